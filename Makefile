@@ -1,0 +1,44 @@
+# Every target sets itself up: .venv is made when it is missing or older than what it is made from.
+PYTHON ?= python3
+export OMP_NUM_THREADS ?= 1
+PB := protos/protofed/protos/v1
+PROTOC = .venv/bin/python -m grpc_tools.protoc -I protos --plugin=protoc-gen-mypy=.venv/bin/protoc-gen-mypy \
+	--plugin=protoc-gen-mypy_grpc=.venv/bin/protoc-gen-mypy_grpc
+
+.PHONY: help demo test check slow bench protos constraints clean
+help:            ## this list
+	@sed -n 's/^\([a-z]*\):.*##/\1\t/p' Makefile
+
+.venv/ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	.venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+demo: .venv/ready       ## a server and five site daemons train FedNH, FedAvg and solo on the digits over gRPC
+	.venv/bin/protofed demo
+
+test: .venv/ready       ## the whole test suite
+	.venv/bin/python -m pytest -n 2 --dist worksteal
+
+slow: .venv/ready       ## the long suites
+	.venv/bin/python -m pytest -m slow -n 2
+
+check: .venv/ready      ## formatter, linter, types, layers, generated code, no pickles
+	.venv/bin/ruff format --check .
+	.venv/bin/ruff check .
+	.venv/bin/mypy
+	.venv/bin/lint-imports
+	tests/no_pickles.sh
+	tests/proto_drift.sh
+
+bench: .venv/ready      ## measurements: ratios in one run
+	.venv/bin/python -m tests.bench
+
+protos: .venv/ready     ## generate the messages and stubs from federation.proto
+	$(PROTOC) --python_out=protos --mypy_out=protos --grpc_python_out=protos --mypy_grpc_out=protos $(PB)/federation.proto
+
+constraints: .venv/ready ## write down the versions that are installed now
+	(head -1 constraints.txt; .venv/bin/python -m pip freeze --exclude-editable) > constraints.new && mv constraints.new constraints.txt
+
+clean:           ## remove what the targets made
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis
