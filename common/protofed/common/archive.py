@@ -1,0 +1,76 @@
+"""Durable files: a file is old or new after a crash, never half of either."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import secrets
+from collections.abc import Iterable
+from pathlib import Path
+
+from protofed.common.errors import StateError
+
+TEMPORARY = ".tmp-"
+
+
+def write(path: Path, data: bytes) -> None:
+    """Replace `path` by `data`, durably: temporary name, write, fsync, rename, fsync of the folder.
+
+    Raises:
+        StateError: the folder is full, read-only or gone; whatever stood at `path` still stands.
+    """
+    temporary = path.with_name(f"{TEMPORARY}{path.name}-{secrets.token_hex(4)}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+        sync_folder(path.parent)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise StateError(f"cannot write {path}: {error.strerror}; free space or make the folder writable") from error
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names in a folder durable."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def sweep(folders: Iterable[Path]) -> int:
+    """Remove the temporary files that a killed process left in these folders; how many there were."""
+    left = [path for folder in folders if folder.is_dir() for path in folder.glob(f"{TEMPORARY}*")]
+    for path in left:
+        path.unlink(missing_ok=True)
+    return len(left)
+
+
+class Lock:
+    """Keeps a state folder for one process; makes the folder if it is missing.
+
+    Raises:
+        StateError: another process has it, or it cannot be written.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._handle = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError as error:
+            raise StateError(f"cannot use {folder}: {error.strerror}; expected a folder that can be written") from error
+        try:
+            fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(self._handle)
+            raise StateError(f"{folder} is in use by another process; stop it or take another folder") from error
+
+    def release(self) -> None:
+        """Let another process have the folder; a process that dies does so, too."""
+        os.close(self._handle)

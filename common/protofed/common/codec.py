@@ -1,0 +1,132 @@
+"""One codec for wire and disk: a payload is a safetensors file whose names are `part/name`.
+
+Reading trusts nothing: the header is bounded and checked before any tensor is made, because safetensors itself
+accepts duplicate names, endless lists and shapes such as (0, 2**40).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from typing import Any, NewType
+
+import numpy as np
+from blake3 import blake3
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
+
+from protofed.common.errors import CodecError
+from protofed.common.payload import Array, Part, Payload, TensorSpec
+
+Digest = NewType("Digest", str)  # BLAKE3-256 of a blob's bytes, in hex
+
+MAX_TENSORS = 20_000
+MAX_HEADER_BYTES = 8 << 20
+MAX_ELEMENTS = 1 << 33
+DTYPES = {"F32": "float32", "F64": "float64", "I64": "int64"}
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}")
+
+
+def digest(data: bytes | memoryview) -> Digest:
+    """BLAKE3-256 in hex: the address of a blob."""
+    return Digest(blake3(data).hexdigest())
+
+
+def encode(payload: Payload) -> bytes:
+    """The payload's one byte string: equal payloads give equal bytes, whatever the order of their keys."""
+    flat: dict[str, Array] = {}
+    for part in sorted(payload):
+        for name in sorted(payload[part]):
+            _check_name(name)
+            array = np.ascontiguousarray(payload[part][name]).reshape(payload[part][name].shape)
+            if array.dtype.name not in DTYPES.values() or not array.dtype.isnative:
+                raise CodecError(f"{part}/{name} is {array.dtype}: expected one of {', '.join(DTYPES.values())}")
+            flat[f"{part}/{name}"] = array
+    return save(flat)
+
+
+def manifest(data: bytes) -> tuple[TensorSpec, ...]:
+    """What a blob holds, read from its checked header alone, sorted by path.
+
+    Raises:
+        CodecError: with the first thing that is wrong.
+    """
+    header, body = _header(data)
+    if len(header) > MAX_TENSORS:
+        raise CodecError(f"{len(header)} tensors: at most {MAX_TENSORS} are read")
+    specs = sorted((_spec(path, entry) for path, entry in header.items()), key=lambda spec: spec.path)
+    total = sum(spec.nbytes for spec in specs)
+    if total != body:
+        raise CodecError(f"the tensors take {total} bytes, the blob holds {body}")
+    return tuple(specs)
+
+
+def decode(data: bytes) -> Payload:
+    """The payload of a blob.
+
+    Raises:
+        CodecError: the bytes are no payload; nothing was allocated for tensors before the header was checked.
+    """
+    specs = manifest(data)
+    try:
+        flat = load(data)
+    except SafetensorError as error:
+        raise CodecError(f"not a payload: {error}") from error
+    parts: dict[Part, dict[str, Array]] = {}
+    for spec in specs:
+        parts.setdefault(spec.part, {})[spec.name] = flat[spec.path]
+    return parts
+
+
+def first_not_finite(payload: Payload) -> str | None:
+    """The path of the first floating-point tensor with NaN or infinity in it, if any."""
+    for part in sorted(payload):
+        for name, array in sorted(payload[part].items()):
+            if array.dtype.kind == "f" and not np.isfinite(array).all():
+                return f"{part}/{name}"
+    return None
+
+
+def _header(data: bytes) -> tuple[dict[str, Any], int]:
+    if len(data) < 8:
+        raise CodecError(f"{len(data)} bytes: shorter than the length field of a payload")
+    length = int.from_bytes(data[:8], "little")
+    if length > min(MAX_HEADER_BYTES, len(data) - 8):
+        raise CodecError(f"header of {length} bytes in a blob of {len(data)}: cut short, or not a payload")
+    try:
+        header = json.loads(data[8 : 8 + length], object_pairs_hook=_without_duplicates)
+    except (ValueError, RecursionError) as error:
+        raise CodecError("the header is not JSON: not a payload") from error
+    if not isinstance(header, dict):
+        raise CodecError("the header is not a table: not a payload")
+    return header, len(data) - 8 - length
+
+
+def _without_duplicates(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    table: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in table:
+            raise CodecError(f"{key[:80]!r} stands twice in the header")
+        table[key] = value
+    return table
+
+
+def _spec(path: str, entry: Any) -> TensorSpec:
+    part, slash, name = path.partition("/")
+    if not slash or part not in list(Part):
+        raise CodecError(f"{path[:80]!r} names no part: expected one of {', '.join(Part)} and a slash")
+    _check_name(name)
+    dtype, shape = (entry.get("dtype"), entry.get("shape")) if isinstance(entry, dict) else (None, None)
+    if dtype not in DTYPES:
+        raise CodecError(f"{path} has dtype {str(dtype)[:20]}: expected one of {', '.join(DTYPES)}")
+    if not isinstance(shape, list) or len(shape) > 8 or not all(type(n) is int and n > 0 for n in shape):
+        raise CodecError(f"{path} has shape {str(shape)[:60]}: expected at most 8 positive sizes")
+    if np.prod(shape, dtype=object) > MAX_ELEMENTS:
+        raise CodecError(f"{path} has shape {shape}: more than {MAX_ELEMENTS} elements")
+    return TensorSpec(Part(part), name, DTYPES[dtype], tuple(shape))
+
+
+def _check_name(name: str) -> None:
+    if not _NAME.fullmatch(name):
+        raise CodecError(f"tensor name {name[:80]!r}: expected letters, digits, '_', '.', '-', at most 200 of them")

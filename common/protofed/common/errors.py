@@ -1,0 +1,121 @@
+"""What can go wrong, as users meet it: one line that says what was expected and what to do.
+
+ProtofedError                 70
+├── ConfigError               78   a recipe, a setting or an option that cannot be used
+├── DataError                 65   a data set that is missing, unreadable or of the wrong shape
+├── PolicyViolation           77   something that the site's own policy does not allow
+├── CodecError                76   bytes that are not a payload of ours
+├── ProtocolError             76   a peer of another version, or one that breaks the protocol
+│   ├── VersionMismatch            client and server speak different versions
+│   ├── Incomplete                 an upload lacks chunks, or was never begun
+│   ├── NotEnrolled                the server does not know this daemon (any more)
+│   └── Fenced                     a newer daemon of the same site has taken over
+├── Unavailable               69   a peer or a port that cannot be had now
+├── StateError                74   a state folder that is locked, damaged or full
+└── TaskFailure                    a task that this site cannot do; reported to the server by its reason
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from enum import StrEnum
+from typing import ClassVar
+
+
+class ProtofedError(Exception):
+    """Base of all errors that users are told about; `exit_code` is that of the command line."""
+
+    exit_code: ClassVar[int] = 70
+
+
+class ConfigError(ProtofedError):
+    """A recipe, setting or option that cannot be used."""
+
+    exit_code = 78
+
+
+class DataError(ProtofedError):
+    """A data set that is missing, unreadable or of the wrong shape."""
+
+    exit_code = 65
+
+
+class PolicyViolation(ProtofedError):
+    """Something that the site's own policy does not allow; it has not left the site."""
+
+    exit_code = 77
+
+
+class CodecError(ProtofedError):
+    """Bytes that are not a payload of ours."""
+
+    exit_code = 76
+
+
+class ProtocolError(ProtofedError):
+    """A peer of another version, or one that breaks the protocol."""
+
+    exit_code = 76
+
+
+class VersionMismatch(ProtocolError):
+    """Client and server speak different versions of the protocol."""
+
+
+class Incomplete(ProtocolError):
+    """An upload lacks chunks, or was never begun: the site begins it again, and sends what is missing."""
+
+
+class NotEnrolled(ProtocolError):
+    """The server does not know this daemon (any more): it enrolls again."""
+
+
+class Fenced(ProtocolError):
+    """A newer daemon of the same site has enrolled: this one ends."""
+
+
+class Unavailable(ProtofedError):
+    """A peer or a port that cannot be had now."""
+
+    exit_code = 69
+
+
+class StateError(ProtofedError):
+    """A state folder that is locked, damaged or full."""
+
+    exit_code = 74
+
+
+class Failure(StrEnum):
+    """Why a site could not do a task: all that the server is told."""
+
+    OUT_OF_MEMORY = "out-of-memory"
+    NUMERIC = "numeric"
+    DATA = "data"
+    DISK = "disk"
+    POLICY = "policy"
+    REFUSED = "refused"  # the task itself: unknown method, option out of range
+    DEVICE = "device"
+    INTERNAL = "internal"
+
+
+class TaskFailure(ProtofedError):
+    """A task that this site cannot do.
+
+    Args:
+        reason: the code that the server is told; the message stays on the site.
+        message: what happened and what to do, for this site's own log.
+    """
+
+    def __init__(self, reason: Failure, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+def unknown(kind: str, name: str, known: Iterable[str]) -> ConfigError:
+    """An error that names `name` and the nearest of `known`."""
+    names = sorted(known)
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    hint = f"did you mean '{near[0]}'?" if near else f"expected one of: {', '.join(names)}"
+    return ConfigError(f"unknown {kind} '{name}': {hint}")

@@ -1,0 +1,217 @@
+"""A run's recipe: TOML read into frozen models; an unknown key is an error that names the nearest known one."""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from protofed.common.codec import Digest, digest
+from protofed.common.errors import ConfigError
+
+Share = Annotated[float, Field(gt=0, le=1)]
+Id = Annotated[str, Field(pattern=r"^[a-z0-9-]{1,64}$")]
+M = TypeVar("M", bound=BaseModel)
+
+
+class Table(BaseModel):
+    """A TOML table whose keys are all known."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Choice(BaseModel):
+    """A name with the options that its registry checks: `[method]` and `[model]`."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+    name: str
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Everything beside the name."""
+        return dict(self.model_extra or {})
+
+
+class Input(Table):
+    """What every site's images are brought to; the run fixes it for all sites."""
+
+    shape: tuple[int, int, int]  # channels, height, width
+    mean: tuple[float, ...] = (0.5,)  # by channel, of pixels in 0..1; one value serves all channels
+    std: tuple[Annotated[float, Field(gt=0)], ...] = (0.5,)
+
+    @model_validator(mode="after")
+    def _channels(self) -> Input:
+        if min(self.shape) < 1 or any(len(values) not in (1, self.shape[0]) for values in (self.mean, self.std)):
+            raise ValueError("expected shape = [channels, height, width] and mean, std of one value or one a channel")
+        return self
+
+
+class Plan(Table):
+    """Local training: what one fit does on a site."""
+
+    epochs: Annotated[int, Field(ge=1)] = 1
+    batch: Annotated[int, Field(ge=1)] = 64
+    drop_last: bool = False  # leave out an epoch's last, smaller batch
+    optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
+    lr: Annotated[float, Field(gt=0)] = 0.01
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    schedule: Literal["constant", "exponential", "cosine"] = "constant"  # of lr, over rounds
+    decay: Share = 1.0  # exponential: lr * decay ** (round - 1)
+    clip: Annotated[float, Field(gt=0)] | None = None  # largest norm of all gradients together
+    augment: Literal["none", "crop-flip"] = "none"  # crop after padding by 4, horizontal flip
+    amp: bool = True  # bfloat16 autocast and channels_last on a GPU; the CPU trains in float32
+
+
+class Federation(Table):
+    """Rounds: who is invited, how long is waited, and when scores are taken."""
+
+    min_sites: Annotated[int, Field(ge=1)] = 2  # trainers that must be there before a round is opened
+    rate: Share = 1.0  # share of the enrolled trainers that a round needs
+    over_selection: Annotated[float, Field(ge=1)] = 1.0  # invite this many times more; the first ones count
+    quorum: Annotated[int, Field(ge=1)] | Share = 0.5  # updates that a round needs: a count, or a share of its size
+    deadline_s: Annotated[float, Field(gt=0)] = 600.0
+    grace: Annotated[float, Field(ge=0, le=1)] = 0.5  # share of the deadline that a quorum still waits for the rest
+    idle_s: Annotated[float, Field(gt=0)] = 120.0  # without progress, a site counts as lost
+    attempts: Annotated[int, Field(ge=1)] = 5  # of one round below quorum, before the run fails
+    score_every: Annotated[int, Field(ge=0)] = 1  # rounds; 0: only the last
+    score_deadline_s: Annotated[float, Field(gt=0)] = 600.0
+    heartbeat_s: Annotated[float, Field(gt=0)] = 5.0
+
+
+class Whole(Table):
+    """Every site holds all of the source: for a daemon whose source is its own data."""
+
+    kind: Literal["whole"] = "whole"
+
+
+class Dirichlet(Table):
+    """Every class is dealt by a Dirichlet draw (FedNH's partition)."""
+
+    kind: Literal["dirichlet"]
+    sites: Annotated[int, Field(ge=1)]
+    beta: Annotated[float, Field(gt=0)]
+    min_examples: Annotated[int, Field(ge=1)] = 10  # a site
+    min_classes: Annotated[int, Field(ge=1)] = 2
+
+
+class Shards(Table):
+    """Every class is cut into shards and every site is dealt as many (FedPRP's sharding)."""
+
+    kind: Literal["shards"]
+    sites: Annotated[int, Field(ge=1)]
+    shards: Annotated[int, Field(ge=1)]  # a site
+
+
+class Column(Table):
+    """One site for each value of the source's own site column, in sorted order."""
+
+    kind: Literal["column"]
+
+
+Partition = Annotated[Whole | Dirichlet | Shards | Column, Field(discriminator="kind")]
+
+
+class Data(Table):
+    """Where images come from, and how one source is cut into sites; a simulation's, or one daemon's own."""
+
+    source: Literal["digits", "npz", "cifar10", "cifar100", "mnist", "fashion-mnist"]
+    root: Path | None = None  # the folder of a torchvision set, or the .npz file
+    download: bool = False  # torchvision sets only
+    long_tail: Share | None = None  # imbalance factor: the rarest class's share of the most frequent one
+    test_share: Share | None = None  # held out with equal class counts, for a source without a test set
+    seed: int = 0
+    partition: Partition = Whole()
+
+
+class Recipe(Table):
+    """One run, whole."""
+
+    name: Id
+    seed: int = 0
+    rounds: Annotated[int, Field(ge=1)]
+    classes: Annotated[int, Field(ge=2)]
+    input: Input
+    method: Choice
+    model: Choice
+    plan: Plan = Plan()
+    federation: Federation = Federation()
+    data: Data | None = None  # simulations only: a site's data are its own daemon's setting
+
+    def wire(self) -> str:
+        """As JSON, for sites: without the simulation's data, which would name paths."""
+        return self.model_dump_json(exclude={"data"})
+
+    def fingerprint(self) -> Digest:
+        """Equal for equal runs: a restarted server continues only the recipe that it began."""
+        return digest(self.wire().encode())
+
+
+def read_toml(path: Path, model: type[M]) -> M:
+    """A TOML file as `model`.
+
+    Raises:
+        ConfigError: no such file, no TOML, an unknown key, or a value out of range, with its place in the file.
+    """
+    return parse(read_table(path), model, str(path))
+
+
+def read_table(path: Path) -> dict[str, Any]:
+    """A TOML file as it stands.
+
+    Raises:
+        ConfigError: there is no such file, or it is no TOML.
+    """
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}; expected a TOML file") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not TOML: {error}") from error
+
+
+def parse(table: dict[str, Any], model: type[M], where: str) -> M:
+    """A table as `model`; errors name `where` and the key.
+
+    Raises:
+        ConfigError: an unknown key (with the nearest known one) or a value out of range.
+    """
+    try:
+        return model.model_validate(table)
+    except ValidationError as error:
+        raise ConfigError(f"{where}: {explain(error, model)}") from error
+
+
+def parse_json(text: str, model: type[M], where: str) -> M:
+    """JSON as `model`; errors name `where` and the key.
+
+    Raises:
+        ConfigError: no JSON, an unknown key or a value out of range.
+    """
+    try:
+        return model.model_validate_json(text)
+    except ValidationError as error:
+        raise ConfigError(f"{where}: {explain(error, model)}") from error
+
+
+def explain(error: ValidationError, model: type[BaseModel]) -> str:
+    """The first thing that is wrong, in one line, with what was expected there."""
+    first = error.errors()[0]
+    path = ".".join(str(step) for step in first["loc"])
+    if first["type"] == "extra_forbidden":
+        near = difflib.get_close_matches(str(first["loc"][-1]), _keys(model), n=1, cutoff=0.5)
+        return f"unknown key '{path}'" + (f": did you mean '{near[0]}'?" if near else "; remove it")
+    if first["type"] == "missing":
+        return f"'{path}' is missing; add it"
+    return f"{path} = {first['input']!r}: {first['msg']}"
+
+
+def _keys(model: type[BaseModel]) -> set[str]:
+    """Every key that may stand anywhere in a model's tables."""
+    keys: set[str] = set()
+    for definition in [(schema := model.model_json_schema()), *schema.get("$defs", {}).values()]:
+        keys |= set(definition.get("properties", {}))
+    return keys

@@ -1,0 +1,72 @@
+"""Settings of the daemons: a TOML file, overridden by PROTOFED_SERVER_… and PROTOFED_CLIENT_… in the environment,
+overridden by the command line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+from pydantic import Field, ValidationError
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from protofed.common.errors import ConfigError
+from protofed.common.recipe import Data, Id, explain, read_table
+from protofed.common.task import Role
+
+
+class ServerSettings(BaseSettings):
+    """`protofed server`."""
+
+    model_config = SettingsConfigDict(env_prefix="PROTOFED_SERVER_", env_nested_delimiter="__", extra="forbid")
+
+    recipes: Annotated[list[Path], Field(min_length=1)]  # run one after the other
+    listen: str = "127.0.0.1:7443"
+    state: Path = Path("protofed-server")  # ledger and blobs
+    keep_rounds: Annotated[int, Field(ge=1)] = 2  # behind the newest, whose states and updates stay on disk
+
+
+class ClientSettings(BaseSettings):
+    """`protofed client`."""
+
+    model_config = SettingsConfigDict(env_prefix="PROTOFED_CLIENT_", env_nested_delimiter="__", extra="forbid")
+
+    site: Id
+    server: str = "127.0.0.1:7443"
+    roles: Annotated[frozenset[Role], Field(min_length=1)] = frozenset({Role.TRAINER})
+    policy: Path
+    state: Path  # memory, receipts
+    data: Data
+    share: Annotated[int, Field(ge=0)] = 0  # which of data.partition's sites this is, counted from 0
+    device: str = "auto"  # auto, cpu, cuda or cuda:N
+    threads: Annotated[int, Field(ge=1)] | None = None  # of PyTorch on the CPU
+
+
+S = TypeVar("S", bound=BaseSettings)
+
+
+def read_settings(model: type[S], file: Path | None, arguments: Mapping[str, Any]) -> S:
+    """Settings from a file, the environment and the command line, the last one first; None there is no word.
+
+    Raises:
+        ConfigError: no such file, an unknown key or a value out of range.
+    """
+    table = {} if file is None else read_table(file)
+    said = {name: value for name, value in arguments.items() if value not in (None, [], ())}
+    try:
+        return _layered(model, table)(**said)
+    except ValidationError as error:
+        raise ConfigError(f"{file or 'settings'}: {explain(error, model)}") from error
+
+
+def _layered(model: type[S], table: dict[str, Any]) -> type[S]:
+    """The model with the file's table as its lowest source, below the environment."""
+
+    class Layered(model):  # type: ignore[valid-type, misc]
+        @classmethod
+        def settings_customise_sources(cls, settings_cls: Any, **sources: Any) -> Any:  # noqa: ARG003
+            return sources["init_settings"], sources["env_settings"], lambda: table
+
+    Layered.__name__ = model.__name__
+    return Layered

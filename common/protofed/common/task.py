@@ -1,0 +1,154 @@
+"""What server and client say to each other, without the wire: tasks, receipts, progress, scores."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from protofed.common.codec import Digest
+from protofed.common.errors import ConfigError, Failure
+from protofed.common.payload import SiteId, TensorSpec
+
+PROTOCOL_VERSION = 1
+CHUNK_BYTES = 2 << 20
+_ID = re.compile(r"[a-z0-9-]{1,64}")
+
+
+class Role(StrEnum):
+    """What a client daemon offers: to train on its data, or to score the global model on a public test set."""
+
+    TRAINER = "trainer"
+    EVALUATOR = "evaluator"
+
+
+class TaskKind(StrEnum):
+    """What a task asks for."""
+
+    INITIALISE = "initialise"  # round 0: make the model from the run's seed; the server has no torch
+    FIT = "fit"
+    SCORE = "score"
+
+
+@dataclass(frozen=True)
+class Task:
+    """One piece of work for one site.
+
+    Attributes:
+        nonce: names this very invitation: a round that is opened again has other nonces.
+        base: the blob to start from; None when there is nothing yet (INITIALISE).
+        base_bytes: its size.
+        remaining_s: seconds until the round's deadline, by the server's monotonic clock.
+    """
+
+    kind: TaskKind
+    run: str
+    round: int
+    nonce: str
+    base: Digest | None
+    base_bytes: int
+    remaining_s: float
+
+
+@dataclass(frozen=True)
+class Wait:
+    """Nothing to do now: ask again after this many seconds."""
+
+    retry_after_s: float
+
+
+@dataclass(frozen=True)
+class Finished:
+    """The run has ended.
+
+    Attributes:
+        reason: why, in words.
+        last: the server has no other run queued.
+    """
+
+    reason: str
+    last: bool
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """What Enroll answers when there is a run: its name and its recipe as JSON."""
+
+    run: str
+    recipe: str
+
+
+class Verdict(StrEnum):
+    """What became of an update."""
+
+    ACCEPTED = "accepted"
+    DUPLICATE = "duplicate"  # the same digest again: the stored receipt
+    STALE = "stale"  # the round is closed: polite, never fatal
+    NOT_NEEDED = "not-needed"  # the cohort was already complete
+    INVALID = "invalid"
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """The server's durable answer to a commit; `seal` is the BLAKE3 of the ledger row."""
+
+    verdict: Verdict
+    reason: str
+    digest: Digest
+    seal: str
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What an upload will be, said before a byte of it is sent."""
+
+    tensors: tuple[TensorSpec, ...]
+    total: int
+    digest: Digest
+
+
+class Activity(StrEnum):
+    """What a client daemon is doing, for its heartbeat."""
+
+    IDLE = "idle"
+    DOWNLOADING = "downloading"
+    TRAINING = "training"
+    SCORING = "scoring"
+    UPLOADING = "uploading"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a site is with its task; `failure` is set when it cannot go on."""
+
+    nonce: str
+    activity: Activity
+    epoch: int = 0
+    epochs: int = 0
+    batch: int = 0
+    batches: int = 0
+    bytes_moved: int = 0
+    failure: Failure | None = None
+
+
+class Signal(StrEnum):
+    """The server's answer to a heartbeat."""
+
+    CONTINUE = "continue"
+    ABORT = "abort"  # nobody waits for this task any more
+
+
+Scores = Mapping[str, float]
+
+
+def check_id(kind: str, value: str) -> SiteId:
+    """`value`, if it can be an id.
+
+    Raises:
+        ConfigError: it has other characters than a-z, 0-9 and '-', or not 1 to 64 of them.
+    """
+    if not _ID.fullmatch(value):
+        raise ConfigError(f"{kind} {value[:80]!r} is no id: expected 1 to 64 of a-z, 0-9 and '-'")
+    return value

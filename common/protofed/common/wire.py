@@ -1,0 +1,201 @@
+"""Messages of the wire to and from our own types; the only place outside the two ends that knows the messages.
+
+Reading is strict: an unknown enumerator or a bad id is a ProtocolError, never a default.
+"""
+
+from __future__ import annotations
+
+import re
+from enum import StrEnum
+from typing import Any, Generic, TypeVar
+
+from protofed.common.codec import Digest
+from protofed.common.errors import Failure, ProtocolError
+from protofed.common.payload import Part, TensorSpec
+from protofed.common.task import (
+    Activity,
+    Assignment,
+    Finished,
+    Manifest,
+    Progress,
+    Receipt,
+    Role,
+    Signal,
+    Task,
+    TaskKind,
+    Verdict,
+    Wait,
+)
+from protofed.protos.v1 import federation_pb2 as pb
+
+E = TypeVar("E", bound=StrEnum)
+DIGEST_ALGORITHM = "blake3-256"
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_ID = re.compile(r"[a-z0-9-]{1,64}")
+
+
+class _Enum(Generic[E]):
+    """Enumerators by name: `body` is PART_BODY."""
+
+    def __init__(self, ours: type[E], theirs: Any, prefix: str) -> None:
+        self._to = {member: theirs.Value(f"{prefix}_{member.name}") for member in ours}
+        self._from = {number: member for member, number in self._to.items()}
+        self._prefix = prefix
+
+    def pack(self, member: E) -> Any:
+        return self._to[member]
+
+    def unpack(self, number: int) -> E:
+        if number not in self._from:
+            raise ProtocolError(f"{self._prefix.lower()} {number} is not known to this version")
+        return self._from[number]
+
+
+part = _Enum(Part, pb.Part, "PART")
+role = _Enum(Role, pb.Role, "ROLE")
+task_kind = _Enum(TaskKind, pb.TaskKind, "TASK_KIND")
+verdict = _Enum(Verdict, pb.Verdict, "VERDICT")
+activity = _Enum(Activity, pb.Activity, "ACTIVITY")
+failure = _Enum(Failure, pb.Failure, "FAILURE")
+signal = _Enum(Signal, pb.Signal, "SIGNAL")
+
+
+def read_digest(value: str) -> Digest:
+    """`value`, if it is a BLAKE3-256 in hex."""
+    if not _DIGEST.fullmatch(value):
+        raise ProtocolError("a digest is 64 of 0-9 and a-f")
+    return Digest(value)
+
+
+def read_id(value: str) -> str:
+    """`value`, if it can be an id (run, site, nonce, instance)."""
+    if not _ID.fullmatch(value):
+        raise ProtocolError("an id is 1 to 64 of a-z, 0-9 and '-'")
+    return value
+
+
+def pack_task(task: Task) -> pb.Task:
+    """A task as a message."""
+    return pb.Task(
+        kind=task_kind.pack(task.kind),
+        run=task.run,
+        round=task.round,
+        nonce=task.nonce,
+        base=task.base or "",
+        base_bytes=task.base_bytes,
+        remaining_s=task.remaining_s,
+    )
+
+
+def unpack_task(message: pb.Task) -> Task:
+    """A task from a message."""
+    return Task(
+        kind=task_kind.unpack(message.kind),
+        run=read_id(message.run),
+        round=message.round,
+        nonce=read_id(message.nonce),
+        base=read_digest(message.base) if message.base else None,
+        base_bytes=message.base_bytes,
+        remaining_s=message.remaining_s,
+    )
+
+
+def pack_next(answer: Task | Wait | Finished) -> pb.NextTaskReply:
+    """The answer to NextTask."""
+    match answer:
+        case Task():
+            return pb.NextTaskReply(task=pack_task(answer))
+        case Wait(retry_after_s):
+            return pb.NextTaskReply(wait=pb.Wait(retry_after_s=retry_after_s))
+        case Finished(reason, last):
+            return pb.NextTaskReply(finished=pb.Finished(reason=reason, last=last))
+
+
+def unpack_next(message: pb.NextTaskReply) -> Task | Wait | Finished:
+    """The answer to NextTask."""
+    match message.WhichOneof("answer"):
+        case "task":
+            return unpack_task(message.task)
+        case "wait":
+            return Wait(message.wait.retry_after_s)
+        case "finished":
+            return Finished(message.finished.reason, message.finished.last)
+        case _:
+            raise ProtocolError("the server's answer is empty; its version may be another")
+
+
+def pack_enrolled(answer: Assignment | Finished) -> pb.EnrollReply:
+    """The answer to Enroll."""
+    match answer:
+        case Assignment(run, recipe):
+            return pb.EnrollReply(assignment=pb.Assignment(run=run, recipe=recipe))
+        case Finished(reason, last):
+            return pb.EnrollReply(finished=pb.Finished(reason=reason, last=last))
+
+
+def unpack_enrolled(message: pb.EnrollReply) -> Assignment | Finished:
+    """The answer to Enroll."""
+    match message.WhichOneof("answer"):
+        case "assignment":
+            return Assignment(read_id(message.assignment.run), message.assignment.recipe)
+        case "finished":
+            return Finished(message.finished.reason, message.finished.last)
+        case _:
+            raise ProtocolError("the server's answer is empty; its version may be another")
+
+
+def pack_receipt(receipt: Receipt) -> pb.Receipt:
+    """A receipt as a message."""
+    return pb.Receipt(
+        verdict=verdict.pack(receipt.verdict), reason=receipt.reason, digest=receipt.digest, seal=receipt.seal
+    )
+
+
+def unpack_receipt(message: pb.Receipt) -> Receipt:
+    """A receipt from a message."""
+    return Receipt(verdict.unpack(message.verdict), message.reason, read_digest(message.digest), message.seal)
+
+
+def pack_tensors(manifest: Manifest) -> list[pb.Tensor]:
+    """A manifest's tensors as messages."""
+    return [
+        pb.Tensor(part=part.pack(spec.part), name=spec.name, dtype=spec.dtype, shape=spec.shape)
+        for spec in manifest.tensors
+    ]
+
+
+def unpack_manifest(message: pb.UploadManifest) -> Manifest:
+    """An upload's manifest."""
+    if message.digest_algorithm != DIGEST_ALGORITHM:
+        raise ProtocolError(f"digest algorithm '{message.digest_algorithm[:20]}': expected {DIGEST_ALGORITHM}")
+    specs = tuple(_unpack_tensor(tensor) for tensor in message.tensors)
+    return Manifest(specs, message.total, read_digest(message.digest))
+
+
+def _unpack_tensor(message: pb.Tensor) -> TensorSpec:
+    if message.dtype not in ("float32", "float64", "int64") or len(message.shape) > 8 or len(message.name) > 200:
+        raise ProtocolError("a tensor has a name of at most 200 letters, dtype float32, float64 or int64, 8 dimensions")
+    if any(not 0 < size < 2**33 for size in message.shape):
+        raise ProtocolError("a tensor's sizes are from 1 to 2^33")
+    return TensorSpec(part.unpack(message.part), message.name, message.dtype, tuple(message.shape))
+
+
+def pack_progress(progress: Progress) -> dict[str, Any]:
+    """Fields of a HeartbeatRequest."""
+    fields = {name: getattr(progress, name) for name in ("epoch", "epochs", "batch", "batches", "bytes_moved", "nonce")}
+    lost = {"failure": failure.pack(progress.failure)} if progress.failure else {}
+    return {**fields, **lost, "activity": activity.pack(progress.activity)}
+
+
+def unpack_progress(message: pb.HeartbeatRequest) -> Progress:
+    """A site's progress."""
+    return Progress(
+        nonce=read_id(message.nonce) if message.nonce else "",
+        activity=activity.unpack(message.activity),
+        epoch=message.epoch,
+        epochs=message.epochs,
+        batch=message.batch,
+        batches=message.batches,
+        bytes_moved=message.bytes_moved,
+        failure=failure.unpack(message.failure) if message.failure else None,
+    )
