@@ -1,0 +1,80 @@
+"""Verdicts: which invitation an update answers, and whether it counts. Every verdict is a ledger row."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import structlog
+
+from protofed.common.codec import Digest
+from protofed.common.errors import ProtocolError
+from protofed.common.payload import SiteId
+from protofed.common.task import Manifest, Receipt, TaskKind, Verdict
+from protofed.server import screening
+from protofed.server.ledger import Ledger
+from protofed.server.method import Expected
+from protofed.server.rows import TaskRow, UpdateRow
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True)
+class Admission:
+    """The gate of one run's updates."""
+
+    ledger: Ledger
+    run: str
+    classes: int
+
+    def invitation(self, site: SiteId, nonce: str, *kinds: TaskKind) -> TaskRow:
+        """The invitation that a site's call answers.
+
+        Raises:
+            ProtocolError: there is none, or it is another site's, run's or kind of task's.
+        """
+        row = self.ledger.task(nonce)
+        if row is None or row.site != site or row.run != self.run or row.kind not in kinds:
+            raise ProtocolError("no such task for this site; ask for the next task")
+        return row
+
+    def settled(self, row: TaskRow, manifest: Manifest, *, is_open: bool) -> Receipt | None:
+        """The verdict that stands without looking at the update; None while the invitation is open."""
+        if (counted := self.ledger.accepted(row.nonce)) is not None:
+            if counted.digest == manifest.digest:
+                return replace(counted.receipt(), verdict=Verdict.DUPLICATE)
+            log.error("equivocation", run=self.run, round=row.round, site=row.site, digest=manifest.digest)
+            return self.judge(row, Verdict.INVALID, manifest, "another update was already accepted for this task")
+        if is_open:
+            return None
+        closed = {(r.round, r.attempt): r for r in self.ledger.rounds(self.run)}[row.round, row.attempt]
+        if closed.complete:
+            return self.judge(row, Verdict.NOT_NEEDED, manifest, f"round {row.round} had all the updates it needed")
+        return self.judge(row, Verdict.STALE, manifest, f"round {row.round} is closed")
+
+    def announced(self, row: TaskRow, base: Digest | None, manifest: Manifest, expected: Expected) -> Receipt | None:
+        """INVALID if an announced upload cannot be accepted; None: send it."""
+        if base != row.base:
+            fault: str | None = "it starts from another model than the task names"
+        elif row.kind is TaskKind.INITIALISE:
+            fault = screening.first_model_fault(manifest, self.classes)
+        else:
+            fault = screening.manifest_fault(manifest, expected)
+        return self.judge(row, Verdict.INVALID, manifest, fault) if fault else None
+
+    def judge(
+        self,
+        row: TaskRow,
+        verdict: Verdict,
+        manifest: Manifest,
+        reason: str = "",
+        metrics: Mapping[str, float] | None = None,
+        weight: float | None = None,
+    ) -> Receipt:
+        """Write a verdict down; the receipt is durable when this returns."""
+        if verdict is not Verdict.ACCEPTED:
+            log.warning(
+                "update refused", run=self.run, round=row.round, site=row.site, verdict=verdict.value, reason=reason
+            )
+        update = UpdateRow(row, verdict, reason, manifest.digest, manifest.total, metrics or {}, weight)
+        return self.ledger.judge(update)

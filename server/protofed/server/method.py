@@ -1,0 +1,51 @@
+"""What a method does on the server: NumPy only, pure functions over payloads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+from protofed.common.payload import Part, Payload, SiteId, TensorSpec, Update, describe
+from protofed.common.registry import Registry
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What an update must look like, tensor by tensor.
+
+    Attributes:
+        required: tensors that every update has.
+        optional: tensors that it may have (a class that the site does not hold has no prototype).
+        weight: the update must disclose its total example count.
+    """
+
+    required: tuple[TensorSpec, ...]
+    optional: tuple[TensorSpec, ...] = ()
+    weight: bool = False
+
+
+class ServerMethod(Protocol):
+    """The server half of a method."""
+
+    global_model: ClassVar[bool]  # whether there is a model of all sites that an evaluator can score
+
+    def init(self, model: Payload, classes: int) -> Payload:
+        """The state before round 1, from a freshly made model (BODY, and HEAD with `weight` [C, D])."""
+
+    def broadcast(self, state: Payload, site: SiteId) -> Payload:
+        """What a site is sent; the same object for all sites if it is the same for all."""
+
+    def expects(self, state: Payload) -> Expected:
+        """What an update must look like in this state."""
+
+    def aggregate(self, state: Payload, updates: Iterable[Update]) -> Payload:
+        """The next state; `updates` come in site order and can be read once."""
+
+
+server_methods: Registry[ServerMethod] = Registry("method")
+
+
+def like(state: Payload, *parts: Part) -> tuple[TensorSpec, ...]:
+    """The tensors of these parts of a state, as an update must have them."""
+    return describe({part: state[part] for part in parts if part in state})

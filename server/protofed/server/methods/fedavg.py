@@ -1,0 +1,39 @@
+"""FedAvg: McMahan et al., AISTATS 2017, Algorithm 1 (METHODS §5.1)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from protofed.common.payload import Part, Payload, SiteId, Update
+from protofed.common.tensors import Mean
+from protofed.server.method import Expected, like, server_methods
+
+
+@server_methods.register("fedavg")
+@dataclass(frozen=True)
+class FedAvg:
+    """w <- sum_k p_k w_k over the round's sites."""
+
+    global_model: ClassVar[bool] = True
+    weighting: Literal["uniform", "examples"] = "uniform"  # p_k: 1/K, or n_k/n from sites that disclose n_k
+
+    def init(self, model: Payload, classes: int) -> Payload:
+        """The model as it was made."""
+        return model
+
+    def broadcast(self, state: Payload, site: SiteId) -> Payload:
+        """The global model."""
+        return state
+
+    def expects(self, state: Payload) -> Expected:
+        """The whole model."""
+        return Expected(like(state, Part.BODY, Part.HEAD), weight=self.weighting == "examples")
+
+    def aggregate(self, state: Payload, updates: Iterable[Update]) -> Payload:
+        """The (weighted) mean of the sites' models."""
+        mean = Mean((Part.BODY, Part.HEAD))
+        for update in updates:
+            mean.add(update.payload, update.weight if self.weighting == "examples" and update.weight else 1.0)
+        return mean.result()

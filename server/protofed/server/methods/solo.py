@@ -1,0 +1,36 @@
+"""Solo: every site trains alone; what federation is compared with (METHODS §5.20)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar
+
+from protofed.common.payload import Payload, SiteId, Update
+from protofed.server.method import Expected, server_methods
+
+
+@server_methods.register("solo")
+@dataclass(frozen=True)
+class Solo:
+    """All sites begin with the same model; nothing comes back."""
+
+    global_model: ClassVar[bool] = False
+
+    def init(self, model: Payload, classes: int) -> Payload:
+        """The common first model."""
+        return model
+
+    def broadcast(self, state: Payload, site: SiteId) -> Payload:
+        """The common first model."""
+        return state
+
+    def expects(self, state: Payload) -> Expected:
+        """No tensor at all."""
+        return Expected(required=())
+
+    def aggregate(self, state: Payload, updates: Iterable[Update]) -> Payload:
+        """The state as it was."""
+        for _ in updates:
+            pass
+        return state

@@ -1,0 +1,101 @@
+"""What a run looks like from outside, from its ledger alone: for tables, logs and reports."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from protofed.common.payload import SiteId
+from protofed.common.task import TaskKind, Verdict
+from protofed.server.ledger import Ledger
+from protofed.server.rows import RoundRow
+
+
+@dataclass(frozen=True)
+class Spread:
+    """One score over the sites that have it; `std` is the population's (METHODS §7), `worst` the smallest."""
+
+    mean: float
+    std: float
+    worst: float
+    sites: int
+
+
+@dataclass(frozen=True)
+class Overview:
+    """Where a run is.
+
+    Attributes:
+        phase: waiting, collecting, aggregating, evaluating or how it ended.
+        invited, reported: sites of the current (or last) round.
+        received, sent: bytes of accepted updates and of the models that sites were asked to fetch.
+        scores: of the newest scored round, by name.
+    """
+
+    run: str
+    round: int
+    phase: str
+    invited: int
+    reported: int
+    received: int
+    sent: int
+    seconds: float
+    scores: Mapping[str, Spread]
+    scored_round: int
+    degraded: int
+    failed: bool
+
+
+def spread(values: list[float]) -> Spread:
+    """Mean, population standard deviation and worst of at least one value."""
+    mean = math.fsum(values) / len(values)
+    std = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / len(values))
+    return Spread(mean, std, min(values), len(values))
+
+
+def spreads(by_site: Mapping[SiteId, Mapping[str, float]]) -> dict[str, Spread]:
+    """Each score over the sites that report it."""
+    names = sorted({name for scores in by_site.values() for name in scores})
+    return {name: spread([scores[name] for scores in by_site.values() if name in scores]) for name in names}
+
+
+def overview(ledger: Ledger, run: str) -> Overview | None:
+    """Where a run is; None if the ledger does not know it (yet)."""
+    row = ledger.run(run)
+    if row is None:
+        return None
+    rounds = ledger.rounds(run)
+    last = rounds[-1] if rounds else None
+    number = last.round if last else 0
+    tasks = [task for r in {r.round for r in rounds} for task in ledger.tasks(run, r)]
+    current = [t for t in tasks if last and (t.round, t.attempt) == (last.round, last.attempt)]
+    fits = [task for task in current if task.kind is not TaskKind.SCORE]
+    updates = [u for r in {r.round for r in rounds} for u in ledger.updates(run, r) if u.verdict is Verdict.ACCEPTED]
+    scores = ledger.scores(run)
+    newest = max(scores, default=0)
+    return Overview(
+        run=run,
+        round=number,
+        phase=row.reason or "ended" if row.ended_at else _phase(last, any(t.kind is TaskKind.SCORE for t in current)),
+        invited=len(fits),
+        reported=sum(task.fate == "reported" for task in fits),
+        received=sum(update.bytes for update in updates),
+        sent=sum(task.base_bytes for task in tasks if task.kind is TaskKind.FIT),
+        seconds=(row.ended_at or time.time()) - row.began_at,
+        scores=spreads(scores.get(newest, {})),
+        scored_round=newest,
+        degraded=sum(r.state is not None and r.complete is False for r in rounds),
+        failed=bool(row.failed),
+    )
+
+
+def _phase(last: RoundRow | None, scoring: bool) -> str:
+    if last is None:
+        return "waiting for sites"
+    if last.state is not None:
+        return "evaluating" if scoring else "waiting"
+    if last.abandoned is not None:
+        return f"abandoned: {last.abandoned}"
+    return "collecting" if last.round else "making the model"

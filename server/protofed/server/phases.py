@@ -1,0 +1,189 @@
+"""The words of the round machine: phases, the events that move them, and the effects that they ask for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from protofed.common.payload import SiteId
+
+Sites: TypeAlias = frozenset[SiteId]
+NOBODY: Sites = frozenset()
+
+
+# Phases
+
+
+@dataclass(frozen=True)
+class Idle:
+    """Waiting for enough sites to open `round`."""
+
+    round: int
+    attempt: int = 1
+
+
+@dataclass(frozen=True)
+class Collecting:
+    """Waiting for the cohort's updates.
+
+    Attributes:
+        size: updates after which nobody else is needed.
+        quorum: updates without which the round is abandoned.
+        opened, quorum_at: seconds of the coordinator's monotonic clock.
+        failed: sites that said that they cannot do the task.
+    """
+
+    round: int
+    attempt: int
+    cohort: Sites
+    size: int
+    quorum: int
+    opened: float
+    reported: Sites = NOBODY
+    failed: Sites = NOBODY
+    quorum_at: float | None = None
+
+    @property
+    def awaited(self) -> Sites:
+        """Sites that may still report."""
+        return self.cohort - self.reported - self.failed
+
+
+@dataclass(frozen=True)
+class Aggregating:
+    """The fold of these sites' updates is being computed."""
+
+    round: int
+    attempt: int
+    sites: Sites
+
+
+@dataclass(frozen=True)
+class Evaluating:
+    """Waiting for scores of the model that `round` published."""
+
+    round: int
+    awaited: Sites
+    opened: float
+
+
+@dataclass(frozen=True)
+class Finished:
+    """The end; nothing leads out of it."""
+
+    reason: str
+    failed: bool
+
+
+Phase: TypeAlias = Idle | Collecting | Aggregating | Evaluating | Finished
+
+
+# Events
+
+
+@dataclass(frozen=True)
+class Tick:
+    """Time has passed.
+
+    Attributes:
+        now: seconds of the monotonic clock.
+        enrolled: all trainers that the run may invite.
+        trainers, evaluators: those that are alive now.
+    """
+
+    now: float
+    enrolled: Sites
+    trainers: Sites
+    evaluators: Sites
+
+
+@dataclass(frozen=True)
+class Arrived:
+    """A site's update is durable."""
+
+    site: SiteId
+    now: float
+
+
+@dataclass(frozen=True)
+class Declined:
+    """A site said that it cannot do its task."""
+
+    site: SiteId
+    now: float
+
+
+@dataclass(frozen=True)
+class Aggregated:
+    """The new state is durable; `scorers` are the sites that can score it."""
+
+    now: float
+    scorers: Sites
+
+
+@dataclass(frozen=True)
+class Scored:
+    """A site's scores are durable."""
+
+    site: SiteId
+
+
+@dataclass(frozen=True)
+class Broken:
+    """The aggregation failed: going on would lose updates."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Stop:
+    """The operator ends the run."""
+
+    reason: str
+
+
+Event: TypeAlias = Tick | Arrived | Declined | Aggregated | Scored | Broken | Stop
+
+
+# Effects
+
+
+@dataclass(frozen=True)
+class Open:
+    """Invite this cohort."""
+
+    phase: Collecting
+
+
+@dataclass(frozen=True)
+class Aggregate:
+    """Fold the updates of the round's reporting sites, in site order."""
+
+    phase: Aggregating
+    complete: bool  # the round got all the updates it wanted
+
+
+@dataclass(frozen=True)
+class Abandon:
+    """Close an attempt without touching the state."""
+
+    round: int
+    attempt: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Score:
+    """Ask these sites for scores."""
+
+    phase: Evaluating
+
+
+@dataclass(frozen=True)
+class Finish:
+    """Write down how the run ended and tell the sites."""
+
+    phase: Finished
+
+
+Effect: TypeAlias = Open | Aggregate | Abandon | Score | Finish

@@ -1,0 +1,79 @@
+"""States and broadcasts as blobs: what the method computes, at the addresses where sites fetch it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from protofed.common import codec
+from protofed.common.codec import Digest
+from protofed.common.errors import StateError
+from protofed.common.payload import Payload, SiteId, Update
+from protofed.server.blobs import Blobs
+from protofed.server.ledger import Ledger
+from protofed.server.method import ServerMethod
+from protofed.server.rows import UpdateRow
+from protofed.server.screening import not_finite
+
+
+@dataclass(frozen=True)
+class Published:
+    """A state and its blob's address."""
+
+    address: Digest
+    state: Payload
+
+
+class Publisher:
+    """One run's method, reading and writing blobs."""
+
+    def __init__(self, method: ServerMethod, blobs: Blobs, classes: int) -> None:
+        self._method, self._blobs, self._classes = method, blobs, classes
+        self._stored: list[tuple[Payload, Digest, int]] = []  # payloads put lately, by identity
+
+    def restore(self, address: Digest) -> Published:
+        """A state that was published before.
+
+        Raises:
+            StateError: its blob is gone or damaged.
+        """
+        return Published(address, codec.decode(self._blobs.get(address)))
+
+    def fold(self, state: Payload | None, rows: Sequence[UpdateRow]) -> Published:
+        """The state after these updates, folded in site order and durable; the first model makes the first state.
+
+        Raises:
+            StateError: an update's blob is gone or damaged, or the result is not finite: nothing is published.
+        """
+        updates = self._updates(sorted(rows, key=lambda row: row.task.site))
+        if state is None:
+            new = self._method.init(next(updates).payload, self._classes)
+        else:
+            new = self._method.aggregate(state, updates)
+        if fault := not_finite(new):
+            raise StateError(f"the aggregate is unusable: {fault}")
+        self._stored.clear()
+        return Published(self._store(new)[0], new)
+
+    def broadcasts(self, state: Payload, sites: Sequence[SiteId]) -> dict[SiteId, tuple[Digest, int]]:
+        """Address and size of what each site is sent; what is equal is stored once."""
+        return {site: self._store(self._method.broadcast(state, site)) for site in sites}
+
+    def prune(self, ledger: Ledger, run: str, before: int) -> None:
+        """Discard blobs that only rounds before this one name."""
+        old, needed = ledger.referenced(run, before)
+        for address in old - needed:
+            self._blobs.discard(address)
+
+    def _updates(self, rows: Sequence[UpdateRow]) -> Iterator[Update]:
+        for row in rows:
+            yield Update(row.task.site, codec.decode(self._blobs.get(row.digest)), row.metrics, row.weight)
+
+    def _store(self, payload: Payload) -> tuple[Digest, int]:
+        for known, address, nbytes in self._stored:
+            if known is payload:
+                return address, nbytes
+        data = codec.encode(payload)
+        address = self._blobs.put(data)
+        self._stored.append((payload, address, len(data)))
+        return address, len(data)

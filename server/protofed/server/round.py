@@ -1,0 +1,186 @@
+"""The round, decided in one pure function: no clock, socket, tensor or random generator in it.
+
+    Idle ──Tick[enough sites]──▶ Collecting ──Arrived × cohort | Tick[quorum, deadline]──▶ Aggregating
+      ▲                              │ Tick[deadline, no quorum] → the same round again         │ Aggregated
+      ├──────────────────────────────┘                                                          │
+      └── Idle(round + 1) or Finished ◀── Scored × sites | Tick ── Evaluating ◀─[every n rounds]┘
+    any ──Stop | Broken──▶ Finished(reason)
+
+Round 0 makes the model: one site is asked for it, because the server has no torch.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import TypeAlias, assert_never
+
+from protofed.common.recipe import Federation
+from protofed.server.phases import (
+    Abandon,
+    Aggregate,
+    Aggregated,
+    Aggregating,
+    Arrived,
+    Broken,
+    Collecting,
+    Declined,
+    Effect,
+    Evaluating,
+    Event,
+    Finish,
+    Finished,
+    Idle,
+    Open,
+    Phase,
+    Score,
+    Scored,
+    Sites,
+    Stop,
+    Tick,
+)
+from protofed.server.sampling import Sampler, cohort_size
+
+Step: TypeAlias = tuple[Phase, list[Effect]]
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What stays the same for a whole run."""
+
+    rounds: int
+    federation: Federation
+    sampler: Sampler
+
+    def quorum(self, size: int) -> int:
+        """Updates that a round of this size needs."""
+        quorum = self.federation.quorum
+        return quorum if isinstance(quorum, int) else max(1, math.ceil(round(quorum * size, 9)))
+
+
+def advance(rules: Rules, phase: Phase, event: Event) -> Step:
+    """The next phase and what is to be done; every pair (phase, event) is answered."""
+    if isinstance(phase, Finished):
+        return phase, []
+    if isinstance(event, Stop):
+        return _finish(event.reason, failed=False)
+    if isinstance(event, Broken):
+        return _finish(event.reason, failed=True)
+    match phase:
+        case Idle():
+            return _open_if_enough(rules, phase, event) if isinstance(event, Tick) else (phase, [])
+        case Collecting():
+            return _collect(rules, phase, event)
+        case Aggregating():
+            return _after_aggregation(rules, phase, event) if isinstance(event, Aggregated) else (phase, [])
+        case Evaluating():
+            return _evaluate(rules, phase, event)
+        case _:
+            assert_never(phase)
+
+
+def _open_if_enough(rules: Rules, phase: Idle, tick: Tick) -> Step:
+    if phase.round == 0:
+        return _ask_for_the_model(phase, tick)
+    size = cohort_size(rules.federation.rate, tick.enrolled)
+    quorum = rules.quorum(size)
+    if len(tick.trainers) < max(rules.federation.min_sites, quorum):
+        return phase, []
+    invited = math.ceil(round(size * rules.federation.over_selection, 9))
+    cohort = rules.sampler(phase.round, sorted(tick.trainers), invited)
+    opened = Collecting(phase.round, phase.attempt, cohort, size, quorum, tick.now)
+    return opened, [Open(opened)]
+
+
+def _ask_for_the_model(phase: Idle, tick: Tick) -> Step:
+    """One site makes the model; an evaluator rather than a hospital, another one after a failure."""
+    candidates = sorted(tick.evaluators) + sorted(tick.trainers - tick.evaluators)
+    if not candidates:
+        return phase, []
+    chosen = candidates[(phase.attempt - 1) % len(candidates)]
+    opened = Collecting(0, phase.attempt, frozenset({chosen}), size=1, quorum=1, opened=tick.now)
+    return opened, [Open(opened)]
+
+
+def _collect(rules: Rules, phase: Collecting, event: Tick | Arrived | Declined | Aggregated | Scored) -> Step:
+    match event:
+        case Arrived(site, now) if site in phase.cohort - phase.reported:
+            reported = phase.reported | {site}
+            at = now if phase.quorum_at is None and len(reported) >= phase.quorum else phase.quorum_at
+            arrived = replace(phase, reported=reported, failed=phase.failed - {site}, quorum_at=at)
+            return _close_if_due(rules, arrived, now, arrived.awaited)
+        case Declined(site, now) if site in phase.awaited:
+            declined = replace(phase, failed=phase.failed | {site})
+            return _close_if_due(rules, declined, now, declined.awaited)
+        case Tick():
+            return _close_if_due(rules, phase, event.now, phase.awaited & (event.trainers | event.evaluators))
+        case Arrived() | Declined() | Aggregated() | Scored():
+            return phase, []
+        case _:
+            assert_never(event)
+
+
+def _close_if_due(rules: Rules, phase: Collecting, now: float, hoped_for: Sites) -> Step:
+    """Close when all is there, or when a quorum is and waiting for the rest is over.
+
+    Args:
+        hoped_for: awaited sites that are alive. A lost one is not waited for once the quorum is there, but it is
+            never a reason to abandon before the deadline: it may come back with its update.
+    """
+    deadline = rules.federation.deadline_s
+    overdue = now >= phase.opened + deadline
+    complete = len(phase.reported) >= min(phase.size, len(phase.cohort))
+    if complete or (
+        phase.quorum_at is not None
+        and (overdue or not hoped_for or now >= phase.quorum_at + rules.federation.grace * deadline)
+    ):
+        closed = Aggregating(phase.round, phase.attempt, phase.reported)
+        return closed, [Aggregate(closed, complete)]
+    if overdue:
+        return _abandon(rules, phase, f"{len(phase.reported)} of {phase.quorum} updates at the deadline")
+    if len(phase.cohort - phase.failed) < phase.quorum:
+        return _abandon(rules, phase, f"{len(phase.failed)} of {len(phase.cohort)} sites cannot do the task")
+    return phase, []
+
+
+def _abandon(rules: Rules, phase: Collecting, why: str) -> Step:
+    given_up = Abandon(phase.round, phase.attempt, why)
+    if phase.attempt < rules.federation.attempts:
+        return Idle(phase.round, phase.attempt + 1), [given_up]
+    finished, effects = _finish(f"round {phase.round} was abandoned {phase.attempt} times: {why}", failed=True)
+    return finished, [given_up, *effects]
+
+
+def _after_aggregation(rules: Rules, phase: Aggregating, event: Aggregated) -> Step:
+    every = rules.federation.score_every
+    due = phase.round == rules.rounds or (every > 0 and phase.round % every == 0)
+    if phase.round == 0 or not due or not event.scorers:
+        return _next(rules, phase.round)
+    evaluating = Evaluating(phase.round, event.scorers, event.now)
+    return evaluating, [Score(evaluating)]
+
+
+def _evaluate(rules: Rules, phase: Evaluating, event: Tick | Arrived | Declined | Aggregated | Scored) -> Step:
+    match event:
+        case Scored(site) | Declined(site, _):
+            left = replace(phase, awaited=phase.awaited - {site})
+            return (left, []) if left.awaited else _next(rules, phase.round)
+        case Tick():
+            alive = phase.awaited & (event.trainers | event.evaluators)
+            overdue = event.now >= phase.opened + rules.federation.score_deadline_s
+            return _next(rules, phase.round) if overdue or not alive else (phase, [])
+        case Arrived() | Aggregated():
+            return phase, []
+        case _:
+            assert_never(event)
+
+
+def _next(rules: Rules, done: int) -> Step:
+    if done >= rules.rounds:
+        return _finish("completed", failed=False)
+    return Idle(done + 1), []
+
+
+def _finish(reason: str, *, failed: bool) -> Step:
+    finished = Finished(reason, failed)
+    return finished, [Finish(finished)]

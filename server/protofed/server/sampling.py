@@ -1,0 +1,40 @@
+"""Who is invited: a pure function of (seed, round, available), so that a restarted server invites the same cohort."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from blake3 import blake3
+
+from protofed.common.payload import SiteId
+
+
+class Sampler(Protocol):
+    """Chooses `size` of the available sites for a round."""
+
+    def __call__(self, round: int, available: Sequence[SiteId], size: int) -> frozenset[SiteId]:
+        """The cohort; all of `available` if there are no more than `size`."""
+
+
+@dataclass(frozen=True)
+class Uniform:
+    """Every cohort of a size is equally likely: sites are ranked by a hash of (seed, round, site).
+
+    A rank does not depend on who else is available, so a site that joins or leaves changes one place of the cohort,
+    and no library's generator can change a run.
+    """
+
+    seed: int
+
+    def __call__(self, round: int, available: Sequence[SiteId], size: int) -> frozenset[SiteId]:
+        """The `size` available sites of lowest rank."""
+        ranked = sorted(available, key=lambda site: blake3(f"{self.seed}/{round}/{site}".encode()).digest())
+        return frozenset(ranked[:size])
+
+
+def cohort_size(rate: float, enrolled: Collection[SiteId]) -> int:
+    """ceil(rate * K), at least 1; the product is rounded first, for 0.07 * 100 is 7.000000000000001."""
+    return max(1, math.ceil(round(rate * len(enrolled), 9)))

@@ -1,0 +1,80 @@
+"""The ledger's tables. A change here raises SCHEMA."""
+
+from __future__ import annotations
+
+from sqlalchemy import JSON, Boolean, Column, Float, Index, Integer, MetaData, String, Table, text
+
+SCHEMA = 1
+metadata = MetaData()
+meta = Table("meta", metadata, Column("schema", Integer, nullable=False))
+sites = Table("sites", metadata, Column("site", String(64), primary_key=True), Column("roles", JSON, nullable=False))
+runs = Table(
+    "runs",
+    metadata,
+    Column("run", String(64), primary_key=True),
+    Column("fingerprint", String(64), nullable=False),
+    Column("recipe", String, nullable=False),
+    Column("began_at", Float, nullable=False),
+    Column("ended_at", Float),
+    Column("failed", Boolean),
+    Column("reason", String),
+)
+rounds = Table(
+    "rounds",
+    metadata,
+    Column("run", String(64), primary_key=True),
+    Column("round", Integer, primary_key=True),
+    Column("attempt", Integer, primary_key=True),
+    Column("size", Integer, nullable=False),
+    Column("quorum", Integer, nullable=False),
+    Column("opened_at", Float, nullable=False),
+    Column("closed_at", Float),
+    Column("state", String(64)),  # digest of the state that the round published
+    Column("complete", Boolean),  # it got every update it wanted
+    Column("abandoned", String),  # why, if it was
+    Column("scored", Boolean, nullable=False, default=False),
+)
+tasks = Table(
+    "tasks",
+    metadata,
+    Column("nonce", String(64), primary_key=True),
+    Column("run", String(64), nullable=False),
+    Column("round", Integer, nullable=False),
+    Column("attempt", Integer, nullable=False),
+    Column("site", String(64), nullable=False),
+    Column("kind", String(16), nullable=False),
+    Column("base", String(64)),
+    Column("base_bytes", Integer, nullable=False),
+    Column("fate", String(16), nullable=False),
+    Column("reason", String, nullable=False, default=""),
+    Index("tasks_of_round", "run", "round"),
+)
+updates = Table(
+    "updates",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("run", String(64), nullable=False),
+    Column("round", Integer, nullable=False),
+    Column("attempt", Integer, nullable=False),
+    Column("site", String(64), nullable=False),
+    Column("nonce", String(64), nullable=False),
+    Column("verdict", String(16), nullable=False),
+    Column("reason", String, nullable=False),
+    Column("digest", String(64), nullable=False),
+    Column("bytes", Integer, nullable=False),
+    Column("metrics", JSON, nullable=False),
+    Column("weight", Float),
+    Column("seal", String(64), nullable=False),
+    Column("at", Float, nullable=False),
+    Index("one_update_a_task", "nonce", unique=True, sqlite_where=text("verdict = 'accepted'")),
+    Index("updates_of_round", "run", "round"),
+)
+scores = Table(
+    "scores",
+    metadata,
+    Column("run", String(64), primary_key=True),
+    Column("round", Integer, primary_key=True),
+    Column("site", String(64), primary_key=True),
+    Column("name", String(64), primary_key=True),
+    Column("value", Float, nullable=False),
+)
