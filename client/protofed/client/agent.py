@@ -1,0 +1,300 @@
+"""The client daemon's loop: enroll, take a task, do it, hand it in; the same over gRPC and in a simulation."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import structlog
+import torch
+
+import protofed.client.methods  # noqa: F401  (registers the client halves)
+from protofed.client.data.examples import SiteData
+from protofed.client.evaluate import global_scores, personal_scores, tally
+from protofed.client.link import Link
+from protofed.client.local import Local, Steps
+from protofed.client.memory import Held, Outcome, Store
+from protofed.client.method import ClientMethod, client_methods
+from protofed.client.models.catalogue import build
+from protofed.client.models.split import SplitModel, dump, load
+from protofed.client.policy import Policy
+from protofed.common import codec
+from protofed.common.codec import Digest
+from protofed.common.errors import (
+    CodecError,
+    ConfigError,
+    DataError,
+    Failure,
+    NotEnrolled,
+    PolicyViolation,
+    ProtocolError,
+    StateError,
+    TaskFailure,
+)
+from protofed.common.payload import Part, Payload, SiteId, Update
+from protofed.common.recipe import Recipe, parse_json
+from protofed.common.task import Activity, Assignment, Finished, Progress, Role, Scores, Task, TaskKind, Wait
+
+log = structlog.get_logger()
+_FAILURES: list[tuple[type[Exception], Failure]] = [
+    (PolicyViolation, Failure.POLICY),
+    (ConfigError, Failure.REFUSED),
+    (CodecError, Failure.REFUSED),
+    (DataError, Failure.DATA),
+    (StateError, Failure.DISK),
+    (torch.OutOfMemoryError, Failure.OUT_OF_MEMORY),
+]
+
+
+class CalledOffError(Exception):
+    """Nobody waits for the task any more."""
+
+
+@dataclass
+class Now:
+    """What the daemon is doing; the heartbeat reads it."""
+
+    run: str = ""
+    nonce: str = ""
+    activity: Activity = Activity.IDLE
+    steps: Steps = field(default_factory=Steps)
+    called_off: str = ""  # the nonce that the server no longer waits for
+    heartbeat_s: float = 5.0
+
+    def progress(self, bytes_moved: int) -> Progress:
+        """For a heartbeat."""
+        s = self.steps
+        return Progress(self.nonce, self.activity, s.epoch, s.epochs, s.batch, s.batches, bytes_moved)
+
+    def check(self) -> None:
+        """Raises CalledOffError if the server called this task off."""
+        if self.called_off and self.called_off == self.nonce:
+            raise CalledOffError
+
+
+@dataclass(frozen=True)
+class Site:
+    """Who this agent is and what it has.
+
+    Attributes:
+        load_data: the site's data, brought to the recipe's input; raises DataError.
+        build_model: a model on the device; a simulation shares one among its sites.
+    """
+
+    name: SiteId
+    roles: frozenset[Role]
+    policy: Policy
+    store: Store
+    load_data: Callable[[Recipe], SiteData]
+    build_model: Callable[[Recipe], SplitModel]
+
+
+@dataclass
+class _Run:
+    """One run, as far as this site has prepared for it."""
+
+    recipe: Recipe
+    method: ClientMethod
+    model: SplitModel
+    data: SiteData
+
+
+class Agent:
+    """One site's agent.
+
+    Args:
+        now: shared with the heartbeat; a simulation has none.
+    """
+
+    def __init__(self, site: Site, link: Link, now: Now | None = None) -> None:
+        self._site, self._link, self._now = site, link, now or Now()
+        self._assignment: Assignment | None = None
+        self._enrolled = False
+        self._run: _Run | None = None
+        self._refusal: TaskFailure | None = None
+        self._base: tuple[Digest, Payload] | None = None
+        self._personal_scores: tuple[str, int, Scores] | None = None  # run and round of the personal model scored
+
+    def step(self, wait_s: float) -> Task | Wait | Finished:
+        """Ask for a task and do it; what the server said.
+
+        Raises:
+            DataError: the site's data cannot be used for this run.
+            Fenced: a newer daemon of this site has taken over.
+        """
+        try:
+            if not self._enrolled and (over := self._enroll()) is not None:
+                return over
+            assert self._assignment is not None  # noqa: S101  (enrolled)
+            answer = self._link.next_task(self._assignment.run, wait_s)
+            if isinstance(answer, Task):
+                self._do(answer)
+        except NotEnrolled:
+            log.info("the server has restarted; enrolling again", site=self._site.name)
+            self._enrolled = False
+            return Wait(0.0)
+        if isinstance(answer, Finished):
+            log.info("run finished", run=self._assignment.run, reason=answer.reason)
+            self._enrolled = False
+        return answer
+
+    def _enroll(self) -> Finished | None:
+        answer = self._link.enroll()
+        if isinstance(answer, Finished):
+            return answer
+        if answer != self._assignment:
+            self._prepare(answer)
+        self._assignment, self._enrolled, self._now.run = answer, True, answer.run
+        if self._run is not None:
+            for task, update in self._site.store.unsettled(answer.run):
+                log.info("handing in what has no receipt yet", run=task.run, round=task.round)
+                self._attempt(task, lambda task=task, update=update: self._push(task, update))  # type: ignore[misc]
+        return None
+
+    def _prepare(self, assignment: Assignment) -> None:
+        """Check all that the server says before any of it is used; a run that is refused is declined task by task."""
+        self._run, self._refusal, self._base = None, None, None
+        policy = self._site.policy
+        try:
+            recipe = parse_json(assignment.recipe, Recipe, f"the recipe of run {assignment.run}")
+            method = client_methods.build(recipe.method.name, recipe.method.options)
+            policy.admit(recipe.method.name, method.sends)
+            model = self._site.build_model(recipe)
+        except (ConfigError, PolicyViolation) as error:
+            reason = Failure.POLICY if isinstance(error, PolicyViolation) else Failure.REFUSED
+            self._refusal = TaskFailure(reason, str(error))
+            log.error("this site refuses the run", run=assignment.run, why=str(error))
+            return
+        self._run = _Run(recipe, method, model, self._site.load_data(recipe))
+        self._now.heartbeat_s = recipe.federation.heartbeat_s
+        log.info("ready", run=assignment.run, site=self._site.name, device=str(self._run.data.device))
+
+    def _do(self, task: Task) -> None:
+        self._now.nonce, self._now.steps = task.nonce, Steps()
+        if self._refusal is not None:
+            self._decline(task, self._refusal.reason, str(self._refusal))
+            return
+        match task.kind:
+            case TaskKind.INITIALISE:
+                self._attempt(task, lambda: self._initialise(task))
+            case TaskKind.FIT:
+                self._attempt(task, lambda: self._fit(task))
+            case TaskKind.SCORE:
+                self._attempt(task, lambda: self._score(task))
+
+    def _attempt(self, task: Task, work: Callable[[], None]) -> None:
+        """Do it, or tell the server by a reason code that it cannot be done; details stay in this site's log."""
+        self._now.nonce = task.nonce
+        try:
+            work()
+        except CalledOffError:
+            log.info("task called off", run=task.run, round=task.round)
+        except TaskFailure as failure:
+            self._decline(task, failure.reason, str(failure))
+        except NotEnrolled:
+            raise
+        except ProtocolError as error:
+            log.warning("the server does not take this task any more", run=task.run, round=task.round, why=str(error))
+        except tuple(kind for kind, _ in _FAILURES) as error:
+            reason = next(reason for kind, reason in _FAILURES if isinstance(error, kind))
+            self._decline(task, reason, str(error))
+        finally:
+            self._now.nonce, self._now.activity = "", Activity.IDLE
+
+    def _decline(self, task: Task, reason: Failure, why: str) -> None:
+        log.error("task declined", run=task.run, round=task.round, reason=reason.value, why=why)
+        self._link.beat(task.run, Progress(task.nonce, Activity.FAILED, failure=reason))
+
+    def _initialise(self, task: Task) -> None:
+        """Make the run's first model from its seed; it holds nothing of this site."""
+        run = self._prepared()
+        with torch.random.fork_rng():
+            torch.manual_seed(run.recipe.seed)
+            model = build(run.recipe.model, run.recipe.input, run.recipe.classes, self._site.policy.rules.models)
+        self._push(task, Update(self._site.name, {Part.BODY: dump(model.body), Part.HEAD: dump(model.head)}))
+
+    def _fit(self, task: Task) -> None:
+        run, received = self._prepared(), self._receive(task)
+        held = self._site.store.held(task.run, task.round)
+        local = self._local(run, task, held)
+        self._now.activity = Activity.TRAINING
+        update = run.method.fit(local, received)
+        personal = {Part.BODY: dump(local.model.body), Part.HEAD: dump(local.model.head)}
+        self._site.store.stage(task, Outcome(update, local.memory, personal))
+        self._push(task, update)
+
+    def _push(self, task: Task, update: Update) -> None:
+        self._now.activity = Activity.UPLOADING
+        receipt = self._link.push(task, self._site.policy.release(update))
+        log.info("handed in", run=task.run, round=task.round, verdict=receipt.verdict.value, reason=receipt.reason)
+        if task.kind is TaskKind.FIT:
+            self._site.store.settle(task, receipt)
+
+    def _score(self, task: Task) -> None:
+        run = self._prepared()
+        held = self._site.store.held(task.run, task.round + 1)
+        scores: dict[str, float] = {}
+        if Role.TRAINER in self._site.roles and held.personal is not None:
+            scores |= self._score_personal(run, task, held)
+        if Role.EVALUATOR in self._site.roles:
+            self._install(run, task, held)
+            counts = tally(run.model, run.data)
+            scores |= global_scores(counts.correct, counts.totals)
+        self._link.report(task, self._site.policy.release_scores(scores))
+
+    def _score_personal(self, run: _Run, task: Task, held: Held) -> Scores:
+        """Scores of the site's own model, taken once for each model."""
+        known = self._personal_scores
+        if known is None or known[:2] != (task.run, held.round):
+            assert held.personal is not None  # noqa: S101  (the caller saw it)
+            self._install(run, task, held)  # puts the method's own head in place
+            load(run.model.body, held.personal[Part.BODY])
+            load(run.model.head, held.personal[Part.HEAD])
+            counts = tally(run.model, run.data)
+            scores = personal_scores(counts.correct, counts.totals, run.data.label_frequencies())
+            known = self._personal_scores = (task.run, held.round, scores)
+        return known[2]
+
+    def _install(self, run: _Run, task: Task, held: Held) -> None:
+        received = self._receive(task)
+        self._now.activity = Activity.SCORING
+        run.method.install(self._local(run, task, held), received)
+
+    def _receive(self, task: Task) -> Payload:
+        """The task's base, fetched once."""
+        if task.base is None:
+            raise ProtocolError(f"a {task.kind} task without a model to start from")
+        if self._base is None or self._base[0] != task.base:
+            self._now.activity = Activity.DOWNLOADING
+            self._base = (task.base, codec.decode(self._link.fetch(task)))
+        return self._base[1]
+
+    def _local(self, run: _Run, task: Task, held: Held) -> Local:
+        seed = _seed(run.recipe.seed, task.round, self._site.name)
+        torch.manual_seed(seed)  # for layers that draw by themselves, such as dropout
+        rng = torch.Generator().manual_seed(seed)
+        recipe = run.recipe
+        return Local(
+            site=self._site.name,
+            round=task.round,
+            rounds=recipe.rounds,
+            model=run.model,
+            data=run.data,
+            classes=recipe.classes,
+            plan=recipe.plan,
+            rng=rng,
+            memory=dict(held.memory),
+            steps=self._now.steps,
+            check=self._now.check,
+        )
+
+    def _prepared(self) -> _Run:
+        if self._run is None:
+            raise ProtocolError("no run was prepared")
+        return self._run
+
+
+def _seed(seed: int, round: int, site: SiteId) -> int:
+    """Of one fit; equal in a simulation and on a site."""
+    return int.from_bytes(hashlib.blake2b(f"{seed}/{round}/{site}".encode(), digest_size=7).digest(), "big")

@@ -1,0 +1,28 @@
+"""Where a daemon trains."""
+
+from __future__ import annotations
+
+import re
+
+import torch
+
+from protofed.common.errors import ConfigError
+
+
+def pick(name: str) -> torch.device:
+    """`auto` (a GPU if there is one), `cpu`, `cuda` or `cuda:N`.
+
+    Raises:
+        ConfigError: another name, or a GPU that is not there.
+    """
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name == "cpu":
+        return torch.device("cpu")
+    match = re.fullmatch(r"cuda(?::(\d+))?", name)
+    if match is None:
+        raise ConfigError(f"device '{name}': expected auto, cpu, cuda or cuda:N")
+    count = torch.cuda.device_count()
+    if int(match[1] or 0) >= count:
+        raise ConfigError(f"device '{name}': this machine offers {count} GPUs to PyTorch; take another or 'cpu'")
+    return torch.device(name)

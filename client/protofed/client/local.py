@@ -1,0 +1,54 @@
+"""One site in one round: all that a method's client half may touch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+
+from protofed.client.data.examples import SiteData
+from protofed.client.models.split import SplitModel
+from protofed.common.payload import Part, Payload, SiteId, Tensors, Update
+from protofed.common.recipe import Plan
+
+
+@dataclass
+class Steps:
+    """How far the training of this round is; read by the heartbeat while training goes on."""
+
+    epoch: int = 0
+    epochs: int = 0
+    batch: int = 0
+    batches: int = 0
+
+
+@dataclass
+class Local:
+    """What a fit works on.
+
+    Attributes:
+        rounds: of the whole run; schedules need it.
+        model: made by `install` from what was received; after `fit` it is the site's personal model.
+        classes: C, of the run.
+        rng: of the CPU, seeded by (run, round, site); all randomness of a fit comes from it.
+        memory: what the site keeps from round to round for this run; counts only if the update does.
+        steps: progress, written by the training loop.
+        check: called between batches; raises when the task was called off.
+    """
+
+    site: SiteId
+    round: int
+    rounds: int
+    model: SplitModel
+    data: SiteData
+    classes: int
+    plan: Plan
+    rng: torch.Generator
+    memory: dict[Part, Tensors]
+    steps: Steps = field(default_factory=Steps)
+    check: Callable[[], None] = lambda: None
+
+    def update(self, payload: Payload, **metrics: float) -> Update:
+        """What this site offers; the policy decides what of it leaves."""
+        return Update(self.site, payload, metrics, weight=float(len(self.data.train)))

@@ -1,0 +1,162 @@
+"""What a site keeps, by (run, round): memory and personal model, written with the update that they belong to, and
+counted only once the server's receipt is there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from protofed.common import archive, codec
+from protofed.common.errors import CodecError, StateError
+from protofed.common.payload import Payload, Update
+from protofed.common.task import Receipt, Task, TaskKind, Verdict
+
+COUNTED = (Verdict.ACCEPTED, Verdict.DUPLICATE)
+
+
+@dataclass(frozen=True)
+class Held:
+    """What a site holds after the last round that counted (0: none yet)."""
+
+    round: int = 0
+    memory: Payload = field(default_factory=dict)
+    personal: Payload | None = None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a fit gave: an update for the server, and what the site keeps if it counts."""
+
+    update: Update
+    memory: Payload
+    personal: Payload
+
+
+class Store(Protocol):
+    """A site's own storage."""
+
+    def held(self, run: str, before: int) -> Held:
+        """What counted in the newest round before this one."""
+
+    def unsettled(self, run: str) -> list[tuple[Task, Update]]:
+        """Updates that were computed but have no receipt yet: the daemon or its connection died in between."""
+
+    def stage(self, task: Task, outcome: Outcome) -> None:
+        """Keep a fit's outcome, durably, before it is pushed."""
+
+    def settle(self, task: Task, receipt: Receipt) -> None:
+        """Keep the receipt: the outcome counts from now on, or is forgotten."""
+
+
+class MemoryStore:
+    """A site of a simulation."""
+
+    def __init__(self) -> None:
+        self._held: dict[str, Held] = {}
+        self._staged: dict[str, tuple[Task, Outcome]] = {}
+
+    def held(self, run: str, before: int) -> Held:
+        """What counted last."""
+        held = self._held.get(run, Held())
+        return held if held.round < before else Held()
+
+    def unsettled(self, run: str) -> list[tuple[Task, Update]]:
+        """Updates without a receipt."""
+        return [(task, outcome.update) for task, outcome in self._staged.values() if task.run == run]
+
+    def stage(self, task: Task, outcome: Outcome) -> None:
+        """Keep a fit's outcome."""
+        self._staged[task.nonce] = (task, outcome)
+
+    def settle(self, task: Task, receipt: Receipt) -> None:
+        """Count the outcome, or forget it."""
+        _, outcome = self._staged.pop(task.nonce)
+        if receipt.verdict in COUNTED:
+            self._held[task.run] = Held(task.round, outcome.memory, outcome.personal)
+
+
+class FolderStore:
+    """One folder a round: update, memory and personal model appear in it together, the receipt makes them count.
+
+    Args:
+        folder: of this site alone; a lock file keeps a second daemon out.
+        keep: rounds that are kept, so that a server rolled back finds an earlier memory.
+    """
+
+    def __init__(self, folder: Path, keep: int = 3) -> None:
+        self._folder, self._keep = folder, keep
+        self._lock = archive.Lock(folder)
+        for run in folder.iterdir():
+            for left in run.glob(f"{archive.TEMPORARY}*") if run.is_dir() else ():
+                shutil.rmtree(left, ignore_errors=True)
+
+    def held(self, run: str, before: int) -> Held:
+        """What counted last; damaged files are an error, never a fresh start."""
+        rounds = [number for number in self._counted(run) if number < before]
+        if not rounds:
+            return Held()
+        here = self._round(run, max(rounds))
+        return Held(max(rounds), _read(here / "memory.safetensors"), _read(here / "personal.safetensors"))
+
+    def unsettled(self, run: str) -> list[tuple[Task, Update]]:
+        """Updates without a receipt, the oldest first."""
+        folders = sorted((self._folder / run).glob("[0-9]*")) if (self._folder / run).is_dir() else []
+        return [_staged(here) for here in folders if not (here / "receipt.json").exists()]
+
+    def stage(self, task: Task, outcome: Outcome) -> None:
+        """Write the whole folder under a temporary name, then rename it."""
+        here = self._round(task.run, task.round)
+        temporary = here.with_name(f"{archive.TEMPORARY}{here.name}")
+        shutil.rmtree(temporary, ignore_errors=True)
+        update = outcome.update
+        scalars = {"site": update.site, "metrics": dict(update.metrics), "weight": update.weight}
+        facts = {"task": asdict(task), "update": scalars}
+        archive.write(temporary / "task.json", json.dumps(facts).encode())
+        for name, payload in (("update", update.payload), ("memory", outcome.memory), ("personal", outcome.personal)):
+            archive.write(temporary / f"{name}.safetensors", codec.encode(payload))
+        shutil.rmtree(here, ignore_errors=True)
+        os.replace(temporary, here)
+        archive.sync_folder(here.parent)
+
+    def settle(self, task: Task, receipt: Receipt) -> None:
+        """The receipt first; then what is no longer needed goes."""
+        here = self._round(task.run, task.round)
+        if receipt.verdict not in COUNTED:
+            shutil.rmtree(here, ignore_errors=True)
+            return
+        archive.write(here / "receipt.json", json.dumps(asdict(receipt)).encode())
+        (here / "update.safetensors").unlink(missing_ok=True)
+        for number in sorted(self._counted(task.run))[: -self._keep]:
+            shutil.rmtree(self._round(task.run, number), ignore_errors=True)
+
+    def close(self) -> None:
+        """Let another daemon have the folder."""
+        self._lock.release()
+
+    def _counted(self, run: str) -> Iterator[int]:
+        folder = self._folder / run
+        for here in folder.iterdir() if folder.is_dir() else ():
+            if here.name.isdigit() and (here / "receipt.json").exists():
+                yield int(here.name)
+
+    def _round(self, run: str, number: int) -> Path:
+        return self._folder / run / f"{number:06d}"
+
+
+def _staged(here: Path) -> tuple[Task, Update]:
+    facts = json.loads((here / "task.json").read_text(encoding="utf-8"))
+    task = Task(**{**facts["task"], "kind": TaskKind(facts["task"]["kind"])})
+    return task, Update(payload=_read(here / "update.safetensors"), **facts["update"])
+
+
+def _read(path: Path) -> Payload:
+    try:
+        return codec.decode(path.read_bytes())
+    except (OSError, CodecError) as error:
+        raise StateError(f"{path} cannot be read ({error}); restore it, or remove its folder to start over") from error

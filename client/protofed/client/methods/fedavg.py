@@ -1,0 +1,33 @@
+"""FedAvg: McMahan et al., AISTATS 2017, Algorithm 1, ClientUpdate (METHODS §5.1)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch.nn.functional import cross_entropy
+
+from protofed.client.local import Local
+from protofed.client.method import client_methods
+from protofed.client.models.split import dump, load
+from protofed.client.training import train
+from protofed.common.payload import Part, Payload, Update
+
+
+@client_methods.register(fedavg=("weighting",))
+@dataclass(frozen=True)
+class FedAvg:
+    """E epochs of SGD on the cross-entropy, from the global model."""
+
+    sends: ClassVar[frozenset[Part]] = frozenset({Part.BODY, Part.HEAD})
+
+    def install(self, local: Local, received: Payload) -> None:
+        """The global model."""
+        load(local.model.body, received[Part.BODY])
+        load(local.model.head, received[Part.HEAD])
+
+    def fit(self, local: Local, received: Payload) -> Update:
+        """w_k <- SGD(w)."""
+        self.install(local, received)
+        loss = train(local, lambda x, y: cross_entropy(local.model(x), y))
+        return local.update({Part.BODY: dump(local.model.body), Part.HEAD: dump(local.model.head)}, loss=loss)

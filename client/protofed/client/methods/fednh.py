@@ -1,0 +1,41 @@
+"""FedNH: Dai et al., AAAI 2023, Algorithm 1, client side (METHODS §1, count-free as in §1.8 a)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch.nn.functional import cross_entropy, normalize
+
+from protofed.client.local import Local
+from protofed.client.method import client_methods
+from protofed.client.models.heads import CosineHead
+from protofed.client.models.split import dump, load
+from protofed.client.training import class_means, train
+from protofed.common.payload import Part, Payload, Update
+
+
+@client_methods.register(fednh=("smoothing", "separation", "prototype_seed", "scale"))
+@dataclass(frozen=True)
+class FedNH:
+    """Train the body against fixed prototypes, then send unit class means; absent classes are simply not sent."""
+
+    sends: ClassVar[frozenset[Part]] = frozenset({Part.BODY, Part.HEAD, Part.PROTOTYPES})
+
+    fixed_scale: bool = False  # s stays as received; else it is trained and sent as part of the head
+
+    def install(self, local: Local, received: Payload) -> None:
+        """Global body; logits s W unit(f(x)) with the received prototypes W [C, D], frozen."""
+        load(local.model.body, received[Part.BODY])
+        scale = float(received[Part.HEAD]["scale"])
+        head = CosineHead(received[Part.PROTOTYPES]["mean"], scale, self.fixed_scale)
+        local.model.head = head.to(local.data.device)
+
+    def fit(self, local: Local, received: Payload) -> Update:
+        """Eq. (2), then eq. (3) with the new body."""
+        self.install(local, received)
+        loss = train(local, lambda x, y: cross_entropy(local.model(x), y))  # eq. (2)
+        means = class_means(local, lambda x: normalize(local.model.body(x), dim=1))  # eq. (3): {class: [D]}
+        prototypes = {str(c): normalize(mean, dim=0).cpu().numpy() for c, mean in means.items()}
+        head = {} if self.fixed_scale else {Part.HEAD: {"scale": dump(local.model.head)["scale"]}}
+        return local.update({Part.BODY: dump(local.model.body), **head, Part.PROTOTYPES: prototypes}, loss=loss)

@@ -1,0 +1,35 @@
+"""Solo: every site trains alone; what federation is compared with (METHODS §5.20)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch.nn.functional import cross_entropy
+
+from protofed.client.local import Local
+from protofed.client.method import client_methods
+from protofed.client.models.split import dump, load
+from protofed.client.training import train
+from protofed.common.payload import Part, Payload, Update
+
+
+@client_methods.register("solo")
+@dataclass(frozen=True)
+class Solo:
+    """E epochs of SGD on the cross-entropy, from where the site stopped the last time."""
+
+    sends: ClassVar[frozenset[Part]] = frozenset()
+
+    def install(self, local: Local, received: Payload) -> None:
+        """The site's own model; before its first round the common one."""
+        own = local.memory if Part.BODY in local.memory else received
+        load(local.model.body, own[Part.BODY])
+        load(local.model.head, own[Part.HEAD])
+
+    def fit(self, local: Local, received: Payload) -> Update:
+        """Train on, keep the model, send nothing but the loss."""
+        self.install(local, received)
+        loss = train(local, lambda x, y: cross_entropy(local.model(x), y))
+        local.memory.update({Part.BODY: dump(local.model.body), Part.HEAD: dump(local.model.head)})
+        return local.update({}, loss=loss)

@@ -1,0 +1,1 @@
+"""Models as body and head: the catalogue, heads, and their numbers as parts of a payload."""

@@ -1,0 +1,130 @@
+"""Models by name, and a user's own by `package.module:factory` where the site's policy lists it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any, ClassVar, Protocol
+
+import torch
+
+from protofed.client.models.conv2cifar import Conv2Cifar
+from protofed.client.models.digits_cnn import DigitsCNN
+from protofed.client.models.mlp import MLP
+from protofed.client.models.resnet18 import ResNet18
+from protofed.client.models.split import SplitModel
+from protofed.common.errors import ConfigError
+from protofed.common.recipe import Choice, Input
+from protofed.common.registry import Registry
+
+FACTORY = "a factory(input, classes, **options) that returns a SplitModel"
+
+
+class Architecture(Protocol):
+    """A frozen dataclass whose fields are the options of one model."""
+
+    smallest: ClassVar[int]  # pixels a side that the model needs
+
+    def build(self, images: Input, classes: int) -> SplitModel:
+        """A fresh model, its parameters drawn from torch's global generator."""
+        ...
+
+
+architectures: Registry[Architecture] = Registry("model")
+architectures.register("mlp")(MLP)
+architectures.register("digits-cnn")(DigitsCNN)
+architectures.register("conv2cifar")(Conv2Cifar)
+architectures.register("resnet18")(ResNet18)
+
+
+def build(choice: Choice, images: Input, classes: int, allowed: frozenset[str] = frozenset()) -> SplitModel:
+    """The model of a recipe, on the CPU, tried once on blank images.
+
+    Parameters are drawn from torch's global generator, which the trial leaves as it is.
+
+    Args:
+        choice: a name of the catalogue, or `package.module:factory`, with options.
+        images: what the model will be given.
+        classes: C, the number of logits.
+        allowed: the factories that the site's own policy lists. Nothing else is ever imported: the recipe comes from
+            the server, and a server must not make a site run code of its choosing.
+
+    Raises:
+        ConfigError: unknown name or option, a factory that is not allowed or not usable, or a model that does not
+            bring these images to [B, C].
+    """
+    own = ":" in choice.name
+    model = _own(choice, images, classes, allowed) if own else _catalogued(choice, images, classes)
+    _try(choice.name, model, images, classes)
+    return model
+
+
+def _catalogued(choice: Choice, images: Input, classes: int) -> SplitModel:
+    architecture = architectures.build(choice.name, choice.options)
+    if min(images.shape[1:]) < (side := architecture.smallest):
+        raise ConfigError(
+            f"model {choice.name} needs images of at least {side}x{side} pixels: "
+            f"the recipe's input.shape is {list(images.shape)}"
+        )
+    return architecture.build(images, classes)
+
+
+def _own(choice: Choice, images: Input, classes: int, allowed: frozenset[str]) -> SplitModel:
+    if choice.name not in allowed:
+        raise ConfigError(f"model '{choice.name}' is not allowed at this site: add it to `models` in the site's policy")
+    factory = _factory(choice.name)
+    try:
+        model = factory(images, classes, **choice.options)
+    except Exception as error:  # it is the user's code: it may raise anything
+        options = ", ".join(choice.options) or "none"
+        raise ConfigError(
+            f"model '{choice.name}' failed with options: {options}: {_line(error)}; expected {FACTORY}"
+        ) from error
+    if not isinstance(model, SplitModel):
+        raise ConfigError(f"model '{choice.name}' returned a {type(model).__name__}: expected {FACTORY}")
+    return model
+
+
+def _factory(name: str) -> Callable[..., Any]:
+    module_name, _, attribute = name.partition(":")
+    try:
+        module = import_module(module_name)
+    except Exception as error:  # a module's top level is the user's code too
+        raise ConfigError(
+            f"model '{name}': module '{module_name}' cannot be imported: {_line(error)}; "
+            "expected package.module:factory, installed where this daemon runs"
+        ) from error
+    try:
+        factory: Callable[..., Any] = getattr(module, attribute)
+    except AttributeError as error:
+        raise ConfigError(f"model '{name}': module '{module_name}' has no '{attribute}': expected {FACTORY}") from error
+    return factory
+
+
+def _try(name: str, model: SplitModel, images: Input, classes: int) -> None:
+    """Refuse a model that does not give [2, D] features and [2, C] logits for two blank images."""
+    expected = f"expected features [2, D] and logits [2, {classes}]"
+    given = f"2 images of {list(images.shape)}"
+    try:
+        features, logits = _shapes(model, images)
+    except Exception as error:  # torch raises several kinds, a user's own layer any
+        raise ConfigError(f"model '{name}' cannot take {given}: {_line(error)}; {expected}") from error
+    if len(features) != 2 or logits != (2, classes):
+        raise ConfigError(
+            f"model '{name}' gives features {list(features)} and logits {list(logits)} for {given}: {expected}"
+        )
+
+
+def _shapes(model: SplitModel, images: Input) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Shapes of features and logits; a copy is run, so that modes, buffers and the global generator stay."""
+    trial = copy.deepcopy(model).eval()
+    blank = torch.zeros(2, *images.shape)
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        return tuple(trial.body(blank).shape), tuple(trial(blank).shape)
+
+
+def _line(error: Exception) -> str:
+    """An error as one line: its kind and the first line of what it says."""
+    text = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {text[0][:200]}" if text else type(error).__name__

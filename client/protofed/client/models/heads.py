@@ -1,0 +1,53 @@
+"""Heads that methods put in the place of a model's own."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import normalize
+
+from protofed.common.errors import CodecError
+from protofed.common.payload import Array
+
+
+class CosineHead(nn.Module):
+    """`scale * unit(features) @ prototypes.T`, without bias: FedNH's model (Dai et al., AAAI 2023, section 4.1).
+
+    The state dict holds `prototypes` [C, D] and `scale` [], whether the scale is learnable or not. Features are
+    normalised here, so a body may or may not do it: unit vectors stay what they are. A zero feature gives zero logits.
+
+    Args:
+        prototypes: one row a class, [C, D], copied; frozen: a buffer, so no optimizer sees it. Rows are used as they
+            are: unit length is the caller's to give.
+        scale: the logit scale s, one number; it takes the prototypes' dtype and device.
+        fixed: the scale is a buffer; otherwise it is a parameter (as in the authors' runs, METHODS 1.2).
+
+    Raises:
+        CodecError: prototypes that are no matrix of floats, or a scale of more than one number: both may be received.
+    """
+
+    prototypes: Tensor  # [C, D]
+    scale: Tensor  # []
+
+    def __init__(self, prototypes: Tensor | Array, scale: float | Tensor, fixed: bool) -> None:
+        super().__init__()
+        # np.array: received arrays may be read-only views of a blob, which torch must never alias.
+        rows = torch.from_numpy(np.array(prototypes)) if isinstance(prototypes, np.ndarray) else prototypes
+        rows = rows.detach().clone()
+        if rows.ndim != 2 or not rows.is_floating_point():
+            raise CodecError(
+                f"prototypes are {tuple(rows.shape)} of {rows.dtype}: expected floats, [classes, features]"
+            )
+        s = torch.as_tensor(scale).detach().to(rows, copy=True)
+        if s.numel() != 1:
+            raise CodecError(f"scale is {tuple(s.shape)}: expected one number")
+        self.register_buffer("prototypes", rows)
+        if fixed:
+            self.register_buffer("scale", s.reshape(()))
+        else:
+            self.scale = nn.Parameter(s.reshape(()))
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Logits, [B, D] -> [B, C]; `eps` of the norm is 1e-12, as in the released code."""
+        return self.scale * (normalize(features, dim=-1) @ self.prototypes.T)

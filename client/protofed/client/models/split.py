@@ -1,0 +1,53 @@
+"""A model as body and head, and its numbers as parts of a payload."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from protofed.common.errors import CodecError
+from protofed.common.payload import Tensors
+
+
+class SplitModel(nn.Module):
+    """`head(body(x))`: the body gives [B, D] features, the head [B, C] logits.
+
+    Args:
+        body: feature extractor, [B, channels, height, width] -> [B, D].
+        head: classifier, [B, D] -> [B, C]; a method may put its own in its place.
+    """
+
+    def __init__(self, body: nn.Module, head: nn.Module) -> None:
+        super().__init__()
+        self.body = body
+        self.head = head
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits, [B, channels, height, width] -> [B, C]."""
+        return cast("Tensor", self.head(self.body(images)))
+
+
+def dump(module: nn.Module) -> Tensors:
+    """Parameters and buffers by name, as contiguous NumPy copies on the CPU."""
+    return {name: np.array(t.detach().cpu().numpy(), order="C") for name, t in module.state_dict().items()}
+
+
+def load(module: nn.Module, tensors: Tensors) -> None:
+    """Copy tensors into a module of the same names and shapes.
+
+    Raises:
+        CodecError: with the first name or shape that differs; the module is as before.
+    """
+    own = module.state_dict()
+    if own.keys() != tensors.keys():
+        different = sorted(own.keys() ^ tensors.keys())
+        raise CodecError(f"the model and what was received differ in {different[0]} and {len(different) - 1} more")
+    for name, array in tensors.items():
+        if tuple(own[name].shape) != array.shape:
+            raise CodecError(f"{name} is {array.shape}: the model expects {tuple(own[name].shape)}")
+    with torch.no_grad():
+        for name, target in own.items():
+            target.copy_(torch.from_numpy(np.array(tensors[name])))

@@ -1,0 +1,159 @@
+"""Verbs that client halves compose: the one SGD loop, and class means."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from typing import TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from protofed.client.local import Local, Steps
+from protofed.common.errors import Failure, TaskFailure
+from protofed.common.recipe import Plan
+
+Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]  # images [B, ch, H, W], labels [B] -> mean loss of the batch
+
+
+def train(
+    local: Local, loss: Loss, parameters: Iterable[nn.Parameter] | None = None, epochs: int | None = None
+) -> float:
+    """The plan's epochs of stochastic gradient descent on the site's training examples.
+
+    A batch that does not fit into the device's memory is split into micro-batches whose gradients are added up.
+
+    Args:
+        loss: batch mean; it sees a part of the batch when memory is short.
+        parameters: what is trained; by default all of the model.
+        epochs: in place of the plan's.
+
+    Returns:
+        The mean loss over all examples seen.
+
+    Raises:
+        TaskFailure: the loss is not finite, or one example alone does not fit into memory.
+    """
+    plan, model = local.plan, local.model
+    trained = [p for p in (model.parameters() if parameters is None else parameters) if p.requires_grad]
+    optimizer = _optimizer(plan, trained, learning_rate(plan, local.round, local.rounds))
+    step = _Step(_with_precision(plan, local, loss), trained, optimizer, plan.clip)
+    model.train()
+    epochs = plan.epochs if epochs is None else epochs
+    total, seen = torch.zeros((), device=local.data.device), 0
+    local.steps = Steps(epochs=epochs, batches=_batches(len(local.data.train), plan))
+    for local.steps.epoch in range(1, epochs + 1):  # the heartbeat reads how far it is
+        local.steps.batch = 0
+        for images, labels in local.data.batches(plan.batch, local.rng, plan.augment, plan.drop_last):
+            local.check()
+            total += step(images, labels) * len(labels)
+            seen += len(labels)
+            local.steps.batch += 1
+        if not math.isfinite(total.item()):  # once an epoch: it waits for the device
+            raise TaskFailure(
+                Failure.NUMERIC, f"the loss is {total.item()} in epoch {local.steps.epoch}; lower plan.lr"
+            )
+    return total.item() / max(seen, 1)
+
+
+def learning_rate(plan: Plan, round: int, rounds: int) -> float:
+    """Of a round, counted from 1."""
+    match plan.schedule:
+        case "constant":
+            return plan.lr
+        case "exponential":
+            return float(plan.lr * plan.decay ** (round - 1))
+        case "cosine":
+            return plan.lr * (1 + math.cos(math.pi * (round - 1) / rounds)) / 2
+
+
+def class_means(local: Local, embed: Callable[[Tensor], Tensor]) -> dict[int, Tensor]:
+    """The mean of `embed(images)` [B, D] over the site's training examples of each class that it has: {class: [D]}.
+
+    In evaluation mode, without augmentation; a class that the site does not hold is not there.
+    """
+    local.model.eval()
+    sums = counts = None
+    with torch.no_grad():
+        for images, labels in local.data.ordered(local.data.train, 512):
+            local.check()
+            features = embed(images).float()
+            if sums is None or counts is None:
+                sums = features.new_zeros(local.classes, features.shape[1])
+                counts = features.new_zeros(local.classes)
+            sums.index_add_(0, labels, features)
+            counts.index_add_(0, labels, torch.ones_like(labels, dtype=features.dtype))
+    if sums is None or counts is None:
+        return {}
+    return {int(c): sums[c] / counts[c] for c in counts.nonzero().flatten()}
+
+
+class _Step:
+    """One optimizer step, in as many micro-batches as memory asks for."""
+
+    def __init__(
+        self, loss: Loss, trained: list[nn.Parameter], optimizer: torch.optim.Optimizer, clip: float | None
+    ) -> None:
+        self._loss, self._trained, self._optimizer, self._clip = loss, trained, optimizer, clip
+        self._size: int | None = None  # of a micro-batch; None: whole batches fit
+
+    def __call__(self, images: Tensor, labels: Tensor) -> Tensor:
+        while True:
+            try:
+                loss = self._gradients(images, labels)
+                break
+            except torch.OutOfMemoryError:
+                self._shrink(len(labels))
+        if self._clip is not None:
+            nn.utils.clip_grad_norm_(self._trained, self._clip)
+        self._optimizer.step()
+        return loss
+
+    def _gradients(self, images: Tensor, labels: Tensor) -> Tensor:
+        self._optimizer.zero_grad(set_to_none=True)
+        if self._size is None or self._size >= len(labels):
+            loss = self._loss(images, labels)
+            loss.backward()  # type: ignore[no-untyped-call]
+            return loss.detach()
+        parts = []
+        for some, their in zip(torch.split(images, self._size), torch.split(labels, self._size), strict=True):
+            part = self._loss(some, their) * (len(their) / len(labels))
+            part.backward()  # type: ignore[no-untyped-call]
+            parts.append(part.detach())
+        return torch.stack(parts).sum()
+
+    def _shrink(self, batch: int) -> None:
+        size = min(self._size or batch, batch)
+        if size == 1:
+            raise TaskFailure(Failure.OUT_OF_MEMORY, "not even one example fits into the device's memory")
+        self._size = (size + 1) // 2
+        self._optimizer.zero_grad(set_to_none=True)
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+
+def _optimizer(plan: Plan, trained: list[nn.Parameter], lr: float) -> torch.optim.Optimizer:
+    match plan.optimizer:
+        case "sgd":
+            return torch.optim.SGD(trained, lr=lr, momentum=plan.momentum, weight_decay=plan.weight_decay)
+        case "adam":
+            return torch.optim.Adam(trained, lr=lr, weight_decay=plan.weight_decay)
+        case "adamw":
+            return torch.optim.AdamW(trained, lr=lr, weight_decay=plan.weight_decay)
+
+
+def _with_precision(plan: Plan, local: Local, loss: Loss) -> Loss:
+    """bfloat16 autocast and channels_last on a GPU, if the plan asks for it."""
+    if local.data.device.type != "cuda" or not plan.amp:
+        return loss
+
+    def cast(images: Tensor, labels: Tensor) -> Tensor:
+        with torch.autocast("cuda", torch.bfloat16):
+            return loss(images.contiguous(memory_format=torch.channels_last), labels)
+
+    return cast
+
+
+def _batches(examples: int, plan: Plan) -> int:
+    size = min(plan.batch, examples)
+    return examples // size if plan.drop_last else -(-examples // size)
