@@ -1,0 +1,31 @@
+"""Recipes and policies that come with protofed, in a checkout and in an installed package."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from protofed.common.errors import unknown
+from protofed.common.recipe import Recipe, read_toml
+
+_HERE = Path(__file__).parent
+
+
+def folder(name: str) -> Path:
+    """`recipes`, `policies` or `sites`."""
+    packaged = _HERE / name
+    return packaged if packaged.is_dir() else _HERE.parents[1] / name
+
+
+def recipe(name_or_path: str) -> Recipe:
+    """A recipe by its file, or by the name of one that comes with protofed.
+
+    Raises:
+        ConfigError: there is none, or it cannot be used.
+    """
+    path = Path(name_or_path)
+    if path.suffix == ".toml" or path.exists():
+        return read_toml(path, Recipe)
+    known = {file.stem: file for file in folder("recipes").glob("*.toml")}
+    if name_or_path not in known:
+        raise unknown("recipe", name_or_path, known)
+    return read_toml(known[name_or_path], Recipe)

@@ -1,0 +1,209 @@
+"""A simulation is a deployment in one process: the same coordinator, agents, methods, gate and codec; the link is a
+function call through the codec, and time stands still.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from protofed.client.agent import Agent, Site
+from protofed.client.data.examples import SiteData
+from protofed.client.data.site import load_sites, load_test
+from protofed.client.link import Link
+from protofed.client.memory import FolderStore, MemoryStore, Store
+from protofed.client.models.catalogue import build
+from protofed.client.models.split import SplitModel
+from protofed.client.policy import Policy, Released, ReleasedScores, Rules
+from protofed.common.archive import Lock
+from protofed.common.errors import ConfigError
+from protofed.common.payload import Part, SiteId
+from protofed.common.recipe import Recipe
+from protofed.common.task import (
+    PROTOCOL_VERSION,
+    Assignment,
+    Finished,
+    Progress,
+    Receipt,
+    Role,
+    Signal,
+    Task,
+    Wait,
+)
+from protofed.common.version import VERSION
+from protofed.server import screening
+from protofed.server.blobs import Blobs, FolderBlobs, MemoryBlobs
+from protofed.server.coordinator import Surroundings
+from protofed.server.ledger import Ledger
+from protofed.server.roster import Roster
+from protofed.server.runs import Runs
+
+EVALUATOR = "evaluator"
+SCALARS = frozenset(
+    {"loss", "global.accuracy", "global.balanced_accuracy"}
+    | {f"personal.{name}" for name in ("accuracy", "balanced_accuracy", "pm_v", "pm_l")}
+)
+
+
+@dataclass(frozen=True)
+class DirectLink:
+    """The link of a simulated site."""
+
+    runs: Runs
+    blobs: Blobs
+    site: SiteId
+    roles: frozenset[Role]
+    instance: str = "simulated"
+
+    def enroll(self) -> Assignment | Finished:
+        """Say hello."""
+        return self.runs.enroll(self.site, self.instance, PROTOCOL_VERSION, VERSION, VERSION, self.roles)
+
+    def next_task(self, run: str, wait_s: float) -> Task | Wait | Finished:
+        """What to do now; a simulation never waits."""
+        return self.runs.next_task(run, self.site, self.instance)
+
+    def fetch(self, task: Task) -> bytes:
+        """The task's base."""
+        assert task.base is not None  # noqa: S101  (the agent has asked)
+        return self.blobs.get(task.base)
+
+    def push(self, task: Task, released: Released) -> Receipt:
+        """Through the same screening as an upload."""
+        run, manifest = self.runs.of(task.run), released.manifest
+        decided = run.begin(self.site, self.instance, task.nonce, task.base, manifest)
+        if decided is not None:
+            return decided
+        if fault := screening.blob_fault(released.data, manifest):
+            return run.refuse(self.site, task.nonce, manifest, fault)
+        self.blobs.put(released.data)
+        return run.commit(self.site, self.instance, task.nonce, manifest, released.metrics, released.weight)
+
+    def report(self, task: Task, released: ReleasedScores) -> None:
+        """Hand in scores."""
+        self.runs.of(task.run).report_scores(self.site, self.instance, task.nonce, released.scores)
+
+    def beat(self, run: str, progress: Progress) -> Signal:
+        """Say how far the site is; only failures are said in a simulation."""
+        return self.runs.heartbeat(run, self.site, self.instance, progress)
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """One recipe's run, ready to go.
+
+    Attributes:
+        agents: the evaluator first, then the sites in order.
+    """
+
+    recipe: Recipe
+    runs: Runs
+    ledger: Ledger
+    blobs: Blobs
+    agents: Sequence[Agent]
+
+    def go(self, until: Callable[[], bool] = lambda: False, turned: Callable[[], None] = lambda: None) -> None:
+        """Give every site its turn, again and again, until the run has ended (or `until` says so).
+
+        Raises:
+            ConfigError: nobody can do anything any more, as with more `min_sites` than there are sites.
+        """
+        while not self.runs.finished and not until():
+            self.runs.current.tick()
+            worked = [isinstance(agent.step(0.0), Task) for agent in self.agents]
+            turned()
+            if not any(worked) and not self.runs.finished:
+                wanted = self.recipe.federation.min_sites
+                raise ConfigError(
+                    f"the run cannot go on: {len(self.agents) - 1} sites, and federation.min_sites is {wanted}"
+                )
+
+
+def everything(recipe: Recipe) -> Policy:
+    """The policy of simulated sites: all parts, this method. Nothing leaves the process."""
+    models = frozenset({recipe.model.name})
+    rules = Rules(methods=frozenset({recipe.method.name}), parts=frozenset(Part), metrics=SCALARS, models=models)
+    return Policy(rules.model_copy(update={"example_count": True}))
+
+
+def device_model(recipe: Recipe, device: torch.device, allowed: frozenset[str]) -> SplitModel:
+    """A recipe's model where it will be trained."""
+    model = build(recipe.model, recipe.input, recipe.classes, allowed)
+    layout = torch.channels_last if device.type == "cuda" else torch.contiguous_format
+    model.to(device=device)
+    model.to(memory_format=layout)
+    return model
+
+
+@contextmanager
+def simulation(
+    recipe: Recipe,
+    state: Path | None = None,
+    device: torch.device | None = None,
+    sites: Sequence[SiteData] | None = None,
+) -> Iterator[Simulation]:
+    """A simulation of a recipe.
+
+    Args:
+        state: a folder in which it survives; without one it lives in memory. An unfinished run in it goes on.
+        sites: in place of those of the recipe's [data], whose test set the evaluator then shares.
+
+    Raises:
+        ConfigError: the recipe cannot be used.
+        DataError: its data cannot be had.
+    """
+    where = device or torch.device("cpu")
+    held, test = _data(recipe, sites)
+    held, test = [site.placed(where) for site in held], test.placed(where)
+    lock = Lock(state) if state else None
+    ledger = Ledger(f"sqlite:///{state / 'ledger.sqlite'}" if state else "sqlite://")
+    blobs: Blobs = FolderBlobs(state / "blobs") if state else MemoryBlobs()
+    runs = Runs([recipe], Surroundings(ledger, blobs, Roster(ledger, _frozen), _frozen))
+    policy = everything(recipe)
+    model = cache(lambda _name: device_model(recipe, where, policy.rules.models))
+    stores: list[FolderStore] = []
+
+    def agent(name: SiteId, role: Role, data: SiteData) -> Agent:
+        store: Store = MemoryStore()
+        if state is not None:
+            stores.append(store := FolderStore(state / "sites" / name))
+        link: Link = DirectLink(runs, blobs, name, frozenset({role}))
+        return Agent(Site(name, frozenset({role}), policy, store, lambda _: data, lambda r: model(r.name)), link)
+
+    agents = [agent(EVALUATOR, Role.EVALUATOR, test)]
+    agents += [agent(name, Role.TRAINER, data) for name, data in zip(site_names(len(held)), held, strict=True)]
+    try:
+        yield Simulation(recipe, runs, ledger, blobs, agents)
+    finally:
+        ledger.close()
+        for opened in stores:
+            opened.close()
+        if lock is not None:
+            lock.release()
+
+
+def site_names(count: int) -> list[SiteId]:
+    """site-1 … site-K, all of one length, so that their order is the order of their names."""
+    width = len(str(count))
+    return [f"site-{number:0{width}d}" for number in range(1, count + 1)]
+
+
+def _data(recipe: Recipe, sites: Sequence[SiteData] | None) -> tuple[list[SiteData], SiteData]:
+    if sites is not None:
+        return list(sites), SiteData.for_scoring(sites[0].test, recipe.input, recipe.classes)
+    if recipe.data is None:
+        raise ConfigError(f"recipe '{recipe.name}' has no [data]; a simulation needs to know what its sites hold")
+    return (
+        load_sites(recipe.data, recipe.input, recipe.classes),
+        load_test(recipe.data, recipe.input, recipe.classes),
+    )
+
+
+def _frozen() -> float:
+    """The clock of a simulation: every site answers in its turn, so nobody is ever late."""
+    return 0.0
