@@ -30,11 +30,13 @@ class Overview:
     Attributes:
         phase: waiting, collecting, aggregating, evaluating or how it ended.
         invited, reported: sites of the current (or last) round.
+        seconds: since the first round was opened.
         received, sent: bytes of accepted updates and of the models that sites were asked to fetch.
         scores: of the newest scored round, by name.
     """
 
     run: str
+    began: bool
     round: int
     phase: str
     invited: int
@@ -45,6 +47,7 @@ class Overview:
     scores: Mapping[str, Spread]
     scored_round: int
     degraded: int
+    ended: bool
     failed: bool
 
 
@@ -77,16 +80,18 @@ def overview(ledger: Ledger, run: str) -> Overview | None:
     newest = max(scores, default=0)
     return Overview(
         run=run,
+        began=bool(rounds),
         round=number,
         phase=row.reason or "ended" if row.ended_at else _phase(last, any(t.kind is TaskKind.SCORE for t in current)),
         invited=len(fits),
         reported=sum(task.fate == "reported" for task in fits),
         received=sum(update.bytes for update in updates),
         sent=sum(task.base_bytes for task in tasks if task.kind is TaskKind.FIT),
-        seconds=(row.ended_at or time.time()) - row.began_at,
+        seconds=(row.ended_at or time.time()) - rounds[0].opened_at if rounds else 0.0,
         scores=spreads(scores.get(newest, {})),
         scored_round=newest,
         degraded=sum(r.state is not None and r.complete is False for r in rounds),
+        ended=row.ended_at is not None,
         failed=bool(row.failed),
     )
 

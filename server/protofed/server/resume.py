@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from protofed.common.task import TaskKind
-from protofed.server.phases import Collecting, Evaluating, Idle, Phase
+from protofed.server.phases import Aggregating, Collecting, Evaluating, Idle, Phase
 from protofed.server.rows import RoundRow, TaskRow
 
 

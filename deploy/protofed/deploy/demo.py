@@ -1,0 +1,167 @@
+"""`protofed demo`: what a pilot looks like, on one machine. Server and daemons are processes of their own."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.console import Console
+from rich.live import Live
+
+from protofed.common.archive import Lock
+from protofed.common.errors import ProtofedError, StateError
+from protofed.common.recipe import Recipe, read_toml
+from protofed.deploy import shipped
+from protofed.deploy.processes import LEDGER_FILE, read_address
+from protofed.server.ledger import Ledger
+from protofed.server.overview import Overview, overview
+
+RECIPES = ("digits-fednh", "digits-fedavg", "digits-solo")
+SITES = 5
+PATIENCE_S = 60.0
+
+
+class DemoError(ProtofedError):
+    """A process of the demo ended before its work did."""
+
+
+def run_demo(folder: Path, console: Console) -> None:
+    """Run the demo's three runs to their end, showing how they get on; nothing is left running.
+
+    Raises:
+        DemoError: a process failed; its log is named.
+    """
+    from protofed.deploy.tables import progress_table, scores_json, scores_table
+
+    recipes = [read_toml(shipped.folder("recipes") / f"{name}.toml", Recipe) for name in RECIPES]
+    _fresh(folder)
+    console.print(
+        f"One aggregation server, one evaluator and {SITES} sites, each a process of its own, talk gRPC on 127.0.0.1.\n"
+        "Handwritten digits, rare classes a tenth as frequent, dealt so that every site sees other classes.\n"
+    )
+    began, views = time.monotonic(), dict[str, Overview | None]()
+    with _processes(folder) as processes, Live(console=console, refresh_per_second=4) as live:
+        while any(process.poll() is None for process in processes.values()):
+            views = _look(folder, recipes)
+            table = progress_table(recipes, views, "protofed demo")
+            table.caption = f"{time.monotonic() - began:.0f} s · Ctrl-C ends all of it"
+            live.update(table)
+            _check(processes, folder)
+            time.sleep(0.25)
+        views = _look(folder, recipes)
+        live.update(progress_table(recipes, views, "protofed demo"))
+    _check(processes, folder)
+    done = [view for view in views.values() if view is not None]
+    (folder / "scores.json").write_text(json.dumps(scores_json(done), indent=2), encoding="utf-8")
+    console.print()
+    console.print(scores_table(recipes, views, "scores after the last round"))
+    console.print(f"\n{_verdict(views)}")
+    console.print(
+        f"\nIn {folder}: scores.json · server/ (ledger.sqlite and the models as blobs) · "
+        "site-*/ (what each site kept) · *.log (one JSON line an event)"
+    )
+
+
+def _verdict(views: dict[str, Overview | None]) -> str:
+    """The result in words, whatever it is."""
+    scores = {name: view.scores for name, view in views.items() if view is not None}
+    ours, plain, alone = (scores.get(name, {}) for name in RECIPES)
+    lines = []
+    if "global.accuracy" in ours and "global.accuracy" in plain:
+        a, b = (100 * s["global.accuracy"].mean for s in (ours, plain))
+        lines.append(f"One model for everybody: FedNH {a:.1f} % of the balanced test set, FedAvg {b:.1f} %.")
+    if "personal.pm_v" in ours and "personal.pm_v" in alone:
+        a, b = (100 * s["personal.pm_v"].mean for s in (ours, alone))
+        lines.append(f"Each site's own model on its own classes: FedNH {a:.1f} %, training alone {b:.1f} %.")
+    return "\n".join(lines)
+
+
+def _look(folder: Path, recipes: Sequence[Recipe]) -> dict[str, Overview | None]:
+    """What the server's ledger says now."""
+    if not (folder / "server" / "address").exists():
+        return {}
+    ledger = Ledger(f"sqlite:///{folder / 'server' / LEDGER_FILE}", read_only=True)
+    try:
+        return {recipe.name: overview(ledger, recipe.name) for recipe in recipes}
+    except StateError:  # being written for the first time
+        return {}
+    finally:
+        ledger.close()
+
+
+@contextmanager
+def _processes(folder: Path) -> Iterator[dict[str, subprocess.Popen[bytes]]]:
+    """The server, then the daemons; all of them are gone afterwards, whatever happens."""
+    running: dict[str, subprocess.Popen[bytes]] = {}
+    recipes, policy = shipped.folder("recipes"), shipped.folder("policies") / "standard.toml"
+    try:
+        chosen = [f"--recipe={recipes / name}.toml" for name in RECIPES]
+        running["server"] = _start(folder, "server", "server", *chosen, "--listen=127.0.0.1:0")
+        address = _address(folder, running["server"])
+        data = f"--settings={shipped.folder('sites') / 'digits.toml'}"
+        common = (data, f"--server={address}", f"--policy={policy}")
+        for share in range(SITES):
+            name = f"site-{share + 1}"
+            running[name] = _start(folder, name, "client", *common, f"--site={name}", f"--share={share}")
+        running["evaluator"] = _start(folder, "evaluator", "client", *common, "--site=evaluator", "--role=evaluator")
+        yield running
+    finally:
+        _end(list(running.values()))
+
+
+def _start(folder: Path, name: str, *arguments: str) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "protofed.deploy.cli", *arguments, f"--state={folder / name}", "--until-finished"]
+    with (folder / f"{name}.log").open("wb") as log:
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}  # seven processes share the cores
+        # A session of its own: Ctrl-C reaches the demo alone, which then ends all the others in order.
+        return subprocess.Popen(  # noqa: S603
+            command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environment, start_new_session=True
+        )
+
+
+def _address(folder: Path, server: subprocess.Popen[bytes]) -> str:
+    until = time.monotonic() + PATIENCE_S
+    while time.monotonic() < until:
+        if (address := read_address(folder / "server")) is not None:
+            return address
+        if server.poll() is not None:
+            break
+        time.sleep(0.05)
+    raise DemoError(f"the server did not start; see {folder / 'server.log'}")
+
+
+def _check(processes: dict[str, subprocess.Popen[bytes]], folder: Path) -> None:
+    for name, process in processes.items():
+        if process.poll() not in (None, 0):
+            raise DemoError(f"{name} ended with exit code {process.returncode}; see {folder / name}.log")
+
+
+def _end(processes: list[subprocess.Popen[bytes]]) -> None:
+    """Ask politely, then insist."""
+    for process in reversed(processes):
+        process.terminate()
+    until = time.monotonic() + 10
+    for process in processes:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(max(0.1, until - time.monotonic()))
+            continue
+        process.kill()
+        process.wait()
+
+
+def _fresh(folder: Path) -> None:
+    """An empty folder; only a former demo's is emptied."""
+    if folder.exists() and any(folder.iterdir()):
+        if not (folder / "server").is_dir():
+            raise StateError(f"{folder} holds something else than a demo; name another folder with --keep")
+        Lock(folder / "server").release()  # not while another demo runs
+        shutil.rmtree(folder)
+    folder.mkdir(parents=True, exist_ok=True)

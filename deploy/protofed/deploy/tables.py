@@ -1,0 +1,117 @@
+"""Runs as tables and numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import structlog
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from protofed.client import device as devices
+from protofed.common.recipe import Recipe
+from protofed.deploy import shipped
+from protofed.deploy.simulate import simulation
+from protofed.server.overview import Overview, Spread, overview
+
+
+def progress_table(recipes: Sequence[Recipe], views: Mapping[str, Overview | None], title: str) -> Table:
+    """One row a run: where it is, its newest means in percent, and what it moved."""
+    table = Table(title=title, title_justify="left")
+    for name in ("method", "round", "phase", "sites"):
+        table.add_column(name, no_wrap=True)
+    for name in ("GM", "PM(V)", "PM(L)", "MB", "s"):
+        table.add_column(name, justify="right", no_wrap=True)
+    waiting = False  # the first run that has not begun waits for sites, the others for it
+    for recipe in recipes:
+        view = views.get(recipe.name)
+        waiting = waiting or (view is not None and view.began and not view.ended)
+        if view is None or not view.began:
+            phase = "queued" if waiting or view is None else view.phase
+            table.add_row(recipe.method.name, f"0/{recipe.rounds}", phase, *["–"] * 6)
+            waiting = True
+            continue
+        table.add_row(
+            recipe.method.name,
+            f"{view.round}/{recipe.rounds}",
+            view.phase,
+            f"{view.reported}/{view.invited}",
+            *(_percent(view.scores.get(name), "mean") for name in HEADLINES),
+            f"{(view.received + view.sent) / 1e6:.1f}",
+            f"{view.seconds:.0f}",
+        )
+    return table
+
+
+def scores_table(recipes: Sequence[Recipe], views: Mapping[str, Overview | None], title: str) -> Table:
+    """One row a run: its final scores in percent."""
+    table = Table(title=title, title_justify="left", caption=CAPTION, caption_justify="left")
+    table.add_column("method", no_wrap=True)
+    for name in ("GM", "PM(V)", "worst site", "PM(L)", "worst site", "balanced"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for recipe in recipes:
+        if (view := views.get(recipe.name)) is None:
+            continue
+        gm, pm_v, pm_l = (view.scores.get(name) for name in HEADLINES)
+        table.add_row(
+            recipe.method.name + (f" ({view.degraded} rounds degraded)" if view.degraded else ""),
+            _percent(gm, "mean"),
+            _percent(pm_v, "mean", "std"),
+            _percent(pm_v, "worst"),
+            _percent(pm_l, "mean", "std"),
+            _percent(pm_l, "worst"),
+            _percent(view.scores.get("personal.balanced_accuracy"), "mean", "std"),
+        )
+    return table
+
+
+HEADLINES = ("global.accuracy", "personal.pm_v", "personal.pm_l")
+CAPTION = (
+    "GM: the global model on the balanced test set. PM(V): each site's own model on the classes that the site has; "
+    "PM(L): the same, weighted by the site's class frequencies; balanced: on all classes. In %, mean ± standard "
+    "deviation over sites."
+)
+
+
+def scores_json(views: Sequence[Overview]) -> list[dict[str, Any]]:
+    """Runs as plain data."""
+    return [asdict(view) for view in views]
+
+
+def simulate_with_progress(name: str, state: Path | None, device: str) -> Overview:
+    """Simulate a recipe behind a progress bar, then show its scores.
+
+    Raises:
+        ConfigError, DataError: the recipe or its data cannot be used.
+    """
+    recipe = shipped.recipe(name)
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(30))  # the bar tells enough
+    bar = Progress(
+        TextColumn(recipe.name),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("rounds"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+    )
+    with simulation(recipe, state, devices.pick(device)) as running, bar:
+        task = bar.add_task("", total=recipe.rounds)
+
+        def turned() -> None:
+            rounds = running.ledger.rounds(recipe.name)
+            bar.update(task, completed=sum(row.state is not None and row.round > 0 for row in rounds))
+
+        running.go(turned=turned)
+        view = overview(running.ledger, recipe.name)
+    assert view is not None  # noqa: S101  (it was just run)
+    Console(stderr=True).print(scores_table([recipe], {recipe.name: view}, recipe.name))
+    return view
+
+
+def _percent(value: Spread | None, *fields: str) -> str:
+    return "–" if value is None else " ± ".join(f"{100 * getattr(value, field):.1f}" for field in fields)
