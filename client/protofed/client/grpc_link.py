@@ -7,8 +7,8 @@ waited for; without end, unless told otherwise.
 from __future__ import annotations
 
 import random
+import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol, TypeVar
 
@@ -85,7 +85,6 @@ class GrpcLink:
         address: host:port.
         instance: this very daemon, among those of its site.
         give_up_after_s: seconds without an answer after which calls raise `Unavailable`; None: never.
-        sleep: how to wait; a daemon that is told to stop wakes up from it.
     """
 
     def __init__(
@@ -96,20 +95,20 @@ class GrpcLink:
         roles: frozenset[Role],
         *,
         give_up_after_s: float | None = None,
-        sleep: Callable[[float], object] = time.sleep,
     ) -> None:
         self._address, self._roles = address, sorted(roles)
         self._caller = pb.Caller(site=site, instance=instance)
         self._channel = grpc.insecure_channel(address, OPTIONS)
         self._stub = rpc.FederationStub(self._channel)
-        self._give_up, self._sleep = give_up_after_s, sleep
+        self._give_up, self._closed = give_up_after_s, threading.Event()
         self._pool = ThreadPoolExecutor(IN_FLIGHT, "chunks")
         self.bytes_moved = 0
 
     def close(self) -> None:
-        """End the connection."""
-        self._pool.shutdown(cancel_futures=True)
+        """End the connection; calls that wait for the server end, too."""
+        self._closed.set()
         self._channel.close()
+        self._pool.shutdown(cancel_futures=True)
 
     def enroll(self) -> Assignment | Finished:
         """Say hello with versions and roles."""
@@ -219,7 +218,8 @@ class GrpcLink:
                 self._raise_if_final(error, began)
                 if pause == 0.25:
                     log.info("the server does not answer; trying again", server=self._address, why=_why(error))
-            self._sleep(random.uniform(0, pause))  # noqa: S311  (full jitter, no secret)
+            if self._closed.wait(random.uniform(0, pause)):  # noqa: S311  (full jitter, no secret)
+                raise Unavailable("the connection was closed")
             pause = min(2 * pause, 8.0)
 
     def _raise_if_final(self, error: grpc.RpcError, began: float) -> None:

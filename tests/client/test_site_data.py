@@ -1,0 +1,243 @@
+"""Batches are the same on every device and whatever the memory; what cannot be trained on is refused."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import Tensor
+from torchvision.transforms.v2 import functional as tv
+
+from protofed.client.data import examples, pixels
+from protofed.client.data.examples import Augment, Examples, SiteData, fits
+from protofed.client.data.pixels import crop_flip, draw_crop_flips, normaliser
+from protofed.common.errors import DataError
+from protofed.common.recipe import Input
+
+RUN = Input(shape=(3, 6, 5), mean=(0.1, 0.2, 0.3), std=(0.5, 0.25, 1.0))
+META = torch.device("meta")
+
+
+def rng(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def some(count: int, seed: int = 0, classes: int = 4) -> Examples:
+    images = torch.randint(256, (count, 3, 6, 5), generator=rng(seed), dtype=torch.uint8)
+    return Examples(images, torch.arange(count) % classes)
+
+
+def site(count: int = 10) -> SiteData:
+    return SiteData(some(count), some(7, seed=1), RUN, classes=4)
+
+
+def epoch(data: SiteData, seed: int = 0, size: int = 4, augment: Augment = "none") -> tuple[Tensor, Tensor]:
+    images, labels = zip(*data.batches(size, rng(seed), augment), strict=True)
+    return torch.cat(images), torch.cat(labels)
+
+
+def test_normalisation_is_by_channel_of_pixels_in_0_to_1() -> None:
+    images = torch.tensor([[[[255]], [[51]], [[0]]]], dtype=torch.uint8)
+    made = normaliser(RUN, torch.uint8, torch.device("cpu"))(images)
+    torch.testing.assert_close(made.flatten(), torch.tensor([1.8, 0.0, -0.3]))  # (1 - .1) / .5, (.2 - .2) / .25, ...
+    again = normaliser(RUN, torch.float32, torch.device("cpu"))(images / 255)
+    torch.testing.assert_close(again, made)
+
+
+def test_one_value_serves_all_channels() -> None:
+    made = normaliser(Input(shape=(3, 1, 1)), torch.uint8, torch.device("cpu"))(torch.full((1, 3, 1, 1), 255))
+    assert made.flatten().tolist() == [1.0, 1.0, 1.0]
+
+
+def test_an_epoch_is_every_example_once_in_the_generators_order() -> None:
+    data = site()
+    images, labels = epoch(data)
+    order = torch.randperm(10, generator=rng())
+    assert torch.equal(labels, data.train.labels[order])
+    assert torch.equal(images, data.train.normalised(RUN)[order])
+    assert not torch.equal(labels, epoch(data, seed=1)[1])
+
+
+@pytest.mark.parametrize(
+    ("size", "drop_last", "sizes"),
+    [(4, False, [4, 4, 2]), (4, True, [4, 4]), (5, True, [5, 5]), (64, False, [10]), (64, True, [10])],
+)
+@pytest.mark.parametrize("augment", ["none", "crop-flip"])
+def test_batches_have_the_size_asked_for(size: int, drop_last: bool, sizes: list[int], augment: Augment) -> None:
+    made = list(site().batches(size, rng(), augment, drop_last))
+    assert [len(images) for images, _ in made] == [len(labels) for _, labels in made] == sizes
+
+
+def test_random_numbers_are_drawn_at_the_call_and_from_the_generator_alone() -> None:
+    before = torch.get_rng_state()
+    one, two = rng(), rng()
+    pending = site().batches(4, one, "crop-flip")
+    drawn = one.get_state()
+    list(pending)
+    torch.randperm(10, generator=two)
+    draw_crop_flips(10, two)
+    assert torch.equal(one.get_state(), drawn)
+    assert torch.equal(two.get_state(), drawn)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("augment", ["none", "crop-flip"])
+def test_batches_are_the_same_where_no_normalised_copy_is_kept(
+    augment: Augment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept, _ = epoch(site(), augment=augment)
+    monkeypatch.setattr(examples, "KEPT_BYTES", 0)
+    data = site()
+    assert torch.equal(epoch(data, augment=augment)[0], kept)
+    assert not data.train._made  # nothing was kept
+
+
+def test_crop_flip_is_torchvisions() -> None:
+    data = some(50)
+    moves = draw_crop_flips(50, rng(3))
+    made = crop_flip(data.images, moves)
+    for image, ours, (top, left, flip) in zip(data.images, made, moves.tolist(), strict=True):
+        cropped = tv.crop(tv.pad(image, [4]), top, left, 6, 5)
+        assert torch.equal(ours, tv.horizontal_flip(cropped) if flip else cropped)
+
+
+def test_crop_flip_draws_every_offset_and_both_sides() -> None:
+    moves = draw_crop_flips(2000, rng())
+    assert [sorted(set(column.tolist())) for column in moves.T] == [list(range(9)), list(range(9)), [0, 1]]
+    assert 900 < int(moves[:, 2].sum()) < 1100
+
+
+def test_the_border_is_black_before_normalisation() -> None:
+    white = Examples(torch.full((200, 3, 6, 5), 255, dtype=torch.uint8), torch.zeros(200, dtype=torch.int64))
+    images, _ = epoch(SiteData(white, white, RUN, 4), augment="crop-flip")
+    black = torch.tensor([-0.2, -0.8, -0.3])  # (0 - mean) / std
+    light = torch.tensor([1.8, 3.2, 0.7])
+    is_black = torch.isclose(images, black.view(3, 1, 1)).all(dim=1)
+    assert torch.equal(is_black, ~torch.isclose(images, light.view(3, 1, 1)).all(dim=1))
+    assert 0.2 < float(is_black.float().mean()) < 0.9
+    assert pixels.PADDING == 4
+
+
+def test_ordered_is_every_example_in_its_own_order() -> None:
+    data = site()
+    made = list(data.ordered(data.test, 3))
+    assert [len(labels) for _, labels in made] == [3, 3, 1]
+    assert torch.equal(torch.cat([images for images, _ in made]), data.test.normalised(RUN))
+    assert torch.equal(torch.cat([labels for _, labels in made]), data.test.labels)
+
+
+def test_label_frequencies_are_shares_of_the_training_labels() -> None:
+    train = Examples(torch.zeros(4, 3, 6, 5), torch.tensor([2, 0, 2, 2]))
+    assert SiteData(train, some(3), RUN, 4).label_frequencies().tolist() == [0.25, 0.0, 0.75, 0.0]
+
+
+def test_sites_share_one_placed_and_one_normalised_test_set() -> None:
+    test = some(5)
+    first, second = (SiteData(some(n), test, RUN, 4).placed(torch.device("cpu")) for n in (3, 4))
+    assert first.test is second.test
+    assert first.test.normalised(RUN) is second.test.normalised(RUN)
+    assert first.train is not second.train
+
+
+def test_examples_are_moved_once() -> None:
+    held = some(3)
+    assert {held.on(META).images.device, held.on(META).labels.device} == {META}
+    assert held.on(META) is held.on(META)
+
+
+@pytest.mark.parametrize("augment", ["none", "crop-flip"])
+def test_data_that_stays_on_the_host_is_moved_batch_by_batch(augment: Augment) -> None:
+    data = SiteData(some(10), some(3), RUN, 4, device=META)  # meta: a device with shapes and no numbers
+    made = [*data.batches(4, rng(), augment), *data.ordered(data.test, 2)]
+    assert {tensor.device for batch in made for tensor in batch} == {META}
+    assert [images.shape[0] for images, _ in made] == [4, 4, 2, 2, 1]
+    assert {images.dtype for images, _ in made} == {torch.float32}
+    assert data.train.images.device == torch.device("cpu")
+
+
+def test_data_fit_a_gpu_up_to_a_quarter_of_its_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (400, 1000))
+    assert [fits(size, torch.device("cuda")) for size in (100, 101)] == [True, False]
+
+
+def test_memory_counts_the_normalised_copy_that_will_be_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = 10 * 3 * 6 * 5 + 10 * 8
+    assert some(10).nbytes == raw + 4 * 900
+    monkeypatch.setattr(examples, "KEPT_BYTES", 4 * 900 - 1)
+    assert some(10).nbytes == raw
+
+
+def test_data_that_do_not_fit_are_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
+    pinned: list[int] = []
+
+    def pin(tensor: Tensor) -> Tensor:
+        pinned.append(tensor.data_ptr())
+        return tensor
+
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (4, 1000))
+    monkeypatch.setattr(torch.Tensor, "pin_memory", pin)
+    data = site()
+    placed = data.placed(torch.device("cuda"))
+    assert placed.device.type == "cuda"
+    assert placed.train.images.device.type == "cpu"
+    held = (data.train.images, data.train.labels, data.test.images, data.test.labels)
+    assert pinned == [tensor.data_ptr() for tensor in held]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+@pytest.mark.parametrize("augment", ["none", "crop-flip"])
+@pytest.mark.parametrize("room", [True, False])
+def test_a_gpu_sees_the_same_batches(augment: Augment, room: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(examples, "fits", lambda *_: room)
+    images, labels = epoch(site(), augment=augment)
+    there, there_labels = epoch(site().placed(torch.device("cuda")), augment=augment)
+    assert there.is_cuda
+    torch.testing.assert_close(there.cpu(), images)
+    assert torch.equal(there_labels.cpu(), labels)
+
+
+def test_augmented_epochs_differ_by_seed_and_agree_by_seed() -> None:
+    first, again, other = (epoch(site(), seed, augment="crop-flip")[0] for seed in (0, 0, 1))
+    assert torch.equal(first, again)
+    assert all(not torch.equal(a, b) for a, b in pairwise((first, other, epoch(site())[0])))
+
+
+def test_an_evaluators_data_have_nothing_to_train_on() -> None:
+    data = SiteData.for_scoring(some(5), RUN, 4)
+    assert (len(data.train), len(data.test), data.label_frequencies().tolist()) == (0, 5, [0.0] * 4)
+    assert not list(data.ordered(data.train, 2))
+    with pytest.raises(DataError, match="only test examples"):
+        data.batches(2, rng())
+    with pytest.raises(DataError, match="no test examples"):
+        SiteData.for_scoring(some(0), RUN, 4)
+
+
+@pytest.mark.parametrize(
+    ("train", "test", "said"),
+    [
+        (some(0), some(3), "no training examples"),
+        (some(3), some(0), "no test examples"),
+        (some(8, classes=5), some(3), "labels are 0 to 4, but the run has 4 classes; expected 0 to 3"),
+        (some(3), some(8, classes=6), "labels are 0 to 5"),
+        (Examples(some(3).images, torch.tensor([0, -1, 2])), some(3), "labels are -1 to 2"),
+        (Examples(torch.zeros(2, 1, 6, 5), torch.zeros(2).long()), some(3), r"\[1, 6, 5\].*\[3, 6, 5\]"),
+    ],
+)
+def test_data_that_cannot_be_used_are_refused_at_construction(train: Examples, test: Examples, said: str) -> None:
+    with pytest.raises(DataError, match=said):
+        SiteData(train, test, RUN, 4)
+
+
+@pytest.mark.parametrize(
+    ("images", "labels", "said"),
+    [
+        (torch.zeros(2, 6, 5), torch.zeros(2).long(), r"shape \[2, 6, 5\]"),
+        (torch.zeros(2, 3, 6, 5).double(), torch.zeros(2).long(), "float64"),
+        (torch.zeros(2, 3, 6, 5), torch.zeros(3).long(), r"shape \[3\]; expected int64, one for each of 2"),
+        (torch.zeros(2, 3, 6, 5), torch.zeros(2), "labels are torch.float32"),
+    ],
+)
+def test_examples_have_one_shape_and_dtype(images: Tensor, labels: Tensor, said: str) -> None:
+    with pytest.raises(DataError, match=said):
+        Examples(images, labels)

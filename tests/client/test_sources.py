@@ -1,0 +1,250 @@
+"""Sources are read as they are, cut into sites, and refused in one line that says what to do."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from protofed.client.data.site import load_site, load_sites, load_test
+from protofed.client.data.sources import load
+from protofed.common.errors import DataError
+from protofed.common.recipe import Data, Input
+
+SHARED = Path(os.environ.get("PROTOFED_DATA", Path(__file__).parents[3] / "shared" / "data"))
+DIGITS = Input(shape=(1, 8, 8))
+SMALL = Input(shape=(3, 2, 2))
+needs_data = pytest.mark.skipif(not (SHARED / "unpack.py").is_file(), reason=f"no real data at {SHARED}")
+
+
+def settings(source: str, **more: Any) -> Data:
+    return Data.model_validate({"source": source, **more})
+
+
+def half(labels: list[int], start: int = 0) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """Images [N, 2, 2, 3] whose first pixel is their number, and labels [N, 1] as in MedMNIST."""
+    images = np.zeros((len(labels), 2, 2, 3), dtype=np.uint8)
+    images[:, 0, 0, 0] = np.arange(start, start + len(labels))
+    return images, np.array(labels, dtype=np.uint8)[:, None]
+
+
+def write_npz(folder: Path, arrays: dict[str, Any], **more: Any) -> Data:
+    np.savez(folder / "set.npz", **arrays)
+    return settings("npz", root=folder / "set.npz", **more)
+
+
+def both(images: np.ndarray[Any, Any], labels: np.ndarray[Any, Any]) -> dict[str, Any]:
+    return {"train_images": images, "train_labels": labels, "test_images": images, "test_labels": labels}
+
+
+def two_sites(**more: Any) -> dict[str, Any]:
+    train, test = half([0, 1, 0, 1]), half([0, 1, 1], start=4)
+    named = {"train_images": train[0], "train_labels": train[1], "test_images": test[0], "test_labels": test[1]}
+    return {**named, "train_site": np.array(["b", "a", "b", "b"]), **more}
+
+
+def numbers(images: torch.Tensor) -> list[int]:
+    return images[:, 0, 0, 0].tolist()
+
+
+def test_digits_hold_out_a_balanced_test_set_by_the_seed() -> None:
+    source = load(settings("digits"), DIGITS)
+    assert len(source.train) == 1797 - 520
+    assert source.test.labels.bincount().tolist() == [52] * 10  # int(0.3 * 174), 174 eights being the fewest
+    assert (source.train.images.dtype, float(source.train.images.max())) == (torch.float32, 1.0)
+    again, other = (load(settings("digits", seed=seed), DIGITS).test.images for seed in (0, 1))
+    assert (torch.equal(source.test.images, again), torch.equal(source.test.images, other)) == (True, False)
+
+
+def test_npz_is_read_channels_first(tmp_path: Path) -> None:
+    images, labels = half([1, 0])
+    images[1, 0, 1] = (7, 8, 9)
+    source = load(write_npz(tmp_path, both(images, labels)), SMALL)
+    assert source.train.images.shape == (2, 3, 2, 2)
+    assert source.train.images[1, :, 0, 1].tolist() == [7, 8, 9]
+    assert source.test.labels.tolist() == [1, 0]
+    assert source.site_column is None
+
+
+def test_npz_of_grey_images_has_one_channel(tmp_path: Path) -> None:
+    images = np.arange(8, dtype=np.uint8).reshape(2, 2, 2)
+    data = write_npz(tmp_path, both(images, np.array([0, 1])))
+    assert load(data, Input(shape=(1, 2, 2))).train.images.tolist() == [[[[0, 1], [2, 3]]], [[[4, 5], [6, 7]]]]
+
+
+def test_npz_without_a_test_set_holds_one_out_with_its_column(tmp_path: Path) -> None:
+    images, labels = half([0] * 8 + [1] * 4)
+    arrays = {"train_images": images, "train_labels": labels, "train_site": np.arange(12)}
+    source = load(write_npz(tmp_path, arrays, test_share=0.5), SMALL)
+    assert source.test.labels.bincount().tolist() == [2, 2]  # half of the rarer class, of both
+    assert numbers(source.train.images) == np.asarray(source.site_column).tolist()
+    assert numbers(source.test.images) == np.asarray(source.test_site_column).tolist()
+
+
+def test_a_column_makes_one_site_a_value_and_may_split_the_test_set_too(tmp_path: Path) -> None:
+    sites = load_sites(write_npz(tmp_path, two_sites(), partition={"kind": "column"}), SMALL, 2)
+    assert [numbers(site.train.images) for site in sites] == [[1], [0, 2, 3]]
+    assert sites[0].test is sites[1].test
+    both_columns = two_sites(test_site=np.array(["b", "a", "b"]))
+    sites = load_sites(write_npz(tmp_path, both_columns, partition={"kind": "column"}), SMALL, 2)
+    assert [numbers(site.test.images) for site in sites] == [[5], [4, 6]]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_column_follows_its_examples_through_a_long_tail(seed: int, tmp_path: Path) -> None:
+    data = write_npz(tmp_path, two_sites(), partition={"kind": "column"}, long_tail=0.5, seed=seed)
+    made = [numbers(site.train.images) for site in load_sites(data, SMALL, 2)]
+    assert made in ([[1], [0, 2]], [[0, 2, 3]])  # one of the two examples of class 1 is left
+
+
+def test_an_evaluator_needs_no_training_examples(tmp_path: Path) -> None:
+    images, labels = half([0, 1, 1])
+    data = write_npz(tmp_path, {"test_images": images, "test_labels": labels})
+    assert (len(load_test(data, SMALL, 2).train), len(load_test(data, SMALL, 2).test)) == (0, 3)
+    with pytest.raises(DataError, match="no training examples"):
+        load_sites(data, SMALL, 2)
+
+
+def test_a_daemon_gets_the_same_share_as_a_simulation() -> None:
+    data = settings("digits", seed=5, long_tail=0.5, partition={"kind": "dirichlet", "sites": 4, "beta": 0.5})
+    sites = load_sites(data, DIGITS, 10)
+    other = load_sites(data.model_copy(update={"seed": 6}), DIGITS, 10)
+    assert len(sites) == len(other) == 4
+    assert [len(site.train) for site in sites] != [len(site.train) for site in other]
+    sizes = load(data, DIGITS).train.labels.bincount().tolist()
+    tail = [min(size, int(max(sizes) * 0.5 ** (c / 9))) for c, size in enumerate(sizes)]
+    assert torch.stack([site.train.labels.bincount(minlength=10) for site in sites]).sum(0).tolist() == tail
+    for share, site in enumerate(sites):
+        own = load_site(data, share, DIGITS, 10)
+        assert torch.equal(own.train.images, site.train.images)
+        assert torch.equal(own.train.labels, site.train.labels)
+        assert torch.equal(own.test.images, site.test.images)
+
+
+def test_the_long_tail_leaves_the_test_set_alone() -> None:
+    tailed = load_sites(settings("digits", long_tail=0.1), DIGITS, 10)[0]
+    sizes = tailed.train.labels.bincount()
+    assert sizes[9] <= sizes[0] * 0.15
+    assert tailed.test.labels.bincount().tolist() == [52] * 10
+
+
+@pytest.mark.parametrize("share", [-1, 3])
+def test_a_share_out_of_range_says_how_many_there_are(share: int) -> None:
+    data = settings("digits", partition={"kind": "dirichlet", "sites": 3, "beta": 1.0})
+    with pytest.raises(DataError, match=f"share {share} of 3: expected 0 to 2"):
+        load_site(data, share, DIGITS, 10)
+
+
+def test_images_of_another_shape_are_refused_with_both_shapes() -> None:
+    with pytest.raises(DataError, match=r"\[1, 8, 8\].*\[3, 8, 8\]"):
+        load(settings("digits"), Input(shape=(3, 8, 8)))
+
+
+def test_labels_beyond_the_runs_classes_are_refused() -> None:
+    with pytest.raises(DataError, match=r"labels are 0 to 9, but the run has 7 classes"):
+        load_sites(settings("digits"), DIGITS, 7)
+
+
+@pytest.mark.parametrize("source", ["cifar10", "cifar100", "mnist", "fashion-mnist"])
+def test_a_missing_torchvision_set_is_one_line(source: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"no usable .*data\.download = true") as caught:
+        load(settings(source, root=tmp_path / "nowhere"), DIGITS)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_a_damaged_torchvision_set_is_refused(tmp_path: Path) -> None:
+    (raw := tmp_path / "MNIST" / "raw").mkdir(parents=True)
+    for name in ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1"):
+        (raw / f"{name}-ubyte").write_bytes(b"\0\0\x08\x03 cut short")
+    with pytest.raises(DataError, match="no usable MNIST"):
+        load(settings("mnist", root=tmp_path), Input(shape=(1, 28, 28)))
+
+
+@pytest.mark.parametrize("source", ["npz", "mnist"])
+def test_a_source_in_a_file_needs_its_root(source: str) -> None:
+    with pytest.raises(DataError, match=r"no data\.root; set it to the"):
+        load(settings(source), DIGITS)
+
+
+@pytest.mark.parametrize("content", [None, b"", b"no archive", b"PK\x03\x04 half an archive"])
+def test_an_unreadable_npz_is_refused(content: bytes | None, tmp_path: Path) -> None:
+    if content is not None:
+        (tmp_path / "set.npz").write_bytes(content)
+    with pytest.raises(DataError, match=r"cannot read .*set\.npz.*train_images") as caught:
+        load(settings("npz", root=tmp_path / "set.npz"), SMALL)
+    assert "allow_pickle" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"train_labels": None}, "only one of train_images and train_labels"),
+        (dict.fromkeys(two_sites()), "has neither train_images nor test_images"),
+        ({"train_images": np.zeros((4, 2, 2, 3))}, r"set\.npz, train: images are float64"),
+        ({"train_images": np.zeros((4, 12), np.uint8)}, r"shape \[4, 12\]; expected uint8 of shape"),
+        ({"train_labels": np.zeros(3, np.int64)}, r"labels are int64 of shape \[3\].*each of 4 images"),
+        ({"train_labels": np.zeros((4, 2), np.int64)}, r"labels are int64 of shape \[4, 2\]"),
+        ({"train_labels": np.zeros(4)}, "expected whole numbers"),
+        ({"train_labels": np.array([0, 1, -1, 0])}, "labels are -1 to 1"),
+        ({"train_labels": np.array([0, 1, {}, 0], dtype=object)}, "cannot read .*Object arrays"),
+        ({"train_site": np.array(["a"])}, r"train_site has shape \[1\]"),
+        ({"train_site": None}, "add train_site"),
+        ({"test_site": np.array(["a", "a", "a"])}, "site b of train_site has no example in test_site"),
+    ],
+)
+def test_a_wrong_npz_says_what_was_expected(change: dict[str, Any], said: str, tmp_path: Path) -> None:
+    arrays = {key: value for key, value in two_sites(**change).items() if value is not None}
+    data = write_npz(tmp_path, arrays, partition={"kind": "column"})
+    with pytest.raises(DataError, match=said):
+        load_sites(data, SMALL, 2)
+
+
+def test_a_test_share_of_a_source_with_a_test_set_is_refused(tmp_path: Path) -> None:
+    data = write_npz(tmp_path, two_sites(), test_share=0.2)
+    with pytest.raises(DataError, match=r"remove data\.test_share"):
+        load(data, SMALL)
+
+
+def test_too_few_examples_to_hold_any_out_are_refused(tmp_path: Path) -> None:
+    images, labels = half([0, 0, 0, 0, 1])
+    with pytest.raises(DataError, match="rarest class's 1 examples leaves no test set"):
+        load(write_npz(tmp_path, {"train_images": images, "train_labels": labels}), SMALL)
+
+
+def unpack(verb: str, archive: str, target: Path) -> None:
+    subprocess.run([sys.executable, SHARED / "unpack.py", verb, SHARED / archive, target], check=True)
+
+
+@needs_data
+def test_mnist_is_read_from_its_own_files(tmp_path: Path) -> None:
+    unpack("to_torchvision", "mnist.zip", tmp_path)
+    source = load(settings("mnist", root=tmp_path), Input(shape=(1, 28, 28)))
+    assert source.train.images.shape == (60000, 1, 28, 28)
+    assert source.train.labels[:5].tolist() == [5, 0, 4, 1, 9]
+    assert source.test.labels[:5].tolist() == [7, 2, 1, 0, 4]
+
+
+@needs_data
+def test_cifar10_with_a_long_tail_has_the_papers_size(tmp_path: Path) -> None:
+    unpack("to_torchvision", "cifar10.zip", tmp_path)
+    data = settings("cifar10", root=tmp_path, long_tail=0.1, partition={"kind": "dirichlet", "sites": 20, "beta": 0.5})
+    sites = load_sites(data, Input(shape=(3, 32, 32)), 10)
+    assert len(sites) == 20
+    assert sum(len(site.train) for site in sites) == 20431  # METHODS 2.5
+    assert sites[0].test.labels.bincount().tolist() == [1000] * 10
+
+
+@needs_data
+def test_ham10000_is_cut_by_its_real_sites(tmp_path: Path) -> None:
+    unpack("to_npz", "ham10000_sites_28.zip", tmp_path / "ham.npz")
+    data = settings("npz", root=tmp_path / "ham.npz", partition={"kind": "column"})
+    sites = load_sites(data, Input(shape=(3, 28, 28)), 7)
+    assert [len(site.train) for site in sites] == [1572, 2348, 2764, 304]
+    assert [len(site.test) for site in sites] == [459, 679, 796, 94]
