@@ -5,7 +5,7 @@ function call through the codec, and time stands still.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -140,6 +140,37 @@ def device_model(recipe: Recipe, device: torch.device, allowed: frozenset[str]) 
     return model
 
 
+def agents_of(
+    recipe: Recipe,
+    connect: Callable[[SiteId, frozenset[Role]], Link],
+    store: Callable[[SiteId], Store] = lambda _: MemoryStore(),
+    device: torch.device | None = None,
+    sites: Sequence[SiteData] | None = None,
+) -> list[Agent]:
+    """The evaluator and all sites of a recipe's [data], the same wherever their links lead.
+
+    Args:
+        sites: in place of those of the recipe's [data]; the evaluator then shares the first one's test set.
+
+    Raises:
+        ConfigError: the recipe has no [data].
+        DataError: its data cannot be had.
+    """
+    where = device or torch.device("cpu")
+    held, test = _data(recipe, sites)
+    data = {EVALUATOR: test, **dict(zip(site_names(len(held)), held, strict=True))}
+    policy = everything(recipe)
+    shared = cache(lambda: device_model(recipe, where, policy.rules.models))  # sites have their turns one by one
+
+    def agent(name: SiteId, examples: SiteData) -> Agent:
+        roles = frozenset({Role.EVALUATOR if name == EVALUATOR else Role.TRAINER})
+        return Agent(
+            Site(name, roles, policy, store(name), lambda _: examples, lambda _: shared()), connect(name, roles)
+        )
+
+    return [agent(name, examples.placed(where)) for name, examples in data.items()]
+
+
 @contextmanager
 def simulation(
     recipe: Recipe,
@@ -147,44 +178,33 @@ def simulation(
     device: torch.device | None = None,
     sites: Sequence[SiteData] | None = None,
 ) -> Iterator[Simulation]:
-    """A simulation of a recipe.
+    """A simulation of a recipe; `sites` as in `agents_of`.
 
     Args:
         state: a folder in which it survives; without one it lives in memory. An unfinished run in it goes on.
-        sites: in place of those of the recipe's [data], whose test set the evaluator then shares.
 
     Raises:
         ConfigError: the recipe cannot be used.
         DataError: its data cannot be had.
+        StateError: the folder is in use, or holds another recipe's run of this name.
     """
-    where = device or torch.device("cpu")
-    held, test = _data(recipe, sites)
-    held, test = [site.placed(where) for site in held], test.placed(where)
-    lock = Lock(state) if state else None
-    ledger = Ledger(f"sqlite:///{state / 'ledger.sqlite'}" if state else "sqlite://")
-    blobs: Blobs = FolderBlobs(state / "blobs") if state else MemoryBlobs()
-    runs = Runs([recipe], Surroundings(ledger, blobs, Roster(ledger, _frozen), _frozen))
-    policy = everything(recipe)
-    model = cache(lambda _name: device_model(recipe, where, policy.rules.models))
-    stores: list[FolderStore] = []
-
-    def agent(name: SiteId, role: Role, data: SiteData) -> Agent:
-        store: Store = MemoryStore()
+    with ExitStack() as opened:
         if state is not None:
-            stores.append(store := FolderStore(state / "sites" / name))
-        link: Link = DirectLink(runs, blobs, name, frozenset({role}))
-        return Agent(Site(name, frozenset({role}), policy, store, lambda _: data, lambda r: model(r.name)), link)
+            opened.callback(Lock(state).release)
+        ledger = Ledger(f"sqlite:///{state / 'ledger.sqlite'}" if state else "sqlite://")
+        opened.callback(ledger.close)
+        blobs: Blobs = FolderBlobs(state / "blobs") if state else MemoryBlobs()
+        runs = Runs([recipe], Surroundings(ledger, blobs, Roster(ledger, _frozen), _frozen))
 
-    agents = [agent(EVALUATOR, Role.EVALUATOR, test)]
-    agents += [agent(name, Role.TRAINER, data) for name, data in zip(site_names(len(held)), held, strict=True)]
-    try:
+        def store(name: SiteId) -> Store:
+            if state is None:
+                return MemoryStore()
+            folder = FolderStore(state / "sites" / name)
+            opened.callback(folder.close)
+            return folder
+
+        agents = agents_of(recipe, lambda name, roles: DirectLink(runs, blobs, name, roles), store, device, sites)
         yield Simulation(recipe, runs, ledger, blobs, agents)
-    finally:
-        ledger.close()
-        for opened in stores:
-            opened.close()
-        if lock is not None:
-            lock.release()
 
 
 def site_names(count: int) -> list[SiteId]:

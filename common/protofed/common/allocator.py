@@ -1,0 +1,17 @@
+"""glibc gives memory back after every megabyte and pages it in again; daemons that move blobs tell it not to."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+
+_TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3  # of mallopt(3)
+
+
+def keep_memory() -> None:
+    """Unary chunks move about four times as fast (PERFORMANCE §1); nothing happens where there is no glibc."""
+    with contextlib.suppress(OSError, AttributeError):
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(_MMAP_THRESHOLD, 1 << 30)
+        mallopt(_TRIM_THRESHOLD, (1 << 31) - 1)
+        mallopt(_TOP_PAD, 64 << 20)

@@ -1,0 +1,122 @@
+"""Shared by all suites."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from pathlib import Path
+
+import pytest
+import structlog
+import torch
+
+from protofed.common.recipe import Recipe
+from protofed.server.blobs import FolderBlobs
+from protofed.server.coordinator import Surroundings
+from protofed.server.ledger import Ledger
+from protofed.server.roster import Roster
+from protofed.server.runs import Runs
+from protofed.server.service import Bells, Threads, serve
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def quiet_logs() -> Iterator[None]:
+    """Logs are captured with each test's output, and no test leaves its own set-up behind."""
+    structlog.reset_defaults()
+    yield
+    structlog.reset_defaults()
+
+
+class LiveServer:
+    """A real server on a thread of this process.
+
+    Attributes:
+        address: where it listens.
+        runs: what it serves; read them only.
+    """
+
+    def __init__(self, recipe: Recipe, state: Path, listen: str = "127.0.0.1:0") -> None:
+        self._address: Future[str] = Future()
+        self._loop, self._stop = asyncio.new_event_loop(), asyncio.Event()
+        state.mkdir(parents=True, exist_ok=True)
+        self.ledger = Ledger(f"sqlite:///{state / 'ledger.sqlite'}")
+        self.blobs, threads, bells = FolderBlobs(state / "blobs"), Threads(), Bells()
+        roster = Roster(self.ledger, time.monotonic)
+        around = Surroundings(
+            self.ledger, self.blobs, roster, time.monotonic, work=threads.aggregate, notify=bells.ring
+        )
+        self.runs = Runs([recipe], around)
+        main = serve(
+            self.runs,
+            self.blobs,
+            threads,
+            bells,
+            listen,
+            self._stop,
+            started=self._address.set_result,
+            until_finished=False,
+        )
+        self._thread = threading.Thread(target=lambda: self._loop.run_until_complete(main), name="live-server")
+        self._thread.start()
+        self.address = self._address.result(timeout=20)
+
+    def stop(self) -> None:
+        """End it in order."""
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._stop.set)
+            self._thread.join(timeout=20)
+            self._loop.close()
+            self.ledger.close()
+
+
+@pytest.fixture
+def live_server(tmp_path: Path) -> Iterator[Callable[..., LiveServer]]:
+    """Starts servers; all are stopped at the end of the test."""
+    started: list[LiveServer] = []
+
+    def start(recipe: Recipe, state: Path | None = None, listen: str = "127.0.0.1:0") -> LiveServer:
+        started.append(LiveServer(recipe, state or tmp_path / "server", listen))
+        return started[-1]
+
+    yield start
+    for server in started:
+        server.stop()
+
+
+@pytest.fixture(scope="session")
+def recipe_of() -> Callable[..., Recipe]:
+    """Small recipes on the digits, by method."""
+
+    def make(method: str, **changes: object) -> Recipe:
+        table: dict[str, object] = {
+            "name": f"small-{method}",
+            "rounds": 3,
+            "classes": 10,
+            "input": {"shape": [1, 8, 8]},
+            "method": {"name": method},
+            "model": {"name": "digits-cnn"},
+            "plan": {"epochs": 1, "batch": 32, "lr": 0.05, "momentum": 0.9},
+            "federation": {"min_sites": 3, "quorum": 1.0, "heartbeat_s": 0.5},
+            "data": {
+                "source": "digits",
+                "partition": {"kind": "dirichlet", "sites": 3, "beta": 0.5},
+            },
+        }
+        return Recipe.model_validate({**table, **changes})
+
+    return make
+
+
+@pytest.fixture
+def unused_port() -> int:
+    """A port of loopback that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

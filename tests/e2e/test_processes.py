@@ -1,0 +1,81 @@
+"""Server and daemons as real processes, undisturbed and killed; the result is always the simulation's, bit for bit."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from protofed.common.recipe import Recipe
+from protofed.deploy.simulate import simulation
+
+SITES = ("evaluator", "site-1", "site-2", "site-3")
+# Long enough to be caught in the middle of.
+SLOW_PLAN = {"epochs": 8, "batch": 8, "lr": 0.01, "momentum": 0.9}
+
+
+@pytest.fixture
+def recipe(recipe_of: Callable[..., Recipe]) -> Recipe:
+    return recipe_of("fednh", plan=SLOW_PLAN)
+
+
+def simulated(recipe: Recipe) -> str:
+    with simulation(recipe) as running:
+        running.go()
+        assert running.runs.current.published is not None
+        return running.runs.current.published.address
+
+
+def test_daemons_that_come_before_the_server_take_part_and_end_with_it(
+    scene: Callable[..., Any], recipe_of: Callable[..., Recipe], unused_port: int
+) -> None:
+    recipe = recipe_of("fednh")
+    here = scene(recipe)
+    here.address = f"127.0.0.1:{unused_port}"
+    here.sites()
+    here.server()
+    assert here.finish(["server", *SITES]) == [0] * 5, here.logs()
+    assert here.final_digest() == simulated(recipe)
+
+
+def test_a_daemon_killed_in_training_and_started_again_loses_nothing(scene: Callable[..., Any], recipe: Recipe) -> None:
+    here = scene(recipe)
+    here.server()
+    here.sites()
+    here.wait_for(lambda: here.fates(2).get("site-2") == "started")
+    here.kill("site-2")
+    assert here.fates(2)["site-2"] == "started"
+    here.site("site-2", "--share=1")
+    assert here.finish(["server", *SITES]) == [0] * 5, here.logs()
+    assert set(here.fates(2).values()) == {"reported"}
+    assert here.final_digest() == simulated(recipe)
+
+
+def test_a_server_killed_while_sites_train_continues_the_same_round(scene: Callable[..., Any], recipe: Recipe) -> None:
+    here = scene(recipe)
+    here.server()
+    here.sites()
+    here.wait_for(lambda: "started" in here.fates(2).values())
+    here.kill("server")
+    here.server()
+    assert here.finish(["server", *SITES]) == [0] * 5, here.logs()
+    assert here.final_digest() == simulated(recipe)
+
+
+def test_sigterm_ends_server_and_daemon_in_order_and_they_go_on_later(
+    scene: Callable[..., Any], recipe: Recipe
+) -> None:
+    here = scene(recipe)
+    here.server()
+    here.sites()
+    here.wait_for(lambda: here.fates(1).get("site-1") == "started")
+    for name in ("site-1", "server"):
+        here.running[name].send_signal(signal.SIGTERM)
+        assert here.running[name].wait(15) == 0, here.logs()
+    here.server()
+    here.site("site-1", "--share=0")
+    assert here.finish(["server", *SITES]) == [0] * 5, here.logs()
+    assert here.final_digest() == simulated(recipe)
+    assert "Traceback" not in here.logs()
