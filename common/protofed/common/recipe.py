@@ -199,7 +199,7 @@ def parse_json(text: str, model: type[M], where: str) -> M:
 
 def explain(error: ValidationError, model: type[BaseModel]) -> str:
     """The first thing that is wrong, in one line, with what was expected there."""
-    first = error.errors()[0]
+    first = min(error.errors(), key=lambda found: found["type"] != "extra_forbidden")  # a typo explains what is missing
     path = ".".join(str(step) for step in first["loc"])
     if first["type"] == "extra_forbidden":
         near = difflib.get_close_matches(str(first["loc"][-1]), _keys(model), n=1, cutoff=0.5)

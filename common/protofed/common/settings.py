@@ -57,7 +57,9 @@ def read_settings(model: type[S], file: Path | None, arguments: Mapping[str, Any
     try:
         return _layered(model, table)(**said)
     except ValidationError as error:
-        raise ConfigError(f"{file or 'settings'}: {explain(error, model)}") from error
+        raise ConfigError(
+            f"{file or 'settings (options, environment, --settings file)'}: {explain(error, model)}"
+        ) from error
 
 
 def _layered(model: type[S], table: dict[str, Any]) -> type[S]:

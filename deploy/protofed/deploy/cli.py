@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -29,16 +28,21 @@ Settings = Annotated[Path | None, typer.Option(help="TOML file; the environment 
 UntilFinished = Annotated[bool, typer.Option("--until-finished", help="End when no run is left.")]
 
 
+def _version(asked: bool) -> None:
+    if asked:
+        console.print(f"protofed {VERSION}")
+        raise typer.Exit
+
+
 @app.callback()
 def _global(
     debug: Annotated[bool, typer.Option("--debug", help="Tracebacks and debug logs.")] = False,
-    version: Annotated[bool, typer.Option("--version", help="Print the version and end.")] = False,
+    version: Annotated[  # noqa: ARG001  (answered by its callback)
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and end.")
+    ] = False,
 ) -> None:
     logs.configure(debug=debug)
     _Debug.on = debug
-    if version:
-        console.print(f"protofed {VERSION}")
-        raise typer.Exit
 
 
 class _Debug:
@@ -121,14 +125,10 @@ def demo(
     run_demo(keep, console)
 
 
-def main() -> None:
-    """Entry point of `protofed`."""
-    _guarded(lambda: app())
-
-
-def _guarded(run: Callable[[], object]) -> None:
+def main(arguments: list[str] | None = None) -> None:
+    """Entry point of `protofed`; always ends in SystemExit."""
     try:
-        run()
+        app(arguments)
     except KeyboardInterrupt:
         sys.exit(130)
     except ProtofedError as error:

@@ -6,10 +6,12 @@ import contextlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -48,17 +50,22 @@ def run_demo(folder: Path, console: Console) -> None:
         "Handwritten digits, rare classes a tenth as frequent, dealt so that every site sees other classes.\n"
     )
     began, views = time.monotonic(), dict[str, Overview | None]()
-    with _processes(folder) as processes, Live(console=console, refresh_per_second=4) as live:
+    with (
+        _interruption() as check,
+        _processes(folder, check) as processes,
+        Live(console=console, refresh_per_second=4) as live,
+    ):
         while any(process.poll() is None for process in processes.values()):
+            check()
             views = _look(folder, recipes)
             table = progress_table(recipes, views, "protofed demo")
             table.caption = f"{time.monotonic() - began:.0f} s · Ctrl-C ends all of it"
             live.update(table)
-            _check(processes, folder)
+            _watch(processes, folder)
             time.sleep(0.25)
         views = _look(folder, recipes)
         live.update(progress_table(recipes, views, "protofed demo"))
-    _check(processes, folder)
+    _watch(processes, folder)
     done = [view for view in views.values() if view is not None]
     (folder / "scores.json").write_text(json.dumps(scores_json(done), indent=2), encoding="utf-8")
     console.print()
@@ -98,17 +105,39 @@ def _look(folder: Path, recipes: Sequence[Recipe]) -> dict[str, Overview | None]
 
 
 @contextmanager
-def _processes(folder: Path) -> Iterator[dict[str, subprocess.Popen[bytes]]]:
+def _interruption() -> Iterator[Callable[[], None]]:
+    """Ctrl-C and SIGTERM take effect only where the yielded function is called.
+
+    A KeyboardInterrupt in the middle of starting a process would lose that process.
+    """
+    stop = threading.Event()
+
+    def check() -> None:
+        if stop.is_set():
+            raise KeyboardInterrupt
+
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.signal(number, lambda *_: stop.set()) for number in numbers}
+    try:
+        yield check
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def _processes(folder: Path, check: Callable[[], None]) -> Iterator[dict[str, subprocess.Popen[bytes]]]:
     """The server, then the daemons; all of them are gone afterwards, whatever happens."""
     running: dict[str, subprocess.Popen[bytes]] = {}
     recipes, policy = shipped.folder("recipes"), shipped.folder("policies") / "standard.toml"
     try:
         chosen = [f"--recipe={recipes / name}.toml" for name in RECIPES]
         running["server"] = _start(folder, "server", "server", *chosen, "--listen=127.0.0.1:0")
-        address = _address(folder, running["server"])
+        address = _address(folder, running["server"], check)
         data = f"--settings={shipped.folder('sites') / 'digits.toml'}"
         common = (data, f"--server={address}", f"--policy={policy}")
         for share in range(SITES):
+            check()
             name = f"site-{share + 1}"
             running[name] = _start(folder, name, "client", *common, f"--site={name}", f"--share={share}")
         running["evaluator"] = _start(folder, "evaluator", "client", *common, "--site=evaluator", "--role=evaluator")
@@ -127,9 +156,10 @@ def _start(folder: Path, name: str, *arguments: str) -> subprocess.Popen[bytes]:
         )
 
 
-def _address(folder: Path, server: subprocess.Popen[bytes]) -> str:
+def _address(folder: Path, server: subprocess.Popen[bytes], check: Callable[[], None]) -> str:
     until = time.monotonic() + PATIENCE_S
     while time.monotonic() < until:
+        check()
         if (address := read_address(folder / "server")) is not None:
             return address
         if server.poll() is not None:
@@ -138,7 +168,7 @@ def _address(folder: Path, server: subprocess.Popen[bytes]) -> str:
     raise DemoError(f"the server did not start; see {folder / 'server.log'}")
 
 
-def _check(processes: dict[str, subprocess.Popen[bytes]], folder: Path) -> None:
+def _watch(processes: dict[str, subprocess.Popen[bytes]], folder: Path) -> None:
     for name, process in processes.items():
         if process.poll() not in (None, 0):
             raise DemoError(f"{name} ended with exit code {process.returncode}; see {folder / name}.log")

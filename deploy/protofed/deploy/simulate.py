@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 
 import torch
@@ -17,6 +16,7 @@ from protofed.client.data.examples import SiteData
 from protofed.client.data.site import load_sites, load_test
 from protofed.client.link import Link
 from protofed.client.memory import FolderStore, MemoryStore, Store
+from protofed.client.method import client_methods
 from protofed.client.models.catalogue import build
 from protofed.client.models.split import SplitModel
 from protofed.client.policy import Policy, Released, ReleasedScores, Rules
@@ -153,20 +153,19 @@ def agents_of(
         sites: in place of those of the recipe's [data]; the evaluator then shares the first one's test set.
 
     Raises:
-        ConfigError: the recipe has no [data].
+        ConfigError: the recipe has no [data], or names a method, model or option that is not known.
         DataError: its data cannot be had.
     """
+    client_methods.build(recipe.method.name, recipe.method.options)
     where = device or torch.device("cpu")
     held, test = _data(recipe, sites)
     data = {EVALUATOR: test, **dict(zip(site_names(len(held)), held, strict=True))}
     policy = everything(recipe)
-    shared = cache(lambda: device_model(recipe, where, policy.rules.models))  # sites have their turns one by one
+    shared = device_model(recipe, where, policy.rules.models)  # sites have their turns one by one
 
     def agent(name: SiteId, examples: SiteData) -> Agent:
         roles = frozenset({Role.EVALUATOR if name == EVALUATOR else Role.TRAINER})
-        return Agent(
-            Site(name, roles, policy, store(name), lambda _: examples, lambda _: shared()), connect(name, roles)
-        )
+        return Agent(Site(name, roles, policy, store(name), lambda _: examples, lambda _: shared), connect(name, roles))
 
     return [agent(name, examples.placed(where)) for name, examples in data.items()]
 

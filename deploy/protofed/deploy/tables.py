@@ -15,6 +15,7 @@ from rich.table import Table
 from protofed.client import device as devices
 from protofed.common.recipe import Recipe
 from protofed.deploy import shipped
+from protofed.deploy.processes import RunsFailedError
 from protofed.deploy.simulate import simulation
 from protofed.server.overview import Overview, Spread, overview
 
@@ -87,6 +88,7 @@ def simulate_with_progress(name: str, state: Path | None, device: str) -> Overvi
 
     Raises:
         ConfigError, DataError: the recipe or its data cannot be used.
+        RunsFailedError: the run failed.
     """
     recipe = shipped.recipe(name)
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(30))  # the bar tells enough
@@ -110,6 +112,8 @@ def simulate_with_progress(name: str, state: Path | None, device: str) -> Overvi
         view = overview(running.ledger, recipe.name)
     assert view is not None  # noqa: S101  (it was just run)
     Console(stderr=True).print(scores_table([recipe], {recipe.name: view}, recipe.name))
+    if view.failed:
+        raise RunsFailedError(f"run failed: {view.run}: {view.phase}")
     return view
 
 

@@ -1,0 +1,179 @@
+"""Bad input gets one or two lines that say what was expected, and a documented exit code."""
+
+from __future__ import annotations
+
+import re
+import socket
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from protofed.common.archive import Lock
+from protofed.deploy import cli, shipped
+
+Cli = Callable[..., tuple[int, str, str]]
+RECIPE = shipped.folder("recipes") / "digits-fednh.toml"
+POLICY = shipped.folder("policies") / "standard.toml"
+SITE = shipped.folder("sites") / "digits.toml"
+
+
+@pytest.fixture
+def protofed(capfd: pytest.CaptureFixture[str]) -> Cli:
+    """Runs the command line in this process: exit code, standard output, standard error."""
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as ended:
+            cli.main([str(argument) for argument in arguments])
+        out, err = capfd.readouterr()
+        return int(ended.value.code or 0), out, err
+
+    return run
+
+
+def altered(folder: Path, *changes: tuple[str, str]) -> Path:
+    """The demo's recipe with replaced lines."""
+    text = RECIPE.read_text(encoding="utf-8")
+    for old, new in changes:
+        assert re.search(old, text, re.MULTILINE)
+        text = re.sub(old, new, text, count=1, flags=re.MULTILINE)
+    path = folder / "recipe.toml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def expect(answer: tuple[int, str, str], code: int, *phrases: str) -> None:
+    exit_code, _, err = answer
+    assert exit_code == code, err
+    said = [line for line in err.splitlines() if line.startswith("protofed: ")]
+    assert len(said) == 1, err
+    assert "Traceback" not in err
+    for phrase in phrases:
+        assert phrase in said[0]
+
+
+BAD_RECIPES: Sequence[tuple[tuple[str, str], str]] = [
+    (('^name = "fednh"', 'name = "fedhn"'), "did you mean 'fednh'?"),
+    (("^rounds", "ronds"), "unknown key 'ronds': did you mean 'rounds'?"),
+    (("^min_sites", "min_site"), "unknown key 'federation.min_site': did you mean 'min_sites'?"),
+    (("^smoothing", "smothing"), "did you mean 'smoothing'?"),
+    (("^smoothing = 0.9", "smoothing = 9"), "smoothing = 9"),
+    (("^rounds = 20", "rounds = 0"), "rounds = 0"),
+]
+
+
+@pytest.mark.parametrize(("change", "phrase"), BAD_RECIPES)
+def test_a_server_refuses_a_recipe_that_it_cannot_use(
+    change: tuple[str, str], phrase: str, protofed: Cli, tmp_path: Path
+) -> None:
+    recipe = altered(tmp_path, change)
+    expect(protofed("server", "--recipe", recipe, "--state", tmp_path / "s", "--listen", "127.0.0.1:0"), 78, phrase)
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "phrase"),
+    [
+        (('"digits-cnn"', '"digit-cnn"'), 78, "did you mean 'digits-cnn'?"),
+        (("^classes = 10", "classes = 8"), 65, "labels are 0 to 9, but the run has 8 classes"),
+        ((r"shape = \[1, 8, 8\]", "shape = [3, 32, 32]"), 65, "[1, 8, 8]"),
+        (('source = "digits"', 'source = "npz"\nroot = "nowhere.npz"'), 65, "nowhere.npz"),
+        (("sites = 5, beta", "sites = 500, beta"), 65, "500"),
+        (("^min_sites = 5", "min_sites = 6"), 78, "min_sites is 6"),
+    ],
+)
+def test_a_simulation_refuses_what_cannot_be_simulated(
+    change: tuple[str, str], code: int, phrase: str, protofed: Cli, tmp_path: Path
+) -> None:
+    expect(protofed("simulate", altered(tmp_path, change)), code, phrase)
+
+
+def test_recipes_that_come_along_are_known_by_name(protofed: Cli) -> None:
+    expect(protofed("simulate", "digits-fedhn"), 78, "did you mean 'digits-fednh'?")
+
+
+def test_a_missing_recipe_file_is_named(protofed: Cli, tmp_path: Path) -> None:
+    expect(protofed("server", "--recipe", tmp_path / "no.toml", "--state", tmp_path), 78, "no.toml", "No such file")
+
+
+def test_a_server_without_recipe_says_what_is_missing(protofed: Cli) -> None:
+    expect(protofed("server"), 78, "'recipes' is missing")
+
+
+@pytest.mark.parametrize("listen", ["0.0.0.0:7443", "192.0.2.7:7443", "example.org:7443", "7443", "127.0.0.1:x"])
+def test_plain_text_never_leaves_the_machine(listen: str, protofed: Cli, tmp_path: Path) -> None:
+    expect(protofed("server", "--recipe", RECIPE, "--state", tmp_path / "s", "--listen", listen), 78, "loopback")
+    arguments = ["--settings", SITE, "--site", "a", "--policy", POLICY, "--state", tmp_path / "c", "--server", listen]
+    expect(protofed("client", *arguments), 78, "loopback")
+
+
+def test_a_taken_port_is_said_to_be_taken(protofed: Cli, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        listen = f"127.0.0.1:{other.getsockname()[1]}"
+        expect(protofed("server", "--recipe", RECIPE, "--state", tmp_path / "s", "--listen", listen), 69, "taken")
+
+
+def test_a_state_folder_serves_one_server(protofed: Cli, tmp_path: Path) -> None:
+    lock = Lock(tmp_path)
+    expect(protofed("server", "--recipe", RECIPE, "--state", tmp_path, "--listen", "127.0.0.1:0"), 74, "in use")
+    lock.release()
+
+
+def test_a_site_without_policy_does_not_take_part(protofed: Cli, tmp_path: Path) -> None:
+    arguments = ["--settings", SITE, "--site", "a", "--policy", tmp_path / "none.toml", "--state", tmp_path / "c"]
+    expect(protofed("client", *arguments), 77, "none.toml", "deploy/policies")
+
+
+def test_missing_data_are_noticed_before_dialling(protofed: Cli, tmp_path: Path) -> None:
+    settings = tmp_path / "site.toml"
+    settings.write_text(f'[data]\nsource = "cifar10"\nroot = "{tmp_path / "nowhere"}"\n', encoding="utf-8")
+    arguments = ["--settings", settings, "--site", "a", "--policy", POLICY, "--state", tmp_path / "c"]
+    expect(protofed("client", *arguments), 65, "nowhere")
+
+
+def test_an_absent_server_is_named_when_told_to_give_up(protofed: Cli, tmp_path: Path, unused_port: int) -> None:
+    server = f"127.0.0.1:{unused_port}"
+    arguments = ["--settings", SITE, "--site", "a", "--policy", POLICY, "--state", tmp_path / "c", "--server", server]
+    expect(protofed("client", *arguments, "--give-up-after", 0.5), 69, server, "start the server")
+
+
+def test_bad_site_settings_are_named(protofed: Cli, tmp_path: Path) -> None:
+    expect(protofed("client", "--settings", SITE, "--site", "A b", "--policy", POLICY, "--state", tmp_path), 78, "site")
+    expect(protofed("client", "--site", "a", "--policy", POLICY, "--state", tmp_path), 78, "'data' is missing")
+
+
+def test_internal_errors_show_no_traceback_without_debug(protofed: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(name: str) -> None:
+        raise RuntimeError("unforeseen")
+
+    monkeypatch.setattr(shipped, "recipe", broken)
+    expect(protofed("simulate", "digits-fednh"), 70, "unforeseen", "--debug")
+    with pytest.raises(RuntimeError, match="unforeseen"):
+        cli.main(["--debug", "simulate", "digits-fednh"])
+
+
+def test_a_simulation_prints_its_scores_as_json(protofed: Cli, tmp_path: Path) -> None:
+    code, out, _ = protofed("simulate", altered(tmp_path, ("^rounds = 20", "rounds = 2")), "--json")
+    assert code == 0
+    assert '"global.accuracy"' in out
+    assert '"phase": "completed"' in out
+
+
+@pytest.mark.parametrize("command", [(), ("server",), ("client",), ("simulate",), ("demo",)])
+def test_every_command_has_help(command: tuple[str, ...], protofed: Cli) -> None:
+    code, out, _ = protofed(*command, "--help")
+    assert code == 0
+    assert "Usage: protofed" in re.sub(r"\x1b\[[0-9;]*m", "", out) or "Usage" in out
+
+
+def test_the_version_is_told(protofed: Cli) -> None:
+    code, out, _ = protofed("--version")
+    assert code == 0
+    assert re.search(r"protofed \d+\.\d+\.\d+", out)
+
+
+def test_the_documented_exit_codes_are_those_of_the_errors() -> None:
+    from protofed.common import errors
+
+    codes = {e.exit_code for e in vars(errors).values() if isinstance(e, type) and hasattr(e, "exit_code")}
+    documented = {int(number) for number in re.findall(r"(\d+) [a-z]", cli.app.info.epilog or "")}
+    assert codes <= documented

@@ -1,0 +1,75 @@
+"""The demo as a user runs it, to its end and interrupted."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+
+def start(folder: Path) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "protofed.deploy.cli", "demo", f"--keep={folder}"]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def left_running(folder: Path) -> list[str]:
+    """Command lines of processes that work in the demo's folder."""
+    lines = [command_line(path) for path in Path("/proc").glob("[0-9]*/cmdline")]
+    return [line for line in lines if str(folder) in line and " demo " not in line]
+
+
+def command_line(path: Path) -> str:
+    with contextlib.suppress(OSError):  # it may just have ended
+        return path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    return ""
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    until = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("log", ["server.log", "evaluator.log"])
+def test_ctrl_c_leaves_nothing_running(log: str, tmp_path: Path) -> None:
+    folder = tmp_path / "demo"
+    demo = start(folder)
+    wait_for((folder / log).exists)
+    wait_for(lambda: left_running(folder) != [])
+    demo.send_signal(signal.SIGINT)
+    out, _ = demo.communicate(timeout=30)
+    assert demo.returncode == 130, out
+    assert "Traceback" not in out
+    assert left_running(folder) == []
+
+
+def test_a_folder_with_something_else_in_it_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").write_text("years of work", encoding="utf-8")
+    demo = start(tmp_path)
+    out, _ = demo.communicate(timeout=30)
+    assert demo.returncode == 74
+    assert "--keep" in out
+    assert (tmp_path / "thesis.txt").exists()
+
+
+@pytest.mark.slow
+def test_the_demo_shows_fednh_ahead_and_leaves_nothing_running(tmp_path: Path) -> None:
+    folder = tmp_path / "demo"
+    demo = start(folder)
+    out, _ = demo.communicate(timeout=300)
+    assert demo.returncode == 0, out
+    assert left_running(folder) == []
+    scores = {view["run"]: view["scores"] for view in json.loads((folder / "scores.json").read_text(encoding="utf-8"))}
+    fednh, fedavg, solo = (scores[f"digits-{name}"] for name in ("fednh", "fedavg", "solo"))
+    assert fednh["global.accuracy"]["mean"] > fedavg["global.accuracy"]["mean"]
+    assert fednh["personal.pm_v"]["mean"] > solo["personal.pm_v"]["mean"]
+    assert "global.accuracy" not in solo
+    assert all(f"{100 * run['personal.pm_v']['mean']:.1f}" in out for run in (fednh, fedavg, solo))
