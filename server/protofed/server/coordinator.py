@@ -212,6 +212,9 @@ class Coordinator:
             while self._events:
                 before = self._phase
                 self._phase, effects = advance(self._rules, before, self._events.popleft())
+                if isinstance(before, phases.Evaluating) and not isinstance(self._phase, phases.Evaluating):
+                    self._tasks.clear()
+                    self._ledger.mark_scored(self.run, before.round)
                 for effect in effects:
                     self._perform(effect)
                 if isinstance(self._phase, phases.Idle) and isinstance(before, phases.Aggregating | phases.Evaluating):
@@ -230,7 +233,8 @@ class Coordinator:
                 self._tasks.clear()
                 self._ledger.abandon(self.run, round_, attempt, reason)
             case phases.Score(phase):
-                self._invite(TaskKind.SCORE, phase.round, 1, sorted(phase.awaited), self._ledger.invite)
+                attempt = self._ledger.rounds(self.run)[-1].attempt  # the one that gave the model
+                self._invite(TaskKind.SCORE, phase.round, attempt, sorted(phase.awaited), self._ledger.invite)
             case phases.Finish(phase):
                 log.info("run finished", run=self.run, reason=phase.reason, failed=phase.failed)
                 self._tasks.clear()

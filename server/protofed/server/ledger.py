@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import fields, replace
 from typing import Any
 
-from sqlalchemy import Connection, Engine, Row, create_engine, event, insert, select, update
+from sqlalchemy import Connection, Engine, Row, create_engine, event, func, insert, select, update
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.pool import StaticPool
 
@@ -118,8 +118,11 @@ class Ledger:
     def mark_scored(self, run: str, round: int) -> None:
         """Nobody is asked for this round's scores any more."""
         here = (db.rounds.c.run == run) & (db.rounds.c.round == round) & db.rounds.c.state.is_not(None)
+        theirs = (db.tasks.c.run == run) & (db.tasks.c.round == round) & (db.tasks.c.kind == TaskKind.SCORE)
         with self._write() as connection:
             connection.execute(update(db.rounds).where(here).values(scored=True))
+            silent = theirs & db.tasks.c.fate.in_(("invited", "started"))
+            connection.execute(update(db.tasks).where(silent).values(fate="late"))
 
     # Tasks
 
@@ -191,7 +194,10 @@ class Ledger:
         return table
 
     def referenced(self, run: str, since: int) -> tuple[set[Digest], set[Digest]]:
-        """Digests that rounds before `since` name, and those that later ones do (states, bases, updates)."""
+        """Digests that rounds before `since` name, and those that later ones do (states, bases, updates).
+
+        The newest state of every other run is among the latter: runs of one seed begin with the same bytes.
+        """
         before: set[Digest] = set()
         after: set[Digest] = set()
         for column, at in (
@@ -202,7 +208,16 @@ class Ledger:
             query = select(column.label("digest"), at.c.round).where(at.c.run == run, column.is_not(None))
             for row in self._read(query.where(at.c.round >= since - 2).distinct()):
                 (before if row.round < since else after).add(Digest(row.digest))
-        return before, after
+        return before, after | self._newest_states(run)
+
+    def _newest_states(self, besides: str) -> set[Digest]:
+        """What other runs are restored from."""
+        published = (db.rounds.c.run != besides) & db.rounds.c.state.is_not(None)
+        last = select(db.rounds.c.run, func.max(db.rounds.c.round).label("round")).where(published)
+        newest = last.group_by(db.rounds.c.run).subquery()
+        same = (db.rounds.c.run == newest.c.run) & (db.rounds.c.round == newest.c.round)
+        query = select(db.rounds.c.state).join(newest, same).where(published)
+        return {Digest(row.state) for row in self._read(query)}
 
     @contextmanager
     def _write(self) -> Iterator[Connection]:

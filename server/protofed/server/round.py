@@ -82,8 +82,9 @@ def advance(rules: Rules, phase: Phase, event: Event) -> Step:
 def _open_if_enough(rules: Rules, phase: Idle, tick: Tick) -> Step:
     if phase.round == 0:
         return _ask_for_the_model(phase, tick)
-    size = cohort_size(rules.federation.rate, tick.enrolled)
-    quorum = rules.quorum(size)
+    share = cohort_size(rules.federation.rate, tick.enrolled)
+    quorum = rules.quorum(share)
+    size = max(share, quorum)  # a quorum that is a count may exceed the share: without it no round can close
     if len(tick.trainers) < max(rules.federation.min_sites, quorum):
         return phase, []
     invited = math.ceil(round(size * rules.federation.over_selection, 9))

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 import grpc
 import structlog
+from google.protobuf.message import DecodeError
 from google_crc32c import value as crc32c
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
@@ -64,6 +65,7 @@ _CODES: list[tuple[type[Exception], grpc.StatusCode]] = [
     (Fenced, grpc.StatusCode.ABORTED),
     (VersionMismatch, grpc.StatusCode.FAILED_PRECONDITION),
     (Incomplete, grpc.StatusCode.FAILED_PRECONDITION),
+    (DecodeError, grpc.StatusCode.INVALID_ARGUMENT),
     (ProtocolError, grpc.StatusCode.INVALID_ARGUMENT),
     (CodecError, grpc.StatusCode.DATA_LOSS),
     (StateError, grpc.StatusCode.RESOURCE_EXHAUSTED),
@@ -235,11 +237,11 @@ class Shield(grpc.aio.ServerInterceptor):
         handler = await continuation(handler_call_details)
         if handler is None or handler.unary_unary is None:
             return handler
-        inner = handler.unary_unary
+        inner, parse = handler.unary_unary, handler.request_deserializer
 
-        async def guarded(request: Any, context: Any) -> Any:
+        async def guarded(data: bytes, context: Any) -> Any:
             try:
-                return await inner(request, context)
+                return await inner(parse(data), context)
             except (grpc.aio.AbortError, asyncio.CancelledError):
                 raise
             except Exception as error:
@@ -250,7 +252,7 @@ class Shield(grpc.aio.ServerInterceptor):
                 log.exception("incident", incident=incident, call=handler_call_details.method)
                 await context.abort(grpc.StatusCode.INTERNAL, f"internal error, incident {incident}")
 
-        return grpc.unary_unary_rpc_method_handler(guarded, handler.request_deserializer, handler.response_serializer)
+        return grpc.unary_unary_rpc_method_handler(guarded, None, handler.response_serializer)
 
 
 async def serve(

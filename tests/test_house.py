@@ -1,0 +1,18 @@
+"""Rules of the house that no linter knows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+SOURCES = ("server", "client", "common", "deploy", "protos")
+
+
+def test_nobody_ends_the_namespace() -> None:
+    found = [root for root in SOURCES if (ROOT / root / "protofed" / "__init__.py").exists()]
+    assert not found, "protofed is a namespace package in five folders: an __init__.py would hide the other four"
+
+
+def test_a_client_half_fits_on_a_page() -> None:
+    for path in (ROOT / "client/protofed/client/methods").glob("*.py"):
+        assert len(path.read_text(encoding="utf-8").splitlines()) <= 65, path
