@@ -224,7 +224,7 @@ class GrpcLink:
 
     def _raise_if_final(self, error: grpc.RpcError, began: float) -> None:
         code, text = error.code(), str(error.details())
-        if code not in _AWAY:
+        if code not in _AWAY or "larger than max" in text:
             raise _ERRORS.get(code, ProtocolError)(text) from error
         away = time.monotonic() - began
         if self._give_up is not None and away >= self._give_up:

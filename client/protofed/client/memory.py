@@ -6,8 +6,9 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -98,7 +99,7 @@ class FolderStore:
 
     def held(self, run: str, before: int) -> Held:
         """What counted last; damaged files are an error, never a fresh start."""
-        rounds = [number for number in self._counted(run) if number < before]
+        rounds = [number for number in self._rounds(run) if number < before and self._counts(run, number)]
         if not rounds:
             return Held()
         here = self._round(run, max(rounds))
@@ -106,11 +107,13 @@ class FolderStore:
 
     def unsettled(self, run: str) -> list[tuple[Task, Update]]:
         """Updates without a receipt, the oldest first."""
-        folders = sorted((self._folder / run).glob("[0-9]*")) if (self._folder / run).is_dir() else []
-        return [_staged(here) for here in folders if not (here / "receipt.json").exists()]
+        return [_staged(self._round(run, number)) for number in self._rounds(run) if not self._counts(run, number)]
 
     def stage(self, task: Task, outcome: Outcome) -> None:
-        """Write the whole folder under a temporary name, then rename it."""
+        """Write the whole folder under a temporary name, then rename it.
+
+        What this site has of that round and of later ones goes: the server was rolled back, or begins again.
+        """
         here = self._round(task.run, task.round)
         temporary = here.with_name(f"{archive.TEMPORARY}{here.name}")
         shutil.rmtree(temporary, ignore_errors=True)
@@ -120,7 +123,7 @@ class FolderStore:
         archive.write(temporary / "task.json", json.dumps(facts).encode())
         for name, payload in (("update", update.payload), ("memory", outcome.memory), ("personal", outcome.personal)):
             archive.write(temporary / f"{name}.safetensors", codec.encode(payload))
-        shutil.rmtree(here, ignore_errors=True)
+        self._discard(task.run, [number for number in self._rounds(task.run) if number >= task.round])
         os.replace(temporary, here)
         archive.sync_folder(here.parent)
 
@@ -128,35 +131,51 @@ class FolderStore:
         """The receipt first; then what is no longer needed goes."""
         here = self._round(task.run, task.round)
         if receipt.verdict not in COUNTED:
-            shutil.rmtree(here, ignore_errors=True)
+            self._discard(task.run, [task.round])
             return
         archive.write(here / "receipt.json", json.dumps(asdict(receipt)).encode())
         (here / "update.safetensors").unlink(missing_ok=True)
-        for number in sorted(self._counted(task.run))[: -self._keep]:
-            shutil.rmtree(self._round(task.run, number), ignore_errors=True)
+        self._discard(task.run, [n for n in self._rounds(task.run) if self._counts(task.run, n)][: -self._keep])
 
     def close(self) -> None:
         """Let another daemon have the folder."""
         self._lock.release()
 
-    def _counted(self, run: str) -> Iterator[int]:
+    def _rounds(self, run: str) -> list[int]:
         folder = self._folder / run
-        for here in folder.iterdir() if folder.is_dir() else ():
-            if here.name.isdigit() and (here / "receipt.json").exists():
-                yield int(here.name)
+        return sorted(int(here.name) for here in folder.iterdir() if here.name.isdigit()) if folder.is_dir() else []
+
+    def _counts(self, run: str, number: int) -> bool:
+        return (self._round(run, number) / "receipt.json").exists()
+
+    def _discard(self, run: str, rounds: Iterable[int]) -> None:
+        """Rename, then remove: whoever dies in between leaves nothing that looks like a round."""
+        for number in rounds:
+            here = self._round(run, number)
+            gone = here.with_name(f"{archive.TEMPORARY}{here.name}-{secrets.token_hex(4)}")
+            os.replace(here, gone)
+            shutil.rmtree(gone, ignore_errors=True)
 
     def _round(self, run: str, number: int) -> Path:
         return self._folder / run / f"{number:06d}"
 
 
 def _staged(here: Path) -> tuple[Task, Update]:
-    facts = json.loads((here / "task.json").read_text(encoding="utf-8"))
-    task = Task(**{**facts["task"], "kind": TaskKind(facts["task"]["kind"])})
-    return task, Update(payload=_read(here / "update.safetensors"), **facts["update"])
+    payload, path = _read(here / "update.safetensors"), here / "task.json"
+    try:
+        facts = json.loads(path.read_text(encoding="utf-8"))
+        task = Task(**{**facts["task"], "kind": TaskKind(facts["task"]["kind"])})
+        return task, Update(payload=payload, **facts["update"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise _damaged(path, error) from error
 
 
 def _read(path: Path) -> Payload:
     try:
         return codec.decode(path.read_bytes())
     except (OSError, CodecError) as error:
-        raise StateError(f"{path} cannot be read ({error}); restore it, or remove its folder to start over") from error
+        raise _damaged(path, error) from error
+
+
+def _damaged(path: Path, error: Exception) -> StateError:
+    return StateError(f"{path} cannot be read ({error}); restore it, or remove its folder to start over")

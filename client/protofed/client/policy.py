@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from pathlib import Path
 from typing import Annotated
 
@@ -36,10 +36,10 @@ class Released:
     data: bytes = field(repr=False)
     metrics: Scores
     weight: float | None
-    _gate: object = field(repr=False, compare=False)
+    _gate: InitVar[object] = None  # not kept: `dataclasses.replace` makes no other one of it
 
-    def __post_init__(self) -> None:
-        if self._gate is not _GATE:
+    def __post_init__(self, _gate: object) -> None:
+        if _gate is not _GATE:
             raise PolicyViolation("an update leaves only through Policy.release")
 
 
@@ -48,10 +48,10 @@ class ReleasedScores:
     """Scores that the policy let pass; only `Policy.release_scores` makes one."""
 
     scores: Scores
-    _gate: object = field(repr=False, compare=False)
+    _gate: InitVar[object] = None
 
-    def __post_init__(self) -> None:
-        if self._gate is not _GATE:
+    def __post_init__(self, _gate: object) -> None:
+        if _gate is not _GATE:
             raise PolicyViolation("scores leave only through Policy.release_scores")
 
 

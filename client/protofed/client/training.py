@@ -9,7 +9,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor, nn
 
-from protofed.client.local import Local, Steps
+from protofed.client.local import Local
 from protofed.common.errors import Failure, TaskFailure
 from protofed.common.recipe import Plan
 
@@ -41,18 +41,17 @@ def train(
     model.train()
     epochs = plan.epochs if epochs is None else epochs
     total, seen = torch.zeros((), device=local.data.device), 0
-    local.steps = Steps(epochs=epochs, batches=_batches(len(local.data.train), plan))
-    for local.steps.epoch in range(1, epochs + 1):  # the heartbeat reads how far it is
-        local.steps.batch = 0
+    steps = local.steps  # written in place: the heartbeat reads it
+    steps.epochs, steps.batches = epochs, _batches(len(local.data.train), plan)
+    for steps.epoch in range(1, epochs + 1):
+        steps.batch = 0
         for images, labels in local.data.batches(plan.batch, local.rng, plan.augment, plan.drop_last):
             local.check()
             total += step(images, labels) * len(labels)
             seen += len(labels)
-            local.steps.batch += 1
+            steps.batch += 1
         if not math.isfinite(total.item()):  # once an epoch: it waits for the device
-            raise TaskFailure(
-                Failure.NUMERIC, f"the loss is {total.item()} in epoch {local.steps.epoch}; lower plan.lr"
-            )
+            raise TaskFailure(Failure.NUMERIC, f"the loss is {total.item()} in epoch {steps.epoch}; lower plan.lr")
     return total.item() / max(seen, 1)
 
 
@@ -77,7 +76,8 @@ def class_means(local: Local, embed: Callable[[Tensor], Tensor]) -> dict[int, Te
     with torch.no_grad():
         for images, labels in local.data.ordered(local.data.train, 512):
             local.check()
-            features = embed(images).float()
+            features = embed(images)
+            features = features.to(torch.promote_types(features.dtype, torch.float32))
             if sums is None or counts is None:
                 sums = features.new_zeros(local.classes, features.shape[1])
                 counts = features.new_zeros(local.classes)
@@ -155,5 +155,5 @@ def _with_precision(plan: Plan, local: Local, loss: Loss) -> Loss:
 
 
 def _batches(examples: int, plan: Plan) -> int:
-    size = min(plan.batch, examples)
+    size = max(min(plan.batch, examples), 1)
     return examples // size if plan.drop_last else -(-examples // size)

@@ -98,6 +98,7 @@ class Coordinator:
         self._tasks: dict[SiteId, TaskRow] = {}  # the open invitations
         self._events: deque[phases.Event] = deque()
         self._draining = False
+        self._broken: Exception | None = None
         self._phase = self._restore()
         self._republished = isinstance(self._phase, phases.Aggregating)
 
@@ -190,7 +191,13 @@ class Coordinator:
     # What time and the operator do
 
     def tick(self) -> None:
-        """Let time act."""
+        """Let time act.
+
+        Raises:
+            Exception: what broke the coordinator before; the process has to end and start again from the ledger.
+        """
+        if self._broken is not None:
+            raise self._broken
         if self._republished:  # the last process published a state and died before it said so
             self._republished = False
             self._handle(phases.Aggregated(self._around.clock(), self._scorers()))
@@ -209,18 +216,22 @@ class Coordinator:
             return
         self._draining = True
         try:
-            while self._events:
-                before = self._phase
-                self._phase, effects = advance(self._rules, before, self._events.popleft())
-                if isinstance(before, phases.Evaluating) and not isinstance(self._phase, phases.Evaluating):
-                    self._tasks.clear()
-                    self._ledger.mark_scored(self.run, before.round)
-                for effect in effects:
-                    self._perform(effect)
-                if isinstance(self._phase, phases.Idle) and isinstance(before, phases.Aggregating | phases.Evaluating):
-                    self._events.append(self._tick_event())  # the next round opens now, not at the next tick
+            self._drain()
+        except Exception as error:
+            self._broken = error  # half of an effect may be missing: only a restart, from the ledger, can go on
+            raise
         finally:
             self._draining = False
+
+    def _drain(self) -> None:
+        while self._events:
+            before = self._phase
+            self._phase, effects = advance(self._rules, before, self._events.popleft())
+            for effect in effects:
+                self._perform(effect)
+            closed = isinstance(before, phases.Aggregating | phases.Evaluating)
+            if closed and isinstance(self._phase, phases.Idle):
+                self._events.append(self._tick_event())  # the next round opens now, not at the next tick
 
     def _perform(self, effect: phases.Effect) -> None:
         match effect:
@@ -276,16 +287,24 @@ class Coordinator:
                 return error
 
         def publish(result: Published | Exception) -> None:
-            if isinstance(result, Exception):
-                why = str(result) if isinstance(result, ProtofedError) else type(result).__name__
-                self._handle(phases.Broken(f"round {phase.round} could not be aggregated: {why}"))
-                return
-            self._ledger.publish(self.run, phase.round, phase.attempt, result.address, complete=complete)
-            self._published = result
-            self._publisher.prune(self._ledger, self.run, phase.round - self._around.keep_rounds)
-            self._handle(phases.Aggregated(self._around.clock(), self._scorers()))
+            try:
+                self._publish(phase, result, complete=complete)
+            except Exception as error:
+                self._broken = error
+                raise
 
         self._around.work(fold, publish)
+
+    def _publish(self, phase: phases.Aggregating, result: Published | Exception, *, complete: bool) -> None:
+        """Blob first (it is durable already), ledger row second, old blobs go last."""
+        if isinstance(result, Exception):
+            why = str(result) if isinstance(result, ProtofedError) else type(result).__name__
+            self._handle(phases.Broken(f"round {phase.round} could not be aggregated: {why}"))
+            return
+        self._ledger.publish(self.run, phase.round, phase.attempt, result.address, complete=complete)
+        self._published = result
+        self._publisher.prune(self._ledger, self.run, phase.round - self._around.keep_rounds)
+        self._handle(phases.Aggregated(self._around.clock(), self._scorers()))
 
     # Small questions
 

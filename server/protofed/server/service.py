@@ -60,15 +60,15 @@ OPTIONS = [
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
 ]
-_CODES: list[tuple[type[Exception], grpc.StatusCode]] = [
-    (NotEnrolled, grpc.StatusCode.UNAUTHENTICATED),
-    (Fenced, grpc.StatusCode.ABORTED),
-    (VersionMismatch, grpc.StatusCode.FAILED_PRECONDITION),
-    (Incomplete, grpc.StatusCode.FAILED_PRECONDITION),
-    (DecodeError, grpc.StatusCode.INVALID_ARGUMENT),
-    (ProtocolError, grpc.StatusCode.INVALID_ARGUMENT),
-    (CodecError, grpc.StatusCode.DATA_LOSS),
-    (StateError, grpc.StatusCode.RESOURCE_EXHAUSTED),
+_CODES: list[tuple[type[Exception], grpc.StatusCode, str]] = [  # and a fixed text, where ours is not for a peer
+    (NotEnrolled, grpc.StatusCode.UNAUTHENTICATED, ""),
+    (Fenced, grpc.StatusCode.ABORTED, ""),
+    (VersionMismatch, grpc.StatusCode.FAILED_PRECONDITION, ""),
+    (Incomplete, grpc.StatusCode.FAILED_PRECONDITION, ""),
+    (DecodeError, grpc.StatusCode.INVALID_ARGUMENT, "not a message of this protocol"),
+    (ProtocolError, grpc.StatusCode.INVALID_ARGUMENT, ""),
+    (CodecError, grpc.StatusCode.DATA_LOSS, ""),
+    (StateError, grpc.StatusCode.RESOURCE_EXHAUSTED, "the server cannot store anything now; try again later"),
 ]
 
 
@@ -245,9 +245,10 @@ class Shield(grpc.aio.ServerInterceptor):
             except (grpc.aio.AbortError, asyncio.CancelledError):
                 raise
             except Exception as error:
-                for kind, code in _CODES:
+                for kind, code, text in _CODES:
                     if isinstance(error, kind):
-                        await context.abort(code, str(error))
+                        log.info("call refused", call=handler_call_details.method, why=str(error))
+                        await context.abort(code, text or str(error))
                 incident = secrets.token_hex(4)
                 log.exception("incident", incident=incident, call=handler_call_details.method)
                 await context.abort(grpc.StatusCode.INTERNAL, f"internal error, incident {incident}")
@@ -275,6 +276,7 @@ async def serve(
     Raises:
         ConfigError: `listen` is no loopback address, and there is no TLS yet.
         Unavailable: the port is taken.
+        StateError: the ledger or the blobs cannot be written any more.
     """
     check_loopback(listen)
     loop = asyncio.get_running_loop()
@@ -294,22 +296,27 @@ async def serve(
     await stop.wait()
     await health.set("", health_pb2.HealthCheckResponse.NOT_SERVING)
     await server.stop(grace=1.0)
-    await ticker
-    await loop.run_in_executor(None, threads.close)
+    try:
+        await ticker
+    finally:
+        await loop.run_in_executor(None, threads.close)
 
 
 async def _tick(runs: Runs, threads: Threads, stop: asyncio.Event, *, until_finished: bool) -> None:
     """Let time act twice a second."""
     loop = asyncio.get_running_loop()
     finished_at: float | None = None
-    while not stop.is_set():
-        await loop.run_in_executor(threads.control, _logged, lambda _: runs.current.tick(), None)
-        if until_finished and runs.finished:
-            finished_at = finished_at or loop.time()
-            if runs.everyone_was_told() or loop.time() > finished_at + LONGEST_WAIT_S + 5:
-                stop.set()
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(stop.wait(), 0.5)
+    try:
+        while not stop.is_set():
+            await loop.run_in_executor(threads.control, lambda: runs.current.tick())
+            if until_finished and runs.finished:
+                finished_at = finished_at or loop.time()
+                if runs.everyone_was_told() or loop.time() > finished_at + LONGEST_WAIT_S + 5:
+                    stop.set()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(stop.wait(), 0.5)
+    finally:
+        stop.set()  # a coordinator that broke ends the server: nothing is acknowledged that is not durable
 
 
 def check_loopback(address: str) -> None:

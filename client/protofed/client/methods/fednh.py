@@ -27,9 +27,9 @@ class FedNH:
     def install(self, local: Local, received: Payload) -> None:
         """Global body; logits s W unit(f(x)) with the received prototypes W [C, D], frozen."""
         load(local.model.body, received[Part.BODY])
-        scale = float(received[Part.HEAD]["scale"])
-        head = CosineHead(received[Part.PROTOTYPES]["mean"], scale, self.fixed_scale)
-        local.model.head = head.to(local.data.device)
+        head = CosineHead.like(local.model.head, self.fixed_scale)
+        load(head, {"prototypes": received[Part.PROTOTYPES]["mean"], "scale": received[Part.HEAD]["scale"]})
+        local.model.head = head
 
     def fit(self, local: Local, received: Payload) -> Update:
         """Eq. (2), then eq. (3) with the new body."""

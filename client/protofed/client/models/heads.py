@@ -48,6 +48,13 @@ class CosineHead(nn.Module):
         else:
             self.scale = nn.Parameter(s.reshape(()))
 
+    @classmethod
+    def like(cls, head: nn.Module, fixed: bool) -> CosineHead:
+        """One to load into, with the shape [C, D], dtype and device of a model's own head or an earlier round's."""
+        state = head.state_dict()
+        rows: Tensor = state["prototypes" if "prototypes" in state else "weight"]
+        return cls(torch.zeros_like(rows), 1.0, fixed)
+
     def forward(self, features: Tensor) -> Tensor:
         """Logits, [B, D] -> [B, C]; `eps` of the norm is 1e-12, as in the released code."""
         return self.scale * (normalize(features, dim=-1) @ self.prototypes.T)
