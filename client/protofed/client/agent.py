@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import structlog
 import torch
@@ -26,6 +27,7 @@ from protofed.common.errors import (
     ConfigError,
     DataError,
     Failure,
+    Fenced,
     NotEnrolled,
     PolicyViolation,
     ProtocolError,
@@ -192,7 +194,7 @@ class Agent:
             log.info("task called off", run=task.run, round=task.round)
         except TaskFailure as failure:
             self._decline(task, failure.reason, str(failure))
-        except NotEnrolled:
+        except (NotEnrolled, Fenced):
             raise
         except ProtocolError as error:
             log.warning("the server does not take this task any more", run=task.run, round=task.round, why=str(error))
@@ -227,9 +229,11 @@ class Agent:
     def _push(self, task: Task, update: Update) -> None:
         self._now.activity = Activity.UPLOADING
         receipt = self._link.push(task, self._site.policy.release(update))
-        log.info("handed in", run=task.run, round=task.round, verdict=receipt.verdict.value, reason=receipt.reason)
+        why = {"reason": receipt.reason} if receipt.reason else {}
+        log.info("handed in", run=task.run, round=task.round, verdict=receipt.verdict.value, **why)
         if task.kind is TaskKind.FIT:
             self._site.store.settle(task, receipt)
+            self._personal_scores = None
 
     def _score(self, task: Task) -> None:
         run = self._prepared()
@@ -262,12 +266,13 @@ class Agent:
         run.method.install(self._local(run, task, held), received)
 
     def _receive(self, task: Task) -> Payload:
-        """The task's base, fetched once."""
+        """The task's base, fetched once; looking for something that is not in it raises CodecError."""
         if task.base is None:
             raise ProtocolError(f"a {task.kind} task without a model to start from")
         if self._base is None or self._base[0] != task.base:
             self._now.activity = Activity.DOWNLOADING
-            self._base = (task.base, codec.decode(self._link.fetch(task)))
+            parts = codec.decode(self._link.fetch(task)).items()
+            self._base = (task.base, _Received({part: _Received(tensors) for part, tensors in parts}))
         return self._base[1]
 
     def _local(self, run: _Run, task: Task, held: Held) -> Local:
@@ -293,6 +298,13 @@ class Agent:
         if self._run is None:
             raise ProtocolError("no run was prepared")
         return self._run
+
+
+class _Received(dict[str, Any]):
+    """A payload, or a part of one, of which a method takes what it needs: a task without it is declined."""
+
+    def __missing__(self, name: str) -> Any:
+        raise CodecError(f"the model that was received has no '{name}'")
 
 
 def _seed(seed: int, round: int, site: SiteId) -> int:

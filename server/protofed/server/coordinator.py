@@ -37,6 +37,7 @@ from protofed.server.admission import Admission
 from protofed.server.blobs import Blobs
 from protofed.server.ledger import Ledger
 from protofed.server.method import Expected, ServerMethod, server_methods
+from protofed.server.overview import spreads
 from protofed.server.publisher import Published, Publisher
 from protofed.server.resume import resumed
 from protofed.server.roster import Roster
@@ -227,8 +228,13 @@ class Coordinator:
         while self._events:
             before = self._phase
             self._phase, effects = advance(self._rules, before, self._events.popleft())
+            if isinstance(before, phases.Evaluating) and not isinstance(self._phase, phases.Evaluating):
+                self._tasks.clear()  # scores that come now are dropped, and a restart does not wait for them again
+                self._ledger.mark_scored(self.run, before.round)
             for effect in effects:
                 self._perform(effect)
+            if isinstance(before, phases.Evaluating) and before.round != getattr(self._phase, "round", None):
+                self._tell_scores(before.round)
             closed = isinstance(before, phases.Aggregating | phases.Evaluating)
             if closed and isinstance(self._phase, phases.Idle):
                 self._events.append(self._tick_event())  # the next round opens now, not at the next tick
@@ -303,8 +309,14 @@ class Coordinator:
             return
         self._ledger.publish(self.run, phase.round, phase.attempt, result.address, complete=complete)
         self._published = result
+        log.info("round published", run=self.run, round=phase.round, sites=len(phase.sites), complete=complete)
         self._publisher.prune(self._ledger, self.run, phase.round - self._around.keep_rounds)
         self._handle(phases.Aggregated(self._around.clock(), self._scorers()))
+
+    def _tell_scores(self, number: int) -> None:
+        of_round = self._ledger.scores(self.run, number).get(number, {})
+        means = {name: round(spread.mean, 4) for name, spread in spreads(of_round).items()}
+        log.info("round scored", run=self.run, round=number, sites=len(of_round), **means)
 
     # Small questions
 

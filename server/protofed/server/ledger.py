@@ -184,12 +184,13 @@ class Ledger:
                 connection.execute(insert(db.scores), rows)
             connection.execute(update(db.tasks).where(db.tasks.c.nonce == task.nonce).values(fate="reported"))
 
-    def scores(self, run: str) -> dict[int, dict[SiteId, dict[str, float]]]:
-        """Scores by round, site and name."""
+    def scores(self, run: str, round: int | None = None) -> dict[int, dict[SiteId, dict[str, float]]]:
+        """Scores by round (or of one round), site and name."""
+        query = select(db.scores).where(db.scores.c.run == run)
+        if round is not None:
+            query = query.where(db.scores.c.round == round)
         table: dict[int, dict[SiteId, dict[str, float]]] = {}
-        for row in self._read(
-            select(db.scores).where(db.scores.c.run == run).order_by(db.scores.c.round, db.scores.c.site)
-        ):
+        for row in self._read(query.order_by(db.scores.c.round, db.scores.c.site)):
             table.setdefault(row.round, {}).setdefault(row.site, {})[row.name] = row.value
         return table
 

@@ -1,0 +1,40 @@
+"""What comes along fits together."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import protofed.client.methods
+import protofed.server.methods  # noqa: F401  (both register their halves)
+from protofed.client.method import client_methods
+from protofed.client.models.catalogue import build
+from protofed.client.policy import Policy
+from protofed.common.recipe import Data
+from protofed.deploy import shipped
+from protofed.server.method import server_methods
+
+RECIPES = sorted(shipped.folder("recipes").glob("*.toml"))
+STANDARD = Policy.read(shipped.folder("policies") / "standard.toml")
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_a_recipe_can_be_used(path: Path) -> None:
+    recipe = shipped.recipe(path.stem)
+    assert recipe.name == path.stem
+    assert server_methods.build(recipe.method.name, recipe.method.options)
+    half = client_methods.build(recipe.method.name, recipe.method.options)
+    build(recipe.model, recipe.input, recipe.classes)
+    STANDARD.admit(recipe.method.name, half.sends)
+
+
+@pytest.mark.parametrize(("site", "pair"), [("digits", False), ("digits-pair", True)])
+def test_a_demonstration_site_holds_what_the_recipes_simulate(site: str, pair: bool) -> None:
+    settings = tomllib.loads((shipped.folder("sites") / f"{site}.toml").read_text(encoding="utf-8"))
+    data = Data.model_validate(settings["data"])
+    digits = [shipped.recipe(path.stem) for path in RECIPES if path.stem.startswith("digits-")]
+    same = [recipe for recipe in digits if (recipe.name == "digits-pair") == pair]
+    assert same
+    assert all(recipe.data == data for recipe in same)
