@@ -79,15 +79,16 @@ def run_demo(folder: Path, console: Console) -> None:
 
 def _verdict(views: dict[str, Overview | None]) -> str:
     """The result in words, whatever it is."""
-    scores = {name: view.scores for name, view in views.items() if view is not None}
-    ours, plain, alone = (scores.get(name, {}) for name in RECIPES)
+    sentences = (
+        ("One model for everybody, on the balanced test set", "global.accuracy"),
+        ("Each site's own model, on the classes that it has", "personal.pm_v"),
+        ("Each site's own model, on all classes", "personal.balanced_accuracy"),
+    )
+    names = dict(zip(RECIPES, ("FedNH", "FedAvg", "alone"), strict=True))
     lines = []
-    if "global.accuracy" in ours and "global.accuracy" in plain:
-        a, b = (100 * s["global.accuracy"].mean for s in (ours, plain))
-        lines.append(f"One model for everybody: FedNH {a:.1f} % of the balanced test set, FedAvg {b:.1f} %.")
-    if "personal.pm_v" in ours and "personal.pm_v" in alone:
-        a, b = (100 * s["personal.pm_v"].mean for s in (ours, alone))
-        lines.append(f"Each site's own model on its own classes: FedNH {a:.1f} %, training alone {b:.1f} %.")
+    for what, score in sentences:
+        scored = {names[run]: view.scores[score].mean for run, view in views.items() if view and score in view.scores}
+        lines.append(f"{what}: " + ", ".join(f"{name} {100 * mean:.1f} %" for name, mean in scored.items()) + ".")
     return "\n".join(lines)
 
 
