@@ -108,8 +108,10 @@ def simulate(
     as_json: Annotated[bool, typer.Option("--json", help="Print the scores as JSON.")] = False,
 ) -> None:
     """Run a recipe in one process: the same coordinator, agents and methods without the network."""
+    from protofed.common.allocator import keep_memory
     from protofed.deploy.tables import scores_json, simulate_with_progress
 
+    keep_memory()
     view = simulate_with_progress(recipe, state, device)
     if as_json:
         print(json.dumps(scores_json([view]), indent=2))  # noqa: T201

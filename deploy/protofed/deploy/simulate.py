@@ -108,16 +108,20 @@ class Simulation:
     agents: Sequence[Agent]
 
     def go(self, until: Callable[[], bool] = lambda: False, turned: Callable[[], None] = lambda: None) -> None:
-        """Give every site its turn, again and again, until the run has ended (or `until` says so).
+        """Give every site its turn, again and again, until the run has ended (or `until` says so, between two rows of
+        turns). `turned` is called after every task.
 
         Raises:
             ConfigError: nobody can do anything any more, as with more `min_sites` than there are sites.
         """
         while not self.runs.finished and not until():
             self.runs.current.tick()
-            worked = [isinstance(agent.step(0.0), Task) for agent in self.agents]
-            turned()
-            if not any(worked) and not self.runs.finished:
+            worked = False
+            for agent in self.agents:
+                if isinstance(agent.step(0.0), Task):
+                    worked = True
+                    turned()
+            if not worked and not self.runs.finished:
                 wanted = self.recipe.federation.min_sites
                 raise ConfigError(
                     f"the run cannot go on: {len(self.agents) - 1} sites, and federation.min_sites is {wanted}"

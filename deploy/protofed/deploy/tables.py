@@ -18,6 +18,7 @@ from protofed.deploy import shipped
 from protofed.deploy.processes import RunsFailedError
 from protofed.deploy.simulate import simulation
 from protofed.server.overview import Overview, Spread, overview
+from protofed.server.phases import Aggregating, Collecting, Evaluating, Finished, Idle, Phase
 
 
 def progress_table(recipes: Sequence[Recipe], views: Mapping[str, Overview | None], title: str) -> Table:
@@ -96,17 +97,17 @@ def simulate_with_progress(name: str, state: Path | None, device: str) -> Overvi
         TextColumn(recipe.name),
         BarColumn(),
         MofNCompleteColumn(),
-        TextColumn("rounds"),
+        TextColumn("rounds, {task.description}"),
         TimeElapsedColumn(),
         TimeRemainingColumn(),
         console=Console(stderr=True),
     )
     with simulation(recipe, state, devices.pick(device)) as running, bar:
-        task = bar.add_task("", total=recipe.rounds)
+        task = bar.add_task("making the model", total=recipe.rounds)
 
         def turned() -> None:
-            rounds = running.ledger.rounds(recipe.name)
-            bar.update(task, completed=sum(row.state is not None and row.round > 0 for row in rounds))
+            done, doing = _standing(running.runs.current.phase, recipe.rounds)
+            bar.update(task, completed=done, description=doing)
 
         running.go(turned=turned)
         view = overview(running.ledger, recipe.name)
@@ -115,6 +116,19 @@ def simulate_with_progress(name: str, state: Path | None, device: str) -> Overvi
     if view.failed:
         raise RunsFailedError(f"run failed: {view.run}: {view.phase}")
     return view
+
+
+def _standing(phase: Phase, rounds: int) -> tuple[int, str]:
+    """Rounds that are wholly done, and what goes on now."""
+    match phase:
+        case Collecting():
+            return max(phase.round - 1, 0), f"training {len(phase.reported)}/{len(phase.cohort)}"
+        case Evaluating():
+            return phase.round - 1, f"scoring, {len(phase.awaited)} to go"
+        case Idle() | Aggregating():
+            return max(phase.round - 1, 0), "aggregating"
+        case Finished():
+            return rounds, phase.reason
 
 
 def _percent(value: Spread | None, *fields: str) -> str:
