@@ -300,10 +300,10 @@ class Agent:
         return self._run
 
 
-class _Received(dict[str, Any]):
+class _Received(dict[Any, Any]):
     """A payload, or a part of one, of which a method takes what it needs: a task without it is declined."""
 
-    def __missing__(self, name: str) -> Any:
+    def __missing__(self, name: Any) -> Any:
         raise CodecError(f"the model that was received has no '{name}'")
 
 

@@ -62,6 +62,7 @@ OPTIONS = [
     ("grpc.max_reconnect_backoff_ms", 5_000),
     ("grpc.enable_http_proxy", 0),  # plain text stays on this machine
 ]
+_CLOSED = "the connection was closed"
 _AWAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.RESOURCE_EXHAUSTED)
 _ERRORS: dict[grpc.StatusCode, type[ProtocolError] | type[CodecError]] = {
     grpc.StatusCode.UNAUTHENTICATED: NotEnrolled,
@@ -102,7 +103,7 @@ class GrpcLink:
         self._stub = rpc.FederationStub(self._channel)
         self._give_up, self._closed = give_up_after_s, threading.Event()
         self._pool = ThreadPoolExecutor(IN_FLIGHT, "chunks")
-        self.bytes_moved = 0
+        self.bytes_moved, self._counting = 0, threading.Lock()  # chunks move on several threads
 
     def close(self) -> None:
         """End the connection; calls that wait for the server end, too."""
@@ -161,7 +162,7 @@ class GrpcLink:
         request = pb.HeartbeatRequest(caller=self._caller, run=run, **wire.pack_progress(progress))
         try:
             return wire.signal.unpack(self._stub.Heartbeat(request, timeout=10.0).signal)
-        except grpc.RpcError:
+        except (grpc.RpcError, ProtocolError, ValueError):  # ValueError: the channel was closed
             return Signal.CONTINUE
 
     def _announce(self, task: Task, manifest: Manifest) -> pb.UploadManifest:
@@ -194,7 +195,7 @@ class GrpcLink:
         for _ in range(TRIES):
             chunk = self._call(self._stub.GetChunk, request, timeout=120.0)
             if crc32c(chunk.data) == chunk.crc32c:
-                self.bytes_moved += len(chunk.data)
+                self._count(len(chunk.data))
                 return chunk.data
         raise CodecError(f"chunk {index} arrived damaged {TRIES} times")
 
@@ -206,7 +207,11 @@ class GrpcLink:
         part = data[index * CHUNK_BYTES : (index + 1) * CHUNK_BYTES]
         chunk = pb.Chunk(caller=self._caller, upload=upload, index=index, data=part, crc32c=crc32c(part))
         self._call(self._stub.PutChunk, chunk, timeout=120.0)
-        self.bytes_moved += len(part)
+        self._count(len(part))
+
+    def _count(self, moved: int) -> None:
+        with self._counting:
+            self.bytes_moved += moved
 
     def _call(self, call: Call[A], request: Any, timeout: float = 30.0) -> A:
         """The call's answer, however long the server is away."""
@@ -214,16 +219,20 @@ class GrpcLink:
         while True:
             try:
                 return call(request, timeout=timeout)
+            except ValueError as error:  # gRPC's word for a channel that was closed
+                raise Unavailable(_CLOSED) from error
             except grpc.RpcError as error:
                 self._raise_if_final(error, began)
                 if pause == 0.25:
                     log.info("the server does not answer; trying again", server=self._address, why=_why(error))
             if self._closed.wait(random.uniform(0, pause)):  # noqa: S311  (full jitter, no secret)
-                raise Unavailable("the connection was closed")
+                raise Unavailable(_CLOSED)
             pause = min(2 * pause, 8.0)
 
     def _raise_if_final(self, error: grpc.RpcError, began: float) -> None:
         code, text = error.code(), str(error.details())
+        if self._closed.is_set():
+            raise Unavailable(_CLOSED) from error
         if code not in _AWAY or "larger than max" in text:
             raise _ERRORS.get(code, ProtocolError)(text) from error
         away = time.monotonic() - began

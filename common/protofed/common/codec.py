@@ -7,6 +7,7 @@ accepts duplicate names, endless lists and shapes such as (0, 2**40).
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterable
 from typing import Any, NewType
@@ -42,6 +43,7 @@ def encode(payload: Payload) -> bytes:
             array = np.ascontiguousarray(payload[part][name]).reshape(payload[part][name].shape)
             if array.dtype.name not in DTYPES.values() or not array.dtype.isnative:
                 raise CodecError(f"{part}/{name} is {array.dtype}: expected one of {', '.join(DTYPES.values())}")
+            _checked_shape(f"{part}/{name}", array.shape)  # what could not be read again is not written
             flat[f"{part}/{name}"] = array
     return save(flat)
 
@@ -118,13 +120,16 @@ def _spec(path: str, entry: Any) -> TensorSpec:
         raise CodecError(f"{path[:80]!r} names no part: expected one of {', '.join(Part)} and a slash")
     _check_name(name)
     dtype, shape = (entry.get("dtype"), entry.get("shape")) if isinstance(entry, dict) else (None, None)
-    if dtype not in DTYPES:
+    if not isinstance(dtype, str) or dtype not in DTYPES:
         raise CodecError(f"{path} has dtype {str(dtype)[:20]}: expected one of {', '.join(DTYPES)}")
-    if not isinstance(shape, list) or len(shape) > 8 or not all(type(n) is int and n > 0 for n in shape):
-        raise CodecError(f"{path} has shape {str(shape)[:60]}: expected at most 8 positive sizes")
-    if np.prod(shape, dtype=object) > MAX_ELEMENTS:
-        raise CodecError(f"{path} has shape {shape}: more than {MAX_ELEMENTS} elements")
-    return TensorSpec(Part(part), name, DTYPES[dtype], tuple(shape))
+    return TensorSpec(Part(part), name, DTYPES[dtype], _checked_shape(path, shape))
+
+
+def _checked_shape(path: str, shape: Any) -> tuple[int, ...]:
+    sizes = isinstance(shape, list | tuple) and len(shape) <= 8 and all(type(n) is int and n > 0 for n in shape)
+    if not sizes or math.prod(shape) > MAX_ELEMENTS:
+        raise CodecError(f"{path} has shape {str(shape)[:60]}: expected at most 8 positive sizes, 2^33 elements")
+    return tuple(shape)
 
 
 def _check_name(name: str) -> None:

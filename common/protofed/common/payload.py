@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -60,7 +61,7 @@ class TensorSpec:
     @property
     def nbytes(self) -> int:
         """Size of its numbers in bytes."""
-        return int(np.prod(self.shape, dtype=np.int64)) * np.dtype(self.dtype).itemsize
+        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
 
 
 def describe(payload: Payload) -> tuple[TensorSpec, ...]:

@@ -18,9 +18,9 @@ M = TypeVar("M", bound=BaseModel)
 
 
 class Table(BaseModel):
-    """A TOML table whose keys are all known."""
+    """A TOML table whose keys are all known and whose numbers are all finite: JSON has no others."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class Choice(BaseModel):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 from pydantic import Field, ValidationError
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
 from protofed.common.errors import ConfigError
 from protofed.common.recipe import Data, Id, explain, read_table
@@ -56,6 +56,8 @@ def read_settings(model: type[S], file: Path | None, arguments: Mapping[str, Any
     said = {name: value for name, value in arguments.items() if value not in (None, [], ())}
     try:
         return _layered(model, table)(**said)
+    except SettingsError as error:  # a list or a table in the environment
+        raise ConfigError(f"environment: {error}; expected JSON there") from error
     except ValidationError as error:
         raise ConfigError(
             f"{file or 'settings (options, environment, --settings file)'}: {explain(error, model)}"

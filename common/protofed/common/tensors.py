@@ -36,9 +36,9 @@ class Mean:
             sums = self._sums.setdefault(part, {})
             for name, array in payload.get(part, {}).items():
                 if array.dtype.kind != "f":
-                    sums[name] = np.maximum(sums[name], array) if name in sums else array.copy()
+                    sums[name] = np.asarray(np.maximum(sums[name], array)) if name in sums else array.copy()
                 elif name not in sums:
-                    sums[name] = array * array.dtype.type(weight)
+                    sums[name] = np.asarray(array * array.dtype.type(weight))  # a product of 0-d arrays is none
                 else:
                     sums[name] += self._weighted(array, weight)
 
@@ -53,7 +53,7 @@ class Mean:
         return {part: {name: self._divided(array) for name, array in s.items()} for part, s in self._sums.items()}
 
     def _divided(self, total: Array) -> Array:
-        return total / total.dtype.type(self._weight) if total.dtype.kind == "f" else total
+        return np.asarray(total / total.dtype.type(self._weight)) if total.dtype.kind == "f" else total
 
     def _weighted(self, array: Array, weight: float) -> Array:
         if weight == 1.0:

@@ -9,7 +9,7 @@ import re
 from enum import StrEnum
 from typing import Any, Generic, TypeVar
 
-from protofed.common.codec import Digest
+from protofed.common.codec import MAX_TENSORS, Digest
 from protofed.common.errors import Failure, ProtocolError
 from protofed.common.payload import Part, TensorSpec
 from protofed.common.task import (
@@ -168,6 +168,8 @@ def unpack_manifest(message: pb.UploadManifest) -> Manifest:
     """An upload's manifest."""
     if message.digest_algorithm != DIGEST_ALGORITHM:
         raise ProtocolError(f"digest algorithm '{message.digest_algorithm[:20]}': expected {DIGEST_ALGORITHM}")
+    if len(message.tensors) > MAX_TENSORS:
+        raise ProtocolError(f"{len(message.tensors)} tensors are announced: expected at most {MAX_TENSORS}")
     specs = tuple(_unpack_tensor(tensor) for tensor in message.tensors)
     return Manifest(specs, message.total, read_digest(message.digest))
 

@@ -99,12 +99,13 @@ class FolderBlobs:
         """Prepare an upload of `total` bytes; the chunks that are held already, from an earlier try."""
         data, held = self._upload(upload)
         try:
-            if data.exists() and data.stat().st_size == total:
+            if held.exists() and data.exists() and data.stat().st_size == total:
                 return frozenset(i for i, mark in enumerate(held.read_bytes()) if mark)
             held.write_bytes(bytes(chunks(total)))
             with data.open("wb") as file:
                 os.posix_fallocate(file.fileno(), 0, total)
         except OSError as error:
+            self.drop(upload)
             raise StateError(f"no room for an upload of {total} bytes: {error.strerror}") from error
         return frozenset()
 

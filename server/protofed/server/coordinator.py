@@ -316,7 +316,7 @@ class Coordinator:
     def _tell_scores(self, number: int) -> None:
         of_round = self._ledger.scores(self.run, number).get(number, {})
         means = {name: round(spread.mean, 4) for name, spread in spreads(of_round).items()}
-        log.info("round scored", run=self.run, round=number, sites=len(of_round), **means)
+        log.info("round scored", run=self.run, round=number, sites=len(of_round), scores=means)  # names are theirs
 
     # Small questions
 

@@ -31,15 +31,16 @@ class Ledger:
         self._engine = _engine(url)
         if read_only:  # a second process that looks on
             return
-        with self._write() as connection:
+        with self._write() as connection:  # all or nothing: a ledger that is refused stays as it was
+            _check(connection)
             db.metadata.create_all(connection)
             found = connection.execute(select(db.meta.c.schema)).scalar()
             if found is None:
                 connection.execute(insert(db.meta).values(schema=db.SCHEMA))
-        if found not in (None, db.SCHEMA):
-            raise StateError(
-                f"the ledger has schema {found}, this server reads {db.SCHEMA}; use the version that wrote it"
-            )
+            if found not in (None, db.SCHEMA):
+                raise StateError(
+                    f"the ledger has schema {found}, this server reads {db.SCHEMA}; use the version that wrote it"
+                )
 
     def close(self) -> None:
         """Release the database."""
@@ -250,6 +251,14 @@ def _durable(connection: Any, _record: Any) -> None:
     connection.isolation_level = None  # SQLAlchemy's own BEGIN IMMEDIATE opens transactions, not the driver
     for pragma in ("journal_mode=WAL", "synchronous=FULL", "busy_timeout=5000", "foreign_keys=ON"):
         connection.execute(f"PRAGMA {pragma}")
+
+
+def _check(connection: Connection) -> None:
+    """A damaged file is found at the start, not in the middle of a round."""
+    if connection.dialect.name == "sqlite":
+        found = connection.exec_driver_sql("PRAGMA integrity_check").scalar()
+        if found != "ok":
+            raise StateError(f"the ledger is damaged: {found}; restore the state folder from a backup")
 
 
 def _state_error(error: SQLAlchemyError) -> StateError:

@@ -52,9 +52,9 @@ class Overview:
 
 
 def spread(values: list[float]) -> Spread:
-    """Mean, population standard deviation and worst of at least one value."""
-    mean = math.fsum(values) / len(values)
-    std = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / len(values))
+    """Mean, population standard deviation and worst of at least one value; no finite value overflows on the way."""
+    mean = math.fsum(value / len(values) for value in values)
+    std = math.hypot(*(value - mean for value in values)) / math.sqrt(len(values))
     return Spread(mean, std, min(values), len(values))
 
 
@@ -100,7 +100,7 @@ def _phase(last: RoundRow | None, scoring: bool) -> str:
     if last is None:
         return "waiting for sites"
     if last.state is not None:
-        return "evaluating" if scoring else "waiting"
+        return "evaluating" if scoring and not last.scored else "waiting"
     if last.abandoned is not None:
         return f"abandoned: {last.abandoned}"
     return "collecting" if last.round else "making the model"

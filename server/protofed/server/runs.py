@@ -69,7 +69,7 @@ class Runs:
             )
         self._around.roster.enroll(site, roles, instance)
         if self.finished:
-            return self._finished(site)
+            return self._finished(site, self.current.run)
         self.current.tick()
         return Assignment(self.current.run, self.current.recipe.wire())
 
@@ -77,7 +77,7 @@ class Runs:
         """What the site should do now; Finished when its run is over."""
         if run != self.current.run or self.finished:
             self._around.roster.seen(site, instance)
-            return self._finished(site)
+            return self._finished(site, run)
         return self.current.next_task(site, instance)
 
     def heartbeat(self, run: str, site: SiteId, instance: str, progress: Progress) -> Signal:
@@ -98,9 +98,8 @@ class Runs:
                 return coordinator
         raise ProtocolError("no such run on this server; enroll again")
 
-    def _finished(self, site: SiteId) -> Finished:
+    def _finished(self, site: SiteId, run: str) -> Finished:
         if self.finished:
             self._told.add(site)
-        phase = self.current.phase
-        reason = phase.reason if isinstance(phase, phases.Finished) else "completed"
-        return Finished(reason, last=self.finished)
+        ends = [c.phase.reason for c in self._coordinators if c.run == run and isinstance(c.phase, phases.Finished)]
+        return Finished(ends[0] if ends else "completed", last=self.finished)

@@ -33,11 +33,11 @@ def manifest_fault(manifest: Manifest, expected: Expected) -> str | None:
 
 
 def first_model_fault(manifest: Manifest, classes: int) -> str | None:
-    """Whether an upload is announced as a freshly made model: BODY, and HEAD with `weight` [C, D]."""
+    """Whether an upload is announced as a freshly made model: BODY, and HEAD with a real `weight` [C, D]."""
     if any(spec.part not in (Part.BODY, Part.HEAD) for spec in manifest.tensors):
         return "a first model has only a body and a head"
     heads = [spec for spec in manifest.tensors if spec.path == f"{Part.HEAD}/weight"]
-    if not heads or len(heads[0].shape) != 2 or heads[0].shape[0] != classes:
+    if not heads or len(heads[0].shape) != 2 or heads[0].shape[0] != classes or heads[0].dtype == "int64":
         return f"a first model needs a head with weight [{classes}, D]"
     return _size_fault(manifest)
 
@@ -72,7 +72,7 @@ def scalars_fault(scalars: Mapping[str, float], weight: float | None, expected: 
 
 def _size_fault(manifest: Manifest) -> str | None:
     numbers = sum(spec.nbytes for spec in manifest.tensors)
-    if manifest.total > MAX_UPDATE_BYTES or not numbers <= manifest.total <= numbers + HEADER_ROOM:
+    if manifest.total > MAX_UPDATE_BYTES or not numbers < manifest.total <= numbers + HEADER_ROOM:
         return f"{manifest.total} bytes announced for tensors of {numbers} bytes"
     return None
 

@@ -1,0 +1,773 @@
+"""The daemon's loop against a server by hand: what is handed in, what is declined and what never leaves."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from protofed.client import agent
+from protofed.client.agent import Agent, Now, Site
+from protofed.client.data.examples import Examples, SiteData
+from protofed.client.evaluate import Tally, tally
+from protofed.client.memory import FolderStore, Held, MemoryStore, Store
+from protofed.client.models.catalogue import build
+from protofed.client.models.split import SplitModel, dump
+from protofed.client.policy import Policy, Released, ReleasedScores, Rules
+from protofed.common import codec
+from protofed.common.errors import (
+    CodecError,
+    DataError,
+    Failure,
+    Fenced,
+    NotEnrolled,
+    ProtocolError,
+    StateError,
+    Unavailable,
+)
+from protofed.common.payload import Part, Payload
+from protofed.common.recipe import Recipe
+from protofed.common.task import (
+    Activity,
+    Assignment,
+    Finished,
+    Progress,
+    Receipt,
+    Role,
+    Signal,
+    Task,
+    TaskKind,
+    Verdict,
+    Wait,
+)
+from protofed.common.tensors import same_tensors
+
+RUN: dict[str, Any] = {
+    "name": "run",
+    "rounds": 3,
+    "classes": 3,
+    "input": {"shape": [1, 2, 2]},
+    "method": {"name": "fedavg"},
+    "model": {"name": "mlp", "hidden": [4]},
+    "plan": {"epochs": 2, "batch": 4, "lr": 0.1},
+    "federation": {"heartbeat_s": 0.125},
+}
+RULES: dict[str, Any] = {
+    "methods": ["fedavg", "fednh", "solo"],
+    "parts": ["body", "head", "prototypes"],
+    "metrics": [
+        "loss",
+        "global.accuracy",
+        "global.balanced_accuracy",
+        "personal.accuracy",
+        "personal.balanced_accuracy",
+        "personal.pm_v",
+        "personal.pm_l",
+    ],
+}
+
+
+@dataclass
+class ByHand:
+    """A link to a server by hand: hands out `tasks`, accepts what comes, and fails where `failing` says so."""
+
+    recipe: str
+    run: str = "run"
+    tasks: deque[Task | Wait | Finished] = field(default_factory=deque)
+    blobs: dict[str, bytes] = field(default_factory=dict)
+    failing: dict[str, list[Exception]] = field(default_factory=dict)  # call -> raised one after the other
+    before_push: Callable[[Task], None] = lambda _: None
+    verdict: Verdict = Verdict.ACCEPTED
+    calls: Counter[str] = field(default_factory=Counter)
+    tried: list[tuple[Task, Released]] = field(default_factory=list)
+    pushed: list[tuple[Task, Released]] = field(default_factory=list)
+    scores: list[dict[str, float]] = field(default_factory=list)
+    beats: list[Progress] = field(default_factory=list)
+
+    def _called(self, name: str) -> None:
+        self.calls[name] += 1
+        if self.failing.get(name):
+            raise self.failing[name].pop(0)
+
+    def enroll(self) -> Assignment | Finished:
+        self._called("enroll")
+        return Assignment(self.run, self.recipe)
+
+    def next_task(self, run: str, wait_s: float) -> Task | Wait | Finished:
+        self._called("next_task")
+        return self.tasks.popleft() if self.tasks else Wait(1.0)
+
+    def fetch(self, task: Task) -> bytes:
+        self._called("fetch")
+        return self.blobs[str(task.base)]
+
+    def push(self, task: Task, released: Released) -> Receipt:
+        self.before_push(task)
+        self.tried.append((task, released))
+        self._called("push")
+        self.pushed.append((task, released))
+        return Receipt(self.verdict, "", released.manifest.digest, "seal")
+
+    def report(self, task: Task, released: ReleasedScores) -> None:
+        self._called("report")
+        self.scores.append(dict(released.scores))
+
+    def beat(self, run: str, progress: Progress) -> Signal:
+        self.beats.append(progress)
+        return Signal.CONTINUE
+
+
+def site_data() -> SiteData:
+    """Twelve examples of classes 0 and 1; the test set has class 2, too."""
+    draw = torch.Generator().manual_seed(7)
+    train = Examples(torch.rand(12, 1, 2, 2, generator=draw), torch.arange(12) % 2)
+    test = Examples(torch.rand(9, 1, 2, 2, generator=draw), torch.arange(9) % 3)
+    return SiteData(train, test, Recipe.model_validate(RUN).input, 3)
+
+
+@dataclass
+class Scene:
+    """One site and its server."""
+
+    store: Store = field(default_factory=MemoryStore)
+    recipe: dict[str, Any] = field(default_factory=lambda: dict(RUN))
+    rules: dict[str, Any] = field(default_factory=lambda: dict(RULES))
+    roles: frozenset[Role] = frozenset({Role.TRAINER})
+    name: str = "ann"
+    now: Now = field(default_factory=Now)
+    load_data: Callable[[Recipe], SiteData] = lambda _: site_data()
+    wrap: Callable[[SplitModel], SplitModel] = lambda model: model
+
+    def __post_init__(self) -> None:
+        self.link = ByHand(Recipe.model_validate(self.recipe).wire())
+
+    def agent(self) -> Agent:
+        """A daemon that has just been started."""
+        policy = Policy(Rules.model_validate(self.rules))
+
+        def model(recipe: Recipe) -> SplitModel:
+            return self.wrap(build(recipe.model, recipe.input, recipe.classes, policy.rules.models))
+
+        return Agent(Site(self.name, self.roles, policy, self.store, self.load_data, model), self.link, self.now)
+
+    def restart(self, folder: Path) -> None:
+        """The daemon and its store have died; the store is opened again."""
+        assert isinstance(self.store, FolderStore)
+        self.store.close()
+        self.store = FolderStore(folder)
+
+    def offer(self, kind: TaskKind, round: int, base: Payload | None = None, nonce: str = "") -> Task:
+        """Queue a task; its base can be fetched."""
+        data = None if base is None else codec.encode(base)
+        digest = None if data is None else codec.digest(data)
+        if data is not None:
+            self.link.blobs[str(digest)] = data
+        task = Task(kind, self.link.run, round, nonce or f"n-{kind}-{round}", digest, len(data or b""), 60.0)
+        self.link.tasks.append(task)
+        return task
+
+    def fit(self, round: int = 1, base: Payload | None = None, nonce: str = "") -> Task:
+        """Queue a fit from the common model."""
+        return self.offer(TaskKind.FIT, round, base or first_model(), nonce)
+
+    def score(self, round: int, base: Payload | None = None) -> Task:
+        """Queue a scoring of the common model."""
+        return self.offer(TaskKind.SCORE, round, base or first_model())
+
+    def counting_loads(self) -> list[str]:
+        """Names of the runs that data are loaded for from now on."""
+        loads: list[str] = []
+
+        def load(recipe: Recipe) -> SiteData:
+            loads.append(recipe.name)
+            return site_data()
+
+        self.load_data = load
+        return loads
+
+    def declined(self) -> list[tuple[str, Failure | None]]:
+        """Nonce and reason of all tasks that were declined."""
+        assert all(beat.activity is Activity.FAILED for beat in self.link.beats)
+        return [(beat.nonce, beat.failure) for beat in self.link.beats]
+
+
+def first_model(seed: int = 5, **model: Any) -> Payload:
+    torch.manual_seed(seed)
+    recipe = Recipe.model_validate({**RUN, "model": {**RUN["model"], **model}})
+    made = build(recipe.model, recipe.input, recipe.classes)
+    return {Part.BODY: dump(made.body), Part.HEAD: dump(made.head)}
+
+
+def work(daemon: Agent, steps: int) -> None:
+    for _ in range(steps):
+        daemon.step(0.0)
+
+
+# The first model
+
+
+def test_the_first_model_is_the_seeds_whoever_makes_it() -> None:
+    made = []
+    for name, seed in (("ann", 0), ("bob", 0), ("ann", 1)):
+        scene = Scene(name=name, recipe={**RUN, "seed": seed})
+        task = scene.offer(TaskKind.INITIALISE, 0)
+        scene.agent().step(0.0)
+        ((pushed, released),) = scene.link.pushed
+        assert pushed == task
+        assert scene.store.unsettled("run") == []
+        made.append(released)
+    assert made[0].data == made[1].data != made[2].data
+    assert {spec.part for spec in made[0].manifest.tensors} == {Part.BODY, Part.HEAD}
+    assert (made[0].metrics, made[0].weight) == ({}, None)
+
+
+def test_the_first_model_moves_no_other_random_number() -> None:
+    scene = Scene()
+    daemon = scene.agent()
+    daemon.step(0.0)
+    scene.offer(TaskKind.INITIALISE, 0)
+    before = torch.get_rng_state()
+    daemon.step(0.0)
+    assert len(scene.link.pushed) == 1
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+# Fits and their outcomes
+
+
+def test_a_fit_is_on_the_sites_disk_before_it_is_pushed() -> None:
+    scene = Scene()
+    task = scene.fit(1)
+
+    def staged(pushed: Task) -> None:
+        assert [held for held, _ in scene.store.unsettled("run")] == [pushed] == [task]
+        assert scene.store.held("run", 9) == Held()
+
+    scene.link.before_push = staged
+    assert scene.agent().step(0.0) == task
+    ((_, released),) = scene.link.pushed
+    held = scene.store.held("run", 9)
+    assert held.personal is not None
+    assert same_tensors(held.personal, codec.decode(released.data))  # FedAvg sends what it keeps
+    assert released.metrics.keys() == {"loss"}
+    assert scene.store.unsettled("run") == []
+    assert scene.declined() == []
+
+
+def test_a_fit_is_repeatable_and_differs_by_site_and_round() -> None:
+    made = {}
+    for key in (("ann", 1, "a"), ("ann", 1, "b"), ("bob", 1, "a"), ("ann", 2, "a")):
+        scene = Scene(name=key[0])
+        scene.fit(key[1], nonce=key[2])
+        scene.agent().step(0.0)
+        made[key] = scene.link.pushed[0][1].data
+    assert made["ann", 1, "a"] == made["ann", 1, "b"]
+    assert len(set(made.values())) == 3
+
+
+def test_memory_of_the_last_round_that_counted_is_the_next_ones_start() -> None:
+    scene = Scene(recipe={**RUN, "method": {"name": "solo"}})
+    daemon = scene.agent()
+    seen: list[float] = []
+    for number, verdict in ((1, Verdict.ACCEPTED), (2, Verdict.STALE), (3, Verdict.ACCEPTED)):
+        scene.link.verdict = verdict
+        scene.fit(number)
+        daemon.step(0.0)
+        seen.append(scene.store.held("run", 9).round)
+    assert seen == [1, 1, 3]
+    assert [codec.decode(released.data) for _, released in scene.link.pushed] == [{}, {}, {}]
+
+
+def test_a_link_that_dies_in_a_push_is_mended_with_the_same_bytes() -> None:
+    scene = Scene()
+    task = scene.fit(1)
+    scene.link.failing["push"] = [NotEnrolled("restarted")]
+    daemon = scene.agent()
+    assert daemon.step(0.0) == Wait(0.0)
+    assert scene.link.calls == {"enroll": 1, "next_task": 1, "fetch": 1, "push": 1}
+    assert daemon.step(0.0) == Wait(1.0)  # handed in before anything else is asked for
+    assert scene.link.calls == {"enroll": 2, "next_task": 2, "fetch": 1, "push": 2}
+    (first, lost), (second, kept) = scene.link.tried
+    assert first.nonce == second.nonce == task.nonce
+    assert (lost.data, lost.metrics) == (kept.data, kept.metrics)
+    assert scene.store.held("run", 2).round == 1
+    assert scene.declined() == []
+
+
+def test_a_restarted_daemon_hands_in_what_has_no_receipt(tmp_path: Path) -> None:
+    scene = Scene(store=FolderStore(tmp_path), rules={**RULES, "example_count": True})
+    task = scene.fit(1)
+    scene.link.failing["push"] = [Unavailable("the connection was closed")]
+    with pytest.raises(Unavailable):
+        scene.agent().step(0.0)
+    scene.restart(tmp_path)
+    assert scene.agent().step(0.0) == Wait(1.0)
+    (_, lost), (again, kept) = scene.link.tried
+    assert again == task
+    assert (lost.data, lost.metrics, lost.weight) == (kept.data, kept.metrics, kept.weight)
+    assert kept.weight == 12.0
+    assert scene.link.calls["fetch"] == 1  # it was not trained again
+    assert scene.store.held("run", 2).round == 1
+
+
+def test_what_is_handed_in_late_is_forgotten_if_the_round_is_closed(tmp_path: Path) -> None:
+    scene = Scene(store=FolderStore(tmp_path))
+    scene.fit(1)
+    scene.link.failing["push"] = [Unavailable("the connection was closed")]
+    with pytest.raises(Unavailable):
+        scene.agent().step(0.0)
+    scene.restart(tmp_path)
+    scene.link.verdict = Verdict.STALE
+    scene.agent().step(0.0)
+    assert (scene.store.held("run", 9), scene.store.unsettled("run")) == (Held(), [])
+
+
+def test_what_is_handed_in_late_passes_the_policy_of_today(tmp_path: Path) -> None:
+    scene = Scene(store=FolderStore(tmp_path))
+    task = scene.fit(1)
+    scene.link.failing["push"] = [Unavailable("the connection was closed")]
+    with pytest.raises(Unavailable):
+        scene.agent().step(0.0)
+    scene.restart(tmp_path)
+    scene.rules["max_update_mb"] = 1e-6
+    scene.agent().step(0.0)
+    assert scene.link.pushed == []
+    assert scene.declined() == [(task.nonce, Failure.POLICY)]
+
+
+def test_a_base_is_fetched_once() -> None:
+    scene = Scene()
+    daemon = scene.agent()
+    scene.fit(1)
+    scene.fit(2)
+    scene.score(2)
+    scene.fit(3, base=first_model(seed=6))
+    for fetches in (1, 1, 1, 2):
+        daemon.step(0.0)
+        assert scene.link.calls["fetch"] == fetches
+    assert scene.declined() == []
+
+
+# What is declined: the server learns a reason code, and the daemon lives
+
+
+def test_a_task_that_the_server_takes_back_ends_nothing() -> None:
+    scene = Scene()
+    daemon = scene.agent()
+    scene.fit(1)
+    scene.link.failing["push"] = [ProtocolError("no such task")]
+    daemon.step(0.0)
+    last = scene.fit(2)
+    daemon.step(0.0)
+    assert [task for task, _ in scene.link.pushed] == [last]
+    assert scene.declined() == []
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [{"methods": ["fednh"]}, {"parts": ["body", "prototypes"]}],
+)
+def test_a_run_that_the_policy_does_not_name_is_declined(rules: dict[str, Any]) -> None:
+    scene = Scene(rules={**RULES, **rules}, load_data=not_to_be_loaded)
+    tasks = [scene.offer(TaskKind.INITIALISE, 0), scene.fit(1), scene.score(1)]
+    work(scene.agent(), 3)
+    assert scene.declined() == [(task.nonce, Failure.POLICY) for task in tasks]
+    assert scene.link.calls == {"enroll": 1, "next_task": 3}  # nothing fetched, nothing pushed, nothing reported
+
+
+def test_an_update_that_the_policy_refuses_does_not_leave() -> None:
+    scene = Scene(rules={**RULES, "max_update_mb": 1e-6})
+    task = scene.fit(1)
+    scene.agent().step(0.0)
+    assert scene.declined() == [(task.nonce, Failure.POLICY)]
+    assert scene.link.calls["push"] == 0
+    assert scene.store.held("run", 9) == Held()
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        {"method": {"name": "fedavgg"}},
+        {"method": {"name": "fedavg", "speed": 3}},
+        {"method": {"name": "fednh", "fixed_scale": "perhaps"}},
+        {"model": {"name": "mpl"}},
+        {"model": {"name": "mlp", "hidden": [0]}},
+        {"model": {"name": "conv2cifar"}},  # too small an image
+    ],
+)
+def test_a_run_that_this_site_cannot_make_sense_of_is_declined(table: dict[str, Any]) -> None:
+    scene = Scene(recipe={**RUN, **table}, load_data=not_to_be_loaded)
+    task = scene.fit(1)
+    scene.agent().step(0.0)
+    assert scene.declined() == [(task.nonce, Failure.REFUSED)]
+    assert scene.link.calls == {"enroll": 1, "next_task": 1}
+
+
+@pytest.mark.parametrize(
+    ("said", "instead"),
+    [
+        ('"epochs":2', '"epochs":0'),
+        ('"epochs":2', '"epochs":2e9,"epoch":1'),
+        ('"lr":0.1', '"lr":-0.1'),
+        ('"lr":0.1', '"lr":NaN'),
+        ('"optimizer":"sgd"', '"optimizer":"os.system"'),
+        ('"classes":3', '"classes":1'),
+        ('"run"', '"../run"'),
+        ("}", ""),
+        ("{", "["),
+    ],
+)
+def test_a_recipe_that_is_out_of_range_is_declined(said: str, instead: str) -> None:
+    scene = Scene(load_data=not_to_be_loaded)
+    assert said in scene.link.recipe
+    scene.link.recipe = scene.link.recipe.replace(said, instead)
+    task = scene.fit(1)
+    scene.agent().step(0.0)
+    assert scene.declined() == [(task.nonce, Failure.REFUSED)]
+    assert scene.link.calls == {"enroll": 1, "next_task": 1}
+
+
+def test_code_that_the_policy_does_not_name_is_never_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "site_of_evil.py").write_text("import pathlib; pathlib.Path(__file__).with_name('ran').touch()")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    scene = Scene(recipe={**RUN, "model": {"name": "site_of_evil:make"}})
+    scene.rules["models"] = ["site_of_evil:other"]
+    tasks = [scene.offer(TaskKind.INITIALISE, 0), scene.fit(1)]
+    work(scene.agent(), 2)
+    assert scene.declined() == [(task.nonce, Failure.REFUSED) for task in tasks]
+    assert "site_of_evil" not in sys.modules
+    assert not (tmp_path / "ran").exists()
+
+
+def test_data_that_cannot_be_used_end_the_daemon() -> None:
+    def broken(_: Recipe) -> SiteData:
+        raise DataError("no data at /data")
+
+    scene = Scene(load_data=broken)
+    scene.fit(1)
+    with pytest.raises(DataError, match="no data at /data"):
+        scene.agent().step(0.0)
+    assert scene.declined() == []
+
+
+def scoring_only(recipe: Recipe) -> SiteData:
+    return SiteData.for_scoring(site_data().test, recipe.input, recipe.classes)
+
+
+def starved(model: SplitModel) -> SplitModel:
+    """The model on a device without memory for a single example."""
+
+    def refuse(*_: Any) -> None:
+        raise torch.OutOfMemoryError("simulated")
+
+    model.register_forward_pre_hook(refuse)
+    return model
+
+
+def confused(model: SplitModel) -> SplitModel:
+    """The model gives NaN."""
+    model.register_forward_hook(lambda _model, _x, logits: logits * float("nan"))
+    return model
+
+
+class FullDisk(MemoryStore):
+    """Nothing can be kept."""
+
+    def stage(self, task: Task, outcome: Any) -> None:
+        raise StateError("cannot write: no space left on device")
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind", "reason"),
+    [
+        ({"load_data": scoring_only}, TaskKind.FIT, Failure.DATA),
+        ({"wrap": starved}, TaskKind.FIT, Failure.OUT_OF_MEMORY),
+        ({"wrap": starved, "roles": frozenset({Role.EVALUATOR})}, TaskKind.SCORE, Failure.OUT_OF_MEMORY),
+        ({"wrap": confused}, TaskKind.FIT, Failure.NUMERIC),
+        ({"store": FullDisk()}, TaskKind.FIT, Failure.DISK),
+    ],
+)
+def test_a_task_that_cannot_be_done_is_declined_by_its_reason(
+    changes: dict[str, Any], kind: TaskKind, reason: Failure
+) -> None:
+    scene = Scene(**changes)
+    first, second = (scene.offer(kind, number, first_model()) for number in (1, 2))
+    work(scene.agent(), 2)
+    assert scene.declined() == [(first.nonce, reason), (second.nonce, reason)]
+    assert scene.link.calls["push"] == scene.link.calls["report"] == 0
+    assert scene.store.held("run", 9) == Held()
+
+
+def fednh(**parts: Any) -> Payload:
+    """A state of FedNH, with changes; None: the part is not there."""
+    state = {
+        Part.BODY: first_model()[Part.BODY],
+        Part.HEAD: {"scale": np.array(2.0, dtype=np.float32)},
+        Part.PROTOTYPES: {"mean": np.eye(3, 4, dtype=np.float32)},
+    } | {Part(name): tensors for name, tensors in parts.items()}
+    return {part: tensors for part, tensors in state.items() if tensors is not None}
+
+
+@pytest.mark.parametrize("kind", [TaskKind.FIT, TaskKind.SCORE])
+@pytest.mark.parametrize(
+    ("method", "base"),
+    [
+        ("fedavg", {}),
+        ("fedavg", first_model(hidden=[5])),
+        ("fedavg", first_model(hidden=[4, 4])),
+        ("fedavg", {Part.BODY: first_model()[Part.BODY]}),
+        ("fedavg", {Part.HEAD: first_model()[Part.HEAD]}),
+        ("solo", {Part.BODY: first_model()[Part.BODY]}),
+        ("fednh", first_model()),
+        ("fednh", fednh(prototypes=None)),
+        ("fednh", fednh(prototypes={"means": np.eye(3, 4, dtype=np.float32)})),
+        ("fednh", fednh(prototypes={"mean": np.eye(2, 4, dtype=np.float32)})),
+        ("fednh", fednh(prototypes={"mean": np.eye(3, 5, dtype=np.float32)})),
+        ("fednh", fednh(head={"scale": np.ones(2, np.float32)})),
+    ],
+)
+def test_a_model_that_does_not_fit_is_declined(method: str, base: Payload, kind: TaskKind) -> None:
+    scene = Scene(recipe={**RUN, "method": {"name": method}}, roles=frozenset(Role))
+    task = scene.offer(kind, 1, base)
+    fine = scene.offer(kind, 2, fednh() if method == "fednh" else first_model())
+    work(scene.agent(), 2)
+    assert scene.declined() == [(task.nonce, Failure.REFUSED)]
+    done = [pushed.nonce for pushed, _ in scene.link.pushed] if kind is TaskKind.FIT else scene.link.scores
+    assert len(done) == 1
+    assert fine.nonce not in dict(scene.declined())
+
+
+@pytest.mark.parametrize("failure", ["garbage", "damaged"])
+def test_bytes_that_are_no_model_are_declined(failure: str) -> None:
+    scene = Scene()
+    task = scene.fit(1)
+    if failure == "garbage":
+        scene.link.blobs[str(task.base)] = b"\x80\x04garbage"
+    else:
+        scene.link.failing["fetch"] = [CodecError("arrived damaged 3 times")]
+    scene.agent().step(0.0)
+    assert scene.declined() == [(task.nonce, Failure.REFUSED)]
+
+
+def not_to_be_loaded(_: Recipe) -> SiteData:
+    raise AssertionError("data of a refused run are not touched")
+
+
+# Tasks that are called off, and what the heartbeat sees
+
+
+def test_a_task_called_off_leaves_nothing_behind() -> None:
+    scene = Scene()
+    daemon = scene.agent()
+    scene.fit(1)
+    off = scene.fit(2)
+    last = scene.fit(3)
+    scene.now.called_off = off.nonce
+    work(daemon, 3)
+    assert [(task.nonce, scene.link.calls["push"]) for task, _ in scene.link.tried] == [("n-fit-1", 2), (last.nonce, 2)]
+    assert scene.declined() == []
+    assert (scene.store.unsettled("run"), scene.store.held("run", 3).round) == ([], 0)
+    assert scene.store.held("run", 4).round == 3
+
+
+def test_memory_is_as_before_a_task_that_was_called_off() -> None:
+    scene = Scene(recipe={**RUN, "method": {"name": "solo"}})
+    daemon = scene.agent()
+    scene.fit(1)
+    daemon.step(0.0)
+    before = scene.store.held("run", 9)
+    scene.now.called_off = scene.fit(2).nonce
+    daemon.step(0.0)
+    assert scene.store.held("run", 9) is before
+    assert scene.store.unsettled("run") == []
+
+
+class Watched(Now):
+    """Remembers what a heartbeat would have said between batches."""
+
+    seen: list[Progress]
+
+    def check(self) -> None:
+        self.seen.append(self.progress(77))
+
+
+def test_a_heartbeat_sees_how_far_training_is() -> None:
+    scene = Scene(now=Watched())
+    scene.now.seen = []  # type: ignore[attr-defined]
+    task = scene.fit(1)
+    daemon = scene.agent()
+    daemon.step(0.0)
+    steps = [(epoch, 2, batch, 3) for epoch in (1, 2) for batch in (0, 1, 2)]  # 12 examples in batches of 4
+    assert scene.now.seen == [Progress(task.nonce, Activity.TRAINING, *step, 77) for step in steps]  # type: ignore[attr-defined]
+    assert (scene.now.run, scene.now.heartbeat_s) == ("run", 0.125)
+    assert (scene.now.nonce, scene.now.activity) == ("", Activity.IDLE)
+
+
+def test_a_heartbeat_sees_the_upload() -> None:
+    scene = Scene()
+    task = scene.fit(1)
+    seen: list[Progress] = []
+    scene.link.before_push = lambda _: seen.append(scene.now.progress(0))
+    scene.agent().step(0.0)
+    assert [(beat.nonce, beat.activity) for beat in seen] == [(task.nonce, Activity.UPLOADING)]
+
+
+# Scores
+
+PERSONAL = {"personal.accuracy", "personal.balanced_accuracy", "personal.pm_v", "personal.pm_l"}
+GLOBAL = {"global.accuracy", "global.balanced_accuracy"}
+
+
+def test_personal_scores_come_only_from_a_fit_that_counted() -> None:
+    scene = Scene()
+    daemon = scene.agent()
+    scene.score(1)
+    for verdict in (Verdict.STALE, Verdict.ACCEPTED):
+        scene.link.verdict = verdict
+        scene.fit(2)
+        scene.score(2)
+        work(daemon, 2)
+    daemon.step(0.0)
+    assert [set(scores) for scores in scene.link.scores] == [set(), set(), PERSONAL]
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fednh", "solo"])
+def test_personal_scores_are_those_of_the_sites_own_model(method: str) -> None:
+    scene = Scene(recipe={**RUN, "method": {"name": method}, "plan": {"epochs": 20, "lr": 0.5}})
+    daemon = scene.agent()
+    base, later = (fednh(), fednh(prototypes={"mean": -np.eye(3, 4, dtype=np.float32)}))
+    if method != "fednh":
+        base, later = first_model(), first_model(seed=6)
+    scene.fit(1, base)
+    scene.score(1, later)
+    work(daemon, 2)
+    personal = scene.store.held("run", 2).personal
+    assert personal is not None
+    ((scores),) = scene.link.scores
+    assert scores["personal.accuracy"] == accuracy(method, personal)
+    assert scores["personal.accuracy"] != accuracy(method, installed(method, later))
+
+
+def installed(method: str, base: Payload) -> Payload:
+    """A base as a whole model."""
+    if method != "fednh":
+        return base
+    head = {"prototypes": base[Part.PROTOTYPES]["mean"], "scale": base[Part.HEAD]["scale"]}
+    return {Part.BODY: base[Part.BODY], Part.HEAD: head}
+
+
+def accuracy(method: str, model: Payload) -> float:
+    """On the test set, with NumPy."""
+    test = site_data().test
+    x = (test.images.flatten(1).numpy() - 0.5) / 0.5
+    z = np.maximum(x @ model[Part.BODY]["linear1.weight"].T + model[Part.BODY]["linear1.bias"], 0)
+    head = model[Part.HEAD]
+    logits = z @ head["prototypes"].T if method == "fednh" else z @ head["weight"].T + head["bias"]
+    return float((logits.argmax(axis=1) == test.labels.numpy()).mean())
+
+
+def test_a_model_is_scored_once_and_another_one_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    tallies: list[nn.Module] = []
+
+    def counted(model: nn.Module, data: SiteData) -> Tally:
+        tallies.append(model)
+        return tally(model, data)
+
+    monkeypatch.setattr(agent, "tally", counted)
+    scene = Scene()
+    daemon = scene.agent()
+    done = []
+    for number, nonce in ((1, "a"), (1, ""), (2, "b"), (2, "c")):  # round 2 is opened again
+        if nonce:
+            scene.fit(number, first_model(seed=ord(nonce)), nonce)
+            daemon.step(0.0)
+        scene.score(number, first_model(seed=number))
+        daemon.step(0.0)
+        done.append(len(tallies))
+    assert done == [1, 1, 2, 3]
+    assert scene.link.scores[0] == scene.link.scores[1]
+
+
+def test_an_evaluator_scores_the_global_model() -> None:
+    scene = Scene(roles=frozenset({Role.EVALUATOR}), load_data=scoring_only)
+    daemon = scene.agent()
+    for seed in (5, 6):
+        scene.score(seed, first_model(seed=seed))
+        daemon.step(0.0)
+    assert [set(scores) for scores in scene.link.scores] == [GLOBAL, GLOBAL]
+    for seed, scores in zip((5, 6), scene.link.scores, strict=True):
+        assert scores["global.accuracy"] == accuracy("fedavg", first_model(seed=seed))
+
+
+def test_a_daemon_of_both_roles_gives_both() -> None:
+    scene = Scene(roles=frozenset(Role))
+    scene.fit(1)
+    scene.score(1)
+    work(scene.agent(), 2)
+    assert set(scene.link.scores[0]) == PERSONAL | GLOBAL
+
+
+def test_scores_pass_the_policy() -> None:
+    scene = Scene(roles=frozenset(Role), rules={**RULES, "metrics": ["personal.pm_v"]})
+    scene.fit(1)
+    scene.score(1)
+    work(scene.agent(), 2)
+    assert set(scene.link.scores[0]) == {"personal.pm_v"}
+    assert scene.link.pushed[0][1].metrics == {}
+
+
+# Enrolling
+
+
+@pytest.mark.parametrize("call", ["enroll", "next_task", "fetch", "push", "report"])
+def test_a_newer_daemon_ends_this_one(call: str) -> None:
+    scene = Scene()
+    scene.score(1) if call == "report" else scene.fit(1)
+    scene.link.failing[call] = [Fenced("a newer daemon has enrolled")]
+    with pytest.raises(Fenced):
+        scene.agent().step(0.0)
+    assert scene.declined() == []
+
+
+@pytest.mark.parametrize("call", ["next_task", "fetch", "report"])
+def test_a_server_that_has_restarted_is_greeted_again(call: str) -> None:
+    scene = Scene()
+    loads = scene.counting_loads()
+    task = scene.score(1) if call == "report" else scene.fit(1)
+    scene.link.failing[call] = [NotEnrolled("restarted")]
+    daemon = scene.agent()
+    assert daemon.step(0.0) == Wait(0.0)
+    if call != "next_task":
+        scene.link.tasks.append(task)
+    assert daemon.step(0.0) == task
+    assert (scene.link.calls["enroll"], loads) == (2, ["run"])  # the same run: nothing is prepared twice
+
+
+def test_the_next_run_is_prepared_when_one_has_ended() -> None:
+    scene = Scene()
+    loads = scene.counting_loads()
+    daemon = scene.agent()
+    scene.link.tasks.append(Finished("all rounds are done", last=False))
+    assert daemon.step(0.0) == Finished("all rounds are done", last=False)
+    assert scene.now.run == "run"
+    scene.link.run, scene.link.recipe = "next", Recipe.model_validate({**RUN, "name": "next"}).wire()
+    task = scene.fit(1)
+    assert daemon.step(0.0) == task
+    assert (loads, scene.now.run, scene.link.pushed[0][0].run) == (["run", "next"], "next", "next")
+
+
+def test_a_server_without_a_run_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = Scene()
+    over = Finished("nothing is queued", last=True)
+    monkeypatch.setattr(scene.link, "enroll", lambda: over)
+    daemon = scene.agent()
+    assert (daemon.step(0.0), daemon.step(0.0)) == (over, over)
+    assert scene.link.calls["next_task"] == 0

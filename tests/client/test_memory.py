@@ -1,0 +1,328 @@
+"""What a site keeps counts only with its receipt, survives the daemon's death, and is never half of anything."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from protofed.client.memory import FolderStore, Held, MemoryStore, Outcome, Store
+from protofed.common import archive
+from protofed.common.codec import Digest
+from protofed.common.errors import StateError
+from protofed.common.payload import Part, Payload, Update
+from protofed.common.task import Receipt, Task, TaskKind, Verdict
+from protofed.common.tensors import same_tensors
+
+COUNTED = (Verdict.ACCEPTED, Verdict.DUPLICATE)
+FORGOTTEN = (Verdict.STALE, Verdict.NOT_NEEDED, Verdict.INVALID)
+Open = Callable[[], FolderStore]
+
+
+def task(round: int, nonce: str = "", run: str = "run") -> Task:
+    return Task(TaskKind.FIT, run, round, nonce or f"nonce-{round}", Digest("b" * 64), 12, 30.5)
+
+
+def outcome(value: float, **update: Any) -> Outcome:
+    """A fit that gave `value` everywhere."""
+
+    def payload(part: Part, shift: float) -> Payload:
+        return {part: {"w": np.full((2, 2), value + shift), "seen": np.array(7)}}
+
+    fields = {"metrics": {"loss": value}, "weight": 5.0, **update}
+    return Outcome(Update("ann", payload(Part.BODY, 0.25), **fields), payload(Part.HEAD, 0.5), payload(Part.BODY, 0.75))
+
+
+def receipt(verdict: Verdict = Verdict.ACCEPTED) -> Receipt:
+    return Receipt(verdict, "as it is", Digest("a" * 64), "seal")
+
+
+def counted(store: Store, *rounds: int, run: str = "run") -> None:
+    """Rounds that went well; each gave its own number."""
+    for number in rounds:
+        store.stage(task(number, run=run), outcome(number))
+        store.settle(task(number, run=run), receipt())
+
+
+def number(held: Held) -> float | None:
+    """What `counted` gave in the round that is held."""
+    return None if held == Held() else float(held.memory[Part.HEAD]["w"][0, 0]) - 0.5
+
+
+def nonces(store: Store, run: str = "run") -> list[str]:
+    return [task.nonce for task, _ in store.unsettled(run)]
+
+
+@pytest.fixture
+def reopen(tmp_path: Path) -> Iterator[Open]:
+    """The store of one folder; each call is a daemon that starts after the one before has died."""
+    opened: list[FolderStore] = []
+
+    def start() -> FolderStore:
+        for store in opened:
+            store.close()
+        opened[:] = [FolderStore(tmp_path / "state")]
+        return opened[0]
+
+    yield start
+    for store in opened:
+        store.close()
+
+
+@pytest.fixture(params=["memory", "folder"])
+def store(request: pytest.FixtureRequest) -> Store:
+    made: Store = MemoryStore() if request.param == "memory" else request.getfixturevalue("reopen")()
+    return made
+
+
+def test_nothing_is_held_before_the_first_round(store: Store) -> None:
+    assert store.held("run", 1) == Held(round=0, memory={}, personal=None)
+    assert store.unsettled("run") == []
+
+
+def test_a_staged_outcome_does_not_count_yet(store: Store) -> None:
+    counted(store, 1)
+    store.stage(task(2), outcome(2))
+    assert number(store.held("run", 3)) == 1
+
+
+@pytest.mark.parametrize("weight", [5.0, None])
+def test_what_has_no_receipt_can_be_handed_in_again(weight: float | None, store: Store) -> None:
+    given = outcome(2, weight=weight)
+    store.stage(task(2), given)
+    ((again, update),) = store.unsettled("run")
+    assert again == task(2)
+    assert same_tensors(update.payload, given.update.payload)
+    assert (update.site, update.metrics, update.weight) == ("ann", {"loss": 2}, weight)
+
+
+@pytest.mark.parametrize("verdict", COUNTED)
+def test_an_accepted_outcome_is_held_whole(verdict: Verdict, store: Store) -> None:
+    given = outcome(2)
+    store.stage(task(2), given)
+    store.settle(task(2), receipt(verdict))
+    held = store.held("run", 3)
+    assert (held.round, nonces(store)) == (2, [])
+    assert same_tensors(held.memory, given.memory)
+    assert held.personal is not None
+    assert same_tensors(held.personal, given.personal)
+
+
+@pytest.mark.parametrize("verdict", FORGOTTEN)
+def test_any_other_verdict_forgets_it(verdict: Verdict, store: Store) -> None:
+    counted(store, 1)
+    store.stage(task(2), outcome(2))
+    store.settle(task(2), receipt(verdict))
+    assert (number(store.held("run", 3)), nonces(store)) == (1, [])
+
+
+def test_a_round_sees_nothing_of_its_own_or_a_later_number(store: Store) -> None:
+    counted(store, 2, 3)
+    assert number(store.held("run", 4)) == 3
+    assert number(store.held("run", 3)) != 3  # the server was rolled back, or the round is opened again
+    assert number(store.held("run", 2)) is None
+
+
+def test_a_round_that_is_opened_again_replaces_what_it_gave(store: Store) -> None:
+    counted(store, 1, 2)
+    store.stage(task(2, "again"), outcome(20))
+    assert nonces(store) == ["again"]
+    store.settle(task(2, "again"), receipt())
+    assert number(store.held("run", 3)) == 20
+
+
+def test_runs_do_not_see_each_other(store: Store) -> None:
+    counted(store, 1)
+    store.stage(task(2, run="other"), outcome(2))
+    assert (store.held("other", 9), nonces(store)) == (Held(), [])
+    store.settle(task(2, run="other"), receipt())
+    assert (number(store.held("other", 9)), number(store.held("run", 9))) == (2, 1)
+
+
+def test_a_method_without_memory_and_tensors_is_kept_too(store: Store) -> None:
+    store.stage(task(1), Outcome(Update("ann", {}), {}, outcome(1).personal))
+    assert store.unsettled("run")[0][1].payload == {}
+    store.settle(task(1), receipt())
+    assert store.held("run", 2).memory == {}
+    assert store.held("run", 2).personal is not None
+
+
+def test_death_loses_nothing(reopen: Open) -> None:
+    before = reopen()
+    counted(before, 1)
+    before.stage(task(2), outcome(2))
+    after = reopen()
+    assert (number(after.held("run", 9)), nonces(after)) == (1, ["nonce-2"])
+    after.settle(task(2), receipt())
+    assert number(reopen().held("run", 9)) == 2
+
+
+def test_earlier_rounds_are_there_for_a_server_that_is_rolled_back(reopen: Open) -> None:
+    store = reopen()
+    counted(store, 1, 2, 3)
+    assert [number(store.held("run", before)) for before in (4, 3, 2, 1)] == [3, 2, 1, None]
+
+
+def test_only_some_rounds_are_kept(tmp_path: Path) -> None:
+    store = FolderStore(tmp_path, keep=2)
+    counted(store, 1, 2, 5, 9)
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["000005", "000009"]
+    assert [number(store.held("run", before)) for before in (10, 9, 5)] == [9, 5, None]
+    store.close()
+
+
+def test_what_comes_after_a_rolled_back_round_never_happened(reopen: Open) -> None:
+    store = reopen()
+    counted(store, 5, 6, 7)
+    store.stage(task(8), outcome(8))
+    counted(store, 4)  # the server begins again, with less than what is kept here
+    assert (number(store.held("run", 5)), number(store.held("run", 99)), nonces(store)) == (4, 4, [])
+
+
+def test_an_update_that_is_handed_in_late_takes_nothing_from_later_rounds(reopen: Open) -> None:
+    store = reopen()
+    store.stage(task(1), outcome(1))
+    counted(store, 2, 3)
+    store.settle(task(1), receipt(Verdict.DUPLICATE))
+    assert [number(store.held("run", before)) for before in (4, 3, 2)] == [3, 2, 1]
+
+
+def test_an_update_leaves_the_disk_once_it_is_settled(reopen: Open, tmp_path: Path) -> None:
+    counted(reopen(), 1)
+    assert sorted(path.name for path in (tmp_path / "state" / "run" / "000001").iterdir()) == [
+        "memory.safetensors",
+        "personal.safetensors",
+        "receipt.json",
+        "task.json",
+    ]
+
+
+def test_a_folder_is_for_one_daemon(tmp_path: Path) -> None:
+    store = FolderStore(tmp_path)
+    with pytest.raises(StateError, match="in use by another process"):
+        FolderStore(tmp_path)
+    store.close()
+    FolderStore(tmp_path).close()
+
+
+@pytest.mark.parametrize("name", ["memory.safetensors", "personal.safetensors"])
+@pytest.mark.parametrize("damage", ["cut", "gone"])
+def test_a_damaged_memory_is_an_error_and_never_a_fresh_start(
+    name: str, damage: str, reopen: Open, tmp_path: Path
+) -> None:
+    store = reopen()
+    counted(store, 1, 2)
+    hurt(tmp_path / "state" / "run" / "000002" / name, damage)
+    with pytest.raises(StateError, match=rf"000002/{name} cannot be read .*restore it, or remove its folder"):
+        store.held("run", 3)
+
+
+@pytest.mark.parametrize("name", ["update.safetensors", "task.json"])
+@pytest.mark.parametrize("damage", ["cut", "gone", "other"])
+def test_a_damaged_update_is_an_error_that_names_it(name: str, damage: str, reopen: Open, tmp_path: Path) -> None:
+    store = reopen()
+    store.stage(task(2), outcome(2))
+    hurt(tmp_path / "state" / "run" / "000002" / name, damage)
+    with pytest.raises(StateError, match=rf"000002/{name} cannot be read .*restore it, or remove its folder"):
+        store.unsettled("run")
+
+
+def hurt(path: Path, damage: str) -> None:
+    match damage:
+        case "cut":
+            path.write_bytes(path.read_bytes()[:-9])
+        case "gone":
+            path.unlink()
+        case _:
+            path.write_text('{"task": {}, "update": {}}')
+
+
+FILES = 4  # that a stage writes
+
+
+@pytest.mark.parametrize("failing", range(1, FILES + 1))
+@pytest.mark.parametrize("before", ["nothing", "staged", "counted"])
+def test_a_stage_that_cannot_be_written_leaves_the_former_state(
+    failing: int, before: str, reopen: Open, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    store = reopen()
+    counted(store, 1)
+    if before != "nothing":
+        store.stage(task(2), outcome(2))
+    if before == "counted":
+        store.settle(task(2), receipt())
+    with monkeypatch.context() as disk:
+        disk.setattr(archive, "write", full_at(failing))
+        with pytest.raises(StateError, match="full"):
+            store.stage(task(2, "again"), outcome(20))
+    for now in (store, reopen()):
+        assert nonces(now) == (["nonce-2"] if before == "staged" else [])
+        assert number(now.held("run", 3)) == (2 if before == "counted" else 1)
+    assert list((tmp_path / "state").rglob(f"{archive.TEMPORARY}*")) == []
+    store = reopen()
+    store.stage(task(2, "again"), outcome(20))
+    assert nonces(store) == ["again"]
+
+
+def test_a_stage_writes_as_many_files_as_are_tried_above(reopen: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(archive, "write", full_at(FILES + 1))
+    reopen().stage(task(1), outcome(1))
+
+
+def full_at(call: int) -> Callable[[Path, bytes], None]:
+    """`archive.write` on a disk that is full at its `call`th file."""
+    write, calls = archive.write, iter(range(1, call + 1))
+
+    def written(path: Path, data: bytes) -> None:
+        if next(calls) == call:
+            raise StateError("the disk is full")
+        write(path, data)
+
+    return written
+
+
+class DiedError(BaseException):
+    """kill -9."""
+
+
+REMOVALS: dict[str, Callable[[Store], None]] = {
+    "forgetting": lambda store: store.settle(task(4), receipt(Verdict.STALE)),
+    "pruning": lambda store: store.settle(task(4), receipt()),
+    "replacing": lambda store: store.stage(task(3, "again"), outcome(30)),
+    "rolling back": lambda store: store.stage(task(2, "again"), outcome(20)),
+}
+
+
+@pytest.mark.parametrize("first", ["task.json", "receipt.json", "memory.safetensors", "update.safetensors"])
+@pytest.mark.parametrize("during", REMOVALS)
+def test_death_while_a_round_is_removed_leaves_no_half_of_it(
+    first: str, during: str, reopen: Open, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    store = reopen()
+    counted(store, 1, 2, 3)
+    store.stage(task(4), outcome(4))
+    with monkeypatch.context() as process:
+        process.setattr(shutil, "rmtree", dies_after(first))
+        with pytest.raises(DiedError):
+            REMOVALS[during](store)
+    store = reopen()
+    assert set(nonces(store)) <= {"again", "nonce-4"}
+    held = [store.held("run", before) for before in (5, 4, 3, 2)]
+    assert all(a.round >= b.round for a, b in pairwise(held))  # and all that is there can be read
+    assert list((tmp_path / "state").rglob(f"{archive.TEMPORARY}*")) == []
+
+
+def dies_after(first: str) -> Callable[..., None]:
+    """`shutil.rmtree` of a process that is killed when it has removed one file."""
+
+    def removed(path: Path, **_: Any) -> None:
+        if path.exists():
+            (path / first).unlink(missing_ok=True)
+            raise DiedError
+
+    return removed

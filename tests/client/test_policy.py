@@ -1,0 +1,193 @@
+"""The gate fails closed, names the rule that refused, and is the only way out."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from protofed.client.method import client_methods
+from protofed.client.policy import Policy, Released, ReleasedScores, Rules
+from protofed.common import codec
+from protofed.common.errors import ConfigError, PolicyViolation
+from protofed.common.payload import Part, Tensors, Update, describe
+from protofed.common.tensors import same_tensors
+from protofed.deploy import shipped
+from protofed.deploy.simulate import SCALARS
+
+VALID = 'methods = ["fedavg"]\nparts = ["body", "head"]\nmetrics = ["loss"]\n'
+BODY: Tensors = {"w": np.arange(6, dtype=np.float32).reshape(2, 3), "seen": np.array(3, dtype=np.int64)}
+
+
+def policy(**rules: Any) -> Policy:
+    table = {"methods": ["fedavg"], "parts": ["body", "head"], "metrics": ["loss"], **rules}
+    return Policy(Rules.model_validate(table))
+
+
+def update(**fields: Any) -> Update:
+    known = {"payload": {Part.BODY: BODY}, "metrics": {"loss": 0.5, "secret": 1.0}, "weight": 42.0, **fields}
+    return Update("ann", **known)
+
+
+def read(path: Path, text: str) -> Policy:
+    path.write_text(text)
+    return Policy.read(path)
+
+
+def test_without_a_file_there_is_no_participation(tmp_path: Path) -> None:
+    for path in (tmp_path / "none.toml", tmp_path):
+        with pytest.raises(PolicyViolation, match=r"no policy at .*deploy/policies.*--policy"):
+            Policy.read(path)
+
+
+def test_a_file_is_read(tmp_path: Path) -> None:
+    rules = read(tmp_path / "policy.toml", VALID).rules
+    assert rules == Rules(
+        methods=frozenset({"fedavg"}),
+        parts=frozenset({Part.BODY, Part.HEAD}),
+        metrics=frozenset({"loss"}),
+    )
+    assert (rules.example_count, rules.models) == (False, frozenset())  # what is not said is not allowed
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (VALID + "example_counts = true", "unknown key 'example_counts': did you mean 'example_count'?"),
+        (VALID + "modles = []", "unknown key 'modles': did you mean 'models'?"),
+        (VALID.replace('"body"', '"bodies"'), "bodies.*'body', 'head' or 'prototypes'"),
+        (VALID.replace("parts", "# parts"), "'parts' is missing"),
+        (VALID + "max_update_mb = 0", "max_update_mb = 0: .*greater than 0"),
+        (VALID + 'models = "all"', "models = 'all'"),
+        ("", "'methods' is missing"),
+        ("methods = [", "is not TOML"),
+    ],
+)
+def test_a_file_that_cannot_be_understood_allows_nothing(text: str, said: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=said) as refused:
+        read(tmp_path / "policy.toml", text)
+    assert str(tmp_path / "policy.toml") in str(refused.value)
+
+
+def test_a_run_is_refused_by_the_rule_that_does_not_name_it() -> None:
+    both = frozenset({Part.BODY, Part.HEAD})
+    policy().admit("fedavg", both)
+    policy().admit("fedavg", frozenset())
+    with pytest.raises(PolicyViolation, match=r"method 'fednh' .*\(methods: fedavg\)"):
+        policy().admit("fednh", both)
+    with pytest.raises(PolicyViolation, match=r"'fedavg' sends 'prototypes'.*\(parts\)"):
+        policy().admit("fedavg", both | {Part.PROTOTYPES})
+
+
+def test_what_is_released_is_the_update_and_no_more() -> None:
+    released = policy().release(update())
+    assert same_tensors(codec.decode(released.data), {Part.BODY: BODY})
+    assert released.manifest.tensors == describe({Part.BODY: BODY})
+    assert (released.manifest.total, released.manifest.digest) == (len(released.data), codec.digest(released.data))
+    assert released.metrics == {"loss": 0.5}
+    assert released.weight is None
+
+
+def test_the_example_count_leaves_only_if_the_policy_says_so() -> None:
+    assert policy(example_count=True).release(update()).weight == 42.0
+
+
+def test_metrics_stay_unless_they_are_named() -> None:
+    assert policy(metrics=[]).release(update()).metrics == {}
+    assert policy(metrics=["los", "Loss", "loss.x"]).release(update()).metrics == {}
+
+
+def test_a_part_that_is_not_named_stops_the_whole_update() -> None:
+    payload = {Part.BODY: BODY, Part.PROTOTYPES: {"0": np.ones(3, np.float32)}}
+    with pytest.raises(PolicyViolation, match=r"part 'prototypes'.*\(parts\)"):
+        policy().release(update(payload=payload))
+
+
+def test_the_size_is_that_of_all_the_bytes() -> None:
+    size = len(policy().release(update()).data)
+    policy(max_update_mb=size / 1e6).release(update())
+    with pytest.raises(PolicyViolation, match="max_update_mb"):
+        policy(max_update_mb=(size - 1) / 1e6).release(update())
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_numbers_that_are_not_finite_do_not_leave(bad: float) -> None:
+    with pytest.raises(PolicyViolation, match=r"head/b .*not finite; nothing was sent"):
+        policy().release(update(payload={Part.BODY: BODY, Part.HEAD: {"b": np.array([1.0, bad])}}))
+
+
+def test_an_update_without_tensors_is_released() -> None:
+    released = policy(parts=[]).release(update(payload={}))
+    assert codec.decode(released.data) == {}
+
+
+def test_only_named_scores_leave() -> None:
+    scores = {"personal.pm_v": 0.5, "global.accuracy": 0.25}
+    assert policy(metrics=["global.accuracy"]).release_scores(scores).scores == {"global.accuracy": 0.25}
+    assert policy(metrics=[]).release_scores(scores).scores == {}
+
+
+def test_nothing_else_makes_a_released_update() -> None:
+    one = policy().release(update())
+    fields = (one.manifest, one.data, one.metrics, one.weight)
+    for gate in ((), (object(),), (None,), (True,)):
+        with pytest.raises(PolicyViolation, match=r"only through Policy\.release"):
+            Released(*fields, *gate)
+    with pytest.raises(PolicyViolation, match=r"only through Policy\.release"):
+        dataclasses.replace(one, weight=42.0)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        one.weight = 42.0  # type: ignore[misc]
+
+
+def test_nothing_else_makes_released_scores() -> None:
+    one = policy(metrics=["loss"]).release_scores({"loss": 0.5})
+    for gate in ((), (object(),), (None,)):
+        with pytest.raises(PolicyViolation, match=r"only through Policy\.release_scores"):
+            ReleasedScores({"secret": 1.0}, *gate)
+    with pytest.raises(PolicyViolation, match=r"only through Policy\.release_scores"):
+        dataclasses.replace(one, scores={"secret": 1.0})
+
+
+def test_a_released_update_does_not_print_its_numbers() -> None:
+    released = policy().release(update())
+    assert "data" not in repr(released)
+    assert "gate" not in repr(released)
+
+
+EVERYTHING = {
+    part: {"0" if part is Part.PROTOTYPES else "w": np.ones(3, np.float32)}
+    for part in (Part.BODY, Part.HEAD, Part.PROTOTYPES)
+}
+
+
+def test_every_shipped_policy_is_tested_here() -> None:
+    assert {path.stem for path in shipped.folder("policies").glob("*.toml")} == {"standard", "strict"}
+
+
+def test_the_standard_policy_lets_models_prototypes_and_single_scores_out() -> None:
+    standard = Policy.read(shipped.folder("policies") / "standard.toml")
+    for method in client_methods:
+        standard.admit(method, client_methods.get(method).sends)
+    scalars = dict.fromkeys(SCALARS, 0.5)
+    released = standard.release(update(payload=EVERYTHING, metrics={**scalars, "label.counts": 3.0}))
+    assert {spec.part for spec in released.manifest.tensors} == EVERYTHING.keys()
+    assert released.metrics == scalars
+    assert standard.release_scores({**scalars, "label.counts": 3.0}).scores == scalars
+    assert released.weight is None
+    assert standard.rules.models == frozenset()
+
+
+def test_the_strict_policy_lets_no_number_about_the_site_out() -> None:
+    strict = Policy.read(shipped.folder("policies") / "strict.toml")
+    strict.admit("fednh", client_methods.get("fednh").sends)
+    for method in set(client_methods) - {"fednh"}:
+        with pytest.raises(PolicyViolation, match=f"method '{method}'"):
+            strict.admit(method, client_methods.get(method).sends)
+    released = strict.release(update(payload=EVERYTHING, metrics=dict.fromkeys(SCALARS, 0.5)))
+    assert (released.metrics, released.weight) == ({}, None)
+    assert strict.release_scores(dict.fromkeys(SCALARS, 0.5)).scores == {}
+    assert strict.rules.models == frozenset()

@@ -1,0 +1,110 @@
+"""Heartbeats: as long as the daemon lives, whatever it does; they hear when a task is called off."""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from protofed.client.agent import CalledOffError, Now
+from protofed.client.local import Steps
+from protofed.client.pulse import Pulse
+from protofed.common.task import Activity, Progress, Signal
+
+SOON = 5.0  # seconds after which a test gives up
+
+
+class Ear:
+    """The part of a link that a pulse uses: keeps what it hears, and answers what it was told to."""
+
+    def __init__(self) -> None:
+        self.heard: queue.Queue[tuple[str, Progress]] = queue.Queue()
+        self.answer: Callable[[Progress], Signal] = lambda _: Signal.CONTINUE
+
+    def beat(self, run: str, progress: Progress) -> Signal:
+        self.heard.put((run, progress))
+        return self.answer(progress)
+
+    def hears(self, expected: Progress) -> None:
+        """Fails unless this is said soon."""
+        until = time.monotonic() + SOON
+        while self.heard.get(timeout=SOON)[1] != expected:
+            assert time.monotonic() < until, expected
+
+
+@contextmanager
+def beating(ear: Any, now: Now, bytes_moved: Callable[[], int] = lambda: 0) -> Iterator[Pulse]:
+    pulse = Pulse(ear, now, bytes_moved)
+    pulse.start()
+    try:
+        yield pulse
+    finally:
+        pulse.stop()
+        pulse.join(SOON)
+        assert not pulse.is_alive()
+
+
+def test_a_beat_says_what_the_daemon_does_at_that_time() -> None:
+    ear, now, moved = Ear(), Now(run="run", heartbeat_s=0.005), [10]
+    with beating(ear, now, lambda: moved[0]):
+        assert ear.heard.get(timeout=SOON) == ("run", Progress("", Activity.IDLE, bytes_moved=10))
+        now.nonce, now.activity, now.steps = "n1", Activity.TRAINING, Steps(2, 5, 3, 7)
+        moved[0] = 99
+        ear.hears(Progress("n1", Activity.TRAINING, 2, 5, 3, 7, 99))
+        now.steps.batch = 4  # written in place by the training loop
+        ear.hears(Progress("n1", Activity.TRAINING, 2, 5, 4, 7, 99))
+
+
+def test_nothing_is_said_before_the_daemon_has_a_run() -> None:
+    ear, now = Ear(), Now(heartbeat_s=0.005)
+    with beating(ear, now):
+        with pytest.raises(queue.Empty):
+            ear.heard.get(timeout=0.05)
+        now.run = "run"
+        assert ear.heard.get(timeout=SOON)[0] == "run"
+
+
+def test_a_task_that_is_called_off_ends_at_its_next_check() -> None:
+    ear, now = Ear(), Now(run="run", nonce="n1", heartbeat_s=0.005)
+    now.check()
+    ear.answer = lambda _: Signal.ABORT
+    with beating(ear, now):
+        for _ in range(3):  # the second beat comes after the first one's answer was heeded
+            ear.heard.get(timeout=SOON)
+        with pytest.raises(CalledOffError):
+            now.check()
+
+
+def test_calling_off_one_task_is_not_calling_off_the_next() -> None:
+    ear, now = Ear(), Now(run="run", nonce="n1", heartbeat_s=0.005)
+
+    def slow(progress: Progress) -> Signal:
+        now.nonce = "n2"  # while the answer is on its way
+        return Signal.ABORT if progress.nonce == "n1" else Signal.CONTINUE
+
+    ear.answer = slow
+    with beating(ear, now):
+        for _ in range(3):
+            ear.heard.get(timeout=SOON)
+    assert now.called_off == "n1"
+    now.check()
+
+
+def test_an_idle_daemon_is_never_called_off() -> None:
+    now = Now(run="run")
+    assert now.called_off == now.nonce == ""
+    now.check()
+
+
+def test_it_ends_when_it_is_told_to_without_another_beat() -> None:
+    ear, now = Ear(), Now(run="run", heartbeat_s=60.0)
+    with beating(ear, now) as pulse:
+        pulse.stop()
+        pulse.join(SOON)
+        assert not pulse.is_alive()
+    assert ear.heard.empty()
+    assert pulse.daemon  # nor does it keep a process alive

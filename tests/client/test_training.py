@@ -1,0 +1,318 @@
+"""The SGD loop and the class means, by hand; what runs out of memory or of numbers is told apart."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import astuple
+from typing import cast
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from protofed.client.data.examples import Examples, SiteData
+from protofed.client.local import Local, Steps
+from protofed.client.models.split import SplitModel
+from protofed.client.training import Loss, class_means, learning_rate, train
+from protofed.common.errors import DataError, Failure, TaskFailure
+from protofed.common.recipe import Input, Plan
+
+LocalOf = Callable[..., Local]
+
+
+def mean_of(local: Local) -> Loss:
+    """The model's mean output: its gradient by one weight is the mean image times the other weight."""
+    return lambda x, _: cast("Tensor", local.model(x)).mean()
+
+
+def squares(local: Local) -> Loss:
+    return lambda x, _: (cast("Tensor", local.model(x)) - 1).square().mean()
+
+
+def weights(local: Local) -> tuple[float, float]:
+    """Body and head."""
+    return local.model.get_parameter("body.weight").item(), local.model.get_parameter("head.weight").item()
+
+
+def only_body(local: Local) -> list[nn.Parameter]:
+    return list(local.model.body.parameters())
+
+
+def test_one_epoch_by_hand(local_of: LocalOf) -> None:
+    local = local_of([1, 2, 3], batch=2, lr=0.1)
+    loss = train(local, mean_of(local), only_body(local))
+    # batch (1, 2): loss 1.5, w = 1 - .1 * 1.5 = .85; batch (3): loss 2.55, w = .85 - .3
+    assert loss == pytest.approx((2 * 1.5 + 2.55) / 3, abs=1e-6)  # by example, not by batch
+    assert weights(local) == pytest.approx((0.55, 1.0), abs=1e-12)
+
+
+def test_momentum_and_weight_decay_by_hand(local_of: LocalOf) -> None:
+    local = local_of([1, 2, 3], batch=2, lr=0.1, momentum=0.9, weight_decay=0.5)
+    train(local, mean_of(local), only_body(local))
+    # v = 1.5 + .5 * 1 = 2, w = .8; v = .9 * 2 + 3 + .5 * .8 = 5.2, w = .8 - .52
+    assert weights(local)[0] == pytest.approx(0.28, abs=1e-12)
+
+
+def test_momentum_does_not_outlive_the_round(local_of: LocalOf) -> None:
+    local = local_of([1.0], lr=0.1, momentum=0.9)
+    for left in (0.9, 0.8):
+        train(local, mean_of(local), only_body(local))
+        assert weights(local)[0] == pytest.approx(left, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "decay", "expected"),
+    [("sgd", 0.5, 1 - 0.1 * 2.5), ("adam", 0.5, 0.9), ("adamw", 0.5, 0.95 - 0.1), ("adamw", 0.0, 0.9)],
+)
+def test_optimizers(optimizer: str, decay: float, expected: float, local_of: LocalOf) -> None:
+    local = local_of([2.0], optimizer=optimizer, lr=0.1, weight_decay=decay)
+    train(local, mean_of(local), only_body(local))
+    assert weights(local)[0] == pytest.approx(expected, abs=1e-8)  # Adam's first step is lr long, whatever the gradient
+
+
+@pytest.mark.parametrize(
+    ("plan", "rates"),
+    [
+        ({"schedule": "constant", "decay": 0.5}, {1: 0.8, 4: 0.8}),
+        ({"schedule": "exponential", "decay": 0.5}, {1: 0.8, 2: 0.4, 4: 0.1}),
+        ({"schedule": "cosine"}, {1: 0.8, 2: 0.4 * (1 + math.sqrt(0.5)), 3: 0.4, 4: 0.4 * (1 - math.sqrt(0.5))}),
+    ],
+)
+def test_schedules_count_rounds_from_1(plan: dict[str, object], rates: dict[int, float], local_of: LocalOf) -> None:
+    for number, rate in rates.items():
+        made = Plan.model_validate({"lr": 0.8, **plan})
+        assert learning_rate(made, number, 4) == pytest.approx(rate, abs=1e-12)
+        local = local_of([1.0], lr=0.8, round=number, rounds=4, **plan)
+        train(local, mean_of(local), only_body(local))
+        assert weights(local)[0] == pytest.approx(1 - rate, abs=1e-12)
+
+
+@pytest.mark.parametrize(("clip", "share"), [(None, 1.0), (1.0, 0.2), (10.0, 1.0)])
+def test_the_norm_of_all_gradients_together_is_clipped(clip: float | None, share: float, local_of: LocalOf) -> None:
+    local = local_of([1.0], body=4.0, head=3.0, lr=0.1, clip=clip)
+    train(local, mean_of(local))  # gradients 3 and 4: norm 5
+    assert weights(local) == pytest.approx((4 - 0.3 * share, 3 - 0.4 * share), abs=1e-6)
+
+
+def test_a_last_smaller_batch_can_be_left_out(local_of: LocalOf) -> None:
+    local = local_of([1, 2, 3], batch=2, lr=0.1, drop_last=True)
+    assert train(local, mean_of(local), only_body(local)) == pytest.approx(1.5, abs=1e-6)
+    assert weights(local)[0] == pytest.approx(0.85, abs=1e-12)
+    assert (local.steps.batch, local.steps.batches) == (1, 1)
+
+
+def test_only_the_given_parameters_are_trained(local_of: LocalOf) -> None:
+    local = local_of([2.0], lr=0.1, weight_decay=0.5)
+    train(local, mean_of(local), local.model.head.parameters())
+    assert weights(local) == pytest.approx((1.0, 1 - 0.1 * 2.5), abs=1e-12)
+
+
+def test_a_frozen_parameter_stays(local_of: LocalOf) -> None:
+    local = local_of([2.0], lr=0.1, weight_decay=0.5)
+    local.model.body.requires_grad_(False)
+    train(local, mean_of(local))
+    assert weights(local) == pytest.approx((1.0, 0.75), abs=1e-12)
+
+
+def test_epochs_are_the_plans_unless_given(local_of: LocalOf) -> None:
+    for epochs, left in ((None, 0.7), (1, 0.9)):
+        local = local_of([1.0], lr=0.1, epochs=3)
+        train(local, mean_of(local), only_body(local), epochs)
+        assert weights(local)[0] == pytest.approx(left, abs=1e-12)
+        assert local.steps.epochs == (epochs or 3)
+
+
+def test_training_is_in_training_mode_and_epochs_are_shuffled_by_the_sites_generator() -> None:
+    images = torch.arange(8.0).view(-1, 1, 1, 1) / 8
+    examples = Examples(images, torch.zeros(8, dtype=torch.int64))
+    data = SiteData(examples, examples, Input(shape=(1, 1, 1), mean=(0.0,), std=(1.0,)), 2)
+    seen: dict[int, list[float]] = {}
+    for run, seed in enumerate((3, 3, 4)):
+        model = SplitModel(nn.Flatten(), nn.Linear(1, 2)).eval()
+        rng = torch.Generator().manual_seed(seed)
+        local = Local("ann", 1, 1, model, data, 2, Plan(epochs=2, batch=3), rng, memory={})
+
+        def loss(x: Tensor, _: Tensor, model: SplitModel = model, run: int = run) -> Tensor:
+            assert model.training
+            seen.setdefault(run, []).extend(x.flatten().tolist())
+            return cast("Tensor", model(x)).mean()
+
+        train(local, loss)
+    assert seen[0] == seen[1] != seen[2]
+    assert seen[0][:8] != seen[0][8:]
+    assert sorted(seen[0][:8]) == sorted(seen[0][8:]) == images.flatten().tolist()
+
+
+class Short:
+    """Memory for `room` examples at a time."""
+
+    def __init__(self, loss: Loss, room: int) -> None:
+        self.loss, self.room = loss, room
+        self.sizes: list[int] = []
+
+    def __call__(self, x: Tensor, y: Tensor) -> Tensor:
+        self.sizes.append(len(x))
+        if len(x) > self.room:
+            raise torch.OutOfMemoryError("simulated")
+        return self.loss(x, y)
+
+
+PIXELS = [0.5, 1.25, -2.0, 0.75, 3.0, -0.25, 1.5]
+
+
+@pytest.mark.parametrize(
+    ("room", "sizes"),
+    [
+        (7, [7, 7]),
+        (4, [7, 4, 3, 4, 3]),  # what fits is remembered
+        (2, [7, 4, 2, 2, 2, 1, 2, 2, 2, 1]),
+        (1, [7, 4, 2] + [1] * 14),
+    ],
+)
+def test_a_batch_that_does_not_fit_is_trained_on_in_parts(room: int, sizes: list[int], local_of: LocalOf) -> None:
+    plan = {"batch": 7, "epochs": 2, "lr": 0.1, "momentum": 0.9, "clip": 0.5}
+    whole, parts = (local_of(PIXELS, body=0.3, head=0.7, **plan) for _ in range(2))
+    expected, short = train(whole, squares(whole)), Short(squares(parts), room)
+    assert train(parts, short) == pytest.approx(expected, rel=1e-6)
+    assert weights(parts) == pytest.approx(weights(whole), abs=1e-12)
+    assert short.sizes == sizes
+
+
+def test_gradients_of_a_part_before_memory_ran_out_do_not_count(local_of: LocalOf) -> None:
+    whole, parts = (local_of(PIXELS[:4], body=0.3, lr=0.1, batch=4) for _ in range(2))
+    train(whole, squares(whole))
+    short = Short(squares(parts), 2)
+
+    def fails_once_late(x: Tensor, y: Tensor) -> Tensor:
+        if len(short.sizes) == 2:  # [4, 2]: the second half of the first try
+            short.sizes.append(-1)
+            raise torch.OutOfMemoryError("simulated")
+        return short(x, y)
+
+    train(parts, fails_once_late)
+    assert weights(parts) == pytest.approx(weights(whole), abs=1e-12)
+    assert short.sizes == [4, 2, -1, 1, 1, 1, 1]
+
+
+def test_a_smaller_last_batch_is_not_made_larger(local_of: LocalOf) -> None:
+    local = local_of(PIXELS[:5], batch=4, lr=0.1)
+    short = Short(squares(local), 2)
+    train(local, short)
+    assert short.sizes == [4, 2, 2, 1]
+
+
+def test_one_example_too_many_ends_the_task(local_of: LocalOf) -> None:
+    local = local_of(PIXELS, batch=7)
+    before = weights(local)
+    with pytest.raises(TaskFailure, match="not even one example") as failed:
+        train(local, Short(squares(local), 0))
+    assert failed.value.reason is Failure.OUT_OF_MEMORY
+    assert weights(local) == before
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_loss_that_is_not_finite_ends_the_task(bad: float, local_of: LocalOf) -> None:
+    local = local_of([1, 2, 3, 4], batch=2, epochs=5)
+
+    def loss(x: Tensor, _: Tensor) -> Tensor:
+        mean = cast("Tensor", local.model(x)).mean()
+        return mean * bad if local.steps.epoch == 2 else mean
+
+    with pytest.raises(TaskFailure, match=r"epoch 2; lower plan\.lr") as failed:
+        train(local, loss)
+    assert failed.value.reason is Failure.NUMERIC
+    assert local.steps.epoch == 2
+
+
+def test_a_reader_sees_how_far_training_is(local_of: LocalOf) -> None:
+    local = local_of([1, 2, 3], batch=2, epochs=2)
+    reader = local.steps = Steps()  # what the heartbeat holds since before the training began
+    seen = []
+
+    def loss(x: Tensor, y: Tensor) -> Tensor:
+        seen.append(astuple(reader))
+        return mean_of(local)(x, y)
+
+    train(local, loss)
+    assert seen == [(1, 2, 0, 2), (1, 2, 1, 2), (2, 2, 0, 2), (2, 2, 1, 2)]  # epoch of epochs, batch of batches
+    assert reader == Steps(epoch=2, epochs=2, batch=2, batches=2)
+
+
+class StopError(Exception):
+    """Called off."""
+
+
+def stop_at(call: int) -> Callable[[], None]:
+    """A check that raises when it is called for the `call`th time."""
+    calls = iter(range(1, call + 1))
+
+    def check() -> None:
+        if next(calls) == call:
+            raise StopError
+
+    return check
+
+
+def test_a_task_called_off_stops_between_batches(local_of: LocalOf) -> None:
+    local = local_of([1, 1, 1, 1], batch=1, lr=0.1, epochs=3)
+    local.check = stop_at(3)
+    with pytest.raises(StopError):
+        train(local, mean_of(local), only_body(local))
+    assert weights(local)[0] == pytest.approx(0.8, abs=1e-12)  # two steps
+
+
+def test_data_without_training_examples_are_refused(local_of: LocalOf) -> None:
+    local = local_of([1.0])
+    local.data = SiteData.for_scoring(local.data.test, local.data.input, local.classes)
+    with pytest.raises(DataError, match="only test examples"):
+        train(local, mean_of(local))
+
+
+def test_class_means_by_hand(local_of: LocalOf) -> None:
+    local = local_of([1, 2, 4, 8], [0, 2, 0, 2])
+    local.model.train()
+    modes: list[tuple[bool, bool]] = []
+
+    def embed(x: Tensor) -> Tensor:
+        modes.append((local.model.training, torch.is_grad_enabled()))
+        return torch.cat([x.flatten(1), -x.flatten(1)], dim=1)
+
+    means = class_means(local, embed)
+    assert {c: mean.tolist() for c, mean in means.items()} == {0: [2.5, -2.5], 2: [5.0, -5.0]}  # class 1 is not there
+    assert modes == [(False, False)]
+
+
+def test_class_means_go_over_all_batches(local_of: LocalOf) -> None:
+    pixels, labels = [float(i) for i in range(1100)], [i % 2 for i in range(1100)]
+    local = local_of(pixels, labels)
+    sizes: list[int] = []
+
+    def embed(x: Tensor) -> Tensor:
+        sizes.append(len(x))
+        return x.flatten(1)
+
+    assert {c: mean.item() for c, mean in class_means(local, embed).items()} == {0: 549.0, 1: 550.0}
+    assert sizes == [512, 512, 76]
+    local.check = stop_at(2)
+    with pytest.raises(StopError):
+        class_means(local, embed)
+
+
+@pytest.mark.parametrize(
+    ("given", "made"),
+    [(torch.float64, torch.float64), (torch.float32, torch.float32), (torch.bfloat16, torch.float32)],
+)
+def test_class_means_are_never_less_exact_than_their_features(
+    given: torch.dtype, made: torch.dtype, local_of: LocalOf
+) -> None:
+    local = local_of([1.0, 2.0, 2.0], [0, 0, 0])
+    (mean,) = class_means(local, lambda x: x.flatten(1).to(given)).values()
+    assert mean.dtype == made
+    assert mean.item() == pytest.approx(5 / 3, rel=torch.finfo(made).eps)
+
+
+def test_there_are_no_means_of_nothing(local_of: LocalOf) -> None:
+    local = local_of([1.0])
+    local.data = SiteData.for_scoring(local.data.test, local.data.input, local.classes)
+    assert class_means(local, lambda x: x.flatten(1)) == {}

@@ -1,0 +1,139 @@
+"""Files are old or new, never half; a folder belongs to one process."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from protofed.common import archive
+from protofed.common.archive import Lock
+from protofed.common.errors import StateError
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_a_file_is_written_and_replaced_and_nothing_else_is_left(tmp_path: Path) -> None:
+    archive.write(tmp_path / "x", b"old")
+    archive.write(tmp_path / "x", b"new and longer")
+    archive.write(tmp_path / "empty", b"")
+    assert contents(tmp_path) == {"x": b"new and longer", "empty": b""}
+
+
+def test_missing_folders_are_made(tmp_path: Path) -> None:
+    archive.write(tmp_path / "a" / "b" / "x", b"1")
+    assert contents(tmp_path / "a" / "b") == {"x": b"1"}
+
+
+@pytest.mark.parametrize("call", ["fsync", "replace"])
+def test_a_write_that_fails_leaves_the_old_file_and_no_temporary(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    archive.write(tmp_path / "x", b"old")
+    monkeypatch.setattr(os, call, full)
+    with pytest.raises(StateError, match="No space left on device; free space"):
+        archive.write(tmp_path / "x", b"new")
+    assert contents(tmp_path) == {"x": b"old"}
+
+
+def test_a_process_that_dies_while_it_writes_leaves_the_old_file(tmp_path: Path) -> None:
+    archive.write(tmp_path / "x", b"old")
+    killed = (
+        "import os, signal, sys; from pathlib import Path; from protofed.common import archive\n"
+        "os.replace = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "archive.write(Path(sys.argv[1]), b'new')"
+    )
+    assert subprocess.run([sys.executable, "-c", killed, tmp_path / "x"], check=False).returncode == -9
+    assert (tmp_path / "x").read_bytes() == b"old"
+    assert len(contents(tmp_path)) == 2
+    assert archive.sweep([tmp_path]) == 1
+    assert contents(tmp_path) == {"x": b"old"}
+
+
+def test_the_order_is_write_then_fsync_then_rename_then_fsync_of_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[str] = []
+    fsync, replace = os.fsync, os.replace
+
+    def watched(handle: int) -> None:
+        calls.append("folder" if os.path.isdir(f"/proc/self/fd/{handle}") else "file")
+        fsync(handle)
+
+    def renamed(source: Path, target: Path) -> None:
+        calls.append(f"rename {source.read_bytes().decode()}")
+        replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", watched)
+    monkeypatch.setattr(os, "replace", renamed)
+    archive.write(tmp_path / "x", b"data")
+    assert calls == ["file", "rename data", "folder"]
+
+
+def test_a_folder_that_cannot_be_had_is_a_state_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"kept")
+    with pytest.raises(StateError, match="cannot write"):
+        archive.write(tmp_path / "file" / "x", b"new")
+    with pytest.raises(StateError, match="cannot write"):
+        archive.write(tmp_path / "file" / "deeper" / "x", b"new")
+    assert contents(tmp_path) == {"file": b"kept"}
+
+
+def test_a_file_does_not_replace_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "x").mkdir()
+    with pytest.raises(StateError):
+        archive.write(tmp_path / "x", b"new")
+    assert (tmp_path / "x").is_dir()
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_sweeping_takes_temporaries_and_nothing_else(tmp_path: Path) -> None:
+    for name in (".tmp-x-1", ".tmp-y-2", "x.tmp-1", "x", ".hidden"):
+        (tmp_path / name).touch()
+    assert archive.sweep([tmp_path, tmp_path / "missing"]) == 2
+    assert sorted(contents(tmp_path)) == [".hidden", "x", "x.tmp-1"]
+    assert archive.sweep([tmp_path]) == 0
+
+
+# Lock
+
+
+def test_a_second_handle_is_refused_until_the_first_is_released(tmp_path: Path) -> None:
+    lock = Lock(tmp_path / "state")
+    with pytest.raises(StateError, match="in use by another process"):
+        Lock(tmp_path / "state")
+    lock.release()
+    Lock(tmp_path / "state").release()
+
+
+def test_folders_are_locked_one_by_one(tmp_path: Path) -> None:
+    locks = [Lock(tmp_path / "a"), Lock(tmp_path / "b")]
+    for lock in locks:
+        lock.release()
+
+
+def test_another_process_is_refused(tmp_path: Path) -> None:
+    lock = Lock(tmp_path)
+    taking = "import sys; from pathlib import Path; from protofed.common.archive import Lock; Lock(Path(sys.argv[1]))"
+    refused = subprocess.run([sys.executable, "-c", taking, tmp_path], capture_output=True, text=True, check=False)
+    lock.release()
+    assert refused.returncode == 1
+    assert "in use by another process" in refused.stderr
+    assert subprocess.run([sys.executable, "-c", taking, tmp_path], check=False).returncode == 0
+    Lock(tmp_path).release()  # the process that had it is gone
+
+
+def test_a_lock_where_no_folder_can_be_is_a_state_error(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(StateError, match="expected a folder that can be written"):
+        Lock(tmp_path / "file")
+    with pytest.raises(StateError, match="expected a folder that can be written"):
+        Lock(tmp_path / "file" / "below")

@@ -1,0 +1,132 @@
+"""A name or an option that nobody registered is an error that names the nearest one."""
+
+from __future__ import annotations
+
+from dataclasses import FrozenInstanceError, dataclass
+from typing import Annotated, Any, Literal, Protocol
+
+import pytest
+from pydantic import Field
+
+from protofed.common.errors import ConfigError
+from protofed.common.registry import Registry
+
+
+class Animal(Protocol):
+    """Anything."""
+
+
+@dataclass(frozen=True)
+class Dog:
+    """Has options of all kinds."""
+
+    legs: Annotated[int, Field(ge=1, le=4)] = 4
+    tail: Literal["short", "long"] = "long"
+    weight: Annotated[float, Field(gt=0)] = 10.0
+
+
+@dataclass(frozen=True)
+class Fish:
+    """Has no options."""
+
+
+@pytest.fixture
+def animals() -> Registry[Animal]:
+    registry: Registry[Animal] = Registry("animal")
+    registry.register("dog", "hound", wolf=("pack", "howl"))(Dog)
+    registry.register("fish")(Fish)
+    return registry
+
+
+def test_names_are_listed_in_order(animals: Registry[Animal]) -> None:
+    assert list(animals) == ["dog", "fish", "hound", "wolf"]
+
+
+def test_a_class_is_found_under_each_of_its_names(animals: Registry[Animal]) -> None:
+    assert animals.get("dog") is animals.get("hound") is animals.get("wolf") is Dog
+    assert animals.get("fish") is Fish
+
+
+def test_options_become_fields_and_the_rest_keeps_its_default(animals: Registry[Animal]) -> None:
+    assert animals.build("dog", {}) == Dog()
+    assert animals.build("dog", {"legs": 3, "tail": "short"}) == Dog(legs=3, tail="short")
+    assert animals.build("fish", {}) == Fish()
+
+
+def test_what_was_built_cannot_be_changed(animals: Registry[Animal]) -> None:
+    dog: Any = animals.build("dog", {})
+    with pytest.raises(FrozenInstanceError):
+        dog.legs = 2
+
+
+@pytest.mark.parametrize(("typo", "meant"), [("dgo", "dog"), ("hounds", "hound"), ("Fish", "fish")])
+def test_an_unknown_name_is_told_the_nearest(animals: Registry[Animal], typo: str, meant: str) -> None:
+    with pytest.raises(ConfigError, match=f"^unknown animal '{typo}': did you mean '{meant}'\\?$"):
+        animals.build(typo, {})
+
+
+def test_a_name_like_none_is_told_all(animals: Registry[Animal]) -> None:
+    with pytest.raises(ConfigError, match="unknown animal 'xyz': expected one of: dog, fish, hound, wolf"):
+        animals.get("xyz")
+    with pytest.raises(ConfigError, match="unknown animal ''"):
+        animals.options("")
+
+
+def test_an_unknown_option_is_told_the_nearest(animals: Registry[Animal]) -> None:
+    with pytest.raises(ConfigError, match=r"^unknown option of animal dog 'leg': did you mean 'legs'\?$"):
+        animals.build("dog", {"leg": 3})
+
+
+def test_an_option_of_what_has_none_is_an_error(animals: Registry[Animal]) -> None:
+    with pytest.raises(ConfigError, match="unknown option of animal fish 'legs'"):
+        animals.build("fish", {"legs": 0})
+
+
+def test_an_option_of_the_other_half_is_accepted_and_left_out(animals: Registry[Animal]) -> None:
+    assert animals.build("wolf", {"pack": 7, "howl": "loud", "legs": 3}) == Dog(legs=3)
+    assert animals.foreign("wolf") == {"pack", "howl"}
+    assert animals.options("wolf") == {"legs", "tail", "weight"}
+
+
+def test_a_foreign_option_is_foreign_to_that_name_only(animals: Registry[Animal]) -> None:
+    with pytest.raises(ConfigError, match="unknown option of animal dog 'pack'"):
+        animals.build("dog", {"pack": 7})
+
+
+def test_a_typo_of_a_foreign_option_is_told_the_nearest(animals: Registry[Animal]) -> None:
+    with pytest.raises(ConfigError, match="did you mean 'howl'"):
+        animals.build("wolf", {"howll": 1})
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "said"),
+    [
+        ("legs", 5, "legs = 5: .*less than or equal to 4"),
+        ("legs", 0, "legs = 0: .*greater than or equal to 1"),
+        ("legs", 2.5, "legs = 2.5: "),
+        ("legs", "many", "legs = 'many': "),
+        ("legs", None, "legs = None: "),
+        ("weight", 0.0, "weight = 0.0: .*greater than 0"),
+        ("weight", float("nan"), "weight = nan: "),
+        ("tail", "curly", "tail = 'curly': .*'short' or 'long'"),
+    ],
+)
+def test_a_value_out_of_range_is_named_with_what_was_expected(
+    animals: Registry[Animal], option: str, value: Any, said: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"^animal dog: {said}"):
+        animals.build("dog", {option: value})
+
+
+def test_a_name_is_registered_once(animals: Registry[Animal]) -> None:
+    with pytest.raises(ConfigError, match="animal 'dog' is registered twice"):
+        animals.register("dog")(Fish)
+    with pytest.raises(ConfigError, match="animal 'wolf' is registered twice"):
+        animals.register("cat", wolf=())(Fish)
+    assert animals.get("dog") is Dog
+
+
+def test_registries_do_not_know_of_one_another(animals: Registry[Animal]) -> None:
+    with pytest.raises(ConfigError):
+        Registry[Animal]("plant").get("dog")
+    assert list(Registry[Animal]("plant")) == []

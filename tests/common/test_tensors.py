@@ -1,0 +1,172 @@
+"""The verbs of the fold, worked by hand."""
+
+from __future__ import annotations
+
+import itertools
+import tracemalloc
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from protofed.common import codec
+from protofed.common.payload import Part, Payload
+from protofed.common.tensors import Mean, same_tensors, unit
+
+
+def body(*values: float, dtype: str = "float32") -> Payload:
+    return {Part.BODY: {"x": np.array(values, dtype)}}
+
+
+def mean(
+    *payloads: Payload, weights: tuple[float, ...] | None = None, parts: tuple[Part, ...] = (Part.BODY,)
+) -> Payload:
+    fold = Mean(parts)
+    for payload, weight in zip(payloads, weights or (1.0,) * len(payloads), strict=True):
+        fold.add(payload, weight)
+    return fold.result()
+
+
+# Mean
+
+
+def test_a_uniform_mean_by_hand() -> None:
+    assert mean(body(1.0, 2.0), body(3.0, 6.0))[Part.BODY]["x"].tolist() == [2.0, 4.0]
+
+
+def test_a_weighted_mean_by_hand() -> None:
+    result = mean(body(1.0), body(2.0), body(8.0), weights=(1.0, 2.0, 5.0))
+    assert result[Part.BODY]["x"].tolist() == [(1 + 4 + 40) / 8]
+
+
+def test_the_same_weight_for_all_is_the_uniform_mean() -> None:
+    assert mean(body(1.0), body(4.0), weights=(64.0, 64.0))[Part.BODY]["x"].tolist() == [2.5]
+
+
+def test_a_weight_of_zero_takes_no_part() -> None:
+    assert mean(body(5.0), body(1e9), weights=(2.0, 0.0))[Part.BODY]["x"].tolist() == [5.0]
+
+
+def test_the_mean_of_one_is_that_one_bit_for_bit() -> None:
+    odd = body(0.1, -0.0, 5e-324, dtype="float64")
+    assert codec.encode(mean(odd)) == codec.encode(odd)
+
+
+def test_integers_take_the_maximum_whatever_the_weights() -> None:
+    result = mean(*(body(n, dtype="int64") for n in (3, 11, 7)), weights=(100.0, 0.5, 100.0))
+    assert (result[Part.BODY]["x"].dtype.name, result[Part.BODY]["x"].tolist()) == ("int64", [11])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_the_result_has_the_dtype_of_what_went_in(dtype: str) -> None:
+    result = mean(body(1.0, dtype=dtype), body(2.0, dtype=dtype), weights=(1.0, 3.0))
+    assert result[Part.BODY]["x"].dtype.name == dtype
+
+
+def test_scalars_are_averaged_to_arrays_as_others_are() -> None:
+    scales = [{Part.HEAD: {"scale": np.array(value, np.float32)}} for value in (1.0, 2.0)]
+    for weights in ((1.0, 1.0), (1.0, 3.0)):
+        scale = mean(*scales, weights=weights, parts=(Part.HEAD,))[Part.HEAD]["scale"]
+        assert isinstance(scale, np.ndarray)
+        assert (scale.shape, scale.dtype.name) == ((), "float32")
+        assert float(scale) == (1.0 * weights[0] + 2.0 * weights[1]) / sum(weights)
+
+
+def test_the_maximum_of_scalars_is_an_array_too() -> None:
+    counters = [{Part.BODY: {"batches": np.array(value)}} for value in (3, 5)]
+    largest = mean(*counters)[Part.BODY]["batches"]
+    assert isinstance(largest, np.ndarray)
+    assert (largest.shape, int(largest)) == ((), 5)
+
+
+def test_only_the_parts_that_were_asked_for_are_averaged() -> None:
+    both = {**body(1.0), Part.HEAD: {"y": np.ones(1)}, Part.PROTOTYPES: {"0": np.ones(1)}}
+    assert set(mean(both, both, parts=(Part.BODY, Part.HEAD))) == {Part.BODY, Part.HEAD}
+
+
+def test_what_goes_in_is_left_as_it_was() -> None:
+    first, second = body(1.0), body(3.0)
+    counters = body(1, dtype="int64"), body(2, dtype="int64")
+    mean(first, second, weights=(2.0, 2.0))
+    mean(*counters)
+    assert same_tensors(first, body(1.0))
+    assert same_tensors(second, body(3.0))
+    assert same_tensors(counters[0], body(1, dtype="int64"))
+
+
+def test_the_result_can_be_asked_for_twice_and_shares_nothing_with_what_went_in() -> None:
+    fold, first = Mean((Part.BODY,)), body(4.0)
+    fold.add(first)
+    assert not np.shares_memory(fold.result()[Part.BODY]["x"], first[Part.BODY]["x"])
+    fold.add(body(2.0))
+    assert same_tensors(fold.result(), fold.result())
+    assert same_tensors(fold.result(), body(3.0))
+
+
+def test_a_mean_of_nothing_is_no_mean() -> None:
+    with pytest.raises(ValueError, match="no updates"):
+        Mean((Part.BODY,)).result()
+    with pytest.raises(ValueError, match="no updates"):
+        mean(body(1.0), weights=(0.0,))
+
+
+@settings(max_examples=50, deadline=None, derandomize=True)
+@given(st.lists(st.integers(-1000, 1000).map(lambda n: n / 8), min_size=2, max_size=8))
+def test_dyadic_values_have_the_same_mean_in_any_order(values: list[float]) -> None:
+    forward, backward = (mean(*(body(value) for value in order)) for order in (values, values[::-1]))
+    assert codec.encode(forward) == codec.encode(backward)
+    assert codec.encode(mean(*(body(value) for value in sorted(values)))) == codec.encode(forward)
+
+
+def test_four_updates_have_one_mean_in_all_orders() -> None:
+    values = (0.5, -3.25, 1024.0, 7.125)
+    results = {codec.encode(mean(*map(body, order))) for order in itertools.permutations(values)}
+    assert len(results) == 1
+
+
+@pytest.mark.parametrize("weight", [1.0, 3.0])
+def test_many_updates_take_the_memory_of_one_model(weight: float) -> None:
+    size = 1 << 18
+    fold, one = Mean((Part.BODY,)), {Part.BODY: {"x": np.ones(size, np.float32)}}
+    tracemalloc.start()
+    for _ in range(50):
+        fold.add(one, weight)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 2.5 * 4 * size  # the sum, and one buffer for a weighted term
+    assert fold.result()[Part.BODY]["x"][0] == 1.0
+
+
+# unit
+
+
+def test_rows_get_norm_one_and_keep_their_direction() -> None:
+    rows = unit(np.array([[3.0, 4.0], [0.0, -2.0], [1e-6, 0.0]]))
+    np.testing.assert_allclose(rows, [[0.6, 0.8], [0.0, -1.0], [1.0, 0.0]], rtol=1e-15)
+
+
+def test_a_zero_row_stays_zero_and_is_never_nan() -> None:
+    assert unit(np.zeros((2, 3), np.float32)).tolist() == [[0.0] * 3] * 2
+
+
+@pytest.mark.parametrize("shape", [(4,), (3, 4), (2, 3, 4)])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_the_last_axis_is_divided_and_shape_and_dtype_kept(shape: tuple[int, ...], dtype: str) -> None:
+    rows = np.random.default_rng(0).standard_normal(shape).astype(dtype)
+    result = unit(rows)
+    assert (result.shape, result.dtype.name) == (shape, dtype)
+    np.testing.assert_allclose(np.linalg.norm(result, axis=-1), 1.0, rtol=1e-6)
+
+
+# same_tensors
+
+
+def test_same_tensors_sees_every_difference() -> None:
+    assert same_tensors(body(1.0, 2.0), body(1.0, 2.0))
+    assert not same_tensors(body(1.0), body(2.0))
+    assert not same_tensors(body(1.0), body(1.0, 1.0))
+    assert not same_tensors(body(1.0), {})
+    assert not same_tensors(body(1.0), {Part.HEAD: body(1.0)[Part.BODY]})
+    assert not same_tensors(body(1.0), {Part.BODY: {"y": np.ones(1, np.float32)}})
+    assert not same_tensors(body(1.0), {**body(1.0), Part.HEAD: {}})

@@ -1,0 +1,99 @@
+"""FedAvg: two sites by hand, weighted or not."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from protofed.client.local import Local
+from protofed.client.methods.fedavg import FedAvg
+from protofed.client.models.split import SplitModel, dump
+from protofed.common.payload import Part, Payload, Update
+from protofed.common.tensors import same_tensors
+from protofed.server import screening
+from protofed.server.methods.fedavg import FedAvg as Server
+
+LocalOf = Callable[..., Local]
+Linear = Callable[..., SplitModel]
+
+FIRST: Payload = {
+    Part.BODY: {"0.weight": np.array([[1.0]])},
+    Part.HEAD: {"weight": np.zeros((2, 1)), "bias": np.zeros(2)},
+}
+
+
+@pytest.fixture
+def fit(local_of: LocalOf, linear: Linear) -> Callable[..., Update]:
+    """A site with `count` examples x = 2 of one class, after one step of lr = .1 from `FIRST`.
+
+    Logits are 0, so p = (.5, .5): the head's own class gains .1 * .5 * 2 = .1, its bias .05; the body's gradient is
+    head^T (p - y) x = 0.
+    """
+
+    def make(label: int, count: int = 1) -> Update:
+        local = local_of(linear([[9.0]], 2), [[2.0]] * count, [label] * count, 2, lr=0.1)
+        return FedAvg().fit(local, FIRST)
+
+    return make
+
+
+def test_a_sites_step_by_hand(fit: Callable[..., Update]) -> None:
+    made = fit(label=0, count=3)
+    assert made.payload.keys() == FedAvg.sends == {Part.BODY, Part.HEAD}
+    np.testing.assert_allclose(made.payload[Part.BODY]["0.weight"], [[1.0]], atol=1e-15)
+    np.testing.assert_allclose(made.payload[Part.HEAD]["weight"], [[0.1], [-0.1]], atol=1e-15)
+    np.testing.assert_allclose(made.payload[Part.HEAD]["bias"], [0.05, -0.05], atol=1e-15)
+    assert made.metrics == {"loss": pytest.approx(math.log(2), abs=1e-6)}
+    assert (made.site, made.weight) == ("ann", 3.0)
+
+
+def test_two_sites_uniform(fit: Callable[..., Update]) -> None:
+    new = Server().aggregate(FIRST, iter([fit(label=0, count=1), fit(label=1, count=3)]))
+    np.testing.assert_allclose(new[Part.HEAD]["weight"], [[0.0], [0.0]], atol=1e-15)
+    np.testing.assert_allclose(new[Part.HEAD]["bias"], [0.0, 0.0], atol=1e-15)
+    np.testing.assert_allclose(new[Part.BODY]["0.weight"], [[1.0]], atol=1e-15)
+
+
+def test_two_sites_by_examples(fit: Callable[..., Update]) -> None:
+    new = Server(weighting="examples").aggregate(FIRST, iter([fit(label=0, count=1), fit(label=1, count=3)]))
+    np.testing.assert_allclose(new[Part.HEAD]["weight"], [[-0.05], [0.05]], atol=1e-15)  # 1/4 of .1, 3/4 of -.1
+    np.testing.assert_allclose(new[Part.HEAD]["bias"], [-0.025, 0.025], atol=1e-15)
+
+
+@pytest.mark.parametrize("weighting", ["uniform", "examples"])
+def test_one_site_is_the_whole_federation(weighting: Any, fit: Callable[..., Update]) -> None:
+    made = fit(label=1, count=1)
+    new = Server(weighting=weighting).aggregate(FIRST, [made])
+    assert same_tensors(new, made.payload)
+
+
+def test_a_withheld_count_is_refused_only_where_it_is_needed() -> None:
+    by_examples, uniform = Server(weighting="examples").expects(FIRST), Server(weighting="uniform").expects(FIRST)
+    fault = screening.scalars_fault({}, None, by_examples)
+    assert fault is not None
+    assert "example count is missing" in fault
+    assert screening.scalars_fault({}, 3.0, by_examples) is None
+    assert screening.scalars_fault({}, None, uniform) is None
+
+
+def test_integer_buffers_take_the_maximum() -> None:
+    updates = [
+        Update("ann", {Part.BODY: {"seen": np.array(count), "w": np.array([float(count)])}, Part.HEAD: {}}, weight=w)
+        for count, w in ((7, 1.0), (4, 3.0))
+    ]
+    new = Server(weighting="examples").aggregate(FIRST, updates)[Part.BODY]
+    assert new["seen"] == 7
+    assert new["seen"].dtype == np.int64
+    np.testing.assert_allclose(new["w"], [4.75])
+    assert updates[0].payload[Part.BODY]["w"] == 7.0  # what came in was not touched
+
+
+def test_every_site_starts_from_the_global_model(local_of: LocalOf, linear: Linear) -> None:
+    state = Server().init(FIRST, classes=2)
+    local = local_of(linear([[9.0]], 2), [[2.0]], [0], 2)
+    FedAvg().install(local, Server().broadcast(state, "ann"))
+    assert same_tensors({Part.BODY: dump(local.model.body), Part.HEAD: dump(local.model.head)}, FIRST)

@@ -1,0 +1,80 @@
+"""Solo: a site trains on from where it stopped, and nothing but its loss is offered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from protofed.client.local import Local
+from protofed.client.methods.solo import Solo
+from protofed.client.models.split import SplitModel, dump
+from protofed.common import codec
+from protofed.common.payload import Part, Payload, Update, describe
+from protofed.common.task import Manifest
+from protofed.common.tensors import same_tensors
+from protofed.server import screening
+from protofed.server.methods.solo import Solo as Server
+
+COMMON: Payload = {
+    Part.BODY: {"0.weight": np.array([[1.0, 0.5], [-0.5, 1.0]])},
+    Part.HEAD: {"weight": np.array([[0.5, 0.0], [0.0, 0.25]]), "bias": np.zeros(2)},
+}
+
+
+@pytest.fixture
+def site(local_of: Callable[..., Local], linear: Callable[..., SplitModel]) -> Callable[..., Local]:
+    """A site whose model is another one's until something is installed."""
+    return lambda **plan: local_of(linear(np.full((2, 2), 9.0), 2), [[3.0, 4.0], [1.0, -1.0]], [0, 1], 2, **plan)
+
+
+def held(local: Local) -> Payload:
+    return {Part.BODY: dump(local.model.body), Part.HEAD: dump(local.model.head)}
+
+
+def test_the_first_round_starts_from_the_common_model(site: Callable[..., Local]) -> None:
+    local = site()
+    Solo().install(local, COMMON)
+    assert same_tensors(held(local), COMMON)
+
+
+def test_later_rounds_go_on_from_the_sites_own_memory(site: Callable[..., Local]) -> None:
+    whole, half = site(lr=0.1, epochs=2), site(lr=0.1, epochs=1)
+    Solo().fit(whole, COMMON)
+    Solo().fit(half, COMMON)
+    later = site(lr=0.1, epochs=1)  # the model is gone, the memory is there
+    later.memory = half.memory
+    Solo().fit(later, COMMON)
+    assert same_tensors(held(later), held(whole))
+    assert same_tensors(later.memory, held(whole))
+    assert not same_tensors(held(half), held(whole))
+
+
+def test_install_gives_the_sites_own_model(site: Callable[..., Local]) -> None:
+    local = site(lr=0.1)
+    Solo().fit(local, COMMON)
+    again = site()
+    again.memory = local.memory
+    Solo().install(again, COMMON)
+    assert same_tensors(held(again), held(local))
+
+
+def test_no_tensor_is_sent(site: Callable[..., Local]) -> None:
+    made = Solo().fit(site(lr=0.1), COMMON)
+    assert made.payload == {}
+    assert made.metrics.keys() == {"loss"}
+    assert Solo.sends == frozenset()
+
+
+def test_the_server_expects_nothing_and_keeps_its_state() -> None:
+    state = Server().init(COMMON, classes=2)
+    expected = Server().expects(state)
+    nothing, model = codec.encode({}), codec.encode(COMMON)
+    assert screening.manifest_fault(Manifest((), len(nothing), codec.digest(nothing)), expected) is None
+    fault = screening.manifest_fault(Manifest(describe(COMMON), len(model), codec.digest(model)), expected)
+    assert fault is not None
+    assert "not part of this method's update" in fault
+    assert Server().aggregate(state, iter([Update("ann", {}), Update("bob", {})])) is state
+    assert Server().broadcast(state, "ann") is state
+    assert not Server.global_model  # an evaluator has nothing to score

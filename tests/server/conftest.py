@@ -1,0 +1,299 @@
+"""A run of FedAvg with tiny models, driven by hand: the real coordinator, ledger and blobs, no wire, no time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+import pytest
+from sqlalchemy import Connection
+
+from protofed.common import codec
+from protofed.common.codec import Digest
+from protofed.common.errors import StateError
+from protofed.common.payload import Part, Payload, SiteId, Tensors, describe
+from protofed.common.recipe import Recipe, parse
+from protofed.common.task import Activity, Manifest, Progress, Receipt, Role, Scores, Signal, Task, TaskKind, Verdict
+from protofed.server.blobs import Blobs, MemoryBlobs
+from protofed.server.coordinator import Coordinator, Surroundings, Work, inline
+from protofed.server.ledger import Ledger
+from protofed.server.phases import Phase
+from protofed.server.roster import Roster
+
+CLASSES = 3
+EVALUATOR = "eva"
+TRAINERS = ("ann", "bob", "cyd")
+
+
+def model(value: float) -> Payload:
+    """A model whose weights are all `value`; dyadic values have exact means."""
+    body: Tensors = {
+        "conv.weight": np.full((2, 2), value, np.float32),
+        "bn.batches": np.array([int(min(abs(value), 1e6))], np.int64),
+    }
+    return {Part.BODY: body, Part.HEAD: {"weight": np.full((CLASSES, 2), value, np.float32)}}
+
+
+def recipe(run: str = "test", **tables: Any) -> Recipe:
+    """Two rounds of FedAvg; `federation={...}` and the like replace single keys of a table."""
+    table: dict[str, Any] = {
+        "name": run,
+        "rounds": 2,
+        "classes": CLASSES,
+        "input": {"shape": [1, 8, 8]},
+        "method": {"name": "fedavg"},
+        "model": {"name": "none"},
+        "federation": {"min_sites": 3, "quorum": 2, "deadline_s": 100.0, "score_deadline_s": 100.0, "idle_s": 50.0},
+    }
+    for key, value in tables.items():
+        table[key] = table.get(key, {}) | value if isinstance(value, dict) else value
+    return parse(table, Recipe, "test")
+
+
+def announce(payload: Payload) -> tuple[Manifest, bytes]:
+    """An upload's manifest and bytes."""
+    data = codec.encode(payload)
+    return Manifest(describe(payload), len(data), codec.digest(data)), data
+
+
+@dataclass
+class Clock:
+    """Moved by hand."""
+
+    now: float = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Died(BaseException):
+    """The process ended here."""
+
+
+class Fragile(Ledger):
+    """A ledger whose process dies at its n-th write, before it is durable or just after."""
+
+    Died: ClassVar = Died
+
+    def __init__(self, url: str = "sqlite://") -> None:
+        self.writes, self.dies_at, self.durably = 0, 0, False
+        super().__init__(url)
+
+    @contextmanager
+    def _write(self) -> Iterator[Connection]:
+        self.writes += 1
+        if self.writes == self.dies_at and not self.durably:
+            raise Died
+        with super()._write() as connection:
+            yield connection
+        if self.writes == self.dies_at:
+            raise Died
+
+
+@dataclass
+class Later:
+    """Work on another thread, as the coordinator sees it: done when the test says so."""
+
+    jobs: list[tuple[Callable[[], Any], Callable[[Any], None]]] = field(default_factory=list)
+
+    def __call__(self, job: Callable[[], Any], done: Callable[[Any], None]) -> None:
+        self.jobs.append((job, done))
+
+    def finish(self) -> None:
+        job, done = self.jobs.pop(0)
+        done(job())
+
+
+@dataclass
+class Lab:
+    """A coordinator with what it stands on, and the sites' side of every call."""
+
+    recipe: Recipe
+    blobs: Blobs
+    ledger: Ledger
+    keep_rounds: int = 2
+    work: Work = inline
+    clock: Clock = field(default_factory=Clock)
+    told: list[frozenset[SiteId] | None] = field(default_factory=list)
+    here: dict[SiteId, Role] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.restart()
+
+    def restart(self) -> None:
+        """Another process takes over the ledger and the blobs; the sites enroll again."""
+        self.roster = Roster(self.ledger, self.clock)
+        around = Surroundings(
+            self.ledger, self.blobs, self.roster, self.clock, self.work, self._notify, keep_rounds=self.keep_rounds
+        )
+        self.coordinator = Coordinator(self.recipe, around)
+        for site, role in self.here.items():
+            self.roster.enroll(site, {role}, daemon(site))
+
+    def enroll(self, *sites: SiteId, role: Role = Role.TRAINER) -> None:
+        """Let sites appear."""
+        for site in sites:
+            self.here[site] = role
+            self.roster.enroll(site, {role}, daemon(site))
+
+    def begin(self) -> Lab:
+        """All sites are there and the evaluator has made the first model, of zeros: round 1 is open."""
+        self.enroll(EVALUATOR, role=Role.EVALUATOR)
+        self.enroll(*TRAINERS)
+        self.later(0)
+        assert self.push(EVALUATOR, model(0.0)).verdict is Verdict.ACCEPTED
+        return self
+
+    def later(self, seconds: float, alive: tuple[SiteId, ...] = ()) -> None:
+        """Time passes; only these sites are heard of before it is noticed."""
+        self.clock.now += seconds
+        for site in alive:
+            self.roster.seen(site, daemon(site))
+        self.coordinator.tick()
+
+    model = staticmethod(model)
+    announce = staticmethod(announce)
+
+    # What sites do
+
+    def asked(self, site: SiteId) -> TaskKind | None:
+        """What the site is asked for now, if anything."""
+        answer = self.coordinator.next_task(site, daemon(site))
+        return answer.kind if isinstance(answer, Task) else None
+
+    def task(self, site: SiteId) -> Task:
+        """The site's open task; fails if there is none."""
+        answer = self.coordinator.next_task(site, daemon(site))
+        assert isinstance(answer, Task), f"{site} has no task: {answer}"
+        return answer
+
+    def push(
+        self,
+        site: SiteId,
+        payload: Payload,
+        task: Task | None = None,
+        metrics: Scores | None = None,
+        weight: float | None = None,
+    ) -> Receipt:
+        """Announce, send and commit an update, as a link does."""
+        task = task or self.task(site)
+        manifest, data = announce(payload)
+        decided = self.coordinator.begin(site, daemon(site), task.nonce, task.base, manifest)
+        if decided is not None:
+            return decided
+        self.blobs.put(data)
+        return self.coordinator.commit(site, daemon(site), task.nonce, manifest, metrics or {}, weight)
+
+    def score(self, site: SiteId, value: float = 0.5, task: Task | None = None) -> None:
+        """Report one score."""
+        task = task or self.task(site)
+        self.coordinator.report_scores(site, daemon(site), task.nonce, {"accuracy": value})
+
+    def beat(self, site: SiteId, nonce: str, **fields: Any) -> Signal:
+        """A heartbeat."""
+        progress = Progress(nonce, **{"activity": Activity.TRAINING, **fields})
+        return self.coordinator.heartbeat(site, daemon(site), progress)
+
+    def round(self, **values: float) -> None:
+        """Every site named answers its fit task with a model of that value; then all scores come."""
+        for site, value in values.items():
+            assert self.push(site, model(value)).verdict is Verdict.ACCEPTED
+        for site in self.here:
+            if self.asked(site) is TaskKind.SCORE:
+                self.score(site)
+
+    # What there is to see
+
+    @property
+    def phase(self) -> Phase:
+        """Where the run is."""
+        return self.coordinator.phase
+
+    @property
+    def address(self) -> Digest:
+        """The newest state's."""
+        assert self.coordinator.published is not None
+        return self.coordinator.published.address
+
+    @property
+    def value(self) -> float:
+        """The newest state's weights, all of which are equal."""
+        assert self.coordinator.published is not None
+        weights = self.coordinator.published.state[Part.BODY]["conv.weight"]
+        assert (weights == weights.flat[0]).all()
+        return float(weights.flat[0])
+
+    def has(self, address: Digest) -> bool:
+        """Whether a blob is still kept."""
+        try:
+            return codec.digest(self.blobs.get(address)) == address
+        except StateError:
+            return False
+
+    def _notify(self, sites: Any) -> None:
+        self.told.append(None if sites is None else frozenset(sites))
+
+
+def daemon(site: SiteId) -> str:
+    """The instance of a site's only daemon."""
+    return f"daemon-{site}"
+
+
+class MakeLab(Protocol):
+    """Makes a lab; `tables` replace keys of the recipe."""
+
+    def __call__(
+        self,
+        run: str = "test",
+        *,
+        blobs: Blobs | None = None,
+        ledger: Ledger | None = None,
+        keep_rounds: int = 2,
+        work: Work = inline,
+        **tables: Any,
+    ) -> Lab:
+        """A lab whose sites have not come yet."""
+
+
+@pytest.fixture
+def make() -> MakeLab:
+    def make(
+        run: str = "test",
+        *,
+        blobs: Blobs | None = None,
+        ledger: Ledger | None = None,
+        keep_rounds: int = 2,
+        work: Work = inline,
+        **tables: Any,
+    ) -> Lab:
+        ledger = Ledger() if ledger is None else ledger
+        return Lab(recipe(run, **tables), MemoryBlobs() if blobs is None else blobs, ledger, keep_rounds, work)
+
+    return make
+
+
+@pytest.fixture
+def lab(make: MakeLab) -> Lab:
+    """Round 1 of 2 is open for ann, bob and cyd; eva has made the model."""
+    return make().begin()
+
+
+@pytest.fixture
+def workshop() -> Later:
+    """Another thread, whose jobs end when the test says so."""
+    return Later()
+
+
+@pytest.fixture
+def fragile() -> Fragile:
+    """A ledger whose process can be made to die."""
+    return Fragile()
+
+
+@pytest.fixture
+def clock() -> Clock:
+    """Time, moved by hand."""
+    return Clock()

@@ -1,0 +1,461 @@
+"""A run from its first model to its last scores, through the real coordinator, ledger and blobs."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from protofed.common import codec
+from protofed.common.errors import ConfigError, Failure, Fenced, NotEnrolled, ProtocolError
+from protofed.common.payload import Part
+from protofed.common.task import Activity, Finished, Role, Signal, Task, TaskKind, Verdict, Wait
+from protofed.common.tensors import same_tensors
+from protofed.server import phases
+from protofed.server.blobs import FolderBlobs
+from protofed.server.methods.fedavg import FedAvg
+
+if TYPE_CHECKING:
+    from tests.server.conftest import Lab, Later, MakeLab
+
+# The life of a run
+
+
+def test_nobody_is_asked_for_anything_before_there_are_sites(make: MakeLab) -> None:
+    lab = make()
+    lab.later(1)
+    assert lab.phase == phases.Idle(0)
+    assert lab.ledger.rounds("test") == []
+
+
+def test_round_0_asks_the_evaluator_for_a_model_and_the_trainers_for_nothing(make: MakeLab) -> None:
+    lab = make()
+    lab.enroll("eva", role=Role.EVALUATOR)
+    lab.enroll("ann", "bob", "cyd")
+    lab.later(0)
+    task = lab.task("eva")
+    assert (task.kind, task.round, task.base, task.base_bytes) == (TaskKind.INITIALISE, 0, None, 0)
+    assert [lab.asked(site) for site in ("ann", "bob", "cyd")] == [None, None, None]
+    lab.push("eva", lab.model(0.0))
+    assert isinstance(lab.coordinator.next_task("eva", "daemon-eva"), Wait)
+
+
+def test_the_first_model_opens_round_1_at_once_for_all_trainers_with_the_same_base(lab: Lab) -> None:
+    tasks = [lab.task(site) for site in ("ann", "bob", "cyd")]
+    assert {(task.kind, task.run, task.round) for task in tasks} == {(TaskKind.FIT, "test", 1)}
+    assert {task.base for task in tasks} == {lab.address}
+    assert {task.base_bytes for task in tasks} == {len(lab.blobs.get(lab.address))}
+    assert len({task.nonce for task in tasks}) == 3
+    assert lab.asked("eva") is None
+
+
+def test_a_run_ends_completed_with_the_mean_of_its_last_round(lab: Lab) -> None:
+    lab.round(ann=1.0, bob=2.0, cyd=6.0)
+    assert lab.value == 3.0
+    lab.round(ann=2.0, bob=4.0, cyd=0.0)
+    assert lab.value == 2.0
+    assert lab.phase == phases.Finished("completed", failed=False)
+    assert lab.coordinator.next_task("ann", "daemon-ann") == Finished("completed", last=True)
+    row = lab.ledger.run("test")
+    assert row is not None
+    assert (row.reason, row.failed) == ("completed", False)
+    assert row.ended_at is not None
+    assert [(r.round, r.attempt, r.complete) for r in lab.ledger.rounds("test")] == [
+        (0, 1, True),
+        (1, 1, True),
+        (2, 1, True),
+    ]
+
+
+def test_integer_tensors_take_the_maximum(lab: Lab) -> None:
+    lab.round(ann=1.0, bob=2.0, cyd=6.0)
+    assert lab.coordinator.published is not None
+    counter = lab.coordinator.published.state[Part.BODY]["bn.batches"]
+    assert (counter.dtype.name, counter.tolist()) == ("int64", [6])
+
+
+def test_the_published_blob_is_the_state(lab: Lab) -> None:
+    lab.round(ann=1.0, bob=2.0, cyd=6.0)
+    assert lab.coordinator.published is not None
+    assert same_tensors(codec.decode(lab.blobs.get(lab.address)), lab.coordinator.published.state)
+
+
+def test_disclosed_counts_weight_the_mean_and_only_if_the_recipe_says_so(make: MakeLab) -> None:
+    for weighting, mean in (("examples", 2.0), ("uniform", 3.0)):
+        lab = make(method={"name": "fedavg", "weighting": weighting}, federation={"min_sites": 2}).begin()
+        lab.push("ann", lab.model(0.0), weight=4)
+        lab.push("bob", lab.model(8.0), weight=2)
+        lab.push("cyd", lab.model(1.0), weight=2) if weighting == "uniform" else lab.push(
+            "cyd", lab.model(0.0), weight=2
+        )
+        assert lab.value == mean
+
+
+@pytest.mark.parametrize("order", [*itertools.permutations(["ann", "bob", "cyd"])])
+def test_the_order_of_arrival_does_not_change_a_bit(make: MakeLab, order: tuple[str, ...]) -> None:
+    values = {"ann": 0.1, "bob": 1e8, "cyd": -1e8}  # float32 sums of these depend on their order
+    lab, other = make().begin(), make().begin()
+    for site in ("ann", "bob", "cyd"):
+        lab.push(site, lab.model(values[site]))
+    for site in order:
+        other.push(site, other.model(values[site]))
+    assert lab.address == other.address
+
+
+def test_sites_are_told_when_there_is_something_to_ask_for(make: MakeLab) -> None:
+    lab = make().begin()
+    assert lab.told == [frozenset({"eva"}), frozenset({"ann", "bob", "cyd"})]
+    lab.coordinator.stop("enough")
+    assert lab.told[-1] is None
+
+
+def test_a_task_says_how_long_it_may_take(lab: Lab) -> None:
+    assert lab.task("ann").remaining_s == 100.0
+    lab.later(30.0)
+    assert lab.task("ann").remaining_s == 70.0
+    lab.clock.now += 300
+    assert lab.task("ann").remaining_s == 0.0  # no tick has noticed it yet
+
+
+def test_only_the_blob_of_the_own_open_task_may_be_fetched(lab: Lab) -> None:
+    base = lab.address
+    assert lab.coordinator.may_fetch("ann", base)
+    assert not lab.coordinator.may_fetch("eva", base)
+    lab.push("ann", lab.model(1.0))
+    assert not lab.coordinator.may_fetch("ann", base)
+    update = lab.ledger.updates("test", 1)[0].digest
+    assert not lab.coordinator.may_fetch("bob", update)
+
+
+def test_an_unknown_method_or_option_is_refused_before_the_run_begins(make: MakeLab) -> None:
+    with pytest.raises(ConfigError, match="fedavg"):
+        make(method={"name": "fedavgg"})
+    with pytest.raises(ConfigError, match="weighting"):
+        make(method={"name": "fedavg", "weigthing": "uniform"})
+
+
+# Rounds that do not go well
+
+
+def test_a_round_closes_without_a_site_that_fell_silent(lab: Lab) -> None:
+    lab.push("ann", lab.model(1.0))
+    lab.push("bob", lab.model(3.0))
+    lab.later(51.0, alive=("ann", "bob", "eva"))
+    assert lab.value == 2.0
+    assert [(r.round, r.complete) for r in lab.ledger.rounds("test")[:2]] == [(0, True), (1, False)]
+    fates = {task.site: task.fate for task in lab.ledger.tasks("test", 1, 1) if task.kind is TaskKind.FIT}
+    assert fates == {"ann": "reported", "bob": "reported", "cyd": "late"}
+
+
+def test_a_round_below_quorum_is_abandoned_and_the_state_is_untouched(lab: Lab) -> None:
+    before, old = lab.address, lab.task("bob").nonce
+    lab.push("ann", lab.model(8.0))
+    lab.later(100.0, alive=("ann", "bob", "cyd"))
+    assert lab.phase == phases.Idle(1, attempt=2)
+    assert lab.address == before
+    lab.later(0.5)
+    assert lab.task("bob").round == 1
+    assert lab.task("bob").nonce != old
+    lab.round(ann=1.0, bob=1.0, cyd=1.0)
+    assert lab.value == 1.0  # the update of the abandoned attempt does not count
+
+
+def test_too_many_abandoned_attempts_fail_the_run(make: MakeLab) -> None:
+    lab = make(federation={"attempts": 2}).begin()
+    for _ in range(2):
+        lab.later(0.0)
+        lab.later(100.0, alive=("ann", "bob", "cyd"))
+    assert isinstance(lab.phase, phases.Finished)
+    assert lab.phase.failed
+    row = lab.ledger.run("test")
+    assert row is not None
+    assert row.failed
+    assert "abandoned 2 times" in (row.reason or "")
+
+
+def test_an_operators_stop_is_no_failure(lab: Lab) -> None:
+    lab.coordinator.stop("enough")
+    assert lab.phase == phases.Finished("enough", failed=False)
+    assert lab.coordinator.next_task("ann", "daemon-ann") == Finished("enough", last=True)
+    lab.later(1000.0)
+    assert lab.phase == phases.Finished("enough", failed=False)
+
+
+def test_an_aggregate_that_is_not_finite_fails_the_run_and_publishes_nothing(lab: Lab) -> None:
+    before, largest = lab.address, float(np.finfo(np.float32).max)
+    for site in ("ann", "bob"):
+        lab.push(site, lab.model(largest))
+    with np.errstate(over="ignore"):
+        lab.push("cyd", lab.model(largest))
+    assert isinstance(lab.phase, phases.Finished)
+    assert lab.phase.failed
+    assert "round 1 could not be aggregated" in lab.phase.reason
+    assert "not finite" in lab.phase.reason
+    assert lab.address == before
+    assert lab.ledger.rounds("test")[-1].state is None
+
+
+def test_a_method_that_raises_fails_the_run_by_the_name_of_its_error_alone(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def aggregate(*_: object) -> None:
+        raise ZeroDivisionError("secret")
+
+    monkeypatch.setattr(FedAvg, "aggregate", aggregate)
+    lab.round(ann=1.0, bob=2.0, cyd=3.0)
+    assert lab.phase == phases.Finished("round 1 could not be aggregated: ZeroDivisionError", failed=True)
+
+
+def test_an_update_that_rotted_on_disk_fails_the_run_and_is_never_averaged(make: MakeLab, tmp_path: Path) -> None:
+    lab = make(blobs=FolderBlobs(tmp_path)).begin()
+    before = lab.address
+    lab.push("ann", lab.model(1.0))
+    rotten = tmp_path / lab.ledger.updates("test", 1)[0].digest
+    data = bytearray(rotten.read_bytes())
+    data[-1] ^= 1
+    rotten.write_bytes(data)
+    lab.round(bob=2.0, cyd=3.0)
+    assert isinstance(lab.phase, phases.Finished)
+    assert lab.phase.failed
+    assert rotten.name in lab.phase.reason
+    assert lab.address == before
+
+
+# Heartbeats
+
+
+def test_a_heartbeat_of_the_open_task_goes_on_and_notes_the_start(lab: Lab) -> None:
+    task = lab.task("ann")
+    assert lab.beat("ann", task.nonce, epoch=1) is Signal.CONTINUE
+    assert lab.beat("ann", task.nonce, epoch=2) is Signal.CONTINUE
+    row = lab.ledger.task(task.nonce)
+    assert row is not None
+    assert row.fate == "started"
+
+
+def test_a_heartbeat_of_a_task_that_nobody_waits_for_aborts(lab: Lab) -> None:
+    old, bobs = lab.task("ann").nonce, lab.task("bob").nonce
+    assert lab.beat("ann", bobs) is Signal.ABORT
+    assert lab.beat("ann", "never-given") is Signal.ABORT
+    lab.later(100.0, alive=("ann", "bob", "cyd"))
+    assert lab.beat("ann", old) is Signal.ABORT
+    lab.later(0.5)
+    assert lab.beat("ann", old) is Signal.ABORT
+    assert lab.beat("ann", lab.task("ann").nonce) is Signal.CONTINUE
+
+
+def test_over_selected_sites_are_aborted_once_they_are_not_needed(make: MakeLab) -> None:
+    lab = make(federation={"rate": 0.6, "over_selection": 1.5, "quorum": 2}).begin()
+    nonce = lab.task("cyd").nonce
+    lab.push("ann", lab.model(1.0))
+    lab.push("bob", lab.model(1.0))
+    assert lab.beat("cyd", nonce) is Signal.ABORT
+
+
+def test_an_idle_heartbeat_keeps_a_site_alive_and_aborts_nothing(lab: Lab) -> None:
+    lab.clock.now += 49.0
+    assert lab.beat("ann", "", activity=Activity.IDLE) is Signal.CONTINUE
+    lab.clock.now += 49.0
+    assert lab.roster.alive(Role.TRAINER, 50.0) == {"ann"}
+
+
+def test_a_failure_is_written_down_and_the_site_is_asked_no_more_in_this_round(lab: Lab) -> None:
+    nonce = lab.task("ann").nonce
+    assert lab.beat("ann", nonce, activity=Activity.FAILED, failure=Failure.OUT_OF_MEMORY) is Signal.CONTINUE
+    row = lab.ledger.task(nonce)
+    assert row is not None
+    assert (row.fate, row.reason) == ("failed", "out-of-memory")
+    assert lab.asked("ann") is None
+    assert lab.beat("ann", nonce) is Signal.ABORT
+    lab.round(bob=1.0, cyd=3.0)
+    assert lab.value == 2.0
+    assert lab.ledger.rounds("test")[1].complete is False
+
+
+def test_failures_that_make_the_quorum_unreachable_abandon_at_once(lab: Lab) -> None:
+    for site in ("ann", "bob"):
+        lab.beat(site, lab.task(site).nonce, activity=Activity.FAILED, failure=Failure.DATA)
+    assert lab.phase == phases.Idle(1, attempt=2)
+    assert lab.ledger.rounds("test")[-1].abandoned == "2 of 3 sites cannot do the task"
+
+
+def test_a_site_that_cannot_make_the_model_is_followed_by_another(make: MakeLab) -> None:
+    lab = make()
+    lab.enroll("eva", role=Role.EVALUATOR)
+    lab.enroll("ann", "bob", "cyd")
+    lab.later(0)
+    lab.beat("eva", lab.task("eva").nonce, activity=Activity.FAILED, failure=Failure.REFUSED)
+    lab.later(0)
+    assert (lab.asked("eva"), lab.asked("ann")) == (None, TaskKind.INITIALISE)
+
+
+def test_a_hung_site_is_lost_although_its_heart_beats(lab: Lab) -> None:
+    nonce = lab.task("cyd").nonce
+    lab.push("ann", lab.model(1.0))
+    lab.push("bob", lab.model(3.0))
+    for _ in range(6):
+        assert lab.beat("cyd", nonce, epoch=1, batch=7) is Signal.CONTINUE
+        lab.clock.now += 9.0
+    assert lab.value == 0.0
+    lab.coordinator.tick()
+    assert lab.value == 2.0
+
+
+def test_a_slow_site_that_gets_on_is_waited_for(make: MakeLab) -> None:
+    lab = make(federation={"deadline_s": 1000.0}).begin()
+    nonce = lab.task("cyd").nonce
+    lab.push("ann", lab.model(1.0))
+    lab.push("bob", lab.model(3.0))
+    for batch in range(10):
+        lab.clock.now += 40.0
+        assert lab.beat("cyd", nonce, batch=batch) is Signal.CONTINUE
+        lab.coordinator.tick()
+    assert isinstance(lab.phase, phases.Collecting)
+    assert lab.phase.round == 1
+
+
+# Scores
+
+
+def test_scores_are_asked_of_evaluators_and_trainers_with_the_new_model(lab: Lab) -> None:
+    for site in ("ann", "bob", "cyd"):
+        lab.push(site, lab.model(1.0))
+    tasks = {site: lab.task(site) for site in ("ann", "bob", "cyd", "eva")}
+    assert {(task.kind, task.round, task.base) for task in tasks.values()} == {(TaskKind.SCORE, 1, lab.address)}
+
+
+def test_the_next_round_opens_when_all_scores_are_there(lab: Lab) -> None:
+    for site in ("ann", "bob", "cyd"):
+        lab.push(site, lab.model(1.0))
+    for site, value in (("ann", 0.5), ("bob", 0.25), ("cyd", 1.0)):
+        lab.score(site, value)
+    assert isinstance(lab.phase, phases.Evaluating)
+    lab.score("eva", 0.75)
+    assert lab.asked("ann") is TaskKind.FIT
+    accuracies = {site: scores["accuracy"] for site, scores in lab.ledger.scores("test")[1].items()}
+    assert accuracies == {"ann": 0.5, "bob": 0.25, "cyd": 1.0, "eva": 0.75}
+
+
+def test_a_method_without_a_global_model_asks_no_evaluator_for_scores(make: MakeLab) -> None:
+    lab = make(method={"name": "solo"}).begin()
+    for site in ("ann", "bob", "cyd"):
+        lab.push(site, {})
+    assert (lab.asked("ann"), lab.asked("eva")) == (TaskKind.SCORE, None)
+    assert lab.value == 0.0
+
+
+def test_scores_sent_twice_or_too_late_are_dropped_politely(lab: Lab) -> None:
+    for site in ("ann", "bob", "cyd"):
+        lab.push(site, lab.model(1.0))
+    anns, bobs = lab.task("ann"), lab.task("bob")
+    lab.score("ann", 0.5, anns)
+    lab.score("ann", 0.75, anns)
+    for site in ("eva", "cyd"):
+        lab.score(site)
+    lab.later(100.0, alive=("ann", "bob", "cyd"))
+    lab.later(0.0)
+    assert lab.asked("bob") is TaskKind.FIT
+    lab.score("bob", 0.5, bobs)
+    scores = lab.ledger.scores("test")[1]
+    assert scores["ann"] == {"accuracy": 0.5}
+    assert "bob" not in scores
+
+
+@pytest.mark.parametrize(
+    "scores", [{"a": float("nan")}, {"a": float("inf")}, {"n" * 65: 1.0}, {f"{i}": 1.0 for i in range(65)}]
+)
+def test_scores_that_are_no_numbers_are_refused_and_the_site_is_still_asked(lab: Lab, scores: dict[str, float]) -> None:
+    for site in ("ann", "bob", "cyd"):
+        lab.push(site, lab.model(1.0))
+    task = lab.task("ann")
+    with pytest.raises(ProtocolError):
+        lab.coordinator.report_scores("ann", "daemon-ann", task.nonce, scores)
+    assert lab.asked("ann") is TaskKind.SCORE
+    assert lab.ledger.scores("test") == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [(name, 0.5) for name in ("run", "round", "event", "exc_info", "", "%s", "a" * 64)]
+    + [("accuracy", value) for value in (1e308, -1e308, 5e-324)],
+)
+def test_no_name_or_number_that_a_site_may_report_stops_the_server(lab: Lab, name: str, value: float) -> None:
+    for site in ("ann", "bob", "cyd"):
+        lab.push(site, lab.model(1.0), metrics={name: value})
+    for site in ("ann", "bob", "cyd", "eva"):
+        lab.coordinator.report_scores(site, f"daemon-{site}", lab.task(site).nonce, {name: value})
+    assert lab.asked("ann") is TaskKind.FIT
+    lab.later(0.0)
+
+
+def test_scores_do_not_answer_a_fit_task_nor_another_sites(lab: Lab) -> None:
+    with pytest.raises(ProtocolError, match="no such task"):
+        lab.score("ann", task=lab.task("ann"))
+    for site in ("ann", "bob", "cyd"):
+        lab.push(site, lab.model(1.0))
+    with pytest.raises(ProtocolError, match="no such task"):
+        lab.score("ann", task=lab.task("bob"))
+
+
+def test_a_site_that_cannot_score_is_not_waited_for(lab: Lab) -> None:
+    for site in ("ann", "bob", "cyd"):
+        lab.push(site, lab.model(1.0))
+    for site in ("ann", "bob", "cyd"):
+        lab.score(site)
+    lab.beat("eva", lab.task("eva").nonce, activity=Activity.FAILED, failure=Failure.DATA)
+    assert lab.asked("ann") is TaskKind.FIT
+
+
+# Who may call
+
+
+def test_nobody_gets_a_task_without_enrolling_and_the_older_daemon_none_at_all(lab: Lab) -> None:
+    with pytest.raises(NotEnrolled):
+        lab.coordinator.next_task("zoe", "daemon-zoe")
+    task = lab.task("ann")
+    lab.roster.enroll("ann", {Role.TRAINER}, "newer")
+    with pytest.raises(Fenced):
+        lab.task("ann")
+    with pytest.raises(Fenced):
+        lab.push("ann", lab.model(1.0), task)
+    assert lab.ledger.updates("test", 1) == []
+    again = lab.coordinator.next_task("ann", "newer")
+    assert isinstance(again, Task)
+    assert again.nonce == task.nonce
+
+
+# Aggregation on another thread
+
+
+def test_while_a_round_is_aggregated_nothing_moves_and_late_updates_are_stale(make: MakeLab, workshop: Later) -> None:
+    lab = make(work=workshop)
+    lab.enroll("eva", role=Role.EVALUATOR)
+    lab.enroll("ann", "bob", "cyd")
+    lab.later(0)
+    lab.push("eva", lab.model(0.0))
+    assert isinstance(lab.phase, phases.Aggregating)
+    workshop.finish()
+    late = lab.task("cyd")
+    lab.push("ann", lab.model(1.0))
+    lab.push("bob", lab.model(3.0))
+    lab.later(51.0, alive=("ann", "bob", "eva"))
+    assert isinstance(lab.phase, phases.Aggregating)
+    assert lab.push("cyd", lab.model(5.0), late).verdict is Verdict.STALE
+    assert lab.asked("ann") is None
+    lab.later(1000.0)
+    assert isinstance(lab.phase, phases.Aggregating)
+    workshop.finish()
+    assert lab.value == 2.0
+
+
+def test_an_aggregation_that_ends_after_the_run_was_stopped_changes_nothing(make: MakeLab, workshop: Later) -> None:
+    lab = make(work=workshop)
+    lab.enroll("ann", "bob", "cyd")
+    lab.later(0)
+    lab.push("ann", lab.model(0.0))
+    lab.coordinator.stop("enough")
+    workshop.finish()
+    assert lab.phase == phases.Finished("enough", failed=False)

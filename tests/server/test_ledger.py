@@ -1,0 +1,462 @@
+"""One suite over both ledgers: in memory, and in a file that outlives its process."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from protofed.common.codec import Digest, digest
+from protofed.common.errors import StateError
+from protofed.common.task import Receipt, TaskKind, Verdict
+from protofed.server.ledger import Ledger
+from protofed.server.rows import RoundRow, TaskRow, UpdateRow
+
+BASE, STATE = digest(b"base"), digest(b"state")
+
+
+@pytest.fixture(params=["memory", "file"])
+def ledger(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Ledger]:
+    ledger = Ledger("sqlite://" if request.param == "memory" else f"sqlite:///{tmp_path / 'ledger.sqlite'}")
+    yield ledger
+    ledger.close()
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path / 'ledger.sqlite'}"
+
+
+def invited(site: str, round: int = 1, attempt: int = 1, run: str = "run", kind: TaskKind = TaskKind.FIT) -> TaskRow:
+    return TaskRow(f"{run}-{round}-{attempt}-{site}-{kind}", run, round, attempt, site, kind, BASE, 4)
+
+
+def opened(ledger: Ledger, *sites: str, round: int = 1, attempt: int = 1, run: str = "run") -> list[TaskRow]:
+    tasks = [invited(site, round, attempt, run) for site in sites]
+    ledger.open_round(RoundRow(run, round, attempt, size=len(sites), quorum=1), tasks)
+    return tasks
+
+
+def update(task: TaskRow, data: bytes = b"u", verdict: Verdict = Verdict.ACCEPTED, reason: str = "") -> UpdateRow:
+    return UpdateRow(task, verdict, reason, digest(data), len(data), {"loss": 0.5}, 12.0)
+
+
+def fates(ledger: Ledger, round: int = 1) -> dict[str, str]:
+    return {task.nonce: task.fate for task in ledger.tasks("run", round)}
+
+
+# Sites and runs
+
+
+def test_sites_are_remembered_with_their_newest_roles(ledger: Ledger) -> None:
+    ledger.enroll("bob", ["trainer"])
+    ledger.enroll("ann", ["trainer", "evaluator"])
+    ledger.enroll("bob", ["evaluator"])
+    assert ledger.sites() == {"ann": ["trainer", "evaluator"], "bob": ["evaluator"]}
+    assert list(ledger.sites()) == ["ann", "bob"]
+
+
+def test_a_run_is_written_down_once(ledger: Ledger) -> None:
+    assert ledger.run("run") is None
+    ledger.begin_run("run", STATE, "{}")
+    row = ledger.run("run")
+    assert row is not None
+    assert (row.run, row.fingerprint, row.recipe, row.ended_at, row.failed) == ("run", STATE, "{}", None, None)
+    with pytest.raises(StateError):
+        ledger.begin_run("run", BASE, "{}")
+    assert ledger.run("run") == row
+
+
+@pytest.mark.parametrize("failed", [False, True])
+def test_a_run_ends_with_its_reason(ledger: Ledger, failed: bool) -> None:
+    for run in ("run", "other"):
+        ledger.begin_run(run, STATE, "{}")
+    ledger.end_run("run", "why", failed=failed)
+    row, other = ledger.run("run"), ledger.run("other")
+    assert row is not None
+    assert other is not None
+    assert (row.reason, row.failed) == ("why", failed)
+    assert row.ended_at is not None
+    assert row.ended_at >= row.began_at
+    assert other.ended_at is None
+
+
+# Rounds
+
+
+def test_an_opened_round_has_its_invitations_in_site_order(ledger: Ledger) -> None:
+    tasks = opened(ledger, "cyd", "ann", "bob")
+    assert ledger.tasks("run", 1) == sorted(tasks, key=lambda task: task.site)
+    assert ledger.tasks("run", 1, attempt=2) == []
+    assert ledger.tasks("other", 1) == []
+    (row,) = ledger.rounds("run")
+    assert (row.round, row.attempt, row.size, row.quorum) == (1, 1, 3, 1)
+    assert (row.state, row.complete, row.abandoned, row.scored, row.closed_at) == (None, None, None, False, None)
+    assert row.opened_at > 0
+
+
+def test_a_round_is_opened_whole_or_not_at_all(ledger: Ledger) -> None:
+    twins = [invited("ann"), invited("ann")]
+    with pytest.raises(StateError):
+        ledger.open_round(RoundRow("run", 1, 1, 2, 1), twins)
+    assert ledger.rounds("run") == []
+    assert ledger.tasks("run", 1) == []
+
+
+def test_an_attempt_is_opened_once(ledger: Ledger) -> None:
+    opened(ledger, "ann")
+    with pytest.raises(StateError):
+        opened(ledger, "bob")
+    assert [task.site for task in ledger.tasks("run", 1)] == ["ann"]
+
+
+@pytest.mark.parametrize(("complete", "fate"), [(True, "not-needed"), (False, "late")])
+def test_publishing_closes_an_attempt_and_settles_the_silent_ones(ledger: Ledger, complete: bool, fate: str) -> None:
+    ann, bob, cyd, dan = opened(ledger, "ann", "bob", "cyd", "dan")
+    ledger.judge(update(ann))
+    ledger.set_fate(bob.nonce, "started")
+    ledger.set_fate(cyd.nonce, "failed", "disk")
+    ledger.publish("run", 1, 1, STATE, complete=complete)
+    assert fates(ledger) == {ann.nonce: "reported", bob.nonce: fate, cyd.nonce: "failed", dan.nonce: fate}
+    (row,) = ledger.rounds("run")
+    assert (row.state, row.complete, row.abandoned) == (STATE, complete, None)
+    assert row.closed_at is not None
+
+
+def test_abandoning_closes_one_attempt_only(ledger: Ledger) -> None:
+    (first,), (second,) = opened(ledger, "ann"), opened(ledger, "ann", attempt=2)
+    ledger.abandon("run", 1, 1, "too few")
+    assert [(r.attempt, r.abandoned, r.state) for r in ledger.rounds("run")] == [(1, "too few", None), (2, None, None)]
+    assert fates(ledger) == {first.nonce: "late", second.nonce: "invited"}
+
+
+def test_rounds_come_in_order(ledger: Ledger) -> None:
+    for number, attempt in ((2, 1), (10, 1), (1, 2), (1, 1)):
+        opened(ledger, "ann", round=number, attempt=attempt)
+    opened(ledger, "ann", round=5, run="other")
+    assert [(row.round, row.attempt) for row in ledger.rounds("run")] == [(1, 1), (1, 2), (2, 1), (10, 1)]
+
+
+# Tasks
+
+
+def test_a_task_is_found_by_its_nonce(ledger: Ledger) -> None:
+    (task,) = opened(ledger, "ann")
+    assert ledger.task(task.nonce) == task
+    assert ledger.task("unknown") is None
+    first = replace(invited("eva", round=0), kind=TaskKind.INITIALISE, base=None, base_bytes=0)
+    ledger.invite([first])
+    assert ledger.task(first.nonce) == first
+
+
+def test_a_fate_is_that_of_one_task(ledger: Ledger) -> None:
+    ann, bob = opened(ledger, "ann", "bob")
+    ledger.set_fate(ann.nonce, "failed", "data")
+    assert ledger.task(ann.nonce) == replace(ann, fate="failed", reason="data")
+    assert ledger.task(bob.nonce) == bob
+    assert [task.is_open for task in ledger.tasks("run", 1)] == [False, True]
+
+
+def test_marking_a_round_scored_settles_its_silent_scorers_and_nobody_else(ledger: Ledger) -> None:
+    (fit,) = opened(ledger, "ann")
+    (next_fit,) = opened(ledger, "ann", round=2)
+    ledger.publish("run", 1, 1, STATE, complete=True)
+    scorers = [invited(site, kind=TaskKind.SCORE) for site in ("ann", "bob")]
+    ledger.invite(scorers)
+    ledger.add_scores(scorers[0], {"accuracy": 0.5})
+    ledger.mark_scored("run", 1)
+    assert [row.scored for row in ledger.rounds("run")] == [True, False]
+    assert fates(ledger) == {fit.nonce: "not-needed", scorers[0].nonce: "reported", scorers[1].nonce: "late"}
+    assert fates(ledger, 2) == {next_fit.nonce: "invited"}
+
+
+# Updates
+
+
+def test_an_accepted_update_reports_its_task_and_its_receipt_is_kept(ledger: Ledger) -> None:
+    (task,) = opened(ledger, "ann")
+    assert ledger.accepted(task.nonce) is None
+    receipt = ledger.judge(update(task))
+    counted = ledger.accepted(task.nonce)
+    assert counted is not None
+    assert counted.receipt() == receipt == Receipt(Verdict.ACCEPTED, "", digest(b"u"), receipt.seal)
+    assert (counted.metrics, counted.weight, counted.bytes) == ({"loss": 0.5}, 12.0, 1)
+    assert counted.task.fate == "reported"
+
+
+@pytest.mark.parametrize("verdict", [Verdict.INVALID, Verdict.STALE, Verdict.NOT_NEEDED])
+def test_a_refused_update_is_kept_with_its_reason_and_counts_for_nothing(ledger: Ledger, verdict: Verdict) -> None:
+    (task,) = opened(ledger, "ann")
+    ledger.judge(update(task, verdict=verdict, reason="because"))
+    ledger.judge(update(task, verdict=verdict, reason="again"))
+    assert ledger.accepted(task.nonce) is None
+    assert fates(ledger) == {task.nonce: "invited"}
+    rows = ledger.updates("run", 1)
+    assert [(row.verdict, row.reason) for row in rows] == [(verdict, "because"), (verdict, "again")]
+
+
+@pytest.mark.parametrize("again", [b"u", b"another"])
+def test_a_nonce_has_one_accepted_update_whatever_is_inserted(ledger: Ledger, again: bytes) -> None:
+    (task,) = opened(ledger, "ann")
+    receipt = ledger.judge(update(task))
+    with pytest.raises(StateError):
+        ledger.judge(update(task, again))
+    ledger.judge(update(task, again, Verdict.INVALID))
+    counted = ledger.accepted(task.nonce)
+    assert counted is not None
+    assert counted.receipt() == receipt
+    assert [row.verdict for row in ledger.updates("run", 1)] == [Verdict.ACCEPTED, Verdict.INVALID]
+
+
+def test_of_many_inserts_at_once_one_counts(url: str) -> None:
+    ledger = Ledger(url)
+    (task,) = opened(ledger, "ann")
+
+    def insert(number: int) -> bool:
+        try:
+            ledger.judge(update(task, b"%d" % number))
+        except StateError:
+            return False
+        return True
+
+    with ThreadPoolExecutor(4) as pool:
+        assert sum(pool.map(insert, range(12))) == 1
+    assert len(ledger.updates("run", 1)) == 1
+    ledger.close()
+
+
+def test_updates_come_in_site_order_whenever_they_came(ledger: Ledger) -> None:
+    tasks = opened(ledger, "ann", "bob", "cyd")
+    for task in (tasks[2], tasks[0], tasks[1]):
+        ledger.judge(update(task))
+    later = opened(ledger, "ann", attempt=2)[0]
+    ledger.judge(update(later))
+    assert [row.task.site for row in ledger.updates("run", 1, 1)] == ["ann", "bob", "cyd"]
+    assert [row.task.nonce for row in ledger.updates("run", 1, 2)] == [later.nonce]
+    assert len(ledger.updates("run", 1)) == 4
+    assert ledger.updates("run", 2) == ledger.updates("other", 1) == []
+
+
+def test_a_seal_speaks_for_the_whole_row() -> None:
+    row = update(invited("ann"))
+    changed = [
+        replace(row, verdict=Verdict.INVALID),
+        replace(row, reason="x"),
+        replace(row, digest=BASE),
+        replace(row, task=replace(row.task, run="x")),
+        replace(row, task=replace(row.task, site="x")),
+        replace(row, task=replace(row.task, nonce="x")),
+        replace(row, task=replace(row.task, round=2)),
+    ]
+    seals = [row.receipt().seal, *(other.receipt().seal for other in changed)]
+    assert len(set(seals)) == len(seals)
+    assert update(invited("ann")).receipt().seal == seals[0]
+
+
+# Scores
+
+
+def test_scores_are_kept_by_round_site_and_name(ledger: Ledger) -> None:
+    tasks = [invited(site, number, kind=TaskKind.SCORE) for number in (1, 2) for site in ("bob", "ann")]
+    ledger.invite(tasks)
+    for number, task in enumerate(tasks):
+        ledger.add_scores(task, {"accuracy": number / 4, "loss": 1.0})
+    assert ledger.scores("run") == {
+        1: {"ann": {"accuracy": 0.25, "loss": 1.0}, "bob": {"accuracy": 0.0, "loss": 1.0}},
+        2: {"ann": {"accuracy": 0.75, "loss": 1.0}, "bob": {"accuracy": 0.5, "loss": 1.0}},
+    }
+    assert ledger.scores("other") == {}
+    assert {task.fate for task in ledger.tasks("run", 1)} == {"reported"}
+
+
+def test_no_scores_are_a_report_too(ledger: Ledger) -> None:
+    task = invited("ann", kind=TaskKind.SCORE)
+    ledger.invite([task])
+    ledger.add_scores(task, {})
+    assert ledger.scores("run") == {}
+    assert fates(ledger) == {task.nonce: "reported"}
+
+
+def test_scores_are_reported_whole_or_not_at_all(ledger: Ledger) -> None:
+    task = invited("ann", kind=TaskKind.SCORE)
+    ledger.invite([task])
+    ledger.add_scores(task, {"a": 1.0})
+    with pytest.raises(StateError):
+        ledger.add_scores(task, {"b": 2.0, "a": 3.0})
+    assert ledger.scores("run") == {1: {"ann": {"a": 1.0}}}
+
+
+# What blobs are needed for
+
+
+def test_digests_are_old_or_needed(ledger: Ledger) -> None:
+    states = [digest(b"state %d" % number) for number in range(5)]
+    for number, state in enumerate(states):
+        base = states[number - 1] if number else None
+        task = replace(invited("ann", number), base=base)
+        ledger.open_round(RoundRow("run", number, 1, 1, 1), [task])
+        ledger.judge(update(task, b"update %d" % number))
+        ledger.publish("run", number, 1, state, complete=True)
+    old, needed = ledger.referenced("run", since=3)
+    assert needed == {states[2], states[3], states[4], digest(b"update 3"), digest(b"update 4")}
+    assert old - needed == {states[0], states[1], digest(b"update 1"), digest(b"update 2")}
+
+
+def test_what_another_run_ended_with_is_needed(ledger: Ledger) -> None:
+    for run, number, state in (("run", 1, BASE), ("other", 1, STATE), ("other", 2, BASE)):
+        opened(ledger, "ann", run=run, round=number)
+        ledger.publish(run, number, 1, state, complete=True)
+    opened(ledger, "ann", run="other", round=3)
+    old, needed = ledger.referenced("run", since=2)
+    assert (old, needed) == ({BASE}, {BASE})
+
+
+# Files
+
+
+def filled(ledger: Ledger) -> None:
+    ledger.enroll("ann", ["trainer"])
+    ledger.begin_run("run", STATE, "{}")
+    tasks = opened(ledger, "ann", "bob")
+    ledger.judge(update(tasks[0]))
+    ledger.publish("run", 1, 1, STATE, complete=False)
+    score = invited("ann", kind=TaskKind.SCORE)
+    ledger.invite([score])
+    ledger.add_scores(score, {"accuracy": 0.5})
+    ledger.mark_scored("run", 1)
+    ledger.end_run("run", "completed", failed=False)
+
+
+def everything(ledger: Ledger) -> tuple[object, ...]:
+    run = ledger.run("run"), ledger.rounds("run"), ledger.tasks("run", 1), ledger.updates("run", 1)
+    return *run, ledger.sites(), ledger.scores("run"), ledger.referenced("run", 0)
+
+
+def test_a_reopened_file_has_everything(url: str) -> None:
+    ledger = Ledger(url)
+    filled(ledger)
+    before = everything(ledger)
+    ledger.close()
+    again = Ledger(url)
+    assert everything(again) == before
+    again.close()
+
+
+def test_what_was_written_is_there_without_closing(url: str, tmp_path: Path) -> None:
+    ledger = Ledger(url)
+    filled(ledger)
+    killed = tmp_path / "killed"
+    killed.mkdir()
+    for path in tmp_path.glob("ledger.sqlite*"):  # what a process leaves that is killed here
+        (killed / path.name).write_bytes(path.read_bytes())
+    after = Ledger(f"sqlite:///{killed / 'ledger.sqlite'}")
+    assert everything(after) == everything(ledger)
+    after.close()
+    ledger.close()
+
+
+def test_an_onlooker_reads_while_the_server_writes(url: str) -> None:
+    ledger = Ledger(url)
+    filled(ledger)
+    onlooker = Ledger(url, read_only=True)
+    assert everything(onlooker) == everything(ledger)
+    ledger.enroll("bob", ["trainer"])
+    assert list(onlooker.sites()) == ["ann", "bob"]
+    onlooker.close()
+    ledger.close()
+
+
+def test_a_file_is_written_durably(url: str, tmp_path: Path) -> None:
+    ledger = Ledger(url)
+    with ledger._engine.connect() as connection:
+        pragmas = {
+            name: connection.exec_driver_sql(f"PRAGMA {name}").scalar() for name in ("journal_mode", "synchronous")
+        }
+    assert pragmas == {"journal_mode": "wal", "synchronous": 2}
+    ledger.close()
+
+
+@pytest.mark.parametrize("schema", [0, 2, 99])
+def test_a_ledger_of_another_version_is_refused_and_not_touched(url: str, tmp_path: Path, schema: int) -> None:
+    Ledger(url).close()
+    with sqlite3.connect(tmp_path / "ledger.sqlite") as file:
+        file.execute("UPDATE meta SET schema = ?", (schema,))
+        file.execute("DROP TABLE scores")
+    file.close()
+    with pytest.raises(StateError, match=f"schema {schema}, this server reads 1"):
+        Ledger(url)
+    with sqlite3.connect(tmp_path / "ledger.sqlite") as file:
+        tables = {name for (name,) in file.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    file.close()
+    assert "scores" not in tables
+
+
+def overwritten(path: Path) -> None:
+    path.write_bytes(b"this is not a database, by any means" * 100)
+
+
+def cut_short(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def scribbled(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    for page in range(1, len(data) // 4096):  # every page but the first
+        data[page * 4096 : page * 4096 + 200] = b"\xab" * 200
+    path.write_bytes(data)
+
+
+def one_page(path: Path) -> None:
+    with sqlite3.connect(path) as file:
+        (page,) = file.execute("SELECT rootpage FROM sqlite_master WHERE name = 'updates'").fetchone()
+    file.close()
+    data = bytearray(path.read_bytes())
+    data[(page - 1) * 4096 : page * 4096] = b"\xab" * 4096
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("damage", [overwritten, cut_short, scribbled, one_page])
+def test_a_damaged_file_is_refused_at_the_start(url: str, tmp_path: Path, damage: Callable[[Path], None]) -> None:
+    ledger = Ledger(url)
+    filled(ledger)
+    ledger.close()
+    damage(tmp_path / "ledger.sqlite")
+    with pytest.raises(StateError, match="ledger"):
+        Ledger(url).close()
+
+
+def test_a_file_that_cannot_be_opened_is_a_state_error(tmp_path: Path) -> None:
+    with pytest.raises(StateError, match="cannot be used"):
+        Ledger(f"sqlite:///{tmp_path / 'no' / 'such' / 'folder'}")
+    with pytest.raises(StateError, match="cannot be used"):
+        Ledger(f"sqlite:///{tmp_path}")
+
+
+def test_an_onlooker_of_no_ledger_is_told(url: str) -> None:
+    with pytest.raises(StateError):
+        Ledger(url, read_only=True).sites()
+
+
+def test_a_disk_that_is_full_is_a_state_error_and_nothing_is_half_written(url: str) -> None:
+    ledger = Ledger(url)
+    (task,) = opened(ledger, "ann")
+    with ledger._engine.connect() as connection:
+        pages = connection.exec_driver_sql("PRAGMA page_count").scalar()
+        connection.exec_driver_sql(f"PRAGMA max_page_count = {pages}")
+    with pytest.raises(StateError, match="full"):
+        ledger.judge(update(task, reason="x" * 1_000_000))
+    assert ledger.accepted(task.nonce) is None
+    assert ledger.task(task.nonce) == task
+    ledger.close()
+
+
+def test_digests_are_kept_as_they_are(ledger: Ledger) -> None:
+    (task,) = opened(ledger, "ann")
+    ledger.judge(update(task))
+    (row,) = ledger.updates("run", 1)
+    assert row.digest == Digest(digest(b"u"))
+    assert row.task.base == BASE

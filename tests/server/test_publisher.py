@@ -1,0 +1,115 @@
+"""States and broadcasts as blobs: in site order, stored once, and only the newest held."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import permutations
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+import pytest
+
+from protofed.common import codec
+from protofed.common.errors import StateError
+from protofed.common.payload import Part, Payload, SiteId, Update
+from protofed.common.task import TaskKind, Verdict
+from protofed.server.blobs import MemoryBlobs
+from protofed.server.method import Expected
+from protofed.server.methods.fedavg import FedAvg
+from protofed.server.publisher import Publisher
+from protofed.server.rows import TaskRow, UpdateRow
+
+if TYPE_CHECKING:
+    from tests.server.conftest import Lab
+
+
+@dataclass(frozen=True)
+class Listed:
+    """Keeps who came, in order, and sends every site something of its own."""
+
+    global_model: ClassVar[bool] = False
+
+    def init(self, model: Payload, classes: int) -> Payload:
+        """The model."""
+        return model
+
+    def broadcast(self, state: Payload, site: SiteId) -> Payload:
+        """A number for each first letter."""
+        return {Part.BODY: {"site": np.array(ord(site[0]))}}
+
+    def expects(self, state: Payload) -> Expected:
+        """Nothing."""
+        return Expected(())
+
+    def aggregate(self, state: Payload, updates: Iterable[Update]) -> Payload:
+        """Their first letters and weights, as they come."""
+        seen = [(ord(update.site[0]), update.weight or 0) for update in updates]
+        return {Part.BODY: {"seen": np.array(seen, np.float64)}}
+
+
+@pytest.fixture
+def blobs() -> MemoryBlobs:
+    return MemoryBlobs()
+
+
+def row(blobs: MemoryBlobs, site: SiteId, payload: Payload, weight: float | None = None) -> UpdateRow:
+    task = TaskRow(f"nonce-{site}", "run", 1, 1, site, TaskKind.FIT, None, 0)
+    data = codec.encode(payload)
+    return UpdateRow(task, Verdict.ACCEPTED, "", blobs.put(data), len(data), {}, weight)
+
+
+def test_updates_are_folded_in_site_order_with_their_weights(blobs: MemoryBlobs, lab: Lab) -> None:
+    rows = [row(blobs, site, {}, weight) for site, weight in (("ann", 1.0), ("bob", None), ("cyd", 3.0))]
+    publisher = Publisher(Listed(), blobs, classes=3)
+    for order in permutations(rows):
+        published = publisher.fold(lab.model(0.0), order)
+        assert published.state[Part.BODY]["seen"].tolist() == [[97.0, 1.0], [98.0, 0.0], [99.0, 3.0]]
+
+
+def test_a_published_state_can_be_restored(blobs: MemoryBlobs, lab: Lab) -> None:
+    publisher = Publisher(FedAvg(), blobs, classes=3)
+    first = publisher.fold(None, [row(blobs, "eva", lab.model(2.0))])
+    again = Publisher(FedAvg(), blobs, classes=3).restore(first.address)
+    assert again.address == first.address == codec.digest(codec.encode(again.state))
+
+
+def test_what_is_equal_for_all_is_one_blob_and_what_is_not_is_one_each(blobs: MemoryBlobs, lab: Lab) -> None:
+    state, sites = lab.model(0.0), ["ann", "bob", "cyd"]
+    same = Publisher(FedAvg(), blobs, classes=3).broadcasts(state, sites)
+    assert set(same) == set(sites)
+    assert set(same.values()) == {(codec.digest(codec.encode(state)), len(codec.encode(state)))}
+    own = Publisher(Listed(), blobs, classes=3).broadcasts(state, sites)
+    assert len(set(own.values())) == 3
+    for site, (address, nbytes) in own.items():
+        data = blobs.get(address)
+        assert len(data) == nbytes
+        assert codec.decode(data)[Part.BODY]["site"] == ord(site[0])
+
+
+def test_only_the_newest_state_is_held_in_memory(blobs: MemoryBlobs, lab: Lab) -> None:
+    publisher = Publisher(FedAvg(), blobs, classes=3)
+    state = publisher.fold(None, [row(blobs, "eva", lab.model(0.0))]).state
+    publisher.broadcasts(state, ["ann"])
+    held = weakref.ref(state[Part.BODY]["conv.weight"])
+    state = publisher.fold(state, [row(blobs, "ann", lab.model(1.0))]).state
+    gc.collect()
+    assert held() is None
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_state_that_is_not_finite_is_neither_published_nor_stored(blobs: MemoryBlobs, lab: Lab, value: float) -> None:
+    rows = [row(blobs, "ann", {Part.BODY: {"x": np.array([1.0, value])}})]
+    before = set(blobs._data)
+    with pytest.raises(StateError, match=r"body/x has values that are not finite"):
+        Publisher(FedAvg(), blobs, classes=3).fold(lab.model(0.0), rows)
+    assert set(blobs._data) == before
+
+
+def test_an_update_that_is_gone_is_a_state_error(blobs: MemoryBlobs, lab: Lab) -> None:
+    rows = [row(blobs, "ann", lab.model(1.0)), row(blobs, "bob", lab.model(2.0))]
+    blobs.discard(rows[1].digest)
+    with pytest.raises(StateError, match=rows[1].digest):
+        Publisher(FedAvg(), blobs, classes=3).fold(lab.model(0.0), rows)

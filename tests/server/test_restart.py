@@ -1,0 +1,274 @@
+"""A server that is killed goes on where the ledger says: nothing counts twice, nothing is lost, no bit differs."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from protofed.common.errors import Failure, NotEnrolled, StateError
+from protofed.common.task import Finished, Role, Task, TaskKind, Verdict
+from protofed.server import phases
+from protofed.server.blobs import FolderBlobs
+from protofed.server.ledger import Ledger
+
+if TYPE_CHECKING:
+    from tests.server.conftest import Fragile, Lab, Later, MakeLab
+
+SITES = ("ann", "bob", "cyd")
+VALUES = {"ann": 1.0, "bob": 2.0, "cyd": 6.0}
+
+# Every phase
+
+
+def test_idle_goes_on_idle(make: MakeLab) -> None:
+    lab = make()
+    lab.restart()
+    assert lab.phase == phases.Idle(0)
+    lab.begin()
+    assert isinstance(lab.phase, phases.Collecting)
+
+
+def test_collecting_goes_on_with_the_same_cohort_nonces_and_reports(lab: Lab) -> None:
+    nonces = {site: lab.task(site).nonce for site in SITES}
+    lab.push("ann", lab.model(1.0))
+    before = lab.phase
+    lab.restart()
+    assert lab.phase == before
+    assert lab.asked("ann") is None
+    assert {site: lab.task(site).nonce for site in ("bob", "cyd")} == {site: nonces[site] for site in ("bob", "cyd")}
+    lab.round(bob=2.0, cyd=6.0)
+    assert lab.value == 3.0
+
+
+def test_a_deadline_begins_again_and_the_sites_of_before_count_as_alive(lab: Lab) -> None:
+    lab.push("ann", lab.model(1.0))
+    lab.push("bob", lab.model(3.0))
+    lab.clock.now, lab.here = 7000.0, {}  # the new process's clock; nobody has enrolled yet
+    lab.restart()
+    lab.later(49.0)
+    assert isinstance(lab.phase, phases.Collecting)
+    lab.later(2.0)  # cyd was not heard of for longer than idle_s
+    assert lab.value == 2.0
+
+
+def test_presumed_sites_have_to_enroll_before_they_are_answered(lab: Lab) -> None:
+    lab.here = {}
+    lab.restart()
+    with pytest.raises(NotEnrolled):
+        lab.task("ann")
+
+
+def test_a_failed_site_stays_failed(lab: Lab) -> None:
+    lab.beat("ann", lab.task("ann").nonce, failure=Failure.DATA)
+    before = lab.phase
+    lab.restart()
+    assert lab.phase == before
+    assert lab.asked("ann") is None
+
+
+def test_an_abandoned_attempt_is_followed_by_the_next_one(lab: Lab) -> None:
+    lab.later(100.0, alive=SITES)
+    lab.restart()
+    assert lab.phase == phases.Idle(1, attempt=2)
+
+
+def test_a_complete_round_that_was_not_aggregated_is_aggregated(make: MakeLab, workshop: Later) -> None:
+    reference = make().begin()
+    lab = make(blobs=reference.blobs, ledger=reference.ledger, work=workshop)
+    lab.here = reference.here
+    lab.restart()
+    for site in SITES:
+        lab.push(site, lab.model(VALUES[site]))
+    assert isinstance(lab.phase, phases.Aggregating)
+    workshop.jobs.clear()  # the process dies in the middle of it
+    lab.restart()
+    assert isinstance(lab.phase, phases.Collecting)
+    assert [lab.asked(site) for site in SITES] == [None, None, None]
+    lab.later(0.0)
+    workshop.finish()
+    assert lab.value == 3.0
+
+
+def test_a_published_round_whose_scores_nobody_asked_for_is_scored(make: MakeLab, fragile: Fragile) -> None:
+    lab = make(ledger=fragile).begin()
+    lab.push("ann", lab.model(1.0))
+    lab.push("bob", lab.model(2.0))
+    fragile.dies_at = fragile.writes + 3  # 1: the verdict, 2: the publication, 3: the invitations to score
+    with pytest.raises(fragile.Died):
+        lab.push("cyd", lab.model(6.0))
+    lab.restart()
+    assert isinstance(lab.phase, phases.Aggregating)
+    assert lab.value == 3.0
+    lab.later(0.0)
+    assert [lab.asked(site) for site in (*SITES, "eva")] == [TaskKind.SCORE] * 4
+    lab.later(0.0)
+    assert len([task for task in lab.ledger.tasks("test", 1) if task.kind is TaskKind.SCORE]) == 4
+
+
+def test_evaluating_waits_only_for_the_scores_that_are_missing(lab: Lab) -> None:
+    for site in SITES:
+        lab.push(site, lab.model(VALUES[site]))
+    lab.score("ann")
+    lab.score("eva")
+    lab.restart()
+    assert isinstance(lab.phase, phases.Evaluating)
+    assert lab.phase.awaited == {"bob", "cyd"}
+    assert lab.asked("ann") is None
+    lab.score("bob")
+    lab.score("cyd")
+    assert lab.asked("ann") is TaskKind.FIT
+
+
+def test_scores_of_a_second_attempts_model_are_not_asked_for_twice(lab: Lab) -> None:
+    lab.later(100.0, alive=SITES)
+    lab.later(0.0)
+    lab.enroll("eva", role=Role.EVALUATOR)
+    for site in SITES:
+        lab.push(site, lab.model(VALUES[site]))
+    lab.score("ann", 0.5)
+    lab.restart()
+    lab.later(0.0)
+    assert isinstance(lab.phase, phases.Evaluating)
+    assert lab.phase.awaited == {"bob", "cyd", "eva"}
+    for site in ("bob", "cyd", "eva"):
+        lab.score(site)
+    assert lab.asked("ann") is TaskKind.FIT
+
+
+def test_scores_that_were_not_reported_in_time_are_not_waited_for_again(lab: Lab) -> None:
+    for site in SITES:
+        lab.push(site, lab.model(VALUES[site]))
+    for site in SITES:
+        lab.score(site)
+    lab.later(100.0, alive=("eva",))  # eva lives but does not score, and there are no trainers for a second round
+    assert lab.phase == phases.Idle(2)
+    lab.restart()
+    lab.later(0.0)
+    assert isinstance(lab.phase, phases.Collecting)
+    assert lab.phase.round == 2
+
+
+def test_a_run_between_two_rounds_goes_on_with_the_second(make: MakeLab, workshop: Later) -> None:
+    lab = make(federation={"score_every": 0}, work=workshop)
+    lab.enroll(*SITES)
+    lab.later(0.0)
+    lab.push("ann", lab.model(0.0))
+    workshop.finish()
+    for site in SITES:
+        lab.push(site, lab.model(VALUES[site]))
+    lab.clock.now += 60.0  # nobody is alive any more when the round is published
+    workshop.finish()
+    assert lab.phase == phases.Idle(2)
+    lab.restart()
+    lab.later(0.0)
+    assert lab.task("ann").round == 2
+    assert len(lab.ledger.rounds("test")) == 3
+
+
+def test_a_finished_run_stays_finished(lab: Lab) -> None:
+    lab.round(**VALUES)
+    lab.round(**VALUES)
+    before = lab.address
+    lab.restart()
+    assert lab.phase == phases.Finished("completed", failed=False)
+    assert lab.address == before
+    lab.later(1000.0)
+    assert lab.coordinator.next_task("ann", "daemon-ann") == Finished("completed", last=True)
+
+
+def test_a_failed_run_stays_failed(lab: Lab) -> None:
+    lab.coordinator._handle(phases.Broken("disk"))
+    lab.restart()
+    assert lab.phase == phases.Finished("disk", failed=True)
+
+
+def test_another_recipe_under_the_same_name_is_refused(make: MakeLab, lab: Lab) -> None:
+    with pytest.raises(StateError, match="another recipe"):
+        make(blobs=lab.blobs, ledger=lab.ledger, plan={"lr": 0.5})
+
+
+def test_a_state_that_is_gone_is_said_at_once(lab: Lab) -> None:
+    lab.blobs.discard(lab.address)
+    with pytest.raises(StateError, match=lab.address):
+        lab.restart()
+
+
+def test_a_run_survives_on_disk(make: MakeLab, tmp_path: Path, lab: Lab) -> None:
+    url = f"sqlite:///{tmp_path / 'ledger.sqlite'}"
+    disk = make(blobs=FolderBlobs(tmp_path), ledger=Ledger(url)).begin()
+    disk.push("ann", disk.model(1.0))
+    disk.ledger.close()
+    again = make(blobs=FolderBlobs(tmp_path), ledger=Ledger(url))
+    again.enroll("eva", role=Role.EVALUATOR)
+    again.enroll(*SITES)
+    again.round(bob=2.0, cyd=6.0)
+    lab.round(**VALUES)
+    assert again.address == lab.address
+    again.ledger.close()
+
+
+# Every write
+
+
+def drive(lab: Lab, fragile: Fragile) -> None:
+    """Honest sites that ask, work, repeat what was not answered, and enroll again after the server died."""
+    unanswered: dict[str, tuple[Task, float]] = {}
+    for _ in range(60):
+        if isinstance(lab.phase, phases.Finished):
+            return
+        for site in ("eva", *SITES):
+            with contextlib.suppress(fragile.Died):
+                lab.coordinator.tick()
+                work(lab, site, unanswered)
+                continue
+            lab.restart()
+    raise AssertionError(f"still {lab.phase}")
+
+
+def work(lab: Lab, site: str, unanswered: dict[str, tuple[Task, float]]) -> None:
+    if site in unanswered:
+        task, value = unanswered[site]
+        assert lab.push(site, lab.model(value), task).verdict in (Verdict.ACCEPTED, Verdict.DUPLICATE)
+        del unanswered[site]
+    answer = lab.coordinator.next_task(site, f"daemon-{site}")
+    if isinstance(answer, Task) and answer.kind is TaskKind.SCORE:
+        lab.score(site, answer.round / 4, answer)
+    elif isinstance(answer, Task):
+        value = VALUES.get(site, 0.0) * (answer.round + 1)
+        unanswered[site] = answer, value
+        assert lab.push(site, lab.model(value), answer).verdict is Verdict.ACCEPTED
+        del unanswered[site]
+
+
+def whole_run(make: MakeLab, ledger: Fragile, dies_at: int = 0, *, durably: bool = False) -> tuple[Lab, int]:
+    """A run whose server dies at that write; and how many writes there were."""
+    lab = make(ledger=ledger)
+    lab.enroll("eva", role=Role.EVALUATOR)
+    lab.enroll(*SITES)
+    before = ledger.writes
+    ledger.dies_at, ledger.durably = before + dies_at if dies_at else 0, durably
+    drive(lab, ledger)
+    return lab, ledger.writes - before
+
+
+def accepted(lab: Lab) -> list[tuple[int, int, str]]:
+    rows = [row for number in range(3) for row in lab.ledger.updates("test", number)]
+    return [(row.task.round, row.task.attempt, row.task.site) for row in rows if row.verdict is Verdict.ACCEPTED]
+
+
+@pytest.mark.parametrize("durably", [False, True], ids=["before", "after"])
+def test_a_server_killed_at_any_of_its_writes_ends_with_the_same_bytes(
+    make: MakeLab, fragile: Fragile, durably: bool
+) -> None:
+    reference, writes = whole_run(make, fragile)
+    assert reference.phase == phases.Finished("completed", failed=False)
+    assert writes > 20
+    for n in range(1, writes + 1):
+        lab, _ = whole_run(make, type(fragile)(), n, durably=durably)
+        assert lab.phase == reference.phase
+        assert lab.address == reference.address
+        assert accepted(lab) == accepted(reference)
+        assert lab.ledger.scores("test") == reference.ledger.scores("test")

@@ -1,0 +1,129 @@
+"""Who is there: one daemon a site, and only as long as it gets on."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from protofed.common.errors import Fenced, NotEnrolled
+from protofed.common.task import Role
+from protofed.server.ledger import Ledger
+from protofed.server.roster import Roster
+
+if TYPE_CHECKING:
+    from tests.server.conftest import Clock
+
+TRAINER, EVALUATOR = Role.TRAINER, Role.EVALUATOR
+
+
+@pytest.fixture
+def ledger() -> Ledger:
+    return Ledger()
+
+
+@pytest.fixture
+def roster(ledger: Ledger, clock: Clock) -> Roster:
+    roster = Roster(ledger, clock)
+    roster.enroll("ann", {TRAINER}, "one")
+    return roster
+
+
+def test_nobody_is_there_who_did_not_enroll(ledger: Ledger, clock: Clock) -> None:
+    roster = Roster(ledger, clock)
+    assert roster.enrolled(TRAINER) == roster.alive(TRAINER, 10.0) == frozenset()
+    with pytest.raises(NotEnrolled, match="site ann is not enrolled"):
+        roster.seen("ann", "one")
+
+
+def test_roles_are_kept_apart(roster: Roster, ledger: Ledger) -> None:
+    roster.enroll("eva", {EVALUATOR}, "x")
+    roster.enroll("bob", {TRAINER, EVALUATOR}, "x")
+    assert roster.enrolled(TRAINER) == {"ann", "bob"}
+    assert roster.enrolled(EVALUATOR) == {"bob", "eva"}
+    assert ledger.sites() == {"ann": ["trainer"], "bob": ["evaluator", "trainer"], "eva": ["evaluator"]}
+
+
+def test_a_newer_daemon_fences_the_older_for_good(roster: Roster) -> None:
+    roster.seen("ann", "one")
+    roster.enroll("ann", {TRAINER}, "two")
+    for _ in range(2):
+        with pytest.raises(Fenced, match="newer daemon of site ann"):
+            roster.seen("ann", "one")
+    roster.seen("ann", "two")
+
+
+def test_a_fenced_daemon_does_not_keep_its_site_alive(roster: Roster, clock: Clock) -> None:
+    roster.enroll("ann", {TRAINER}, "two")
+    clock.now = 20.0
+    with pytest.raises(Fenced):
+        roster.seen("ann", "one")
+    assert roster.alive(TRAINER, 10.0) == frozenset()
+
+
+def test_a_daemon_that_enrolls_again_changes_its_roles(roster: Roster) -> None:
+    roster.enroll("ann", {EVALUATOR}, "two")
+    assert roster.enrolled(TRAINER) == frozenset()
+    assert roster.enrolled(EVALUATOR) == {"ann"}
+
+
+def test_a_site_is_alive_until_it_was_idle_too_long_and_again_when_it_speaks(roster: Roster, clock: Clock) -> None:
+    clock.now = 10.0
+    assert roster.alive(TRAINER, 10.0) == {"ann"}
+    clock.now = 10.1
+    assert roster.alive(TRAINER, 10.0) == frozenset()
+    assert roster.enrolled(TRAINER) == {"ann"}
+    roster.seen("ann", "one")
+    assert roster.alive(TRAINER, 10.0) == {"ann"}
+
+
+def test_progress_keeps_a_site_alive_and_noise_does_not(roster: Roster, clock: Clock) -> None:
+    for batch in range(5):
+        roster.seen("ann", "one", ("epoch", batch))
+        clock.now += 8.0
+    assert roster.alive(TRAINER, 10.0) == {"ann"}
+    for _ in range(2):
+        roster.seen("ann", "one", ("epoch", 4))
+        clock.now += 8.0
+    assert roster.alive(TRAINER, 10.0) == frozenset()
+    roster.seen("ann", "one", ("epoch", 5))
+    assert roster.alive(TRAINER, 10.0) == {"ann"}
+
+
+def test_a_word_without_a_mark_always_counts(roster: Roster, clock: Clock) -> None:
+    roster.seen("ann", "one", "mark")
+    for _ in range(3):
+        clock.now += 8.0
+        roster.seen("ann", "one")
+    assert roster.alive(TRAINER, 10.0) == {"ann"}
+
+
+def test_marks_of_two_sites_are_not_compared(roster: Roster, clock: Clock) -> None:
+    roster.enroll("bob", {TRAINER}, "x")
+    roster.seen("ann", "one", "mark")
+    clock.now = 20.0
+    roster.seen("bob", "x", "mark")
+    assert roster.alive(TRAINER, 10.0) == {"bob"}
+
+
+def test_presumed_sites_count_as_alive_until_they_were_idle_too_long(ledger: Ledger, clock: Clock) -> None:
+    ledger.enroll("ann", ["trainer"])
+    ledger.enroll("eva", ["evaluator"])
+    clock.now = 1000.0
+    roster = Roster(ledger, clock)
+    assert roster.enrolled(TRAINER) == frozenset()
+    roster.presume()
+    assert roster.alive(TRAINER, 10.0) == {"ann"}
+    assert roster.alive(EVALUATOR, 10.0) == {"eva"}
+    clock.now += 10.1
+    assert roster.alive(TRAINER, 10.0) == frozenset()
+
+
+def test_a_presumed_site_has_to_enroll_before_it_is_heard(ledger: Ledger, clock: Clock) -> None:
+    ledger.enroll("ann", ["trainer"])
+    roster = Roster(ledger, clock)
+    roster.presume()
+    with pytest.raises(NotEnrolled):
+        roster.seen("ann", "one")
+    roster.enroll("ann", {TRAINER}, "one")
+    roster.seen("ann", "one")

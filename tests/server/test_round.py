@@ -1,0 +1,496 @@
+"""The round machine: every pair (phase, event) is answered, and what must not happen does not."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, get_args
+
+import pytest
+
+from protofed.common.payload import SiteId
+from protofed.common.recipe import Federation
+from protofed.server.phases import (
+    NOBODY,
+    Abandon,
+    Aggregate,
+    Aggregated,
+    Aggregating,
+    Arrived,
+    Broken,
+    Collecting,
+    Declined,
+    Effect,
+    Evaluating,
+    Event,
+    Finish,
+    Finished,
+    Idle,
+    Open,
+    Phase,
+    Score,
+    Scored,
+    Stop,
+    Tick,
+)
+from protofed.server.round import Rules, advance
+
+DEADLINE = 100.0
+ROUNDS = 3
+
+
+def first(round: int, available: Sequence[SiteId], size: int) -> frozenset[SiteId]:
+    """A sampler whose choice is easy to foresee."""
+    return frozenset(available[:size])
+
+
+def rules(rounds: int = ROUNDS, **federation: Any) -> Rules:
+    return Rules(rounds, Federation(**{"deadline_s": DEADLINE, "score_deadline_s": DEADLINE, **federation}), first)
+
+
+def tick(now: float = 0.0, trainers: str = "abcd", evaluators: str = "", enrolled: str = "abcd") -> Tick:
+    """Time and who is there, a letter a site."""
+    return Tick(now, frozenset(enrolled), frozenset(trainers), frozenset(evaluators))
+
+
+def collecting(cohort: str = "abcd", *, quorum: int = 2, **fields: Any) -> Collecting:
+    """Round 1, opened at 0 for all the cohort."""
+    known = {"round": 1, "attempt": 1, "size": len(cohort), "opened": 0.0, **fields}
+    return Collecting(cohort=frozenset(cohort), quorum=quorum, **known)
+
+
+def walk(what: Rules, phase: Phase, *events: Event) -> tuple[Phase, list[Effect]]:
+    """The phase after all events, and everything that they asked for."""
+    effects: list[Effect] = []
+    for event in events:
+        phase, asked = advance(what, phase, event)
+        effects += asked
+    return phase, effects
+
+
+# Every pair
+
+PHASES: dict[str, Phase] = {
+    "idle-0": Idle(0),
+    "idle-1": Idle(1),
+    "idle-last-attempt": Idle(2, attempt=5),
+    "collecting-0": Collecting(0, 1, frozenset("e"), size=1, quorum=1, opened=0.0),
+    "collecting-fresh": collecting(),
+    "collecting-one-short": collecting(reported=frozenset("abc"), quorum_at=5.0),
+    "collecting-quorum": collecting(reported=frozenset("ab"), quorum_at=5.0),
+    "collecting-failing": collecting(failed=frozenset("ab"), attempt=5),
+    "collecting-more-than-needed": collecting(size=2, reported=frozenset("a")),
+    "aggregating-0": Aggregating(0, 1, frozenset("e")),
+    "aggregating-1": Aggregating(1, 2, frozenset("ab")),
+    "aggregating-last": Aggregating(ROUNDS, 1, frozenset("ab")),
+    "evaluating-1": Evaluating(1, frozenset("ab"), 0.0),
+    "evaluating-one-left": Evaluating(1, frozenset("a"), 0.0),
+    "evaluating-nobody": Evaluating(1, NOBODY, 0.0),
+    "evaluating-last": Evaluating(ROUNDS, frozenset("a"), 0.0),
+    "finished": Finished("completed", failed=False),
+    "failed": Finished("broken", failed=True),
+}
+EVENTS: dict[str, Event] = {
+    "tick-early": tick(1.0, evaluators="e"),
+    "tick-after-grace": tick(70.0),
+    "tick-late": tick(1e6),
+    "tick-alone": tick(1.0, trainers="", enrolled=""),
+    "tick-others": tick(1.0, trainers="xyz", enrolled="xyz"),
+    "tick-late-and-alone": tick(1e6, trainers="", enrolled=""),
+    "arrived-a": Arrived("a", 2.0),
+    "arrived-d": Arrived("d", 2.0),
+    "arrived-e": Arrived("e", 2.0),
+    "arrived-stranger": Arrived("x", 2.0),
+    "declined-a": Declined("a", 2.0),
+    "declined-c": Declined("c", 2.0),
+    "declined-e": Declined("e", 2.0),
+    "declined-stranger": Declined("x", 2.0),
+    "aggregated": Aggregated(3.0, frozenset("ae")),
+    "aggregated-unscored": Aggregated(3.0, NOBODY),
+    "scored-a": Scored("a"),
+    "scored-stranger": Scored("x"),
+    "broken": Broken("disk"),
+    "stop": Stop("operator"),
+}
+ENDS = {(Broken, Finished), (Stop, Finished)}
+LEADS: dict[type[Any], set[tuple[type[Any], type[Any]]]] = {  # (event, phase): all that may lead somewhere else
+    Idle: {(Tick, Collecting), *ENDS},
+    Collecting: {(event, to) for event in (Tick, Arrived, Declined) for to in (Aggregating, Idle, Finished)} | ENDS,
+    Aggregating: {(Aggregated, Evaluating), (Aggregated, Idle), (Aggregated, Finished), *ENDS},
+    Evaluating: {(event, to) for event in (Tick, Scored, Declined) for to in (Idle, Finished)} | ENDS,
+    Finished: set(),
+}
+ASKS: dict[tuple[type[Any], type[Any]], set[type[Any]]] = {  # what a change of phase asks for
+    (Idle, Collecting): {Open},
+    (Collecting, Aggregating): {Aggregate},
+    (Collecting, Idle): {Abandon},
+    (Aggregating, Evaluating): {Score},
+    (Aggregating, Idle): set(),
+    (Evaluating, Idle): set(),
+}
+
+pairs = pytest.mark.parametrize(
+    ("phase", "event"),
+    [(phase, event) for phase in PHASES.values() for event in EVENTS.values()],
+    ids=[f"{phase}-{event}" for phase in PHASES for event in EVENTS],
+)
+
+
+def well_typed(thing: Any) -> bool:
+    """Whether every field is a frozen set of names, a number, a word, or a phase."""
+    return all(
+        isinstance(value, frozenset | int | float | str | None | Phase)
+        for value in (getattr(thing, f.name) for f in dataclasses.fields(thing))
+    )
+
+
+@pairs
+def test_every_pair_is_answered_by_a_well_typed_phase_and_its_effects(phase: Phase, event: Event) -> None:
+    answer, effects = advance(rules(), phase, event)
+    assert isinstance(answer, get_args(Phase))
+    assert well_typed(answer)
+    assert all(isinstance(effect, get_args(Effect)) and well_typed(effect) for effect in effects)
+    if isinstance(answer, Collecting):
+        assert answer.reported <= answer.cohort
+        assert answer.failed <= answer.cohort
+        assert not answer.reported & answer.failed
+
+
+@pairs
+def test_no_pair_leads_where_the_drawing_has_no_arrow(phase: Phase, event: Event) -> None:
+    answer, effects = advance(rules(), phase, event)
+    if type(answer) is type(phase):
+        assert effects == []
+        return
+    assert (type(event), type(answer)) in LEADS[type(phase)]
+    asked = {type(effect) for effect in effects}
+    if isinstance(answer, Finished):
+        assert asked in ({Finish}, {Abandon, Finish})
+    else:
+        assert asked == ASKS[type(phase), type(answer)]
+
+
+def test_the_same_question_has_the_same_answer() -> None:
+    for phase in PHASES.values():
+        for event in EVENTS.values():
+            assert advance(rules(), phase, event) == advance(rules(), phase, event)
+
+
+@pytest.mark.parametrize("phase", PHASES.values(), ids=PHASES)
+@pytest.mark.parametrize("event", [Stop("enough"), Broken("enough")], ids=["stop", "broken"])
+def test_stop_and_broken_end_every_phase(phase: Phase, event: Stop | Broken) -> None:
+    answer, effects = advance(rules(), phase, event)
+    if isinstance(phase, Finished):
+        assert (answer, effects) == (phase, [])
+        return
+    end = Finished("enough", failed=isinstance(event, Broken))
+    assert (answer, effects) == (end, [Finish(end)])
+
+
+# Opening a round
+
+
+@pytest.mark.parametrize(
+    ("federation", "trainers"),
+    [
+        ({"min_sites": 3}, "ab"),
+        ({"min_sites": 1, "quorum": 3}, "ab"),
+        ({"min_sites": 1, "quorum": 1.0}, "abc"),  # four are enrolled, so a round needs four
+        ({"min_sites": 1, "quorum": 0.5}, "a"),
+        ({"min_sites": 1}, ""),
+    ],
+)
+def test_a_round_does_not_open_with_too_few_sites(federation: dict[str, Any], trainers: str) -> None:
+    assert advance(rules(**federation), Idle(1), tick(trainers=trainers)) == (Idle(1), [])
+
+
+def test_a_round_opens_for_all_sites_and_counts_those_enrolled() -> None:
+    phase, effects = advance(rules(quorum=0.5), Idle(2, 3), tick(7.0, trainers="abc", enrolled="abcdefgh"))
+    opened = Collecting(2, 3, frozenset("abc"), size=8, quorum=4, opened=7.0)
+    assert phase == Idle(2, 3)  # three are no quorum of eight
+    assert effects == []
+    phase, effects = advance(rules(quorum=0.25), Idle(2, 3), tick(7.0, trainers="abc", enrolled="abcdefgh"))
+    assert phase == replace(opened, quorum=2)
+    assert effects == [Open(replace(opened, quorum=2))]
+
+
+def test_evaluators_are_not_invited_to_train() -> None:
+    phase, _ = advance(rules(), Idle(1), tick(trainers="abc", evaluators="ez", enrolled="abc"))
+    assert isinstance(phase, Collecting)
+    assert phase.cohort == frozenset("abc")
+
+
+def test_the_size_is_a_share_of_the_enrolled_and_the_cohort_that_many_times_more() -> None:
+    many = rules(rate=0.5, over_selection=1.5, quorum=0.5)
+    phase, _ = advance(many, Idle(1), tick(trainers="abcdefgh", enrolled="abcdefgh"))
+    assert phase == Collecting(1, 1, frozenset("abcdef"), size=4, quorum=2, opened=0.0)
+
+
+def test_a_product_that_rounds_up_does_not_invite_one_site_more() -> None:
+    names = frozenset(f"s{i:03}" for i in range(100))
+    phase, _ = advance(rules(rate=0.07, over_selection=1.1), Idle(1), Tick(0.0, names, names, NOBODY))
+    assert isinstance(phase, Collecting)
+    assert (phase.size, len(phase.cohort)) == (7, 8)  # 0.07 * 100 and 7 * 1.1 exceed 7 and 7.7 in floating point
+    assert rules(quorum=0.07).quorum(100) == 7
+
+
+def test_a_quorum_larger_than_the_share_enlarges_the_round() -> None:
+    phase, _ = advance(rules(rate=0.25, quorum=3), Idle(1), tick())
+    assert isinstance(phase, Collecting)
+    assert (phase.size, phase.quorum, len(phase.cohort)) == (3, 3, 3)
+
+
+def test_one_update_does_not_close_a_round_whose_quorum_is_two() -> None:
+    phase, effects = walk(rules(rate=0.25, quorum=2), Idle(1), tick(), Arrived("a", 1.0))
+    assert isinstance(phase, Collecting)
+    assert not any(isinstance(effect, Aggregate) for effect in effects)
+
+
+# Round 0
+
+
+def test_round_0_asks_an_evaluator_rather_than_a_trainer() -> None:
+    phase, effects = advance(rules(min_sites=4), Idle(0), tick(3.0, trainers="a", evaluators="z"))
+    opened = Collecting(0, 1, frozenset("z"), size=1, quorum=1, opened=3.0)
+    assert (phase, effects) == (opened, [Open(opened)])
+
+
+def test_round_0_asks_a_trainer_when_there_is_no_evaluator() -> None:
+    phase, _ = advance(rules(), Idle(0), tick(trainers="ba"))
+    assert isinstance(phase, Collecting)
+    assert phase.cohort == frozenset("a")
+
+
+def test_round_0_does_not_open_while_nobody_is_there() -> None:
+    assert advance(rules(), Idle(0), tick(trainers="")) == (Idle(0), [])
+
+
+def test_round_0_asks_another_site_after_a_failure() -> None:
+    here = tick(trainers="ab", evaluators="z")
+    asked = []
+    phase: Phase = Idle(0)
+    for _ in range(4):
+        phase, _ = advance(rules(), phase, here)
+        assert isinstance(phase, Collecting)
+        (site,) = phase.cohort
+        asked.append(site)
+        phase, effects = advance(rules(), phase, Declined(site, 1.0))
+        assert [type(effect) for effect in effects] == [Abandon]
+    assert asked == ["z", "a", "b", "z"]
+
+
+def test_a_site_with_both_roles_is_asked_for_the_model_once() -> None:
+    phase, _ = advance(rules(), Idle(0, attempt=2), tick(trainers="ab", evaluators="a"))
+    assert isinstance(phase, Collecting)
+    assert phase.cohort == frozenset("b")
+
+
+def test_the_first_model_is_not_scored() -> None:
+    phase, effects = advance(rules(), Aggregating(0, 1, frozenset("z")), Aggregated(1.0, frozenset("az")))
+    assert (phase, effects) == (Idle(1), [])
+
+
+# Closing
+
+
+def test_a_complete_round_closes_at_once() -> None:
+    phase, effects = walk(rules(), collecting("abc"), *(Arrived(site, 1.0) for site in "abc"))
+    closed = Aggregating(1, 1, frozenset("abc"))
+    assert phase == closed
+    assert effects == [Aggregate(closed, complete=True)]
+
+
+def test_a_quorum_waits_for_the_rest_until_grace_is_over_and_no_longer() -> None:
+    half = [Arrived("a", 10.0), Arrived("b", 20.0)]
+    phase, effects = walk(rules(grace=0.5), collecting(), *half, tick(69.9))
+    assert isinstance(phase, Collecting)
+    assert effects == []
+    phase, effects = walk(rules(grace=0.5), collecting(), *half, tick(70.0))
+    assert effects == [Aggregate(Aggregating(1, 1, frozenset("ab")), complete=False)]
+
+
+def test_grace_starts_with_the_quorum_and_is_not_renewed_by_further_updates() -> None:
+    phase, _ = walk(rules(), collecting(), Arrived("a", 1.0), Arrived("b", 20.0), Arrived("c", 60.0))
+    assert isinstance(phase, Collecting)
+    assert phase.quorum_at == 20.0
+
+
+def test_without_a_quorum_no_grace_closes_a_round() -> None:
+    phase, effects = walk(rules(grace=0.0), collecting(quorum=3), Arrived("a", 1.0), Arrived("b", 1.0), tick(99.0))
+    assert isinstance(phase, Collecting)
+    assert effects == []
+
+
+def test_no_grace_closes_at_the_first_tick_after_the_quorum() -> None:
+    phase, _ = walk(rules(grace=0.0), collecting(), Arrived("a", 1.0), Arrived("b", 1.0))
+    assert isinstance(phase, Aggregating)
+
+
+def test_a_lost_site_is_not_waited_for_once_the_quorum_is_there() -> None:
+    phase, effects = walk(rules(), collecting("abc"), Arrived("a", 1.0), Arrived("b", 1.0), tick(2.0, trainers="ab"))
+    assert phase == Aggregating(1, 1, frozenset("ab"))
+    assert effects == [Aggregate(Aggregating(1, 1, frozenset("ab")), complete=False)]
+
+
+def test_a_site_that_is_alive_is_waited_for() -> None:
+    phase, _ = walk(rules(), collecting("abc"), Arrived("a", 1.0), Arrived("b", 1.0), tick(2.0, trainers="c"))
+    assert isinstance(phase, Collecting)
+
+
+def test_lost_sites_are_no_reason_to_abandon_before_the_deadline() -> None:
+    phase, effects = walk(rules(), collecting(), Arrived("a", 1.0), tick(99.9, trainers=""))
+    assert isinstance(phase, Collecting)
+    assert effects == []
+
+
+def test_a_lost_site_counts_if_it_comes_back_before_the_round_closes() -> None:
+    events: list[Event] = [tick(50.0, trainers=""), Arrived("a", 60.0), Arrived("b", 61.0)]
+    _, effects = walk(rules(), collecting("ab"), *events)
+    assert effects == [Aggregate(Aggregating(1, 1, frozenset("ab")), complete=True)]
+
+
+def test_at_the_deadline_a_quorum_closes_the_round_whoever_is_missing() -> None:
+    _, effects = walk(rules(grace=1.0), collecting(), Arrived("a", 1.0), Arrived("b", 50.0), tick(100.0))
+    assert effects == [Aggregate(Aggregating(1, 1, frozenset("ab")), complete=False)]
+
+
+def test_at_the_deadline_without_a_quorum_the_same_round_begins_again() -> None:
+    phase, effects = walk(rules(), collecting(), Arrived("a", 1.0), tick(100.0))
+    assert phase == Idle(1, attempt=2)
+    assert effects == [Abandon(1, 1, "1 of 2 updates at the deadline")]
+
+
+def test_the_deadline_counts_from_the_opening_not_from_zero() -> None:
+    phase, _ = advance(rules(), collecting(opened=1000.0), tick(1050.0))
+    assert isinstance(phase, Collecting)
+
+
+def test_the_quorum_that_arrives_after_the_deadline_but_before_a_tick_still_counts() -> None:
+    _, effects = walk(rules(), collecting(), Arrived("a", 1.0), Arrived("b", 130.0))
+    assert effects == [Aggregate(Aggregating(1, 1, frozenset("ab")), complete=False)]
+
+
+def test_declined_sites_that_make_the_quorum_unreachable_abandon_at_once() -> None:
+    phase, effects = walk(rules(), collecting(quorum=3), Declined("a", 1.0))
+    assert isinstance(phase, Collecting)
+    phase, effects = walk(rules(), phase, Declined("b", 1.0))
+    assert phase == Idle(1, attempt=2)
+    assert effects == [Abandon(1, 1, "2 of 4 sites cannot do the task")]
+
+
+def test_declined_sites_are_not_waited_for_once_the_quorum_is_there() -> None:
+    events: list[Event] = [Arrived("a", 1.0), Arrived("b", 1.0), Declined("c", 2.0), Declined("d", 3.0)]
+    _, effects = walk(rules(), collecting(), *events)
+    assert effects == [Aggregate(Aggregating(1, 1, frozenset("ab")), complete=False)]
+
+
+def test_attempts_are_exhausted_in_the_end() -> None:
+    phase, effects = advance(rules(attempts=2), collecting(attempt=1), tick(100.0))
+    assert phase == Idle(1, attempt=2)
+    phase, effects = advance(rules(attempts=2), collecting(attempt=2), tick(100.0))
+    assert isinstance(phase, Finished)
+    assert phase.failed
+    assert "round 1 was abandoned 2 times" in phase.reason
+    assert [type(effect) for effect in effects] == [Abandon, Finish]
+
+
+def test_a_second_arrival_of_a_site_does_not_count_twice() -> None:
+    phase, _ = walk(rules(), collecting(), Arrived("a", 1.0), Arrived("a", 2.0))
+    assert isinstance(phase, Collecting)
+    assert phase.reported == frozenset("a")
+    assert phase.quorum_at is None
+
+
+def test_a_stranger_neither_counts_nor_fails() -> None:
+    assert walk(rules(), collecting(), Arrived("x", 1.0), Declined("x", 1.0)) == (collecting(), [])
+
+
+def test_an_update_counts_although_the_site_declined_before() -> None:
+    phase, effects = walk(rules(), collecting("ab"), Declined("a", 1.0))
+    assert effects == [Abandon(1, 1, "1 of 2 sites cannot do the task")]
+    phase, effects = walk(rules(), collecting(), Declined("a", 1.0), Arrived("a", 2.0))
+    assert isinstance(phase, Collecting)
+    assert (phase.reported, phase.failed) == (frozenset("a"), NOBODY)
+
+
+def test_a_site_that_reported_cannot_decline_any_more() -> None:
+    phase, _ = walk(rules(), collecting(), Arrived("a", 1.0), Declined("a", 2.0))
+    assert isinstance(phase, Collecting)
+    assert (phase.reported, phase.failed) == (frozenset("a"), NOBODY)
+
+
+def test_over_selection_closes_at_the_size_and_not_at_the_cohort() -> None:
+    phase, effects = walk(rules(), collecting("abcd", size=2), Arrived("d", 1.0))
+    assert isinstance(phase, Collecting)
+    phase, effects = walk(rules(), phase, Arrived("b", 1.0))
+    assert effects == [Aggregate(Aggregating(1, 1, frozenset("bd")), complete=True)]
+
+
+def test_a_cohort_smaller_than_the_size_is_complete_with_all_of_it() -> None:
+    _, effects = walk(rules(), collecting("ab", size=4), Arrived("a", 1.0), Arrived("b", 1.0))
+    assert effects == [Aggregate(Aggregating(1, 1, frozenset("ab")), complete=True)]
+
+
+def test_nothing_reopens_a_round_that_is_being_aggregated() -> None:
+    phase = Aggregating(1, 1, frozenset("ab"))
+    noise: list[Event] = [Arrived("c", 1.0), Declined("c", 1.0), Scored("a"), tick(1e9)]
+    assert walk(rules(), phase, *noise) == (phase, [])
+
+
+def test_an_unasked_aggregation_is_ignored() -> None:
+    late = Aggregated(1.0, frozenset("a"))
+    for phase in (Idle(1), collecting(), Evaluating(1, frozenset("a"), 0.0)):
+        assert advance(rules(), phase, late) == (phase, [])
+
+
+# Scoring
+
+
+@pytest.mark.parametrize(
+    ("every", "scored"), [(0, [7]), (1, [1, 2, 3, 4, 5, 6, 7]), (3, [3, 6, 7]), (7, [7]), (50, [7])]
+)
+def test_every_nth_round_and_always_the_last_is_scored(every: int, scored: list[int]) -> None:
+    what = rules(rounds=7, score_every=every)
+    done = Aggregated(1.0, frozenset("a"))
+    steps = {number: advance(what, Aggregating(number, 1, frozenset("a")), done) for number in range(8)}
+    assert [number for number, (phase, _) in steps.items() if isinstance(phase, Evaluating)] == scored
+    assert all(isinstance(phase, Idle | Evaluating) for phase, _ in steps.values())
+    evaluating = Evaluating(7, frozenset("a"), 1.0)
+    assert steps[7] == (evaluating, [Score(evaluating)])
+
+
+def test_without_scorers_the_run_goes_on_unscored() -> None:
+    nobody = Aggregated(1.0, NOBODY)
+    assert advance(rules(), Aggregating(1, 1, frozenset("a")), nobody) == (Idle(2), [])
+    phase, _ = advance(rules(), Aggregating(ROUNDS, 1, frozenset("a")), nobody)
+    assert phase == Finished("completed", failed=False)
+
+
+def test_the_next_round_waits_for_all_scores() -> None:
+    evaluating = Evaluating(1, frozenset("ab"), 0.0)
+    phase, effects = advance(rules(), evaluating, Scored("b"))
+    assert (phase, effects) == (replace(evaluating, awaited=frozenset("a")), [])
+    assert advance(rules(), phase, Scored("b")) == (phase, [])
+    assert advance(rules(), phase, Scored("a")) == (Idle(2), [])
+
+
+def test_the_last_scores_complete_the_run() -> None:
+    phase, effects = advance(rules(), Evaluating(ROUNDS, frozenset("a"), 0.0), Scored("a"))
+    assert (phase, effects) == (Finished("completed", failed=False), [Finish(Finished("completed", failed=False))])
+
+
+def test_a_site_that_cannot_score_is_not_waited_for() -> None:
+    assert advance(rules(), Evaluating(1, frozenset("a"), 0.0), Declined("a", 1.0)) == (Idle(2), [])
+
+
+def test_scores_are_waited_for_until_their_deadline_and_no_longer() -> None:
+    evaluating = Evaluating(1, frozenset("a"), 10.0)
+    assert advance(rules(), evaluating, tick(109.9)) == (evaluating, [])
+    assert advance(rules(), evaluating, tick(110.0)) == (Idle(2), [])
+
+
+def test_dead_scorers_are_not_waited_for() -> None:
+    evaluating = Evaluating(1, frozenset("ae"), 0.0)
+    assert advance(rules(), evaluating, tick(1.0, trainers="b", evaluators="e")) == (evaluating, [])
+    assert advance(rules(), evaluating, tick(1.0, trainers="b")) == (Idle(2), [])

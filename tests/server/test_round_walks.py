@@ -1,0 +1,170 @@
+"""The round machine under random events: whatever happens, rounds go forward, are folded once, and end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from protofed.common.payload import SiteId
+from protofed.common.recipe import Federation
+from protofed.server.phases import (
+    Abandon,
+    Aggregate,
+    Aggregated,
+    Aggregating,
+    Arrived,
+    Collecting,
+    Declined,
+    Effect,
+    Evaluating,
+    Event,
+    Finish,
+    Finished,
+    Idle,
+    Open,
+    Phase,
+    Score,
+    Scored,
+    Sites,
+    Tick,
+)
+from protofed.server.round import Rules, advance
+
+DEADLINE = 100.0
+
+
+def first(round: int, available: Sequence[SiteId], size: int) -> frozenset[SiteId]:
+    return frozenset(available[:size])
+
+
+NAMES = "abcdez"
+some = st.frozensets(st.sampled_from(NAMES[:5]))
+one = st.sampled_from(NAMES)
+
+
+@st.composite
+def any_rules(draw: st.DrawFn) -> Rules:
+    federation = Federation(
+        deadline_s=DEADLINE,
+        score_deadline_s=DEADLINE,
+        min_sites=draw(st.integers(1, 4)),
+        rate=draw(st.sampled_from([0.1, 0.5, 1.0])),
+        over_selection=draw(st.sampled_from([1.0, 1.5, 3.0])),
+        quorum=draw(st.sampled_from([1, 2, 3, 0.01, 0.5, 1.0])),
+        grace=draw(st.sampled_from([0.0, 0.5, 1.0])),
+        attempts=draw(st.integers(1, 3)),
+        score_every=draw(st.integers(0, 2)),
+    )
+    return Rules(draw(st.integers(1, 3)), federation, first)
+
+
+@st.composite
+def any_event(draw: st.DrawFn) -> Event:
+    """An event whose time is 0; the walk sets it."""
+    kind = draw(st.sampled_from(["tick", "tick", "arrived", "arrived", "arrived", "declined", "aggregated", "scored"]))
+    match kind:
+        case "tick":
+            trainers = draw(some)
+            return Tick(0.0, trainers | draw(some), trainers, draw(st.frozensets(st.just("e"))))
+        case "arrived":
+            return Arrived(draw(one), 0.0)
+        case "declined":
+            return Declined(draw(one), 0.0)
+        case "aggregated":
+            return Aggregated(0.0, draw(some))
+        case _:
+            return Scored(draw(one))
+
+
+@dataclass
+class Walk:
+    """A machine on its way, watched at every step."""
+
+    rules: Rules
+    phase: Phase = field(default_factory=lambda: Idle(0))
+    now: float = 0.0
+    round: int = 0
+    opened: dict[tuple[int, int], Collecting] = field(default_factory=dict)
+    came: dict[tuple[int, int], set[SiteId]] = field(default_factory=dict)
+    folded: set[int] = field(default_factory=set)
+    ends: int = 0
+
+    def step(self, event: Event, seconds: float = 0.0) -> None:
+        self.now += seconds
+        if isinstance(event, Tick | Arrived | Declined | Aggregated):
+            event = replace(event, now=self.now)
+        if isinstance(event, Arrived) and isinstance(self.phase, Collecting):
+            self.came[self.phase.round, self.phase.attempt].add(event.site)
+        before = self.phase
+        self.phase, effects = advance(self.rules, before, event)
+        for effect in effects:
+            self._watch(effect)
+        assert isinstance(self.phase, Finished) or self.phase.round >= self.round, "rounds never go back"
+        self.round = getattr(self.phase, "round", self.round)
+
+    def _watch(self, effect: Effect) -> None:
+        match effect:
+            case Open(phase):
+                key = (phase.round, phase.attempt)
+                assert key not in self.opened, "an attempt is opened once"
+                assert phase.quorum <= len(phase.cohort), "a cohort can reach its quorum"
+                self.opened[key], self.came[key] = phase, set()
+            case Aggregate(phase, _):
+                opened = self.opened[phase.round, phase.attempt]
+                assert phase.round not in self.folded, "a round is folded once"
+                assert len(phase.sites) >= opened.quorum
+                assert phase.sites <= opened.cohort
+                assert phase.sites <= self.came[phase.round, phase.attempt]
+                self.folded.add(phase.round)
+            case Abandon(round, attempt, _):
+                assert round not in self.folded, "what was folded is not abandoned"
+                assert attempt <= self.rules.federation.attempts
+            case Score(phase):
+                assert phase.round in self.folded
+            case Finish(phase):
+                self.ends += 1
+                assert phase.failed or self.folded == set(range(self.rules.rounds + 1)), "no round is left out"
+
+    def to_the_end(self, who: Sites) -> None:
+        """Let time pass, with everyone there and nobody answering, until the run ends."""
+        limit = (self.rules.rounds + 2) * (2 * self.rules.federation.attempts + 3)
+        for _ in range(limit):
+            if isinstance(self.phase, Aggregating):
+                self.step(Aggregated(0.0, who))
+            self.step(Tick(0.0, who, who, frozenset("e")), seconds=DEADLINE + 1)
+        assert isinstance(self.phase, Finished), f"still {self.phase}"
+
+
+steps = st.lists(st.tuples(any_event(), st.sampled_from([0.0, 1.0, 30.0, 60.0, 120.0])), max_size=60)
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(any_rules(), steps)
+def test_whatever_happens_rounds_go_forward_are_folded_once_and_end(what: Rules, events: Any) -> None:
+    machine = Walk(what)
+    for event, seconds in events:
+        machine.step(event, seconds)
+    machine.to_the_end(frozenset("abcd"))
+    assert machine.ends == 1
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(any_rules(), st.randoms(use_true_random=False))
+def test_a_run_whose_sites_all_answer_completes_in_whatever_order(what: Rules, random: Any) -> None:
+    machine, who = Walk(what), frozenset("abcd")
+    while not isinstance(machine.phase, Finished):
+        match machine.phase:
+            case Idle():
+                machine.step(Tick(0.0, who, who, frozenset("e")))
+            case Collecting(awaited=awaited):
+                machine.step(Arrived(random.choice(sorted(awaited)), 0.0))
+            case Aggregating():
+                machine.step(Aggregated(0.0, who))
+            case Evaluating(awaited=awaited):
+                machine.step(Scored(random.choice(sorted(awaited))))
+    assert machine.phase == Finished("completed", failed=False)
+    assert all(attempt == 1 for _, attempt in machine.opened)
