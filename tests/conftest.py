@@ -16,11 +16,12 @@ import torch
 
 from protofed.common.recipe import Recipe
 from protofed.server.blobs import FolderBlobs
-from protofed.server.coordinator import Surroundings
 from protofed.server.ledger import Ledger
 from protofed.server.roster import Roster
 from protofed.server.runs import Runs
-from protofed.server.service import Bells, Threads, serve
+from protofed.server.service import serve
+from protofed.server.surroundings import Surroundings
+from protofed.server.threads import Bells, Threads
 
 torch.set_num_threads(1)
 

@@ -15,12 +15,13 @@ import torch
 from torch import nn
 
 from protofed.client import agent
-from protofed.client.agent import Agent, Now, Site
+from protofed.client.agent import Agent, Site
 from protofed.client.data.examples import Examples, SiteData
 from protofed.client.evaluate import Tally, tally
 from protofed.client.memory import FolderStore, Held, MemoryStore, Store
 from protofed.client.models.catalogue import build
 from protofed.client.models.split import SplitModel, dump
+from protofed.client.now import Now
 from protofed.client.policy import Policy, Released, ReleasedScores, Rules
 from protofed.common import codec
 from protofed.common.errors import (
@@ -389,7 +390,7 @@ def test_an_update_that_the_policy_refuses_does_not_leave() -> None:
     scene.agent().step(0.0)
     assert scene.declined() == [(task.nonce, Failure.POLICY)]
     assert scene.link.calls["push"] == 0
-    assert scene.store.held("run", 9) == Held()
+    assert (scene.store.held("run", 9), scene.store.unsettled("run")) == (Held(), [])
 
 
 @pytest.mark.parametrize(
@@ -462,20 +463,36 @@ def scoring_only(recipe: Recipe) -> SiteData:
     return SiteData.for_scoring(site_data().test, recipe.input, recipe.classes)
 
 
-def starved(model: SplitModel) -> SplitModel:
-    """The model on a device without memory for a single example."""
-
-    def refuse(*_: Any) -> None:
-        raise torch.OutOfMemoryError("simulated")
-
-    model.register_forward_pre_hook(refuse)
-    return model
-
-
 def confused(model: SplitModel) -> SplitModel:
     """The model gives NaN."""
     model.register_forward_hook(lambda _model, _x, logits: logits * float("nan"))
     return model
+
+
+def broken_model(model: SplitModel) -> SplitModel:
+    """A site's own model that fails in a way that nobody foresaw."""
+
+    def fail(*_: Any) -> None:
+        raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
+
+    model.register_forward_pre_hook(fail)
+    return model
+
+
+def broken(error: Exception) -> Callable[[SplitModel], SplitModel]:
+    """The model's own code fails, or the driver below it."""
+
+    def wrap(model: SplitModel) -> SplitModel:
+        def fail(*_: Any) -> None:
+            raise error
+
+        model.register_forward_pre_hook(fail)
+        return model
+
+    return wrap
+
+
+NO_MEMORY = torch.OutOfMemoryError("simulated")
 
 
 class FullDisk(MemoryStore):
@@ -489,9 +506,13 @@ class FullDisk(MemoryStore):
     ("changes", "kind", "reason"),
     [
         ({"load_data": scoring_only}, TaskKind.FIT, Failure.DATA),
-        ({"wrap": starved}, TaskKind.FIT, Failure.OUT_OF_MEMORY),
-        ({"wrap": starved, "roles": frozenset({Role.EVALUATOR})}, TaskKind.SCORE, Failure.OUT_OF_MEMORY),
+        ({"wrap": broken(NO_MEMORY)}, TaskKind.FIT, Failure.OUT_OF_MEMORY),
+        ({"wrap": broken(NO_MEMORY), "roles": frozenset({Role.EVALUATOR})}, TaskKind.SCORE, Failure.OUT_OF_MEMORY),
+        ({"wrap": broken(torch.AcceleratorError("simulated"))}, TaskKind.FIT, Failure.DEVICE),
+        ({"wrap": broken(ValueError("one value per channel"))}, TaskKind.FIT, Failure.INTERNAL),
+        ({"wrap": broken(KeyError("of mine")), "roles": frozenset(Role)}, TaskKind.SCORE, Failure.INTERNAL),
         ({"wrap": confused}, TaskKind.FIT, Failure.NUMERIC),
+        ({"wrap": broken_model}, TaskKind.FIT, Failure.INTERNAL),
         ({"store": FullDisk()}, TaskKind.FIT, Failure.DISK),
     ],
 )

@@ -176,6 +176,18 @@ def test_only_some_rounds_are_kept(tmp_path: Path) -> None:
     store.close()
 
 
+def test_what_never_got_a_receipt_goes_with_the_rounds_of_its_time(tmp_path: Path) -> None:
+    store = FolderStore(tmp_path, keep=2)
+    store.stage(task(1), outcome(1))
+    counted(store, 2)
+    store.stage(task(3), outcome(3))
+    counted(store, 4)
+    assert nonces(store) == ["nonce-3"]
+    counted(store, 5)
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["000004", "000005"]
+    store.close()
+
+
 def test_what_comes_after_a_rolled_back_round_never_happened(reopen: Open) -> None:
     store = reopen()
     counted(store, 5, 6, 7)

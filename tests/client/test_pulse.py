@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from protofed.client.agent import CalledOffError, Now
 from protofed.client.local import Steps
+from protofed.client.now import CalledOffError, Now
 from protofed.client.pulse import Pulse
 from protofed.common.task import Activity, Progress, Signal
 

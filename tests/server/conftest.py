@@ -18,10 +18,11 @@ from protofed.common.payload import Part, Payload, SiteId, Tensors, describe
 from protofed.common.recipe import Recipe, parse
 from protofed.common.task import Activity, Manifest, Progress, Receipt, Role, Scores, Signal, Task, TaskKind, Verdict
 from protofed.server.blobs import Blobs, MemoryBlobs
-from protofed.server.coordinator import Coordinator, Surroundings, Work, inline
+from protofed.server.coordinator import Coordinator
 from protofed.server.ledger import Ledger
 from protofed.server.phases import Phase
 from protofed.server.roster import Roster
+from protofed.server.surroundings import Surroundings, Work, inline
 
 CLASSES = 3
 EVALUATOR = "eva"

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from protofed.common import codec
+from protofed.common.codec import Digest
 from protofed.common.errors import StateError
 from protofed.common.payload import Part, Payload, SiteId, Update
 from protofed.common.task import TaskKind, Verdict
@@ -74,6 +75,25 @@ def test_a_published_state_can_be_restored(blobs: MemoryBlobs, lab: Lab) -> None
     first = publisher.fold(None, [row(blobs, "eva", lab.model(2.0))])
     again = Publisher(FedAvg(), blobs, classes=3).restore(first.address)
     assert again.address == first.address == codec.digest(codec.encode(again.state))
+
+
+class Counting(MemoryBlobs):
+    """Knows how often something was put."""
+
+    puts = 0
+
+    def put(self, data: bytes) -> Digest:
+        """Count it."""
+        self.puts += 1
+        return super().put(data)
+
+
+def test_what_is_equal_for_all_is_encoded_once_however_often_it_is_sent(lab: Lab) -> None:
+    blobs, state = Counting(), lab.model(0.0)
+    publisher = Publisher(FedAvg(), blobs, classes=3)
+    for _ in range(2):
+        publisher.broadcasts(state, ["ann", "bob", "cyd"])
+    assert blobs.puts == 1
 
 
 def test_what_is_equal_for_all_is_one_blob_and_what_is_not_is_one_each(blobs: MemoryBlobs, lab: Lab) -> None:

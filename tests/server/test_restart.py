@@ -180,7 +180,7 @@ def test_a_finished_run_stays_finished(lab: Lab) -> None:
 
 
 def test_a_failed_run_stays_failed(lab: Lab) -> None:
-    lab.coordinator._handle(phases.Broken("disk"))
+    lab.coordinator._driver.handle(phases.Broken("disk"))
     lab.restart()
     assert lab.phase == phases.Finished("disk", failed=True)
 

@@ -9,9 +9,9 @@ import pytest
 from protofed.common.errors import ConfigError, Fenced, NotEnrolled, ProtocolError, VersionMismatch
 from protofed.common.recipe import Recipe, parse_json
 from protofed.common.task import PROTOCOL_VERSION, Activity, Assignment, Finished, Progress, Role, Signal, Task
-from protofed.server.coordinator import Surroundings
 from protofed.server.phases import Broken
 from protofed.server.runs import Runs
+from protofed.server.surroundings import Surroundings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -111,7 +111,7 @@ def test_being_told_of_one_finished_run_is_not_being_told_of_all(two: Runs) -> N
 
 def test_failed_runs_are_listed_with_their_reason(around: Surroundings, recipe: Callable[..., Recipe]) -> None:
     runs = Runs([recipe("one"), recipe("two"), recipe("three")], around)
-    runs.of("one")._handle(Broken("disk"))
+    runs.of("one")._driver.handle(Broken("disk"))
     runs.of("two").stop("enough")
     assert runs.failed == ["one: disk"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import structlog
@@ -19,7 +19,8 @@ from protofed.client.memory import Held, Outcome, Store
 from protofed.client.method import ClientMethod, client_methods
 from protofed.client.models.catalogue import build
 from protofed.client.models.split import SplitModel, dump, load
-from protofed.client.policy import Policy
+from protofed.client.now import CalledOffError, Now
+from protofed.client.policy import Policy, Released
 from protofed.common import codec
 from protofed.common.codec import Digest
 from protofed.common.errors import (
@@ -31,6 +32,7 @@ from protofed.common.errors import (
     NotEnrolled,
     PolicyViolation,
     ProtocolError,
+    ProtofedError,
     StateError,
     TaskFailure,
 )
@@ -47,32 +49,6 @@ _FAILURES: list[tuple[type[Exception], Failure]] = [
     (StateError, Failure.DISK),
     (torch.OutOfMemoryError, Failure.OUT_OF_MEMORY),
 ]
-
-
-class CalledOffError(Exception):
-    """Nobody waits for the task any more."""
-
-
-@dataclass
-class Now:
-    """What the daemon is doing; the heartbeat reads it."""
-
-    run: str = ""
-    nonce: str = ""
-    activity: Activity = Activity.IDLE
-    steps: Steps = field(default_factory=Steps)
-    called_off: str = ""  # the nonce that the server no longer waits for
-    heartbeat_s: float = 5.0
-
-    def progress(self, bytes_moved: int) -> Progress:
-        """For a heartbeat."""
-        s = self.steps
-        return Progress(self.nonce, self.activity, s.epoch, s.epochs, s.batch, s.batches, bytes_moved)
-
-    def check(self) -> None:
-        """Raises CalledOffError if the server called this task off."""
-        if self.called_off and self.called_off == self.nonce:
-            raise CalledOffError
 
 
 @dataclass(frozen=True)
@@ -151,7 +127,7 @@ class Agent:
         if self._run is not None:
             for task, update in self._site.store.unsettled(answer.run):
                 log.info("handing in what has no receipt yet", run=task.run, round=task.round)
-                self._attempt(task, lambda task=task, update=update: self._push(task, update))  # type: ignore[misc]
+                self._attempt(task, lambda task=task, update=update: self._hand_in(task, update))  # type: ignore[misc]
         return None
 
     def _prepare(self, assignment: Assignment) -> None:
@@ -201,6 +177,12 @@ class Agent:
         except tuple(kind for kind, _ in _FAILURES) as error:
             reason = next(reason for kind, reason in _FAILURES if isinstance(error, kind))
             self._decline(task, reason, str(error))
+        except ProtofedError:
+            raise
+        except Exception as error:  # a driver, or a site's own model: this task is declined, the daemon lives
+            log.exception("task failed unforeseen", run=task.run, round=task.round)
+            reason = Failure.DEVICE if isinstance(error, torch.AcceleratorError) else Failure.INTERNAL
+            self._decline(task, reason, f"{type(error).__name__}: {error}")
         finally:
             self._now.nonce, self._now.activity = "", Activity.IDLE
 
@@ -214,7 +196,7 @@ class Agent:
         with torch.random.fork_rng():
             torch.manual_seed(run.recipe.seed)
             model = build(run.recipe.model, run.recipe.input, run.recipe.classes, self._site.policy.rules.models)
-        self._push(task, Update(self._site.name, {Part.BODY: dump(model.body), Part.HEAD: dump(model.head)}))
+        self._hand_in(task, Update(self._site.name, {Part.BODY: dump(model.body), Part.HEAD: dump(model.head)}))
 
     def _fit(self, task: Task) -> None:
         run, received = self._prepared(), self._receive(task)
@@ -222,13 +204,17 @@ class Agent:
         local = self._local(run, task, held)
         self._now.activity = Activity.TRAINING
         update = run.method.fit(local, received)
+        released = self._site.policy.release(update)  # what may not leave is not kept to be handed in, either
         personal = {Part.BODY: dump(local.model.body), Part.HEAD: dump(local.model.head)}
         self._site.store.stage(task, Outcome(update, local.memory, personal))
-        self._push(task, update)
+        self._push(task, released)
 
-    def _push(self, task: Task, update: Update) -> None:
+    def _hand_in(self, task: Task, update: Update) -> None:
+        self._push(task, self._site.policy.release(update))
+
+    def _push(self, task: Task, released: Released) -> None:
         self._now.activity = Activity.UPLOADING
-        receipt = self._link.push(task, self._site.policy.release(update))
+        receipt = self._link.push(task, released)
         why = {"reason": receipt.reason} if receipt.reason else {}
         log.info("handed in", run=task.run, round=task.round, verdict=receipt.verdict.value, **why)
         if task.kind is TaskKind.FIT:

@@ -135,7 +135,10 @@ class FolderStore:
             return
         archive.write(here / "receipt.json", json.dumps(asdict(receipt)).encode())
         (here / "update.safetensors").unlink(missing_ok=True)
-        self._discard(task.run, [n for n in self._rounds(task.run) if self._counts(task.run, n)][: -self._keep])
+        rounds = self._rounds(task.run)
+        counted = [number for number in rounds if self._counts(task.run, number)]
+        if len(counted) >= self._keep:
+            self._discard(task.run, [number for number in rounds if number < counted[-self._keep]])
 
     def close(self) -> None:
         """Let another daemon have the folder."""

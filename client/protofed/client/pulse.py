@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from protofed.client.agent import Now
 from protofed.client.link import Link
+from protofed.client.now import Now
 from protofed.common.task import Signal
 
 

@@ -14,16 +14,18 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from protofed.common import archive
+from protofed.common.address import check_loopback
 from protofed.common.errors import DataError, ProtofedError
 from protofed.common.recipe import Recipe, read_toml
 from protofed.common.settings import ClientSettings, ServerSettings
 from protofed.common.task import Finished, Role
 from protofed.server.blobs import FolderBlobs
-from protofed.server.coordinator import Surroundings
 from protofed.server.ledger import Ledger
 from protofed.server.roster import Roster
 from protofed.server.runs import Runs
-from protofed.server.service import Bells, Threads, check_loopback, serve
+from protofed.server.service import serve
+from protofed.server.surroundings import Surroundings
+from protofed.server.threads import Bells, Threads
 
 if TYPE_CHECKING:
     from protofed.client.data.examples import SiteData
@@ -100,10 +102,11 @@ def run_client(settings: ClientSettings, *, until_finished: bool, give_up_after_
     import torch  # seconds of import, only where it is needed
 
     from protofed.client import device
-    from protofed.client.agent import Agent, Now, Site
+    from protofed.client.agent import Agent, Site
     from protofed.client.data.site import load_site, load_test
     from protofed.client.grpc_link import GrpcLink
     from protofed.client.memory import FolderStore
+    from protofed.client.now import Now
     from protofed.client.policy import Policy
     from protofed.client.pulse import Pulse
     from protofed.deploy.simulate import device_model

@@ -38,10 +38,10 @@ from protofed.common.task import (
 from protofed.common.version import VERSION
 from protofed.server import screening
 from protofed.server.blobs import Blobs, FolderBlobs, MemoryBlobs
-from protofed.server.coordinator import Surroundings
 from protofed.server.ledger import Ledger
 from protofed.server.roster import Roster
 from protofed.server.runs import Runs
+from protofed.server.surroundings import Surroundings
 
 EVALUATOR = "evaluator"
 SCALARS = frozenset(

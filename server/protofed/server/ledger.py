@@ -8,15 +8,15 @@ from contextlib import contextmanager
 from dataclasses import fields, replace
 from typing import Any
 
-from sqlalchemy import Connection, Engine, Row, create_engine, event, func, insert, select, update
+from sqlalchemy import Connection, Row, func, insert, select, update
 from sqlalchemy.exc import SQLAlchemyError
-from sqlalchemy.pool import StaticPool
 
 from protofed.common.codec import Digest
 from protofed.common.errors import StateError
 from protofed.common.payload import SiteId
 from protofed.common.task import Receipt, Scores, TaskKind, Verdict
 from protofed.server import schema as db
+from protofed.server.engine import check, open_engine, state_error
 from protofed.server.rows import RoundRow, RunRow, TaskRow, UpdateRow
 
 
@@ -28,11 +28,11 @@ class Ledger:
     """
 
     def __init__(self, url: str = "sqlite://", *, read_only: bool = False) -> None:
-        self._engine = _engine(url)
+        self._engine = open_engine(url)
         if read_only:  # a second process that looks on
             return
         with self._write() as connection:  # all or nothing: a ledger that is refused stays as it was
-            _check(connection)
+            check(connection)
             db.metadata.create_all(connection)
             found = connection.execute(select(db.meta.c.schema)).scalar()
             if found is None:
@@ -227,43 +227,14 @@ class Ledger:
             with self._engine.begin() as connection:
                 yield connection
         except SQLAlchemyError as error:
-            raise _state_error(error) from error
+            raise state_error(error) from error
 
     def _read(self, query: Any) -> Sequence[Row[Any]]:
         try:
             with self._engine.connect() as connection:
                 return connection.execute(query).all()
         except SQLAlchemyError as error:
-            raise _state_error(error) from error
-
-
-def _engine(url: str) -> Engine:
-    if url == "sqlite://":
-        return create_engine(url, poolclass=StaticPool, connect_args={"check_same_thread": False})
-    engine = create_engine(url)
-    if engine.dialect.name == "sqlite":
-        event.listen(engine, "connect", _durable)
-        event.listen(engine, "begin", lambda connection: connection.exec_driver_sql("BEGIN IMMEDIATE"))
-    return engine
-
-
-def _durable(connection: Any, _record: Any) -> None:
-    connection.isolation_level = None  # SQLAlchemy's own BEGIN IMMEDIATE opens transactions, not the driver
-    for pragma in ("journal_mode=WAL", "synchronous=FULL", "busy_timeout=5000", "foreign_keys=ON"):
-        connection.execute(f"PRAGMA {pragma}")
-
-
-def _check(connection: Connection) -> None:
-    """A damaged file is found at the start, not in the middle of a round."""
-    if connection.dialect.name == "sqlite":
-        found = connection.exec_driver_sql("PRAGMA integrity_check").scalar()
-        if found != "ok":
-            raise StateError(f"the ledger is damaged: {found}; restore the state folder from a backup")
-
-
-def _state_error(error: SQLAlchemyError) -> StateError:
-    cause = getattr(error, "orig", None) or error
-    return StateError(f"the ledger cannot be used: {cause}; check the disk, or restore the state folder from a backup")
+            raise state_error(error) from error
 
 
 def _columns(task: TaskRow) -> dict[str, Any]:

@@ -25,6 +25,9 @@ class Expected:
     weight: bool = False
 
 
+NOTHING = Expected(())
+
+
 class ServerMethod(Protocol):
     """The server half of a method."""
 

@@ -9,7 +9,8 @@ from protofed.common.payload import SiteId
 from protofed.common.recipe import Recipe
 from protofed.common.task import PROTOCOL_VERSION, Assignment, Finished, Progress, Role, Signal, Task, Wait
 from protofed.server import phases
-from protofed.server.coordinator import Coordinator, Surroundings
+from protofed.server.coordinator import Coordinator
+from protofed.server.surroundings import Surroundings
 
 
 class Runs:

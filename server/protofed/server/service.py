@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ipaddress
 import secrets
-from collections.abc import Awaitable, Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -23,9 +21,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 
 from protofed.common import wire
+from protofed.common.address import check_loopback
 from protofed.common.errors import (
     CodecError,
-    ConfigError,
     Fenced,
     Incomplete,
     NotEnrolled,
@@ -42,6 +40,7 @@ from protofed.protos.v1 import federation_pb2_grpc as rpc
 from protofed.server import screening
 from protofed.server.blobs import FolderBlobs
 from protofed.server.runs import Runs
+from protofed.server.threads import Bells, Threads
 
 log = structlog.get_logger()
 T = TypeVar("T")
@@ -80,52 +79,6 @@ class _Announced:
     run: str
     nonce: str
     manifest: Manifest
-
-
-class Threads:
-    """Where blocking work runs; `control` is the coordinator's only thread."""
-
-    def __init__(self) -> None:
-        self.control = ThreadPoolExecutor(1, "control")
-        self.transfer = ThreadPoolExecutor(4, "transfer")
-        self.work = ThreadPoolExecutor(1, "work")
-
-    def aggregate(self, job: Callable[[], Any], done: Callable[[Any], None]) -> None:
-        """`Work` of a server: the job on its own thread, its end on the coordinator's."""
-        self.work.submit(job).add_done_callback(lambda future: self.control.submit(_logged, done, future.result()))
-
-    def close(self) -> None:
-        """Finish what was begun."""
-        for pool in (self.work, self.control, self.transfer):
-            pool.shutdown()
-
-
-class Bells:
-    """Wakes the waiting NextTask calls of sites that have something to do."""
-
-    def __init__(self) -> None:
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._bells: dict[SiteId, asyncio.Event] = {}
-
-    def attach(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Ring on this loop from now on."""
-        self._loop = loop
-
-    def ring(self, sites: Iterable[SiteId] | None) -> None:
-        """From any thread: these sites (None: all) should ask again."""
-        if self._loop is not None:
-            self._loop.call_soon_threadsafe(self._ring, None if sites is None else list(sites))
-
-    def of(self, site: SiteId) -> asyncio.Event:
-        """The site's bell, silent."""
-        bell = self._bells.setdefault(site, asyncio.Event())
-        bell.clear()
-        return bell
-
-    def _ring(self, sites: list[SiteId] | None) -> None:
-        for site in self._bells if sites is None else sites:
-            if site in self._bells:
-                self._bells[site].set()
 
 
 class Service(rpc.FederationServicer):
@@ -319,30 +272,5 @@ async def _tick(runs: Runs, threads: Threads, stop: asyncio.Event, *, until_fini
         stop.set()  # a coordinator that broke ends the server: nothing is acknowledged that is not durable
 
 
-def check_loopback(address: str) -> None:
-    """Plain text never leaves the machine.
-
-    Raises:
-        ConfigError: the address is another machine's, or all of this one's.
-    """
-    host, _, port = address.rpartition(":")
-    with contextlib.suppress(ValueError):
-        if port.isdigit() and (host == "localhost" or ipaddress.ip_address(host.strip("[]")).is_loopback):
-            return
-    raise ConfigError(
-        f"'{address}': expected a loopback address such as 127.0.0.1:7443; other addresses need TLS, "
-        "which this version does not have yet"
-    )
-
-
 def _caller(caller: pb.Caller) -> tuple[SiteId, str]:
     return wire.read_id(caller.site), wire.read_id(caller.instance)
-
-
-def _logged(function: Callable[[Any], None], argument: Any) -> None:
-    """Errors on the coordinator's thread are never lost."""
-    try:
-        function(argument)
-    except Exception:
-        log.exception("the coordinator failed")
-        raise
