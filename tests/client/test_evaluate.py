@@ -12,8 +12,9 @@ from sklearn.metrics import balanced_accuracy_score
 from torch import Tensor, nn
 
 from protofed.client.data.examples import Examples, SiteData
-from protofed.client.evaluate import Tally, across_sites, global_scores, personal_scores, tally
+from protofed.client.evaluate import Tally, global_scores, personal_scores, tally
 from protofed.common.recipe import Input
+from protofed.server.overview import spread
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "metrics_numpy.npz"
 PLAIN = Input(shape=(1, 1, 1), mean=(0.0,), std=(1.0,))
@@ -52,9 +53,9 @@ def test_scores_are_the_reference_numbers() -> None:
     for name, key in (("pm_v", "PMV"), ("pm_l", "PML")):
         values = [scores[f"personal.{name}"] for scores in personal]
         assert values == pytest.approx(golden[f"{key}_per_client"].tolist(), abs=1e-9)
-        assert across_sites(values)["mean"] == pytest.approx(float(golden[key]), abs=1e-9)
-    fairness = across_sites([scores["personal.pm_l"] for scores in personal])
-    assert fairness["std"] == pytest.approx(float(golden["fairness_std_PML_population"]), abs=1e-9)
+        assert spread(values).mean == pytest.approx(float(golden[key]), abs=1e-9)
+    fairness = spread([scores["personal.pm_l"] for scores in personal])
+    assert fairness.std == pytest.approx(float(golden["fairness_std_PML_population"]), abs=1e-9)
     balanced = [scores["personal.balanced_accuracy"] for scores in personal]
     assert balanced == pytest.approx(golden["personal_balanced_acc"].tolist(), abs=1e-9)
 
@@ -98,11 +99,6 @@ def test_classes_absent_from_the_test_set_have_no_say() -> None:
 def test_a_score_that_nothing_can_be_said_about_is_left_out() -> None:
     scores = personal_scores(torch.tensor([1, 0]), torch.tensor([2, 0]), torch.tensor([0.0, 1.0]))
     assert scores == {"personal.accuracy": 0.5, "personal.balanced_accuracy": 0.5}
-
-
-def test_across_sites_uses_the_population_deviation() -> None:
-    assert across_sites([0.2, 0.4, 0.9]) == pytest.approx({"mean": 0.5, "std": math.sqrt(0.26 / 3), "worst": 0.2})
-    assert across_sites([0.7]) == pytest.approx({"mean": 0.7, "std": 0.0, "worst": 0.7})
 
 
 def test_tally_counts_by_true_class() -> None:

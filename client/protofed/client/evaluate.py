@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -56,15 +56,6 @@ def personal_scores(correct: Tensor, totals: Tensor, frequencies: Tensor) -> dic
         share = _share(correct, totals, weights)
         scores |= {} if share is None else {f"personal.{name}": share}
     return scores
-
-
-def across_sites(values: Sequence[float]) -> dict[str, float]:
-    """`mean`, `std` and `worst` of one score over sites; at least one value.
-
-    The standard deviation is the population's, as in the fairness column of FedNH's Table 2 (of PM(L)): one site has 0.
-    """
-    scores = torch.tensor(values, dtype=torch.float64)  # [K]
-    return {"mean": float(scores.mean()), "std": float(scores.std(correction=0)), "worst": float(scores.min())}
 
 
 def _accuracies(correct: Tensor, totals: Tensor) -> dict[str, float]:
