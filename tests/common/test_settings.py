@@ -146,3 +146,9 @@ def test_no_such_file_and_no_toml(tmp_path: Path) -> None:
     (tmp_path / "s.toml").write_text("= 1")
     with pytest.raises(ConfigError, match="is not TOML"):
         read_settings(ServerSettings, tmp_path / "s.toml", {})
+
+
+def test_a_misspelt_variable_is_an_error_that_names_the_nearest(server: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PROTOFED_SERVER_LISTN", "127.0.0.1:2")
+    with pytest.raises(ConfigError, match=r"PROTOFED_SERVER_LISTN.*did you mean 'PROTOFED_SERVER_LISTEN'"):
+        read_settings(ServerSettings, server, {})

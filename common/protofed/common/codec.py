@@ -23,7 +23,7 @@ from protofed.common.payload import Array, Part, Payload, TensorSpec
 Digest = NewType("Digest", str)  # BLAKE3-256 of a blob's bytes, in hex
 
 MAX_TENSORS = 20_000
-MAX_HEADER_BYTES = 8 << 20
+MAX_HEADER_BYTES = 4 << 20
 MAX_ELEMENTS = 1 << 33
 DTYPES = {"F32": "float32", "F64": "float64", "I64": "int64"}
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}")

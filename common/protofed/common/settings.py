@@ -4,6 +4,7 @@ overridden by the command line.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -11,7 +12,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
-from protofed.common.errors import ConfigError
+from protofed.common.errors import ConfigError, unknown
 from protofed.common.recipe import Data, Id, explain, read_table
 from protofed.common.task import Role
 
@@ -53,6 +54,7 @@ def read_settings(model: type[S], file: Path | None, arguments: Mapping[str, Any
         ConfigError: no such file, an unknown key or a value out of range.
     """
     table = {} if file is None else read_table(file)
+    _check_environment(model)
     said = {name: value for name, value in arguments.items() if value not in (None, [], ())}
     try:
         return _layered(model, table)(**said)
@@ -62,6 +64,18 @@ def read_settings(model: type[S], file: Path | None, arguments: Mapping[str, Any
         raise ConfigError(
             f"{file or 'settings (options, environment, --settings file)'}: {explain(error, model)}"
         ) from error
+
+
+def _check_environment(model: type[BaseSettings]) -> None:
+    """A misspelt variable would be ignored silently."""
+    prefix = model.model_config.get("env_prefix", "")
+    for name in os.environ:
+        if name.upper().startswith(prefix):
+            field = name[len(prefix) :].split("__")[0].lower()
+            if field not in model.model_fields:
+                raise unknown(
+                    "environment variable", name, [f"{prefix}{known}".upper() for known in model.model_fields]
+                )
 
 
 def _layered(model: type[S], table: dict[str, Any]) -> type[S]:

@@ -53,7 +53,7 @@ def scores_table(recipes: Sequence[Recipe], views: Mapping[str, Overview | None]
     """One row a run: its final scores in percent."""
     table = Table(title=title, title_justify="left", caption=CAPTION, caption_justify="left")
     table.add_column("method", no_wrap=True)
-    for name in ("GM", "PM(V)", "worst site", "PM(L)", "worst site", "balanced"):
+    for name in ("GM", "PM(V)", "worst site", "PM(L)", "balanced"):
         table.add_column(name, justify="right", no_wrap=True)
     for recipe in recipes:
         if (view := views.get(recipe.name)) is None:
@@ -65,7 +65,6 @@ def scores_table(recipes: Sequence[Recipe], views: Mapping[str, Overview | None]
             _percent(pm_v, "mean", "std"),
             _percent(pm_v, "worst"),
             _percent(pm_l, "mean", "std"),
-            _percent(pm_l, "worst"),
             _percent(view.scores.get("personal.balanced_accuracy"), "mean", "std"),
         )
     return table

@@ -12,7 +12,7 @@ from protofed.common.task import Manifest
 from protofed.server.method import Expected
 
 MAX_UPDATE_BYTES = 4 << 30
-HEADER_ROOM = 8 << 20  # bytes of a blob that are names and shapes, at most
+HEADER_ROOM = codec.MAX_HEADER_BYTES
 
 
 def manifest_fault(manifest: Manifest, expected: Expected) -> str | None:
