@@ -5,7 +5,7 @@ PB := protos/protofed/protos/v1
 PROTOC = .venv/bin/python -m grpc_tools.protoc -I protos --plugin=protoc-gen-mypy=.venv/bin/protoc-gen-mypy \
 	--plugin=protoc-gen-mypy_grpc=.venv/bin/protoc-gen-mypy_grpc
 
-.PHONY: help demo test check slow bench protos constraints clean
+.PHONY: help demo test check slow bench protos pictures constraints clean
 help:            ## this list
 	@sed -n 's/^\([a-z]*\):.*##/\1\t/p' Makefile
 
@@ -36,6 +36,9 @@ bench: .venv/ready      ## measurements: ratios in one run
 
 protos: .venv/ready     ## generate the messages and stubs from federation.proto
 	$(PROTOC) --python_out=protos --mypy_out=protos --grpc_python_out=protos --mypy_grpc_out=protos $(PB)/federation.proto
+
+pictures:        ## docs/*.svg from docs/*.dot; needs graphviz
+	dot -Tsvg docs/architecture.dot -o docs/architecture.svg
 
 constraints: .venv/ready ## write down the versions that are installed now
 	(head -1 constraints.txt; .venv/bin/python -m pip freeze --exclude-editable) > constraints.new && mv constraints.new constraints.txt

@@ -253,6 +253,26 @@ def test_close_ends_a_call_that_waits(
     over.set()
 
 
+def test_close_ends_a_pause_between_tries(
+    server: ByHand, link: GrpcLink, background: Callable[..., Future[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pausing = threading.Event()
+
+    def long(_low: float, _high: float) -> float:
+        pausing.set()
+        return SOON
+
+    monkeypatch.setattr(random, "uniform", long)
+    server.on["Enroll"] = refuse(Code.UNAVAILABLE)
+    call = background(link.enroll)
+    assert pausing.wait(SOON)
+    began = time.monotonic()
+    link.close()
+    with pytest.raises(Unavailable, match="the connection was closed"):
+        call.result(SOON)
+    assert time.monotonic() - began < 1
+
+
 def test_a_closed_link_says_so(link: GrpcLink) -> None:
     link.close()
     with pytest.raises(Unavailable, match="the connection was closed"):

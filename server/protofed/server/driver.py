@@ -110,10 +110,9 @@ class Driver:
             if isinstance(before, phases.Evaluating) and not isinstance(self.phase, phases.Evaluating):
                 self._tasks.clear()  # scores that come now are dropped, and a restart does not wait for them again
                 self._ledger.mark_scored(self._run, before.round)
+                self._tell_scores(before.round)
             for effect in effects:
                 self._perform(effect)
-            if isinstance(before, phases.Evaluating) and before.round != getattr(self.phase, "round", None):
-                self._tell_scores(before.round)
             closed = isinstance(before, phases.Aggregating | phases.Evaluating)
             if closed and isinstance(self.phase, phases.Idle):
                 self._events.append(self._tick_event())  # the next round opens now, not at the next tick
