@@ -151,6 +151,14 @@ def test_internal_errors_show_no_traceback_without_debug(protofed: Cli, monkeypa
         cli.main(["--debug", "simulate", "digits-fednh"])
 
 
+def test_a_server_install_says_what_a_site_needs(protofed: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent(name: str) -> None:
+        raise ModuleNotFoundError("No module named 'torch'", name="torch")
+
+    monkeypatch.setattr(shipped, "recipe", absent)
+    expect(protofed("simulate", "digits-fednh"), 78, "torch is not installed", "protofed[client]")
+
+
 def test_a_simulation_prints_its_scores_as_json(protofed: Cli, tmp_path: Path) -> None:
     code, out, _ = protofed("simulate", altered(tmp_path, ("^rounds = 20", "rounds = 2")), "--json")
     assert code == 0

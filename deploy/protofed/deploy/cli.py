@@ -136,6 +136,9 @@ def main(arguments: list[str] | None = None) -> None:
     except ProtofedError as error:
         _say(str(error), error)
         sys.exit(error.exit_code)
+    except ModuleNotFoundError as error:
+        _say(f"{error.name} is not installed: sites and simulations need pip install 'protofed[client]'", error)
+        sys.exit(78)
     except Exception as error:
         _say(f"internal error: {type(error).__name__}: {error}; run again with --debug for details", error)
         sys.exit(70)
