@@ -103,7 +103,7 @@ def recipe_of() -> Callable[..., Recipe]:
             "method": {"name": method},
             "model": {"name": "digits-cnn"},
             "plan": {"epochs": 1, "batch": 32, "lr": 0.05, "momentum": 0.9},
-            "federation": {"min_sites": 3, "quorum": 1.0, "heartbeat_s": 0.5},
+            "federation": {"min_sites": 3, "quorum": 1.0, "heartbeat_s": 0.1},
             "data": {
                 "source": "digits",
                 "partition": {"kind": "dirichlet", "sites": 3, "beta": 0.5},

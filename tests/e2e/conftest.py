@@ -65,6 +65,27 @@ class Scene:
     def ledger(self) -> Ledger:
         return Ledger(f"sqlite:///{self.folder / 'server' / 'ledger.sqlite'}", read_only=True)
 
+    def wait_until_trains(self, site: str) -> int:
+        """The round that the site is in the middle of."""
+        found: list[int] = []
+
+        def caught() -> bool:
+            ledger = self.ledger()
+            try:
+                rounds = ledger.rounds(self.recipe.name)
+            finally:
+                ledger.close()
+            assert not rounds or rounds[-1].round < self.recipe.rounds or not rounds[-1].state, (
+                "it was never seen to train"
+            )
+            newest = rounds[-1].round if rounds else 0
+            if newest > 0 and self.fates(newest).get(site) == "started":
+                found.append(newest)
+            return bool(found)
+
+        self.wait_for(caught)
+        return found[0]
+
     def fates(self, number: int) -> dict[str, str]:
         ledger = self.ledger()
         try:

@@ -11,14 +11,15 @@ import pytest
 from protofed.common.recipe import Recipe
 from protofed.deploy.simulate import simulation
 
+pytestmark = pytest.mark.timeout(900)  # half a dozen processes that import PyTorch, on a machine with other work
 SITES = ("evaluator", "site-1", "site-2", "site-3")
 # Long enough to be caught in the middle of.
-SLOW_PLAN = {"epochs": 8, "batch": 8, "lr": 0.01, "momentum": 0.9}
+SLOW_PLAN = {"epochs": 4, "batch": 4, "lr": 0.01, "momentum": 0.9}
 
 
 @pytest.fixture
 def recipe(recipe_of: Callable[..., Recipe]) -> Recipe:
-    return recipe_of("fednh", plan=SLOW_PLAN)
+    return recipe_of("fednh", plan=SLOW_PLAN, rounds=2)
 
 
 def simulated(recipe: Recipe) -> str:
@@ -44,12 +45,12 @@ def test_a_daemon_killed_in_training_and_started_again_loses_nothing(scene: Call
     here = scene(recipe)
     here.server()
     here.sites()
-    here.wait_for(lambda: here.fates(2).get("site-2") == "started")
+    number = here.wait_until_trains("site-2")
     here.kill("site-2")
-    assert here.fates(2)["site-2"] == "started"
+    assert here.fates(number)["site-2"] == "started"
     here.site("site-2", "--share=1")
     assert here.finish(["server", *SITES]) == [0] * 5, here.logs()
-    assert set(here.fates(2).values()) == {"reported"}
+    assert set(here.fates(number).values()) == {"reported"}
     assert here.final_digest() == simulated(recipe)
 
 
@@ -57,7 +58,7 @@ def test_a_server_killed_while_sites_train_continues_the_same_round(scene: Calla
     here = scene(recipe)
     here.server()
     here.sites()
-    here.wait_for(lambda: "started" in here.fates(2).values())
+    here.wait_until_trains("site-1")
     here.kill("server")
     here.server()
     assert here.finish(["server", *SITES]) == [0] * 5, here.logs()
@@ -70,7 +71,7 @@ def test_sigterm_ends_server_and_daemon_in_order_and_they_go_on_later(
     here = scene(recipe)
     here.server()
     here.sites()
-    here.wait_for(lambda: here.fates(1).get("site-1") == "started")
+    here.wait_until_trains("site-1")
     for name in ("site-1", "server"):
         here.running[name].send_signal(signal.SIGTERM)
         assert here.running[name].wait(15) == 0, here.logs()

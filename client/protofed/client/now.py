@@ -21,7 +21,7 @@ class Now:
     activity: Activity = Activity.IDLE
     steps: Steps = field(default_factory=Steps)
     called_off: str = ""  # the nonce that the server no longer waits for
-    heartbeat_s: float = 5.0
+    heartbeat_s: float = 1.0  # the run's own, once there is a run
 
     def progress(self, bytes_moved: int) -> Progress:
         """For a heartbeat."""

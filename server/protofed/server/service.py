@@ -33,7 +33,7 @@ from protofed.common.errors import (
     VersionMismatch,
 )
 from protofed.common.payload import SiteId
-from protofed.common.task import Manifest, Wait
+from protofed.common.task import Assignment, Manifest, Wait
 from protofed.common.version import VERSION
 from protofed.protos.v1 import federation_pb2 as pb
 from protofed.protos.v1 import federation_pb2_grpc as rpc
@@ -95,7 +95,8 @@ class Service(rpc.FederationServicer):
             raise ProtocolError("a daemon offers at least one role")
         software = request.software[:40]
         answer = await self._control(self._runs.enroll, site, instance, request.protocol, software, VERSION, roles)
-        log.info("enrolled", site=site, roles=[role.value for role in roles], software=software)
+        if isinstance(answer, Assignment):  # a daemon that waits for the next run asks every few seconds
+            log.info("enrolled", site=site, run=answer.run, roles=[role.value for role in roles], software=software)
         return wire.pack_enrolled(answer)
 
     async def NextTask(self, request: pb.NextTaskRequest, context: Any) -> pb.NextTaskReply:
