@@ -10,6 +10,7 @@ help:            ## this list
 	@sed -n 's/^\([a-z]*\):.*##/\1\t/p' Makefile
 
 .venv/ready: pyproject.toml constraints.txt
+	@echo "setting up .venv, once: PyTorch and the rest, a few minutes"
 	$(PYTHON) -m venv .venv
 	.venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
