@@ -279,7 +279,7 @@ def test_failures_that_make_the_quorum_unreachable_abandon_at_once(lab: Lab) -> 
     for site in ("ann", "bob"):
         lab.beat(site, lab.task(site).nonce, activity=Activity.FAILED, failure=Failure.DATA)
     assert lab.phase == phases.Idle(1, attempt=2)
-    assert lab.ledger.rounds("test")[-1].abandoned == "2 of 3 sites cannot do the task"
+    assert lab.ledger.rounds("test")[-1].abandoned == "2 of 3 sites cannot do the task (the last: data)"
 
 
 def test_a_site_that_cannot_make_the_model_is_followed_by_another(make: MakeLab) -> None:

@@ -145,7 +145,7 @@ class Coordinator:
     def _decline(self, row: TaskRow, reason: str) -> None:
         log.warning("site declined", run=self.run, round=row.round, site=row.site, reason=str(reason))
         self._ledger.set_fate(row.nonce, "failed", str(reason))
-        self._driver.answered(row, phases.Declined(row.site, self._clock()))
+        self._driver.answered(row, phases.Declined(row.site, self._clock(), str(reason)))
 
     def _remaining(self) -> float:
         rules, now = self.recipe.federation, self._clock()

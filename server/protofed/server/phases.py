@@ -107,10 +107,11 @@ class Arrived:
 
 @dataclass(frozen=True)
 class Declined:
-    """A site said that it cannot do its task."""
+    """A site said that it cannot do its task; `reason` is its code."""
 
     site: SiteId
     now: float
+    reason: str = ""
 
 
 @dataclass(frozen=True)

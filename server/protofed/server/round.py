@@ -110,9 +110,9 @@ def _collect(rules: Rules, phase: Collecting, event: Tick | Arrived | Declined |
             at = now if phase.quorum_at is None and len(reported) >= phase.quorum else phase.quorum_at
             arrived = replace(phase, reported=reported, failed=phase.failed - {site}, quorum_at=at)
             return _close_if_due(rules, arrived, now, arrived.awaited)
-        case Declined(site, now) if site in phase.awaited:
+        case Declined(site, now, reason) if site in phase.awaited:
             declined = replace(phase, failed=phase.failed | {site})
-            return _close_if_due(rules, declined, now, declined.awaited)
+            return _close_if_due(rules, declined, now, declined.awaited, reason)
         case Tick():
             return _close_if_due(rules, phase, event.now, phase.awaited & (event.trainers | event.evaluators))
         case Arrived() | Declined() | Aggregated() | Scored():
@@ -121,12 +121,13 @@ def _collect(rules: Rules, phase: Collecting, event: Tick | Arrived | Declined |
             assert_never(event)
 
 
-def _close_if_due(rules: Rules, phase: Collecting, now: float, hoped_for: Sites) -> Step:
+def _close_if_due(rules: Rules, phase: Collecting, now: float, hoped_for: Sites, reason: str = "") -> Step:
     """Close when all is there, or when a quorum is and waiting for the rest is over.
 
     Args:
         hoped_for: awaited sites that are alive. A lost one is not waited for once the quorum is there, but it is
             never a reason to abandon before the deadline: it may come back with its update.
+        reason: code of the site that has just declined.
     """
     deadline = rules.federation.deadline_s
     overdue = now >= phase.opened + deadline
@@ -140,7 +141,8 @@ def _close_if_due(rules: Rules, phase: Collecting, now: float, hoped_for: Sites)
     if overdue:
         return _abandon(rules, phase, f"{len(phase.reported)} of {phase.quorum} updates at the deadline")
     if len(phase.cohort - phase.failed) < phase.quorum:
-        return _abandon(rules, phase, f"{len(phase.failed)} of {len(phase.cohort)} sites cannot do the task")
+        last = f" (the last: {reason})" if reason else ""
+        return _abandon(rules, phase, f"{len(phase.failed)} of {len(phase.cohort)} sites cannot do the task{last}")
     return phase, []
 
 
@@ -163,7 +165,7 @@ def _after_aggregation(rules: Rules, phase: Aggregating, event: Aggregated) -> S
 
 def _evaluate(rules: Rules, phase: Evaluating, event: Tick | Arrived | Declined | Aggregated | Scored) -> Step:
     match event:
-        case Scored(site) | Declined(site, _):
+        case Scored(site) | Declined(site):
             left = replace(phase, awaited=phase.awaited - {site})
             return (left, []) if left.awaited else _next(rules, phase.round)
         case Tick():
