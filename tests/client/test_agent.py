@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import structlog
 import torch
 from torch import nn
 
@@ -50,6 +51,13 @@ from protofed.common.task import (
     Wait,
 )
 from protofed.common.tensors import same_tensors
+
+
+@pytest.fixture(autouse=True)
+def plain_logs(quiet_logs: None) -> None:
+    """Tracebacks without the locals of every frame, which take seconds to print."""
+    structlog.configure(processors=[structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)])
+
 
 RUN: dict[str, Any] = {
     "name": "run",

@@ -11,8 +11,11 @@ import structlog
 def configure(*, debug: bool = False) -> None:
     """Set up logging for this process; tracebacks only with `debug`."""
     pretty = sys.stderr.isatty()
+    # plain tracebacks: others show the values of every frame, and a site's values are its patients'
     renderer: structlog.typing.Processor = (
-        structlog.dev.ConsoleRenderer() if pretty else structlog.processors.JSONRenderer()
+        structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
+        if pretty
+        else structlog.processors.JSONRenderer()
     )
     processors: list[structlog.typing.Processor] = [
         structlog.processors.add_log_level,
