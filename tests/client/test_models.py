@@ -11,7 +11,6 @@ import torch
 from sklearn.datasets import load_digits
 from torch import nn
 from torch.nn.functional import cross_entropy
-from torchvision.models import resnet18
 
 from protofed.client.models.catalogue import architectures, build
 from protofed.client.models.split import SplitModel, dump, load
@@ -24,7 +23,15 @@ from protofed.common.tensors import same_tensors
 GOLDEN = Path(__file__).parents[1] / "golden"
 COLOUR = Input(shape=(3, 32, 32))
 GREY = Input(shape=(1, 8, 8))
-ALL = {"mlp": GREY, "digits-cnn": GREY, "conv2cifar": COLOUR, "resnet18": GREY}
+ALL = {
+    "mlp": GREY,
+    "digits-cnn": GREY,
+    "conv2cifar": COLOUR,
+    "fedavg-cnn": COLOUR,
+    "simple-cnn": COLOUR,
+    "resnet18": GREY,
+    "resnet50": GREY,
+}
 
 
 def make(name: str, images: Input, classes: int = 10, **options: Any) -> SplitModel:
@@ -53,6 +60,15 @@ def test_every_model_of_the_catalogue_is_tested_here() -> None:
             192,
             26 * 64 + 1601 * 64 + (64 * 4 + 1) * 384 + 385 * 192 + 192 * 5,
         ),
+        ("fedavg-cnn", Input(shape=(1, 28, 16)), {}, 512, 26 * 32 + 801 * 64 + (64 * 4 + 1) * 512 + 513 * 5),
+        ("simple-cnn", Input(shape=(1, 28, 16)), {"projection": 0}, 84, 156 + 2416 + 65 * 120 + 121 * 84 + 85 * 5),
+        (
+            "simple-cnn",
+            Input(shape=(1, 28, 16)),
+            {"projection": 9},
+            9,
+            156 + 2416 + 65 * 120 + 121 * 84 + 85 * 84 + 85 * 9 + 10 * 5,
+        ),
     ],
 )
 def test_sizes(name: str, images: Input, options: dict[str, Any], features: int, parameters: int) -> None:
@@ -73,53 +89,9 @@ def test_conv2cifar_has_the_released_names_shapes_and_counts() -> None:
     assert count(make("conv2cifar", COLOUR, 100)) == golden["total_params_K100"] == 815_232
 
 
-@pytest.mark.parametrize(
-    ("images", "classes", "options", "parameters"),
-    [
-        # Two counts that are widely published: torchvision's own, and the CIFAR variant with a 3x3 stem.
-        (Input(shape=(3, 64, 64)), 1000, {"stem": "imagenet", "norm": "batch", "bias": True}, 11_689_512),
-        (COLOUR, 10, {"norm": "batch", "bias": True}, 11_173_962),
-        (COLOUR, 10, {"bias": True}, 11_173_962),
-        (COLOUR, 10, {}, 11_173_952),
-        (GREY, 10, {}, 11_173_952 - 2 * 64 * 9),
-    ],
-)
-def test_resnet18_parameter_counts(images: Input, classes: int, options: dict[str, Any], parameters: int) -> None:
-    assert count(make("resnet18", images, classes, **options)) == parameters
-
-
-def test_resnet18_keeps_torchvisions_names() -> None:
-    theirs = {name: t.shape for name, t in resnet18(norm_layer=nn.BatchNorm2d).state_dict().items()}
-    ours = make("resnet18", COLOUR, stem="imagenet", norm="batch").body.state_dict()
-    assert {name: t.shape for name, t in ours.items()} == {n: s for n, s in theirs.items() if not n.startswith("fc.")}
-
-
-def test_resnet18_small_stem_keeps_the_image_size() -> None:
-    body = make("resnet18", GREY).body
-    x = torch.rand(1, *GREY.shape)
-    for layer in ("conv1", "bn1", "relu", "maxpool"):
-        x = body.get_submodule(layer)(x)
-    assert x.shape == (1, 64, 8, 8)
-
-
-def test_resnet18_stem_starts_as_the_other_convolutions() -> None:
-    torch.manual_seed(0)
-    weight = make("resnet18", COLOUR).body.get_parameter("conv1.weight")
-    assert weight.std().item() == pytest.approx((2 / (64 * 9)) ** 0.5, rel=0.05)  # He et al., 2015, by fan_out
-
-
-@pytest.mark.parametrize(("options", "groups"), [({}, 2), ({"groups": 8}, 8)])
-def test_resnet18_group_norm_everywhere(options: dict[str, int], groups: int) -> None:
-    modules = list(make("resnet18", GREY, **options).modules())
-    norms = [module for module in modules if isinstance(module, nn.GroupNorm)]
-    assert len(norms) == 20
-    assert {norm.num_groups for norm in norms} == {groups}
-    assert not any(isinstance(module, nn.BatchNorm2d) for module in modules)
-
-
 @pytest.mark.parametrize("name", ALL)
 def test_round_trip_through_the_codec(name: str) -> None:
-    options: dict[str, Any] = {"norm": "batch"} if name == "resnet18" else {}  # buffers and integers too
+    options: dict[str, Any] = {"norm": "batch"} if "resnet" in name else {}  # buffers and integers too
     sent = make(name, ALL[name], **options)
     got = make(name, ALL[name], **options)
     payload = {Part.BODY: dump(sent.body), Part.HEAD: dump(sent.head)}
@@ -185,6 +157,10 @@ def test_the_same_seed_gives_the_same_model_and_the_trial_draws_nothing() -> Non
         ("mlp", {"hidden": []}, "hidden"),
         ("resnet18", {"groups": 3}, "groups = 3"),
         ("resnet18", {"norm": "layer"}, "norm = 'layer'"),
+        ("resnet50", {"projection": -1}, "projection = -1"),
+        ("simple-cnn", {"projection": -1}, "projection = -1"),
+        ("simple-cnn", {"normalise": True}, "did you mean 'normalize'"),
+        ("fedavg-cnn", {"bias": False}, "bias"),
     ],
 )
 def test_unknown_names_and_options(name: str, options: dict[str, Any], message: str) -> None:
@@ -192,7 +168,18 @@ def test_unknown_names_and_options(name: str, options: dict[str, Any], message: 
         make(name, GREY, **options)
 
 
-@pytest.mark.parametrize(("name", "side"), [("mlp", 1), ("digits-cnn", 4), ("conv2cifar", 16), ("resnet18", 1)])
+@pytest.mark.parametrize(
+    ("name", "side"),
+    [
+        ("mlp", 1),
+        ("digits-cnn", 4),
+        ("conv2cifar", 16),
+        ("fedavg-cnn", 16),
+        ("simple-cnn", 16),
+        ("resnet18", 1),
+        ("resnet50", 1),
+    ],
+)
 def test_smallest_images(name: str, side: int) -> None:
     make(name, Input(shape=(1, side, side)))
     if side > 1:

@@ -11,8 +11,10 @@ import torch
 
 from protofed.client.models.conv2cifar import Conv2Cifar
 from protofed.client.models.digits_cnn import DigitsCNN
+from protofed.client.models.fedavg_cnn import FedAvgCNN
 from protofed.client.models.mlp import MLP
-from protofed.client.models.resnet18 import ResNet18
+from protofed.client.models.resnet import ResNet18, ResNet50
+from protofed.client.models.simple_cnn import SimpleCNN
 from protofed.client.models.split import SplitModel
 from protofed.common.errors import ConfigError
 from protofed.common.recipe import Choice, Input
@@ -35,7 +37,10 @@ architectures: Registry[Architecture] = Registry("model")
 architectures.register("mlp")(MLP)
 architectures.register("digits-cnn")(DigitsCNN)
 architectures.register("conv2cifar")(Conv2Cifar)
+architectures.register("fedavg-cnn")(FedAvgCNN)
+architectures.register("simple-cnn")(SimpleCNN)
 architectures.register("resnet18")(ResNet18)
+architectures.register("resnet50")(ResNet50)
 
 
 def build(choice: Choice, images: Input, classes: int, allowed: frozenset[str] = frozenset()) -> SplitModel:
