@@ -6,9 +6,20 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from sklearn.model_selection import train_test_split
 
-from protofed.client.data import partition
-from protofed.client.data.partition import Indices, Labels, by_column, dirichlet, long_tail, long_tail_sizes, shards
+from protofed.client.data.dirichlet import pfllib_dirichlet
+from protofed.client.data.partition import (
+    Indices,
+    Labels,
+    by_class,
+    by_column,
+    hold_out,
+    long_tail,
+    long_tail_sizes,
+    pathological,
+    shards,
+)
 from protofed.common.errors import DataError
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -33,67 +44,6 @@ def owners(cut: list[Indices], count: int) -> Labels:
 
 def held_classes(labels: Labels, cut: list[Indices]) -> list[set[int]]:
     return [set(labels[site].tolist()) for site in cut]
-
-
-@pytest.mark.parametrize(("beta", "key"), [(0.3, "owner_beta03"), (1.0, "owner_beta10")])
-def test_dirichlet_deals_as_the_released_code(beta: float, key: str) -> None:
-    golden = np.load(GOLDEN / "fednh_dirichlet_partition.npz")
-    cut = dirichlet(golden["labels"], int(golden["num_clients"]), beta, rng(int(golden["seed"])))
-    assert np.array_equal(owners(cut, 2000), golden[key])
-
-
-@pytest.mark.parametrize("seed", range(5))
-@pytest.mark.parametrize("beta", [0.1, 0.3, 10.0])
-def test_dirichlet_gives_every_site_its_minimum(beta: float, seed: int) -> None:
-    labels = balanced(10, 300)
-    cut = dirichlet(labels, 20, beta, rng(seed), min_examples=15, min_classes=3)
-    owners(cut, 3000)
-    assert min(len(site) for site in cut) >= 15
-    assert min(len(classes) for classes in held_classes(labels, cut)) >= 3
-
-
-def test_dirichlet_is_more_skewed_for_a_smaller_beta() -> None:
-    labels = balanced(10, 500)
-
-    def largest_share(beta: float) -> float:
-        cut = dirichlet(labels, 10, beta, rng(3))
-        return float(np.mean([np.bincount(labels[site]).max() / len(site) for site in cut]))
-
-    assert largest_share(0.1) > largest_share(1.0) + 0.1 > largest_share(100.0) + 0.2
-
-
-def test_dirichlet_depends_on_the_seed_alone() -> None:
-    labels = balanced(4, 100)
-    first, again, other = (owners(dirichlet(labels, 4, 0.5, rng(s)), 400) for s in (7, 7, 8))
-    assert np.array_equal(first, again)
-    assert not np.array_equal(first, other)
-
-
-def test_sites_short_of_classes_swap_with_the_last_sites() -> None:
-    chunks = [np.array([site]) for site in range(5)]
-    piece = np.array([9])
-    held = [[piece], [piece, piece], [], [piece, piece], [piece, piece]]
-    partition._swap(chunks, held, 2)  # sites 0 and 2 are short: 0 <-> 4, then 2 <-> 3
-    assert [int(chunk[0]) for chunk in chunks] == [4, 1, 3, 2, 0]
-
-
-@pytest.mark.parametrize(
-    ("sites", "minima", "said"),
-    [
-        (9, {"min_examples": 12}, "100 examples of 4 classes cannot give 9 sites at least 12"),
-        (2, {"min_classes": 5}, "and 5 classes each"),
-    ],
-)
-def test_dirichlet_refuses_what_cannot_be(sites: int, minima: dict[str, int], said: str) -> None:
-    with pytest.raises(DataError, match=said):
-        dirichlet(balanced(4, 25), sites, 0.3, rng(), **minima)
-
-
-@pytest.mark.parametrize("beta", [0.05, 1e-4])
-def test_dirichlet_gives_up_in_words_rather_than_accept(beta: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(partition, "ATTEMPTS", 5)
-    with pytest.raises(DataError, match=r"in 5 draws; raise partition\.beta"):
-        dirichlet(balanced(4, 25), 10, beta, rng(), min_examples=10, min_classes=4)
 
 
 def test_shards_deals_each_site_as_many_equal_shards() -> None:
@@ -128,6 +78,91 @@ def test_shards_refuses_what_does_not_come_out_even(labels: Labels, sites: int, 
 def test_by_column_gives_one_site_a_value_in_sorted_order() -> None:
     cut = by_column(np.array(["vienna", "basel", "vienna", "oslo"]))
     assert [site.tolist() for site in cut] == [[1], [3], [0, 2]]
+
+
+@pytest.mark.parametrize(("balanced", "key"), [(False, "owner_pat_2class"), (True, "owner_pat_2class_balanced")])
+def test_pathological_deals_as_the_released_code(balanced: bool, key: str) -> None:
+    golden = np.load(GOLDEN / "pfllib_partition.npz")
+    cut = pathological(golden["labels"], int(golden["num_clients"]), 2, balanced, rng(int(golden["np_seed"])))
+    assert np.array_equal(owners(cut, 3000), golden[key])
+
+
+@pytest.mark.parametrize("balanced_shares", [True, False])
+@pytest.mark.parametrize(
+    ("sites", "each", "groups"),
+    [(6, 2, [{0, 1}] * 3 + [{2, 3}] * 3), (4, 1, [{0}, {1}, {2}, {3}]), (3, 4, [{0, 1, 2, 3}] * 3)],
+)
+def test_pathological_gives_every_site_whole_groups_of_classes(
+    sites: int, each: int, groups: list[set[int]], balanced_shares: bool
+) -> None:
+    labels = balanced(4, 7)
+    cut = pathological(labels, sites, each, balanced_shares, rng())
+    owners(cut, 28)
+    assert held_classes(labels, cut) == groups
+
+
+def test_pathological_shares_are_equal_or_drawn() -> None:
+    labels = np.zeros(1000, dtype=np.int64)
+    assert [len(site) for site in pathological(labels, 3, 1, True, rng())] == [333, 333, 334]
+    drawn = [len(pathological(labels, 3, 1, False, rng(seed))[0]) for seed in range(300)]
+    assert 33 <= min(drawn) < 50  # a tenth of the mean share is 33.3
+    assert 310 < max(drawn) < 333
+
+
+@pytest.mark.parametrize("balanced_shares", [True, False])
+def test_pathological_leaves_no_site_without_a_class_of_few_examples(balanced_shares: bool) -> None:
+    cut = pathological(np.array([0, 0, 0, 1, 1, 1]), 4, 1, balanced_shares, rng())
+    assert sorted(len(site) for site in cut) == [1, 1, 2, 2]
+
+
+@pytest.mark.parametrize(
+    ("labels", "sites", "each", "said"),
+    [
+        (balanced(4, 6), 3, 2, "3 sites of 2 classes each do not divide 4 classes evenly"),
+        (balanced(4, 6), 4, 3, "4 sites of 3 classes each do not divide 4 classes evenly"),
+        (balanced(3, 6), 3, 2, "3 sites of 2 classes each do not divide 3 classes evenly"),
+        (balanced(4, 6), 1, 2, r"expected classes a multiple of partition\.classes_each"),
+        (np.empty(0, dtype=np.int64), 2, 2, "0 classes"),
+        (np.array([0, 0, 0, 1]), 4, 1, r"1 examples are too few for its 2 sites; lower partition\.sites"),
+    ],
+)
+def test_pathological_refuses_what_does_not_come_out_even(labels: Labels, sites: int, each: int, said: str) -> None:
+    with pytest.raises(DataError, match=said):
+        pathological(labels, sites, each, False, rng())
+
+
+@pytest.mark.parametrize("share", [0.25, 0.3, 0.5])
+def test_hold_out_is_scikit_learns(share: float) -> None:
+    cut = pfllib_dirichlet(balanced(4, 50), 5, 0.5, rng(1), min_examples=4)
+    ours, theirs = rng(7), rng(7)
+    train, test = hold_out(cut, share, ours)
+    for site, kept, held in zip(cut, train, test, strict=True):
+        expected = train_test_split(site, test_size=share, random_state=theirs)
+        assert [kept.tolist(), held.tolist()] == [sorted(part.tolist()) for part in expected]
+
+
+def test_hold_out_rounds_the_test_set_up_and_splits_no_example_twice() -> None:
+    sites = [np.arange(5), np.arange(5, 7)]
+    train, test = hold_out(sites, 0.25, rng())
+    assert [len(part) for part in (*train, *test)] == [3, 1, 2, 1]
+    owners([*train, *test], 7)
+
+
+@pytest.mark.parametrize("size", [0, 1])
+def test_hold_out_refuses_to_leave_nothing_to_train_on(size: int) -> None:
+    with pytest.raises(DataError, match=f"a site's {size} examples leaves none to train on"):
+        hold_out([np.arange(9), np.arange(size)], 0.25, rng())
+
+
+def test_by_class_divides_each_class_among_the_sites_that_hold_it() -> None:
+    labels = np.array([0, 0, 0, 1, 1, 2])
+    cut = [np.array([0, 3]), np.array([1, 4]), np.array([2]), np.array([5])]  # {0, 1}, {0, 1}, {0}, {2}
+    test_labels = np.array([0] * 7 + [1] * 4 + [2] * 3 + [3] * 2)  # nobody holds class 3
+    parts = by_class(labels, cut, test_labels, rng())
+    counts = [np.bincount(test_labels[part], minlength=4).tolist() for part in parts]
+    assert counts == [[3, 2, 0, 0], [2, 2, 0, 0], [2, 0, 0, 0], [0, 0, 3, 0]]
+    assert np.array_equal(np.sort(np.concatenate(parts)), np.arange(14))
+    assert not np.array_equal(parts[0], by_class(labels, cut, test_labels, rng(1))[0])
 
 
 def test_long_tail_has_the_papers_sizes() -> None:

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
 
 import pytest
 import torch
 from torch import Tensor
-from torchvision.transforms.v2 import functional as tv
 
-from protofed.client.data import examples, pixels
+from protofed.client.data import examples
 from protofed.client.data.examples import Augment, Examples, SiteData, fits
-from protofed.client.data.pixels import crop_flip, draw_crop_flips, normaliser
+from protofed.client.data.pixels import AUGMENTATIONS
 from protofed.common.errors import DataError
 from protofed.common.recipe import Input
 
 RUN = Input(shape=(3, 6, 5), mean=(0.1, 0.2, 0.3), std=(0.5, 0.25, 1.0))
 META = torch.device("meta")
+AUGMENTS: list[Augment] = ["none", *AUGMENTATIONS]
 
 
 def rng(seed: int = 0) -> torch.Generator:
@@ -37,19 +38,6 @@ def epoch(data: SiteData, seed: int = 0, size: int = 4, augment: Augment = "none
     return torch.cat(images), torch.cat(labels)
 
 
-def test_normalisation_is_by_channel_of_pixels_in_0_to_1() -> None:
-    images = torch.tensor([[[[255]], [[51]], [[0]]]], dtype=torch.uint8)
-    made = normaliser(RUN, torch.uint8, torch.device("cpu"))(images)
-    torch.testing.assert_close(made.flatten(), torch.tensor([1.8, 0.0, -0.3]))  # (1 - .1) / .5, (.2 - .2) / .25, ...
-    again = normaliser(RUN, torch.float32, torch.device("cpu"))(images / 255)
-    torch.testing.assert_close(again, made)
-
-
-def test_one_value_serves_all_channels() -> None:
-    made = normaliser(Input(shape=(3, 1, 1)), torch.uint8, torch.device("cpu"))(torch.full((1, 3, 1, 1), 255))
-    assert made.flatten().tolist() == [1.0, 1.0, 1.0]
-
-
 def test_an_epoch_is_every_example_once_in_the_generators_order() -> None:
     data = site()
     images, labels = epoch(data)
@@ -63,26 +51,27 @@ def test_an_epoch_is_every_example_once_in_the_generators_order() -> None:
     ("size", "drop_last", "sizes"),
     [(4, False, [4, 4, 2]), (4, True, [4, 4]), (5, True, [5, 5]), (64, False, [10]), (64, True, [10])],
 )
-@pytest.mark.parametrize("augment", ["none", "crop-flip"])
+@pytest.mark.parametrize("augment", AUGMENTS)
 def test_batches_have_the_size_asked_for(size: int, drop_last: bool, sizes: list[int], augment: Augment) -> None:
     made = list(site().batches(size, rng(), augment, drop_last))
     assert [len(images) for images, _ in made] == [len(labels) for _, labels in made] == sizes
 
 
-def test_random_numbers_are_drawn_at_the_call_and_from_the_generator_alone() -> None:
+@pytest.mark.parametrize("augment", AUGMENTATIONS)
+def test_random_numbers_are_drawn_at_the_call_and_from_the_generator_alone(augment: Augment) -> None:
     before = torch.get_rng_state()
     one, two = rng(), rng()
-    pending = site().batches(4, one, "crop-flip")
+    pending = site().batches(4, one, augment)
     drawn = one.get_state()
     list(pending)
     torch.randperm(10, generator=two)
-    draw_crop_flips(10, two)
+    AUGMENTATIONS[augment].draw(10, two)
     assert torch.equal(one.get_state(), drawn)
     assert torch.equal(two.get_state(), drawn)
     assert torch.equal(torch.get_rng_state(), before)
 
 
-@pytest.mark.parametrize("augment", ["none", "crop-flip"])
+@pytest.mark.parametrize("augment", AUGMENTS)
 def test_batches_are_the_same_where_no_normalised_copy_is_kept(
     augment: Augment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -93,21 +82,6 @@ def test_batches_are_the_same_where_no_normalised_copy_is_kept(
     assert not data.train._made  # nothing was kept
 
 
-def test_crop_flip_is_torchvisions() -> None:
-    data = some(50)
-    moves = draw_crop_flips(50, rng(3))
-    made = crop_flip(data.images, moves)
-    for image, ours, (top, left, flip) in zip(data.images, made, moves.tolist(), strict=True):
-        cropped = tv.crop(tv.pad(image, [4]), top, left, 6, 5)
-        assert torch.equal(ours, tv.horizontal_flip(cropped) if flip else cropped)
-
-
-def test_crop_flip_draws_every_offset_and_both_sides() -> None:
-    moves = draw_crop_flips(2000, rng())
-    assert [sorted(set(column.tolist())) for column in moves.T] == [list(range(9)), list(range(9)), [0, 1]]
-    assert 900 < int(moves[:, 2].sum()) < 1100
-
-
 def test_the_border_is_black_before_normalisation() -> None:
     white = Examples(torch.full((200, 3, 6, 5), 255, dtype=torch.uint8), torch.zeros(200, dtype=torch.int64))
     images, _ = epoch(SiteData(white, white, RUN, 4), augment="crop-flip")
@@ -116,7 +90,6 @@ def test_the_border_is_black_before_normalisation() -> None:
     is_black = torch.isclose(images, black.view(3, 1, 1)).all(dim=1)
     assert torch.equal(is_black, ~torch.isclose(images, light.view(3, 1, 1)).all(dim=1))
     assert 0.2 < float(is_black.float().mean()) < 0.9
-    assert pixels.PADDING == 4
 
 
 def test_ordered_is_every_example_in_its_own_order() -> None:
@@ -146,7 +119,7 @@ def test_examples_are_moved_once() -> None:
     assert held.on(META) is held.on(META)
 
 
-@pytest.mark.parametrize("augment", ["none", "crop-flip"])
+@pytest.mark.parametrize("augment", AUGMENTS)
 def test_data_that_stays_on_the_host_is_moved_batch_by_batch(augment: Augment) -> None:
     data = SiteData(some(10), some(3), RUN, 4, device=META)  # meta: a device with shapes and no numbers
     made = [*data.batches(4, rng(), augment), *data.ordered(data.test, 2)]
@@ -186,7 +159,7 @@ def test_data_that_do_not_fit_are_pinned(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
-@pytest.mark.parametrize("augment", ["none", "crop-flip"])
+@pytest.mark.parametrize("augment", AUGMENTS)
 @pytest.mark.parametrize("room", [True, False])
 def test_a_gpu_sees_the_same_batches(augment: Augment, room: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(examples, "fits", lambda *_: room)
@@ -197,10 +170,56 @@ def test_a_gpu_sees_the_same_batches(augment: Augment, room: bool, monkeypatch: 
     assert torch.equal(there_labels.cpu(), labels)
 
 
-def test_augmented_epochs_differ_by_seed_and_agree_by_seed() -> None:
-    first, again, other = (epoch(site(), seed, augment="crop-flip")[0] for seed in (0, 0, 1))
+@pytest.mark.parametrize("augment", AUGMENTATIONS)
+def test_augmented_epochs_differ_by_seed_and_agree_by_seed(augment: Augment) -> None:
+    first, again, other = (epoch(site(), seed, augment=augment)[0] for seed in (0, 0, 1))
     assert torch.equal(first, again)
     assert all(not torch.equal(a, b) for a, b in pairwise((first, other, epoch(site())[0])))
+
+
+def test_a_site_may_have_a_test_set_of_its_own_beside_or_instead_of_the_common_one() -> None:
+    test, own = some(5), some(2, seed=3)
+    both = SiteData(some(3), test, RUN, 4, local_test=own)
+    assert (both.test is test, both.local_test is own) == (True, True)
+    only = SiteData(some(3), some(0), RUN, 4, local_test=own)
+    assert not list(only.ordered(only.test, 2))
+    assert [labels.tolist() for _, labels in only.ordered(own, 2)] == [[0, 1]]
+    assert SiteData(some(3), test, RUN, 4).local_test is None
+
+
+@pytest.mark.parametrize(("room", "verb"), [(15, "on"), (14, "pinned")])
+def test_a_test_set_of_its_own_is_placed_with_the_others(room: int, verb: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[tuple[str, int]] = []
+
+    def recorder(name: str) -> Callable[..., Examples]:
+        def move(self: Examples, *_: torch.device) -> Examples:
+            done.append((name, len(self)))
+            return self
+
+        return move
+
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (4 * room * some(1).nbytes, 1 << 30))
+    for name in ("on", "pinned"):
+        monkeypatch.setattr(Examples, name, recorder(name))
+    data = SiteData(some(8), some(4), RUN, 4, local_test=some(3)).placed(torch.device("cuda"))
+    assert sorted(done) == [(verb, 3), (verb, 4), (verb, 8)]
+    assert data.local_test is not None
+    done.clear()
+    assert SiteData(some(8), some(4), RUN, 4).placed(torch.device("cuda")).local_test is None
+    assert sorted(done) == [("on", 4), ("on", 8)]
+
+
+@pytest.mark.parametrize(
+    ("own", "said"),
+    [
+        (some(0), "no local test examples"),
+        (some(8, classes=6), "labels are 0 to 5"),
+        (Examples(torch.zeros(2, 1, 6, 5), torch.zeros(2).long()), r"\[1, 6, 5\].*\[3, 6, 5\]"),
+    ],
+)
+def test_a_test_set_of_its_own_is_checked_as_the_common_one(own: Examples, said: str) -> None:
+    with pytest.raises(DataError, match=said):
+        SiteData(some(3), some(3), RUN, 4, local_test=own)
 
 
 def test_an_evaluators_data_have_nothing_to_train_on() -> None:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
 
-from protofed.client.data.pixels import crop_flip, draw_crop_flips, normaliser
+from protofed.client.data.pixels import AUGMENTATIONS, Augmentation, normaliser
 from protofed.common.errors import DataError
+from protofed.common.recipe import Augment as Augment
 from protofed.common.recipe import Input
 
-Augment: TypeAlias = Literal["none", "crop-flip"]
 Batch: TypeAlias = tuple[Tensor, Tensor]  # [B, channels, H, W] normalised float32, [B] int64, on the site's device
 T = TypeVar("T")
 
@@ -112,11 +112,12 @@ class SiteData:
 
     Attributes:
         train: what the site trains on; never empty, unless it only scores.
-        test: what its models are scored on; never empty.
+        test: what all sites' models are scored on; empty only where there is a `local_test`, and no such set.
         input: what the run brings images to.
         classes: C, of the run: of all sites together.
         device: where batches are made.
         scores_only: an evaluator's data, without any to train on.
+        local_test: what this site's own model is scored on besides, of the site's own class distribution; never empty.
 
     Raises:
         DataError: no examples, images of another shape than the run's, or labels outside 0..classes - 1.
@@ -128,13 +129,20 @@ class SiteData:
     classes: int
     device: torch.device = CPU
     scores_only: bool = False
+    local_test: Examples | None = None
 
     def __post_init__(self) -> None:
-        for name, examples in (("training", self.train), ("test", self.test)):
-            if not len(examples) and not (self.scores_only and examples is self.train):
+        for name, examples, may_lack in (
+            ("training", self.train, self.scores_only),
+            ("test", self.test, self.local_test is not None),
+            ("local test", self.local_test, False),
+        ):
+            if examples is None:
+                continue
+            if not len(examples) and not may_lack:
                 raise DataError(f"there are no {name} examples; expected at least one")
             check_shape(examples, self.input)
-            _check_labels(examples.labels, self.classes)
+            check_labels(examples, self.classes)
 
     @classmethod
     def for_scoring(cls, test: Examples, input_: Input, classes: int) -> SiteData:
@@ -146,9 +154,15 @@ class SiteData:
 
         Sites that share a test set still share it there.
         """
-        if device.type == "cuda" and not fits(self.train.nbytes + self.test.nbytes, device):
-            return replace(self, train=self.train.pinned(), test=self.test.pinned(), device=device)
-        return replace(self, train=self.train.on(device), test=self.test.on(device), device=device)
+        train, test, local = self.train, self.test, self.local_test
+        size = train.nbytes + test.nbytes + (0 if local is None else local.nbytes)
+        pinned = device.type == "cuda" and not fits(size, device)
+
+        def moved(examples: Examples) -> Examples:
+            return examples.pinned() if pinned else examples.on(device)
+
+        moved_local = None if local is None else moved(local)
+        return replace(self, train=moved(train), test=moved(test), local_test=moved_local, device=device)
 
     def batches(
         self, size: int, rng: torch.Generator, augment: Augment = "none", drop_last: bool = False
@@ -160,7 +174,7 @@ class SiteData:
         Args:
             size: examples a batch; all of them if there are fewer.
             rng: of the CPU.
-            augment: "crop-flip" moves every image by up to 4 pixels and flips half of them.
+            augment: one of `AUGMENTATIONS`, or none.
             drop_last: leave out a last batch that is smaller than the others.
 
         Raises:
@@ -173,10 +187,11 @@ class SiteData:
         order = torch.randperm(count, generator=rng)[: count - count % size if drop_last else count]
         if augment == "none":
             return self._plain(order, size)
-        return self._augmented(order, size, draw_crop_flips(len(order), rng))
+        augmentation = AUGMENTATIONS[augment]
+        return self._augmented(order, size, augmentation, augmentation.draw(len(order), rng))
 
     def ordered(self, examples: Examples, size: int) -> Iterator[Batch]:
-        """`examples`, train or test, once and in their own order, without augmentation: for scores and class means."""
+        """`examples` of this site, once and in their own order, without augmentation: for scores and class means."""
         images, finish = self._prepared(examples)
         for some, labels in zip(torch.split(images, size), torch.split(examples.labels, size), strict=True):
             if len(labels):
@@ -192,13 +207,13 @@ class SiteData:
         for rows in torch.split(order.to(images.device), size):
             yield finish(images.index_select(0, rows)), self._moved(self.train.labels.index_select(0, rows))
 
-    def _augmented(self, order: Tensor, size: int, moves: Tensor) -> Iterator[Batch]:
+    def _augmented(self, order: Tensor, size: int, augmentation: Augmentation, moves: Tensor) -> Iterator[Batch]:
         images = self.train.images
         finish = normaliser(self.input, images.dtype, self.device)
         for rows, by in zip(
             torch.split(order.to(images.device), size), torch.split(moves.to(self.device), size), strict=True
         ):
-            moved = crop_flip(self._moved(images.index_select(0, rows)), by)
+            moved = augmentation.move(self._moved(images.index_select(0, rows)), by)
             yield finish(moved), self._moved(self.train.labels.index_select(0, rows))
 
     def _prepared(self, examples: Examples) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
@@ -218,7 +233,13 @@ def fits(size: int, device: torch.device) -> bool:
     return size <= free / 4
 
 
-def _check_labels(labels: Tensor, classes: int) -> None:
+def check_labels(examples: Examples, classes: int) -> None:
+    """That labels are 0 to classes - 1.
+
+    Raises:
+        DataError: naming what they are.
+    """
+    labels = examples.labels
     low, high = (int(labels.min()), int(labels.max())) if len(labels) else (0, 0)
     if low < 0 or high >= classes:
         raise DataError(f"labels are {low} to {high}, but the run has {classes} classes; expected 0 to {classes - 1}")

@@ -1,10 +1,12 @@
-"""How one source is cut into sites, and how it gets a long tail: NumPy only, pure functions of labels and a generator.
+"""How one source is cut into sites and their test sets, and how it gets a long tail; `dirichlet` has the random draws.
 
-Every function answers with sorted indices into what it was given; together the sites hold each example once.
+NumPy only, pure functions of labels and a generator. They answer with indices into what they were given, sorted unless
+they say otherwise; together the sites hold each example once.
 """
 
 from __future__ import annotations
 
+from math import ceil
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -12,50 +14,41 @@ from numpy.typing import NDArray
 
 from protofed.common.errors import DataError
 
-Indices: TypeAlias = NDArray[np.int64]  # of examples, sorted
+Indices: TypeAlias = NDArray[np.int64]  # of examples
 Labels: TypeAlias = NDArray[np.int64]  # [N]
 
-ATTEMPTS = 1000  # draws of a whole Dirichlet partition before it counts as impossible
 
-
-def dirichlet(
-    labels: Labels,
-    sites: int,
-    beta: float,
-    rng: np.random.RandomState,
-    min_examples: int = 10,
-    min_classes: int = 2,
+def pathological(
+    labels: Labels, sites: int, classes_each: int, balanced: bool, rng: np.random.RandomState
 ) -> list[Indices]:
-    """FedNH's label-skewed partition (METHODS §1.7); the smaller `beta`, the more skewed.
+    """PFLlib's pathological split (METHODS §3.4): sites and classes are taken in order, in groups.
 
-    With a fresh `RandomState(seed)` it deals every example to the same site as the released code with that seed,
-    wherever that needs no more than its three attempts: later it accepts what it has, here the draw goes on.
+    The first group of sites divides the first `classes_each` classes among itself, and so on. A share of a class is
+    the mean share, or drawn from a tenth of that upwards; the group's last site takes what remains. A class's
+    examples are dealt in the source's order. With `RandomState(1)` the sites are the released ones, unless the mean
+    share is under ten examples: none is empty here.
 
-    Args:
-        labels: [N]; its classes are dealt in sorted order.
-        sites: how many.
-        beta: concentration of the symmetric Dirichlet distribution, by class over sites.
-        rng: the legacy generator, for the sake of the paper's own partitions.
-        min_examples: that every site has at least.
-        min_classes: that every site has at least; 2 in the paper.
+    Returns:
+        In the order dealt, as `pfllib_dirichlet`.
 
     Raises:
-        DataError: no such partition exists, or none was found in `ATTEMPTS` draws.
+        DataError: the groups do not come out even, or a class has too few examples for its group.
     """
-    if sites * min_examples > len(labels) or min_classes > len(np.unique(labels)):
+    classes = np.unique(labels)
+    group, odd = divmod(sites * classes_each, len(classes)) if len(classes) else (0, 1)  # sites that share a class
+    if odd or len(classes) % classes_each:
         raise DataError(
-            f"{len(labels)} examples of {len(np.unique(labels))} classes cannot give {sites} sites at least "
-            f"{min_examples} examples and {min_classes} classes each; lower partition.sites or the minima"
+            f"{sites} sites of {classes_each} classes each do not divide {len(classes)} classes evenly; expected "
+            "classes a multiple of partition.classes_each, and partition.sites one of classes / classes_each"
         )
-    rng.permutation(len(labels))  # drawn and never used by the released code: kept, for equal partitions
-    for _ in range(ATTEMPTS):
-        held = _draw(labels, sites, beta, rng, min_classes)  # [K, classes]
-        if min(len(site) for site in held) >= min_examples and _fewest_classes(labels, held) >= min_classes:
-            return held
-    raise DataError(
-        f"no partition of {len(labels)} examples into {sites} sites with beta {beta:g}, at least {min_examples} "
-        f"examples and {min_classes} classes each in {ATTEMPTS} draws; raise partition.beta or lower the minima"
-    )
+    held: list[list[Indices]] = [[] for _ in range(sites)]
+    for rank, c in enumerate(classes):
+        first = rank // classes_each * group
+        indices = np.flatnonzero(labels == c)
+        cuts = np.cumsum(_shares(len(indices), group, balanced, rng))
+        for site, chunk in zip(held[first : first + group], np.split(indices, cuts), strict=True):
+            site.append(chunk)
+    return [np.concatenate(site) for site in held]
 
 
 def shards(labels: Labels, sites: int, shards: int, rng: np.random.RandomState) -> list[Indices]:
@@ -73,7 +66,7 @@ def shards(labels: Labels, sites: int, shards: int, rng: np.random.RandomState) 
             f"{sites} sites of {shards} shards are {sites * shards} shards, no multiple of {len(classes)} classes; "
             "change partition.sites or partition.shards"
         )
-    cut = [np.array_split(_shuffled(labels, c, rng), each) for c in classes]  # [classes, each]
+    cut = [np.array_split(shuffled(labels, c, rng), each) for c in classes]  # [classes, each]
     if not all(len(piece) for pieces in cut for piece in pieces):
         raise DataError(
             f"a class has fewer than {each} examples, one a shard; lower partition.sites or partition.shards"
@@ -87,6 +80,57 @@ def by_column(values: NDArray[Any]) -> list[Indices]:
     return [np.flatnonzero(values == value) for value in np.unique(values)]
 
 
+def hold_out(cut: list[Indices], share: float, rng: np.random.RandomState) -> tuple[list[Indices], list[Indices]]:
+    """Every site's part in two, training and test examples, as scikit-learn's train_test_split (METHODS §3.4).
+
+    After `pfllib_dirichlet` or `pathological` and with the same generator, the released code's own test sets.
+
+    Args:
+        cut: by site, in the order that the permutation is applied to.
+        share: of the test set, rounded up to whole examples.
+        rng: one permutation a site is drawn from it.
+
+    Raises:
+        DataError: a site has nothing left to train on.
+    """
+    train, test = [], []
+    for site in cut:
+        held = ceil(share * len(site))
+        if held >= len(site):
+            raise DataError(
+                f"holding out {share:g} of a site's {len(site)} examples leaves none to train on; "
+                "lower partition.sites or data.local_test_share"
+            )
+        order = rng.permutation(len(site))
+        test.append(np.sort(site[order[:held]]))
+        train.append(np.sort(site[order[held:]]))
+    return train, test
+
+
+def by_class(labels: Labels, cut: list[Indices], test_labels: Labels, rng: np.random.RandomState) -> list[Indices]:
+    """Each class of a test set in equal parts for the sites that hold the class (FedPRP's A_L, METHODS §2.5).
+
+    Parts differ by one example at most; of a class that no site holds nobody gets any.
+
+    Args:
+        labels: [N] of the training examples.
+        cut: each site's training examples.
+        test_labels: [T].
+        rng: shuffles each class before it is divided.
+
+    Returns:
+        Indices into the test set, by site.
+    """
+    owned = [np.unique(labels[site]) for site in cut]
+    held = [[np.empty(0, np.int64)] for _ in cut]
+    for c in np.intersect1d(labels, test_labels):
+        owners = [site for site, classes in zip(held, owned, strict=True) if c in classes]
+        parts = np.array_split(shuffled(test_labels, c, rng), len(owners))
+        for site, part in zip(owners, parts, strict=True):
+            site.append(part)
+    return [np.sort(np.concatenate(site)) for site in held]
+
+
 def long_tail(labels: Labels, factor: float, rng: np.random.RandomState) -> Indices:
     """What is kept for an exponential long tail (METHODS §2.5): n_c = int(n_max * factor ** (c / (C - 1))).
 
@@ -94,7 +138,7 @@ def long_tail(labels: Labels, factor: float, rng: np.random.RandomState) -> Indi
     """
     sizes = np.bincount(labels)  # [C]
     wanted = long_tail_sizes(int(sizes.max(initial=0)), len(sizes), factor)
-    kept = [_shuffled(labels, c, rng)[:size] for c, size in enumerate(wanted)]
+    kept = [shuffled(labels, c, rng)[:size] for c, size in enumerate(wanted)]
     return np.sort(np.concatenate([np.empty(0, np.int64), *kept]))
 
 
@@ -103,36 +147,20 @@ def long_tail_sizes(most: int, classes: int, factor: float) -> list[int]:
     return [int(most * factor ** (c / max(classes - 1, 1))) for c in range(classes)]
 
 
-def _shuffled(labels: Labels, c: np.int64 | int, rng: np.random.RandomState) -> Indices:
+def shuffled(labels: Labels, c: np.int64 | int, rng: np.random.RandomState) -> Indices:
+    """The examples of class `c` in random order."""
     indices = np.flatnonzero(labels == c)
     rng.shuffle(indices)
     return indices
 
 
-def _draw(labels: Labels, sites: int, beta: float, rng: np.random.RandomState, min_classes: int) -> list[Indices]:
-    """One attempt: [K] index arrays, of any size; all empty where the proportions came out as no numbers."""
-    held: list[list[Indices]] = [[] for _ in range(sites)]
-    for rank, c in enumerate(np.unique(labels)):
-        indices = _shuffled(labels, c, rng)
-        room = np.array([sum(map(len, site)) < len(labels) / sites for site in held])  # [K]
-        proportions = rng.dirichlet(np.repeat(beta, sites)) * room
-        if not proportions.sum() > 0:  # a tiny beta: all mass on sites that are full
-            return [np.empty(0, np.int64)] * sites
-        cuts = (np.cumsum(proportions / proportions.sum()) * len(indices)).astype(int)[:-1]
-        chunks = np.split(indices, cuts)
-        if rank >= min_classes:
-            _swap(chunks, held, min_classes)
-        for site, chunk in zip(held, chunks, strict=True):
-            site.extend([chunk] if len(chunk) else [])
-    return [np.sort(np.concatenate([np.empty(0, np.int64), *site])) for site in held]
-
-
-def _swap(chunks: list[Indices], held: list[list[Indices]], min_classes: int) -> None:
-    """The released code's help for sites short of classes: the n-th of these swaps with the n-th site from the end."""
-    short = [k for k, site in enumerate(held) if len(site) < min_classes]
-    for place, k in enumerate(short, start=1):
-        chunks[k], chunks[-place] = chunks[-place], chunks[k]
-
-
-def _fewest_classes(labels: Labels, held: list[Indices]) -> int:
-    return min(len(np.unique(labels[site])) for site in held)
+def _shares(count: int, sites: int, balanced: bool, rng: np.random.RandomState) -> list[int]:
+    """How many of a class's examples each of its sites gets, but for the last one, which takes the rest."""
+    mean = count / sites
+    if mean < 1:
+        raise DataError(f"a class's {count} examples are too few for its {sites} sites; lower partition.sites")
+    if balanced:
+        return [int(mean)] * (sites - 1)
+    low = max(int(mean / 10), 1)
+    shares: list[int] = rng.randint(low, max(int(mean), low + 1), sites - 1).tolist()
+    return shares

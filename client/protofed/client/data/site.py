@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import assert_never
 
 import numpy as np
 import torch
 
-from protofed.client.data import partition
-from protofed.client.data.examples import Examples, SiteData
+from protofed.client.data import dirichlet, partition
+from protofed.client.data.examples import Examples, SiteData, check_labels
 from protofed.client.data.partition import Indices, Labels
 from protofed.client.data.sources import Column, Source, load
-from protofed.common import recipe
+from protofed.common import partition as kinds
 from protofed.common.errors import DataError
 from protofed.common.recipe import Data, Input
 
@@ -20,13 +20,17 @@ _LONG_TAIL = 1  # beside data.seed, so that the tail and the partition draw from
 
 
 def load_sites(data: Data, input_: Input, classes: int) -> list[SiteData]:
-    """All sites of a simulation, on the CPU. They share one test set, but for a test_site column (see `Column`).
+    """All sites of a simulation, on the CPU. They share one test set, which is empty with `data.merge`.
+
+    Each has a `local_test` besides with `data.local_test_share`, with `data.local_test`, or, cut by a column, where
+    the source has a test_site column: then its own rows of the test set.
 
     Raises:
-        DataError: the source cannot be used, or cannot be cut as `data.partition` says.
+        DataError: the source cannot be used, or cannot be cut as `data` says.
     """
-    source, whole = _long_tailed(data, input_, classes)
-    return [_site(source, whole, data, indices) for indices in _cut(source, data)]
+    source = _long_tailed(data, input_, classes)
+    cut = _cut(source, data)
+    return [_site(source, cut, share, input_, classes) for share in range(len(cut.train))]
 
 
 def load_site(data: Data, share: int, input_: Input, classes: int) -> SiteData:
@@ -35,47 +39,86 @@ def load_site(data: Data, share: int, input_: Input, classes: int) -> SiteData:
     Raises:
         DataError: as `load_sites`, or there is no such share.
     """
-    source, whole = _long_tailed(data, input_, classes)
+    source = _long_tailed(data, input_, classes)
     cut = _cut(source, data)
-    if not 0 <= share < len(cut):
-        raise DataError(f"share {share} of {len(cut)}: expected 0 to {len(cut) - 1}")
-    return _site(source, whole, data, cut[share])
+    if not 0 <= share < len(cut.train):
+        raise DataError(f"share {share} of {len(cut.train)}: expected 0 to {len(cut.train) - 1}")
+    return _site(source, cut, share, input_, classes)
 
 
 def load_test(data: Data, input_: Input, classes: int) -> SiteData:
-    """An evaluator's: the source's whole test set, and nothing to train on.
+    """An evaluator's, and nothing to train on: the source's whole test set; with `data.merge`, all local test sets.
 
     Raises:
-        DataError: the source cannot be used.
+        DataError: the source cannot be used; with `data.merge`, as `load_sites`.
     """
-    return SiteData.for_scoring(load(data, input_).test, input_, classes)
+    if not data.merge:
+        return SiteData.for_scoring(load(data, input_).test, input_, classes)
+    cut = _cut(_long_tailed(data, input_, classes), data)
+    return SiteData.for_scoring(_rows(cut.pool, np.concatenate(cut.local)), input_, classes)
 
 
-def _long_tailed(data: Data, input_: Input, classes: int) -> tuple[Source, SiteData]:
-    """The source after its long tail, and the same as if it were one site: that checks all of it before it is cut."""
+@dataclass(frozen=True, eq=False)
+class _Cut:
+    """A source cut into sites.
+
+    Attributes:
+        train: each site's rows of the source's training examples.
+        pool: what local test sets are taken from: the source's test set, or its training examples.
+        local: each site's rows of the pool; none at all where sites have no test set of their own.
+    """
+
+    train: list[Indices]
+    pool: Examples
+    local: list[Indices]
+
+
+def _long_tailed(data: Data, input_: Input, classes: int) -> Source:
+    """The source after its long tail, checked whole before it is cut."""
     source = load(data, input_)
-    whole = SiteData(source.train, source.test, input_, classes)
+    if not len(source.train):
+        raise DataError("there are no training examples; expected at least one")
+    for examples in (source.train, source.test):
+        check_labels(examples, classes)
     if data.long_tail is None:
-        return source, whole
+        return source
     rng = np.random.RandomState([data.seed, _LONG_TAIL])
     kept = partition.long_tail(_labels(source.train), data.long_tail, rng)
     column = None if source.site_column is None else source.site_column[kept]
-    train = _rows(source.train, kept)
-    return replace(source, train=train, site_column=column), replace(whole, train=train)
+    return replace(source, train=_rows(source.train, kept), site_column=column)
 
 
-def _cut(source: Source, data: Data) -> list[Indices]:
-    """Each site's training examples."""
-    labels = _labels(source.train)
+def _cut(source: Source, data: Data) -> _Cut:
     rng = np.random.RandomState(data.seed)
-    match data.partition:
-        case recipe.Whole():
+    sites = _partition(source, data.partition, rng)
+    if data.local_test_share is not None:
+        train, local = partition.hold_out(sites, data.local_test_share, rng)
+        return _Cut(train, source.train, local)
+    if data.local_test is not None:
+        local = partition.by_class(_labels(source.train), sites, _labels(source.test), rng)
+        return _Cut(sites, source.test, local)
+    if isinstance(data.partition, kinds.Column) and source.test_site_column is not None:
+        return _Cut(sites, source.test, _own_rows(_column(source), source.test_site_column))
+    return _Cut(sites, source.test, [])
+
+
+def _partition(source: Source, how: kinds.Partition, rng: np.random.RandomState) -> list[Indices]:
+    """Each site's examples of the source's training set."""
+    labels = _labels(source.train)
+    match how:
+        case kinds.Whole():
             return [np.arange(len(labels))]
-        case recipe.Dirichlet(sites=sites, beta=beta, min_examples=examples, min_classes=classes):
-            return partition.dirichlet(labels, sites, beta, rng, examples, classes)
-        case recipe.Shards(sites=sites, shards=shards):
+        case kinds.Dirichlet(sites=sites, beta=beta, min_examples=examples, min_classes=classes):
+            return dirichlet.dirichlet(labels, sites, beta, rng, examples, classes)
+        case kinds.PfllibDirichlet(sites=sites, beta=beta, min_examples=examples):
+            return dirichlet.pfllib_dirichlet(labels, sites, beta, rng, examples)
+        case kinds.NiidBenchDirichlet(sites=sites, beta=beta, min_examples=examples):
+            return dirichlet.niid_bench_dirichlet(labels, sites, beta, rng, examples)
+        case kinds.Pathological(sites=sites, classes_each=each, balanced=balanced):
+            return partition.pathological(labels, sites, each, balanced, rng)
+        case kinds.Shards(sites=sites, shards=shards):
             return partition.shards(labels, sites, shards, rng)
-        case recipe.Column():
+        case kinds.Column():
             return partition.by_column(_column(source))
         case other:
             assert_never(other)
@@ -83,25 +126,33 @@ def _cut(source: Source, data: Data) -> list[Indices]:
 
 def _column(source: Source) -> Column:
     if source.site_column is None:
-        raise DataError("partition 'column' needs a source with a site column; add train_site to the .npz")
+        raise DataError(
+            "partition 'column' needs a source with a site column; add train_site, and with data.merge test_site, "
+            "to the .npz"
+        )
     return source.site_column
 
 
-def _site(source: Source, whole: SiteData, data: Data, indices: Indices) -> SiteData:
-    test = whole.test
-    if isinstance(data.partition, recipe.Column) and source.test_site_column is not None:
-        value = _column(source)[indices[0]]
-        rows = np.flatnonzero(source.test_site_column == value)
-        if not len(rows):
-            raise DataError(f"site {value} of train_site has no example in test_site; expected at least one")
-        test = _rows(test, rows)
-    train = whole.train if len(indices) == len(whole.train) else _rows(whole.train, indices)
-    return replace(whole, train=train, test=test)
+def _own_rows(column: Column, test_column: Column) -> list[Indices]:
+    """Each site's own rows of the test set."""
+    sites = np.unique(column)
+    rows = [np.flatnonzero(test_column == site) for site in sites]
+    for site, own in zip(sites, rows, strict=True):
+        if not len(own):
+            raise DataError(f"site {site} of train_site has no example in test_site; expected at least one")
+    return rows
+
+
+def _site(source: Source, cut: _Cut, share: int, input_: Input, classes: int) -> SiteData:
+    train = _rows(source.train, cut.train[share])
+    local = _rows(cut.pool, cut.local[share]) if cut.local else None
+    return SiteData(train, source.test, input_, classes, local_test=local)
 
 
 def _labels(examples: Examples) -> Labels:
     return examples.labels.numpy()
 
 
-def _rows(examples: Examples, indices: Indices) -> Examples:
-    return examples.take(torch.from_numpy(indices))
+def _rows(examples: Examples, rows: Indices) -> Examples:
+    """These rows in the source's order; all of them are no copy."""
+    return examples if len(rows) == len(examples) else examples.take(torch.from_numpy(np.sort(rows)))
