@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections import Counter, deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,9 @@ import structlog
 import torch
 from torch import nn
 
-from protofed.client import agent
+from protofed.client import scoring
 from protofed.client.agent import Agent, Site
-from protofed.client.data.examples import Examples, SiteData
+from protofed.client.data.examples import Examples, SiteData, no_examples
 from protofed.client.evaluate import Tally, tally
 from protofed.client.memory import FolderStore, Held, MemoryStore, Store
 from protofed.client.models.catalogue import build
@@ -710,7 +710,7 @@ def test_a_model_is_scored_once_and_another_one_again(monkeypatch: pytest.Monkey
         tallies.append(model)
         return tally(model, data)
 
-    monkeypatch.setattr(agent, "tally", counted)
+    monkeypatch.setattr(scoring, "tally", counted)
     scene = Scene()
     daemon = scene.agent()
     done = []
@@ -742,6 +742,60 @@ def test_a_daemon_of_both_roles_gives_both() -> None:
     scene.score(1)
     work(scene.agent(), 2)
     assert set(scene.link.scores[0]) == PERSONAL | GLOBAL
+
+
+LOCAL = {f"{of}.local.{name}" for of in ("global", "personal") for name in ("accuracy", "balanced_accuracy")}
+WITH_LOCAL = {**RULES, "metrics": [*RULES["metrics"], *LOCAL]}
+
+
+def with_local_test(recipe: Recipe) -> SiteData:
+    """The site's own test set is its training examples."""
+    return replace(site_data(), local_test=site_data().train)
+
+
+def test_the_global_model_is_scored_on_a_sites_own_test_set_too() -> None:
+    scene = Scene(rules=WITH_LOCAL, load_data=with_local_test)
+    scene.score(1)  # before the site has a model of its own
+    scene.fit(2)
+    scene.score(2)
+    work(scene.agent(), 3)
+    assert scene.link.scores[0].keys() == {name for name in LOCAL if name.startswith("global")}
+    assert scene.link.scores[1].keys() == PERSONAL | LOCAL
+    assert scene.link.scores[1]["global.local.accuracy"] == scene.link.scores[0]["global.local.accuracy"]
+
+
+def test_without_a_common_test_set_only_the_own_one_gives_scores() -> None:
+    def own_only(recipe: Recipe) -> SiteData:
+        return replace(with_local_test(recipe), test=no_examples(recipe.input))
+
+    scene = Scene(rules=WITH_LOCAL, load_data=own_only)
+    scene.fit(1)
+    scene.score(1)
+    work(scene.agent(), 2)
+    assert scene.link.scores[0].keys() == LOCAL
+
+
+def test_a_method_that_predicts_with_what_it_installs_is_scored_as_downloaded() -> None:
+    scene = Scene(
+        recipe={**RUN, "method": {"name": "cwfedavg"}},
+        rules={**WITH_LOCAL, "methods": ["cwfedavg"], "parts": ["body", "head", "class-shares"]},
+        load_data=with_local_test,
+    )
+    scene.fit(1, first_model(seed=5))
+    for seed in (6, 6, 7):
+        scene.score(1, first_model(seed=seed))
+    work(scene.agent(), 4)
+    assert [scores["personal.accuracy"] for scores in scene.link.scores] == [
+        accuracy("fedavg", first_model(seed=seed)) for seed in (6, 6, 7)
+    ]
+    assert "global.local.accuracy" not in scene.link.scores[0]  # there is no model of all sites
+
+
+def test_a_policy_names_what_is_told_of_every_class_once() -> None:
+    scene = Scene(roles=frozenset({Role.EVALUATOR}), rules={**RULES, "metrics": ["global.recall"]})
+    scene.score(1)
+    work(scene.agent(), 1)
+    assert scene.link.scores[0].keys() == {"global.recall.0", "global.recall.1", "global.recall.2"}
 
 
 def test_scores_pass_the_policy() -> None:

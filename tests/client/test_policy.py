@@ -59,7 +59,7 @@ def test_a_file_is_read(tmp_path: Path) -> None:
     [
         (VALID + "example_counts = true", "unknown key 'example_counts': did you mean 'example_count'?"),
         (VALID + "modles = []", "unknown key 'modles': did you mean 'models'?"),
-        (VALID.replace('"body"', '"bodies"'), "bodies.*'body', 'head' or 'prototypes'"),
+        (VALID.replace('"body"', '"bodies"'), "bodies.*'body', 'head', "),
         (VALID.replace("parts", "# parts"), "'parts' is missing"),
         (VALID + "max_update_mb = 0", "max_update_mb = 0: .*greater than 0"),
         (VALID + 'models = "all"', "models = 'all'"),
@@ -165,18 +165,46 @@ EVERYTHING = {
 
 
 def test_every_shipped_policy_is_tested_here() -> None:
-    assert {path.stem for path in shipped.folder("policies").glob("*.toml")} == {"standard", "strict"}
+    assert {path.stem for path in shipped.folder("policies").glob("*.toml")} == {"standard", "strict", "open"}
+
+
+# Methods that make the coordinator estimate a site's class distribution, and scores that tell of its classes.
+ESTIMATING = {"cwfedavg"}
+OF_CLASSES = {
+    name
+    for name in SCALARS
+    if not name.startswith("global.") or name.startswith("global.local.")
+    if name.rpartition(".")[2] in ("recall", "many", "medium", "few", "groups", "auroc", "ece")
+}
+
+
+def test_only_the_open_policy_lets_a_class_distribution_be_estimated() -> None:
+    for name in ("strict", "standard", "open"):
+        policy = Policy.read(shipped.folder("policies") / f"{name}.toml")
+        for method in ESTIMATING:
+            sends = client_methods.build(method, {}).sends
+            if name == "open":
+                policy.admit(method, sends)
+            else:
+                with pytest.raises(PolicyViolation):
+                    policy.admit(method, sends)
+
+
+def test_no_policy_file_can_name_a_part_that_exists_only_in_simulations(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="'label-distribution' exists only in simulations"):
+        read(tmp_path / "policy.toml", VALID.replace('"body"', '"label-distribution"'))
 
 
 def test_the_standard_policy_lets_models_prototypes_and_single_scores_out() -> None:
     standard = Policy.read(shipped.folder("policies") / "standard.toml")
-    for method in client_methods:
-        standard.admit(method, client_methods.get(method).sends)
-    scalars = dict.fromkeys(SCALARS, 0.5)
-    released = standard.release(update(payload=EVERYTHING, metrics={**scalars, "label.counts": 3.0}))
+    for method in set(client_methods) - ESTIMATING:
+        standard.admit(method, client_methods.build(method, {}).sends)
+    scalars = dict.fromkeys(SCALARS - OF_CLASSES, 0.5)
+    withheld = dict.fromkeys([*OF_CLASSES, "personal.local.recall.3", "label.counts"], 3.0)
+    released = standard.release(update(payload=EVERYTHING, metrics={**scalars, **withheld}))
     assert {spec.part for spec in released.manifest.tensors} == EVERYTHING.keys()
     assert released.metrics == scalars
-    assert standard.release_scores({**scalars, "label.counts": 3.0}).scores == scalars
+    assert standard.release_scores({**scalars, **withheld}).scores == scalars
     assert released.weight is None
     assert standard.rules.models == frozenset()
 
@@ -186,7 +214,7 @@ def test_the_strict_policy_lets_no_number_about_the_site_out() -> None:
     strict.admit("fednh", client_methods.get("fednh").sends)
     for method in set(client_methods) - {"fednh"}:
         with pytest.raises(PolicyViolation, match=f"method '{method}'"):
-            strict.admit(method, client_methods.get(method).sends)
+            strict.admit(method, client_methods.build(method, {}).sends)
     released = strict.release(update(payload=EVERYTHING, metrics=dict.fromkeys(SCALARS, 0.5)))
     assert (released.metrics, released.weight) == ({}, None)
     assert strict.release_scores(dict.fromkeys(SCALARS, 0.5)).scores == {}

@@ -12,6 +12,9 @@ import numpy as np
 import pytest
 import torch
 
+from protofed.client.data.dirichlet import pfllib_dirichlet
+from protofed.client.data.examples import SiteData
+from protofed.client.data.partition import hold_out
 from protofed.client.data.site import load_site, load_sites, load_test
 from protofed.client.data.sources import load
 from protofed.common.errors import DataError
@@ -53,6 +56,15 @@ def numbers(images: torch.Tensor) -> list[int]:
     return images[:, 0, 0, 0].tolist()
 
 
+def local_numbers(sites: list[SiteData]) -> list[list[int]]:
+    return [numbers(site.local_test.images) for site in sites if site.local_test is not None]
+
+
+def rows(images: torch.Tensor) -> list[bytes]:
+    """Something of each image that can be sorted and compared."""
+    return [image.numpy().tobytes() for image in images]
+
+
 def test_digits_hold_out_a_balanced_test_set_by_the_seed() -> None:
     source = load(settings("digits"), DIGITS)
     assert len(source.train) == 1797 - 520
@@ -91,9 +103,13 @@ def test_a_column_makes_one_site_a_value_and_may_split_the_test_set_too(tmp_path
     sites = load_sites(write_npz(tmp_path, two_sites(), partition={"kind": "column"}), SMALL, 2)
     assert [numbers(site.train.images) for site in sites] == [[1], [0, 2, 3]]
     assert sites[0].test is sites[1].test
+    assert [site.local_test for site in sites] == [None, None]
     both_columns = two_sites(test_site=np.array(["b", "a", "b"]))
-    sites = load_sites(write_npz(tmp_path, both_columns, partition={"kind": "column"}), SMALL, 2)
-    assert [numbers(site.test.images) for site in sites] == [[5], [4, 6]]
+    data = write_npz(tmp_path, both_columns, partition={"kind": "column"})
+    sites = load_sites(data, SMALL, 2)
+    assert local_numbers(sites) == [[5], [4, 6]]
+    assert sites[0].test is sites[1].test
+    assert numbers(sites[0].test.images) == numbers(load_test(data, SMALL, 2).test.images) == [4, 5, 6]
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -206,6 +222,101 @@ def test_a_wrong_npz_says_what_was_expected(change: dict[str, Any], said: str, t
         load_sites(data, SMALL, 2)
 
 
+PFLLIB = {"merge": True, "local_test_share": 0.25}
+
+
+def test_a_merged_source_has_all_examples_and_its_column(tmp_path: Path) -> None:
+    source = load(write_npz(tmp_path, two_sites(test_site=np.array(["a", "c", "b"])), **PFLLIB), SMALL)
+    assert (numbers(source.train.images), source.train.labels.tolist()) == ([*range(7)], [0, 1, 0, 1, 0, 1, 1])
+    assert np.asarray(source.site_column).tolist() == ["b", "a", "b", "b", "a", "c", "b"]
+    assert source.test.images.shape == (0, 3, 2, 2)
+    digits = load(settings("digits", **PFLLIB), DIGITS)
+    assert (len(digits.train), len(digits.test)) == (1797, 0)
+
+
+def test_a_merged_source_cut_by_column_needs_both_columns(tmp_path: Path) -> None:
+    data = write_npz(tmp_path, two_sites(), partition={"kind": "column"}, **PFLLIB)
+    with pytest.raises(DataError, match=r"train_site, and with data\.merge test_site"):
+        load_sites(data, SMALL, 2)
+
+
+def test_merged_sites_are_pfllibs_and_only_they_have_test_sets() -> None:
+    data = settings("digits", seed=1, partition={"kind": "pfllib-dirichlet", "sites": 5, "beta": 0.5}, **PFLLIB)
+    sites = load_sites(data, DIGITS, 10)
+    labels, rng = load(data, DIGITS).train.labels.numpy(), np.random.RandomState(1)
+    train, test = hold_out(pfllib_dirichlet(labels, 5, 0.5, rng), 0.25, rng)  # one generator, as in the release
+    for site, kept, held in zip(sites, train, test, strict=True):
+        assert len(site.test) == 0
+        assert site.local_test is not None
+        assert site.train.labels.tolist() == labels[kept].tolist()
+        assert site.local_test.labels.tolist() == labels[held].tolist()
+
+
+@pytest.mark.parametrize(
+    "partition",
+    [
+        {"kind": "pfllib-dirichlet", "sites": 5, "beta": 0.5},
+        {"kind": "pathological", "sites": 5, "classes_each": 2},
+        {"kind": "shards", "sites": 5, "shards": 2},
+        {"kind": "whole"},
+    ],
+)
+def test_a_merged_sources_evaluator_scores_on_all_local_test_sets(partition: dict[str, Any]) -> None:
+    data = settings("digits", seed=1, partition=partition, **PFLLIB)
+    sites, evaluator = load_sites(data, DIGITS, 10), load_test(data, DIGITS, 10)
+    everything = [site.local_test.images for site in sites if site.local_test is not None]
+    assert len(everything) == len(sites)
+    assert sorted(rows(torch.cat(everything))) == sorted(rows(evaluator.test.images))
+    assert sum(len(site.train) for site in sites) + len(evaluator.test) == 1797
+    assert (len(evaluator.train), evaluator.scores_only) == (0, True)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"partition": {"kind": "pfllib-dirichlet", "sites": 4, "beta": 0.5}, **PFLLIB},
+        {"partition": {"kind": "pathological", "sites": 10, "classes_each": 2, "balanced": True}, **PFLLIB},
+        {"partition": {"kind": "niid-bench-dirichlet", "sites": 4, "beta": 0.5}, "local_test_share": 0.2},
+        {"partition": {"kind": "dirichlet", "sites": 4, "beta": 0.5}, "local_test": "by-class", "long_tail": 0.5},
+        {"partition": {"kind": "shards", "sites": 5, "shards": 4}, "local_test": "by-class"},
+    ],
+    ids=lambda more: str(more["partition"]["kind"]),
+)
+def test_a_daemon_gets_the_same_test_sets_as_a_simulation(more: dict[str, Any]) -> None:
+    data = settings("digits", seed=5, **more)
+    for share, site in enumerate(load_sites(data, DIGITS, 10)):
+        own = load_site(data, share, DIGITS, 10)
+        assert own.local_test is not None
+        assert site.local_test is not None
+        assert torch.equal(own.train.images, site.train.images)
+        assert torch.equal(own.local_test.images, site.local_test.images)
+        assert torch.equal(own.test.images, site.test.images)
+
+
+def test_a_local_test_share_comes_out_of_what_a_site_would_train_on() -> None:
+    data = settings("digits", partition={"kind": "dirichlet", "sites": 4, "beta": 0.5})
+    whole = load_sites(data, DIGITS, 10)
+    split = load_sites(data.model_copy(update={"local_test_share": 0.25}), DIGITS, 10)
+    for before, after in zip(whole, split, strict=True):
+        assert before.local_test is None
+        assert after.local_test is not None
+        assert len(after.local_test) == -(-len(before.train) // 4)
+        both = [*rows(after.train.images), *rows(after.local_test.images)]
+        assert sorted(both) == sorted(rows(before.train.images))
+        assert torch.equal(after.test.images, before.test.images)
+    assert len(load_test(data, DIGITS, 10).test) == len(split[0].test) == 520
+
+
+def test_by_class_divides_the_test_set_among_the_sites_that_hold_its_classes() -> None:
+    data = settings("digits", partition={"kind": "shards", "sites": 5, "shards": 2}, local_test="by-class")
+    sites = load_sites(data, DIGITS, 10)
+    assert len({id(site.test) for site in sites}) == 1
+    assert len(sites[0].test) == 520  # nothing is taken away from it
+    local = [site.local_test for site in sites if site.local_test is not None]
+    assert [set(test.labels.tolist()) for test in local] == [set(site.train.labels.tolist()) for site in sites]
+    assert sorted(rows(torch.cat([test.images for test in local]))) == sorted(rows(sites[0].test.images))
+
+
 def test_a_test_share_of_a_source_with_a_test_set_is_refused(tmp_path: Path) -> None:
     data = write_npz(tmp_path, two_sites(), test_share=0.2)
     with pytest.raises(DataError, match=r"remove data\.test_share"):
@@ -242,9 +353,19 @@ def test_cifar10_with_a_long_tail_has_the_papers_size(tmp_path: Path) -> None:
 
 
 @needs_data
+@pytest.mark.parametrize(
+    ("name", "channels", "classes", "sizes"), [("retinamnist", 3, 5, (1080, 400)), ("breastmnist", 1, 2, (546, 156))]
+)
+def test_medmnists_files_are_read(name: str, channels: int, classes: int, sizes: tuple[int, int]) -> None:
+    (site,) = load_sites(settings("npz", root=SHARED / f"{name}.npz"), Input(shape=(channels, 28, 28)), classes)
+    assert (len(site.train), len(site.test)) == sizes  # val_* is left alone
+
+
+@needs_data
 def test_ham10000_is_cut_by_its_real_sites(tmp_path: Path) -> None:
     unpack("to_npz", "ham10000_sites_28.zip", tmp_path / "ham.npz")
     data = settings("npz", root=tmp_path / "ham.npz", partition={"kind": "column"})
     sites = load_sites(data, Input(shape=(3, 28, 28)), 7)
     assert [len(site.train) for site in sites] == [1572, 2348, 2764, 304]
-    assert [len(site.test) for site in sites] == [459, 679, 796, 94]
+    assert [len(site.local_test or ()) for site in sites] == [459, 679, 796, 94]
+    assert {len(site.test) for site in sites} == {2028}

@@ -10,14 +10,19 @@ import pytest
 from pydantic import ValidationError
 
 from protofed.common.errors import ConfigError
-from protofed.common.recipe import (
+from protofed.common.partition import (
     Column,
     Dirichlet,
+    NiidBenchDirichlet,
+    Pathological,
+    PfllibDirichlet,
+    Shards,
+    Whole,
+)
+from protofed.common.recipe import (
     Federation,
     Input,
     Recipe,
-    Shards,
-    Whole,
     parse,
     parse_json,
     read_table,
@@ -169,6 +174,12 @@ WRONG: list[tuple[str, Any]] = [
     ("data__partition__sites", 0),
     ("data__partition__beta", 0),
     ("data__partition__min_examples", 0),
+    ("data__merge", "both"),
+    ("data__local_test_share", 0.0),
+    ("data__local_test_share", 1.0),
+    ("data__local_test", "balanced"),
+    ("data__seed", -1),  # NumPy's legacy generator has no such seed
+    ("data__seed", 2**32),
 ]
 
 
@@ -218,6 +229,18 @@ def test_an_input_has_one_mean_or_one_a_channel(shape: list[int], mean: list[flo
         ({"kind": "whole"}, Whole()),
         ({"kind": "shards", "sites": 2, "shards": 3}, Shards(kind="shards", sites=2, shards=3)),
         ({"kind": "column"}, Column(kind="column")),
+        (
+            {"kind": "pfllib-dirichlet", "sites": 2, "beta": 0.1},
+            PfllibDirichlet(kind="pfllib-dirichlet", sites=2, beta=0.1, min_examples=1),
+        ),
+        (
+            {"kind": "niid-bench-dirichlet", "sites": 2, "beta": 0.1},
+            NiidBenchDirichlet(kind="niid-bench-dirichlet", sites=2, beta=0.1, min_examples=10),
+        ),
+        (
+            {"kind": "pathological", "sites": 2, "classes_each": 3},
+            Pathological(kind="pathological", sites=2, classes_each=3, balanced=False),
+        ),
     ],
 )
 def test_a_partition_is_chosen_by_its_kind(partition: dict[str, Any], expected: Any) -> None:
@@ -234,6 +257,11 @@ def test_a_partition_is_chosen_by_its_kind(partition: dict[str, Any], expected: 
         ({"kind": "shards", "sites": 2}, "'data.partition.shards.shards' is missing"),
         ({"kind": "whole", "sites": 2}, "unknown key 'data.partition.whole.sites'"),
         ({"kind": "shards", "sites": 2, "shards": 2, "beta": 0.3}, "unknown key 'data.partition.shards.beta'"),
+        ({"kind": "pathological", "sites": 2}, "'data.partition.pathological.classes_each' is missing"),
+        ({"kind": "pathological", "sites": 2, "classes_each": 0}, "data.partition.pathological.classes_each = 0"),
+        ({"kind": "pfllib-dirichlet", "sites": 0, "beta": 0.1}, "data.partition.pfllib-dirichlet.sites = 0"),
+        ({"kind": "niid-bench-dirichlet", "sites": 2, "beta": 0}, "data.partition.niid-bench-dirichlet.beta = 0"),
+        ({"kind": "niid-bench-dirichlet", "sites": 2, "beta": 1, "min_classes": 2}, "unknown key"),
         ("whole", "data.partition"),
     ],
 )
@@ -242,6 +270,25 @@ def test_a_partition_of_the_wrong_kind_is_refused(partition: Any, said: str) -> 
         sound(data__partition=partition)
     assert said in str(error.value)
     assert str(error.value).startswith("a.toml: ")
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"local_test": "by-class", "local_test_share": 0.25}, "expected local_test or local_test_share, not both"),
+        ({"merge": True}, "expected local_test_share beside it"),
+        ({"merge": True, "local_test": "by-class"}, "expected local_test_share beside it"),
+        ({"merge": True, "local_test_share": 0.25, "test_share": 0.3}, "remove test_share"),
+    ],
+)
+def test_a_test_set_comes_from_one_place(keys: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^a\.toml: data = .*{said}"):
+        sound(data={"source": "digits", **keys})
+
+
+@pytest.mark.parametrize("augment", ["none", "crop-flip", "reflect-crop-flip", "crop-flip-rotate"])
+def test_every_augmentation_has_a_name(augment: str) -> None:
+    assert sound(plan__augment=augment).plan.augment == augment
 
 
 def test_no_such_file(tmp_path: Path) -> None:

@@ -12,12 +12,13 @@ import protofed.server.methods  # noqa: F401  (both register their halves)
 from protofed.client.method import client_methods
 from protofed.client.models.catalogue import build
 from protofed.client.policy import Policy
+from protofed.common.payload import NOT_ON_THE_WIRE
 from protofed.common.recipe import Data
 from protofed.deploy import shipped
 from protofed.server.method import server_methods
 
 RECIPES = sorted(shipped.folder("recipes").glob("*.toml"))
-STANDARD = Policy.read(shipped.folder("policies") / "standard.toml")
+OPEN = Policy.read(shipped.folder("policies") / "open.toml")
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
@@ -27,7 +28,18 @@ def test_a_recipe_can_be_used(path: Path) -> None:
     assert server_methods.build(recipe.method.name, recipe.method.options)
     half = client_methods.build(recipe.method.name, recipe.method.options)
     build(recipe.model, recipe.input, recipe.classes)
-    STANDARD.admit(recipe.method.name, half.sends)
+    if not half.sends & NOT_ON_THE_WIRE:  # those are for simulations only
+        OPEN.admit(recipe.method.name, half.sends)
+
+
+def test_each_policy_allows_all_that_a_stricter_one_does() -> None:
+    strict, standard = (
+        Policy.read(shipped.folder("policies") / f"{name}.toml").rules for name in ("strict", "standard")
+    )
+    for narrow, wide in ((strict, standard), (standard, OPEN.rules)):
+        assert narrow.methods < wide.methods
+        assert narrow.parts < wide.parts
+        assert narrow.metrics <= wide.metrics
 
 
 @pytest.mark.parametrize(("site", "pair"), [("digits", False), ("digits-pair", True)])

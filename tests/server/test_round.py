@@ -460,6 +460,17 @@ def test_every_nth_round_and_always_the_last_is_scored(every: int, scored: list[
     assert steps[7] == (evaluating, [Score(evaluating)])
 
 
+@pytest.mark.parametrize(("personal", "trainers"), [(None, [2, 4, 5]), (0, [5]), (1, [1, 2, 3, 4, 5]), (4, [4, 5])])
+def test_sites_own_models_are_scored_at_a_pace_of_their_own(personal: int | None, trainers: list[int]) -> None:
+    what = rules(rounds=5, score_every=2, personal_every=personal)
+    done = Aggregated(1.0, frozenset("e"), frozenset("ab"))
+    phases = {number: advance(what, Aggregating(number, 1, frozenset("a")), done)[0] for number in range(6)}
+    awaited = {number: phase.awaited for number, phase in phases.items() if isinstance(phase, Evaluating)}
+    assert [number for number, who in awaited.items() if "e" in who] == [2, 4, 5]
+    assert [number for number, who in awaited.items() if "a" in who] == trainers
+    assert all(("a" in who) == ("b" in who) for who in awaited.values())
+
+
 def test_without_scorers_the_run_goes_on_unscored() -> None:
     nobody = Aggregated(1.0, NOBODY)
     assert advance(rules(), Aggregating(1, 1, frozenset("a")), nobody) == (Idle(2), [])

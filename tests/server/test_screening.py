@@ -16,7 +16,14 @@ from protofed.server.method import Expected
 from protofed.server.methods.fedavg import FedAvg
 from protofed.server.methods.fednh import FedNH
 from protofed.server.methods.solo import Solo
-from protofed.server.screening import HEADER_ROOM, blob_fault, first_model_fault, manifest_fault, scalars_fault
+from protofed.server.screening import (
+    HEADER_ROOM,
+    MAX_SCALARS,
+    blob_fault,
+    first_model_fault,
+    manifest_fault,
+    scalars_fault,
+)
 
 CLASSES, FEATURES = 4, 3
 BODY: Tensors = {"conv.weight": np.zeros((2, 3), np.float32), "bn.batches": np.zeros((), np.int64)}
@@ -232,10 +239,16 @@ def test_a_withheld_count_is_a_fault_only_where_it_is_needed() -> None:
 
 @pytest.mark.parametrize(
     "scalars",
-    [{"a": math.nan}, {"a": math.inf}, {"ok": 1.0, "a": -math.inf}, {"n" * 65: 1.0}, {str(n): 1.0 for n in range(65)}],
+    [
+        {"a": math.nan},
+        {"a": math.inf},
+        {"ok": 1.0, "a": -math.inf},
+        {"n" * 65: 1.0},
+        {str(n): 1.0 for n in range(MAX_SCALARS + 1)},
+    ],
 )
 def test_scalars_that_cannot_be_used_are_a_fault(scalars: dict[str, float]) -> None:
-    assert scalars_fault(scalars, None, Expected(())) == "metrics: expected at most 64 finite numbers"
+    assert scalars_fault(scalars, None, Expected(())) == "metrics: expected at most 2048 finite numbers"
 
 
 def test_as_many_and_as_long_as_allowed_are_no_fault() -> None:

@@ -12,7 +12,6 @@ import torch
 
 import protofed.client.methods  # noqa: F401  (registers the client halves)
 from protofed.client.data.examples import SiteData
-from protofed.client.evaluate import global_scores, personal_scores, tally
 from protofed.client.link import Link
 from protofed.client.local import Local, Steps
 from protofed.client.memory import Held, Outcome, Store
@@ -21,6 +20,7 @@ from protofed.client.models.catalogue import build
 from protofed.client.models.split import SplitModel, dump, load
 from protofed.client.now import CalledOffError, Now
 from protofed.client.policy import Policy, Released
+from protofed.client.scoring import of_personal, on_local_test, on_test
 from protofed.common import codec
 from protofed.common.codec import Digest
 from protofed.common.errors import (
@@ -92,7 +92,7 @@ class Agent:
         self._run: _Run | None = None
         self._refusal: TaskFailure | None = None
         self._base: tuple[Digest, Payload] | None = None
-        self._personal_scores: tuple[str, int, Scores] | None = None  # run and round of the personal model scored
+        self._personal_scores: tuple[tuple[str, int, Digest | None], Scores] | None = None  # of which model, and which
 
     def step(self, wait_s: float) -> Task | Wait | Finished:
         """Ask for a task and do it; what the server said.
@@ -225,26 +225,33 @@ class Agent:
         run = self._prepared()
         held = self._site.store.held(task.run, task.round + 1)
         scores: dict[str, float] = {}
-        if Role.TRAINER in self._site.roles and held.personal is not None:
+        if Role.TRAINER in self._site.roles:
             scores |= self._score_personal(run, task, held)
         if Role.EVALUATOR in self._site.roles:
-            self._install(run, task, held)
-            counts = tally(run.model, run.data)
-            scores |= global_scores(counts.correct, counts.totals)
+            self._install(run, task, Held())
+            scores |= on_test(run.model, run.data, run.recipe)
         self._link.report(task, self._site.policy.release_scores(scores))
 
     def _score_personal(self, run: _Run, task: Task, held: Held) -> Scores:
-        """Scores of the site's own model, taken once for each model."""
-        known = self._personal_scores
-        if known is None or known[:2] != (task.run, held.round):
-            assert held.personal is not None  # noqa: S101  (the caller saw it)
-            self._install(run, task, held)  # puts the method's own head in place
+        """Of the site's own model, taken once for each model; and of the global one on the site's own test set."""
+        installed = run.method.personal == "installed"
+        model = (task.run, held.round, task.base if installed else None)
+        if self._personal_scores is None or self._personal_scores[0] != model:
+            self._personal_scores = model, self._of_personal(run, task, held, installed=installed)
+        found = dict(self._personal_scores[1])
+        if not installed and run.data.local_test is not None:
+            self._install(run, task, Held())
+            found |= on_local_test(run.model, run.data, run.recipe, "global")
+        return found
+
+    def _of_personal(self, run: _Run, task: Task, held: Held, *, installed: bool) -> Scores:
+        if not installed and held.personal is None:
+            return {}
+        self._install(run, task, held)  # puts the method's own head in place
+        if not installed and held.personal is not None:
             load(run.model.body, held.personal[Part.BODY])
             load(run.model.head, held.personal[Part.HEAD])
-            counts = tally(run.model, run.data)
-            scores = personal_scores(counts.correct, counts.totals, run.data.label_frequencies())
-            known = self._personal_scores = (task.run, held.round, scores)
-        return known[2]
+        return of_personal(run.model, run.data, run.recipe)
 
     def _install(self, run: _Run, task: Task, held: Held) -> None:
         received = self._receive(task)

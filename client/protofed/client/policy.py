@@ -9,8 +9,8 @@ from typing import Annotated
 from pydantic import Field
 
 from protofed.common import codec
-from protofed.common.errors import PolicyViolation
-from protofed.common.payload import Part, Update, describe
+from protofed.common.errors import ConfigError, PolicyViolation
+from protofed.common.payload import NOT_ON_THE_WIRE, Part, Update, describe
 from protofed.common.recipe import Table, read_toml
 from protofed.common.task import Manifest, Scores
 
@@ -22,7 +22,7 @@ class Rules(Table):
 
     methods: frozenset[str]
     parts: frozenset[Part]
-    metrics: frozenset[str] = frozenset()  # scalars by name; the others stay
+    metrics: frozenset[str] = frozenset()  # scalars by name, without a class's number at its end; the others stay
     models: frozenset[str] = frozenset()  # `package.module:factory` of the site's own models that a run may name
     example_count: bool = False  # whether the total number of examples may be sent
     max_update_mb: Annotated[float, Field(gt=0)] = 1024.0
@@ -74,7 +74,10 @@ class Policy:
                 f"no policy at {path}: a site takes part only under a policy of its own; "
                 "start from one in deploy/policies and name it with --policy"
             )
-        return cls(read_toml(path, Rules))
+        rules = read_toml(path, Rules)
+        if refused := rules.parts & NOT_ON_THE_WIRE:
+            raise ConfigError(f"{path}: part '{min(refused)}' exists only in simulations; remove it")
+        return cls(rules)
 
     def admit(self, method: str, sends: frozenset[Part]) -> None:
         """Refuse a run before anything is trained for it.
@@ -113,4 +116,10 @@ class Policy:
         return ReleasedScores(self._named(scores), _GATE)
 
     def _named(self, scalars: Scores) -> Scores:
-        return {name: value for name, value in sorted(scalars.items()) if name in self.rules.metrics}
+        return {name: value for name, value in sorted(scalars.items()) if _family(name) in self.rules.metrics}
+
+
+def _family(name: str) -> str:
+    """`global.recall` of `global.recall.3`: a policy names what is told of every class once."""
+    stem, _, last = name.rpartition(".")
+    return stem if last.isdigit() else name

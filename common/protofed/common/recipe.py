@@ -11,16 +11,14 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from protofed.common.codec import Digest, digest
 from protofed.common.errors import ConfigError
+from protofed.common.partition import Dirichlet as Dirichlet
+from protofed.common.partition import Partition, Whole
+from protofed.common.table import Share
+from protofed.common.table import Table as Table
 
-Share = Annotated[float, Field(gt=0, le=1)]
 Id = Annotated[str, Field(pattern=r"^[a-z0-9-]{1,64}$")]
+Augment = Literal["none", "crop-flip", "reflect-crop-flip", "crop-flip-rotate"]
 M = TypeVar("M", bound=BaseModel)
-
-
-class Table(BaseModel):
-    """A TOML table whose keys are all known and whose numbers are all finite: JSON has no others."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class Choice(BaseModel):
@@ -62,7 +60,7 @@ class Plan(Table):
     schedule: Literal["constant", "exponential", "cosine"] = "constant"  # of lr, over rounds
     decay: Share = 1.0  # exponential: lr * decay ** (round - 1)
     clip: Annotated[float, Field(gt=0)] | None = None  # largest norm of all gradients together
-    augment: Literal["none", "crop-flip"] = "none"  # crop after padding by 4, horizontal flip
+    augment: Augment = "none"  # crop after padding by 4 (with black, or reflected), horizontal flip, up to 15 degrees
     amp: bool = True  # bfloat16 autocast and channels_last on a GPU; the CPU trains in float32
 
 
@@ -78,53 +76,42 @@ class Federation(Table):
     idle_s: Annotated[float, Field(gt=0)] = 120.0  # without progress, a site counts as lost
     attempts: Annotated[int, Field(ge=1)] = 5  # of one round below quorum, before the run fails
     score_every: Annotated[int, Field(ge=0)] = 1  # rounds; 0: only the last
+    personal_every: Annotated[int, Field(ge=0)] | None = None  # likewise for sites' own models; None: as score_every
     score_deadline_s: Annotated[float, Field(gt=0)] = 600.0
     heartbeat_s: Annotated[float, Field(gt=0)] = 5.0
 
 
-class Whole(Table):
-    """Every site holds all of the source: for a daemon whose source is its own data."""
+class Evaluation(Table):
+    """Which scores are taken, beside those that every run has."""
 
-    kind: Literal["whole"] = "whole"
-
-
-class Dirichlet(Table):
-    """Every class is dealt by a Dirichlet draw (FedNH's partition)."""
-
-    kind: Literal["dirichlet"]
-    sites: Annotated[int, Field(ge=1)]
-    beta: Annotated[float, Field(gt=0)]
-    min_examples: Annotated[int, Field(ge=1)] = 10  # a site
-    min_classes: Annotated[int, Field(ge=1)] = 2
-
-
-class Shards(Table):
-    """Every class is cut into shards and every site is dealt as many (FedPRP's sharding)."""
-
-    kind: Literal["shards"]
-    sites: Annotated[int, Field(ge=1)]
-    shards: Annotated[int, Field(ge=1)]  # a site
-
-
-class Column(Table):
-    """One site for each value of the source's own site column, in sorted order."""
-
-    kind: Literal["column"]
-
-
-Partition = Annotated[Whole | Dirichlet | Shards | Column, Field(discriminator="kind")]
+    groups: bool = False  # accuracy on many (the first 20 % of classes), medium (the next 30 %) and few (the rest)
+    probabilities: bool = False  # area under the ROC curve, and calibration error: seconds more at a daemon's start
+    order: tuple[int, ...] = ()  # the classes from the most frequent to the rarest; empty: 0, 1, 2, … as a long tail
 
 
 class Data(Table):
     """Where images come from, and how one source is cut into sites; a simulation's, or one daemon's own."""
 
-    source: Literal["digits", "npz", "cifar10", "cifar100", "mnist", "fashion-mnist"]
+    source: Literal["digits", "spiral", "npz", "cifar10", "cifar100", "mnist", "fashion-mnist"]
     root: Path | None = None  # the folder of a torchvision set, or the .npz file
     download: bool = False  # torchvision sets only
     long_tail: Share | None = None  # imbalance factor: the rarest class's share of the most frequent one
     test_share: Share | None = None  # held out with equal class counts, for a source without a test set
-    seed: int = 0
+    merge: bool = False  # the source's test set joins its training set: only sites have test sets then
+    local_test_share: Annotated[float, Field(gt=0, lt=1)] | None = None  # held out of every site's own examples
+    local_test: Literal["by-class"] | None = None  # the test set, each class divided among the sites that hold it
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
     partition: Partition = Whole()
+
+    @model_validator(mode="after")
+    def _one_way_to_test(self) -> Data:
+        if self.local_test is not None and self.local_test_share is not None:
+            raise ValueError("expected local_test or local_test_share, not both")
+        if self.merge and self.local_test_share is None:
+            raise ValueError("merge leaves no test set; expected local_test_share beside it")
+        if self.merge and self.test_share is not None:
+            raise ValueError("merge takes in the test set; remove test_share")
+        return self
 
 
 class Recipe(Table):
@@ -139,6 +126,7 @@ class Recipe(Table):
     model: Choice
     plan: Plan = Plan()
     federation: Federation = Federation()
+    evaluation: Evaluation = Evaluation()
     data: Data | None = None  # simulations only: a site's data are its own daemon's setting
 
     def wire(self) -> str:

@@ -44,10 +44,9 @@ from protofed.server.runs import Runs
 from protofed.server.surroundings import Surroundings
 
 EVALUATOR = "evaluator"
-SCALARS = frozenset(
-    {"loss", "global.accuracy", "global.balanced_accuracy"}
-    | {f"personal.{name}" for name in ("accuracy", "balanced_accuracy", "pm_v", "pm_l")}
-)
+SCORES = ("accuracy", "balanced_accuracy", "recall", "auroc", "ece", "many", "medium", "few", "groups")
+TESTS = ("global", "personal", "global.local", "personal.local")
+SCALARS = frozenset({"loss", "personal.pm_v", "personal.pm_l"} | {f"{of}.{name}" for of in TESTS for name in SCORES})
 
 
 @dataclass(frozen=True)
@@ -138,9 +137,8 @@ def everything(recipe: Recipe) -> Policy:
 def device_model(recipe: Recipe, device: torch.device, allowed: frozenset[str]) -> SplitModel:
     """A recipe's model where it will be trained."""
     model = build(recipe.model, recipe.input, recipe.classes, allowed)
-    layout = torch.channels_last if device.type == "cuda" else torch.contiguous_format
     model.to(device=device)
-    model.to(memory_format=layout)
+    model.to(memory_format=torch.channels_last)  # 1.2 to 2 times faster on CPUs, too
     return model
 
 

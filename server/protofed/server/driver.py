@@ -86,7 +86,7 @@ class Driver:
             raise self._broken
         if self._republished:  # the last process published a state and died before it said so
             self._republished = False
-            self.handle(phases.Aggregated(self._around.clock(), self._scorers()))
+            self.handle(self._aggregated())
         self.handle(self._tick_event())
 
     def handle(self, event: phases.Event) -> None:
@@ -189,11 +189,12 @@ class Driver:
         self.published = result
         log.info("round published", run=self._run, round=phase.round, sites=len(phase.sites), complete=complete)
         self._publisher.prune(self._ledger, self._run, phase.round - self._around.keep_rounds)
-        self.handle(phases.Aggregated(self._around.clock(), self._scorers()))
+        self.handle(self._aggregated())
 
     def _tell_scores(self, number: int) -> None:
         of_round = self._ledger.scores(self._run, number).get(number, {})
-        means = {name: round(spread.mean, 4) for name, spread in spreads(of_round).items()}
+        told = {name: spread for name, spread in spreads(of_round).items() if not name[-1].isdigit()}  # not each recall
+        means = {name: round(spread.mean, 4) for name, spread in told.items()}
         log.info("round scored", run=self._run, round=number, sites=len(of_round), scores=means)  # names are theirs
 
     def _restore(self) -> phases.Phase:
@@ -225,7 +226,8 @@ class Driver:
         trainers, evaluators = (roster.alive(role, idle) for role in (Role.TRAINER, Role.EVALUATOR))
         return phases.Tick(self._around.clock(), roster.enrolled(Role.TRAINER), trainers, evaluators)
 
-    def _scorers(self) -> frozenset[SiteId]:
-        """Evaluators if there is a global model, and trainers, for their personal ones."""
+    def _aggregated(self) -> phases.Aggregated:
+        """With everyone who could score now."""
         tick = self._tick_event()
-        return tick.trainers | (tick.evaluators if self._method.global_model else frozenset())
+        evaluators = tick.evaluators if self._method.global_model else phases.NOBODY
+        return phases.Aggregated(tick.now, evaluators, tick.trainers)

@@ -116,10 +116,16 @@ class Declined:
 
 @dataclass(frozen=True)
 class Aggregated:
-    """The new state is durable; `scorers` are the sites that can score it."""
+    """The new state is durable.
+
+    Attributes:
+        evaluators: those that can score the model of all sites, if there is one.
+        trainers: those that can score their own.
+    """
 
     now: float
-    scorers: Sites
+    evaluators: Sites
+    trainers: Sites = NOBODY
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from typing import TypeAlias, assert_never
 
 from protofed.common.recipe import Federation
 from protofed.server.phases import (
+    NOBODY,
     Abandon,
     Aggregate,
     Aggregated,
@@ -56,6 +57,10 @@ class Rules:
         """Updates that a round of this size needs."""
         quorum = self.federation.quorum
         return quorum if isinstance(quorum, int) else max(1, math.ceil(round(quorum * size, 9)))
+
+    def due(self, round: int, every: int) -> bool:
+        """Whether scores are taken after this round; 0: only after the last one."""
+        return round > 0 and (round == self.rounds or (every > 0 and round % every == 0))
 
 
 def advance(rules: Rules, phase: Phase, event: Event) -> Step:
@@ -155,11 +160,13 @@ def _abandon(rules: Rules, phase: Collecting, why: str) -> Step:
 
 
 def _after_aggregation(rules: Rules, phase: Aggregating, event: Aggregated) -> Step:
-    every = rules.federation.score_every
-    due = phase.round == rules.rounds or (every > 0 and phase.round % every == 0)
-    if phase.round == 0 or not due or not event.scorers:
+    every, personal = rules.federation.score_every, rules.federation.personal_every
+    scorers = event.evaluators if rules.due(phase.round, every) else NOBODY
+    if rules.due(phase.round, every if personal is None else personal):
+        scorers |= event.trainers
+    if not scorers:
         return _next(rules, phase.round)
-    evaluating = Evaluating(phase.round, event.scorers, event.now)
+    evaluating = Evaluating(phase.round, scorers, event.now)
     return evaluating, [Score(evaluating)]
 
 

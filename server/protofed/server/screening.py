@@ -12,6 +12,7 @@ from protofed.common.task import Manifest
 from protofed.server.method import Expected
 
 MAX_UPDATE_BYTES = 4 << 30
+MAX_SCALARS = 2048  # a recall for each of some hundred classes, on two test sets
 HEADER_ROOM = codec.MAX_HEADER_BYTES
 
 
@@ -61,8 +62,8 @@ def not_finite(payload: Payload) -> str | None:
 
 def scalars_fault(scalars: Mapping[str, float], weight: float | None, expected: Expected) -> str | None:
     """Whether the numbers beside the tensors can be used."""
-    if len(scalars) > 64 or any(len(name) > 64 or not math.isfinite(value) for name, value in scalars.items()):
-        return "metrics: expected at most 64 finite numbers"
+    if len(scalars) > MAX_SCALARS or any(len(name) > 64 or not math.isfinite(value) for name, value in scalars.items()):
+        return f"metrics: expected at most {MAX_SCALARS} finite numbers"
     if expected.weight and weight is None:
         return "the total example count is missing: this run weights by it, and the site's policy withholds it"
     if weight is not None and not (math.isfinite(weight) and 0 < weight < 2**53):

@@ -1,7 +1,11 @@
-"""Where images come from: scikit-learn's digits, a MedMNIST-style .npz, a torchvision set; failures are DataErrors."""
+"""Where images come from: scikit-learn's digits, points on a spiral, a MedMNIST-style .npz, a torchvision set.
+
+Failures are DataErrors.
+"""
 
 from __future__ import annotations
 
+import os
 import warnings
 import zipfile
 import zlib
@@ -15,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 
 from protofed.client.data.examples import Examples, check_shape, no_examples
+from protofed.client.data.spiral import spiral
 from protofed.common.errors import DataError
 from protofed.common.recipe import Data, Input
 
@@ -45,7 +50,7 @@ class Source:
 
     Attributes:
         train: may be empty: an evaluator's .npz may have a test set only.
-        test: the source's own, or held out.
+        test: the source's own, or held out; empty with `data.merge`.
         site_column: of the training examples, where the source says which site each comes from.
         test_site_column: likewise of the test examples.
     """
@@ -59,19 +64,25 @@ class Source:
 def load(data: Data, input_: Input) -> Source:
     """The source that `data` names; its partition and long tail are left to `site`.
 
+    A root that is relative, or not given, is looked for in the folder that `PROTOFED_DATA` names, if it names one.
+
     Raises:
         DataError: it is missing, unreadable, or of another shape than the run's input.
     """
+    if folder := os.environ.get("PROTOFED_DATA"):
+        data = data.model_copy(update={"root": Path(folder) / (data.root or "")})
     match data.source:
         case "digits":
             source = _held_out(_digits(), data)
+        case "spiral":
+            source = _held_out(spiral(data.seed), data)
         case "npz":
             source = _npz(data, input_)
         case name:
             source = _torchvision(_TORCHVISION[name], data)
     for examples in (source.train, source.test):
         check_shape(examples, input_)
-    return source
+    return _merged(source) if data.merge else source
 
 
 def _digits() -> Examples:
@@ -86,7 +97,9 @@ def _digits() -> Examples:
 def _torchvision(name: str, data: Data) -> Source:
     _refuse_test_share(data)
     if data.root is None:
-        raise DataError(f"source {data.source} has no data.root; set it to the folder that has or gets the set")
+        raise DataError(
+            f"source {data.source} has no data.root; set it, or PROTOFED_DATA, to the folder that has or gets the set"
+        )
     return Source(_torchvision_half(name, data, train=True), _torchvision_half(name, data, train=False))
 
 
@@ -163,12 +176,29 @@ def _examples(arrays: Arrays) -> Examples:
     return Examples(torch.from_numpy(first.copy()), torch.from_numpy(labels.reshape(-1).astype(np.int64)))
 
 
+def _merged(source: Source) -> Source:
+    """Training examples, then test examples, as one training set with its column; the test set is empty."""
+    train, test = source.train, source.test
+    merged = Examples(torch.cat((train.images, test.images)), torch.cat((train.labels, test.labels)))
+    if source.site_column is None or source.test_site_column is None:
+        return Source(merged, _none_of(test))
+    return Source(merged, _none_of(test), np.concatenate((source.site_column, source.test_site_column)))
+
+
+def _none_of(examples: Examples) -> Examples:
+    return examples.take(torch.empty(0, dtype=torch.int64))
+
+
 def _held_out(examples: Examples, data: Data, column: Column | None = None) -> Source:
     """A test set with as many examples of every class, drawn by data.seed: the share of what the rarest class has.
+
+    With `data.merge` it is empty: what is held out would only come back.
 
     Raises:
         DataError: that share is less than one example.
     """
+    if data.merge:
+        return Source(examples, _none_of(examples), column, None if column is None else column[:0])
     share = TEST_SHARE if data.test_share is None else data.test_share
     labels = examples.labels.numpy()
     present, sizes = np.unique(labels, return_counts=True)
