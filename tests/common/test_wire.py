@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from protofed.common import wire
 from protofed.common.codec import Digest
-from protofed.common.errors import ConfigError, Failure, ProtocolError
-from protofed.common.payload import Part, TensorSpec
+from protofed.common.errors import ConfigError, Failure, PolicyViolation, ProtocolError
+from protofed.common.payload import NOT_ON_THE_WIRE, Part, TensorSpec
 from protofed.common.task import (
     Activity,
     Assignment,
@@ -59,7 +59,7 @@ tasks = st.builds(
 finished = st.builds(Finished, reason=words, last=st.booleans())
 specs = st.builds(
     TensorSpec,
-    part=st.sampled_from(Part),
+    part=st.sampled_from([part for part in Part if part not in NOT_ON_THE_WIRE]),
     name=st.text(max_size=200),
     dtype=st.sampled_from(["float32", "float64", "int64"]),
     shape=st.lists(st.integers(1, 2**33 - 1), max_size=8).map(tuple),
@@ -136,8 +136,9 @@ enums = pytest.mark.parametrize(("ours", "table", "theirs"), ENUMS, ids=[ours.__
 
 @enums
 def test_every_enumerator_has_one_number_and_comes_back(ours: type[StrEnum], table: Any, theirs: Any) -> None:
-    numbers = [table.pack(member) for member in ours]
-    assert [table.unpack(number) for number in numbers] == list(ours)
+    members = [member for member in ours if member not in NOT_ON_THE_WIRE]
+    numbers = [table.pack(member) for member in members]
+    assert [table.unpack(number) for number in numbers] == members
     assert sorted(numbers) == sorted(set(theirs.values()) - {0})
 
 
@@ -343,4 +344,15 @@ def test_bytes_travel_only_in_chunks_and_free_numbers_only_by_name() -> None:
 
 
 def test_no_part_is_for_data() -> None:
-    assert set(pb.Part.keys()) == {"PART_UNSPECIFIED", "PART_BODY", "PART_HEAD", "PART_PROTOTYPES"}
+    assert set(pb.Part.keys()) == {
+        "PART_UNSPECIFIED",
+        "PART_BODY",
+        "PART_HEAD",
+        "PART_PROTOTYPES",
+        "PART_CLASS_PRESENCE",
+        "PART_CLASS_SHARES",
+        "PART_CLASS_MODELS",
+    }
+    for part in NOT_ON_THE_WIRE:
+        with pytest.raises(PolicyViolation, match="only in simulations"):
+            wire.part.pack(part)

@@ -2,27 +2,34 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Protocol
+from typing import ClassVar, Literal, Protocol, TypeAlias
 
 from protofed.client.local import Local
 from protofed.common.payload import Part, Payload, Update
 from protofed.common.registry import Registry
 
+# What a site itself predicts with: what its last fit left in `local.model`, or what `install` makes of the newest
+# broadcast and of the site's memory.
+Personal: TypeAlias = Literal["trained", "installed"]
+
 
 class ClientMethod(Protocol):
-    """The client half of a method.
+    """The client half of a method."""
 
-    Attributes:
-        sends: the parts that may be in its updates; a policy that does not allow them all refuses the run.
-    """
+    personal: ClassVar[Personal]
 
-    sends: ClassVar[frozenset[Part]]
+    @property
+    def sends(self) -> frozenset[Part]:
+        """The parts that may be in its updates; a policy that does not allow them all refuses the run."""
 
     def install(self, local: Local, received: Payload) -> None:
-        """Make `local.model` the model that was received, whatever it was before."""
+        """Make `local.model` the model that was received, whatever it was before.
+
+        Without memory, as an evaluator has none, that is the global model, if the method has one.
+        """
 
     def fit(self, local: Local, received: Payload) -> Update:
-        """Train from what was received; `local.model` is the site's personal model afterwards."""
+        """Train from what was received."""
 
 
 client_methods: Registry[ClientMethod] = Registry("method")

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from protofed.client.local import Local
-from protofed.common.errors import Failure, TaskFailure
+from protofed.common.errors import CodecError, Failure, TaskFailure
+from protofed.common.payload import Array, Part, Tensors
 from protofed.common.recipe import Plan
 
 Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]  # images [B, ch, H, W], labels [B] -> mean loss of the batch
 
 
-def train(
-    local: Local, loss: Loss, parameters: Iterable[nn.Parameter] | None = None, epochs: int | None = None
-) -> float:
+def train(local: Local, loss: Loss, parameters: Iterable[Tensor] | None = None, epochs: int | None = None) -> float:
     """The plan's epochs of stochastic gradient descent on the site's training examples.
 
     A batch that does not fit into the device's memory is split into micro-batches whose gradients are added up.
@@ -53,6 +54,50 @@ def train(
         if not math.isfinite(total.item()):  # once an epoch: it waits for the device
             raise TaskFailure(Failure.NUMERIC, f"the loss is {total.item()} in epoch {steps.epoch}; lower plan.lr")
     return total.item() / max(seen, 1)
+
+
+def named(means: Mapping[int, Tensor]) -> Tensors:
+    """Class means as tensors of a payload."""
+    return {str(c): mean.cpu().numpy() for c, mean in means.items()}
+
+
+@contextmanager
+def frozen(module: nn.Module) -> Iterator[None]:
+    """No parameter of the module gets a gradient meanwhile."""
+    free = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    for parameter in free:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in free:
+            parameter.requires_grad_(True)
+
+
+def stacked(rows: Mapping[str, Array], classes: int, like: Tensor) -> tuple[Tensor, Tensor]:
+    """Prototypes by class name as one matrix [C, D], and which classes have one, [C] bool; on `like`'s device.
+
+    Args:
+        like: [.., D], whose dtype and device the matrix takes.
+
+    Raises:
+        CodecError: a row of another length, or of a class that the run does not have.
+    """
+    matrix, known = like.new_zeros(classes, like.shape[-1]), torch.zeros(classes, dtype=torch.bool)
+    for name, row in rows.items():
+        if not name.isdecimal() or int(name) >= classes or row.shape != matrix.shape[1:]:
+            raise CodecError(
+                f"prototype '{name}' is {row.shape}: expected a class of 0 to {classes - 1}, {tuple(matrix.shape[1:])}"
+            )
+        matrix[int(name)] = torch.from_numpy(np.array(row))
+        known[int(name)] = True
+    return matrix, known.to(like.device)
+
+
+def remembered(local: Local, part: Part, name: str, first: Tensor) -> Tensor:
+    """A tensor of the site's memory, on the CPU; `first` while it has none."""
+    kept = local.memory.get(part, {})
+    return torch.from_numpy(np.array(kept[name])) if name in kept else first
 
 
 def learning_rate(plan: Plan, round: int, rounds: int) -> float:
@@ -91,9 +136,7 @@ def class_means(local: Local, embed: Callable[[Tensor], Tensor]) -> dict[int, Te
 class _Step:
     """One optimizer step, in as many micro-batches as memory asks for."""
 
-    def __init__(
-        self, loss: Loss, trained: list[nn.Parameter], optimizer: torch.optim.Optimizer, clip: float | None
-    ) -> None:
+    def __init__(self, loss: Loss, trained: list[Tensor], optimizer: torch.optim.Optimizer, clip: float | None) -> None:
         self._loss, self._trained, self._optimizer, self._clip = loss, trained, optimizer, clip
         self._size: int | None = None  # of a micro-batch; None: whole batches fit
 
@@ -132,7 +175,7 @@ class _Step:
             torch.cuda.empty_cache()
 
 
-def _optimizer(plan: Plan, trained: list[nn.Parameter], lr: float) -> torch.optim.Optimizer:
+def _optimizer(plan: Plan, trained: list[Tensor], lr: float) -> torch.optim.Optimizer:
     match plan.optimizer:
         case "sgd":
             return torch.optim.SGD(trained, lr=lr, momentum=plan.momentum, weight_decay=plan.weight_decay)

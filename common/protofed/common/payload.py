@@ -19,11 +19,31 @@ Tensors: TypeAlias = Mapping[str, Array]
 class Part(StrEnum):
     """What a tensor discloses. There is no part for raw data or label counts, and there will be none."""
 
-    BODY = "body"  # weights and buffers of the feature extractor
-    HEAD = "head"  # weights of the classifier, or the scalars of a cosine head
-    PROTOTYPES = "prototypes"  # class means of features, as unit vectors
+    BODY = "body"
+    HEAD = "head"
+    PROTOTYPES = "prototypes"
+    CLASS_PRESENCE = "class-presence"
+    CLASS_SHARES = "class-shares"
+    CLASS_MODELS = "class-models"
+    LABEL_DISTRIBUTION = "label-distribution"
+
+    @property
+    def discloses(self) -> str:
+        """What a site tells by sending it, in a sentence for whoever has to allow it."""
+        return _DISCLOSES[self]
 
 
+_DISCLOSES = {
+    Part.BODY: "Weights and buffers of the feature extractor, trained on the site's examples.",
+    Part.HEAD: "Weights of the classifier, whose norms can hint at how common each class is; "
+    "or the scalars of a cosine head.",
+    Part.PROTOTYPES: "Class means of features; which ones are there tells which classes the site has.",
+    Part.CLASS_PRESENCE: "Which classes the site has, and nothing of how much of each.",
+    Part.CLASS_SHARES: "An estimate of the site's class distribution, read from the norms of its head.",
+    Part.CLASS_MODELS: "Global models by class, or what they are made of; only the server sends them.",
+    Part.LABEL_DISTRIBUTION: "The site's true class distribution: only in simulations, no policy can allow it.",
+}
+NOT_ON_THE_WIRE = frozenset({Part.LABEL_DISTRIBUTION})
 Payload: TypeAlias = Mapping[Part, Tensors]
 
 

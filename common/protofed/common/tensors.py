@@ -66,6 +66,27 @@ class Mean:
         return buffer
 
 
+class HolderMeans:
+    """By class, the mean of the rows of the sites that hold it, every site counting alike."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, Array] = {}
+        self._holders: dict[str, int] = {}
+
+    def add(self, rows: Tensors) -> None:
+        """One site's rows, {class: [D]}; the caller fixes the order."""
+        for name, row in rows.items():
+            self._sums[name] = self._sums[name] + row if name in self._sums else row
+            self._holders[name] = self._holders.get(name, 0) + 1
+
+    def result(self) -> dict[str, Array]:
+        """{class: [D]}; a class that nobody holds is not there."""
+        return {
+            name: np.asarray(total / total.dtype.type(self._holders[name]))
+            for name, total in sorted(self._sums.items())
+        }
+
+
 def same_tensors(left: Mapping[Part, Tensors], right: Mapping[Part, Tensors]) -> bool:
     """Whether two payloads hold the same numbers under the same names."""
     return left.keys() == right.keys() and all(

@@ -6,12 +6,13 @@ Reading is strict: an unknown enumerator or a bad id is a ProtocolError, never a
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from enum import StrEnum
 from typing import Any, Generic, TypeVar
 
 from protofed.common.codec import MAX_TENSORS, Digest
-from protofed.common.errors import Failure, ProtocolError
-from protofed.common.payload import Part, TensorSpec
+from protofed.common.errors import Failure, PolicyViolation, ProtocolError
+from protofed.common.payload import NOT_ON_THE_WIRE, Part, TensorSpec
 from protofed.common.task import (
     Activity,
     Assignment,
@@ -37,12 +38,16 @@ _ID = re.compile(r"[a-z0-9-]{1,64}")
 class _Enum(Generic[E]):
     """Enumerators by name: `body` is PART_BODY."""
 
-    def __init__(self, ours: type[E], theirs: Any, prefix: str) -> None:
-        self._to = {member: theirs.Value(f"{prefix}_{member.name}") for member in ours}
+    def __init__(self, ours: type[E], theirs: Any, prefix: str, without: Collection[E] = ()) -> None:
+        self._to = {member: theirs.Value(f"{prefix}_{member.name}") for member in ours if member not in without}
         self._from = {number: member for member, number in self._to.items()}
         self._prefix = prefix
 
     def pack(self, member: E) -> Any:
+        if member not in self._to:
+            raise PolicyViolation(
+                f"{self._prefix.lower()} '{member}' exists only in simulations: no message can carry it"
+            )
         return self._to[member]
 
     def unpack(self, number: int) -> E:
@@ -51,7 +56,7 @@ class _Enum(Generic[E]):
         return self._from[number]
 
 
-part = _Enum(Part, pb.Part, "PART")
+part = _Enum(Part, pb.Part, "PART", without=NOT_ON_THE_WIRE)
 role = _Enum(Role, pb.Role, "ROLE")
 task_kind = _Enum(TaskKind, pb.TaskKind, "TASK_KIND")
 verdict = _Enum(Verdict, pb.Verdict, "VERDICT")

@@ -52,3 +52,9 @@ server_methods: Registry[ServerMethod] = Registry("method")
 def like(state: Payload, *parts: Part) -> tuple[TensorSpec, ...]:
     """The tensors of these parts of a state, as an update must have them."""
     return describe({part: state[part] for part in parts if part in state})
+
+
+def prototype_rows(state: Payload) -> tuple[TensorSpec, ...]:
+    """A prototype [D] for each class, of a state whose HEAD has `weight` [C, D]."""
+    weight = state[Part.HEAD]["weight"]
+    return tuple(TensorSpec(Part.PROTOTYPES, str(c), weight.dtype.name, weight.shape[1:]) for c in range(len(weight)))

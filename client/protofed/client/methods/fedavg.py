@@ -8,7 +8,7 @@ from typing import ClassVar
 from torch.nn.functional import cross_entropy
 
 from protofed.client.local import Local
-from protofed.client.method import client_methods
+from protofed.client.method import Personal, client_methods
 from protofed.client.models.split import dump, load
 from protofed.client.training import train
 from protofed.common.payload import Part, Payload, Update
@@ -19,6 +19,7 @@ from protofed.common.payload import Part, Payload, Update
 class FedAvg:
     """E epochs of SGD on the cross-entropy, from the global model."""
 
+    personal: ClassVar[Personal] = "trained"
     sends: ClassVar[frozenset[Part]] = frozenset({Part.BODY, Part.HEAD})
 
     def install(self, local: Local, received: Payload) -> None:

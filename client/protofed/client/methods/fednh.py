@@ -8,10 +8,10 @@ from typing import ClassVar
 from torch.nn.functional import cross_entropy, normalize
 
 from protofed.client.local import Local
-from protofed.client.method import client_methods
+from protofed.client.method import Personal, client_methods
 from protofed.client.models.heads import CosineHead
 from protofed.client.models.split import dump, load
-from protofed.client.training import class_means, train
+from protofed.client.training import class_means, named, train
 from protofed.common.payload import Part, Payload, Update
 
 
@@ -20,6 +20,7 @@ from protofed.common.payload import Part, Payload, Update
 class FedNH:
     """Train the body against fixed prototypes, then send unit class means; absent classes are simply not sent."""
 
+    personal: ClassVar[Personal] = "trained"
     sends: ClassVar[frozenset[Part]] = frozenset({Part.BODY, Part.HEAD, Part.PROTOTYPES})
 
     fixed_scale: bool = False  # s stays as received; else it is trained and sent as part of the head
@@ -36,6 +37,6 @@ class FedNH:
         self.install(local, received)
         loss = train(local, lambda x, y: cross_entropy(local.model(x), y))  # eq. (2)
         means = class_means(local, lambda x: normalize(local.model.body(x), dim=1))  # eq. (3): {class: [D]}
-        prototypes = {str(c): normalize(mean, dim=0).cpu().numpy() for c, mean in means.items()}
+        prototypes = named({c: normalize(mean, dim=0) for c, mean in means.items()})
         head = {} if self.fixed_scale else {Part.HEAD: {"scale": dump(local.model.head)["scale"]}}
         return local.update({Part.BODY: dump(local.model.body), **head, Part.PROTOTYPES: prototypes}, loss=loss)

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
+from protofed.client.models.split import SplitModel
 from protofed.common.errors import CodecError
 from protofed.common.payload import Array
+
+EXACT = "donot_use_mm_for_euclid_dist"  # of torch.cdist: no cancellation between near neighbours
 
 
 class CosineHead(nn.Module):
@@ -58,3 +63,54 @@ class CosineHead(nn.Module):
     def forward(self, features: Tensor) -> Tensor:
         """Logits, [B, D] -> [B, C]; `eps` of the norm is 1e-12, as in the released code."""
         return self.scale * (normalize(features, dim=-1) @ self.prototypes.T)
+
+
+class PrototypeHead(nn.Module):
+    """Nearest-prototype classification around a model's own head: FedPRP (Guo et al., TNNLS 2024, eq. 12).
+
+    The state dict holds `own.*`, `prototypes` [C, D] and `known` [C], so both ways to predict travel together.
+
+    Args:
+        own: the linear head that is trained.
+        classes: C.
+        by_own: predict with `own` rather than with prototypes.
+    """
+
+    prototypes: Tensor  # [C, D]
+    known: Tensor  # [C], 1 for a class that has a prototype, else 0
+
+    def __init__(self, own: nn.Module, classes: int, by_own: bool = False) -> None:
+        super().__init__()
+        self.own, self.by_own = own, by_own
+        weight = own.get_parameter("weight")
+        self.register_buffer("prototypes", torch.zeros(classes, weight.shape[1]).to(weight))
+        self.register_buffer("known", torch.zeros(classes).to(weight))
+
+    @classmethod
+    def around(cls, head: nn.Module, classes: int, by_own: bool) -> PrototypeHead:
+        """The head itself if it is one already, else one around it."""
+        if not isinstance(head, PrototypeHead):
+            return cls(head, classes, by_own)
+        head.by_own = by_own
+        return head
+
+    @classmethod
+    def of(cls, model: SplitModel) -> PrototypeHead:
+        """A model's head, that `around` has put there."""
+        if not isinstance(model.head, cls):
+            raise TypeError(f"the head is a {type(model.head).__name__}")
+        return model.head
+
+    def keep(self, prototypes: Tensor, known: Tensor) -> None:
+        """Classify by these prototypes, [C, D], as far as they are known, [C]."""
+        self.prototypes.copy_(prototypes)
+        self.known.copy_(known)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """[B, D] -> [B, C]: minus the Euclidean distance to each prototype, minus infinity for a class without one.
+
+        Before there is any prototype, and with `by_own`, the own head's logits.
+        """
+        if self.by_own or not self.known.any():
+            return cast("Tensor", self.own(features))
+        return -torch.cdist(features, self.prototypes, compute_mode=EXACT).masked_fill(self.known == 0, torch.inf)

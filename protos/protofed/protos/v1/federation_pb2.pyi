@@ -35,7 +35,13 @@ class _PartEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Part.ValueType],
     PART_HEAD: _Part.ValueType  # 2
     """weights of the classifier, or the scalars of a cosine head"""
     PART_PROTOTYPES: _Part.ValueType  # 3
-    """class means of features, as unit vectors"""
+    """class means of features; which ones are there tells which classes the site has"""
+    PART_CLASS_PRESENCE: _Part.ValueType  # 4
+    """which classes the site has, and nothing of how much of each"""
+    PART_CLASS_SHARES: _Part.ValueType  # 5
+    """an estimate of the site's class distribution, read from its head's norms"""
+    PART_CLASS_MODELS: _Part.ValueType  # 6
+    """per-class global models; from the server only"""
 
 class Part(_Part, metaclass=_PartEnumTypeWrapper):
     """What a tensor discloses."""
@@ -46,7 +52,13 @@ PART_BODY: Part.ValueType  # 1
 PART_HEAD: Part.ValueType  # 2
 """weights of the classifier, or the scalars of a cosine head"""
 PART_PROTOTYPES: Part.ValueType  # 3
-"""class means of features, as unit vectors"""
+"""class means of features; which ones are there tells which classes the site has"""
+PART_CLASS_PRESENCE: Part.ValueType  # 4
+"""which classes the site has, and nothing of how much of each"""
+PART_CLASS_SHARES: Part.ValueType  # 5
+"""an estimate of the site's class distribution, read from its head's norms"""
+PART_CLASS_MODELS: Part.ValueType  # 6
+"""per-class global models; from the server only"""
 Global___Part: _TypeAlias = Part  # noqa: Y015
 
 class _Role:

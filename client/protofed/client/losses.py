@@ -1,0 +1,92 @@
+"""Losses of the methods, as functions of tensors; each is the mean of a batch."""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy, normalize
+
+Distance: TypeAlias = Literal["euclidean", "cosine", "negated-cosine"]
+TINY = 1e-12
+
+
+def class_shares(weight: Tensor) -> Tensor:
+    """The class distribution that a linear head's row norms tell, [C, D] -> [C] (cwFedAVG, eq. of p~; METHODS 3.1)."""
+    norms: Tensor = torch.linalg.vector_norm(weight, dim=1)
+    return norms / norms.sum().clamp_min(TINY)
+
+
+def distribution_gap(weight: Tensor, frequencies: Tensor) -> Tensor:
+    """CwFedAVG's weight distribution regularizer: Omega = ||p - p~||_2, not squared. [C, D], [C] -> [].
+
+    At Omega = 0, where it has no derivative, the gradient is zero.
+    """
+    gap: Tensor = torch.linalg.vector_norm(class_shares(weight) - frequencies)
+    return gap
+
+
+def prototypical_contrast(features: Tensor, labels: Tensor, centers: Tensor, known: Tensor) -> Tensor:
+    """FedProc's global prototypical contrast: cross-entropy over cosines without temperature (METHODS 4.1).
+
+    Args:
+        features: unit rows, [B, D].
+        labels: [B].
+        centers: the classes' global prototypes, [C, D], of any length: only their directions matter.
+        known: which classes have a prototype, [C] bool. The others are no alternatives, and their examples count as
+            nothing, though they stay in the mean.
+    """
+    counted = known[labels]
+    if not counted.any():
+        return features.sum() * 0.0
+    cosines = features[counted] @ normalize(centers, dim=1).T  # [counted, C]
+    logits = cosines.masked_fill(~known, -torch.inf)
+    return cross_entropy(logits, labels[counted], reduction="sum") / len(labels)
+
+
+def intra_class(features: Tensor, labels: Tensor, prototypes: Tensor, known: Tensor) -> Tensor:
+    """FedPRP's eq. (10): mean squared difference to the class's global prototype, over batch and dimensions.
+
+    Examples of a class without a prototype add nothing, but stay in the mean. [B, D], [B], [C, D], [C] bool -> [].
+    """
+    squared = (features - prototypes[labels]).square() * known[labels].unsqueeze(1)
+    return squared.mean()
+
+
+def inter_class(
+    features: Tensor,
+    labels: Tensor,
+    centroids: Tensor,
+    margins: Tensor,
+    temperature: float,
+    distance: Distance = "euclidean",
+) -> Tensor:
+    """FedPRP's eq. (9), the DRO loss of Samuel and Chechik (ICCV 2021): a softmax over the batch for each centroid.
+
+    Args:
+        features: z, [B, D].
+        labels: [B].
+        centroids: mu, [C, D]; only those of the batch's classes are used.
+        margins: eps, [C], added to the distance from a centroid to the features of its own class.
+        temperature: tau.
+        distance: "negated-cosine" is the sign of the released FedPRP code, which drives features from their centroid.
+
+    Returns:
+        The mean over the batch's classes of the mean over each class's examples.
+    """
+    own = labels.unsqueeze(0) == torch.arange(len(centroids), device=labels.device).unsqueeze(1)  # [C, B]
+    present = own.any(dim=1)
+    own, margins = own[present], margins[present]
+    far = _distances(centroids[present], features, distance)  # [classes of the batch, B]
+    scores = torch.log_softmax(-(far + margins.unsqueeze(1) * own) / temperature, dim=1)
+    return -((scores * own).sum(dim=1) / own.sum(dim=1)).mean()
+
+
+def _distances(centroids: Tensor, features: Tensor, distance: Distance) -> Tensor:
+    """[classes, D], [B, D] -> [classes, B]."""
+    if distance == "euclidean":
+        far: Tensor = torch.linalg.vector_norm(centroids.unsqueeze(1) - features.unsqueeze(0), dim=2)
+        return far
+    cosines = normalize(centroids, dim=1) @ normalize(features, dim=1).T
+    return 1 - cosines if distance == "cosine" else cosines

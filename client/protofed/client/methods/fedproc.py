@@ -1,0 +1,58 @@
+"""FedProc: Mu et al., 2021 (Future Generation Computer Systems 143), client side (METHODS §4)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from torch import Tensor
+from torch.nn.functional import cross_entropy, normalize
+
+from protofed.client.local import Local
+from protofed.client.losses import prototypical_contrast
+from protofed.client.method import Personal, client_methods
+from protofed.client.models.split import dump, load
+from protofed.client.training import class_means, named, stacked, train
+from protofed.common.payload import Part, Payload, Update
+
+
+@client_methods.register(fedproc=("weighting",))
+@dataclass(frozen=True)
+class FedProc:
+    """l = alpha l_gpc + (1 - alpha) l_ce with alpha = 1 - t/T: first features near global prototypes, then classes."""
+
+    personal: ClassVar[Personal] = "trained"
+    sends: ClassVar[frozenset[Part]] = frozenset({Part.BODY, Part.HEAD, Part.PROTOTYPES})
+
+    gpc_from_start: bool = False  # round 1 only makes prototypes, as in the paper; else it trains on l_ce, as released
+    prototypes: Literal["mean", "unit"] = "mean"  # of unit features; "unit": only the mean's direction leaves
+
+    def install(self, local: Local, received: Payload) -> None:
+        """The global model."""
+        load(local.model.body, received[Part.BODY])
+        load(local.model.head, received[Part.HEAD])
+
+    def fit(self, local: Local, received: Payload) -> Update:
+        """Train, then the class means of the new features."""
+        self.install(local, received)
+        loss = 0.0 if self._only_prototypes(local) else self._train(local, received)
+        means = class_means(local, lambda x: normalize(local.model.body(x), dim=1))
+        rows = {c: normalize(mean, dim=0) if self.prototypes == "unit" else mean for c, mean in means.items()}
+        model = {Part.BODY: dump(local.model.body), Part.HEAD: dump(local.model.head)}
+        return local.update({**model, Part.PROTOTYPES: named(rows)}, loss=loss)
+
+    def _train(self, local: Local, received: Payload) -> float:
+        like = next(local.model.head.parameters())  # [C, D]
+        centers, known = stacked(received.get(Part.PROTOTYPES, {}), local.classes, like)
+        ahead = int(self.gpc_from_start)  # rounds before the paper's t = 0
+        alpha = 1 - (local.round - 1 - ahead) / (local.rounds - ahead) if known.any() else 0.0
+
+        def loss(images: Tensor, labels: Tensor) -> Tensor:
+            features = local.model.body(images)
+            contrast = prototypical_contrast(normalize(features, dim=1), labels, centers, known)
+            return alpha * contrast + (1 - alpha) * cross_entropy(local.model.head(features), labels)
+
+        return train(local, loss)
+
+    def _only_prototypes(self, local: Local) -> bool:
+        return self.gpc_from_start and local.round == 1 and local.rounds > 1

@@ -1,0 +1,65 @@
+"""FedPRP: Guo et al., IEEE TNNLS 2024, client side (METHODS §2.3: the paper, not its released code)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from protofed.client.local import Local
+from protofed.client.losses import Distance, inter_class, intra_class
+from protofed.client.method import Personal, client_methods
+from protofed.client.models.heads import PrototypeHead
+from protofed.client.models.split import dump, load
+from protofed.client.training import class_means, frozen, named, remembered, stacked, train
+from protofed.common.payload import Part, Payload, Update
+
+
+@client_methods.register(fedprp=("ema",))
+@dataclass(frozen=True)
+class FedPRP:
+    """A private head, then the shared body against CE, intra-class and inter-class losses; then own prototypes."""
+
+    personal: ClassVar[Personal] = "trained"
+    sends: ClassVar[frozenset[Part]] = frozenset({Part.BODY, Part.PROTOTYPES})
+
+    head_epochs: Annotated[int, Field(ge=0)] = 5  # tau_phi; the plan's epochs are the body's, tau_theta
+    intra: Annotated[float, Field(ge=0)] = 0.5  # lambda_1, of eq. (10)
+    inter: Annotated[float, Field(ge=0)] = 0.5  # lambda_2, of eq. (9)
+    temperature: Annotated[float, Field(gt=0)] = 0.07  # tau of eq. (9)
+    distance: Literal["euclidean", "cosine"] = "euclidean"  # d of eq. (9)
+    prediction: Literal["prototypes", "head"] = "prototypes"  # of the site's own model: eq. (12), or the private head
+    compat: Literal["paper", "authors"] = "paper"  # authors: eq. (9) with their code's negated cosine, margins fixed
+
+    def install(self, local: Local, received: Payload) -> None:
+        """Global body, nearest global prototype; the site's private head (before its first fit, the run's first)."""
+        load(local.model.body, received[Part.BODY])
+        head = local.model.head = PrototypeHead.around(local.model.head, local.classes, self.prediction == "head")
+        load(head.own, local.memory.get(Part.HEAD, received[Part.HEAD]))
+        head.keep(*stacked(received.get(Part.PROTOTYPES, {}), local.classes, head.prototypes))
+
+    def fit(self, local: Local, received: Payload) -> Update:
+        """Head first, then body (eqs. 3 and 4), then the prototypes of the new body (eq. 7)."""
+        self.install(local, received)
+        body, head, released = local.model.body, PrototypeHead.of(local.model), self.compat == "authors"
+        with frozen(body):
+            train(local, lambda x, y: cross_entropy(head.own(body(x)), y), head.own.parameters(), self.head_epochs)
+        centroids = stacked(named(class_means(local, body)), local.classes, head.prototypes)[0]
+        eps = remembered(local, Part.PROTOTYPES, "margins", torch.ones(local.classes)).to(head.prototypes)  # [C]
+        eps.requires_grad_(not released)
+        distance: Distance = "negated-cosine" if released else self.distance
+
+        def objective(images: Tensor, labels: Tensor) -> Tensor:  # eq. (11)
+            features = body(images)
+            intra = intra_class(features, labels, head.prototypes, head.known > 0)
+            inter = inter_class(features, labels, centroids, eps.clamp_min(0), self.temperature, distance)
+            return cross_entropy(head.own(features), labels) + self.intra * intra + self.inter * inter
+
+        loss = train(local, objective, [*body.parameters(), eps])
+        head.keep(*stacked(own := named(class_means(local, body)), local.classes, head.prototypes))
+        local.memory.update({Part.HEAD: dump(head.own), Part.PROTOTYPES: {"margins": eps.detach().cpu().numpy()}})
+        return local.update({Part.BODY: dump(body), Part.PROTOTYPES: own}, loss=loss)

@@ -1,0 +1,60 @@
+"""cwFedAVG with mixing on the sites: Lee and Choi, arXiv 2406.07800v1, server side (METHODS §3.7 b), last layer"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from protofed.common.payload import Array, Part, Payload, SiteId, TensorSpec, Update, describe
+from protofed.common.tensors import HolderMeans, Mean
+from protofed.server.method import Expected, server_methods
+
+
+@server_methods.register("cwfedavg-private")
+@dataclass(frozen=True)
+class CwFedAvgPrivate:
+    """Body: FedAvg. Class heads: the mean of the heads of the sites that have the class; every site is sent all C.
+
+    A site tells which classes it has, never how much of each: p_ij would need a secure sum, so holders count alike.
+    """
+
+    global_model: ClassVar[bool] = False
+
+    def init(self, model: Payload, classes: int) -> Payload:
+        """Every class head is the first head."""
+        heads = {name: np.stack([array] * classes) for name, array in model[Part.HEAD].items()}
+        return {Part.BODY: model[Part.BODY], Part.CLASS_MODELS: heads}
+
+    def broadcast(self, state: Payload, site: SiteId) -> Payload:
+        """Body and all class heads."""
+        return state
+
+    def class_model(self, state: Payload, c: int) -> Payload:
+        """The body with one class's head."""
+        heads = {name: stack[c] for name, stack in state[Part.CLASS_MODELS].items()}
+        return {Part.BODY: state[Part.BODY], Part.HEAD: heads}
+
+    def expects(self, state: Payload) -> Expected:
+        """The whole model, and which of the C classes the site has."""
+        weight = state[Part.CLASS_MODELS]["weight"]
+        present = TensorSpec(Part.CLASS_PRESENCE, "present", weight.dtype.name, weight.shape[:1])
+        return Expected((*describe(self.class_model(state, 0)), present))
+
+    def aggregate(self, state: Payload, updates: Iterable[Update]) -> Payload:
+        """A class that nobody has keeps its head."""
+        body, heads = Mean((Part.BODY,)), {name: HolderMeans() for name in state[Part.CLASS_MODELS]}
+        for update in updates:
+            body.add(update.payload)
+            held = np.flatnonzero(update.payload[Part.CLASS_PRESENCE]["present"] > 0)
+            for name, means in heads.items():
+                means.add(dict.fromkeys(map(str, held), update.payload[Part.HEAD][name]))
+        new = {name: _replaced(state[Part.CLASS_MODELS][name], means.result()) for name, means in heads.items()}
+        return {**body.result(), Part.CLASS_MODELS: new}
+
+
+def _replaced(stack: Array, rows: dict[str, Array]) -> Array:
+    """[C, ...] with the rows of these classes."""
+    return np.stack([rows.get(str(c), old) for c, old in enumerate(stack)])

@@ -1,0 +1,40 @@
+"""FedProc: Mu et al., 2021 (Future Generation Computer Systems 143), server side (METHODS §4)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from protofed.common.payload import Part, Payload, SiteId, Update
+from protofed.common.tensors import HolderMeans, Mean
+from protofed.server.method import Expected, like, prototype_rows, server_methods
+
+
+@server_methods.register(fedproc=("gpc_from_start", "prototypes"))
+@dataclass(frozen=True)
+class FedProc:
+    """w <- sum_k p_k w_k; c_j <- mean of the class means of the sites that hold class j."""
+
+    global_model: ClassVar[bool] = True
+    weighting: Literal["uniform", "examples"] = "uniform"  # p_k: 1/K, or n_k/n from sites that disclose n_k
+
+    def init(self, model: Payload, classes: int) -> Payload:
+        """The model as it was made, and no prototypes yet."""
+        return model
+
+    def broadcast(self, state: Payload, site: SiteId) -> Payload:
+        """Model and prototypes."""
+        return state
+
+    def expects(self, state: Payload) -> Expected:
+        """The whole model; a class mean [D] for each class that the site holds."""
+        return Expected(like(state, Part.BODY, Part.HEAD), prototype_rows(state), weight=self.weighting == "examples")
+
+    def aggregate(self, state: Payload, updates: Iterable[Update]) -> Payload:
+        """A class that nobody holds keeps its prototype."""
+        mean, prototypes = Mean((Part.BODY, Part.HEAD)), HolderMeans()
+        for update in updates:
+            mean.add(update.payload, update.weight if self.weighting == "examples" and update.weight else 1.0)
+            prototypes.add(update.payload.get(Part.PROTOTYPES, {}))
+        return {**mean.result(), Part.PROTOTYPES: {**state.get(Part.PROTOTYPES, {}), **prototypes.result()}}

@@ -1,0 +1,50 @@
+"""FedPRP: Guo et al., IEEE TNNLS 2024, server side (METHODS §2.3)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+import numpy as np
+from pydantic import Field
+
+from protofed.common.payload import Array, Part, Payload, SiteId, Update
+from protofed.common.tensors import HolderMeans, Mean
+from protofed.server.method import Expected, like, prototype_rows, server_methods
+
+OF_CLIENT = ("head_epochs", "intra", "inter", "temperature", "distance", "prediction", "compat")
+
+
+@server_methods.register(fedprp=OF_CLIENT)
+@dataclass(frozen=True)
+class FedPRP:
+    """Body: uniform mean, eq. (5). Prototypes: P_c <- beta * mean over holders + (1 - beta) P_c, eq. (8)."""
+
+    global_model: ClassVar[bool] = True
+    ema: Annotated[float, Field(gt=0, le=1)] = 0.5  # beta: share of the new means; of a new class they are all
+
+    def init(self, model: Payload, classes: int) -> Payload:
+        """The model as it was made, and no prototypes yet. Its head is where every private head begins."""
+        return model
+
+    def broadcast(self, state: Payload, site: SiteId) -> Payload:
+        """Body, prototypes, and the first head, for sites that come new."""
+        return state
+
+    def expects(self, state: Payload) -> Expected:
+        """The body; a class mean [D] for each class that the site holds."""
+        return Expected(like(state, Part.BODY), prototype_rows(state))
+
+    def aggregate(self, state: Payload, updates: Iterable[Update]) -> Payload:
+        """A class that nobody holds keeps its prototype: the server remembers."""
+        body, means = Mean((Part.BODY,)), HolderMeans()
+        for update in updates:
+            body.add(update.payload)
+            means.add(update.payload.get(Part.PROTOTYPES, {}))
+        old = state.get(Part.PROTOTYPES, {})
+        moved = {name: self._moved(old.get(name), mean) for name, mean in means.result().items()}
+        return {**state, **body.result(), Part.PROTOTYPES: {**old, **moved}}
+
+    def _moved(self, old: Array | None, mean: Array) -> Array:
+        return mean if old is None else np.asarray(self.ema * mean + (1 - self.ema) * old, dtype=mean.dtype)
