@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -22,6 +19,7 @@ from protofed.common.archive import Lock
 from protofed.common.errors import ProtofedError, StateError
 from protofed.common.recipe import Recipe, read_toml
 from protofed.deploy import shipped
+from protofed.deploy.children import end, interruption
 from protofed.deploy.processes import LEDGER_FILE, read_address
 from protofed.server.ledger import Ledger
 from protofed.server.overview import Overview, overview
@@ -51,7 +49,7 @@ def run_demo(folder: Path, console: Console) -> None:
     )
     began, views = time.monotonic(), dict[str, Overview | None]()
     with (
-        _interruption() as check,
+        interruption() as check,
         _processes(folder, check) as processes,
         Live(console=console, refresh_per_second=4) as live,
     ):
@@ -106,27 +104,6 @@ def _look(folder: Path, recipes: Sequence[Recipe]) -> dict[str, Overview | None]
 
 
 @contextmanager
-def _interruption() -> Iterator[Callable[[], None]]:
-    """Ctrl-C and SIGTERM take effect only where the yielded function is called.
-
-    A KeyboardInterrupt in the middle of starting a process would lose that process.
-    """
-    stop = threading.Event()
-
-    def check() -> None:
-        if stop.is_set():
-            raise KeyboardInterrupt
-
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    before = {number: signal.signal(number, lambda *_: stop.set()) for number in numbers}
-    try:
-        yield check
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-@contextmanager
 def _processes(folder: Path, check: Callable[[], None]) -> Iterator[dict[str, subprocess.Popen[bytes]]]:
     """The server, then the daemons; all of them are gone afterwards, whatever happens."""
     running: dict[str, subprocess.Popen[bytes]] = {}
@@ -144,7 +121,7 @@ def _processes(folder: Path, check: Callable[[], None]) -> Iterator[dict[str, su
         running["evaluator"] = _start(folder, "evaluator", "client", *common, "--site=evaluator", "--role=evaluator")
         yield running
     finally:
-        _end(list(running.values()))
+        end(list(running.values()))
 
 
 def _start(folder: Path, name: str, *arguments: str) -> subprocess.Popen[bytes]:
@@ -173,19 +150,6 @@ def _watch(processes: dict[str, subprocess.Popen[bytes]], folder: Path) -> None:
     for name, process in processes.items():
         if process.poll() not in (None, 0):
             raise DemoError(f"{name} ended with exit code {process.returncode}; see {folder / name}.log")
-
-
-def _end(processes: list[subprocess.Popen[bytes]]) -> None:
-    """Ask politely, then insist."""
-    for process in reversed(processes):
-        process.terminate()
-    until = time.monotonic() + 10
-    for process in processes:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(max(0.1, until - time.monotonic()))
-            continue
-        process.kill()
-        process.wait()
 
 
 def _fresh(folder: Path) -> None:

@@ -105,7 +105,7 @@ def simulate_with_progress(name: str, state: Path | None, device: str) -> Overvi
         task = bar.add_task("making the model", total=recipe.rounds)
 
         def turned() -> None:
-            done, doing = _standing(running.runs.current.phase, recipe.rounds)
+            done, doing = standing(running.runs.current.phase, recipe.rounds)
             bar.update(task, completed=done, description=doing)
 
         running.go(turned=turned)
@@ -117,7 +117,7 @@ def simulate_with_progress(name: str, state: Path | None, device: str) -> Overvi
     return view
 
 
-def _standing(phase: Phase, rounds: int) -> tuple[int, str]:
+def standing(phase: Phase, rounds: int) -> tuple[int, str]:
     """Rounds that are wholly done, and what goes on now."""
     match phase:
         case Collecting():

@@ -1,0 +1,233 @@
+"""Jobs, their folders and their results; what is printed of them is worked out by hand."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from io import StringIO
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from protofed.common.codec import Digest
+from protofed.common.errors import ConfigError, DataError, StateError
+from protofed.common.recipe import Recipe
+from protofed.deploy.compare import read_seeds
+from protofed.deploy.compare_table import Comparison, as_json, comma_separated, markdown, show
+from protofed.deploy.curves import draw, over_rounds, spaced
+from protofed.deploy.experiment import (
+    Job,
+    Result,
+    plan_jobs,
+    read_plan,
+    refuse_foreign,
+    write_plan,
+)
+
+Recipes = Callable[..., Recipe]
+
+
+def result_of(recipe: Recipe, seed: int, *accuracies: float) -> Result:
+    """Two sites and an evaluator; one accuracy of the global model a round."""
+    scores = {
+        round_: {
+            "evaluator": {"global.accuracy": value, "global.recall.0": 0.9, "global.recall.1": 0.1},
+            "site-1": {"personal.pm_v": 0.5, "personal.pm_l": 0.4, "personal.local.accuracy": 1.0, "loss": 2.0},
+            "site-2": {"personal.pm_v": 0.7, "personal.pm_l": 0.8, "personal.local.accuracy": 0.2, "loss": 1.0},
+        }
+        for round_, value in enumerate(accuracies, 1)
+    }
+    return Result(
+        recipe=recipe.model_copy(update={"seed": seed}),
+        protofed="0",
+        seconds=1.5,
+        state=Digest("0" * 64),
+        scores=scores,
+        cohorts=dict.fromkeys(scores, ("site-1",)),
+        train_examples={"site-1": 5, "site-2": 5},
+        local_test_examples={"site-1": 3, "site-2": 1},
+    )
+
+
+@pytest.fixture
+def compared(recipe_of: Recipes) -> Comparison:
+    """FedAvg with two seeds; FedNH with one of two done."""
+    avg, nh = recipe_of("fedavg"), recipe_of("fednh")
+    other = nh.model_copy(update={"seed": 1})
+    done = [(result.recipe, result) for result in (result_of(avg, 0, 0.2, 0.5), result_of(avg, 1, 0.3, 0.7))]
+    return Comparison.of([*done, (nh, result_of(nh, 0, 0.1, 0.25)), (other, None)])
+
+
+def test_a_seed_is_that_of_the_run_and_of_its_data(recipe_of: Recipes, tmp_path: Path) -> None:
+    jobs = plan_jobs([recipe_of("fedavg"), recipe_of("fednh")], [4, 7], None, tmp_path)
+    names = ["small-fedavg-seed4", "small-fednh-seed4", "small-fedavg-seed7", "small-fednh-seed7"]
+    assert [job.name for job in jobs] == names
+    assert [(job.recipe.seed, job.recipe.data and job.recipe.data.seed) for job in jobs] == [(4, 4)] * 2 + [(7, 7)] * 2
+    (own,) = plan_jobs([recipe_of("fedavg", seed=3)], None, None, tmp_path)
+    assert (own.name, own.recipe.data and own.recipe.data.seed) == ("small-fedavg-seed3", 0)
+
+
+@pytest.mark.parametrize(("most", "rounds"), [(1, 1), (2, 2), (9, 3)])
+def test_recipes_are_shortened_and_never_lengthened(most: int, rounds: int, recipe_of: Recipes, tmp_path: Path) -> None:
+    assert [job.recipe.rounds for job in plan_jobs([recipe_of("fedavg")], None, most, tmp_path)] == [rounds]
+
+
+def test_what_cannot_be_told_apart_is_not_compared(recipe_of: Recipes, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="two recipes have the name 'small-fedavg'"):
+        plan_jobs([recipe_of("fedavg"), recipe_of("fedavg", seed=1)], None, None, tmp_path)
+    with pytest.raises(ConfigError, match="each once"):
+        plan_jobs([recipe_of("fedavg")], [1, 1], None, tmp_path)
+    with pytest.raises(ConfigError, match=r"no \[data\]"):
+        plan_jobs([recipe_of("fedavg", data=None)], [1], None, tmp_path)
+
+
+@pytest.mark.parametrize("text", ["", "1,", "a", "1 2", "-1", "1,,2"])
+def test_seeds_are_numbers_with_commas(text: str) -> None:
+    assert read_seeds("0,12,3") == [0, 12, 3]
+    assert read_seeds(None) is None
+    with pytest.raises(ConfigError, match="0,1,2"):
+        read_seeds(text)
+
+
+def test_another_recipes_work_is_neither_mixed_nor_lost(recipe_of: Recipes, tmp_path: Path) -> None:
+    job = Job(recipe_of("fedavg"), tmp_path / "small-fedavg-seed0")
+    job.check()
+    job.claim()
+    job.check()
+    assert Job.claimed(job.folder) == job
+    changed = recipe_of("fedavg", plan={**job.recipe.plan.model_dump(), "lr": 0.5})
+    with pytest.raises(StateError, match=r"plan\.lr is 0\.05 there and 0\.5 here"):
+        Job(changed, job.folder).check()
+    with pytest.raises(StateError, match="holds no job"):
+        Job.claimed(tmp_path / "nothing")
+
+
+def test_a_result_reads_as_it_was_written_and_without_new_default_keys(recipe_of: Recipes, tmp_path: Path) -> None:
+    job = Job(recipe_of("fedavg"), tmp_path)
+    assert job.result() is None
+    wrote = result_of(job.recipe, 0, 0.1, 0.2)
+    job.write_result(wrote)
+    assert job.result() == wrote
+    table = json.loads((tmp_path / "result.json").read_text(encoding="utf-8"))
+    del table["recipe"]["federation"]["grace"], table["recipe"]["plan"]["augment"]
+    (tmp_path / "result.json").write_text(json.dumps(table), encoding="utf-8")
+    assert job.result() == wrote
+
+
+def test_a_folder_with_something_else_is_refused(recipe_of: Recipes, tmp_path: Path) -> None:
+    refuse_foreign(tmp_path / "new")
+    (tmp_path / "lock").touch()
+    refuse_foreign(tmp_path)
+    with pytest.raises(StateError, match="holds no comparison"):
+        read_plan(tmp_path)
+    (tmp_path / "thesis.txt").touch()
+    with pytest.raises(StateError, match="--out"):
+        refuse_foreign(tmp_path)
+    with pytest.raises(StateError, match="is a file"):
+        refuse_foreign(tmp_path / "thesis.txt")
+    write_plan(tmp_path, plan_jobs([recipe_of("fedavg")], [0, 2], None, tmp_path), 5)
+    refuse_foreign(tmp_path)
+    plan = read_plan(tmp_path)
+    assert (plan.jobs, plan.shortened) == (("small-fedavg-seed0", "small-fedavg-seed2"), 5)
+
+
+def test_a_table_has_a_row_a_recipe_with_mean_and_deviation_over_seeds(compared: Comparison) -> None:
+    avg, nh = (dict(zip(*lines, strict=True)) for lines in _rows(markdown(compared)))
+    assert avg["recipe"] == "small-fedavg"
+    assert (avg["seeds"], nh["seeds"]) == ("2", "1 of 2")
+    assert (avg["GM"], nh["GM"]) == ("60.0 ± 10.0", "25.0")
+    assert avg["worst class"] == "10.0 ± 0.0"
+    assert avg["PM(V)"] == "60.0 ± 0.0"
+    assert avg["worst site"] == "50.0 ± 0.0"
+    assert avg["fairness"] == "20.0 ± 0.0"
+    assert avg["local"] == "80.0 ± 0.0"  # (3 * 1.0 + 1 * 0.2) / 4
+    assert "few" not in avg
+    assert "population standard deviation over seeds" in compared.caption
+
+
+def test_files_for_programs_have_exact_fractions_by_seed(compared: Comparison) -> None:
+    lines = [line.split(",")[:3] for line in comma_separated(compared).splitlines()]
+    assert lines[0] == ["recipe", "seed", "GM"]
+    assert lines[1:5] == [["small-fedavg", *cells] for cells in (["0", "0.5"], ["1", "0.7"], ["mean", "0.6"])] + [
+        ["small-fedavg", "std", lines[4][2]]
+    ]
+    assert float(lines[4][2]) == pytest.approx(0.1)
+    read = json.loads(as_json(compared))
+    assert read["rows"][1]["values"]["GM"] == {"mean": 0.25, "std": 0.0, "seeds": {"0": 0.25}}
+    assert read["rows"][0]["seconds"] == {"0": 1.5, "1": 1.5}
+
+
+def test_columns_may_be_named(recipe_of: Recipes) -> None:
+    recipe = recipe_of("fedavg")
+    metrics = ["loss", "personal.pm_v:worst", "personal.pm_v:active", "global.accuracy:recent", "loss:std"]
+    comparison = Comparison.of([(recipe, result_of(recipe, 0, 0.2, 0.4))], metrics, shortened=7)
+    (cells,) = _rows(markdown(comparison))
+    assert dict(zip(*cells, strict=True)) == {
+        "recipe": "small-fedavg",
+        "seeds": "1",
+        "loss": "1.5000",
+        "personal.pm_v:worst": "50.0",
+        "personal.pm_v:active": "50.0",
+        "global.accuracy:recent": "30.0",
+        "loss:std": "0.5000",
+    }
+    assert "ounds shortened to 7" in comparison.caption
+    assert "over seeds" not in comparison.caption
+    with pytest.raises(ConfigError, match=r"did you mean 'global\.accuracy'"):
+        Comparison.of([(recipe, result_of(recipe, 0, 0.2))], ["global.acuracy"])
+    with pytest.raises(ConfigError, match="did you mean 'worst'"):
+        Comparison.of([(recipe, result_of(recipe, 0, 0.2))], ["loss:wurst"])
+
+
+def test_a_local_score_without_a_size_is_an_error(recipe_of: Recipes) -> None:
+    recipe = recipe_of("fedavg")
+    result = result_of(recipe, 0, 0.2).model_copy(update={"local_test_examples": {"site-1": 3}})
+    with pytest.raises(DataError, match="site-2"):
+        Comparison.of([(recipe, result)])
+
+
+@pytest.mark.parametrize("width", [40, 80, 200])
+def test_a_table_that_is_too_wide_is_cut_and_nothing_of_it_is_lost(width: int, compared: Comparison) -> None:
+    text = StringIO()
+    show(compared, Console(file=text, width=width))
+    lines = text.getvalue().splitlines()
+    assert max(map(len, lines)) <= width
+    table = "".join(lines[: next(place for place, line in enumerate(lines) if line.startswith("GM: "))])
+    for cell in ("60.0 ± 10.0", "1 of 2", *(column.header for column in compared.columns)):
+        assert cell in table
+    assert "…" not in table
+
+
+def test_curves_are_drawn_of_what_there_is(compared: Comparison, tmp_path: Path) -> None:
+    paths = draw(compared.results, tmp_path)
+    names = ("global-accuracy", "personal-pm_v", "personal-pm_l", "personal-local-accuracy")
+    assert {path.name for path in paths} == {f"curve-{name}.{kind}" for name in names for kind in ("png", "svg")}
+    assert all(path.read_bytes().startswith((b"\x89PNG", b"<?xml")) for path in paths)
+    before = [path.read_bytes() for path in paths]
+    assert [path.read_bytes() for path in draw(compared.results, tmp_path)] == before
+
+
+def test_a_curve_has_the_rounds_that_all_seeds_have(recipe_of: Recipes) -> None:
+    recipe = recipe_of("fedavg")
+    found = over_rounds([result_of(recipe, 0, 0.2, 0.5, 0.6), result_of(recipe, 1, 0.3, 0.7)], "global.accuracy")
+    assert found is not None
+    assert found[0] == [1, 2]
+    np.testing.assert_array_equal(found[1], [[0.2, 0.5], [0.3, 0.7]])
+    assert over_rounds([result_of(recipe, 0, 0.2)], "global.few") is None
+
+
+@pytest.mark.parametrize("heights", [[], [0.5], [0.5, 0.5, 0.5], [1.0, 0.99, 0.2], [0.0, 0.01, 0.02], [0.1, 0.9] * 20])
+def test_names_at_the_ends_of_lines_are_apart_and_in_order(heights: list[float]) -> None:
+    moved = spaced(heights, 0.05)
+    gap = min(0.05, 1 / max(len(heights) - 1, 1))
+    assert np.all(np.diff(sorted(moved)) >= gap - 1e-9)
+    assert all(-1e-9 <= height <= 1 + 1e-9 for height in moved)
+    assert sorted(range(len(moved)), key=lambda k: moved[k]) == sorted(range(len(heights)), key=lambda k: heights[k])
+
+
+def _rows(text: str) -> list[tuple[list[str], list[str]]]:
+    """Each row of a markdown table with the headers."""
+    lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line[:1] == "|"]
+    return [(lines[0], row) for row in lines[2:]]
