@@ -25,6 +25,7 @@ from protofed.common.recipe import (
     Recipe,
     parse,
     parse_json,
+    read_recipe,
     read_table,
     read_toml,
 )
@@ -357,3 +358,70 @@ def test_parsing_leaves_the_table_as_it_was() -> None:
     after = copy.deepcopy(before)
     parse(after, Recipe, "a.toml")
     assert after == before
+
+
+# Recipes that extend another one
+
+
+def extending(folder: Path, *, base: str, text: str) -> Recipe:
+    (folder / "base.toml").write_text(base)
+    (folder / "r.toml").write_text(f'extends = "base.toml"\n{text}')
+    return read_recipe(folder / "r.toml")
+
+
+BASE = """
+name = "base"
+rounds = 7
+classes = 10
+input = { shape = [1, 8, 8] }
+method = { name = "fednh", smoothing = 0.5 }
+model = { name = "mlp", hidden = [3] }
+[data]
+source = "digits"
+partition = { kind = "dirichlet", sites = 5, beta = 0.3 }
+"""
+
+
+def test_an_extending_recipe_says_only_what_differs(tmp_path: Path) -> None:
+    recipe = extending(tmp_path, base=BASE, text='name = "r"\nrounds = 3\n[method]\nscale = 2.0\n[plan]\nlr = 0.5\n')
+    assert (recipe.name, recipe.rounds, recipe.classes, recipe.plan.lr) == ("r", 3, 10, 0.5)
+    assert recipe.method.options == {"smoothing": 0.5, "scale": 2.0}
+
+
+def test_another_method_or_partition_takes_no_options_of_the_former_one(tmp_path: Path) -> None:
+    text = '[method]\nname = "fedavg"\n[data]\nseed = 3\npartition = { kind = "shards", sites = 5, shards = 2 }\n'
+    recipe = extending(tmp_path, base=BASE, text=text)
+    assert recipe.method.options == {}
+    assert recipe.data is not None
+    assert (recipe.data.source, recipe.data.seed) == ("digits", 3)
+    assert recipe.data.partition == Shards(kind="shards", sites=5, shards=2)
+
+
+def test_extending_goes_on(tmp_path: Path) -> None:
+    (tmp_path / "root.toml").write_text(BASE)
+    recipe = extending(tmp_path, base='extends = "root.toml"\nrounds = 4\n', text='name = "r"\n')
+    assert (recipe.name, recipe.rounds, recipe.classes) == ("r", 4, 10)
+
+
+def test_files_that_extend_each_other_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="extends 8 files"):
+        extending(tmp_path, base='extends = "r.toml"\n', text="")
+
+
+def test_what_is_extended_must_be_there(tmp_path: Path) -> None:
+    (tmp_path / "r.toml").write_text('extends = "nowhere.toml"\n')
+    with pytest.raises(ConfigError, match=r"cannot read .*nowhere\.toml"):
+        read_recipe(tmp_path / "r.toml")
+
+
+def test_an_extending_recipe_is_checked_whole(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"r\.toml: unknown key 'round'"):
+        extending(tmp_path, base=BASE, text="round = 3\n")
+
+
+@pytest.mark.parametrize("evaluation", [{"order": [0, 1]}, {"order": [0] * 10}])
+def test_an_order_of_classes_names_each_once(evaluation: dict[str, object], tmp_path: Path) -> None:
+    (tmp_path / "r.toml").write_text(BASE)
+    table = {**read_table(tmp_path / "r.toml"), "evaluation": evaluation}
+    with pytest.raises(ConfigError, match="expected each of 0 to 9 once"):
+        parse(table, Recipe, "r.toml")

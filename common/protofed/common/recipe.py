@@ -18,6 +18,7 @@ from protofed.common.table import Table as Table
 
 Id = Annotated[str, Field(pattern=r"^[a-z0-9-]{1,64}$")]
 Augment = Literal["none", "crop-flip", "reflect-crop-flip", "crop-flip-rotate"]
+DEEPEST = 8  # files that extend one another
 M = TypeVar("M", bound=BaseModel)
 
 
@@ -129,6 +130,12 @@ class Recipe(Table):
     evaluation: Evaluation = Evaluation()
     data: Data | None = None  # simulations only: a site's data are its own daemon's setting
 
+    @model_validator(mode="after")
+    def _order(self) -> Recipe:
+        if (order := self.evaluation.order) and sorted(order) != list(range(self.classes)):
+            raise ValueError(f"evaluation.order: expected each of 0 to {self.classes - 1} once")
+        return self
+
     def wire(self) -> str:
         """As JSON, for sites: without the simulation's data, which would name paths."""
         return self.model_dump_json(exclude={"data"})
@@ -136,6 +143,37 @@ class Recipe(Table):
     def fingerprint(self) -> Digest:
         """Equal for equal runs: a restarted server continues only the recipe that it began."""
         return digest(self.wire().encode())
+
+
+def read_recipe(path: Path) -> Recipe:
+    """A recipe's file; with `extends = "other.toml"`, a path beside it, what it says goes over what the other says.
+
+    Tables are merged key by key, but one that changes its `name` or `kind` replaces the other's: its options are other
+    ones.
+
+    Raises:
+        ConfigError: as `read_toml`; or files that extend each other.
+    """
+    table, extending = read_table(path), [path]
+    while (base := table.pop("extends", None)) is not None:
+        extending.append(extending[-1].parent / str(base))
+        if len(extending) > DEEPEST:
+            raise ConfigError(f"{path} extends {DEEPEST} files; expected one that extends nothing at the end")
+        table = _over(read_table(extending[-1]), table)
+    return parse(table, Recipe, str(path))
+
+
+def _over(base: dict[str, Any], table: dict[str, Any]) -> dict[str, Any]:
+    merged = {**base, **table}
+    for key, value in table.items():
+        old = base.get(key)
+        if isinstance(old, dict) and isinstance(value, dict) and not _replaces(value, old):
+            merged[key] = _over(old, value)
+    return merged
+
+
+def _replaces(table: dict[str, Any], base: dict[str, Any]) -> bool:
+    return any(key in table and table[key] != base.get(key) for key in ("name", "kind"))
 
 
 def read_toml(path: Path, model: type[M]) -> M:

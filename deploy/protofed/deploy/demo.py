@@ -17,7 +17,7 @@ from rich.live import Live
 
 from protofed.common.archive import Lock
 from protofed.common.errors import ProtofedError, StateError
-from protofed.common.recipe import Recipe, read_toml
+from protofed.common.recipe import Recipe
 from protofed.deploy import shipped
 from protofed.deploy.children import end, interruption
 from protofed.deploy.processes import LEDGER_FILE, read_address
@@ -41,7 +41,7 @@ def run_demo(folder: Path, console: Console) -> None:
     """
     from protofed.deploy.tables import progress_table, scores_json, scores_table
 
-    recipes = [read_toml(shipped.folder("recipes") / f"{name}.toml", Recipe) for name in RECIPES]
+    recipes = [shipped.recipe(name) for name in RECIPES]
     _fresh(folder)
     console.print(
         f"One aggregation server, one evaluator and {SITES} sites, each a process of its own, talk gRPC on 127.0.0.1.\n"

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from protofed.common import archive
 from protofed.common.address import check_loopback
 from protofed.common.errors import DataError, ProtofedError
-from protofed.common.recipe import Recipe, read_toml
+from protofed.common.recipe import Recipe, read_recipe
 from protofed.common.settings import ClientSettings, ServerSettings
 from protofed.common.task import Finished, Role
 from protofed.server.blobs import FolderBlobs
@@ -54,7 +54,7 @@ def run_server(settings: ServerSettings, *, until_finished: bool, started: Calla
         RunsFailedError: a run failed (only with `until_finished`).
     """
     check_loopback(settings.listen)
-    recipes = [read_toml(path, Recipe) for path in settings.recipes]
+    recipes = [read_recipe(path) for path in settings.recipes]
     lock = archive.Lock(settings.state)
     ledger = Ledger(f"sqlite:///{settings.state / LEDGER_FILE}")
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from protofed.common.errors import unknown
-from protofed.common.recipe import Recipe, read_toml
+from protofed.common.recipe import Recipe, read_recipe
 
 _HERE = Path(__file__).parent
 
@@ -24,8 +24,8 @@ def recipe(name_or_path: str) -> Recipe:
     """
     path = Path(name_or_path)
     if path.suffix == ".toml" or path.exists():
-        return read_toml(path, Recipe)
+        return read_recipe(path)
     known = {file.stem: file for file in folder("recipes").glob("*.toml")}
     if name_or_path not in known:
         raise unknown("recipe", name_or_path, known)
-    return read_toml(known[name_or_path], Recipe)
+    return read_recipe(known[name_or_path])
