@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from protofed.client.models.catalogue import build
-from protofed.client.models.heads import CosineHead
+from protofed.client.models.heads import CosineHead, PrototypeHead
 from protofed.client.models.split import SplitModel, dump, load
 from protofed.common.codec import decode, encode
 from protofed.common.errors import CodecError
@@ -160,3 +160,83 @@ def test_conv2cifar_embedding_is_normalized_only_if_asked() -> None:
     raw = golden_model(golden, torch.float64, 1, normalize=False).body(x).detach()
     np.testing.assert_allclose(unit, golden["embedding"], atol=1e-9)
     assert not np.allclose(raw.norm(dim=1), 1, atol=1e-3)
+
+
+# PrototypeHead
+
+
+def linear_head(rows: Any = ROWS) -> nn.Linear:
+    """A bias of 1, in double precision."""
+    head = nn.Linear(2, len(rows)).double()
+    load(head, {"weight": np.asarray(rows, dtype=np.float64), "bias": np.ones(len(rows))})
+    return head
+
+
+def around(rows: Any, known: list[bool], by_own: bool = False) -> PrototypeHead:
+    head = PrototypeHead(linear_head(), 3, by_own)
+    head.keep(torch.tensor(rows, dtype=torch.float64), torch.tensor(known))
+    return head
+
+
+FEATURES = torch.tensor([[3.0, 4.0], [0.0, -2.0]], dtype=torch.float64)
+
+
+def test_distances_to_prototypes_by_hand() -> None:
+    logits = around([[0.0, 0.0], [3.0, 4.5], [9.0, 9.0]], [True, True, False])(FEATURES)
+    np.testing.assert_allclose(logits, [[-5, -0.5, -np.inf], [-2, -np.hypot(3, 6.5), -np.inf]], atol=1e-12)
+    assert logits.argmax(dim=1).tolist() == [1, 0]
+
+
+def test_a_class_without_a_prototype_is_never_predicted_though_the_feature_is_zero() -> None:
+    head = around([[0.0, 0.0], [50.0, 50.0], [0.0, 0.0]], [False, True, False])
+    assert head(torch.zeros(4, 2).double()).argmax(dim=1).tolist() == [1] * 4
+
+
+def test_near_neighbours_far_from_the_origin_are_told_apart() -> None:
+    prototypes = [[1e4, 1e4], [1e4 + 0.01, 1e4], [0.0, 0.0]]
+    head = PrototypeHead(nn.Linear(2, 3), 3)
+    head.keep(torch.tensor(prototypes), torch.ones(3))
+    many = torch.tensor([[1e4 + 0.01, 1e4]]).repeat(64, 1)  # past the size from which distances are products
+    assert head(many).argmax(dim=1).tolist() == [1] * 64
+
+
+@pytest.mark.parametrize(("known", "by_own"), [([False] * 3, False), ([True] * 3, True)])
+def test_the_own_head_predicts_when_told_and_while_there_are_no_prototypes(known: list[bool], by_own: bool) -> None:
+    logits = around(np.zeros((3, 2)), known, by_own)(FEATURES)
+    np.testing.assert_allclose(logits.detach(), FEATURES.numpy() @ ROWS.T + 1, atol=1e-12)
+
+
+def test_what_is_trained_is_the_own_head() -> None:
+    head = around(ROWS, [True] * 3)
+    assert [name for name, _ in head.named_parameters()] == ["own.weight", "own.bias"]
+    shapes = {name: tuple(t.shape) for name, t in head.state_dict().items()}
+    assert shapes == {"own.weight": (3, 2), "own.bias": (3,), "prototypes": (3, 2), "known": (3,)}
+    assert {t.dtype for t in head.state_dict().values()} == {torch.float64}
+
+
+def test_prototypes_travel_with_the_own_head() -> None:
+    head = around(ROWS[::-1].copy(), [True, False, True])
+    other = PrototypeHead(linear_head(np.zeros((3, 2))), 3)
+    load(other, decode(encode({Part.HEAD: dump(head)}))[Part.HEAD])
+    np.testing.assert_array_equal(other(FEATURES), head(FEATURES))
+    assert torch.equal(other.own.get_parameter("weight"), head.own.get_parameter("weight"))
+
+
+def test_kept_prototypes_are_a_copy_and_replace_the_former() -> None:
+    head, rows = around(ROWS, [True] * 3), torch.zeros(3, 2).double()
+    head.keep(rows, torch.tensor([False, True, True]))
+    rows += 1
+    assert torch.equal(head.prototypes, torch.zeros(3, 2).double())
+    assert head.known.tolist() == [0.0, 1.0, 1.0]
+
+
+def test_around_wraps_once() -> None:
+    own = linear_head()
+    head = PrototypeHead.around(own, 3, by_own=False)
+    again = PrototypeHead.around(head, 3, by_own=True)
+    assert again is head
+    assert again.own is own
+    assert again.by_own
+    assert PrototypeHead.of(SplitModel(nn.Identity(), head)) is head
+    with pytest.raises(TypeError, match="the head is a Linear"):
+        PrototypeHead.of(SplitModel(nn.Identity(), own))

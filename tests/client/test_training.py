@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import astuple
 from typing import cast
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -14,8 +15,18 @@ from torch import Tensor, nn
 from protofed.client.data.examples import Examples, SiteData
 from protofed.client.local import Local, Steps
 from protofed.client.models.split import SplitModel
-from protofed.client.training import Loss, class_means, learning_rate, train
-from protofed.common.errors import DataError, Failure, TaskFailure
+from protofed.client.training import (
+    Loss,
+    class_means,
+    frozen,
+    learning_rate,
+    named,
+    remembered,
+    stacked,
+    train,
+)
+from protofed.common.errors import CodecError, DataError, Failure, TaskFailure
+from protofed.common.payload import Part, Tensors
 from protofed.common.recipe import Input, Plan
 
 LocalOf = Callable[..., Local]
@@ -316,3 +327,100 @@ def test_there_are_no_means_of_nothing(local_of: LocalOf) -> None:
     local = local_of([1.0])
     local.data = SiteData.for_scoring(local.data.test, local.data.input, local.classes)
     assert class_means(local, lambda x: x.flatten(1)) == {}
+
+
+def test_a_frozen_module_gets_no_gradient_meanwhile(local_of: LocalOf) -> None:
+    local = local_of([2.0], lr=0.1, weight_decay=0.5)
+    with frozen(local.model.body):
+        train(local, mean_of(local))
+    assert weights(local) == pytest.approx((1.0, 1 - 0.1 * 2.5), abs=1e-12)
+    train(local, mean_of(local), only_body(local))
+    assert weights(local)[0] == pytest.approx(1 - 0.1 * (2 * 0.75 + 0.5), abs=1e-12)
+
+
+def test_frozen_gives_back_what_was_free_even_after_an_error() -> None:
+    module, seen = nn.Linear(1, 1), list[bool]()
+    module.bias.requires_grad_(False)
+
+    def fail() -> None:
+        with frozen(module):
+            seen.extend(parameter.requires_grad for parameter in module.parameters())
+            raise StopError
+
+    with pytest.raises(StopError):
+        fail()
+    assert seen == [False, False]
+    assert module.weight.requires_grad
+    assert not module.bias.requires_grad  # it was not free before
+
+
+def test_other_tensors_than_the_models_can_be_trained(local_of: LocalOf) -> None:
+    local, extra = local_of([2.0], lr=0.1), torch.ones(2, dtype=torch.float64, requires_grad=True)
+    train(local, lambda x, y: mean_of(local)(x, y) * extra[0], [extra])
+    assert extra.tolist() == pytest.approx([0.8, 1.0], abs=1e-12)
+    assert weights(local) == (1.0, 1.0)
+
+
+def test_no_epochs_are_no_steps(local_of: LocalOf) -> None:
+    local = local_of([2.0], lr=0.1, epochs=3)
+    assert train(local, mean_of(local), epochs=0) == 0.0
+    assert weights(local) == (1.0, 1.0)
+
+
+def test_prototypes_go_by_name_and_come_back() -> None:
+    means = {10: torch.tensor([1.0, 2.0], dtype=torch.float64), 2: torch.tensor([3.0, 4.0], dtype=torch.float64)}
+    rows = named(means)
+    assert {name: row.tolist() for name, row in rows.items()} == {"10": [1.0, 2.0], "2": [3.0, 4.0]}
+    matrix, known = stacked(rows, 11, like=torch.zeros(5, 2, dtype=torch.float64))
+    assert (matrix.shape, matrix.dtype, known.dtype) == ((11, 2), torch.float64, torch.bool)
+    assert known.nonzero().flatten().tolist() == [2, 10]
+    assert matrix[[2, 10]].tolist() == [[3.0, 4.0], [1.0, 2.0]]
+    assert matrix[~known].abs().sum() == 0
+
+
+def test_rows_are_copied_whatever_they_were() -> None:
+    row = np.array([1.0, 2.0])
+    row.flags.writeable = False  # as views of a received blob are; torch would warn
+    matrix, _ = stacked({"0": row}, 1, like=torch.zeros(2))
+    matrix += 1
+    assert row.tolist() == [1.0, 2.0]
+    assert matrix.dtype == torch.float32
+
+
+def test_no_prototypes_are_a_matrix_of_zeros() -> None:
+    matrix, known = stacked({}, 3, like=torch.zeros(7, 2))
+    assert torch.equal(matrix, torch.zeros(3, 2))
+    assert known.tolist() == [False] * 3
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        {"3": np.ones(2)},
+        {"-1": np.ones(2)},
+        {"mean": np.ones(2)},
+        {"²": np.ones(2)},
+        {"": np.ones(2)},
+        {"0": np.ones(3)},
+        {"0": np.ones((1, 2))},
+        {"0": np.array(1.0)},
+    ],
+)
+def test_prototypes_that_do_not_fit_are_refused_by_name(rows: Tensors) -> None:
+    (name,) = rows
+    with pytest.raises(CodecError, match=rf"prototype '{name}' is .*: expected a class of 0 to 2, \(2,\)"):
+        stacked(rows, 3, like=torch.zeros(3, 2))
+
+
+def test_memory_comes_before_the_first_value(local_of: LocalOf) -> None:
+    local, first = local_of([1.0]), torch.ones(2)
+    assert remembered(local, Part.PROTOTYPES, "margins", first) is first
+    local.memory[Part.PROTOTYPES] = {"another": np.zeros(2)}
+    assert remembered(local, Part.PROTOTYPES, "margins", first) is first
+    kept = np.array([0.25, -1.0])
+    kept.flags.writeable = False
+    local.memory[Part.PROTOTYPES] = {"margins": kept}
+    again = remembered(local, Part.PROTOTYPES, "margins", first)
+    again += 1
+    assert again.tolist() == [1.25, 0.0]
+    assert kept.tolist() == [0.25, -1.0]  # memory counts only if the update does

@@ -90,7 +90,7 @@ def test_a_recipe_is_read_with_its_defaults(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("path", sorted((ROOT / "deploy" / "recipes").glob("*.toml")), ids=lambda path: path.stem)
 def test_every_recipe_of_ours_can_be_read(path: Path) -> None:
-    recipe = read_toml(path, Recipe)
+    recipe = read_recipe(path)
     assert parse_json(recipe.wire(), Recipe, "wire").fingerprint() == recipe.fingerprint()
 
 

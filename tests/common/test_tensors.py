@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from protofed.common import codec
 from protofed.common.payload import Part, Payload
-from protofed.common.tensors import Mean, same_tensors, unit
+from protofed.common.tensors import HolderMeans, Mean, same_tensors, unit
 
 
 def body(*values: float, dtype: str = "float32") -> Payload:
@@ -157,6 +157,45 @@ def test_the_last_axis_is_divided_and_shape_and_dtype_kept(shape: tuple[int, ...
     result = unit(rows)
     assert (result.shape, result.dtype.name) == (shape, dtype)
     np.testing.assert_allclose(np.linalg.norm(result, axis=-1), 1.0, rtol=1e-6)
+
+
+# HolderMeans
+
+
+def holders(*sites: dict[str, list[float]], dtype: str = "float32") -> dict[str, list[float]]:
+    fold = HolderMeans()
+    for rows in sites:
+        fold.add({name: np.array(row, dtype) for name, row in rows.items()})
+    return {name: row.tolist() for name, row in fold.result().items()}
+
+
+def test_the_mean_of_a_class_is_over_its_holders_alone() -> None:
+    means = holders({"0": [1.0, 2.0], "3": [6.0, 0.0]}, {}, {"0": [3.0, 8.0]}, {"0": [2.0, 2.0], "10": [0.0, -1.0]})
+    assert means == {"0": [2.0, 4.0], "3": [6.0, 0.0], "10": [0.0, -1.0]}
+
+
+def test_classes_that_nobody_holds_are_not_there() -> None:
+    assert holders() == {}
+    assert holders({}, {}) == {}
+
+
+def test_a_site_without_a_class_is_no_site_with_zeros() -> None:
+    assert holders({"0": [0.0]}, {"0": [4.0]}) == {"0": [2.0]}
+    assert holders({}, {"0": [4.0]}) == {"0": [4.0]}
+
+
+def test_means_of_holders_keep_dtype_and_shape_and_share_nothing_with_what_went_in() -> None:
+    fold, rows = HolderMeans(), {"0": np.arange(6, dtype=np.float32).reshape(2, 3), "1": np.array(3.0, np.float32)}
+    fold.add(rows)
+    alone = fold.result()
+    fold.add({"0": np.ones((2, 3), np.float32), "1": np.array(4.0, np.float32)})
+    for name, row in rows.items():
+        assert isinstance(fold.result()[name], np.ndarray)
+        assert (fold.result()[name].dtype, fold.result()[name].shape) == (row.dtype, row.shape)
+        assert not np.shares_memory(alone[name], row)
+        np.testing.assert_array_equal(alone[name], row)
+    assert rows["0"].tolist() == [[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]]
+    assert fold.result()["1"] == 3.5
 
 
 # same_tensors

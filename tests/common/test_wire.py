@@ -36,12 +36,27 @@ from protofed.protos.v1 import federation_pb2 as pb
 
 DIGEST = Digest("0123456789abcdef" * 4)
 TASK = Task(TaskKind.FIT, "run-1", 3, "nonce", DIGEST, 12, 9.5)
-BAD_IDS = ["", "../../x", "x" * 10_240, "nul\0", "sitе", "ａnn", "Ann", "a b", "a_b", "a" * 65, "ann\n", "a/b", "a.b"]
+BAD_IDS = [
+    "",
+    "../../x",
+    "x" * 10_240,
+    "nul\0",
+    "sitе",
+    "ａnn",
+    "Ann",
+    "a b",
+    "a_b",
+    "a" * 65,
+    "ann\n",
+    "a/b",
+    "a.b",
+    "-a",
+]
 BAD_DIGESTS = ["", "0" * 63, "0" * 65, DIGEST.upper(), "g" * 64, "../" + "0" * 61, "0" * 63 + "\n", "٠" * 64]
 
 # Round trips
 
-ids = st.from_regex(r"[a-z0-9-]{1,64}", fullmatch=True)
+ids = st.from_regex(r"[a-z0-9][a-z0-9-]{0,63}", fullmatch=True)
 digests = st.from_regex(r"[0-9a-f]{64}", fullmatch=True).map(Digest)
 counts = st.integers(0, 2**32 - 1)
 seconds = st.floats(0, 1e9)

@@ -219,12 +219,12 @@ def test_odd_but_finite_numbers_are_no_fault(value: float) -> None:
 # Scalars
 
 
-@pytest.mark.parametrize("weight", [1.0, 0.5, 2.0**53 - 1, None])
+@pytest.mark.parametrize("weight", [1.0, 2.5, 2.0**53 - 1, None])
 def test_a_usable_count_is_no_fault(weight: float | None) -> None:
     assert scalars_fault({"loss": 0.5}, weight, Expected(())) is None
 
 
-@pytest.mark.parametrize("weight", [0.0, -0.0, -1.0, math.nan, math.inf, -math.inf, 2.0**53, 2.0**63])
+@pytest.mark.parametrize("weight", [0.0, -0.0, 0.5, 1e-60, -1.0, math.nan, math.inf, -math.inf, 2.0**53, 2.0**63])
 def test_a_count_that_is_none_is_a_fault(weight: float) -> None:
     for needed in (True, False):
         assert scalars_fault({}, weight, Expected((), weight=needed)) == f"an example count of {weight}"

@@ -16,7 +16,7 @@ from protofed.common.partition import Partition, Whole
 from protofed.common.table import Share
 from protofed.common.table import Table as Table
 
-Id = Annotated[str, Field(pattern=r"^[a-z0-9-]{1,64}$")]
+Id = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,63}$")]
 Augment = Literal["none", "crop-flip", "reflect-crop-flip", "crop-flip-rotate"]
 DEEPEST = 8  # files that extend one another
 M = TypeVar("M", bound=BaseModel)

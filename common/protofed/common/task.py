@@ -13,7 +13,7 @@ from protofed.common.payload import SiteId, TensorSpec
 
 PROTOCOL_VERSION = 1
 CHUNK_BYTES = 2 << 20
-_ID = re.compile(r"[a-z0-9-]{1,64}")
+_ID = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
 
 
 class Role(StrEnum):
@@ -147,8 +147,8 @@ def check_id(kind: str, value: str) -> SiteId:
     """`value`, if it can be an id.
 
     Raises:
-        ConfigError: it has other characters than a-z, 0-9 and '-', or not 1 to 64 of them.
+        ConfigError: it has other characters than a-z, 0-9 and '-', begins with '-', or has not 1 to 64 of them.
     """
     if not _ID.fullmatch(value):
-        raise ConfigError(f"{kind} {value[:80]!r} is no id: expected 1 to 64 of a-z, 0-9 and '-'")
+        raise ConfigError(f"{kind} {value[:80]!r} is no id: expected 1 to 64 of a-z, 0-9 and '-', the first no '-'")
     return value

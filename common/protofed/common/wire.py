@@ -32,7 +32,7 @@ from protofed.protos.v1 import federation_pb2 as pb
 E = TypeVar("E", bound=StrEnum)
 DIGEST_ALGORITHM = "blake3-256"
 _DIGEST = re.compile(r"[0-9a-f]{64}")
-_ID = re.compile(r"[a-z0-9-]{1,64}")
+_ID = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
 
 
 class _Enum(Generic[E]):
@@ -75,7 +75,7 @@ def read_digest(value: str) -> Digest:
 def read_id(value: str) -> str:
     """`value`, if it can be an id (run, site, nonce, instance)."""
     if not _ID.fullmatch(value):
-        raise ProtocolError("an id is 1 to 64 of a-z, 0-9 and '-'")
+        raise ProtocolError("an id is 1 to 64 of a-z, 0-9 and '-', the first no '-'")
     return value
 
 

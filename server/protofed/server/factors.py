@@ -42,7 +42,7 @@ def mixed(rows: Tensors, weights: Array) -> Payload:
 
 def distribution(shares: Array) -> Array:
     """[C], not below zero and adding up to 1, whatever a site says; all zero, if it says nothing."""
-    positive = np.maximum(shares.astype(float), 0.0)
+    positive: Array = np.maximum(shares.astype(float), 0.0)
     if not positive.any():
         return positive
     relative = positive / positive.max()  # neither too small nor too large to be added up

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
-from protofed.common.payload import Part, Payload, SiteId, TensorSpec, Update, describe
+from protofed.common.payload import Array, Part, Payload, SiteId, TensorSpec, Update, describe
 from protofed.common.registry import Registry
 
 
@@ -54,7 +54,6 @@ def like(state: Payload, *parts: Part) -> tuple[TensorSpec, ...]:
     return describe({part: state[part] for part in parts if part in state})
 
 
-def prototype_rows(state: Payload) -> tuple[TensorSpec, ...]:
-    """A prototype [D] for each class, of a state whose HEAD has `weight` [C, D]."""
-    weight = state[Part.HEAD]["weight"]
-    return tuple(TensorSpec(Part.PROTOTYPES, str(c), weight.dtype.name, weight.shape[1:]) for c in range(len(weight)))
+def prototype_rows(matrix: Array) -> tuple[TensorSpec, ...]:
+    """One prototype [D] a class, of the shape and dtype of a matrix [C, D]."""
+    return tuple(TensorSpec(Part.PROTOTYPES, str(c), matrix.dtype.name, matrix.shape[1:]) for c in range(len(matrix)))

@@ -66,7 +66,7 @@ def scalars_fault(scalars: Mapping[str, float], weight: float | None, expected: 
         return f"metrics: expected at most {MAX_SCALARS} finite numbers"
     if expected.weight and weight is None:
         return "the total example count is missing: this run weights by it, and the site's policy withholds it"
-    if weight is not None and not (math.isfinite(weight) and 0 < weight < 2**53):
+    if weight is not None and not (math.isfinite(weight) and 1 <= weight < 2**53):
         return f"an example count of {weight}"
     return None
 

@@ -46,9 +46,9 @@ class FedPRP:
         """Head first, then body (eqs. 3 and 4), then the prototypes of the new body (eq. 7)."""
         self.install(local, received)
         body, head, released = local.model.body, PrototypeHead.of(local.model), self.compat == "authors"
+        centroids = stacked(named(class_means(local, body)), local.classes, head.prototypes)[0]
         with frozen(body):
             train(local, lambda x, y: cross_entropy(head.own(body(x)), y), head.own.parameters(), self.head_epochs)
-        centroids = stacked(named(class_means(local, body)), local.classes, head.prototypes)[0]
         eps = remembered(local, Part.PROTOTYPES, "margins", torch.ones(local.classes)).to(head.prototypes)  # [C]
         eps.requires_grad_(not released)
         distance: Distance = "negated-cosine" if released else self.distance

@@ -9,9 +9,9 @@ from typing import Annotated, ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from protofed.common.payload import Part, Payload, SiteId, TensorSpec, Update
-from protofed.common.tensors import Mean, unit
-from protofed.server.method import Expected, like, server_methods
+from protofed.common.payload import Part, Payload, SiteId, Update
+from protofed.common.tensors import HolderMeans, Mean, unit
+from protofed.server.method import Expected, like, prototype_rows, server_methods
 from protofed.server.separation import maxsep, orthogonal
 
 
@@ -41,21 +41,16 @@ class FedNH:
 
     def expects(self, state: Payload) -> Expected:
         """Body and scale; a unit class mean [D] for each class that the site holds."""
-        mean = state[Part.PROTOTYPES]["mean"]
-        rows = (TensorSpec(Part.PROTOTYPES, str(c), mean.dtype.name, mean.shape[1:]) for c in range(len(mean)))
-        return Expected(like(state, *self._averaged), optional=tuple(rows))
+        return Expected(like(state, *self._averaged), prototype_rows(state[Part.PROTOTYPES]["mean"]))
 
     def aggregate(self, state: Payload, updates: Iterable[Update]) -> Payload:
         """Eq. (3) and the smoothing of Algorithm 1; a class that nobody holds keeps its prototype."""
-        old = state[Part.PROTOTYPES]["mean"]
-        mean, sums, held = Mean(self._averaged), np.zeros_like(old), np.zeros(len(old), dtype=bool)
+        mean, sums, new = Mean(self._averaged), HolderMeans(), state[Part.PROTOTYPES]["mean"].copy()
         for update in updates:
             mean.add(update.payload)
-            for name, row in update.payload.get(Part.PROTOTYPES, {}).items():
-                sums[int(name)] += unit(row)
-                held[int(name)] = True
-        smoothed = unit(self.smoothing * old + (1 - self.smoothing) * unit(sums))
-        new = np.where(held[:, None], smoothed, old).astype(old.dtype)
+            sums.add({name: unit(row) for name, row in update.payload.get(Part.PROTOTYPES, {}).items()})
+        for name, row in sums.result().items():
+            new[int(name)] = unit(self.smoothing * new[int(name)] + (1 - self.smoothing) * unit(row))
         return {**state, **mean.result(), Part.PROTOTYPES: {"mean": new}}
 
     @property

@@ -29,7 +29,11 @@ class FedProc:
 
     def expects(self, state: Payload) -> Expected:
         """The whole model; a class mean [D] for each class that the site holds."""
-        return Expected(like(state, Part.BODY, Part.HEAD), prototype_rows(state), weight=self.weighting == "examples")
+        return Expected(
+            like(state, Part.BODY, Part.HEAD),
+            prototype_rows(state[Part.HEAD]["weight"]),
+            weight=self.weighting == "examples",
+        )
 
     def aggregate(self, state: Payload, updates: Iterable[Update]) -> Payload:
         """A class that nobody holds keeps its prototype."""

@@ -34,7 +34,7 @@ class FedPRP:
 
     def expects(self, state: Payload) -> Expected:
         """The body; a class mean [D] for each class that the site holds."""
-        return Expected(like(state, Part.BODY), prototype_rows(state))
+        return Expected(like(state, Part.BODY), prototype_rows(state[Part.HEAD]["weight"]))
 
     def aggregate(self, state: Payload, updates: Iterable[Update]) -> Payload:
         """A class that nobody holds keeps its prototype: the server remembers."""

@@ -1,0 +1,388 @@
+"""FedPRP: one step of each half by hand, what is private, and in which order a site works."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from protofed.client import losses
+from protofed.client.local import Local
+from protofed.client.method import client_methods
+from protofed.client.methods import fedprp
+from protofed.client.methods.fedprp import FedPRP
+from protofed.client.models.heads import PrototypeHead
+from protofed.client.models.split import SplitModel, dump
+from protofed.client.training import train
+from protofed.common import codec
+from protofed.common.errors import ConfigError
+from protofed.common.payload import Array, Part, Payload, Tensors, Update, describe
+from protofed.common.task import Manifest
+from protofed.common.tensors import same_tensors
+from protofed.server import screening
+from protofed.server.method import server_methods
+from protofed.server.methods.fedprp import FedPRP as Server
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+LocalOf = Callable[..., Local]
+Linear = Callable[..., SplitModel]
+Site = Callable[..., Local]
+
+NO_STEP = 1e-300  # a learning rate that moves nothing
+MODEL: Payload = {
+    Part.BODY: {"0.weight": np.array([[1.0, 0.0], [0.5, 1.0]])},
+    Part.HEAD: {"weight": np.array([[0.5, 0.0], [0.0, 0.25], [-0.1, 0.1]]), "bias": np.array([0.0, 0.1, 0.2])},
+}
+X = [[3.0, 4.0], [1.0, -1.0], [2.0, 0.0], [-1.0, 1.0]]
+Y = [0, 2, 0, 2]  # class 1 is nowhere at this site
+GLOBAL: Payload = {**MODEL, Part.PROTOTYPES: {"0": np.array([2.0, 5.0]), "1": np.array([-3.0, 0.5])}}
+
+
+@pytest.fixture
+def site(local_of: LocalOf, linear: Linear) -> Site:
+    """A site whose model is another one's until something is installed."""
+
+    def make(*after: nn.Module, memory: Any = None, **plan: Any) -> Local:
+        local = local_of(linear(np.full((2, 2), 9.0), 3, *after), X, Y, 3, **{"lr": NO_STEP, **plan})
+        local.memory.update(memory or {})
+        return local
+
+    return make
+
+
+class Watched:
+    """What the inter-class loss was given, and the model at that time, batch by batch."""
+
+    def __init__(self, local: Local) -> None:
+        self.local = local
+        self.centroids: list[Array] = []
+        self.margins: list[Array] = []
+        self.given: list[Any] = []
+        self.bodies: list[Tensors] = []
+        self.heads: list[Tensors] = []
+
+    def __call__(self, features: Tensor, labels: Tensor, centroids: Tensor, margins: Tensor, *others: Any) -> Tensor:
+        self.centroids.append(centroids.numpy().copy())
+        self.margins.append(margins.detach().numpy().copy())
+        self.given.append(others)
+        self.bodies.append(dump(self.local.model.body))
+        self.heads.append(dump(PrototypeHead.of(self.local.model).own))
+        return losses.inter_class(features, labels, centroids, margins, *others)
+
+
+@pytest.fixture
+def watched(monkeypatch: pytest.MonkeyPatch) -> Callable[[Local], Watched]:
+    def watch(local: Local) -> Watched:
+        seen = Watched(local)
+        monkeypatch.setattr(fedprp, "inter_class", seen)
+        return seen
+
+    return watch
+
+
+def s(x: float) -> float:
+    """The logistic function."""
+    return 1 / (1 + math.exp(-x))
+
+
+def same(left: Tensors, right: Tensors) -> bool:
+    return same_tensors({Part.BODY: left}, {Part.BODY: right})
+
+
+def features(body: Tensors) -> Array:
+    return np.asarray(np.array(X) @ body["0.weight"].T)
+
+
+# One step
+
+
+def test_one_step_by_hand(local_of: LocalOf, linear: Linear) -> None:
+    """D = 1, body w = 1, head zero; x = 1 of class 0, x = 3 of class 1; lr .1, tau 1, P_0 = 2, no P_1; margins 1.
+
+    Head: gradient of its rows -+1/2 (1 - 3) / 2 = +-.5, so rows -.05, .05; biases stay.
+    Body, cross-entropy: logits -+.05 z; with a = s(.1), b = s(-.3): (.1 a - .1 b 3) / 2.
+    Intra: ((1 - 2)^2 + 0) / 2, gradient -1. Inter: centroids 1 and 3 are the features; of either class the own
+    distance is 0 + 1, the other 2: log(1 + 1/e); z_1 leaves centroid 0 and z_0 centroid 1, with s(-1) / 2 each:
+    gradient s(-1) / 2 - 3 s(-1) / 2; of each margin s(-1) / 2.
+    """
+    received: Payload = {
+        Part.BODY: {"0.weight": np.array([[1.0]])},
+        Part.HEAD: {"weight": np.zeros((2, 1)), "bias": np.zeros(2)},
+        Part.PROTOTYPES: {"0": np.array([2.0])},
+    }
+    local = local_of(linear([[9.0]], 2), [[1.0], [3.0]], [0, 1], 2, lr=0.1)
+    made = FedPRP(head_epochs=1, temperature=1.0).fit(local, received)
+    np.testing.assert_allclose(local.memory[Part.HEAD]["weight"], [[-0.05], [0.05]], atol=1e-12)
+    np.testing.assert_allclose(local.memory[Part.HEAD]["bias"], [0.0, 0.0], atol=1e-12)
+    w = 1 - 0.1 * ((0.1 * s(0.1) - 0.3 * s(-0.3)) / 2 - 0.5 - 0.5 * s(-1))
+    np.testing.assert_allclose(made.payload[Part.BODY]["0.weight"], [[w]], atol=1e-12)
+    np.testing.assert_allclose(local.memory[Part.PROTOTYPES]["margins"], [1 - 0.025 * s(-1)] * 2, atol=1e-12)
+    assert {name: row.tolist() for name, row in made.payload[Part.PROTOTYPES].items()} == {
+        "0": [pytest.approx(w, abs=1e-12)],  # raw: their length counts, too
+        "1": [pytest.approx(3 * w, abs=1e-12)],
+    }
+    entropy = (math.log(1 + math.exp(0.1)) + math.log(1 + math.exp(-0.3))) / 2
+    assert made.metrics == {"loss": pytest.approx(entropy + 0.25 + 0.5 * math.log(1 + math.exp(-1)), abs=1e-6)}
+
+
+@pytest.mark.parametrize(("intra", "inter"), [(0.0, 0.0), (2.0, 0.0), (0.0, 3.0), (0.5, 0.5)])
+@pytest.mark.parametrize("distance", ["euclidean", "cosine"])
+def test_the_objective_is_the_sum_of_three(intra: float, inter: float, distance: Any, site: Site) -> None:
+    made = FedPRP(head_epochs=0, intra=intra, inter=inter, distance=distance, temperature=0.5).fit(site(), GLOBAL)
+    z, y = torch.tensor(features(MODEL[Part.BODY])), torch.tensor(Y)
+    logits = z @ torch.tensor(MODEL[Part.HEAD]["weight"]).T + torch.tensor(MODEL[Part.HEAD]["bias"])
+    near = ((z[[0, 2]] - torch.tensor([2.0, 5.0])) ** 2).sum() / 8  # class 2 has no global prototype
+    means = torch.stack([z[[0, 2]].mean(0), torch.zeros(2).double(), z[[1, 3]].mean(0)])
+    apart = losses.inter_class(z, y, means, torch.ones(3), 0.5, distance)
+    expected = nn.functional.cross_entropy(logits, y) + intra * near + inter * apart
+    assert made.metrics == {"loss": pytest.approx(expected.item(), abs=1e-5)}
+
+
+# The order of a round
+
+
+def test_head_first_then_body(site: Site, watched: Callable[[Local], Watched]) -> None:
+    """The head's epochs leave the body alone, the body's leave the head alone, momentum and decay included."""
+    plan = {"lr": 0.05, "epochs": 3, "batch": 2, "momentum": 0.9, "weight_decay": 0.1}
+    local, alone = site(**plan), site(**plan)
+    seen = watched(local)
+    made = FedPRP(head_epochs=4, temperature=1.0).fit(local, GLOBAL)
+    assert same(seen.bodies[0], MODEL[Part.BODY])
+    assert not same(seen.bodies[1], seen.bodies[0])
+    assert all(same(head, seen.heads[0]) for head in [*seen.heads, local.memory[Part.HEAD]])
+    assert len(seen.heads) == 3 * 2
+    FedPRP().install(alone, GLOBAL)  # the head's epochs, on cross-entropy alone
+    own = PrototypeHead.of(alone.model).own
+    cross_entropy = nn.functional.cross_entropy
+    train(alone, lambda x, y: cross_entropy(own(alone.model.body(x)), y), own.parameters(), epochs=4)
+    assert same(seen.heads[0], dump(own))
+    assert not same(seen.heads[0], MODEL[Part.HEAD])
+    assert same(made.payload[Part.BODY], dump(local.model.body))
+
+
+def test_the_body_is_free_again_after_the_heads_epochs(site: Site) -> None:
+    local = site(lr=0.1)
+    FedPRP(head_epochs=2).fit(local, GLOBAL)
+    assert all(parameter.requires_grad for parameter in local.model.parameters())
+
+
+def test_centroids_are_of_the_body_as_it_was_received(site: Site, watched: Callable[[Local], Watched]) -> None:
+    """One mean a class, in evaluation mode, for the whole round; BatchNorm's statistics move with the head's epochs."""
+    body = {f"1.{name}": t for name, t in dump(nn.BatchNorm1d(2).double()).items()}
+    body = {**MODEL[Part.BODY], **body, "1.running_mean": np.array([4.0, -2.0]), "1.running_var": np.array([4.0, 0.25])}
+    local = site(nn.BatchNorm1d(2).double(), lr=0.05, epochs=2, batch=2)
+    seen = watched(local)
+    FedPRP(head_epochs=3).fit(local, {**GLOBAL, Part.BODY: body})
+    z = (features(body) - [4.0, -2.0]) / np.sqrt(np.array([4.0, 0.25]) + 1e-5)
+    expected = np.stack([z[[0, 2]].mean(axis=0), np.zeros(2), z[[1, 3]].mean(axis=0)])
+    assert len(seen.centroids) == 4
+    for centroids in seen.centroids:
+        np.testing.assert_allclose(centroids, expected, atol=1e-9)
+
+
+def test_prototypes_are_of_the_new_body(site: Site) -> None:
+    made = FedPRP(head_epochs=1).fit(site(lr=0.05), GLOBAL).payload
+    z = features(made[Part.BODY])
+    assert not np.allclose(z, features(MODEL[Part.BODY]))
+    assert made[Part.PROTOTYPES].keys() == {"0", "2"}
+    np.testing.assert_allclose(made[Part.PROTOTYPES]["0"], z[[0, 2]].mean(axis=0), atol=1e-12)
+    np.testing.assert_allclose(made[Part.PROTOTYPES]["2"], z[[1, 3]].mean(axis=0), atol=1e-12)
+
+
+# What is private
+
+
+def test_the_head_stays_and_is_gone_on_with(site: Site, watched: Callable[[Local], Watched]) -> None:
+    first = site(lr=0.1)
+    made = FedPRP(head_epochs=2).fit(first, GLOBAL)
+    assert made.payload.keys() == FedPRP.sends == {Part.BODY, Part.PROTOTYPES}
+    assert not any("own" in spec.name or "margins" in spec.name for spec in describe(made.payload))
+    later = site(memory=codec.decode(codec.encode(first.memory)))
+    seen = watched(later)
+    FedPRP(head_epochs=0).fit(later, GLOBAL)
+    assert same(seen.heads[0], first.memory[Part.HEAD])  # not the first head, which is sent in every round
+    assert not same(first.memory[Part.HEAD], MODEL[Part.HEAD])
+
+
+def test_a_new_site_begins_with_the_runs_first_head(site: Site, watched: Callable[[Local], Watched]) -> None:
+    local = site()
+    seen = watched(local)
+    FedPRP(head_epochs=0).fit(local, GLOBAL)
+    assert same(seen.heads[0], MODEL[Part.HEAD])
+
+
+def test_margins_begin_at_one_are_learned_and_persist(site: Site, watched: Callable[[Local], Watched]) -> None:
+    first = site(lr=0.01)
+    seen = watched(first)
+    FedPRP(head_epochs=0).fit(first, GLOBAL)
+    assert seen.margins[0].tolist() == [1.0, 1.0, 1.0]
+    learned = first.memory[Part.PROTOTYPES]["margins"]
+    assert (learned[[0, 2]] < 1).all()
+    assert learned[1] == 1.0  # of a class that the site does not have
+    later = site(memory=first.memory)
+    seen = watched(later)
+    FedPRP(head_epochs=0).fit(later, GLOBAL)
+    np.testing.assert_array_equal(seen.margins[0], learned)
+
+
+def test_margins_are_never_negative_in_effect(site: Site, watched: Callable[[Local], Watched]) -> None:
+    memory: Any = {Part.PROTOTYPES: {"margins": np.array([1e-4, 1.0, 2e-4])}}
+    effective = []
+    for _ in range(3):
+        local = site(lr=0.01, epochs=2, memory=memory)
+        seen = watched(local)
+        FedPRP(head_epochs=0, intra=0.0, temperature=1.0).fit(local, GLOBAL)
+        memory = local.memory
+        effective += seen.margins
+    assert effective[0].tolist() == [1e-4, 1.0, 2e-4]
+    assert [margins.tolist() for margins in effective[-2:]] == [[0.0, 1.0, 0.0]] * 2
+    assert np.min(effective) == 0.0
+
+
+# What it predicts with
+
+
+def test_the_sites_own_model_goes_by_its_own_prototypes(site: Site) -> None:
+    local = site(lr=0.05)
+    made = FedPRP(head_epochs=1).fit(local, GLOBAL).payload
+    local.model.eval()
+    logits = local.model(torch.tensor(X).double()).detach().numpy()
+    for c in (0, 2):
+        far = np.linalg.norm(features(made[Part.BODY]) - made[Part.PROTOTYPES][str(c)], axis=1)
+        np.testing.assert_allclose(logits[:, c], -far, atol=1e-9)
+    assert (logits[:, 1] == -np.inf).all()  # the global prototype of class 1 is not the site's own
+
+
+def test_the_global_model_goes_by_the_global_prototypes(site: Site) -> None:
+    evaluator = site()
+    FedPRP().install(evaluator, GLOBAL)
+    logits = evaluator.model(torch.tensor(X).double()).detach().numpy()
+    for c in (0, 1):
+        far = np.linalg.norm(features(MODEL[Part.BODY]) - GLOBAL[Part.PROTOTYPES][str(c)], axis=1)
+        np.testing.assert_allclose(logits[:, c], -far, atol=1e-9)
+    assert (logits[:, 2] == -np.inf).all()
+
+
+def test_prototypes_of_another_round_are_gone(site: Site) -> None:
+    local = site()
+    FedPRP().fit(local, GLOBAL)
+    FedPRP().install(local, {**MODEL, Part.PROTOTYPES: {"1": np.zeros(2)}})
+    assert PrototypeHead.of(local.model).known.tolist() == [0.0, 1.0, 0.0]
+
+
+def test_before_there_are_prototypes_the_first_head_predicts(site: Site) -> None:
+    evaluator = site()
+    FedPRP().install(evaluator, MODEL)
+    expected = features(MODEL[Part.BODY]) @ MODEL[Part.HEAD]["weight"].T + MODEL[Part.HEAD]["bias"]
+    np.testing.assert_allclose(evaluator.model(torch.tensor(X).double()).detach(), expected, atol=1e-12)
+
+
+def test_the_private_head_can_predict(site: Site) -> None:
+    local = site(lr=0.05)
+    made = FedPRP(head_epochs=2, prediction="head").fit(local, GLOBAL).payload
+    own = local.memory[Part.HEAD]
+    expected = features(made[Part.BODY]) @ own["weight"].T + own["bias"]
+    np.testing.assert_allclose(local.model(torch.tensor(X).double()).detach(), expected, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    "option",
+    [{"head_epochs": -1}, {"intra": -0.5}, {"inter": -0.5}, {"temperature": 0}, {"distance": "l1"}, {"ema": 0}],
+)
+def test_options_out_of_range_are_refused_by_name(option: dict[str, Any]) -> None:
+    (name,) = option
+    with pytest.raises(ConfigError, match=f"method fedprp: {name} = "):
+        (server_methods if name == "ema" else client_methods).build("fedprp", option)
+
+
+# The released code's sign
+
+
+def test_as_released_the_sign_is_turned_and_margins_are_constant(
+    site: Site, watched: Callable[[Local], Watched]
+) -> None:
+    local = site(lr=0.05, epochs=3)
+    seen = watched(local)
+    FedPRP(compat="authors", temperature=0.5).fit(local, GLOBAL)
+    assert seen.given == [(0.5, "negated-cosine")] * 3
+    assert {tuple(margins) for margins in seen.margins} == {(1.0, 1.0, 1.0)}
+    assert local.memory[Part.PROTOTYPES]["margins"].tolist() == [1.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize("distance", ["euclidean", "cosine"])
+def test_as_in_the_paper_the_distance_is_the_recipes(
+    distance: Any, site: Site, watched: Callable[[Local], Watched]
+) -> None:
+    local = site()
+    seen = watched(local)
+    FedPRP(distance=distance).fit(local, GLOBAL)
+    assert seen.given == [(0.07, distance)]
+
+
+# The server
+
+
+def body_and(rows: dict[int, Any], value: float = 0.0, weight: float | None = None) -> Update:
+    prototypes = {str(c): np.asarray(row, dtype=np.float64) for c, row in rows.items()}
+    return Update("ann", {Part.BODY: {"0.weight": np.full((2, 2), value)}, Part.PROTOTYPES: prototypes}, weight=weight)
+
+
+def test_the_servers_prototypes_are_the_reference() -> None:
+    golden = np.load(GOLDEN / "fedprp_paper_server_ema_numpy.npz")
+    old = {str(c): golden["global_old"][c] for c in np.flatnonzero(golden["global_old_present"])}
+    updates = [
+        body_and({int(c): rows[c] for c in np.flatnonzero(present)}, weight=1.0 + k)
+        for k, (rows, present) in enumerate(zip(golden["local_protos"], golden["local_present"], strict=True))
+    ]
+    state = {**MODEL, Part.PROTOTYPES: old}
+    new = Server(ema=float(golden["beta"])).aggregate(state, iter(updates))[Part.PROTOTYPES]
+    assert sorted(new) == [str(c) for c in np.flatnonzero(golden["global_new_present"])]
+    for name, row in new.items():
+        np.testing.assert_allclose(row, golden["global_new"][int(name)], rtol=0, atol=1e-9, err_msg=name)
+    assert "3" not in old  # first appearance: the mean alone
+    np.testing.assert_array_equal(new["2"], old["2"])  # nobody holds it: bit for bit
+
+
+def test_the_servers_step_by_hand() -> None:
+    """Beta = 1/4; class 0: (1 + 3) / 2 = 2, .25 * 2 + .75 * 10 = 8; class 1 is new; class 2 stays."""
+    old = {**MODEL, Part.PROTOTYPES: {"0": np.array([10.0, 0.0]), "2": np.array([0.3, 0.1])}}
+    updates = [body_and({0: [1.0, 4.0]}, 1.0, weight=1000.0), body_and({0: [3.0, 0.0], 1: [7.0, 7.0]}, 4.0, weight=1.0)]
+    new = Server(ema=0.25).aggregate(old, iter(updates))
+    assert {name: row.tolist() for name, row in new[Part.PROTOTYPES].items()} == {
+        "0": [8.0, 0.5],
+        "1": [7.0, 7.0],
+        "2": [0.3, 0.1],
+    }
+    assert new[Part.BODY]["0.weight"].tolist() == [[2.5, 2.5]] * 2  # uniform, whatever counts are disclosed
+    assert same(new[Part.HEAD], MODEL[Part.HEAD])  # where every private head begins, in all rounds
+
+
+def test_the_last_means_can_be_all() -> None:
+    new = Server(ema=1.0).aggregate({**MODEL, Part.PROTOTYPES: {"0": np.ones(2)}}, [body_and({0: [5.0, 6.0]})])
+    assert new[Part.PROTOTYPES]["0"].tolist() == [5.0, 6.0]
+
+
+def test_the_first_state_has_no_prototypes_and_is_sent_as_it_is() -> None:
+    state = Server().init(MODEL, 3)
+    assert same_tensors(state, MODEL)
+    assert Server().broadcast(state, "ann") is state
+    assert Server.global_model
+
+
+@pytest.mark.parametrize("state", [MODEL, GLOBAL], ids=["first", "later"])
+def test_what_one_half_sends_the_other_expects(state: Payload, site: Site) -> None:
+    made = FedPRP().fit(site(lr=0.01), state).payload
+    expected = Server().expects(state)
+    data = codec.encode(made)
+    assert screening.manifest_fault(Manifest(describe(made), len(data), codec.digest(data)), expected) is None
+    headed = codec.encode({**made, Part.HEAD: MODEL[Part.HEAD]})
+    announced = Manifest(codec.manifest(headed), len(headed), codec.digest(headed))
+    fault = screening.manifest_fault(announced, expected)
+    assert fault is not None
+    assert fault.startswith("head/")
