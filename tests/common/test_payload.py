@@ -5,11 +5,19 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from protofed.common.payload import Part, Payload, TensorSpec, describe
+from protofed.common.payload import NOT_ON_THE_WIRE, Part, Payload, TensorSpec, describe
 
 
 def test_no_part_can_hold_data_or_labels() -> None:
-    assert set(Part) == {"body", "head", "prototypes"}
+    assert set(Part) - NOT_ON_THE_WIRE == {
+        "body",
+        "head",
+        "prototypes",
+        "class-presence",
+        "class-shares",
+        "class-models",
+    }
+    assert {"label-distribution"} == NOT_ON_THE_WIRE  # simulations only: see test_wire
 
 
 def test_a_manifest_names_every_tensor_in_the_order_of_its_path() -> None:
