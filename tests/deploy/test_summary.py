@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from protofed.common.errors import DataError
+from protofed.deploy.summary import OWN_LOCAL as LOCAL
 from protofed.deploy.summary import (
-    LOCAL,
     LocalAccuracy,
+    best_round,
     local_accuracies,
     recent,
     summary,
@@ -36,7 +37,7 @@ def test_best_mean_accuracy_is_the_reference_number() -> None:
     tested = dict(zip(SITES, golden["best_mean_n_test"].tolist(), strict=True))
     found = summary(rounds_of(golden["best_mean_round_acc"].tolist()), {}, tested)
     assert [found.local[r].pooled for r in (1, 2, 3)] == pytest.approx(golden["best_mean_weighted"].tolist())
-    assert found.best_round == 2
+    assert best_round(found.local) == 2
     assert found.local[2].pooled == pytest.approx(float(golden["best_mean_accuracy"]))
     assert max(r.unweighted for r in found.local.values()) == pytest.approx(float(golden["best_mean_unweighted"]))
     assert found.round == 3
@@ -63,18 +64,25 @@ def test_active_sites_are_those_of_the_last_rounds_cohort() -> None:
     assert found.sites[LOCAL] == spread([0.2, 0.4, 0.6, 0.8])
     assert found.active == {LOCAL: spread([0.2, 0.4])}
     assert found.sites["global.accuracy"].mean == 0.7
-    assert (found.local, found.best_round, found.fairness) == ({}, None, None)
+    assert (found.local, best_round(found.local), found.fairness) == ({}, None, None)
 
 
 def test_a_round_is_pooled_over_the_sites_that_have_the_score() -> None:
     scores = {7: {"ann": {LOCAL: 1.0}, "bob": {"x": 1.0}, "cyd": {LOCAL: 0.25}}, 5: {"ann": {"x": 0.0}}}
-    found = local_accuracies(scores, {"ann": 1, "bob": 50, "cyd": 2})
+    found = local_accuracies(scores, {"ann": 1, "bob": 50, "cyd": 2}, LOCAL)
     assert found == {7: LocalAccuracy(pooled=0.5, unweighted=0.625)}
+
+
+def test_the_global_model_on_local_tests_is_pooled_apart() -> None:
+    scores = {1: {"ann": {LOCAL: 1.0, "global.local.accuracy": 0.5}, "bob": {"global.local.accuracy": 0.0}}}
+    found = summary(scores, {}, {"ann": 3, "bob": 1})
+    assert found.local == {1: LocalAccuracy(1.0, 1.0)}
+    assert found.shared_local == {1: LocalAccuracy(0.375, 0.25)}
 
 
 def test_the_first_of_equally_good_rounds_is_the_best() -> None:
     scores = rounds_of([[0.1], [0.5], [0.5], [0.4]])
-    assert summary(dict(reversed(scores.items())), {}, {"ann": 3}).best_round == 2
+    assert best_round(summary(dict(reversed(scores.items())), {}, {"ann": 3}).local) == 2
 
 
 @pytest.mark.parametrize("tested", [{"bob": 3}, {"ann": 0, "bob": 3}])
@@ -115,4 +123,5 @@ def test_the_worst_class_has_the_smallest_recall_in_the_mean_over_sites() -> Non
 def test_a_run_without_scores_has_an_empty_summary() -> None:
     found = summary({}, {}, {"ann": 3})
     assert (found.round, found.sites, found.active, found.recent, found.local) == (0, {}, {}, {}, {})
-    assert (found.worst_site, found.worst_class, found.fairness, found.best_round) == ({}, {}, None, None)
+    assert (found.worst_site, found.worst_class, found.fairness, found.shared_local) == ({}, {}, None, {})
+    assert best_round({}) is None

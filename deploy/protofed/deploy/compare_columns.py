@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 from protofed.common.errors import unknown
 from protofed.deploy.experiment import Result
-from protofed.deploy.summary import Summary, summary
+from protofed.deploy.summary import LocalAccuracy, Summary, best_round, summary
 
 
 @dataclass(frozen=True)
@@ -76,12 +76,12 @@ def _worst_class(prefix: str, run: Summary) -> float | None:
     return run.worst_class[prefix][1] if prefix in run.worst_class else None
 
 
-def _local(run: Summary) -> float | None:
-    return run.local[max(run.local)].pooled if run.local else None
+def _last(local: Mapping[int, LocalAccuracy]) -> float | None:
+    return local[max(local)].pooled if local else None
 
 
-def _local_best(run: Summary) -> float | None:
-    return None if run.best_round is None else run.local[run.best_round].pooled
+def _best(local: Mapping[int, LocalAccuracy]) -> float | None:
+    return None if (number := best_round(local)) is None else local[number].pooled
 
 
 TAKES: dict[str, Callable[[str, Summary], float | None]] = {
@@ -111,6 +111,10 @@ USUAL = (
     Column("PM(L)", "the same, weighted by the site's class frequencies", partial(_mean, "personal.pm_l")),
     Column("fairness", "standard deviation of PM(L) over sites", lambda run: run.fairness),
     Column("own balanced", "sites' own models on all classes", partial(_mean, "personal.balanced_accuracy")),
-    Column("local", "sites' own models on their local tests, pooled", _local),
-    Column("local best", "the same in its best round: too high, as every maximum", _local_best),
+    Column("own worst class", "their smallest mean recall of a class", partial(_worst_class, "personal")),
+    Column("GM local", "the global model on the sites' local tests, pooled", lambda run: _last(run.shared_local)),
+    Column("GM best", "the same in its best round: too high, as every maximum", lambda run: _best(run.shared_local)),
+    Column("local", "sites' own models on their local tests, pooled", lambda run: _last(run.local)),
+    Column("local best", "the same in its best round: too high, as every maximum", lambda run: _best(run.local)),
+    Column("local worst", "the worst site's own model on its local test", partial(_worst, "personal.local.accuracy")),
 )

@@ -15,7 +15,7 @@ from protofed.server.overview import Spread, lower_is_better, spreads
 SiteScores: TypeAlias = Mapping[SiteId, Mapping[str, float]]
 Scores: TypeAlias = Mapping[int, SiteScores]  # by scored round, as `Ledger.scores`
 
-LOCAL = "personal.local.accuracy"
+OWN_LOCAL, SHARED_LOCAL = "personal.local.accuracy", "global.local.accuracy"
 FAIRNESS = "personal.pm_l"
 
 
@@ -44,9 +44,9 @@ class Summary:
             sites, and that recall; of equals, the lowest class.
         recent: by score, the mean over the last 10 rounds that have it of the mean over sites (FedPRP).
         fairness: population standard deviation of PM(L) over all sites (FedNH, Table 2).
-        local: accuracy on the sites' own test sets in every round; empty where sizes of test sets are not known.
-        best_round: where `local` is best pooled, the first of equals; its `pooled` is cwFedAVG's best-mean accuracy,
-            a maximum over rounds, and so too high for what a new test set would give.
+        local: accuracy of the sites' own models on their own test sets in every round; empty where sizes of test sets
+            are not known.
+        shared_local: likewise of the global model.
     """
 
     round: int
@@ -57,27 +57,23 @@ class Summary:
     recent: Mapping[str, float]
     fairness: float | None
     local: Mapping[int, LocalAccuracy]
-    best_round: int | None
+    shared_local: Mapping[int, LocalAccuracy]
 
 
-def summary(
-    scores: Scores, cohorts: Mapping[int, Collection[SiteId]], tested: Mapping[SiteId, int], local: str = LOCAL
-) -> Summary:
+def summary(scores: Scores, cohorts: Mapping[int, Collection[SiteId]], tested: Mapping[SiteId, int]) -> Summary:
     """All of it.
 
     Args:
         scores: by round, site and name.
         cohorts: the sites that each scored round invited.
         tested: n_k, examples in each site's own test set; empty where they are not known.
-        local: the score that is pooled with `tested`.
 
     Raises:
-        DataError: a site has a `local` score, but not its size while others have theirs.
+        DataError: a site has a score on its own test set, but not its size while others have theirs.
     """
     last = max(scores, default=0)
     by_site = scores.get(last, {})
     sites = spreads(by_site)
-    accuracies = local_accuracies(scores, tested, local) if tested else {}
     return Summary(
         round=last,
         sites=sites,
@@ -86,9 +82,17 @@ def summary(
         worst_class=worst_classes(sites),
         recent=recent(scores),
         fairness=sites[FAIRNESS].std if FAIRNESS in sites else None,
-        local=accuracies,
-        best_round=max(accuracies, key=lambda number: accuracies[number].pooled, default=None),
+        local=local_accuracies(scores, tested, OWN_LOCAL) if tested else {},
+        shared_local=local_accuracies(scores, tested, SHARED_LOCAL) if tested else {},
     )
+
+
+def best_round(local: Mapping[int, LocalAccuracy]) -> int | None:
+    """Where the pooled accuracy is best, the first of equals.
+
+    That accuracy is cwFedAVG's best-mean accuracy: a maximum over rounds, and so too high for a new test set.
+    """
+    return max(local, key=lambda number: local[number].pooled, default=None)
 
 
 def active(by_site: SiteScores, cohort: Collection[SiteId]) -> SiteScores:
@@ -96,7 +100,7 @@ def active(by_site: SiteScores, cohort: Collection[SiteId]) -> SiteScores:
     return {site: scores for site, scores in by_site.items() if site in cohort}
 
 
-def local_accuracies(scores: Scores, tested: Mapping[SiteId, int], name: str = LOCAL) -> dict[int, LocalAccuracy]:
+def local_accuracies(scores: Scores, tested: Mapping[SiteId, int], name: str) -> dict[int, LocalAccuracy]:
     """By round in order, over the sites that have the score; rounds in which none has it are left out.
 
     Raises:
