@@ -193,6 +193,50 @@ def test_the_server_gives_the_count_free_prototypes(means: str) -> None:
     np.testing.assert_array_equal(new[2], golden["W_old"][2])
 
 
+@pytest.mark.parametrize(
+    ("prototypes", "means", "hidden", "expected"),
+    [
+        ("similarity", "mu_unit", False, "W_exp_similarity"),
+        ("similarity", "mu_raw", False, "W_exp_similarity"),
+        ("uniform", "mu_unit", True, "W_presence_hidden"),
+        ("literal", "mu_raw", False, "W_paper_literal"),
+    ],
+)
+def test_the_servers_other_ways_to_weigh_sites(prototypes: Any, means: str, hidden: bool, expected: str) -> None:
+    golden = np.load(GOLDEN / "fednh_countfree_numpy.npz")
+    old, rho = golden["W_old"], float(golden["rho"])
+    updates = [
+        update({c: rows[c] if present[c] else old[c] for c in range(len(old)) if present[c] or hidden})
+        for rows, present in zip(golden[means], golden["present"], strict=True)
+    ]
+    new = Server(smoothing=rho, prototypes=prototypes).aggregate(state(old), updates)[Part.PROTOTYPES]["mean"]
+    np.testing.assert_allclose(new, golden[expected], rtol=0, atol=1e-9)
+
+
+def test_confident_means_are_the_released_codes(local_of: LocalOf, linear: Linear) -> None:
+    golden = np.load(GOLDEN / "fednh_client_prototypes.npz")
+    local = local_of(linear(np.eye(5), 6), golden["features_unit"], golden["y"], 6, lr=NO_STEP)
+    received = sent(np.eye(5), float(golden["scaling"]), golden["W"])
+    made = FedNH(means="confident").fit(local, received).payload[Part.PROTOTYPES]
+    assert made.keys() == {"0", "1", "2", "4"}
+    for name, row in made.items():
+        np.testing.assert_allclose(row, golden["adv_prototype"][int(name)], rtol=0, atol=1e-9, err_msg=name)
+
+
+def test_hidden_presence_sends_what_was_received_for_absent_classes(local_of: LocalOf, linear: Linear) -> None:
+    old = np.eye(2)[::-1]
+    local = local_of(linear(np.eye(2), 2), [[3.0, 4.0]], [0], 2, lr=NO_STEP)
+    made = FedNH(hide_presence=True).fit(local, sent(np.eye(2), 1.0, old)).payload[Part.PROTOTYPES]
+    np.testing.assert_allclose(made["0"], [0.6, 0.8], atol=1e-12)
+    np.testing.assert_array_equal(made["1"], old[1])
+
+
+def test_literal_means_keep_their_length(local_of: LocalOf, linear: Linear) -> None:
+    local = local_of(linear(np.eye(2), 2), [[3.0, 0.0], [0.0, 5.0]], [0, 0], 2, lr=NO_STEP)
+    made = FedNH(prototypes="literal").fit(local, sent(np.eye(2), 1.0, np.eye(2))).payload[Part.PROTOTYPES]
+    np.testing.assert_allclose(made["0"], [0.5, 0.5], atol=1e-12)
+
+
 def test_the_servers_step_by_hand() -> None:
     """Rho = 1/2; class 0: unit((0, 1) + (.6, .8)) = (1, 3) / sqrt(10); class 1 from one site; class 2 from nobody."""
     old = [[1.0, 0.0], [0.0, 1.0], [-0.6, 0.8]]

@@ -16,6 +16,7 @@ from protofed.common.errors import CodecError, Failure, TaskFailure
 from protofed.common.payload import Array, Part, Tensors
 from protofed.common.recipe import Plan
 
+Weigher: TypeAlias = Callable[[Tensor, Tensor], Tensor]  # features [B, D], labels [B] -> weights of examples [B]
 Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]  # images [B, ch, H, W], labels [B] -> mean loss of the batch
 
 
@@ -111,8 +112,10 @@ def learning_rate(plan: Plan, round: int, rounds: int) -> float:
             return plan.lr * (1 + math.cos(math.pi * (round - 1) / rounds)) / 2
 
 
-def class_means(local: Local, embed: Callable[[Tensor], Tensor]) -> dict[int, Tensor]:
+def class_means(local: Local, embed: Callable[[Tensor], Tensor], weigh: Weigher | None = None) -> dict[int, Tensor]:
     """The mean of `embed(images)` [B, D] over the site's training examples of each class that it has: {class: [D]}.
+
+    With `weigh` it is a weighted mean; weights are positive.
 
     In evaluation mode, without augmentation; a class that the site does not hold is not there.
     """
@@ -126,8 +129,12 @@ def class_means(local: Local, embed: Callable[[Tensor], Tensor]) -> dict[int, Te
             if sums is None or counts is None:
                 sums = features.new_zeros(local.classes, features.shape[1])
                 counts = features.new_zeros(local.classes)
+            weights = torch.ones_like(labels, dtype=features.dtype)
+            if weigh is not None:
+                weights = weigh(features, labels).to(features.dtype)
+                features = features * weights.unsqueeze(1)
             sums.index_add_(0, labels, features)
-            counts.index_add_(0, labels, torch.ones_like(labels, dtype=features.dtype))
+            counts.index_add_(0, labels, weights)
     if sums is None or counts is None:
         return {}
     return {int(c): sums[c] / counts[c] for c in counts.nonzero().flatten()}

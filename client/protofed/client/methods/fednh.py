@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from torch.nn.functional import cross_entropy, normalize
 
@@ -11,19 +11,22 @@ from protofed.client.local import Local
 from protofed.client.method import Personal, client_methods
 from protofed.client.models.heads import CosineHead
 from protofed.client.models.split import dump, load
-from protofed.client.training import class_means, named, train
+from protofed.client.training import Weigher, class_means, named, train
 from protofed.common.payload import Part, Payload, Update
 
 
 @client_methods.register(fednh=("smoothing", "separation", "prototype_seed", "scale"))
 @dataclass(frozen=True)
 class FedNH:
-    """Train the body against fixed prototypes, then send unit class means; absent classes are simply not sent."""
+    """Train the body against fixed prototypes, then send class means; absent classes are simply not sent."""
 
     personal: ClassVar[Personal] = "trained"
     sends: ClassVar[frozenset[Part]] = frozenset({Part.BODY, Part.HEAD, Part.PROTOTYPES})
 
     fixed_scale: bool = False  # s stays as received; else it is trained and sent as part of the head
+    prototypes: Literal["uniform", "similarity", "literal"] = "uniform"  # sent as unit vectors; "literal": raw means
+    means: Literal["plain", "confident"] = "plain"  # "confident": examples weighed by their class's probability
+    hide_presence: bool = False  # send the received prototype for every class that the site does not hold
 
     def install(self, local: Local, received: Payload) -> None:
         """Global body; logits s W unit(f(x)) with the received prototypes W [C, D], frozen."""
@@ -36,7 +39,14 @@ class FedNH:
         """Eq. (2), then eq. (3) with the new body."""
         self.install(local, received)
         loss = train(local, lambda x, y: cross_entropy(local.model(x), y))  # eq. (2)
-        means = class_means(local, lambda x: normalize(local.model.body(x), dim=1))  # eq. (3): {class: [D]}
-        prototypes = named({c: normalize(mean, dim=0) for c, mean in means.items()})
+        means = class_means(local, lambda x: normalize(local.model.body(x), dim=1), self._weigher(local))  # eq. (3)
+        rows = means if self.prototypes == "literal" else {c: normalize(mean, dim=0) for c, mean in means.items()}
+        if self.hide_presence:
+            rows = {c: rows.get(c, old) for c, old in enumerate(CosineHead.of(local.model).prototypes)}
         head = {} if self.fixed_scale else {Part.HEAD: {"scale": dump(local.model.head)["scale"]}}
-        return local.update({Part.BODY: dump(local.model.body), **head, Part.PROTOTYPES: prototypes}, loss=loss)
+        return local.update({Part.BODY: dump(local.model.body), **head, Part.PROTOTYPES: named(rows)}, loss=loss)
+
+    def _weigher(self, local: Local) -> Weigher | None:
+        if self.means == "plain":
+            return None
+        return lambda features, labels: local.model.head(features).softmax(1).gather(1, labels.unsqueeze(1)).squeeze(1)

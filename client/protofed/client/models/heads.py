@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import cast
+from typing import TypeVar, cast
 
 import numpy as np
 import torch
@@ -13,6 +13,7 @@ from protofed.client.models.split import SplitModel
 from protofed.common.errors import CodecError
 from protofed.common.payload import Array
 
+H = TypeVar("H", bound=nn.Module)
 EXACT = "donot_use_mm_for_euclid_dist"  # of torch.cdist: no cancellation between near neighbours
 
 
@@ -52,6 +53,11 @@ class CosineHead(nn.Module):
             self.register_buffer("scale", s.reshape(()))
         else:
             self.scale = nn.Parameter(s.reshape(()))
+
+    @classmethod
+    def of(cls, model: SplitModel) -> CosineHead:
+        """A model's head, that `like` has made."""
+        return _checked(model, cls)
 
     @classmethod
     def like(cls, head: nn.Module, fixed: bool) -> CosineHead:
@@ -97,9 +103,7 @@ class PrototypeHead(nn.Module):
     @classmethod
     def of(cls, model: SplitModel) -> PrototypeHead:
         """A model's head, that `around` has put there."""
-        if not isinstance(model.head, cls):
-            raise TypeError(f"the head is a {type(model.head).__name__}")
-        return model.head
+        return _checked(model, cls)
 
     def keep(self, prototypes: Tensor, known: Tensor) -> None:
         """Classify by these prototypes, [C, D], as far as they are known, [C]."""
@@ -114,3 +118,9 @@ class PrototypeHead(nn.Module):
         if self.by_own or not self.known.any():
             return cast("Tensor", self.own(features))
         return -torch.cdist(features, self.prototypes, compute_mode=EXACT).masked_fill(self.known == 0, torch.inf)
+
+
+def _checked(model: SplitModel, kind: type[H]) -> H:
+    if not isinstance(model.head, kind):
+        raise TypeError(f"the head is a {type(model.head).__name__}: expected a {kind.__name__}")
+    return model.head

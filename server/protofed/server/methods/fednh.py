@@ -4,21 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, TypeAlias
 
 import numpy as np
 from pydantic import Field
 
-from protofed.common.payload import Part, Payload, SiteId, Update
+from protofed.common.payload import Array, Part, Payload, SiteId, Update
 from protofed.common.tensors import HolderMeans, Mean, unit
 from protofed.server.method import Expected, like, prototype_rows, server_methods
 from protofed.server.separation import maxsep, orthogonal
 
+Means: TypeAlias = Literal["uniform", "similarity", "literal"]
 
-@server_methods.register("fednh")
+
+@server_methods.register(fednh=("means", "hide_presence"))
 @dataclass(frozen=True)
 class FedNH:
-    """Body: uniform mean. Prototypes: W_c <- unit(rho W_c + (1 - rho) unit(sum over holders of unit(mu_kc)))."""
+    """Body: uniform mean. Prototypes: W_c <- unit(rho W_c + (1 - rho) unit(sum over holders of alpha_kc mu_kc))."""
 
     global_model: ClassVar[bool] = True
     smoothing: Annotated[float, Field(ge=0, le=1)] = 0.9  # rho: share of the old prototypes kept
@@ -26,6 +28,9 @@ class FedNH:
     prototype_seed: int = 0  # of the first prototypes' random rotation
     scale: Annotated[float, Field(gt=0)] = 1.0  # s, the first logit scale
     fixed_scale: bool = False  # s is trained and averaged with the body unless fixed
+    prototypes: Means = (
+        "uniform"  # alpha: 1, or exp(<W_c, mu_kc>); "literal": raw means, not made unit before smoothing
+    )
 
     def init(self, model: Payload, classes: int) -> Payload:
         """Well-separated prototypes [C, D] take the place of the head."""
@@ -45,13 +50,22 @@ class FedNH:
 
     def aggregate(self, state: Payload, updates: Iterable[Update]) -> Payload:
         """Eq. (3) and the smoothing of Algorithm 1; a class that nobody holds keeps its prototype."""
-        mean, sums, new = Mean(self._averaged), HolderMeans(), state[Part.PROTOTYPES]["mean"].copy()
+        old = state[Part.PROTOTYPES]["mean"]
+        mean, rows, new = Mean(self._averaged), HolderMeans(), old.copy()
         for update in updates:
             mean.add(update.payload)
-            sums.add({name: unit(row) for name, row in update.payload.get(Part.PROTOTYPES, {}).items()})
-        for name, row in sums.result().items():
-            new[int(name)] = unit(self.smoothing * new[int(name)] + (1 - self.smoothing) * unit(row))
+            means = update.payload.get(Part.PROTOTYPES, {})
+            rows.add({name: self._weighted(row, old[int(name)]) for name, row in means.items()})
+        for name, row in rows.result().items():
+            towards = row if self.prototypes == "literal" else unit(row)
+            new[int(name)] = unit(self.smoothing * old[int(name)] + (1 - self.smoothing) * towards)
         return {**state, **mean.result(), Part.PROTOTYPES: {"mean": new}}
+
+    def _weighted(self, row: Array, prototype: Array) -> Array:
+        if self.prototypes == "literal":
+            return row
+        direction = unit(row)
+        return direction * np.exp(prototype @ direction) if self.prototypes == "similarity" else direction
 
     @property
     def _averaged(self) -> tuple[Part, ...]:
