@@ -270,7 +270,7 @@ class Agent:
 
     def _local(self, run: _Run, task: Task, held: Held) -> Local:
         seed = _seed(run.recipe.seed, task.round, self._site.name)
-        torch.manual_seed(seed)  # for layers that draw by themselves, such as dropout
+        _seed_layers(seed, run.data.device)
         rng = torch.Generator().manual_seed(seed)
         recipe = run.recipe
         return Local(
@@ -298,6 +298,13 @@ class _Received(dict[Any, Any]):
 
     def __missing__(self, name: Any) -> Any:
         raise CodecError(f"the model that was received has no '{name}'")
+
+
+def _seed_layers(seed: int, device: torch.device) -> None:
+    """For layers that draw by themselves, such as dropout; `torch.manual_seed` looks at devices that nobody uses."""
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        torch.cuda.manual_seed(seed)
 
 
 def _seed(seed: int, round: int, site: SiteId) -> int:

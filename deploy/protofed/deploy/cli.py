@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from protofed.common.errors import ProtofedError
+from protofed.common.errors import PolicyViolation, ProtofedError
 from protofed.common.version import VERSION
 from protofed.deploy import logs
 
@@ -22,6 +22,8 @@ app = typer.Typer(
     epilog="Exit codes: 0 done · 1 a run failed · 2 wrong arguments · 65 data · 69 server or port not to be had · "
     "70 internal · 74 state folder · 76 protocol or version · 77 policy · 78 recipe or setting · 130 interrupted",
 )
+site = typer.Typer(no_args_is_help=True, help="What concerns one site.")
+app.add_typer(site, name="site")
 console = Console()
 State = Annotated[Path | None, typer.Option(help="Folder for everything that must survive.")]
 Settings = Annotated[Path | None, typer.Option(help="TOML file; the environment and these options override it.")]
@@ -115,6 +117,79 @@ def simulate(
     view = simulate_with_progress(recipe, state, device)
     if as_json:
         print(json.dumps(scores_json([view]), indent=2))  # noqa: T201
+
+
+@app.command()
+def compare(
+    recipes: Annotated[
+        list[str] | None, typer.Argument(help="Files, or names of those that come along; none: print --out's again.")
+    ] = None,
+    seeds: Annotated[str | None, typer.Option(help="Such as 0,1,2: of runs and data; else the recipes' own.")] = None,
+    out: Annotated[
+        Path, typer.Option(help="Folder for tables, curves and all runs; an unfinished one goes on.")
+    ] = Path("runs/compare"),
+    jobs: Annotated[int | None, typer.Option(min=1, help="Runs side by side; else one a core.")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "cpu",
+    output: Annotated[str | None, typer.Option("--format", help="Print md, csv or json.")] = None,
+    metric: Annotated[
+        list[str] | None,
+        typer.Option(help="Only these columns: a score, as personal.pm_v, or one with :std, :worst, :active, :recent."),
+    ] = None,
+    rounds: Annotated[int | None, typer.Option(min=1, help="Shorten every recipe to this many.")] = None,
+) -> None:
+    """Simulate recipes side by side and compare what they give, over seeds."""
+    from protofed.deploy.compare import Wanted, compare, read_seeds
+    from protofed.deploy.shipped import recipe
+
+    wanted = Wanted(out, read_seeds(seeds), rounds, jobs, device, output, metric or ())
+    compare([recipe(name) for name in recipes or []], wanted)
+
+
+@site.command("plan")
+def site_plan(
+    recipe: Annotated[str, typer.Argument(help="A recipe's file, or the name of one that comes with protofed.")],
+    policy: Annotated[Path | None, typer.Option(help="The site's policy: it says what of this may leave.")] = None,
+    tensors: Annotated[bool, typer.Option("--tensors", help="Every tensor by name, not only a row a part.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False,
+) -> None:
+    """What a site would send, receive and keep for a recipe; no data is touched. 77 if the policy would refuse."""
+    from protofed.client.policy import Policy
+    from protofed.deploy import shipped, site_plan_table
+    from protofed.deploy.site_plan import plain, site_plan
+
+    plan = site_plan(shipped.recipe(recipe), None if policy is None else Policy.read(policy))
+    if as_json:
+        print(json.dumps(plain(plan), indent=2))  # noqa: T201
+    else:
+        site_plan_table.show(plan, console, tensors=tensors, policy=None if policy is None else policy.stem)
+    if plan.refusals:
+        raise typer.Exit(PolicyViolation.exit_code)
+
+
+@app.command()
+def pictures(
+    folders: Annotated[
+        list[Path], typer.Argument(help="Jobs of `compare`, its whole --out, or --state folders of `simulate`.")
+    ],
+    out: Annotated[Path | None, typer.Option(help="Folder for .png and .svg; else FOLDER/pictures.")] = None,
+    recipe: Annotated[
+        list[str] | None, typer.Option(help="Of each FOLDER that is a state, in their order: a file, or a name.")
+    ] = None,
+    groups: Annotated[
+        str | None, typer.Option(help="Of classes, such as vehicles:0,1,8,9;animals:2,3,4,5,6,7; else the data's own.")
+    ] = None,
+    ablation: Annotated[
+        str | None, typer.Option(help="Draw --metric over this option instead, in which the runs differ: method.wdr.")
+    ] = None,
+    metric: Annotated[str, typer.Option(help="A score, as `compare` has it.")] = "global.accuracy",
+) -> None:
+    """Draw finished runs as the papers do: prototypes, embeddings, head norms, groups of classes, ablations."""
+    from protofed.deploy import shipped
+    from protofed.deploy.pictures import Asked, pictures
+
+    recipes = [shipped.recipe(name) for name in recipe or []]
+    for path in pictures(Asked(folders, out, recipes, groups, ablation, metric)):
+        console.print(path, soft_wrap=True, highlight=False)
 
 
 @app.command()

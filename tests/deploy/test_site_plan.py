@@ -1,0 +1,232 @@
+"""A plan says before a run what the run then does."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from protofed.client.method import client_methods
+from protofed.client.policy import Policy, Released, Rules
+from protofed.common import codec
+from protofed.common.errors import ConfigError, PolicyViolation
+from protofed.common.payload import NOT_ON_THE_WIRE, Part, TensorSpec, Update
+from protofed.common.recipe import Choice, Recipe
+from protofed.common.task import Task
+from protofed.deploy import cli, shipped, site_plan_table
+from protofed.deploy.simulate import DirectLink, simulation
+from protofed.deploy.site_plan import OWN, SitePlan, plain, site_plan
+
+METHODS = sorted(client_methods)
+RecipeOf = Callable[..., Recipe]
+
+
+def policy(*methods: str, **changes: Any) -> Policy:
+    rules: dict[str, Any] = {"methods": methods, "parts": set(Part) - NOT_ON_THE_WIRE, **changes}
+    return Policy(Rules.model_validate(rules))
+
+
+def with_options(recipe: Recipe, **options: object) -> Recipe:
+    return recipe.model_copy(update={"method": Choice(name=recipe.method.name, **options)})
+
+
+@pytest.fixture
+def passing(monkeypatch: pytest.MonkeyPatch) -> tuple[list[Released], list[tuple[TensorSpec, ...]]]:
+    """What goes through the gate of simulated sites, and what they fetch, as a run goes on."""
+    released: list[Released] = []
+    fetched: list[tuple[TensorSpec, ...]] = []
+    release, fetch = Policy.release, DirectLink.fetch
+
+    def released_too(policy: Policy, update: Update) -> Released:
+        released.append(release(policy, update))
+        return released[-1]
+
+    def fetched_too(link: DirectLink, task: Task) -> bytes:
+        data = fetch(link, task)
+        fetched.append(codec.manifest(data))
+        return data
+
+    monkeypatch.setattr(Policy, "release", released_too)
+    monkeypatch.setattr(DirectLink, "fetch", fetched_too)
+    return released, fetched
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_run_moves_what_the_plan_says(
+    method: str, recipe_of: RecipeOf, passing: tuple[list[Released], list[tuple[TensorSpec, ...]]]
+) -> None:
+    recipe = recipe_of(
+        method,
+        rounds=2,
+        evaluation={"groups": True, "probabilities": True},
+        data={
+            "source": "digits",
+            "local_test_share": 0.2,
+            "partition": {"kind": "dirichlet", "sites": 3, "beta": 0.5},
+        },
+    )
+    plan = site_plan(recipe)
+    with simulation(recipe) as running:
+        running.go()
+        scores = running.ledger.scores(recipe.name)
+    (first, *updates), fetched = passing
+    assert {spec.part for spec in first.manifest.tensors} == {Part.BODY, Part.HEAD}
+    assert len(updates) == 3 * 2
+    required = {tensor.spec for tensor in plan.leaves if not tensor.optional}
+    for update in updates:
+        assert required <= set(update.manifest.tensors) <= {tensor.spec for tensor in plan.leaves}
+    assert {spec for update in updates for spec in update.manifest.tensors} == {t.spec for t in plan.leaves}
+    assert all(set(manifest) <= set(plan.comes) for manifest in fetched)
+    assert set(plan.comes) == set(fetched[-1])
+    assert {name for update in updates for name in update.metrics} == set(plan.scalars["after training"])
+    reported = {_family(name) for sites in scores.values() for own in sites.values() for name in own}
+    assert reported == {name for names in plan.scalars.values() for name in names} - {"loss"}
+
+
+def _family(name: str) -> str:
+    stem, _, last = name.rpartition(".")
+    return stem if last.isdigit() else name
+
+
+@pytest.mark.parametrize("name", ["strict", "standard", "open"])
+@pytest.mark.parametrize("method", METHODS)
+def test_a_shipped_policy_refuses_exactly_the_methods_that_it_does_not_name(
+    method: str, name: str, recipe_of: RecipeOf
+) -> None:
+    site = Policy.read(shipped.folder("policies") / f"{name}.toml")
+    plan = site_plan(recipe_of(method), site)
+    assert bool(plan.refusals) == (method not in site.rules.methods)
+    assert {tensor.refused for tensor in plan.leaves} <= ({"methods"} if plan.refusals else {None})
+
+
+def test_sizes_are_those_of_the_tensors(recipe_of: RecipeOf) -> None:
+    plan = site_plan(recipe_of("fednh"))
+    body = 4 * (16 * 9 + 16 + 32 * 16 * 9 + 32 + 64 * 128 + 64)
+    assert plan.sent_bytes == (body + 4, body + 4 + 10 * 64 * 4)
+    assert plan.received_bytes == body + 4 + 10 * 64 * 4
+
+
+def test_a_part_that_is_not_allowed_is_refused_by_its_rule(recipe_of: RecipeOf) -> None:
+    plan = site_plan(recipe_of("fednh"), policy("fednh", parts={"body", "head"}))
+    assert {tensor.spec.part: tensor.refused for tensor in plan.leaves} == {
+        Part.BODY: None,
+        Part.HEAD: None,
+        Part.PROTOTYPES: "parts",
+    }
+    assert plan.refusals[0] == "method 'fednh' sends 'prototypes', which is not in this site's policy (parts)"
+
+
+def test_an_update_that_is_too_large_is_refused_whole(recipe_of: RecipeOf) -> None:
+    assert not site_plan(recipe_of("fednh"), policy("fednh", max_update_mb=0.1)).refusals
+    plan = site_plan(recipe_of("fednh"), policy("fednh", max_update_mb=0.05))
+    assert {tensor.refused for tensor in plan.leaves} == {"max_update_mb"}
+    assert "max_update_mb = 0.05" in plan.refusals[0]
+
+
+def test_true_shares_exist_only_in_simulations(recipe_of: RecipeOf) -> None:
+    recipe = with_options(recipe_of("cwfedavg"), shares="true")
+    for plan in (site_plan(recipe), site_plan(recipe, policy("cwfedavg"))):
+        refused = {tensor.spec.part: tensor.refused for tensor in plan.leaves if tensor.refused}
+        assert refused == {Part.LABEL_DISTRIBUTION: "outside simulations"}
+    assert "label-distribution" in plan.refusals[0]
+
+
+def test_a_count_that_the_run_needs_and_the_policy_keeps_refuses_the_run(recipe_of: RecipeOf) -> None:
+    alike = recipe_of("fedavg")
+    weighed = with_options(alike, weighting="examples")
+    keeps, tells = policy("fedavg"), policy("fedavg", example_count=True)
+    plans = [site_plan(recipe, rules) for recipe in (alike, weighed) for rules in (None, keeps, tells)]
+    assert [(plan.count_needed, plan.count_leaves, len(plan.refusals)) for plan in plans] == [
+        (False, None, 0),
+        (False, False, 0),
+        (False, True, 0),
+        (True, None, 0),
+        (True, False, 1),
+        (True, True, 0),
+    ]
+
+
+def test_only_scores_that_the_policy_names_leave(recipe_of: RecipeOf) -> None:
+    plan = site_plan(recipe_of("fednh"), policy("fednh", metrics={"personal.recall", "personal.pm_v"}))
+    assert {of: names for of, names in plan.released.items() if names} == {OWN: ("personal.pm_v", "personal.recall")}
+    assert "personal.recall" in plan.scalars[OWN]
+    assert "personal.auroc" not in plan.scalars[OWN]
+
+
+def test_the_first_model_is_judged_apart(recipe_of: RecipeOf) -> None:
+    plan = site_plan(recipe_of("fedprp"), policy("fedprp", parts={"body", "prototypes"}))
+    assert not plan.refusals
+    assert plan.first_model == "part 'head' is not in this site's policy (parts)"
+    assert site_plan(recipe_of("fedprp"), policy("fedprp")).first_model is None
+
+
+def test_a_model_that_the_site_does_not_name_is_never_run(recipe_of: RecipeOf) -> None:
+    recipe = recipe_of("fednh", model={"name": "nowhere:made"})
+    with pytest.raises(ConfigError, match="add it to `models`"):
+        site_plan(recipe)
+    with pytest.raises(PolicyViolation, match="nowhere:made"):
+        site_plan(recipe, policy("fednh"))
+
+
+def printed(plan: SitePlan, width: int, **options: Any) -> str:
+    console = Console(file=io.StringIO(), width=width)
+    site_plan_table.show(plan, console, **options)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_it_can_be_read_in_a_terminal(method: str, recipe_of: RecipeOf) -> None:
+    plan = site_plan(recipe_of(method), policy(method))
+    for width in (80, 120):
+        by_part, by_tensor = (printed(plan, width, tensors=tensors, policy="mine") for tensors in (False, True))
+        for text in (by_part, by_tensor):
+            assert max(map(len, text.splitlines())) <= width
+            assert "mine lets the site take part" in text
+        for tensor in plan.leaves:
+            assert f" {tensor.spec.path} " in by_tensor
+            assert f" {tensor.spec.part} " in by_part
+            assert tensor.spec.part.discloses in " ".join(by_part.split())
+
+
+def test_it_is_the_same_as_json(recipe_of: RecipeOf) -> None:
+    read = json.loads(json.dumps(plain(site_plan(recipe_of("fednh"), policy("fedavg")))))
+    assert read["leaves"][0] == {
+        "tensor": "conv1.bias",
+        "part": "body",
+        "shape": [16],
+        "dtype": "float32",
+        "bytes": 64,
+        "optional": False,
+        "refused": "methods",
+    }
+    assert read["discloses"]["prototypes"] == Part.PROTOTYPES.discloses
+    assert read["refusals"] == ["method 'fednh' is not in this site's policy (methods: fedavg)"]
+
+
+def run(capfd: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str]:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["site", "plan", *map(str, arguments)])
+    return int(ended.value.code or 0), capfd.readouterr().out
+
+
+def test_the_command_ends_with_77_where_the_policy_refuses(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    policies = shipped.folder("policies")
+    assert run(capfd, "digits-fednh")[0] == 0
+    assert run(capfd, "digits-fednh", "--policy", policies / "strict.toml")[0] == 0
+    code, out = run(capfd, "digits-fedavg", "--policy", policies / "strict.toml")
+    assert code == 77
+    assert "refuses this run" in out
+    code, out = run(capfd, "digits-fedavg", "--policy", policies / "strict.toml", "--json")
+    assert (code, json.loads(out)["method"]) == (77, "fedavg")
+    assert run(capfd, "digits-fednh", "--policy", tmp_path / "none.toml")[0] == 77
+
+
+def test_every_part_says_what_it_discloses() -> None:
+    assert all(part.discloses.endswith(".") for part in Part)
+    assert len({part.discloses for part in Part}) == len(Part)
