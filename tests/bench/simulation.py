@@ -1,0 +1,230 @@
+"""Simulated rounds against a plain PyTorch loop that trains, averages and scores the same, side by side.
+
+100 sites of which 10 train in a round, an epoch each. The plain loop is what one would write for one experiment: no
+coordinator, no codec, no gate; models as channels_last, because a simulation has them so too; images normalised before.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import TypeAlias
+
+import structlog
+import torch
+from rich.console import Console
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from protofed.client.data.examples import Examples, SiteData
+from protofed.client.models.catalogue import build
+from protofed.common.allocator import keep_memory
+from protofed.common.recipe import Recipe
+from protofed.deploy.simulate import simulation
+from protofed.server.phases import Phase
+
+SITES, COHORT, CLASSES = 100, 10, 10
+REPETITIONS = 7
+Seconds: TypeAlias = tuple[float, float]  # a round: on the clock, and of the processor, which others cannot disturb
+Rounds: TypeAlias = Callable[[int], Seconds]  # does so many rounds
+
+
+@dataclass(frozen=True)
+class Case:
+    """One experiment.
+
+    Attributes:
+        examples: each site's, to train on.
+        own: the models of the sites that trained are scored in each round, too; else only the global one.
+        goal: the largest ratio, by the number of processes.
+        rounds: of one measurement.
+    """
+
+    model: str
+    shape: tuple[int, int, int]
+    examples: int
+    tests: int
+    own: bool
+    goal: dict[int, float]
+    rounds: int
+
+    @property
+    def recipe(self) -> Recipe:
+        """Without an end: it is measured as it goes."""
+        return Recipe.model_validate(
+            {
+                "name": "bench",
+                "rounds": 1_000_000,
+                "classes": CLASSES,
+                "input": {"shape": self.shape},
+                "method": {"name": "fedavg"},
+                "model": {"name": self.model},
+                "plan": {"epochs": 1, "batch": 32, "lr": 0.01, "momentum": 0.9},
+                "federation": {
+                    "min_sites": SITES,
+                    "rate": COHORT / SITES,
+                    "quorum": 1.0,
+                    "personal_every": int(self.own),
+                },
+            }
+        )
+
+    def sites(self) -> list[SiteData]:
+        """Random images; all sites share one test set."""
+        generator, recipe = torch.Generator().manual_seed(0), self.recipe
+
+        def drawn(count: int) -> Examples:
+            images = torch.randint(0, 256, (count, *self.shape), dtype=torch.uint8, generator=generator)
+            return Examples(images, torch.randint(0, CLASSES, (count,), generator=generator))
+
+        test = drawn(self.tests)
+        return [SiteData(drawn(self.examples), test, recipe.input, CLASSES) for _ in range(SITES)]
+
+
+DIGITS = Case("digits-cnn", (1, 8, 8), 14, 360, False, {1: 1.3, 2: 1.1}, 10)
+CIFAR = Case("conv2cifar", (3, 32, 32), 40, 400, False, {1: 1.05, 2: 1.1}, 1)
+OWN = [Case(c.model, c.shape, c.examples, c.tests, True, c.goal, c.rounds) for c in (DIGITS, CIFAR)]
+CASES = [DIGITS, CIFAR, *OWN]
+
+
+def rows() -> Iterator[tuple[str, str, str, str, str]]:
+    """What, ours, the plain loop, the ratio and the goal; on one process and, of the first cases, on two."""
+    for case in CASES:
+        for workers in (1,) if case.own else (1, 2):
+            ours, plain = measured(case, workers)
+            clock, processor = (
+                statistics.median(o[of] / p[of] for o, p in zip(ours, plain, strict=True)) for of in (0, 1)
+            )
+            measured_, beside = (
+                f"{1000 * statistics.median(wall for wall, _ in found):.1f} ms a round" for found in (ours, plain)
+            )
+            scored = "and own models " if case.own else ""
+            what = f"simulation, {case.model}, global {scored}scored, processes: {workers}"
+            yield what, measured_, beside, f"{clock:.2f}, processor {processor:.2f}", f"≤ {case.goal[workers]}"
+
+
+def measured(case: Case, workers: int) -> tuple[list[Seconds], list[Seconds]]:
+    """The simulation and the plain loop, in turns, on so many processes at once; of the slowest."""
+    with ExitStack() as running:
+        links = [running.enter_context(_worker(case)) for _ in range(workers)]
+
+        def together(which: str) -> Seconds:
+            for link in links:
+                link.send(which)
+            told = [link.recv() for link in links]
+            return max(wall for wall, _ in told), max(processor for _, processor in told)
+
+        pairs = [(together("ours"), together("plain")) for _ in range(REPETITIONS + 1)][1:]  # the first warms up
+    return [ours for ours, _ in pairs], [plain for _, plain in pairs]
+
+
+@contextmanager
+def _worker(case: Case) -> Iterator[Connection]:
+    here, there = multiprocessing.get_context("spawn").Pipe()
+    process = multiprocessing.get_context("spawn").Process(target=_serve, args=(case, there))
+    process.start()
+    try:
+        yield here
+    finally:
+        here.send("")
+        process.join()
+
+
+def _serve(case: Case, link: Connection) -> None:
+    torch.set_num_threads(1)
+    keep_memory()
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(30))
+    with simulated(case) as ours:
+        known: dict[str, Rounds] = {"ours": ours, "plain": plain_loop(case)}
+        while which := link.recv():
+            link.send(known[which](case.rounds))
+
+
+@contextmanager
+def simulated(case: Case) -> Iterator[Rounds]:
+    """A simulation that goes on by some rounds at a call."""
+    with simulation(case.recipe, sites=case.sites()) as running:
+
+        def now() -> int:
+            phase: Phase = running.runs.current.phase
+            return getattr(phase, "round", 0)
+
+        def go(rounds: int) -> Seconds:
+            first = now()
+            return timed(lambda: running.go(until=lambda: now() >= first + rounds), lambda: now() - first)
+
+        go(2)
+        yield go
+
+
+def plain_loop(case: Case) -> Rounds:
+    """FedAvg as one would write it for one experiment."""
+    recipe, sites, generator = case.recipe, case.sites(), torch.Generator().manual_seed(0)
+    model = build(recipe.model, recipe.input, CLASSES)
+    model.to(memory_format=torch.channels_last)
+    train = [(site.train.normalised(recipe.input), site.train.labels) for site in sites]
+    test = sites[0].test.normalised(recipe.input), sites[0].test.labels
+
+    def one() -> None:
+        state = {name: value.clone() for name, value in model.state_dict().items()}
+        total = {name: torch.zeros_like(value) for name, value in state.items()}
+        for number in torch.randperm(SITES, generator=generator)[:COHORT].tolist():
+            model.load_state_dict(state)
+            _epoch(model, recipe, train[number], generator)
+            for name, value in model.state_dict().items():
+                total[name] += value
+            if case.own:
+                _score(model, *test)
+        model.load_state_dict({name: value / COHORT for name, value in total.items()})
+        _score(model, *test)
+
+    def go(rounds: int) -> None:
+        for _ in range(rounds):
+            one()
+
+    return lambda rounds: timed(lambda: go(rounds), lambda: rounds)
+
+
+def timed(work: Callable[[], object], rounds: Callable[[], int]) -> Seconds:
+    """Of a round; how many there were is asked afterwards."""
+    clock, processor = time.perf_counter(), time.process_time()
+    work()
+    return (time.perf_counter() - clock) / rounds(), (time.process_time() - processor) / rounds()
+
+
+def _epoch(model: nn.Module, recipe: Recipe, train: tuple[Tensor, Tensor], generator: torch.Generator) -> None:
+    images, labels = train
+    optimizer = torch.optim.SGD(model.parameters(), recipe.plan.lr, recipe.plan.momentum)
+    model.train()
+    order = torch.randperm(len(labels), generator=generator)
+    for batch in torch.split(order, recipe.plan.batch):
+        optimizer.zero_grad(set_to_none=True)
+        loss = cross_entropy(model(images[batch]), labels[batch])
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+
+
+def _score(model: nn.Module, images: Tensor, labels: Tensor) -> tuple[float, Tensor]:
+    """Accuracy, and each class's recall [C]."""
+    model.eval()
+    with torch.no_grad():
+        answers = torch.cat([model(some).argmax(1) for some in torch.split(images, 512)])
+    right = labels[answers == labels].bincount(minlength=CLASSES)
+    return float(right.sum() / len(labels)), right / labels.bincount(minlength=CLASSES)
+
+
+def main() -> None:
+    """Print the table."""
+    console = Console(width=160)
+    console.print(f"medians of {REPETITIONS}, one thread a process, torch {torch.__version__}")
+    for row in rows():
+        console.print(" | ".join(row), highlight=False)
+
+
+if __name__ == "__main__":
+    main()
