@@ -51,6 +51,7 @@ def test_every_model_of_the_catalogue_is_tested_here() -> None:
     [
         ("mlp", GREY, {}, 64, 65 * 64 + 65 * 5),
         ("mlp", GREY, {"hidden": [32, 16]}, 16, 65 * 32 + 33 * 16 + 17 * 5),
+        ("mlp", GREY, {"hidden": [32, 2], "signed": True, "bias": False}, 2, 65 * 32 + 33 * 2 + 2 * 5),
         ("digits-cnn", GREY, {}, 64, 10 * 16 + 145 * 32 + 129 * 64 + 65 * 5),
         ("digits-cnn", Input(shape=(3, 9, 14)), {"features": 7}, 7, 28 * 16 + 145 * 32 + 193 * 7 + 8 * 5),
         (
@@ -188,3 +189,11 @@ def test_smallest_images(name: str, side: int) -> None:
             make(name, Input(shape=(1, side, side - 1)))
         with pytest.warns(UserWarning, match="zero-element"):  # not a pixel too strict: nothing is left of less
             architectures.build(name, {}).build(Input(shape=(1, side, side - 1)), 2)
+
+
+def test_a_signed_mlp_embeds_into_all_of_the_plane() -> None:
+    torch.manual_seed(0)
+    images = torch.randn(64, *GREY.shape)
+    for signed in (False, True):
+        features = make("mlp", GREY, hidden=[32, 2], signed=signed).body(images)
+        assert (features < 0).any() == signed

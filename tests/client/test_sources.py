@@ -74,6 +74,26 @@ def test_digits_hold_out_a_balanced_test_set_by_the_seed() -> None:
     assert (torch.equal(source.test.images, again), torch.equal(source.test.images, other)) == (True, False)
 
 
+def test_a_spiral_has_an_arm_a_class_and_is_drawn_by_the_seed() -> None:
+    plane = Input(shape=(1, 1, 2))
+    source = load(settings("spiral"), plane)
+    assert source.train.labels.bincount().tolist() == [560] * 6
+    assert source.test.labels.bincount().tolist() == [240] * 6
+    x, y = (source.train.images.reshape(-1, 2).double() - 0.5).T
+    radius, angle = torch.hypot(x, y), torch.atan2(y, x)
+    assert 0.05 <= float(radius.min()) < float(radius.max()) <= 0.5 + 1e-6
+    begins = angle - 0.55 * 2 * torch.pi * (radius - 0.05) / 0.45  # where its arm leaves the middle
+    off = torch.remainder(begins - source.train.labels * torch.pi / 3 + torch.pi, 2 * torch.pi) - torch.pi
+    assert float(off.std()) == pytest.approx(0.1, rel=0.1)
+    assert float(off.abs().mean()) < 0.1
+    again, other = (load(settings("spiral", seed=seed), plane).test.images for seed in (0, 1))
+    assert (torch.equal(source.test.images, again), torch.equal(source.test.images, other)) == (True, False)
+    tailed = load_sites(settings("spiral", long_tail=0.01), plane, 6)[0]
+    assert tailed.train.labels.bincount().tolist() == [int(560 * 0.01 ** (c / 5)) for c in range(6)]
+    with pytest.raises(DataError, match=r"\[1, 1, 2\].*\[1, 8, 8\]"):
+        load(settings("spiral"), DIGITS)
+
+
 def test_npz_is_read_channels_first(tmp_path: Path) -> None:
     images, labels = half([1, 0])
     images[1, 0, 1] = (7, 8, 9)
@@ -184,9 +204,21 @@ def test_a_damaged_torchvision_set_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("source", ["npz", "mnist"])
-def test_a_source_in_a_file_needs_its_root(source: str) -> None:
-    with pytest.raises(DataError, match=r"no data\.root; set it to the"):
+def test_a_source_in_a_file_needs_its_root(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PROTOFED_DATA", raising=False)
+    with pytest.raises(DataError, match=r"no data\.root; set it"):
         load(settings(source), DIGITS)
+
+
+@pytest.mark.parametrize("root", ["here.npz", None])
+def test_a_relative_root_is_looked_for_where_the_environment_says(
+    root: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PROTOFED_DATA", str(tmp_path / "sets"))
+    with pytest.raises(DataError, match=f"cannot read {tmp_path / 'sets' / (root or '')}"):
+        load(settings("npz", root=root), DIGITS)
+    with pytest.raises(DataError, match=f"cannot read {tmp_path / 'other.npz'}"):
+        load(settings("npz", root=tmp_path / "other.npz"), DIGITS)
 
 
 @pytest.mark.parametrize("content", [None, b"", b"no archive", b"PK\x03\x04 half an archive"])

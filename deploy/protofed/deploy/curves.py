@@ -47,7 +47,7 @@ def draw(results: Mapping[str, Sequence[Result]], out: Path) -> list[Path]:
         figure = _picture(series, title)
         for suffix in ("png", "svg"):
             paths.append(out / f"curve-{name.replace('.', '-')}.{suffix}")
-            archive.write(paths[-1], _bytes(figure, suffix))
+            archive.write(paths[-1], rendered(figure, suffix))
     return paths
 
 
@@ -132,7 +132,7 @@ def _look(place: int) -> tuple[str, str]:
     return COLOURS[place % len(COLOURS)], STYLES[place // len(COLOURS) % len(STYLES)]
 
 
-def _bytes(figure: Figure, suffix: str) -> bytes:
+def rendered(figure: Figure, suffix: str) -> bytes:
     held = BytesIO()
     metadata = {"Date": None} if suffix == "svg" else {}
     with rc_context({"svg.hashsalt": "protofed"}):  # equal results, equal files
