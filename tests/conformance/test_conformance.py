@@ -67,16 +67,15 @@ def test_a_recipe_on_digits_uses_the_method(method: str) -> None:
     assert shipped.recipe(f"digits-{method}").method.name == method
 
 
-def test_it_learns(method: str, recipe_of: RecipeOf) -> None:
-    rounds, plan = 6, shipped.recipe(f"digits-{method}").plan.model_dump()
-    recipe = recipe_of(method, rounds=rounds, plan=plan)
+def test_it_learns(method: str) -> None:
+    recipe = shipped.recipe(f"digits-{method}")
+    recipe = recipe.model_copy(update={"federation": recipe.federation.model_copy(update={"score_every": 0})})
     with simulation(recipe) as running:
         running.go()
-        scores = running.ledger.scores(recipe.name)
-    first, last = (spreads(scores[number]) for number in (1, rounds))
+        last = spreads(running.ledger.scores(recipe.name)[recipe.rounds])
     name = "global.accuracy" if server_methods.get(method).global_model else "personal.balanced_accuracy"
-    assert last[name].mean > max(first[name].mean, 0.4), (first[name], last[name])
-    assert last["personal.pm_v"].mean > 0.7
+    assert last[name].mean > 0.4  # chance is 0.1
+    assert last["personal.pm_v"].mean > 0.75
 
 
 def test_two_simulations_give_the_same_bytes(

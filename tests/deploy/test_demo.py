@@ -45,7 +45,7 @@ def test_ctrl_c_leaves_nothing_running(log: str, tmp_path: Path) -> None:
     wait_for((folder / log).exists)
     wait_for(lambda: left_running(folder) != [])
     demo.send_signal(signal.SIGINT)
-    out, _ = demo.communicate(timeout=30)
+    out, _ = demo.communicate(timeout=120)
     assert demo.returncode == 130, out
     assert "Traceback" not in out
     assert left_running(folder) == []
@@ -54,7 +54,7 @@ def test_ctrl_c_leaves_nothing_running(log: str, tmp_path: Path) -> None:
 def test_a_folder_with_something_else_in_it_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("years of work", encoding="utf-8")
     demo = start(tmp_path)
-    out, _ = demo.communicate(timeout=30)
+    out, _ = demo.communicate(timeout=120)
     assert demo.returncode == 74
     assert "--keep" in out
     assert (tmp_path / "thesis.txt").exists()

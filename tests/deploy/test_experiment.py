@@ -14,6 +14,7 @@ from rich.console import Console
 from protofed.common.codec import Digest
 from protofed.common.errors import ConfigError, DataError, StateError
 from protofed.common.recipe import Recipe
+from protofed.deploy import shipped
 from protofed.deploy.compare import read_seeds
 from protofed.deploy.compare_table import Comparison, as_json, comma_separated, markdown, show
 from protofed.deploy.curves import draw, over_rounds, spaced
@@ -23,6 +24,7 @@ from protofed.deploy.experiment import (
     plan_jobs,
     read_plan,
     refuse_foreign,
+    varied,
     write_plan,
 )
 
@@ -231,3 +233,35 @@ def _rows(text: str) -> list[tuple[list[str], list[str]]]:
     """Each row of a markdown table with the headers."""
     lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line[:1] == "|"]
     return [(lines[0], row) for row in lines[2:]]
+
+
+# One key, several values
+
+
+def test_a_recipe_is_varied_over_the_values_of_a_key() -> None:
+    made = varied([shipped.recipe("digits-fednh"), shipped.recipe("digits-fedprp")], "plan.lr=0.5,0.25")
+    assert [recipe.plan.lr for recipe in made] == [0.5, 0.25, 0.5, 0.25]
+    assert [recipe.name for recipe in made] == [
+        "digits-fednh-lr-05",
+        "digits-fednh-lr-025",
+        "digits-fedprp-lr-05",
+        "digits-fedprp-lr-025",
+    ]
+    options = [recipe.method.options for recipe in varied([shipped.recipe("digits-fednh")], "method.smoothing=0.1")]
+    assert options == [{"smoothing": 0.1, "scale": 10.0}]
+
+
+@pytest.mark.parametrize(
+    ("vary", "said"),
+    [
+        ("method.smoothing", "expected a key and values"),
+        ("method.smoothing=", "expected a key and values"),
+        ("method.distance=cosine", "text needs quotes"),
+        ("methods.smoothing=1", "no table 'methods'"),
+        ("plan.lrr=0.1", r"unknown key 'plan\.lrr': did you mean 'lr'"),
+        ("plan.lr=-1.0", r"plan\.lr = -1\.0"),
+    ],
+)
+def test_what_cannot_be_varied_is_refused(vary: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        varied([shipped.recipe("digits-fednh")], vary)

@@ -262,7 +262,7 @@ def test_receipts_of_different_decisions_have_different_seals(lab: Lab) -> None:
 
 def test_the_gate_writes_every_verdict_down_with_its_reason(lab: Lab) -> None:
     gate = Admission(lab.ledger, "test", classes=3)
-    row = gate.invitation("ann", lab.task("ann").nonce, TaskKind.FIT)
+    row = gate.invitation(None, "ann", lab.task("ann").nonce, TaskKind.FIT)
     manifest, _ = lab.announce(lab.model(1.0))
     for verdict in (Verdict.INVALID, Verdict.STALE, Verdict.NOT_NEEDED):
         gate.judge(row, verdict, manifest, f"because {verdict}")

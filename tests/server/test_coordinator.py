@@ -17,6 +17,7 @@ from protofed.common.tensors import same_tensors
 from protofed.server import phases
 from protofed.server.blobs import FolderBlobs
 from protofed.server.methods.fedavg import FedAvg
+from protofed.server.screening import MAX_SCALARS
 
 if TYPE_CHECKING:
     from tests.server.conftest import Lab, Later, MakeLab
@@ -365,7 +366,7 @@ def test_scores_sent_twice_or_too_late_are_dropped_politely(lab: Lab) -> None:
 
 
 @pytest.mark.parametrize(
-    "scores", [{"a": float("nan")}, {"a": float("inf")}, {"n" * 65: 1.0}, {f"{i}": 1.0 for i in range(65)}]
+    "scores", [{"a": float("nan")}, {"a": float("inf")}, {"n" * 65: 1.0}, {f"{i}": 1.0 for i in range(MAX_SCALARS + 1)}]
 )
 def test_scores_that_are_no_numbers_are_refused_and_the_site_is_still_asked(lab: Lab, scores: dict[str, float]) -> None:
     for site in ("ann", "bob", "cyd"):

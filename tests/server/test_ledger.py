@@ -179,13 +179,15 @@ def test_marking_a_round_scored_settles_its_silent_scorers_and_nobody_else(ledge
 
 def test_an_accepted_update_reports_its_task_and_its_receipt_is_kept(ledger: Ledger) -> None:
     (task,) = opened(ledger, "ann")
-    assert ledger.accepted(task.nonce) is None
+    assert ledger.accepted(task) is None
     receipt = ledger.judge(update(task))
-    counted = ledger.accepted(task.nonce)
+    counted = ledger.accepted(task)
     assert counted is not None
     assert counted.receipt() == receipt == Receipt(Verdict.ACCEPTED, "", digest(b"u"), receipt.seal)
     assert (counted.metrics, counted.weight, counted.bytes) == ({"loss": 0.5}, 12.0, 1)
-    assert counted.task.fate == "reported"
+    reported = ledger.task(task.nonce)
+    assert reported is not None
+    assert reported.fate == "reported"
 
 
 @pytest.mark.parametrize("verdict", [Verdict.INVALID, Verdict.STALE, Verdict.NOT_NEEDED])
@@ -193,7 +195,7 @@ def test_a_refused_update_is_kept_with_its_reason_and_counts_for_nothing(ledger:
     (task,) = opened(ledger, "ann")
     ledger.judge(update(task, verdict=verdict, reason="because"))
     ledger.judge(update(task, verdict=verdict, reason="again"))
-    assert ledger.accepted(task.nonce) is None
+    assert ledger.accepted(task) is None
     assert fates(ledger) == {task.nonce: "invited"}
     rows = ledger.updates("run", 1)
     assert [(row.verdict, row.reason) for row in rows] == [(verdict, "because"), (verdict, "again")]
@@ -206,7 +208,7 @@ def test_a_nonce_has_one_accepted_update_whatever_is_inserted(ledger: Ledger, ag
     with pytest.raises(StateError):
         ledger.judge(update(task, again))
     ledger.judge(update(task, again, Verdict.INVALID))
-    counted = ledger.accepted(task.nonce)
+    counted = ledger.accepted(task)
     assert counted is not None
     assert counted.receipt() == receipt
     assert [row.verdict for row in ledger.updates("run", 1)] == [Verdict.ACCEPTED, Verdict.INVALID]
@@ -449,7 +451,7 @@ def test_a_disk_that_is_full_is_a_state_error_and_nothing_is_half_written(url: s
         connection.exec_driver_sql(f"PRAGMA max_page_count = {pages}")
     with pytest.raises(StateError, match="full"):
         ledger.judge(update(task, reason="x" * 1_000_000))
-    assert ledger.accepted(task.nonce) is None
+    assert ledger.accepted(task) is None
     assert ledger.task(task.nonce) == task
     ledger.close()
 

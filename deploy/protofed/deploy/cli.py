@@ -136,13 +136,18 @@ def compare(
         typer.Option(help="Only these columns: a score, as personal.pm_v, or one with :std, :worst, :active, :recent."),
     ] = None,
     rounds: Annotated[int | None, typer.Option(min=1, help="Shorten every recipe to this many.")] = None,
+    vary: Annotated[
+        str | None, typer.Option(help="Every recipe once for each value, as in method.smoothing=0.1,0.5,0.9.")
+    ] = None,
 ) -> None:
     """Simulate recipes side by side and compare what they give, over seeds."""
+    from protofed.deploy import experiment
     from protofed.deploy.compare import Wanted, compare, read_seeds
     from protofed.deploy.shipped import recipe
 
+    read = [recipe(name) for name in recipes or []]
     wanted = Wanted(out, read_seeds(seeds), rounds, jobs, device, output, metric or ())
-    compare([recipe(name) for name in recipes or []], wanted)
+    compare(experiment.varied(read, vary) if vary else read, wanted)
 
 
 @site.command("plan")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +12,7 @@ from protofed.common import archive
 from protofed.common.codec import Digest
 from protofed.common.errors import ConfigError, StateError
 from protofed.common.payload import SiteId
-from protofed.common.recipe import Recipe, Table, parse_json
+from protofed.common.recipe import Recipe, Table, parse, parse_json
 
 _PLAN, _RECIPE, _RESULT = "comparison.json", "recipe.json", "result.json"
 
@@ -138,6 +139,35 @@ def plan_jobs(recipes: Sequence[Recipe], seeds: Sequence[int] | None, rounds: in
     variants = (_with_seed(recipe, seed) for seed in seeds or own for recipe in recipes)
     cut = [recipe.model_copy(update={"rounds": min(recipe.rounds, rounds or recipe.rounds)}) for recipe in variants]
     return [Job(recipe, out / f"{recipe.name}-seed{recipe.seed}") for recipe in cut]
+
+
+def varied(recipes: Sequence[Recipe], vary: str) -> list[Recipe]:
+    """Each recipe once for every value of one key, as in `method.smoothing=0.1,0.5,0.9`; the value ends its name.
+
+    Raises:
+        ConfigError: no key and values, a key that cannot be set, or a value that the recipe cannot have.
+    """
+    path, equals, values = vary.partition("=")
+    try:
+        told = tomllib.loads(f"values = [{values}]")["values"] if equals else []
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"'{vary}': {values} are no TOML values ({error}); text needs quotes") from error
+    if not told:
+        raise ConfigError(f"'{vary}': expected a key and values, as in method.smoothing=0.1,0.5,0.9")
+    return [_with(recipe, path.split("."), value) for recipe in recipes for value in told]
+
+
+def _with(recipe: Recipe, path: Sequence[str], value: object) -> Recipe:
+    table = recipe.model_dump(mode="json")
+    *tables, key = path
+    inner: Any = table
+    for name in tables:
+        inner = inner.get(name)
+        if not isinstance(inner, dict):
+            raise ConfigError(f"recipe '{recipe.name}' has no table '{name}' ({'.'.join(path)})")
+    inner[key] = value
+    table["name"] = "-".join([recipe.name, key, str(value)]).lower().replace("_", "-").replace(".", "")
+    return parse(table, Recipe, f"recipe '{recipe.name}'")
 
 
 def read_plan(out: Path) -> Plan:

@@ -27,26 +27,29 @@ class Admission:
     run: str
     classes: int
 
-    def invitation(self, site: SiteId, nonce: str, *kinds: TaskKind) -> TaskRow:
-        """The invitation that a site's call answers.
+    def invitation(self, current: TaskRow | None, site: SiteId, nonce: str, *kinds: TaskKind) -> TaskRow:
+        """The invitation that a site's call answers; the ledger is asked if it is not the site's `current` one.
 
         Raises:
             ProtocolError: there is none, or it is another site's, run's or kind of task's.
         """
-        row = self.ledger.task(nonce)
+        row = current if current is not None and current.nonce == nonce else self.ledger.task(nonce)
         if row is None or row.site != site or row.run != self.run or row.kind not in kinds:
             raise ProtocolError("no such task for this site; ask for the next task")
         return row
 
     def settled(self, row: TaskRow, manifest: Manifest, *, is_open: bool) -> Receipt | None:
-        """The verdict that stands without looking at the update; None while the invitation is open."""
-        if (counted := self.ledger.accepted(row.nonce)) is not None:
+        """The verdict that stands without looking at the update; None while the invitation is open.
+
+        An invitation is closed by the update that counts, so an open one has none.
+        """
+        if is_open:
+            return None
+        if (counted := self.ledger.accepted(row)) is not None:
             if counted.digest == manifest.digest:
                 return replace(counted.receipt(), verdict=Verdict.DUPLICATE)
             log.error("equivocation", run=self.run, round=row.round, site=row.site, digest=manifest.digest)
             return self.judge(row, Verdict.INVALID, manifest, "another update was already accepted for this task")
-        if is_open:
-            return None
         closed = {(r.round, r.attempt): r for r in self.ledger.rounds(self.run)}[row.round, row.attempt]
         if closed.complete:
             return self.judge(row, Verdict.NOT_NEEDED, manifest, f"round {row.round} had all the updates it needed")

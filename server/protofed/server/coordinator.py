@@ -104,7 +104,7 @@ class Coordinator:
     def begin(self, site: SiteId, instance: str, nonce: str, base: Digest | None, manifest: Manifest) -> Receipt | None:
         """Judge an upload before a byte of it is sent; None: send it."""
         self._roster.seen(site, instance, nonce)
-        row = self._admission.invitation(site, nonce, TaskKind.INITIALISE, TaskKind.FIT)
+        row = self._invitation(site, nonce, TaskKind.INITIALISE, TaskKind.FIT)
         settled = self._admission.settled(row, manifest, is_open=self._driver.is_open(row))
         return settled or self._admission.announced(row, base, manifest, self._driver.expected(row))
 
@@ -113,7 +113,7 @@ class Coordinator:
     ) -> Receipt:
         """Judge an update whose blob is durable and sound; ACCEPTED counts from here on."""
         self._roster.seen(site, instance)
-        row = self._admission.invitation(site, nonce, TaskKind.INITIALISE, TaskKind.FIT)
+        row = self._invitation(site, nonce, TaskKind.INITIALISE, TaskKind.FIT)
         if (settled := self._admission.settled(row, manifest, is_open=self._driver.is_open(row))) is not None:
             return settled
         if fault := screening.scalars_fault(metrics, weight, self._driver.expected(row)):
@@ -124,23 +124,26 @@ class Coordinator:
 
     def refuse(self, site: SiteId, nonce: str, manifest: Manifest, fault: str) -> Receipt:
         """Write down that an uploaded blob is not what was announced, or is not finite."""
-        row = self._admission.invitation(site, nonce, TaskKind.INITIALISE, TaskKind.FIT)
+        row = self._invitation(site, nonce, TaskKind.INITIALISE, TaskKind.FIT)
         return self._admission.judge(row, Verdict.INVALID, manifest, fault)
 
     def report_scores(self, site: SiteId, instance: str, nonce: str, scores: Scores) -> None:
         """Take a site's scores; those that nobody waits for are dropped politely.
 
         Raises:
-            ProtocolError: they are not at most 64 finite numbers.
+            ProtocolError: they are too many, or not finite.
         """
         self._roster.seen(site, instance)
-        row = self._admission.invitation(site, nonce, TaskKind.SCORE)
+        row = self._invitation(site, nonce, TaskKind.SCORE)
         if fault := screening.scalars_fault(scores, None, NOTHING):
             raise ProtocolError(fault)
         if not self._driver.is_open(row):
             return
         self._ledger.add_scores(row, scores)
         self._driver.answered(row, phases.Scored(site))
+
+    def _invitation(self, site: SiteId, nonce: str, *kinds: TaskKind) -> TaskRow:
+        return self._admission.invitation(self._driver.invitation(site), site, nonce, *kinds)
 
     def _decline(self, row: TaskRow, reason: str) -> None:
         log.warning("site declined", run=self.run, round=row.round, site=row.site, reason=str(reason))

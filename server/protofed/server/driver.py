@@ -193,8 +193,8 @@ class Driver:
 
     def _tell_scores(self, number: int) -> None:
         of_round = self._ledger.scores(self._run, number).get(number, {})
-        told = {name: spread for name, spread in spreads(of_round).items() if not name[-1].isdigit()}  # not each recall
-        means = {name: round(spread.mean, 4) for name, spread in told.items()}
+        told = spreads(of_round).items()
+        means = {name: round(spread.mean, 4) for name, spread in told if not _is_of_a_class(name)}
         log.info("round scored", run=self._run, round=number, sites=len(of_round), scores=means)  # names are theirs
 
     def _restore(self) -> phases.Phase:
@@ -231,3 +231,8 @@ class Driver:
         tick = self._tick_event()
         evaluators = tick.evaluators if self._method.global_model else phases.NOBODY
         return phases.Aggregated(tick.now, evaluators, tick.trainers)
+
+
+def _is_of_a_class(name: str) -> bool:
+    """As `global.recall.3`: a log line would be all recalls."""
+    return name.rpartition(".")[2].isdigit()

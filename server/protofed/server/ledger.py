@@ -158,12 +158,11 @@ class Ledger:
                 connection.execute(update(db.tasks).where(db.tasks.c.nonce == task.nonce).values(fate="reported"))
         return receipt
 
-    def accepted(self, nonce: str) -> UpdateRow | None:
+    def accepted(self, task: TaskRow) -> UpdateRow | None:
         """The update that counts for an invitation, if there is one."""
-        query = select(db.updates).where(db.updates.c.nonce == nonce, db.updates.c.verdict == Verdict.ACCEPTED)
-        task = self.task(nonce)
+        query = select(db.updates).where(db.updates.c.nonce == task.nonce, db.updates.c.verdict == Verdict.ACCEPTED)
         rows = self._read(query)
-        return _update(rows[0], task) if rows and task else None
+        return _update(rows[0], task) if rows else None
 
     def updates(self, run: str, round: int, attempt: int | None = None) -> list[UpdateRow]:
         """All commits of a round (of one attempt) in site order, the refused ones too."""
