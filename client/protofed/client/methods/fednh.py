@@ -26,7 +26,7 @@ class FedNH:
     fixed_scale: bool = False  # s stays as received; else it is trained and sent as part of the head
     prototypes: Literal["uniform", "similarity", "literal"] = "uniform"  # sent as unit vectors; "literal": raw means
     means: Literal["plain", "confident"] = "plain"  # "confident": examples weighed by their class's probability
-    hide_presence: bool = False  # send the received prototype for every class that the site does not hold
+    hide_presence: bool = False  # send received prototypes for classes not held: hides them in a sum, not one by one
 
     def install(self, local: Local, received: Payload) -> None:
         """Global body; logits s W unit(f(x)) with the received prototypes W [C, D], frozen."""
