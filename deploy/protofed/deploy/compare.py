@@ -15,7 +15,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import joblib
 from rich.console import Console
 
 from protofed.common import archive
@@ -68,7 +67,7 @@ def compare(recipes: Sequence[Recipe], wanted: Wanted) -> None:
         failures = {}
         if recipes:
             jobs = _prepare(recipes, wanted)
-            failures = run_jobs(jobs, wanted.at_once or joblib.cpu_count(), wanted.device)
+            failures = run_jobs(jobs, wanted.at_once or _cores(), wanted.device)
         report(wanted)
     if failures:
         told = "".join(f"\n  {job.name}: {why}; see {job.log}" for job, why in failures.items())
@@ -215,3 +214,8 @@ def _opened(out: Path) -> Iterator[None]:
         yield
     finally:
         lock.release()
+
+
+def _cores() -> int:
+    """That this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
