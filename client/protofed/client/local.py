@@ -29,7 +29,8 @@ class Local:
 
     Attributes:
         rounds: of the whole run; schedules need it.
-        model: made by `install` from what was received; after `fit` it is the site's personal model.
+        model: made by `install` from what was received; after `fit` it is the personal model
+            of a method whose `personal` is "trained".
         classes: C, of the run.
         rng: of the CPU, seeded by (run, round, site); all randomness of a fit comes from it.
         memory: what the site keeps from round to round for this run; counts only if the update does.
