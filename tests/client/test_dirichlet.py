@@ -8,6 +8,7 @@ from typing import TypeAlias
 
 import numpy as np
 import pytest
+from tests.client.cuts import balanced, held_classes, owners, rng
 
 from protofed.client.data import dirichlet as module
 from protofed.client.data.dirichlet import dirichlet, niid_bench_dirichlet, pfllib_dirichlet
@@ -16,27 +17,6 @@ from protofed.common.errors import DataError
 
 Deal: TypeAlias = Callable[[Labels, int, float, np.random.RandomState, int], list[Indices]]
 GOLDEN = Path(__file__).parents[1] / "golden"
-
-
-def rng(seed: int = 0) -> np.random.RandomState:
-    return np.random.RandomState(seed)
-
-
-def balanced(classes: int, each: int) -> Labels:
-    return rng(1).permutation(np.repeat(np.arange(classes), each))
-
-
-def owners(cut: list[Indices], count: int) -> Labels:
-    """[N] the site of every example; fails unless each has exactly one."""
-    assert np.array_equal(np.sort(np.concatenate(cut)), np.arange(count))
-    owner = np.full(count, -1, dtype=np.int64)
-    for site, indices in enumerate(cut):
-        owner[indices] = site
-    return owner
-
-
-def held_classes(labels: Labels, cut: list[Indices]) -> list[set[int]]:
-    return [set(labels[site].tolist()) for site in cut]
 
 
 @pytest.mark.parametrize(("beta", "key"), [(0.3, "owner_beta03"), (1.0, "owner_beta10")])

@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from sklearn.model_selection import train_test_split
+from tests.client.cuts import balanced, held_classes, owners, rng
 
 from protofed.client.data.dirichlet import pfllib_dirichlet
 from protofed.client.data.partition import (
-    Indices,
     Labels,
     by_class,
     by_column,
@@ -23,27 +23,6 @@ from protofed.client.data.partition import (
 from protofed.common.errors import DataError
 
 GOLDEN = Path(__file__).parents[1] / "golden"
-
-
-def rng(seed: int = 0) -> np.random.RandomState:
-    return np.random.RandomState(seed)
-
-
-def balanced(classes: int, each: int) -> Labels:
-    return rng(1).permutation(np.repeat(np.arange(classes), each))
-
-
-def owners(cut: list[Indices], count: int) -> Labels:
-    """[N] the site of every example; fails unless each has exactly one."""
-    assert np.array_equal(np.sort(np.concatenate(cut)), np.arange(count))
-    owner = np.full(count, -1, dtype=np.int64)
-    for site, indices in enumerate(cut):
-        owner[indices] = site
-    return owner
-
-
-def held_classes(labels: Labels, cut: list[Indices]) -> list[set[int]]:
-    return [set(labels[site].tolist()) for site in cut]
 
 
 def test_shards_deals_each_site_as_many_equal_shards() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +12,7 @@ import torch
 import protofed.client.methods  # noqa: F401  (registers the client halves)
 from protofed.client.data.examples import SiteData
 from protofed.client.link import Link
-from protofed.client.local import Local, Steps
+from protofed.client.local import Local, Steps, seeded
 from protofed.client.memory import Held, Outcome, Store
 from protofed.client.method import ClientMethod, client_methods
 from protofed.client.models.catalogue import build
@@ -269,9 +268,6 @@ class Agent:
         return self._base[1]
 
     def _local(self, run: _Run, task: Task, held: Held) -> Local:
-        seed = _seed(run.recipe.seed, task.round, self._site.name)
-        _seed_layers(seed, run.data.device)
-        rng = torch.Generator().manual_seed(seed)
         recipe = run.recipe
         return Local(
             site=self._site.name,
@@ -281,7 +277,7 @@ class Agent:
             data=run.data,
             classes=recipe.classes,
             plan=recipe.plan,
-            rng=rng,
+            rng=seeded(recipe.seed, task.round, self._site.name, run.data.device),
             memory=dict(held.memory),
             steps=self._now.steps,
             check=self._now.check,
@@ -298,15 +294,3 @@ class _Received(dict[Any, Any]):
 
     def __missing__(self, name: Any) -> Any:
         raise CodecError(f"the model that was received has no '{name}'")
-
-
-def _seed_layers(seed: int, device: torch.device) -> None:
-    """For layers that draw by themselves, such as dropout; `torch.manual_seed` looks at devices that nobody uses."""
-    torch.default_generator.manual_seed(seed)
-    if device.type == "cuda":
-        torch.cuda.manual_seed(seed)
-
-
-def _seed(seed: int, round: int, site: SiteId) -> int:
-    """Of one fit; equal in a simulation and on a site."""
-    return int.from_bytes(hashlib.blake2b(f"{seed}/{round}/{site}".encode(), digest_size=7).digest(), "big")

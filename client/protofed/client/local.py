@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -53,3 +54,17 @@ class Local:
     def update(self, payload: Payload, **metrics: float) -> Update:
         """What this site offers; the policy decides what of it leaves."""
         return Update(self.site, payload, metrics, weight=float(len(self.data.train)))
+
+
+def seeded(seed: int, round: int, site: SiteId, device: torch.device) -> torch.Generator:
+    """The generator of one fit, of the CPU: equal in a simulation and on a site.
+
+    PyTorch's own ones are seeded, too, for layers that draw by themselves, such as dropout; the device's only where it
+    is used, because `torch.manual_seed` would look for all of them each time.
+    """
+    digest = hashlib.blake2b(f"{seed}/{round}/{site}".encode(), digest_size=7).digest()
+    number = int.from_bytes(digest, "big")
+    torch.default_generator.manual_seed(number)
+    if device.type == "cuda":
+        torch.cuda.manual_seed(number)
+    return torch.Generator().manual_seed(number)
