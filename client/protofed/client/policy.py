@@ -12,7 +12,7 @@ from protofed.common import codec
 from protofed.common.errors import ConfigError, PolicyViolation
 from protofed.common.payload import NOT_ON_THE_WIRE, Part, Update, describe
 from protofed.common.recipe import Table, read_toml
-from protofed.common.task import Manifest, Scores
+from protofed.common.task import Manifest, Scores, score_family
 
 _GATE = object()
 
@@ -116,10 +116,4 @@ class Policy:
         return ReleasedScores(self._named(scores), _GATE)
 
     def _named(self, scalars: Scores) -> Scores:
-        return {name: value for name, value in sorted(scalars.items()) if _family(name) in self.rules.metrics}
-
-
-def _family(name: str) -> str:
-    """`global.recall` of `global.recall.3`: a policy names what is told of every class once."""
-    stem, _, last = name.rpartition(".")
-    return stem if last.isdigit() else name
+        return {name: value for name, value in sorted(scalars.items()) if score_family(name) in self.rules.metrics}

@@ -143,6 +143,12 @@ class Signal(StrEnum):
 Scores = Mapping[str, float]
 
 
+def score_family(name: str) -> str:
+    """`global.recall` of `global.recall.3`: what is told of every class has one name; others are their own family."""
+    stem, _, last = name.rpartition(".")
+    return stem if last.isdigit() else name
+
+
 def check_id(kind: str, value: str) -> SiteId:
     """`value`, if it can be an id.
 

@@ -14,7 +14,7 @@ import protofed.server.methods  # noqa: F401  (registers the server halves)
 from protofed.common.errors import ProtofedError, StateError
 from protofed.common.payload import SiteId
 from protofed.common.recipe import Recipe
-from protofed.common.task import Role, TaskKind, Verdict
+from protofed.common.task import Role, TaskKind, Verdict, score_family
 from protofed.server import phases
 from protofed.server.method import NOTHING, Expected, ServerMethod, server_methods
 from protofed.server.overview import spreads
@@ -194,7 +194,7 @@ class Driver:
     def _tell_scores(self, number: int) -> None:
         of_round = self._ledger.scores(self._run, number).get(number, {})
         told = spreads(of_round).items()
-        means = {name: round(spread.mean, 4) for name, spread in told if not _is_of_a_class(name)}
+        means = {name: round(spread.mean, 4) for name, spread in told if score_family(name) == name}  # no recalls
         log.info("round scored", run=self._run, round=number, sites=len(of_round), scores=means)  # names are theirs
 
     def _restore(self) -> phases.Phase:
@@ -231,8 +231,3 @@ class Driver:
         tick = self._tick_event()
         evaluators = tick.evaluators if self._method.global_model else phases.NOBODY
         return phases.Aggregated(tick.now, evaluators, tick.trainers)
-
-
-def _is_of_a_class(name: str) -> bool:
-    """As `global.recall.3`: a log line would be all recalls."""
-    return name.rpartition(".")[2].isdigit()

@@ -10,6 +10,8 @@ from sqlalchemy.pool import StaticPool
 
 from protofed.common.errors import StateError
 
+LEDGER_FILE = "ledger.sqlite"  # of a state folder
+
 
 def open_engine(url: str) -> Engine:
     """SQLite in memory (`sqlite://`), SQLite in a file so that a commit is durable, or another database."""

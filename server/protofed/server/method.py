@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar, Literal, Protocol, TypeAlias
 
+from protofed.common.errors import StateError
 from protofed.common.payload import Array, Part, Payload, SiteId, TensorSpec, Update, describe
 from protofed.common.registry import Registry
 
@@ -26,6 +27,7 @@ class Expected:
 
 
 NOTHING = Expected(())
+Weighting: TypeAlias = Literal["uniform", "examples"]  # p_k: 1/K, or n_k/n from sites that disclose n_k
 
 
 class ServerMethod(Protocol):
@@ -47,6 +49,19 @@ class ServerMethod(Protocol):
 
 
 server_methods: Registry[ServerMethod] = Registry("method")
+
+
+def weight_of(update: Update, weighting: Weighting) -> float:
+    """What an update counts in a mean: 1, or the site's number of examples.
+
+    Raises:
+        StateError: the number is not there, though `Expected.weight` asks for it before an update is accepted.
+    """
+    if weighting == "uniform":
+        return 1.0
+    if update.weight is None:
+        raise StateError(f"the update of {update.site} has no example count; expected one in every accepted update")
+    return update.weight
 
 
 def like(state: Payload, *parts: Part) -> tuple[TensorSpec, ...]:

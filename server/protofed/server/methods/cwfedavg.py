@@ -11,7 +11,7 @@ import numpy as np
 from protofed.common.payload import Part, Payload, SiteId, TensorSpec, Update, describe
 from protofed.common.tensors import Mean
 from protofed.server.factors import FACTORS, distribution, mixed, row, stacked
-from protofed.server.method import Expected, server_methods
+from protofed.server.method import Expected, Weighting, server_methods, weight_of
 
 
 @server_methods.register(cwfedavg=("wdr",))
@@ -21,7 +21,7 @@ class CwFedAvg:
 
     global_model: ClassVar[bool] = False
     layers: Literal["all", "head"] = "all"  # class-wise; with "head" the body is FedAvg's (the authors' version 2)
-    weighting: Literal["uniform", "examples"] = "uniform"  # p_i: 1/M, or n_i/n from sites that disclose n_i
+    weighting: Weighting = "uniform"  # p_i: 1/M, or n_i/n from sites that disclose n_i
     shares: Literal["norms", "true"] = "norms"  # p_ij: p~ of the head's norms, or true ones (simulations only)
 
     def init(self, model: Payload, classes: int) -> Payload:
@@ -53,7 +53,7 @@ class CwFedAvg:
         models: list[Payload] = []
         common, shares, mass = Mean(self._common(state)), {}, []
         for update in updates:
-            weight = update.weight if self.weighting == "examples" and update.weight else 1.0
+            weight = weight_of(update, self.weighting)
             common.add(update.payload, weight)
             shares[update.site] = distribution(update.payload[self._shares_part]["shares"])
             mass.append(weight * shares[update.site])

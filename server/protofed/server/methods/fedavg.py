@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from protofed.common.payload import Part, Payload, SiteId, Update
 from protofed.common.tensors import Mean
-from protofed.server.method import Expected, like, server_methods
+from protofed.server.method import Expected, Weighting, like, server_methods, weight_of
 
 
 @server_methods.register("fedavg")
@@ -17,7 +17,7 @@ class FedAvg:
     """w <- sum_k p_k w_k over the round's sites."""
 
     global_model: ClassVar[bool] = True
-    weighting: Literal["uniform", "examples"] = "uniform"  # p_k: 1/K, or n_k/n from sites that disclose n_k
+    weighting: Weighting = "uniform"  # p_k: 1/K, or n_k/n from sites that disclose n_k
 
     def init(self, model: Payload, classes: int) -> Payload:
         """The model as it was made."""
@@ -35,5 +35,5 @@ class FedAvg:
         """The (weighted) mean of the sites' models."""
         mean = Mean((Part.BODY, Part.HEAD))
         for update in updates:
-            mean.add(update.payload, update.weight if self.weighting == "examples" and update.weight else 1.0)
+            mean.add(update.payload, weight_of(update, self.weighting))
         return mean.result()

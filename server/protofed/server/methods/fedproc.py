@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from protofed.common.payload import Part, Payload, SiteId, Update
 from protofed.common.tensors import HolderMeans, Mean
-from protofed.server.method import Expected, like, prototype_rows, server_methods
+from protofed.server.method import Expected, Weighting, like, prototype_rows, server_methods, weight_of
 
 
 @server_methods.register(fedproc=("gpc_from_start", "prototypes"))
@@ -17,7 +17,7 @@ class FedProc:
     """w <- sum_k p_k w_k; c_j <- mean of the class means of the sites that hold class j."""
 
     global_model: ClassVar[bool] = True
-    weighting: Literal["uniform", "examples"] = "uniform"  # p_k: 1/K, or n_k/n from sites that disclose n_k
+    weighting: Weighting = "uniform"  # p_k: 1/K, or n_k/n from sites that disclose n_k
 
     def init(self, model: Payload, classes: int) -> Payload:
         """The model as it was made, and no prototypes yet."""
@@ -39,6 +39,6 @@ class FedProc:
         """A class that nobody holds keeps its prototype."""
         mean, prototypes = Mean((Part.BODY, Part.HEAD)), HolderMeans()
         for update in updates:
-            mean.add(update.payload, update.weight if self.weighting == "examples" and update.weight else 1.0)
+            mean.add(update.payload, weight_of(update, self.weighting))
             prototypes.add(update.payload.get(Part.PROTOTYPES, {}))
         return {**mean.result(), Part.PROTOTYPES: {**state.get(Part.PROTOTYPES, {}), **prototypes.result()}}
