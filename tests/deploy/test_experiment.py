@@ -21,11 +21,11 @@ from protofed.deploy.curves import draw, over_rounds, spaced
 from protofed.deploy.experiment import (
     Job,
     Result,
-    plan_jobs,
-    read_plan,
+    jobs_of,
+    read_contents,
     refuse_foreign,
     varied,
-    write_plan,
+    write_contents,
 )
 
 Recipes = Callable[..., Recipe]
@@ -63,26 +63,26 @@ def compared(recipe_of: Recipes) -> Comparison:
 
 
 def test_a_seed_is_that_of_the_run_and_of_its_data(recipe_of: Recipes, tmp_path: Path) -> None:
-    jobs = plan_jobs([recipe_of("fedavg"), recipe_of("fednh")], [4, 7], None, tmp_path)
+    jobs = jobs_of([recipe_of("fedavg"), recipe_of("fednh")], [4, 7], None, tmp_path)
     names = ["small-fedavg-seed4", "small-fednh-seed4", "small-fedavg-seed7", "small-fednh-seed7"]
     assert [job.name for job in jobs] == names
     assert [(job.recipe.seed, job.recipe.data and job.recipe.data.seed) for job in jobs] == [(4, 4)] * 2 + [(7, 7)] * 2
-    (own,) = plan_jobs([recipe_of("fedavg", seed=3)], None, None, tmp_path)
+    (own,) = jobs_of([recipe_of("fedavg", seed=3)], None, None, tmp_path)
     assert (own.name, own.recipe.data and own.recipe.data.seed) == ("small-fedavg-seed3", 0)
 
 
 @pytest.mark.parametrize(("most", "rounds"), [(1, 1), (2, 2), (9, 3)])
 def test_recipes_are_shortened_and_never_lengthened(most: int, rounds: int, recipe_of: Recipes, tmp_path: Path) -> None:
-    assert [job.recipe.rounds for job in plan_jobs([recipe_of("fedavg")], None, most, tmp_path)] == [rounds]
+    assert [job.recipe.rounds for job in jobs_of([recipe_of("fedavg")], None, most, tmp_path)] == [rounds]
 
 
 def test_what_cannot_be_told_apart_is_not_compared(recipe_of: Recipes, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="two recipes have the name 'small-fedavg'"):
-        plan_jobs([recipe_of("fedavg"), recipe_of("fedavg", seed=1)], None, None, tmp_path)
+        jobs_of([recipe_of("fedavg"), recipe_of("fedavg", seed=1)], None, None, tmp_path)
     with pytest.raises(ConfigError, match="each once"):
-        plan_jobs([recipe_of("fedavg")], [1, 1], None, tmp_path)
+        jobs_of([recipe_of("fedavg")], [1, 1], None, tmp_path)
     with pytest.raises(ConfigError, match=r"no \[data\]"):
-        plan_jobs([recipe_of("fedavg", data=None)], [1], None, tmp_path)
+        jobs_of([recipe_of("fedavg", data=None)], [1], None, tmp_path)
 
 
 @pytest.mark.parametrize("text", ["", "1,", "a", "1 2", "-1", "1,,2"])
@@ -123,16 +123,16 @@ def test_a_folder_with_something_else_is_refused(recipe_of: Recipes, tmp_path: P
     (tmp_path / "lock").touch()
     refuse_foreign(tmp_path)
     with pytest.raises(StateError, match="holds no comparison"):
-        read_plan(tmp_path)
+        read_contents(tmp_path)
     (tmp_path / "thesis.txt").touch()
     with pytest.raises(StateError, match="--out"):
         refuse_foreign(tmp_path)
     with pytest.raises(StateError, match="is a file"):
         refuse_foreign(tmp_path / "thesis.txt")
-    write_plan(tmp_path, plan_jobs([recipe_of("fedavg")], [0, 2], None, tmp_path), 5)
+    write_contents(tmp_path, jobs_of([recipe_of("fedavg")], [0, 2], None, tmp_path), 5)
     refuse_foreign(tmp_path)
-    plan = read_plan(tmp_path)
-    assert (plan.jobs, plan.shortened) == (("small-fedavg-seed0", "small-fedavg-seed2"), 5)
+    contents = read_contents(tmp_path)
+    assert (contents.jobs, contents.shortened) == (("small-fedavg-seed0", "small-fedavg-seed2"), 5)
 
 
 def test_a_table_has_a_row_a_recipe_with_mean_and_deviation_over_seeds(compared: Comparison) -> None:

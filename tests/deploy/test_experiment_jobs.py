@@ -22,7 +22,7 @@ from protofed.common.recipe import Recipe
 from protofed.deploy import cli
 from protofed.deploy.compare import Worker, run_jobs
 from protofed.deploy.compare_view import View
-from protofed.deploy.experiment import Job, Result, plan_jobs
+from protofed.deploy.experiment import Job, Result, jobs_of
 from protofed.deploy.experiment_job import run_job
 
 Recipes = Callable[..., Recipe]
@@ -30,7 +30,7 @@ CPU = torch.device("cpu")
 
 
 def claimed(recipe: Recipe, out: Path) -> Job:
-    (job,) = plan_jobs([recipe], None, None, out)
+    (job,) = jobs_of([recipe], None, None, out)
     job.claim()
     return job
 
@@ -100,7 +100,7 @@ def test_a_result_has_all_that_tables_need(recipe_of: Recipes, tmp_path: Path) -
 def test_failed_and_killed_jobs_do_not_stop_the_others(recipe_of: Recipes, tmp_path: Path) -> None:
     good = recipe_of("fedavg")
     bad = recipe_of("fedavg", name="bad", federation={"min_sites": 9})
-    jobs = plan_jobs([bad, good], None, None, tmp_path)
+    jobs = jobs_of([bad, good], None, None, tmp_path)
     for job in jobs:
         job.claim()
     failures = run_jobs(jobs, 2, "cpu")
@@ -130,7 +130,7 @@ def test_a_killed_worker_says_so_and_one_without_parent_ends(recipe_of: Recipes,
 
 
 def test_without_a_terminal_a_line_says_what_began_and_ended(recipe_of: Recipes, tmp_path: Path) -> None:
-    jobs = plan_jobs([recipe_of("fedavg")], [0, 1, 2], None, tmp_path)
+    jobs = jobs_of([recipe_of("fedavg")], [0, 1, 2], None, tmp_path)
     text = StringIO()
     with View(jobs, set(jobs[1:]), Console(file=text, width=80)) as view:
         view.started(jobs[1])
@@ -146,7 +146,7 @@ def test_without_a_terminal_a_line_says_what_began_and_ended(recipe_of: Recipes,
 
 
 def test_on_a_terminal_every_job_has_a_bar(recipe_of: Recipes, tmp_path: Path) -> None:
-    jobs = plan_jobs([recipe_of("fedavg")], [0, 1], None, tmp_path)
+    jobs = jobs_of([recipe_of("fedavg")], [0, 1], None, tmp_path)
     text = StringIO()
     console = Console(file=text, width=120, height=30, force_terminal=True, color_system=None)
     with View(jobs, set(jobs), console) as view:

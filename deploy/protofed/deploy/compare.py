@@ -24,7 +24,7 @@ from protofed.deploy.children import end, interruption
 from protofed.deploy.compare_table import FORMATS, Comparison, show
 from protofed.deploy.compare_view import View
 from protofed.deploy.curves import draw
-from protofed.deploy.experiment import Job, plan_jobs, read_plan, refuse_foreign, write_plan
+from protofed.deploy.experiment import Job, jobs_of, read_contents, refuse_foreign, write_contents
 from protofed.deploy.processes import RunsFailedError
 
 _LOOK_S = 0.1
@@ -36,7 +36,7 @@ class Wanted:
     """What the command line asks for.
 
     Attributes:
-        seeds, rounds: as in `plan_jobs`.
+        seeds, rounds: as in `jobs_of`.
         at_once: jobs side by side; None: as many as there are cores to be used.
         format: one of FORMATS for standard output; None: a table for people.
         metrics: the only columns, by name; none: those that the results have.
@@ -62,7 +62,7 @@ def compare(recipes: Sequence[Recipe], wanted: Wanted) -> None:
     if wanted.format is not None and wanted.format not in FORMATS:
         raise unknown("format", wanted.format, FORMATS)
     if not recipes:
-        read_plan(wanted.out)  # before the folder is made
+        read_contents(wanted.out)  # before the folder is made
     with _opened(wanted.out):
         failures = {}
         if recipes:
@@ -89,9 +89,9 @@ def read_seeds(text: str | None) -> list[int] | None:
 
 def report(wanted: Wanted) -> None:
     """Tables and curves of a folder's results into the folder; the table to standard output, too."""
-    plan = read_plan(wanted.out)
-    jobs = [Job.claimed(wanted.out / name) for name in plan.jobs]
-    comparison = Comparison.of([(job.recipe, job.result()) for job in jobs], wanted.metrics, plan.shortened)
+    contents = read_contents(wanted.out)
+    jobs = [Job.claimed(wanted.out / name) for name in contents.jobs]
+    comparison = Comparison.of([(job.recipe, job.result()) for job in jobs], wanted.metrics, contents.shortened)
     for suffix, written in FORMATS.items():
         archive.write(wanted.out / f"table.{suffix}", written(comparison).encode())
     pictures = draw(comparison.results, wanted.out)
@@ -190,11 +190,11 @@ class Worker:
 
 def _prepare(recipes: Sequence[Recipe], wanted: Wanted) -> list[Job]:
     """Jobs in their folders, none of which holds anything else."""
-    jobs = plan_jobs(recipes, wanted.seeds, wanted.rounds, wanted.out)
+    jobs = jobs_of(recipes, wanted.seeds, wanted.rounds, wanted.out)
     for job in jobs:
         job.check()
     longest = max(recipe.rounds for recipe in recipes)
-    write_plan(wanted.out, jobs, wanted.rounds if wanted.rounds and wanted.rounds < longest else None)
+    write_contents(wanted.out, jobs, wanted.rounds if wanted.rounds and wanted.rounds < longest else None)
     for job in jobs:
         job.claim()
     return jobs

@@ -81,6 +81,8 @@ class Comparison:
     @property
     def caption(self) -> str:
         """What the numbers are."""
+        if not self.columns:
+            return "No run has finished: there is nothing to compare yet."
         meanings = "; ".join(f"{column.header}: {column.meaning}" for column in self.columns)
         several = any(len(row.seeds) > 1 for row in self.rows)
         over = "Mean ± population standard deviation over seeds. " if several else ""

@@ -20,7 +20,8 @@ from protofed.common.errors import ProtofedError, StateError
 from protofed.common.recipe import Recipe
 from protofed.deploy import shipped
 from protofed.deploy.children import end, interruption
-from protofed.deploy.processes import LEDGER_FILE, read_address
+from protofed.deploy.processes import read_address
+from protofed.server.engine import LEDGER_FILE
 from protofed.server.ledger import Ledger
 from protofed.server.overview import Overview, overview
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from protofed.common.errors import ConfigError, StateError
 from protofed.common.payload import SiteId
 from protofed.common.recipe import Recipe, Table, parse, parse_json
 
-_PLAN, _RECIPE, _RESULT = "comparison.json", "recipe.json", "result.json"
+_CONTENTS, _RECIPE, _RESULT = "comparison.json", "recipe.json", "result.json"
 
 
 class Result(Table):
@@ -38,7 +38,7 @@ class Result(Table):
     local_test_examples: dict[SiteId, int]
 
 
-class Plan(Table):
+class Contents(Table):
     """What a comparison's folder is about; its presence says that the folder is one.
 
     Attributes:
@@ -120,7 +120,7 @@ class Job:
         return cls(parse_json(text, Recipe, str(folder / _RECIPE)), folder)
 
 
-def plan_jobs(recipes: Sequence[Recipe], seeds: Sequence[int] | None, rounds: int | None, out: Path) -> list[Job]:
+def jobs_of(recipes: Sequence[Recipe], seeds: Sequence[int] | None, rounds: int | None, out: Path) -> list[Job]:
     """All recipes with the first seed, then with the second, …; a seed deals the data, too.
 
     Args:
@@ -170,23 +170,23 @@ def _with(recipe: Recipe, path: Sequence[str], value: object) -> Recipe:
     return parse(table, Recipe, f"recipe '{recipe.name}'")
 
 
-def read_plan(out: Path) -> Plan:
+def read_contents(out: Path) -> Contents:
     """What was compared in a folder.
 
     Raises:
         StateError: nothing was.
     """
-    path = out / _PLAN
+    path = out / _CONTENTS
     try:
-        return parse_json(path.read_text(encoding="utf-8"), Plan, str(path))
+        return parse_json(path.read_text(encoding="utf-8"), Contents, str(path))
     except OSError as error:
         raise StateError(f"{out} holds no comparison ({error.strerror}); name recipes to begin one") from error
 
 
-def write_plan(out: Path, jobs: Sequence[Job], shortened: int | None) -> None:
+def write_contents(out: Path, jobs: Sequence[Job], shortened: int | None) -> None:
     """Make a folder a comparison's."""
-    plan = Plan(jobs=tuple(job.name for job in jobs), shortened=shortened)
-    archive.write(out / _PLAN, plan.model_dump_json(indent=2).encode())
+    contents = Contents(jobs=tuple(job.name for job in jobs), shortened=shortened)
+    archive.write(out / _CONTENTS, contents.model_dump_json(indent=2).encode())
 
 
 def refuse_foreign(out: Path) -> None:
@@ -198,7 +198,7 @@ def refuse_foreign(out: Path) -> None:
     if out.exists() and not out.is_dir():
         raise StateError(f"{out} is a file; name a folder with --out")
     held = {path.name for path in out.iterdir()} if out.exists() else set()
-    if _PLAN not in held and any(name != "lock" and not name.startswith(archive.TEMPORARY) for name in held):
+    if _CONTENTS not in held and any(name != "lock" and not name.startswith(archive.TEMPORARY) for name in held):
         raise StateError(f"{out} holds something else than a comparison; name another folder with --out")
 
 
@@ -212,14 +212,15 @@ def _with_seed(recipe: Recipe, seed: int | None) -> Recipe:
 
 def _difference(held: Recipe, wanted: Recipe) -> str:
     """The first key in which two recipes differ."""
-    theirs, ours = dict(_leaves(held.model_dump())), dict(_leaves(wanted.model_dump()))
+    theirs, ours = dict(leaves(held.model_dump())), dict(leaves(wanted.model_dump()))
     key = next(key for key in theirs | ours if theirs.get(key) != ours.get(key))
     return f"{key} is {theirs.get(key)} there and {ours.get(key)} here"
 
 
-def _leaves(table: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+def leaves(table: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    """Every key of nested tables with its path, as `plan.lr`, and what it is set to."""
     for key, value in table.items():
         if isinstance(value, dict):
-            yield from _leaves(value, f"{path}{key}.")
+            yield from leaves(value, f"{path}{key}.")
         else:
             yield f"{path}{key}", value

@@ -17,19 +17,16 @@ from pathlib import Path
 import torch
 
 from protofed.client import device as devices
-from protofed.client.data.site import load_sites
 from protofed.common import archive
 from protofed.common.allocator import keep_memory
 from protofed.common.errors import ProtofedError
-from protofed.common.recipe import Recipe
 from protofed.common.task import Verdict
 from protofed.common.version import VERSION
 from protofed.deploy import logs
 from protofed.deploy.experiment import Job, Result
 from protofed.deploy.processes import RunsFailedError, stoppable
-from protofed.deploy.simulate import Simulation, simulation, site_names
+from protofed.deploy.simulate import Simulation, simulation
 from protofed.deploy.tables import standing
-from protofed.server.ledger import Ledger
 
 _SECONDS = "seconds"
 
@@ -51,7 +48,7 @@ def run_job(job: Job, device: torch.device, tell: Callable[[int, str], None]) ->
         _go(running, clock, tell)
         if running.runs.failed:
             raise RunsFailedError(f"run failed: {running.runs.failed[0]}; remove {job.folder} to begin it again")
-        job.write_result(_result(job.recipe, running.ledger, clock.seconds))
+        job.write_result(_result(running, clock.seconds))
 
 
 def _go(running: Simulation, clock: _Stopwatch, tell: Callable[[int, str], None]) -> None:
@@ -69,7 +66,8 @@ def _go(running: Simulation, clock: _Stopwatch, tell: Callable[[int, str], None]
     running.go(turned=turned)
 
 
-def _result(recipe: Recipe, ledger: Ledger, seconds: float) -> Result:
+def _result(running: Simulation, seconds: float) -> Result:
+    recipe, ledger, held = running.recipe, running.ledger, running.data
     run, published = recipe.name, [row for row in ledger.rounds(recipe.name) if row.state is not None]
     scores, cohorts = ledger.scores(run), dict[int, tuple[str, ...]]()
     for row in published[1:]:  # the first one is the model before training
@@ -78,10 +76,7 @@ def _result(recipe: Recipe, ledger: Ledger, seconds: float) -> Result:
         for update in folded if row.round in scores else []:
             if "loss" in update.metrics:
                 scores[row.round].setdefault(update.task.site, {})["loss"] = update.metrics["loss"]
-    assert recipe.data is not None  # noqa: S101  (it was just simulated)
     assert published[-1].state is not None  # noqa: S101  (see above)
-    loaded = load_sites(recipe.data, recipe.input, recipe.classes)
-    held = dict(zip(site_names(len(loaded)), loaded, strict=True))
     return Result(
         recipe=recipe,
         protofed=VERSION,

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from protofed.common.errors import ConfigError
 from protofed.common.payload import Part
 from protofed.common.recipe import Recipe
-from protofed.deploy.experiment import Job, read_plan
+from protofed.deploy.experiment import Job, read_contents
 from protofed.deploy.pictures_look import save
 from protofed.deploy.pictures_matrices import draw_prototypes, draw_shares, read_groups, shares_of
 from protofed.deploy.pictures_plane import (
@@ -107,4 +107,4 @@ def _of_groups(runs: Sequence[FinishedRun]) -> Iterator[tuple[str, Figure]]:
 
 def _jobs(folder: Path) -> list[Path]:
     """A comparison's jobs; any other folder itself."""
-    return [folder / name for name in read_plan(folder).jobs] if (folder / "comparison.json").exists() else [folder]
+    return [folder / name for name in read_contents(folder).jobs] if (folder / "comparison.json").exists() else [folder]

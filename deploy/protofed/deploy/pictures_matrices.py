@@ -7,13 +7,15 @@ from dataclasses import dataclass
 from typing import TypeAlias, cast
 
 import numpy as np
+import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 
+from protofed.client.losses import class_shares
 from protofed.common.errors import ConfigError
 from protofed.common.payload import Array, Part
-from protofed.common.tensors import TINY, unit
+from protofed.common.tensors import unit
 from protofed.deploy.pictures_look import NAMED_CLASSES, class_names, percent, titled
 from protofed.deploy.pictures_run import FinishedRun
 from protofed.server.methods.cwfedavg import CwFedAvg
@@ -86,8 +88,7 @@ def within_and_between(similarity: Array, groups: Groups) -> tuple[float, float]
 
 def norm_shares(weight: Array) -> Array:
     """p~_j = ||w_j||_2 / sum_k ||w_k||_2 of a head's rows, [C, D] -> [C] (Lee and Choi; METHODS 3.1)."""
-    norms = np.linalg.norm(np.asarray(weight, dtype=float), axis=1)
-    return np.asarray(norms / max(norms.sum(), TINY))
+    return class_shares(torch.from_numpy(np.asarray(weight, dtype=float))).numpy()
 
 
 def read_groups(text: str | None, source: str, classes: int) -> dict[str, list[int]]:

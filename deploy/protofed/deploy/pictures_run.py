@@ -21,11 +21,11 @@ from protofed.common.recipe import Data, Recipe
 from protofed.common.tensors import unit
 from protofed.deploy.experiment import Job
 from protofed.deploy.simulate import EVALUATOR, device_model, simulation, site_names
+from protofed.server.engine import LEDGER_FILE
 from protofed.server.method import ServerMethod, server_methods
 from protofed.server.overview import spreads
 
 BY_DIRECTION = frozenset({"fednh", "fedproc"})  # methods that compare features with prototypes by their cosine
-_LEDGER = "ledger.sqlite"
 
 
 @dataclass(frozen=True)
@@ -146,9 +146,9 @@ def open_run(folder: Path, recipe: Recipe | None = None) -> FinishedRun:
         recipe, label, state = Job.claimed(folder).recipe, folder.name, folder / "state"
     elif recipe is not None:
         label, state = recipe.name, folder
-    elif (folder / _LEDGER).exists():
+    elif (folder / LEDGER_FILE).exists():
         raise ConfigError(f"{folder} is a simulation's state, which does not hold its data's settings; add --recipe")
-    if recipe is None or not (state / _LEDGER).exists():
+    if recipe is None or not (state / LEDGER_FILE).exists():
         raise StateError(f"{folder} holds no simulation; expected a job of `compare`, or the --state of `simulate`")
     with simulation(recipe, state) as running:
         published = running.runs.current.published

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ from protofed.common.errors import ConfigError
 from protofed.common.recipe import Recipe
 from protofed.deploy.compare_columns import named, summarise
 from protofed.deploy.curves import COLOURS
-from protofed.deploy.experiment import Result
+from protofed.deploy.experiment import Result, leaves
 from protofed.deploy.pictures_look import framed, percent, titled
 from protofed.server.method import server_methods
 
@@ -65,7 +65,7 @@ def ablation(results: Sequence[Result], option: str, metric: str) -> Ablation:
         raise ConfigError(
             "none of the folders holds a finished job; run `compare` over recipes that differ in one number"
         )
-    rests = [{k: v for k, v in _leaves(_plain(r.recipe)) if k not in {*_FREE, option}} for r in results]
+    rests = [{k: v for k, v in leaves(_plain(r.recipe)) if k not in {*_FREE, option}} for r in results]
     for rest, result in zip(rests, results, strict=True):
         if odd := sorted(k for k in rest.keys() | rests[0].keys() if rest.get(k) != rests[0].get(k)):
             raise ConfigError(
@@ -89,7 +89,7 @@ def option_of(recipe: Recipe, option: str) -> float:
     Raises:
         ConfigError: there is no such option, or it is no number.
     """
-    value = dict(_leaves(_plain(recipe))).get(option)
+    value = dict(leaves(_plain(recipe))).get(option)
     table, _, name = option.partition(".")
     if value is None and table == "method":
         halves = (of.build(recipe.method.name, recipe.method.options) for of in (client_methods, server_methods))
@@ -150,11 +150,3 @@ def _colour(place: int) -> str:
 
 def _plain(recipe: Recipe) -> dict[str, Any]:
     return recipe.model_dump(mode="json")
-
-
-def _leaves(table: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in table.items():
-        if isinstance(value, dict):
-            yield from _leaves(value, f"{path}{key}.")
-        else:
-            yield f"{path}{key}", value

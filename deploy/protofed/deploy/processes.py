@@ -20,6 +20,7 @@ from protofed.common.recipe import Recipe, read_recipe
 from protofed.common.settings import ClientSettings, ServerSettings
 from protofed.common.task import Finished, Role
 from protofed.server.blobs import FolderBlobs
+from protofed.server.engine import LEDGER_FILE
 from protofed.server.ledger import Ledger
 from protofed.server.roster import Roster
 from protofed.server.runs import Runs
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from protofed.client.data.examples import SiteData
 
 ADDRESS_FILE = "address"  # of the state folder: where the server listens, for those who let it choose a port
-LEDGER_FILE = "ledger.sqlite"
 
 
 class RunsFailedError(ProtofedError):

@@ -4,7 +4,7 @@ function call through the codec, and time stands still.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,6 +38,7 @@ from protofed.common.task import (
 from protofed.common.version import VERSION
 from protofed.server import screening
 from protofed.server.blobs import Blobs, FolderBlobs, MemoryBlobs
+from protofed.server.engine import LEDGER_FILE
 from protofed.server.ledger import Ledger
 from protofed.server.roster import Roster
 from protofed.server.runs import Runs
@@ -97,6 +98,7 @@ class Simulation:
     """One recipe's run, ready to go.
 
     Attributes:
+        data: what each site holds, the evaluator not among them.
         agents: the evaluator first, then the sites in order.
     """
 
@@ -104,6 +106,7 @@ class Simulation:
     runs: Runs
     ledger: Ledger
     blobs: Blobs
+    data: Mapping[SiteId, SiteData]
     agents: Sequence[Agent]
 
     def go(self, until: Callable[[], bool] = lambda: False, turned: Callable[[], None] = lambda: None) -> None:
@@ -147,12 +150,12 @@ def agents_of(
     connect: Callable[[SiteId, frozenset[Role]], Link],
     store: Callable[[SiteId], Store] = lambda _: MemoryStore(),
     device: torch.device | None = None,
-    sites: Sequence[SiteData] | None = None,
+    data: Mapping[SiteId, SiteData] | None = None,
 ) -> list[Agent]:
     """The evaluator and all sites of a recipe's [data], the same wherever their links lead.
 
     Args:
-        sites: in place of those of the recipe's [data]; the evaluator then shares the first one's test set.
+        data: as of `data_of`, if that was called before.
 
     Raises:
         ConfigError: the recipe has no [data], or names a method, model or option that is not known.
@@ -160,8 +163,6 @@ def agents_of(
     """
     client_methods.build(recipe.method.name, recipe.method.options)
     where = device or torch.device("cpu")
-    held, test = _data(recipe, sites)
-    data = {EVALUATOR: test, **dict(zip(site_names(len(held)), held, strict=True))}
     policy = everything(recipe)
     shared = device_model(recipe, where, policy.rules.models)  # sites have their turns one by one
 
@@ -169,7 +170,7 @@ def agents_of(
         roles = frozenset({Role.EVALUATOR if name == EVALUATOR else Role.TRAINER})
         return Agent(Site(name, roles, policy, store(name), lambda _: examples, lambda _: shared), connect(name, roles))
 
-    return [agent(name, examples.placed(where)) for name, examples in data.items()]
+    return [agent(name, examples.placed(where)) for name, examples in (data or data_of(recipe)).items()]
 
 
 @contextmanager
@@ -179,7 +180,7 @@ def simulation(
     device: torch.device | None = None,
     sites: Sequence[SiteData] | None = None,
 ) -> Iterator[Simulation]:
-    """A simulation of a recipe; `sites` as in `agents_of`.
+    """A simulation of a recipe; `sites` as in `data_of`.
 
     Args:
         state: a folder in which it survives; without one it lives in memory. An unfinished run in it goes on.
@@ -192,7 +193,7 @@ def simulation(
     with ExitStack() as opened:
         if state is not None:
             opened.callback(Lock(state).release)
-        ledger = Ledger(f"sqlite:///{state / 'ledger.sqlite'}" if state else "sqlite://")
+        ledger = Ledger(f"sqlite:///{state / LEDGER_FILE}" if state else "sqlite://")
         opened.callback(ledger.close)
         blobs: Blobs = FolderBlobs(state / "blobs") if state else MemoryBlobs()
         runs = Runs([recipe], Surroundings(ledger, blobs, Roster(ledger, _frozen), _frozen))
@@ -204,8 +205,10 @@ def simulation(
             opened.callback(folder.close)
             return folder
 
-        agents = agents_of(recipe, lambda name, roles: DirectLink(runs, blobs, name, roles), store, device, sites)
-        yield Simulation(recipe, runs, ledger, blobs, agents)
+        data = data_of(recipe, sites)
+        agents = agents_of(recipe, lambda name, roles: DirectLink(runs, blobs, name, roles), store, device, data)
+        of_sites = {name: held for name, held in data.items() if name != EVALUATOR}
+        yield Simulation(recipe, runs, ledger, blobs, of_sites, agents)
 
 
 def site_names(count: int) -> list[SiteId]:
@@ -214,15 +217,24 @@ def site_names(count: int) -> list[SiteId]:
     return [f"site-{number:0{width}d}" for number in range(1, count + 1)]
 
 
-def _data(recipe: Recipe, sites: Sequence[SiteData] | None) -> tuple[list[SiteData], SiteData]:
+def data_of(recipe: Recipe, sites: Sequence[SiteData] | None = None) -> dict[SiteId, SiteData]:
+    """What the evaluator, who comes first, and every site hold.
+
+    Args:
+        sites: in place of those of the recipe's [data]; the evaluator then shares the first one's test set.
+
+    Raises:
+        ConfigError: the recipe has no [data].
+        DataError: its data cannot be had.
+    """
     if sites is not None:
-        return list(sites), SiteData.for_scoring(sites[0].test, recipe.input, recipe.classes)
-    if recipe.data is None:
+        test = SiteData.for_scoring(sites[0].test, recipe.input, recipe.classes)
+    elif recipe.data is None:
         raise ConfigError(f"recipe '{recipe.name}' has no [data]; a simulation needs to know what its sites hold")
-    return (
-        load_sites(recipe.data, recipe.input, recipe.classes),
-        load_test(recipe.data, recipe.input, recipe.classes),
-    )
+    else:
+        sites = load_sites(recipe.data, recipe.input, recipe.classes)
+        test = load_test(recipe.data, recipe.input, recipe.classes)
+    return {EVALUATOR: test, **dict(zip(site_names(len(sites)), sites, strict=True))}
 
 
 def _frozen() -> float:
