@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -15,11 +16,14 @@ import pytest
 from google_crc32c import value as crc32c
 
 from protofed.client.grpc_link import GrpcLink
+from protofed.client.incoming import FolderIncoming
 from protofed.client.policy import Policy, Released, ReleasedScores, Rules
 from protofed.common import codec, wire
 from protofed.common.codec import Digest
 from protofed.common.errors import (
     CodecError,
+    Conflict,
+    Excluded,
     Failure,
     Fenced,
     Incomplete,
@@ -203,7 +207,8 @@ def test_it_gives_up_if_it_was_told_to_and_names_the_address(
         (Code.FAILED_PRECONDITION, Incomplete),
         (Code.DATA_LOSS, CodecError),
         (Code.INVALID_ARGUMENT, ProtocolError),
-        (Code.PERMISSION_DENIED, ProtocolError),
+        (Code.PERMISSION_DENIED, Excluded),
+        (Code.ALREADY_EXISTS, Conflict),
         (Code.INTERNAL, ProtocolError),
         (Code.UNKNOWN, ProtocolError),
     ],
@@ -341,9 +346,10 @@ def cut(request: Any, _context: Any) -> pb.Chunk:
     return pb.Chunk(index=whole.index, data=whole.data[:-1], crc32c=whole.crc32c)
 
 
-def swapped(request: Any, _context: Any) -> pb.Chunk:
-    """Of another index: right in itself."""
-    return chunk(pb.GetChunkRequest(index=(request.index + 1) % 3))
+def flipped(request: Any, _context: Any) -> pb.Chunk:
+    """Right in itself, and not what was asked for."""
+    data = bytes(len(chunk(request).data))
+    return pb.Chunk(index=request.index, data=data, crc32c=crc32c(data))
 
 
 def test_a_blob_is_fetched_in_chunks(server: ByHand, link: GrpcLink, task: Task) -> None:
@@ -359,7 +365,7 @@ def test_a_damaged_chunk_is_fetched_again(server: ByHand, link: GrpcLink, task: 
     server.on["GetChunk"] = one_by_one(cut, chunk)
     assert link.fetch(task) == BLOB
     assert len(server.asked) == 4
-    assert link.bytes_moved == len(BLOB)
+    assert len(BLOB) < link.bytes_moved < 2 * len(BLOB)
 
 
 def test_a_chunk_that_is_damaged_every_time_fails(server: ByHand, link: GrpcLink, task: Task) -> None:
@@ -370,14 +376,14 @@ def test_a_chunk_that_is_damaged_every_time_fails(server: ByHand, link: GrpcLink
 
 
 def test_a_blob_of_another_digest_is_fetched_again(server: ByHand, link: GrpcLink, task: Task) -> None:
-    server.on["GetChunk"] = one_by_one(swapped, chunk)
+    server.on["GetChunk"] = one_by_one(flipped, chunk)
     assert link.fetch(task) == BLOB
     assert len(server.asked) == 6
 
 
 def test_a_blob_of_another_digest_every_time_fails(server: ByHand, link: GrpcLink, task: Task) -> None:
-    server.on["GetChunk"] = swapped
-    with pytest.raises(CodecError, match="the model of round 3 arrived damaged 3 times"):
+    server.on["GetChunk"] = flipped
+    with pytest.raises(CodecError, match="arrived damaged 3 times"):
         link.fetch(task)
     assert len(server.asked) == 9
 
@@ -388,6 +394,31 @@ def test_an_answer_above_the_limit_is_refused_rather_than_asked_for_for_ever(
     server.on["GetChunk"] = lambda *_: pb.Chunk(data=bytes(7 << 20))
     with pytest.raises(ProtocolError, match="larger than max"):
         link.fetch(task)
+
+
+def test_a_blob_that_is_not_for_this_site_is_a_task_that_is_over(server: ByHand, link: GrpcLink, task: Task) -> None:
+    server.on["GetChunk"] = refuse(Code.PERMISSION_DENIED, "not part of the site's current task")
+    with pytest.raises(ProtocolError, match="not part of") as refused:
+        link.fetch(task)
+    assert type(refused.value) is ProtocolError  # Excluded would be waited for
+
+
+def test_a_download_outlives_its_daemon(
+    server: ByHand, start: Callable[[], str], connect: Callable[..., GrpcLink], task: Task, tmp_path: Path
+) -> None:
+    server.on["GetChunk"] = lambda request, context: (refuse(Code.INTERNAL) if request.index == 2 else chunk)(
+        request, context
+    )
+    address = start()
+    for _ in range(2):  # the last chunk never comes
+        link = connect(address, incoming=FolderIncoming(tmp_path))
+        with pytest.raises(ProtocolError):
+            link.fetch(task)
+        link.close()  # ends what is in flight
+    server.on["GetChunk"] = chunk
+    for _ in range(2):
+        assert connect(address, incoming=FolderIncoming(tmp_path)).fetch(task) == BLOB
+    assert sorted(request.index for request in server.requests("GetChunk")) == [0, 1, 2, 2, 2]
 
 
 def test_a_task_without_a_base_has_nothing_to_fetch(server: ByHand, link: GrpcLink) -> None:
@@ -498,6 +529,23 @@ def test_an_upload_that_never_gets_whole_fails(server: ByHand, link: GrpcLink, t
     with pytest.raises(ProtocolError, match="an upload of round 3 failed 3 times"):
         link.push(task, released(10))
     assert len(server.requests("CommitUpload")) == 3
+
+
+@pytest.mark.parametrize("call", ["BeginUpload", "PutChunk", "CommitUpload"])
+def test_a_contradiction_is_final(call: str, server: ByHand, link: GrpcLink, task: Task) -> None:
+    Uploads(server)
+    server.on[call] = refuse(Code.ALREADY_EXISTS, "chunk 0 was sent before with other bytes")
+    with pytest.raises(Conflict, match="sent before"):
+        link.push(task, released(10))
+    assert len(server.requests(call)) == 1
+
+
+@pytest.mark.parametrize("call", ["BeginUpload", "PutChunk", "CommitUpload"])
+def test_a_server_without_room_is_asked_again_later(call: str, server: ByHand, link: GrpcLink, task: Task) -> None:
+    Uploads(server)
+    server.on[call] = one_by_one(refuse(Code.RESOURCE_EXHAUSTED), server.on[call])
+    assert link.push(task, released(10)).verdict is Verdict.ACCEPTED
+    assert len(server.requests("BeginUpload")) == (2 if call == "BeginUpload" else 1)
 
 
 @pytest.mark.parametrize("call", ["BeginUpload", "PutChunk", "CommitUpload"])

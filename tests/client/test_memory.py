@@ -10,11 +10,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from google_crc32c import value as crc32c
 
 from protofed.client.memory import FolderStore, Held, MemoryStore, Outcome, Store
-from protofed.common import archive
-from protofed.common.codec import Digest
-from protofed.common.errors import StateError
+from protofed.common import archive, wire
+from protofed.common.codec import Digest, digest
+from protofed.common.errors import ProtocolError, StateError
 from protofed.common.payload import Part, Payload, Update
 from protofed.common.task import Receipt, Task, TaskKind, Verdict
 from protofed.common.tensors import same_tensors
@@ -169,7 +170,8 @@ def test_earlier_rounds_are_there_for_a_server_that_is_rolled_back(reopen: Open)
 
 
 def test_only_some_rounds_are_kept(tmp_path: Path) -> None:
-    store = FolderStore(tmp_path, keep=2)
+    store = FolderStore(tmp_path)
+    store.retain(1)
     counted(store, 1, 2, 5, 9)
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["000005", "000009"]
     assert [number(store.held("run", before)) for before in (10, 9, 5)] == [9, 5, None]
@@ -177,7 +179,8 @@ def test_only_some_rounds_are_kept(tmp_path: Path) -> None:
 
 
 def test_what_never_got_a_receipt_goes_with_the_rounds_of_its_time(tmp_path: Path) -> None:
-    store = FolderStore(tmp_path, keep=2)
+    store = FolderStore(tmp_path)
+    store.retain(1)
     store.stage(task(1), outcome(1))
     counted(store, 2)
     store.stage(task(3), outcome(3))
@@ -212,6 +215,17 @@ def test_an_update_leaves_the_disk_once_it_is_settled(reopen: Open, tmp_path: Pa
         "receipt.json",
         "task.json",
     ]
+
+
+def test_what_is_fetched_outlives_the_daemon_and_is_no_run(reopen: Open, tmp_path: Path) -> None:
+    store = reopen()
+    store.incoming.begin(digest(b"base"), 4)
+    store.incoming.write(digest(b"base"), 0, b"base", crc32c(b"base"))
+    assert reopen().incoming.begin(digest(b"base"), 4) == {0}
+    counted(reopen(), 1)
+    (hidden,) = (path.name for path in (tmp_path / "state").iterdir() if path.is_dir() and path.name != "run")
+    with pytest.raises(ProtocolError):
+        wire.read_id(hidden)  # as which no run can be named
 
 
 def test_a_folder_is_for_one_daemon(tmp_path: Path) -> None:

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import random
-import resource
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from google_crc32c import value as crc32c
 
-from protofed.common.codec import Digest, digest
-from protofed.common.errors import CodecError, Incomplete, StateError
+from protofed.common.codec import digest
+from protofed.common.errors import CodecError, DiskFailure, Incomplete, OutOfSpace, StateError
 from protofed.common.task import CHUNK_BYTES
-from protofed.server.blobs import Blobs, FolderBlobs, MemoryBlobs, chunks
+from protofed.server.blobs import Blobs, FolderBlobs, MemoryBlobs
+from protofed.server.uploads import Upload
 
 DATA = random.Random(0).randbytes(2 * CHUNK_BYTES + 1000)  # three chunks  # noqa: S311
 ADDRESS = digest(DATA)
 TOTAL = len(DATA)
+ANN, BOB = Upload("ann", "n1", ADDRESS), Upload("bob", "n2", ADDRESS)
 
 
 @pytest.fixture(params=["memory", "folder"])
@@ -31,26 +33,16 @@ def folder(tmp_path: Path) -> FolderBlobs:
     return FolderBlobs(tmp_path)
 
 
-def piece(index: int) -> bytes:
-    return DATA[index * CHUNK_BYTES : (index + 1) * CHUNK_BYTES]
-
-
-def send(folder: FolderBlobs, *indices: int, upload: str = "u") -> None:
-    for index in indices:
-        folder.write(upload, index, piece(index), crc32c(piece(index)))
+def send(folder: FolderBlobs, upload: Upload, *indices: int, begin: bool = False) -> None:
+    """All chunks, if none is named."""
+    folder.uploads.begin(upload, TOTAL)
+    for index in indices or (() if begin else (0, 1, 2)):
+        data = DATA[index * CHUNK_BYTES : (index + 1) * CHUNK_BYTES]
+        folder.uploads.write(upload, index, data, crc32c(data))
 
 
 def files(path: Path) -> set[str]:
     return {str(file.relative_to(path)) for file in path.rglob("*") if file.is_file()}
-
-
-@contextmanager
-def largest_file(size: int) -> Iterator[None]:
-    """A disk on which no file grows larger."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 # Both stores
@@ -137,189 +129,79 @@ def test_a_chunk_of_no_blob_is_a_state_error(folder: FolderBlobs) -> None:
         folder.chunk(ADDRESS, 0)
 
 
-@pytest.mark.parametrize(
-    ("total", "count"),
-    [(0, 0), (1, 1), (CHUNK_BYTES - 1, 1), (CHUNK_BYTES, 1), (CHUNK_BYTES + 1, 2), (2 * CHUNK_BYTES, 2)],
-)
-def test_chunks_are_counted(total: int, count: int) -> None:
-    assert chunks(total) == count
+# Uploads that become blobs
 
 
-# Uploads
-
-
-@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2), (1, 1, 0, 2, 0)])
-def test_chunks_in_any_order_and_twice_make_the_blob(
-    folder: FolderBlobs, tmp_path: Path, order: tuple[int, ...]
-) -> None:
-    assert folder.begin("u", TOTAL) == frozenset()
-    send(folder, *order)
-    assert folder.seal("u", ADDRESS) == DATA
+def test_an_upload_becomes_the_blob_of_its_digest(folder: FolderBlobs, tmp_path: Path) -> None:
+    send(folder, ANN)
+    assert folder.seal(ANN) == DATA
     assert folder.get(ADDRESS) == DATA
     assert files(tmp_path) == {ADDRESS}
 
 
-def test_sealing_again_gives_the_data_again(folder: FolderBlobs) -> None:
-    folder.begin("u", TOTAL)
-    send(folder, 0, 1, 2)
-    assert folder.seal("u", ADDRESS) == folder.seal("u", ADDRESS) == DATA
+def test_sealing_again_gives_the_data_again_also_after_a_restart(folder: FolderBlobs, tmp_path: Path) -> None:
+    send(folder, ANN)
+    assert folder.seal(ANN) == folder.seal(ANN) == FolderBlobs(tmp_path).seal(ANN) == DATA
 
 
-def test_an_upload_goes_on_where_another_process_left_it(tmp_path: Path) -> None:
-    first = FolderBlobs(tmp_path)
-    first.begin("u", TOTAL)
-    send(first, 2, 0)
-    second = FolderBlobs(tmp_path)
-    assert second.begin("u", TOTAL) == {0, 2}
-    send(second, 1)
-    assert second.seal("u", ADDRESS) == DATA
+@pytest.mark.parametrize("sent", [(), (0,), (0, 2)])
+def test_an_upload_with_a_hole_is_no_blob(folder: FolderBlobs, sent: tuple[int, ...]) -> None:
+    send(folder, ANN, *sent, begin=True)
+    with pytest.raises(Incomplete, match=f"{3 - len(sent)} chunks are missing"):
+        folder.seal(ANN)
+    assert folder.damaged(ADDRESS)
 
 
-def test_an_upload_of_another_size_begins_anew(folder: FolderBlobs) -> None:
-    folder.begin("u", TOTAL)
-    send(folder, 0, 1)
-    assert folder.begin("u", TOTAL + 1) == frozenset()
-    with pytest.raises(Incomplete, match="3 chunks are missing, the first is 0"):
-        folder.seal("u", ADDRESS)
-
-
-@pytest.mark.parametrize("sent", [(), (0,), (0, 2), (1, 2)])
-def test_an_upload_with_a_hole_is_no_blob_and_keeps_what_it_has(
-    folder: FolderBlobs, tmp_path: Path, sent: tuple[int, ...]
-) -> None:
-    folder.begin("u", TOTAL)
-    send(folder, *sent)
-    missing = sorted({0, 1, 2} - set(sent))
-    with pytest.raises(Incomplete, match=f"{len(missing)} chunks are missing, the first is {missing[0]}"):
-        folder.seal("u", ADDRESS)
-    assert not (tmp_path / ADDRESS).exists()
-    assert folder.begin("u", TOTAL) == set(sent)
-
-
-def test_a_hole_filled_with_zeros_by_the_disk_is_not_taken_for_data(folder: FolderBlobs) -> None:
-    zeros = bytes(CHUNK_BYTES + 5)
-    folder.begin("z", len(zeros))
-    with pytest.raises(Incomplete):
-        folder.seal("z", digest(zeros))
-
-
-@pytest.mark.parametrize("index", [-1, 3, 4, 2**31, 2**32 - 1])
-def test_an_index_out_of_range_is_refused_and_writes_nothing(folder: FolderBlobs, tmp_path: Path, index: int) -> None:
-    folder.begin("u", TOTAL)
-    for data in (piece(0), piece(2), b""):
-        with pytest.raises(CodecError, match="does not belong"):
-            folder.write("u", index, data, crc32c(data))
-    assert (tmp_path / "uploads" / "u").stat().st_size == TOTAL
-    assert folder.begin("u", TOTAL) == frozenset()
-
-
-@pytest.mark.parametrize(
-    ("index", "size"),
-    [(0, 0), (0, 1000), (0, CHUNK_BYTES - 1), (0, CHUNK_BYTES + 1), (2, 999), (2, 1001), (2, CHUNK_BYTES)],
-)
-def test_a_chunk_of_the_wrong_size_is_refused(folder: FolderBlobs, index: int, size: int) -> None:
-    folder.begin("u", TOTAL)
-    data = bytes(size)
-    with pytest.raises(CodecError, match="does not belong"):
-        folder.write("u", index, data, crc32c(data))
-    assert folder.begin("u", TOTAL) == frozenset()
-
-
-def test_a_chunk_that_was_damaged_on_its_way_is_refused_and_can_be_sent_again(folder: FolderBlobs) -> None:
-    folder.begin("u", TOTAL)
-    damaged = bytearray(piece(1))
-    damaged[7] ^= 1
-    with pytest.raises(CodecError, match="chunk 1 arrived damaged"):
-        folder.write("u", 1, bytes(damaged), crc32c(piece(1)))
-    assert folder.begin("u", TOTAL) == frozenset()
-    send(folder, 0, 1, 2)
-    assert folder.seal("u", ADDRESS) == DATA
-
-
-def test_an_upload_of_another_digest_is_dropped(folder: FolderBlobs, tmp_path: Path) -> None:
-    folder.begin("u", TOTAL)
-    send(folder, 0, 1, 2)
-    with pytest.raises(CodecError, match="digest is not the one"):
-        folder.seal("u", digest(b"another"))
-    assert files(tmp_path) == set()
-    with pytest.raises(Incomplete, match="begin it again"):
-        send(folder, 0)
-    with pytest.raises(Incomplete, match="begin it again"):
-        folder.seal("u", ADDRESS)
-    assert folder.begin("u", TOTAL) == frozenset()
-
-
-def test_what_was_never_begun_is_incomplete(folder: FolderBlobs, tmp_path: Path) -> None:
-    with pytest.raises(Incomplete):
-        send(folder, 0)
-    with pytest.raises(Incomplete):
-        folder.seal("u", ADDRESS)
-    assert files(tmp_path) == set()
-
-
-def test_two_uploads_at_once_do_not_mix(folder: FolderBlobs) -> None:
-    other = bytes(reversed(DATA))
-    for upload in ("ann", "bob"):
-        folder.begin(upload, TOTAL)
-    for index in range(3):
-        send(folder, index, upload="ann")
-        data = other[index * CHUNK_BYTES : (index + 1) * CHUNK_BYTES]
-        folder.write("bob", index, data, crc32c(data))
-    assert folder.seal("ann", ADDRESS) == DATA
-    assert folder.seal("bob", digest(other)) == other
+def test_nobody_hands_in_what_another_site_sent(folder: FolderBlobs) -> None:
+    send(folder, ANN)
+    folder.seal(ANN)
+    folder.uploads.begin(BOB, TOTAL)
+    with pytest.raises(Incomplete, match="3 chunks are missing"):
+        folder.seal(BOB)
 
 
 def test_two_sites_may_send_the_same_bytes(folder: FolderBlobs, tmp_path: Path) -> None:
-    for upload in ("ann", "bob"):
-        folder.begin(upload, TOTAL)
-        send(folder, 0, 1, 2, upload=upload)
-        assert folder.seal(upload, ADDRESS) == DATA
+    for upload in (ANN, BOB):
+        send(folder, upload)
+        assert folder.seal(upload) == DATA
     assert files(tmp_path) == {ADDRESS}
 
 
-def test_a_dropped_upload_leaves_nothing(folder: FolderBlobs, tmp_path: Path) -> None:
-    folder.begin("u", TOTAL)
-    send(folder, 0)
-    for _ in range(2):
-        folder.drop("u")
-    assert files(tmp_path) == set()
-
-
-def test_an_upload_that_rotted_before_it_was_sealed_is_no_blob(tmp_path: Path) -> None:
-    folder = FolderBlobs(tmp_path)
-    folder.begin("u", TOTAL)
-    send(folder, 0, 1, 2)
-    with (tmp_path / "uploads" / "u").open("r+b") as file:
+def test_an_upload_that_rotted_before_it_was_sealed_is_no_blob(folder: FolderBlobs, tmp_path: Path) -> None:
+    send(folder, ANN)
+    with (tmp_path / "uploads" / str(ANN)).open("r+b") as file:
         file.write(b"rotten")
     with pytest.raises(CodecError):
-        folder.seal("u", ADDRESS)
-    assert not (tmp_path / ADDRESS).exists()
+        folder.seal(ANN)
+    assert files(tmp_path) == set()
 
 
-def test_an_upload_for_which_there_is_no_room_is_a_state_error_and_leaves_nothing(
-    folder: FolderBlobs, tmp_path: Path
+def test_a_sound_upload_heals_a_blob_that_changed_on_disk(folder: FolderBlobs, tmp_path: Path) -> None:
+    (tmp_path / ADDRESS).write_bytes(b"rotten")
+    send(folder, ANN)
+    folder.seal(ANN)
+    assert folder.get(ADDRESS) == DATA
+
+
+def test_putting_heals_a_blob_that_changed_on_disk(folder: FolderBlobs, tmp_path: Path) -> None:
+    address = folder.put(b"data")
+    assert not folder.damaged(address)
+    (tmp_path / address).write_bytes(b"date")
+    assert folder.damaged(address)
+    assert folder.put(b"data") == address
+    assert folder.get(address) == b"data"
+
+
+@pytest.mark.parametrize(("code", "kind"), [(errno.ENOSPC, OutOfSpace), (errno.EIO, DiskFailure)])
+def test_a_blob_that_cannot_be_written_leaves_nothing(
+    folder: FolderBlobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, kind: type[StateError]
 ) -> None:
-    address = folder.put(b"kept")
-    with largest_file(1 << 20), pytest.raises(StateError, match="no room for an upload"):
-        folder.begin("u", TOTAL)
-    with pytest.raises(Incomplete):
-        send(folder, 0)
-    assert files(tmp_path) == {address}
+    def fails(_: int) -> None:
+        raise OSError(code, os.strerror(code))
 
-
-def test_a_blob_for_which_there_is_no_room_is_a_state_error_and_leaves_nothing(
-    folder: FolderBlobs, tmp_path: Path
-) -> None:
-    with largest_file(1 << 20), pytest.raises(StateError, match="free space"):
-        folder.put(DATA)
+    with monkeypatch.context() as disk:
+        disk.setattr(os, "fsync", fails)
+        with pytest.raises(kind):
+            folder.put(DATA)
     assert files(tmp_path) == set()
     assert folder.put(DATA) == ADDRESS
-
-
-def test_an_interrupted_beginning_is_begun_again(folder: FolderBlobs, tmp_path: Path) -> None:
-    (tmp_path / "uploads" / "u.held").write_bytes(b"\1\1\1")  # killed before the data file was there
-    assert folder.begin("u", TOTAL) == frozenset()
-    (tmp_path / "uploads" / "u.held").unlink()  # killed while it was dropped
-    assert folder.begin("u", TOTAL) == frozenset()
-    send(folder, 0, 1, 2)
-    assert folder.seal("u", Digest(ADDRESS)) == DATA

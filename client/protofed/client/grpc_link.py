@@ -10,23 +10,27 @@ import random
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 import grpc
 import structlog
 from google_crc32c import value as crc32c
 
+from protofed.client.incoming import TRIES, Incoming, MemoryIncoming, receive
 from protofed.client.policy import Released, ReleasedScores
 from protofed.common import wire
-from protofed.common.codec import digest
 from protofed.common.errors import (
     CodecError,
+    Conflict,
+    Excluded,
     Fenced,
     Incomplete,
     NotEnrolled,
     ProtocolError,
     Unavailable,
 )
+from protofed.common.partial import chunks
 from protofed.common.payload import SiteId
 from protofed.common.task import (
     CHUNK_BYTES,
@@ -48,7 +52,6 @@ from protofed.protos.v1 import federation_pb2_grpc as rpc
 log = structlog.get_logger()
 A = TypeVar("A", covariant=True)
 IN_FLIGHT = 4
-TRIES = 3  # of bytes that arrived damaged
 OPTIONS = [
     ("grpc.enable_retries", 0),
     ("grpc.max_receive_message_length", 6 << 20),
@@ -58,7 +61,7 @@ OPTIONS = [
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.initial_reconnect_backoff_ms", 200),
-    ("grpc.min_reconnect_backoff_ms", 200),
+    ("grpc.min_reconnect_backoff_ms", 10_000),  # also what a slow link has for its connection to stand
     ("grpc.max_reconnect_backoff_ms", 5_000),
     ("grpc.enable_http_proxy", 0),  # plain text stays on this machine
 ]
@@ -67,6 +70,8 @@ _AWAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.St
 _ERRORS: dict[grpc.StatusCode, type[ProtocolError] | type[CodecError]] = {
     grpc.StatusCode.UNAUTHENTICATED: NotEnrolled,
     grpc.StatusCode.ABORTED: Fenced,
+    grpc.StatusCode.PERMISSION_DENIED: Excluded,
+    grpc.StatusCode.ALREADY_EXISTS: Conflict,
     grpc.StatusCode.FAILED_PRECONDITION: Incomplete,
     grpc.StatusCode.DATA_LOSS: CodecError,
 }
@@ -85,6 +90,7 @@ class GrpcLink:
     Args:
         address: host:port.
         instance: this very daemon, among those of its site.
+        incoming: where downloads are kept, so that they outlive the daemon; None: in memory.
         give_up_after_s: seconds without an answer after which calls raise `Unavailable`; None: never.
     """
 
@@ -95,12 +101,14 @@ class GrpcLink:
         instance: str,
         roles: frozenset[Role],
         *,
+        incoming: Incoming | None = None,
         give_up_after_s: float | None = None,
     ) -> None:
         self._address, self._roles = address, sorted(roles)
         self._caller = pb.Caller(site=site, instance=instance)
         self._channel = grpc.insecure_channel(address, OPTIONS)
         self._stub = rpc.FederationStub(self._channel)
+        self._incoming = incoming or MemoryIncoming()
         self._give_up, self._closed = give_up_after_s, threading.Event()
         self._pool = ThreadPoolExecutor(IN_FLIGHT, "chunks")
         self.bytes_moved, self._counting = 0, threading.Lock()  # chunks move on several threads
@@ -129,13 +137,10 @@ class GrpcLink:
         """The task's base, in chunks, its digest checked."""
         if task.base is None:
             raise ProtocolError("the task has nothing to fetch")
-        indices = range(-(-task.base_bytes // CHUNK_BYTES))
-        for _ in range(TRIES):
-            data = b"".join(self._pool.map(lambda index: self._chunk(task, index), indices))
-            if digest(data) == task.base:
-                return data
-            log.warning("download damaged, fetching again", run=task.run, round=task.round)
-        raise CodecError(f"the model of round {task.round} arrived damaged {TRIES} times")
+        try:
+            return receive(self._incoming, task.base, task.base_bytes, partial(self._chunk, task), self._pool)
+        except Excluded as error:  # PERMISSION_DENIED: of a blob, that the task is not open any more
+            raise ProtocolError(str(error)) from error
 
     def push(self, task: Task, released: Released) -> Receipt:
         """Begin, send what the server lacks, commit; from the beginning again if the server forgot the upload."""
@@ -190,17 +195,14 @@ class GrpcLink:
             weight=released.weight,
         )
 
-    def _chunk(self, task: Task, index: int) -> bytes:
+    def _chunk(self, task: Task, index: int) -> tuple[bytes, int]:
         request = pb.GetChunkRequest(caller=self._caller, run=task.run, digest=task.base or "", index=index)
-        for _ in range(TRIES):
-            chunk = self._call(self._stub.GetChunk, request, timeout=120.0)
-            if crc32c(chunk.data) == chunk.crc32c:
-                self._count(len(chunk.data))
-                return chunk.data
-        raise CodecError(f"chunk {index} arrived damaged {TRIES} times")
+        chunk = self._call(self._stub.GetChunk, request, timeout=120.0)
+        self._count(len(chunk.data))
+        return chunk.data, chunk.crc32c
 
     def _send(self, upload: pb.Upload, data: bytes) -> None:
-        missing = sorted(set(range(-(-len(data) // CHUNK_BYTES))) - set(upload.held))
+        missing = sorted(set(range(chunks(len(data)))) - set(upload.held))
         list(self._pool.map(lambda index: self._put(upload.id, data, index), missing))
 
     def _put(self, upload: str, data: bytes, index: int) -> None:

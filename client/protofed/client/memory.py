@@ -9,10 +9,11 @@ import os
 import secrets
 import shutil
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
+from protofed.client.incoming import FolderIncoming
 from protofed.common import archive, codec
 from protofed.common.errors import CodecError, StateError
 from protofed.common.payload import Payload, Update
@@ -54,6 +55,12 @@ class Store(Protocol):
     def settle(self, task: Task, receipt: Receipt) -> None:
         """Keep the receipt: the outcome counts from now on, or is forgotten."""
 
+    def settled(self, run: str) -> frozenset[str]:
+        """The nonces of the tasks whose outcomes count, as far as they are kept."""
+
+    def retain(self, rounds: int) -> None:
+        """Keep what the run may be rolled back to: so many rounds behind the newest that counts; 0: all."""
+
 
 class MemoryStore:
     """A site of a simulation."""
@@ -81,18 +88,29 @@ class MemoryStore:
         if receipt.verdict in COUNTED:
             self._held[task.run] = Held(task.round, outcome.memory, outcome.personal)
 
+    def settled(self, run: str) -> frozenset[str]:
+        """None: what an old task would do here is lost with the process anyway."""
+        return frozenset()
+
+    def retain(self, rounds: int) -> None:
+        """Only the newest round is kept: simulations are not rolled back."""
+
 
 class FolderStore:
     """One folder a round: update, memory and personal model appear in it together, the receipt makes them count.
 
     Args:
         folder: of this site alone; a lock file keeps a second daemon out.
-        keep: rounds that are kept, so that a server rolled back finds an earlier memory.
+
+    Attributes:
+        incoming: what the site fetches, beside what it keeps; no run's name begins with a dot.
     """
 
-    def __init__(self, folder: Path, keep: int = 3) -> None:
-        self._folder, self._keep = folder, keep
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._keep: int | None = 3  # counted rounds, the newest among them; None: all
         self._lock = archive.Lock(folder)
+        self.incoming = FolderIncoming(folder / ".incoming")
         for run in folder.iterdir():
             for left in run.glob(f"{archive.TEMPORARY}*") if run.is_dir() else ():
                 shutil.rmtree(left, ignore_errors=True)
@@ -120,12 +138,20 @@ class FolderStore:
         update = outcome.update
         scalars = {"site": update.site, "metrics": dict(update.metrics), "weight": update.weight}
         facts = {"task": asdict(task), "update": scalars}
-        archive.write(temporary / "task.json", json.dumps(facts).encode())
-        for name, payload in (("update", update.payload), ("memory", outcome.memory), ("personal", outcome.personal)):
-            archive.write(temporary / f"{name}.safetensors", codec.encode(payload))
-        self._discard(task.run, [number for number in self._rounds(task.run) if number >= task.round])
-        os.replace(temporary, here)
-        archive.sync_folder(here.parent)
+        parts = (("update", update.payload), ("memory", outcome.memory), ("personal", outcome.personal))
+        try:
+            archive.write(temporary / "task.json", json.dumps(facts).encode())
+            for name, payload in parts:
+                archive.write(temporary / f"{name}.safetensors", codec.encode(payload))
+        except StateError:  # a full disk is not kept full by what it had no room for
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
+        try:
+            self._discard(task.run, [number for number in self._rounds(task.run) if number >= task.round])
+            os.replace(temporary, here)
+            archive.sync_folder(here.parent)
+        except OSError as error:
+            raise archive.write_error(here, error) from error
 
     def settle(self, task: Task, receipt: Receipt) -> None:
         """The receipt first; then what is no longer needed goes."""
@@ -137,8 +163,17 @@ class FolderStore:
         (here / "update.safetensors").unlink(missing_ok=True)
         rounds = self._rounds(task.run)
         counted = [number for number in rounds if self._counts(task.run, number)]
-        if len(counted) >= self._keep:
+        if self._keep is not None and len(counted) >= self._keep:
             self._discard(task.run, [number for number in rounds if number < counted[-self._keep]])
+
+    def settled(self, run: str) -> frozenset[str]:
+        """The nonces of the counted rounds that are kept."""
+        counted = [number for number in self._rounds(run) if self._counts(run, number)]
+        return frozenset(_task(self._round(run, number)).nonce for number in counted)
+
+    def retain(self, rounds: int) -> None:
+        """Keep so many counted rounds behind the newest; 0: all."""
+        self._keep = rounds + 1 if rounds else None
 
     def close(self) -> None:
         """Let another daemon have the folder."""
@@ -164,11 +199,24 @@ class FolderStore:
 
 
 def _staged(here: Path) -> tuple[Task, Update]:
-    payload, path = _read(here / "update.safetensors"), here / "task.json"
+    payload = _read(here / "update.safetensors")
+    return _task(here), Update(payload=payload, **_facts(here, "update"))
+
+
+def _task(here: Path) -> Task:
+    facts = _facts(here, "task")
+    return Task(**{**facts, "kind": TaskKind(facts["kind"])})
+
+
+def _facts(here: Path, about: str) -> dict[str, Any]:
+    """Of `task.json`: the task, or the scalars of the update."""
+    path = here / "task.json"
     try:
-        facts = json.loads(path.read_text(encoding="utf-8"))
-        task = Task(**{**facts["task"], "kind": TaskKind(facts["task"]["kind"])})
-        return task, Update(payload=payload, **facts["update"])
+        facts = json.loads(path.read_text(encoding="utf-8"))[about]
+        known = {field.name for field in fields(Task if about == "task" else Update)} - {"payload"}
+        if set(facts) != known:
+            raise ValueError(f"{about} has other fields than {', '.join(sorted(known))}")
+        return dict(facts)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise _damaged(path, error) from error
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import secrets
 from collections.abc import Iterable
 from pathlib import Path
 
-from protofed.common.errors import StateError
+from protofed.common.errors import DiskFailure, OutOfSpace, StateError
 
 TEMPORARY = ".tmp-"
 
@@ -18,7 +19,7 @@ def write(path: Path, data: bytes) -> None:
     """Replace `path` by `data`, durably: temporary name, write, fsync, rename, fsync of the folder.
 
     Raises:
-        StateError: the folder is full, read-only or gone; whatever stood at `path` still stands.
+        OutOfSpace, DiskFailure: the folder is full, read-only or gone; whatever stood at `path` still stands.
     """
     temporary = path.with_name(f"{TEMPORARY}{path.name}-{secrets.token_hex(4)}")
     try:
@@ -32,7 +33,14 @@ def write(path: Path, data: bytes) -> None:
     except OSError as error:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
-        raise StateError(f"cannot write {path}: {error.strerror}; free space or make the folder writable") from error
+        raise write_error(path, error) from error
+
+
+def write_error(path: Path, error: OSError) -> StateError:
+    """What a failed write of `path` means."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE):
+        return OutOfSpace(f"cannot write {path}: {error.strerror}; free space, or raise the limit")
+    return DiskFailure(f"cannot write {path}: {error.strerror}; check the disk, make the folder writable")
 
 
 def sync_folder(folder: Path) -> None:

@@ -9,9 +9,14 @@ ProtofedError                 70
 │   ├── VersionMismatch            client and server speak different versions
 │   ├── Incomplete                 an upload lacks chunks, or was never begun
 │   ├── NotEnrolled                the server does not know this daemon (any more)
-│   └── Fenced                     a newer daemon of the same site has taken over
+│   ├── Fenced                     a newer daemon of the same site has taken over
+│   ├── Excluded                   the operator has excluded the site
+│   ├── Conflict                   what was said before is contradicted, or a name is taken
+│   └── OverQuota                  more than one site may have at a time
 ├── Unavailable               69   a peer or a port that cannot be had now
-├── StateError                74   a state folder that is locked, damaged or full
+├── StateError                74   a state folder that is locked or damaged
+│   ├── OutOfSpace                 a full disk: the same again succeeds when there is room
+│   └── DiskFailure                a disk that cannot be written: what was written before may be lost, too
 └── TaskFailure                    a task that this site cannot do; reported to the server by its reason
 """
 
@@ -75,6 +80,18 @@ class Fenced(ProtocolError):
     """A newer daemon of the same site has enrolled: this one ends."""
 
 
+class Excluded(ProtocolError):
+    """The operator has excluded the site: it waits until it is admitted again."""
+
+
+class Conflict(ProtocolError):
+    """What was said before is contradicted (equivocation), or a name is taken."""
+
+
+class OverQuota(ProtocolError):
+    """More than one site may have at a time: it tries again later."""
+
+
 class Unavailable(ProtofedError):
     """A peer or a port that cannot be had now."""
 
@@ -82,9 +99,17 @@ class Unavailable(ProtofedError):
 
 
 class StateError(ProtofedError):
-    """A state folder that is locked, damaged or full."""
+    """A state folder that is locked or damaged."""
 
     exit_code = 74
+
+
+class OutOfSpace(StateError):
+    """A full disk: nothing was written, and the same again succeeds when there is room."""
+
+
+class DiskFailure(StateError):
+    """A disk that cannot be written. After a failed fsync nobody knows what is on it: a server then ends."""
 
 
 class Failure(StrEnum):

@@ -1,20 +1,16 @@
-"""Content-addressed blobs and the uploads that become them. A digest that was answered for is on disk, and is checked
-again at every read.
-"""
+"""Content-addressed blobs. A digest that was answered for is on disk, and is checked again at every read."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 from pathlib import Path
 from typing import Protocol
 
-from google_crc32c import value as crc32c
-
-from protofed.common import archive
+from protofed.common import archive, failpoint
 from protofed.common.codec import Digest, digest
-from protofed.common.errors import CodecError, Incomplete, StateError
+from protofed.common.errors import Incomplete, StateError
 from protofed.common.task import CHUNK_BYTES
+from protofed.server.uploads import Quota, Upload, Uploads
 
 
 class Blobs(Protocol):
@@ -29,6 +25,9 @@ class Blobs(Protocol):
         Raises:
             StateError: it is not there, or is no longer what it was.
         """
+
+    def has(self, address: Digest) -> bool:
+        """Whether it is there, sound or not."""
 
     def discard(self, address: Digest) -> None:
         """Forget data, if it is there."""
@@ -52,24 +51,28 @@ class MemoryBlobs:
             raise StateError(f"blob {address} is not in memory")
         return self._data[address]
 
+    def has(self, address: Digest) -> bool:
+        """Whether it is there."""
+        return address in self._data
+
     def discard(self, address: Digest) -> None:
         """Forget data."""
         self._data.pop(address, None)
 
 
 class FolderBlobs:
-    """Blobs as files of a folder, with the uploads that are not yet complete beside them."""
+    """Blobs as files of a folder, with the uploads that become some of them beside them."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, quota: Quota = Quota()) -> None:  # noqa: B008  (frozen)
         self._folder = folder
-        self._uploads = folder / "uploads"
-        self._uploads.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
         archive.sweep([folder])
+        self.uploads = Uploads(folder / "uploads", quota)
 
     def put(self, data: bytes) -> Digest:
         """Keep data durably."""
         address = digest(data)
-        if not self._path(address).exists():
+        if self.damaged(address):
             archive.write(self._path(address), data)
         return address
 
@@ -83,6 +86,22 @@ class FolderBlobs:
             raise StateError(f"blob {address} has changed on disk; restore it from a backup")
         return data
 
+    def damaged(self, address: Digest) -> bool:
+        """Whether it is not there, cannot be read, or is no longer what it was."""
+        try:
+            self.get(address)
+        except StateError:
+            return True
+        return False
+
+    def has(self, address: Digest) -> bool:
+        """Whether it is there, sound or not."""
+        return self._path(address).exists()
+
+    def addresses(self) -> list[Digest]:
+        """All that is there."""
+        return [Digest(path.name) for path in self._folder.iterdir() if path.is_file() and len(path.name) == 64]
+
     def discard(self, address: Digest) -> None:
         """Forget data."""
         self._path(address).unlink(missing_ok=True)
@@ -95,84 +114,27 @@ class FolderBlobs:
         except OSError as error:
             raise StateError(f"blob {address} cannot be read: {error.strerror}") from error
 
-    def begin(self, upload: str, total: int) -> frozenset[int]:
-        """Prepare an upload of `total` bytes; the chunks that are held already, from an earlier try."""
-        data, held = self._upload(upload)
-        try:
-            if held.exists() and data.exists() and data.stat().st_size == total:
-                return frozenset(i for i, mark in enumerate(held.read_bytes()) if mark)
-            held.write_bytes(bytes(chunks(total)))
-            with data.open("wb") as file:
-                os.posix_fallocate(file.fileno(), 0, total)
-        except OSError as error:
-            self.drop(upload)
-            raise StateError(f"no room for an upload of {total} bytes: {error.strerror}") from error
-        return frozenset()
-
-    def write(self, upload: str, index: int, data: bytes, checksum: int) -> None:
-        """Keep one chunk. Not yet durable: the whole is checked when it is sealed.
-
-        Raises:
-            CodecError: the chunk does not belong there, or its CRC-32C is wrong.
-            Incomplete: the upload was never begun.
-        """
-        path, held = self._upload(upload)
-        try:
-            total = path.stat().st_size
-            if not 0 <= index < chunks(total) or len(data) != min(CHUNK_BYTES, total - index * CHUNK_BYTES):
-                raise CodecError(f"chunk {index} of {len(data)} bytes does not belong to an upload of {total} bytes")
-            if crc32c(data) != checksum:
-                raise CodecError(f"chunk {index} arrived damaged")
-            with path.open("r+b") as file:
-                os.pwrite(file.fileno(), data, index * CHUNK_BYTES)
-            with held.open("r+b") as file:
-                os.pwrite(file.fileno(), b"\1", index)
-        except FileNotFoundError as error:
-            raise Incomplete("no such upload; begin it again") from error
-        except OSError as error:
-            raise StateError(f"cannot keep a chunk: {error.strerror}") from error
-
-    def seal(self, upload: str, address: Digest) -> bytes:
-        """Turn a complete upload into the blob of that address, durably; its data.
+    def seal(self, upload: Upload) -> bytes:
+        """Turn a complete upload into a blob, durably; its data, again if it was sealed before.
 
         Raises:
             Incomplete: chunks are missing, or the upload was never begun.
             CodecError: the whole is not what was announced; it is dropped.
         """
-        path, held = self._upload(upload)
-        if self._path(address).exists() and not path.exists():
-            return self.get(address)
+        target = self._path(upload.address)
         try:
-            if missing := [i for i, mark in enumerate(held.read_bytes()) if not mark]:
-                raise Incomplete(f"{len(missing)} chunks are missing, the first is {missing[0]}")
-            data = path.read_bytes()
-            if digest(data) != address:
-                self.drop(upload)
-                raise CodecError("the upload's digest is not the one that was announced")
-            with path.open("rb") as file:
-                os.fsync(file.fileno())
-            os.replace(path, self._path(address))
+            data = self.uploads.seal(upload, target)
+        except Incomplete:
+            if upload in self.uploads or not target.exists():
+                raise
+        else:
+            failpoint.reach("upload-sealed")
+            return data
+        try:
             archive.sync_folder(self._folder)
-        except FileNotFoundError as error:
-            raise Incomplete("no such upload; begin it again") from error
         except OSError as error:
-            raise StateError(f"cannot keep an upload: {error.strerror}") from error
-        held.unlink(missing_ok=True)
-        return data
-
-    def drop(self, upload: str) -> None:
-        """Forget an upload."""
-        for path in self._upload(upload):
-            with contextlib.suppress(FileNotFoundError):
-                path.unlink()
+            raise archive.write_error(target, error) from error
+        return self.get(upload.address)
 
     def _path(self, address: Digest) -> Path:
         return self._folder / address
-
-    def _upload(self, upload: str) -> tuple[Path, Path]:
-        return self._uploads / upload, self._uploads / f"{upload}.held"
-
-
-def chunks(total: int) -> int:
-    """How many chunks a blob of `total` bytes has."""
-    return -(-total // CHUNK_BYTES)

@@ -1,0 +1,202 @@
+"""One suite over both stores of downloads, and what the one on disk keeps for the next daemon."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from google_crc32c import value as crc32c
+
+from protofed.client.incoming import FolderIncoming, Incoming, MemoryIncoming, receive
+from protofed.common.codec import Digest, digest
+from protofed.common.errors import CodecError, OutOfSpace
+from protofed.common.task import CHUNK_BYTES
+
+DATA = random.Random(0).randbytes(2 * CHUNK_BYTES + 1000)  # three chunks  # noqa: S311
+ADDRESS = digest(DATA)
+
+
+class Peer:
+    """Gives chunks of `data`, and remembers which it was asked for."""
+
+    def __init__(self, data: bytes = DATA) -> None:
+        self.data, self.asked = data, list[int]()
+        self.damage: dict[int, int] = {}  # how often a chunk is still to arrive damaged
+        self.lie: dict[int, int] = {}  # ... with a checksum that does not show it
+        self.dies_at: int | None = None
+
+    def __call__(self, index: int) -> tuple[bytes, int]:
+        if self.dies_at is not None and index >= self.dies_at:
+            raise ConnectionError
+        self.asked.append(index)
+        right = self.data[index * CHUNK_BYTES :][:CHUNK_BYTES]
+        wrong = bytes([right[0] ^ 1]) + right[1:]
+        for flaws in (self.damage, self.lie):
+            if flaws.get(index, 0):
+                flaws[index] -= 1
+                return wrong, crc32c(right if flaws is self.damage else wrong)
+        return right, crc32c(right)
+
+
+@pytest.fixture
+def pool() -> Iterator[ThreadPoolExecutor]:
+    """One thread: chunks come in order."""
+    with ThreadPoolExecutor(1) as made:
+        yield made
+
+
+@pytest.fixture(params=["memory", "folder"])
+def incoming(request: pytest.FixtureRequest, tmp_path: Path) -> Incoming:
+    return MemoryIncoming() if request.param == "memory" else FolderIncoming(tmp_path / "incoming")
+
+
+@pytest.fixture
+def fetch(pool: ThreadPoolExecutor) -> Callable[..., bytes]:
+    def one(incoming: Incoming, peer: Peer, address: Digest | None = None) -> bytes:
+        return receive(incoming, address or digest(peer.data), len(peer.data), peer, pool)
+
+    return one
+
+
+# Both stores
+
+
+@pytest.mark.parametrize("size", [1, CHUNK_BYTES, CHUNK_BYTES + 1, 2 * CHUNK_BYTES + 1000])
+def test_a_blob_is_received_whole(incoming: Incoming, fetch: Callable[..., bytes], size: int) -> None:
+    peer = Peer(DATA[:size])
+    assert fetch(incoming, peer) == DATA[:size]
+    assert peer.asked == list(range(-(-size // CHUNK_BYTES)))
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_damaged_chunk_alone_is_asked_for_again(incoming: Incoming, fetch: Callable[..., bytes], times: int) -> None:
+    peer = Peer()
+    peer.damage = {1: times}
+    assert fetch(incoming, peer) == DATA
+    assert peer.asked == [0, *[1] * (times + 1), 2]
+
+
+def test_a_chunk_that_arrives_damaged_three_times_is_an_error(incoming: Incoming, fetch: Callable[..., bytes]) -> None:
+    peer = Peer()
+    peer.damage = {1: 3}
+    with pytest.raises(CodecError, match="chunk 1 arrived damaged 3 times"):
+        fetch(incoming, peer)
+    assert fetch(incoming, peer) == DATA
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_blob_whose_digest_is_wrong_is_fetched_again(
+    incoming: Incoming, fetch: Callable[..., bytes], times: int
+) -> None:
+    peer = Peer()
+    peer.lie = {2: times}
+    assert fetch(incoming, peer) == DATA
+    assert peer.asked == [0, 1, 2] * (times + 1)
+
+
+def test_a_blob_whose_digest_is_wrong_three_times_is_an_error_and_is_not_kept(
+    incoming: Incoming, fetch: Callable[..., bytes]
+) -> None:
+    peer = Peer()
+    peer.lie = {2: 3}
+    with pytest.raises(CodecError, match=f"blob {ADDRESS} arrived damaged 3 times"):
+        fetch(incoming, peer)
+    assert incoming.whole(ADDRESS) is None
+    assert fetch(incoming, peer) == DATA
+
+
+# The folder
+
+
+@pytest.fixture
+def restart(tmp_path: Path) -> Callable[[], FolderIncoming]:
+    """Another daemon of the same site."""
+    return lambda: FolderIncoming(tmp_path / "incoming")
+
+
+def names(folder: Path) -> set[str]:
+    return {path.name for path in (folder / "incoming").iterdir()}
+
+
+@pytest.mark.parametrize("dies_at", [0, 1, 2])
+def test_a_daemon_that_starts_again_asks_only_for_what_is_missing(
+    restart: Callable[[], FolderIncoming], fetch: Callable[..., bytes], dies_at: int
+) -> None:
+    peer = Peer()
+    peer.dies_at = dies_at
+    with pytest.raises(ConnectionError):
+        fetch(restart(), peer)
+    peer.dies_at = None
+    assert fetch(restart(), peer) == DATA
+    assert peer.asked == [0, 1, 2]  # in all
+
+
+def test_a_blob_that_came_whole_is_not_asked_for_again(
+    restart: Callable[[], FolderIncoming], fetch: Callable[..., bytes], tmp_path: Path
+) -> None:
+    peer = Peer()
+    fetch(restart(), peer)
+    assert fetch(restart(), peer) == DATA
+    assert peer.asked == [0, 1, 2]
+    assert names(tmp_path) == {ADDRESS}
+
+
+@pytest.mark.parametrize("damage", [b"", DATA[:-1], DATA[:-1] + b"x"])
+def test_a_kept_blob_that_changed_is_fetched_again(
+    restart: Callable[[], FolderIncoming], fetch: Callable[..., bytes], tmp_path: Path, damage: bytes
+) -> None:
+    peer = Peer()
+    fetch(restart(), peer)
+    (tmp_path / "incoming" / ADDRESS).write_bytes(damage)
+    assert fetch(restart(), peer) == DATA
+    assert peer.asked == [0, 1, 2, 0, 1, 2]
+    assert restart().whole(ADDRESS) == DATA
+
+
+def test_only_the_newest_are_kept_and_what_was_used_last_is_new(
+    restart: Callable[[], FolderIncoming], fetch: Callable[..., bytes], tmp_path: Path
+) -> None:
+    blobs = [bytes([number]) * 10 for number in range(4)]
+    for number, blob in enumerate(blobs[:2]):
+        fetch(restart(), Peer(blob))
+        os.utime(tmp_path / "incoming" / digest(blob), (number, number))
+    assert restart().whole(digest(blobs[0])) == blobs[0]
+    fetch(restart(), Peer(blobs[2]))
+    assert names(tmp_path) == {digest(blobs[0]), digest(blobs[2])}
+
+
+def test_what_was_begun_for_a_task_that_is_over_goes_with_the_next_that_is_whole(
+    restart: Callable[[], FolderIncoming], fetch: Callable[..., bytes], tmp_path: Path
+) -> None:
+    peer = Peer()
+    peer.dies_at = 1
+    incoming = restart()
+    with pytest.raises(ConnectionError):
+        fetch(incoming, peer)
+    assert names(tmp_path) == {f"{ADDRESS}.part", f"{ADDRESS}.part.held"}
+    fetch(incoming, Peer(b"next"))
+    assert names(tmp_path) == {digest(b"next")}
+    peer.dies_at = None
+    assert fetch(incoming, peer) == DATA
+
+
+def test_a_full_disk_is_said_and_the_next_try_succeeds(
+    restart: Callable[[], FolderIncoming],
+    fetch: Callable[..., bytes],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def full(*_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    peer, incoming = Peer(), restart()
+    with monkeypatch.context() as disk:
+        disk.setattr(os, "posix_fallocate", full)
+        with pytest.raises(OutOfSpace, match="free space"):
+            fetch(incoming, peer)
+    assert (peer.asked, names(tmp_path)) == ([], set())
+    assert fetch(incoming, peer) == DATA

@@ -1,0 +1,358 @@
+"""A blob in chunks: whole or not at all, whatever order, repetition, damage, full disk or death comes in between."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from google_crc32c import value as crc32c
+
+from protofed.common import archive
+from protofed.common.codec import digest
+from protofed.common.errors import CodecError, Conflict, DiskFailure, Incomplete, OutOfSpace, StateError
+from protofed.common.partial import Partial, chunks
+from protofed.common.task import CHUNK_BYTES
+
+DATA = random.Random(0).randbytes(2 * CHUNK_BYTES + 1000)  # three chunks  # noqa: S311
+ADDRESS = digest(DATA)
+TOTAL = len(DATA)
+
+
+@pytest.fixture
+def partial(tmp_path: Path) -> Partial:
+    return Partial(tmp_path / "data")
+
+
+@pytest.fixture
+def reopen(tmp_path: Path) -> Callable[[], Partial]:
+    """Another process, of the same file."""
+    return lambda: Partial(tmp_path / "data")
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Path:
+    return tmp_path / "whole"
+
+
+def piece(index: int) -> bytes:
+    return DATA[index * CHUNK_BYTES : (index + 1) * CHUNK_BYTES]
+
+
+def send(partial: Partial, *indices: int) -> None:
+    for index in indices:
+        partial.write(index, piece(index), crc32c(piece(index)))
+
+
+def files(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
+
+
+def fails(code: int) -> Callable[..., Any]:
+    """A system call on a disk that answers so."""
+
+    def call(*_: Any) -> Any:
+        raise OSError(code, os.strerror(code))
+
+    return call
+
+
+@pytest.mark.parametrize(
+    ("total", "count"),
+    [(0, 0), (1, 1), (CHUNK_BYTES - 1, 1), (CHUNK_BYTES, 1), (CHUNK_BYTES + 1, 2), (2 * CHUNK_BYTES, 2)],
+)
+def test_chunks_are_counted(total: int, count: int) -> None:
+    assert chunks(total) == count
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2), (1, 1, 0, 2, 0)])
+@pytest.mark.parametrize("durable", [True, False])
+def test_chunks_in_any_order_and_twice_make_the_blob(
+    partial: Partial, target: Path, tmp_path: Path, order: tuple[int, ...], *, durable: bool
+) -> None:
+    assert partial.begin(TOTAL) == frozenset()
+    assert partial.total == TOTAL
+    send(partial, *order)
+    assert partial.seal(ADDRESS, target, durable=durable) == DATA
+    assert target.read_bytes() == DATA
+    assert (files(tmp_path), partial.total) == ({"whole"}, 0)
+
+
+def test_an_empty_blob_has_no_chunk_and_can_be_sealed(partial: Partial, target: Path) -> None:
+    assert partial.begin(0) == frozenset()
+    assert partial.seal(digest(b""), target) == b""
+    assert target.read_bytes() == b""
+
+
+@pytest.mark.parametrize("sent", [(), (0,), (2,), (0, 2), (1, 2), (0, 1, 2)])
+def test_it_goes_on_where_another_process_left_it(
+    reopen: Callable[[], Partial], target: Path, sent: tuple[int, ...]
+) -> None:
+    first = reopen()
+    first.begin(TOTAL)
+    send(first, *sent)
+    second = reopen()
+    assert second.total == TOTAL
+    assert second.begin(TOTAL) == set(sent)
+    send(second, *{0, 1, 2} - set(sent))
+    assert second.seal(ADDRESS, target) == DATA
+
+
+@pytest.mark.parametrize("sent", [(), (0,), (0, 2), (1, 2)])
+def test_a_hole_is_named_and_what_is_there_is_kept(
+    partial: Partial, target: Path, tmp_path: Path, sent: tuple[int, ...]
+) -> None:
+    partial.begin(TOTAL)
+    send(partial, *sent)
+    missing = sorted({0, 1, 2} - set(sent))
+    with pytest.raises(Incomplete, match=f"{len(missing)} chunks are missing, the first is {missing[0]}"):
+        partial.seal(ADDRESS, target)
+    assert not target.exists()
+    assert partial.begin(TOTAL) == set(sent)
+
+
+def test_a_hole_filled_with_zeros_by_the_disk_is_not_taken_for_data(partial: Partial, target: Path) -> None:
+    zeros = bytes(CHUNK_BYTES + 5)
+    partial.begin(len(zeros))
+    with pytest.raises(Incomplete):
+        partial.seal(digest(zeros), target)
+
+
+def test_another_size_begins_anew(partial: Partial, target: Path) -> None:
+    partial.begin(TOTAL)
+    send(partial, 0, 1)
+    assert partial.begin(TOTAL + 1) == frozenset()
+    with pytest.raises(Incomplete, match="3 chunks are missing, the first is 0"):
+        partial.seal(ADDRESS, target)
+
+
+@pytest.mark.parametrize("index", [-1, 3, 4, 2**31, 2**32 - 1])
+@pytest.mark.parametrize("data", [piece(0), piece(2), b""], ids=["full", "last", "empty"])
+def test_an_index_out_of_range_is_refused_and_writes_nothing(
+    partial: Partial, tmp_path: Path, index: int, data: bytes
+) -> None:
+    partial.begin(TOTAL)
+    with pytest.raises(CodecError, match="does not belong"):
+        partial.write(index, data, crc32c(data))
+    assert (tmp_path / "data").stat().st_size == TOTAL
+    assert partial.begin(TOTAL) == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("index", "size"),
+    [(0, 0), (0, 1000), (0, CHUNK_BYTES - 1), (0, CHUNK_BYTES + 1), (2, 999), (2, 1001), (2, CHUNK_BYTES)],
+)
+def test_a_chunk_of_the_wrong_size_is_refused(partial: Partial, index: int, size: int) -> None:
+    partial.begin(TOTAL)
+    data = bytes(size)
+    with pytest.raises(CodecError, match="does not belong"):
+        partial.write(index, data, crc32c(data))
+    assert partial.begin(TOTAL) == frozenset()
+
+
+def test_a_chunk_that_was_damaged_on_its_way_is_refused_and_can_be_sent_again(partial: Partial, target: Path) -> None:
+    partial.begin(TOTAL)
+    damaged = bytearray(piece(1))
+    damaged[7] ^= 1
+    with pytest.raises(CodecError, match="chunk 1 arrived damaged"):
+        partial.write(1, bytes(damaged), crc32c(piece(1)))
+    assert partial.begin(TOTAL) == frozenset()
+    send(partial, 0, 1, 2)
+    assert partial.seal(ADDRESS, target) == DATA
+
+
+@pytest.mark.parametrize("at", [0, 1, CHUNK_BYTES - 1])
+def test_other_bytes_for_a_chunk_that_is_held_are_a_conflict_and_change_nothing(
+    reopen: Callable[[], Partial], target: Path, at: int
+) -> None:
+    partial = reopen()
+    partial.begin(TOTAL)
+    send(partial, 0, 1, 2)
+    other = bytearray(piece(1))
+    other[at] ^= 1
+    for one in (partial, reopen()):
+        with pytest.raises(Conflict, match="chunk 1 was sent before with other bytes"):
+            one.write(1, bytes(other), crc32c(bytes(other)))
+    assert partial.seal(ADDRESS, target) == DATA
+
+
+def test_another_digest_is_dropped_and_can_begin_again(partial: Partial, target: Path, tmp_path: Path) -> None:
+    partial.begin(TOTAL)
+    send(partial, 0, 1, 2)
+    with pytest.raises(CodecError, match="digest of all chunks is not the one"):
+        partial.seal(digest(b"another"), target)
+    assert files(tmp_path) == set()
+    for late in (lambda: send(partial, 0), lambda: partial.seal(ADDRESS, target)):
+        with pytest.raises(Incomplete, match="begin it again"):
+            late()
+    assert partial.begin(TOTAL) == frozenset()
+    send(partial, 0, 1, 2)
+    assert partial.seal(ADDRESS, target) == DATA
+
+
+def test_what_a_crash_tore_is_found_by_the_digest(partial: Partial, target: Path, tmp_path: Path) -> None:
+    partial.begin(TOTAL)
+    send(partial, 0, 1, 2)
+    with (tmp_path / "data").open("r+b") as file:  # the mark reached the disk, and half of its chunk did not
+        file.seek(CHUNK_BYTES + 100)
+        file.write(bytes(1000))
+    with pytest.raises(CodecError):
+        partial.seal(ADDRESS, target)
+    assert not target.exists()
+    assert partial.begin(TOTAL) == frozenset()
+
+
+def test_what_was_never_begun_is_incomplete(partial: Partial, target: Path, tmp_path: Path) -> None:
+    with pytest.raises(Incomplete, match="begin it again"):
+        send(partial, 0)
+    with pytest.raises(Incomplete, match="begin it again"):
+        partial.seal(ADDRESS, target)
+    assert (files(tmp_path), partial.total, partial.touched) == (set(), 0, 0.0)
+
+
+def test_a_sealed_one_takes_no_chunk(partial: Partial, target: Path) -> None:
+    partial.begin(TOTAL)
+    send(partial, 0, 1, 2)
+    partial.seal(ADDRESS, target)
+    with pytest.raises(Incomplete):
+        send(partial, 0)
+    assert target.read_bytes() == DATA
+
+
+def test_dropping_leaves_nothing_and_may_be_repeated(partial: Partial, tmp_path: Path) -> None:
+    partial.begin(TOTAL)
+    send(partial, 0)
+    for _ in range(2):
+        partial.drop()
+    assert files(tmp_path) == set()
+    with pytest.raises(Incomplete):
+        send(partial, 1)
+
+
+def test_files_that_go_away_under_it_are_incomplete_and_begin_again(
+    partial: Partial, target: Path, tmp_path: Path
+) -> None:
+    for path in ("data", "data.held"):
+        for late in (lambda: send(partial, 0), lambda: partial.seal(ADDRESS, target)):
+            assert partial.begin(TOTAL) == frozenset()
+            send(partial, 0, 1, 2)
+            (tmp_path / path).unlink()
+            with pytest.raises(Incomplete, match="begin it again"):
+                late()
+
+
+@pytest.mark.parametrize("left", ["data", "data.held"])
+def test_half_of_a_beginning_is_begun_again(reopen: Callable[[], Partial], target: Path, left: str) -> None:
+    """Killed between the two files, with a mark that belongs to nothing."""
+    target.with_name(left).write_bytes(b"\1\1\1" if left == "data.held" else bytes(TOTAL))
+    partial = reopen()
+    assert partial.begin(TOTAL) == frozenset()
+    send(partial, 0, 1, 2)
+    assert partial.seal(ADDRESS, target) == DATA
+
+
+def test_it_says_when_it_was_touched_last(partial: Partial, tmp_path: Path) -> None:
+    partial.begin(TOTAL)
+    for touch in (lambda: send(partial, 1), lambda: partial.begin(TOTAL)):
+        os.utime(tmp_path / "data", (1000.0, 1000.0))
+        assert partial.touched == 1000.0
+        touch()
+        assert partial.touched > 1000.0
+
+
+def test_chunks_may_come_on_many_threads(partial: Partial, target: Path) -> None:
+    partial.begin(TOTAL)
+    threads = [threading.Thread(target=send, args=(partial, *order)) for order in ((0, 1, 2), (2, 1, 0), (1, 2, 0))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert partial.seal(ADDRESS, target) == DATA
+
+
+# The disk
+
+FULL = [(errno.ENOSPC, OutOfSpace), (errno.EDQUOT, OutOfSpace), (errno.EIO, DiskFailure), (errno.EROFS, DiskFailure)]
+
+
+@pytest.mark.parametrize(("code", "kind"), FULL)
+def test_no_room_leaves_nothing(
+    partial: Partial, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, kind: type[StateError]
+) -> None:
+    with monkeypatch.context() as disk:
+        disk.setattr(os, "posix_fallocate", fails(code))
+        with pytest.raises(kind):
+            partial.begin(TOTAL)
+    assert (files(tmp_path), partial.total) == (set(), 0)
+    assert partial.begin(TOTAL) == frozenset()
+
+
+@pytest.mark.parametrize(("code", "kind"), FULL)
+def test_a_failed_fsync_is_never_taken_for_a_sealed_blob(
+    partial: Partial, target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, kind: type[StateError]
+) -> None:
+    partial.begin(TOTAL)
+    send(partial, 0, 1, 2)
+    with monkeypatch.context() as disk:
+        disk.setattr(os, "fsync", fails(code))
+        with pytest.raises(kind):
+            partial.seal(ADDRESS, target)
+    with pytest.raises(Incomplete):  # a second fsync would say that all is well
+        partial.seal(ADDRESS, target)
+    assert files(tmp_path) == set()
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A real disk of 5 MiB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    if os.geteuid() != 0 or os.system(f"mount -t tmpfs -o size=5m tmpfs {folder} 2>/dev/null"):  # noqa: S605
+        pytest.skip("needs the right to mount a tmpfs")
+    yield folder
+    os.system(f"umount {folder}")  # noqa: S605
+
+
+def test_a_full_disk_is_out_of_space_and_the_same_again_succeeds_when_there_is_room(small_disk: Path) -> None:
+    (small_disk / "other").write_bytes(bytes(2 << 20))
+    partial = Partial(small_disk / "data")
+    with pytest.raises(OutOfSpace, match="free space"):
+        partial.begin(TOTAL)
+    assert files(small_disk) == {"other"}
+    (small_disk / "other").unlink()
+    partial.begin(TOTAL)
+    send(partial, 0, 1, 2)
+    assert partial.seal(ADDRESS, small_disk / "whole") == DATA
+
+
+def test_what_is_made_durable_is_the_data_and_then_its_name(
+    partial: Partial, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[str] = []
+    real = os.fsync
+
+    def fsync(handle: int) -> None:
+        synced.append(Path(os.readlink(f"/proc/self/fd/{handle}")).name + f" {target.exists()}")
+        real(handle)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    partial.begin(TOTAL)
+    send(partial, 0, 1, 2)
+    assert synced == []  # never once a chunk
+    partial.seal(ADDRESS, target)
+    assert synced == ["data False", f"{target.parent.name} True"]
+
+
+def test_a_folder_that_cannot_be_synced_is_an_error(
+    partial: Partial, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(archive, "sync_folder", fails(errno.EIO))
+    partial.begin(TOTAL)
+    send(partial, 0, 1, 2)
+    with pytest.raises(DiskFailure):
+        partial.seal(ADDRESS, target)

@@ -1,0 +1,197 @@
+"""Unfinished uploads: whose they are outlives the server, none is without bound, and those that nobody needs go."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from google_crc32c import value as crc32c
+
+from protofed.common.codec import Digest, digest
+from protofed.common.errors import Incomplete, OutOfSpace, OverQuota
+from protofed.common.task import CHUNK_BYTES
+from protofed.server.uploads import Quota, Upload, Uploads
+
+TOTAL = CHUNK_BYTES + 5
+SMALL = Quota(uploads=2, total=3 * TOTAL)
+
+
+def upload(site: str = "ann", nonce: str = "n1", number: int = 0) -> Upload:
+    return Upload(site, nonce, digest(bytes([number])))
+
+
+@pytest.fixture
+def reopen(tmp_path: Path) -> Callable[[], Uploads]:
+    """Another server on the same folder."""
+    return lambda: Uploads(tmp_path, SMALL)
+
+
+@pytest.fixture
+def uploads(reopen: Callable[[], Uploads]) -> Uploads:
+    return reopen()
+
+
+def files(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
+
+
+def send(uploads: Uploads, which: Upload, index: int = 0) -> None:
+    data = bytes(min(CHUNK_BYTES, TOTAL - index * CHUNK_BYTES))
+    uploads.write(which, index, data, crc32c(data))
+
+
+def test_uploads_of_an_earlier_server_go_on(reopen: Callable[[], Uploads]) -> None:
+    before = reopen()
+    before.begin(upload(), TOTAL)
+    send(before, upload())
+    after = reopen()
+    assert upload() in after
+    assert after.begin(upload(), TOTAL) == {0}
+
+
+def test_files_that_are_no_upload_go(reopen: Callable[[], Uploads], tmp_path: Path) -> None:
+    reopen().begin(upload(), TOTAL)
+    for name in ("n1-0123456789abcdef", "n1-0123456789abcdef.held", "x", f"{upload(number=1)}.held"):
+        (tmp_path / name).write_bytes(b"x")
+    reopen()
+    assert files(tmp_path) == {str(upload()), f"{upload()}.held"}
+
+
+def test_a_name_says_whose_it_is() -> None:
+    assert str(Upload("site-1", "n-2", Digest("ab"))) == "site-1.n-2.ab"
+
+
+def test_what_was_never_begun_is_incomplete(uploads: Uploads, tmp_path: Path) -> None:
+    with pytest.raises(Incomplete, match="begin it again"):
+        send(uploads, upload())
+    with pytest.raises(Incomplete, match="begin it again"):
+        uploads.seal(upload(), tmp_path / "target")
+    assert files(tmp_path) == set()
+
+
+def test_two_uploads_at_once_do_not_mix(uploads: Uploads, tmp_path: Path) -> None:
+    for number, site in enumerate(("ann", "bob")):
+        data = bytes([number]) * 1000
+        uploads.begin(Upload(site, "n", digest(data)), len(data))
+    for number, site in enumerate(("ann", "bob")):
+        data = bytes([number]) * 1000
+        uploads.write(Upload(site, "n", digest(data)), 0, data, crc32c(data))
+    for number, site in enumerate(("ann", "bob")):
+        data = bytes([number]) * 1000
+        assert uploads.seal(Upload(site, "n", digest(data)), tmp_path / "target") == data
+
+
+# Quotas
+
+
+def test_one_site_has_only_so_many_and_the_others_are_not_affected(uploads: Uploads, tmp_path: Path) -> None:
+    uploads.begin(upload(number=0), TOTAL)
+    uploads.begin(upload(number=1), TOTAL)
+    before = files(tmp_path)
+    with pytest.raises(OverQuota, match="2 uploads of this site are unfinished; commit one of them, or try later"):
+        uploads.begin(upload(number=2), 1)
+    assert files(tmp_path) == before
+    assert uploads.begin(upload(number=1), TOTAL) == frozenset()  # which it has
+    uploads.begin(upload("bob"), TOTAL)
+    uploads.drop(upload(number=0))
+    uploads.begin(upload(number=2), TOTAL)
+
+
+def test_one_site_announces_only_so_many_bytes(uploads: Uploads, tmp_path: Path) -> None:
+    for total in (3 * TOTAL + 1, 100 * TOTAL, 2**62):
+        with pytest.raises(OverQuota, match=rf"announces {total} bytes, at most {3 * TOTAL} .*send less"):
+            uploads.begin(upload(), total)
+    assert files(tmp_path) == set()
+    uploads.begin(upload(), 2 * TOTAL)
+    with pytest.raises(OverQuota):
+        uploads.begin(upload(number=1), TOTAL + 1)
+    with pytest.raises(OverQuota):
+        uploads.begin(upload(), 3 * TOTAL + 1)  # the same again, grown
+    uploads.begin(upload(number=1), TOTAL)
+
+
+def test_a_restart_does_not_forget_what_a_site_has(reopen: Callable[[], Uploads]) -> None:
+    before = reopen()
+    before.begin(upload(number=0), TOTAL)
+    before.begin(upload(number=1), TOTAL)
+    with pytest.raises(OverQuota):
+        reopen().begin(upload(number=2), TOTAL)
+
+
+@pytest.mark.parametrize("finish", ["seal", "drop", "drop of", "collect"])
+def test_what_is_finished_counts_no_more(uploads: Uploads, tmp_path: Path, finish: str) -> None:
+    data = b"data"
+    for number in range(2 * SMALL.uploads):
+        one = Upload("ann", f"n{number}", digest(data))
+        uploads.begin(one, len(data))
+        uploads.write(one, 0, data, crc32c(data))
+        match finish:
+            case "seal":
+                uploads.seal(one, tmp_path / "sealed")
+            case "drop":
+                uploads.drop(one)
+            case "drop of":
+                uploads.drop_of("ann", f"n{number}")
+            case _:
+                uploads.collect(0.0, time.time() + 1)
+        assert one not in uploads
+
+
+def test_no_room_leaves_nothing_and_counts_nothing(
+    uploads: Uploads, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as disk:
+        disk.setattr(os, "posix_fallocate", full)
+        for number in range(2 * SMALL.uploads):
+            with pytest.raises(OutOfSpace):
+                uploads.begin(upload(number=number), TOTAL)
+    assert files(tmp_path) == set()
+    uploads.begin(upload(), TOTAL)
+
+
+# What goes
+
+
+def test_a_closed_invitations_uploads_go_and_no_others(uploads: Uploads) -> None:
+    kept = [upload("ann", "n2"), upload("bob", "n1")]
+    for one in (upload("ann", "n1"), *kept):
+        uploads.begin(one, TOTAL)
+    assert uploads.drop_of("ann", "n1") == 1
+    assert [upload("ann", "n1") in uploads, *(one in uploads for one in kept)] == [False, True, True]
+
+
+def test_all_but_the_open_invitations_uploads_go(uploads: Uploads) -> None:
+    kept = [upload("ann", "n2"), upload("bob", "n1")]
+    for one in (upload("ann", "n1"), *kept):
+        uploads.begin(one, TOTAL)
+    assert uploads.drop_but("ann", "n2") == 1
+    assert [upload("ann", "n1") in uploads, *(one in uploads for one in kept)] == [False, True, True]
+
+
+def test_what_was_not_touched_for_long_is_collected(
+    reopen: Callable[[], Uploads], uploads: Uploads, tmp_path: Path
+) -> None:
+    now = 1_000_000.0
+    for site, age in (("ann", 3601.0), ("bob", 3599.0), ("eve", -1e6)):
+        uploads.begin(upload(site), TOTAL)
+        os.utime(tmp_path / str(upload(site)), (now - age, now - age))
+    after = reopen()  # the age outlives the server
+    assert after.collect(3600.0, now) == 1
+    assert [upload(site) in after for site in ("ann", "bob", "eve")] == [False, True, True]
+    assert len(files(tmp_path)) == 4
+    assert after.collect(3600.0, now) == 0
+    with pytest.raises(Incomplete, match="begin it again"):
+        send(after, upload("ann"))
+
+
+def test_what_goes_on_is_not_collected(uploads: Uploads, tmp_path: Path) -> None:
+    uploads.begin(upload(), TOTAL)
+    os.utime(tmp_path / str(upload()), (0.0, 0.0))
+    send(uploads, upload())
+    assert uploads.collect(60.0, time.time()) == 0
