@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections import Counter, deque
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,24 +12,25 @@ import numpy as np
 import pytest
 import structlog
 import torch
+from tests.client.scene import RULES, RUN, Scene, first_model, site_data, work
 from torch import nn
 
 from protofed.client import scoring
-from protofed.client.agent import Agent, Site
-from protofed.client.data.examples import Examples, SiteData, no_examples
+from protofed.client.agent import EXCLUDED_PAUSE_S
+from protofed.client.data.examples import SiteData, no_examples
 from protofed.client.evaluate import Tally, tally
-from protofed.client.memory import FolderStore, Held, MemoryStore, Store
-from protofed.client.models.catalogue import build
-from protofed.client.models.split import SplitModel, dump
+from protofed.client.memory import FolderStore, Held, MemoryStore
+from protofed.client.models.split import SplitModel
 from protofed.client.now import Now
-from protofed.client.policy import Policy, Released, ReleasedScores, Rules
 from protofed.common import codec
 from protofed.common.errors import (
     CodecError,
     DataError,
+    Excluded,
     Failure,
     Fenced,
     NotEnrolled,
+    OverQuota,
     ProtocolError,
     StateError,
     Unavailable,
@@ -39,12 +39,9 @@ from protofed.common.payload import Part, Payload
 from protofed.common.recipe import Recipe
 from protofed.common.task import (
     Activity,
-    Assignment,
     Finished,
     Progress,
-    Receipt,
     Role,
-    Signal,
     Task,
     TaskKind,
     Verdict,
@@ -57,167 +54,6 @@ from protofed.common.tensors import same_tensors
 def plain_logs(quiet_logs: None) -> None:
     """Tracebacks without the locals of every frame, which take seconds to print."""
     structlog.configure(processors=[structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)])
-
-
-RUN: dict[str, Any] = {
-    "name": "run",
-    "rounds": 3,
-    "classes": 3,
-    "input": {"shape": [1, 2, 2]},
-    "method": {"name": "fedavg"},
-    "model": {"name": "mlp", "hidden": [4]},
-    "plan": {"epochs": 2, "batch": 4, "lr": 0.1},
-    "federation": {"heartbeat_s": 0.125},
-}
-RULES: dict[str, Any] = {
-    "methods": ["fedavg", "fednh", "solo"],
-    "parts": ["body", "head", "prototypes"],
-    "metrics": [
-        "loss",
-        "global.accuracy",
-        "global.balanced_accuracy",
-        "personal.accuracy",
-        "personal.balanced_accuracy",
-        "personal.pm_v",
-        "personal.pm_l",
-    ],
-}
-
-
-@dataclass
-class ByHand:
-    """A link to a server by hand: hands out `tasks`, accepts what comes, and fails where `failing` says so."""
-
-    recipe: str
-    run: str = "run"
-    tasks: deque[Task | Wait | Finished] = field(default_factory=deque)
-    blobs: dict[str, bytes] = field(default_factory=dict)
-    failing: dict[str, list[Exception]] = field(default_factory=dict)  # call -> raised one after the other
-    before_push: Callable[[Task], None] = lambda _: None
-    verdict: Verdict = Verdict.ACCEPTED
-    calls: Counter[str] = field(default_factory=Counter)
-    tried: list[tuple[Task, Released]] = field(default_factory=list)
-    pushed: list[tuple[Task, Released]] = field(default_factory=list)
-    scores: list[dict[str, float]] = field(default_factory=list)
-    beats: list[Progress] = field(default_factory=list)
-
-    def _called(self, name: str) -> None:
-        self.calls[name] += 1
-        if self.failing.get(name):
-            raise self.failing[name].pop(0)
-
-    def enroll(self) -> Assignment | Finished:
-        self._called("enroll")
-        return Assignment(self.run, self.recipe)
-
-    def next_task(self, run: str, wait_s: float) -> Task | Wait | Finished:
-        self._called("next_task")
-        return self.tasks.popleft() if self.tasks else Wait(1.0)
-
-    def fetch(self, task: Task) -> bytes:
-        self._called("fetch")
-        return self.blobs[str(task.base)]
-
-    def push(self, task: Task, released: Released) -> Receipt:
-        self.before_push(task)
-        self.tried.append((task, released))
-        self._called("push")
-        self.pushed.append((task, released))
-        return Receipt(self.verdict, "", released.manifest.digest, "seal")
-
-    def report(self, task: Task, released: ReleasedScores) -> None:
-        self._called("report")
-        self.scores.append(dict(released.scores))
-
-    def beat(self, run: str, progress: Progress) -> Signal:
-        self.beats.append(progress)
-        return Signal.CONTINUE
-
-
-def site_data() -> SiteData:
-    """Twelve examples of classes 0 and 1; the test set has class 2, too."""
-    draw = torch.Generator().manual_seed(7)
-    train = Examples(torch.rand(12, 1, 2, 2, generator=draw), torch.arange(12) % 2)
-    test = Examples(torch.rand(9, 1, 2, 2, generator=draw), torch.arange(9) % 3)
-    return SiteData(train, test, Recipe.model_validate(RUN).input, 3)
-
-
-@dataclass
-class Scene:
-    """One site and its server."""
-
-    store: Store = field(default_factory=MemoryStore)
-    recipe: dict[str, Any] = field(default_factory=lambda: dict(RUN))
-    rules: dict[str, Any] = field(default_factory=lambda: dict(RULES))
-    roles: frozenset[Role] = frozenset({Role.TRAINER})
-    name: str = "ann"
-    now: Now = field(default_factory=Now)
-    load_data: Callable[[Recipe], SiteData] = lambda _: site_data()
-    wrap: Callable[[SplitModel], SplitModel] = lambda model: model
-
-    def __post_init__(self) -> None:
-        self.link = ByHand(Recipe.model_validate(self.recipe).wire())
-
-    def agent(self) -> Agent:
-        """A daemon that has just been started."""
-        policy = Policy(Rules.model_validate(self.rules))
-
-        def model(recipe: Recipe) -> SplitModel:
-            return self.wrap(build(recipe.model, recipe.input, recipe.classes, policy.rules.models))
-
-        return Agent(Site(self.name, self.roles, policy, self.store, self.load_data, model), self.link, self.now)
-
-    def restart(self, folder: Path) -> None:
-        """The daemon and its store have died; the store is opened again."""
-        assert isinstance(self.store, FolderStore)
-        self.store.close()
-        self.store = FolderStore(folder)
-
-    def offer(self, kind: TaskKind, round: int, base: Payload | None = None, nonce: str = "") -> Task:
-        """Queue a task; its base can be fetched."""
-        data = None if base is None else codec.encode(base)
-        digest = None if data is None else codec.digest(data)
-        if data is not None:
-            self.link.blobs[str(digest)] = data
-        task = Task(kind, self.link.run, round, nonce or f"n-{kind}-{round}", digest, len(data or b""), 60.0)
-        self.link.tasks.append(task)
-        return task
-
-    def fit(self, round: int = 1, base: Payload | None = None, nonce: str = "") -> Task:
-        """Queue a fit from the common model."""
-        return self.offer(TaskKind.FIT, round, base or first_model(), nonce)
-
-    def score(self, round: int, base: Payload | None = None) -> Task:
-        """Queue a scoring of the common model."""
-        return self.offer(TaskKind.SCORE, round, base or first_model())
-
-    def counting_loads(self) -> list[str]:
-        """Names of the runs that data are loaded for from now on."""
-        loads: list[str] = []
-
-        def load(recipe: Recipe) -> SiteData:
-            loads.append(recipe.name)
-            return site_data()
-
-        self.load_data = load
-        return loads
-
-    def declined(self) -> list[tuple[str, Failure | None]]:
-        """Nonce and reason of all tasks that were declined."""
-        assert all(beat.activity is Activity.FAILED for beat in self.link.beats)
-        return [(beat.nonce, beat.failure) for beat in self.link.beats]
-
-
-def first_model(seed: int = 5, **model: Any) -> Payload:
-    torch.manual_seed(seed)
-    recipe = Recipe.model_validate({**RUN, "model": {**RUN["model"], **model}})
-    made = build(recipe.model, recipe.input, recipe.classes)
-    return {Part.BODY: dump(made.body), Part.HEAD: dump(made.head)}
-
-
-def work(daemon: Agent, steps: int) -> None:
-    for _ in range(steps):
-        daemon.step(0.0)
 
 
 # The first model
@@ -365,6 +201,24 @@ def test_a_base_is_fetched_once() -> None:
     assert scene.declined() == []
 
 
+def test_what_the_server_did_not_take_is_handed_in_again_without_training() -> None:
+    scene = Scene()
+    task = scene.fit(1)
+    scene.link.failing["push"] = [OverQuota("too many uploads")]
+    daemon = scene.agent()
+    daemon.step(0.0)
+    scene.now.check = never  # type: ignore[method-assign]
+    scene.link.tasks.append(task)
+    daemon.step(0.0)
+    (_, first), (again, second) = scene.link.tried
+    assert (again, first.data) == (task, second.data)
+    assert (scene.store.held("run", 2).round, scene.store.unsettled("run"), scene.declined()) == (1, [], [])
+
+
+def never() -> None:
+    raise AssertionError("it trains")
+
+
 # What is declined: the server learns a reason code, and the daemon lives
 
 
@@ -456,15 +310,15 @@ def test_code_that_the_policy_does_not_name_is_never_imported(tmp_path: Path, mo
     assert not (tmp_path / "ran").exists()
 
 
-def test_data_that_cannot_be_used_end_the_daemon() -> None:
+def test_a_run_that_the_sites_data_do_not_serve_is_declined() -> None:
     def broken(_: Recipe) -> SiteData:
         raise DataError("no data at /data")
 
     scene = Scene(load_data=broken)
-    scene.fit(1)
-    with pytest.raises(DataError, match="no data at /data"):
-        scene.agent().step(0.0)
-    assert scene.declined() == []
+    tasks = [scene.fit(1), scene.score(1)]
+    work(scene.agent(), 2)
+    assert scene.declined() == [(task.nonce, Failure.DATA) for task in tasks]
+    assert scene.link.calls == {"enroll": 1, "next_task": 2}
 
 
 def scoring_only(recipe: Recipe) -> SiteData:
@@ -661,7 +515,7 @@ def test_personal_scores_come_only_from_a_fit_that_counted() -> None:
     scene.score(1)
     for verdict in (Verdict.STALE, Verdict.ACCEPTED):
         scene.link.verdict = verdict
-        scene.fit(2)
+        scene.fit(2, nonce=verdict)
         scene.score(2)
         work(daemon, 2)
     daemon.step(0.0)
@@ -808,6 +662,30 @@ def test_scores_pass_the_policy() -> None:
 
 
 # Enrolling
+
+
+@pytest.mark.parametrize("call", ["enroll", "next_task"])
+def test_an_excluded_site_waits_and_enrolls_again(call: str) -> None:
+    scene = Scene()
+    task = scene.fit(1)
+    scene.link.failing[call] = [Excluded("by the operator")]
+    daemon = scene.agent()
+    assert daemon.step(0.0) == Wait(0.0)
+    assert scene.pauses == [EXCLUDED_PAUSE_S]
+    assert daemon.step(0.0) == task
+    assert scene.link.calls["enroll"] == 2
+
+
+def test_a_site_excluded_while_it_hands_in_does_so_when_it_is_admitted() -> None:
+    scene = Scene()
+    task = scene.fit(1)
+    scene.link.failing |= {"push": [Excluded("by the operator")], "enroll": [], "next_task": []}
+    daemon = scene.agent()
+    daemon.step(0.0)
+    scene.link.failing["next_task"] = [Excluded("by the operator")]
+    work(daemon, 2)
+    assert [pushed for pushed, _ in scene.link.pushed] == [task]
+    assert (scene.pauses, scene.declined()) == ([EXCLUDED_PAUSE_S], [])
 
 
 @pytest.mark.parametrize("call", ["enroll", "next_task", "fetch", "push", "report"])

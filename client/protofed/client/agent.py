@@ -2,79 +2,40 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
 
 import structlog
 import torch
 
-import protofed.client.methods  # noqa: F401  (registers the client halves)
-from protofed.client.data.examples import SiteData
-from protofed.client.link import Link
-from protofed.client.local import Local, Steps, seeded
-from protofed.client.memory import Held, Outcome, Store
-from protofed.client.method import ClientMethod, client_methods
+from protofed.client.failures import FORESEEN, reason_of
+from protofed.client.link import Link, received
+from protofed.client.local import NoCheckpoints, Steps
+from protofed.client.memory import Held, Outcome
 from protofed.client.models.catalogue import build
-from protofed.client.models.split import SplitModel, dump, load
+from protofed.client.models.split import dump, load
 from protofed.client.now import CalledOffError, Now
-from protofed.client.policy import Policy, Released
+from protofed.client.policy import Released
 from protofed.client.scoring import of_personal, on_local_test, on_test
-from protofed.common import codec
+from protofed.client.site import Prepared, prepare
+from protofed.client.site import Site as Site
 from protofed.common.codec import Digest
 from protofed.common.errors import (
-    CodecError,
-    ConfigError,
-    DataError,
+    Excluded,
     Failure,
     Fenced,
     NotEnrolled,
-    PolicyViolation,
     ProtocolError,
     ProtofedError,
-    StateError,
     TaskFailure,
 )
-from protofed.common.payload import Part, Payload, SiteId, Update
-from protofed.common.recipe import Recipe, parse_json
+from protofed.common.failpoint import reach
+from protofed.common.payload import Part, Payload, Update
 from protofed.common.task import Activity, Assignment, Finished, Progress, Role, Scores, Task, TaskKind, Wait
 
 log = structlog.get_logger()
-_FAILURES: list[tuple[type[Exception], Failure]] = [
-    (PolicyViolation, Failure.POLICY),
-    (ConfigError, Failure.REFUSED),
-    (CodecError, Failure.REFUSED),
-    (DataError, Failure.DATA),
-    (StateError, Failure.DISK),
-    (torch.OutOfMemoryError, Failure.OUT_OF_MEMORY),
-]
-
-
-@dataclass(frozen=True)
-class Site:
-    """Who this agent is and what it has.
-
-    Attributes:
-        load_data: the site's data, brought to the recipe's input; raises DataError.
-        build_model: a model on the device; a simulation shares one among its sites.
-    """
-
-    name: SiteId
-    roles: frozenset[Role]
-    policy: Policy
-    store: Store
-    load_data: Callable[[Recipe], SiteData]
-    build_model: Callable[[Recipe], SplitModel]
-
-
-@dataclass
-class _Run:
-    """One run, as far as this site has prepared for it."""
-
-    recipe: Recipe
-    method: ClientMethod
-    model: SplitModel
-    data: SiteData
+REJECTED_PAUSE_S = 1.0  # before the server is asked again for a task that can be worked on
+EXCLUDED_PAUSE_S = 30.0
 
 
 class Agent:
@@ -82,14 +43,17 @@ class Agent:
 
     Args:
         now: shared with the heartbeat; a simulation has none.
+        pause: sleeps that many seconds.
     """
 
-    def __init__(self, site: Site, link: Link, now: Now | None = None) -> None:
-        self._site, self._link, self._now = site, link, now or Now()
+    def __init__(
+        self, site: Site, link: Link, now: Now | None = None, pause: Callable[[float], None] = time.sleep
+    ) -> None:
+        self._site, self._link, self._now, self._pause = site, link, now or Now(), pause
         self._assignment: Assignment | None = None
         self._enrolled = False
-        self._run: _Run | None = None
-        self._refusal: TaskFailure | None = None
+        self._run: Prepared | TaskFailure = TaskFailure(Failure.REFUSED, "no run was prepared")
+        self._settled: set[str] = set()  # nonces of this run whose receipt is there
         self._base: tuple[Digest, Payload] | None = None
         self._personal_scores: tuple[tuple[str, int, Digest | None], Scores] | None = None  # of which model, and which
 
@@ -97,7 +61,6 @@ class Agent:
         """Ask for a task and do it; what the server said.
 
         Raises:
-            DataError: the site's data cannot be used for this run.
             Fenced: a newer daemon of this site has taken over.
         """
         try:
@@ -106,15 +69,29 @@ class Agent:
             assert self._assignment is not None  # noqa: S101  (enrolled)
             answer = self._link.next_task(self._assignment.run, wait_s)
             if isinstance(answer, Task):
+                if not self._is_new(answer, self._assignment.run):
+                    return self._again(REJECTED_PAUSE_S)
                 self._do(answer)
-        except NotEnrolled:
-            log.info("the server has restarted; enrolling again", site=self._site.name)
+        except (NotEnrolled, Excluded) as error:  # the server has restarted, or the operator wants this site to wait
+            log.info("enrolling again", site=self._site.name, why=str(error))
             self._enrolled = False
-            return Wait(0.0)
+            return self._again(EXCLUDED_PAUSE_S if isinstance(error, Excluded) else 0.0)
         if isinstance(answer, Finished):
             log.info("run finished", run=self._assignment.run, reason=answer.reason)
             self._enrolled = False
         return answer
+
+    def _is_new(self, task: Task, run: str) -> bool:
+        """Whether it is work to do: an old answer, sent again, is not."""
+        new = task.run == run and task.nonce not in self._settled
+        if not new:
+            why = "it was handed in before" if task.run == run else f"this daemon works for run {run}"
+            log.error("task rejected", run=task.run, round=task.round, nonce=task.nonce, why=why)
+        return new
+
+    def _again(self, pause_s: float) -> Wait:
+        self._pause(pause_s)
+        return Wait(0.0)
 
     def _enroll(self) -> Finished | None:
         answer = self._link.enroll()
@@ -123,35 +100,28 @@ class Agent:
         if answer != self._assignment:
             self._prepare(answer)
         self._assignment, self._enrolled, self._now.run = answer, True, answer.run
-        if self._run is not None:
+        if isinstance(self._run, Prepared):
             for task, update in self._site.store.unsettled(answer.run):
                 log.info("handing in what has no receipt yet", run=task.run, round=task.round)
                 self._attempt(task, lambda task=task, update=update: self._hand_in(task, update))  # type: ignore[misc]
         return None
 
     def _prepare(self, assignment: Assignment) -> None:
-        """Check all that the server says before any of it is used; a run that is refused is declined task by task."""
-        self._run, self._refusal, self._base = None, None, None
-        policy = self._site.policy
+        """A run that is refused is declined task by task."""
+        self._base = None
         try:
-            recipe = parse_json(assignment.recipe, Recipe, f"the recipe of run {assignment.run}")
-            method = client_methods.build(recipe.method.name, recipe.method.options)
-            policy.admit(recipe.method.name, method.sends)
-            model = self._site.build_model(recipe)
-        except (ConfigError, PolicyViolation) as error:
-            reason = Failure.POLICY if isinstance(error, PolicyViolation) else Failure.REFUSED
-            self._refusal = TaskFailure(reason, str(error))
-            log.error("this site refuses the run", run=assignment.run, why=str(error))
+            self._run = prepare(self._site, assignment)
+        except TaskFailure as failure:
+            self._run = failure
+            log.error("this site cannot take part in the run", run=assignment.run, why=str(failure))
             return
-        self._run = _Run(recipe, method, model, self._site.load_data(recipe))
-        self._now.heartbeat_s = recipe.federation.heartbeat_s
+        self._settled = set(self._site.store.settled(assignment.run))
+        self._site.store.retain(assignment.keep_rounds)
+        self._now.heartbeat_s = self._run.recipe.federation.heartbeat_s
         log.info("ready", run=assignment.run, site=self._site.name, device=str(self._run.data.device))
 
     def _do(self, task: Task) -> None:
         self._now.nonce, self._now.steps = task.nonce, Steps()
-        if self._refusal is not None:
-            self._decline(task, self._refusal.reason, str(self._refusal))
-            return
         match task.kind:
             case TaskKind.INITIALISE:
                 self._attempt(task, lambda: self._initialise(task))
@@ -173,15 +143,13 @@ class Agent:
             raise
         except ProtocolError as error:
             log.warning("the server does not take this task any more", run=task.run, round=task.round, why=str(error))
-        except tuple(kind for kind, _ in _FAILURES) as error:
-            reason = next(reason for kind, reason in _FAILURES if isinstance(error, kind))
-            self._decline(task, reason, str(error))
+        except FORESEEN as error:
+            self._decline(task, reason_of(error), str(error))
         except ProtofedError:
             raise
         except Exception as error:  # a driver, or a site's own model: this task is declined, the daemon lives
             log.exception("task failed unforeseen", run=task.run, round=task.round)
-            reason = Failure.DEVICE if isinstance(error, torch.AcceleratorError) else Failure.INTERNAL
-            self._decline(task, reason, f"{type(error).__name__}: {error}")
+            self._decline(task, reason_of(error), f"{type(error).__name__}: {error}")
         finally:
             self._now.nonce, self._now.activity = "", Activity.IDLE
 
@@ -198,14 +166,23 @@ class Agent:
         self._hand_in(task, Update(self._site.name, {Part.BODY: dump(model.body), Part.HEAD: dump(model.head)}))
 
     def _fit(self, task: Task) -> None:
-        run, received = self._prepared(), self._receive(task)
-        held = self._site.store.held(task.run, task.round)
-        local = self._local(run, task, held)
-        self._now.activity = Activity.TRAINING
-        update = run.method.fit(local, received)
-        released = self._site.policy.release(update)  # what may not leave is not kept to be handed in, either
-        personal = {Part.BODY: dump(local.model.body), Part.HEAD: dump(local.model.head)}
-        self._site.store.stage(task, Outcome(update, local.memory, personal))
+        """Train, unless that was done before: the server did not take the update then, and now asks for it again."""
+        run = self._prepared()
+        for staged, update in self._site.store.unsettled(task.run):
+            if staged.nonce == task.nonce:
+                self._hand_in(task, update)
+                return
+        base = self._receive(task)
+        with self._site.checkpoints(task) as kept:
+            held = self._site.store.held(task.run, task.round)
+            local = run.local(self._site.name, task, held, self._now, kept)
+            self._now.activity = Activity.TRAINING
+            update = run.method.fit(local, base)
+            reach("fit-done")
+            released = self._site.policy.release(update)  # what may not leave is not kept to be handed in, either
+            personal = {Part.BODY: dump(local.model.body), Part.HEAD: dump(local.model.head)}
+            self._site.store.stage(task, Outcome(update, local.memory, personal))
+            reach("staged")
         self._push(task, released)
 
     def _hand_in(self, task: Task, update: Update) -> None:
@@ -214,10 +191,13 @@ class Agent:
     def _push(self, task: Task, released: Released) -> None:
         self._now.activity = Activity.UPLOADING
         receipt = self._link.push(task, released)
+        reach("pushed")
         why = {"reason": receipt.reason} if receipt.reason else {}
         log.info("handed in", run=task.run, round=task.round, verdict=receipt.verdict.value, **why)
+        self._settled.add(task.nonce)
         if task.kind is TaskKind.FIT:
             self._site.store.settle(task, receipt)
+            reach("settled")
             self._personal_scores = None
 
     def _score(self, task: Task) -> None:
@@ -231,7 +211,7 @@ class Agent:
             scores |= on_test(run.model, run.data, run.recipe)
         self._link.report(task, self._site.policy.release_scores(scores))
 
-    def _score_personal(self, run: _Run, task: Task, held: Held) -> Scores:
+    def _score_personal(self, run: Prepared, task: Task, held: Held) -> Scores:
         """Of the site's own model, taken once for each model; and of the global one on the site's own test set."""
         installed = run.method.personal == "installed"
         model = (task.run, held.round, task.base if installed else None)
@@ -243,7 +223,7 @@ class Agent:
             found |= on_local_test(run.model, run.data, run.recipe, "global")
         return found
 
-    def _of_personal(self, run: _Run, task: Task, held: Held, *, installed: bool) -> Scores:
+    def _of_personal(self, run: Prepared, task: Task, held: Held, *, installed: bool) -> Scores:
         if not installed and held.personal is None:
             return {}
         self._install(run, task, held)  # puts the method's own head in place
@@ -252,10 +232,10 @@ class Agent:
             load(run.model.head, held.personal[Part.HEAD])
         return of_personal(run.model, run.data, run.recipe)
 
-    def _install(self, run: _Run, task: Task, held: Held) -> None:
-        received = self._receive(task)
+    def _install(self, run: Prepared, task: Task, held: Held) -> None:
+        base = self._receive(task)
         self._now.activity = Activity.SCORING
-        run.method.install(self._local(run, task, held), received)
+        run.method.install(run.local(self._site.name, task, held, self._now, NoCheckpoints()), base)
 
     def _receive(self, task: Task) -> Payload:
         """The task's base, fetched once; looking for something that is not in it raises CodecError."""
@@ -263,34 +243,11 @@ class Agent:
             raise ProtocolError(f"a {task.kind} task without a model to start from")
         if self._base is None or self._base[0] != task.base:
             self._now.activity = Activity.DOWNLOADING
-            parts = codec.decode(self._link.fetch(task)).items()
-            self._base = (task.base, _Received({part: _Received(tensors) for part, tensors in parts}))
+            self._base = (task.base, received(self._link.fetch(task)))
+            reach("fetched")
         return self._base[1]
 
-    def _local(self, run: _Run, task: Task, held: Held) -> Local:
-        recipe = run.recipe
-        return Local(
-            site=self._site.name,
-            round=task.round,
-            rounds=recipe.rounds,
-            model=run.model,
-            data=run.data,
-            classes=recipe.classes,
-            plan=recipe.plan,
-            rng=seeded(recipe.seed, task.round, self._site.name, run.data.device),
-            memory=dict(held.memory),
-            steps=self._now.steps,
-            check=self._now.check,
-        )
-
-    def _prepared(self) -> _Run:
-        if self._run is None:
-            raise ProtocolError("no run was prepared")
+    def _prepared(self) -> Prepared:
+        if isinstance(self._run, TaskFailure):
+            raise TaskFailure(self._run.reason, str(self._run))
         return self._run
-
-
-class _Received(dict[Any, Any]):
-    """A payload, or a part of one, of which a method takes what it needs: a task without it is declined."""
-
-    def __missing__(self, name: Any) -> Any:
-        raise CodecError(f"the model that was received has no '{name}'")

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 from protofed.client.policy import Released, ReleasedScores
+from protofed.common import codec
+from protofed.common.errors import CodecError
+from protofed.common.payload import Payload
 from protofed.common.task import Assignment, Finished, Progress, Receipt, Signal, Task, Wait
 
 
@@ -34,3 +37,19 @@ class Link(Protocol):
 
     def beat(self, run: str, progress: Progress) -> Signal:
         """Say how far this site is. Not repeated when it is lost."""
+
+
+def received(data: bytes) -> Payload:
+    """What was fetched; looking for something that is not in it raises CodecError.
+
+    Raises:
+        CodecError: the bytes are no payload.
+    """
+    return _Received({part: _Received(tensors) for part, tensors in codec.decode(data).items()})
+
+
+class _Received(dict[Any, Any]):
+    """A payload, or a part of one, of which a method takes what it needs: a task without it is declined."""
+
+    def __missing__(self, name: Any) -> Any:
+        raise CodecError(f"the model that was received has no '{name}'")

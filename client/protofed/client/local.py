@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
+from torch import Tensor
 
 from protofed.client.data.examples import SiteData
 from protofed.client.models.split import SplitModel
@@ -24,6 +26,26 @@ class Steps:
     batches: int = 0
 
 
+class Checkpoints(Protocol):
+    """Where one fit keeps its training's newest epochs; calls of `train` are numbered from 1 in their order."""
+
+    def read(self, call: int) -> Mapping[str, Tensor] | None:
+        """What was kept last of this call, whole and undamaged; else None."""
+
+    def keep(self, call: int, tensors: Mapping[str, Tensor]) -> None:
+        """Keep these in place of what was kept of this call before. A disk that is full stops no training."""
+
+
+class NoCheckpoints:
+    """A fit that begins anew when it was interrupted."""
+
+    def read(self, call: int) -> None:
+        """Nothing was kept."""
+
+    def keep(self, call: int, tensors: Mapping[str, Tensor]) -> None:
+        """Nothing is."""
+
+
 @dataclass
 class Local:
     """What a fit works on.
@@ -37,6 +59,8 @@ class Local:
         memory: what the site keeps from round to round for this run; counts only if the update does.
         steps: progress, written by the training loop.
         check: called between batches; raises when the task was called off.
+        checkpoints: used by the training loop, if the plan asks for it.
+        trainings: calls of `train` so far.
     """
 
     site: SiteId
@@ -50,6 +74,8 @@ class Local:
     memory: dict[Part, Tensors]
     steps: Steps = field(default_factory=Steps)
     check: Callable[[], None] = lambda: None
+    checkpoints: Checkpoints = field(default_factory=NoCheckpoints)
+    trainings: int = 0
 
     def update(self, payload: Payload, **metrics: float) -> Update:
         """What this site offers; the policy decides what of it leaves."""

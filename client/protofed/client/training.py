@@ -12,7 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from protofed.client.local import Local
+from protofed.client.training_state import Training, keep, restore
 from protofed.common.errors import CodecError, Failure, TaskFailure
+from protofed.common.failpoint import reach
 from protofed.common.payload import Array, Part, Tensors
 from protofed.common.recipe import Plan
 
@@ -23,7 +25,8 @@ Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]  # images [B, ch, H, W], la
 def train(local: Local, loss: Loss, parameters: Iterable[Tensor] | None = None, epochs: int | None = None) -> float:
     """The plan's epochs of stochastic gradient descent on the site's training examples.
 
-    A batch that does not fit into the device's memory is split into micro-batches whose gradients are added up.
+    A batch that does not fit into the device's memory is split into micro-batches whose gradients are added up. If the
+    plan asks for checkpoints, a fit that was interrupted goes on here after the last epoch that it had done.
 
     Args:
         loss: batch mean; it sees a part of the batch when memory is short.
@@ -39,22 +42,25 @@ def train(local: Local, loss: Loss, parameters: Iterable[Tensor] | None = None, 
     plan, model = local.plan, local.model
     trained = [p for p in (model.parameters() if parameters is None else parameters) if p.requires_grad]
     optimizer = _optimizer(plan, trained, learning_rate(plan, local.round, local.rounds))
-    step = _Step(_with_precision(plan, local, loss), trained, optimizer, plan.clip)
+    training = Training(trained, optimizer, torch.zeros((), device=local.data.device))
+    step = _Step(_with_precision(plan, local, loss), training, plan.clip)
     model.train()
     epochs = plan.epochs if epochs is None else epochs
-    total, seen = torch.zeros((), device=local.data.device), 0
     steps = local.steps  # written in place: the heartbeat reads it
     steps.epochs, steps.batches = epochs, _batches(len(local.data.train), plan)
-    for steps.epoch in range(1, epochs + 1):
+    local.trainings += 1
+    for steps.epoch in range(restore(local, training) + 1, epochs + 1):
         steps.batch = 0
         for images, labels in local.data.batches(plan.batch, local.rng, plan.augment, plan.drop_last):
             local.check()
-            total += step(images, labels) * len(labels)
-            seen += len(labels)
+            step(images, labels)
             steps.batch += 1
-        if not math.isfinite(total.item()):  # once an epoch: it waits for the device
-            raise TaskFailure(Failure.NUMERIC, f"the loss is {total.item()} in epoch {steps.epoch}; lower plan.lr")
-    return total.item() / max(seen, 1)
+            reach("batch-done")
+        if not math.isfinite(total := training.total.item()):  # once an epoch: it waits for the device
+            raise TaskFailure(Failure.NUMERIC, f"the loss is {total} in epoch {steps.epoch}; lower plan.lr")
+        keep(local, training, steps.epoch)
+        reach("epoch-done")
+    return training.total.item() / max(training.seen, 1)
 
 
 def named(means: Mapping[int, Tensor]) -> Tensors:
@@ -143,11 +149,11 @@ def class_means(local: Local, embed: Callable[[Tensor], Tensor], weigh: Weigher 
 class _Step:
     """One optimizer step, in as many micro-batches as memory asks for."""
 
-    def __init__(self, loss: Loss, trained: list[Tensor], optimizer: torch.optim.Optimizer, clip: float | None) -> None:
-        self._loss, self._trained, self._optimizer, self._clip = loss, trained, optimizer, clip
-        self._size: int | None = None  # of a micro-batch; None: whole batches fit
+    def __init__(self, loss: Loss, training: Training, clip: float | None) -> None:
+        self._loss, self._training, self._clip = loss, training, clip
 
-    def __call__(self, images: Tensor, labels: Tensor) -> Tensor:
+    def __call__(self, images: Tensor, labels: Tensor) -> None:
+        training = self._training
         while True:
             try:
                 loss = self._gradients(images, labels)
@@ -155,29 +161,31 @@ class _Step:
             except torch.OutOfMemoryError:
                 self._shrink(len(labels))
         if self._clip is not None:
-            nn.utils.clip_grad_norm_(self._trained, self._clip)
-        self._optimizer.step()
-        return loss
+            nn.utils.clip_grad_norm_(training.trained, self._clip)
+        training.optimizer.step()
+        training.total += loss * len(labels)
+        training.seen += len(labels)
 
     def _gradients(self, images: Tensor, labels: Tensor) -> Tensor:
-        self._optimizer.zero_grad(set_to_none=True)
-        if self._size is None or self._size >= len(labels):
+        self._training.optimizer.zero_grad(set_to_none=True)
+        size = self._training.size or len(labels)
+        if size >= len(labels):
             loss = self._loss(images, labels)
             loss.backward()  # type: ignore[no-untyped-call]
             return loss.detach()
         parts = []
-        for some, their in zip(torch.split(images, self._size), torch.split(labels, self._size), strict=True):
+        for some, their in zip(torch.split(images, size), torch.split(labels, size), strict=True):
             part = self._loss(some, their) * (len(their) / len(labels))
             part.backward()  # type: ignore[no-untyped-call]
             parts.append(part.detach())
         return torch.stack(parts).sum()
 
     def _shrink(self, batch: int) -> None:
-        size = min(self._size or batch, batch)
+        size = min(self._training.size or batch, batch)
         if size == 1:
             raise TaskFailure(Failure.OUT_OF_MEMORY, "not even one example fits into the device's memory")
-        self._size = (size + 1) // 2
-        self._optimizer.zero_grad(set_to_none=True)
+        self._training.size = (size + 1) // 2
+        self._training.optimizer.zero_grad(set_to_none=True)
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
 
