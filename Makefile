@@ -5,7 +5,7 @@ PB := protos/protofed/protos/v1
 PROTOC = .venv/bin/python -m grpc_tools.protoc -I protos --plugin=protoc-gen-mypy=.venv/bin/protoc-gen-mypy \
 	--plugin=protoc-gen-mypy_grpc=.venv/bin/protoc-gen-mypy_grpc
 
-.PHONY: help demo test check slow bench protos pictures constraints clean
+.PHONY: help demo test postgres check slow faults bench protos pictures constraints clean
 help:            ## this list
 	@sed -n 's/^\([a-z]*\):.*##/\1\t/p' Makefile
 
@@ -24,6 +24,13 @@ test: .venv/ready       ## the whole test suite
 slow: .venv/ready       ## the long suites
 	.venv/bin/python -m pytest -m slow -n 2
 
+faults: .venv/ready     ## the faults that take minutes each
+	.venv/bin/python -m pytest -m faults tests/faults
+
+postgres: .venv/ready   ## the ledger's tests on PostgreSQL, too: make postgres URL=postgresql+psycopg://USER@HOST/NAME
+	PROTOFED_TEST_POSTGRES=$(URL) .venv/bin/python -m pytest tests/server/test_ledger.py tests/server/test_engine.py \
+		tests/server/test_migrations.py
+
 check: .venv/ready      ## formatter, linter, types, layers, generated code, no pickles
 	.venv/bin/ruff format --check .
 	.venv/bin/ruff check .
@@ -36,7 +43,7 @@ bench: .venv/ready      ## measurements: ratios in one run
 	.venv/bin/python -m tests.bench
 
 protos: .venv/ready     ## generate the messages and stubs from federation.proto
-	$(PROTOC) --python_out=protos --mypy_out=protos --grpc_python_out=protos --mypy_grpc_out=protos $(PB)/federation.proto
+	$(PROTOC) --python_out=protos --mypy_out=protos --grpc_python_out=protos --mypy_grpc_out=protos $(PB)/*.proto
 
 pictures:        ## docs/*.svg from docs/*.dot; needs graphviz
 	dot -Tsvg docs/architecture.dot -o docs/architecture.svg

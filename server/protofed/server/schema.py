@@ -1,23 +1,29 @@
-"""The ledger's tables. A change here raises SCHEMA."""
+"""The ledger's tables as the newest version of `migrations/` leaves them. A change here needs a migration."""
 
 from __future__ import annotations
 
-from sqlalchemy import JSON, Boolean, Column, Float, Index, Integer, MetaData, String, Table, text
+from sqlalchemy import JSON, Boolean, Column, Float, Index, Integer, MetaData, String, Table, false, text
 
-SCHEMA = 1
 metadata = MetaData()
-meta = Table("meta", metadata, Column("schema", Integer, nullable=False))
-sites = Table("sites", metadata, Column("site", String(64), primary_key=True), Column("roles", JSON, nullable=False))
+sites = Table(
+    "sites",
+    metadata,
+    Column("site", String(64), primary_key=True),
+    Column("roles", JSON, nullable=False),
+    Column("excluded", String),  # why the operator excluded it; NULL: it may take part
+)
 runs = Table(
     "runs",
     metadata,
     Column("run", String(64), primary_key=True),
     Column("fingerprint", String(64), nullable=False),
     Column("recipe", String, nullable=False),
+    Column("position", Integer, nullable=False),  # in the queue: the smallest that has not ended goes on
     Column("began_at", Float, nullable=False),
     Column("ended_at", Float),
-    Column("failed", Boolean),
+    Column("outcome", String(16)),  # completed, failed, aborted; NULL while it goes on
     Column("reason", String),
+    Column("paused", Boolean, nullable=False, server_default=false()),
 )
 rounds = Table(
     "rounds",
@@ -30,9 +36,11 @@ rounds = Table(
     Column("opened_at", Float, nullable=False),
     Column("closed_at", Float),
     Column("state", String(64)),  # digest of the state that the round published
-    Column("complete", Boolean),  # it got every update it wanted
+    Column("complete", Boolean),  # it used every update it wanted
     Column("abandoned", String),  # why, if it was
     Column("scored", Boolean, nullable=False, default=False),
+    Column("folds", Integer, nullable=False, server_default=text("0")),  # times its aggregation was begun
+    Column("rolled_back", Boolean, nullable=False, server_default=false()),  # the run went back to an earlier round
 )
 tasks = Table(
     "tasks",
@@ -59,14 +67,23 @@ updates = Table(
     Column("site", String(64), nullable=False),
     Column("nonce", String(64), nullable=False),
     Column("verdict", String(16), nullable=False),
+    Column("code", String(24), nullable=False, server_default=""),  # of the refusal, for counting; reason explains it
     Column("reason", String, nullable=False),
     Column("digest", String(64), nullable=False),
     Column("bytes", Integer, nullable=False),
     Column("metrics", JSON, nullable=False),
     Column("weight", Float),
+    Column("norm", Float),  # of the update less the model that it starts from
+    Column("set_aside", String),  # why an accepted update was left out of the aggregation; NULL: it was not
     Column("seal", String(64), nullable=False),
     Column("at", Float, nullable=False),
-    Index("one_update_a_task", "nonce", unique=True, sqlite_where=text("verdict = 'accepted'")),
+    Index(
+        "one_update_a_task",
+        "nonce",
+        unique=True,
+        sqlite_where=text("verdict = 'accepted'"),
+        postgresql_where=text("verdict = 'accepted'"),
+    ),
     Index("updates_of_round", "run", "round"),
 )
 scores = Table(
@@ -74,6 +91,7 @@ scores = Table(
     metadata,
     Column("run", String(64), primary_key=True),
     Column("round", Integer, primary_key=True),
+    Column("attempt", Integer, primary_key=True),
     Column("site", String(64), primary_key=True),
     Column("name", String(64), primary_key=True),
     Column("value", Float, nullable=False),
