@@ -96,7 +96,7 @@ def test_reading_twice_mixes_nothing(server: Path, tmp_path: Path) -> None:
     ("line", "said"),
     [
         ("lisen = 'x'\n", "unknown key 'lisen': did you mean 'listen'?"),
-        ("keep_rounds = 0\n", "keep_rounds = 0: "),
+        ("keep_rounds = -1\n", "keep_rounds = -1: "),
         ("keep_rounds = 'all'\n", "keep_rounds = 'all': "),
     ],
 )
@@ -108,8 +108,12 @@ def test_a_wrong_setting_is_named_with_its_file(tmp_path: Path, line: str, said:
 
 
 def test_a_missing_setting_is_named() -> None:
-    with pytest.raises(ConfigError, match=r"^settings .*'recipes' is missing; add it$"):
-        read_settings(ServerSettings, None, {})
+    with pytest.raises(ConfigError, match=r"^settings .*'site' is missing; add it$"):
+        read_settings(ClientSettings, None, {"policy": "p.toml", "state": "s", "data": {"source": "digits"}})
+
+
+def test_a_server_needs_no_setting_at_all() -> None:
+    assert read_settings(ServerSettings, None, {}).recipes == []
 
 
 @pytest.mark.parametrize("site", ["", "Ann", "../../x", "ann smith", "a" * 65, "ann\n", "ann\0", "аnn"])

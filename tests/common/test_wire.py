@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protofed.common import wire
-from protofed.common.codec import Digest
+from protofed.common.codec import TENSOR_NAME, Digest
 from protofed.common.errors import ConfigError, Failure, PolicyViolation, ProtocolError
 from protofed.common.payload import NOT_ON_THE_WIRE, Part, TensorSpec
 from protofed.common.task import (
@@ -75,7 +75,7 @@ finished = st.builds(Finished, reason=words, last=st.booleans())
 specs = st.builds(
     TensorSpec,
     part=st.sampled_from([part for part in Part if part not in NOT_ON_THE_WIRE]),
-    name=st.text(max_size=200),
+    name=st.from_regex(TENSOR_NAME, fullmatch=True),
     dtype=st.sampled_from(["float32", "float64", "int64"]),
     shape=st.lists(st.integers(1, 2**33 - 1), max_size=8).map(tuple),
 )
@@ -259,6 +259,11 @@ TENSOR: dict[str, Any] = {"part": pb.PART_BODY, "name": "w", "dtype": "float32",
         ("shape", [1] * 9),
         ("shape", [1] * 100_000),
         ("name", "x" * 201),
+        ("name", ""),
+        ("name", "../../x"),
+        ("name", "a/b"),
+        ("name", "w\0"),
+        ("name", "wеight"),
     ],
 )
 def test_a_tensor_that_cannot_be_is_refused(field: str, value: Any) -> None:
@@ -266,6 +271,12 @@ def test_a_tensor_that_cannot_be_is_refused(field: str, value: Any) -> None:
     message.tensors.append(pb.Tensor(**{**TENSOR, field: value}))
     with pytest.raises(ProtocolError):
         wire.unpack_manifest(message)
+
+
+@pytest.mark.parametrize("total", [2**53, 2**63, 2**64 - 1])
+def test_a_total_that_no_ledger_can_count_is_refused(total: int) -> None:
+    with pytest.raises(ProtocolError, match=f"{total} bytes are announced"):
+        wire.unpack_manifest(manifest_message(Manifest((), total, DIGEST)))
 
 
 def test_more_tensors_than_a_payload_may_have_are_refused() -> None:
@@ -293,7 +304,7 @@ def test_random_bytes_are_read_strictly_or_not_at_all(data: bytes) -> None:
 
 FIELDS = {
     "Ack": "",
-    "Assignment": "recipe run",
+    "Assignment": "keep_rounds recipe run",
     "Caller": "instance site",
     "Chunk": "caller crc32c data index upload",
     "ChunkAck": "",

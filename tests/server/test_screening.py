@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import math
+import tracemalloc
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from protofed.common import codec
 from protofed.common.payload import Array, Part, Payload, Tensors, TensorSpec, describe
@@ -17,12 +21,18 @@ from protofed.server.methods.fedavg import FedAvg
 from protofed.server.methods.fednh import FedNH
 from protofed.server.methods.solo import Solo
 from protofed.server.screening import (
+    BLOCK,
     HEADER_ROOM,
     MAX_SCALARS,
-    blob_fault,
+    Fault,
+    Refusal,
+    base_fault,
+    examined,
     first_model_fault,
     manifest_fault,
+    outliers,
     scalars_fault,
+    size_fault,
 )
 
 CLASSES, FEATURES = 4, 3
@@ -58,8 +68,19 @@ ROW = np.ones(FEATURES, np.float32)
 
 
 def test_an_update_as_expected_has_no_fault() -> None:
-    assert manifest_fault(manifest(MODEL), FEDAVG) is None
-    assert manifest_fault(manifest({}), Solo().expects(MODEL)) is None
+    for payload, expected in ((MODEL, FEDAVG), ({}, Solo().expects(MODEL))):
+        assert manifest_fault(manifest(payload), expected) is None
+        assert size_fault(manifest(payload)) is None
+    address = codec.digest(b"a model")
+    assert base_fault(address, address) is None
+    assert base_fault(None, None) is None
+
+
+@pytest.mark.parametrize("other", [None, codec.digest(b"another")])
+def test_an_update_of_another_model_than_the_tasks_is_a_fault(other: codec.Digest | None) -> None:
+    fault = Fault(Refusal.BASE, "it starts from another model than the task names")
+    assert base_fault(other, codec.digest(b"a model")) == fault
+    assert base_fault(codec.digest(b"a model"), other) == fault
 
 
 @pytest.mark.parametrize("held", [(), (0,), (1, 3), (0, 1, 2, 3)])
@@ -131,12 +152,14 @@ FAULTS: dict[str, tuple[Payload, Expected, str]] = {
 
 @pytest.mark.parametrize(("payload", "expected", "said"), FAULTS.values(), ids=FAULTS)
 def test_each_fault_is_named(payload: Payload, expected: Expected, said: str) -> None:
-    assert manifest_fault(manifest(payload), expected) == said
+    assert manifest_fault(manifest(payload), expected) == Fault(Refusal.TENSORS, said)
 
 
 def test_a_tensor_announced_twice_is_a_fault() -> None:
     twice = manifest(MODEL, tensors=(*describe(MODEL), describe(MODEL)[0]))
-    assert manifest_fault(twice, FEDAVG) == "a tensor is announced twice"
+    fault = Fault(Refusal.TENSORS, "a tensor is announced twice")
+    assert manifest_fault(twice, FEDAVG) == fault
+    assert first_model_fault(twice, CLASSES) == fault
 
 
 NUMBERS = sum(tensor.nbytes for tensor in describe(MODEL))
@@ -144,12 +167,14 @@ NUMBERS = sum(tensor.nbytes for tensor in describe(MODEL))
 
 @pytest.mark.parametrize("total", [0, NUMBERS - 1, NUMBERS, NUMBERS + HEADER_ROOM + 1, 5 << 30, 2**63])
 def test_a_total_that_cannot_be_is_a_fault(total: int) -> None:
-    said = manifest_fault(manifest(MODEL, total=total), FEDAVG)
-    assert said == f"{total} bytes announced for tensors of {NUMBERS} bytes"
+    said = f"{total} bytes announced for tensors of {NUMBERS} bytes"
+    assert size_fault(manifest(MODEL, total=total)) == Fault(Refusal.SIZE, said)
 
 
 def test_an_update_of_no_bytes_at_all_is_a_fault_even_where_no_tensor_is_expected() -> None:
-    assert manifest_fault(manifest({}, total=0), Expected(())) == "0 bytes announced for tensors of 0 bytes"
+    fault = size_fault(manifest({}, total=0))
+    assert fault == Fault(Refusal.SIZE, "0 bytes announced for tensors of 0 bytes")
+    assert str(fault) == fault.text
 
 
 # First models
@@ -173,47 +198,164 @@ def test_a_first_model_has_a_body_and_a_head() -> None:
     ],
 )
 def test_a_first_model_without_a_proper_head_is_a_fault(payload: Payload, said: str) -> None:
-    assert first_model_fault(manifest(payload), CLASSES) == said
+    assert first_model_fault(manifest(payload), CLASSES) == Fault(Refusal.TENSORS, said)
 
 
 @pytest.mark.parametrize("shape", [(2**32, 2**32), (2**20, 2**20, 2**20)])
 def test_a_first_models_size_is_not_believed(shape: tuple[int, ...]) -> None:
     huge = manifest(MODEL, tensors=(*describe(MODEL), spec("body/huge", shape=shape)))
-    assert "bytes announced for tensors of" in (first_model_fault(huge, CLASSES) or "")
+    fault = size_fault(huge)
+    assert fault is not None
+    assert fault.code is Refusal.SIZE
 
 
 # Blobs
 
+LARGE = 1e9
+
+
+def of_bytes(payload: Payload, base: Payload | None = None, max_norm: float = LARGE) -> Fault | float:
+    return examined(codec.encode(payload), manifest(payload), base, max_norm)
+
 
 def test_a_blob_as_announced_has_no_fault() -> None:
-    assert blob_fault(codec.encode(MODEL), manifest(MODEL)) is None
-    reversed_ = manifest(MODEL, tensors=describe(MODEL)[::-1])
-    assert blob_fault(codec.encode(MODEL), reversed_) is None
+    assert of_bytes(MODEL) == 0.0
+    assert examined(codec.encode(MODEL), manifest(MODEL, tensors=describe(MODEL)[::-1]), None, LARGE) == 0.0
+    assert of_bytes({}) == 0.0
 
 
 @pytest.mark.parametrize("other", [{}, body(evil=ROW), {Part.BODY: BODY}, body(**{"conv.weight": np.zeros((3, 2))})])
 def test_a_blob_of_other_tensors_than_announced_is_a_fault(other: Payload) -> None:
-    assert blob_fault(codec.encode(other), manifest(MODEL)) == "the upload holds other tensors than were announced"
+    said = "the upload holds other tensors than were announced"
+    assert examined(codec.encode(other), manifest(MODEL), None, LARGE) == Fault(Refusal.CONTENTS, said)
 
 
 @pytest.mark.parametrize("data", [b"", b"\x80\x04K\x01.", b"PK\x03\x04" + bytes(100), b"\x7fELF" + bytes(100)])
 def test_bytes_that_are_no_payload_are_a_fault(data: bytes) -> None:
-    assert blob_fault(data, manifest(MODEL)) is not None
+    fault = examined(data, manifest(MODEL), None, LARGE)
+    assert isinstance(fault, Fault)
+    assert fault.code is Refusal.DAMAGED
 
 
+@pytest.mark.parametrize("max_norm", [LARGE, math.inf])
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("part", [Part.BODY, Part.HEAD])
-def test_a_number_that_is_not_finite_is_a_fault_by_name(part: Part, value: float) -> None:
+def test_a_number_that_is_not_finite_is_a_fault_by_name(part: Part, value: float, max_norm: float) -> None:
     payload = {**MODEL, part: {name: array.copy() for name, array in MODEL[part].items()}}
     name = "conv.weight" if part is Part.BODY else "weight"
     payload[part][name].flat[-1] = value
-    assert blob_fault(codec.encode(payload), manifest(payload)) == f"{part}/{name} has values that are not finite"
+    said = f"{part}/{name} has values that are not finite"
+    assert of_bytes(payload, MODEL, max_norm) == Fault(Refusal.NOT_FINITE, said)
 
 
-@pytest.mark.parametrize("value", [-0.0, 1e-45, 3e38, -3e38])
-def test_odd_but_finite_numbers_are_no_fault(value: float) -> None:
+@pytest.mark.parametrize("value", [0.0, -0.0, 1e-45, -1e-45, 3e38, -3e38])
+def test_odd_but_finite_numbers_have_a_norm(value: float) -> None:
     payload = body(**{"conv.weight": np.full((2, 3), value, np.float32)})
-    assert blob_fault(codec.encode(payload), manifest(payload)) is None
+    norm = of_bytes(payload, max_norm=1e39)
+    assert norm == pytest.approx(abs(float(np.float32(value))) * math.sqrt(6), rel=1e-12)
+
+
+# Norms
+
+
+def of_numbers(*values: float, dtype: type[np.floating[Any]] = np.float32) -> Payload:
+    return {Part.BODY: {"w": np.array(values, dtype)}}
+
+
+def test_the_norm_is_of_what_the_site_changed() -> None:
+    base = {Part.BODY: {"a": np.array([1, 1], np.float32), "b": np.array([[5]], np.float32)}}
+    update = {Part.BODY: {"a": np.array([1, 4], np.float32), "b": np.array([[1]], np.float32)}}
+    assert of_bytes(update, base) == 5.0  # sqrt(0^2 + 3^2 + 4^2)
+    assert of_bytes(update) == math.sqrt(1 + 16 + 1)
+    assert of_bytes(base, base) == 0.0
+
+
+def test_what_the_base_does_not_hold_counts_as_it_is() -> None:
+    base: Payload = {
+        Part.BODY: {"w": np.ones(2, np.float32), "shape": np.ones((2, 3), np.float32)},
+        Part.HEAD: {"p": ROW},
+    }
+    update: Payload = {
+        Part.BODY: {"w": np.ones(2, np.float32), "shape": np.full((3, 2), 2, np.float32)},  # 6 x 4
+        Part.PROTOTYPES: {"p": np.array([1, 0, 0], np.float32)},  # 1
+    }
+    assert of_bytes(update, base) == 5.0
+
+
+def test_integers_are_left_out_of_the_norm() -> None:
+    counted: Payload = {Part.BODY: {"w": np.array([3, 4], np.float32), "bn.batches": np.array([2**62], np.int64)}}
+    assert of_bytes(counted) == 5.0
+
+
+def test_the_norm_goes_over_every_block_once() -> None:
+    large, base = np.ones(3 * BLOCK + 7, np.float32), np.zeros(3 * BLOCK + 7, np.float32)
+    base[[0, BLOCK - 1, BLOCK, -1]] = 1
+    assert of_bytes({Part.BODY: {"w": large}}, {Part.BODY: {"w": base}}) == math.sqrt(3 * BLOCK + 3)
+
+
+def test_differences_of_the_largest_numbers_do_not_overflow() -> None:
+    assert of_bytes(of_numbers(3e38), of_numbers(-3e38), 1e39) == pytest.approx(6e38)
+    huge = of_bytes(of_numbers(1e308, dtype=np.float64), of_numbers(-1e308, dtype=np.float64), math.inf)
+    assert huge == Fault(Refusal.NORM, "the update's norm is inf: this run lets in at most inf")
+
+
+@pytest.mark.parametrize(("limit", "let_in"), [(5.0, True), (math.nextafter(5.0, 0), False), (1e-3, False)])
+def test_a_norm_above_the_largest_is_a_fault_with_both_numbers(limit: float, let_in: bool) -> None:
+    fault = Fault(Refusal.NORM, f"the update's norm is 5: this run lets in at most {limit:g}")
+    assert of_bytes(of_numbers(3, 4), max_norm=limit) == (5.0 if let_in else fault)
+
+
+def test_the_norm_takes_no_memory_of_the_models_size() -> None:
+    weight = np.ones(1 << 22, np.float32)  # 16 MiB
+    base: Payload = {Part.BODY: {"w": weight}}
+    data, announced = codec.encode(base), manifest(base)
+    tracemalloc.start()
+    codec.decode(data)
+    decoded = tracemalloc.get_traced_memory()[1]
+    tracemalloc.reset_peak()
+    examined(data, announced, base, LARGE)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak - decoded < 2 << 20
+
+
+# Outliers
+
+
+def cohort(*norms: float) -> dict[str, float]:
+    return {f"site-{number}": norm for number, norm in enumerate(norms)}
+
+
+def test_an_update_far_from_the_cohorts_median_is_set_aside() -> None:
+    found = outliers(cohort(1.0, 2.0, 3.0, 301.0), 100.0)
+    assert found == {"site-3": "its norm of 301 is more than 100 times the cohort's median of 3"}
+    assert outliers(cohort(1.0, 2.0, 3.0, 300.0), 100.0) == {}
+
+
+NOBODY: dict[str, tuple[Mapping[str, float], float | None]] = {
+    "no updates": ({}, 100.0),
+    "one update": (cohort(1e9), 100.0),
+    "two updates": (cohort(1.0, 1e9), 100.0),
+    "off": (cohort(1.0, 1.0, 1.0, 1e9), None),
+    "off by zero": (cohort(1.0, 1.0, 1.0, 1e9), 0.0),
+    "half of an even number": (cohort(1.0, 1.0, 1e9, 1e9), 100.0),
+    "all alike": (cohort(2.0, 2.0, 2.0), 1.0),
+    "too small": (cohort(0.0, 5.0, 5.0), 100.0),
+    "most unchanged": (cohort(0.0, 0.0, 0.0, 1.0), 100.0),
+    "all unchanged": (cohort(0.0, 0.0, 0.0), 100.0),
+}
+
+
+@pytest.mark.parametrize(("norms", "factor"), NOBODY.values(), ids=NOBODY)
+def test_nobody_is_set_aside(norms: Mapping[str, float], factor: float | None) -> None:
+    assert outliers(norms, factor) == {}
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(st.lists(st.sampled_from([0.0, 1e-300, 1.0, 2.0, 1e3]) | st.floats(0, 1e9), max_size=9), st.floats(1, 1e6))
+def test_fewer_than_half_are_ever_set_aside(norms: list[float], factor: float) -> None:
+    found = outliers(cohort(*norms), factor)
+    assert not found or len(found) < len(norms) / 2
 
 
 # Scalars
@@ -227,11 +369,16 @@ def test_a_usable_count_is_no_fault(weight: float | None) -> None:
 @pytest.mark.parametrize("weight", [0.0, -0.0, 0.5, 1e-60, -1.0, math.nan, math.inf, -math.inf, 2.0**53, 2.0**63])
 def test_a_count_that_is_none_is_a_fault(weight: float) -> None:
     for needed in (True, False):
-        assert scalars_fault({}, weight, Expected((), weight=needed)) == f"an example count of {weight}"
+        assert scalars_fault({}, weight, Expected((), weight=needed)) == Fault(
+            Refusal.COUNT, f"an example count of {weight}"
+        )
 
 
 def test_a_withheld_count_is_a_fault_only_where_it_is_needed() -> None:
-    assert "total example count is missing" in (scalars_fault({}, None, Expected((), weight=True)) or "")
+    fault = scalars_fault({}, None, Expected((), weight=True))
+    assert fault is not None
+    assert fault.code is Refusal.COUNT
+    assert "total example count is missing" in fault.text
     assert scalars_fault({}, None, Expected(())) is None
     assert FedAvg(weighting="examples").expects(MODEL).weight
     assert not FedAvg().expects(MODEL).weight
@@ -243,12 +390,18 @@ def test_a_withheld_count_is_a_fault_only_where_it_is_needed() -> None:
         {"a": math.nan},
         {"a": math.inf},
         {"ok": 1.0, "a": -math.inf},
-        {"n" * 65: 1.0},
         {str(n): 1.0 for n in range(MAX_SCALARS + 1)},
     ],
 )
 def test_scalars_that_cannot_be_used_are_a_fault(scalars: dict[str, float]) -> None:
-    assert scalars_fault(scalars, None, Expected(())) == "metrics: expected at most 2048 finite numbers"
+    fault = Fault(Refusal.SCALARS, "metrics: expected at most 2048 finite numbers")
+    assert scalars_fault(scalars, None, Expected(())) == fault
+
+
+@pytest.mark.parametrize("name", ["", "n" * 65, "loss\0", "lоss", "a b", "a/b", "loss\n"])
+def test_a_metric_of_an_odd_name_is_a_fault(name: str) -> None:
+    fault = Fault(Refusal.SCALARS, "metrics: a name is 1 to 64 of A-Z, a-z, 0-9, '_', '.', '-'")
+    assert scalars_fault({"loss": 0.5, name: 1.0}, None, Expected(())) == fault
 
 
 def test_as_many_and_as_long_as_allowed_are_no_fault() -> None:

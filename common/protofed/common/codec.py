@@ -26,7 +26,7 @@ MAX_TENSORS = 20_000
 MAX_HEADER_BYTES = 4 << 20
 MAX_ELEMENTS = 1 << 33
 DTYPES = {"F32": "float32", "F64": "float64", "I64": "int64"}
-_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}")
+TENSOR_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}")
 
 
 def digest(data: bytes | memoryview) -> Digest:
@@ -133,5 +133,5 @@ def _checked_shape(path: str, shape: Any) -> tuple[int, ...]:
 
 
 def _check_name(name: str) -> None:
-    if not _NAME.fullmatch(name):
+    if not TENSOR_NAME.fullmatch(name):
         raise CodecError(f"tensor name {name[:80]!r}: expected letters, digits, '_', '.', '-', at most 200 of them")

@@ -63,6 +63,7 @@ class Plan(Table):
     clip: Annotated[float, Field(gt=0)] | None = None  # largest norm of all gradients together
     augment: Augment = "none"  # crop after padding by 4 (with black, or reflected), horizontal flip, up to 15 degrees
     amp: bool = True  # bfloat16 autocast and channels_last on a GPU; the CPU trains in float32
+    checkpoint: bool = False  # keep each epoch on the site's disk, so that an interrupted fit goes on there
 
 
 class Federation(Table):
@@ -74,8 +75,12 @@ class Federation(Table):
     quorum: Annotated[int, Field(ge=1)] | Share = 0.5  # updates that a round needs: a count, or a share of its size
     deadline_s: Annotated[float, Field(gt=0)] = 600.0
     grace: Annotated[float, Field(ge=0, le=1)] = 0.5  # share of the deadline that a quorum still waits for the rest
+    must_include: tuple[Id, ...] = ()  # sites without whose update no round counts
     idle_s: Annotated[float, Field(gt=0)] = 120.0  # without progress, a site counts as lost
     attempts: Annotated[int, Field(ge=1)] = 5  # of one round below quorum, before the run fails
+    patience_s: Annotated[float, Field(gt=0)] = 604_800.0  # that a round waits for enough sites, before the run fails
+    max_norm: Annotated[float, Field(gt=0)] = 1e9  # of an update less the model that it starts from
+    outlier_factor: Annotated[float, Field(ge=2)] | None = 100.0  # times the cohort's median norm: set aside
     score_every: Annotated[int, Field(ge=0)] = 1  # rounds; 0: only the last
     personal_every: Annotated[int, Field(ge=0)] | None = None  # likewise for sites' own models; None: as score_every
     score_deadline_s: Annotated[float, Field(gt=0)] = 600.0

@@ -22,10 +22,11 @@ class ServerSettings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix="PROTOFED_SERVER_", env_nested_delimiter="__", extra="forbid")
 
-    recipes: Annotated[list[Path], Field(min_length=1)]  # run one after the other
+    recipes: list[Path] = []  # queued at the start, if the ledger does not know them; more by `protofed runs start`
     listen: str = "127.0.0.1:7443"
     state: Path = Path("protofed-server")  # ledger and blobs
-    keep_rounds: Annotated[int, Field(ge=1)] = 2  # behind the newest, whose states and updates stay on disk
+    ledger: str | None = None  # URL of a database, as postgresql+psycopg://…; None: SQLite in the state folder
+    keep_rounds: Annotated[int, Field(ge=0)] = 2  # behind the newest: can be verified, rolled back to; 0: all
 
 
 class ClientSettings(BaseSettings):

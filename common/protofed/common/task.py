@@ -73,10 +73,16 @@ class Finished:
 
 @dataclass(frozen=True)
 class Assignment:
-    """What Enroll answers when there is a run: its name and its recipe as JSON."""
+    """What Enroll answers when there is a run.
+
+    Attributes:
+        recipe: as JSON.
+        keep_rounds: rounds to which the run may be rolled back, so that sites keep their memory of them; 0: all.
+    """
 
     run: str
     recipe: str
+    keep_rounds: int = 2
 
 
 class Verdict(StrEnum):

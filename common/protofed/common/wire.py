@@ -10,7 +10,7 @@ from collections.abc import Collection
 from enum import StrEnum
 from typing import Any, Generic, TypeVar
 
-from protofed.common.codec import MAX_TENSORS, Digest
+from protofed.common.codec import DTYPES, MAX_TENSORS, TENSOR_NAME, Digest
 from protofed.common.errors import Failure, PolicyViolation, ProtocolError
 from protofed.common.payload import NOT_ON_THE_WIRE, Part, TensorSpec
 from protofed.common.task import (
@@ -31,6 +31,7 @@ from protofed.protos.v1 import federation_pb2 as pb
 
 E = TypeVar("E", bound=StrEnum)
 DIGEST_ALGORITHM = "blake3-256"
+MAX_TOTAL = 2**53  # what every ledger can count
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _ID = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
 
@@ -132,8 +133,8 @@ def unpack_next(message: pb.NextTaskReply) -> Task | Wait | Finished:
 def pack_enrolled(answer: Assignment | Finished) -> pb.EnrollReply:
     """The answer to Enroll."""
     match answer:
-        case Assignment(run, recipe):
-            return pb.EnrollReply(assignment=pb.Assignment(run=run, recipe=recipe))
+        case Assignment(run, recipe, keep_rounds):
+            return pb.EnrollReply(assignment=pb.Assignment(run=run, recipe=recipe, keep_rounds=keep_rounds))
         case Finished(reason, last):
             return pb.EnrollReply(finished=pb.Finished(reason=reason, last=last))
 
@@ -142,7 +143,8 @@ def unpack_enrolled(message: pb.EnrollReply) -> Assignment | Finished:
     """The answer to Enroll."""
     match message.WhichOneof("answer"):
         case "assignment":
-            return Assignment(read_id(message.assignment.run), message.assignment.recipe)
+            said = message.assignment
+            return Assignment(read_id(said.run), said.recipe, said.keep_rounds)
         case "finished":
             return Finished(message.finished.reason, message.finished.last)
         case _:
@@ -175,13 +177,18 @@ def unpack_manifest(message: pb.UploadManifest) -> Manifest:
         raise ProtocolError(f"digest algorithm '{message.digest_algorithm[:20]}': expected {DIGEST_ALGORITHM}")
     if len(message.tensors) > MAX_TENSORS:
         raise ProtocolError(f"{len(message.tensors)} tensors are announced: expected at most {MAX_TENSORS}")
+    if not message.total < MAX_TOTAL:
+        raise ProtocolError(f"{message.total} bytes are announced: expected fewer than 2^53")
     specs = tuple(_unpack_tensor(tensor) for tensor in message.tensors)
     return Manifest(specs, message.total, read_digest(message.digest))
 
 
 def _unpack_tensor(message: pb.Tensor) -> TensorSpec:
-    if message.dtype not in ("float32", "float64", "int64") or len(message.shape) > 8 or len(message.name) > 200:
-        raise ProtocolError("a tensor has a name of at most 200 letters, dtype float32, float64 or int64, 8 dimensions")
+    if message.dtype not in DTYPES.values() or len(message.shape) > 8 or not TENSOR_NAME.fullmatch(message.name):
+        raise ProtocolError(
+            "a tensor has a name of at most 200 letters, digits, '_', '.' and '-', "
+            f"dtype {', '.join(DTYPES.values())}, at most 8 dimensions"
+        )
     if any(not 0 < size < 2**33 for size in message.shape):
         raise ProtocolError("a tensor's sizes are from 1 to 2^33")
     return TensorSpec(part.unpack(message.part), message.name, message.dtype, tuple(message.shape))

@@ -15,6 +15,7 @@ from protofed.server import screening
 from protofed.server.ledger import Ledger
 from protofed.server.method import Expected
 from protofed.server.rows import TaskRow, UpdateRow
+from protofed.server.screening import Fault, Refusal
 
 log = structlog.get_logger()
 
@@ -38,32 +39,40 @@ class Admission:
             raise ProtocolError("no such task for this site; ask for the next task")
         return row
 
-    def settled(self, row: TaskRow, manifest: Manifest, *, is_open: bool) -> Receipt | None:
+    def settled(self, row: TaskRow, manifest: Manifest, *, is_open: bool, complete: bool | None) -> Receipt | None:
         """The verdict that stands without looking at the update; None while the invitation is open.
 
         An invitation is closed by the update that counts, so an open one has none.
+
+        Args:
+            complete: whether the round had all that it wanted, if it is being aggregated now.
         """
         if is_open:
             return None
+        self.ledger.settle_promises()
         if (counted := self.ledger.accepted(row)) is not None:
             if counted.digest == manifest.digest:
                 return replace(counted.receipt(), verdict=Verdict.DUPLICATE)
             log.error("equivocation", run=self.run, round=row.round, site=row.site, digest=manifest.digest)
-            return self.judge(row, Verdict.INVALID, manifest, "another update was already accepted for this task")
-        closed = {(r.round, r.attempt): r for r in self.ledger.rounds(self.run)}[row.round, row.attempt]
-        if closed.complete:
+            return self.invalid(
+                row, manifest, Fault(Refusal.EQUIVOCATION, "another update was already accepted for this task")
+            )
+        if row.fate == "not-needed" or complete:
             return self.judge(row, Verdict.NOT_NEEDED, manifest, f"round {row.round} had all the updates it needed")
         return self.judge(row, Verdict.STALE, manifest, f"round {row.round} is closed")
 
     def announced(self, row: TaskRow, base: Digest | None, manifest: Manifest, expected: Expected) -> Receipt | None:
         """INVALID if an announced upload cannot be accepted; None: send it."""
-        if base != row.base:
-            fault: str | None = "it starts from another model than the task names"
-        elif row.kind is TaskKind.INITIALISE:
+        fault = screening.size_fault(manifest) or screening.base_fault(base, row.base)
+        if fault is None and row.kind is TaskKind.INITIALISE:
             fault = screening.first_model_fault(manifest, self.classes)
-        else:
+        elif fault is None:
             fault = screening.manifest_fault(manifest, expected)
-        return self.judge(row, Verdict.INVALID, manifest, fault) if fault else None
+        return self.invalid(row, manifest, fault) if fault else None
+
+    def invalid(self, row: TaskRow, manifest: Manifest, fault: Fault) -> Receipt:
+        """Write down a refusal."""
+        return self.judge(row, Verdict.INVALID, manifest, fault.text, fault.code)
 
     def judge(
         self,
@@ -71,13 +80,15 @@ class Admission:
         verdict: Verdict,
         manifest: Manifest,
         reason: str = "",
+        code: str = "",
         metrics: Mapping[str, float] | None = None,
         weight: float | None = None,
+        norm: float | None = None,
     ) -> Receipt:
         """Write a verdict down; the receipt is durable when this returns."""
         if verdict is not Verdict.ACCEPTED:
             log.warning(
                 "update refused", run=self.run, round=row.round, site=row.site, verdict=verdict.value, reason=reason
             )
-        update = UpdateRow(row, verdict, reason, manifest.digest, manifest.total, metrics or {}, weight)
+        update = UpdateRow(row, verdict, reason, manifest.digest, manifest.total, metrics or {}, weight, code, norm)
         return self.ledger.judge(update)
