@@ -17,9 +17,10 @@ import torch
 from protofed.common.recipe import Recipe
 from protofed.server.blobs import FolderBlobs
 from protofed.server.ledger import Ledger
+from protofed.server.operation import Operation
 from protofed.server.roster import Roster
 from protofed.server.runs import Runs
-from protofed.server.service import serve
+from protofed.server.serving import serve
 from protofed.server.surroundings import Surroundings
 from protofed.server.threads import Bells, Threads
 
@@ -55,6 +56,7 @@ class LiveServer:
         self.runs = Runs([recipe], around)
         main = serve(
             self.runs,
+            Operation(self.runs, around),
             self.blobs,
             threads,
             bells,

@@ -103,7 +103,7 @@ def test_grpc_gives_the_bytes_and_scores_of_the_simulation(
 
         _take_turns(agents_of(recipe, connect))
         digest, scores = simulated(method)
-        assert server.runs.current.published.address == digest
+        assert server.runs.of(recipe.name).published.address == digest
         assert server.ledger.scores(recipe.name) == scores
 
 
@@ -195,12 +195,12 @@ def _published_rounds(running: Simulation) -> int:
 
 
 def _digest(running: Simulation) -> str:
-    published = running.runs.current.published
+    published = running.coordinator.published
     assert published is not None
     return published.address
 
 
 def _state(running: Simulation) -> Payload:
-    published = running.runs.current.published
+    published = running.coordinator.published
     assert published is not None
     return published.state

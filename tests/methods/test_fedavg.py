@@ -75,7 +75,7 @@ def test_a_withheld_count_is_refused_only_where_it_is_needed() -> None:
     by_examples, uniform = Server(weighting="examples").expects(FIRST), Server(weighting="uniform").expects(FIRST)
     fault = screening.scalars_fault({}, None, by_examples)
     assert fault is not None
-    assert "example count is missing" in fault
+    assert "example count is missing" in fault.text
     assert screening.scalars_fault({}, 3.0, by_examples) is None
     assert screening.scalars_fault({}, None, uniform) is None
 

@@ -136,7 +136,9 @@ def test_what_one_half_sends_the_other_expects(fixed: bool, local_of: LocalOf, l
     manifest = announced(made.payload)
     assert screening.manifest_fault(manifest, Server(fixed_scale=fixed).expects(received)) is None
     other = screening.manifest_fault(manifest, Server(fixed_scale=not fixed).expects(received))
-    assert other == ("head/scale is missing (1 in all)" if fixed else "head/scale is not part of this method's update")
+    assert str(other) == (
+        "head/scale is missing (1 in all)" if fixed else "head/scale is not part of this method's update"
+    )
 
 
 def test_the_personal_model_keeps_the_prototypes_that_were_received(local_of: LocalOf, linear: Linear) -> None:

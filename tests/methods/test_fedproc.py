@@ -219,4 +219,4 @@ def test_what_one_half_sends_the_other_expects(weighting: Any, site: Site) -> No
     without: Payload = {part: tensors for part, tensors in made.payload.items() if part is not Part.PROTOTYPES}
     assert screening.manifest_fault(announced(without), expected) is None
     foreign = announced({**made.payload, Part.PROTOTYPES: {"2": np.zeros(2)}})
-    assert screening.manifest_fault(foreign, expected) == "prototypes/2 is not part of this method's update"
+    assert str(screening.manifest_fault(foreign, expected)) == "prototypes/2 is not part of this method's update"

@@ -385,4 +385,4 @@ def test_what_one_half_sends_the_other_expects(state: Payload, site: Site) -> No
     announced = Manifest(codec.manifest(headed), len(headed), codec.digest(headed))
     fault = screening.manifest_fault(announced, expected)
     assert fault is not None
-    assert fault.startswith("head/")
+    assert fault.text.startswith("head/")

@@ -74,7 +74,7 @@ def test_the_server_expects_nothing_and_keeps_its_state() -> None:
     assert screening.manifest_fault(Manifest((), len(nothing), codec.digest(nothing)), expected) is None
     fault = screening.manifest_fault(Manifest(describe(COMMON), len(model), codec.digest(model)), expected)
     assert fault is not None
-    assert "not part of this method's update" in fault
+    assert "not part of this method's update" in fault.text
     assert Server().aggregate(state, iter([Update("ann", {}), Update("bob", {})])) is state
     assert Server().broadcast(state, "ann") is state
     assert not Server.global_model  # an evaluator has nothing to score

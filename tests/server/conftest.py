@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import secrets
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import pytest
-from sqlalchemy import Connection
+from sqlalchemy import Connection, create_engine, make_url
+from sqlalchemy.schema import CreateSchema, DropSchema
 
 from protofed.common import codec
 from protofed.common.codec import Digest
@@ -22,6 +26,7 @@ from protofed.server.coordinator import Coordinator
 from protofed.server.ledger import Ledger
 from protofed.server.phases import Phase
 from protofed.server.roster import Roster
+from protofed.server.screening import Fault
 from protofed.server.surroundings import Surroundings, Work, inline
 
 CLASSES = 3
@@ -185,8 +190,11 @@ class Lab:
         decided = self.coordinator.begin(site, daemon(site), task.nonce, task.base, manifest)
         if decided is not None:
             return decided
+        found = self.coordinator.examine(data, manifest, task.base)
+        if isinstance(found, Fault):
+            return self.coordinator.refuse(site, task.nonce, manifest, found)
         self.blobs.put(data)
-        return self.coordinator.commit(site, daemon(site), task.nonce, manifest, metrics or {}, weight)
+        return self.coordinator.commit(site, daemon(site), task.nonce, manifest, metrics or {}, weight, found)
 
     def score(self, site: SiteId, value: float = 0.5, task: Task | None = None) -> None:
         """Report one score."""
@@ -298,3 +306,34 @@ def fragile() -> Fragile:
 def clock() -> Clock:
     """Time, moved by hand."""
     return Clock()
+
+
+@pytest.fixture
+def postgres_url() -> Iterator[str]:
+    """A schema of its own in the PostgreSQL that the environment names."""
+    given = os.environ.get("PROTOFED_TEST_POSTGRES")
+    if not given:
+        pytest.skip("needs PostgreSQL: set PROTOFED_TEST_POSTGRES=postgresql+psycopg://USER@HOST/NAME")
+    schema, server = f"test_{secrets.token_hex(6)}", create_engine(given)
+    with server.begin() as connection:
+        connection.execute(CreateSchema(schema))
+    url = make_url(given).update_query_dict({"options": f"-csearch_path={schema}"})
+    yield url.render_as_string(hide_password=False)
+    with server.begin() as connection:
+        connection.execute(DropSchema(schema, cascade=True))
+    server.dispose()
+
+
+@pytest.fixture(params=["file", "postgresql"])
+def kept_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """A ledger that outlives its process."""
+    if request.param == "file":
+        return f"sqlite:///{tmp_path / 'ledger.sqlite'}"
+    return str(request.getfixturevalue("postgres_url"))
+
+
+@pytest.fixture(params=["memory", "file", "postgresql"])
+def ledger_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Every ledger there is."""
+    of: dict[str, str] = {"memory": "sqlite://", "file": f"sqlite:///{tmp_path / 'ledger.sqlite'}"}
+    return of.get(request.param) or str(request.getfixturevalue("postgres_url"))

@@ -14,6 +14,7 @@ from protofed.common.payload import Part
 from protofed.common.task import Receipt, TaskKind, Verdict
 from protofed.server import phases
 from protofed.server.admission import Admission
+from protofed.server.screening import Fault, Refusal
 
 if TYPE_CHECKING:
     from tests.server.conftest import Lab, MakeLab
@@ -53,7 +54,7 @@ def test_a_commit_repeated_because_its_answer_was_lost_is_a_duplicate(lab: Lab) 
     task = lab.task("ann")
     first = lab.push("ann", lab.model(1.0), task)
     manifest, _ = lab.announce(lab.model(1.0))
-    again = lab.coordinator.commit("ann", "daemon-ann", task.nonce, manifest, {}, None)
+    again = lab.coordinator.commit("ann", "daemon-ann", task.nonce, manifest, {}, None, None)
     assert again == replace(first, verdict=Verdict.DUPLICATE)
 
 
@@ -82,7 +83,7 @@ def test_of_two_updates_begun_before_either_was_committed_exactly_one_counts(lab
     left, right = (lab.announce(lab.model(value))[0] for value in (1.0, 2.0))
     for manifest in (left, right):
         assert lab.coordinator.begin("ann", "daemon-ann", task.nonce, task.base, manifest) is None
-    receipts = [lab.coordinator.commit("ann", "daemon-ann", task.nonce, m, {}, None) for m in (left, right)]
+    receipts = [lab.coordinator.commit("ann", "daemon-ann", task.nonce, m, {}, None, None) for m in (left, right)]
     assert [receipt.verdict for receipt in receipts] == [Verdict.ACCEPTED, Verdict.INVALID]
 
 
@@ -207,7 +208,9 @@ def test_metrics_that_are_not_finite_are_refused(lab: Lab) -> None:
 def test_a_blob_that_was_refused_is_written_down_and_counts_for_nothing(lab: Lab) -> None:
     task = lab.task("ann")
     manifest, _ = lab.announce(lab.model(1.0))
-    receipt = lab.coordinator.refuse("ann", task.nonce, manifest, "body/conv.weight has values that are not finite")
+    receipt = lab.coordinator.refuse(
+        "ann", task.nonce, manifest, Fault(Refusal.NOT_FINITE, "body/conv.weight has values")
+    )
     assert receipt.verdict is Verdict.INVALID
     assert verdicts(lab, 1) == [("ann", "invalid")]
     assert isinstance(lab.phase, phases.Collecting)
@@ -255,7 +258,11 @@ def test_a_nonce_of_another_run_is_unknown_to_this_one(make: MakeLab) -> None:
 
 def test_receipts_of_different_decisions_have_different_seals(lab: Lab) -> None:
     receipts: list[Receipt] = [lab.push(site, lab.model(float(n))) for n, site in enumerate(SITES)]
-    receipts.append(lab.coordinator.refuse("ann", lab.ledger.tasks("test", 1)[0].nonce, lab.announce({})[0], "no"))
+    receipts.append(
+        lab.coordinator.refuse(
+            "ann", lab.ledger.tasks("test", 1)[0].nonce, lab.announce({})[0], Fault(Refusal.DAMAGED, "no")
+        )
+    )
     assert len({receipt.seal for receipt in receipts}) == len(receipts)
     assert all(len(receipt.seal) == 64 for receipt in receipts)
 

@@ -72,7 +72,7 @@ def test_a_failed_site_stays_failed(lab: Lab) -> None:
 def test_an_abandoned_attempt_is_followed_by_the_next_one(lab: Lab) -> None:
     lab.later(100.0, alive=SITES)
     lab.restart()
-    assert lab.phase == phases.Idle(1, attempt=2)
+    assert lab.phase == phases.Idle(1, tries=1)
 
 
 def test_a_complete_round_that_was_not_aggregated_is_aggregated(make: MakeLab, workshop: Later) -> None:
@@ -96,7 +96,7 @@ def test_a_published_round_whose_scores_nobody_asked_for_is_scored(make: MakeLab
     lab = make(ledger=fragile).begin()
     lab.push("ann", lab.model(1.0))
     lab.push("bob", lab.model(2.0))
-    fragile.dies_at = fragile.writes + 3  # 1: the verdict, 2: the publication, 3: the invitations to score
+    fragile.dies_at = fragile.writes + 4  # verdict, fold begun, publication, and now the invitations to score
     with pytest.raises(fragile.Died):
         lab.push("cyd", lab.model(6.0))
     lab.restart()
@@ -144,7 +144,7 @@ def test_scores_that_were_not_reported_in_time_are_not_waited_for_again(lab: Lab
     for site in SITES:
         lab.score(site)
     lab.later(100.0, alive=("eva",))  # eva lives but does not score, and there are no trainers for a second round
-    assert lab.phase == phases.Idle(2)
+    assert lab.phase == phases.Idle(2, since=100.0)
     lab.restart()
     lab.later(0.0)
     assert isinstance(lab.phase, phases.Collecting)
@@ -161,7 +161,7 @@ def test_a_run_between_two_rounds_goes_on_with_the_second(make: MakeLab, worksho
         lab.push(site, lab.model(VALUES[site]))
     lab.clock.now += 60.0  # nobody is alive any more when the round is published
     workshop.finish()
-    assert lab.phase == phases.Idle(2)
+    assert lab.phase == phases.Idle(2, since=60.0)
     lab.restart()
     lab.later(0.0)
     assert lab.task("ann").round == 2
@@ -173,7 +173,7 @@ def test_a_finished_run_stays_finished(lab: Lab) -> None:
     lab.round(**VALUES)
     before = lab.address
     lab.restart()
-    assert lab.phase == phases.Finished("completed", failed=False)
+    assert lab.phase == phases.Finished("completed", phases.Outcome.COMPLETED)
     assert lab.address == before
     lab.later(1000.0)
     assert lab.coordinator.next_task("ann", "daemon-ann") == Finished("completed", last=True)
@@ -182,7 +182,7 @@ def test_a_finished_run_stays_finished(lab: Lab) -> None:
 def test_a_failed_run_stays_failed(lab: Lab) -> None:
     lab.coordinator._driver.handle(phases.Broken("disk"))
     lab.restart()
-    assert lab.phase == phases.Finished("disk", failed=True)
+    assert lab.phase == phases.Finished("disk", phases.Outcome.FAILED)
 
 
 def test_another_recipe_under_the_same_name_is_refused(make: MakeLab, lab: Lab) -> None:
@@ -264,7 +264,7 @@ def test_a_server_killed_at_any_of_its_writes_ends_with_the_same_bytes(
     make: MakeLab, fragile: Fragile, durably: bool
 ) -> None:
     reference, writes = whole_run(make, fragile)
-    assert reference.phase == phases.Finished("completed", failed=False)
+    assert reference.phase == phases.Finished("completed", phases.Outcome.COMPLETED)
     assert writes > 20
     for n in range(1, writes + 1):
         lab, _ = whole_run(make, type(fragile)(), n, durably=durably)

@@ -27,7 +27,9 @@ from protofed.server.phases import (
     Finish,
     Finished,
     Idle,
+    Insufficient,
     Open,
+    Outcome,
     Phase,
     Score,
     Scored,
@@ -49,15 +51,20 @@ def rules(rounds: int = ROUNDS, **federation: Any) -> Rules:
     return Rules(rounds, Federation(**{"deadline_s": DEADLINE, "score_deadline_s": DEADLINE, **federation}), first)
 
 
-def tick(now: float = 0.0, trainers: str = "abcd", evaluators: str = "", enrolled: str = "abcd") -> Tick:
+def tick(now: float = 0.0, trainers: str = "abcd", evaluators: str = "", enrolled: str = "abcd", **fields: Any) -> Tick:
     """Time and who is there, a letter a site."""
-    return Tick(now, frozenset(enrolled), frozenset(trainers), frozenset(evaluators))
+    return Tick(now, frozenset(enrolled), frozenset(trainers), frozenset(evaluators), **fields)
 
 
 def collecting(cohort: str = "abcd", *, quorum: int = 2, **fields: Any) -> Collecting:
     """Round 1, opened at 0 for all the cohort."""
     known = {"round": 1, "attempt": 1, "size": len(cohort), "opened": 0.0, **fields}
     return Collecting(cohort=frozenset(cohort), quorum=quorum, **known)
+
+
+def closed(sites: str, *, quorum: int = 2, **fields: Any) -> Aggregating:
+    """Round 1 of `collecting`, being aggregated."""
+    return Aggregating(1, 1, frozenset(sites), quorum=quorum, **fields)
 
 
 def walk(what: Rules, phase: Phase, *events: Event) -> tuple[Phase, list[Effect]]:
@@ -74,27 +81,31 @@ def walk(what: Rules, phase: Phase, *events: Event) -> tuple[Phase, list[Effect]
 PHASES: dict[str, Phase] = {
     "idle-0": Idle(0),
     "idle-1": Idle(1),
-    "idle-last-attempt": Idle(2, attempt=5),
+    "idle-last-attempt": Idle(2, tries=4),
     "collecting-0": Collecting(0, 1, frozenset("e"), size=1, quorum=1, opened=0.0),
     "collecting-fresh": collecting(),
     "collecting-one-short": collecting(reported=frozenset("abc"), quorum_at=5.0),
     "collecting-quorum": collecting(reported=frozenset("ab"), quorum_at=5.0),
-    "collecting-failing": collecting(failed=frozenset("ab"), attempt=5),
+    "collecting-failing": collecting(failed=frozenset("ab"), attempt=5, tries=4),
     "collecting-more-than-needed": collecting(size=2, reported=frozenset("a")),
     "aggregating-0": Aggregating(0, 1, frozenset("e")),
     "aggregating-1": Aggregating(1, 2, frozenset("ab")),
+    "aggregating-last-attempt": Aggregating(1, 5, frozenset("ab"), 2, tries=4),
+    "idle-waiting": Idle(1, since=0.0),
     "aggregating-last": Aggregating(ROUNDS, 1, frozenset("ab")),
     "evaluating-1": Evaluating(1, frozenset("ab"), 0.0),
     "evaluating-one-left": Evaluating(1, frozenset("a"), 0.0),
     "evaluating-nobody": Evaluating(1, NOBODY, 0.0),
     "evaluating-last": Evaluating(ROUNDS, frozenset("a"), 0.0),
-    "finished": Finished("completed", failed=False),
-    "failed": Finished("broken", failed=True),
+    "finished": Finished("completed", Outcome.COMPLETED),
+    "failed": Finished("broken", Outcome.FAILED),
 }
 EVENTS: dict[str, Event] = {
     "tick-early": tick(1.0, evaluators="e"),
     "tick-after-grace": tick(70.0),
     "tick-late": tick(1e6),
+    "tick-paused": tick(1.0, paused=True),
+    "insufficient": Insufficient("two updates are damaged"),
     "tick-alone": tick(1.0, trainers="", enrolled=""),
     "tick-others": tick(1.0, trainers="xyz", enrolled="xyz"),
     "tick-late-and-alone": tick(1e6, trainers="", enrolled=""),
@@ -115,9 +126,13 @@ EVENTS: dict[str, Event] = {
 }
 ENDS = {(Broken, Finished), (Stop, Finished)}
 LEADS: dict[type[Any], set[tuple[type[Any], type[Any]]]] = {  # (event, phase): all that may lead somewhere else
-    Idle: {(Tick, Collecting), *ENDS},
+    Idle: {(Tick, Collecting), (Tick, Finished), *ENDS},
     Collecting: {(event, to) for event in (Tick, Arrived, Declined) for to in (Aggregating, Idle, Finished)} | ENDS,
-    Aggregating: {(Aggregated, Evaluating), (Aggregated, Idle), (Aggregated, Finished), *ENDS},
+    Aggregating: {
+        *((Aggregated, to) for to in (Evaluating, Idle, Finished)),
+        *((Insufficient, to) for to in (Idle, Finished)),
+        *ENDS,
+    },
     Evaluating: {(event, to) for event in (Tick, Scored, Declined) for to in (Idle, Finished)} | ENDS,
     Finished: set(),
 }
@@ -126,7 +141,6 @@ ASKS: dict[tuple[type[Any], type[Any]], set[type[Any]]] = {  # what a change of 
     (Collecting, Aggregating): {Aggregate},
     (Collecting, Idle): {Abandon},
     (Aggregating, Evaluating): {Score},
-    (Aggregating, Idle): set(),
     (Evaluating, Idle): set(),
 }
 
@@ -167,6 +181,8 @@ def test_no_pair_leads_where_the_drawing_has_no_arrow(phase: Phase, event: Event
     asked = {type(effect) for effect in effects}
     if isinstance(answer, Finished):
         assert asked in ({Finish}, {Abandon, Finish})
+    elif isinstance(phase, Aggregating) and isinstance(answer, Idle):
+        assert asked == ({Abandon} if isinstance(event, Insufficient) else set())
     else:
         assert asked == ASKS[type(phase), type(answer)]
 
@@ -184,7 +200,7 @@ def test_stop_and_broken_end_every_phase(phase: Phase, event: Stop | Broken) -> 
     if isinstance(phase, Finished):
         assert (answer, effects) == (phase, [])
         return
-    end = Finished("enough", failed=isinstance(event, Broken))
+    end = Finished("enough", Outcome.FAILED if isinstance(event, Broken) else Outcome.ABORTED)
     assert (answer, effects) == (end, [Finish(end)])
 
 
@@ -202,15 +218,15 @@ def test_stop_and_broken_end_every_phase(phase: Phase, event: Stop | Broken) -> 
     ],
 )
 def test_a_round_does_not_open_with_too_few_sites(federation: dict[str, Any], trainers: str) -> None:
-    assert advance(rules(**federation), Idle(1), tick(trainers=trainers)) == (Idle(1), [])
+    assert advance(rules(**federation), Idle(1), tick(trainers=trainers)) == (Idle(1, since=0.0), [])
 
 
 def test_a_round_opens_for_all_sites_and_counts_those_enrolled() -> None:
-    phase, effects = advance(rules(quorum=0.5), Idle(2, 3), tick(7.0, trainers="abc", enrolled="abcdefgh"))
-    opened = Collecting(2, 3, frozenset("abc"), size=8, quorum=4, opened=7.0)
-    assert phase == Idle(2, 3)  # three are no quorum of eight
+    phase, effects = advance(rules(quorum=0.5), Idle(2, 2), tick(7.0, trainers="abc", enrolled="abcdefgh", attempt=3))
+    opened = Collecting(2, 3, frozenset("abc"), size=8, quorum=4, opened=7.0, tries=2)
+    assert phase == Idle(2, 2, since=7.0)  # three are no quorum of eight
     assert effects == []
-    phase, effects = advance(rules(quorum=0.25), Idle(2, 3), tick(7.0, trainers="abc", enrolled="abcdefgh"))
+    phase, effects = advance(rules(quorum=0.25), Idle(2, 2), tick(7.0, trainers="abc", enrolled="abcdefgh", attempt=3))
     assert phase == replace(opened, quorum=2)
     assert effects == [Open(replace(opened, quorum=2))]
 
@@ -247,6 +263,92 @@ def test_one_update_does_not_close_a_round_whose_quorum_is_two() -> None:
     assert not any(isinstance(effect, Aggregate) for effect in effects)
 
 
+# Sites that must take part, pauses and patience
+
+
+def test_a_round_waits_for_the_sites_that_must_take_part() -> None:
+    what = rules(must_include=("c",))
+    assert advance(what, Idle(1), tick(1.0, trainers="abd"))[0] == Idle(1, since=1.0)
+    phase, _ = advance(what, Idle(1), tick(1.0, trainers="abcd"))
+    assert isinstance(phase, Collecting)
+    assert phase.required == frozenset("c")
+
+
+def test_sites_that_must_take_part_are_drawn_first_and_enlarge_a_round_that_is_too_small_for_them() -> None:
+    phase, _ = advance(rules(rate=0.5, must_include=("d",)), Idle(1), tick())
+    assert isinstance(phase, Collecting)
+    assert (phase.cohort, phase.size) == (frozenset("ad"), 2)
+    phase, _ = advance(rules(rate=0.25, quorum=1, must_include=("b", "c", "d")), Idle(1), tick())
+    assert isinstance(phase, Collecting)
+    assert (phase.cohort, phase.size) == (frozenset("bcd"), 3)
+
+
+def test_a_round_is_not_closed_without_a_site_that_must_take_part() -> None:
+    required = collecting(required=frozenset("d"))
+    phase, effects = walk(rules(), required, *(Arrived(site, 1.0) for site in "abc"), tick(99.0))
+    assert (effects, isinstance(phase, Collecting)) == ([], True)
+    _, effects = advance(rules(), phase, Arrived("d", 99.0))
+    assert effects == [Aggregate(closed("abcd", required=frozenset("d")), complete=True)]
+    _, effects = advance(rules(), phase, tick(100.0))
+    assert effects == [Abandon(1, 1, "3 of 2 updates at the deadline; without d no round counts")]
+
+
+def test_over_selection_does_not_close_a_round_without_a_site_that_must_take_part() -> None:
+    required = collecting(size=2, required=frozenset("d"))
+    phase, effects = walk(rules(), required, Arrived("a", 1.0), Arrived("b", 1.0))
+    assert (effects, isinstance(phase, Collecting)) == ([], True)
+    _, effects = advance(rules(), phase, Arrived("d", 2.0))
+    assert effects == [Aggregate(closed("abd", required=frozenset("d")), complete=True)]
+
+
+def test_a_site_that_must_take_part_and_cannot_abandons_at_once() -> None:
+    phase, effects = advance(rules(), collecting(required=frozenset("d")), Declined("d", 1.0, "disk"))
+    assert phase == Idle(1, tries=1)
+    why = "1 of 4 sites cannot do the task (the last: disk); without d no round counts"
+    assert effects == [Abandon(1, 1, why)]
+
+
+def test_round_0_needs_none_of_the_sites_that_must_take_part() -> None:
+    phase, _ = advance(rules(must_include=("c",)), Idle(0), tick(trainers="ab"))
+    assert isinstance(phase, Collecting)
+    assert not phase.required
+
+
+def test_no_round_is_opened_while_the_run_is_paused_and_an_open_one_goes_on() -> None:
+    assert advance(rules(), Idle(1), tick(1.0, paused=True)) == (Idle(1, since=1.0), [])
+    _, effects = walk(rules(), collecting(), *(Arrived(site, 1.0) for site in "abcd"))
+    assert [type(effect) for effect in effects] == [Aggregate]
+
+
+def test_a_run_that_waits_too_long_for_its_sites_fails_with_the_reason() -> None:
+    what = rules(patience_s=50.0)
+    phase, effects = walk(what, Idle(2), tick(10.0, trainers=""), tick(59.0, trainers=""))
+    assert (phase, effects) == (Idle(2, since=10.0), [])
+    phase, _ = advance(what, phase, tick(60.0, trainers=""))
+    assert phase == Finished("waited 50 s for enough sites to open round 2", Outcome.FAILED)
+
+
+def test_patience_does_not_run_out_during_a_pause() -> None:
+    what = rules(patience_s=50.0)
+    phase, _ = walk(what, Idle(2), tick(0.0, trainers=""), tick(100.0, trainers="", paused=True))
+    assert advance(what, phase, tick(149.0, trainers=""))[0] == Idle(2, since=100.0)
+
+
+# Updates that are set aside
+
+
+def test_a_round_whose_updates_do_not_suffice_is_opened_again() -> None:
+    phase, effects = advance(rules(), Aggregating(1, 3, frozenset("ab"), 2, tries=1), Insufficient("damaged"))
+    assert (phase, effects) == (Idle(1, tries=2), [Abandon(1, 3, "damaged")])
+
+
+def test_what_is_left_must_be_a_quorum_with_all_that_must_take_part() -> None:
+    phase = Aggregating(1, 1, frozenset("abcd"), quorum=2, required=frozenset("a"))
+    assert not phase.lacks(frozenset("ab"))
+    assert phase.lacks(frozenset("a"))
+    assert phase.lacks(frozenset("bcd"))
+
+
 # Round 0
 
 
@@ -263,7 +365,7 @@ def test_round_0_asks_a_trainer_when_there_is_no_evaluator() -> None:
 
 
 def test_round_0_does_not_open_while_nobody_is_there() -> None:
-    assert advance(rules(), Idle(0), tick(trainers="")) == (Idle(0), [])
+    assert advance(rules(), Idle(0), tick(trainers="")) == (Idle(0, since=0.0), [])
 
 
 def test_round_0_asks_another_site_after_a_failure() -> None:
@@ -281,7 +383,7 @@ def test_round_0_asks_another_site_after_a_failure() -> None:
 
 
 def test_a_site_with_both_roles_is_asked_for_the_model_once() -> None:
-    phase, _ = advance(rules(), Idle(0, attempt=2), tick(trainers="ab", evaluators="a"))
+    phase, _ = advance(rules(), Idle(0, tries=1), tick(trainers="ab", evaluators="a"))
     assert isinstance(phase, Collecting)
     assert phase.cohort == frozenset("b")
 
@@ -296,9 +398,8 @@ def test_the_first_model_is_not_scored() -> None:
 
 def test_a_complete_round_closes_at_once() -> None:
     phase, effects = walk(rules(), collecting("abc"), *(Arrived(site, 1.0) for site in "abc"))
-    closed = Aggregating(1, 1, frozenset("abc"))
-    assert phase == closed
-    assert effects == [Aggregate(closed, complete=True)]
+    assert phase == closed("abc")
+    assert effects == [Aggregate(closed("abc"), complete=True)]
 
 
 def test_a_quorum_waits_for_the_rest_until_grace_is_over_and_no_longer() -> None:
@@ -307,7 +408,7 @@ def test_a_quorum_waits_for_the_rest_until_grace_is_over_and_no_longer() -> None
     assert isinstance(phase, Collecting)
     assert effects == []
     phase, effects = walk(rules(grace=0.5), collecting(), *half, tick(70.0))
-    assert effects == [Aggregate(Aggregating(1, 1, frozenset("ab")), complete=False)]
+    assert effects == [Aggregate(closed("ab"), complete=False)]
 
 
 def test_grace_starts_with_the_quorum_and_is_not_renewed_by_further_updates() -> None:
@@ -329,8 +430,8 @@ def test_no_grace_closes_at_the_first_tick_after_the_quorum() -> None:
 
 def test_a_lost_site_is_not_waited_for_once_the_quorum_is_there() -> None:
     phase, effects = walk(rules(), collecting("abc"), Arrived("a", 1.0), Arrived("b", 1.0), tick(2.0, trainers="ab"))
-    assert phase == Aggregating(1, 1, frozenset("ab"))
-    assert effects == [Aggregate(Aggregating(1, 1, frozenset("ab")), complete=False)]
+    assert phase == closed("ab")
+    assert effects == [Aggregate(closed("ab"), complete=False)]
 
 
 def test_a_site_that_is_alive_is_waited_for() -> None:
@@ -347,17 +448,17 @@ def test_lost_sites_are_no_reason_to_abandon_before_the_deadline() -> None:
 def test_a_lost_site_counts_if_it_comes_back_before_the_round_closes() -> None:
     events: list[Event] = [tick(50.0, trainers=""), Arrived("a", 60.0), Arrived("b", 61.0)]
     _, effects = walk(rules(), collecting("ab"), *events)
-    assert effects == [Aggregate(Aggregating(1, 1, frozenset("ab")), complete=True)]
+    assert effects == [Aggregate(closed("ab"), complete=True)]
 
 
 def test_at_the_deadline_a_quorum_closes_the_round_whoever_is_missing() -> None:
     _, effects = walk(rules(grace=1.0), collecting(), Arrived("a", 1.0), Arrived("b", 50.0), tick(100.0))
-    assert effects == [Aggregate(Aggregating(1, 1, frozenset("ab")), complete=False)]
+    assert effects == [Aggregate(closed("ab"), complete=False)]
 
 
 def test_at_the_deadline_without_a_quorum_the_same_round_begins_again() -> None:
     phase, effects = walk(rules(), collecting(), Arrived("a", 1.0), tick(100.0))
-    assert phase == Idle(1, attempt=2)
+    assert phase == Idle(1, tries=1)
     assert effects == [Abandon(1, 1, "1 of 2 updates at the deadline")]
 
 
@@ -368,27 +469,27 @@ def test_the_deadline_counts_from_the_opening_not_from_zero() -> None:
 
 def test_the_quorum_that_arrives_after_the_deadline_but_before_a_tick_still_counts() -> None:
     _, effects = walk(rules(), collecting(), Arrived("a", 1.0), Arrived("b", 130.0))
-    assert effects == [Aggregate(Aggregating(1, 1, frozenset("ab")), complete=False)]
+    assert effects == [Aggregate(closed("ab"), complete=False)]
 
 
 def test_declined_sites_that_make_the_quorum_unreachable_abandon_at_once() -> None:
     phase, effects = walk(rules(), collecting(quorum=3), Declined("a", 1.0))
     assert isinstance(phase, Collecting)
     phase, effects = walk(rules(), phase, Declined("b", 1.0))
-    assert phase == Idle(1, attempt=2)
+    assert phase == Idle(1, tries=1)
     assert effects == [Abandon(1, 1, "2 of 4 sites cannot do the task")]
 
 
 def test_declined_sites_are_not_waited_for_once_the_quorum_is_there() -> None:
     events: list[Event] = [Arrived("a", 1.0), Arrived("b", 1.0), Declined("c", 2.0), Declined("d", 3.0)]
     _, effects = walk(rules(), collecting(), *events)
-    assert effects == [Aggregate(Aggregating(1, 1, frozenset("ab")), complete=False)]
+    assert effects == [Aggregate(closed("ab"), complete=False)]
 
 
 def test_attempts_are_exhausted_in_the_end() -> None:
     phase, effects = advance(rules(attempts=2), collecting(attempt=1), tick(100.0))
-    assert phase == Idle(1, attempt=2)
-    phase, effects = advance(rules(attempts=2), collecting(attempt=2), tick(100.0))
+    assert phase == Idle(1, tries=1)
+    phase, effects = advance(rules(attempts=2), collecting(attempt=7, tries=1), tick(100.0))
     assert isinstance(phase, Finished)
     assert phase.failed
     assert "round 1 was abandoned 2 times" in phase.reason
@@ -424,12 +525,12 @@ def test_over_selection_closes_at_the_size_and_not_at_the_cohort() -> None:
     phase, effects = walk(rules(), collecting("abcd", size=2), Arrived("d", 1.0))
     assert isinstance(phase, Collecting)
     phase, effects = walk(rules(), phase, Arrived("b", 1.0))
-    assert effects == [Aggregate(Aggregating(1, 1, frozenset("bd")), complete=True)]
+    assert effects == [Aggregate(closed("bd"), complete=True)]
 
 
 def test_a_cohort_smaller_than_the_size_is_complete_with_all_of_it() -> None:
     _, effects = walk(rules(), collecting("ab", size=4), Arrived("a", 1.0), Arrived("b", 1.0))
-    assert effects == [Aggregate(Aggregating(1, 1, frozenset("ab")), complete=True)]
+    assert effects == [Aggregate(closed("ab"), complete=True)]
 
 
 def test_nothing_reopens_a_round_that_is_being_aggregated() -> None:
@@ -475,7 +576,7 @@ def test_without_scorers_the_run_goes_on_unscored() -> None:
     nobody = Aggregated(1.0, NOBODY)
     assert advance(rules(), Aggregating(1, 1, frozenset("a")), nobody) == (Idle(2), [])
     phase, _ = advance(rules(), Aggregating(ROUNDS, 1, frozenset("a")), nobody)
-    assert phase == Finished("completed", failed=False)
+    assert phase == Finished("completed", Outcome.COMPLETED)
 
 
 def test_the_next_round_waits_for_all_scores() -> None:
@@ -488,7 +589,10 @@ def test_the_next_round_waits_for_all_scores() -> None:
 
 def test_the_last_scores_complete_the_run() -> None:
     phase, effects = advance(rules(), Evaluating(ROUNDS, frozenset("a"), 0.0), Scored("a"))
-    assert (phase, effects) == (Finished("completed", failed=False), [Finish(Finished("completed", failed=False))])
+    assert (phase, effects) == (
+        Finished("completed", Outcome.COMPLETED),
+        [Finish(Finished("completed", Outcome.COMPLETED))],
+    )
 
 
 def test_a_site_that_cannot_score_is_not_waited_for() -> None:

@@ -25,7 +25,9 @@ from protofed.server.phases import (
     Finish,
     Finished,
     Idle,
+    Insufficient,
     Open,
+    Outcome,
     Phase,
     Score,
     Scored,
@@ -65,7 +67,11 @@ def any_rules(draw: st.DrawFn) -> Rules:
 @st.composite
 def any_event(draw: st.DrawFn) -> Event:
     """An event whose time is 0; the walk sets it."""
-    kind = draw(st.sampled_from(["tick", "tick", "arrived", "arrived", "arrived", "declined", "aggregated", "scored"]))
+    kind = draw(
+        st.sampled_from(
+            ["tick", "tick", "arrived", "arrived", "arrived", "declined", "aggregated", "insufficient", "scored"]
+        )
+    )
     match kind:
         case "tick":
             trainers = draw(some)
@@ -76,6 +82,8 @@ def any_event(draw: st.DrawFn) -> Event:
             return Declined(draw(one), 0.0)
         case "aggregated":
             return Aggregated(0.0, draw(some))
+        case "insufficient":
+            return Insufficient("set aside")
         case _:
             return Scored(draw(one))
 
@@ -97,6 +105,10 @@ class Walk:
         self.now += seconds
         if isinstance(event, Tick | Arrived | Declined | Aggregated):
             event = replace(event, now=self.now)
+        if isinstance(event, Tick) and isinstance(self.phase, Idle):
+            event = replace(event, attempt=1 + sum(number == self.phase.round for number, _ in self.opened))
+        if isinstance(event, Aggregated) and isinstance(self.phase, Aggregating):
+            self.folded.add(self.phase.round)
         if isinstance(event, Arrived) and isinstance(self.phase, Collecting):
             self.came[self.phase.round, self.phase.attempt].add(event.site)
         before = self.phase
@@ -119,7 +131,6 @@ class Walk:
                 assert len(phase.sites) >= opened.quorum
                 assert phase.sites <= opened.cohort
                 assert phase.sites <= self.came[phase.round, phase.attempt]
-                self.folded.add(phase.round)
             case Abandon(round, attempt, _):
                 assert round not in self.folded, "what was folded is not abandoned"
                 assert attempt <= self.rules.federation.attempts
@@ -166,5 +177,5 @@ def test_a_run_whose_sites_all_answer_completes_in_whatever_order(what: Rules, r
                 machine.step(Aggregated(0.0, who))
             case Evaluating(awaited=awaited):
                 machine.step(Scored(random.choice(sorted(awaited))))
-    assert machine.phase == Finished("completed", failed=False)
+    assert machine.phase == Finished("completed", Outcome.COMPLETED)
     assert all(attempt == 1 for _, attempt in machine.opened)

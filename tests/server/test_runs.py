@@ -9,7 +9,11 @@ import pytest
 from protofed.common.errors import ConfigError, Fenced, NotEnrolled, ProtocolError, VersionMismatch
 from protofed.common.recipe import Recipe, parse_json
 from protofed.common.task import PROTOCOL_VERSION, Activity, Assignment, Finished, Progress, Role, Signal, Task
+from protofed.server.blobs import MemoryBlobs
+from protofed.server.coordinator import Coordinator
+from protofed.server.ledger import Ledger
 from protofed.server.phases import Broken
+from protofed.server.roster import Roster
 from protofed.server.runs import Runs
 from protofed.server.surroundings import Surroundings
 
@@ -22,9 +26,9 @@ SITES = ("ann", "bob", "cyd")
 
 
 @pytest.fixture
-def around(make: MakeLab, clock: Clock) -> Surroundings:
-    lab = make("unused")
-    return Surroundings(lab.ledger, lab.blobs, lab.roster, clock)
+def around(clock: Clock) -> Surroundings:
+    ledger = Ledger()
+    return Surroundings(ledger, MemoryBlobs(), Roster(ledger, clock), clock)
 
 
 @pytest.fixture
@@ -41,6 +45,12 @@ def enroll(runs: Runs, site: str, protocol: int = PROTOCOL_VERSION) -> Assignmen
     return runs.enroll(site, f"d-{site}", protocol, "0.0", "0.1", {Role.TRAINER})
 
 
+def going_on(runs: Runs) -> Coordinator:
+    """The run that goes on; fails if there is none."""
+    assert runs.current is not None
+    return runs.current
+
+
 def ask(runs: Runs, run: str, site: str) -> Any:
     return runs.next_task(run, site, f"d-{site}")
 
@@ -49,7 +59,7 @@ def test_a_daemon_is_given_the_current_run_whole(two: Runs) -> None:
     answer = enroll(two, "ann")
     assert isinstance(answer, Assignment)
     assert answer.run == "one"
-    assert parse_json(answer.recipe, Recipe, "wire") == two.current.recipe
+    assert parse_json(answer.recipe, Recipe, "wire") == going_on(two).recipe
 
 
 def test_the_first_trainer_is_asked_for_the_model_at_once(two: Runs) -> None:
@@ -68,8 +78,8 @@ def test_another_version_is_refused_by_both_versions_and_not_enrolled(two: Runs,
 def test_the_next_run_begins_when_one_is_finished(two: Runs) -> None:
     for site in SITES:
         enroll(two, site)
-    two.current.stop("enough")
-    assert two.current.run == "two"
+    going_on(two).stop("enough")
+    assert going_on(two).run == "two"
     assert not two.finished
     assert ask(two, "one", "ann") == Finished("enough", last=False)
     again = enroll(two, "ann")
@@ -79,8 +89,8 @@ def test_the_next_run_begins_when_one_is_finished(two: Runs) -> None:
 
 def test_a_site_of_an_older_run_is_told_how_that_one_ended(two: Runs) -> None:
     enroll(two, "ann")
-    two.current.stop("failed badly")
-    two.current.stop("completed")
+    going_on(two).stop("failed badly")
+    going_on(two).stop("completed")
     assert ask(two, "one", "ann") == Finished("failed badly", last=True)
     assert ask(two, "two", "ann") == Finished("completed", last=True)
 
@@ -89,7 +99,7 @@ def test_when_no_run_is_left_everyone_who_is_alive_has_to_be_told(two: Runs, clo
     for site in ("ann", "bob"):
         enroll(two, site)
     for _ in range(2):
-        two.current.stop("enough")
+        going_on(two).stop("enough")
     assert two.finished
     assert not two.everyone_was_told()
     assert ask(two, "two", "ann") == Finished("enough", last=True)
@@ -103,9 +113,9 @@ def test_when_no_run_is_left_everyone_who_is_alive_has_to_be_told(two: Runs, clo
 
 def test_being_told_of_one_finished_run_is_not_being_told_of_all(two: Runs) -> None:
     enroll(two, "ann")
-    two.current.stop("enough")
+    going_on(two).stop("enough")
     ask(two, "one", "ann")
-    two.current.stop("enough")
+    going_on(two).stop("enough")
     assert not two.everyone_was_told()
 
 
@@ -122,7 +132,7 @@ def test_a_heartbeat_of_another_run_is_aborted(two: Runs) -> None:
     progress = Progress(nonce, Activity.TRAINING)
     assert two.heartbeat("two", "ann", "d-ann", progress) is Signal.ABORT
     assert two.heartbeat("one", "ann", "d-ann", progress) is Signal.CONTINUE
-    two.current.stop("enough")
+    going_on(two).stop("enough")
     assert two.heartbeat("one", "ann", "d-ann", progress) is Signal.ABORT
 
 
@@ -135,7 +145,7 @@ def test_a_fenced_daemon_is_fenced_in_every_run(two: Runs) -> None:
 
 
 def test_runs_are_found_by_name_also_when_they_are_over(two: Runs) -> None:
-    first = two.current
+    first = going_on(two)
     first.stop("enough")
     assert two.of("one") is first
     with pytest.raises(ProtocolError, match="no such run"):
@@ -150,7 +160,7 @@ def test_two_recipes_of_one_name_are_refused(around: Surroundings, recipe: Calla
 def test_a_restarted_server_goes_on_with_the_run_that_is_not_over(
     two: Runs, around: Surroundings, recipe: Callable[..., Recipe]
 ) -> None:
-    two.current.stop("enough")
+    going_on(two).stop("enough")
     again = Runs([recipe("one"), recipe("two")], around)
-    assert again.current.run == "two"
+    assert going_on(again).run == "two"
     assert not again.finished

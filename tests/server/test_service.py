@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -12,12 +15,16 @@ from google_crc32c import value as crc32c
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from protofed.common import codec, wire
+from protofed.common.errors import DiskFailure
 from protofed.common.payload import Part, Payload, describe
 from protofed.common.recipe import Recipe
 from protofed.common.task import CHUNK_BYTES, PROTOCOL_VERSION, Manifest
 from protofed.protos.v1 import federation_pb2 as pb
 from protofed.protos.v1 import federation_pb2_grpc as rpc
+from protofed.server.blobs import FolderBlobs
 from protofed.server.runs import Runs
+from protofed.server.serving import serve
+from protofed.server.threads import Bells, Threads
 
 Code = grpc.StatusCode
 RUN = "small-fedavg"
@@ -227,6 +234,78 @@ def test_chunks_are_checked_one_by_one(client: Client) -> None:
     code, text = code_of(lambda: client.commit(task, upload))
     assert code is Code.FAILED_PRECONDITION
     assert "the first is 0" in text
+
+
+def test_other_bytes_for_a_chunk_are_a_contradiction(client: Client) -> None:
+    task, data = client.next_task().task, codec.encode(MODEL)
+    upload = client.stub.BeginUpload(client.announce(task, data, MODEL), timeout=10).upload.id
+    client.put(upload, 0, data)
+    client.put(upload, 0, data)
+    code, text = code_of(lambda: client.put(upload, 0, bytes(len(data))))
+    assert (code, text) == (Code.ALREADY_EXISTS, "chunk 0 was sent before with other bytes")
+
+
+def test_a_site_that_begins_too_much_is_told_what_to_do(client: Client) -> None:
+    task, data = client.next_task().task, codec.encode(MODEL)
+    messages = [client.announce(task, data, MODEL, digest=codec.digest(bytes([number]))) for number in range(5)]
+    for message in messages[:4]:
+        client.stub.BeginUpload(message, timeout=10)
+    code, text = code_of(lambda: client.stub.BeginUpload(messages[4], timeout=10))
+    assert code is Code.RESOURCE_EXHAUSTED
+    assert "4 uploads of this site are unfinished; commit one of them" in text
+
+
+def test_a_verdict_forgets_what_else_was_begun_for_the_task(client: Client, server: Any) -> None:
+    task, data = client.next_task().task, codec.encode(MODEL)
+    other = client.announce(task, data, MODEL, digest=codec.digest(b"other"))
+    upload = client.stub.BeginUpload(other, timeout=10).upload.id
+    assert client.push(task, MODEL).verdict == pb.VERDICT_ACCEPTED
+    assert code_of(lambda: client.put(upload, 0, data))[0] is Code.FAILED_PRECONDITION
+    assert list((server.blobs._folder / "uploads").iterdir()) == []
+
+
+class Idle:
+    """Runs of which a server asks nothing but the time."""
+
+    finished = False
+
+    def tick(self) -> None:
+        """Nothing happens."""
+
+    def enroll(self, *_: Any) -> None:
+        raise DiskFailure("cannot write /state: Input/output error")
+
+
+def test_a_failed_disk_ends_the_server_without_a_word_of_it_to_the_peer(tmp_path: Path) -> None:
+    said: list[tuple[grpc.StatusCode, str]] = []
+
+    def call(address: str) -> None:
+        client = Client(address)
+        said.append(code_of(client.enroll))
+        client.channel.close()
+
+    async def main() -> None:
+        with ThreadPoolExecutor(1) as peer:
+
+            def started(address: str) -> None:
+                peer.submit(call, address)
+
+            runs: Any = Idle()
+            await serve(
+                runs,
+                runs,
+                FolderBlobs(tmp_path),
+                Threads(),
+                Bells(),
+                "127.0.0.1:0",
+                asyncio.Event(),
+                started=started,
+                until_finished=False,
+            )
+
+    with pytest.raises(DiskFailure, match="Input/output error"):
+        asyncio.run(main())
+    assert said == [(Code.RESOURCE_EXHAUSTED, "the server cannot store anything now; try again later")]
 
 
 def test_an_upload_goes_on_where_it_broke_off(client: Client) -> None:

@@ -5,6 +5,8 @@ All methods are called from one thread at a time; only `Surroundings.work` may r
 
 from __future__ import annotations
 
+from typing import Any
+
 import structlog
 
 from protofed.common.codec import Digest
@@ -27,9 +29,11 @@ from protofed.common.task import (
 from protofed.server import phases, screening
 from protofed.server.admission import Admission
 from protofed.server.driver import Driver
+from protofed.server.examination import Examiner
 from protofed.server.method import NOTHING
 from protofed.server.publisher import Published
 from protofed.server.rows import TaskRow
+from protofed.server.screening import Fault
 from protofed.server.surroundings import Surroundings
 
 log = structlog.get_logger()
@@ -48,6 +52,7 @@ class Coordinator:
         self._ledger, self._roster, self._clock = around.ledger, around.roster, around.clock
         self._admission = Admission(around.ledger, self.run, recipe.classes)
         self._driver = Driver(recipe, around)
+        self._examiner = Examiner(around.blobs, recipe.federation.max_norm)
 
     @property
     def phase(self) -> phases.Phase:
@@ -67,9 +72,35 @@ class Coordinator:
         """
         self._driver.tick()
 
+    # What the operator asks for
+
+    @property
+    def paused(self) -> bool:
+        """Whether no round is opened."""
+        return self._driver.paused
+
     def stop(self, reason: str) -> None:
-        """End the run."""
+        """End the run; sites stop training at their next heartbeat."""
         self._driver.handle(phases.Stop(reason))
+
+    def pause(self, *, paused: bool) -> None:
+        """Open no round from now on, or do again; a round that is open goes on to its end."""
+        self._driver.pause(paused=paused)
+
+    def roll_back(self, to: int) -> None:
+        """Take up the state that a round published.
+
+        Raises:
+            ConfigError: it published none, or its state is no longer kept.
+            Conflict: a round is being aggregated at this moment.
+        """
+        self._driver.roll_back(to)
+
+    def dismiss(self, site: SiteId, reason: str) -> None:
+        """Wait no longer for a site."""
+        self._driver.dismiss(site, reason)
+
+    # What sites ask for
 
     def next_task(self, site: SiteId, instance: str) -> Task | Wait | Finished:
         """What the site should do now."""
@@ -96,7 +127,7 @@ class Coordinator:
         if row is None or row.nonce != progress.nonce:
             return Signal.ABORT
         if progress.failure is not None:
-            self._decline(row, progress.failure)
+            self._driver.decline(row, progress.failure)
         else:
             self._driver.started(row)
         return Signal.CONTINUE
@@ -105,27 +136,39 @@ class Coordinator:
         """Judge an upload before a byte of it is sent; None: send it."""
         self._roster.seen(site, instance, nonce)
         row = self._invitation(site, nonce, TaskKind.INITIALISE, TaskKind.FIT)
-        settled = self._admission.settled(row, manifest, is_open=self._driver.is_open(row))
+        settled = self._settled(row, manifest)
         return settled or self._admission.announced(row, base, manifest, self._driver.expected(row))
 
+    def examine(self, data: bytes, manifest: Manifest, base: Digest | None) -> Fault | float:
+        """What is wrong with the bytes of an update, or else its norm. The only method for any thread."""
+        return self._examiner.examine(data, manifest, base)
+
     def commit(
-        self, site: SiteId, instance: str, nonce: str, manifest: Manifest, metrics: Scores, weight: float | None
+        self,
+        site: SiteId,
+        instance: str,
+        nonce: str,
+        manifest: Manifest,
+        metrics: Scores,
+        weight: float | None,
+        norm: float | None,
     ) -> Receipt:
         """Judge an update whose blob is durable and sound; ACCEPTED counts from here on."""
         self._roster.seen(site, instance)
         row = self._invitation(site, nonce, TaskKind.INITIALISE, TaskKind.FIT)
-        if (settled := self._admission.settled(row, manifest, is_open=self._driver.is_open(row))) is not None:
+        if (settled := self._settled(row, manifest)) is not None:
             return settled
         if fault := screening.scalars_fault(metrics, weight, self._driver.expected(row)):
-            return self._admission.judge(row, Verdict.INVALID, manifest, fault)
-        receipt = self._admission.judge(row, Verdict.ACCEPTED, manifest, "", metrics, weight)
+            return self._admission.invalid(row, manifest, fault)
+        taken: dict[str, Any] = {"metrics": metrics, "weight": weight, "norm": norm}
+        receipt = self._admission.judge(row, Verdict.ACCEPTED, manifest, **taken)
         self._driver.answered(row, phases.Arrived(site, self._clock()))
         return receipt
 
-    def refuse(self, site: SiteId, nonce: str, manifest: Manifest, fault: str) -> Receipt:
-        """Write down that an uploaded blob is not what was announced, or is not finite."""
+    def refuse(self, site: SiteId, nonce: str, manifest: Manifest, fault: Fault) -> Receipt:
+        """Write down what `examine` found."""
         row = self._invitation(site, nonce, TaskKind.INITIALISE, TaskKind.FIT)
-        return self._admission.judge(row, Verdict.INVALID, manifest, fault)
+        return self._admission.invalid(row, manifest, fault)
 
     def report_scores(self, site: SiteId, instance: str, nonce: str, scores: Scores) -> None:
         """Take a site's scores; those that nobody waits for are dropped politely.
@@ -136,19 +179,18 @@ class Coordinator:
         self._roster.seen(site, instance)
         row = self._invitation(site, nonce, TaskKind.SCORE)
         if fault := screening.scalars_fault(scores, None, NOTHING):
-            raise ProtocolError(fault)
+            raise ProtocolError(fault.text)
         if not self._driver.is_open(row):
             return
         self._ledger.add_scores(row, scores)
         self._driver.answered(row, phases.Scored(site))
 
+    def _settled(self, row: TaskRow, manifest: Manifest) -> Receipt | None:
+        open_, complete = self._driver.is_open(row), self._driver.was_complete(row)
+        return self._admission.settled(row, manifest, is_open=open_, complete=complete)
+
     def _invitation(self, site: SiteId, nonce: str, *kinds: TaskKind) -> TaskRow:
         return self._admission.invitation(self._driver.invitation(site), site, nonce, *kinds)
-
-    def _decline(self, row: TaskRow, reason: str) -> None:
-        log.warning("site declined", run=self.run, round=row.round, site=row.site, reason=str(reason))
-        self._ledger.set_fate(row.nonce, "failed", str(reason))
-        self._driver.answered(row, phases.Declined(row.site, self._clock(), str(reason)))
 
     def _remaining(self) -> float:
         rules, now = self.recipe.federation, self._clock()

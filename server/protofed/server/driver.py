@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import secrets
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import assert_never
+from typing import Any, assert_never
 
 import structlog
 
 import protofed.server.methods  # noqa: F401  (registers the server halves)
-from protofed.common.errors import ProtofedError, StateError
-from protofed.common.payload import SiteId
+from protofed.common.codec import Digest
+from protofed.common.errors import ConfigError, Conflict, OutOfSpace
+from protofed.common.failpoint import reach
+from protofed.common.payload import Payload, SiteId
 from protofed.common.recipe import Recipe
-from protofed.common.task import Role, TaskKind, Verdict, score_family
+from protofed.common.task import Role, TaskKind, score_family
 from protofed.server import phases
+from protofed.server.folding import Folding, Job
 from protofed.server.method import NOTHING, Expected, ServerMethod, server_methods
 from protofed.server.overview import spreads
 from protofed.server.publisher import Published, Publisher
-from protofed.server.resume import resumed
+from protofed.server.resume import check_same, resumed
 from protofed.server.round import Rules, advance
 from protofed.server.rows import RoundRow, TaskRow
 from protofed.server.sampling import Uniform
@@ -42,17 +45,35 @@ class Driver:
         self._method: ServerMethod = server_methods.build(recipe.method.name, recipe.method.options)
         self._rules = Rules(recipe.rounds, recipe.federation, Uniform(recipe.seed))
         self._publisher = Publisher(self._method, around.blobs, recipe.classes)
+        careful = replace(around, work=self._work)
+        self._folding = Folding(self._run, recipe.federation, self._publisher, careful, self._folded)
         self._tasks: dict[SiteId, TaskRow] = {}  # the open invitations
         self._events: deque[phases.Event] = deque()
         self._draining = False
         self._broken: Exception | None = None
-        self.published: Published | None = None
+        self._published: Published | None = None
+        self._ended_with: Digest | None = None  # the last state of a run that had ended before
+        self.paused = False
         self.phase = self._restore()
         self._republished = isinstance(self.phase, phases.Aggregating)
+
+    @property
+    def published(self) -> Published | None:
+        """The newest state; None before there is a model."""
+        if self._published is None and self._ended_with is not None:
+            self._published = self._publisher.restore(self._ended_with)
+        return self._published
 
     def invitation(self, site: SiteId) -> TaskRow | None:
         """The site's open invitation."""
         return self._tasks.get(site)
+
+    def was_complete(self, row: TaskRow) -> bool | None:
+        """Whether the invitation's round had all that it wanted, while it is being aggregated; None: ask the ledger."""
+        job = self._folding.job
+        if job is None or (job.phase.round, job.phase.attempt) != (row.round, row.attempt):
+            return None
+        return job.complete
 
     def is_open(self, row: TaskRow) -> bool:
         """Whether this very invitation is still open."""
@@ -87,7 +108,49 @@ class Driver:
         if self._republished:  # the last process published a state and died before it said so
             self._republished = False
             self.handle(self._aggregated())
+        self._folding.tick(self._state)
         self.handle(self._tick_event())
+
+    def pause(self, *, paused: bool) -> None:
+        """Open no round from now on, or do again; a round that is open goes on to its end."""
+        self._ledger.pause(self._run, paused=paused)
+        self.paused = paused
+        log.info("run paused" if paused else "run goes on", run=self._run)
+
+    def roll_back(self, to: int) -> None:
+        """Take up the state that a round published; what came after it is put aside.
+
+        Raises:
+            ConfigError: that round published none, or its state is no longer kept.
+            StateError: its state is damaged.
+            Conflict: a round is being aggregated at this moment.
+        """
+        if self._folding.job is not None and not self._folding.waits_for_space:
+            raise Conflict("a round is being aggregated at this moment; try again in a few seconds")
+        found = {row.round: row.state for row in self._ledger.rounds(self._run) if row.state is not None}
+        kept = [number for number, state in found.items() if self._around.blobs.has(state)]
+        if to not in kept:
+            why = "is no longer kept (see keep_rounds)" if to in found else "does not exist"
+            raise ConfigError(f"the state of round {to} {why}; expected one of {_list(kept)}")
+        published = self._publisher.restore(found[to])
+        self._ledger.roll_back(self._run, to)
+        self._folding.drop()
+        self._tasks.clear()
+        self._republished = False
+        self._published, self.phase = published, phases.Idle(to + 1)
+        log.warning("run rolled back", run=self._run, to=to)
+        self._around.notify(None)
+
+    def dismiss(self, site: SiteId, reason: str) -> None:
+        """Wait no longer for a site."""
+        if (row := self._tasks.get(site)) is not None:
+            self.decline(row, reason)
+
+    def decline(self, row: TaskRow, reason: str) -> None:
+        """Note that a site does not do its task."""
+        log.warning("site declined", run=self._run, round=row.round, site=row.site, reason=reason)
+        self._ledger.set_fate(row.nonce, "failed", reason)
+        self.answered(row, phases.Declined(row.site, self._around.clock(), reason))
 
     def handle(self, event: phases.Event) -> None:
         """Advance by this event and all that follow from it, in order."""
@@ -111,8 +174,15 @@ class Driver:
                 self._tasks.clear()  # scores that come now are dropped, and a restart does not wait for them again
                 self._ledger.mark_scored(self._run, before.round)
                 self._tell_scores(before.round)
-            for effect in effects:
-                self._perform(effect)
+            try:
+                for effect in effects:
+                    self._perform(effect)
+            except OutOfSpace as error:
+                if not isinstance(before, phases.Idle):
+                    raise  # half done: only a restart, from the ledger, can go on
+                log.error("no space to open a round; trying again", run=self._run, round=before.round, why=str(error))
+                self.phase = before
+                self._events.clear()
             closed = isinstance(before, phases.Aggregating | phases.Evaluating)
             if closed and isinstance(self.phase, phases.Idle):
                 self._events.append(self._tick_event())  # the next round opens now, not at the next tick
@@ -122,18 +192,22 @@ class Driver:
             case phases.Open(phase):
                 self._open(phase)
             case phases.Aggregate(phase, complete):
-                self._aggregate(phase, complete=complete)
+                silent = self._silent()
+                self._tasks.clear()
+                self._folding.begin(Job(phase, complete, silent), self._state)
             case phases.Abandon(round_, attempt, reason):
                 log.warning("round abandoned", run=self._run, round=round_, attempt=attempt, reason=reason)
+                silent = self._silent()
                 self._tasks.clear()
-                self._ledger.abandon(self._run, round_, attempt, reason)
+                self._ledger.abandon(self._run, round_, attempt, reason, silent)
             case phases.Score(phase):
                 attempt = self._ledger.rounds(self._run)[-1].attempt  # the one that gave the model
                 self._invite(TaskKind.SCORE, phase.round, attempt, sorted(phase.awaited), self._ledger.invite)
             case phases.Finish(phase):
-                log.info("run finished", run=self._run, reason=phase.reason, failed=phase.failed)
+                log.info("run finished", run=self._run, reason=phase.reason, outcome=phase.outcome.value)
                 self._tasks.clear()
-                self._ledger.end_run(self._run, phase.reason, failed=phase.failed)
+                self._folding.drop()
+                self._ledger.end_run(self._run, phase.reason, phase.outcome)
                 self._around.notify(None)
             case _:
                 assert_never(effect)
@@ -148,48 +222,36 @@ class Driver:
         self, kind: TaskKind, number: int, attempt: int, sites: list[SiteId], write: Callable[[Sequence[TaskRow]], None]
     ) -> None:
         """Broadcast blobs first, ledger rows second; then the sites are told."""
-        state = self.published.state if self.published else None
-        sent = self._publisher.broadcasts(state, sites) if state is not None else {}
+        sent = self._publisher.broadcasts(self._state, sites) if self._state is not None else {}
+        reach("broadcast-stored")
         rows = []
         for site in sites:
             base, nbytes = sent.get(site, (None, 0))
             rows.append(TaskRow(secrets.token_hex(16), self._run, number, attempt, site, kind, base, nbytes))
         write(rows)
+        reach("round-opened")
         self._tasks = {row.site: row for row in rows}
         self._around.notify(sites)
 
-    def _aggregate(self, phase: phases.Aggregating, *, complete: bool) -> None:
-        self._tasks.clear()
-        rows = [u for u in self._ledger.updates(self._run, phase.round, phase.attempt) if u.verdict is Verdict.ACCEPTED]
-        state = self.published.state if self.published else None
+    def _work(self, job: Callable[[], Any], done: Callable[[Any], None]) -> None:
+        """As the surroundings' work; an error at its end is never lost."""
 
-        def fold() -> Published | Exception:
+        def careful(result: Any) -> None:
             try:
-                return self._publisher.fold(state, rows)
-            except Exception as error:
-                log.exception("aggregation failed", run=self._run, round=phase.round)
-                return error
-
-        def publish(result: Published | Exception) -> None:
-            try:
-                self._publish(phase, result, complete=complete)
+                done(result)
             except Exception as error:
                 self._broken = error
                 raise
 
-        self._around.work(fold, publish)
+        self._around.work(job, careful)
 
-    def _publish(self, phase: phases.Aggregating, result: Published | Exception, *, complete: bool) -> None:
-        """Blob first (it is durable already), ledger row second, old blobs go last."""
-        if isinstance(result, Exception):
-            why = str(result) if isinstance(result, ProtofedError) else type(result).__name__
-            self.handle(phases.Broken(f"round {phase.round} could not be aggregated: {why}"))
-            return
-        self._ledger.publish(self._run, phase.round, phase.attempt, result.address, complete=complete)
-        self.published = result
-        log.info("round published", run=self._run, round=phase.round, sites=len(phase.sites), complete=complete)
-        self._publisher.prune(self._ledger, self._run, phase.round - self._around.keep_rounds)
-        self.handle(self._aggregated())
+    def _folded(self, job: Job, outcome: Published | phases.Insufficient | phases.Broken) -> None:
+        """The end of an aggregation, on the coordinator's thread."""
+        if isinstance(outcome, Published):
+            self._published = outcome
+            self.handle(self._aggregated())
+        else:
+            self.handle(outcome)
 
     def _tell_scores(self, number: int) -> None:
         of_round = self._ledger.scores(self._run, number).get(number, {})
@@ -203,31 +265,54 @@ class Driver:
         if known is None:
             self._ledger.begin_run(self._run, self._recipe.fingerprint(), self._recipe.wire())
             return phases.Idle(0)
-        if known.fingerprint != self._recipe.fingerprint():
-            raise StateError(
-                f"the state folder holds a run '{self._run}' of another recipe; give the recipe another name, "
-                "or the server another state folder"
-            )
+        check_same(self._recipe, known)
+        self.paused = known.paused
         rounds = self._ledger.rounds(self._run)
         states = [row.state for row in rounds if row.state]
-        self.published = self._publisher.restore(states[-1]) if states else None
-        if known.ended_at is not None:
-            return phases.Finished(known.reason or "", bool(known.failed))
+        if known.outcome is not None:
+            self._ended_with = states[-1] if states else None
+            return phases.Finished(known.reason or "", known.outcome)
         if not rounds:
             return phases.Idle(0)
-        log.info("run resumed", run=self._run, round=rounds[-1].round)
+        self._published = self._publisher.restore(states[-1]) if states else None
+        last = rounds[-1]
+        log.info("run resumed", run=self._run, round=last.round)
         self._around.roster.presume()
-        tasks = self._ledger.tasks(self._run, rounds[-1].round, rounds[-1].attempt)
+        tasks = self._ledger.tasks(self._run, last.round, last.attempt)
         self._tasks = {task.site: task for task in tasks if task.is_open}
-        return resumed(rounds[-1], tasks, self._around.clock())
+        tries = sum(row.round == last.round and row.abandoned is not None for row in rounds)
+        return resumed(last, tasks, self._around.clock(), tries, frozenset(self._recipe.federation.must_include))
 
     def _tick_event(self) -> phases.Tick:
         idle, roster = self._recipe.federation.idle_s, self._around.roster
         trainers, evaluators = (roster.alive(role, idle) for role in (Role.TRAINER, Role.EVALUATOR))
-        return phases.Tick(self._around.clock(), roster.enrolled(Role.TRAINER), trainers, evaluators)
+        return phases.Tick(
+            self._around.clock(),
+            roster.enrolled(Role.TRAINER),
+            trainers,
+            evaluators,
+            attempt=self._next_attempt(),
+            paused=self.paused,
+        )
+
+    def _next_attempt(self) -> int:
+        """Of the round that is to be opened: no attempt has it, those that were rolled back not either."""
+        return 1 + self._ledger.attempts(self._run, self.phase.round) if isinstance(self.phase, phases.Idle) else 0
+
+    def _silent(self) -> dict[SiteId, str]:
+        """What is known of the sites that have not answered."""
+        return {site: self._around.roster.silence(site) for site in self._tasks}
+
+    @property
+    def _state(self) -> Payload | None:
+        return self.published.state if self.published else None
 
     def _aggregated(self) -> phases.Aggregated:
         """With everyone who could score now."""
         tick = self._tick_event()
         evaluators = tick.evaluators if self._method.global_model else phases.NOBODY
         return phases.Aggregated(tick.now, evaluators, tick.trainers)
+
+
+def _list(rounds: Iterable[int]) -> str:
+    return ", ".join(map(str, sorted(rounds))) or "none yet"

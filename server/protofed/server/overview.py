@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from protofed.common.payload import SiteId
 from protofed.common.task import TaskKind, Verdict
-from protofed.server.ledger import Ledger
+from protofed.server.records import Records
 from protofed.server.rows import RoundRow
 
 
@@ -36,6 +36,8 @@ class Overview:
         seconds: since the first round was opened.
         received, sent: bytes of accepted updates and of the models that sites were asked to fetch.
         scores: of the newest scored round, by name.
+        degraded: rounds that used fewer updates than they wanted.
+        abandoned, rolled_back: attempts.
     """
 
     run: str
@@ -50,6 +52,8 @@ class Overview:
     scores: Mapping[str, Spread]
     scored_round: int
     degraded: int
+    abandoned: int
+    rolled_back: int
     ended: bool
     failed: bool
 
@@ -73,18 +77,19 @@ def spreads(by_site: Mapping[SiteId, Mapping[str, float]]) -> dict[str, Spread]:
     return {name: spread(some, lower_is_better(name)) for name, some in values.items()}
 
 
-def overview(ledger: Ledger, run: str) -> Overview | None:
+def overview(ledger: Records, run: str) -> Overview | None:
     """Where a run is; None if the ledger does not know it (yet)."""
     row = ledger.run(run)
     if row is None:
         return None
-    rounds = ledger.rounds(run)
+    history = ledger.rounds(run, rolled_back=True)
+    rounds = [r for r in history if not r.rolled_back]
     last = rounds[-1] if rounds else None
     number = last.round if last else 0
-    tasks = [task for r in {r.round for r in rounds} for task in ledger.tasks(run, r)]
+    tasks = ledger.tasks(run)
     current = [t for t in tasks if last and (t.round, t.attempt) == (last.round, last.attempt)]
     fits = [task for task in current if task.kind is not TaskKind.SCORE]
-    updates = [u for r in {r.round for r in rounds} for u in ledger.updates(run, r) if u.verdict is Verdict.ACCEPTED]
+    updates = [update for update in ledger.updates(run) if update.verdict is Verdict.ACCEPTED]
     scores = ledger.scores(run)
     newest = max(scores, default=0)
     return Overview(
@@ -93,15 +98,17 @@ def overview(ledger: Ledger, run: str) -> Overview | None:
         round=number,
         phase=row.reason or "ended" if row.ended_at else _phase(last, any(t.kind is TaskKind.SCORE for t in current)),
         invited=len(fits),
-        reported=sum(task.fate == "reported" for task in fits),
+        reported=sum(task.fate in ("reported", "set-aside") for task in fits),
         received=sum(update.bytes for update in updates),
         sent=sum(task.base_bytes for task in tasks if task.kind is TaskKind.FIT),
         seconds=(row.ended_at or time.time()) - rounds[0].opened_at if rounds else 0.0,
         scores=spreads(scores.get(newest, {})),
         scored_round=newest,
         degraded=sum(r.state is not None and r.complete is False for r in rounds),
+        abandoned=sum(r.abandoned is not None for r in history),
+        rolled_back=sum(r.rolled_back for r in history),
         ended=row.ended_at is not None,
-        failed=bool(row.failed),
+        failed=row.failed,
     )
 
 

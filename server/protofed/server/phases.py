@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import TypeAlias
 
 from protofed.common.payload import SiteId
@@ -11,15 +12,29 @@ Sites: TypeAlias = frozenset[SiteId]
 NOBODY: Sites = frozenset()
 
 
+class Outcome(StrEnum):
+    """How a run ended."""
+
+    COMPLETED = "completed"
+    FAILED = "failed"
+    ABORTED = "aborted"  # by the operator
+
+
 # Phases
 
 
 @dataclass(frozen=True)
 class Idle:
-    """Waiting for enough sites to open `round`."""
+    """Waiting for enough sites to open `round`.
+
+    Attributes:
+        tries: attempts at it that were abandoned, one after the other.
+        since: seconds of the monotonic clock at which the wait began; None before the first tick.
+    """
 
     round: int
-    attempt: int = 1
+    tries: int = 0
+    since: float | None = None
 
 
 @dataclass(frozen=True)
@@ -27,10 +42,12 @@ class Collecting:
     """Waiting for the cohort's updates.
 
     Attributes:
+        attempt: tells this try of the round from all others, those that were rolled back among them.
         size: updates after which nobody else is needed.
         quorum: updates without which the round is abandoned.
         opened, quorum_at: seconds of the coordinator's monotonic clock.
         failed: sites that said that they cannot do the task.
+        required: sites without which the round does not count.
     """
 
     round: int
@@ -42,6 +59,13 @@ class Collecting:
     reported: Sites = NOBODY
     failed: Sites = NOBODY
     quorum_at: float | None = None
+    required: Sites = NOBODY
+    tries: int = 0
+
+    @property
+    def has_quorum(self) -> bool:
+        """Whether the round could be closed with what is there."""
+        return len(self.reported) >= self.quorum and self.required <= self.reported
 
     @property
     def awaited(self) -> Sites:
@@ -51,11 +75,18 @@ class Collecting:
 
 @dataclass(frozen=True)
 class Aggregating:
-    """The fold of these sites' updates is being computed."""
+    """The fold of these sites' updates is being computed; a `quorum` of them is needed, and those that are required."""
 
     round: int
     attempt: int
     sites: Sites
+    quorum: int = 0
+    required: Sites = NOBODY
+    tries: int = 0
+
+    def lacks(self, left: Sites) -> bool:
+        """Whether these sites' updates alone are too few."""
+        return len(left) < self.quorum or not self.required <= left
 
 
 @dataclass(frozen=True)
@@ -72,7 +103,12 @@ class Finished:
     """The end; nothing leads out of it."""
 
     reason: str
-    failed: bool
+    outcome: Outcome
+
+    @property
+    def failed(self) -> bool:
+        """Whether it ended otherwise than the recipe or the operator wanted."""
+        return self.outcome is Outcome.FAILED
 
 
 Phase: TypeAlias = Idle | Collecting | Aggregating | Evaluating | Finished
@@ -89,12 +125,16 @@ class Tick:
         now: seconds of the monotonic clock.
         enrolled: all trainers that the run may invite.
         trainers, evaluators: those that are alive now.
+        attempt: of the round that would be opened now.
+        paused: no round is to be opened.
     """
 
     now: float
     enrolled: Sites
     trainers: Sites
     evaluators: Sites
+    attempt: int = 1
+    paused: bool = False
 
 
 @dataclass(frozen=True)
@@ -136,6 +176,13 @@ class Scored:
 
 
 @dataclass(frozen=True)
+class Insufficient:
+    """So many updates had to be set aside that the rest is no quorum."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
 class Broken:
     """The aggregation failed: going on would lose updates."""
 
@@ -149,7 +196,7 @@ class Stop:
     reason: str
 
 
-Event: TypeAlias = Tick | Arrived | Declined | Aggregated | Scored | Broken | Stop
+Event: TypeAlias = Tick | Arrived | Declined | Aggregated | Insufficient | Scored | Broken | Stop
 
 
 # Effects

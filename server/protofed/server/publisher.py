@@ -39,11 +39,21 @@ class Publisher:
         """
         return Published(address, codec.decode(self._blobs.get(address)))
 
-    def fold(self, state: Payload | None, rows: Sequence[UpdateRow]) -> Published:
-        """The state after these updates, folded in site order and durable; the first model makes the first state.
+    def damaged(self, rows: Sequence[UpdateRow]) -> dict[SiteId, str]:
+        """The sites whose updates are no longer what was acknowledged, and why."""
+        found = {}
+        for row in rows:
+            try:
+                self._blobs.get(row.digest)
+            except StateError as error:
+                found[row.task.site] = str(error)
+        return found
+
+    def folded(self, state: Payload | None, rows: Sequence[UpdateRow]) -> Payload:
+        """The state after these updates, in site order whatever theirs is; the first model makes the first state.
 
         Raises:
-            StateError: an update's blob is gone or damaged, or the result is not finite: nothing is published.
+            StateError: an update's blob is gone or damaged, or the result is not finite.
         """
         updates = self._updates(sorted(rows, key=lambda row: row.task.site))
         if state is None:
@@ -52,8 +62,16 @@ class Publisher:
             new = self._method.aggregate(state, updates)
         if fault := not_finite(new):
             raise StateError(f"the aggregate is unusable: {fault}")
+        return new
+
+    def publish(self, state: Payload) -> Published:
+        """Keep a new state, durably.
+
+        Raises:
+            OutOfSpace, DiskFailure: it could not be kept.
+        """
         self._stored.clear()
-        return Published(self._store(new)[0], new)
+        return Published(self._store(state)[0], state)
 
     def broadcasts(self, state: Payload, sites: Sequence[SiteId]) -> dict[SiteId, tuple[Digest, int]]:
         """Address and size of what each site is sent; what is equal is stored once."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 
-from protofed.common.errors import Fenced, NotEnrolled
+from protofed.common.errors import Excluded, Fenced, NotEnrolled
 from protofed.common.payload import SiteId
-from protofed.common.task import Role
+from protofed.common.task import Progress, Role
 from protofed.server.ledger import Ledger
 
 
@@ -31,14 +31,21 @@ class Roster:
         self._ledger = ledger
         self._clock = clock
         self._present: dict[SiteId, _Presence] = {}
+        self._excluded = ledger.excluded()
 
     def presume(self) -> None:
         """After a restart in the middle of a run: all known sites count as alive until they were idle too long."""
         for site, roles in self._ledger.sites().items():
-            self._present[site] = _Presence(None, frozenset(map(Role, roles)), None, self._clock())
+            if site not in self._excluded:
+                self._present[site] = _Presence(None, frozenset(map(Role, roles)), None, self._clock())
 
     def enroll(self, site: SiteId, roles: Iterable[Role], instance: str) -> None:
-        """Enter a daemon; an older one of the same site is fenced from now on."""
+        """Enter a daemon; an older one of the same site is fenced from now on.
+
+        Raises:
+            Excluded: the operator keeps the site out.
+        """
+        self._check_admitted(site)
         offered = frozenset(roles)
         self._ledger.enroll(site, sorted(offered))
         self._present[site] = _Presence(instance, offered, None, self._clock())
@@ -47,9 +54,11 @@ class Roster:
         """A daemon spoke. With a mark it is alive only as long as the mark changes: progress, not noise.
 
         Raises:
+            Excluded: the operator keeps the site out.
             NotEnrolled: this server has not met it yet.
             Fenced: a newer daemon of the site has.
         """
+        self._check_admitted(site)
         presence = self._present.get(site)
         if presence is None or presence.instance is None:
             raise NotEnrolled(f"site {site} is not enrolled here; enroll (again)")
@@ -57,6 +66,37 @@ class Roster:
             raise Fenced(f"a newer daemon of site {site} has enrolled; this one has to end")
         if mark is None or mark != presence.mark:
             presence.mark, presence.moved_at = mark, self._clock()
+
+    def exclude(self, site: SiteId, reason: str) -> None:
+        """Keep a site out from now on, whoever it is."""
+        self._ledger.enroll(site, self._ledger.sites().get(site, []))
+        self._ledger.exclude(site, reason)
+        self._excluded[site] = reason
+        self._present.pop(site, None)
+
+    def admit(self, site: SiteId) -> None:
+        """Let an excluded site in again."""
+        self._ledger.exclude(site, None)
+        self._excluded.pop(site, None)
+
+    def exclusion(self, site: SiteId) -> str | None:
+        """Why the operator keeps a site out; None: it may take part."""
+        return self._excluded.get(site)
+
+    def look(self, site: SiteId) -> tuple[float, str] | None:
+        """Seconds since a daemon's last progress and what it does; None: no daemon of the site has enrolled."""
+        presence = self._present.get(site)
+        if presence is None or presence.instance is None:
+            return None
+        return self._clock() - presence.moved_at, _doing(presence.mark)
+
+    def silence(self, site: SiteId) -> str:
+        """What is known of a site that has not reported, in words."""
+        if site in self._excluded:
+            return f"excluded: {self._excluded[site]}"
+        if (found := self.look(site)) is None:
+            return "not heard of since the server started"
+        return f"{found[1]}, last progress {found[0]:.0f} s ago"
 
     def enrolled(self, role: Role) -> frozenset[SiteId]:
         """All sites of a role that this server has met."""
@@ -66,3 +106,16 @@ class Roster:
         """Those that got on within the last `idle_s` seconds."""
         since = self._clock() - idle_s
         return frozenset(site for site in self.enrolled(role) if self._present[site].moved_at >= since)
+
+    def _check_admitted(self, site: SiteId) -> None:
+        if (reason := self._excluded.get(site)) is not None:
+            raise Excluded(f"the operator has excluded site {site}: {reason}")
+
+
+def _doing(mark: Hashable) -> str:
+    """The last progress that a daemon told, in words."""
+    if not isinstance(mark, Progress):
+        return "idle"
+    if not mark.batches:
+        return mark.activity.value
+    return f"{mark.activity.value}, epoch {mark.epoch}/{mark.epochs}, batch {mark.batch}/{mark.batches}"

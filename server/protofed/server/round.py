@@ -2,9 +2,9 @@
 
     Idle ──Tick[enough sites]──▶ Collecting ──Arrived × cohort | Tick[quorum, deadline]──▶ Aggregating
       ▲                              │ Tick[deadline, no quorum] → the same round again         │ Aggregated
-      ├──────────────────────────────┘                                                          │
+      ├──────────────────────────────┴──── Insufficient: updates were set aside ────────────────┤
       └── Idle(round + 1) or Finished ◀── Scored × sites | Tick ── Evaluating ◀─[every n rounds]┘
-    any ──Stop | Broken──▶ Finished(reason)
+    any ──Stop | Broken──▶ Finished(reason, outcome)
 
 Round 0 makes the model: one site is asked for it, because the server has no torch.
 """
@@ -12,9 +12,11 @@ Round 0 makes the model: one site is asked for it, because the server has no tor
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import TypeAlias, assert_never
 
+from protofed.common.payload import SiteId
 from protofed.common.recipe import Federation
 from protofed.server.phases import (
     NOBODY,
@@ -32,7 +34,9 @@ from protofed.server.phases import (
     Finish,
     Finished,
     Idle,
+    Insufficient,
     Open,
+    Outcome,
     Phase,
     Score,
     Scored,
@@ -43,6 +47,7 @@ from protofed.server.phases import (
 from protofed.server.sampling import Sampler, cohort_size
 
 Step: TypeAlias = tuple[Phase, list[Effect]]
+Within: TypeAlias = Tick | Arrived | Declined | Aggregated | Insufficient | Scored  # all events but the run's end
 
 
 @dataclass(frozen=True)
@@ -68,16 +73,16 @@ def advance(rules: Rules, phase: Phase, event: Event) -> Step:
     if isinstance(phase, Finished):
         return phase, []
     if isinstance(event, Stop):
-        return _finish(event.reason, failed=False)
+        return _finish(event.reason, Outcome.ABORTED)
     if isinstance(event, Broken):
-        return _finish(event.reason, failed=True)
+        return _finish(event.reason, Outcome.FAILED)
     match phase:
         case Idle():
             return _open_if_enough(rules, phase, event) if isinstance(event, Tick) else (phase, [])
         case Collecting():
             return _collect(rules, phase, event)
         case Aggregating():
-            return _after_aggregation(rules, phase, event) if isinstance(event, Aggregated) else (phase, [])
+            return _after_aggregation(rules, phase, event)
         case Evaluating():
             return _evaluate(rules, phase, event)
         case _:
@@ -85,42 +90,60 @@ def advance(rules: Rules, phase: Phase, event: Event) -> Step:
 
 
 def _open_if_enough(rules: Rules, phase: Idle, tick: Tick) -> Step:
-    if phase.round == 0:
-        return _ask_for_the_model(phase, tick)
+    if tick.paused:
+        return replace(phase, since=tick.now), []
+    opened = _cohort(rules, phase, tick) if phase.round else _maker_of_the_model(phase, tick)
+    if opened is not None:
+        return opened, [Open(opened)]
+    since = tick.now if phase.since is None else phase.since
+    if tick.now >= since + rules.federation.patience_s:
+        return _finish(f"waited {tick.now - since:.0f} s for enough sites to open round {phase.round}", Outcome.FAILED)
+    return replace(phase, since=since), []
+
+
+def _cohort(rules: Rules, phase: Idle, tick: Tick) -> Collecting | None:
+    required = frozenset(rules.federation.must_include)
     share = cohort_size(rules.federation.rate, tick.enrolled)
     quorum = rules.quorum(share)
-    size = max(share, quorum)  # a quorum that is a count may exceed the share: without it no round can close
-    if len(tick.trainers) < max(rules.federation.min_sites, quorum):
-        return phase, []
+    size = max(share, quorum, len(required))  # a quorum that is a count may exceed the share: no round could close
+    if len(tick.trainers) < max(rules.federation.min_sites, quorum) or not required <= tick.trainers:
+        return None
     invited = math.ceil(round(size * rules.federation.over_selection, 9))
-    cohort = rules.sampler(phase.round, sorted(tick.trainers), invited)
-    opened = Collecting(phase.round, phase.attempt, cohort, size, quorum, tick.now)
-    return opened, [Open(opened)]
+    drawn = rules.sampler(phase.round, sorted(tick.trainers - required), invited - len(required))
+    return Collecting(
+        phase.round,
+        tick.attempt,
+        required | drawn,
+        size,
+        quorum,
+        tick.now,
+        required=required,
+        tries=phase.tries,
+    )
 
 
-def _ask_for_the_model(phase: Idle, tick: Tick) -> Step:
+def _maker_of_the_model(phase: Idle, tick: Tick) -> Collecting | None:
     """One site makes the model; an evaluator rather than a hospital, another one after a failure."""
     candidates = sorted(tick.evaluators) + sorted(tick.trainers - tick.evaluators)
     if not candidates:
-        return phase, []
-    chosen = candidates[(phase.attempt - 1) % len(candidates)]
-    opened = Collecting(0, phase.attempt, frozenset({chosen}), size=1, quorum=1, opened=tick.now)
-    return opened, [Open(opened)]
+        return None
+    chosen = frozenset({candidates[phase.tries % len(candidates)]})
+    return Collecting(0, tick.attempt, chosen, size=1, quorum=1, opened=tick.now, tries=phase.tries)
 
 
-def _collect(rules: Rules, phase: Collecting, event: Tick | Arrived | Declined | Aggregated | Scored) -> Step:
+def _collect(rules: Rules, phase: Collecting, event: Within) -> Step:
     match event:
         case Arrived(site, now) if site in phase.cohort - phase.reported:
-            reported = phase.reported | {site}
-            at = now if phase.quorum_at is None and len(reported) >= phase.quorum else phase.quorum_at
-            arrived = replace(phase, reported=reported, failed=phase.failed - {site}, quorum_at=at)
+            arrived = replace(phase, reported=phase.reported | {site}, failed=phase.failed - {site})
+            if arrived.quorum_at is None and arrived.has_quorum:
+                arrived = replace(arrived, quorum_at=now)
             return _close_if_due(rules, arrived, now, arrived.awaited)
         case Declined(site, now, reason) if site in phase.awaited:
             declined = replace(phase, failed=phase.failed | {site})
             return _close_if_due(rules, declined, now, declined.awaited, reason)
         case Tick():
             return _close_if_due(rules, phase, event.now, phase.awaited & (event.trainers | event.evaluators))
-        case Arrived() | Declined() | Aggregated() | Scored():
+        case Arrived() | Declined() | Aggregated() | Insufficient() | Scored():
             return phase, []
         case _:
             assert_never(event)
@@ -136,30 +159,51 @@ def _close_if_due(rules: Rules, phase: Collecting, now: float, hoped_for: Sites,
     """
     deadline = rules.federation.deadline_s
     overdue = now >= phase.opened + deadline
-    complete = len(phase.reported) >= min(phase.size, len(phase.cohort))
+    complete = len(phase.reported) >= min(phase.size, len(phase.cohort)) and phase.required <= phase.reported
     if complete or (
         phase.quorum_at is not None
         and (overdue or not hoped_for or now >= phase.quorum_at + rules.federation.grace * deadline)
     ):
-        closed = Aggregating(phase.round, phase.attempt, phase.reported)
+        closed = Aggregating(
+            phase.round, phase.attempt, phase.reported, phase.quorum, phase.required, tries=phase.tries
+        )
         return closed, [Aggregate(closed, complete)]
     if overdue:
-        return _abandon(rules, phase, f"{len(phase.reported)} of {phase.quorum} updates at the deadline")
-    if len(phase.cohort - phase.failed) < phase.quorum:
+        too_few = f"{len(phase.reported)} of {phase.quorum} updates at the deadline"
+        return _abandon(rules, phase, f"{too_few}{missing(phase.required - phase.reported)}")
+    if len(phase.cohort - phase.failed) < phase.quorum or phase.failed & phase.required:
         last = f" (the last: {reason})" if reason else ""
-        return _abandon(rules, phase, f"{len(phase.failed)} of {len(phase.cohort)} sites cannot do the task{last}")
+        failed = f"{len(phase.failed)} of {len(phase.cohort)} sites cannot do the task{last}"
+        return _abandon(rules, phase, f"{failed}{missing(phase.failed & phase.required)}")
     return phase, []
 
 
-def _abandon(rules: Rules, phase: Collecting, why: str) -> Step:
-    given_up = Abandon(phase.round, phase.attempt, why)
-    if phase.attempt < rules.federation.attempts:
-        return Idle(phase.round, phase.attempt + 1), [given_up]
-    finished, effects = _finish(f"round {phase.round} was abandoned {phase.attempt} times: {why}", failed=True)
+def missing(required: Collection[SiteId]) -> str:
+    """The end of a reason that names sites which must take part and do not."""
+    return f"; without {', '.join(sorted(required))} no round counts" if required else ""
+
+
+def _abandon(rules: Rules, phase: Collecting | Aggregating, why: str) -> Step:
+    given_up, tries = Abandon(phase.round, phase.attempt, why), phase.tries + 1
+    if tries < rules.federation.attempts:
+        return Idle(phase.round, tries), [given_up]
+    finished, effects = _finish(f"round {phase.round} was abandoned {tries} times: {why}", Outcome.FAILED)
     return finished, [given_up, *effects]
 
 
-def _after_aggregation(rules: Rules, phase: Aggregating, event: Aggregated) -> Step:
+def _after_aggregation(rules: Rules, phase: Aggregating, event: Within) -> Step:
+    match event:
+        case Aggregated():
+            return _score_if_due(rules, phase, event)
+        case Insufficient(reason):
+            return _abandon(rules, phase, reason)
+        case Tick() | Arrived() | Declined() | Scored():
+            return phase, []
+        case _:
+            assert_never(event)
+
+
+def _score_if_due(rules: Rules, phase: Aggregating, event: Aggregated) -> Step:
     every, personal = rules.federation.score_every, rules.federation.personal_every
     scorers = event.evaluators if rules.due(phase.round, every) else NOBODY
     if rules.due(phase.round, every if personal is None else personal):
@@ -170,7 +214,7 @@ def _after_aggregation(rules: Rules, phase: Aggregating, event: Aggregated) -> S
     return evaluating, [Score(evaluating)]
 
 
-def _evaluate(rules: Rules, phase: Evaluating, event: Tick | Arrived | Declined | Aggregated | Scored) -> Step:
+def _evaluate(rules: Rules, phase: Evaluating, event: Within) -> Step:
     match event:
         case Scored(site) | Declined(site):
             left = replace(phase, awaited=phase.awaited - {site})
@@ -179,7 +223,7 @@ def _evaluate(rules: Rules, phase: Evaluating, event: Tick | Arrived | Declined 
             alive = phase.awaited & (event.trainers | event.evaluators)
             overdue = event.now >= phase.opened + rules.federation.score_deadline_s
             return _next(rules, phase.round) if overdue or not alive else (phase, [])
-        case Arrived() | Aggregated():
+        case Arrived() | Aggregated() | Insufficient():
             return phase, []
         case _:
             assert_never(event)
@@ -187,10 +231,10 @@ def _evaluate(rules: Rules, phase: Evaluating, event: Tick | Arrived | Declined 
 
 def _next(rules: Rules, done: int) -> Step:
     if done >= rules.rounds:
-        return _finish("completed", failed=False)
+        return _finish("completed", Outcome.COMPLETED)
     return Idle(done + 1), []
 
 
-def _finish(reason: str, *, failed: bool) -> Step:
-    finished = Finished(reason, failed)
+def _finish(reason: str, outcome: Outcome) -> Step:
+    finished = Finished(reason, outcome)
     return finished, [Finish(finished)]

@@ -11,11 +11,16 @@ from blake3 import blake3
 from protofed.common.codec import Digest
 from protofed.common.payload import SiteId
 from protofed.common.task import Receipt, TaskKind, Verdict
+from protofed.server.phases import Outcome
 
 
 @dataclass(frozen=True)
 class TaskRow:
-    """One invitation and what became of it (`fate`: invited, started, reported, failed, late, not-needed)."""
+    """One invitation and what became of it.
+
+    `fate`: invited, started, reported; failed (it said so), late, not-needed; set-aside: it reported, and its update
+    was left out. `reason` explains the last four.
+    """
 
     nonce: str
     run: str
@@ -36,7 +41,13 @@ class TaskRow:
 
 @dataclass(frozen=True)
 class UpdateRow:
-    """One commit and its verdict."""
+    """One commit and its verdict.
+
+    Attributes:
+        code: of a refusal, for counting; `reason` explains it.
+        norm: Euclidean, of the update less the model that it starts from; None where it was not taken.
+        set_aside: why an accepted update was left out of the aggregation; None: it was not.
+    """
 
     task: TaskRow
     verdict: Verdict
@@ -45,6 +56,14 @@ class UpdateRow:
     bytes: int
     metrics: Mapping[str, float]
     weight: float | None
+    code: str = ""
+    norm: float | None = None
+    set_aside: str | None = None
+
+    @property
+    def counts(self) -> bool:
+        """Whether the aggregation uses it."""
+        return self.verdict is Verdict.ACCEPTED and self.set_aside is None
 
     def receipt(self) -> Receipt:
         """The receipt of this row; its seal commits the server to all of it."""
@@ -62,7 +81,15 @@ class UpdateRow:
 
 @dataclass(frozen=True)
 class RoundRow:
-    """One attempt at a round."""
+    """One attempt at a round.
+
+    Attributes:
+        state: digest of the state that it published.
+        complete: it used every update that it wanted.
+        abandoned: why, if it was.
+        folds: times that its aggregation was begun.
+        rolled_back: the run went back to an earlier round afterwards.
+    """
 
     run: str
     round: int
@@ -75,16 +102,25 @@ class RoundRow:
     scored: bool = False
     opened_at: float = 0.0
     closed_at: float | None = None
+    folds: int = 0
+    rolled_back: bool = False
 
 
 @dataclass(frozen=True)
 class RunRow:
-    """One run; `ended_at` is None while it goes on."""
+    """One run; `ended_at` and `outcome` are None while it goes on, `position` is its place in the queue."""
 
     run: str
     fingerprint: Digest
     recipe: str
+    position: int
     began_at: float
     ended_at: float | None
-    failed: bool | None
+    outcome: Outcome | None
     reason: str | None
+    paused: bool
+
+    @property
+    def failed(self) -> bool:
+        """Whether it ended otherwise than the recipe or the operator wanted."""
+        return self.outcome is Outcome.FAILED

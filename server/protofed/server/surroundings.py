@@ -31,7 +31,7 @@ class Surroundings:
     Attributes:
         clock: monotonic seconds.
         notify: called with the sites that have something to ask for now; None: all.
-        keep_rounds: rounds behind the newest whose blobs are kept.
+        keep_rounds: rounds behind the newest whose blobs are kept; 0: all.
     """
 
     ledger: Ledger

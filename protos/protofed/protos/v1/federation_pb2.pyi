@@ -278,18 +278,22 @@ class Assignment(_message.Message):
 
     RUN_FIELD_NUMBER: _builtins.int
     RECIPE_FIELD_NUMBER: _builtins.int
+    KEEP_ROUNDS_FIELD_NUMBER: _builtins.int
     run: _builtins.str
     recipe: _builtins.str
     """JSON; the daemon checks every value before it uses it"""
+    keep_rounds: _builtins.int
+    """rounds to which the run may be rolled back; 0: all"""
     def __init__(
         self,
         *,
         run: _builtins.str = ...,
         recipe: _builtins.str = ...,
+        keep_rounds: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["recipe", b"recipe", "run", b"run"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["keep_rounds", b"keep_rounds", "recipe", b"recipe", "run", b"run"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

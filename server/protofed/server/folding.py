@@ -1,0 +1,173 @@
+"""The aggregation of one round, done: which updates it uses, the fold itself, and what to do when it cannot be kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import structlog
+
+from protofed.common.errors import OutOfSpace, ProtofedError
+from protofed.common.failpoint import reach
+from protofed.common.payload import Payload, SiteId
+from protofed.common.recipe import Federation
+from protofed.common.task import Verdict
+from protofed.server import phases, screening
+from protofed.server import round as round_
+from protofed.server.publisher import Published, Publisher
+from protofed.server.rows import UpdateRow
+from protofed.server.surroundings import Surroundings
+
+log = structlog.get_logger()
+PAUSE_S = 10.0  # until another try when the disk is full
+Folded: TypeAlias = Published | dict[SiteId, str] | Exception  # the new state, or whose update is damaged and why
+
+
+@dataclass(frozen=True)
+class Job:
+    """One round's aggregation.
+
+    Attributes:
+        complete: the round got every update that it wanted.
+        silent: what is known of the sites that did not report.
+    """
+
+    phase: phases.Aggregating
+    complete: bool
+    silent: dict[SiteId, str]
+
+
+class Folding:
+    """Folds the rounds of one run, one at a time; `then` is told how each went.
+
+    Args:
+        then: called on the coordinator's thread with the event that follows and, of `Aggregated`, the new state.
+    """
+
+    def __init__(
+        self,
+        run: str,
+        rules: Federation,
+        publisher: Publisher,
+        around: Surroundings,
+        then: Callable[[Job, Published | phases.Insufficient | phases.Broken], None],
+    ) -> None:
+        self._run, self._rules, self._publisher = run, rules, publisher
+        self._around, self._ledger, self._then = around, around.ledger, then
+        self._job: Job | None = None
+        self._again_at: float | None = None  # waiting for space
+
+    @property
+    def job(self) -> Job | None:
+        """What is being aggregated, or waits for space on the disk."""
+        return self._job
+
+    @property
+    def waits_for_space(self) -> bool:
+        """Whether nothing is being computed because the disk is full."""
+        return self._again_at is not None
+
+    def begin(self, job: Job, state: Payload | None) -> None:
+        """Fold a round's updates on top of a state; None: the first model."""
+        self._job = job
+        phase, limit = job.phase, self._rules.attempts
+        if (begun := self._ledger.begin_fold(self._run, phase.round, phase.attempt)) > limit:
+            why = f"the server died {begun - 1} times while it aggregated round {phase.round}; it may need more memory"
+            self._end(phases.Broken(why))
+            return
+        self._fold(state)
+
+    def tick(self, state: Payload | None) -> None:
+        """Try again when it is time to."""
+        if self._again_at is not None and self._around.clock() >= self._again_at:
+            self._again_at = None
+            self._fold(state)
+
+    def drop(self) -> None:
+        """Forget a job that waits for space: the run goes back to an earlier round."""
+        self._job, self._again_at = None, None
+
+    def _fold(self, state: Payload | None) -> None:
+        job = self._job
+        assert job is not None  # noqa: S101  (begun)
+        used, aside = self._used(job.phase)
+        if job.phase.lacks(frozenset(row.task.site for row in used)):
+            said = "; ".join(f"{site}: {why}" for site, why in aside.items())
+            missing = round_.missing(job.phase.required & aside.keys())
+            self._end(phases.Insufficient(f"{len(used)} of {job.phase.quorum} updates are left ({said}){missing}"))
+            return
+        self._around.work(lambda: self._folded(state, used), lambda found: self._go_on(job, state, used, found))
+
+    def _used(self, phase: phases.Aggregating) -> tuple[list[UpdateRow], dict[SiteId, str]]:
+        """The accepted updates that count, and those that do not, with the reason. A function of the ledger's rows: a
+        restarted server uses the same ones.
+        """
+        rows = self._ledger.updates(self._run, phase.round, phase.attempt)
+        accepted = [row for row in rows if row.verdict is Verdict.ACCEPTED]
+        norms = {row.task.site: row.norm for row in accepted if row.norm is not None}
+        outliers = screening.outliers(norms, self._rules.outlier_factor)
+        for row in accepted:
+            if row.set_aside is None and row.task.site in outliers:
+                self._set_aside(row, outliers[row.task.site])
+        aside = {row.task.site: row.set_aside for row in accepted if row.set_aside is not None} | outliers
+        return [row for row in accepted if row.task.site not in aside], aside
+
+    def _folded(self, state: Payload | None, used: list[UpdateRow]) -> Folded:
+        """On the thread for work: touches no ledger."""
+        try:
+            reach("fold-begun")
+            new = self._publisher.folded(state, used)
+            reach("fold-done")
+            return self._publisher.publish(new)
+        except OutOfSpace as error:
+            return error
+        except Exception as error:
+            if damaged := self._publisher.damaged(used):
+                return damaged
+            log.exception("aggregation failed", run=self._run)
+            return error
+
+    def _go_on(self, job: Job, state: Payload | None, used: list[UpdateRow], found: Folded) -> None:
+        if self._job is not job:  # the run was ended meanwhile
+            return
+        match found:
+            case Published():
+                self._end(found)
+            case OutOfSpace():
+                log.error("no space for the new state; trying again", run=self._run, in_s=PAUSE_S, why=str(found))
+                self._again_at = self._around.clock() + PAUSE_S
+            case dict():
+                for row in used:
+                    if row.task.site in found:
+                        self._set_aside(row, found[row.task.site])
+                self._fold(state)
+            case _:
+                why = str(found) if isinstance(found, ProtofedError) else type(found).__name__
+                self._end(phases.Broken(f"round {job.phase.round} could not be aggregated: {why}"))
+
+    def _set_aside(self, row: UpdateRow, why: str) -> None:
+        task = row.task
+        log.error("update set aside", run=self._run, round=task.round, site=task.site, digest=row.digest, why=why)
+        self._ledger.set_aside(row, why)
+
+    def _end(self, outcome: Published | phases.Insufficient | phases.Broken) -> None:
+        job, self._job = self._job, None
+        assert job is not None  # noqa: S101  (begun)
+        if isinstance(outcome, Published):
+            self._publish(job, outcome)
+        self._then(job, outcome)
+
+    def _publish(self, job: Job, new: Published) -> None:
+        """Blob first (it is durable already), ledger row second, old blobs go last."""
+        phase = job.phase
+        aside = any(row.set_aside for row in self._ledger.updates(self._run, phase.round, phase.attempt))
+        complete = job.complete and not aside
+        reach("state-stored")
+        fate = "not-needed" if job.complete else "late"
+        at = (self._run, phase.round, phase.attempt)
+        self._ledger.publish(*at, new.address, complete=complete, fate=fate, silent=job.silent)
+        reach("round-published")
+        log.info("round published", run=self._run, round=phase.round, sites=len(phase.sites), complete=complete)
+        if self._around.keep_rounds:
+            self._publisher.prune(self._ledger, self._run, phase.round - self._around.keep_rounds)

@@ -1,0 +1,183 @@
+"""What the operator sees and does, without the wire: runs with their rounds and fates, and sites."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from protofed.common.errors import ConfigError
+from protofed.common.payload import SiteId
+from protofed.common.recipe import Recipe, parse_json
+from protofed.common.task import Role, Verdict, check_id
+from protofed.server.blobs import Blobs
+from protofed.server.overview import Overview, overview
+from protofed.server.records import Records
+from protofed.server.resume import recipe_of
+from protofed.server.rows import RoundRow, RunRow, TaskRow, UpdateRow
+from protofed.server.runs import Runs
+from protofed.server.surroundings import Surroundings
+from protofed.server.verification import Verified, verify_round
+
+
+@dataclass(frozen=True)
+class RunReport:
+    """A run as the operator sees it; `standing` is running, queued, paused, completed, failed or aborted."""
+
+    row: RunRow
+    recipe: Recipe | None  # None: this version cannot read it
+    standing: str
+    view: Overview
+
+
+@dataclass(frozen=True)
+class Fate:
+    """What became of one invitation, and the updates that were refused on the way."""
+
+    task: TaskRow
+    refusals: Sequence[UpdateRow]
+
+
+@dataclass(frozen=True)
+class RoundReport:
+    """One attempt at a round with every site's fate; `outcome` is open, published, degraded, abandoned, rolled-back."""
+
+    row: RoundRow
+    outcome: str
+    fates: Sequence[Fate]
+
+
+@dataclass(frozen=True)
+class SiteReport:
+    """A site; `standing` is working, idle, silent, away or excluded, `progress_age_s` None where no daemon is known."""
+
+    site: SiteId
+    roles: Sequence[str]
+    standing: str
+    doing: str
+    progress_age_s: float | None
+    excluded: str
+
+
+class Operation:
+    """The operator's questions and orders; all methods but `verify` are called on the coordinator's thread.
+
+    Raises:
+        ConfigError: from every method: there is no such run, round or site.
+    """
+
+    def __init__(self, runs: Runs, around: Surroundings) -> None:
+        self._runs, self._around = runs, around
+        self._records: Records = around.ledger
+        self._blobs: Blobs = around.blobs
+
+    # Runs
+
+    def start(self, recipe: str) -> RunReport:
+        """Queue a run, given as JSON.
+
+        Raises:
+            ConfigError: the recipe cannot be used.
+            Conflict: there is a run of its name.
+        """
+        read = parse_json(recipe, Recipe, "the recipe")
+        self._runs.start(read)
+        return self.run(read.name)
+
+    def runs(self) -> list[RunReport]:
+        """All runs, in the order of the queue."""
+        return [self._report(row) for row in self._records.runs()]
+
+    def run(self, run: str) -> RunReport:
+        """One run."""
+        return self._report(self._known(run))
+
+    def rounds(self, run: str) -> list[RoundReport]:
+        """All attempts at rounds of a run, also those that were rolled back, with every site's fate."""
+        refused: dict[str, list[UpdateRow]] = {}
+        for update in self._records.updates(self._known(run).run):
+            if update.verdict is not Verdict.ACCEPTED:
+                refused.setdefault(update.task.nonce, []).append(update)
+        fates: dict[tuple[int, int], list[Fate]] = {}
+        for task in self._records.tasks(run):
+            fates.setdefault((task.round, task.attempt), []).append(Fate(task, refused.get(task.nonce, [])))
+        rows = self._records.rounds(run, rolled_back=True)
+        return [RoundReport(row, _outcome(row), fates.get((row.round, row.attempt), [])) for row in rows]
+
+    def pause(self, run: str, *, paused: bool) -> RunReport:
+        """Open no round of a run, or do again."""
+        self._known(run)
+        self._runs.pause(run, paused=paused)
+        return self.run(run)
+
+    def abort(self, run: str, reason: str) -> RunReport:
+        """End a run."""
+        self._known(run)
+        self._runs.abort(run, reason or "aborted by the operator")
+        return self.run(run)
+
+    def roll_back(self, run: str, to: int) -> RunReport:
+        """Go on from the state that a round published."""
+        self._known(run)
+        self._runs.roll_back(run, to)
+        return self.run(run)
+
+    def verify(self, run: str, round: int, attempt: int) -> Verified:
+        """Compute a published state again. Reads only; takes as long as an aggregation, on any thread."""
+        return verify_round(self._records, self._blobs, run, round, attempt)
+
+    # Sites
+
+    def sites(self) -> list[SiteReport]:
+        """All sites that ever enrolled or were excluded."""
+        return [self._site(site, roles) for site, roles in self._records.sites().items()]
+
+    def exclude(self, site: str, reason: str) -> SiteReport:
+        """Keep a site out."""
+        self._runs.exclude(check_id("site", site), reason or "by the operator")
+        return self._site(site, self._records.sites()[site])
+
+    def admit(self, site: str) -> SiteReport:
+        """Let an excluded site in again."""
+        if site not in self._records.excluded():
+            raise ConfigError(f"site '{site}' is not excluded")
+        self._runs.admit(site)
+        return self._site(site, self._records.sites()[site])
+
+    def _site(self, site: SiteId, roles: Sequence[str]) -> SiteReport:
+        roster, current = self._around.roster, self._runs.current
+        if (why := roster.exclusion(site)) is not None:
+            return SiteReport(site, roles, "excluded", "", None, why)
+        if (found := roster.look(site)) is None:
+            return SiteReport(site, roles, "away", "", None, "")
+        age, doing = found
+        alive = current is None or any(site in roster.alive(role, current.recipe.federation.idle_s) for role in Role)
+        standing = "silent" if not alive else "idle" if doing == "idle" else "working"
+        return SiteReport(site, roles, standing, doing, age, "")
+
+    def _known(self, run: str) -> RunRow:
+        row = self._records.run(run)
+        if row is None:
+            names = ", ".join(known.run for known in self._records.runs())
+            raise ConfigError(f"there is no run '{run[:80]}'; expected one of: {names or 'none yet'}")
+        return row
+
+    def _report(self, row: RunRow) -> RunReport:
+        view = overview(self._records, row.run)
+        assert view is not None  # noqa: S101  (the row is there)
+        try:
+            recipe = recipe_of(row)
+        except ConfigError:
+            recipe = None
+        current = self._runs.current
+        going = "running" if current is not None and current.run == row.run else "queued"
+        return RunReport(row, recipe, row.outcome or ("paused" if row.paused else going), view)
+
+
+def _outcome(row: RoundRow) -> str:
+    if row.rolled_back:
+        return "rolled-back"
+    if row.abandoned is not None:
+        return "abandoned"
+    if row.state is None:
+        return "open"
+    return "published" if row.complete else "degraded"

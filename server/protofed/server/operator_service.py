@@ -1,0 +1,127 @@
+"""The operator's wire as the server sees it: each call a line around `Operation`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from protofed.protos.v1 import operator_pb2 as pb
+from protofed.protos.v1 import operator_pb2_grpc as rpc
+from protofed.server.operation import Operation, RoundReport, RunReport, SiteReport
+from protofed.server.threads import Threads
+
+T = TypeVar("T")
+
+
+class OperatorService(rpc.OperatorServicer):
+    """Operator calls."""
+
+    def __init__(self, operation: Operation, threads: Threads) -> None:
+        self._operation, self._threads = operation, threads
+
+    async def StartRun(self, request: pb.StartRunRequest, context: Any) -> pb.RunInfo:
+        return _run(await self._control(lambda: self._operation.start(request.recipe)))
+
+    async def ListRuns(self, request: pb.ListRunsRequest, context: Any) -> pb.ListRunsReply:
+        return pb.ListRunsReply(runs=[_run(report) for report in await self._control(self._operation.runs)])
+
+    async def ShowRun(self, request: pb.RunName, context: Any) -> pb.RunDetail:
+        report = await self._control(lambda: self._operation.run(request.run))
+        rounds = await self._control(lambda: self._operation.rounds(request.run))
+        scores = [
+            pb.Score(name=name, mean=spread.mean, std=spread.std, worst=spread.worst, sites=spread.sites)
+            for name, spread in report.view.scores.items()
+        ]
+        shown = [_round(one) for one in rounds]
+        return pb.RunDetail(info=_run(report), rounds=shown, scores=scores, scored_round=report.view.scored_round)
+
+    async def PauseRun(self, request: pb.RunName, context: Any) -> pb.RunInfo:
+        return _run(await self._control(lambda: self._operation.pause(request.run, paused=True)))
+
+    async def ResumeRun(self, request: pb.RunName, context: Any) -> pb.RunInfo:
+        return _run(await self._control(lambda: self._operation.pause(request.run, paused=False)))
+
+    async def AbortRun(self, request: pb.AbortRunRequest, context: Any) -> pb.RunInfo:
+        return _run(await self._control(lambda: self._operation.abort(request.run, request.reason)))
+
+    async def RollBackRun(self, request: pb.RollBackRunRequest, context: Any) -> pb.RunInfo:
+        return _run(await self._control(lambda: self._operation.roll_back(request.run, request.round)))
+
+    async def VerifyRound(self, request: pb.VerifyRoundRequest, context: Any) -> pb.VerifyRoundReply:
+        verify = self._operation.verify
+        pool = self._threads.transfer  # it reads only, and must not keep a round's aggregation waiting
+        loop = asyncio.get_running_loop()
+        found = await loop.run_in_executor(pool, verify, request.run, request.round, request.attempt)
+        return pb.VerifyRoundReply(
+            finding=found.finding, published=found.published, recomputed=found.recomputed or "", reason=found.reason
+        )
+
+    async def ListSites(self, request: pb.ListSitesRequest, context: Any) -> pb.ListSitesReply:
+        return pb.ListSitesReply(sites=[_site(report) for report in await self._control(self._operation.sites)])
+
+    async def ExcludeSite(self, request: pb.ExcludeSiteRequest, context: Any) -> pb.SiteInfo:
+        return _site(await self._control(lambda: self._operation.exclude(request.site, request.reason)))
+
+    async def AdmitSite(self, request: pb.AdmitSiteRequest, context: Any) -> pb.SiteInfo:
+        return _site(await self._control(lambda: self._operation.admit(request.site)))
+
+    async def _control(self, function: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._threads.control, function)
+
+
+def _run(report: RunReport) -> pb.RunInfo:
+    view, row = report.view, report.row
+    return pb.RunInfo(
+        run=row.run,
+        method=report.recipe.method.name if report.recipe else "",
+        standing=report.standing,
+        phase=view.phase,
+        round=view.round,
+        rounds=report.recipe.rounds if report.recipe else 0,
+        invited=view.invited,
+        reported=view.reported,
+        degraded=view.degraded,
+        abandoned=view.abandoned,
+        rolled_back=view.rolled_back,
+        began_at=row.began_at,
+        ended_at=row.ended_at or 0.0,
+        reason=row.reason or "",
+        received_bytes=view.received,
+        sent_bytes=view.sent,
+    )
+
+
+def _round(report: RoundReport) -> pb.RoundInfo:
+    row = report.row
+    fates = [
+        pb.SiteFate(
+            site=fate.task.site,
+            kind=fate.task.kind,
+            fate=fate.task.fate,
+            reason=fate.task.reason,
+            refusals=[f"{update.code or update.verdict}: {update.reason}" for update in fate.refusals],
+        )
+        for fate in report.fates
+    ]
+    return pb.RoundInfo(
+        round=row.round,
+        attempt=row.attempt,
+        outcome=report.outcome,
+        reason=row.abandoned or "",
+        opened_at=row.opened_at,
+        closed_at=row.closed_at or 0.0,
+        state=row.state or "",
+        sites=fates,
+    )
+
+
+def _site(report: SiteReport) -> pb.SiteInfo:
+    return pb.SiteInfo(
+        site=report.site,
+        roles=report.roles,
+        standing=report.standing,
+        doing=report.doing,
+        progress_age_s=-1.0 if report.progress_age_s is None else report.progress_age_s,
+        excluded=report.excluded,
+    )

@@ -1,0 +1,78 @@
+"""A server's runs and their operator, driven by hand: no wire, no time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tests.server.conftest import Lab, daemon, recipe
+
+from protofed.common.payload import SiteId
+from protofed.common.recipe import Recipe
+from protofed.common.task import PROTOCOL_VERSION, Assignment, Finished
+from protofed.server.blobs import MemoryBlobs
+from protofed.server.ledger import Ledger
+from protofed.server.operation import Operation, RunReport, SiteReport
+from protofed.server.roster import Roster
+from protofed.server.runs import Runs
+from protofed.server.surroundings import Surroundings
+
+
+@dataclass
+class Office(Lab):
+    """A lab of many runs, with what stands on them.
+
+    Attributes:
+        given: recipes that the server is started with; `recipe` plays no part.
+    """
+
+    given: tuple[Recipe, ...] = ()
+
+    def restart(self) -> None:
+        """Another process takes over the ledger and the blobs; the sites enroll again."""
+        self.roster = Roster(self.ledger, self.clock)
+        around = Surroundings(
+            self.ledger, self.blobs, self.roster, self.clock, self.work, self._notify, keep_rounds=self.keep_rounds
+        )
+        self.runs = Runs(self.given, around)
+        self.operation = Operation(self.runs, around)
+        for site, role in self.here.items():
+            if self.roster.exclusion(site) is None:
+                self.roster.enroll(site, {role}, daemon(site))
+        self._follow()
+
+    def later(self, seconds: float, alive: tuple[SiteId, ...] = ()) -> None:
+        """Time passes; only these sites are heard of before it is noticed."""
+        self.clock.now += seconds
+        for site in alive:
+            self.roster.seen(site, daemon(site))
+        self.runs.tick()
+        self._follow()
+
+    def start(self, run: str, **tables: object) -> RunReport:
+        """The operator queues a run."""
+        report = self.operation.start(recipe(run, **tables).model_dump_json())
+        self._follow()
+        return report
+
+    def come_back(self, site: SiteId) -> Assignment | Finished:
+        """A site's daemon enrolls, as over the wire."""
+        return self.runs.enroll(site, daemon(site), PROTOCOL_VERSION, "0", "0", {self.here[site]})
+
+    def standings(self) -> dict[str, str]:
+        """Of the runs, in the order of the queue."""
+        return {report.row.run: report.standing for report in self.operation.runs()}
+
+    def site(self, name: SiteId) -> SiteReport:
+        """What the operator sees of a site."""
+        (found,) = [report for report in self.operation.sites() if report.site == name]
+        return found
+
+    def _follow(self) -> None:
+        """The sites turn to the run that goes on; to the last one where none does."""
+        if (current := self.runs.current) is not None:
+            self.coordinator = current
+
+
+def office() -> Office:
+    """In memory, without a run."""
+    return Office(recipe(), MemoryBlobs(), Ledger())

@@ -1,0 +1,151 @@
+"""A run that goes back: state, attempts, verdicts and scores are those of the round it went back to."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from protofed.common.errors import ConfigError, Conflict
+from protofed.common.task import Signal, TaskKind, Verdict
+from protofed.server import phases
+
+if TYPE_CHECKING:
+    from tests.server.conftest import Lab, Later, MakeLab
+
+SITES = ("ann", "bob", "cyd")
+
+
+@pytest.fixture
+def far(make: MakeLab) -> Lab:
+    """Rounds 1 to 3 of 6 are published, with values 1, 2 and 3; round 4 is open."""
+    lab = make(rounds=6, keep_rounds=3).begin()
+    for value in (1.0, 2.0, 3.0):
+        lab.round(ann=value, bob=value, cyd=value)
+    return lab
+
+
+def test_the_state_of_that_round_is_what_sites_start_from_again(far: Lab) -> None:
+    state = far.ledger.rounds("test")[1].state
+    far.coordinator.roll_back(1)
+    assert far.value == 1.0
+    far.later(0.0)
+    assert far.task("ann").round == 2
+    assert far.address == state
+    far.round(ann=5.0, bob=5.0, cyd=5.0)
+    attempts = [(row.round, row.attempt) for row in far.ledger.rounds("test")]
+    assert attempts == [(0, 1), (1, 1), (2, 2), (3, 2)]
+
+
+def test_what_was_done_before_stays_in_the_ledger_and_is_marked(far: Lab) -> None:
+    far.coordinator.roll_back(1)
+    history = far.ledger.rounds("test", rolled_back=True)
+    assert [(row.round, row.rolled_back) for row in history] == [
+        (0, False),
+        (1, False),
+        (2, True),
+        (3, True),
+        (4, True),
+    ]
+    assert {task.fate for task in far.ledger.tasks("test", 4)} == {"late"}
+    assert {task.reason for task in far.ledger.tasks("test", 4)} == {"rolled back to round 1"}
+
+
+def test_a_site_that_trains_is_called_off_and_its_update_is_stale(far: Lab) -> None:
+    late = far.task("ann")
+    far.coordinator.roll_back(2)
+    assert far.beat("ann", late.nonce) is Signal.ABORT
+    assert far.push("ann", far.model(9.0), late).verdict is Verdict.STALE
+
+
+def test_an_update_that_counted_before_is_still_a_duplicate(far: Lab) -> None:
+    far.coordinator.roll_back(3)
+    far.later(0.0)
+    task, payload = far.task("ann"), far.model(7.0)
+    assert far.push("ann", payload, task).verdict is Verdict.ACCEPTED
+    far.coordinator.roll_back(2)
+    assert far.push("ann", payload, task).verdict is Verdict.DUPLICATE
+
+
+def test_scores_of_rounds_that_were_rolled_back_are_not_told_and_do_not_stand_in_the_way(far: Lab) -> None:
+    assert sorted(far.ledger.scores("test")) == [1, 2, 3]
+    far.coordinator.roll_back(1)
+    assert sorted(far.ledger.scores("test")) == [1]
+    far.later(0.0)
+    far.round(ann=5.0, bob=5.0, cyd=5.0)
+    assert sorted(far.ledger.scores("test")) == [1, 2]
+
+
+def test_a_restart_after_it_goes_on_from_there(far: Lab) -> None:
+    far.coordinator.roll_back(1)
+    far.restart()
+    assert far.value == 1.0
+    far.later(0.0)
+    assert far.task("bob").round == 2
+    far.restart()
+    assert isinstance(far.phase, phases.Collecting)
+    assert (far.phase.round, far.phase.attempt) == (2, 2)
+
+
+def test_the_run_ends_as_if_the_rounds_had_never_been(far: Lab) -> None:
+    far.coordinator.roll_back(0)
+    far.later(0.0)
+    for value in (1.0, 2.0, 3.0, 4.0, 5.0, 6.0):
+        far.round(ann=value, bob=value, cyd=value)
+    assert far.phase == phases.Finished("completed", phases.Outcome.COMPLETED)
+    assert far.value == 6.0
+
+
+def test_abandoned_attempts_of_before_do_not_count_against_the_round(make: MakeLab) -> None:
+    lab = make(federation={"attempts": 2}).begin()
+    lab.later(100.0, alive=SITES)
+    lab.later(0.0)
+    assert isinstance(lab.phase, phases.Collecting)
+    assert lab.phase.tries == 1
+    lab.coordinator.roll_back(0)
+    lab.later(0.0)
+    assert (lab.phase.attempt, lab.phase.tries) == (3, 0)
+    lab.restart()
+    assert isinstance(lab.phase, phases.Collecting)
+    assert lab.phase.tries == 0
+
+
+@pytest.mark.parametrize("to", [4, 99])
+def test_a_round_without_a_state_is_refused_with_those_that_have_one(far: Lab, to: int) -> None:
+    with pytest.raises(ConfigError, match=r"does not exist; expected one of 0, 1, 2, 3"):
+        far.coordinator.roll_back(to)
+    assert far.value == 3.0
+
+
+def test_a_state_that_was_discarded_is_refused_and_nothing_changes(make: MakeLab) -> None:
+    lab = make(rounds=9, keep_rounds=1).begin()
+    for value in (1.0, 2.0, 3.0, 4.0, 5.0):
+        lab.round(ann=value, bob=value, cyd=value)
+    with pytest.raises(ConfigError, match=r"no longer kept \(see keep_rounds\); expected one of"):
+        lab.coordinator.roll_back(1)
+    assert lab.asked("ann") is TaskKind.FIT
+
+
+def test_a_round_that_is_being_aggregated_is_waited_for(make: MakeLab, workshop: Later) -> None:
+    lab = make(work=workshop)
+    lab.enroll(*SITES)
+    lab.later(0)
+    lab.push("ann", lab.model(0.0))
+    with pytest.raises(Conflict, match="try again"):
+        lab.coordinator.roll_back(0)
+    workshop.finish()
+    lab.coordinator.roll_back(0)
+    assert lab.phase == phases.Idle(1)
+
+
+def test_a_run_that_had_ended_goes_on(make: MakeLab) -> None:
+    lab = make().begin()
+    for value in (1.0, 2.0):
+        lab.round(ann=value, bob=value, cyd=value)
+    assert isinstance(lab.phase, phases.Finished)
+    lab.coordinator.roll_back(1)
+    row = lab.ledger.run("test")
+    assert row is not None
+    assert (row.outcome, row.ended_at, row.reason) == (None, None, None)
+    lab.later(0.0)
+    assert lab.task("ann").round == 2

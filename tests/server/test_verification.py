@@ -1,0 +1,97 @@
+"""Published states come out again, or it is said why not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from protofed.common.codec import Digest
+from protofed.common.errors import ConfigError
+from protofed.server.blobs import FolderBlobs
+from protofed.server.verification import Finding, Verified, verify_round
+
+if TYPE_CHECKING:
+    from tests.server.conftest import Lab, MakeLab
+
+
+@pytest.fixture
+def lab(make: MakeLab, tmp_path: Path) -> Lab:
+    """Three rounds on disk."""
+    lab = make(rounds=9, keep_rounds=9, blobs=FolderBlobs(tmp_path)).begin()
+    for value in (1.0, 2.0, 3.0):
+        lab.round(ann=value, bob=value + 1, cyd=value + 2)
+    return lab
+
+
+def verified(lab: Lab, round: int, attempt: int = 1) -> Verified:
+    return verify_round(lab.ledger, lab.blobs, "test", round, attempt)
+
+
+def spoil(folder: Path, address: Digest) -> None:
+    path = folder / address
+    path.write_bytes(path.read_bytes()[:-1] + b"!")
+
+
+def test_every_published_state_comes_out_again(lab: Lab) -> None:
+    for row in lab.ledger.rounds("test"):
+        if row.state is not None:
+            assert verified(lab, row.round) == Verified(Finding.SAME, row.state, row.state)
+
+
+def test_a_round_that_was_rolled_back_comes_out_from_the_state_it_was_made_from(lab: Lab) -> None:
+    lab.coordinator.roll_back(1)
+    lab.later(0.0)
+    lab.round(ann=7.0, bob=8.0, cyd=9.0)
+    lab.round(ann=7.5, bob=8.0, cyd=9.0)
+    for row in lab.ledger.rounds("test", rolled_back=True):
+        if row.state is not None:
+            assert verified(lab, row.round, row.attempt).finding is Finding.SAME
+
+
+def test_an_update_that_was_set_aside_is_not_used_here_either(lab: Lab) -> None:
+    lab.round(ann=1.0, bob=1e5, cyd=3.0)
+    assert [task.fate for task in lab.ledger.tasks("test", 4) if task.kind == "fit"].count("set-aside") == 1
+    assert verified(lab, 4).finding is Finding.SAME
+
+
+@pytest.mark.parametrize("what", ["state", "update"])
+def test_a_blob_that_changed_is_named(lab: Lab, tmp_path: Path, what: str) -> None:
+    state = lab.ledger.rounds("test")[2].state
+    assert state is not None
+    spoil(tmp_path, state if what == "state" else lab.ledger.updates("test", 2)[0].digest)
+    found = verified(lab, 2)
+    assert found.finding is Finding.DAMAGED
+    assert "has changed on disk" in found.reason
+
+
+def test_other_bytes_are_told(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    from protofed.server.methods.fedavg import FedAvg
+
+    monkeypatch.setattr(FedAvg, "aggregate", lambda *_: lab.model(9.0))
+    found = verified(lab, 2)
+    assert found.finding is Finding.DIFFERENT
+    assert found.recomputed not in (None, found.published)
+
+
+def test_what_was_discarded_in_its_time_is_not_called_damaged(lab: Lab) -> None:
+    lab.blobs.discard(lab.ledger.updates("test", 1)[0].digest)
+    found = verified(lab, 1)
+    assert found.finding is Finding.NOT_KEPT
+    assert "see keep_rounds" in found.reason
+
+
+@pytest.mark.parametrize(("round", "attempt"), [(4, 1), (2, 2), (77, 1)])
+def test_rounds_that_published_nothing_are_refused(lab: Lab, round: int, attempt: int) -> None:
+    with pytest.raises(ConfigError, match=f"published nothing in attempt {attempt} of round {round}"):
+        verified(lab, round, attempt)
+
+
+def test_the_oldest_kept_round_can_be_verified_with_few_rounds_kept(make: MakeLab) -> None:
+    lab = make(rounds=9, keep_rounds=2).begin()
+    for value in (1.0, 2.0, 3.0, 4.0, 5.0):
+        lab.round(ann=value, bob=value + 1, cyd=value + 2)
+    found = {row.round: verified(lab, row.round).finding for row in lab.ledger.rounds("test") if row.state}
+    assert [found[number] for number in (3, 4, 5)] == [Finding.SAME] * 3
+    assert found[1] is Finding.NOT_KEPT
