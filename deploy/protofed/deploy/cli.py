@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,9 +11,10 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from protofed.common import failpoint
 from protofed.common.errors import PolicyViolation, ProtofedError
 from protofed.common.version import VERSION
-from protofed.deploy import logs
+from protofed.deploy import cli_operate, logs
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -24,6 +26,8 @@ app = typer.Typer(
 )
 site = typer.Typer(no_args_is_help=True, help="What concerns one site.")
 app.add_typer(site, name="site")
+app.add_typer(cli_operate.runs, name="runs")
+app.add_typer(cli_operate.sites, name="sites")
 console = Console()
 State = Annotated[Path | None, typer.Option(help="Folder for everything that must survive.")]
 Settings = Annotated[Path | None, typer.Option(help="TOML file; the environment and these options override it.")]
@@ -58,11 +62,14 @@ def server(
     listen: Annotated[str | None, typer.Option(help="host:port; port 0 takes a free one.")] = None,
     state: State = None,
     until_finished: UntilFinished = False,
+    recover: Annotated[
+        bool, typer.Option("--recover", help="Go on although the ledger has lost some of what it promised.")
+    ] = False,
 ) -> None:
-    """Run the aggregation server."""
+    """Run the aggregation server; runs are begun by --recipe, or any time later by `protofed runs start`."""
     from protofed.common.allocator import keep_memory
     from protofed.common.settings import ServerSettings, read_settings
-    from protofed.deploy.processes import run_server
+    from protofed.deploy.server_process import run_server
 
     keep_memory()
     given = {"recipes": recipe, "listen": listen, "state": state}
@@ -70,6 +77,7 @@ def server(
     run_server(
         said,
         until_finished=until_finished,
+        recover=recover,
         started=lambda address: console.print(f"listening on {address}, state in {said.state}"),
     )
 
@@ -92,7 +100,7 @@ def client(
     """Run one site's client daemon."""
     from protofed.common.allocator import keep_memory
     from protofed.common.settings import ClientSettings, read_settings
-    from protofed.deploy.processes import run_client
+    from protofed.deploy.client_process import run_client
 
     keep_memory()
     given: dict[str, Any] = {"site": site, "server": server, "policy": policy, "state": state, "roles": role}
@@ -210,6 +218,7 @@ def demo(
 def main(arguments: list[str] | None = None) -> None:
     """Entry point of `protofed`; always ends in SystemExit."""
     try:
+        failpoint.arm(os.environ.get(failpoint.VARIABLE))
         app(arguments)
     except KeyboardInterrupt:
         sys.exit(130)

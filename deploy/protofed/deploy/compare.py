@@ -25,7 +25,7 @@ from protofed.deploy.compare_table import FORMATS, Comparison, show
 from protofed.deploy.compare_view import View
 from protofed.deploy.curves import draw
 from protofed.deploy.experiment import Job, jobs_of, read_contents, refuse_foreign, write_contents
-from protofed.deploy.processes import RunsFailedError
+from protofed.deploy.server_process import RunsFailedError
 
 _LOOK_S = 0.1
 WIDTH = 200  # of tables that go into a file

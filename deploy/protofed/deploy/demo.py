@@ -20,10 +20,10 @@ from protofed.common.errors import ProtofedError, StateError
 from protofed.common.recipe import Recipe
 from protofed.deploy import shipped
 from protofed.deploy.children import end, interruption
-from protofed.deploy.processes import read_address
+from protofed.deploy.server_process import read_address
 from protofed.server.engine import LEDGER_FILE
-from protofed.server.ledger import Ledger
 from protofed.server.overview import Overview, overview
+from protofed.server.records import Records
 
 RECIPES = ("digits-fednh", "digits-fedavg", "digits-solo")
 SITES = 5
@@ -95,13 +95,13 @@ def _look(folder: Path, recipes: Sequence[Recipe]) -> dict[str, Overview | None]
     """What the server's ledger says now."""
     if not (folder / "server" / "address").exists():
         return {}
-    ledger = Ledger(f"sqlite:///{folder / 'server' / LEDGER_FILE}", read_only=True)
+    records = Records(f"sqlite:///{folder / 'server' / LEDGER_FILE}")
     try:
-        return {recipe.name: overview(ledger, recipe.name) for recipe in recipes}
+        return {recipe.name: overview(records, recipe.name) for recipe in recipes}
     except StateError:  # being written for the first time
         return {}
     finally:
-        ledger.close()
+        records.close()
 
 
 @contextmanager

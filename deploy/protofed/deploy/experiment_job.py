@@ -23,8 +23,9 @@ from protofed.common.errors import ProtofedError
 from protofed.common.task import Verdict
 from protofed.common.version import VERSION
 from protofed.deploy import logs
+from protofed.deploy.client_process import stoppable
 from protofed.deploy.experiment import Job, Result
-from protofed.deploy.processes import RunsFailedError, stoppable
+from protofed.deploy.server_process import RunsFailedError
 from protofed.deploy.simulate import Simulation, simulation
 from protofed.deploy.tables import standing
 
@@ -56,7 +57,7 @@ def _go(running: Simulation, clock: _Stopwatch, tell: Callable[[int, str], None]
 
     def turned() -> None:
         nonlocal noted
-        done, doing = standing(running.runs.current.phase, running.recipe.rounds)
+        done, doing = standing(running.coordinator.phase, running.recipe.rounds)
         tell(done, doing)
         if done != noted:
             clock.note()

@@ -151,7 +151,7 @@ def open_run(folder: Path, recipe: Recipe | None = None) -> FinishedRun:
     if recipe is None or not (state / LEDGER_FILE).exists():
         raise StateError(f"{folder} holds no simulation; expected a job of `compare`, or the --state of `simulate`")
     with simulation(recipe, state) as running:
-        published = running.runs.current.published
+        published = running.coordinator.published
         if not running.runs.finished or running.runs.failed or published is None:
             raise StateError(f"the run in {folder} has not ended well; the command that began it goes on with it")
         scores = running.ledger.scores(recipe.name)

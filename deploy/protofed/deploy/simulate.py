@@ -38,6 +38,7 @@ from protofed.common.task import (
 from protofed.common.version import VERSION
 from protofed.server import screening
 from protofed.server.blobs import Blobs, FolderBlobs, MemoryBlobs
+from protofed.server.coordinator import Coordinator
 from protofed.server.engine import LEDGER_FILE
 from protofed.server.ledger import Ledger
 from protofed.server.roster import Roster
@@ -79,10 +80,11 @@ class DirectLink:
         decided = run.begin(self.site, self.instance, task.nonce, task.base, manifest)
         if decided is not None:
             return decided
-        if fault := screening.blob_fault(released.data, manifest):
-            return run.refuse(self.site, task.nonce, manifest, fault)
+        norm = run.examine(released.data, manifest, task.base)
+        if isinstance(norm, screening.Fault):
+            return run.refuse(self.site, task.nonce, manifest, norm)
         self.blobs.put(released.data)
-        return run.commit(self.site, self.instance, task.nonce, manifest, released.metrics, released.weight)
+        return run.commit(self.site, self.instance, task.nonce, manifest, released.metrics, released.weight, norm)
 
     def report(self, task: Task, released: ReleasedScores) -> None:
         """Hand in scores."""
@@ -109,6 +111,11 @@ class Simulation:
     data: Mapping[SiteId, SiteData]
     agents: Sequence[Agent]
 
+    @property
+    def coordinator(self) -> Coordinator:
+        """Of the recipe's run."""
+        return self.runs.of(self.recipe.name)
+
     def go(self, until: Callable[[], bool] = lambda: False, turned: Callable[[], None] = lambda: None) -> None:
         """Give every site its turn, again and again, until the run has ended (or `until` says so, between two rows of
         turns). `turned` is called after every task.
@@ -117,7 +124,7 @@ class Simulation:
             ConfigError: nobody can do anything any more, as with more `min_sites` than there are sites.
         """
         while not self.runs.finished and not until():
-            self.runs.current.tick()
+            self.runs.tick()
             worked = False
             for agent in self.agents:
                 if isinstance(agent.step(0.0), Task):

@@ -15,7 +15,7 @@ from rich.table import Table
 from protofed.client import device as devices
 from protofed.common.recipe import Recipe
 from protofed.deploy import shipped
-from protofed.deploy.processes import RunsFailedError
+from protofed.deploy.server_process import RunsFailedError
 from protofed.deploy.simulate import simulation
 from protofed.server.overview import Overview, Spread, overview
 from protofed.server.phases import Aggregating, Collecting, Evaluating, Finished, Idle, Phase
@@ -105,7 +105,7 @@ def simulate_with_progress(name: str, state: Path | None, device: str) -> Overvi
         task = bar.add_task("making the model", total=recipe.rounds)
 
         def turned() -> None:
-            done, doing = standing(running.runs.current.phase, recipe.rounds)
+            done, doing = standing(running.coordinator.phase, recipe.rounds)
             bar.update(task, completed=done, description=doing)
 
         running.go(turned=turned)

@@ -1,93 +1,29 @@
-"""The two daemons as processes: what `protofed server` and `protofed client` start."""
+"""What `protofed client` starts: one site's daemon as a process."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import secrets
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
+from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from protofed.common import archive
 from protofed.common.address import check_loopback
-from protofed.common.errors import DataError, ProtofedError
-from protofed.common.recipe import Recipe, read_recipe
-from protofed.common.settings import ClientSettings, ServerSettings
+from protofed.common.errors import DataError
+from protofed.common.recipe import Recipe
+from protofed.common.settings import ClientSettings
 from protofed.common.task import Finished, Role
-from protofed.server.blobs import FolderBlobs
-from protofed.server.engine import LEDGER_FILE
-from protofed.server.ledger import Ledger
-from protofed.server.roster import Roster
-from protofed.server.runs import Runs
-from protofed.server.service import serve
-from protofed.server.surroundings import Surroundings
-from protofed.server.threads import Bells, Threads
 
 if TYPE_CHECKING:
     from protofed.client.data.examples import SiteData
 
-ADDRESS_FILE = "address"  # of the state folder: where the server listens, for those who let it choose a port
-
-
-class RunsFailedError(ProtofedError):
-    """A run ended in failure."""
-
-    exit_code = 1
-
 
 class StoppedError(BaseException):
     """The process was told to end (SIGTERM, SIGINT); everything that counts is on disk."""
-
-
-def run_server(settings: ServerSettings, *, until_finished: bool, started: Callable[[str], None]) -> None:
-    """Serve until SIGTERM or SIGINT, or until all runs are finished.
-
-    Raises:
-        ConfigError: a recipe or the address cannot be used.
-        StateError: the state folder is another server's, or damaged.
-        Unavailable: the port is taken.
-        RunsFailedError: a run failed (only with `until_finished`).
-    """
-    check_loopback(settings.listen)
-    recipes = [read_recipe(path) for path in settings.recipes]
-    lock = archive.Lock(settings.state)
-    ledger = Ledger(f"sqlite:///{settings.state / LEDGER_FILE}")
-    try:
-        blobs, threads, bells = FolderBlobs(settings.state / "blobs"), Threads(), Bells()
-        around = Surroundings(
-            ledger,
-            blobs,
-            Roster(ledger, time.monotonic),
-            time.monotonic,
-            work=threads.aggregate,
-            notify=bells.ring,
-            keep_rounds=settings.keep_rounds,
-        )
-        runs = Runs(recipes, around)
-
-        def announce(address: str) -> None:
-            archive.write(settings.state / ADDRESS_FILE, address.encode())
-            started(address)
-
-        async def main() -> None:
-            stop = asyncio.Event()
-            for number in (signal.SIGTERM, signal.SIGINT):
-                asyncio.get_running_loop().add_signal_handler(number, stop.set)
-            await serve(
-                runs, blobs, threads, bells, settings.listen, stop, started=announce, until_finished=until_finished
-            )
-
-        asyncio.run(main())
-        if until_finished and runs.failed:
-            raise RunsFailedError(f"run failed: {'; '.join(runs.failed)}")
-    finally:
-        ledger.close()
-        lock.release()
 
 
 def run_client(settings: ClientSettings, *, until_finished: bool, give_up_after_s: float | None) -> None:
@@ -102,13 +38,15 @@ def run_client(settings: ClientSettings, *, until_finished: bool, give_up_after_
     import torch  # seconds of import, only where it is needed
 
     from protofed.client import device
-    from protofed.client.agent import Agent, Site
+    from protofed.client.agent import Agent
+    from protofed.client.checkpoint import on_disk
     from protofed.client.data.site import load_site, load_test
     from protofed.client.grpc_link import GrpcLink
     from protofed.client.memory import FolderStore
     from protofed.client.now import Now
     from protofed.client.policy import Policy
     from protofed.client.pulse import Pulse
+    from protofed.client.site import Site
     from protofed.deploy.simulate import device_model
 
     policy, where = Policy.read(settings.policy), device.pick(settings.device)
@@ -124,7 +62,12 @@ def run_client(settings: ClientSettings, *, until_finished: bool, give_up_after_
 
     store, now = FolderStore(settings.state), Now()
     link = GrpcLink(
-        settings.server, settings.site, secrets.token_hex(8), settings.roles, give_up_after_s=give_up_after_s
+        settings.server,
+        settings.site,
+        secrets.token_hex(8),
+        settings.roles,
+        incoming=store.incoming,
+        give_up_after_s=give_up_after_s,
     )
     pulse = Pulse(link, now, lambda: link.bytes_moved)
     site = Site(
@@ -134,6 +77,7 @@ def run_client(settings: ClientSettings, *, until_finished: bool, give_up_after_
         store,
         load_data,
         lambda recipe: device_model(recipe, where, policy.rules.models),
+        checkpoints=partial(on_disk, settings.state),
     )
     agent = Agent(site, link, now)
     with stoppable():
@@ -162,13 +106,6 @@ def stoppable() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def read_address(state: Path) -> str | None:
-    """Where the server of a state folder listens, once it does."""
-    with contextlib.suppress(FileNotFoundError):
-        return (state / ADDRESS_FILE).read_text(encoding="utf-8")
-    return None
 
 
 def _check_root(settings: ClientSettings) -> None:

@@ -1,0 +1,251 @@
+"""`protofed runs …` and `protofed sites …`: what the operator of a server asks of it."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.live import Live
+
+from protofed.common.errors import ProtofedError
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from protofed.deploy.operate import Operator
+
+runs = typer.Typer(no_args_is_help=True, help="The runs of a server: start, look, pause, end, go back.")
+sites = typer.Typer(no_args_is_help=True, help="The sites of a server.")
+console = Console()
+Server = Annotated[str, typer.Option(envvar="PROTOFED_OPERATOR_SERVER", help="host:port of the server.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print it as JSON.")]
+Run = Annotated[str, typer.Argument(help="The run's name, as in `runs list`.")]
+LOCAL = "127.0.0.1:7443"
+ENDED = ("completed", "failed", "aborted")
+
+
+class VerificationError(ProtofedError):
+    """A published state does not come out again."""
+
+    exit_code = 1
+
+
+class RunFailedError(ProtofedError):
+    """The run that was watched failed."""
+
+    exit_code = 1
+
+
+@runs.command("start")
+def start(
+    recipe: Annotated[str, typer.Argument(help="A recipe's file, or the name of one that comes with protofed.")],
+    name: Annotated[str | None, typer.Option(help="The run's name; else the recipe's.")] = None,
+    watch: Annotated[bool, typer.Option("--watch", help="Stay and watch it.")] = False,
+    server: Server = LOCAL,
+    as_json: AsJson = False,
+) -> None:
+    """Queue a run; it begins when those before it have ended."""
+    from protofed.common.task import check_id
+    from protofed.deploy import shipped
+
+    read = shipped.recipe(recipe)
+    if name is not None:
+        read = read.model_copy(update={"name": check_id("run", name)})
+    with _connect(server) as operator:
+        info = operator.start(read)
+        _tell([_plain(info)], as_json, f"{info.run}: {info.standing}")
+        if watch:
+            _watch(operator, read.name)
+
+
+@runs.command("list")
+def list_runs(server: Server = LOCAL, as_json: AsJson = False) -> None:
+    """All runs, in the order of the queue."""
+    with _connect(server) as operator:
+        found = operator.runs()
+    if as_json:
+        _print([_plain(info) for info in found])
+    else:
+        console.print(_view().runs_table(found))
+
+
+@runs.command("show")
+def show(
+    run: Run,
+    everything: Annotated[bool, typer.Option("--all", help="Every round and site, not only what was amiss.")] = False,
+    server: Server = LOCAL,
+    as_json: AsJson = False,
+) -> None:
+    """One run: its rounds, what became of every site, and the newest scores."""
+    with _connect(server) as operator:
+        detail = operator.show(run)
+    if as_json:
+        _print(_plain(detail))
+    else:
+        for part in _view().run_parts(detail, everything=everything):
+            console.print(part)
+
+
+@runs.command("watch")
+def watch(run: Run, server: Server = LOCAL) -> None:
+    """Follow a run until it ends; exit code 1 if it fails."""
+    with _connect(server) as operator:
+        _watch(operator, run)
+
+
+@runs.command("pause")
+def pause(run: Run, server: Server = LOCAL, as_json: AsJson = False) -> None:
+    """Open no round from now on; one that is open goes on to its end."""
+    with _connect(server) as operator:
+        info = operator.pause(run)
+    _tell([_plain(info)], as_json, f"{info.run}: {info.standing}, after round {info.round} no other is opened")
+
+
+@runs.command("resume")
+def resume(run: Run, server: Server = LOCAL, as_json: AsJson = False) -> None:
+    """Open rounds again."""
+    with _connect(server) as operator:
+        info = operator.resume(run)
+    _tell([_plain(info)], as_json, f"{info.run}: {info.standing}")
+
+
+@runs.command("abort")
+def abort(
+    run: Run,
+    reason: Annotated[str, typer.Option(help="Why; sites and the ledger are told.")] = "aborted by the operator",
+    server: Server = LOCAL,
+    as_json: AsJson = False,
+) -> None:
+    """End a run; its sites stop training within seconds. Everything that was published stays."""
+    with _connect(server) as operator:
+        info = operator.abort(run, reason)
+    _tell([_plain(info)], as_json, f"{info.run}: {info.standing} in round {info.round}: {info.reason}")
+
+
+@runs.command("rollback")
+def rollback(
+    run: Run,
+    to: Annotated[int, typer.Argument(min=0, help="The round whose state to go on from.")],
+    server: Server = LOCAL,
+    as_json: AsJson = False,
+) -> None:
+    """Go on from the state that a round published, with the sites' memory of that round; a run that had ended is queued
+    again.
+    """
+    with _connect(server) as operator:
+        info = operator.roll_back(run, to)
+    _tell([_plain(info)], as_json, f"{info.run}: goes on after round {to} ({info.standing})")
+
+
+@runs.command("verify")
+def verify(run: Run, server: Server = LOCAL, as_json: AsJson = False) -> None:
+    """Compute every published state again, on the server, from its ledger and blobs, and compare the digests.
+
+    Rounds older than keep_rounds cannot be computed again and are listed as not-kept. Exit code 1 if a state differs.
+    """
+    with _connect(server) as operator:
+        rows = [row for row in operator.show(run).rounds if row.state]
+        found = [(row, operator.verify(run, row)) for row in _progress(rows, as_json)]
+    if as_json:
+        _print([{"round": row.round, "attempt": row.attempt, **_plain(reply)} for row, reply in found])
+    else:
+        console.print(_view().verification_table(run, found))
+    if bad := [row.round for row, reply in found if reply.finding not in ("same", "not-kept")]:
+        raise VerificationError(f"run {run}: the states of rounds {', '.join(map(str, bad))} do not come out again")
+
+
+@sites.command("list")
+def list_sites(server: Server = LOCAL, as_json: AsJson = False) -> None:
+    """All sites that ever enrolled: what they do, and since when there was no progress."""
+    with _connect(server) as operator:
+        found = operator.sites()
+    if as_json:
+        _print([_plain(info) for info in found])
+    else:
+        console.print(_view().sites_table(found))
+
+
+@sites.command("exclude")
+def exclude(
+    site: Annotated[str, typer.Argument(help="The site's id.")],
+    reason: Annotated[str, typer.Option(help="Why; the site is told.")] = "by the operator",
+    server: Server = LOCAL,
+    as_json: AsJson = False,
+) -> None:
+    """Keep a site out from now on: nobody waits for it, and it stops training. What it handed in before counts."""
+    with _connect(server) as operator:
+        info = operator.exclude(site, reason)
+    _tell([_plain(info)], as_json, f"{info.site}: excluded ({info.excluded})")
+
+
+@sites.command("admit")
+def admit(
+    site: Annotated[str, typer.Argument(help="The site's id.")], server: Server = LOCAL, as_json: AsJson = False
+) -> None:
+    """Let an excluded site in again; its daemon comes back by itself."""
+    with _connect(server) as operator:
+        info = operator.admit(site)
+    _tell([_plain(info)], as_json, f"{info.site}: admitted")
+
+
+def _connect(server: str) -> Operator:
+    """Imports gRPC only where it is needed: `--help` is quick."""
+    from protofed.deploy.operate import Operator
+
+    return Operator(server)
+
+
+def _plain(message: Any) -> dict[str, Any]:
+    from protofed.deploy.operate import plain
+
+    return plain(message)
+
+
+def _view() -> ModuleType:
+    from protofed.deploy import operate_view
+
+    return operate_view
+
+
+def _watch(operator: Operator, run: str) -> None:
+    detail = operator.show(run)
+    with Live(_view().watched(detail), console=console, auto_refresh=False) as live:
+        while detail.info.standing not in ENDED:
+            time.sleep(1.0)
+            detail = operator.show(run)
+            live.update(_view().watched(detail), refresh=True)
+    if detail.info.standing == "failed":
+        raise RunFailedError(f"run failed: {run}: {detail.info.reason}")
+
+
+def _progress(rows: Sequence[Any], as_json: bool) -> Iterator[Any]:
+    """A bar while the server computes, on a terminal."""
+    with _status("verifying", console.is_terminal and not as_json) as tell:
+        for done, row in enumerate(rows):
+            tell(f"round {row.round}, {done} of {len(rows)} done")
+            yield row
+
+
+@contextmanager
+def _status(what: str, shown: bool) -> Iterator[Any]:
+    if not shown:
+        yield lambda _text: None
+        return
+    with console.status(what) as status:
+        yield lambda text: status.update(f"{what}: {text}")
+
+
+def _tell(told: list[dict[str, Any]], as_json: bool, text: str) -> None:
+    if as_json:
+        _print(told[0])
+    else:
+        console.print(text, highlight=False, soft_wrap=True)
+
+
+def _print(found: Any) -> None:
+    print(json.dumps(found, indent=2))  # noqa: T201

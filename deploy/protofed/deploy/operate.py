@@ -1,0 +1,112 @@
+"""The operator's side of the wire: `protofed runs …` and `protofed sites …`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import grpc
+from google.protobuf.message import Message
+
+from protofed.common.address import check_loopback
+from protofed.common.errors import ConfigError, ProtocolError, ProtofedError, StateError, Unavailable
+from protofed.common.recipe import Recipe
+from protofed.protos.v1 import operator_pb2 as pb
+from protofed.protos.v1 import operator_pb2_grpc as rpc
+
+A = TypeVar("A")
+ANSWER_S = 30.0
+VERIFICATION_S = 3600.0
+_ERRORS: dict[grpc.StatusCode, type[ProtofedError]] = {
+    grpc.StatusCode.INVALID_ARGUMENT: ConfigError,
+    grpc.StatusCode.ALREADY_EXISTS: ConfigError,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: StateError,
+}
+
+
+class Operator:
+    """Calls one server's operator service.
+
+    Raises:
+        Unavailable: from every method: there is no server at the address.
+        ConfigError: the server refuses the order; the text says why.
+    """
+
+    def __init__(self, address: str) -> None:
+        check_loopback(address)
+        self._address = address
+        self._channel = grpc.insecure_channel(address, [("grpc.enable_retries", 0), ("grpc.enable_http_proxy", 0)])
+        self._stub = rpc.OperatorStub(self._channel)
+
+    def __enter__(self) -> Operator:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._channel.close()
+
+    def start(self, recipe: Recipe) -> pb.RunInfo:
+        """Queue a run."""
+        return self._call(self._stub.StartRun, pb.StartRunRequest(recipe=recipe.wire()))
+
+    def runs(self) -> list[pb.RunInfo]:
+        """All runs, in the order of the queue."""
+        return list(self._call(self._stub.ListRuns, pb.ListRunsRequest()).runs)
+
+    def show(self, run: str) -> pb.RunDetail:
+        """A run with its rounds and every site's fate."""
+        return self._call(self._stub.ShowRun, pb.RunName(run=run))
+
+    def pause(self, run: str) -> pb.RunInfo:
+        """Open no round of it from now on."""
+        return self._call(self._stub.PauseRun, pb.RunName(run=run))
+
+    def resume(self, run: str) -> pb.RunInfo:
+        """Open rounds again."""
+        return self._call(self._stub.ResumeRun, pb.RunName(run=run))
+
+    def abort(self, run: str, reason: str) -> pb.RunInfo:
+        """End it."""
+        return self._call(self._stub.AbortRun, pb.AbortRunRequest(run=run, reason=reason))
+
+    def roll_back(self, run: str, to: int) -> pb.RunInfo:
+        """Go on from the state that a round published."""
+        return self._call(self._stub.RollBackRun, pb.RollBackRunRequest(run=run, round=to))
+
+    def verify(self, run: str, row: pb.RoundInfo) -> pb.VerifyRoundReply:
+        """Compute a published state again, on the server."""
+        request = pb.VerifyRoundRequest(run=run, round=row.round, attempt=row.attempt)
+        return self._call(self._stub.VerifyRound, request, timeout=VERIFICATION_S)
+
+    def sites(self) -> list[pb.SiteInfo]:
+        """All sites."""
+        return list(self._call(self._stub.ListSites, pb.ListSitesRequest()).sites)
+
+    def exclude(self, site: str, reason: str) -> pb.SiteInfo:
+        """Keep a site out."""
+        return self._call(self._stub.ExcludeSite, pb.ExcludeSiteRequest(site=site, reason=reason))
+
+    def admit(self, site: str) -> pb.SiteInfo:
+        """Let an excluded site in again."""
+        return self._call(self._stub.AdmitSite, pb.AdmitSiteRequest(site=site))
+
+    def _call(self, call: Callable[..., A], request: Message, timeout: float = ANSWER_S) -> A:
+        try:
+            return call(request, timeout=timeout)
+        except grpc.RpcError as error:
+            code, text = error.code(), str(error.details())
+            if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
+                raise Unavailable(
+                    f"no answer from the server at {self._address}; start it, or give its address with --server"
+                ) from error
+            raise _ERRORS.get(code, ProtocolError)(text) from error
+
+
+def plain(message: Message) -> dict[str, Any]:
+    """A message as JSON takes it, numbers as numbers."""
+
+    def value(found: Any) -> Any:
+        if isinstance(found, Message):
+            return plain(found)
+        return found if isinstance(found, str | int | float | bool) else [value(item) for item in found]
+
+    return {field.name: value(getattr(message, field.name)) for field in message.DESCRIPTOR.fields}

@@ -1,0 +1,163 @@
+"""What the operator is shown: tables of runs, rounds, fates and sites."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from protofed.protos.v1 import operator_pb2 as pb
+
+STYLES = {
+    "running": "cyan",
+    "completed": "green",
+    "failed": "bold red",
+    "aborted": "yellow",
+    "paused": "yellow",
+    "degraded": "yellow",
+    "abandoned": "red",
+    "rolled-back": "dim",
+    "excluded": "red",
+    "silent": "red",
+    "same": "green",
+    "different": "bold red",
+    "damaged": "bold red",
+}
+SHOWN_ROUNDS = 10
+
+
+def runs_table(runs: Sequence[pb.RunInfo]) -> RenderableType:
+    """A row a run."""
+    if not runs:
+        return Text("No runs yet. Begin one with: protofed runs start RECIPE")
+    table = _table("run", "method", "standing", "round", "sites", "degraded", "since", "")
+    for info in runs:
+        table.add_row(
+            info.run,
+            info.method,
+            _styled(info.standing),
+            f"{info.round}/{info.rounds}",
+            f"{info.reported}/{info.invited}",
+            str(info.degraded) if info.degraded else "",
+            _ago(info.began_at),
+            info.reason or info.phase,
+        )
+    return table
+
+
+def run_parts(detail: pb.RunDetail, *, everything: bool) -> list[RenderableType]:
+    """A run from the top: summary, rounds, what was amiss (or every site's fate), scores."""
+    rounds = detail.rounds if everything else detail.rounds[-SHOWN_ROUNDS:]
+    parts: list[RenderableType] = [_summary(detail.info), _rounds_table(rounds)]
+    if len(rounds) < len(detail.rounds):
+        parts.append(Text(f"{len(detail.rounds) - len(rounds)} earlier attempts: --all", style="dim"))
+    fates = [(row, fate) for row in rounds for fate in row.sites if everything or _amiss(fate)]
+    if fates:
+        parts.append(_fates_table(fates, "every site's fate" if everything else "what was amiss"))
+    if detail.scores:
+        parts.append(_scores_table(detail))
+    return parts
+
+
+def watched(detail: pb.RunDetail) -> RenderableType:
+    """A run at this moment."""
+    newest = detail.rounds[-1:]
+    parts: list[RenderableType] = [_summary(detail.info)]
+    if newest:
+        parts.append(_fates_table([(newest[0], fate) for fate in newest[0].sites], "this round"))
+    if detail.scores:
+        parts.append(_scores_table(detail))
+    return Group(*parts)
+
+
+def sites_table(sites: Sequence[pb.SiteInfo]) -> RenderableType:
+    """A row a site."""
+    if not sites:
+        return Text("No site has enrolled yet.")
+    table = _table("site", "roles", "standing", "progress", "")
+    for info in sites:
+        age = "" if info.progress_age_s < 0 else f"{info.progress_age_s:.0f} s ago"
+        table.add_row(info.site, ", ".join(info.roles), _styled(info.standing), age, info.excluded or info.doing)
+    return table
+
+
+def verification_table(run: str, found: Iterable[tuple[pb.RoundInfo, pb.VerifyRoundReply]]) -> RenderableType:
+    """A row a published state."""
+    table = _table("round", "attempt", "state", "finding", "", title=f"run {run}: states computed again")
+    for row, reply in found:
+        why = reply.reason or (f"came out as {reply.recomputed[:16]}…" if reply.finding == "different" else "")
+        table.add_row(str(row.round), str(row.attempt), f"{reply.published[:16]}…", _styled(reply.finding), why)
+    return table
+
+
+def _summary(info: pb.RunInfo) -> Text:
+    text = Text.assemble((info.run, "bold"), f" · {info.method} · ", _styled(info.standing))
+    text.append(f" · round {info.round} of {info.rounds} · {info.reported} of {info.invited} sites reported")
+    if info.degraded:
+        text.append(f" · DEGRADED: {_count(info.degraded, 'round')} used fewer sites than wanted", "yellow")
+    if info.abandoned:
+        text.append(f" · {_count(info.abandoned, 'attempt')} abandoned", "red")
+    if info.rolled_back:
+        text.append(f" · {_count(info.rolled_back, 'attempt')} rolled back", "dim")
+    text.append(f" · {(info.received_bytes + info.sent_bytes) / 1e6:.1f} MB · {_ago(info.began_at, info.ended_at)}")
+    text.append(f"\n{info.reason or info.phase}")
+    return text
+
+
+def _rounds_table(rounds: Iterable[pb.RoundInfo]) -> Table:
+    table = _table("round", "attempt", "outcome", "seconds", "sites", "")
+    for row in rounds:
+        fates = Counter(fate.fate for fate in row.sites if fate.kind != "score")
+        seconds = f"{row.closed_at - row.opened_at:.1f}" if row.closed_at else ""
+        counts = ", ".join(f"{number} {fate}" for fate, number in sorted(fates.items()))
+        table.add_row(str(row.round), str(row.attempt), _styled(row.outcome), seconds, counts, row.reason)
+    return table
+
+
+def _fates_table(fates: Iterable[tuple[pb.RoundInfo, pb.SiteFate]], title: str) -> Table:
+    table = _table("round", "attempt", "site", "task", "fate", "", title=title)
+    for row, fate in fates:
+        why = "; ".join([*([fate.reason] if fate.reason else []), *(f"refused {why}" for why in fate.refusals)])
+        table.add_row(str(row.round), str(row.attempt), fate.site, fate.kind, _styled(fate.fate), why)
+    return table
+
+
+def _scores_table(detail: pb.RunDetail) -> Table:
+    table = _table("score", "mean", "std", "worst", "sites", title=f"scores after round {detail.scored_round}")
+    for score in detail.scores:
+        if not score.name.rpartition(".")[2].isdigit():  # of every class: in --json
+            values = (f"{value:.4f}" for value in (score.mean, score.std, score.worst))
+            table.add_row(score.name, *values, str(score.sites))
+    return table
+
+
+def _amiss(fate: pb.SiteFate) -> bool:
+    return fate.fate in ("failed", "late", "set-aside") or bool(fate.refusals)
+
+
+def _table(*columns: str, title: str | None = None) -> Table:
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="dim")
+    for column in columns:
+        table.add_column(column, overflow="fold", no_wrap=column != "")
+    return table
+
+
+def _styled(word: str) -> Text:
+    return Text(word, STYLES.get(word, ""))
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def _ago(began: float, ended: float = 0.0) -> str:
+    """How long it took, or has taken until now."""
+    seconds = max(0.0, (ended or time.time()) - began)
+    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} s"

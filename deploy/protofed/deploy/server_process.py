@@ -1,0 +1,96 @@
+"""What `protofed server` starts: the aggregation server as a process."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+from protofed.common import archive
+from protofed.common.address import check_loopback
+from protofed.common.errors import ProtofedError
+from protofed.common.recipe import read_recipe
+from protofed.common.settings import ServerSettings
+from protofed.server.blobs import FolderBlobs
+from protofed.server.engine import LEDGER_FILE
+from protofed.server.ledger import Ledger
+from protofed.server.operation import Operation
+from protofed.server.recovery import open_journal, sweep_orphans
+from protofed.server.roster import Roster
+from protofed.server.runs import Runs
+from protofed.server.serving import serve
+from protofed.server.surroundings import Surroundings
+from protofed.server.threads import Bells, Threads
+
+ADDRESS_FILE = "address"  # of the state folder: where the server listens, for those who let it choose a port
+JOURNAL_FILE = "journal.jsonl"  # of the state folder: what was promised, beside the ledger
+
+
+class RunsFailedError(ProtofedError):
+    """A run ended in failure."""
+
+    exit_code = 1
+
+
+def run_server(
+    settings: ServerSettings, *, until_finished: bool, recover: bool, started: Callable[[str], None]
+) -> None:
+    """Serve until SIGTERM or SIGINT, or until all runs are finished.
+
+    Args:
+        recover: go on although the ledger has lost some of what it promised.
+
+    Raises:
+        ConfigError: a recipe or the address cannot be used.
+        StateError: the state folder is another server's, damaged, or older than what was promised.
+        Unavailable: the port is taken.
+        RunsFailedError: a run failed (only with `until_finished`).
+    """
+    check_loopback(settings.listen)
+    recipes = [read_recipe(path) for path in settings.recipes]
+    with ExitStack() as held:
+        held.callback(archive.Lock(settings.state).release)
+        ledger = Ledger(settings.ledger or f"sqlite:///{settings.state / LEDGER_FILE}")
+        held.callback(ledger.close)
+        journal = open_journal(settings.state / JOURNAL_FILE, ledger, give_up=recover)
+        held.callback(journal.close)
+        ledger.attach(journal)
+        blobs, threads, bells = FolderBlobs(settings.state / "blobs"), Threads(), Bells()
+        sweep_orphans(blobs, ledger)
+        around = Surroundings(
+            ledger,
+            blobs,
+            Roster(ledger, time.monotonic),
+            time.monotonic,
+            work=threads.aggregate,
+            notify=bells.ring,
+            keep_rounds=settings.keep_rounds,
+        )
+        runs = Runs(recipes, around)
+
+        def announce(address: str) -> None:
+            archive.write(settings.state / ADDRESS_FILE, address.encode())
+            started(address)
+
+        async def main() -> None:
+            stop = asyncio.Event()
+            for number in (signal.SIGTERM, signal.SIGINT):
+                asyncio.get_running_loop().add_signal_handler(number, stop.set)
+            operation = Operation(runs, around)
+            port = (settings.listen, stop)
+            await serve(runs, operation, blobs, threads, bells, *port, started=announce, until_finished=until_finished)
+
+        asyncio.run(main())
+        if until_finished and runs.failed:
+            raise RunsFailedError(f"run failed: {'; '.join(runs.failed)}")
+
+
+def read_address(state: Path) -> str | None:
+    """Where the server of a state folder listens, once it does."""
+    with contextlib.suppress(FileNotFoundError):
+        return (state / ADDRESS_FILE).read_text(encoding="utf-8")
+    return None
