@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 from rich.console import Console
 from rich.table import Table
-from tests.bench import class_models, simulation
+from tests.bench import class_models, echo, simulation
 from torch.nn.functional import cross_entropy
 from torch.nn.utils import clip_grad_norm_
 
@@ -40,7 +40,7 @@ def main() -> None:
         )
     start = statistics.median(seconds(server_start) for _ in range(5))
     python = statistics.median(seconds(python_start) for _ in range(5))
-    for row in (*class_models.rows(), *simulation.rows()):
+    for row in (*class_models.rows(), *simulation.rows(), *echo.rows()):
         table.add_row(*row)
     table.add_row("server start to first answer", f"{start:.2f} s", f"bare Python {python:.2f} s", "", "< 2 s")
     Console(width=140).print(table)

@@ -151,7 +151,7 @@ def simulated(case: Case) -> Iterator[Rounds]:
     with simulation(case.recipe, sites=case.sites()) as running:
 
         def now() -> int:
-            phase: Phase = running.runs.current.phase
+            phase: Phase = running.coordinator.phase
             return getattr(phase, "round", 0)
 
         def go(rounds: int) -> Seconds:

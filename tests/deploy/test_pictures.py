@@ -107,8 +107,8 @@ def test_first_prototypes_are_those_that_the_run_began_with(recipe_of: Recipes, 
     off_diagonal = cosines(again)[~np.eye(10, dtype=bool)]
     np.testing.assert_allclose(off_diagonal, -1 / 9, atol=1e-6)  # a simplex
     with simulation(tiny(recipe_of, "fednh")) as running:
-        running.go(until=lambda: running.runs.current.published is not None)
-        published = running.runs.current.published
+        running.go(until=lambda: running.coordinator.published is not None)
+        published = running.coordinator.published
     assert published is not None
     np.testing.assert_array_equal(published.state[Part.PROTOTYPES]["mean"], again)
 
@@ -244,6 +244,6 @@ def test_a_simulations_state_needs_its_recipe(folders: dict[str, Path], recipe_o
 def test_a_run_that_goes_on_is_not_drawn(recipe_of: Recipes, tmp_path: Path) -> None:
     recipe = recipe_of("fedavg")
     with simulation(recipe, tmp_path) as running:
-        running.go(until=lambda: running.runs.current.published is not None)
+        running.go(until=lambda: running.coordinator.published is not None)
     with pytest.raises(StateError, match="has not ended well"):
         open_run(tmp_path, recipe)

@@ -1,0 +1,113 @@
+"""Scenes of real processes with proxies in between; nothing of them is left running."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from tests.faults.invariants import Found, check
+from tests.faults.proxy import PASS, Proxy
+from tests.scenes import Process, Scene
+
+from protofed.common.recipe import Recipe
+from protofed.deploy.simulate import simulation
+
+SITES = ("site-1", "site-2")
+
+
+@dataclass
+class FaultScene(Scene):
+    """A server and the daemons of two sites, each behind a proxy of its own.
+
+    Attributes:
+        proxies: by site.
+    """
+
+    proxies: dict[str, Proxy] = field(default_factory=dict)
+
+    def behind(self, site: str) -> Proxy:
+        """The site's proxy."""
+        if site not in self.proxies:
+            self.proxies[site] = Proxy(self.address)
+        return self.proxies[site]
+
+    def trainer(self, site: str, fails: str = "") -> Process:
+        """Start a site's daemon behind its proxy."""
+        return self.site(site, f"--share={SITES.index(site)}", via=self.behind(site).address, fails=fails)
+
+    def trainers(self) -> None:
+        """Start both."""
+        for site in SITES:
+            self.trainer(site)
+
+    def wait_until_open(self, round: int) -> None:
+        """Until the round was opened."""
+        self.wait_for(lambda: bool(self.fates(round)))
+
+    def over(self) -> bool:
+        """Whether the run has ended; its server stays until the sites know that, for half a minute at most."""
+        with self.ledger() as records:
+            run = records.run(self.recipe.name)
+        return run is not None and run.ended_at is not None
+
+    def heal(self) -> None:
+        """Nothing is wrong with any way any more."""
+        for proxy in self.proxies.values():
+            proxy.mode = PASS
+
+    def invariants(self, *, final: str | None = None, keep_rounds: int = 2) -> Found:
+        """N1 to N4, N6 to N8, after the end."""
+        sites = [self.folder / site for site in SITES]
+        return check(self.folder / "server", self.recipe.name, sites=sites, final=final, keep_rounds=keep_rounds)
+
+    def end(self) -> None:
+        """Leave nothing running."""
+        super().end()
+        for proxy in self.proxies.values():
+            proxy.close()
+
+
+@pytest.fixture(scope="session")
+def quick_recipe(recipe_of: Callable[..., Recipe]) -> Callable[..., Recipe]:
+    """FedAvg of two sites on the digits, over in a second of training; `federation` changes single keys."""
+
+    def make(*, federation: dict[str, object] | None = None, **changes: object) -> Recipe:
+        known: dict[str, object] = {"min_sites": 2, "quorum": 1.0, "heartbeat_s": 0.2}
+        data = {"source": "digits", "partition": {"kind": "dirichlet", "sites": 2, "beta": 0.5}}
+        table = {"name": "quick", "plan": {"batch": 64, "lr": 0.05}, "data": data, **changes}
+        return recipe_of("fedavg", **table, federation=known | (federation or {}))
+
+    return make
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Iterator[Callable[[Recipe], FaultScene]]:
+    """Makes scenes."""
+    made: list[Scene] = []
+
+    def make(recipe: Recipe) -> FaultScene:
+        here = FaultScene.of(tmp_path, recipe)
+        made.append(here)
+        return here
+
+    yield make
+    for one in made:
+        one.end()
+
+
+@pytest.fixture(scope="session")
+def undisturbed() -> Callable[[Recipe], str]:
+    """The final state's digest of a run without faults; each recipe is run once."""
+    known: dict[str, str] = {}
+
+    def final(recipe: Recipe) -> str:
+        if (key := recipe.model_dump_json()) not in known:
+            with simulation(recipe) as running:
+                running.go()
+                assert running.coordinator.published is not None
+                known[key] = running.coordinator.published.address
+        return known[key]
+
+    return final

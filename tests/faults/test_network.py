@@ -1,0 +1,162 @@
+"""Faults of the network, between real processes: what was acknowledged stays, and the result is that of a quiet run."""
+
+from __future__ import annotations
+
+import random
+import re
+import time
+from collections.abc import Callable
+
+import pytest
+from tests.faults.conftest import SITES, FaultScene
+from tests.faults.invariants import Baseline, serves
+from tests.faults.proxy import BOTH, PASS, Direction, Mode
+
+from protofed.common.recipe import Recipe
+
+pytestmark = pytest.mark.timeout(900)  # three processes, two of which import PyTorch, on a machine with other work
+NOTICED_WITHIN_S = 50.0  # keepalive after 30 s of silence, 20 s for the answer
+MakeScene = Callable[[Recipe], FaultScene]
+MakeRecipe = Callable[..., Recipe]
+
+
+@pytest.fixture
+def here(scene: MakeScene, quick_recipe: MakeRecipe) -> FaultScene:
+    """Three rounds, begun: the server and two sites at work."""
+    begun = scene(quick_recipe())
+    begun.server()
+    begun.trainers()
+    return begun
+
+
+def ended_like(here: FaultScene, final: str) -> None:
+    """Both sites and the server ended well, with what a run without faults gives."""
+    assert here.finish(["server", *SITES]) == [0] * 3, here.logs()
+    found = here.invariants(final=final)
+    rounds = here.recipe.rounds
+    assert (found.published, found.updates, found.receipts) == (rounds + 1, 2 * rounds + 1, 2 * rounds)
+    assert found.recomputed >= 2
+    assert "Traceback" not in here.logs()
+
+
+@pytest.mark.parametrize(
+    "lasts_s", [3.0, pytest.param(60.0, marks=pytest.mark.faults), pytest.param(300.0, marks=pytest.mark.faults)]
+)
+def test_row_27_a_black_hole_while_a_model_is_fetched(
+    here: FaultScene, undisturbed: Callable[[Recipe], str], lasts_s: float
+) -> None:
+    """The site waits, tries again, and goes on when the way is back; a minute is noticed, three seconds are not."""
+    proxy, chunks = here.behind("site-1"), []
+
+    def lost(way: Direction, data: bytes) -> bool:
+        if way == "down" and len(data) > 4096:  # only a model's chunks are that large
+            chunks.append(time.monotonic())
+            proxy.mode = Mode(hole=BOTH)
+        return False
+
+    proxy.mode = Mode(tap=lost)
+    here.wait_for(lambda: bool(chunks))
+    before = proxy.connections
+    serves(here.address)
+    here.wait_for(lambda: time.monotonic() > chunks[0] + lasts_s, patience_s=lasts_s + 10)
+    proxy.mode = PASS
+    ended_like(here, undisturbed(here.recipe))
+    assert (proxy.connections > before) == (lasts_s > NOTICED_WITHIN_S)
+
+
+def test_row_44_answers_to_commits_are_lost_five_times(here: FaultScene, undisturbed: Callable[[Recipe], str]) -> None:
+    """Each answer dies on its way, the site asks again, and one update counts."""
+    proxy = here.behind("site-1")
+    lost: list[list[bytes]] = []
+
+    def receipt(way: Direction, data: bytes) -> bool:
+        hexes = re.findall(rb"[0-9a-f]{64}", data)  # a digest and a seal: nothing else has two
+        if way == "down" and len(hexes) == 2 and len(lost) < 5:
+            lost.append(hexes)
+            return True
+        return False
+
+    proxy.mode = Mode(tap=receipt)
+    ended_like(here, undisturbed(here.recipe))
+    assert len(lost) == 5
+    assert lost[0] == lost[1] == lost[2] == lost[3] == lost[4]  # the stored receipt, again and again
+
+
+@pytest.mark.faults
+def test_row_53_a_site_that_reads_and_writes_a_byte_a_second(scene: MakeScene, quick_recipe: MakeRecipe) -> None:
+    """Rounds close at their deadline without it, and the server does not grow."""
+    rules = {"quorum": 1, "deadline_s": 4.0, "score_every": 0}
+    here = scene(quick_recipe(federation=rules, rounds=4))
+    here.server()
+    here.trainers()
+    here.wait_until_open(1)
+    here.behind("site-2").mode = Mode(rate=1.0)
+    baseline = Baseline(here.running["server"].pid)
+    here.wait_for(lambda: "late" in {here.fates(number).get("site-2") for number in (1, 2, 3)})
+    baseline.check()
+    serves(here.address)
+    here.behind("site-2").mode = PASS
+    assert here.finish(["server", *SITES]) == [0] * 3, here.logs()
+    assert here.invariants().published == 5
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("hole", [BOTH, frozenset({"up"})], ids=["row_54_pulled_cable", "row_55_one_way"])
+def test_a_half_open_connection_while_an_update_is_sent(
+    here: FaultScene, undisturbed: Callable[[Recipe], str], hole: frozenset[Direction]
+) -> None:
+    """The server frees the connection within 50 s, and the site resumes on another."""
+    proxy, chunks = here.behind("site-2"), []
+
+    def lost(way: Direction, data: bytes) -> bool:
+        if way == "up" and len(data) > 4096:
+            chunks.append(time.monotonic())
+            proxy.mode = Mode(hole=hole)
+        return False
+
+    here.wait_until_open(1)
+    proxy.mode = Mode(tap=lost)
+    here.wait_for(lambda: bool(chunks))
+    here.wait_for(lambda: proxy.connections > 1 or time.monotonic() > chunks[0] + NOTICED_WITHIN_S + 10)
+    assert proxy.connections > 1, "the site did not notice"
+    serves(here.address)
+    proxy.mode = PASS
+    ended_like(here, undisturbed(here.recipe))
+
+
+@pytest.mark.faults
+def test_row_56_connections_are_reset_at_random(here: FaultScene, undisturbed: Callable[[Recipe], str]) -> None:
+    """One piece of ten, which is about three calls of ten, and the run ends as if nothing had been."""
+    chance, resets = random.Random(56), []  # noqa: S311  (no secret)
+
+    def unlucky(way: Direction, _data: bytes) -> bool:
+        if hit := chance.random() < 0.1:
+            resets.append(way)
+        return hit
+
+    for site in SITES:
+        here.behind(site).mode = Mode(tap=unlucky)
+    here.wait_for(here.over)
+    here.heal()
+    ended_like(here, undisturbed(here.recipe))
+    assert len(resets) >= 10
+    assert set(resets) == BOTH
+
+
+@pytest.mark.faults
+def test_row_57_latency_of_two_seconds_and_cuts(here: FaultScene, undisturbed: Callable[[Recipe], str]) -> None:
+    """A round takes longer, and no more than that."""
+    began, chance = time.monotonic(), random.Random(57)  # noqa: S311  (no secret)
+    for site in SITES:
+        here.behind(site).mode = Mode(latency_s=2.0)
+
+    def disturbed() -> bool:
+        for site in SITES:
+            here.behind(site).reset(0.05, chance)
+        time.sleep(1.0)
+        return here.over()
+
+    here.wait_for(disturbed, patience_s=600.0)
+    here.heal()
+    ended_like(here, undisturbed(here.recipe))
+    assert time.monotonic() - began < 600
