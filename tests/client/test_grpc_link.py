@@ -209,7 +209,7 @@ def test_it_gives_up_if_it_was_told_to_and_names_the_address(
         (Code.INVALID_ARGUMENT, ProtocolError),
         (Code.PERMISSION_DENIED, Excluded),
         (Code.ALREADY_EXISTS, Conflict),
-        (Code.INTERNAL, ProtocolError),
+        (Code.INTERNAL, Incident),
         (Code.UNKNOWN, ProtocolError),
     ],
 )

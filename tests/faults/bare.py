@@ -98,14 +98,14 @@ class Bare:
         return ack
 
     def commit(self, task: pb.Task, upload: str, digest: str = "", **fields: Any) -> pb.Receipt:
-        """Hand an upload in."""
+        """Hand an upload in; by its id, which ends in the digest, unless another one is said."""
         request = pb.CommitRequest(
             caller=self.caller,
             run=self.run,
             round=task.round,
             nonce=task.nonce,
             upload=upload,
-            digest=digest,
+            digest=digest or upload.rpartition(".")[2],
             **fields,
         )
         receipt: pb.Receipt = self.say("CommitUpload", request)

@@ -187,7 +187,7 @@ class Lab:
         """Announce, send and commit an update, as a link does."""
         task = task or self.task(site)
         manifest, data = announce(payload)
-        decided = self.coordinator.begin(site, daemon(site), task.nonce, task.base, manifest)
+        decided = self.coordinator.begin(site, daemon(site), task.nonce, task.round, task.base, manifest)
         if decided is not None:
             return decided
         found = self.coordinator.examine(data, manifest, task.base)

@@ -82,7 +82,7 @@ def test_of_two_updates_begun_before_either_was_committed_exactly_one_counts(lab
     task = lab.task("ann")
     left, right = (lab.announce(lab.model(value))[0] for value in (1.0, 2.0))
     for manifest in (left, right):
-        assert lab.coordinator.begin("ann", "daemon-ann", task.nonce, task.base, manifest) is None
+        assert lab.coordinator.begin("ann", "daemon-ann", task.nonce, task.round, task.base, manifest) is None
     receipts = [lab.coordinator.commit("ann", "daemon-ann", task.nonce, m, {}, None, None) for m in (left, right)]
     assert [receipt.verdict for receipt in receipts] == [Verdict.ACCEPTED, Verdict.INVALID]
 

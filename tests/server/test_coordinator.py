@@ -276,6 +276,24 @@ def test_an_update_beyond_the_largest_norm_is_refused_and_a_smaller_one_still_ta
     assert lab.push("ann", lab.model(1.0)).verdict is Verdict.ACCEPTED
 
 
+@pytest.mark.parametrize("weight", [1.0, 9.0, 1001.0, 1e9])
+def test_an_example_count_that_jumps_is_refused(lab: Lab, weight: float) -> None:
+    lab.push("ann", lab.model(1.0), weight=100.0)
+    lab.round(bob=1.0, cyd=1.0)
+    receipt = lab.push("ann", lab.model(1.0), weight=weight)
+    assert (receipt.verdict, receipt.reason) == (
+        Verdict.INVALID,
+        f"an example count of {weight:g} after 100: expected at most 10 times more or less",
+    )
+    assert lab.push("ann", lab.model(1.0), weight=120.0).verdict is Verdict.ACCEPTED
+
+
+def test_an_upload_for_another_round_than_its_task_is_refused(lab: Lab) -> None:
+    task, (manifest, _) = lab.task("ann"), lab.announce(lab.model(1.0))
+    with pytest.raises(ProtocolError, match="belongs to round 1, not to round 2"):
+        lab.coordinator.begin("ann", "daemon-ann", task.nonce, 2, task.base, manifest)
+
+
 # Heartbeats
 
 

@@ -6,10 +6,11 @@ import pytest
 from tests.server.conftest import TRAINERS, Later, announce, daemon
 from tests.server.office import Office, office
 
+from protofed.common.codec import Digest
 from protofed.common.errors import ConfigError, Conflict, Excluded, NotEnrolled
-from protofed.common.task import Activity, Assignment, Signal, TaskKind, Verdict
+from protofed.common.task import Activity, Assignment, Progress, Signal, TaskKind, Verdict
 from protofed.server import phases
-from protofed.server.screening import Fault, Refusal
+from protofed.server.screening import Refusal
 from protofed.server.verification import Finding
 
 ALONE = {"min_sites": 1, "quorum": 1}
@@ -57,10 +58,11 @@ def test_an_unknown_method_is_refused_and_no_run_is_left_of_it(desk: Office) -> 
 
 def test_a_name_is_used_once_also_when_its_run_has_ended(desk: Office) -> None:
     desk.start("one")
-    for _ in range(2):
-        with pytest.raises(Conflict, match="there is a run 'one' already; give the recipe another name"):
-            desk.start("one", rounds=9)
-        desk.runs.abort("one", "enough")
+    with pytest.raises(Conflict, match="there is a run 'one' already; give the recipe another name"):
+        desk.start("one", rounds=9)
+    desk.operation.abort("one", "enough")
+    with pytest.raises(Conflict, match="there is a run 'one' already"):
+        desk.start("one", rounds=9)
     assert desk.standings() == {"one": "aborted"}
 
 
@@ -129,7 +131,7 @@ def test_a_run_that_goes_on_is_aborted_and_its_sites_stop(busy: Office) -> None:
     task = busy.task("ann")
     report = busy.operation.abort("one", "wrong data")
     assert (report.standing, report.row.reason) == ("aborted", "wrong data")
-    assert busy.runs.heartbeat("one", "ann", daemon("ann"), progress(task.nonce)) is Signal.ABORT
+    assert busy.runs.heartbeat("one", "ann", daemon("ann"), Progress(task.nonce, Activity.TRAINING)) is Signal.ABORT
     assert {fate.task.fate for fate in busy.operation.rounds("one")[1].fates} == {"late"}
 
 
@@ -218,7 +220,9 @@ def test_every_site_has_its_fate_in_every_round(desk: Office) -> None:
     desk.begin()
     task = desk.task("cyd")
     announced = announce(desk.model(9.0))[0]
-    assert isinstance(desk.coordinator.begin("cyd", daemon("cyd"), task.nonce, "0" * 64, announced), object)
+    refusal = desk.coordinator.begin("cyd", daemon("cyd"), task.nonce, task.round, Digest("0" * 64), announced)
+    assert refusal is not None
+    assert refusal.verdict is Verdict.INVALID
     desk.push("ann", desk.model(1.0))
     desk.beat("bob", desk.task("bob").nonce, activity=Activity.TRAINING, epoch=1, epochs=3, batch=2, batches=7)
     desk.push("cyd", desk.model(1.0))
@@ -307,7 +311,7 @@ def test_a_site_is_excluded_in_the_middle_of_a_round_and_nobody_waits_for_it(bus
     assert (report.standing, report.excluded) == ("excluded", "wrong labels")
     fate = next(fate.task for fate in busy.operation.rounds("one")[1].fates if fate.task.site == "cyd")
     assert (fate.fate, fate.reason) == ("failed", "excluded: wrong labels")
-    assert busy.runs.heartbeat("one", "cyd", daemon("cyd"), progress(task.nonce)) is Signal.ABORT
+    assert busy.runs.heartbeat("one", "cyd", daemon("cyd"), Progress(task.nonce, Activity.TRAINING)) is Signal.ABORT
     calls = [
         lambda: busy.push("cyd", busy.model(1.0), task),
         lambda: busy.runs.next_task("one", "cyd", daemon("cyd")),
@@ -332,19 +336,24 @@ def test_what_a_site_handed_in_before_it_was_excluded_counts(busy: Office) -> No
     assert fate.fate == "reported"
 
 
-def test_an_excluded_site_is_not_invited_again_also_after_a_restart_until_it_is_admitted(busy: Office) -> None:
-    busy.operation.exclude("cyd", "wrong labels")
-    busy.round(ann=1.0, bob=1.0)
-    busy.restart()
-    busy.later(0.0)
-    assert busy.site("cyd").standing == "excluded"
-    invited = [fate.task.site for fate in busy.operation.rounds("one")[-1].fates]
-    assert "cyd" not in invited
-    assert busy.operation.admit("cyd").standing == "away"
+def test_an_excluded_site_is_not_invited_again_also_after_a_restart_until_it_is_admitted(desk: Office) -> None:
+    desk.start("one", federation={"min_sites": 2})
+    desk.begin()
+    desk.operation.exclude("cyd", "wrong labels")
+    for site in ("ann", "bob"):
+        desk.push(site, desk.model(1.0))
+    desk.restart()
+    for site in ("ann", "bob", "eva"):
+        desk.score(site)
+    desk.later(0.0)
+    assert desk.site("cyd").standing == "excluded"
+    assert desk.task("ann").round == 2
+    assert [fate.task.site for fate in desk.operation.rounds("one")[2].fates] == ["ann", "bob"]
+    assert desk.operation.admit("cyd").standing == "away"
     with pytest.raises(NotEnrolled):
-        busy.runs.next_task("one", "cyd", daemon("cyd"))
-    assert isinstance(busy.come_back("cyd"), Assignment)
-    assert busy.site("cyd").standing == "idle"
+        desk.runs.next_task("one", "cyd", daemon("cyd"))
+    assert isinstance(desk.come_back("cyd"), Assignment)
+    assert desk.site("cyd").standing == "idle"
 
 
 def test_without_a_site_that_is_excluded_and_must_take_part_no_round_goes_on(desk: Office) -> None:
@@ -371,9 +380,3 @@ def test_a_site_that_is_not_excluded_cannot_be_admitted(busy: Office) -> None:
     for site in ("ann", "nobody"):
         with pytest.raises(ConfigError, match=f"site '{site}' is not excluded"):
             busy.operation.admit(site)
-
-
-def progress(nonce: str):  # type: ignore[no-untyped-def]
-    from protofed.common.task import Progress
-
-    return Progress(nonce, Activity.TRAINING)

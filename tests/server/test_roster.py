@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from protofed.common.errors import Fenced, NotEnrolled
-from protofed.common.task import Role
+from protofed.common.errors import Excluded, Fenced, NotEnrolled
+from protofed.common.task import Activity, Progress, Role
 from protofed.server.ledger import Ledger
 from protofed.server.roster import Roster
 
@@ -127,3 +127,41 @@ def test_a_presumed_site_has_to_enroll_before_it_is_heard(ledger: Ledger, clock:
         roster.seen("ann", "one")
     roster.enroll("ann", {TRAINER}, "one")
     roster.seen("ann", "one")
+
+
+def test_an_excluded_site_is_refused_in_every_call_and_counts_nowhere(roster: Roster, ledger: Ledger) -> None:
+    roster.exclude("ann", "wrong labels")
+    calls = [lambda: roster.seen("ann", "one"), lambda: roster.enroll("ann", {TRAINER}, "two")]
+    for call in calls:
+        with pytest.raises(Excluded, match="the operator has excluded site ann: wrong labels"):
+            call()
+    assert roster.enrolled(TRAINER) == roster.alive(TRAINER, 10.0) == frozenset()
+    assert roster.look("ann") is None
+    assert ledger.sites() == {"ann": ["trainer"]}
+
+
+def test_an_excluded_site_stays_out_after_a_restart_and_is_not_presumed(
+    roster: Roster, ledger: Ledger, clock: Clock
+) -> None:
+    roster.exclude("ann", "wrong labels")
+    again = Roster(ledger, clock)
+    again.presume()
+    assert again.enrolled(TRAINER) == frozenset()
+    assert again.exclusion("ann") == "wrong labels"
+    again.admit("ann")
+    assert again.exclusion("ann") is None
+    again.enroll("ann", {TRAINER}, "two")
+    assert Roster(ledger, clock).exclusion("ann") is None
+
+
+def test_what_is_known_of_a_silent_site_is_said_in_words(roster: Roster, ledger: Ledger, clock: Clock) -> None:
+    assert roster.silence("ann") == "idle, last progress 0 s ago"
+    roster.seen("ann", "one", Progress("n", Activity.DOWNLOADING))
+    clock.now = 7.0
+    assert roster.silence("ann") == "downloading, last progress 7 s ago"
+    roster.seen("ann", "one", Progress("n", Activity.TRAINING, epoch=2, epochs=3, batch=4, batches=5))
+    assert roster.silence("ann") == "training, epoch 2/3, batch 4/5, last progress 0 s ago"
+    roster.exclude("ann", "wrong labels")
+    assert roster.silence("ann") == "excluded: wrong labels"
+    again = Roster(ledger, clock)
+    assert again.silence("bob") == "not heard of since the server started"

@@ -5,22 +5,47 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tests.server.conftest import Later
+from tests.server.conftest import recipe as recipe_of
+from tests.server.office import Office, office
 
-from protofed.common.errors import ConfigError, Fenced, NotEnrolled, ProtocolError, VersionMismatch
+from protofed.common.codec import Digest
+from protofed.common.errors import (
+    ConfigError,
+    Fenced,
+    NotEnrolled,
+    OutOfSpace,
+    ProtocolError,
+    StateError,
+    VersionMismatch,
+)
 from protofed.common.recipe import Recipe, parse_json
-from protofed.common.task import PROTOCOL_VERSION, Activity, Assignment, Finished, Progress, Role, Signal, Task
+from protofed.common.task import (
+    PROTOCOL_VERSION,
+    Activity,
+    Assignment,
+    Finished,
+    Progress,
+    Role,
+    Signal,
+    Task,
+    Verdict,
+    Wait,
+)
+from protofed.server import phases
 from protofed.server.blobs import MemoryBlobs
 from protofed.server.coordinator import Coordinator
+from protofed.server.folding import PAUSE_S
 from protofed.server.ledger import Ledger
 from protofed.server.phases import Broken
 from protofed.server.roster import Roster
-from protofed.server.runs import Runs
+from protofed.server.runs import NO_RUN, Runs
 from protofed.server.surroundings import Surroundings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.server.conftest import Clock, MakeLab
+    from tests.server.conftest import Clock, Lab, MakeLab
 
 SITES = ("ann", "bob", "cyd")
 
@@ -164,3 +189,220 @@ def test_a_restarted_server_goes_on_with_the_run_that_is_not_over(
     again = Runs([recipe("one"), recipe("two")], around)
     assert going_on(again).run == "two"
     assert not again.finished
+
+
+# Runs that cannot go on: none does for ever
+
+
+@pytest.fixture
+def desk() -> Office:
+    """Run `one` of 2 rounds has published round 1, of 1.0; `two` waits."""
+    desk = office()
+    for run in ("one", "two"):
+        desk.start(run)
+    desk.begin()
+    desk.round(ann=1.0, bob=1.0, cyd=1.0)
+    return desk
+
+
+def reason_of(desk: Office, run: str) -> str:
+    row = desk.ledger.run(run)
+    assert row is not None
+    return row.reason or ""
+
+
+def test_a_run_whose_state_is_gone_has_failed_and_the_next_one_goes_on(desk: Office) -> None:
+    desk.blobs.discard(desk.address)
+    desk.restart()
+    assert desk.standings() == {"one": "failed", "two": "running"}
+    assert "could not be taken up again: blob" in reason_of(desk, "one")
+    assert "`protofed runs rollback one` to an earlier round" in reason_of(desk, "one")
+    assert desk.runs.failed == [f"one: {reason_of(desk, 'one')}"]
+    desk.later(0.0)
+    assert desk.task("eva").run == "two"
+
+
+def test_it_goes_on_from_an_earlier_round_as_it_says(desk: Office) -> None:
+    desk.blobs.discard(desk.address)
+    desk.restart()
+    with pytest.raises(ConfigError, match="no longer kept"):
+        desk.operation.roll_back("one", 1)
+    assert desk.operation.roll_back("one", 0).standing == "queued"
+    desk.operation.abort("two", "")
+    desk.later(0.0)
+    assert (desk.task("ann").run, desk.task("ann").round) == ("one", 1)
+    assert desk.value == 0.0
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "phrase"),
+    [("fedavg", "fedhn", "did you mean 'fednh'?"), ("rounds", "ronds", "did you mean 'rounds'?")],
+)
+def test_a_run_of_a_recipe_that_this_version_does_not_know_has_failed(
+    desk: Office, old: str, new: str, phrase: str
+) -> None:
+    with desk.ledger._write() as connection:
+        change = f"update runs set recipe = replace(recipe, '\"{old}\"', '\"{new}\"') where run = 'one'"
+        connection.exec_driver_sql(change)
+    desk.restart()
+    assert desk.standings() == {"one": "failed", "two": "running"}
+    assert phrase in reason_of(desk, "one")
+
+
+def test_recipes_of_runs_that_have_ended_may_be_given_again_and_no_others_of_their_name(desk: Office) -> None:
+    desk.operation.abort("one", "enough")
+    desk.given = (recipe_of("one"), recipe_of("two"))
+    desk.restart()
+    assert desk.standings() == {"one": "aborted", "two": "running"}
+    desk.given = (recipe_of("one", rounds=3),)
+    with pytest.raises(StateError, match="a run 'one' of another recipe; give the recipe another name"):
+        desk.restart()
+
+
+def test_a_server_without_a_run_answers_so_and_takes_one_later() -> None:
+    desk = office()
+    desk.enroll(*SITES)
+    assert desk.come_back("ann") == Finished(NO_RUN, last=True)
+    assert desk.runs.finished
+    assert desk.runs.heartbeat("one", "ann", "daemon-ann", Progress("n", Activity.TRAINING)) is Signal.ABORT
+    desk.start("one")
+    answer = desk.come_back("ann")
+    assert isinstance(answer, Assignment)
+    assert answer.run == "one"
+    assert not desk.runs.everyone_was_told()
+
+
+def test_a_run_that_waits_for_sites_longer_than_its_patience_has_failed() -> None:
+    desk = office()
+    desk.start("one", federation={"patience_s": 60.0})
+    desk.start("two", federation={"patience_s": 60.0})
+    desk.later(0.0)
+    desk.later(59.0)
+    assert desk.standings() == {"one": "running", "two": "queued"}
+    desk.later(1.0)
+    assert reason_of(desk, "one") == "waited 60 s for enough sites to open round 0"
+    assert desk.standings() == {"one": "failed", "two": "running"}
+    desk.later(59.0)  # two began to wait when it was its turn
+    assert desk.standings()["two"] == "running"
+
+
+def test_patience_begins_again_with_every_round(desk: Office) -> None:
+    desk.operation.abort("one", "enough")
+    desk.start("three", rounds=3, federation={"patience_s": 60.0, "idle_s": 10.0})
+    desk.operation.abort("two", "enough")
+    desk.later(0.0)
+    desk.push("eva", desk.model(0.0))
+    desk.clock.now += 59.0
+    for site in SITES:
+        desk.roster.seen(site, f"daemon-{site}")
+    desk.round(ann=1.0, bob=1.0, cyd=1.0)
+    desk.later(59.0)  # round 2 was opened before
+    assert desk.standings()["three"] == "running"
+
+
+def test_a_server_that_dies_in_every_aggregation_gives_the_run_up() -> None:
+    workshop = Later()
+    desk = office()
+    desk.work = workshop
+    desk.restart()
+    desk.start("one", federation={"attempts": 3, "min_sites": 1, "quorum": 1})
+    desk.start("two")
+    desk.enroll("ann")
+    desk.later(0.0)
+    desk.push("ann", desk.model(0.0))
+    for _ in range(2):
+        workshop.jobs.clear()  # with the process
+        desk.restart()
+        desk.later(0.0)
+        assert desk.standings() == {"one": "running", "two": "queued"}
+        assert len(workshop.jobs) == 1
+    desk.restart()
+    desk.later(0.0)
+    assert desk.standings() == {"one": "failed", "two": "running"}
+    assert reason_of(desk, "one") == "the server died 3 times while it aggregated round 0; it may need more memory"
+
+
+# Full disks
+
+
+class Tight(MemoryBlobs):
+    """Blobs on a disk with room for so many more."""
+
+    room = 1_000
+
+    def put(self, data: bytes) -> Digest:
+        if self.room == 0:
+            raise OutOfSpace("no space left on device; free some")
+        self.room -= 1
+        return super().put(data)
+
+
+@pytest.fixture
+def tight() -> Tight:
+    return Tight()
+
+
+@pytest.fixture
+def lab(make: MakeLab, tight: Tight) -> Lab:
+    """Round 1 is open, and so far there is room."""
+    return make(blobs=tight).begin()
+
+
+def test_an_aggregation_waits_for_room_and_goes_on(lab: Lab, tight: Tight) -> None:
+    lab.push("ann", lab.model(1.0))
+    lab.push("bob", lab.model(2.0))
+    tight.room = 1
+    assert lab.push("cyd", lab.model(3.0)).verdict is Verdict.ACCEPTED
+    for _ in range(3):
+        lab.later(PAUSE_S)
+        assert isinstance(lab.phase, phases.Aggregating)
+    assert lab.value == 0.0
+    assert isinstance(lab.coordinator.next_task("ann", "daemon-ann"), Wait)
+    tight.room = 1
+    lab.later(PAUSE_S - 0.1)
+    assert lab.value == 0.0
+    lab.later(0.1)
+    assert lab.value == 2.0
+    assert [row.folds for row in lab.ledger.rounds("test")] == [1, 1]  # waiting is not dying
+
+
+def test_an_aggregation_that_waits_for_room_survives_a_restart(lab: Lab, tight: Tight) -> None:
+    lab.push("ann", lab.model(1.0))
+    lab.push("bob", lab.model(2.0))
+    tight.room = 1
+    lab.push("cyd", lab.model(3.0))
+    lab.restart()
+    lab.later(0.0)
+    assert lab.value == 0.0
+    tight.room = 1
+    lab.later(PAUSE_S)
+    assert lab.value == 2.0
+
+
+def test_a_run_that_waits_for_room_can_be_ended_and_rolled_back(lab: Lab, tight: Tight) -> None:
+    for site in ("ann", "bob"):
+        lab.push(site, lab.model(1.0))
+    tight.room = 1
+    lab.push("cyd", lab.model(3.0))
+    tight.room = 1_000
+    lab.coordinator.roll_back(0)
+    lab.later(PAUSE_S)
+    assert lab.value == 0.0
+    assert lab.task("ann").round == 1
+    lab.round(ann=4.0, bob=4.0, cyd=4.0)
+    assert lab.value == 4.0
+
+
+def test_a_round_is_opened_when_there_is_room(lab: Lab, tight: Tight) -> None:
+    lab.coordinator.pause(paused=True)
+    lab.round(ann=1.0, bob=1.0, cyd=1.0)
+    lab.restart()
+    lab.coordinator.pause(paused=False)
+    tight.room = 0
+    for _ in range(3):
+        lab.later(1.0)
+        assert lab.asked("ann") is None
+        assert [row.round for row in lab.ledger.rounds("test")] == [0, 1]
+    tight.room = 1
+    lab.later(1.0)
+    assert lab.task("ann").round == 2

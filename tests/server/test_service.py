@@ -18,7 +18,7 @@ from protofed.common import codec, wire
 from protofed.common.errors import DiskFailure
 from protofed.common.payload import Part, Payload, describe
 from protofed.common.recipe import Recipe
-from protofed.common.task import CHUNK_BYTES, PROTOCOL_VERSION, Manifest
+from protofed.common.task import CHUNK_BYTES, PROTOCOL_VERSION, Manifest, Scores
 from protofed.protos.v1 import federation_pb2 as pb
 from protofed.protos.v1 import federation_pb2_grpc as rpc
 from protofed.server.blobs import FolderBlobs
@@ -71,10 +71,9 @@ class Client:
         chunk = pb.Chunk(caller=self.caller, upload=upload, index=index, data=data, crc32c=crc)
         return self.stub.PutChunk(chunk, timeout=10)
 
-    def commit(self, task: pb.Task, upload: str, **metrics: float) -> pb.Receipt:
-        request = pb.CommitRequest(
-            caller=self.caller, run=RUN, round=task.round, nonce=task.nonce, upload=upload, metrics=metrics
-        )
+    def commit(self, task: pb.Task, upload: str, metrics: Scores | None = None, **changes: Any) -> pb.Receipt:
+        known = {"run": RUN, "round": task.round, "nonce": task.nonce, "digest": upload.rpartition(".")[2]}
+        request = pb.CommitRequest(caller=self.caller, upload=upload, metrics=metrics, **{**known, **changes})
         return self.stub.CommitUpload(request, timeout=10)
 
     def push(self, task: pb.Task, payload: Payload) -> pb.Receipt:
@@ -323,6 +322,20 @@ def test_bytes_that_are_not_what_was_announced_never_count(client: Client) -> No
     client.put(upload, 0, bytes(len(data)))
     assert code_of(lambda: client.commit(task, upload))[0] is Code.DATA_LOSS
     assert client.next_task().task.nonce == task.nonce
+
+
+@pytest.mark.parametrize(
+    "changes", [{"run": "other"}, {"round": 7}, {"nonce": "f" * 32}, {"digest": "0" * 64}], ids=lambda c: next(iter(c))
+)
+def test_a_commit_that_names_something_else_than_its_upload_is_refused(
+    client: Client, changes: dict[str, Any]
+) -> None:
+    task, data = client.next_task().task, codec.encode(MODEL)
+    ticket = client.stub.BeginUpload(client.announce(task, data, MODEL), timeout=10)
+    client.put(ticket.upload.id, 0, data)
+    code, text = code_of(lambda: client.commit(task, ticket.upload.id, **changes))
+    assert (code, text.startswith("this names another run")) == (Code.INVALID_ARGUMENT, True)
+    assert client.commit(task, ticket.upload.id).verdict == pb.VERDICT_ACCEPTED
 
 
 def test_values_that_are_not_finite_are_invalid(client: Client) -> None:

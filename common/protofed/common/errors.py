@@ -12,7 +12,8 @@ ProtofedError                 70
 │   ├── Fenced                     a newer daemon of the same site has taken over
 │   ├── Excluded                   the operator has excluded the site
 │   ├── Conflict                   what was said before is contradicted, or a name is taken
-│   └── OverQuota                  more than one site may have at a time
+│   ├── OverQuota                  more than one site may have at a time
+│   └── Incident                   the peer failed, and only its own log says why
 ├── Unavailable               69   a peer or a port that cannot be had now
 ├── StateError                74   a state folder that is locked or damaged
 │   ├── OutOfSpace                 a full disk: the same again succeeds when there is room
@@ -90,6 +91,10 @@ class Conflict(ProtocolError):
 
 class OverQuota(ProtocolError):
     """More than one site may have at a time: it tries again later."""
+
+
+class Incident(ProtocolError):
+    """The peer failed, and only its own log says why: the daemon enrolls again after a pause."""
 
 
 class Unavailable(ProtofedError):

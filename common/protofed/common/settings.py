@@ -27,6 +27,7 @@ class ServerSettings(BaseSettings):
     state: Path = Path("protofed-server")  # ledger and blobs
     ledger: str | None = None  # URL of a database, as postgresql+psycopg://…; None: SQLite in the state folder
     keep_rounds: Annotated[int, Field(ge=0)] = 2  # behind the newest: can be verified, rolled back to; 0: all
+    memory_limit_mb: Annotated[int, Field(ge=1)] | None = None  # no upload begins above it; None: 90 % of its cgroup
 
 
 class ClientSettings(BaseSettings):

@@ -244,7 +244,7 @@ def _tell(told: list[dict[str, Any]], as_json: bool, text: str) -> None:
     if as_json:
         _print(told[0])
     else:
-        console.print(text, highlight=False, soft_wrap=True)
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def _print(found: Any) -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from rich.console import Group, RenderableType
+from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
 
@@ -28,13 +30,14 @@ STYLES = {
     "damaged": "bold red",
 }
 SHOWN_ROUNDS = 10
+WRAPPED = ("run", "site", "fates", "reason", "phase", "doing")  # columns of any width; all others are as wide as what is in them
 
 
 def runs_table(runs: Sequence[pb.RunInfo]) -> RenderableType:
     """A row a run."""
     if not runs:
         return Text("No runs yet. Begin one with: protofed runs start RECIPE")
-    table = _table("run", "method", "standing", "round", "sites", "degraded", "since", "")
+    table = _table("run", "method", "standing", "round", "sites", "degraded", "queued", "phase")
     for info in runs:
         table.add_row(
             info.run,
@@ -43,7 +46,7 @@ def runs_table(runs: Sequence[pb.RunInfo]) -> RenderableType:
             f"{info.round}/{info.rounds}",
             f"{info.reported}/{info.invited}",
             str(info.degraded) if info.degraded else "",
-            _ago(info.began_at),
+            f"{_span(time.time() - info.began_at)} ago",
             info.reason or info.phase,
         )
     return table
@@ -52,7 +55,7 @@ def runs_table(runs: Sequence[pb.RunInfo]) -> RenderableType:
 def run_parts(detail: pb.RunDetail, *, everything: bool) -> list[RenderableType]:
     """A run from the top: summary, rounds, what was amiss (or every site's fate), scores."""
     rounds = detail.rounds if everything else detail.rounds[-SHOWN_ROUNDS:]
-    parts: list[RenderableType] = [_summary(detail.info), _rounds_table(rounds)]
+    parts: list[RenderableType] = [_summary(detail.info), _rounds_table(rounds, ended=bool(detail.info.ended_at))]
     if len(rounds) < len(detail.rounds):
         parts.append(Text(f"{len(detail.rounds) - len(rounds)} earlier attempts: --all", style="dim"))
     fates = [(row, fate) for row in rounds for fate in row.sites if everything or _amiss(fate)]
@@ -78,16 +81,16 @@ def sites_table(sites: Sequence[pb.SiteInfo]) -> RenderableType:
     """A row a site."""
     if not sites:
         return Text("No site has enrolled yet.")
-    table = _table("site", "roles", "standing", "progress", "")
+    table = _table("site", "roles", "standing", "progress", "doing")
     for info in sites:
-        age = "" if info.progress_age_s < 0 else f"{info.progress_age_s:.0f} s ago"
+        age = "" if info.progress_age_s < 0 else f"{_span(info.progress_age_s)} ago"
         table.add_row(info.site, ", ".join(info.roles), _styled(info.standing), age, info.excluded or info.doing)
     return table
 
 
 def verification_table(run: str, found: Iterable[tuple[pb.RoundInfo, pb.VerifyRoundReply]]) -> RenderableType:
     """A row a published state."""
-    table = _table("round", "attempt", "state", "finding", "", title=f"run {run}: states computed again")
+    table = _table("round", "attempt", "state", "finding", "reason", title=f"run {run}: states computed again")
     for row, reply in found:
         why = reply.reason or (f"came out as {reply.recomputed[:16]}…" if reply.finding == "different" else "")
         table.add_row(str(row.round), str(row.attempt), f"{reply.published[:16]}…", _styled(reply.finding), why)
@@ -103,25 +106,27 @@ def _summary(info: pb.RunInfo) -> Text:
         text.append(f" · {_count(info.abandoned, 'attempt')} abandoned", "red")
     if info.rolled_back:
         text.append(f" · {_count(info.rolled_back, 'attempt')} rolled back", "dim")
-    text.append(f" · {(info.received_bytes + info.sent_bytes) / 1e6:.1f} MB · {_ago(info.began_at, info.ended_at)}")
+    text.append(f" · {decimal(info.received_bytes + info.sent_bytes)}")
+    text.append(f" · {_span((info.ended_at or time.time()) - info.began_at)}")
     text.append(f"\n{info.reason or info.phase}")
     return text
 
 
-def _rounds_table(rounds: Iterable[pb.RoundInfo]) -> Table:
-    table = _table("round", "attempt", "outcome", "seconds", "sites", "")
+def _rounds_table(rounds: Iterable[pb.RoundInfo], *, ended: bool) -> Table:
+    table = _table("round", "attempt", "outcome", "seconds", "fates", "reason", title="rounds")
     for row in rounds:
         fates = Counter(fate.fate for fate in row.sites if fate.kind != "score")
         seconds = f"{row.closed_at - row.opened_at:.1f}" if row.closed_at else ""
         counts = ", ".join(f"{number} {fate}" for fate, number in sorted(fates.items()))
-        table.add_row(str(row.round), str(row.attempt), _styled(row.outcome), seconds, counts, row.reason)
+        outcome = "unfinished" if ended and row.outcome == "open" else row.outcome
+        table.add_row(str(row.round), str(row.attempt), _styled(outcome), seconds, counts, row.reason)
     return table
 
 
 def _fates_table(fates: Iterable[tuple[pb.RoundInfo, pb.SiteFate]], title: str) -> Table:
-    table = _table("round", "attempt", "site", "task", "fate", "", title=title)
+    table = _table("round", "attempt", "site", "task", "fate", "reason", title=title)
     for row, fate in fates:
-        why = "; ".join([*([fate.reason] if fate.reason else []), *(f"refused {why}" for why in fate.refusals)])
+        why = "; ".join([*([fate.reason] if fate.reason else []), *(f"refused as {why}" for why in fate.refusals)])
         table.add_row(str(row.round), str(row.attempt), fate.site, fate.kind, _styled(fate.fate), why)
     return table
 
@@ -139,10 +144,18 @@ def _amiss(fate: pb.SiteFate) -> bool:
     return fate.fate in ("failed", "late", "set-aside") or bool(fate.refusals)
 
 
+class _Plain(Table):
+    """A table whose cells are text: what a peer or the operator wrote is never taken for markup."""
+
+    def add_row(self, *cells: RenderableType | None, **options: Any) -> None:
+        super().add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in cells), **options)
+
+
 def _table(*columns: str, title: str | None = None) -> Table:
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="dim")
+    title = f"\n{title}" if title else None
+    table = _Plain(title=title, title_justify="left", box=None, pad_edge=False, header_style="dim")
     for column in columns:
-        table.add_column(column, overflow="fold", no_wrap=column != "")
+        table.add_column(column, overflow="fold", no_wrap=column not in WRAPPED, min_width=len(column))
     return table
 
 
@@ -154,10 +167,9 @@ def _count(number: int, what: str) -> str:
     return f"{number} {what}{'' if number == 1 else 's'}"
 
 
-def _ago(began: float, ended: float = 0.0) -> str:
-    """How long it took, or has taken until now."""
-    seconds = max(0.0, (ended or time.time()) - began)
+def _span(seconds: float) -> str:
+    """A time in its largest unit of which it has at least two."""
     for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
         if seconds >= 2 * size:
             return f"{seconds / size:.0f} {unit}"
-    return f"{seconds:.0f} s"
+    return f"{max(0.0, seconds):.0f} s"

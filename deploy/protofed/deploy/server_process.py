@@ -23,6 +23,7 @@ from protofed.server.recovery import open_journal, sweep_orphans
 from protofed.server.roster import Roster
 from protofed.server.runs import Runs
 from protofed.server.serving import serve
+from protofed.server.shedding import memory_limit
 from protofed.server.surroundings import Surroundings
 from protofed.server.threads import Bells, Threads
 
@@ -82,7 +83,17 @@ def run_server(
                 asyncio.get_running_loop().add_signal_handler(number, stop.set)
             operation = Operation(runs, around)
             port = (settings.listen, stop)
-            await serve(runs, operation, blobs, threads, bells, *port, started=announce, until_finished=until_finished)
+            await serve(
+                runs,
+                operation,
+                blobs,
+                threads,
+                bells,
+                *port,
+                started=announce,
+                until_finished=until_finished,
+                memory_limit=memory_limit(settings.memory_limit_mb),
+            )
 
         asyncio.run(main())
         if until_finished and runs.failed:

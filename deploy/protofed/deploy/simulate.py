@@ -77,7 +77,7 @@ class DirectLink:
     def push(self, task: Task, released: Released) -> Receipt:
         """Through the same screening as an upload."""
         run, manifest = self.runs.of(task.run), released.manifest
-        decided = run.begin(self.site, self.instance, task.nonce, task.base, manifest)
+        decided = run.begin(self.site, self.instance, task.nonce, task.round, task.base, manifest)
         if decided is not None:
             return decided
         norm = run.examine(released.data, manifest, task.base)

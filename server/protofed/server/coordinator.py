@@ -132,10 +132,14 @@ class Coordinator:
             self._driver.started(row)
         return Signal.CONTINUE
 
-    def begin(self, site: SiteId, instance: str, nonce: str, base: Digest | None, manifest: Manifest) -> Receipt | None:
+    def begin(
+        self, site: SiteId, instance: str, nonce: str, round: int, base: Digest | None, manifest: Manifest
+    ) -> Receipt | None:
         """Judge an upload before a byte of it is sent; None: send it."""
         self._roster.seen(site, instance, nonce)
         row = self._invitation(site, nonce, TaskKind.INITIALISE, TaskKind.FIT)
+        if row.round != round:
+            raise ProtocolError(f"the task belongs to round {row.round}, not to round {round}")
         settled = self._settled(row, manifest)
         return settled or self._admission.announced(row, base, manifest, self._driver.expected(row))
 
@@ -158,7 +162,9 @@ class Coordinator:
         row = self._invitation(site, nonce, TaskKind.INITIALISE, TaskKind.FIT)
         if (settled := self._settled(row, manifest)) is not None:
             return settled
-        if fault := screening.scalars_fault(metrics, weight, self._driver.expected(row)):
+        fault = screening.scalars_fault(metrics, weight, self._driver.expected(row))
+        fault = fault or screening.jump_fault(weight, self._ledger.last_weight(self.run, site))
+        if fault is not None:
             return self._admission.invalid(row, manifest, fault)
         taken: dict[str, Any] = {"metrics": metrics, "weight": weight, "norm": norm}
         receipt = self._admission.judge(row, Verdict.ACCEPTED, manifest, **taken)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -13,14 +12,15 @@ import structlog
 import protofed.server.methods  # noqa: F401  (registers the server halves)
 from protofed.common.codec import Digest
 from protofed.common.errors import ConfigError, Conflict, OutOfSpace
-from protofed.common.failpoint import reach
 from protofed.common.payload import Payload, SiteId
 from protofed.common.recipe import Recipe
 from protofed.common.task import Role, TaskKind, score_family
 from protofed.server import phases
 from protofed.server.folding import Folding, Job
+from protofed.server.invitations import Invitations
 from protofed.server.method import NOTHING, Expected, ServerMethod, server_methods
 from protofed.server.overview import spreads
+from protofed.server.phases import Sites
 from protofed.server.publisher import Published, Publisher
 from protofed.server.resume import check_same, resumed
 from protofed.server.round import Rules, advance
@@ -47,7 +47,7 @@ class Driver:
         self._publisher = Publisher(self._method, around.blobs, recipe.classes)
         careful = replace(around, work=self._work)
         self._folding = Folding(self._run, recipe.federation, self._publisher, careful, self._folded)
-        self._tasks: dict[SiteId, TaskRow] = {}  # the open invitations
+        self._invitations = Invitations(self._run, self._publisher, around)
         self._events: deque[phases.Event] = deque()
         self._draining = False
         self._broken: Exception | None = None
@@ -66,7 +66,7 @@ class Driver:
 
     def invitation(self, site: SiteId) -> TaskRow | None:
         """The site's open invitation."""
-        return self._tasks.get(site)
+        return self._invitations.of(site)
 
     def was_complete(self, row: TaskRow) -> bool | None:
         """Whether the invitation's round had all that it wanted, while it is being aggregated; None: ask the ledger."""
@@ -77,8 +77,7 @@ class Driver:
 
     def is_open(self, row: TaskRow) -> bool:
         """Whether this very invitation is still open."""
-        current = self._tasks.get(row.site)
-        return current is not None and current.nonce == row.nonce
+        return self._invitations.has(row)
 
     def expected(self, row: TaskRow) -> Expected:
         """What an update that answers the invitation must look like."""
@@ -88,13 +87,11 @@ class Driver:
 
     def started(self, row: TaskRow) -> None:
         """Note that a site works on its invitation."""
-        if row.fate == "invited":
-            self._tasks[row.site] = replace(row, fate="started")
-            self._ledger.set_fate(row.nonce, "started")
+        self._invitations.started(row)
 
     def answered(self, row: TaskRow, event: phases.Event) -> None:
         """Close an invitation and go on from the event that closed it."""
-        del self._tasks[row.site]
+        self._invitations.answered(row)
         self.handle(event)
 
     def tick(self) -> None:
@@ -135,7 +132,7 @@ class Driver:
         published = self._publisher.restore(found[to])
         self._ledger.roll_back(self._run, to)
         self._folding.drop()
-        self._tasks.clear()
+        self._invitations.clear()
         self._republished = False
         self._published, self.phase = published, phases.Idle(to + 1)
         log.warning("run rolled back", run=self._run, to=to)
@@ -143,7 +140,7 @@ class Driver:
 
     def dismiss(self, site: SiteId, reason: str) -> None:
         """Wait no longer for a site."""
-        if (row := self._tasks.get(site)) is not None:
+        if (row := self._invitations.of(site)) is not None:
             self.decline(row, reason)
 
     def decline(self, row: TaskRow, reason: str) -> None:
@@ -171,7 +168,7 @@ class Driver:
             before = self.phase
             self.phase, effects = advance(self._rules, before, self._events.popleft())
             if isinstance(before, phases.Evaluating) and not isinstance(self.phase, phases.Evaluating):
-                self._tasks.clear()  # scores that come now are dropped, and a restart does not wait for them again
+                self._invitations.clear()  # scores that come now are dropped, and no restart waits for them again
                 self._ledger.mark_scored(self._run, before.round)
                 self._tell_scores(before.round)
             try:
@@ -192,20 +189,16 @@ class Driver:
             case phases.Open(phase):
                 self._open(phase)
             case phases.Aggregate(phase, complete):
-                silent = self._silent()
-                self._tasks.clear()
-                self._folding.begin(Job(phase, complete, silent), self._state)
+                self._folding.begin(Job(phase, complete, self._invitations.clear()), self._state)
             case phases.Abandon(round_, attempt, reason):
                 log.warning("round abandoned", run=self._run, round=round_, attempt=attempt, reason=reason)
-                silent = self._silent()
-                self._tasks.clear()
-                self._ledger.abandon(self._run, round_, attempt, reason, silent)
+                self._ledger.abandon(self._run, round_, attempt, reason, self._invitations.clear())
             case phases.Score(phase):
                 attempt = self._ledger.rounds(self._run)[-1].attempt  # the one that gave the model
-                self._invite(TaskKind.SCORE, phase.round, attempt, sorted(phase.awaited), self._ledger.invite)
+                self._invite(TaskKind.SCORE, phase.round, attempt, phase.awaited, self._ledger.invite)
             case phases.Finish(phase):
                 log.info("run finished", run=self._run, reason=phase.reason, outcome=phase.outcome.value)
-                self._tasks.clear()
+                self._invitations.clear()
                 self._folding.drop()
                 self._ledger.end_run(self._run, phase.reason, phase.outcome)
                 self._around.notify(None)
@@ -216,22 +209,12 @@ class Driver:
         log.info("round opened", run=self._run, round=phase.round, attempt=phase.attempt, cohort=sorted(phase.cohort))
         row = RoundRow(self._run, phase.round, phase.attempt, phase.size, phase.quorum)
         kind = TaskKind.FIT if phase.round else TaskKind.INITIALISE
-        self._invite(kind, phase.round, phase.attempt, sorted(phase.cohort), lambda t: self._ledger.open_round(row, t))
+        self._invite(kind, phase.round, phase.attempt, phase.cohort, lambda t: self._ledger.open_round(row, t))
 
     def _invite(
-        self, kind: TaskKind, number: int, attempt: int, sites: list[SiteId], write: Callable[[Sequence[TaskRow]], None]
+        self, kind: TaskKind, number: int, attempt: int, sites: Sites, write: Callable[[Sequence[TaskRow]], None]
     ) -> None:
-        """Broadcast blobs first, ledger rows second; then the sites are told."""
-        sent = self._publisher.broadcasts(self._state, sites) if self._state is not None else {}
-        reach("broadcast-stored")
-        rows = []
-        for site in sites:
-            base, nbytes = sent.get(site, (None, 0))
-            rows.append(TaskRow(secrets.token_hex(16), self._run, number, attempt, site, kind, base, nbytes))
-        write(rows)
-        reach("round-opened")
-        self._tasks = {row.site: row for row in rows}
-        self._around.notify(sites)
+        self._invitations.send(kind, number, attempt, sorted(sites), self._state, write)
 
     def _work(self, job: Callable[[], Any], done: Callable[[Any], None]) -> None:
         """As the surroundings' work; an error at its end is never lost."""
@@ -279,7 +262,7 @@ class Driver:
         log.info("run resumed", run=self._run, round=last.round)
         self._around.roster.presume()
         tasks = self._ledger.tasks(self._run, last.round, last.attempt)
-        self._tasks = {task.site: task for task in tasks if task.is_open}
+        self._invitations.take_up(tasks)
         tries = sum(row.round == last.round and row.abandoned is not None for row in rounds)
         return resumed(last, tasks, self._around.clock(), tries, frozenset(self._recipe.federation.must_include))
 
@@ -298,10 +281,6 @@ class Driver:
     def _next_attempt(self) -> int:
         """Of the round that is to be opened: no attempt has it, those that were rolled back not either."""
         return 1 + self._ledger.attempts(self._run, self.phase.round) if isinstance(self.phase, phases.Idle) else 0
-
-    def _silent(self) -> dict[SiteId, str]:
-        """What is known of the sites that have not answered."""
-        return {site: self._around.roster.silence(site) for site in self._tasks}
 
     @property
     def _state(self) -> Payload | None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from protofed.common.errors import ConfigError
 from protofed.common.payload import SiteId
 from protofed.common.recipe import Recipe, parse_json
-from protofed.common.task import Role, Verdict, check_id
+from protofed.common.task import Activity, Role, Verdict, check_id
 from protofed.server.blobs import Blobs
 from protofed.server.overview import Overview, overview
 from protofed.server.records import Records
@@ -151,7 +151,7 @@ class Operation:
             return SiteReport(site, roles, "away", "", None, "")
         age, doing = found
         alive = current is None or any(site in roster.alive(role, current.recipe.federation.idle_s) for role in Role)
-        standing = "silent" if not alive else "idle" if doing == "idle" else "working"
+        standing = "silent" if not alive else "idle" if doing in ("idle", Activity.FAILED) else "working"
         return SiteReport(site, roles, standing, doing, age, "")
 
     def _known(self, run: str) -> RunRow:

@@ -86,6 +86,13 @@ class Records:
         rows = self._read(_narrowed(db.updates, run, round, attempt).order_by(*order))
         return [_update(row, tasks[row.nonce]) for row in rows]
 
+    def last_weight(self, run: str, site: SiteId) -> float | None:
+        """The example count that a site told with its newest accepted update of a run."""
+        told = select(db.updates.c.weight).where(db.updates.c.run == run, db.updates.c.site == site)
+        told = told.where(db.updates.c.verdict == Verdict.ACCEPTED, db.updates.c.weight.is_not(None))
+        rows = self._read(told.order_by(db.updates.c.id.desc()).limit(1))
+        return rows[0].weight if rows else None
+
     def scores(self, run: str, round: int | None = None) -> dict[int, dict[SiteId, dict[str, float]]]:
         """Scores by round (or of one round), site and name; without those of rounds that were rolled back."""
         same = [db.rounds.c[name] == db.scores.c[name] for name in ("run", "round", "attempt")]

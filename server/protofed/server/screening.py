@@ -23,6 +23,7 @@ from protofed.common.task import Manifest
 from protofed.server.method import Expected
 
 MAX_UPDATE_BYTES = 4 << 30
+LARGEST_JUMP = 10  # of a site's example count from one round to another: sites grow, but not by that much
 MAX_SCALARS = 2048  # a recall for each of some hundred classes, on two test sets
 HEADER_ROOM = codec.MAX_HEADER_BYTES
 SMALLEST_COHORT = 3  # of two norms that differ nobody can say which is odd
@@ -141,6 +142,14 @@ def scalars_fault(scalars: Mapping[str, float], weight: float | None, expected: 
     if weight is not None and not (math.isfinite(weight) and 1 <= weight < 2**53):
         return Fault(Refusal.COUNT, f"an example count of {weight}")
     return None
+
+
+def jump_fault(weight: float | None, before: float | None) -> Fault | None:
+    """Whether an example count is far from the one that the site told before in this run."""
+    if weight is None or before is None or before / LARGEST_JUMP <= weight <= before * LARGEST_JUMP:
+        return None
+    text = f"an example count of {weight:g} after {before:g}: expected at most {LARGEST_JUMP} times more or less"
+    return Fault(Refusal.COUNT, text)
 
 
 def outliers(norms: Mapping[SiteId, float], factor: float | None) -> dict[SiteId, str]:

@@ -29,6 +29,7 @@ from protofed.protos.v1 import federation_pb2_grpc as rpc
 from protofed.server.blobs import FolderBlobs
 from protofed.server.runs import Runs
 from protofed.server.screening import Fault
+from protofed.server.shedding import Shedding
 from protofed.server.threads import Bells, Threads
 from protofed.server.uploads import Upload
 
@@ -52,8 +53,9 @@ class _Announced:
 class Service(rpc.FederationServicer):
     """Federation calls, each a few lines around the coordinator."""
 
-    def __init__(self, runs: Runs, blobs: FolderBlobs, threads: Threads, bells: Bells) -> None:
+    def __init__(self, runs: Runs, blobs: FolderBlobs, threads: Threads, bells: Bells, shedding: Shedding) -> None:
         self._runs, self._blobs, self._threads, self._bells = runs, blobs, threads, bells
+        self._shedding = shedding
         self._uploads: dict[str, _Announced] = {}
 
     async def Enroll(self, request: pb.EnrollRequest, context: Any) -> pb.EnrollReply:
@@ -101,10 +103,12 @@ class Service(rpc.FederationServicer):
         manifest, nonce, run = wire.unpack_manifest(request), wire.read_id(request.nonce), wire.read_id(request.run)
         base = wire.read_digest(request.base) if request.base else None
         coordinator = await self._control(self._runs.of, run)
-        receipt = await self._control(coordinator.begin, site, instance, nonce, base, manifest)
+        receipt = await self._control(coordinator.begin, site, instance, nonce, request.round, base, manifest)
         if receipt is not None:
             await self._close(site, nonce, receipt.verdict)
             return pb.UploadTicket(receipt=wire.pack_receipt(receipt))
+        if await self._transfer(self._shedding.short):
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "the server is short of memory; try again later")
         await self._transfer(self._blobs.uploads.drop_but, site, nonce)  # a site has one open invitation at a time
         upload = Upload(site, nonce, manifest.digest)  # the same after a restart, so that chunks are found again
         held = await self._transfer(self._blobs.uploads.begin, upload, manifest.total)
@@ -125,8 +129,15 @@ class Service(rpc.FederationServicer):
     async def CommitUpload(self, request: pb.CommitRequest, context: Any) -> pb.Receipt:
         site, instance = _caller(request.caller)
         announced = self._announced(site, request.upload)
-        coordinator = await self._control(self._runs.of, announced.run)
         manifest, nonce = announced.manifest, announced.upload.nonce
+        if (request.run, request.round, request.nonce, request.digest) != (
+            announced.run,
+            announced.round,
+            nonce,
+            manifest.digest,
+        ):
+            raise ProtocolError("this names another run, round, task or digest than the upload was begun with")
+        coordinator = await self._control(self._runs.of, announced.run)
         data = await self._transfer(self._blobs.seal, announced.upload)
         norm = await self._transfer(coordinator.examine, data, manifest, announced.base)
         if isinstance(norm, Fault):

@@ -19,6 +19,7 @@ from protofed.server.operation import Operation
 from protofed.server.operator_service import OperatorService
 from protofed.server.runs import Runs
 from protofed.server.service import LONGEST_WAIT_S, Service
+from protofed.server.shedding import Shedding
 from protofed.server.shield import MESSAGE_BYTES, Shield
 from protofed.server.threads import Bells, Threads
 from protofed.server.watchdog import Watchdog
@@ -52,11 +53,13 @@ async def serve(
     *,
     started: Callable[[str], None],
     until_finished: bool,
+    memory_limit: int | None = None,
 ) -> None:
     """Serve until `stop` is set, or until the runs are finished and the sites know it.
 
     Args:
         listen: host:port; port 0 takes a free one.
+        memory_limit: bytes of this process above which no upload is begun; None: there is none.
         started: called with the address once calls are answered.
 
     Raises:
@@ -67,7 +70,7 @@ async def serve(
     check_loopback(listen)
     loop = asyncio.get_running_loop()
     bells.attach(loop)
-    shield, service = Shield(stop), Service(runs, blobs, threads, bells)
+    shield, service = Shield(stop), Service(runs, blobs, threads, bells, Shedding(memory_limit))
     server = grpc.aio.server(options=OPTIONS, interceptors=[shield], compression=grpc.Compression.NoCompression)
     federation_pb2_grpc.add_FederationServicer_to_server(service, server)
     operator_pb2_grpc.add_OperatorServicer_to_server(OperatorService(operation, threads), server)
