@@ -23,6 +23,7 @@ from protofed.deploy import shipped
 from protofed.deploy.simulate import Simulation, agents_of, simulation
 from protofed.server.method import server_methods
 from protofed.server.overview import spreads
+from protofed.server.verification import Finding, verify_round
 
 METHODS = sorted(client_methods)
 RecipeOf = Callable[..., Recipe]
@@ -114,6 +115,29 @@ def test_the_order_of_arrival_does_not_matter(
         backwards = dataclasses.replace(running, agents=list(reversed(running.agents)))
         backwards.go()
         assert _digest(backwards) == simulated(method)[0]
+
+
+def test_going_back_two_rounds_and_on_again_gives_the_same_bytes(
+    method: str, recipe_of: RecipeOf, simulated: Callable[[str], tuple[str, Any]], tmp_path: Path
+) -> None:
+    recipe = recipe_of(method)
+    with simulation(recipe, tmp_path) as running:
+        running.go()
+        running.runs.roll_back(recipe.name, 1)  # sites go back to what they remembered then
+        assert not running.runs.finished
+        running.go()
+        assert (_digest(running), running.ledger.scores(recipe.name)) == simulated(method)
+
+
+def test_every_published_state_comes_out_again(method: str, recipe_of: RecipeOf) -> None:
+    recipe = recipe_of(method)
+    with simulation(recipe) as running:
+        running.go()
+        published = [row for row in running.ledger.rounds(recipe.name) if row.state is not None]
+        assert len(published) == recipe.rounds + 1
+        for row in published[1:]:  # what round 0 was made from is no longer kept
+            found = verify_round(running.ledger, running.blobs, recipe.name, row.round, row.attempt)
+            assert found.finding is Finding.SAME
 
 
 @pytest.mark.parametrize("rounds_before", [0, 1, 2])
