@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 from typing import Protocol
 
 from protofed.common import archive, failpoint
 from protofed.common.codec import Digest, digest
-from protofed.common.errors import Incomplete, StateError
+from protofed.common.errors import Incomplete, OutOfSpace, StateError
 from protofed.common.task import CHUNK_BYTES
 from protofed.server.uploads import Quota, Upload, Uploads
 
@@ -23,7 +24,7 @@ class Blobs(Protocol):
         """The data, checked against its address.
 
         Raises:
-            StateError: it is not there, or is no longer what it was.
+            StateError: it is not there, or is no longer what it was; OutOfSpace: it cannot be opened now.
         """
 
     def has(self, address: Digest) -> bool:
@@ -81,6 +82,8 @@ class FolderBlobs:
         try:
             data = self._path(address).read_bytes()
         except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE):  # nothing is wrong with the blob
+                raise OutOfSpace(f"blob {address} cannot be read now: {error.strerror}; raise the limit") from error
             raise StateError(f"blob {address} cannot be read: {error.strerror}; restore it from a backup") from error
         if digest(data) != address:
             raise StateError(f"blob {address} has changed on disk; restore it from a backup")

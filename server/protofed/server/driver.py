@@ -11,7 +11,7 @@ import structlog
 
 import protofed.server.methods  # noqa: F401  (registers the server halves)
 from protofed.common.codec import Digest
-from protofed.common.errors import ConfigError, Conflict, OutOfSpace
+from protofed.common.errors import ConfigError, Conflict, OutOfSpace, StateError
 from protofed.common.payload import Payload, SiteId
 from protofed.common.recipe import Recipe
 from protofed.common.task import Role, TaskKind, score_family
@@ -130,7 +130,11 @@ class Driver:
             why = "is no longer kept (see keep_rounds)" if to in found else "does not exist"
             raise ConfigError(f"the state of round {to} {why}; expected one of {_list(kept)}")
         published = self._publisher.restore(found[to])
-        self._ledger.roll_back(self._run, to)
+        try:
+            self._ledger.roll_back(self._run, to)
+        except StateError as error:
+            self._broken = error  # the ledger may have gone back, though its journal does not say so
+            raise
         self._folding.drop()
         self._invitations.clear()
         self._republished = False
@@ -175,7 +179,7 @@ class Driver:
                 for effect in effects:
                     self._perform(effect)
             except OutOfSpace as error:
-                if not isinstance(before, phases.Idle):
+                if not (isinstance(before, phases.Idle) and isinstance(self.phase, phases.Collecting)):
                     raise  # half done: only a restart, from the ledger, can go on
                 log.error("no space to open a round; trying again", run=self._run, round=before.round, why=str(error))
                 self.phase = before

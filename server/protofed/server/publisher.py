@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from protofed.common import codec
 from protofed.common.codec import Digest
-from protofed.common.errors import StateError
+from protofed.common.errors import OutOfSpace, StateError
 from protofed.common.payload import Payload, SiteId, Update
 from protofed.server.blobs import Blobs
 from protofed.server.ledger import Ledger
@@ -45,6 +45,8 @@ class Publisher:
         for row in rows:
             try:
                 self._blobs.get(row.digest)
+            except OutOfSpace:
+                continue  # it cannot be looked at now
             except StateError as error:
                 found[row.task.site] = str(error)
         return found

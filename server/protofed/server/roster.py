@@ -31,11 +31,12 @@ class Roster:
         self._ledger = ledger
         self._clock = clock
         self._present: dict[SiteId, _Presence] = {}
+        self._known = ledger.sites()
         self._excluded = ledger.excluded()
 
     def presume(self) -> None:
         """After a restart in the middle of a run: all known sites count as alive until they were idle too long."""
-        for site, roles in self._ledger.sites().items():
+        for site, roles in self._known.items():
             if site not in self._excluded:
                 self._present[site] = _Presence(None, frozenset(map(Role, roles)), None, self._clock())
 
@@ -47,7 +48,7 @@ class Roster:
         """
         self._check_admitted(site)
         offered = frozenset(roles)
-        self._ledger.enroll(site, sorted(offered))
+        self._remember(site, sorted(offered))
         self._present[site] = _Presence(instance, offered, None, self._clock())
 
     def seen(self, site: SiteId, instance: str, mark: Hashable = None) -> None:
@@ -69,7 +70,7 @@ class Roster:
 
     def exclude(self, site: SiteId, reason: str) -> None:
         """Keep a site out from now on, whoever it is."""
-        self._ledger.enroll(site, self._ledger.sites().get(site, []))
+        self._remember(site, self._known.get(site, []))
         self._ledger.exclude(site, reason)
         self._excluded[site] = reason
         self._present.pop(site, None)
@@ -106,6 +107,12 @@ class Roster:
         """Those that got on within the last `idle_s` seconds."""
         since = self._clock() - idle_s
         return frozenset(site for site in self.enrolled(role) if self._present[site].moved_at >= since)
+
+    def _remember(self, site: SiteId, roles: list[str]) -> None:
+        """Written down only when it is new: daemons that wait for a run enroll every few seconds."""
+        if self._known.get(site) != roles:
+            self._ledger.enroll(site, roles)
+            self._known[site] = roles
 
     def _check_admitted(self, site: SiteId) -> None:
         if (reason := self._excluded.get(site)) is not None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 import structlog
 
 from protofed.common.codec import Digest
-from protofed.common.errors import ConfigError, Conflict, ProtocolError, StateError, VersionMismatch
+from protofed.common.errors import ConfigError, Conflict, OutOfSpace, ProtocolError, StateError, VersionMismatch
 from protofed.common.payload import SiteId
 from protofed.common.recipe import Recipe
 from protofed.common.task import PROTOCOL_VERSION, Assignment, Finished, Progress, Role, Signal, Task, Wait
@@ -155,7 +155,12 @@ class Runs:
         """
         if self._ledger.run(recipe.name) is not None:
             raise Conflict(f"there is a run '{recipe.name}' already; give the recipe another name")
-        self._live[recipe.name] = Coordinator(recipe, self._around)
+        try:
+            self._live[recipe.name] = Coordinator(recipe, self._around)
+        except OutOfSpace:
+            if (row := self._ledger.run(recipe.name)) is not None:  # it is queued; only the journal lacks it yet
+                self._take_up(row)
+            raise
         self._asked.add(recipe.name)
         self._told.clear()
         log.info("run queued", run=recipe.name)

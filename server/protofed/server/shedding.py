@@ -1,4 +1,4 @@
-"""Sheds load before memory runs out: an upload that waits costs minutes, a server that the kernel kills costs a fold."""
+"""Sheds load before memory runs out: an upload that waits costs minutes, a server that is killed costs a fold."""
 
 from __future__ import annotations
 
