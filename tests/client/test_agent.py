@@ -16,7 +16,7 @@ from tests.client.scene import RULES, RUN, Scene, first_model, site_data, work
 from torch import nn
 
 from protofed.client import scoring
-from protofed.client.agent import EXCLUDED_PAUSE_S
+from protofed.client.agent import EXCLUDED_PAUSE_S, INCIDENT_PAUSE_S
 from protofed.client.data.examples import SiteData, no_examples
 from protofed.client.evaluate import Tally, tally
 from protofed.client.memory import FolderStore, Held, MemoryStore
@@ -29,6 +29,7 @@ from protofed.common.errors import (
     Excluded,
     Failure,
     Fenced,
+    Incident,
     NotEnrolled,
     OverQuota,
     ProtocolError,
@@ -674,6 +675,20 @@ def test_an_excluded_site_waits_and_enrolls_again(call: str) -> None:
     assert scene.pauses == [EXCLUDED_PAUSE_S]
     assert daemon.step(0.0) == task
     assert scene.link.calls["enroll"] == 2
+
+
+@pytest.mark.parametrize("call", ["enroll", "next_task", "push"])
+def test_after_an_incident_on_the_server_the_site_enrolls_again_and_loses_nothing(call: str) -> None:
+    scene = Scene()
+    task = scene.fit(1)
+    scene.link.failing[call] = [Incident("internal error, incident 0")]
+    daemon = scene.agent()
+    assert daemon.step(0.0) == Wait(0.0)
+    assert scene.pauses == [INCIDENT_PAUSE_S]
+    work(daemon, 1)
+    assert [pushed for pushed, _ in scene.link.pushed] == [task]
+    assert scene.link.calls["enroll"] == 2
+    assert scene.declined() == []
 
 
 def test_a_site_excluded_while_it_hands_in_does_so_when_it_is_admitted() -> None:

@@ -26,6 +26,7 @@ from protofed.common.errors import (
     Excluded,
     Failure,
     Fenced,
+    Incident,
     Incomplete,
     NotEnrolled,
     ProtocolError,

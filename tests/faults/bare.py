@@ -1,4 +1,4 @@
-"""Calls of service Federation without our client: what a confused, hostile or broken one could send."""
+"""Calls of our services without our clients: what a confused, hostile or broken one could send."""
 
 from __future__ import annotations
 
@@ -14,16 +14,20 @@ import grpc
 import numpy as np
 import pytest
 from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
 from google_crc32c import value as crc32c
 
 from protofed.common import codec, wire
 from protofed.common.payload import Part, Payload, describe
 from protofed.common.task import CHUNK_BYTES, PROTOCOL_VERSION, Manifest
 from protofed.protos.v1 import federation_pb2 as pb
+from protofed.protos.v1 import operator_pb2
 from protofed.server import shield
 
 Code = grpc.StatusCode
 FEDERATION = pb.DESCRIPTOR.services_by_name["Federation"]
+OPERATOR = operator_pb2.DESCRIPTOR.services_by_name["Operator"]
+CALLS = {method.name: method for service in (FEDERATION, OPERATOR) for method in service.methods}
 # What the server's own table says, and what is said without an error of ours. INTERNAL is an incident: always a fault.
 DOCUMENTED = frozenset(
     {code for _, code, _ in shield.CODES} | {Code.OK, Code.PERMISSION_DENIED, Code.RESOURCE_EXHAUSTED}
@@ -57,9 +61,8 @@ class Bare:
     def say(self, call: str, message: Message, timeout: float = 20.0) -> Any:
         """Make a call by name."""
         self.recorded.append((call, message))
-        method = FEDERATION.methods_by_name[call]
-        answer = getattr(pb, method.output_type.name)
-        path = f"/{FEDERATION.full_name}/{call}"
+        method = CALLS[call]
+        answer, path = GetMessageClass(method.output_type), f"/{method.containing_service.full_name}/{call}"
         stub = self.channel.unary_unary(path, type(message).SerializeToString, answer.FromString)
         return stub(message, timeout=timeout)
 

@@ -21,17 +21,20 @@ from google.protobuf.message_factory import GetMessageClass
 from google_crc32c import value as crc32c
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.faults.bare import DOCUMENTED, FEDERATION, MODEL, Bare, memory
+from tests.faults.bare import DOCUMENTED, FEDERATION, MODEL, OPERATOR, Bare, memory
 from tests.scenes import Scene
 
 from protofed.common import codec, wire
 from protofed.common.recipe import Recipe
 from protofed.common.task import PROTOCOL_VERSION
+from protofed.deploy.operate import Operator
 from protofed.protos.v1 import federation_pb2 as pb
 
-SERVICES: Sequence[ServiceDescriptor] = [FEDERATION]
+SERVICES: Sequence[ServiceDescriptor] = [FEDERATION, OPERATOR]
 METHODS: list[MethodDescriptor] = [method for service in SERVICES for method in service.methods]
 RUN = "small-fedavg"
+SPARE = "spare"  # a run that waits behind it, for orders
+LOOKS = ("ShowRun", "VerifyRound")  # at a run; all other calls of the operator's change it
 AT_ONCE = 16
 # An answer that speaks like Python: a trace, a file's line, or the class of an exception.
 TRACE = re.compile(r"Traceback|File \"|line \d+, in |\b[A-Z]\w*(Error|Exception)\b|<class '|\bincident\b")
@@ -90,6 +93,8 @@ class Draft:
     def case(self) -> Case:
         """A message, whole or damaged, or noise."""
         method = self.rng.choice(METHODS)
+        if method.containing_service is OPERATOR and method.name not in LOOKS:
+            self.known = {**self.known, "run": [SPARE], "site": ["site-9"]}  # the honest site's are to go on
         self.care = self.rng.choice([0.7, 0.95, 0.99, 1.0])
         shape = self.rng.random()
         if shape < 0.1:
@@ -162,6 +167,9 @@ class Target:
         self.channel = grpc.insecure_channel(self.scene.address)
         self.stubs: dict[str, Any] = {path_of(method): self.channel.unary_unary(path_of(method)) for method in METHODS}
         self.data = codec.encode(MODEL)
+        self.spare = self.scene.recipe.model_copy(update={"name": SPARE}).wire()
+        with Operator(self.scene.address) as operator:
+            operator.start(self.scene.recipe.model_copy(update={"name": SPARE}))
 
     def case(self, rng: random.Random) -> Case:
         """What a hostile site could send now."""
@@ -215,6 +223,14 @@ class Target:
             "key": ["loss", "accuracy", "a.b"],
             "number": [0.5, 1.0],
             "weight": [1.0, 100.0],
+            "recipe": [
+                self.spare,
+                self.spare.replace(SPARE, "another"),
+                self.spare[:-1],
+                *(self.spare.replace(word, "x" * 2_000, 1) for word in ("fedavg", "digits-cnn", "rounds", SPARE)),
+            ],
+            "round": [0, 1, 2],
+            "attempt": [1],
         }
 
 
@@ -242,6 +258,9 @@ def test_row_50_fuzzed_calls_meet_documented_codes_only(target: Target, rng: ran
 def test_row_50_after_them_the_server_works_on(target: Target) -> None:
     target.work()
     assert target.scene.running["server"].poll() is None
+    with Operator(target.scene.address) as operator:
+        assert operator.show(RUN).info.standing == "running"
+        assert SPARE in [info.run for info in operator.runs()]
 
 
 @pytest.mark.slow

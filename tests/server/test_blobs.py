@@ -205,3 +205,19 @@ def test_a_blob_that_cannot_be_written_leaves_nothing(
             folder.put(DATA)
     assert files(tmp_path) == set()
     assert folder.put(DATA) == ADDRESS
+
+
+@pytest.mark.parametrize("code", [errno.EMFILE, errno.ENFILE])
+def test_a_blob_that_cannot_be_opened_now_is_not_taken_for_a_damaged_one(
+    folder: FolderBlobs, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    folder.put(DATA)
+
+    def fails(_: Path) -> bytes:
+        raise OSError(code, os.strerror(code))
+
+    with monkeypatch.context() as limits:
+        limits.setattr(Path, "read_bytes", fails)
+        with pytest.raises(OutOfSpace, match="cannot be read now: Too many open files"):
+            folder.get(ADDRESS)
+    assert folder.get(ADDRESS) == DATA

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
-from tests.server.conftest import TRAINERS, Later, announce, daemon
+from tests.server.conftest import TRAINERS, Later, announce, daemon, recipe
 from tests.server.office import Office, office
 
 from protofed.common.codec import Digest
@@ -46,6 +48,24 @@ def busy(desk: Office) -> Office:
 def test_what_is_no_recipe_is_refused_with_its_place(desk: Office, text: str, phrase: str) -> None:
     with pytest.raises(ConfigError, match=phrase):
         desk.operation.start(text)
+    assert desk.operation.runs() == []
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("fedavg", "x" * 5_000),
+        ('"fedavg"', '"fednh", "smoothing": "' + "x" * 5_000 + '"'),
+        ('"fedavg"', '"fednh", "' + "x" * 5_000 + '": 1'),
+        ('"rounds"', '"' + "x" * 5_000 + '"'),
+        ('"test"', '"' + "x" * 5_000 + '"'),
+        ("}", "x" * 5_000),
+    ],
+)
+def test_a_refusal_repeats_only_the_beginning_of_what_it_was_given(desk: Office, old: str, new: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        desk.operation.start(recipe().model_dump_json().replace(old, new, 1))
+    assert len(str(raised.value)) < 600
     assert desk.operation.runs() == []
 
 
@@ -161,11 +181,13 @@ def test_a_run_is_aborted_while_it_is_aggregated(desk: Office) -> None:
 @pytest.mark.parametrize("order", ["abort", "pause", "resume"])
 def test_a_run_that_has_ended_takes_no_orders(busy: Office, order: str) -> None:
     busy.operation.abort("one", "enough")
+    orders: dict[str, Callable[[], object]] = {
+        "abort": lambda: busy.operation.abort("one", "again"),
+        "pause": lambda: busy.operation.pause("one", paused=True),
+        "resume": lambda: busy.operation.pause("one", paused=False),
+    }
     with pytest.raises(Conflict, match="run 'one' has ended: enough"):
-        if order == "abort":
-            busy.operation.abort("one", "again")
-        else:
-            busy.operation.pause("one", paused=order == "pause")
+        orders[order]()
     assert busy.operation.run("one").row.reason == "enough"
 
 
@@ -195,7 +217,7 @@ def test_a_run_that_goes_on_keeps_its_place_when_it_is_rolled_back(busy: Office)
 
 def test_a_run_that_nobody_knows_is_answered_with_those_that_are_known(busy: Office) -> None:
     operation = busy.operation
-    orders = [
+    orders: list[Callable[[], object]] = [
         lambda: operation.run("four"),
         lambda: operation.rounds("four"),
         lambda: operation.pause("four", paused=True),
@@ -312,7 +334,7 @@ def test_a_site_is_excluded_in_the_middle_of_a_round_and_nobody_waits_for_it(bus
     fate = next(fate.task for fate in busy.operation.rounds("one")[1].fates if fate.task.site == "cyd")
     assert (fate.fate, fate.reason) == ("failed", "excluded: wrong labels")
     assert busy.runs.heartbeat("one", "cyd", daemon("cyd"), Progress(task.nonce, Activity.TRAINING)) is Signal.ABORT
-    calls = [
+    calls: list[Callable[[], object]] = [
         lambda: busy.push("cyd", busy.model(1.0), task),
         lambda: busy.runs.next_task("one", "cyd", daemon("cyd")),
         lambda: busy.come_back("cyd"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import pytest
@@ -131,7 +132,10 @@ def test_a_presumed_site_has_to_enroll_before_it_is_heard(ledger: Ledger, clock:
 
 def test_an_excluded_site_is_refused_in_every_call_and_counts_nowhere(roster: Roster, ledger: Ledger) -> None:
     roster.exclude("ann", "wrong labels")
-    calls = [lambda: roster.seen("ann", "one"), lambda: roster.enroll("ann", {TRAINER}, "two")]
+    calls: list[Callable[[], object]] = [
+        lambda: roster.seen("ann", "one"),
+        lambda: roster.enroll("ann", {TRAINER}, "two"),
+    ]
     for call in calls:
         with pytest.raises(Excluded, match="the operator has excluded site ann: wrong labels"):
             call()

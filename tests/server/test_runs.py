@@ -242,8 +242,8 @@ def test_a_run_of_a_recipe_that_this_version_does_not_know_has_failed(
     desk: Office, old: str, new: str, phrase: str
 ) -> None:
     with desk.ledger._write() as connection:
-        change = f"update runs set recipe = replace(recipe, '\"{old}\"', '\"{new}\"') where run = 'one'"
-        connection.exec_driver_sql(change)
+        change = "update runs set recipe = replace(recipe, ?, ?) where run = 'one'"
+        connection.exec_driver_sql(change, (f'"{old}"', f'"{new}"'))
     desk.restart()
     assert desk.standings() == {"one": "failed", "two": "running"}
     assert phrase in reason_of(desk, "one")

@@ -327,9 +327,7 @@ def test_bytes_that_are_not_what_was_announced_never_count(client: Client) -> No
 @pytest.mark.parametrize(
     "changes", [{"run": "other"}, {"round": 7}, {"nonce": "f" * 32}, {"digest": "0" * 64}], ids=lambda c: next(iter(c))
 )
-def test_a_commit_that_names_something_else_than_its_upload_is_refused(
-    client: Client, changes: dict[str, Any]
-) -> None:
+def test_a_commit_that_names_something_else_than_its_upload_is_refused(client: Client, changes: dict[str, Any]) -> None:
     task, data = client.next_task().task, codec.encode(MODEL)
     ticket = client.stub.BeginUpload(client.announce(task, data, MODEL), timeout=10)
     client.put(ticket.upload.id, 0, data)

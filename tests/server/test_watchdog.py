@@ -38,6 +38,12 @@ def blocking_the_loop(dog: Watchdog) -> None:
         time.sleep(0.01)
 
 
+def blocking_it_further(dog: Watchdog) -> float:
+    """The lag after that."""
+    time.sleep(0.3)
+    return dog.lag_s
+
+
 def test_a_blocked_loop_is_told_with_its_stack_and_that_it_runs_again() -> None:
     async def main() -> None:
         dog = Watchdog(asyncio.get_running_loop())
@@ -61,9 +67,7 @@ def test_while_it_stays_blocked_the_lag_grows_and_it_is_told_once() -> None:
         dog = Watchdog(asyncio.get_running_loop())
         dog.start()
         blocking_the_loop(dog)
-        for _ in range(2):
-            time.sleep(0.3)
-            lags.append(dog.lag_s)
+        lags.extend(blocking_it_further(dog) for _ in range(2))
         dog.stop()
 
     with capture_logs() as logs:

@@ -24,6 +24,7 @@ from protofed.common.errors import (
     Excluded,
     Failure,
     Fenced,
+    Incident,
     NotEnrolled,
     ProtocolError,
     ProtofedError,
@@ -36,6 +37,13 @@ from protofed.common.task import Activity, Assignment, Finished, Progress, Role,
 log = structlog.get_logger()
 REJECTED_PAUSE_S = 1.0  # before the server is asked again for a task that can be worked on
 EXCLUDED_PAUSE_S = 30.0
+INCIDENT_PAUSE_S = 2.0
+# The server has restarted, the operator wants this site to wait, or a call failed there: the site enrolls again.
+_AGAIN_AFTER_S: dict[type[ProtocolError], float] = {
+    NotEnrolled: 0.0,
+    Excluded: EXCLUDED_PAUSE_S,
+    Incident: INCIDENT_PAUSE_S,
+}
 
 
 class Agent:
@@ -72,10 +80,10 @@ class Agent:
                 if not self._is_new(answer, self._assignment.run):
                     return self._again(REJECTED_PAUSE_S)
                 self._do(answer)
-        except (NotEnrolled, Excluded) as error:  # the server has restarted, or the operator wants this site to wait
+        except tuple(_AGAIN_AFTER_S) as error:
             log.info("enrolling again", site=self._site.name, why=str(error))
             self._enrolled = False
-            return self._again(EXCLUDED_PAUSE_S if isinstance(error, Excluded) else 0.0)
+            return self._again(_AGAIN_AFTER_S[type(error)])
         if isinstance(answer, Finished):
             log.info("run finished", run=self._assignment.run, reason=answer.reason)
             self._enrolled = False
@@ -139,7 +147,7 @@ class Agent:
             log.info("task called off", run=task.run, round=task.round)
         except TaskFailure as failure:
             self._decline(task, failure.reason, str(failure))
-        except (NotEnrolled, Fenced):
+        except (NotEnrolled, Fenced, Incident):
             raise
         except ProtocolError as error:
             log.warning("the server does not take this task any more", run=task.run, round=task.round, why=str(error))

@@ -25,6 +25,7 @@ from protofed.common.errors import (
     Conflict,
     Excluded,
     Fenced,
+    Incident,
     Incomplete,
     NotEnrolled,
     ProtocolError,
@@ -74,6 +75,7 @@ _ERRORS: dict[grpc.StatusCode, type[ProtocolError] | type[CodecError]] = {
     grpc.StatusCode.ALREADY_EXISTS: Conflict,
     grpc.StatusCode.FAILED_PRECONDITION: Incomplete,
     grpc.StatusCode.DATA_LOSS: CodecError,
+    grpc.StatusCode.INTERNAL: Incident,
 }
 
 

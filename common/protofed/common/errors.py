@@ -148,4 +148,9 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> ConfigError:
     names = sorted(known)
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     hint = f"did you mean '{near[0]}'?" if near else f"expected one of: {', '.join(names)}"
-    return ConfigError(f"unknown {kind} '{name}': {hint}")
+    return ConfigError(f"unknown {kind} '{short(name)}': {hint}")
+
+
+def short(text: str) -> str:
+    """What somebody gave, as far as a line has room for it."""
+    return text if len(text) <= 80 else f"{text[:79]}…"

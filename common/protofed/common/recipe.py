@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from protofed.common.codec import Digest, digest
-from protofed.common.errors import ConfigError
+from protofed.common.errors import ConfigError, short
 from protofed.common.partition import Dirichlet as Dirichlet
 from protofed.common.partition import Partition, Whole
 from protofed.common.table import Share
@@ -234,10 +234,10 @@ def explain(error: ValidationError, model: type[BaseModel]) -> str:
     path = ".".join(str(step) for step in first["loc"])
     if first["type"] == "extra_forbidden":
         near = difflib.get_close_matches(str(first["loc"][-1]), _keys(model), n=1, cutoff=0.5)
-        return f"unknown key '{path}'" + (f": did you mean '{near[0]}'?" if near else "; remove it")
+        return f"unknown key '{short(path)}'" + (f": did you mean '{near[0]}'?" if near else "; remove it")
     if first["type"] == "missing":
         return f"'{path}' is missing; add it"
-    return f"{path} = {first['input']!r}: {first['msg']}"
+    return f"{path} = {short(repr(first['input']))}: {first['msg']}" if path else first["msg"]
 
 
 def _keys(model: type[BaseModel]) -> set[str]:

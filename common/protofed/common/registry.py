@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from protofed.common.errors import ConfigError, unknown
+from protofed.common.errors import ConfigError, short, unknown
 
 T = TypeVar("T")
 C = TypeVar("C", bound=type[Any])
@@ -75,4 +75,6 @@ class Registry(Generic[T]):
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(str(step) for step in first["loc"])
-            raise ConfigError(f"{self._kind} {name}: {where} = {first['input']!r}: {first['msg']}") from error
+            raise ConfigError(
+                f"{self._kind} {name}: {where} = {short(repr(first['input']))}: {first['msg']}"
+            ) from error

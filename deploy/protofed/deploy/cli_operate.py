@@ -83,7 +83,7 @@ def show(
 ) -> None:
     """One run: its rounds, what became of every site, and the newest scores."""
     with _connect(server) as operator:
-        detail = operator.show(run)
+        detail = operator.show(run, None if everything or as_json else _view().SHOWN_ROUNDS)
     if as_json:
         _print(_plain(detail))
     else:
@@ -213,11 +213,11 @@ def _view() -> ModuleType:
 
 
 def _watch(operator: Operator, run: str) -> None:
-    detail = operator.show(run)
+    detail = operator.show(run, newest=1)
     with Live(_view().watched(detail), console=console, auto_refresh=False) as live:
         while detail.info.standing not in ENDED:
             time.sleep(1.0)
-            detail = operator.show(run)
+            detail = operator.show(run, newest=1)
             live.update(_view().watched(detail), refresh=True)
     if detail.info.standing == "failed":
         raise RunFailedError(f"run failed: {run}: {detail.info.reason}")

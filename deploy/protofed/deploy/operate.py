@@ -16,6 +16,12 @@ from protofed.protos.v1 import operator_pb2_grpc as rpc
 
 A = TypeVar("A")
 ANSWER_S = 30.0
+OPTIONS = [
+    ("grpc.enable_retries", 0),
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.max_receive_message_length", 6 << 20),
+]
+PAGE = 50  # attempts in one call
 VERIFICATION_S = 3600.0
 _ERRORS: dict[grpc.StatusCode, type[ProtofedError]] = {
     grpc.StatusCode.INVALID_ARGUMENT: ConfigError,
@@ -35,7 +41,7 @@ class Operator:
     def __init__(self, address: str) -> None:
         check_loopback(address)
         self._address = address
-        self._channel = grpc.insecure_channel(address, [("grpc.enable_retries", 0), ("grpc.enable_http_proxy", 0)])
+        self._channel = grpc.insecure_channel(address, OPTIONS)
         self._stub = rpc.OperatorStub(self._channel)
 
     def __enter__(self) -> Operator:
@@ -52,9 +58,15 @@ class Operator:
         """All runs, in the order of the queue."""
         return list(self._call(self._stub.ListRuns, pb.ListRunsRequest()).runs)
 
-    def show(self, run: str) -> pb.RunDetail:
-        """A run with its rounds and every site's fate."""
-        return self._call(self._stub.ShowRun, pb.RunName(run=run))
+    def show(self, run: str, newest: int | None = None) -> pb.RunDetail:
+        """A run with its rounds and every site's fate: the newest so many attempts, or all, in as many calls."""
+        if newest is not None:
+            return self._call(self._stub.ShowRun, pb.ShowRunRequest(run=run, first=-newest, count=newest))
+        detail = self._call(self._stub.ShowRun, pb.ShowRunRequest(run=run, count=PAGE))
+        while len(detail.rounds) < detail.attempts:
+            request = pb.ShowRunRequest(run=run, first=len(detail.rounds), count=PAGE)
+            detail.rounds.extend(self._call(self._stub.ShowRun, request).rounds)
+        return detail
 
     def pause(self, run: str) -> pb.RunInfo:
         """Open no round of it from now on."""

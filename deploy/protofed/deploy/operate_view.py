@@ -30,7 +30,8 @@ STYLES = {
     "damaged": "bold red",
 }
 SHOWN_ROUNDS = 10
-WRAPPED = ("run", "site", "fates", "reason", "phase", "doing")  # columns of any width; all others are as wide as what is in them
+# Columns of any width; all others are as wide as what is in them.
+WRAPPED = ("run", "site", "fates", "reason", "phase", "doing")
 
 
 def runs_table(runs: Sequence[pb.RunInfo]) -> RenderableType:
@@ -54,10 +55,10 @@ def runs_table(runs: Sequence[pb.RunInfo]) -> RenderableType:
 
 def run_parts(detail: pb.RunDetail, *, everything: bool) -> list[RenderableType]:
     """A run from the top: summary, rounds, what was amiss (or every site's fate), scores."""
-    rounds = detail.rounds if everything else detail.rounds[-SHOWN_ROUNDS:]
+    rounds = detail.rounds
     parts: list[RenderableType] = [_summary(detail.info), _rounds_table(rounds, ended=bool(detail.info.ended_at))]
-    if len(rounds) < len(detail.rounds):
-        parts.append(Text(f"{len(detail.rounds) - len(rounds)} earlier attempts: --all", style="dim"))
+    if len(rounds) < detail.attempts:
+        parts.append(Text(f"{detail.attempts - len(rounds)} earlier attempts: --all", style="dim"))
     fates = [(row, fate) for row in rounds for fate in row.sites if everything or _amiss(fate)]
     if fates:
         parts.append(_fates_table(fates, "every site's fate" if everything else "what was amiss"))

@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 import structlog
 
-from protofed.common.errors import OutOfSpace, ProtofedError
+from protofed.common.errors import DiskFailure, OutOfSpace, ProtofedError
 from protofed.common.failpoint import reach
 from protofed.common.payload import Payload, SiteId
 from protofed.common.recipe import Federation
@@ -56,6 +56,7 @@ class Folding:
         self._run, self._rules, self._publisher = run, rules, publisher
         self._around, self._ledger, self._then = around, around.ledger, then
         self._job: Job | None = None
+        self._noted = False
         self._again_at: float | None = None  # waiting for space
 
     @property
@@ -70,12 +71,7 @@ class Folding:
 
     def begin(self, job: Job, state: Payload | None) -> None:
         """Fold a round's updates on top of a state; None: the first model."""
-        self._job = job
-        phase, limit = job.phase, self._rules.attempts
-        if (begun := self._ledger.begin_fold(self._run, phase.round, phase.attempt)) > limit:
-            why = f"the server died {begun - 1} times while it aggregated round {phase.round}; it may need more memory"
-            self._end(phases.Broken(why))
-            return
+        self._job, self._noted = job, False
         self._fold(state)
 
     def tick(self, state: Payload | None) -> None:
@@ -91,13 +87,34 @@ class Folding:
     def _fold(self, state: Payload | None) -> None:
         job = self._job
         assert job is not None  # noqa: S101  (begun)
-        used, aside = self._used(job.phase)
+        try:
+            deaths = self._note(job.phase)
+            used, aside = self._used(job.phase)
+        except OutOfSpace as error:
+            self._wait(error)
+            return
+        if deaths >= self._rules.attempts:
+            why = f"the server died {deaths} times while it aggregated round {job.phase.round}"
+            self._end(phases.Broken(f"{why}; it may need more memory"))
+            return
         if job.phase.lacks(frozenset(row.task.site for row in used)):
             said = "; ".join(f"{site}: {why}" for site, why in aside.items())
             missing = round_.missing(job.phase.required & aside.keys())
             self._end(phases.Insufficient(f"{len(used)} of {job.phase.quorum} updates are left ({said}){missing}"))
             return
         self._around.work(lambda: self._folded(state, used), lambda found: self._go_on(job, state, used, found))
+
+    def _note(self, phase: phases.Aggregating) -> int:
+        """Write down, once in a process, that the aggregation is begun; how many processes have died in it."""
+        if self._noted:
+            return 0
+        begun = self._ledger.begin_fold(self._run, phase.round, phase.attempt)
+        self._noted = True
+        return begun - 1
+
+    def _wait(self, error: OutOfSpace) -> None:
+        log.error("no space for the new state; trying again", run=self._run, in_s=PAUSE_S, why=str(error))
+        self._again_at = self._around.clock() + PAUSE_S
 
     def _used(self, phase: phases.Aggregating) -> tuple[list[UpdateRow], dict[SiteId, str]]:
         """The accepted updates that count, and those that do not, with the reason. A function of the ledger's rows: a
@@ -133,10 +150,16 @@ class Folding:
             return
         match found:
             case Published():
+                try:
+                    self._publish(job, found)
+                except OutOfSpace as error:
+                    self._wait(error)
+                    return
                 self._end(found)
             case OutOfSpace():
-                log.error("no space for the new state; trying again", run=self._run, in_s=PAUSE_S, why=str(found))
-                self._again_at = self._around.clock() + PAUSE_S
+                self._wait(found)
+            case DiskFailure():
+                raise found  # the server ends; another one, with a sound disk, aggregates
             case dict():
                 for row in used:
                     if row.task.site in found:
@@ -154,8 +177,6 @@ class Folding:
     def _end(self, outcome: Published | phases.Insufficient | phases.Broken) -> None:
         job, self._job = self._job, None
         assert job is not None  # noqa: S101  (begun)
-        if isinstance(outcome, Published):
-            self._publish(job, outcome)
         self._then(job, outcome)
 
     def _publish(self, job: Job, new: Published) -> None:

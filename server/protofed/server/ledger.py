@@ -188,9 +188,10 @@ class Ledger(Records):
             connection.execute(insert(db.tasks), [_columns(task) for task in tasks])
 
     def set_fate(self, nonce: str, fate: str, reason: str = "") -> None:
-        """What became of an invitation."""
+        """What became of an invitation that is open; one whose update stands here already stays reported."""
+        still_open = (db.tasks.c.nonce == nonce) & db.tasks.c.fate.in_(OPEN)
         with self._write() as connection:
-            connection.execute(update(db.tasks).where(db.tasks.c.nonce == nonce).values(fate=fate, reason=reason))
+            connection.execute(update(db.tasks).where(still_open).values(fate=fate, reason=reason))
 
     # Updates and scores
 

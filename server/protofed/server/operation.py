@@ -91,17 +91,24 @@ class Operation:
         """One run."""
         return self._report(self._known(run))
 
-    def rounds(self, run: str) -> list[RoundReport]:
-        """All attempts at rounds of a run, also those that were rolled back, with every site's fate."""
+    def attempts(self, run: str) -> list[RoundRow]:
+        """All attempts at rounds of a run, also those that were rolled back."""
+        return self._records.rounds(self._known(run).run, rolled_back=True)
+
+    def rounds(self, run: str, first: int = 0, count: int | None = None) -> list[RoundReport]:
+        """`count` attempts (None: all) from the `first` (from 0; if negative, from the end), with every site's fate."""
+        rows = self.attempts(run)
+        start = first if first >= 0 else max(0, len(rows) + first)
+        told = rows[start:] if count is None else rows[start : start + count]
+        return [RoundReport(row, _outcome(row), self._fates(row)) for row in told]
+
+    def _fates(self, row: RoundRow) -> list[Fate]:
         refused: dict[str, list[UpdateRow]] = {}
-        for update in self._records.updates(self._known(run).run):
+        for update in self._records.updates(row.run, row.round, row.attempt):
             if update.verdict is not Verdict.ACCEPTED:
                 refused.setdefault(update.task.nonce, []).append(update)
-        fates: dict[tuple[int, int], list[Fate]] = {}
-        for task in self._records.tasks(run):
-            fates.setdefault((task.round, task.attempt), []).append(Fate(task, refused.get(task.nonce, [])))
-        rows = self._records.rounds(run, rolled_back=True)
-        return [RoundReport(row, _outcome(row), fates.get((row.round, row.attempt), [])) for row in rows]
+        tasks = self._records.tasks(row.run, row.round, row.attempt)
+        return [Fate(task, refused.get(task.nonce, [])) for task in tasks]
 
     def pause(self, run: str, *, paused: bool) -> RunReport:
         """Open no round of a run, or do again."""

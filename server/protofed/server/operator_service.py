@@ -12,6 +12,7 @@ from protofed.server.operation import Operation, RoundReport, RunReport, SiteRep
 from protofed.server.threads import Threads
 
 T = TypeVar("T")
+MOST_ROUNDS, MOST_FATES = 200, 10_000  # in one answer; of fates, those of one round at least
 
 
 class OperatorService(rpc.OperatorServicer):
@@ -26,15 +27,18 @@ class OperatorService(rpc.OperatorServicer):
     async def ListRuns(self, request: pb.ListRunsRequest, context: Any) -> pb.ListRunsReply:
         return pb.ListRunsReply(runs=[_run(report) for report in await self._control(self._operation.runs)])
 
-    async def ShowRun(self, request: pb.RunName, context: Any) -> pb.RunDetail:
+    async def ShowRun(self, request: pb.ShowRunRequest, context: Any) -> pb.RunDetail:
         report = await self._control(lambda: self._operation.run(request.run))
-        rounds = await self._control(lambda: self._operation.rounds(request.run))
+        count = min(request.count or MOST_ROUNDS, MOST_ROUNDS)
+        rounds = await self._control(lambda: self._operation.rounds(request.run, request.first, count))
+        attempts = len(await self._control(lambda: self._operation.attempts(request.run)))
         scores = [
             pb.Score(name=name, mean=spread.mean, std=spread.std, worst=spread.worst, sites=spread.sites)
             for name, spread in report.view.scores.items()
         ]
-        shown = [_round(one) for one in rounds]
-        return pb.RunDetail(info=_run(report), rounds=shown, scores=scores, scored_round=report.view.scored_round)
+        shown = [_round(one) for one in _page(rounds, newest=request.first < 0)]
+        scored = report.view.scored_round
+        return pb.RunDetail(info=_run(report), rounds=shown, scores=scores, scored_round=scored, attempts=attempts)
 
     async def PauseRun(self, request: pb.RunName, context: Any) -> pb.RunInfo:
         return _run(await self._control(lambda: self._operation.pause(request.run, paused=True)))
@@ -68,6 +72,18 @@ class OperatorService(rpc.OperatorServicer):
 
     async def _control(self, function: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._threads.control, function)
+
+
+def _page(rounds: list[RoundReport], *, newest: bool) -> list[RoundReport]:
+    """As many as one answer has room for, from the first one on, or the newest ones."""
+    order, room = rounds[::-1] if newest else rounds, MOST_FATES
+    page: list[RoundReport] = []
+    for report in order:
+        room -= len(report.fates)
+        if page and room < 0:
+            break
+        page.append(report)
+    return page[::-1] if newest else page
 
 
 def _run(report: RunReport) -> pb.RunInfo:

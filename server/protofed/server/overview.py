@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from protofed.common.payload import SiteId
-from protofed.common.task import TaskKind, Verdict
+from protofed.common.task import TaskKind
 from protofed.server.records import Records
 from protofed.server.rows import RoundRow
 
@@ -86,12 +86,10 @@ def overview(ledger: Records, run: str) -> Overview | None:
     rounds = [r for r in history if not r.rolled_back]
     last = rounds[-1] if rounds else None
     number = last.round if last else 0
-    tasks = ledger.tasks(run)
-    current = [t for t in tasks if last and (t.round, t.attempt) == (last.round, last.attempt)]
+    current = ledger.tasks(run, last.round, last.attempt) if last else []
     fits = [task for task in current if task.kind is not TaskKind.SCORE]
-    updates = [update for update in ledger.updates(run) if update.verdict is Verdict.ACCEPTED]
-    scores = ledger.scores(run)
-    newest = max(scores, default=0)
+    received, sent = ledger.moved(run)
+    newest = ledger.scored_round(run)
     return Overview(
         run=run,
         began=bool(rounds),
@@ -99,10 +97,10 @@ def overview(ledger: Records, run: str) -> Overview | None:
         phase=row.reason or "ended" if row.ended_at else _phase(last, any(t.kind is TaskKind.SCORE for t in current)),
         invited=len(fits),
         reported=sum(task.fate in ("reported", "set-aside") for task in fits),
-        received=sum(update.bytes for update in updates),
-        sent=sum(task.base_bytes for task in tasks if task.kind is TaskKind.FIT),
+        received=received,
+        sent=sent,
         seconds=(row.ended_at or time.time()) - rounds[0].opened_at if rounds else 0.0,
-        scores=spreads(scores.get(newest, {})),
+        scores=spreads(ledger.scores(run, newest).get(newest, {})),
         scored_round=newest,
         degraded=sum(r.state is not None and r.complete is False for r in rounds),
         abandoned=sum(r.abandoned is not None for r in history),

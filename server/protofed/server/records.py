@@ -93,17 +93,34 @@ class Records:
         rows = self._read(told.order_by(db.updates.c.id.desc()).limit(1))
         return rows[0].weight if rows else None
 
+    def moved(self, run: str) -> tuple[int, int]:
+        """Bytes of a run's accepted updates, and of the models that sites were asked to fetch to train."""
+        taken = select(func.sum(db.updates.c.bytes)).where(db.updates.c.run == run)
+        sent = select(func.sum(db.tasks.c.base_bytes)).where(db.tasks.c.run == run, db.tasks.c.kind == TaskKind.FIT)
+        found = (self._read(taken.where(db.updates.c.verdict == Verdict.ACCEPTED)), self._read(sent))
+        received, asked = (int(rows[0][0] or 0) for rows in found)
+        return received, asked
+
+    def scored_round(self, run: str) -> int:
+        """The newest round with scores that was not rolled back; 0: none."""
+        query = self._scores_of(run).with_only_columns(func.max(db.scores.c.round))
+        return int(self._read(query)[0][0] or 0)
+
     def scores(self, run: str, round: int | None = None) -> dict[int, dict[SiteId, dict[str, float]]]:
         """Scores by round (or of one round), site and name; without those of rounds that were rolled back."""
-        same = [db.rounds.c[name] == db.scores.c[name] for name in ("run", "round", "attempt")]
-        kept = db.rounds.c.rolled_back.is_not(True)
-        query = select(db.scores).outerjoin(db.rounds, and_(*same)).where(db.scores.c.run == run, kept)
+        query = self._scores_of(run)
         if round is not None:
             query = query.where(db.scores.c.round == round)
         table: dict[int, dict[SiteId, dict[str, float]]] = {}
         for row in self._read(query.order_by(db.scores.c.round, db.scores.c.site, db.scores.c.name)):
             table.setdefault(row.round, {}).setdefault(row.site, {})[row.name] = row.value
         return table
+
+    def _scores_of(self, run: str) -> Any:
+        """All scores of a run that were not rolled back."""
+        same = [db.rounds.c[name] == db.scores.c[name] for name in ("run", "round", "attempt")]
+        kept = db.rounds.c.rolled_back.is_not(True)
+        return select(db.scores).outerjoin(db.rounds, and_(*same)).where(db.scores.c.run == run, kept)
 
     def sealed(self) -> set[str]:
         """What must never be lost: the seals of accepted updates and the digests of published states."""

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!protofed/protos/v1/operator.proto\x12\x12protofed.protos.v1\"\x16\n\x07RunName\x12\x0b\n\x03run\x18\x01 \x01(\t\"!\n\x0fStartRunRequest\x12\x0e\n\x06recipe\x18\x01 \x01(\t\"\x11\n\x0fListRunsRequest\":\n\rListRunsReply\x12)\n\x04runs\x18\x01 \x03(\x0b\x32\x1b.protofed.protos.v1.RunInfo\".\n\x0f\x41\x62ortRunRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"0\n\x12RollBackRunRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\r\n\x05round\x18\x02 \x01(\r\"\xa3\x02\n\x07RunInfo\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x0e\n\x06method\x18\x02 \x01(\t\x12\x10\n\x08standing\x18\x03 \x01(\t\x12\r\n\x05phase\x18\x04 \x01(\t\x12\r\n\x05round\x18\x05 \x01(\r\x12\x0e\n\x06rounds\x18\x06 \x01(\r\x12\x0f\n\x07invited\x18\x07 \x01(\r\x12\x10\n\x08reported\x18\x08 \x01(\r\x12\x10\n\x08\x64\x65graded\x18\t \x01(\r\x12\x11\n\tabandoned\x18\n \x01(\r\x12\x13\n\x0brolled_back\x18\x0b \x01(\r\x12\x10\n\x08\x62\x65gan_at\x18\x0c \x01(\x01\x12\x10\n\x08\x65nded_at\x18\r \x01(\x01\x12\x0e\n\x06reason\x18\x0e \x01(\t\x12\x16\n\x0ereceived_bytes\x18\x0f \x01(\x04\x12\x12\n\nsent_bytes\x18\x10 \x01(\x04\"\xa6\x01\n\tRunDetail\x12)\n\x04info\x18\x01 \x01(\x0b\x32\x1b.protofed.protos.v1.RunInfo\x12-\n\x06rounds\x18\x02 \x03(\x0b\x32\x1d.protofed.protos.v1.RoundInfo\x12)\n\x06scores\x18\x03 \x03(\x0b\x32\x19.protofed.protos.v1.Score\x12\x14\n\x0cscored_round\x18\x04 \x01(\r\"\xae\x01\n\tRoundInfo\x12\r\n\x05round\x18\x01 \x01(\r\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x0f\n\x07outcome\x18\x03 \x01(\t\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x11\n\topened_at\x18\x05 \x01(\x01\x12\x11\n\tclosed_at\x18\x06 \x01(\x01\x12\r\n\x05state\x18\x07 \x01(\t\x12+\n\x05sites\x18\x08 \x03(\x0b\x32\x1c.protofed.protos.v1.SiteFate\"V\n\x08SiteFate\x12\x0c\n\x04site\x18\x01 \x01(\t\x12\x0c\n\x04kind\x18\x02 \x01(\t\x12\x0c\n\x04\x66\x61te\x18\x03 \x01(\t\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x10\n\x08refusals\x18\x05 \x03(\t\"N\n\x05Score\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04mean\x18\x02 \x01(\x01\x12\x0b\n\x03std\x18\x03 \x01(\x01\x12\r\n\x05worst\x18\x04 \x01(\x01\x12\r\n\x05sites\x18\x05 \x01(\r\"A\n\x12VerifyRoundRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\r\n\x05round\x18\x02 \x01(\r\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\r\"Z\n\x10VerifyRoundReply\x12\x0f\n\x07\x66inding\x18\x01 \x01(\t\x12\x11\n\tpublished\x18\x02 \x01(\t\x12\x12\n\nrecomputed\x18\x03 \x01(\t\x12\x0e\n\x06reason\x18\x04 \x01(\t\"\x12\n\x10ListSitesRequest\"=\n\x0eListSitesReply\x12+\n\x05sites\x18\x01 \x03(\x0b\x32\x1c.protofed.protos.v1.SiteInfo\"r\n\x08SiteInfo\x12\x0c\n\x04site\x18\x01 \x01(\t\x12\r\n\x05roles\x18\x02 \x03(\t\x12\x10\n\x08standing\x18\x03 \x01(\t\x12\r\n\x05\x64oing\x18\x04 \x01(\t\x12\x16\n\x0eprogress_age_s\x18\x05 \x01(\x01\x12\x10\n\x08\x65xcluded\x18\x06 \x01(\t\"2\n\x12\x45xcludeSiteRequest\x12\x0c\n\x04site\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\" \n\x10\x41\x64mitSiteRequest\x12\x0c\n\x04site\x18\x01 \x01(\t2\xfc\x06\n\x08Operator\x12L\n\x08StartRun\x12#.protofed.protos.v1.StartRunRequest\x1a\x1b.protofed.protos.v1.RunInfo\x12R\n\x08ListRuns\x12#.protofed.protos.v1.ListRunsRequest\x1a!.protofed.protos.v1.ListRunsReply\x12\x45\n\x07ShowRun\x12\x1b.protofed.protos.v1.RunName\x1a\x1d.protofed.protos.v1.RunDetail\x12\x44\n\x08PauseRun\x12\x1b.protofed.protos.v1.RunName\x1a\x1b.protofed.protos.v1.RunInfo\x12\x45\n\tResumeRun\x12\x1b.protofed.protos.v1.RunName\x1a\x1b.protofed.protos.v1.RunInfo\x12L\n\x08\x41\x62ortRun\x12#.protofed.protos.v1.AbortRunRequest\x1a\x1b.protofed.protos.v1.RunInfo\x12R\n\x0bRollBackRun\x12&.protofed.protos.v1.RollBackRunRequest\x1a\x1b.protofed.protos.v1.RunInfo\x12[\n\x0bVerifyRound\x12&.protofed.protos.v1.VerifyRoundRequest\x1a$.protofed.protos.v1.VerifyRoundReply\x12U\n\tListSites\x12$.protofed.protos.v1.ListSitesRequest\x1a\".protofed.protos.v1.ListSitesReply\x12S\n\x0b\x45xcludeSite\x12&.protofed.protos.v1.ExcludeSiteRequest\x1a\x1c.protofed.protos.v1.SiteInfo\x12O\n\tAdmitSite\x12$.protofed.protos.v1.AdmitSiteRequest\x1a\x1c.protofed.protos.v1.SiteInfob\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!protofed/protos/v1/operator.proto\x12\x12protofed.protos.v1\"\x16\n\x07RunName\x12\x0b\n\x03run\x18\x01 \x01(\t\";\n\x0eShowRunRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\r\n\x05\x66irst\x18\x02 \x01(\x05\x12\r\n\x05\x63ount\x18\x03 \x01(\r\"!\n\x0fStartRunRequest\x12\x0e\n\x06recipe\x18\x01 \x01(\t\"\x11\n\x0fListRunsRequest\":\n\rListRunsReply\x12)\n\x04runs\x18\x01 \x03(\x0b\x32\x1b.protofed.protos.v1.RunInfo\".\n\x0f\x41\x62ortRunRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"0\n\x12RollBackRunRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\r\n\x05round\x18\x02 \x01(\r\"\xa3\x02\n\x07RunInfo\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x0e\n\x06method\x18\x02 \x01(\t\x12\x10\n\x08standing\x18\x03 \x01(\t\x12\r\n\x05phase\x18\x04 \x01(\t\x12\r\n\x05round\x18\x05 \x01(\r\x12\x0e\n\x06rounds\x18\x06 \x01(\r\x12\x0f\n\x07invited\x18\x07 \x01(\r\x12\x10\n\x08reported\x18\x08 \x01(\r\x12\x10\n\x08\x64\x65graded\x18\t \x01(\r\x12\x11\n\tabandoned\x18\n \x01(\r\x12\x13\n\x0brolled_back\x18\x0b \x01(\r\x12\x10\n\x08\x62\x65gan_at\x18\x0c \x01(\x01\x12\x10\n\x08\x65nded_at\x18\r \x01(\x01\x12\x0e\n\x06reason\x18\x0e \x01(\t\x12\x16\n\x0ereceived_bytes\x18\x0f \x01(\x04\x12\x12\n\nsent_bytes\x18\x10 \x01(\x04\"\xb8\x01\n\tRunDetail\x12)\n\x04info\x18\x01 \x01(\x0b\x32\x1b.protofed.protos.v1.RunInfo\x12-\n\x06rounds\x18\x02 \x03(\x0b\x32\x1d.protofed.protos.v1.RoundInfo\x12)\n\x06scores\x18\x03 \x03(\x0b\x32\x19.protofed.protos.v1.Score\x12\x14\n\x0cscored_round\x18\x04 \x01(\r\x12\x10\n\x08\x61ttempts\x18\x05 \x01(\r\"\xae\x01\n\tRoundInfo\x12\r\n\x05round\x18\x01 \x01(\r\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x0f\n\x07outcome\x18\x03 \x01(\t\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x11\n\topened_at\x18\x05 \x01(\x01\x12\x11\n\tclosed_at\x18\x06 \x01(\x01\x12\r\n\x05state\x18\x07 \x01(\t\x12+\n\x05sites\x18\x08 \x03(\x0b\x32\x1c.protofed.protos.v1.SiteFate\"V\n\x08SiteFate\x12\x0c\n\x04site\x18\x01 \x01(\t\x12\x0c\n\x04kind\x18\x02 \x01(\t\x12\x0c\n\x04\x66\x61te\x18\x03 \x01(\t\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x10\n\x08refusals\x18\x05 \x03(\t\"N\n\x05Score\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04mean\x18\x02 \x01(\x01\x12\x0b\n\x03std\x18\x03 \x01(\x01\x12\r\n\x05worst\x18\x04 \x01(\x01\x12\r\n\x05sites\x18\x05 \x01(\r\"A\n\x12VerifyRoundRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\r\n\x05round\x18\x02 \x01(\r\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\r\"Z\n\x10VerifyRoundReply\x12\x0f\n\x07\x66inding\x18\x01 \x01(\t\x12\x11\n\tpublished\x18\x02 \x01(\t\x12\x12\n\nrecomputed\x18\x03 \x01(\t\x12\x0e\n\x06reason\x18\x04 \x01(\t\"\x12\n\x10ListSitesRequest\"=\n\x0eListSitesReply\x12+\n\x05sites\x18\x01 \x03(\x0b\x32\x1c.protofed.protos.v1.SiteInfo\"r\n\x08SiteInfo\x12\x0c\n\x04site\x18\x01 \x01(\t\x12\r\n\x05roles\x18\x02 \x03(\t\x12\x10\n\x08standing\x18\x03 \x01(\t\x12\r\n\x05\x64oing\x18\x04 \x01(\t\x12\x16\n\x0eprogress_age_s\x18\x05 \x01(\x01\x12\x10\n\x08\x65xcluded\x18\x06 \x01(\t\"2\n\x12\x45xcludeSiteRequest\x12\x0c\n\x04site\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\" \n\x10\x41\x64mitSiteRequest\x12\x0c\n\x04site\x18\x01 \x01(\t2\x83\x07\n\x08Operator\x12L\n\x08StartRun\x12#.protofed.protos.v1.StartRunRequest\x1a\x1b.protofed.protos.v1.RunInfo\x12R\n\x08ListRuns\x12#.protofed.protos.v1.ListRunsRequest\x1a!.protofed.protos.v1.ListRunsReply\x12L\n\x07ShowRun\x12\".protofed.protos.v1.ShowRunRequest\x1a\x1d.protofed.protos.v1.RunDetail\x12\x44\n\x08PauseRun\x12\x1b.protofed.protos.v1.RunName\x1a\x1b.protofed.protos.v1.RunInfo\x12\x45\n\tResumeRun\x12\x1b.protofed.protos.v1.RunName\x1a\x1b.protofed.protos.v1.RunInfo\x12L\n\x08\x41\x62ortRun\x12#.protofed.protos.v1.AbortRunRequest\x1a\x1b.protofed.protos.v1.RunInfo\x12R\n\x0bRollBackRun\x12&.protofed.protos.v1.RollBackRunRequest\x1a\x1b.protofed.protos.v1.RunInfo\x12[\n\x0bVerifyRound\x12&.protofed.protos.v1.VerifyRoundRequest\x1a$.protofed.protos.v1.VerifyRoundReply\x12U\n\tListSites\x12$.protofed.protos.v1.ListSitesRequest\x1a\".protofed.protos.v1.ListSitesReply\x12S\n\x0b\x45xcludeSite\x12&.protofed.protos.v1.ExcludeSiteRequest\x1a\x1c.protofed.protos.v1.SiteInfo\x12O\n\tAdmitSite\x12$.protofed.protos.v1.AdmitSiteRequest\x1a\x1c.protofed.protos.v1.SiteInfob\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,40 +33,42 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_RUNNAME']._serialized_start=57
   _globals['_RUNNAME']._serialized_end=79
-  _globals['_STARTRUNREQUEST']._serialized_start=81
-  _globals['_STARTRUNREQUEST']._serialized_end=114
-  _globals['_LISTRUNSREQUEST']._serialized_start=116
-  _globals['_LISTRUNSREQUEST']._serialized_end=133
-  _globals['_LISTRUNSREPLY']._serialized_start=135
-  _globals['_LISTRUNSREPLY']._serialized_end=193
-  _globals['_ABORTRUNREQUEST']._serialized_start=195
-  _globals['_ABORTRUNREQUEST']._serialized_end=241
-  _globals['_ROLLBACKRUNREQUEST']._serialized_start=243
-  _globals['_ROLLBACKRUNREQUEST']._serialized_end=291
-  _globals['_RUNINFO']._serialized_start=294
-  _globals['_RUNINFO']._serialized_end=585
-  _globals['_RUNDETAIL']._serialized_start=588
-  _globals['_RUNDETAIL']._serialized_end=754
-  _globals['_ROUNDINFO']._serialized_start=757
-  _globals['_ROUNDINFO']._serialized_end=931
-  _globals['_SITEFATE']._serialized_start=933
-  _globals['_SITEFATE']._serialized_end=1019
-  _globals['_SCORE']._serialized_start=1021
-  _globals['_SCORE']._serialized_end=1099
-  _globals['_VERIFYROUNDREQUEST']._serialized_start=1101
-  _globals['_VERIFYROUNDREQUEST']._serialized_end=1166
-  _globals['_VERIFYROUNDREPLY']._serialized_start=1168
-  _globals['_VERIFYROUNDREPLY']._serialized_end=1258
-  _globals['_LISTSITESREQUEST']._serialized_start=1260
-  _globals['_LISTSITESREQUEST']._serialized_end=1278
-  _globals['_LISTSITESREPLY']._serialized_start=1280
-  _globals['_LISTSITESREPLY']._serialized_end=1341
-  _globals['_SITEINFO']._serialized_start=1343
-  _globals['_SITEINFO']._serialized_end=1457
-  _globals['_EXCLUDESITEREQUEST']._serialized_start=1459
-  _globals['_EXCLUDESITEREQUEST']._serialized_end=1509
-  _globals['_ADMITSITEREQUEST']._serialized_start=1511
-  _globals['_ADMITSITEREQUEST']._serialized_end=1543
-  _globals['_OPERATOR']._serialized_start=1546
-  _globals['_OPERATOR']._serialized_end=2438
+  _globals['_SHOWRUNREQUEST']._serialized_start=81
+  _globals['_SHOWRUNREQUEST']._serialized_end=140
+  _globals['_STARTRUNREQUEST']._serialized_start=142
+  _globals['_STARTRUNREQUEST']._serialized_end=175
+  _globals['_LISTRUNSREQUEST']._serialized_start=177
+  _globals['_LISTRUNSREQUEST']._serialized_end=194
+  _globals['_LISTRUNSREPLY']._serialized_start=196
+  _globals['_LISTRUNSREPLY']._serialized_end=254
+  _globals['_ABORTRUNREQUEST']._serialized_start=256
+  _globals['_ABORTRUNREQUEST']._serialized_end=302
+  _globals['_ROLLBACKRUNREQUEST']._serialized_start=304
+  _globals['_ROLLBACKRUNREQUEST']._serialized_end=352
+  _globals['_RUNINFO']._serialized_start=355
+  _globals['_RUNINFO']._serialized_end=646
+  _globals['_RUNDETAIL']._serialized_start=649
+  _globals['_RUNDETAIL']._serialized_end=833
+  _globals['_ROUNDINFO']._serialized_start=836
+  _globals['_ROUNDINFO']._serialized_end=1010
+  _globals['_SITEFATE']._serialized_start=1012
+  _globals['_SITEFATE']._serialized_end=1098
+  _globals['_SCORE']._serialized_start=1100
+  _globals['_SCORE']._serialized_end=1178
+  _globals['_VERIFYROUNDREQUEST']._serialized_start=1180
+  _globals['_VERIFYROUNDREQUEST']._serialized_end=1245
+  _globals['_VERIFYROUNDREPLY']._serialized_start=1247
+  _globals['_VERIFYROUNDREPLY']._serialized_end=1337
+  _globals['_LISTSITESREQUEST']._serialized_start=1339
+  _globals['_LISTSITESREQUEST']._serialized_end=1357
+  _globals['_LISTSITESREPLY']._serialized_start=1359
+  _globals['_LISTSITESREPLY']._serialized_end=1420
+  _globals['_SITEINFO']._serialized_start=1422
+  _globals['_SITEINFO']._serialized_end=1536
+  _globals['_EXCLUDESITEREQUEST']._serialized_start=1538
+  _globals['_EXCLUDESITEREQUEST']._serialized_end=1588
+  _globals['_ADMITSITEREQUEST']._serialized_start=1590
+  _globals['_ADMITSITEREQUEST']._serialized_end=1622
+  _globals['_OPERATOR']._serialized_start=1625
+  _globals['_OPERATOR']._serialized_end=2524
 # @@protoc_insertion_point(module_scope)

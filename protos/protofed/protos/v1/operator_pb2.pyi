@@ -38,6 +38,33 @@ class RunName(_message.Message):
 Global___RunName: _TypeAlias = RunName  # noqa: Y015
 
 @_typing.final
+class ShowRunRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RUN_FIELD_NUMBER: _builtins.int
+    FIRST_FIELD_NUMBER: _builtins.int
+    COUNT_FIELD_NUMBER: _builtins.int
+    run: _builtins.str
+    first: _builtins.int
+    """of the attempts at rounds, in order, from 0; negative: from the end"""
+    count: _builtins.int
+    """so many of them, or fewer where there are many sites; 0, or more than 200: 200"""
+    def __init__(
+        self,
+        *,
+        run: _builtins.str = ...,
+        first: _builtins.int = ...,
+        count: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "first", b"first", "run", b"run"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ShowRunRequest: _TypeAlias = ShowRunRequest  # noqa: Y015
+
+@_typing.final
 class StartRunRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -218,7 +245,10 @@ class RunDetail(_message.Message):
     ROUNDS_FIELD_NUMBER: _builtins.int
     SCORES_FIELD_NUMBER: _builtins.int
     SCORED_ROUND_FIELD_NUMBER: _builtins.int
+    ATTEMPTS_FIELD_NUMBER: _builtins.int
     scored_round: _builtins.int
+    attempts: _builtins.int
+    """in all; `rounds` are those that were asked for"""
     @_builtins.property
     def info(self) -> Global___RunInfo: ...
     @_builtins.property
@@ -234,10 +264,11 @@ class RunDetail(_message.Message):
         rounds: _abc.Iterable[Global___RoundInfo] | None = ...,
         scores: _abc.Iterable[Global___Score] | None = ...,
         scored_round: _builtins.int = ...,
+        attempts: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["info", b"info"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["info", b"info", "rounds", b"rounds", "scored_round", b"scored_round", "scores", b"scores"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "info", b"info", "rounds", b"rounds", "scored_round", b"scored_round", "scores", b"scores"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -46,7 +46,7 @@ class OperatorStub:
                 _registered_method=True)
         self.ShowRun = channel.unary_unary(
                 '/protofed.protos.v1.Operator/ShowRun',
-                request_serializer=protofed_dot_protos_dot_v1_dot_operator__pb2.RunName.SerializeToString,
+                request_serializer=protofed_dot_protos_dot_v1_dot_operator__pb2.ShowRunRequest.SerializeToString,
                 response_deserializer=protofed_dot_protos_dot_v1_dot_operator__pb2.RunDetail.FromString,
                 _registered_method=True)
         self.PauseRun = channel.unary_unary(
@@ -177,7 +177,7 @@ def add_OperatorServicer_to_server(servicer, server):
             ),
             'ShowRun': grpc.unary_unary_rpc_method_handler(
                     servicer.ShowRun,
-                    request_deserializer=protofed_dot_protos_dot_v1_dot_operator__pb2.RunName.FromString,
+                    request_deserializer=protofed_dot_protos_dot_v1_dot_operator__pb2.ShowRunRequest.FromString,
                     response_serializer=protofed_dot_protos_dot_v1_dot_operator__pb2.RunDetail.SerializeToString,
             ),
             'PauseRun': grpc.unary_unary_rpc_method_handler(
@@ -300,7 +300,7 @@ class Operator:
             request,
             target,
             '/protofed.protos.v1.Operator/ShowRun',
-            protofed_dot_protos_dot_v1_dot_operator__pb2.RunName.SerializeToString,
+            protofed_dot_protos_dot_v1_dot_operator__pb2.ShowRunRequest.SerializeToString,
             protofed_dot_protos_dot_v1_dot_operator__pb2.RunDetail.FromString,
             options,
             channel_credentials,

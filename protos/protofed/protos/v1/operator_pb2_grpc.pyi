@@ -34,7 +34,7 @@ class OperatorStub:
     StartRun: _grpc.UnaryUnaryMultiCallable[_operator_pb2.StartRunRequest, _operator_pb2.RunInfo]
     """Queues a run; it is durable when this is answered."""
     ListRuns: _grpc.UnaryUnaryMultiCallable[_operator_pb2.ListRunsRequest, _operator_pb2.ListRunsReply]
-    ShowRun: _grpc.UnaryUnaryMultiCallable[_operator_pb2.RunName, _operator_pb2.RunDetail]
+    ShowRun: _grpc.UnaryUnaryMultiCallable[_operator_pb2.ShowRunRequest, _operator_pb2.RunDetail]
     PauseRun: _grpc.UnaryUnaryMultiCallable[_operator_pb2.RunName, _operator_pb2.RunInfo]
     ResumeRun: _grpc.UnaryUnaryMultiCallable[_operator_pb2.RunName, _operator_pb2.RunInfo]
     AbortRun: _grpc.UnaryUnaryMultiCallable[_operator_pb2.AbortRunRequest, _operator_pb2.RunInfo]
@@ -51,7 +51,7 @@ class OperatorAsyncStub(OperatorStub):
     StartRun: _aio.UnaryUnaryMultiCallable[_operator_pb2.StartRunRequest, _operator_pb2.RunInfo]  # type: ignore[assignment]
     """Queues a run; it is durable when this is answered."""
     ListRuns: _aio.UnaryUnaryMultiCallable[_operator_pb2.ListRunsRequest, _operator_pb2.ListRunsReply]  # type: ignore[assignment]
-    ShowRun: _aio.UnaryUnaryMultiCallable[_operator_pb2.RunName, _operator_pb2.RunDetail]  # type: ignore[assignment]
+    ShowRun: _aio.UnaryUnaryMultiCallable[_operator_pb2.ShowRunRequest, _operator_pb2.RunDetail]  # type: ignore[assignment]
     PauseRun: _aio.UnaryUnaryMultiCallable[_operator_pb2.RunName, _operator_pb2.RunInfo]  # type: ignore[assignment]
     ResumeRun: _aio.UnaryUnaryMultiCallable[_operator_pb2.RunName, _operator_pb2.RunInfo]  # type: ignore[assignment]
     AbortRun: _aio.UnaryUnaryMultiCallable[_operator_pb2.AbortRunRequest, _operator_pb2.RunInfo]  # type: ignore[assignment]
@@ -81,7 +81,7 @@ class OperatorServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
     def ShowRun(
         self,
-        request: _operator_pb2.RunName,
+        request: _operator_pb2.ShowRunRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_operator_pb2.RunDetail, _abc.Awaitable[_operator_pb2.RunDetail]]: ...
 
