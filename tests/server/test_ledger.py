@@ -163,6 +163,14 @@ def test_a_fate_is_that_of_one_task(ledger: Ledger) -> None:
     assert [task.is_open for task in ledger.tasks("run", 1)] == [False, True]
 
 
+@pytest.mark.parametrize("fate", ["started", "failed"])
+def test_an_update_that_stands_is_reported_whatever_is_said_later(ledger: Ledger, fate: str) -> None:
+    (ann,) = opened(ledger, "ann")
+    ledger.judge(update(ann))
+    ledger.set_fate(ann.nonce, fate)  # its promise was not heard: the journal was full
+    assert fates(ledger) == {ann.nonce: "reported"}
+
+
 def test_marking_a_round_scored_settles_its_silent_scorers_and_nobody_else(ledger: Ledger) -> None:
     (fit,) = opened(ledger, "ann")
     (next_fit,) = opened(ledger, "ann", round=2)

@@ -1,0 +1,281 @@
+"""Faults of what a server stands on: its event loop, memory, descriptors, disk and journal; and of its own code."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import signal
+import socket
+import subprocess
+from collections.abc import Callable, Iterator
+from io import FileIO
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+from tests.faults.conftest import SITES, FaultScene
+from tests.faults.invariants import JOURNAL, Baseline, leftovers, serves
+from tests.faults.proxy import Direction, Mode
+from tests.faults.watch import NOT_SERVING, SERVING, Watch
+
+from protofed.common import journal
+from protofed.common.failpoint import PATIENT_TEXT
+from protofed.common.recipe import Recipe
+
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(900)]
+MakeScene = Callable[[Recipe], FaultScene]
+MakeRecipe = Callable[..., Recipe]
+Undisturbed = Callable[[Recipe], str]
+Mount = Callable[[Path, str], None]
+DESCRIPTORS = 64
+FIRST_WORDS = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"  # and empty SETTINGS
+
+
+@pytest.fixture
+def mount() -> Iterator[Mount]:
+    """Puts an empty file system in memory on a folder, with these options; none is left mounted."""
+    mounted: list[Path] = []
+
+    def make(folder: Path, options: str) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        command = ["mount", "-t", "tmpfs", "-o", options, "protofed-test", str(folder)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            pytest.skip(f"mounting is not possible here: {done.stderr.strip()}")
+        mounted.append(folder)
+
+    yield make
+    for folder in reversed(mounted):
+        subprocess.run(["umount", "--lazy", str(folder)], capture_output=True, check=False)
+
+
+def fill(folder: Path) -> Path:
+    """A file that takes all that is free."""
+    filler = folder / "filler"
+    with filler.open("wb", buffering=0) as file:
+        for size in (1 << 20, 1 << 12):
+            with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
+                pour(file, size)
+    return filler
+
+
+def pour(file: FileIO, size: int) -> NoReturn:
+    """Write pieces of this size until that fails."""
+    while True:
+        file.write(bytes(size))
+
+
+def ended_like(here: FaultScene, final: str) -> None:
+    """Server and sites ended well, with what a run without faults gives; nothing that was acknowledged is lost."""
+    assert here.finish(["server", *SITES]) == [0] * 3, here.logs()
+    found, rounds = here.invariants(final=final), here.recipe.rounds
+    assert (found.published, found.updates, found.receipts) == (rounds + 1, 2 * rounds + 1, 2 * min(rounds, 3))
+    assert found.recorded > 0
+
+
+def told(here: FaultScene, name: str) -> str:
+    """A process's log."""
+    return (here.folder / f"{name}.log").read_text(encoding="utf-8")
+
+
+def trainers_that_wait(here: FaultScene, seconds: int) -> None:
+    """Both sites' daemons; each pauses once before it hands in its first update, and both are there now."""
+    for site in SITES:
+        here.trainer(site, fails=f"fit-done=sleep{seconds}")
+    here.wait_for(lambda: list(here.fates(1).values()) == ["started", "started"])
+
+
+def updates(here: FaultScene, round: int) -> int:
+    """Verdicts of a round."""
+    with here.ledger() as ledger:
+        return len(ledger.updates(here.recipe.name, round, 1))
+
+
+def test_row_86_a_blocked_event_loop_is_told_and_passes(
+    scene: MakeScene, quick_recipe: MakeRecipe, undisturbed: Undisturbed
+) -> None:
+    """NOT_SERVING when the loop can say so again, the stack of what blocked it in the log, SERVING a moment later."""
+    here = scene(quick_recipe())
+    here.server(fails="loop:3=sleep10")
+    watch = Watch(here.address)
+    here.trainers()
+    here.wait_for(lambda: len(watch.heard) >= 3)
+    assert watch.heard == [SERVING, NOT_SERVING, SERVING]
+    log = told(here, "server")
+    assert "the event loop is blocked" in log
+    assert "in reach" in log  # the stack's innermost frame
+    assert log.index("the event loop is blocked") < log.index("the event loop runs again")
+    ended_like(here, undisturbed(here.recipe))
+    watch.end()
+
+
+def test_row_87_a_server_short_of_memory_takes_no_upload_and_lives(
+    scene: MakeScene, quick_recipe: MakeRecipe, undisturbed: Undisturbed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sites are told to wait and do; with room again the run goes on where it was."""
+    here = scene(quick_recipe())
+    with monkeypatch.context() as patched:
+        patched.setenv("PROTOFED_SERVER_MEMORY_LIMIT_MB", "1")
+        here.server()
+    here.trainers()
+    here.wait_for(lambda: "short of memory" in told(here, "site-1") + told(here, "site-2"))
+    serves(here.address)
+    assert "memory is short" in told(here, "server")
+    assert updates(here, 0) == 0
+    assert leftovers(here.folder / "server") == []
+    here.running["server"].send_signal(signal.SIGTERM)
+    assert here.finish(["server"]) == [0]
+    here.server()
+    ended_like(here, undisturbed(here.recipe))
+
+
+def test_row_88_a_server_out_of_descriptors_refuses_and_lives(
+    scene: MakeScene, quick_recipe: MakeRecipe, undisturbed: Undisturbed
+) -> None:
+    """No crash while others hold them all, and nothing is lost; a legitimate daemon gets through when they go."""
+    here = scene(quick_recipe())
+    here.server()
+    here.trainer("site-1")
+    here.wait_for(lambda: "handed in" in told(here, "site-1"))  # the first model
+    pid = here.running["server"].pid
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (DESCRIPTORS, DESCRIPTORS))
+    host, port = here.address.split(":")
+    held = [socket.create_connection((host, int(port)), timeout=5) for _ in range(2 * DESCRIPTORS)]
+    for connection in held:
+        connection.sendall(FIRST_WORDS)
+    here.wait_for(lambda: Baseline(pid).descriptors() >= DESCRIPTORS)
+    late = here.trainer("site-2")  # cannot be taken in now
+    with pytest.raises(AssertionError, match="does not serve"):
+        serves(here.address, within_s=3.0)
+    assert here.running["server"].poll() is None
+    for connection in held:
+        connection.close()
+    serves(here.address)
+    assert late.poll() is None
+    ended_like(here, undisturbed(here.recipe))
+    with here.ledger() as ledger:
+        assert [row.set_aside for row in ledger.updates(here.recipe.name) if row.set_aside] == []
+
+
+def test_row_88_71_updates_that_cannot_be_opened_now_are_not_taken_for_damaged(
+    scene: MakeScene, quick_recipe: MakeRecipe, undisturbed: Undisturbed
+) -> None:
+    """Out of descriptors while it aggregates, the server waits and computes again: no update is set aside for that."""
+    here = scene(quick_recipe())
+    here.server(fails="fold-begun:2=sleep5")  # the first one is the model's
+    here.trainers()
+    here.wait_for(lambda: list(here.fates(1).values()) == ["reported", "reported"])
+    pid = here.running["server"].pid
+    before = resource.prlimit(pid, resource.RLIMIT_NOFILE, (3, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    here.wait_for(lambda: "no space for the new state" in told(here, "server"))
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
+    ended_like(here, undisturbed(here.recipe))
+
+
+@pytest.mark.parametrize("place", ["commit-recorded:2", "enroll-answered:1"])
+def test_row_90_an_unforeseen_error_tells_peers_nothing(
+    scene: MakeScene, quick_recipe: MakeRecipe, undisturbed: Undisturbed, place: str
+) -> None:
+    """INTERNAL with an incident's id on the wire and in the site's log, the text only in the server's; it goes on."""
+    here = scene(quick_recipe())
+    here.server(fails=f"{place}=raise")
+    heard: list[bytes] = []
+
+    def record(way: Direction, data: bytes) -> bool:
+        heard.append(data)
+        return False
+
+    for site in SITES:
+        here.behind(site).mode = Mode(tap=record)
+    here.trainers()
+    ended_like(here, undisturbed(here.recipe))
+    wire, server = b"".join(heard), told(here, "server")
+    assert b"internal error, incident " in wire  # so what is on the wire can be read
+    assert PATIENT_TEXT.encode() not in wire
+    assert b"Jane" not in wire
+    assert PATIENT_TEXT in server
+    daemons = told(here, "site-1") + told(here, "site-2")
+    assert "internal error, incident " in daemons
+    assert "Jane" not in daemons
+
+
+def test_row_58_a_disk_full_while_updates_come_takes_none_and_recovers(
+    scene: MakeScene, quick_recipe: MakeRecipe, undisturbed: Undisturbed, mount: Mount
+) -> None:
+    """RESOURCE_EXHAUSTED, no row and nothing half written; the same again succeeds when there is room."""
+    here = scene(quick_recipe())
+    mount(here.folder / "server", "size=40m")
+    here.server()
+    trainers_that_wait(here, 4)
+    filler = fill(here.folder / "server")
+    here.wait_for(lambda: all("resource_exhausted" in told(here, site) for site in SITES))
+    assert updates(here, 1) == 0
+    assert leftovers(here.folder / "server") == []
+    serves(here.address)
+    filler.unlink()
+    ended_like(here, undisturbed(here.recipe))
+
+
+def test_row_58_71_a_disk_full_while_a_state_is_stored_waits_for_room(
+    scene: MakeScene, quick_recipe: MakeRecipe, undisturbed: Undisturbed, mount: Mount
+) -> None:
+    """The aggregate is computed again when there is room; the updates stay."""
+    here = scene(quick_recipe())
+    mount(here.folder / "server", "size=40m")
+    here.server(fails="fold-done:2=sleep5")  # the first one is the model's
+    here.trainers()
+    here.wait_for(lambda: list(here.fates(1).values()) == ["reported", "reported"])
+    filler = fill(here.folder / "server")
+    here.wait_for(lambda: "no space for the new state" in told(here, "server"))
+    serves(here.address)
+    assert updates(here, 1) == 2
+    filler.unlink()
+    ended_like(here, undisturbed(here.recipe))
+
+
+def test_row_59_a_disk_that_turns_read_only_ends_the_server_and_nothing_is_acknowledged(
+    scene: MakeScene, quick_recipe: MakeRecipe, undisturbed: Undisturbed, mount: Mount
+) -> None:
+    """Exit code 74, which names the disk; repaired and started again, it takes what the sites have kept."""
+    here = scene(quick_recipe())
+    here.server()
+    trainers_that_wait(here, 4)
+    uploads = here.folder / "server" / "blobs" / "uploads"
+    mount(uploads, "ro")
+    assert here.finish(["server"]) == [74], here.logs()
+    assert os.strerror(errno.EROFS) in told(here, "server")
+    assert updates(here, 1) == 0
+    assert all(not list(here.folder.glob(f"{site}/*/*/receipt.json")) for site in SITES)
+    subprocess.run(["umount", str(uploads)], check=True)
+    here.server()
+    ended_like(here, undisturbed(here.recipe))
+
+
+def test_row_89_while_the_journal_cannot_be_written_nothing_is_acknowledged(
+    scene: MakeScene, quick_recipe: MakeRecipe, undisturbed: Undisturbed, mount: Mount
+) -> None:
+    """Mutating calls are refused, or the server ends; every receipt that a site holds stands in the journal."""
+    here = scene(quick_recipe(rounds=6))
+    path, disk = here.folder / "server" / JOURNAL, here.folder / "disk"
+    mount(disk, "size=1m")
+    path.parent.mkdir()
+    path.symlink_to(disk / JOURNAL)
+    here.server()
+    trainers_that_wait(here, 4)
+    filler = fill(disk)
+    server = here.running["server"]
+    here.wait_for(
+        lambda: server.poll() is not None or "resource_exhausted" in told(here, "site-1") + told(here, "site-2")
+    )
+    recorded = {record.facts["seal"] for record in journal.records(path) if record.event == "verdict"}
+    with here.ledger() as ledger:
+        rows = ledger.updates(here.recipe.name)
+        assert not {row.receipt().seal for row in rows} <= recorded, "nothing was refused"
+    receipts = list(here.folder.glob("site-*/*/*/receipt.json"))
+    assert all(any(str(seal) in receipt.read_text() for seal in recorded) for receipt in receipts)
+    filler.unlink()
+    if server.poll() is not None:
+        assert server.returncode == 74
+        here.server()
+    ended_like(here, undisturbed(here.recipe))
