@@ -25,7 +25,7 @@ slow: .venv/ready       ## the long suites
 	.venv/bin/python -m pytest -m slow -n 2
 
 faults: .venv/ready     ## the faults that take minutes each
-	.venv/bin/python -m pytest -m faults tests/faults
+	.venv/bin/python -m pytest -m faults tests/faults -n 2 --dist worksteal
 
 postgres: .venv/ready   ## the ledger's tests on PostgreSQL, too: make postgres URL=postgresql+psycopg://USER@HOST/NAME
 	PROTOFED_TEST_POSTGRES=$(URL) .venv/bin/python -m pytest tests/server/test_ledger.py tests/server/test_engine.py \
