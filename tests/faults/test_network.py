@@ -83,6 +83,15 @@ def test_row_44_answers_to_commits_are_lost_five_times(here: FaultScene, undistu
 
 
 @pytest.mark.faults
+def test_row_28_a_link_of_64_kbit_a_second(here: FaultScene, undisturbed: Callable[[Recipe], str]) -> None:
+    """Each round takes the seconds that the model needs on that link, and nothing is lost."""
+    here.behind("site-2").mode = Mode(rate=8_000.0)
+    here.wait_for(here.over, patience_s=300.0)
+    here.heal()
+    ended_like(here, undisturbed(here.recipe))
+
+
+@pytest.mark.faults
 def test_row_53_a_site_that_reads_and_writes_a_byte_a_second(scene: MakeScene, quick_recipe: MakeRecipe) -> None:
     """Rounds close at their deadline without it, and the server does not grow."""
     rules = {"quorum": 1, "deadline_s": 4.0, "score_every": 0}
