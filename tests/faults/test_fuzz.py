@@ -40,6 +40,7 @@ AT_ONCE = 16
 TRACE = re.compile(r"Traceback|File \"|line \d+, in |\b[A-Z]\w*(Error|Exception)\b|<class '|\bincident\b")
 NUMBERS: dict[int, list[Any]] = {
     FieldDescriptor.TYPE_DOUBLE: [0.0, -0.0, 1.0, -1.0, 0.5, 1e308, 1e-320, float("nan"), float("inf"), float("-inf")],
+    FieldDescriptor.TYPE_INT32: [0, 1, 7, -1, -(2**31), 2**31 - 1],
     FieldDescriptor.TYPE_UINT32: [0, 1, 2, 7, 2**31, 2**32 - 1],
     FieldDescriptor.TYPE_FIXED32: [0, 1, 2**31, 2**32 - 1],
     FieldDescriptor.TYPE_UINT64: [0, 1, 2, 3, 2**33, 2**53, 2**63, 2**64 - 1],

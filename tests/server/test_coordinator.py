@@ -288,6 +288,14 @@ def test_an_example_count_that_jumps_is_refused(lab: Lab, weight: float) -> None
     assert lab.push("ann", lab.model(1.0), weight=120.0).verdict is Verdict.ACCEPTED
 
 
+def test_a_site_cannot_fill_the_disk_with_updates_that_are_refused(lab: Lab) -> None:
+    for number in range(8):
+        assert lab.push("ann", lab.model(1e30 + number * 1e29)).verdict is Verdict.INVALID
+    with pytest.raises(ProtocolError, match="8 updates were refused for this task"):
+        lab.push("ann", lab.model(1.0))
+    lab.round(bob=1.0, cyd=1.0)
+
+
 def test_an_upload_for_another_round_than_its_task_is_refused(lab: Lab) -> None:
     task, (manifest, _) = lab.task("ann"), lab.announce(lab.model(1.0))
     with pytest.raises(ProtocolError, match="belongs to round 1, not to round 2"):

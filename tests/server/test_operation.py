@@ -398,6 +398,14 @@ def test_a_site_that_has_never_been_seen_can_be_kept_out(desk: Office) -> None:
         desk.operation.exclude("Zo e", "")
 
 
+@pytest.mark.parametrize("reason", ["x" * 301, "two\nlines", "\x1b[31mred"])
+def test_a_reason_is_a_line_that_fits_into_every_answer(busy: Office, reason: str) -> None:
+    for order in (lambda: busy.operation.abort("one", reason), lambda: busy.operation.exclude("ann", reason)):
+        with pytest.raises(ConfigError, match="a reason is one line of at most 300 characters"):
+            order()
+    assert busy.operation.abort("one", "é" * 300).row.reason == "é" * 300
+
+
 def test_a_site_that_is_not_excluded_cannot_be_admitted(busy: Office) -> None:
     for site in ("ann", "nobody"):
         with pytest.raises(ConfigError, match=f"site '{site}' is not excluded"):

@@ -37,6 +37,7 @@ from protofed.server.screening import Fault
 from protofed.server.surroundings import Surroundings
 
 log = structlog.get_logger()
+MOST_REFUSED = 8  # updates for one invitation: what was refused is kept, and may not fill the disk
 
 
 class Coordinator:
@@ -141,6 +142,10 @@ class Coordinator:
         if row.round != round:
             raise ProtocolError(f"the task belongs to round {row.round}, not to round {round}")
         settled = self._settled(row, manifest)
+        if settled is None and self._ledger.refused(nonce) >= MOST_REFUSED:
+            raise ProtocolError(
+                f"{MOST_REFUSED} updates were refused for this task; see their reasons, and this site's log"
+            )
         return settled or self._admission.announced(row, base, manifest, self._driver.expected(row))
 
     def examine(self, data: bytes, manifest: Manifest, base: Digest | None) -> Fault | float:

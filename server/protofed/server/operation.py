@@ -18,6 +18,8 @@ from protofed.server.runs import Runs
 from protofed.server.surroundings import Surroundings
 from protofed.server.verification import Verified, verify_round
 
+LONGEST_REASON = 300
+
 
 @dataclass(frozen=True)
 class RunReport:
@@ -119,7 +121,7 @@ class Operation:
     def abort(self, run: str, reason: str) -> RunReport:
         """End a run."""
         self._known(run)
-        self._runs.abort(run, reason or "aborted by the operator")
+        self._runs.abort(run, _checked(reason) or "aborted by the operator")
         return self.run(run)
 
     def roll_back(self, run: str, to: int) -> RunReport:
@@ -140,7 +142,7 @@ class Operation:
 
     def exclude(self, site: str, reason: str) -> SiteReport:
         """Keep a site out."""
-        self._runs.exclude(check_id("site", site), reason or "by the operator")
+        self._runs.exclude(check_id("site", site), _checked(reason) or "by the operator")
         return self._site(site, self._records.sites()[site])
 
     def admit(self, site: str) -> SiteReport:
@@ -178,6 +180,13 @@ class Operation:
         current = self._runs.current
         going = "running" if current is not None and current.run == row.run else "queued"
         return RunReport(row, recipe, row.outcome or ("paused" if row.paused else going), view)
+
+
+def _checked(reason: str) -> str:
+    """One line that a call's status has room for: sites are told it there."""
+    if len(reason) > LONGEST_REASON or not reason.isprintable():
+        raise ConfigError(f"a reason is one line of at most {LONGEST_REASON} characters")
+    return reason
 
 
 def _outcome(row: RoundRow) -> str:

@@ -86,6 +86,11 @@ class Records:
         rows = self._read(_narrowed(db.updates, run, round, attempt).order_by(*order))
         return [_update(row, tasks[row.nonce]) for row in rows]
 
+    def refused(self, nonce: str) -> int:
+        """How many updates were refused for an invitation."""
+        query = select(func.count()).select_from(db.updates).where(db.updates.c.nonce == nonce)
+        return int(self._read(query.where(db.updates.c.verdict != Verdict.ACCEPTED))[0][0])
+
     def last_weight(self, run: str, site: SiteId) -> float | None:
         """The example count that a site told with its newest accepted update of a run."""
         told = select(db.updates.c.weight).where(db.updates.c.run == run, db.updates.c.site == site)

@@ -1,0 +1,183 @@
+"""Calls that no client of ours makes, and what the operator is shown: rows 17 to 19, 37 and 45 of the fault table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from tests.amiss import RUN, disturbed, hang_up, moved
+from tests.faults.bare import FEDERATION, Bare, Code, refused
+
+from protofed.common import codec
+from protofed.common.recipe import Recipe
+from protofed.common.task import PROTOCOL_VERSION
+from protofed.common.version import VERSION
+from protofed.deploy import operate_view
+from protofed.deploy.operate import Operator
+from protofed.protos.v1 import federation_pb2 as pb
+
+RecipeOf = Callable[..., Recipe]
+
+
+@pytest.fixture
+def site(live_server: Callable[..., Any], recipe_of: RecipeOf) -> Iterator[Bare]:
+    """The only site of a run whose first model is there."""
+    rules = {"min_sites": 1, "quorum": 1, "score_every": 0}
+    one = Bare(live_server(recipe_of("fedavg", federation=rules)).address, RUN).enroll()
+    assert one.push(one.task()).verdict == pb.VERDICT_ACCEPTED
+    yield one
+    one.channel.close()
+
+
+def serves(site: Bare) -> bool:
+    """Whether an honest update still counts (N5)."""
+    return bool(site.push(site.task(), moved(1.0)).verdict == pb.VERDICT_ACCEPTED)
+
+
+UNKNOWN = {
+    "method": f"/{FEDERATION.full_name}/Reboot",
+    "method of another case": f"/{FEDERATION.full_name}/enroll",
+    "service": "/protofed.protos.v1.Nobody/Enroll",
+    "version": "/protofed.protos.v2.Federation/Enroll",
+    "reflection": "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
+    "older reflection": "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
+    "channelz": "/grpc.channelz.v1.Channelz/GetServers",
+    "no path": "/",
+}
+
+
+@pytest.mark.parametrize("path", UNKNOWN.values(), ids=UNKNOWN)
+@pytest.mark.parametrize("streams", [False, True])
+def test_row_17_what_is_not_offered_is_unimplemented(site: Bare, path: str, streams: bool) -> None:
+    if streams:
+        talk: Any = site.channel.stream_stream(path)
+        code, _ = refused(lambda: list(talk(iter([b"\x3a\x00"]), timeout=20)))
+    else:
+        call: Any = site.channel.unary_unary(path)
+        code, _ = refused(lambda: call(b"", timeout=20))
+    assert code is Code.UNIMPLEMENTED
+
+
+@pytest.mark.parametrize("step", [-1, 1])
+def test_row_18_another_version_of_the_protocol_is_refused_by_naming_both(site: Bare, step: int) -> None:
+    theirs = PROTOCOL_VERSION + step
+    newcomer = Bare(site.address, RUN, "site-9")
+    hello = pb.EnrollRequest(caller=newcomer.caller, protocol=theirs, software="9.9.9", roles=[pb.ROLE_TRAINER])
+    code, text = refused(newcomer.say, "Enroll", hello)
+    assert code is Code.FAILED_PRECONDITION
+    for phrase in (
+        f"(protofed 9.9.9) speaks protocol {theirs}",
+        f"(protofed {VERSION}) protocol {PROTOCOL_VERSION};",
+        "install the same protofed on both",
+    ):
+        assert phrase in text
+    asked = pb.NextTaskRequest(caller=newcomer.caller, run=RUN)
+    assert refused(newcomer.say, "NextTask", asked)[0] is Code.UNAUTHENTICATED  # it is not enrolled
+    newcomer.channel.close()
+    assert serves(site)
+
+
+METADATA: dict[str, list[tuple[str, str | bytes]]] = {
+    "20 KB": [("x-long", "a" * 20_000)],
+    "20 KB of small ones": [(f"x-{number}", "a" * 180) for number in range(100)],
+    "junk in a binary header": [("x-junk-bin", bytes(range(256)) * 70)],
+}
+
+
+@pytest.mark.parametrize("metadata", METADATA.values(), ids=METADATA)
+def test_row_19_too_much_metadata_is_refused_and_the_server_works_on(
+    site: Bare, metadata: list[tuple[str, str | bytes]]
+) -> None:
+    call: Any = site.channel.unary_unary(f"/{FEDERATION.full_name}/Enroll")
+    code, text = refused(lambda: call(b"", timeout=20, metadata=metadata))
+    assert code in (Code.RESOURCE_EXHAUSTED, Code.INTERNAL)
+    assert "Traceback" not in text
+    assert serves(site)
+
+
+def test_row_19_junk_in_a_small_binary_header_is_not_looked_at(site: Bare) -> None:
+    hello = pb.EnrollRequest(caller=site.caller, protocol=PROTOCOL_VERSION, roles=[pb.ROLE_TRAINER])
+    call: Any = site.channel.unary_unary(f"/{FEDERATION.full_name}/Enroll", type(hello).SerializeToString)
+    call(hello, timeout=20, metadata=[("x-junk-bin", bytes(range(256)))])
+    assert serves(site)
+
+
+# What came too late, and what the operator sees of it
+
+
+@pytest.fixture
+def amiss(live_server: Callable[..., Any], recipe_of: RecipeOf) -> Iterator[tuple[Any, dict[str, Bare]]]:
+    """A run whose round 1 was closed without site-6; the server, and the daemons."""
+    server, daemons = disturbed(live_server, recipe_of)
+    yield server, {daemon.site: daemon for daemon in daemons}
+    hang_up(list(daemons))
+
+
+def test_row_37_and_45_a_late_update_is_stale_and_leaves_no_blob(
+    amiss: tuple[Any, dict[str, Bare]], tmp_path: Path
+) -> None:
+    server, daemons = amiss
+    late = daemons["site-6"]
+    (invitation,) = [row for row in server.ledger.tasks(RUN, 1) if row.site == late.site]
+    task = pb.Task(run=RUN, round=1, nonce=invitation.nonce, base=invitation.base)
+    before = sorted(path.name for path in (tmp_path / "server" / "blobs").rglob("*"))
+    receipt = late.push(task, moved(7.0))
+    assert (receipt.verdict, receipt.reason) == (pb.VERDICT_STALE, "round 1 is closed")
+    assert sorted(path.name for path in (tmp_path / "server" / "blobs").rglob("*")) == before
+    (row,) = [row for row in server.ledger.updates(RUN, 1) if row.task.site == late.site]
+    assert (row.verdict, row.digest) == ("stale", codec.digest(codec.encode(moved(7.0))))
+    assert "refused as stale: round 1 is closed" in shown(server)
+    assert late.task().round == 2
+
+
+def test_row_45_an_update_that_was_under_way_when_its_round_was_closed_is_stale_and_its_blob_goes_with_the_round(
+    live_server: Callable[..., Any], recipe_of: RecipeOf, tmp_path: Path
+) -> None:
+    rules = {"min_sites": 2, "quorum": 1, "score_every": 0, "must_include": ["site-2"], "grace": 0.0}
+    server = live_server(recipe_of("fedavg", rounds=9, federation=rules))
+    slow, quick = daemons = [Bare(server.address, RUN, name).enroll() for name in ("site-1", "site-2")]
+    assert slow.push(slow.task()).verdict == pb.VERDICT_ACCEPTED
+    task, data = slow.task(), codec.encode(moved(7.0))
+    ticket = slow.say("BeginUpload", slow.announcement(task, data, moved(7.0)))
+    slow.put(ticket.upload.id, 0, data)
+    assert quick.push(quick.task(), moved(1.0)).verdict == pb.VERDICT_ACCEPTED
+    assert quick.task().round == 2
+    receipt = slow.commit(task, ticket.upload.id, codec.digest(data))
+    assert receipt.verdict == pb.VERDICT_STALE
+    assert [row.task.site for row in server.ledger.updates(RUN, 1) if row.counts] == ["site-2"]
+    assert list((tmp_path / "server" / "blobs" / "uploads").iterdir()) == []
+    for value in (2.0, 3.0, 4.0):  # until round 1 is no longer kept
+        assert quick.push(quick.task(), moved(value)).verdict == pb.VERDICT_ACCEPTED
+    assert quick.task().round == 5
+    assert not (tmp_path / "server" / "blobs" / codec.digest(data)).exists()
+    hang_up(daemons)
+
+
+def shown(server: Any) -> str:
+    """What `runs show` prints, with single spaces."""
+    console = Console(width=200)
+    with Operator(server.address) as operator, console.capture() as captured:
+        for part in operate_view.run_parts(operator.show(RUN), everything=False):
+            console.print(part)
+    return " ".join(captured.get().split())
+
+
+def test_row_73_a_degraded_round_is_called_that(amiss: tuple[Any, dict[str, Bare]]) -> None:
+    text = shown(amiss[0])
+    assert "DEGRADED: 1 round used fewer sites than wanted" in text
+    assert "1 1 degraded" in text
+
+
+def test_row_73_the_site_without_which_no_round_counts_is_named(amiss: tuple[Any, dict[str, Bare]]) -> None:
+    server, daemons = amiss
+    wanted = daemons["site-3"]
+    beat = pb.HeartbeatRequest(caller=wanted.caller, run=RUN, nonce=wanted.task().nonce)
+    beat.activity, beat.failure = pb.ACTIVITY_FAILED, pb.FAILURE_DATA
+    wanted.say("Heartbeat", beat)
+    text = shown(server)
+    assert "2 1 abandoned" in text
+    assert "1 of 6 sites cannot do the task (the last: data); without site-3 no round counts" in text
+    assert "1 attempt abandoned" in text

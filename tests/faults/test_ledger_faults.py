@@ -1,0 +1,249 @@
+"""A ledger that lost what it promised, and a journal that cannot be written: rows 84 and 89 of the fault table."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from tests.server.conftest import TRAINERS, Lab, recipe
+from tests.server.office import Office
+
+from protofed.common.errors import OutOfSpace
+from protofed.common.task import Role
+from protofed.deploy import cli
+from protofed.server.blobs import FolderBlobs, MemoryBlobs
+from protofed.server.engine import LEDGER_FILE
+from protofed.server.folding import PAUSE_S
+from protofed.server.ledger import Ledger
+from protofed.server.recovery import open_journal
+
+JOURNAL = "journal.jsonl"
+
+
+@contextmanager
+def served(folder: Path) -> Iterator[Office]:
+    """A server's state folder, in use."""
+    ledger = Ledger(f"sqlite:///{folder / LEDGER_FILE}")
+    journal = open_journal(folder / JOURNAL, ledger, give_up=False)
+    ledger.attach(journal)
+    yield Office(recipe(), FolderBlobs(folder / "blobs"), ledger)
+    journal.close()
+    ledger.close()
+
+
+def play(office: Office, run: str) -> None:
+    """A run from its beginning to its end."""
+    office.start(run)
+    office.begin()
+    for value in (1.0, 2.0):
+        office.round(ann=value, bob=value, cyd=value)
+    assert office.standings()[run] == "completed"
+
+
+def yesterday(folder: Path, found: Path) -> None:
+    """The ledger is put back from a backup."""
+    with served(folder) as office:
+        play(office, "one")
+    shutil.copytree(folder, found)
+    with served(folder) as office:
+        play(office, "two")
+    shutil.copy(folder / JOURNAL, found)
+
+
+def torn(keep: int) -> Callable[[Path, Path], None]:
+    """The machine lost power, and of the WAL only so many bytes are left."""
+
+    def tear(folder: Path, found: Path) -> None:
+        with served(folder) as office:
+            play(office, "one")
+        with served(folder) as office:
+            play(office, "two")
+            shutil.copytree(folder, found)
+        wal = found / f"{LEDGER_FILE}-wal"
+        assert wal.stat().st_size > keep
+        wal.write_bytes(wal.read_bytes()[:keep]) if keep else wal.unlink()
+
+    return tear
+
+
+LOSSES = {"backup of yesterday": yesterday, "WAL deleted": torn(0), "WAL truncated": torn(20_000)}
+
+
+@pytest.fixture
+def protofed(capfd: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str]]:
+    """The command line in this process: exit code and standard error."""
+
+    def run(*arguments: object) -> tuple[int, str]:
+        with pytest.raises(SystemExit) as ended:
+            cli.main([str(argument) for argument in arguments])
+        return int(ended.value.code or 0), capfd.readouterr().err
+
+    return run
+
+
+@pytest.mark.parametrize("lose", LOSSES.values(), ids=LOSSES)
+def test_row_84_a_ledger_that_lacks_what_was_promised_is_served_only_when_that_is_wanted(
+    tmp_path: Path, lose: Callable[[Path, Path], None], protofed: Callable[..., tuple[int, str]]
+) -> None:
+    (tmp_path / "before").mkdir()
+    lose(tmp_path / "before", state := tmp_path / "found")
+    server = ("server", "--state", state, "--listen", "127.0.0.1:0", "--until-finished")
+    for _ in range(2):
+        code, said = protofed(*server)
+        assert code == 74
+        assert "the ledger has lost" in said
+        assert "run two" in said
+        assert "restore the newest backup, or start once with --recover" in said
+    ledger = Ledger(f"sqlite:///{state / LEDGER_FILE}")
+    for row in ledger.runs():  # so that it ends by itself
+        if row.outcome is None:
+            Lab(recipe(row.run), FolderBlobs(state / "blobs"), ledger).coordinator.stop("enough")
+    ledger.close()
+    assert protofed(*server, "--recover")[0] == 0
+    assert protofed(*server)[0] == 0
+
+
+def test_row_84_a_journal_from_which_a_record_is_missing_is_not_served_from(
+    tmp_path: Path, protofed: Callable[..., tuple[int, str]]
+) -> None:
+    with served(tmp_path) as office:
+        play(office, "one")
+    lines = (tmp_path / JOURNAL).read_bytes().splitlines(keepends=True)
+    (tmp_path / JOURNAL).write_bytes(b"".join(lines[:4] + lines[5:]))
+    code, said = protofed("server", "--state", tmp_path, "--listen", "127.0.0.1:0", "--until-finished")
+    assert code == 74
+    assert "record" in said
+
+
+# Row 89
+
+
+class Full:
+    """A journal on a disk that is full from its `full_at`-th record on, until it has refused that often."""
+
+    def __init__(self, full_at: int, refusals: int = 10_000) -> None:
+        self.full_at, self.refusals, self.events = full_at, refusals, list[str]()
+        self.states: set[object] = set()
+
+    def append(self, event: str, **facts: object) -> None:
+        if len(self.events) >= self.full_at and self.refusals:
+            self.refusals -= 1
+            raise OutOfSpace("no space left for journal.jsonl")
+        self.events.append(event)
+        if event == "published":
+            self.states.add(facts["state"])
+
+
+NEVER = 10_000
+
+
+@pytest.fixture
+def office() -> Office:
+    """Round 1 of run `one` is published, of 1.0, and round 2 is open; `two` waits."""
+    office = Office(recipe(), MemoryBlobs(), Ledger(), keep_rounds=9)
+    office.start("one", rounds=9)
+    office.start("two")
+    office.begin()
+    office.round(ann=1.0, bob=1.0, cyd=1.0)
+    return office
+
+
+ORDERS: dict[str, tuple[Callable[[Office], object], Callable[[Office], bool]]] = {
+    "start": (lambda o: o.start("three"), lambda o: o.standings().get("three") == "queued"),
+    "pause": (lambda o: o.operation.pause("one", paused=True), lambda o: o.standings()["one"] == "paused"),
+    "abort": (lambda o: o.operation.abort("one", "enough"), lambda o: o.standings()["one"] == "aborted"),
+    "abort of one that waits": (lambda o: o.operation.abort("two", ""), lambda o: o.standings()["two"] == "aborted"),
+    "exclude": (lambda o: o.operation.exclude("cyd", "x"), lambda o: o.site("cyd").standing == "excluded"),
+}
+
+
+@pytest.mark.parametrize(("give", "obeyed"), ORDERS.values(), ids=ORDERS)
+def test_row_89_an_order_that_cannot_be_journalled_is_not_acknowledged(
+    office: Office, give: Callable[[Office], object], obeyed: Callable[[Office], bool]
+) -> None:
+    journal = Full(0)
+    office.ledger.attach(journal)
+    with pytest.raises(OutOfSpace):
+        give(office)
+    journal.full_at = NEVER
+    if not obeyed(office):
+        give(office)
+    office.later(0.0)
+    assert obeyed(office)
+    office.restart()
+    assert obeyed(office)
+
+
+def test_row_89_what_an_order_did_in_the_ledger_alone_is_done(office: Office) -> None:
+    """The process goes the ledger's way: no round is opened of a run that has ended there, and a new one goes on."""
+    journal = Full(0)
+    office.ledger.attach(journal)
+    orders: list[Callable[[], object]] = [
+        lambda: office.start("three"),
+        lambda: office.operation.abort("two", ""),
+    ]
+    for order in orders:
+        with pytest.raises(OutOfSpace):
+            order()
+        journal.full_at += 1  # room for it, but not for the next one
+    journal.full_at = NEVER
+    office.operation.abort("one", "")
+    office.later(0.0)
+    assert office.standings() == {"one": "aborted", "two": "aborted", "three": "running"}
+    assert office.task("eva").run == "three"
+    assert office.operation.rounds("two") == []
+
+
+def test_row_89_a_run_that_went_back_in_the_ledger_alone_goes_on_from_there(office: Office) -> None:
+    journal = Full(0)
+    office.ledger.attach(journal)
+    with pytest.raises(OutOfSpace):
+        office.operation.roll_back("one", 0)
+    journal.full_at = NEVER
+    with pytest.raises(OutOfSpace):  # the server ends
+        office.later(0.0)
+    office.restart()
+    office.later(0.0)
+    assert office.value == 0.0
+    assert office.task("ann").round == 1
+
+
+@pytest.mark.parametrize("full_at", range(12))
+def test_row_89_a_run_whose_journal_is_full_at_any_record_ends_with_the_same_state(full_at: int) -> None:
+    office = Office(recipe(), MemoryBlobs(), Ledger())
+    journal = Full(full_at, refusals=2)
+    office.ledger.attach(journal)
+    for _ in range(3):
+        try:
+            go_on(office)
+        except OutOfSpace:
+            office.restart()
+        else:
+            break
+    assert journal.refusals < 2
+    assert office.standings() == {"one": "completed"}
+    assert office.value == 4.0
+    counted = [row.task.site for row in office.ledger.updates("one", 2) if row.counts]
+    assert counted == ["ann", "bob", "cyd"]
+    assert journal.events.count("verdict") == 7
+    assert journal.states == {row.state for row in office.ledger.rounds("one")}
+
+
+def go_on(office: Office) -> None:
+    """Every site does what it is asked for, until the run is over."""
+    if "one" not in office.standings():
+        office.start("one")
+    office.enroll("eva", role=Role.EVALUATOR)
+    office.enroll(*TRAINERS)
+    values = {"ann": 3.0, "bob": 4.0, "cyd": 5.0}
+    for _ in range(20):
+        office.later(PAUSE_S, alive=tuple(office.here))
+        asked = {site: office.asked(site) for site in office.here}
+        for site, kind in asked.items():
+            if kind == "score":
+                office.score(site)
+            elif kind is not None:
+                office.push(site, office.model(values.get(site, 0.0)))
