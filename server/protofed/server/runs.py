@@ -58,7 +58,7 @@ class Runs:
     @property
     def current(self) -> Coordinator | None:
         """The run that goes on."""
-        for coordinator in self._live.values():
+        for coordinator in list(self._live.values()):  # asked from any thread
             if not isinstance(coordinator.phase, phases.Finished):
                 return coordinator
         return None
