@@ -406,6 +406,21 @@ def test_a_reason_is_a_line_that_fits_into_every_answer(busy: Office, reason: st
     assert busy.operation.abort("one", "é" * 300).row.reason == "é" * 300
 
 
+def test_a_name_that_is_not_known_is_not_echoed_whole(busy: Office) -> None:
+    name, operation = "x" * 5_000, busy.operation
+    orders: list[Callable[[], object]] = [
+        lambda: operation.run(name),
+        lambda: operation.verify(name, 1, 1),
+        lambda: operation.roll_back(name, 1),
+        lambda: operation.exclude(name, "why"),
+        lambda: operation.admit(name),
+    ]
+    for order in orders:
+        with pytest.raises(ConfigError) as error:
+            order()
+        assert len(str(error.value)) < 300
+
+
 def test_a_site_that_is_not_excluded_cannot_be_admitted(busy: Office) -> None:
     for site in ("ann", "nobody"):
         with pytest.raises(ConfigError, match=f"site '{site}' is not excluded"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from protofed.common.errors import ConfigError
+from protofed.common.errors import ConfigError, short
 from protofed.common.payload import SiteId
 from protofed.common.recipe import Recipe, parse_json
 from protofed.common.task import Activity, Role, Verdict, check_id
@@ -148,7 +148,7 @@ class Operation:
     def admit(self, site: str) -> SiteReport:
         """Let an excluded site in again."""
         if site not in self._records.excluded():
-            raise ConfigError(f"site '{site}' is not excluded")
+            raise ConfigError(f"site '{short(site)}' is not excluded")
         self._runs.admit(site)
         return self._site(site, self._records.sites()[site])
 

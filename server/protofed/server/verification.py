@@ -8,7 +8,7 @@ from enum import StrEnum
 import protofed.server.methods  # noqa: F401  (registers the server halves)
 from protofed.common import codec
 from protofed.common.codec import Digest
-from protofed.common.errors import ConfigError, StateError
+from protofed.common.errors import ConfigError, StateError, short
 from protofed.server.blobs import Blobs
 from protofed.server.method import server_methods
 from protofed.server.publisher import Publisher
@@ -46,7 +46,7 @@ def verify_round(records: Records, blobs: Blobs, run: str, round: int, attempt: 
     rows = records.rounds(run, rolled_back=True)
     found = [row for row in rows if (row.round, row.attempt) == (round, attempt)]
     if known is None or not found or found[0].state is None:
-        raise ConfigError(f"run '{run}' published nothing in attempt {attempt} of round {round}")
+        raise ConfigError(f"run '{short(run)}' published nothing in attempt {attempt} of round {round}")
     recipe, row, published = recipe_of(known), found[0], found[0].state
     used = [update for update in records.updates(run, round, attempt) if update.counts]
     before = _before(row, rows)
