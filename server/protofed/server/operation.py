@@ -102,15 +102,19 @@ class Operation:
         rows = self.attempts(run)
         start = first if first >= 0 else max(0, len(rows) + first)
         told = rows[start:] if count is None else rows[start : start + count]
-        return [RoundReport(row, _outcome(row), self._fates(row)) for row in told]
+        fates = self._fates(run, range(told[0].round, told[-1].round + 1)) if told else {}
+        return [RoundReport(row, _outcome(row), fates.get((row.round, row.attempt), [])) for row in told]
 
-    def _fates(self, row: RoundRow) -> list[Fate]:
+    def _fates(self, run: str, rounds: range) -> dict[tuple[int, int], list[Fate]]:
+        """By round and attempt."""
         refused: dict[str, list[UpdateRow]] = {}
-        for update in self._records.updates(row.run, row.round, row.attempt):
+        for update in self._records.updates(run, rounds):
             if update.verdict is not Verdict.ACCEPTED:
                 refused.setdefault(update.task.nonce, []).append(update)
-        tasks = self._records.tasks(row.run, row.round, row.attempt)
-        return [Fate(task, refused.get(task.nonce, [])) for task in tasks]
+        fates: dict[tuple[int, int], list[Fate]] = {}
+        for task in self._records.tasks(run, rounds):
+            fates.setdefault((task.round, task.attempt), []).append(Fate(task, refused.get(task.nonce, [])))
+        return fates
 
     def pause(self, run: str, *, paused: bool) -> RunReport:
         """Open no round of a run, or do again."""

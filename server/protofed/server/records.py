@@ -67,8 +67,8 @@ class Records:
         rows = self._read(select(db.tasks).where(db.tasks.c.nonce == nonce))
         return _task(rows[0]) if rows else None
 
-    def tasks(self, run: str, round: int | None = None, attempt: int | None = None) -> list[TaskRow]:
-        """The invitations of a run (of a round, of one attempt), in the order of rounds and sites."""
+    def tasks(self, run: str, round: int | range | None = None, attempt: int | None = None) -> list[TaskRow]:
+        """The invitations of a run (of a round or some, of one attempt), in the order of rounds and sites."""
         query = _narrowed(db.tasks, run, round, attempt)
         order = (db.tasks.c.round, db.tasks.c.attempt, db.tasks.c.site, db.tasks.c.kind)
         return [_task(row) for row in self._read(query.order_by(*order))]
@@ -79,8 +79,8 @@ class Records:
         rows = self._read(query)
         return _update(rows[0], task) if rows else None
 
-    def updates(self, run: str, round: int | None = None, attempt: int | None = None) -> list[UpdateRow]:
-        """All commits of a run (of a round, of one attempt) in the order of rounds and sites, the refused ones too."""
+    def updates(self, run: str, round: int | range | None = None, attempt: int | None = None) -> list[UpdateRow]:
+        """All commits of a run (of a round or some, of one attempt) by rounds and sites, the refused ones too."""
         tasks = {task.nonce: task for task in self.tasks(run, round, attempt)}
         order = (db.updates.c.round, db.updates.c.attempt, db.updates.c.site, db.updates.c.id)
         rows = self._read(_narrowed(db.updates, run, round, attempt).order_by(*order))
@@ -175,9 +175,11 @@ class Records:
             raise state_error(error) from error
 
 
-def _narrowed(table: Any, run: str, round: int | None, attempt: int | None) -> Any:
+def _narrowed(table: Any, run: str, round: int | range | None, attempt: int | None) -> Any:
     query = select(table).where(table.c.run == run)
-    if round is not None:
+    if isinstance(round, range):
+        query = query.where(table.c.round >= round.start, table.c.round < round.stop)
+    elif round is not None:
         query = query.where(table.c.round == round)
     return query if attempt is None else query.where(table.c.attempt == attempt)
 
