@@ -97,7 +97,8 @@ class Proxy:
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     async def _reset(self, share: float, chance: random.Random) -> int:
-        hit = [connection for connection in self._live if chance.random() < share]
+        hit = {connection for connection in self._live if chance.random() < share}
+        self._live -= hit  # now: what forwards them learns of it only later, and would be counted twice
         for connection in hit:
             connection.reset()
         self.resets += len(hit)
