@@ -52,7 +52,7 @@ def run_server(
         RunsFailedError: a run failed (only with `until_finished`).
     """
     check_loopback(settings.listen)
-    recipes = [read_recipe(path) for path in settings.recipes]
+    recipes, limit = [read_recipe(path) for path in settings.recipes], memory_limit(settings.memory_limit_mb)
     with ExitStack() as held:
         held.callback(archive.Lock(settings.state).release)
         ledger = Ledger(settings.ledger or f"sqlite:///{settings.state / LEDGER_FILE}")
@@ -81,18 +81,17 @@ def run_server(
             stop = asyncio.Event()
             for number in (signal.SIGTERM, signal.SIGINT):
                 asyncio.get_running_loop().add_signal_handler(number, stop.set)
-            operation = Operation(runs, around)
-            port = (settings.listen, stop)
             await serve(
                 runs,
-                operation,
+                Operation(runs, around),
                 blobs,
                 threads,
                 bells,
-                *port,
+                settings.listen,
+                stop,
                 started=announce,
                 until_finished=until_finished,
-                memory_limit=memory_limit(settings.memory_limit_mb),
+                memory_limit=limit,
             )
 
         asyncio.run(main())

@@ -1,4 +1,4 @@
-"""Sheds load before memory runs out: an upload that waits costs minutes, a server that is killed costs a fold."""
+"""Sheds load before memory runs out: an upload that waits costs minutes, a killed server costs an aggregation."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path, PurePosixPath
 import structlog
 
 from protofed.common.allocator import give_back
+from protofed.common.errors import ConfigError
 
 log = structlog.get_logger()
 SHARE = 0.9  # of what the control group allows
@@ -50,19 +51,23 @@ def memory_limit(said_mb: int | None, groups: Path = _CGROUPS, ours: Path = _OUR
     Args:
         groups: where control groups are mounted.
         ours: says in which of them this process is.
+
+    Raises:
+        ConfigError: a limit is set where nobody can say how much memory the process has.
     """
     if said_mb is not None:
+        resident_bytes()
         return said_mb << 20
     found = min(_limits(groups, ours), default=None)
     return None if found is None else int(SHARE * found)
 
 
 def resident_bytes() -> int:
-    """Of this process; 0 where there is no /proc."""
+    """Of this process."""
     try:
         return int(_STATM.read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except OSError:
-        return 0
+    except OSError as error:
+        raise ConfigError(f"memory_limit_mb needs {_STATM}: {error.strerror}; remove the setting") from error
 
 
 def _limits(groups: Path, ours: Path) -> Iterator[int]:
