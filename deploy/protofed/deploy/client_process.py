@@ -19,6 +19,7 @@ from protofed.common.settings import ClientSettings
 from protofed.common.task import Finished, Role
 
 if TYPE_CHECKING:
+    from protofed.client.agent import Agent
     from protofed.client.data.examples import SiteData
 
 
@@ -79,17 +80,20 @@ def run_client(settings: ClientSettings, *, until_finished: bool, give_up_after_
         lambda recipe: device_model(recipe, where, policy.rules.models),
         checkpoints=partial(on_disk, settings.state),
     )
-    agent = Agent(site, link, now)
     with stoppable():
         try:
             pulse.start()
-            while not (isinstance(answer := agent.step(20.0), Finished) and answer.last and until_finished):
-                if isinstance(answer, Finished) and answer.last:
-                    time.sleep(5.0)  # a long-lived server will have another run
+            _take_part(Agent(site, link, now), until_finished=until_finished)
         finally:
             pulse.stop()
             link.close()
             store.close()
+
+
+def _take_part(agent: Agent, *, until_finished: bool) -> None:
+    while not (isinstance(answer := agent.step(20.0), Finished) and answer.last and until_finished):
+        if isinstance(answer, Finished) and answer.last:
+            time.sleep(5.0)  # a long-lived server will have another run
 
 
 @contextmanager
