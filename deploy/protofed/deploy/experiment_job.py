@@ -20,7 +20,6 @@ from protofed.client import device as devices
 from protofed.common import archive
 from protofed.common.allocator import keep_memory
 from protofed.common.errors import ProtofedError
-from protofed.common.task import Verdict
 from protofed.common.version import VERSION
 from protofed.deploy import logs
 from protofed.deploy.client_process import stoppable
@@ -72,9 +71,9 @@ def _result(running: Simulation, seconds: float) -> Result:
     run, published = recipe.name, [row for row in ledger.rounds(recipe.name) if row.state is not None]
     scores, cohorts = ledger.scores(run), dict[int, tuple[str, ...]]()
     for row in published[1:]:  # the first one is the model before training
-        folded = [u for u in ledger.updates(run, row.round, row.attempt) if u.verdict is Verdict.ACCEPTED]
-        cohorts[row.round] = tuple(update.task.site for update in folded)
-        for update in folded if row.round in scores else []:
+        used = [update for update in ledger.updates(run, row.round, row.attempt) if update.counts]
+        cohorts[row.round] = tuple(update.task.site for update in used)
+        for update in used if row.round in scores else []:
             if "loss" in update.metrics:
                 scores[row.round].setdefault(update.task.site, {})["loss"] = update.metrics["loss"]
     assert published[-1].state is not None  # noqa: S101  (see above)
