@@ -274,7 +274,7 @@ def test_what_was_set_aside_abandoned_and_is_open_is_told_apart(desk: Office) ->
         (2, 1): "abandoned",
         (2, 2): "open",
     }
-    assert reports[2, 1].row.abandoned == "0 of 2 updates at the deadline"
+    assert reports[2, 1].row.abandoned == "0 updates at the deadline, quorum 2"
     (aside,) = [fate.task for fate in reports[1, 1].fates if fate.task.fate == "set-aside"]
     assert aside.site == "bob"
     assert "more than 100 times the cohort's median" in aside.reason

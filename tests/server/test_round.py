@@ -290,7 +290,7 @@ def test_a_round_is_not_closed_without_a_site_that_must_take_part() -> None:
     _, effects = advance(rules(), phase, Arrived("d", 99.0))
     assert effects == [Aggregate(closed("abcd", required=frozenset("d")), complete=True)]
     _, effects = advance(rules(), phase, tick(100.0))
-    assert effects == [Abandon(1, 1, "3 of 2 updates at the deadline; without d no round counts")]
+    assert effects == [Abandon(1, 1, "3 updates at the deadline, quorum 2; without d no round counts")]
 
 
 def test_over_selection_does_not_close_a_round_without_a_site_that_must_take_part() -> None:
@@ -459,7 +459,7 @@ def test_at_the_deadline_a_quorum_closes_the_round_whoever_is_missing() -> None:
 def test_at_the_deadline_without_a_quorum_the_same_round_begins_again() -> None:
     phase, effects = walk(rules(), collecting(), Arrived("a", 1.0), tick(100.0))
     assert phase == Idle(1, tries=1)
-    assert effects == [Abandon(1, 1, "1 of 2 updates at the deadline")]
+    assert effects == [Abandon(1, 1, "1 updates at the deadline, quorum 2")]
 
 
 def test_the_deadline_counts_from_the_opening_not_from_zero() -> None:

@@ -109,8 +109,8 @@ def _summary(info: pb.RunInfo) -> Text:
         text.append(f" · {_count(info.rolled_back, 'attempt')} rolled back", "dim")
     text.append(f" · {decimal(info.received_bytes + info.sent_bytes)}")
     text.append(f" · {_span((info.ended_at or time.time()) - info.began_at)}")
-    text.append(f"\n{info.reason or info.phase}")
-    return text
+    told = info.reason or info.phase
+    return text if told == info.standing else text.append(f"\n{told}")
 
 
 def _rounds_table(rounds: Iterable[pb.RoundInfo], *, ended: bool) -> Table:

@@ -169,7 +169,7 @@ def _close_if_due(rules: Rules, phase: Collecting, now: float, hoped_for: Sites,
         )
         return closed, [Aggregate(closed, complete)]
     if overdue:
-        too_few = f"{len(phase.reported)} of {phase.quorum} updates at the deadline"
+        too_few = f"{len(phase.reported)} updates at the deadline, quorum {phase.quorum}"
         return _abandon(rules, phase, f"{too_few}{missing(phase.required - phase.reported)}")
     if len(phase.cohort - phase.failed) < phase.quorum or phase.failed & phase.required:
         last = f" (the last: {reason})" if reason else ""
