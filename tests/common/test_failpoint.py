@@ -34,12 +34,12 @@ def test_nothing_happens_unless_asked_for(setting: str | None) -> None:
 
 @pytest.mark.parametrize("nth", [1, 3])
 def test_it_acts_at_its_own_place_the_nth_time_and_never_again(nth: int) -> None:
-    failpoint.arm(f"fold-done:{nth}=raise")
+    failpoint.arm(f"aggregation-done:{nth}=raise")
     acted = []
     for time_ in range(1, 6):
-        failpoint.reach("fold-begun")
+        failpoint.reach("aggregation-begun")
         try:
-            failpoint.reach("fold-done")
+            failpoint.reach("aggregation-done")
         except RuntimeError as error:
             acted.append((time_, str(error)))
     assert acted == [(nth, failpoint.PATIENT_TEXT)]
@@ -74,13 +74,13 @@ def test_kill_lets_nothing_follow() -> None:
 @pytest.mark.parametrize(
     ("setting", "told"),
     [
-        ("fold-dome=kill", "did you mean 'fold-done'"),
-        ("fold-done", "expected name"),
-        ("fold-done=explode", "expected name"),
-        ("fold-done:0=kill", "expected name"),
-        ("fold-done:-1=kill", "expected name"),
-        ("fold-done=sleep", "expected name"),
-        ("fold-done=kill;loop=kill", "expected name"),
+        ("aggregation-dome=kill", "did you mean 'aggregation-done'"),
+        ("aggregation-done", "expected name"),
+        ("aggregation-done=explode", "expected name"),
+        ("aggregation-done:0=kill", "expected name"),
+        ("aggregation-done:-1=kill", "expected name"),
+        ("aggregation-done=sleep", "expected name"),
+        ("aggregation-done=kill;loop=kill", "expected name"),
         ("=kill", "expected name"),
     ],
 )

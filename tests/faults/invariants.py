@@ -211,7 +211,7 @@ def _recompute(
         if all(shelf.has(address) for address in [before, *(update.digest for update in used)] if address is not None):
             publisher = Publisher(method, shelf, recipe.classes)
             state = publisher.restore(before).state if before is not None else None
-            again = publisher.publish(publisher.folded(state, used)).address
+            again = publisher.publish(publisher.aggregated(state, used)).address
             assert again == row.state, f"N4: round {row.round} gives {again}, the ledger says {row.state}"
             done += 1
         before = row.state

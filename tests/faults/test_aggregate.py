@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 from structlog.testing import capture_logs
-from tests.faults.folds import METHODS, first_model, made_up
+from tests.faults.aggregates import METHODS, first_model, made_up
 from tests.server.conftest import TRAINERS, Died, Fragile, Lab, Later
 from tests.server.conftest import recipe as small
 from tests.server.office import Office
@@ -132,7 +132,7 @@ HARM = {"a hundredth more": 0.03, "none": 0.3, "turned round": 0.6}  # of the ac
 
 @pytest.mark.parametrize("name", HARM)
 def test_row_67_changes_within_the_cohorts_norms_are_not_detected(five: Recipe, clean: float, name: str) -> None:
-    """A norm says nothing of a direction: against these there are robust folds (row 75)."""
+    """A norm says nothing of a direction: against these there are robust aggregations (row 75)."""
     seen, aside = played(five, ATTACKS[name])
     assert aside == {}
     assert accuracy(seen) > clean - HARM[name]
@@ -175,7 +175,7 @@ def test_row_68_where_they_count_one_that_is_none_is_invalid(weight: float | Non
 
 
 def aggregating(ledger: Ledger, workshop: Later) -> Lab:
-    """Round 1's updates are there, and their fold is under way on another thread."""
+    """Round 1's updates are there, and their aggregation is under way on another thread."""
     lab = Lab(small(rounds=3), MemoryBlobs(), ledger, work=workshop)
     lab.enroll(*TRAINERS)
     lab.later(0)
@@ -186,14 +186,14 @@ def aggregating(ledger: Ledger, workshop: Later) -> Lab:
     return lab
 
 
-@pytest.mark.parametrize("dies", ["before the fold", "after the fold", "before the row", "after the row"])
+@pytest.mark.parametrize("dies", ["before the aggregation", "after the aggregation", "before the row", "after the row"])
 def test_row_71_a_server_that_dies_in_an_aggregation_gives_the_same_state(dies: str) -> None:
     undisturbed = aggregating(Ledger(), steady := Later())
     steady.finish()
     ledger, workshop = Fragile(), Later()
     lab = aggregating(ledger, workshop)
     job, done = workshop.jobs.pop(0)
-    if dies != "before the fold":
+    if dies != "before the aggregation":
         result = job()
     if dies.endswith("the row"):
         ledger.dies_at, ledger.durably = ledger.writes + 1, dies == "after the row"
@@ -251,7 +251,7 @@ def test_row_72_if_too_few_are_left_the_round_is_abandoned_and_the_state_stays(
     assert lab.address == before
     row = lab.ledger.rounds("test")[1]
     assert row.abandoned is not None
-    assert row.abandoned.startswith("2 of 3 updates are left (bob: blob ")
+    assert row.abandoned.startswith("2 updates are left, quorum 3 (bob: blob ")
     lab.later(0.0)
     lab.round(ann=1.0, bob=2.0, cyd=3.0)
     assert lab.value == 2.0
@@ -285,8 +285,8 @@ def test_row_73_below_quorum_at_the_deadline_the_round_is_tried_again_and_at_las
         lab.later(0.0, alive=TRAINERS)
         assert lab.address == before
     abandoned = [row.abandoned for row in lab.ledger.rounds("test")[1:]]
-    assert abandoned == ["1 of 2 updates at the deadline"] * 3
-    reason = "round 1 was abandoned 3 times: 1 of 2 updates at the deadline"
+    assert abandoned == ["1 updates at the deadline, quorum 2"] * 3
+    reason = "round 1 was abandoned 3 times: 1 updates at the deadline, quorum 2"
     assert lab.phase == phases.Finished(reason, phases.Outcome.FAILED)
 
 
@@ -308,7 +308,7 @@ def arrived(method: str, order: Sequence[str]) -> Digest:
     lab.push("eva", first_model(3, 8))
     for _ in range(2):
         for site in order:
-            row = lab.coordinator._driver.invitation(site)
+            row = lab.coordinator._driver.invitations.of(site)
             assert row is not None
             update = made_up(site, lab.coordinator._driver.expected(row))
             assert lab.push(site, update, weight=10.0).verdict is Verdict.ACCEPTED
@@ -326,9 +326,9 @@ def test_row_74_the_number_of_threads_does_not_show_in_the_state() -> None:
 
 
 def on_threads(number: int) -> dict[str, Digest]:
-    """The states of large folds in a process whose linear algebra has so many threads."""
+    """The states of large aggregations in a process whose linear algebra has so many threads."""
     told = {f"{name}_NUM_THREADS": str(number) for name in ("OMP", "OPENBLAS", "MKL")}
-    command = [sys.executable, "-m", "tests.faults.folds"]
+    command = [sys.executable, "-m", "tests.faults.aggregates"]
     out = subprocess.run(
         command, env={**os.environ, **told}, check=True, capture_output=True, cwd=Path(__file__).parents[2]
     )

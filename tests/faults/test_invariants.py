@@ -61,7 +61,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory, recipe_of: Callable[..., Rec
             (here := folder / task.site / RUN / f"{number:06d}").mkdir(parents=True)
             (here / "receipt.json").write_text(json.dumps(asdict(receipt)))
             (here / "task.json").write_text(json.dumps({"task": asdict(task)}))
-        state = publisher.folded(published.state if published else None, rows)
+        state = publisher.aggregated(published.state if published else None, rows)
         published = publisher.publish(state)
         ledger.publish(RUN, number, 1, published.address, complete=True)
     ledger.close()

@@ -14,9 +14,9 @@ from tests.server.office import Office
 from protofed.common.errors import OutOfSpace
 from protofed.common.task import Role
 from protofed.deploy import cli
+from protofed.server.aggregation import PAUSE_S
 from protofed.server.blobs import FolderBlobs, MemoryBlobs
 from protofed.server.engine import LEDGER_FILE
-from protofed.server.folding import PAUSE_S
 from protofed.server.ledger import Ledger
 from protofed.server.recovery import open_journal
 

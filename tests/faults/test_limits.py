@@ -163,7 +163,7 @@ def test_row_88_71_updates_that_cannot_be_opened_now_are_not_taken_for_damaged(
 ) -> None:
     """Out of descriptors while it aggregates, the server waits and computes again: no update is set aside for that."""
     here = scene(quick_recipe())
-    here.server(fails="fold-begun:2=sleep5")  # the first one is the model's
+    here.server(fails="aggregation-begun:2=sleep5")  # the first one is the model's
     here.trainers()
     here.wait_for(lambda: list(here.fates(1).values()) == ["reported", "reported"])
     pid = here.running["server"].pid
@@ -223,7 +223,7 @@ def test_row_58_71_a_disk_full_while_a_state_is_stored_waits_for_room(
     """The aggregate is computed again when there is room; the updates stay."""
     here = scene(quick_recipe())
     mount(here.folder / "server", "size=40m")
-    here.server(fails="fold-done:2=sleep5")  # the first one is the model's
+    here.server(fails="aggregation-done:2=sleep5")  # the first one is the model's
     here.trainers()
     here.wait_for(lambda: list(here.fates(1).values()) == ["reported", "reported"])
     filler = fill(here.folder / "server")

@@ -56,7 +56,7 @@ def attempts(here: FaultScene) -> list[tuple[int, int]]:
 def test_row_60_71_81_a_server_killed_at_every_place_loses_and_doubles_nothing(
     scene: MakeScene, quick_recipe: MakeRecipe, undisturbed: Undisturbed
 ) -> None:
-    """Chunk written, blob sealed, row written, broadcast, round opened, before and after the fold, state, round row."""
+    """Chunk written, blob sealed, row written, broadcast, round opened, around the aggregation, state, round row."""
     here = scene(quick_recipe(rounds=len(SERVER_PLACES)))
     here.server(fails=f"{SERVER_PLACES[0]}=kill")
     here.trainers()

@@ -171,7 +171,7 @@ def test_rounds_and_tasks_are_kept(upgraded: Engine) -> None:
         (1, 2, True, None, True),
         (2, 1, None, None, False),
     ]
-    assert {(row["folds"], row["rolled_back"]) for row in found} == {(0, False)}
+    assert {(row["aggregations"], row["rolled_back"]) for row in found} == {(0, False)}
     fates = {row["nonce"]: row["fate"] for row in rows(upgraded, "tasks", "nonce")}
     assert fates["last-1-1-bob-fit"] == "late"
     assert fates["last-2-1-ann-fit"] == "started"

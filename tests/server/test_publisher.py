@@ -66,13 +66,13 @@ def test_updates_are_folded_in_site_order_with_their_weights(blobs: MemoryBlobs,
     rows = [row(blobs, site, {}, weight) for site, weight in (("ann", 1.0), ("bob", None), ("cyd", 3.0))]
     publisher = Publisher(Listed(), blobs, classes=3)
     for order in permutations(rows):
-        published = publisher.publish(publisher.folded(lab.model(0.0), order))
+        published = publisher.publish(publisher.aggregated(lab.model(0.0), order))
         assert published.state[Part.BODY]["seen"].tolist() == [[97.0, 1.0], [98.0, 0.0], [99.0, 3.0]]
 
 
 def test_a_published_state_can_be_restored(blobs: MemoryBlobs, lab: Lab) -> None:
     publisher = Publisher(FedAvg(), blobs, classes=3)
-    first = publisher.publish(publisher.folded(None, [row(blobs, "eva", lab.model(2.0))]))
+    first = publisher.publish(publisher.aggregated(None, [row(blobs, "eva", lab.model(2.0))]))
     again = Publisher(FedAvg(), blobs, classes=3).restore(first.address)
     assert again.address == first.address == codec.digest(codec.encode(again.state))
 
@@ -111,10 +111,10 @@ def test_what_is_equal_for_all_is_one_blob_and_what_is_not_is_one_each(blobs: Me
 
 def test_only_the_newest_state_is_held_in_memory(blobs: MemoryBlobs, lab: Lab) -> None:
     publisher = Publisher(FedAvg(), blobs, classes=3)
-    state = publisher.publish(publisher.folded(None, [row(blobs, "eva", lab.model(0.0))])).state
+    state = publisher.publish(publisher.aggregated(None, [row(blobs, "eva", lab.model(0.0))])).state
     publisher.broadcasts(state, ["ann"])
     held = weakref.ref(state[Part.BODY]["conv.weight"])
-    state = publisher.publish(publisher.folded(state, [row(blobs, "ann", lab.model(1.0))])).state
+    state = publisher.publish(publisher.aggregated(state, [row(blobs, "ann", lab.model(1.0))])).state
     gc.collect()
     assert held() is None
 
@@ -124,7 +124,7 @@ def test_a_state_that_is_not_finite_is_neither_published_nor_stored(blobs: Memor
     rows = [row(blobs, "ann", {Part.BODY: {"x": np.array([1.0, value])}})]
     before = set(blobs._data)
     with pytest.raises(StateError, match=r"body/x has values that are not finite"):
-        Publisher(FedAvg(), blobs, classes=3).folded(lab.model(0.0), rows)
+        Publisher(FedAvg(), blobs, classes=3).aggregated(lab.model(0.0), rows)
     assert set(blobs._data) == before
 
 
@@ -132,4 +132,4 @@ def test_an_update_that_is_gone_is_a_state_error(blobs: MemoryBlobs, lab: Lab) -
     rows = [row(blobs, "ann", lab.model(1.0)), row(blobs, "bob", lab.model(2.0))]
     blobs.discard(rows[1].digest)
     with pytest.raises(StateError, match=rows[1].digest):
-        Publisher(FedAvg(), blobs, classes=3).folded(lab.model(0.0), rows)
+        Publisher(FedAvg(), blobs, classes=3).aggregated(lab.model(0.0), rows)

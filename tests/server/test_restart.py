@@ -96,7 +96,7 @@ def test_a_published_round_whose_scores_nobody_asked_for_is_scored(make: MakeLab
     lab = make(ledger=fragile).begin()
     lab.push("ann", lab.model(1.0))
     lab.push("bob", lab.model(2.0))
-    fragile.dies_at = fragile.writes + 4  # verdict, fold begun, publication, and now the invitations to score
+    fragile.dies_at = fragile.writes + 4  # verdict, aggregation begun, publication, and now the invitations to score
     with pytest.raises(fragile.Died):
         lab.push("cyd", lab.model(6.0))
     lab.restart()

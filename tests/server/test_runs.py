@@ -33,9 +33,9 @@ from protofed.common.task import (
     Wait,
 )
 from protofed.server import phases
+from protofed.server.aggregation import PAUSE_S
 from protofed.server.blobs import MemoryBlobs
 from protofed.server.coordinator import Coordinator
-from protofed.server.folding import PAUSE_S
 from protofed.server.ledger import Ledger
 from protofed.server.phases import Broken
 from protofed.server.roster import Roster
@@ -363,7 +363,7 @@ def test_an_aggregation_waits_for_room_and_goes_on(lab: Lab, tight: Tight) -> No
     assert lab.value == 0.0
     lab.later(0.1)
     assert lab.value == 2.0
-    assert [row.folds for row in lab.ledger.rounds("test")] == [1, 1]  # waiting is not dying
+    assert [row.aggregations for row in lab.ledger.rounds("test")] == [1, 1]  # waiting is not dying
 
 
 def test_an_aggregation_that_waits_for_room_survives_a_restart(lab: Lab, tight: Tight) -> None:

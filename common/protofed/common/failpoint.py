@@ -18,7 +18,7 @@ VARIABLE = "PROTOFED_FAILPOINT"
 PATIENT_TEXT = "patient Jane Doe, born 1970-01-01"  # what no peer may ever read
 SERVER = (
     *("chunk-written", "upload-sealed", "commit-recorded", "enroll-answered", "loop"),
-    *("broadcast-stored", "round-opened", "fold-begun", "fold-done", "state-stored", "round-published"),
+    *("broadcast-stored", "round-opened", "aggregation-begun", "aggregation-done", "state-stored", "round-published"),
 )
 CLIENT = ("fetched", "batch-done", "epoch-done", "fit-done", "staged", "pushed", "settled")
 NAMES = (*SERVER, *CLIENT)

@@ -58,7 +58,7 @@ def start(
         read = read.model_copy(update={"name": check_id("run", name)})
     with _connect(server) as operator:
         info = operator.start(read)
-        _tell([_plain(info)], as_json, f"{info.run}: {info.standing}")
+        _tell(info, as_json, f"{info.run}: {info.standing}")
         if watch:
             _watch(operator, read.name)
 
@@ -103,7 +103,7 @@ def pause(run: Run, server: Server = LOCAL, as_json: AsJson = False) -> None:
     """Open no round from now on; one that is open goes on to its end."""
     with _connect(server) as operator:
         info = operator.pause(run)
-    _tell([_plain(info)], as_json, f"{info.run}: {info.standing}, after round {info.round} no other is opened")
+    _tell(info, as_json, f"{info.run}: {info.standing}, after round {info.round} no other is opened")
 
 
 @runs.command("resume")
@@ -111,7 +111,7 @@ def resume(run: Run, server: Server = LOCAL, as_json: AsJson = False) -> None:
     """Open rounds again."""
     with _connect(server) as operator:
         info = operator.resume(run)
-    _tell([_plain(info)], as_json, f"{info.run}: {info.standing}")
+    _tell(info, as_json, f"{info.run}: {info.standing}")
 
 
 @runs.command("abort")
@@ -124,7 +124,7 @@ def abort(
     """End a run; its sites stop training within seconds. Everything that was published stays."""
     with _connect(server) as operator:
         info = operator.abort(run, reason)
-    _tell([_plain(info)], as_json, f"{info.run}: {info.standing} in round {info.round}: {info.reason}")
+    _tell(info, as_json, f"{info.run}: {info.standing} in round {info.round}: {info.reason}")
 
 
 @runs.command("rollback")
@@ -139,7 +139,7 @@ def rollback(
     """
     with _connect(server) as operator:
         info = operator.roll_back(run, to)
-    _tell([_plain(info)], as_json, f"{info.run}: goes on after round {to} ({info.standing})")
+    _tell(info, as_json, f"{info.run}: goes on after round {to} ({info.standing})")
 
 
 @runs.command("verify")
@@ -180,7 +180,7 @@ def exclude(
     """Keep a site out from now on: nobody waits for it, and it stops training. What it handed in before counts."""
     with _connect(server) as operator:
         info = operator.exclude(site, reason)
-    _tell([_plain(info)], as_json, f"{info.site}: excluded ({info.excluded})")
+    _tell(info, as_json, f"{info.site}: excluded ({info.excluded})")
 
 
 @sites.command("admit")
@@ -190,7 +190,7 @@ def admit(
     """Let an excluded site in again; its daemon comes back by itself."""
     with _connect(server) as operator:
         info = operator.admit(site)
-    _tell([_plain(info)], as_json, f"{info.site}: admitted")
+    _tell(info, as_json, f"{info.site}: admitted")
 
 
 def _connect(server: str) -> Operator:
@@ -240,9 +240,9 @@ def _status(what: str, shown: bool) -> Iterator[Any]:
         yield lambda text: status.update(f"{what}: {text}")
 
 
-def _tell(told: list[dict[str, Any]], as_json: bool, text: str) -> None:
+def _tell(info: Any, as_json: bool, text: str) -> None:
     if as_json:
-        _print(told[0])
+        _print(_plain(info))
     else:
         console.print(text, markup=False, highlight=False, soft_wrap=True)
 

@@ -24,7 +24,7 @@ class Result(Table):
         seconds: wall-clock time of the job, summed over its interruptions.
         state: address of the last published state.
         scores: of every scored round, by site and name; `loss` is a site's training loss in that round.
-        cohorts: by round, the sites whose updates were folded.
+        cohorts: by round, the sites whose updates were aggregated.
         train_examples, local_test_examples: sizes of each site's own data; sites without a local test have none.
     """
 

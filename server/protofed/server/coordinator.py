@@ -53,6 +53,7 @@ class Coordinator:
         self._ledger, self._roster, self._clock = around.ledger, around.roster, around.clock
         self._admission = Admission(around.ledger, self.run, recipe.classes)
         self._driver = Driver(recipe, around)
+        self._invitations = self._driver.invitations
         self._examiner = Examiner(around.blobs, recipe.federation.max_norm)
 
     @property
@@ -108,14 +109,14 @@ class Coordinator:
         self._roster.seen(site, instance)
         if isinstance(self.phase, phases.Finished):
             return Finished(self.phase.reason, last=True)
-        row = self._driver.invitation(site)
+        row = self._invitations.of(site)
         if row is None:
             return Wait(retry_after_s=1.0)
         return Task(row.kind, self.run, row.round, row.nonce, row.base, row.base_bytes, self._remaining())
 
     def may_fetch(self, site: SiteId, address: Digest) -> bool:
         """Whether the site's own open task names this blob."""
-        row = self._driver.invitation(site)
+        row = self._invitations.of(site)
         return row is not None and row.base == address
 
     def heartbeat(self, site: SiteId, instance: str, progress: Progress) -> Signal:
@@ -124,13 +125,13 @@ class Coordinator:
             self._roster.seen(site, instance)
             return Signal.CONTINUE
         self._roster.seen(site, instance, progress)
-        row = self._driver.invitation(site)
+        row = self._invitations.of(site)
         if row is None or row.nonce != progress.nonce:
             return Signal.ABORT
         if progress.failure is not None:
             self._driver.decline(row, progress.failure)
         else:
-            self._driver.started(row)
+            self._invitations.started(row)
         return Signal.CONTINUE
 
     def begin(
@@ -191,17 +192,17 @@ class Coordinator:
         row = self._invitation(site, nonce, TaskKind.SCORE)
         if fault := screening.scalars_fault(scores, None, NOTHING):
             raise ProtocolError(fault.text)
-        if not self._driver.is_open(row):
+        if not self._invitations.has(row):
             return
         self._ledger.add_scores(row, scores)
         self._driver.answered(row, phases.Scored(site))
 
     def _settled(self, row: TaskRow, manifest: Manifest) -> Receipt | None:
-        open_, complete = self._driver.is_open(row), self._driver.was_complete(row)
+        open_, complete = self._invitations.has(row), self._driver.was_complete(row)
         return self._admission.settled(row, manifest, is_open=open_, complete=complete)
 
     def _invitation(self, site: SiteId, nonce: str, *kinds: TaskKind) -> TaskRow:
-        return self._admission.invitation(self._driver.invitation(site), site, nonce, *kinds)
+        return self._admission.invitation(self._invitations.of(site), site, nonce, *kinds)
 
     def _remaining(self) -> float:
         rules, now = self.recipe.federation, self._clock()

@@ -16,7 +16,7 @@ from protofed.common.payload import Payload, SiteId
 from protofed.common.recipe import Recipe
 from protofed.common.task import Role, TaskKind, score_family
 from protofed.server import phases
-from protofed.server.folding import Folding, Job
+from protofed.server.aggregation import Aggregation, Job
 from protofed.server.invitations import Invitations
 from protofed.server.method import NOTHING, Expected, ServerMethod, server_methods
 from protofed.server.overview import spreads
@@ -32,7 +32,7 @@ log = structlog.get_logger()
 
 
 class Driver:
-    """Holds a run's phase, newest state and open invitations; every change of them goes through `handle`.
+    """Holds a run's phase, newest state and open invitations; every change of the phase goes through `handle`.
 
     Raises:
         ConfigError: the recipe names an unknown method or option.
@@ -46,8 +46,8 @@ class Driver:
         self._rules = Rules(recipe.rounds, recipe.federation, Uniform(recipe.seed))
         self._publisher = Publisher(self._method, around.blobs, recipe.classes)
         careful = replace(around, work=self._work)
-        self._folding = Folding(self._run, recipe.federation, self._publisher, careful, self._folded)
-        self._invitations = Invitations(self._run, self._publisher, around)
+        self._aggregation = Aggregation(self._run, recipe.federation, self._publisher, careful, self._aggregation_ended)
+        self.invitations = Invitations(self._run, self._publisher, around)
         self._events: deque[phases.Event] = deque()
         self._draining = False
         self._broken: Exception | None = None
@@ -64,20 +64,12 @@ class Driver:
             self._published = self._publisher.restore(self._ended_with)
         return self._published
 
-    def invitation(self, site: SiteId) -> TaskRow | None:
-        """The site's open invitation."""
-        return self._invitations.of(site)
-
     def was_complete(self, row: TaskRow) -> bool | None:
         """Whether the invitation's round had all that it wanted, while it is being aggregated; None: ask the ledger."""
-        job = self._folding.job
+        job = self._aggregation.job
         if job is None or (job.phase.round, job.phase.attempt) != (row.round, row.attempt):
             return None
         return job.complete
-
-    def is_open(self, row: TaskRow) -> bool:
-        """Whether this very invitation is still open."""
-        return self._invitations.has(row)
 
     def expected(self, row: TaskRow) -> Expected:
         """What an update that answers the invitation must look like."""
@@ -85,13 +77,9 @@ class Driver:
             return NOTHING
         return self._method.expects(self.published.state)
 
-    def started(self, row: TaskRow) -> None:
-        """Note that a site works on its invitation."""
-        self._invitations.started(row)
-
     def answered(self, row: TaskRow, event: phases.Event) -> None:
         """Close an invitation and go on from the event that closed it."""
-        self._invitations.answered(row)
+        self.invitations.answered(row)
         self.handle(event)
 
     def tick(self) -> None:
@@ -105,7 +93,7 @@ class Driver:
         if self._republished:  # the last process published a state and died before it said so
             self._republished = False
             self.handle(self._aggregated())
-        self._folding.tick(self._state)
+        self._aggregation.tick(self._state)
         self.handle(self._tick_event())
 
     def pause(self, *, paused: bool) -> None:
@@ -122,7 +110,7 @@ class Driver:
             StateError: its state is damaged.
             Conflict: a round is being aggregated at this moment.
         """
-        if self._folding.job is not None and not self._folding.waits_for_space:
+        if self._aggregation.job is not None and not self._aggregation.waits_for_space:
             raise Conflict("a round is being aggregated at this moment; try again in a few seconds")
         found = {row.round: row.state for row in self._ledger.rounds(self._run) if row.state is not None}
         kept = [number for number, state in found.items() if self._around.blobs.has(state)]
@@ -135,8 +123,8 @@ class Driver:
         except StateError as error:
             self._broken = error  # the ledger may have gone back, though its journal does not say so
             raise
-        self._folding.drop()
-        self._invitations.clear()
+        self._aggregation.drop()
+        self.invitations.clear()
         self._republished = False
         self._published, self.phase = published, phases.Idle(to + 1)
         log.warning("run rolled back", run=self._run, to=to)
@@ -144,7 +132,7 @@ class Driver:
 
     def dismiss(self, site: SiteId, reason: str) -> None:
         """Wait no longer for a site."""
-        if (row := self._invitations.of(site)) is not None:
+        if (row := self.invitations.of(site)) is not None:
             self.decline(row, reason)
 
     def decline(self, row: TaskRow, reason: str) -> None:
@@ -172,7 +160,7 @@ class Driver:
             before = self.phase
             self.phase, effects = advance(self._rules, before, self._events.popleft())
             if isinstance(before, phases.Evaluating) and not isinstance(self.phase, phases.Evaluating):
-                self._invitations.clear()  # scores that come now are dropped, and no restart waits for them again
+                self.invitations.clear()  # scores that come now are dropped, and no restart waits for them again
                 self._ledger.mark_scored(self._run, before.round)
                 self._tell_scores(before.round)
             try:
@@ -193,17 +181,17 @@ class Driver:
             case phases.Open(phase):
                 self._open(phase)
             case phases.Aggregate(phase, complete):
-                self._folding.begin(Job(phase, complete, self._invitations.clear()), self._state)
+                self._aggregation.begin(Job(phase, complete, self.invitations.clear()), self._state)
             case phases.Abandon(round_, attempt, reason):
                 log.warning("round abandoned", run=self._run, round=round_, attempt=attempt, reason=reason)
-                self._ledger.abandon(self._run, round_, attempt, reason, self._invitations.clear())
+                self._ledger.abandon(self._run, round_, attempt, reason, self.invitations.clear())
             case phases.Score(phase):
                 attempt = self._ledger.rounds(self._run)[-1].attempt  # the one that gave the model
                 self._invite(TaskKind.SCORE, phase.round, attempt, phase.awaited, self._ledger.invite)
             case phases.Finish(phase):
                 log.info("run finished", run=self._run, reason=phase.reason, outcome=phase.outcome.value)
-                self._invitations.clear()
-                self._folding.drop()
+                self.invitations.clear()
+                self._aggregation.drop()
                 self._ledger.end_run(self._run, phase.reason, phase.outcome)
                 self._around.notify(None)
             case _:
@@ -218,7 +206,7 @@ class Driver:
     def _invite(
         self, kind: TaskKind, number: int, attempt: int, sites: Sites, write: Callable[[Sequence[TaskRow]], None]
     ) -> None:
-        self._invitations.send(kind, number, attempt, sorted(sites), self._state, write)
+        self.invitations.send(kind, number, attempt, sorted(sites), self._state, write)
 
     def _work(self, job: Callable[[], Any], done: Callable[[Any], None]) -> None:
         """As the surroundings' work; an error at its end is never lost."""
@@ -232,7 +220,7 @@ class Driver:
 
         self._around.work(job, careful)
 
-    def _folded(self, job: Job, outcome: Published | phases.Insufficient | phases.Broken) -> None:
+    def _aggregation_ended(self, job: Job, outcome: Published | phases.Insufficient | phases.Broken) -> None:
         """The end of an aggregation, on the coordinator's thread."""
         if isinstance(outcome, Published):
             self._published = outcome
@@ -266,7 +254,7 @@ class Driver:
         log.info("run resumed", run=self._run, round=last.round)
         self._around.roster.presume()
         tasks = self._ledger.tasks(self._run, last.round, last.attempt)
-        self._invitations.take_up(tasks)
+        self.invitations.take_up(tasks)
         tries = sum(row.round == last.round and row.abandoned is not None for row in rounds)
         return resumed(last, tasks, self._around.clock(), tries, frozenset(self._recipe.federation.must_include))
 

@@ -113,12 +113,12 @@ class Ledger(Records):
             connection.execute(insert(db.rounds).values(**values, quorum=row.quorum, opened_at=time.time()))
             connection.execute(insert(db.tasks), [_columns(task) for task in tasks])
 
-    def begin_fold(self, run: str, round: int, attempt: int) -> int:
+    def begin_aggregation(self, run: str, round: int, attempt: int) -> int:
         """Note that the aggregation of an attempt is begun; how many times that was."""
         here = (db.rounds.c.run == run) & (db.rounds.c.round == round) & (db.rounds.c.attempt == attempt)
         with self._write() as connection:
-            connection.execute(update(db.rounds).where(here).values(folds=db.rounds.c.folds + 1))
-            return int(connection.execute(select(db.rounds.c.folds).where(here)).scalar_one())
+            connection.execute(update(db.rounds).where(here).values(aggregations=db.rounds.c.aggregations + 1))
+            return int(connection.execute(select(db.rounds.c.aggregations).where(here)).scalar_one())
 
     def set_aside(self, update_row: UpdateRow, reason: str) -> None:
         """Leave an accepted update out of the aggregation; it stays where it is."""

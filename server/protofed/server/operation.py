@@ -93,13 +93,9 @@ class Operation:
         """One run."""
         return self._report(self._known(run))
 
-    def attempts(self, run: str) -> list[RoundRow]:
-        """All attempts at rounds of a run, also those that were rolled back."""
-        return self._records.rounds(self._known(run).run, rolled_back=True)
-
     def rounds(self, run: str, first: int = 0, count: int | None = None) -> list[RoundReport]:
         """`count` attempts (None: all) from the `first` (from 0; if negative, from the end), with every site's fate."""
-        rows = self.attempts(run)
+        rows = self._records.rounds(self._known(run).run, rolled_back=True)
         start = first if first >= 0 else max(0, len(rows) + first)
         told = rows[start:] if count is None else rows[start : start + count]
         fates = self._fates(run, range(told[0].round, told[-1].round + 1)) if told else {}

@@ -31,14 +31,14 @@ class OperatorService(rpc.OperatorServicer):
         report = await self._control(lambda: self._operation.run(request.run))
         count = min(request.count or MOST_ROUNDS, MOST_ROUNDS)
         rounds = await self._control(lambda: self._operation.rounds(request.run, request.first, count))
-        attempts = len(await self._control(lambda: self._operation.attempts(request.run)))
         scores = [
             pb.Score(name=name, mean=spread.mean, std=spread.std, worst=spread.worst, sites=spread.sites)
             for name, spread in report.view.scores.items()
         ]
         shown = [_round(one) for one in _page(rounds, newest=request.first < 0)]
-        scored = report.view.scored_round
-        return pb.RunDetail(info=_run(report), rounds=shown, scores=scores, scored_round=scored, attempts=attempts)
+        view = report.view
+        counts = {"scored_round": view.scored_round, "attempts": view.attempts}
+        return pb.RunDetail(info=_run(report), rounds=shown, scores=scores, **counts)
 
     async def PauseRun(self, request: pb.RunName, context: Any) -> pb.RunInfo:
         return _run(await self._control(lambda: self._operation.pause(request.run, paused=True)))

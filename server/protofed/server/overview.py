@@ -37,7 +37,7 @@ class Overview:
         received, sent: bytes of accepted updates and of the models that sites were asked to fetch.
         scores: of the newest scored round, by name.
         degraded: rounds that used fewer updates than they wanted.
-        abandoned, rolled_back: attempts.
+        attempts: at all rounds, those that were `abandoned` and `rolled_back` among them.
     """
 
     run: str
@@ -52,6 +52,7 @@ class Overview:
     scores: Mapping[str, Spread]
     scored_round: int
     degraded: int
+    attempts: int
     abandoned: int
     rolled_back: int
     ended: bool
@@ -103,6 +104,7 @@ def overview(ledger: Records, run: str) -> Overview | None:
         scores=spreads(ledger.scores(run, newest).get(newest, {})),
         scored_round=newest,
         degraded=sum(r.state is not None and r.complete is False for r in rounds),
+        attempts=len(history),
         abandoned=sum(r.abandoned is not None for r in history),
         rolled_back=sum(r.rolled_back for r in history),
         ended=row.ended_at is not None,

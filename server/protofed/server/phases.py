@@ -75,7 +75,7 @@ class Collecting:
 
 @dataclass(frozen=True)
 class Aggregating:
-    """The fold of these sites' updates is being computed; a `quorum` of them is needed, and those that are required."""
+    """These sites' updates are being aggregated; a `quorum` of them is needed, and those that are required."""
 
     round: int
     attempt: int
@@ -211,7 +211,7 @@ class Open:
 
 @dataclass(frozen=True)
 class Aggregate:
-    """Fold the updates of the round's reporting sites, in site order."""
+    """Aggregate the updates of the round's reporting sites, in site order."""
 
     phase: Aggregating
     complete: bool  # the round got all the updates it wanted

@@ -51,7 +51,7 @@ class Publisher:
                 found[row.task.site] = str(error)
         return found
 
-    def folded(self, state: Payload | None, rows: Sequence[UpdateRow]) -> Payload:
+    def aggregated(self, state: Payload | None, rows: Sequence[UpdateRow]) -> Payload:
         """The state after these updates, in site order whatever theirs is; the first model makes the first state.
 
         Raises:

@@ -87,7 +87,7 @@ class RoundRow:
         state: digest of the state that it published.
         complete: it used every update that it wanted.
         abandoned: why, if it was.
-        folds: times that its aggregation was begun.
+        aggregations: times that its aggregation was begun.
         rolled_back: the run went back to an earlier round afterwards.
     """
 
@@ -102,7 +102,7 @@ class RoundRow:
     scored: bool = False
     opened_at: float = 0.0
     closed_at: float | None = None
-    folds: int = 0
+    aggregations: int = 0
     rolled_back: bool = False
 
 

@@ -39,7 +39,7 @@ rounds = Table(
     Column("complete", Boolean),  # it used every update it wanted
     Column("abandoned", String),  # why, if it was
     Column("scored", Boolean, nullable=False, default=False),
-    Column("folds", Integer, nullable=False, server_default=text("0")),  # times its aggregation was begun
+    Column("aggregations", Integer, nullable=False, server_default=text("0")),  # times its aggregation was begun
     Column("rolled_back", Boolean, nullable=False, server_default=false()),  # the run went back to an earlier round
 )
 tasks = Table(

@@ -58,7 +58,7 @@ def verify_round(records: Records, blobs: Blobs, run: str, round: int, attempt: 
     try:
         blobs.get(published)
         state = publisher.restore(before).state if before else None
-        recomputed = codec.digest(codec.encode(publisher.folded(state, used)))
+        recomputed = codec.digest(codec.encode(publisher.aggregated(state, used)))
     except StateError as error:
         return Verified(Finding.DAMAGED, published, reason=str(error))
     return Verified(Finding.SAME if recomputed == published else Finding.DIFFERENT, published, recomputed)

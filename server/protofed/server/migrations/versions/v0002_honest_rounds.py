@@ -14,7 +14,7 @@ def upgrade() -> None:
     """Change the tables; what the old ones say is kept."""
     op.add_column("sites", Column("excluded", String))
     _queue_runs()
-    op.add_column("rounds", Column("folds", Integer, nullable=False, server_default=text("0")))
+    op.add_column("rounds", Column("aggregations", Integer, nullable=False, server_default=text("0")))
     op.add_column("rounds", Column("rolled_back", Boolean, nullable=False, server_default=false()))
     op.add_column("updates", Column("code", String(24), nullable=False, server_default=""))
     op.add_column("updates", Column("norm", Float))

@@ -1,4 +1,4 @@
-"""The aggregation of one round, done: which updates it uses, the fold itself, and what to do when it cannot be kept."""
+"""The aggregation of one round, done: which updates it uses, the new state, and what to do when it cannot be kept."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from protofed.server.surroundings import Surroundings
 
 log = structlog.get_logger()
 PAUSE_S = 10.0  # until another try when the disk is full
-Folded: TypeAlias = Published | dict[SiteId, str] | Exception  # the new state, or whose update is damaged and why
+Computed: TypeAlias = Published | dict[SiteId, str] | Exception  # the new state, or whose update is damaged and why
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,8 @@ class Job:
     silent: dict[SiteId, str]
 
 
-class Folding:
-    """Folds the rounds of one run, one at a time; `then` is told how each went.
+class Aggregation:
+    """Aggregates the rounds of one run, one at a time; `then` is told how each went.
 
     Args:
         then: called on the coordinator's thread with the event that follows and, of `Aggregated`, the new state.
@@ -70,21 +70,21 @@ class Folding:
         return self._again_at is not None
 
     def begin(self, job: Job, state: Payload | None) -> None:
-        """Fold a round's updates on top of a state; None: the first model."""
+        """Aggregate a round's updates on top of a state; None: the first model."""
         self._job, self._noted = job, False
-        self._fold(state)
+        self._aggregate(state)
 
     def tick(self, state: Payload | None) -> None:
         """Try again when it is time to."""
         if self._again_at is not None and self._around.clock() >= self._again_at:
             self._again_at = None
-            self._fold(state)
+            self._aggregate(state)
 
     def drop(self) -> None:
         """Forget a job that waits for space: the run goes back to an earlier round."""
         self._job, self._again_at = None, None
 
-    def _fold(self, state: Payload | None) -> None:
+    def _aggregate(self, state: Payload | None) -> None:
         job = self._job
         assert job is not None  # noqa: S101  (begun)
         try:
@@ -100,15 +100,15 @@ class Folding:
         if job.phase.lacks(frozenset(row.task.site for row in used)):
             said = "; ".join(f"{site}: {why}" for site, why in aside.items())
             missing = round_.missing(job.phase.required & aside.keys())
-            self._end(phases.Insufficient(f"{len(used)} of {job.phase.quorum} updates are left ({said}){missing}"))
+            self._end(phases.Insufficient(f"{len(used)} updates are left, quorum {job.phase.quorum} ({said}){missing}"))
             return
-        self._around.work(lambda: self._folded(state, used), lambda found: self._go_on(job, state, used, found))
+        self._around.work(lambda: self._computed(state, used), lambda found: self._go_on(job, state, used, found))
 
     def _note(self, phase: phases.Aggregating) -> int:
         """Write down, once in a process, that the aggregation is begun; how many processes have died in it."""
         if self._noted:
             return 0
-        begun = self._ledger.begin_fold(self._run, phase.round, phase.attempt)
+        begun = self._ledger.begin_aggregation(self._run, phase.round, phase.attempt)
         self._noted = True
         return begun - 1
 
@@ -130,12 +130,12 @@ class Folding:
         aside = {row.task.site: row.set_aside for row in accepted if row.set_aside is not None} | outliers
         return [row for row in accepted if row.task.site not in aside], aside
 
-    def _folded(self, state: Payload | None, used: list[UpdateRow]) -> Folded:
+    def _computed(self, state: Payload | None, used: list[UpdateRow]) -> Computed:
         """On the thread for work: touches no ledger."""
         try:
-            reach("fold-begun")
-            new = self._publisher.folded(state, used)
-            reach("fold-done")
+            reach("aggregation-begun")
+            new = self._publisher.aggregated(state, used)
+            reach("aggregation-done")
             return self._publisher.publish(new)
         except OutOfSpace as error:
             return error
@@ -145,7 +145,7 @@ class Folding:
             log.exception("aggregation failed", run=self._run)
             return error
 
-    def _go_on(self, job: Job, state: Payload | None, used: list[UpdateRow], found: Folded) -> None:
+    def _go_on(self, job: Job, state: Payload | None, used: list[UpdateRow], found: Computed) -> None:
         if self._job is not job:  # the run was ended meanwhile
             return
         match found:
@@ -164,7 +164,7 @@ class Folding:
                 for row in used:
                     if row.task.site in found:
                         self._set_aside(row, found[row.task.site])
-                self._fold(state)
+                self._aggregate(state)
             case _:
                 why = str(found) if isinstance(found, ProtofedError) else type(found).__name__
                 self._end(phases.Broken(f"round {job.phase.round} could not be aggregated: {why}"))

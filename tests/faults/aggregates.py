@@ -1,4 +1,4 @@
-"""One fold of every server method over made-up updates; `python -m tests.faults.folds` prints the states' digests."""
+"""What every server method makes of made-up updates; `python -m tests.faults.aggregates` prints the states' digests."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _numbers(spec: TensorSpec, rng: np.random.Generator) -> np.ndarray:
     return np.asarray(unit, dtype=spec.dtype)
 
 
-def folded(method: str, classes: int, features: int) -> Payload:
+def aggregated(method: str, classes: int, features: int) -> Payload:
     """The state after one round."""
     half = server_methods.build(method, {})
     state = half.init(first_model(classes, features), classes)
@@ -53,5 +53,5 @@ def folded(method: str, classes: int, features: int) -> Payload:
 
 
 if __name__ == "__main__":
-    found = {method: codec.digest(codec.encode(folded(method, 40, 256))) for method in METHODS}
+    found = {method: codec.digest(codec.encode(aggregated(method, 40, 256))) for method in METHODS}
     print(json.dumps(found))  # noqa: T201
