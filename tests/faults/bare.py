@@ -94,24 +94,24 @@ class Bare:
         }
         return pb.UploadManifest(**{**fields, **changes})
 
-    def put(self, upload: str, index: int, data: bytes) -> pb.ChunkAck:
-        """Send one chunk."""
-        chunk = pb.Chunk(caller=self.caller, upload=upload, index=index, data=data, crc32c=crc32c(data))
+    def put(self, upload: str, index: int, data: bytes, checksum: int | None = None) -> pb.ChunkAck:
+        """Send one chunk; with another checksum than its own, if one is said."""
+        crc = crc32c(data) if checksum is None else checksum
+        chunk = pb.Chunk(caller=self.caller, upload=upload, index=index, data=data, crc32c=crc)
         ack: pb.ChunkAck = self.say("PutChunk", chunk)
         return ack
 
-    def commit(self, task: pb.Task, upload: str, digest: str = "", **fields: Any) -> pb.Receipt:
+    def commit(self, task: pb.Task, upload: str, digest: str = "", **changes: Any) -> pb.Receipt:
         """Hand an upload in; by its id, which ends in the digest, unless another one is said."""
-        request = pb.CommitRequest(
-            caller=self.caller,
-            run=self.run,
-            round=task.round,
-            nonce=task.nonce,
-            upload=upload,
-            digest=digest or upload.rpartition(".")[2],
-            **fields,
-        )
-        receipt: pb.Receipt = self.say("CommitUpload", request)
+        fields: dict[str, Any] = {
+            "caller": self.caller,
+            "run": self.run,
+            "round": task.round,
+            "nonce": task.nonce,
+            "upload": upload,
+            "digest": digest or upload.rpartition(".")[2],
+        }
+        receipt: pb.Receipt = self.say("CommitUpload", pb.CommitRequest(**{**fields, **changes}))
         return receipt
 
     def push(self, task: pb.Task, payload: Payload = MODEL, data: bytes = b"", **fields: Any) -> pb.Receipt:
