@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -23,6 +24,8 @@ from protofed.server.runs import Runs
 from protofed.server.serving import serve
 from protofed.server.surroundings import Surroundings
 from protofed.server.threads import Bells, Threads
+
+Mount = Callable[[Path, str], None]
 
 torch.set_num_threads(1)
 
@@ -123,3 +126,21 @@ def unused_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
+
+
+@pytest.fixture
+def mount() -> Iterator[Mount]:
+    """Puts an empty file system in memory on a folder, with these options; none is left mounted."""
+    mounted: list[Path] = []
+
+    def make(folder: Path, options: str) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        command = ["mount", "-t", "tmpfs", "-o", options, "protofed-test", str(folder)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            pytest.skip(f"mounting is not possible here: {done.stderr.strip()}")
+        mounted.append(folder)
+
+    yield make
+    for folder in reversed(mounted):
+        subprocess.run(["umount", "--lazy", str(folder)], capture_output=True, check=False)

@@ -6,12 +6,13 @@ import errno
 import os
 import random
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from google_crc32c import value as crc32c
+from tests.conftest import Mount
 
 from protofed.common import archive
 from protofed.common.codec import digest
@@ -308,14 +309,10 @@ def test_a_failed_fsync_is_never_taken_for_a_sealed_blob(
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
+def small_disk(tmp_path: Path, mount: Mount) -> Path:
     """A real disk of 5 MiB."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    if os.geteuid() != 0 or os.system(f"mount -t tmpfs -o size=5m tmpfs {folder} 2>/dev/null"):  # noqa: S605
-        pytest.skip("needs the right to mount a tmpfs")
-    yield folder
-    os.system(f"umount {folder}")  # noqa: S605
+    mount(tmp_path / "disk", "size=5m")
+    return tmp_path / "disk"
 
 
 def test_a_full_disk_is_out_of_space_and_the_same_again_succeeds_when_there_is_room(small_disk: Path) -> None:

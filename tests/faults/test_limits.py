@@ -8,12 +8,13 @@ import resource
 import signal
 import socket
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from io import FileIO
 from pathlib import Path
 from typing import NoReturn
 
 import pytest
+from tests.conftest import Mount
 from tests.faults.conftest import SITES, FaultScene
 from tests.faults.invariants import JOURNAL, Baseline, leftovers, serves
 from tests.faults.proxy import Direction, Mode
@@ -27,27 +28,8 @@ pytestmark = [pytest.mark.faults, pytest.mark.timeout(900)]
 MakeScene = Callable[[Recipe], FaultScene]
 MakeRecipe = Callable[..., Recipe]
 Undisturbed = Callable[[Recipe], str]
-Mount = Callable[[Path, str], None]
 DESCRIPTORS = 64
 FIRST_WORDS = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"  # and empty SETTINGS
-
-
-@pytest.fixture
-def mount() -> Iterator[Mount]:
-    """Puts an empty file system in memory on a folder, with these options; none is left mounted."""
-    mounted: list[Path] = []
-
-    def make(folder: Path, options: str) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        command = ["mount", "-t", "tmpfs", "-o", options, "protofed-test", str(folder)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode != 0:
-            pytest.skip(f"mounting is not possible here: {done.stderr.strip()}")
-        mounted.append(folder)
-
-    yield make
-    for folder in reversed(mounted):
-        subprocess.run(["umount", "--lazy", str(folder)], capture_output=True, check=False)
 
 
 def fill(folder: Path) -> Path:
