@@ -209,9 +209,14 @@ def test_row_25_a_download_that_is_cut_goes_on_by_chunk(
 
 @pytest.mark.parametrize("held", range(CHUNKS + 1))
 def test_row_25_another_daemon_and_another_server_go_on_where_they_stopped(
-    held: int, bare: Bare, task: pb.Task, server: Any, start: Callable[[], Any], daemon: Callable[..., GrpcLink],
+    held: int,
+    bare: Bare,
+    task: pb.Task,
+    server: Any,
+    start: Callable[[], Any],
+    daemon: Callable[..., GrpcLink],
     tmp_path: Path,
-) -> None:  # fmt: skip
+) -> None:
     incoming = FolderIncoming(tmp_path / "incoming")
     incoming.begin(ours(task).base or codec.Digest(""), task.base_bytes)
     data = pieces(codec.encode(FIRST))
@@ -255,9 +260,15 @@ def test_row_26_a_flipped_bit_is_fetched_again_and_a_third_is_the_end(
 @pytest.mark.parametrize("restarted", ["client", "server", "both"])
 @pytest.mark.parametrize("held", range(CHUNKS + 1))
 def test_row_38_only_missing_chunks_are_sent_again(
-    held: int, restarted: str, bare: Bare, task: pb.Task, server: Any, start: Callable[[], Any],
-    daemon: Callable[..., GrpcLink], rows: Callable[[], Any],
-) -> None:  # fmt: skip
+    held: int,
+    restarted: str,
+    bare: Bare,
+    task: pb.Task,
+    server: Any,
+    start: Callable[[], Any],
+    daemon: Callable[..., GrpcLink],
+    rows: Callable[[], Any],
+) -> None:
     upload = begin(bare, task)
     for index in range(held):
         bare.put(upload.id, index, pieces()[index])
@@ -281,9 +292,14 @@ def test_row_38_only_missing_chunks_are_sent_again(
 
 
 def test_row_39_what_is_never_committed_never_counts_and_is_collected(
-    bare: Bare, task: pb.Task, rows: Callable[[], Any], start: Callable[[], Any], server: Any, tmp_path: Path,
+    bare: Bare,
+    task: pb.Task,
+    rows: Callable[[], Any],
+    start: Callable[[], Any],
+    server: Any,
+    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+) -> None:
     upload = begin(bare, task)
     for index, data in enumerate(pieces()):
         bare.put(upload.id, index, data)
@@ -422,9 +438,15 @@ def test_row_48_of_two_updates_at_once_one_counts(
 
 @pytest.mark.parametrize("full", ["posix_fallocate", "fsync"])
 def test_row_58_a_full_disk_is_waited_for(
-    full: str, bare: Bare, task: pb.Task, server: Any, daemon: Callable[..., GrpcLink], rows: Callable[[], Any],
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    full: str,
+    bare: Bare,
+    task: pb.Task,
+    server: Any,
+    daemon: Callable[..., GrpcLink],
+    rows: Callable[[], Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     before, tries = blobs(tmp_path), itertools.count()
     real = getattr(os, full)
 
