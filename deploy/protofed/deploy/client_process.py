@@ -41,7 +41,6 @@ def run_client(settings: ClientSettings, *, until_finished: bool, give_up_after_
     from protofed.client import device
     from protofed.client.agent import Agent
     from protofed.client.checkpoint import on_disk
-    from protofed.client.data.site import load_site, load_test
     from protofed.client.grpc_link import GrpcLink
     from protofed.client.memory import FolderStore
     from protofed.client.now import Now
@@ -55,11 +54,6 @@ def run_client(settings: ClientSettings, *, until_finished: bool, give_up_after_
     _check_root(settings)
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
-
-    def load_data(recipe: Recipe) -> SiteData:
-        if Role.TRAINER in settings.roles:
-            return load_site(settings.data, settings.share, recipe.input, recipe.classes).placed(where)
-        return load_test(settings.data, recipe.input, recipe.classes).placed(where)
 
     store, now = FolderStore(settings.state), Now()
     link = GrpcLink(
@@ -76,7 +70,7 @@ def run_client(settings: ClientSettings, *, until_finished: bool, give_up_after_
         settings.roles,
         policy,
         store,
-        load_data,
+        lambda recipe: _load_data(settings, recipe).placed(where),
         lambda recipe: device_model(recipe, where, policy.rules.models),
         checkpoints=partial(on_disk, settings.state),
     )
@@ -88,6 +82,14 @@ def run_client(settings: ClientSettings, *, until_finished: bool, give_up_after_
             pulse.stop()
             link.close()
             store.close()
+
+
+def _load_data(settings: ClientSettings, recipe: Recipe) -> SiteData:
+    from protofed.client.data.site import load_site, load_test
+
+    if Role.TRAINER in settings.roles:
+        return load_site(settings.data, settings.share, recipe.input, recipe.classes)
+    return load_test(settings.data, recipe.input, recipe.classes)
 
 
 def _take_part(agent: Agent, *, until_finished: bool) -> None:
