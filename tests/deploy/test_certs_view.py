@@ -1,0 +1,36 @@
+"""What ends soon stands out."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from rich.table import Table
+from rich.text import Text
+
+from protofed.deploy import certs_view
+
+NOW = datetime(2030, 5, 1, 12, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("left", "shown", "style"),
+    [
+        (timedelta(days=31), "31", ""),
+        (timedelta(days=29, hours=23), "29", "yellow"),
+        (timedelta(days=7), "7", "yellow"),
+        (timedelta(days=6, hours=23), "6", "bold red"),
+        (timedelta(seconds=-1), "expired", "bold red"),
+    ],
+)
+def test_what_ends_soon_stands_out(left: timedelta, shown: str, style: str) -> None:
+    row = certs_view.Row("site", "a", "f" * 64, NOW - timedelta(days=300), NOW + left)
+    table = certs_view.table([row], NOW)
+    assert isinstance(table, Table)
+    [cell] = table.columns[5].cells
+    assert isinstance(cell, Text)
+    assert (cell.plain, str(cell.style)) == (shown, style)
+
+
+def test_no_certificates_are_said_to_be_none() -> None:
+    assert "protofed certs request" in str(certs_view.table([], NOW))
