@@ -311,7 +311,7 @@ FIELDS = {
     "CommitRequest": "caller digest metrics nonce round run upload weight",
     "CommitRequest.MetricsEntry": "key value",
     "EnrollReply": "assignment finished",
-    "EnrollRequest": "caller protocol roles software",
+    "EnrollRequest": "caller hold protocol roles software",
     "Finished": "last reason",
     "GetChunkRequest": "caller digest index run",
     "HeartbeatReply": "signal",
@@ -382,3 +382,15 @@ def test_no_part_is_for_data() -> None:
     for part in NOT_ON_THE_WIRE:
         with pytest.raises(PolicyViolation, match="only in simulations"):
             wire.part.pack(part)
+
+
+# For audit logs
+
+
+def test_a_verdict_is_read_from_the_answers_that_have_one() -> None:
+    receipt = wire.pack_receipt(Receipt(Verdict.NOT_NEEDED, "", DIGEST, "s"))
+    assert wire.verdict_of("CommitUpload", receipt.SerializeToString()) == "not-needed"
+    assert wire.verdict_of("BeginUpload", pb.UploadTicket(receipt=receipt).SerializeToString()) == "not-needed"
+    assert wire.verdict_of("BeginUpload", pb.UploadTicket(upload=pb.Upload(id="u")).SerializeToString()) == ""
+    assert wire.verdict_of("NextTask", receipt.SerializeToString()) == ""
+    assert wire.verdict_of("CommitUpload", b"") == "", "of a call that failed"

@@ -1,6 +1,7 @@
 """An append-only record: JSON lines, each with the hash of the line before, each durable before `append` returns.
 
-Editing, removing, moving or adding a line breaks the chain. Cutting lines off the end does not: keep the newest hash.
+Editing, removing, moving or adding a line breaks the chain. Cutting lines off the end does not, nor does writing all of
+it anew: keep the newest hash elsewhere, and look for it later.
 """
 
 from __future__ import annotations
@@ -9,8 +10,8 @@ import contextlib
 import json
 import os
 import threading
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TypeAlias
@@ -20,7 +21,7 @@ from blake3 import blake3
 from protofed.common import archive
 from protofed.common.errors import DiskFailure, StateError
 
-Fact: TypeAlias = str | int | float | bool | list["Fact"] | None
+Fact: TypeAlias = str | int | float | bool | list["Fact"] | dict[str, "Fact"] | None
 TORN = "torn"  # the event that tells of half a line, left by a killed process and cut off
 LONGEST = 4 << 20  # bytes of a line: bounds what a reader holds
 
@@ -38,7 +39,7 @@ class Record:
 
     def line(self) -> bytes:
         """As it stands in the file."""
-        return json.dumps(asdict(self), sort_keys=True, separators=(",", ":"), allow_nan=False).encode() + b"\n"
+        return json.dumps(vars(self), sort_keys=True, separators=(",", ":"), allow_nan=False).encode() + b"\n"
 
     def sealed(self) -> Record:
         """With the hash of all the rest."""
@@ -46,6 +47,14 @@ class Record:
 
 
 NOTHING = Record(0, "", "", {}, "")
+
+
+class Tampered(StateError):
+    """A line that is not what was written there. All lines before are good, but for the last of them, perhaps."""
+
+
+class HalfLine(StateError):
+    """The file ends within a line: its writer was killed, or is writing just now. All lines before are good."""
 
 
 class Journal:
@@ -75,27 +84,42 @@ class Journal:
             OutOfSpace, DiskFailure: nothing was added; after a DiskFailure nobody knows what is on the disk.
             ValueError, TypeError: a fact that JSON does not have, or more than `LONGEST` bytes.
         """
+        self.append_all([(event, facts)])
+
+    def append_all(self, entries: Sequence[tuple[str, Mapping[str, Fact]]]) -> None:
+        """Add lines, (event, facts) each, with one fsync: all of them or, when it raises, none.
+
+        A process that is killed meanwhile may leave some of them, the first ones.
+
+        Raises:
+            As `append`.
+        """
         with self._lock:
             at = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-            record = Record(self._last.seq + 1, at, event, facts, self._last.hash).sealed()
-            if len(line := record.line()) > LONGEST:
-                raise ValueError(f"a line of {len(line)} bytes: expected at most {LONGEST}")
+            last, lines = self._last, []
+            for event, facts in entries:
+                last = Record(last.seq + 1, at, event, facts, last.hash).sealed()
+                if len(line := last.line()) > LONGEST:
+                    raise ValueError(f"a line of {len(line)} bytes: expected at most {LONGEST}")
+                lines.append(line)
+            if not (block := b"".join(lines)):
+                return
             try:
-                self._write(line)
+                self._write(block)
             except OSError as error:
                 raise archive.write_error(self._path, error) from error
-            self._last, self._end = record, self._end + len(line)
+            self._last, self._end = last, self._end + len(block)
 
     def close(self) -> None:
         """Release the file."""
         os.close(self._file)
 
-    def _write(self, line: bytes) -> None:
+    def _write(self, lines: bytes) -> None:
         if os.fstat(self._file).st_size != self._end:
             raise DiskFailure(f"{self._path} was changed, or ends in half a line; start this process again")
         try:
-            while line:
-                line = line[os.write(self._file, line) :]
+            while lines:
+                lines = lines[os.write(self._file, lines) :]
             os.fsync(self._file)
         except BaseException:  # a signal's handler may raise anywhere
             self._cut()
@@ -127,15 +151,19 @@ def records(path: Path) -> Iterator[Record]:
     """Every record, checked against the one before; one line at a time is in memory.
 
     Raises:
-        StateError: naming the first line that was edited, removed, put in or moved; or the file cannot be read.
+        HalfLine: behind the last whole line there is half a one.
+        Tampered: naming the first line that was edited, removed, put in or moved.
+        StateError: the file cannot be read.
     """
     last = NOTHING
     try:
         with path.open("rb") as file:
             while line := file.readline(LONGEST + 1):
                 now = _parsed(line)
+                if not line.endswith(b"\n") and len(line) <= LONGEST:
+                    raise HalfLine(_half(path, last, line))
                 if now is None or (now.seq, now.prev) != (last.seq + 1, last.hash) or now.sealed().line() != line:
-                    raise StateError(f"{path}: record {last.seq + 1} is not what was written there; ask for a backup")
+                    raise Tampered(_bad(path, last))
                 yield (last := now)
     except OSError as error:
         raise StateError(f"cannot read {path}: {error.strerror}; expected a journal") from error
@@ -144,6 +172,21 @@ def records(path: Path) -> Iterator[Record]:
 def verify(path: Path) -> int:
     """How many records there are, all checked as by `records`."""
     return sum(1 for _ in records(path))
+
+
+def _bad(path: Path, last: Record) -> str:
+    """What is wrong behind the last good record; each of the good ones is on the line of its number."""
+    return (
+        f"{path}: line {last.seq + 1}: record {last.seq + 1} is not what was written there: it, or the one before it, "
+        "was edited, put in, taken out or moved; ask for a backup"
+    )
+
+
+def _half(path: Path, last: Record, line: bytes) -> str:
+    return (
+        f"{path}: line {last.seq + 1}: only {len(line)} bytes of record {last.seq + 1}: its writer is writing now, or "
+        "was killed while it wrote, and cuts them off when it starts again"
+    )
 
 
 def _parsed(line: bytes) -> Record | None:

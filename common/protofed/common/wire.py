@@ -12,11 +12,14 @@ from typing import Any, Generic, TypeVar
 
 from protofed.common.codec import DTYPES, MAX_TENSORS, TENSOR_NAME, Digest
 from protofed.common.errors import Failure, PolicyViolation, ProtocolError
+from protofed.common.facts import facts as facts  # of any request; for audit logs
 from protofed.common.payload import NOT_ON_THE_WIRE, Part, TensorSpec
 from protofed.common.task import (
+    LONGEST_S,
     Activity,
     Assignment,
     Finished,
+    Hold,
     Manifest,
     Progress,
     Receipt,
@@ -64,6 +67,7 @@ verdict = _Enum(Verdict, pb.Verdict, "VERDICT")
 activity = _Enum(Activity, pb.Activity, "ACTIVITY")
 failure = _Enum(Failure, pb.Failure, "FAILURE")
 signal = _Enum(Signal, pb.Signal, "SIGNAL")
+_hold = _Enum(Hold, pb.Hold, "HOLD", without=(Hold.NONE,))
 
 
 def read_digest(value: str) -> Digest:
@@ -78,6 +82,16 @@ def read_id(value: str) -> str:
     if not _ID.fullmatch(value):
         raise ProtocolError("an id is 1 to 64 of a-z, 0-9 and '-', the first no '-'")
     return value
+
+
+def pack_hold(hold: Hold) -> Any:
+    """Why a daemon takes no task, if it takes none."""
+    return pb.HOLD_UNSPECIFIED if hold is Hold.NONE else _hold.pack(hold)
+
+
+def unpack_hold(number: int) -> Hold:
+    """Why a daemon takes no task, if it takes none."""
+    return _hold.unpack(number) if number else Hold.NONE
 
 
 def pack_task(task: Task) -> pb.Task:
@@ -102,8 +116,14 @@ def unpack_task(message: pb.Task) -> Task:
         nonce=read_id(message.nonce),
         base=read_digest(message.base) if message.base else None,
         base_bytes=message.base_bytes,
-        remaining_s=message.remaining_s,
+        remaining_s=_seconds(message.remaining_s),
     )
+
+
+def _seconds(value: float) -> float:
+    if not 0 <= value <= LONGEST_S:  # nor not a number
+        raise ProtocolError(f"{value} seconds: expected 0 to {LONGEST_S:.0f}")
+    return value
 
 
 def pack_next(answer: Task | Wait | Finished) -> pb.NextTaskReply:
@@ -123,7 +143,7 @@ def unpack_next(message: pb.NextTaskReply) -> Task | Wait | Finished:
         case "task":
             return unpack_task(message.task)
         case "wait":
-            return Wait(message.wait.retry_after_s)
+            return Wait(_seconds(message.wait.retry_after_s))
         case "finished":
             return Finished(message.finished.reason, message.finished.last)
         case _:
@@ -161,6 +181,18 @@ def pack_receipt(receipt: Receipt) -> pb.Receipt:
 def unpack_receipt(message: pb.Receipt) -> Receipt:
     """A receipt from a message."""
     return Receipt(verdict.unpack(message.verdict), message.reason, read_digest(message.digest), message.seal)
+
+
+def verdict_of(call: str, reply: bytes) -> str:
+    """The verdict in the answer to a call (`CommitUpload`), where it has one; else nothing."""
+    match call:
+        case "CommitUpload":
+            receipt = pb.Receipt.FromString(reply)
+        case "BeginUpload":
+            receipt = pb.UploadTicket.FromString(reply).receipt
+        case _:
+            return ""
+    return verdict.unpack(receipt.verdict).value if receipt.verdict else ""
 
 
 def pack_tensors(manifest: Manifest) -> list[pb.Tensor]:
