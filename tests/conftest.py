@@ -10,12 +10,16 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
+from typing import Any
 
 import pytest
 import structlog
 import torch
 
+from protofed.common import transport  # noqa: F401  (gRPC reads what it does)
+from protofed.common.identity import LiveIdentity, Party
 from protofed.common.recipe import Recipe
+from protofed.server.audit import AUDIT_FILE, Audit
 from protofed.server.blobs import FolderBlobs
 from protofed.server.ledger import Ledger
 from protofed.server.operation import Operation
@@ -41,12 +45,18 @@ def quiet_logs() -> Iterator[None]:
 class LiveServer:
     """A real server on a thread of this process.
 
+    Args:
+        identity: folder with the server's; None: it speaks plain text.
+        options: of `serve`.
+
     Attributes:
         address: where it listens.
-        runs: what it serves; read them only.
+        runs, operation: what it serves; read them only.
     """
 
-    def __init__(self, recipe: Recipe, state: Path, listen: str = "127.0.0.1:0") -> None:
+    def __init__(
+        self, recipe: Recipe, state: Path, listen: str = "127.0.0.1:0", identity: Path | None = None, **options: Any
+    ) -> None:
         self._address: Future[str] = Future()
         self._loop, self._stop = asyncio.new_event_loop(), asyncio.Event()
         state.mkdir(parents=True, exist_ok=True)
@@ -57,27 +67,42 @@ class LiveServer:
             self.ledger, self.blobs, roster, time.monotonic, work=threads.aggregate, notify=bells.ring
         )
         self.runs = Runs([recipe], around)
+        self.operation = Operation(self.runs, around)
+        if identity is not None:
+            self.operation.certificates.welcome(identity)
+        self.audit_file = state / AUDIT_FILE
+        self._audit = Audit(self.audit_file)
         main = serve(
             self.runs,
-            Operation(self.runs, around),
+            self.operation,
             self.blobs,
             threads,
             bells,
             listen,
             self._stop,
+            audit=self._audit,
+            identity=None if identity is None else LiveIdentity(identity, Party.SERVER),
             started=self._address.set_result,
             until_finished=False,
+            **options,
         )
         self._thread = threading.Thread(target=lambda: self._loop.run_until_complete(main), name="live-server")
         self._thread.start()
         self.address = self._address.result(timeout=20)
 
+    def join(self) -> None:
+        """Wait until it has ended by itself."""
+        self._thread.join(timeout=20)
+        assert not self._thread.is_alive()
+
     def stop(self) -> None:
         """End it in order."""
-        if self._thread.is_alive():
-            self._loop.call_soon_threadsafe(self._stop.set)
-            self._thread.join(timeout=20)
+        if not self._loop.is_closed():
+            if self._thread.is_alive():
+                self._loop.call_soon_threadsafe(self._stop.set)
+            self.join()
             self._loop.close()
+            self._audit.close()
             self.ledger.close()
 
 
@@ -86,8 +111,8 @@ def live_server(tmp_path: Path) -> Iterator[Callable[..., LiveServer]]:
     """Starts servers; all are stopped at the end of the test."""
     started: list[LiveServer] = []
 
-    def start(recipe: Recipe, state: Path | None = None, listen: str = "127.0.0.1:0") -> LiveServer:
-        started.append(LiveServer(recipe, state or tmp_path / "server", listen))
+    def start(recipe: Recipe, state: Path | None = None, listen: str = "127.0.0.1:0", **options: Any) -> LiveServer:
+        started.append(LiveServer(recipe, state or tmp_path / "server", listen, **options))
         return started[-1]
 
     yield start

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 from rich.console import Console
 from tests.amiss import RUN, SITES, disturbed, hang_up, moved
+from tests.faults.realm import Realm, realm
+from tests.pki import Authority
 
 from protofed.common.errors import ConfigError, ProtocolError, StateError, Unavailable
+from protofed.common.identity import Party
 from protofed.common.recipe import Recipe
 from protofed.common.task import TaskKind
 from protofed.deploy import cli, operate_view, shipped
@@ -60,8 +65,9 @@ class Terminal:
 
 
 @pytest.fixture
-def protofed(capfd: pytest.CaptureFixture[str]) -> Terminal:
-    return Terminal(capfd)
+def protofed(capfd: pytest.CaptureFixture[str]) -> Iterator[Terminal]:
+    yield Terminal(capfd)
+    structlog.reset_defaults()  # the server of this process logs on when what is captured has been closed
 
 
 @pytest.fixture
@@ -69,6 +75,7 @@ def server(live_server: Callable[..., Any], recipe_of: RecipeOf, monkeypatch: py
     """One run, which waits for sites."""
     found = live_server(recipe_of("fedavg"))
     monkeypatch.setenv("PROTOFED_OPERATOR_SERVER", found.address)
+    monkeypatch.setenv("PROTOFED_OPERATOR_PLAINTEXT", "1")
     return found
 
 
@@ -79,6 +86,7 @@ def amiss(
     """A run in which several things went wrong, and the daemons of its sites."""
     found, daemons = disturbed(live_server, recipe_of)
     monkeypatch.setenv("PROTOFED_OPERATOR_SERVER", found.address)
+    monkeypatch.setenv("PROTOFED_OPERATOR_PLAINTEXT", "1")
     yield found, daemons
     hang_up(daemons)
 
@@ -178,7 +186,7 @@ def test_states_are_verified_and_one_that_differs_is_an_error(
 
 def test_a_run_is_watched_until_it_ends(server: Any, protofed: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
     def end(_s: float) -> None:
-        with Operator(server.address) as operator:
+        with Operator(server.address, plaintext=True) as operator:
             operator.abort(RUN, "enough")
 
     monkeypatch.setattr("protofed.deploy.cli_operate.time.sleep", end)
@@ -188,7 +196,7 @@ def test_a_run_is_watched_until_it_ends(server: Any, protofed: Terminal, monkeyp
 def test_a_watched_run_that_fails_is_an_error_with_its_reason(
     server: Any, protofed: Terminal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with Operator(server.address) as operator:
+    with Operator(server.address, plaintext=True) as operator:
         operator.abort(RUN, "enough")
 
     def fail(_s: float) -> None:
@@ -249,7 +257,7 @@ COMMANDS = [
 def test_where_no_server_is_every_command_says_so(
     protofed: Terminal, command: tuple[str, ...], unused_port: int
 ) -> None:
-    said = protofed.refuses(69, *command, "--server", f"127.0.0.1:{unused_port}")
+    said = protofed.refuses(69, *command, "--server", f"127.0.0.1:{unused_port}", "--plaintext")
     assert f"no answer from the server at 127.0.0.1:{unused_port}; start it, or give its address with --server" in said
 
 
@@ -266,8 +274,73 @@ def test_what_the_server_refuses_is_said_in_its_words(protofed: Terminal, tmp_pa
 
 
 @pytest.mark.parametrize("address", ["0.0.0.0:7443", "example.org:7443", "7443"])
-def test_an_operator_speaks_to_this_machine_only(protofed: Terminal, address: str) -> None:
-    assert "loopback" in protofed.refuses(78, "runs", "list", "--server", address)
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_plain_text_is_for_this_machine_only_and_only_when_it_is_wanted(
+    protofed: Terminal, command: tuple[str, ...], address: str
+) -> None:
+    assert "loopback" in protofed.refuses(78, *command, "--server", address, "--plaintext")
+    assert "--identity" in protofed.refuses(78, *command)
+
+
+# Certificates
+
+
+@pytest.fixture
+def tls(live_server: Callable[..., Any], recipe_of: RecipeOf, tmp_path: Path) -> Iterator[Realm]:
+    """The same over TLS."""
+    with realm(tmp_path / "identities", live_server, recipe_of("fedavg")) as made:
+        yield made
+
+
+def test_an_operator_is_known_by_its_certificate(
+    protofed: Terminal, tls: Realm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PROTOFED_OPERATOR_SERVER", tls.server.address)
+    boss = tls.identity("boss", Party.OPERATOR)
+    assert RUN in protofed.says("runs", "list", "--identity", boss)
+    monkeypatch.setenv("PROTOFED_OPERATOR_IDENTITY", str(boss))
+    assert protofed.json("runs", "pause", RUN)["standing"] == "paused"
+    assert "exclude each other" in protofed.refuses(78, "runs", "list", "--plaintext")
+
+
+def test_who_is_no_operator_is_told_why(protofed: Terminal, tls: Realm) -> None:
+    def refuses(code: int, identity: Path) -> str:
+        return protofed.refuses(code, "runs", "list", "--server", tls.server.address, "--identity", identity)
+
+    stranger = tls.identity("stranger", Party.OPERATOR)
+    assert "of operator 'stranger' is not registered here" in refuses(76, stranger)
+    assert "is the certificate of site 'site-1'" in refuses(78, tls.identity("site-1", Party.SITE))
+    assert "certificate missing" in refuses(78, tls.folder / "nowhere")
+    foreign = Authority.make().issue(tls.folder / "foreign", Party.OPERATOR, "boss")
+    assert "its certificate is not of a CA in our ca.pem" in refuses(69, foreign)
+    (foreign / "ca.pem").write_bytes((foreign / "ca.pem").read_bytes() + tls.authority.pem)
+    assert "it does not know the CA of our certificate" in refuses(69, foreign)
+
+
+def test_certificates_are_registered_listed_and_revoked(protofed: Terminal, tls: Realm) -> None:
+    pem = (tls.identity("site-1", Party.SITE) / "cert.pem").read_text("ascii")
+    with tls.operator() as operator:
+        info = operator.register(pem)
+        assert (info.party, info.name, info.standing) == ("site", "site-1", "valid")
+        assert operator.register(pem) == info
+        assert [(one.party, one.name) for one in operator.certificates()] == [("operator", "boss"), ("site", "site-1")]
+        with pytest.raises(ConfigError, match="no certificate is registered under 'site-2'"):
+            operator.revoke("site-2", "lost")
+        (gone,) = operator.revoke("site-1", "laptop lost")
+        assert (gone.fingerprint, gone.standing, gone.reason) == (info.fingerprint, "revoked", "laptop lost")
+        assert gone.revoked_at > gone.added_at
+        with pytest.raises(ConfigError, match=r"was revoked on .*: laptop lost; that is for ever"):
+            operator.register(pem)
+
+
+def test_sites_are_listed_with_the_end_of_their_certificates(protofed: Terminal, tls: Realm) -> None:
+    tls.site("site-1")
+    with tls.operator() as operator:
+        (info,) = operator.sites()
+    (row,) = [row for row in tls.server.ledger.certificates() if row.name == "site-1"]
+    assert info.certificate_until == row.not_after
+    where = ("--server", tls.server.address, "--identity", tls.identity("boss", Party.OPERATOR))
+    assert time.strftime("%Y-%m-%d", time.gmtime(row.not_after)) in protofed.says("sites", "list", *where)
 
 
 @pytest.mark.parametrize("command", [("runs",), ("sites",), *(command[:2] for command in COMMANDS)])
@@ -279,7 +352,7 @@ def test_every_command_has_help(protofed: Terminal, command: tuple[str, ...]) ->
 
 
 def test_answers_become_errors_of_ours(server: Any, unused_port: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    with Operator(server.address) as operator:
+    with Operator(server.address, plaintext=True) as operator:
         with pytest.raises(ConfigError, match="there is no run 'x'"):
             operator.show("x")
         with monkeypatch.context() as patched:
@@ -288,7 +361,7 @@ def test_answers_become_errors_of_ours(server: Any, unused_port: int, monkeypatc
                 operator.runs()
         with pytest.raises(StateError, match="takes at most"):
             operator.abort(RUN, "x" * (300 << 10))
-    with Operator(f"127.0.0.1:{unused_port}") as operator, pytest.raises(Unavailable, match="start it"):
+    with Operator(f"127.0.0.1:{unused_port}", plaintext=True) as operator, pytest.raises(Unavailable, match="start it"):
         operator.runs()
 
 
@@ -300,7 +373,7 @@ def test_a_run_of_many_rounds_and_sites_can_be_shown(server: Any) -> None:
             for number in range(sites)
         ]
         server.ledger.open_round(RoundRow(RUN, 1, attempt, 1, 1), tasks)
-    with Operator(server.address) as operator:
+    with Operator(server.address, plaintext=True) as operator:
         detail, newest = operator.show(RUN), operator.show(RUN, newest=5)
     assert detail.ByteSize() > 6 << 20  # more than one message may have
     assert [(row.attempt, len(row.sites)) for row in detail.rounds] == [(attempt, sites) for attempt in range(1, 13)]

@@ -48,10 +48,15 @@ class Bare:
     run: str
     site: str = "site-1"
     instance: str = "a"
+    identity: Path | None = None  # None: plain text
     recorded: list[tuple[str, Message]] = field(default_factory=list)  # what it said, for replays
 
     def __post_init__(self) -> None:
-        self.channel = grpc.insecure_channel(self.address, options=[("grpc.max_receive_message_length", 8 << 20)])
+        options = [("grpc.max_receive_message_length", 8 << 20), ("grpc.use_local_subchannel_pool", 1)]
+        if self.identity is None:
+            self.channel = grpc.insecure_channel(self.address, options)
+        else:
+            self.channel = grpc.secure_channel(self.address, credentials(self.identity), options)
 
     @property
     def caller(self) -> pb.Caller:
@@ -128,6 +133,12 @@ class Bare:
         """Bytes in place of a message; the call, to be waited for."""
         stub: Any = self.channel.unary_unary(f"/{service}/{call}")
         return stub.future(data, timeout=20.0)
+
+
+def credentials(identity: Path) -> grpc.ChannelCredentials:
+    """What is in an identity folder, unchecked."""
+    files = [(identity / name).read_bytes() for name in ("ca.pem", "key.pem", "cert.pem")]
+    return grpc.ssl_channel_credentials(*files)
 
 
 def refused(call: Callable[..., object], *arguments: Any, **fields: Any) -> tuple[grpc.StatusCode, str]:

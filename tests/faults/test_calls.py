@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from rich.console import Console
 from tests.amiss import RUN, disturbed, hang_up, moved
 from tests.faults.bare import FEDERATION, Bare, Code, refused
+from tests.faults.realm import realm
 
 from protofed.common import codec
 from protofed.common.recipe import Recipe
@@ -23,13 +25,19 @@ RecipeOf = Callable[..., Recipe]
 
 
 @pytest.fixture
-def site(live_server: Callable[..., Any], recipe_of: RecipeOf) -> Iterator[Bare]:
-    """The only site of a run whose first model is there."""
-    rules = {"min_sites": 1, "quorum": 1, "score_every": 0}
-    one = Bare(live_server(recipe_of("fedavg", federation=rules)).address, RUN).enroll()
-    assert one.push(one.task()).verdict == pb.VERDICT_ACCEPTED
-    yield one
-    one.channel.close()
+def site(
+    request: pytest.FixtureRequest, live_server: Callable[..., Any], recipe_of: RecipeOf, tmp_path: Path
+) -> Iterator[Bare]:
+    """The only site of a run whose first model is there; in plain text unless "tls" is asked for."""
+    recipe = recipe_of("fedavg", federation={"min_sites": 1, "quorum": 1, "score_every": 0})
+    with ExitStack() as held:
+        if getattr(request, "param", "") == "tls":
+            one = held.enter_context(realm(tmp_path / "identities", live_server, recipe)).site()
+        else:
+            one = Bare(live_server(recipe).address, RUN).enroll()
+            held.callback(one.channel.close)
+        assert one.push(one.task()).verdict == pb.VERDICT_ACCEPTED
+        yield one
 
 
 def serves(site: Bare) -> bool:
@@ -49,6 +57,10 @@ UNKNOWN = {
 }
 
 
+BOTH = pytest.mark.parametrize("site", ["plaintext", "tls"], indirect=True)
+
+
+@BOTH
 @pytest.mark.parametrize("path", UNKNOWN.values(), ids=UNKNOWN)
 @pytest.mark.parametrize("streams", [False, True])
 def test_row_17_what_is_not_offered_is_unimplemented(site: Bare, path: str, streams: bool) -> None:
@@ -59,6 +71,7 @@ def test_row_17_what_is_not_offered_is_unimplemented(site: Bare, path: str, stre
         call: Any = site.channel.unary_unary(path)
         code, _ = refused(lambda: call(b"", timeout=20))
     assert code is Code.UNIMPLEMENTED
+    assert serves(site)
 
 
 @pytest.mark.parametrize("step", [-1, 1])
@@ -87,6 +100,7 @@ METADATA: dict[str, list[tuple[str, str | bytes]]] = {
 }
 
 
+@BOTH
 @pytest.mark.parametrize("metadata", METADATA.values(), ids=METADATA)
 def test_row_19_too_much_metadata_is_refused_and_the_server_works_on(
     site: Bare, metadata: list[tuple[str, str | bytes]]
@@ -98,6 +112,7 @@ def test_row_19_too_much_metadata_is_refused_and_the_server_works_on(
     assert serves(site)
 
 
+@BOTH
 def test_row_19_junk_in_a_small_binary_header_is_not_looked_at(site: Bare) -> None:
     hello = pb.EnrollRequest(caller=site.caller, protocol=PROTOCOL_VERSION, roles=[pb.ROLE_TRAINER])
     call: Any = site.channel.unary_unary(f"/{FEDERATION.full_name}/Enroll", type(hello).SerializeToString)
@@ -159,7 +174,7 @@ def test_row_45_an_update_that_was_under_way_when_its_round_was_closed_is_stale_
 def shown(server: Any) -> str:
     """What `runs show` prints, with single spaces."""
     console = Console(width=200)
-    with Operator(server.address) as operator, console.capture() as captured:
+    with Operator(server.address, plaintext=True) as operator, console.capture() as captured:
         for part in operate_view.run_parts(operator.show(RUN), everything=False):
             console.print(part)
     return " ".join(captured.get().split())

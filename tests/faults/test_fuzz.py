@@ -169,7 +169,7 @@ class Target:
         self.stubs: dict[str, Any] = {path_of(method): self.channel.unary_unary(path_of(method)) for method in METHODS}
         self.data = codec.encode(MODEL)
         self.spare = self.scene.recipe.model_copy(update={"name": SPARE}).wire()
-        with Operator(self.scene.address) as operator:
+        with Operator(self.scene.address, plaintext=True) as operator:
             operator.start(self.scene.recipe.model_copy(update={"name": SPARE}))
 
     def case(self, rng: random.Random) -> Case:
@@ -259,7 +259,7 @@ def test_row_50_fuzzed_calls_meet_documented_codes_only(target: Target, rng: ran
 def test_row_50_after_them_the_server_works_on(target: Target) -> None:
     target.work()
     assert target.scene.running["server"].poll() is None
-    with Operator(target.scene.address) as operator:
+    with Operator(target.scene.address, plaintext=True) as operator:
         assert operator.show(RUN).info.standing == "running"
         assert SPARE in [info.run for info in operator.runs()]
 

@@ -64,16 +64,16 @@ def row(blobs: MemoryBlobs, site: SiteId, payload: Payload, weight: float | None
 
 def test_updates_are_folded_in_site_order_with_their_weights(blobs: MemoryBlobs, lab: Lab) -> None:
     rows = [row(blobs, site, {}, weight) for site, weight in (("ann", 1.0), ("bob", None), ("cyd", 3.0))]
-    publisher = Publisher(Listed(), blobs, classes=3)
+    publisher = Publisher(Listed(), blobs, classes=3, min_contributors=2)
     for order in permutations(rows):
         published = publisher.publish(publisher.aggregated(lab.model(0.0), order))
         assert published.state[Part.BODY]["seen"].tolist() == [[97.0, 1.0], [98.0, 0.0], [99.0, 3.0]]
 
 
 def test_a_published_state_can_be_restored(blobs: MemoryBlobs, lab: Lab) -> None:
-    publisher = Publisher(FedAvg(), blobs, classes=3)
+    publisher = Publisher(FedAvg(), blobs, classes=3, min_contributors=2)
     first = publisher.publish(publisher.aggregated(None, [row(blobs, "eva", lab.model(2.0))]))
-    again = Publisher(FedAvg(), blobs, classes=3).restore(first.address)
+    again = Publisher(FedAvg(), blobs, classes=3, min_contributors=2).restore(first.address)
     assert again.address == first.address == codec.digest(codec.encode(again.state))
 
 
@@ -90,7 +90,7 @@ class Counting(MemoryBlobs):
 
 def test_what_is_equal_for_all_is_encoded_once_however_often_it_is_sent(lab: Lab) -> None:
     blobs, state = Counting(), lab.model(0.0)
-    publisher = Publisher(FedAvg(), blobs, classes=3)
+    publisher = Publisher(FedAvg(), blobs, classes=3, min_contributors=2)
     for _ in range(2):
         publisher.broadcasts(state, ["ann", "bob", "cyd"])
     assert blobs.puts == 1
@@ -98,10 +98,10 @@ def test_what_is_equal_for_all_is_encoded_once_however_often_it_is_sent(lab: Lab
 
 def test_what_is_equal_for_all_is_one_blob_and_what_is_not_is_one_each(blobs: MemoryBlobs, lab: Lab) -> None:
     state, sites = lab.model(0.0), ["ann", "bob", "cyd"]
-    same = Publisher(FedAvg(), blobs, classes=3).broadcasts(state, sites)
+    same = Publisher(FedAvg(), blobs, classes=3, min_contributors=2).broadcasts(state, sites)
     assert set(same) == set(sites)
     assert set(same.values()) == {(codec.digest(codec.encode(state)), len(codec.encode(state)))}
-    own = Publisher(Listed(), blobs, classes=3).broadcasts(state, sites)
+    own = Publisher(Listed(), blobs, classes=3, min_contributors=2).broadcasts(state, sites)
     assert len(set(own.values())) == 3
     for site, (address, nbytes) in own.items():
         data = blobs.get(address)
@@ -110,7 +110,7 @@ def test_what_is_equal_for_all_is_one_blob_and_what_is_not_is_one_each(blobs: Me
 
 
 def test_only_the_newest_state_is_held_in_memory(blobs: MemoryBlobs, lab: Lab) -> None:
-    publisher = Publisher(FedAvg(), blobs, classes=3)
+    publisher = Publisher(FedAvg(), blobs, classes=3, min_contributors=2)
     state = publisher.publish(publisher.aggregated(None, [row(blobs, "eva", lab.model(0.0))])).state
     publisher.broadcasts(state, ["ann"])
     held = weakref.ref(state[Part.BODY]["conv.weight"])
@@ -124,7 +124,7 @@ def test_a_state_that_is_not_finite_is_neither_published_nor_stored(blobs: Memor
     rows = [row(blobs, "ann", {Part.BODY: {"x": np.array([1.0, value])}})]
     before = set(blobs._data)
     with pytest.raises(StateError, match=r"body/x has values that are not finite"):
-        Publisher(FedAvg(), blobs, classes=3).aggregated(lab.model(0.0), rows)
+        Publisher(FedAvg(), blobs, classes=3, min_contributors=2).aggregated(lab.model(0.0), rows)
     assert set(blobs._data) == before
 
 
@@ -132,4 +132,4 @@ def test_an_update_that_is_gone_is_a_state_error(blobs: MemoryBlobs, lab: Lab) -
     rows = [row(blobs, "ann", lab.model(1.0)), row(blobs, "bob", lab.model(2.0))]
     blobs.discard(rows[1].digest)
     with pytest.raises(StateError, match=rows[1].digest):
-        Publisher(FedAvg(), blobs, classes=3).aggregated(lab.model(0.0), rows)
+        Publisher(FedAvg(), blobs, classes=3, min_contributors=2).aggregated(lab.model(0.0), rows)

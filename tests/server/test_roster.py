@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from protofed.common.errors import Excluded, Fenced, NotEnrolled
-from protofed.common.task import Activity, Progress, Role
+from protofed.common.task import Activity, Hold, Progress, Role
 from protofed.server.ledger import Ledger
 from protofed.server.roster import Roster
 
@@ -169,3 +169,30 @@ def test_what_is_known_of_a_silent_site_is_said_in_words(roster: Roster, ledger:
     assert roster.silence("ann") == "excluded: wrong labels"
     again = Roster(ledger, clock)
     assert again.silence("bob") == "not heard of since the server started"
+
+
+def test_a_site_that_is_held_is_known_and_counts_for_no_round(roster: Roster, ledger: Ledger) -> None:
+    roster.enroll("bob", {TRAINER, EVALUATOR}, "x", Hold.APPROVAL)
+    roster.enroll("cyd", {TRAINER}, "x", Hold.SCHEDULE)
+    for role, there in ((TRAINER, {"ann"}), (EVALUATOR, set())):
+        assert roster.enrolled(role) == roster.alive(role, 10.0) == there
+    assert ledger.sites().keys() == {"ann", "bob", "cyd"}
+    assert (roster.hold("ann"), roster.hold("bob"), roster.hold("eve")) == (Hold.NONE, Hold.APPROVAL, Hold.NONE)
+
+
+def test_what_is_known_of_a_held_site_says_why(roster: Roster, clock: Clock) -> None:
+    roster.enroll("bob", {TRAINER}, "x", Hold.APPROVAL)
+    roster.enroll("cyd", {TRAINER}, "x", Hold.SCHEDULE)
+    clock.now += 4.0
+    assert roster.look("bob") == (4.0, "awaiting approval")
+    assert roster.silence("cyd") == "outside its schedule, last progress 4 s ago"
+
+
+def test_a_site_is_held_until_it_enrolls_without_a_reason(roster: Roster) -> None:
+    roster.enroll("ann", {TRAINER}, "one", Hold.SCHEDULE)
+    roster.seen("ann", "one", Progress("n", Activity.TRAINING))  # speaking is not enough
+    assert roster.enrolled(TRAINER) == frozenset()
+    roster.enroll("ann", {TRAINER}, "one")
+    assert roster.enrolled(TRAINER) == {"ann"}
+    with pytest.raises(Fenced):
+        roster.seen("ann", "two")

@@ -25,6 +25,7 @@ from protofed.common.task import (
     Activity,
     Assignment,
     Finished,
+    Hold,
     Progress,
     Role,
     Signal,
@@ -406,3 +407,55 @@ def test_a_round_is_opened_when_there_is_room(lab: Lab, tight: Tight) -> None:
     tight.room = 1
     lab.later(1.0)
     assert lab.task("ann").round == 2
+
+
+# Sites that wait for their approval, or their hours
+
+
+def held(runs: Runs, site: str, hold: Hold = Hold.APPROVAL) -> Assignment | Finished:
+    return runs.enroll(site, f"d-{site}", PROTOCOL_VERSION, "0.0", "0.1", {Role.TRAINER}, hold)
+
+
+def test_a_held_site_is_told_of_the_run_and_no_round_counts_on_it(two: Runs) -> None:
+    answer = held(two, "ann")
+    assert isinstance(answer, Assignment)
+    assert answer.run == "one"
+    assert isinstance(ask(two, "one", "ann"), Wait)
+    enroll(two, "bob")
+    assert isinstance(ask(two, "one", "bob"), Task)
+    enroll(two, "ann")
+    assert isinstance(ask(two, "one", "ann"), Wait)  # bob makes the model
+
+
+def test_a_site_that_leaves_is_not_waited_for(two: Runs) -> None:
+    enroll(two, "ann")
+    task = ask(two, "one", "ann")
+    assert isinstance(task, Task)
+    held(two, "ann", Hold.SCHEDULE)
+    enroll(two, "bob")
+    two.tick()
+    assert isinstance(ask(two, "one", "bob"), Task)
+    assert isinstance(ask(two, "one", "ann"), Wait)
+    fates = {row.site: (row.fate, row.reason) for row in two._ledger.tasks("one", 0)}
+    assert fates["ann"] == ("failed", "outside its schedule")
+
+
+def test_nobody_has_to_tell_a_held_site_that_no_run_is_left(two: Runs) -> None:
+    for site in ("ann", "bob"):
+        enroll(two, site)
+    held(two, "ann")
+    for _ in range(2):
+        going_on(two).stop("enough")
+    assert not two.everyone_was_told()
+    assert ask(two, "two", "bob") == Finished("enough", last=True)
+    assert two.everyone_was_told()
+    assert held(two, "ann") == Finished("enough", last=True)
+
+
+@pytest.mark.parametrize("hold", [Hold.APPROVAL, Hold.SCHEDULE])
+def test_the_operator_sees_why_a_site_is_held(hold: Hold) -> None:
+    desk = office()
+    desk.start("one")
+    desk.runs.enroll("ann", "d", PROTOCOL_VERSION, "0", "0", {Role.TRAINER}, hold)
+    (seen,) = desk.operation.sites()
+    assert (seen.site, seen.standing, seen.doing) == ("ann", "held", hold.value)

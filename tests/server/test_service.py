@@ -21,6 +21,7 @@ from protofed.common.payload import Part
 from protofed.common.recipe import Recipe
 from protofed.common.task import CHUNK_BYTES, PROTOCOL_VERSION
 from protofed.protos.v1 import federation_pb2 as pb
+from protofed.server.audit import AUDIT_FILE, Audit
 from protofed.server.blobs import FolderBlobs
 from protofed.server.runs import Runs
 from protofed.server.serving import serve
@@ -192,6 +193,7 @@ class Idle:
     """Runs of which a server asks nothing but the time."""
 
     finished = False
+    certificates: Any = None
 
     def tick(self) -> None:
         """Nothing happens."""
@@ -209,6 +211,7 @@ def test_a_failed_disk_ends_the_server_without_a_word_of_it_to_the_peer(tmp_path
         client.channel.close()
 
     async def main() -> None:
+        audit = Audit(tmp_path / AUDIT_FILE)
         with ThreadPoolExecutor(1) as peer:
 
             def started(address: str) -> None:
@@ -223,6 +226,8 @@ def test_a_failed_disk_ends_the_server_without_a_word_of_it_to_the_peer(tmp_path
                 Bells(),
                 "127.0.0.1:0",
                 asyncio.Event(),
+                audit=audit,
+                identity=None,
                 started=started,
                 until_finished=False,
             )

@@ -11,6 +11,7 @@ ProtofedError                 70
 │   ├── NotEnrolled                the server does not know this daemon (any more)
 │   ├── Fenced                     a newer daemon of the same site has taken over
 │   ├── Excluded                   the operator has excluded the site
+│   ├── Denied                     the certificate does not allow the call
 │   ├── Conflict                   what was said before is contradicted, or a name is taken
 │   ├── OverQuota                  more than one site may have at a time
 │   └── Incident                   the peer failed, and only its own log says why
@@ -83,6 +84,10 @@ class Fenced(ProtocolError):
 
 class Excluded(ProtocolError):
     """The operator has excluded the site: it waits until it is admitted again."""
+
+
+class Denied(ProtocolError):
+    """The peer's certificate does not allow this call: it is unknown, revoked, out of date or another party's."""
 
 
 class Conflict(ProtocolError):

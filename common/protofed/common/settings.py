@@ -7,14 +7,16 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeAlias, TypeVar
 
-from pydantic import Field, ValidationError
+from pydantic import BeforeValidator, Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
 from protofed.common.errors import ConfigError, unknown
 from protofed.common.recipe import Data, Id, explain, read_table
 from protofed.common.task import Role
+
+Secret: TypeAlias = Annotated[SecretStr, BeforeValidator(str)]  # an error shows what it was given: never a secret
 
 
 class ServerSettings(BaseSettings):
@@ -24,7 +26,10 @@ class ServerSettings(BaseSettings):
 
     recipes: list[Path] = []  # queued at the start, if the ledger does not know them; more by `protofed runs start`
     listen: str = "127.0.0.1:7443"
-    state: Path = Path("protofed-server")  # ledger and blobs
+    identity: Path | None = None  # folder with the server's certificate, and `operators/` with the first operators'
+    plaintext: bool = False  # in place of an identity, on a loopback address only
+    max_connections: Annotated[int, Field(ge=1)] = 4096  # silent ones leave after 10 s; the process's limit may be less
+    state: Path = Path("protofed-server")  # ledger, blobs, journal and audit
     ledger: str | None = None  # URL of a database, as postgresql+psycopg://…; None: SQLite in the state folder
     keep_rounds: Annotated[int, Field(ge=0)] = 2  # behind the newest: can be verified, rolled back to; 0: all
     memory_limit_mb: Annotated[int, Field(ge=1)] | None = None  # no upload begins above it; None: 90 % of its cgroup
@@ -44,6 +49,9 @@ class ClientSettings(BaseSettings):
     share: Annotated[int, Field(ge=0)] = 0  # which of data.partition's sites this is, counted from 0
     device: str = "auto"  # auto, cpu, cuda or cuda:N
     threads: Annotated[int, Field(ge=1)] | None = None  # of PyTorch on the CPU
+    identity: Path | None = None  # folder with cert.pem, key.pem and ca.pem
+    plaintext: bool = False  # in place of an identity; only on this machine
+    proxy: Secret | None = None  # http://[user:password@]host:port, on the way to the server
 
 
 S = TypeVar("S", bound=BaseSettings)

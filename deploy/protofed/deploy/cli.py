@@ -11,10 +11,10 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from protofed.common import failpoint
-from protofed.common.errors import PolicyViolation, ProtofedError
+from protofed.common import failpoint, transport  # noqa: F401  (transport: gRPC reads what it does)
+from protofed.common.errors import ProtofedError
 from protofed.common.version import VERSION
-from protofed.deploy import cli_operate, logs
+from protofed.deploy import cli_audit, cli_certs, cli_operate, cli_site, logs
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -24,10 +24,11 @@ app = typer.Typer(
     epilog="Exit codes: 0 done · 1 a run failed · 2 wrong arguments · 65 data · 69 server or port not to be had · "
     "70 internal · 74 state folder · 76 protocol or version · 77 policy · 78 recipe or setting · 130 interrupted",
 )
-site = typer.Typer(no_args_is_help=True, help="What concerns one site.")
-app.add_typer(site, name="site")
+app.add_typer(cli_site.site, name="site")
 app.add_typer(cli_operate.runs, name="runs")
 app.add_typer(cli_operate.sites, name="sites")
+app.add_typer(cli_audit.audit, name="audit")
+app.add_typer(cli_certs.certs, name="certs")
 console = Console()
 State = Annotated[Path | None, typer.Option(help="Folder for everything that must survive.")]
 Settings = Annotated[Path | None, typer.Option(help="TOML file; the environment and these options override it.")]
@@ -60,6 +61,10 @@ def server(
     settings: Settings = None,
     recipe: Annotated[list[Path] | None, typer.Option(help="Recipe of a run; several run one after the other.")] = None,
     listen: Annotated[str | None, typer.Option(help="host:port; port 0 takes a free one.")] = None,
+    identity: Annotated[
+        Path | None, typer.Option(help="Folder with the server's cert.pem, key.pem and ca.pem, and operators/*.pem.")
+    ] = None,
+    plaintext: Annotated[bool, typer.Option("--plaintext", help="No TLS; only on this machine.")] = False,
     state: State = None,
     until_finished: UntilFinished = False,
     recover: Annotated[
@@ -72,13 +77,14 @@ def server(
     from protofed.deploy.server_process import run_server
 
     keep_memory()
-    given = {"recipes": recipe, "listen": listen, "state": state}
+    given: dict[str, Any] = {"recipes": recipe, "listen": listen, "state": state}
+    given |= {"identity": identity, "plaintext": plaintext or None}
     said = read_settings(ServerSettings, settings, given)
     run_server(
         said,
         until_finished=until_finished,
         recover=recover,
-        started=lambda address: console.print(f"listening on {address}, state in {said.state}"),
+        started=lambda where: console.print(f"listening on {where}, state in {said.state}", soft_wrap=True),
     )
 
 
@@ -92,6 +98,11 @@ def client(
     role: Annotated[list[str] | None, typer.Option(help="trainer, evaluator or both (twice).")] = None,
     share: Annotated[int | None, typer.Option(help="Which of data.partition's sites this is, from 0.")] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N.")] = None,
+    identity: Annotated[Path | None, typer.Option(help="Folder with the site's cert.pem, key.pem and ca.pem.")] = None,
+    plaintext: Annotated[bool, typer.Option("--plaintext", help="No TLS; only on this machine.")] = False,
+    proxy: Annotated[
+        str | None, typer.Option(help="http://host:port; with a password better in the --settings file.")
+    ] = None,
     until_finished: UntilFinished = False,
     give_up_after: Annotated[
         float | None, typer.Option(help="Seconds without an answer after which to end; else never.")
@@ -104,7 +115,8 @@ def client(
 
     keep_memory()
     given: dict[str, Any] = {"site": site, "server": server, "policy": policy, "state": state, "roles": role}
-    said = read_settings(ClientSettings, settings, {**given, "share": share, "device": device})
+    given |= {"share": share, "device": device, "identity": identity, "plaintext": plaintext or None, "proxy": proxy}
+    said = read_settings(ClientSettings, settings, given)
     run_client(said, until_finished=until_finished, give_up_after_s=give_up_after)
 
 
@@ -115,6 +127,7 @@ def simulate(
         Path | None, typer.Option(help="Folder in which the simulation survives; an unfinished one in it goes on.")
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "cpu",
+    policy: Annotated[Path | None, typer.Option(help="Of the sites; else all that the method sends leaves.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the scores as JSON.")] = False,
 ) -> None:
     """Run a recipe in one process: the same coordinator, agents and methods without the network."""
@@ -122,7 +135,7 @@ def simulate(
     from protofed.deploy.tables import scores_json, simulate_with_progress
 
     keep_memory()
-    view = simulate_with_progress(recipe, state, device)
+    view = simulate_with_progress(recipe, state, device, policy)
     if as_json:
         print(json.dumps(scores_json([view]), indent=2))  # noqa: T201
 
@@ -156,27 +169,6 @@ def compare(
     read = [recipe(name) for name in recipes or []]
     wanted = Wanted(out, read_seeds(seeds), rounds, jobs, device, output, metric or ())
     compare(experiment.varied(read, vary) if vary else read, wanted)
-
-
-@site.command("plan")
-def site_plan(
-    recipe: Annotated[str, typer.Argument(help="A recipe's file, or the name of one that comes with protofed.")],
-    policy: Annotated[Path | None, typer.Option(help="The site's policy: it says what of this may leave.")] = None,
-    tensors: Annotated[bool, typer.Option("--tensors", help="Every tensor by name, not only a row a part.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False,
-) -> None:
-    """What a site would send, receive and keep for a recipe; no data is touched. 77 if the policy would refuse."""
-    from protofed.client.policy import Policy
-    from protofed.deploy import shipped, site_plan_table
-    from protofed.deploy.site_plan import plain, site_plan
-
-    plan = site_plan(shipped.recipe(recipe), None if policy is None else Policy.read(policy))
-    if as_json:
-        print(json.dumps(plain(plan), indent=2))  # noqa: T201
-    else:
-        site_plan_table.show(plan, console, tensors=tensors, policy=None if policy is None else policy.stem)
-    if plan.refusals:
-        raise typer.Exit(PolicyViolation.exit_code)
 
 
 @app.command()

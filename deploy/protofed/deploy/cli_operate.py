@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.live import Live
 
 from protofed.common.errors import ProtofedError
+from protofed.deploy.cli_connect import connected
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -22,10 +23,8 @@ if TYPE_CHECKING:
 runs = typer.Typer(no_args_is_help=True, help="The runs of a server: start, look, pause, end, go back.")
 sites = typer.Typer(no_args_is_help=True, help="The sites of a server.")
 console = Console()
-Server = Annotated[str, typer.Option(envvar="PROTOFED_OPERATOR_SERVER", help="host:port of the server.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print it as JSON.")]
 Run = Annotated[str, typer.Argument(help="The run's name, as in `runs list`.")]
-LOCAL = "127.0.0.1:7443"
 ENDED = ("completed", "failed", "aborted")
 
 
@@ -41,12 +40,12 @@ class RunFailedError(ProtofedError):
     exit_code = 1
 
 
-@runs.command("start")
+@connected(runs, "start")
 def start(
+    operator: Operator,
     recipe: Annotated[str, typer.Argument(help="A recipe's file, or the name of one that comes with protofed.")],
     name: Annotated[str | None, typer.Option(help="The run's name; else the recipe's.")] = None,
     watch: Annotated[bool, typer.Option("--watch", help="Stay and watch it.")] = False,
-    server: Server = LOCAL,
     as_json: AsJson = False,
 ) -> None:
     """Queue a run; it begins when those before it have ended."""
@@ -56,34 +55,31 @@ def start(
     read = shipped.recipe(recipe)
     if name is not None:
         read = read.model_copy(update={"name": check_id("run", name)})
-    with _connect(server) as operator:
-        info = operator.start(read)
-        _tell(info, as_json, f"{info.run}: {info.standing}")
-        if watch:
-            _watch(operator, read.name)
+    info = operator.start(read)
+    _tell(info, as_json, f"{info.run}: {info.standing}")
+    if watch:
+        _watch(operator, read.name)
 
 
-@runs.command("list")
-def list_runs(server: Server = LOCAL, as_json: AsJson = False) -> None:
+@connected(runs, "list")
+def list_runs(operator: Operator, as_json: AsJson = False) -> None:
     """All runs, in the order of the queue."""
-    with _connect(server) as operator:
-        found = operator.runs()
+    found = operator.runs()
     if as_json:
         _print([_plain(info) for info in found])
     else:
         console.print(_view().runs_table(found))
 
 
-@runs.command("show")
+@connected(runs, "show")
 def show(
+    operator: Operator,
     run: Run,
     everything: Annotated[bool, typer.Option("--all", help="Every round and site, not only what was amiss.")] = False,
-    server: Server = LOCAL,
     as_json: AsJson = False,
 ) -> None:
     """One run: its rounds, what became of every site, and the newest scores."""
-    with _connect(server) as operator:
-        detail = operator.show(run, None if everything or as_json else _view().SHOWN_ROUNDS)
+    detail = operator.show(run, None if everything or as_json else _view().SHOWN_ROUNDS)
     if as_json:
         _print(_plain(detail))
     else:
@@ -91,66 +87,60 @@ def show(
             console.print(part)
 
 
-@runs.command("watch")
-def watch(run: Run, server: Server = LOCAL) -> None:
+@connected(runs, "watch")
+def watch(operator: Operator, run: Run) -> None:
     """Follow a run until it ends; exit code 1 if it fails."""
-    with _connect(server) as operator:
-        _watch(operator, run)
+    _watch(operator, run)
 
 
-@runs.command("pause")
-def pause(run: Run, server: Server = LOCAL, as_json: AsJson = False) -> None:
+@connected(runs, "pause")
+def pause(operator: Operator, run: Run, as_json: AsJson = False) -> None:
     """Open no round from now on; one that is open goes on to its end."""
-    with _connect(server) as operator:
-        info = operator.pause(run)
+    info = operator.pause(run)
     _tell(info, as_json, f"{info.run}: {info.standing}, after round {info.round} no other is opened")
 
 
-@runs.command("resume")
-def resume(run: Run, server: Server = LOCAL, as_json: AsJson = False) -> None:
+@connected(runs, "resume")
+def resume(operator: Operator, run: Run, as_json: AsJson = False) -> None:
     """Open rounds again."""
-    with _connect(server) as operator:
-        info = operator.resume(run)
+    info = operator.resume(run)
     _tell(info, as_json, f"{info.run}: {info.standing}")
 
 
-@runs.command("abort")
+@connected(runs, "abort")
 def abort(
+    operator: Operator,
     run: Run,
     reason: Annotated[str, typer.Option(help="Why; sites and the ledger are told.")] = "aborted by the operator",
-    server: Server = LOCAL,
     as_json: AsJson = False,
 ) -> None:
     """End a run; its sites stop training within seconds. Everything that was published stays."""
-    with _connect(server) as operator:
-        info = operator.abort(run, reason)
+    info = operator.abort(run, reason)
     _tell(info, as_json, f"{info.run}: {info.standing} in round {info.round}: {info.reason}")
 
 
-@runs.command("rollback")
+@connected(runs, "rollback")
 def rollback(
+    operator: Operator,
     run: Run,
     to: Annotated[int, typer.Argument(min=0, help="The round whose state to go on from.")],
-    server: Server = LOCAL,
     as_json: AsJson = False,
 ) -> None:
     """Go on from the state that a round published, with the sites' memory of that round; a run that had ended is queued
     again.
     """
-    with _connect(server) as operator:
-        info = operator.roll_back(run, to)
+    info = operator.roll_back(run, to)
     _tell(info, as_json, f"{info.run}: goes on after round {to} ({info.standing})")
 
 
-@runs.command("verify")
-def verify(run: Run, server: Server = LOCAL, as_json: AsJson = False) -> None:
+@connected(runs, "verify")
+def verify(operator: Operator, run: Run, as_json: AsJson = False) -> None:
     """Compute every published state again, on the server, from its ledger and blobs, and compare the digests.
 
     Rounds older than keep_rounds cannot be computed again and are listed as not-kept. Exit code 1 if a state differs.
     """
-    with _connect(server) as operator:
-        rows = [row for row in operator.show(run).rounds if row.state]
-        found = [(row, operator.verify(run, row)) for row in _progress(rows, as_json)]
+    rows = [row for row in operator.show(run).rounds if row.state]
+    found = [(row, operator.verify(run, row)) for row in _progress(rows, as_json)]
     if as_json:
         _print([{"round": row.round, "attempt": row.attempt, **_plain(reply)} for row, reply in found])
     else:
@@ -159,45 +149,35 @@ def verify(run: Run, server: Server = LOCAL, as_json: AsJson = False) -> None:
         raise VerificationError(f"run {run}: the states of rounds {', '.join(map(str, bad))} do not come out again")
 
 
-@sites.command("list")
-def list_sites(server: Server = LOCAL, as_json: AsJson = False) -> None:
+@connected(sites, "list")
+def list_sites(operator: Operator, as_json: AsJson = False) -> None:
     """All sites that ever enrolled: what they do, and since when there was no progress."""
-    with _connect(server) as operator:
-        found = operator.sites()
+    found = operator.sites()
     if as_json:
         _print([_plain(info) for info in found])
     else:
         console.print(_view().sites_table(found))
 
 
-@sites.command("exclude")
+@connected(sites, "exclude")
 def exclude(
+    operator: Operator,
     site: Annotated[str, typer.Argument(help="The site's id.")],
     reason: Annotated[str, typer.Option(help="Why; the site is told.")] = "by the operator",
-    server: Server = LOCAL,
     as_json: AsJson = False,
 ) -> None:
     """Keep a site out from now on: nobody waits for it, and it stops training. What it handed in before counts."""
-    with _connect(server) as operator:
-        info = operator.exclude(site, reason)
+    info = operator.exclude(site, reason)
     _tell(info, as_json, f"{info.site}: excluded ({info.excluded})")
 
 
-@sites.command("admit")
+@connected(sites, "admit")
 def admit(
-    site: Annotated[str, typer.Argument(help="The site's id.")], server: Server = LOCAL, as_json: AsJson = False
+    operator: Operator, site: Annotated[str, typer.Argument(help="The site's id.")], as_json: AsJson = False
 ) -> None:
     """Let an excluded site in again; its daemon comes back by itself."""
-    with _connect(server) as operator:
-        info = operator.admit(site)
+    info = operator.admit(site)
     _tell(info, as_json, f"{info.site}: admitted")
-
-
-def _connect(server: str) -> Operator:
-    """Imports gRPC only where it is needed: `--help` is quick."""
-    from protofed.deploy.operate import Operator
-
-    return Operator(server)
 
 
 def _plain(message: Any) -> dict[str, Any]:

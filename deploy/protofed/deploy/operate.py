@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, TypeVar
 
 import grpc
 from google.protobuf.message import Message
 
-from protofed.common.address import check_loopback
-from protofed.common.errors import ConfigError, ProtocolError, ProtofedError, StateError, Unavailable
+from protofed.common.address import check_connection
+from protofed.common.errors import ConfigError, Denied, ProtocolError, ProtofedError, StateError, Unavailable
+from protofed.common.identity import Party, read_identity
 from protofed.common.recipe import Recipe
 from protofed.protos.v1 import operator_pb2 as pb
 from protofed.protos.v1 import operator_pb2_grpc as rpc
@@ -26,22 +29,37 @@ VERIFICATION_S = 3600.0
 _ERRORS: dict[grpc.StatusCode, type[ProtofedError]] = {
     grpc.StatusCode.INVALID_ARGUMENT: ConfigError,
     grpc.StatusCode.ALREADY_EXISTS: ConfigError,
+    grpc.StatusCode.PERMISSION_DENIED: Denied,
     grpc.StatusCode.RESOURCE_EXHAUSTED: StateError,
+}
+
+_REMEDIES = {  # a server that does not take a certificate closes the connection without a word
+    "Socket closed": "it hung up: either it does not know the CA of our certificate, or one of us speaks plain text",
+    "CERTIFICATE_VERIFY_FAILED": "its certificate is not of a CA in our ca.pem; is it the right server?",
+    "Hostname Verification": "its certificate is for another address; give one that stands in it with --server",
+    "Peer name": "its certificate is for another address; give one that stands in it with --server",
+    "WRONG_VERSION_NUMBER": "it speaks plain text; give --plaintext in place of --identity",
 }
 
 
 class Operator:
     """Calls one server's operator service.
 
+    Args:
+        address: host:port.
+        identity: folder with the operator's certificate.
+        plaintext: in place of it; on this machine only.
+
     Raises:
-        Unavailable: from every method: there is no server at the address.
-        ConfigError: the server refuses the order; the text says why.
+        Unavailable: from every method: there is no server at the address, or it does not take our certificate.
+        ConfigError: the server refuses the order, or the identity cannot be used; the text says why.
+        Denied: our certificate does not allow it.
     """
 
-    def __init__(self, address: str) -> None:
-        check_loopback(address)
+    def __init__(self, address: str, identity: Path | None = None, plaintext: bool = False) -> None:
+        check_connection(address, identity, plaintext)
         self._address = address
-        self._channel = grpc.insecure_channel(address, OPTIONS)
+        self._channel = _channel(address, identity)
         self._stub = rpc.OperatorStub(self._channel)
 
     def __enter__(self) -> Operator:
@@ -101,16 +119,43 @@ class Operator:
         """Let an excluded site in again."""
         return self._call(self._stub.AdmitSite, pb.AdmitSiteRequest(site=site))
 
+    def register(self, pem: str) -> pb.CertificateInfo:
+        """Let a certificate call."""
+        return self._call(self._stub.RegisterCertificate, pb.RegisterCertificateRequest(pem=pem))
+
+    def revoke(self, name_or_fingerprint: str, reason: str) -> list[pb.CertificateInfo]:
+        """Let a certificate, or all of a name, call no more: at once and for ever."""
+        request = pb.RevokeCertificateRequest(certificate=name_or_fingerprint, reason=reason)
+        return list(self._call(self._stub.RevokeCertificate, request).certificates)
+
+    def certificates(self) -> list[pb.CertificateInfo]:
+        """All that were ever registered."""
+        return list(self._call(self._stub.ListCertificates, pb.ListCertificatesRequest()).certificates)
+
     def _call(self, call: Callable[..., A], request: Message, timeout: float = ANSWER_S) -> A:
         try:
             return call(request, timeout=timeout)
         except grpc.RpcError as error:
             code, text = error.code(), str(error.details())
             if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
-                raise Unavailable(
-                    f"no answer from the server at {self._address}; start it, or give its address with --server"
-                ) from error
+                raise Unavailable(f"no answer from the server at {self._address}; {_remedy(text)}") from error
             raise _ERRORS.get(code, ProtocolError)(text) from error
+
+
+def _channel(address: str, identity: Path | None) -> grpc.Channel:
+    if identity is None:
+        return grpc.insecure_channel(address, OPTIONS)
+    own = read_identity(identity, Party.OPERATOR, datetime.now(UTC))
+    credentials = grpc.ssl_channel_credentials(own.authorities_pem, own.key_pem, own.certificate_pem)
+    return grpc.secure_channel(address, credentials, OPTIONS)
+
+
+def _remedy(said: str) -> str:
+    """By what gRPC says of a connection that failed."""
+    for phrase, remedy in _REMEDIES.items():
+        if phrase in said:
+            return remedy
+    return "start it, or give its address with --server"
 
 
 def plain(message: Message) -> dict[str, Any]:

@@ -25,11 +25,13 @@ STYLES = {
     "rolled-back": "dim",
     "excluded": "red",
     "silent": "red",
+    "held": "yellow",
     "same": "green",
     "different": "bold red",
     "damaged": "bold red",
 }
 SHOWN_ROUNDS = 10
+CERTIFICATE_SOON_S = 30 * 86_400.0
 # Columns of any width; all others are as wide as what is in them.
 WRAPPED = ("run", "site", "fates", "reason", "phase", "doing")
 
@@ -82,10 +84,13 @@ def sites_table(sites: Sequence[pb.SiteInfo]) -> RenderableType:
     """A row a site."""
     if not sites:
         return Text("No site has enrolled yet.")
-    table = _table("site", "roles", "standing", "progress", "doing")
+    secure = any(info.certificate_until for info in sites)  # in plain text nobody has one
+    table = _table("site", "roles", "standing", "progress", *(["until"] if secure else []), "doing")
     for info in sites:
         age = "" if info.progress_age_s < 0 else f"{_span(info.progress_age_s)} ago"
-        table.add_row(info.site, ", ".join(info.roles), _styled(info.standing), age, info.excluded or info.doing)
+        roles, doing = ", ".join(info.roles), info.excluded or info.doing
+        until = [_until(info.certificate_until)] if secure else []
+        table.add_row(info.site, roles, _styled(info.standing), age, *until, doing)
     return table
 
 
@@ -96,6 +101,14 @@ def verification_table(run: str, found: Iterable[tuple[pb.RoundInfo, pb.VerifyRo
         why = reply.reason or (f"came out as {reply.recomputed[:16]}…" if reply.finding == "different" else "")
         table.add_row(str(row.round), str(row.attempt), f"{reply.published[:16]}…", _styled(reply.finding), why)
     return table
+
+
+def _until(end: float) -> Text:
+    """The day on which a certificate ends; red when that is soon."""
+    if not end:
+        return Text()
+    soon = end - time.time() < CERTIFICATE_SOON_S
+    return Text(time.strftime("%Y-%m-%d", time.gmtime(end)), "red" if soon else "")
 
 
 def _summary(info: pb.RunInfo) -> Text:

@@ -11,10 +11,13 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from protofed.common import archive
-from protofed.common.address import check_loopback
+from protofed.common.address import check_connection
+from protofed.common.certificate import Party, stamp
 from protofed.common.errors import ProtofedError
+from protofed.common.identity import LiveIdentity
 from protofed.common.recipe import read_recipe
 from protofed.common.settings import ServerSettings
+from protofed.server.audit import AUDIT_FILE, Audit
 from protofed.server.blobs import FolderBlobs
 from protofed.server.engine import LEDGER_FILE
 from protofed.server.ledger import Ledger
@@ -44,14 +47,16 @@ def run_server(
 
     Args:
         recover: go on although the ledger has lost some of what it promised.
+        started: called with the address and how it is spoken to, once calls are answered.
 
     Raises:
-        ConfigError: a recipe or the address cannot be used.
+        ConfigError: a recipe, the address or the identity cannot be used.
         StateError: the state folder is another server's, damaged, or older than what was promised.
         Unavailable: the port is taken.
         RunsFailedError: a run failed (only with `until_finished`).
     """
-    check_loopback(settings.listen)
+    check_connection(settings.listen, settings.identity, settings.plaintext)
+    identity = None if settings.identity is None else LiveIdentity(settings.identity, Party.SERVER)
     recipes, limit = [read_recipe(path) for path in settings.recipes], memory_limit(settings.memory_limit_mb)
     with ExitStack() as held:
         held.callback(archive.Lock(settings.state).release)
@@ -60,6 +65,8 @@ def run_server(
         journal = open_journal(settings.state / JOURNAL_FILE, ledger, give_up=recover)
         held.callback(journal.close)
         ledger.attach(journal)
+        audit = Audit(settings.state / AUDIT_FILE)
+        held.callback(audit.close)
         blobs, threads, bells = FolderBlobs(settings.state / "blobs"), Threads(), Bells()
         sweep_orphans(blobs, ledger)
         around = Surroundings(
@@ -72,10 +79,13 @@ def run_server(
             keep_rounds=settings.keep_rounds,
         )
         runs = Runs(recipes, around)
+        operation = Operation(runs, around)
+        if settings.identity is not None:
+            operation.certificates.welcome(settings.identity)
 
         def announce(address: str) -> None:
             archive.write(settings.state / ADDRESS_FILE, address.encode())
-            started(address)
+            started(f"{address} ({_how(identity)})")
 
         async def main() -> None:
             stop = asyncio.Event()
@@ -83,20 +93,30 @@ def run_server(
                 asyncio.get_running_loop().add_signal_handler(number, stop.set)
             await serve(
                 runs,
-                Operation(runs, around),
+                operation,
                 blobs,
                 threads,
                 bells,
                 settings.listen,
                 stop,
+                audit=audit,
+                identity=identity,
                 started=announce,
                 until_finished=until_finished,
                 memory_limit=limit,
+                max_connections=settings.max_connections,
             )
 
         asyncio.run(main())
         if until_finished and runs.failed:
             raise RunsFailedError(f"run failed: {'; '.join(runs.failed)}")
+
+
+def _how(identity: LiveIdentity | None) -> str:
+    if identity is None:
+        return "plain text: any program on this machine may call, as any site and as operator"
+    shown = identity.now().certificate
+    return f"TLS 1.3 as '{shown.name}', certificate until {stamp(shown.not_after)}"
 
 
 def read_address(state: Path) -> str | None:

@@ -3,53 +3,30 @@
 from __future__ import annotations
 
 import time
-from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import fields
-from typing import Any, Protocol
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, fields
+from typing import Any
 
-from sqlalchemy import Connection, func, insert, select, update
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy import func, insert, select, update
 
 from protofed.common.codec import Digest
 from protofed.common.errors import StateError
 from protofed.common.payload import SiteId
 from protofed.common.task import Receipt, Scores, TaskKind, Verdict
 from protofed.server import schema as db
-from protofed.server.engine import open_ledger, state_error
 from protofed.server.phases import Outcome
-from protofed.server.records import Records
-from protofed.server.rows import RoundRow, TaskRow, UpdateRow
+from protofed.server.promises import Promises
+from protofed.server.rows import CertificateRow, RoundRow, TaskRow, UpdateRow
 
 OPEN = ("invited", "started")
 
 
-class Chain(Protocol):
-    """Where the ledger repeats what it promised: a hash-chained journal (`common/journal.py`)."""
-
-    def append(self, event: str, **facts: Any) -> None:
-        """Keep a record, durably."""
-
-
-class Ledger(Records):
+class Ledger(Promises):
     """SQLite (or another database by URL) through SQLAlchemy Core; one writer.
 
     Raises:
         StateError: from every method: the database is damaged, locked, of another version or out of space.
     """
-
-    def __init__(self, url: str = "sqlite://") -> None:
-        self._engine = open_ledger(url)
-        self._journal: Chain | None = None
-        self._unwritten: deque[tuple[str, dict[str, Any]]] = deque()
-
-    def attach(self, journal: Chain) -> None:
-        """Repeat every promise in a journal, which shows later that the database has lost none.
-
-        A promise counts only when it stands in both: while the journal cannot be written, nothing else is.
-        """
-        self._journal = journal
 
     # Sites
 
@@ -65,6 +42,23 @@ class Ledger(Records):
         with self._write() as connection:
             connection.execute(update(db.sites).where(db.sites.c.site == site).values(excluded=reason))
         self._promise("excluded" if reason is not None else "admitted", site=site, reason=reason)
+
+    # Certificates
+
+    def register(self, row: CertificateRow) -> None:
+        """Let a certificate call."""
+        with self._write() as connection:
+            connection.execute(insert(db.certificates).values(**asdict(row)))
+        self._promise("certificate-registered", fingerprint=row.fingerprint, party=row.party, name=row.name)
+
+    def revoke(self, row: CertificateRow) -> None:
+        """Let a certificate call no more."""
+        gone = {"revoked_at": row.revoked_at, "reason": row.reason}
+        here = db.certificates.c.fingerprint == row.fingerprint
+        with self._write() as connection:
+            connection.execute(update(db.certificates).where(here).values(**gone))
+        who = {"fingerprint": row.fingerprint, "party": row.party, "name": row.name}
+        self._promise("certificate-revoked", **who, reason=row.reason)
 
     # Runs
 
@@ -224,33 +218,6 @@ class Ledger(Records):
             if scores:
                 connection.execute(insert(db.scores), [{**of_task, "name": n, "value": v} for n, v in scores.items()])
             connection.execute(update(db.tasks).where(db.tasks.c.nonce == task.nonce).values(fate="reported"))
-
-    # Promises
-
-    def settle_promises(self) -> None:
-        """Write what the journal lacks, before anybody is told of it again.
-
-        Raises:
-            StateError: the journal cannot be written.
-        """
-        while self._journal is not None and self._unwritten:
-            event, facts = self._unwritten[0]
-            self._journal.append(event, **facts)
-            self._unwritten.popleft()
-
-    def _promise(self, event: str, **facts: Any) -> None:
-        if self._journal is not None:
-            self._unwritten.append((event, facts))
-            self.settle_promises()
-
-    @contextmanager
-    def _write(self) -> Iterator[Connection]:
-        self.settle_promises()
-        try:
-            with self._engine.begin() as connection:
-                yield connection
-        except SQLAlchemyError as error:
-            raise state_error(error) from error
 
 
 def _columns(task: TaskRow) -> dict[str, Any]:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from protofed.common.certificate import Party
 from protofed.common.errors import ConfigError, short
 from protofed.common.payload import SiteId
 from protofed.common.recipe import Recipe, parse_json
-from protofed.common.task import Activity, Role, Verdict, check_id
+from protofed.common.task import Activity, Hold, Role, Verdict, check_id
 from protofed.server.blobs import Blobs
+from protofed.server.certificates import Certificates
 from protofed.server.overview import Overview, overview
 from protofed.server.records import Records
 from protofed.server.resume import recipe_of
-from protofed.server.rows import RoundRow, RunRow, TaskRow, UpdateRow
+from protofed.server.rows import CertificateRow, RoundRow, RunRow, TaskRow, UpdateRow
 from protofed.server.runs import Runs
 from protofed.server.surroundings import Surroundings
 from protofed.server.verification import Verified, verify_round
@@ -50,7 +52,10 @@ class RoundReport:
 
 @dataclass(frozen=True)
 class SiteReport:
-    """A site; `standing` is working, idle, silent, away or excluded, `progress_age_s` None where no daemon is known."""
+    """A site; `standing` is working, idle, held, silent, away or excluded, `progress_age_s` None without a daemon.
+
+    `certificate_until`: when its last valid certificate ends, in seconds of the Unix epoch; 0: it has none.
+    """
 
     site: SiteId
     roles: Sequence[str]
@@ -58,6 +63,7 @@ class SiteReport:
     doing: str
     progress_age_s: float | None
     excluded: str
+    certificate_until: float = 0.0
 
 
 class Operation:
@@ -71,6 +77,7 @@ class Operation:
         self._runs, self._around = runs, around
         self._records: Records = around.ledger
         self._blobs: Blobs = around.blobs
+        self.certificates = Certificates(around.ledger)
 
     # Runs
 
@@ -140,6 +147,9 @@ class Operation:
         """All sites that ever enrolled or were excluded."""
         return [self._site(site, roles) for site, roles in self._records.sites().items()]
 
+    def _site(self, site: SiteId, roles: Sequence[str]) -> SiteReport:
+        return replace(self._presence(site, roles), certificate_until=self.certificates.until(Party.SITE, site))
+
     def exclude(self, site: str, reason: str) -> SiteReport:
         """Keep a site out."""
         self._runs.exclude(check_id("site", site), _checked(reason) or "by the operator")
@@ -152,7 +162,7 @@ class Operation:
         self._runs.admit(site)
         return self._site(site, self._records.sites()[site])
 
-    def _site(self, site: SiteId, roles: Sequence[str]) -> SiteReport:
+    def _presence(self, site: SiteId, roles: Sequence[str]) -> SiteReport:
         roster, current = self._around.roster, self._runs.current
         if (why := roster.exclusion(site)) is not None:
             return SiteReport(site, roles, "excluded", "", None, why)
@@ -160,8 +170,25 @@ class Operation:
             return SiteReport(site, roles, "away", "", None, "")
         age, doing = found
         alive = current is None or any(site in roster.alive(role, current.recipe.federation.idle_s) for role in Role)
+        if roster.hold(site) is not Hold.NONE:
+            return SiteReport(site, roles, "held", doing, age, "")
         standing = "silent" if not alive else "idle" if doing in ("idle", Activity.FAILED) else "working"
         return SiteReport(site, roles, standing, doing, age, "")
+
+    # Certificates
+
+    def register(self, pem: str) -> CertificateRow:
+        """Let a certificate call."""
+        return self.certificates.register(pem)
+
+    def revoke(self, which: str, reason: str) -> list[CertificateRow]:
+        """Let a certificate, or all of a name, call no more; nobody waits for a site that has no other."""
+        gone = self.certificates.revoke(which, _checked(reason) or "by the operator")
+        current = self._runs.current
+        for site in {SiteId(row.name) for row in gone if row.party == Party.SITE}:
+            if current is not None and not self.certificates.until(Party.SITE, site):
+                current.dismiss(site, f"certificate revoked: {reason}")
+        return gone
 
     def _known(self, run: str) -> RunRow:
         row = self._records.run(run)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any, TypeVar
 
 from protofed.protos.v1 import operator_pb2 as pb
 from protofed.protos.v1 import operator_pb2_grpc as rpc
 from protofed.server.operation import Operation, RoundReport, RunReport, SiteReport
+from protofed.server.rows import CertificateRow
 from protofed.server.threads import Threads
 
 T = TypeVar("T")
@@ -69,6 +71,20 @@ class OperatorService(rpc.OperatorServicer):
 
     async def AdmitSite(self, request: pb.AdmitSiteRequest, context: Any) -> pb.SiteInfo:
         return _site(await self._control(lambda: self._operation.admit(request.site)))
+
+    async def RegisterCertificate(self, request: pb.RegisterCertificateRequest, context: Any) -> pb.CertificateInfo:
+        return self._certificate(await self._control(lambda: self._operation.register(request.pem)))
+
+    async def RevokeCertificate(self, request: pb.RevokeCertificateRequest, context: Any) -> pb.ListCertificatesReply:
+        gone = await self._control(lambda: self._operation.revoke(request.certificate, request.reason))
+        return pb.ListCertificatesReply(certificates=map(self._certificate, gone))
+
+    async def ListCertificates(self, request: pb.ListCertificatesRequest, context: Any) -> pb.ListCertificatesReply:
+        return pb.ListCertificatesReply(certificates=map(self._certificate, self._operation.certificates.all()))
+
+    def _certificate(self, row: CertificateRow) -> pb.CertificateInfo:
+        told = {**asdict(row), "revoked_at": row.revoked_at or 0.0, "reason": row.reason or ""}
+        return pb.CertificateInfo(**told, standing=self._operation.certificates.standing(row))
 
     async def _control(self, function: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._threads.control, function)
@@ -140,4 +156,5 @@ def _site(report: SiteReport) -> pb.SiteInfo:
         doing=report.doing,
         progress_age_s=-1.0 if report.progress_age_s is None else report.progress_age_s,
         excluded=report.excluded,
+        certificate_until=report.certificate_until,
     )

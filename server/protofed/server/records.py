@@ -15,7 +15,7 @@ from protofed.common.task import TaskKind, Verdict
 from protofed.server import schema as db
 from protofed.server.engine import open_engine, state_error
 from protofed.server.phases import Outcome
-from protofed.server.rows import RoundRow, RunRow, TaskRow, UpdateRow
+from protofed.server.rows import CertificateRow, RoundRow, RunRow, TaskRow, UpdateRow
 
 
 class Records:
@@ -40,6 +40,10 @@ class Records:
         """The sites that the operator has excluded, and why."""
         query = select(db.sites).where(db.sites.c.excluded.is_not(None))
         return {row.site: row.excluded for row in self._read(query)}
+
+    def certificates(self) -> list[CertificateRow]:
+        """Every certificate that was ever registered."""
+        return [CertificateRow(**row._mapping) for row in self._read(select(db.certificates))]
 
     def run(self, run: str) -> RunRow | None:
         """A run, if the ledger knows it."""
@@ -128,10 +132,11 @@ class Records:
         return select(db.scores).outerjoin(db.rounds, and_(*same)).where(db.scores.c.run == run, kept)
 
     def sealed(self) -> set[str]:
-        """What must never be lost: the seals of accepted updates and the digests of published states."""
+        """What must never be lost: seals of accepted updates, digests of published states, revoked certificates."""
         accepted = select(db.updates.c.seal).where(db.updates.c.verdict == Verdict.ACCEPTED)
         published = select(db.rounds.c.state).where(db.rounds.c.state.is_not(None))
-        return {row[0] for query in (accepted, published) for row in self._read(query)}
+        revoked = select(db.certificates.c.fingerprint).where(db.certificates.c.revoked_at.is_not(None))
+        return {row[0] for query in (accepted, published, revoked) for row in self._read(query)}
 
     def named(self) -> set[Digest]:
         """All digests that any row names."""

@@ -71,6 +71,8 @@ def _promised(path: Path) -> dict[str, str]:
                 promised[str(record.facts["seal"])] = f"the update of {record.facts['site']} in {_where(record)}"
             case "published":
                 promised[str(record.facts["state"])] = f"the state of {_where(record)}"
+            case "certificate-revoked":
+                promised[str(record.facts["fingerprint"])] = f"the revocation of {record.facts['name']}'s certificate"
             case "adopted":
                 promised |= dict.fromkeys(_listed(record), f"what record {record.seq} names")
             case "given-up":

@@ -107,6 +107,30 @@ class RoundRow:
 
 
 @dataclass(frozen=True)
+class CertificateRow:
+    """One certificate that was registered; `party` is site or operator, times are seconds of the Unix epoch.
+
+    Attributes:
+        revoked_at: None: it was not; `reason` says why it was.
+    """
+
+    fingerprint: str
+    party: str
+    name: str
+    not_before: float
+    not_after: float
+    added_at: float
+    revoked_at: float | None = None
+    reason: str | None = None
+
+    def standing(self, now: float) -> str:
+        """Valid, revoked, expired or not-yet-valid."""
+        if self.revoked_at is not None:
+            return "revoked"
+        return "expired" if now > self.not_after else "not-yet-valid" if now < self.not_before else "valid"
+
+
+@dataclass(frozen=True)
 class RunRow:
     """One run; `ended_at` and `outcome` are None while it goes on, `position` is its place in the queue."""
 

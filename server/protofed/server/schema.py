@@ -96,3 +96,15 @@ scores = Table(
     Column("name", String(64), primary_key=True),
     Column("value", Float, nullable=False),
 )
+certificates = Table(
+    "certificates",
+    metadata,
+    Column("fingerprint", String(64), primary_key=True),  # SHA-256 of its DER
+    Column("party", String(16), nullable=False),  # site or operator
+    Column("name", String(64), nullable=False),
+    Column("not_before", Float, nullable=False),
+    Column("not_after", Float, nullable=False),
+    Column("added_at", Float, nullable=False),
+    Column("revoked_at", Float),  # NULL: it is good while its dates are
+    Column("reason", String),
+)

@@ -13,16 +13,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-import grpc
 import structlog
 from google_crc32c import value as crc32c
 
 from protofed.common import wire
 from protofed.common.codec import Digest
-from protofed.common.errors import Conflict, Incomplete, ProtocolError
+from protofed.common.errors import Conflict, Denied, Incomplete, OverQuota, ProtocolError
 from protofed.common.failpoint import reach
 from protofed.common.payload import SiteId
-from protofed.common.task import Assignment, Manifest, Verdict, Wait
+from protofed.common.task import Assignment, Hold, Manifest, Verdict, Wait
 from protofed.common.version import VERSION
 from protofed.protos.v1 import federation_pb2 as pb
 from protofed.protos.v1 import federation_pb2_grpc as rpc
@@ -63,9 +62,10 @@ class Service(rpc.FederationServicer):
         roles = [wire.role.unpack(number) for number in request.roles]
         if not roles:
             raise ProtocolError("a daemon offers at least one role")
-        software = request.software[:40]
-        answer = await self._control(self._runs.enroll, site, instance, request.protocol, software, VERSION, roles)
-        if isinstance(answer, Assignment):  # a daemon that waits for the next run asks every few seconds
+        software, hold = request.software[:40], wire.unpack_hold(request.hold)
+        said = (request.protocol, software, VERSION, roles, hold)
+        answer = await self._control(self._runs.enroll, site, instance, *said)
+        if isinstance(answer, Assignment) and hold is Hold.NONE:  # a daemon that waits asks every few seconds
             log.info("enrolled", site=site, run=answer.run, roles=[role.value for role in roles], software=software)
         reach("enroll-answered")
         return wire.pack_enrolled(answer)
@@ -92,7 +92,7 @@ class Service(rpc.FederationServicer):
         site, _ = _caller(request.caller)
         digest = wire.read_digest(request.digest)
         if not self._runs.may_fetch(wire.read_id(request.run), site, digest):
-            await context.abort(grpc.StatusCode.PERMISSION_DENIED, "this blob is not part of the site's current task")
+            raise Denied("this blob is not part of the site's current task")
         data = await self._transfer(self._blobs.chunk, digest, request.index)
         if not data:
             raise ProtocolError(f"chunk {request.index} lies behind the end of the blob")
@@ -108,7 +108,7 @@ class Service(rpc.FederationServicer):
             await self._close(site, nonce, receipt.verdict)
             return pb.UploadTicket(receipt=wire.pack_receipt(receipt))
         if await self._transfer(self._shedding.short):
-            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "the server is short of memory; try again later")
+            raise OverQuota("the server is short of memory; try again later")
         await self._transfer(self._blobs.uploads.drop_but, site, nonce)  # a site has one open invitation at a time
         upload = Upload(site, nonce, manifest.digest)  # the same after a restart, so that chunks are found again
         held = await self._transfer(self._blobs.uploads.begin, upload, manifest.total)

@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import resource
 from collections.abc import Callable
 
 import grpc
+import structlog
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 
-from protofed.common.address import check_loopback
 from protofed.common.errors import Unavailable
 from protofed.common.failpoint import reach
+from protofed.common.identity import LiveIdentity
 from protofed.protos.v1 import federation_pb2_grpc, operator_pb2_grpc
+from protofed.server.access import Access
+from protofed.server.audit import Audit
 from protofed.server.blobs import FolderBlobs
+from protofed.server.certificates import Certificates, tell_expiry
+from protofed.server.credentials import Knocks, server_credentials
+from protofed.server.limits import Limits
 from protofed.server.operation import Operation
 from protofed.server.operator_service import OperatorService
 from protofed.server.runs import Runs
@@ -24,6 +31,7 @@ from protofed.server.shield import MESSAGE_BYTES, Shield
 from protofed.server.threads import Bells, Threads
 from protofed.server.watchdog import Watchdog
 
+log = structlog.get_logger()
 COLLECT_EVERY_S = 60.0  # unfinished uploads
 TICK_S = 0.5
 OPTIONS = [
@@ -34,12 +42,18 @@ OPTIONS = [
     ("grpc.max_metadata_size", 8 << 10),
     ("grpc.max_concurrent_streams", 256),
     ("grpc.server_handshake_timeout_ms", 10_000),
+    ("grpc.max_connection_idle_ms", 300_000),  # without a call: a daemon makes one every few seconds
     ("grpc.keepalive_time_ms", 30_000),
     ("grpc.http2.ping_timeout_ms", 20_000),  # keepalive_timeout_ms does nothing (PROTOCOL §4)
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
 ]
+CONNECTIONS = 4096  # silent ones leave after the handshake's 10 s: room for thousands of them beside all sites
+CALLS = 4096  # at a time, of all together
+EXPIRY_EVERY_S = 86_400.0
+KNOCKS_EVERY_S = 60.0
+_SPARE_DESCRIPTORS = 256
 
 
 async def serve(
@@ -51,44 +65,48 @@ async def serve(
     listen: str,
     stop: asyncio.Event,
     *,
+    audit: Audit,
+    identity: LiveIdentity | None,
     started: Callable[[str], None],
     until_finished: bool,
     memory_limit: int | None = None,
+    max_connections: int = CONNECTIONS,
 ) -> None:
     """Serve until `stop` is set, or until the runs are finished and the sites know it.
 
     Args:
         listen: host:port; port 0 takes a free one.
+        audit: where every call is recorded.
+        identity: the server's; None: plain text, and whoever reaches the port is believed.
         memory_limit: bytes of this process above which no upload is begun; None: there is none.
         started: called with the address once calls are answered.
 
     Raises:
-        ConfigError: `listen` is no loopback address, and there is no TLS yet.
         Unavailable: the port is taken.
-        StateError: the ledger or the blobs cannot be written any more.
+        StateError: the ledger, the blobs or the audit cannot be written any more.
     """
-    check_loopback(listen)
     loop = asyncio.get_running_loop()
     bells.attach(loop)
-    shield, service = Shield(stop), Service(runs, blobs, threads, bells, Shedding(memory_limit))
-    server = grpc.aio.server(options=OPTIONS, interceptors=[shield], compression=grpc.Compression.NoCompression)
+    knocks, certificates = Knocks(), operation.certificates
+    access = Access(None if identity is None else certificates)
+    shield = Shield(stop, access, Limits(), audit, knocks)
+    service, health = Service(runs, blobs, threads, bells, Shedding(memory_limit)), HealthServicer()
+    server = _server(shield, _room(max_connections))
     federation_pb2_grpc.add_FederationServicer_to_server(service, server)
     operator_pb2_grpc.add_OperatorServicer_to_server(OperatorService(operation, threads), server)
-    health = HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(health, server)
-    try:
-        port = server.add_insecure_port(listen)
-    except RuntimeError as error:
-        raise Unavailable(f"cannot listen on {listen}: the port is taken; free it or take another") from error
+    port = _listen(server, listen, None if identity is None else server_credentials(identity, knocks))
     await server.start()
     await health.set("", health_pb2.HealthCheckResponse.SERVING)
     started(f"{listen.rpartition(':')[0]}:{port}")
     watchdog = Watchdog(loop)
     watchdog.start()
     ticker = asyncio.create_task(_tick(runs, service, threads, stop, until_finished=until_finished))
-    healthy = asyncio.create_task(_tell_health(health, watchdog))
+    tellers = (_tell_health(health, watchdog), _tell_of_certificates(identity, certificates, knocks))
+    beside = [asyncio.create_task(teller) for teller in tellers]
     await stop.wait()
-    healthy.cancel()
+    for task in beside:
+        task.cancel()
     watchdog.stop()
     await health.set("", health_pb2.HealthCheckResponse.NOT_SERVING)
     await server.stop(grace=1.0)
@@ -98,6 +116,49 @@ async def serve(
         await loop.run_in_executor(None, threads.close)
     if shield.failure is not None:
         raise shield.failure
+
+
+def _server(shield: Shield, connections: int) -> grpc.aio.Server:
+    return grpc.aio.server(
+        options=[*OPTIONS, ("grpc.max_allowed_incoming_connections", connections)],
+        interceptors=[shield],
+        maximum_concurrent_rpcs=CALLS,
+        compression=grpc.Compression.NoCompression,
+    )
+
+
+def _listen(server: grpc.aio.Server, listen: str, credentials: grpc.ServerCredentials | None) -> int:
+    try:
+        if credentials is None:
+            return server.add_insecure_port(listen)
+        return server.add_secure_port(listen, credentials)
+    except RuntimeError as error:
+        raise Unavailable(f"cannot listen on {listen}: the port is taken; free it or take another") from error
+
+
+def _room(connections: int) -> int:
+    """As many of them as this process may have descriptors for; it takes all that it may."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    limit = 1 << 20 if hard == resource.RLIM_INFINITY else hard
+    wanted = connections + _SPARE_DESCRIPTORS
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(wanted, limit), hard))
+    if wanted > limit:
+        connections = max(1, limit - _SPARE_DESCRIPTORS)
+        log.warning("fewer connections than wanted: raise `ulimit -n`", connections=connections, descriptors=limit)
+    return connections
+
+
+async def _tell_of_certificates(identity: LiveIdentity | None, certificates: Certificates, knocks: Knocks) -> None:
+    """Once a minute how many did not come in; at the start and once a day whose certificate ends soon."""
+    clock = asyncio.get_running_loop().time
+    expiry_at = clock()
+    while True:
+        if identity is not None and clock() >= expiry_at:
+            tell_expiry(identity.now(), certificates)
+            expiry_at = clock() + EXPIRY_EVERY_S
+        await asyncio.sleep(KNOCKS_EVERY_S)
+        knocks.tell()
 
 
 async def _tick(runs: Runs, service: Service, threads: Threads, stop: asyncio.Event, *, until_finished: bool) -> None:

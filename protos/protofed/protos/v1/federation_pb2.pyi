@@ -78,6 +78,30 @@ ROLE_TRAINER: Role.ValueType  # 1
 ROLE_EVALUATOR: Role.ValueType  # 2
 Global___Role: _TypeAlias = Role  # noqa: Y015
 
+class _Hold:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _HoldEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Hold.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    HOLD_UNSPECIFIED: _Hold.ValueType  # 0
+    """it takes tasks"""
+    HOLD_APPROVAL: _Hold.ValueType  # 1
+    """the site has not approved the run"""
+    HOLD_SCHEDULE: _Hold.ValueType  # 2
+    """it is outside the hours of the site's policy"""
+
+class Hold(_Hold, metaclass=_HoldEnumTypeWrapper):
+    """Why a daemon that enrolls takes no task yet."""
+
+HOLD_UNSPECIFIED: Hold.ValueType  # 0
+"""it takes tasks"""
+HOLD_APPROVAL: Hold.ValueType  # 1
+"""the site has not approved the run"""
+HOLD_SCHEDULE: Hold.ValueType  # 2
+"""it is outside the hours of the site's policy"""
+Global___Hold: _TypeAlias = Hold  # noqa: Y015
+
 class _TaskKind:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -224,8 +248,10 @@ class EnrollRequest(_message.Message):
     PROTOCOL_FIELD_NUMBER: _builtins.int
     SOFTWARE_FIELD_NUMBER: _builtins.int
     ROLES_FIELD_NUMBER: _builtins.int
+    HOLD_FIELD_NUMBER: _builtins.int
     protocol: _builtins.int
     software: _builtins.str
+    hold: Global___Hold.ValueType
     @_builtins.property
     def caller(self) -> Global___Caller: ...
     @_builtins.property
@@ -237,10 +263,11 @@ class EnrollRequest(_message.Message):
         protocol: _builtins.int = ...,
         software: _builtins.str = ...,
         roles: _abc.Iterable[Global___Role.ValueType] | None = ...,
+        hold: Global___Hold.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["caller", b"caller"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["caller", b"caller", "protocol", b"protocol", "roles", b"roles", "software", b"software"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["caller", b"caller", "hold", b"hold", "protocol", b"protocol", "roles", b"roles", "software", b"software"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

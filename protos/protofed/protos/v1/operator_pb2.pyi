@@ -481,6 +481,7 @@ class SiteInfo(_message.Message):
     DOING_FIELD_NUMBER: _builtins.int
     PROGRESS_AGE_S_FIELD_NUMBER: _builtins.int
     EXCLUDED_FIELD_NUMBER: _builtins.int
+    CERTIFICATE_UNTIL_FIELD_NUMBER: _builtins.int
     site: _builtins.str
     standing: _builtins.str
     """training, idle, silent, away or excluded"""
@@ -489,6 +490,8 @@ class SiteInfo(_message.Message):
     """since its last progress; negative: no daemon since the server started"""
     excluded: _builtins.str
     """why"""
+    certificate_until: _builtins.float
+    """seconds of the Unix epoch, of the valid one that lasts longest; 0: none"""
     @_builtins.property
     def roles(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
@@ -500,10 +503,11 @@ class SiteInfo(_message.Message):
         doing: _builtins.str = ...,
         progress_age_s: _builtins.float = ...,
         excluded: _builtins.str = ...,
+        certificate_until: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["doing", b"doing", "excluded", b"excluded", "progress_age_s", b"progress_age_s", "roles", b"roles", "site", b"site", "standing", b"standing"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["certificate_until", b"certificate_until", "doing", b"doing", "excluded", b"excluded", "progress_age_s", b"progress_age_s", "roles", b"roles", "site", b"site", "standing", b"standing"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -549,3 +553,131 @@ class AdmitSiteRequest(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___AdmitSiteRequest: _TypeAlias = AdmitSiteRequest  # noqa: Y015
+
+@_typing.final
+class RegisterCertificateRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PEM_FIELD_NUMBER: _builtins.int
+    pem: _builtins.str
+    def __init__(
+        self,
+        *,
+        pem: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["pem", b"pem"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RegisterCertificateRequest: _TypeAlias = RegisterCertificateRequest  # noqa: Y015
+
+@_typing.final
+class RevokeCertificateRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CERTIFICATE_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    certificate: _builtins.str
+    """a fingerprint or its beginning (8 digits at least), or a name: all of that name"""
+    reason: _builtins.str
+    def __init__(
+        self,
+        *,
+        certificate: _builtins.str = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["certificate", b"certificate", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RevokeCertificateRequest: _TypeAlias = RevokeCertificateRequest  # noqa: Y015
+
+@_typing.final
+class ListCertificatesRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListCertificatesRequest: _TypeAlias = ListCertificatesRequest  # noqa: Y015
+
+@_typing.final
+class ListCertificatesReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CERTIFICATES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def certificates(self) -> _containers.RepeatedCompositeFieldContainer[Global___CertificateInfo]:
+        """by party, name and the time they were registered"""
+
+    def __init__(
+        self,
+        *,
+        certificates: _abc.Iterable[Global___CertificateInfo] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["certificates", b"certificates"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListCertificatesReply: _TypeAlias = ListCertificatesReply  # noqa: Y015
+
+@_typing.final
+class CertificateInfo(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FINGERPRINT_FIELD_NUMBER: _builtins.int
+    PARTY_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    STANDING_FIELD_NUMBER: _builtins.int
+    NOT_BEFORE_FIELD_NUMBER: _builtins.int
+    NOT_AFTER_FIELD_NUMBER: _builtins.int
+    ADDED_AT_FIELD_NUMBER: _builtins.int
+    REVOKED_AT_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    fingerprint: _builtins.str
+    """SHA-256 of its DER, in hex"""
+    party: _builtins.str
+    """site or operator"""
+    name: _builtins.str
+    standing: _builtins.str
+    """valid, revoked, expired or not-yet-valid"""
+    not_before: _builtins.float
+    """seconds of the Unix epoch"""
+    not_after: _builtins.float
+    added_at: _builtins.float
+    revoked_at: _builtins.float
+    """0: it was not"""
+    reason: _builtins.str
+    """of its revocation"""
+    def __init__(
+        self,
+        *,
+        fingerprint: _builtins.str = ...,
+        party: _builtins.str = ...,
+        name: _builtins.str = ...,
+        standing: _builtins.str = ...,
+        not_before: _builtins.float = ...,
+        not_after: _builtins.float = ...,
+        added_at: _builtins.float = ...,
+        revoked_at: _builtins.float = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["added_at", b"added_at", "fingerprint", b"fingerprint", "name", b"name", "not_after", b"not_after", "not_before", b"not_before", "party", b"party", "reason", b"reason", "revoked_at", b"revoked_at", "standing", b"standing"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CertificateInfo: _TypeAlias = CertificateInfo  # noqa: Y015

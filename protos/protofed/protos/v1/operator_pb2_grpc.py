@@ -89,6 +89,21 @@ class OperatorStub:
                 request_serializer=protofed_dot_protos_dot_v1_dot_operator__pb2.AdmitSiteRequest.SerializeToString,
                 response_deserializer=protofed_dot_protos_dot_v1_dot_operator__pb2.SiteInfo.FromString,
                 _registered_method=True)
+        self.RegisterCertificate = channel.unary_unary(
+                '/protofed.protos.v1.Operator/RegisterCertificate',
+                request_serializer=protofed_dot_protos_dot_v1_dot_operator__pb2.RegisterCertificateRequest.SerializeToString,
+                response_deserializer=protofed_dot_protos_dot_v1_dot_operator__pb2.CertificateInfo.FromString,
+                _registered_method=True)
+        self.RevokeCertificate = channel.unary_unary(
+                '/protofed.protos.v1.Operator/RevokeCertificate',
+                request_serializer=protofed_dot_protos_dot_v1_dot_operator__pb2.RevokeCertificateRequest.SerializeToString,
+                response_deserializer=protofed_dot_protos_dot_v1_dot_operator__pb2.ListCertificatesReply.FromString,
+                _registered_method=True)
+        self.ListCertificates = channel.unary_unary(
+                '/protofed.protos.v1.Operator/ListCertificates',
+                request_serializer=protofed_dot_protos_dot_v1_dot_operator__pb2.ListCertificatesRequest.SerializeToString,
+                response_deserializer=protofed_dot_protos_dot_v1_dot_operator__pb2.ListCertificatesReply.FromString,
+                _registered_method=True)
 
 
 class OperatorServicer:
@@ -162,6 +177,26 @@ class OperatorServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def RegisterCertificate(self, request, context):
+        """A certificate may call from the moment that this is answered; one that was revoked never may again.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RevokeCertificate(self, request, context):
+        """those that were revoked by it
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListCertificates(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_OperatorServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -219,6 +254,21 @@ def add_OperatorServicer_to_server(servicer, server):
                     servicer.AdmitSite,
                     request_deserializer=protofed_dot_protos_dot_v1_dot_operator__pb2.AdmitSiteRequest.FromString,
                     response_serializer=protofed_dot_protos_dot_v1_dot_operator__pb2.SiteInfo.SerializeToString,
+            ),
+            'RegisterCertificate': grpc.unary_unary_rpc_method_handler(
+                    servicer.RegisterCertificate,
+                    request_deserializer=protofed_dot_protos_dot_v1_dot_operator__pb2.RegisterCertificateRequest.FromString,
+                    response_serializer=protofed_dot_protos_dot_v1_dot_operator__pb2.CertificateInfo.SerializeToString,
+            ),
+            'RevokeCertificate': grpc.unary_unary_rpc_method_handler(
+                    servicer.RevokeCertificate,
+                    request_deserializer=protofed_dot_protos_dot_v1_dot_operator__pb2.RevokeCertificateRequest.FromString,
+                    response_serializer=protofed_dot_protos_dot_v1_dot_operator__pb2.ListCertificatesReply.SerializeToString,
+            ),
+            'ListCertificates': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListCertificates,
+                    request_deserializer=protofed_dot_protos_dot_v1_dot_operator__pb2.ListCertificatesRequest.FromString,
+                    response_serializer=protofed_dot_protos_dot_v1_dot_operator__pb2.ListCertificatesReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -518,6 +568,87 @@ class Operator:
             '/protofed.protos.v1.Operator/AdmitSite',
             protofed_dot_protos_dot_v1_dot_operator__pb2.AdmitSiteRequest.SerializeToString,
             protofed_dot_protos_dot_v1_dot_operator__pb2.SiteInfo.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RegisterCertificate(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/protofed.protos.v1.Operator/RegisterCertificate',
+            protofed_dot_protos_dot_v1_dot_operator__pb2.RegisterCertificateRequest.SerializeToString,
+            protofed_dot_protos_dot_v1_dot_operator__pb2.CertificateInfo.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RevokeCertificate(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/protofed.protos.v1.Operator/RevokeCertificate',
+            protofed_dot_protos_dot_v1_dot_operator__pb2.RevokeCertificateRequest.SerializeToString,
+            protofed_dot_protos_dot_v1_dot_operator__pb2.ListCertificatesReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListCertificates(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/protofed.protos.v1.Operator/ListCertificates',
+            protofed_dot_protos_dot_v1_dot_operator__pb2.ListCertificatesRequest.SerializeToString,
+            protofed_dot_protos_dot_v1_dot_operator__pb2.ListCertificatesReply.FromString,
             options,
             channel_credentials,
             insecure,

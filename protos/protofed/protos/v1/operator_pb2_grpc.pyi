@@ -44,6 +44,11 @@ class OperatorStub:
     ListSites: _grpc.UnaryUnaryMultiCallable[_operator_pb2.ListSitesRequest, _operator_pb2.ListSitesReply]
     ExcludeSite: _grpc.UnaryUnaryMultiCallable[_operator_pb2.ExcludeSiteRequest, _operator_pb2.SiteInfo]
     AdmitSite: _grpc.UnaryUnaryMultiCallable[_operator_pb2.AdmitSiteRequest, _operator_pb2.SiteInfo]
+    RegisterCertificate: _grpc.UnaryUnaryMultiCallable[_operator_pb2.RegisterCertificateRequest, _operator_pb2.CertificateInfo]
+    """A certificate may call from the moment that this is answered; one that was revoked never may again."""
+    RevokeCertificate: _grpc.UnaryUnaryMultiCallable[_operator_pb2.RevokeCertificateRequest, _operator_pb2.ListCertificatesReply]
+    """those that were revoked by it"""
+    ListCertificates: _grpc.UnaryUnaryMultiCallable[_operator_pb2.ListCertificatesRequest, _operator_pb2.ListCertificatesReply]
 
 @_typing.type_check_only
 class OperatorAsyncStub(OperatorStub):
@@ -61,6 +66,11 @@ class OperatorAsyncStub(OperatorStub):
     ListSites: _aio.UnaryUnaryMultiCallable[_operator_pb2.ListSitesRequest, _operator_pb2.ListSitesReply]  # type: ignore[assignment]
     ExcludeSite: _aio.UnaryUnaryMultiCallable[_operator_pb2.ExcludeSiteRequest, _operator_pb2.SiteInfo]  # type: ignore[assignment]
     AdmitSite: _aio.UnaryUnaryMultiCallable[_operator_pb2.AdmitSiteRequest, _operator_pb2.SiteInfo]  # type: ignore[assignment]
+    RegisterCertificate: _aio.UnaryUnaryMultiCallable[_operator_pb2.RegisterCertificateRequest, _operator_pb2.CertificateInfo]  # type: ignore[assignment]
+    """A certificate may call from the moment that this is answered; one that was revoked never may again."""
+    RevokeCertificate: _aio.UnaryUnaryMultiCallable[_operator_pb2.RevokeCertificateRequest, _operator_pb2.ListCertificatesReply]  # type: ignore[assignment]
+    """those that were revoked by it"""
+    ListCertificates: _aio.UnaryUnaryMultiCallable[_operator_pb2.ListCertificatesRequest, _operator_pb2.ListCertificatesReply]  # type: ignore[assignment]
 
 class OperatorServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -141,5 +151,28 @@ class OperatorServicer(metaclass=_abc_1.ABCMeta):
         request: _operator_pb2.AdmitSiteRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_operator_pb2.SiteInfo, _abc.Awaitable[_operator_pb2.SiteInfo]]: ...
+
+    @_abc_1.abstractmethod
+    def RegisterCertificate(
+        self,
+        request: _operator_pb2.RegisterCertificateRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_operator_pb2.CertificateInfo, _abc.Awaitable[_operator_pb2.CertificateInfo]]:
+        """A certificate may call from the moment that this is answered; one that was revoked never may again."""
+
+    @_abc_1.abstractmethod
+    def RevokeCertificate(
+        self,
+        request: _operator_pb2.RevokeCertificateRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_operator_pb2.ListCertificatesReply, _abc.Awaitable[_operator_pb2.ListCertificatesReply]]:
+        """those that were revoked by it"""
+
+    @_abc_1.abstractmethod
+    def ListCertificates(
+        self,
+        request: _operator_pb2.ListCertificatesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_operator_pb2.ListCertificatesReply, _abc.Awaitable[_operator_pb2.ListCertificatesReply]]: ...
 
 def add_OperatorServicer_to_server(servicer: OperatorServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

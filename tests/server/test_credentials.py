@@ -1,0 +1,78 @@
+"""Who knocks and does not come in, and how many may stand at the door."""
+
+from __future__ import annotations
+
+import resource
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+import structlog
+
+from protofed.common import transport
+from protofed.server import serving
+from protofed.server.credentials import Knocks
+
+
+def test_a_handshake_without_a_call_counts_once() -> None:
+    knocks = Knocks()
+    for _ in range(5):
+        knocks.begun()
+    for _ in range(3):
+        knocks.inside("ipv4:127.0.0.1:1")
+    with structlog.testing.capture_logs() as logs:
+        assert knocks.tell() == 4
+        knocks.inside("ipv4:127.0.0.1:1")  # the same connection goes on
+        assert knocks.tell() == 0
+        knocks.begun()
+        knocks.inside("ipv4:127.0.0.1:2")
+        assert knocks.tell() == 0
+        knocks.begun()
+        knocks.inside("ipv4:127.0.0.1:2")
+        assert knocks.tell() == 1
+    assert [(line["count"], line["of"]) for line in logs] == [(4, 5), (1, 1)]
+
+
+def test_nothing_is_kept_of_connections_that_have_ended() -> None:
+    knocks = Knocks()
+    for minute in range(100):
+        for port in range(10):
+            knocks.inside(f"ipv4:127.0.0.1:{minute * 10 + port}")
+        knocks.tell()
+    assert len(knocks._inside | knocks._before) == 10
+
+
+@pytest.fixture
+def descriptors() -> Iterator[int]:
+    """The most that this process may have; it may have 600 now."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (600, hard))
+    yield hard
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_there_is_a_descriptor_for_every_connection(descriptors: int) -> None:
+    assert serving._room(100) == 100
+    assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == 600
+    assert serving._room(1000) == 1000
+    assert resource.getrlimit(resource.RLIMIT_NOFILE) == (1256, descriptors)
+    with structlog.testing.capture_logs() as logs:
+        assert serving._room(10 * descriptors) == descriptors - 256
+    assert resource.getrlimit(resource.RLIMIT_NOFILE) == (descriptors, descriptors)
+    assert [(line["connections"], line["descriptors"]) for line in logs] == [(descriptors - 256, descriptors)]
+
+
+def test_who_imports_grpc_too_early_is_told_so() -> None:
+    transport.check_in_time()
+    script = (
+        "import grpc\n"
+        "from protofed.common.errors import ConfigError\n"
+        "from protofed.common.transport import check_in_time\n"
+        "try:\n"
+        "    check_in_time()\n"
+        "except ConfigError as error:\n"
+        "    print(error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert "would offer TLS 1.2" in done.stdout
