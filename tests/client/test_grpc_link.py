@@ -14,6 +14,7 @@ import grpc
 import numpy as np
 import pytest
 from google_crc32c import value as crc32c
+from tests.audits import audit
 
 from protofed.client.grpc_link import GrpcLink
 from protofed.client.incoming import FolderIncoming
@@ -147,7 +148,7 @@ def connect() -> Iterator[Callable[..., GrpcLink]]:
     links: list[GrpcLink] = []
 
     def make(address: str, roles: frozenset[Role] = frozenset({Role.TRAINER}), **options: Any) -> GrpcLink:
-        links.append(GrpcLink(address, "ann", "instance", roles, **options))
+        links.append(GrpcLink(address, "ann", "instance", roles, **{"identity": None, "audit": audit(), **options}))
         return links[-1]
 
     yield make

@@ -24,9 +24,10 @@ import pytest
 import structlog
 import torch
 from google_crc32c import value as crc32c
+from tests.audits import audit
 from tests.client.scene import RUN, ByHand, Scene, first_model, site_data, work
 
-from protofed.client import device, grpc_link
+from protofed.client import calls, device
 from protofed.client.agent import REJECTED_PAUSE_S
 from protofed.client.checkpoint import FOLDER, on_disk
 from protofed.client.data.examples import Examples, SiteData
@@ -177,7 +178,7 @@ def test_row_24_without_a_policy_that_can_be_read_nothing_begins(
     if text is not None:
         policy.write_text(text, encoding="utf-8")
     state = tmp_path / "state"
-    settings = ClientSettings(site="ann", policy=policy, state=state, data=Data(source="digits"))
+    settings = ClientSettings(site="ann", policy=policy, state=state, data=Data(source="digits"), plaintext=True)
     with pytest.raises(error, match=r"policy\.toml"):
         run_client(settings, until_finished=True, give_up_after_s=0.1)
     assert not state.exists()  # nor was a server looked for
@@ -439,8 +440,16 @@ def test_row_36_patience_with_a_server_that_is_away_is_not_the_clocks(
 ) -> None:
     clock = SimpleNamespace(monotonic=time.monotonic, time=jumping)
     monkeypatch.undo()  # gRPC itself gives the core its deadlines by the wall clock, and reads it at once
-    monkeypatch.setattr(grpc_link, "time", clock)
-    link = GrpcLink(f"127.0.0.1:{unused_port}", "ann", "tested", frozenset({Role.TRAINER}), give_up_after_s=0.5)
+    monkeypatch.setattr(calls, "time", clock)
+    link = GrpcLink(
+        f"127.0.0.1:{unused_port}",
+        "ann",
+        "tested",
+        frozenset({Role.TRAINER}),
+        identity=None,
+        audit=audit(),
+        give_up_after_s=0.5,
+    )
     began = time.monotonic()
     with pytest.raises(Unavailable, match="no answer from"):
         link.enroll()

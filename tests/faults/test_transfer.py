@@ -17,9 +17,11 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
+from google.protobuf.message_factory import GetMessageClass
 from google_crc32c import value as crc32c
 from structlog.testing import capture_logs
-from tests.faults.bare import Bare, Code, refused
+from tests.audits import audit
+from tests.faults.bare import CALLS, Bare, Code, refused
 from tests.faults.proxy import Mode, Proxy
 
 from protofed.client.grpc_link import GrpcLink
@@ -109,7 +111,8 @@ def daemon() -> Iterator[Callable[..., GrpcLink]]:
 
     def make(address: str, **options: Any) -> GrpcLink:
         instance = f"daemon-{len(links)}"
-        link = GrpcLink(address, "site-1", instance, frozenset({Role.TRAINER}), give_up_after_s=20.0, **options)
+        known: dict[str, Any] = {"identity": None, "audit": audit(), "give_up_after_s": 20.0}
+        link = GrpcLink(address, "site-1", instance, frozenset({Role.TRAINER}), **known, **options)
         links.append(link)
         link.enroll()
         return link
@@ -150,21 +153,25 @@ def unfinished(folder: Path) -> list[str]:
 
 
 class Counted:
-    """A stub's method whose requests are remembered; `before` and `after` may raise."""
+    """A call whose requests are remembered; `before` and `after` may raise."""
 
     def __init__(self, link: GrpcLink, call: str) -> None:
-        self._inner, self.requests = getattr(link._stub, call), list[Any]()
+        self.requests = list[Any]()
         self.before: Callable[[int], None] = lambda _: None
         self.after: Callable[[int], None] = lambda _: None
-        setattr(link._stub, call, self)
+        self._call, self._send, self._kind = call, link._calls._send, GetMessageClass(CALLS[call].input_type)
+        link._calls._send = self.send  # type: ignore[method-assign]
 
-    def __call__(self, request: Any, /, *, timeout: float) -> Any:
+    def send(self, sending: Any, answer: Any) -> Any:
+        """One attempt."""
+        if sending.call != self._call:
+            return self._send(sending, answer)
         number = len(self.requests)
-        self.requests.append(request)
+        self.requests.append(self._kind.FromString(sending.data))
         self.before(number)
-        answer = self._inner(request, timeout=timeout)
+        found = self._send(sending, answer)
         self.after(number)
-        return answer
+        return found
 
 
 class LostError(grpc.RpcError):

@@ -1,36 +1,22 @@
-"""The link over gRPC: the only file of the client that knows gRPC.
-
-Our own retries, with full jitter: gRPC's run a handler twice. A server that is not there yet, restarts or goes away is
-waited for; without end, unless told otherwise.
-"""
+"""The link over gRPC: our types to and from messages. Channels and retries are those of `calls`."""
 
 from __future__ import annotations
 
-import random
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, Protocol, TypeVar
 
-import grpc
 import structlog
 from google_crc32c import value as crc32c
 
+from protofed.client.audit import Audit
+from protofed.client.calls import Calls
 from protofed.client.incoming import TRIES, Incoming, MemoryIncoming, receive
 from protofed.client.policy import Released, ReleasedScores
+from protofed.client.proxy import Proxy
 from protofed.common import wire
-from protofed.common.errors import (
-    CodecError,
-    Conflict,
-    Excluded,
-    Fenced,
-    Incident,
-    Incomplete,
-    NotEnrolled,
-    ProtocolError,
-    Unavailable,
-)
+from protofed.common.errors import CodecError, Excluded, Incomplete, ProtocolError
+from protofed.common.identity import LiveIdentity
 from protofed.common.partial import chunks
 from protofed.common.payload import SiteId
 from protofed.common.task import (
@@ -38,6 +24,7 @@ from protofed.common.task import (
     PROTOCOL_VERSION,
     Assignment,
     Finished,
+    Hold,
     Manifest,
     Progress,
     Receipt,
@@ -48,42 +35,9 @@ from protofed.common.task import (
 )
 from protofed.common.version import VERSION
 from protofed.protos.v1 import federation_pb2 as pb
-from protofed.protos.v1 import federation_pb2_grpc as rpc
 
 log = structlog.get_logger()
-A = TypeVar("A", covariant=True)
 IN_FLIGHT = 4
-OPTIONS = [
-    ("grpc.enable_retries", 0),
-    ("grpc.max_receive_message_length", 6 << 20),
-    ("grpc.max_send_message_length", 6 << 20),
-    ("grpc.keepalive_time_ms", 30_000),
-    ("grpc.http2.ping_timeout_ms", 20_000),  # keepalive_timeout_ms does nothing (PROTOCOL §4)
-    ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.http2.max_pings_without_data", 0),
-    ("grpc.initial_reconnect_backoff_ms", 200),
-    ("grpc.min_reconnect_backoff_ms", 10_000),  # also what a slow link has for its connection to stand
-    ("grpc.max_reconnect_backoff_ms", 5_000),
-    ("grpc.enable_http_proxy", 0),  # plain text stays on this machine
-]
-_CLOSED = "the connection was closed"
-_AWAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.RESOURCE_EXHAUSTED)
-_ERRORS: dict[grpc.StatusCode, type[ProtocolError] | type[CodecError]] = {
-    grpc.StatusCode.UNAUTHENTICATED: NotEnrolled,
-    grpc.StatusCode.ABORTED: Fenced,
-    grpc.StatusCode.PERMISSION_DENIED: Excluded,
-    grpc.StatusCode.ALREADY_EXISTS: Conflict,
-    grpc.StatusCode.FAILED_PRECONDITION: Incomplete,
-    grpc.StatusCode.DATA_LOSS: CodecError,
-    grpc.StatusCode.INTERNAL: Incident,
-}
-
-
-class Call(Protocol[A]):
-    """A stub's unary method."""
-
-    def __call__(self, request: Any, /, *, timeout: float) -> A:
-        """Make the call."""
 
 
 class GrpcLink:
@@ -92,8 +46,14 @@ class GrpcLink:
     Args:
         address: host:port.
         instance: this very daemon, among those of its site.
+        identity: this site's; None: plain text, which stays on this machine.
+        proxy: on the way to the server.
+        audit: has a line of each message before it is sent.
         incoming: where downloads are kept, so that they outlive the daemon; None: in memory.
         give_up_after_s: seconds without an answer after which calls raise `Unavailable`; None: never.
+
+    Every call raises ConfigError if, at the first contact, the server cannot be trusted, and DiskFailure if the audit
+    log cannot be written; then nothing was sent.
     """
 
     def __init__(
@@ -103,37 +63,36 @@ class GrpcLink:
         instance: str,
         roles: frozenset[Role],
         *,
+        identity: LiveIdentity | None,
+        audit: Audit,
+        proxy: Proxy | None = None,
         incoming: Incoming | None = None,
         give_up_after_s: float | None = None,
     ) -> None:
-        self._address, self._roles = address, sorted(roles)
-        self._caller = pb.Caller(site=site, instance=instance)
-        self._channel = grpc.insecure_channel(address, OPTIONS)
-        self._stub = rpc.FederationStub(self._channel)
+        self._caller, self._roles = pb.Caller(site=site, instance=instance), sorted(roles)
+        self._calls = Calls(address, identity=identity, proxy=proxy, audit=audit, give_up_after_s=give_up_after_s)
         self._incoming = incoming or MemoryIncoming()
-        self._give_up, self._closed = give_up_after_s, threading.Event()
         self._pool = ThreadPoolExecutor(IN_FLIGHT, "chunks")
         self.bytes_moved, self._counting = 0, threading.Lock()  # chunks move on several threads
 
     def close(self) -> None:
         """End the connection; calls that wait for the server end, too."""
-        self._closed.set()
-        self._channel.close()
+        self._calls.close()
         self._pool.shutdown(cancel_futures=True)
 
-    def enroll(self) -> Assignment | Finished:
+    def enroll(self, hold: Hold = Hold.NONE) -> Assignment | Finished:
         """Say hello with versions and roles."""
-        roles = [wire.role.pack(role) for role in self._roles]
-        request = pb.EnrollRequest(caller=self._caller, protocol=PROTOCOL_VERSION, software=VERSION, roles=roles)
+        said = {"roles": [wire.role.pack(role) for role in self._roles], "hold": wire.pack_hold(hold)}
+        request = pb.EnrollRequest(caller=self._caller, protocol=PROTOCOL_VERSION, software=VERSION, **said)
         try:
-            return wire.unpack_enrolled(self._call(self._stub.Enroll, request))
+            return wire.unpack_enrolled(self._calls.ask("Enroll", request, pb.EnrollReply))
         except Incomplete as error:  # FAILED_PRECONDITION: at Enroll, the version
             raise ProtocolError(str(error)) from error
 
     def next_task(self, run: str, wait_s: float) -> Task | Wait | Finished:
         """What to do now."""
         request = pb.NextTaskRequest(caller=self._caller, run=run, wait_s=wait_s)
-        return wire.unpack_next(self._call(self._stub.NextTask, request, timeout=wait_s + 20))
+        return wire.unpack_next(self._calls.ask("NextTask", request, pb.NextTaskReply, wait_s + 20))
 
     def fetch(self, task: Task) -> bytes:
         """The task's base, in chunks, its digest checked."""
@@ -147,12 +106,13 @@ class GrpcLink:
     def push(self, task: Task, released: Released) -> Receipt:
         """Begin, send what the server lacks, commit; from the beginning again if the server forgot the upload."""
         for tried in range(TRIES):
-            ticket = self._call(self._stub.BeginUpload, self._announce(task, released.manifest))
+            ticket = self._calls.ask("BeginUpload", self._announce(task, released.manifest), pb.UploadTicket)
             if ticket.WhichOneof("answer") == "receipt":
                 return wire.unpack_receipt(ticket.receipt)
             try:
                 self._send(ticket.upload, released.data)
-                return wire.unpack_receipt(self._call(self._stub.CommitUpload, self._commit(task, released, ticket)))
+                commit = self._commit(task, released, ticket)
+                return wire.unpack_receipt(self._calls.ask("CommitUpload", commit, pb.Receipt))
             except (Incomplete, CodecError) as error:
                 log.warning("upload begins again", run=task.run, round=task.round, tried=tried + 1, why=str(error))
         raise ProtocolError(f"an upload of round {task.round} failed {TRIES} times; see the server's log")
@@ -162,14 +122,15 @@ class GrpcLink:
         request = pb.ScoresRequest(
             caller=self._caller, run=task.run, round=task.round, nonce=task.nonce, scores=dict(released.scores)
         )
-        self._call(self._stub.ReportScores, request)
+        self._calls.ask("ReportScores", request, pb.Ack)
 
     def beat(self, run: str, progress: Progress) -> Signal:
         """One heartbeat; a lost one is not repeated."""
         request = pb.HeartbeatRequest(caller=self._caller, run=run, **wire.pack_progress(progress))
+        reply = self._calls.once("Heartbeat", request, pb.HeartbeatReply, 10.0)
         try:
-            return wire.signal.unpack(self._stub.Heartbeat(request, timeout=10.0).signal)
-        except (grpc.RpcError, ProtocolError, ValueError):  # ValueError: the channel was closed
+            return Signal.CONTINUE if reply is None else wire.signal.unpack(reply.signal)
+        except ProtocolError:
             return Signal.CONTINUE
 
     def _announce(self, task: Task, manifest: Manifest) -> pb.UploadManifest:
@@ -199,7 +160,7 @@ class GrpcLink:
 
     def _chunk(self, task: Task, index: int) -> tuple[bytes, int]:
         request = pb.GetChunkRequest(caller=self._caller, run=task.run, digest=task.base or "", index=index)
-        chunk = self._call(self._stub.GetChunk, request, timeout=120.0)
+        chunk = self._calls.ask("GetChunk", request, pb.Chunk, 120.0)
         self._count(len(chunk.data))
         return chunk.data, chunk.crc32c
 
@@ -210,42 +171,9 @@ class GrpcLink:
     def _put(self, upload: str, data: bytes, index: int) -> None:
         part = data[index * CHUNK_BYTES : (index + 1) * CHUNK_BYTES]
         chunk = pb.Chunk(caller=self._caller, upload=upload, index=index, data=part, crc32c=crc32c(part))
-        self._call(self._stub.PutChunk, chunk, timeout=120.0)
+        self._calls.ask("PutChunk", chunk, pb.ChunkAck, 120.0)
         self._count(len(part))
 
     def _count(self, moved: int) -> None:
         with self._counting:
             self.bytes_moved += moved
-
-    def _call(self, call: Call[A], request: Any, timeout: float = 30.0) -> A:
-        """The call's answer, however long the server is away."""
-        began, pause = time.monotonic(), 0.25
-        while True:
-            try:
-                return call(request, timeout=timeout)
-            except ValueError as error:  # gRPC's word for a channel that was closed
-                raise Unavailable(_CLOSED) from error
-            except grpc.RpcError as error:
-                self._raise_if_final(error, began)
-                if pause == 0.25:
-                    log.info("the server does not answer; trying again", server=self._address, why=_why(error))
-            if self._closed.wait(random.uniform(0, pause)):  # noqa: S311  (full jitter, no secret)
-                raise Unavailable(_CLOSED)
-            pause = min(2 * pause, 8.0)
-
-    def _raise_if_final(self, error: grpc.RpcError, began: float) -> None:
-        code, text = error.code(), str(error.details())
-        if self._closed.is_set():
-            raise Unavailable(_CLOSED) from error
-        if code not in _AWAY or "larger than max" in text:
-            raise _ERRORS.get(code, ProtocolError)(text) from error
-        away = time.monotonic() - began
-        if self._give_up is not None and away >= self._give_up:
-            raise Unavailable(
-                f"no answer from {self._address} for {away:.0f} s ({_why(error)}); "
-                "start the server, or check the address and the firewall"
-            ) from error
-
-
-def _why(error: grpc.RpcError) -> str:
-    return f"{error.code().name.lower()}: {error.details()}"[:160]
