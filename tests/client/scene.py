@@ -26,6 +26,7 @@ from protofed.common.task import (
     Activity,
     Assignment,
     Finished,
+    Hold,
     Progress,
     Receipt,
     Role,
@@ -77,14 +78,16 @@ class ByHand:
     pushed: list[tuple[Task, Released]] = field(default_factory=list)
     scores: list[dict[str, float]] = field(default_factory=list)
     beats: list[Progress] = field(default_factory=list)
+    holds: list[Hold] = field(default_factory=list)  # that were said, one at each enrolling
 
     def _called(self, name: str) -> None:
         self.calls[name] += 1
         if self.failing.get(name):
             raise self.failing[name].pop(0)
 
-    def enroll(self) -> Assignment | Finished:
+    def enroll(self, hold: Hold = Hold.NONE) -> Assignment | Finished:
         self._called("enroll")
+        self.holds.append(hold)
         return Assignment(self.run, self.recipe)
 
     def next_task(self, run: str, wait_s: float) -> Task | Wait | Finished:

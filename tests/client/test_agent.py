@@ -584,7 +584,7 @@ def test_an_evaluator_scores_the_global_model() -> None:
     scene = Scene(roles=frozenset({Role.EVALUATOR}), load_data=scoring_only)
     daemon = scene.agent()
     for seed in (5, 6):
-        scene.score(seed, first_model(seed=seed))
+        scene.score(seed - 4, first_model(seed=seed))
         daemon.step(0.0)
     assert [set(scores) for scores in scene.link.scores] == [GLOBAL, GLOBAL]
     for seed, scores in zip((5, 6), scene.link.scores, strict=True):
@@ -633,7 +633,12 @@ def test_without_a_common_test_set_only_the_own_one_gives_scores() -> None:
 def test_a_method_that_predicts_with_what_it_installs_is_scored_as_downloaded() -> None:
     scene = Scene(
         recipe={**RUN, "method": {"name": "cwfedavg"}},
-        rules={**WITH_LOCAL, "methods": ["cwfedavg"], "parts": ["body", "head", "class-shares"]},
+        rules={
+            **WITH_LOCAL,
+            "methods": ["cwfedavg"],
+            "parts": ["body", "head", "class-shares"],
+            "class_distribution_estimate": True,
+        },
         load_data=with_local_test,
     )
     scene.fit(1, first_model(seed=5))
@@ -743,7 +748,7 @@ def test_the_next_run_is_prepared_when_one_has_ended() -> None:
 def test_a_server_without_a_run_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     scene = Scene()
     over = Finished("nothing is queued", last=True)
-    monkeypatch.setattr(scene.link, "enroll", lambda: over)
+    monkeypatch.setattr(scene.link, "enroll", lambda _hold: over)
     daemon = scene.agent()
     assert (daemon.step(0.0), daemon.step(0.0)) == (over, over)
     assert scene.link.calls["next_task"] == 0

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
+import stat
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -12,10 +16,11 @@ import numpy as np
 import pytest
 from google_crc32c import value as crc32c
 
+from protofed.client import own_secret
 from protofed.client.memory import FolderStore, Held, MemoryStore, Outcome, Store
 from protofed.common import archive, wire
 from protofed.common.codec import Digest, digest
-from protofed.common.errors import ProtocolError, StateError
+from protofed.common.errors import OutOfSpace, ProtocolError, StateError
 from protofed.common.payload import Part, Payload, Update
 from protofed.common.task import Receipt, Task, TaskKind, Verdict
 from protofed.common.tensors import same_tensors
@@ -352,3 +357,64 @@ def dies_after(first: str) -> Callable[..., None]:
             raise DiedError
 
     return removed
+
+
+# What the gate needs again
+
+
+def test_what_was_received_is_there_until_the_outcome_is_settled(store: Store, tmp_path: Path) -> None:
+    received: Payload = {Part.PROTOTYPES: {"mean": np.eye(3, dtype=np.float32)}}
+    store.stage(task(1), replace(outcome(1), received=received))
+    assert same_tensors(store.received(task(1)), received)
+    store.settle(task(1), receipt())
+    assert list(tmp_path.rglob("received*")) == []
+    store.stage(task(2), outcome(2))
+    assert store.received(task(2)) == {}
+
+
+def test_a_secret_is_made_once_and_nobody_else_may_read_it(reopen: Open, tmp_path: Path) -> None:
+    path = tmp_path / "state" / own_secret.FILE
+    assert not path.exists()
+    first = reopen().secret()
+    assert len(first) == own_secret.BYTES
+    assert first == path.read_bytes() == reopen().secret()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    path.unlink()
+    assert reopen().secret() != first
+    assert [left.name for left in path.parent.glob(f"{archive.TEMPORARY}*")] == []
+
+
+@pytest.mark.parametrize("text", [b"", b"x" * (own_secret.BYTES - 1), b"x" * (own_secret.BYTES + 1)])
+def test_a_damaged_secret_is_an_error_and_never_another_one(text: bytes, reopen: Open, tmp_path: Path) -> None:
+    store, path = reopen(), tmp_path / "state" / own_secret.FILE
+    path.write_bytes(text)
+    with pytest.raises(StateError, match=rf"holds {len(text)} bytes, not {own_secret.BYTES}"):
+        store.secret()
+    assert path.read_bytes() == text
+
+
+def test_a_disk_that_cannot_keep_a_secret_gives_none(
+    reopen: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    store = reopen()
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", full)
+        with pytest.raises(OutOfSpace):
+            store.secret()
+    assert not (tmp_path / "state" / own_secret.FILE).exists()
+    assert list((tmp_path / "state").glob(f"{archive.TEMPORARY}*")) == []
+
+
+def test_a_simulations_secret_is_the_one_that_it_was_given(tmp_path: Path) -> None:
+    given = b"s" * own_secret.BYTES
+    assert MemoryStore(given).secret() == FolderStore(tmp_path, given).secret() == given
+    assert not (tmp_path / own_secret.FILE).exists()
+    assert MemoryStore().secret() != MemoryStore().secret()
+
+
+def test_only_a_folder_has_a_place_for_approvals(reopen: Open) -> None:
+    assert MemoryStore().approvals is None
+    assert reopen().approvals is not None

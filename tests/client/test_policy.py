@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 
 from protofed.client.method import client_methods
-from protofed.client.policy import Policy, Released, ReleasedScores, Rules
+from protofed.client.policy import Background, Policy, Refusal, Released, ReleasedScores, Rules
 from protofed.common import codec
 from protofed.common.errors import ConfigError, PolicyViolation
 from protofed.common.payload import Part, Tensors, Update, describe
+from protofed.common.recipe import read_table
 from protofed.common.tensors import same_tensors
 from protofed.deploy import shipped
 from protofed.deploy.simulate import SCALARS
@@ -52,6 +53,8 @@ def test_a_file_is_read(tmp_path: Path) -> None:
         metrics=frozenset({"loss"}),
     )
     assert (rules.example_count, rules.models) == (False, frozenset())  # what is not said is not allowed
+    assert (rules.class_distribution_estimate, sorted(rules.dtypes)) == (False, ["float32", "int64"])
+    assert (rules.approval, rules.schedule) == ("automatic", ())
 
 
 @pytest.mark.parametrize(
@@ -62,6 +65,13 @@ def test_a_file_is_read(tmp_path: Path) -> None:
         (VALID.replace('"body"', '"bodies"'), "bodies.*'body', 'head', "),
         (VALID.replace("parts", "# parts"), "'parts' is missing"),
         (VALID + "max_update_mb = 0", "max_update_mb = 0: .*greater than 0"),
+        (VALID + "max_tensor_mb = nan", "max_tensor_mb = nan: .*finite"),
+        (VALID + 'dtypes = ["float16"]', "float16.*'float32', 'float64' or 'int64'"),
+        (VALID + "min_samples_per_class = 0", "min_samples_per_class = 0: .*greater than or equal to 1"),
+        (VALID + 'hide_class_presence = "maybe"', "hide_class_presence = 'maybe'"),
+        (VALID + 'approval = "never"', "approval = 'never': .*'automatic' or 'manual'"),
+        (VALID + 'schedule = [{ from = "20:00" }]', "'schedule.0.until' is missing"),
+        (VALID + 'schedule = [{ from = "20:00", until = "6 am" }]', r"schedule\.0\.until = '6 am'"),
         (VALID + 'models = "all"', "models = 'all'"),
         ("", "'methods' is missing"),
         ("methods = [", "is not TOML"),
@@ -117,7 +127,7 @@ def test_the_size_is_that_of_all_the_bytes() -> None:
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_numbers_that_are_not_finite_do_not_leave(bad: float) -> None:
     with pytest.raises(PolicyViolation, match=r"head/b .*not finite; nothing was sent"):
-        policy().release(update(payload={Part.BODY: BODY, Part.HEAD: {"b": np.array([1.0, bad])}}))
+        policy().release(update(payload={Part.BODY: BODY, Part.HEAD: {"b": np.array([1.0, bad], np.float32)}}))
 
 
 def test_an_update_without_tensors_is_released() -> None:
@@ -158,6 +168,7 @@ def test_a_released_update_does_not_print_its_numbers() -> None:
     assert "gate" not in repr(released)
 
 
+ENOUGH = Background(np.full(10, 1000), {}, b"secret")  # of each class
 EVERYTHING = {
     part: {"0" if part is Part.PROTOTYPES else "w": np.ones(3, np.float32)}
     for part in (Part.BODY, Part.HEAD, Part.PROTOTYPES)
@@ -201,7 +212,7 @@ def test_the_standard_policy_lets_models_prototypes_and_single_scores_out() -> N
         standard.admit(method, client_methods.build(method, {}).sends)
     scalars = dict.fromkeys(SCALARS - OF_CLASSES, 0.5)
     withheld = dict.fromkeys([*OF_CLASSES, "personal.local.recall.3", "label.counts"], 3.0)
-    released = standard.release(update(payload=EVERYTHING, metrics={**scalars, **withheld}))
+    released = standard.release(update(payload=EVERYTHING, metrics={**scalars, **withheld}), ENOUGH)
     assert {spec.part for spec in released.manifest.tensors} == EVERYTHING.keys()
     assert released.metrics == scalars
     assert standard.release_scores({**scalars, **withheld}).scores == scalars
@@ -215,7 +226,49 @@ def test_the_strict_policy_lets_no_number_about_the_site_out() -> None:
     for method in set(client_methods) - {"fednh"}:
         with pytest.raises(PolicyViolation, match=f"method '{method}'"):
             strict.admit(method, client_methods.build(method, {}).sends)
-    released = strict.release(update(payload=EVERYTHING, metrics=dict.fromkeys(SCALARS, 0.5)))
+    released = strict.release(update(payload=EVERYTHING, metrics=dict.fromkeys(SCALARS, 0.5)), ENOUGH)
     assert (released.metrics, released.weight) == ({}, None)
     assert strict.release_scores(dict.fromkeys(SCALARS, 0.5)).scores == {}
     assert strict.rules.models == frozenset()
+
+
+def test_the_shipped_policies_say_every_key() -> None:
+    for name in ("strict", "standard", "open"):
+        assert read_table(shipped.folder("policies") / f"{name}.toml").keys() == Rules.model_fields.keys()
+
+
+def test_a_stricter_policy_is_stricter_in_everything() -> None:
+    strict, standard, open_ = (
+        Policy.read(shipped.folder("policies") / f"{name}.toml").rules for name in ("strict", "standard", "open")
+    )
+    for one, other in ((strict, standard), (standard, open_)):
+        assert one.methods <= other.methods
+        assert one.parts <= other.parts
+        assert one.metrics <= other.metrics
+        assert one.min_samples_per_class > other.min_samples_per_class
+        assert one.hide_class_presence >= other.hide_class_presence
+        assert one.class_distribution_estimate <= other.class_distribution_estimate
+    assert (strict.hide_class_presence, standard.hide_class_presence, open_.hide_class_presence) == (True, False, False)
+
+
+@pytest.mark.parametrize(
+    ("part", "changes", "rule"),
+    [
+        (Part.CLASS_SHARES, {}, "class_distribution_estimate"),
+        (Part.CLASS_PRESENCE, {"hide_class_presence": True}, "hide_class_presence"),
+        (Part.CLASS_SHARES, {"class_distribution_estimate": True, "hide_class_presence": True}, "hide_class_presence"),
+    ],
+)
+def test_a_run_that_is_about_classes_is_refused_before_it_begins(part: Part, changes: Any, rule: str) -> None:
+    with pytest.raises(Refusal, match=rf"part '{part}' .*\({rule}\)") as refused:
+        policy(parts=[part], **changes).admit("fedavg", frozenset({part}))
+    assert refused.value.rule == rule
+
+
+def test_a_policy_whose_folder_may_not_be_read_allows_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def denied(_: Path) -> bool:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "is_file", denied)
+    with pytest.raises(ConfigError, match=r"cannot read .*policy\.toml: Permission denied"):
+        Policy.read(tmp_path / "policy.toml")

@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from protofed.client.method import client_methods
-from protofed.client.policy import Policy, Released, Rules
+from protofed.client.policy import Background, Policy, Released, Rules
 from protofed.common import codec
 from protofed.common.errors import ConfigError, PolicyViolation
 from protofed.common.payload import NOT_ON_THE_WIRE, Part, TensorSpec, Update
@@ -27,7 +27,8 @@ RecipeOf = Callable[..., Recipe]
 
 
 def policy(*methods: str, **changes: Any) -> Policy:
-    rules: dict[str, Any] = {"methods": methods, "parts": set(Part) - NOT_ON_THE_WIRE, **changes}
+    estimate = {"class_distribution_estimate": True}
+    rules: dict[str, Any] = {"methods": methods, "parts": set(Part) - NOT_ON_THE_WIRE, **estimate, **changes}
     return Policy(Rules.model_validate(rules))
 
 
@@ -42,8 +43,8 @@ def passing(monkeypatch: pytest.MonkeyPatch) -> tuple[list[Released], list[tuple
     fetched: list[tuple[TensorSpec, ...]] = []
     release, fetch = Policy.release, DirectLink.fetch
 
-    def released_too(policy: Policy, update: Update) -> Released:
-        released.append(release(policy, update))
+    def released_too(policy: Policy, update: Update, background: Background | None = None) -> Released:
+        released.append(release(policy, update, background))
         return released[-1]
 
     def fetched_too(link: DirectLink, task: Task) -> bytes:
@@ -171,6 +172,58 @@ def test_a_model_that_the_site_does_not_name_is_never_run(recipe_of: RecipeOf) -
         site_plan(recipe)
     with pytest.raises(PolicyViolation, match="nowhere:made"):
         site_plan(recipe, policy("fednh"))
+
+
+def test_hidden_classes_get_a_prototype_each(recipe_of: RecipeOf) -> None:
+    plan = site_plan(recipe_of("fednh"), policy("fednh", hide_class_presence=True, min_samples_per_class=3))
+    assert not any(tensor.optional or tensor.refused for tensor in plan.leaves)
+    assert plan.sent_bytes[0] == plan.sent_bytes[1]
+    assert "fewer than 3 examples (min_samples_per_class), gets a decoy" in plan.rules[0]
+
+
+@pytest.mark.parametrize(
+    ("method", "changes", "rule", "part"),
+    [
+        ("cwfedavg-private", {"hide_class_presence": True}, "hide_class_presence", "class-presence"),
+        ("cwfedavg", {"class_distribution_estimate": False}, "class_distribution_estimate", "class-shares"),
+    ],
+)
+def test_a_part_about_classes_is_refused_by_the_rule_about_classes(
+    method: str, changes: dict[str, Any], rule: str, part: str, recipe_of: RecipeOf
+) -> None:
+    plan = site_plan(recipe_of(method), policy(method, **changes))
+    assert {tensor.spec.part: tensor.refused for tensor in plan.leaves if tensor.refused} == {part: rule}
+    assert plan.refusals
+    assert all(f"part '{part}'" in why and f"({rule})" in why for why in plan.refusals)
+
+
+@pytest.mark.parametrize(
+    ("changes", "rule"), [({"dtypes": {"int64"}}, "dtypes"), ({"max_tensor_mb": 0.001}, "max_tensor_mb")]
+)
+def test_a_tensor_that_may_not_leave_keeps_all_of_them(changes: dict[str, Any], rule: str, recipe_of: RecipeOf) -> None:
+    plan = site_plan(recipe_of("fedavg"), policy("fedavg", **changes))
+    assert {tensor.refused for tensor in plan.leaves} == {rule}
+    assert len(plan.refusals) == 1
+    assert rule in plan.refusals[0]
+
+
+def test_what_the_policy_says_is_said_in_sentences(recipe_of: RecipeOf) -> None:
+    nights = {"days": ["sun", "mon"], "from": "20:00", "until": "06:00"}
+    rules = policy("fedprp", min_samples_per_class=7, approval="manual", schedule=[nights])
+    plan = site_plan(recipe_of("fedprp"), rules)
+    assert not plan.refusals
+    for said in (
+        "No prototype leaves of a class with fewer than 7 examples here (min_samples_per_class).",
+        "Which classes the site has is not hidden (hide_class_presence).",
+        "Only tensors of float32 and int64 leave (dtypes).",
+        "The site takes part once somebody has run `protofed site approve` for this recipe (approval).",
+        "Tasks are taken mon, sun 20:00 to 06:00, UTC (schedule).",
+    ):
+        assert said in plan.rules
+        assert said in " ".join(printed(plan, 100, policy="mine").split())
+    assert plain(plan)["rules"] == plan.rules
+    assert site_plan(recipe_of("fedprp")).rules == ()
+    assert not [said for said in site_plan(recipe_of("fedavg"), rules).rules if "class" in said]
 
 
 def printed(plan: SitePlan, width: int, **options: Any) -> str:

@@ -406,7 +406,8 @@ def test_no_policy_file_can_allow_true_shares(site: Callable[..., Local], tmp_pa
 
 def test_a_policy_without_them_refuses_true_shares_before_and_after_training(site: Callable[..., Local]) -> None:
     parts = frozenset({Part.BODY, Part.HEAD, Part.CLASS_SHARES})
-    policy, method = Policy(Rules(methods=frozenset({"cwfedavg"}), parts=parts)), CwFedAvg(shares="true")
+    rules = Rules(methods=frozenset({"cwfedavg"}), parts=parts, class_distribution_estimate=True)
+    policy, method = Policy(rules), CwFedAvg(shares="true")
     with pytest.raises(PolicyViolation, match="sends 'label-distribution'"):
         policy.admit("cwfedavg", method.sends)
     with pytest.raises(PolicyViolation, match="'label-distribution' is not in this site's policy"):

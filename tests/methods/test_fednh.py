@@ -225,14 +225,6 @@ def test_confident_means_are_the_released_codes(local_of: LocalOf, linear: Linea
         np.testing.assert_allclose(row, golden["adv_prototype"][int(name)], rtol=0, atol=1e-9, err_msg=name)
 
 
-def test_hidden_presence_sends_what_was_received_for_absent_classes(local_of: LocalOf, linear: Linear) -> None:
-    old = np.eye(2)[::-1]
-    local = local_of(linear(np.eye(2), 2), [[3.0, 4.0]], [0], 2, lr=NO_STEP)
-    made = FedNH(hide_presence=True).fit(local, sent(np.eye(2), 1.0, old)).payload[Part.PROTOTYPES]
-    np.testing.assert_allclose(made["0"], [0.6, 0.8], atol=1e-12)
-    np.testing.assert_array_equal(made["1"], old[1])
-
-
 def test_literal_means_keep_their_length(local_of: LocalOf, linear: Linear) -> None:
     local = local_of(linear(np.eye(2), 2), [[3.0, 0.0], [0.0, 5.0]], [0, 0], 2, lr=NO_STEP)
     made = FedNH(prototypes="literal").fit(local, sent(np.eye(2), 1.0, np.eye(2))).payload[Part.PROTOTYPES]

@@ -8,31 +8,34 @@ from collections.abc import Callable
 import structlog
 import torch
 
+from protofed.client.bases import Bases
+from protofed.client.door import Door, Entrance
 from protofed.client.failures import FORESEEN, reason_of
-from protofed.client.link import Link, received
-from protofed.client.local import NoCheckpoints, Steps
-from protofed.client.memory import Held, Outcome
+from protofed.client.gate import LOOKED_AT
+from protofed.client.link import Link
+from protofed.client.local import Steps
+from protofed.client.memory import Outcome
 from protofed.client.models.catalogue import build
-from protofed.client.models.split import dump, load
+from protofed.client.models.split import dump
 from protofed.client.now import CalledOffError, Now
 from protofed.client.policy import Released
-from protofed.client.scoring import of_personal, on_local_test, on_test
+from protofed.client.scorer import Scorer
 from protofed.client.site import Prepared, prepare
 from protofed.client.site import Site as Site
-from protofed.common.codec import Digest
 from protofed.common.errors import (
     Excluded,
     Failure,
     Fenced,
     Incident,
     NotEnrolled,
+    PolicyViolation,
     ProtocolError,
     ProtofedError,
     TaskFailure,
 )
 from protofed.common.failpoint import reach
 from protofed.common.payload import Part, Payload, Update
-from protofed.common.task import Activity, Assignment, Finished, Progress, Role, Scores, Task, TaskKind, Wait
+from protofed.common.task import Activity, Assignment, Finished, Progress, Task, TaskKind, Wait
 
 log = structlog.get_logger()
 REJECTED_PAUSE_S = 1.0  # before the server is asked again for a task that can be worked on
@@ -52,18 +55,27 @@ class Agent:
     Args:
         now: shared with the heartbeat; a simulation has none.
         pause: sleeps that many seconds.
+        door: whether the site takes tasks; else as its policy and its approvals say.
+        refused: told what the gate did not let out.
     """
 
     def __init__(
-        self, site: Site, link: Link, now: Now | None = None, pause: Callable[[float], None] = time.sleep
+        self,
+        site: Site,
+        link: Link,
+        now: Now | None = None,
+        pause: Callable[[float], None] = time.sleep,
+        door: Door | None = None,
+        refused: Callable[[Task, PolicyViolation], None] = lambda _task, _why: None,
     ) -> None:
-        self._site, self._link, self._now, self._pause = site, link, now or Now(), pause
+        self._site, self._link, self._now, self._pause, self._refused = site, link, now or Now(), pause, refused
+        self._entrance = Entrance(link, door or Door(site.policy.rules, site.store.approvals))
         self._assignment: Assignment | None = None
         self._enrolled = False
         self._run: Prepared | TaskFailure = TaskFailure(Failure.REFUSED, "no run was prepared")
         self._settled: set[str] = set()  # nonces of this run whose receipt is there
-        self._base: tuple[Digest, Payload] | None = None
-        self._personal_scores: tuple[tuple[str, int, Digest | None], Scores] | None = None  # of which model, and which
+        self._bases = Bases(link, self._now)
+        self._scorer = Scorer(site, self._now, self._bases)
 
     def step(self, wait_s: float) -> Task | Wait | Finished:
         """Ask for a task and do it; what the server said.
@@ -72,13 +84,15 @@ class Agent:
             Fenced: a newer daemon of this site has taken over.
         """
         try:
-            if not self._enrolled and (over := self._enroll()) is not None:
-                return over
+            if not self._may_go_on() and (instead := self._enroll()) is not None:
+                return instead
             assert self._assignment is not None  # noqa: S101  (enrolled)
             answer = self._link.next_task(self._assignment.run, wait_s)
             if isinstance(answer, Task):
                 if not self._is_new(answer, self._assignment.run):
                     return self._again(REJECTED_PAUSE_S)
+                if not self._may_go_on():
+                    return self._again(0.0)
                 self._do(answer)
         except tuple(_AGAIN_AFTER_S) as error:
             log.info("enrolling again", site=self._site.name, why=str(error))
@@ -87,7 +101,13 @@ class Agent:
         if isinstance(answer, Finished):
             log.info("run finished", run=self._assignment.run, reason=answer.reason)
             self._enrolled = False
+            self._entrance.leave()
         return answer
+
+    def _may_go_on(self) -> bool:
+        """Whether it is enrolled, and still takes tasks of its run."""
+        self._enrolled = self._enrolled and self._entrance.may_stay()
+        return self._enrolled
 
     def _is_new(self, task: Task, run: str) -> bool:
         """Whether it is work to do: an old answer, sent again, is not."""
@@ -101,10 +121,10 @@ class Agent:
         self._pause(pause_s)
         return Wait(0.0)
 
-    def _enroll(self) -> Finished | None:
-        answer = self._link.enroll()
-        if isinstance(answer, Finished):
-            return answer
+    def _enroll(self) -> Finished | Wait | None:
+        answer = self._entrance.enroll()
+        if not isinstance(answer, Assignment):
+            return self._again(answer.retry_after_s) if isinstance(answer, Wait) else answer
         if answer != self._assignment:
             self._prepare(answer)
         self._assignment, self._enrolled, self._now.run = answer, True, answer.run
@@ -116,7 +136,7 @@ class Agent:
 
     def _prepare(self, assignment: Assignment) -> None:
         """A run that is refused is declined task by task."""
-        self._base = None
+        self._bases.forget()
         try:
             self._run = prepare(self._site, assignment)
         except TaskFailure as failure:
@@ -167,34 +187,45 @@ class Agent:
 
     def _initialise(self, task: Task) -> None:
         """Make the run's first model from its seed; it holds nothing of this site."""
-        run = self._prepared()
+        run = self._prepared(task)
         with torch.random.fork_rng():
             torch.manual_seed(run.recipe.seed)
             model = build(run.recipe.model, run.recipe.input, run.recipe.classes, self._site.policy.rules.models)
-        self._hand_in(task, Update(self._site.name, {Part.BODY: dump(model.body), Part.HEAD: dump(model.head)}))
+        first = {Part.BODY: dump(model.body), Part.HEAD: dump(model.head)}
+        self._push(task, self._release(task, Update(self._site.name, first), {}))
 
     def _fit(self, task: Task) -> None:
         """Train, unless that was done before: the server did not take the update then, and now asks for it again."""
-        run = self._prepared()
+        run = self._prepared(task)
         for staged, update in self._site.store.unsettled(task.run):
             if staged.nonce == task.nonce:
                 self._hand_in(task, update)
                 return
-        base = self._receive(task)
+        base = self._bases.of(task)
         with self._site.checkpoints(task) as kept:
             held = self._site.store.held(task.run, task.round)
             local = run.local(self._site.name, task, held, self._now, kept)
             self._now.activity = Activity.TRAINING
             update = run.method.fit(local, base)
             reach("fit-done")
-            released = self._site.policy.release(update)  # what may not leave is not kept to be handed in, either
+            looked_at = {part: tensors for part, tensors in base.items() if part in LOOKED_AT}
+            released = self._release(task, update, looked_at)  # what may not leave is not kept to be handed in, either
             personal = {Part.BODY: dump(local.model.body), Part.HEAD: dump(local.model.head)}
-            self._site.store.stage(task, Outcome(update, local.memory, personal))
+            self._site.store.stage(task, Outcome(update, local.memory, personal, looked_at))
             reach("staged")
         self._push(task, released)
 
     def _hand_in(self, task: Task, update: Update) -> None:
-        self._push(task, self._site.policy.release(update))
+        self._push(task, self._release(task, update, self._site.store.received(task)))
+
+    def _release(self, task: Task, update: Update, received: Payload) -> Released:
+        """Through the site's gate: the last function before the wire."""
+        background = self._prepared(task).background(self._site, task, received)
+        try:
+            return self._site.policy.release(update, background)
+        except PolicyViolation as violation:
+            self._refused(task, violation)
+            raise
 
     def _push(self, task: Task, released: Released) -> None:
         self._now.activity = Activity.UPLOADING
@@ -206,56 +237,14 @@ class Agent:
         if task.kind is TaskKind.FIT:
             self._site.store.settle(task, receipt)
             reach("settled")
-            self._personal_scores = None
+            self._scorer.forget()
 
     def _score(self, task: Task) -> None:
-        run = self._prepared()
-        held = self._site.store.held(task.run, task.round + 1)
-        scores: dict[str, float] = {}
-        if Role.TRAINER in self._site.roles:
-            scores |= self._score_personal(run, task, held)
-        if Role.EVALUATOR in self._site.roles:
-            self._install(run, task, Held())
-            scores |= on_test(run.model, run.data, run.recipe)
+        scores = self._scorer.scores(self._prepared(task), task)
         self._link.report(task, self._site.policy.release_scores(scores))
 
-    def _score_personal(self, run: Prepared, task: Task, held: Held) -> Scores:
-        """Of the site's own model, taken once for each model; and of the global one on the site's own test set."""
-        installed = run.method.personal == "installed"
-        model = (task.run, held.round, task.base if installed else None)
-        if self._personal_scores is None or self._personal_scores[0] != model:
-            self._personal_scores = model, self._of_personal(run, task, held, installed=installed)
-        found = dict(self._personal_scores[1])
-        if not installed and run.data.local_test is not None:
-            self._install(run, task, Held())
-            found |= on_local_test(run.model, run.data, run.recipe, "global")
-        return found
-
-    def _of_personal(self, run: Prepared, task: Task, held: Held, *, installed: bool) -> Scores:
-        if not installed and held.personal is None:
-            return {}
-        self._install(run, task, held)  # puts the method's own head in place
-        if not installed and held.personal is not None:
-            load(run.model.body, held.personal[Part.BODY])
-            load(run.model.head, held.personal[Part.HEAD])
-        return of_personal(run.model, run.data, run.recipe)
-
-    def _install(self, run: Prepared, task: Task, held: Held) -> None:
-        base = self._receive(task)
-        self._now.activity = Activity.SCORING
-        run.method.install(run.local(self._site.name, task, held, self._now, NoCheckpoints()), base)
-
-    def _receive(self, task: Task) -> Payload:
-        """The task's base, fetched once; looking for something that is not in it raises CodecError."""
-        if task.base is None:
-            raise ProtocolError(f"a {task.kind} task without a model to start from")
-        if self._base is None or self._base[0] != task.base:
-            self._now.activity = Activity.DOWNLOADING
-            self._base = (task.base, received(self._link.fetch(task)))
-            reach("fetched")
-        return self._base[1]
-
-    def _prepared(self) -> Prepared:
+    def _prepared(self, task: Task) -> Prepared:
         if isinstance(self._run, TaskFailure):
             raise TaskFailure(self._run.reason, str(self._run))
+        self._run.check(task)
         return self._run

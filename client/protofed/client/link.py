@@ -8,7 +8,7 @@ from protofed.client.policy import Released, ReleasedScores
 from protofed.common import codec
 from protofed.common.errors import CodecError
 from protofed.common.payload import Payload
-from protofed.common.task import Assignment, Finished, Progress, Receipt, Signal, Task, Wait
+from protofed.common.task import Assignment, Finished, Hold, Progress, Receipt, Signal, Task, Wait
 
 
 class Link(Protocol):
@@ -20,8 +20,8 @@ class Link(Protocol):
         ProtocolError: the server refuses the call for good.
     """
 
-    def enroll(self) -> Assignment | Finished:
-        """Say hello; the run to work on."""
+    def enroll(self, hold: Hold = Hold.NONE) -> Assignment | Finished:
+        """Say hello, and why this daemon takes no task yet; the run to work on."""
 
     def next_task(self, run: str, wait_s: float) -> Task | Wait | Finished:
         """What to do now; waits up to `wait_s` for it."""

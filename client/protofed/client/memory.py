@@ -1,5 +1,5 @@
-"""What a site keeps, by (run, round): memory and personal model, written with the update that they belong to, and
-counted only once the server's receipt is there.
+"""What a site keeps on disk, by (run, round): memory and personal model, written with the update that they belong to,
+and counted only once the server's receipt is there.
 """
 
 from __future__ import annotations
@@ -9,91 +9,23 @@ import os
 import secrets
 import shutil
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
+from protofed.client.approval import FOLDER as APPROVALS
+from protofed.client.approval import Approvals
 from protofed.client.incoming import FolderIncoming
+from protofed.client.own_secret import own_secret
+from protofed.client.store import COUNTED
+from protofed.client.store import Held as Held
+from protofed.client.store import MemoryStore as MemoryStore
+from protofed.client.store import Outcome as Outcome
+from protofed.client.store import Store as Store
 from protofed.common import archive, codec
 from protofed.common.errors import CodecError, StateError
 from protofed.common.payload import Payload, Update
-from protofed.common.task import Receipt, Task, TaskKind, Verdict
-
-COUNTED = (Verdict.ACCEPTED, Verdict.DUPLICATE)
-
-
-@dataclass(frozen=True)
-class Held:
-    """What a site holds after the last round that counted (0: none yet)."""
-
-    round: int = 0
-    memory: Payload = field(default_factory=dict)
-    personal: Payload | None = None
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What a fit gave: an update for the server, and what the site keeps if it counts."""
-
-    update: Update
-    memory: Payload
-    personal: Payload
-
-
-class Store(Protocol):
-    """A site's own storage."""
-
-    def held(self, run: str, before: int) -> Held:
-        """What counted in the newest round before this one."""
-
-    def unsettled(self, run: str) -> list[tuple[Task, Update]]:
-        """Updates that were computed but have no receipt yet: the daemon or its connection died in between."""
-
-    def stage(self, task: Task, outcome: Outcome) -> None:
-        """Keep a fit's outcome, durably, before it is pushed."""
-
-    def settle(self, task: Task, receipt: Receipt) -> None:
-        """Keep the receipt: the outcome counts from now on, or is forgotten."""
-
-    def settled(self, run: str) -> frozenset[str]:
-        """The nonces of the tasks whose outcomes count, as far as they are kept."""
-
-    def retain(self, rounds: int) -> None:
-        """Keep what the run may be rolled back to: so many rounds behind the newest that counts; 0: all."""
-
-
-class MemoryStore:
-    """A site of a simulation."""
-
-    def __init__(self) -> None:
-        self._held: dict[str, Held] = {}
-        self._staged: dict[str, tuple[Task, Outcome]] = {}
-
-    def held(self, run: str, before: int) -> Held:
-        """What counted last."""
-        held = self._held.get(run, Held())
-        return held if held.round < before else Held()
-
-    def unsettled(self, run: str) -> list[tuple[Task, Update]]:
-        """Updates without a receipt."""
-        return [(task, outcome.update) for task, outcome in self._staged.values() if task.run == run]
-
-    def stage(self, task: Task, outcome: Outcome) -> None:
-        """Keep a fit's outcome."""
-        self._staged[task.nonce] = (task, outcome)
-
-    def settle(self, task: Task, receipt: Receipt) -> None:
-        """Count the outcome, or forget it."""
-        _, outcome = self._staged.pop(task.nonce)
-        if receipt.verdict in COUNTED:
-            self._held[task.run] = Held(task.round, outcome.memory, outcome.personal)
-
-    def settled(self, run: str) -> frozenset[str]:
-        """None: what an old task would do here is lost with the process anyway."""
-        return frozenset()
-
-    def retain(self, rounds: int) -> None:
-        """Only the newest round is kept: simulations are not rolled back."""
+from protofed.common.task import Receipt, Task, TaskKind
 
 
 class FolderStore:
@@ -101,19 +33,30 @@ class FolderStore:
 
     Args:
         folder: of this site alone; a lock file keeps a second daemon out.
+        secret: in place of the folder's own, in a simulation.
 
     Attributes:
         incoming: what the site fetches, beside what it keeps; no run's name begins with a dot.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, secret: bytes | None = None) -> None:
+        self._folder, self._secret = folder, secret
         self._keep: int | None = 3  # counted rounds, the newest among them; None: all
         self._lock = archive.Lock(folder)
         self.incoming = FolderIncoming(folder / ".incoming")
+        self.approvals: Approvals | None = Approvals(folder / APPROVALS)
         for run in folder.iterdir():
             for left in run.glob(f"{archive.TEMPORARY}*") if run.is_dir() else ():
                 shutil.rmtree(left, ignore_errors=True)
+
+    def secret(self) -> bytes:
+        """Made when it is first asked for."""
+        return self._secret or own_secret(self._folder)
+
+    def received(self, task: Task) -> Payload:
+        """As it was staged."""
+        path = self._round(task.run, task.round) / "received.safetensors"
+        return _read(path) if path.exists() else {}
 
     def held(self, run: str, before: int) -> Held:
         """What counted last; damaged files are an error, never a fresh start."""
@@ -138,7 +81,8 @@ class FolderStore:
         update = outcome.update
         scalars = {"site": update.site, "metrics": dict(update.metrics), "weight": update.weight}
         facts = {"task": asdict(task), "update": scalars}
-        parts = (("update", update.payload), ("memory", outcome.memory), ("personal", outcome.personal))
+        parts = [("update", update.payload), ("memory", outcome.memory), ("personal", outcome.personal)]
+        parts += [("received", outcome.received)] if outcome.received else []
         try:
             archive.write(temporary / "task.json", json.dumps(facts).encode())
             for name, payload in parts:
@@ -160,7 +104,8 @@ class FolderStore:
             self._discard(task.run, [task.round])
             return
         archive.write(here / "receipt.json", json.dumps(asdict(receipt)).encode())
-        (here / "update.safetensors").unlink(missing_ok=True)
+        for name in ("update", "received"):
+            (here / f"{name}.safetensors").unlink(missing_ok=True)
         rounds = self._rounds(task.run)
         counted = [number for number in rounds if self._counts(task.run, number)]
         if self._keep is not None and len(counted) >= self._keep:

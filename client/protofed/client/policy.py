@@ -4,28 +4,18 @@ from __future__ import annotations
 
 from dataclasses import InitVar, dataclass, field
 from pathlib import Path
-from typing import Annotated
 
-from pydantic import Field
-
+from protofed.client import gate
+from protofed.client.gate import Background as Background
+from protofed.client.gate import Refusal as Refusal
+from protofed.client.rules import Rules as Rules
 from protofed.common import codec
 from protofed.common.errors import ConfigError, PolicyViolation
 from protofed.common.payload import NOT_ON_THE_WIRE, Part, Update, describe
-from protofed.common.recipe import Table, read_toml
+from protofed.common.recipe import read_toml
 from protofed.common.task import Manifest, Scores, score_family
 
 _GATE = object()
-
-
-class Rules(Table):
-    """A policy file; every list is complete: there is no "all"."""
-
-    methods: frozenset[str]
-    parts: frozenset[Part]
-    metrics: frozenset[str] = frozenset()  # scalars by name, without a class's number at its end; the others stay
-    models: frozenset[str] = frozenset()  # `package.module:factory` of the site's own models that a run may name
-    example_count: bool = False  # whether the total number of examples may be sent
-    max_update_mb: Annotated[float, Field(gt=0)] = 1024.0
 
 
 @dataclass(frozen=True)
@@ -67,9 +57,13 @@ class Policy:
 
         Raises:
             PolicyViolation: there is no such file: no policy, no participation.
-            ConfigError: it cannot be understood.
+            ConfigError: it cannot be read or understood.
         """
-        if not path.is_file():
+        try:
+            there = path.is_file()
+        except OSError as error:
+            raise ConfigError(f"cannot read {path}: {error.strerror}; expected the site's policy") from error
+        if not there:
             raise PolicyViolation(
                 f"no policy at {path}: a site takes part only under a policy of its own; "
                 "start from one in deploy/policies and name it with --policy"
@@ -87,27 +81,30 @@ class Policy:
         """
         if method not in self.rules.methods:
             allowed = ", ".join(sorted(self.rules.methods))
-            raise PolicyViolation(f"method '{method}' is not in this site's policy (methods: {allowed})")
-        if refused := sorted(sends - self.rules.parts):
-            raise PolicyViolation(f"method '{method}' sends '{refused[0]}', which is not in this site's policy (parts)")
+            raise Refusal("methods", f"method '{method}' is not in this site's policy (methods: {allowed})")
+        for part in sorted(sends):
+            if part not in self.rules.parts:
+                why = f"method '{method}' sends '{part}', which is not in this site's policy (parts)"
+                raise Refusal("parts", why)
+            if (untold := gate.untold(self.rules, part)) is not None:
+                raise Refusal(*untold)
 
-    def release(self, update: Update) -> Released:
-        """Let an update pass, with only the scalars that the policy names.
+    def release(self, update: Update, background: Background | None = None) -> Released:
+        """Let an update pass, as far as the rules say so: with only the scalars that they name, without prototypes of
+        classes that have too few examples, with decoys where the site hides its classes.
+
+        Args:
+            background: what the gate has to know for that; without it, an update that needs it is refused.
 
         Raises:
-            PolicyViolation: a part or the size is not allowed; nothing of the update has left.
+            Refusal: naming the rule; nothing of the update has left.
         """
-        for part in update.payload:
-            if part not in self.rules.parts:
-                raise PolicyViolation(f"part '{part}' is not in this site's policy (parts)")
-        if bad := codec.first_not_finite(update.payload):
-            raise PolicyViolation(f"{bad} has values that are not finite; nothing was sent")
-        data = codec.encode(update.payload)
-        if len(data) > self.rules.max_update_mb * 1e6:
-            raise PolicyViolation(
-                f"an update of {len(data) / 1e6:.1f} MB is above this site's max_update_mb = {self.rules.max_update_mb}"
-            )
-        manifest = Manifest(describe(update.payload), len(data), codec.digest(data))
+        gate.check(self.rules, update.payload)
+        leaving = gate.disguise(self.rules, update.payload, background)
+        gate.check_tensor_sizes(self.rules, leaving)
+        data = codec.encode(leaving)
+        gate.check_size(self.rules, len(data))
+        manifest = Manifest(describe(leaving), len(data), codec.digest(data))
         weight = update.weight if self.rules.example_count else None
         return Released(manifest, data, self._named(update.metrics), weight, _GATE)
 

@@ -6,19 +6,32 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
+import numpy as np
+import structlog
+import torch
+
 import protofed.client.methods  # noqa: F401  (registers the client halves)
 from protofed.client.data.examples import SiteData
+from protofed.client.decoys import run_secret
 from protofed.client.failures import FORESEEN, reason_of
 from protofed.client.local import Checkpoints, Local, NoCheckpoints, seeded
 from protofed.client.memory import Held, Store
 from protofed.client.method import ClientMethod, client_methods
+from protofed.client.models.catalogue import architectures
 from protofed.client.models.split import SplitModel
 from protofed.client.now import Now
-from protofed.client.policy import Policy
-from protofed.common.errors import TaskFailure
-from protofed.common.payload import SiteId
-from protofed.common.recipe import Recipe, parse_json
-from protofed.common.task import Assignment, Role, Task
+from protofed.client.policy import Background, Policy
+from protofed.common.errors import ConfigError, Failure, TaskFailure
+from protofed.common.payload import Payload, SiteId
+from protofed.common.recipe import MOST_ROUNDS, Recipe, parse_json
+from protofed.common.task import MOST_BYTES, MOST_RECIPE_BYTES, Assignment, Role, Task, TaskKind
+
+log = structlog.get_logger()
+_ROUNDS: dict[TaskKind, Callable[[int], tuple[int, int]]] = {  # of a run with so many
+    TaskKind.INITIALISE: lambda _: (0, 0),
+    TaskKind.FIT: lambda rounds: (1, rounds),
+    TaskKind.SCORE: lambda rounds: (1, rounds),
+}
 
 
 def no_checkpoints(_: Task) -> AbstractContextManager[Checkpoints]:
@@ -72,6 +85,24 @@ class Prepared:
             checkpoints=checkpoints,
         )
 
+    def background(self, site: Site, task: Task, received: Payload) -> Background:
+        """What the gate has to know to let an update of this task pass."""
+        examples = np.bincount(self.data.train.labels.cpu().numpy(), minlength=self.recipe.classes)
+        hides = site.policy.rules.hide_class_presence
+        return Background(examples, received, run_secret(site.store.secret(), task.run) if hides else b"")
+
+    def check(self, task: Task) -> None:
+        """What a task says, beside what the wire's types say.
+
+        Raises:
+            TaskFailure: it is not a task of this run.
+        """
+        least, most = _ROUNDS[task.kind](self.recipe.rounds)
+        if not least <= task.round <= most:
+            raise TaskFailure(Failure.REFUSED, f"a {task.kind} task of round {task.round}: expected {least} to {most}")
+        if task.base_bytes > MOST_BYTES:
+            raise TaskFailure(Failure.REFUSED, f"a model of {task.base_bytes} bytes: expected at most {MOST_BYTES}")
+
 
 def prepare(site: Site, assignment: Assignment) -> Prepared:
     """Check all that the server says before any of it is used, then load the data.
@@ -80,9 +111,51 @@ def prepare(site: Site, assignment: Assignment) -> Prepared:
         TaskFailure: this site takes no part in the run; the reason is that of all its tasks.
     """
     try:
-        recipe = parse_json(assignment.recipe, Recipe, f"the recipe of run {assignment.run}")
+        recipe = read(assignment)
         method = client_methods.build(recipe.method.name, recipe.method.options)
         site.policy.admit(recipe.method.name, method.sends)
+        check_model(recipe)
         return Prepared(recipe, method, site.build_model(recipe), site.load_data(recipe))
     except FORESEEN as error:
         raise TaskFailure(reason_of(error), str(error)) from error
+    except Exception as error:  # a driver, or a site's own model: the daemon lives
+        log.exception("run failed to be prepared", run=assignment.run)
+        raise TaskFailure(reason_of(error), f"{type(error).__name__}: {error}") from error
+
+
+def read(assignment: Assignment) -> Recipe:
+    """The recipe that the server gave, every value of it checked.
+
+    Raises:
+        ConfigError: it cannot be used; nothing of it was.
+    """
+    if (size := len(assignment.recipe.encode())) > MOST_RECIPE_BYTES:
+        raise ConfigError(f"a recipe of {size} bytes: expected at most {MOST_RECIPE_BYTES}")
+    if assignment.keep_rounds > MOST_ROUNDS:
+        raise ConfigError(f"keep_rounds = {assignment.keep_rounds}: expected at most {MOST_ROUNDS}")
+    recipe = parse_json(assignment.recipe, Recipe, f"the recipe of run {assignment.run}")
+    if recipe.data is not None:
+        raise ConfigError(f"the recipe of run {assignment.run} has [data]: a site reads only its own settings' data")
+    return recipe
+
+
+def check_model(recipe: Recipe) -> None:
+    """That a model of the catalogue is not larger than a site takes one, before memory is asked for it.
+
+    Raises:
+        ConfigError: it is, or there is no such model.
+    """
+    choice = recipe.model
+    if ":" in choice.name:  # the site's own, which its policy names
+        return
+    architecture = architectures.build(choice.name, choice.options)
+    if min(recipe.input.shape[1:]) < architecture.smallest:  # `build` says so
+        return
+    try:
+        with torch.device("meta"), torch.random.fork_rng(devices=[]):
+            model = architecture.build(recipe.input, recipe.classes)
+        nbytes = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
+    except (RuntimeError, OverflowError) as error:  # sizes that no tensor can have
+        raise ConfigError(f"model {choice.name} cannot be made with these options: {error}") from error
+    if nbytes > MOST_BYTES:
+        raise ConfigError(f"model {choice.name} takes {nbytes} bytes: expected at most {MOST_BYTES}")

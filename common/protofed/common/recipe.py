@@ -3,61 +3,62 @@
 from __future__ import annotations
 
 import difflib
+import math
 import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, Field, ValidationError, model_validator
 
+from protofed.common.choice import Choice as Choice
 from protofed.common.codec import Digest, digest
 from protofed.common.errors import ConfigError, short
 from protofed.common.partition import Dirichlet as Dirichlet
 from protofed.common.partition import Partition, Whole
 from protofed.common.table import Share
 from protofed.common.table import Table as Table
+from protofed.common.task import LONGEST_S
 
 Id = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,63}$")]
 Augment = Literal["none", "crop-flip", "reflect-crop-flip", "crop-flip-rotate"]
+MOST_ROUNDS, MOST_CLASSES, MOST_SITES = 1_000_000, 100_000, 100_000
+MOST_VALUES = 1 << 24  # of one image, in all channels
+Seconds = Annotated[float, Field(gt=0, le=LONGEST_S)]
+Every = Annotated[int, Field(ge=0, le=MOST_ROUNDS)]
+Sites = Annotated[int, Field(ge=1, le=MOST_SITES)]
+Order = Annotated[tuple[int, ...], Field(max_length=MOST_CLASSES)]
+Mean = Annotated[float, Field(ge=-1000, le=1000)]
+Std = Annotated[float, Field(ge=1e-6, le=1000)]
 DEEPEST = 8  # files that extend one another
 M = TypeVar("M", bound=BaseModel)
-
-
-class Choice(BaseModel):
-    """A name with the options that its registry checks: `[method]` and `[model]`."""
-
-    model_config = ConfigDict(extra="allow", frozen=True)
-    name: str
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """Everything beside the name."""
-        return dict(self.model_extra or {})
 
 
 class Input(Table):
     """What every site's images are brought to; the run fixes it for all sites."""
 
     shape: tuple[int, int, int]  # channels, height, width
-    mean: tuple[float, ...] = (0.5,)  # by channel, of pixels in 0..1; one value serves all channels
-    std: tuple[Annotated[float, Field(gt=0)], ...] = (0.5,)
+    mean: tuple[Mean, ...] = (0.5,)  # by channel, of pixels in 0..1; one value serves all channels
+    std: tuple[Std, ...] = (0.5,)
 
     @model_validator(mode="after")
     def _channels(self) -> Input:
         if min(self.shape) < 1 or any(len(values) not in (1, self.shape[0]) for values in (self.mean, self.std)):
             raise ValueError("expected shape = [channels, height, width] and mean, std of one value or one a channel")
+        if math.prod(self.shape) > MOST_VALUES:
+            raise ValueError(f"shape = {list(self.shape)}: expected at most {MOST_VALUES:,} values an image")
         return self
 
 
 class Plan(Table):
     """Local training: what one fit does on a site."""
 
-    epochs: Annotated[int, Field(ge=1)] = 1
-    batch: Annotated[int, Field(ge=1)] = 64
+    epochs: Annotated[int, Field(ge=1, le=100_000)] = 1
+    batch: Annotated[int, Field(ge=1, le=1_000_000)] = 64
     drop_last: bool = False  # leave out an epoch's last, smaller batch
     optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
-    lr: Annotated[float, Field(gt=0)] = 0.01
+    lr: Annotated[float, Field(gt=0, le=1e38)] = 0.01
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    weight_decay: Annotated[float, Field(ge=0, le=1e38)] = 0.0
     schedule: Literal["constant", "exponential", "cosine"] = "constant"  # of lr, over rounds
     decay: Share = 1.0  # exponential: lr * decay ** (round - 1)
     clip: Annotated[float, Field(gt=0)] | None = None  # largest norm of all gradients together
@@ -69,22 +70,23 @@ class Plan(Table):
 class Federation(Table):
     """Rounds: who is invited, how long is waited, and when scores are taken."""
 
-    min_sites: Annotated[int, Field(ge=1)] = 2  # trainers that must be there before a round is opened
+    min_sites: Sites = 2  # trainers that must be there before a round is opened
     rate: Share = 1.0  # share of the enrolled trainers that a round needs
-    over_selection: Annotated[float, Field(ge=1)] = 1.0  # invite this many times more; the first ones count
-    quorum: Annotated[int, Field(ge=1)] | Share = 0.5  # updates that a round needs: a count, or a share of its size
-    deadline_s: Annotated[float, Field(gt=0)] = 600.0
+    over_selection: Annotated[float, Field(ge=1, le=1000)] = 1.0  # invite this many times more; the first ones count
+    quorum: Sites | Share = 0.5  # updates that a round needs: a count, or a share of its size
+    deadline_s: Seconds = 600.0
     grace: Annotated[float, Field(ge=0, le=1)] = 0.5  # share of the deadline that a quorum still waits for the rest
-    must_include: tuple[Id, ...] = ()  # sites without whose update no round counts
-    idle_s: Annotated[float, Field(gt=0)] = 120.0  # without progress, a site counts as lost
-    attempts: Annotated[int, Field(ge=1)] = 5  # of one round below quorum, before the run fails
-    patience_s: Annotated[float, Field(gt=0)] = 604_800.0  # that a round waits for enough sites, before the run fails
+    must_include: Annotated[tuple[Id, ...], Field(max_length=1000)] = ()  # sites without whose update no round counts
+    min_contributors: Sites = 2  # to a class, or its prototype stays; 1: in simulations only
+    idle_s: Seconds = 120.0  # without progress, a site counts as lost
+    attempts: Annotated[int, Field(ge=1, le=1_000_000)] = 5  # of one round below quorum, before the run fails
+    patience_s: Seconds = 604_800.0  # that a round waits for enough sites, before the run fails
     max_norm: Annotated[float, Field(gt=0)] = 1e9  # of an update less the model that it starts from
     outlier_factor: Annotated[float, Field(ge=2)] | None = 100.0  # times the cohort's median norm: set aside
-    score_every: Annotated[int, Field(ge=0)] = 1  # rounds; 0: only the last
-    personal_every: Annotated[int, Field(ge=0)] | None = None  # likewise for sites' own models; None: as score_every
-    score_deadline_s: Annotated[float, Field(gt=0)] = 600.0
-    heartbeat_s: Annotated[float, Field(gt=0)] = 5.0
+    score_every: Every = 1  # rounds; 0: only the last
+    personal_every: Every | None = None  # likewise for sites' own models; None: as score_every
+    score_deadline_s: Seconds = 600.0
+    heartbeat_s: Annotated[float, Field(ge=0.001, le=3600)] = 5.0
 
 
 class Evaluation(Table):
@@ -92,7 +94,7 @@ class Evaluation(Table):
 
     groups: bool = False  # accuracy on many (the first 20 % of classes), medium (the next 30 %) and few (the rest)
     probabilities: bool = False  # area under the ROC curve, and calibration error: seconds more at a daemon's start
-    order: tuple[int, ...] = ()  # the classes from the most frequent to the rarest; empty: 0, 1, 2, … as a long tail
+    order: Order = ()  # the classes from the most frequent to the rarest; empty: 0, 1, 2, … as a long tail
 
 
 class Data(Table):
@@ -124,9 +126,9 @@ class Recipe(Table):
     """One run, whole."""
 
     name: Id
-    seed: int = 0
-    rounds: Annotated[int, Field(ge=1)]
-    classes: Annotated[int, Field(ge=2)]
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] = 0
+    rounds: Annotated[int, Field(ge=1, le=MOST_ROUNDS)]
+    classes: Annotated[int, Field(ge=2, le=MOST_CLASSES)]
     input: Input
     method: Choice
     model: Choice

@@ -13,6 +13,9 @@ from protofed.common.payload import SiteId, TensorSpec
 
 PROTOCOL_VERSION = 1
 CHUNK_BYTES = 2 << 20
+MOST_BYTES = 4 << 30  # of a model, as large as sites take one
+MOST_RECIPE_BYTES = 1 << 20
+LONGEST_S = 1e9  # of any time that is told: thirty years
 _ID = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
 
 
@@ -21,6 +24,14 @@ class Role(StrEnum):
 
     TRAINER = "trainer"
     EVALUATOR = "evaluator"
+
+
+class Hold(StrEnum):
+    """Why a daemon that is there takes no task yet; it is not counted among the sites of a round."""
+
+    NONE = ""
+    APPROVAL = "awaiting approval"
+    SCHEDULE = "outside its schedule"
 
 
 class TaskKind(StrEnum):

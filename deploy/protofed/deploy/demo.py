@@ -17,8 +17,9 @@ from rich.live import Live
 
 from protofed.common.archive import Lock
 from protofed.common.errors import ProtofedError, StateError
+from protofed.common.identity import CERTIFICATE, Party
 from protofed.common.recipe import Recipe
-from protofed.deploy import shipped
+from protofed.deploy import certs, shipped
 from protofed.deploy.children import end, interruption
 from protofed.deploy.server_process import read_address
 from protofed.server.engine import LEDGER_FILE
@@ -26,7 +27,8 @@ from protofed.server.overview import Overview, overview
 from protofed.server.records import Records
 
 RECIPES = ("digits-fednh", "digits-fedavg", "digits-solo")
-SITES = 5
+SITES = tuple(f"site-{share + 1}" for share in range(5))
+EVALUATOR, OPERATOR, SERVER = "evaluator", "operator", "server"
 PATIENCE_S = 60.0
 
 
@@ -45,8 +47,10 @@ def run_demo(folder: Path, console: Console) -> None:
     recipes = [shipped.recipe(name) for name in RECIPES]
     _fresh(folder)
     console.print(
-        f"One aggregation server, one evaluator and {SITES} sites, each a process of its own, talk gRPC on 127.0.0.1.\n"
-        "Handwritten digits, rare classes a tenth as frequent, dealt so that every site sees other classes.\n"
+        f"One aggregation server, one evaluator and {len(SITES)} sites, seven processes, each with\n"
+        "a key and a certificate of its own, talk gRPC over mutual TLS on 127.0.0.1.\n"
+        "Handwritten digits, rare classes a tenth as frequent, dealt so that every site\n"
+        "sees other classes.\n"
     )
     began, views = time.monotonic(), dict[str, Overview | None]()
     with (
@@ -71,8 +75,15 @@ def run_demo(folder: Path, console: Console) -> None:
     console.print(scores_table(recipes, views, "scores after the last round"))
     console.print(f"\n{_verdict(views)}")
     console.print(
-        f"\nIn {folder}: scores.json · server/ (ledger.sqlite and the models as blobs) · "
-        "site-*/ (what each site kept) · *.log (one JSON line an event)"
+        f"\nIn {folder}:\n"
+        "  scores.json        the scores, with exact numbers\n"
+        "  server/            ledger.sqlite, audit.jsonl, the models as blobs\n"
+        "  site-*/            what each site kept; audit.jsonl: every message that left it\n"
+        "  *.log              one JSON line an event\n"
+        "  ca/, identities/   certificates and keys of this demo\n"
+        f"`protofed audit show {folder / SITES[0]}` says what left that site.",
+        soft_wrap=True,
+        highlight=False,
     )
 
 
@@ -108,25 +119,55 @@ def _look(folder: Path, recipes: Sequence[Recipe]) -> dict[str, Overview | None]
 def _processes(folder: Path, check: Callable[[], None]) -> Iterator[dict[str, subprocess.Popen[bytes]]]:
     """The server, then the daemons; all of them are gone afterwards, whatever happens."""
     running: dict[str, subprocess.Popen[bytes]] = {}
-    recipes, policy = shipped.folder("recipes"), shipped.folder("policies") / "standard.toml"
+    recipes = shipped.folder("recipes")
+    policy = shipped.folder("policies") / "open.toml"  # the digits are public: no class is held back for being rare
     try:
         chosen = [f"--recipe={recipes / name}.toml" for name in RECIPES]
-        running["server"] = _start(folder, "server", "server", *chosen, "--listen=127.0.0.1:0")
-        address = _address(folder, running["server"], check)
+        _make_identities(folder)
+        running[SERVER] = _start(folder, SERVER, "server", *chosen, "--listen=127.0.0.1:0")
+        address = _address(folder, running[SERVER], check)
+        _register(folder, address)
         data = f"--settings={shipped.folder('sites') / 'digits.toml'}"
         common = (data, f"--server={address}", f"--policy={policy}")
-        for share in range(SITES):
+        for share, name in enumerate(SITES):
             check()
-            name = f"site-{share + 1}"
             running[name] = _start(folder, name, "client", *common, f"--site={name}", f"--share={share}")
-        running["evaluator"] = _start(folder, "evaluator", "client", *common, "--site=evaluator", "--role=evaluator")
+        evaluator = (f"--site={EVALUATOR}", "--role=evaluator")
+        running[EVALUATOR] = _start(folder, EVALUATOR, "client", *common, *evaluator)
         yield running
     finally:
         end(list(running.values()))
 
 
+def _identity(folder: Path, name: str) -> Path:
+    return folder / "identities" / name
+
+
+def _make_identities(folder: Path) -> None:
+    """A CA for this demo alone, and a certificate from it for everybody."""
+    authority = certs.make_authority(folder / "ca", "protofed demo")
+    parties = {SERVER: Party.SERVER, OPERATOR: Party.OPERATOR} | dict.fromkeys((*SITES, EVALUATOR), Party.SITE)
+    for name, party in parties.items():
+        hosts = ("127.0.0.1",) if party is Party.SERVER else ()
+        asked = certs.read_request(certs.request(_identity(folder, name), party, name, hosts), name)
+        certs.install(_identity(folder, name), certs.approve(asked, authority))
+    operators = _identity(folder, SERVER) / "operators"
+    operators.mkdir()
+    shutil.copy(_identity(folder, OPERATOR) / CERTIFICATE, operators / f"{OPERATOR}.pem")
+
+
+def _register(folder: Path, address: str) -> None:
+    """The operator lets the sites in, by their certificates."""
+    from protofed.deploy.operate import Operator
+
+    with Operator(address, _identity(folder, OPERATOR), plaintext=False) as operator:
+        for name in (*SITES, EVALUATOR):
+            operator.register((_identity(folder, name) / CERTIFICATE).read_text(encoding="ascii"))
+
+
 def _start(folder: Path, name: str, *arguments: str) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "protofed.deploy.cli", *arguments, f"--state={folder / name}", "--until-finished"]
+    kept = (f"--identity={_identity(folder, name)}", f"--state={folder / name}")
+    command = [sys.executable, "-m", "protofed.deploy.cli", *arguments, *kept, "--until-finished"]
     with (folder / f"{name}.log").open("wb") as log:
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}  # seven processes share the cores
         # A session of its own: Ctrl-C reaches the demo alone, which then ends all the others in order.

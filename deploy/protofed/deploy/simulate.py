@@ -4,6 +4,7 @@ function call through the codec, and time stands still.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -19,24 +20,14 @@ from protofed.client.memory import FolderStore, MemoryStore, Store
 from protofed.client.method import client_methods
 from protofed.client.models.catalogue import build
 from protofed.client.models.split import SplitModel
-from protofed.client.policy import Policy, Released, ReleasedScores, Rules
+from protofed.client.policy import Policy, Rules
 from protofed.common.archive import Lock
+from protofed.common.codec import DTYPES
 from protofed.common.errors import ConfigError
 from protofed.common.payload import Part, SiteId
 from protofed.common.recipe import Recipe
-from protofed.common.task import (
-    PROTOCOL_VERSION,
-    Assignment,
-    Finished,
-    Progress,
-    Receipt,
-    Role,
-    Signal,
-    Task,
-    Wait,
-)
-from protofed.common.version import VERSION
-from protofed.server import screening
+from protofed.common.task import MOST_BYTES, Role, Task
+from protofed.deploy.direct_link import DirectLink as DirectLink
 from protofed.server.blobs import Blobs, FolderBlobs, MemoryBlobs
 from protofed.server.coordinator import Coordinator
 from protofed.server.engine import LEDGER_FILE
@@ -49,50 +40,6 @@ EVALUATOR = "evaluator"
 SCORES = ("accuracy", "balanced_accuracy", "recall", "auroc", "ece", "many", "medium", "few", "groups")
 TESTS = ("global", "personal", "global.local", "personal.local")
 SCALARS = frozenset({"loss", "personal.pm_v", "personal.pm_l"} | {f"{of}.{name}" for of in TESTS for name in SCORES})
-
-
-@dataclass(frozen=True)
-class DirectLink:
-    """The link of a simulated site."""
-
-    runs: Runs
-    blobs: Blobs
-    site: SiteId
-    roles: frozenset[Role]
-    instance: str = "simulated"
-
-    def enroll(self) -> Assignment | Finished:
-        """Say hello."""
-        return self.runs.enroll(self.site, self.instance, PROTOCOL_VERSION, VERSION, VERSION, self.roles)
-
-    def next_task(self, run: str, wait_s: float) -> Task | Wait | Finished:
-        """What to do now; a simulation never waits."""
-        return self.runs.next_task(run, self.site, self.instance)
-
-    def fetch(self, task: Task) -> bytes:
-        """The task's base."""
-        assert task.base is not None  # noqa: S101  (the agent has asked)
-        return self.blobs.get(task.base)
-
-    def push(self, task: Task, released: Released) -> Receipt:
-        """Through the same screening as an upload."""
-        run, manifest = self.runs.of(task.run), released.manifest
-        decided = run.begin(self.site, self.instance, task.nonce, task.round, task.base, manifest)
-        if decided is not None:
-            return decided
-        norm = run.examine(released.data, manifest, task.base)
-        if isinstance(norm, screening.Fault):
-            return run.refuse(self.site, task.nonce, manifest, norm)
-        self.blobs.put(released.data)
-        return run.commit(self.site, self.instance, task.nonce, manifest, released.metrics, released.weight, norm)
-
-    def report(self, task: Task, released: ReleasedScores) -> None:
-        """Hand in scores."""
-        self.runs.of(task.run).report_scores(self.site, self.instance, task.nonce, released.scores)
-
-    def beat(self, run: str, progress: Progress) -> Signal:
-        """Say how far the site is; only failures are said in a simulation."""
-        return self.runs.heartbeat(run, self.site, self.instance, progress)
 
 
 @dataclass(frozen=True)
@@ -139,9 +86,29 @@ class Simulation:
 
 def everything(recipe: Recipe) -> Policy:
     """The policy of simulated sites: all parts, this method. Nothing leaves the process."""
-    models = frozenset({recipe.model.name})
-    rules = Rules(methods=frozenset({recipe.method.name}), parts=frozenset(Part), metrics=SCALARS, models=models)
-    return Policy(rules.model_copy(update={"example_count": True}))
+    return Policy(
+        Rules(
+            methods=frozenset({recipe.method.name}),
+            parts=frozenset(Part),
+            metrics=SCALARS,
+            models=frozenset({recipe.model.name}),
+            dtypes=frozenset(DTYPES.values()),
+            max_tensor_mb=MOST_BYTES / 1e6,
+            max_update_mb=MOST_BYTES / 1e6,
+            example_count=True,
+            class_distribution_estimate=True,
+        )
+    )
+
+
+def simulated(policy: Policy) -> Policy:
+    """What a site's policy is in a simulation: nobody is asked for an approval, and there is no time of the day."""
+    return Policy(policy.rules.model_copy(update={"approval": "automatic", "schedule": ()}))
+
+
+def simulated_secret(recipe: Recipe, site: SiteId) -> bytes:
+    """In place of what only a site knows, so that a simulation under a policy that hides classes can be repeated."""
+    return hashlib.blake2b(f"simulated/{recipe.seed}/{site}".encode(), digest_size=32).digest()
 
 
 def device_model(recipe: Recipe, device: torch.device, allowed: frozenset[str]) -> SplitModel:
@@ -155,14 +122,17 @@ def device_model(recipe: Recipe, device: torch.device, allowed: frozenset[str]) 
 def agents_of(
     recipe: Recipe,
     connect: Callable[[SiteId, frozenset[Role]], Link],
-    store: Callable[[SiteId], Store] = lambda _: MemoryStore(),
+    store: Callable[[SiteId], Store] | None = None,
     device: torch.device | None = None,
     data: Mapping[SiteId, SiteData] | None = None,
+    policy: Policy | None = None,
 ) -> list[Agent]:
     """The evaluator and all sites of a recipe's [data], the same wherever their links lead.
 
     Args:
         data: as of `data_of`, if that was called before.
+        policy: of the sites, as far as one has a say in a simulation (see `simulated`); the evaluator, which holds
+            nothing of a site, has `everything`.
 
     Raises:
         ConfigError: the recipe has no [data], or names a method, model or option that is not known.
@@ -170,12 +140,15 @@ def agents_of(
     """
     client_methods.build(recipe.method.name, recipe.method.options)
     where = device or torch.device("cpu")
-    policy = everything(recipe)
-    shared = device_model(recipe, where, policy.rules.models)  # sites have their turns one by one
+    free = everything(recipe)
+    under = free if policy is None else simulated(policy)
+    shared = device_model(recipe, where, under.rules.models)  # sites have their turns one by one
 
     def agent(name: SiteId, examples: SiteData) -> Agent:
-        roles = frozenset({Role.EVALUATOR if name == EVALUATOR else Role.TRAINER})
-        return Agent(Site(name, roles, policy, store(name), lambda _: examples, lambda _: shared), connect(name, roles))
+        role = Role.EVALUATOR if name == EVALUATOR else Role.TRAINER
+        own = MemoryStore(simulated_secret(recipe, name)) if store is None else store(name)
+        rules, roles = free if role is Role.EVALUATOR else under, frozenset({role})
+        return Agent(Site(name, roles, rules, own, lambda _: examples, lambda _: shared), connect(name, roles))
 
     return [agent(name, examples.placed(where)) for name, examples in (data or data_of(recipe)).items()]
 
@@ -186,8 +159,9 @@ def simulation(
     state: Path | None = None,
     device: torch.device | None = None,
     sites: Sequence[SiteData] | None = None,
+    policy: Policy | None = None,
 ) -> Iterator[Simulation]:
-    """A simulation of a recipe; `sites` as in `data_of`.
+    """A simulation of a recipe; `sites` as in `data_of`, `policy` as in `agents_of`.
 
     Args:
         state: a folder in which it survives; without one it lives in memory. An unfinished run in it goes on.
@@ -203,17 +177,19 @@ def simulation(
         ledger = Ledger(f"sqlite:///{state / LEDGER_FILE}" if state else "sqlite://")
         opened.callback(ledger.close)
         blobs: Blobs = FolderBlobs(state / "blobs") if state else MemoryBlobs()
-        runs = Runs([recipe], Surroundings(ledger, blobs, Roster(ledger, _frozen), _frozen))
+        runs = Runs([recipe], Surroundings(ledger, blobs, Roster(ledger, _frozen), _frozen, simulated=True))
 
         def store(name: SiteId) -> Store:
             if state is None:
-                return MemoryStore()
-            folder = FolderStore(state / "sites" / name)
+                return MemoryStore(simulated_secret(recipe, name))
+            folder = FolderStore(state / "sites" / name, simulated_secret(recipe, name))
             opened.callback(folder.close)
             return folder
 
         data = data_of(recipe, sites)
-        agents = agents_of(recipe, lambda name, roles: DirectLink(runs, blobs, name, roles), store, device, data)
+        agents = agents_of(
+            recipe, lambda name, roles: DirectLink(runs, blobs, name, roles), store, device, data, policy
+        )
         of_sites = {name: held for name, held in data.items() if name != EVALUATOR}
         yield Simulation(recipe, runs, ledger, blobs, of_sites, agents)
 

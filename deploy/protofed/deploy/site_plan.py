@@ -15,11 +15,12 @@ import protofed.server.methods  # noqa: F401  (registers the halves)
 from protofed.client.method import ClientMethod, client_methods
 from protofed.client.models.catalogue import build
 from protofed.client.models.split import dump
-from protofed.client.policy import Policy
+from protofed.client.policy import Background, Policy, Refusal
 from protofed.common.errors import PolicyViolation
 from protofed.common.payload import NOT_ON_THE_WIRE, Part, Payload, TensorSpec, Update, describe
 from protofed.common.recipe import Recipe
 from protofed.deploy.simulate import SCORES
+from protofed.deploy.site_plan_rules import sentences
 from protofed.server.method import server_methods
 
 LOSS = "after training"
@@ -34,7 +35,7 @@ class Leaving:
     """A tensor of an update.
 
     Attributes:
-        optional: only sent for a class that the site has.
+        optional: only sent for a class that the site has; where the policy hides those, all are sent.
         refused: by which rule of the policy; None where it may leave, or no policy was given.
     """
 
@@ -56,6 +57,7 @@ class SitePlan:
         count_leaves: whether the number leaves; None without a policy.
         remembers: what the method does on a site, in its own words: they name what it keeps for itself.
         first_model: why the policy would not let the site make the run's first model, which holds nothing of a site.
+        rules: what the policy does to what leaves, and when, in sentences; none without a policy.
         refusals: why the policy would refuse the run; empty where it would not, or without a policy.
     """
 
@@ -68,6 +70,7 @@ class SitePlan:
     count_leaves: bool | None
     remembers: str
     first_model: str | None
+    rules: tuple[str, ...]
     refusals: tuple[str, ...]
 
     @property
@@ -96,12 +99,13 @@ def site_plan(recipe: Recipe, policy: Policy | None = None) -> SitePlan:
     weight = 1.0 if expected.weight else None
     update = Update("site", _ones(itertools.chain(expected.required, expected.optional)), weight=weight)
     scalars = _scalars(recipe, client, global_model=server.global_model)
-    refused = _refused_by(policy, name, update)
+    hidden = policy is not None and policy.rules.hide_class_presence
+    refused = _refused_by(policy, name, update, recipe.classes)
     return SitePlan(
         recipe=recipe,
         leaves=tuple(
             Leaving(spec, optional, refused.get(spec.part))
-            for specs, optional in ((expected.required, False), (expected.optional, True))
+            for specs, optional in ((expected.required, False), (expected.optional, not hidden))
             for spec in specs
         ),
         comes=describe(server.broadcast(server.aggregate(first, [update]), "site")),
@@ -110,8 +114,9 @@ def site_plan(recipe: Recipe, policy: Policy | None = None) -> SitePlan:
         count_needed=expected.weight,
         count_leaves=None if policy is None else policy.rules.example_count,
         remembers=(type(client).__doc__ or "").strip().splitlines()[0],
-        first_model=None if policy is None else _objection(policy, Update("site", model)),
-        refusals=() if policy is None else _refusals(policy, name, client, update),
+        first_model=None if policy is None else _objection(policy, Update("site", model), recipe.classes),
+        rules=() if policy is None else sentences(policy.rules, update.payload.keys()),
+        refusals=() if policy is None else _refusals(policy, name, client, update, recipe.classes),
     )
 
 
@@ -130,6 +135,7 @@ def plain(plan: SitePlan) -> dict[str, Any]:
         "released_scalars": plan.released,
         "example_count": {"needed": plan.count_needed, "leaves": plan.count_leaves},
         "first_model_refused": plan.first_model,
+        "rules": plan.rules,
         "refusals": plan.refusals,
     }
 
@@ -161,36 +167,49 @@ def _ones(specs: Iterable[TensorSpec]) -> Payload:
     return payload
 
 
-def _refused_by(policy: Policy | None, method: str, update: Update) -> dict[Part, str]:
+def _refused_by(policy: Policy | None, method: str, update: Update, classes: int) -> dict[Part, str]:
     """The rule by which the gate keeps a part here; a method or a size that is not allowed keeps all of them."""
     found = dict.fromkeys(NOT_ON_THE_WIRE, "outside simulations")
     if policy is None:
         return found
     if method not in policy.rules.methods:
         return dict.fromkeys(update.payload, "methods")
-    if outside := update.payload.keys() - policy.rules.parts:
-        return {**dict.fromkeys(outside, "parts"), **found}
-    return dict.fromkeys(update.payload, "max_update_mb") if _objection(policy, update) else {}
+    for part in update.payload:
+        alone = _refusal(policy.admit, method, frozenset({part}))
+        found = ({part: alone.rule} if isinstance(alone, Refusal) else {}) | found
+    if any(part in found for part in update.payload):
+        return found
+    whole = _refusal(policy.release, update, _every_class(classes))
+    return dict.fromkeys(update.payload, whole.rule) if isinstance(whole, Refusal) else {}
 
 
-def _refusals(policy: Policy, name: str, client: ClientMethod, update: Update) -> tuple[str, ...]:
+def _refusals(policy: Policy, name: str, client: ClientMethod, update: Update, classes: int) -> tuple[str, ...]:
     """In the words of the gate itself, and of the server, which needs what the policy withholds."""
-    found = [_violation(policy.admit, name, client.sends), _objection(policy, update)]
+    found = [_violation(policy.admit, name, client.sends), _objection(policy, update, classes)]
     if update.weight is not None and not policy.rules.example_count:
         found.append("the run weighs sites by their numbers of examples, which this site's policy withholds")
     return tuple(dict.fromkeys(why for why in found if why is not None))
 
 
-def _objection(policy: Policy, update: Update) -> str | None:
-    return _violation(policy.release, update)
+def _objection(policy: Policy, update: Update, classes: int) -> str | None:
+    return _violation(policy.release, update, _every_class(classes))
 
 
 def _violation(gate: Any, *arguments: Any) -> str | None:
+    return None if (refusal := _refusal(gate, *arguments)) is None else str(refusal)
+
+
+def _refusal(gate: Any, *arguments: Any) -> PolicyViolation | None:
     try:
         gate(*arguments)
     except PolicyViolation as violation:
-        return str(violation)
+        return violation
     return None
+
+
+def _every_class(classes: int) -> Background:
+    """Of a site that has examples enough of all: what others withhold, it would send."""
+    return Background(np.full(classes, np.iinfo(np.int64).max), {}, b"plan")
 
 
 def _scalars(recipe: Recipe, client: ClientMethod, *, global_model: bool) -> dict[str, tuple[str, ...]]:

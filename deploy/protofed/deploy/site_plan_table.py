@@ -34,7 +34,7 @@ def show(plan: SitePlan, console: Console, *, tensors: bool = False, policy: str
         ("Comes to the site, in every round that it takes part in", _coming(plan), _received(plan)),
         ("Stays on the site", _staying(plan)),
         ("Before round 1", _first_model(plan)),
-        ("Policy", _verdict(plan, policy)),
+        ("Policy", *_rules(plan), _verdict(plan, policy)),
     ):
         console.print(f"\n[bold]{title}[/bold]", highlight=False)
         for block in blocks:
@@ -126,6 +126,10 @@ def _first_model(plan: SitePlan) -> str:
         "One participant, an evaluator if there is one, draws the first model from the "
         f"recipe's seed and sends it ({MODEL}); it holds nothing of a site.{declined}"
     )
+
+
+def _rules(plan: SitePlan) -> list[str]:
+    return ["\n".join(f"- {sentence}" for sentence in plan.rules)] if plan.rules else []
 
 
 def _verdict(plan: SitePlan, policy: str | None) -> str:

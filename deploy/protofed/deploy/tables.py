@@ -13,6 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from protofed.client import device as devices
+from protofed.client.policy import Policy
 from protofed.common.recipe import Recipe
 from protofed.deploy import shipped
 from protofed.deploy.server_process import RunsFailedError
@@ -83,14 +84,18 @@ def scores_json(views: Sequence[Overview]) -> list[dict[str, Any]]:
     return [asdict(view) for view in views]
 
 
-def simulate_with_progress(name: str, state: Path | None, device: str) -> Overview:
+def simulate_with_progress(name: str, state: Path | None, device: str, policy: Path | None = None) -> Overview:
     """Simulate a recipe behind a progress bar, then show its scores.
 
+    Args:
+        policy: of the sites; None: all that the method sends leaves.
+
     Raises:
+        PolicyViolation: there is no such policy.
         ConfigError, DataError: the recipe or its data cannot be used.
         RunsFailedError: the run failed.
     """
-    recipe = shipped.recipe(name)
+    recipe, under = shipped.recipe(name), None if policy is None else Policy.read(policy)
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(30))  # the bar tells enough
     bar = Progress(
         TextColumn(recipe.name),
@@ -101,7 +106,7 @@ def simulate_with_progress(name: str, state: Path | None, device: str) -> Overvi
         TimeRemainingColumn(),
         console=Console(stderr=True),
     )
-    with simulation(recipe, state, devices.pick(device)) as running, bar:
+    with simulation(recipe, state, devices.pick(device), policy=under) as running, bar:
         task = bar.add_task("making the model", total=recipe.rounds)
 
         def turned() -> None:

@@ -26,7 +26,6 @@ class FedNH:
     fixed_scale: bool = False  # s stays as received; else it is trained and sent as part of the head
     prototypes: Literal["uniform", "similarity", "literal"] = "uniform"  # sent as unit vectors; "literal": raw means
     means: Literal["plain", "confident"] = "plain"  # "confident": examples weighed by their class's probability
-    hide_presence: bool = False  # send received prototypes for classes not held: hides them in a sum, not one by one
 
     def install(self, local: Local, received: Payload) -> None:
         """Global body; logits s W unit(f(x)) with the received prototypes W [C, D], frozen."""
@@ -41,8 +40,6 @@ class FedNH:
         loss = train(local, lambda x, y: cross_entropy(local.model(x), y))  # eq. (2)
         means = class_means(local, lambda x: normalize(local.model.body(x), dim=1), self._weigher(local))  # eq. (3)
         rows = means if self.prototypes == "literal" else {c: normalize(mean, dim=0) for c, mean in means.items()}
-        if self.hide_presence:
-            rows = {c: rows.get(c, old) for c, old in enumerate(CosineHead.of(local.model).prototypes)}
         head = {} if self.fixed_scale else {Part.HEAD: {"scale": dump(local.model.head)["scale"]}}
         return local.update({Part.BODY: dump(local.model.body), **head, Part.PROTOTYPES: named(rows)}, loss=loss)
 

@@ -1,0 +1,38 @@
+"""A name with options: how a recipe chooses a method or a model."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+LONGEST, MOST, DEEPEST, LARGEST = 200, 1000, 4, 1e12  # characters, values of a list, lists in lists, a number
+
+
+class Choice(BaseModel):
+    """A name with the options that its registry checks: `[method]` and `[model]`."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+    name: Annotated[str, Field(max_length=LONGEST)]
+
+    @model_validator(mode="after")
+    def _plain(self) -> Choice:
+        for name, value in self.options.items():
+            _check_plain(name, value)
+        return self
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Everything beside the name."""
+        return dict(self.model_extra or {})
+
+
+def _check_plain(name: str, value: object, deep: int = 0) -> None:
+    """Options come over the wire: numbers are finite, and nothing is larger than any method or model asks for."""
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+    if len(items) > MOST or deep > DEEPEST or (isinstance(value, str) and len(value) > LONGEST):
+        raise ValueError(f"{name[:40]} is larger than any option: expected at most {MOST} values, {LONGEST} characters")
+    if isinstance(value, int | float) and not abs(value) <= LARGEST:  # nor not a number
+        raise ValueError(f"{name[:40]}: expected a finite number of at most {LARGEST:g}")
+    for item in items:
+        _check_plain(name, item, deep + 1)

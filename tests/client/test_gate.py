@@ -1,0 +1,218 @@
+"""What the gate refuses, withholds and disguises, rule by rule; nothing of what it looks at is in what leaves."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from protofed.client import gate
+from protofed.client.decoys import run_secret
+from protofed.client.gate import Background, Refusal
+from protofed.client.policy import Policy, Released, Rules
+from protofed.common import codec
+from protofed.common.payload import NOT_ON_THE_WIRE, Array, Part, Payload, Update
+from protofed.common.tensors import same_tensors
+
+CLASSES, D = 6, 8
+EXAMPLES = np.array([40, 3, 0, 12, 1, 0])
+ONES = np.ones(3, np.float32)
+
+
+def rules(**changes: Any) -> Rules:
+    table = {"methods": ["fednh"], "parts": set(Part) - NOT_ON_THE_WIRE, "class_distribution_estimate": True}
+    return Rules.model_validate({**table, **changes})
+
+
+def row(seed: int) -> Array:
+    made = np.random.default_rng(seed).normal(size=D)
+    return np.asarray(made / np.linalg.norm(made), np.float32)
+
+
+RECEIVED = {Part.PROTOTYPES: {"mean": np.stack([row(c) for c in range(CLASSES)])}}
+MADE: Payload = {
+    Part.BODY: {"w": ONES},
+    Part.PROTOTYPES: {str(c): row(100 + c) for c in range(CLASSES) if EXAMPLES[c]},
+}
+
+
+def known(**changes: Any) -> Background:
+    fields = {"examples": EXAMPLES, "received": RECEIVED, "secret": run_secret(b"s" * 32, "run")}
+    return Background(**{**fields, **changes})
+
+
+def let(payload: Payload, background: Background | None = None, **changes: Any) -> Payload:
+    """What leaves."""
+    update = Update("ann", payload, {"loss": 0.5}, 56.0)
+    return codec.decode(Policy(rules(**changes)).release(update, background or known()).data)
+
+
+def refused(payload: Payload, background: Background | None = None, **changes: Any) -> Refusal:
+    with pytest.raises(Refusal) as found:
+        Policy(rules(**changes)).release(Update("ann", payload), background)
+    return found.value
+
+
+@pytest.mark.parametrize(
+    ("payload", "changes", "rule", "tensor"),
+    [
+        ({Part.HEAD: {"w": ONES}}, {"parts": ["body"]}, "parts", None),
+        ({Part.CLASS_SHARES: {"p": ONES}}, {"class_distribution_estimate": False}, "class_distribution_estimate", None),
+        ({Part.CLASS_SHARES: {"p": ONES}}, {"hide_class_presence": True}, "hide_class_presence", None),
+        ({Part.CLASS_PRESENCE: {"p": ONES}}, {"hide_class_presence": True}, "hide_class_presence", None),
+        ({Part.BODY: {"w": ONES.astype(np.float64)}}, {}, "dtypes", "body/w"),
+        ({Part.BODY: {"n": np.array(1)}}, {"dtypes": ["float32"]}, "dtypes", "body/n"),
+        ({Part.BODY: {"w": ONES * np.float32(np.nan)}}, {}, "finite", "body/w"),
+        ({Part.BODY: {"v": ONES, "w": np.ones(300, np.float32)}}, {"max_tensor_mb": 0.001}, "max_tensor_mb", "body/w"),
+        ({Part.BODY: {"v": ONES, "w": ONES}}, {"max_update_mb": 20e-6}, "max_update_mb", None),
+    ],
+)
+def test_a_refusal_names_the_rule_and_the_tensor(
+    payload: Payload, changes: dict[str, Any], rule: str, tensor: str | None
+) -> None:
+    found = refused(payload, known(), **changes)
+    assert (found.rule, found.tensor) == (rule, tensor)
+    assert rule in str(found)
+    assert tensor is None or tensor in str(found)
+
+
+def test_what_no_rule_speaks_of_leaves_as_it_is() -> None:
+    payload = {**MADE, Part.CLASS_SHARES: {"p": ONES}, Part.CLASS_PRESENCE: {"present": np.ones(CLASSES, np.float32)}}
+    assert same_tensors(let(payload), payload)
+    assert Policy(rules()).release(Update("ann", payload)).manifest  # nor does the gate have to know anything
+
+
+@pytest.mark.parametrize(
+    ("least", "stay"), [(1, set()), (2, {"4"}), (3, {"4"}), (4, {"1", "4"}), (41, {"0", "1", "3", "4"})]
+)
+def test_a_prototype_of_too_few_examples_stays(least: int, stay: set[str]) -> None:
+    left = let(MADE, min_samples_per_class=least).get(Part.PROTOTYPES, {})
+    assert left.keys() == MADE[Part.PROTOTYPES].keys() - stay
+    assert all(np.array_equal(left[c], MADE[Part.PROTOTYPES][c]) for c in left)
+
+
+def test_a_class_of_too_few_examples_is_told_to_be_absent() -> None:
+    flags = (EXAMPLES > 0).astype(np.float32)
+    told = let({Part.CLASS_PRESENCE: {"present": flags}}, min_samples_per_class=4)[Part.CLASS_PRESENCE]["present"]
+    assert told.tolist() == [1, 0, 0, 1, 0, 0]
+    assert told.dtype == np.float32
+
+
+@pytest.mark.parametrize("least", [1, 4])
+def test_hidden_classes_all_leave_and_those_that_the_site_has_as_they_are(least: int) -> None:
+    left = let(MADE, hide_class_presence=True, min_samples_per_class=least)[Part.PROTOTYPES]
+    assert left.keys() == {str(c) for c in range(CLASSES)}
+    for c in range(CLASSES):
+        true = MADE[Part.PROTOTYPES].get(str(c))
+        old = RECEIVED[Part.PROTOTYPES]["mean"][c]
+        there = EXAMPLES[c] >= least
+        assert (true is not None and np.array_equal(left[str(c)], true)) == there
+        assert not np.array_equal(left[str(c)], old)
+        assert left[str(c)].dtype == np.float32
+        assert np.linalg.norm(left[str(c)]) == pytest.approx(1, abs=1e-6)
+
+
+def test_decoys_do_not_depend_on_what_they_stand_for() -> None:
+    """A class of one example gets the same decoy as if the site had none."""
+    without = {part: dict(tensors) for part, tensors in MADE.items()}
+    del without[Part.PROTOTYPES]["4"]
+    hidden: dict[str, Any] = {"hide_class_presence": True, "min_samples_per_class": 2}
+    assert same_tensors(let(MADE, **hidden), let(without, **hidden))
+
+
+def test_they_are_the_same_bytes_after_a_restart() -> None:
+    made = {
+        Policy(rules(hide_class_presence=True)).release(Update("ann", MADE), known(received=received)).data
+        for received in (RECEIVED, codec.decode(codec.encode(RECEIVED)))
+    }
+    assert len(made) == 1
+
+
+def test_in_round_1_nothing_was_received() -> None:
+    left = let(MADE, known(received={}), hide_class_presence=True)[Part.PROTOTYPES]
+    assert left.keys() == {str(c) for c in range(CLASSES)}
+
+
+def test_what_the_server_sent_cannot_break_the_gate() -> None:
+    strange: Payload = {
+        Part.PROTOTYPES: {
+            "mean": np.full((CLASSES, D + 1), 2, np.float32),
+            "0": np.full(D, np.nan, np.float32),
+            "77": row(1),
+            "3": np.array(1.0),
+        }
+    }
+    assert same_tensors(
+        let(MADE, known(received=strange), hide_class_presence=True),
+        let(MADE, known(received={}), hide_class_presence=True),
+    )
+
+
+@pytest.mark.parametrize("changes", [{"min_samples_per_class": 2}, {"hide_class_presence": True}])
+def test_a_gate_that_was_not_told_what_it_has_to_know_lets_nothing_pass(changes: dict[str, Any]) -> None:
+    found = refused(MADE, None, **changes)
+    assert found.rule == next(iter(changes))
+    presence = {Part.CLASS_PRESENCE: {"present": np.ones(CLASSES, np.float32)}}
+    assert refused(presence, None, **changes).rule == next(iter(changes))
+
+
+def test_without_a_secret_there_are_no_decoys() -> None:
+    assert refused(MADE, known(secret=b""), hide_class_presence=True).rule == "hide_class_presence"
+
+
+def test_where_nothing_can_be_hidden_behind_nothing_leaves() -> None:
+    found = refused(MADE, known(received={}), hide_class_presence=True, min_samples_per_class=99)
+    assert "no class has examples enough" in str(found)
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor"), [("mean", np.ones((CLASSES, D), np.float32)), ("6", row(0)), ("0", ONES.reshape(1, 3))]
+)
+def test_a_tensor_that_is_no_classs_row_stays_where_classes_count(name: str, tensor: Array) -> None:
+    payload = {Part.PROTOTYPES: {name: tensor}}
+    assert same_tensors(let(payload), payload)
+    for changes in ({"min_samples_per_class": 2}, {"hide_class_presence": True}):
+        assert refused(payload, known(), **changes).tensor == f"prototypes/{name}"
+
+
+def test_flags_of_another_shape_stay_where_classes_count() -> None:
+    assert "expected [6]" in str(refused({Part.CLASS_PRESENCE: {"p": ONES}}, known(), min_samples_per_class=2))
+
+
+def reachable(root: object) -> list[object]:
+    """All that can be got at from there, types and modules aside."""
+    found, seen = [root], {id(root)}
+    for one in found:
+        for next_ in gc.get_referents(one):
+            if id(next_) not in seen and not isinstance(next_, type) and not callable(next_):
+                seen.add(id(next_))
+                found.append(next_)
+    return found
+
+
+def test_nothing_that_the_gate_looked_at_can_be_got_at_from_what_it_released() -> None:
+    background = known()
+    released = Policy(rules(hide_class_presence=True, min_samples_per_class=2)).release(
+        Update("ann", MADE, {"loss": 0.5}, 56.0), background
+    )
+    got = reachable(released)
+    assert released.data in got
+    for secret in (background, background.examples, background.secret, background.received):
+        assert not any(one is secret for one in got)
+    assert background.secret not in released.data
+    assert background.examples.tobytes() not in released.data
+    for text in (repr(background), repr(released)):
+        assert "40" not in text
+        assert repr(background.secret) not in text
+
+
+@pytest.mark.parametrize("one", gate.CHECKS)
+def test_every_check_lets_an_empty_update_pass(one: Callable[..., None]) -> None:
+    one(rules(methods=[], parts=[]), {})
+
+
+def test_a_released_update_has_no_field_for_what_the_gate_knows() -> None:
+    assert set(Released.__dataclass_fields__) == {"manifest", "data", "metrics", "weight", "_gate"}

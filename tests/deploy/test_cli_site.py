@@ -1,0 +1,130 @@
+"""Approving a run at a site: its plan first, then this very recipe and no other."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import typer
+
+from protofed.client.approval import FOLDER, Approvals, Standing
+from protofed.common.recipe import Recipe
+from protofed.common.task import Assignment
+from protofed.deploy import cli, shipped
+
+Run = Callable[..., tuple[int, str, str]]
+POLICIES = shipped.folder("policies")
+
+
+@pytest.fixture
+def run(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+    """The command's exit code and what it printed, asked on a terminal of 100 columns."""
+    monkeypatch.setenv("COLUMNS", "100")
+
+    def call(*arguments: object) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as ended:
+            cli.main(["site", *map(str, arguments)])
+        out, err = capfd.readouterr()
+        return int(ended.value.code or 0), out, err
+
+    return call
+
+
+@pytest.fixture
+def recipe(recipe_of: Callable[..., Recipe]) -> Recipe:
+    return recipe_of("fednh")
+
+
+@pytest.fixture
+def approvals(tmp_path: Path, recipe: Recipe) -> Approvals:
+    """Of a site whose server offered it one run."""
+    made = Approvals(tmp_path / FOLDER)
+    made.note(Assignment(recipe.name, recipe.wire()))
+    return made
+
+
+def test_a_run_is_approved_after_its_plan_was_shown(
+    run: Run, approvals: Approvals, recipe: Recipe, tmp_path: Path
+) -> None:
+    strict = POLICIES / "strict.toml"
+    code, out, _ = run("approve", recipe.name, "--state", tmp_path, "--policy", strict, "--yes")
+    assert code == 0
+    shown = (f"{recipe.name}: method fednh", "Leaves the site", "gets a decoy", "strict lets the site take part")
+    places = [" ".join(out.split()).index(text) for text in (*shown, f"approved: run {recipe.name}")]
+    assert places == sorted(places)
+    assert max(map(len, out.splitlines())) <= 100
+    assert approvals.standing(recipe.name, recipe.wire()) is Standing.APPROVED
+    assert approvals.standing(recipe.name, recipe.wire() + " ") is Standing.CHANGED
+
+
+def test_without_a_yes_nothing_is_approved(
+    run: Run, approvals: Approvals, recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no(*_: object, **__: object) -> bool:
+        raise typer.Abort
+
+    monkeypatch.setattr(typer, "confirm", no)
+    assert run("approve", recipe.name, "--state", tmp_path)[0] == 1
+    assert approvals.standing(recipe.name, recipe.wire()) is Standing.WAITING
+
+
+def test_a_run_that_the_policy_refuses_is_not_approved(
+    run: Run, tmp_path: Path, recipe_of: Callable[..., Recipe]
+) -> None:
+    recipe, approvals = recipe_of("fedavg"), Approvals(tmp_path / FOLDER)
+    approvals.note(Assignment(recipe.name, recipe.wire()))
+    strict = POLICIES / "strict.toml"
+    code, out, _ = run("approve", recipe.name, "--state", tmp_path, "--policy", strict, "--yes")
+    assert code == 77
+    assert "strict refuses this run" in out
+    assert approvals.standing(recipe.name, recipe.wire()) is Standing.WAITING
+
+
+def test_runs_are_listed_with_how_they_stand(run: Run, approvals: Approvals, recipe: Recipe, tmp_path: Path) -> None:
+    def standing() -> str:
+        (row,) = json.loads(run("runs", "--state", tmp_path, "--json")[1])
+        assert (row["run"], row["method"], row["model"], row["rounds"]) == (recipe.name, "fednh", "digits-cnn", 3)
+        return str(row["approval"])
+
+    assert standing() == "waiting"
+    approvals.approve(approvals.offer(recipe.name))
+    assert standing() == "approved"
+    approvals.note(Assignment(recipe.name, recipe.wire() + " "))
+    assert standing() == "changed since it was approved"
+    assert recipe.name in run("runs", "--state", tmp_path)[1]
+
+
+def test_what_a_server_says_is_shown_and_not_obeyed(run: Run, tmp_path: Path, recipe: Recipe) -> None:
+    approvals = Approvals(tmp_path / FOLDER)
+    told = json.loads(recipe.wire())
+    told["method"]["name"] = "[bold]\x1b[2Jfednh[/bold]"
+    approvals.note(Assignment("styled", json.dumps(told)))
+    approvals.note(Assignment("broken", "{"))
+    approvals.note(Assignment("with-data", json.dumps({**told, "data": {"source": "digits"}})))
+    code, out, _ = run("runs", "--state", tmp_path)
+    assert code == 0
+    assert "\x1b[2J" not in out
+    rows = {row["run"]: row for row in json.loads(run("runs", "--state", tmp_path, "--json")[1])}
+    assert rows["styled"]["method"] == "[bold][2Jfednh[/bold]"
+    for name in ("broken", "with-data"):
+        assert rows[name]["approval"].startswith("cannot be used: ")
+        assert run("approve", name, "--state", tmp_path, "--yes")[0] == 78
+    assert run("approve", "styled", "--state", tmp_path, "--yes")[0] == 78
+
+
+@pytest.mark.parametrize("name", ["another", "../small-fednh", ""])
+def test_a_run_that_was_not_offered_is_no_run(name: str, run: Run, approvals: Approvals, tmp_path: Path) -> None:
+    code, _, err = run("approve", name, "--state", tmp_path, "--yes")
+    assert code == 78
+    assert "small-fednh" in err or "is no id" in err
+    assert len(list((tmp_path / FOLDER).iterdir())) == 1
+
+
+@pytest.mark.parametrize("arguments", [("runs",), ("approve", "small-fednh", "--yes")])
+def test_a_folder_that_is_not_there_is_not_made(arguments: tuple[str, ...], run: Run, tmp_path: Path) -> None:
+    code, _, err = run(*arguments, "--state", tmp_path / "elsewhere")
+    assert code == 78
+    assert "expected the --state of the site's daemon" in err
+    assert not (tmp_path / "elsewhere").exists()

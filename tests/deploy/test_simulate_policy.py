@@ -1,0 +1,155 @@
+"""Simulations under a site's own policy: the same gate, the same bytes as over gRPC."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.audits import audit
+
+from protofed.client.grpc_link import GrpcLink
+from protofed.client.policy import Policy, Released, Rules
+from protofed.common import codec
+from protofed.common.payload import Part
+from protofed.common.recipe import Recipe
+from protofed.common.task import Assignment, Hold, Receipt, Role, Task
+from protofed.deploy import shipped
+from protofed.deploy.direct_link import DirectLink
+from protofed.deploy.simulate import EVALUATOR, agents_of, everything, simulated_secret, simulation
+
+RecipeOf = Callable[..., Recipe]
+WITH_PROTOTYPES = ("fednh", "fedproc", "fedprp")
+
+
+def hiding(recipe: Recipe, **changes: Any) -> Policy:
+    rules = {"hide_class_presence": True, "min_samples_per_class": 3, **changes}
+    return Policy(Rules.model_validate({**dict(everything(recipe).rules), **rules}))
+
+
+def digest(running: Any) -> str:
+    return str(running.coordinator.published.address)
+
+
+@pytest.fixture
+def pushed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, Released]]:
+    """What simulated sites hand in: site, round, update."""
+    seen: list[tuple[str, int, Released]] = []
+    push = DirectLink.push
+
+    def pushing(link: DirectLink, task: Task, released: Released) -> Receipt:
+        seen.append((link.site, task.round, released))
+        return push(link, task, released)
+
+    monkeypatch.setattr(DirectLink, "push", pushing)
+    return seen
+
+
+@pytest.mark.parametrize("method", WITH_PROTOTYPES)
+def test_sites_that_hide_their_classes_send_a_prototype_for_each(
+    method: str, recipe_of: RecipeOf, pushed: list[tuple[str, int, Released]]
+) -> None:
+    recipe = recipe_of(method)
+    with simulation(recipe, policy=hiding(recipe)) as running:
+        running.go()
+        assert running.runs.failed == []
+        held = {
+            name: np.bincount(data.train.labels.numpy(), minlength=recipe.classes)
+            for name, data in running.data.items()
+        }
+    assert any((counts < 3).any() for counts in held.values())  # there is something to hide
+    fits = [(site, codec.decode(released.data)) for site, number, released in pushed if number]
+    assert len(fits) == 3 * recipe.rounds
+    for site, payload in fits:
+        assert site != EVALUATOR
+        rows = payload[Part.PROTOTYPES]
+        assert sorted(map(int, rows)) == list(range(recipe.classes))
+        assert all(np.isfinite(row).all() and row.dtype == np.float32 for row in rows.values())
+
+
+@pytest.mark.parametrize("method", WITH_PROTOTYPES)
+def test_grpc_gives_the_bytes_of_the_simulation_under_the_same_policy(
+    method: str, recipe_of: RecipeOf, live_server: Callable[..., Any], tmp_path: Path
+) -> None:
+    recipe = recipe_of(method, rounds=2)
+    policy = hiding(recipe)
+    digests = set()
+    for state in (None, tmp_path / "simulation"):
+        with simulation(recipe, state, policy=policy) as running:
+            running.go()
+            digests.add(digest(running))
+    server = live_server(recipe)
+    with ExitStack() as links:
+
+        def connect(site: str, roles: frozenset[Any]) -> GrpcLink:
+            link = GrpcLink(server.address, site, "tested", roles, identity=None, audit=audit(), give_up_after_s=20)
+            links.callback(link.close)
+            return link
+
+        agents = agents_of(recipe, connect, policy=policy)
+        while not server.runs.finished:
+            for agent in agents:
+                agent.step(0.0)
+    digests.add(server.runs.of(recipe.name).published.address)
+    assert len(digests) == 1
+    with simulation(recipe) as plain:
+        plain.go()
+        assert digest(plain) not in digests
+
+
+def test_a_simulation_asks_nobody_and_has_no_time_of_the_day(recipe_of: RecipeOf) -> None:
+    recipe = recipe_of("fednh", rounds=1)
+    never = {"days": ["mon"], "from": "00:00", "until": "00:01"}
+    digests = set()
+    for changes in ({}, {"approval": "manual"}, {"schedule": [never]}):
+        with simulation(recipe, policy=hiding(recipe, **changes)) as running:
+            running.go()
+            digests.add(digest(running))
+    assert len(digests) == 1
+
+
+def test_simulated_secrets_differ_by_site_and_seed(recipe_of: RecipeOf) -> None:
+    one, other = recipe_of("fednh"), recipe_of("fednh", seed=1)
+    secrets = [simulated_secret(one, "site-1"), simulated_secret(one, "site-2"), simulated_secret(other, "site-1")]
+    assert len(set(secrets)) == 3
+    assert simulated_secret(one, "site-1") == secrets[0]
+
+
+def test_a_part_that_only_says_which_classes_are_there_cannot_be_hidden(recipe_of: RecipeOf) -> None:
+    recipe = recipe_of("cwfedavg-private", rounds=1, federation={"min_sites": 3, "quorum": 1.0, "attempts": 1})
+    with simulation(recipe, policy=hiding(recipe)) as running:
+        running.go()
+        (why,) = running.runs.failed
+    assert "policy" in why
+
+
+@pytest.mark.parametrize("name", ["strict", "standard", "open"])
+def test_digits_learn_under_every_shipped_policy(name: str) -> None:
+    recipe = shipped.recipe("digits-fednh")
+    recipe = recipe.model_copy(
+        update={"rounds": 12, "federation": recipe.federation.model_copy(update={"score_every": 0})}
+    )
+    policy = Policy.read(shipped.folder("policies") / f"{name}.toml")
+    with simulation(recipe, policy=policy) as running:
+        running.go()
+        assert running.runs.failed == []
+        scores = running.ledger.scores(recipe.name)[recipe.rounds]
+    assert scores[EVALUATOR]["global.accuracy"] > 0.6
+    assert (scores.keys() == {EVALUATOR}) == (name == "strict") or "personal.pm_v" not in scores.get("site-1", {})
+
+
+def test_a_server_takes_a_held_site_for_no_round(recipe_of: RecipeOf, live_server: Callable[..., Any]) -> None:
+    recipe = recipe_of("fedavg", rounds=1)
+    server, trainer = live_server(recipe), frozenset({Role.TRAINER})
+    with ExitStack() as links:
+        link = GrpcLink(server.address, "site-1", "tested", trainer, identity=None, audit=audit(), give_up_after_s=20)
+        links.callback(link.close)
+        for hold, there in ((Hold.APPROVAL, set()), (Hold.NONE, {"site-1"}), (Hold.SCHEDULE, set())):
+            answer = link.enroll(hold)
+            assert isinstance(answer, Assignment)
+            assert server.runs._around.roster.enrolled(Role.TRAINER) == there
+            assert server.runs._around.roster.hold("site-1") is hold
+            assert isinstance(link.next_task(answer.run, 0.0), Task) == bool(there)
