@@ -209,7 +209,7 @@ def _recompute(
     for row in published:
         used = [update for update in accepted[row.round] if update.counts]
         if all(shelf.has(address) for address in [before, *(update.digest for update in used)] if address is not None):
-            publisher = Publisher(method, shelf, recipe.classes)
+            publisher = Publisher(method, shelf, recipe.classes, recipe.federation.min_contributors)
             state = publisher.restore(before).state if before is not None else None
             again = publisher.publish(publisher.aggregated(state, used)).address
             assert again == row.state, f"N4: round {row.round} gives {again}, the ledger says {row.state}"

@@ -45,7 +45,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory, recipe_of: Callable[..., Rec
     ledger.attach(journal)
     recipe = recipe_of("fedavg", name=RUN)
     ledger.begin_run(RUN, recipe.fingerprint(), recipe.wire())
-    publisher = Publisher(server_methods.build("fedavg", {}), blobs, recipe.classes)
+    publisher = Publisher(server_methods.build("fedavg", {}), blobs, recipe.classes, min_contributors=2)
     published: Published | None = None
     for number in range(ROUNDS):
         kind = TaskKind.FIT if number else TaskKind.INITIALISE

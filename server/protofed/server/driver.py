@@ -17,6 +17,7 @@ from protofed.common.recipe import Recipe
 from protofed.common.task import Role, TaskKind, score_family
 from protofed.server import phases
 from protofed.server.aggregation import Aggregation, Job
+from protofed.server.contributors import check_contributors
 from protofed.server.invitations import Invitations
 from protofed.server.method import NOTHING, Expected, ServerMethod, server_methods
 from protofed.server.overview import spreads
@@ -35,16 +36,17 @@ class Driver:
     """Holds a run's phase, newest state and open invitations; every change of the phase goes through `handle`.
 
     Raises:
-        ConfigError: the recipe names an unknown method or option.
+        ConfigError: the recipe names an unknown method or option, or has `min_contributors` for simulations only.
         StateError: the ledger holds another run of this name, or a state that cannot be read.
     """
 
     def __init__(self, recipe: Recipe, around: Surroundings) -> None:
+        check_contributors(recipe, simulated=around.simulated)
         self._recipe, self._run = recipe, recipe.name
         self._around, self._ledger = around, around.ledger
         self._method: ServerMethod = server_methods.build(recipe.method.name, recipe.method.options)
         self._rules = Rules(recipe.rounds, recipe.federation, Uniform(recipe.seed))
-        self._publisher = Publisher(self._method, around.blobs, recipe.classes)
+        self._publisher = Publisher(self._method, around.blobs, recipe.classes, recipe.federation.min_contributors)
         careful = replace(around, work=self._work)
         self._aggregation = Aggregation(self._run, recipe.federation, self._publisher, careful, self._aggregation_ended)
         self.invitations = Invitations(self._run, self._publisher, around)

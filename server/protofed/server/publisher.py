@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from protofed.common import codec
 from protofed.common.codec import Digest
 from protofed.common.errors import OutOfSpace, StateError
 from protofed.common.payload import Payload, SiteId, Update
+from protofed.server import contributors
 from protofed.server.blobs import Blobs
 from protofed.server.ledger import Ledger
 from protofed.server.method import ServerMethod
@@ -25,10 +26,14 @@ class Published:
 
 
 class Publisher:
-    """One run's method, reading and writing blobs."""
+    """One run's method, reading and writing blobs.
 
-    def __init__(self, method: ServerMethod, blobs: Blobs, classes: int) -> None:
-        self._method, self._blobs, self._classes = method, blobs, classes
+    Args:
+        min_contributors: updates of a round that must contribute to a class, or what is published of it stays.
+    """
+
+    def __init__(self, method: ServerMethod, blobs: Blobs, classes: int, min_contributors: int) -> None:
+        self._method, self._blobs, self._classes, self._fewest = method, blobs, classes, min_contributors
         self._stored: list[tuple[Payload, Digest, int]] = []  # payloads put lately, by identity
 
     def restore(self, address: Digest) -> Published:
@@ -57,11 +62,11 @@ class Publisher:
         Raises:
             StateError: an update's blob is gone or damaged, or the result is not finite.
         """
-        updates = self._updates(sorted(rows, key=lambda row: row.task.site))
+        ordered = sorted(rows, key=lambda row: row.task.site)
         if state is None:
-            new = self._method.init(next(updates).payload, self._classes)
+            new = self._method.init(next(self._updates(ordered)).payload, self._classes)
         else:
-            new = self._method.aggregate(state, updates)
+            new = self._method.aggregate(state, self._shared(state, ordered))
         if fault := not_finite(new):
             raise StateError(f"the aggregate is unusable: {fault}")
         return new
@@ -84,6 +89,14 @@ class Publisher:
         old, needed = ledger.referenced(run, before)
         for address in old - needed:
             self._blobs.discard(address)
+
+    def _shared(self, state: Payload, rows: Sequence[UpdateRow]) -> Iterator[Update]:
+        """The updates without what too few of them contribute to; all are read before the first one is decoded."""
+        if self._fewest < contributors.FEWEST or not contributors.told_by_class(self._method.expects(state)):
+            return self._updates(rows)
+        withheld = contributors.too_few((self._blobs.get(row.digest) for row in rows), self._fewest)
+        updates = self._updates(rows)
+        return (replace(update, payload=contributors.without(update.payload, withheld)) for update in updates)
 
     def _updates(self, rows: Sequence[UpdateRow]) -> Iterator[Update]:
         for row in rows:

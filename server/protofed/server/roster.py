@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from protofed.common.errors import Excluded, Fenced, NotEnrolled
 from protofed.common.payload import SiteId
-from protofed.common.task import Progress, Role
+from protofed.common.task import Hold, Progress, Role
 from protofed.server.ledger import Ledger
 
 
@@ -17,6 +17,7 @@ class _Presence:
     roles: frozenset[Role]
     mark: Hashable
     moved_at: float
+    hold: Hold = Hold.NONE
 
 
 class Roster:
@@ -40,8 +41,11 @@ class Roster:
             if site not in self._excluded:
                 self._present[site] = _Presence(None, frozenset(map(Role, roles)), None, self._clock())
 
-    def enroll(self, site: SiteId, roles: Iterable[Role], instance: str) -> None:
+    def enroll(self, site: SiteId, roles: Iterable[Role], instance: str, hold: Hold = Hold.NONE) -> None:
         """Enter a daemon; an older one of the same site is fenced from now on.
+
+        Args:
+            hold: why it takes no task yet; such a site is known, but neither enrolled nor alive for a round.
 
         Raises:
             Excluded: the operator keeps the site out.
@@ -49,7 +53,7 @@ class Roster:
         self._check_admitted(site)
         offered = frozenset(roles)
         self._remember(site, sorted(offered))
-        self._present[site] = _Presence(instance, offered, None, self._clock())
+        self._present[site] = _Presence(instance, offered, None, self._clock(), hold)
 
     def seen(self, site: SiteId, instance: str, mark: Hashable = None) -> None:
         """A daemon spoke. With a mark it is alive only as long as the mark changes: progress, not noise.
@@ -89,7 +93,12 @@ class Roster:
         presence = self._present.get(site)
         if presence is None or presence.instance is None:
             return None
-        return self._clock() - presence.moved_at, _doing(presence.mark)
+        return self._clock() - presence.moved_at, presence.hold.value or _doing(presence.mark)
+
+    def hold(self, site: SiteId) -> Hold:
+        """Why a site that is there takes no task."""
+        presence = self._present.get(site)
+        return Hold.NONE if presence is None else presence.hold
 
     def silence(self, site: SiteId) -> str:
         """What is known of a site that has not reported, in words."""
@@ -100,8 +109,9 @@ class Roster:
         return f"{found[1]}, last progress {found[0]:.0f} s ago"
 
     def enrolled(self, role: Role) -> frozenset[SiteId]:
-        """All sites of a role that this server has met."""
-        return frozenset(site for site, presence in self._present.items() if role in presence.roles)
+        """All sites of a role that this server has met, and that take tasks."""
+        there = ((site, found.roles) for site, found in self._present.items() if found.hold is Hold.NONE)
+        return frozenset(site for site, roles in there if role in roles)
 
     def alive(self, role: Role, idle_s: float) -> frozenset[SiteId]:
         """Those that got on within the last `idle_s` seconds."""

@@ -10,7 +10,7 @@ from protofed.common.codec import Digest
 from protofed.common.errors import ConfigError, Conflict, OutOfSpace, ProtocolError, StateError, VersionMismatch
 from protofed.common.payload import SiteId
 from protofed.common.recipe import Recipe
-from protofed.common.task import PROTOCOL_VERSION, Assignment, Finished, Progress, Role, Signal, Task, Wait
+from protofed.common.task import PROTOCOL_VERSION, Assignment, Finished, Hold, Progress, Role, Signal, Task, Wait
 from protofed.server import phases
 from protofed.server.coordinator import Coordinator
 from protofed.server.phases import Outcome
@@ -89,9 +89,16 @@ class Runs:
         return frozenset().union(*(self._around.roster.alive(role, idle) for role in Role)) <= self._told
 
     def enroll(
-        self, site: SiteId, instance: str, protocol: int, software: str, ours: str, roles: Iterable[Role]
+        self,
+        site: SiteId,
+        instance: str,
+        protocol: int,
+        software: str,
+        ours: str,
+        roles: Iterable[Role],
+        hold: Hold = Hold.NONE,
     ) -> Assignment | Finished:
-        """Enter a daemon and give it the current run.
+        """Enter a daemon and give it the current run. Nobody waits for one that says why it takes no task.
 
         Raises:
             VersionMismatch: it speaks another version of the protocol.
@@ -102,9 +109,11 @@ class Runs:
                 f"the client (protofed {software}) speaks protocol {protocol}, this server (protofed {ours}) protocol "
                 f"{PROTOCOL_VERSION}; install the same protofed on both"
             )
-        self._around.roster.enroll(site, roles, instance)
+        self._around.roster.enroll(site, roles, instance, hold)
         if (current := self.current) is None:
             return self._finished(site)
+        if hold is not Hold.NONE:
+            current.dismiss(site, hold.value)
         current.tick()
         return Assignment(current.run, current.recipe.wire(), self._around.keep_rounds)
 

@@ -32,6 +32,7 @@ class Surroundings:
         clock: monotonic seconds.
         notify: called with the sites that have something to ask for now; None: all.
         keep_rounds: rounds behind the newest whose blobs are kept; 0: all.
+        simulated: all sites are in this process: what protects one from another may be left out.
     """
 
     ledger: Ledger
@@ -41,3 +42,4 @@ class Surroundings:
     work: Work = inline
     notify: Callable[[Iterable[SiteId] | None], None] = lambda _sites: None
     keep_rounds: int = 2
+    simulated: bool = False

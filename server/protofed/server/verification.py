@@ -54,7 +54,8 @@ def verify_round(records: Records, blobs: Blobs, run: str, round: int, attempt: 
     for address in [*inputs, published]:
         if not blobs.has(address):
             return Verified(Finding.NOT_KEPT, published, reason=f"discarded: {address[:12]}…, see keep_rounds")
-    publisher = Publisher(server_methods.build(recipe.method.name, recipe.method.options), blobs, recipe.classes)
+    method = server_methods.build(recipe.method.name, recipe.method.options)
+    publisher = Publisher(method, blobs, recipe.classes, recipe.federation.min_contributors)
     try:
         blobs.get(published)
         state = publisher.restore(before).state if before else None

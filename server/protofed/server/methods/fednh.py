@@ -17,7 +17,7 @@ from protofed.server.separation import maxsep, orthogonal
 Means: TypeAlias = Literal["uniform", "similarity", "literal"]
 
 
-@server_methods.register(fednh=("means", "hide_presence"))
+@server_methods.register(fednh=("means",))
 @dataclass(frozen=True)
 class FedNH:
     """Body: uniform mean. Prototypes: W_c <- unit(rho W_c + (1 - rho) unit(sum over holders of alpha_kc mu_kc))."""
