@@ -5,9 +5,9 @@ PB := protos/protofed/protos/v1
 PROTOC = .venv/bin/python -m grpc_tools.protoc -I protos --plugin=protoc-gen-mypy=.venv/bin/protoc-gen-mypy \
 	--plugin=protoc-gen-mypy_grpc=.venv/bin/protoc-gen-mypy_grpc
 
-.PHONY: help demo test postgres check slow faults bench protos pictures constraints clean
+.PHONY: help demo test e2e postgres check slow faults bench leakage sbom dependencies protos pictures constraints clean
 help:            ## this list
-	@sed -n 's/^\([a-z]*\):.*##/\1\t/p' Makefile
+	@sed -n 's/^\([a-z0-9]*\):.*##/\1\t/p' Makefile
 
 .venv/ready: pyproject.toml constraints.txt
 	@echo "setting up .venv, once: PyTorch and the rest, a few minutes"
@@ -27,6 +27,9 @@ slow: .venv/ready       ## the long suites
 faults: .venv/ready     ## the faults that take minutes each
 	.venv/bin/python -m pytest -m faults tests/faults -n 2 --dist worksteal
 
+e2e: .venv/ready        ## three hospitals in networks of their own, one behind a proxy, and their server: as root
+	.venv/bin/python -m tests.e2e.hospitals
+
 postgres: .venv/ready   ## the ledger's tests on PostgreSQL, too: make postgres URL=postgresql+psycopg://USER@HOST/NAME
 	PROTOFED_TEST_POSTGRES=$(URL) .venv/bin/python -m pytest tests/server/test_ledger.py tests/server/test_engine.py \
 		tests/server/test_migrations.py
@@ -41,6 +44,21 @@ check: .venv/ready      ## formatter, linter, types, layers, generated code, no 
 
 bench: .venv/ready      ## measurements: ratios in one run
 	.venv/bin/python -m tests.bench
+
+leakage: .venv/ready    ## what a server can infer about sites from what they send: simple attacks, minutes
+	.venv/bin/python -m tests.bench.leakage
+
+CYCLONEDX = .venv/bin/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible --validate
+sbom: .venv/ready       ## sbom/*.cdx.json: what the server alone installs, and what everything does (CycloneDX)
+	rm -rf sbom && $(PYTHON) -m venv --without-pip sbom/server
+	.venv/bin/python -m pip --python sbom/server install --quiet --disable-pip-version-check -c constraints.txt .
+	$(CYCLONEDX) -o sbom/server.cdx.json sbom/server
+	$(CYCLONEDX) -o sbom/full.cdx.json .venv
+	rm -rf sbom/server
+
+dependencies: .venv/ready ## whether all fits together, and known vulnerabilities; needs the network
+	.venv/bin/python -m pip check
+	.venv/bin/python -m tests.dependencies
 
 protos: .venv/ready     ## generate the messages and stubs from federation.proto
 	$(PROTOC) --python_out=protos --mypy_out=protos --grpc_python_out=protos --mypy_grpc_out=protos $(PB)/*.proto

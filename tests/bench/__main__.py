@@ -104,7 +104,8 @@ def server_start() -> None:
         "    return serve(*a, started=lambda x: threading.Thread(target=check, args=(x,)).start(), **k)\n"
         "processes.serve = watched\n"
         "recipe = shipped.folder('recipes') / 'digits-fednh.toml'\n"
-        "main(['server', f'--recipe={recipe}', '--listen=127.0.0.1:0', f'--state={tempfile.mkdtemp()}'])\n"
+        "told = [f'--recipe={recipe}', '--listen=127.0.0.1:0', '--plaintext', f'--state={tempfile.mkdtemp()}']\n"
+        "main(['server', *told])\n"
     )
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, check=False)
     assert ended.returncode == -9, ended.stderr

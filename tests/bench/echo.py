@@ -25,6 +25,7 @@ from typing import Any
 
 import numpy as np
 import structlog
+from tests.audits import audit
 from tests.bench.server_process import memory, processor, server, skipped_syncs
 
 from protofed.client.grpc_link import GrpcLink
@@ -132,7 +133,8 @@ class _Echo:
 
     def run(self) -> None:
         roles = frozenset(Role) if self.index == 0 else frozenset({Role.TRAINER})
-        link = GrpcLink(self.address, f"site-{self.index}", f"echo-{self.index}", roles, give_up_after_s=60.0)
+        names = f"site-{self.index}", f"echo-{self.index}"
+        link = GrpcLink(self.address, *names, roles, identity=None, audit=audit(), give_up_after_s=60.0)
         try:
             assignment = link.enroll()
             assert isinstance(assignment, Assignment)

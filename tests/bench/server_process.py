@@ -33,7 +33,13 @@ def server(recipe: Recipe, folder: Path, *, durable: bool) -> Iterator[tuple[sub
     command = [sys.executable, "-c", "from protofed.deploy.cli import main; main()", "server"]
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(
-            [*command, f"--recipe={folder / 'recipe.toml'}", "--listen=127.0.0.1:0", f"--state={folder / 'state'}"],
+            [
+                *command,
+                f"--recipe={folder / 'recipe.toml'}",
+                "--listen=127.0.0.1:0",
+                "--plaintext",
+                f"--state={folder / 'state'}",
+            ],
             env=environment,
             stdout=log,
             stderr=log,

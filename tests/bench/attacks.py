@@ -1,0 +1,176 @@
+"""What an honest but curious server can work out about a site's classes from one update: simple scores, in NumPy.
+
+Every attack gives one score a class, [C]: the higher, the more of the class the attacker believes the site to have.
+`BY_CLASS` looks at what is sent by class, `MODEL` at the weights; `WITH_DATA` needs labelled examples of every class
+beside, as an evaluator has them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeAlias
+
+import numpy as np
+from scipy.optimize import nnls
+from tests.bench.attack_views import (
+    Scores,
+    Seen,
+    class_means,
+    cosines,
+    head,
+    mean_of,
+    moved,
+    nanmean,
+    probabilities,
+    rows,
+    rows_of,
+    tightness,
+)
+
+from protofed.common.payload import Part
+from protofed.common.tensors import TINY, unit
+
+Attack: TypeAlias = Callable[[Seen], Scores | None]  # None: this method sends nothing that it could use
+
+
+# What was sent, and nothing else
+
+
+def presence(seen: Seen) -> Scores | None:
+    """Which prototypes were sent, or what part class-presence says."""
+    if Part.CLASS_PRESENCE in seen.sent:
+        return np.asarray(seen.sent[Part.CLASS_PRESENCE]["present"], np.float64)
+    if Part.PROTOTYPES not in seen.sent:
+        return None
+    return np.array([float(str(c) in seen.sent[Part.PROTOTYPES]) for c in range(seen.classes)])
+
+
+def shares(seen: Seen) -> Scores | None:
+    """The estimate that cwFedAVG sends by design."""
+    return np.asarray(seen.sent[Part.CLASS_SHARES]["shares"], np.float64) if Part.CLASS_SHARES in seen.sent else None
+
+
+def head_norms(seen: Seen) -> Scores | None:
+    """Norms of the head's rows (Lee and Choi, arXiv 2406.07800v1): what cwFedAVG reads, from any head."""
+    weight = head(seen.sent)
+    return None if weight is None else np.asarray(np.linalg.norm(weight, axis=1))
+
+
+def head_gradient(seen: Seen) -> Scores | None:
+    """How far the head's bias went up: its gradient is predicted less true frequency (Wainakh et al., PoPETs 2022).
+
+    Of a site that mixes class heads itself, it is taken against their mean, which in round 1 is where it began.
+    """
+    sent, received = seen.sent.get(Part.HEAD, {}), seen.received.get(Part.HEAD, {})
+    if "bias" not in sent:
+        return None
+    before = received["bias"] if "bias" in received else seen.received[Part.CLASS_MODELS]["bias"].mean(axis=0)
+    return np.asarray(sent["bias"] - before, np.float64)
+
+
+def head_mixture(seen: Seen) -> Scores | None:
+    """Of which received class heads the sent one is made: a site that mixes them itself began with that mixture."""
+    if Part.CLASS_MODELS not in seen.received or Part.HEAD not in seen.sent:
+        return None
+    heads = [seen.received[Part.CLASS_MODELS][name].reshape(seen.classes, -1) for name in sorted(seen.sent[Part.HEAD])]
+    sent = [seen.sent[Part.HEAD][name].ravel() for name in sorted(seen.sent[Part.HEAD])]
+    ones = np.full(seen.classes, 1e3)  # shares sum to 1
+    mixture, _ = nnls(np.vstack([np.hstack(heads).T, ones]).astype(np.float64), np.append(np.concatenate(sent), 1e3))
+    return np.asarray(mixture)
+
+
+def noise_prior(seen: Seen) -> Scores | None:
+    """How much more often the sent model takes noise for the class than the received one does."""
+    after = probabilities(seen, seen.noise_after, seen.sent)
+    before = probabilities(seen, seen.noise_before, seen.received)
+    return None if after is None or before is None else np.log(after.mean(axis=0)) - np.log(before.mean(axis=0))
+
+
+def row_distance(seen: Seen) -> Scores | None:
+    """How far the row that was sent is from the received one, against the site's median: decoys are all alike."""
+    steps = moved(seen)
+    if steps is None:
+        return None
+    norms = np.linalg.norm(steps, axis=1)
+    return np.asarray(np.abs(norms - np.nanmedian(norms)) / max(float(np.nanmedian(norms)), TINY))
+
+
+def row_agreement(seen: Seen) -> Scores | None:
+    """How well the row agrees with other sites' rows of the class."""
+    return cosines(rows(seen.sent, seen.classes), mean_of([rows_of(theirs, seen.classes) for theirs in seen.others]))
+
+
+def row_drift(seen: Seen) -> Scores | None:
+    """How much the row moved along with the site's other rows: real ones share what training did to the body."""
+    steps = moved(seen)
+    if steps is None:
+        return None
+    directions = unit(steps)
+    alike = np.abs(directions @ directions.T)
+    np.fill_diagonal(alike, np.nan)
+    return nanmean(alike, axis=1)
+
+
+# With examples of every class
+
+
+def public_rows(seen: Seen) -> Scores | None:
+    """How well the row agrees with what the sent body makes of the class."""
+    sent = rows(seen.sent, seen.classes)
+    return None if sent is None else cosines(sent, class_means(seen.after, seen.labels, seen.classes))
+
+
+def public_recall(seen: Seen) -> Scores | None:
+    """How much better the sent model knows the class than the received one."""
+    after, before = probabilities(seen, seen.after, seen.sent), probabilities(seen, seen.before, seen.received)
+    if after is None or before is None:
+        return None
+    own = np.arange(len(seen.labels)), seen.labels
+    gain = after[own] - before[own]
+    return np.array([gain[seen.labels == c].mean() for c in range(seen.classes)])
+
+
+def public_prior(seen: Seen) -> Scores | None:
+    """How often the sent model says the class, of as many examples of each class: it has learnt its site's."""
+    after = probabilities(seen, seen.after, seen.sent)
+    return None if after is None else after.mean(axis=0)
+
+
+def public_spread(seen: Seen) -> Scores | None:
+    """How much closer together training brought the class's features: needs the body alone."""
+    after, before = (tightness(f, seen.labels, seen.classes) for f in (seen.after, seen.before))
+    return np.asarray(before - after)
+
+
+BY_CLASS: Mapping[str, Attack] = {
+    "what is sent": presence,
+    "shares sent": shares,
+    "row distance": row_distance,
+    "row agreement": row_agreement,
+    "row drift": row_drift,
+}
+MODEL: Mapping[str, Attack] = {
+    "head norms": head_norms,
+    "head gradient": head_gradient,
+    "head mixture": head_mixture,
+    "noise prior": noise_prior,
+}
+WITH_DATA: Mapping[str, Attack] = {
+    "public rows": public_rows,
+    "public recall": public_recall,
+    "public prior": public_prior,
+    "public spread": public_spread,
+}
+
+
+def mean_over_rounds(scores: Sequence[Scores]) -> Scores | None:
+    """Of one attack, [C]; a class counts in the rounds that say something of it."""
+    return nanmean(np.stack(scores), axis=0) if scores else None
+
+
+def row_consistency(rounds: Sequence[Seen]) -> Scores | None:
+    """Whether a row moves the same way round after round: a decoy walks at random, [C]."""
+    steps = [found for seen in rounds if (found := moved(seen)) is not None]
+    if not steps:
+        return None
+    return np.asarray(np.linalg.norm(nanmean(unit(np.stack(steps)), axis=0), axis=1))  # of [rounds, C, D]

@@ -1,0 +1,152 @@
+"""What a server can infer about sites from what they send it: `make leakage`; a table, and the same as markdown.
+
+Simulations on the digits, attacked with the scores of `attacks`, which know the truth only to be judged. They are
+simple ones: what they find is there, and a stronger one may find more.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import structlog
+import torch
+from rich.console import Console
+from rich.table import Table
+from tests.bench import attacks
+from tests.bench.leakage_runs import SCORED, Case, attacked
+from tests.bench.leakage_scores import Found, strongest, tried, tried_over_rounds
+
+HIDDEN: dict[str, Any] = {"hide_class_presence": True}
+FEW: dict[str, Any] = {"min_samples_per_class": 10}
+CASES = (
+    Case("digits-fedavg"),
+    Case("digits-fedavg", method={"weighting": "examples"}),
+    *(
+        Case(recipe, rules)
+        for recipe in ("digits-fednh", "digits-fedprp", "digits-fedproc")
+        for rules in ({}, HIDDEN, FEW)
+    ),
+    Case("digits-cwfedavg"),
+    Case("digits-cwfedavg-private"),
+    Case("digits-cwfedavg-private", FEW),
+)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One case over all seeds: what the attacks came to, and the models' mean scores."""
+
+    case: Case
+    by_class: list[Found]
+    model: list[Found]
+    with_data: list[Found]
+    scores: Mapping[str, float]
+
+
+def main() -> None:
+    """Print the table, and write it."""
+    arguments = _arguments()
+    torch.set_num_threads(1)
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
+    seeds = [int(seed) for seed in arguments.seeds.split(",")]
+    outcomes = []
+    for case in CASES:
+        if arguments.only in case.recipe:
+            outcomes.append(outcome(case, seeds, arguments.rounds))
+            Console(stderr=True).print(f"{case.recipe} {case.said}", highlight=False)
+    rows = [cells(outcome) for outcome in outcomes]
+    Console(width=170).print(table(rows, seeds))
+    arguments.out.parent.mkdir(parents=True, exist_ok=True)
+    arguments.out.write_text(markdown(rows) + "\n" + every_attack(outcomes), encoding="utf-8")
+
+
+def outcome(case: Case, seeds: Sequence[int], rounds: int) -> Outcome:
+    """Simulate and attack it."""
+    done = [attacked(case, seed, rounds) for seed in seeds]
+    victims = [victim for victims, _ in done for victim in victims]
+    means = {name: float(np.mean([scores[name] for _, scores in done])) for name in SCORED if name in done[0][1]}
+    by_class = tried(attacks.BY_CLASS, victims) + tried_over_rounds(victims)
+    return Outcome(case, by_class, tried(attacks.MODEL, victims), tried(attacks.WITH_DATA, victims), means)
+
+
+# Tables
+
+
+COLUMNS = (
+    "method",
+    "policy",
+    "sent by class",
+    "model",
+    "with examples",
+    "shares",
+    "shares, with examples",
+    "GM",
+    "PM(V)",
+)
+
+
+def cells(outcome: Outcome) -> list[str]:
+    """A row: the strongest attack of each kind."""
+    without, name = outcome.by_class + outcome.model, outcome.case.recipe.removeprefix("digits-")
+    kinds = [
+        (outcome.by_class, "auc"),
+        (outcome.model, "auc"),
+        (outcome.with_data, "auc"),
+        (without, "correlation"),
+        (outcome.with_data, "correlation"),
+    ]
+    scores = [f"{100 * outcome.scores[name]:.1f}" if name in outcome.scores else "–" for name in SCORED]
+    return [name, outcome.case.said, *(_cell(strongest(found, by), by) for found, by in kinds), *scores]
+
+
+def _cell(found: Found | None, by: str) -> str:
+    return "–" if found is None else f"{getattr(found, by):.2f} {found.attack}, {found.rounds}"
+
+
+def table(rows: Sequence[Sequence[str]], seeds: Sequence[int]) -> Table:
+    """For the terminal."""
+    made = Table(title=f"presence: area under the ROC curve; shares: correlation; seeds {seeds}", title_justify="left")
+    for column in COLUMNS:
+        made.add_column(column)
+    for row in rows:
+        made.add_row(*row)
+    return made
+
+
+def markdown(rows: Sequence[Sequence[str]]) -> str:
+    """The same, for a page."""
+    return _lines([COLUMNS, ["---"] * len(COLUMNS), *rows])
+
+
+def every_attack(outcomes: Sequence[Outcome]) -> str:
+    """All that was tried, the weak ones too."""
+    rows = [
+        [*cells(outcome)[:2], found.attack, found.rounds, f"{found.auc:.3f}", f"{found.correlation:.3f}"]
+        for outcome in outcomes
+        for found in (*outcome.by_class, *outcome.model, *outcome.with_data)
+    ]
+    head = ("method", "policy", "attack", "rounds", "AUC of presence", "correlation with shares")
+    return _lines([head, ["---"] * len(head), *rows])
+
+
+def _lines(rows: Sequence[Sequence[str]]) -> str:
+    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path("runs/leakage.md"))
+    parser.add_argument("--seeds", default="0,1,2")
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--only", default="", help="part of a recipe's name")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,136 @@
+"""Simulations under policies, whose server keeps all that it is sent; and what it sees of each site."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from tests.bench.attack_views import Scores, Seen
+from tests.bench.leakage_scores import Counts, Victim
+
+from protofed.client.agent import Agent, Site
+from protofed.client.memory import MemoryStore
+from protofed.client.models.split import load
+from protofed.client.policy import Policy
+from protofed.common import codec
+from protofed.common.payload import Part, Payload, SiteId
+from protofed.common.recipe import Recipe
+from protofed.common.task import Role, TaskKind
+from protofed.deploy import shipped
+from protofed.deploy.simulate import EVALUATOR, DirectLink, Simulation, data_of, device_model, everything
+from protofed.server.blobs import MemoryBlobs
+from protofed.server.ledger import Ledger
+from protofed.server.overview import spreads
+from protofed.server.roster import Roster
+from protofed.server.runs import Runs
+from protofed.server.surroundings import Surroundings
+
+NOISE = 512  # images
+SCORED = ("global.accuracy", "personal.pm_v")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A recipe under a policy."""
+
+    recipe: str
+    rules: Mapping[str, Any] = field(default_factory=dict)
+    method: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def said(self) -> str:
+        """What is other than by default."""
+        changes = {**self.rules, **self.method}
+        return ", ".join(key if value is True else f"{key} = {value}" for key, value in changes.items())
+
+
+def attacked(case: Case, seed: int, rounds: int) -> tuple[list[Victim], dict[str, float]]:
+    """One simulation's sites as the server saw them, and the scores of its last round."""
+    recipe = seeded(case, seed, rounds)
+    running = posed(recipe, Policy(everything(recipe).rules.model_copy(update=_allowed(case.rules))))
+    running.go()
+    last = spreads(running.ledger.scores(recipe.name)[recipe.rounds])
+    seen = sites_seen(running)
+    victims = [Victim(seen[site], _counts(running, site)) for site in running.data]
+    running.ledger.close()
+    return victims, {name: last[name].mean for name in SCORED if name in last}
+
+
+def seeded(case: Case, seed: int, rounds: int) -> Recipe:
+    """The case's recipe, scored once, at its end."""
+    recipe = shipped.recipe(case.recipe)
+    assert recipe.data is not None
+    return recipe.model_copy(
+        update={
+            "seed": seed,
+            "rounds": min(recipe.rounds, rounds),
+            "data": recipe.data.model_copy(update={"seed": seed}),
+            "method": recipe.method.model_copy(update=dict(case.method)),
+            "federation": recipe.federation.model_copy(update={"score_every": 0}),
+        }
+    )
+
+
+def posed(recipe: Recipe, policy: Policy) -> Simulation:
+    """A simulation whose sites have this policy, and whose server forgets nothing."""
+    ledger, blobs, data = Ledger("sqlite://"), MemoryBlobs(), data_of(recipe)
+    runs = Runs([recipe], Surroundings(ledger, blobs, Roster(ledger, float), float, keep_rounds=0, simulated=True))
+    model = device_model(recipe, torch.device("cpu"), policy.rules.models)
+
+    def agent(name: SiteId) -> Agent:
+        roles = frozenset({Role.EVALUATOR if name == EVALUATOR else Role.TRAINER})
+        store = MemoryStore(hashlib.blake2b(f"{recipe.seed}/{name}".encode(), digest_size=32).digest())
+        site = Site(name, roles, policy, store, lambda _: data[name], lambda _: model)
+        return Agent(site, DirectLink(runs, blobs, name, roles))
+
+    sites = {name: held for name, held in data.items() if name != EVALUATOR}
+    return Simulation(recipe, runs, ledger, blobs, sites, [agent(name) for name in data])
+
+
+def sites_seen(running: Simulation) -> dict[SiteId, list[Seen]]:
+    """By site, its updates as they are in the server's ledger and blobs, round by round."""
+    recipe = running.recipe
+    test = data_of(recipe)[EVALUATOR].test
+    draw = torch.Generator().manual_seed(0)
+    noise = torch.randn(NOISE, *recipe.input.shape, generator=draw)
+    model = device_model(recipe, torch.device("cpu"), frozenset())
+    model.eval()
+
+    def features(payload: Payload) -> tuple[Scores, Scores]:
+        load(model.body, payload[Part.BODY])
+        with torch.no_grad():
+            return tuple(model.body(images).double().numpy() for images in (test.normalised(recipe.input), noise))
+
+    seen: dict[SiteId, list[Seen]] = {site: [] for site in running.data}
+    for sent, received in _rounds(running):
+        known = {id(payload): features(payload) for payload in received.values()}
+        for site, payload in sent.items():
+            (after, noise_after), (before, noise_before) = features(payload), known[id(received[site])]
+            others = [theirs.get(Part.PROTOTYPES, {}) for name, theirs in sent.items() if name != site]
+            labels = test.labels.numpy()
+            seen[site].append(
+                Seen(recipe.classes, payload, received[site], others, after, before, labels, noise_after, noise_before)
+            )
+    return seen
+
+
+def _rounds(running: Simulation) -> Iterator[tuple[dict[SiteId, Payload], dict[SiteId, Payload]]]:
+    """What was sent, and what it started from, by site."""
+    for number in range(1, running.recipe.rounds + 1):
+        rows = [row for row in running.ledger.updates(running.recipe.name, number) if row.task.kind is TaskKind.FIT]
+        bases = {row.task.base: codec.decode(running.blobs.get(row.task.base)) for row in rows if row.task.base}
+        sent = {row.task.site: codec.decode(running.blobs.get(row.digest)) for row in rows if row.counts}
+        yield sent, {row.task.site: bases[row.task.base] for row in rows if row.task.base}
+
+
+def _counts(running: Simulation, site: SiteId) -> Counts:
+    return np.bincount(running.data[site].train.labels.numpy(), minlength=running.recipe.classes)
+
+
+def _allowed(rules: Mapping[str, Any]) -> dict[str, Any]:
+    """What the attacked methods cannot do without, and this case's rules."""
+    return {"class_distribution_estimate": True, **rules}

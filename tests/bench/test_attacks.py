@@ -1,0 +1,199 @@
+"""Attacks find what is put there for them, on numbers made by hand, and nothing where nothing is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from tests.bench import attacks
+from tests.bench.attack_views import Scores, Seen
+from tests.bench.leakage import Outcome, cells, every_attack, markdown
+from tests.bench.leakage_runs import Case, attacked
+from tests.bench.leakage_scores import Found, Victim, auc, correlation, strongest, tried, tried_over_rounds
+
+from protofed.common.payload import Array, Part, Payload
+from protofed.common.tensors import unit
+
+CLASSES, WIDTH = 6, 32
+SHARES = np.array([0.5, 0.3, 0.2, 0.0, 0.0, 0.0])
+HAS = SHARES > 0
+
+
+def draw(seed: int, *shape: int) -> Scores:
+    return np.random.default_rng(seed).normal(size=shape)
+
+
+def seen(
+    sent: Payload,
+    received: Payload,
+    others: Sequence[dict[str, Array]] = (),
+    after: Scores | None = None,
+    before: Scores | None = None,
+    noise: tuple[Scores, Scores] | None = None,
+) -> Seen:
+    """One update; without examples, the attacker's are noise that training did not touch."""
+    labels = np.repeat(np.arange(CLASSES), 5)
+    still = draw(99, len(labels), WIDTH)
+    after, before = still if after is None else after, still if before is None else before
+    return Seen(CLASSES, sent, received, others, after, before, labels, *(noise or (still, still)))
+
+
+def rows(matrix: Scores, classes: Sequence[int] = range(CLASSES)) -> dict[Part, dict[str, Array]]:
+    return {Part.PROTOTYPES: {str(c): matrix[c] for c in classes}}
+
+
+# How good an attack is
+
+
+def test_the_area_is_how_often_a_pair_with_the_class_is_ahead() -> None:
+    truth = np.array([True, True, False, False])
+    for scores, area in (([4, 3, 2, 1], 1.0), ([1, 2, 3, 4], 0.0), ([1, 1, 1, 1], 0.5), ([3, 1, 2, 0], 0.75)):
+        assert auc(np.array(scores, float), truth) == area
+    assert auc(np.array([-5.0, -7.0, np.nan, np.nan]), truth) == 1.0
+    with pytest.raises(ValueError, match="with and without"):
+        auc(np.zeros(4), np.ones(4, bool))
+
+
+def test_correlation_is_one_for_a_line_and_nothing_for_a_constant() -> None:
+    assert correlation(3 * SHARES + 1, SHARES) == pytest.approx(1)
+    assert correlation(np.ones(CLASSES), SHARES) == 0
+    assert correlation(np.where(HAS, SHARES, np.nan), SHARES) > 0.9
+
+
+# What is sent by class
+
+
+def test_rows_that_are_sent_and_flags_say_which_classes_there_are() -> None:
+    flags = {Part.CLASS_PRESENCE: {"present": HAS.astype(np.float32)}}
+    for sent in (rows(draw(0, CLASSES, WIDTH), [0, 1, 2]), flags):
+        found = attacks.presence(seen(sent, {}))
+        assert found is not None
+        assert found.tolist() == HAS.tolist()
+
+
+def disguised(round: int) -> Seen:
+    """Real rows that drift together, all rounds alike, and decoys that go anywhere, all equally far."""
+    old, way = unit(draw(1, CLASSES, WIDTH)), unit(draw(2, WIDTH))
+    real = old + np.array([0.2, 0.3, 0.4, 0, 0, 0])[:, None] * unit(way + 0.3 * unit(draw(3, CLASSES, WIDTH)))
+    anywhere = old + 0.3 * unit(draw(10 + round, CLASSES, WIDTH))
+    sent = np.where(HAS[:, None], real, anywhere)
+    others = [{str(c): row for c, row in enumerate(real + 0.05 * draw(20 + round, CLASSES, WIDTH))}]
+    return seen(rows(sent), {Part.PROTOTYPES: {"mean": old}}, others)
+
+
+def test_decoys_are_found_by_where_they_go() -> None:
+    victim = Victim([disguised(number) for number in range(8)], (100 * SHARES).astype(np.int64))
+    found = {(one.attack, one.rounds): one.auc for one in tried(attacks.BY_CLASS, [victim])}
+    assert found["what is sent", "all rounds"] == 0.5  # all rows are there
+    assert found["row drift", "all rounds"] == found["row agreement", "all rounds"] == 1
+    assert [(one.attack, one.auc) for one in tried_over_rounds([victim])] == [("row consistency", 1.0)]
+
+
+def test_decoys_that_are_all_as_far_as_the_median_are_found_by_that() -> None:
+    found = attacks.row_distance(disguised(0))
+    assert found is not None
+    assert sorted(found)[:3] == pytest.approx([0] * 3, abs=1e-6)
+    assert auc(-found, ~HAS) > 0.8
+
+
+# The model
+
+
+def softmax_head_after_a_step() -> tuple[Payload, Payload]:
+    """Of zeros, on a batch with the site's shares: the bias goes up by lr * (share - 1 / C)."""
+    zeros = {"weight": np.zeros((CLASSES, WIDTH)), "bias": np.zeros(CLASSES)}
+    after = {"weight": zeros["weight"], "bias": 0.1 * (SHARES - 1 / CLASSES)}
+    return {Part.HEAD: after}, {Part.HEAD: zeros}
+
+
+def test_a_step_of_training_writes_the_shares_into_the_bias() -> None:
+    sent, received = softmax_head_after_a_step()
+    found = attacks.head_gradient(seen(sent, received))
+    assert found is not None
+    assert correlation(found, SHARES) == pytest.approx(1)
+    heads = {name: np.stack([array] * CLASSES) for name, array in received[Part.HEAD].items()}
+    mixed_by_the_site = attacks.head_gradient(seen(sent, {Part.CLASS_MODELS: heads}))
+    assert mixed_by_the_site == pytest.approx(found)
+
+
+def test_a_mixture_of_known_heads_is_taken_apart() -> None:
+    heads = {"weight": draw(1, CLASSES, CLASSES, WIDTH), "bias": draw(2, CLASSES, CLASSES)}
+    sent = {name: np.tensordot(SHARES, stack, 1) for name, stack in heads.items()}
+    found = attacks.head_mixture(seen({Part.HEAD: sent}, {Part.CLASS_MODELS: heads}))
+    assert found == pytest.approx(SHARES, abs=1e-6)
+
+
+def test_norms_of_the_head_s_rows() -> None:
+    weight = unit(draw(1, CLASSES, WIDTH)) * (1 + SHARES[:, None])
+    found = attacks.head_norms(seen({Part.HEAD: {"weight": weight}}, {}))
+    assert found == pytest.approx(1 + SHARES)
+
+
+def test_noise_shows_what_a_model_has_learnt_to_say() -> None:
+    old = unit(np.eye(CLASSES, WIDTH))
+    towards = draw(5, 40, WIDTH) + 4 * SHARES @ old
+    update = seen({Part.BODY: {}}, {Part.PROTOTYPES: {"mean": old}}, noise=(towards, draw(5, 40, WIDTH)))
+    found = attacks.noise_prior(update)
+    assert found is not None
+    assert auc(found, HAS) == 1
+
+
+# With examples
+
+
+def test_rows_that_are_what_the_body_makes_of_a_class_are_real() -> None:
+    labels = np.repeat(np.arange(CLASSES), 5)
+    means = unit(draw(1, CLASSES, WIDTH))
+    after = means[labels] + 0.05 * draw(2, len(labels), WIDTH)
+    sent = np.where(HAS[:, None], means, unit(draw(3, CLASSES, WIDTH)))
+    found = attacks.public_rows(seen(rows(sent), {}, after=after))
+    assert found is not None
+    assert auc(found, HAS) == 1
+
+
+def test_a_model_knows_its_own_classes_better_than_before_and_says_them_more_often() -> None:
+    labels, old = np.repeat(np.arange(CLASSES), 5), unit(np.eye(CLASSES, WIDTH))
+    before = 0.2 * old[labels] + 0.1 * draw(1, len(labels), WIDTH)
+    own = HAS[labels][:, None]
+    after = np.where(own, old[labels], 0.5 * old[0] + 0.5 * old[1]) + 0.05 * draw(2, len(labels), WIDTH)
+    update = seen({Part.BODY: {}}, {Part.PROTOTYPES: {"mean": old}}, after=after, before=before)
+    for attack in (attacks.public_recall, attacks.public_prior, attacks.public_spread):
+        found = attack(update)
+        assert found is not None
+        assert auc(found, HAS) > 0.85, attack.__name__
+
+
+def test_an_attack_without_anything_to_work_on_says_nothing() -> None:
+    bare = seen({Part.BODY: {}}, {Part.BODY: {}})
+    everything = {**attacks.BY_CLASS, **attacks.MODEL, **attacks.WITH_DATA}
+    said = {name for name, attack in everything.items() if attack(bare) is not None}
+    assert said == {"public spread"}  # it needs the body alone
+    assert attacks.row_consistency([bare, bare]) is None
+    assert not tried(attacks.BY_CLASS, [Victim([bare], np.array([1, 0, 0, 0, 0, 0]))])
+
+
+# The table
+
+
+def test_a_cell_names_the_strongest_attack() -> None:
+    found = [Found("weak", "round 1", 0.6, 0.9), Found("strong", "all rounds", 0.8, 0.1)]
+    case = Case("digits-fednh", {"hide_class_presence": True, "min_samples_per_class": 10})
+    outcome = Outcome(case, found, [], found[:1], {"personal.pm_v": 0.5})
+    row = cells(outcome)
+    assert row[:4] == ["fednh", "hide_class_presence, min_samples_per_class = 10", "0.80 strong, all rounds", "–"]
+    assert row[5:] == ["0.90 weak, round 1", "0.90 weak, round 1", "–", "50.0"]
+    assert f"| {' | '.join(row)} |\n" in markdown([row])
+    assert every_attack([outcome]).count("\n") == 5
+    assert strongest([], "auc") is None
+
+
+def test_a_simulation_is_seen_as_its_server_sees_it() -> None:
+    victims, scores = attacked(Case("digits-fednh"), seed=0, rounds=1)
+    assert 0 < scores["personal.pm_v"] <= 1
+    assert [len(victim.seen) for victim in victims] == [1] * 5
+    for victim in victims:
+        rows_sent = victim.seen[0].sent[Part.PROTOTYPES]
+        assert set(rows_sent) == {str(c) for c in np.flatnonzero(victim.counts)}
+        assert len(victim.seen[0].others) == 4
+    assert tried({"what is sent": attacks.presence}, victims)[0].auc == 1
