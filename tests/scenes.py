@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,9 +14,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self, TypeAlias
 
+from tests.pki import Authority
+
 from protofed.common import failpoint
+from protofed.common.identity import Party
 from protofed.common.recipe import Recipe
 from protofed.deploy import shipped
+from protofed.deploy.operate import Operator
 from protofed.server.engine import LEDGER_FILE
 from protofed.server.records import Records
 
@@ -29,12 +34,14 @@ class Scene:
 
     Attributes:
         address: where the server listens, the same after a restart.
+        authority: of the identities with which all talk TLS; None: they talk plain text.
     """
 
     folder: Path
     recipe: Recipe
     running: dict[str, Process] = field(default_factory=dict)
     address: str = ""
+    authority: Authority | None = None
 
     @classmethod
     def of(cls, folder: Path, recipe: Recipe) -> Self:
@@ -45,9 +52,10 @@ class Scene:
         (folder / "site.toml").write_text(f"[data]\n{_table(data)}", encoding="utf-8")
         return cls(folder, recipe)
 
-    def start(self, name: str, *arguments: str, fails: str = "") -> Process:
+    def start(self, name: str, *arguments: str, party: Party = Party.SITE, fails: str = "") -> Process:
         """Start a process, which reaches this failpoint."""
-        command = [sys.executable, "-m", "protofed.deploy.cli", *arguments, f"--state={self.folder / name}"]
+        connection = "--plaintext" if self.authority is None else f"--identity={self.identity(party, name)}"
+        command = [sys.executable, "-m", "protofed.deploy.cli", *arguments, connection, f"--state={self.folder / name}"]
         with (self.folder / f"{name}.log").open("ab") as log:
             environment = {**os.environ, "OMP_NUM_THREADS": "1", failpoint.VARIABLE: fails}
             self.running[name] = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
@@ -58,7 +66,7 @@ class Scene:
         listen = self.address or "127.0.0.1:0"
         (self.folder / "server" / "address").unlink(missing_ok=True)
         known = (f"--recipe={recipe}", f"--listen={listen}", "--until-finished")
-        process = self.start("server", "server", *known, *more, fails=fails)
+        process = self.start("server", "server", *known, *more, party=Party.SERVER, fails=fails)
         self.wait_for(lambda: (self.folder / "server" / "address").exists() or process.poll() is not None)
         if not self.address:
             assert process.poll() is None, self.logs()
@@ -67,10 +75,25 @@ class Scene:
 
     def site(self, name: str, *more: str, via: str = "", fails: str = "") -> Process:
         """Start a site's daemon, which reaches the server at another address."""
-        policy = shipped.folder("policies") / "standard.toml"
+        policy = shipped.folder("policies") / "open.toml"  # holds back no class, as a simulation does
         settings = f"--settings={self.folder / 'site.toml'}"
         known = (f"--site={name}", f"--server={via or self.address}", f"--policy={policy}", "--until-finished")
         return self.start(name, "client", settings, *known, *more, fails=fails)
+
+    def identity(self, party: Party, name: str) -> Path:
+        """The party's identity folder, made and known to the server when it is first asked for."""
+        folder = self.folder / "identities" / name
+        if not folder.exists():
+            assert self.authority is not None
+            self.authority.issue(folder, party, name)
+            if party is Party.SERVER:
+                (folder / "operators").mkdir()
+                operators = self.identity(Party.OPERATOR, "operator")
+                shutil.copy(operators / "cert.pem", folder / "operators" / "operator.pem")
+            if party is Party.SITE:
+                with Operator(self.address, self.identity(Party.OPERATOR, "operator"), plaintext=False) as operator:
+                    operator.register((folder / "cert.pem").read_text(encoding="ascii"))
+        return folder
 
     def sites(self) -> None:
         self.site("evaluator", "--role=evaluator")

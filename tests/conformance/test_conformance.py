@@ -10,11 +10,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.audits import audit
 
 from protofed.client.agent import Agent
 from protofed.client.grpc_link import GrpcLink
 from protofed.client.method import client_methods
-from protofed.client.policy import Policy, Released
+from protofed.client.policy import Background, Policy, Released
 from protofed.common import codec
 from protofed.common.payload import Part, Payload, Update
 from protofed.common.recipe import Recipe
@@ -98,7 +99,7 @@ def test_grpc_gives_the_bytes_and_scores_of_the_simulation(
     with ExitStack() as links:
 
         def connect(site: str, roles: frozenset[Any]) -> GrpcLink:
-            link = GrpcLink(server.address, site, "tested", roles, give_up_after_s=20)
+            link = GrpcLink(server.address, site, "tested", roles, identity=None, audit=audit(), give_up_after_s=20)
             links.callback(link.close)
             return link
 
@@ -161,8 +162,8 @@ def test_only_declared_parts_leave(method: str, recipe_of: RecipeOf, monkeypatch
     released: list[Released] = []
     release = Policy.release
 
-    def recorded(policy: Policy, update: Update) -> Released:
-        released.append(release(policy, update))
+    def recorded(policy: Policy, update: Update, background: Background | None = None) -> Released:
+        released.append(release(policy, update, background))
         return released[-1]
 
     monkeypatch.setattr(Policy, "release", recorded)

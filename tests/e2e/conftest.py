@@ -1,4 +1,4 @@
-"""Scenes of real processes; nothing of them is left running."""
+"""Scenes of real processes that know each other by certificates; nothing of them is left running."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tests.pki import Authority
 from tests.scenes import Scene
 
 from protofed.common.recipe import Recipe
@@ -18,6 +19,7 @@ def scene(tmp_path: Path) -> Iterator[Callable[[Recipe], Scene]]:
 
     def make(recipe: Recipe) -> Scene:
         made.append(Scene.of(tmp_path, recipe))
+        made[-1].authority = Authority.make()
         return made[-1]
 
     yield make

@@ -34,6 +34,7 @@ def test_daemons_that_come_before_the_server_take_part_and_end_with_it(
 ) -> None:
     recipe = recipe_of("fednh")
     here = scene(recipe)
+    here.authority = None  # no certificate can be registered before there is a server
     here.address = f"127.0.0.1:{unused_port}"
     here.sites()
     here.server()

@@ -1,0 +1,205 @@
+"""`make e2e`: three hospitals in networks of their own train together, from the first key to the last audit log.
+
+Two hospitals reach the server directly, the third only through its web proxy, and it is let in while the run goes on.
+Everything is done by the commands that people type. Exit code 0 if all of it went well; nothing is left behind.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from tests.e2e.networks import Networks, expect, wait_for
+
+from protofed.deploy import shipped
+
+HERE = Path(__file__).parent
+RUN = "hospitals"
+SERVER, PORT, NAME = "10.77.0.1", 7443, "fl.example.org"
+SITES = {"north": "10.77.1.2", "south": "10.77.2.2", "west": "10.77.9.2"}
+PROXY, PASSWORD = "10.77.9.1", "west:sesame"
+TRIED = (22, 80, 443, PORT)  # ports at which somebody might knock on a hospital's door
+CLI = (sys.executable, "-m", "protofed.deploy.cli")
+
+
+@dataclass
+class Story:
+    """What people do; each party has folders of its own in `folder`."""
+
+    net: Networks
+    folder: Path
+    began: float
+
+    def say(self, text: str) -> None:
+        sys.stdout.write(f"{time.monotonic() - self.began:6.1f} s  {text}\n")
+        sys.stdout.flush()
+
+    def protofed(self, place: str, *command: str | Path) -> str:
+        """What a command prints that somebody types there."""
+        return self.net.run(place, *CLI, *map(str, command)).stdout
+
+    def operator(self, *command: str | Path) -> str:
+        """A command of the operator, who sits where the server is."""
+        return self.protofed("center", *command, "--server", f"{NAME}:{PORT}", "--identity", self.folder / "operator")
+
+    def certify(self, place: str, identity: Path, party: str, name: str, *more: str) -> Path:
+        """Asked for there, signed on the operator's machine, installed there; the bundle that went back."""
+        request, bundle = self.folder / f"{name}.request.pem", self.folder / f"{name}.bundle.pem"
+        self.protofed(place, "certs", "request", "--identity", identity, f"--{party}", name, *more, "--out", request)
+        signing = ("--ca", self.folder / "ca", "--passphrase-file", self.folder / "passphrase", "--yes")
+        self.protofed("center", "certs", "approve", request, *signing, "--out", bundle)
+        self.protofed(place, "certs", "install", bundle, "--identity", identity)
+        return bundle
+
+    def join(self, site: str, settings: Path = HERE / "hospital.toml") -> None:
+        """A new site, from its key to its daemon."""
+        identity = self.folder / f"{site}-identity"
+        bundle = self.certify(site, identity, "site", site)
+        self.operator("certs", "register", bundle)
+        self.say(f"{site}: key made there, certificate signed, installed and registered")
+        command = (
+            f"--settings={settings}",
+            f"--policy={shipped.folder('policies') / 'standard.toml'}",
+            f"--server={NAME}:{PORT}",
+            f"--identity={identity}",
+            f"--site={site}",
+            f"--share={list(SITES).index(site)}",
+            f"--state={self.folder / site}",
+            "--until-finished",
+        )
+        self.net.start(site, site, *CLI, "client", *command)
+        self.say(f"{site}: daemon started")
+
+    def shown(self) -> Any:
+        """The run, as the operator sees it."""
+        return json.loads(self.operator("runs", "show", RUN, "--json"))
+
+
+def lay_cables(story: Story) -> None:
+    """Nobody forwards for anybody: a hospital reaches the server, or its proxy, and nothing else."""
+    net = story.net
+    net.add("center", {NAME: SERVER}, SERVER)
+    for number, place in enumerate(("north", "south", "proxy"), 1):
+        net.add(place, {NAME: SERVER})
+        net.link("center", place, f"10.77.{number}")
+        net.route(place, SERVER, f"10.77.{number}.1")
+    net.add("west", {})  # does not even know the server's address
+    net.link("proxy", "west", "10.77.9")
+
+
+def start_server(story: Story) -> None:
+    """A CA, an operator and a server with their certificates; the server."""
+    passphrase, identity = story.folder / "passphrase", story.folder / "server-identity"
+    passphrase.write_text("correct horse battery staple\n", encoding="ascii")
+    passphrase.chmod(0o600)
+    story.protofed("center", "certs", "init", "--ca", story.folder / "ca", "--passphrase-file", passphrase)
+    story.certify("center", story.folder / "operator", "operator", "olga")
+    story.certify("center", identity, "server", "coordinator", "--host", NAME)
+    (identity / "operators").mkdir()
+    (identity / "operators" / "olga.pem").write_bytes((story.folder / "operator" / "cert.pem").read_bytes())
+    story.say("a CA, an operator and a server have their keys and certificates")
+    state = story.folder / "server"
+    story.net.start(
+        "server", "center", *CLI, "server", f"--listen={SERVER}:{PORT}", f"--identity={identity}", f"--state={state}"
+    )
+    wait_for("the server", (state / "address").exists)
+    proxy = (sys.executable, "-m", "tests.e2e.connect_proxy", PROXY, "3128", PASSWORD)
+    story.net.start("proxy", "proxy", *proxy)
+    wait_for("west's proxy", lambda: story.net.reaches("west", PROXY, 3128))
+    story.operator("runs", "start", HERE / "hospitals.toml")
+    story.say(f"the server listens on {SERVER}:{PORT}, and a run is queued")
+
+
+def check_ways(story: Story) -> None:
+    """What can be reached, and what cannot."""
+    reaches = story.net.reaches
+    for place in ("north", "south", "proxy"):
+        expect(reaches(place, SERVER, PORT), f"{place} reaches the server")
+    expect(not reaches("west", SERVER, PORT), "west has no way to the server")
+    for place, address in SITES.items():
+        for near in ("center", "proxy"):
+            expect(not any(reaches(near, address, port) for port in TRIED), f"nothing gets into {place}")
+    expect(not reaches("north", SITES["south"], PORT), "no hospital reaches another one")
+    story.say("hospitals reach the server or their proxy, and nobody reaches a hospital")
+
+
+def train(story: Story) -> None:
+    """Two hospitals begin, the third joins, and the run comes to its end."""
+    story.join("north")
+    story.join("south")
+    wait_for("a round of two hospitals", lambda: story.shown()["info"]["round"] >= 1)
+    settings = story.folder / "west.toml"
+    settings.write_text(f'proxy = "http://{PASSWORD}@{PROXY}:3128"\n' + (HERE / "hospital.toml").read_text(), "utf-8")
+    settings.chmod(0o600)
+    story.join("west", settings)
+    for site in SITES:
+        code = story.net.end(site, 180)
+        expect(code == 0, f"the daemon of {site} ended with {code}")
+    story.say("the run is over, and all daemons have ended")
+
+
+def check_run(story: Story) -> None:
+    """What the operator sees: whole rounds, and all three took part."""
+    sys.stdout.write(story.operator("runs", "show", RUN) + story.operator("sites", "list"))
+    shown = story.shown()
+    info = shown["info"]
+    expect((info["standing"], info["round"]) == ("completed", info["rounds"]), f"all rounds were completed: {info}")
+    fits = [fate for one in shown["rounds"] for fate in one["sites"] if fate["kind"] == "fit"]
+    for site in SITES:
+        fates = [fate["fate"] for fate in fits if fate["site"] == site]
+        expect(
+            fates.count("reported") >= 2 and set(fates) == {"reported"}, f"{site} reported in all its rounds: {fates}"
+        )
+        story.say(f"{site} reported in {len(fates)} of {info['rounds']} rounds")
+    known = json.loads(story.operator("certs", "list", "--json"))
+    expect({one["name"] for one in known} == {*SITES, "olga"}, f"the server knows its parties: {known}")
+
+
+def check_logs(story: Story) -> None:
+    """Every log is as it was written, and west's connections all went through its proxy."""
+    expect(story.net.stop("server") == 0, "the server ended in order")
+    states = [story.folder / name for name in ("server", *SITES)]
+    sys.stdout.write(story.protofed("center", "audit", "verify", *states))
+    sys.stdout.write(story.protofed("west", "audit", "show", story.folder / "west"))
+    let_through = (story.folder / "proxy.log").read_text(encoding="ascii").splitlines()
+    expect(set(let_through) == {f"200 {NAME}:{PORT}"}, f"the proxy let through: {let_through}")
+    expect("Traceback" not in story.net.tails(), "nobody had an internal error")
+    story.say("four audit logs verify; west talked through its proxy only")
+
+
+def main() -> int:
+    """Tell the story; 1 if it went otherwise."""
+    signal.signal(signal.SIGTERM, _interrupted)
+    if os.geteuid() != 0:
+        sys.stderr.write("network namespaces need root: sudo make e2e\n")
+        return 1
+    with tempfile.TemporaryDirectory(prefix="protofed-e2e-") as folder, Networks(Path(folder)) as net:
+        story = Story(net, Path(folder), time.monotonic())
+        try:
+            lay_cables(story)
+            start_server(story)
+            check_ways(story)
+            train(story)
+            check_run(story)
+            check_logs(story)
+            story.say("done")
+        except (SystemExit, KeyboardInterrupt) as error:
+            sys.stderr.write(f"{error}\n{net.tails()}\n")
+            return 1
+    return 0
+
+
+def _interrupted(_number: int, _frame: FrameType | None) -> None:
+    raise SystemExit("interrupted")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

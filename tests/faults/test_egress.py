@@ -1,0 +1,226 @@
+"""Row 91: all that a site says in a run, recorded behind its TLS, is what is allowed and what its audit log tells."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import pytest
+from tests.audits import audit
+from tests.conftest import LiveServer
+from tests.faults.recorder import Recorder
+from tests.faults.said import Said, Upload, handing_in, hiding, messages, uploads
+from tests.pki import Authority
+
+from protofed.client.agent import Agent
+from protofed.client.audit import FILE, Audit
+from protofed.client.data.examples import SiteData
+from protofed.client.grpc_link import GrpcLink
+from protofed.client.memory import MemoryStore
+from protofed.client.method import client_methods
+from protofed.client.now import Now
+from protofed.client.policy import Policy
+from protofed.client.pulse import Pulse
+from protofed.client.site import Site
+from protofed.common import codec, journal
+from protofed.common.errors import DataError
+from protofed.common.identity import LiveIdentity, Party
+from protofed.common.journal import Journal
+from protofed.common.payload import Array, Part, SiteId
+from protofed.common.recipe import Recipe
+from protofed.common.task import Finished, Role, score_family
+from protofed.deploy import shipped
+from protofed.deploy.simulate import agents_of, data_of, device_model
+from protofed.protos.v1 import federation_pb2 as pb
+
+RECORDED, TRAINER = "site-1", frozenset({Role.TRAINER})
+ROUNDS = 2
+Load: TypeAlias = Callable[[Recipe], SiteData]
+POLICY = shipped.folder("policies") / "open.toml"  # the widest that anybody has
+
+
+@dataclass(frozen=True)
+class Recording:
+    """A run of three sites and an evaluator, of which one site was listened to.
+
+    Attributes:
+        data: what that site holds.
+        connections: all that it said on each, in plain bytes.
+        said: the same, understood.
+        told: by the site's own audit log.
+        heard: by the server's.
+    """
+
+    recipe: Recipe
+    data: SiteData
+    connections: list[bytes]
+    said: list[Said]
+    told: list[journal.Record]
+    heard: list[journal.Record]
+
+    @property
+    def uploads(self) -> list[Upload]:
+        return uploads(self.said)
+
+
+@pytest.fixture(scope="module", params=sorted(client_methods))
+def recording(
+    request: pytest.FixtureRequest, recipe_of: Callable[..., Recipe], tmp_path_factory: pytest.TempPathFactory
+) -> Recording:
+    """Of one method."""
+    return record(recipe_of(str(request.param), rounds=ROUNDS), tmp_path_factory.mktemp("egress"))
+
+
+def record(recipe: Recipe, folder: Path, load: Load | None = None) -> Recording:
+    """Run it, and listen to one site, which begins: it makes the first model, unless its data cannot be loaded."""
+    authority, data = Authority.make(), data_of(recipe)
+    authority.issue(folder / "server", Party.SERVER, "server")
+    authority.issue(folder / "recorder", Party.SERVER, "recorder")
+    with ExitStack() as held:
+        server = LiveServer(recipe, folder / "state", identity=folder / "server")
+        held.callback(server.stop)
+        for site in data:
+            authority.issue(folder / site, Party.SITE, site)
+            server.operation.certificates.register((folder / site / "cert.pem").read_bytes())
+        recorder = Recorder(server.address, folder / "recorder", folder / RECORDED)
+        held.callback(recorder.close)
+
+        def connect(
+            site: SiteId, roles: frozenset[Role], to: str = server.address, log: Audit | None = None
+        ) -> GrpcLink:
+            identity = LiveIdentity(folder / site, Party.SITE)
+            link = GrpcLink(to, site, "tested", roles, identity=identity, audit=log or audit(), give_up_after_s=20)
+            held.callback(link.close)
+            return link
+
+        lines = Journal(folder / FILE)
+        held.callback(lines.close)
+        agent = daemon(
+            data.pop(RECORDED), connect(RECORDED, TRAINER, recorder.address, Audit(lines)), recipe, held, load
+        )
+        take_turns([agent, *agents_of(recipe, connect, data=data)])
+        held.close()
+        told, heard = list(journal.records(folder / FILE)), list(journal.records(server.audit_file))
+    said = messages(recorder.said)
+    return Recording(recipe, data_of(recipe)[RECORDED], [bytes(one) for one in recorder.said], said, told, heard)
+
+
+def daemon(data: SiteData, link: GrpcLink, recipe: Recipe, held: ExitStack, load: Load | None) -> Agent:
+    """The recorded site's, with its heartbeat."""
+    policy, now = Policy.read(POLICY), Now(heartbeat_s=0.05)
+    pulse = Pulse(link, now, lambda: link.bytes_moved)
+    pulse.start()
+    held.callback(pulse.join, 5.0)
+    held.callback(pulse.stop)
+    model = device_model(recipe, data.device, policy.rules.models)
+    site = Site(RECORDED, TRAINER, policy, MemoryStore(bytes(32)), load or (lambda _: data), lambda _: model)
+    return Agent(site, link, now)
+
+
+def who(message: Any) -> pb.Caller:
+    """Who says it; every message has that."""
+    assert message.HasField("caller")
+    return pb.Caller.FromString(message.caller.SerializeToString())
+
+
+def take_turns(agents: Sequence[Agent]) -> None:
+    over: set[int] = set()
+    until = time.monotonic() + 60
+    while len(over) < len(agents):
+        assert time.monotonic() < until, "the run does not end"
+        for number, agent in enumerate(agents):
+            if number not in over and isinstance(agent.step(0.02), Finished):
+                over.add(number)
+
+
+def secrets(data: SiteData) -> dict[str, bytes]:
+    """A site's images, labels and counts, as bytes that would tell of them."""
+    train, counts = data.train, np.bincount(data.train.labels.numpy(), minlength=data.classes)
+    normalised = train.normalised(data.input).numpy()
+    found = {f"image {number}": image.tobytes() for number, image in enumerate(train.images.numpy())}
+    found |= {f"normalised image {number}": image.tobytes() for number, image in enumerate(normalised)}
+    for name, numbers in {"labels": train.labels.numpy()[:64], "counts": counts}.items():
+        found |= {f"{name} as {kind}": packed for kind, packed in packings(numbers).items()}
+    shares = counts / counts.sum()
+    return found | {f"shares as {kind}": shares.astype(kind).tobytes() for kind in ("float32", "float64")}
+
+
+def packings(numbers: Array) -> dict[str, bytes]:
+    """Whole numbers in every way that somebody may think of."""
+    kinds = ("uint8", "int16", "int32", "int64", "float32", "float64")
+    message = pb.Upload(held=[int(number) for number in numbers])
+    texts = {f"text with '{between}'": between.join(map(str, numbers)).encode() for between in (",", ", ", " ", ";")}
+    packed = {kind: numbers.astype(kind).tobytes() for kind in kinds}
+    return packed | texts | {"packed varints": message.SerializeToString()[2:]}
+
+
+def test_row_91_only_known_messages_leave_and_all_of_their_bytes_are_understood(recording: Recording) -> None:
+    calls = Counter(one.call for one in recording.said)
+    assert calls["Enroll"] >= 1
+    assert calls["BeginUpload"] == calls["CommitUpload"] == calls["PutChunk"] == 1 + ROUNDS
+    assert calls["ReportScores"] == ROUNDS
+    assert calls["Heartbeat"] >= 1
+    assert {who(one.message).site for one in recording.said} == {RECORDED}
+
+
+def test_row_91_only_the_parts_leave_that_the_method_declares(recording: Recording) -> None:
+    declared = client_methods.build(recording.recipe.method.name, {}).sends
+    first, *fits = sorted(recording.uploads, key=lambda upload: upload.manifest.round)
+    assert first.payload.keys() == {Part.BODY, Part.HEAD}  # the common model, before anybody trained it
+    assert len(fits) == ROUNDS
+    assert {part for upload in fits for part in upload.payload} == declared
+
+
+def test_row_91_only_the_numbers_leave_that_the_policy_names(recording: Recording) -> None:
+    rules = Policy.read(POLICY).rules
+    for upload in recording.uploads:
+        assert not upload.commit.HasField("weight")
+        assert set(upload.commit.metrics) <= {"loss"}
+    reports = [one.message for one in recording.said if isinstance(one.message, pb.ScoresRequest)]
+    names = {name for report in reports for name in report.scores}
+    assert names
+    assert {score_family(name) for name in names} <= rules.metrics
+
+
+def test_row_91_the_audit_log_tells_of_every_message(recording: Recording) -> None:
+    sent = [record.facts for record in recording.told if record.event == "sent"]
+    told = Counter((fact["call"], fact["bytes"], fact["digest"]) for fact in sent)
+    assert told == Counter((one.call, len(one.data), str(codec.digest(one.data))) for one in recording.said)
+    assert sum(int(str(fact["bytes"])) for fact in sent) == sum(len(one.data) for one in recording.said) > 0
+
+
+def test_row_91_the_server_has_written_down_the_same(recording: Recording) -> None:
+    calls: list[Any] = [record.facts for record in recording.heard if record.event == "call"]
+    own = [call for call in calls if call["peer"]["name"] == RECORDED]
+    heard = Counter((call["call"], call["bytes"], call["digest"]) for call in own)
+    assert heard == Counter((one.call, len(one.data), str(codec.digest(one.data))) for one in recording.said)
+
+
+def test_row_91_no_image_no_label_and_no_count_is_in_it(recording: Recording) -> None:
+    assert hiding(secrets(recording.data), recording.said, recording.connections) == set()
+
+
+def test_what_cannot_leave_would_be_found_if_it_did(recipe_of: Callable[..., Recipe]) -> None:
+    data = data_of(recipe_of("fedavg"))[RECORDED]
+    image, labels = data.train.images[7].numpy(), data.train.labels.numpy()
+    leaked = {"weight": image[0], "seen": np.bincount(labels, minlength=data.classes), "order": labels}
+    said = [Said(call, message.SerializeToString(), message) for call, message in handing_in({Part.BODY: leaked})]
+    assert hiding(secrets(data), said) >= {"image 7", "counts as int64", "labels as int64"}
+
+
+def test_row_91_of_an_error_only_its_kind_leaves(recipe_of: Callable[..., Recipe], tmp_path: Path) -> None:
+    def load(_: Recipe) -> SiteData:
+        raise DataError("cannot read /data/Ann-Other-1961.png")
+
+    recipe = recipe_of("fedavg", rounds=1, federation={"min_sites": 3, "quorum": 2, "heartbeat_s": 0.1})
+    recording = record(recipe, tmp_path, load)
+    assert hiding({"name": b"Ann", "path": b"data/"}, recording.said, recording.connections) == set()
+    beats = [one.message for one in recording.said if isinstance(one.message, pb.HeartbeatRequest)]
+    assert {beat.failure for beat in beats} - {pb.FAILURE_UNSPECIFIED} == {pb.FAILURE_DATA}
+    assert Counter(record.event for record in recording.told)["sent"] == len(recording.said)
