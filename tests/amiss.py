@@ -44,7 +44,7 @@ def disturbed(start: Callable[..., Any], recipe_of: Callable[..., Recipe]) -> tu
     tasks = {daemon.site: daemon.task() for daemon in daemons}
     nonces = {site: task.nonce for site, task in tasks.items()}
     beats: list[tuple[Bare, dict[str, Any]]] = [
-        (six, {"activity": pb.ACTIVITY_TRAINING, "epoch": 1, "epochs": 3, "batch": 7, "batches": 40}),
+        (six, {"activity": pb.ACTIVITY_TRAINING, "epoch": 1, "epochs": 3, "moving": True}),
         (five, {"activity": pb.ACTIVITY_FAILED, "failure": pb.FAILURE_OUT_OF_MEMORY}),
     ]
     for daemon, beat in beats:

@@ -480,6 +480,7 @@ class Watched(Now):
     seen: list[Progress]
 
     def check(self) -> None:
+        super().check()
         self.seen.append(self.progress(77))
 
 
@@ -489,7 +490,7 @@ def test_a_heartbeat_sees_how_far_training_is() -> None:
     task = scene.fit(1)
     daemon = scene.agent()
     daemon.step(0.0)
-    steps = [(epoch, 2, batch, 3) for epoch in (1, 2) for batch in (0, 1, 2)]  # 12 examples in batches of 4
+    steps = [(epoch, 2, True) for epoch in (1, 1, 1, 2, 2, 2)]  # 12 examples in batches of 4
     assert scene.now.seen == [Progress(task.nonce, Activity.TRAINING, *step, 77) for step in steps]  # type: ignore[attr-defined]
     assert (scene.now.run, scene.now.heartbeat_s) == ("run", 0.125)
     assert (scene.now.nonce, scene.now.activity) == ("", Activity.IDLE)

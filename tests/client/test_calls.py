@@ -15,7 +15,7 @@ import grpc
 import pytest
 import structlog
 from tests.audits import Kept
-from tests.faults.connect_proxy import ConnectProxy
+from tests.connect_proxy import ConnectProxy
 from tests.pki import Authority
 
 from protofed.client import lookout

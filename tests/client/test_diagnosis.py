@@ -15,7 +15,7 @@ from typing import Any
 import grpc
 import pytest
 from cryptography.x509.oid import ExtendedKeyUsageOID
-from tests.faults.connect_proxy import ConnectProxy
+from tests.connect_proxy import ConnectProxy
 from tests.pki import Authority
 
 from protofed.client import diagnosis

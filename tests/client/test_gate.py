@@ -79,6 +79,17 @@ def test_a_refusal_names_the_rule_and_the_tensor(
     assert tensor is None or tensor in str(found)
 
 
+@pytest.mark.parametrize("tells", [False, True])
+def test_counters_of_steps_leave_only_with_the_number_of_examples(tells: bool) -> None:
+    weights = {"w": ONES, "scale": np.array(2, np.float32), "order": np.array([2, 1, 0])}
+    counters = {"bn.num_batches_tracked": np.array(70), "n": np.array([7]), "s.num_batches_tracked": np.array([7, 7])}
+    payload: Payload = {Part.BODY: weights | counters, Part.HEAD: dict(counters)}
+    zeros = {name: np.zeros_like(counter) for name, counter in counters.items()}
+    left = let(payload, example_count=tells)
+    assert same_tensors(left, payload if tells else {Part.BODY: weights | zeros, Part.HEAD: zeros})
+    assert payload[Part.HEAD]["bn.num_batches_tracked"] == 70  # the site's own is as it was
+
+
 def test_what_no_rule_speaks_of_leaves_as_it_is() -> None:
     payload = {**MADE, Part.CLASS_SHARES: {"p": ONES}, Part.CLASS_PRESENCE: {"present": np.ones(CLASSES, np.float32)}}
     assert same_tensors(let(payload), payload)

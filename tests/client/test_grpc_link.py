@@ -575,7 +575,7 @@ def test_scores_are_handed_in_as_released(server: ByHand, link: GrpcLink, task: 
 @pytest.mark.parametrize("signal", list(Signal))
 def test_a_heartbeat_brings_the_servers_signal(signal: Signal, server: ByHand, link: GrpcLink) -> None:
     server.on["Heartbeat"] = lambda *_: pb.HeartbeatReply(signal=wire.signal.pack(signal))
-    progress = Progress("n1", Activity.FAILED, 1, 2, 3, 4, 5, Failure.NUMERIC)
+    progress = Progress("n1", Activity.FAILED, 1, 2, True, 5, Failure.NUMERIC)
     assert link.beat("run", progress) is signal
     (request,) = server.requests("Heartbeat")
     assert wire.unpack_progress(request) == progress

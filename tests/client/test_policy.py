@@ -21,7 +21,7 @@ from protofed.deploy import shipped
 from protofed.deploy.simulate import SCALARS
 
 VALID = 'methods = ["fedavg"]\nparts = ["body", "head"]\nmetrics = ["loss"]\n'
-BODY: Tensors = {"w": np.arange(6, dtype=np.float32).reshape(2, 3), "seen": np.array(3, dtype=np.int64)}
+BODY: Tensors = {"w": np.arange(6, dtype=np.float32).reshape(2, 3), "order": np.array([1, 0], dtype=np.int64)}
 
 
 def policy(**rules: Any) -> Policy:

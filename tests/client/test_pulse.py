@@ -52,11 +52,36 @@ def test_a_beat_says_what_the_daemon_does_at_that_time() -> None:
     ear, now, moved = Ear(), Now(run="run", heartbeat_s=0.005), [10]
     with beating(ear, now, lambda: moved[0]):
         assert ear.heard.get(timeout=SOON) == ("run", Progress("", Activity.IDLE, bytes_moved=10))
-        now.nonce, now.activity, now.steps = "n1", Activity.TRAINING, Steps(2, 5, 3, 7)
+        now.nonce, now.activity, now.steps = "n1", Activity.TRAINING, Steps(2, 5)
         moved[0] = 99
-        ear.hears(Progress("n1", Activity.TRAINING, 2, 5, 3, 7, 99))
-        now.steps.batch = 4  # written in place by the training loop
-        ear.hears(Progress("n1", Activity.TRAINING, 2, 5, 4, 7, 99))
+        ear.hears(Progress("n1", Activity.TRAINING, 2, 5, False, 99))
+        now.check()  # a batch is done
+        ear.hears(Progress("n1", Activity.TRAINING, 2, 5, True, 99))
+        now.steps.epoch = 3  # written in place by the training loop
+        ear.hears(Progress("n1", Activity.TRAINING, 3, 5, True, 99))
+
+
+def test_training_moves_for_a_minute_after_each_batch() -> None:
+    """So long that batches cannot be told apart, and no longer: what hangs is found."""
+    time = [0.0]
+    now = Now(activity=Activity.TRAINING, clock=lambda: time[0])
+    told = []
+    for batch in (0.0, 0.5, 59.0, 118.9):
+        time[0] = batch
+        told.append(now.progress(0).moving)
+        now.check()
+    assert told == [False, True, True, True]
+    time[0] += 59.9
+    assert now.progress(0).moving
+    time[0] += 0.1
+    assert not now.progress(0).moving
+
+
+@pytest.mark.parametrize("activity", set(Activity) - {Activity.TRAINING})
+def test_only_training_moves(activity: Activity) -> None:
+    now = Now(activity=activity)
+    now.check()
+    assert not now.progress(0).moving
 
 
 def test_nothing_is_said_before_the_daemon_has_a_run() -> None:

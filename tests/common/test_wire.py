@@ -88,8 +88,7 @@ progresses = st.builds(
     activity=st.sampled_from(Activity),
     epoch=counts,
     epochs=counts,
-    batch=counts,
-    batches=counts,
+    moving=st.booleans(),
     bytes_moved=st.integers(0, 2**40),
     failure=st.none() | st.sampled_from(Failure),
 )
@@ -315,7 +314,7 @@ FIELDS = {
     "Finished": "last reason",
     "GetChunkRequest": "caller digest index run",
     "HeartbeatReply": "signal",
-    "HeartbeatRequest": "activity batch batches bytes_moved caller epoch epochs failure nonce run",
+    "HeartbeatRequest": "activity bytes_moved caller epoch epochs failure moving nonce run",
     "NextTaskReply": "finished task wait",
     "NextTaskRequest": "caller run wait_s",
     "Receipt": "digest reason seal verdict",

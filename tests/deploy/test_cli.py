@@ -15,7 +15,10 @@ from protofed.deploy import cli, shipped
 Cli = Callable[..., tuple[int, str, str]]
 RECIPE = shipped.folder("recipes") / "digits-fednh.toml"
 POLICY = shipped.folder("policies") / "standard.toml"
+SERVER = ("server", "--plaintext")
+CLIENT = ("client", "--plaintext")
 SITE = shipped.folder("sites") / "digits.toml"
+SITE_A = ["--settings", SITE, "--site", "a", "--policy", POLICY]
 
 
 @pytest.fixture
@@ -67,11 +70,7 @@ def test_a_server_refuses_a_recipe_that_it_cannot_use(
     change: tuple[str, str], phrase: str, protofed: Cli, tmp_path: Path
 ) -> None:
     recipe = altered(tmp_path, change)
-    expect(
-        protofed("server", "--plaintext", "--recipe", recipe, "--state", tmp_path / "s", "--listen", "127.0.0.1:0"),
-        78,
-        phrase,
-    )
+    expect(protofed(*SERVER, "--recipe", recipe, "--state", tmp_path / "s", "--listen", "127.0.0.1:0"), 78, phrase)
 
 
 @pytest.mark.parametrize(
@@ -96,125 +95,63 @@ def test_recipes_that_come_along_are_known_by_name(protofed: Cli) -> None:
 
 
 def test_a_missing_recipe_file_is_named(protofed: Cli, tmp_path: Path) -> None:
-    expect(
-        protofed("server", "--plaintext", "--recipe", tmp_path / "no.toml", "--state", tmp_path),
-        78,
-        "no.toml",
-        "No such file",
-    )
+    expect(protofed(*SERVER, "--recipe", tmp_path / "no.toml", "--state", tmp_path), 78, "no.toml", "No such file")
 
 
 def test_a_server_without_recipe_serves_and_has_nothing_left_to_do(protofed: Cli, tmp_path: Path) -> None:
-    code, told, err = protofed(
-        "server", "--plaintext", "--state", tmp_path, "--listen", "127.0.0.1:0", "--until-finished"
-    )
+    code, told, err = protofed(*SERVER, "--state", tmp_path, "--listen", "127.0.0.1:0", "--until-finished")
     assert code == 0, err
     assert "listening on 127.0.0.1:" in told
 
 
 @pytest.mark.parametrize("listen", ["0.0.0.0:7443", "192.0.2.7:7443", "example.org:7443", "7443", "127.0.0.1:x"])
 def test_plain_text_never_leaves_the_machine(listen: str, protofed: Cli, tmp_path: Path) -> None:
-    expect(
-        protofed("server", "--plaintext", "--recipe", RECIPE, "--state", tmp_path / "s", "--listen", listen),
-        78,
-        "loopback",
-    )
-    arguments = [
-        "--plaintext",
-        "--settings",
-        SITE,
-        "--site",
-        "a",
-        "--policy",
-        POLICY,
-        "--state",
-        tmp_path / "c",
-        "--server",
-        listen,
-    ]
-    expect(protofed("client", *arguments), 78, "loopback")
+    expect(protofed(*SERVER, "--recipe", RECIPE, "--state", tmp_path / "s", "--listen", listen), 78, "loopback")
+    arguments = [*SITE_A, "--state", tmp_path / "c", "--server", listen]
+    expect(protofed(*CLIENT, *arguments), 78, "loopback")
 
 
 @pytest.mark.parametrize("more", [[], ["--plaintext", "--identity", "somewhere"]])
 def test_nothing_is_plain_text_unless_it_is_asked_for(more: list[str], protofed: Cli, tmp_path: Path) -> None:
     said = ("--identity", "--plaintext")
     expect(protofed("server", *more, "--state", tmp_path / "s"), 78, *said)
-    arguments = ["--settings", SITE, "--site", "a", "--policy", POLICY, "--state", tmp_path / "c"]
-    expect(protofed("client", *more, *arguments), 78, *said)
+    expect(protofed("client", *more, *SITE_A, "--state", tmp_path / "c"), 78, *said)
     expect(protofed("runs", "list", *more), 78, *said)
 
 
 def test_a_taken_port_is_said_to_be_taken(protofed: Cli, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         listen = f"127.0.0.1:{other.getsockname()[1]}"
-        expect(
-            protofed("server", "--plaintext", "--recipe", RECIPE, "--state", tmp_path / "s", "--listen", listen),
-            69,
-            "taken",
-        )
+        expect(protofed(*SERVER, "--recipe", RECIPE, "--state", tmp_path / "s", "--listen", listen), 69, "taken")
 
 
 def test_a_state_folder_serves_one_server(protofed: Cli, tmp_path: Path) -> None:
     lock = Lock(tmp_path)
-    expect(
-        protofed("server", "--plaintext", "--recipe", RECIPE, "--state", tmp_path, "--listen", "127.0.0.1:0"),
-        74,
-        "in use",
-    )
+    expect(protofed(*SERVER, "--recipe", RECIPE, "--state", tmp_path, "--listen", "127.0.0.1:0"), 74, "in use")
     lock.release()
 
 
 def test_a_site_without_policy_does_not_take_part(protofed: Cli, tmp_path: Path) -> None:
-    arguments = [
-        "--plaintext",
-        "--settings",
-        SITE,
-        "--site",
-        "a",
-        "--policy",
-        tmp_path / "none.toml",
-        "--state",
-        tmp_path / "c",
-    ]
-    expect(protofed("client", *arguments), 77, "none.toml", "deploy/policies")
+    arguments = ["--settings", SITE, "--site", "a", "--policy", tmp_path / "none.toml", "--state", tmp_path / "c"]
+    expect(protofed(*CLIENT, *arguments), 77, "none.toml", "deploy/policies")
 
 
 def test_missing_data_are_noticed_before_dialling(protofed: Cli, tmp_path: Path) -> None:
     settings = tmp_path / "site.toml"
     settings.write_text(f'[data]\nsource = "cifar10"\nroot = "{tmp_path / "nowhere"}"\n', encoding="utf-8")
-    arguments = ["--plaintext", "--settings", settings, "--site", "a", "--policy", POLICY, "--state", tmp_path / "c"]
-    expect(protofed("client", *arguments), 65, "nowhere")
+    arguments = ["--settings", settings, "--site", "a", "--policy", POLICY, "--state", tmp_path / "c"]
+    expect(protofed(*CLIENT, *arguments), 65, "nowhere")
 
 
 def test_an_absent_server_is_named_when_told_to_give_up(protofed: Cli, tmp_path: Path, unused_port: int) -> None:
     server = f"127.0.0.1:{unused_port}"
-    arguments = [
-        "--plaintext",
-        "--settings",
-        SITE,
-        "--site",
-        "a",
-        "--policy",
-        POLICY,
-        "--state",
-        tmp_path / "c",
-        "--server",
-        server,
-    ]
-    expect(protofed("client", *arguments, "--give-up-after", 0.5), 69, server, "start the server")
+    arguments = [*SITE_A, "--state", tmp_path / "c", "--server", server]
+    expect(protofed(*CLIENT, *arguments, "--give-up-after", 0.5), 69, server, "start the server")
 
 
 def test_bad_site_settings_are_named(protofed: Cli, tmp_path: Path) -> None:
-    expect(
-        protofed("client", "--plaintext", "--settings", SITE, "--site", "A b", "--policy", POLICY, "--state", tmp_path),
-        78,
-        "site",
-    )
-    expect(
-        protofed("client", "--plaintext", "--site", "a", "--policy", POLICY, "--state", tmp_path),
-        78,
-        "'data' is missing",
-    )
+    expect(protofed(*CLIENT, "--settings", SITE, "--site", "A b", "--policy", POLICY, "--state", tmp_path), 78, "site")
+    expect(protofed(*CLIENT, "--site", "a", "--policy", POLICY, "--state", tmp_path), 78, "'data' is missing")
 
 
 def test_internal_errors_show_no_traceback_without_debug(protofed: Cli, monkeypatch: pytest.MonkeyPatch) -> None:

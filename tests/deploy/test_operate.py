@@ -147,7 +147,7 @@ def test_what_went_wrong_is_shown_and_what_did_not_is_not(protofed: Terminal) ->
         "1 failed, 1 late, 3 reported, 1 set-aside",
         "1 1 site-1 fit reported refused as not-finite: body/w has values that are not finite",
         "1 1 site-5 fit failed out-of-memory",
-        "1 1 site-6 fit late training, epoch 1/3, batch 7/40, last progress",
+        "1 1 site-6 fit late training, epoch 1/3, last progress",
         "1 1 site-4 fit set-aside its norm of",
     ):
         assert phrase in said, out

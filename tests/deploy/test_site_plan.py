@@ -216,12 +216,15 @@ def test_what_the_policy_says_is_said_in_sentences(recipe_of: RecipeOf) -> None:
         "No prototype leaves of a class with fewer than 7 examples here (min_samples_per_class).",
         "Which classes the site has is not hidden (hide_class_presence).",
         "Only tensors of float32 and int64 leave (dtypes).",
+        "Counters of steps among weights leave as zeros: they would tell the number of examples (example_count).",
         "The site takes part once somebody has run `protofed site approve` for this recipe (approval).",
         "Tasks are taken mon, sun 20:00 to 06:00, UTC (schedule).",
     ):
         assert said in plan.rules
         assert said in " ".join(printed(plan, 100, policy="mine").split())
     assert plain(plan)["rules"] == plan.rules
+    telling = site_plan(recipe_of("fedprp"), policy("fedprp", example_count=True))
+    assert not [said for said in telling.rules if "example_count" in said]
     assert site_plan(recipe_of("fedprp")).rules == ()
     assert not [said for said in site_plan(recipe_of("fedavg"), rules).rules if "class" in said]
 

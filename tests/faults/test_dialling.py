@@ -18,7 +18,7 @@ import grpc
 import pytest
 import structlog
 from tests.audits import Kept
-from tests.faults.connect_proxy import ConnectProxy
+from tests.connect_proxy import ConnectProxy
 from tests.faults.realm import Realm, realm, still_served
 from tests.pki import Authority
 

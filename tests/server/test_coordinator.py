@@ -375,7 +375,7 @@ def test_a_hung_site_is_lost_although_its_heart_beats(lab: Lab) -> None:
     lab.push("ann", lab.model(1.0))
     lab.push("bob", lab.model(3.0))
     for _ in range(6):
-        assert lab.beat("cyd", nonce, epoch=1, batch=7) is Signal.CONTINUE
+        assert lab.beat("cyd", nonce, epoch=1, epochs=3) is Signal.CONTINUE
         lab.clock.now += 9.0
     assert lab.value == 0.0
     lab.coordinator.tick()
@@ -387,9 +387,9 @@ def test_a_slow_site_that_gets_on_is_waited_for(make: MakeLab) -> None:
     nonce = lab.task("cyd").nonce
     lab.push("ann", lab.model(1.0))
     lab.push("bob", lab.model(3.0))
-    for batch in range(10):
+    for _ in range(10):
         lab.clock.now += 40.0
-        assert lab.beat("cyd", nonce, batch=batch) is Signal.CONTINUE
+        assert lab.beat("cyd", nonce, epoch=1, epochs=3, moving=True) is Signal.CONTINUE
         lab.coordinator.tick()
     assert isinstance(lab.phase, phases.Collecting)
     assert lab.phase.round == 1

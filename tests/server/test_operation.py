@@ -246,7 +246,7 @@ def test_every_site_has_its_fate_in_every_round(desk: Office) -> None:
     assert refusal is not None
     assert refusal.verdict is Verdict.INVALID
     desk.push("ann", desk.model(1.0))
-    desk.beat("bob", desk.task("bob").nonce, activity=Activity.TRAINING, epoch=1, epochs=3, batch=2, batches=7)
+    desk.beat("bob", desk.task("bob").nonce, activity=Activity.TRAINING, epoch=1, epochs=3, moving=True)
     desk.push("cyd", desk.model(1.0))
     desk.later(11.0)
     report = desk.operation.rounds("one")[1]
@@ -254,7 +254,7 @@ def test_every_site_has_its_fate_in_every_round(desk: Office) -> None:
     assert report.outcome == "degraded"
     assert fates == {
         "ann": ("reported", ""),
-        "bob": ("late", "training, epoch 1/3, batch 2/7, last progress 11 s ago"),
+        "bob": ("late", "training, epoch 1/3, last progress 11 s ago"),
         "cyd": ("reported", ""),
     }
     refused = {fate.task.site: [update.code for update in fate.refusals] for fate in report.fates if fate.refusals}
@@ -301,8 +301,8 @@ def test_a_run_of_a_later_version_is_listed_without_its_recipe(busy: Office) -> 
 
 def test_sites_work_are_idle_silent_or_away(busy: Office) -> None:
     nonce = busy.task("ann").nonce
-    busy.beat("ann", nonce, epoch=2, epochs=5, batch=10, batches=40)
-    assert (busy.site("ann").standing, busy.site("ann").doing) == ("working", "training, epoch 2/5, batch 10/40")
+    busy.beat("ann", nonce, epoch=2, epochs=5, moving=True)
+    assert (busy.site("ann").standing, busy.site("ann").doing) == ("working", "training, epoch 2/5")
     assert (busy.site("bob").standing, busy.site("bob").doing) == ("idle", "idle")
     busy.later(40.0, alive=("bob",))
     assert (busy.site("ann").standing, busy.site("ann").progress_age_s) == ("working", 40.0)

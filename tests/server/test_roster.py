@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -91,6 +92,18 @@ def test_progress_keeps_a_site_alive_and_noise_does_not(roster: Roster, clock: C
     assert roster.alive(TRAINER, 10.0) == {"ann"}
 
 
+def test_training_that_says_it_moves_counts_for_hours_and_one_that_stops_does_not(roster: Roster, clock: Clock) -> None:
+    told = Progress("n", Activity.TRAINING, epoch=1, epochs=2, moving=True)
+    for _ in range(1000):
+        clock.now += 8.0
+        roster.seen("ann", "one", told)
+    assert roster.alive(TRAINER, 10.0) == {"ann"}
+    for _ in range(3):
+        clock.now += 8.0
+        roster.seen("ann", "one", replace(told, moving=False))
+    assert roster.alive(TRAINER, 10.0) == frozenset()
+
+
 def test_a_word_without_a_mark_always_counts(roster: Roster, clock: Clock) -> None:
     roster.seen("ann", "one", "mark")
     for _ in range(3):
@@ -163,8 +176,8 @@ def test_what_is_known_of_a_silent_site_is_said_in_words(roster: Roster, ledger:
     roster.seen("ann", "one", Progress("n", Activity.DOWNLOADING))
     clock.now = 7.0
     assert roster.silence("ann") == "downloading, last progress 7 s ago"
-    roster.seen("ann", "one", Progress("n", Activity.TRAINING, epoch=2, epochs=3, batch=4, batches=5))
-    assert roster.silence("ann") == "training, epoch 2/3, batch 4/5, last progress 0 s ago"
+    roster.seen("ann", "one", Progress("n", Activity.TRAINING, epoch=2, epochs=3))
+    assert roster.silence("ann") == "training, epoch 2/3, last progress 0 s ago"
     roster.exclude("ann", "wrong labels")
     assert roster.silence("ann") == "excluded: wrong labels"
     again = Roster(ledger, clock)

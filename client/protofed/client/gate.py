@@ -157,6 +157,21 @@ def disguise_prototypes(rules: Rules, payload: Payload, background: Background |
     return {**payload, Part.PROTOTYPES: {str(c): own[c] for c in sorted(own)}}
 
 
+def disguise_counters(rules: Rules, payload: Payload, _: Background | None) -> Payload:
+    """Counters of steps are zeros: with the epochs and the batch size they tell the number of examples."""
+    if rules.example_count:
+        return payload
+    return {
+        part: {name: np.zeros_like(array) if _counts(name, array) else array for name, array in tensors.items()}
+        for part, tensors in payload.items()
+    }
+
+
+def _counts(name: str, array: Array) -> bool:
+    """Any single whole number may be a counter, whatever its name; BatchNorm's, in stacked models, are several."""
+    return array.dtype.kind != "f" and (array.size == 1 or name.endswith("num_batches_tracked"))
+
+
 def _decoys(own: dict[int, Array], made: dict[int, Array], there: Array, known: Background) -> dict[int, Array]:
     shapes = {row.shape for row in made.values()}
     received = {
@@ -205,4 +220,4 @@ def _tensors(payload: Payload) -> Iterator[tuple[str, Array]]:
 
 
 CHECKS: tuple[Check, ...] = (check_parts, check_telling, check_dtypes, check_finite)
-DISGUISES: tuple[Disguise, ...] = (disguise_presence, disguise_prototypes)
+DISGUISES: tuple[Disguise, ...] = (disguise_presence, disguise_prototypes, disguise_counters)

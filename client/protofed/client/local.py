@@ -22,8 +22,6 @@ class Steps:
 
     epoch: int = 0
     epochs: int = 0
-    batch: int = 0
-    batches: int = 0
 
 
 class Checkpoints(Protocol):

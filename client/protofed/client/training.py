@@ -47,14 +47,12 @@ def train(local: Local, loss: Loss, parameters: Iterable[Tensor] | None = None, 
     model.train()
     epochs = plan.epochs if epochs is None else epochs
     steps = local.steps  # written in place: the heartbeat reads it
-    steps.epochs, steps.batches = epochs, _batches(len(local.data.train), plan)
+    steps.epochs = epochs
     local.trainings += 1
     for steps.epoch in range(restore(local, training) + 1, epochs + 1):
-        steps.batch = 0
         for images, labels in local.data.batches(plan.batch, local.rng, plan.augment, plan.drop_last):
             local.check()
             step(images, labels)
-            steps.batch += 1
             reach("batch-done")
         if not math.isfinite(total := training.total.item()):  # once an epoch: it waits for the device
             raise TaskFailure(Failure.NUMERIC, f"the loss is {total} in epoch {steps.epoch}; lower plan.lr")
@@ -210,8 +208,3 @@ def _with_precision(plan: Plan, local: Local, loss: Loss) -> Loss:
             return loss(images.contiguous(memory_format=torch.channels_last), labels)
 
     return cast
-
-
-def _batches(examples: int, plan: Plan) -> int:
-    size = max(min(plan.batch, examples), 1)
-    return examples // size if plan.drop_last else -(-examples // size)

@@ -138,14 +138,17 @@ class Activity(StrEnum):
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a site is with its task; `failure` is set when it cannot go on."""
+    """How far a site is with its task; `failure` is set when it cannot go on.
+
+    Nothing in it depends on how many examples the site has: there are no batches, nor shares of an epoch, which would
+    tell how many batches there are. `moving` says no more than that training got on lately.
+    """
 
     nonce: str
     activity: Activity
     epoch: int = 0
     epochs: int = 0
-    batch: int = 0
-    batches: int = 0
+    moving: bool = False
     bytes_moved: int = 0
     failure: Failure | None = None
 

@@ -228,7 +228,7 @@ def _unpack_tensor(message: pb.Tensor) -> TensorSpec:
 
 def pack_progress(progress: Progress) -> dict[str, Any]:
     """Fields of a HeartbeatRequest."""
-    fields = {name: getattr(progress, name) for name in ("epoch", "epochs", "batch", "batches", "bytes_moved", "nonce")}
+    fields = {name: getattr(progress, name) for name in ("epoch", "epochs", "moving", "bytes_moved", "nonce")}
     lost = {"failure": failure.pack(progress.failure)} if progress.failure else {}
     return {**fields, **lost, "activity": activity.pack(progress.activity)}
 
@@ -240,8 +240,7 @@ def unpack_progress(message: pb.HeartbeatRequest) -> Progress:
         activity=activity.unpack(message.activity),
         epoch=message.epoch,
         epochs=message.epochs,
-        batch=message.batch,
-        batches=message.batches,
+        moving=message.moving,
         bytes_moved=message.bytes_moved,
         failure=failure.unpack(message.failure) if message.failure else None,
     )

@@ -40,6 +40,8 @@ def _tensors(rules: Rules) -> Iterator[str]:
     yield f"Only tensors of {' and '.join(sorted(rules.dtypes)) or 'no type'} leave (dtypes)."
     tensor, update = f"{rules.max_tensor_mb:g} MB (max_tensor_mb)", f"{rules.max_update_mb:g} MB (max_update_mb)"
     yield f"No tensor of more than {tensor} and no update of more than {update} leaves."
+    if not rules.example_count:
+        yield "Counters of steps among weights leave as zeros: they would tell the number of examples (example_count)."
 
 
 def _times(rules: Rules) -> Iterator[str]:

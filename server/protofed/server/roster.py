@@ -56,7 +56,8 @@ class Roster:
         self._present[site] = _Presence(instance, offered, None, self._clock(), hold)
 
     def seen(self, site: SiteId, instance: str, mark: Hashable = None) -> None:
-        """A daemon spoke. With a mark it is alive only as long as the mark changes: progress, not noise.
+        """A daemon spoke. With a mark it is alive only as long as the mark changes, or says itself that training is
+        moving: progress, not noise.
 
         Raises:
             Excluded: the operator keeps the site out.
@@ -69,7 +70,7 @@ class Roster:
             raise NotEnrolled(f"site {site} is not enrolled here; enroll (again)")
         if presence.instance != instance:
             raise Fenced(f"a newer daemon of site {site} has enrolled; this one has to end")
-        if mark is None or mark != presence.mark:
+        if mark is None or mark != presence.mark or (isinstance(mark, Progress) and mark.moving):
             presence.mark, presence.moved_at = mark, self._clock()
 
     def exclude(self, site: SiteId, reason: str) -> None:
@@ -133,6 +134,6 @@ def _doing(mark: Hashable) -> str:
     """The last progress that a daemon told, in words."""
     if not isinstance(mark, Progress):
         return "idle"
-    if not mark.batches:
+    if not mark.epochs:
         return mark.activity.value
-    return f"{mark.activity.value}, epoch {mark.epoch}/{mark.epochs}, batch {mark.batch}/{mark.batches}"
+    return f"{mark.activity.value}, epoch {mark.epoch}/{mark.epochs}"

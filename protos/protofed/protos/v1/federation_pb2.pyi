@@ -472,19 +472,18 @@ class HeartbeatRequest(_message.Message):
     ACTIVITY_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
     EPOCHS_FIELD_NUMBER: _builtins.int
-    BATCH_FIELD_NUMBER: _builtins.int
-    BATCHES_FIELD_NUMBER: _builtins.int
     BYTES_MOVED_FIELD_NUMBER: _builtins.int
     FAILURE_FIELD_NUMBER: _builtins.int
+    MOVING_FIELD_NUMBER: _builtins.int
     run: _builtins.str
     nonce: _builtins.str
     activity: Global___Activity.ValueType
     epoch: _builtins.int
     epochs: _builtins.int
-    batch: _builtins.int
-    batches: _builtins.int
     bytes_moved: _builtins.int
     failure: Global___Failure.ValueType
+    moving: _builtins.bool
+    """whether training moved within the last minute, and not how far: batches would tell of examples"""
     @_builtins.property
     def caller(self) -> Global___Caller: ...
     def __init__(
@@ -496,14 +495,13 @@ class HeartbeatRequest(_message.Message):
         activity: Global___Activity.ValueType = ...,
         epoch: _builtins.int = ...,
         epochs: _builtins.int = ...,
-        batch: _builtins.int = ...,
-        batches: _builtins.int = ...,
         bytes_moved: _builtins.int = ...,
         failure: Global___Failure.ValueType = ...,
+        moving: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["caller", b"caller"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["activity", b"activity", "batch", b"batch", "batches", b"batches", "bytes_moved", b"bytes_moved", "caller", b"caller", "epoch", b"epoch", "epochs", b"epochs", "failure", b"failure", "nonce", b"nonce", "run", b"run"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["activity", b"activity", "bytes_moved", b"bytes_moved", "caller", b"caller", "epoch", b"epoch", "epochs", b"epochs", "failure", b"failure", "moving", b"moving", "nonce", b"nonce", "run", b"run"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

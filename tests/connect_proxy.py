@@ -1,11 +1,16 @@
-"""An HTTP proxy that knows CONNECT only; it dies and comes back when told to."""
+"""An HTTP proxy that knows CONNECT only; it dies and comes back when told to.
+
+As a process: python -m tests.connect_proxy HOST:PORT USER:PASSWORD, which says on stderr what it was asked for.
+"""
 
 from __future__ import annotations
 
 import base64
 import contextlib
 import socket
+import sys
 import threading
+from collections.abc import Callable
 
 
 class ConnectProxy:
@@ -13,6 +18,8 @@ class ConnectProxy:
 
     Args:
         user: `name:password` that it wants; None: it lets everybody through.
+        address: host:port; port 0 takes a free one.
+        tell: called with the answer and the target of each request.
 
     Attributes:
         address: host:port, the same after a restart.
@@ -21,19 +28,24 @@ class ConnectProxy:
         asked: targets of all requests.
     """
 
-    def __init__(self, user: str | None = None) -> None:
-        self._user, self.status = user, 200
+    def __init__(
+        self,
+        user: str | None = None,
+        address: str = "127.0.0.1:0",
+        tell: Callable[[int, str], None] = lambda _status, _target: None,
+    ) -> None:
+        self._user, self._tell, self.status = user, tell, 200
         self.names: dict[str, str] = {}
         self.asked: list[str] = []
         self._sockets: set[socket.socket] = set()
-        self.address = "127.0.0.1:0"
+        self.address = address
         self.start()
 
     def start(self) -> None:
         """Listen."""
-        port = int(self.address.rpartition(":")[2])
-        self._listener = socket.create_server(("127.0.0.1", port))
-        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        host, _, port = self.address.rpartition(":")
+        self._listener = socket.create_server((host, int(port)))
+        self.address = f"{host}:{self._listener.getsockname()[1]}"
         threading.Thread(target=self._accept, args=(self._listener,), daemon=True).start()
 
     def die(self) -> None:
@@ -61,13 +73,16 @@ class ConnectProxy:
                 head += piece
             target, status = head.split()[1].decode("ascii"), self._judge(head)
             self.asked.append(target)
+            self._tell(status, target)
             line.sendall(f"HTTP/1.1 {status} as told\r\nX-Proxy: test\r\n\r\n".encode("ascii"))
             if status == 200:
                 self._forward(line, target)
         self._sockets.discard(line)
 
     def _judge(self, head: bytes) -> int:
-        wanted = base64.b64encode(self._user.encode()) if self._user else b""
+        wanted = b"Basic " + base64.b64encode(self._user.encode()) if self._user else b""
+        if not head.startswith(b"CONNECT "):
+            return 405
         return 407 if wanted not in head else self.status
 
     def _forward(self, line: socket.socket, target: str) -> None:
@@ -88,3 +103,13 @@ def _pump(source: socket.socket, sink: socket.socket) -> None:
     for each in (source, sink):
         with contextlib.suppress(OSError):
             each.shutdown(socket.SHUT_RDWR)
+
+
+def _say(status: int, target: str) -> None:
+    sys.stderr.write(f"{status} {target}\n")
+    sys.stderr.flush()
+
+
+if __name__ == "__main__":
+    ConnectProxy(user=sys.argv[2], address=sys.argv[1], tell=_say)
+    threading.Event().wait()
