@@ -82,8 +82,9 @@ def body(**tensors: Array) -> Payload:
 
 
 def files(folder: Path) -> dict[Path, int]:
-    """All files but the ledger's, with their sizes."""
-    return {path: path.stat().st_size for path in folder.rglob("*") if "ledger" not in path.name}
+    """All files but the ledger's and the audit log, with their sizes."""
+    kept = ("ledger", "audit")
+    return {path: path.stat().st_size for path in folder.rglob("*") if not path.name.startswith(kept)}
 
 
 # Identities
