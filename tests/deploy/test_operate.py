@@ -18,7 +18,7 @@ from tests.pki import Authority
 from protofed.common.errors import ConfigError, ProtocolError, StateError, Unavailable
 from protofed.common.identity import Party
 from protofed.common.recipe import Recipe
-from protofed.common.task import TaskKind
+from protofed.common.task import Role, TaskKind
 from protofed.deploy import cli, operate_view, shipped
 from protofed.deploy.operate import Operator, plain
 from protofed.protos.v1 import operator_pb2 as pb
@@ -341,6 +341,19 @@ def test_sites_are_listed_with_the_end_of_their_certificates(protofed: Terminal,
     assert info.certificate_until == row.not_after
     where = ("--server", tls.server.address, "--identity", tls.identity("boss", Party.OPERATOR))
     assert time.strftime("%Y-%m-%d", time.gmtime(row.not_after)) in protofed.says("sites", "list", *where)
+
+
+def test_a_site_whose_certificate_is_revoked_is_listed_so_and_counts_in_no_round(tls: Realm) -> None:
+    tls.site("site-1")
+    current = tls.server.runs.current
+    assert current is not None
+    roster = current._roster
+    with tls.operator() as operator:
+        assert roster.enrolled(Role.TRAINER) == {"site-1"}
+        operator.revoke("site-1", "laptop lost")
+        (info,) = operator.sites()
+        assert (info.standing, info.doing, info.certificate_until) == ("revoked", "laptop lost", 0.0)
+        assert roster.enrolled(Role.TRAINER) == frozenset()
 
 
 @pytest.mark.parametrize("command", [("runs",), ("sites",), *(command[:2] for command in COMMANDS)])

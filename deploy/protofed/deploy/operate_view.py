@@ -25,6 +25,8 @@ STYLES = {
     "rolled-back": "dim",
     "excluded": "red",
     "silent": "red",
+    "revoked": "red",
+    "expired": "red",
     "held": "yellow",
     "same": "green",
     "different": "bold red",

@@ -52,7 +52,8 @@ class RoundReport:
 
 @dataclass(frozen=True)
 class SiteReport:
-    """A site; `standing` is working, idle, held, silent, away or excluded, `progress_age_s` None without a daemon.
+    """A site; `standing` is working, idle, held, silent, away or excluded, or that of its certificate if none is
+    valid; `progress_age_s` None without a daemon.
 
     `certificate_until`: when its last valid certificate ends, in seconds of the Unix epoch; 0: it has none.
     """
@@ -166,6 +167,8 @@ class Operation:
         roster, current = self._around.roster, self._runs.current
         if (why := roster.exclusion(site)) is not None:
             return SiteReport(site, roles, "excluded", "", None, why)
+        if (barred := self._barred(site)) is not None:
+            return SiteReport(site, roles, self.certificates.standing(barred), barred.reason or "", None, "")
         if (found := roster.look(site)) is None:
             return SiteReport(site, roles, "away", "", None, "")
         age, doing = found
@@ -186,9 +189,19 @@ class Operation:
         gone = self.certificates.revoke(which, _checked(reason) or "by the operator")
         current = self._runs.current
         for site in {SiteId(row.name) for row in gone if row.party == Party.SITE}:
-            if current is not None and not self.certificates.until(Party.SITE, site):
+            if self.certificates.until(Party.SITE, site):
+                continue
+            self._around.roster.forget(site)
+            if current is not None:
                 current.dismiss(site, f"certificate revoked: {reason}")
         return gone
+
+    def _barred(self, site: SiteId) -> CertificateRow | None:
+        """The newest certificate of a site that has no valid one; None: it may call, or this is plain text."""
+        if self.certificates.until(Party.SITE, site):
+            return None
+        rows = [row for row in self.certificates.all() if (row.party, row.name) == (Party.SITE, site)]
+        return rows[-1] if rows else None
 
     def _known(self, run: str) -> RunRow:
         row = self._records.run(run)

@@ -80,6 +80,10 @@ class Roster:
         self._excluded[site] = reason
         self._present.pop(site, None)
 
+    def forget(self, site: SiteId) -> None:
+        """A site's daemon is not there any more, until it enrolls again."""
+        self._present.pop(site, None)
+
     def admit(self, site: SiteId) -> None:
         """Let an excluded site in again."""
         self._ledger.exclude(site, None)

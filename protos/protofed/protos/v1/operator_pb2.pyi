@@ -484,7 +484,7 @@ class SiteInfo(_message.Message):
     CERTIFICATE_UNTIL_FIELD_NUMBER: _builtins.int
     site: _builtins.str
     standing: _builtins.str
-    """training, idle, silent, away or excluded"""
+    """working, idle, held, silent, away, excluded, or revoked, expired, not-yet-valid"""
     doing: _builtins.str
     progress_age_s: _builtins.float
     """since its last progress; negative: no daemon since the server started"""
