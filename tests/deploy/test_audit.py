@@ -15,7 +15,7 @@ from protofed.common import codec, wire
 from protofed.common.errors import PolicyViolation
 from protofed.common.journal import Journal, Record
 from protofed.common.task import Task, TaskKind
-from protofed.deploy import cli
+from protofed.deploy import cli, cli_audit
 from protofed.protos.v1 import federation_pb2 as pb
 from protofed.protos.v1 import operator_pb2 as op
 from protofed.server.access import Peer
@@ -52,7 +52,7 @@ def fit(site: str, round: int, reply: bytes) -> list[tuple[str, Any, bytes]]:
 @pytest.fixture
 def protofed(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Protofed:
     """The command line: exit code, standard output, standard error."""
-    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setattr(cli_audit.console, "width", 100)  # whatever COLUMNS was when it was made
 
     def run(*arguments: object) -> tuple[int, str, str]:
         capfd.readouterr()

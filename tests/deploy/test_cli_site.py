@@ -12,7 +12,7 @@ import typer
 from protofed.client.approval import FOLDER, Approvals, Standing
 from protofed.common.recipe import Recipe
 from protofed.common.task import Assignment
-from protofed.deploy import cli, shipped
+from protofed.deploy import cli, cli_site, shipped
 
 Run = Callable[..., tuple[int, str, str]]
 POLICIES = shipped.folder("policies")
@@ -21,7 +21,7 @@ POLICIES = shipped.folder("policies")
 @pytest.fixture
 def run(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
     """The command's exit code and what it printed, asked on a terminal of 100 columns."""
-    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setattr(cli_site.console, "width", 100)  # whatever COLUMNS was when it was made
 
     def call(*arguments: object) -> tuple[int, str, str]:
         with pytest.raises(SystemExit) as ended:
