@@ -9,16 +9,19 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 import structlog
 import torch
+from tests.audits import audit
 
 from protofed.common import transport  # noqa: F401  (gRPC reads what it does)
 from protofed.common.identity import LiveIdentity, Party
 from protofed.common.recipe import Recipe
+from protofed.common.task import Role
 from protofed.server.audit import AUDIT_FILE, Audit
 from protofed.server.blobs import FolderBlobs
 from protofed.server.ledger import Ledger
@@ -30,6 +33,7 @@ from protofed.server.surroundings import Surroundings
 from protofed.server.threads import Bells, Threads
 
 Mount = Callable[[Path, str], None]
+Connect = Callable[[str, frozenset[Role]], Any]
 
 torch.set_num_threads(1)
 
@@ -118,6 +122,24 @@ def live_server(tmp_path: Path) -> Iterator[Callable[..., LiveServer]]:
     yield start
     for server in started:
         server.stop()
+
+
+@pytest.fixture
+def linked() -> Iterator[Callable[[str], Connect]]:
+    """Links in plain text to the server at an address; all are closed at the end of the test."""
+    from protofed.client.grpc_link import GrpcLink  # behind `transport`
+
+    with ExitStack() as links:
+
+        def to(address: str) -> Connect:
+            def connect(site: str, roles: frozenset[Role]) -> Any:
+                link = GrpcLink(address, site, "tested", roles, identity=None, audit=audit(), give_up_after_s=20)
+                links.callback(link.close)
+                return link
+
+            return connect
+
+        yield to
 
 
 @pytest.fixture(scope="session")

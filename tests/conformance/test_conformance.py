@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from tests.audits import audit
 
 from protofed.client.agent import Agent
-from protofed.client.grpc_link import GrpcLink
 from protofed.client.method import client_methods
 from protofed.client.policy import Background, Policy, Released
 from protofed.common import codec
@@ -93,20 +90,14 @@ def test_grpc_gives_the_bytes_and_scores_of_the_simulation(
     recipe_of: RecipeOf,
     simulated: Callable[[str], tuple[str, Any]],
     live_server: Callable[..., Any],
+    linked: Callable[[str], Any],
 ) -> None:
     recipe = recipe_of(method)
     server = live_server(recipe)
-    with ExitStack() as links:
-
-        def connect(site: str, roles: frozenset[Any]) -> GrpcLink:
-            link = GrpcLink(server.address, site, "tested", roles, identity=None, audit=audit(), give_up_after_s=20)
-            links.callback(link.close)
-            return link
-
-        _take_turns(agents_of(recipe, connect))
-        digest, scores = simulated(method)
-        assert server.runs.of(recipe.name).published.address == digest
-        assert server.ledger.scores(recipe.name) == scores
+    _take_turns(agents_of(recipe, linked(server.address)))
+    digest, scores = simulated(method)
+    assert server.runs.of(recipe.name).published.address == digest
+    assert server.ledger.scores(recipe.name) == scores
 
 
 def test_the_order_of_arrival_does_not_matter(

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from tests.audits import audit
 
-from protofed.client.grpc_link import GrpcLink
 from protofed.client.policy import Policy, Released, Rules
 from protofed.common import codec
 from protofed.common.payload import Part
@@ -72,7 +69,7 @@ def test_sites_that_hide_their_classes_send_a_prototype_for_each(
 
 @pytest.mark.parametrize("method", WITH_PROTOTYPES)
 def test_grpc_gives_the_bytes_of_the_simulation_under_the_same_policy(
-    method: str, recipe_of: RecipeOf, live_server: Callable[..., Any], tmp_path: Path
+    method: str, recipe_of: RecipeOf, live_server: Callable[..., Any], linked: Callable[[str], Any], tmp_path: Path
 ) -> None:
     recipe = recipe_of(method, rounds=2)
     policy = hiding(recipe)
@@ -82,17 +79,10 @@ def test_grpc_gives_the_bytes_of_the_simulation_under_the_same_policy(
             running.go()
             digests.add(digest(running))
     server = live_server(recipe)
-    with ExitStack() as links:
-
-        def connect(site: str, roles: frozenset[Any]) -> GrpcLink:
-            link = GrpcLink(server.address, site, "tested", roles, identity=None, audit=audit(), give_up_after_s=20)
-            links.callback(link.close)
-            return link
-
-        agents = agents_of(recipe, connect, policy=policy)
-        while not server.runs.finished:
-            for agent in agents:
-                agent.step(0.0)
+    agents = agents_of(recipe, linked(server.address), policy=policy)
+    while not server.runs.finished:
+        for agent in agents:
+            agent.step(0.0)
     digests.add(server.runs.of(recipe.name).published.address)
     assert len(digests) == 1
     with simulation(recipe) as plain:
@@ -141,15 +131,15 @@ def test_digits_learn_under_every_shipped_policy(name: str) -> None:
     assert (scores.keys() == {EVALUATOR}) == (name == "strict") or "personal.pm_v" not in scores.get("site-1", {})
 
 
-def test_a_server_takes_a_held_site_for_no_round(recipe_of: RecipeOf, live_server: Callable[..., Any]) -> None:
+def test_a_server_takes_a_held_site_for_no_round(
+    recipe_of: RecipeOf, live_server: Callable[..., Any], linked: Callable[[str], Any]
+) -> None:
     recipe = recipe_of("fedavg", rounds=1)
-    server, trainer = live_server(recipe), frozenset({Role.TRAINER})
-    with ExitStack() as links:
-        link = GrpcLink(server.address, "site-1", "tested", trainer, identity=None, audit=audit(), give_up_after_s=20)
-        links.callback(link.close)
-        for hold, there in ((Hold.APPROVAL, set()), (Hold.NONE, {"site-1"}), (Hold.SCHEDULE, set())):
-            answer = link.enroll(hold)
-            assert isinstance(answer, Assignment)
-            assert server.runs._around.roster.enrolled(Role.TRAINER) == there
-            assert server.runs._around.roster.hold("site-1") is hold
-            assert isinstance(link.next_task(answer.run, 0.0), Task) == bool(there)
+    server = live_server(recipe)
+    link = linked(server.address)("site-1", frozenset({Role.TRAINER}))
+    for hold, there in ((Hold.APPROVAL, set()), (Hold.NONE, {"site-1"}), (Hold.SCHEDULE, set())):
+        answer = link.enroll(hold)
+        assert isinstance(answer, Assignment)
+        assert server.runs._around.roster.enrolled(Role.TRAINER) == there
+        assert server.runs._around.roster.hold("site-1") is hold
+        assert isinstance(link.next_task(answer.run, 0.0), Task) == bool(there)
