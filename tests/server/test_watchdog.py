@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -15,6 +15,16 @@ from protofed.server import watchdog
 from protofed.server.watchdog import Watchdog
 
 PATIENCE_S = 20.0
+
+
+@pytest.fixture(autouse=True)
+def no_dog_is_left() -> Iterator[None]:
+    """What one still says would be heard by the next test."""
+    yield
+    for thread in threading.enumerate():
+        if isinstance(thread, Watchdog):
+            thread.stop()
+            thread.join(PATIENCE_S)
 
 
 @pytest.fixture(autouse=True)
