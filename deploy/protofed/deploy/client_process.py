@@ -25,9 +25,14 @@ from protofed.common.settings import ClientSettings
 from protofed.common.task import Finished, Role, Wait
 
 if TYPE_CHECKING:
+    import torch
+
     from protofed.client.agent import Agent
     from protofed.client.data.examples import SiteData
+    from protofed.client.memory import Store
+    from protofed.client.policy import Policy
     from protofed.client.proxy import Proxy
+    from protofed.client.site import Site
 
 log = structlog.get_logger()
 LONGEST_PAUSE_S = 60.0
@@ -58,17 +63,14 @@ def run_client(settings: ClientSettings, *, until_finished: bool, give_up_after_
     from protofed.client import device
     from protofed.client.agent import Agent
     from protofed.client.audit import FILE, Audit
-    from protofed.client.checkpoint import on_disk
     from protofed.client.grpc_link import GrpcLink
     from protofed.client.memory import FolderStore
     from protofed.client.now import Now
     from protofed.client.policy import Policy
     from protofed.client.pulse import Pulse
-    from protofed.client.site import Site
-    from protofed.deploy.simulate import device_model
 
-    policy, where = Policy.read(settings.policy), device.pick(settings.device)
-    proxy = _proxy(settings)
+    policy, proxy = Policy.read(settings.policy), _proxy(settings)
+    where = device.pick(settings.device)
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
 
@@ -93,17 +95,25 @@ def run_client(settings: ClientSettings, *, until_finished: bool, give_up_after_
         pulse.start()
         for end in (partial(pulse.join, 5.0), link.close, pulse.stop):  # the last one first
             held.callback(end)
-        site = Site(
-            settings.site,
-            settings.roles,
-            policy,
-            store,
-            lambda recipe: _load_data(settings, recipe).placed(where),
-            lambda recipe: device_model(recipe, where, policy.rules.models),
-            checkpoints=partial(on_disk, settings.state),
-        )
         _tell_start(settings, identity)
-        _take_part(Agent(site, link, now, refused=audit.refused), until_finished=until_finished)
+        agent = Agent(_site(settings, policy, store, where), link, now, refused=audit.refused)
+        _take_part(agent, until_finished=until_finished)
+
+
+def _site(settings: ClientSettings, policy: Policy, store: Store, where: torch.device) -> Site:
+    from protofed.client.checkpoint import on_disk
+    from protofed.client.site import Site
+    from protofed.deploy.simulate import device_model
+
+    return Site(
+        settings.site,
+        settings.roles,
+        policy,
+        store,
+        lambda recipe: _load_data(settings, recipe).placed(where),
+        lambda recipe: device_model(recipe, where, policy.rules.models),
+        checkpoints=partial(on_disk, settings.state),
+    )
 
 
 def own_identity(settings: ClientSettings) -> LiveIdentity | None:

@@ -69,15 +69,7 @@ def run_server(
         held.callback(audit.close)
         blobs, threads, bells = FolderBlobs(settings.state / "blobs"), Threads(), Bells()
         sweep_orphans(blobs, ledger)
-        around = Surroundings(
-            ledger,
-            blobs,
-            Roster(ledger, time.monotonic),
-            time.monotonic,
-            work=threads.aggregate,
-            notify=bells.ring,
-            keep_rounds=settings.keep_rounds,
-        )
+        around = _surroundings(settings, ledger, blobs, threads, bells)
         runs = Runs(recipes, around)
         operation = Operation(runs, around)
         if settings.identity is not None:
@@ -88,9 +80,6 @@ def run_server(
             started(f"{address} ({_how(identity)})")
 
         async def main() -> None:
-            stop = asyncio.Event()
-            for number in (signal.SIGTERM, signal.SIGINT):
-                asyncio.get_running_loop().add_signal_handler(number, stop.set)
             await serve(
                 runs,
                 operation,
@@ -98,7 +87,7 @@ def run_server(
                 threads,
                 bells,
                 settings.listen,
-                stop,
+                _stopped_by_signals(),
                 audit=audit,
                 identity=identity,
                 started=announce,
@@ -110,6 +99,28 @@ def run_server(
         asyncio.run(main())
         if until_finished and runs.failed:
             raise RunsFailedError(f"run failed: {'; '.join(runs.failed)}")
+
+
+def _surroundings(
+    settings: ServerSettings, ledger: Ledger, blobs: FolderBlobs, threads: Threads, bells: Bells
+) -> Surroundings:
+    return Surroundings(
+        ledger,
+        blobs,
+        Roster(ledger, time.monotonic),
+        time.monotonic,
+        work=threads.aggregate,
+        notify=bells.ring,
+        keep_rounds=settings.keep_rounds,
+    )
+
+
+def _stopped_by_signals() -> asyncio.Event:
+    """Set when the process is told to end."""
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    return stop
 
 
 def _how(identity: LiveIdentity | None) -> str:
