@@ -17,6 +17,10 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID, ObjectIdentifier
 from protofed.common.identity import Party
 
 HOSTS = ("127.0.0.1", "localhost")
+# A day in the middle of a certificate's time, and that in the middle of its CA's.
+NOW = datetime(2030, 5, 1, 12, tzinfo=UTC)
+BEGINS, ENDS = NOW - timedelta(days=30), NOW + timedelta(days=30)
+FIRST, LAST = NOW - timedelta(days=3650), NOW + timedelta(days=3650)
 SIGNING = x509.KeyUsage(
     digital_signature=False,
     content_commitment=False,

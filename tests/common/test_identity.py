@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -19,23 +19,10 @@ from cryptography.hazmat.primitives.serialization import (
     PrivateFormat,
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID
-from tests.pki import Authority, key_pem
+from tests.pki import BEGINS, ENDS, NOW, Authority, key_pem
 
 from protofed.common.errors import ConfigError
 from protofed.common.identity import Party, fingerprint, read_certificate, read_identity
-
-NOW = datetime(2030, 5, 1, 12, tzinfo=UTC)
-BEGINS, ENDS = NOW - timedelta(days=30), NOW + timedelta(days=30)
-
-
-@pytest.fixture(scope="module")
-def authority() -> Authority:
-    return Authority.make(begins=NOW - timedelta(days=3650), ends=NOW + timedelta(days=3650))
-
-
-@pytest.fixture
-def site(authority: Authority, tmp_path: Path) -> Path:
-    return authority.issue(tmp_path / "site", Party.SITE, "hospital-a", begins=BEGINS, ends=ENDS)
 
 
 def other_key() -> bytes:

@@ -2,28 +2,15 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
 import structlog
-from tests.pki import Authority
+from tests.pki import BEGINS, ENDS, NOW, Authority
 
 from protofed.common.errors import ConfigError
 from protofed.common.identity import LiveIdentity, Party, read_identity
-
-NOW = datetime(2030, 5, 1, 12, tzinfo=UTC)
-BEGINS, ENDS = NOW - timedelta(days=30), NOW + timedelta(days=30)
-
-
-@pytest.fixture(scope="module")
-def authority() -> Authority:
-    return Authority.make(begins=NOW - timedelta(days=3650), ends=NOW + timedelta(days=3650))
-
-
-@pytest.fixture
-def site(authority: Authority, tmp_path: Path) -> Path:
-    return authority.issue(tmp_path / "site", Party.SITE, "hospital-a", begins=BEGINS, ends=ENDS)
 
 
 def write_key(path: Path, data: bytes) -> None:
