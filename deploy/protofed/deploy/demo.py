@@ -90,15 +90,15 @@ def run_demo(folder: Path, console: Console) -> None:
 def _verdict(views: dict[str, Overview | None]) -> str:
     """The result in words, whatever it is."""
     sentences = (
-        ("One model for everybody, on the balanced test set", "global.accuracy"),
-        ("Each site's own model, on the classes that it has", "personal.pm_v"),
-        ("Each site's own model, on all classes", "personal.balanced_accuracy"),
+        ("Global model on the balanced test set, in %", "global.accuracy"),
+        ("Own models on the site's own classes, in %", "personal.pm_v"),
+        ("Own models on all classes, in %", "personal.balanced_accuracy"),
     )
     names = dict(zip(RECIPES, ("FedNH", "FedAvg", "alone"), strict=True))
     lines = []
     for what, score in sentences:
         scored = {names[run]: view.scores[score].mean for run, view in views.items() if view and score in view.scores}
-        lines.append(f"{what}: " + ", ".join(f"{name} {100 * mean:.1f} %" for name, mean in scored.items()) + ".")
+        lines.append(f"{what}: " + ", ".join(f"{name} {100 * mean:.1f}" for name, mean in scored.items()) + ".")
     return "\n".join(lines)
 
 
