@@ -34,6 +34,10 @@ ALLOWED = {
     "HeartbeatRequest.bytes_moved": "progress of a transfer",
     "HeartbeatRequest.failure": "one of a fixed list; no text",
     "HeartbeatRequest.moving": "whether training got on within the last minute, yes or no: no batches can be counted",
+    "HeartbeatRequest.telemetry": "numbers of the site's machine and daemon that its policy names; none without it",
+    "HeartbeatRequest.TelemetryEntry.key": "a name of the closed list in common.telemetry",
+    "HeartbeatRequest.TelemetryEntry.value": "one number: of memory, disk, time, or of what the policy did; what each "
+    "discloses stands beside its name, and those that hint at the number of examples are in no policy but open.toml",
     "GetChunkRequest.caller": "who",
     "GetChunkRequest.run": "as the server gave it",
     "GetChunkRequest.digest": "of the server's own blob",
@@ -77,12 +81,14 @@ ALLOWED = {
 # Where a site may say a number of its own choosing: nothing else is a float, and nothing else is a list.
 FLOATS = {
     "NextTaskRequest.wait_s",
+    "HeartbeatRequest.TelemetryEntry.value",
     "CommitRequest.MetricsEntry.value",
     "CommitRequest.weight",
     "ScoresRequest.ScoresEntry.value",
 }
 LISTS = {
     "EnrollRequest.roles",
+    "HeartbeatRequest.telemetry",
     "UploadManifest.tensors",
     "Tensor.shape",
     "CommitRequest.metrics",

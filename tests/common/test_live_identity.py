@@ -56,8 +56,8 @@ def test_a_renewal_is_taken_up_and_a_half_way_state_is_not(
         after = live.now()
     assert after.certificate_pem == new["cert.pem"]
     assert after.key_pem == new["key.pem"]
-    assert [entry["event"] for entry in logs] == ["identity-not-usable", "identity-renewed"]
-    assert "is not the key of" in logs[0]["error"]
+    assert [entry["event"] for entry in logs] == ["a renewed identity cannot be used", "identity renewed"]
+    assert "is not the key of" in logs[0]["why"]
     assert "PRIVATE" not in str(logs)
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from protofed.common.errors import ConfigError
 from protofed.common.recipe import Dirichlet
-from protofed.common.settings import ClientSettings, ServerSettings, read_settings
+from protofed.common.settings import ClientSettings, Monitoring, ServerSettings, read_settings
 from protofed.common.task import Role
 
 SERVER = 'recipes = ["a.toml", "b.toml"]\nlisten = "127.0.0.1:1"\nkeep_rounds = 5\n'
@@ -156,3 +156,13 @@ def test_a_misspelt_variable_is_an_error_that_names_the_nearest(server: Path, mo
     monkeypatch.setenv("PROTOFED_SERVER_LISTN", "127.0.0.1:2")
     with pytest.raises(ConfigError, match=r"PROTOFED_SERVER_LISTN.*did you mean 'PROTOFED_SERVER_LISTEN'"):
         read_settings(ServerSettings, server, {})
+
+
+def test_an_address_of_metrics_on_the_command_line_leaves_the_rest_of_the_table(server: Path) -> None:
+    server.write_text(f'{SERVER}[metrics]\nlisten = "127.0.0.1:9000"\ntoken = "token"\n', encoding="utf-8")
+    of_file = Monitoring(listen="127.0.0.1:9000", token=Path("token"))
+    assert read_settings(ServerSettings, server, {"metrics": None}).metrics == of_file
+    given = read_settings(ServerSettings, server, {"metrics": "127.0.0.1:9100"}).metrics
+    assert given == Monitoring(listen="127.0.0.1:9100", token=Path("token"))
+    assert read_settings(ServerSettings, None, {"metrics": "[::1]:0"}).metrics == Monitoring(listen="[::1]:0")
+    assert read_settings(ServerSettings, None, {}).metrics is None

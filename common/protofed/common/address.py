@@ -19,10 +19,10 @@ def check_connection(address: str, identity: Path | None, plaintext: bool) -> No
     Raises:
         ConfigError: the address is none, both or neither were asked for, or plain text would leave the machine.
     """
-    host = _host(address)
+    host, _ = host_and_port(address)
     if identity is not None and plaintext:
         raise ConfigError(f"'{address}': --identity and --plaintext exclude each other; give one of them")
-    if plaintext and not _is_loopback(host):
+    if plaintext and not is_loopback(host):
         raise ConfigError(
             f"'{address}': plain text is for loopback addresses only, such as 127.0.0.1:7443; "
             "give --identity FOLDER (see `protofed certs request`) instead of --plaintext"
@@ -43,14 +43,20 @@ def check_loopback(address: str) -> None:
     check_connection(address, None, plaintext=True)
 
 
-def _host(address: str) -> str:
+def host_and_port(address: str) -> tuple[str, int]:
+    """The two of `host:port`, an IPv6 host without its brackets.
+
+    Raises:
+        ConfigError: the address is none.
+    """
     host, _, port = address.rpartition(":")
     if not host or not (port.isascii() and port.isdigit() and int(port) < 1 << 16):
         raise ConfigError(f"'{address}': expected host:port, such as fl.example.org:7443 or (loopback) 127.0.0.1:7443")
-    return host.strip("[]")
+    return host.strip("[]"), int(port)
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches a host."""
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:

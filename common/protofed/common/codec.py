@@ -64,6 +64,16 @@ def manifest(data: bytes) -> tuple[TensorSpec, ...]:
     return tuple(specs)
 
 
+def named(beginning: bytes) -> tuple[TensorSpec, ...]:
+    """What a blob of ours holds, from its beginning; the rest of it is not looked at.
+
+    Raises:
+        CodecError: the header is not all there, or not one.
+    """
+    header, _ = _header(beginning)
+    return tuple(_spec(path, entry) for path, entry in header.items())
+
+
 def decode(data: bytes) -> Payload:
     """The payload of a blob.
 

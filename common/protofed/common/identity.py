@@ -31,6 +31,7 @@ from protofed.common.certificate import (
     stamp,
 )
 from protofed.common.errors import ConfigError
+from protofed.common.flaw import Flaw, IdentityError
 
 __all__ = [
     "Certificate",
@@ -88,12 +89,13 @@ def check_identity(folder: Path, files: Files, party: Party, now: datetime) -> I
     path = folder / CERTIFICATE
     certificate = read_certificate(files[CERTIFICATE], str(path))
     if certificate.party != party:
-        raise ConfigError(
+        raise IdentityError(
+            Flaw.ANOTHERS,
             f"{path} is the {certificate}; expected a {party}'s: give another --identity folder, "
-            f"or make one by `protofed certs request --{party}`"
+            f"or make one by `protofed certs request --{party}`",
         )
     if not has_usage(load(files[CERTIFICATE], str(path))[0], party):
-        raise ConfigError(f"{path}: the {certificate} is not made for {_use(party)}; {_ask(folder)}")
+        raise IdentityError(Flaw.ANOTHERS, f"{path}: the {certificate} is not made for {_use(party)}; {_ask(folder)}")
     key = _matching_key(folder, files)
     check_dates(certificate, folder, now)
     _check_signer(folder, files, certificate, now)
@@ -108,9 +110,10 @@ def check_dates(certificate: Certificate, folder: Path, now: datetime) -> None:
     """
     dates = f"valid from {stamp(certificate.not_before)} until {stamp(certificate.not_after)}; it is {stamp(now)} now"
     if now < certificate.not_before:
-        raise ConfigError(f"the {certificate} in {folder} is not yet valid: {dates}. Is this machine's clock right?")
+        text = f"the {certificate} in {folder} is not yet valid: {dates}. Is this machine's clock right?"
+        raise IdentityError(Flaw.EARLY, text)
     if now > certificate.not_after:
-        raise ConfigError(f"the {certificate} in {folder} has expired: {dates}. {_ask(folder)}")
+        raise IdentityError(Flaw.EXPIRED, f"the {certificate} in {folder} has expired: {dates}. {_ask(folder)}")
 
 
 class LiveIdentity:
@@ -142,12 +145,12 @@ class LiveIdentity:
             identity = read_identity(self._folder, self._party, self._clock())
         except ConfigError as error:
             if version != self._refused:
-                log.warning("identity-not-usable", folder=str(self._folder), error=str(error), kept=self._fingerprint())
+                log.warning("a renewed identity cannot be used", why=str(error), kept=self._fingerprint())
             self._refused = version
             return
         if identity != self._identity:
             self._identity = identity
-            log.info("identity-renewed", folder=str(self._folder), fingerprint=self._fingerprint())
+            log.info("identity renewed", folder=str(self._folder), fingerprint=self._fingerprint())
         self._version, self._refused = version, None
 
     def _fingerprint(self) -> str:
@@ -173,28 +176,30 @@ def _read(path: Path) -> bytes | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}; expected a file of this account's") from error
+        text = f"cannot read {path}: {error.strerror}; expected a file of this account's"
+        raise IdentityError(Flaw.UNREADABLE, text) from error
 
 
 def _check_complete(folder: Path, files: Files, party: Party) -> None:
     if CERTIFICATE not in files:
         waiting = f"`protofed certs install BUNDLE --identity {folder}` once the operator has approved the request"
         begin = f"make one by `protofed certs request --{party} ... --identity {folder}`, then `certs install`"
-        raise ConfigError(f"certificate missing: {folder / CERTIFICATE}; {waiting if KEY in files else begin}")
+        todo = waiting if KEY in files else begin
+        raise IdentityError(Flaw.MISSING, f"certificate missing: {folder / CERTIFICATE}; {todo}")
     if KEY not in files and NEXT_KEY not in files:
-        raise ConfigError(f"key missing: {folder / KEY}; bring it back, or {_ask(folder)}")
+        raise IdentityError(Flaw.MISSING, f"key missing: {folder / KEY}; bring it back, or {_ask(folder)}")
     if AUTHORITIES not in files:
-        raise ConfigError(
-            f"CA certificate missing: {folder / AUTHORITIES}; `protofed certs install BUNDLE` writes it again"
-        )
+        text = f"CA certificate missing: {folder / AUTHORITIES}; `protofed certs install BUNDLE` writes it again"
+        raise IdentityError(Flaw.MISSING, text)
 
 
 def _check_private(folder: Path) -> None:
     for path in (folder / KEY, folder / NEXT_KEY):
         if (found := _stat(path)) is not None and (mode := found[0] & 0o777) & 0o077:
-            raise ConfigError(
+            raise IdentityError(
+                Flaw.KEY_OPEN,
                 f"{path} can be read or changed by others (mode {mode:04o}); expected 0600: `chmod 600 {path}`, and if "
-                f"somebody may have read it, {_ask(folder)}"
+                f"somebody may have read it, {_ask(folder)}",
             )
 
 
@@ -204,10 +209,8 @@ def _matching_key(folder: Path, files: Files) -> bytes:
     for name in (KEY, NEXT_KEY):
         if name in files and _public(files[name], folder / name) == wanted.public_bytes(*form):
             return files[name]
-    raise ConfigError(
-        f"{folder / KEY} is not the key of {folder / CERTIFICATE}; bring back the one that belongs to it, "
-        f"or {_ask(folder)}"
-    )
+    text = f"{folder / KEY} is not the key of {folder / CERTIFICATE}; bring back the one that belongs to it, or "
+    raise IdentityError(Flaw.KEY_OTHER, text + _ask(folder))
 
 
 def _public(key: bytes, path: Path) -> bytes:
@@ -216,21 +219,22 @@ def _public(key: bytes, path: Path) -> bytes:
             load_pem_private_key(key, None).public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
         )
     except UNREADABLE as error:
-        raise ConfigError(f"{path} cannot be read as a key; expected PEM text without a passphrase") from error
+        text = f"{path} cannot be read as a key; expected PEM text without a passphrase"
+        raise IdentityError(Flaw.UNREADABLE, text) from error
 
 
 def _check_signer(folder: Path, files: Files, certificate: Certificate, now: datetime) -> None:
     found = signer(load(files[CERTIFICATE], CERTIFICATE)[0], load(files[AUTHORITIES], str(folder / AUTHORITIES)))
     if found is None:
-        raise ConfigError(
-            f"the {certificate} in {folder} is not signed by a CA in {AUTHORITIES}; "
-            "install the bundle that the operator sent, or ask for it again"
-        )
+        text = f"the {certificate} in {folder} is not signed by a CA in {AUTHORITIES}; "
+        text += "install the bundle that the operator sent, or ask for it again"
+        raise IdentityError(Flaw.AUTHORITY, text)
     begins, ends = found.not_valid_before_utc, found.not_valid_after_utc
     if not begins <= now <= ends:
-        raise ConfigError(
+        raise IdentityError(
+            Flaw.AUTHORITY_DATES,
             f"the CA that signed the {certificate} in {folder} is valid from {stamp(begins)} until {stamp(ends)}; "
-            f"it is {stamp(now)} now. Is this machine's clock right? If so, ask the operator for a bundle of the new CA"
+            f"it is {stamp(now)} now. Is this machine's clock right? If so, ask for a bundle of the new CA",
         )
 
 

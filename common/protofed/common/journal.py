@@ -10,7 +10,7 @@ import contextlib
 import json
 import os
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,6 +24,7 @@ from protofed.common.errors import DiskFailure, StateError
 Fact: TypeAlias = str | int | float | bool | list["Fact"] | dict[str, "Fact"] | None
 TORN = "torn"  # the event that tells of half a line, left by a killed process and cut off
 LONGEST = 4 << 20  # bytes of a line: bounds what a reader holds
+TOLD_EVERY = 1000  # records
 
 
 @dataclass(frozen=True)
@@ -147,8 +148,11 @@ class Journal:
         return last, size - half, half
 
 
-def records(path: Path) -> Iterator[Record]:
+def records(path: Path, read: Callable[[int], object] = lambda _: None) -> Iterator[Record]:
     """Every record, checked against the one before; one line at a time is in memory.
+
+    Args:
+        read: told now and then how many bytes were read.
 
     Raises:
         HalfLine: behind the last whole line there is half a one.
@@ -165,6 +169,8 @@ def records(path: Path) -> Iterator[Record]:
                 if now is None or (now.seq, now.prev) != (last.seq + 1, last.hash) or now.sealed().line() != line:
                     raise Tampered(_bad(path, last))
                 yield (last := now)
+                if last.seq % TOLD_EVERY == 0:
+                    read(file.tell())
     except OSError as error:
         raise StateError(f"cannot read {path}: {error.strerror}; expected a journal") from error
 

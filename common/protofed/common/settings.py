@@ -13,10 +13,18 @@ from pydantic import BeforeValidator, Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
 from protofed.common.errors import ConfigError, unknown
-from protofed.common.recipe import Data, Id, explain, read_table
+from protofed.common.recipe import Data, Id, Table, explain, read_table
 from protofed.common.task import Role
 
 Secret: TypeAlias = Annotated[SecretStr, BeforeValidator(str)]  # an error shows what it was given: never a secret
+
+
+class Monitoring(Table):
+    """Where a process answers /metrics, /healthz and /readyz."""
+
+    listen: str  # host:port; port 0 takes a free one
+    identity: Path | None = None  # folder with cert.pem and key.pem: HTTPS in place of HTTP
+    token: Path | None = None  # file with the bearer token that /metrics asks for
 
 
 class ServerSettings(BaseSettings):
@@ -32,6 +40,9 @@ class ServerSettings(BaseSettings):
     state: Path = Path("protofed-server")  # ledger, blobs, journal and audit
     ledger: str | None = None  # URL of a database, as postgresql+psycopg://…; None: SQLite in the state folder
     keep_rounds: Annotated[int, Field(ge=0)] = 2  # behind the newest: can be verified, rolled back to; 0: all
+    metrics: Monitoring | None = None
+    tensorboard: Path | None = None  # folder for event files of every run, for TensorBoard
+    mlflow: str | None = None  # tracking URI
     memory_limit_mb: Annotated[int, Field(ge=1)] | None = None  # no upload begins above it; None: 90 % of its cgroup
 
 
@@ -51,6 +62,7 @@ class ClientSettings(BaseSettings):
     threads: Annotated[int, Field(ge=1)] | None = None  # of PyTorch on the CPU
     identity: Path | None = None  # folder with cert.pem, key.pem and ca.pem
     plaintext: bool = False  # in place of an identity; only on this machine
+    metrics: Monitoring | None = None
     proxy: Secret | None = None  # http://[user:password@]host:port, on the way to the server
 
 
@@ -66,6 +78,8 @@ def read_settings(model: type[S], file: Path | None, arguments: Mapping[str, Any
     table = {} if file is None else read_table(file)
     _check_environment(model)
     said = {name: value for name, value in arguments.items() if value not in (None, [], ())}
+    if isinstance(said.get("metrics"), str):  # the command line has an address only; the rest is the table's
+        said["metrics"] = {"listen": said["metrics"]}
     try:
         return _layered(model, table)(**said)
     except SettingsError as error:  # a list or a table in the environment

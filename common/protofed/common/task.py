@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from protofed.common.codec import Digest
@@ -151,6 +151,19 @@ class Progress:
     moving: bool = False
     bytes_moved: int = 0
     failure: Failure | None = None
+    telemetry: Mapping[str, float] = field(default_factory=dict, compare=False)  # numbers that change are no progress
+
+    @property
+    def share(self) -> float | None:
+        """Of the training that goes on, the epochs that are done, 0 to 1; None: this daemon's task has none."""
+        match self.activity:
+            case Activity.DOWNLOADING:
+                return 0.0
+            case Activity.TRAINING if self.epochs:
+                return min(max(self.epoch - 1, 0) / self.epochs, 1.0)
+            case Activity.UPLOADING:
+                return 1.0
+        return None
 
 
 class Signal(StrEnum):

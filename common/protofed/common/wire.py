@@ -30,6 +30,7 @@ from protofed.common.task import (
     Verdict,
     Wait,
 )
+from protofed.common.telemetry import told
 from protofed.protos.v1 import federation_pb2 as pb
 
 E = TypeVar("E", bound=StrEnum)
@@ -230,7 +231,7 @@ def pack_progress(progress: Progress) -> dict[str, Any]:
     """Fields of a HeartbeatRequest."""
     fields = {name: getattr(progress, name) for name in ("epoch", "epochs", "moving", "bytes_moved", "nonce")}
     lost = {"failure": failure.pack(progress.failure)} if progress.failure else {}
-    return {**fields, **lost, "activity": activity.pack(progress.activity)}
+    return {**fields, **lost, "activity": activity.pack(progress.activity), "telemetry": dict(progress.telemetry)}
 
 
 def unpack_progress(message: pb.HeartbeatRequest) -> Progress:
@@ -243,4 +244,5 @@ def unpack_progress(message: pb.HeartbeatRequest) -> Progress:
         moving=message.moving,
         bytes_moved=message.bytes_moved,
         failure=failure.unpack(message.failure) if message.failure else None,
+        telemetry=told(message.telemetry),
     )

@@ -466,6 +466,26 @@ Global___Task: _TypeAlias = Task  # noqa: Y015
 class HeartbeatRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class TelemetryEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.float
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     CALLER_FIELD_NUMBER: _builtins.int
     RUN_FIELD_NUMBER: _builtins.int
     NONCE_FIELD_NUMBER: _builtins.int
@@ -475,6 +495,7 @@ class HeartbeatRequest(_message.Message):
     BYTES_MOVED_FIELD_NUMBER: _builtins.int
     FAILURE_FIELD_NUMBER: _builtins.int
     MOVING_FIELD_NUMBER: _builtins.int
+    TELEMETRY_FIELD_NUMBER: _builtins.int
     run: _builtins.str
     nonce: _builtins.str
     activity: Global___Activity.ValueType
@@ -486,6 +507,10 @@ class HeartbeatRequest(_message.Message):
     """whether training moved within the last minute, and not how far: batches would tell of examples"""
     @_builtins.property
     def caller(self) -> Global___Caller: ...
+    @_builtins.property
+    def telemetry(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
+        """of the site's machine, by names of a closed list that its policy allows"""
+
     def __init__(
         self,
         *,
@@ -498,10 +523,11 @@ class HeartbeatRequest(_message.Message):
         bytes_moved: _builtins.int = ...,
         failure: Global___Failure.ValueType = ...,
         moving: _builtins.bool = ...,
+        telemetry: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["caller", b"caller"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["activity", b"activity", "bytes_moved", b"bytes_moved", "caller", b"caller", "epoch", b"epoch", "epochs", b"epochs", "failure", b"failure", "moving", b"moving", "nonce", b"nonce", "run", b"run"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["activity", b"activity", "bytes_moved", b"bytes_moved", "caller", b"caller", "epoch", b"epoch", "epochs", b"epochs", "failure", b"failure", "moving", b"moving", "nonce", b"nonce", "run", b"run", "telemetry", b"telemetry"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -24,13 +24,15 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!protofed/protos/v1/operator.proto\x12\x12protofed.protos.v1\"\x16\n\x07RunName\x12\x0b\n\x03run\x18\x01 \x01(\t\";\n\x0eShowRunRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\r\n\x05\x66irst\x18\x02 \x01(\x05\x12\r\n\x05\x63ount\x18\x03 \x01(\r\"!\n\x0fStartRunRequest\x12\x0e\n\x06recipe\x18\x01 \x01(\t\"\x11\n\x0fListRunsRequest\":\n\rListRunsReply\x12)\n\x04runs\x18\x01 \x03(\x0b\x32\x1b.protofed.protos.v1.RunInfo\".\n\x0f\x41\x62ortRunRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"0\n\x12RollBackRunRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\r\n\x05round\x18\x02 \x01(\r\"\xa3\x02\n\x07RunInfo\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x0e\n\x06method\x18\x02 \x01(\t\x12\x10\n\x08standing\x18\x03 \x01(\t\x12\r\n\x05phase\x18\x04 \x01(\t\x12\r\n\x05round\x18\x05 \x01(\r\x12\x0e\n\x06rounds\x18\x06 \x01(\r\x12\x0f\n\x07invited\x18\x07 \x01(\r\x12\x10\n\x08reported\x18\x08 \x01(\r\x12\x10\n\x08\x64\x65graded\x18\t \x01(\r\x12\x11\n\tabandoned\x18\n \x01(\r\x12\x13\n\x0brolled_back\x18\x0b \x01(\r\x12\x10\n\x08\x62\x65gan_at\x18\x0c \x01(\x01\x12\x10\n\x08\x65nded_at\x18\r \x01(\x01\x12\x0e\n\x06reason\x18\x0e \x01(\t\x12\x16\n\x0ereceived_bytes\x18\x0f \x01(\x04\x12\x12\n\nsent_bytes\x18\x10 \x01(\x04\"\xb8\x01\n\tRunDetail\x12)\n\x04info\x18\x01 \x01(\x0b\x32\x1b.protofed.protos.v1.RunInfo\x12-\n\x06rounds\x18\x02 \x03(\x0b\x32\x1d.protofed.protos.v1.RoundInfo\x12)\n\x06scores\x18\x03 \x03(\x0b\x32\x19.protofed.protos.v1.Score\x12\x14\n\x0cscored_round\x18\x04 \x01(\r\x12\x10\n\x08\x61ttempts\x18\x05 \x01(\r\"\xae\x01\n\tRoundInfo\x12\r\n\x05round\x18\x01 \x01(\r\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x0f\n\x07outcome\x18\x03 \x01(\t\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x11\n\topened_at\x18\x05 \x01(\x01\x12\x11\n\tclosed_at\x18\x06 \x01(\x01\x12\r\n\x05state\x18\x07 \x01(\t\x12+\n\x05sites\x18\x08 \x03(\x0b\x32\x1c.protofed.protos.v1.SiteFate\"V\n\x08SiteFate\x12\x0c\n\x04site\x18\x01 \x01(\t\x12\x0c\n\x04kind\x18\x02 \x01(\t\x12\x0c\n\x04\x66\x61te\x18\x03 \x01(\t\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x10\n\x08refusals\x18\x05 \x03(\t\"N\n\x05Score\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04mean\x18\x02 \x01(\x01\x12\x0b\n\x03std\x18\x03 \x01(\x01\x12\r\n\x05worst\x18\x04 \x01(\x01\x12\r\n\x05sites\x18\x05 \x01(\r\"A\n\x12VerifyRoundRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\r\n\x05round\x18\x02 \x01(\r\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\r\"Z\n\x10VerifyRoundReply\x12\x0f\n\x07\x66inding\x18\x01 \x01(\t\x12\x11\n\tpublished\x18\x02 \x01(\t\x12\x12\n\nrecomputed\x18\x03 \x01(\t\x12\x0e\n\x06reason\x18\x04 \x01(\t\"\x12\n\x10ListSitesRequest\"=\n\x0eListSitesReply\x12+\n\x05sites\x18\x01 \x03(\x0b\x32\x1c.protofed.protos.v1.SiteInfo\"\x8d\x01\n\x08SiteInfo\x12\x0c\n\x04site\x18\x01 \x01(\t\x12\r\n\x05roles\x18\x02 \x03(\t\x12\x10\n\x08standing\x18\x03 \x01(\t\x12\r\n\x05\x64oing\x18\x04 \x01(\t\x12\x16\n\x0eprogress_age_s\x18\x05 \x01(\x01\x12\x10\n\x08\x65xcluded\x18\x06 \x01(\t\x12\x19\n\x11\x63\x65rtificate_until\x18\x07 \x01(\x01\"2\n\x12\x45xcludeSiteRequest\x12\x0c\n\x04site\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\" \n\x10\x41\x64mitSiteRequest\x12\x0c\n\x04site\x18\x01 \x01(\t\")\n\x1aRegisterCertificateRequest\x12\x0b\n\x03pem\x18\x01 \x01(\t\"?\n\x18RevokeCertificateRequest\x12\x13\n\x0b\x63\x65rtificate\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\x19\n\x17ListCertificatesRequest\"R\n\x15ListCertificatesReply\x12\x39\n\x0c\x63\x65rtificates\x18\x01 \x03(\x0b\x32#.protofed.protos.v1.CertificateInfo\"\xb2\x01\n\x0f\x43\x65rtificateInfo\x12\x13\n\x0b\x66ingerprint\x18\x01 \x01(\t\x12\r\n\x05party\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x10\n\x08standing\x18\x04 \x01(\t\x12\x12\n\nnot_before\x18\x05 \x01(\x01\x12\x11\n\tnot_after\x18\x06 \x01(\x01\x12\x10\n\x08\x61\x64\x64\x65\x64_at\x18\x07 \x01(\x01\x12\x12\n\nrevoked_at\x18\x08 \x01(\x01\x12\x0e\n\x06reason\x18\t \x01(\t2\xc9\t\n\x08Operator\x12L\n\x08StartRun\x12#.protofed.protos.v1.StartRunRequest\x1a\x1b.protofed.protos.v1.RunInfo\x12R\n\x08ListRuns\x12#.protofed.protos.v1.ListRunsRequest\x1a!.protofed.protos.v1.ListRunsReply\x12L\n\x07ShowRun\x12\".protofed.protos.v1.ShowRunRequest\x1a\x1d.protofed.protos.v1.RunDetail\x12\x44\n\x08PauseRun\x12\x1b.protofed.protos.v1.RunName\x1a\x1b.protofed.protos.v1.RunInfo\x12\x45\n\tResumeRun\x12\x1b.protofed.protos.v1.RunName\x1a\x1b.protofed.protos.v1.RunInfo\x12L\n\x08\x41\x62ortRun\x12#.protofed.protos.v1.AbortRunRequest\x1a\x1b.protofed.protos.v1.RunInfo\x12R\n\x0bRollBackRun\x12&.protofed.protos.v1.RollBackRunRequest\x1a\x1b.protofed.protos.v1.RunInfo\x12[\n\x0bVerifyRound\x12&.protofed.protos.v1.VerifyRoundRequest\x1a$.protofed.protos.v1.VerifyRoundReply\x12U\n\tListSites\x12$.protofed.protos.v1.ListSitesRequest\x1a\".protofed.protos.v1.ListSitesReply\x12S\n\x0b\x45xcludeSite\x12&.protofed.protos.v1.ExcludeSiteRequest\x1a\x1c.protofed.protos.v1.SiteInfo\x12O\n\tAdmitSite\x12$.protofed.protos.v1.AdmitSiteRequest\x1a\x1c.protofed.protos.v1.SiteInfo\x12j\n\x13RegisterCertificate\x12..protofed.protos.v1.RegisterCertificateRequest\x1a#.protofed.protos.v1.CertificateInfo\x12l\n\x11RevokeCertificate\x12,.protofed.protos.v1.RevokeCertificateRequest\x1a).protofed.protos.v1.ListCertificatesReply\x12j\n\x10ListCertificates\x12+.protofed.protos.v1.ListCertificatesRequest\x1a).protofed.protos.v1.ListCertificatesReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!protofed/protos/v1/operator.proto\x12\x12protofed.protos.v1\"\x16\n\x07RunName\x12\x0b\n\x03run\x18\x01 \x01(\t\";\n\x0eShowRunRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\r\n\x05\x66irst\x18\x02 \x01(\x05\x12\r\n\x05\x63ount\x18\x03 \x01(\r\"!\n\x0fStartRunRequest\x12\x0e\n\x06recipe\x18\x01 \x01(\t\"\x11\n\x0fListRunsRequest\":\n\rListRunsReply\x12)\n\x04runs\x18\x01 \x03(\x0b\x32\x1b.protofed.protos.v1.RunInfo\".\n\x0f\x41\x62ortRunRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"0\n\x12RollBackRunRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\r\n\x05round\x18\x02 \x01(\r\"\xb7\x02\n\x07RunInfo\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x0e\n\x06method\x18\x02 \x01(\t\x12\x10\n\x08standing\x18\x03 \x01(\t\x12\r\n\x05phase\x18\x04 \x01(\t\x12\r\n\x05round\x18\x05 \x01(\r\x12\x0e\n\x06rounds\x18\x06 \x01(\r\x12\x0f\n\x07invited\x18\x07 \x01(\r\x12\x10\n\x08reported\x18\x08 \x01(\r\x12\x10\n\x08\x64\x65graded\x18\t \x01(\r\x12\x11\n\tabandoned\x18\n \x01(\r\x12\x13\n\x0brolled_back\x18\x0b \x01(\r\x12\x10\n\x08\x62\x65gan_at\x18\x0c \x01(\x01\x12\x10\n\x08\x65nded_at\x18\r \x01(\x01\x12\x0e\n\x06reason\x18\x0e \x01(\t\x12\x16\n\x0ereceived_bytes\x18\x0f \x01(\x04\x12\x12\n\nsent_bytes\x18\x10 \x01(\x04\x12\x12\n\ndeadline_s\x18\x11 \x01(\x01\"\xb8\x01\n\tRunDetail\x12)\n\x04info\x18\x01 \x01(\x0b\x32\x1b.protofed.protos.v1.RunInfo\x12-\n\x06rounds\x18\x02 \x03(\x0b\x32\x1d.protofed.protos.v1.RoundInfo\x12)\n\x06scores\x18\x03 \x03(\x0b\x32\x19.protofed.protos.v1.Score\x12\x14\n\x0cscored_round\x18\x04 \x01(\r\x12\x10\n\x08\x61ttempts\x18\x05 \x01(\r\"\xae\x01\n\tRoundInfo\x12\r\n\x05round\x18\x01 \x01(\r\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x0f\n\x07outcome\x18\x03 \x01(\t\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x11\n\topened_at\x18\x05 \x01(\x01\x12\x11\n\tclosed_at\x18\x06 \x01(\x01\x12\r\n\x05state\x18\x07 \x01(\t\x12+\n\x05sites\x18\x08 \x03(\x0b\x32\x1c.protofed.protos.v1.SiteFate\"V\n\x08SiteFate\x12\x0c\n\x04site\x18\x01 \x01(\t\x12\x0c\n\x04kind\x18\x02 \x01(\t\x12\x0c\n\x04\x66\x61te\x18\x03 \x01(\t\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x10\n\x08refusals\x18\x05 \x03(\t\"N\n\x05Score\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04mean\x18\x02 \x01(\x01\x12\x0b\n\x03std\x18\x03 \x01(\x01\x12\r\n\x05worst\x18\x04 \x01(\x01\x12\r\n\x05sites\x18\x05 \x01(\r\"A\n\x12VerifyRoundRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\r\n\x05round\x18\x02 \x01(\r\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\r\"Z\n\x10VerifyRoundReply\x12\x0f\n\x07\x66inding\x18\x01 \x01(\t\x12\x11\n\tpublished\x18\x02 \x01(\t\x12\x12\n\nrecomputed\x18\x03 \x01(\t\x12\x0e\n\x06reason\x18\x04 \x01(\t\"@\n\x11GetDossierRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x0e\n\x06offset\x18\x02 \x01(\x04\x12\x0e\n\x06\x64igest\x18\x03 \x01(\t\"L\n\x0fGetStateRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x12\n\x05round\x18\x02 \x01(\rH\x00\x88\x01\x01\x12\x0e\n\x06offset\x18\x03 \x01(\x04\x42\x08\n\x06_round\"C\n\x05Piece\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x12\r\n\x05total\x18\x02 \x01(\x04\x12\x0e\n\x06\x64igest\x18\x03 \x01(\t\x12\r\n\x05round\x18\x04 \x01(\r\"\x12\n\x10ListSitesRequest\"=\n\x0eListSitesReply\x12+\n\x05sites\x18\x01 \x03(\x0b\x32\x1c.protofed.protos.v1.SiteInfo\"\xa6\x02\n\x08SiteInfo\x12\x0c\n\x04site\x18\x01 \x01(\t\x12\r\n\x05roles\x18\x02 \x03(\t\x12\x10\n\x08standing\x18\x03 \x01(\t\x12\r\n\x05\x64oing\x18\x04 \x01(\t\x12\x16\n\x0eprogress_age_s\x18\x05 \x01(\x01\x12\x10\n\x08\x65xcluded\x18\x06 \x01(\t\x12\x19\n\x11\x63\x65rtificate_until\x18\x07 \x01(\x01\x12\x10\n\x08progress\x18\x08 \x01(\x01\x12\x13\n\x0b\x62ytes_moved\x18\t \x01(\x04\x12>\n\ttelemetry\x18\n \x03(\x0b\x32+.protofed.protos.v1.SiteInfo.TelemetryEntry\x1a\x30\n\x0eTelemetryEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"2\n\x12\x45xcludeSiteRequest\x12\x0c\n\x04site\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\" \n\x10\x41\x64mitSiteRequest\x12\x0c\n\x04site\x18\x01 \x01(\t\")\n\x1aRegisterCertificateRequest\x12\x0b\n\x03pem\x18\x01 \x01(\t\"?\n\x18RevokeCertificateRequest\x12\x13\n\x0b\x63\x65rtificate\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\x19\n\x17ListCertificatesRequest\"R\n\x15ListCertificatesReply\x12\x39\n\x0c\x63\x65rtificates\x18\x01 \x03(\x0b\x32#.protofed.protos.v1.CertificateInfo\"\xb2\x01\n\x0f\x43\x65rtificateInfo\x12\x13\n\x0b\x66ingerprint\x18\x01 \x01(\t\x12\r\n\x05party\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x10\n\x08standing\x18\x04 \x01(\t\x12\x12\n\nnot_before\x18\x05 \x01(\x01\x12\x11\n\tnot_after\x18\x06 \x01(\x01\x12\x10\n\x08\x61\x64\x64\x65\x64_at\x18\x07 \x01(\x01\x12\x12\n\nrevoked_at\x18\x08 \x01(\x01\x12\x0e\n\x06reason\x18\t \x01(\t2\xe5\n\n\x08Operator\x12L\n\x08StartRun\x12#.protofed.protos.v1.StartRunRequest\x1a\x1b.protofed.protos.v1.RunInfo\x12R\n\x08ListRuns\x12#.protofed.protos.v1.ListRunsRequest\x1a!.protofed.protos.v1.ListRunsReply\x12L\n\x07ShowRun\x12\".protofed.protos.v1.ShowRunRequest\x1a\x1d.protofed.protos.v1.RunDetail\x12\x44\n\x08PauseRun\x12\x1b.protofed.protos.v1.RunName\x1a\x1b.protofed.protos.v1.RunInfo\x12\x45\n\tResumeRun\x12\x1b.protofed.protos.v1.RunName\x1a\x1b.protofed.protos.v1.RunInfo\x12L\n\x08\x41\x62ortRun\x12#.protofed.protos.v1.AbortRunRequest\x1a\x1b.protofed.protos.v1.RunInfo\x12R\n\x0bRollBackRun\x12&.protofed.protos.v1.RollBackRunRequest\x1a\x1b.protofed.protos.v1.RunInfo\x12[\n\x0bVerifyRound\x12&.protofed.protos.v1.VerifyRoundRequest\x1a$.protofed.protos.v1.VerifyRoundReply\x12N\n\nGetDossier\x12%.protofed.protos.v1.GetDossierRequest\x1a\x19.protofed.protos.v1.Piece\x12J\n\x08GetState\x12#.protofed.protos.v1.GetStateRequest\x1a\x19.protofed.protos.v1.Piece\x12U\n\tListSites\x12$.protofed.protos.v1.ListSitesRequest\x1a\".protofed.protos.v1.ListSitesReply\x12S\n\x0b\x45xcludeSite\x12&.protofed.protos.v1.ExcludeSiteRequest\x1a\x1c.protofed.protos.v1.SiteInfo\x12O\n\tAdmitSite\x12$.protofed.protos.v1.AdmitSiteRequest\x1a\x1c.protofed.protos.v1.SiteInfo\x12j\n\x13RegisterCertificate\x12..protofed.protos.v1.RegisterCertificateRequest\x1a#.protofed.protos.v1.CertificateInfo\x12l\n\x11RevokeCertificate\x12,.protofed.protos.v1.RevokeCertificateRequest\x1a).protofed.protos.v1.ListCertificatesReply\x12j\n\x10ListCertificates\x12+.protofed.protos.v1.ListCertificatesRequest\x1a).protofed.protos.v1.ListCertificatesReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'protofed.protos.v1.operator_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_SITEINFO_TELEMETRYENTRY']._loaded_options = None
+  _globals['_SITEINFO_TELEMETRYENTRY']._serialized_options = b'8\001'
   _globals['_RUNNAME']._serialized_start=57
   _globals['_RUNNAME']._serialized_end=79
   _globals['_SHOWRUNREQUEST']._serialized_start=81
@@ -46,39 +48,47 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ROLLBACKRUNREQUEST']._serialized_start=304
   _globals['_ROLLBACKRUNREQUEST']._serialized_end=352
   _globals['_RUNINFO']._serialized_start=355
-  _globals['_RUNINFO']._serialized_end=646
-  _globals['_RUNDETAIL']._serialized_start=649
-  _globals['_RUNDETAIL']._serialized_end=833
-  _globals['_ROUNDINFO']._serialized_start=836
-  _globals['_ROUNDINFO']._serialized_end=1010
-  _globals['_SITEFATE']._serialized_start=1012
-  _globals['_SITEFATE']._serialized_end=1098
-  _globals['_SCORE']._serialized_start=1100
-  _globals['_SCORE']._serialized_end=1178
-  _globals['_VERIFYROUNDREQUEST']._serialized_start=1180
-  _globals['_VERIFYROUNDREQUEST']._serialized_end=1245
-  _globals['_VERIFYROUNDREPLY']._serialized_start=1247
-  _globals['_VERIFYROUNDREPLY']._serialized_end=1337
-  _globals['_LISTSITESREQUEST']._serialized_start=1339
-  _globals['_LISTSITESREQUEST']._serialized_end=1357
-  _globals['_LISTSITESREPLY']._serialized_start=1359
-  _globals['_LISTSITESREPLY']._serialized_end=1420
-  _globals['_SITEINFO']._serialized_start=1423
-  _globals['_SITEINFO']._serialized_end=1564
-  _globals['_EXCLUDESITEREQUEST']._serialized_start=1566
-  _globals['_EXCLUDESITEREQUEST']._serialized_end=1616
-  _globals['_ADMITSITEREQUEST']._serialized_start=1618
-  _globals['_ADMITSITEREQUEST']._serialized_end=1650
-  _globals['_REGISTERCERTIFICATEREQUEST']._serialized_start=1652
-  _globals['_REGISTERCERTIFICATEREQUEST']._serialized_end=1693
-  _globals['_REVOKECERTIFICATEREQUEST']._serialized_start=1695
-  _globals['_REVOKECERTIFICATEREQUEST']._serialized_end=1758
-  _globals['_LISTCERTIFICATESREQUEST']._serialized_start=1760
-  _globals['_LISTCERTIFICATESREQUEST']._serialized_end=1785
-  _globals['_LISTCERTIFICATESREPLY']._serialized_start=1787
-  _globals['_LISTCERTIFICATESREPLY']._serialized_end=1869
-  _globals['_CERTIFICATEINFO']._serialized_start=1872
-  _globals['_CERTIFICATEINFO']._serialized_end=2050
-  _globals['_OPERATOR']._serialized_start=2053
-  _globals['_OPERATOR']._serialized_end=3278
+  _globals['_RUNINFO']._serialized_end=666
+  _globals['_RUNDETAIL']._serialized_start=669
+  _globals['_RUNDETAIL']._serialized_end=853
+  _globals['_ROUNDINFO']._serialized_start=856
+  _globals['_ROUNDINFO']._serialized_end=1030
+  _globals['_SITEFATE']._serialized_start=1032
+  _globals['_SITEFATE']._serialized_end=1118
+  _globals['_SCORE']._serialized_start=1120
+  _globals['_SCORE']._serialized_end=1198
+  _globals['_VERIFYROUNDREQUEST']._serialized_start=1200
+  _globals['_VERIFYROUNDREQUEST']._serialized_end=1265
+  _globals['_VERIFYROUNDREPLY']._serialized_start=1267
+  _globals['_VERIFYROUNDREPLY']._serialized_end=1357
+  _globals['_GETDOSSIERREQUEST']._serialized_start=1359
+  _globals['_GETDOSSIERREQUEST']._serialized_end=1423
+  _globals['_GETSTATEREQUEST']._serialized_start=1425
+  _globals['_GETSTATEREQUEST']._serialized_end=1501
+  _globals['_PIECE']._serialized_start=1503
+  _globals['_PIECE']._serialized_end=1570
+  _globals['_LISTSITESREQUEST']._serialized_start=1572
+  _globals['_LISTSITESREQUEST']._serialized_end=1590
+  _globals['_LISTSITESREPLY']._serialized_start=1592
+  _globals['_LISTSITESREPLY']._serialized_end=1653
+  _globals['_SITEINFO']._serialized_start=1656
+  _globals['_SITEINFO']._serialized_end=1950
+  _globals['_SITEINFO_TELEMETRYENTRY']._serialized_start=1902
+  _globals['_SITEINFO_TELEMETRYENTRY']._serialized_end=1950
+  _globals['_EXCLUDESITEREQUEST']._serialized_start=1952
+  _globals['_EXCLUDESITEREQUEST']._serialized_end=2002
+  _globals['_ADMITSITEREQUEST']._serialized_start=2004
+  _globals['_ADMITSITEREQUEST']._serialized_end=2036
+  _globals['_REGISTERCERTIFICATEREQUEST']._serialized_start=2038
+  _globals['_REGISTERCERTIFICATEREQUEST']._serialized_end=2079
+  _globals['_REVOKECERTIFICATEREQUEST']._serialized_start=2081
+  _globals['_REVOKECERTIFICATEREQUEST']._serialized_end=2144
+  _globals['_LISTCERTIFICATESREQUEST']._serialized_start=2146
+  _globals['_LISTCERTIFICATESREQUEST']._serialized_end=2171
+  _globals['_LISTCERTIFICATESREPLY']._serialized_start=2173
+  _globals['_LISTCERTIFICATESREPLY']._serialized_end=2255
+  _globals['_CERTIFICATEINFO']._serialized_start=2258
+  _globals['_CERTIFICATEINFO']._serialized_end=2436
+  _globals['_OPERATOR']._serialized_start=2439
+  _globals['_OPERATOR']._serialized_end=3820
 # @@protoc_insertion_point(module_scope)

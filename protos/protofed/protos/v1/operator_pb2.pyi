@@ -185,6 +185,7 @@ class RunInfo(_message.Message):
     REASON_FIELD_NUMBER: _builtins.int
     RECEIVED_BYTES_FIELD_NUMBER: _builtins.int
     SENT_BYTES_FIELD_NUMBER: _builtins.int
+    DEADLINE_S_FIELD_NUMBER: _builtins.int
     run: _builtins.str
     method: _builtins.str
     standing: _builtins.str
@@ -209,6 +210,8 @@ class RunInfo(_message.Message):
     reason: _builtins.str
     received_bytes: _builtins.int
     sent_bytes: _builtins.int
+    deadline_s: _builtins.float
+    """of a round; 0: not known"""
     def __init__(
         self,
         *,
@@ -228,10 +231,11 @@ class RunInfo(_message.Message):
         reason: _builtins.str = ...,
         received_bytes: _builtins.int = ...,
         sent_bytes: _builtins.int = ...,
+        deadline_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abandoned", b"abandoned", "began_at", b"began_at", "degraded", b"degraded", "ended_at", b"ended_at", "invited", b"invited", "method", b"method", "phase", b"phase", "reason", b"reason", "received_bytes", b"received_bytes", "reported", b"reported", "rolled_back", b"rolled_back", "round", b"round", "rounds", b"rounds", "run", b"run", "sent_bytes", b"sent_bytes", "standing", b"standing"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abandoned", b"abandoned", "began_at", b"began_at", "deadline_s", b"deadline_s", "degraded", b"degraded", "ended_at", b"ended_at", "invited", b"invited", "method", b"method", "phase", b"phase", "reason", b"reason", "received_bytes", b"received_bytes", "reported", b"reported", "rolled_back", b"rolled_back", "round", b"round", "rounds", b"rounds", "run", b"run", "sent_bytes", b"sent_bytes", "standing", b"standing"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -437,6 +441,92 @@ class VerifyRoundReply(_message.Message):
 Global___VerifyRoundReply: _TypeAlias = VerifyRoundReply  # noqa: Y015
 
 @_typing.final
+class GetDossierRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RUN_FIELD_NUMBER: _builtins.int
+    OFFSET_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
+    run: _builtins.str
+    offset: _builtins.int
+    digest: _builtins.str
+    """of the document whose first piece was received; empty with offset 0: the newest"""
+    def __init__(
+        self,
+        *,
+        run: _builtins.str = ...,
+        offset: _builtins.int = ...,
+        digest: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "offset", b"offset", "run", b"run"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetDossierRequest: _TypeAlias = GetDossierRequest  # noqa: Y015
+
+@_typing.final
+class GetStateRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RUN_FIELD_NUMBER: _builtins.int
+    ROUND_FIELD_NUMBER: _builtins.int
+    OFFSET_FIELD_NUMBER: _builtins.int
+    run: _builtins.str
+    round: _builtins.int
+    """none: the newest"""
+    offset: _builtins.int
+    def __init__(
+        self,
+        *,
+        run: _builtins.str = ...,
+        round: _builtins.int | None = ...,
+        offset: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_round", b"_round", "round", b"round"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_round", b"_round", "offset", b"offset", "round", b"round", "run", b"run"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__round: _TypeAlias = _typing.Literal["round"]  # noqa: Y015
+    _WhichOneofArgType__round: _TypeAlias = _typing.Literal["_round", b"_round"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__round) -> _WhichOneofReturnType__round | None: ...
+
+Global___GetStateRequest: _TypeAlias = GetStateRequest  # noqa: Y015
+
+@_typing.final
+class Piece(_message.Message):
+    """At most 2 MiB of a document."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DATA_FIELD_NUMBER: _builtins.int
+    TOTAL_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
+    ROUND_FIELD_NUMBER: _builtins.int
+    data: _builtins.bytes
+    total: _builtins.int
+    digest: _builtins.str
+    """BLAKE3 of the whole"""
+    round: _builtins.int
+    """of a state"""
+    def __init__(
+        self,
+        *,
+        data: _builtins.bytes = ...,
+        total: _builtins.int = ...,
+        digest: _builtins.str = ...,
+        round: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "digest", b"digest", "round", b"round", "total", b"total"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Piece: _TypeAlias = Piece  # noqa: Y015
+
+@_typing.final
 class ListSitesRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -475,6 +565,26 @@ Global___ListSitesReply: _TypeAlias = ListSitesReply  # noqa: Y015
 class SiteInfo(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class TelemetryEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.float
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     SITE_FIELD_NUMBER: _builtins.int
     ROLES_FIELD_NUMBER: _builtins.int
     STANDING_FIELD_NUMBER: _builtins.int
@@ -482,6 +592,9 @@ class SiteInfo(_message.Message):
     PROGRESS_AGE_S_FIELD_NUMBER: _builtins.int
     EXCLUDED_FIELD_NUMBER: _builtins.int
     CERTIFICATE_UNTIL_FIELD_NUMBER: _builtins.int
+    PROGRESS_FIELD_NUMBER: _builtins.int
+    BYTES_MOVED_FIELD_NUMBER: _builtins.int
+    TELEMETRY_FIELD_NUMBER: _builtins.int
     site: _builtins.str
     standing: _builtins.str
     """working, idle, held, silent, away, excluded, or revoked, expired, not-yet-valid"""
@@ -492,8 +605,16 @@ class SiteInfo(_message.Message):
     """why"""
     certificate_until: _builtins.float
     """seconds of the Unix epoch, of the valid one that lasts longest; 0: none"""
+    progress: _builtins.float
+    """share of its task, 0 to 1; negative: not known"""
+    bytes_moved: _builtins.int
+    """by its daemon, both ways, since that started"""
     @_builtins.property
     def roles(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def telemetry(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
+        """what its policy lets the operator see of its machine"""
+
     def __init__(
         self,
         *,
@@ -504,10 +625,13 @@ class SiteInfo(_message.Message):
         progress_age_s: _builtins.float = ...,
         excluded: _builtins.str = ...,
         certificate_until: _builtins.float = ...,
+        progress: _builtins.float = ...,
+        bytes_moved: _builtins.int = ...,
+        telemetry: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["certificate_until", b"certificate_until", "doing", b"doing", "excluded", b"excluded", "progress_age_s", b"progress_age_s", "roles", b"roles", "site", b"site", "standing", b"standing"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_moved", b"bytes_moved", "certificate_until", b"certificate_until", "doing", b"doing", "excluded", b"excluded", "progress", b"progress", "progress_age_s", b"progress_age_s", "roles", b"roles", "site", b"site", "standing", b"standing", "telemetry", b"telemetry"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

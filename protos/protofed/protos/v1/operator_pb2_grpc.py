@@ -74,6 +74,16 @@ class OperatorStub:
                 request_serializer=protofed_dot_protos_dot_v1_dot_operator__pb2.VerifyRoundRequest.SerializeToString,
                 response_deserializer=protofed_dot_protos_dot_v1_dot_operator__pb2.VerifyRoundReply.FromString,
                 _registered_method=True)
+        self.GetDossier = channel.unary_unary(
+                '/protofed.protos.v1.Operator/GetDossier',
+                request_serializer=protofed_dot_protos_dot_v1_dot_operator__pb2.GetDossierRequest.SerializeToString,
+                response_deserializer=protofed_dot_protos_dot_v1_dot_operator__pb2.Piece.FromString,
+                _registered_method=True)
+        self.GetState = channel.unary_unary(
+                '/protofed.protos.v1.Operator/GetState',
+                request_serializer=protofed_dot_protos_dot_v1_dot_operator__pb2.GetStateRequest.SerializeToString,
+                response_deserializer=protofed_dot_protos_dot_v1_dot_operator__pb2.Piece.FromString,
+                _registered_method=True)
         self.ListSites = channel.unary_unary(
                 '/protofed.protos.v1.Operator/ListSites',
                 request_serializer=protofed_dot_protos_dot_v1_dot_operator__pb2.ListSitesRequest.SerializeToString,
@@ -159,6 +169,20 @@ class OperatorServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetDossier(self, request, context):
+        """All that a report says of a run, as JSON that was compressed with gzip; in pieces.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetState(self, request, context):
+        """A state that a round published, as safetensors; in pieces.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListSites(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -239,6 +263,16 @@ def add_OperatorServicer_to_server(servicer, server):
                     servicer.VerifyRound,
                     request_deserializer=protofed_dot_protos_dot_v1_dot_operator__pb2.VerifyRoundRequest.FromString,
                     response_serializer=protofed_dot_protos_dot_v1_dot_operator__pb2.VerifyRoundReply.SerializeToString,
+            ),
+            'GetDossier': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetDossier,
+                    request_deserializer=protofed_dot_protos_dot_v1_dot_operator__pb2.GetDossierRequest.FromString,
+                    response_serializer=protofed_dot_protos_dot_v1_dot_operator__pb2.Piece.SerializeToString,
+            ),
+            'GetState': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetState,
+                    request_deserializer=protofed_dot_protos_dot_v1_dot_operator__pb2.GetStateRequest.FromString,
+                    response_serializer=protofed_dot_protos_dot_v1_dot_operator__pb2.Piece.SerializeToString,
             ),
             'ListSites': grpc.unary_unary_rpc_method_handler(
                     servicer.ListSites,
@@ -487,6 +521,60 @@ class Operator:
             '/protofed.protos.v1.Operator/VerifyRound',
             protofed_dot_protos_dot_v1_dot_operator__pb2.VerifyRoundRequest.SerializeToString,
             protofed_dot_protos_dot_v1_dot_operator__pb2.VerifyRoundReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetDossier(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/protofed.protos.v1.Operator/GetDossier',
+            protofed_dot_protos_dot_v1_dot_operator__pb2.GetDossierRequest.SerializeToString,
+            protofed_dot_protos_dot_v1_dot_operator__pb2.Piece.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetState(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/protofed.protos.v1.Operator/GetState',
+            protofed_dot_protos_dot_v1_dot_operator__pb2.GetStateRequest.SerializeToString,
+            protofed_dot_protos_dot_v1_dot_operator__pb2.Piece.FromString,
             options,
             channel_credentials,
             insecure,

@@ -41,6 +41,10 @@ class OperatorStub:
     RollBackRun: _grpc.UnaryUnaryMultiCallable[_operator_pb2.RollBackRunRequest, _operator_pb2.RunInfo]
     VerifyRound: _grpc.UnaryUnaryMultiCallable[_operator_pb2.VerifyRoundRequest, _operator_pb2.VerifyRoundReply]
     """One published state, computed again from the ledger and the blobs."""
+    GetDossier: _grpc.UnaryUnaryMultiCallable[_operator_pb2.GetDossierRequest, _operator_pb2.Piece]
+    """All that a report says of a run, as JSON that was compressed with gzip; in pieces."""
+    GetState: _grpc.UnaryUnaryMultiCallable[_operator_pb2.GetStateRequest, _operator_pb2.Piece]
+    """A state that a round published, as safetensors; in pieces."""
     ListSites: _grpc.UnaryUnaryMultiCallable[_operator_pb2.ListSitesRequest, _operator_pb2.ListSitesReply]
     ExcludeSite: _grpc.UnaryUnaryMultiCallable[_operator_pb2.ExcludeSiteRequest, _operator_pb2.SiteInfo]
     AdmitSite: _grpc.UnaryUnaryMultiCallable[_operator_pb2.AdmitSiteRequest, _operator_pb2.SiteInfo]
@@ -63,6 +67,10 @@ class OperatorAsyncStub(OperatorStub):
     RollBackRun: _aio.UnaryUnaryMultiCallable[_operator_pb2.RollBackRunRequest, _operator_pb2.RunInfo]  # type: ignore[assignment]
     VerifyRound: _aio.UnaryUnaryMultiCallable[_operator_pb2.VerifyRoundRequest, _operator_pb2.VerifyRoundReply]  # type: ignore[assignment]
     """One published state, computed again from the ledger and the blobs."""
+    GetDossier: _aio.UnaryUnaryMultiCallable[_operator_pb2.GetDossierRequest, _operator_pb2.Piece]  # type: ignore[assignment]
+    """All that a report says of a run, as JSON that was compressed with gzip; in pieces."""
+    GetState: _aio.UnaryUnaryMultiCallable[_operator_pb2.GetStateRequest, _operator_pb2.Piece]  # type: ignore[assignment]
+    """A state that a round published, as safetensors; in pieces."""
     ListSites: _aio.UnaryUnaryMultiCallable[_operator_pb2.ListSitesRequest, _operator_pb2.ListSitesReply]  # type: ignore[assignment]
     ExcludeSite: _aio.UnaryUnaryMultiCallable[_operator_pb2.ExcludeSiteRequest, _operator_pb2.SiteInfo]  # type: ignore[assignment]
     AdmitSite: _aio.UnaryUnaryMultiCallable[_operator_pb2.AdmitSiteRequest, _operator_pb2.SiteInfo]  # type: ignore[assignment]
@@ -130,6 +138,22 @@ class OperatorServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_operator_pb2.VerifyRoundReply, _abc.Awaitable[_operator_pb2.VerifyRoundReply]]:
         """One published state, computed again from the ledger and the blobs."""
+
+    @_abc_1.abstractmethod
+    def GetDossier(
+        self,
+        request: _operator_pb2.GetDossierRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_operator_pb2.Piece, _abc.Awaitable[_operator_pb2.Piece]]:
+        """All that a report says of a run, as JSON that was compressed with gzip; in pieces."""
+
+    @_abc_1.abstractmethod
+    def GetState(
+        self,
+        request: _operator_pb2.GetStateRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_operator_pb2.Piece, _abc.Awaitable[_operator_pb2.Piece]]:
+        """A state that a round published, as safetensors; in pieces."""
 
     @_abc_1.abstractmethod
     def ListSites(

@@ -1,0 +1,63 @@
+"""Telemetry is a closed list: what is not on it is not heard, and what cannot be a measurement is refused."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from protofed.common import wire
+from protofed.common.errors import ProtocolError
+from protofed.common.task import Activity, Progress
+from protofed.common.telemetry import MOST, Telemetry, told
+from protofed.protos.v1 import federation_pb2 as pb
+
+NUMBERS = {name.value: 1.5 + number for number, name in enumerate(Telemetry)}
+
+
+def test_the_list_is_closed_and_says_what_each_number_discloses() -> None:
+    assert set(Telemetry) == {
+        "gpu_memory_bytes",
+        "disk_free_bytes",
+        "step_seconds",
+        "policy_refusals",
+        "bytes_released",
+    }
+    assert all(name.discloses.endswith(".") for name in Telemetry)
+    assert len({name.discloses for name in Telemetry}) == len(Telemetry) < MOST
+
+
+def test_it_comes_back_from_the_wire() -> None:
+    progress = Progress("n", Activity.TRAINING, telemetry=NUMBERS)
+    message = pb.HeartbeatRequest.FromString(pb.HeartbeatRequest(**wire.pack_progress(progress)).SerializeToString())
+    assert wire.unpack_progress(message).telemetry == NUMBERS
+
+
+def test_a_newer_client_may_say_more_and_is_heard_as_far_as_it_is_understood() -> None:
+    newer = NUMBERS | {"fan_speed": math.nan, "samples": 100.0}
+    assert told(newer) == NUMBERS
+    assert told({f"newer_{number}": 0.0 for number in range(MOST)}) == {}
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, -1e-9])
+def test_what_is_no_measurement_is_refused(bad: float) -> None:
+    message = pb.HeartbeatRequest(activity=pb.ACTIVITY_IDLE, telemetry=NUMBERS | {"step_seconds": bad})
+    with pytest.raises(ProtocolError, match=r"telemetry step_seconds is .*: expected a finite number, 0 or more"):
+        wire.unpack_progress(message)
+
+
+def test_no_heartbeat_is_a_long_one() -> None:
+    many = {f"name_{number}": 0.0 for number in range(MOST + 1)}
+    with pytest.raises(ProtocolError, match=f"{MOST + 1} numbers of telemetry: expected at most {MOST}"):
+        wire.unpack_progress(pb.HeartbeatRequest(activity=pb.ACTIVITY_IDLE, telemetry=many))
+
+
+def test_an_audit_log_names_the_numbers_and_does_not_tell_them() -> None:
+    said = pb.HeartbeatRequest(telemetry={"step_seconds": 0.125, "disk_free_bytes": 7e9})
+    assert wire.facts(said) == {"telemetry": ["disk_free_bytes", "step_seconds"]}
+
+
+def test_progress_is_the_same_whatever_the_telemetry() -> None:
+    plain, telling = Progress("n", Activity.TRAINING), Progress("n", Activity.TRAINING, telemetry=NUMBERS)
+    assert plain == telling
+    assert hash(plain) == hash(telling)
