@@ -55,7 +55,7 @@ class LiveServer:
 
     Attributes:
         address: where it listens.
-        runs, operation: what it serves; read them only.
+        runs, operation, around: what it serves; read them only.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class LiveServer:
         around = Surroundings(
             self.ledger, self.blobs, roster, time.monotonic, work=threads.aggregate, notify=bells.ring
         )
-        self.runs = Runs([recipe], around)
+        self.around, self.runs = around, Runs([recipe], around)
         self.operation = Operation(self.runs, around)
         if identity is not None:
             self.operation.certificates.welcome(identity)

@@ -135,6 +135,7 @@ class Lab:
         around = Surroundings(
             self.ledger, self.blobs, self.roster, self.clock, self.work, self._notify, keep_rounds=self.keep_rounds
         )
+        self.meters = around.meters
         self.coordinator = Coordinator(self.recipe, around)
         for site, role in self.here.items():
             self.roster.enroll(site, {role}, daemon(site))

@@ -33,6 +33,7 @@ class Office(Lab):
         around = Surroundings(
             self.ledger, self.blobs, self.roster, self.clock, self.work, self._notify, keep_rounds=self.keep_rounds
         )
+        self.meters = around.meters
         self.runs = Runs(self.given, around)
         self.operation = Operation(self.runs, around)
         for site, role in self.here.items():

@@ -176,9 +176,9 @@ def test_what_ends_soon_is_told_the_servers_own_too(tmp_path: Path) -> None:
     with structlog.testing.capture_logs() as logs:
         tell_expiry(LiveIdentity(hub, Party.SERVER).now(), certificates)
     own, other = logs
-    assert (own["log_level"], own["days"]) == ("warning", 29)
+    assert (own["log_level"], own["days_left"]) == ("warning", 29)
     assert "this server's certificate ends soon" in own["event"]
-    assert (other["party"], other["name"], other["until"][:10]) == ("site", "ann", f"{soon:%Y-%m-%d}")
+    assert (other["site"], other["until"][:10]) == ("ann", f"{soon:%Y-%m-%d}")
     fresh = authority.issue(tmp_path / "fresh", Party.SERVER, "hub")
     with structlog.testing.capture_logs() as logs:
         tell_expiry(LiveIdentity(fresh, Party.SERVER).now(), Certificates(Ledger()))

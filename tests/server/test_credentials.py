@@ -53,12 +53,12 @@ def descriptors() -> Iterator[int]:
 
 
 def test_there_is_a_descriptor_for_every_connection(descriptors: int) -> None:
-    assert serving._room(100) == 100
+    assert serving.room(100) == 100
     assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == 600
-    assert serving._room(1000) == 1000
+    assert serving.room(1000) == 1000
     assert resource.getrlimit(resource.RLIMIT_NOFILE) == (1256, descriptors)
     with structlog.testing.capture_logs() as logs:
-        assert serving._room(10 * descriptors) == descriptors - 256
+        assert serving.room(10 * descriptors) == descriptors - 256
     assert resource.getrlimit(resource.RLIMIT_NOFILE) == (descriptors, descriptors)
     assert [(line["connections"], line["descriptors"]) for line in logs] == [(descriptors - 256, descriptors)]
 

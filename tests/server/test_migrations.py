@@ -171,7 +171,7 @@ def test_rounds_and_tasks_are_kept(upgraded: Engine) -> None:
         (1, 2, True, None, True),
         (2, 1, None, None, False),
     ]
-    assert {(row["aggregations"], row["rolled_back"]) for row in found} == {(0, False)}
+    assert {(row["aggregations"], row["rolled_back"], row["figures"]) for row in found} == {(0, False, None)}
     fates = {row["nonce"]: row["fate"] for row in rows(upgraded, "tasks", "nonce")}
     assert fates["last-1-1-bob-fit"] == "late"
     assert fates["last-2-1-ann-fit"] == "started"
@@ -203,9 +203,9 @@ def test_scores_belong_to_the_attempt_that_published(upgraded: Engine) -> None:
 def test_the_ledger_is_kept_as_it_was_beside_the_new_one(old: Path) -> None:
     with opened(f"sqlite:///{old}"):
         pass
-    assert backup_of(old) == old.with_name("ledger.sqlite.before-0003")
+    assert backup_of(old) == old.with_name("ledger.sqlite.before-0004")
     assert dump(backup_of(old)) == OLD
-    assert sorted(path.name for path in old.parent.iterdir()) == ["ledger.sqlite", "ledger.sqlite.before-0003"]
+    assert sorted(path.name for path in old.parent.iterdir()) == ["ledger.sqlite", "ledger.sqlite.before-0004"]
 
 
 def test_a_ledger_of_the_newest_version_is_not_copied(tmp_path: Path) -> None:
@@ -270,7 +270,7 @@ def test_an_upgrade_that_is_killed_changes_nothing(old: Path, statement: str) ->
 
 def test_a_copy_that_cannot_be_written_stops_the_upgrade(old: Path) -> None:
     backup_of(old).mkdir()
-    with pytest.raises(StateError, match="before-0003"):
+    with pytest.raises(StateError, match="before-0004"):
         open_ledger(f"sqlite:///{old}")
     assert dump(old) == OLD
 
@@ -278,12 +278,12 @@ def test_a_copy_that_cannot_be_written_stops_the_upgrade(old: Path) -> None:
 # What is refused
 
 
-@pytest.mark.parametrize("version", ["0004", "9999", "0000"])
+@pytest.mark.parametrize("version", ["0005", "9999", "0000"])
 def test_a_ledger_of_an_unknown_version_is_refused_and_not_touched(kept_url: str, version: str) -> None:
     with opened(kept_url) as engine, engine.begin() as connection:
         connection.execute(text("UPDATE alembic_version SET version_num = :version"), {"version": version})
         connection.execute(text("DROP TABLE scores"))
-    with pytest.raises(StateError, match=f"version {version}, .* up to 0003; use the newer protofed"):
+    with pytest.raises(StateError, match=f"version {version}, .* up to 0004; use the newer protofed"):
         open_ledger(kept_url)
     onlooker = open_engine(kept_url)
     assert "scores" not in inspect(onlooker).get_table_names()

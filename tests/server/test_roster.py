@@ -104,6 +104,42 @@ def test_training_that_says_it_moves_counts_for_hours_and_one_that_stops_does_no
     assert roster.alive(TRAINER, 10.0) == frozenset()
 
 
+def test_telemetry_that_changes_is_no_progress(roster: Roster, clock: Clock) -> None:
+    """A hung daemon whose disk fills is as silent as any other."""
+    told = Progress("n", Activity.TRAINING, epoch=1, epochs=2)
+    for free in range(4):
+        roster.seen("ann", "one", replace(told, telemetry={"disk_free_bytes": float(free)}))
+        clock.now += 4.0
+    assert roster.alive(TRAINER, 10.0) == frozenset()
+    assert roster.telemetry("ann") == {"disk_free_bytes": 3.0}  # it is heard all the same
+    roster.note("ann", replace(told, epoch=2))
+    assert roster.alive(TRAINER, 10.0) == frozenset()
+
+
+def test_what_a_daemon_told_last_is_there_to_be_looked_at(roster: Roster) -> None:
+    idle, training = Progress("", Activity.IDLE, telemetry={"step_seconds": 0.5}), Progress("n", Activity.TRAINING)
+    assert roster.progress("ann") is None
+    assert roster.progress("nobody") is None
+    assert roster.telemetry("ann") == roster.telemetry("nobody") == {}
+    roster.seen("ann", "one", training)
+    assert roster.progress("ann") is training
+    roster.seen("ann", "one")  # any other call says nothing of it
+    assert roster.progress("ann") is training
+    roster.note("ann", idle)
+    assert (roster.progress("ann"), roster.telemetry("ann")) == (idle, {"step_seconds": 0.5})
+    roster.note("nobody", idle)
+    assert roster.progress("nobody") is None
+    roster.enroll("ann", {TRAINER}, "two")  # another daemon
+    assert roster.progress("ann") is None
+
+
+def test_what_a_fenced_daemon_says_is_not_kept(roster: Roster) -> None:
+    roster.enroll("ann", {TRAINER}, "two")
+    with pytest.raises(Fenced):
+        roster.seen("ann", "one", Progress("n", Activity.TRAINING))
+    assert roster.progress("ann") is None
+
+
 def test_a_word_without_a_mark_always_counts(roster: Roster, clock: Clock) -> None:
     roster.seen("ann", "one", "mark")
     for _ in range(3):

@@ -265,7 +265,9 @@ def test_a_server_without_a_run_answers_so_and_takes_one_later() -> None:
     desk.enroll(*SITES)
     assert desk.come_back("ann") == Finished(NO_RUN, last=True)
     assert desk.runs.finished
-    assert desk.runs.heartbeat("one", "ann", "daemon-ann", Progress("n", Activity.TRAINING)) is Signal.ABORT
+    beat = Progress("n", Activity.TRAINING)
+    assert desk.runs.heartbeat("one", "ann", "daemon-ann", beat) is Signal.ABORT
+    assert desk.roster.progress("ann") is beat  # it is shown, whatever run it is of
     desk.start("one")
     answer = desk.come_back("ann")
     assert isinstance(answer, Assignment)

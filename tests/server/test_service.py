@@ -23,6 +23,7 @@ from protofed.common.task import CHUNK_BYTES, PROTOCOL_VERSION
 from protofed.protos.v1 import federation_pb2 as pb
 from protofed.server.audit import AUDIT_FILE, Audit
 from protofed.server.blobs import FolderBlobs
+from protofed.server.meters import Meters
 from protofed.server.runs import Runs
 from protofed.server.serving import serve
 from protofed.server.threads import Bells, Threads
@@ -194,6 +195,7 @@ class Idle:
 
     finished = False
     certificates: Any = None
+    meters = Meters()
 
     def tick(self) -> None:
         """Nothing happens."""

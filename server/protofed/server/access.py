@@ -12,6 +12,7 @@ from typing import Any
 
 from protofed.common.certificate import Party, read_certificate
 from protofed.common.errors import ConfigError, Denied, short
+from protofed.common.greeting import REGISTERED, UNKNOWN
 from protofed.server.certificates import Certificates, date
 from protofed.server.rows import CertificateRow
 
@@ -38,6 +39,10 @@ class Peer:
     def __str__(self) -> str:
         return f"{self.party} '{self.name}'"
 
+    def site(self) -> dict[str, str]:
+        """For the log: `site`, if it is one's."""
+        return {"site": self.name} if self.party == Party.SITE else {}
+
 
 PLAINTEXT, NOBODY = Peer("", "plaintext", ""), Peer("", "unknown", "")
 
@@ -63,6 +68,15 @@ class Access:
             return PLAINTEXT
         pem = next(iter(facts.get(_CERTIFICATE, ())), None)
         return NOBODY if pem is None else _peer(pem)
+
+    def standing(self, peer: Peer) -> str:
+        """Of a peer's certificate, in a word; empty in plain text."""
+        if self._certificates is None:
+            return ""
+        row = self._certificates.find(peer.fingerprint)
+        if row is None:
+            return UNKNOWN
+        return REGISTERED if (found := row.standing(self._clock())) == "valid" else found
 
     def check(self, peer: Peer, service: str, request: Any) -> None:
         """Whether the peer may make this call now.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import structlog
 
@@ -13,6 +13,7 @@ from protofed.common.payload import SiteId
 from protofed.common.task import Manifest, Receipt, TaskKind, Verdict
 from protofed.server import screening
 from protofed.server.ledger import Ledger
+from protofed.server.meters import Meters
 from protofed.server.method import Expected
 from protofed.server.rows import TaskRow, UpdateRow
 from protofed.server.screening import Fault, Refusal
@@ -27,6 +28,7 @@ class Admission:
     ledger: Ledger
     run: str
     classes: int
+    meters: Meters = field(default_factory=Meters)
 
     def invitation(self, current: TaskRow | None, site: SiteId, nonce: str, *kinds: TaskKind) -> TaskRow:
         """The invitation that a site's call answers; the ledger is asked if it is not the site's `current` one.
@@ -52,6 +54,7 @@ class Admission:
         self.ledger.settle_promises()
         if (counted := self.ledger.accepted(row)) is not None:
             if counted.digest == manifest.digest:
+                self.meters.judged(Verdict.DUPLICATE)
                 return replace(counted.receipt(), verdict=Verdict.DUPLICATE)
             log.error("equivocation", run=self.run, round=row.round, site=row.site, digest=manifest.digest)
             return self.invalid(
@@ -90,5 +93,11 @@ class Admission:
             log.warning(
                 "update refused", run=self.run, round=row.round, site=row.site, verdict=verdict.value, reason=reason
             )
+        else:
+            log.info("update accepted", run=self.run, round=row.round, site=row.site, update_bytes=manifest.total)
         update = UpdateRow(row, verdict, reason, manifest.digest, manifest.total, metrics or {}, weight, code, norm)
-        return self.ledger.judge(update)
+        receipt = self.ledger.judge(update)
+        self.meters.judged(verdict, code)
+        if verdict is Verdict.ACCEPTED and row.kind is TaskKind.FIT and norm is not None:
+            self.meters.moved_model(norm)
+        return receipt

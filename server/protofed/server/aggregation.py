@@ -102,7 +102,7 @@ class Aggregation:
             missing = round_.missing(job.phase.required & aside.keys())
             self._end(phases.Insufficient(f"{len(used)} updates are left, quorum {job.phase.quorum} ({said}){missing}"))
             return
-        self._around.work(lambda: self._computed(state, used), lambda found: self._go_on(job, state, used, found))
+        self._around.work(lambda: self._computed(job, state, used), lambda found: self._go_on(job, state, used, found))
 
     def _note(self, phase: phases.Aggregating) -> int:
         """Write down, once in a process, that the aggregation is begun; how many processes have died in it."""
@@ -113,7 +113,9 @@ class Aggregation:
         return begun - 1
 
     def _wait(self, error: OutOfSpace) -> None:
-        log.error("no space for the new state; trying again", run=self._run, in_s=PAUSE_S, why=str(error))
+        job = self._job
+        at = {} if job is None else {"round": job.phase.round}
+        log.error("no space for the new state; trying again", run=self._run, **at, in_s=PAUSE_S, why=str(error))
         self._again_at = self._around.clock() + PAUSE_S
 
     def _used(self, phase: phases.Aggregating) -> tuple[list[UpdateRow], dict[SiteId, str]]:
@@ -130,19 +132,19 @@ class Aggregation:
         aside = {row.task.site: row.set_aside for row in accepted if row.set_aside is not None} | outliers
         return [row for row in accepted if row.task.site not in aside], aside
 
-    def _computed(self, state: Payload | None, used: list[UpdateRow]) -> Computed:
+    def _computed(self, job: Job, state: Payload | None, used: list[UpdateRow]) -> Computed:
         """On the thread for work: touches no ledger."""
         try:
             reach("aggregation-begun")
             new = self._publisher.aggregated(state, used)
             reach("aggregation-done")
-            return self._publisher.publish(new)
+            return self._publisher.publish(new, state)
         except OutOfSpace as error:
             return error
         except Exception as error:
             if damaged := self._publisher.damaged(used):
                 return damaged
-            log.exception("aggregation failed", run=self._run)
+            log.exception("aggregation failed", run=self._run, round=job.phase.round)
             return error
 
     def _go_on(self, job: Job, state: Payload | None, used: list[UpdateRow], found: Computed) -> None:
@@ -173,6 +175,7 @@ class Aggregation:
         task = row.task
         log.error("update set aside", run=self._run, round=task.round, site=task.site, digest=row.digest, why=why)
         self._ledger.set_aside(row, why)
+        self._around.meters.set_aside()
 
     def _end(self, outcome: Published | phases.Insufficient | phases.Broken) -> None:
         job, self._job = self._job, None
@@ -187,8 +190,9 @@ class Aggregation:
         reach("state-stored")
         fate = "not-needed" if job.complete else "late"
         at = (self._run, phase.round, phase.attempt)
-        self._ledger.publish(*at, new.address, complete=complete, fate=fate, silent=job.silent)
+        self._ledger.publish(*at, new.address, complete=complete, fate=fate, silent=job.silent, figures=new.figures)
         reach("round-published")
         log.info("round published", run=self._run, round=phase.round, sites=len(phase.sites), complete=complete)
         if self._around.keep_rounds:
             self._publisher.prune(self._ledger, self._run, phase.round - self._around.keep_rounds)
+        self._around.meters.round_ended("committed" if complete else "degraded")  # last: what fails is done again

@@ -106,6 +106,11 @@ class Audit:
         self._writer: asyncio.Task[None] | None = None
         self._gap: _Gap | None = None
 
+    @property
+    def missing(self) -> str:
+        """Why calls are refused; nothing while they can be recorded."""
+        return "" if self._gap is None else "calls cannot be recorded, and are refused until they can; make room"
+
     async def note(self, entry: Entry) -> None:
         """Record a call; the answer may be given when this returns. Recorded even if the waiting is cancelled.
 
@@ -122,7 +127,7 @@ class Audit:
             OutOfSpace, DiskFailure: the last record could not be written, nor can one now. The call must not act.
         """
         if self._gap is not None:
-            log.debug("is there room again?", call=call)
+            log.debug("looking for room again", call=call)
             await self._put(None)
 
     def close(self) -> None:

@@ -74,7 +74,7 @@ class Certificates:
             raise ConfigError(f"{where} expired on {date(ends)}; expected one that is valid")
         self._ledger.register(row)
         self._known[row.fingerprint] = row
-        log.info("certificate registered", party=row.party, name=row.name, fingerprint=row.fingerprint)
+        log.info("certificate registered", **_whose(row), fingerprint=row.fingerprint)
         return row
 
     def revoke(self, which: str, reason: str) -> list[CertificateRow]:
@@ -92,7 +92,7 @@ class Certificates:
                 row = replace(row, revoked_at=self._clock(), reason=reason)
                 self._ledger.revoke(row)
                 self._known[row.fingerprint] = row
-                log.warning("certificate revoked", name=row.name, fingerprint=row.fingerprint, reason=reason)
+                log.warning("certificate revoked", **_whose(row), fingerprint=row.fingerprint, reason=reason)
             gone.append(row)
         return gone
 
@@ -126,6 +126,11 @@ class Certificates:
         return self.until(Party(row.party), row.name)
 
 
+def _whose(row: CertificateRow) -> dict[str, str]:
+    """For the log: `site` or `operator`."""
+    return {row.party: row.name}
+
+
 def date(seconds: float) -> str:
     """Of the Unix epoch, as UTC in RFC 3339."""
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
@@ -135,7 +140,7 @@ def tell_expiry(own: Identity, certificates: Certificates) -> None:
     """Warn of the certificates that will end soon, the server's own first."""
     left = own.certificate.not_after.timestamp() - time.time()
     if left < SOON_S:
-        told = {"until": date(own.certificate.not_after.timestamp()), "days": int(left // 86_400)}
+        told = {"until": date(own.certificate.not_after.timestamp()), "days_left": int(left // 86_400)}
         log.warning("this server's certificate ends soon; renew it: protofed certs renew", **told)
     for row in certificates.ending():
-        log.warning("a certificate ends soon", party=row.party, name=row.name, until=date(row.not_after))
+        log.warning("a certificate ends soon", **_whose(row), until=date(row.not_after))

@@ -52,9 +52,13 @@ def open_ledger(url: str) -> Engine:
     return engine
 
 
-def open_engine(url: str) -> Engine:
-    """For a process that looks on: it can write nothing, makes nothing, and is not kept out by the server."""
-    engine = _engine(url, looking=True)
+def open_engine(url: str, *, still: bool = False) -> Engine:
+    """For a process that looks on: it can write nothing, and is not kept out by the server.
+
+    Args:
+        still: nobody writes to the file meanwhile, and SQLite makes not even its own files beside it.
+    """
+    engine = _engine(url, looking=True, still=still)
     if engine.dialect.name == "postgresql":
         event.listen(engine, "connect", postgres.look)
     return engine
@@ -73,7 +77,7 @@ def backup_of(file: Path) -> Path:
     return file.with_name(f"{file.name}.before-{versions.NEWEST}")
 
 
-def _engine(url: str, *, looking: bool = False) -> Engine:
+def _engine(url: str, *, looking: bool = False, still: bool = False) -> Engine:
     try:
         parsed = make_url(url)
         if parsed.get_backend_name() == "postgresql":
@@ -83,7 +87,7 @@ def _engine(url: str, *, looking: bool = False) -> Engine:
         file = _file(parsed)
         if file is None:
             return create_engine(parsed, poolclass=StaticPool, connect_args={"check_same_thread": False})
-        return create_engine(parsed, creator=lambda: _looking(file)) if looking else create_engine(parsed)
+        return create_engine(parsed, creator=lambda: _looking(file, still)) if looking else create_engine(parsed)
     except ImportError as error:
         raise ConfigError(f"the database's driver is missing ({error}); install protofed[postgres]") from error
     except (ArgumentError, NoSuchModuleError) as error:
@@ -96,8 +100,9 @@ def _file(url: URL) -> Path | None:
     return Path(url.database) if url.database not in (None, "", ":memory:") else None
 
 
-def _looking(file: Path) -> sqlite3.Connection:
-    return sqlite3.connect(f"{file.absolute().as_uri()}?mode=ro", uri=True, check_same_thread=False)
+def _looking(file: Path, still: bool = False) -> sqlite3.Connection:
+    how = "?mode=ro&immutable=1" if still else "?mode=ro"
+    return sqlite3.connect(f"{file.absolute().as_uri()}{how}", uri=True, check_same_thread=False)
 
 
 def _durable(connection: Any, _record: Any) -> None:

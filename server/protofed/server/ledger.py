@@ -134,6 +134,7 @@ class Ledger(Promises):
         complete: bool,
         fate: str | None = None,
         silent: Mapping[SiteId, str] | None = None,
+        figures: Mapping[str, float] | None = None,
     ) -> None:
         """Close an attempt with the state that it gave; `silent` says of sites that did not report what they did.
 
@@ -141,7 +142,8 @@ class Ledger(Promises):
             fate: theirs; None: not-needed if the round is complete, or else late.
         """
         fate = fate or ("not-needed" if complete else "late")
-        self._close(run, round, attempt, fate, silent or {}, state=state, complete=complete)
+        found: dict[str, Any] = {"state": state, "complete": complete, "figures": dict(figures or {})}
+        self._close(run, round, attempt, fate, silent or {}, **found)
         self._promise("published", run=run, round=round, attempt=attempt, state=state, complete=complete)
 
     def abandon(

@@ -15,7 +15,7 @@ from protofed.server.access import PLAINTEXT, Peer
 log = structlog.get_logger()
 IN_FLIGHT = 16  # calls; a daemon has 8 at most, and those of a connection that broke end within a minute
 RATE_PER_S, BURST = 32.0, 128.0  # control calls: a daemon needs a few in a minute
-BULK = frozenset({"GetChunk", "PutChunk"})  # many and large: for them, the calls in flight are the limit
+BULK = frozenset({"GetChunk", "PutChunk", "GetState"})  # many and large: for them, the calls in flight are the limit
 TELL_EVERY_S = 60.0
 _MOST = 4096  # certificates that are remembered
 
@@ -90,6 +90,7 @@ class Limits:
     def _refused(self, use: _Use, peer: Peer, why: str) -> TooMany:
         use.refused += 1
         if told := self._clock() - use.told_at >= TELL_EVERY_S:
-            log.warning("too many calls", peer=str(peer), fingerprint=peer.fingerprint, why=why, refused=use.refused)
+            told_of = {"peer": str(peer), "fingerprint": peer.fingerprint, **peer.site()}
+            log.warning("too many calls", **told_of, why=why, refused=use.refused)
             use.told_at, use.refused = self._clock(), 0
         return TooMany(f"{why}; try again later", told=told)

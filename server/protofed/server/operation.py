@@ -9,9 +9,11 @@ from protofed.common.certificate import Party
 from protofed.common.errors import ConfigError, short
 from protofed.common.payload import SiteId
 from protofed.common.recipe import Recipe, parse_json
-from protofed.common.task import Activity, Hold, Role, Verdict, check_id
+from protofed.common.task import Activity, Hold, Progress, Role, Verdict, check_id
 from protofed.server.blobs import Blobs
 from protofed.server.certificates import Certificates
+from protofed.server.documents import Documents
+from protofed.server.dossier import outcome
 from protofed.server.overview import Overview, overview
 from protofed.server.records import Records
 from protofed.server.resume import recipe_of
@@ -56,6 +58,7 @@ class SiteReport:
     valid; `progress_age_s` None without a daemon.
 
     `certificate_until`: when its last valid certificate ends, in seconds of the Unix epoch; 0: it has none.
+    `progress`: what its daemon told last; None: nothing, or none is there.
     """
 
     site: SiteId
@@ -65,10 +68,14 @@ class SiteReport:
     progress_age_s: float | None
     excluded: str
     certificate_until: float = 0.0
+    progress: Progress | None = None
 
 
 class Operation:
     """The operator's questions and orders; all methods but `verify` are called on the coordinator's thread.
+
+    Attributes:
+        documents: what is fetched in pieces, on any thread.
 
     Raises:
         ConfigError: from every method: there is no such run, round or site.
@@ -78,7 +85,8 @@ class Operation:
         self._runs, self._around = runs, around
         self._records: Records = around.ledger
         self._blobs: Blobs = around.blobs
-        self.certificates = Certificates(around.ledger)
+        self.meters, self.certificates = around.meters, Certificates(around.ledger)
+        self.documents = Documents(around.ledger, around.blobs)
 
     # Runs
 
@@ -107,7 +115,7 @@ class Operation:
         start = first if first >= 0 else max(0, len(rows) + first)
         told = rows[start:] if count is None else rows[start : start + count]
         fates = self._fates(run, range(told[0].round, told[-1].round + 1)) if told else {}
-        return [RoundReport(row, _outcome(row), fates.get((row.round, row.attempt), [])) for row in told]
+        return [RoundReport(row, outcome(row), fates.get((row.round, row.attempt), [])) for row in told]
 
     def _fates(self, run: str, rounds: range) -> dict[tuple[int, int], list[Fate]]:
         """By round and attempt."""
@@ -149,7 +157,8 @@ class Operation:
         return [self._site(site, roles) for site, roles in self._records.sites().items()]
 
     def _site(self, site: SiteId, roles: Sequence[str]) -> SiteReport:
-        return replace(self._presence(site, roles), certificate_until=self.certificates.until(Party.SITE, site))
+        until, told = self.certificates.until(Party.SITE, site), self._around.roster.progress(site)
+        return replace(self._presence(site, roles), certificate_until=until, progress=told)
 
     def exclude(self, site: str, reason: str) -> SiteReport:
         """Keep a site out."""
@@ -227,13 +236,3 @@ def _checked(reason: str) -> str:
     if len(reason) > LONGEST_REASON or not reason.isprintable():
         raise ConfigError(f"a reason is one line of at most {LONGEST_REASON} characters")
     return reason
-
-
-def _outcome(row: RoundRow) -> str:
-    if row.rolled_back:
-        return "rolled-back"
-    if row.abandoned is not None:
-        return "abandoned"
-    if row.state is None:
-        return "open"
-    return "published" if row.complete else "degraded"

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from protofed.protos.v1 import operator_pb2 as pb
 from protofed.protos.v1 import operator_pb2_grpc as rpc
+from protofed.server.documents import Cut
 from protofed.server.operation import Operation, RoundReport, RunReport, SiteReport
 from protofed.server.rows import CertificateRow
 from protofed.server.threads import Threads
@@ -56,12 +57,18 @@ class OperatorService(rpc.OperatorServicer):
 
     async def VerifyRound(self, request: pb.VerifyRoundRequest, context: Any) -> pb.VerifyRoundReply:
         verify = self._operation.verify
-        pool = self._threads.transfer  # it reads only, and must not keep a round's aggregation waiting
-        loop = asyncio.get_running_loop()
-        found = await loop.run_in_executor(pool, verify, request.run, request.round, request.attempt)
+        found = await self._aside(lambda: verify(request.run, request.round, request.attempt))
         return pb.VerifyRoundReply(
             finding=found.finding, published=found.published, recomputed=found.recomputed or "", reason=found.reason
         )
+
+    async def GetDossier(self, request: pb.GetDossierRequest, context: Any) -> pb.Piece:
+        documents = self._operation.documents
+        return _piece(await self._aside(lambda: documents.dossier(request.run, request.offset, request.digest)))
+
+    async def GetState(self, request: pb.GetStateRequest, context: Any) -> pb.Piece:
+        documents, number = self._operation.documents, request.round if request.HasField("round") else None
+        return _piece(await self._aside(lambda: documents.state(request.run, number, request.offset)))
 
     async def ListSites(self, request: pb.ListSitesRequest, context: Any) -> pb.ListSitesReply:
         return pb.ListSitesReply(sites=[_site(report) for report in await self._control(self._operation.sites)])
@@ -88,6 +95,10 @@ class OperatorService(rpc.OperatorServicer):
 
     async def _control(self, function: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._threads.control, function)
+
+    async def _aside(self, function: Callable[[], T]) -> T:
+        """What reads only, and takes long: neither the coordinator nor an aggregation waits for it."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads.transfer, function)
 
 
 def _page(rounds: list[RoundReport], *, newest: bool) -> list[RoundReport]:
@@ -121,6 +132,7 @@ def _run(report: RunReport) -> pb.RunInfo:
         reason=row.reason or "",
         received_bytes=view.received,
         sent_bytes=view.sent,
+        deadline_s=report.recipe.federation.deadline_s if report.recipe else 0.0,
     )
 
 
@@ -148,7 +160,13 @@ def _round(report: RoundReport) -> pb.RoundInfo:
     )
 
 
+def _piece(cut: Cut) -> pb.Piece:
+    return pb.Piece(data=cut.data, total=cut.total, digest=cut.digest, round=cut.round)
+
+
 def _site(report: SiteReport) -> pb.SiteInfo:
+    told = report.progress
+    share = None if told is None else told.share
     return pb.SiteInfo(
         site=report.site,
         roles=report.roles,
@@ -157,4 +175,7 @@ def _site(report: SiteReport) -> pb.SiteInfo:
         progress_age_s=-1.0 if report.progress_age_s is None else report.progress_age_s,
         excluded=report.excluded,
         certificate_until=report.certificate_until,
+        progress=-1.0 if share is None else share,
+        bytes_moved=0 if told is None else told.bytes_moved,
+        telemetry={} if told is None else told.telemetry,
     )

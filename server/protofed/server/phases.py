@@ -112,6 +112,12 @@ class Finished:
 
 
 Phase: TypeAlias = Idle | Collecting | Aggregating | Evaluating | Finished
+PHASES = ("idle", "collecting", "aggregating", "evaluating", "finished")
+
+
+def name(phase: Phase) -> str:
+    """One of `PHASES`."""
+    return type(phase).__name__.lower()
 
 
 # Events

@@ -36,6 +36,11 @@ class Promises(Records):
         """
         self._journal = journal
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether the journal lacks nothing; asked from any thread."""
+        return not self._unwritten
+
     def settle_promises(self) -> None:
         """Write what the journal lacks, before anybody is told of it again.
 

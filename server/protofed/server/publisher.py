@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from protofed.common import codec
 from protofed.common.codec import Digest
@@ -11,6 +11,7 @@ from protofed.common.errors import OutOfSpace, StateError
 from protofed.common.payload import Payload, SiteId, Update
 from protofed.server import contributors
 from protofed.server.blobs import Blobs
+from protofed.server.figures import figures
 from protofed.server.ledger import Ledger
 from protofed.server.method import ServerMethod
 from protofed.server.rows import UpdateRow
@@ -19,10 +20,11 @@ from protofed.server.screening import not_finite
 
 @dataclass(frozen=True)
 class Published:
-    """A state and its blob's address."""
+    """A state, its blob's address and what it says of itself in numbers (nothing of one that was restored)."""
 
     address: Digest
     state: Payload
+    figures: Mapping[str, float] = field(default_factory=dict)
 
 
 class Publisher:
@@ -71,14 +73,14 @@ class Publisher:
             raise StateError(f"the aggregate is unusable: {fault}")
         return new
 
-    def publish(self, state: Payload) -> Published:
-        """Keep a new state, durably.
+    def publish(self, state: Payload, before: Payload | None = None) -> Published:
+        """Keep a new state, durably, which was made from the one `before`.
 
         Raises:
             OutOfSpace, DiskFailure: it could not be kept.
         """
         self._stored.clear()
-        return Published(self._store(state)[0], state)
+        return Published(self._store(state)[0], state, figures(before, state))
 
     def broadcasts(self, state: Payload, sites: Sequence[SiteId]) -> dict[SiteId, tuple[Digest, int]]:
         """Address and size of what each site is sent; what is equal is stored once."""

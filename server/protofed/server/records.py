@@ -59,7 +59,17 @@ class Records:
         query = select(db.rounds).where(db.rounds.c.run == run).order_by(db.rounds.c.round, db.rounds.c.attempt)
         if not rolled_back:
             query = query.where(~db.rounds.c.rolled_back)
-        return [RoundRow(**row._mapping) for row in self._read(query)]
+        return [_round(row) for row in self._read(query)]
+
+    def newest(self, run: str, *, published: bool = False, scored: bool = False) -> RoundRow | None:
+        """The newest attempt of a run that was not rolled back; the newest that published, or was scored, on demand."""
+        query = select(db.rounds).where(db.rounds.c.run == run, ~db.rounds.c.rolled_back)
+        if published or scored:
+            query = query.where(db.rounds.c.state.is_not(None))
+        if scored:
+            query = query.where(db.rounds.c.scored)
+        rows = self._read(query.order_by(db.rounds.c.round.desc(), db.rounds.c.attempt.desc()).limit(1))
+        return _round(rows[0]) if rows else None
 
     def attempts(self, run: str, round: int) -> int:
         """How many attempts at a round there were, those that were rolled back among them."""
@@ -192,6 +202,11 @@ def _narrowed(table: Any, run: str, round: int | range | None, attempt: int | No
 def _run(row: Row[Any]) -> RunRow:
     found = RunRow(**row._mapping)
     return replace(found, outcome=None if found.outcome is None else Outcome(found.outcome))
+
+
+def _round(row: Row[Any]) -> RoundRow:
+    found = RoundRow(**row._mapping)
+    return replace(found, figures=found.figures or {})
 
 
 def _task(row: Row[Any]) -> TaskRow:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 
 from protofed.common.errors import Excluded, Fenced, NotEnrolled
@@ -18,6 +18,7 @@ class _Presence:
     mark: Hashable
     moved_at: float
     hold: Hold = Hold.NONE
+    told: Progress | None = None
 
 
 class Roster:
@@ -70,8 +71,24 @@ class Roster:
             raise NotEnrolled(f"site {site} is not enrolled here; enroll (again)")
         if presence.instance != instance:
             raise Fenced(f"a newer daemon of site {site} has enrolled; this one has to end")
+        if isinstance(mark, Progress):
+            presence.told = mark
         if mark is None or mark != presence.mark or (isinstance(mark, Progress) and mark.moving):
             presence.mark, presence.moved_at = mark, self._clock()
+
+    def note(self, site: SiteId, progress: Progress) -> None:
+        """What a daemon that was `seen` told last: to be looked at, and no sign of progress."""
+        if (presence := self._present.get(site)) is not None:
+            presence.told = progress
+
+    def progress(self, site: SiteId) -> Progress | None:
+        """What the site's daemon told last; None: nothing since it enrolled. Asked from any thread."""
+        presence = self._present.get(site)
+        return None if presence is None else presence.told
+
+    def telemetry(self, site: SiteId) -> Mapping[str, float]:
+        """Numbers of the site's machine, by `common.telemetry`'s names, as far as its policy lets them pass."""
+        return {} if (told := self.progress(site)) is None else told.telemetry
 
     def exclude(self, site: SiteId, reason: str) -> None:
         """Keep a site out from now on, whoever it is."""
@@ -100,6 +117,10 @@ class Roster:
             return None
         return self._clock() - presence.moved_at, presence.hold.value or _doing(presence.mark)
 
+    def ages(self) -> dict[SiteId, float]:
+        """Seconds since the last progress of all that are there, or presumed to be. Asked from any thread."""
+        return {site: self._clock() - found.moved_at for site, found in list(self._present.items())}
+
     def hold(self, site: SiteId) -> Hold:
         """Why a site that is there takes no task."""
         presence = self._present.get(site)
@@ -115,7 +136,7 @@ class Roster:
 
     def enrolled(self, role: Role) -> frozenset[SiteId]:
         """All sites of a role that this server has met, and that take tasks."""
-        there = ((site, found.roles) for site, found in self._present.items() if found.hold is Hold.NONE)
+        there = ((site, found.roles) for site, found in list(self._present.items()) if found.hold is Hold.NONE)
         return frozenset(site for site, roles in there if role in roles)
 
     def alive(self, role: Role, idle_s: float) -> frozenset[SiteId]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from blake3 import blake3
 
@@ -89,6 +89,7 @@ class RoundRow:
         abandoned: why, if it was.
         aggregations: times that its aggregation was begun.
         rolled_back: the run went back to an earlier round afterwards.
+        figures: what its state says of itself in numbers; see `figures.figures`.
     """
 
     run: str
@@ -104,6 +105,7 @@ class RoundRow:
     closed_at: float | None = None
     aggregations: int = 0
     rolled_back: bool = False
+    figures: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -49,8 +49,8 @@ class Runs:
             if recipe.name in known:
                 check_same(recipe, known[recipe.name])
         for row in known.values():
-            if row.outcome is None:
-                self._take_up(row)
+            if row.outcome is None and self._take_up(row):
+                around.meters.recovered()
         for recipe in recipes:
             if recipe.name not in known:
                 self.start(recipe)
@@ -132,8 +132,11 @@ class Runs:
         current = self.current
         if current is None or run != current.run:
             self._around.roster.seen(site, instance)
-            return Signal.ABORT
-        return current.heartbeat(site, instance, progress)
+            signal = Signal.ABORT
+        else:
+            signal = current.heartbeat(site, instance, progress)
+        self._around.roster.note(site, progress)
+        return signal
 
     def may_fetch(self, run: str, site: SiteId, address: Digest) -> bool:
         """Whether the site's own open task names this blob; asked from any thread."""
@@ -223,7 +226,8 @@ class Runs:
             raise Conflict(f"run '{run}' has ended: {coordinator.phase.reason}")
         return coordinator
 
-    def _take_up(self, row: RunRow) -> None:
+    def _take_up(self, row: RunRow) -> bool:
+        """Go on with a run from its ledger, or end it FAILED; whether it goes on."""
         self._asked.add(row.run)
         try:
             self._live[row.run] = Coordinator(recipe_of(row), self._around)
@@ -231,6 +235,8 @@ class Runs:
             log.exception("run cannot be taken up again", run=row.run)
             remedy = f"restore it, or `protofed runs rollback {row.run}` to an earlier round"
             self._ledger.end_run(row.run, f"it could not be taken up again: {error}; {remedy}", Outcome.FAILED)
+            return False
+        return True
 
     def _finished(self, site: SiteId, run: str = "") -> Finished:
         if self.finished:

@@ -9,23 +9,25 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, TypeVar
 
 import structlog
 from google_crc32c import value as crc32c
 
-from protofed.common import wire
+from protofed.common import codec, wire
 from protofed.common.codec import Digest
-from protofed.common.errors import Conflict, Denied, Incomplete, OverQuota, ProtocolError
+from protofed.common.errors import CodecError, Conflict, Denied, Incomplete, OverQuota, ProtocolError, StateError
 from protofed.common.failpoint import reach
-from protofed.common.payload import SiteId
+from protofed.common.payload import Part, SiteId, TensorSpec
 from protofed.common.task import Assignment, Hold, Manifest, Verdict, Wait
 from protofed.common.version import VERSION
 from protofed.protos.v1 import federation_pb2 as pb
 from protofed.protos.v1 import federation_pb2_grpc as rpc
 from protofed.server.blobs import FolderBlobs
+from protofed.server.meters import Meters
 from protofed.server.runs import Runs
 from protofed.server.screening import Fault
 from protofed.server.shedding import Shedding
@@ -47,14 +49,18 @@ class _Announced:
     round: int
     base: Digest | None
     manifest: Manifest
+    resumed: int = 0  # chunks that an earlier try left, as far as they were counted
 
 
 class Service(rpc.FederationServicer):
     """Federation calls, each a few lines around the coordinator."""
 
-    def __init__(self, runs: Runs, blobs: FolderBlobs, threads: Threads, bells: Bells, shedding: Shedding) -> None:
+    def __init__(
+        self, runs: Runs, blobs: FolderBlobs, threads: Threads, bells: Bells, shedding: Shedding, meters: Meters
+    ) -> None:
         self._runs, self._blobs, self._threads, self._bells = runs, blobs, threads, bells
-        self._shedding = shedding
+        self._shedding, self._meters = shedding, meters
+        self._shares = lru_cache(maxsize=256)(self._read_shares)
         self._uploads: dict[str, _Announced] = {}
 
     async def Enroll(self, request: pb.EnrollRequest, context: Any) -> pb.EnrollReply:
@@ -96,6 +102,7 @@ class Service(rpc.FederationServicer):
         data = await self._transfer(self._blobs.chunk, digest, request.index)
         if not data:
             raise ProtocolError(f"chunk {request.index} lies behind the end of the blob")
+        self._meters.moved("out", await self._transfer(self._shares, digest), len(data))
         return pb.Chunk(index=request.index, data=data, crc32c=crc32c(data))
 
     async def BeginUpload(self, request: pb.UploadManifest, context: Any) -> pb.UploadTicket:
@@ -112,7 +119,7 @@ class Service(rpc.FederationServicer):
         await self._transfer(self._blobs.uploads.drop_but, site, nonce)  # a site has one open invitation at a time
         upload = Upload(site, nonce, manifest.digest)  # the same after a restart, so that chunks are found again
         held = await self._transfer(self._blobs.uploads.begin, upload, manifest.total)
-        self._uploads[str(upload)] = _Announced(upload, run, request.round, base, manifest)
+        self._uploads[str(upload)] = _Announced(upload, run, request.round, base, manifest, self._resumed(upload, held))
         return pb.UploadTicket(upload=pb.Upload(id=str(upload), held=sorted(held)))
 
     async def PutChunk(self, request: pb.Chunk, context: Any) -> pb.ChunkAck:
@@ -124,6 +131,7 @@ class Service(rpc.FederationServicer):
             whose = {"site": known.upload.site, "nonce": known.upload.nonce}
             log.error("equivocation", run=known.run, round=known.round, **whose, why=str(error))
             raise
+        self._meters.moved("in", _shares(known.manifest.tensors), len(request.data))
         return pb.ChunkAck()
 
     async def CommitUpload(self, request: pb.CommitRequest, context: Any) -> pb.Receipt:
@@ -174,6 +182,20 @@ class Service(rpc.FederationServicer):
     def _forget(self) -> None:
         self._uploads = {name: known for name, known in self._uploads.items() if known.upload in self._blobs.uploads}
 
+    def _resumed(self, upload: Upload, held: Collection[int]) -> int:
+        """How many chunks are there already; each is counted once, however often an upload is begun again."""
+        known = self._uploads.get(str(upload))
+        self._meters.resumed(max(0, len(held) - (known.resumed if known else 0)))
+        return len(held)
+
+    def _read_shares(self, address: Digest) -> Mapping[Part, float]:
+        """What parts a blob has; nothing of one that cannot be read, whose sites are told so otherwise."""
+        try:
+            beginning = self._blobs.chunk(address, 0) + self._blobs.chunk(address, 1)  # longer than any header
+            return _shares(codec.named(beginning))
+        except (CodecError, StateError):
+            return {}
+
     def _announced(self, site: SiteId, upload: str) -> _Announced:
         announced = self._uploads.get(upload)
         if announced is None or announced.upload.site != site:
@@ -185,6 +207,15 @@ class Service(rpc.FederationServicer):
 
     async def _transfer(self, function: Callable[..., T], *arguments: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._threads.transfer, function, *arguments)
+
+
+def _shares(specs: Iterable[TensorSpec]) -> Mapping[Part, float]:
+    """Of a blob's numbers, by part."""
+    sizes: dict[Part, int] = {}
+    for spec in specs:
+        sizes[spec.part] = sizes.get(spec.part, 0) + spec.nbytes
+    total = sum(sizes.values())
+    return {part: size / total for part, size in sizes.items()} if total else {}
 
 
 def _caller(caller: pb.Caller) -> tuple[SiteId, str]:

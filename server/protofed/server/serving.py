@@ -24,6 +24,7 @@ from protofed.server.credentials import Knocks, server_credentials
 from protofed.server.limits import Limits
 from protofed.server.operation import Operation
 from protofed.server.operator_service import OperatorService
+from protofed.server.readiness import Readiness, identity_usable
 from protofed.server.runs import Runs
 from protofed.server.service import LONGEST_WAIT_S, Service
 from protofed.server.shedding import Shedding
@@ -71,6 +72,7 @@ async def serve(
     until_finished: bool,
     memory_limit: int | None = None,
     max_connections: int = CONNECTIONS,
+    readiness: Readiness | None = None,
 ) -> None:
     """Serve until `stop` is set, or until the runs are finished and the sites know it.
 
@@ -80,6 +82,7 @@ async def serve(
         identity: the server's; None: plain text, and whoever reaches the port is believed.
         memory_limit: bytes of this process above which no upload is begun; None: there is none.
         started: called with the address once calls are answered.
+        readiness: learns what has to hold here; gRPC's health follows all of it.
 
     Raises:
         Unavailable: the port is taken.
@@ -88,28 +91,26 @@ async def serve(
     loop = asyncio.get_running_loop()
     bells.attach(loop)
     knocks, certificates = Knocks(), operation.certificates
-    access = Access(None if identity is None else certificates)
-    shield = Shield(stop, access, Limits(), audit, knocks)
-    service, health = Service(runs, blobs, threads, bells, Shedding(memory_limit)), HealthServicer()
-    server = _server(shield, _room(max_connections))
-    federation_pb2_grpc.add_FederationServicer_to_server(service, server)
-    operator_pb2_grpc.add_OperatorServicer_to_server(OperatorService(operation, threads), server)
-    health_pb2_grpc.add_HealthServicer_to_server(health, server)
+    shield = Shield(stop, Access(None if identity is None else certificates), Limits(), audit, knocks)
+    meters = operation.meters
+    service = Service(runs, blobs, threads, bells, Shedding(memory_limit), meters)
+    operator = OperatorService(operation, threads)
+    health, ready, watchdog = HealthServicer(), readiness or Readiness(), Watchdog(loop)
+    _require(ready, identity, audit, shield, watchdog)
+    server = _server(shield, room(max_connections), service, operator, health)
     port = _listen(server, listen, None if identity is None else server_credentials(identity, knocks))
-    await server.start()
-    await health.set("", health_pb2.HealthCheckResponse.SERVING)
+    await _start(server, health, ready)
     started(f"{listen.rpartition(':')[0]}:{port}")
-    watchdog = Watchdog(loop)
     watchdog.start()
+    meters.lag = lambda: watchdog.lag_s
     ticker = asyncio.create_task(_tick(runs, service, threads, stop, until_finished=until_finished))
-    tellers = (_tell_health(health, watchdog), _tell_of_certificates(identity, certificates, knocks))
+    tellers = (_tell_health(health, ready), _tell_of_certificates(identity, certificates, knocks))
     beside = [asyncio.create_task(teller) for teller in tellers]
     await stop.wait()
     for task in beside:
         task.cancel()
     watchdog.stop()
-    await health.set("", health_pb2.HealthCheckResponse.NOT_SERVING)
-    await server.stop(grace=1.0)
+    await _stop(server, health, ready)
     try:
         await ticker
     finally:
@@ -118,13 +119,38 @@ async def serve(
         raise shield.failure
 
 
-def _server(shield: Shield, connections: int) -> grpc.aio.Server:
-    return grpc.aio.server(
+async def _start(server: grpc.aio.Server, health: HealthServicer, ready: Readiness) -> None:
+    await server.start()
+    ready.serving = True
+    await _set_health(health, ready)
+
+
+async def _stop(server: grpc.aio.Server, health: HealthServicer, ready: Readiness) -> None:
+    ready.serving = False
+    await _set_health(health, ready)
+    await server.stop(grace=1.0)
+
+
+def _require(ready: Readiness, identity: LiveIdentity | None, audit: Audit, shield: Shield, watchdog: Watchdog) -> None:
+    ready.require("identity", identity_usable(identity))
+    ready.require("audit", lambda: audit.missing)
+    ready.require("disk", lambda: "" if shield.failure is None else "it has failed, and the server ends")
+    ready.require("loop", lambda: "the event loop is blocked; the log says where" if watchdog.blocked else "")
+
+
+def _server(
+    shield: Shield, connections: int, service: Service, operator: OperatorService, health: HealthServicer
+) -> grpc.aio.Server:
+    server = grpc.aio.server(
         options=[*OPTIONS, ("grpc.max_allowed_incoming_connections", connections)],
         interceptors=[shield],
         maximum_concurrent_rpcs=CALLS,
         compression=grpc.Compression.NoCompression,
     )
+    federation_pb2_grpc.add_FederationServicer_to_server(service, server)
+    operator_pb2_grpc.add_OperatorServicer_to_server(operator, server)
+    health_pb2_grpc.add_HealthServicer_to_server(health, server)
+    return server
 
 
 def _listen(server: grpc.aio.Server, listen: str, credentials: grpc.ServerCredentials | None) -> int:
@@ -136,7 +162,7 @@ def _listen(server: grpc.aio.Server, listen: str, credentials: grpc.ServerCreden
         raise Unavailable(f"cannot listen on {listen}: the port is taken; free it or take another") from error
 
 
-def _room(connections: int) -> int:
+def room(connections: int) -> int:
     """As many of them as this process may have descriptors for; it takes all that it may."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     limit = 1 << 20 if hard == resource.RLIM_INFINITY else hard
@@ -183,12 +209,17 @@ async def _tick(runs: Runs, service: Service, threads: Threads, stop: asyncio.Ev
         stop.set()  # a coordinator that broke ends the server: nothing is acknowledged that is not durable
 
 
-async def _tell_health(health: HealthServicer, watchdog: Watchdog) -> None:
-    """Not serving while the event loop was blocked a moment ago."""
-    told = False
+async def _tell_health(health: HealthServicer, ready: Readiness) -> None:
+    """Not serving while something is missing, as while the event loop was blocked a moment ago."""
+    known: list[str] = []
     while True:
         await asyncio.sleep(TICK_S)
-        if watchdog.blocked != told:
-            told = watchdog.blocked
-            states = health_pb2.HealthCheckResponse
-            await health.set("", states.NOT_SERVING if told else states.SERVING)
+        if (missing := ready.missing()) != known:
+            log.warning("not ready", missing=missing) if missing else log.info("ready again")
+            known = missing
+            await _set_health(health, ready)
+
+
+async def _set_health(health: HealthServicer, ready: Readiness) -> None:
+    states = health_pb2.HealthCheckResponse
+    await health.set("", states.NOT_SERVING if ready.missing() else states.SERVING)

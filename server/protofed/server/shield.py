@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +11,7 @@ import grpc
 import structlog
 from google.protobuf.message import DecodeError
 
+from protofed.common.clock import utc_now
 from protofed.common.errors import (
     CodecError,
     ConfigError,
@@ -28,6 +28,10 @@ from protofed.common.errors import (
     VersionMismatch,
     short,
 )
+from protofed.common.greeting import Greeting
+from protofed.common.incident import incident_text, new_incident
+from protofed.common.task import PROTOCOL_VERSION
+from protofed.common.version import VERSION
 from protofed.server.access import HEALTH, Access, Peer
 from protofed.server.audit import Audit, Entry
 from protofed.server.credentials import Knocks
@@ -80,6 +84,15 @@ class _Call:
     def is_audited(self) -> bool:
         """All calls are, but those of a service that carries nothing and is asked every few seconds."""
         return self.service != HEALTH
+
+    def concerns(self) -> dict[str, str | int]:
+        """For the log: the site that calls, and the run, round or site that its message names."""
+        told: dict[str, str | int] = {**self.peer.site()}
+        if self.message is not None:
+            fields = self.message.DESCRIPTOR.fields_by_name
+            told |= {key: getattr(self.message, key) for key in ("run", "round", "site") if key in fields}
+            told |= {"site": self.message.caller.site} if "caller" in fields else {}
+        return {key: short(value) if isinstance(value, str) else value for key, value in told.items() if value != ""}
 
     def entry(self) -> Entry:
         """For the audit."""
@@ -148,10 +161,16 @@ class Shield(grpc.aio.ServerInterceptor):
             raise OverQuota(f"a message of {len(call.request)} bytes: this call takes at most {room}")
         call.message = handler.request_deserializer(call.request)
         self._access.check(call.peer, call.service, call.message)
+        if call.service == HEALTH:
+            await context.send_initial_metadata(self._greeting(call.peer).metadata())
         if handler.unary_unary is None:
             await handler.unary_stream(call.message, context)  # it writes its answers itself
         else:
             call.reply = handler.response_serializer(await handler.unary_unary(call.message, context))
+
+    def _greeting(self, peer: Peer) -> Greeting:
+        """For whoever asks whether all is well, and wants to know with whom: `protofed doctor`."""
+        return Greeting(utc_now(), VERSION, PROTOCOL_VERSION, self._access.standing(peer))
 
     async def _judged(self, doing: Awaitable[None], call: _Call) -> None:
         """Do it; an error becomes the call's code and text."""
@@ -182,14 +201,14 @@ class Shield(grpc.aio.ServerInterceptor):
             log.error("the disk has failed; the server ends", why=str(error))
             self.failure = error
             self._stop.set()
-        told = {"call": f"{call.service}/{short(call.name)}", "peer": str(call.peer)}
+        told = {"call": f"{call.service}/{short(call.name)}", "peer": str(call.peer), **call.concerns()}
         for kind, code, text in CODES:
             if isinstance(error, kind):
                 log.info("call refused", **told, why=str(error))
                 return code, text or str(error)
-        incident = secrets.token_hex(4)
+        incident = new_incident()
         log.exception("incident", incident=incident, **told)
-        return grpc.StatusCode.INTERNAL, f"internal error, incident {incident}"
+        return grpc.StatusCode.INTERNAL, incident_text(incident)
 
 
 async def _received(context: Any) -> bytes:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from protofed.common.payload import SiteId
 from protofed.server.blobs import Blobs
 from protofed.server.ledger import Ledger
+from protofed.server.meters import Meters
 from protofed.server.roster import Roster
 
 
@@ -33,6 +34,7 @@ class Surroundings:
         notify: called with the sites that have something to ask for now; None: all.
         keep_rounds: rounds behind the newest whose blobs are kept; 0: all.
         simulated: all sites are in this process: what protects one from another may be left out.
+        meters: what is counted for Prometheus; a simulation has its own.
     """
 
     ledger: Ledger
@@ -43,3 +45,4 @@ class Surroundings:
     notify: Callable[[Iterable[SiteId] | None], None] = lambda _sites: None
     keep_rounds: int = 2
     simulated: bool = False
+    meters: Meters = field(default_factory=Meters)

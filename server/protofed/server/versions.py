@@ -10,7 +10,7 @@ from protofed.common.errors import StateError
 from protofed.common.version import VERSION
 from protofed.server.schema import metadata
 
-KNOWN = ("0001", "0002", "0003")
+KNOWN = ("0001", "0002", "0003", "0004")
 NEWEST = KNOWN[-1]
 _marks = Table("alembic_version", MetaData(), Column("version_num", String(32), primary_key=True))  # Alembic's own
 _counts = Table("meta", MetaData(), Column("schema", Integer))  # of protofed 0.1; it made only version 1

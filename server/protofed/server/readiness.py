@@ -1,0 +1,74 @@
+"""Whether the server can do its work: never merely that its process lives."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from protofed.common.certificate import stamp
+from protofed.common.clock import utc_now
+from protofed.common.identity import LiveIdentity
+from protofed.server.promises import Promises
+
+ROOM = 1 << 20  # bytes on the state folder's disk below which nothing can be promised
+
+
+class Readiness:
+    """What has to hold, by name; asked from any thread, added to while the server starts.
+
+    Attributes:
+        serving: calls are answered.
+    """
+
+    def __init__(self) -> None:
+        self.serving = False
+        self._required: list[tuple[str, Callable[[], str]]] = [("port", self._port)]
+
+    def require(self, what: str, missing: Callable[[], str]) -> None:
+        """Look at one thing more; `missing` says what is wrong, or nothing."""
+        self._required.append((what, missing))
+
+    def missing(self) -> list[str]:
+        """A line for each thing that does not hold; empty: it is ready."""
+        return [f"{what}: {why}" for what, look in list(self._required) if (why := look())]
+
+    def _port(self) -> str:
+        return "" if self.serving else "calls are not answered: the server starts, or ends"
+
+
+def identity_usable(identity: LiveIdentity | None) -> Callable[[], str]:
+    """The server's certificate is within its dates; in plain text there is none to look at."""
+
+    def missing() -> str:
+        if identity is None:
+            return ""
+        own, now = identity.now().certificate, utc_now()
+        if now < own.not_before:
+            return f"the server's certificate is valid only from {stamp(own.not_before)}; is the clock right?"
+        if now > own.not_after:
+            return f"the server's certificate has expired on {stamp(own.not_after)}; renew it: protofed certs renew"
+        return ""
+
+    return missing
+
+
+def ledger_writable(ledger: Promises) -> Callable[[], str]:
+    """The journal holds all that the ledger does."""
+    return lambda: "" if ledger.is_settled else "the journal cannot be written, and nothing is promised until it can"
+
+
+def state_writable(state: Path) -> Callable[[], str]:
+    """Something can be written to the state folder's disk."""
+
+    def missing() -> str:
+        try:
+            found = os.statvfs(state)
+        except OSError as error:
+            return f"the state folder cannot be looked at: {error.strerror}"
+        if found.f_flag & os.ST_RDONLY:
+            return "the state folder's file system is read-only"
+        free = found.f_bavail * found.f_frsize
+        return f"{free} bytes are free for the state folder; make room" if free < ROOM else ""
+
+    return missing

@@ -1,0 +1,208 @@
+"""What a dossier says of a run, by hand, from a ledger and blobs that a real coordinator wrote."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from protofed.common import codec
+from protofed.common.codec import Digest
+from protofed.common.errors import ConfigError, Failure
+from protofed.common.payload import Part, Tensors
+from protofed.common.task import Activity, TaskKind, Verdict
+from protofed.server.blobs import MemoryBlobs
+from protofed.server.dossier import best_round, dossier
+from protofed.server.dossier_models import MOST_CLASSES, cosines, similarity
+from protofed.server.rows import RoundRow
+from protofed.server.screening import Fault, Refusal
+
+if TYPE_CHECKING:
+    from tests.server.conftest import Lab, MakeLab
+
+SITES = ("ann", "bob", "cyd")
+
+
+def seen(lab: Lab) -> dict[str, Any]:
+    found = dossier(lab.ledger, lab.blobs, "test")
+    assert found == json.loads(json.dumps(found, allow_nan=False))
+    return found
+
+
+def told(lab: Lab, site: str, **scores: float) -> None:
+    """The site's scores of the newest model."""
+    task = lab.task(site)
+    assert task.kind is TaskKind.SCORE
+    named = {name.replace("__", "."): value for name, value in scores.items()}
+    lab.coordinator.report_scores(site, f"daemon-{site}", task.nonce, named)
+
+
+def fates(found: dict[str, Any], place: int = -1) -> dict[tuple[str, str], dict[str, Any]]:
+    return {(fate["site"], fate["kind"]): fate for fate in found["rounds"][place]["fates"]}
+
+
+def test_a_run_that_is_not_known_is_an_error(lab: Lab) -> None:
+    with pytest.raises(ConfigError, match="no run 'other'"):
+        dossier(lab.ledger, lab.blobs, "other")
+
+
+def test_a_run_without_sites_has_empty_parts(make: MakeLab) -> None:
+    found = seen(make())
+    assert (found["run"]["name"], found["run"]["standing"], found["run"]["ended_at"]) == ("test", "going on", None)
+    assert (found["rounds"], found["scores"], found["sites"]) == ([], [], {})
+    assert found["prototypes"] == {"round": None, "cosines": []}
+    assert found["norms"] == {"round": None, "part": "", "sites": {}}
+    assert found["classes"]["newest"] == found["classes"]["best"] == {"round": None, "sites": {}}
+    assert found["recipe"]["method"] == {"name": "fedavg"}
+
+
+def test_a_round_has_its_sites_bytes_losses_and_norms(lab: Lab) -> None:
+    sizes = {}
+    for site, value in zip(SITES, (1.0, 2.0, 4.0), strict=True):
+        sizes[site] = len(lab.announce(lab.model(value))[1])
+        lab.push(site, lab.model(value), metrics={"loss": value / 4})
+    found = seen(lab)
+    first, second = found["rounds"]
+    assert [(one["round"], one["attempt"], one["outcome"]) for one in (first, second)] == [
+        (0, 1, "published"),
+        (1, 1, "published"),
+    ]
+    assert (second["size"], second["quorum"], second["state"]) == (3, 2, lab.address)
+    ann = fates(found)["ann", "fit"]
+    assert (ann["fate"], ann["received"], ann["loss"], ann["refused"]) == ("reported", sizes["ann"], 0.25, [])
+    assert ann["norm"] == pytest.approx(math.sqrt(4 + 6))  # 2 x 2 of the body, 3 x 2 of the head, each 1 away
+    moved = [fate for one in found["rounds"] for fate in one["fates"]]
+    assert (sum(f["received"] for f in moved), sum(f["sent"] for f in moved)) == lab.ledger.moved("test")
+    expected = {site: [round(v * math.sqrt(2), 4)] * 3 for site, v in zip(SITES, (1.0, 2.0, 4.0), strict=True)}
+    assert found["norms"] == {"round": 1, "part": "head", "sites": expected}
+    assert found["prototypes"] == {"round": 1, "cosines": []}
+    assert set(found["sites"]) == {"ann", "bob", "cyd", "eva"}
+
+
+def test_what_was_refused_failed_or_late_says_why(lab: Lab) -> None:
+    manifest, _ = lab.announce(lab.model(1.0))
+    lab.coordinator.refuse("bob", lab.task("bob").nonce, manifest, Fault(Refusal.NOT_FINITE, "body/w holds <NaN>"))
+    lab.beat("cyd", lab.task("cyd").nonce, activity=Activity.FAILED, failure=Failure.OUT_OF_MEMORY)
+    lab.push("ann", lab.model(1.0))
+    lab.push("bob", lab.model(1.0))
+    lab.later(51.0, alive=("ann", "bob"))
+    found = seen(lab)
+    assert found["rounds"][-1]["outcome"] == "degraded"
+    (refused,) = fates(found)["bob", "fit"]["refused"]
+    assert refused == {
+        "verdict": "invalid",
+        "code": Refusal.NOT_FINITE,
+        "reason": "body/w holds <NaN>",
+        "bytes": manifest.total,
+        "digest": manifest.digest,
+    }
+    assert fates(found)["cyd", "fit"]["fate"] == "failed"
+
+
+def test_an_abandoned_attempt_stays_beside_the_one_that_counts(lab: Lab) -> None:
+    lab.push("ann", lab.model(1.0))
+    lab.later(100.0, alive=SITES)
+    lab.later(0.0)
+    lab.round(ann=1.0, bob=1.0, cyd=1.0)
+    attempts = [(one["round"], one["attempt"], one["outcome"], one["reason"]) for one in seen(lab)["rounds"]]
+    assert attempts[1:3] == [(1, 1, "abandoned", "1 updates at the deadline, quorum 2"), (1, 2, "published", "")]
+
+
+def test_a_run_that_ended_before_its_first_round_says_so(make: MakeLab) -> None:
+    lab = make()
+    lab.enroll(*SITES)
+    lab.later(0)
+    lab.coordinator.stop("the wrong model")
+    found = seen(lab)
+    assert (found["run"]["standing"], found["run"]["reason"]) == ("aborted", "the wrong model")
+    assert [one["round"] for one in found["rounds"]] == [0]
+    assert found["scores"] == []
+
+
+def test_scores_of_single_classes_are_told_of_the_newest_and_the_best_round_only(make: MakeLab) -> None:
+    lab = make(rounds=3).begin()
+    for right in (0.5, 0.9, 0.7):
+        for site in SITES:
+            lab.push(site, lab.model(1.0))
+        told(lab, "ann", personal__pm_v=right / 2, personal__recall__0=right / 4)
+        for site in ("bob", "cyd"):
+            told(lab, site, personal__pm_v=right)
+        told(lab, "eva", global__accuracy=right, global__recall__1=right)
+    found = seen(lab)
+    assert [one["round"] for one in found["scores"]] == [1, 2, 3]
+    assert found["scores"][1]["sites"]["ann"] == {"personal.pm_v": 0.45}
+    assert found["scores"][2]["sites"]["eva"] == {"global.accuracy": 0.7}
+    assert found["classes"]["judged_by"] == "global.accuracy"
+    assert found["classes"]["newest"] == {
+        "round": 3,
+        "sites": {"ann": {"personal.recall.0": 0.175}, "eva": {"global.recall.1": 0.7}},
+    }
+    assert found["classes"]["best"]["round"] == 2
+    assert found["classes"]["best"]["sites"]["eva"] == {"global.recall.1": 0.9}
+
+
+def test_the_best_round_is_the_first_with_the_largest_mean() -> None:
+    table = {
+        1: {"ann": {"personal.pm_v": 0.5}, "bob": {"personal.pm_v": 0.75}},
+        2: {"ann": {"personal.pm_v": 1.0}, "bob": {"personal.pm_v": 0.5}},
+        3: {"ann": {"personal.pm_v": 0.75}, "bob": {"personal.pm_v": 0.75}, "eva": {"loss": 9.0}},
+    }
+    assert best_round(table) == (2, "personal.pm_v")
+    assert best_round({1: {"ann": {"loss": 1.0}}}) is None
+
+
+# Prototypes
+
+
+def state(blobs: MemoryBlobs, tensors: Tensors) -> Digest:
+    return blobs.put(codec.encode({Part.PROTOTYPES: tensors}))
+
+
+def row(number: int, address: Digest | None, **fields: Any) -> RoundRow:
+    return RoundRow("test", number, 1, 3, 2, address, **fields)
+
+
+def test_cosines_by_hand() -> None:
+    found = cosines(np.array([[2.0, 0.0], [0.0, 0.5], [3.0, 3.0], [0.0, 0.0]], np.float32))
+    half = math.sqrt(0.5)
+    expected = np.array([[1, 0, half], [0, 1, half], [half, half, 1]])
+    assert found[:3, :3] == pytest.approx(expected)
+    assert np.isnan(found[3]).all()
+    assert np.isnan(found[:, 3]).all()
+
+
+def test_the_similarity_is_that_of_the_newest_state_that_is_kept_and_counts() -> None:
+    blobs = MemoryBlobs()
+    old = state(blobs, {"mean": np.eye(2, dtype=np.float32)})
+    new = state(blobs, {"mean": np.array([[1, 0], [-1, 0]], np.float32)})
+    gone = codec.digest(b"pruned")
+    rows = [row(1, old), row(2, new, rolled_back=True), row(2, gone), row(3, None)]
+    assert similarity(rows, blobs, 2) == {"round": 1, "cosines": [[1.0, 0.0], [0.0, 1.0]]}
+    assert similarity([*rows, row(4, new)], blobs, 2) == {"round": 4, "cosines": [[1.0, -1.0], [-1.0, 1.0]]}
+    assert similarity([row(2, gone)], blobs, 2) == {"round": None, "cosines": []}
+
+
+def test_prototypes_by_class_leave_out_a_class_that_has_none() -> None:
+    blobs = MemoryBlobs()
+    rows = [row(1, state(blobs, {"0": np.array([3, 4], np.float32), "2": np.array([4, 3], np.float32)}))]
+    assert similarity(rows, blobs, 3)["cosines"] == [[1.0, None, 0.96], [None, None, None], [0.96, None, 1.0]]
+
+
+def test_of_very_many_classes_no_matrix_is_read() -> None:
+    blobs = MemoryBlobs()
+    rows = [row(1, state(blobs, {"mean": np.ones((MOST_CLASSES + 1, 2), np.float32)}))]
+    assert similarity(rows, blobs, MOST_CLASSES + 1)["cosines"] == []
+
+
+def test_norms_are_those_of_prototypes_where_no_head_was_sent(make: MakeLab) -> None:
+    lab = make(method={"name": "fedprp"}, classes=3).begin()
+    for site, rows in (("ann", {"0": [3, 4]}), ("bob", {"1": [0, 2], "0": [1, 0]}), ("cyd", {"2": [6, 8]})):
+        prototypes = {name: np.array(values, np.float32) for name, values in rows.items()}
+        body = lab.model(1.0)[Part.BODY]
+        assert lab.push(site, {Part.BODY: body, Part.PROTOTYPES: prototypes}).verdict is Verdict.ACCEPTED
+    found = seen(lab)
+    assert found["norms"]["part"] == "prototypes"
+    assert found["norms"]["sites"] == {"ann": [5.0, None, None], "bob": [1.0, 2.0, None], "cyd": [None, None, 10.0]}
