@@ -21,6 +21,7 @@ from protofed.client.evaluate import (
     personal_scores,
     prefixed,
     probabilistic_scores,
+    reliability,
     scores,
     tally,
 )
@@ -316,3 +317,45 @@ def test_tally_evaluates_and_puts_every_mode_back() -> None:
     assert model.modes == [(False, False, False)] * 3
     assert (model.training, model.norm.training, model.frozen.training) == (True, True, False)
     assert model.norm.state_dict()["running_mean"].tolist() == [0.0]  # the test set taught it nothing
+
+
+# Reliability
+
+
+def test_reliability_by_hand() -> None:
+    rows = torch.tensor([[0.9, 0.1], [0.9, 0.1], [0.55, 0.45], [0.4, 0.6]])
+    found = reliability(given(rows.log(), [0, 1, 1, 1]))
+    assert found == pytest.approx(
+        {  # of 15 bins, 0.9 is in that from 13/15, 0.55 in that from 8/15, and 0.6 in that from 9/15
+            "reliability.accuracy.13": 0.5,
+            "reliability.confidence.13": 0.9,
+            "reliability.share.13": 0.5,
+            "reliability.accuracy.8": 0.0,
+            "reliability.confidence.8": 0.55,
+            "reliability.share.8": 0.25,
+            "reliability.accuracy.9": 1.0,
+            "reliability.confidence.9": 0.6,
+            "reliability.share.9": 0.25,
+        },
+        abs=1e-6,
+    )
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_bins_of_reliability_add_up_to_the_calibration_error(seed: int) -> None:
+    told = given(*drawn(256, 7, seed))
+    found = reliability(told)
+    bins = [int(name.rpartition(".")[2]) for name in found if ".share." in name]
+    assert len(bins) > 5
+    assert sum(found[f"reliability.share.{b}"] for b in bins) == pytest.approx(1)
+    gaps = [abs(found[f"reliability.accuracy.{b}"] - found[f"reliability.confidence.{b}"]) for b in bins]
+    error = sum(gap * found[f"reliability.share.{b}"] for gap, b in zip(gaps, bins, strict=True))
+    assert error == pytest.approx(probabilistic_scores(told)["ece"], abs=1e-9)
+
+
+def test_a_sure_answer_is_in_the_last_bin_and_a_diverged_model_has_none() -> None:
+    sure = torch.tensor([[200.0, 0.0]])
+    assert set(reliability(given(sure, [0]))) == {
+        f"reliability.{n}.{BINS - 1}" for n in ("accuracy", "confidence", "share")
+    }
+    assert reliability(given(torch.tensor([[torch.nan, 0.0]]), [0])) == {}

@@ -56,25 +56,30 @@ def refused(payload: Payload, background: Background | None = None, **changes: A
     return found.value
 
 
+SHARES: Payload = {Part.CLASS_SHARES: {"p": ONES}}
+PRESENCE: Payload = {Part.CLASS_PRESENCE: {"p": ONES}}
+LARGE: Payload = {Part.BODY: {"v": ONES, "w": np.ones(300, np.float32)}}
+
+
 @pytest.mark.parametrize(
-    ("payload", "changes", "rule", "tensor"),
+    ("payload", "changes", "rule", "tensor", "part"),
     [
-        ({Part.HEAD: {"w": ONES}}, {"parts": ["body"]}, "parts", None),
-        ({Part.CLASS_SHARES: {"p": ONES}}, {"class_distribution_estimate": False}, "class_distribution_estimate", None),
-        ({Part.CLASS_SHARES: {"p": ONES}}, {"hide_class_presence": True}, "hide_class_presence", None),
-        ({Part.CLASS_PRESENCE: {"p": ONES}}, {"hide_class_presence": True}, "hide_class_presence", None),
-        ({Part.BODY: {"w": ONES.astype(np.float64)}}, {}, "dtypes", "body/w"),
-        ({Part.BODY: {"n": np.array(1)}}, {"dtypes": ["float32"]}, "dtypes", "body/n"),
-        ({Part.BODY: {"w": ONES * np.float32(np.nan)}}, {}, "finite", "body/w"),
-        ({Part.BODY: {"v": ONES, "w": np.ones(300, np.float32)}}, {"max_tensor_mb": 0.001}, "max_tensor_mb", "body/w"),
-        ({Part.BODY: {"v": ONES, "w": ONES}}, {"max_update_mb": 20e-6}, "max_update_mb", None),
+        ({Part.HEAD: {"w": ONES}}, {"parts": ["body"]}, "parts", None, Part.HEAD),
+        (SHARES, {"class_distribution_estimate": False}, "class_distribution_estimate", None, Part.CLASS_SHARES),
+        (SHARES, {"hide_class_presence": True}, "hide_class_presence", None, Part.CLASS_SHARES),
+        (PRESENCE, {"hide_class_presence": True}, "hide_class_presence", None, Part.CLASS_PRESENCE),
+        ({Part.BODY: {"w": ONES.astype(np.float64)}}, {}, "dtypes", "body/w", Part.BODY),
+        ({Part.BODY: {"n": np.array(1)}}, {"dtypes": ["float32"]}, "dtypes", "body/n", Part.BODY),
+        ({Part.BODY: {"w": ONES * np.float32(np.nan)}}, {}, "finite", "body/w", Part.BODY),
+        (LARGE, {"max_tensor_mb": 0.001}, "max_tensor_mb", "body/w", Part.BODY),
+        ({Part.BODY: {"v": ONES, "w": ONES}}, {"max_update_mb": 20e-6}, "max_update_mb", None, None),
     ],
 )
-def test_a_refusal_names_the_rule_and_the_tensor(
-    payload: Payload, changes: dict[str, Any], rule: str, tensor: str | None
+def test_a_refusal_names_the_rule_the_tensor_and_the_part(
+    payload: Payload, changes: dict[str, Any], rule: str, tensor: str | None, part: Part | None
 ) -> None:
     found = refused(payload, known(), **changes)
-    assert (found.rule, found.tensor) == (rule, tensor)
+    assert (found.rule, found.tensor, found.part) == (rule, tensor, part)
     assert rule in str(found)
     assert tensor is None or tensor in str(found)
 

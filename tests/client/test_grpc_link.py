@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import threading
 import time
@@ -190,6 +191,19 @@ def test_a_call_is_tried_again_until_it_is_answered(code: grpc.StatusCode, serve
     server.on["Enroll"] = one_by_one(refuse(code), refuse(code), server.on["Enroll"])
     assert link.enroll() == RUN
     assert len(server.asked) == 3
+
+
+def test_only_a_call_that_the_server_did_counts_as_its_answer(server: ByHand, link: GrpcLink) -> None:
+    assert link.answered_at == -math.inf
+    done = server.on["Enroll"]
+    server.on["Enroll"] = refuse(Code.PERMISSION_DENIED)
+    with pytest.raises(Excluded):
+        link.enroll()
+    assert link.answered_at == -math.inf
+    server.on["Enroll"] = done
+    before = time.monotonic()
+    link.enroll()
+    assert before <= link.answered_at <= time.monotonic()
 
 
 def test_it_gives_up_if_it_was_told_to_and_names_the_address(
@@ -490,6 +504,18 @@ def test_an_upload_says_what_it_will_be_before_a_byte_of_it_is_sent(server: ByHa
     (request,) = server.requests("BeginUpload")
     assert wire.unpack_manifest(request) == update.manifest
     assert (request.run, request.round, request.nonce, request.base) == ("run", 3, "n1", task.base)
+
+
+def test_what_leaves_is_told_once_before_it_does(
+    server: ByHand, start: Callable[[], str], connect: Callable[..., GrpcLink], task: Task
+) -> None:
+    told: list[tuple[Task, Released, int]] = []
+    link = connect(start(), released=lambda task, what: told.append((task, what, len(server.asked))))
+    update, uploads = released(10), Uploads(server)
+    server.on["CommitUpload"] = one_by_one(refuse(Code.FAILED_PRECONDITION), uploads.commit)  # it begins again
+    link.push(task, update)
+    assert told == [(task, update, 0)]
+    assert len(server.requests("BeginUpload")) == 2
 
 
 @pytest.mark.parametrize("example_count", [False, True])

@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 
 from protofed.client.method import client_methods
-from protofed.client.policy import Background, Policy, Refusal, Released, ReleasedScores, Rules
+from protofed.client.policy import Background, Policy, Refusal, Released, ReleasedScores, ReleasedTelemetry, Rules
 from protofed.common import codec
 from protofed.common.errors import ConfigError, PolicyViolation
 from protofed.common.payload import Part, Tensors, Update, describe
 from protofed.common.recipe import read_table
+from protofed.common.telemetry import Telemetry
 from protofed.common.tensors import same_tensors
 from protofed.deploy import shipped
 from protofed.deploy.simulate import SCALARS
@@ -53,6 +54,7 @@ def test_a_file_is_read(tmp_path: Path) -> None:
         metrics=frozenset({"loss"}),
     )
     assert (rules.example_count, rules.models) == (False, frozenset())  # what is not said is not allowed
+    assert rules.telemetry == frozenset()
     assert (rules.class_distribution_estimate, sorted(rules.dtypes)) == (False, ["float32", "int64"])
     assert (rules.approval, rules.schedule) == ("automatic", ())
 
@@ -73,6 +75,7 @@ def test_a_file_is_read(tmp_path: Path) -> None:
         (VALID + 'schedule = [{ from = "20:00" }]', "'schedule.0.until' is missing"),
         (VALID + 'schedule = [{ from = "20:00", until = "6 am" }]', r"schedule\.0\.until = '6 am'"),
         (VALID + 'models = "all"', "models = 'all'"),
+        (VALID + 'telemetry = ["samples"]', "telemetry.0 = 'samples': .*'gpu_memory_bytes', 'disk_free_bytes', "),
         ("", "'methods' is missing"),
         ("methods = [", "is not TOML"),
     ],
@@ -89,8 +92,9 @@ def test_a_run_is_refused_by_the_rule_that_does_not_name_it() -> None:
     policy().admit("fedavg", frozenset())
     with pytest.raises(PolicyViolation, match=r"method 'fednh' .*\(methods: fedavg\)"):
         policy().admit("fednh", both)
-    with pytest.raises(PolicyViolation, match=r"'fedavg' sends 'prototypes'.*\(parts\)"):
+    with pytest.raises(Refusal, match=r"'fedavg' sends 'prototypes'.*\(parts\)") as found:
         policy().admit("fedavg", both | {Part.PROTOTYPES})
+    assert found.value.part is Part.PROTOTYPES
 
 
 def test_what_is_released_is_the_update_and_no_more() -> None:
@@ -232,6 +236,31 @@ def test_the_strict_policy_lets_no_number_about_the_site_out() -> None:
     assert strict.rules.models == frozenset()
 
 
+MEASURED = {"disk_free_bytes": 5e8, "step_seconds": 0.25, "policy_refusals": 0.0}
+
+
+def test_telemetry_leaves_only_by_name() -> None:
+    assert policy().release_telemetry(MEASURED).numbers == {}
+    named = policy(telemetry=["step_seconds", "disk_free_bytes", "gpu_memory_bytes"])  # the last was not measured
+    assert dict(named.release_telemetry(MEASURED).numbers) == {"disk_free_bytes": 5e8, "step_seconds": 0.25}
+    everything = policy(telemetry=list(Telemetry))
+    assert everything.release_telemetry(MEASURED | {"samples": 100.0}).numbers == MEASURED
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -1.0])
+def test_a_number_that_the_server_would_refuse_stays(bad: float) -> None:
+    both = {"step_seconds": bad, "disk_free_bytes": 1.0}
+    assert policy(telemetry=list(both)).release_telemetry(both).numbers == {"disk_free_bytes": 1.0}
+
+
+def test_released_telemetry_cannot_be_made_by_hand() -> None:
+    with pytest.raises(PolicyViolation, match=r"only through Policy\.release_telemetry"):
+        ReleasedTelemetry({"step_seconds": 1.0})
+    released = policy().release_telemetry({})
+    with pytest.raises(PolicyViolation):
+        dataclasses.replace(released, numbers={"step_seconds": 1.0})
+
+
 def test_the_shipped_policies_say_every_key() -> None:
     for name in ("strict", "standard", "open"):
         assert read_table(shipped.folder("policies") / f"{name}.toml").keys() == Rules.model_fields.keys()
@@ -245,6 +274,7 @@ def test_a_stricter_policy_is_stricter_in_everything() -> None:
         assert one.methods <= other.methods
         assert one.parts <= other.parts
         assert one.metrics <= other.metrics
+        assert one.telemetry <= other.telemetry
         assert one.min_samples_per_class > other.min_samples_per_class
         assert one.hide_class_presence >= other.hide_class_presence
         assert one.class_distribution_estimate <= other.class_distribution_estimate

@@ -9,11 +9,15 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
+from tests.client.scene import RULES
 
 from protofed.client.local import Steps
 from protofed.client.now import CalledOffError, Now
+from protofed.client.policy import Policy, Rules
 from protofed.client.pulse import Pulse
+from protofed.common import wire
 from protofed.common.task import Activity, Progress, Signal
+from protofed.protos.v1 import federation_pb2 as pb
 
 SOON = 5.0  # seconds after which a test gives up
 
@@ -37,8 +41,8 @@ class Ear:
 
 
 @contextmanager
-def beating(ear: Any, now: Now, bytes_moved: Callable[[], int] = lambda: 0) -> Iterator[Pulse]:
-    pulse = Pulse(ear, now, bytes_moved)
+def beating(ear: Any, now: Now, bytes_moved: Callable[[], int] = lambda: 0, **options: Any) -> Iterator[Pulse]:
+    pulse = Pulse(ear, now, bytes_moved, **options)
     pulse.start()
     try:
         yield pulse
@@ -123,6 +127,26 @@ def test_an_idle_daemon_is_never_called_off() -> None:
     now = Now(run="run")
     assert now.called_off == now.nonce == ""
     now.check()
+
+
+def test_a_beat_tells_of_the_machine_what_the_policy_names_and_no_more() -> None:
+    measured = {"disk_free_bytes": 7.0, "step_seconds": 0.5}
+    ear, now, rules = Ear(), Now(run="run", heartbeat_s=0.005), {**RULES, "telemetry": ["disk_free_bytes"]}
+    named, closed = Policy(Rules.model_validate(rules)), Policy(Rules.model_validate(RULES))
+    with beating(ear, now, telemetry=lambda: named.release_telemetry(measured)):
+        assert ear.heard.get(timeout=SOON)[1].telemetry == {"disk_free_bytes": 7.0}
+        measured["disk_free_bytes"] = 6.0
+        until = time.monotonic() + SOON
+        while ear.heard.get(timeout=SOON)[1].telemetry != {"disk_free_bytes": 6.0}:
+            assert time.monotonic() < until
+    beats = []
+    for telemetry in (None, lambda: closed.release_telemetry(measured)):
+        silent = Ear()
+        with beating(silent, now, telemetry=telemetry):
+            beats.append(wire.pack_progress(silent.heard.get(timeout=SOON)[1]))
+    without = {name: value for name, value in beats[0].items() if name != "telemetry"}  # as before there was any
+    said = [pb.HeartbeatRequest(run="run", **fields).SerializeToString(deterministic=True) for fields in beats]
+    assert said == [pb.HeartbeatRequest(run="run", **without).SerializeToString(deterministic=True)] * 2
 
 
 def test_it_ends_when_it_is_told_to_without_another_beat() -> None:

@@ -191,7 +191,7 @@ def test_row_01_a_client_without_a_certificate_says_so_and_ends(
     began = time.monotonic()
     code, said = client(address_of(listener), f"--identity={tmp_path / 'empty'}")
     assert (code, time.monotonic() - began < 30) == (78, True), said
-    assert "protofed: certificate missing: " in said
+    assert "certificate missing: " in said
     check_untouched(listener)
 
 
@@ -419,7 +419,9 @@ def test_row_14_a_proxy_that_wants_another_password(
     code, said = client(here.server.address, f"--identity={folder}", f"--proxy=http://ann:{PASSWORD}x@{way.address}")
     assert code == 78, said
     assert f"the proxy {way.address} wants another user and password (407)" in said
-    assert re.search(rf'"server": "{here.server.address}", "certificate": "certificate of site \'site-1\'"', said), said
+    assert re.search(
+        rf'"server": "{here.server.address}", "version": "[^"]+", "certificate": "certificate of site \'site-1\'"', said
+    ), said
     assert '"days_left": 364' in said
     assert "no_proxy" not in os.environ
     check_secret(said, tmp_path)

@@ -23,6 +23,7 @@ from protofed.client.audit import FILE, Audit
 from protofed.client.data.examples import SiteData
 from protofed.client.grpc_link import GrpcLink
 from protofed.client.memory import MemoryStore
+from protofed.client.meters import ClientMeters
 from protofed.client.method import client_methods
 from protofed.client.now import Now
 from protofed.client.policy import Policy
@@ -114,7 +115,8 @@ def record(recipe: Recipe, folder: Path, load: Load | None = None) -> Recording:
 def daemon(data: SiteData, link: GrpcLink, recipe: Recipe, held: ExitStack, load: Load | None) -> Agent:
     """The recorded site's, with its heartbeat."""
     policy, now = Policy.read(POLICY), Now(heartbeat_s=0.05)
-    pulse = Pulse(link, now, lambda: link.bytes_moved)
+    meters = ClientMeters(RECORDED, now, state=Path())
+    pulse = Pulse(link, now, lambda: link.bytes_moved, lambda: policy.release_telemetry(meters.telemetry()))
     pulse.start()
     held.callback(pulse.join, 5.0)
     held.callback(pulse.stop)
@@ -186,6 +188,18 @@ def test_row_91_only_the_numbers_leave_that_the_policy_names(recording: Recordin
     names = {name for report in reports for name in report.scores}
     assert names
     assert {score_family(name) for name in names} <= rules.metrics
+
+
+def test_row_91_of_the_machine_only_those_numbers_leave_that_the_policy_names(recording: Recording) -> None:
+    beats = [one.message for one in recording.said if isinstance(one.message, pb.HeartbeatRequest)]
+    said = [set(beat.telemetry) for beat in beats]
+    names = set().union(*said)
+    assert {"disk_free_bytes", "policy_refusals"} <= names <= Policy.read(POLICY).rules.telemetry
+    sent: list[Any] = [record.facts for record in recording.told if record.event == "sent"]
+    told = [fact["facts"].get("telemetry", []) for fact in sent if fact["call"] == "Heartbeat"]
+    assert Counter(map(tuple, told)) == Counter(tuple(sorted(one)) for one in said)
+    seen = float(len(recording.data.train))
+    assert not [beat for beat in beats if seen in beat.telemetry.values() or ROUNDS * seen in beat.telemetry.values()]
 
 
 def test_row_91_the_audit_log_tells_of_every_message(recording: Recording) -> None:

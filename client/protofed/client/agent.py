@@ -149,18 +149,14 @@ class Agent:
         log.info("ready", run=assignment.run, site=self._site.name, device=str(self._run.data.device))
 
     def _do(self, task: Task) -> None:
+        log.info("task begun", run=task.run, round=task.round, kind=task.kind.value)
         self._now.nonce, self._now.steps = task.nonce, Steps()
-        match task.kind:
-            case TaskKind.INITIALISE:
-                self._attempt(task, lambda: self._initialise(task))
-            case TaskKind.FIT:
-                self._attempt(task, lambda: self._fit(task))
-            case TaskKind.SCORE:
-                self._attempt(task, lambda: self._score(task))
+        work = {TaskKind.INITIALISE: self._initialise, TaskKind.FIT: self._fit, TaskKind.SCORE: self._score}
+        self._attempt(task, lambda: work[task.kind](task))
 
     def _attempt(self, task: Task, work: Callable[[], None]) -> None:
         """Do it, or tell the server by a reason code that it cannot be done; details stay in this site's log."""
-        self._now.nonce = task.nonce
+        self._now.nonce, self._now.round = task.nonce, task.round
         try:
             work()
         except CalledOffError:
@@ -245,6 +241,8 @@ class Agent:
 
     def _prepared(self, task: Task) -> Prepared:
         if isinstance(self._run, TaskFailure):
+            if isinstance(why := self._run.__cause__, PolicyViolation):  # of the whole run, before anything was trained
+                self._refused(task, why)
             raise TaskFailure(self._run.reason, str(self._run))
         self._run.check(task)
         return self._run

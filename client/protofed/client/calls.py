@@ -6,6 +6,7 @@ waited for; without end, unless told otherwise. What is sent was written to the 
 
 from __future__ import annotations
 
+import math
 import random
 import threading
 import time
@@ -38,6 +39,7 @@ from protofed.common.errors import (
     Unavailable,
 )
 from protofed.common.identity import LiveIdentity
+from protofed.common.incident import incident_in
 from protofed.common.journal import Fact
 
 log = structlog.get_logger()
@@ -77,6 +79,9 @@ class Calls:
         proxy: on the way to the server; with an identity only.
         give_up_after_s: seconds without an answer after which calls raise `Unavailable`; None: never.
 
+    Attributes:
+        answered_at: when the server last did what a call asked for, in monotonic seconds.
+
     Raises:
         ConfigError: plain text would leave the machine.
     """
@@ -97,6 +102,7 @@ class Calls:
         self._channels = Channels(address, identity, proxy)
         self._closed, self._broken = threading.Event(), list[DiskFailure]()
         self._said_at = -SAY_EVERY_S
+        self.answered_at = -math.inf
 
     def close(self) -> None:
         """End the connection; calls that wait for the server end, too."""
@@ -124,7 +130,8 @@ class Calls:
                 self._raise_if_final(error)
                 why = self._why(error)
             self._raise_if_late(began, why)
-            self._say("the server does not answer; trying again", why)
+            if self._is_due():
+                log.warning("the server does not answer; trying again", server=self._address, why=why)
             if self._closed.wait(random.uniform(0, pause)):  # noqa: S311  (full jitter, no secret)
                 raise Unavailable(_CLOSED)
             pause = min(2 * pause, 8.0)
@@ -149,6 +156,7 @@ class Calls:
             except ValueError as error:  # gRPC's word for a channel that was closed
                 raise Unavailable(_CLOSED) from error
             except grpc.RpcError as error:
+                _tell_incident(sending, error)
                 if (code := error.code()) not in _UNANSWERED:
                     self._record(lambda: self._audit.answered(sending.call, sending.data, code=code.name))
                 raise
@@ -160,6 +168,7 @@ class Calls:
             ) from error
         if verdict:
             self._record(lambda: self._audit.answered(sending.call, sending.data, verdict=verdict))
+        self.answered_at = time.monotonic()
         return found
 
     def _record(self, write: Callable[[], None]) -> None:
@@ -170,7 +179,8 @@ class Calls:
             try:
                 return write()
             except OutOfSpace as error:
-                self._say("nothing is sent while the audit log cannot be written; trying again", str(error))
+                if self._is_due():
+                    log.warning("nothing is sent while the audit log cannot be written; trying again", why=str(error))
             except DiskFailure as error:
                 self._broken.append(error)
                 raise
@@ -187,10 +197,11 @@ class Calls:
             self._channels.dial_again()
         return found.text if found.kind is not Kind.FINE else f"{said}; {found.text} now"
 
-    def _say(self, what: str, why: str) -> None:
-        if time.monotonic() >= self._said_at + SAY_EVERY_S:
-            self._said_at = time.monotonic()
-            log.warning(what, server=self._address, why=why)
+    def _is_due(self) -> bool:
+        """Whether it is time to say again that something keeps the calls from being made."""
+        due = time.monotonic() >= self._said_at + SAY_EVERY_S
+        self._said_at = time.monotonic() if due else self._said_at
+        return due
 
     def _raise_if_final(self, error: grpc.RpcError) -> None:
         code, text = error.code(), str(error.details())
@@ -206,6 +217,13 @@ class Calls:
                 f"no answer from {self._address} for {away:.0f} s ({why}); "
                 "start the server, or check the address and the firewall"
             )
+
+
+def _tell_incident(sending: _Sending, error: grpc.RpcError) -> None:
+    """The server says no more than its number: what it was stands under that number in the server's log."""
+    if error.code() is grpc.StatusCode.INTERNAL and (incident := incident_in(str(error.details()))):
+        at = {key: sending.facts[key] for key in ("site", "run", "round") if key in sending.facts}
+        log.error("the server failed in a call", call=sending.call, incident=incident, **at)
 
 
 def _prepare(call: str, message: Message, timeout: float) -> _Sending:

@@ -11,6 +11,8 @@ from typing import Any
 import grpc
 
 from protofed.client.proxy import Proxy
+from protofed.common.errors import Unavailable
+from protofed.common.greeting import Greeting, read_greeting
 from protofed.common.identity import Identity, LiveIdentity
 from protofed.common.transport import check_in_time
 
@@ -27,6 +29,28 @@ OPTIONS: list[tuple[str, Any]] = [
     ("grpc.max_reconnect_backoff_ms", 5_000),
     ("grpc.use_local_subchannel_pool", 1),  # a new channel is a new connection
 ]
+_HEALTH = "/grpc.health.v1.Health/Check"
+
+
+def greet(address: str, identity: LiveIdentity | None, proxy: Proxy | None, timeout: float = 10.0) -> Greeting | None:
+    """Ask whether a server is well, over a connection of its own, and give back how it greets.
+
+    An empty message is all that is sent; nobody enrolls. None: it says nothing of itself.
+
+    Raises:
+        Unavailable: there was no answer.
+    """
+    channels = Channels(address, identity, proxy)
+    try:
+        with channels.take() as (channel, _):
+            ask: Any = channel.unary_unary(_HEALTH)  # bytes to bytes
+            _reply, call = ask.with_call(b"", timeout=timeout)
+            return read_greeting(dict(call.initial_metadata()))
+    except grpc.RpcError as error:
+        said = f"{error.code().name.lower()}: {error.details()}"[:160]
+        raise Unavailable(f"{address} does not answer a health check ({said})") from error
+    finally:
+        channels.close()
 
 
 @dataclass(eq=False)

@@ -82,9 +82,10 @@ class Entrance:
         self._door.note(answer)
         hold = self._door.hold(answer)
         if hold is not self._held:
-            log.info(
-                f"this site is {hold}" if hold else "this site takes tasks", run=answer.run, why=self._door.until(hold)
-            )
+            if hold is Hold.NONE:
+                log.info("this site takes tasks", run=answer.run)
+            else:
+                log.info("this site takes no task yet", run=answer.run, hold=hold.value, why=self._door.until(hold))
             self._held = hold
         return answer if hold is said is Hold.NONE else Wait(HELD_PAUSE_S if hold is said else 0.0)
 

@@ -97,6 +97,26 @@ def probabilistic_scores(tally: Tally) -> dict[str, float]:
     return found
 
 
+def reliability(tally: Tally) -> dict[str, float]:
+    """How often a model is right when it is so sure, by bin of `ece`: what a reliability diagram is drawn of.
+
+    `reliability.accuracy.<b>`, `.confidence.<b>` and `.share.<b>`: of the answers in bin b the share that is right and
+    the mean largest probability, and the bin's share of all answers; of bins with answers only. Nothing of a model
+    that has diverged. The sum over b of share |accuracy - confidence| is `ece`.
+    """
+    if not tally.probabilities.isfinite().all():
+        return {}
+    confidence, answer = tally.probabilities.double().max(1)
+    bins = (confidence.clamp(max=BELOW_ONE) * BINS).long()  # [N]
+    found: dict[str, float] = {}
+    for b in sorted(set(bins.tolist())):
+        here = bins == b
+        found[f"reliability.accuracy.{b}"] = float((answer == tally.labels)[here].double().mean())
+        found[f"reliability.confidence.{b}"] = float(confidence[here].mean())
+        found[f"reliability.share.{b}"] = float(here.double().mean())
+    return found
+
+
 def personal_scores(tally: Tally, frequencies: Tensor) -> dict[str, float]:
     """What FedNH adds for a site's own model; `frequencies` [C] are n_{k,c} / n_k of the site's training labels.
 

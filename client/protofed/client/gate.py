@@ -24,11 +24,13 @@ class Refusal(PolicyViolation):
         rule: the key of the policy.
         what: what it refuses, and why.
         tensor: which one, `part/name`, if it is one.
+        part: which one, if it is about one: the tensor's, or as given.
     """
 
-    def __init__(self, rule: str, what: str, tensor: str | None = None) -> None:
+    def __init__(self, rule: str, what: str, tensor: str | None = None, part: Part | None = None) -> None:
         super().__init__(what)
         self.rule, self.tensor = rule, tensor
+        self.part = Part(tensor.partition("/")[0]) if tensor else part
 
 
 @dataclass(frozen=True)
@@ -75,14 +77,14 @@ def check_parts(rules: Rules, payload: Payload) -> None:
     """`parts` names every part."""
     for part in sorted(payload):
         if part not in rules.parts:
-            raise Refusal("parts", f"part '{part}' is not in this site's policy (parts)")
+            raise Refusal("parts", f"part '{part}' is not in this site's policy (parts)", part=part)
 
 
 def check_telling(rules: Rules, payload: Payload) -> None:
     """Nothing that is about classes alone is beside the rules that are about classes."""
     for part in sorted(payload):
         if (why := untold(rules, part)) is not None:
-            raise Refusal(*why)
+            raise Refusal(*why, part=part)
 
 
 def untold(rules: Rules, part: Part) -> tuple[str, str] | None:

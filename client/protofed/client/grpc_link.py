@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -51,6 +52,7 @@ class GrpcLink:
         audit: has a line of each message before it is sent.
         incoming: where downloads are kept, so that they outlive the daemon; None: in memory.
         give_up_after_s: seconds without an answer after which calls raise `Unavailable`; None: never.
+        released: told what the gate let out, before it is sent.
 
     Every call raises ConfigError if, at the first contact, the server cannot be trusted, and DiskFailure if the audit
     log cannot be written; then nothing was sent.
@@ -68,12 +70,18 @@ class GrpcLink:
         proxy: Proxy | None = None,
         incoming: Incoming | None = None,
         give_up_after_s: float | None = None,
+        released: Callable[[Task, Released], None] = lambda _task, _released: None,
     ) -> None:
         self._caller, self._roles = pb.Caller(site=site, instance=instance), sorted(roles)
         self._calls = Calls(address, identity=identity, proxy=proxy, audit=audit, give_up_after_s=give_up_after_s)
-        self._incoming = incoming or MemoryIncoming()
+        self._incoming, self._released = incoming or MemoryIncoming(), released
         self._pool = ThreadPoolExecutor(IN_FLIGHT, "chunks")
         self.bytes_moved, self._counting = 0, threading.Lock()  # chunks move on several threads
+
+    @property
+    def answered_at(self) -> float:
+        """When the server last did what a call asked for, in monotonic seconds; -inf: never yet."""
+        return self._calls.answered_at
 
     def close(self) -> None:
         """End the connection; calls that wait for the server end, too."""
@@ -105,6 +113,7 @@ class GrpcLink:
 
     def push(self, task: Task, released: Released) -> Receipt:
         """Begin, send what the server lacks, commit; from the beginning again if the server forgot the upload."""
+        self._released(task, released)
         for tried in range(TRIES):
             ticket = self._calls.ask("BeginUpload", self._announce(task, released.manifest), pb.UploadTicket)
             if ticket.WhichOneof("answer") == "receipt":

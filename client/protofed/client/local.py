@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -15,6 +17,8 @@ from protofed.client.models.split import SplitModel
 from protofed.common.payload import Part, Payload, SiteId, Tensors, Update
 from protofed.common.recipe import Plan
 
+RECENT_STEPS = 64
+
 
 @dataclass
 class Steps:
@@ -22,6 +26,36 @@ class Steps:
 
     epoch: int = 0
     epochs: int = 0
+
+
+class Pace:
+    """How much this daemon has trained, and how fast. It stays on the site: steps and examples would tell of its data.
+
+    Attributes:
+        examples: that were trained on, each as often as it was.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock, self._at = clock, 0.0
+        self._gaps: deque[float] = deque(maxlen=RECENT_STEPS)  # seconds
+        self.examples = 0
+
+    def start(self) -> None:
+        """Training begins."""
+        self._at = self._clock()
+
+    def step(self, examples: int) -> None:
+        """A step was done; called by one thread alone, without a lock."""
+        now = self._clock()
+        self._gaps.append(now - self._at)
+        self._at = now
+        self.examples += examples
+
+    @property
+    def step_seconds(self) -> float | None:
+        """The mean of recent steps, with what came between them; None before the first."""
+        gaps = tuple(self._gaps)
+        return sum(gaps) / len(gaps) if gaps else None
 
 
 class Checkpoints(Protocol):
@@ -56,6 +90,7 @@ class Local:
         rng: of the CPU, seeded by (run, round, site); all randomness of a fit comes from it.
         memory: what the site keeps from round to round for this run; counts only if the update does.
         steps: progress, written by the training loop.
+        pace: likewise; of the daemon, not only of this round.
         check: called between batches; raises when the task was called off.
         checkpoints: used by the training loop, if the plan asks for it.
         trainings: calls of `train` so far.
@@ -71,6 +106,7 @@ class Local:
     rng: torch.Generator
     memory: dict[Part, Tensors]
     steps: Steps = field(default_factory=Steps)
+    pace: Pace = field(default_factory=Pace)
     check: Callable[[], None] = lambda: None
     checkpoints: Checkpoints = field(default_factory=NoCheckpoints)
     trainings: int = 0

@@ -86,12 +86,11 @@ class Lookout:
         left = days_left(certificate)
         if left < REMIND_FROM_DAYS and time.monotonic() >= self._reminded_at + REMIND_EVERY_S:
             self._reminded_at = time.monotonic()
-            log.warning(
-                "this site's certificate " + ("ends soon" if left >= 0 else "has ended") + "; ask for a new one",
-                certificate=certificate.name,
-                until=stamp(certificate.not_after),
-                days_left=left,
-            )
+            told = {"site": certificate.name, "until": stamp(certificate.not_after), "days_left": left}
+            if left >= 0:
+                log.warning("this site's certificate ends soon; ask for a new one", **told)
+            else:
+                log.error("this site's certificate has ended; ask for a new one", **told)
 
 
 def days_left(certificate: Certificate) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import InitVar, dataclass, field
 from pathlib import Path
 
@@ -46,6 +48,18 @@ class ReleasedScores:
 
 
 @dataclass(frozen=True)
+class ReleasedTelemetry:
+    """Numbers of the site's machine that the policy let pass; only `Policy.release_telemetry` makes one."""
+
+    numbers: Mapping[str, float]
+    _gate: InitVar[object] = None
+
+    def __post_init__(self, _gate: object) -> None:
+        if _gate is not _GATE:
+            raise PolicyViolation("telemetry leaves only through Policy.release_telemetry")
+
+
+@dataclass(frozen=True)
 class Policy:
     """What may leave this site."""
 
@@ -85,9 +99,9 @@ class Policy:
         for part in sorted(sends):
             if part not in self.rules.parts:
                 why = f"method '{method}' sends '{part}', which is not in this site's policy (parts)"
-                raise Refusal("parts", why)
+                raise Refusal("parts", why, part=part)
             if (untold := gate.untold(self.rules, part)) is not None:
-                raise Refusal(*untold)
+                raise Refusal(*untold, part=part)
 
     def release(self, update: Update, background: Background | None = None) -> Released:
         """Let an update pass, as far as the rules say so: with only the scalars that they name, without prototypes of
@@ -111,6 +125,13 @@ class Policy:
     def release_scores(self, scores: Scores) -> ReleasedScores:
         """Let the scores pass that the policy names."""
         return ReleasedScores(self._named(scores), _GATE)
+
+    def release_telemetry(self, measured: Mapping[str, float]) -> ReleasedTelemetry:
+        """Let the numbers of the site's machine pass that the policy names; one that is none stays, too."""
+        named = {name.value: measured[name] for name in sorted(self.rules.telemetry) if name in measured}
+        return ReleasedTelemetry(
+            {name: value for name, value in named.items() if math.isfinite(value) and value >= 0}, _GATE
+        )
 
     def _named(self, scalars: Scores) -> Scores:
         return {name: value for name, value in sorted(scalars.items()) if score_family(name) in self.rules.metrics}

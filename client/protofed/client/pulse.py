@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from protofed.client.link import Link
 from protofed.client.now import Now
+from protofed.client.policy import ReleasedTelemetry
 from protofed.common.task import Signal
 
 
@@ -16,18 +17,26 @@ class Pulse(threading.Thread):
     Args:
         now: what the agent is doing; told here when the server called its task off.
         bytes_moved: of this daemon so far.
+        telemetry: what the site's policy lets pass of its machine's numbers; else nothing is told of it.
     """
 
-    def __init__(self, link: Link, now: Now, bytes_moved: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        link: Link,
+        now: Now,
+        bytes_moved: Callable[[], int],
+        telemetry: Callable[[], ReleasedTelemetry] | None = None,
+    ) -> None:
         super().__init__(name="pulse", daemon=True)
-        self._link, self._now, self._bytes_moved = link, now, bytes_moved
+        self._link, self._now, self._bytes_moved, self._telemetry = link, now, bytes_moved, telemetry
         self._end = threading.Event()
 
     def run(self) -> None:
         """Beat until stopped."""
         while not self._end.wait(self._now.heartbeat_s):
             if self._now.run:
-                progress = self._now.progress(self._bytes_moved())
+                numbers = self._telemetry().numbers if self._telemetry else {}
+                progress = self._now.progress(self._bytes_moved(), numbers)
                 if self._link.beat(self._now.run, progress) is Signal.ABORT:
                     self._now.called_off = progress.nonce
 

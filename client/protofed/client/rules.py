@@ -9,6 +9,7 @@ from pydantic import Field
 from protofed.client.schedule import Window
 from protofed.common.payload import Part
 from protofed.common.recipe import Table
+from protofed.common.telemetry import Telemetry
 
 DType = Literal["float32", "float64", "int64"]  # those of the codec
 Megabytes = Annotated[float, Field(gt=0)]
@@ -20,6 +21,7 @@ class Rules(Table):
     methods: frozenset[str]
     parts: frozenset[Part]
     metrics: frozenset[str] = frozenset()  # scalars by name, without a class's number at its end; the others stay
+    telemetry: frozenset[Telemetry] = frozenset()  # numbers of the site's machine that its heartbeats may tell
     models: frozenset[str] = frozenset()  # `package.module:factory` of the site's own models that a run may name
     dtypes: frozenset[DType] = frozenset({"float32", "int64"})  # of the tensors that may leave
     max_tensor_mb: Megabytes = 256.0

@@ -5,13 +5,24 @@ from __future__ import annotations
 from torch import nn
 
 from protofed.client.data.examples import SiteData
-from protofed.client.evaluate import Tally, groups_of, personal_scores, prefixed, probabilistic_scores, scores, tally
+from protofed.client.evaluate import (
+    Tally,
+    groups_of,
+    personal_scores,
+    prefixed,
+    probabilistic_scores,
+    reliability,
+    scores,
+    tally,
+)
 from protofed.common.recipe import Recipe
 
 
 def on_test(model: nn.Module, data: SiteData, recipe: Recipe) -> dict[str, float]:
     """`global.<score>`: the global model on the test set that all sites share; for an evaluator."""
-    return prefixed("global", _scores(tally(model, data), recipe))
+    told = tally(model, data)
+    bins = reliability(told) if recipe.evaluation.probabilities else {}  # of a site's own set they would tell more
+    return prefixed("global", _scores(told, recipe) | bins)
 
 
 def on_local_test(model: nn.Module, data: SiteData, recipe: Recipe, prefix: str) -> dict[str, float]:

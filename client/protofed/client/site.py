@@ -81,6 +81,7 @@ class Prepared:
             rng=seeded(recipe.seed, task.round, site, self.data.device),
             memory={part: dict(tensors) for part, tensors in held.memory.items()},
             steps=now.steps,
+            pace=now.pace,
             check=now.check,
             checkpoints=checkpoints,
         )

@@ -49,10 +49,12 @@ def train(local: Local, loss: Loss, parameters: Iterable[Tensor] | None = None, 
     steps = local.steps  # written in place: the heartbeat reads it
     steps.epochs = epochs
     local.trainings += 1
+    local.pace.start()
     for steps.epoch in range(restore(local, training) + 1, epochs + 1):
         for images, labels in local.data.batches(plan.batch, local.rng, plan.augment, plan.drop_last):
             local.check()
             step(images, labels)
+            local.pace.step(len(labels))
             reach("batch-done")
         if not math.isfinite(total := training.total.item()):  # once an epoch: it waits for the device
             raise TaskFailure(Failure.NUMERIC, f"the loss is {total} in epoch {steps.epoch}; lower plan.lr")

@@ -69,20 +69,38 @@ def load(data: Data, input_: Input) -> Source:
     Raises:
         DataError: it is missing, unreadable, or of another shape than the run's input.
     """
+    source = _read(data, input_)
+    for examples in (source.train, source.test):
+        check_shape(examples, input_)
+    return _merged(source) if data.merge else source
+
+
+def own_input(data: Data) -> tuple[Input, int]:
+    """The images' own shape, and classes enough for their labels: for whoever knows of no run yet.
+
+    Raises:
+        DataError: the source is missing or unreadable.
+    """
+    source = _read(data, Input(shape=(1, 1, 1)))
+    examples = source.train if len(source.train) else source.test
+    labels = torch.cat((source.train.labels, source.test.labels, torch.ones(1, dtype=torch.int64)))
+    channels, height, width = examples.images.shape[1:]
+    return Input(shape=(channels, height, width)), int(labels.max()) + 1
+
+
+def _read(data: Data, input_: Input) -> Source:
+    """As it stands; a source without training examples has none of `input_`'s shape."""
     if folder := os.environ.get("PROTOFED_DATA"):
         data = data.model_copy(update={"root": Path(folder) / (data.root or "")})
     match data.source:
         case "digits":
-            source = _held_out(_digits(), data)
+            return _held_out(_digits(), data)
         case "spiral":
-            source = _held_out(spiral(data.seed), data)
+            return _held_out(spiral(data.seed), data)
         case "npz":
-            source = _npz(data, input_)
+            return _npz(data, input_)
         case name:
-            source = _torchvision(_TORCHVISION[name], data)
-    for examples in (source.train, source.test):
-        check_shape(examples, input_)
-    return _merged(source) if data.merge else source
+            return _torchvision(_TORCHVISION[name], data)
 
 
 def _digits() -> Examples:

@@ -1,0 +1,236 @@
+"""What a daemon's metrics are, what they count, and what they never tell."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from prometheus_client.exposition import generate_latest
+from tests.client.scene import RULES, RUN, Scene, first_model, work
+
+from protofed.client.agent import Agent
+from protofed.client.local import RECENT_STEPS, Pace
+from protofed.client.meters import COARSE, METRICS, PARTS, WHOLE, ClientMeters
+from protofed.client.now import Now
+from protofed.client.policy import Policy, Refusal, Released, Rules
+from protofed.common.errors import PolicyViolation
+from protofed.common.identity import LiveIdentity, Party
+from protofed.common.payload import NOT_ON_THE_WIRE, Part, Update
+from protofed.common.task import Activity, Task, TaskKind
+from protofed.common.telemetry import Telemetry
+from protofed.common.version import VERSION
+
+TASK = Task(TaskKind.FIT, "run", 1, "n1", None, 0, 60.0)
+RELEASED = "protofed_client_bytes_released_total"
+REFUSALS = "protofed_client_policy_refusals_total"
+GPU_ONLY = {"protofed_client_gpu_memory_bytes"}
+TLS_ONLY = {"protofed_client_cert_expiry_seconds"}
+
+
+def value(meters: ClientMeters, name: str, **labels: str) -> float | None:
+    return meters.registry.get_sample_value(name, {"site": "ann", **labels})
+
+
+def by_part(meters: ClientMeters, name: str) -> dict[str, float]:
+    """Those that are not 0."""
+    found = {part: value(meters, name, part=part) for part in [*PARTS, WHOLE]}
+    return {part: count for part, count in found.items() if count}
+
+
+def exposed(meters: ClientMeters) -> dict[str, tuple[str, tuple[str, ...]]]:
+    """Kind and labels by name, of what has a value."""
+    return {
+        sample.name: (family.type, tuple(sample.labels))
+        for family in meters.registry.collect()
+        for sample in family.samples
+        if not sample.name.startswith("process_")
+    }
+
+
+def released(payload: dict[Part, Any]) -> Released:
+    rules = Rules.model_validate({**RULES, "parts": list(payload)})
+    return Policy(rules).release(Update("ann", payload))
+
+
+def gate_of(meters: ClientMeters, scene: Scene) -> Agent:
+    """A daemon whose refusals are counted."""
+    site = scene.agent()._site
+    return Agent(site, scene.link, scene.now, scene.pauses.append, refused=lambda _, why: meters.refused(why))
+
+
+def test_what_is_exposed_is_what_is_promised(tmp_path: Path) -> None:
+    now = Now()
+    now.pace.start()
+    now.pace.step(4)
+    promised = {metric.name: (metric.kind, metric.labels) for metric in METRICS}
+    assert exposed(ClientMeters("ann", now, state=tmp_path)) == {
+        name: told for name, told in promised.items() if name not in GPU_ONLY | TLS_ONLY
+    }
+    for metric in METRICS:
+        assert metric.name.startswith("protofed_client_")
+        assert metric.labels[0] == "site"
+        assert set(metric.labels) <= {"site", "phase", "part", "version"}
+        assert metric.name.endswith("_total") == (metric.kind == "counter")
+        assert metric.help.endswith(".")
+
+
+def test_with_a_gpu_and_a_certificate_all_of_it_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, site_identity: Path
+) -> None:
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: {"cuda:1": 7 << 30}[str(device)])
+    now = Now()
+    now.pace.step(1)
+    meters = ClientMeters(
+        "ann", now, state=tmp_path, device=torch.device("cuda:1"), identity=LiveIdentity(site_identity, Party.SITE)
+    )
+    assert exposed(meters).keys() == {metric.name for metric in METRICS}
+    assert value(meters, "protofed_client_gpu_memory_bytes") == 7 << 30
+    left = value(meters, "protofed_client_cert_expiry_seconds")
+    assert left is not None
+    assert left > 0
+
+
+def test_a_lost_gpu_or_disk_is_absent_and_breaks_no_scrape(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def lost(_: object) -> int:
+        raise RuntimeError("CUDA error: device lost")
+
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lost)
+    meters = ClientMeters("ann", state=tmp_path / "gone", device=torch.device("cuda"))
+    assert not exposed(meters).keys() & {"protofed_client_gpu_memory_bytes", "protofed_client_disk_free_bytes"}
+    assert meters.telemetry().keys() == {"policy_refusals", "bytes_released"}
+
+
+def test_two_daemons_in_one_process_do_not_share_their_numbers() -> None:
+    one, two = ClientMeters("ann"), ClientMeters("bob")
+    one.refused(PolicyViolation("no"))
+    assert one.registry.get_sample_value(REFUSALS, {"site": "ann", "part": WHOLE}) == 1
+    assert two.registry.get_sample_value(REFUSALS, {"site": "bob", "part": WHOLE}) == 0
+
+
+@pytest.mark.parametrize("activity", Activity)
+def test_a_daemon_is_in_one_phase(activity: Activity) -> None:
+    now = Now(activity=activity)
+    now.steps.epoch = 3
+    meters = ClientMeters("ann", now)
+    phases = {phase.value: value(meters, "protofed_client_phase", phase=phase) for phase in Activity}
+    assert phases == {phase.value: float(phase is activity) for phase in Activity}
+    assert value(meters, "protofed_client_epoch") == 3
+    assert value(meters, "protofed_client_build_info", version=VERSION) == 1
+
+
+def test_a_daemon_is_registered_as_long_as_the_server_answered_lately() -> None:
+    at = {"clock": 1000.0, "answer": -math.inf}
+    meters = ClientMeters("ann", answered_at=lambda: at["answer"], clock=lambda: at["clock"])
+    told = []
+    for at["answer"], at["clock"] in ((-math.inf, 1000.0), (1000.0, 1000.0), (1000.0, 1179.9), (1000.0, 1180.0)):
+        told.append((meters.answered(), value(meters, "protofed_client_registered")))
+    assert told == [(False, 0.0), (True, 1.0), (True, 1.0), (False, 0.0)]
+
+
+def test_bytes_are_those_of_the_tensors_by_part() -> None:
+    meters = ClientMeters("ann")
+    assert set(PARTS) == set(Part) - NOT_ON_THE_WIRE
+    assert by_part(meters, RELEASED) == {}
+    assert value(meters, RELEASED, part="body") == 0  # there from the beginning, so that a first one is an increase
+    body = {"w": np.ones((2, 3), np.float32), "n": np.array(7, np.int64)}
+    update = released({Part.BODY: body, Part.PROTOTYPES: {"0": np.ones(5, np.float32)}})
+    meters.released(TASK, update)
+    assert by_part(meters, RELEASED) == {"body": 32.0, "prototypes": 20.0}
+    meters.released(TASK, update)  # the same again: its answer was lost
+    assert by_part(meters, RELEASED) == {"body": 32.0, "prototypes": 20.0}
+    meters.released(Task(TaskKind.FIT, "run", 2, "n2", None, 0, 60.0), update)
+    assert by_part(meters, RELEASED) == {"body": 64.0, "prototypes": 40.0}
+
+
+def test_what_the_gate_keeps_is_counted_by_its_part_and_told_by_no_name() -> None:
+    meters = ClientMeters("ann")
+    scene = Scene(rules={**RULES, "max_tensor_mb": 1e-5})
+    scene.fit(1, first_model())
+    work(gate_of(meters, scene), 1)
+    assert by_part(meters, REFUSALS) == {"body": 1.0}
+    assert b"linear" not in generate_latest(meters.registry)  # the tensor's name, which the log has
+    for why in (Refusal("parts", "no", part=Part.HEAD), Refusal("max_update_mb", "no"), PolicyViolation("no")):
+        meters.refused(why)
+    assert by_part(meters, REFUSALS) == {"body": 1.0, "head": 1.0, WHOLE: 2.0}
+
+
+@pytest.mark.parametrize(("rules", "part"), [({"parts": ["body"]}, "head"), ({"methods": ["solo"]}, WHOLE)])
+def test_a_run_that_the_policy_refuses_is_counted_task_by_task(rules: dict[str, Any], part: str) -> None:
+    meters, scene = ClientMeters("ann"), Scene(rules={**RULES, **rules})
+    daemon = gate_of(meters, scene)
+    for number in range(1, 4):
+        scene.fit(number)
+    work(daemon, 3)
+    assert len(scene.declined()) == 3
+    assert by_part(meters, REFUSALS) == {part: 3.0}
+
+
+def test_examples_and_steps_are_counted_as_they_are_trained_on() -> None:
+    scene = Scene()
+    meters = ClientMeters("ann", scene.now)
+    assert value(meters, "protofed_client_samples_total") == 0
+    assert value(meters, "protofed_client_step_seconds") is None
+    daemon, seen = scene.agent(), []
+    for number in (1, 2):
+        scene.fit(number)
+        work(daemon, 1)
+        seen.append(value(meters, "protofed_client_samples_total"))
+    assert seen == [24, 48]  # 12 examples, 2 epochs, and on from round to round
+    seconds = value(meters, "protofed_client_step_seconds")
+    assert seconds is not None
+    assert 0 < seconds < 10
+
+
+def test_a_step_is_as_long_as_the_mean_of_the_recent_ones() -> None:
+    at, told = [50.0], list[tuple[float | None, int]]()
+    pace = Pace(lambda: at[0])
+
+    def train(*steps: float) -> None:
+        pace.start()
+        for seconds in steps:
+            at[0] += seconds
+            pace.step(4)
+        told.append((pace.step_seconds, pace.examples))
+        at[0] += 3600.0  # nobody trains
+
+    train()
+    train(0.5, 1.5)
+    train(4.0)
+    train(*[0.25] * RECENT_STEPS)
+    assert told == [(None, 0), (1.0, 8), (2.0, 12), (0.25, 12 + 4 * RECENT_STEPS)]
+
+
+def test_telemetry_has_names_of_the_list_and_never_how_many_examples(tmp_path: Path) -> None:
+    scene = Scene(recipe={**RUN})
+    meters = ClientMeters("ann", scene.now, state=tmp_path)
+    scene.fit(1)
+    work(scene.agent(), 1)
+    told = meters.telemetry()
+    assert told.keys() == {name.value for name in Telemetry} - {"gpu_memory_bytes"}
+    assert scene.now.pace.examples == 24
+    assert 24.0 not in told.values()
+    assert told["disk_free_bytes"] % COARSE == 0
+    exact = value(meters, "protofed_client_disk_free_bytes")
+    assert exact is not None
+    assert abs(exact - told["disk_free_bytes"]) < 10 * COARSE  # others write meanwhile
+    assert not {name for name in Telemetry if {"sample", "example", "batch", "label"} & set(name.split("_"))}
+
+
+def test_what_was_counted_is_telemetry_too() -> None:
+    meters = ClientMeters("ann")
+    meters.refused(Refusal("parts", "no", part=Part.HEAD))
+    meters.refused(Refusal("max_update_mb", "no"))
+    meters.released(TASK, released({Part.BODY: {"w": np.ones(4, np.float32)}}))
+    assert meters.telemetry() == {"policy_refusals": 2.0, "bytes_released": 16.0}
+
+
+@pytest.fixture
+def site_identity(tmp_path: Path) -> Path:
+    """Of a site, valid now."""
+    from tests.pki import Authority
+
+    return Authority.make().issue(tmp_path / "identity", Party.SITE, "ann")
