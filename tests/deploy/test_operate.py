@@ -23,7 +23,6 @@ from protofed.deploy import cli, operate_view, shipped
 from protofed.deploy.operate import Operator, plain
 from protofed.protos.v1 import operator_pb2 as pb
 from protofed.server.methods.fedavg import FedAvg
-from protofed.server.phases import Broken
 from protofed.server.rows import RoundRow, TaskRow
 
 RecipeOf = Callable[..., Recipe]
@@ -184,29 +183,6 @@ def test_states_are_verified_and_one_that_differs_is_an_error(
     assert "not-kept" in protofed.says("runs", "verify", RUN)
 
 
-def test_a_run_is_watched_until_it_ends(server: Any, protofed: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
-    def end(_s: float) -> None:
-        with Operator(server.address, plaintext=True) as operator:
-            operator.abort(RUN, "enough")
-
-    monkeypatch.setattr("protofed.deploy.cli_operate.time.sleep", end)
-    assert f"{RUN} · fedavg · aborted" in protofed.says("runs", "watch", RUN)
-
-
-def test_a_watched_run_that_fails_is_an_error_with_its_reason(
-    server: Any, protofed: Terminal, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with Operator(server.address, plaintext=True) as operator:
-        operator.abort(RUN, "enough")
-
-    def fail(_s: float) -> None:
-        server.runs.of("again")._driver.handle(Broken("disk"))
-
-    monkeypatch.setattr("protofed.deploy.cli_operate.time.sleep", fail)
-    said = protofed.refuses(1, "runs", "start", FEDNH, "--name", "again", "--watch")
-    assert said == "protofed: run failed: again: disk"
-
-
 # Sites
 
 
@@ -214,7 +190,8 @@ def test_a_watched_run_that_fails_is_an_error_with_its_reason(
 def test_sites_are_listed_kept_out_and_let_in_again(protofed: Terminal) -> None:
     rows = {line.split()[0]: line.split() for line in protofed.says("sites", "list").splitlines()[1:]}
     assert list(rows) == SITES
-    assert rows["site-6"][1:3] == ["trainer", "working"]
+    assert rows["site-6"][1:4] == ["trainer", "working", "0"]  # none of its epochs is done
+    assert "task" in protofed.says("sites", "list").splitlines()[0]
     assert protofed.says("sites", "exclude", "site-6", "--reason", "[wrong]") == "site-6: excluded ([wrong])\n"
     rows = {line.split()[0]: line.split() for line in protofed.says("sites", "list").splitlines()[1:]}
     assert rows["site-6"][1:] == ["trainer", "excluded", "[wrong]"]

@@ -10,22 +10,18 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 LOCAL = "127.0.0.1:7443"
+PATIENCE_S = 2.0  # before it is said that the server has not answered yet
+Server = Annotated[str, typer.Option(envvar="PROTOFED_OPERATOR_SERVER", help="host:port of the server.")]
+Identity = Annotated[
+    Path | None, typer.Option(envvar="PROTOFED_OPERATOR_IDENTITY", help="Folder with the operator's certificate.")
+]
+Plaintext = Annotated[
+    bool, typer.Option("--plaintext", envvar="PROTOFED_OPERATOR_PLAINTEXT", help="No TLS; only on this machine.")
+]
 OPTIONS: dict[str, tuple[Any, object]] = {  # type and default, as they stand behind a command's own
-    "server": (Annotated[str, typer.Option(envvar="PROTOFED_OPERATOR_SERVER", help="host:port of the server.")], LOCAL),
-    "identity": (
-        Annotated[
-            Path | None,
-            typer.Option(envvar="PROTOFED_OPERATOR_IDENTITY", help="Folder with the operator's certificate."),
-        ],
-        None,
-    ),
-    "plaintext": (
-        Annotated[
-            bool,
-            typer.Option("--plaintext", envvar="PROTOFED_OPERATOR_PLAINTEXT", help="No TLS; only on this machine."),
-        ],
-        False,
-    ),
+    "server": (Server, LOCAL),
+    "identity": (Identity, None),
+    "plaintext": (Plaintext, False),
 }
 
 
@@ -38,8 +34,11 @@ def connected(group: typer.Typer, name: str) -> Callable[[Callable[..., None]], 
     def register(function: Callable[..., None]) -> Callable[..., None]:
         def act(*, server: str, identity: Path | None, plaintext: bool, **given: object) -> None:
             from protofed.deploy.operate import Operator
+            from protofed.deploy.progress import progress
 
             with Operator(server, identity, plaintext) as operator:
+                shown = not given.get("as_json")
+                operator.patience = progress(f"waiting for {server}", shown=shown, after_s=PATIENCE_S)
                 function(operator, **given)
 
         command: Any = act

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.live import Live
 
 from protofed.common.errors import ProtofedError
 from protofed.deploy.cli_connect import connected
@@ -24,18 +20,12 @@ runs = typer.Typer(no_args_is_help=True, help="The runs of a server: start, look
 sites = typer.Typer(no_args_is_help=True, help="The sites of a server.")
 console = Console()
 AsJson = Annotated[bool, typer.Option("--json", help="Print it as JSON.")]
+JsonLines = Annotated[bool, typer.Option("--json", help="Print an object a line, whenever something changed.")]
 Run = Annotated[str, typer.Argument(help="The run's name, as in `runs list`.")]
-ENDED = ("completed", "failed", "aborted")
 
 
 class VerificationError(ProtofedError):
     """A published state does not come out again."""
-
-    exit_code = 1
-
-
-class RunFailedError(ProtofedError):
-    """The run that was watched failed."""
 
     exit_code = 1
 
@@ -56,9 +46,10 @@ def start(
     if name is not None:
         read = read.model_copy(update={"name": check_id("run", name)})
     info = operator.start(read)
-    _tell(info, as_json, f"{info.run}: {info.standing}")
+    if not (watch and as_json):  # each line of which is an object
+        _tell(info, as_json, f"{info.run}: {info.standing}")
     if watch:
-        _watch(operator, read.name)
+        _watch(operator, read.name, as_json)
 
 
 @connected(runs, "list")
@@ -88,9 +79,12 @@ def show(
 
 
 @connected(runs, "watch")
-def watch(operator: Operator, run: Run) -> None:
-    """Follow a run until it ends; exit code 1 if it fails."""
-    _watch(operator, run)
+def watch(operator: Operator, run: Run, as_json: JsonLines = False) -> None:
+    """Follow a run until it ends, also while the server is restarted. Exit code 1 if it fails, 130 at Ctrl-C.
+
+    Live on a terminal; a line a change elsewhere.
+    """
+    _watch(operator, run, as_json)
 
 
 @connected(runs, "pause")
@@ -139,8 +133,11 @@ def verify(operator: Operator, run: Run, as_json: AsJson = False) -> None:
 
     Rounds older than keep_rounds cannot be computed again and are listed as not-kept. Exit code 1 if a state differs.
     """
+    from protofed.deploy.progress import each
+
     rows = [row for row in operator.show(run).rounds if row.state]
-    found = [(row, operator.verify(run, row)) for row in _progress(rows, as_json)]
+    bar = each(rows, "verifying", "rounds", shown=not as_json)
+    found = [(row, operator.verify(run, row)) for row in bar]
     if as_json:
         _print([{"round": row.round, "attempt": row.attempt, **_plain(reply)} for row, reply in found])
     else:
@@ -192,32 +189,10 @@ def _view() -> ModuleType:
     return operate_view
 
 
-def _watch(operator: Operator, run: str) -> None:
-    detail = operator.show(run, newest=1)
-    with Live(_view().watched(detail), console=console, auto_refresh=False) as live:
-        while detail.info.standing not in ENDED:
-            time.sleep(1.0)
-            detail = operator.show(run, newest=1)
-            live.update(_view().watched(detail), refresh=True)
-    if detail.info.standing == "failed":
-        raise RunFailedError(f"run failed: {run}: {detail.info.reason}")
+def _watch(operator: Operator, run: str, as_json: bool) -> None:
+    from protofed.deploy.watch_loop import Watcher, watch
 
-
-def _progress(rows: Sequence[Any], as_json: bool) -> Iterator[Any]:
-    """A bar while the server computes, on a terminal."""
-    with _status("verifying", console.is_terminal and not as_json) as tell:
-        for done, row in enumerate(rows):
-            tell(f"round {row.round}, {done} of {len(rows)} done")
-            yield row
-
-
-@contextmanager
-def _status(what: str, shown: bool) -> Iterator[Any]:
-    if not shown:
-        yield lambda _text: None
-        return
-    with console.status(what) as status:
-        yield lambda text: status.update(f"{what}: {text}")
+    watch(Watcher(operator, run), console, as_json=as_json)
 
 
 def _tell(info: Any, as_json: bool, text: str) -> None:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import grpc
 from google.protobuf.message import Message
 
+from protofed.common import codec
 from protofed.common.address import check_connection
 from protofed.common.errors import ConfigError, Denied, ProtocolError, ProtofedError, StateError, Unavailable
 from protofed.common.identity import Party, read_identity
@@ -23,9 +27,11 @@ OPTIONS = [
     ("grpc.enable_retries", 0),
     ("grpc.enable_http_proxy", 0),
     ("grpc.max_receive_message_length", 6 << 20),
+    ("grpc.max_reconnect_backoff_ms", 2_000),  # who watches sees within seconds that a server is back
 ]
 PAGE = 50  # attempts in one call
 VERIFICATION_S = 3600.0
+DOCUMENT_S = 600.0  # until a dossier is made, or a large state is checked
 _ERRORS: dict[grpc.StatusCode, type[ProtofedError]] = {
     grpc.StatusCode.INVALID_ARGUMENT: ConfigError,
     grpc.StatusCode.ALREADY_EXISTS: ConfigError,
@@ -50,6 +56,9 @@ class Operator:
         identity: folder with the operator's certificate.
         plaintext: in place of it; on this machine only.
 
+    Attributes:
+        patience: entered while the first call waits for its answer, such as a `progress`.
+
     Raises:
         Unavailable: from every method: there is no server at the address, or it does not take our certificate.
         ConfigError: the server refuses the order, or the identity cannot be used; the text says why.
@@ -61,6 +70,7 @@ class Operator:
         self._address = address
         self._channel = _channel(address, identity)
         self._stub = rpc.OperatorStub(self._channel)
+        self.patience: AbstractContextManager[object] = nullcontext()
 
     def __enter__(self) -> Operator:
         return self
@@ -86,6 +96,11 @@ class Operator:
             detail.rounds.extend(self._call(self._stub.ShowRun, request).rounds)
         return detail
 
+    def opened_at(self, run: str) -> float:
+        """When its first attempt at a round was opened, in seconds of the Unix epoch; 0: none was."""
+        first = self._call(self._stub.ShowRun, pb.ShowRunRequest(run=run, count=1)).rounds
+        return first[0].opened_at if first else 0.0
+
     def pause(self, run: str) -> pb.RunInfo:
         """Open no round of it from now on."""
         return self._call(self._stub.PauseRun, pb.RunName(run=run))
@@ -106,6 +121,29 @@ class Operator:
         """Compute a published state again, on the server."""
         request = pb.VerifyRoundRequest(run=run, round=row.round, attempt=row.attempt)
         return self._call(self._stub.VerifyRound, request, timeout=VERIFICATION_S)
+
+    def dossier(self, run: str) -> dict[str, Any]:
+        """All that a report says of a run, as the server's `dossier` has it."""
+
+        def ask(offset: int, address: str) -> pb.Piece:
+            request = pb.GetDossierRequest(run=run, offset=offset, digest=address)
+            return self._call(self._stub.GetDossier, request, timeout=DOCUMENT_S)
+
+        _, data = _whole(ask)
+        return cast("dict[str, Any]", json.loads(gzip.decompress(data)))
+
+    def state(self, run: str, round: int | None = None) -> tuple[int, bytes]:
+        """A state that a run published (None: the newest) as safetensors, and the round that it is of."""
+        wanted = round
+
+        def ask(offset: int, _address: str) -> pb.Piece:
+            nonlocal wanted
+            request = pb.GetStateRequest(run=run, round=wanted, offset=offset)
+            piece = self._call(self._stub.GetState, request, timeout=DOCUMENT_S)
+            wanted = piece.round  # a newer one may be published meanwhile
+            return piece
+
+        return _whole(ask)
 
     def sites(self) -> list[pb.SiteInfo]:
         """All sites."""
@@ -133,13 +171,33 @@ class Operator:
         return list(self._call(self._stub.ListCertificates, pb.ListCertificatesRequest()).certificates)
 
     def _call(self, call: Callable[..., A], request: Message, timeout: float = ANSWER_S) -> A:
+        patience, self.patience = self.patience, nullcontext()
         try:
-            return call(request, timeout=timeout)
+            with patience:
+                return call(request, timeout=timeout)
         except grpc.RpcError as error:
             code, text = error.code(), str(error.details())
             if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
                 raise Unavailable(f"no answer from the server at {self._address}; {_remedy(text)}") from error
             raise _ERRORS.get(code, ProtocolError)(text) from error
+
+
+def _whole(ask: Callable[[int, str], pb.Piece]) -> tuple[int, bytes]:
+    """A document of which each piece is asked for with its offset and the digest that the first one named.
+
+    Raises:
+        ProtocolError: the pieces are not those of one document.
+    """
+    first = ask(0, "")
+    data = bytearray(first.data)
+    while len(data) < first.total:
+        piece = ask(len(data), first.digest)
+        if piece.digest != first.digest or not piece.data:
+            raise ProtocolError("the document became another one while it was fetched; ask for it again")
+        data += piece.data
+    if codec.digest(memoryview(data)) != first.digest:
+        raise ProtocolError("the document arrived damaged; ask for it again")
+    return first.round, bytes(data)
 
 
 def _channel(address: str, identity: Path | None) -> grpc.Channel:

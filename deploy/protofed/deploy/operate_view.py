@@ -5,53 +5,33 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Any
 
-from rich.console import Group, RenderableType
+from rich.console import RenderableType
 from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
 
+from protofed.deploy.look import count, plain_table, span, styled
 from protofed.protos.v1 import operator_pb2 as pb
 
-STYLES = {
-    "running": "cyan",
-    "completed": "green",
-    "failed": "bold red",
-    "aborted": "yellow",
-    "paused": "yellow",
-    "degraded": "yellow",
-    "abandoned": "red",
-    "rolled-back": "dim",
-    "excluded": "red",
-    "silent": "red",
-    "revoked": "red",
-    "expired": "red",
-    "held": "yellow",
-    "same": "green",
-    "different": "bold red",
-    "damaged": "bold red",
-}
 SHOWN_ROUNDS = 10
 CERTIFICATE_SOON_S = 30 * 86_400.0
-# Columns of any width; all others are as wide as what is in them.
-WRAPPED = ("run", "site", "fates", "reason", "phase", "doing")
 
 
 def runs_table(runs: Sequence[pb.RunInfo]) -> RenderableType:
     """A row a run."""
     if not runs:
         return Text("No runs yet. Begin one with: protofed runs start RECIPE")
-    table = _table("run", "method", "standing", "round", "sites", "degraded", "queued", "phase")
+    table = plain_table("run", "method", "standing", "round", "sites", "degraded", "queued", "phase")
     for info in runs:
         table.add_row(
             info.run,
             info.method,
-            _styled(info.standing),
+            styled(info.standing),
             f"{info.round}/{info.rounds}",
             f"{info.reported}/{info.invited}",
             str(info.degraded) if info.degraded else "",
-            f"{_span(time.time() - info.began_at)} ago",
+            f"{span(time.time() - info.began_at)} ago",
             info.reason or info.phase,
         )
     return table
@@ -71,37 +51,27 @@ def run_parts(detail: pb.RunDetail, *, everything: bool) -> list[RenderableType]
     return parts
 
 
-def watched(detail: pb.RunDetail) -> RenderableType:
-    """A run at this moment."""
-    newest = detail.rounds[-1:]
-    parts: list[RenderableType] = [_summary(detail.info)]
-    if newest:
-        parts.append(_fates_table([(newest[0], fate) for fate in newest[0].sites], "this round"))
-    if detail.scores:
-        parts.append(_scores_table(detail))
-    return Group(*parts)
-
-
 def sites_table(sites: Sequence[pb.SiteInfo]) -> RenderableType:
     """A row a site."""
     if not sites:
         return Text("No site has enrolled yet.")
     secure = any(info.certificate_until for info in sites)  # in plain text nobody has one
-    table = _table("site", "roles", "standing", "progress", *(["until"] if secure else []), "doing")
+    table = plain_table("site", "roles", "standing", "task", "progress", *(["until"] if secure else []), "doing")
     for info in sites:
-        age = "" if info.progress_age_s < 0 else f"{_span(info.progress_age_s)} ago"
+        age = "" if info.progress_age_s < 0 else f"{span(info.progress_age_s)} ago"
         roles, doing = ", ".join(info.roles), info.excluded or info.doing
         until = [_until(info.certificate_until)] if secure else []
-        table.add_row(info.site, roles, _styled(info.standing), age, *until, doing)
+        share = "" if info.progress < 0 or info.standing != "working" else f"{100 * info.progress:.0f} %"
+        table.add_row(info.site, roles, styled(info.standing), share, age, *until, doing)
     return table
 
 
 def verification_table(run: str, found: Iterable[tuple[pb.RoundInfo, pb.VerifyRoundReply]]) -> RenderableType:
     """A row a published state."""
-    table = _table("round", "attempt", "state", "finding", "reason", title=f"run {run}: states computed again")
+    table = plain_table("round", "attempt", "state", "finding", "reason", title=f"run {run}: states computed again")
     for row, reply in found:
         why = reply.reason or (f"came out as {reply.recomputed[:16]}…" if reply.finding == "different" else "")
-        table.add_row(str(row.round), str(row.attempt), f"{reply.published[:16]}…", _styled(reply.finding), why)
+        table.add_row(str(row.round), str(row.attempt), f"{reply.published[:16]}…", styled(reply.finding), why)
     return table
 
 
@@ -114,41 +84,41 @@ def _until(end: float) -> Text:
 
 
 def _summary(info: pb.RunInfo) -> Text:
-    text = Text.assemble((info.run, "bold"), f" · {info.method} · ", _styled(info.standing))
+    text = Text.assemble((info.run, "bold"), f" · {info.method} · ", styled(info.standing))
     text.append(f" · round {info.round} of {info.rounds} · {info.reported} of {info.invited} sites reported")
     if info.degraded:
-        text.append(f" · DEGRADED: {_count(info.degraded, 'round')} used fewer sites than wanted", "yellow")
+        text.append(f" · DEGRADED: {count(info.degraded, 'round')} used fewer sites than wanted", "yellow")
     if info.abandoned:
-        text.append(f" · {_count(info.abandoned, 'attempt')} abandoned", "red")
+        text.append(f" · {count(info.abandoned, 'attempt')} abandoned", "red")
     if info.rolled_back:
-        text.append(f" · {_count(info.rolled_back, 'attempt')} rolled back", "dim")
+        text.append(f" · {count(info.rolled_back, 'attempt')} rolled back", "dim")
     text.append(f" · {decimal(info.received_bytes + info.sent_bytes)}")
-    text.append(f" · {_span((info.ended_at or time.time()) - info.began_at)}")
+    text.append(f" · {span((info.ended_at or time.time()) - info.began_at)}")
     told = info.reason or info.phase
     return text if told == info.standing else text.append(f"\n{told}")
 
 
 def _rounds_table(rounds: Iterable[pb.RoundInfo], *, ended: bool) -> Table:
-    table = _table("round", "attempt", "outcome", "seconds", "fates", "reason", title="rounds")
+    table = plain_table("round", "attempt", "outcome", "seconds", "fates", "reason", title="rounds")
     for row in rounds:
         fates = Counter(fate.fate for fate in row.sites if fate.kind != "score")
         seconds = f"{row.closed_at - row.opened_at:.1f}" if row.closed_at else ""
         counts = ", ".join(f"{number} {fate}" for fate, number in sorted(fates.items()))
         outcome = "unfinished" if ended and row.outcome == "open" else row.outcome
-        table.add_row(str(row.round), str(row.attempt), _styled(outcome), seconds, counts, row.reason)
+        table.add_row(str(row.round), str(row.attempt), styled(outcome), seconds, counts, row.reason)
     return table
 
 
 def _fates_table(fates: Iterable[tuple[pb.RoundInfo, pb.SiteFate]], title: str) -> Table:
-    table = _table("round", "attempt", "site", "task", "fate", "reason", title=title)
+    table = plain_table("round", "attempt", "site", "task", "fate", "reason", title=title)
     for row, fate in fates:
         why = "; ".join([*([fate.reason] if fate.reason else []), *(f"refused as {why}" for why in fate.refusals)])
-        table.add_row(str(row.round), str(row.attempt), fate.site, fate.kind, _styled(fate.fate), why)
+        table.add_row(str(row.round), str(row.attempt), fate.site, fate.kind, styled(fate.fate), why)
     return table
 
 
 def _scores_table(detail: pb.RunDetail) -> Table:
-    table = _table("score", "mean", "std", "worst", "sites", title=f"scores after round {detail.scored_round}")
+    table = plain_table("score", "mean", "std", "worst", "sites", title=f"scores after round {detail.scored_round}")
     for score in detail.scores:
         if not score.name.rpartition(".")[2].isdigit():  # of every class: in --json
             values = (f"{value:.4f}" for value in (score.mean, score.std, score.worst))
@@ -158,34 +128,3 @@ def _scores_table(detail: pb.RunDetail) -> Table:
 
 def _amiss(fate: pb.SiteFate) -> bool:
     return fate.fate in ("failed", "late", "set-aside") or bool(fate.refusals)
-
-
-class _Plain(Table):
-    """A table whose cells are text: what a peer or the operator wrote is never taken for markup."""
-
-    def add_row(self, *cells: RenderableType | None, **options: Any) -> None:
-        super().add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in cells), **options)
-
-
-def _table(*columns: str, title: str | None = None) -> Table:
-    title = f"\n{title}" if title else None
-    table = _Plain(title=title, title_justify="left", box=None, pad_edge=False, header_style="dim")
-    for column in columns:
-        table.add_column(column, overflow="fold", no_wrap=column not in WRAPPED, min_width=len(column))
-    return table
-
-
-def _styled(word: str) -> Text:
-    return Text(word, STYLES.get(word, ""))
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
-
-
-def _span(seconds: float) -> str:
-    """A time in its largest unit of which it has at least two."""
-    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{max(0.0, seconds):.0f} s"

@@ -1,0 +1,68 @@
+"""What the tables of an operator have in common: words with their colours, times, cells that are only text."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+STYLES = {
+    "running": "cyan",
+    "completed": "green",
+    "failed": "bold red",
+    "aborted": "yellow",
+    "paused": "yellow",
+    "degraded": "yellow",
+    "abandoned": "red",
+    "rolled-back": "dim",
+    "excluded": "red",
+    "silent": "red",
+    "revoked": "red",
+    "expired": "red",
+    "held": "yellow",
+    "same": "green",
+    "different": "bold red",
+    "damaged": "bold red",
+    "late": "red",
+    "set-aside": "red",
+    "refused": "red",
+    "away": "yellow",
+}
+# Columns of any width; all others are as wide as what is in them.
+WRAPPED = ("run", "site", "fates", "reason", "phase", "doing")
+
+
+class _Plain(Table):
+    """A table whose cells are text: what a peer or the operator wrote is never taken for markup."""
+
+    def add_row(self, *cells: RenderableType | None, **options: Any) -> None:
+        super().add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in cells), **options)
+
+
+def plain_table(*columns: str, title: str | None = None) -> Table:
+    """A table without lines, in which words and numbers are never cut."""
+    title = f"\n{title}" if title else None
+    table = _Plain(title=title, title_justify="left", box=None, pad_edge=False, header_style="dim")
+    for column in columns:
+        table.add_column(column, overflow="fold", no_wrap=column not in WRAPPED, min_width=len(column))
+    return table
+
+
+def styled(word: str) -> Text:
+    """A word of the system in its colour."""
+    return Text(word, STYLES.get(word, ""))
+
+
+def count(number: int, what: str) -> str:
+    """`1 round`, `2 rounds`."""
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def span(seconds: float) -> str:
+    """A time in its largest unit of which it has at least two."""
+    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{max(0.0, seconds):.0f} s"

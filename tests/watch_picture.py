@@ -1,0 +1,92 @@
+"""docs/watch.svg, of a run with some trouble in it: `.venv/bin/python -m tests.watch_picture`, two minutes.
+
+Six sites train the digits in processes of their own. One is stopped in round 3 and so late; another is excluded.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from rich.console import Console
+from tests.scenes import Scene
+
+from protofed.common.recipe import Recipe
+from protofed.deploy import shipped
+from protofed.deploy.operate import Operator
+from protofed.deploy.watch_loop import Watcher
+from protofed.deploy.watch_scene import Scene as Seen
+from protofed.deploy.watch_view import View
+
+SITES = [f"site-{number}" for number in range(1, 7)]
+LATE, OUT = SITES[1], SITES[4]
+WIDTH, HEIGHT = 100, 31
+PICTURE = Path(__file__).parents[1] / "docs" / "watch.svg"
+
+
+def main() -> None:
+    """Draw it."""
+    target = Path(sys.argv[1]) if len(sys.argv) > 1 else PICTURE
+    with tempfile.TemporaryDirectory() as folder:
+        scene = Scene.of(Path(folder), _recipe())
+        try:
+            scene.server()
+            scene.site("evaluator", "--role=evaluator")
+            for share, name in enumerate(SITES):
+                scene.site(name, f"--share={share}")
+            with Operator(scene.address, plaintext=True) as operator:
+                seen = _disturbed(scene, operator)
+        finally:
+            scene.end()
+    console = Console(width=WIDTH, height=HEIGHT, record=True, file=io.StringIO(), force_terminal=True)
+    console.print(View(seen, HEIGHT))
+    drawn = console.export_svg(title=f"protofed runs watch {seen.run}")
+    target.write_text(re.sub(r"@font-face \{.*?\}\s*", "", drawn, flags=re.DOTALL), encoding="utf-8")  # from a host
+
+
+def _recipe() -> Recipe:
+    read = shipped.recipe("digits-fednh")
+    rules = {"min_sites": 5, "quorum": 0.5, "deadline_s": 60.0, "grace": 0.5, "idle_s": 6.0, "heartbeat_s": 0.2}
+    assert read.data is not None
+    data = read.data.model_copy(update={"partition": read.data.partition.model_copy(update={"sites": len(SITES)})})
+    return read.model_copy(
+        update={
+            "data": data,
+            "plan": read.plan.model_copy(update={"epochs": 60}),
+            "federation": read.federation.model_copy(update=rules),
+        }
+    )
+
+
+def _disturbed(scene: Scene, operator: Operator) -> Seen:
+    """The run in the middle of a round, when some sites have reported and others train."""
+    watcher = Watcher(operator, scene.recipe.name)
+
+    def until(reached: Callable[[Seen], bool]) -> Seen:
+        while not reached(seen := watcher.scene()):
+            assert not seen.ended, seen
+            time.sleep(0.1)
+            watcher.look()
+        return seen
+
+    until(lambda seen: seen.round == 3 and _training(seen) > 2)
+    scene.running[LATE].send_signal(signal.SIGSTOP)
+    until(lambda seen: seen.round > 3)
+    scene.running[LATE].send_signal(signal.SIGCONT)
+    until(lambda seen: seen.round == 5)
+    operator.exclude(OUT, "labels under review, ticket 4711")
+    return until(lambda seen: seen.round > 7 and seen.reported > 0 and _training(seen) > 1)
+
+
+def _training(seen: Seen) -> int:
+    return sum(site.progress not in (None, 0.0, 1.0) for site in seen.sites)
+
+
+if __name__ == "__main__":
+    main()
