@@ -1,0 +1,131 @@
+"""ONNX Runtime answers as PyTorch does, for every head and for every architecture that the papers use."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from protofed.client.models.catalogue import architectures, build
+from protofed.client.models.deployed import DeployedModel, NearestHead, answers, rebuilt
+from protofed.client.models.heads import CosineHead, PrototypeHead
+from protofed.client.models.split import SplitModel
+from protofed.common.errors import ConfigError
+from protofed.common.recipe import Choice, Input
+from protofed.deploy import export_onnx
+from protofed.deploy.export_onnx import ExportError, difference, to_onnx
+
+SMALL = Input(shape=(1, 8, 8), mean=(0.4,), std=(0.2,))
+MLP = Choice.model_validate({"name": "mlp", "hidden": [16]})
+CIFAR = (3, 32, 32)
+PAPERS: list[tuple[dict[str, Any], tuple[int, int, int]]] = [
+    ({"name": "digits-cnn"}, (1, 8, 8)),
+    ({"name": "mlp", "hidden": [32, 2], "signed": True}, (1, 1, 2)),
+    ({"name": "conv2cifar", "normalize": True}, CIFAR),
+    ({"name": "fedavg-cnn"}, (1, 28, 28)),
+    ({"name": "simple-cnn", "normalize": True}, CIFAR),
+    ({"name": "resnet18"}, (3, 64, 64)),
+    ({"name": "resnet18", "no_norm": True}, (3, 64, 64)),
+    ({"name": "resnet18", "stem": "imagenet", "norm": "batch", "bias": True}, CIFAR),
+    ({"name": "resnet50", "norm": "batch", "projection": 256, "normalize": True}, CIFAR),
+]
+
+
+def headed(model: SplitModel, head: str, classes: int) -> SplitModel:
+    """With a head that a method puts in place; the fourth class has no prototype."""
+    rows = torch.randn(classes, model.head.get_parameter("weight").shape[1])
+    if head == "cosine":
+        model.head = CosineHead(nn.functional.normalize(rows), 10.0, fixed=True)
+    elif head == "nearest":
+        own = PrototypeHead(model.head, classes)
+        own.keep(rows, torch.ones(classes).index_fill(0, torch.tensor([3]), 0))
+        model.head = own
+    return model
+
+
+@pytest.mark.parametrize("head", ["own", "cosine", "nearest"])
+def test_runtimes_agree_on_pixels_whatever_the_head(head: str) -> None:
+    torch.manual_seed(0)
+    model = DeployedModel(headed(build(MLP, SMALL, 10), head, 10), SMALL)
+    assert model.head == head
+    data = to_onnx(model, SMALL, {"format": "protofed-model"})
+    assert difference(model, SMALL, data) < 1e-5
+    for path in (b"/work", b"/home", b"site-packages", b"protofed/client"):
+        assert path not in data
+
+
+def test_a_class_without_prototype_has_no_probability() -> None:
+    torch.manual_seed(0)
+    source = headed(build(MLP, SMALL, 10), "nearest", 10)
+    pixels = torch.rand(4, *SMALL.shape)
+    with torch.no_grad():
+        expected = source((pixels - 0.4) / 0.2)
+    logits, probabilities = answers(DeployedModel(source, SMALL), pixels.numpy())
+    torch.testing.assert_close(logits, expected)
+    assert (logits[:, 3] == -torch.inf).all()
+    assert (probabilities[:, 3] == 0).all()
+
+
+def test_without_any_prototype_the_own_head_answers() -> None:
+    model = build(MLP, SMALL, 10)
+    model.head = PrototypeHead(model.head, 10)
+    assert DeployedModel(model, SMALL).head == "own"
+
+
+@pytest.mark.parametrize("head", ["own", "cosine", "nearest"])
+def test_a_model_is_made_again_from_its_weights(head: Any) -> None:
+    torch.manual_seed(0)
+    first = DeployedModel(headed(build(MLP, SMALL, 10), head, 10), SMALL)
+    again = rebuilt(MLP, SMALL, 10, head, first.weights())
+    pixels = np.random.default_rng(0).random((5, *SMALL.shape), dtype=np.float32)
+    for one, other in zip(answers(first, pixels), answers(again, pixels), strict=True):
+        assert torch.equal(one, other)
+    with pytest.raises(ConfigError, match="not those of model 'digits-cnn'"):
+        rebuilt(Choice(name="digits-cnn"), SMALL, 10, head, first.weights())
+
+
+def test_a_wrong_graph_is_never_taken_for_the_model() -> None:
+    torch.manual_seed(0)
+    data = to_onnx(DeployedModel(build(MLP, SMALL, 10), SMALL), SMALL, {})
+    with pytest.raises(ExportError, match="differ by"):
+        difference(DeployedModel(build(MLP, SMALL, 10), SMALL), SMALL, data)
+
+
+def test_a_layer_that_onnx_does_not_know_is_named() -> None:
+    class Odd(nn.Module):
+        def forward(self, features: torch.Tensor) -> torch.Tensor:
+            return features * 2 if bool(features.sum() > 0) else features
+
+    model = build(MLP, SMALL, 10)
+    model.body.add_module("odd", Odd())
+    with pytest.raises(ConfigError, match="cannot be made ONNX"):
+        to_onnx(DeployedModel(model, SMALL), SMALL, {})
+
+
+def test_a_model_larger_than_a_file_may_be_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(export_onnx, "LARGEST", 1000)
+    with pytest.raises(ConfigError, match="--format safetensors"):
+        to_onnx(DeployedModel(build(MLP, SMALL, 10), SMALL), SMALL, {})
+
+
+def test_distances_are_those_of_the_method() -> None:
+    torch.manual_seed(0)
+    features, rows = torch.randn(6, 5), torch.randn(4, 5)
+    found = NearestHead(rows, torch.ones(4))(features)
+    torch.testing.assert_close(found, -torch.cdist(features, rows))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("architecture", "shape"), PAPERS, ids=lambda value: str(value)[:60])
+def test_runtimes_agree_on_every_architecture(architecture: dict[str, Any], shape: tuple[int, int, int]) -> None:
+    torch.manual_seed(0)
+    images = Input(shape=shape)
+    model = DeployedModel(build(Choice.model_validate(architecture), images, 10), images)
+    assert difference(model, images, to_onnx(model, images, {})) < 1e-5
+
+
+def test_every_architecture_of_the_catalogue_is_among_them() -> None:
+    assert {architecture["name"] for architecture, _ in PAPERS} == set(architectures)

@@ -1,0 +1,63 @@
+"""Small simulations that have ended, on disk, and what their exported models answer."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protofed.client.data.examples import Examples
+from protofed.common.payload import SiteId
+from protofed.common.recipe import Recipe
+from protofed.deploy import model_folder
+from protofed.deploy.predict_runtime import predictor
+from protofed.deploy.simulate import EVALUATOR, data_of, simulation
+
+ROUNDS = 2
+
+
+@dataclass(frozen=True)
+class Ended:
+    """One simulation's folder, and the scores of its last round by site and name."""
+
+    recipe: Recipe
+    state: Path
+    test: Examples
+    scores: dict[SiteId, dict[str, float]]
+
+    @property
+    def run(self) -> str:
+        return self.recipe.name
+
+    def site(self, name: SiteId) -> Path:
+        return self.state / "sites" / name
+
+
+@functools.cache
+def ended(recipe: str) -> Ended:
+    """Of a recipe as JSON; run once in a process."""
+    read = Recipe.model_validate_json(recipe)
+    folder = Path(tempfile.mkdtemp(prefix="protofed-ended-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    with simulation(read, folder) as running:
+        running.go()
+        scores = running.ledger.scores(read.name)[read.rounds]
+    return Ended(read, folder, data_of(read)[EVALUATOR].test, scores)
+
+
+def probabilities(
+    folder: Path, images: NDArray[np.float32], allowed: frozenset[str] = frozenset()
+) -> NDArray[np.float32]:
+    """What PyTorch makes of a model's weights and of pixels."""
+    return predictor(folder, model_folder.read(folder), "torch", "cpu", allowed)(images)
+
+
+def accuracy(folder: Path, test: Examples) -> float:
+    found = probabilities(folder, test.images.numpy()).argmax(1)
+    return float((found == test.labels.numpy()).mean())
