@@ -1,0 +1,425 @@
+"""Trackers know what the ledger says: once each, after restarts, after a rollback, and after they were away."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from protofed.common.codec import Digest
+from protofed.common.errors import ConfigError, StateError
+from protofed.common.payload import SiteId
+from protofed.common.task import TaskKind, Verdict
+from protofed.deploy import tracking
+from protofed.deploy.tracking import Follower, tell, trackers
+from protofed.deploy.tracking_pages import Page, Told, page, settled
+from protofed.deploy.tracking_tensorboard import EventFiles
+from protofed.server.ledger import Ledger
+from protofed.server.phases import Outcome
+from protofed.server.records import Records
+from protofed.server.rows import RoundRow, RunRow, TaskRow, UpdateRow
+
+RUN = "trial"
+RECIPE = {"name": RUN, "rounds": 9, "method": {"name": "fednh", "options": {"smoothing": 0.9}}, "plan": {"lr": 0.05}}
+SITES = ("ann", "bob", "eve")
+Seen = Mapping[str, list[tuple[int, float]]]
+
+
+class Town:
+    """A ledger with a run in it, written by hand."""
+
+    def __init__(self, folder: Path) -> None:
+        self.url = f"sqlite:///{folder / 'ledger.sqlite'}"
+        self.ledger = Ledger(self.url)
+        self.ledger.begin_run(RUN, Digest("f" * 64), json.dumps(RECIPE))
+        self._nonces = 0
+
+    def attempt(self, number: int, kind: TaskKind = TaskKind.FIT) -> tuple[int, list[TaskRow]]:
+        """An open attempt at a round, with its invitations."""
+        attempt = 1 + self.ledger.attempts(RUN, number)
+        self._nonces += 1
+        base = Digest("b" * 64)
+        tasks = [
+            TaskRow(f"{self._nonces}-{site}", RUN, number, attempt, SiteId(site), kind, base, 2_000_000)
+            for site in SITES
+        ]
+        self.ledger.open_round(RoundRow(RUN, number, attempt, 3, 2), tasks)
+        return attempt, tasks
+
+    def publish(self, number: int, accuracy: float = 0.5, *, scored: bool = True) -> None:
+        """A round in which one site was late; and scores that two sites gave."""
+        attempt, tasks = self.attempt(number)
+        for task in tasks[:2]:
+            self.ledger.judge(UpdateRow(task, Verdict.ACCEPTED, "", Digest("u" * 64), 500_000, {}, None))
+        digest = Digest(f"{number:032}{attempt:032}")
+        self.ledger.publish(RUN, number, attempt, digest, complete=False, figures={"prototype_shift": accuracy / 10})
+        if scored:
+            self.score(number, attempt, accuracy)
+
+    def score(self, number: int, attempt: int, accuracy: float) -> None:
+        self._nonces += 1
+        for site, by in (("ann", 0.0), ("bob", 0.2)):
+            nonce = f"{self._nonces}-{site}-score"
+            task = TaskRow(nonce, RUN, number, attempt, SiteId(site), TaskKind.SCORE, Digest("b" * 64), 2_000_000)
+            self.ledger.invite([task])
+            scores = {"personal.accuracy": accuracy + by, "personal.ece": by, "personal.recall.3": accuracy}
+            self.ledger.add_scores(task, scores)
+        self.ledger.mark_scored(RUN, number)
+
+    def row(self) -> RunRow:
+        row = self.ledger.run(RUN)
+        assert row is not None
+        return row
+
+
+@pytest.fixture
+def town(tmp_path: Path) -> Iterator[Town]:
+    here = Town(tmp_path)
+    yield here
+    here.ledger.close()
+
+
+# Pages
+
+
+def test_a_page_is_what_the_ledger_says(town: Town) -> None:
+    town.publish(0)
+    attempt, _ = town.attempt(1)
+    town.ledger.abandon(RUN, 1, attempt, "no quorum")
+    town.publish(1, 0.5)
+    rows = town.ledger.rounds(RUN)
+    last = rows[-1]
+    found = page(town.ledger, last, rows)
+    assert last.closed_at is not None
+    assert (found.round, found.attempt, found.at) == (1, 2, last.closed_at)
+    assert found.numbers == pytest.approx(
+        {
+            "round/seconds": last.closed_at - last.opened_at,
+            "round/attempts": 2.0,
+            "round/degraded": 1.0,
+            "sites/invited": 3.0,
+            "sites/reported": 2.0,
+            "sites/set_aside": 0.0,
+            "sites/late": 1.0,
+            "sites/failed": 0.0,
+            "transfer/received_mb": 1.0,
+            "transfer/sent_mb": 12.0,
+            "figures/prototype_shift": 0.05,
+            "scores/personal.accuracy/mean": 0.6,
+            "scores/personal.accuracy/std": 0.1,
+            "scores/personal.accuracy/worst": 0.5,
+            "scores/personal.ece/mean": 0.1,
+            "scores/personal.ece/std": 0.1,
+            "scores/personal.ece/worst": 0.2,
+            "classes/personal.recall.3/mean": 0.5,
+            "classes/personal.recall.3/std": 0.0,
+            "classes/personal.recall.3/worst": 0.5,
+        }
+    )
+
+
+def test_a_round_is_told_when_nothing_more_will_be_known_of_it(town: Town) -> None:
+    def told() -> list[int]:
+        return [row.round for row in settled(town.ledger.rounds(RUN), town.row().ended_at is not None)]
+
+    assert told() == []
+    town.attempt(0)
+    assert told() == []
+    town.publish(0, scored=False)
+    assert told() == []  # perhaps it is being scored
+    town.attempt(1)
+    assert told() == [0]
+    town.publish(1, scored=True)
+    assert told() == [0, 1]
+    town.publish(2, scored=False)
+    assert told() == [0, 1]
+    town.ledger.end_run(RUN, "enough", Outcome.ABORTED)
+    assert told() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("told", [Told(), Told((1, 1, 3, 1)), Told((2,), "failed: disk")])
+def test_what_was_told_is_kept_small_and_whole(told: Told) -> None:
+    assert Told.unpack(json.loads(json.dumps(told.pack()))) == told
+    assert len(json.dumps(Told((1,) * 100_000).pack())) < 100
+
+
+# TensorBoard
+
+
+def read(folder: Path) -> tuple[Seen, dict[str, list[tuple[int, str]]]]:
+    """What TensorBoard shows of a folder: scalars and texts."""
+    processing = "tensorboard.backend.event_processing"
+    event_accumulator = import_module(f"{processing}.event_accumulator")
+    plugin_event_accumulator = import_module(f"{processing}.plugin_event_accumulator")
+    make_ndarray = import_module("tensorboard.util.tensor_util").make_ndarray
+    reader = event_accumulator.EventAccumulator(str(folder), size_guidance={"scalars": 0})
+    reader.Reload()
+    scalars = {tag: [(one.step, one.value) for one in reader.Scalars(tag)] for tag in reader.Tags()["scalars"]}
+    found = plugin_event_accumulator.EventAccumulator(
+        str(folder), size_guidance={"tensors": 0}
+    )  # takes texts back, too
+    found.Reload()
+    shown = {
+        tag: [(one.step, float(make_ndarray(one.tensor_proto))) for one in found.Tensors(tag)]
+        for tag in found.Tags()["tensors"]
+        if not tag.endswith("/text_summary") and found.Tensors(tag)
+    }
+    assert shown == {
+        tag: points for tag, points in scalars.items() if points
+    }  # what TensorBoard's own pages are made of
+    texts = {
+        tag.removesuffix("/text_summary"): [
+            (one.step, one.tensor_proto.string_val[0].decode()) for one in found.Tensors(tag)
+        ]
+        for tag in found.Tags()["tensors"]
+        if tag.endswith("/text_summary")
+    }
+    return scalars, texts
+
+
+def by_the_ledger(town: Town) -> Seen:
+    """What every tracker should show."""
+    rows, shown = town.ledger.rounds(RUN), dict[str, list[tuple[int, float]]]()
+    for row in settled(rows, town.row().ended_at is not None):
+        for tag, number in page(town.ledger, row, rows).numbers.items():
+            shown.setdefault(tag, []).append((row.round, number))
+    return shown
+
+
+def expect_same(seen: Seen, wanted: Seen) -> None:
+    assert seen.keys() == wanted.keys()
+    for tag, points in wanted.items():
+        assert [step for step, _ in seen[tag]] == [step for step, _ in points], tag
+        assert [value for _, value in seen[tag]] == pytest.approx([value for _, value in points], rel=1e-6), tag
+
+
+def follow(town: Town, tracker: tracking.Tracker) -> int:
+    """As a process that begins now, tells what there is to tell, and ends."""
+    with closing(Records(town.url)) as records, tracker.open(town.row()) as book:
+        return tell(records, town.row(), book)
+
+
+def test_event_files_are_the_ledgers_numbers_and_say_recipe_and_outcome(town: Town, tmp_path: Path) -> None:
+    for number in range(3):
+        town.publish(number, 0.3 + number / 10)
+    town.ledger.end_run(RUN, "completed", Outcome.COMPLETED)
+    assert follow(town, EventFiles(tmp_path / "tb")) == 3
+    scalars, texts = read(tmp_path / "tb" / RUN)
+    expect_same(scalars, by_the_ledger(town))
+    ((step, recipe),) = texts["recipe"]
+    assert (step, json.loads(recipe)) == (0, RECIPE)
+    assert texts["outcome"] == [(2, "completed")]
+
+
+def test_after_restarts_nothing_is_told_twice_and_nothing_is_missing(town: Town, tmp_path: Path) -> None:
+    tracker = EventFiles(tmp_path / "tb")
+    for number in range(4):
+        town.publish(number, number / 10)
+        assert follow(town, tracker) == 1
+        assert follow(town, tracker) == 0
+    scalars, _ = read(tmp_path / "tb" / RUN)
+    expect_same(scalars, by_the_ledger(town))
+
+
+@pytest.mark.parametrize("lost", ["protofed.json", "events.out.tfevents.0000000002.protofed"])
+def test_a_process_killed_between_event_and_note_tells_no_round_twice(
+    lost: str, town: Town, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tracker, folder = EventFiles(tmp_path / "tb"), tmp_path / "tb" / RUN
+    town.publish(0)
+    follow(town, tracker)
+    town.publish(1)
+    note = (folder / "protofed.json").read_bytes()
+    follow(town, tracker)
+    if lost == "protofed.json":
+        (folder / lost).write_bytes(note)  # the page is there, and nobody knows
+    else:
+        (folder / "protofed.json").write_bytes(note)
+        (folder / lost).write_bytes((folder / lost).read_bytes()[:-40])  # half of it is there
+    assert follow(town, tracker) == 1
+    scalars, _ = read(folder)
+    expect_same(scalars, by_the_ledger(town))
+
+
+def test_a_folder_without_its_note_is_told_anew(town: Town, tmp_path: Path) -> None:
+    tracker, folder = EventFiles(tmp_path / "tb"), tmp_path / "tb" / RUN
+    town.publish(0)
+    town.publish(1)
+    follow(town, tracker)
+    (folder / "protofed.json").unlink()
+    assert follow(town, tracker) == 2
+    scalars, texts = read(folder)
+    expect_same(scalars, by_the_ledger(town))
+    assert len(texts["recipe"]) == 1
+
+
+def test_a_rollback_takes_rounds_back(town: Town, tmp_path: Path) -> None:
+    tracker, folder = EventFiles(tmp_path / "tb"), tmp_path / "tb" / RUN
+    for number in range(4):
+        town.publish(number, number / 10)
+    town.ledger.end_run(RUN, "completed", Outcome.COMPLETED)
+    follow(town, tracker)
+    town.ledger.roll_back(RUN, 1)
+    assert follow(town, tracker) == 0
+    scalars, texts = read(folder)
+    assert [step for step, _ in scalars["round/seconds"]] == [0, 1]
+    assert texts["outcome"] == [(1, "goes on after round 1")]
+    town.publish(2, 0.9)
+    assert follow(town, tracker) == 1
+    scalars, _ = read(folder)
+    expect_same(scalars, by_the_ledger(town))
+    assert dict(scalars["scores/personal.accuracy/worst"])[2] == pytest.approx(0.9)
+
+
+def test_a_round_that_is_not_scored_yet_is_not_taken_back_by_a_rollback_to_it(town: Town, tmp_path: Path) -> None:
+    tracker = EventFiles(tmp_path / "tb")
+    for number in range(3):
+        town.publish(number, scored=False)
+    assert follow(town, tracker) == 2
+    town.ledger.roll_back(RUN, 1)
+    assert follow(town, tracker) == 0
+    scalars, _ = read(tmp_path / "tb" / RUN)
+    assert [step for step, _ in scalars["round/seconds"]] == [0, 1]
+
+
+def test_two_do_not_write_in_one_folder(town: Town, tmp_path: Path) -> None:
+    tracker = EventFiles(tmp_path / "tb")
+    with (
+        tracker.open(town.row()),
+        pytest.raises(StateError, match="in use"),
+        EventFiles(tmp_path / "tb").open(town.row()),
+    ):
+        pass
+
+
+def test_another_run_of_that_name_has_no_room_in_the_folder(town: Town, tmp_path: Path) -> None:
+    town.publish(0)
+    follow(town, EventFiles(tmp_path / "tb"))
+    (tmp_path / "other").mkdir()
+    other = Town(tmp_path / "other")
+    other.publish(0)
+    with pytest.raises(StateError, match="another run of this name; give another folder"):
+        follow(other, EventFiles(tmp_path / "tb"))
+    other.ledger.close()
+
+
+# Followers
+
+
+class Away:
+    """A tracker that is away for some time."""
+
+    name = "away"
+
+    def __init__(self, failures: int) -> None:
+        self.failures, self.pages = failures, list[Page]()
+        self.told, self.ended = Told(), threading.Event()
+
+    @contextmanager
+    def open(self, row: RunRow) -> Iterator[Away]:
+        if self.failures:
+            self.failures -= 1
+            raise ConnectionError("no route to host")
+        yield self
+
+    def take_back(self, rounds: int) -> None:
+        raise AssertionError
+
+    def write(self, page: Page) -> None:
+        self.pages.append(page)
+        self.told = Told((*self.told.attempts, page.attempt), self.told.outcome)
+
+    def end(self, row: RunRow) -> None:
+        self.told = Told(self.told.attempts, "ended")
+        self.ended.set()
+
+
+def test_a_tracker_that_was_away_is_told_what_it_missed(town: Town, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tracking, "AGAIN_S", 0.01)
+    tracker = Away(3)
+    town.publish(0)
+    town.publish(1)
+    with capture_logs() as logs:
+        follower = Follower(town.url, tracker, 0.01)
+        follower.start()
+        town.publish(2)
+        town.ledger.end_run(RUN, "enough", Outcome.FAILED)
+        assert tracker.ended.wait(20)
+        follower.stop()
+    assert not follower.is_alive()
+    assert [found.round for found in tracker.pages] == [0, 1, 2]
+    assert [entry["event"] for entry in logs] == [
+        *["a tracker cannot be told; trying again"] * 3,
+        "a tracker was told what it had missed",
+    ]
+    assert logs[0]["why"] == "ConnectionError: no route to host"
+
+
+def test_the_end_tells_the_last_rounds_or_says_that_they_are_missing(town: Town) -> None:
+    tracker = Away(0)
+    follower = Follower(town.url, tracker, 3600.0)
+    follower.start()
+    town.publish(0)
+    follower.stop()
+    assert [found.round for found in tracker.pages] == [0]
+    with capture_logs() as logs:
+        absent = Follower(town.url, Away(99), 3600.0)
+        absent.start()
+        absent.stop()
+    assert [entry["event"] for entry in logs] == ["a tracker lacks the newest rounds; `protofed track` tells it"]
+
+
+def test_a_process_that_goes_on_writes_one_file_and_a_run_that_waits_has_none(town: Town, tmp_path: Path) -> None:
+    follower = Follower(town.url, EventFiles(tmp_path / "tb"), 3600.0)
+    follower._turn(last=False)
+    assert not (tmp_path / "tb").exists()
+    for number in range(3):
+        town.publish(number)
+        follower._turn(last=False)
+    town.ledger.end_run(RUN, "enough", Outcome.COMPLETED)
+    follower._turn(last=False)
+    assert len(list((tmp_path / "tb" / RUN).glob("events*"))) == 1
+    scalars, _ = read(tmp_path / "tb" / RUN)
+    expect_same(scalars, by_the_ledger(town))
+    with EventFiles(tmp_path / "tb").open(town.row()):
+        pass  # nobody holds it any more
+
+
+def test_a_run_that_has_ended_is_looked_at_once(town: Town) -> None:
+    tracker = Away(0)
+    follower = Follower(town.url, tracker, 3600.0)
+    town.publish(0)
+    town.ledger.end_run(RUN, "enough", Outcome.FAILED)
+    follower._turn(last=False)
+    tracker.failures = 1
+    follower._turn(last=False)
+    assert tracker.failures == 1
+    town.ledger.roll_back(RUN, 0)
+    follower._turn(last=False)
+    assert tracker.failures == 0
+
+
+@pytest.mark.parametrize(
+    ("asked", "module"), [({"tensorboard": Path("x")}, "tensorboardX"), ({"mlflow": "http://ml"}, "mlflow")]
+)
+def test_what_is_not_installed_is_named_with_its_remedy(
+    asked: dict[str, Any], module: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: Callable[..., Any] = importlib.util.find_spec
+    monkeypatch.setattr(tracking, "find_spec", lambda name: None if name == module else found(name))
+    (extra,) = asked
+    with pytest.raises(ConfigError, match=f"{module} is not installed; pip install 'protofed\\[{extra}\\]'"):
+        trackers(**{"tensorboard": None, "mlflow": None, **asked})
+
+
+def test_only_what_was_asked_for_is_told() -> None:
+    assert trackers(None, None) == []
+    assert "tensorboard" in [one.name for one in trackers(Path("x"), None)]
