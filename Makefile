@@ -5,7 +5,7 @@ PB := protos/protofed/protos/v1
 PROTOC = .venv/bin/python -m grpc_tools.protoc -I protos --plugin=protoc-gen-mypy=.venv/bin/protoc-gen-mypy \
 	--plugin=protoc-gen-mypy_grpc=.venv/bin/protoc-gen-mypy_grpc
 
-.PHONY: help demo test e2e postgres check slow faults bench leakage sbom dependencies protos pictures constraints clean
+.PHONY: help dashboards demo test e2e postgres check slow faults bench leakage sbom dependencies protos pictures constraints clean
 help:            ## this list
 	@sed -n 's/^\([a-z0-9]*\):.*##/\1\t/p' Makefile
 
@@ -23,6 +23,9 @@ test: .venv/ready       ## the whole test suite
 
 slow: .venv/ready       ## the long suites
 	.venv/bin/python -m pytest -m slow -n 2
+
+dashboards: .venv/ready  ## docs/dashboard-*.png and a check of every query: a pilot of minutes and a real Prometheus
+	.venv/bin/python -m tests.deploy.dashboard_pictures
 
 faults: .venv/ready     ## the faults that take minutes each
 	.venv/bin/python -m pytest -m faults tests/faults -n 2 --dist worksteal
