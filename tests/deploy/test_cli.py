@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import socket
 from collections.abc import Callable, Sequence
@@ -48,7 +49,9 @@ def altered(folder: Path, *changes: tuple[str, str]) -> Path:
 def expect(answer: tuple[int, str, str], code: int, *phrases: str) -> None:
     exit_code, _, err = answer
     assert exit_code == code, err
+    events = [json.loads(line) for line in err.splitlines() if line.startswith("{")]  # a daemon's log, off a terminal
     said = [line for line in err.splitlines() if line.startswith("protofed: ")]
+    said += [event["why"] for event in events if event["event"] == "the process ends"]
     assert len(said) == 1, err
     assert "Traceback" not in err
     for phrase in phrases:
@@ -140,7 +143,7 @@ def test_missing_data_are_noticed_before_dialling(protofed: Cli, tmp_path: Path)
     settings = tmp_path / "site.toml"
     settings.write_text(f'[data]\nsource = "cifar10"\nroot = "{tmp_path / "nowhere"}"\n', encoding="utf-8")
     arguments = ["--settings", settings, "--site", "a", "--policy", POLICY, "--state", tmp_path / "c"]
-    expect(protofed(*CLIENT, *arguments), 65, "nowhere")
+    expect(protofed(*CLIENT, *arguments), 65, "no data at <data>; mount or copy them there")  # its log hides where
 
 
 def test_an_absent_server_is_named_when_told_to_give_up(protofed: Cli, tmp_path: Path, unused_port: int) -> None:

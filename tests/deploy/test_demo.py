@@ -74,3 +74,5 @@ def test_the_demo_shows_fednh_ahead_and_leaves_nothing_running(tmp_path: Path) -
         assert fednh[name]["mean"] > max(fedavg[name]["mean"], solo[name]["mean"])
     assert "global.accuracy" not in solo
     assert all(f"{100 * run['personal.pm_v']['mean']:.1f}" in out for run in (fednh, fedavg, solo))
+    assert f"{100 * fednh['global.accuracy']['mean']:.1f} %" in (folder / "report.html").read_text(encoding="utf-8")
+    assert "report.html" in out

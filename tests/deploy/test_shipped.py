@@ -14,6 +14,7 @@ from protofed.client.models.catalogue import build
 from protofed.client.policy import Policy
 from protofed.common.payload import NOT_ON_THE_WIRE
 from protofed.common.recipe import Data
+from protofed.common.telemetry import Telemetry
 from protofed.deploy import shipped
 from protofed.server.method import server_methods
 
@@ -40,6 +41,19 @@ def test_each_policy_allows_all_that_a_stricter_one_does() -> None:
         assert narrow.methods < wide.methods
         assert narrow.parts < wide.parts
         assert narrow.metrics <= wide.metrics
+        assert narrow.telemetry < wide.telemetry
+
+
+def test_only_the_open_policy_lets_numbers_leave_that_hint_at_the_number_of_examples() -> None:
+    strict, standard = (
+        Policy.read(shipped.folder("policies") / f"{name}.toml").rules for name in ("strict", "standard")
+    )
+    assert strict.telemetry == frozenset()
+    assert standard.telemetry == {Telemetry.DISK_FREE_BYTES}
+    assert OPEN.rules.telemetry == frozenset(Telemetry)
+    hinting = {name for name in Telemetry if "examples" in name.discloses}
+    assert hinting == {Telemetry.GPU_MEMORY_BYTES, Telemetry.STEP_SECONDS}
+    assert not hinting & standard.telemetry
 
 
 @pytest.mark.parametrize(("site", "pair"), [("digits", False), ("digits-pair", True)])

@@ -222,11 +222,24 @@ def test_what_the_policy_says_is_said_in_sentences(recipe_of: RecipeOf) -> None:
     ):
         assert said in plan.rules
         assert said in " ".join(printed(plan, 100, policy="mine").split())
+    assert "Heartbeats tell nothing of the site's machine (telemetry)." in plan.rules
     assert plain(plan)["rules"] == plan.rules
     telling = site_plan(recipe_of("fedprp"), policy("fedprp", example_count=True))
     assert not [said for said in telling.rules if "example_count" in said]
     assert site_plan(recipe_of("fedprp")).rules == ()
     assert not [said for said in site_plan(recipe_of("fedavg"), rules).rules if "class" in said]
+
+
+def test_what_heartbeats_tell_of_the_machine_is_said_with_what_it_discloses(recipe_of: RecipeOf) -> None:
+    plan = site_plan(recipe_of("fedavg"), policy("fedavg", telemetry=["step_seconds", "disk_free_bytes"]))
+    told = [said for said in plan.rules if "(telemetry)" in said]
+    assert [said.partition(" (telemetry). ")[0] for said in told] == [
+        "Heartbeats tell disk_free_bytes",
+        "Heartbeats tell step_seconds",
+    ]
+    assert told[1].endswith("roughly how many examples there are.")
+    shown = " ".join(printed(plan, 100, policy="mine").split())
+    assert all(said in shown for said in told)
 
 
 def printed(plan: SitePlan, width: int, **options: Any) -> str:

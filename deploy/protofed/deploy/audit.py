@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from protofed.common.errors import ConfigError, ProtofedError, short
-from protofed.common.journal import TORN, HalfLine, Tampered, records
+from protofed.common.journal import TORN, HalfLine, Record, Tampered, records
+from protofed.deploy.progress import BYTES, progress
 
 AUDIT_FILE = "audit.jsonl"  # of a state folder, a site's or a server's
 
@@ -65,7 +66,7 @@ def verify(path: Path, expected: Collection[str] = ()) -> Standing:
     wanted, count, cut, first, last, half = frozenset(expected), 0, 0, None, None, ""
     found: dict[str, int] = {}
     try:
-        for record in records(path):
+        for record in read(path):
             first, last, count = first or record, record, count + 1
             cut += record.event == TORN
             if record.hash in wanted:
@@ -77,6 +78,13 @@ def verify(path: Path, expected: Collection[str] = ()) -> Standing:
     if first is None or last is None:
         return Standing(path, half=half)
     return Standing(path, count, first.at, last.at, last.hash, cut, half, found)
+
+
+def read(path: Path, *, shown: bool = True) -> Iterator[Record]:
+    """As `records`, behind a bar on a terminal if it may be `shown`."""
+    size = path.stat().st_size if path.is_file() else None
+    with progress("reading the log", size, BYTES, shown=shown) as bar:
+        yield from records(path, bar.to)
 
 
 def read_hash(text: str) -> str:

@@ -16,8 +16,8 @@ from typing import Any
 
 from protofed.common import wire
 from protofed.common.errors import ProtocolError
-from protofed.common.journal import HalfLine, Record, Tampered, records
-from protofed.deploy.audit import AuditError
+from protofed.common.journal import HalfLine, Record, Tampered
+from protofed.deploy.audit import AuditError, read
 
 RECENT = 1000  # messages of a site's log that may still be answered; a daemon has a handful under way
 POLICY = "policy"  # in place of gRPC's word
@@ -88,12 +88,15 @@ class Told:
     notes: list[tuple[str, str]] = field(default_factory=list)
 
 
-def tell(path: Path, *, run: str | None = None, round: int | None = None, messages: bool = False) -> Told:
+def tell(
+    path: Path, *, run: str | None = None, round: int | None = None, messages: bool = False, shown: bool = True
+) -> Told:
     """Read a log, checking it, and sum up what it tells.
 
     Args:
         run, round: only of these.
         messages: each of them, too.
+        shown: how far it is, on a terminal.
 
     Raises:
         AuditError: naming the first bad record and its line.
@@ -101,7 +104,7 @@ def tell(path: Path, *, run: str | None = None, round: int | None = None, messag
     told = Told()
     reader = _Reader(told, run, round, messages)
     try:
-        for record in records(path):
+        for record in read(path, shown=shown):
             reader.read(record)
     except HalfLine as end:
         told.notes.append(("", str(end)))

@@ -14,7 +14,8 @@ from rich.console import Console
 from protofed.common import failpoint, transport  # noqa: F401  (transport: gRPC reads what it does)
 from protofed.common.errors import ProtofedError
 from protofed.common.version import VERSION
-from protofed.deploy import cli_audit, cli_certs, cli_operate, cli_site, logs
+from protofed.deploy import cli_audit, cli_certs, cli_doctor, cli_export, cli_operate, cli_report, cli_site, logs
+from protofed.deploy.cli_track import TensorBoard, track
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -22,16 +23,22 @@ app = typer.Typer(
     rich_markup_mode="rich",
     help="Federated learning for sites whose classes are skewed.",
     epilog="Exit codes: 0 done · 1 a run failed · 2 wrong arguments · 65 data · 69 server or port not to be had · "
-    "70 internal · 74 state folder · 76 protocol or version · 77 policy · 78 recipe or setting · 130 interrupted",
+    "70 internal · 74 state folder · 76 protocol or version · 77 policy · 78 recipe or setting · 130 interrupted · "
+    "10 to 63: findings of doctor",
 )
 app.add_typer(cli_site.site, name="site")
 app.add_typer(cli_operate.runs, name="runs")
 app.add_typer(cli_operate.sites, name="sites")
 app.add_typer(cli_audit.audit, name="audit")
 app.add_typer(cli_certs.certs, name="certs")
+app.command("export")(cli_export.export)
+app.command("predict")(cli_export.predict)
+app.command("report")(cli_report.report)
+app.command("track")(track)
 console = Console()
 State = Annotated[Path | None, typer.Option(help="Folder for everything that must survive.")]
 Settings = Annotated[Path | None, typer.Option(help="TOML file; the environment and these options override it.")]
+Metrics = Annotated[str | None, typer.Option(help="host:port of /metrics, /healthz, /readyz; port 0 takes a free one.")]
 UntilFinished = Annotated[bool, typer.Option("--until-finished", help="End when no run is left.")]
 
 
@@ -43,17 +50,13 @@ def _version(asked: bool) -> None:
 
 @app.callback()
 def _global(
+    context: typer.Context,
     debug: Annotated[bool, typer.Option("--debug", help="Tracebacks and debug logs.")] = False,
     version: Annotated[  # noqa: ARG001  (answered by its callback)
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and end.")
     ] = False,
 ) -> None:
-    logs.configure(debug=debug)
-    _Debug.on = debug
-
-
-class _Debug:
-    on = False
+    logs.configure(debug=debug, daemon=context.invoked_subcommand in ("server", "client"))
 
 
 @app.command()
@@ -66,6 +69,8 @@ def server(
     ] = None,
     plaintext: Annotated[bool, typer.Option("--plaintext", help="No TLS; only on this machine.")] = False,
     state: State = None,
+    metrics: Metrics = None,
+    tensorboard: TensorBoard = None,
     until_finished: UntilFinished = False,
     recover: Annotated[
         bool, typer.Option("--recover", help="Go on although the ledger has lost some of what it promised.")
@@ -77,8 +82,8 @@ def server(
     from protofed.deploy.server_process import run_server
 
     keep_memory()
-    given: dict[str, Any] = {"recipes": recipe, "listen": listen, "state": state}
-    given |= {"identity": identity, "plaintext": plaintext or None}
+    given: dict[str, Any] = {"recipes": recipe, "listen": listen, "state": state, "metrics": metrics}
+    given |= {"identity": identity, "plaintext": plaintext or None, "tensorboard": tensorboard}
     said = read_settings(ServerSettings, settings, given)
     run_server(
         said,
@@ -103,6 +108,7 @@ def client(
     proxy: Annotated[
         str | None, typer.Option(help="http://host:port; with a password better in the --settings file.")
     ] = None,
+    metrics: Metrics = None,
     until_finished: UntilFinished = False,
     give_up_after: Annotated[
         float | None, typer.Option(help="Seconds without an answer after which to end; else never.")
@@ -116,8 +122,12 @@ def client(
     keep_memory()
     given: dict[str, Any] = {"site": site, "server": server, "policy": policy, "state": state, "roles": role}
     given |= {"share": share, "device": device, "identity": identity, "plaintext": plaintext or None, "proxy": proxy}
+    given |= {"metrics": metrics}
     said = read_settings(ClientSettings, settings, given)
     run_client(said, until_finished=until_finished, give_up_after_s=give_up_after)
+
+
+app.add_typer(cli_doctor.doctor(server, client), name="doctor")
 
 
 @app.command()
@@ -215,20 +225,19 @@ def main(arguments: list[str] | None = None) -> None:
     except KeyboardInterrupt:
         sys.exit(130)
     except ProtofedError as error:
-        _say(str(error), error)
+        _say(str(error), error, error.exit_code)
         sys.exit(error.exit_code)
     except ModuleNotFoundError as error:
-        _say(f"{error.name} is not installed: sites and simulations need pip install 'protofed[client]'", error)
+        _say(f"{error.name} is not installed: sites and simulations need pip install 'protofed[client]'", error, 78)
         sys.exit(78)
     except Exception as error:
-        _say(f"internal error: {type(error).__name__}: {error}; run again with --debug for details", error)
+        _say(f"internal error: {type(error).__name__}: {error}; run again with --debug for details", error, 70)
         sys.exit(70)
 
 
-def _say(message: str, error: Exception) -> None:
-    if _Debug.on:
-        raise error
-    print(f"protofed: {message}", file=sys.stderr)  # noqa: T201
+def _say(message: str, error: Exception, exit_code: int) -> None:
+    if not logs.last_words(message, exit_code, error):
+        print(f"protofed: {message}", file=sys.stderr)  # noqa: T201
 
 
 if __name__ == "__main__":

@@ -58,7 +58,7 @@ def show(
     from protofed.deploy import audit, audit_view
     from protofed.deploy.audit_told import tell
 
-    told = tell(audit.log_file(path), run=run, round=round, messages=messages)
+    told = tell(audit.log_file(path), run=run, round=round, messages=messages, shown=not as_json)
     if as_json:
         print(json.dumps(audit_view.plain(told, messages=messages), indent=2))  # noqa: T201
         return

@@ -76,11 +76,14 @@ def site_runs(state: State, as_json: AsJson = False) -> None:
 
 
 def _show(recipe: Recipe, file: Path | None, *, tensors: bool, as_json: bool) -> None:
-    from protofed.deploy import site_plan_table
-    from protofed.deploy.site_plan import plain, site_plan
+    from protofed.deploy.progress import progress
 
-    policy = None if file is None else _policy(file)
-    plan = site_plan(recipe, policy)
+    with progress(f"building {recipe.model.name}", shown=not as_json):
+        from protofed.deploy import site_plan_table  # with PyTorch, which takes seconds
+        from protofed.deploy.site_plan import plain, site_plan
+
+        policy = None if file is None else _policy(file)
+        plan = site_plan(recipe, policy)
     if as_json:
         print(json.dumps(plain(plan), indent=2))  # noqa: T201
     else:

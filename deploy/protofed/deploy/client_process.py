@@ -7,8 +7,9 @@ import os
 import secrets
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from datetime import datetime
 from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -17,21 +18,30 @@ import structlog
 
 from protofed.common.address import check_connection
 from protofed.common.certificate import stamp
-from protofed.common.errors import ConfigError, DataError
+from protofed.common.clock import utc_now
+from protofed.common.errors import ConfigError, DataError, PolicyViolation
+from protofed.common.flaw import Flaw, IdentityError
 from protofed.common.identity import LiveIdentity, Party
 from protofed.common.journal import Journal
-from protofed.common.recipe import Recipe
+from protofed.common.monitor import Monitor
+from protofed.common.recipe import Input, Recipe
 from protofed.common.settings import ClientSettings
-from protofed.common.task import Finished, Role, Wait
+from protofed.common.task import Finished, Role, Task, Wait
+from protofed.common.version import VERSION
+from protofed.deploy import logs, logs_others
+from protofed.deploy.monitoring import answering
 
 if TYPE_CHECKING:
     import torch
 
     from protofed.client.agent import Agent
+    from protofed.client.audit import Audit
     from protofed.client.data.examples import SiteData
     from protofed.client.memory import Store
+    from protofed.client.meters import ClientMeters
     from protofed.client.policy import Policy
     from protofed.client.proxy import Proxy
+    from protofed.client.readiness import Loading
     from protofed.client.site import Site
 
 log = structlog.get_logger()
@@ -52,34 +62,32 @@ def run_client(settings: ClientSettings, *, until_finished: bool, give_up_after_
         Unavailable: the server did not answer for `give_up_after_s`.
         Fenced: a newer daemon of this site has enrolled.
     """
+    logs.hide_site(settings)
+    logs.about(lambda: {"site": settings.site})
     check_connection(settings.server, settings.identity, settings.plaintext)
     identity = own_identity(settings)
-    _check_root(settings)
+    check_root(settings)
+    where = _device(settings)
 
-    # torchvision makes a folder for compiled code when it is imported: there may be no other place to write to.
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(settings.state))
-    import torch  # seconds of import, only where it is needed
-
-    from protofed.client import device
     from protofed.client.agent import Agent
     from protofed.client.audit import FILE, Audit
     from protofed.client.grpc_link import GrpcLink
     from protofed.client.memory import FolderStore
+    from protofed.client.meters import ClientMeters
     from protofed.client.now import Now
     from protofed.client.policy import Policy
     from protofed.client.pulse import Pulse
+    from protofed.client.readiness import Loading, Readiness
 
-    policy, proxy = Policy.read(settings.policy), _proxy(settings)
-    where = device.pick(settings.device)
-    if settings.threads is not None:
-        torch.set_num_threads(settings.threads)
-
+    policy, proxy = Policy.read(settings.policy), own_proxy(settings)
     with stoppable(), ExitStack() as held:
         store, now = FolderStore(settings.state), Now()
+        logs.about(lambda: {"site": settings.site, **now.at_work()})
         held.callback(store.close)
         journal = Journal(settings.state / FILE)
         held.callback(journal.close)
         audit = Audit(journal)
+        meters = ClientMeters(settings.site, now, lambda: link.answered_at, settings.state, where, identity)
         link = GrpcLink(
             settings.server,
             settings.site,
@@ -90,17 +98,38 @@ def run_client(settings: ClientSettings, *, until_finished: bool, give_up_after_
             audit=audit,
             incoming=store.incoming,
             give_up_after_s=give_up_after_s,
+            released=meters.released,
         )
-        pulse = Pulse(link, now, lambda: link.bytes_moved)
+        pulse = Pulse(link, now, lambda: link.bytes_moved, lambda: policy.release_telemetry(meters.telemetry()))
         pulse.start()
         for end in (partial(pulse.join, 5.0), link.close, pulse.stop):  # the last one first
             held.callback(end)
         _tell_start(settings, identity)
-        agent = Agent(_site(settings, policy, store, where), link, now, refused=audit.refused)
+        load = Loading(partial(_load, settings, where), settings.data.root)
+        ready = Readiness(settings.server, identity, meters, where, load, settings.policy)
+        monitor = None if settings.metrics is None else Monitor(settings.metrics, meters.registry, ready)
+        held.enter_context(answering(monitor, settings.state))
+        site = _site(settings, policy, store, where, load)
+        agent = Agent(site, link, now, refused=lambda task, why: _refused(meters, audit, task, why))
         _take_part(agent, until_finished=until_finished)
 
 
-def _site(settings: ClientSettings, policy: Policy, store: Store, where: torch.device) -> Site:
+def _device(settings: ClientSettings) -> torch.device:
+    """Where it trains; PyTorch is set up as the settings say."""
+    # torchvision makes a folder for compiled code when it is imported: there may be no other place to write to.
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(settings.state))
+    import torch  # seconds of import, only where it is needed
+
+    logs_others.take_over("torch")
+
+    from protofed.client import device
+
+    if settings.threads is not None:
+        torch.set_num_threads(settings.threads)
+    return device.pick(settings.device)
+
+
+def _site(settings: ClientSettings, policy: Policy, store: Store, where: torch.device, load: Loading) -> Site:
     from protofed.client.checkpoint import on_disk
     from protofed.client.site import Site
     from protofed.deploy.simulate import device_model
@@ -110,13 +139,13 @@ def _site(settings: ClientSettings, policy: Policy, store: Store, where: torch.d
         settings.roles,
         policy,
         store,
-        lambda recipe: _load_data(settings, recipe).placed(where),
+        load,
         lambda recipe: device_model(recipe, where, policy.rules.models),
         checkpoints=partial(on_disk, settings.state),
     )
 
 
-def own_identity(settings: ClientSettings) -> LiveIdentity | None:
+def own_identity(settings: ClientSettings, clock: Callable[[], datetime] = utc_now) -> LiveIdentity | None:
     """The site's identity; None: plain text.
 
     Raises:
@@ -124,16 +153,19 @@ def own_identity(settings: ClientSettings) -> LiveIdentity | None:
     """
     if settings.identity is None:
         return None
-    identity = LiveIdentity(settings.identity, Party.SITE)
+    identity = LiveIdentity(settings.identity, Party.SITE, clock)
     if (name := identity.now().certificate.name) != settings.site:
-        raise ConfigError(
-            f"the certificate in {settings.identity} is of site '{name}', and this is site '{settings.site}'; "
-            "correct the setting `site`, or give its --identity folder"
-        )
+        text = f"the certificate in {settings.identity} is of site '{name}', and this is site '{settings.site}'; "
+        raise IdentityError(Flaw.ANOTHERS, text + "correct the setting `site`, or give its --identity folder")
     return identity
 
 
-def _proxy(settings: ClientSettings) -> Proxy | None:
+def own_proxy(settings: ClientSettings) -> Proxy | None:
+    """On the way to the server; None: there is none.
+
+    Raises:
+        ConfigError: it cannot be used.
+    """
     from protofed.client.proxy import Proxy
 
     if settings.proxy is None:
@@ -149,19 +181,34 @@ def _tell_start(settings: ClientSettings, identity: LiveIdentity | None) -> None
     from protofed.client.lookout import days_left
 
     if identity is None:
-        log.info("starting in plain text", site=settings.site, server=settings.server)
+        log.info("starting in plain text", server=settings.server, version=VERSION)
         return
     own = identity.now().certificate
     until, left = stamp(own.not_after), days_left(own)
-    log.info("starting", server=settings.server, certificate=str(own), until=until, days_left=left)
+    told = {"certificate": str(own), "until": until, "days_left": left}
+    log.info("starting", server=settings.server, version=VERSION, **told)
 
 
-def _load_data(settings: ClientSettings, recipe: Recipe) -> SiteData:
+def load_data(settings: ClientSettings, input_: Input, classes: int) -> SiteData:
+    """What this site trains on or, without the role of a trainer, scores on; on the CPU.
+
+    Raises:
+        DataError: it cannot be used.
+    """
     from protofed.client.data.site import load_site, load_test
 
     if Role.TRAINER in settings.roles:
-        return load_site(settings.data, settings.share, recipe.input, recipe.classes)
-    return load_test(settings.data, recipe.input, recipe.classes)
+        return load_site(settings.data, settings.share, input_, classes)
+    return load_test(settings.data, input_, classes)
+
+
+def _load(settings: ClientSettings, where: torch.device, recipe: Recipe) -> SiteData:
+    return load_data(settings, recipe.input, recipe.classes).placed(where)
+
+
+def _refused(meters: ClientMeters, audit: Audit, task: Task, why: PolicyViolation) -> None:
+    meters.refused(why)
+    audit.refused(task, why)
 
 
 def _take_part(agent: Agent, *, until_finished: bool) -> None:
@@ -192,8 +239,12 @@ def stoppable() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _check_root(settings: ClientSettings) -> None:
-    """Say at once that the data are not there, not when the first run begins."""
+def check_root(settings: ClientSettings) -> None:
+    """Say at once that the data are not there, not when the first run begins.
+
+    Raises:
+        DataError: they are not.
+    """
     root = settings.data.root
     if root is not None and not root.exists() and not settings.data.download:
         raise DataError(f"no data at {root}; mount or copy them there, or correct data.root")

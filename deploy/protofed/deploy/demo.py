@@ -21,6 +21,7 @@ from protofed.common.identity import CERTIFICATE, Party
 from protofed.common.recipe import Recipe
 from protofed.deploy import certs, shipped
 from protofed.deploy.children import end, interruption
+from protofed.deploy.progress import progress
 from protofed.deploy.server_process import read_address
 from protofed.server.engine import LEDGER_FILE
 from protofed.server.overview import Overview, overview
@@ -76,6 +77,7 @@ def run_demo(folder: Path, console: Console) -> None:
     console.print(f"\n{_verdict(views)}")
     console.print(
         f"\nIn {folder}:\n"
+        f"{_report(folder)}"
         "  scores.json        the scores, with exact numbers\n"
         "  server/            ledger.sqlite, audit.jsonl, the models as blobs\n"
         "  site-*/            what each site kept; audit.jsonl: every message that left it\n"
@@ -85,6 +87,19 @@ def run_demo(folder: Path, console: Console) -> None:
         soft_wrap=True,
         highlight=False,
     )
+
+
+def _report(folder: Path) -> str:
+    """The line that says what the report is, or why there is none: the demo has done its work without it."""
+    from protofed.deploy.cli_report import dossier_of
+
+    try:
+        from protofed.deploy.report import write_report
+
+        path = write_report(dossier_of(folder / SERVER, RECIPES[0]), folder / "report.html")
+    except (ModuleNotFoundError, ProtofedError) as error:
+        return f"  (no report.html: {error})\n"
+    return f"  {path.name:<18} {RECIPES[0]} for people who were not there: open it in a browser\n"
 
 
 def _verdict(views: dict[str, Overview | None]) -> str:
@@ -123,10 +138,11 @@ def _processes(folder: Path, check: Callable[[], None]) -> Iterator[dict[str, su
     policy = shipped.folder("policies") / "open.toml"  # the digits are public: no class is held back for being rare
     try:
         chosen = [f"--recipe={recipes / name}.toml" for name in RECIPES]
-        _make_identities(folder)
-        running[SERVER] = _start(folder, SERVER, "server", *chosen, "--listen=127.0.0.1:0")
-        address = _address(folder, running[SERVER], check)
-        _register(folder, address)
+        with progress("starting the server"):
+            _make_identities(folder)
+            running[SERVER] = _start(folder, SERVER, "server", *chosen, "--listen=127.0.0.1:0")
+            address = _address(folder, running[SERVER], check)
+            _register(folder, address)
         data = f"--settings={shipped.folder('sites') / 'digits.toml'}"
         common = (data, f"--server={address}", f"--policy={policy}")
         for share, name in enumerate(SITES):

@@ -27,6 +27,7 @@ from protofed.deploy.pictures_plane import (
 )
 from protofed.deploy.pictures_run import FinishedRun, embedded, open_run
 from protofed.deploy.pictures_scores import ablation, draw_ablation, draw_groups, group_recalls
+from protofed.deploy.progress import progress
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,11 @@ def pictures(asked: Asked) -> list[Path]:
         return save(draw_ablation(found), out, f"{asked.ablation}-{asked.metric}".replace(".", "-").replace(":", "-"))
     recipes = chain(asked.recipes, repeat(None))
     runs = [open_run(folder, None if (folder / "recipe.json").exists() else next(recipes)) for folder in folders]
-    drawn = [*_own(runs, asked.groups), *_of_features(runs), *_of_groups(runs)]
+    with progress("drawing") as bar:
+        drawn = []
+        for name, figure in chain(_own(runs, asked.groups), _of_features(runs), _of_groups(runs)):
+            bar.say(f"{name} is done")
+            drawn.append((name, figure))
     if not drawn:
         methods = ", ".join(sorted({run.recipe.method.name for run in runs}))
         raise ConfigError(f"there are no pictures of {methods}; expected a method with a global model, or cwfedavg")

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
+import structlog
+
 from protofed.common import archive
 from protofed.common.address import check_connection
 from protofed.common.certificate import Party, stamp
@@ -17,10 +19,13 @@ from protofed.common.errors import ProtofedError
 from protofed.common.identity import LiveIdentity
 from protofed.common.recipe import read_recipe
 from protofed.common.settings import ServerSettings
+from protofed.common.version import VERSION
+from protofed.deploy import logs, tracking
+from protofed.deploy.server_monitor import ServerMonitor, ledger_url
 from protofed.server.audit import AUDIT_FILE, Audit
 from protofed.server.blobs import FolderBlobs
-from protofed.server.engine import LEDGER_FILE
 from protofed.server.ledger import Ledger
+from protofed.server.meters import Meters
 from protofed.server.operation import Operation
 from protofed.server.recovery import open_journal, sweep_orphans
 from protofed.server.roster import Roster
@@ -30,6 +35,7 @@ from protofed.server.shedding import memory_limit
 from protofed.server.surroundings import Surroundings
 from protofed.server.threads import Bells, Threads
 
+log = structlog.get_logger()
 ADDRESS_FILE = "address"  # of the state folder: where the server listens, for those who let it choose a port
 JOURNAL_FILE = "journal.jsonl"  # of the state folder: what was promised, beside the ledger
 
@@ -55,12 +61,14 @@ def run_server(
         Unavailable: the port is taken.
         RunsFailedError: a run failed (only with `until_finished`).
     """
+    logs.hide_server(settings)
     check_connection(settings.listen, settings.identity, settings.plaintext)
     identity = None if settings.identity is None else LiveIdentity(settings.identity, Party.SERVER)
     recipes, limit = [read_recipe(path) for path in settings.recipes], memory_limit(settings.memory_limit_mb)
+    monitor, trackers = ServerMonitor(settings), tracking.trackers(settings.tensorboard, settings.mlflow)
     with ExitStack() as held:
         held.callback(archive.Lock(settings.state).release)
-        ledger = Ledger(settings.ledger or f"sqlite:///{settings.state / LEDGER_FILE}")
+        ledger = Ledger(ledger_url(settings))
         held.callback(ledger.close)
         journal = open_journal(settings.state / JOURNAL_FILE, ledger, give_up=recover)
         held.callback(journal.close)
@@ -69,15 +77,20 @@ def run_server(
         held.callback(audit.close)
         blobs, threads, bells = FolderBlobs(settings.state / "blobs"), Threads(), Bells()
         sweep_orphans(blobs, ledger)
-        around = _surroundings(settings, ledger, blobs, threads, bells)
+        around = _surroundings(settings, ledger, blobs, threads, bells, monitor.meters)
         runs = Runs(recipes, around)
+        held.enter_context(tracking.following(ledger_url(settings), trackers))
         operation = Operation(runs, around)
         if settings.identity is not None:
             operation.certificates.welcome(settings.identity)
 
+        metrics = monitor.start(runs, operation, around, identity, held)
+
         def announce(address: str) -> None:
             archive.write(settings.state / ADDRESS_FILE, address.encode())
-            started(f"{address} ({_how(identity)})")
+            told = {"metrics": metrics} if metrics else {}
+            log.info("serving", address=address, version=VERSION, state=str(settings.state), **told)
+            started(f"{address} ({_how(identity)}){f', metrics on {metrics}/metrics' if metrics else ''}")
 
         async def main() -> None:
             await serve(
@@ -94,6 +107,7 @@ def run_server(
                 until_finished=until_finished,
                 memory_limit=limit,
                 max_connections=settings.max_connections,
+                readiness=monitor.readiness,
             )
 
         asyncio.run(main())
@@ -102,7 +116,7 @@ def run_server(
 
 
 def _surroundings(
-    settings: ServerSettings, ledger: Ledger, blobs: FolderBlobs, threads: Threads, bells: Bells
+    settings: ServerSettings, ledger: Ledger, blobs: FolderBlobs, threads: Threads, bells: Bells, meters: Meters
 ) -> Surroundings:
     return Surroundings(
         ledger,
@@ -112,6 +126,7 @@ def _surroundings(
         work=threads.aggregate,
         notify=bells.ring,
         keep_rounds=settings.keep_rounds,
+        meters=meters,
     )
 
 

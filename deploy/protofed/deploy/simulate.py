@@ -39,7 +39,8 @@ from protofed.server.surroundings import Surroundings
 EVALUATOR = "evaluator"
 SCORES = ("accuracy", "balanced_accuracy", "recall", "auroc", "ece", "many", "medium", "few", "groups")
 TESTS = ("global", "personal", "global.local", "personal.local")
-SCALARS = frozenset({"loss", "personal.pm_v", "personal.pm_l"} | {f"{of}.{name}" for of in TESTS for name in SCORES})
+RELIABILITY = frozenset(f"global.reliability.{name}" for name in ("accuracy", "confidence", "share"))
+SCALARS = RELIABILITY | {"loss", "personal.pm_v", "personal.pm_l"} | {f"{of}.{name}" for of in TESTS for name in SCORES}
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from protofed.client.policy import Background, Policy, Refusal
 from protofed.common.errors import PolicyViolation
 from protofed.common.payload import NOT_ON_THE_WIRE, Part, Payload, TensorSpec, Update, describe
 from protofed.common.recipe import Recipe
-from protofed.deploy.simulate import SCORES
+from protofed.deploy.simulate import RELIABILITY, SCORES
 from protofed.deploy.site_plan_rules import sentences
 from protofed.server.method import server_methods
 
@@ -223,6 +223,8 @@ def _scalars(recipe: Recipe, client: ClientMethod, *, global_model: bool) -> dic
         *([GLOBAL] if global_model else []),
     ]
     scores = {what: tuple(f"{_PREFIXES[what]}.{name}" for name in taken) for what in of}
+    if asked.probabilities and global_model:
+        scores[GLOBAL] += tuple(sorted(RELIABILITY))
     return {LOSS: ("loss",), **scores, OWN: (*scores[OWN], "personal.pm_v", "personal.pm_l")}
 
 

@@ -14,7 +14,7 @@ def sentences(rules: Rules, parts: Collection[Part]) -> tuple[str, ...]:
 
     What depends on the site's data is said as a rule: a plan touches none.
     """
-    return (*_classes(rules, parts), *_tensors(rules), *_times(rules))
+    return (*_classes(rules, parts), *_tensors(rules), *_machine(rules), *_times(rules))
 
 
 def _classes(rules: Rules, parts: Collection[Part]) -> Iterator[str]:
@@ -42,6 +42,13 @@ def _tensors(rules: Rules) -> Iterator[str]:
     yield f"No tensor of more than {tensor} and no update of more than {update} leaves."
     if not rules.example_count:
         yield "Counters of steps among weights leave as zeros: they would tell the number of examples (example_count)."
+
+
+def _machine(rules: Rules) -> Iterator[str]:
+    if not rules.telemetry:
+        yield "Heartbeats tell nothing of the site's machine (telemetry)."
+    for number in sorted(rules.telemetry):
+        yield f"Heartbeats tell {number} (telemetry). {number.discloses}"
 
 
 def _times(rules: Rules) -> Iterator[str]:

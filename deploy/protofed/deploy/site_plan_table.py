@@ -95,7 +95,8 @@ def _about_numbers(plan: SitePlan) -> str:
     needed = " This run needs it, to weigh sites by it." if plan.count_needed else " This run does not need it."
     return (
         f"The number of training examples {count}.{needed} "
-        "A recall is one number for each class. Only a site that has a test set of its own scores on one."
+        "A recall is one number for each class, a reliability one for each of 15 bins. "
+        "Only a site that has a test set of its own scores on one."
     )
 
 

@@ -9,13 +9,13 @@ from typing import Any
 
 import structlog
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
 from protofed.client import device as devices
 from protofed.client.policy import Policy
 from protofed.common.recipe import Recipe
 from protofed.deploy import shipped
+from protofed.deploy.progress import progress
 from protofed.deploy.server_process import RunsFailedError
 from protofed.deploy.simulate import simulation
 from protofed.server.overview import Overview, Spread, overview
@@ -97,23 +97,12 @@ def simulate_with_progress(name: str, state: Path | None, device: str, policy: P
     """
     recipe, under = shipped.recipe(name), None if policy is None else Policy.read(policy)
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(30))  # the bar tells enough
-    bar = Progress(
-        TextColumn(recipe.name),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("rounds, {task.description}"),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        console=Console(stderr=True),
-    )
-    with simulation(recipe, state, devices.pick(device), policy=under) as running, bar:
-        task = bar.add_task("making the model", total=recipe.rounds)
-
-        def turned() -> None:
-            done, doing = standing(running.coordinator.phase, recipe.rounds)
-            bar.update(task, completed=done, description=doing)
-
-        running.go(turned=turned)
+    with (
+        progress(recipe.name, recipe.rounds, "rounds", stays=True) as bar,
+        simulation(recipe, state, devices.pick(device), policy=under) as running,
+    ):
+        bar.say("making the model")
+        running.go(turned=lambda: bar.to(*standing(running.coordinator.phase, recipe.rounds)))
         view = overview(running.ledger, recipe.name)
     assert view is not None  # noqa: S101  (it was just run)
     Console(stderr=True).print(scores_table([recipe], {recipe.name: view}, recipe.name))

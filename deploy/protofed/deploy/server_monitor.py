@@ -1,0 +1,65 @@
+"""/metrics, /healthz and /readyz of `protofed server`."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+
+from prometheus_client import ProcessCollector
+
+from protofed.common.identity import LiveIdentity
+from protofed.common.monitor import Monitor
+from protofed.common.settings import ServerSettings
+from protofed.deploy.monitoring import answering
+from protofed.server.engine import LEDGER_FILE
+from protofed.server.gauges import Gauges, Watched
+from protofed.server.meters import Meters
+from protofed.server.operation import Operation
+from protofed.server.readiness import Readiness, ledger_writable, state_writable
+from protofed.server.records import Records
+from protofed.server.runs import Runs
+from protofed.server.surroundings import Surroundings
+
+
+def ledger_url(settings: ServerSettings) -> str:
+    """Of the database, which is in the state folder unless the settings name another one."""
+    return settings.ledger or f"sqlite:///{settings.state / LEDGER_FILE}"
+
+
+class ServerMonitor:
+    """What is counted and what has to hold, and where both can be asked for, if the settings say so.
+
+    Raises:
+        ConfigError: the [metrics] of the settings cannot be used.
+    """
+
+    def __init__(self, settings: ServerSettings) -> None:
+        self.meters, self.readiness = Meters(), Readiness()
+        self._settings = settings
+        where, registry = settings.metrics, self.meters.registry
+        self._monitor = None if where is None else Monitor(where, registry, self.readiness.missing)
+
+    def start(
+        self,
+        runs: Runs,
+        operation: Operation,
+        around: Surroundings,
+        identity: LiveIdentity | None,
+        held: ExitStack,
+    ) -> str:
+        """Answer until `held` is closed; the URL before /metrics, or nothing.
+
+        Raises:
+            Unavailable: the port is taken.
+        """
+        state = self._settings.state
+        self.readiness.require("ledger", ledger_writable(around.ledger))
+        self.readiness.require("state", state_writable(state))
+        if self._monitor is None:
+            return ""
+        records = Records(ledger_url(self._settings))
+        held.callback(records.close)
+        meters = self.meters
+        watched = Watched(runs, around.roster, records, operation.certificates, identity, state, lambda: meters.lag())
+        meters.registry.register(Gauges(watched))
+        ProcessCollector(registry=meters.registry)
+        return held.enter_context(answering(self._monitor, state))

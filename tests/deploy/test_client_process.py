@@ -1,0 +1,244 @@
+"""A daemon as `protofed client --metrics` starts it, beside a live server: ready or not, and what it has counted."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from tests.conftest import LiveServer
+
+from protofed.client import meters
+from protofed.client.audit import FILE
+from protofed.common import journal
+from protofed.common.errors import ConfigError
+from protofed.common.recipe import Recipe
+from protofed.common.settings import ClientSettings, Monitoring, read_settings
+from protofed.common.task import Activity
+from protofed.common.telemetry import Telemetry
+from protofed.deploy import client_process, monitoring, shipped
+
+PATIENCE_S = 60.0
+RULES = 'methods = ["fednh"]\nparts = ["body", "head", "prototypes"]\nmetrics = ["loss"]\n'
+ONE_SITE: dict[str, Any] = {
+    "rounds": 2,
+    "federation": {"min_sites": 1, "quorum": 1, "heartbeat_s": 0.05},
+    "data": {"source": "digits"},
+}
+
+
+@pytest.fixture(autouse=True)
+def _soon(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A server that is silent for three seconds is away; the daemon's setting of PyTorch ends with the test."""
+    monkeypatch.setattr(meters, "ANSWERED_WITHIN_S", 3.0)
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+
+
+class Watcher:
+    """Runs a daemon here, where signals arrive, and looks at it from a thread; ends it when it has seen all."""
+
+    def __init__(self, folder: Path, server: str, policy: str) -> None:
+        self.folder, self.state = folder, folder / "state"
+        (folder / "policy.toml").write_text(policy)
+        self.settings = ClientSettings.model_validate(
+            {
+                "site": "ann",
+                "server": server,
+                "policy": folder / "policy.toml",
+                "state": self.state,
+                "data": {"source": "digits"},
+                "device": "cpu",
+                "plaintext": True,
+                "metrics": Monitoring(listen="127.0.0.1:0"),
+            }
+        )
+
+    def watch(self, look: Callable[[], None]) -> None:
+        """Fails as `look` does."""
+        seen: Future[None] = Future()
+
+        def from_beside() -> None:
+            try:
+                look()
+                seen.set_result(None)
+            except BaseException as error:
+                seen.set_exception(error)
+            finally:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+        thread = threading.Thread(target=from_beside, name="watcher")
+        with client_process.stoppable():  # should the daemon have ended by itself
+            thread.start()
+            client_process.run_client(self.settings, until_finished=False, give_up_after_s=None)
+            thread.join()
+        thread.join(PATIENCE_S)
+        seen.result(0)
+
+    def get(self, path: str) -> tuple[int, str]:
+        """Status and text; 0 before anybody answers."""
+        try:
+            url = (self.state / monitoring.FILE).read_text()
+            with urllib.request.urlopen(url + path, timeout=10) as answer:  # noqa: S310
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, error.read().decode()
+        except OSError:
+            return 0, ""
+
+    def until(self, wanted: Callable[[], bool], what: str) -> None:
+        until = time.monotonic() + PATIENCE_S
+        while not wanted():
+            assert time.monotonic() < until, f"{what}: {self.get('/readyz')}"
+            time.sleep(0.05)
+
+    def samples(self) -> dict[tuple[str, str], float]:
+        """Values by name and part, or phase, of this site."""
+        families = text_string_to_metric_families(self.get("/metrics")[1])
+        return {
+            (sample.name, sample.labels.get("part") or sample.labels.get("phase") or ""): sample.value
+            for family in families
+            for sample in family.samples
+            if sample.labels.get("site") == "ann"
+        }
+
+    def told(self, event: str) -> list[Any]:
+        """Facts of the audit log's lines of an event."""
+        return [record.facts for record in journal.records(self.state / FILE) if record.event == event]
+
+
+def released(watcher: Watcher) -> dict[str, float]:
+    """By part, as the audit log says it."""
+    found: Counter[str] = Counter()
+    announced = {
+        sent["facts"]["digest"]: sent["facts"]["parts"]
+        for sent in watcher.told("sent")
+        if sent["call"] == "BeginUpload"
+    }
+    for parts in announced.values():
+        found.update({part: size for part, _, size in parts})
+    return {part: float(size) for part, size in found.items()}
+
+
+def counted(samples: dict[tuple[str, str], float], name: str) -> dict[str, float]:
+    return {part: value for (found, part), value in samples.items() if found == f"protofed_client_{name}" and value}
+
+
+@pytest.fixture
+def server_at(
+    unused_port: int, live_server: Callable[..., LiveServer], recipe_of: Callable[..., Recipe]
+) -> tuple[str, Callable[[], LiveServer]]:
+    """An address, and how to let a server answer there."""
+    address = f"127.0.0.1:{unused_port}"
+    return address, lambda: live_server(recipe_of("fednh", **ONE_SITE), listen=address)
+
+
+def test_a_daemon_is_ready_while_its_server_answers_and_counts_what_its_audit_log_says(
+    tmp_path: Path, server_at: tuple[str, Callable[[], LiveServer]]
+) -> None:
+    address, start = server_at
+    watcher = Watcher(tmp_path, address, RULES)
+
+    def look() -> None:
+        watcher.until(lambda: watcher.get("/readyz")[0] == 503, "it looks for its server")
+        assert watcher.get("/readyz")[1].startswith(f"enrolled: {address} has not done what this daemon asked for")
+        assert watcher.get("/healthz")[0] == 200
+        assert counted(watcher.samples(), "registered") == {}
+        server = start()
+        watcher.until(lambda: watcher.get("/readyz") == (200, "ready\n"), "it takes part")
+        watcher.until(lambda: server.runs.finished, "the run ends")
+        watcher.until(lambda: counted(watcher.samples(), "phase") == {"idle": 1.0}, "it has nothing to do")
+        roster, samples = server.runs._around.roster, watcher.samples()
+        assert counted(samples, "registered") == {"": 1.0}
+        watcher.until(
+            lambda: (told := roster.progress("ann")) is not None and told.activity is Activity.IDLE, "so told"
+        )
+        assert counted(samples, "bytes_released_total") == released(watcher)
+        assert released(watcher).keys() == {"body", "head", "prototypes"}
+        assert counted(samples, "policy_refusals_total") == {}
+        assert counted(samples, "samples_total")[""] % 2 == 0  # two rounds of an epoch
+        assert 0 < counted(samples, "step_seconds")[""] < 10
+        assert counted(samples, "disk_free_bytes")
+        assert roster.telemetry("ann") == {}  # its policy names none of it
+        assert not [sent for sent in watcher.told("sent") if "telemetry" in sent["facts"]]
+        server.stop()
+        watcher.until(lambda: watcher.get("/readyz")[0] == 503, "its server has gone")
+        assert counted(watcher.samples(), "registered") == {}
+
+    watcher.watch(look)
+    assert not (watcher.state / monitoring.FILE).exists()  # nobody answers there any more
+
+
+def test_what_the_policy_lets_pass_is_re_exported_and_nothing_of_counts(
+    tmp_path: Path, server_at: tuple[str, Callable[[], LiveServer]]
+) -> None:
+    address, start = server_at
+    watcher = Watcher(tmp_path, address, (shipped.folder("policies") / "open.toml").read_text())
+
+    def look() -> None:
+        server = start()
+        watcher.until(lambda: server.runs.finished, "the run ends")
+        roster = server.runs._around.roster
+        everything = {name.value for name in Telemetry} - {"gpu_memory_bytes"}
+        local = watcher.samples()
+        total = sum(counted(local, "bytes_released_total").values())
+        watcher.until(lambda: roster.telemetry("ann").get("bytes_released") == total > 0, "telemetry arrives")
+        assert roster.telemetry("ann").keys() == everything
+        trained = counted(local, "samples_total")[""]
+        assert trained not in roster.telemetry("ann").values()
+        named = [sent["facts"]["telemetry"] for sent in watcher.told("sent") if "telemetry" in sent["facts"]]
+        assert everything >= {name for names in named for name in names} >= {"disk_free_bytes", "step_seconds"}
+
+    watcher.watch(look)
+
+
+def test_a_part_that_the_policy_refuses_is_counted_and_in_the_audit_log(
+    tmp_path: Path, server_at: tuple[str, Callable[[], LiveServer]]
+) -> None:
+    address, start = server_at
+    watcher = Watcher(tmp_path, address, RULES.replace(', "prototypes"', ""))
+
+    def look() -> None:
+        start()
+        watcher.until(lambda: counted(watcher.samples(), "policy_refusals_total") != {}, "something is refused")
+        watcher.until(lambda: watcher.get("/readyz")[0] == 200, "it could take part in another run")
+        refusals = counted(watcher.samples(), "policy_refusals_total")
+        assert refusals.keys() == {"prototypes"}
+        assert abs(refusals["prototypes"] - len(watcher.told("refused"))) <= 1  # another may be under way
+        assert counted(watcher.samples(), "bytes_released_total") == {}
+
+    watcher.watch(look)
+
+
+def test_the_option_changes_the_address_and_keeps_the_rest_of_the_settings(tmp_path: Path) -> None:
+    file = tmp_path / "site.toml"
+    file.write_text(
+        'site = "ann"\npolicy = "p.toml"\nstate = "s"\ndata = { source = "digits" }\n'
+        '[metrics]\nlisten = "127.0.0.1:1"\ntoken = "token"\n'
+    )
+    assert read_settings(ClientSettings, file, {"metrics": None}).metrics == Monitoring(
+        listen="127.0.0.1:1", token=Path("token")
+    )
+    assert read_settings(ClientSettings, file, {"metrics": {"listen": "127.0.0.1:2"}}).metrics == Monitoring(
+        listen="127.0.0.1:2", token=Path("token")
+    )
+    file.write_text(file.read_text() + "port = 3\n")
+    with pytest.raises(ConfigError, match=r"unknown key 'metrics\.port'"):
+        read_settings(ClientSettings, file, {})
+
+
+def test_an_address_that_cannot_be_had_ends_the_daemon_before_it_takes_part(tmp_path: Path) -> None:
+    watcher = Watcher(tmp_path, "127.0.0.1:1", RULES)
+    wrong = watcher.settings.model_copy(update={"metrics": Monitoring(listen="nonsense")})
+    with pytest.raises(ConfigError, match="nonsense"):
+        client_process.run_client(wrong, until_finished=True, give_up_after_s=1.0)

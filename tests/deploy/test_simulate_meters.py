@@ -1,0 +1,30 @@
+"""A simulation counts as a server does, in a registry of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from prometheus_client import REGISTRY
+
+from protofed.common.recipe import Recipe
+from protofed.deploy.simulate import simulation
+
+
+def test_a_simulation_counts_for_itself(recipe_of: Callable[..., Recipe]) -> None:
+    def counted(meters: Any, name: str, **labels: str) -> float | None:
+        found: float | None = meters.registry.get_sample_value(f"protofed_{name}", labels)
+        return found
+
+    with simulation(recipe_of("fednh")) as running, simulation(recipe_of("fedavg")) as other:
+        running.go()
+        meters = running.runs._around.meters
+        accepted, rounds = len(running.ledger.updates(running.recipe.name)), running.ledger.rounds(running.recipe.name)
+        assert counted(meters, "updates_total", verdict="accepted", reason="") == accepted == 10
+        assert counted(meters, "rounds_total", outcome="committed") == len(rounds) == 4
+        assert counted(meters, "round_seconds_sum", phase="collecting") == 0  # time stands still
+        assert counted(other.runs._around.meters, "rounds_total", outcome="committed") == 0
+        figures = [row.figures for row in rounds]
+    assert "prototype_shift" not in figures[0]
+    assert all(found["classes_covered"] == 10 and found["prototype_shift"] > 0 for found in figures[1:])
+    assert not [family.name for family in REGISTRY.collect() if family.name.startswith("protofed")]
