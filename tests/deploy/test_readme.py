@@ -10,6 +10,7 @@ import pytest
 import protofed.client.methods
 import protofed.server.methods  # noqa: F401  (both register their halves)
 from protofed.client.method import client_methods
+from protofed.common.papers import PAPERS
 from protofed.common.payload import NOT_ON_THE_WIRE, Part
 from protofed.server.method import server_methods
 
@@ -28,6 +29,12 @@ def test_every_part_that_can_leave_a_site_is_explained(part: Part) -> None:
 @pytest.mark.parametrize("name", SENDS)
 def test_every_method_has_its_row(name: str) -> None:
     assert f"\n| `{name}` | " in README
+
+
+@pytest.mark.parametrize("name", SENDS)
+def test_every_method_is_called_by_its_paper(name: str) -> None:
+    rows = [line.split("|")[-2].strip() for line in README.splitlines() if line.startswith(f"| `{name}` | ")]
+    assert (PAPERS[name].source or "–") in rows
 
 
 @pytest.mark.parametrize("name", SENDS)

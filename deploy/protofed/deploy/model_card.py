@@ -4,18 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from protofed.common.papers import paper
 from protofed.common.task import score_family
 from protofed.deploy.model_folder import FACTS, GRAPH, WEIGHTS, Facts
 
-METHODS = {
-    "fedavg": "FedAvg (McMahan et al., AISTATS 2017)",
-    "fednh": "FedNH (Dai et al., AAAI 2023)",
-    "fedprp": "FedPRP (Guo et al., IEEE TNNLS 2024)",
-    "fedproc": "FedProc (Mu et al., 2021)",
-    "cwfedavg": "cwFedAVG (Lee and Choi, arXiv 2406.07800)",
-    "cwfedavg-private": "cwFedAVG mixed at the sites (after Lee and Choi, arXiv 2406.07800)",
-    "solo": "training alone, without federation",
-}
 HEADS = {
     "own": "`logits` come from a linear classifier.",
     "cosine": "`logits` are scaled cosines between the image's features and one prototype a class.",
@@ -54,7 +46,7 @@ def _title(facts: Facts) -> str:
 
 def _what(facts: Facts) -> str:
     origin, spec = facts.origin, facts.model
-    trained = METHODS.get(origin.method.name, origin.method.name)
+    trained = paper(origin.method.name).cited
     what = f"An image classifier ({spec.architecture.name}, {len(spec.classes)} classes), trained with {trained} "
     if origin.kind == "global":
         return what + "by several sites together; no site's images left it."

@@ -4,19 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 
+from protofed.common.papers import paper
 from protofed.deploy.report_document import Section, Table, Tile
 from protofed.deploy.report_facts import GROUPS, LABELS, Facts, counted, day, label, lasted, megabytes, percent, shown
 from protofed.server.overview import Spread, lower_is_better
 
-METHODS = {
-    "fednh": "FedNH",
-    "fedprp": "FedPRP",
-    "fedproc": "FedProc",
-    "fedavg": "FedAvg",
-    "cwfedavg": "cwFedAVG",
-    "cwfedavg-private": "cwFedAVG, mixed by the sites",
-    "solo": "training alone",
-}
 NAMED_SITES = 12
 OWN = ("personal.local.accuracy", "personal.pm_v", "personal.balanced_accuracy", "personal.accuracy")
 
@@ -69,7 +61,7 @@ def troubles(facts: Facts) -> list[str]:
 
 def _trained(facts: Facts) -> str:
     recipe = facts.recipe
-    method = METHODS.get(recipe["method"]["name"], recipe["method"]["name"])
+    method = paper(recipe["method"]["name"]).title
     return (
         f"A model that tells {facts.classes} classes apart (“{recipe['model']['name']}”) was trained by "
         f"{method}, in {counted(recipe['rounds'], 'round')} as planned, without any image or label leaving a site."

@@ -1,0 +1,35 @@
+"""What methods are called, and where they come from: for reports and model cards, which are made without torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Paper:
+    """A method's name in prose, and its source as the README's table has it; empty: there is none."""
+
+    title: str
+    source: str = ""
+
+    @property
+    def cited(self) -> str:
+        """`FedNH (Dai et al., AAAI 2023)`."""
+        return f"{self.title} ({self.source})" if self.source else self.title
+
+
+PAPERS: Mapping[str, Paper] = {
+    "fednh": Paper("FedNH", "Dai et al., AAAI 2023"),
+    "fedprp": Paper("FedPRP", "Guo et al., TNNLS 2024"),
+    "fedproc": Paper("FedProc", "Mu et al., 2021"),
+    "cwfedavg": Paper("cwFedAVG", "Lee and Choi, arXiv 2406.07800v1"),
+    "cwfedavg-private": Paper("cwFedAVG, mixed by the sites", "after Lee and Choi, arXiv 2406.07800v1"),
+    "fedavg": Paper("FedAvg", "McMahan et al., AISTATS 2017"),
+    "solo": Paper("training alone"),
+}
+
+
+def paper(method: str) -> Paper:
+    """Of a method; one that this version does not know is called by its name."""
+    return PAPERS.get(method, Paper(method))
