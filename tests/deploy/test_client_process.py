@@ -87,7 +87,7 @@ class Watcher:
     def get(self, path: str) -> tuple[int, str]:
         """Status and text; 0 before anybody answers."""
         try:
-            url = (self.state / monitoring.FILE).read_text()
+            url = (self.state / monitoring.METRICS_FILE).read_text()
             with urllib.request.urlopen(url + path, timeout=10) as answer:  # noqa: S310
                 return answer.status, answer.read().decode()
         except urllib.error.HTTPError as error:
@@ -176,7 +176,7 @@ def test_a_daemon_is_ready_while_its_server_answers_and_counts_what_its_audit_lo
         assert counted(watcher.samples(), "registered") == {}
 
     watcher.watch(look)
-    assert not (watcher.state / monitoring.FILE).exists()  # nobody answers there any more
+    assert not (watcher.state / monitoring.METRICS_FILE).exists()  # nobody answers there any more
 
 
 def test_what_the_policy_lets_pass_is_re_exported_and_nothing_of_counts(

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from rich.console import Console
@@ -21,6 +21,7 @@ from protofed.common.identity import CERTIFICATE, Party
 from protofed.common.recipe import Recipe
 from protofed.deploy import certs, shipped
 from protofed.deploy.children import end, interruption
+from protofed.deploy.monitoring import METRICS_FILE
 from protofed.deploy.progress import progress
 from protofed.deploy.server_process import read_address
 from protofed.server.engine import LEDGER_FILE
@@ -63,7 +64,7 @@ def run_demo(folder: Path, console: Console) -> None:
             check()
             views = _look(folder, recipes)
             table = progress_table(recipes, views, "protofed demo")
-            table.caption = f"{time.monotonic() - began:.0f} s · Ctrl-C ends all of it"
+            table.caption = f"{time.monotonic() - began:.0f} s · {_metrics(folder)}Ctrl-C ends all of it"
             live.update(table)
             _watch(processes, folder)
             time.sleep(0.25)
@@ -87,6 +88,13 @@ def run_demo(folder: Path, console: Console) -> None:
         soft_wrap=True,
         highlight=False,
     )
+
+
+def _metrics(folder: Path) -> str:
+    """Where the server tells Prometheus how it gets on, meanwhile."""
+    with suppress(FileNotFoundError):
+        return f"{(folder / SERVER / METRICS_FILE).read_text(encoding='ascii')}/metrics · "
+    return ""
 
 
 def _report(folder: Path) -> str:
@@ -140,7 +148,7 @@ def _processes(folder: Path, check: Callable[[], None]) -> Iterator[dict[str, su
         chosen = [f"--recipe={recipes / name}.toml" for name in RECIPES]
         with progress("starting the server"):
             _make_identities(folder)
-            running[SERVER] = _start(folder, SERVER, "server", *chosen, "--listen=127.0.0.1:0")
+            running[SERVER] = _start(folder, SERVER, "server", *chosen, "--listen=127.0.0.1:0", "--metrics=127.0.0.1:0")
             address = _address(folder, running[SERVER], check)
             _register(folder, address)
         data = f"--settings={shipped.folder('sites') / 'digits.toml'}"

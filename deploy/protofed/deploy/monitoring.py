@@ -12,7 +12,7 @@ from protofed.common import archive
 from protofed.common.monitor import Monitor
 
 log = structlog.get_logger()
-FILE = "metrics-address"  # of the state folder: a URL, for those who let it choose a port
+METRICS_FILE = "metrics-address"  # of the state folder: a URL, for those who let it choose a port
 
 
 @contextmanager
@@ -23,14 +23,15 @@ def answering(monitor: Monitor | None, state: Path) -> Iterator[str]:
         Unavailable: the port is taken.
         StateError: the state folder cannot be written.
     """
+    (state / METRICS_FILE).unlink(missing_ok=True)  # of a process that was killed
     if monitor is None:
         yield ""
         return
     url = monitor.start()
     try:
-        archive.write(state / FILE, url.encode())
+        archive.write(state / METRICS_FILE, url.encode())
         log.info("answering /metrics, /healthz and /readyz", url=url)
         yield url
     finally:
         monitor.stop()
-        (state / FILE).unlink(missing_ok=True)
+        (state / METRICS_FILE).unlink(missing_ok=True)
