@@ -1,4 +1,4 @@
-"""A server is ready when it can do its work, and says what is missing when it cannot; gRPC's health says the same."""
+"""A server is ready when it can do its work, and says what is missing when it cannot; gRPC's health says whether it answers."""
 
 from __future__ import annotations
 
@@ -118,12 +118,25 @@ def test_it_is_ready_while_it_serves(server: Any, ready: Readiness) -> None:
     assert ready.missing() == [STARTING]
 
 
-def test_health_follows_readiness(server: Any, ready: Readiness) -> None:
-    why = ["it is full"]
+def test_health_follows_what_calls_need_to_be_answered(server: Any, ready: Readiness) -> None:
+    why = ["it has failed"]
     ready.require("disk", lambda: why[0])
     wait_for(lambda: health(server.address) == health_pb2.HealthCheckResponse.NOT_SERVING)
     why[0] = ""
     wait_for(lambda: health(server.address) == health_pb2.HealthCheckResponse.SERVING)
+
+
+def test_a_server_that_makes_calls_wait_is_not_ready_and_answers(server: Any, ready: Readiness) -> None:
+    asked: list[float] = []
+
+    def no_room() -> str:
+        asked.append(time.monotonic())
+        return "no room"
+
+    ready.require("state", no_room, polite=True)
+    assert ready.missing() == ["state: no room"]
+    wait_for(lambda: len(asked) > 3)
+    assert health(server.address) == health_pb2.HealthCheckResponse.SERVING
 
 
 def test_a_certificate_that_expires_ends_readiness_on_both_ports(

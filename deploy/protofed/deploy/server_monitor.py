@@ -52,8 +52,8 @@ class ServerMonitor:
             Unavailable: the port is taken.
         """
         state = self._settings.state
-        self.readiness.require("ledger", ledger_writable(around.ledger))
-        self.readiness.require("state", state_writable(state))
+        self.readiness.require("ledger", ledger_writable(around.ledger), polite=True)
+        self.readiness.require("state", state_writable(state), polite=True)
         if self._monitor is None:
             return ""
         records = Records(ledger_url(self._settings))

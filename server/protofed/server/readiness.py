@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from protofed.common.certificate import stamp
@@ -12,6 +13,13 @@ from protofed.common.identity import LiveIdentity
 from protofed.server.promises import Promises
 
 ROOM = 1 << 20  # bytes on the state folder's disk below which nothing can be promised
+
+
+@dataclass(frozen=True)
+class _Required:
+    what: str
+    missing: Callable[[], str]
+    polite: bool = False
 
 
 class Readiness:
@@ -23,15 +31,25 @@ class Readiness:
 
     def __init__(self) -> None:
         self.serving = False
-        self._required: list[tuple[str, Callable[[], str]]] = [("port", self._port)]
+        self._required: list[_Required] = [_Required("port", self._port)]
 
-    def require(self, what: str, missing: Callable[[], str]) -> None:
-        """Look at one thing more; `missing` says what is wrong, or nothing."""
-        self._required.append((what, missing))
+    def require(self, what: str, missing: Callable[[], str], *, polite: bool = False) -> None:
+        """Look at one thing more.
+
+        Args:
+            missing: says what is wrong, or nothing.
+            polite: without it calls are answered all the same: those that have to wait are told so.
+        """
+        self._required.append(_Required(what, missing, polite))
 
     def missing(self) -> list[str]:
         """A line for each thing that does not hold; empty: it is ready."""
-        return [f"{what}: {why}" for what, look in list(self._required) if (why := look())]
+        return [f"{one.what}: {why}" for one in list(self._required) if (why := one.missing())]
+
+    @property
+    def answers(self) -> bool:
+        """Whether calls are answered, be it that they have to wait."""
+        return not any(one.missing() for one in list(self._required) if not one.polite)
 
     def _port(self) -> str:
         return "" if self.serving else "calls are not answered: the server starts, or ends"

@@ -133,7 +133,7 @@ async def _stop(server: grpc.aio.Server, health: HealthServicer, ready: Readines
 
 def _require(ready: Readiness, identity: LiveIdentity | None, audit: Audit, shield: Shield, watchdog: Watchdog) -> None:
     ready.require("identity", identity_usable(identity))
-    ready.require("audit", lambda: audit.missing)
+    ready.require("audit", lambda: audit.missing, polite=True)
     ready.require("disk", lambda: "" if shield.failure is None else "it has failed, and the server ends")
     ready.require("loop", lambda: "the event loop is blocked; the log says where" if watchdog.blocked else "")
 
@@ -210,7 +210,7 @@ async def _tick(runs: Runs, service: Service, threads: Threads, stop: asyncio.Ev
 
 
 async def _tell_health(health: HealthServicer, ready: Readiness) -> None:
-    """Not serving while something is missing, as while the event loop was blocked a moment ago."""
+    """Not serving while calls are not answered, as while the event loop was blocked a moment ago."""
     known: list[str] = []
     while True:
         await asyncio.sleep(TICK_S)
@@ -222,4 +222,4 @@ async def _tell_health(health: HealthServicer, ready: Readiness) -> None:
 
 async def _set_health(health: HealthServicer, ready: Readiness) -> None:
     states = health_pb2.HealthCheckResponse
-    await health.set("", states.NOT_SERVING if ready.missing() else states.SERVING)
+    await health.set("", states.SERVING if ready.answers else states.NOT_SERVING)
