@@ -175,7 +175,7 @@ def test_row_16_the_newer_daemon_of_a_site_fences_the_older(
     here = scene(quick_recipe())
     here.server()
     here.trainer("site-2")
-    here.trainer("site-1", fails="fit-done=sleep8")
+    here.trainer("site-1", fails="fit-done=sleep20")  # another daemon takes some seconds to start
     here.wait_for(lambda: here.fates(1).get("site-1") == "started")
     here.site("newer", "--site=site-1", "--share=0")
     assert here.finish(["site-1"]) == [76], here.logs()

@@ -1,4 +1,4 @@
-"""A server is ready when it can do its work, and says what is missing when it cannot; gRPC's health says whether it answers."""
+"""A server is ready when it can do its work, and says what it lacks; gRPC's health says whether it answers calls."""
 
 from __future__ import annotations
 
