@@ -199,12 +199,14 @@ def test_row_11_a_site_joins_while_1500_strangers_hold_connections(besieged: Bes
 
 @pytest.mark.faults
 def test_row_12_of_10000_connections_as_many_are_held_as_there_is_room_for(besieged: Besieged) -> None:
-    """And twice: what the first flood leaves in memory, the second one uses again."""
+    """And four times: what the first flood leaves in memory, the others use again. (The allocator keeps it in pieces: now
+    and then one is added, but far less than a flood's.)
+    """
     if resource.getrlimit(resource.RLIMIT_NOFILE)[1] < 11_000:
         pytest.skip("this process may not open 10,000 connections")
     idle, before, lines = besieged.descriptors(), memory(besieged.process.pid), len(besieged.logged())
     after: list[int] = []
-    for _ in range(2):
+    for _ in range(4):
         with crowd(besieged.silent, 10_000) as strangers:
             seconds_until(lambda: sum(map(closed, strangers)) >= 5_000, 5.0)  # those over the cap, at once
             assert idle + 3_000 < besieged.descriptors() <= idle + 4_096
@@ -217,5 +219,5 @@ def test_row_12_of_10000_connections_as_many_are_held_as_there_is_room_for(besie
         assert time.monotonic() - began < JOIN_S
         after.append(memory(besieged.process.pid))
     assert after[0] - before < 256 * MIB
-    assert after[1] - after[0] < 16 * MIB
+    assert after[-1] - after[0] < (after[0] - before) / 2
     assert len(besieged.logged()) - lines <= 8

@@ -174,8 +174,8 @@ def test_row_16_the_newer_daemon_of_a_site_fences_the_older(
     """The older one ends with 76 and what to think of it; one update of the site counts."""
     here = scene(quick_recipe())
     here.server()
-    here.trainer("site-2")
-    here.trainer("site-1", fails="fit-done=sleep20")  # another daemon takes some seconds to start
+    here.trainer("site-2", fails="fit-done:2=sleep20")  # so that the run still goes on when the older one wakes
+    here.trainer("site-1", fails="fit-done=sleep14")  # long enough for the newer one to start
     here.wait_for(lambda: here.fates(1).get("site-1") == "started")
     here.site("newer", "--site=site-1", "--share=0")
     assert here.finish(["site-1"]) == [76], here.logs()
