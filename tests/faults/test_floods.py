@@ -199,8 +199,8 @@ def test_row_11_a_site_joins_while_1500_strangers_hold_connections(besieged: Bes
 
 @pytest.mark.faults
 def test_row_12_of_10000_connections_as_many_are_held_as_there_is_room_for(besieged: Besieged) -> None:
-    """And four times: what the first flood leaves in memory, the others use again. (The allocator keeps it in pieces: now
-    and then one is added, but far less than a flood's.)
+    """And four times: what the first flood leaves in memory, the others use again. (The allocator keeps it in pieces:
+    now and then one is added, but far less than a flood's.)
     """
     if resource.getrlimit(resource.RLIMIT_NOFILE)[1] < 11_000:
         pytest.skip("this process may not open 10,000 connections")
