@@ -35,7 +35,7 @@ RECIPE = {
     "plan": {"epochs": 1, "batch": 64, "lr": 50.0, "clip": 1.0},  # steps of 50, which the server does not take
     "federation": {
         "min_sites": 2,
-        "must_include": ["north"],  # it makes the first model
+        "must_include": ["north"],
         "attempts": 2,
         "quorum": 1,
         "deadline_s": 4,
@@ -72,6 +72,12 @@ class Town:
             assert time.monotonic() < until, self.text("server")
             time.sleep(0.05)
         return path.read_text(encoding="utf-8")
+
+    def wait_for(self, event: str) -> None:
+        until = time.monotonic() + 60
+        while f'"event": "{event}"' not in self.text("server"):
+            assert time.monotonic() < until, self.text("server")
+            time.sleep(0.05)
 
     def text(self, name: str) -> str:
         return (self.folder / f"{name}.log").read_text(encoding="utf-8")
@@ -118,6 +124,7 @@ def town(tmp_path_factory: pytest.TempPathFactory) -> Town:
         )
         for site, name in zip(("north", "south"), NAMES, strict=True):
             here.start(site, "client", f"--settings={settings(folder, site, data / name)}", f"--site={site}", *common)
+            here.wait_for("round opened")  # for north, that comes first: it makes the first model
         for process in here.running.values():
             process.wait(240)
     finally:
