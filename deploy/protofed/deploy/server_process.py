@@ -68,11 +68,7 @@ def run_server(
     monitor, trackers = ServerMonitor(settings), tracking.trackers(settings.tensorboard, settings.mlflow)
     with ExitStack() as held:
         held.callback(archive.Lock(settings.state).release)
-        ledger = Ledger(ledger_url(settings))
-        held.callback(ledger.close)
-        journal = open_journal(settings.state / JOURNAL_FILE, ledger, give_up=recover)
-        held.callback(journal.close)
-        ledger.attach(journal)
+        ledger = _ledger(settings, held, recover=recover)
         audit = Audit(settings.state / AUDIT_FILE)
         held.callback(audit.close)
         blobs, threads, bells = FolderBlobs(settings.state / "blobs"), Threads(), Bells()
@@ -87,9 +83,7 @@ def run_server(
         metrics = monitor.start(runs, operation, around, identity, held)
 
         def announce(address: str) -> None:
-            archive.write(settings.state / ADDRESS_FILE, address.encode())
-            told = {"metrics": metrics} if metrics else {}
-            log.info("serving", address=address, version=VERSION, state=str(settings.state), **told)
+            _announce(settings.state, address, metrics)
             started(f"{address} ({_how(identity)}){f', metrics on {metrics}/metrics' if metrics else ''}")
 
         async def main() -> None:
@@ -113,6 +107,23 @@ def run_server(
         asyncio.run(main())
         if until_finished and runs.failed:
             raise RunsFailedError(f"run failed: {'; '.join(runs.failed)}")
+
+
+def _ledger(settings: ServerSettings, held: ExitStack, *, recover: bool) -> Ledger:
+    """With its journal; both are closed with `held`."""
+    ledger = Ledger(ledger_url(settings))
+    held.callback(ledger.close)
+    journal = open_journal(settings.state / JOURNAL_FILE, ledger, give_up=recover)
+    held.callback(journal.close)
+    ledger.attach(journal)
+    return ledger
+
+
+def _announce(state: Path, address: str, metrics: str) -> None:
+    """To those who look into the state folder, or at the log."""
+    archive.write(state / ADDRESS_FILE, address.encode())
+    told = {"metrics": metrics} if metrics else {}
+    log.info("serving", address=address, version=VERSION, state=str(state), **told)
 
 
 def _surroundings(
