@@ -145,6 +145,7 @@ def test_a_run_that_was_aborted_before_its_first_round_says_so(tmp_path: Path, r
     assert list(sections) == SECTIONS
     assert "The run was aborted on" in sections["summary"]
     assert "the wrong classes" in sections["summary"]
+    assert "Nothing went wrong" not in sections["summary"]
     assert "No scores were reported" in sections["summary"]
     assert "No round has been opened yet" in sections["participation"]
 

@@ -54,9 +54,11 @@ def worst_site(facts: Facts, name: str) -> tuple[str, float]:
 
 
 def troubles(facts: Facts) -> list[str]:
-    """What went wrong, a sentence each; one that says so where nothing did."""
+    """What went wrong, a sentence each; one that says so where rounds were made and nothing did."""
     found = [*_rounds_amiss(facts), *_sites_amiss(facts)]
-    return found or ["Nothing went wrong: no round was repeated, no update was refused, every site reported."]
+    if found or not facts.rounds or facts.run["standing"] in ("failed", "aborted"):
+        return found
+    return ["Nothing went wrong: no round was repeated, no update was refused, every site reported."]
 
 
 def _trained(facts: Facts) -> str:
