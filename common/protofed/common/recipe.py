@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-import math
+import json
 import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -12,41 +12,25 @@ from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from protofed.common.choice import Choice as Choice
 from protofed.common.codec import Digest, digest
+from protofed.common.data import Data as Data
 from protofed.common.errors import ConfigError, short
+from protofed.common.input import Input as Input
 from protofed.common.partition import Dirichlet as Dirichlet
-from protofed.common.partition import Partition, Whole
-from protofed.common.table import Share
+from protofed.common.table import Share, later
 from protofed.common.table import Table as Table
 from protofed.common.task import LONGEST_S
 
 Id = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,63}$")]
 Augment = Literal["none", "crop-flip", "reflect-crop-flip", "crop-flip-rotate"]
 MOST_ROUNDS, MOST_CLASSES, MOST_SITES = 1_000_000, 100_000, 100_000
-MOST_VALUES = 1 << 24  # of one image, in all channels
 Seconds = Annotated[float, Field(gt=0, le=LONGEST_S)]
 Every = Annotated[int, Field(ge=0, le=MOST_ROUNDS)]
 Sites = Annotated[int, Field(ge=1, le=MOST_SITES)]
 Order = Annotated[tuple[int, ...], Field(max_length=MOST_CLASSES)]
-Mean = Annotated[float, Field(ge=-1000, le=1000)]
-Std = Annotated[float, Field(ge=1e-6, le=1000)]
+ClassName = Annotated[str, Field(pattern=r"^\S(?:.{0,78}\S)?$")]
+PREPARATION = 1  # raised when the same `[input]` comes to mean other pixels
 DEEPEST = 8  # files that extend one another
 M = TypeVar("M", bound=BaseModel)
-
-
-class Input(Table):
-    """What every site's images are brought to; the run fixes it for all sites."""
-
-    shape: tuple[int, int, int]  # channels, height, width
-    mean: tuple[Mean, ...] = (0.5,)  # by channel, of pixels in 0..1; one value serves all channels
-    std: tuple[Std, ...] = (0.5,)
-
-    @model_validator(mode="after")
-    def _channels(self) -> Input:
-        if min(self.shape) < 1 or any(len(values) not in (1, self.shape[0]) for values in (self.mean, self.std)):
-            raise ValueError("expected shape = [channels, height, width] and mean, std of one value or one a channel")
-        if math.prod(self.shape) > MOST_VALUES:
-            raise ValueError(f"shape = {list(self.shape)}: expected at most {MOST_VALUES:,} values an image")
-        return self
 
 
 class Plan(Table):
@@ -97,31 +81,6 @@ class Evaluation(Table):
     order: Order = ()  # the classes from the most frequent to the rarest; empty: 0, 1, 2, … as a long tail
 
 
-class Data(Table):
-    """Where images come from, and how one source is cut into sites; a simulation's, or one daemon's own."""
-
-    source: Literal["digits", "spiral", "npz", "cifar10", "cifar100", "mnist", "fashion-mnist"]
-    root: Path | None = None  # the folder of a torchvision set, or the .npz file
-    download: bool = False  # torchvision sets only
-    long_tail: Share | None = None  # imbalance factor: the rarest class's share of the most frequent one
-    test_share: Share | None = None  # held out with equal class counts, for a source without a test set
-    merge: bool = False  # the source's test set joins its training set: only sites have test sets then
-    local_test_share: Annotated[float, Field(gt=0, lt=1)] | None = None  # held out of every site's own examples
-    local_test: Literal["by-class"] | None = None  # the test set, each class divided among the sites that hold it
-    seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
-    partition: Partition = Whole()
-
-    @model_validator(mode="after")
-    def _one_way_to_test(self) -> Data:
-        if self.local_test is not None and self.local_test_share is not None:
-            raise ValueError("expected local_test or local_test_share, not both")
-        if self.merge and self.local_test_share is None:
-            raise ValueError("merge leaves no test set; expected local_test_share beside it")
-        if self.merge and self.test_share is not None:
-            raise ValueError("merge takes in the test set; remove test_share")
-        return self
-
-
 class Recipe(Table):
     """One run, whole."""
 
@@ -129,6 +88,7 @@ class Recipe(Table):
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] = 0
     rounds: Annotated[int, Field(ge=1, le=MOST_ROUNDS)]
     classes: Annotated[int, Field(ge=2, le=MOST_CLASSES)]
+    vocabulary: Annotated[tuple[ClassName, ...], Field(max_length=MOST_CLASSES)] = later(())  # the classes by name
     input: Input
     method: Choice
     model: Choice
@@ -136,6 +96,12 @@ class Recipe(Table):
     federation: Federation = Federation()
     evaluation: Evaluation = Evaluation()
     data: Data | None = None  # simulations only: a site's data are its own daemon's setting
+
+    @model_validator(mode="after")
+    def _vocabulary(self) -> Recipe:
+        if self.vocabulary and (len(self.vocabulary), len(set(self.vocabulary))) != (self.classes, self.classes):
+            raise ValueError(f"vocabulary: expected a name of its own for each of {self.classes} classes")
+        return self
 
     @model_validator(mode="after")
     def _order(self) -> Recipe:
@@ -146,6 +112,11 @@ class Recipe(Table):
     def wire(self) -> str:
         """As JSON, for sites: without the simulation's data, which would name paths."""
         return self.model_dump_json(exclude={"data"})
+
+    def preparation(self) -> Digest:
+        """Equal where sites bring their images and labels to the model in the same way."""
+        means = {"input": self.input.model_dump(), "vocabulary": self.vocabulary, "version": PREPARATION}
+        return digest(json.dumps(means, sort_keys=True).encode())
 
     def fingerprint(self) -> Digest:
         """Equal for equal runs: a restarted server continues only the recipe that it began."""
