@@ -24,7 +24,7 @@ test: .venv/ready       ## the whole test suite
 slow: .venv/ready       ## the long suites
 	.venv/bin/python -m pytest -m slow -n 2
 
-dashboards: .venv/ready  ## docs/dashboard-*.png and a check of every query: a pilot of minutes and a real Prometheus
+dashboards: .venv/ready  ## docs/dashboard-*.png, of a pilot of minutes and a real Prometheus
 	.venv/bin/python -m tests.deploy.dashboard_pictures
 
 faults: .venv/ready     ## the faults that take minutes each
