@@ -14,6 +14,7 @@ import yaml
 DEPLOY = Path(__file__).parents[1] / "deploy"
 BOARDS, PROMETHEUS = DEPLOY / "grafana" / "dashboards", DEPLOY / "prometheus"
 NAMES = ("rounds", "sites", "learning", "transport")
+NO_GPU_HERE = {("sites", "GPU memory", "A"), ("sites", "Sites now", "F")}  # queries without data on a CPU
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch
 from PIL import Image
-from tests.boards import NAMES, board, of_panel
+from tests.boards import NAMES, NO_GPU_HERE, board, of_panel
 from tests.deploy.monitored import Pilot, pilot, recipe
 from tests.deploy.panel_numbers import INK
 from tests.deploy.panels import DRAWN, ROW, Interval, Line
@@ -108,7 +108,9 @@ def place(figure: Figure, height: float, panel: dict[str, Any], lines: list[Line
         DRAWN[kind](axes, panel, lines, interval)
     else:
         axes.axis("off")
-        axes.text(0.5, 0.5, "no data: these sites train on a CPU", size=9, color="#9AA0A6", ha="center")
+        on_gpu = panel["title"] in {title for _, title, _ in NO_GPU_HERE}
+        text = "no data: these sites train on a CPU" if on_gpu else "no data"
+        axes.text(0.5, 0.5, text, size=9, color="#9AA0A6", ha="center")
 
 
 def answers(name: str, prometheus: Prometheus, interval: Interval) -> dict[int, list[Line]]:

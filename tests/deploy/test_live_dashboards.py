@@ -7,10 +7,9 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
-from tests.boards import NAMES, Query, queries, rules
+from tests.boards import NAMES, NO_GPU_HERE, Query, queries, rules
 from tests.deploy.monitored import SITES, Pilot, pilot, recipe
 from tests.promql import named
 
@@ -19,7 +18,6 @@ pytestmark = [
     pytest.mark.timeout(900),
     pytest.mark.skipif(shutil.which("prometheus") is None, reason="prometheus is not installed (apt: prometheus)"),
 ]
-NO_GPU_HERE = {("sites", "GPU memory", "A"), ("sites", "Sites now", "F")}  # absent on a CPU
 FIRED = {  # what the story below provokes
     "RoundsDegraded": {"run": "wing", "outcome": "degraded"},
     "UpdateRejected": {"run": "narrow", "verdict": "invalid", "reason": "norm"},
@@ -76,14 +74,18 @@ def test_every_query_of_a_dashboard_has_data(story: Story, name: str) -> None:
 
 
 def test_a_choice_of_run_and_site_leaves_only_those(story: Story) -> None:
-    prometheus = story.pilot.prometheus
+    prometheus, chosen = story.pilot.prometheus, {"run": "wing", "site": "west"}
+    seen = dict.fromkeys(chosen, 0)
     for name in NAMES:
         for query in queries(name):
-            asked = query.filled(story.seconds, 15, site="west", run="wing")
+            asked = query.filled(story.seconds, 15, **chosen)
             for series in prometheus.range(asked, story.start, story.end):
                 assert series.labels.get("run", "wing") == "wing", query
                 if "$site" in query.expression:
                     assert series.labels.get("site", "west") == "west", query
+                for label in seen:
+                    seen[label] += label in series.labels
+    assert all(seen.values()), seen
 
 
 def test_every_recording_rule_records(story: Story) -> None:
@@ -126,9 +128,13 @@ def test_server_and_daemon_agree_on_what_both_tell(story: Story) -> None:
         assert {series.labels["site"]: max(v for _, v in series.points) for series in jobs} == dict.fromkeys(
             (*SITES, "scorer"), 2.0
         ), metric
+    apart = "max by (site) ({0}) / min by (site) ({0})".format("protofed_client_disk_free_bytes")
+    shares = [value for series in prometheus.range(apart, story.start, story.end) for _, value in series.points]
+    assert shares
+    assert max(shares) < 1.2  # asked some seconds apart
 
 
-def test_a_server_that_is_killed_is_told_of(story: Story, tmp_path: Path) -> None:
+def test_a_server_that_is_killed_is_told_of(story: Story) -> None:
     """The last test here: the pilot is over."""
     prometheus, scene = story.pilot.prometheus, story.pilot.scene
     scene.kill("server")
