@@ -103,11 +103,11 @@ def published(records: Records, blobs: Kept, run: str, round: int | None = None)
     rows = records.rounds(run)
     if not rows and records.run(run) is None:
         raise ConfigError(f"there is no run '{short(run)}'; `protofed runs list` has all of them")
-    states = {row.round: row.state for row in rows if row.state is not None and blobs.has(row.state)}
-    if not states:
+    states = {row.round: row.state for row in rows if row.state is not None}
+    for number in sorted(states, reverse=True) if round is None else (round,):  # one look at the disk, as a rule
+        if number in states and blobs.has(states[number]):
+            return number, states[number]
+    if not (kept := [number for number in sorted(states) if blobs.has(states[number])]):
         raise ConfigError(f"run '{short(run)}' has published no model yet; expected one that has had a round")
-    number = max(states) if round is None else round
-    if number not in states:
-        kept = ", ".join(map(str, sorted(states)[-10:]))
-        raise ConfigError(f"run '{short(run)}' holds no state of round {number}; kept are those of {kept}: keep_rounds")
-    return number, states[number]
+    there = ", ".join(map(str, kept[-10:]))
+    raise ConfigError(f"run '{short(run)}' holds no state of round {round}; kept are those of {there}: keep_rounds")
