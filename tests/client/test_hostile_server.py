@@ -157,14 +157,14 @@ def test_whatever_breaks_while_a_run_is_prepared_the_daemon_lives(error: Excepti
 def test_no_memory_is_asked_for_by_a_model_that_is_too_large(hidden: list[int]) -> None:
     recipe = Recipe.model_validate({**RUN, "model": {"name": "mlp", "hidden": hidden}})
     with pytest.raises(ConfigError, match=r"model mlp (takes \d+ bytes: expected at most|cannot be made)"):
-        check_model(recipe)
+        check_model(recipe.model, recipe.input, recipe.classes)
 
 
 @pytest.mark.parametrize("name", ["mlp", "digits-cnn", "simple-cnn", "resnet18"])
 def test_a_model_is_measured_without_a_random_number(name: str) -> None:
     recipe = Recipe.model_validate({**RUN, "input": {"shape": [1, 32, 32]}, "model": {"name": name}})
     before = torch.get_rng_state()
-    check_model(recipe)
+    check_model(recipe.model, recipe.input, recipe.classes)
     assert torch.equal(torch.get_rng_state(), before)
 
 

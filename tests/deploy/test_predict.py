@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import builtins
 import csv
+import errno
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -19,7 +21,7 @@ from safetensors.numpy import load, save
 from tests.finished import Ended, ended
 
 from protofed.common import codec
-from protofed.common.errors import ConfigError, DataError
+from protofed.common.errors import ConfigError, DataError, OutOfSpace
 from protofed.common.recipe import Recipe
 from protofed.deploy import cli, model_folder
 from protofed.deploy.export import Wanted, export
@@ -140,6 +142,18 @@ def test_unreadable_files_are_named_when_the_others_are_done(
         cli.main([*command, "--json", "--skip-unreadable"])
     told = json.loads(capfd.readouterr().out)
     assert [one["path"] for one in told["unreadable"]] == ["broken.png", "half.png"]
+
+
+def test_a_full_disk_is_told_and_leaves_no_half_table(
+    exported: Path, pngs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(OutOfSpace, match="free space"):
+        asked(exported, pngs, tmp_path)
+    assert not list(tmp_path.glob("p.csv*"))
 
 
 def test_no_images_are_no_table(exported: Path, tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from protofed.client.now import Now
 from protofed.client.policy import Background, Policy
 from protofed.common.errors import ConfigError, Failure, TaskFailure
 from protofed.common.payload import Payload, SiteId
-from protofed.common.recipe import MOST_ROUNDS, Recipe, parse_json
+from protofed.common.recipe import MOST_ROUNDS, Choice, Input, Recipe, parse_json
 from protofed.common.task import MOST_BYTES, MOST_RECIPE_BYTES, Assignment, Role, Task, TaskKind
 
 log = structlog.get_logger()
@@ -115,7 +115,7 @@ def prepare(site: Site, assignment: Assignment) -> Prepared:
         recipe = read(assignment)
         method = client_methods.build(recipe.method.name, recipe.method.options)
         site.policy.admit(recipe.method.name, method.sends)
-        check_model(recipe)
+        check_model(recipe.model, recipe.input, recipe.classes)
         return Prepared(recipe, method, site.build_model(recipe), site.load_data(recipe))
     except FORESEEN as error:
         raise TaskFailure(reason_of(error), str(error)) from error
@@ -140,21 +140,20 @@ def read(assignment: Assignment) -> Recipe:
     return recipe
 
 
-def check_model(recipe: Recipe) -> None:
+def check_model(choice: Choice, input_: Input, classes: int) -> None:
     """That a model of the catalogue is not larger than a site takes one, before memory is asked for it.
 
     Raises:
         ConfigError: it is, or there is no such model.
     """
-    choice = recipe.model
     if ":" in choice.name:  # the site's own, which its policy names
         return
     architecture = architectures.build(choice.name, choice.options)
-    if min(recipe.input.shape[1:]) < architecture.smallest:  # `build` says so
+    if min(input_.shape[1:]) < architecture.smallest:  # `build` says so
         return
     try:
         with torch.device("meta"), torch.random.fork_rng(devices=[]):
-            model = architecture.build(recipe.input, recipe.classes)
+            model = architecture.build(input_, classes)
         nbytes = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
     except (RuntimeError, OverflowError) as error:  # sizes that no tensor can have
         raise ConfigError(f"model {choice.name} cannot be made with these options: {error}") from error

@@ -145,7 +145,7 @@ def _server_half(recipe: Recipe) -> ServerMethod:
 
 def _fresh(recipe: Recipe, allowed: frozenset[str]) -> SplitModel:
     """Its own parameters are all replaced; those that torch draws meanwhile change nobody else's."""
-    check_model(recipe)
+    check_model(recipe.model, recipe.input, recipe.classes)
     with torch.random.fork_rng(devices=[]):
         return build(recipe.model, recipe.input, recipe.classes, allowed)
 

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from protofed.common import archive
 from protofed.common.choice import Choice
-from protofed.common.codec import Digest, digest
+from protofed.common.codec import digest
 from protofed.common.errors import ConfigError, DataError, short
 from protofed.common.recipe import MOST_CLASSES, Input, Table, parse_json
 
@@ -119,7 +119,10 @@ def write(folder: Path, facts: Facts, files: Mapping[File, bytes], card: str) ->
         OutOfSpace, DiskFailure: it cannot be written.
     """
     for old in (FACTS, CARD, WEIGHTS, GRAPH):
-        (folder / old).unlink(missing_ok=True)
+        try:
+            (folder / old).unlink(missing_ok=True)
+        except OSError as error:
+            raise archive.write_error(folder / old, error) from error
     for name, data in files.items():
         archive.write(folder / name, data)
     archive.write(folder / CARD, card.encode())
@@ -201,14 +204,3 @@ def read_names(path: Path, classes: int) -> tuple[str, ...]:
             "characters long"
         )
     return names
-
-
-def state_digest(data: bytes, expected: str, what: str) -> Digest:
-    """The digest of what was read, which is the one that the ledger has.
-
-    Raises:
-        DataError: it is another one.
-    """
-    if (found := digest(data)) != expected:
-        raise DataError(f"{what} has digest {found[:16]}…, and the ledger says {expected[:16]}…; nothing is exported")
-    return found

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import csv
 import os
-from collections.abc import Iterable
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Literal
+from typing import IO, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,9 +19,6 @@ from protofed.deploy import model_folder
 from protofed.deploy.predict_images import Unreadable, batches, images_of
 from protofed.deploy.predict_runtime import Runtime, chosen, predictor
 from protofed.deploy.progress import progress
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 SHOWN = 20  # unreadable images; the rest are only counted
 
@@ -109,12 +106,11 @@ def _table(path: Path) -> Iterator[IO[str]]:
     unfinished = path.with_name(f"{path.name}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        file = unfinished.open("w", encoding="utf-8", errors="surrogateescape", newline="")
-    except OSError as error:
-        raise write_error(path, error) from error
-    try:
-        with file:
+        with unfinished.open("w", encoding="utf-8", errors="surrogateescape", newline="") as file:
             yield file
         os.replace(unfinished, path)
+    except OSError as error:  # what is read inside has its own errors
+        raise write_error(path, error) from error
     finally:
-        unfinished.unlink(missing_ok=True)
+        with suppress(OSError):
+            unfinished.unlink(missing_ok=True)

@@ -23,7 +23,7 @@ from protofed.common.errors import ConfigError, DataError
 Pixels: TypeAlias = NDArray[np.float32]  # [channels, H, W], 0..1
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff"})
 KEYS = ("images", "test_images")  # of an .npz, the first that is there
-MODES = {1: "L", 3: "RGB"}
+MODES = {1: "L", 3: "RGB"}  # Pillow's names by channels
 _FOREIGN = (OSError, ValueError, TypeError, SyntaxError, EOFError, IndexError, zlib.error, Warning)
 
 

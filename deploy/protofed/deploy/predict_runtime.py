@@ -97,7 +97,6 @@ def _torch(folder: Path, contents: Contents, device: str, allowed: frozenset[str
     from protofed.client import device as devices
     from protofed.client.models.deployed import answers, rebuilt
     from protofed.client.site import check_model
-    from protofed.common.recipe import Recipe
 
     where, spec, weights = devices.pick(device), contents.model, _weights(folder, contents)
     classes = len(spec.classes)
@@ -106,11 +105,7 @@ def _torch(folder: Path, contents: Contents, device: str, allowed: frozenset[str
             f"the model is made by {spec.architecture.name}, code that is not protofed's; if you trust it and it is "
             f"installed here: --allow-model {spec.architecture.name} (or --runtime onnx, which needs no such code)"
         )
-    check_model(
-        Recipe(
-            name="any", rounds=1, classes=classes, input=spec.input, method=spec.architecture, model=spec.architecture
-        )
-    )
+    check_model(spec.architecture, spec.input, classes)
     model = rebuilt(spec.architecture, spec.input, classes, spec.head, weights, allowed).to(where)
     return lambda pixels: np.asarray(answers(model, pixels)[1].numpy(), dtype=np.float32)
 
