@@ -183,13 +183,19 @@ def test_a_damaged_state_is_not_exported(simulated: Simulated, wanted: Wants, tm
     assert not (tmp_path / "m").exists()
 
 
+def contents(folder: Path) -> dict[Path, tuple[bytes, int]]:
+    """Of every file: what is in it, and when it was written. SQLite's readers have an index in -shm."""
+    files = [path for path in folder.rglob("*") if path.is_file() and not path.name.endswith("-shm")]
+    return {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in files}
+
+
 def test_looking_leaves_the_folders_as_they_are(simulated: Simulated, wanted: Wants, tmp_path: Path) -> None:
     done = simulated("solo")
     (written := done.state / "blobs" / ".tmp-a-running-server-writes").write_bytes(b"")
-    before = sorted(done.state.rglob("*"))
+    before = contents(done.state)
     export(wanted("solo", "personal", tmp_path / "m", site_state=done.site("site-1"), recipe=done.recipe))
     export_states.of_folder(done.state, done.run)
-    assert sorted(done.state.rglob("*")) == before
+    assert contents(done.state) == before
     written.unlink()
 
 
@@ -225,10 +231,12 @@ def test_every_file_tells_the_same(simulated: Simulated, wanted: Wants, tmp_path
         assert str(fact) in card
 
 
-def test_another_recipe_is_refused(simulated: Simulated, wanted: Wants, tmp_path: Path) -> None:
-    other = simulated("fedavg").recipe.model_copy(update={"seed": 7})
+@pytest.mark.parametrize("kind", ["global", "class:1", "personal"])
+def test_another_recipe_is_refused(simulated: Simulated, wanted: Wants, tmp_path: Path, kind: str) -> None:
+    run = simulated("cwfedavg" if kind.startswith("class") else "fedavg")
+    other = run.recipe.model_copy(update={"seed": 7})
     with pytest.raises(ConfigError, match="is not that of run"):
-        export(wanted("fedavg", "global", tmp_path / "m", recipe=other))
+        export(wanted(run.recipe.method.name, kind, tmp_path / "m", recipe=other, site_state=run.site("site-1")))
 
 
 @pytest.mark.parametrize(

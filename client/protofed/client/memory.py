@@ -27,6 +27,8 @@ from protofed.common.errors import CodecError, StateError
 from protofed.common.payload import Payload, Update
 from protofed.common.task import Receipt, Task, TaskKind
 
+INCOMING = ".incoming"
+
 
 class FolderStore:
     """One folder a round: update, memory and personal model appear in it together, the receipt makes them count.
@@ -43,7 +45,7 @@ class FolderStore:
         self._folder, self._secret = folder, secret
         self._keep: int | None = 3  # counted rounds, the newest among them; None: all
         self._lock = archive.Lock(folder)
-        self.incoming = FolderIncoming(folder / ".incoming")
+        self.incoming = FolderIncoming(folder / INCOMING)
         self.approvals: Approvals | None = Approvals(folder / APPROVALS)
         for run in folder.iterdir():
             for left in run.glob(f"{archive.TEMPORARY}*") if run.is_dir() else ():

@@ -172,10 +172,12 @@ def _site_data(file: Path | None, share: int | None) -> tuple[Data, int] | None:
     from protofed.common.recipe import Data, parse, read_table
 
     if file is None:
+        if share is not None:
+            raise ConfigError("--share goes with --settings, which say of what it is a share; add them")
         return None
     table = read_table(file)
     data = parse(dict(table.get("data", {})), Data, f"{file}, [data]")
-    number = table.get("share", share) if share is None else share
+    number = table.get("share") if share is None else share
     if number is None and data.partition.kind != "whole":
         raise ConfigError("--settings cuts its data into several sites; add --share, as the site's daemon is given it")
     return data, int(number or 0)

@@ -154,10 +154,12 @@ def _published(wanted: Wanted, round: int | None) -> PublishedState | None:
 
 
 def _recipe(wanted: Wanted, folder: Path) -> Recipe:
+    if wanted.state is not None:
+        known = export_states.recipe_in(wanted.state, wanted.run)
+        _check_recipe(wanted, known)
+        return known
     if wanted.recipe is not None:
         return wanted.recipe
-    if wanted.state is not None:
-        return export_states.recipe_in(wanted.state, wanted.run)
     try:
         return export_site.offered_recipe(folder, wanted.run)
     except ConfigError as error:
@@ -205,9 +207,7 @@ def _of(where: str, round: int) -> str:
 
 def _spec(wanted: Wanted, made: Made) -> Spec:
     recipe = made.recipe
-    return Spec(
-        architecture=recipe.model, head=made.model.head, input=recipe.input, classes=_names(wanted, recipe.classes)
-    )
+    return Spec(architecture=recipe.model, head=made.model.head, input=recipe.input, classes=_names(wanted, recipe))
 
 
 def _origin(wanted: Wanted, made: Made, weights: Payload) -> Origin:
@@ -225,10 +225,13 @@ def _origin(wanted: Wanted, made: Made, weights: Payload) -> Origin:
     )
 
 
-def _names(wanted: Wanted, classes: int) -> tuple[str, ...]:
-    """Of the classes: those that are given, those of a well-known data set, or numbers."""
+def _names(wanted: Wanted, recipe: Recipe) -> tuple[str, ...]:
+    """Of the classes: those that are given, the run's, those of a well-known data set, or numbers."""
+    classes = recipe.classes
     if wanted.classes is not None:
         return model_folder.read_names(wanted.classes, classes)
+    if recipe.vocabulary:
+        return recipe.vocabulary
     if wanted.recipe is not None and wanted.recipe.data is not None:
         from protofed.deploy.pictures_look import class_names  # matplotlib
 

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from protofed.client.approval import FOLDER, Approvals
+from protofed.client.audit import FILE as AUDIT
+from protofed.client.memory import INCOMING
 from protofed.common import codec
 from protofed.common.codec import Digest, digest
 from protofed.common.errors import CodecError, ConfigError, DataError, StateError, short
@@ -16,8 +18,6 @@ from protofed.common.journal import HalfLine, records
 from protofed.common.payload import Payload, SiteId
 from protofed.common.recipe import Recipe
 from protofed.common.task import Assignment
-
-AUDIT, INCOMING = "audit.jsonl", ".incoming"
 
 
 @dataclass(frozen=True)

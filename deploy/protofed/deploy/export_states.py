@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from protofed.common import codec
-from protofed.common.codec import Digest
+from protofed.common.codec import Digest, digest
+from protofed.common.errors import DataError
 from protofed.common.payload import Payload, SiteId
 from protofed.common.recipe import Recipe, parse_json
-from protofed.deploy.model_folder import state_digest
 from protofed.deploy.state_folder import open_state
 from protofed.server.documents import published
 from protofed.server.resume import recipe_of
@@ -81,7 +81,18 @@ def of_server(operator: Operator, run: str, round: int | None = None) -> Publish
     number, data = operator.state(run, round)
     dossier = operator.dossier(run)
     rows = [row for row in dossier["rounds"] if row["round"] == number and row["outcome"] in ("published", "degraded")]
-    address = state_digest(data, rows[-1]["state"] if rows else "", f"the state of round {number}")
+    address = _state_digest(data, rows[-1]["state"] if rows else "", f"the state of round {number}")
     recipe = parse_json(json.dumps(dossier["recipe"]), Recipe, f"the recipe of run '{run}'")
     scores = {one["round"]: one["sites"] for one in dossier["scores"]}.get(number, {})
     return PublishedState(recipe, number, address, codec.decode(data), scores)
+
+
+def _state_digest(data: bytes, expected: str, what: str) -> Digest:
+    """The digest of what was read, which is the one that the ledger has.
+
+    Raises:
+        DataError: it is another one.
+    """
+    if (found := digest(data)) != expected:
+        raise DataError(f"{what} has digest {found[:16]}…, and the ledger says {expected[:16]}…; nothing is exported")
+    return found

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from protofed.common.papers import paper
 from protofed.common.task import score_family
 from protofed.deploy.model_folder import FACTS, GRAPH, WEIGHTS, Facts
+from protofed.deploy.predict_images import MODES
 
 HEADS = {
     "own": "`logits` come from a linear classifier.",
@@ -15,7 +16,6 @@ HEADS = {
     "infinity, and probability 0, for a class that has no prototype.",
 }
 SHOWN_CLASSES = 100  # of the table; the rest is in model.json
-MODES = {1: "L", 3: "RGB"}  # Pillow's names by channels
 
 
 def card(facts: Facts, files: Iterable[str], difference: float | None) -> str:
