@@ -9,6 +9,7 @@ from enum import StrEnum
 from protofed.common.errors import ProtofedError
 from protofed.common.flaw import IdentityError
 from protofed.deploy.doctor_diagnoses import INTERNAL, Diagnosis, diagnosis
+from protofed.deploy.look import count
 
 
 class State(StrEnum):
@@ -90,8 +91,8 @@ def verdict(rows: Sequence[Row], *, strict: bool) -> str:
         [row for row in rows if row.state is state] for state in (State.FINDING, State.WARNING, State.SKIPPED)
     )
     worst = first(rows, strict=strict)
-    counts = [_counted(len(findings), "finding")] if findings else []
-    counts += [_counted(len(warnings), "warning")] if warnings else []
+    counts = [count(len(findings), "finding")] if findings else []
+    counts += [count(len(warnings), "warning")] if warnings else []
     if worst is not None:
         which = "the first is " if len(findings) + len(warnings) > 1 else ""
         return f"{', '.join(counts)}; {which}{worst.name}: exit code {worst.code}"
@@ -117,7 +118,3 @@ def _looked(check: Check) -> Row:
 def _row(check: Check, name: str, seen: str) -> Row:
     known = diagnosis(name)
     return Row(check.name, State.WARNING if known.warns else State.FINDING, seen, known)
-
-
-def _counted(count: int, what: str) -> str:
-    return f"{count} {what}{'' if count == 1 else 's'}"

@@ -56,8 +56,8 @@ def styled(word: str) -> Text:
 
 
 def count(number: int, what: str) -> str:
-    """`1 round`, `2 rounds`."""
-    return f"{number} {what}{'' if number == 1 else 's'}"
+    """`1 round`, `2 rounds`, `3 classes`."""
+    return f"{number:,} {what}{'' if number == 1 else 'es' if what.endswith('s') else 's'}"
 
 
 def span(seconds: float) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -101,7 +101,7 @@ class Document:
     tiles: Sequence[Tile]
     sections: Sequence[Section]
     foot: str
-    words: Sequence[tuple[str, str]] = field(default_factory=tuple)  # what the words mean
+    words: Sequence[tuple[str, str]] = ()  # what the words mean
 
 
 def rendered(document: Document) -> str:

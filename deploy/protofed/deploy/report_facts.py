@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any
 
-from protofed.server.overview import Spread, spreads
+from protofed.server.overview import Spread, lower_is_better, spreads
 
 LABELS = {
     "accuracy": "accuracy on the shared test set",
@@ -100,6 +100,11 @@ class Facts:
         sites = {} if self.newest is None else self.scores[self.newest]
         return {site: told[name] for site, told in sites.items() if name in told}
 
+    def worst(self, name: str) -> tuple[str, float]:
+        """The site that does worst by a newest score that there is, and its value."""
+        pick = max if lower_is_better(name) else min
+        return pick(self.own(name).items(), key=lambda pair: pair[1])
+
     def series(self, name: str) -> dict[int, list[float]]:
         """A score's values over sites, by round."""
         values = {n: [told[name] for told in sites.values() if name in told] for n, sites in self.scores.items()}
@@ -174,11 +179,6 @@ def lasted(seconds: float) -> str:
 def megabytes(count: float) -> str:
     """1 MB is 10^6 bytes."""
     return f"{count / 1e6:.2f}" if count < 1e8 else f"{count / 1e6:,.0f}"
-
-
-def counted(number: int, thing: str) -> str:
-    """1 site, 2 sites."""
-    return f"{number:,} {thing}{'' if number == 1 else 'es' if thing.endswith('s') else 's'}"
 
 
 def some(numbers: Sequence[int], most: int = MANY_ROUNDS) -> list[int]:

@@ -6,8 +6,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from protofed.deploy.look import count
 from protofed.deploy.report_document import Cell, Figure, Row, Section, Table
-from protofed.deploy.report_facts import Facts, counted, megabytes, some
+from protofed.deploy.report_facts import Facts, megabytes, some
 from protofed.deploy.report_plots import volumes
 
 COLUMNS = 50  # of the calendar; more rounds share one, in which the worst fate is told
@@ -62,7 +63,7 @@ def refusals(facts: Facts) -> Section:
     if not rows:
         return Section("refusals", "Updates that were not used", lead=["None: every update that came was used."])
     header = ["round", "site", "what", "reason", "MB"]
-    table = Table(counted(len(rows), "update"), header, rows[:MOST_LISTED], words=4, look="long")
+    table = Table(count(len(rows), "update"), header, rows[:MOST_LISTED], words=4, look="long")
     left = len(rows) - MOST_LISTED
     missing = [f"{left:,} more are not listed; `protofed report RUN --json` has all of them."] if left > 0 else []
     return Section("refusals", "Updates that were not used", tables=[table], missing=missing)

@@ -11,17 +11,8 @@ from protofed.deploy.report_facts import GROUPS, Facts, label, percent, shown, s
 from protofed.deploy.report_plots import BLUE, GREEN, ORANGE, Panel, Series, lying, over_rounds, points, reliability
 from protofed.server.overview import lower_is_better, spread
 
-CURVES = (
-    "global.accuracy",
-    "global.balanced_accuracy",
-    "personal.pm_v",
-    "personal.pm_l",
-    "personal.balanced_accuracy",
-    "personal.local.accuracy",
-    "global.local.accuracy",
-)
 WHOSE = {"global": "Global model", "personal": "Own models"}
-SHORT = {
+CURVES = {  # by score, what its panel is called
     "global.accuracy": "Global model: accuracy",
     "global.balanced_accuracy": "Global model: balanced accuracy",
     "personal.pm_v": "Own models: on the site's classes, PM(V)",
@@ -33,12 +24,13 @@ SHORT = {
 FAIR = ("personal.pm_v", "personal.pm_l", "personal.balanced_accuracy", "personal.local.accuracy")
 MOST_CLASSES = 100  # drawn; of more, those that are found least
 PROBABILITIES = "add `[evaluation] probabilities = true` to the recipe"
+RELIABILITY = "global.reliability"
 POLICY = "the sites' policies must name"
 
 
 def curves(facts: Facts) -> Section:
     """Scores and losses over rounds."""
-    panels = [Panel(SHORT[name], "%", found) for name in CURVES if (found := facts.series(name))]
+    panels = [Panel(title, "%", found) for name, title in CURVES.items() if (found := facts.series(name))]
     if losses := facts.losses():
         panels.append(Panel("Training loss at the sites", "", losses))
     if not panels:
@@ -102,7 +94,7 @@ def fairness(facts: Facts) -> Section:
         return Section("fairness", "Site by site", missing=[how])
     sites = sorted({site for name in names for site in facts.own(name)})
     looks = zip(names, (BLUE, ORANGE, GREEN, "black"), ("o", "^", "s", "D"), strict=False)
-    series = [Series(SHORT[name], facts.own(name), colour, marker) for name, colour, marker in looks]
+    series = [Series(CURVES[name], facts.own(name), colour, marker) for name, colour, marker in looks]
     says = "; ".join(_apart(facts, name) for name in names)
     drawn = Figure("Every site's own model", f"{says}.", lying(sites, series))
     return Section("fairness", "Site by site", figures=[drawn], tables=[_site_table(facts, names, sites)])
@@ -126,9 +118,6 @@ def calibration(facts: Facts) -> Section:
     lead = ["A model is well calibrated if, of all answers of which it is 80 % sure, 80 % are right. 0 is perfect."]
     missing = [] if bins else [f"No reliability diagram: it takes an evaluator whose policy names `{RELIABILITY}.*`."]
     return Section("calibration", "Calibration", lead=lead, figures=figures, missing=missing)
-
-
-RELIABILITY = "global.reliability"
 
 
 def _bins(facts: Facts) -> dict[int, tuple[float, float, float]]:
@@ -209,12 +198,11 @@ def _unsaid(whose: str) -> str:
 
 
 def _apart(facts: Facts, name: str) -> str:
-    own = facts.own(name)
-    worst, best = min(own, key=lambda site: own[site]), max(own, key=lambda site: own[site])
-    told = facts.last[name]
+    own, told = facts.own(name), facts.last[name]
+    (worst, least), best = facts.worst(name), max(own, key=lambda site: own[site])
     return (
-        f"{SHORT[name]}: mean {percent(told.mean)}, standard deviation {100 * told.std:.1f}, worst {worst} with "
-        f"{percent(own[worst])}, best {best} with {percent(own[best])}"
+        f"{CURVES[name]}: mean {percent(told.mean)}, standard deviation {100 * told.std:.1f}, worst {worst} with "
+        f"{percent(least)}, best {best} with {percent(own[best])}"
     )
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections import Counter
 
 from protofed.common.papers import paper
+from protofed.deploy.look import count as counted
 from protofed.deploy.report_document import Section, Table, Tile
-from protofed.deploy.report_facts import GROUPS, LABELS, Facts, counted, day, label, lasted, megabytes, percent, shown
-from protofed.server.overview import Spread, lower_is_better
+from protofed.deploy.report_facts import GROUPS, LABELS, Facts, day, label, lasted, megabytes, percent, shown
+from protofed.server.dossier import JUDGED_BY
+from protofed.server.overview import Spread
 
 NAMED_SITES = 12
-OWN = ("personal.local.accuracy", "personal.pm_v", "personal.balanced_accuracy", "personal.accuracy")
+OWN = tuple(name for name in JUDGED_BY if name.startswith("personal."))
 
 
 def summary(facts: Facts) -> Section:
@@ -31,7 +33,7 @@ def tiles(facts: Facts) -> list[Tile]:
     if "global.accuracy" in last:
         found.append(Tile("Global model, accuracy", percent(last["global.accuracy"].mean), f"round {facts.newest}"))
     if (own := own_score(facts)) is not None:
-        spread, (site, worst) = last[own], worst_site(facts, own)
+        spread, (site, worst) = last[own], facts.worst(own)
         found.append(Tile("Sites' own models, mean", percent(spread.mean), f"± {100 * spread.std:.1f}; {label(own)}"))
         found.append(Tile("Worst site's own model", percent(worst), site))
     used = len(facts.rounds)
@@ -44,13 +46,6 @@ def tiles(facts: Facts) -> list[Tile]:
 def own_score(facts: Facts) -> str | None:
     """By what the sites' own models are judged first."""
     return next((name for name in OWN if name in facts.last), None)
-
-
-def worst_site(facts: Facts, name: str) -> tuple[str, float]:
-    """The site that does worst by a score that there is, and its value."""
-    pick = max if lower_is_better(name) else min
-    own = facts.own(name)
-    return pick(own.items(), key=lambda pair: pair[1])
 
 
 def troubles(facts: Facts) -> list[str]:
@@ -95,7 +90,7 @@ def _good(facts: Facts) -> list[str]:
     if "global.accuracy" in last:
         found.append(f"The global model is right on {percent(last['global.accuracy'].mean)} of the shared test images")
     if (own := own_score(facts)) is not None:
-        site, value = worst_site(facts, own)
+        site, value = facts.worst(own)
         several = last[own].sites > 1
         found.append(
             f"{'the' if found else 'The'} sites' own models reach {percent(last[own].mean)} on average "
@@ -129,7 +124,7 @@ def _pair(facts: Facts, rest: str) -> list[str]:
     left = "–" if of_global is None else shown(rest, of_global.mean)
     if own is None:
         return [left, "–", "–", "–", "–"]
-    site, value = worst_site(facts, f"personal.{rest}")
+    site, value = facts.worst(f"personal.{rest}")
     return [left, shown(rest, own.mean), _std(rest, own), shown(rest, value), site if own.sites > 1 else "–"]
 
 
