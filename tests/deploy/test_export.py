@@ -184,8 +184,8 @@ def test_a_damaged_state_is_not_exported(simulated: Simulated, wanted: Wants, tm
 
 
 def contents(folder: Path) -> dict[Path, tuple[bytes, int]]:
-    """Of every file: what is in it, and when it was written. SQLite's readers have an index in -shm."""
-    files = [path for path in folder.rglob("*") if path.is_file() and not path.name.endswith("-shm")]
+    """Of every file: what is in it, and when it was written. SQLite's readers have files of their own beside it."""
+    files = [path for path in folder.rglob("*") if path.is_file() and not path.name.endswith(("-shm", "-wal"))]
     return {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in files}
 
 
