@@ -119,6 +119,15 @@ def test_every_number_of_a_figure_stands_in_a_table(full: dict[str, Any], whole:
     assert "Reliability of the global model in round 2" in sections["calibration"]
 
 
+def test_classes_are_called_as_the_run_calls_them(full: dict[str, Any]) -> None:
+    names = [f"lesion <{c}>" for c in range(10)]
+    html, sections = page({**full, "recipe": {**full["recipe"], "vocabulary": names}})
+    for section in ("classes", "prototypes", "norms"):
+        assert all(name in sections[section] for name in names), section
+    assert any(f"class {name} is found least" in sections["summary"] for name in names)
+    assert "lesion <" not in html
+
+
 def test_what_a_run_has_not_is_left_out_with_a_way_to_get_it(plain: dict[str, Any]) -> None:
     html, sections = page(plain)
     assert list(sections) == SECTIONS

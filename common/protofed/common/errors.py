@@ -156,6 +156,6 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> ConfigError:
     return ConfigError(f"unknown {kind} '{short(name)}': {hint}")
 
 
-def short(text: str) -> str:
+def short(text: str, most: int = 80) -> str:
     """What somebody gave, as far as a line has room for it."""
-    return text if len(text) <= 80 else f"{text[:79]}…"
+    return text if len(text) <= most else f"{text[: most - 1]}…"

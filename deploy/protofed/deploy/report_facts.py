@@ -49,6 +49,16 @@ class Facts:
         """C."""
         return int(self.recipe["classes"])
 
+    def name(self, c: int) -> str:
+        """Of a class, as the run calls it; else its number."""
+        vocabulary = self.recipe.get("vocabulary") or ()
+        return str(vocabulary[c]) if vocabulary else str(c)
+
+    @property
+    def names(self) -> list[str]:
+        """Of all classes, [C]."""
+        return [self.name(c) for c in range(self.classes)]
+
     @property
     def attempts(self) -> Sequence[Mapping[str, Any]]:
         """At all rounds."""

@@ -23,7 +23,7 @@ def prototypes(facts: Facts) -> Section:
     told = facts.dossier["prototypes"]
     figures, missing = [], []
     if told["cosines"]:
-        figures.append(_similarity(_array(told["cosines"]), told["round"]))
+        figures.append(_similarity(_array(told["cosines"]), facts.names, told["round"]))
     elif told["round"] is None:
         missing.append("No similarity of prototypes: no state of the run is kept any more (`keep_rounds`).")
     else:
@@ -68,7 +68,7 @@ def norms(facts: Facts) -> Section:
         lead = "In a trained head, a class that is common at a site tends to have a larger norm: this page hints at it."
     else:
         lead = "Which prototypes a site sent tells which classes it has, unless its policy hides them behind decoys."
-    classes = [str(c) for c in range(values.shape[1])]
+    classes = facts.names
     table = _matrix_table(values.T, classes, sites, "class")
     drawn = Figure(f"Norms of the {what}", says, matrix(values.T, classes, sites, "norm", signed=False), table)
     return Section("norms", title, lead=[lead], figures=[drawn])
@@ -103,17 +103,16 @@ def provenance(facts: Facts) -> Section:
     return Section("provenance", "Versions and provenance", lead=[lead], tables=tables)
 
 
-def _similarity(values: Array, number: int) -> Figure:
+def _similarity(values: Array, names: list[str], number: int) -> Figure:
     apart = np.where(np.eye(len(values), dtype=bool), np.nan, values)
     upper = np.where(np.triu(np.ones_like(values), 1) > 0, values, np.nan)
     order = [int(place) for place in np.argsort(-upper, axis=None) if np.isfinite(upper.flat[place])][:MOST_PAIRS]
     pairs = [(place // len(values), place % len(values)) for place in order]
-    rows = [[f"{a} and {b}", f"{values[a, b]:.3f}"] for a, b in pairs]
+    rows = [[f"{names[a]} and {names[b]}", f"{values[a, b]:.3f}"] for a, b in pairs]
     says = f"Cosines between the prototypes of {len(values)} classes after round {number}; 1: the same direction."
     if pairs:
         a, b = pairs[0]
-        says += f" Most alike are classes {a} and {b} with {values[a, b]:.2f}."
-    names = [str(c) for c in range(len(values))]
+        says += f" Most alike are classes {names[a]} and {names[b]} with {values[a, b]:.2f}."
     if len(values) <= MOST_IN_TABLE:
         numbers = _matrix_table(values, names, names, "class")
     else:

@@ -12,10 +12,12 @@ from matplotlib.colors import Colormap
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from protofed.common.errors import short
 from protofed.common.payload import Array
 from protofed.deploy.curves import COLOURS
 
 WIDTH = 8.6  # inches
+LONGEST_NAME, LETTERS = 28, 90  # of a name on an axis; of all of them side by side
 NAMED = 24  # more classes than that have room for some of their numbers only
 BLUE, ORANGE, GREEN = COLOURS[0], COLOURS[1], COLOURS[2]
 
@@ -173,9 +175,9 @@ def _rounds(axes: Axes) -> None:
 
 def _named(axes: Axes, names: Sequence[str]) -> None:
     every = 1 if len(names) <= NAMED else -(-len(names) // NAMED)
-    longest = max(map(len, names), default=0)
-    turned = 90 if longest > 3 and len(names) > 8 else 0
-    axes.set_xticks(range(0, len(names), every), names[::every], rotation=turned, fontsize=8)
+    shown = [short(name, LONGEST_NAME) for name in names[::every]]
+    turned = 90 if sum(map(len, shown)) > LETTERS else 0
+    axes.set_xticks(range(0, len(names), every), shown, rotation=turned, fontsize=8)
 
 
 def _written(axes: Axes, values: Array, cmap: Colormap, low: float, high: float) -> None:

@@ -54,15 +54,17 @@ def by_class(facts: Facts) -> Section:
         for which in ("newest", "best") if rounds["newest"] != rounds["best"] else ("newest",):
             if found := _recalls(facts, which, whose):
                 text = f"{WHOSE[whose]}, {which} scores (round {rounds[which]})"
-                series.append(Series(text, _named(found), colour, marker, hollow=which == "best"))
+                series.append(
+                    Series(text, {facts.name(c): v for c, v in found.items()}, colour, marker, hollow=which == "best")
+                )
     low = {c: min(found[c] for found in newest.values() if c in found) for c in sorted(set().union(*newest.values()))}
     shown_ = sorted(sorted(low, key=lambda c: (low[c], c))[:MOST_CLASSES])
-    says = f"Recall of each class in %, from 0 to 100. {_least(newest)}."
+    says = f"Recall of each class in %, from 0 to 100. {_least(facts, newest)}."
     title = (
         "Recall by class" if len(shown_) == len(low) else f"Recall of the {len(shown_)} classes that are found least"
     )
     numbers = _recall_table(facts, rounds)
-    drawn = Figure(title, says, points([str(c) for c in shown_], series, "class"), numbers)
+    drawn = Figure(title, says, points([facts.name(c) for c in shown_], series, "class"), numbers)
     lead = ["Recall is the share of a class's test images that a model names rightly; own models: mean over sites."]
     if rounds["newest"] != rounds["best"]:
         lead.append(f"The best round is that with the largest {facts.dossier['classes']['judged_by']}.")
@@ -163,17 +165,14 @@ def _recalls(facts: Facts, which: str, whose: str) -> dict[int, float]:
     return {c: float(np.mean(list(of.values()))) for c, of in facts.by_class(which, f"{whose}.recall").items()}
 
 
-def _least(newest: Mapping[str, Mapping[int, float]]) -> str:
+def _least(facts: Facts, newest: Mapping[str, Mapping[int, float]]) -> str:
     told = []
     for whose, found in newest.items():
         if found:
             worst = min(found, key=lambda c: (found[c], c))
-            told.append(f"{WHOSE[whose]} find{'s' * (whose == 'global')} class {worst} least: {percent(found[worst])}")
+            find = "finds" if whose == "global" else "find"
+            told.append(f"{WHOSE[whose]} {find} class {facts.name(worst)} least: {percent(found[worst])}")
     return "; ".join(told)
-
-
-def _named(found: Mapping[int, float]) -> dict[str, float]:
-    return {str(c): value for c, value in found.items()}
 
 
 def _recall_table(facts: Facts, rounds: Mapping[str, int | None]) -> Table:
@@ -186,7 +185,7 @@ def _recall_table(facts: Facts, rounds: Mapping[str, int | None]) -> Table:
         extent = f"{shown('', min(values))} to {shown('', max(values))}" if values else "–"
         mean = shown("", float(np.mean(values))) if values else "–"
         told = [shown("", of[c]) if c in of else "–" for of in shared]
-        rows.append([str(c), *told, mean, shown("", best[c]) if c in best else "–", extent])
+        rows.append([facts.name(c), *told, mean, shown("", best[c]) if c in best else "–", extent])
     header = ["class", "global, newest", "global, best", "own, newest", "own, best", "own, newest: worst to best site"]
     return Table("The numbers behind, in %", header, rows, 0, folded=True)
 

@@ -100,7 +100,7 @@ def _good(facts: Facts) -> list[str]:
     recalls = {c: sum(of.values()) / len(of) for c, of in facts.by_class("newest", "global.recall").items()}
     if recalls:
         c = min(recalls, key=lambda number: recalls[number])
-        sentence += f"; class {c} is found least by the global model, {percent(recalls[c])} of its images"
+        sentence += f"; class {facts.name(c)} is found least by the global model, {percent(recalls[c])} of its images"
     return [f"{sentence}."] if sentence else []
 
 
