@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 
 from protofed.common import archive
 from protofed.common.payload import Array
+from protofed.common.recipe import Recipe
 from protofed.deploy.curves import COLOURS, rendered
 
 WIDTH = 7.6  # inches
@@ -22,10 +23,10 @@ NAMES = {
 }
 
 
-def class_names(source: str, classes: int) -> list[str]:
-    """What people call a source's classes; numbers, if they have no names."""
-    names = NAMES.get(source, [])
-    return names if len(names) == classes else [str(c) for c in range(classes)]
+def class_names(recipe: Recipe) -> list[str]:
+    """What the run calls its classes, or people those of a well-known data set; else numbers."""
+    names = recipe.vocabulary or NAMES.get(recipe.data.source if recipe.data else "", ())
+    return list(names) if len(names) == recipe.classes else [str(c) for c in range(recipe.classes)]
 
 
 def class_look(c: int) -> tuple[str, str]:

@@ -143,7 +143,7 @@ def draw_prototypes(run: FinishedRun, groups: Groups) -> Figure:
     for axes, matrix, when in zip(
         figure.subplots(1, 2), matrices, ("before training", f"after {run.recipe.rounds} rounds"), strict=True
     ):
-        shown = _cosines(axes, matrix, groups, class_names(_source(run), len(matrix)), max(limit, 0.05))
+        shown = _cosines(axes, matrix, groups, class_names(run.recipe), max(limit, 0.05))
         means = within_and_between(matrix, groups)
         told = f"\nmean {means[0]:+.2f} within groups, {means[1]:+.2f} between" if means else ""
         axes.set_title(f"{when}{told}", loc="left", fontsize=9)

@@ -119,7 +119,7 @@ def inputs_plane(seen: Embedded) -> Plane | None:
 
 def names_of(run: FinishedRun) -> list[str]:
     """Of the run's classes."""
-    return class_names(run.recipe.data.source if run.recipe.data else "", run.recipe.classes)
+    return class_names(run.recipe)
 
 
 def _rays(axes: Axes, plane: Plane) -> None:
