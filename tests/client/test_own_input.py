@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.client.pictures import ramp, save, settings
 
-from protofed.client.data.sources import own_input
+from protofed.client.data.sources import load, own_input, own_vocabulary
 from protofed.common.errors import DataError
 from protofed.common.recipe import Data
 
@@ -37,3 +38,29 @@ def test_there_are_always_two_classes(tmp_path: Path) -> None:
     assert own_input(Data(source="npz", root=tmp_path / "a.npz"))[1] == 2
     with pytest.raises(DataError, match="cannot read"):
         own_input(Data(source="npz", root=tmp_path / "none.npz"))
+
+
+def test_of_files_it_is_the_first_readable_ones_and_the_names_are_their_own(tmp_path: Path) -> None:
+    (tmp_path / "A").mkdir()
+    (tmp_path / "A" / "0.png").write_bytes(b"damaged")
+    for name in "123":
+        save(tmp_path / "A" / f"{name}.png", ramp(5, 7))
+        save(tmp_path / "Melanoma" / f"{name}.png", ramp(9, 9, 1))
+    save(tmp_path / "unsure" / "3.png")
+    more = {"labels": {"Melanoma": "mel"}, "ignore": ["unsure"], "unreadable": 0.5, "test_share": 0.5}
+    data = settings("folder", tmp_path, **more)
+    found, count = own_input(data)
+    assert (found.shape, found.fit, found.colours, count) == ((3, 5, 7), "stretch", "convert", 2)
+    assert own_vocabulary(data) == ("A", "mel")
+    assert load(data, found, own_vocabulary(data)).train.images.shape[1:] == (3, 5, 7)
+
+
+def test_files_none_of_which_is_an_image_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "0.png").write_bytes(b"damaged")
+    with pytest.raises(DataError, match="none of the first 1 files is an image"):
+        own_input(settings("folder", tmp_path))
+
+
+def test_numbers_have_no_names() -> None:
+    assert own_vocabulary(Data(source="digits")) == ()

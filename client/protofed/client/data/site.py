@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import assert_never
 
 import numpy as np
 import torch
 
-from protofed.client.data import dirichlet, partition
+from protofed.client.data import dirichlet, groups, partition
 from protofed.client.data.examples import Examples, SiteData, check_labels
 from protofed.client.data.partition import Indices, Labels
 from protofed.client.data.sources import Column, Source, load
@@ -19,42 +20,48 @@ from protofed.common.recipe import Data, Input
 _LONG_TAIL = 1  # beside data.seed, so that the tail and the partition draw from streams of their own
 
 
-def load_sites(data: Data, input_: Input, classes: int) -> list[SiteData]:
+def load_sites(data: Data, input_: Input, classes: int, vocabulary: Sequence[str] = ()) -> list[SiteData]:
     """All sites of a simulation, on the CPU. They share one test set, which is empty with `data.merge`.
 
     Each has a `local_test` besides with `data.local_test_share`, with `data.local_test`, or, cut by a column, where
     the source has a test_site column: then its own rows of the test set.
 
+    Args:
+        data: where the images come from, and how they are cut.
+        input_: what they are brought to.
+        classes: C.
+        vocabulary: the classes by name, where the run names them: files need it.
+
     Raises:
         DataError: the source cannot be used, or cannot be cut as `data` says.
     """
-    source = _long_tailed(data, input_, classes)
+    source = _long_tailed(data, input_, classes, vocabulary)
     cut = _cut(source, data)
     return [_site(source, cut, share, input_, classes) for share in range(len(cut.train))]
 
 
-def load_site(data: Data, share: int, input_: Input, classes: int) -> SiteData:
+def load_site(data: Data, share: int, input_: Input, classes: int, vocabulary: Sequence[str] = ()) -> SiteData:
     """A daemon's own: the `share`-th of `load_sites`, counted from 0.
 
     Raises:
         DataError: as `load_sites`, or there is no such share.
     """
-    source = _long_tailed(data, input_, classes)
+    source = _long_tailed(data, input_, classes, vocabulary)
     cut = _cut(source, data)
     if not 0 <= share < len(cut.train):
         raise DataError(f"share {share} of {len(cut.train)}: expected 0 to {len(cut.train) - 1}")
     return _site(source, cut, share, input_, classes)
 
 
-def load_test(data: Data, input_: Input, classes: int) -> SiteData:
+def load_test(data: Data, input_: Input, classes: int, vocabulary: Sequence[str] = ()) -> SiteData:
     """An evaluator's, and nothing to train on: the source's whole test set; with `data.merge`, all local test sets.
 
     Raises:
         DataError: the source cannot be used; with `data.merge`, as `load_sites`.
     """
     if not data.merge:
-        return SiteData.for_scoring(load(data, input_).test, input_, classes)
-    cut = _cut(_long_tailed(data, input_, classes), data)
+        return SiteData.for_scoring(load(data, input_, vocabulary).test, input_, classes)
+    cut = _cut(_long_tailed(data, input_, classes, vocabulary), data)
     return SiteData.for_scoring(_rows(cut.pool, np.concatenate(cut.local)), input_, classes)
 
 
@@ -73,9 +80,9 @@ class _Cut:
     local: list[Indices]
 
 
-def _long_tailed(data: Data, input_: Input, classes: int) -> Source:
+def _long_tailed(data: Data, input_: Input, classes: int, vocabulary: Sequence[str]) -> Source:
     """The source after its long tail, checked whole before it is cut."""
-    source = load(data, input_)
+    source = load(data, input_, vocabulary)
     if not len(source.train):
         raise DataError("there are no training examples; expected at least one")
     for examples in (source.train, source.test):
@@ -84,15 +91,18 @@ def _long_tailed(data: Data, input_: Input, classes: int) -> Source:
         return source
     rng = np.random.RandomState([data.seed, _LONG_TAIL])
     kept = partition.long_tail(_labels(source.train), data.long_tail, rng)
-    column = None if source.site_column is None else source.site_column[kept]
-    return replace(source, train=_rows(source.train, kept), site_column=column)
+    columns = (source.site_column, source.group_column)
+    site, group = (None if column is None else column[kept] for column in columns)
+    return replace(source, train=_rows(source.train, kept), site_column=site, group_column=group)
 
 
 def _cut(source: Source, data: Data) -> _Cut:
     rng = np.random.RandomState(data.seed)
     sites = _partition(source, data.partition, rng)
+    if source.group_column is not None:
+        _check_groups(source.group_column, sites, data.partition)
     if data.local_test_share is not None:
-        train, local = partition.hold_out(sites, data.local_test_share, rng)
+        train, local = _held_out(source, sites, data.local_test_share, rng)
         return _Cut(train, source.train, local)
     if data.local_test is not None:
         local = partition.by_class(_labels(source.train), sites, _labels(source.test), rng)
@@ -100,6 +110,24 @@ def _cut(source: Source, data: Data) -> _Cut:
     if isinstance(data.partition, kinds.Column) and source.test_site_column is not None:
         return _Cut(sites, source.test, _own_rows(_column(source), source.test_site_column))
     return _Cut(sites, source.test, [])
+
+
+def _check_groups(column: Column, sites: list[Indices], how: kinds.Partition) -> None:
+    """That no group is at two sites: what one trains on would be another's test set."""
+    if not isinstance(how, kinds.Whole | kinds.Column):
+        raise DataError(
+            f"partition '{how.kind}' would divide groups among sites; expected 'whole', or 'column' with each group at "
+            "one site, or a source without groups"
+        )
+    groups.check_apart(column, sites, "the sites")
+
+
+def _held_out(
+    source: Source, sites: list[Indices], share: float, rng: np.random.RandomState
+) -> tuple[list[Indices], list[Indices]]:
+    if source.group_column is None:
+        return partition.hold_out(sites, share, rng)
+    return groups.hold_out_each(_labels(source.train), source.group_column, sites, share, rng)
 
 
 def _partition(source: Source, how: kinds.Partition, rng: np.random.RandomState) -> list[Indices]:

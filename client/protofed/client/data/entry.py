@@ -1,0 +1,27 @@
+"""One line of what a site has, before anybody asks what its label means."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, TypeAlias, get_args
+
+Split: TypeAlias = Literal["train", "val", "test"]
+SPLITS: tuple[Split, ...] = get_args(Split)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A file and what the site says of it; as `files.Item`, without the run's class."""
+
+    path: Path
+    name: str
+    label: str
+    split: Split | None = None
+    group: str | None = field(default=None, repr=False)
+    row: int | None = None
+
+
+def leads_out(path: Path, root: Path) -> bool:
+    """Whether links lead a path out of its root, which is a real path itself."""
+    return not path.resolve().is_relative_to(root)

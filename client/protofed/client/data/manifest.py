@@ -1,0 +1,106 @@
+"""A table of images: a .csv with the columns path and label and, where the site has them, split and group.
+
+Errors name rows, as a spreadsheet counts them, and never what stands in them: that may be about patients.
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path, PurePosixPath
+
+from protofed.client.data.entry import SPLITS, Entry, Split, leads_out
+from protofed.client.data.labels import plain
+from protofed.common.errors import DataError
+
+NEEDED, OPTIONAL = ("path", "label"), ("split", "group")
+SEPARATORS = (",", ";", "\t")
+_DRIVE = re.compile(r"[A-Za-z]:")
+
+
+def read(file: Path) -> list[Entry]:
+    """The rows of a manifest, in its order; empty rows are left out.
+
+    Raises:
+        DataError: no such file or no table, a column that is missing, rows that are wrong, by their number.
+    """
+    records = _records(file)
+    optional = [name for name in OPTIONAL if any(cells.get(name) for _, cells in records)]
+    root = file.parent.resolve()
+    entries, rows = list[Entry](), dict[str, int]()
+    for row, cells in records:
+        where = f"{file}, row {row}"
+        if lacking := [name for name in (*NEEDED, *optional) if not cells[name]]:
+            raise DataError(f"{where} has no {' and no '.join(lacking)}; expected one in every row, or none at all")
+        name = _name(cells["path"], where)
+        if leads_out(root / name, root):
+            raise DataError(f"{where}: links lead its path out of the manifest's folder; expected a file in it")
+        if name in rows:
+            raise DataError(f"{where} has the path of row {rows[name]}; expected every image once")
+        rows[name] = row
+        group = cells["group"] if "group" in optional else None
+        entries.append(Entry(root / name, name, plain(cells["label"]), _split(cells, optional, where), group, row))
+    return entries
+
+
+def _records(file: Path) -> list[tuple[int, Mapping[str, str]]]:
+    """Row number and cells by column of every row that is not empty."""
+    rows = _rows(file)
+    first, heading = next(rows, (1, []))
+    columns = [name.casefold() for name in heading]
+    for name in (*NEEDED, *OPTIONAL):
+        if columns.count(name) > 1 or (name in NEEDED and name not in columns):
+            raise DataError(
+                f"{file}, row {first}: expected one column '{name}' in the heading, of {', '.join(NEEDED)} and, "
+                f"optional, {', '.join(OPTIONAL)}"
+            )
+    found = list[tuple[int, Mapping[str, str]]]()
+    for row, cells in rows:
+        if len(cells) != len(columns):
+            raise DataError(f"{file}, row {row} has {len(cells)} cells; expected {len(columns)}, as the heading has")
+        found.append((row, dict(zip(columns, cells, strict=True))))
+    return found
+
+
+def _rows(file: Path) -> Iterator[tuple[int, Sequence[str]]]:
+    """Number and cells, without spaces around them, of every row that is not empty."""
+    row = 0
+    try:
+        with file.open(encoding="utf-8-sig", newline="") as opened:
+            separator = _separator(opened.readline())
+            opened.seek(0)
+            for row, cells in enumerate(csv.reader(opened, delimiter=separator, strict=True), start=1):
+                if any(stripped := [cell.strip() for cell in cells]):
+                    yield row, stripped
+    except OSError as error:
+        raise DataError(f"cannot read {file}: {error.strerror}; expected a manifest, a .csv file") from error
+    except UnicodeDecodeError as error:
+        raise DataError(f"{file} is not UTF-8; save it as 'CSV UTF-8'") from error
+    except csv.Error as error:
+        raise DataError(f"{file}, row {row + 1} is no row of a .csv file ({error})") from error
+
+
+def _separator(heading: str) -> str:
+    """Whichever divides the heading most often: Excel's depends on its language."""
+    return max(SEPARATORS, key=heading.count)
+
+
+def _name(cell: str, where: str) -> str:
+    """The path below the manifest's folder; Windows' separators will do."""
+    path = PurePosixPath(cell.replace("\\", "/"))
+    if path.is_absolute() or ".." in path.parts or _DRIVE.match(cell) or "\0" in cell:
+        raise DataError(
+            f"{where}: its path leads out of the manifest's folder; expected one relative to it, without .."
+        )
+    return os.fspath(path)
+
+
+def _split(cells: Mapping[str, str], optional: Sequence[str], where: str) -> Split | None:
+    if "split" not in optional:
+        return None
+    for split in SPLITS:
+        if cells["split"].casefold() == split:
+            return split
+    raise DataError(f"{where}: its split is none of {', '.join(SPLITS)}")

@@ -1,0 +1,44 @@
+"""`[data]`: keys that do not go together are refused with what was expected."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from protofed.common.errors import ConfigError
+from protofed.common.recipe import Data, parse
+
+
+@pytest.mark.parametrize(
+    ("table", "said"),
+    [
+        ({"source": "medmnist"}, "expected dataset with source medmnist, and with no other"),
+        ({"source": "folder", "dataset": "dermamnist"}, "expected dataset with source medmnist"),
+        ({"source": "manifest", "group": "(a)"}, "for source manifest add a column `group`"),
+        ({"source": "npz", "group": "(a)"}, "for source npz add arrays train_group and test_group"),
+        ({"source": "digits", "group": "(a)"}, "for source digits remove it"),
+        ({"source": "folder", "group": "a"}, r"expected a regular expression with one \(group\)"),
+        ({"source": "folder", "group": "(a)(b)"}, r"expected a regular expression with one \(group\)"),
+        ({"source": "folder", "group": "(a"}, r"expected a regular expression with one \(group\)"),
+        ({"source": "folder", "labels": {"a": "mel"}, "ignore": ["a"]}, "'a' is in labels and in ignore"),
+        ({"source": "folder", "unreadable": 1.0}, "unreadable = 1.0"),
+        ({"source": "folder", "unreadable": -0.1}, "unreadable = -0.1"),
+        ({"source": "folder", "preparation": ""}, "preparation = ''"),
+        ({"source": "folders"}, "source = 'folders'"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(table: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        parse(table, Data, "site.toml")
+
+
+def test_what_is_not_said_changes_nothing() -> None:
+    plain = Data(source="npz")
+    assert (dict(plain.labels), plain.ignore, plain.unreadable, plain.group, plain.preparation) == (
+        {},
+        frozenset(),
+        0,
+        None,
+        None,
+    )
