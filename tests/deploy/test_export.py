@@ -18,9 +18,10 @@ from protofed.client.audit import Audit
 from protofed.common import codec
 from protofed.common.errors import ConfigError, DataError, ProtofedError, StateError
 from protofed.common.journal import Journal
-from protofed.common.recipe import Choice, Recipe
+from protofed.common.recipe import Choice, Input, Recipe
 from protofed.deploy import export_states, model_folder
 from protofed.deploy.export import Wanted, export
+from protofed.deploy.model_card import card
 from protofed.deploy.state_folder import open_state
 from protofed.server.dossier import dossier
 from protofed.server.methods.cwfedavg import CwFedAvg
@@ -181,6 +182,19 @@ def test_a_damaged_state_is_not_exported(simulated: Simulated, wanted: Wants, tm
     with pytest.raises(StateError, match="has changed on disk"):
         export(wanted("fedavg", "global", tmp_path / "m", state=tmp_path / "state"))
     assert not (tmp_path / "m").exists()
+
+
+def test_the_runs_names_and_preparation_go_with_the_model(recipe_of: Callable[..., Recipe], tmp_path: Path) -> None:
+    names = tuple(f"digit {c}" for c in range(10))
+    recipe = recipe_of("fedavg", rounds=1, model={"name": "mlp", "hidden": [4]}, vocabulary=names, name="named")
+    done = ended(recipe.model_dump_json())
+    made = export(Wanted(done.run, "global", tmp_path / "m", "safetensors", state=done.state))
+    assert made.facts.model.classes == names
+    input_ = Input(shape=(1, 8, 8), fit="pad", window=(50, 200))
+    facts = made.facts.model_copy(update={"model": made.facts.model.model_copy(update={"input": input_})})
+    told = card(facts, ("model.onnx",), None)
+    assert "scaled into it, with black beside; values of -50 to 150" in told
+    assert "image.resize" not in told
 
 
 def contents(folder: Path) -> dict[Path, tuple[bytes, int]]:

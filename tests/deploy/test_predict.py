@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 import csv
 import errno
 import json
@@ -18,18 +17,21 @@ import numpy as np
 import pytest
 from PIL import Image
 from safetensors.numpy import load, save
+from tests.client.pictures import dicom
 from tests.finished import Ended, ended
 
+from protofed.client.data.decode import decode
 from protofed.common import codec
 from protofed.common.errors import ConfigError, DataError, OutOfSpace
-from protofed.common.recipe import Recipe
+from protofed.common.recipe import Input, Recipe
 from protofed.deploy import cli, model_folder
 from protofed.deploy.export import Wanted, export
 from protofed.deploy.model_folder import FACTS, GRAPH, WEIGHTS
 from protofed.deploy.predict import Asked, Predicted, predict
-from protofed.deploy.predict_images import brought, images_of
+from protofed.deploy.predict_images import images_of
 
 SHAPE = (1, 8, 8)
+INPUT = Input(shape=SHAPE)
 WITHOUT = """
 import sys
 for absent in ("torch", "torchvision", "onnx", "onnxscript", "sklearn", "matplotlib"):
@@ -168,40 +170,50 @@ def test_no_images_are_no_table(exported: Path, tmp_path: Path) -> None:
 # Pixels
 
 
-def test_pixels_of_eight_and_sixteen_bits_are_shares_of_white() -> None:
-    eight = Image.fromarray(np.array([[0, 51], [102, 255]], dtype=np.uint8))
-    sixteen = Image.fromarray(np.array([[0, 13107], [26214, 65535]], dtype=np.uint16))
-    expected = np.array([[[0, 0.2], [0.4, 1]]], dtype=np.float32)
-    for image in (eight, sixteen):
-        np.testing.assert_allclose(brought(image, (1, 2, 2)), expected, atol=1e-6)
-        np.testing.assert_allclose(brought(image, (3, 2, 2)), np.repeat(expected, 3, axis=0), atol=1e-6)
+def test_images_are_prepared_as_the_runs_sites_prepare_theirs(tmp_path: Path) -> None:
+    picture = np.linspace(0, 255, 20 * 10 * 3).reshape(10, 20, 3).astype(np.uint8)
+    Image.fromarray(picture).save(tmp_path / "one.png")
+    Image.fromarray(picture[..., 0].astype(np.uint16) * 257).save(tmp_path / "two.tif")
+    for fit in ("pad", "crop", "stretch"):
+        input_ = Input(shape=(1, 8, 8), fit=fit, colours="convert", window=(100, 200))
+        images = images_of(tmp_path, input_)
+        for number, name in enumerate(("one.png", "two.tif")):
+            expected = decode(tmp_path / name, input_)
+            np.testing.assert_array_equal(images.read(number), expected)
+            assert expected.dtype == np.float32
 
 
-def test_colours_stand_first_and_become_grey_by_their_luminance() -> None:
-    red = Image.new("RGB", (2, 1), (255, 0, 0))
-    np.testing.assert_array_equal(brought(red, (3, 1, 2)), [[[1, 1]], [[0, 0]], [[0, 0]]])
-    np.testing.assert_allclose(brought(red, (1, 1, 2)), [[[76 / 255, 76 / 255]]])
-
-
-@pytest.mark.parametrize("mode", ["1", "L", "P", "LA", "RGBA", "CMYK", "I;16"])
-def test_other_sizes_are_stretched(mode: str) -> None:
-    found = brought(Image.new(mode, (20, 10)), (1, 8, 8))
+def test_a_run_of_one_size_and_colour_takes_others_stretched_and_converted(tmp_path: Path) -> None:
+    Image.new("RGB", (20, 10), (255, 0, 0)).save(tmp_path / "red.png")
+    found = images_of(tmp_path, INPUT).read(0)
     assert (found.shape, found.dtype.name) == (SHAPE, "float32")
+    np.testing.assert_allclose(found, 76 / 255, atol=1e-6)
 
 
-def test_values_beyond_sixteen_bits_are_refused() -> None:
-    with pytest.raises(ValueError, match="8 or 16 bits"):
-        brought(Image.fromarray(np.array([[0, 1 << 20]], dtype=np.int32)), (1, 1, 2))
+def test_an_array_of_another_size_becomes_what_a_file_would(tmp_path: Path) -> None:
+    eight = np.arange(200, dtype=np.uint8).reshape(1, 10, 20)
+    Image.fromarray(eight[0]).save(tmp_path / "one.png")
+    expected = images_of(tmp_path, INPUT).read(0)
+    for array, apart in ((eight, 1e-6), (eight.astype(np.uint16) * 257, 4e-3), (eight / 255, 4e-3)):
+        np.savez(tmp_path / "one.npz", images=array)
+        np.testing.assert_allclose(images_of(tmp_path / "one.npz", INPUT).read(0), expected, atol=apart)
+
+
+def test_dicom_is_known_by_its_content(tmp_path: Path) -> None:
+    dicom(tmp_path / "IM0001", np.arange(64, dtype=np.uint16).reshape(8, 8))
+    images = images_of(tmp_path, INPUT)
+    assert [images.name(i) for i in range(len(images))] == ["IM0001"]
+    np.testing.assert_array_equal(images.read(0), decode(tmp_path / "IM0001", INPUT))
 
 
 def test_hidden_files_are_left_out_and_all_levels_are_read(tmp_path: Path) -> None:
     (tmp_path / "a" / "b").mkdir(parents=True)
     for name in ("a/b/one.PNG", "two.tif", "three.bmp", "four.jpeg", ".five.png"):
         Image.new("L", (8, 8)).save(tmp_path / name)
-    images = images_of(tmp_path, SHAPE)
+    images = images_of(tmp_path, INPUT)
     assert [images.name(i) for i in range(len(images))] == ["a/b/one.PNG", "four.jpeg", "three.bmp", "two.tif"]
     with pytest.raises(ConfigError, match="5 channels"):
-        images_of(tmp_path, (5, 8, 8))
+        images_of(tmp_path, Input(shape=(5, 8, 8)))
 
 
 # Models that are not what was exported
@@ -328,14 +340,7 @@ def test_a_missing_package_is_named_with_its_remedy(
 
 
 def test_pillow_is_asked_for(exported: Path, pngs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = builtins.__import__
-
-    def without(name: str, *more: Any) -> Any:
-        if name == "PIL":
-            raise ModuleNotFoundError(name=name)
-        return real(name, *more)
-
-    monkeypatch.setattr(builtins, "__import__", without)
+    monkeypatch.setitem(sys.modules, "PIL", None)
     with pytest.raises(ConfigError, match=r"pip install 'protofed\[export\]'"):
         asked(exported, pngs, tmp_path)
 

@@ -178,9 +178,9 @@ def _data(wanted: Wanted, recipe: Recipe, held: Kept) -> SiteData:
     from protofed.deploy.simulate import site_names
 
     if wanted.site_data is not None:
-        return load_site(*wanted.site_data, recipe.input, recipe.classes)
+        return load_site(*wanted.site_data, recipe.input, recipe.classes, vocabulary=recipe.vocabulary)
     if wanted.recipe is not None and wanted.recipe.data is not None:
-        sites = load_sites(wanted.recipe.data, recipe.input, recipe.classes)
+        sites = load_sites(wanted.recipe.data, recipe.input, recipe.classes, vocabulary=recipe.vocabulary)
         return dict(zip(site_names(len(sites)), sites, strict=True))[held.site]
     raise ConfigError(
         f"with method {recipe.method.name} the site mixes by its own class frequencies: give --settings, those of its "
@@ -227,13 +227,8 @@ def _origin(wanted: Wanted, made: Made, weights: Payload) -> Origin:
 
 def _names(wanted: Wanted, recipe: Recipe) -> tuple[str, ...]:
     """Of the classes: those that are given, the run's, those of a well-known data set, or numbers."""
-    classes = recipe.classes
     if wanted.classes is not None:
-        return model_folder.read_names(wanted.classes, classes)
-    if recipe.vocabulary:
-        return recipe.vocabulary
-    if wanted.recipe is not None and wanted.recipe.data is not None:
-        from protofed.deploy.pictures_look import class_names  # matplotlib
+        return model_folder.read_names(wanted.classes, recipe.classes)
+    from protofed.deploy.pictures_look import class_names  # matplotlib
 
-        return tuple(class_names(wanted.recipe.data.source, classes))
-    return tuple(str(c) for c in range(classes))
+    return tuple(class_names(wanted.recipe or recipe))

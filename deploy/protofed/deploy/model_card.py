@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from protofed.common.input import Input
 from protofed.common.papers import paper
 from protofed.common.task import score_family
 from protofed.deploy.model_folder import FACTS, GRAPH, WEIGHTS, Facts
@@ -14,6 +15,11 @@ HEADS = {
     "cosine": "`logits` are scaled cosines between the image's features and one prototype a class.",
     "nearest": "`logits` are minus the distances between the image's features and one prototype a class; minus "
     "infinity, and probability 0, for a class that has no prototype.",
+}
+FITS = {
+    "stretch": "other sizes stretched to it",
+    "crop": "of other sizes the middle, scaled",
+    "pad": "other sizes scaled into it, with black beside",
 }
 SHOWN_CLASSES = 100  # of the table; the rest is in model.json
 
@@ -105,9 +111,19 @@ def _use(facts: Facts) -> str:
     channels, height, width = facts.model.input.shape
     return (
         "Research, and comparison of methods, on images taken and prepared as those of the run: "
-        f"{width} x {height} pixels, {channels} channel{'s' if channels > 1 else ''}, one of the classes above. "
+        f"{width} x {height} pixels, {channels} channel{'s' if channels > 1 else ''}, one of the classes above"
+        f"{_preparation(facts.model.input)}. "
         "It is not a medical device and was not examined as one: no diagnosis and no treatment may rest on it."
     )
+
+
+def _preparation(input_: Input) -> str:
+    told = [FITS[input_.fit]] if input_.fit != "exact" else []
+    told += ["grey repeated for RGB, or RGB made grey"] if input_.colours == "convert" else []
+    if input_.window is not None:
+        centre, width = input_.window
+        told.append(f"values of {centre - width / 2:g} to {centre + width / 2:g}, in the files' own units, as 0 to 1")
+    return f" (in the run: {'; '.join(told)}; `protofed predict` does it)" if told else ""
 
 
 def _limits(facts: Facts) -> str:
@@ -142,10 +158,12 @@ def _snippet(facts: Facts) -> str:
         load = f"pixels = np.zeros((1, {channels}, {height}, {width}), np.float32)  # your images, 0 to 1"
         imports = "import numpy as np\nimport onnxruntime"
     else:
+        as_it_is = facts.model.input.fit in ("exact", "stretch") and facts.model.input.window is None
+        resize = f"image = image.resize(({width}, {height}), Image.Resampling.BILINEAR)"
         order = "[None, None]" if channels == 1 else ".transpose(2, 0, 1)[None]"
         load = (
             f'image = Image.open("image.png").convert("{mode}")\n'
-            f"image = image.resize(({width}, {height}), Image.Resampling.BILINEAR)\n"
+            f"{resize if as_it_is else f'# of {width} x {height} pixels, prepared as above'}\n"
             f"pixels = (np.asarray(image, np.float32) / 255){order}"
         )
         imports = "import numpy as np\nimport onnxruntime\nfrom PIL import Image"

@@ -69,7 +69,7 @@ def predict(asked: Asked) -> Predicted:
     shape, names = spec.input.shape, spec.classes
     runtime = chosen(asked.model, contents, asked.runtime, asked.device)
     answer = predictor(asked.model, contents, runtime, asked.device, asked.allowed)
-    images = images_of(asked.images, shape)
+    images = images_of(asked.images, spec.input)
     found = Predicted(runtime)
     with _table(asked.out) as file, progress("predicting", len(images), "images", shown=asked.shown) as bar:
         table = csv.writer(file)
