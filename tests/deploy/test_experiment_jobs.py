@@ -20,7 +20,7 @@ from rich.console import Console
 from protofed.common.archive import Lock
 from protofed.common.recipe import Recipe
 from protofed.deploy import cli
-from protofed.deploy.compare import Worker, run_jobs
+from protofed.deploy.compare_jobs import Processes, Worker, run_jobs
 from protofed.deploy.compare_view import View
 from protofed.deploy.experiment import Job, Result, jobs_of
 from protofed.deploy.experiment_job import run_job
@@ -103,21 +103,21 @@ def test_failed_and_killed_jobs_do_not_stop_the_others(recipe_of: Recipes, tmp_p
     jobs = jobs_of([bad, good], None, None, tmp_path)
     for job in jobs:
         job.claim()
-    failures = run_jobs(jobs, 2, "cpu")
+    failures = run_jobs(jobs, 2, Processes("cpu"))
     assert list(failures) == [jobs[0]]
     assert "min_sites is 9" in failures[jobs[0]]
     assert jobs[0].log.exists()
     assert jobs[0].result() is None
     done = (jobs[1].folder / "result.json").stat().st_mtime_ns
     assert result_of(jobs[1]).cohorts.keys() == {1, 2, 3}
-    assert run_jobs(jobs[1:], 2, "cpu") == {}
+    assert run_jobs(jobs[1:], 2, Processes("cpu")) == {}
     assert (jobs[1].folder / "result.json").stat().st_mtime_ns == done
     assert running_in(tmp_path) == []
 
 
 def test_a_killed_worker_says_so_and_one_without_parent_ends(recipe_of: Recipes, tmp_path: Path) -> None:
     job = claimed(recipe_of("fedavg", rounds=10000), tmp_path)
-    killed, orphan = (Worker.start(job, "cpu") for _ in range(2))  # one of them finds the folder in use, if it lives
+    killed, orphan = (Worker.start(job.folder, "cpu") for _ in range(2))  # one of them may find the folder in use
     killed.process.kill()
     killed.process.wait()
     why = killed.failure()

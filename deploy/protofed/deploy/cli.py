@@ -15,24 +15,29 @@ from protofed.common import failpoint, transport  # noqa: F401  (transport: gRPC
 from protofed.common.errors import ProtofedError
 from protofed.common.version import VERSION
 from protofed.deploy import cli_audit, cli_certs, cli_doctor, cli_export, cli_operate, cli_report, cli_site, logs
+from protofed.deploy.cli_compare import compare
+from protofed.deploy.cli_ready import ready
 from protofed.deploy.cli_track import TensorBoard, track
+from protofed.deploy.first_process import end_when_told
 
 app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
     help="Federated learning for sites whose classes are skewed.",
-    epilog="Exit codes: 0 done · 1 a run failed · 2 wrong arguments · 65 data · 69 server or port not to be had · "
-    "70 internal · 74 state folder · 76 protocol or version · 77 policy · 78 recipe or setting · 130 interrupted · "
-    "10 to 63: findings of doctor",
+    epilog="Exit codes: 0 done · 1 a run failed, or not ready · 2 wrong arguments · 65 data · 69 server or port not "
+    "to be had · 70 internal · 74 state folder · 76 protocol or version · 77 policy · 78 recipe or setting · "
+    "130 interrupted · 10 to 63, 80 to 82: findings of doctor",
 )
 app.add_typer(cli_site.site, name="site")
 app.add_typer(cli_operate.runs, name="runs")
 app.add_typer(cli_operate.sites, name="sites")
 app.add_typer(cli_audit.audit, name="audit")
 app.add_typer(cli_certs.certs, name="certs")
+app.command("compare")(compare)
 app.command("export")(cli_export.export)
 app.command("predict")(cli_export.predict)
+app.command("ready")(ready)
 app.command("report")(cli_report.report)
 app.command("track")(track)
 console = Console()
@@ -151,37 +156,6 @@ def simulate(
 
 
 @app.command()
-def compare(
-    recipes: Annotated[
-        list[str] | None, typer.Argument(help="Files, or names of those that come along; none: print --out's again.")
-    ] = None,
-    seeds: Annotated[str | None, typer.Option(help="Such as 0,1,2: of runs and data; else the recipes' own.")] = None,
-    out: Annotated[
-        Path, typer.Option(help="Folder for tables, curves and all runs; an unfinished one goes on.")
-    ] = Path("runs/compare"),
-    jobs: Annotated[int | None, typer.Option(min=1, help="Runs side by side; else one a core.")] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "cpu",
-    output: Annotated[str | None, typer.Option("--format", help="Print md, csv or json.")] = None,
-    metric: Annotated[
-        list[str] | None,
-        typer.Option(help="Only these columns: a score, as personal.pm_v, or one with :std, :worst, :active, :recent."),
-    ] = None,
-    rounds: Annotated[int | None, typer.Option(min=1, help="Shorten every recipe to this many.")] = None,
-    vary: Annotated[
-        str | None, typer.Option(help="Every recipe once for each value, as in method.smoothing=0.1,0.5,0.9.")
-    ] = None,
-) -> None:
-    """Simulate recipes side by side and compare what they give, over seeds."""
-    from protofed.deploy import experiment
-    from protofed.deploy.compare import Wanted, compare, read_seeds
-    from protofed.deploy.shipped import recipe
-
-    read = [recipe(name) for name in recipes or []]
-    wanted = Wanted(out, read_seeds(seeds), rounds, jobs, device, output, metric or ())
-    compare(experiment.varied(read, vary) if vary else read, wanted)
-
-
-@app.command()
 def pictures(
     folders: Annotated[
         list[Path], typer.Argument(help="Jobs of `compare`, its whole --out, or --state folders of `simulate`.")
@@ -219,6 +193,7 @@ def demo(
 
 def main(arguments: list[str] | None = None) -> None:
     """Entry point of `protofed`; always ends in SystemExit."""
+    end_when_told()
     try:
         failpoint.arm(os.environ.get(failpoint.VARIABLE))
         app(arguments)

@@ -1,18 +1,15 @@
-"""`protofed compare`: recipes times seeds side by side on this machine, and what they gave as tables and curves."""
+"""`protofed compare`: recipes times seeds side by side, and what they gave as tables and curves."""
 
 from __future__ import annotations
 
-import json
 import os
 import re
-import signal
-import subprocess
+import secrets
 import sys
-import time
-from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 from rich.console import Console
@@ -20,14 +17,13 @@ from rich.console import Console
 from protofed.common import archive
 from protofed.common.errors import ConfigError, unknown
 from protofed.common.recipe import Recipe
-from protofed.deploy.children import end, interruption
+from protofed.deploy.compare_jobs import Processes, is_done, run_jobs
+from protofed.deploy.compare_node import LOCAL
 from protofed.deploy.compare_table import FORMATS, Comparison, show
-from protofed.deploy.compare_view import View
 from protofed.deploy.curves import draw
 from protofed.deploy.experiment import Job, jobs_of, read_contents, refuse_foreign, write_contents
 from protofed.deploy.server_process import RunsFailedError
 
-_LOOK_S = 0.1
 WIDTH = 200  # of tables that go into a file
 
 
@@ -38,6 +34,8 @@ class Wanted:
     Attributes:
         seeds, rounds: as in `jobs_of`.
         at_once: jobs side by side; None: as many as there are cores to be used.
+        ray: address of the Ray cluster that runs the jobs, `auto`, or `local`; None: processes of this machine do.
+        gpus_per_job: of the cluster, for each job.
         format: one of FORMATS for standard output; None: a table for people.
         metrics: the only columns, by name; none: those that the results have.
     """
@@ -49,6 +47,8 @@ class Wanted:
     device: str = "cpu"
     format: str | None = None
     metrics: Sequence[str] = ()
+    ray: str | None = None
+    gpus_per_job: float | None = None
 
 
 def compare(recipes: Sequence[Recipe], wanted: Wanted) -> None:
@@ -58,16 +58,16 @@ def compare(recipes: Sequence[Recipe], wanted: Wanted) -> None:
         ConfigError: the recipes cannot be compared, no result has such a metric, or there is no such format.
         StateError: the folder is in use, or holds something else.
         RunsFailedError: jobs failed; the others were run and written nevertheless.
+        Unavailable: there is no such cluster.
     """
-    if wanted.format is not None and wanted.format not in FORMATS:
-        raise unknown("format", wanted.format, FORMATS)
+    _check(wanted)
     if not recipes:
         read_contents(wanted.out)  # before the folder is made
     with _opened(wanted.out):
         failures = {}
         if recipes:
             jobs = _prepare(recipes, wanted)
-            failures = run_jobs(jobs, wanted.at_once or _cores(), wanted.device)
+            failures = _run(jobs, wanted)
         report(wanted)
     if failures:
         told = "".join(f"\n  {job.name}: {why}; see {job.log}" for job, why in failures.items())
@@ -105,87 +105,36 @@ def report(wanted: Wanted) -> None:
     )
 
 
-def run_jobs(jobs: Sequence[Job], at_once: int, device: str) -> dict[Job, str]:
-    """Run the jobs that have no result yet, `at_once` side by side; why jobs failed, of those that did.
+def _check(wanted: Wanted) -> None:
+    """Before anything is made."""
+    if wanted.format is not None and wanted.format not in FORMATS:
+        raise unknown("format", wanted.format, FORMATS)
+    if wanted.ray is not None:
+        _set_up_ray(wanted.ray)
+        from protofed.deploy.compare_ray import resources
 
-    Raises:
-        KeyboardInterrupt: Ctrl-C or SIGTERM; no process is left, and the same jobs go on from where they were.
-    """
-    waiting = deque(job for job in jobs if not _is_done(job))
-    failures: dict[Job, str] = {}
-    workers: list[Worker] = []
-    with interruption() as check, View(jobs, set(waiting)) as view:
-        try:
-            while waiting or workers:
-                check()
-                if waiting and len(workers) < at_once:
-                    workers.append(Worker.start(waiting.popleft(), device))
-                    view.started(workers[-1].job)
-                for worker in workers:
-                    worker.listen()
-                    view.moved(worker.job, worker.done, worker.doing)
-                for worker in [worker for worker in workers if worker.process.poll() is not None]:
-                    workers.remove(worker)
-                    if (why := worker.failure()) is not None:
-                        failures[worker.job] = why
-                    view.ended(worker.job, why)
-                time.sleep(_LOOK_S)
-        except KeyboardInterrupt:
-            view.say("interrupted; the same command goes on from here")
-            raise
-        finally:
-            end([worker.process for worker in workers])
-    return failures
+        resources(wanted.device, wanted.gpus_per_job)
+    elif wanted.gpus_per_job is not None:
+        raise ConfigError("--gpus-per-job is for --ray; without it, jobs share the --device")
 
 
-@dataclass
-class Worker:
-    """One job's process, and what it said last."""
+def _set_up_ray(address: str) -> None:
+    """Ray reads these variables when it is imported."""
+    if find_spec("ray") is None:
+        raise ConfigError("--ray: Ray is not installed; pip install 'protofed[client,ray]'")
+    if address == LOCAL:  # its ports are open to the network: it asks for a token that nobody knows
+        os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # it would tell its makers that it was used
 
-    job: Job
-    process: subprocess.Popen[bytes]
-    done: int = 0
-    doing: str = "starting"
-    _failed: str | None = None
-    _unread: bytes = field(default=b"", repr=False)
 
-    @classmethod
-    def start(cls, job: Job, device: str) -> Worker:
-        """With one thread, its log in the job's folder, and in a session of its own: Ctrl-C reaches only us."""
-        command = [sys.executable, "-m", "protofed.deploy.experiment_job", str(job.folder), device]
-        with job.log.open("ab") as log:
-            process = subprocess.Popen(  # noqa: S603
-                command,
-                bufsize=0,
-                stdin=subprocess.PIPE,  # it ends when we do
-                stdout=subprocess.PIPE,
-                stderr=log,
-                env={**os.environ, "OMP_NUM_THREADS": "1"},
-                start_new_session=True,
-            )
-        assert process.stdout is not None  # noqa: S101  (a pipe)
-        os.set_blocking(process.stdout.fileno(), False)
-        return cls(job, process)
+def _run(jobs: Sequence[Job], wanted: Wanted) -> dict[Job, str]:
+    cores = wanted.at_once or _cores()
+    if wanted.ray is None or all(is_done(job) for job in jobs):
+        return run_jobs(jobs, cores, Processes(wanted.device))
+    from protofed.deploy.compare_ray import cluster
 
-    def listen(self) -> None:
-        """Take in what the process has said since."""
-        assert self.process.stdout is not None  # noqa: S101  (a pipe)
-        *lines, self._unread = (self._unread + (self.process.stdout.read() or b"")).split(b"\n")
-        for line in lines:
-            said = json.loads(line)
-            self.done, self.doing = said.get("done", self.done), said.get("doing", self.doing)
-            self._failed = said.get("failed")
-
-    def failure(self) -> str | None:
-        """Why the ended process failed; None if it did what it had to."""
-        self.listen()
-        for pipe in (self.process.stdin, self.process.stdout):
-            assert pipe is not None  # noqa: S101  (a pipe)
-            pipe.close()
-        code = self.process.returncode
-        if code < 0:
-            return f"killed by {signal.Signals(-code).name}; the same command goes on from round {self.done}"
-        return (self._failed or f"exit code {code}") if code else None
+    with cluster(wanted.ray, wanted.device, wanted.gpus_per_job, cores) as place:
+        return run_jobs(jobs, wanted.at_once or place.room, place)
 
 
 def _prepare(recipes: Sequence[Recipe], wanted: Wanted) -> list[Job]:
@@ -198,11 +147,6 @@ def _prepare(recipes: Sequence[Recipe], wanted: Wanted) -> list[Job]:
     for job in jobs:
         job.claim()
     return jobs
-
-
-def _is_done(job: Job) -> bool:
-    result = job.result()
-    return result is not None and result.recipe == job.recipe
 
 
 @contextmanager

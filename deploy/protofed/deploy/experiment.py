@@ -14,7 +14,8 @@ from protofed.common.errors import ConfigError, StateError
 from protofed.common.payload import SiteId
 from protofed.common.recipe import Recipe, Table, parse, parse_json
 
-_CONTENTS, _RECIPE, _RESULT = "comparison.json", "recipe.json", "result.json"
+_CONTENTS, _RECIPE, RESULT = "comparison.json", "recipe.json", "result.json"
+LOG = "job.log"
 
 
 class Result(Table):
@@ -70,7 +71,7 @@ class Job:
     @property
     def log(self) -> Path:
         """One JSON line an event."""
-        return self.folder / "job.log"
+        return self.folder / LOG
 
     def result(self) -> Result | None:
         """What it gave, if it is done.
@@ -78,12 +79,12 @@ class Job:
         Raises:
             ConfigError: the file is no result that this version can read.
         """
-        path = self.folder / _RESULT
+        path = self.folder / RESULT
         return parse_json(path.read_text(encoding="utf-8"), Result, str(path)) if path.exists() else None
 
     def write_result(self, result: Result) -> None:
         """The job is done."""
-        archive.write(self.folder / _RESULT, result.model_dump_json().encode())
+        archive.write(self.folder / RESULT, result.model_dump_json().encode())
 
     def check(self) -> None:
         """Another recipe's work is never mixed with this one's, nor thrown away.
