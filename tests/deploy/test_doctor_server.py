@@ -77,9 +77,19 @@ def test_a_server_that_would_start_is_well_and_nothing_is_left_behind(look: Look
     before = sorted(tmp_path.rglob("*"))
     found = look()
     assert findings(found) == []
-    assert skipped(found).keys() == {"recipes", "metrics"}
+    assert skipped(found).keys() == {"recipes", "blobs", "metrics"}
     assert found["operators"].seen == "boss"
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_blobs_elsewhere_have_a_folder_that_can_be_written(look: Look, tmp_path: Path) -> None:
+    found = look(blobs=tmp_path / "shared")
+    assert findings(found) == [("blobs", "blobs-unusable")]
+    assert not (tmp_path / "shared").exists()
+    (tmp_path / "shared").mkdir()
+    found = look(blobs=tmp_path / "shared")
+    assert findings(found) == []
+    assert "shared can be written by" in found["blobs"].seen
 
 
 def test_a_server_that_is_running_is_no_finding(look: Look, tmp_path: Path) -> None:

@@ -69,6 +69,19 @@ def test_a_journal_that_lacks_a_promise() -> None:
     assert "the journal cannot be written" in look()
 
 
+def test_a_promise_that_is_being_written_is_nothing_that_lacks() -> None:
+    class Slow:
+        def append(self, *_: Any, **__: Any) -> None:
+            seen.append(look())
+
+    ledger, seen = Ledger(), list[str]()
+    look = ledger_writable(ledger)
+    ledger.begin_run("one", "0" * 64, "{}")  # type: ignore[arg-type]
+    ledger.attach(Slow())
+    ledger.pause("one", paused=True)
+    assert seen == [""]
+
+
 def test_a_disk_that_is_full_read_only_or_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     look = state_writable(tmp_path)
     assert look() == ""

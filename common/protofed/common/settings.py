@@ -39,6 +39,7 @@ class ServerSettings(BaseSettings):
     max_connections: Annotated[int, Field(ge=1)] = 4096  # silent ones leave after 10 s; the process's limit may be less
     state: Path = Path("protofed-server")  # ledger, blobs, journal and audit
     ledger: str | None = None  # URL of a database, as postgresql+psycopg://…; None: SQLite in the state folder
+    blobs: Path | None = None  # folder that is there, as on a shared disk; None: in the state folder
     keep_rounds: Annotated[int, Field(ge=0)] = 2  # behind the newest: can be verified, rolled back to; 0: all
     metrics: Monitoring | None = None
     tensorboard: Path | None = None  # folder for event files of every run, for TensorBoard

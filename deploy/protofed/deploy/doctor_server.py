@@ -63,6 +63,7 @@ class ServerDoctor:
             Check("recipes", self.look_at_recipes, "recipe-invalid", settings),
             Check("state folder", self.look_at_state, needs=settings),
             Check("disk", lambda: doctor_machine.disk(self.settings.state), needs=settings),
+            Check("blobs", self.look_at_blobs, needs=settings),
             Check("ledger", self.look_at_ledger, "ledger-unusable", settings),
             Check("port", self.look_at_port, needs=("settings", "connection")),
             Check("metrics", self.look_at_metrics, "metrics-unusable", settings),
@@ -144,6 +145,14 @@ class ServerDoctor:
         if (kind := network_type_of(state)) and not self.settings.ledger:
             raise Found("state-on-network", f"{state} is on a network file system ({kind}): SQLite loses writes there")
         return f"{told}; the server is running" if self.running else told
+
+    def look_at_blobs(self) -> str:
+        """Where the settings say: there, writable, with room."""
+        if (folder := self.settings.blobs) is None:
+            raise Skip("they are in the state folder")
+        if not folder.is_dir():
+            raise Found("blobs-unusable", f"{folder} is not there")
+        return f"{doctor_machine.writable(folder, 'blobs-unusable')}; {doctor_machine.disk(folder)}"
 
     def look_at_ledger(self) -> str:
         """Whole, and of a version that this software has; it stays as it is."""

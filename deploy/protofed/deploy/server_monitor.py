@@ -10,6 +10,7 @@ from protofed.common.identity import LiveIdentity
 from protofed.common.monitor import Monitor
 from protofed.common.settings import ServerSettings
 from protofed.deploy.monitoring import answering
+from protofed.server.blobs_folder import BLOBS
 from protofed.server.engine import LEDGER_FILE
 from protofed.server.gauges import Gauges, Watched
 from protofed.server.meters import Meters
@@ -54,6 +55,8 @@ class ServerMonitor:
         state = self._settings.state
         self.readiness.require("ledger", ledger_writable(around.ledger), polite=True)
         self.readiness.require("state", state_writable(state), polite=True)
+        if (state / BLOBS).is_symlink():
+            self.readiness.require("blobs", state_writable(state / BLOBS, "folder of the blobs"), polite=True)
         if self._monitor is None:
             return ""
         records = Records(ledger_url(self._settings))

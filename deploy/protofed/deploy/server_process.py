@@ -24,6 +24,7 @@ from protofed.deploy import logs, tracking
 from protofed.deploy.server_monitor import ServerMonitor, ledger_url
 from protofed.server.audit import AUDIT_FILE, Audit
 from protofed.server.blobs import FolderBlobs
+from protofed.server.blobs_folder import open_blobs
 from protofed.server.ledger import Ledger
 from protofed.server.meters import Meters
 from protofed.server.operation import Operation
@@ -71,7 +72,7 @@ def run_server(
         ledger = _ledger(settings, held, recover=recover)
         audit = Audit(settings.state / AUDIT_FILE)
         held.callback(audit.close)
-        blobs, threads, bells = FolderBlobs(settings.state / "blobs"), Threads(), Bells()
+        blobs, threads, bells = open_blobs(settings.state, settings.blobs, ledger, held), Threads(), Bells()
         sweep_orphans(blobs, ledger)
         around = _surroundings(settings, ledger, blobs, threads, bells, monitor.meters)
         runs = Runs(recipes, around)

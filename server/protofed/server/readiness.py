@@ -76,17 +76,17 @@ def ledger_writable(ledger: Promises) -> Callable[[], str]:
     return lambda: "" if ledger.is_settled else "the journal cannot be written, and nothing is promised until it can"
 
 
-def state_writable(state: Path) -> Callable[[], str]:
-    """Something can be written to the state folder's disk."""
+def state_writable(state: Path, what: str = "state folder") -> Callable[[], str]:
+    """Something can be written to the disk of the state folder, or of another one."""
 
     def missing() -> str:
         try:
             found = os.statvfs(state)
         except OSError as error:
-            return f"the state folder cannot be looked at: {error.strerror}"
+            return f"the {what} cannot be looked at: {error.strerror}"
         if found.f_flag & os.ST_RDONLY:
-            return "the state folder's file system is read-only"
+            return f"the {what}'s file system is read-only"
         free = found.f_bavail * found.f_frsize
-        return f"{free} bytes are free for the state folder; make room" if free < ROOM else ""
+        return f"{free} bytes are free for the {what}; make room" if free < ROOM else ""
 
     return missing
