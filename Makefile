@@ -5,9 +5,10 @@ PB := protos/protofed/protos/v1
 PROTOC = .venv/bin/python -m grpc_tools.protoc -I protos --plugin=protoc-gen-mypy=.venv/bin/protoc-gen-mypy \
 	--plugin=protoc-gen-mypy_grpc=.venv/bin/protoc-gen-mypy_grpc
 
-.PHONY: help dashboards demo test e2e postgres check slow faults bench leakage sbom dependencies protos pictures constraints clean
+.PHONY: help demo compose-demo test slow faults e2e postgres check bench leakage dashboards images wheelhouse sbom dependencies protos \
+	pictures constraints clean
 help:            ## this list
-	@sed -n 's/^\([a-z0-9]*\):.*##/\1\t/p' Makefile
+	@sed -n 's/^\([a-z0-9-]*\):.*##/\1\t/p' Makefile
 
 .venv/ready: pyproject.toml constraints.txt
 	@echo "setting up .venv, once: PyTorch and the rest, a few minutes"
@@ -17,6 +18,9 @@ help:            ## this list
 
 demo: .venv/ready       ## a server and five site daemons train FedNH, FedAvg and solo on the digits over gRPC
 	.venv/bin/protofed demo
+
+compose-demo:           ## a server, an evaluator and five sites in containers train on the digits; needs Docker with Compose
+	deploy/docker/compose/demo.sh
 
 test: .venv/ready       ## the whole test suite
 	.venv/bin/python -m pytest -n 2 --dist worksteal
@@ -28,14 +32,16 @@ dashboards: .venv/ready  ## docs/dashboard-*.png, of a pilot of minutes and a re
 	.venv/bin/python -m tests.deploy.dashboard_pictures
 
 faults: .venv/ready     ## the faults that take minutes each
-	.venv/bin/python -m pytest -m faults tests/faults -n 2 --dist worksteal
+	.venv/bin/python -m pytest -m faults tests/faults tests/e2e/test_upgrade.py -n 2 --dist worksteal
 
-e2e: .venv/ready        ## three hospitals in networks of their own, one behind a proxy, and their server: as root
+e2e: .venv/ready        ## as root: a pilot and its guide in networks of their own; the images and compose on a real engine
 	.venv/bin/python -m tests.e2e.hospitals
+	.venv/bin/python -m tests.e2e.pilot
+	.venv/bin/python -m tests.e2e.engine
 
 postgres: .venv/ready   ## the ledger's tests on PostgreSQL, too: make postgres URL=postgresql+psycopg://USER@HOST/NAME
 	PROTOFED_TEST_POSTGRES=$(URL) .venv/bin/python -m pytest tests/server/test_ledger.py tests/server/test_engine.py \
-		tests/server/test_migrations.py
+		tests/server/test_migrations.py tests/server/test_takeover.py
 
 check: .venv/ready      ## formatter, linter, types, layers, generated code, no pickles
 	.venv/bin/ruff format --check .
@@ -50,6 +56,19 @@ bench: .venv/ready      ## measurements: ratios in one run
 
 leakage: .venv/ready    ## what a server can infer about sites from what they send: simple attacks, minutes
 	.venv/bin/python -m tests.bench.leakage
+
+IMAGE_VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
+images:                 ## protofed-server and protofed-client; more options for docker build: make images BUILD="…"
+	for target in server client; do docker build -f deploy/docker/Dockerfile --target $$target $(BUILD) \
+		--build-arg VERSION=$(IMAGE_VERSION) --build-arg REVISION=$$(git rev-parse HEAD) \
+		-t protofed-$$target:$(IMAGE_VERSION) . || exit 1; done
+
+EXTRAS ?= postgres,report
+FETCH = .venv/bin/python -m pip --quiet --disable-pip-version-check
+wheelhouse: .venv/ready ## wheelhouse/: all wheels of an installation without a network: make wheelhouse EXTRAS=client,dicom,export
+	rm -rf wheelhouse && $(FETCH) wheel --no-deps --wheel-dir wheelhouse .
+	$(FETCH) download --only-binary=:all: -c constraints.txt -c deploy/docker/tools.txt --dest wheelhouse \
+		-r deploy/docker/tools.txt "$$(ls wheelhouse/protofed-*.whl)[$(EXTRAS)]"
 
 CYCLONEDX = .venv/bin/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible --validate
 sbom: .venv/ready       ## sbom/*.cdx.json: what the server alone installs, and what everything does (CycloneDX)
