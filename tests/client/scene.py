@@ -68,6 +68,7 @@ class ByHand:
 
     recipe: str
     run: str = "run"
+    preparation: str = ""
     tasks: deque[Task | Wait | Finished] = field(default_factory=deque)
     blobs: dict[str, bytes] = field(default_factory=dict)
     failing: dict[str, list[Exception]] = field(default_factory=dict)  # call -> raised one after the other
@@ -88,7 +89,7 @@ class ByHand:
     def enroll(self, hold: Hold = Hold.NONE) -> Assignment | Finished:
         self._called("enroll")
         self.holds.append(hold)
-        return Assignment(self.run, self.recipe)
+        return Assignment(self.run, self.recipe, preparation=self.preparation)
 
     def next_task(self, run: str, wait_s: float) -> Task | Wait | Finished:
         self._called("next_task")
@@ -135,6 +136,7 @@ class Scene:
     load_data: Callable[[Recipe], SiteData] = lambda _: site_data()
     wrap: Callable[[SplitModel], SplitModel] = lambda model: model
     checkpoints: Any = no_checkpoints
+    pinned: str | None = None
     pauses: list[float] = field(default_factory=list)  # that the daemon made
 
     def __post_init__(self) -> None:
@@ -147,7 +149,8 @@ class Scene:
         def model(recipe: Recipe) -> SplitModel:
             return self.wrap(build(recipe.model, recipe.input, recipe.classes, policy.rules.models))
 
-        site = Site(self.name, self.roles, policy, self.store, self.load_data, model, self.checkpoints)
+        own = (self.store, self.load_data, model, self.checkpoints, self.pinned)
+        site = Site(self.name, self.roles, policy, *own)
         return Agent(site, self.link, self.now, self.pauses.append)
 
     def restart(self, folder: Path) -> None:

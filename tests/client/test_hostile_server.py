@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 import torch
 from tests.client.scene import RULES, RUN, Scene, work
 
@@ -109,9 +110,54 @@ def test_every_value_of_a_recipe_that_is_honest_passes() -> None:
     assert read(Assignment("run", Recipe.model_validate(most).wire(), MOST_ROUNDS)).rounds == MOST_ROUNDS
 
 
+def test_a_key_of_a_newer_server_is_told_as_one() -> None:
+    with pytest.raises(ConfigError, match=r"unknown key 'plan\.warm_up'.*newer than .*, upgrade this site's"):
+        read(Assignment("run", changed("plan.warm_up", 3)))
+
+
 def test_rounds_to_be_kept_have_a_bound() -> None:
     with pytest.raises(ConfigError, match="keep_rounds = 4294967295"):
         read(Assignment("run", Recipe.model_validate(RUN).wire(), 2**32 - 1))
+
+
+OWN = Recipe.model_validate(RUN).preparation()
+OTHER = "0123456789abcdef" * 4
+
+
+@pytest.mark.parametrize(
+    ("told", "pinned", "why"),
+    [
+        (OTHER, None, "the server prepares images otherwise than this site's software"),
+        (OTHER, OTHER, "upgrade the older of the two"),
+        (OWN, OTHER, "otherwise than this site's settings have it pinned"),
+        ("", "x" * 10_000, "correct data.preparation"),
+    ],
+)
+def test_a_run_of_images_prepared_otherwise_is_refused_before_one_is_read(
+    told: str, pinned: str | None, why: str
+) -> None:
+    scene = Scene(load_data=untouched, pinned=pinned)
+    scene.link.preparation = told
+    task = scene.fit(1)
+    with structlog.testing.capture_logs() as logs:
+        work(scene.agent(), 1)
+    assert scene.declined() == [(task.nonce, Failure.REFUSED)]
+    said = [str(entry.get("why", "")) for entry in logs]
+    assert any(why in text for text in said)
+    assert max(map(len, said)) < 400
+
+
+@pytest.mark.parametrize("pinned", [None, OWN])
+@pytest.mark.parametrize("told", ["", OWN])
+def test_a_run_of_images_prepared_alike_is_taken_and_so_is_an_older_server_that_does_not_say(
+    told: str, pinned: str | None
+) -> None:
+    scene = Scene(pinned=pinned)
+    scene.link.preparation = told
+    scene.fit(1)
+    work(scene.agent(), 1)
+    assert scene.declined() == []
+    assert len(scene.link.pushed) == 1
 
 
 # Code

@@ -108,7 +108,7 @@ def test_answers_to_next_task_come_back(answer: Task | Wait | Finished) -> None:
 
 
 @quick
-@given(st.one_of(finished, st.builds(Assignment, ids, words)))
+@given(st.one_of(finished, st.builds(Assignment, ids, words, counts, st.just("") | digests)))
 def test_answers_to_enroll_come_back(answer: Assignment | Finished) -> None:
     assert wire.unpack_enrolled(sent(wire.pack_enrolled(answer))) == answer
 
@@ -206,6 +206,9 @@ def test_a_bad_digest_is_refused_wherever_it_stands(value: str) -> None:
         lambda: wire.unpack_receipt(receipt),
         lambda: wire.unpack_manifest(manifest_message(Manifest((), 0, Digest(value)))),
     ]
+    if value:  # an older server says no preparation
+        told = pb.Assignment(run="run", recipe="{}", preparation=value)
+        refused.append(lambda: wire.unpack_enrolled(pb.EnrollReply(assignment=told)))
     if value:  # a first task has no base
         refused.append(lambda: wire.unpack_task(wire.pack_task(replace(TASK, base=Digest(value)))))
     for read in refused:
@@ -303,7 +306,7 @@ def test_random_bytes_are_read_strictly_or_not_at_all(data: bytes) -> None:
 
 FIELDS = {
     "Ack": "",
-    "Assignment": "keep_rounds recipe run",
+    "Assignment": "keep_rounds preparation recipe run",
     "Caller": "instance site",
     "Chunk": "caller crc32c data index upload",
     "ChunkAck": "",

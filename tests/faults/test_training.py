@@ -116,6 +116,19 @@ def test_row_21_what_is_handed_in_after_a_restart_is_not_trained_on_either(tmp_p
     assert (scene.pauses, scene.link.calls["push"]) == ([REJECTED_PAUSE_S], 2)
 
 
+def test_what_a_restored_server_asks_for_again_is_trained_again(tmp_path: Path) -> None:
+    """Its backup is older than the receipt: it insists, and gets the very same update."""
+    scene = Scene(store=FolderStore(tmp_path))
+    task, daemon = scene.fit(1), scene.agent()
+    daemon.step(0.0)
+    scene.link.tasks.extend([task, task])
+    assert daemon.step(0.0) == Wait(0.0)
+    assert daemon.step(0.0) == task
+    (_, first), (again, second) = scene.link.pushed
+    assert (again, first.data) == (task, second.data)
+    assert (scene.store.held("run", 2).round, scene.store.unsettled("run"), scene.declined()) == (1, [], [])
+
+
 @dataclass
 class OtherBytes(ByHand):
     """A server that sends this site another model than the task names, its chunks in order."""

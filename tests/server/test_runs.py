@@ -86,6 +86,7 @@ def test_a_daemon_is_given_the_current_run_whole(two: Runs) -> None:
     assert isinstance(answer, Assignment)
     assert answer.run == "one"
     assert parse_json(answer.recipe, Recipe, "wire") == going_on(two).recipe
+    assert answer.preparation == going_on(two).recipe.preparation()
 
 
 def test_the_first_trainer_is_asked_for_the_model_at_once(two: Runs) -> None:

@@ -21,10 +21,11 @@ from protofed.client.models.catalogue import architectures
 from protofed.client.models.split import SplitModel
 from protofed.client.now import Now
 from protofed.client.policy import Background, Policy
-from protofed.common.errors import ConfigError, Failure, TaskFailure
-from protofed.common.payload import Payload, SiteId
+from protofed.common.errors import ConfigError, Failure, TaskFailure, short
+from protofed.common.payload import Payload, SiteId, Update
 from protofed.common.recipe import MOST_ROUNDS, Choice, Input, Recipe, parse_json
 from protofed.common.task import MOST_BYTES, MOST_RECIPE_BYTES, Assignment, Role, Task, TaskKind
+from protofed.common.version import VERSION
 
 log = structlog.get_logger()
 _ROUNDS: dict[TaskKind, Callable[[int], tuple[int, int]]] = {  # of a run with so many
@@ -47,6 +48,8 @@ class Site:
         load_data: the site's data, brought to the recipe's input; raises DataError.
         build_model: a model on the device; a simulation shares one among its sites.
         checkpoints: of a fit, as long as it is worked on.
+        preparation: digest that every run's must equal; None: any run's that the server says rightly.
+        fit: what a task of that kind is; several processes may do it together.
     """
 
     name: SiteId
@@ -56,6 +59,8 @@ class Site:
     load_data: Callable[[Recipe], SiteData]
     build_model: Callable[[Recipe], SplitModel]
     checkpoints: Callable[[Task], AbstractContextManager[Checkpoints]] = no_checkpoints
+    preparation: str | None = None
+    fit: Callable[[Prepared, Task, Local, Payload], Update] = lambda run, _, local, base: run.method.fit(local, base)
 
 
 @dataclass(frozen=True)
@@ -113,6 +118,7 @@ def prepare(site: Site, assignment: Assignment) -> Prepared:
     """
     try:
         recipe = read(assignment)
+        check_preparation(recipe, assignment.preparation, site.preparation)
         method = client_methods.build(recipe.method.name, recipe.method.options)
         site.policy.admit(recipe.method.name, method.sends)
         check_model(recipe.model, recipe.input, recipe.classes)
@@ -134,10 +140,35 @@ def read(assignment: Assignment) -> Recipe:
         raise ConfigError(f"a recipe of {size} bytes: expected at most {MOST_RECIPE_BYTES}")
     if assignment.keep_rounds > MOST_ROUNDS:
         raise ConfigError(f"keep_rounds = {assignment.keep_rounds}: expected at most {MOST_ROUNDS}")
-    recipe = parse_json(assignment.recipe, Recipe, f"the recipe of run {assignment.run}")
+    try:
+        recipe = parse_json(assignment.recipe, Recipe, f"the recipe of run {assignment.run}")
+    except ConfigError as error:
+        raise ConfigError(f"{error} (if the server's protofed is newer than {VERSION}, upgrade this site's)") from error
     if recipe.data is not None:
         raise ConfigError(f"the recipe of run {assignment.run} has [data]: a site reads only its own settings' data")
     return recipe
+
+
+def check_preparation(recipe: Recipe, told: str = "", pinned: str | None = None) -> None:
+    """That this software brings images to the model as the server's does, and as the site has it pinned.
+
+    Args:
+        told: the server's digest; empty, of an older server: not compared.
+
+    Raises:
+        ConfigError: it does not; no image was read.
+    """
+    own = recipe.preparation()
+    if told and told != own:
+        raise ConfigError(
+            f"the server prepares images otherwise than this site's software for run {recipe.name} (preparation "
+            f"{told[:16]}…, here {own[:16]}…): upgrade the older of the two, so that both have the same protofed"
+        )
+    if pinned is not None and pinned != own:
+        raise ConfigError(
+            f"run {recipe.name} prepares images otherwise than this site's settings have it pinned (preparation "
+            f"{own}, pinned {short(pinned)}): compare them with `protofed site check`, then correct data.preparation"
+        )
 
 
 def check_model(choice: Choice, input_: Input, classes: int) -> None:

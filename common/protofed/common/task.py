@@ -89,11 +89,13 @@ class Assignment:
     Attributes:
         recipe: as JSON.
         keep_rounds: rounds to which the run may be rolled back, so that sites keep their memory of them; 0: all.
+        preparation: the server's `Recipe.preparation()`, which the site's own must equal; empty: it does not say.
     """
 
     run: str
     recipe: str
     keep_rounds: int = 2
+    preparation: str = ""
 
 
 class Verdict(StrEnum):

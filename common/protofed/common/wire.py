@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
+from dataclasses import asdict
 from enum import StrEnum
 from typing import Any, Generic, TypeVar
 
@@ -154,8 +155,8 @@ def unpack_next(message: pb.NextTaskReply) -> Task | Wait | Finished:
 def pack_enrolled(answer: Assignment | Finished) -> pb.EnrollReply:
     """The answer to Enroll."""
     match answer:
-        case Assignment(run, recipe, keep_rounds):
-            return pb.EnrollReply(assignment=pb.Assignment(run=run, recipe=recipe, keep_rounds=keep_rounds))
+        case Assignment():
+            return pb.EnrollReply(assignment=pb.Assignment(**asdict(answer)))
         case Finished(reason, last):
             return pb.EnrollReply(finished=pb.Finished(reason=reason, last=last))
 
@@ -165,7 +166,8 @@ def unpack_enrolled(message: pb.EnrollReply) -> Assignment | Finished:
     match message.WhichOneof("answer"):
         case "assignment":
             said = message.assignment
-            return Assignment(read_id(said.run), said.recipe, said.keep_rounds)
+            preparation = read_digest(said.preparation) if said.preparation else ""
+            return Assignment(read_id(said.run), said.recipe, said.keep_rounds, preparation)
         case "finished":
             return Finished(message.finished.reason, message.finished.last)
         case _:

@@ -115,7 +115,8 @@ class Runs:
         if hold is not Hold.NONE:
             current.dismiss(site, hold.value)
         current.tick()
-        return Assignment(current.run, current.recipe.wire(), self._around.keep_rounds)
+        recipe = current.recipe
+        return Assignment(current.run, recipe.wire(), self._around.keep_rounds, recipe.preparation())
 
     def next_task(self, run: str, site: SiteId, instance: str) -> Task | Wait | Finished:
         """What the site should do now; Finished when its run is over."""
