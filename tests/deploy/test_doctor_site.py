@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import socket
+import tempfile
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from tests.conftest import Mount
 from tests.deploy.clinic import findings, rows, skipped
 
@@ -101,6 +103,16 @@ def test_a_library_that_is_missing_or_old(monkeypatch: pytest.MonkeyPatch) -> No
     assert findings(rows(checks)) == []
     with pytest.raises(Found, match="nowhere_at_all cannot be imported"):
         doctor_machine.import_quietly(("nowhere_at_all",))
+
+
+def test_software_is_looked_at_where_no_temporary_file_can_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full() -> None:
+        raise FileNotFoundError
+
+    monkeypatch.setattr(tempfile, "TemporaryDirectory", full)
+    with pytest.raises(Found, match="set TMPDIR") as found:
+        doctor_machine.import_quietly(("json",))
+    assert found.value.name == "state-not-writable"
 
 
 # Device and shared memory
@@ -202,6 +214,62 @@ def test_data_that_cannot_be_read(tmp_path: Path) -> None:
     assert findings(look(tmp_path, Site(), data=data)) == [("data", "data-unusable")]
     assert look(tmp_path, data=data)["data"].seen == f"{file} can be opened; not loaded"
     assert findings(look(tmp_path, Site(), share=3, data=images(file))) == [("data", "data-unusable")]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> dict[str, Any]:
+    """Images of two classes in folders."""
+    for number in range(40):
+        file = tmp_path / "images" / ("benign", "malignant")[number % 2] / f"{number}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.full((8, 8), number, np.uint8)).save(file)
+    return {"source": "folder", "root": tmp_path / "images"}
+
+
+@pytest.fixture
+def named(recipe_of: Callable[..., Recipe]) -> Site:
+    """With a run of two classes that have names."""
+    recipe = recipe_of("fednh", classes=2, vocabulary=["benign", "malignant"], data=None)
+    return Site(recipe=lambda: recipe)
+
+
+def test_of_image_files_all_labels_are_looked_at_and_a_sample_is_read(
+    tmp_path: Path, folder: dict[str, Any], named: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fine = look(tmp_path, named, data=folder)["data"]
+    assert (fine.state, "a sample of its files can be read, as run small-fednh wants" in fine.seen) == (
+        State.FINE,
+        True,
+    )
+    assert "with no run to compare them with" in look(tmp_path, Site(), data=folder)["data"].seen
+    (tmp_path / "images" / "Malignent").mkdir()
+    (tmp_path / "images" / "Malignent" / "x.png").write_bytes(b"")
+    found = look(tmp_path, named, data=folder)
+    assert findings(found) == [("data", "labels-unmapped")]
+    assert "'Malignent' (nearest: 'malignant')" in found["data"].seen
+    assert not {"1", "40", "20"} & set(re.findall(r"\d+", found["data"].seen))
+
+
+def test_image_files_that_cannot_be_read_are_named_up_to_what_is_allowed(
+    tmp_path: Path, folder: dict[str, Any], named: Site
+) -> None:
+    for file in (tmp_path / "images").glob("*/*.png"):
+        file.write_bytes(b"")
+    found = look(tmp_path, named, data=folder)
+    assert findings(found) == [("data", "images-unreadable")]
+    assert found["data"].seen.count(": empty") == 3
+    assert "; and others (`protofed site check` lists all)" in found["data"].seen
+
+
+def test_a_file_beside_the_class_folders_is_named(tmp_path: Path, folder: dict[str, Any], named: Site) -> None:
+    (tmp_path / "images" / "notes.txt").write_text("x", encoding="utf-8")
+    assert "notes.txt: in no class's folder (" in look(tmp_path, named, data=folder)["data"].seen
+    assert findings(look(tmp_path, named, data={**folder, "unreadable": 0.1})) == []
+
+
+def test_a_run_that_prepares_images_otherwise_than_pinned(tmp_path: Path, folder: dict[str, Any], named: Site) -> None:
+    found = look(tmp_path, named, data={**folder, "preparation": "0" * 64})
+    assert findings(found) == [("data", "preparation-differs")]
 
 
 def test_an_evaluator_needs_a_test_set_only(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""`protofed site …`: what one site would send, and which runs it takes part in."""
+"""`protofed site …`: what one site would send, which runs it takes part in, and whether its data fit."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from protofed.common.errors import ConfigError, PolicyViolation, short
+from protofed.deploy.cli_site_check import site_check
 
 if TYPE_CHECKING:
     from protofed.client.approval import Approvals, Offer
@@ -23,6 +24,7 @@ console = Console()
 PolicyFile = Annotated[Path | None, typer.Option("--policy", help="The site's policy: it says what of this may leave.")]
 State = Annotated[Path, typer.Option(help="The state folder of the site's daemon.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print it as JSON.")]
+site.command("check")(site_check)
 
 
 @site.command("plan")

@@ -13,7 +13,7 @@ class Diagnosis:
     """One finding.
 
     Attributes:
-        code: of the process, if it is the first finding; 10 to 63, apart from those of errors.
+        code: of the process, if it is the first finding; 10 to 63 and 80 to 82, apart from those of errors.
         warns: what works today: fails under `--strict` only.
     """
 
@@ -55,6 +55,7 @@ SERVER = (
     Diagnosis("memory-small", 36, "Raise the memory limit of the container or of `memory_limit_mb`.", warns=True),
     Diagnosis("descriptors-few", 37, "Raise `ulimit -n` (LimitNOFILE= of systemd).", warns=True),
     Diagnosis("database-unreachable", 38, "Start the database, or correct `ledger`: host, port, user, password."),
+    Diagnosis("blobs-unusable", 39, "Mount the folder that `blobs` names, or make it, writable for the server."),
 )
 CLIENT = (
     Diagnosis("policy-missing", 40, "Copy one from deploy/policies, read it, and name it with --policy."),
@@ -82,7 +83,12 @@ CLIENT = (
     Diagnosis("data-unusable", 62, "Mount or copy the data there, or correct the table [data] and `share`."),
 )
 INTERNAL = Diagnosis("check-failed", 63, "Please report it, with what it says.")
-DIAGNOSES = {one.name: one for one in (*BOTH, *SERVER, *CLIENT, INTERNAL)}
+IMAGES = (  # the codes from 64 to 78 are those of errors
+    Diagnosis("labels-unmapped", 80, "Say in data.labels what each is, or name it in data.ignore."),
+    Diagnosis("images-unreadable", 81, "Repair or remove the files, or allow for some: data.unreadable."),
+    Diagnosis("preparation-differs", 82, "Ask the operator which run it is; then correct data.preparation."),
+)
+DIAGNOSES = {one.name: one for one in (*BOTH, *SERVER, *CLIENT, INTERNAL, *IMAGES)}
 
 
 def diagnosis(name: str) -> Diagnosis:

@@ -44,7 +44,11 @@ def software(extra: str | None, shown: Sequence[str]) -> str:
 
 def import_quietly(names: Sequence[str]) -> None:
     """Import what sites need; what that leaves on disk goes into a folder that is removed again."""
-    with tempfile.TemporaryDirectory() as scratch:
+    try:
+        made = tempfile.TemporaryDirectory()
+    except OSError as error:
+        raise Found("state-not-writable", "no folder for temporary files can be written; set TMPDIR") from error
+    with made as scratch:
         before = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = before or scratch
         try:

@@ -90,13 +90,19 @@ class Site:
         client_process.check_root(settings)
         if self.quick:
             return _opened(settings)
-        from protofed.client.data.sources import own_input
+        from protofed.client.data.sources import NAMED, own_input, own_vocabulary
+        from protofed.deploy import doctor_images
 
         if (recipe := self._recipe(settings)) is not None:
             input_, classes, why = recipe.input, recipe.classes, f"as run {recipe.name} wants them"
+            vocabulary = recipe.vocabulary
+            _check_pinned(settings, recipe)
         else:
             (input_, classes), why = own_input(settings.data), "with no run to compare them with (--recipe names one)"
-        client_process.load_data(settings, input_, classes)
+            vocabulary = own_vocabulary(settings.data)
+        if settings.data.source in NAMED:
+            return f"{settings.data.source}: {doctor_images.look(settings.data, input_, vocabulary)}, {why}"
+        client_process.load_data(settings, input_, classes, vocabulary)
         shape = " x ".join(map(str, input_.shape))
         return f"{settings.data.source}: images of {shape} [channels, height, width], {why}"
 
@@ -142,6 +148,15 @@ def _why_absent(name: str) -> str:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         return " (a driver is loaded" + ("" if visible is None else f", CUDA_VISIBLE_DEVICES is '{visible}'") + ")"
     return ""
+
+
+def _check_pinned(settings: ClientSettings, recipe: Recipe) -> None:
+    from protofed.client.site import check_preparation
+
+    try:
+        check_preparation(recipe, pinned=settings.data.preparation)
+    except ConfigError as error:
+        raise Found("preparation-differs", str(error)) from error
 
 
 def _opened(settings: ClientSettings) -> str:

@@ -43,6 +43,10 @@ class Bar:
         """So much more is done."""
         self._bars.advance(self._task, more)
 
+    def expect(self, total: float | None) -> None:
+        """So much is to be done, as is known now."""
+        self._bars.update(self._task, total=total or None)
+
     def say(self, doing: str) -> None:
         """What goes on now, in a few words."""
         self._bars.update(self._task, doing=doing)

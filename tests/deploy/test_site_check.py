@@ -1,0 +1,285 @@
+"""What a site is told of its own data, by the command that it types; all of it made by hand here."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections import Counter
+from collections.abc import Callable
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from protofed.common.recipe import Recipe, read_recipe
+from protofed.deploy import cli, cli_site_check
+from protofed.deploy.contact_sheet import sheet
+from protofed.deploy.site_check_survey import Seen, Survey
+
+RECIPE = """\
+name = "skin"
+rounds = 1
+classes = 3
+vocabulary = ["benign", "malignant", "naevus"]
+input = { shape = [3, 4, 4], fit = "stretch", std = [0.2] }
+method = { name = "fednh" }
+model = { name = "mlp" }
+"""
+SETTINGS = """\
+[data]
+source = "folder"
+root = "{root}"
+labels = {{ "Nevi" = "naevus" }}
+ignore = ["unsure"]
+"""
+Check = Callable[..., tuple[int, dict[str, Any]]]
+Run = Callable[..., tuple[int, str]]
+
+
+def image(path: Path, seed: int, size: tuple[int, int] = (8, 6), mode: str = "RGB") -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    array = np.random.default_rng(seed).integers(0, 256, (*size[::-1], 3), np.uint8)
+    Image.fromarray(array).convert(mode).save(path)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Five images for training of three classes, one of them ignored; two to test on."""
+    root = tmp_path / "images"
+    for number, name in enumerate(("benign/a", "benign/b", "malignant/c", "Nevi/d", "Nevi/e", "unsure/f")):
+        image(root / "train" / f"{name}.png", number)
+    for number, name in enumerate(("benign/g", "malignant/h")):
+        image(root / "test" / f"{name}.png", 10 + number, (9, 9))
+    return root
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Recipe:
+    (tmp_path / "recipe.toml").write_text(RECIPE, encoding="utf-8")
+    return read_recipe(tmp_path / "recipe.toml")
+
+
+@pytest.fixture
+def run(
+    tmp_path: Path, folder: Path, recipe: Recipe, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Run:
+    """Type the command on a terminal of 100 columns; its exit code and what it prints, errors too."""
+    monkeypatch.setattr(cli_site_check.console, "width", 100)
+
+    def act(*more: str | Path, settings: str = "", recipe: bool = True) -> tuple[int, str]:
+        file = tmp_path / "site.toml"
+        file.write_text(settings or SETTINGS.format(root=folder), encoding="utf-8")
+        named = [str(tmp_path / "recipe.toml")] if recipe else []
+        with pytest.raises(SystemExit) as ended:
+            cli.main(["site", "check", *named, "--settings", str(file), *map(str, more)])
+        return int(ended.value.code or 0), "".join(capfd.readouterr())
+
+    return act
+
+
+@pytest.fixture
+def check(run: Run) -> Check:
+    """The same as JSON."""
+
+    def act(*more: str | Path, **changes: Any) -> tuple[int, dict[str, Any]]:
+        code, out = run("--json", *more, **changes)
+        return code, json.loads(out)
+
+    return act
+
+
+def test_data_that_fit_are_counted_by_class_and_split_and_nothing_is_written(
+    check: Check, recipe: Recipe, folder: Path, tmp_path: Path
+) -> None:
+    before = sorted(tmp_path.rglob("*"))
+    code, found = check()
+    assert (code, found["refusal"]) == (0, None)
+    assert found["stored"] == {"train": [2, 1, 2], "test": [1, 1, 0]}
+    assert found["taken"] == {"trains_on": [2, 1, 2], "tests_on": [1, 1, 0]}
+    assert found["ignored"] == {"unsure": 1}
+    assert found["unmapped"] == {}
+    assert found["sizes"] == {"8 x 6": 5, "9 x 9": 2}
+    assert found["formats"] == {"PNG, RGB, 8 bits": 7}
+    assert found["preparation"] == recipe.preparation()
+    assert sorted(tmp_path.rglob("*")) == sorted({*before, tmp_path / "site.toml"})
+
+
+def test_all_that_is_wrong_is_told_at_once_and_the_daemon_would_refuse(check: Check, folder: Path) -> None:
+    image(folder / "train" / "Benign skin" / "x.png", 20)
+    (folder / "train" / "benign" / "broken.png").write_bytes(b"")
+    image(folder / "train" / "benign" / "grey.png", 21, mode="L")
+    code, found = check()
+    assert code == 65
+    assert "'Benign skin'" in found["refusal"]
+    assert found["unmapped"] == {"Benign skin": {"images": 1, "nearest": "benign"}}
+    assert [one["file"] for one in found["unreadable"]] == ["train/benign/broken.png", "train/benign/grey.png"]
+    assert found["unreadable"][0]["why"] == "empty"
+    assert "input.colours" in found["unreadable"][1]["why"]
+    assert found["formats"]["PNG, grey, 8 bits"] == 1
+    assert found["stored"]["train"] == [2, 1, 2]
+    assert found["taken"] == {}
+
+
+def test_images_that_are_alike_are_named_within_and_across_splits(check: Check, folder: Path) -> None:
+    image(folder / "train" / "malignant" / "b-again.png", 1)  # as benign/b
+    image(folder / "test" / "malignant" / "c-again.png", 2)  # as malignant/c
+    code, found = check()
+    assert code == 0
+    assert found["alike"] == [
+        ["train/benign/b.png (benign, train)", "train/malignant/b-again.png (malignant, train)"],
+        ["test/malignant/c-again.png (malignant, test)", "train/malignant/c.png (malignant, train)"],
+    ]
+    assert (found["alike_with_several_labels"], found["test_images_trained_on"]) == (1, 1)
+
+
+def test_groups_in_train_and_test_are_refused_and_their_names_not_told(run: Run, check: Check, folder: Path) -> None:
+    for split, number in (("train", 30), ("test", 31)):
+        image(folder / split / "benign" / f"SECRET7-{number}.png", number)
+    grouped = SETTINGS.format(root=folder) + "group = '([A-Z]+[0-9])-'\n"
+    code, found = check(settings=grouped)
+    assert code == 65
+    assert found["groups"] == 1
+    assert found["crossing"] == ["test/benign/SECRET7-31.png", "train/benign/SECRET7-30.png"]
+    assert len(found["ungrouped"]) == 7
+    _, out = run(settings=grouped)
+    assert "1 group\n" in out
+    assert "2 images are of groups in both train and test" in out
+
+
+def test_another_preparation_than_the_pinned_one_is_refused_by_name(check: Check, recipe: Recipe, folder: Path) -> None:
+    settings = SETTINGS.format(root=folder) + "preparation = "
+    assert check(settings=f"{settings}'{recipe.preparation()}'")[0] == 0
+    code, found = check(settings=f"{settings}'{'0' * 64}'")
+    assert code == 65
+    assert "correct data.preparation" in found["refusal"]
+
+
+def test_a_class_below_the_policys_threshold_is_said_to_be_absent(run: Run, tmp_path: Path) -> None:
+    policy = tmp_path / "policy.toml"
+    policy.write_text('methods = ["fednh"]\nparts = ["body"]\nmin_samples_per_class = 2\n', encoding="utf-8")
+    code, out = run("--policy", policy)
+    assert code == 0
+    assert "count as absent: malignant." in " ".join(out.split())
+
+
+def test_pixels_far_from_the_recipes_are_hinted_at(check: Check, folder: Path, tmp_path: Path) -> None:
+    assert check()[1]["far_from_the_recipe"] == []
+    narrow = RECIPE.replace("std = [0.2]", "std = [0.01]")
+    (tmp_path / "recipe.toml").write_text(narrow, encoding="utf-8")
+    code, found = check()
+    assert code == 0, "a hint, no refusal"
+    assert [line.partition(":")[0] for line in found["far_from_the_recipe"]] == ["channel 0", "channel 1", "channel 2"]
+
+
+def test_mean_and_std_are_those_of_the_pixels(check: Check, folder: Path) -> None:
+    _, found = check()
+    names = sorted(folder.glob("train/*/*.png"))
+    seen = [
+        Image.open(name).resize((4, 4), Image.Resampling.BILINEAR) for name in names if name.parent.name != "unsure"
+    ]
+    pixels = np.stack([np.asarray(one) for one in seen]) / 255
+    np.testing.assert_allclose(found["mean"], pixels.mean((0, 1, 2)), rtol=1e-9)
+    np.testing.assert_allclose(found["std"], pixels.std((0, 1, 2)), rtol=1e-9)
+
+
+def test_without_a_recipe_there_are_own_labels_only(check: Check) -> None:
+    code, found = check(recipe=False)
+    assert (code, found["recipe"], found["preparation"]) == (0, None, None)
+    assert found["classes"] == ["benign", "malignant", "naevus"]
+    assert found["stored"]["train"] == [2, 1, 2]
+
+
+def test_an_evaluator_is_told_of_its_test_set(check: Check) -> None:
+    code, found = check("--role", "evaluator")
+    assert code == 0
+    assert found["taken"] == {"tests_on": [1, 1, 0]}
+
+
+@pytest.mark.parametrize("root", ["nowhere", "recipe.toml"])
+def test_data_that_are_not_there_are_a_refusal_and_no_trace(check: Check, root: str, tmp_path: Path) -> None:
+    code, found = check(settings=SETTINGS.format(root=tmp_path / root))
+    assert code == 65
+    assert root in found["refusal"]
+    assert found["classes"] == ["benign", "malignant", "naevus"]
+
+
+def test_where_nothing_could_be_looked_at_there_is_no_table(run: Run, tmp_path: Path) -> None:
+    code, out = run(settings=SETTINGS.format(root=tmp_path / "nowhere"))
+    assert code == 65
+    assert [line for line in out.splitlines() if line and " " not in line and line.isalpha()] == [
+        "Preparation",
+        "Verdict",
+    ]
+
+
+def test_arrays_have_their_numbers_mapped_and_compared(check: Check, tmp_path: Path) -> None:
+    images = np.random.default_rng(0).integers(0, 256, (12, 4, 4, 3), np.uint8)
+    images[11] = images[0]
+    np.savez(
+        tmp_path / "own.npz",
+        train_images=images[:9],
+        train_labels=np.array([1, 1, 2, 2, 3, 3, 9, 1, 2]),
+        test_images=images[9:],
+        test_labels=np.array([1, 2, 3]),
+    )
+    settings = f"[data]\nsource = 'npz'\nroot = '{tmp_path / 'own.npz'}'\nignore = ['9']\n"
+    code, found = check(settings=settings)
+    assert code == 65, "numbers without a map are classes of that number, and the run has no class 3"
+    mapped = settings + 'labels = { "1" = "benign", "2" = "malignant", "3" = "naevus" }\n'
+    code, found = check(settings=mapped)
+    assert (code, found["refusal"]) == (0, None)
+    assert found["stored"] == {"train": [3, 3, 2], "test": [1, 1, 1]}
+    assert found["ignored"] == {"9": 1}
+    assert found["alike"] == [["train 0 (1, train)", "test 2 (3, test)"]]
+    assert found["test_images_trained_on"] == 1
+
+
+# The contact sheet
+
+
+def test_a_contact_sheet_is_written_only_where_it_is_asked_for_and_for_this_user(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "sheet.png"
+    before = os.umask(0)
+    try:
+        code, out = run("--contact-sheet", file)
+    finally:
+        os.umask(before)
+    assert code == 0, out
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    with Image.open(file) as picture:
+        assert picture.format == "PNG"
+        assert min(picture.size) > 300
+
+
+def test_the_sheet_has_every_pixel_as_the_model_sees_it(run: Run, folder: Path, tmp_path: Path) -> None:
+    colours = {"benign": (200, 10, 10), "malignant": (10, 200, 10), "Nevi": (10, 10, 200)}
+    for file in folder.glob("*/*/*.png"):
+        Image.new("RGB", (8, 6), colours.get(file.parent.name)).save(file)
+    assert run("--contact-sheet", tmp_path / "sheet.png")[0] == 0
+    with Image.open(tmp_path / "sheet.png") as picture:
+        counted = {colour: count for count, colour in picture.getcolors(1 << 24) or ()}
+    each = {
+        colour: counted[colour] / 128**2 for colour in colours.values()
+    }  # images of 4 x 4 pixels, 32 times as large
+    assert list(each.values()) == [3, 2, 2]
+
+
+def test_a_place_that_cannot_be_written_is_an_error_of_one_line(run: Run, tmp_path: Path) -> None:
+    code, out = run("--contact-sheet", tmp_path / "nowhere" / "sheet.png")
+    assert code == 74
+    assert out.startswith("protofed: cannot write")
+    assert len(out.splitlines()) == 1
+
+
+@pytest.mark.parametrize("classes", [2, 100])
+def test_sheets_of_few_and_of_many_classes_are_wide_and_not_too_large(classes: int) -> None:
+    pixels = np.zeros((3, 32, 32), np.uint8)
+    seen = [Seen(f"{place}.png", "own", place % classes, "train") for place in range(10 * classes)]
+    made = sheet(Survey(seen, Counter(), Counter(), lambda _: pixels), [f"class {c}" for c in range(classes)], "all")
+    with Image.open(BytesIO(made)) as picture:
+        assert picture.width > picture.height
+        assert picture.width < 3000
