@@ -26,7 +26,7 @@ from protofed.common.recipe import Recipe
 from protofed.common.settings import ClientSettings, Monitoring, read_settings
 from protofed.common.task import Activity
 from protofed.common.telemetry import Telemetry
-from protofed.deploy import client_process, monitoring, shipped
+from protofed.deploy import client_process, monitoring, shipped, stopping
 
 PATIENCE_S = 60.0
 RULES = 'methods = ["fednh"]\nparts = ["body", "head", "prototypes"]\nmetrics = ["loss"]\n'
@@ -77,7 +77,7 @@ class Watcher:
                 os.kill(os.getpid(), signal.SIGTERM)
 
         thread = threading.Thread(target=from_beside, name="watcher")
-        with client_process.stoppable():  # should the daemon have ended by itself
+        with stopping.stoppable():  # should the daemon have ended by itself
             thread.start()
             client_process.run_client(self.settings, until_finished=False, give_up_after_s=None)
             thread.join()

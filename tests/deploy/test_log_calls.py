@@ -23,7 +23,7 @@ KEYS = IDS | {
     *("missing", "where"),
     *("connections", "descriptors", "in_s", "for_s", "limit_mb", "update_bytes"),
     *("library", "text", "line", "thread", "exit_code"),  # of what others say
-    *("tracker", "rounds"),
+    *("tracker", "rounds", "ranks"),
 }
 SPLATS = frozenset({"told", "told_of", "whose", "at", "call.concerns()", "_whose(row)", "why", "peer.site()"})
 

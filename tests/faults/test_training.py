@@ -43,7 +43,8 @@ from protofed.common.errors import ConfigError, Failure, PolicyViolation, Protof
 from protofed.common.recipe import Data, Recipe
 from protofed.common.settings import ClientSettings
 from protofed.common.task import CHUNK_BYTES, Activity, Progress, Role, Task, TaskKind, Wait
-from protofed.deploy.client_process import run_client, stoppable
+from protofed.deploy.client_process import run_client
+from protofed.deploy.stopping import stoppable
 
 ROOT = Path(__file__).parents[2]
 SOLO = {**RUN, "method": {"name": "solo"}, "plan": {**RUN["plan"], "momentum": 0.9, "checkpoint": True}}

@@ -110,11 +110,12 @@ class Agent:
         return self._enrolled
 
     def _is_new(self, task: Task, run: str) -> bool:
-        """Whether it is work to do: an old answer, sent again, is not."""
+        """Whether it is work to do: an old answer, sent again, is not, unless a server that was restored insists."""
         new = task.run == run and task.nonce not in self._settled
         if not new:
             why = "it was handed in before" if task.run == run else f"this daemon works for run {run}"
             log.error("task rejected", run=task.run, round=task.round, nonce=task.nonce, why=why)
+            self._settled.discard(task.nonce)
         return new
 
     def _again(self, pause_s: float) -> Wait:

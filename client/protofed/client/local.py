@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -78,6 +78,39 @@ class NoCheckpoints:
         """Nothing is."""
 
 
+class Ranks(Protocol):
+    """The processes that train for this site as one; each does all that `train` does, and takes its part of it."""
+
+    def backward(self, loss: Tensor) -> None:
+        """The gradients of this process's part of a batch's mean loss, added to those of its parameters."""
+
+    def add_up(self, gradients: Sequence[Tensor]) -> None:
+        """All parts together, in place; OutOfMemoryError if memory did not suffice for another one."""
+
+    def short_of_memory(self, error: torch.OutOfMemoryError) -> None:
+        """Here or elsewhere: nobody goes on with this step, and all will try it again."""
+
+    def seed(self, seed: int, call: int, epoch: int) -> None:
+        """Seed what layers draw from by themselves, before an epoch of a call of `train`."""
+
+
+class Alone:
+    """One process, as almost everywhere."""
+
+    def backward(self, loss: Tensor) -> None:
+        """All gradients."""
+        loss.backward()  # type: ignore[no-untyped-call]
+
+    def add_up(self, gradients: Sequence[Tensor]) -> None:
+        """They are whole."""
+
+    def short_of_memory(self, error: torch.OutOfMemoryError) -> None:
+        """Nobody else is to be told."""
+
+    def seed(self, seed: int, call: int, epoch: int) -> None:
+        """They draw on."""
+
+
 @dataclass
 class Local:
     """What a fit works on.
@@ -94,6 +127,7 @@ class Local:
         check: called between batches; raises when the task was called off.
         checkpoints: used by the training loop, if the plan asks for it.
         trainings: calls of `train` so far.
+        ranks: the processes that do it together.
     """
 
     site: SiteId
@@ -110,6 +144,7 @@ class Local:
     check: Callable[[], None] = lambda: None
     checkpoints: Checkpoints = field(default_factory=NoCheckpoints)
     trainings: int = 0
+    ranks: Ranks = field(default_factory=Alone)
 
     def update(self, payload: Payload, **metrics: float) -> Update:
         """What this site offers; the policy decides what of it leaves."""

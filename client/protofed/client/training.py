@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from protofed.client.local import Local
+from protofed.client.local import Local, Ranks
 from protofed.client.training_state import Training, keep, restore
 from protofed.common.errors import CodecError, Failure, TaskFailure
 from protofed.common.failpoint import reach
@@ -26,7 +26,8 @@ def train(local: Local, loss: Loss, parameters: Iterable[Tensor] | None = None, 
     """The plan's epochs of stochastic gradient descent on the site's training examples.
 
     A batch that does not fit into the device's memory is split into micro-batches whose gradients are added up. If the
-    plan asks for checkpoints, a fit that was interrupted goes on here after the last epoch that it had done.
+    plan asks for checkpoints, a fit that was interrupted goes on here after the last epoch that it had done. Where
+    several processes train as one, all of them are here with the same arguments.
 
     Args:
         loss: batch mean; it sees a part of the batch when memory is short.
@@ -43,7 +44,7 @@ def train(local: Local, loss: Loss, parameters: Iterable[Tensor] | None = None, 
     trained = [p for p in (model.parameters() if parameters is None else parameters) if p.requires_grad]
     optimizer = _optimizer(plan, trained, learning_rate(plan, local.round, local.rounds))
     training = Training(trained, optimizer, torch.zeros((), device=local.data.device))
-    step = _Step(_with_precision(plan, local, loss), training, plan.clip)
+    step = _Step(_with_precision(plan, local, loss), training, plan.clip, local.ranks)
     model.train()
     epochs = plan.epochs if epochs is None else epochs
     steps = local.steps  # written in place: the heartbeat reads it
@@ -51,6 +52,7 @@ def train(local: Local, loss: Loss, parameters: Iterable[Tensor] | None = None, 
     local.trainings += 1
     local.pace.start()
     for steps.epoch in range(restore(local, training) + 1, epochs + 1):
+        local.ranks.seed(local.rng.initial_seed(), local.trainings, steps.epoch)
         for images, labels in local.data.batches(plan.batch, local.rng, plan.augment, plan.drop_last):
             local.check()
             step(images, labels)
@@ -147,18 +149,20 @@ def class_means(local: Local, embed: Callable[[Tensor], Tensor], weigh: Weigher 
 
 
 class _Step:
-    """One optimizer step, in as many micro-batches as memory asks for."""
+    """One optimizer step, in as many micro-batches as memory asks for, and by as many processes as there are."""
 
-    def __init__(self, loss: Loss, training: Training, clip: float | None) -> None:
-        self._loss, self._training, self._clip = loss, training, clip
+    def __init__(self, loss: Loss, training: Training, clip: float | None, ranks: Ranks) -> None:
+        self._loss, self._training, self._clip, self._ranks = loss, training, clip, ranks
 
     def __call__(self, images: Tensor, labels: Tensor) -> None:
         training = self._training
         while True:
             try:
                 loss = self._gradients(images, labels)
+                self._ranks.add_up([p.grad for p in training.trained if p.grad is not None])
                 break
-            except torch.OutOfMemoryError:
+            except torch.OutOfMemoryError as error:
+                self._ranks.short_of_memory(error)
                 self._shrink(len(labels))
         if self._clip is not None:
             nn.utils.clip_grad_norm_(training.trained, self._clip)
@@ -171,12 +175,12 @@ class _Step:
         size = self._training.size or len(labels)
         if size >= len(labels):
             loss = self._loss(images, labels)
-            loss.backward()  # type: ignore[no-untyped-call]
+            self._ranks.backward(loss)
             return loss.detach()
         parts = []
         for some, their in zip(torch.split(images, size), torch.split(labels, size), strict=True):
             part = self._loss(some, their) * (len(their) / len(labels))
-            part.backward()  # type: ignore[no-untyped-call]
+            self._ranks.backward(part)
             parts.append(part.detach())
         return torch.stack(parts).sum()
 

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import secrets
-import signal
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from datetime import datetime
 from functools import partial
-from types import FrameType
 from typing import TYPE_CHECKING
 
 import structlog
 
+from protofed.client.launch import Launch, launched
 from protofed.common.address import check_connection
 from protofed.common.certificate import stamp
 from protofed.common.clock import utc_now
@@ -28,8 +26,9 @@ from protofed.common.recipe import Input, Recipe
 from protofed.common.settings import ClientSettings
 from protofed.common.task import Finished, Role, Task, Wait
 from protofed.common.version import VERSION
-from protofed.deploy import logs, logs_others
+from protofed.deploy import client_ranks, logs, logs_others
 from protofed.deploy.monitoring import answering
+from protofed.deploy.stopping import stoppable
 
 if TYPE_CHECKING:
     import torch
@@ -41,33 +40,32 @@ if TYPE_CHECKING:
     from protofed.client.meters import ClientMeters
     from protofed.client.policy import Policy
     from protofed.client.proxy import Proxy
-    from protofed.client.readiness import Loading
     from protofed.client.site import Site
 
 log = structlog.get_logger()
 LONGEST_PAUSE_S = 60.0
 
 
-class StoppedError(BaseException):
-    """The process was told to end (SIGTERM, SIGINT); everything that counts is on disk."""
-
-
 def run_client(settings: ClientSettings, *, until_finished: bool, give_up_after_s: float | None) -> None:
-    """Take part until SIGTERM or SIGINT, or until the server has no run left.
+    """Take part until SIGTERM or SIGINT, or until the server has no run left; several processes do so as one.
 
     Raises:
         PolicyViolation: there is no policy.
         ConfigError, DataError, StateError: a setting, the identity, the data or the state folder cannot be used; or
             what answers at the server's address is not the server.
-        Unavailable: the server did not answer for `give_up_after_s`.
+        Unavailable: the server did not answer for `give_up_after_s`, or another process of this site has ended.
         Fenced: a newer daemon of this site has enrolled.
     """
     logs.hide_site(settings)
+    client_ranks.check_download(settings, launch := launched(os.environ))
+    if launch is not None and launch.rank:
+        _follow(settings, launch)
+        return
     logs.about(lambda: {"site": settings.site})
     check_connection(settings.server, settings.identity, settings.plaintext)
     identity = own_identity(settings)
     check_root(settings)
-    where = _device(settings)
+    where = _device(settings, launch)
 
     from protofed.client.agent import Agent
     from protofed.client.audit import FILE, Audit
@@ -81,6 +79,7 @@ def run_client(settings: ClientSettings, *, until_finished: bool, give_up_after_
 
     policy, proxy = Policy.read(settings.policy), own_proxy(settings)
     with stoppable(), ExitStack() as held:
+        over = held.enter_context(client_ranks.leading(launch, where))
         store, now = FolderStore(settings.state), Now()
         logs.about(lambda: {"site": settings.site, **now.at_work()})
         held.callback(store.close)
@@ -109,15 +108,30 @@ def run_client(settings: ClientSettings, *, until_finished: bool, give_up_after_
         ready = Readiness(settings.server, identity, meters, where, load, settings.policy)
         monitor = None if settings.metrics is None else Monitor(settings.metrics, meters.registry, ready)
         held.enter_context(answering(monitor, settings.state))
-        site = _site(settings, policy, store, where, load)
+        site = over(_site(settings, policy, store, where, load))
         agent = Agent(site, link, now, refused=lambda task, why: _refused(meters, audit, task, why))
         _take_part(agent, until_finished=until_finished)
 
 
-def _device(settings: ClientSettings) -> torch.device:
+def _follow(settings: ClientSettings, launch: Launch) -> None:
+    """As another process than the daemon: without connection, identity or state folder."""
+    logs.about(lambda: {"site": settings.site, "rank": launch.rank})
+    check_root(settings)
+    where = _device(settings, launch)
+
+    from protofed.client.policy import Policy
+    from protofed.client.store import MemoryStore
+
+    policy, load = Policy.read(settings.policy), partial(_load, settings, where)
+    with stoppable():
+        client_ranks.following(launch, where, _site(settings, policy, MemoryStore(), where, load))
+
+
+def _device(settings: ClientSettings, launch: Launch | None) -> torch.device:
     """Where it trains; PyTorch is set up as the settings say."""
     # torchvision makes a folder for compiled code when it is imported: there may be no other place to write to.
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(settings.state))
+    if launch is None or not launch.rank:
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(settings.state))
     import torch  # seconds of import, only where it is needed
 
     logs_others.take_over("torch")
@@ -126,10 +140,12 @@ def _device(settings: ClientSettings) -> torch.device:
 
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
-    return device.pick(settings.device)
+    return device.pick(launch.device(settings.device, torch.cuda.device_count()) if launch else settings.device)
 
 
-def _site(settings: ClientSettings, policy: Policy, store: Store, where: torch.device, load: Loading) -> Site:
+def _site(
+    settings: ClientSettings, policy: Policy, store: Store, where: torch.device, load: Callable[[Recipe], SiteData]
+) -> Site:
     from protofed.client.checkpoint import on_disk
     from protofed.client.site import Site
     from protofed.deploy.simulate import device_model
@@ -142,6 +158,7 @@ def _site(settings: ClientSettings, policy: Policy, store: Store, where: torch.d
         load,
         lambda recipe: device_model(recipe, where, policy.rules.models),
         checkpoints=partial(on_disk, settings.state),
+        preparation=settings.data.preparation,
     )
 
 
@@ -184,12 +201,11 @@ def _tell_start(settings: ClientSettings, identity: LiveIdentity | None) -> None
         log.info("starting in plain text", server=settings.server, version=VERSION)
         return
     own = identity.now().certificate
-    until, left = stamp(own.not_after), days_left(own)
-    told = {"certificate": str(own), "until": until, "days_left": left}
+    told = {"certificate": str(own), "until": stamp(own.not_after), "days_left": days_left(own)}
     log.info("starting", server=settings.server, version=VERSION, **told)
 
 
-def load_data(settings: ClientSettings, input_: Input, classes: int) -> SiteData:
+def load_data(settings: ClientSettings, input_: Input, classes: int, vocabulary: Sequence[str] = ()) -> SiteData:
     """What this site trains on or, without the role of a trainer, scores on; on the CPU.
 
     Raises:
@@ -198,12 +214,12 @@ def load_data(settings: ClientSettings, input_: Input, classes: int) -> SiteData
     from protofed.client.data.site import load_site, load_test
 
     if Role.TRAINER in settings.roles:
-        return load_site(settings.data, settings.share, input_, classes)
-    return load_test(settings.data, input_, classes)
+        return load_site(settings.data, settings.share, input_, classes, vocabulary=vocabulary)
+    return load_test(settings.data, input_, classes, vocabulary=vocabulary)
 
 
 def _load(settings: ClientSettings, where: torch.device, recipe: Recipe) -> SiteData:
-    return load_data(settings, recipe.input, recipe.classes).placed(where)
+    return load_data(settings, recipe.input, recipe.classes, recipe.vocabulary).placed(where)
 
 
 def _refused(meters: ClientMeters, audit: Audit, task: Task, why: PolicyViolation) -> None:
@@ -221,22 +237,6 @@ def _take_part(agent: Agent, *, until_finished: bool) -> None:
                 pause = asked_at + retry_after_s - time.monotonic()
                 time.sleep(max(0.0, min(pause, LONGEST_PAUSE_S)))
         asked_at = time.monotonic()
-
-
-@contextmanager
-def stoppable() -> Iterator[None]:
-    """SIGTERM and SIGINT end what runs inside, quietly."""
-
-    def stop(_number: int, _frame: FrameType | None) -> None:
-        raise StoppedError
-
-    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        with contextlib.suppress(StoppedError):
-            yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def check_root(settings: ClientSettings) -> None:

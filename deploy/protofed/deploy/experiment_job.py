@@ -22,10 +22,10 @@ from protofed.common.allocator import keep_memory
 from protofed.common.errors import ProtofedError
 from protofed.common.version import VERSION
 from protofed.deploy import logs
-from protofed.deploy.client_process import stoppable
 from protofed.deploy.experiment import Job, Result
 from protofed.deploy.server_process import RunsFailedError
 from protofed.deploy.simulate import Simulation, simulation
+from protofed.deploy.stopping import stoppable
 from protofed.deploy.tables import standing
 
 _SECONDS = "seconds"
