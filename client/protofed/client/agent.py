@@ -95,7 +95,8 @@ class Agent:
                     return self._again(0.0)
                 self._do(answer)
         except tuple(_AGAIN_AFTER_S) as error:
-            log.info("enrolling again", site=self._site.name, why=str(error))
+            tell = log.info if isinstance(error, NotEnrolled) else log.warning  # the others are somebody's to mend
+            tell("enrolling again", site=self._site.name, why=str(error))
             self._enrolled = False
             return self._again(_AGAIN_AFTER_S[type(error)])
         if isinstance(answer, Finished):
@@ -203,7 +204,7 @@ class Agent:
             held = self._site.store.held(task.run, task.round)
             local = run.local(self._site.name, task, held, self._now, kept)
             self._now.activity = Activity.TRAINING
-            update = run.method.fit(local, base)
+            update = self._site.fit(run, task, local, base)
             reach("fit-done")
             looked_at = {part: tensors for part, tensors in base.items() if part in LOOKED_AT}
             released = self._release(task, update, looked_at)  # what may not leave is not kept to be handed in, either
