@@ -44,7 +44,7 @@ def run(folder: Path, ranks: int, *names: str) -> str:
     return said
 
 
-@pytest.fixture(scope="module", params=[2, 3])
+@pytest.fixture(scope="module", params=[2, pytest.param(3, marks=pytest.mark.slow)])
 def done(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """What two and three ranks gave, in one life of theirs: after every failure they go on."""
     folder = tmp_path_factory.mktemp("ranks")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from protofed.client.models.catalogue import build
 from protofed.client.policy import Policy
 from protofed.common.payload import NOT_ON_THE_WIRE
 from protofed.common.recipe import Data
+from protofed.common.settings import ClientSettings, read_settings
 from protofed.common.telemetry import Telemetry
 from protofed.deploy import shipped
 from protofed.server.method import server_methods
@@ -64,3 +66,13 @@ def test_a_demonstration_site_holds_what_the_recipes_simulate(site: str, pair: b
     same = [recipe for recipe in digits if (recipe.name == "digits-pair") == pair]
     assert same
     assert all(recipe.data == data for recipe in same)
+
+
+@pytest.mark.parametrize("shown", [False, True], ids=["as it stands", "with all that is shown"])
+def test_a_hospital_settings_file_can_be_used(shown: bool, tmp_path: Path) -> None:
+    text = (shipped.folder("sites") / "hospital-folder.toml").read_text(encoding="utf-8")
+    if shown:
+        text = re.sub(r"^# (?=\w+ = )", "", text, flags=re.MULTILINE)
+    (tmp_path / "site.toml").write_text(text, encoding="utf-8")
+    settings = read_settings(ClientSettings, tmp_path / "site.toml", {})
+    assert (settings.proxy is not None, settings.data.group is not None) == (shown, shown)

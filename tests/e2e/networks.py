@@ -69,7 +69,7 @@ class Networks:
     def run(self, place: str, *command: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         """Run a command there, to its end."""
         full = ["ip", "netns", "exec", _full(place), *command]
-        done = subprocess.run(full, capture_output=True, text=True, check=False, env=_environment(), timeout=120)
+        done = subprocess.run(full, capture_output=True, text=True, check=False, env=_environment(), timeout=900)
         if check and done.returncode:
             raise SystemExit(f"{' '.join(command)}\nended with {done.returncode}:\n{done.stdout}{done.stderr}")
         return done

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from sqlalchemy import Connection
 from sqlalchemy.exc import SQLAlchemyError
 
+from protofed.common.errors import StateError
 from protofed.server.engine import open_ledger, state_error
 from protofed.server.records import Records
 
@@ -28,6 +29,7 @@ class Promises(Records):
         self._engine = open_ledger(url)
         self._journal: Chain | None = None
         self._unwritten: deque[tuple[str, dict[str, Any]]] = deque()
+        self._behind = False  # the journal could not be written when it was last tried
 
     def attach(self, journal: Chain) -> None:
         """Repeat every promise in a journal, which shows later that the database has lost none.
@@ -38,8 +40,8 @@ class Promises(Records):
 
     @property
     def is_settled(self) -> bool:
-        """Whether the journal lacks nothing; asked from any thread."""
-        return not self._unwritten
+        """Whether the journal lacks nothing but what is being written; asked from any thread."""
+        return not self._behind
 
     def settle_promises(self) -> None:
         """Write what the journal lacks, before anybody is told of it again.
@@ -47,10 +49,15 @@ class Promises(Records):
         Raises:
             StateError: the journal cannot be written.
         """
-        while self._journal is not None and self._unwritten:
-            event, facts = self._unwritten[0]
-            self._journal.append(event, **facts)
-            self._unwritten.popleft()
+        try:
+            while self._journal is not None and self._unwritten:
+                event, facts = self._unwritten[0]
+                self._journal.append(event, **facts)
+                self._unwritten.popleft()
+        except StateError:
+            self._behind = True
+            raise
+        self._behind = False
 
     def _promise(self, event: str, **facts: Any) -> None:
         if self._journal is not None:
