@@ -1,0 +1,200 @@
+"""`make e2e`, too: the README's pilot guide and docs/pilot.md, followed word for word on machines of their own.
+
+Every machine is a network namespace with a home folder; of the others' files it sees only what the guide sends by mail.
+Exit code 0 if every command ended with 0 and the runs went as the guide says; nothing is left behind.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.e2e.networks import Networks, expect, wait_for
+from tests.e2e.pilot_guide import COORDINATOR, ROOT, Again, Block, Mail, of_hospital, read
+
+HUB, NAME = "10.78.0.1", "hub.example"
+HOSPITALS = ("north", "south")
+JOINS = "west"
+# Only its own home is there, at the same place on every machine; $1: the folder of all, $2: the machine.
+AT_HOME = """
+mount --bind "$1/machines/$2" "$1/home"
+mount -t tmpfs none "$1/machines"
+export HOME=$1/home
+cd
+"""
+IMAGES = re.compile(r"`(cd ~/protofed && [^`]*pilot_images[^`]*)`")
+
+
+@dataclass
+class Pilot:
+    """People who do what they read.
+
+    Attributes:
+        first: what they type in each new terminal.
+        daemons: of each machine, in a terminal of its own.
+    """
+
+    net: Networks
+    folder: Path
+    parts: Sequence[Block | Mail | Again]
+    began: float = field(default_factory=time.monotonic)
+    first: str = ""
+    daemons: dict[str, int] = field(default_factory=dict)
+
+    def say(self, text: str) -> None:
+        sys.stdout.write(f"{time.monotonic() - self.began:6.1f} s  {text}\n")
+        sys.stdout.flush()
+
+    def home(self, place: str) -> Path:
+        return self.folder / "machines" / place
+
+    def set_up(self) -> None:
+        """Machines that know the coordinator's name, and have the repository and a way to the coordinator."""
+        (self.folder / "home").mkdir()
+        self.net.add(COORDINATOR, {NAME: HUB}, HUB)
+        for number, place in enumerate((*HOSPITALS, JOINS), 1):
+            self.net.add(place, {NAME: HUB})
+            self.net.link(COORDINATOR, place, f"10.78.{number}")
+            self.net.route(place, HUB, f"10.78.{number}.1")
+        for place in (COORDINATOR, *HOSPITALS, JOINS):
+            self.home(place).mkdir(parents=True)
+            (self.home(place) / "protofed").symlink_to(ROOT)
+        found = IMAGES.search(" ".join((ROOT / "README.md").read_text(encoding="utf-8").split()))
+        expect(found is not None, "the README says how images are had to try it with")
+        for place in (*HOSPITALS, JOINS):
+            self.type_(place, str(found and found[1]))
+
+    def type_(self, place: str, text: str) -> str:
+        """Type something at a machine, in a new terminal; what that prints."""
+        done = self.net.run(place, *self._terminal(place, text), check=False)
+        shown = "\n".join(f"          {line}" for line in (done.stdout + done.stderr).splitlines()[-60:])
+        self.say(f"at {place}:\n{text.strip()}\n{shown}")
+        expect(done.returncode == 0, f"at {place} this ends with 0, not {done.returncode}: {text}\n{shown}")
+        return done.stdout
+
+    def follow(self) -> None:
+        """Do all of it, in its order."""
+        for part in self.parts:
+            if not isinstance(part, Again):
+                self.do(part, HOSPITALS)
+            elif part.joining:
+                again = [old for old in self._of(part) if isinstance(old, Mail) or "hospital" in old.at or old.first]
+                for old in again:
+                    self.do(old, (part.joining,))
+            else:
+                for old in self._of(part):
+                    self.do(old, HOSPITALS)
+
+    def _of(self, again: Again) -> Iterator[Block | Mail]:
+        return (part for part in self.parts if part.step in again.steps and not isinstance(part, Again))
+
+    def do(self, part: Block | Mail, hospitals: Sequence[str]) -> None:
+        """One part, at the machine or machines that it names."""
+        if isinstance(part, Block) and (part.install or part.first):
+            self.first = part.body if part.first else self.first
+            return
+        each = "each hospital" in (part.sender + part.to if isinstance(part, Mail) else part.at)
+        for hospital in hospitals if each else ("",):
+            one = of_hospital(part, hospital) if hospital else part
+            if isinstance(one, Mail):
+                self._send(one, hospital)
+            else:
+                self._type(one, hospital if one.at.startswith("each hospital") else COORDINATOR)
+
+    def _send(self, mail: Mail, hospital: str) -> None:
+        sender, to = (COORDINATOR if "coordinator" in who else hospital for who in (mail.sender, mail.to))
+        for name in mail.files:
+            shutil.copy(self.home(sender) / "pilot" / name, self.home(to) / "pilot" / name)
+        self.say(f"by mail from {sender} to {to}: {', '.join(mail.files)}")
+
+    def _type(self, block: Block, place: str) -> None:
+        if block.ended is not None:
+            self.end(place)
+        if block.file is not None:
+            (self.home(place) / "pilot" / block.file).write_text(block.body, encoding="utf-8")
+            self.say(f"at {place}: wrote {block.file}")
+        elif block.daemon is None:
+            self.type_(place, self.first + block.body)
+        else:
+            command = ("setsid", *self._terminal(place, self.first + block.body))
+            self.daemons[place] = self.net.start(f"{place}-{time.monotonic():.0f}", place, *command).pid
+            self.net.running[place] = self.net.running.popitem()[1]
+            self.say(f"at {place}, in a terminal of its own:\n{block.body.strip()}")
+            wait_for(f"the daemon at {place}", lambda: self._ready(place), 600)
+
+    def _ready(self, place: str) -> bool:
+        ready = self._terminal(place, f"{self.first}protofed ready --state state")
+        return self.net.run(place, *ready, check=False).returncode == 0
+
+    def end(self, place: str) -> None:
+        """Ctrl-C in the terminal of a machine's daemon."""
+        os.killpg(self.daemons.pop(place), signal.SIGINT)
+        code = self.net.end(place, 120)
+        expect(code == 0, f"the daemon at {place} ended in order, not with {code}")
+        self.say(f"at {place}: Ctrl-C in the daemon's terminal")
+
+    def end_all(self) -> None:
+        """Leave nothing running."""
+        for group in self.daemons.values():
+            os.killpg(group, signal.SIGKILL)
+
+    def check(self) -> None:
+        """The runs went as the guide says, and nobody had an internal error."""
+        for run in ("rehearsal", "lesions"):
+            shown = json.loads(self.type_(COORDINATOR, f"{self.first}protofed runs show {run} --all --json"))
+            info = shown["info"]
+            expect((info["standing"], info["round"]) == ("completed", info["rounds"]), f"it was completed: {info}")
+            fates = [(one["site"], one["fate"]) for row in shown["rounds"] for one in row["sites"]]
+            for site in HOSPITALS if run == "rehearsal" else (*HOSPITALS, JOINS):
+                expect((site, "reported") in fates, f"{site} reported in {run}")
+        expect("Traceback" not in self.net.tails(), "nobody had an internal error")
+
+    def _terminal(self, place: str, text: str) -> tuple[str, ...]:
+        script = f"set -e -o pipefail\n{AT_HOME}\n{text}"
+        return ("bash", "-c", script, "bash", str(self.folder), place)
+
+
+def main() -> int:
+    """Follow the guide; 1 if it is not as it says."""
+    signal.signal(signal.SIGTERM, _interrupted)
+    if os.geteuid() != 0:
+        sys.stderr.write("network namespaces need root: sudo make e2e\n")
+        return 1
+    with tempfile.TemporaryDirectory(prefix="protofed-pilot-") as folder, Networks(Path(folder)) as net:
+        pilot = Pilot(net, Path(folder), read())
+        try:
+            with _ended(pilot):
+                pilot.set_up()
+                pilot.follow()
+                pilot.check()
+                pilot.say("done")
+        except (SystemExit, KeyboardInterrupt) as error:
+            sys.stderr.write(f"{error}\n{net.tails()}\n")
+            return 1
+    return 0
+
+
+@contextmanager
+def _ended(pilot: Pilot) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        pilot.end_all()
+
+
+def _interrupted(_number: int, _frame: object) -> None:
+    raise SystemExit("interrupted")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
