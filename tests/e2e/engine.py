@@ -1,0 +1,250 @@
+"""`python -m tests.e2e.engine`: deploy/compose.yaml in a container engine, from building images to taking all down.
+
+Four sites and an evaluator train; a client is killed and made anew, the server is restarted, a hospital of its own
+joins by compose.site.yaml through the published port, and a real Prometheus answers what dashboards ask. Exit code 0
+if all went well. Only the images protofed-server and protofed-client stay. With --no-build they are taken as they are.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import signal
+import sys
+import tempfile
+import time
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from ipaddress import ip_network
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from tests.e2e import engine_checks as checks
+from tests.e2e.engine_compose import (
+    DEPLOY,
+    PROMETHEUS_IMAGE,
+    ROOT,
+    Compose,
+    authorities,
+    build_prometheus,
+    docker,
+    missing,
+    often_scraped,
+)
+from tests.e2e.networks import expect, wait_for
+
+PROJECT, PORT, NORTH = "protofed-e2e", 17443, "north"
+SITES = ("site-1", "site-2", "site-3", "site-4")
+CLIENTS = (*SITES, "evaluator")
+HEALTHY_S, RUN_S = 900.0, 1800.0  # on a machine with other work, too
+
+
+@dataclass
+class Story:
+    """What people type, and when it happened."""
+
+    compose: Compose
+    north: Compose
+    folder: Path
+    began: float
+    trained: float = 0.0  # seconds of the epoch
+
+    def say(self, text: str) -> None:
+        sys.stdout.write(f"{time.monotonic() - self.began:6.1f} s  {text}\n")
+        sys.stdout.flush()
+
+    def operator(self, *command: str) -> str:
+        return self.compose.run("operator", *command)
+
+    def shown(self, run: str = "wing") -> Any:
+        """A run, as the operator sees it."""
+        return json.loads(self.operator("runs", "show", run, "--json"))
+
+    def until_round(self, number: int) -> None:
+        """Of the run that goes on."""
+
+        def come() -> bool:
+            info = self.shown()["info"]
+            expect(info["standing"] in ("queued", "running"), f"the run goes on: {info['standing']} {info['reason']}")
+            return bool(info["round"] >= number)
+
+        wait_for(f"round {number}", come, RUN_S)
+
+    def until_healthy(self, compose: Compose, *services: str) -> None:
+        """By the health checks of the images."""
+        for service in services:
+            wait_for(f"{service} to be healthy", lambda s=service: compose.health(s) == "healthy", HEALTHY_S)
+
+
+def build(story: Story) -> None:
+    """Both images as compose builds them, and one of Prometheus."""
+    with authorities() as bundle:
+        for service in () if "--no-build" in sys.argv else ("server", "site-1"):
+            settings = {**story.compose.settings, "CA_BUNDLE": bundle, "BUILD_NETWORK": "host"}
+            Compose(PROJECT, story.folder, story.compose.files, settings)("build", service, patience_s=3600)
+            name = f"protofed-{'server' if service == 'server' else 'client'}:0.1.0"
+            size = int(docker("image", "inspect", "--format", "{{.Size}}", name))
+            story.say(f"{name} is built: {size / 1e6:.0f} MB")
+    build_prometheus(story.folder)
+    story.say("an image of Debian's Prometheus is built")
+
+
+def up(story: Story) -> None:
+    """Everything starts in its order, and is healthy by its own check."""
+    story.compose("up", "-d", "--no-build", *CLIENTS, "prometheus")
+    story.say("up: certificates were made, the server was ready, the sites were let in")
+    story.until_healthy(story.compose, "server", *CLIENTS, "prometheus")
+    story.say("server, evaluator, four sites and Prometheus are healthy")
+    story.trained = time.time()
+
+
+def check_confinement(story: Story) -> None:
+    """Rights, ways and ports."""
+    containers = story.compose.containers()
+    checks.confined(containers, {"server": PORT})
+    for service in ("server", *CLIENTS):
+        found = checks.inside(containers[service]["Id"])
+        capabilities = {int(found[name], 16) for name in ("CapEff", "CapPrm", "CapBnd")}
+        expect(capabilities == {0} and found["NoNewPrivs"] == "1" and found["Uid"] == "10001", f"{service}: {found}")
+    first = containers["site-1"]["Id"]
+    expect(checks.reaches(first, "server", 7443), "site-1 reaches the server")
+    for host, port in (("server-metrics", 9464), ("server", 9464), ("site-2", 9464), ("prometheus", 9090)):
+        expect(not checks.reaches(first, host, port), f"site-1 does not reach {host}:{port}")
+    story.say("containers: not root, read-only, without capabilities and new privileges; a site reaches gRPC only")
+
+
+def train(story: Story) -> None:
+    """A run that outlives a killed client and a restarted server."""
+    story.operator("runs", "start", "/recipes/engine.toml")
+    story.until_round(2)
+    story.say("round 2 is over; site-2 is killed")
+    docker("kill", story.compose.containers()["site-2"]["Id"])
+    story.until_round(4)
+    story.operator("runs", "pause", "wing")  # however long it takes to make a container, rounds are left for it
+    story.compose("rm", "--force", "site-2")
+    story.compose("up", "-d", "--no-build", "site-2")
+    story.until_healthy(story.compose, "site-2")
+    story.operator("runs", "resume", "wing")
+    story.say("rounds went on without site-2; its container is made anew, and healthy")
+    story.until_round(story.shown()["info"]["round"] + 2)
+    story.compose("restart", "server")
+    story.say(f"the server is restarted in round {story.shown()['info']['round']}")
+    join(story)
+    wait_for("the run's end", lambda: story.shown()["info"]["ended_at"], RUN_S)
+    info = story.shown()["info"]
+    expect((info["standing"], info["round"]) == ("completed", info["rounds"]), f"all rounds were completed: {info}")
+    sys.stdout.write(story.operator("runs", "show", "wing"))
+    fates = [one["fate"] for row in story.shown()["rounds"] for one in row["sites"] if one["site"] == "site-2"]
+    expect(fates[-1] == "reported" and fates.count("reported") < len(fates), f"site-2 was away and came back: {fates}")
+    story.say("the run is completed, and site-2 took part in its end")
+
+
+def join(story: Story) -> None:
+    """A hospital with compose.site.yaml: asks, is approved, installs, starts; through the port that is published."""
+    request = ("request", "--identity", ".", "--site", NORTH, "--out", "site.request")
+    story.north.run("identity", *request)
+    asked = story.north.run("identity", "site.request", entrypoint="cat")
+    approve = ("approve", "/dev/stdin", "--ca", ".", "--yes", "--out", "north.bundle", "--server", "server:7443")
+    story.compose.run("ca", "certs", *approve, stdin=asked)
+    bundle = story.compose.run("ca", "north.bundle", entrypoint="cat")
+    story.north.run("identity", "install", "/dev/stdin", "--identity", ".", stdin=bundle)
+    story.north("up", "-d", "--no-build", "client")
+    story.until_healthy(story.north, "client")
+    checks.confined(story.north.containers(), {})
+    expect(NORTH in story.operator("sites", "list"), "the operator sees north")
+    story.say("a fifth site joined by compose.site.yaml, through the published port")
+
+
+def watch(story: Story) -> None:
+    """A second run, of which every update is refused; then all that dashboards ask."""
+    story.operator("runs", "start", "/recipes/engine-narrow.toml")
+    wait_for("the second run's end", lambda: story.shown("narrow")["info"]["ended_at"], RUN_S)
+    expect(story.shown("narrow")["info"]["standing"] == "failed", "a run that lets in no update fails")
+    time.sleep(10)
+    story.say("Prometheus: " + checks.watched(story.compose, story.trained, {"site-5:9464"}))
+
+
+def again(story: Story) -> None:
+    """The jobs once more change nothing; no secret is told."""
+    before = checks.fingerprints(story.compose)
+    said = story.compose.run("certificates", *SITES, "site-5", "evaluator")
+    expect(said.count(": kept;") == 8 and said.count("\n") == 8, f"all is kept: {said}")
+    story.compose.run("admission")
+    expect(checks.fingerprints(story.compose) == before, "certificates and keys are the same files")
+    containers = story.compose.containers() | {NORTH: story.north.containers()["client"]}
+    checks.secretive(containers, (story.compose.settings["GRAFANA_PASSWORD"],))
+    for name in ("server", *CLIENTS):
+        log = docker("logs", containers[name]["Id"])
+        expect("Traceback" not in log, f"{name} had no internal error")
+    story.say("the certificates' job again: nothing changed; no secret in `docker inspect` and logs")
+    story.compose("stop")
+    codes = {name: story.compose.containers()[name]["State"]["ExitCode"] for name in ("server", *CLIENTS)}
+    expect(not any(codes.values()), f"all ended in order: {codes}")
+    story.say("server and clients end in order when they are told to")
+
+
+def down(story: Story) -> None:
+    """Nothing is left: containers, networks, volumes, the image of Prometheus."""
+    for compose in (story.north, story.compose):
+        left = compose.remove()
+        expect(not left, f"nothing is left of {compose.project}: {left}")
+    docker("rmi", PROMETHEUS_IMAGE, check=False)
+
+
+def stage(folder: Path) -> Story:
+    """Settings as people would write them."""
+    folder.chmod(0o755)  # containers are not root, and mount what lies here
+    subnet = docker("network", "inspect", "bridge", "--format", "{{(index .IPAM.Config 0).Subnet}}").strip()
+    gateway = str(next(ip_network(subnet).hosts()))  # this machine, as containers see it
+    settings = {
+        "COMPOSE_PROFILES": "cpu",
+        "GRAFANA_PASSWORD": secrets.token_urlsafe(18),
+        "PROMETHEUS_IMAGE": PROMETHEUS_IMAGE,
+        "GRPC_PORT": str(PORT),
+        "SERVER_HOSTS": f"localhost {gateway}",
+        "RECIPES": str(ROOT / "tests" / "e2e"),
+    }
+    own = (DEPLOY / "sites" / "digits.toml").read_text(encoding="utf-8")
+    (folder / "north.toml").write_text(f"share = 4\n{own}", encoding="utf-8")
+    (folder / "images").mkdir()
+    hospital = {
+        "COMPOSE_PROFILES": "cpu",
+        "SITE": NORTH,
+        "SERVER": f"{gateway}:{PORT}",
+        "SITE_SETTINGS": str(folder / "north.toml"),
+        "SITE_POLICY": str(DEPLOY / "policies" / "standard.toml"),
+        "SITE_DATA": str(folder / "images"),
+    }
+    compose = Compose(PROJECT, folder, (DEPLOY / "compose.yaml", often_scraped(folder)), settings)
+    north = Compose(f"{PROJECT}-{NORTH}", folder, (DEPLOY / "compose.site.yaml",), hospital)
+    return Story(compose, north, folder, time.monotonic())
+
+
+def main() -> int:
+    """Tell the story; 1 if it went otherwise."""
+    signal.signal(signal.SIGTERM, _interrupted)
+    if why := missing():
+        sys.stderr.write(f"{why}\n")
+        return 1
+    with tempfile.TemporaryDirectory(prefix="protofed-engine-") as name, ExitStack() as held:
+        story = stage(Path(name))
+        held.callback(down, story)
+        try:
+            for chapter in (build, up, check_confinement, train, watch, again):
+                chapter(story)
+        except (SystemExit, KeyboardInterrupt) as error:
+            sys.stderr.write(f"{error}\n")
+            with suppress(SystemExit):
+                sys.stderr.write(story.compose.tried("logs", "--no-color", "--tail", "15").stdout[-20000:])
+            return 1
+    story.say("done: nothing of it is left but the two images")
+    return 0
+
+
+def _interrupted(_number: int, _frame: FrameType | None) -> None:
+    raise SystemExit("interrupted")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
