@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -42,3 +43,22 @@ def test_what_is_not_said_changes_nothing() -> None:
         None,
         None,
     )
+
+
+@pytest.mark.parametrize(
+    ("root", "common", "place"),
+    [
+        ("images.csv", "/data", "/data/images.csv"),
+        ("/other/images.csv", "/data", "/other/images.csv"),
+        ("images.csv", None, "images.csv"),
+        (None, "/data", None),
+    ],
+)
+def test_a_relative_root_lies_in_the_common_folder(
+    root: str | None, common: str | None, place: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PROTOFED_DATA", raising=False)
+    if common is not None:
+        monkeypatch.setenv("PROTOFED_DATA", common)
+    found = Data.model_validate({"source": "manifest", "root": root}).place
+    assert found == (None if place is None else Path(place))

@@ -21,7 +21,7 @@ from tests.conftest import LiveServer
 from protofed.client import meters
 from protofed.client.audit import FILE
 from protofed.common import journal
-from protofed.common.errors import ConfigError
+from protofed.common.errors import ConfigError, DataError
 from protofed.common.recipe import Recipe
 from protofed.common.settings import ClientSettings, Monitoring, read_settings
 from protofed.common.task import Activity
@@ -242,3 +242,13 @@ def test_an_address_that_cannot_be_had_ends_the_daemon_before_it_takes_part(tmp_
     wrong = watcher.settings.model_copy(update={"metrics": Monitoring(listen="nonsense")})
     with pytest.raises(ConfigError, match="nonsense"):
         client_process.run_client(wrong, until_finished=True, give_up_after_s=1.0)
+
+
+def test_data_in_the_common_folder_are_found_at_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = {"site": "ann", "policy": "p.toml", "state": "s", "data": {"source": "manifest", "root": "list.csv"}}
+    settings = ClientSettings.model_validate(said)
+    monkeypatch.setenv("PROTOFED_DATA", str(tmp_path))
+    with pytest.raises(DataError, match=r"no data at .*list\.csv"):
+        client_process.check_root(settings)
+    (tmp_path / "list.csv").write_text("path,label\n", encoding="utf-8")
+    client_process.check_root(settings)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -37,6 +38,12 @@ class Data(Table):
     local_test: Literal["by-class"] | None = None  # the test set, each class divided among the sites that hold it
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
     partition: Partition = Whole()
+
+    @property
+    def place(self) -> Path | None:
+        """The root where it is: a relative one in the folder that `PROTOFED_DATA` names, if it names one."""
+        common = os.environ.get("PROTOFED_DATA")
+        return Path(common) / self.root if common and self.root is not None else self.root
 
     @model_validator(mode="after")
     def _of_its_source(self) -> Data:

@@ -104,7 +104,7 @@ def run_client(settings: ClientSettings, *, until_finished: bool, give_up_after_
         for end in (partial(pulse.join, 5.0), link.close, pulse.stop):  # the last one first
             held.callback(end)
         _tell_start(settings, identity)
-        load = Loading(partial(_load, settings, where), settings.data.root)
+        load = Loading(partial(_load, settings, where), settings.data.place)
         ready = Readiness(settings.server, identity, meters, where, load, settings.policy)
         monitor = None if settings.metrics is None else Monitor(settings.metrics, meters.registry, ready)
         held.enter_context(answering(monitor, settings.state))
@@ -245,6 +245,6 @@ def check_root(settings: ClientSettings) -> None:
     Raises:
         DataError: they are not.
     """
-    root = settings.data.root
+    root = settings.data.place
     if root is not None and not root.exists() and not settings.data.download:
         raise DataError(f"no data at {root}; mount or copy them there, or correct data.root")

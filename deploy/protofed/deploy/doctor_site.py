@@ -161,7 +161,7 @@ def _check_pinned(settings: ClientSettings, recipe: Recipe) -> None:
 
 def _opened(settings: ClientSettings) -> str:
     """Without loading them: `--quick`."""
-    root = settings.data.root
+    root = settings.data.place
     if root is None or not root.exists():
         return f"{settings.data.source}: comes along, or will be downloaded; not loaded"
     try:

@@ -86,12 +86,10 @@ def hide(*folders: Path | None, secrets: tuple[str, ...] = (), urls: tuple[str |
 
 def hide_site(settings: ClientSettings) -> None:
     """Of a client daemon: its data, its proxy's password, its token."""
-    common = os.environ.get("PROTOFED_DATA")
     proxy = None if settings.proxy is None else settings.proxy.get_secret_value()
-    root = settings.data.root
-    hide(root, None if common is None else Path(common), secrets=_token(settings.metrics), urls=(proxy,))
-    if common is not None and root is not None:
-        hide(Path(common) / root)
+    common, data = os.environ.get("PROTOFED_DATA"), settings.data
+    folders = (data.root, data.place, None if common is None else Path(common))
+    hide(*folders, secrets=_token(settings.metrics), urls=(proxy,))
 
 
 def hide_server(settings: ServerSettings) -> None:
