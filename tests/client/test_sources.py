@@ -177,6 +177,11 @@ def test_a_share_out_of_range_says_how_many_there_are(share: int) -> None:
         load_site(data, share, DIGITS, 10)
 
 
+def test_a_source_that_is_not_cut_is_all_of_any_share() -> None:
+    own = load_site(settings("digits"), 3, DIGITS, 10)
+    assert torch.equal(own.train.images, load_sites(settings("digits"), DIGITS, 10)[0].train.images)
+
+
 def test_images_of_another_shape_are_refused_with_both_shapes() -> None:
     with pytest.raises(DataError, match=r"\[1, 8, 8\].*\[3, 8, 8\]"):
         load(settings("digits"), Input(shape=(3, 8, 8)))

@@ -41,13 +41,15 @@ def load_sites(data: Data, input_: Input, classes: int, vocabulary: Sequence[str
 
 
 def load_site(data: Data, share: int, input_: Input, classes: int, vocabulary: Sequence[str] = ()) -> SiteData:
-    """A daemon's own: the `share`-th of `load_sites`, counted from 0.
+    """A daemon's own: the `share`-th of `load_sites`, counted from 0; of a source that is not cut, all of it.
 
     Raises:
         DataError: as `load_sites`, or there is no such share.
     """
     source = _long_tailed(data, input_, classes, vocabulary)
     cut = _cut(source, data)
+    if isinstance(data.partition, kinds.Whole):
+        share = 0
     if not 0 <= share < len(cut.train):
         raise DataError(f"share {share} of {len(cut.train)}: expected 0 to {len(cut.train) - 1}")
     return _site(source, cut, share, input_, classes)
