@@ -356,8 +356,13 @@ def test_a_failure_is_written_down_and_the_site_is_asked_no_more_in_this_round(l
 def test_failures_that_make_the_quorum_unreachable_abandon_at_once(lab: Lab) -> None:
     for site in ("ann", "bob"):
         lab.beat(site, lab.task(site).nonce, activity=Activity.FAILED, failure=Failure.DATA)
-    assert lab.phase == phases.Idle(1, tries=1)
+    assert isinstance(lab.phase, phases.Idle)
+    assert (lab.phase.round, lab.phase.tries) == (1, 1)
     assert lab.ledger.rounds("test")[-1].abandoned == "2 of 3 sites cannot do the task (the last: data)"
+    lab.later(0.0)
+    assert lab.asked("ann") is None  # it cannot be well again yet
+    lab.later(2 * lab.recipe.federation.heartbeat_s)
+    assert lab.asked("ann") is TaskKind.FIT
 
 
 def test_a_site_that_cannot_make_the_model_is_followed_by_another(make: MakeLab) -> None:

@@ -303,7 +303,7 @@ def test_over_selection_does_not_close_a_round_without_a_site_that_must_take_par
 
 def test_a_site_that_must_take_part_and_cannot_abandons_at_once() -> None:
     phase, effects = advance(rules(), collecting(required=frozenset("d")), Declined("d", 1.0, "disk"))
-    assert phase == Idle(1, tries=1)
+    assert phase == Idle(1, tries=1, again_at=11.0)
     why = "1 of 4 sites cannot do the task (the last: disk); without d no round counts"
     assert effects == [Abandon(1, 1, why)]
 
@@ -369,7 +369,7 @@ def test_round_0_does_not_open_while_nobody_is_there() -> None:
 
 
 def test_round_0_asks_another_site_after_a_failure() -> None:
-    here = tick(trainers="ab", evaluators="z")
+    here = tick(1.0, trainers="ab", evaluators="z")
     asked = []
     phase: Phase = Idle(0)
     for _ in range(4):
@@ -476,8 +476,23 @@ def test_declined_sites_that_make_the_quorum_unreachable_abandon_at_once() -> No
     phase, effects = walk(rules(), collecting(quorum=3), Declined("a", 1.0))
     assert isinstance(phase, Collecting)
     phase, effects = walk(rules(), phase, Declined("b", 1.0))
-    assert phase == Idle(1, tries=1)
+    assert phase == Idle(1, tries=1, again_at=11.0)
     assert effects == [Abandon(1, 1, "2 of 4 sites cannot do the task")]
+
+
+@pytest.mark.parametrize(("tries", "pause_s"), [(0, 40.0), (1, 80.0), (2, DEADLINE), (3, DEADLINE)])
+def test_after_sites_declined_a_round_is_opened_later_and_later(tries: int, pause_s: float) -> None:
+    what = rules(heartbeat_s=20.0)
+    phase, _ = advance(what, collecting(quorum=4, tries=tries), Declined("a", 7.0))
+    assert phase == Idle(1, tries + 1, again_at=7.0 + pause_s)
+    assert advance(what, phase, tick(6.9 + pause_s)) == (phase, [])
+    opened, _ = advance(what, phase, tick(7.0 + pause_s))
+    assert isinstance(opened, Collecting)
+
+
+def test_a_simulation_opens_it_at_once() -> None:
+    phase, _ = advance(replace(rules(), in_time=False), collecting(quorum=4), Declined("a", 7.0))
+    assert isinstance(advance(rules(), phase, tick(7.0))[0], Collecting)
 
 
 def test_declined_sites_are_not_waited_for_once_the_quorum_is_there() -> None:

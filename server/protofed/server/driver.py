@@ -45,7 +45,7 @@ class Driver:
         self._recipe, self._run = recipe, recipe.name
         self._around, self._ledger = around, around.ledger
         self._method: ServerMethod = server_methods.build(recipe.method.name, recipe.method.options)
-        self._rules = Rules(recipe.rounds, recipe.federation, Uniform(recipe.seed))
+        self._rules = Rules(recipe.rounds, recipe.federation, Uniform(recipe.seed), in_time=not around.simulated)
         self._publisher = Publisher(self._method, around.blobs, recipe.classes, recipe.federation.min_contributors)
         careful = replace(around, work=self._work)
         self._aggregation = Aggregation(self._run, recipe.federation, self._publisher, careful, self._aggregation_ended)

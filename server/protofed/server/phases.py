@@ -30,11 +30,13 @@ class Idle:
     Attributes:
         tries: attempts at it that were abandoned, one after the other.
         since: seconds of the monotonic clock at which the wait began; None before the first tick.
+        again_at: likewise; the round is not opened before.
     """
 
     round: int
     tries: int = 0
     since: float | None = None
+    again_at: float = 0.0
 
 
 @dataclass(frozen=True)

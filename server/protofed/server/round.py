@@ -57,6 +57,12 @@ class Rules:
     rounds: int
     federation: Federation
     sampler: Sampler
+    in_time: bool = True  # a simulation's clock stands still
+
+    def pause(self, round: int, tries: int) -> float:
+        """Seconds, so that sites that decline do not use up all attempts at once; round 0 asks another site."""
+        longest = self.federation.deadline_s if round and self.in_time else 0.0
+        return min(self.federation.heartbeat_s * 2.0 ** min(tries, 32), longest)
 
     def quorum(self, size: int) -> int:
         """Updates that a round of this size needs."""
@@ -92,6 +98,8 @@ def advance(rules: Rules, phase: Phase, event: Event) -> Step:
 def _open_if_enough(rules: Rules, phase: Idle, tick: Tick) -> Step:
     if tick.paused:
         return replace(phase, since=tick.now), []
+    if tick.now < phase.again_at:
+        return phase, []
     opened = _cohort(rules, phase, tick) if phase.round else _maker_of_the_model(phase, tick)
     if opened is not None:
         return opened, [Open(opened)]
@@ -174,7 +182,8 @@ def _close_if_due(rules: Rules, phase: Collecting, now: float, hoped_for: Sites,
     if len(phase.cohort - phase.failed) < phase.quorum or phase.failed & phase.required:
         last = f" (the last: {reason})" if reason else ""
         failed = f"{len(phase.failed)} of {len(phase.cohort)} sites cannot do the task{last}"
-        return _abandon(rules, phase, f"{failed}{missing(phase.failed & phase.required)}")
+        again_at = now + rules.pause(phase.round, phase.tries + 1)
+        return _abandon(rules, phase, f"{failed}{missing(phase.failed & phase.required)}", again_at)
     return phase, []
 
 
@@ -183,10 +192,10 @@ def missing(required: Collection[SiteId]) -> str:
     return f"; without {', '.join(sorted(required))} no round counts" if required else ""
 
 
-def _abandon(rules: Rules, phase: Collecting | Aggregating, why: str) -> Step:
+def _abandon(rules: Rules, phase: Collecting | Aggregating, why: str, again_at: float = 0.0) -> Step:
     given_up, tries = Abandon(phase.round, phase.attempt, why), phase.tries + 1
     if tries < rules.federation.attempts:
-        return Idle(phase.round, tries), [given_up]
+        return Idle(phase.round, tries, again_at=again_at), [given_up]
     finished, effects = _finish(f"round {phase.round} was abandoned {tries} times: {why}", Outcome.FAILED)
     return finished, [given_up, *effects]
 
