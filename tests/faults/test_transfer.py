@@ -67,7 +67,7 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def recipe(recipe_of: Callable[..., Recipe]) -> Recipe:
-    return recipe_of("fedavg", federation={"min_sites": 1, "quorum": 1, "score_every": 0})
+    return recipe_of("fedavg", federation={"min_sites": 1, "quorum": 1, "score_every": 0, "heartbeat_s": 0.1})
 
 
 @pytest.fixture
