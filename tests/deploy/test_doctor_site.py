@@ -213,7 +213,10 @@ def test_data_that_cannot_be_read(tmp_path: Path) -> None:
     data = {"source": "npz", "root": file}
     assert findings(look(tmp_path, Site(), data=data)) == [("data", "data-unusable")]
     assert look(tmp_path, data=data)["data"].seen == f"{file} can be opened; not loaded"
-    assert findings(look(tmp_path, Site(), share=3, data=images(file))) == [("data", "data-unusable")]
+    cut = {"source": "digits", "partition": {"kind": "dirichlet", "sites": 3, "beta": 1.0}}
+    found = look(tmp_path, Site(), share=3, data=cut)
+    assert findings(found) == [("data", "data-unusable")]
+    assert "share 3 of 3" in found["data"].seen
 
 
 @pytest.fixture
