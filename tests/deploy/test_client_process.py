@@ -26,7 +26,7 @@ from protofed.common.recipe import Recipe
 from protofed.common.settings import ClientSettings, Monitoring, read_settings
 from protofed.common.task import Activity
 from protofed.common.telemetry import Telemetry
-from protofed.deploy import client_process, monitoring, shipped, stopping
+from protofed.deploy import client_belongings, client_process, monitoring, shipped, stopping
 
 PATIENCE_S = 60.0
 RULES = 'methods = ["fednh"]\nparts = ["body", "head", "prototypes"]\nmetrics = ["loss"]\n'
@@ -249,6 +249,6 @@ def test_data_in_the_common_folder_are_found_at_the_start(tmp_path: Path, monkey
     settings = ClientSettings.model_validate(said)
     monkeypatch.setenv("PROTOFED_DATA", str(tmp_path))
     with pytest.raises(DataError, match=r"no data at .*list\.csv"):
-        client_process.check_root(settings)
+        client_belongings.check_root(settings)
     (tmp_path / "list.csv").write_text("path,label\n", encoding="utf-8")
-    client_process.check_root(settings)
+    client_belongings.check_root(settings)

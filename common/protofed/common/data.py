@@ -17,6 +17,12 @@ from protofed.common.table import Share, Table
 _GROUPS = {"manifest": "add a column `group`", "npz": "add arrays train_group and test_group"}
 
 
+def common_folder() -> Path | None:
+    """What `PROTOFED_DATA` names, if it names one."""
+    named = os.environ.get("PROTOFED_DATA")
+    return Path(named) if named else None
+
+
 class Data(Table):
     """Where images come from, and how one source is cut into sites; a simulation's, or one daemon's own."""
 
@@ -42,8 +48,8 @@ class Data(Table):
     @property
     def place(self) -> Path | None:
         """The root where it is: a relative one in the folder that `PROTOFED_DATA` names, if it names one."""
-        common = os.environ.get("PROTOFED_DATA")
-        return Path(common) / self.root if common and self.root is not None else self.root
+        common = common_folder()
+        return common / self.root if common is not None and self.root is not None else self.root
 
     @model_validator(mode="after")
     def _of_its_source(self) -> Data:

@@ -7,7 +7,6 @@ import secrets
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -16,10 +15,8 @@ import structlog
 from protofed.client.launch import Launch, launched
 from protofed.common.address import check_connection
 from protofed.common.certificate import stamp
-from protofed.common.clock import utc_now
-from protofed.common.errors import ConfigError, DataError, PolicyViolation
-from protofed.common.flaw import Flaw, IdentityError
-from protofed.common.identity import LiveIdentity, Party
+from protofed.common.errors import PolicyViolation
+from protofed.common.identity import LiveIdentity
 from protofed.common.journal import Journal
 from protofed.common.monitor import Monitor
 from protofed.common.recipe import Input, Recipe
@@ -27,6 +24,7 @@ from protofed.common.settings import ClientSettings
 from protofed.common.task import Finished, Role, Task, Wait
 from protofed.common.version import VERSION
 from protofed.deploy import client_ranks, logs, logs_others
+from protofed.deploy.client_belongings import check_root, own_identity, own_proxy
 from protofed.deploy.monitoring import answering
 from protofed.deploy.stopping import stoppable
 
@@ -36,10 +34,12 @@ if TYPE_CHECKING:
     from protofed.client.agent import Agent
     from protofed.client.audit import Audit
     from protofed.client.data.examples import SiteData
+    from protofed.client.grpc_link import GrpcLink
     from protofed.client.memory import Store
     from protofed.client.meters import ClientMeters
     from protofed.client.policy import Policy
-    from protofed.client.proxy import Proxy
+    from protofed.client.pulse import Pulse
+    from protofed.client.readiness import Loading
     from protofed.client.site import Site
 
 log = structlog.get_logger()
@@ -75,7 +75,6 @@ def run_client(settings: ClientSettings, *, until_finished: bool, give_up_after_
     from protofed.client.now import Now
     from protofed.client.policy import Policy
     from protofed.client.pulse import Pulse
-    from protofed.client.readiness import Loading, Readiness
 
     policy, proxy = Policy.read(settings.policy), own_proxy(settings)
     with stoppable(), ExitStack() as held:
@@ -99,18 +98,33 @@ def run_client(settings: ClientSettings, *, until_finished: bool, give_up_after_
             give_up_after_s=give_up_after_s,
             released=meters.released,
         )
-        pulse = Pulse(link, now, lambda: link.bytes_moved, lambda: policy.release_telemetry(meters.telemetry()))
-        pulse.start()
-        for end in (partial(pulse.join, 5.0), link.close, pulse.stop):  # the last one first
-            held.callback(end)
+        _beat(
+            Pulse(link, now, lambda: link.bytes_moved, lambda: policy.release_telemetry(meters.telemetry())), link, held
+        )
         _tell_start(settings, identity)
-        load = Loading(partial(_load, settings, where), settings.data.place)
-        ready = Readiness(settings.server, identity, meters, where, load, settings.policy)
-        monitor = None if settings.metrics is None else Monitor(settings.metrics, meters.registry, ready)
-        held.enter_context(answering(monitor, settings.state))
+        load = _watched(settings, identity, meters, where, held)
         site = over(_site(settings, policy, store, where, load))
         agent = Agent(site, link, now, refused=lambda task, why: _refused(meters, audit, task, why))
         _take_part(agent, until_finished=until_finished)
+
+
+def _beat(pulse: Pulse, link: GrpcLink, held: ExitStack) -> None:
+    pulse.start()
+    for end in (partial(pulse.join, 5.0), link.close, pulse.stop):  # the last one first
+        held.callback(end)
+
+
+def _watched(
+    settings: ClientSettings, identity: LiveIdentity | None, meters: ClientMeters, where: torch.device, held: ExitStack
+) -> Loading:
+    """How data are loaded, and whoever asks is told how that went."""
+    from protofed.client.readiness import Loading, Readiness
+
+    load = Loading(partial(_load, settings, where), settings.data.place)
+    ready = Readiness(settings.server, identity, meters, where, load, settings.policy)
+    monitor = None if settings.metrics is None else Monitor(settings.metrics, meters.registry, ready)
+    held.enter_context(answering(monitor, settings.state))
+    return load
 
 
 def _follow(settings: ClientSettings, launch: Launch) -> None:
@@ -162,38 +176,6 @@ def _site(
     )
 
 
-def own_identity(settings: ClientSettings, clock: Callable[[], datetime] = utc_now) -> LiveIdentity | None:
-    """The site's identity; None: plain text.
-
-    Raises:
-        ConfigError: it cannot be used, or is another site's.
-    """
-    if settings.identity is None:
-        return None
-    identity = LiveIdentity(settings.identity, Party.SITE, clock)
-    if (name := identity.now().certificate.name) != settings.site:
-        text = f"the certificate in {settings.identity} is of site '{name}', and this is site '{settings.site}'; "
-        raise IdentityError(Flaw.ANOTHERS, text + "correct the setting `site`, or give its --identity folder")
-    return identity
-
-
-def own_proxy(settings: ClientSettings) -> Proxy | None:
-    """On the way to the server; None: there is none.
-
-    Raises:
-        ConfigError: it cannot be used.
-    """
-    from protofed.client.proxy import Proxy
-
-    if settings.proxy is None:
-        return None
-    if settings.plaintext:
-        raise ConfigError("proxy: plain text stays on this machine; remove the setting, or give --identity")
-    for name in ("no_grpc_proxy", "no_proxy"):  # gRPC would let them overrule the setting
-        os.environ.pop(name, None)
-    return Proxy.read(settings.proxy)
-
-
 def _tell_start(settings: ClientSettings, identity: LiveIdentity | None) -> None:
     from protofed.client.lookout import days_left
 
@@ -237,14 +219,3 @@ def _take_part(agent: Agent, *, until_finished: bool) -> None:
                 pause = asked_at + retry_after_s - time.monotonic()
                 time.sleep(max(0.0, min(pause, LONGEST_PAUSE_S)))
         asked_at = time.monotonic()
-
-
-def check_root(settings: ClientSettings) -> None:
-    """Say at once that the data are not there, not when the first run begins.
-
-    Raises:
-        DataError: they are not.
-    """
-    root = settings.data.place
-    if root is not None and not root.exists() and not settings.data.download:
-        raise DataError(f"no data at {root}; mount or copy them there, or correct data.root")

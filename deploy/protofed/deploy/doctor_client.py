@@ -18,7 +18,7 @@ from protofed.common.identity import Identity, LiveIdentity, Party, read_identit
 from protofed.common.settings import ClientSettings
 from protofed.common.task import PROTOCOL_VERSION
 from protofed.common.version import VERSION
-from protofed.deploy import client_process, doctor_dates, doctor_machine
+from protofed.deploy import client_belongings, doctor_dates, doctor_machine
 from protofed.deploy.doctor import Check, Found, Skip
 from protofed.deploy.doctor_site import Site, allowed
 
@@ -73,12 +73,12 @@ class ClientDoctor:
         if self.settings.identity is None:
             return None
         at = doctor_dates.valid_time(self.settings.identity, self.clock())
-        return client_process.own_identity(self.settings, lambda: at)
+        return client_belongings.own_identity(self.settings, lambda: at)
 
     @cached_property
     def proxy(self) -> Proxy | None:
         """On the way to the server."""
-        return client_process.own_proxy(self.settings)
+        return client_belongings.own_proxy(self.settings)
 
     @cached_property
     def met(self) -> Finding:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from protofed.common.errors import ConfigError
 from protofed.common.recipe import Recipe, parse_json
 from protofed.common.settings import ClientSettings
-from protofed.deploy import client_process, doctor_machine
+from protofed.deploy import client_belongings, client_process, doctor_machine
 from protofed.deploy.doctor import Found
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ class Site:
 
     def data(self, settings: ClientSettings) -> str:
         """Readable, and of the run's shape."""
-        client_process.check_root(settings)
+        client_belongings.check_root(settings)
         if self.quick:
             return _opened(settings)
         from protofed.client.data.sources import NAMED, own_input, own_vocabulary

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
 
+from protofed.common.data import common_folder
 from protofed.common.errors import ConfigError, unknown
 from protofed.deploy import logs_others
 from protofed.deploy.logs_hidden import Hidden
@@ -87,9 +88,8 @@ def hide(*folders: Path | None, secrets: tuple[str, ...] = (), urls: tuple[str |
 def hide_site(settings: ClientSettings) -> None:
     """Of a client daemon: its data, its proxy's password, its token."""
     proxy = None if settings.proxy is None else settings.proxy.get_secret_value()
-    common, data = os.environ.get("PROTOFED_DATA"), settings.data
-    folders = (data.root, data.place, None if common is None else Path(common))
-    hide(*folders, secrets=_token(settings.metrics), urls=(proxy,))
+    data = settings.data
+    hide(data.root, data.place, common_folder(), secrets=_token(settings.metrics), urls=(proxy,))
 
 
 def hide_server(settings: ServerSettings) -> None:

@@ -80,7 +80,6 @@ def run_server(
         operation = Operation(runs, around)
         if settings.identity is not None:
             operation.certificates.welcome(settings.identity)
-
         metrics = monitor.start(runs, operation, around, identity, held)
 
         def announce(address: str) -> None:

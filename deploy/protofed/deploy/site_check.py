@@ -19,7 +19,7 @@ from protofed.client.site import check_preparation
 from protofed.common.errors import ConfigError, DataError
 from protofed.common.recipe import Input, Recipe
 from protofed.common.settings import ClientSettings
-from protofed.deploy import client_process, site_check_survey
+from protofed.deploy import client_belongings, client_process, site_check_survey
 from protofed.deploy.progress import Bar
 from protofed.deploy.site_check_found import OWN_TEST, TEST, TRAIN, Alike, Counts, SiteCheck, Wanted
 from protofed.deploy.site_check_survey import DRAWN, Seen, Survey, mean_and_std
@@ -64,7 +64,7 @@ def _surveyed(settings: ClientSettings, wanted: Wanted, bar: Bar) -> tuple[Scan,
     """All images, or why there are none that could be looked at."""
     data = settings.data
     try:
-        client_process.check_root(settings)
+        client_belongings.check_root(settings)
         if data.source not in NAMED:
             return _NOTHING, site_check_survey.of_arrays(data, wanted.vocabulary, bar.advance), None
         found = files.scan(data, wanted.vocabulary, wanted.classes)
@@ -79,7 +79,7 @@ def _surveyed(settings: ClientSettings, wanted: Wanted, bar: Bar) -> tuple[Scan,
 def _wanted(settings: ClientSettings, recipe: Recipe | None) -> Wanted:
     if recipe is not None:
         return Wanted(recipe.input, recipe.classes, recipe.vocabulary, recipe)
-    client_process.check_root(settings)
+    client_belongings.check_root(settings)
     input_, classes = own_input(settings.data)
     own = own_vocabulary(settings.data)
     return Wanted(input_, len(own) or classes, own, None)

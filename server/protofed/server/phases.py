@@ -29,8 +29,7 @@ class Idle:
 
     Attributes:
         tries: attempts at it that were abandoned, one after the other.
-        since: seconds of the monotonic clock at which the wait began; None before the first tick.
-        again_at: likewise; the round is not opened before.
+        since, again_at: seconds of the monotonic clock: when the wait began, None before a tick; no opening before.
     """
 
     round: int

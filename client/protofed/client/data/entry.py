@@ -12,7 +12,16 @@ SPLITS: tuple[Split, ...] = get_args(Split)
 
 @dataclass(frozen=True)
 class Entry:
-    """A file and what the site says of it; as `files.Item`, without the run's class."""
+    """A file and what the site says of it.
+
+    Attributes:
+        path: where it lies.
+        name: its path below the root (of a manifest: below the manifest's folder), with slashes.
+        label: the site's own.
+        split: the files' own; None: they have none.
+        group: what must stay together, as a patient; None: there are no groups. Never shown.
+        row: of a manifest, as a spreadsheet counts (the heading is row 1).
+    """
 
     path: Path
     name: str

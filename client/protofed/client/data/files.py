@@ -2,40 +2,22 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from protofed.client.data import folder, manifest
-from protofed.client.data.entry import Entry, Split
+from protofed.client.data.entry import Entry
 from protofed.client.data.labels import LabelMap
+from protofed.common.data import Data, common_folder
 from protofed.common.errors import DataError
-from protofed.common.recipe import Data
 
 
 @dataclass(frozen=True)
-class Item:
-    """One image file, not opened yet.
+class Item(Entry):
+    """One image file, not opened yet; `index` is the run's class, 0..C-1."""
 
-    Attributes:
-        path: where it lies.
-        name: its path below the root (of a manifest: below the manifest's folder), with slashes.
-        label: the site's own.
-        index: the run's class, 0..C-1.
-        split: the files' own; None: they have none.
-        group: what must stay together, as a patient; None: there are no groups. Never shown.
-        row: of a manifest, as a spreadsheet counts (the heading is row 1).
-    """
-
-    path: Path
-    name: str
-    label: str
-    index: int
-    split: Split | None = None
-    group: str | None = field(default=None, repr=False)
-    row: int | None = None
+    index: int = field(kw_only=True)
 
 
 @dataclass(frozen=True)
@@ -127,12 +109,11 @@ def listed(data: Data) -> tuple[list[Entry], list[str]]:
 
 def rooted(data: Data) -> Data:
     """With a root that is relative, or not given, in the folder that `PROTOFED_DATA` names, if it names one."""
-    common = os.environ.get("PROTOFED_DATA")
-    return data.model_copy(update={"root": Path(common) / (data.root or "")}) if common else data
+    return data.model_copy(update={"root": data.place or common_folder()})
 
 
 def _item(entry: Entry, index: int) -> Item:
-    return Item(entry.path, entry.name, entry.label, index, entry.split, entry.group, entry.row)
+    return Item(**vars(entry), index=index)
 
 
 def _crossing(items: Sequence[Item]) -> list[Item]:
