@@ -309,7 +309,7 @@ def test_what_another_task_left_goes_when_one_begins(tmp_path: Path) -> None:
     with suppress(KilledError), on_disk(tmp_path, TASK) as kept:
         kept.keep(1, {"w": torch.ones(3)})
         raise KilledError
-    (tmp_path / FOLDER / f"{archive.TEMPORARY}half").write_bytes(b"half")
+    (tmp_path / FOLDER / f"{archive.TEMPORARY}half-0123abcd").write_bytes(b"half")
     mine = left(tmp_path)[-1]
     with suppress(KilledError), on_disk(tmp_path, TASK):
         assert left(tmp_path) == [mine]

@@ -13,6 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from protofed.common.errors import StateError
+from protofed.deploy.demo import MADE, MARKER, empty_folder
+
 
 def start(folder: Path) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "protofed.deploy.cli", "demo", f"--keep={folder}"]
@@ -51,13 +54,48 @@ def test_ctrl_c_leaves_nothing_running(log: str, tmp_path: Path) -> None:
     assert left_running(folder) == []
 
 
-def test_a_folder_with_something_else_in_it_is_left_alone(tmp_path: Path) -> None:
-    (tmp_path / "thesis.txt").write_text("years of work", encoding="utf-8")
+@pytest.mark.parametrize("name", ["thesis.txt", "server/.git/HEAD", "ca/ca.key", "site-1/patients.csv", ".hidden"])
+def test_a_folder_with_something_else_in_it_is_left_alone(name: str, tmp_path: Path) -> None:
+    theirs = tmp_path / name
+    theirs.parent.mkdir(parents=True, exist_ok=True)
+    theirs.write_text("years of work", encoding="utf-8")
+    with pytest.raises(StateError, match="--keep"):
+        empty_folder(tmp_path)
+    assert theirs.read_text(encoding="utf-8") == "years of work"
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == [theirs]
+
+
+def test_the_command_refuses_such_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "server").mkdir()
     demo = start(tmp_path)
     out, _ = demo.communicate(timeout=120)
-    assert demo.returncode == 74
-    assert "--keep" in out
-    assert (tmp_path / "thesis.txt").exists()
+    assert demo.returncode == 74, out
+    assert [path.name for path in tmp_path.iterdir()] == ["server"]
+
+
+def test_a_former_demos_folder_loses_what_the_demo_made_and_nothing_else(tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "kept.txt").touch()
+    folder = tmp_path / "demo"
+    empty_folder(folder)
+    for name in MADE:
+        (folder / name).touch()
+    (folder / "site-1").unlink()
+    (folder / "site-1").symlink_to(elsewhere)
+    for name in ("notes.txt", "site-6/data.csv", "mine.log"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).touch()
+    empty_folder(folder)
+    assert {path.name for path in folder.iterdir()} == {MARKER, "notes.txt", "site-6", "mine.log"}
+    assert (elsewhere / "kept.txt").exists()
+
+
+def test_a_link_to_a_folder_is_not_emptied(tmp_path: Path) -> None:
+    empty_folder(tmp_path / "demo")
+    (tmp_path / "link").symlink_to(tmp_path / "demo")
+    with pytest.raises(StateError, match="--keep"):
+        empty_folder(tmp_path / "link")
 
 
 @pytest.mark.slow

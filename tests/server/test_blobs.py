@@ -111,7 +111,7 @@ def test_a_blob_that_changed_on_disk_is_never_given(
 
 def test_temporaries_of_a_killed_process_are_swept_and_blobs_are_not(tmp_path: Path) -> None:
     address = FolderBlobs(tmp_path).put(b"data")
-    (tmp_path / ".tmp-half-written").write_bytes(b"da")
+    (tmp_path / ".tmp-half-0123abcd").write_bytes(b"da")
     assert FolderBlobs(tmp_path).get(address) == b"data"
     assert files(tmp_path) == {address}
 

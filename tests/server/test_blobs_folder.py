@@ -137,6 +137,13 @@ def test_blobs_that_were_not_moved_are_not_lost_sight_of(first: Machine, shared:
     assert first.open(shared).get(address) == b"state"
 
 
+def test_a_folder_of_folders_that_somebody_made_is_not_removed(first: Machine, shared: Path) -> None:
+    (first.state / "blobs" / "mine" / "deep").mkdir(parents=True)
+    with pytest.raises(StateError, match="move what is in it away"):
+        first.open(shared)
+    assert (first.state / "blobs" / "mine" / "deep").is_dir()
+
+
 def test_a_blob_without_a_row_is_still_an_orphan(first: Machine, shared: Path) -> None:
     """As a server leaves one that dies between the first update and its row."""
     first.ledger.begin_run("run", digest(b"recipe"), "{}")

@@ -52,12 +52,12 @@ def test_uploads_of_an_earlier_server_go_on(reopen: Callable[[], Uploads]) -> No
     assert after.begin(upload(), TOTAL) == {0}
 
 
-def test_files_that_are_no_upload_go(reopen: Callable[[], Uploads], tmp_path: Path) -> None:
+def test_marks_without_data_go_and_files_that_are_no_upload_stay(reopen: Callable[[], Uploads], tmp_path: Path) -> None:
     reopen().begin(upload(), TOTAL)
-    for name in ("n1-0123456789abcdef", "n1-0123456789abcdef.held", "x", f"{upload(number=1)}.held"):
+    for name in ("n1-0123456789abcdef.held", "a.b.c", "x", f"{upload(number=1)}.held"):
         (tmp_path / name).write_bytes(b"x")
     reopen()
-    assert files(tmp_path) == {str(upload()), f"{upload()}.held"}
+    assert files(tmp_path) == {str(upload()), f"{upload()}.held", "n1-0123456789abcdef.held", "a.b.c", "x"}
 
 
 def test_a_name_says_whose_it_is() -> None:

@@ -6,6 +6,7 @@ A fit that begins anew instead, for want of an undamaged checkpoint, ends with t
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,6 +26,7 @@ from protofed.common.version import VERSION
 log = structlog.get_logger()
 FOLDER = ".fit"  # of the site's state folder, among those of its runs: no run can have this name
 _SEAL_BYTES = 32
+_NAME = re.compile(r"[0-9a-f]{16}-\d{3}\.safetensors")  # only files of such a name are ever removed
 
 
 @contextmanager
@@ -75,8 +77,10 @@ class FolderCheckpoints:
 
     def clear(self, *, others: bool = False) -> None:
         """Remove these checkpoints, or all that others left."""
-        for path in self._folder.glob("*"):
-            if path.name.startswith(self._name) is not others:
+        if others:
+            archive.sweep([self._folder])
+        for path in self._folder.glob("*.safetensors"):
+            if _NAME.fullmatch(path.name) and path.name.startswith(self._name) is not others:
                 with contextlib.suppress(OSError):
                     path.unlink()
 

@@ -11,7 +11,7 @@ from typing import Protocol
 
 import structlog
 
-from protofed.common.codec import Digest, digest
+from protofed.common.codec import Digest, digest, is_digest
 from protofed.common.errors import CodecError
 from protofed.common.partial import Partial, check_place, check_sum, chunks
 
@@ -103,9 +103,10 @@ class FolderIncoming:
         data = self._partials[address].seal(address, self._folder / address, durable=False)
         self._partials = {}
         with contextlib.suppress(OSError):  # what stays is in nobody's way
-            whole = [path for path in self._folder.iterdir() if not path.suffix]
+            ours = [path for path in self._folder.iterdir() if is_digest(path.name.partition(".")[0])]
+            whole = [path for path in ours if not path.suffix]
             newest = sorted(whole, key=lambda path: path.stat().st_mtime_ns)[-self._keep :]
-            for path in set(self._folder.iterdir()) - set(newest):
+            for path in set(ours) - set(newest):
                 path.unlink()
         return data
 

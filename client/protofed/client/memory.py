@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Iterable
@@ -27,6 +28,8 @@ from protofed.common.errors import CodecError, StateError
 from protofed.common.payload import Payload, Update
 from protofed.common.task import Receipt, Task, TaskKind
 
+_ROUND = re.compile(r"[0-9]{6,}")  # the folder of a round; no other name is ever moved or removed
+_LEFT = re.compile(re.escape(archive.TEMPORARY) + _ROUND.pattern + r"(-[0-9a-f]{8})?")  # of a process that was killed
 INCOMING = ".incoming"
 
 
@@ -49,7 +52,8 @@ class FolderStore:
         self.approvals: Approvals | None = Approvals(folder / APPROVALS)
         for run in folder.iterdir():
             for left in run.glob(f"{archive.TEMPORARY}*") if run.is_dir() else ():
-                shutil.rmtree(left, ignore_errors=True)
+                if _LEFT.fullmatch(left.name):
+                    shutil.rmtree(left, ignore_errors=True)
 
     def secret(self) -> bytes:
         """Made when it is first asked for."""
@@ -128,7 +132,8 @@ class FolderStore:
 
     def _rounds(self, run: str) -> list[int]:
         folder = self._folder / run
-        return sorted(int(here.name) for here in folder.iterdir() if here.name.isdigit()) if folder.is_dir() else []
+        names = [here.name for here in folder.iterdir()] if folder.is_dir() else []
+        return sorted(int(name) for name in names if _ROUND.fullmatch(name))
 
     def _counts(self, run: str, number: int) -> bool:
         return (self._round(run, number) / "receipt.json").exists()

@@ -13,6 +13,7 @@ from pathlib import Path
 from protofed.common.errors import DiskFailure, OutOfSpace, StateError
 
 TEMPORARY = ".tmp-"
+_RANDOM = "[0-9a-f]" * 8  # ends the name of each temporary file: no file of a user's is taken for one
 
 
 def write(path: Path, data: bytes) -> None:
@@ -54,7 +55,7 @@ def sync_folder(folder: Path) -> None:
 
 def sweep(folders: Iterable[Path]) -> int:
     """Remove the temporary files that a killed process left in these folders; how many there were."""
-    left = [path for folder in folders if folder.is_dir() for path in folder.glob(f"{TEMPORARY}*")]
+    left = [path for folder in folders if folder.is_dir() for path in folder.glob(f"{TEMPORARY}*-{_RANDOM}")]
     for path in left:
         path.unlink(missing_ok=True)
     return len(left)

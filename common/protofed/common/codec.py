@@ -21,12 +21,18 @@ from protofed.common.errors import CodecError
 from protofed.common.payload import Array, Part, Payload, TensorSpec
 
 Digest = NewType("Digest", str)  # BLAKE3-256 of a blob's bytes, in hex
+_DIGEST = re.compile(r"[0-9a-f]{64}")
 
 MAX_TENSORS = 20_000
 MAX_HEADER_BYTES = 4 << 20
 MAX_ELEMENTS = 1 << 33
 DTYPES = {"F32": "float32", "F64": "float64", "I64": "int64"}
 TENSOR_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}")
+
+
+def is_digest(text: str) -> bool:
+    """Whether `text` has the form of a digest: 64 lower-case hexadecimal digits."""
+    return _DIGEST.fullmatch(text) is not None
 
 
 def digest(data: bytes | memoryview) -> Digest:

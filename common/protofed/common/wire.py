@@ -11,7 +11,7 @@ from dataclasses import asdict
 from enum import StrEnum
 from typing import Any, Generic, TypeVar
 
-from protofed.common.codec import DTYPES, MAX_TENSORS, TENSOR_NAME, Digest
+from protofed.common.codec import DTYPES, MAX_TENSORS, TENSOR_NAME, Digest, is_digest
 from protofed.common.errors import Failure, PolicyViolation, ProtocolError
 from protofed.common.facts import facts as facts  # of any request; for audit logs
 from protofed.common.payload import NOT_ON_THE_WIRE, Part, TensorSpec
@@ -37,7 +37,6 @@ from protofed.protos.v1 import federation_pb2 as pb
 E = TypeVar("E", bound=StrEnum)
 DIGEST_ALGORITHM = "blake3-256"
 MAX_TOTAL = 2**53  # what every ledger can count
-_DIGEST = re.compile(r"[0-9a-f]{64}")
 _ID = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
 
 
@@ -74,7 +73,7 @@ _hold = _Enum(Hold, pb.Hold, "HOLD", without=(Hold.NONE,))
 
 def read_digest(value: str) -> Digest:
     """`value`, if it is a BLAKE3-256 in hex."""
-    if not _DIGEST.fullmatch(value):
+    if not is_digest(value):
         raise ProtocolError("a digest is 64 of 0-9 and a-f")
     return Digest(value)
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from protofed.common.codec import is_digest
 from protofed.common.errors import ConfigError, ProtofedError, short
 from protofed.common.journal import TORN, HalfLine, Record, Tampered, records
 from protofed.deploy.progress import BYTES, progress
@@ -93,7 +93,7 @@ def read_hash(text: str) -> str:
     Raises:
         ConfigError: it is none.
     """
-    if not re.fullmatch(r"[0-9a-f]{64}", text):
+    if not is_digest(text):
         raise ConfigError(
             f"'{short(text)}' is no hash: expected 64 of 0-9 and a-f, as `protofed audit verify` prints it"
         )

@@ -15,7 +15,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.live import Live
 
-from protofed.common.archive import Lock
+from protofed.common.archive import Lock, write
 from protofed.common.errors import ProtofedError, StateError
 from protofed.common.identity import CERTIFICATE, Party
 from protofed.common.recipe import Recipe
@@ -32,6 +32,9 @@ RECIPES = ("digits-fednh", "digits-fedavg", "digits-solo")
 SITES = tuple(f"site-{share + 1}" for share in range(5))
 EVALUATOR, OPERATOR, SERVER = "evaluator", "operator", "server"
 PATIENCE_S = 60.0
+MARKER = ".protofed-demo"  # only a folder with it is emptied, and only of what is in MADE
+PARTICIPANTS = (SERVER, OPERATOR, EVALUATOR, *SITES)
+MADE = ("ca", "identities", "scores.json", "report.html", *PARTICIPANTS, *(f"{name}.log" for name in PARTICIPANTS))
 
 
 class DemoError(ProtofedError):
@@ -47,7 +50,7 @@ def run_demo(folder: Path, console: Console) -> None:
     from protofed.deploy.tables import progress_table, scores_json, scores_table
 
     recipes = [shipped.recipe(name) for name in RECIPES]
-    _fresh(folder)
+    empty_folder(folder)
     console.print(
         f"One aggregation server, one evaluator and {len(SITES)} sites, seven processes, each with\n"
         "a key and a certificate of its own, talk gRPC over mutual TLS on 127.0.0.1.\n"
@@ -218,11 +221,28 @@ def _watch(processes: dict[str, subprocess.Popen[bytes]], folder: Path) -> None:
             raise DemoError(f"{name} ended with exit code {process.returncode}; see {folder / name}.log")
 
 
-def _fresh(folder: Path) -> None:
-    """An empty folder; only a former demo's is emptied."""
-    if folder.exists() and any(folder.iterdir()):
-        if not (folder / "server").is_dir():
-            raise StateError(f"{folder} holds something else than a demo; name another folder with --keep")
-        Lock(folder / "server").release()  # not while another demo runs
-        shutil.rmtree(folder)
-    folder.mkdir(parents=True, exist_ok=True)
+def empty_folder(folder: Path) -> None:
+    """A folder for this demo. Of a former demo's, which its marker tells, what the demo made is removed, and no more.
+
+    Raises:
+        StateError: it holds something, and no demo ran there; nothing was touched.
+    """
+    marker = folder / MARKER
+    if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
+        raise StateError(f"{folder} is not a folder; name a new or an empty one with --keep")
+    if marker.is_file() and not marker.is_symlink():
+        if (folder / SERVER).is_dir():
+            Lock(folder / SERVER).release()  # not while another demo runs
+        for name in MADE:
+            _remove(folder / name)
+    elif folder.exists() and any(folder.iterdir()):
+        raise StateError(f"{folder} holds files of yours, not a former demo; name a new or an empty folder with --keep")
+    write(marker, b"`protofed demo --keep` made this folder; run again, it removes what it made here.\n")
+
+
+def _remove(path: Path) -> None:
+    """A file, a link (never what it leads to) or a folder, if it is there."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)

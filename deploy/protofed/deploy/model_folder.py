@@ -104,12 +104,16 @@ def check_vacant(folder: Path, *, force: bool) -> None:
     """That nothing in the folder would be lost.
 
     Raises:
-        ConfigError: it holds something, or is a file.
+        ConfigError: it holds something, or is a file; with `force`: files of ours by name, but no model.
     """
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"{folder} is a file; expected a folder in --out")
-    if not force and folder.is_dir() and any(folder.iterdir()):
+    there = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    if there and not force:
         raise ConfigError(f"{folder} is not empty; take another --out, or --force to replace the model in it")
+    ours = {CARD, WEIGHTS, GRAPH}
+    if FACTS not in there and there & ours and there - ours:  # an export that was killed leaves no more than `ours`
+        raise ConfigError(f"{folder} holds no exported model, but files of yours; take another --out")
 
 
 def write(folder: Path, facts: Facts, files: Mapping[File, bytes], card: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import os
+import secrets
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -13,7 +14,7 @@ from typing import IO, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from protofed.common.archive import write_error
+from protofed.common.archive import TEMPORARY, write_error
 from protofed.common.errors import ConfigError, DataError
 from protofed.deploy import model_folder
 from protofed.deploy.predict_images import Unreadable, batches, images_of
@@ -103,7 +104,7 @@ def _table(path: Path) -> Iterator[IO[str]]:
     """A file that is there when it is whole."""
     if path.is_dir():
         raise ConfigError(f"--out {path} is a folder; expected the name of a .csv file")
-    unfinished = path.with_name(f"{path.name}.part")
+    unfinished = path.with_name(f"{TEMPORARY}{path.name}-{secrets.token_hex(4)}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with unfinished.open("w", encoding="utf-8", errors="surrogateescape", newline="") as file:

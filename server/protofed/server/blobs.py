@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from protofed.common import archive, failpoint
-from protofed.common.codec import Digest, digest
+from protofed.common.codec import Digest, digest, is_digest
 from protofed.common.errors import Incomplete, OutOfSpace, StateError
 from protofed.common.task import CHUNK_BYTES
 from protofed.server.uploads import Quota, Upload, Uploads
@@ -103,7 +103,7 @@ class FolderBlobs:
 
     def addresses(self) -> list[Digest]:
         """All that is there."""
-        return [Digest(path.name) for path in self._folder.iterdir() if path.is_file() and len(path.name) == 64]
+        return [Digest(path.name) for path in self._folder.iterdir() if path.is_file() and is_digest(path.name)]
 
     def discard(self, address: Digest) -> None:
         """Forget data."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
 from contextlib import ExitStack
 from pathlib import Path
 
 from protofed.common import archive
+from protofed.common.codec import is_digest
 from protofed.common.errors import StateError
 from protofed.server.blobs import FolderBlobs
 from protofed.server.records import Records
@@ -44,13 +44,22 @@ def _lead(folder: Path, target: Path) -> None:
     if folder.is_symlink():
         folder.unlink()
     elif folder.exists():
-        shutil.rmtree(folder)
+        _remove_empty(folder)
     folder.symlink_to(target)
+
+
+def _remove_empty(folder: Path) -> None:
+    """Remove a folder of nothing but empty folders: `rmdir` cannot take a file that came in the meantime."""
+    try:
+        for path in (*(path for path in folder.iterdir() if path.is_dir()), folder):
+            path.rmdir()
+    except OSError as error:
+        raise StateError(f"{folder} is not empty; move what is in it away, or unset `blobs`") from error
 
 
 def _check(folder: Path, ledger: Records) -> None:
     """The blobs and the ledger belong together, as far as can be told before the first state."""
-    there, named = {path.name for path in folder.iterdir() if len(path.name) == 64}, ledger.named()
+    there, named = {path.name for path in folder.iterdir() if is_digest(path.name)}, ledger.named()
     if named and not named & there:
         raise StateError(f"none of the ledger's blobs is in {folder}; is it mounted, and is it this ledger's?")
     if there and not named and not ledger.runs():

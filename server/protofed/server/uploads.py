@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from protofed.common import failpoint
-from protofed.common.codec import Digest
+from protofed.common.codec import Digest, is_digest
 from protofed.common.errors import Incomplete, OverQuota
 from protofed.common.partial import MARKS, Partial
 from protofed.common.payload import SiteId
@@ -36,7 +36,7 @@ class Upload:
 
 
 class Uploads:
-    """The unfinished uploads, as files of a folder; those of an earlier process are taken up, other files go.
+    """The unfinished uploads, as files of a folder; those of an earlier process are taken up.
 
     `write`, `seal` and `drop` raise what `Partial` raises.
     """
@@ -128,16 +128,16 @@ class Uploads:
     def _found(self) -> dict[Upload, Partial]:
         paths = list(self._folder.iterdir())
         found = {upload: Partial(path) for path in paths if (upload := _named(path.name)) is not None}
-        ours = {f"{upload}{ending}" for upload in found for ending in ("", MARKS)}
-        for path in paths:
-            if path.name not in ours:
+        for path in paths:  # marks without data; whatever else lies here is not ours to remove
+            upload = _named(path.name.removesuffix(MARKS))
+            if path.name.endswith(MARKS) and upload is not None and upload not in found:
                 path.unlink()
         return found
 
 
 def _named(name: str) -> Upload | None:
     match name.split("."):
-        case [site, nonce, address]:
+        case [site, nonce, address] if is_digest(address):
             return Upload(site, nonce, Digest(address))
         case _:
             return None

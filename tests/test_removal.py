@@ -1,0 +1,91 @@
+"""Whatever cleans up removes files of its own making: a user's file that lies beside them stays."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from google_crc32c import value as crc32c
+
+from protofed.client.checkpoint import FolderCheckpoints
+from protofed.client.incoming import FolderIncoming
+from protofed.client.memory import FolderStore
+from protofed.common import archive
+from protofed.common.codec import digest
+from protofed.common.errors import ConfigError
+from protofed.common.partial import MARKS
+from protofed.common.task import Task, TaskKind
+from protofed.deploy import model_folder
+from protofed.server.uploads import Quota, Uploads
+
+THEIRS = ("thesis.txt", "a.b.c", "notes.safetensors", ".tmp-notes", "2023", "no-suffix", "results.part", "x.held")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder in which a user keeps files."""
+    for name in THEIRS:
+        (tmp_path / name).write_text("years of work", encoding="utf-8")
+    return tmp_path
+
+
+def check(folder: Path) -> None:
+    assert [name for name in THEIRS if (folder / name).read_text(encoding="utf-8") != "years of work"] == []
+
+
+def test_unfinished_uploads(folder: Path) -> None:
+    left = folder / f"site-1.nonce.{digest(b'')}{MARKS}"
+    left.touch()
+    Uploads(folder, Quota())
+    check(folder)
+    assert not left.exists()
+
+
+def test_checkpoints(tmp_path: Path, folder: Path) -> None:
+    ours = FolderCheckpoints(folder, Task(TaskKind.FIT, "run", 1, "n1", None, 0, 60.0))
+    other = folder / f"{'0' * 16}-000.safetensors"
+    other.touch()
+    ours.keep(0, {})
+    ours.clear(others=True)
+    ours.clear()
+    check(folder)
+    assert not other.exists()
+    assert len(list(folder.iterdir())) == len(THEIRS)
+
+
+def test_fetched_blobs(folder: Path) -> None:
+    incoming = FolderIncoming(folder, keep=1)
+    for data in (b"old", b"new"):
+        incoming.begin(digest(data), len(data))
+        incoming.write(digest(data), 0, data, crc32c(data))
+        incoming.seal(digest(data))
+    check(folder)
+    assert {path.name for path in folder.iterdir()} == {*THEIRS, digest(b"new")}
+
+
+def test_the_state_of_a_site(tmp_path: Path) -> None:
+    theirs = [tmp_path / "run" / name / "scan.dcm" for name in (".tmp-notes", "2023", ".tmp-2023")]
+    left = tmp_path / "run" / f"{archive.TEMPORARY}000001-0123abcd" / "task.json"
+    for path in (*theirs, left):
+        path.parent.mkdir(parents=True)
+        path.touch()
+    store = FolderStore(tmp_path)
+    assert store.unsettled("run") == []
+    store.close()
+    assert [path.exists() for path in (*theirs, left)] == [True, True, True, False]
+
+
+def test_temporary_files_that_a_killed_process_left(folder: Path) -> None:
+    left = folder / f"{archive.TEMPORARY}blob-0123abcd"
+    left.touch()
+    assert archive.sweep([folder]) == 1
+    check(folder)
+    assert not left.exists()
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_an_export_over_files_that_are_no_model(force: bool, folder: Path) -> None:
+    (folder / model_folder.CARD).write_text("of another model", encoding="utf-8")
+    with pytest.raises(ConfigError, match="--out"):
+        model_folder.check_vacant(folder, force=force)
+    check(folder)
