@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from tests.faults.bare import MODEL, Bare
 
+from protofed.common.config.recipe import Recipe
 from protofed.common.payload import Part, Payload
-from protofed.common.recipe import Recipe
 from protofed.protos.v1 import federation_pb2 as pb
 
 RUN = "small-fedavg"

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from protofed.client.audit import Audit
+from protofed.client.transport.audit import Audit
 
 
 @dataclass

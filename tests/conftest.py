@@ -16,21 +16,20 @@ from typing import Any
 import pytest
 import structlog
 import torch
-from tests.audits import audit
 
-from protofed.common import transport  # noqa: F401  (gRPC reads what it does)
-from protofed.common.identity import LiveIdentity, Party
-from protofed.common.recipe import Recipe
-from protofed.common.task import Role
-from protofed.server.audit import AUDIT_FILE, Audit
-from protofed.server.blobs import FolderBlobs
-from protofed.server.ledger import Ledger
-from protofed.server.operation import Operation
-from protofed.server.roster import Roster
-from protofed.server.runs import Runs
-from protofed.server.serving import serve
-from protofed.server.surroundings import Surroundings
-from protofed.server.threads import Bells, Threads
+from protofed.common.config.recipe import Recipe
+from protofed.common.pki.identity import LiveIdentity, Party
+from protofed.common.protocol.messages import Role
+from protofed.server.operator.service import Operation
+from protofed.server.rounds.context import Surroundings
+from protofed.server.rounds.presence import Roster
+from protofed.server.rounds.run_queue import Runs
+from protofed.server.rpc.audit import AUDIT_FILE, Audit
+from protofed.server.rpc.executors import Bells, Threads
+from protofed.server.rpc.server import serve
+from protofed.server.storage.blobs import FolderBlobs
+from protofed.server.storage.ledger import Ledger
+from tests.audits import audit
 
 Mount = Callable[[Path, str], None]
 Connect = Callable[[str, frozenset[Role]], Any]
@@ -127,7 +126,7 @@ def live_server(tmp_path: Path) -> Iterator[Callable[..., LiveServer]]:
 @pytest.fixture
 def linked() -> Iterator[Callable[[str], Connect]]:
     """Links in plain text to the server at an address; all are closed at the end of the test."""
-    from protofed.client.grpc_link import GrpcLink  # behind `transport`
+    from protofed.client.transport.grpc_link import GrpcLink
 
     with ExitStack() as links:
 

@@ -12,12 +12,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from protofed.client.data.examples import Examples
+from protofed.client.data.site_data import Examples
+from protofed.common.config.recipe import Recipe
 from protofed.common.payload import SiteId
-from protofed.common.recipe import Recipe
-from protofed.deploy import model_folder
-from protofed.deploy.predict_runtime import predictor
-from protofed.deploy.simulate import EVALUATOR, data_of, simulation
+from protofed.deploy.export import model_folder
+from protofed.deploy.export.runtime import predictor
+from protofed.deploy.simulation.simulation import EVALUATOR, data_of, simulation
 
 ROUNDS = 2
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from protofed.common.errors import Unavailable
-from protofed.common.identity import read_certificate
+from protofed.common.pki.identity import read_certificate
 
 REVOKED = datetime(2030, 5, 1, 12, tzinfo=UTC)
 

@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID, ObjectIdentifier
 
-from protofed.common.identity import Party
+from protofed.common.pki.identity import Party
 
 HOSTS = ("127.0.0.1", "localhost")
 # A day in the middle of a certificate's time, and that in the middle of its CA's.

@@ -17,12 +17,12 @@ from typing import Self, TypeAlias
 from tests.pki import Authority
 
 from protofed.common import failpoint
-from protofed.common.identity import Party
-from protofed.common.recipe import Recipe
+from protofed.common.config.recipe import Recipe
+from protofed.common.pki.identity import Party
 from protofed.deploy import shipped
-from protofed.deploy.operate import Operator
-from protofed.server.engine import LEDGER_FILE
-from protofed.server.records import Records
+from protofed.deploy.operator.connection import Operator
+from protofed.server.storage.database import LEDGER_FILE
+from protofed.server.storage.reader import Records
 
 PATIENCE_S = 120.0
 Process: TypeAlias = subprocess.Popen[bytes]
@@ -55,7 +55,14 @@ class Scene:
     def start(self, name: str, *arguments: str, party: Party = Party.SITE, fails: str = "") -> Process:
         """Start a process, which reaches this failpoint."""
         connection = "--plaintext" if self.authority is None else f"--identity={self.identity(party, name)}"
-        command = [sys.executable, "-m", "protofed.deploy.cli", *arguments, connection, f"--state={self.folder / name}"]
+        command = [
+            sys.executable,
+            "-m",
+            "protofed.deploy.cli",
+            *arguments,
+            connection,
+            f"--state={self.folder / name}",
+        ]
         with (self.folder / f"{name}.log").open("ab") as log:
             environment = {**os.environ, "OMP_NUM_THREADS": "1", failpoint.VARIABLE: fails}
             self.running[name] = subprocess.Popen(command, stdout=log, stderr=log, env=environment)

@@ -7,16 +7,16 @@ from pathlib import Path
 import pytest
 from google_crc32c import value as crc32c
 
-from protofed.client.checkpoint import FolderCheckpoints
-from protofed.client.incoming import FolderIncoming
-from protofed.client.memory import FolderStore
-from protofed.common import archive
+from protofed.client.state.disk_store import FolderStore
+from protofed.client.state.downloads import FolderIncoming
+from protofed.client.training.checkpoint import FolderCheckpoints
 from protofed.common.codec import digest
 from protofed.common.errors import ConfigError
-from protofed.common.partial import MARKS
-from protofed.common.task import Task, TaskKind
-from protofed.deploy import model_folder
-from protofed.server.uploads import Quota, Uploads
+from protofed.common.protocol.chunks import MARKS
+from protofed.common.protocol.messages import Task, TaskKind
+from protofed.common.storage import files as archive
+from protofed.deploy.export import model_folder
+from protofed.server.storage.uploads import Quota, Uploads
 
 THEIRS = ("thesis.txt", "a.b.c", "notes.safetensors", ".tmp-notes", "2023", "no-suffix", "results.part", "x.held")
 

@@ -17,12 +17,12 @@ from pathlib import Path
 from rich.console import Console
 from tests.scenes import Scene
 
-from protofed.common.recipe import Recipe
+from protofed.common.config.recipe import Recipe
 from protofed.deploy import shipped
-from protofed.deploy.operate import Operator
-from protofed.deploy.watch_loop import Watcher
-from protofed.deploy.watch_scene import Scene as Seen
-from protofed.deploy.watch_view import View
+from protofed.deploy.operator.connection import Operator
+from protofed.deploy.operator.screen import View
+from protofed.deploy.operator.snapshot import Scene as Seen
+from protofed.deploy.operator.watch import Watcher
 
 SITES = [f"site-{number}" for number in range(1, 7)]
 LATE, OUT = SITES[1], SITES[4]

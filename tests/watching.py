@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from protofed.deploy.watch import Answer, Memory, scene
-from protofed.deploy.watch_scene import Scene
+from protofed.deploy.operator.snapshot import Scene
+from protofed.deploy.operator.snapshot_builder import Answer, Memory, scene
 from protofed.protos.v1 import operator_pb2 as pb
 
 RUN = "digits-fednh"

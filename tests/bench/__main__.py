@@ -15,11 +15,11 @@ from tests.bench import class_models, echo, simulation
 from torch.nn.functional import cross_entropy
 from torch.nn.utils import clip_grad_norm_
 
-from protofed.client.data.examples import Examples, SiteData
-from protofed.client.local import Local
+from protofed.client.data.site_data import Examples, SiteData
 from protofed.client.models.catalogue import build
-from protofed.client.training import train
-from protofed.common.recipe import Choice, Input, Plan
+from protofed.client.training.context import Local
+from protofed.client.training.loop import train
+from protofed.common.config.recipe import Choice, Input, Plan
 
 REPETITIONS = 9
 PLAN = Plan(epochs=1, lr=0.01, momentum=0.9, weight_decay=1e-5, clip=10.0)
@@ -90,8 +90,9 @@ def server_start() -> None:
     """A server process until it answers a health check; without torch in it."""
     script = (
         "import sys, threading, grpc, tempfile, pathlib\n"
-        "from protofed.deploy.cli import main\n"
-        "from protofed.deploy import server_process, shipped\n"
+        "from protofed.deploy.cli.main import main\n"
+        "from protofed.deploy import shipped\n"
+        "from protofed.deploy.daemons import server as server_process\n"
         "from grpc_health.v1 import health_pb2, health_pb2_grpc\n"
         "import os, signal\n"
         "def check(address):\n"

@@ -28,13 +28,13 @@ import structlog
 from tests.audits import audit
 from tests.bench.server_process import memory, processor, server, skipped_syncs
 
-from protofed.client.grpc_link import GrpcLink
-from protofed.client.policy import Policy, Rules
+from protofed.client.privacy.policy import Policy, Rules
+from protofed.client.transport.grpc_link import GrpcLink
 from protofed.common import codec
-from protofed.common.allocator import keep_memory
+from protofed.common.config.recipe import Recipe
+from protofed.common.malloc import keep_memory
 from protofed.common.payload import Part, Payload, Update
-from protofed.common.recipe import Recipe
-from protofed.common.task import Assignment, Finished, Receipt, Role, Task, TaskKind, Verdict, Wait
+from protofed.common.protocol.messages import Assignment, Finished, Receipt, Role, Task, TaskKind, Verdict, Wait
 
 CLASSES, LAYERS, MARKS = 10, 8, 64
 POLICY = Policy(Rules(methods=frozenset({"fedavg"}), parts=frozenset({Part.BODY, Part.HEAD})))

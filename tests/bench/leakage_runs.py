@@ -12,22 +12,22 @@ import torch
 from tests.bench.attack_views import Scores, Seen
 from tests.bench.leakage_scores import Counts, Victim
 
-from protofed.client.agent import Agent, Site
-from protofed.client.memory import MemoryStore
+from protofed.client.agent.agent import Agent, Site
 from protofed.client.models.split import load
-from protofed.client.policy import Policy
+from protofed.client.privacy.policy import Policy
+from protofed.client.state.disk_store import MemoryStore
 from protofed.common import codec
+from protofed.common.config.recipe import Recipe
 from protofed.common.payload import Part, Payload, SiteId
-from protofed.common.recipe import Recipe
-from protofed.common.task import Role, TaskKind
+from protofed.common.protocol.messages import Role, TaskKind
 from protofed.deploy import shipped
-from protofed.deploy.simulate import EVALUATOR, DirectLink, Simulation, data_of, device_model, everything
-from protofed.server.blobs import MemoryBlobs
-from protofed.server.ledger import Ledger
-from protofed.server.overview import spreads
-from protofed.server.roster import Roster
-from protofed.server.runs import Runs
-from protofed.server.surroundings import Surroundings
+from protofed.deploy.simulation.simulation import EVALUATOR, DirectLink, Simulation, data_of, device_model, everything
+from protofed.server.operator.overview import spreads
+from protofed.server.rounds.context import Surroundings
+from protofed.server.rounds.presence import Roster
+from protofed.server.rounds.run_queue import Runs
+from protofed.server.storage.blobs import MemoryBlobs
+from protofed.server.storage.ledger import Ledger
 
 NOISE = 512  # images
 SCORED = ("global.accuracy", "personal.pm_v")

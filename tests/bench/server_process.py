@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from protofed.common.recipe import Recipe
+from protofed.common.config.recipe import Recipe
 
 NO_SYNC = """
 #include <stdio.h>
@@ -30,7 +30,7 @@ def server(recipe: Recipe, folder: Path, *, durable: bool) -> Iterator[tuple[sub
     (folder / "recipe.toml").write_text(_toml(recipe), encoding="utf-8")
     if not durable:
         environment["LD_PRELOAD"] = str(_shim(folder))
-    command = [sys.executable, "-c", "from protofed.deploy.cli import main; main()", "server"]
+    command = [sys.executable, "-c", "from protofed.deploy.cli.main import main; main()", "server"]
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(
             [

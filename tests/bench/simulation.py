@@ -21,12 +21,12 @@ from rich.console import Console
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from protofed.client.data.examples import Examples, SiteData
+from protofed.client.data.site_data import Examples, SiteData
 from protofed.client.models.catalogue import build
-from protofed.common.allocator import keep_memory
-from protofed.common.recipe import Recipe
-from protofed.deploy.simulate import simulation
-from protofed.server.phases import Phase
+from protofed.common.config.recipe import Recipe
+from protofed.common.malloc import keep_memory
+from protofed.deploy.simulation.simulation import simulation
+from protofed.server.rounds.phases import Phase
 
 SITES, COHORT, CLASSES = 100, 10, 10
 REPETITIONS = 7

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from protofed.client.data.examples import Augment, Batch, Examples, SiteData
-from protofed.client.local import Local
+from protofed.client.data.site_data import Augment, Batch, Examples, SiteData
 from protofed.client.models.split import SplitModel
-from protofed.common.recipe import Input, Plan
+from protofed.client.training.context import Local
+from protofed.common.config.recipe import Input, Plan
 
 ONE_PIXEL = Input(shape=(1, 1, 1), mean=(0.0,), std=(1.0,))
 

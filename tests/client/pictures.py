@@ -13,7 +13,7 @@ from pydicom import Dataset
 from pydicom.dataset import FileMetaDataset
 from pydicom.uid import UID, ExplicitVRLittleEndian, SecondaryCaptureImageStorage
 
-from protofed.common.recipe import Data, Input
+from protofed.common.config.recipe import Data, Input
 
 RGB = Input(shape=(3, 4, 4))
 GREY = Input(shape=(1, 4, 4))

@@ -21,22 +21,22 @@ import torch
 from torch import Tensor, nn
 
 import protofed.server.methods  # noqa: F401  (registers the server halves)
-from protofed.client.checkpoint import FolderCheckpoints
-from protofed.client.data.examples import Examples, SiteData
-from protofed.client.launch import launched
-from protofed.client.local import Checkpoints, NoCheckpoints
-from protofed.client.memory import Held, MemoryStore
+from protofed.client.agent.site import Prepared, Site, prepare
+from protofed.client.agent.status import CalledOffError, Now
+from protofed.client.data.site_data import Examples, SiteData
+from protofed.client.distributed.environment import launched
+from protofed.client.distributed.leader import Leader, follow
+from protofed.client.distributed.rendezvous import joined
 from protofed.client.models.catalogue import build
 from protofed.client.models.split import SplitModel, dump
-from protofed.client.now import CalledOffError, Now
-from protofed.client.policy import Policy, Rules
-from protofed.client.ranks_launch import joined
-from protofed.client.ranks_work import Leader, follow
-from protofed.client.site import Prepared, Site, prepare
+from protofed.client.privacy.policy import Policy, Rules
+from protofed.client.state.disk_store import Held, MemoryStore
+from protofed.client.training.checkpoint import FolderCheckpoints
+from protofed.client.training.context import Checkpoints, NoCheckpoints
+from protofed.common.config.recipe import Input, Recipe
 from protofed.common.errors import ProtofedError, TaskFailure
 from protofed.common.payload import NOT_ON_THE_WIRE, Array, Part, Payload, Update
-from protofed.common.recipe import Input, Recipe
-from protofed.common.task import Assignment, Role, Task, TaskKind
+from protofed.common.protocol.messages import Assignment, Role, Task, TaskKind
 from protofed.server.method import server_methods
 
 ALONE = -1  # a rank that there is not

@@ -10,19 +10,19 @@ from typing import Any
 
 import torch
 
-from protofed.client.agent import Agent, Site
-from protofed.client.data.examples import Examples, SiteData
-from protofed.client.memory import FolderStore, MemoryStore, Store
+from protofed.client.agent.agent import Agent, Site
+from protofed.client.agent.site import no_checkpoints
+from protofed.client.agent.status import Now
+from protofed.client.data.site_data import Examples, SiteData
 from protofed.client.models.catalogue import build
 from protofed.client.models.split import SplitModel, dump
-from protofed.client.now import Now
-from protofed.client.policy import Policy, Released, ReleasedScores, Rules
-from protofed.client.site import no_checkpoints
+from protofed.client.privacy.policy import Policy, Released, ReleasedScores, Rules
+from protofed.client.state.disk_store import FolderStore, MemoryStore, Store
 from protofed.common import codec
+from protofed.common.config.recipe import Recipe
 from protofed.common.errors import Failure
 from protofed.common.payload import Part, Payload
-from protofed.common.recipe import Recipe
-from protofed.common.task import (
+from protofed.common.protocol.messages import (
     Activity,
     Assignment,
     Finished,

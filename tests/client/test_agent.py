@@ -15,14 +15,15 @@ import torch
 from tests.client.scene import RULES, RUN, Scene, first_model, site_data, work
 from torch import nn
 
-from protofed.client import scoring
-from protofed.client.agent import EXCLUDED_PAUSE_S, INCIDENT_PAUSE_S
-from protofed.client.data.examples import SiteData, no_examples
-from protofed.client.evaluate import Tally, tally
-from protofed.client.memory import FolderStore, Held, MemoryStore
+from protofed.client.agent.agent import EXCLUDED_PAUSE_S, INCIDENT_PAUSE_S
+from protofed.client.agent.status import Now
+from protofed.client.data.site_data import SiteData, no_examples
 from protofed.client.models.split import SplitModel
-from protofed.client.now import Now
+from protofed.client.state.disk_store import FolderStore, Held, MemoryStore
+from protofed.client.training import score_sets as scoring
+from protofed.client.training.evaluation import Tally, tally
 from protofed.common import codec
+from protofed.common.config.recipe import Recipe
 from protofed.common.errors import (
     CodecError,
     DataError,
@@ -37,17 +38,7 @@ from protofed.common.errors import (
     Unavailable,
 )
 from protofed.common.payload import Part, Payload
-from protofed.common.recipe import Recipe
-from protofed.common.task import (
-    Activity,
-    Finished,
-    Progress,
-    Role,
-    Task,
-    TaskKind,
-    Verdict,
-    Wait,
-)
+from protofed.common.protocol.messages import Activity, Finished, Progress, Role, Task, TaskKind, Verdict, Wait
 from protofed.common.tensors import same_tensors
 
 

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from tests.audits import Kept
 
-from protofed.client.audit import FILE, PLAINTEXT, Audit
+from protofed.client.transport.audit import FILE, PLAINTEXT, Audit
 from protofed.common.codec import digest
 from protofed.common.errors import DiskFailure, OutOfSpace, PolicyViolation
-from protofed.common.journal import Journal, records, verify
-from protofed.common.task import Task, TaskKind
+from protofed.common.protocol.messages import Task, TaskKind
+from protofed.common.storage.journal import Journal, records, verify
 
 SOON = 10.0
 

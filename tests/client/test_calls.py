@@ -18,11 +18,11 @@ from tests.audits import Kept
 from tests.connect_proxy import ConnectProxy
 from tests.pki import Authority
 
-from protofed.client import lookout
-from protofed.client.audit import Audit
-from protofed.client.calls import Calls
-from protofed.client.diagnosis import Finding, diagnose
-from protofed.client.proxy import Proxy
+from protofed.client.transport import server_check as lookout
+from protofed.client.transport.audit import Audit
+from protofed.client.transport.calls import Calls
+from protofed.client.transport.diagnosis import Finding, diagnose
+from protofed.client.transport.proxy import Proxy
 from protofed.common.codec import digest
 from protofed.common.errors import (
     ConfigError,
@@ -33,7 +33,7 @@ from protofed.common.errors import (
     StateError,
     Unavailable,
 )
-from protofed.common.identity import LiveIdentity, Party, fingerprint
+from protofed.common.pki.identity import LiveIdentity, Party, fingerprint
 from protofed.protos.v1 import federation_pb2 as pb
 
 SOON = 20.0  # seconds after which a test gives up

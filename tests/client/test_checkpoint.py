@@ -15,18 +15,19 @@ from tests.client.scene import RUN, Scene, work
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from protofed.client.checkpoint import FOLDER, FolderCheckpoints, on_disk
-from protofed.client.data.examples import Examples, SiteData
-from protofed.client.local import Checkpoints, Local, NoCheckpoints, seeded
-from protofed.client.memory import FolderStore
+from protofed.client.data.site_data import Examples, SiteData
 from protofed.client.method import client_methods
 from protofed.client.models.split import SplitModel, dump
-from protofed.client.training import train
-from protofed.common import archive, codec
+from protofed.client.state.disk_store import FolderStore
+from protofed.client.training.checkpoint import FOLDER, FolderCheckpoints, on_disk
+from protofed.client.training.context import Checkpoints, Local, NoCheckpoints, seeded
+from protofed.client.training.loop import train
+from protofed.common import codec
+from protofed.common.config.recipe import Input, Plan
 from protofed.common.errors import OutOfSpace
 from protofed.common.payload import Part, Payload
-from protofed.common.recipe import Input, Plan
-from protofed.common.task import Task, TaskKind
+from protofed.common.protocol.messages import Task, TaskKind
+from protofed.common.storage import files as archive
 from protofed.server.method import server_methods
 
 METHODS = sorted(client_methods)

@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from PIL import Image
 from tests.client.pictures import GREY, RGB, input_, ramp, save
 
-from protofed.client.data.decode import decode
-from protofed.client.data.unreadable import Unreadable
+from protofed.client.data.decoding import decode
+from protofed.client.data.image_error import Unreadable
+from protofed.common.config.recipe import Input
 from protofed.common.errors import DataError
-from protofed.common.recipe import Input
 
 
 def first(pixels: NDArray[Any]) -> NDArray[Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from protofed.client.decoys import by_class, decoys, run_secret
+from protofed.client.privacy.decoys import by_class, decoys, run_secret
 from protofed.common.payload import Array
 
 SECRET = run_secret(b"s" * 32, "run")

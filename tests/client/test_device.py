@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from protofed.client.device import pick
+from protofed.client.agent.device import pick
 from protofed.common.errors import ConfigError
 
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")

@@ -18,11 +18,11 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 from tests.connect_proxy import ConnectProxy
 from tests.pki import Authority
 
-from protofed.client import diagnosis
-from protofed.client.diagnosis import Finding, Kind, diagnose
-from protofed.client.proxy import Proxy
+from protofed.client.transport import diagnosis
+from protofed.client.transport.diagnosis import Finding, Kind, diagnose
+from protofed.client.transport.proxy import Proxy
 from protofed.common.errors import ConfigError
-from protofed.common.identity import Identity, Party, fingerprint, read_identity
+from protofed.common.pki.identity import Identity, Party, fingerprint, read_identity
 
 SECRET = "hunter2%40home"  # noqa: S105  (a test's)
 Start = Callable[..., str]

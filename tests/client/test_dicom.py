@@ -20,10 +20,10 @@ from tests.client.pictures import dicom as made
 from tests.client.pictures import input_
 
 from protofed.client.data import dicom
-from protofed.client.data.decode import decode
-from protofed.client.data.unreadable import Unreadable
+from protofed.client.data.decoding import decode
+from protofed.client.data.image_error import Unreadable
+from protofed.common.config.recipe import Input
 from protofed.common.errors import DataError
-from protofed.common.recipe import Input
 
 PAIR = Input(shape=(1, 1, 2))
 

@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 from tests.client.scene import RULES, RUN, Scene, first_model, work
 
-from protofed.client.agent import Agent
-from protofed.client.approval import FOLDER, MOST_OFFERED, Approvals, Standing
-from protofed.client.door import HELD_PAUSE_S, Door
-from protofed.client.memory import FolderStore
+from protofed.client.agent.agent import Agent
+from protofed.client.agent.enrollment import HELD_PAUSE_S, Door
+from protofed.client.privacy.approval import FOLDER, MOST_OFFERED, Approvals, Standing
+from protofed.client.state.disk_store import FolderStore
+from protofed.common.config.recipe import Recipe
 from protofed.common.errors import ConfigError, NotEnrolled, OutOfSpace, PolicyViolation
-from protofed.common.recipe import Recipe
-from protofed.common.task import MOST_RECIPE_BYTES, Assignment, Finished, Hold, Task, Wait
+from protofed.common.protocol.messages import MOST_RECIPE_BYTES, Assignment, Finished, Hold, Task, Wait
 
 MANUAL = {**RULES, "approval": "manual"}
 NIGHTS = {**RULES, "schedule": [{"from": "20:00", "until": "06:00"}]}

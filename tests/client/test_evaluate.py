@@ -13,8 +13,8 @@ import torch
 from sklearn.metrics import balanced_accuracy_score, roc_auc_score
 from torch import Tensor, nn
 
-from protofed.client.data.examples import Examples, SiteData
-from protofed.client.evaluate import (
+from protofed.client.data.site_data import Examples, SiteData
+from protofed.client.training.evaluation import (
     BINS,
     Tally,
     groups_of,
@@ -25,9 +25,9 @@ from protofed.client.evaluate import (
     scores,
     tally,
 )
+from protofed.common.config.recipe import Input
 from protofed.common.errors import ConfigError, DataError
-from protofed.common.recipe import Input
-from protofed.server.overview import spread
+from protofed.server.operator.overview import spread
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 PLAIN = Input(shape=(1, 1, 1), mean=(0.0,), std=(1.0,))
@@ -291,7 +291,7 @@ def test_tally_of_no_examples_is_refused() -> None:
 
 
 def test_torchmetrics_is_imported_only_to_score() -> None:
-    code = "import sys, protofed.client.evaluate; assert 'torchmetrics' not in sys.modules"
+    code = "import sys, protofed.client.training.evaluation; assert 'torchmetrics' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

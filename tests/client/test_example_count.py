@@ -13,14 +13,15 @@ import pytest
 import torch
 from tests.client.scene import RULES, RUN, Scene
 
-from protofed.client.data.examples import Examples, SiteData
+from protofed.client.agent.status import Now
+from protofed.client.data.site_data import Examples, SiteData
 from protofed.client.models.catalogue import build
 from protofed.client.models.split import dump
-from protofed.client.now import Now
-from protofed.common import codec, wire
+from protofed.common import codec
+from protofed.common.config.recipe import Recipe
 from protofed.common.payload import Part, Payload
-from protofed.common.recipe import Recipe
-from protofed.common.task import Progress
+from protofed.common.protocol import wire
+from protofed.common.protocol.messages import Progress
 from protofed.protos.v1 import federation_pb2 as pb
 
 OWN = """

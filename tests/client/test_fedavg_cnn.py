@@ -10,7 +10,7 @@ import torch
 from torch.nn.functional import conv2d, linear, max_pool2d, relu
 
 from protofed.client.models.catalogue import build
-from protofed.common.recipe import Choice, Input
+from protofed.common.config.recipe import Choice, Input
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "pfllib_fedavgcnn_shapes.npz"
 

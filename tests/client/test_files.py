@@ -12,7 +12,7 @@ import pytest
 from tests.client.pictures import classes, save, settings
 
 from protofed.client.data import labels as module
-from protofed.client.data.files import Scan, scan
+from protofed.client.data.image_files import Scan, scan
 from protofed.common.errors import DataError
 
 RUN = ("mel", "nv")

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from protofed.client import gate
-from protofed.client.decoys import run_secret
-from protofed.client.gate import Background, Refusal
-from protofed.client.policy import Policy, Released, Rules
+from protofed.client.privacy import update_checks as gate
+from protofed.client.privacy.decoys import run_secret
+from protofed.client.privacy.policy import Policy, Released, Rules
+from protofed.client.privacy.update_checks import Background, Refusal
 from protofed.common import codec
 from protofed.common.payload import NOT_ON_THE_WIRE, Array, Part, Payload, Update
 from protofed.common.tensors import same_tensors

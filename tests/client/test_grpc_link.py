@@ -17,10 +17,10 @@ import pytest
 from google_crc32c import value as crc32c
 from tests.audits import audit
 
-from protofed.client.grpc_link import GrpcLink
-from protofed.client.incoming import FolderIncoming
-from protofed.client.policy import Policy, Released, ReleasedScores, Rules
-from protofed.common import codec, wire
+from protofed.client.privacy.policy import Policy, Released, ReleasedScores, Rules
+from protofed.client.state.downloads import FolderIncoming
+from protofed.client.transport.grpc_link import GrpcLink
+from protofed.common import codec
 from protofed.common.codec import Digest
 from protofed.common.errors import (
     CodecError,
@@ -35,7 +35,8 @@ from protofed.common.errors import (
     Unavailable,
 )
 from protofed.common.payload import Part, Update
-from protofed.common.task import (
+from protofed.common.protocol import wire
+from protofed.common.protocol.messages import (
     CHUNK_BYTES,
     PROTOCOL_VERSION,
     Activity,

@@ -15,9 +15,9 @@ from protofed.client.models.catalogue import build
 from protofed.client.models.heads import CosineHead, PrototypeHead
 from protofed.client.models.split import SplitModel, dump, load
 from protofed.common.codec import decode, encode
+from protofed.common.config.recipe import Choice, Input
 from protofed.common.errors import CodecError
 from protofed.common.payload import Part
-from protofed.common.recipe import Choice, Input
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 ROWS = np.array([[1.0, 0.0], [0.0, 1.0], [-0.6, 0.8]])  # [C, D]

@@ -15,12 +15,12 @@ import structlog
 import torch
 from tests.client.scene import RULES, RUN, Scene, work
 
-from protofed.client.data.examples import SiteData
-from protofed.client.site import check_model, read
-from protofed.common import wire
+from protofed.client.agent.site import check_model, read
+from protofed.client.data.site_data import SiteData
+from protofed.common.config.recipe import MOST_CLASSES, MOST_ROUNDS, Recipe
 from protofed.common.errors import ConfigError, Failure, ProtocolError
-from protofed.common.recipe import MOST_CLASSES, MOST_ROUNDS, Recipe
-from protofed.common.task import LONGEST_S, MOST_BYTES, MOST_RECIPE_BYTES, Assignment, TaskKind
+from protofed.common.protocol import wire
+from protofed.common.protocol.messages import LONGEST_S, MOST_BYTES, MOST_RECIPE_BYTES, Assignment, TaskKind
 from protofed.protos.v1 import federation_pb2 as pb
 
 WIRE = json.loads(Recipe.model_validate(RUN).wire())

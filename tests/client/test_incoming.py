@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from google_crc32c import value as crc32c
 
-from protofed.client.incoming import FolderIncoming, Incoming, MemoryIncoming, receive
+from protofed.client.state.downloads import FolderIncoming, Incoming, MemoryIncoming, receive
 from protofed.common.codec import Digest, digest
 from protofed.common.errors import CodecError, OutOfSpace
-from protofed.common.task import CHUNK_BYTES
+from protofed.common.protocol.messages import CHUNK_BYTES
 
 DATA = random.Random(0).randbytes(2 * CHUNK_BYTES + 1000)  # three chunks  # noqa: S311
 ADDRESS = digest(DATA)

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from protofed.client.losses import (
+from protofed.client.training.losses import (
     Distance,
     class_shares,
     distribution_gap,

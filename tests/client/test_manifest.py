@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tests.client.pictures import settings
 
-from protofed.client.data.files import Scan, scan
+from protofed.client.data.image_files import Scan, scan
 from protofed.common.errors import DataError
 
 RUN = ("mel", "nv")

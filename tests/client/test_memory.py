@@ -16,13 +16,14 @@ import numpy as np
 import pytest
 from google_crc32c import value as crc32c
 
-from protofed.client import own_secret
-from protofed.client.memory import FolderStore, Held, MemoryStore, Outcome, Store
-from protofed.common import archive, wire
+from protofed.client.privacy import site_secret as own_secret
+from protofed.client.state.disk_store import FolderStore, Held, MemoryStore, Outcome, Store
 from protofed.common.codec import Digest, digest
 from protofed.common.errors import OutOfSpace, ProtocolError, StateError
 from protofed.common.payload import Part, Payload, Update
-from protofed.common.task import Receipt, Task, TaskKind, Verdict
+from protofed.common.protocol import wire
+from protofed.common.protocol.messages import Receipt, Task, TaskKind, Verdict
+from protofed.common.storage import files as archive
 from protofed.common.tensors import same_tensors
 
 COUNTED = (Verdict.ACCEPTED, Verdict.DUPLICATE)

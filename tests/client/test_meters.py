@@ -12,16 +12,16 @@ import torch
 from prometheus_client.exposition import generate_latest
 from tests.client.scene import RULES, RUN, Scene, first_model, work
 
-from protofed.client.agent import Agent
-from protofed.client.local import RECENT_STEPS, Pace
-from protofed.client.meters import COARSE, METRICS, PARTS, WHOLE, ClientMeters
-from protofed.client.now import Now
-from protofed.client.policy import Policy, Refusal, Released, Rules
+from protofed.client.agent.agent import Agent
+from protofed.client.agent.metrics import COARSE, METRICS, PARTS, WHOLE, ClientMeters
+from protofed.client.agent.status import Now
+from protofed.client.privacy.policy import Policy, Refusal, Released, Rules
+from protofed.client.training.context import RECENT_STEPS, Pace
 from protofed.common.errors import PolicyViolation
-from protofed.common.identity import LiveIdentity, Party
 from protofed.common.payload import NOT_ON_THE_WIRE, Part, Update
-from protofed.common.task import Activity, Task, TaskKind
-from protofed.common.telemetry import Telemetry
+from protofed.common.pki.identity import LiveIdentity, Party
+from protofed.common.protocol.messages import Activity, Task, TaskKind
+from protofed.common.protocol.telemetry import Telemetry
 from protofed.common.version import VERSION
 
 TASK = Task(TaskKind.FIT, "run", 1, "n1", None, 0, 60.0)

@@ -15,9 +15,9 @@ from torch.nn.functional import cross_entropy
 from protofed.client.models.catalogue import architectures, build
 from protofed.client.models.split import SplitModel, dump, load
 from protofed.common.codec import decode, encode
+from protofed.common.config.recipe import Choice, Input
 from protofed.common.errors import CodecError, ConfigError
 from protofed.common.payload import Part
-from protofed.common.recipe import Choice, Input
 from protofed.common.tensors import same_tensors
 
 GOLDEN = Path(__file__).parents[1] / "golden"

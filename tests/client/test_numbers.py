@@ -13,8 +13,8 @@ from tests.client.pictures import RGB, settings, shade
 from protofed.client.data.labels import by_number
 from protofed.client.data.site import load_sites
 from protofed.client.data.sources import load
+from protofed.common.config.recipe import Data
 from protofed.common.errors import DataError
-from protofed.common.recipe import Data
 
 NUMBERS = np.array([0, 1, 2, 1])
 

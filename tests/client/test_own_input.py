@@ -10,8 +10,8 @@ import pytest
 from tests.client.pictures import ramp, save, settings
 
 from protofed.client.data.sources import load, own_input, own_vocabulary
+from protofed.common.config.recipe import Data
 from protofed.common.errors import DataError
-from protofed.common.recipe import Data
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from protofed.client.models.catalogue import build
+from protofed.common.config.recipe import Choice, Input
 from protofed.common.errors import ConfigError
-from protofed.common.recipe import Choice, Input
 
 GREY = Input(shape=(1, 8, 8))
 

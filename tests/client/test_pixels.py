@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torchvision.transforms.v2 import functional as tv
 
-from protofed.client.data.pixels import (
+from protofed.client.data.augmentation import (
     AUGMENTATIONS,
     crop_flip,
     crop_flip_rotate,
@@ -19,7 +19,7 @@ from protofed.client.data.pixels import (
     reflect_crop_flip,
     rotate,
 )
-from protofed.common.recipe import Augment, Input
+from protofed.common.config.recipe import Augment, Input
 
 RUN = Input(shape=(3, 6, 5), mean=(0.1, 0.2, 0.3), std=(0.5, 0.25, 1.0))
 

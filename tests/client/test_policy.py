@@ -11,15 +11,23 @@ import numpy as np
 import pytest
 
 from protofed.client.method import client_methods
-from protofed.client.policy import Background, Policy, Refusal, Released, ReleasedScores, ReleasedTelemetry, Rules
+from protofed.client.privacy.policy import (
+    Background,
+    Policy,
+    Refusal,
+    Released,
+    ReleasedScores,
+    ReleasedTelemetry,
+    Rules,
+)
 from protofed.common import codec
+from protofed.common.config.recipe import read_table
 from protofed.common.errors import ConfigError, PolicyViolation
 from protofed.common.payload import Part, Tensors, Update, describe
-from protofed.common.recipe import read_table
-from protofed.common.telemetry import Telemetry
+from protofed.common.protocol.telemetry import Telemetry
 from protofed.common.tensors import same_tensors
 from protofed.deploy import shipped
-from protofed.deploy.simulate import SCALARS
+from protofed.deploy.simulation.simulation import SCALARS
 
 VALID = 'methods = ["fedavg"]\nparts = ["body", "head"]\nmetrics = ["loss"]\n'
 BODY: Tensors = {"w": np.arange(6, dtype=np.float32).reshape(2, 3), "order": np.array([1, 0], dtype=np.int64)}

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from tests.client.scene import RULES
 
-from protofed.client.local import Steps
-from protofed.client.now import CalledOffError, Now
-from protofed.client.policy import Policy, Rules
-from protofed.client.pulse import Pulse
-from protofed.common import wire
-from protofed.common.task import Activity, Progress, Signal
+from protofed.client.agent.heartbeat import Pulse
+from protofed.client.agent.status import CalledOffError, Now
+from protofed.client.privacy.policy import Policy, Rules
+from protofed.client.training.context import Steps
+from protofed.common.protocol import wire
+from protofed.common.protocol.messages import Activity, Progress, Signal
 from protofed.protos.v1 import federation_pb2 as pb
 
 SOON = 5.0  # seconds after which a test gives up

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from tests.client.ranked import CASES, outcome, site_of
 
-from protofed.client import ranks_work
-from protofed.client.launch import Launch, launched
-from protofed.client.ranks import LostError
-from protofed.client.ranks_launch import met
-from protofed.client.ranks_work import END, FIT, PREPARE, Board, Call
+from protofed.client.distributed import leader as ranks_work
+from protofed.client.distributed.environment import Launch, launched
+from protofed.client.distributed.leader import END, FIT, PREPARE, Board, Call
+from protofed.client.distributed.rendezvous import met
+from protofed.client.distributed.team import LostError
 from protofed.common.errors import ConfigError, Failure
 
 pytestmark = pytest.mark.timeout(600)  # processes that import PyTorch, on a machine with other work

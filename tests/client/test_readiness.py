@@ -10,13 +10,13 @@ import torch
 from tests.client.scene import RUN, site_data
 from tests.pki import Authority
 
-from protofed.client import readiness
-from protofed.client.data.examples import SiteData
-from protofed.client.meters import ClientMeters
-from protofed.client.readiness import Loading, Readiness
+from protofed.client.agent import readiness
+from protofed.client.agent.metrics import ClientMeters
+from protofed.client.agent.readiness import Loading, Readiness
+from protofed.client.data.site_data import SiteData
+from protofed.common.config.recipe import Recipe
 from protofed.common.errors import DataError
-from protofed.common.identity import LiveIdentity, Party
-from protofed.common.recipe import Recipe
+from protofed.common.pki.identity import LiveIdentity, Party
 
 RECIPE = Recipe.model_validate(RUN)
 POLICY = 'methods = ["fedavg"]\nparts = ["body", "head"]\n'

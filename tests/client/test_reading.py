@@ -13,12 +13,12 @@ from structlog.testing import capture_logs
 from tests.client.pictures import RGB, classes, input_, save, settings, shade
 
 from protofed.client.data import reading
-from protofed.client.data.decode import Pixels, decoded
+from protofed.client.data.decoding import Pixels, decoded
 from protofed.client.data.reading import read_images
 from protofed.client.data.site import load_site, load_sites, load_test
 from protofed.client.data.sources import Source, load
+from protofed.common.config.recipe import Input
 from protofed.common.errors import DataError
-from protofed.common.recipe import Input
 
 RUN = ("mel", "nv")
 

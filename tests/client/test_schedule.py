@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from protofed.client.schedule import Window, is_open, opens
+from protofed.client.privacy.schedule import Window, is_open, opens
 
 
 def window(begins: str, until: str, *days: str) -> Window:

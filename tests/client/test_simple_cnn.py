@@ -14,7 +14,7 @@ from torch.nn.functional import conv2d, linear, max_pool2d, normalize, relu
 from protofed.client.models.catalogue import build
 from protofed.client.models.layers import Unit
 from protofed.client.models.split import SplitModel
-from protofed.common.recipe import Choice, Input
+from protofed.common.config.recipe import Choice, Input
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "moon_fedproc_model_shapes.npz"
 

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from protofed.client.data import examples
-from protofed.client.data.examples import Augment, Examples, SiteData, fits
-from protofed.client.data.pixels import AUGMENTATIONS
+from protofed.client.data import site_data as examples
+from protofed.client.data.augmentation import AUGMENTATIONS
+from protofed.client.data.site_data import Augment, Examples, SiteData, fits
+from protofed.common.config.recipe import Input
 from protofed.common.errors import DataError
-from protofed.common.recipe import Input
 
 RUN = Input(shape=(3, 6, 5), mean=(0.1, 0.2, 0.3), std=(0.5, 0.25, 1.0))
 META = torch.device("meta")

@@ -13,12 +13,12 @@ import pytest
 import torch
 
 from protofed.client.data.dirichlet import pfllib_dirichlet
-from protofed.client.data.examples import SiteData
 from protofed.client.data.partition import hold_out
 from protofed.client.data.site import load_site, load_sites, load_test
+from protofed.client.data.site_data import SiteData
 from protofed.client.data.sources import load
+from protofed.common.config.recipe import Data, Input
 from protofed.common.errors import DataError
-from protofed.common.recipe import Data, Input
 
 SHARED = Path(os.environ.get("PROTOFED_DATA", Path(__file__).parents[3] / "shared" / "data"))
 DIGITS = Input(shape=(1, 8, 8))

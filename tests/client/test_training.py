@@ -12,22 +12,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from protofed.client.data.examples import Examples, SiteData
-from protofed.client.local import Local, Steps
+from protofed.client.data.site_data import Examples, SiteData
 from protofed.client.models.split import SplitModel
-from protofed.client.training import (
-    Loss,
-    class_means,
-    frozen,
-    learning_rate,
-    named,
-    remembered,
-    stacked,
-    train,
-)
+from protofed.client.training.context import Local, Steps
+from protofed.client.training.loop import Loss, class_means, frozen, learning_rate, named, remembered, stacked, train
+from protofed.common.config.recipe import Input, Plan
 from protofed.common.errors import CodecError, DataError, Failure, TaskFailure
 from protofed.common.payload import Part, Tensors
-from protofed.common.recipe import Input, Plan
 
 LocalOf = Callable[..., Local]
 

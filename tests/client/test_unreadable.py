@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from PIL import Image
 from tests.client.pictures import RGB, ramp, save
 
-from protofed.client.data import decode as module
-from protofed.client.data.decode import decode
-from protofed.client.data.unreadable import Unreadable
+from protofed.client.data import decoding as module
+from protofed.client.data.decoding import decode
+from protofed.client.data.image_error import Unreadable
 
 
 def png(width: int, height: int, depth: int = 8, colour: int = 2) -> bytes:

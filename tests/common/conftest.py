@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tests.pki import BEGINS, ENDS, FIRST, LAST, Authority
 
-from protofed.common.identity import Party
+from protofed.common.pki.identity import Party
 
 
 @pytest.fixture(scope="session")

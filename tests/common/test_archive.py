@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from protofed.common import archive
-from protofed.common.archive import Lock
 from protofed.common.errors import StateError
+from protofed.common.storage import files as archive
+from protofed.common.storage.files import Lock
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -47,7 +47,7 @@ def test_a_write_that_fails_leaves_the_old_file_and_no_temporary(
 def test_a_process_that_dies_while_it_writes_leaves_the_old_file(tmp_path: Path) -> None:
     archive.write(tmp_path / "x", b"old")
     killed = (
-        "import os, signal, sys; from pathlib import Path; from protofed.common import archive\n"
+        "import os, signal, sys; from pathlib import Path; from protofed.common.storage import files as archive\n"
         "os.replace = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
         "archive.write(Path(sys.argv[1]), b'new')"
     )
@@ -96,10 +96,10 @@ def test_a_file_does_not_replace_a_folder(tmp_path: Path) -> None:
 
 
 def test_sweeping_takes_temporaries_and_nothing_else(tmp_path: Path) -> None:
-    for name in (".tmp-x-1", ".tmp-y-2", "x.tmp-1", "x", ".hidden"):
+    for name in (".tmp-x-0123abcd", ".tmp-y-76543210", ".tmp-mine", "x.tmp-1", "x", ".hidden"):
         (tmp_path / name).touch()
     assert archive.sweep([tmp_path, tmp_path / "missing"]) == 2
-    assert sorted(contents(tmp_path)) == [".hidden", "x", "x.tmp-1"]
+    assert sorted(contents(tmp_path)) == [".hidden", ".tmp-mine", "x", "x.tmp-1"]
     assert archive.sweep([tmp_path]) == 0
 
 
@@ -122,7 +122,9 @@ def test_folders_are_locked_one_by_one(tmp_path: Path) -> None:
 
 def test_another_process_is_refused(tmp_path: Path) -> None:
     lock = Lock(tmp_path)
-    taking = "import sys; from pathlib import Path; from protofed.common.archive import Lock; Lock(Path(sys.argv[1]))"
+    taking = (
+        "import sys; from pathlib import Path; from protofed.common.storage.files import Lock; Lock(Path(sys.argv[1]))"
+    )
     refused = subprocess.run([sys.executable, "-c", taking, tmp_path], capture_output=True, text=True, check=False)
     lock.release()
     assert refused.returncode == 1

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from protofed.common.config.recipe import Data, parse
 from protofed.common.errors import ConfigError
-from protofed.common.recipe import Data, parse
 
 
 @pytest.mark.parametrize(

@@ -13,11 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.pki import Authority
 
-from protofed.common import journal, wire
-from protofed.common.certificate import Party, fingerprint
 from protofed.common.codec import DTYPES, MAX_TENSORS, digest
-from protofed.common.facts import LONGEST_LIST, LONGEST_TEXT, MAX_ITEMS
 from protofed.common.payload import Part, TensorSpec
+from protofed.common.pki.certificate import Party, fingerprint
+from protofed.common.protocol import wire
+from protofed.common.protocol.audit_fields import LONGEST_LIST, LONGEST_TEXT, MAX_ITEMS
+from protofed.common.storage import journal
 from protofed.protos.v1 import federation_pb2 as pb
 from protofed.protos.v1 import operator_pb2 as op
 

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
 
-from protofed.common.greeting import REGISTERED, Greeting, read_greeting
+from protofed.common.protocol.server_info import REGISTERED, Greeting, read_greeting
 
 NOON = datetime(2030, 5, 1, 12, tzinfo=UTC)
 

@@ -22,7 +22,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 from tests.pki import BEGINS, ENDS, NOW, Authority, key_pem
 
 from protofed.common.errors import ConfigError
-from protofed.common.identity import Party, fingerprint, read_certificate, read_identity
+from protofed.common.pki.identity import Party, fingerprint, read_certificate, read_identity
 
 
 def other_key() -> bytes:

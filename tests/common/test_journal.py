@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from protofed.common import journal
 from protofed.common.errors import DiskFailure, OutOfSpace, StateError
-from protofed.common.journal import HalfLine, Journal, Tampered, records, verify
+from protofed.common.storage import journal
+from protofed.common.storage.journal import HalfLine, Journal, Tampered, records, verify
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import structlog
 from tests.pki import BEGINS, ENDS, NOW, Authority
 
 from protofed.common.errors import ConfigError
-from protofed.common.identity import LiveIdentity, Party, read_identity
+from protofed.common.pki.identity import LiveIdentity, Party, read_identity
 
 
 def write_key(path: Path, data: bytes) -> None:

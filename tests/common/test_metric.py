@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from prometheus_client import CollectorRegistry
 
-from protofed.common.metric import Metric, table
+from protofed.common.monitoring.metric import Metric, table
 
 AGE = Metric("protofed_age_seconds", "gauge", ("site",), "How old it is.")
 SEEN = Metric("protofed_seen_total", "counter", (), "How often it was seen.")

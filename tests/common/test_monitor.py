@@ -19,11 +19,11 @@ from prometheus_client import CollectorRegistry, Counter
 from structlog.testing import capture_logs
 from tests.pki import Authority, key_pem
 
-from protofed.common import monitor
+from protofed.common.config.settings import Monitoring
 from protofed.common.errors import ConfigError, Unavailable
-from protofed.common.identity import Party
-from protofed.common.monitor import Monitor
-from protofed.common.settings import Monitoring
+from protofed.common.monitoring import http as monitor
+from protofed.common.monitoring.http import Monitor
+from protofed.common.pki.identity import Party
 
 TOKEN = "a2c4e6"  # noqa: S105
 

@@ -14,11 +14,11 @@ import pytest
 from google_crc32c import value as crc32c
 from tests.conftest import Mount
 
-from protofed.common import archive
 from protofed.common.codec import digest
 from protofed.common.errors import CodecError, Conflict, DiskFailure, Incomplete, OutOfSpace, StateError
-from protofed.common.partial import Partial, chunks
-from protofed.common.task import CHUNK_BYTES
+from protofed.common.protocol.chunks import Partial, chunks
+from protofed.common.protocol.messages import CHUNK_BYTES
+from protofed.common.storage import files as archive
 
 DATA = random.Random(0).randbytes(2 * CHUNK_BYTES + 1000)  # three chunks  # noqa: S311
 ADDRESS = digest(DATA)

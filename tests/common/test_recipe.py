@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from protofed.common.errors import ConfigError
-from protofed.common.partition import (
+from protofed.common.config.partition import (
     Column,
     Dirichlet,
     NiidBenchDirichlet,
@@ -19,7 +18,7 @@ from protofed.common.partition import (
     Shards,
     Whole,
 )
-from protofed.common.recipe import (
+from protofed.common.config.recipe import (
     Federation,
     Input,
     Recipe,
@@ -29,6 +28,7 @@ from protofed.common.recipe import (
     read_table,
     read_toml,
 )
+from protofed.common.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
 TOML = """

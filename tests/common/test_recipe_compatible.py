@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from protofed.common.recipe import Recipe, parse_json, read_recipe
+from protofed.common.config.recipe import Recipe, parse_json, read_recipe
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = (ROOT / "tests" / "golden" / "recipe_digits_fednh_0_1.json").read_text(encoding="utf-8").strip()

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from protofed.common.config.recipe import Dirichlet
+from protofed.common.config.settings import ClientSettings, Monitoring, ServerSettings, read_settings
 from protofed.common.errors import ConfigError
-from protofed.common.recipe import Dirichlet
-from protofed.common.settings import ClientSettings, Monitoring, ServerSettings, read_settings
-from protofed.common.task import Role
+from protofed.common.protocol.messages import Role
 
 SERVER = 'recipes = ["a.toml", "b.toml"]\nlisten = "127.0.0.1:1"\nkeep_rounds = 5\n'
 CLIENT = """

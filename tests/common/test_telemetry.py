@@ -6,10 +6,10 @@ import math
 
 import pytest
 
-from protofed.common import wire
 from protofed.common.errors import ProtocolError
-from protofed.common.task import Activity, Progress
-from protofed.common.telemetry import MOST, Telemetry, told
+from protofed.common.protocol import wire
+from protofed.common.protocol.messages import Activity, Progress
+from protofed.common.protocol.telemetry import MOST, Telemetry, told
 from protofed.protos.v1 import federation_pb2 as pb
 
 NUMBERS = {name.value: 1.5 + number for number, name in enumerate(Telemetry)}

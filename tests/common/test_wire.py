@@ -13,11 +13,11 @@ from google.protobuf.message import DecodeError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protofed.common import wire
 from protofed.common.codec import TENSOR_NAME, Digest
 from protofed.common.errors import ConfigError, Failure, PolicyViolation, ProtocolError
 from protofed.common.payload import NOT_ON_THE_WIRE, Part, TensorSpec
-from protofed.common.task import (
+from protofed.common.protocol import wire
+from protofed.common.protocol.messages import (
     Activity,
     Assignment,
     Finished,

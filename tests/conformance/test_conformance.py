@@ -10,18 +10,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from protofed.client.agent import Agent
+from protofed.client.agent.agent import Agent
 from protofed.client.method import client_methods
-from protofed.client.policy import Background, Policy, Released
+from protofed.client.privacy.policy import Background, Policy, Released
 from protofed.common import codec
+from protofed.common.config.recipe import Recipe
 from protofed.common.payload import Part, Payload, Update
-from protofed.common.recipe import Recipe
-from protofed.common.task import Finished
+from protofed.common.protocol.messages import Finished
 from protofed.deploy import shipped
-from protofed.deploy.simulate import Simulation, agents_of, simulation
+from protofed.deploy.simulation.simulation import Simulation, agents_of, simulation
 from protofed.server.method import server_methods
-from protofed.server.overview import spreads
-from protofed.server.verification import Finding, verify_round
+from protofed.server.operator.overview import spreads
+from protofed.server.operator.verification import Finding, verify_round
 
 METHODS = sorted(client_methods)
 RecipeOf = Callable[..., Recipe]

@@ -18,7 +18,7 @@ import typer
 import yaml
 from typer.core import TyperGroup
 
-from protofed.deploy import cli
+from protofed.deploy.cli import main as cli
 
 HERE, ROOT = Path(__file__).parent, Path(__file__).parents[2]
 CHART, VALUES = ROOT / "deploy/helm/protofed", HERE / "chart_values"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from protofed.deploy.doctor import Check, Row, State, examine
+from protofed.deploy.doctor.checks import Check, Row, State, examine
 
 
 def rows(checks: Sequence[Check]) -> dict[str, Row]:

@@ -14,10 +14,10 @@ from tests.pki import Authority
 from tests.prometheus import Prometheus, target
 from tests.scenes import Scene
 
-from protofed.common.identity import Party
-from protofed.common.recipe import Recipe
+from protofed.common.config.recipe import Recipe
+from protofed.common.pki.identity import Party
 from protofed.deploy import shipped
-from protofed.deploy.operate import Operator
+from protofed.deploy.operator.connection import Operator
 
 SITES = ("north", "south", "west")
 EVALUATOR = "scorer"

@@ -10,16 +10,18 @@ from typing import Any, TypeAlias
 
 import pytest
 
-from protofed.client.audit import Audit as SiteAudit
-from protofed.common import codec, wire
+from protofed.client.transport.audit import Audit as SiteAudit
+from protofed.common import codec
 from protofed.common.errors import PolicyViolation
-from protofed.common.journal import Journal, Record
-from protofed.common.task import Task, TaskKind
-from protofed.deploy import cli, cli_audit
+from protofed.common.protocol import wire
+from protofed.common.protocol.messages import Task, TaskKind
+from protofed.common.storage.journal import Journal, Record
+from protofed.deploy.cli import audit as cli_audit
+from protofed.deploy.cli import main as cli
 from protofed.protos.v1 import federation_pb2 as pb
 from protofed.protos.v1 import operator_pb2 as op
-from protofed.server.access import Peer
-from protofed.server.audit import Audit, Entry
+from protofed.server.access.authorization import Peer
+from protofed.server.rpc.audit import Audit, Entry
 
 Protofed: TypeAlias = Callable[..., tuple[int, str, str]]
 OPERATOR = Peer("0e" * 32, "operator", "jo")

@@ -16,9 +16,10 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 from tests.pki import key_pem
 
 from protofed.common.errors import ConfigError
-from protofed.common.identity import Party
-from protofed.deploy import certs, certs_files
-from protofed.deploy.certs import Authority, make_authority
+from protofed.common.pki.identity import Party
+from protofed.deploy.certs import files as certs_files
+from protofed.deploy.certs import lifecycle as certs
+from protofed.deploy.certs.lifecycle import Authority, make_authority
 
 NOW = datetime.now(UTC).replace(microsecond=0)
 RSA_512 = b"""-----BEGIN CERTIFICATE REQUEST-----

@@ -10,13 +10,13 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 from tests.pki import key_pem
 
-from protofed.common import archive
 from protofed.common.errors import ConfigError, OutOfSpace
-from protofed.common.identity import LiveIdentity, Party, read_identity
-from protofed.deploy import certs
-from protofed.deploy.certs import Authority, make_authority
-from protofed.deploy.certs_files import read_key
-from protofed.deploy.certs_request import make_request
+from protofed.common.pki.identity import LiveIdentity, Party, read_identity
+from protofed.common.storage import files as archive
+from protofed.deploy.certs import lifecycle as certs
+from protofed.deploy.certs.files import read_key
+from protofed.deploy.certs.lifecycle import Authority, make_authority
+from protofed.deploy.certs.request import make_request
 
 NOW = datetime.now(UTC)
 

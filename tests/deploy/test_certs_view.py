@@ -8,7 +8,7 @@ import pytest
 from rich.table import Table
 from rich.text import Text
 
-from protofed.deploy import certs_view
+from protofed.deploy.certs import table as certs_view
 
 NOW = datetime(2030, 5, 1, 12, tzinfo=UTC)
 

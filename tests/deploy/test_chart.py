@@ -27,9 +27,9 @@ from tests.deploy.charts import (
 from tests.pki import Authority
 
 from protofed.common.clock import utc_now
-from protofed.common.flaw import Flaw, IdentityError
-from protofed.common.identity import Party, read_identity
-from protofed.common.settings import ClientSettings, ServerSettings, read_settings
+from protofed.common.config.settings import ClientSettings, ServerSettings, read_settings
+from protofed.common.pki.identity import Party, read_identity
+from protofed.common.pki.identity_errors import Flaw, IdentityError
 
 pytestmark = rendering
 CASES = sorted(path.stem for path in VALUES.glob("*.yaml"))

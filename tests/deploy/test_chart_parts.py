@@ -19,7 +19,7 @@ from tests.deploy.charts import (
     volume,
 )
 
-from protofed.common.task import Role
+from protofed.common.protocol.messages import Role
 
 pytestmark = rendering
 

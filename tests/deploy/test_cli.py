@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from protofed.common.archive import Lock
-from protofed.deploy import cli, shipped
+from protofed.common.storage.files import Lock
+from protofed.deploy import shipped
+from protofed.deploy.cli import main as cli
 
 Cli = Callable[..., tuple[int, str, str]]
 RECIPE = shipped.folder("recipes") / "digits-fednh.toml"

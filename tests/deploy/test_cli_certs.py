@@ -14,9 +14,11 @@ import typer
 from rich.console import Console
 from tests.operators import Info, StandIn
 
-from protofed.common.identity import Party, fingerprint, read_identity
-from protofed.deploy import cli, cli_certs, operate
-from protofed.deploy.certs import approve, install, make_authority, read_request, request
+from protofed.common.pki.identity import Party, fingerprint, read_identity
+from protofed.deploy.certs.lifecycle import approve, install, make_authority, read_request, request
+from protofed.deploy.cli import certs as cli_certs
+from protofed.deploy.cli import main as cli
+from protofed.deploy.operator import connection as operate
 
 Cli = Callable[..., tuple[int, str, str]]
 

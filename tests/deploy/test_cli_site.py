@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 import typer
 
-from protofed.client.approval import FOLDER, Approvals, Standing
-from protofed.common.recipe import Recipe
-from protofed.common.task import Assignment
-from protofed.deploy import cli, cli_site, shipped
+from protofed.client.privacy.approval import FOLDER, Approvals, Standing
+from protofed.common.config.recipe import Recipe
+from protofed.common.protocol.messages import Assignment
+from protofed.deploy import shipped
+from protofed.deploy.cli import main as cli
+from protofed.deploy.cli import site as cli_site
 
 Run = Callable[..., tuple[int, str, str]]
 POLICIES = shipped.folder("policies")

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from tests.deploy.test_tracking import RUN, Town, by_the_ledger, expect_same, read
 
-from protofed.deploy import cli
-from protofed.server.phases import Outcome
+from protofed.deploy.cli import main as cli
+from protofed.server.rounds.phases import Outcome
 
 
 @pytest.fixture

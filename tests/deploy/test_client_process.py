@@ -18,15 +18,19 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from tests.conftest import LiveServer
 
-from protofed.client import meters
-from protofed.client.audit import FILE
-from protofed.common import journal
+from protofed.client.agent import metrics as meters
+from protofed.client.transport.audit import FILE
+from protofed.common.config.recipe import Recipe
+from protofed.common.config.settings import ClientSettings, Monitoring, read_settings
 from protofed.common.errors import ConfigError, DataError
-from protofed.common.recipe import Recipe
-from protofed.common.settings import ClientSettings, Monitoring, read_settings
-from protofed.common.task import Activity
-from protofed.common.telemetry import Telemetry
-from protofed.deploy import client_belongings, client_process, monitoring, shipped, stopping
+from protofed.common.protocol.messages import Activity
+from protofed.common.protocol.telemetry import Telemetry
+from protofed.common.storage import journal
+from protofed.deploy import shipped
+from protofed.deploy.daemons import client as client_process
+from protofed.deploy.daemons import client_resources as client_belongings
+from protofed.deploy.daemons import metrics_endpoint as monitoring
+from protofed.deploy.daemons import signals as stopping
 
 PATIENCE_S = 60.0
 RULES = 'methods = ["fednh"]\nparts = ["body", "head", "prototypes"]\nmetrics = ["loss"]\n'

@@ -11,13 +11,15 @@ from pathlib import Path
 
 import pytest
 
+from protofed.common.config.recipe import Recipe, parse_json
 from protofed.common.errors import ConfigError
-from protofed.common.recipe import Recipe, parse_json
 from protofed.common.version import VERSION
-from protofed.deploy import cli, compare, compare_node
-from protofed.deploy.compare_jobs import News, Worker, run_jobs
-from protofed.deploy.compare_node import Answer, Order, carry_out
-from protofed.deploy.experiment import Job, Result, jobs_of
+from protofed.deploy.cli import main as cli
+from protofed.deploy.experiments import compare
+from protofed.deploy.experiments import ray_node as compare_node
+from protofed.deploy.experiments.experiment import Job, Result, jobs_of
+from protofed.deploy.experiments.jobs import News, Worker, run_jobs
+from protofed.deploy.experiments.ray_node import Answer, Order, carry_out
 
 Recipes = Callable[..., Recipe]
 SAME = ("table.md", "table.csv", "curve-global-accuracy.svg", "curve-personal-pm_v.svg")
@@ -158,7 +160,7 @@ def test_a_node_has_its_own_data_or_else_looks_where_the_caller_does(
 
 
 def test_ray_is_imported_by_nobody_who_does_not_ask_for_it() -> None:
-    code = "import sys, protofed.deploy.cli, protofed.deploy.compare; sys.exit('ray' in sys.modules)"
+    code = "import sys, protofed.deploy.cli.main, protofed.deploy.experiments.compare; sys.exit('ray' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
 
 
@@ -198,7 +200,7 @@ def node(name: str, *, alive: bool = True, **resources: float) -> dict[str, obje
 
 
 def test_nodes_have_room_for_a_job_a_core_or_a_share_of_their_gpus() -> None:
-    ray = pytest.importorskip("protofed.deploy.compare_ray")
+    ray = pytest.importorskip("protofed.deploy.experiments.ray_cluster")
     nodes = [node("head", CPU=0.0), node("one", CPU=8.0, GPU=2.0), node("two", CPU=3.0), node("gone", alive=False)]
     assert [(found.name, found.room) for found in ray.usable(nodes, 0)] == [
         ("one (192.0.2.7)", 8),

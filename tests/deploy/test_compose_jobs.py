@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from protofed.common.errors import ConfigError, Denied
-from protofed.common.identity import Party, read_certificate, read_identity
+from protofed.common.pki.identity import Party, read_certificate, read_identity
 
 JOBS = Path(__file__).parents[2] / "deploy" / "docker" / "compose"
 SITES = ("site-1", "site-2")

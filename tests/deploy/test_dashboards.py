@@ -14,8 +14,8 @@ from grafana_foundation_sdk.models.dashboard import Dashboard
 from tests.boards import BOARDS, DEPLOY, NAMES, board, of_panel, queries, rule_tests, rules
 from tests.promql import histogram, named
 
-from protofed.client.meters import METRICS as OF_CLIENT
-from protofed.server.meters import METRICS as OF_SERVER
+from protofed.client.agent.metrics import METRICS as OF_CLIENT
+from protofed.server.metrics import METRICS as OF_SERVER
 
 CORE = {"stat", "gauge", "bargauge", "table", "timeseries", "state-timeline"}
 UNKNOWN_TO_THE_SDK = {"titleFormat", "textFormat"}  # of an annotation; Grafana's Prometheus data source has them

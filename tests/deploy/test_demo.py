@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from protofed.common.errors import StateError
-from protofed.deploy.demo import MADE, MARKER, empty_folder
+from protofed.deploy.cli.demo import MADE, MARKER, empty_folder
 
 
 def start(folder: Path) -> subprocess.Popen[str]:

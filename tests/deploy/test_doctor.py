@@ -12,14 +12,16 @@ import pytest
 from rich.console import Console
 from tests.deploy.clinic import findings, rows, skipped
 
-from protofed.client.finding import Kind
+from protofed.client.transport.finding import Kind
 from protofed.common.errors import ConfigError, StateError
-from protofed.common.flaw import Flaw, IdentityError
-from protofed.deploy import cli, cli_doctor, shipped
-from protofed.deploy.doctor import Check, Found, Row, Skip, State, examine, first, verdict
-from protofed.deploy.doctor_diagnoses import DIAGNOSES, diagnosis, table
-from protofed.deploy.doctor_view import plain
-from protofed.deploy.doctor_view import table as shown
+from protofed.common.pki.identity_errors import Flaw, IdentityError
+from protofed.deploy import shipped
+from protofed.deploy.cli import doctor as cli_doctor
+from protofed.deploy.cli import main as cli
+from protofed.deploy.doctor.checks import Check, Found, Row, Skip, State, examine, first, verdict
+from protofed.deploy.doctor.diagnoses import DIAGNOSES, diagnosis, table
+from protofed.deploy.doctor.table import plain
+from protofed.deploy.doctor.table import table as shown
 
 Run = Callable[..., tuple[int, str, str]]
 DOCTOR = (Path(__file__).parents[2] / "docs" / "doctor.md").read_text(encoding="utf-8")

@@ -19,19 +19,20 @@ from tests.deploy.clinic import findings, rows, skipped
 from tests.faults.realm import Realm, realm
 from tests.pki import Authority
 
-from protofed.client import diagnosis
-from protofed.client.finding import Finding, Kind
+from protofed.client.transport import diagnosis
+from protofed.client.transport.finding import Finding, Kind
 from protofed.common.clock import utc_now
-from protofed.common.greeting import Greeting
-from protofed.common.identity import Party, read_certificate
-from protofed.common.recipe import Recipe
-from protofed.common.settings import ClientSettings, read_settings
-from protofed.deploy import doctor_dates, shipped
-from protofed.deploy.doctor import Found, Row, State
-from protofed.deploy.doctor_client import ClientDoctor
-from protofed.deploy.doctor_site import Site
-from protofed.deploy.server_process import ADDRESS_FILE
-from protofed.server import shield
+from protofed.common.config.recipe import Recipe
+from protofed.common.config.settings import ClientSettings, read_settings
+from protofed.common.pki.identity import Party, read_certificate
+from protofed.common.protocol.server_info import Greeting
+from protofed.deploy import shipped
+from protofed.deploy.daemons.server import ADDRESS_FILE
+from protofed.deploy.doctor import dates as doctor_dates
+from protofed.deploy.doctor.checks import Found, Row, State
+from protofed.deploy.doctor.client import ClientDoctor
+from protofed.deploy.doctor.site import Site
+from protofed.server.rpc import interceptor as shield
 
 DAY = timedelta(days=1)
 NOW = datetime.now(UTC)

@@ -17,19 +17,20 @@ from tests.conftest import Mount
 from tests.deploy.clinic import findings, rows, skipped
 from tests.pki import Authority
 
-from protofed.common.archive import Lock
 from protofed.common.clock import utc_now
-from protofed.common.identity import Party
-from protofed.common.recipe import Recipe
-from protofed.common.settings import ServerSettings
+from protofed.common.config.recipe import Recipe
+from protofed.common.config.settings import ServerSettings
+from protofed.common.pki.identity import Party
+from protofed.common.storage.files import Lock
 from protofed.deploy import shipped
-from protofed.deploy.doctor import Row
-from protofed.deploy.doctor_server import ServerDoctor
-from protofed.deploy.server_process import ADDRESS_FILE
-from protofed.server import serving, shedding
-from protofed.server.certificates import Certificates
-from protofed.server.engine import LEDGER_FILE
-from protofed.server.ledger import Ledger
+from protofed.deploy.daemons.server import ADDRESS_FILE
+from protofed.deploy.doctor.checks import Row
+from protofed.deploy.doctor.server import ServerDoctor
+from protofed.server.access.certificates import Certificates
+from protofed.server.rpc import memory_guard as shedding
+from protofed.server.rpc import server as serving
+from protofed.server.storage.database import LEDGER_FILE
+from protofed.server.storage.ledger import Ledger
 
 DAY, NOW = timedelta(days=1), datetime.now(UTC)
 OLD = Path(__file__).parents[1] / "golden" / "ledger_0001.sql"
@@ -169,7 +170,7 @@ def test_a_folder_that_is_read_only(look: Look, tmp_path: Path, mount: Mount) ->
 
 def test_a_ledger_on_a_network_file_system(look: Look, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "mounts").write_text(f"host:/x {tmp_path} nfs4 rw 0 0\n", encoding="utf-8")
-    monkeypatch.setattr("protofed.server.mounts.MOUNTS", tmp_path / "mounts")
+    monkeypatch.setattr("protofed.server.storage.filesystem.MOUNTS", tmp_path / "mounts")
     assert findings(look()) == [("state folder", "state-on-network")]
 
 

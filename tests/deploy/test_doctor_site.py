@@ -17,16 +17,17 @@ from PIL import Image
 from tests.conftest import Mount
 from tests.deploy.clinic import findings, rows, skipped
 
-from protofed.client import device
-from protofed.client.approval import FOLDER, Approvals
-from protofed.common.archive import Lock
-from protofed.common.recipe import Recipe
-from protofed.common.settings import ClientSettings
-from protofed.common.task import Assignment
-from protofed.deploy import doctor_machine, doctor_site
-from protofed.deploy.doctor import Check, Found, Row, State
-from protofed.deploy.doctor_client import ClientDoctor
-from protofed.deploy.doctor_site import Site
+from protofed.client.agent import device
+from protofed.client.privacy.approval import FOLDER, Approvals
+from protofed.common.config.recipe import Recipe
+from protofed.common.config.settings import ClientSettings
+from protofed.common.protocol.messages import Assignment
+from protofed.common.storage.files import Lock
+from protofed.deploy.doctor import machine as doctor_machine
+from protofed.deploy.doctor import site as doctor_site
+from protofed.deploy.doctor.checks import Check, Found, Row, State
+from protofed.deploy.doctor.client import ClientDoctor
+from protofed.deploy.doctor.site import Site
 
 OWN = ("state folder", "disk", "cache", "metrics", "device", "shared memory", "data")
 

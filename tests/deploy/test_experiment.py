@@ -12,13 +12,12 @@ import pytest
 from rich.console import Console
 
 from protofed.common.codec import Digest
+from protofed.common.config.recipe import Recipe
 from protofed.common.errors import ConfigError, DataError, StateError
-from protofed.common.recipe import Recipe
 from protofed.deploy import shipped
-from protofed.deploy.compare import read_seeds
-from protofed.deploy.compare_table import Comparison, as_json, comma_separated, markdown, show
-from protofed.deploy.curves import draw, over_rounds, spaced
-from protofed.deploy.experiment import (
+from protofed.deploy.experiments.compare import read_seeds
+from protofed.deploy.experiments.curves import draw, over_rounds, spaced
+from protofed.deploy.experiments.experiment import (
     Job,
     Result,
     jobs_of,
@@ -27,6 +26,7 @@ from protofed.deploy.experiment import (
     varied,
     write_contents,
 )
+from protofed.deploy.experiments.table import Comparison, as_json, comma_separated, markdown, show
 
 Recipes = Callable[..., Recipe]
 

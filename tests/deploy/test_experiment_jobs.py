@@ -17,13 +17,13 @@ import pytest
 import torch
 from rich.console import Console
 
-from protofed.common.archive import Lock
-from protofed.common.recipe import Recipe
-from protofed.deploy import cli
-from protofed.deploy.compare_jobs import Processes, Worker, run_jobs
-from protofed.deploy.compare_view import View
-from protofed.deploy.experiment import Job, Result, jobs_of
-from protofed.deploy.experiment_job import run_job
+from protofed.common.config.recipe import Recipe
+from protofed.common.storage.files import Lock
+from protofed.deploy.cli import main as cli
+from protofed.deploy.experiments.experiment import Job, Result, jobs_of
+from protofed.deploy.experiments.job import run_job
+from protofed.deploy.experiments.jobs import Processes, Worker, run_jobs
+from protofed.deploy.experiments.view import View
 
 Recipes = Callable[..., Recipe]
 CPU = torch.device("cpu")

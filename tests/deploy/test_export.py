@@ -14,18 +14,19 @@ import pytest
 from safetensors import safe_open
 from tests.finished import ROUNDS, Ended, accuracy, ended, probabilities
 
-from protofed.client.audit import Audit
+from protofed.client.transport.audit import Audit
 from protofed.common import codec
+from protofed.common.config.recipe import Choice, Input, Recipe
 from protofed.common.errors import ConfigError, DataError, ProtofedError, StateError
-from protofed.common.journal import Journal
-from protofed.common.recipe import Choice, Input, Recipe
-from protofed.deploy import export_states, model_folder
-from protofed.deploy.export import Wanted, export
-from protofed.deploy.model_card import card
+from protofed.common.storage.journal import Journal
+from protofed.deploy.export import model_folder
+from protofed.deploy.export import published_states as export_states
+from protofed.deploy.export.export import Wanted, export
+from protofed.deploy.export.model_card import card
 from protofed.deploy.state_folder import open_state
-from protofed.server.dossier import dossier
 from protofed.server.methods.cwfedavg import CwFedAvg
 from protofed.server.methods.cwfedavg_private import CwFedAvgPrivate
+from protofed.server.operator.run_record import dossier
 
 Simulated = Callable[[str], Ended]
 GLOBAL = ("fedavg", "fednh", "fedproc", "fedprp")

@@ -10,13 +10,13 @@ import torch
 from torch import nn
 
 from protofed.client.models.catalogue import architectures, build
-from protofed.client.models.deployed import DeployedModel, NearestHead, answers, rebuilt
 from protofed.client.models.heads import CosineHead, PrototypeHead
+from protofed.client.models.inference import DeployedModel, NearestHead, answers, rebuilt
 from protofed.client.models.split import SplitModel
+from protofed.common.config.recipe import Choice, Input
 from protofed.common.errors import ConfigError
-from protofed.common.recipe import Choice, Input
-from protofed.deploy import export_onnx
-from protofed.deploy.export_onnx import ExportError, difference, to_onnx
+from protofed.deploy.export import onnx as export_onnx
+from protofed.deploy.export.onnx import ExportError, difference, to_onnx
 
 SMALL = Input(shape=(1, 8, 8), mean=(0.4,), std=(0.2,))
 MLP = Choice.model_validate({"name": "mlp", "hidden": [16]})

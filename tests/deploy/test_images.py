@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from tests.deploy.dockerfile import BEFORE, DOCKER, EVERY, ROOT, STAGES, TARGETS, Stage, image
 
-from protofed.common.settings import ClientSettings, Monitoring, ServerSettings, read_settings
-from protofed.deploy.cli import main
+from protofed.common.config.settings import ClientSettings, Monitoring, ServerSettings, read_settings
+from protofed.deploy.cli.main import main
 
 PRIVATE = ("INDEX_URL", "EXTRA_INDEX_URL", "CA_BUNDLE", "WHEELHOUSE", "TORCH_INDEX_URL")  # of closed networks
 
@@ -59,7 +59,7 @@ def test_it_says_how_it_is(target: str) -> None:
     (check,) = image(target).said("HEALTHCHECK")
     command = json.loads(check.partition("CMD ")[2])
     state = environment(target)[f"PROTOFED_{target.upper()}_STATE"]
-    assert command == ["python", "-I", "-m", "protofed.deploy.readyz", state]
+    assert command == ["python", "-I", "-m", "protofed.deploy.daemons.readyz", state]
     assert image(target).said("WORKDIR")[-1] == state
     assert environment(target)["PATH"].startswith("/opt/protofed/bin:"), "where that python is"
 

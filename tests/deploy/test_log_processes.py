@@ -18,7 +18,7 @@ from tests.deploy.test_log_calls import KEYS, UNITS
 from tests.scenes import to_toml
 
 from protofed.common import failpoint
-from protofed.common.recipe import Recipe
+from protofed.common.config.recipe import Recipe
 from protofed.deploy import shipped
 
 pytestmark = pytest.mark.timeout(600)

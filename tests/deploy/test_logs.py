@@ -20,11 +20,13 @@ import numpy as np
 import pytest
 import structlog
 
+from protofed.common.config.settings import ClientSettings, ServerSettings
 from protofed.common.errors import ConfigError
-from protofed.common.settings import ClientSettings, ServerSettings
-from protofed.common.task import Verdict
-from protofed.deploy import logs, logs_lines, logs_others
-from protofed.deploy.logs_hidden import Hidden
+from protofed.common.protocol.messages import Verdict
+from protofed.deploy.logs import capture as logs_others
+from protofed.deploy.logs import rendering as logs_lines
+from protofed.deploy.logs import setup as logs
+from protofed.deploy.logs.redaction import Hidden
 
 Read = Callable[[], list[dict[str, Any]]]
 log = structlog.get_logger()
@@ -107,9 +109,7 @@ def test_a_format_or_level_that_there_is_not_is_refused(
 
 
 def test_on_a_terminal_lines_are_for_people() -> None:
-    script = (
-        "from protofed.deploy import logs; import structlog; logs.configure(); structlog.get_logger().info('ready')"
-    )
+    script = "from protofed.deploy.logs import setup; import structlog; setup.configure(); structlog.get_logger().info('ready')"
     ours, theirs = pty.openpty()
     environment = {name: value for name, value in os.environ.items() if name != logs.FORMAT}
     subprocess.run([sys.executable, "-c", script], stderr=theirs, env=environment, check=True)
@@ -416,7 +416,7 @@ def test_what_cannot_be_shown_costs_no_line(said: Read) -> None:
 
 SCRIPT = """
 import logging, os, sys, warnings
-from protofed.deploy import logs
+from protofed.deploy.logs import setup as logs
 import structlog
 logs.configure(daemon=True)
 for number in range(3):

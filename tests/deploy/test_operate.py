@@ -15,15 +15,17 @@ from tests.amiss import RUN, SITES, disturbed, hang_up, moved
 from tests.faults.realm import Realm, realm
 from tests.pki import Authority
 
+from protofed.common.config.recipe import Recipe
 from protofed.common.errors import ConfigError, ProtocolError, StateError, Unavailable
-from protofed.common.identity import Party
-from protofed.common.recipe import Recipe
-from protofed.common.task import Role, TaskKind
-from protofed.deploy import cli, operate_view, shipped
-from protofed.deploy.operate import Operator, plain
+from protofed.common.pki.identity import Party
+from protofed.common.protocol.messages import Role, TaskKind
+from protofed.deploy import shipped
+from protofed.deploy.cli import main as cli
+from protofed.deploy.operator import tables as operate_view
+from protofed.deploy.operator.connection import Operator, plain
 from protofed.protos.v1 import operator_pb2 as pb
 from protofed.server.methods.fedavg import FedAvg
-from protofed.server.rows import RoundRow, TaskRow
+from protofed.server.storage.rows import RoundRow, TaskRow
 
 RecipeOf = Callable[..., Recipe]
 FEDNH = "digits-fednh"

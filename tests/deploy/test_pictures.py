@@ -12,14 +12,16 @@ import pytest
 import torch
 
 from protofed.common.codec import Digest
+from protofed.common.config.recipe import Choice, Recipe
 from protofed.common.errors import ConfigError, StateError
 from protofed.common.payload import Part
-from protofed.common.recipe import Choice, Recipe
-from protofed.deploy import cli, shipped
-from protofed.deploy.experiment import Job, Result
-from protofed.deploy.experiment_job import run_job
-from protofed.deploy.pictures import Asked, pictures
-from protofed.deploy.pictures_matrices import (
+from protofed.deploy import shipped
+from protofed.deploy.cli import main as cli
+from protofed.deploy.experiments.experiment import Job, Result
+from protofed.deploy.experiments.job import run_job
+from protofed.deploy.figures.figures import Asked, pictures
+from protofed.deploy.figures.finished_run import FinishedRun, embedded, open_run
+from protofed.deploy.figures.matrices import (
     CIFAR100,
     cosines,
     first_prototypes,
@@ -28,10 +30,9 @@ from protofed.deploy.pictures_matrices import (
     shares_of,
     within_and_between,
 )
-from protofed.deploy.pictures_plane import by_angle, on_ring, tsne
-from protofed.deploy.pictures_run import FinishedRun, embedded, open_run
-from protofed.deploy.pictures_scores import ablation, draw_ablation, group_recalls, option_of
-from protofed.deploy.simulate import simulation
+from protofed.deploy.figures.plane import by_angle, on_ring, tsne
+from protofed.deploy.figures.scores import ablation, draw_ablation, group_recalls, option_of
+from protofed.deploy.simulation.simulation import simulation
 
 Recipes = Callable[..., Recipe]
 Finished = Callable[[str], FinishedRun]
@@ -213,7 +214,7 @@ def test_an_option_is_a_number_of_the_recipe_or_of_its_methods_defaults(recipe_o
 def test_each_method_has_its_pictures(
     folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("protofed.deploy.pictures.MOST", 60)
+    monkeypatch.setattr("protofed.deploy.figures.figures.MOST", 60)
     own = pictures(Asked([folders["cwfedavg"]]))
     assert set(kinds(own)) == {"norms-cwfedavg"}
     assert own[0].parent == folders["cwfedavg"] / "pictures"

@@ -20,15 +20,16 @@ from safetensors.numpy import load, save
 from tests.client.pictures import dicom
 from tests.finished import Ended, ended
 
-from protofed.client.data.decode import decode
+from protofed.client.data.decoding import decode
 from protofed.common import codec
+from protofed.common.config.recipe import Input, Recipe
 from protofed.common.errors import ConfigError, DataError, OutOfSpace
-from protofed.common.recipe import Input, Recipe
-from protofed.deploy import cli, model_folder
-from protofed.deploy.export import Wanted, export
-from protofed.deploy.model_folder import FACTS, GRAPH, WEIGHTS
-from protofed.deploy.predict import Asked, Predicted, predict
-from protofed.deploy.predict_images import images_of
+from protofed.deploy.cli import main as cli
+from protofed.deploy.export import model_folder
+from protofed.deploy.export.export import Wanted, export
+from protofed.deploy.export.images import images_of
+from protofed.deploy.export.model_folder import FACTS, GRAPH, WEIGHTS
+from protofed.deploy.export.predict import Asked, Predicted, predict
 
 SHAPE = (1, 8, 8)
 INPUT = Input(shape=SHAPE)

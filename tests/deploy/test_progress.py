@@ -8,7 +8,7 @@ import time
 import pytest
 from rich.console import Console
 
-from protofed.deploy.progress import BYTES, amount, each, progress
+from protofed.deploy.console.progress import BYTES, amount, each, progress
 
 
 def terminal(*, is_one: bool = True) -> Console:

@@ -10,7 +10,7 @@ import pytest
 import protofed.client.methods
 import protofed.server.methods  # noqa: F401  (both register their halves)
 from protofed.client.method import client_methods
-from protofed.common.papers import PAPERS
+from protofed.common.citations import PAPERS
 from protofed.common.payload import NOT_ON_THE_WIRE, Part
 from protofed.server.method import server_methods
 

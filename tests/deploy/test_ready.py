@@ -14,13 +14,13 @@ from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 from tests.pki import Authority
 
-from protofed.common.identity import Party
-from protofed.common.monitor import Monitor
-from protofed.common.settings import Monitoring
-from protofed.deploy import readyz
-from protofed.deploy.cli import main
-from protofed.deploy.monitoring import METRICS_FILE, answering
-from protofed.deploy.readyz import missing
+from protofed.common.config.settings import Monitoring
+from protofed.common.monitoring.http import Monitor
+from protofed.common.pki.identity import Party
+from protofed.deploy.cli.main import main
+from protofed.deploy.daemons import readyz
+from protofed.deploy.daemons.metrics_endpoint import METRICS_FILE, answering
+from protofed.deploy.daemons.readyz import missing
 
 Answering = Callable[..., AbstractContextManager[str]]
 
@@ -96,7 +96,7 @@ def test_another_program_on_its_port(tmp_path: Path, said: bytes) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         (tmp_path / METRICS_FILE).write_text(f"http://127.0.0.1:{other.getsockname()[1]}")
         asking = subprocess.Popen(
-            [sys.executable, "-I", "-m", "protofed.deploy.readyz", tmp_path], stdout=subprocess.PIPE, text=True
+            [sys.executable, "-I", "-m", "protofed.deploy.daemons.readyz", tmp_path], stdout=subprocess.PIPE, text=True
         )
         peer, _ = other.accept()
         with peer:
@@ -118,7 +118,7 @@ def test_the_images_health_check_does_without_the_command_line(tmp_path: Path) -
     code = f"""
 import sys
 from pathlib import Path
-from protofed.deploy import readyz
+from protofed.deploy.daemons import readyz
 readyz.missing(Path({str(tmp_path)!r}))
 print(*sys.modules)
 """

@@ -13,14 +13,15 @@ import pytest
 import structlog
 from tests.amiss import RUN, disturbed, hang_up
 
+from protofed.common.config.recipe import Recipe
 from protofed.common.errors import ConfigError, StateError
-from protofed.common.recipe import Recipe
-from protofed.deploy import cli, cli_report
-from protofed.deploy.operate import Operator
-from protofed.deploy.report import report, write_report
-from protofed.deploy.report_facts import Facts, megabytes
-from protofed.deploy.report_summary import troubles
-from protofed.deploy.simulate import simulation
+from protofed.deploy.cli import main as cli
+from protofed.deploy.cli import report as cli_report
+from protofed.deploy.operator.connection import Operator
+from protofed.deploy.report.record import Facts, megabytes
+from protofed.deploy.report.report import report, write_report
+from protofed.deploy.report.summary import troubles
+from protofed.deploy.simulation.simulation import simulation
 from protofed.deploy.state_folder import open_state
 
 RecipeOf = Callable[..., Recipe]
@@ -303,7 +304,7 @@ def test_without_the_extra_the_command_says_what_to_install(
     tmp_path: Path, recipe_of: RecipeOf, spoken: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told(tmp_path, recipe_of("solo", rounds=1))
-    monkeypatch.setitem(__import__("sys").modules, "protofed.deploy.report", None)
+    monkeypatch.setitem(__import__("sys").modules, "protofed.deploy.report.report", None)
     code, _, err = spoken("report", "--state", tmp_path)
     assert (code, "pip install 'protofed[report]'" in err) == (78, True)
 

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
-from protofed.common.recipe import Recipe
-from protofed.deploy import cli_report
-from protofed.deploy.report import write_report
-from protofed.deploy.simulate import simulation
+from protofed.common.config.recipe import Recipe
+from protofed.deploy.cli import report as cli_report
+from protofed.deploy.report.report import write_report
+from protofed.deploy.simulation.simulation import simulation
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 pytestmark = [

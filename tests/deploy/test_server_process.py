@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 from tests.pki import Authority
 
-from protofed.common.certificate import stamp
-from protofed.common.identity import Party
-from protofed.deploy.operate import Operator
+from protofed.common.pki.certificate import stamp
+from protofed.common.pki.identity import Party
+from protofed.deploy.operator.connection import Operator
 
 
 class Hub:

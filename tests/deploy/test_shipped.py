@@ -12,11 +12,11 @@ import protofed.client.methods
 import protofed.server.methods  # noqa: F401  (both register their halves)
 from protofed.client.method import client_methods
 from protofed.client.models.catalogue import build
-from protofed.client.policy import Policy
+from protofed.client.privacy.policy import Policy
+from protofed.common.config.recipe import Data
+from protofed.common.config.settings import ClientSettings, read_settings
 from protofed.common.payload import NOT_ON_THE_WIRE
-from protofed.common.recipe import Data
-from protofed.common.settings import ClientSettings, read_settings
-from protofed.common.telemetry import Telemetry
+from protofed.common.protocol.telemetry import Telemetry
 from protofed.deploy import shipped
 from protofed.server.method import server_methods
 

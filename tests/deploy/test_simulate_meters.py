@@ -7,8 +7,8 @@ from typing import Any
 
 from prometheus_client import REGISTRY
 
-from protofed.common.recipe import Recipe
-from protofed.deploy.simulate import simulation
+from protofed.common.config.recipe import Recipe
+from protofed.deploy.simulation.simulation import simulation
 
 
 def test_a_simulation_counts_for_itself(recipe_of: Callable[..., Recipe]) -> None:

@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from protofed.client.policy import Policy, Released, Rules
+from protofed.client.privacy.policy import Policy, Released, Rules
 from protofed.common import codec
+from protofed.common.config.recipe import Recipe
 from protofed.common.payload import Part
-from protofed.common.recipe import Recipe
-from protofed.common.task import Assignment, Hold, Receipt, Role, Task
+from protofed.common.protocol.messages import Assignment, Hold, Receipt, Role, Task
 from protofed.deploy import shipped
-from protofed.deploy.direct_link import DirectLink
-from protofed.deploy.simulate import EVALUATOR, agents_of, everything, simulated_secret, simulation
+from protofed.deploy.simulation.direct_link import DirectLink
+from protofed.deploy.simulation.simulation import EVALUATOR, agents_of, everything, simulated_secret, simulation
 
 RecipeOf = Callable[..., Recipe]
 WITH_PROTOTYPES = ("fednh", "fedproc", "fedprp")

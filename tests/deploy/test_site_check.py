@@ -15,10 +15,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from protofed.common.recipe import Recipe, read_recipe
-from protofed.deploy import cli, cli_site_check
-from protofed.deploy.contact_sheet import sheet
-from protofed.deploy.site_check_survey import Seen, Survey
+from protofed.common.config.recipe import Recipe, read_recipe
+from protofed.deploy.cli import main as cli
+from protofed.deploy.cli import site_check as cli_site_check
+from protofed.deploy.site.contact_sheet import sheet
+from protofed.deploy.site.survey import Seen, Survey
 
 RECIPE = """\
 name = "skin"

@@ -12,15 +12,17 @@ import pytest
 from rich.console import Console
 
 from protofed.client.method import client_methods
-from protofed.client.policy import Background, Policy, Released, Rules
+from protofed.client.privacy.policy import Background, Policy, Released, Rules
 from protofed.common import codec
+from protofed.common.config.recipe import Choice, Recipe
 from protofed.common.errors import ConfigError, PolicyViolation
 from protofed.common.payload import NOT_ON_THE_WIRE, Part, TensorSpec, Update
-from protofed.common.recipe import Choice, Recipe
-from protofed.common.task import Task
-from protofed.deploy import cli, shipped, site_plan_table
-from protofed.deploy.simulate import DirectLink, simulation
-from protofed.deploy.site_plan import OWN, SitePlan, plain, site_plan
+from protofed.common.protocol.messages import Task
+from protofed.deploy import shipped
+from protofed.deploy.cli import main as cli
+from protofed.deploy.simulation.simulation import DirectLink, simulation
+from protofed.deploy.site import plan_table as site_plan_table
+from protofed.deploy.site.plan import OWN, SitePlan, plain, site_plan
 
 METHODS = sorted(client_methods)
 RecipeOf = Callable[..., Recipe]

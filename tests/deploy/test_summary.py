@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from protofed.common.errors import DataError
-from protofed.deploy.summary import OWN_LOCAL as LOCAL
-from protofed.deploy.summary import (
+from protofed.deploy.experiments.summary import OWN_LOCAL as LOCAL
+from protofed.deploy.experiments.summary import (
     LocalAccuracy,
     best_round,
     local_accuracies,
@@ -18,7 +18,7 @@ from protofed.deploy.summary import (
     worst_classes,
     worst_sites,
 )
-from protofed.server.overview import spread, spreads
+from protofed.server.operator.overview import spread, spreads
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "metrics_numpy.npz"
 SITES = ("ann", "bob", "cyd", "dan")

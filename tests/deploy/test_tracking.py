@@ -17,15 +17,15 @@ from structlog.testing import capture_logs
 from protofed.common.codec import Digest
 from protofed.common.errors import ConfigError, StateError
 from protofed.common.payload import SiteId
-from protofed.common.task import TaskKind, Verdict
-from protofed.deploy import tracking
-from protofed.deploy.tracking import Follower, tell, trackers
-from protofed.deploy.tracking_pages import Page, Told, page, settled
-from protofed.deploy.tracking_tensorboard import EventFiles
-from protofed.server.ledger import Ledger
-from protofed.server.phases import Outcome
-from protofed.server.records import Records
-from protofed.server.rows import RoundRow, RunRow, TaskRow, UpdateRow
+from protofed.common.protocol.messages import TaskKind, Verdict
+from protofed.deploy.tracking import follower as tracking
+from protofed.deploy.tracking.follower import Follower, tell, trackers
+from protofed.deploy.tracking.pages import Page, Told, page, settled
+from protofed.deploy.tracking.tensorboard import EventFiles
+from protofed.server.rounds.phases import Outcome
+from protofed.server.storage.ledger import Ledger
+from protofed.server.storage.reader import Records
+from protofed.server.storage.rows import RoundRow, RunRow, TaskRow, UpdateRow
 
 RUN = "trial"
 RECIPE = {"name": RUN, "rounds": 9, "method": {"name": "fednh", "options": {"smoothing": 0.9}}, "plan": {"lr": 0.05}}

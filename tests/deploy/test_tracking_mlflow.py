@@ -14,11 +14,11 @@ from structlog.testing import capture_logs
 from tests.deploy.test_tracking import RECIPE, RUN, Town, by_the_ledger, expect_same, follow
 
 from protofed.common.errors import ConfigError
-from protofed.deploy import tracking
-from protofed.deploy.logs_hidden import Hidden
-from protofed.deploy.tracking import Follower
-from protofed.deploy.tracking_mlflow import EXPERIMENT, Mlflow
-from protofed.server.phases import Outcome
+from protofed.deploy.logs.redaction import Hidden
+from protofed.deploy.tracking import follower as tracking
+from protofed.deploy.tracking.follower import Follower
+from protofed.deploy.tracking.mlflow import EXPERIMENT, Mlflow
+from protofed.server.rounds.phases import Outcome
 
 pytestmark = pytest.mark.timeout(300)  # an import of seconds, and a database that is made
 

@@ -13,8 +13,8 @@ import typer
 from typer.core import TyperGroup
 
 from protofed.common import errors
-from protofed.common.settings import ClientSettings, ServerSettings, read_settings
-from protofed.deploy import cli
+from protofed.common.config.settings import ClientSettings, ServerSettings, read_settings
+from protofed.deploy.cli import main as cli
 
 SYSTEMD = Path(__file__).parents[2] / "deploy" / "systemd"
 SERVER, CLIENT = SYSTEMD / "protofed-server.service", SYSTEMD / "protofed-client@.service"

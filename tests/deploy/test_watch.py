@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from tests.watching import NOW, answer, attempt, info, published, score, seen, site, troubled
 
-from protofed.common.task import Activity, Progress
-from protofed.deploy.watch import place
-from protofed.deploy.watch_scene import Attempt, Care, Problem, Rest
+from protofed.common.protocol.messages import Activity, Progress
+from protofed.deploy.operator.snapshot import Attempt, Care, Problem, Rest
+from protofed.deploy.operator.snapshot_builder import place
 from protofed.protos.v1 import operator_pb2 as pb
 
 # Where it is

@@ -16,13 +16,14 @@ from rich.console import Console
 from tests.amiss import RULES, RUN, disturbed, hang_up
 from tests.faults.bare import Bare
 
+from protofed.common.config.recipe import Recipe
 from protofed.common.errors import ConfigError, Unavailable
-from protofed.common.recipe import Recipe
-from protofed.deploy import cli, watch_loop
-from protofed.deploy.operate import Operator
-from protofed.deploy.watch_loop import Watcher, watch
+from protofed.deploy.cli import main as cli
+from protofed.deploy.operator import watch as watch_loop
+from protofed.deploy.operator.connection import Operator
+from protofed.deploy.operator.watch import Watcher, watch
 from protofed.protos.v1 import federation_pb2 as fed
-from protofed.server.phases import Broken
+from protofed.server.rounds.phases import Broken
 
 RecipeOf = Callable[..., Recipe]
 Start = Callable[..., Any]
@@ -259,7 +260,7 @@ def test_ctrl_c_is_exit_code_130(
     def interrupt(_s: float) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("protofed.deploy.watch_loop.time.sleep", interrupt)
+    monkeypatch.setattr("protofed.deploy.operator.watch.time.sleep", interrupt)
     with pytest.raises(SystemExit) as ended:
         cli.main(list(command(amiss[0], *more)))
     assert ended.value.code == 130
@@ -271,7 +272,7 @@ def test_at_ctrl_c_a_terminal_keeps_what_was_seen_last(
     def interrupt(_s: float) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("protofed.deploy.watch_loop.time.sleep", interrupt)
+    monkeypatch.setattr("protofed.deploy.operator.watch.time.sleep", interrupt)
     console = screen()
     with connected(amiss[0]) as operator, pytest.raises(KeyboardInterrupt):
         watch(Watcher(operator, RUN), console)

@@ -10,11 +10,11 @@ import pytest
 from rich.console import Console
 from tests.watching import NOW, answer, attempt, info, published, score, seen, site, troubled
 
-from protofed.deploy.watch_fit import Rows, fitting
-from protofed.deploy.watch_lines import changes
-from protofed.deploy.watch_loop import plain
-from protofed.deploy.watch_scene import Scene
-from protofed.deploy.watch_view import View
+from protofed.deploy.operator.log_lines import changes
+from protofed.deploy.operator.screen import View
+from protofed.deploy.operator.screen_layout import Rows, fitting
+from protofed.deploy.operator.snapshot import Scene
+from protofed.deploy.operator.watch import plain
 
 
 def plainly(scene: Scene, width: int, height: int | None = None) -> str:

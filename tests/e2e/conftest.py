@@ -9,7 +9,7 @@ import pytest
 from tests.pki import Authority
 from tests.scenes import Scene
 
-from protofed.common.recipe import Recipe
+from protofed.common.config.recipe import Recipe
 
 
 @pytest.fixture

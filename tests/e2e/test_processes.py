@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from protofed.common.recipe import Recipe
-from protofed.deploy.simulate import simulation
+from protofed.common.config.recipe import Recipe
+from protofed.deploy.simulation.simulation import simulation
 
 pytestmark = pytest.mark.timeout(900)  # half a dozen processes that import PyTorch, on a machine with other work
 SITES = ("evaluator", "site-1", "site-2", "site-3")

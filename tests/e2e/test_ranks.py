@@ -14,12 +14,12 @@ import pytest
 from tests.scenes import Scene
 
 from protofed.common import codec
-from protofed.common.identity import Party
+from protofed.common.config.recipe import Recipe
 from protofed.common.payload import Array, Payload
-from protofed.common.recipe import Recipe
+from protofed.common.pki.identity import Party
 from protofed.deploy import shipped
-from protofed.deploy.simulate import simulation
-from protofed.server.blobs import FolderBlobs
+from protofed.deploy.simulation.simulation import simulation
+from protofed.server.storage.blobs import FolderBlobs
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # half a dozen processes that import PyTorch
 PATIENCE_S = 700
@@ -55,7 +55,17 @@ def start_ranks(here: Scene, name: str, *more: str) -> subprocess.Popen[bytes]:
     policy = shipped.folder("policies") / "open.toml"
     site = (f"--settings={here.folder / 'site.toml'}", f"--site={name}", f"--server={here.address}")
     own = (f"--policy={policy}", f"--identity={here.identity(Party.SITE, name)}", f"--state={here.folder / name}")
-    command = [*TORCHRUN, "-m", "protofed.deploy.cli", "client", *site, *own, "--device=cpu", "--until-finished", *more]
+    command = [
+        *TORCHRUN,
+        "-m",
+        "protofed.deploy.cli",
+        "client",
+        *site,
+        *own,
+        "--device=cpu",
+        "--until-finished",
+        *more,
+    ]
     with (here.folder / f"{name}.log").open("ab") as log:
         here.running[name] = subprocess.Popen(
             command, stdout=log, stderr=log, env={**os.environ, "OMP_NUM_THREADS": "1"}

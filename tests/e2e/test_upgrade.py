@@ -22,11 +22,11 @@ import pytest
 from tests.pki import Authority
 from tests.scenes import Scene
 
-from protofed.common.recipe import Recipe, read_recipe
+from protofed.common.config.recipe import Recipe, read_recipe
 from protofed.common.version import VERSION
-from protofed.deploy.simulate import simulation
-from protofed.server.engine import LEDGER_FILE, backup_of
-from protofed.server.versions import NEWEST
+from protofed.deploy.simulation.simulation import simulation
+from protofed.server.storage.database import LEDGER_FILE, backup_of
+from protofed.server.storage.migrate import NEWEST
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(1200)]  # a server and two daemons, some of them twice
 ROOT = Path(__file__).parents[2]

@@ -17,12 +17,13 @@ from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 from google_crc32c import value as crc32c
 
-from protofed.common import codec, wire
+from protofed.common import codec
 from protofed.common.payload import Part, Payload, describe
-from protofed.common.task import CHUNK_BYTES, PROTOCOL_VERSION, Manifest
+from protofed.common.protocol import wire
+from protofed.common.protocol.messages import CHUNK_BYTES, PROTOCOL_VERSION, Manifest
 from protofed.protos.v1 import federation_pb2 as pb
 from protofed.protos.v1 import operator_pb2
-from protofed.server import shield
+from protofed.server.rpc import interceptor as shield
 
 Code = grpc.StatusCode
 FEDERATION = pb.DESCRIPTOR.services_by_name["Federation"]

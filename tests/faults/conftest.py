@@ -11,8 +11,8 @@ from tests.faults.invariants import Found, check
 from tests.faults.proxy import PASS, Proxy
 from tests.scenes import Process, Scene
 
-from protofed.common.recipe import Recipe
-from protofed.deploy.simulate import simulation
+from protofed.common.config.recipe import Recipe
+from protofed.deploy.simulation.simulation import simulation
 
 SITES = ("site-1", "site-2")
 

@@ -16,8 +16,8 @@ from pathlib import Path
 import torch
 from tests.client.scene import RUN, Scene
 
-from protofed.client.checkpoint import FOLDER, on_disk
-from protofed.client.memory import FolderStore
+from protofed.client.state.disk_store import FolderStore
+from protofed.client.training.checkpoint import FOLDER, on_disk
 from protofed.common import codec
 
 PLAN = {**RUN["plan"], "momentum": 0.9, "checkpoint": True}

@@ -16,16 +16,18 @@ import numpy as np
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 import protofed.server.methods  # noqa: F401  (registers the server halves)
-from protofed.common import archive, codec, journal
+from protofed.common import codec
 from protofed.common.codec import Digest, digest
+from protofed.common.config.recipe import Recipe, parse_json
 from protofed.common.errors import StateError
-from protofed.common.recipe import Recipe, parse_json
-from protofed.common.task import Verdict
-from protofed.server.engine import LEDGER_FILE
+from protofed.common.protocol.messages import Verdict
+from protofed.common.storage import files as archive
+from protofed.common.storage import journal
 from protofed.server.method import server_methods
-from protofed.server.publisher import Publisher
-from protofed.server.records import Records
-from protofed.server.rows import RoundRow, UpdateRow
+from protofed.server.rounds.publisher import Publisher
+from protofed.server.storage.database import LEDGER_FILE
+from protofed.server.storage.reader import Records
+from protofed.server.storage.rows import RoundRow, UpdateRow
 
 JOURNAL = "journal.jsonl"  # of a state folder, where there is one
 SERVES_WITHIN_S = 30.0

@@ -11,12 +11,12 @@ from typing import Any
 from tests.faults.bare import Bare
 from tests.pki import Authority
 
-from protofed.common.identity import Party, read_certificate
-from protofed.common.journal import Record, records
-from protofed.common.recipe import Recipe
-from protofed.deploy.operate import Operator
+from protofed.common.config.recipe import Recipe
+from protofed.common.pki.identity import Party, read_certificate
+from protofed.common.storage.journal import Record, records
+from protofed.deploy.operator.connection import Operator
 from protofed.protos.v1 import federation_pb2 as pb
-from protofed.server.rows import CertificateRow
+from protofed.server.storage.rows import CertificateRow
 
 
 class Realm:

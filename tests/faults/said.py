@@ -13,9 +13,10 @@ from google_crc32c import value as crc32c
 from tests.faults import http2
 from tests.faults.bare import FEDERATION
 
-from protofed.common import codec, wire
+from protofed.common import codec
 from protofed.common.payload import Payload, describe
-from protofed.common.task import CHUNK_BYTES, Manifest
+from protofed.common.protocol import wire
+from protofed.common.protocol.messages import CHUNK_BYTES, Manifest
 from protofed.protos.v1 import federation_pb2 as pb
 
 M = TypeVar("M", bound=Message)

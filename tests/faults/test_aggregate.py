@@ -19,18 +19,18 @@ from tests.server.conftest import TRAINERS, Died, Fragile, Lab, Later
 from tests.server.conftest import recipe as small
 from tests.server.office import Office
 
-from protofed.client.policy import Released
+from protofed.client.privacy.policy import Released
 from protofed.common import codec
 from protofed.common.codec import Digest
+from protofed.common.config.recipe import Recipe
 from protofed.common.payload import Payload, Update
-from protofed.common.recipe import Recipe
-from protofed.common.task import Receipt, Role, Task, Verdict
-from protofed.deploy.simulate import DirectLink, Simulation, agents_of, everything, simulation
-from protofed.server import phases
-from protofed.server.blobs import FolderBlobs, MemoryBlobs
-from protofed.server.ledger import Ledger
-from protofed.server.overview import Overview, overview
-from protofed.server.screening import Refusal
+from protofed.common.protocol.messages import Receipt, Role, Task, Verdict
+from protofed.deploy.simulation.simulation import DirectLink, Simulation, agents_of, everything, simulation
+from protofed.server.operator.overview import Overview, overview
+from protofed.server.rounds import phases
+from protofed.server.rounds.screening import Refusal
+from protofed.server.storage.blobs import FolderBlobs, MemoryBlobs
+from protofed.server.storage.ledger import Ledger
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -14,11 +14,11 @@ import pytest
 from tests.conftest import Mount
 from tests.faults.bare import MODEL, Bare, refused
 
-from protofed.client.audit import Audit as SiteAudit
+from protofed.client.transport.audit import Audit as SiteAudit
 from protofed.common import codec
-from protofed.common.journal import Journal, Record, records, verify
-from protofed.common.recipe import Recipe
-from protofed.deploy import cli
+from protofed.common.config.recipe import Recipe
+from protofed.common.storage.journal import Journal, Record, records, verify
+from protofed.deploy.cli import main as cli
 from protofed.protos.v1 import federation_pb2 as pb
 
 FULL = grpc.StatusCode.RESOURCE_EXHAUSTED

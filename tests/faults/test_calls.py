@@ -14,11 +14,11 @@ from tests.faults.bare import FEDERATION, Bare, Code, refused
 from tests.faults.realm import realm
 
 from protofed.common import codec
-from protofed.common.recipe import Recipe
-from protofed.common.task import PROTOCOL_VERSION
+from protofed.common.config.recipe import Recipe
+from protofed.common.protocol.messages import PROTOCOL_VERSION
 from protofed.common.version import VERSION
-from protofed.deploy import operate_view
-from protofed.deploy.operate import Operator
+from protofed.deploy.operator import tables as operate_view
+from protofed.deploy.operator.connection import Operator
 from protofed.protos.v1 import federation_pb2 as pb
 
 RecipeOf = Callable[..., Recipe]

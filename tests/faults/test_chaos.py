@@ -12,7 +12,7 @@ import pytest
 from tests.faults.invariants import check, serves
 from tests.scenes import Scene
 
-from protofed.common.recipe import Recipe
+from protofed.common.config.recipe import Recipe
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(1800)]
 

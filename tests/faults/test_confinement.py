@@ -17,13 +17,13 @@ from tests.faults.confined import USER, Confined, missing
 from tests.pki import Authority
 from tests.scenes import Scene
 
-from protofed.client.grpc_link import GrpcLink
-from protofed.common import journal
-from protofed.common.identity import LiveIdentity, Party
-from protofed.common.recipe import Recipe
-from protofed.common.task import Finished, Task, TaskKind
+from protofed.client.transport.grpc_link import GrpcLink
+from protofed.common.config.recipe import Recipe
+from protofed.common.pki.identity import LiveIdentity, Party
+from protofed.common.protocol.messages import Finished, Task, TaskKind
+from protofed.common.storage import journal
 from protofed.deploy import shipped
-from protofed.deploy.simulate import agents_of, data_of
+from protofed.deploy.simulation.simulation import agents_of, data_of
 
 pytestmark = [pytest.mark.faults, pytest.mark.skipif(bool(missing()), reason=missing() or "possible")]
 NAME = "fl.example.org"

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from protofed.common.errors import StateError
-from protofed.server.engine import open_ledger
+from protofed.server.storage.database import open_ledger
 
 
 @contextmanager
@@ -38,7 +38,7 @@ def locked_elsewhere(path: Path) -> Iterator[None]:
 def test_row_85_a_ledger_that_another_process_has_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "ledger.sqlite"
     open_ledger(f"sqlite:///{path}").dispose()
-    monkeypatch.setattr("protofed.server.engine.BUSY_MS", 50)
+    monkeypatch.setattr("protofed.server.storage.database.BUSY_MS", 50)
     with locked_elsewhere(path), pytest.raises(StateError, match="locked; another process has it; stop that process"):
         open_ledger(f"sqlite:///{path}")
     open_ledger(f"sqlite:///{path}").dispose()
@@ -47,7 +47,7 @@ def test_row_85_a_ledger_that_another_process_has_is_refused(tmp_path: Path, mon
 @pytest.mark.parametrize("kind", ["nfs", "nfs4", "cifs", "smb3"])
 def test_row_85_a_network_file_system_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     (tmp_path / "mounts").write_text(f"/dev/vda / ext4 rw 0 0\nhost:/x {tmp_path}/state {kind} rw 0 0\n", "utf-8")
-    monkeypatch.setattr("protofed.server.mounts.MOUNTS", tmp_path / "mounts")
+    monkeypatch.setattr("protofed.server.storage.filesystem.MOUNTS", tmp_path / "mounts")
     (tmp_path / "state").mkdir()
     with pytest.raises(StateError, match=rf"network file system \({kind}\).* on a local disk"):
         open_ledger(f"sqlite:///{tmp_path / 'state' / 'ledger.sqlite'}")

@@ -22,17 +22,18 @@ from tests.connect_proxy import ConnectProxy
 from tests.faults.realm import Realm, realm, still_served
 from tests.pki import Authority
 
-from protofed.client.agent import EXCLUDED_PAUSE_S
-from protofed.client.audit import Audit
-from protofed.client.grpc_link import GrpcLink
-from protofed.client.proxy import Proxy
+from protofed.client.agent.agent import EXCLUDED_PAUSE_S
+from protofed.client.transport.audit import Audit
+from protofed.client.transport.grpc_link import GrpcLink
+from protofed.client.transport.proxy import Proxy
+from protofed.common.config.recipe import Recipe
 from protofed.common.errors import DiskFailure
-from protofed.common.identity import LiveIdentity, Party, fingerprint
-from protofed.common.journal import Record, records
-from protofed.common.recipe import Recipe
-from protofed.common.task import Finished
-from protofed.deploy import cli, shipped
-from protofed.deploy.simulate import EVALUATOR, agents_of
+from protofed.common.pki.identity import LiveIdentity, Party, fingerprint
+from protofed.common.protocol.messages import Finished
+from protofed.common.storage.journal import Record, records
+from protofed.deploy import shipped
+from protofed.deploy.cli import main as cli
+from protofed.deploy.simulation.simulation import EVALUATOR, agents_of
 
 pytestmark = pytest.mark.timeout(300)
 NAMES = ("site-1", "site-2", EVALUATOR)

@@ -18,26 +18,27 @@ from tests.faults.recorder import Recorder
 from tests.faults.said import Said, Upload, handing_in, hiding, messages, uploads
 from tests.pki import Authority
 
-from protofed.client.agent import Agent
-from protofed.client.audit import FILE, Audit
-from protofed.client.data.examples import SiteData
-from protofed.client.grpc_link import GrpcLink
-from protofed.client.memory import MemoryStore
-from protofed.client.meters import ClientMeters
+from protofed.client.agent.agent import Agent
+from protofed.client.agent.heartbeat import Pulse
+from protofed.client.agent.metrics import ClientMeters
+from protofed.client.agent.site import Site
+from protofed.client.agent.status import Now
+from protofed.client.data.site_data import SiteData
 from protofed.client.method import client_methods
-from protofed.client.now import Now
-from protofed.client.policy import Policy
-from protofed.client.pulse import Pulse
-from protofed.client.site import Site
-from protofed.common import codec, journal
+from protofed.client.privacy.policy import Policy
+from protofed.client.state.disk_store import MemoryStore
+from protofed.client.transport.audit import FILE, Audit
+from protofed.client.transport.grpc_link import GrpcLink
+from protofed.common import codec
+from protofed.common.config.recipe import Recipe
 from protofed.common.errors import DataError
-from protofed.common.identity import LiveIdentity, Party
-from protofed.common.journal import Journal
 from protofed.common.payload import Array, Part, SiteId
-from protofed.common.recipe import Recipe
-from protofed.common.task import Finished, Role, score_family
+from protofed.common.pki.identity import LiveIdentity, Party
+from protofed.common.protocol.messages import Finished, Role, score_family
+from protofed.common.storage import journal
+from protofed.common.storage.journal import Journal
 from protofed.deploy import shipped
-from protofed.deploy.simulate import agents_of, data_of, device_model
+from protofed.deploy.simulation.simulation import agents_of, data_of, device_model
 from protofed.protos.v1 import federation_pb2 as pb
 
 RECORDED, TRAINER = "site-1", frozenset({Role.TRAINER})

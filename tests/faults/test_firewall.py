@@ -22,11 +22,11 @@ from tests.faults.bare import FEDERATION, MODEL, Bare, Code, memory, refused, se
 from tests.scenes import Scene
 
 from protofed.common import codec
+from protofed.common.config.recipe import Recipe
 from protofed.common.payload import Array, Part, Payload, Tensors, describe
-from protofed.common.recipe import Recipe
-from protofed.common.task import Manifest
+from protofed.common.protocol.messages import Manifest
 from protofed.protos.v1 import federation_pb2 as pb
-from protofed.server.screening import Fault, examined, outliers
+from protofed.server.rounds.screening import Fault, examined, outliers
 
 RUN = "small-fedavg"
 FIRST: Tensors = MODEL[Part.BODY]

@@ -17,8 +17,8 @@ from tests.faults.conftest import FaultScene
 from tests.faults.realm import still_served
 from tests.pki import Authority
 
-from protofed.common.identity import Party
-from protofed.common.recipe import Recipe
+from protofed.common.config.recipe import Recipe
+from protofed.common.pki.identity import Party
 
 MIB = 1 << 20
 HANDSHAKE_S, JOIN_S = 10.0, 5.0

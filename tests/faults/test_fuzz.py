@@ -24,10 +24,11 @@ from hypothesis import strategies as st
 from tests.faults.bare import DOCUMENTED, FEDERATION, MODEL, OPERATOR, Bare, memory
 from tests.scenes import Scene
 
-from protofed.common import codec, wire
-from protofed.common.recipe import Recipe
-from protofed.common.task import PROTOCOL_VERSION
-from protofed.deploy.operate import Operator
+from protofed.common import codec
+from protofed.common.config.recipe import Recipe
+from protofed.common.protocol import wire
+from protofed.common.protocol.messages import PROTOCOL_VERSION
+from protofed.deploy.operator.connection import Operator
 from protofed.protos.v1 import federation_pb2 as pb
 
 SERVICES: Sequence[ServiceDescriptor] = [FEDERATION, OPERATOR]

@@ -20,13 +20,13 @@ from tests.faults.realm import Realm, realm, still_served
 from tests.pki import Authority
 
 from protofed.common.codec import digest
+from protofed.common.config.recipe import Recipe
 from protofed.common.errors import Denied
-from protofed.common.identity import Party
-from protofed.common.journal import verify
-from protofed.common.recipe import Recipe
-from protofed.deploy.operate import Operator
+from protofed.common.pki.identity import Party
+from protofed.common.storage.journal import verify
+from protofed.deploy.operator.connection import Operator
 from protofed.protos.v1 import federation_pb2 as pb
-from protofed.server import serving
+from protofed.server.rpc import server as serving
 
 RecipeOf = Callable[..., Recipe]
 NOW, DAY = datetime.now(UTC), timedelta(days=1)

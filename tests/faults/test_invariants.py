@@ -16,17 +16,17 @@ import pytest
 from tests.faults.invariants import JOURNAL, Baseline, Found, check, leftovers, serves
 
 from protofed.common import codec
+from protofed.common.config.recipe import Recipe
 from protofed.common.errors import StateError
-from protofed.common.journal import Journal
 from protofed.common.payload import Part, Payload
-from protofed.common.recipe import Recipe
-from protofed.common.task import TaskKind, Verdict
-from protofed.server.blobs import FolderBlobs
-from protofed.server.engine import LEDGER_FILE
-from protofed.server.ledger import Ledger
+from protofed.common.protocol.messages import TaskKind, Verdict
+from protofed.common.storage.journal import Journal
 from protofed.server.method import server_methods
-from protofed.server.publisher import Published, Publisher
-from protofed.server.rows import RoundRow, TaskRow, UpdateRow
+from protofed.server.rounds.publisher import Published, Publisher
+from protofed.server.storage.blobs import FolderBlobs
+from protofed.server.storage.database import LEDGER_FILE
+from protofed.server.storage.ledger import Ledger
+from protofed.server.storage.rows import RoundRow, TaskRow, UpdateRow
 
 RUN, SITES, ROUNDS = "sound", ("ann", "bob"), 3
 

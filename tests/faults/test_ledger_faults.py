@@ -12,13 +12,13 @@ from tests.server.conftest import TRAINERS, Lab, recipe
 from tests.server.office import Office
 
 from protofed.common.errors import OutOfSpace
-from protofed.common.task import Role
-from protofed.deploy import cli
-from protofed.server.aggregation import PAUSE_S
-from protofed.server.blobs import FolderBlobs, MemoryBlobs
-from protofed.server.engine import LEDGER_FILE
-from protofed.server.ledger import Ledger
-from protofed.server.recovery import open_journal
+from protofed.common.protocol.messages import Role
+from protofed.deploy.cli import main as cli
+from protofed.server.rounds.aggregation import PAUSE_S
+from protofed.server.storage.blobs import FolderBlobs, MemoryBlobs
+from protofed.server.storage.database import LEDGER_FILE
+from protofed.server.storage.ledger import Ledger
+from protofed.server.storage.recovery import open_journal
 
 JOURNAL = "journal.jsonl"
 

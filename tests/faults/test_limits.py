@@ -20,9 +20,9 @@ from tests.faults.invariants import JOURNAL, Baseline, leftovers, serves
 from tests.faults.proxy import Direction, Mode
 from tests.faults.watch import NOT_SERVING, SERVING, Watch
 
-from protofed.common import journal
+from protofed.common.config.recipe import Recipe
 from protofed.common.failpoint import PATIENT_TEXT
-from protofed.common.recipe import Recipe
+from protofed.common.storage import journal
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(900)]
 MakeScene = Callable[[Recipe], FaultScene]

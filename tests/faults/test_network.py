@@ -12,7 +12,7 @@ from tests.faults.conftest import SITES, FaultScene
 from tests.faults.invariants import Baseline, serves
 from tests.faults.proxy import BOTH, PASS, Direction, Mode
 
-from protofed.common.recipe import Recipe
+from protofed.common.config.recipe import Recipe
 
 pytestmark = pytest.mark.timeout(900)  # three processes, two of which import PyTorch, on a machine with other work
 NOTICED_WITHIN_S = 50.0  # keepalive after 30 s of silence, 20 s for the answer

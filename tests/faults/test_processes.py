@@ -15,7 +15,7 @@ from tests.faults.watch import NOT_SERVING, SERVING, Watch
 from tests.scenes import Process
 
 from protofed.common import failpoint
-from protofed.common.recipe import Recipe
+from protofed.common.config.recipe import Recipe
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(900)]
 MakeScene = Callable[[Recipe], FaultScene]

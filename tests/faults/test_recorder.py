@@ -17,9 +17,9 @@ from tests.faults.recorder import Recorder
 from tests.faults.said import handing_in, hiding, messages, uploads
 from tests.pki import Authority
 
-from protofed.common.identity import Party
 from protofed.common.payload import Part, Payload
-from protofed.common.task import CHUNK_BYTES
+from protofed.common.pki.identity import Party
+from protofed.common.protocol.messages import CHUNK_BYTES
 from protofed.protos.v1 import federation_pb2 as pb
 from protofed.protos.v1 import federation_pb2_grpc as rpc
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tests.scenes import Scene
 
-from protofed.common.recipe import Recipe
+from protofed.common.config.recipe import Recipe
 
 
 def ending(here: Scene, name: str, *codes: int) -> Callable[[], None]:

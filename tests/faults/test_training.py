@@ -27,24 +27,25 @@ from google_crc32c import value as crc32c
 from tests.audits import audit
 from tests.client.scene import RUN, ByHand, Scene, first_model, site_data, work
 
-from protofed.client import calls, device
-from protofed.client.agent import REJECTED_PAUSE_S
-from protofed.client.checkpoint import FOLDER, on_disk
-from protofed.client.data.examples import Examples, SiteData
+from protofed.client.agent import device
+from protofed.client.agent.agent import REJECTED_PAUSE_S
+from protofed.client.agent.heartbeat import Pulse
+from protofed.client.agent.status import Now
 from protofed.client.data.site import load_site
-from protofed.client.grpc_link import GrpcLink
-from protofed.client.incoming import MemoryIncoming, receive
-from protofed.client.memory import FolderStore
+from protofed.client.data.site_data import Examples, SiteData
 from protofed.client.models.split import SplitModel
-from protofed.client.now import Now
-from protofed.client.pulse import Pulse
+from protofed.client.state.disk_store import FolderStore
+from protofed.client.state.downloads import MemoryIncoming, receive
+from protofed.client.training.checkpoint import FOLDER, on_disk
+from protofed.client.transport import calls
+from protofed.client.transport.grpc_link import GrpcLink
 from protofed.common import codec
+from protofed.common.config.recipe import Data, Recipe
+from protofed.common.config.settings import ClientSettings
 from protofed.common.errors import ConfigError, Failure, PolicyViolation, ProtofedError, Unavailable
-from protofed.common.recipe import Data, Recipe
-from protofed.common.settings import ClientSettings
-from protofed.common.task import CHUNK_BYTES, Activity, Progress, Role, Task, TaskKind, Wait
-from protofed.deploy.client_process import run_client
-from protofed.deploy.stopping import stoppable
+from protofed.common.protocol.messages import CHUNK_BYTES, Activity, Progress, Role, Task, TaskKind, Wait
+from protofed.deploy.daemons.client import run_client
+from protofed.deploy.daemons.signals import stoppable
 
 ROOT = Path(__file__).parents[2]
 SOLO = {**RUN, "method": {"name": "solo"}, "plan": {**RUN["plan"], "momentum": 0.9, "checkpoint": True}}

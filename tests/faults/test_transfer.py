@@ -24,16 +24,17 @@ from tests.audits import audit
 from tests.faults.bare import CALLS, Bare, Code, refused
 from tests.faults.proxy import Mode, Proxy
 
-from protofed.client.grpc_link import GrpcLink
-from protofed.client.incoming import FolderIncoming
-from protofed.client.policy import Policy, Released, Rules
-from protofed.common import codec, wire
+from protofed.client.privacy.policy import Policy, Released, Rules
+from protofed.client.state.downloads import FolderIncoming
+from protofed.client.transport.grpc_link import GrpcLink
+from protofed.common import codec
+from protofed.common.config.recipe import Recipe
 from protofed.common.errors import CodecError
 from protofed.common.payload import Part, Payload, Update
-from protofed.common.recipe import Recipe
-from protofed.common.task import CHUNK_BYTES, Role, Task, Verdict
+from protofed.common.protocol import wire
+from protofed.common.protocol.messages import CHUNK_BYTES, Role, Task, Verdict
 from protofed.protos.v1 import federation_pb2 as pb
-from protofed.server import service
+from protofed.server.rpc import federation as service
 
 RUN = "small-fedavg"
 CHUNKS = 4

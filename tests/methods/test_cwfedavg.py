@@ -12,22 +12,23 @@ import pytest
 import torch
 from torch import nn
 
-from protofed.client.data.examples import SiteData
-from protofed.client.local import Local
-from protofed.client.losses import class_shares
+from protofed.client.data.site_data import SiteData
 from protofed.client.methods.cwfedavg import CwFedAvg
 from protofed.client.methods.fedavg import FedAvg
 from protofed.client.models.split import SplitModel, dump
-from protofed.client.policy import Policy, Rules
-from protofed.common import codec, wire
+from protofed.client.privacy.policy import Policy, Rules
+from protofed.client.training.context import Local
+from protofed.client.training.losses import class_shares
+from protofed.common import codec
 from protofed.common.errors import ConfigError, PolicyViolation
 from protofed.common.payload import Array, Part, Payload, Update, describe
-from protofed.common.task import Manifest
+from protofed.common.protocol import wire
+from protofed.common.protocol.messages import Manifest
 from protofed.common.tensors import same_tensors
-from protofed.server import screening
-from protofed.server.factors import FACTORS
 from protofed.server.methods.cwfedavg import CwFedAvg as Server
 from protofed.server.methods.fedavg import FedAvg as FedAvgServer
+from protofed.server.methods.mixtures import FACTORS
+from protofed.server.rounds import screening
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 LocalOf = Callable[..., Local]

@@ -8,16 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from protofed.client.local import Local
 from protofed.client.methods.cwfedavg_private import CwFedAvgPrivate
 from protofed.client.methods.fedavg import FedAvg
 from protofed.client.models.split import SplitModel, dump
+from protofed.client.training.context import Local
 from protofed.common import codec
 from protofed.common.payload import Part, Payload, Update, describe
-from protofed.common.task import Manifest
+from protofed.common.protocol.messages import Manifest
 from protofed.common.tensors import same_tensors
-from protofed.server import screening
 from protofed.server.methods.cwfedavg_private import CwFedAvgPrivate as Server
+from protofed.server.rounds import screening
 
 LocalOf = Callable[..., Local]
 Linear = Callable[..., SplitModel]

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from protofed.client.local import Local
 from protofed.client.methods.fedavg import FedAvg
 from protofed.client.models.split import SplitModel, dump
+from protofed.client.training.context import Local
 from protofed.common.payload import Part, Payload, Update
 from protofed.common.tensors import same_tensors
-from protofed.server import screening
 from protofed.server.methods.fedavg import FedAvg as Server
+from protofed.server.rounds import screening
 
 LocalOf = Callable[..., Local]
 Linear = Callable[..., SplitModel]

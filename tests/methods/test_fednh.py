@@ -11,17 +11,17 @@ import numpy as np
 import pytest
 from torch import nn
 
-from protofed.client.local import Local
 from protofed.client.methods.fednh import FedNH
 from protofed.client.models.heads import CosineHead
 from protofed.client.models.split import SplitModel
+from protofed.client.training.context import Local
 from protofed.common import codec
+from protofed.common.config.recipe import Plan
 from protofed.common.errors import CodecError
 from protofed.common.payload import Part, Payload, Update, describe
-from protofed.common.recipe import Plan
-from protofed.common.task import Manifest
-from protofed.server import screening
+from protofed.common.protocol.messages import Manifest
 from protofed.server.methods.fednh import FedNH as Server
+from protofed.server.rounds import screening
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 LocalOf = Callable[..., Local]

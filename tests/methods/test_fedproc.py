@@ -9,17 +9,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from protofed.client.local import Local
 from protofed.client.methods.fedavg import FedAvg
 from protofed.client.methods.fedproc import FedProc
 from protofed.client.models.split import SplitModel, dump
+from protofed.client.training.context import Local
 from protofed.common import codec
 from protofed.common.errors import CodecError
 from protofed.common.payload import Part, Payload, Update, describe
-from protofed.common.task import Manifest
+from protofed.common.protocol.messages import Manifest
 from protofed.common.tensors import same_tensors
-from protofed.server import screening
 from protofed.server.methods.fedproc import FedProc as Server
+from protofed.server.rounds import screening
 
 LocalOf = Callable[..., Local]
 Linear = Callable[..., SplitModel]

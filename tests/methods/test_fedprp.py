@@ -12,22 +12,22 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from protofed.client import losses
-from protofed.client.local import Local
 from protofed.client.method import client_methods
 from protofed.client.methods import fedprp
 from protofed.client.methods.fedprp import FedPRP
 from protofed.client.models.heads import PrototypeHead
 from protofed.client.models.split import SplitModel, dump
-from protofed.client.training import train
+from protofed.client.training import losses
+from protofed.client.training.context import Local
+from protofed.client.training.loop import train
 from protofed.common import codec
 from protofed.common.errors import ConfigError
 from protofed.common.payload import Array, Part, Payload, Tensors, Update, describe
-from protofed.common.task import Manifest
+from protofed.common.protocol.messages import Manifest
 from protofed.common.tensors import same_tensors
-from protofed.server import screening
 from protofed.server.method import server_methods
 from protofed.server.methods.fedprp import FedPRP as Server
+from protofed.server.rounds import screening
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 LocalOf = Callable[..., Local]

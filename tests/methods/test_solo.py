@@ -7,15 +7,15 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from protofed.client.local import Local
 from protofed.client.methods.solo import Solo
 from protofed.client.models.split import SplitModel, dump
+from protofed.client.training.context import Local
 from protofed.common import codec
 from protofed.common.payload import Part, Payload, Update, describe
-from protofed.common.task import Manifest
+from protofed.common.protocol.messages import Manifest
 from protofed.common.tensors import same_tensors
-from protofed.server import screening
 from protofed.server.methods.solo import Solo as Server
+from protofed.server.rounds import screening
 
 COMMON: Payload = {
     Part.BODY: {"0.weight": np.array([[1.0, 0.5], [-0.5, 1.0]])},

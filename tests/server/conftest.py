@@ -17,17 +17,28 @@ from sqlalchemy.schema import CreateSchema, DropSchema
 
 from protofed.common import codec
 from protofed.common.codec import Digest
+from protofed.common.config.recipe import Recipe, parse
 from protofed.common.errors import StateError
 from protofed.common.payload import Part, Payload, SiteId, Tensors, describe
-from protofed.common.recipe import Recipe, parse
-from protofed.common.task import Activity, Manifest, Progress, Receipt, Role, Scores, Signal, Task, TaskKind, Verdict
-from protofed.server.blobs import Blobs, MemoryBlobs
-from protofed.server.coordinator import Coordinator
-from protofed.server.ledger import Ledger
-from protofed.server.phases import Phase
-from protofed.server.roster import Roster
-from protofed.server.screening import Fault
-from protofed.server.surroundings import Surroundings, Work, inline
+from protofed.common.protocol.messages import (
+    Activity,
+    Manifest,
+    Progress,
+    Receipt,
+    Role,
+    Scores,
+    Signal,
+    Task,
+    TaskKind,
+    Verdict,
+)
+from protofed.server.rounds.context import Surroundings, Work, inline
+from protofed.server.rounds.coordinator import Coordinator
+from protofed.server.rounds.phases import Phase
+from protofed.server.rounds.presence import Roster
+from protofed.server.rounds.screening import Fault
+from protofed.server.storage.blobs import Blobs, MemoryBlobs
+from protofed.server.storage.ledger import Ledger
 
 CLASSES = 3
 EVALUATOR = "eva"

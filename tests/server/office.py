@@ -6,15 +6,15 @@ from dataclasses import dataclass
 
 from tests.server.conftest import Lab, daemon, recipe
 
+from protofed.common.config.recipe import Recipe
 from protofed.common.payload import SiteId
-from protofed.common.recipe import Recipe
-from protofed.common.task import PROTOCOL_VERSION, Assignment, Finished
-from protofed.server.blobs import MemoryBlobs
-from protofed.server.ledger import Ledger
-from protofed.server.operation import Operation, RunReport, SiteReport
-from protofed.server.roster import Roster
-from protofed.server.runs import Runs
-from protofed.server.surroundings import Surroundings
+from protofed.common.protocol.messages import PROTOCOL_VERSION, Assignment, Finished
+from protofed.server.operator.service import Operation, RunReport, SiteReport
+from protofed.server.rounds.context import Surroundings
+from protofed.server.rounds.presence import Roster
+from protofed.server.rounds.run_queue import Runs
+from protofed.server.storage.blobs import MemoryBlobs
+from protofed.server.storage.ledger import Ledger
 
 
 @dataclass

@@ -11,13 +11,13 @@ import pytest
 from tests.pki import Authority
 from tests.server.conftest import Clock
 
-from protofed.common.certificate import fingerprint
 from protofed.common.errors import Denied
-from protofed.common.identity import Party
+from protofed.common.pki.certificate import fingerprint
+from protofed.common.pki.identity import Party
 from protofed.protos.v1 import federation_pb2 as pb
-from protofed.server.access import NOBODY, PLAINTEXT, Access, Peer
-from protofed.server.certificates import Certificates
-from protofed.server.ledger import Ledger
+from protofed.server.access.authorization import NOBODY, PLAINTEXT, Access, Peer
+from protofed.server.access.certificates import Certificates
+from protofed.server.storage.ledger import Ledger
 
 Issue = Callable[..., bytes]
 BEGAN = datetime(2030, 1, 1, tzinfo=UTC)

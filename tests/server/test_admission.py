@@ -11,10 +11,10 @@ import pytest
 from protofed.common.codec import Digest
 from protofed.common.errors import Failure, ProtocolError
 from protofed.common.payload import Part
-from protofed.common.task import Receipt, TaskKind, Verdict
-from protofed.server import phases
-from protofed.server.admission import Admission
-from protofed.server.screening import Fault, Refusal
+from protofed.common.protocol.messages import Receipt, TaskKind, Verdict
+from protofed.server.rounds import phases
+from protofed.server.rounds.admission import Admission
+from protofed.server.rounds.screening import Fault, Refusal
 
 if TYPE_CHECKING:
     from tests.server.conftest import Lab, MakeLab

@@ -14,12 +14,13 @@ from typing import Any
 
 import pytest
 
-from protofed.common import archive, codec
+from protofed.common import codec
 from protofed.common.errors import DiskFailure, OutOfSpace, StateError
-from protofed.common.journal import Journal, Record, records
+from protofed.common.storage import files as archive
+from protofed.common.storage.journal import Journal, Record, records
 from protofed.protos.v1 import federation_pb2 as pb
-from protofed.server.access import PLAINTEXT, Peer
-from protofed.server.audit import NAMES, ROOM, Audit, Entry
+from protofed.server.access.authorization import PLAINTEXT, Peer
+from protofed.server.rpc.audit import NAMES, ROOM, Audit, Entry
 
 ANN = Peer("ab" * 32, "site", "ann")
 

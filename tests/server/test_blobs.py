@@ -13,9 +13,9 @@ from google_crc32c import value as crc32c
 
 from protofed.common.codec import digest
 from protofed.common.errors import CodecError, DiskFailure, Incomplete, OutOfSpace, StateError
-from protofed.common.task import CHUNK_BYTES
-from protofed.server.blobs import Blobs, FolderBlobs, MemoryBlobs
-from protofed.server.uploads import Upload
+from protofed.common.protocol.messages import CHUNK_BYTES
+from protofed.server.storage.blobs import Blobs, FolderBlobs, MemoryBlobs
+from protofed.server.storage.uploads import Upload
 
 DATA = random.Random(0).randbytes(2 * CHUNK_BYTES + 1000)  # three chunks  # noqa: S311
 ADDRESS = digest(DATA)

@@ -13,11 +13,11 @@ from tests.pki import Authority
 from tests.server.conftest import Clock
 
 from protofed.common.errors import ConfigError, StateError
-from protofed.common.identity import LiveIdentity, Party
-from protofed.common.journal import records
-from protofed.server.certificates import Certificates, tell_expiry
-from protofed.server.ledger import Ledger
-from protofed.server.recovery import open_journal
+from protofed.common.pki.identity import LiveIdentity, Party
+from protofed.common.storage.journal import records
+from protofed.server.access.certificates import Certificates, tell_expiry
+from protofed.server.storage.ledger import Ledger
+from protofed.server.storage.recovery import open_journal
 
 DAY_S = 86_400.0
 BEGAN = datetime(2030, 1, 1, tzinfo=UTC)

@@ -10,21 +10,21 @@ import pytest
 
 from protofed.common import codec
 from protofed.common.codec import Digest
+from protofed.common.config.recipe import Recipe
 from protofed.common.errors import ConfigError
 from protofed.common.payload import Array, Part, Payload, TensorSpec
-from protofed.common.recipe import Recipe
-from protofed.common.task import TaskKind, Verdict
-from protofed.deploy.simulate import simulation
-from protofed.server.blobs import MemoryBlobs
-from protofed.server.contributors import contributions, told_by_class, too_few, without
-from protofed.server.ledger import Ledger
+from protofed.common.protocol.messages import TaskKind, Verdict
+from protofed.deploy.simulation.simulation import simulation
 from protofed.server.method import Expected, server_methods
-from protofed.server.publisher import Publisher
-from protofed.server.roster import Roster
-from protofed.server.rows import TaskRow, UpdateRow
-from protofed.server.runs import Runs
-from protofed.server.surroundings import Surroundings
-from protofed.server.verification import Finding, verify_round
+from protofed.server.operator.verification import Finding, verify_round
+from protofed.server.rounds.context import Surroundings
+from protofed.server.rounds.min_contributors import contributions, told_by_class, too_few, without
+from protofed.server.rounds.presence import Roster
+from protofed.server.rounds.publisher import Publisher
+from protofed.server.rounds.run_queue import Runs
+from protofed.server.storage.blobs import MemoryBlobs
+from protofed.server.storage.ledger import Ledger
+from protofed.server.storage.rows import TaskRow, UpdateRow
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -12,12 +12,12 @@ import pytest
 from protofed.common import codec
 from protofed.common.errors import ConfigError, Failure, Fenced, NotEnrolled, ProtocolError
 from protofed.common.payload import Part
-from protofed.common.task import Activity, Finished, Role, Signal, Task, TaskKind, Verdict, Wait
+from protofed.common.protocol.messages import Activity, Finished, Role, Signal, Task, TaskKind, Verdict, Wait
 from protofed.common.tensors import same_tensors
-from protofed.server import phases
-from protofed.server.blobs import FolderBlobs
 from protofed.server.methods.fedavg import FedAvg
-from protofed.server.screening import MAX_SCALARS
+from protofed.server.rounds import phases
+from protofed.server.rounds.screening import MAX_SCALARS
+from protofed.server.storage.blobs import FolderBlobs
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import subprocess
 import sys
@@ -10,9 +11,9 @@ from collections.abc import Iterator
 import pytest
 import structlog
 
-from protofed.common import transport
-from protofed.server import serving
-from protofed.server.credentials import Knocks
+from protofed.common.grpc_environment import check_in_time, require_tls_1_3
+from protofed.server.access.credentials import Knocks
+from protofed.server.rpc import server as serving
 
 
 def test_a_handshake_without_a_call_counts_once() -> None:
@@ -64,15 +65,18 @@ def test_there_is_a_descriptor_for_every_connection(descriptors: int) -> None:
 
 
 def test_who_imports_grpc_too_early_is_told_so() -> None:
-    transport.check_in_time()
+    require_tls_1_3()
+    check_in_time()
     script = (
         "import grpc\n"
         "from protofed.common.errors import ConfigError\n"
-        "from protofed.common.transport import check_in_time\n"
+        "from protofed.common.grpc_environment import check_in_time, require_tls_1_3\n"
+        "require_tls_1_3()\n"
         "try:\n"
         "    check_in_time()\n"
         "except ConfigError as error:\n"
         "    print(error)\n"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    bare = {name: value for name, value in os.environ.items() if not name.startswith("GRPC_")}
+    done = subprocess.run([sys.executable, "-c", script], env=bare, capture_output=True, text=True, check=True)
     assert "would offer TLS 1.2" in done.stdout

@@ -11,7 +11,7 @@ from sqlalchemy import create_engine, text
 from sqlalchemy.exc import IntegrityError, OperationalError
 
 from protofed.common.errors import DiskFailure, OutOfSpace, StateError
-from protofed.server.database_errors import state_error
+from protofed.server.storage.database_errors import state_error
 
 
 def of_sqlite(code: int, message: str) -> StateError:

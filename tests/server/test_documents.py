@@ -12,12 +12,12 @@ import pytest
 
 from protofed.common import codec
 from protofed.common.errors import ConfigError
-from protofed.common.task import CHUNK_BYTES
-from protofed.server import documents
-from protofed.server.blobs import FolderBlobs
-from protofed.server.documents import Documents, published
-from protofed.server.dossier import dossier
-from protofed.server.phases import Outcome
+from protofed.common.protocol.messages import CHUNK_BYTES
+from protofed.server.operator import downloads as documents
+from protofed.server.operator.downloads import Documents, published
+from protofed.server.operator.run_record import dossier
+from protofed.server.rounds.phases import Outcome
+from protofed.server.storage.blobs import FolderBlobs
 
 if TYPE_CHECKING:
     from tests.server.conftest import Lab, MakeLab

@@ -13,12 +13,12 @@ from protofed.common import codec
 from protofed.common.codec import Digest
 from protofed.common.errors import ConfigError, Failure
 from protofed.common.payload import Part, Tensors
-from protofed.common.task import Activity, TaskKind, Verdict
-from protofed.server.blobs import MemoryBlobs
-from protofed.server.dossier import best_round, dossier
-from protofed.server.dossier_models import MOST_CLASSES, cosines, similarity
-from protofed.server.rows import RoundRow
-from protofed.server.screening import Fault, Refusal
+from protofed.common.protocol.messages import Activity, TaskKind, Verdict
+from protofed.server.operator.run_record import best_round, dossier
+from protofed.server.operator.run_record_models import MOST_CLASSES, cosines, similarity
+from protofed.server.rounds.screening import Fault, Refusal
+from protofed.server.storage.blobs import MemoryBlobs
+from protofed.server.storage.rows import RoundRow
 
 if TYPE_CHECKING:
     from tests.server.conftest import Lab, MakeLab

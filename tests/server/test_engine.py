@@ -13,9 +13,9 @@ from sqlalchemy import Engine, create_engine, insert, make_url, select, text
 from sqlalchemy.exc import DBAPIError
 
 from protofed.common.errors import ConfigError, OutOfSpace, StateError
-from protofed.server import schema as db
-from protofed.server.database_errors import state_error
-from protofed.server.engine import open_engine, open_ledger
+from protofed.server.storage import schema as db
+from protofed.server.storage.database import open_engine, open_ledger
+from protofed.server.storage.database_errors import state_error
 
 
 @pytest.fixture
@@ -95,7 +95,7 @@ def test_a_disk_that_is_full_while_the_ledger_is_made_leaves_none(
         connection.isolation_level = None
         connection.execute("PRAGMA max_page_count=4")
 
-    monkeypatch.setattr("protofed.server.engine._durable", no_room)
+    monkeypatch.setattr("protofed.server.storage.database._durable", no_room)
     with pytest.raises(OutOfSpace, match="full"):
         open_ledger(f"sqlite:///{path}")
     with closing(sqlite3.connect(path)) as file:

@@ -8,7 +8,7 @@ import pytest
 from protofed.common import codec
 from protofed.common.payload import Array, Part, Payload
 from protofed.common.tensors import same_tensors
-from protofed.server.factors import FACTORS, distribution, mixed, row, stacked
+from protofed.server.methods.mixtures import FACTORS, distribution, mixed, row, stacked
 
 MODEL = (Part.BODY, Part.HEAD)
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from protofed.common.payload import Array, Part, Payload
-from protofed.server import figures as module
-from protofed.server.figures import figures
+from protofed.server.rounds import state_statistics as module
+from protofed.server.rounds.state_statistics import figures
 
 EAST, NORTH, WEST = [1.0, 0.0], [0.0, 1.0], [-1.0, 0.0]
 NORTH_EAST = [1.0, 1.0]

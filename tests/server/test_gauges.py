@@ -17,13 +17,13 @@ from tests.server.conftest import EVALUATOR, TRAINERS, daemon, model, recipe
 from tests.server.office import Office
 
 from protofed.common.errors import StateError
-from protofed.common.task import Activity, Progress, Role
-from protofed.server.blobs import MemoryBlobs
-from protofed.server.certificates import Certificates
-from protofed.server.gauges import Gauges, Watched
-from protofed.server.ledger import Ledger
-from protofed.server.records import Records
-from protofed.server.rows import CertificateRow
+from protofed.common.protocol.messages import Activity, Progress, Role
+from protofed.server.access.certificates import Certificates
+from protofed.server.monitoring.collector import Gauges, Watched
+from protofed.server.storage.blobs import MemoryBlobs
+from protofed.server.storage.ledger import Ledger
+from protofed.server.storage.reader import Records
+from protofed.server.storage.rows import CertificateRow
 
 
 class Scraped:
@@ -327,7 +327,7 @@ def test_a_state_folder_that_is_gone_costs_only_its_own_metric(read: Scraped, mo
     def gone(_path: Path) -> None:
         raise FileNotFoundError("no such folder")
 
-    monkeypatch.setattr("protofed.server.gauges.shutil.disk_usage", gone)
+    monkeypatch.setattr("protofed.server.monitoring.collector.shutil.disk_usage", gone)
     assert read("state_free_bytes") is None
     assert read("runs", standing="running") == 1
 

@@ -12,12 +12,12 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tests.faults.bare import FEDERATION, Bare
 from tests.faults.realm import realm
 
-from protofed.client.channels import greet
+from protofed.client.transport.channels import greet
 from protofed.common.clock import utc_now
+from protofed.common.config.recipe import Recipe
 from protofed.common.errors import Unavailable
-from protofed.common.identity import LiveIdentity, Party
-from protofed.common.recipe import Recipe
-from protofed.common.task import PROTOCOL_VERSION
+from protofed.common.pki.identity import LiveIdentity, Party
+from protofed.common.protocol.messages import PROTOCOL_VERSION
 from protofed.common.version import VERSION
 from protofed.protos.v1 import federation_pb2 as pb
 

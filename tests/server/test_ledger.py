@@ -12,11 +12,11 @@ import pytest
 
 from protofed.common.codec import Digest, digest
 from protofed.common.errors import StateError
-from protofed.common.task import Receipt, TaskKind, Verdict
-from protofed.server.ledger import Ledger
-from protofed.server.phases import Outcome
-from protofed.server.records import Records
-from protofed.server.rows import RoundRow, TaskRow, UpdateRow
+from protofed.common.protocol.messages import Receipt, TaskKind, Verdict
+from protofed.server.rounds.phases import Outcome
+from protofed.server.storage.ledger import Ledger
+from protofed.server.storage.reader import Records
+from protofed.server.storage.rows import RoundRow, TaskRow, UpdateRow
 
 BASE, STATE = digest(b"base"), digest(b"state")
 

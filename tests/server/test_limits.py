@@ -8,9 +8,9 @@ import pytest
 import structlog
 from tests.server.conftest import Clock
 
-from protofed.server import limits
-from protofed.server.access import PLAINTEXT, Peer
-from protofed.server.limits import BURST, IN_FLIGHT, RATE_PER_S, Limits, TooMany
+from protofed.server.access import rate_limits as limits
+from protofed.server.access.authorization import PLAINTEXT, Peer
+from protofed.server.access.rate_limits import BURST, IN_FLIGHT, RATE_PER_S, Limits, TooMany
 
 ANN, BOB = Peer("a" * 64, "site", "ann"), Peer("b" * 64, "site", "bob")
 

@@ -11,11 +11,11 @@ from tests.server.office import Office, office
 
 from protofed.common.errors import OutOfSpace
 from protofed.common.payload import Part
-from protofed.common.task import Verdict
-from protofed.server import phases
-from protofed.server.ledger import Ledger
-from protofed.server.meters import METRICS, Meters
-from protofed.server.screening import Refusal
+from protofed.common.protocol.messages import Verdict
+from protofed.server.metrics import METRICS, Meters
+from protofed.server.rounds import phases
+from protofed.server.rounds.screening import Refusal
+from protofed.server.storage.ledger import Ledger
 
 if TYPE_CHECKING:
     from tests.server.conftest import Lab, Later, MakeLab
@@ -182,7 +182,7 @@ def test_runs_that_are_taken_up_again_are_recoveries(queue: Office) -> None:
 
 
 def test_a_run_that_cannot_be_taken_up_is_none(queue: Office, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("protofed.server.runs.recipe_of", _refuse)
+    monkeypatch.setattr("protofed.server.rounds.run_queue.recipe_of", _refuse)
     queue.restart()
     assert value(queue.meters, "protofed_recoveries_total") == 0
     assert queue.standings() == {"one": "failed", "two": "failed"}

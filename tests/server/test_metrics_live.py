@@ -17,18 +17,18 @@ from tests.faults.bare import MODEL, Bare
 from tests.pki import Authority
 
 from protofed.common import codec
-from protofed.common.identity import Party
-from protofed.common.monitor import Monitor
+from protofed.common.config.recipe import Recipe
+from protofed.common.config.settings import Monitoring
+from protofed.common.monitoring.http import Monitor
 from protofed.common.payload import Part, Payload
-from protofed.common.recipe import Recipe
-from protofed.common.settings import Monitoring
-from protofed.common.task import CHUNK_BYTES, Finished, Verdict
-from protofed.common.telemetry import Telemetry
-from protofed.deploy.simulate import agents_of
+from protofed.common.pki.identity import Party
+from protofed.common.protocol.messages import CHUNK_BYTES, Finished, Verdict
+from protofed.common.protocol.telemetry import Telemetry
+from protofed.deploy.simulation.simulation import agents_of
 from protofed.protos.v1 import federation_pb2 as pb
-from protofed.server.gauges import Gauges, Watched
-from protofed.server.meters import METRICS
-from protofed.server.records import Records
+from protofed.server.metrics import METRICS
+from protofed.server.monitoring.collector import Gauges, Watched
+from protofed.server.storage.reader import Records
 
 Samples: TypeAlias = dict[tuple[str, frozenset[tuple[str, str]]], float]
 HARMLESS = re.compile(r"[a-z0-9_.-]{0,64}")  # ids, and words of ours: no path, no sentence, no name

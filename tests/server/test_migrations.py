@@ -19,9 +19,9 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import Engine, MetaData, column, create_engine, event, insert, inspect, select, text
 
 from protofed.common.errors import StateError
-from protofed.server import schema as db
-from protofed.server import versions
-from protofed.server.engine import backup_of, open_engine, open_ledger
+from protofed.server.storage import migrate as versions
+from protofed.server.storage import schema as db
+from protofed.server.storage.database import backup_of, open_engine, open_ledger
 
 OLD = (Path(__file__).parents[1] / "golden" / "ledger_0001.sql").read_text(encoding="utf-8")
 MIGRATIONS = Path(versions.__file__).with_name("migrations")
@@ -254,7 +254,7 @@ def test_an_upgrade_that_is_killed_changes_nothing(old: Path, statement: str) ->
     script = (
         "import os, sys\n"
         "from sqlalchemy import Engine, event\n"
-        "from protofed.server.engine import open_ledger\n"
+        "from protofed.server.storage.database import open_ledger\n"
         "def kill(connection, cursor, statement, *_):\n"
         "    if statement.strip().startswith(sys.argv[2]):\n"
         "        os.kill(os.getpid(), 9)\n"

@@ -16,12 +16,14 @@ def loaded(*modules: str) -> set[str]:
 
 
 def test_the_whole_server_imports_no_torch() -> None:
-    modules = loaded("protofed.server.service", "protofed.server.runs", "protofed.server.coordinator")
+    modules = loaded(
+        "protofed.server.rpc.federation", "protofed.server.rounds.run_queue", "protofed.server.rounds.coordinator"
+    )
     assert "protofed.server.methods.fednh" in modules
     assert modules.isdisjoint(HEAVY)
 
 
 def test_only_the_service_knows_of_grpc() -> None:
-    modules = loaded("protofed.server.runs", "protofed.server.overview")
-    assert "protofed.server.overview" in modules
+    modules = loaded("protofed.server.rounds.run_queue", "protofed.server.operator.overview")
+    assert "protofed.server.operator.overview" in modules
     assert modules.isdisjoint({"grpc", "protofed.protos", *HEAVY})

@@ -10,10 +10,10 @@ from tests.server.office import Office, office
 
 from protofed.common.codec import Digest
 from protofed.common.errors import ConfigError, Conflict, Excluded, NotEnrolled
-from protofed.common.task import Activity, Assignment, Progress, Signal, TaskKind, Verdict
-from protofed.server import phases
-from protofed.server.screening import Refusal
-from protofed.server.verification import Finding
+from protofed.common.protocol.messages import Activity, Assignment, Progress, Signal, TaskKind, Verdict
+from protofed.server.operator.verification import Finding
+from protofed.server.rounds import phases
+from protofed.server.rounds.screening import Refusal
 
 ALONE = {"min_sites": 1, "quorum": 1}
 

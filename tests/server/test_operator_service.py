@@ -10,8 +10,8 @@ import pytest
 from google.protobuf.message import Message
 from tests.amiss import RUN, SITES, disturbed, hang_up
 
+from protofed.common.config.recipe import Recipe
 from protofed.common.errors import OutOfSpace
-from protofed.common.recipe import Recipe
 from protofed.protos.v1 import operator_pb2 as pb
 from protofed.protos.v1 import operator_pb2_grpc as rpc
 

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from protofed.common.task import Activity, Role
-from protofed.server.ledger import Ledger
-from protofed.server.overview import Overview, Spread, overview, spread, spreads
-from protofed.server.phases import Outcome
-from protofed.server.screening import Fault, Refusal
+from protofed.common.protocol.messages import Activity, Role
+from protofed.server.operator.overview import Overview, Spread, overview, spread, spreads
+from protofed.server.rounds.phases import Outcome
+from protofed.server.rounds.screening import Fault, Refusal
+from protofed.server.storage.ledger import Ledger
 
 if TYPE_CHECKING:
     from tests.server.conftest import Lab, MakeLab

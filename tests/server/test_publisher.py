@@ -16,12 +16,12 @@ from protofed.common import codec
 from protofed.common.codec import Digest
 from protofed.common.errors import StateError
 from protofed.common.payload import Part, Payload, SiteId, Update
-from protofed.common.task import TaskKind, Verdict
-from protofed.server.blobs import MemoryBlobs
+from protofed.common.protocol.messages import TaskKind, Verdict
 from protofed.server.method import Expected
 from protofed.server.methods.fedavg import FedAvg
-from protofed.server.publisher import Publisher
-from protofed.server.rows import TaskRow, UpdateRow
+from protofed.server.rounds.publisher import Publisher
+from protofed.server.storage.blobs import MemoryBlobs
+from protofed.server.storage.rows import TaskRow, UpdateRow
 
 if TYPE_CHECKING:
     from tests.server.conftest import Lab

@@ -18,15 +18,15 @@ from tests.faults.bare import credentials
 from tests.pki import Authority
 
 from protofed.common.clock import utc_now
+from protofed.common.config.recipe import Recipe
+from protofed.common.config.settings import Monitoring
 from protofed.common.errors import OutOfSpace
-from protofed.common.identity import LiveIdentity, Party
-from protofed.common.monitor import Monitor
-from protofed.common.recipe import Recipe
-from protofed.common.settings import Monitoring
-from protofed.server import readiness
-from protofed.server.audit import Audit
-from protofed.server.ledger import Ledger
-from protofed.server.readiness import Readiness, identity_usable, ledger_writable, state_writable
+from protofed.common.monitoring.http import Monitor
+from protofed.common.pki.identity import LiveIdentity, Party
+from protofed.server.monitoring import readiness
+from protofed.server.monitoring.readiness import Readiness, identity_usable, ledger_writable, state_writable
+from protofed.server.rpc.audit import Audit
+from protofed.server.storage.ledger import Ledger
 
 STARTING = "port: calls are not answered: the server starts, or ends"
 
@@ -92,9 +92,9 @@ def test_a_disk_that_is_full_read_only_or_gone(tmp_path: Path, monkeypatch: pyte
         fields = {name: getattr(real, name) for name in ("f_bavail", "f_frsize", "f_flag")} | changes
         return lambda _: type("Found", (), fields)
 
-    monkeypatch.setattr("protofed.server.readiness.os.statvfs", answered(f_bavail=10, f_frsize=512))
+    monkeypatch.setattr("protofed.server.monitoring.readiness.os.statvfs", answered(f_bavail=10, f_frsize=512))
     assert look() == "5120 bytes are free for the state folder; make room"
-    monkeypatch.setattr("protofed.server.readiness.os.statvfs", answered(f_flag=os.ST_RDONLY))
+    monkeypatch.setattr("protofed.server.monitoring.readiness.os.statvfs", answered(f_flag=os.ST_RDONLY))
     assert "read-only" in look()
 
 

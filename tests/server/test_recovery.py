@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from protofed.common.errors import OutOfSpace, StateError
-from protofed.common.journal import Journal, records
-from protofed.common.task import Verdict
-from protofed.server.blobs import FolderBlobs
-from protofed.server.ledger import Ledger
-from protofed.server.recovery import ADOPTED, GIVEN_UP, open_journal, sweep_orphans
+from protofed.common.protocol.messages import Verdict
+from protofed.common.storage.journal import Journal, records
+from protofed.server.storage.blobs import FolderBlobs
+from protofed.server.storage.ledger import Ledger
+from protofed.server.storage.recovery import ADOPTED, GIVEN_UP, open_journal, sweep_orphans
 
 if TYPE_CHECKING:
     from tests.server.conftest import Lab, MakeLab

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from protofed.common.errors import Failure, NotEnrolled, StateError
-from protofed.common.task import Finished, Role, Task, TaskKind, Verdict
-from protofed.server import phases
-from protofed.server.blobs import FolderBlobs
-from protofed.server.ledger import Ledger
+from protofed.common.protocol.messages import Finished, Role, Task, TaskKind, Verdict
+from protofed.server.rounds import phases
+from protofed.server.storage.blobs import FolderBlobs
+from protofed.server.storage.ledger import Ledger
 
 if TYPE_CHECKING:
     from tests.server.conftest import Fragile, Lab, Later, MakeLab

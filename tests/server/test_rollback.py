@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from protofed.common.errors import ConfigError, Conflict
-from protofed.common.task import Signal, TaskKind, Verdict
-from protofed.server import phases
+from protofed.common.protocol.messages import Signal, TaskKind, Verdict
+from protofed.server.rounds import phases
 
 if TYPE_CHECKING:
     from tests.server.conftest import Lab, Later, MakeLab

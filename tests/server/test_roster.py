@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from protofed.common.errors import Excluded, Fenced, NotEnrolled
-from protofed.common.task import Activity, Hold, Progress, Role
-from protofed.server.ledger import Ledger
-from protofed.server.roster import Roster
+from protofed.common.protocol.messages import Activity, Hold, Progress, Role
+from protofed.server.rounds.presence import Roster
+from protofed.server.storage.ledger import Ledger
 
 if TYPE_CHECKING:
     from tests.server.conftest import Clock

@@ -9,9 +9,9 @@ from typing import Any, get_args
 
 import pytest
 
+from protofed.common.config.recipe import Federation
 from protofed.common.payload import SiteId
-from protofed.common.recipe import Federation
-from protofed.server.phases import (
+from protofed.server.rounds.phases import (
     NOBODY,
     Abandon,
     Aggregate,
@@ -36,7 +36,7 @@ from protofed.server.phases import (
     Stop,
     Tick,
 )
-from protofed.server.round import Rules, advance
+from protofed.server.rounds.state_machine import Rules, advance
 
 DEADLINE = 100.0
 ROUNDS = 3

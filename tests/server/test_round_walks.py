@@ -9,9 +9,9 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from protofed.common.config.recipe import Federation
 from protofed.common.payload import SiteId
-from protofed.common.recipe import Federation
-from protofed.server.phases import (
+from protofed.server.rounds.phases import (
     Abandon,
     Aggregate,
     Aggregated,
@@ -34,7 +34,7 @@ from protofed.server.phases import (
     Sites,
     Tick,
 )
-from protofed.server.round import Rules, advance
+from protofed.server.rounds.state_machine import Rules, advance
 
 DEADLINE = 100.0
 

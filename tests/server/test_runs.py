@@ -10,6 +10,7 @@ from tests.server.conftest import recipe as recipe_of
 from tests.server.office import Office, office
 
 from protofed.common.codec import Digest
+from protofed.common.config.recipe import Recipe, parse_json
 from protofed.common.errors import (
     ConfigError,
     Fenced,
@@ -19,8 +20,7 @@ from protofed.common.errors import (
     StateError,
     VersionMismatch,
 )
-from protofed.common.recipe import Recipe, parse_json
-from protofed.common.task import (
+from protofed.common.protocol.messages import (
     PROTOCOL_VERSION,
     Activity,
     Assignment,
@@ -33,15 +33,15 @@ from protofed.common.task import (
     Verdict,
     Wait,
 )
-from protofed.server import phases
-from protofed.server.aggregation import PAUSE_S
-from protofed.server.blobs import MemoryBlobs
-from protofed.server.coordinator import Coordinator
-from protofed.server.ledger import Ledger
-from protofed.server.phases import Broken
-from protofed.server.roster import Roster
-from protofed.server.runs import NO_RUN, Runs
-from protofed.server.surroundings import Surroundings
+from protofed.server.rounds import phases
+from protofed.server.rounds.aggregation import PAUSE_S
+from protofed.server.rounds.context import Surroundings
+from protofed.server.rounds.coordinator import Coordinator
+from protofed.server.rounds.phases import Broken
+from protofed.server.rounds.presence import Roster
+from protofed.server.rounds.run_queue import NO_RUN, Runs
+from protofed.server.storage.blobs import MemoryBlobs
+from protofed.server.storage.ledger import Ledger
 
 if TYPE_CHECKING:
     from collections.abc import Callable

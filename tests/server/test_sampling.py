@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protofed.server.sampling import Uniform, cohort_size
+from protofed.server.rounds.sampling import Uniform, cohort_size
 
 SITES = tuple("abcdef")
 quick = settings(max_examples=100, deadline=None, derandomize=True)

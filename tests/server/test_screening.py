@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 
 from protofed.common import codec
 from protofed.common.payload import Array, Part, Payload, Tensors, TensorSpec, describe
-from protofed.common.task import Manifest
+from protofed.common.protocol.messages import Manifest
 from protofed.server.method import Expected
 from protofed.server.methods.fedavg import FedAvg
 from protofed.server.methods.fednh import FedNH
 from protofed.server.methods.solo import Solo
-from protofed.server.screening import (
+from protofed.server.rounds.screening import (
     BLOCK,
     HEADER_ROOM,
     MAX_SCALARS,

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from protofed.server.separation import Rows, maxsep, orthogonal, smallest_distance
+from protofed.server.methods.maximal_separation import Rows, maxsep, orthogonal, smallest_distance
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 OPTIMA = np.load(GOLDEN / "fednh_prototype_optimum_numpy.npz")["K_d_optimal_min_distance"]

@@ -16,17 +16,17 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tests.faults.bare import FEDERATION, MODEL, Bare, refused
 
 from protofed.common import codec
+from protofed.common.config.recipe import Recipe
 from protofed.common.errors import DiskFailure
 from protofed.common.payload import Part
-from protofed.common.recipe import Recipe
-from protofed.common.task import CHUNK_BYTES, PROTOCOL_VERSION
+from protofed.common.protocol.messages import CHUNK_BYTES, PROTOCOL_VERSION
 from protofed.protos.v1 import federation_pb2 as pb
-from protofed.server.audit import AUDIT_FILE, Audit
-from protofed.server.blobs import FolderBlobs
-from protofed.server.meters import Meters
-from protofed.server.runs import Runs
-from protofed.server.serving import serve
-from protofed.server.threads import Bells, Threads
+from protofed.server.metrics import Meters
+from protofed.server.rounds.run_queue import Runs
+from protofed.server.rpc.audit import AUDIT_FILE, Audit
+from protofed.server.rpc.executors import Bells, Threads
+from protofed.server.rpc.server import serve
+from protofed.server.storage.blobs import FolderBlobs
 
 Code = grpc.StatusCode
 RUN = "small-fedavg"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from protofed.server.shedding import Shedding, memory_limit, resident_bytes
+from protofed.server.rpc.memory_guard import Shedding, memory_limit, resident_bytes
 
 MIB = 1 << 20
 

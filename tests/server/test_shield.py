@@ -13,13 +13,13 @@ import pytest
 from tests.faults.bare import FEDERATION, Bare, Code, refused
 from tests.faults.realm import Realm, realm, still_served
 
+from protofed.common.config.recipe import Recipe
 from protofed.common.errors import DiskFailure, OutOfSpace
-from protofed.common.identity import Party
-from protofed.common.journal import Journal, records
-from protofed.common.recipe import Recipe
+from protofed.common.pki.identity import Party
+from protofed.common.storage.journal import Journal, records
 from protofed.protos.v1 import federation_pb2 as pb
 from protofed.protos.v1 import operator_pb2
-from protofed.server.limits import BURST, IN_FLIGHT
+from protofed.server.access.rate_limits import BURST, IN_FLIGHT
 
 RecipeOf = Callable[..., Recipe]
 RUN = "small-fedavg"

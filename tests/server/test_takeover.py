@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from tests.scenes import Process, Scene
 
-from protofed.common.identity import Party
-from protofed.common.journal import records
-from protofed.common.recipe import Recipe
-from protofed.deploy.simulate import simulation
-from protofed.server.records import Records
+from protofed.common.config.recipe import Recipe
+from protofed.common.pki.identity import Party
+from protofed.common.storage.journal import records
+from protofed.deploy.simulation.simulation import simulation
+from protofed.server.storage.reader import Records
 
 SITES = ("site-1", "site-2")
 

@@ -12,8 +12,8 @@ from google_crc32c import value as crc32c
 
 from protofed.common.codec import Digest, digest
 from protofed.common.errors import Incomplete, OutOfSpace, OverQuota
-from protofed.common.task import CHUNK_BYTES
-from protofed.server.uploads import Quota, Upload, Uploads
+from protofed.common.protocol.messages import CHUNK_BYTES
+from protofed.server.storage.uploads import Quota, Upload, Uploads
 
 TOTAL = CHUNK_BYTES + 5
 SMALL = Quota(uploads=2, total=3 * TOTAL)

@@ -9,8 +9,8 @@ import pytest
 
 from protofed.common.codec import Digest
 from protofed.common.errors import ConfigError
-from protofed.server.blobs import FolderBlobs
-from protofed.server.verification import Finding, Verified, verify_round
+from protofed.server.operator.verification import Finding, Verified, verify_round
+from protofed.server.storage.blobs import FolderBlobs
 
 if TYPE_CHECKING:
     from tests.server.conftest import Lab, MakeLab

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from protofed.server import watchdog
-from protofed.server.watchdog import Watchdog
+from protofed.server.rpc import watchdog
+from protofed.server.rpc.watchdog import Watchdog
 
 PATIENCE_S = 20.0
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal, Protocol, TypeAlias
 
-from protofed.client.local import Local
+from protofed.client.training.context import Local
 from protofed.common.payload import Part, Payload, Update
 from protofed.common.registry import Registry
 

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from protofed.common.errors import ConfigError, Denied, ProtofedError
-from protofed.deploy.operate import Operator
+from protofed.deploy.operator.connection import Operator
 
 IDENTITY = Path("/etc/protofed/identity")
 ADMIT, PREVIOUS = "admit", "previous"  # as in certificates.py

@@ -14,11 +14,14 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from protofed.common import archive
-from protofed.common.certificate import Certificate, read_certificate, stamp
 from protofed.common.errors import ProtofedError
-from protofed.common.identity import AUTHORITIES, CERTIFICATE, KEY, NEXT_KEY, Party
-from protofed.deploy import certs, certs_authority, certs_files, certs_request
+from protofed.common.pki.certificate import Certificate, read_certificate, stamp
+from protofed.common.pki.identity import AUTHORITIES, CERTIFICATE, KEY, NEXT_KEY, Party
+from protofed.common.storage import files as archive
+from protofed.deploy.certs import authority as certs_authority
+from protofed.deploy.certs import files as certs_files
+from protofed.deploy.certs import lifecycle as certs
+from protofed.deploy.certs import request as certs_request
 
 MOUNTED = Path("/identities")  # a volume for each name
 CA, SERVER, OPERATOR = "ca", "server", "operator"

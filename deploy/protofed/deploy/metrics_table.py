@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from protofed.client.meters import METRICS as OF_CLIENT
-from protofed.common.metric import table
-from protofed.server.meters import METRICS as OF_SERVER
+from protofed.client.agent.metrics import METRICS as OF_CLIENT
+from protofed.common.monitoring.metric import table
+from protofed.server.metrics import METRICS as OF_SERVER
 
 BEGIN, END = "<!-- metrics -->", "<!-- /metrics -->"
 PROCESS = "Both also have the `process_*` metrics of prometheus-client: memory, CPU, descriptors, when it started."

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from protofed.common.config.recipe import Recipe, read_recipe
 from protofed.common.errors import unknown
-from protofed.common.recipe import Recipe, read_recipe
 
 _HERE = Path(__file__).parent
 

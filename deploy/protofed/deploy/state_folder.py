@@ -9,8 +9,8 @@ from pathlib import Path
 
 from protofed.common.codec import Digest, digest
 from protofed.common.errors import ConfigError, StateError
-from protofed.server.engine import LEDGER_FILE
-from protofed.server.records import Records
+from protofed.server.storage.database import LEDGER_FILE
+from protofed.server.storage.reader import Records
 
 INSIDE = (".", "state", "server")  # of `server` and `simulate`; of a job of `compare`; of `demo`
 

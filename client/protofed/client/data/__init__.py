@@ -1,1 +1,1 @@
-"""A site's data: where it comes from, how a source is cut into sites, and the batches that methods train on."""
+"""A site's images and labels: sources, decoding, partitions and the tensors that training reads."""

@@ -16,11 +16,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from protofed.client.data.examples import Examples
-from protofed.client.data.half import Column, Half
+from protofed.client.data.site_data import Examples
 from protofed.client.data.spiral import spiral
+from protofed.client.data.split import Column, Half
+from protofed.common.config.recipe import Data
 from protofed.common.errors import DataError, unknown
-from protofed.common.recipe import Data
 
 Arrays: TypeAlias = tuple[NDArray[Any], NDArray[Any]]  # images [N, H, W] or [N, H, W, channels], labels [N] or [N, 1]
 Halves: TypeAlias = tuple[Half | None, Half | None]

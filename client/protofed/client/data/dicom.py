@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from protofed.client.data.unreadable import MOST_PIXELS, Unreadable
+from protofed.client.data.image_error import MOST_PIXELS, Unreadable
 from protofed.common.errors import DataError
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from protofed.client.data.entry import SPLITS, Entry, Split, leads_out
+from protofed.client.data.file_entry import SPLITS, Entry, Split, leads_out
 from protofed.client.data.labels import plain
 from protofed.common.errors import DataError
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from protofed.client.data.partition import Indices, Labels
+from protofed.common.config.recipe import Data
 from protofed.common.errors import DataError, short
-from protofed.common.recipe import Data
 
 MOST_NAMED = 50  # labels in one error: a column of something else has as many as rows
 _DECIMAL = re.compile(r"[0-9]{1,6}")

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
-from protofed.client.data.entry import SPLITS, Entry, Split, leads_out
+from protofed.client.data.file_entry import SPLITS, Entry, Split, leads_out
 from protofed.client.data.labels import plain
 from protofed.common.errors import DataError
 

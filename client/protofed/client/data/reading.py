@@ -15,13 +15,13 @@ import structlog
 import torch
 from numpy.typing import NDArray
 
-from protofed.client.data.decode import Pixels, decoded, quiet
-from protofed.client.data.examples import Examples
-from protofed.client.data.files import Item, Scan, scan
-from protofed.client.data.half import Half, held_out, refuse_test_share
-from protofed.client.data.unreadable import Unreadable
+from protofed.client.data.decoding import Pixels, decoded, quiet
+from protofed.client.data.image_error import Unreadable
+from protofed.client.data.image_files import Item, Scan, scan
+from protofed.client.data.site_data import Examples
+from protofed.client.data.split import Half, held_out, refuse_test_share
+from protofed.common.config.recipe import Data, Input
 from protofed.common.errors import DataError
-from protofed.common.recipe import Data, Input
 
 MOST_THREADS = 8
 AHEAD_BYTES = 64 << 20  # of decoded images that wait for their place in the tensor

@@ -10,12 +10,12 @@ import numpy as np
 import torch
 
 from protofed.client.data import dirichlet, groups, partition
-from protofed.client.data.examples import Examples, SiteData, check_labels
 from protofed.client.data.partition import Indices, Labels
+from protofed.client.data.site_data import Examples, SiteData, check_labels
 from protofed.client.data.sources import Column, Source, load
-from protofed.common import partition as kinds
+from protofed.common.config import partition as kinds
+from protofed.common.config.recipe import Data, Input
 from protofed.common.errors import DataError
-from protofed.common.recipe import Data, Input
 
 _LONG_TAIL = 1  # beside data.seed, so that the tail and the partition draw from streams of their own
 

@@ -11,15 +11,16 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from protofed.client.data import arrays, files, groups, reading
-from protofed.client.data.decode import opened, quiet
-from protofed.client.data.examples import Examples, check_shape, no_examples
-from protofed.client.data.half import Column as Column
-from protofed.client.data.half import Half, held_out, refuse_test_share
+from protofed.client.data import arrays, groups, reading
+from protofed.client.data import image_files as files
+from protofed.client.data.decoding import opened, quiet
+from protofed.client.data.image_error import Unreadable
 from protofed.client.data.labels import plain
-from protofed.client.data.unreadable import Unreadable
+from protofed.client.data.site_data import Examples, check_shape, no_examples
+from protofed.client.data.split import Column as Column
+from protofed.client.data.split import Half, held_out, refuse_test_share
+from protofed.common.config.recipe import Data, Input
 from protofed.common.errors import DataError
-from protofed.common.recipe import Data, Input
 
 NAMED = frozenset({"folder", "manifest"})  # sources whose labels are names
 _TRIED = 20  # files, for one whose size can be told

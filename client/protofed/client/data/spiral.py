@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from protofed.client.data.examples import Examples
+from protofed.client.data.site_data import Examples
 
 ARMS = 6
 EACH = 800  # points an arm

@@ -8,11 +8,11 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 from torch.nn.functional import cross_entropy
 
-from protofed.client.local import Local
-from protofed.client.losses import class_shares, distribution_gap
 from protofed.client.method import Personal, client_methods
 from protofed.client.models.split import dump, load
-from protofed.client.training import train
+from protofed.client.training.context import Local
+from protofed.client.training.loop import train
+from protofed.client.training.losses import class_shares, distribution_gap
 from protofed.common.payload import Part, Payload, Update
 
 

@@ -7,11 +7,11 @@ from typing import ClassVar, Literal
 
 from torch.nn.functional import cross_entropy, normalize
 
-from protofed.client.local import Local
 from protofed.client.method import Personal, client_methods
 from protofed.client.models.heads import CosineHead
 from protofed.client.models.split import dump, load
-from protofed.client.training import Weigher, class_means, named, train
+from protofed.client.training.context import Local
+from protofed.client.training.loop import Weigher, class_means, named, train
 from protofed.common.payload import Part, Payload, Update
 
 

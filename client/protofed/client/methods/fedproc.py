@@ -8,11 +8,11 @@ from typing import ClassVar, Literal
 from torch import Tensor
 from torch.nn.functional import cross_entropy, normalize
 
-from protofed.client.local import Local
-from protofed.client.losses import prototypical_contrast
 from protofed.client.method import Personal, client_methods
 from protofed.client.models.split import dump, load
-from protofed.client.training import class_means, named, stacked, train
+from protofed.client.training.context import Local
+from protofed.client.training.loop import class_means, named, stacked, train
+from protofed.client.training.losses import prototypical_contrast
 from protofed.common.payload import Part, Payload, Update
 
 

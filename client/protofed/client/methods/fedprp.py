@@ -10,12 +10,12 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from protofed.client.local import Local
-from protofed.client.losses import Distance, inter_class, intra_class
 from protofed.client.method import Personal, client_methods
 from protofed.client.models.heads import PrototypeHead
 from protofed.client.models.split import dump, load
-from protofed.client.training import class_means, frozen, named, remembered, stacked, train
+from protofed.client.training.context import Local
+from protofed.client.training.loop import class_means, frozen, named, remembered, stacked, train
+from protofed.client.training.losses import Distance, inter_class, intra_class
 from protofed.common.payload import Part, Payload, Update
 
 

@@ -7,10 +7,10 @@ from typing import ClassVar
 
 from torch.nn.functional import cross_entropy
 
-from protofed.client.local import Local
 from protofed.client.method import Personal, client_methods
 from protofed.client.models.split import dump, load
-from protofed.client.training import train
+from protofed.client.training.context import Local
+from protofed.client.training.loop import train
 from protofed.common.payload import Part, Payload, Update
 
 

@@ -16,8 +16,8 @@ from protofed.client.models.mlp import MLP
 from protofed.client.models.resnet import ResNet18, ResNet50
 from protofed.client.models.simple_cnn import SimpleCNN
 from protofed.client.models.split import SplitModel
+from protofed.common.config.recipe import Choice, Input
 from protofed.common.errors import ConfigError
-from protofed.common.recipe import Choice, Input
 from protofed.common.registry import Registry
 
 FACTORY = "a factory(input, classes, **options) that returns a SplitModel"

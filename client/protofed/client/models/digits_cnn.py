@@ -10,7 +10,7 @@ from pydantic import Field
 from torch import nn
 
 from protofed.client.models.split import SplitModel
-from protofed.common.recipe import Input
+from protofed.common.config.recipe import Input
 
 
 @dataclass(frozen=True)

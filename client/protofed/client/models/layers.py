@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from protofed.common.recipe import Input
+from protofed.common.config.recipe import Input
 
 CONVOLVED = 16  # pixels a side that `convolutions` needs: 16 -> 12 -> 6 -> 2 -> 1
 

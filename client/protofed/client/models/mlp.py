@@ -11,7 +11,7 @@ from pydantic import Field
 from torch import nn
 
 from protofed.client.models.split import SplitModel
-from protofed.common.recipe import Input
+from protofed.common.config.recipe import Input
 
 Width = Annotated[int, Field(ge=1)]
 

@@ -22,7 +22,7 @@ from torchvision.models import resnet
 
 from protofed.client.models.layers import embedding
 from protofed.client.models.split import SplitModel
-from protofed.common.recipe import Input
+from protofed.common.config.recipe import Input
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from torch import nn
 
 from protofed.client.models.layers import CONVOLVED, convolutions, embedding
 from protofed.client.models.split import SplitModel
-from protofed.common.recipe import Input
+from protofed.common.config.recipe import Input
 
 
 @dataclass(frozen=True)

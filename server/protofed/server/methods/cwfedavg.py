@@ -10,8 +10,8 @@ import numpy as np
 
 from protofed.common.payload import Part, Payload, SiteId, TensorSpec, Update, describe
 from protofed.common.tensors import Mean
-from protofed.server.factors import FACTORS, distribution, mixed, row, stacked
 from protofed.server.method import Expected, Weighting, server_methods, weight_of
+from protofed.server.methods.mixtures import FACTORS, distribution, mixed, row, stacked
 
 
 @server_methods.register(cwfedavg=("wdr",))

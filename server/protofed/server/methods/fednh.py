@@ -12,7 +12,7 @@ from pydantic import Field
 from protofed.common.payload import Array, Part, Payload, SiteId, Update
 from protofed.common.tensors import HolderMeans, Mean, unit
 from protofed.server.method import Expected, like, prototype_rows, server_methods
-from protofed.server.separation import maxsep, orthogonal
+from protofed.server.methods.maximal_separation import maxsep, orthogonal
 
 Means: TypeAlias = Literal["uniform", "similarity", "literal"]
 

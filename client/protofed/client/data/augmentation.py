@@ -1,0 +1,122 @@
+"""What is done to raw pixels on their way to the model: pure functions of whole batches, alike on every device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import pi
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from protofed.common.config.recipe import Augment, Input
+
+PADDING = 4  # pixels that are added on every side before a crop
+LARGEST_TURN = 15.0  # degrees, to either side
+
+
+@dataclass(frozen=True)
+class Augmentation:
+    """What moves a batch of images at random.
+
+    Attributes:
+        draw: count and a generator of the CPU -> [count, ...], all random numbers for so many images, on the CPU.
+        move: raw images [B, channels, H, W] and their rows of what was drawn, on the images' device -> moved images.
+    """
+
+    draw: Callable[[int, torch.Generator], Tensor]
+    move: Callable[[Tensor, Tensor], Tensor]
+
+
+def normaliser(input_: Input, dtype: torch.dtype, device: torch.device) -> Callable[[Tensor], Tensor]:
+    """(pixel - mean) / std by channel, for images of this dtype on this device: [B, channels, H, W] -> float32."""
+    unit = 255.0 if dtype == torch.uint8 else 1.0
+    shift, scale = (torch.tensor(v, device=device).mul(unit).view(-1, 1, 1) for v in (input_.mean, input_.std))
+    return lambda images: torch.sub(images, shift).div_(scale)  # promotes uint8 to float32 on the way
+
+
+def draw_crop_flips(count: int, rng: torch.Generator) -> Tensor:
+    """[count, 3] int64 on the CPU: top and left edge of the crop in the padded image, and 1 for a flip."""
+    edges = torch.randint(2 * PADDING + 1, (count, 2), generator=rng)
+    return torch.cat((edges, torch.randint(2, (count, 1), generator=rng)), dim=1)
+
+
+def draw_crop_flip_rotations(count: int, rng: torch.Generator) -> Tensor:
+    """[count, 5] float64 on the CPU: as `draw_crop_flips`, then cosine and sine of a turn of up to 15 degrees.
+
+    Double precision, and no trigonometry on the device: every device must pick the same pixel.
+    """
+    moves = draw_crop_flips(count, rng)
+    shares = torch.rand(count, 1, generator=rng, dtype=torch.float64)
+    angles = (2 * shares - 1) * (LARGEST_TURN * pi / 180)
+    return torch.cat((moves.double(), angles.cos(), angles.sin()), dim=1)
+
+
+def crop_flip(images: Tensor, moves: Tensor) -> Tensor:
+    """Every image cropped from itself in a black border, then flipped left to right or not.
+
+    Args:
+        images: [B, channels, H, W], raw pixels: the border is 0 before normalisation.
+        moves: [B, 3] as of `draw_crop_flips`, on the images' device.
+    """
+    return _cropped(pad(images, (PADDING,) * 4), moves)
+
+
+def reflect_crop_flip(images: Tensor, moves: Tensor) -> Tensor:
+    """As `crop_flip`, but the border mirrors the image about its outermost pixels (FedProc on CIFAR-10, METHODS §4.4).
+
+    Images smaller than the border are mirrored again and again.
+    """
+    rows, columns = (_mirrored(size, images.device) for size in images.shape[2:])
+    return _cropped(images.index_select(2, rows).index_select(3, columns), moves)
+
+
+def crop_flip_rotate(images: Tensor, moves: Tensor) -> Tensor:
+    """`crop_flip`, then `rotate` (FedProc on CIFAR-100, METHODS §4.4); [B, 5] of `draw_crop_flip_rotations`."""
+    return rotate(crop_flip(images, moves[:, :3].long()), moves[:, 3:])
+
+
+def rotate(images: Tensor, turns: Tensor) -> Tensor:
+    """Every image turned counter-clockwise about its centre: nearest pixel, of the same size, black beyond the edges.
+
+    Args:
+        images: [B, channels, H, W].
+        turns: [B, 2] float64: cosine and sine of the angle.
+    """
+    count, channels, height, width = images.shape
+    down, right = (torch.arange(n, device=images.device) - (n - 1) / 2 for n in (height, width))  # from the centre
+    cos, sin = turns.T.view(2, count, 1, 1)
+    columns = (cos * right - sin * down.unsqueeze(1) + (width - 1) / 2).round().long()  # [B, H, W]: from where
+    rows = (sin * right + cos * down.unsqueeze(1) + (height - 1) / 2).round().long()
+    inside = (rows >= 0) & (rows < height) & (columns >= 0) & (columns < width)
+    flat = rows.clamp(0, height - 1) * width + columns.clamp(0, width - 1)
+    index = flat.view(count, 1, -1).expand(-1, channels, -1)
+    turned: Tensor = images.flatten(2).gather(2, index).view(images.shape) * inside.unsqueeze(1)
+    return turned
+
+
+AUGMENTATIONS: dict[Augment, Augmentation] = {
+    "crop-flip": Augmentation(draw_crop_flips, crop_flip),
+    "reflect-crop-flip": Augmentation(draw_crop_flips, reflect_crop_flip),
+    "crop-flip-rotate": Augmentation(draw_crop_flip_rotations, crop_flip_rotate),
+}
+
+
+def _cropped(bordered: Tensor, moves: Tensor) -> Tensor:
+    """[B, channels, H + 2 * PADDING, W + 2 * PADDING] -> [B, channels, H, W]."""
+    count, channels, height, width = bordered.shape
+    height, width = height - 2 * PADDING, width - 2 * PADDING
+    top, left, flip = moves.T.unsqueeze(2)  # [B, 1] each
+    rows, columns = (torch.arange(n, device=bordered.device) for n in (height, width))
+    columns = left + torch.where(flip == 1, width - 1 - columns, columns)  # [B, W]
+    flat = (top + rows).unsqueeze(2) * bordered.shape[3] + columns.unsqueeze(1)  # [B, H, W]: where a pixel comes from
+    index = flat.view(count, 1, -1).expand(-1, channels, -1)
+    return bordered.flatten(2).gather(2, index).view(count, channels, height, width)
+
+
+def _mirrored(size: int, device: torch.device) -> Tensor:
+    """[size + 2 * PADDING]: which of `size` pixels stands where in a row with its mirrored border."""
+    period = max(2 * size - 2, 1)
+    place = torch.arange(-PADDING, size + PADDING, device=device) % period
+    return torch.where(place < size, place, period - place)

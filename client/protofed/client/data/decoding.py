@@ -1,0 +1,225 @@
+"""From an image file to what the model takes: one function of a path and the run's `[input]`.
+
+In this order: the photograph is turned as its EXIF says, colours are converted, values become 0..1, the size is fitted.
+"""
+
+from __future__ import annotations
+
+import stat
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protofed.client.data import dicom
+from protofed.client.data.image_error import MOST_FILE_BYTES, MOST_PIXELS, Unreadable
+from protofed.common.config.recipe import Input
+from protofed.common.errors import DataError
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+Pixels: TypeAlias = NDArray[Any]  # [channels, H, W], uint8, or float32 in 0..1
+FORMATS = ("PNG", "JPEG", "TIFF", "BMP", "GIF", "WEBP", "JPEG2000")
+_GREYS = ("L", "F")
+_DEEP = ("I;16", "I;16L", "I;16B", "I;16N")  # Pillow's modes of 16 bits
+
+
+def decode(path: Path, input_: Input) -> Pixels:
+    """One image file (PNG, JPEG, TIFF, BMP, GIF, WebP, JPEG 2000; DICOM), by its content, as the run wants it.
+
+    Returns:
+        [channels, H, W]: uint8 from 8-bit files without `input.window`, else float32 in 0..1.
+
+    Raises:
+        Unreadable: empty, truncated, of an unknown type, of several frames, too large, partly transparent, of a size
+            or colours that the run takes only with `input.fit` or `input.colours`.
+        DataError: it is DICOM, and pydicom is not installed; or the run has more channels than image files.
+    """
+    with quiet():
+        return decoded(path, input_)
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """No word of a decoder about odd files: it would go to the log, with what stands in them. Of the whole process."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def decoded(path: Path, input_: Input) -> Pixels:
+    """As `decode`, for many threads at once: whoever calls it is `quiet`."""
+    if input_.shape[0] not in (1, 3):
+        raise DataError(f"input.shape has {input_.shape[0]} channels; image files have 1 or 3: expected a source npz")
+    return brought(opened(path, input_.window), input_)
+
+
+def brought(image: Image, input_: Input) -> Pixels:
+    """As the run wants it: an image of mode L or RGB of 8 bits, or F (grey) in 0..1.
+
+    Raises:
+        Unreadable: of a size or colours that the run takes only with `input.fit` or `input.colours`.
+    """
+    image = _coloured(image, input_)
+    if input_.window is not None and image.mode != "F":
+        array = _windowed(np.asarray(image), input_.window)
+        planes = [_fitted(_floats(plane), input_) for plane in np.atleast_3d(array).transpose(2, 0, 1)]
+        pixels = np.stack(planes)
+    else:
+        pixels = np.atleast_3d(_fitted(image, input_)).transpose(2, 0, 1)
+    return np.ascontiguousarray(np.broadcast_to(pixels, input_.shape))
+
+
+def opened(path: Path, window: tuple[float, float] | None) -> Image:
+    """An image as its file means it: mode L or RGB of 8 bits, or F (grey) in 0..1.
+
+    Raises:
+        Unreadable: see `decode`.
+        DataError: see `decode`.
+    """
+    _check_file(path)
+    try:
+        found = dicom.read(path, window) if dicom.is_one(path) else _read(path, window)
+    except (DataError, MemoryError):
+        raise
+    except Exception as error:  # decoders of damaged files raise anything
+        raise Unreadable(f"truncated, damaged or of no known type ({type(error).__name__})") from error
+    return found
+
+
+def _check_file(path: Path) -> None:
+    try:
+        found = path.stat()
+    except OSError as error:
+        raise Unreadable(f"{error.strerror}".lower()) from error
+    if not stat.S_ISREG(found.st_mode):  # a pipe would never end
+        raise Unreadable("no regular file")
+    if not 0 < found.st_size <= MOST_FILE_BYTES:
+        raise Unreadable("empty" if not found.st_size else f"larger than {MOST_FILE_BYTES >> 20} MiB")
+
+
+def _read(path: Path, window: tuple[float, float] | None) -> Image:
+    from PIL import Image, ImageOps
+
+    with Image.open(path, formats=FORMATS) as image:
+        if (frames := getattr(image, "n_frames", 1)) != 1:
+            raise Unreadable(f"{frames} frames or pages; expected one image a file")
+        if image.width * image.height > MOST_PIXELS:
+            raise Unreadable(f"{image.width} x {image.height} pixels; expected at most {MOST_PIXELS:,}")
+        if image.mode not in ("I", *_DEEP) and any(";16" in str(tile.args) for tile in image.tile):
+            raise Unreadable("colours of 16 bits; expected 8 bits, or 16 in grey")
+        image.load()
+        return _plain(ImageOps.exif_transpose(image), window)
+
+
+def _plain(image: Image, window: tuple[float, float] | None) -> Image:
+    """Pillow's many modes as L, RGB or F in 0..1."""
+    if image.mode in (*_DEEP, "I", "F"):
+        return _floats(_deep(image, window))
+    if image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info:
+        image = _opaque(image)
+    if image.mode == "P":
+        return image.convert("L" if _is_grey(image) else "RGB")
+    if image.mode in ("1", "YCbCr"):
+        return image.convert("L" if image.mode == "1" else "RGB")
+    if image.mode not in ("L", "RGB"):
+        raise Unreadable(f"colours as {image.mode}; expected grey or RGB")
+    return image
+
+
+def _deep(image: Image, window: tuple[float, float] | None) -> NDArray[np.float32]:
+    """Values of more than 8 bits in 0..1: by the run's window, or 16 bits by 65535."""
+    values = np.asarray(image).astype(np.float64)  # of either byte order
+    if not np.isfinite(values).all():
+        raise Unreadable("values that are no numbers")
+    if window is not None:
+        return _windowed(values, window)
+    most = 1.0 if image.mode == "F" else 65535.0
+    if values.min() < 0 or values.max() > most:
+        raise Unreadable(f"values outside 0 to {most:g}, which need input.window; expected 8 bits or 16 without a sign")
+    return (values / most).astype(np.float32)
+
+
+def _opaque(image: Image) -> Image:
+    """Without its alpha, which must not matter."""
+    whole = image.convert("RGBA")
+    if whole.getchannel("A").getextrema() != (255, 255):
+        raise Unreadable("partly transparent; expected an opaque image")
+    if image.mode == "P" or image.mode == "PA":
+        return whole.convert("RGB" if not _is_grey(image) else "L")
+    return whole.convert("L" if image.mode in ("LA", "La", "L") else "RGB")
+
+
+def _is_grey(image: Image) -> bool:
+    """Of an image with a palette: whether that has shades of grey only."""
+    colours = np.array(image.getpalette("RGB") or [0, 0, 0]).reshape(-1, 3)
+    return bool((colours == colours[:, :1]).all())
+
+
+def _coloured(image: Image, input_: Input) -> Image:
+    """Grey where the run wants grey, and where it wants colours only if it says so."""
+    channels = 1 if image.mode in _GREYS else 3
+    if channels == input_.shape[0]:
+        return image
+    if input_.colours == "exact":
+        said = {1: "grey", 3: "RGB"}
+        raise Unreadable(f"{said[channels]}, and the run takes {said[input_.shape[0]]} images only (input.colours)")
+    return image.convert("L") if channels == 3 else image  # ITU-R 601; grey is repeated in the end
+
+
+def _windowed(values: NDArray[Any], window: tuple[float, float]) -> NDArray[np.float32]:
+    return dicom.linear(values, *window).clip(0, 1).astype(np.float32)
+
+
+def _floats(plane: NDArray[np.float32]) -> Image:
+    """[H, W] as an image of mode F."""
+    from PIL import Image
+
+    return Image.fromarray(np.ascontiguousarray(plane))
+
+
+def _fitted(image: Image, input_: Input) -> Pixels:
+    """[H, W] or [H, W, 3] of the run's size."""
+    height, width = input_.shape[1:]
+    if image.size == (width, height):
+        return np.asarray(image)
+    across, down = width / image.width, height / image.height
+    match input_.fit:
+        case "exact":
+            raise Unreadable(
+                f"{image.width} x {image.height} pixels, and the run takes {width} x {height} only (input.fit)"
+            )
+        case "stretch":
+            return _resized(image, width, height)
+        case "crop":
+            return _centred(_scaled(image, max(across, down)), height, width)
+        case "pad":
+            return _centred(_scaled(image, min(across, down)), height, width)
+
+
+def _scaled(image: Image, by: float) -> Pixels:
+    return _resized(image, max(1, round(image.width * by)), max(1, round(image.height * by)))
+
+
+def _resized(image: Image, width: int, height: int) -> Pixels:
+    from PIL.Image import Resampling
+
+    found = np.asarray(image.resize((width, height), Resampling.BILINEAR))
+    return found.clip(0, 1) if image.mode == "F" else found
+
+
+def _centred(pixels: Pixels, height: int, width: int) -> Pixels:
+    """The middle of an image, or the image in the middle of black."""
+    for axis, size in enumerate((height, width)):
+        spare = size - pixels.shape[axis]
+        if spare < 0:
+            pixels = np.take(pixels, np.arange(-spare // 2, -spare // 2 + size), axis)
+        before = [(0, 0)] * pixels.ndim
+        before[axis] = (max(spare, 0) // 2, max(spare, 0) - max(spare, 0) // 2)
+        pixels = np.pad(pixels, before)
+    return pixels

@@ -1,0 +1,245 @@
+"""One site's examples as methods use them: normalised batches on the device, in the same order on every device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias, TypeVar
+
+import torch
+from torch import Tensor
+
+from protofed.client.data.augmentation import AUGMENTATIONS, Augmentation, normaliser
+from protofed.common.config.recipe import Augment as Augment
+from protofed.common.config.recipe import Input
+from protofed.common.errors import DataError
+
+Batch: TypeAlias = tuple[Tensor, Tensor]  # [B, channels, H, W] normalised float32, [B] int64, on the site's device
+T = TypeVar("T")
+
+CPU = torch.device("cpu")
+KEPT_BYTES = 1 << 30  # a normalised copy up to this size is kept; a larger one is made batch by batch
+
+
+@dataclass(frozen=True, eq=False)
+class Examples:
+    """Images and their labels; sites that share a test set share one of these.
+
+    Attributes:
+        images: [N, channels, H, W], uint8, or float32 in 0..1.
+        labels: [N], int64.
+
+    Raises:
+        DataError: shapes or dtypes are others.
+    """
+
+    images: Tensor
+    labels: Tensor
+    _made: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False)  # what `_once` made, for all sites
+
+    def __post_init__(self) -> None:
+        images, labels = self.images, self.labels
+        if images.ndim != 4 or images.dtype not in (torch.uint8, torch.float32):
+            raise DataError(
+                f"images are {images.dtype} of shape {list(images.shape)}; "
+                "expected uint8, or float32 in 0..1, of shape [N, channels, height, width]"
+            )
+        if labels.dtype != torch.int64 or labels.shape != images.shape[:1]:
+            raise DataError(
+                f"labels are {labels.dtype} of shape {list(labels.shape)}; expected int64, one for each of "
+                f"{len(images)} images"
+            )
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def take(self, indices: Tensor) -> Examples:
+        """A copy of these rows, in this order; `indices` is [n] int64 on the images' device."""
+        return Examples(self.images.index_select(0, indices), self.labels.index_select(0, indices))
+
+    def on(self, device: torch.device) -> Examples:
+        """The same examples on a device, moved there once."""
+        return self._once(("on", device), lambda: Examples(self.images.to(device), self.labels.to(device)))
+
+    def pinned(self) -> Examples:
+        """The same examples in page-locked host memory, from where a GPU copies them without waiting."""
+        return self._once("pinned", lambda: Examples(self.images.pin_memory(), self.labels.pin_memory()))
+
+    def normalised(self, input_: Input) -> Tensor:
+        """All images as the model takes them, float32 [N, channels, H, W], made once."""
+        key = ("normalised", input_.mean, input_.std)
+        return self._once(key, lambda: normaliser(input_, self.images.dtype, self.images.device)(self.images))
+
+    @property
+    def kept_bytes(self) -> int:
+        """Size of `normalised` where that is worth keeping, else 0."""
+        size = 4 * self.images.numel()
+        return size if size <= KEPT_BYTES else 0
+
+    @property
+    def nbytes(self) -> int:
+        """Memory for the images, as they are and as they are kept for the model."""
+        return self.images.nbytes + self.labels.nbytes + self.kept_bytes
+
+    def _once(self, key: Hashable, make: Callable[[], T]) -> T:
+        if key not in self._made:
+            self._made[key] = make()
+        made: T = self._made[key]
+        return made
+
+
+def no_examples(input_: Input) -> Examples:
+    """Of the run's shape, and none of them."""
+    return Examples(torch.empty(0, *input_.shape, dtype=torch.uint8), torch.empty(0, dtype=torch.int64))
+
+
+def check_shape(examples: Examples, input_: Input) -> None:
+    """That the images have the size that the run fixes for all sites; nothing is resized or repeated silently.
+
+    Raises:
+        DataError: naming both sizes.
+    """
+    if examples.images.shape[1:] != input_.shape:
+        raise DataError(
+            f"images are {list(examples.images.shape[1:])} [channels, height, width], but the run's input.shape is "
+            f"{list(input_.shape)}; convert the data or take part in a run of their shape"
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class SiteData:
+    """One site's data.
+
+    Attributes:
+        train: what the site trains on; never empty, unless it only scores.
+        test: what all sites' models are scored on; empty only where there is a `local_test`, and no such set.
+        input: what the run brings images to.
+        classes: C, of the run: of all sites together.
+        device: where batches are made.
+        scores_only: an evaluator's data, without any to train on.
+        local_test: what this site's own model is scored on besides, of the site's own class distribution; never empty.
+
+    Raises:
+        DataError: no examples, images of another shape than the run's, or labels outside 0..classes - 1.
+    """
+
+    train: Examples
+    test: Examples
+    input: Input
+    classes: int
+    device: torch.device = CPU
+    scores_only: bool = False
+    local_test: Examples | None = None
+
+    def __post_init__(self) -> None:
+        for name, examples, may_lack in (
+            ("training", self.train, self.scores_only),
+            ("test", self.test, self.local_test is not None),
+            ("local test", self.local_test, False),
+        ):
+            if examples is None:
+                continue
+            if not len(examples) and not may_lack:
+                raise DataError(f"there are no {name} examples; expected at least one")
+            check_shape(examples, self.input)
+            check_labels(examples, self.classes)
+
+    @classmethod
+    def for_scoring(cls, test: Examples, input_: Input, classes: int) -> SiteData:
+        """An evaluator's: a test set only."""
+        return cls(no_examples(input_), test, input_, classes, scores_only=True)
+
+    def placed(self, device: torch.device) -> SiteData:
+        """The same data for training on `device`: moved there if it fits, else in page-locked memory of the host.
+
+        Sites that share a test set still share it there.
+        """
+        train, test, local = self.train, self.test, self.local_test
+        size = train.nbytes + test.nbytes + (0 if local is None else local.nbytes)
+        pinned = device.type == "cuda" and not fits(size, device)
+
+        def moved(examples: Examples) -> Examples:
+            return examples.pinned() if pinned else examples.on(device)
+
+        moved_local = None if local is None else moved(local)
+        return replace(self, train=moved(train), test=moved(test), local_test=moved_local, device=device)
+
+    def batches(
+        self, size: int, rng: torch.Generator, augment: Augment = "none", drop_last: bool = False
+    ) -> Iterator[Batch]:
+        """One epoch of the training examples, shuffled.
+
+        All random numbers are drawn at the call, on the CPU, so that every device sees the same batches.
+
+        Args:
+            size: examples a batch; all of them if there are fewer.
+            rng: of the CPU.
+            augment: one of `AUGMENTATIONS`, or none.
+            drop_last: leave out a last batch that is smaller than the others.
+
+        Raises:
+            DataError: an evaluator's data, which has nothing to train on.
+        """
+        count = len(self.train)
+        if not count:
+            raise DataError("this data has only test examples; expected a trainer's data")
+        size = min(size, count)
+        order = torch.randperm(count, generator=rng)[: count - count % size if drop_last else count]
+        if augment == "none":
+            return self._plain(order, size)
+        augmentation = AUGMENTATIONS[augment]
+        return self._augmented(order, size, augmentation, augmentation.draw(len(order), rng))
+
+    def ordered(self, examples: Examples, size: int) -> Iterator[Batch]:
+        """`examples` of this site, once and in their own order, without augmentation: for scores and class means."""
+        images, finish = self._prepared(examples)
+        for some, labels in zip(torch.split(images, size), torch.split(examples.labels, size), strict=True):
+            if len(labels):
+                yield finish(some), self._moved(labels)
+
+    def label_frequencies(self) -> Tensor:
+        """n_{k,c} / n_k of the training labels, [C] float32 on the device. Never leaves the site."""
+        counts = self.train.labels.bincount(minlength=self.classes)
+        return self._moved(counts / max(len(self.train), 1))
+
+    def _plain(self, order: Tensor, size: int) -> Iterator[Batch]:
+        images, finish = self._prepared(self.train)
+        for rows in torch.split(order.to(images.device), size):
+            yield finish(images.index_select(0, rows)), self._moved(self.train.labels.index_select(0, rows))
+
+    def _augmented(self, order: Tensor, size: int, augmentation: Augmentation, moves: Tensor) -> Iterator[Batch]:
+        images = self.train.images
+        finish = normaliser(self.input, images.dtype, self.device)
+        for rows, by in zip(
+            torch.split(order.to(images.device), size), torch.split(moves.to(self.device), size), strict=True
+        ):
+            moved = augmentation.move(self._moved(images.index_select(0, rows)), by)
+            yield finish(moved), self._moved(self.train.labels.index_select(0, rows))
+
+    def _prepared(self, examples: Examples) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+        """Images to take batches of, and what remains to be done to a batch: nothing, wherever memory allows."""
+        if examples.kept_bytes and examples.images.device.type == self.device.type:
+            return examples.normalised(self.input), lambda images: images
+        finish = normaliser(self.input, examples.images.dtype, self.device)
+        return examples.images, lambda images: finish(self._moved(images))
+
+    def _moved(self, batch: Tensor) -> Tensor:
+        return batch.to(self.device, non_blocking=True)
+
+
+def fits(size: int, device: torch.device) -> bool:
+    """Whether `size` bytes are at most a quarter of a GPU's free memory: the rest is the model's."""
+    free, _ = torch.cuda.mem_get_info(device)
+    return size <= free / 4
+
+
+def check_labels(examples: Examples, classes: int) -> None:
+    """That labels are 0 to classes - 1.
+
+    Raises:
+        DataError: naming what they are.
+    """
+    labels = examples.labels
+    low, high = (int(labels.min()), int(labels.max())) if len(labels) else (0, 0)
+    if low < 0 or high >= classes:
+        raise DataError(f"labels are {low} to {high}, but the run has {classes} classes; expected 0 to {classes - 1}")

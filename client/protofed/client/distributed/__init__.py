@@ -1,0 +1,1 @@
+"""One site's training over several processes that torchrun starts."""

@@ -1,0 +1,1 @@
+"""Local training and scoring: the one SGD loop, losses, checkpoints and evaluation."""

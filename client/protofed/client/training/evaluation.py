@@ -1,0 +1,181 @@
+"""Scores of a model on a test set (METHODS §7), all from one pass over it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from protofed.client.data.site_data import Examples, SiteData
+from protofed.common.errors import ConfigError, DataError
+
+BINS = 15  # of the calibration error, as in Guo et al., ICML 2017
+BELOW_ONE = 1 - 2**-53  # the largest confidence of the last bin: torchmetrics gives exactly 1 a bin of its own
+
+
+@dataclass(frozen=True, eq=False)
+class Tally:
+    """How a model did on a test set; all on the CPU.
+
+    Attributes:
+        correct: [C] int64, examples of the class that the model recognises.
+        totals: [C] int64, examples of the class; at least one in all.
+        probabilities: [N, C] float32, softmax of what the model gives, log-probabilities or not.
+        labels: [N] int64.
+    """
+
+    correct: Tensor
+    totals: Tensor
+    probabilities: Tensor
+    labels: Tensor
+
+
+def tally(model: nn.Module, data: SiteData, examples: Examples | None = None, batch: int = 512) -> Tally:
+    """The model's answers, on its own device and in evaluation mode; afterwards its modes are put back.
+
+    Args:
+        examples: what to score on, of the run's shape and classes; `data.test` if not given.
+
+    Raises:
+        DataError: there are no examples.
+    """
+    examples = data.test if examples is None else examples
+    if not len(examples):
+        raise DataError("there are no examples to score a model on; expected at least one")
+    device = next((p.device for p in model.parameters()), data.device)
+    with _evaluating(model), torch.no_grad():
+        logits = torch.cat([model(x.to(device)) for x, _ in data.ordered(examples, batch)]).float().cpu()  # [N, C]
+    labels = examples.labels.cpu()
+    correct = labels[logits.argmax(1) == labels]
+    counts = [some.bincount(minlength=data.classes) for some in (correct, labels)]
+    return Tally(counts[0], counts[1], logits.softmax(1), labels)
+
+
+def scores(tally: Tally, groups: Mapping[str, Sequence[int]] | None = None) -> dict[str, float]:
+    """Scores of any model; one that is not defined is left out, never 0 or NaN.
+
+    `accuracy` (of the global model on the balanced test set: GM);
+    `recall.<c>` of every class that the test set has, and their mean `balanced_accuracy`;
+    for `groups`, as of `groups_of`, the accuracy on each group's test examples, and `groups`, the plain mean over the
+    groups, where all have test examples: FedPRP's Many, Medium, Few and Average.
+    """
+    present = tally.totals.nonzero().flatten()  # [P] the classes that the test set has
+    recalls = tally.correct[present].double() / tally.totals[present]
+    found = {
+        "accuracy": int(tally.correct.sum()) / int(tally.totals.sum()),
+        "balanced_accuracy": float(recalls.mean()),
+    }
+    found |= {f"recall.{c}": recall for c, recall in zip(present.tolist(), recalls.tolist(), strict=True)}
+    return found | _of_groups(tally, groups or {})
+
+
+def probabilistic_scores(tally: Tally) -> dict[str, float]:
+    """Scores of the probabilities; neither of a model that has diverged to infinities or NaN.
+
+    `auroc`: macro one-vs-rest over the classes that the test set has, which are to be at least two;
+    `ece`: expected calibration error of the largest probability, l1, 15 bins of equal width that own their lower edge.
+
+    Only the columns of the classes that the test set has are ranked. They stay probabilities over all C classes:
+    one-vs-rest looks at one column at a time, and a class without examples has no curve. The calibration is that of
+    the event "the answer is right", in float64: torchmetrics adds up several classes in float32.
+    """
+    from torchmetrics.functional.classification import binary_calibration_error, multiclass_auroc  # takes seconds
+
+    if not tally.probabilities.isfinite().all():
+        return {}
+    present = tally.totals.nonzero().flatten()  # [P]
+    confidence, answer = tally.probabilities.double().max(1)
+    right = (answer == tally.labels).long()
+    found = {"ece": float(binary_calibration_error(confidence.clamp(max=BELOW_ONE), right, BINS, "l1"))}
+    if len(present) > 1:
+        numbers = (tally.totals > 0).cumsum(0) - 1  # [C] a class's column among those that are present
+        ranked = tally.probabilities[:, present]
+        found["auroc"] = float(multiclass_auroc(ranked, numbers[tally.labels], len(present)))
+    return found
+
+
+def reliability(tally: Tally) -> dict[str, float]:
+    """How often a model is right when it is so sure, by bin of `ece`: what a reliability diagram is drawn of.
+
+    `reliability.accuracy.<b>`, `.confidence.<b>` and `.share.<b>`: of the answers in bin b the share that is right and
+    the mean largest probability, and the bin's share of all answers; of bins with answers only. Nothing of a model
+    that has diverged. The sum over b of share |accuracy - confidence| is `ece`.
+    """
+    if not tally.probabilities.isfinite().all():
+        return {}
+    confidence, answer = tally.probabilities.double().max(1)
+    bins = (confidence.clamp(max=BELOW_ONE) * BINS).long()  # [N]
+    found: dict[str, float] = {}
+    for b in sorted(set(bins.tolist())):
+        here = bins == b
+        found[f"reliability.accuracy.{b}"] = float((answer == tally.labels)[here].double().mean())
+        found[f"reliability.confidence.{b}"] = float(confidence[here].mean())
+        found[f"reliability.share.{b}"] = float(here.double().mean())
+    return found
+
+
+def personal_scores(tally: Tally, frequencies: Tensor) -> dict[str, float]:
+    """What FedNH adds for a site's own model; `frequencies` [C] are n_{k,c} / n_k of the site's training labels.
+
+    `pm_v` is the accuracy on the test examples of the site's own classes: PM(V)_k;
+    `pm_l` weighs every test example by its class's frequency at the site: PM(L)_k.
+    Left out, never 0 or NaN, where the test set has no example of any of the site's classes.
+    """
+    shares = {"pm_v": _share(tally, frequencies > 0), "pm_l": _share(tally, frequencies)}
+    return {name: share for name, share in shares.items() if share is not None}
+
+
+def prefixed(prefix: str, scores: Mapping[str, float]) -> dict[str, float]:
+    """The same scores as `<prefix>.<name>`, as in `global.accuracy` and `personal.local.accuracy`."""
+    return {f"{prefix}.{name}": value for name, value in scores.items()}
+
+
+def groups_of(classes: int, order: tuple[int, ...] = ()) -> dict[str, list[int]]:
+    """FedPRP's groups: `many`, the first 20 % of the classes, `medium`, the next 30 %, and `few`, all others.
+
+    Both limits are rounded down, so that of fewer than five classes none is in `many`.
+
+    Args:
+        order: all classes from the most frequent to the rarest of all sites; 0..C-1 if not given.
+
+    Raises:
+        ConfigError: `order` is not each of the classes once.
+    """
+    ranked = list(order or range(classes))
+    if sorted(ranked) != list(range(classes)):
+        raise ConfigError(f"the order of classes is {ranked}; expected each of 0 to {classes - 1} once")
+    fifth, half = classes // 5, classes // 2
+    return {"many": ranked[:fifth], "medium": ranked[fifth:half], "few": ranked[half:]}
+
+
+def _of_groups(tally: Tally, groups: Mapping[str, Sequence[int]]) -> dict[str, float]:
+    shares = {name: _share(tally, _members(classes, len(tally.totals))) for name, classes in groups.items()}
+    found = {name: share for name, share in shares.items() if share is not None}
+    return found | {"groups": sum(found.values()) / len(found)} if found and len(found) == len(groups) else found
+
+
+def _members(classes: Sequence[int], of: int) -> Tensor:
+    """[C], 1 for the classes that are named."""
+    return torch.zeros(of).index_fill(0, torch.tensor(classes, dtype=torch.int64), 1)
+
+
+def _share(tally: Tally, weights: Tensor) -> float | None:
+    """sum_c w_c correct_c / sum_c w_c T_c for weights [C]; None where there is nothing to divide by."""
+    weights = weights.cpu().double()
+    total = float(weights @ tally.totals.double())
+    return float(weights @ tally.correct.double()) / total if total else None
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode; afterwards every module is in the mode that it was in, which need not be one for all."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training

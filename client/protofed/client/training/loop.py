@@ -1,0 +1,216 @@
+"""Verbs that client halves compose: the one SGD loop, and class means."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from protofed.client.training.context import Local, Ranks
+from protofed.client.training.loop_state import Training, keep, restore
+from protofed.common.config.recipe import Plan
+from protofed.common.errors import CodecError, Failure, TaskFailure
+from protofed.common.failpoint import reach
+from protofed.common.payload import Array, Part, Tensors
+
+Weigher: TypeAlias = Callable[[Tensor, Tensor], Tensor]  # features [B, D], labels [B] -> weights of examples [B]
+Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]  # images [B, ch, H, W], labels [B] -> mean loss of the batch
+
+
+def train(local: Local, loss: Loss, parameters: Iterable[Tensor] | None = None, epochs: int | None = None) -> float:
+    """The plan's epochs of stochastic gradient descent on the site's training examples.
+
+    A batch that does not fit into the device's memory is split into micro-batches whose gradients are added up. If the
+    plan asks for checkpoints, a fit that was interrupted goes on here after the last epoch that it had done. Where
+    several processes train as one, all of them are here with the same arguments.
+
+    Args:
+        loss: batch mean; it sees a part of the batch when memory is short.
+        parameters: what is trained; by default all of the model.
+        epochs: in place of the plan's.
+
+    Returns:
+        The mean loss over all examples seen.
+
+    Raises:
+        TaskFailure: the loss is not finite, or one example alone does not fit into memory.
+    """
+    plan, model = local.plan, local.model
+    trained = [p for p in (model.parameters() if parameters is None else parameters) if p.requires_grad]
+    optimizer = _optimizer(plan, trained, learning_rate(plan, local.round, local.rounds))
+    training = Training(trained, optimizer, torch.zeros((), device=local.data.device))
+    step = _Step(_with_precision(plan, local, loss), training, plan.clip, local.ranks)
+    model.train()
+    epochs = plan.epochs if epochs is None else epochs
+    steps = local.steps  # written in place: the heartbeat reads it
+    steps.epochs = epochs
+    local.trainings += 1
+    local.pace.start()
+    for steps.epoch in range(restore(local, training) + 1, epochs + 1):
+        local.ranks.seed(local.rng.initial_seed(), local.trainings, steps.epoch)
+        for images, labels in local.data.batches(plan.batch, local.rng, plan.augment, plan.drop_last):
+            local.check()
+            step(images, labels)
+            local.pace.step(len(labels))
+            reach("batch-done")
+        if not math.isfinite(total := training.total.item()):  # once an epoch: it waits for the device
+            raise TaskFailure(Failure.NUMERIC, f"the loss is {total} in epoch {steps.epoch}; lower plan.lr")
+        keep(local, training, steps.epoch)
+        reach("epoch-done")
+    return training.total.item() / max(training.seen, 1)
+
+
+def named(means: Mapping[int, Tensor]) -> Tensors:
+    """Class means as tensors of a payload."""
+    return {str(c): mean.cpu().numpy() for c, mean in means.items()}
+
+
+@contextmanager
+def frozen(module: nn.Module) -> Iterator[None]:
+    """No parameter of the module gets a gradient meanwhile."""
+    free = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    for parameter in free:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in free:
+            parameter.requires_grad_(True)
+
+
+def stacked(rows: Mapping[str, Array], classes: int, like: Tensor) -> tuple[Tensor, Tensor]:
+    """Prototypes by class name as one matrix [C, D], and which classes have one, [C] bool; on `like`'s device.
+
+    Args:
+        like: [.., D], whose dtype and device the matrix takes.
+
+    Raises:
+        CodecError: a row of another length, or of a class that the run does not have.
+    """
+    matrix, known = like.new_zeros(classes, like.shape[-1]), torch.zeros(classes, dtype=torch.bool)
+    for name, row in rows.items():
+        if not name.isdecimal() or int(name) >= classes or row.shape != matrix.shape[1:]:
+            raise CodecError(
+                f"prototype '{name}' is {row.shape}: expected a class of 0 to {classes - 1}, {tuple(matrix.shape[1:])}"
+            )
+        matrix[int(name)] = torch.from_numpy(np.array(row))
+        known[int(name)] = True
+    return matrix, known.to(like.device)
+
+
+def remembered(local: Local, part: Part, name: str, first: Tensor) -> Tensor:
+    """A tensor of the site's memory, on the CPU; `first` while it has none."""
+    kept = local.memory.get(part, {})
+    return torch.from_numpy(np.array(kept[name])) if name in kept else first
+
+
+def learning_rate(plan: Plan, round: int, rounds: int) -> float:
+    """Of a round, counted from 1."""
+    match plan.schedule:
+        case "constant":
+            return plan.lr
+        case "exponential":
+            return float(plan.lr * plan.decay ** (round - 1))
+        case "cosine":
+            return plan.lr * (1 + math.cos(math.pi * (round - 1) / rounds)) / 2
+
+
+def class_means(local: Local, embed: Callable[[Tensor], Tensor], weigh: Weigher | None = None) -> dict[int, Tensor]:
+    """The mean of `embed(images)` [B, D] over the site's training examples of each class that it has: {class: [D]}.
+
+    With `weigh` it is a weighted mean; weights are positive.
+
+    In evaluation mode, without augmentation; a class that the site does not hold is not there.
+    """
+    local.model.eval()
+    sums = counts = None
+    with torch.no_grad():
+        for images, labels in local.data.ordered(local.data.train, 512):
+            local.check()
+            features = embed(images)
+            features = features.to(torch.promote_types(features.dtype, torch.float32))
+            if sums is None or counts is None:
+                sums = features.new_zeros(local.classes, features.shape[1])
+                counts = features.new_zeros(local.classes)
+            weights = torch.ones_like(labels, dtype=features.dtype)
+            if weigh is not None:
+                weights = weigh(features, labels).to(features.dtype)
+                features = features * weights.unsqueeze(1)
+            sums.index_add_(0, labels, features)
+            counts.index_add_(0, labels, weights)
+    if sums is None or counts is None:
+        return {}
+    return {int(c): sums[c] / counts[c] for c in counts.nonzero().flatten()}
+
+
+class _Step:
+    """One optimizer step, in as many micro-batches as memory asks for, and by as many processes as there are."""
+
+    def __init__(self, loss: Loss, training: Training, clip: float | None, ranks: Ranks) -> None:
+        self._loss, self._training, self._clip, self._ranks = loss, training, clip, ranks
+
+    def __call__(self, images: Tensor, labels: Tensor) -> None:
+        training = self._training
+        while True:
+            try:
+                loss = self._gradients(images, labels)
+                self._ranks.add_up([p.grad for p in training.trained if p.grad is not None])
+                break
+            except torch.OutOfMemoryError as error:
+                self._ranks.short_of_memory(error)
+                self._shrink(len(labels))
+        if self._clip is not None:
+            nn.utils.clip_grad_norm_(training.trained, self._clip)
+        training.optimizer.step()
+        training.total += loss * len(labels)
+        training.seen += len(labels)
+
+    def _gradients(self, images: Tensor, labels: Tensor) -> Tensor:
+        self._training.optimizer.zero_grad(set_to_none=True)
+        size = self._training.size or len(labels)
+        if size >= len(labels):
+            loss = self._loss(images, labels)
+            self._ranks.backward(loss)
+            return loss.detach()
+        parts = []
+        for some, their in zip(torch.split(images, size), torch.split(labels, size), strict=True):
+            part = self._loss(some, their) * (len(their) / len(labels))
+            self._ranks.backward(part)
+            parts.append(part.detach())
+        return torch.stack(parts).sum()
+
+    def _shrink(self, batch: int) -> None:
+        size = min(self._training.size or batch, batch)
+        if size == 1:
+            raise TaskFailure(Failure.OUT_OF_MEMORY, "not even one example fits into the device's memory")
+        self._training.size = (size + 1) // 2
+        self._training.optimizer.zero_grad(set_to_none=True)
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+
+def _optimizer(plan: Plan, trained: list[Tensor], lr: float) -> torch.optim.Optimizer:
+    match plan.optimizer:
+        case "sgd":
+            return torch.optim.SGD(trained, lr=lr, momentum=plan.momentum, weight_decay=plan.weight_decay)
+        case "adam":
+            return torch.optim.Adam(trained, lr=lr, weight_decay=plan.weight_decay)
+        case "adamw":
+            return torch.optim.AdamW(trained, lr=lr, weight_decay=plan.weight_decay)
+
+
+def _with_precision(plan: Plan, local: Local, loss: Loss) -> Loss:
+    """bfloat16 autocast and channels_last on a GPU, if the plan asks for it."""
+    if local.data.device.type != "cuda" or not plan.amp:
+        return loss
+
+    def cast(images: Tensor, labels: Tensor) -> Tensor:
+        with torch.autocast("cuda", torch.bfloat16):
+            return loss(images.contiguous(memory_format=torch.channels_last), labels)
+
+    return cast

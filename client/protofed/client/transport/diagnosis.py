@@ -1,0 +1,226 @@
+"""Why the server cannot be reached, in one sentence and with a remedy; without gRPC, which says `Socket closed`.
+
+A connection is made as a call would make it, by TLS 1.3 and through the proxy if there is one, and nothing is sent.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import ssl
+from collections.abc import Callable
+from datetime import datetime
+
+from protofed.client.transport.finding import Finding as Finding
+from protofed.client.transport.finding import FoundError
+from protofed.client.transport.finding import Kind as Kind
+from protofed.client.transport.proxy import Proxy
+from protofed.common.clock import utc_now
+from protofed.common.errors import ConfigError
+from protofed.common.pki.certificate import Certificate, fingerprint, read_certificate, stamp
+from protofed.common.pki.identity import Identity, check_dates
+
+PATIENCE_S = 10.0  # of each step
+_EXPIRED, _TOO_EARLY, _WRONG_NAMES = 10, 9, (62, 64)  # OpenSSL's X509_V_ERR_…
+
+
+def diagnose(
+    address: str,
+    identity: Identity | None,
+    proxy: Proxy | None = None,
+    clock: Callable[[], datetime] = utc_now,
+    *,
+    whatever_own_dates: bool = False,
+) -> Finding:
+    """Connect and say how far that goes.
+
+    Args:
+        address: host:port.
+        identity: this side's; None: plain text, of which only the connection is tried.
+        whatever_own_dates: show the own certificate also if it is not valid by this clock, which may be wrong.
+    """
+    try:
+        if identity is None:
+            _connect(address, proxy).close()
+            return Finding(Kind.FINE, f"something listens at {address}")
+        if not whatever_own_dates:
+            _check_own(identity, clock())
+        return _shake_hands(address, identity, proxy, clock)
+    except FoundError as found:
+        return found.finding
+
+
+def _check_own(identity: Identity, now: datetime) -> None:
+    try:
+        check_dates(identity.certificate, identity.folder, now)
+    except ConfigError as error:
+        raise FoundError(Kind.OWN_CERTIFICATE, str(error)) from error
+
+
+def _connect(address: str, proxy: Proxy | None) -> socket.socket:
+    """A connection to the server."""
+    host, _, port = address.rpartition(":")
+    host = host.strip("[]")
+    if proxy is None:
+        return _dial(host, int(port), f"the server {address}", Kind.NOTHING_LISTENS, Kind.NO_ANSWER)
+    line = _dial(proxy.host, proxy.port, f"the proxy {proxy}", Kind.PROXY_AWAY, Kind.PROXY_AWAY)
+    try:
+        status = proxy.ask(line, host, int(port))
+    except OSError:
+        status = 0
+    if status // 100 != 2:
+        line.close()
+        raise _refusal(status, proxy, address)
+    return line
+
+
+def _dial(host: str, port: int, who: str, nothing: Kind, silent: Kind) -> socket.socket:
+    try:
+        return socket.create_connection((host, port), PATIENCE_S)
+    except (socket.gaierror, UnicodeError) as error:
+        kind = Kind.NO_NAME if silent is Kind.NO_ANSWER else silent
+        text = f"the name '{host}' of {who} does not resolve; correct it, or ask who runs this network's DNS"
+        raise FoundError(kind, text) from error
+    except ConnectionRefusedError as error:
+        raise FoundError(nothing, f"nothing listens at {who}; start it, or correct address and port") from error
+    except OSError as error:
+        text = f"{who} does not answer ({error}); look for a firewall in between, or correct the address"
+        raise FoundError(silent, text) from error
+
+
+def _refusal(status: int, proxy: Proxy, address: str) -> FoundError:
+    match status:
+        case 407:
+            text = f"the proxy {proxy} wants another user and password (407); correct the setting `proxy`"
+            return FoundError(Kind.PROXY_PASSWORD, text)
+        case 403 | 405:
+            text = f"the proxy {proxy} does not allow connections to {address} ({status}); ask its owner to"
+            return FoundError(Kind.PROXY_REFUSES, text)
+        case 0:
+            text = f"the proxy {proxy} ends the connection; is it an HTTP proxy? Correct the setting `proxy`"
+            return FoundError(Kind.PROXY_AWAY, text)
+    text = f"the proxy {proxy} cannot connect to {address} ({status}); start the server, or correct its address"
+    return FoundError(Kind.PROXY_REFUSES, text)
+
+
+def _shake_hands(address: str, identity: Identity, proxy: Proxy | None, clock: Callable[[], datetime]) -> Finding:
+    host = address.rpartition(":")[0].strip("[]")
+    with _connect(address, proxy) as line:
+        try:
+            tls = _context(identity).wrap_socket(line, server_hostname=host)
+        except ssl.SSLCertVerificationError as error:
+            raise _distrust(error, address, host, identity, proxy, clock()) from error
+        except (OSError, ValueError) as error:
+            raise _no_handshake(error, address) from error
+        with tls:
+            seen = tls.getpeercert(binary_form=True) or b""
+            return _first_words(tls, address, identity, fingerprint(_pem(seen)))
+
+
+def _context(identity: Identity) -> ssl.SSLContext:
+    context = _bare()
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # as gRPC does
+    context.hostname_checks_common_name = False
+    context.load_verify_locations(cadata=identity.authorities_pem.decode("ascii", "replace"))
+    with open(os.memfd_create("identity"), "wb") as both:  # what was read, which on disk may be newer by now
+        both.write(identity.certificate_pem + b"\n" + identity.key_pem)
+        both.flush()
+        context.load_cert_chain(f"/proc/self/fd/{both.fileno()}")
+    return context
+
+
+def _bare() -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.set_alpn_protocols(["h2"])
+    return context
+
+
+def _first_words(tls: ssl.SSLSocket, address: str, identity: Identity, server: str) -> Finding:
+    """TLS 1.3: whether the server takes our certificate shows only in what it says next."""
+    try:
+        words = tls.recv(1)
+    except TimeoutError:
+        text = f"{address} has taken the connection and does not answer: it is busy, or hangs; look into its log"
+        return Finding(Kind.BUSY, text, server)
+    except OSError as error:
+        return Finding(Kind.REFUSED, _refused(address, identity.certificate, error), server)
+    if not words:
+        return Finding(Kind.REFUSED, _refused(address, identity.certificate, None), server)
+    return Finding(Kind.FINE, f"{address} answers, and takes the {identity.certificate}", server)
+
+
+def _refused(address: str, own: Certificate, error: OSError | None) -> str:
+    reason = str(getattr(error, "reason", "") or "").lower()
+    alert = f" ({reason.rpartition('alert_')[2].replace('_', ' ')})" if "alert" in reason else ""
+    return (
+        f"{address} does not take the {own} (fingerprint {own.fingerprint[:16]}…, valid until {stamp(own.not_after)})"
+        f"{alert}: its CA may be unknown there, or that machine's clock wrong; ask the operator for the server's log"
+    )
+
+
+def _no_handshake(error: Exception, address: str) -> FoundError:
+    reason = str(getattr(error, "reason", "") or "")
+    if "WRONG_VERSION_NUMBER" in reason or "HTTP_REQUEST" in reason or "RECORD" in reason:
+        return FoundError(
+            Kind.NOT_TLS, f"{address} does not speak TLS; correct the port, or give the server --identity"
+        )
+    if "PROTOCOL_VERSION" in reason or "UNSUPPORTED_PROTOCOL" in reason:
+        return FoundError(
+            Kind.OLD_TLS, f"{address} does not speak TLS 1.3; bring it, or what stands before it, up to date"
+        )
+    text = f"{address} ends the connection before TLS stands ({error}): it has no room, or something in between does so"
+    return FoundError(Kind.BUSY, f"{text}; look into the server's log")
+
+
+def _distrust(
+    error: ssl.SSLCertVerificationError, address: str, host: str, identity: Identity, proxy: Proxy | None, now: datetime
+) -> FoundError:
+    """What is wrong with the certificate that the server showed."""
+    pem = _shown(address, host, proxy)
+    seen = fingerprint(pem) if pem else None
+    shows = f"{address} shows a certificate (fingerprint {seen[:16]}…)" if seen else f"{address} shows one"
+    if error.verify_code in _WRONG_NAMES:
+        text = (
+            f"{shows} of {_hosts(pem)}, not of '{host}'; nothing was sent. Correct the address, or have the server's "
+        )
+        text += "certificate made for it"
+        return FoundError(Kind.SERVER_NAME, text, seen)
+    if error.verify_code in (_EXPIRED, _TOO_EARLY):
+        text = f"{shows} {_dates(pem)}; it is {stamp(now)} here. Is the clock right? If so, the operator must renew it"
+        return FoundError(Kind.SERVER_DATES, text, seen)
+    text = (
+        f"{shows} that {identity.folder / 'ca.pem'} does not vouch for ({error.verify_message}); nothing was sent. "
+        "It may be another server: correct the address, or install the bundle that the operator sent"
+    )
+    return FoundError(Kind.SERVER_AUTHORITY, text, seen)
+
+
+def _shown(address: str, host: str, proxy: Proxy | None) -> bytes:
+    """The certificate that the server shows to anybody; nothing of ours is shown to it."""
+    context = _bare()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    try:
+        with _connect(address, proxy) as line, context.wrap_socket(line, server_hostname=host) as tls:
+            return _pem(tls.getpeercert(binary_form=True) or b"")
+    except (OSError, FoundError):
+        return b""
+
+
+def _pem(der: bytes) -> bytes:
+    return ssl.DER_cert_to_PEM_cert(der).encode("ascii")
+
+
+def _hosts(pem: bytes) -> str:
+    try:
+        return ", ".join(read_certificate(pem, "").hosts) or "no host"
+    except ConfigError:  # nobody whom protofed knows
+        return "others"
+
+
+def _dates(pem: bytes) -> str:
+    try:
+        seen = read_certificate(pem, "")
+    except ConfigError:
+        return "that is not valid now"
+    return f"valid from {stamp(seen.not_before)} until {stamp(seen.not_after)}"

@@ -1,0 +1,1 @@
+"""What people write: recipes and settings, as models that refuse an unknown key by name."""

@@ -1,0 +1,84 @@
+"""`[data]`: where images come from, and how one source is cut into sites."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from protofed.common.config.partition import Partition, Whole
+from protofed.common.config.table import Share, Table
+from protofed.common.errors import short
+
+_GROUPS = {"manifest": "add a column `group`", "npz": "add arrays train_group and test_group"}
+
+
+def common_folder() -> Path | None:
+    """What `PROTOFED_DATA` names, if it names one."""
+    named = os.environ.get("PROTOFED_DATA")
+    return Path(named) if named else None
+
+
+class Data(Table):
+    """Where images come from, and how one source is cut into sites; a simulation's, or one daemon's own."""
+
+    source: Literal[
+        "digits", "spiral", "npz", "folder", "manifest", "medmnist", "cifar10", "cifar100", "mnist", "fashion-mnist"
+    ]
+    root: Path | None = None  # the folder of images or of a library's set; the file of an npz or a manifest (.csv)
+    dataset: str | None = None  # medmnist only: which of its sets, as dermamnist or dermamnist_64
+    download: bool = False  # torchvision's sets and medmnist's
+    labels: Mapping[str, str] = {}  # the site's own names, or numbers as text -> the run's; equal ones need no entry
+    ignore: frozenset[str] = frozenset()  # own names whose images are left out
+    unreadable: Annotated[float, Field(ge=0, lt=1)] = 0.0  # share of image files that may be left out as unreadable
+    group: str | None = None  # folder only: regex over the path below root; what its (group) matches stays together
+    preparation: Annotated[str, Field(min_length=1)] | None = None  # digest that a run's must equal, or it is refused
+    long_tail: Share | None = None  # imbalance factor: the rarest class's share of the most frequent one
+    test_share: Share | None = None  # held out with equal class counts, for a source without a test set
+    merge: bool = False  # the source's test set joins its training set: only sites have test sets then
+    local_test_share: Annotated[float, Field(gt=0, lt=1)] | None = None  # held out of every site's own examples
+    local_test: Literal["by-class"] | None = None  # the test set, each class divided among the sites that hold it
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
+    partition: Partition = Whole()
+
+    @property
+    def place(self) -> Path | None:
+        """The root where it is: a relative one in the folder that `PROTOFED_DATA` names, if it names one."""
+        common = common_folder()
+        return common / self.root if common is not None and self.root is not None else self.root
+
+    @model_validator(mode="after")
+    def _of_its_source(self) -> Data:
+        if (self.dataset is not None) != (self.source == "medmnist"):
+            raise ValueError("expected dataset with source medmnist, and with no other")
+        if self.group is not None and self.source != "folder":
+            raise ValueError(
+                f"group is of source folder; for source {self.source} {_GROUPS.get(self.source, 'remove it')}"
+            )
+        if self.group is not None and _groups_of(self.group) != 1:
+            raise ValueError("group: expected a regular expression with one (group) in it, as '/(P[0-9]+)_'")
+        if both := sorted(self.ignore & set(self.labels)):
+            raise ValueError(f"'{short(both[0])}' is in labels and in ignore; expected it in one of them")
+        return self
+
+    @model_validator(mode="after")
+    def _one_way_to_test(self) -> Data:
+        if self.local_test is not None and self.local_test_share is not None:
+            raise ValueError("expected local_test or local_test_share, not both")
+        if self.merge and self.local_test_share is None:
+            raise ValueError("merge leaves no test set; expected local_test_share beside it")
+        if self.merge and self.test_share is not None:
+            raise ValueError("merge takes in the test set; remove test_share")
+        return self
+
+
+def _groups_of(pattern: str) -> int | None:
+    """How many; None: it is no regular expression."""
+    try:
+        return re.compile(pattern).groups
+    except re.error:
+        return None

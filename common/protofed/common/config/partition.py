@@ -1,0 +1,72 @@
+"""`[data.partition]`: how one source is cut into sites, chosen by its kind."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from protofed.common.config.table import Table
+
+
+class Whole(Table):
+    """Every site holds all of the source: for a daemon whose source is its own data."""
+
+    kind: Literal["whole"] = "whole"
+
+
+class Dirichlet(Table):
+    """Every class is dealt by a Dirichlet draw (FedNH's partition)."""
+
+    kind: Literal["dirichlet"]
+    sites: Annotated[int, Field(ge=1)]
+    beta: Annotated[float, Field(gt=0)]
+    min_examples: Annotated[int, Field(ge=1)] = 10  # a site
+    min_classes: Annotated[int, Field(ge=1)] = 2
+
+
+class PfllibDirichlet(Table):
+    """The same without a minimum of classes, as PFLlib draws it (cwFedAVG's practical setting)."""
+
+    kind: Literal["pfllib-dirichlet"]
+    sites: Annotated[int, Field(ge=1)]
+    beta: Annotated[float, Field(gt=0)]
+    min_examples: Annotated[int, Field(ge=1)] = 1  # a site; later versions of PFLlib ask for 40
+
+
+class NiidBenchDirichlet(Table):
+    """The same as NIID-Bench and MOON draw it (FedProc's partition)."""
+
+    kind: Literal["niid-bench-dirichlet"]
+    sites: Annotated[int, Field(ge=1)]
+    beta: Annotated[float, Field(gt=0)]
+    min_examples: Annotated[int, Field(ge=1)] = 10  # a site
+
+
+class Pathological(Table):
+    """Every site holds a few whole classes' shares (PFLlib's and cwFedAVG's pathological setting)."""
+
+    kind: Literal["pathological"]
+    sites: Annotated[int, Field(ge=1)]
+    classes_each: Annotated[int, Field(ge=1)]  # a site
+    balanced: bool = False  # equal shares of a class, else drawn from a tenth of that upwards
+
+
+class Shards(Table):
+    """Every class is cut into shards and every site is dealt as many (FedPRP's sharding)."""
+
+    kind: Literal["shards"]
+    sites: Annotated[int, Field(ge=1)]
+    shards: Annotated[int, Field(ge=1)]  # a site
+
+
+class Column(Table):
+    """One site for each value of the source's own site column, in sorted order."""
+
+    kind: Literal["column"]
+
+
+Partition = Annotated[
+    Whole | Dirichlet | PfllibDirichlet | NiidBenchDirichlet | Pathological | Shards | Column,
+    Field(discriminator="kind"),
+]

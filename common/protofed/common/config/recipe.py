@@ -1,0 +1,221 @@
+"""A run's recipe: TOML read into frozen models; an unknown key is an error that names the nearest known one."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, Field, ValidationError, model_validator
+
+from protofed.common.codec import Digest, digest
+from protofed.common.config.choice import Choice as Choice
+from protofed.common.config.data import Data as Data
+from protofed.common.config.input import Input as Input
+from protofed.common.config.partition import Dirichlet as Dirichlet
+from protofed.common.config.table import Share, later
+from protofed.common.config.table import Table as Table
+from protofed.common.errors import ConfigError, short
+from protofed.common.protocol.messages import LONGEST_S
+
+Id = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,63}$")]
+Augment = Literal["none", "crop-flip", "reflect-crop-flip", "crop-flip-rotate"]
+MOST_ROUNDS, MOST_CLASSES, MOST_SITES = 1_000_000, 100_000, 100_000
+Seconds = Annotated[float, Field(gt=0, le=LONGEST_S)]
+Every = Annotated[int, Field(ge=0, le=MOST_ROUNDS)]
+Sites = Annotated[int, Field(ge=1, le=MOST_SITES)]
+Order = Annotated[tuple[int, ...], Field(max_length=MOST_CLASSES)]
+ClassName = Annotated[str, Field(pattern=r"^\S(?:.{0,78}\S)?$")]
+PREPARATION = 1  # raised when the same `[input]` comes to mean other pixels
+DEEPEST = 8  # files that extend one another
+M = TypeVar("M", bound=BaseModel)
+
+
+class Plan(Table):
+    """Local training: what one fit does on a site."""
+
+    epochs: Annotated[int, Field(ge=1, le=100_000)] = 1
+    batch: Annotated[int, Field(ge=1, le=1_000_000)] = 64
+    drop_last: bool = False  # leave out an epoch's last, smaller batch
+    optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
+    lr: Annotated[float, Field(gt=0, le=1e38)] = 0.01
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    weight_decay: Annotated[float, Field(ge=0, le=1e38)] = 0.0
+    schedule: Literal["constant", "exponential", "cosine"] = "constant"  # of lr, over rounds
+    decay: Share = 1.0  # exponential: lr * decay ** (round - 1)
+    clip: Annotated[float, Field(gt=0)] | None = None  # largest norm of all gradients together
+    augment: Augment = "none"  # crop after padding by 4 (with black, or reflected), horizontal flip, up to 15 degrees
+    amp: bool = True  # bfloat16 autocast and channels_last on a GPU; the CPU trains in float32
+    checkpoint: bool = False  # keep each epoch on the site's disk, so that an interrupted fit goes on there
+
+
+class Federation(Table):
+    """Rounds: who is invited, how long is waited, and when scores are taken."""
+
+    min_sites: Sites = 2  # trainers that must be there before a round is opened
+    rate: Share = 1.0  # share of the enrolled trainers that a round needs
+    over_selection: Annotated[float, Field(ge=1, le=1000)] = 1.0  # invite this many times more; the first ones count
+    quorum: Sites | Share = 0.5  # updates that a round needs: a count, or a share of its size
+    deadline_s: Seconds = 600.0
+    grace: Annotated[float, Field(ge=0, le=1)] = 0.5  # share of the deadline that a quorum still waits for the rest
+    must_include: Annotated[tuple[Id, ...], Field(max_length=1000)] = ()  # sites without whose update no round counts
+    min_contributors: Sites = 2  # to a class, or its prototype stays; 1: in simulations only
+    idle_s: Seconds = 120.0  # without progress, a site counts as lost
+    attempts: Annotated[int, Field(ge=1, le=1_000_000)] = 5  # of one round below quorum, before the run fails
+    patience_s: Seconds = 604_800.0  # that a round waits for enough sites, before the run fails
+    max_norm: Annotated[float, Field(gt=0)] = 1e9  # of an update less the model that it starts from
+    outlier_factor: Annotated[float, Field(ge=2)] | None = 100.0  # times the cohort's median norm: set aside
+    score_every: Every = 1  # rounds; 0: only the last
+    personal_every: Every | None = None  # likewise for sites' own models; None: as score_every
+    score_deadline_s: Seconds = 600.0
+    heartbeat_s: Annotated[float, Field(ge=0.001, le=3600)] = 5.0
+
+
+class Evaluation(Table):
+    """Which scores are taken, beside those that every run has."""
+
+    groups: bool = False  # accuracy on many (the first 20 % of classes), medium (the next 30 %) and few (the rest)
+    probabilities: bool = False  # area under the ROC curve, and calibration error: seconds more at a daemon's start
+    order: Order = ()  # the classes from the most frequent to the rarest; empty: 0, 1, 2, … as a long tail
+
+
+class Recipe(Table):
+    """One run, whole."""
+
+    name: Id
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] = 0
+    rounds: Annotated[int, Field(ge=1, le=MOST_ROUNDS)]
+    classes: Annotated[int, Field(ge=2, le=MOST_CLASSES)]
+    vocabulary: Annotated[tuple[ClassName, ...], Field(max_length=MOST_CLASSES)] = later(())  # the classes by name
+    input: Input
+    method: Choice
+    model: Choice
+    plan: Plan = Plan()
+    federation: Federation = Federation()
+    evaluation: Evaluation = Evaluation()
+    data: Data | None = None  # simulations only: a site's data are its own daemon's setting
+
+    @model_validator(mode="after")
+    def _vocabulary(self) -> Recipe:
+        if self.vocabulary and (len(self.vocabulary), len(set(self.vocabulary))) != (self.classes, self.classes):
+            raise ValueError(f"vocabulary: expected a name of its own for each of {self.classes} classes")
+        return self
+
+    @model_validator(mode="after")
+    def _order(self) -> Recipe:
+        if (order := self.evaluation.order) and sorted(order) != list(range(self.classes)):
+            raise ValueError(f"evaluation.order: expected each of 0 to {self.classes - 1} once")
+        return self
+
+    def wire(self) -> str:
+        """As JSON, for sites: without the simulation's data, which would name paths."""
+        return self.model_dump_json(exclude={"data"})
+
+    def preparation(self) -> Digest:
+        """Equal where sites bring their images and labels to the model in the same way."""
+        means = {"input": self.input.model_dump(), "vocabulary": self.vocabulary, "version": PREPARATION}
+        return digest(json.dumps(means, sort_keys=True).encode())
+
+    def fingerprint(self) -> Digest:
+        """Equal for equal runs: a restarted server continues only the recipe that it began."""
+        return digest(self.wire().encode())
+
+
+def read_recipe(path: Path) -> Recipe:
+    """A recipe's file; with `extends = "other.toml"`, a path beside it, what it says goes over what the other says.
+
+    Tables are merged key by key, but one that changes its `name` or `kind` replaces the other's: its options are other
+    ones.
+
+    Raises:
+        ConfigError: as `read_toml`; or files that extend each other.
+    """
+    table, extending = read_table(path), [path]
+    while (base := table.pop("extends", None)) is not None:
+        extending.append(extending[-1].parent / str(base))
+        if len(extending) > DEEPEST:
+            raise ConfigError(f"{path} extends {DEEPEST} files; expected one that extends nothing at the end")
+        table = _over(read_table(extending[-1]), table)
+    return parse(table, Recipe, str(path))
+
+
+def _over(base: dict[str, Any], table: dict[str, Any]) -> dict[str, Any]:
+    merged = {**base, **table}
+    for key, value in table.items():
+        old = base.get(key)
+        if isinstance(old, dict) and isinstance(value, dict) and not _replaces(value, old):
+            merged[key] = _over(old, value)
+    return merged
+
+
+def _replaces(table: dict[str, Any], base: dict[str, Any]) -> bool:
+    return any(key in table and table[key] != base.get(key) for key in ("name", "kind"))
+
+
+def read_toml(path: Path, model: type[M]) -> M:
+    """A TOML file as `model`.
+
+    Raises:
+        ConfigError: no such file, no TOML, an unknown key, or a value out of range, with its place in the file.
+    """
+    return parse(read_table(path), model, str(path))
+
+
+def read_table(path: Path) -> dict[str, Any]:
+    """A TOML file as it stands.
+
+    Raises:
+        ConfigError: there is no such file, or it is no TOML.
+    """
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}; expected a TOML file") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not TOML: {error}") from error
+
+
+def parse(table: dict[str, Any], model: type[M], where: str) -> M:
+    """A table as `model`; errors name `where` and the key.
+
+    Raises:
+        ConfigError: an unknown key (with the nearest known one) or a value out of range.
+    """
+    try:
+        return model.model_validate(table)
+    except ValidationError as error:
+        raise ConfigError(f"{where}: {explain(error, model)}") from error
+
+
+def parse_json(text: str, model: type[M], where: str) -> M:
+    """JSON as `model`; errors name `where` and the key.
+
+    Raises:
+        ConfigError: no JSON, an unknown key or a value out of range.
+    """
+    try:
+        return model.model_validate_json(text)
+    except ValidationError as error:
+        raise ConfigError(f"{where}: {explain(error, model)}") from error
+
+
+def explain(error: ValidationError, model: type[BaseModel]) -> str:
+    """The first thing that is wrong, in one line, with what was expected there."""
+    first = min(error.errors(), key=lambda found: found["type"] != "extra_forbidden")  # a typo explains what is missing
+    path = ".".join(str(step) for step in first["loc"])
+    if first["type"] == "extra_forbidden":
+        near = difflib.get_close_matches(str(first["loc"][-1]), _keys(model), n=1, cutoff=0.5)
+        return f"unknown key '{short(path)}'" + (f": did you mean '{near[0]}'?" if near else "; remove it")
+    if first["type"] == "missing":
+        return f"'{path}' is missing; add it"
+    return f"{path} = {short(repr(first['input']))}: {first['msg']}" if path else first["msg"]
+
+
+def _keys(model: type[BaseModel]) -> set[str]:
+    """Every key that may stand anywhere in a model's tables."""
+    keys: set[str] = set()
+    for definition in [(schema := model.model_json_schema()), *schema.get("$defs", {}).values()]:
+        keys |= set(definition.get("properties", {}))
+    return keys

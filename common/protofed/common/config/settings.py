@@ -1,0 +1,115 @@
+"""Settings of the daemons: a TOML file, overridden by PROTOFED_SERVER_… and PROTOFED_CLIENT_… in the environment,
+overridden by the command line.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, TypeAlias, TypeVar
+
+from pydantic import BeforeValidator, Field, SecretStr, ValidationError
+from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
+
+from protofed.common.config.recipe import Data, Id, Table, explain, read_table
+from protofed.common.errors import ConfigError, unknown
+from protofed.common.protocol.messages import Role
+
+Secret: TypeAlias = Annotated[SecretStr, BeforeValidator(str)]  # an error shows what it was given: never a secret
+
+
+class Monitoring(Table):
+    """Where a process answers /metrics, /healthz and /readyz."""
+
+    listen: str  # host:port; port 0 takes a free one
+    identity: Path | None = None  # folder with cert.pem and key.pem: HTTPS in place of HTTP
+    token: Path | None = None  # file with the bearer token that /metrics asks for
+
+
+class ServerSettings(BaseSettings):
+    """`protofed server`."""
+
+    model_config = SettingsConfigDict(env_prefix="PROTOFED_SERVER_", env_nested_delimiter="__", extra="forbid")
+
+    recipes: list[Path] = []  # queued at the start, if the ledger does not know them; more by `protofed runs start`
+    listen: str = "127.0.0.1:7443"
+    identity: Path | None = None  # folder with the server's certificate, and `operators/` with the first operators'
+    plaintext: bool = False  # in place of an identity, on a loopback address only
+    max_connections: Annotated[int, Field(ge=1)] = 4096  # silent ones leave after 10 s; the process's limit may be less
+    state: Path = Path("protofed-server")  # ledger, blobs, journal and audit
+    ledger: str | None = None  # URL of a database, as postgresql+psycopg://…; None: SQLite in the state folder
+    blobs: Path | None = None  # folder that is there, as on a shared disk; None: in the state folder
+    keep_rounds: Annotated[int, Field(ge=0)] = 2  # behind the newest: can be verified, rolled back to; 0: all
+    metrics: Monitoring | None = None
+    tensorboard: Path | None = None  # folder for event files of every run, for TensorBoard
+    mlflow: str | None = None  # tracking URI
+    memory_limit_mb: Annotated[int, Field(ge=1)] | None = None  # no upload begins above it; None: 90 % of its cgroup
+
+
+class ClientSettings(BaseSettings):
+    """`protofed client`."""
+
+    model_config = SettingsConfigDict(env_prefix="PROTOFED_CLIENT_", env_nested_delimiter="__", extra="forbid")
+
+    site: Id
+    server: str = "127.0.0.1:7443"
+    roles: Annotated[frozenset[Role], Field(min_length=1)] = frozenset({Role.TRAINER})
+    policy: Path
+    state: Path  # memory, receipts
+    data: Data
+    share: Annotated[int, Field(ge=0)] = 0  # which of data.partition's sites this is, counted from 0
+    device: str = "auto"  # auto, cpu, cuda or cuda:N
+    threads: Annotated[int, Field(ge=1)] | None = None  # of PyTorch on the CPU
+    identity: Path | None = None  # folder with cert.pem, key.pem and ca.pem
+    plaintext: bool = False  # in place of an identity; only on this machine
+    metrics: Monitoring | None = None
+    proxy: Secret | None = None  # http://[user:password@]host:port, on the way to the server
+
+
+S = TypeVar("S", bound=BaseSettings)
+
+
+def read_settings(model: type[S], file: Path | None, arguments: Mapping[str, Any]) -> S:
+    """Settings from a file, the environment and the command line, the last one first; None there is no word.
+
+    Raises:
+        ConfigError: no such file, an unknown key or a value out of range.
+    """
+    table = {} if file is None else read_table(file)
+    _check_environment(model)
+    said = {name: value for name, value in arguments.items() if value not in (None, [], ())}
+    if isinstance(said.get("metrics"), str):  # the command line has an address only; the rest is the table's
+        said["metrics"] = {"listen": said["metrics"]}
+    try:
+        return _layered(model, table)(**said)
+    except SettingsError as error:  # a list or a table in the environment
+        raise ConfigError(f"environment: {error}; expected JSON there") from error
+    except ValidationError as error:
+        raise ConfigError(
+            f"{file or 'settings (options, environment, --settings file)'}: {explain(error, model)}"
+        ) from error
+
+
+def _check_environment(model: type[BaseSettings]) -> None:
+    """A misspelt variable would be ignored silently."""
+    prefix = model.model_config.get("env_prefix", "")
+    for name in os.environ:
+        if name.upper().startswith(prefix):
+            field = name[len(prefix) :].split("__")[0].lower()
+            if field not in model.model_fields:
+                raise unknown(
+                    "environment variable", name, [f"{prefix}{known}".upper() for known in model.model_fields]
+                )
+
+
+def _layered(model: type[S], table: dict[str, Any]) -> type[S]:
+    """The model with the file's table as its lowest source, below the environment."""
+
+    class Layered(model):  # type: ignore[valid-type, misc]
+        @classmethod
+        def settings_customise_sources(cls, settings_cls: Any, **sources: Any) -> Any:  # noqa: ARG003
+            return sources["init_settings"], sources["env_settings"], lambda: table
+
+    Layered.__name__ = model.__name__
+    return Layered

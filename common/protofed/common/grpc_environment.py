@@ -1,0 +1,37 @@
+"""What gRPC must find in the environment when it is first imported.
+
+TLS 1.3 only: gRPC's Python has no setting for the version, but with certificates of elliptic curves the one suite that
+is left to TLS 1.2 cannot be used. And no lines of its own on standard error: who floods a server with broken
+handshakes would fill its disk with them.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from protofed.common.errors import ConfigError
+
+_SUITES, _SUITE = "GRPC_SSL_CIPHER_SUITES", "ECDHE-RSA-AES128-GCM-SHA256"
+
+
+def require_tls_1_3() -> None:
+    """Set gRPC's environment; the command line and the tests call it before they import anything that uses gRPC.
+
+    A second call changes nothing. Where gRPC was imported before the first, `check_in_time` refuses to go on.
+    """
+    if "grpc" not in sys.modules:
+        os.environ[_SUITES] = _SUITE
+        os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+
+
+def check_in_time() -> None:
+    """Whether gRPC found the environment; asked before credentials are made.
+
+    Raises:
+        ConfigError: gRPC was imported before `require_tls_1_3` was called.
+    """
+    if os.environ.get(_SUITES) != _SUITE:
+        raise ConfigError(
+            "gRPC would offer TLS 1.2; call protofed.common.grpc_environment.require_tls_1_3() before it is imported"
+        )

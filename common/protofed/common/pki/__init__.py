@@ -1,0 +1,1 @@
+"""Who one is: certificates, keys and the files that they lie in."""

@@ -1,0 +1,1 @@
+"""What both ends say: tasks, receipts, telemetry and their protobuf form."""

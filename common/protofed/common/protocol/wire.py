@@ -1,0 +1,249 @@
+"""Messages of the wire to and from our own types; the only place outside the two ends that knows the messages.
+
+Reading is strict: an unknown enumerator or a bad id is a ProtocolError, never a default.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from dataclasses import asdict
+from enum import StrEnum
+from typing import Any, Generic, TypeVar
+
+from protofed.common.codec import DTYPES, MAX_TENSORS, TENSOR_NAME, Digest, is_digest
+from protofed.common.errors import Failure, PolicyViolation, ProtocolError
+from protofed.common.payload import NOT_ON_THE_WIRE, Part, TensorSpec
+from protofed.common.protocol.audit_fields import facts as facts  # of any request; for audit logs
+from protofed.common.protocol.messages import (
+    LONGEST_S,
+    Activity,
+    Assignment,
+    Finished,
+    Hold,
+    Manifest,
+    Progress,
+    Receipt,
+    Role,
+    Signal,
+    Task,
+    TaskKind,
+    Verdict,
+    Wait,
+)
+from protofed.common.protocol.telemetry import told
+from protofed.protos.v1 import federation_pb2 as pb
+
+E = TypeVar("E", bound=StrEnum)
+DIGEST_ALGORITHM = "blake3-256"
+MAX_TOTAL = 2**53  # what every ledger can count
+_ID = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
+
+
+class _Enum(Generic[E]):
+    """Enumerators by name: `body` is PART_BODY."""
+
+    def __init__(self, ours: type[E], theirs: Any, prefix: str, without: Collection[E] = ()) -> None:
+        self._to = {member: theirs.Value(f"{prefix}_{member.name}") for member in ours if member not in without}
+        self._from = {number: member for member, number in self._to.items()}
+        self._prefix = prefix
+
+    def pack(self, member: E) -> Any:
+        if member not in self._to:
+            raise PolicyViolation(
+                f"{self._prefix.lower()} '{member}' exists only in simulations: no message can carry it"
+            )
+        return self._to[member]
+
+    def unpack(self, number: int) -> E:
+        if number not in self._from:
+            raise ProtocolError(f"{self._prefix.lower()} {number} is not known to this version")
+        return self._from[number]
+
+
+part = _Enum(Part, pb.Part, "PART", without=NOT_ON_THE_WIRE)
+role = _Enum(Role, pb.Role, "ROLE")
+task_kind = _Enum(TaskKind, pb.TaskKind, "TASK_KIND")
+verdict = _Enum(Verdict, pb.Verdict, "VERDICT")
+activity = _Enum(Activity, pb.Activity, "ACTIVITY")
+failure = _Enum(Failure, pb.Failure, "FAILURE")
+signal = _Enum(Signal, pb.Signal, "SIGNAL")
+_hold = _Enum(Hold, pb.Hold, "HOLD", without=(Hold.NONE,))
+
+
+def read_digest(value: str) -> Digest:
+    """`value`, if it is a BLAKE3-256 in hex."""
+    if not is_digest(value):
+        raise ProtocolError("a digest is 64 of 0-9 and a-f")
+    return Digest(value)
+
+
+def read_id(value: str) -> str:
+    """`value`, if it can be an id (run, site, nonce, instance)."""
+    if not _ID.fullmatch(value):
+        raise ProtocolError("an id is 1 to 64 of a-z, 0-9 and '-', the first no '-'")
+    return value
+
+
+def pack_hold(hold: Hold) -> Any:
+    """Why a daemon takes no task, if it takes none."""
+    return pb.HOLD_UNSPECIFIED if hold is Hold.NONE else _hold.pack(hold)
+
+
+def unpack_hold(number: int) -> Hold:
+    """Why a daemon takes no task, if it takes none."""
+    return _hold.unpack(number) if number else Hold.NONE
+
+
+def pack_task(task: Task) -> pb.Task:
+    """A task as a message."""
+    return pb.Task(
+        kind=task_kind.pack(task.kind),
+        run=task.run,
+        round=task.round,
+        nonce=task.nonce,
+        base=task.base or "",
+        base_bytes=task.base_bytes,
+        remaining_s=task.remaining_s,
+    )
+
+
+def unpack_task(message: pb.Task) -> Task:
+    """A task from a message."""
+    return Task(
+        kind=task_kind.unpack(message.kind),
+        run=read_id(message.run),
+        round=message.round,
+        nonce=read_id(message.nonce),
+        base=read_digest(message.base) if message.base else None,
+        base_bytes=message.base_bytes,
+        remaining_s=_seconds(message.remaining_s),
+    )
+
+
+def _seconds(value: float) -> float:
+    if not 0 <= value <= LONGEST_S:  # nor not a number
+        raise ProtocolError(f"{value} seconds: expected 0 to {LONGEST_S:.0f}")
+    return value
+
+
+def pack_next(answer: Task | Wait | Finished) -> pb.NextTaskReply:
+    """The answer to NextTask."""
+    match answer:
+        case Task():
+            return pb.NextTaskReply(task=pack_task(answer))
+        case Wait(retry_after_s):
+            return pb.NextTaskReply(wait=pb.Wait(retry_after_s=retry_after_s))
+        case Finished(reason, last):
+            return pb.NextTaskReply(finished=pb.Finished(reason=reason, last=last))
+
+
+def unpack_next(message: pb.NextTaskReply) -> Task | Wait | Finished:
+    """The answer to NextTask."""
+    match message.WhichOneof("answer"):
+        case "task":
+            return unpack_task(message.task)
+        case "wait":
+            return Wait(_seconds(message.wait.retry_after_s))
+        case "finished":
+            return Finished(message.finished.reason, message.finished.last)
+        case _:
+            raise ProtocolError("the server's answer is empty; its version may be another")
+
+
+def pack_enrolled(answer: Assignment | Finished) -> pb.EnrollReply:
+    """The answer to Enroll."""
+    match answer:
+        case Assignment():
+            return pb.EnrollReply(assignment=pb.Assignment(**asdict(answer)))
+        case Finished(reason, last):
+            return pb.EnrollReply(finished=pb.Finished(reason=reason, last=last))
+
+
+def unpack_enrolled(message: pb.EnrollReply) -> Assignment | Finished:
+    """The answer to Enroll."""
+    match message.WhichOneof("answer"):
+        case "assignment":
+            said = message.assignment
+            preparation = read_digest(said.preparation) if said.preparation else ""
+            return Assignment(read_id(said.run), said.recipe, said.keep_rounds, preparation)
+        case "finished":
+            return Finished(message.finished.reason, message.finished.last)
+        case _:
+            raise ProtocolError("the server's answer is empty; its version may be another")
+
+
+def pack_receipt(receipt: Receipt) -> pb.Receipt:
+    """A receipt as a message."""
+    return pb.Receipt(
+        verdict=verdict.pack(receipt.verdict), reason=receipt.reason, digest=receipt.digest, seal=receipt.seal
+    )
+
+
+def unpack_receipt(message: pb.Receipt) -> Receipt:
+    """A receipt from a message."""
+    return Receipt(verdict.unpack(message.verdict), message.reason, read_digest(message.digest), message.seal)
+
+
+def verdict_of(call: str, reply: bytes) -> str:
+    """The verdict in the answer to a call (`CommitUpload`), where it has one; else nothing."""
+    match call:
+        case "CommitUpload":
+            receipt = pb.Receipt.FromString(reply)
+        case "BeginUpload":
+            receipt = pb.UploadTicket.FromString(reply).receipt
+        case _:
+            return ""
+    return verdict.unpack(receipt.verdict).value if receipt.verdict else ""
+
+
+def pack_tensors(manifest: Manifest) -> list[pb.Tensor]:
+    """A manifest's tensors as messages."""
+    return [
+        pb.Tensor(part=part.pack(spec.part), name=spec.name, dtype=spec.dtype, shape=spec.shape)
+        for spec in manifest.tensors
+    ]
+
+
+def unpack_manifest(message: pb.UploadManifest) -> Manifest:
+    """An upload's manifest."""
+    if message.digest_algorithm != DIGEST_ALGORITHM:
+        raise ProtocolError(f"digest algorithm '{message.digest_algorithm[:20]}': expected {DIGEST_ALGORITHM}")
+    if len(message.tensors) > MAX_TENSORS:
+        raise ProtocolError(f"{len(message.tensors)} tensors are announced: expected at most {MAX_TENSORS}")
+    if not message.total < MAX_TOTAL:
+        raise ProtocolError(f"{message.total} bytes are announced: expected fewer than 2^53")
+    specs = tuple(_unpack_tensor(tensor) for tensor in message.tensors)
+    return Manifest(specs, message.total, read_digest(message.digest))
+
+
+def _unpack_tensor(message: pb.Tensor) -> TensorSpec:
+    if message.dtype not in DTYPES.values() or len(message.shape) > 8 or not TENSOR_NAME.fullmatch(message.name):
+        raise ProtocolError(
+            "a tensor has a name of at most 200 letters, digits, '_', '.' and '-', "
+            f"dtype {', '.join(DTYPES.values())}, at most 8 dimensions"
+        )
+    if any(not 0 < size < 2**33 for size in message.shape):
+        raise ProtocolError("a tensor's sizes are from 1 to 2^33")
+    return TensorSpec(part.unpack(message.part), message.name, message.dtype, tuple(message.shape))
+
+
+def pack_progress(progress: Progress) -> dict[str, Any]:
+    """Fields of a HeartbeatRequest."""
+    fields = {name: getattr(progress, name) for name in ("epoch", "epochs", "moving", "bytes_moved", "nonce")}
+    lost = {"failure": failure.pack(progress.failure)} if progress.failure else {}
+    return {**fields, **lost, "activity": activity.pack(progress.activity), "telemetry": dict(progress.telemetry)}
+
+
+def unpack_progress(message: pb.HeartbeatRequest) -> Progress:
+    """A site's progress."""
+    return Progress(
+        nonce=read_id(message.nonce) if message.nonce else "",
+        activity=activity.unpack(message.activity),
+        epoch=message.epoch,
+        epochs=message.epochs,
+        moving=message.moving,
+        bytes_moved=message.bytes_moved,
+        failure=failure.unpack(message.failure) if message.failure else None,
+        telemetry=told(message.telemetry),
+    )

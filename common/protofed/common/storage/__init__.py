@@ -1,0 +1,1 @@
+"""Durable files: atomic writes, folder locks and append-only journals."""

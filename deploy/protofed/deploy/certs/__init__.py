@@ -1,0 +1,1 @@
+"""The certificates of a federation: its CA, requests, signing, installation and renewal."""

@@ -1,0 +1,142 @@
+"""The authority (CA) of a federation: a folder on a machine that need not be on any network.
+
+ca-key.pem   its key, for its owner only (0600)      issued/   every certificate that it signed
+ca.pem       its certificate, which all parties get
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.serialization import Encoding
+
+from protofed.common.errors import ConfigError, short
+from protofed.common.pki.certificate import USAGES, load, stamp
+from protofed.common.storage import files as archive
+from protofed.deploy.certs import files as certs_files
+from protofed.deploy.certs.request import Request, subject
+
+CERTIFICATE, KEY, ISSUED = "ca.pem", "ca-key.pem", "issued"
+SKEW = timedelta(hours=1)  # certificates begin this much earlier: clocks of hospitals differ
+NOTHING = dict.fromkeys(
+    ("content_commitment", "key_encipherment", "data_encipherment", "key_agreement", "encipher_only", "decipher_only"),
+    False,
+)
+
+
+@dataclass(frozen=True)
+class Authority:
+    """A CA that can sign."""
+
+    folder: Path
+    certificate: x509.Certificate
+    key: ec.EllipticCurvePrivateKey = field(repr=False)
+
+    @property
+    def pem(self) -> bytes:
+        """Its certificate."""
+        return self.certificate.public_bytes(Encoding.PEM)
+
+
+def make_authority(
+    folder: Path,
+    name: str = "protofed CA",
+    days: int = 3650,
+    passphrase: bytes | None = None,
+    now: datetime | None = None,
+) -> Authority:
+    """A new CA in `folder`.
+
+    Args:
+        name: for eyes only; a part of its key's fingerprint is added, so that no two CAs have the same.
+        passphrase: encrypts its key.
+
+    Raises:
+        ConfigError: there is one already, or the name cannot be one.
+        OutOfSpace, DiskFailure: the folder cannot be written.
+    """
+    if any((folder / one).exists() for one in (CERTIFICATE, KEY)):
+        raise ConfigError(f"{folder} has a CA already; take another folder for a new one")
+    if not (name.isprintable() and 0 < len(name.strip()) <= 48):
+        raise ConfigError(f"name {short(name)!r}: expected 1 to 48 printable characters")
+    key = certs_files.make_key(folder / KEY, passphrase)
+    certificate = _self_signed(name.strip(), key, now or datetime.now(UTC), days)
+    (folder / ISSUED).mkdir(exist_ok=True)
+    archive.write(folder / CERTIFICATE, certificate.public_bytes(Encoding.PEM))
+    return Authority(folder, certificate, key)
+
+
+def read_authority(folder: Path, passphrase: bytes | None = None) -> Authority:
+    """The CA in a folder.
+
+    Raises:
+        ConfigError: there is none, or its key cannot be read.
+    """
+    if not (folder / CERTIFICATE).exists():
+        raise ConfigError(f"{folder} has no CA; make one by `protofed certs init --ca {folder}`")
+    certificate = load(certs_files.read(folder / CERTIFICATE), str(folder / CERTIFICATE))[0]
+    key = certs_files.read_key(folder / KEY, passphrase)
+    if key.public_key() != certificate.public_key():
+        raise ConfigError(
+            f"{folder / KEY} is not the key of {folder / CERTIFICATE}; bring back the one that belongs to it"
+        )
+    return Authority(folder, certificate, key)
+
+
+def sign(authority: Authority, request: Request, days: int, now: datetime) -> bytes:
+    """A certificate for a request, as PEM text; it ends no later than the CA's own.
+
+    Raises:
+        ConfigError: the CA is not valid now.
+    """
+    begins, ends = authority.certificate.not_valid_before_utc, authority.certificate.not_valid_after_utc
+    if not begins <= now <= ends:
+        raise ConfigError(
+            f"the CA in {authority.folder} is valid from {stamp(begins)} until {stamp(ends)}; it is {stamp(now)} now: "
+            "make a new one by `protofed certs init`, or set this machine's clock"
+        )
+    issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.key.public_key())
+    builder = (
+        _builder(max(begins, now - SKEW), min(ends, now + timedelta(days=days)))
+        .subject_name(subject(request.name))
+        .issuer_name(authority.certificate.subject)
+        .public_key(request.key)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_usage(signs_others=False), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([USAGES[request.party]]), critical=False)
+        .add_extension(request.names, critical=False)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(request.key), critical=False)
+        .add_extension(issuer, critical=False)
+    )
+    return builder.sign(authority.key, SHA256()).public_bytes(Encoding.PEM)
+
+
+def _self_signed(name: str, key: ec.EllipticCurvePrivateKey, now: datetime, days: int) -> x509.Certificate:
+    public = key.public_key()
+    named = subject(f"{name} {certs_files.key_fingerprint(public)[:9].replace(' ', '')}")
+    builder = (
+        _builder(now - SKEW, now + timedelta(days=days))
+        .subject_name(named)
+        .issuer_name(named)
+        .public_key(public)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_usage(signs_others=True), critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
+    )
+    return builder.sign(key, SHA256())
+
+
+def _builder(begins: datetime, ends: datetime) -> x509.CertificateBuilder:
+    builder = x509.CertificateBuilder().serial_number(x509.random_serial_number())
+    return builder.not_valid_before(begins).not_valid_after(ends)
+
+
+def _usage(*, signs_others: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not signs_others, key_cert_sign=signs_others, crl_sign=signs_others, **NOTHING
+    )

@@ -1,0 +1,121 @@
+"""Files that certificates and their keys come in."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from pathlib import Path
+
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.hashes import SHA256, Hash
+from cryptography.hazmat.primitives.serialization import (
+    BestAvailableEncryption,
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+    load_pem_private_key,
+)
+
+from protofed.common.errors import ConfigError
+from protofed.common.pki.certificate import UNREADABLE
+from protofed.common.storage import files as archive
+
+LONGEST = 256 << 10  # bytes: what is larger is no certificate, and is not read
+
+
+def read(path: Path) -> bytes:
+    """A file of certificates or a request.
+
+    Raises:
+        ConfigError: it cannot be read, is too long, or holds a private key.
+    """
+    try:
+        with path.open("rb") as file:
+            data = file.read(LONGEST + 1)
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}; expected a file of PEM text") from error
+    if len(data) > LONGEST:
+        raise ConfigError(f"{path} is longer than {LONGEST >> 10} KiB; expected a request, a bundle or a certificate")
+    refuse_keys(data, str(path))
+    return data
+
+
+def refuse_keys(data: bytes, where: str) -> None:
+    """Keys stay where they were made.
+
+    Raises:
+        ConfigError: there is a private key in what somebody sent.
+    """
+    if b"PRIVATE KEY-----" in data:
+        raise ConfigError(
+            f"{where} holds a private key, which must never leave the machine that made it: whoever sent it deletes "
+            "the folder and begins again with `protofed certs request`"
+        )
+
+
+def make_key(path: Path, passphrase: bytes | None = None) -> ec.EllipticCurvePrivateKey:
+    """A new P-256 key, durably in `path` (0600); folders on the way are made for their owner only.
+
+    Raises:
+        OutOfSpace, DiskFailure: it cannot be written.
+    """
+    key = ec.generate_private_key(ec.SECP256R1())
+    encryption = BestAvailableEncryption(passphrase) if passphrase else NoEncryption()
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    _write_private(path, key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, encryption))
+    return key
+
+
+def read_key(path: Path, passphrase: bytes | None = None) -> ec.EllipticCurvePrivateKey:
+    """The P-256 key in a file.
+
+    Raises:
+        ConfigError: it is none, the passphrase is missing or wrong, or others can read it.
+    """
+    try:
+        mode, data = path.stat().st_mode & 0o777, path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}; expected the key that was made here") from error
+    if mode & 0o077:
+        raise ConfigError(
+            f"{path} can be read or changed by others (mode {mode:04o}); expected 0600: `chmod 600 {path}`"
+        )
+    try:
+        key = load_pem_private_key(data, passphrase)
+    except UNREADABLE as error:
+        raise ConfigError(
+            f"{path} cannot be read as a key: it is damaged, or its passphrase is missing, wrong or not needed"
+        ) from error
+    if not isinstance(key, ec.EllipticCurvePrivateKey) or key.curve.name != "secp256r1":
+        raise ConfigError(f"{path} is no ECDSA P-256 key; move it away, and one is made")
+    return key
+
+
+def is_encrypted(path: Path) -> bool:
+    """Whether a key needs a passphrase."""
+    return path.is_file() and b"BEGIN ENCRYPTED PRIVATE KEY" in path.read_bytes()
+
+
+def key_fingerprint(key: ec.EllipticCurvePublicKey) -> str:
+    """SHA-256 of a public key (SubjectPublicKeyInfo, DER) in groups of four, to be read out over the telephone."""
+    digest = Hash(SHA256())
+    digest.update(key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo))
+    found = digest.finalize().hex()
+    return " ".join(found[at : at + 4] for at in range(0, len(found), 4))
+
+
+def _write_private(path: Path, data: bytes) -> None:
+    """As `archive.write`, but nobody else can read the file at any moment."""
+    temporary = path.with_name(f"{archive.TEMPORARY}{path.name}-{secrets.token_hex(4)}")
+    try:
+        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+        archive.sync_folder(path.parent)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise archive.write_error(path, error) from error

@@ -1,0 +1,130 @@
+"""`protofed site …`: what one site would send, which runs it takes part in, and whether its data fit."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from protofed.common.errors import ConfigError, PolicyViolation, short
+from protofed.deploy.cli.site_check import site_check
+
+if TYPE_CHECKING:
+    from protofed.client.privacy.approval import Approvals, Offer
+    from protofed.client.privacy.policy import Policy
+    from protofed.common.config.recipe import Recipe
+
+site = typer.Typer(no_args_is_help=True, help="What concerns one site.")
+console = Console()
+PolicyFile = Annotated[Path | None, typer.Option("--policy", help="The site's policy: it says what of this may leave.")]
+State = Annotated[Path, typer.Option(help="The state folder of the site's daemon.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print it as JSON.")]
+site.command("check")(site_check)
+
+
+@site.command("plan")
+def site_plan(
+    recipe: Annotated[str, typer.Argument(help="A recipe's file, or the name of one that comes with protofed.")],
+    policy: PolicyFile = None,
+    tensors: Annotated[bool, typer.Option("--tensors", help="Every tensor by name, not only a row a part.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """What a site would send, receive and keep for a recipe; no data is touched. 77 if the policy would refuse."""
+    from protofed.deploy import shipped
+
+    _show(shipped.recipe(recipe), policy, tensors=tensors, as_json=as_json)
+
+
+@site.command("approve")
+def site_approve(
+    run: Annotated[str, typer.Argument(help="A run that the server offers: see `protofed site runs`.")],
+    state: State,
+    policy: PolicyFile = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+) -> None:
+    """Show what a run would send, then let the site take part in it: with this recipe, and no other.
+
+    77 if the policy would refuse.
+    """
+    approvals = _approvals(state)
+    offer = approvals.offer(run)
+    _show(_recipe(offer), policy, tensors=False, as_json=False)
+    about = f"run {offer.run}, recipe {offer.digest[:16]}…, offered {offer.at}"
+    if not yes:
+        typer.confirm(f"Take part in {about}?", abort=True)
+    approvals.approve(offer)
+    console.print(f"approved: {about}; the daemon goes on within seconds", highlight=False)
+
+
+@site.command("runs")
+def site_runs(state: State, as_json: AsJson = False) -> None:
+    """The runs that the server offered to this site, and which of them are approved (if the policy asks for that)."""
+    approvals = _approvals(state)
+    rows = [_row(approvals, offer) for offer in approvals.offers()]
+    if as_json:
+        print(json.dumps(rows, indent=2))  # noqa: T201
+        return
+    table = Table()
+    for name in ("run", "method", "model", "rounds", "offered", "approval"):
+        table.add_column(name, overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(str(row[name])) for name in ("run", "method", "model", "rounds", "offered", "approval")))
+    console.print(table)
+
+
+def _show(recipe: Recipe, file: Path | None, *, tensors: bool, as_json: bool) -> None:
+    from protofed.deploy.console.progress import progress
+
+    with progress(f"building {recipe.model.name}", shown=not as_json):
+        from protofed.deploy.site import plan_table as site_plan_table  # with PyTorch, which takes seconds
+        from protofed.deploy.site.plan import plain, site_plan
+
+        policy = None if file is None else _policy(file)
+        plan = site_plan(recipe, policy)
+    if as_json:
+        print(json.dumps(plain(plan), indent=2))  # noqa: T201
+    else:
+        site_plan_table.show(plan, console, tensors=tensors, policy=None if file is None else file.stem)
+    if plan.refusals:
+        raise typer.Exit(PolicyViolation.exit_code)
+
+
+def _policy(file: Path) -> Policy:
+    from protofed.client.privacy.policy import Policy
+
+    return Policy.read(file)
+
+
+def _approvals(state: Path) -> Approvals:
+    from protofed.client.privacy.approval import FOLDER, Approvals
+
+    if not state.is_dir():
+        raise ConfigError(f"there is no folder {state}; expected the --state of the site's daemon")
+    return Approvals(state / FOLDER)
+
+
+def _recipe(offer: Offer) -> Recipe:
+    from protofed.client.agent.site import read
+    from protofed.common.protocol.messages import Assignment
+
+    return read(Assignment(offer.run, offer.recipe))
+
+
+def _row(approvals: Approvals, offer: Offer) -> dict[str, str | int]:
+    row = {"run": offer.run, "offered": offer.at, "recipe": offer.digest}
+    standing = approvals.standing(offer.run, offer.recipe).value
+    try:
+        recipe = _recipe(offer)
+    except ConfigError as error:
+        return {**row, "method": "", "model": "", "rounds": 0, "approval": f"cannot be used: {short(str(error))}"}
+    chosen = {"method": _printable(recipe.method.name), "model": _printable(recipe.model.name)}
+    return {**row, **chosen, "rounds": recipe.rounds, "approval": standing}
+
+
+def _printable(name: str) -> str:
+    return "".join(letter for letter in name if letter.isprintable())

@@ -1,0 +1,1 @@
+"""Tables, progress bars and child processes of terminal commands."""

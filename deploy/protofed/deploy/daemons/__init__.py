@@ -1,0 +1,1 @@
+"""Composition roots of the long-running processes: server, client daemon and their health checks."""

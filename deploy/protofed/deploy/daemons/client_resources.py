@@ -1,0 +1,60 @@
+"""What a daemon's settings lead to, as its doctor looks at it, too: identity, proxy, data."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from protofed.common.clock import utc_now
+from protofed.common.config.settings import ClientSettings
+from protofed.common.errors import ConfigError, DataError
+from protofed.common.pki.identity import LiveIdentity, Party
+from protofed.common.pki.identity_errors import Flaw, IdentityError
+
+if TYPE_CHECKING:
+    from protofed.client.transport.proxy import Proxy
+
+
+def own_identity(settings: ClientSettings, clock: Callable[[], datetime] = utc_now) -> LiveIdentity | None:
+    """The site's identity; None: plain text.
+
+    Raises:
+        ConfigError: it cannot be used, or is another site's.
+    """
+    if settings.identity is None:
+        return None
+    identity = LiveIdentity(settings.identity, Party.SITE, clock)
+    if (name := identity.now().certificate.name) != settings.site:
+        text = f"the certificate in {settings.identity} is of site '{name}', and this is site '{settings.site}'; "
+        raise IdentityError(Flaw.ANOTHERS, text + "correct the setting `site`, or give its --identity folder")
+    return identity
+
+
+def own_proxy(settings: ClientSettings) -> Proxy | None:
+    """On the way to the server; None: there is none.
+
+    Raises:
+        ConfigError: it cannot be used.
+    """
+    from protofed.client.transport.proxy import Proxy
+
+    if settings.proxy is None:
+        return None
+    if settings.plaintext:
+        raise ConfigError("proxy: plain text stays on this machine; remove the setting, or give --identity")
+    for name in ("no_grpc_proxy", "no_proxy"):  # gRPC would let them overrule the setting
+        os.environ.pop(name, None)
+    return Proxy.read(settings.proxy)
+
+
+def check_root(settings: ClientSettings) -> None:
+    """Say at once that the data are not there, not when the first run begins.
+
+    Raises:
+        DataError: they are not.
+    """
+    root = settings.data.place
+    if root is not None and not root.exists() and not settings.data.download:
+        raise DataError(f"no data at {root}; mount or copy them there, or correct data.root")

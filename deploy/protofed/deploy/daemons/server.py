@@ -1,0 +1,164 @@
+"""What `protofed server` starts: the aggregation server as a process."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+import structlog
+
+from protofed.common.address import check_connection
+from protofed.common.config.recipe import read_recipe
+from protofed.common.config.settings import ServerSettings
+from protofed.common.errors import ProtofedError
+from protofed.common.pki.certificate import Party, stamp
+from protofed.common.pki.identity import LiveIdentity
+from protofed.common.storage import files as archive
+from protofed.common.version import VERSION
+from protofed.deploy.daemons.server_monitoring import ServerMonitor, ledger_url
+from protofed.deploy.logs import setup as logs
+from protofed.deploy.tracking import follower as tracking
+from protofed.server.metrics import Meters
+from protofed.server.operator.service import Operation
+from protofed.server.rounds.context import Surroundings
+from protofed.server.rounds.presence import Roster
+from protofed.server.rounds.run_queue import Runs
+from protofed.server.rpc.audit import AUDIT_FILE, Audit
+from protofed.server.rpc.executors import Bells, Threads
+from protofed.server.rpc.memory_guard import memory_limit
+from protofed.server.rpc.server import serve
+from protofed.server.storage.blob_location import open_blobs
+from protofed.server.storage.blobs import FolderBlobs
+from protofed.server.storage.ledger import Ledger
+from protofed.server.storage.recovery import open_journal, sweep_orphans
+
+log = structlog.get_logger()
+ADDRESS_FILE = "address"  # of the state folder: where the server listens, for those who let it choose a port
+JOURNAL_FILE = "journal.jsonl"  # of the state folder: what was promised, beside the ledger
+
+
+class RunsFailedError(ProtofedError):
+    """A run ended in failure."""
+
+    exit_code = 1
+
+
+def run_server(
+    settings: ServerSettings, *, until_finished: bool, recover: bool, started: Callable[[str], None]
+) -> None:
+    """Serve until SIGTERM or SIGINT, or until all runs are finished.
+
+    Args:
+        recover: go on although the ledger has lost some of what it promised.
+        started: called with the address and how it is spoken to, once calls are answered.
+
+    Raises:
+        ConfigError: a recipe, the address or the identity cannot be used.
+        StateError: the state folder is another server's, damaged, or older than what was promised.
+        Unavailable: the port is taken.
+        RunsFailedError: a run failed (only with `until_finished`).
+    """
+    logs.hide_server(settings)
+    check_connection(settings.listen, settings.identity, settings.plaintext)
+    identity = None if settings.identity is None else LiveIdentity(settings.identity, Party.SERVER)
+    recipes, limit = [read_recipe(path) for path in settings.recipes], memory_limit(settings.memory_limit_mb)
+    monitor, trackers = ServerMonitor(settings), tracking.trackers(settings.tensorboard, settings.mlflow)
+    with ExitStack() as held:
+        held.callback(archive.Lock(settings.state).release)
+        ledger = _ledger(settings, held, recover=recover)
+        audit = Audit(settings.state / AUDIT_FILE)
+        held.callback(audit.close)
+        blobs, threads, bells = open_blobs(settings.state, settings.blobs, ledger, held), Threads(), Bells()
+        sweep_orphans(blobs, ledger)
+        around = _surroundings(settings, ledger, blobs, threads, bells, monitor.meters)
+        runs = Runs(recipes, around)
+        held.enter_context(tracking.following(ledger_url(settings), trackers))
+        operation = Operation(runs, around)
+        if settings.identity is not None:
+            operation.certificates.welcome(settings.identity)
+        metrics = monitor.start(runs, operation, around, identity, held)
+
+        def announce(address: str) -> None:
+            _announce(settings.state, address, metrics)
+            started(f"{address} ({_how(identity)}){f', metrics on {metrics}/metrics' if metrics else ''}")
+
+        async def main() -> None:
+            await serve(
+                runs,
+                operation,
+                blobs,
+                threads,
+                bells,
+                settings.listen,
+                _stopped_by_signals(),
+                audit=audit,
+                identity=identity,
+                started=announce,
+                until_finished=until_finished,
+                memory_limit=limit,
+                max_connections=settings.max_connections,
+                readiness=monitor.readiness,
+            )
+
+        asyncio.run(main())
+        if until_finished and runs.failed:
+            raise RunsFailedError(f"run failed: {'; '.join(runs.failed)}")
+
+
+def _ledger(settings: ServerSettings, held: ExitStack, *, recover: bool) -> Ledger:
+    """With its journal; both are closed with `held`."""
+    ledger = Ledger(ledger_url(settings))
+    held.callback(ledger.close)
+    journal = open_journal(settings.state / JOURNAL_FILE, ledger, give_up=recover)
+    held.callback(journal.close)
+    ledger.attach(journal)
+    return ledger
+
+
+def _announce(state: Path, address: str, metrics: str) -> None:
+    """To those who look into the state folder, or at the log."""
+    archive.write(state / ADDRESS_FILE, address.encode())
+    told = {"metrics": metrics} if metrics else {}
+    log.info("serving", address=address, version=VERSION, state=str(state), **told)
+
+
+def _surroundings(
+    settings: ServerSettings, ledger: Ledger, blobs: FolderBlobs, threads: Threads, bells: Bells, meters: Meters
+) -> Surroundings:
+    return Surroundings(
+        ledger,
+        blobs,
+        Roster(ledger, time.monotonic),
+        time.monotonic,
+        work=threads.aggregate,
+        notify=bells.ring,
+        keep_rounds=settings.keep_rounds,
+        meters=meters,
+    )
+
+
+def _stopped_by_signals() -> asyncio.Event:
+    """Set when the process is told to end."""
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    return stop
+
+
+def _how(identity: LiveIdentity | None) -> str:
+    if identity is None:
+        return "plain text: any program on this machine may call, as any site and as operator"
+    shown = identity.now().certificate
+    return f"TLS 1.3 as '{shown.name}', certificate until {stamp(shown.not_after)}"
+
+
+def read_address(state: Path) -> str | None:
+    """Where the server of a state folder listens, once it does."""
+    with contextlib.suppress(FileNotFoundError):
+        return (state / ADDRESS_FILE).read_text(encoding="utf-8")
+    return None

@@ -1,0 +1,68 @@
+"""/metrics, /healthz and /readyz of `protofed server`."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+
+from prometheus_client import ProcessCollector
+
+from protofed.common.config.settings import ServerSettings
+from protofed.common.monitoring.http import Monitor
+from protofed.common.pki.identity import LiveIdentity
+from protofed.deploy.daemons.metrics_endpoint import answering
+from protofed.server.metrics import Meters
+from protofed.server.monitoring.collector import Gauges, Watched
+from protofed.server.monitoring.readiness import Readiness, ledger_writable, state_writable
+from protofed.server.operator.service import Operation
+from protofed.server.rounds.context import Surroundings
+from protofed.server.rounds.run_queue import Runs
+from protofed.server.storage.blob_location import BLOBS
+from protofed.server.storage.database import LEDGER_FILE
+from protofed.server.storage.reader import Records
+
+
+def ledger_url(settings: ServerSettings) -> str:
+    """Of the database, which is in the state folder unless the settings name another one."""
+    return settings.ledger or f"sqlite:///{settings.state / LEDGER_FILE}"
+
+
+class ServerMonitor:
+    """What is counted and what has to hold, and where both can be asked for, if the settings say so.
+
+    Raises:
+        ConfigError: the [metrics] of the settings cannot be used.
+    """
+
+    def __init__(self, settings: ServerSettings) -> None:
+        self.meters, self.readiness = Meters(), Readiness()
+        self._settings = settings
+        where, registry = settings.metrics, self.meters.registry
+        self._monitor = None if where is None else Monitor(where, registry, self.readiness.missing)
+
+    def start(
+        self,
+        runs: Runs,
+        operation: Operation,
+        around: Surroundings,
+        identity: LiveIdentity | None,
+        held: ExitStack,
+    ) -> str:
+        """Answer until `held` is closed; the URL before /metrics, or nothing.
+
+        Raises:
+            Unavailable: the port is taken.
+        """
+        state = self._settings.state
+        self.readiness.require("ledger", ledger_writable(around.ledger), polite=True)
+        self.readiness.require("state", state_writable(state), polite=True)
+        if (state / BLOBS).is_symlink():
+            self.readiness.require("blobs", state_writable(state / BLOBS, "folder of the blobs"), polite=True)
+        if self._monitor is None:
+            return ""
+        records = Records(ledger_url(self._settings))
+        held.callback(records.close)
+        meters = self.meters
+        watched = Watched(runs, around.roster, records, operation.certificates, identity, state, lambda: meters.lag())
+        meters.registry.register(Gauges(watched))
+        ProcessCollector(registry=meters.registry)
+        return held.enter_context(answering(self._monitor, state))

@@ -1,0 +1,206 @@
+"""`protofed doctor client`: what one site's daemon needs, with the very functions that the daemon calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cached_property
+
+from protofed.client.transport.channels import greet
+from protofed.client.transport.diagnosis import Finding, Kind, diagnose
+from protofed.client.transport.proxy import Proxy
+from protofed.common.address import check_connection
+from protofed.common.clock import utc_now
+from protofed.common.config.settings import ClientSettings
+from protofed.common.errors import ConfigError, PolicyViolation, ProtofedError, Unavailable
+from protofed.common.pki.identity import Identity, LiveIdentity, Party, read_identity
+from protofed.common.protocol.messages import PROTOCOL_VERSION
+from protofed.common.protocol.server_info import REGISTERED, UNKNOWN, Greeting
+from protofed.common.version import VERSION
+from protofed.deploy.daemons import client_resources as client_belongings
+from protofed.deploy.doctor import dates as doctor_dates
+from protofed.deploy.doctor import machine as doctor_machine
+from protofed.deploy.doctor.checks import Check, Found, Skip
+from protofed.deploy.doctor.site import Site, allowed
+
+LIBRARIES = ("torch", "torchvision", "grpcio", "numpy")
+
+
+@dataclass
+class ClientDoctor:
+    """One examination.
+
+    Attributes:
+        read: the settings, as the daemon reads them.
+        site: what is looked at on the site's own machine.
+    """
+
+    read: Callable[[], ClientSettings]
+    site: Site
+    clock: Callable[[], datetime] = utc_now
+
+    def checks(self) -> list[Check]:
+        """In the order of the table: causes before what follows from them."""
+        settings, software, server = ("settings",), ("settings", "software"), ("settings", "software", "connection")
+        return [
+            Check("settings", self.look_at_settings, "settings-invalid"),
+            Check("software", self.look_at_software),
+            Check("connection", self.look_at_connection, "connection-not-chosen", settings),
+            Check("clock", self.look_at_clock, needs=server),
+            Check("identity", self.look_at_identity, "identity-unreadable", ("settings", "connection")),
+            Check("certificate", self.look_at_dates, "identity-unreadable", ("settings", "connection", "identity")),
+            Check("server", self.look_at_way, "proxy-away", (*server, "identity")),
+            Check("tls", self.look_at_tls, needs=(*server, "server")),
+            Check("admission", self.look_at_admission, "server-busy", ("server", "tls")),
+            Check("version", self.look_at_version, "server-busy", ("server", "tls")),
+            Check("policy", self.look_at_policy, "policy-invalid", software),
+            Check("state folder", lambda: self.site.state(self.settings), needs=settings),
+            Check("disk", lambda: doctor_machine.disk(self.settings.state), needs=settings),
+            Check("cache", lambda: self.site.cache(self.settings), needs=settings),
+            Check("metrics", self.look_at_metrics, "metrics-unusable", settings),
+            Check("device", lambda: self.site.device(self.settings), "device-absent", software),
+            Check("shared memory", self.site.shared_memory),
+            Check("data", lambda: self.site.data(self.settings), "data-unusable", software),
+        ]
+
+    @cached_property
+    def settings(self) -> ClientSettings:
+        """Of the daemon."""
+        return self.read()
+
+    @cached_property
+    def identity(self) -> LiveIdentity | None:
+        """The site's, whatever its dates; None: plain text."""
+        if self.settings.identity is None:
+            return None
+        at = doctor_dates.valid_time(self.settings.identity, self.clock())
+        return client_belongings.own_identity(self.settings, lambda: at)
+
+    @cached_property
+    def proxy(self) -> Proxy | None:
+        """On the way to the server."""
+        return client_belongings.own_proxy(self.settings)
+
+    @cached_property
+    def met(self) -> Finding:
+        """How far a connection goes."""
+        return diagnose(self.settings.server, self._shown(), self.proxy, self.clock, whatever_own_dates=True)
+
+    @cached_property
+    def greeting(self) -> Greeting | None:
+        """Of the server; None: it says nothing of itself."""
+        return greet(self.settings.server, self.identity, self.proxy)
+
+    def look_at_settings(self) -> str:
+        """Keys, values, variables of the environment."""
+        roles = " and ".join(sorted(self.settings.roles))
+        return f"site {self.settings.site}, {roles}, server {self.settings.server}"
+
+    def look_at_software(self) -> str:
+        """Versions of what is installed; torch can be imported."""
+        told = doctor_machine.software("client", LIBRARIES)
+        doctor_machine.import_quietly(("torch", "torchvision"))
+        return told
+
+    def look_at_connection(self) -> str:
+        """Encrypted, or plain text that was asked for."""
+        check_connection(self.settings.server, self.settings.identity, self.settings.plaintext)
+        return "plain text on this machine" if self.settings.plaintext else f"TLS, identity {self.settings.identity}"
+
+    def look_at_clock(self) -> str:
+        """Beside the server's; else by what certificates say."""
+        try:
+            found = self.met
+            if found.kind is Kind.FINE and (greeting := self.greeting) is not None:
+                return doctor_dates.compare(self.clock(), greeting.time)
+            if (own := self._shown()) is not None:
+                doctor_dates.check_evidence(own.certificate, found, self.clock())
+        except ProtofedError as error:
+            raise Skip("nothing to compare with: see what follows") from error
+        raise Skip("nothing to compare with: the server could not be asked")
+
+    def look_at_identity(self) -> str:
+        """Complete, private, this site's, and all of one CA; dates are another check's."""
+        own = self._shown()
+        if own is None:
+            raise Skip("none in plain text")
+        return f"{own.certificate}, fingerprint {own.certificate.fingerprint[:16]}…"
+
+    def look_at_dates(self) -> str:
+        """By this machine's clock, or by the server's where this one is wrong."""
+        if self.settings.identity is None:
+            raise Skip("none in plain text")
+        at = self._right_time()
+        return doctor_dates.remaining(read_identity(self.settings.identity, Party.SITE, at).certificate, at)
+
+    def look_at_way(self) -> str:
+        """Name, port, proxy."""
+        away = (Kind.NO_NAME, Kind.NOTHING_LISTENS, Kind.NO_ANSWER)
+        if self.met.kind in (*away, Kind.PROXY_AWAY, Kind.PROXY_PASSWORD, Kind.PROXY_REFUSES):
+            raise Found(self.met.kind, self.met.text)
+        way = "" if self.proxy is None else f" through the proxy {self.proxy}"
+        return f"{self.settings.server} can be reached{way}"
+
+    def look_at_tls(self) -> str:
+        """Who answers, and whether it takes this site's certificate."""
+        if self.identity is None:
+            raise Skip("plain text")
+        if self.met.kind is not Kind.FINE:
+            raise Found("server-busy" if self.met.kind is Kind.BUSY else self.met.kind, self.met.text)
+        return self.met.text
+
+    def look_at_admission(self) -> str:
+        """Whether the server would let this site's calls in."""
+        greeting = self.greeting
+        if self.identity is None:
+            raise Skip("in plain text everybody is let in")
+        if greeting is None or not greeting.standing:
+            raise Skip("the server does not say: it is of an older version")
+        own = f"certificate {self.identity.now().certificate.fingerprint[:16]}…"
+        match greeting.standing:
+            case standing if standing == REGISTERED:
+                return f"{own} is registered there"
+            case "revoked":
+                raise Found("certificate-revoked", f"{own} was revoked by the operator")
+            case standing if standing == UNKNOWN:
+                raise Found("certificate-not-registered", f"{own} is of the right CA, but not registered there")
+        raise Found("certificate-expired", f"{own} is {greeting.standing} for the server")
+
+    def look_at_version(self) -> str:
+        """Of software and protocol, on both sides."""
+        greeting = self.greeting
+        if greeting is None:
+            raise Found("version-differs", f"the server does not say its version: it is older than {VERSION}")
+        there = f"server {greeting.software}, protocol {greeting.protocol}"
+        if greeting.protocol != PROTOCOL_VERSION:
+            raise Found("protocol-mismatch", f"{there}; here {VERSION}, protocol {PROTOCOL_VERSION}")
+        if greeting.software != VERSION:
+            raise Found("version-differs", f"{there}; here {VERSION}")
+        return f"{there}, as here"
+
+    def look_at_policy(self) -> str:
+        """It can be read; what it lets out."""
+        from protofed.client.privacy.policy import Policy
+
+        try:
+            return allowed(Policy.read(self.settings.policy).rules)
+        except PolicyViolation as error:
+            raise Found("policy-missing", str(error)) from error
+
+    def look_at_metrics(self) -> str:
+        """Where they would be answered."""
+        return doctor_machine.metrics(self.settings.metrics, running=doctor_machine.held(self.settings.state))
+
+    def _shown(self) -> Identity | None:
+        return None if self.identity is None else self.identity.now()
+
+    def _right_time(self) -> datetime:
+        here = self.clock()
+        try:
+            greeting = self.greeting if self.met.kind is Kind.FINE else None
+        except (ConfigError, Unavailable):
+            return here
+        if greeting is None or abs(here - greeting.time) <= doctor_machine.CLOCK:
+            return here
+        return greeting.time

@@ -1,0 +1,1 @@
+"""Comparisons of recipes over seeds: jobs, Ray, tables and curves."""

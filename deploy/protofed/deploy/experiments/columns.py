@@ -1,0 +1,120 @@
+"""The columns of a comparison: numbers that are read off one finished run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from protofed.common.errors import unknown
+from protofed.deploy.experiments.experiment import Result
+from protofed.deploy.experiments.summary import LocalAccuracy, Summary, best_round, summary
+
+
+@dataclass(frozen=True)
+class Column:
+    """One number of a run; `read` answers None where the run has no such scores.
+
+    Attributes:
+        meaning: for the table's caption.
+        percent: whether people are shown it times 100.
+    """
+
+    header: str
+    meaning: str
+    read: Callable[[Summary], float | None]
+    percent: bool = True
+
+
+def summarise(result: Result) -> Summary:
+    """A finished run as the papers report it."""
+    return summary(result.scores, result.cohorts, result.local_test_examples)
+
+
+def usual(runs: Sequence[Summary]) -> list[Column]:
+    """Those of the usual columns that any of the runs has."""
+    return [column for column in USUAL if any(column.read(run) is not None for run in runs)]
+
+
+def named(metric: str, runs: Sequence[Summary]) -> Column:
+    """A column by the name of a score, as `personal.pm_v`, or with one of TAKES, as `personal.pm_v:worst`.
+
+    Raises:
+        ConfigError: no run has such a score, or there is no such take.
+    """
+    name, _, take = metric.partition(":")
+    scores = {score for run in runs for score in run.sites}
+    if name not in scores:
+        raise unknown("metric", name, scores)
+    if (take or "mean") not in TAKES:
+        raise unknown("ending of a metric", take, TAKES)
+    read = partial(TAKES[take or "mean"], name)
+    return Column(metric, f"{name}, {MEANINGS[take or 'mean']}", read, percent=not name.endswith("loss"))
+
+
+def _mean(name: str, run: Summary) -> float | None:
+    return run.sites[name].mean if name in run.sites else None
+
+
+def _std(name: str, run: Summary) -> float | None:
+    return run.sites[name].std if name in run.sites else None
+
+
+def _worst(name: str, run: Summary) -> float | None:
+    return run.sites[name].worst if name in run.sites else None
+
+
+def _active(name: str, run: Summary) -> float | None:
+    return run.active[name].mean if name in run.active else None
+
+
+def _recent(name: str, run: Summary) -> float | None:
+    return run.recent.get(name)
+
+
+def _worst_class(prefix: str, run: Summary) -> float | None:
+    return run.worst_class[prefix][1] if prefix in run.worst_class else None
+
+
+def _last(local: Mapping[int, LocalAccuracy]) -> float | None:
+    return local[max(local)].pooled if local else None
+
+
+def _best(local: Mapping[int, LocalAccuracy]) -> float | None:
+    return None if (number := best_round(local)) is None else local[number].pooled
+
+
+TAKES: dict[str, Callable[[str, Summary], float | None]] = {
+    "mean": _mean,
+    "std": _std,
+    "worst": _worst,
+    "active": _active,
+    "recent": _recent,
+}
+MEANINGS = {
+    "mean": "mean over sites",
+    "std": "population standard deviation over sites",
+    "worst": "of the worst site",
+    "active": "mean over the last cohort",
+    "recent": "mean over the last 10 scored rounds and over sites",
+}
+USUAL = (
+    Column("GM", "the global model's accuracy on the test set", partial(_mean, "global.accuracy")),
+    Column("balanced", "the global model's balanced accuracy", partial(_mean, "global.balanced_accuracy")),
+    Column("worst class", "the global model's smallest recall of a class", partial(_worst_class, "global")),
+    Column("many", "the global model on the most frequent classes", partial(_mean, "global.many")),
+    Column("medium", "on those between", partial(_mean, "global.medium")),
+    Column("few", "on the rarest ones", partial(_mean, "global.few")),
+    Column("groups", "mean of these three", partial(_mean, "global.groups")),
+    Column("PM(V)", "sites' own models on the classes that they have", partial(_mean, "personal.pm_v")),
+    Column("worst site", "smallest PM(V)", partial(_worst, "personal.pm_v")),
+    Column("PM(L)", "the same, weighted by the site's class frequencies", partial(_mean, "personal.pm_l")),
+    Column("fairness", "standard deviation of PM(L) over sites", lambda run: run.fairness),
+    Column("own balanced", "sites' own models on all classes", partial(_mean, "personal.balanced_accuracy")),
+    Column("own worst class", "their smallest mean recall of a class", partial(_worst_class, "personal")),
+    Column("GM local", "the global model on the sites' local tests, pooled", lambda run: _last(run.shared_local)),
+    Column("GM best", "the same in its best round: too high, as every maximum", lambda run: _best(run.shared_local)),
+    Column("local", "sites' own models on their local tests, pooled", lambda run: _last(run.local)),
+    Column("local best", "the same in its best round: too high, as every maximum", lambda run: _best(run.local)),
+    Column("local worst", "the worst site's own model on its local test", partial(_worst, "personal.local.accuracy")),
+)

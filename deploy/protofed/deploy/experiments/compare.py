@@ -1,0 +1,165 @@
+"""`protofed compare`: recipes times seeds side by side, and what they gave as tables and curves."""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+from rich.console import Console
+
+from protofed.common.config.recipe import Recipe
+from protofed.common.errors import ConfigError, unknown
+from protofed.common.storage import files as archive
+from protofed.deploy.daemons.server import RunsFailedError
+from protofed.deploy.experiments.curves import draw
+from protofed.deploy.experiments.experiment import Job, jobs_of, read_contents, refuse_foreign, write_contents
+from protofed.deploy.experiments.jobs import Processes, is_done, run_jobs
+from protofed.deploy.experiments.ray_node import LOCAL
+from protofed.deploy.experiments.table import FORMATS, Comparison, show
+
+WIDTH = 200  # of tables that go into a file
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What the command line asks for.
+
+    Attributes:
+        seeds, rounds: as in `jobs_of`.
+        at_once: jobs side by side; None: as many as there are cores to be used.
+        ray: address of the Ray cluster that runs the jobs, `auto`, or `local`; None: processes of this machine do.
+        gpus_per_job: of the cluster, for each job.
+        format: one of FORMATS for standard output; None: a table for people.
+        metrics: the only columns, by name; none: those that the results have.
+    """
+
+    out: Path
+    seeds: Sequence[int] | None = None
+    rounds: int | None = None
+    at_once: int | None = None
+    device: str = "cpu"
+    format: str | None = None
+    metrics: Sequence[str] = ()
+    ray: str | None = None
+    gpus_per_job: float | None = None
+
+
+def compare(recipes: Sequence[Recipe], wanted: Wanted) -> None:
+    """Run what is not done yet, then write and print what all of it gave; without recipes, only the latter.
+
+    Raises:
+        ConfigError: the recipes cannot be compared, no result has such a metric, or there is no such format.
+        StateError: the folder is in use, or holds something else.
+        RunsFailedError: jobs failed; the others were run and written nevertheless.
+        Unavailable: there is no such cluster.
+    """
+    _check(wanted)
+    if not recipes:
+        read_contents(wanted.out)  # before the folder is made
+    with _opened(wanted.out):
+        failures = {}
+        if recipes:
+            jobs = _prepare(recipes, wanted)
+            failures = _run(jobs, wanted)
+        report(wanted)
+    if failures:
+        told = "".join(f"\n  {job.name}: {why}; see {job.log}" for job, why in failures.items())
+        raise RunsFailedError(f"{len(failures)} of {len(jobs)} jobs failed:{told}")
+
+
+def read_seeds(text: str | None) -> list[int] | None:
+    """Seeds as the command line has them: `0,1,2`.
+
+    Raises:
+        ConfigError: they are no such numbers.
+    """
+    if text is None:
+        return None
+    if not re.fullmatch(r"\d{1,9}(,\d{1,9})*", text):
+        raise ConfigError(f"seeds '{text}': expected numbers from 0 with commas between them, such as 0,1,2")
+    return [int(seed) for seed in text.split(",")]
+
+
+def report(wanted: Wanted) -> None:
+    """Tables and curves of a folder's results into the folder; the table to standard output, too."""
+    contents = read_contents(wanted.out)
+    jobs = [Job.claimed(wanted.out / name) for name in contents.jobs]
+    comparison = Comparison.of([(job.recipe, job.result()) for job in jobs], wanted.metrics, contents.shortened)
+    for suffix, written in FORMATS.items():
+        archive.write(wanted.out / f"table.{suffix}", written(comparison).encode())
+    pictures = draw(comparison.results, wanted.out)
+    if wanted.format is None:
+        show(comparison, Console(width=None if sys.stdout.isatty() else WIDTH))
+    else:
+        print(FORMATS[wanted.format](comparison), end="")  # noqa: T201
+    curves = " · curve-*.png and .svg" if pictures else ""
+    Console(stderr=True).print(
+        f"In {wanted.out}: table.md, table.csv, table.json{curves}", soft_wrap=True, highlight=False
+    )
+
+
+def _check(wanted: Wanted) -> None:
+    """Before anything is made."""
+    if wanted.format is not None and wanted.format not in FORMATS:
+        raise unknown("format", wanted.format, FORMATS)
+    if wanted.ray is not None:
+        _set_up_ray(wanted.ray)
+        from protofed.deploy.experiments.ray_cluster import resources
+
+        resources(wanted.device, wanted.gpus_per_job)
+    elif wanted.gpus_per_job is not None:
+        raise ConfigError("--gpus-per-job is for --ray; without it, jobs share the --device")
+
+
+def _set_up_ray(address: str) -> None:
+    """Ray reads these variables when it is imported."""
+    if find_spec("ray") is None:
+        raise ConfigError("--ray: Ray is not installed; pip install 'protofed[client,ray]'")
+    if address == LOCAL:  # its ports are open to the network: it asks for a token that nobody knows
+        os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # it would tell its makers that it was used
+
+
+def _run(jobs: Sequence[Job], wanted: Wanted) -> dict[Job, str]:
+    cores = wanted.at_once or _cores()
+    if wanted.ray is None or all(is_done(job) for job in jobs):
+        return run_jobs(jobs, cores, Processes(wanted.device))
+    from protofed.deploy.experiments.ray_cluster import cluster
+
+    with cluster(wanted.ray, wanted.device, wanted.gpus_per_job, cores) as place:
+        return run_jobs(jobs, wanted.at_once or place.room, place)
+
+
+def _prepare(recipes: Sequence[Recipe], wanted: Wanted) -> list[Job]:
+    """Jobs in their folders, none of which holds anything else."""
+    jobs = jobs_of(recipes, wanted.seeds, wanted.rounds, wanted.out)
+    for job in jobs:
+        job.check()
+    longest = max(recipe.rounds for recipe in recipes)
+    write_contents(wanted.out, jobs, wanted.rounds if wanted.rounds and wanted.rounds < longest else None)
+    for job in jobs:
+        job.claim()
+    return jobs
+
+
+@contextmanager
+def _opened(out: Path) -> Iterator[None]:
+    """The folder, for this process alone."""
+    refuse_foreign(out)
+    lock = archive.Lock(out)
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _cores() -> int:
+    """That this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,0 +1,227 @@
+"""An experiment: recipes times seeds, each a job in a folder of its own, and what is left of it when it is done."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from protofed.common.codec import Digest
+from protofed.common.config.recipe import Recipe, Table, parse, parse_json
+from protofed.common.errors import ConfigError, StateError
+from protofed.common.payload import SiteId
+from protofed.common.storage import files as archive
+
+_CONTENTS, _RECIPE, RESULT = "comparison.json", "recipe.json", "result.json"
+LOG = "job.log"
+
+
+class Result(Table):
+    """A finished run, whole. For simulations of one's own data only: no deployment knows a site's sizes.
+
+    Attributes:
+        seconds: wall-clock time of the job, summed over its interruptions.
+        state: address of the last published state.
+        scores: of every scored round, by site and name; `loss` is a site's training loss in that round.
+        cohorts: by round, the sites whose updates were aggregated.
+        train_examples, local_test_examples: sizes of each site's own data; sites without a local test have none.
+    """
+
+    recipe: Recipe
+    protofed: str
+    seconds: float
+    state: Digest
+    scores: dict[int, dict[SiteId, dict[str, float]]]
+    cohorts: dict[int, tuple[SiteId, ...]]
+    train_examples: dict[SiteId, int]
+    local_test_examples: dict[SiteId, int]
+
+
+class Contents(Table):
+    """What a comparison's folder is about; its presence says that the folder is one.
+
+    Attributes:
+        jobs: names of the jobs' folders.
+        shortened: rounds to which recipes were cut.
+    """
+
+    jobs: tuple[str, ...]
+    shortened: int | None = None
+
+
+@dataclass(frozen=True)
+class Job:
+    """One recipe with one seed, in `folder`."""
+
+    recipe: Recipe = field(hash=False)
+    folder: Path
+
+    @property
+    def name(self) -> str:
+        """Of the folder."""
+        return self.folder.name
+
+    @property
+    def state(self) -> Path:
+        """Where the simulation survives."""
+        return self.folder / "state"
+
+    @property
+    def log(self) -> Path:
+        """One JSON line an event."""
+        return self.folder / LOG
+
+    def result(self) -> Result | None:
+        """What it gave, if it is done.
+
+        Raises:
+            ConfigError: the file is no result that this version can read.
+        """
+        path = self.folder / RESULT
+        return parse_json(path.read_text(encoding="utf-8"), Result, str(path)) if path.exists() else None
+
+    def write_result(self, result: Result) -> None:
+        """The job is done."""
+        archive.write(self.folder / RESULT, result.model_dump_json().encode())
+
+    def check(self) -> None:
+        """Another recipe's work is never mixed with this one's, nor thrown away.
+
+        Raises:
+            StateError: the folder holds another recipe's run.
+            ConfigError: it holds a recipe that this version cannot read.
+        """
+        path = self.folder / _RECIPE
+        held = parse_json(path.read_text(encoding="utf-8"), Recipe, str(path)) if path.exists() else self.recipe
+        if held != self.recipe:
+            raise StateError(
+                f"{self.folder} holds a run of another recipe ({_difference(held, self.recipe)}); "
+                "remove it, or take another folder with --out"
+            )
+
+    def claim(self) -> None:
+        """Make the folder this recipe's."""
+        if not (self.folder / _RECIPE).exists():
+            archive.write(self.folder / _RECIPE, self.recipe.model_dump_json(indent=2).encode())
+
+    @classmethod
+    def claimed(cls, folder: Path) -> Job:
+        """The job of a folder that was claimed before.
+
+        Raises:
+            StateError: it never was.
+            ConfigError: its recipe cannot be read by this version.
+        """
+        try:
+            text = (folder / _RECIPE).read_text(encoding="utf-8")
+        except OSError as error:
+            raise StateError(f"{folder} holds no job ({error.strerror}); give the recipes again") from error
+        return cls(parse_json(text, Recipe, str(folder / _RECIPE)), folder)
+
+
+def jobs_of(recipes: Sequence[Recipe], seeds: Sequence[int] | None, rounds: int | None, out: Path) -> list[Job]:
+    """All recipes with the first seed, then with the second, …; a seed deals the data, too.
+
+    Args:
+        seeds: in place of the recipes' own.
+        rounds: the most that a recipe may have.
+
+    Raises:
+        ConfigError: two recipes of one name, a seed given twice, or a recipe without [data].
+    """
+    names = [recipe.name for recipe in recipes]
+    if twice := {name for name in names if names.count(name) > 1}:
+        raise ConfigError(f"two recipes have the name '{twice.pop()}'; a row of the table needs a name of its own")
+    if seeds is not None and len(set(seeds)) < len(seeds):
+        raise ConfigError(f"seeds {', '.join(map(str, seeds))}: expected each once")
+    own: list[int | None] = [None]
+    variants = (_with_seed(recipe, seed) for seed in seeds or own for recipe in recipes)
+    cut = [recipe.model_copy(update={"rounds": min(recipe.rounds, rounds or recipe.rounds)}) for recipe in variants]
+    return [Job(recipe, out / f"{recipe.name}-seed{recipe.seed}") for recipe in cut]
+
+
+def varied(recipes: Sequence[Recipe], vary: str) -> list[Recipe]:
+    """Each recipe once for every value of one key, as in `method.smoothing=0.1,0.5,0.9`; the value ends its name.
+
+    Raises:
+        ConfigError: no key and values, a key that cannot be set, or a value that the recipe cannot have.
+    """
+    path, equals, values = vary.partition("=")
+    try:
+        told = tomllib.loads(f"values = [{values}]")["values"] if equals else []
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"'{vary}': {values} are no TOML values ({error}); text needs quotes") from error
+    if not told:
+        raise ConfigError(f"'{vary}': expected a key and values, as in method.smoothing=0.1,0.5,0.9")
+    return [_with(recipe, path.split("."), value) for recipe in recipes for value in told]
+
+
+def _with(recipe: Recipe, path: Sequence[str], value: object) -> Recipe:
+    table = recipe.model_dump(mode="json")
+    *tables, key = path
+    inner: Any = table
+    for name in tables:
+        inner = inner.get(name)
+        if not isinstance(inner, dict):
+            raise ConfigError(f"recipe '{recipe.name}' has no table '{name}' ({'.'.join(path)})")
+    inner[key] = value
+    table["name"] = "-".join([recipe.name, key, str(value)]).lower().replace("_", "-").replace(".", "")
+    return parse(table, Recipe, f"recipe '{recipe.name}'")
+
+
+def read_contents(out: Path) -> Contents:
+    """What was compared in a folder.
+
+    Raises:
+        StateError: nothing was.
+    """
+    path = out / _CONTENTS
+    try:
+        return parse_json(path.read_text(encoding="utf-8"), Contents, str(path))
+    except OSError as error:
+        raise StateError(f"{out} holds no comparison ({error.strerror}); name recipes to begin one") from error
+
+
+def write_contents(out: Path, jobs: Sequence[Job], shortened: int | None) -> None:
+    """Make a folder a comparison's."""
+    contents = Contents(jobs=tuple(job.name for job in jobs), shortened=shortened)
+    archive.write(out / _CONTENTS, contents.model_dump_json(indent=2).encode())
+
+
+def refuse_foreign(out: Path) -> None:
+    """A folder with something else in it is left alone.
+
+    Raises:
+        StateError: it is neither empty nor a comparison's.
+    """
+    if out.exists() and not out.is_dir():
+        raise StateError(f"{out} is a file; name a folder with --out")
+    held = {path.name for path in out.iterdir()} if out.exists() else set()
+    if _CONTENTS not in held and any(name != "lock" and not name.startswith(archive.TEMPORARY) for name in held):
+        raise StateError(f"{out} holds something else than a comparison; name another folder with --out")
+
+
+def _with_seed(recipe: Recipe, seed: int | None) -> Recipe:
+    if recipe.data is None:
+        raise ConfigError(f"recipe '{recipe.name}' has no [data]; a simulation needs to know what its sites hold")
+    if seed is None:
+        return recipe
+    return recipe.model_copy(update={"seed": seed, "data": recipe.data.model_copy(update={"seed": seed})})
+
+
+def _difference(held: Recipe, wanted: Recipe) -> str:
+    """The first key in which two recipes differ."""
+    theirs, ours = dict(leaves(held.model_dump())), dict(leaves(wanted.model_dump()))
+    key = next(key for key in theirs | ours if theirs.get(key) != ours.get(key))
+    return f"{key} is {theirs.get(key)} there and {ours.get(key)} here"
+
+
+def leaves(table: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    """Every key of nested tables with its path, as `plan.lr`, and what it is set to."""
+    for key, value in table.items():
+        if isinstance(value, dict):
+            yield from leaves(value, f"{path}{key}.")
+        else:
+            yield f"{path}{key}", value

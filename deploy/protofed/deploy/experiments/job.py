@@ -1,0 +1,145 @@
+"""One job of a comparison as a process of its own: `python -m protofed.deploy.experiments.job FOLDER DEVICE`.
+
+It says on standard output how it gets on, one JSON object a line, and ends when nobody listens any more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from protofed.client.agent import device as devices
+from protofed.common.errors import ProtofedError
+from protofed.common.malloc import keep_memory
+from protofed.common.storage import files as archive
+from protofed.common.version import VERSION
+from protofed.deploy.daemons.server import RunsFailedError
+from protofed.deploy.daemons.signals import stoppable
+from protofed.deploy.experiments.experiment import Job, Result
+from protofed.deploy.logs import setup as logs
+from protofed.deploy.simulation.run_tables import standing
+from protofed.deploy.simulation.simulation import Simulation, simulation
+
+_SECONDS = "seconds"
+
+
+def run_job(job: Job, device: torch.device, tell: Callable[[int, str], None]) -> None:
+    """Simulate the job from where it is to its end and write its result.
+
+    Args:
+        tell: called with the rounds that are done and what goes on.
+
+    Raises:
+        ConfigError, DataError: the recipe or its data cannot be used.
+        StateError: the folder is in use, or its state is another recipe's.
+        RunsFailedError: the run failed.
+    """
+    clock = _Stopwatch(job.folder / _SECONDS)
+    tell(0, "loading")
+    with simulation(job.recipe, job.state, device) as running:
+        _go(running, clock, tell)
+        if running.runs.failed:
+            raise RunsFailedError(f"run failed: {running.runs.failed[0]}; remove {job.folder} to begin it again")
+        job.write_result(_result(running, clock.seconds))
+
+
+def _go(running: Simulation, clock: _Stopwatch, tell: Callable[[int, str], None]) -> None:
+    noted = -1
+
+    def turned() -> None:
+        nonlocal noted
+        done, doing = standing(running.coordinator.phase, running.recipe.rounds)
+        tell(done, doing)
+        if done != noted:
+            clock.note()
+            noted = done
+
+    turned()
+    running.go(turned=turned)
+
+
+def _result(running: Simulation, seconds: float) -> Result:
+    recipe, ledger, held = running.recipe, running.ledger, running.data
+    run, published = recipe.name, [row for row in ledger.rounds(recipe.name) if row.state is not None]
+    scores, cohorts = ledger.scores(run), dict[int, tuple[str, ...]]()
+    for row in published[1:]:  # the first one is the model before training
+        used = [update for update in ledger.updates(run, row.round, row.attempt) if update.counts]
+        cohorts[row.round] = tuple(update.task.site for update in used)
+        for update in used if row.round in scores else []:
+            if "loss" in update.metrics:
+                scores[row.round].setdefault(update.task.site, {})["loss"] = update.metrics["loss"]
+    assert published[-1].state is not None  # noqa: S101  (see above)
+    return Result(
+        recipe=recipe,
+        protofed=VERSION,
+        seconds=seconds,
+        state=published[-1].state,
+        scores=scores,
+        cohorts=cohorts,
+        train_examples={site: len(data.train) for site, data in held.items()},
+        local_test_examples={site: len(data.local_test) for site, data in held.items() if data.local_test is not None},
+    )
+
+
+class _Stopwatch:
+    """Wall-clock seconds over all processes that worked on a job, kept in a file; a killed one loses what it had not
+    noted.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self._file, self._began, self._before = file, time.monotonic(), 0.0
+        with contextlib.suppress(FileNotFoundError):
+            self._before = float(file.read_text(encoding="ascii"))
+
+    @property
+    def seconds(self) -> float:
+        return self._before + time.monotonic() - self._began
+
+    def note(self) -> None:
+        archive.write(self._file, f"{self.seconds:.3f}".encode())
+
+
+def _say(**facts: object) -> None:
+    print(json.dumps(facts), flush=True)  # noqa: T201
+
+
+def _end_with_parent() -> None:
+    """Standard input is a pipe that nobody writes to: it ends when the parent does, however that came about."""
+
+    def listen() -> None:
+        while os.read(sys.stdin.fileno(), 1):  # sys.stdin's own lock would be held while the interpreter ends
+            pass
+        os._exit(1)  # all that counts is on disk
+
+    threading.Thread(target=listen, daemon=True).start()
+
+
+def main(folder: Path, device: str) -> None:
+    """Entry point of the process; always ends in SystemExit, unless it is told to stop."""
+    _end_with_parent()
+    logs.configure()
+    keep_memory()
+    torch.set_num_threads(1)  # jobs side by side share the cores
+    with stoppable():
+        try:
+            run_job(Job.claimed(folder), devices.pick(device), lambda done, doing: _say(done=done, doing=doing))
+            sys.exit(0)
+        except ProtofedError as error:
+            _say(failed=str(error))
+            sys.exit(error.exit_code)
+        except Exception as error:
+            _say(failed=f"internal error: {type(error).__name__}: {error}")
+            raise
+    sys.exit(1)  # told to stop
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2])

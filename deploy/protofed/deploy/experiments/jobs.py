@@ -1,0 +1,169 @@
+"""Jobs of a comparison side by side, wherever they run: as processes of this machine, unless told otherwise."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from protofed.deploy.console.processes import end, interruption
+from protofed.deploy.experiments.experiment import LOG, Job
+from protofed.deploy.experiments.view import View
+
+_LOOK_S = 0.1
+
+
+@dataclass(frozen=True)
+class News:
+    """How a job gets on.
+
+    Attributes:
+        done: rounds.
+        ended: it runs no more.
+        failure: why it failed, if it did.
+    """
+
+    job: Job
+    done: int
+    doing: str
+    ended: bool = False
+    failure: str | None = None
+
+
+class Place(Protocol):
+    """Where jobs run, each with one thread."""
+
+    def start(self, job: Job) -> None:
+        """Begin a job, or go on with it; when it ends well, its folder has its result."""
+
+    def look(self) -> Iterable[News]:
+        """Of every job that was started and had not ended at the last look."""
+
+    def end(self) -> None:
+        """Leave none of them running; all that is done of them may be lost but results."""
+
+
+def run_jobs(jobs: Sequence[Job], at_once: int, place: Place) -> dict[Job, str]:
+    """Run the jobs that have no result yet, `at_once` side by side; why jobs failed, of those that did.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C or SIGTERM; no process is left, and the same jobs go on from what the place has kept.
+    """
+    waiting = deque(job for job in jobs if not is_done(job))
+    running: set[Job] = set()
+    failures: dict[Job, str] = {}
+    with interruption() as check, View(jobs, set(waiting)) as view:
+        try:
+            while waiting or running:
+                check()
+                if waiting and len(running) < at_once:
+                    place.start(job := waiting.popleft())
+                    running.add(job)
+                    view.started(job)
+                for news in list(place.look()):
+                    view.moved(news.job, news.done, news.doing)
+                    if news.ended:
+                        running.remove(news.job)
+                        if news.failure is not None:
+                            failures[news.job] = news.failure
+                        view.ended(news.job, news.failure)
+                time.sleep(_LOOK_S)
+        except KeyboardInterrupt:
+            view.say("interrupted; the same command goes on from here")
+            raise
+        finally:
+            place.end()
+    return failures
+
+
+@dataclass
+class Processes:
+    """This machine: a process a job, which goes on in the job's folder from where an earlier one was."""
+
+    device: str
+    _workers: dict[Job, Worker] = field(default_factory=dict)
+
+    def start(self, job: Job) -> None:
+        """As a process of its own."""
+        self._workers[job] = Worker.start(job.folder, self.device)
+
+    def look(self) -> list[News]:
+        """What the processes have said since."""
+        news = [self._look(job, worker) for job, worker in self._workers.items()]
+        for told in news:
+            if told.ended:
+                del self._workers[told.job]
+        return news
+
+    def end(self) -> None:
+        """Tell all processes to stop, and wait until they have."""
+        end([worker.process for worker in self._workers.values()])
+
+    def _look(self, job: Job, worker: Worker) -> News:
+        ended = worker.process.poll() is not None
+        worker.listen()
+        return News(job, worker.done, worker.doing, ended, worker.failure() if ended else None)
+
+
+@dataclass
+class Worker:
+    """The process of a job's folder, and what it said last."""
+
+    process: subprocess.Popen[bytes]
+    done: int = 0
+    doing: str = "starting"
+    _failed: str | None = None
+    _unread: bytes = field(default=b"", repr=False)
+
+    @classmethod
+    def start(cls, folder: Path, device: str, **environment: str) -> Worker:
+        """With one thread, its log in the job's folder, and in a session of its own: Ctrl-C reaches only us."""
+        command = [sys.executable, "-m", "protofed.deploy.experiments.job", str(folder), device]
+        with (folder / LOG).open("ab") as log:
+            process = subprocess.Popen(  # noqa: S603
+                command,
+                bufsize=0,
+                stdin=subprocess.PIPE,  # it ends when we do
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env={**os.environ, **environment, "OMP_NUM_THREADS": "1"},
+                start_new_session=True,
+            )
+        assert process.stdout is not None  # noqa: S101  (a pipe)
+        os.set_blocking(process.stdout.fileno(), False)
+        return cls(process)
+
+    def listen(self) -> None:
+        """Take in what the process has said since."""
+        assert self.process.stdout is not None  # noqa: S101  (a pipe)
+        *lines, self._unread = (self._unread + (self.process.stdout.read() or b"")).split(b"\n")
+        for line in lines:
+            said = json.loads(line)
+            self.done, self.doing = said.get("done", self.done), said.get("doing", self.doing)
+            self._failed = said.get("failed")
+
+    def failure(self, *, kept: bool = True) -> str | None:
+        """Why the ended process failed; None if it did what it had to. What it had done is `kept`, or is not."""
+        self.listen()
+        for pipe in (self.process.stdin, self.process.stdout):
+            assert pipe is not None  # noqa: S101  (a pipe)
+            pipe.close()
+        code = self.process.returncode
+        if code < 0:
+            again = f"goes on from round {self.done}" if kept else "begins it again"
+            return f"killed by {signal.Signals(-code).name}; the same command {again}"
+        return (self._failed or f"exit code {code}") if code else None
+
+
+def is_done(job: Job) -> bool:
+    """Whether there is nothing left to run of it."""
+    result = job.result()
+    return result is not None and result.recipe == job.recipe

@@ -1,0 +1,109 @@
+"""A job on a node of a cluster: the same process as without one, in the caller's folder if the node has that, too."""
+
+from __future__ import annotations
+
+import os
+import platform
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from protofed.common.config.recipe import Recipe, Table, parse_json
+from protofed.common.version import VERSION
+from protofed.deploy.console.processes import end
+from protofed.deploy.experiments.experiment import LOG, RESULT, Job
+from protofed.deploy.experiments.jobs import Worker
+from protofed.server.storage.filesystem import network_type_of
+
+DATA = "PROTOFED_DATA"
+LOCAL = "local"  # address of a cluster that is begun for the call
+_LOOK_S = 0.2
+_LOG_BYTES = 8 << 20  # the end of a log that is longer
+
+
+class Order(Table):
+    """What a node is asked to do, as JSON.
+
+    Attributes:
+        protofed: the caller's version.
+        recipe: as the file says it; it may have keys that only the caller's version knows.
+        folder: the job's at the caller, with an empty file of the name `mark` in it.
+        data: the caller's PROTOFED_DATA, for nodes that have none of their own.
+    """
+
+    protofed: str
+    recipe: str
+    folder: Path
+    mark: str
+    device: str
+    data: str | None = None
+
+
+class Answer(Table):
+    """What became of it, as JSON.
+
+    Attributes:
+        node: its host name.
+        failed: why, if it did.
+        result: the text of result.json; None if it failed, or stands where the caller sees it.
+        log: the text of job.log; empty where the caller sees it.
+    """
+
+    node: str
+    failed: str | None = None
+    result: str | None = None
+    log: str = ""
+
+
+def carry_out(order: str, tell: Callable[[int, str], None]) -> str:
+    """Do what an `Order` says and give an `Answer`.
+
+    Args:
+        tell: called with the rounds that are done and what goes on, when either changes.
+    """
+    asked, node = parse_json(order, Order, "an order"), platform.node()
+    if asked.protofed != VERSION:
+        return Answer(node=node, failed=f"protofed {VERSION} is there, not {asked.protofed}").model_dump_json()
+    with _folder(asked) as folder:
+        kept = folder == asked.folder
+        failed = _run(folder, asked, tell, kept)
+        result = None if failed or kept else (folder / RESULT).read_text(encoding="utf-8")
+        log = "" if kept else _end_of(folder / LOG)
+    return Answer(node=node, failed=failed, result=result, log=log).model_dump_json()
+
+
+@contextmanager
+def _folder(asked: Order) -> Iterator[Path]:
+    """The caller's, on a disk of this machine; else one of the node's own, which is removed."""
+    here = (asked.folder / asked.mark).exists() and os.access(asked.folder, os.W_OK)
+    if here and network_type_of(asked.folder) is None:
+        yield asked.folder
+        return
+    recipe = parse_json(asked.recipe, Recipe, "the recipe")
+    with tempfile.TemporaryDirectory(prefix="protofed-") as scratch:
+        (folder := Path(scratch) / "job").mkdir()
+        Job(recipe, folder).claim()
+        yield folder
+
+
+def _run(folder: Path, asked: Order, tell: Callable[[int, str], None], kept: bool) -> str | None:
+    data = {DATA: asked.data} if asked.data and DATA not in os.environ else {}
+    worker, told = Worker.start(folder, asked.device, **data), (0, "")
+    try:
+        while worker.process.poll() is None:
+            worker.listen()
+            if told != (told := (worker.done, worker.doing)):
+                tell(*told)
+            time.sleep(_LOOK_S)
+    finally:  # also when it is cancelled
+        end([worker.process])
+        failure = worker.failure(kept=kept)
+    return failure
+
+
+def _end_of(log: Path) -> str:
+    with log.open("rb") as file:
+        file.seek(max(0, log.stat().st_size - _LOG_BYTES))
+        return file.read().decode(errors="replace")

@@ -1,0 +1,148 @@
+"""A run's scores over rounds and sites, as the papers report them (METHODS §3.5, §7)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+
+from protofed.common.errors import DataError
+from protofed.common.payload import SiteId
+from protofed.server.operator.overview import Spread, lower_is_better, spreads
+
+SiteScores: TypeAlias = Mapping[SiteId, Mapping[str, float]]
+Scores: TypeAlias = Mapping[int, SiteScores]  # by scored round, as `Ledger.scores`
+
+OWN_LOCAL, SHARED_LOCAL = "personal.local.accuracy", "global.local.accuracy"
+FAIRNESS = "personal.pm_l"
+
+
+@dataclass(frozen=True)
+class LocalAccuracy:
+    """Accuracy on the sites' own test sets in one round.
+
+    Attributes:
+        pooled: sum_k n_k acc_k / sum_k n_k: the share of all sites' test examples together (cwFedAVG).
+        unweighted: mean over sites.
+    """
+
+    pooled: float
+    unweighted: float
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What a report says of one run; of its last scored round where no other is named. A round of 0: never scored.
+
+    Attributes:
+        sites: by score, over all sites that have it.
+        active: the same over the sites of that round's cohort only (FedNH's code).
+        worst_site: by score, who has `Spread.worst`; of equals, the first by name.
+        worst_class: by prefix (`global`, `personal.local`, ...), the class of the smallest recall, in the mean over
+            sites, and that recall; of equals, the lowest class.
+        recent: by score, the mean over the last 10 rounds that have it of the mean over sites (FedPRP).
+        fairness: population standard deviation of PM(L) over all sites (FedNH, Table 2).
+        local: accuracy of the sites' own models on their own test sets in every round; empty where sizes of test sets
+            are not known.
+        shared_local: likewise of the global model.
+    """
+
+    round: int
+    sites: Mapping[str, Spread]
+    active: Mapping[str, Spread]
+    worst_site: Mapping[str, SiteId]
+    worst_class: Mapping[str, tuple[int, float]]
+    recent: Mapping[str, float]
+    fairness: float | None
+    local: Mapping[int, LocalAccuracy]
+    shared_local: Mapping[int, LocalAccuracy]
+
+
+def summary(scores: Scores, cohorts: Mapping[int, Collection[SiteId]], tested: Mapping[SiteId, int]) -> Summary:
+    """All of it.
+
+    Args:
+        scores: by round, site and name.
+        cohorts: the sites that each scored round invited.
+        tested: n_k, examples in each site's own test set; empty where they are not known.
+
+    Raises:
+        DataError: a site has a score on its own test set, but not its size while others have theirs.
+    """
+    last = max(scores, default=0)
+    by_site = scores.get(last, {})
+    sites = spreads(by_site)
+    return Summary(
+        round=last,
+        sites=sites,
+        active=spreads(active(by_site, cohorts.get(last, ()))),
+        worst_site=worst_sites(by_site),
+        worst_class=worst_classes(sites),
+        recent=recent(scores),
+        fairness=sites[FAIRNESS].std if FAIRNESS in sites else None,
+        local=local_accuracies(scores, tested, OWN_LOCAL) if tested else {},
+        shared_local=local_accuracies(scores, tested, SHARED_LOCAL) if tested else {},
+    )
+
+
+def best_round(local: Mapping[int, LocalAccuracy]) -> int | None:
+    """Where the pooled accuracy is best, the first of equals.
+
+    That accuracy is cwFedAVG's best-mean accuracy: a maximum over rounds, and so too high for a new test set.
+    """
+    return max(local, key=lambda number: local[number].pooled, default=None)
+
+
+def active(by_site: SiteScores, cohort: Collection[SiteId]) -> SiteScores:
+    """The scores of the cohort's sites only."""
+    return {site: scores for site, scores in by_site.items() if site in cohort}
+
+
+def local_accuracies(scores: Scores, tested: Mapping[SiteId, int], name: str) -> dict[int, LocalAccuracy]:
+    """By round in order, over the sites that have the score; rounds in which none has it are left out.
+
+    Raises:
+        DataError: a site has the score, but no size of at least one example in `tested`.
+    """
+    found = {}
+    for number in sorted(scores):
+        values = {site: own[name] for site, own in scores[number].items() if name in own}
+        if unsized := sorted(site for site in values if tested.get(site, 0) < 1):
+            raise DataError(
+                f"site '{unsized[0]}' has a {name} but no size of its test set; "
+                "expected the number of its test examples, or none for any site"
+            )
+        if values:
+            pooled = np.average(list(values.values()), weights=[tested[site] for site in values])
+            found[number] = LocalAccuracy(float(pooled), float(np.mean(list(values.values()))))
+    return found
+
+
+def recent(scores: Scores, rounds: int = 10) -> dict[str, float]:
+    """By score, the mean over the last `rounds` rounds that have it of the mean over sites."""
+    means: dict[str, list[float]] = {}
+    for number in sorted(scores):
+        for name, value in spreads(scores[number]).items():
+            means.setdefault(name, []).append(value.mean)
+    return {name: float(np.mean(values[-rounds:])) for name, values in means.items()}
+
+
+def worst_sites(by_site: SiteScores) -> dict[str, SiteId]:
+    """By score, the site that does worst; of equals, the first by name."""
+    worst: dict[str, SiteId] = {}
+    for name in sorted({name for own in by_site.values() for name in own}):
+        values = {site: by_site[site][name] for site in sorted(by_site) if name in by_site[site]}
+        worst[name] = (max if lower_is_better(name) else min)(values, key=values.__getitem__)
+    return worst
+
+
+def worst_classes(sites: Mapping[str, Spread]) -> dict[str, tuple[int, float]]:
+    """By the prefix of `<prefix>.recall.<c>`, the class of the smallest mean recall, and that recall."""
+    recalls: dict[str, dict[int, float]] = {}
+    for name, value in sites.items():
+        prefix, of, number = name.rpartition(".recall.")
+        if of:
+            recalls.setdefault(prefix, {})[int(number)] = value.mean
+    return {prefix: min(of.items(), key=lambda pair: (pair[1], pair[0])) for prefix, of in recalls.items()}

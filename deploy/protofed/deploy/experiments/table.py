@@ -1,0 +1,185 @@
+"""A comparison's table: a row a recipe, mean and standard deviation over seeds; for people and for programs."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from rich.console import Console
+from rich.table import Table
+
+from protofed.common.config.recipe import Recipe
+from protofed.deploy.experiments.columns import Column, named, summarise, usual
+from protofed.deploy.experiments.experiment import Result
+from protofed.server.operator.overview import Spread, spread
+
+
+@dataclass(frozen=True)
+class Row:
+    """One recipe.
+
+    Attributes:
+        seeds: all that it was to be run with.
+        values: by column and seed, in fractions; seeds without result or score are left out.
+    """
+
+    label: str
+    seeds: Sequence[int]
+    values: Mapping[str, Mapping[int, float]]
+    finished: Sequence[int]
+
+    def over_seeds(self, column: str) -> Spread | None:
+        """Mean and population standard deviation over the seeds that have the number."""
+        values = list(self.values[column].values())
+        return spread(values) if values else None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Recipes side by side.
+
+    Attributes:
+        results: by recipe, in the order of the rows.
+    """
+
+    columns: Sequence[Column]
+    rows: Sequence[Row]
+    results: Mapping[str, Sequence[Result]]
+    shortened: int | None
+
+    @classmethod
+    def of(
+        cls, jobs: Sequence[tuple[Recipe, Result | None]], metrics: Sequence[str] = (), shortened: int | None = None
+    ) -> Comparison:
+        """What these jobs gave.
+
+        Args:
+            metrics: names of the only columns; none: the usual ones that the results have.
+
+        Raises:
+            ConfigError: no result has such a metric.
+        """
+        seeds = {recipe.name: [other.seed for other, _ in jobs if other.name == recipe.name] for recipe, _ in jobs}
+        results = {name: [found for recipe, found in jobs if found and recipe.name == name] for name in seeds}
+        runs = {name: {result.recipe.seed: summarise(result) for result in found} for name, found in results.items()}
+        all_runs = [run for by_seed in runs.values() for run in by_seed.values()]
+        columns = [named(metric, all_runs) for metric in metrics] if metrics and all_runs else usual(all_runs)
+
+        def values(name: str, column: Column) -> dict[int, float]:
+            read = {seed: column.read(run) for seed, run in runs[name].items()}
+            return {seed: value for seed, value in read.items() if value is not None}
+
+        rows = [
+            Row(name, seeds[name], {column.header: values(name, column) for column in columns}, list(runs[name]))
+            for name in seeds
+        ]
+        return cls(columns, rows, results, shortened)
+
+    @property
+    def caption(self) -> str:
+        """What the numbers are."""
+        if not self.columns:
+            return "No run has finished: there is nothing to compare yet."
+        meanings = "; ".join(f"{column.header}: {column.meaning}" for column in self.columns)
+        several = any(len(row.seeds) > 1 for row in self.rows)
+        over = "Mean ± population standard deviation over seeds. " if several else ""
+        unit = "In %." if all(column.percent for column in self.columns) else "In %, losses as they are."
+        cut = f" Rounds shortened to {self.shortened}." if self.shortened else ""
+        return f"{meanings}. {over}{unit}{cut}"
+
+
+def show(comparison: Comparison, console: Console) -> None:
+    """For people; a table that is too wide for them is cut into several, one below the other."""
+    grid = list(zip(_headers(comparison), *_cells(comparison), strict=True))  # a column: its header, then its cells
+    for columns in _fitting(grid[1:], console.width - _width(grid[0]) - 1):
+        table = Table()
+        table.add_column(grid[0][0], no_wrap=True)
+        for header, *_ in columns:
+            table.add_column(header, justify="right", no_wrap=True)
+        for cells in zip(grid[0][1:], *(column[1:] for column in columns), strict=True):
+            table.add_row(*cells)
+        console.print(table)
+    console.print(comparison.caption, highlight=False, style="dim")
+
+
+def _fitting(columns: Sequence[tuple[str, ...]], width: int) -> list[list[tuple[str, ...]]]:
+    """The columns in groups of at most `width` characters, or of one column."""
+    groups: list[list[tuple[str, ...]]] = [[]]
+    for column in columns:
+        if groups[-1] and sum(map(_width, [*groups[-1], column])) > width:
+            groups.append([])
+        groups[-1].append(column)
+    return groups
+
+
+def _width(column: tuple[str, ...]) -> int:
+    """With its padding and its line."""
+    return max(map(len, column)) + 3
+
+
+def markdown(comparison: Comparison) -> str:
+    """The same for a page."""
+    headers = _headers(comparison)
+    lines = [headers, ["---", *["---:"] * (len(headers) - 1)], *_cells(comparison)]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines) + f"\n\n{comparison.caption}\n"
+
+
+def comma_separated(comparison: Comparison) -> str:
+    """Exact fractions: a line for each recipe and seed, then its mean and standard deviation."""
+    text = io.StringIO()
+    written = csv.writer(text, lineterminator="\n")
+    headers = [column.header for column in comparison.columns]
+    written.writerow(["recipe", "seed", *headers])
+    for row in comparison.rows:
+        for seed in row.finished:
+            written.writerow([row.label, seed, *(row.values[header].get(seed, "") for header in headers)])
+        over = [row.over_seeds(header) for header in headers]
+        written.writerow([row.label, "mean", *("" if found is None else found.mean for found in over)])
+        written.writerow([row.label, "std", *("" if found is None else found.std for found in over)])
+    return text.getvalue()
+
+
+def as_json(comparison: Comparison) -> str:
+    """Exact fractions, by recipe, column and seed."""
+
+    def row(of: Row) -> dict[str, object]:
+        values = {}
+        for column in comparison.columns:
+            if (over := of.over_seeds(column.header)) is not None:
+                values[column.header] = {"mean": over.mean, "std": over.std, "seeds": of.values[column.header]}
+        results = comparison.results[of.label]
+        seconds = {result.recipe.seed: result.seconds for result in results}
+        return {"recipe": of.label, "seeds": of.seeds, "values": values, "seconds": seconds}
+
+    columns = {column.header: column.meaning for column in comparison.columns}
+    rows = [row(of) for of in comparison.rows]
+    return json.dumps({"columns": columns, "rounds_shortened_to": comparison.shortened, "rows": rows}, indent=2) + "\n"
+
+
+FORMATS: dict[str, Callable[[Comparison], str]] = {"md": markdown, "csv": comma_separated, "json": as_json}
+
+
+def _headers(comparison: Comparison) -> list[str]:
+    return ["recipe", "seeds", *(column.header for column in comparison.columns)]
+
+
+def _cells(comparison: Comparison) -> list[list[str]]:
+    """Rows as people read them."""
+    return [[row.label, _seeds(row), *(_cell(row, column) for column in comparison.columns)] for row in comparison.rows]
+
+
+def _seeds(row: Row) -> str:
+    done, wanted = len(row.finished), len(row.seeds)
+    return str(wanted) if done == wanted else f"{done} of {wanted}"
+
+
+def _cell(row: Row, column: Column) -> str:
+    over = row.over_seeds(column.header)
+    if over is None:
+        return "–"
+    factor, digits = (100, 1) if column.percent else (1, 4)
+    shown = (over.mean, over.std) if over.sites > 1 else (over.mean,)
+    return " ± ".join(f"{factor * value:.{digits}f}" for value in shown)

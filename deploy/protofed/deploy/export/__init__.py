@@ -1,0 +1,1 @@
+"""A run's models as files for use elsewhere, and predictions made with them."""

@@ -1,0 +1,194 @@
+"""Images for an exported model, from a folder or an .npz, prepared as the run's sites prepare theirs.
+
+A run that takes images of one size and colour only says nothing of others: they are stretched to its size, grey is
+repeated for RGB, RGB becomes grey by ITU-R 601.
+"""
+
+from __future__ import annotations
+
+import zipfile
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protofed.client.data import decoding as decode
+from protofed.client.data import dicom, folder
+from protofed.client.data.image_error import Unreadable as UnreadableError
+from protofed.common.config.input import Input
+from protofed.common.errors import ConfigError, DataError
+
+Pixels: TypeAlias = NDArray[np.float32]  # [channels, H, W], 0..1
+SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".gif", ".webp", ".jp2", ".dcm", ".dicom"})
+KEYS = ("images", "test_images")  # of an .npz, the first that is there
+MODES = {1: "L", 3: "RGB"}  # Pillow's names by channels
+_FOREIGN = (OSError, ValueError, TypeError, SyntaxError, EOFError, IndexError, zlib.error)
+
+
+@dataclass(frozen=True)
+class Unreadable:
+    """An image that could not be read, and why."""
+
+    path: str
+    why: str
+
+
+def prepared(input_: Input) -> Input:
+    """The run's, but that images of other sizes and colours are taken, too."""
+    fit = "stretch" if input_.fit == "exact" else input_.fit
+    return input_.model_copy(update={"fit": fit, "colours": "convert"})
+
+
+class Images(Protocol):
+    """Images by number."""
+
+    def __len__(self) -> int:
+        """How many there are."""
+
+    def name(self, index: int) -> str:
+        """What the table calls one."""
+
+    def read(self, index: int) -> Pixels:
+        """One of them as the model takes it; UnreadableError."""
+
+
+def images_of(path: Path, input_: Input) -> Images:
+    """The images of a folder (all levels, hidden files left out) or of an .npz.
+
+    Args:
+        input_: of the model.
+
+    Raises:
+        DataError: there are none.
+        ConfigError: the model's channels are not those of any image file.
+    """
+    _check_pillow()
+    if path.is_file() and path.suffix.lower() == ".npz":
+        return ArchiveImages(path, prepared(input_))
+    if not path.is_dir():
+        raise DataError(f"there is no folder {path}; expected one with images, or an .npz file")
+    if (channels := input_.shape[0]) not in MODES:
+        raise ConfigError(f"the model takes images of {channels} channels, which image files do not have; give an .npz")
+    found = [path / name for name in sorted(folder.files(path)) if _is_image(path / name)]
+    if not found:
+        raise DataError(f"{path} has no images; expected files {', '.join(sorted(SUFFIXES))}, at any level")
+    return FolderImages(path, found, prepared(input_))
+
+
+def _is_image(file: Path) -> bool:
+    """By its name; DICOM files often have no suffix."""
+    try:
+        return file.suffix.lower() in SUFFIXES or (not file.suffix and dicom.is_one(file))
+    except OSError:
+        return True  # it cannot be read, and will be listed
+
+
+@dataclass(frozen=True)
+class FolderImages:
+    """Files, by their paths below one folder."""
+
+    folder: Path
+    files: Sequence[Path]
+    input: Input
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def name(self, index: int) -> str:
+        """Its path below the folder."""
+        return self.files[index].relative_to(self.folder).as_posix()
+
+    def read(self, index: int) -> Pixels:
+        """As the run's sites read theirs."""
+        return _unit(decode.decode(self.files[index], self.input))
+
+
+class ArchiveImages:
+    """One array of an .npz: uint8 or uint16 [N, H, W] or [N, H, W, channels], or floats in 0..1.
+
+    All of it is in memory: that is how such files are packed.
+
+    Raises:
+        DataError: it cannot be read, or holds no such array.
+    """
+
+    def __init__(self, path: Path, input_: Input) -> None:
+        self._stem, self._shape = path.name, input_.shape
+        self._input = input_.model_copy(update={"window": None})  # arrays have no units
+        try:
+            with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
+                key = next((key for key in KEYS if key in archive), None)
+                found = sorted(archive)
+                array = archive[key] if key else None
+        except (*_FOREIGN, zipfile.BadZipFile) as error:
+            raise DataError(f"cannot read {path} ({error}); expected an .npz of plain arrays") from error
+        if array is None:
+            raise DataError(f"{path} holds {', '.join(found) or 'nothing'}; expected an array {' or '.join(KEYS)}")
+        if (
+            array.ndim not in (3, 4)
+            or not len(array)
+            or array.dtype.name not in ("uint8", "uint16", "float32", "float64")
+        ):
+            raise DataError(
+                f"{path}: {key} is {array.dtype} of shape {list(array.shape)}; expected uint8, uint16 or floats in "
+                "0..1, [N, height, width] or [N, height, width, channels]"
+            )
+        self._array = array if array.ndim == 4 else array[..., None]
+
+    def __len__(self) -> int:
+        return len(self._array)
+
+    def name(self, index: int) -> str:
+        """The file's name and the image's number."""
+        return f"{self._stem}#{index}"
+
+    def read(self, index: int) -> Pixels:
+        """As it is where it has the model's channels and size, else brought to them."""
+        from PIL import Image
+
+        image = self._array[index]  # [H, W, channels]
+        floats = image.dtype.kind == "f"
+        if floats and not (np.isfinite(image).all() and image.min() >= 0 and image.max() <= 1):
+            raise UnreadableError("values outside 0..1")
+        if image.shape[2] == self._shape[0] and image.shape[:2] == self._shape[1:]:
+            return _unit(np.moveaxis(image, 2, 0))
+        if image.shape[2] == 1 and image.dtype != np.uint8:
+            deep = image[..., 0] if floats else image[..., 0] / np.iinfo(image.dtype).max
+            return decode.brought(Image.fromarray(deep.astype(np.float32)), self._input)
+        if image.dtype != np.uint8 or image.shape[2] not in MODES or self._shape[0] not in MODES:
+            expected = [*self._shape[1:], self._shape[0]]
+            raise UnreadableError(f"{image.dtype} of shape {list(image.shape)}; expected {expected}, or uint8")
+        return _unit(decode.brought(Image.fromarray(image[..., 0] if image.shape[2] == 1 else image), self._input))
+
+
+def batches(
+    images: Images, shape: tuple[int, int, int], size: int
+) -> Iterator[tuple[list[str], NDArray[np.float32], list[Unreadable]]]:
+    """Names and pixels [B, channels, H, W] of so many images at a time, and those among them that cannot be read."""
+    for first in range(0, len(images), size):
+        names, read, bad = list[str](), list[Pixels](), list[Unreadable]()
+        for index in range(first, min(first + size, len(images))):
+            try:
+                read.append(images.read(index))
+                names.append(images.name(index))
+            except UnreadableError as error:
+                bad.append(Unreadable(images.name(index), str(error)))
+        pixels = np.stack(read) if read else np.zeros((0, *shape), dtype=np.float32)
+        yield names, pixels, bad
+
+
+def _unit(pixels: NDArray[Any]) -> Pixels:
+    """Whole numbers as shares of the largest one."""
+    scale = 1.0 if pixels.dtype.kind == "f" else float(np.iinfo(pixels.dtype).max)
+    return np.asarray(pixels / np.float32(scale), dtype=np.float32)
+
+
+def _check_pillow() -> None:
+    try:
+        import PIL  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise ConfigError("Pillow is not installed: reading images needs pip install 'protofed[export]'") from error

@@ -1,0 +1,180 @@
+"""MODEL_CARD.md: what an exported model is, for whoever finds it a year later."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from protofed.common.citations import paper
+from protofed.common.config.input import Input
+from protofed.common.protocol.messages import score_family
+from protofed.deploy.export.images import MODES
+from protofed.deploy.export.model_folder import FACTS, GRAPH, WEIGHTS, Facts
+
+HEADS = {
+    "own": "`logits` come from a linear classifier.",
+    "cosine": "`logits` are scaled cosines between the image's features and one prototype a class.",
+    "nearest": "`logits` are minus the distances between the image's features and one prototype a class; minus "
+    "infinity, and probability 0, for a class that has no prototype.",
+}
+FITS = {
+    "stretch": "other sizes stretched to it",
+    "crop": "of other sizes the middle, scaled",
+    "pad": "other sizes scaled into it, with black beside",
+}
+SHOWN_CLASSES = 100  # of the table; the rest is in model.json
+
+
+def card(facts: Facts, files: Iterable[str], difference: float | None) -> str:
+    """The card of a model whose folder holds these files of weights.
+
+    Args:
+        difference: between ONNX Runtime and PyTorch, where there is ONNX.
+    """
+    sections = (
+        f"# {_title(facts)}\n\n{_what(facts)}",
+        f"## Input and output\n\n{_input(facts)}\n\n{HEADS[facts.model.head]} "
+        "`probabilities` are their softmax. The predicted class is the one with the largest.",
+        f"## Classes\n\n{_classes(facts)}",
+        f"## Scores\n\n{_scores(facts)}",
+        f"## Provenance\n\n{_provenance(facts)}",
+        f"## Intended use\n\n{_use(facts)}",
+        f"## Limits\n\n{_limits(facts)}",
+        f"## Files and use\n\n{_files(facts, set(files), difference)}",
+    )
+    return "\n\n".join(sections) + "\n"
+
+
+def _title(facts: Facts) -> str:
+    origin = facts.origin
+    whose = {"global": "global model", "personal": f"personal model of site {origin.site}"}
+    return f"{whose.get(origin.kind, f'model of class {origin.kind[6:]}')} of run {origin.run}, round {origin.round}"
+
+
+def _what(facts: Facts) -> str:
+    origin, spec = facts.origin, facts.model
+    trained = paper(origin.method.name).cited
+    what = f"An image classifier ({spec.architecture.name}, {len(spec.classes)} classes), trained with {trained} "
+    if origin.kind == "global":
+        return what + "by several sites together; no site's images left it."
+    if origin.kind == "personal":
+        return what + f"for site {origin.site}: it is fitted to that site's images and class frequencies."
+    name = spec.classes[int(origin.kind[6:])]
+    return what + f"by several sites together; it leans on the sites that have much of class '{name}'."
+
+
+def _input(facts: Facts) -> str:
+    channels, height, width = facts.model.input.shape
+    return (
+        f"`pixels`: float32 [N, {channels}, {height}, {width}] (images, channels, height, width), values 0 to 1; N is "
+        f"any number. The run's normalisation (mean {_values(facts.model.input.mean)}, standard deviation "
+        f"{_values(facts.model.input.std)}) is part of the model: do not normalise. Outputs are float32 "
+        f"[N, {len(facts.model.classes)}]."
+    )
+
+
+def _values(values: Iterable[float]) -> str:
+    return ", ".join(f"{value:g}" for value in values)
+
+
+def _classes(facts: Facts) -> str:
+    names = facts.model.classes
+    rows = [f"| {index} | {_cell(name)} |" for index, name in enumerate(names[:SHOWN_CLASSES])]
+    more = [f"\n{len(names) - SHOWN_CLASSES} more are in {FACTS}."] if len(names) > SHOWN_CLASSES else []
+    return "\n".join(["| index | name |", "|---|---|", *rows, *more])
+
+
+def _scores(facts: Facts) -> str:
+    values = {name: value for name, value in facts.scores.values.items() if score_family(name) == name}
+    if not values:
+        return f"None are at hand: {facts.scores.of}."
+    rows = [f"| {name} | {value:.4f} |" for name, value in sorted(values.items())]
+    return "\n".join([f"{_sentence(facts.scores.of)}.", "", "| score | value |", "|---|---|", *rows])
+
+
+def _provenance(facts: Facts) -> str:
+    origin = facts.origin
+    options = ", ".join(f"{key} = {value}" for key, value in origin.method.options.items()) or "defaults"
+    shown = {
+        "run": origin.run,
+        "round": origin.round,
+        "method": f"{origin.method.name} ({options})",
+        "recipe (fingerprint)": origin.recipe,
+        "made from (BLAKE3 of the state)": origin.state or "the site's own training alone",
+        "weights (BLAKE3)": origin.weights,
+        "exported by": f"protofed {origin.protofed}",
+        "exported at": origin.at,
+    }
+    return "\n".join(["| | |", "|---|---|", *(f"| {key} | {_cell(str(value))} |" for key, value in shown.items())])
+
+
+def _use(facts: Facts) -> str:
+    channels, height, width = facts.model.input.shape
+    return (
+        "Research, and comparison of methods, on images taken and prepared as those of the run: "
+        f"{width} x {height} pixels, {channels} channel{'s' if channels > 1 else ''}, one of the classes above"
+        f"{_preparation(facts.model.input)}. "
+        "It is not a medical device and was not examined as one: no diagnosis and no treatment may rest on it."
+    )
+
+
+def _preparation(input_: Input) -> str:
+    told = [FITS[input_.fit]] if input_.fit != "exact" else []
+    told += ["grey repeated for RGB, or RGB made grey"] if input_.colours == "convert" else []
+    if input_.window is not None:
+        centre, width = input_.window
+        told.append(f"values of {centre - width / 2:g} to {centre + width / 2:g}, in the files' own units, as 0 to 1")
+    return f" (in the run: {'; '.join(told)}; `protofed predict` does it)" if told else ""
+
+
+def _limits(facts: Facts) -> str:
+    points = [
+        "It always answers with one of its classes, also for an image of none of them.",
+        "Probabilities are a softmax and were not calibrated; a large one is not a promise.",
+        "The sites' classes were skewed: rare classes may be recognised far worse than the mean score says.",
+        "Scores hold for the test set that they were taken on, not for another scanner, clinic or population.",
+    ]
+    if facts.origin.kind == "personal":
+        points.append("It was fitted to one site, and its weights may tell of that site's data: decide who gets it.")
+    elif facts.origin.kind != "global":
+        points.append("It is one ingredient of cwFedAVG's mixtures, not a detector of its class.")
+    return "\n".join(f"- {point}" for point in points)
+
+
+def _files(facts: Facts, files: set[str], difference: float | None) -> str:
+    lines = [f"- `{FACTS}`: these facts for programs, and the BLAKE3 of each file with weights."]
+    if WEIGHTS in files:
+        lines.append(f"- `{WEIGHTS}`: weights by name (`body.…`, `head.…`), with these facts as metadata.")
+    if GRAPH in files:
+        told = "" if difference is None else f" Its probabilities differ from PyTorch's by at most {difference:.1e}."
+        lines.append(f"- `{GRAPH}`: the whole model for ONNX Runtime and others.{told}")
+    lines += ["", "```sh", "protofed predict THIS_FOLDER IMAGES --out predictions.csv", "```"]
+    return "\n".join(lines + (["", "```python", _snippet(facts), "```"] if GRAPH in files else []))
+
+
+def _snippet(facts: Facts) -> str:
+    channels, height, width = facts.model.input.shape
+    mode = MODES.get(channels)
+    if mode is None:
+        load = f"pixels = np.zeros((1, {channels}, {height}, {width}), np.float32)  # your images, 0 to 1"
+        imports = "import numpy as np\nimport onnxruntime"
+    else:
+        as_it_is = facts.model.input.fit in ("exact", "stretch") and facts.model.input.window is None
+        resize = f"image = image.resize(({width}, {height}), Image.Resampling.BILINEAR)"
+        order = "[None, None]" if channels == 1 else ".transpose(2, 0, 1)[None]"
+        load = (
+            f'image = Image.open("image.png").convert("{mode}")\n'
+            f"{resize if as_it_is else f'# of {width} x {height} pixels, prepared as above'}\n"
+            f"pixels = (np.asarray(image, np.float32) / 255){order}"
+        )
+        imports = "import numpy as np\nimport onnxruntime\nfrom PIL import Image"
+    session = f'model = onnxruntime.InferenceSession("{GRAPH}")'
+    asked = '(probabilities,) = model.run(["probabilities"], {"pixels": pixels})\nprint(probabilities[0].argmax())'
+    return f"{imports}\n\n{session}\n{load}\n{asked}"
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def _cell(text: str) -> str:
+    return "".join(letter if letter.isprintable() else " " for letter in text).replace("|", "\\|")

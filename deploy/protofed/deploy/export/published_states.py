@@ -1,0 +1,98 @@
+"""The states of runs that models are made of: of a state folder, also beside a running server, or of a server."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from protofed.common import codec
+from protofed.common.codec import Digest, digest
+from protofed.common.config.recipe import Recipe, parse_json
+from protofed.common.errors import DataError
+from protofed.common.payload import Payload, SiteId
+from protofed.deploy.state_folder import open_state
+from protofed.server.operator.downloads import published
+from protofed.server.rounds.resume import recipe_of
+
+if TYPE_CHECKING:
+    from protofed.deploy.operator.connection import Operator
+
+
+@dataclass(frozen=True)
+class PublishedState:
+    """A state that a run published.
+
+    Attributes:
+        address: its digest, as the ledger has it; that of the bytes is the same.
+        scores: recorded after that round, by site and name; empty if none were.
+    """
+
+    recipe: Recipe
+    round: int
+    address: Digest
+    state: Payload
+    scores: Mapping[SiteId, Mapping[str, float]] = field(default_factory=dict)
+
+
+def of_folder(folder: Path, run: str, round: int | None = None) -> PublishedState:
+    """A state in the folder of a server or of a simulation.
+
+    Args:
+        round: None: the newest.
+
+    Raises:
+        StateError: there is no ledger, or it or the state is damaged.
+        ConfigError: there is no such run, or no such state any more.
+    """
+    with open_state(folder) as opened:
+        name = opened.run(run)
+        row = opened.records.run(name)
+        number, address = published(opened.records, opened.blobs, name, round)
+        data = opened.blobs.get(address)
+        scores = opened.records.scores(name, number).get(number, {})
+    assert row is not None  # noqa: S101  (`opened.run` found it)
+    return PublishedState(recipe_of(row), number, address, codec.decode(data), scores)
+
+
+def recipe_in(folder: Path, run: str) -> Recipe:
+    """The recipe of a run in such a folder."""
+    with open_state(folder) as opened:
+        row = opened.records.run(opened.run(run))
+    assert row is not None  # noqa: S101  (`opened.run` found it)
+    return recipe_of(row)
+
+
+def scores_in(folder: Path, run: str, round: int) -> Mapping[SiteId, Mapping[str, float]]:
+    """The scores that were recorded after a round, by site and name."""
+    with open_state(folder) as opened:
+        return opened.records.scores(run, round).get(round, {})
+
+
+def of_server(operator: Operator, run: str, round: int | None = None) -> PublishedState:
+    """A state of a server's run, fetched.
+
+    Raises:
+        ConfigError: there is no such run, or no such state any more.
+        DataError: what came is not what the server's ledger names.
+    """
+    number, data = operator.state(run, round)
+    dossier = operator.dossier(run)
+    rows = [row for row in dossier["rounds"] if row["round"] == number and row["outcome"] in ("published", "degraded")]
+    address = _state_digest(data, rows[-1]["state"] if rows else "", f"the state of round {number}")
+    recipe = parse_json(json.dumps(dossier["recipe"]), Recipe, f"the recipe of run '{run}'")
+    scores = {one["round"]: one["sites"] for one in dossier["scores"]}.get(number, {})
+    return PublishedState(recipe, number, address, codec.decode(data), scores)
+
+
+def _state_digest(data: bytes, expected: str, what: str) -> Digest:
+    """The digest of what was read, which is the one that the ledger has.
+
+    Raises:
+        DataError: it is another one.
+    """
+    if (found := digest(data)) != expected:
+        raise DataError(f"{what} has digest {found[:16]}…, and the ledger says {expected[:16]}…; nothing is exported")
+    return found

@@ -1,0 +1,1 @@
+"""Figures of methods and runs: confusion matrices, feature planes, scores."""

@@ -1,0 +1,107 @@
+"""`protofed pictures`: what the papers draw of their methods, drawn of one's own finished runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain, repeat
+from pathlib import Path
+
+import structlog
+from matplotlib.figure import Figure
+
+from protofed.common.config.recipe import Recipe
+from protofed.common.errors import ConfigError
+from protofed.common.payload import Part
+from protofed.deploy.console.progress import progress
+from protofed.deploy.experiments.experiment import Job, read_contents
+from protofed.deploy.figures.finished_run import FinishedRun, embedded, open_run
+from protofed.deploy.figures.matrices import draw_prototypes, draw_shares, read_groups, shares_of
+from protofed.deploy.figures.plane import MOST, by_angle, by_neighbours, draw_angles, draw_tsne, inputs_plane, names_of
+from protofed.deploy.figures.scores import ablation, draw_ablation, draw_groups, group_recalls
+from protofed.deploy.figures.style import save
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the command line asks for.
+
+    Attributes:
+        folders: jobs, comparisons (all of their jobs), or states of simulations; the first one's classes are grouped.
+        recipes: of the folders that are a simulation's state, in their order.
+        groups: of classes, as `read_groups` reads them.
+        ablation: the option over which a metric is drawn; None: the methods' own pictures.
+    """
+
+    folders: Sequence[Path]
+    out: Path | None = None
+    recipes: Sequence[Recipe] = ()
+    groups: str | None = None
+    ablation: str | None = None
+    metric: str = "global.accuracy"
+
+
+def pictures(asked: Asked) -> list[Path]:
+    """Draw them; their paths.
+
+    Raises:
+        StateError: a folder holds no finished run.
+        ConfigError: there is nothing to be drawn of these runs, or an option that cannot be used.
+    """
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(30))
+    out = asked.out or asked.folders[0] / "pictures"
+    folders = list(chain.from_iterable(map(_jobs, asked.folders)))
+    if asked.ablation is not None:
+        results = [result for folder in folders if (result := Job.claimed(folder).result()) is not None]
+        found = ablation(results, asked.ablation, asked.metric)
+        return save(draw_ablation(found), out, f"{asked.ablation}-{asked.metric}".replace(".", "-").replace(":", "-"))
+    recipes = chain(asked.recipes, repeat(None))
+    runs = [open_run(folder, None if (folder / "recipe.json").exists() else next(recipes)) for folder in folders]
+    with progress("drawing") as bar:
+        drawn = []
+        for name, figure in chain(_own(runs, asked.groups), _of_features(runs), _of_groups(runs)):
+            bar.say(f"{name} is done")
+            drawn.append((name, figure))
+    if not drawn:
+        methods = ", ".join(sorted({run.recipe.method.name for run in runs}))
+        raise ConfigError(f"there are no pictures of {methods}; expected a method with a global model, or cwfedavg")
+    return [path for name, figure in drawn for path in save(figure, out, name)]
+
+
+def _own(runs: Sequence[FinishedRun], groups: str | None) -> Iterator[tuple[str, Figure]]:
+    """Those that a run has for itself."""
+    for run in runs:
+        match run.recipe.method.name:
+            case "fednh":
+                source = run.recipe.data.source if run.recipe.data else ""
+                grouped = read_groups(groups, source, len(run.state[Part.PROTOTYPES]["mean"]))
+                yield f"prototypes-{run.label}", draw_prototypes(run, grouped)
+            case "cwfedavg":
+                yield f"norms-{run.label}", draw_shares(shares_of(run))
+
+
+def _of_features(runs: Sequence[FinishedRun]) -> Iterator[tuple[str, Figure]]:
+    """Runs with a global model and a test set side by side, by how many dimensions their embeddings have."""
+    seen = [(run, embedded(run, MOST)) for run in runs if run.server_half.global_model]
+    flat = [(run, of) for run, of in seen if of.features.shape[1] == 2]
+    deep = [(run, of) for run, of in seen if of.features.shape[1] > 2]
+    if flat:
+        yield "directions", draw_angles(inputs_plane(flat[0][1]), [by_angle(run, of) for run, of in flat])
+    if deep:
+        yield "tsne", draw_tsne([by_neighbours(run, of) for run, of in deep], names_of(deep[0][0]))
+
+
+def _of_groups(runs: Sequence[FinishedRun]) -> Iterator[tuple[str, Figure]]:
+    found = {
+        run.label: recalls
+        for run in runs
+        if (recalls := group_recalls(run.scores, run.recipe.classes, run.recipe.evaluation.order))
+    }
+    sizes = {len(recalls) for recalls in found.values()}
+    if len(sizes) == 1:
+        yield "groups", draw_groups(found)
+
+
+def _jobs(folder: Path) -> list[Path]:
+    """A comparison's jobs; any other folder itself."""
+    return [folder / name for name in read_contents(folder).jobs] if (folder / "comparison.json").exists() else [folder]

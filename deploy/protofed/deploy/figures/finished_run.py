@@ -1,0 +1,159 @@
+"""A finished simulation, opened again so that it can be drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from protofed.client.data.site import load_sites, load_test
+from protofed.client.data.site_data import SiteData
+from protofed.client.method import client_methods
+from protofed.client.models.split import SplitModel
+from protofed.client.state.disk_store import FolderStore
+from protofed.client.training.context import Local
+from protofed.common.config.recipe import Data, Recipe
+from protofed.common.errors import ConfigError, StateError
+from protofed.common.payload import Array, Part, Payload, SiteId
+from protofed.common.tensors import unit
+from protofed.deploy.experiments.experiment import Job
+from protofed.deploy.simulation.simulation import EVALUATOR, device_model, simulation, site_names
+from protofed.server.method import ServerMethod, server_methods
+from protofed.server.operator.overview import spreads
+from protofed.server.storage.database import LEDGER_FILE
+
+BY_DIRECTION = frozenset({"fednh", "fedproc"})  # methods that compare features with prototypes by their cosine
+
+
+@dataclass(frozen=True)
+class FinishedRun:
+    """What a simulation left.
+
+    Attributes:
+        label: the job's folder, or else the recipe's name.
+        folder: the simulation's state.
+        state: what the server holds at the end.
+        scores: of the last scored round, means over sites.
+    """
+
+    label: str
+    recipe: Recipe
+    folder: Path
+    state: Payload
+    scores: Mapping[str, float]
+
+    @property
+    def server_half(self) -> ServerMethod:
+        """Of the run's method."""
+        return server_methods.build(self.recipe.method.name, self.recipe.method.options)
+
+    def sites(self) -> dict[SiteId, SiteData]:
+        """What each site trained on."""
+        found = load_sites(self._data, self.recipe.input, self.recipe.classes, vocabulary=self.recipe.vocabulary)
+        return dict(zip(site_names(len(found)), found, strict=True))
+
+    def test(self) -> SiteData:
+        """The test set that all sites share."""
+        return load_test(self._data, self.recipe.input, self.recipe.classes, vocabulary=self.recipe.vocabulary)
+
+    def personal(self, site: SiteId) -> Payload | None:
+        """What the site's last fit left, BODY and HEAD; None if none of its updates counted."""
+        store = FolderStore(self.folder / "sites" / site)
+        try:
+            return store.held(self.recipe.name, self.recipe.rounds + 1).personal
+        finally:
+            store.close()
+
+    def global_model(self, data: SiteData) -> SplitModel:
+        """The model of all sites, in evaluation mode: what an evaluator scores."""
+        recipe = self.recipe
+        cpu = torch.device("cpu")
+        local = Local(
+            site=EVALUATOR,
+            round=recipe.rounds,
+            rounds=recipe.rounds,
+            model=device_model(recipe, cpu, frozenset({recipe.model.name})),
+            data=data,
+            classes=recipe.classes,
+            plan=recipe.plan,
+            rng=torch.Generator().manual_seed(recipe.seed),
+            memory={},
+        )
+        half = client_methods.build(recipe.method.name, recipe.method.options)
+        half.install(local, self.server_half.broadcast(self.state, EVALUATOR))
+        return local.model.eval()
+
+    def prototypes(self) -> dict[int, Array]:
+        """The global prototypes by class, [D] each; none, if the method has none."""
+        held = self.state.get(Part.PROTOTYPES, {})
+        return dict(enumerate(held["mean"])) if "mean" in held else {int(name): held[name] for name in held}
+
+    @property
+    def _data(self) -> Data:
+        if self.recipe.data is None:
+            raise ConfigError(f"recipe '{self.recipe.name}' has no [data]; expected that of a simulation")
+        return self.recipe.data
+
+
+@dataclass(frozen=True, eq=False)
+class Embedded:
+    """Test examples as the global model sees them.
+
+    Attributes:
+        inputs: [N, channels, H, W], pixels in 0..1.
+        features: [N, D]; of unit length, as the prototypes, where the method compares by direction.
+        labels: [N].
+        prototypes: by class, [D] each.
+    """
+
+    inputs: Array
+    features: Array
+    labels: Array
+    prototypes: Mapping[int, Array]
+
+
+def embedded(run: FinishedRun, most: int) -> Embedded:
+    """At most so many test examples, drawn with a fixed seed: the same ones for all runs on one test set.
+
+    Raises:
+        ConfigError: the run has no test set that its sites share.
+    """
+    data = run.test()
+    if not len(data.test):
+        raise ConfigError(f"{run.label} has no shared test set whose features could be drawn")
+    drawn = np.random.default_rng(0).permutation(len(data.test))[:most]
+    examples = data.test.take(torch.from_numpy(np.sort(drawn)))
+    body = run.global_model(data).body
+    with torch.no_grad():
+        features = torch.cat([body(images) for images, _ in data.ordered(examples, 512)]).float().numpy()
+    prototypes = run.prototypes()
+    if run.recipe.method.name in BY_DIRECTION:
+        features, prototypes = unit(features), {c: unit(row) for c, row in prototypes.items()}
+    return Embedded(examples.images.numpy(), features, examples.labels.numpy(), prototypes)
+
+
+def open_run(folder: Path, recipe: Recipe | None = None) -> FinishedRun:
+    """A job of `protofed compare`, or a simulation's state with its recipe.
+
+    Raises:
+        StateError: neither is there, it is in use, or the run has not ended well.
+        ConfigError: a state without its recipe.
+    """
+    if (folder / "recipe.json").exists():
+        recipe, label, state = Job.claimed(folder).recipe, folder.name, folder / "state"
+    elif recipe is not None:
+        label, state = recipe.name, folder
+    elif (folder / LEDGER_FILE).exists():
+        raise ConfigError(f"{folder} is a simulation's state, which does not hold its data's settings; add --recipe")
+    if recipe is None or not (state / LEDGER_FILE).exists():
+        raise StateError(f"{folder} holds no simulation; expected a job of `compare`, or the --state of `simulate`")
+    with simulation(recipe, state) as running:
+        published = running.coordinator.published
+        if not running.runs.finished or running.runs.failed or published is None:
+            raise StateError(f"the run in {folder} has not ended well; the command that began it goes on with it")
+        scores = running.ledger.scores(recipe.name)
+        newest = scores[max(scores)] if scores else {}
+    return FinishedRun(label, recipe, state, published.state, {k: v.mean for k, v in spreads(newest).items()})

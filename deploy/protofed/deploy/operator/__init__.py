@@ -1,0 +1,1 @@
+"""What an operator asks of a server over gRPC, and the live view of a run."""

@@ -1,0 +1,172 @@
+"""A `Scene` on a terminal of any size: no line is longer than it is wide, and none is below its end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.filesize import decimal
+from rich.table import Table
+from rich.text import Text
+
+from protofed.deploy.console.tables import STYLES, span, styled
+from protofed.deploy.operator.screen_header import bar, header
+from protofed.deploy.operator.screen_layout import Rows, fitting
+from protofed.deploy.operator.snapshot import AMISS, Attempt, Care, Problem, Scene, Score, Site
+
+NARROW, WIDE = 60, 110  # columns below which a site's bar is left out, from which its telemetry is shown
+STRIP_CELL, STRIP_LABEL = 11, 10
+
+
+_TOLD: dict[str, Callable[[float], str]] = {  # what is zero is not told
+    "gpu_memory_bytes": lambda value: f"GPU {decimal(int(value))}",
+    "step_seconds": lambda value: f"{value:.3g} s a step",
+    "policy_refusals": lambda value: f"{value:.0f} refused by policy",
+    "disk_free_bytes": lambda value: f"disk {decimal(int(value))} free",
+    "bytes_released": lambda value: f"{decimal(int(value))} released",
+}
+
+
+class View:
+    """A scene as large as its terminal; without a height all of it."""
+
+    def __init__(self, scene: Scene, height: int | None = None) -> None:
+        self._scene, self._height = scene, height
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield Group(*parts(self._scene, options.max_width, self._height))
+
+
+def parts(scene: Scene, width: int, height: int | None = None) -> list[RenderableType]:
+    """From the top: header, sites, what went wrong, scores, the last rounds."""
+    top = header(scene, width)
+    there = Rows(len(scene.sites), len(scene.problems), len(scene.scores), len(_strip_rows(scene.history)))
+    rows = fitting(there, None if height is None else height - len(top))
+    shown: list[list[RenderableType]] = [
+        _sites(scene.sites, rows.sites, width),
+        [_problems(scene.problems[: rows.problems], width)] if rows.problems else [],
+        [_scores(scene, rows.scores, width)] if rows.scores else [],
+        [_strip(scene.history, width)] if rows.strip else [],
+    ]
+    gap: list[RenderableType] = [Text()] if rows.gaps else []
+    return [*top, *(line for part in shown if part for line in (*gap, *part))]
+
+
+def _sites(sites: Sequence[Site], most: int, width: int) -> list[RenderableType]:
+    if not most:
+        return []
+    columns = ["task", "progress", "moved"] if width >= NARROW else []
+    machine = width >= WIDE and any(site.telemetry for site in sites)
+    last = ["does", "machine"] if machine else ["does"]
+    table = _table("site", "round", *columns, *last, cut=last[-1])
+    for site in sites[:most]:
+        still = "" if site.still_s is None else f"{span(site.still_s)} ago"
+        moved = decimal(site.bytes_moved) if site.bytes_moved else ""
+        cells = [_share(site), Text(still), Text(moved)][: len(columns)]
+        does = _does(site)
+        if machine:
+            does.truncate(width // 3, overflow="ellipsis")
+            cells.append(does)
+        table.add_row(_name(site.site, width), styled(site.fate or "–"), *cells, _machine(site) if machine else does)
+    return [table, *_left_out(sites[most:])]
+
+
+def _left_out(sites: Sequence[Site]) -> list[RenderableType]:
+    if not sites:
+        return []
+    ill = sum(site.care in (Care.BAD, Care.HELD) for site in sites)
+    return [_cut(f"and {len(sites)} more" + (f", {ill} of them not well" if ill else " that are well"), "dim")]
+
+
+def _does(site: Site) -> Text:
+    """What it does, or why it did not do what the round wanted."""
+    if site.fate in AMISS and site.reason and site.standing in ("working", "idle"):
+        return _cut(site.reason, STYLES[site.fate])
+    return _cut(site.doing, STYLES.get(site.standing, "") if site.care < Care.AWAITED else "")
+
+
+def _share(site: Site) -> Text:
+    return Text() if site.progress is None else bar(site.progress, 8)
+
+
+def _machine(site: Site) -> Text:
+    """What matters most first: of what does not fit, the end is cut."""
+    known = {name: tell(site.telemetry[name]) for name, tell in _TOLD.items() if site.telemetry.get(name)}
+    return _cut(" · ".join(known.values()))
+
+
+def _problems(problems: Sequence[Problem], width: int) -> RenderableType:
+    table = _table("what went wrong", "site", "what", "why", cut="why")
+    for problem in problems:
+        where = f"round {problem.round}" + (f", try {problem.attempt}" if problem.attempt > 1 else "")
+        table.add_row(Text(where), _name(problem.site or "all", width), styled(problem.what), _cut(problem.reason))
+    return table
+
+
+def _scores(scene: Scene, most: int, width: int) -> RenderableType:
+    std = ["std"] if width >= NARROW else []
+    first = f"scores after round {scene.scored_round}"
+    table = _table(first, "mean", "change", *std, "worst", "change", "sites", cut=first)
+    for score in scene.scores[:most]:
+        mean, spread, worst = (Text(f"{value:.4f}") for value in (score.mean, score.std, score.worst))
+        changes = _change(score.mean_change, score), _change(score.worst_change, score)
+        shown = [mean, changes[0], *([spread] if std else []), worst, changes[1], Text(str(score.sites))]
+        table.add_row(_cut(score.name), *shown)
+    return table
+
+
+def _change(by: float | None, score: Score) -> Text:
+    """Green for the better."""
+    if by is None:
+        return Text("")
+    better = (by < 0) if score.lower_is_better else (by > 0)
+    return Text(f"{by:+.4f}", "dim" if abs(by) < 5e-5 else "green" if better else "red")
+
+
+def _strip(history: Sequence[Attempt], width: int) -> RenderableType:
+    """The newest attempts from left to right."""
+    newest = history[-max(1, (width - STRIP_LABEL) // (STRIP_CELL + 1)) :]
+    table = Table.grid(padding=(0, 1, 0, 0))
+    table.add_column(width=STRIP_LABEL, no_wrap=True, style="dim")
+    for _ in newest:
+        table.add_column(width=STRIP_CELL, no_wrap=True, overflow="ellipsis")
+    for label, cells in _strip_rows(history).items():
+        table.add_row(label, *cells[-len(newest) :])
+    return table
+
+
+def _strip_rows(history: Sequence[Attempt]) -> dict[str, list[Text]]:
+    if not history:
+        return {}
+    rows = {
+        "round": [Text(f"{row.round}" + (f", try {row.attempt}" if row.attempt > 1 else "")) for row in history],
+        "outcome": [styled(row.outcome) for row in history],
+        "took": [Text("" if row.seconds is None else f"{row.seconds:.1f} s") for row in history],
+        "reported": [Text(f"{row.reported} of {row.invited}") for row in history],
+    }
+    return {**rows, "amiss": [_amiss(row) for row in history]} if any(row.amiss for row in history) else rows
+
+
+def _amiss(row: Attempt) -> Text:
+    """`1 late`; of several kinds only how many."""
+    total, kinds = sum(row.amiss.values()), list(row.amiss)
+    return Text(f"{total} {kinds[0] if len(kinds) == 1 else 'amiss'}" if total else "", "red")
+
+
+def _table(*columns: str, cut: str) -> Table:
+    """One line a row; where there is no room, the column `cut` ends with an ellipsis."""
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for column in columns:
+        table.add_column(Text(column, no_wrap=True, overflow="ellipsis"), no_wrap=column != cut, overflow="ellipsis")
+    return table
+
+
+def _cut(text: str, style: str = "") -> Text:
+    return Text(text, style, no_wrap=True, overflow="ellipsis")
+
+
+def _name(site: str, width: int) -> Text:
+    """As long as a fifth of the screen lets it be."""
+    text = Text(site)
+    text.truncate(max(12, width // 5), overflow="ellipsis")
+    return text

@@ -1,0 +1,91 @@
+"""What the server says of its sites, as rows of a `Scene`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from protofed.deploy.operator.snapshot import AMISS, Care, Site
+from protofed.protos.v1 import operator_pb2 as pb
+
+OPEN = ("invited", "started")
+DONE = ("reported", "set-aside")
+_BAD_STANDINGS = ("excluded", "silent", "revoked", "expired", "not-yet-valid")
+_NEVER = pb.SiteInfo(standing="away", progress_age_s=-1.0, progress=-1.0)
+
+
+def sites(known: Iterable[pb.SiteInfo], newest: pb.RoundInfo | None, *, ended: bool) -> tuple[Site, ...]:
+    """Those that are there or were invited to the newest attempt, the worst first.
+
+    Args:
+        ended: the run has; nobody waits for a site any more.
+    """
+    fates = {} if newest is None else _fates(newest)
+    infos = {info.site: info for info in known}
+    found = [_site(name, infos.get(name, _NEVER), fates.get(name)) for name in {**infos, **fates}]
+    if ended:
+        found = [site for site in found if site.fate or site.standing != "away"]
+    return tuple(sorted(found, key=_order))
+
+
+def printable(text: str) -> str:
+    """What a peer or an operator wrote, without what a terminal would obey."""
+    return "".join(letter if letter.isprintable() else " " for letter in text)
+
+
+def _fates(newest: pb.RoundInfo) -> dict[str, pb.SiteFate]:
+    """Of a site's tasks in an attempt, the open one, else the last one that went wrong, else the last."""
+    found: dict[str, pb.SiteFate] = {}
+    for fate in newest.sites:
+        before = found.get(fate.site)
+        if before is None or fate.fate in OPEN or before.fate not in (*OPEN, *AMISS):
+            found[fate.site] = fate
+    return found
+
+
+def _site(name: str, info: pb.SiteInfo, fate: pb.SiteFate | None) -> Site:
+    was = "" if fate is None else fate.fate
+    return Site(
+        site=name,
+        standing=info.standing,
+        doing=printable(_doing(info)),
+        fate=was,
+        reason="" if fate is None else printable(fate.reason),
+        care=_care(info.standing, was),
+        progress=_progress(info, was),
+        bytes_moved=info.bytes_moved,
+        still_s=None if info.progress_age_s < 0 else info.progress_age_s,
+        telemetry=dict(sorted(info.telemetry.items())),
+    )
+
+
+def _doing(info: pb.SiteInfo) -> str:
+    match info.standing:
+        case "excluded":
+            return f"excluded: {info.excluded}"
+        case "held" | "silent":
+            return f"{info.standing}: {info.doing}"
+        case "away":
+            return "no daemon since the server started"
+        case "revoked" | "expired" | "not-yet-valid":
+            return f"certificate {info.standing}" + (f": {info.doing}" if info.doing else "")
+        case _:
+            return info.doing or info.standing
+
+
+def _care(standing: str, fate: str) -> Care:
+    if fate in AMISS or standing in _BAD_STANDINGS or (standing == "away" and fate in OPEN):
+        return Care.BAD
+    if standing in ("held", "away"):
+        return Care.HELD
+    return Care.AWAITED if fate in OPEN else Care.WELL
+
+
+def _progress(info: pb.SiteInfo, fate: str) -> float | None:
+    """Of the task of this attempt; what the daemon says of itself may still be about another."""
+    if fate in DONE:
+        return 1.0
+    return info.progress if fate in OPEN and info.progress >= 0 else None
+
+
+def _order(site: Site) -> tuple[Care, float, str]:
+    return site.care, -1.0 if site.progress is None else site.progress, site.site

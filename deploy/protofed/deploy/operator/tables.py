@@ -1,0 +1,130 @@
+"""What the operator is shown: tables of runs, rounds, fates and sites."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from rich.console import RenderableType
+from rich.filesize import decimal
+from rich.table import Table
+from rich.text import Text
+
+from protofed.deploy.console.tables import count, plain_table, span, styled
+from protofed.protos.v1 import operator_pb2 as pb
+
+SHOWN_ROUNDS = 10
+CERTIFICATE_SOON_S = 30 * 86_400.0
+
+
+def runs_table(runs: Sequence[pb.RunInfo]) -> RenderableType:
+    """A row a run."""
+    if not runs:
+        return Text("No runs yet. Begin one with: protofed runs start RECIPE")
+    table = plain_table("run", "method", "standing", "round", "sites", "degraded", "queued", "phase")
+    for info in runs:
+        table.add_row(
+            info.run,
+            info.method,
+            styled(info.standing),
+            f"{info.round}/{info.rounds}",
+            f"{info.reported}/{info.invited}",
+            str(info.degraded) if info.degraded else "",
+            f"{span(time.time() - info.began_at)} ago",
+            info.reason or info.phase,
+        )
+    return table
+
+
+def run_parts(detail: pb.RunDetail, *, everything: bool) -> list[RenderableType]:
+    """A run from the top: summary, rounds, what was amiss (or every site's fate), scores."""
+    rounds = detail.rounds
+    parts: list[RenderableType] = [_summary(detail.info), _rounds_table(rounds, ended=bool(detail.info.ended_at))]
+    if len(rounds) < detail.attempts:
+        parts.append(Text(f"{detail.attempts - len(rounds)} earlier attempts: --all", style="dim"))
+    fates = [(row, fate) for row in rounds for fate in row.sites if everything or _amiss(fate)]
+    if fates:
+        parts.append(_fates_table(fates, "every site's fate" if everything else "what was amiss"))
+    if detail.scores:
+        parts.append(_scores_table(detail))
+    return parts
+
+
+def sites_table(sites: Sequence[pb.SiteInfo]) -> RenderableType:
+    """A row a site."""
+    if not sites:
+        return Text("No site has enrolled yet.")
+    secure = any(info.certificate_until for info in sites)  # in plain text nobody has one
+    table = plain_table("site", "roles", "standing", "task", "progress", *(["until"] if secure else []), "doing")
+    for info in sites:
+        age = "" if info.progress_age_s < 0 else f"{span(info.progress_age_s)} ago"
+        roles, doing = ", ".join(info.roles), info.excluded or info.doing
+        until = [_until(info.certificate_until)] if secure else []
+        share = "" if info.progress < 0 or info.standing != "working" else f"{100 * info.progress:.0f} %"
+        table.add_row(info.site, roles, styled(info.standing), share, age, *until, doing)
+    return table
+
+
+def verification_table(run: str, found: Iterable[tuple[pb.RoundInfo, pb.VerifyRoundReply]]) -> RenderableType:
+    """A row a published state."""
+    table = plain_table("round", "attempt", "state", "finding", "reason", title=f"run {run}: states computed again")
+    for row, reply in found:
+        why = reply.reason or (f"came out as {reply.recomputed[:16]}…" if reply.finding == "different" else "")
+        table.add_row(str(row.round), str(row.attempt), f"{reply.published[:16]}…", styled(reply.finding), why)
+    return table
+
+
+def _until(end: float) -> Text:
+    """The day on which a certificate ends; red when that is soon."""
+    if not end:
+        return Text()
+    soon = end - time.time() < CERTIFICATE_SOON_S
+    return Text(time.strftime("%Y-%m-%d", time.gmtime(end)), "red" if soon else "")
+
+
+def _summary(info: pb.RunInfo) -> Text:
+    text = Text.assemble((info.run, "bold"), f" · {info.method} · ", styled(info.standing))
+    text.append(f" · round {info.round} of {info.rounds} · {info.reported} of {info.invited} sites reported")
+    if info.degraded:
+        text.append(f" · DEGRADED: {count(info.degraded, 'round')} used fewer sites than wanted", "yellow")
+    if info.abandoned:
+        text.append(f" · {count(info.abandoned, 'attempt')} abandoned", "red")
+    if info.rolled_back:
+        text.append(f" · {count(info.rolled_back, 'attempt')} rolled back", "dim")
+    text.append(f" · {decimal(info.received_bytes + info.sent_bytes)}")
+    text.append(f" · {span((info.ended_at or time.time()) - info.began_at)}")
+    told = info.reason or info.phase
+    return text if told == info.standing else text.append(f"\n{told}")
+
+
+def _rounds_table(rounds: Iterable[pb.RoundInfo], *, ended: bool) -> Table:
+    table = plain_table("round", "attempt", "outcome", "seconds", "fates", "reason", title="rounds")
+    for row in rounds:
+        fates = Counter(fate.fate for fate in row.sites if fate.kind != "score")
+        seconds = f"{row.closed_at - row.opened_at:.1f}" if row.closed_at else ""
+        counts = ", ".join(f"{number} {fate}" for fate, number in sorted(fates.items()))
+        outcome = "unfinished" if ended and row.outcome == "open" else row.outcome
+        table.add_row(str(row.round), str(row.attempt), styled(outcome), seconds, counts, row.reason)
+    return table
+
+
+def _fates_table(fates: Iterable[tuple[pb.RoundInfo, pb.SiteFate]], title: str) -> Table:
+    table = plain_table("round", "attempt", "site", "task", "fate", "reason", title=title)
+    for row, fate in fates:
+        why = "; ".join([*([fate.reason] if fate.reason else []), *(f"refused as {why}" for why in fate.refusals)])
+        table.add_row(str(row.round), str(row.attempt), fate.site, fate.kind, styled(fate.fate), why)
+    return table
+
+
+def _scores_table(detail: pb.RunDetail) -> Table:
+    table = plain_table("score", "mean", "std", "worst", "sites", title=f"scores after round {detail.scored_round}")
+    for score in detail.scores:
+        if not score.name.rpartition(".")[2].isdigit():  # of every class: in --json
+            values = (f"{value:.4f}" for value in (score.mean, score.std, score.worst))
+            table.add_row(score.name, *values, str(score.sites))
+    return table
+
+
+def _amiss(fate: pb.SiteFate) -> bool:
+    return fate.fate in ("failed", "late", "set-aside") or bool(fate.refusals)

@@ -1,0 +1,68 @@
+"""`protofed report`: a run as one HTML file for people who were not there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from matplotlib import rc_context
+
+from protofed.common.storage import files as archive
+from protofed.common.version import VERSION
+from protofed.deploy.report import models as report_models
+from protofed.deploy.report import rounds as report_rounds
+from protofed.deploy.report import scores as report_scores
+from protofed.deploy.report import summary as report_summary
+from protofed.deploy.report.document import STYLE, Document, Section, rendered
+from protofed.deploy.report.record import Facts, day
+
+WORDS = (
+    ("site, round", "A site is a hospital or another holder of data; in a round the sites train and send an update."),
+    ("global model, own model", "What all sites made together; what one site predicts with, after its own training."),
+    ("accuracy, recall", "The share of all test images, or of those of one class, that a model names rightly."),
+    ("balanced accuracy", "The mean of the recalls of all classes: rare classes count as much as common ones."),
+    ("PM(V), PM(L)", "Accuracy of own models on the site's classes; with each class weighted by its frequency there."),
+    ("std", "Population standard deviation over sites: the smaller, the fairer."),
+    ("update, refused, set aside", "What a site sends after training; not taken; taken, and left out afterwards."),
+    ("degraded round", "One that went on with fewer updates than it wanted."),
+)
+
+
+SECTIONS: Sequence[Callable[[Facts], Section]] = (
+    report_summary.summary,
+    report_scores.curves,
+    report_scores.by_class,
+    report_scores.groups,
+    report_scores.fairness,
+    report_scores.calibration,
+    report_models.prototypes,
+    report_models.norms,
+    report_rounds.participation,
+    report_rounds.refusals,
+    report_rounds.transfers,
+    report_models.settings,
+    report_models.provenance,
+)
+
+
+def report(dossier: Mapping[str, Any]) -> str:
+    """The HTML of a dossier: it needs no network, no script and no other file."""
+    facts = Facts(dossier)
+    with rc_context(STYLE):
+        sections = [section(facts) for section in SECTIONS]
+    run = facts.run
+    subtitle = f"Federated learning, {run['standing']}, {day(run['began_at'])} to {day(run['ended_at'])}"
+    foot = f"Made by protofed {VERSION}. Times are UTC. Scores are those that the sites reported."
+    tiles = report_summary.tiles(facts)
+    return rendered(Document(f"Run {run['name']}", subtitle, tiles, sections, foot, WORDS))
+
+
+def write_report(dossier: Mapping[str, Any], out: Path) -> Path:
+    """Its file; one that stood there is replaced.
+
+    Raises:
+        OutOfSpace, DiskFailure: it cannot be written.
+    """
+    archive.write(out, report(dossier).encode())
+    return out

@@ -1,0 +1,68 @@
+"""The link of a simulation: a function call through the codec and the same screening as an upload's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from protofed.client.privacy.policy import Released, ReleasedScores
+from protofed.common.payload import SiteId
+from protofed.common.protocol.messages import (
+    PROTOCOL_VERSION,
+    Assignment,
+    Finished,
+    Hold,
+    Progress,
+    Receipt,
+    Role,
+    Signal,
+    Task,
+    Wait,
+)
+from protofed.common.version import VERSION
+from protofed.server.rounds import screening
+from protofed.server.rounds.run_queue import Runs
+from protofed.server.storage.blobs import Blobs
+
+
+@dataclass(frozen=True)
+class DirectLink:
+    """The link of a simulated site."""
+
+    runs: Runs
+    blobs: Blobs
+    site: SiteId
+    roles: frozenset[Role]
+    instance: str = "simulated"
+
+    def enroll(self, hold: Hold = Hold.NONE) -> Assignment | Finished:
+        """Say hello."""
+        return self.runs.enroll(self.site, self.instance, PROTOCOL_VERSION, VERSION, VERSION, self.roles, hold)
+
+    def next_task(self, run: str, wait_s: float) -> Task | Wait | Finished:
+        """What to do now; a simulation never waits."""
+        return self.runs.next_task(run, self.site, self.instance)
+
+    def fetch(self, task: Task) -> bytes:
+        """The task's base."""
+        assert task.base is not None  # noqa: S101  (the agent has asked)
+        return self.blobs.get(task.base)
+
+    def push(self, task: Task, released: Released) -> Receipt:
+        """Through the same screening as an upload."""
+        run, manifest = self.runs.of(task.run), released.manifest
+        decided = run.begin(self.site, self.instance, task.nonce, task.round, task.base, manifest)
+        if decided is not None:
+            return decided
+        norm = run.examine(released.data, manifest, task.base)
+        if isinstance(norm, screening.Fault):
+            return run.refuse(self.site, task.nonce, manifest, norm)
+        self.blobs.put(released.data)
+        return run.commit(self.site, self.instance, task.nonce, manifest, released.metrics, released.weight, norm)
+
+    def report(self, task: Task, released: ReleasedScores) -> None:
+        """Hand in scores."""
+        self.runs.of(task.run).report_scores(self.site, self.instance, task.nonce, released.scores)
+
+    def beat(self, run: str, progress: Progress) -> Signal:
+        """Say how far the site is; only failures are said in a simulation."""
+        return self.runs.heartbeat(run, self.site, self.instance, progress)

@@ -1,0 +1,128 @@
+"""Runs as tables and numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import structlog
+from rich.console import Console
+from rich.table import Table
+
+from protofed.client.agent import device as devices
+from protofed.client.privacy.policy import Policy
+from protofed.common.config.recipe import Recipe
+from protofed.deploy import shipped
+from protofed.deploy.console.progress import progress
+from protofed.deploy.daemons.server import RunsFailedError
+from protofed.deploy.simulation.simulation import simulation
+from protofed.server.operator.overview import Overview, Spread, overview
+from protofed.server.rounds.phases import Aggregating, Collecting, Evaluating, Finished, Idle, Phase
+
+
+def progress_table(recipes: Sequence[Recipe], views: Mapping[str, Overview | None], title: str) -> Table:
+    """One row a run: where it is, its newest means in percent, and what it moved."""
+    table = Table(title=title, title_justify="left")
+    for name in ("method", "round", "phase", "sites"):
+        table.add_column(name, no_wrap=True)
+    for name in ("GM", "PM(V)", "PM(L)", "MB", "s"):
+        table.add_column(name, justify="right", no_wrap=True)
+    waiting = False  # the first run that has not begun waits for sites, the others for it
+    for recipe in recipes:
+        view = views.get(recipe.name)
+        waiting = waiting or (view is not None and view.began and not view.ended)
+        if view is None or not view.began:
+            phase = "queued" if waiting or view is None else view.phase
+            table.add_row(recipe.method.name, f"0/{recipe.rounds}", phase, *["–"] * 6)
+            waiting = True
+            continue
+        table.add_row(
+            recipe.method.name,
+            f"{view.round}/{recipe.rounds}",
+            view.phase,
+            f"{view.reported}/{view.invited}",
+            *(_percent(view.scores.get(name), "mean") for name in HEADLINES),
+            f"{(view.received + view.sent) / 1e6:.1f}",
+            f"{view.seconds:.0f}",
+        )
+    return table
+
+
+def scores_table(recipes: Sequence[Recipe], views: Mapping[str, Overview | None], title: str) -> Table:
+    """One row a run: its final scores in percent."""
+    table = Table(title=title, title_justify="left", caption=CAPTION, caption_justify="left")
+    table.add_column("method", no_wrap=True)
+    for name in ("GM", "PM(V)", "worst site", "PM(L)", "balanced"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for recipe in recipes:
+        if (view := views.get(recipe.name)) is None:
+            continue
+        gm, pm_v, pm_l = (view.scores.get(name) for name in HEADLINES)
+        table.add_row(
+            recipe.method.name + (f" ({view.degraded} rounds degraded)" if view.degraded else ""),
+            _percent(gm, "mean"),
+            _percent(pm_v, "mean", "std"),
+            _percent(pm_v, "worst"),
+            _percent(pm_l, "mean", "std"),
+            _percent(view.scores.get("personal.balanced_accuracy"), "mean", "std"),
+        )
+    return table
+
+
+HEADLINES = ("global.accuracy", "personal.pm_v", "personal.pm_l")
+CAPTION = (
+    "GM: the global model on the balanced test set. PM(V): each site's own model on the classes that the site has; "
+    "PM(L): the same, weighted by the site's class frequencies; balanced: on all classes. In %, mean ± standard "
+    "deviation over sites."
+)
+
+
+def scores_json(views: Sequence[Overview]) -> list[dict[str, Any]]:
+    """Runs as plain data."""
+    return [asdict(view) for view in views]
+
+
+def simulate_with_progress(name: str, state: Path | None, device: str, policy: Path | None = None) -> Overview:
+    """Simulate a recipe behind a progress bar, then show its scores.
+
+    Args:
+        policy: of the sites; None: all that the method sends leaves.
+
+    Raises:
+        PolicyViolation: there is no such policy.
+        ConfigError, DataError: the recipe or its data cannot be used.
+        RunsFailedError: the run failed.
+    """
+    recipe, under = shipped.recipe(name), None if policy is None else Policy.read(policy)
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(30))  # the bar tells enough
+    with (
+        progress(recipe.name, recipe.rounds, "rounds", stays=True) as bar,
+        simulation(recipe, state, devices.pick(device), policy=under) as running,
+    ):
+        bar.say("making the model")
+        running.go(turned=lambda: bar.to(*standing(running.coordinator.phase, recipe.rounds)))
+        view = overview(running.ledger, recipe.name)
+    assert view is not None  # noqa: S101  (it was just run)
+    Console(stderr=True).print(scores_table([recipe], {recipe.name: view}, recipe.name))
+    if view.failed:
+        raise RunsFailedError(f"run failed: {view.run}: {view.phase}")
+    return view
+
+
+def standing(phase: Phase, rounds: int) -> tuple[int, str]:
+    """Rounds that are wholly done, and what goes on now."""
+    match phase:
+        case Collecting():
+            return max(phase.round - 1, 0), f"training {len(phase.reported)}/{len(phase.cohort)}"
+        case Evaluating():
+            return phase.round - 1, f"scoring, {len(phase.awaited)} to go"
+        case Idle() | Aggregating():
+            return max(phase.round - 1, 0), "aggregating"
+        case Finished():
+            return rounds, phase.reason
+
+
+def _percent(value: Spread | None, *fields: str) -> str:
+    return "–" if value is None else " ± ".join(f"{100 * getattr(value, field):.1f}" for field in fields)

@@ -1,0 +1,61 @@
+"""What a policy does to a run's updates, and when, in sentences for whoever answers for the site's data."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+
+from protofed.client.privacy.rules import Rules
+from protofed.client.privacy.update_checks import TELLING
+from protofed.common.payload import Part
+
+
+def sentences(rules: Rules, parts: Collection[Part]) -> tuple[str, ...]:
+    """What holds for an update of these parts, each with its key in the policy.
+
+    What depends on the site's data is said as a rule: a plan touches none.
+    """
+    return (*_classes(rules, parts), *_tensors(rules), *_machine(rules), *_times(rules))
+
+
+def _classes(rules: Rules, parts: Collection[Part]) -> Iterator[str]:
+    few = f"fewer than {rules.min_samples_per_class} examples"
+    if Part.PROTOTYPES in parts and rules.hide_class_presence:
+        yield (
+            f"A prototype leaves for every class (hide_class_presence). One of which the site has none, or {few} "
+            "(min_samples_per_class), gets a decoy, drawn from a secret of the site's own."
+        )
+        return
+    if Part.PROTOTYPES in parts and rules.min_samples_per_class > 1:
+        yield f"No prototype leaves of a class with {few} here (min_samples_per_class)."
+    if Part.CLASS_PRESENCE in parts and rules.min_samples_per_class > 1:
+        yield f"A class with {few} here is told to be absent (min_samples_per_class)."
+    if (TELLING | {Part.PROTOTYPES}) & set(parts) and not rules.hide_class_presence:
+        yield "Which classes the site has is not hidden (hide_class_presence)."
+    if Part.CLASS_SHARES in parts:
+        may = "may" if rules.class_distribution_estimate else "may not"
+        yield f"An estimate of the class distribution {may} leave (class_distribution_estimate)."
+
+
+def _tensors(rules: Rules) -> Iterator[str]:
+    yield f"Only tensors of {' and '.join(sorted(rules.dtypes)) or 'no type'} leave (dtypes)."
+    tensor, update = f"{rules.max_tensor_mb:g} MB (max_tensor_mb)", f"{rules.max_update_mb:g} MB (max_update_mb)"
+    yield f"No tensor of more than {tensor} and no update of more than {update} leaves."
+    if not rules.example_count:
+        yield "Counters of steps among weights leave as zeros: they would tell the number of examples (example_count)."
+
+
+def _machine(rules: Rules) -> Iterator[str]:
+    if not rules.telemetry:
+        yield "Heartbeats tell nothing of the site's machine (telemetry)."
+    for number in sorted(rules.telemetry):
+        yield f"Heartbeats tell {number} (telemetry). {number.discloses}"
+
+
+def _times(rules: Rules) -> Iterator[str]:
+    match rules.approval:
+        case "manual":
+            yield "The site takes part once somebody has run `protofed site approve` for this recipe (approval)."
+        case "automatic":
+            yield "The site takes part without asking anybody (approval)."
+    times = "; ".join(map(str, rules.schedule))
+    yield f"Tasks are taken {times}, UTC (schedule)." if times else "Tasks are taken at any time (schedule)."

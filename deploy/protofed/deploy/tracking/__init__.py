@@ -1,0 +1,1 @@
+"""Following a run into experiment trackers: MLflow and TensorBoard."""

@@ -1,0 +1,1 @@
+"""Who may call: certificates, credentials, authorization and rate limits."""

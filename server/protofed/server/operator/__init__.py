@@ -1,0 +1,1 @@
+"""What operators ask of the server and what it answers: runs, records, downloads."""

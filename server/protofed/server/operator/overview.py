@@ -1,0 +1,122 @@
+"""What a run looks like from outside, from its ledger alone: for tables, logs and reports."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from protofed.common.payload import SiteId
+from protofed.common.protocol.messages import TaskKind
+from protofed.server.storage.reader import Records
+from protofed.server.storage.rows import RoundRow
+
+
+@dataclass(frozen=True)
+class Spread:
+    """One score over the sites that have it; `std` is the population's (METHODS §7).
+
+    `worst` is the smallest value, or the largest of a score that is better lower.
+    """
+
+    mean: float
+    std: float
+    worst: float
+    sites: int
+
+
+@dataclass(frozen=True)
+class Overview:
+    """Where a run is.
+
+    Attributes:
+        phase: waiting, collecting, aggregating, evaluating or how it ended.
+        invited, reported: sites of the current (or last) round.
+        seconds: since the first round was opened.
+        received, sent: bytes of accepted updates and of the models that sites were asked to fetch.
+        scores: of the newest scored round, by name.
+        degraded: rounds that used fewer updates than they wanted.
+        attempts: at all rounds, those that were `abandoned` and `rolled_back` among them.
+    """
+
+    run: str
+    began: bool
+    round: int
+    phase: str
+    invited: int
+    reported: int
+    received: int
+    sent: int
+    seconds: float
+    scores: Mapping[str, Spread]
+    scored_round: int
+    degraded: int
+    attempts: int
+    abandoned: int
+    rolled_back: int
+    ended: bool
+    failed: bool
+
+
+def lower_is_better(name: str) -> bool:
+    """Of errors and losses; of all other scores, more is better."""
+    return name.rpartition(".")[2] in ("ece", "loss")
+
+
+def spread(values: list[float], lower_is_better: bool = False) -> Spread:
+    """Mean, population standard deviation and worst of at least one value; no finite value overflows on the way."""
+    mean = math.fsum(value / len(values) for value in values)
+    std = math.hypot(*(value - mean for value in values)) / math.sqrt(len(values))
+    return Spread(mean, std, (max if lower_is_better else min)(values), len(values))
+
+
+def spreads(by_site: Mapping[SiteId, Mapping[str, float]]) -> dict[str, Spread]:
+    """Each score over the sites that report it."""
+    names = sorted({name for scores in by_site.values() for name in scores})
+    values = {name: [scores[name] for scores in by_site.values() if name in scores] for name in names}
+    return {name: spread(some, lower_is_better(name)) for name, some in values.items()}
+
+
+def overview(ledger: Records, run: str) -> Overview | None:
+    """Where a run is; None if the ledger does not know it (yet)."""
+    row = ledger.run(run)
+    if row is None:
+        return None
+    history = ledger.rounds(run, rolled_back=True)
+    rounds = [r for r in history if not r.rolled_back]
+    last = rounds[-1] if rounds else None
+    number = last.round if last else 0
+    current = ledger.tasks(run, last.round, last.attempt) if last else []
+    fits = [task for task in current if task.kind is not TaskKind.SCORE]
+    received, sent = ledger.moved(run)
+    newest = ledger.scored_round(run)
+    return Overview(
+        run=run,
+        began=bool(rounds),
+        round=number,
+        phase=row.reason or "ended" if row.ended_at else _phase(last, any(t.kind is TaskKind.SCORE for t in current)),
+        invited=len(fits),
+        reported=sum(task.fate in ("reported", "set-aside") for task in fits),
+        received=received,
+        sent=sent,
+        seconds=(row.ended_at or time.time()) - rounds[0].opened_at if rounds else 0.0,
+        scores=spreads(ledger.scores(run, newest).get(newest, {})),
+        scored_round=newest,
+        degraded=sum(r.state is not None and r.complete is False for r in rounds),
+        attempts=len(history),
+        abandoned=sum(r.abandoned is not None for r in history),
+        rolled_back=sum(r.rolled_back for r in history),
+        ended=row.ended_at is not None,
+        failed=row.failed,
+    )
+
+
+def _phase(last: RoundRow | None, scoring: bool) -> str:
+    if last is None:
+        return "waiting for sites"
+    if last.state is not None:
+        return "evaluating" if scoring and not last.scored else "waiting"
+    if last.abandoned is not None:
+        return f"abandoned: {last.abandoned}"
+    return "collecting" if last.round else "making the model"

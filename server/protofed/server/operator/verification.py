@@ -1,0 +1,73 @@
+"""Published states, computed again: whether ledger and blobs still give the bytes that sites were sent."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+import protofed.server.methods  # noqa: F401  (registers the server halves)
+from protofed.common import codec
+from protofed.common.codec import Digest
+from protofed.common.errors import ConfigError, StateError, short
+from protofed.server.method import server_methods
+from protofed.server.rounds.publisher import Publisher
+from protofed.server.rounds.resume import recipe_of
+from protofed.server.storage.blobs import Blobs
+from protofed.server.storage.reader import Records
+from protofed.server.storage.rows import RoundRow
+
+
+class Finding(StrEnum):
+    """What came of computing a state again."""
+
+    SAME = "same"
+    DIFFERENT = "different"  # other bytes came out than were published
+    DAMAGED = "damaged"  # an input, or the published state, is no longer what it was
+    NOT_KEPT = "not-kept"  # an input was discarded in its time: see keep_rounds
+
+
+@dataclass(frozen=True)
+class Verified:
+    """One published state, and what came out; `recomputed` is None where nothing did."""
+
+    finding: Finding
+    published: Digest
+    recomputed: Digest | None = None
+    reason: str = ""
+
+
+def verify_round(records: Records, blobs: Blobs, run: str, round: int, attempt: int) -> Verified:
+    """Compute the state of a published round again, from the state before it and the updates that it used.
+
+    Raises:
+        ConfigError: there is no such round, it published nothing, or this version cannot read its recipe.
+    """
+    known = records.run(run)
+    rows = records.rounds(run, rolled_back=True)
+    found = [row for row in rows if (row.round, row.attempt) == (round, attempt)]
+    if known is None or not found or found[0].state is None:
+        raise ConfigError(f"run '{short(run)}' published nothing in attempt {attempt} of round {round}")
+    recipe, row, published = recipe_of(known), found[0], found[0].state
+    used = [update for update in records.updates(run, round, attempt) if update.counts]
+    before = _before(row, rows)
+    inputs = [update.digest for update in used] + ([before] if before else [])
+    for address in [*inputs, published]:
+        if not blobs.has(address):
+            return Verified(Finding.NOT_KEPT, published, reason=f"discarded: {address[:12]}…, see keep_rounds")
+    method = server_methods.build(recipe.method.name, recipe.method.options)
+    publisher = Publisher(method, blobs, recipe.classes, recipe.federation.min_contributors)
+    try:
+        blobs.get(published)
+        state = publisher.restore(before).state if before else None
+        recomputed = codec.digest(codec.encode(publisher.aggregated(state, used)))
+    except StateError as error:
+        return Verified(Finding.DAMAGED, published, reason=str(error))
+    return Verified(Finding.SAME if recomputed == published else Finding.DIFFERENT, published, recomputed)
+
+
+def _before(row: RoundRow, rows: list[RoundRow]) -> Digest | None:
+    """The state that a round was made from: the newest of the round before it when it was opened."""
+    earlier = [
+        r for r in rows if r.round == row.round - 1 and r.state is not None and (r.closed_at or 0) <= row.opened_at
+    ]
+    return max(earlier, key=lambda r: r.closed_at or 0).state if earlier else None

@@ -1,0 +1,198 @@
+"""The aggregation of one round, done: which updates it uses, the new state, and what to do when it cannot be kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import structlog
+
+from protofed.common.config.recipe import Federation
+from protofed.common.errors import DiskFailure, OutOfSpace, ProtofedError
+from protofed.common.failpoint import reach
+from protofed.common.payload import Payload, SiteId
+from protofed.common.protocol.messages import Verdict
+from protofed.server.rounds import phases, screening
+from protofed.server.rounds import state_machine as round_
+from protofed.server.rounds.context import Surroundings
+from protofed.server.rounds.publisher import Published, Publisher
+from protofed.server.storage.rows import UpdateRow
+
+log = structlog.get_logger()
+PAUSE_S = 10.0  # until another try when the disk is full
+Computed: TypeAlias = Published | dict[SiteId, str] | Exception  # the new state, or whose update is damaged and why
+
+
+@dataclass(frozen=True)
+class Job:
+    """One round's aggregation.
+
+    Attributes:
+        complete: the round got every update that it wanted.
+        silent: what is known of the sites that did not report.
+    """
+
+    phase: phases.Aggregating
+    complete: bool
+    silent: dict[SiteId, str]
+
+
+class Aggregation:
+    """Aggregates the rounds of one run, one at a time; `then` is told how each went.
+
+    Args:
+        then: called on the coordinator's thread with the event that follows and, of `Aggregated`, the new state.
+    """
+
+    def __init__(
+        self,
+        run: str,
+        rules: Federation,
+        publisher: Publisher,
+        around: Surroundings,
+        then: Callable[[Job, Published | phases.Insufficient | phases.Broken], None],
+    ) -> None:
+        self._run, self._rules, self._publisher = run, rules, publisher
+        self._around, self._ledger, self._then = around, around.ledger, then
+        self._job: Job | None = None
+        self._noted = False
+        self._again_at: float | None = None  # waiting for space
+
+    @property
+    def job(self) -> Job | None:
+        """What is being aggregated, or waits for space on the disk."""
+        return self._job
+
+    @property
+    def waits_for_space(self) -> bool:
+        """Whether nothing is being computed because the disk is full."""
+        return self._again_at is not None
+
+    def begin(self, job: Job, state: Payload | None) -> None:
+        """Aggregate a round's updates on top of a state; None: the first model."""
+        self._job, self._noted = job, False
+        self._aggregate(state)
+
+    def tick(self, state: Payload | None) -> None:
+        """Try again when it is time to."""
+        if self._again_at is not None and self._around.clock() >= self._again_at:
+            self._again_at = None
+            self._aggregate(state)
+
+    def drop(self) -> None:
+        """Forget a job that waits for space: the run goes back to an earlier round."""
+        self._job, self._again_at = None, None
+
+    def _aggregate(self, state: Payload | None) -> None:
+        job = self._job
+        assert job is not None  # noqa: S101  (begun)
+        try:
+            deaths = self._note(job.phase)
+            used, aside = self._used(job.phase)
+        except OutOfSpace as error:
+            self._wait(error)
+            return
+        if deaths >= self._rules.attempts:
+            why = f"the server died {deaths} times while it aggregated round {job.phase.round}"
+            self._end(phases.Broken(f"{why}; it may need more memory"))
+            return
+        if job.phase.lacks(frozenset(row.task.site for row in used)):
+            said = "; ".join(f"{site}: {why}" for site, why in aside.items())
+            missing = round_.missing(job.phase.required & aside.keys())
+            self._end(phases.Insufficient(f"{len(used)} updates are left, quorum {job.phase.quorum} ({said}){missing}"))
+            return
+        self._around.work(lambda: self._computed(job, state, used), lambda found: self._go_on(job, state, used, found))
+
+    def _note(self, phase: phases.Aggregating) -> int:
+        """Write down, once in a process, that the aggregation is begun; how many processes have died in it."""
+        if self._noted:
+            return 0
+        begun = self._ledger.begin_aggregation(self._run, phase.round, phase.attempt)
+        self._noted = True
+        return begun - 1
+
+    def _wait(self, error: OutOfSpace) -> None:
+        job = self._job
+        at = {} if job is None else {"round": job.phase.round}
+        log.error("no space for the new state; trying again", run=self._run, **at, in_s=PAUSE_S, why=str(error))
+        self._again_at = self._around.clock() + PAUSE_S
+
+    def _used(self, phase: phases.Aggregating) -> tuple[list[UpdateRow], dict[SiteId, str]]:
+        """The accepted updates that count, and those that do not, with the reason. A function of the ledger's rows: a
+        restarted server uses the same ones.
+        """
+        rows = self._ledger.updates(self._run, phase.round, phase.attempt)
+        accepted = [row for row in rows if row.verdict is Verdict.ACCEPTED]
+        norms = {row.task.site: row.norm for row in accepted if row.norm is not None}
+        outliers = screening.outliers(norms, self._rules.outlier_factor)
+        for row in accepted:
+            if row.set_aside is None and row.task.site in outliers:
+                self._set_aside(row, outliers[row.task.site])
+        aside = {row.task.site: row.set_aside for row in accepted if row.set_aside is not None} | outliers
+        return [row for row in accepted if row.task.site not in aside], aside
+
+    def _computed(self, job: Job, state: Payload | None, used: list[UpdateRow]) -> Computed:
+        """On the thread for work: touches no ledger."""
+        try:
+            reach("aggregation-begun")
+            new = self._publisher.aggregated(state, used)
+            reach("aggregation-done")
+            return self._publisher.publish(new, state)
+        except OutOfSpace as error:
+            return error
+        except Exception as error:
+            if damaged := self._publisher.damaged(used):
+                return damaged
+            log.exception("aggregation failed", run=self._run, round=job.phase.round)
+            return error
+
+    def _go_on(self, job: Job, state: Payload | None, used: list[UpdateRow], found: Computed) -> None:
+        if self._job is not job:  # the run was ended meanwhile
+            return
+        match found:
+            case Published():
+                try:
+                    self._publish(job, found)
+                except OutOfSpace as error:
+                    self._wait(error)
+                    return
+                self._end(found)
+            case OutOfSpace():
+                self._wait(found)
+            case DiskFailure():
+                raise found  # the server ends; another one, with a sound disk, aggregates
+            case dict():
+                for row in used:
+                    if row.task.site in found:
+                        self._set_aside(row, found[row.task.site])
+                self._aggregate(state)
+            case _:
+                why = str(found) if isinstance(found, ProtofedError) else type(found).__name__
+                self._end(phases.Broken(f"round {job.phase.round} could not be aggregated: {why}"))
+
+    def _set_aside(self, row: UpdateRow, why: str) -> None:
+        task = row.task
+        log.error("update set aside", run=self._run, round=task.round, site=task.site, digest=row.digest, why=why)
+        self._ledger.set_aside(row, why)
+        self._around.meters.set_aside()
+
+    def _end(self, outcome: Published | phases.Insufficient | phases.Broken) -> None:
+        job, self._job = self._job, None
+        assert job is not None  # noqa: S101  (begun)
+        self._then(job, outcome)
+
+    def _publish(self, job: Job, new: Published) -> None:
+        """Blob first (it is durable already), ledger row second, old blobs go last."""
+        phase = job.phase
+        aside = any(row.set_aside for row in self._ledger.updates(self._run, phase.round, phase.attempt))
+        complete = job.complete and not aside
+        reach("state-stored")
+        fate = "not-needed" if job.complete else "late"
+        at = (self._run, phase.round, phase.attempt)
+        self._ledger.publish(*at, new.address, complete=complete, fate=fate, silent=job.silent, figures=new.figures)
+        reach("round-published")
+        log.info("round published", run=self._run, round=phase.round, sites=len(phase.sites), complete=complete)
+        if self._around.keep_rounds:
+            self._publisher.prune(self._ledger, self._run, phase.round - self._around.keep_rounds)
+        self._around.meters.round_ended("committed" if complete else "degraded")  # last: what fails is done again

@@ -1,0 +1,215 @@
+"""The coordinator: what sites ask of one run, and what it answers. Knows no wire.
+
+All methods are called from one thread at a time; only `Surroundings.work` may run a job elsewhere.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import structlog
+
+from protofed.common.codec import Digest
+from protofed.common.config.recipe import Recipe
+from protofed.common.errors import ProtocolError
+from protofed.common.payload import SiteId
+from protofed.common.protocol.messages import (
+    Activity,
+    Finished,
+    Manifest,
+    Progress,
+    Receipt,
+    Scores,
+    Signal,
+    Task,
+    TaskKind,
+    Verdict,
+    Wait,
+)
+from protofed.server.method import NOTHING
+from protofed.server.rounds import phases, screening
+from protofed.server.rounds.admission import Admission
+from protofed.server.rounds.context import Surroundings
+from protofed.server.rounds.driver import Driver
+from protofed.server.rounds.publisher import Published
+from protofed.server.rounds.screening import Fault
+from protofed.server.rounds.update_check import Examiner
+from protofed.server.storage.rows import TaskRow
+
+log = structlog.get_logger()
+MOST_REFUSED = 8  # updates for one invitation: what was refused is kept, and may not fill the disk
+
+
+class Coordinator:
+    """One run, as far as the ledger says it has come.
+
+    Raises:
+        ConfigError: the recipe names an unknown method or option.
+        StateError: the ledger holds another run of this name, or a state that cannot be read.
+    """
+
+    def __init__(self, recipe: Recipe, around: Surroundings) -> None:
+        self.recipe, self.run = recipe, recipe.name
+        self._ledger, self._roster, self._clock = around.ledger, around.roster, around.clock
+        self._admission = Admission(around.ledger, self.run, recipe.classes, around.meters)
+        self._driver = Driver(recipe, around)
+        self._invitations = self._driver.invitations
+        self._examiner = Examiner(around.blobs, recipe.federation.max_norm)
+
+    @property
+    def phase(self) -> phases.Phase:
+        """Where the run is."""
+        return self._driver.phase
+
+    @property
+    def published(self) -> Published | None:
+        """The newest state; None before there is a model."""
+        return self._driver.published
+
+    def tick(self) -> None:
+        """Let time act.
+
+        Raises:
+            Exception: what broke the run before; the process has to end and start again from the ledger.
+        """
+        self._driver.tick()
+
+    # What the operator asks for
+
+    @property
+    def paused(self) -> bool:
+        """Whether no round is opened."""
+        return self._driver.paused
+
+    def stop(self, reason: str) -> None:
+        """End the run; sites stop training at their next heartbeat."""
+        self._driver.handle(phases.Stop(reason))
+
+    def pause(self, *, paused: bool) -> None:
+        """Open no round from now on, or do again; a round that is open goes on to its end."""
+        self._driver.pause(paused=paused)
+
+    def roll_back(self, to: int) -> None:
+        """Take up the state that a round published.
+
+        Raises:
+            ConfigError: it published none, or its state is no longer kept.
+            Conflict: a round is being aggregated at this moment.
+        """
+        self._driver.roll_back(to)
+
+    def dismiss(self, site: SiteId, reason: str) -> None:
+        """Wait no longer for a site."""
+        self._driver.dismiss(site, reason)
+
+    # What sites ask for
+
+    def next_task(self, site: SiteId, instance: str) -> Task | Wait | Finished:
+        """What the site should do now."""
+        self._roster.seen(site, instance)
+        if isinstance(self.phase, phases.Finished):
+            return Finished(self.phase.reason, last=True)
+        row = self._invitations.of(site)
+        if row is None:
+            return Wait(retry_after_s=1.0)
+        return Task(row.kind, self.run, row.round, row.nonce, row.base, row.base_bytes, self._remaining())
+
+    def may_fetch(self, site: SiteId, address: Digest) -> bool:
+        """Whether the site's own open task names this blob."""
+        row = self._invitations.of(site)
+        return row is not None and row.base == address
+
+    def heartbeat(self, site: SiteId, instance: str, progress: Progress) -> Signal:
+        """Note how far a site is; ABORT when nobody waits for its task any more."""
+        if progress.activity is Activity.IDLE:
+            self._roster.seen(site, instance)
+            return Signal.CONTINUE
+        self._roster.seen(site, instance, progress)
+        row = self._invitations.of(site)
+        if row is None or row.nonce != progress.nonce:
+            return Signal.ABORT
+        if progress.failure is not None:
+            self._driver.decline(row, progress.failure)
+        else:
+            self._invitations.started(row)
+        return Signal.CONTINUE
+
+    def begin(
+        self, site: SiteId, instance: str, nonce: str, round: int, base: Digest | None, manifest: Manifest
+    ) -> Receipt | None:
+        """Judge an upload before a byte of it is sent; None: send it."""
+        self._roster.seen(site, instance, nonce)
+        row = self._invitation(site, nonce, TaskKind.INITIALISE, TaskKind.FIT)
+        if row.round != round:
+            raise ProtocolError(f"the task belongs to round {row.round}, not to round {round}")
+        settled = self._settled(row, manifest)
+        if settled is None and self._ledger.refused(nonce) >= MOST_REFUSED:
+            raise ProtocolError(
+                f"{MOST_REFUSED} updates were refused for this task; see their reasons, and this site's log"
+            )
+        return settled or self._admission.announced(row, base, manifest, self._driver.expected(row))
+
+    def examine(self, data: bytes, manifest: Manifest, base: Digest | None) -> Fault | float:
+        """What is wrong with the bytes of an update, or else its norm. The only method for any thread."""
+        return self._examiner.examine(data, manifest, base)
+
+    def commit(
+        self,
+        site: SiteId,
+        instance: str,
+        nonce: str,
+        manifest: Manifest,
+        metrics: Scores,
+        weight: float | None,
+        norm: float | None,
+    ) -> Receipt:
+        """Judge an update whose blob is durable and sound; ACCEPTED counts from here on."""
+        self._roster.seen(site, instance)
+        row = self._invitation(site, nonce, TaskKind.INITIALISE, TaskKind.FIT)
+        if (settled := self._settled(row, manifest)) is not None:
+            return settled
+        fault = screening.scalars_fault(metrics, weight, self._driver.expected(row))
+        fault = fault or screening.jump_fault(weight, self._ledger.last_weight(self.run, site))
+        if fault is not None:
+            return self._admission.invalid(row, manifest, fault)
+        taken: dict[str, Any] = {"metrics": metrics, "weight": weight, "norm": norm}
+        receipt = self._admission.judge(row, Verdict.ACCEPTED, manifest, **taken)
+        self._driver.answered(row, phases.Arrived(site, self._clock()))
+        return receipt
+
+    def refuse(self, site: SiteId, nonce: str, manifest: Manifest, fault: Fault) -> Receipt:
+        """Write down what `examine` found."""
+        row = self._invitation(site, nonce, TaskKind.INITIALISE, TaskKind.FIT)
+        return self._admission.invalid(row, manifest, fault)
+
+    def report_scores(self, site: SiteId, instance: str, nonce: str, scores: Scores) -> None:
+        """Take a site's scores; those that nobody waits for are dropped politely.
+
+        Raises:
+            ProtocolError: they are too many, or not finite.
+        """
+        self._roster.seen(site, instance)
+        row = self._invitation(site, nonce, TaskKind.SCORE)
+        if fault := screening.scalars_fault(scores, None, NOTHING):
+            raise ProtocolError(fault.text)
+        if not self._invitations.has(row):
+            return
+        self._ledger.add_scores(row, scores)
+        self._driver.answered(row, phases.Scored(site))
+
+    def _settled(self, row: TaskRow, manifest: Manifest) -> Receipt | None:
+        open_, complete = self._invitations.has(row), self._driver.was_complete(row)
+        return self._admission.settled(row, manifest, is_open=open_, complete=complete)
+
+    def _invitation(self, site: SiteId, nonce: str, *kinds: TaskKind) -> TaskRow:
+        return self._admission.invitation(self._invitations.of(site), site, nonce, *kinds)
+
+    def _remaining(self) -> float:
+        rules, now = self.recipe.federation, self._clock()
+        match self.phase:
+            case phases.Collecting():
+                return max(0.0, self.phase.opened + rules.deadline_s - now)
+            case phases.Evaluating():
+                return max(0.0, self.phase.opened + rules.score_deadline_s - now)
+            case _:
+                return 0.0

@@ -1,0 +1,294 @@
+"""What the round machine decides, done: invitations, aggregation, publication, for one run and from its ledger."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Any, assert_never
+
+import structlog
+
+import protofed.server.methods  # noqa: F401  (registers the server halves)
+from protofed.common.codec import Digest
+from protofed.common.config.recipe import Recipe
+from protofed.common.errors import ConfigError, Conflict, OutOfSpace, StateError
+from protofed.common.payload import Payload, SiteId
+from protofed.common.protocol.messages import Role, TaskKind, score_family
+from protofed.server.method import NOTHING, Expected, ServerMethod, server_methods
+from protofed.server.operator.overview import spreads
+from protofed.server.rounds import phases
+from protofed.server.rounds.aggregation import Aggregation, Job
+from protofed.server.rounds.context import Surroundings
+from protofed.server.rounds.invitations import Invitations
+from protofed.server.rounds.min_contributors import check_contributors
+from protofed.server.rounds.phases import Sites
+from protofed.server.rounds.publisher import Published, Publisher
+from protofed.server.rounds.resume import check_same, resumed
+from protofed.server.rounds.sampling import Uniform
+from protofed.server.rounds.state_machine import Rules, advance
+from protofed.server.storage.rows import RoundRow, TaskRow
+
+log = structlog.get_logger()
+
+
+class Driver:
+    """Holds a run's phase, newest state and open invitations; every change of the phase goes through `handle`.
+
+    Raises:
+        ConfigError: the recipe names an unknown method or option, or has `min_contributors` for simulations only.
+        StateError: the ledger holds another run of this name, or a state that cannot be read.
+    """
+
+    def __init__(self, recipe: Recipe, around: Surroundings) -> None:
+        check_contributors(recipe, simulated=around.simulated)
+        self._recipe, self._run = recipe, recipe.name
+        self._around, self._ledger = around, around.ledger
+        self._method: ServerMethod = server_methods.build(recipe.method.name, recipe.method.options)
+        self._rules = Rules(recipe.rounds, recipe.federation, Uniform(recipe.seed), in_time=not around.simulated)
+        self._publisher = Publisher(self._method, around.blobs, recipe.classes, recipe.federation.min_contributors)
+        careful = replace(around, work=self._work)
+        self._aggregation = Aggregation(self._run, recipe.federation, self._publisher, careful, self._aggregation_ended)
+        self.invitations = Invitations(self._run, self._publisher, around)
+        self._events: deque[phases.Event] = deque()
+        self._draining = False
+        self._broken: Exception | None = None
+        self._published: Published | None = None
+        self._ended_with: Digest | None = None  # the last state of a run that had ended before
+        self.paused = False
+        self.phase = self._restore()
+        self._republished = isinstance(self.phase, phases.Aggregating)
+
+    @property
+    def published(self) -> Published | None:
+        """The newest state; None before there is a model."""
+        if self._published is None and self._ended_with is not None:
+            self._published = self._publisher.restore(self._ended_with)
+        return self._published
+
+    def was_complete(self, row: TaskRow) -> bool | None:
+        """Whether the invitation's round had all that it wanted, while it is being aggregated; None: ask the ledger."""
+        job = self._aggregation.job
+        if job is None or (job.phase.round, job.phase.attempt) != (row.round, row.attempt):
+            return None
+        return job.complete
+
+    def expected(self, row: TaskRow) -> Expected:
+        """What an update that answers the invitation must look like."""
+        if row.kind is TaskKind.INITIALISE or self.published is None:
+            return NOTHING
+        return self._method.expects(self.published.state)
+
+    def answered(self, row: TaskRow, event: phases.Event) -> None:
+        """Close an invitation and go on from the event that closed it."""
+        self.invitations.answered(row)
+        self.handle(event)
+
+    def tick(self) -> None:
+        """Let time act.
+
+        Raises:
+            Exception: what broke the coordinator before; the process has to end and start again from the ledger.
+        """
+        if self._broken is not None:
+            raise self._broken
+        if self._republished:  # the last process published a state and died before it said so
+            self._republished = False
+            self.handle(self._aggregated())
+        self._aggregation.tick(self._state)
+        self.handle(self._tick_event())
+
+    def pause(self, *, paused: bool) -> None:
+        """Open no round from now on, or do again; a round that is open goes on to its end."""
+        self._ledger.pause(self._run, paused=paused)
+        self.paused = paused
+        log.info("run paused" if paused else "run goes on", run=self._run)
+
+    def roll_back(self, to: int) -> None:
+        """Take up the state that a round published; what came after it is put aside.
+
+        Raises:
+            ConfigError: that round published none, or its state is no longer kept.
+            StateError: its state is damaged.
+            Conflict: a round is being aggregated at this moment.
+        """
+        if self._aggregation.job is not None and not self._aggregation.waits_for_space:
+            raise Conflict("a round is being aggregated at this moment; try again in a few seconds")
+        found = {row.round: row.state for row in self._ledger.rounds(self._run) if row.state is not None}
+        kept = [number for number, state in found.items() if self._around.blobs.has(state)]
+        if to not in kept:
+            why = "is no longer kept (see keep_rounds)" if to in found else "does not exist"
+            raise ConfigError(f"the state of round {to} {why}; expected one of {_list(kept)}")
+        published = self._publisher.restore(found[to])
+        try:
+            self._ledger.roll_back(self._run, to)
+        except StateError as error:
+            self._broken = error  # the ledger may have gone back, though its journal does not say so
+            raise
+        self._aggregation.drop()
+        self.invitations.clear()
+        self._republished = False
+        self._published, self.phase = published, phases.Idle(to + 1)
+        log.warning("run rolled back", run=self._run, round=to)
+        self._around.notify(None)
+
+    def dismiss(self, site: SiteId, reason: str) -> None:
+        """Wait no longer for a site."""
+        if (row := self.invitations.of(site)) is not None:
+            self.decline(row, reason)
+
+    def decline(self, row: TaskRow, reason: str) -> None:
+        """Note that a site does not do its task."""
+        log.warning("site declined", run=self._run, round=row.round, site=row.site, reason=reason)
+        self._ledger.set_fate(row.nonce, "failed", reason)
+        self.answered(row, phases.Declined(row.site, self._around.clock(), reason))
+
+    def handle(self, event: phases.Event) -> None:
+        """Advance by this event and all that follow from it, in order."""
+        self._events.append(event)
+        if self._draining:
+            return
+        self._draining = True
+        try:
+            self._drain()
+        except Exception as error:
+            self._broken = error  # half of an effect may be missing: only a restart, from the ledger, can go on
+            raise
+        finally:
+            self._draining = False
+
+    def _drain(self) -> None:
+        while self._events:
+            before = self.phase
+            self.phase, effects = advance(self._rules, before, self._events.popleft())
+            named = phases.name(before), phases.name(self.phase)
+            self._around.meters.phase_changed(self._run, *named, self._around.clock())
+            if isinstance(before, phases.Evaluating) and not isinstance(self.phase, phases.Evaluating):
+                self.invitations.clear()  # scores that come now are dropped, and no restart waits for them again
+                self._ledger.mark_scored(self._run, before.round)
+                self._tell_scores(before.round)
+            try:
+                for effect in effects:
+                    self._perform(effect)
+            except OutOfSpace as error:
+                if not (isinstance(before, phases.Idle) and isinstance(self.phase, phases.Collecting)):
+                    raise  # half done: only a restart, from the ledger, can go on
+                log.error("no space to open a round; trying again", run=self._run, round=before.round, why=str(error))
+                self.phase = before
+                self._events.clear()
+            closed = isinstance(before, phases.Aggregating | phases.Evaluating)
+            if closed and isinstance(self.phase, phases.Idle):
+                self._events.append(self._tick_event())  # the next round opens now, not at the next tick
+
+    def _perform(self, effect: phases.Effect) -> None:
+        match effect:
+            case phases.Open(phase):
+                self._open(phase)
+            case phases.Aggregate(phase, complete):
+                self._aggregation.begin(Job(phase, complete, self.invitations.clear()), self._state)
+            case phases.Abandon(round_, attempt, reason):
+                log.warning("round abandoned", run=self._run, round=round_, attempt=attempt, reason=reason)
+                self._ledger.abandon(self._run, round_, attempt, reason, self.invitations.clear())
+                self._around.meters.round_ended("abandoned")
+            case phases.Score(phase):
+                attempt = self._ledger.rounds(self._run)[-1].attempt  # the one that gave the model
+                self._invite(TaskKind.SCORE, phase.round, attempt, phase.awaited, self._ledger.invite)
+            case phases.Finish(phase):
+                log.info("run finished", run=self._run, reason=phase.reason, outcome=phase.outcome.value)
+                self.invitations.clear()
+                self._aggregation.drop()
+                self._ledger.end_run(self._run, phase.reason, phase.outcome)
+                self._around.notify(None)
+            case _:
+                assert_never(effect)
+
+    def _open(self, phase: phases.Collecting) -> None:
+        log.info("round opened", run=self._run, round=phase.round, attempt=phase.attempt, cohort=sorted(phase.cohort))
+        row = RoundRow(self._run, phase.round, phase.attempt, phase.size, phase.quorum)
+        kind = TaskKind.FIT if phase.round else TaskKind.INITIALISE
+        self._invite(kind, phase.round, phase.attempt, phase.cohort, lambda t: self._ledger.open_round(row, t))
+
+    def _invite(
+        self, kind: TaskKind, number: int, attempt: int, sites: Sites, write: Callable[[Sequence[TaskRow]], None]
+    ) -> None:
+        self.invitations.send(kind, number, attempt, sorted(sites), self._state, write)
+
+    def _work(self, job: Callable[[], Any], done: Callable[[Any], None]) -> None:
+        """As the surroundings' work; an error at its end is never lost."""
+
+        def careful(result: Any) -> None:
+            try:
+                done(result)
+            except Exception as error:
+                self._broken = error
+                raise
+
+        self._around.work(job, careful)
+
+    def _aggregation_ended(self, job: Job, outcome: Published | phases.Insufficient | phases.Broken) -> None:
+        """The end of an aggregation, on the coordinator's thread."""
+        if isinstance(outcome, Published):
+            self._published = outcome
+            self.handle(self._aggregated())
+        else:
+            self.handle(outcome)
+
+    def _tell_scores(self, number: int) -> None:
+        of_round = self._ledger.scores(self._run, number).get(number, {})
+        told = spreads(of_round).items()
+        means = {name: round(spread.mean, 4) for name, spread in told if score_family(name) == name}  # no recalls
+        log.info("round scored", run=self._run, round=number, sites=len(of_round), scores=means)  # names are theirs
+
+    def _restore(self) -> phases.Phase:
+        """The phase that the ledger speaks of; a run that it does not know is begun."""
+        known = self._ledger.run(self._run)
+        if known is None:
+            self._ledger.begin_run(self._run, self._recipe.fingerprint(), self._recipe.wire())
+            return phases.Idle(0)
+        check_same(self._recipe, known)
+        self.paused = known.paused
+        rounds = self._ledger.rounds(self._run)
+        states = [row.state for row in rounds if row.state]
+        if known.outcome is not None:
+            self._ended_with = states[-1] if states else None
+            return phases.Finished(known.reason or "", known.outcome)
+        if not rounds:
+            return phases.Idle(0)
+        self._published = self._publisher.restore(states[-1]) if states else None
+        last = rounds[-1]
+        log.info("run resumed", run=self._run, round=last.round)
+        self._around.roster.presume()
+        tasks = self._ledger.tasks(self._run, last.round, last.attempt)
+        self.invitations.take_up(tasks)
+        tries = sum(row.round == last.round and row.abandoned is not None for row in rounds)
+        return resumed(last, tasks, self._around.clock(), tries, frozenset(self._recipe.federation.must_include))
+
+    def _tick_event(self) -> phases.Tick:
+        idle, roster = self._recipe.federation.idle_s, self._around.roster
+        trainers, evaluators = (roster.alive(role, idle) for role in (Role.TRAINER, Role.EVALUATOR))
+        return phases.Tick(
+            self._around.clock(),
+            roster.enrolled(Role.TRAINER),
+            trainers,
+            evaluators,
+            attempt=self._next_attempt(),
+            paused=self.paused,
+        )
+
+    def _next_attempt(self) -> int:
+        """Of the round that is to be opened: no attempt has it, those that were rolled back not either."""
+        return 1 + self._ledger.attempts(self._run, self.phase.round) if isinstance(self.phase, phases.Idle) else 0
+
+    @property
+    def _state(self) -> Payload | None:
+        return self.published.state if self.published else None
+
+    def _aggregated(self) -> phases.Aggregated:
+        """With everyone who could score now."""
+        tick = self._tick_event()
+        evaluators = tick.evaluators if self._method.global_model else phases.NOBODY
+        return phases.Aggregated(tick.now, evaluators, tick.trainers)
+
+
+def _list(rounds: Iterable[int]) -> str:
+    return ", ".join(map(str, sorted(rounds))) or "none yet"

@@ -1,0 +1,72 @@
+"""A run's open invitations: who was asked for what, until it is answered or nobody waits for it any more."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+
+from protofed.common.failpoint import reach
+from protofed.common.payload import Payload, SiteId
+from protofed.common.protocol.messages import TaskKind
+from protofed.server.rounds.context import Surroundings
+from protofed.server.rounds.publisher import Publisher
+from protofed.server.storage.rows import TaskRow
+
+
+class Invitations:
+    """At most one a site."""
+
+    def __init__(self, run: str, publisher: Publisher, around: Surroundings) -> None:
+        self._run, self._publisher, self._around = run, publisher, around
+        self._open: dict[SiteId, TaskRow] = {}
+
+    def of(self, site: SiteId) -> TaskRow | None:
+        """The site's open invitation."""
+        return self._open.get(site)
+
+    def has(self, row: TaskRow) -> bool:
+        """Whether this very invitation is still open."""
+        current = self._open.get(row.site)
+        return current is not None and current.nonce == row.nonce
+
+    def take_up(self, tasks: Iterable[TaskRow]) -> None:
+        """After a restart: those that the ledger has as open."""
+        self._open = {task.site: task for task in tasks if task.is_open}
+
+    def started(self, row: TaskRow) -> None:
+        """Note that a site works on its invitation."""
+        if row.fate == "invited":
+            self._open[row.site] = replace(row, fate="started")
+            self._around.ledger.set_fate(row.nonce, "started")
+
+    def answered(self, row: TaskRow) -> None:
+        """It is closed; the ledger says how."""
+        del self._open[row.site]
+
+    def clear(self) -> dict[SiteId, str]:
+        """Wait for nobody any more; what is known of those who have not answered."""
+        silent = {site: self._around.roster.silence(site) for site in self._open}
+        self._open.clear()
+        return silent
+
+    def send(
+        self,
+        kind: TaskKind,
+        round: int,
+        attempt: int,
+        sites: Sequence[SiteId],
+        state: Payload | None,
+        write: Callable[[Sequence[TaskRow]], None],
+    ) -> None:
+        """Broadcast blobs first, ledger rows second (by `write`); then the sites are told."""
+        sent = self._publisher.broadcasts(state, sites) if state is not None else {}
+        reach("broadcast-stored")
+        rows = []
+        for site in sites:
+            base, nbytes = sent.get(site, (None, 0))
+            rows.append(TaskRow(secrets.token_hex(16), self._run, round, attempt, site, kind, base, nbytes))
+        write(rows)
+        reach("round-opened")
+        self._open = {row.site: row for row in rows}
+        self._around.notify(sites)

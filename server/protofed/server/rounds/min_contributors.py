@@ -1,0 +1,75 @@
+"""What is published of a class comes from several sites: from a single one, it would be that site's own."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import TypeAlias
+
+import numpy as np
+
+from protofed.common import codec
+from protofed.common.config.recipe import Recipe
+from protofed.common.errors import ConfigError
+from protofed.common.payload import Array, Part, Payload, Tensors
+from protofed.server.method import Expected
+
+FEWEST = 2  # outside of simulations
+BY_CLASS = frozenset({Part.PROTOTYPES, Part.CLASS_PRESENCE})  # parts that tell to which classes an update contributes
+Contribution: TypeAlias = tuple[Part, str]  # to a class
+
+
+def check_contributors(recipe: Recipe, *, simulated: bool) -> None:
+    """That no class is published from one site alone where sites are real.
+
+    Raises:
+        ConfigError: the recipe would have it.
+    """
+    if not simulated and recipe.federation.min_contributors < FEWEST:
+        raise ConfigError(
+            f"recipe '{recipe.name}': federation.min_contributors = {recipe.federation.min_contributors} would publish "
+            f"class prototypes that come from one site alone; expected {FEWEST} or more (only simulations may take 1)"
+        )
+
+
+def told_by_class(expected: Expected) -> bool:
+    """Whether such updates say to which classes they contribute."""
+    return any(spec.part in BY_CLASS for spec in (*expected.required, *expected.optional))
+
+
+def contributions(data: bytes) -> frozenset[Contribution]:
+    """What an update contributes to: of prototypes, the header alone tells it.
+
+    Raises:
+        CodecError: the bytes are no payload.
+    """
+    specs = codec.manifest(data)
+    rows: set[Contribution] = {(spec.part, spec.name) for spec in specs if spec.part is Part.PROTOTYPES}
+    if any(spec.part is Part.CLASS_PRESENCE for spec in specs):
+        for present in codec.decode(data)[Part.CLASS_PRESENCE].values():
+            rows |= {(Part.CLASS_PRESENCE, str(c)) for c in np.flatnonzero(present > 0)}
+    return frozenset(rows)
+
+
+def too_few(updates: Iterable[bytes], fewest: int) -> frozenset[Contribution]:
+    """The contributions that fewer than `fewest` of a round's updates make."""
+    counts = Counter(contribution for data in updates for contribution in contributions(data))
+    return frozenset(contribution for contribution, count in counts.items() if count < fewest)
+
+
+def without(payload: Payload, withheld: frozenset[Contribution]) -> Payload:
+    """An update as if it did not make these contributions: no such prototypes [D], zeros in its presence [C]."""
+    classes = {part: frozenset(c for of, c in withheld if of is part) for part in BY_CLASS & payload.keys()}
+    changed: dict[Part, Tensors] = {}
+    for part, dropped in classes.items():
+        if part is Part.PROTOTYPES:
+            changed[part] = {name: row for name, row in payload[part].items() if name not in dropped}
+        else:
+            changed[part] = {name: _cleared(present, dropped) for name, present in payload[part].items()}
+    return {**payload, **changed}
+
+
+def _cleared(present: Array, classes: frozenset[str]) -> Array:
+    cleared = present.copy()
+    cleared[[int(c) for c in sorted(classes)]] = 0
+    return cleared

@@ -1,0 +1,114 @@
+"""States and broadcasts as blobs: what the method computes, at the addresses where sites fetch it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from protofed.common import codec
+from protofed.common.codec import Digest
+from protofed.common.errors import OutOfSpace, StateError
+from protofed.common.payload import Payload, SiteId, Update
+from protofed.server.method import ServerMethod
+from protofed.server.rounds import min_contributors as contributors
+from protofed.server.rounds.screening import not_finite
+from protofed.server.rounds.state_statistics import figures
+from protofed.server.storage.blobs import Blobs
+from protofed.server.storage.ledger import Ledger
+from protofed.server.storage.rows import UpdateRow
+
+
+@dataclass(frozen=True)
+class Published:
+    """A state, its blob's address and what it says of itself in numbers (nothing of one that was restored)."""
+
+    address: Digest
+    state: Payload
+    figures: Mapping[str, float] = field(default_factory=dict)
+
+
+class Publisher:
+    """One run's method, reading and writing blobs.
+
+    Args:
+        min_contributors: updates of a round that must contribute to a class, or what is published of it stays.
+    """
+
+    def __init__(self, method: ServerMethod, blobs: Blobs, classes: int, min_contributors: int) -> None:
+        self._method, self._blobs, self._classes, self._fewest = method, blobs, classes, min_contributors
+        self._stored: list[tuple[Payload, Digest, int]] = []  # payloads put lately, by identity
+
+    def restore(self, address: Digest) -> Published:
+        """A state that was published before.
+
+        Raises:
+            StateError: its blob is gone or damaged.
+        """
+        return Published(address, codec.decode(self._blobs.get(address)))
+
+    def damaged(self, rows: Sequence[UpdateRow]) -> dict[SiteId, str]:
+        """The sites whose updates are no longer what was acknowledged, and why."""
+        found = {}
+        for row in rows:
+            try:
+                self._blobs.get(row.digest)
+            except OutOfSpace:
+                continue  # it cannot be looked at now
+            except StateError as error:
+                found[row.task.site] = str(error)
+        return found
+
+    def aggregated(self, state: Payload | None, rows: Sequence[UpdateRow]) -> Payload:
+        """The state after these updates, in site order whatever theirs is; the first model makes the first state.
+
+        Raises:
+            StateError: an update's blob is gone or damaged, or the result is not finite.
+        """
+        ordered = sorted(rows, key=lambda row: row.task.site)
+        if state is None:
+            new = self._method.init(next(self._updates(ordered)).payload, self._classes)
+        else:
+            new = self._method.aggregate(state, self._shared(state, ordered))
+        if fault := not_finite(new):
+            raise StateError(f"the aggregate is unusable: {fault}")
+        return new
+
+    def publish(self, state: Payload, before: Payload | None = None) -> Published:
+        """Keep a new state, durably, which was made from the one `before`.
+
+        Raises:
+            OutOfSpace, DiskFailure: it could not be kept.
+        """
+        self._stored.clear()
+        return Published(self._store(state)[0], state, figures(before, state))
+
+    def broadcasts(self, state: Payload, sites: Sequence[SiteId]) -> dict[SiteId, tuple[Digest, int]]:
+        """Address and size of what each site is sent; what is equal is stored once."""
+        return {site: self._store(self._method.broadcast(state, site)) for site in sites}
+
+    def prune(self, ledger: Ledger, run: str, before: int) -> None:
+        """Discard blobs that only rounds before this one name."""
+        old, needed = ledger.referenced(run, before)
+        for address in old - needed:
+            self._blobs.discard(address)
+
+    def _shared(self, state: Payload, rows: Sequence[UpdateRow]) -> Iterator[Update]:
+        """The updates without what too few of them contribute to; all are read before the first one is decoded."""
+        if self._fewest < contributors.FEWEST or not contributors.told_by_class(self._method.expects(state)):
+            return self._updates(rows)
+        withheld = contributors.too_few((self._blobs.get(row.digest) for row in rows), self._fewest)
+        updates = self._updates(rows)
+        return (replace(update, payload=contributors.without(update.payload, withheld)) for update in updates)
+
+    def _updates(self, rows: Sequence[UpdateRow]) -> Iterator[Update]:
+        for row in rows:
+            yield Update(row.task.site, codec.decode(self._blobs.get(row.digest)), row.metrics, row.weight)
+
+    def _store(self, payload: Payload) -> tuple[Digest, int]:
+        for known, address, nbytes in self._stored:
+            if known is payload:
+                return address, nbytes
+        data = codec.encode(payload)
+        address = self._blobs.put(data)
+        self._stored.append((payload, address, len(data)))
+        return address, len(data)

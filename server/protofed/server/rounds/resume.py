@@ -1,0 +1,68 @@
+"""Where a restarted server goes on: the phase of a run as a function of its ledger rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from protofed.common.config.recipe import Recipe, parse_json
+from protofed.common.errors import StateError
+from protofed.common.protocol.messages import TaskKind
+from protofed.server.rounds.phases import NOBODY, Aggregating, Collecting, Evaluating, Idle, Phase, Sites
+from protofed.server.storage.rows import RoundRow, RunRow, TaskRow
+
+
+def resumed(last: RoundRow, tasks: Sequence[TaskRow], now: float, tries: int, required: Sites) -> Phase:
+    """The phase after a restart.
+
+    Args:
+        last: the newest attempt.
+        tasks: its invitations, those to score its model among them.
+        now: seconds of the new process's monotonic clock; deadlines begin again.
+        tries: attempts at its round that were abandoned, one after the other.
+        required: sites without which no round but round 0 counts.
+    """
+    scorings = [task for task in tasks if task.kind is TaskKind.SCORE]
+    if last.state is not None and scorings:
+        return Evaluating(last.round, frozenset(task.site for task in scorings if task.is_open), now)
+    if last.state is not None:  # published, and nobody asked for scores yet
+        return Aggregating(last.round, last.attempt, frozenset())
+    if last.abandoned is not None:
+        return Idle(last.round, tries)
+    fates = ("reported", "set-aside", "failed")
+    by_fate = {fate: frozenset(task.site for task in tasks if task.fate == fate) for fate in fates}
+    collecting = Collecting(
+        last.round,
+        last.attempt,
+        frozenset(task.site for task in tasks),
+        last.size,
+        last.quorum,
+        opened=now,
+        reported=by_fate["reported"] | by_fate["set-aside"],  # the aggregation had begun to look at them
+        failed=by_fate["failed"],
+        required=required if last.round else NOBODY,
+        tries=tries,
+    )
+    return replace(collecting, quorum_at=now) if collecting.has_quorum else collecting
+
+
+def recipe_of(row: RunRow) -> Recipe:
+    """The recipe that a run was begun with; keys that came with a later version have their defaults.
+
+    Raises:
+        ConfigError: this version cannot read it.
+    """
+    return parse_json(row.recipe, Recipe, f"the recipe of run '{row.run}' in the ledger")
+
+
+def check_same(recipe: Recipe, known: RunRow) -> None:
+    """That a run is continued with the recipe that it was begun with.
+
+    Raises:
+        StateError: it was begun with another one.
+    """
+    if recipe.fingerprint() != recipe_of(known).fingerprint():
+        raise StateError(
+            f"the state folder holds a run '{recipe.name}' of another recipe; give the recipe another name, "
+            "or the server another state folder"
+        )

@@ -1,0 +1,201 @@
+"""The update firewall: what is wrong with an update, cheapest check first (PROTOCOL §2). None means nothing.
+
+Size and base of the announcement, then its names, dtypes and shapes; of the bytes, whether they are those tensors,
+finite and of a norm that can be; then the numbers beside them. A chunk's CRC and the digest are `blobs`' to check.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from statistics import median_high
+
+import numpy as np
+
+from protofed.common import codec
+from protofed.common.codec import Digest
+from protofed.common.errors import CodecError
+from protofed.common.payload import Array, Part, Payload, SiteId, TensorSpec
+from protofed.common.protocol.messages import Manifest
+from protofed.server.method import Expected
+
+MAX_UPDATE_BYTES = 4 << 30
+LARGEST_JUMP = 10  # of a site's example count from one round to another: sites grow, but not by that much
+MAX_SCALARS = 2048  # a recall for each of some hundred classes, on two test sets
+HEADER_ROOM = codec.MAX_HEADER_BYTES
+SMALLEST_COHORT = 3  # of two norms that differ nobody can say which is odd
+BLOCK = 1 << 16  # numbers whose difference is held at a time: 512 KiB
+_SCALAR = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+
+
+class Refusal(StrEnum):
+    """Why an update is INVALID, for counting; `Fault.text` says it in words."""
+
+    SIZE = "size"  # the announced total is over the limit, or cannot be that of the announced tensors
+    BASE = "base"  # it starts from another model than the task names
+    TENSORS = "tensors"  # announced names, dtypes or shapes are not those of the method's update
+    DIGEST = "digest"  # all chunks came, and are not together what was announced
+    DAMAGED = "damaged"  # the bytes are no payload
+    CONTENTS = "contents"  # the bytes are a payload of other tensors than were announced
+    NOT_FINITE = "not-finite"  # a tensor holds NaN or infinity
+    NORM = "norm"  # the update is further from its base than the run allows
+    SCALARS = "scalars"  # the metrics are too many, badly named or not finite
+    COUNT = "count"  # the example count is withheld where it is needed, or cannot be
+    EQUIVOCATION = "equivocation"  # another update was already accepted for the same task
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What is wrong with an update; the text goes to its site and into the ledger."""
+
+    code: Refusal
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def size_fault(manifest: Manifest) -> Fault | None:
+    """Whether the announced total is within the limit and can be that of the announced tensors."""
+    numbers = sum(spec.nbytes for spec in manifest.tensors)
+    if manifest.total > MAX_UPDATE_BYTES or not numbers < manifest.total <= numbers + HEADER_ROOM:
+        return Fault(Refusal.SIZE, f"{manifest.total} bytes announced for tensors of {numbers} bytes")
+    return None
+
+
+def base_fault(base: Digest | None, named: Digest | None) -> Fault | None:
+    """Whether an update starts from the model that its task names."""
+    return None if base == named else Fault(Refusal.BASE, "it starts from another model than the task names")
+
+
+def manifest_fault(manifest: Manifest, expected: Expected) -> Fault | None:
+    """Whether an upload is announced as the method expects it: names, dtypes, shapes."""
+    announced = {spec.path: spec for spec in manifest.tensors}
+    if len(announced) != len(manifest.tensors):
+        return Fault(Refusal.TENSORS, "a tensor is announced twice")
+    required = {spec.path: spec for spec in expected.required}
+    known = required | {spec.path: spec for spec in expected.optional}
+    if missing := sorted(required.keys() - announced.keys()):
+        return Fault(Refusal.TENSORS, f"{missing[0]} is missing ({len(missing)} in all)")
+    for path, spec in announced.items():
+        if path not in known:
+            return Fault(Refusal.TENSORS, f"{path} is not part of this method's update")
+        if spec != known[path]:
+            return Fault(Refusal.TENSORS, f"{path} is {_shape(spec)}, expected {_shape(known[path])}")
+    return None
+
+
+def first_model_fault(manifest: Manifest, classes: int) -> Fault | None:
+    """Whether an upload is announced as a freshly made model: BODY, and HEAD with a real `weight` [C, D]."""
+    announced = {spec.path: spec for spec in manifest.tensors}
+    if len(announced) != len(manifest.tensors):
+        return Fault(Refusal.TENSORS, "a tensor is announced twice")
+    if any(spec.part not in (Part.BODY, Part.HEAD) for spec in manifest.tensors):
+        return Fault(Refusal.TENSORS, "a first model has only a body and a head")
+    head = announced.get(f"{Part.HEAD}/weight")
+    if head is None or len(head.shape) != 2 or head.shape[0] != classes or head.dtype == "int64":
+        return Fault(Refusal.TENSORS, f"a first model needs a head with weight [{classes}, D]")
+    return None
+
+
+def examined(data: bytes, manifest: Manifest, base: Payload | None, max_norm: float) -> Fault | float:
+    """What is wrong with the bytes that came, or else the update's norm.
+
+    The norm is Euclidean, over all floating-point tensors together: of (update - base) for a tensor that the base holds
+    under the same path and shape, of the tensor itself for any other. Integer buffers are left out.
+
+    Args:
+        base: what the update started from; None: it is a first model.
+        max_norm: the largest norm that is let in.
+    """
+    try:
+        if codec.manifest(data) != tuple(sorted(manifest.tensors, key=lambda spec: spec.path)):
+            return Fault(Refusal.CONTENTS, "the upload holds other tensors than were announced")
+        payload = codec.decode(data)
+    except CodecError as error:
+        return Fault(Refusal.DAMAGED, str(error))
+    norm = _norm(payload, base or {})
+    if math.isfinite(norm) and norm <= max_norm:
+        return norm
+    text = f"the update's norm is {norm:.6g}: this run lets in at most {max_norm:g}"
+    return not_finite(payload) or Fault(Refusal.NORM, text)
+
+
+def not_finite(payload: Payload) -> Fault | None:
+    """Names the first tensor with NaN or infinity."""
+    path = codec.first_not_finite(payload)
+    return Fault(Refusal.NOT_FINITE, f"{path} has values that are not finite") if path else None
+
+
+def scalars_fault(scalars: Mapping[str, float], weight: float | None, expected: Expected) -> Fault | None:
+    """Whether the numbers beside the tensors can be used."""
+    if len(scalars) > MAX_SCALARS or not all(map(math.isfinite, scalars.values())):
+        return Fault(Refusal.SCALARS, f"metrics: expected at most {MAX_SCALARS} finite numbers")
+    if not all(map(_SCALAR.fullmatch, scalars)):
+        return Fault(Refusal.SCALARS, "metrics: a name is 1 to 64 of A-Z, a-z, 0-9, '_', '.', '-'")
+    if expected.weight and weight is None:
+        text = "the total example count is missing: this run weights by it, and the site's policy withholds it"
+        return Fault(Refusal.COUNT, text)
+    if weight is not None and not (math.isfinite(weight) and 1 <= weight < 2**53):
+        return Fault(Refusal.COUNT, f"an example count of {weight}")
+    return None
+
+
+def jump_fault(weight: float | None, before: float | None) -> Fault | None:
+    """Whether an example count is far from the one that the site told before in this run."""
+    if weight is None or before is None or before / LARGEST_JUMP <= weight <= before * LARGEST_JUMP:
+        return None
+    text = f"an example count of {weight:g} after {before:g}: expected at most {LARGEST_JUMP} times more or less"
+    return Fault(Refusal.COUNT, text)
+
+
+def outliers(norms: Mapping[SiteId, float], factor: float | None) -> dict[SiteId, str]:
+    """The accepted updates of a cohort that are set aside, each with the reason.
+
+    An update is set aside if its norm exceeds `factor` times the median of its cohort's, the upper one of an even
+    number: for a factor of at least 1 that is always fewer than half. Nobody is set aside in a cohort of fewer than
+    three, nor where the median is zero: most updates then do not say how large a change should be, and whoever did
+    train would be the one to go (`max_norm` still holds).
+
+    Args:
+        norms: of all accepted updates of one round, as `examined` gives them.
+        factor: None or 0 turns the rule off.
+    """
+    if not factor or len(norms) < SMALLEST_COHORT:
+        return {}
+    median = median_high(norms.values())
+    return {
+        site: f"its norm of {norm:.6g} is more than {factor:g} times the cohort's median of {median:.6g}"
+        for site, norm in sorted(norms.items())
+        if 0 < factor * median < norm
+    }
+
+
+def _norm(payload: Payload, base: Payload) -> float:
+    """In float64, in which no square of a float32 overflows; that of a huge float64 is infinite, and so is the norm."""
+    total = 0.0
+    with np.errstate(over="ignore", invalid="ignore"):
+        for part, tensors in payload.items():
+            for name, array in tensors.items():
+                if array.dtype.kind == "f":
+                    total += _squares(array, base.get(part, {}).get(name))
+    return math.sqrt(total)
+
+
+def _squares(array: Array, base: Array | None) -> float:
+    """Block by block: no temporary of the tensor's size, and the same sum whatever the number of threads."""
+    flat, total = array.reshape(-1), 0.0
+    origin = base.reshape(-1) if base is not None and base.shape == array.shape else None
+    for start in range(0, flat.size, BLOCK):
+        block = flat[start : start + BLOCK].astype(np.float64)
+        if origin is not None:
+            block -= origin[start : start + BLOCK]
+        total += float(np.einsum("i,i->", block, block))
+    return total
+
+
+def _shape(spec: TensorSpec) -> str:
+    return f"{spec.dtype} {list(spec.shape)}"

@@ -1,0 +1,249 @@
+"""The round, decided in one pure function: no clock, socket, tensor or random generator in it.
+
+    Idle ──Tick[enough sites]──▶ Collecting ──Arrived × cohort | Tick[quorum, deadline]──▶ Aggregating
+      ▲                              │ Tick[deadline, no quorum] → the same round again         │ Aggregated
+      ├──────────────────────────────┴──── Insufficient: updates were set aside ────────────────┤
+      └── Idle(round + 1) or Finished ◀── Scored × sites | Tick ── Evaluating ◀─[every n rounds]┘
+    any ──Stop | Broken──▶ Finished(reason, outcome)
+
+Round 0 makes the model: one site is asked for it, because the server has no torch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from typing import TypeAlias, assert_never
+
+from protofed.common.config.recipe import Federation
+from protofed.common.payload import SiteId
+from protofed.server.rounds.phases import (
+    NOBODY,
+    Abandon,
+    Aggregate,
+    Aggregated,
+    Aggregating,
+    Arrived,
+    Broken,
+    Collecting,
+    Declined,
+    Effect,
+    Evaluating,
+    Event,
+    Finish,
+    Finished,
+    Idle,
+    Insufficient,
+    Open,
+    Outcome,
+    Phase,
+    Score,
+    Scored,
+    Sites,
+    Stop,
+    Tick,
+)
+from protofed.server.rounds.sampling import Sampler, cohort_size
+
+Step: TypeAlias = tuple[Phase, list[Effect]]
+Within: TypeAlias = Tick | Arrived | Declined | Aggregated | Insufficient | Scored  # all events but the run's end
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What stays the same for a whole run."""
+
+    rounds: int
+    federation: Federation
+    sampler: Sampler
+    in_time: bool = True  # a simulation's clock stands still
+
+    def pause(self, round: int, tries: int) -> float:
+        """Seconds, so that sites that decline do not use up all attempts at once; round 0 asks another site."""
+        longest = self.federation.deadline_s if round and self.in_time else 0.0
+        return min(self.federation.heartbeat_s * 2.0 ** min(tries, 32), longest)
+
+    def quorum(self, size: int) -> int:
+        """Updates that a round of this size needs."""
+        quorum = self.federation.quorum
+        return quorum if isinstance(quorum, int) else max(1, math.ceil(round(quorum * size, 9)))
+
+    def due(self, round: int, every: int) -> bool:
+        """Whether scores are taken after this round; 0: only after the last one."""
+        return round > 0 and (round == self.rounds or (every > 0 and round % every == 0))
+
+
+def advance(rules: Rules, phase: Phase, event: Event) -> Step:
+    """The next phase and what is to be done; every pair (phase, event) is answered."""
+    if isinstance(phase, Finished):
+        return phase, []
+    if isinstance(event, Stop):
+        return _finish(event.reason, Outcome.ABORTED)
+    if isinstance(event, Broken):
+        return _finish(event.reason, Outcome.FAILED)
+    match phase:
+        case Idle():
+            return _open_if_enough(rules, phase, event) if isinstance(event, Tick) else (phase, [])
+        case Collecting():
+            return _collect(rules, phase, event)
+        case Aggregating():
+            return _after_aggregation(rules, phase, event)
+        case Evaluating():
+            return _evaluate(rules, phase, event)
+        case _:
+            assert_never(phase)
+
+
+def _open_if_enough(rules: Rules, phase: Idle, tick: Tick) -> Step:
+    if tick.paused:
+        return replace(phase, since=tick.now), []
+    if tick.now < phase.again_at:
+        return phase, []
+    opened = _cohort(rules, phase, tick) if phase.round else _maker_of_the_model(phase, tick)
+    if opened is not None:
+        return opened, [Open(opened)]
+    since = tick.now if phase.since is None else phase.since
+    if tick.now >= since + rules.federation.patience_s:
+        return _finish(f"waited {tick.now - since:.0f} s for enough sites to open round {phase.round}", Outcome.FAILED)
+    return replace(phase, since=since), []
+
+
+def _cohort(rules: Rules, phase: Idle, tick: Tick) -> Collecting | None:
+    required = frozenset(rules.federation.must_include)
+    share = cohort_size(rules.federation.rate, tick.enrolled)
+    quorum = rules.quorum(share)
+    size = max(share, quorum, len(required))  # a quorum that is a count may exceed the share: no round could close
+    if len(tick.trainers) < max(rules.federation.min_sites, quorum) or not required <= tick.trainers:
+        return None
+    invited = math.ceil(round(size * rules.federation.over_selection, 9))
+    drawn = rules.sampler(phase.round, sorted(tick.trainers - required), invited - len(required))
+    return Collecting(
+        phase.round,
+        tick.attempt,
+        required | drawn,
+        size,
+        quorum,
+        tick.now,
+        required=required,
+        tries=phase.tries,
+    )
+
+
+def _maker_of_the_model(phase: Idle, tick: Tick) -> Collecting | None:
+    """One site makes the model; an evaluator rather than a hospital, another one after a failure."""
+    candidates = sorted(tick.evaluators) + sorted(tick.trainers - tick.evaluators)
+    if not candidates:
+        return None
+    chosen = frozenset({candidates[phase.tries % len(candidates)]})
+    return Collecting(0, tick.attempt, chosen, size=1, quorum=1, opened=tick.now, tries=phase.tries)
+
+
+def _collect(rules: Rules, phase: Collecting, event: Within) -> Step:
+    match event:
+        case Arrived(site, now) if site in phase.cohort - phase.reported:
+            arrived = replace(phase, reported=phase.reported | {site}, failed=phase.failed - {site})
+            if arrived.quorum_at is None and arrived.has_quorum:
+                arrived = replace(arrived, quorum_at=now)
+            return _close_if_due(rules, arrived, now, arrived.awaited)
+        case Declined(site, now, reason) if site in phase.awaited:
+            declined = replace(phase, failed=phase.failed | {site})
+            return _close_if_due(rules, declined, now, declined.awaited, reason)
+        case Tick():
+            return _close_if_due(rules, phase, event.now, phase.awaited & (event.trainers | event.evaluators))
+        case Arrived() | Declined() | Aggregated() | Insufficient() | Scored():
+            return phase, []
+        case _:
+            assert_never(event)
+
+
+def _close_if_due(rules: Rules, phase: Collecting, now: float, hoped_for: Sites, reason: str = "") -> Step:
+    """Close when all is there, or when a quorum is and waiting for the rest is over.
+
+    Args:
+        hoped_for: awaited sites that are alive. A lost one is not waited for once the quorum is there, but it is
+            never a reason to abandon before the deadline: it may come back with its update.
+        reason: code of the site that has just declined.
+    """
+    deadline = rules.federation.deadline_s
+    overdue = now >= phase.opened + deadline
+    complete = len(phase.reported) >= min(phase.size, len(phase.cohort)) and phase.required <= phase.reported
+    if complete or (
+        phase.quorum_at is not None
+        and (overdue or not hoped_for or now >= phase.quorum_at + rules.federation.grace * deadline)
+    ):
+        closed = Aggregating(
+            phase.round, phase.attempt, phase.reported, phase.quorum, phase.required, tries=phase.tries
+        )
+        return closed, [Aggregate(closed, complete)]
+    if overdue:
+        too_few = f"{len(phase.reported)} updates at the deadline, quorum {phase.quorum}"
+        return _abandon(rules, phase, f"{too_few}{missing(phase.required - phase.reported)}")
+    if len(phase.cohort - phase.failed) < phase.quorum or phase.failed & phase.required:
+        last = f" (the last: {reason})" if reason else ""
+        failed = f"{len(phase.failed)} of {len(phase.cohort)} sites cannot do the task{last}"
+        again_at = now + rules.pause(phase.round, phase.tries + 1)
+        return _abandon(rules, phase, f"{failed}{missing(phase.failed & phase.required)}", again_at)
+    return phase, []
+
+
+def missing(required: Collection[SiteId]) -> str:
+    """The end of a reason that names sites which must take part and do not."""
+    return f"; without {', '.join(sorted(required))} no round counts" if required else ""
+
+
+def _abandon(rules: Rules, phase: Collecting | Aggregating, why: str, again_at: float = 0.0) -> Step:
+    given_up, tries = Abandon(phase.round, phase.attempt, why), phase.tries + 1
+    if tries < rules.federation.attempts:
+        return Idle(phase.round, tries, again_at=again_at), [given_up]
+    finished, effects = _finish(f"round {phase.round} was abandoned {tries} times: {why}", Outcome.FAILED)
+    return finished, [given_up, *effects]
+
+
+def _after_aggregation(rules: Rules, phase: Aggregating, event: Within) -> Step:
+    match event:
+        case Aggregated():
+            return _score_if_due(rules, phase, event)
+        case Insufficient(reason):
+            return _abandon(rules, phase, reason)
+        case Tick() | Arrived() | Declined() | Scored():
+            return phase, []
+        case _:
+            assert_never(event)
+
+
+def _score_if_due(rules: Rules, phase: Aggregating, event: Aggregated) -> Step:
+    every, personal = rules.federation.score_every, rules.federation.personal_every
+    scorers = event.evaluators if rules.due(phase.round, every) else NOBODY
+    if rules.due(phase.round, every if personal is None else personal):
+        scorers |= event.trainers
+    if not scorers:
+        return _next(rules, phase.round)
+    evaluating = Evaluating(phase.round, scorers, event.now)
+    return evaluating, [Score(evaluating)]
+
+
+def _evaluate(rules: Rules, phase: Evaluating, event: Within) -> Step:
+    match event:
+        case Scored(site) | Declined(site):
+            left = replace(phase, awaited=phase.awaited - {site})
+            return (left, []) if left.awaited else _next(rules, phase.round)
+        case Tick():
+            alive = phase.awaited & (event.trainers | event.evaluators)
+            overdue = event.now >= phase.opened + rules.federation.score_deadline_s
+            return _next(rules, phase.round) if overdue or not alive else (phase, [])
+        case Arrived() | Aggregated() | Insufficient():
+            return phase, []
+        case _:
+            assert_never(event)
+
+
+def _next(rules: Rules, done: int) -> Step:
+    if done >= rules.rounds:
+        return _finish("completed", Outcome.COMPLETED)
+    return Idle(done + 1), []
+
+
+def _finish(reason: str, outcome: Outcome) -> Step:
+    finished = Finished(reason, outcome)
+    return finished, [Finish(finished)]

@@ -1,0 +1,1 @@
+"""The gRPC edge: services, interceptor, limits of memory and threads; the only room that imports grpc."""

@@ -1,0 +1,223 @@
+"""The wire as the server sees it: what sites call.
+
+Nothing heavy runs on the event loop. The coordinator lives on one thread (`control`), chunks are read and written on
+others (`transfer`), and aggregation has its own (`work`): gRPC's keepalive cannot see a blocked loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, TypeVar
+
+import structlog
+from google_crc32c import value as crc32c
+
+from protofed.common import codec
+from protofed.common.codec import Digest
+from protofed.common.errors import CodecError, Conflict, Denied, Incomplete, OverQuota, ProtocolError, StateError
+from protofed.common.failpoint import reach
+from protofed.common.payload import Part, SiteId, TensorSpec
+from protofed.common.protocol import wire
+from protofed.common.protocol.messages import Assignment, Hold, Manifest, Verdict, Wait
+from protofed.common.version import VERSION
+from protofed.protos.v1 import federation_pb2 as pb
+from protofed.protos.v1 import federation_pb2_grpc as rpc
+from protofed.server.metrics import Meters
+from protofed.server.rounds.run_queue import Runs
+from protofed.server.rounds.screening import Fault
+from protofed.server.rpc.executors import Bells, Threads
+from protofed.server.rpc.memory_guard import Shedding
+from protofed.server.storage.blobs import FolderBlobs
+from protofed.server.storage.uploads import Upload
+
+log = structlog.get_logger()
+T = TypeVar("T")
+LONGEST_WAIT_S = 20.0
+UPLOADS_KEPT_S = 24 * 3600.0  # unfinished ones, without a chunk
+
+
+@dataclass(frozen=True)
+class _Announced:
+    """An upload that was begun: where it belongs and what it will be."""
+
+    upload: Upload
+    run: str
+    round: int
+    base: Digest | None
+    manifest: Manifest
+    resumed: int = 0  # chunks that an earlier try left, as far as they were counted
+
+
+class Service(rpc.FederationServicer):
+    """Federation calls, each a few lines around the coordinator."""
+
+    def __init__(
+        self, runs: Runs, blobs: FolderBlobs, threads: Threads, bells: Bells, shedding: Shedding, meters: Meters
+    ) -> None:
+        self._runs, self._blobs, self._threads, self._bells = runs, blobs, threads, bells
+        self._shedding, self._meters = shedding, meters
+        self._shares = lru_cache(maxsize=256)(self._read_shares)
+        self._uploads: dict[str, _Announced] = {}
+
+    async def Enroll(self, request: pb.EnrollRequest, context: Any) -> pb.EnrollReply:
+        site, instance = _caller(request.caller)
+        roles = [wire.role.unpack(number) for number in request.roles]
+        if not roles:
+            raise ProtocolError("a daemon offers at least one role")
+        software, hold = request.software[:40], wire.unpack_hold(request.hold)
+        said = (request.protocol, software, VERSION, roles, hold)
+        answer = await self._control(self._runs.enroll, site, instance, *said)
+        if isinstance(answer, Assignment) and hold is Hold.NONE:  # a daemon that waits asks every few seconds
+            log.info("enrolled", site=site, run=answer.run, roles=[role.value for role in roles], software=software)
+        reach("enroll-answered")
+        return wire.pack_enrolled(answer)
+
+    async def NextTask(self, request: pb.NextTaskRequest, context: Any) -> pb.NextTaskReply:
+        site, instance = _caller(request.caller)
+        clock = asyncio.get_running_loop().time
+        until = clock() + min(max(0.0, request.wait_s), LONGEST_WAIT_S)  # NaN is 0, too
+        while True:
+            bell = self._bells.of(site)
+            answer = await self._control(self._runs.next_task, wire.read_id(request.run), site, instance)
+            if not isinstance(answer, Wait) or clock() >= until:
+                return wire.pack_next(answer)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(bell.wait(), until - clock())
+
+    async def Heartbeat(self, request: pb.HeartbeatRequest, context: Any) -> pb.HeartbeatReply:
+        site, instance = _caller(request.caller)
+        progress = wire.unpack_progress(request)
+        signal = await self._control(self._runs.heartbeat, wire.read_id(request.run), site, instance, progress)
+        return pb.HeartbeatReply(signal=wire.signal.pack(signal))
+
+    async def GetChunk(self, request: pb.GetChunkRequest, context: Any) -> pb.Chunk:
+        site, _ = _caller(request.caller)
+        digest = wire.read_digest(request.digest)
+        if not self._runs.may_fetch(wire.read_id(request.run), site, digest):
+            raise Denied("this blob is not part of the site's current task")
+        data = await self._transfer(self._blobs.chunk, digest, request.index)
+        if not data:
+            raise ProtocolError(f"chunk {request.index} lies behind the end of the blob")
+        self._meters.moved("out", await self._transfer(self._shares, digest), len(data))
+        return pb.Chunk(index=request.index, data=data, crc32c=crc32c(data))
+
+    async def BeginUpload(self, request: pb.UploadManifest, context: Any) -> pb.UploadTicket:
+        site, instance = _caller(request.caller)
+        manifest, nonce, run = wire.unpack_manifest(request), wire.read_id(request.nonce), wire.read_id(request.run)
+        base = wire.read_digest(request.base) if request.base else None
+        coordinator = await self._control(self._runs.of, run)
+        receipt = await self._control(coordinator.begin, site, instance, nonce, request.round, base, manifest)
+        if receipt is not None:
+            await self._close(site, nonce, receipt.verdict)
+            return pb.UploadTicket(receipt=wire.pack_receipt(receipt))
+        if await self._transfer(self._shedding.short):
+            raise OverQuota("the server is short of memory; try again later")
+        await self._transfer(self._blobs.uploads.drop_but, site, nonce)  # a site has one open invitation at a time
+        upload = Upload(site, nonce, manifest.digest)  # the same after a restart, so that chunks are found again
+        held = await self._transfer(self._blobs.uploads.begin, upload, manifest.total)
+        self._uploads[str(upload)] = _Announced(upload, run, request.round, base, manifest, self._resumed(upload, held))
+        return pb.UploadTicket(upload=pb.Upload(id=str(upload), held=sorted(held)))
+
+    async def PutChunk(self, request: pb.Chunk, context: Any) -> pb.ChunkAck:
+        known = self._announced(_caller(request.caller)[0], request.upload)
+        write = self._blobs.uploads.write
+        try:
+            await self._transfer(write, known.upload, request.index, request.data, request.crc32c)
+        except Conflict as error:
+            whose = {"site": known.upload.site, "nonce": known.upload.nonce}
+            log.error("equivocation", run=known.run, round=known.round, **whose, why=str(error))
+            raise
+        self._meters.moved("in", _shares(known.manifest.tensors), len(request.data))
+        return pb.ChunkAck()
+
+    async def CommitUpload(self, request: pb.CommitRequest, context: Any) -> pb.Receipt:
+        site, instance = _caller(request.caller)
+        announced = self._announced(site, request.upload)
+        manifest, nonce = announced.manifest, announced.upload.nonce
+        if (request.run, request.round, request.nonce, request.digest) != (
+            announced.run,
+            announced.round,
+            nonce,
+            manifest.digest,
+        ):
+            raise ProtocolError("this names another run, round, task or digest than the upload was begun with")
+        coordinator = await self._control(self._runs.of, announced.run)
+        data = await self._transfer(self._blobs.seal, announced.upload)
+        norm = await self._transfer(coordinator.examine, data, manifest, announced.base)
+        if isinstance(norm, Fault):
+            receipt = await self._control(coordinator.refuse, site, nonce, manifest, norm)
+        else:
+            weight = request.weight if request.HasField("weight") else None
+            metrics = dict(request.metrics)
+            receipt = await self._control(coordinator.commit, site, instance, nonce, manifest, metrics, weight, norm)
+        self._uploads.pop(request.upload, None)
+        reach("commit-recorded")
+        await self._close(site, nonce, receipt.verdict)
+        return wire.pack_receipt(receipt)
+
+    async def ReportScores(self, request: pb.ScoresRequest, context: Any) -> pb.Ack:
+        site, instance = _caller(request.caller)
+        coordinator = await self._control(self._runs.of, wire.read_id(request.run))
+        await self._control(
+            coordinator.report_scores, site, instance, wire.read_id(request.nonce), dict(request.scores)
+        )
+        return pb.Ack()
+
+    async def collect(self) -> None:
+        """Forget uploads that nobody goes on with."""
+        if gone := await self._transfer(self._blobs.uploads.collect, UPLOADS_KEPT_S, time.time()):
+            log.info("unfinished uploads collected", uploads=gone)
+        self._forget()
+
+    async def _close(self, site: SiteId, nonce: str, verdict: Verdict) -> None:
+        """Every verdict but INVALID closes an invitation: what else was begun for it can never count."""
+        if verdict is not Verdict.INVALID:
+            await self._transfer(self._blobs.uploads.drop_of, site, nonce)
+            self._forget()
+
+    def _forget(self) -> None:
+        self._uploads = {name: known for name, known in self._uploads.items() if known.upload in self._blobs.uploads}
+
+    def _resumed(self, upload: Upload, held: Collection[int]) -> int:
+        """How many chunks are there already; each is counted once, however often an upload is begun again."""
+        known = self._uploads.get(str(upload))
+        self._meters.resumed(max(0, len(held) - (known.resumed if known else 0)))
+        return len(held)
+
+    def _read_shares(self, address: Digest) -> Mapping[Part, float]:
+        """What parts a blob has; nothing of one that cannot be read, whose sites are told so otherwise."""
+        try:
+            beginning = self._blobs.chunk(address, 0) + self._blobs.chunk(address, 1)  # longer than any header
+            return _shares(codec.named(beginning))
+        except (CodecError, StateError):
+            return {}
+
+    def _announced(self, site: SiteId, upload: str) -> _Announced:
+        announced = self._uploads.get(upload)
+        if announced is None or announced.upload.site != site:
+            raise Incomplete("no such upload of this site; begin it again")
+        return announced
+
+    async def _control(self, function: Callable[..., T], *arguments: Any) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._threads.control, function, *arguments)
+
+    async def _transfer(self, function: Callable[..., T], *arguments: Any) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._threads.transfer, function, *arguments)
+
+
+def _shares(specs: Iterable[TensorSpec]) -> Mapping[Part, float]:
+    """Of a blob's numbers, by part."""
+    sizes: dict[Part, int] = {}
+    for spec in specs:
+        sizes[spec.part] = sizes.get(spec.part, 0) + spec.nbytes
+    total = sum(sizes.values())
+    return {part: size / total for part, size in sizes.items()} if total else {}
+
+
+def _caller(caller: pb.Caller) -> tuple[SiteId, str]:
+    return wire.read_id(caller.site), wire.read_id(caller.instance)

@@ -1,0 +1,1 @@
+"""What survives a restart: ledger, blobs, unfinished uploads and their migrations."""

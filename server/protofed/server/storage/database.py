@@ -1,0 +1,149 @@
+"""The ledger's database: durable, one server's, checked and of the newest version before anything is read from it."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Connection, Engine, create_engine, event
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
+from sqlalchemy.pool import StaticPool
+
+from protofed.common.errors import ConfigError, StateError
+from protofed.common.storage import files as archive
+from protofed.server.storage import migrate as versions
+from protofed.server.storage import postgres
+from protofed.server.storage.database_errors import state_error as state_error
+from protofed.server.storage.filesystem import network_type_of
+
+LEDGER_FILE = "ledger.sqlite"  # of a state folder
+BUSY_MS = 5000  # how long a write waits for another one
+
+
+def open_ledger(url: str) -> Engine:
+    """For the one server that writes: SQLite in memory (`sqlite://`) or in a file, or PostgreSQL.
+
+    An empty database gets a ledger, an older ledger becomes the newest; of a file, a copy is kept beside it.
+
+    Raises:
+        ConfigError: the URL cannot be used.
+        StateError: the database is damaged, another process's, newer than this software or on a network file system.
+    """
+    engine = _engine(url)
+    try:
+        if engine.dialect.name == "postgresql":
+            postgres.hold(engine)
+        elif file := _file(engine.url):
+            _refuse_network(file)
+            event.listen(engine, "connect", _durable)
+            event.listen(engine, "begin", lambda connection: connection.exec_driver_sql("BEGIN IMMEDIATE"))
+        with engine.begin() as connection:  # all or nothing: a ledger that is refused stays as it was
+            check(connection)
+            _renew(connection, engine.url)
+    except SQLAlchemyError as error:
+        engine.dispose()
+        raise state_error(error) from error
+    except BaseException:
+        engine.dispose()
+        raise
+    return engine
+
+
+def open_engine(url: str, *, still: bool = False) -> Engine:
+    """For a process that looks on: it can write nothing, and is not kept out by the server.
+
+    Args:
+        still: nobody writes to the file meanwhile, and SQLite makes not even its own files beside it.
+    """
+    engine = _engine(url, looking=True, still=still)
+    if engine.dialect.name == "postgresql":
+        event.listen(engine, "connect", postgres.look)
+    return engine
+
+
+def check(connection: Connection) -> None:
+    """A damaged file is found at the start, not in the middle of a round."""
+    if connection.dialect.name == "sqlite":
+        found = connection.exec_driver_sql("PRAGMA integrity_check").scalar()
+        if found != "ok":
+            raise StateError(f"the ledger is damaged: {found}; restore the state folder from a backup")
+
+
+def backup_of(file: Path) -> Path:
+    """Where the ledger is kept as it was before this software made a newer version of it."""
+    return file.with_name(f"{file.name}.before-{versions.NEWEST}")
+
+
+def _engine(url: str, *, looking: bool = False, still: bool = False) -> Engine:
+    try:
+        parsed = make_url(url)
+        if parsed.get_backend_name() == "postgresql":
+            return create_engine(parsed, connect_args={"connect_timeout": 10})
+        if parsed.get_backend_name() != "sqlite":
+            raise ConfigError(f"a ledger is kept in SQLite or PostgreSQL, not in {parsed.get_backend_name()}")
+        file = _file(parsed)
+        if file is None:
+            return create_engine(parsed, poolclass=StaticPool, connect_args={"check_same_thread": False})
+        return create_engine(parsed, creator=lambda: _looking(file, still)) if looking else create_engine(parsed)
+    except ImportError as error:
+        raise ConfigError(f"the database's driver is missing ({error}); install protofed[postgres]") from error
+    except (ArgumentError, NoSuchModuleError) as error:
+        raise ConfigError(
+            "the ledger's database cannot be used; expected sqlite:///PATH or postgresql+psycopg://USER@HOST/NAME"
+        ) from error
+
+
+def _file(url: URL) -> Path | None:
+    return Path(url.database) if url.database not in (None, "", ":memory:") else None
+
+
+def _looking(file: Path, still: bool = False) -> sqlite3.Connection:
+    how = "?mode=ro&immutable=1" if still else "?mode=ro"
+    return sqlite3.connect(f"{file.absolute().as_uri()}{how}", uri=True, check_same_thread=False)
+
+
+def _durable(connection: Any, _record: Any) -> None:
+    connection.isolation_level = None  # SQLAlchemy's own BEGIN IMMEDIATE opens transactions, not the driver
+    for pragma in (f"busy_timeout={BUSY_MS}", "journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
+        connection.execute(f"PRAGMA {pragma}")
+
+
+def _refuse_network(file: Path) -> None:
+    if kind := network_type_of(file.parent):
+        raise StateError(
+            f"{file.parent} is on a network file system ({kind}), where SQLite loses writes; "
+            "keep the state folder on a local disk, or the ledger in PostgreSQL"
+        )
+
+
+def _renew(connection: Connection, url: URL) -> None:
+    version = versions.found(connection)
+    if version is None:
+        versions.create(connection)
+    elif version != versions.NEWEST:
+        if connection.dialect.name == "sqlite" and (file := _file(url)):
+            _back_up(file)
+        versions.upgrade(connection, version)
+
+
+def _back_up(file: Path) -> None:
+    """Copy what is committed; our own transaction is open meanwhile, so that nobody else writes."""
+    target = backup_of(file)
+    temporary = target.with_name(f"{archive.TEMPORARY}{target.name}")
+    try:
+        temporary.unlink(missing_ok=True)
+        with closing(_looking(file)) as source, closing(sqlite3.connect(temporary)) as copy:
+            source.backup(copy)
+            copy.execute("PRAGMA journal_mode=DELETE")  # one file, with nothing beside it
+        with temporary.open("rb") as written:
+            os.fsync(written.fileno())
+        os.replace(temporary, target)
+        archive.sync_folder(target.parent)
+    except OSError as error:
+        raise archive.write_error(target, error) from error
+    except sqlite3.Error as error:
+        raise StateError(f"cannot copy the ledger to {target}: {error}; free space, or check the disk") from error

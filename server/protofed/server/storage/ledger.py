@@ -1,0 +1,226 @@
+"""The ledger: what the server has promised and decided, durable before anyone is told. State is a function of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, fields
+from typing import Any
+
+from sqlalchemy import func, insert, select, update
+
+from protofed.common.codec import Digest
+from protofed.common.errors import StateError
+from protofed.common.payload import SiteId
+from protofed.common.protocol.messages import Receipt, Scores, TaskKind, Verdict
+from protofed.server.rounds.phases import Outcome
+from protofed.server.storage import schema as db
+from protofed.server.storage.rows import CertificateRow, RoundRow, TaskRow, UpdateRow
+from protofed.server.storage.transactions import Promises
+
+OPEN = ("invited", "started")
+
+
+class Ledger(Promises):
+    """SQLite (or another database by URL) through SQLAlchemy Core; one writer.
+
+    Raises:
+        StateError: from every method: the database is damaged, locked, of another version or out of space.
+    """
+
+    # Sites
+
+    def enroll(self, site: SiteId, roles: Sequence[str]) -> None:
+        """Remember a site and what it offers."""
+        with self._write() as connection:
+            known = connection.execute(update(db.sites).where(db.sites.c.site == site).values(roles=list(roles)))
+            if known.rowcount == 0:
+                connection.execute(insert(db.sites).values(site=site, roles=list(roles)))
+
+    def exclude(self, site: SiteId, reason: str | None) -> None:
+        """Keep a site out; None: let it in again."""
+        with self._write() as connection:
+            connection.execute(update(db.sites).where(db.sites.c.site == site).values(excluded=reason))
+        self._promise("excluded" if reason is not None else "admitted", site=site, reason=reason)
+
+    # Certificates
+
+    def register(self, row: CertificateRow) -> None:
+        """Let a certificate call."""
+        with self._write() as connection:
+            connection.execute(insert(db.certificates).values(**asdict(row)))
+        self._promise("certificate-registered", fingerprint=row.fingerprint, party=row.party, name=row.name)
+
+    def revoke(self, row: CertificateRow) -> None:
+        """Let a certificate call no more."""
+        gone = {"revoked_at": row.revoked_at, "reason": row.reason}
+        here = db.certificates.c.fingerprint == row.fingerprint
+        with self._write() as connection:
+            connection.execute(update(db.certificates).where(here).values(**gone))
+        who = {"fingerprint": row.fingerprint, "party": row.party, "name": row.name}
+        self._promise("certificate-revoked", **who, reason=row.reason)
+
+    # Runs
+
+    def begin_run(self, run: str, fingerprint: Digest, recipe: str) -> None:
+        """Write down a run before its first round; it is the last one in the queue."""
+        with self._write() as connection:
+            last = connection.execute(select(func.max(db.runs.c.position))).scalar() or 0
+            values = {"run": run, "fingerprint": fingerprint, "recipe": recipe, "began_at": time.time()}
+            connection.execute(insert(db.runs).values(**values, position=last + 1))
+        self._promise("run-began", run=run, fingerprint=fingerprint)
+
+    def pause(self, run: str, *, paused: bool) -> None:
+        """Open no round of a run, or do again."""
+        with self._write() as connection:
+            connection.execute(update(db.runs).where(db.runs.c.run == run).values(paused=paused))
+        self._promise("paused" if paused else "resumed", run=run)
+
+    def end_run(self, run: str, reason: str, outcome: Outcome) -> None:
+        """Write down how a run ended; what was open of it is late."""
+        values = {"ended_at": time.time(), "outcome": outcome, "reason": reason}
+        silent = (db.tasks.c.run == run) & db.tasks.c.fate.in_(OPEN)
+        with self._write() as connection:
+            connection.execute(update(db.runs).where(db.runs.c.run == run).values(**values))
+            connection.execute(update(db.tasks).where(silent).values(fate="late", reason="the run ended"))
+        self._promise("run-ended", run=run, outcome=outcome, reason=reason)
+
+    def roll_back(self, run: str, to: int) -> None:
+        """Put aside what a run did after a round; if it had ended, it goes on, as the last one in the queue."""
+        later = (db.rounds.c.run == run) & (db.rounds.c.round > to)
+        silent = (db.tasks.c.run == run) & db.tasks.c.fate.in_(OPEN)
+        with self._write() as connection:
+            last = connection.execute(select(func.max(db.runs.c.position))).scalar_one()
+            again = {"ended_at": None, "outcome": None, "reason": None, "position": last + 1}
+            connection.execute(update(db.rounds).where(later).values(rolled_back=True))
+            connection.execute(update(db.tasks).where(silent).values(fate="late", reason=f"rolled back to round {to}"))
+            ended = (db.runs.c.run == run) & db.runs.c.ended_at.is_not(None)
+            connection.execute(update(db.runs).where(ended).values(**again))
+        self._promise("rolled-back", run=run, round=to)
+
+    # Rounds
+
+    def open_round(self, row: RoundRow, tasks: Sequence[TaskRow]) -> None:
+        """Write down an attempt and its invitations, all or nothing."""
+        with self._write() as connection:
+            values = {"run": row.run, "round": row.round, "attempt": row.attempt, "size": row.size}
+            connection.execute(insert(db.rounds).values(**values, quorum=row.quorum, opened_at=time.time()))
+            connection.execute(insert(db.tasks), [_columns(task) for task in tasks])
+
+    def begin_aggregation(self, run: str, round: int, attempt: int) -> int:
+        """Note that the aggregation of an attempt is begun; how many times that was."""
+        here = (db.rounds.c.run == run) & (db.rounds.c.round == round) & (db.rounds.c.attempt == attempt)
+        with self._write() as connection:
+            connection.execute(update(db.rounds).where(here).values(aggregations=db.rounds.c.aggregations + 1))
+            return int(connection.execute(select(db.rounds.c.aggregations).where(here)).scalar_one())
+
+    def set_aside(self, update_row: UpdateRow, reason: str) -> None:
+        """Leave an accepted update out of the aggregation; it stays where it is."""
+        nonce = update_row.task.nonce
+        accepted = (db.updates.c.nonce == nonce) & (db.updates.c.verdict == Verdict.ACCEPTED)
+        with self._write() as connection:
+            connection.execute(update(db.updates).where(accepted).values(set_aside=reason))
+            of_site = update(db.tasks).where(db.tasks.c.nonce == nonce)
+            connection.execute(of_site.values(fate="set-aside", reason=reason))
+        self._promise("set-aside", run=update_row.task.run, nonce=nonce, site=update_row.task.site, reason=reason)
+
+    def publish(
+        self,
+        run: str,
+        round: int,
+        attempt: int,
+        state: Digest,
+        *,
+        complete: bool,
+        fate: str | None = None,
+        silent: Mapping[SiteId, str] | None = None,
+        figures: Mapping[str, float] | None = None,
+    ) -> None:
+        """Close an attempt with the state that it gave; `silent` says of sites that did not report what they did.
+
+        Args:
+            fate: theirs; None: not-needed if the round is complete, or else late.
+        """
+        fate = fate or ("not-needed" if complete else "late")
+        found: dict[str, Any] = {"state": state, "complete": complete, "figures": dict(figures or {})}
+        self._close(run, round, attempt, fate, silent or {}, **found)
+        self._promise("published", run=run, round=round, attempt=attempt, state=state, complete=complete)
+
+    def abandon(
+        self, run: str, round: int, attempt: int, reason: str, silent: Mapping[SiteId, str] | None = None
+    ) -> None:
+        """Close an attempt that gave none."""
+        self._close(run, round, attempt, "late", silent or {}, abandoned=reason)
+        self._promise("abandoned", run=run, round=round, attempt=attempt, reason=reason)
+
+    def _close(
+        self, run: str, round: int, attempt: int, fate: str, silent: Mapping[SiteId, str], **values: Any
+    ) -> None:
+        here, theirs = (
+            (table.c.run == run) & (table.c.round == round) & (table.c.attempt == attempt)
+            for table in (db.rounds, db.tasks)
+        )
+        still_open = theirs & db.tasks.c.fate.in_(OPEN)
+        with self._write() as connection:
+            connection.execute(update(db.rounds).where(here).values(closed_at=time.time(), **values))
+            for site, reason in silent.items():
+                of_site = still_open & (db.tasks.c.site == site)
+                connection.execute(update(db.tasks).where(of_site).values(fate=fate, reason=reason))
+            connection.execute(update(db.tasks).where(still_open).values(fate=fate))
+
+    def mark_scored(self, run: str, round: int) -> None:
+        """Nobody is asked for this round's scores any more."""
+        here = (db.rounds.c.run == run) & (db.rounds.c.round == round) & db.rounds.c.state.is_not(None)
+        theirs = (db.tasks.c.run == run) & (db.tasks.c.round == round) & (db.tasks.c.kind == TaskKind.SCORE)
+        with self._write() as connection:
+            connection.execute(update(db.rounds).where(here).values(scored=True))
+            connection.execute(update(db.tasks).where(theirs & db.tasks.c.fate.in_(OPEN)).values(fate="late"))
+
+    # Tasks
+
+    def invite(self, tasks: Sequence[TaskRow]) -> None:
+        """Write down invitations outside a round's opening (to score)."""
+        with self._write() as connection:
+            connection.execute(insert(db.tasks), [_columns(task) for task in tasks])
+
+    def set_fate(self, nonce: str, fate: str, reason: str = "") -> None:
+        """What became of an invitation that is open; one whose update stands here already stays reported."""
+        still_open = (db.tasks.c.nonce == nonce) & db.tasks.c.fate.in_(OPEN)
+        with self._write() as connection:
+            connection.execute(update(db.tasks).where(still_open).values(fate=fate, reason=reason))
+
+    # Updates and scores
+
+    def judge(self, row: UpdateRow) -> Receipt:
+        """Write down a verdict; an accepted update counts from here on.
+
+        The same accepted update may come again: its promise was lost with a journal that could not be written.
+        """
+        receipt, task = row.receipt(), row.task
+        if row.verdict is Verdict.ACCEPTED and (counted := self.accepted(task)) is not None:
+            if counted.digest != row.digest:
+                raise StateError(f"two updates for one invitation of {task.site} in round {task.round}")
+            self.settle_promises()
+            return counted.receipt()
+        facts = {"run": task.run, "round": task.round, "attempt": task.attempt, "site": task.site, "nonce": task.nonce}
+        facts |= {"verdict": row.verdict, "code": row.code, "reason": row.reason}
+        facts |= {"digest": row.digest, "bytes": row.bytes, "seal": receipt.seal}
+        taken = {"metrics": dict(row.metrics), "weight": row.weight, "norm": row.norm, "at": time.time()}
+        with self._write() as connection:
+            connection.execute(insert(db.updates).values(**facts, **taken))
+            if row.verdict is Verdict.ACCEPTED:
+                connection.execute(update(db.tasks).where(db.tasks.c.nonce == task.nonce).values(fate="reported"))
+        self._promise("verdict", **facts)
+        return receipt
+
+    def add_scores(self, task: TaskRow, scores: Scores) -> None:
+        """Write down a site's scores of a round."""
+        of_task = {"run": task.run, "round": task.round, "attempt": task.attempt, "site": task.site}
+        with self._write() as connection:
+            if scores:
+                connection.execute(insert(db.scores), [{**of_task, "name": n, "value": v} for n, v in scores.items()])
+            connection.execute(update(db.tasks).where(db.tasks.c.nonce == task.nonce).values(fate="reported"))
+
+
+def _columns(task: TaskRow) -> dict[str, Any]:
+    return {name: getattr(task, name) for name in [field.name for field in fields(TaskRow)]}

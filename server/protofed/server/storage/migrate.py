@@ -1,0 +1,72 @@
+"""The ledger's versions: which one a database has, and how it gets the newest. The steps are in `migrations/`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sqlalchemy import Column, Connection, Integer, MetaData, String, Table, inspect
+
+from protofed.common.errors import StateError
+from protofed.common.version import VERSION
+from protofed.server.storage.schema import metadata
+
+KNOWN = ("0001", "0002", "0003", "0004")
+NEWEST = KNOWN[-1]
+_marks = Table("alembic_version", MetaData(), Column("version_num", String(32), primary_key=True))  # Alembic's own
+_counts = Table("meta", MetaData(), Column("schema", Integer))  # of protofed 0.1; it made only version 1
+
+
+def found(connection: Connection) -> str | None:
+    """The version of a database; None: there is no ledger in it.
+
+    Raises:
+        StateError: it has one that this software does not know, or tables that are not a ledger's.
+    """
+    names = set(inspect(connection).get_table_names())
+    if not names & {*metadata.tables, _counts.name, _marks.name}:
+        return None
+    version = _written(connection, names)
+    if version is None:
+        raise StateError("the database has tables but no ledger's version; give the ledger a database of its own")
+    if version not in KNOWN:
+        raise StateError(
+            f"the ledger has version {version}, protofed {VERSION} reads versions up to {NEWEST}; "
+            "use the newer protofed that wrote it"
+        )
+    return version
+
+
+def _written(connection: Connection, names: set[str]) -> str | None:
+    if _marks.name in names:
+        return connection.execute(_marks.select()).scalar()
+    if _counts.name in names:
+        count = connection.execute(_counts.select()).scalar()
+        return KNOWN[0] if count == 1 else f"schema {count}"
+    return None
+
+
+def create(connection: Connection) -> None:
+    """A ledger in an empty database; everything or, if the transaction is not committed, nothing."""
+    if connection.dialect.name != "sqlite":
+        upgrade(connection, None)  # which knows what a database's own language would do to the order of sites
+        return
+    metadata.create_all(connection)
+    _mark(connection, NEWEST)
+
+
+def upgrade(connection: Connection, version: str | None, to: str = NEWEST) -> None:
+    """Make version `to` of a ledger of that version (None: of nothing), in the transaction of the connection."""
+    from alembic import command  # half a second, once in a ledger's life
+    from alembic.config import Config
+
+    if version is not None and not inspect(connection).has_table(_marks.name):
+        _mark(connection, version)
+    config = Config()
+    config.set_main_option("script_location", str(Path(__file__).with_name("migrations")).replace("%", "%%"))
+    config.attributes["connection"] = connection
+    command.upgrade(config, to)
+
+
+def _mark(connection: Connection, version: str) -> None:
+    _marks.create(connection)
+    connection.execute(_marks.insert().values(version_num=version))

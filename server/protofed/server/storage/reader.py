@@ -1,0 +1,229 @@
+"""What the ledger says: its rows, read-only. A second process may look on while the server writes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from sqlalchemy import Engine, Row, and_, func, select
+from sqlalchemy.exc import SQLAlchemyError
+
+from protofed.common.codec import Digest
+from protofed.common.payload import SiteId
+from protofed.common.protocol.messages import TaskKind, Verdict
+from protofed.server.rounds.phases import Outcome
+from protofed.server.storage import schema as db
+from protofed.server.storage.database import open_engine, state_error
+from protofed.server.storage.rows import CertificateRow, RoundRow, RunRow, TaskRow, UpdateRow
+
+
+class Records:
+    """A ledger's rows; times are seconds of the Unix epoch.
+
+    Raises:
+        StateError: from every method: the database is damaged, locked or not there.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._engine: Engine = open_engine(url)
+
+    def close(self) -> None:
+        """Release the database."""
+        self._engine.dispose()
+
+    def sites(self) -> dict[SiteId, list[str]]:
+        """Every site that ever enrolled, with its roles."""
+        return {row.site: row.roles for row in self._read(select(db.sites).order_by(db.sites.c.site))}
+
+    def excluded(self) -> dict[SiteId, str]:
+        """The sites that the operator has excluded, and why."""
+        query = select(db.sites).where(db.sites.c.excluded.is_not(None))
+        return {row.site: row.excluded for row in self._read(query)}
+
+    def certificates(self) -> list[CertificateRow]:
+        """Every certificate that was ever registered."""
+        return [CertificateRow(**row._mapping) for row in self._read(select(db.certificates))]
+
+    def run(self, run: str) -> RunRow | None:
+        """A run, if the ledger knows it."""
+        rows = self._read(select(db.runs).where(db.runs.c.run == run))
+        return _run(rows[0]) if rows else None
+
+    def runs(self) -> list[RunRow]:
+        """All runs in the order of the queue."""
+        return [_run(row) for row in self._read(select(db.runs).order_by(db.runs.c.position))]
+
+    def rounds(self, run: str, *, rolled_back: bool = False) -> list[RoundRow]:
+        """The attempts of a run, in order; on demand also those that were rolled back."""
+        query = select(db.rounds).where(db.rounds.c.run == run).order_by(db.rounds.c.round, db.rounds.c.attempt)
+        if not rolled_back:
+            query = query.where(~db.rounds.c.rolled_back)
+        return [_round(row) for row in self._read(query)]
+
+    def newest(self, run: str, *, published: bool = False, scored: bool = False) -> RoundRow | None:
+        """The newest attempt of a run that was not rolled back; the newest that published, or was scored, on demand."""
+        query = select(db.rounds).where(db.rounds.c.run == run, ~db.rounds.c.rolled_back)
+        if published or scored:
+            query = query.where(db.rounds.c.state.is_not(None))
+        if scored:
+            query = query.where(db.rounds.c.scored)
+        rows = self._read(query.order_by(db.rounds.c.round.desc(), db.rounds.c.attempt.desc()).limit(1))
+        return _round(rows[0]) if rows else None
+
+    def attempts(self, run: str, round: int) -> int:
+        """How many attempts at a round there were, those that were rolled back among them."""
+        query = select(func.count()).select_from(db.rounds).where(db.rounds.c.run == run, db.rounds.c.round == round)
+        return int(self._read(query)[0][0])
+
+    def task(self, nonce: str) -> TaskRow | None:
+        """The invitation of that nonce, if there was one."""
+        rows = self._read(select(db.tasks).where(db.tasks.c.nonce == nonce))
+        return _task(rows[0]) if rows else None
+
+    def tasks(self, run: str, round: int | range | None = None, attempt: int | None = None) -> list[TaskRow]:
+        """The invitations of a run (of a round or some, of one attempt), in the order of rounds and sites."""
+        query = _narrowed(db.tasks, run, round, attempt)
+        order = (db.tasks.c.round, db.tasks.c.attempt, db.tasks.c.site, db.tasks.c.kind)
+        return [_task(row) for row in self._read(query.order_by(*order))]
+
+    def accepted(self, task: TaskRow) -> UpdateRow | None:
+        """The accepted update of an invitation, if there is one."""
+        query = select(db.updates).where(db.updates.c.nonce == task.nonce, db.updates.c.verdict == Verdict.ACCEPTED)
+        rows = self._read(query)
+        return _update(rows[0], task) if rows else None
+
+    def updates(self, run: str, round: int | range | None = None, attempt: int | None = None) -> list[UpdateRow]:
+        """All commits of a run (of a round or some, of one attempt) by rounds and sites, the refused ones too."""
+        tasks = {task.nonce: task for task in self.tasks(run, round, attempt)}
+        order = (db.updates.c.round, db.updates.c.attempt, db.updates.c.site, db.updates.c.id)
+        rows = self._read(_narrowed(db.updates, run, round, attempt).order_by(*order))
+        return [_update(row, tasks[row.nonce]) for row in rows]
+
+    def refused(self, nonce: str) -> int:
+        """How many updates were refused for an invitation."""
+        query = select(func.count()).select_from(db.updates).where(db.updates.c.nonce == nonce)
+        return int(self._read(query.where(db.updates.c.verdict != Verdict.ACCEPTED))[0][0])
+
+    def last_weight(self, run: str, site: SiteId) -> float | None:
+        """The example count that a site told with its newest accepted update of a run."""
+        told = select(db.updates.c.weight).where(db.updates.c.run == run, db.updates.c.site == site)
+        told = told.where(db.updates.c.verdict == Verdict.ACCEPTED, db.updates.c.weight.is_not(None))
+        rows = self._read(told.order_by(db.updates.c.id.desc()).limit(1))
+        return rows[0].weight if rows else None
+
+    def moved(self, run: str) -> tuple[int, int]:
+        """Bytes of a run's accepted updates, and of the models that sites were asked to fetch to train."""
+        taken = select(func.sum(db.updates.c.bytes)).where(db.updates.c.run == run)
+        sent = select(func.sum(db.tasks.c.base_bytes)).where(db.tasks.c.run == run, db.tasks.c.kind == TaskKind.FIT)
+        found = (self._read(taken.where(db.updates.c.verdict == Verdict.ACCEPTED)), self._read(sent))
+        received, asked = (int(rows[0][0] or 0) for rows in found)
+        return received, asked
+
+    def scored_round(self, run: str) -> int:
+        """The newest round with scores that was not rolled back; 0: none."""
+        query = self._scores_of(run).with_only_columns(func.max(db.scores.c.round))
+        return int(self._read(query)[0][0] or 0)
+
+    def scores(self, run: str, round: int | None = None) -> dict[int, dict[SiteId, dict[str, float]]]:
+        """Scores by round (or of one round), site and name; without those of rounds that were rolled back."""
+        query = self._scores_of(run)
+        if round is not None:
+            query = query.where(db.scores.c.round == round)
+        table: dict[int, dict[SiteId, dict[str, float]]] = {}
+        for row in self._read(query.order_by(db.scores.c.round, db.scores.c.site, db.scores.c.name)):
+            table.setdefault(row.round, {}).setdefault(row.site, {})[row.name] = row.value
+        return table
+
+    def _scores_of(self, run: str) -> Any:
+        """All scores of a run that were not rolled back."""
+        same = [db.rounds.c[name] == db.scores.c[name] for name in ("run", "round", "attempt")]
+        kept = db.rounds.c.rolled_back.is_not(True)
+        return select(db.scores).outerjoin(db.rounds, and_(*same)).where(db.scores.c.run == run, kept)
+
+    def sealed(self) -> set[str]:
+        """What must never be lost: seals of accepted updates, digests of published states, revoked certificates."""
+        accepted = select(db.updates.c.seal).where(db.updates.c.verdict == Verdict.ACCEPTED)
+        published = select(db.rounds.c.state).where(db.rounds.c.state.is_not(None))
+        revoked = select(db.certificates.c.fingerprint).where(db.certificates.c.revoked_at.is_not(None))
+        return {row[0] for query in (accepted, published, revoked) for row in self._read(query)}
+
+    def named(self) -> set[Digest]:
+        """All digests that any row names."""
+        columns = (db.rounds.c.state, db.tasks.c.base, db.updates.c.digest)
+        queries = [select(column).where(column.is_not(None)).distinct() for column in columns]
+        return {Digest(row[0]) for query in queries for row in self._read(query)}
+
+    def referenced(self, run: str, since: int) -> tuple[set[Digest], set[Digest]]:
+        """Digests that rounds before `since` name, and those that are needed (states, bases, updates).
+
+        Needed are those that later rounds name, the state that round `since` was made from, without which it could not
+        be verified, and the newest state of every other run: runs of one seed begin with the same bytes.
+        """
+        before: set[Digest] = set()
+        needed: set[Digest] = set()
+        for column, at in (
+            (db.rounds.c.state, db.rounds),
+            (db.tasks.c.base, db.tasks),
+            (db.updates.c.digest, db.updates),
+        ):
+            query = select(column.label("digest"), at.c.round).where(at.c.run == run, column.is_not(None))
+            for row in self._read(query.where(at.c.round >= since - 2).distinct()):
+                keeps = row.round >= since or (at is db.rounds and row.round == since - 1)
+                (needed if keeps else before).add(Digest(row.digest))
+        return before, needed | self._newest_states(run)
+
+    def _newest_states(self, besides: str) -> set[Digest]:
+        """What other runs are restored from."""
+        published = (db.rounds.c.run != besides) & db.rounds.c.state.is_not(None) & ~db.rounds.c.rolled_back
+        last = select(db.rounds.c.run, func.max(db.rounds.c.round).label("round")).where(published)
+        newest = last.group_by(db.rounds.c.run).subquery()
+        same = (db.rounds.c.run == newest.c.run) & (db.rounds.c.round == newest.c.round)
+        query = select(db.rounds.c.state).join(newest, same).where(published)
+        return {Digest(row.state) for row in self._read(query)}
+
+    def _read(self, query: Any) -> Sequence[Row[Any]]:
+        try:
+            with self._engine.connect() as connection:
+                return connection.execute(query).all()
+        except SQLAlchemyError as error:
+            raise state_error(error) from error
+
+
+def _narrowed(table: Any, run: str, round: int | range | None, attempt: int | None) -> Any:
+    query = select(table).where(table.c.run == run)
+    if isinstance(round, range):
+        query = query.where(table.c.round >= round.start, table.c.round < round.stop)
+    elif round is not None:
+        query = query.where(table.c.round == round)
+    return query if attempt is None else query.where(table.c.attempt == attempt)
+
+
+def _run(row: Row[Any]) -> RunRow:
+    found = RunRow(**row._mapping)
+    return replace(found, outcome=None if found.outcome is None else Outcome(found.outcome))
+
+
+def _round(row: Row[Any]) -> RoundRow:
+    found = RoundRow(**row._mapping)
+    return replace(found, figures=found.figures or {})
+
+
+def _task(row: Row[Any]) -> TaskRow:
+    task = TaskRow(**row._mapping)
+    return replace(task, kind=TaskKind(task.kind))
+
+
+def _update(row: Row[Any], task: TaskRow) -> UpdateRow:
+    return UpdateRow(
+        task,
+        Verdict(row.verdict),
+        row.reason,
+        row.digest,
+        row.bytes,
+        row.metrics,
+        row.weight,
+        row.code,
+        row.norm,
+        row.set_aside,
+    )

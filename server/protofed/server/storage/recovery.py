@@ -1,0 +1,90 @@
+"""Before a server begins: whether its ledger still holds all that was promised, and blobs that nobody names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import structlog
+
+from protofed.common.errors import StateError
+from protofed.common.protocol.messages import Verdict
+from protofed.common.storage.journal import Fact, Journal, Record, records
+from protofed.server.storage.blobs import FolderBlobs
+from protofed.server.storage.reader import Records
+
+log = structlog.get_logger()
+ADOPTED = "adopted"  # promises that only the ledger had: of a process that died in between, or of an older version
+GIVEN_UP = "given-up"  # promises that were lost, and that the operator goes on without
+A_LINE = 10_000  # promises in one record
+TOLD = 5  # of the promises that are missing
+
+
+def open_journal(path: Path, ledger: Records, *, give_up: bool) -> Journal:
+    """The journal of a ledger, when each holds what the other does.
+
+    Args:
+        give_up: go on without what the ledger has lost.
+
+    Raises:
+        StateError: the journal was tampered with, or the ledger lacks what it promised.
+    """
+    journal = Journal(path)  # before it is read: half a last line is cut off
+    promised = _promised(path)
+    kept = ledger.sealed()
+    if lost := sorted(promised.keys() - kept):
+        told = "; ".join(promised[seal] for seal in lost[:TOLD])
+        more = f"; and {len(lost) - TOLD} more" if len(lost) > TOLD else ""
+        if not give_up:
+            raise StateError(
+                f"the ledger has lost {len(lost)} of the promises in {path.name}: {told}{more}. It is older than the "
+                "journal, or its last writes are gone: restore the newest backup, or start once with --recover"
+            )
+        log.error("going on without what the ledger has lost", promises=len(lost), first=told)
+        _note(journal, GIVEN_UP, lost)
+    _note(journal, ADOPTED, sorted(kept - promised.keys()))
+    return journal
+
+
+def sweep_orphans(blobs: FolderBlobs, ledger: Records) -> int:
+    """Remove the blobs that no row names: a process died between a blob and its row, or before it had discarded one."""
+    named = ledger.named()
+    orphans = [address for address in blobs.addresses() if address not in named]
+    for address in orphans:
+        blobs.discard(address)
+    if orphans:
+        log.info("blobs that nobody names were removed", blobs=len(orphans))
+    return len(orphans)
+
+
+def _note(journal: Journal, event: str, promises: list[str]) -> None:
+    for start in range(0, len(promises), A_LINE):
+        listed: list[Fact] = [*promises[start : start + A_LINE]]
+        journal.append(event, promises=listed)
+
+
+def _promised(path: Path) -> dict[str, str]:
+    """What the journal says must be there, by seal or digest, in words."""
+    promised: dict[str, str] = {}
+    for record in records(path):
+        match record.event:
+            case "verdict" if record.facts["verdict"] == Verdict.ACCEPTED:
+                promised[str(record.facts["seal"])] = f"the update of {record.facts['site']} in {_where(record)}"
+            case "published":
+                promised[str(record.facts["state"])] = f"the state of {_where(record)}"
+            case "certificate-revoked":
+                promised[str(record.facts["fingerprint"])] = f"the revocation of {record.facts['name']}'s certificate"
+            case "adopted":
+                promised |= dict.fromkeys(_listed(record), f"what record {record.seq} names")
+            case "given-up":
+                for seal in _listed(record):
+                    promised.pop(seal, None)
+    return promised
+
+
+def _where(record: Record) -> str:
+    return f"round {record.facts['round']} of run {record.facts['run']}"
+
+
+def _listed(record: Record) -> list[str]:
+    promises = record.facts["promises"]
+    return [str(seal) for seal in promises] if isinstance(promises, list) else []

@@ -1,0 +1,152 @@
+"""Rows of the ledger as the rest of the server sees them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from blake3 import blake3
+
+from protofed.common.codec import Digest
+from protofed.common.payload import SiteId
+from protofed.common.protocol.messages import Receipt, TaskKind, Verdict
+from protofed.server.rounds.phases import Outcome
+
+
+@dataclass(frozen=True)
+class TaskRow:
+    """One invitation and what became of it.
+
+    `fate`: invited, started, reported; failed (it said so), late, not-needed; set-aside: it reported, and its update
+    was left out. `reason` explains the last four.
+    """
+
+    nonce: str
+    run: str
+    round: int
+    attempt: int
+    site: SiteId
+    kind: TaskKind
+    base: Digest | None
+    base_bytes: int
+    fate: str = "invited"
+    reason: str = ""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the site may still answer."""
+        return self.fate in ("invited", "started")
+
+
+@dataclass(frozen=True)
+class UpdateRow:
+    """One commit and its verdict.
+
+    Attributes:
+        code: of a refusal, for counting; `reason` explains it.
+        norm: Euclidean, of the update less the model that it starts from; None where it was not taken.
+        set_aside: why an accepted update was left out of the aggregation; None: it was not.
+    """
+
+    task: TaskRow
+    verdict: Verdict
+    reason: str
+    digest: Digest
+    bytes: int
+    metrics: Mapping[str, float]
+    weight: float | None
+    code: str = ""
+    norm: float | None = None
+    set_aside: str | None = None
+
+    @property
+    def counts(self) -> bool:
+        """Whether the aggregation uses it."""
+        return self.verdict is Verdict.ACCEPTED and self.set_aside is None
+
+    def receipt(self) -> Receipt:
+        """The receipt of this row; its seal commits the server to all of it."""
+        facts = [
+            self.task.run,
+            self.task.round,
+            self.task.site,
+            self.task.nonce,
+            self.verdict,
+            self.reason,
+            self.digest,
+        ]
+        return Receipt(self.verdict, self.reason, self.digest, blake3(json.dumps(facts).encode()).hexdigest())
+
+
+@dataclass(frozen=True)
+class RoundRow:
+    """One attempt at a round.
+
+    Attributes:
+        state: digest of the state that it published.
+        complete: it used every update that it wanted.
+        abandoned: why, if it was.
+        aggregations: times that its aggregation was begun.
+        rolled_back: the run went back to an earlier round afterwards.
+        figures: what its state says of itself in numbers; see `figures.figures`.
+    """
+
+    run: str
+    round: int
+    attempt: int
+    size: int
+    quorum: int
+    state: Digest | None = None
+    complete: bool | None = None
+    abandoned: str | None = None
+    scored: bool = False
+    opened_at: float = 0.0
+    closed_at: float | None = None
+    aggregations: int = 0
+    rolled_back: bool = False
+    figures: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class CertificateRow:
+    """One certificate that was registered; `party` is site or operator, times are seconds of the Unix epoch.
+
+    Attributes:
+        revoked_at: None: it was not; `reason` says why it was.
+    """
+
+    fingerprint: str
+    party: str
+    name: str
+    not_before: float
+    not_after: float
+    added_at: float
+    revoked_at: float | None = None
+    reason: str | None = None
+
+    def standing(self, now: float) -> str:
+        """Valid, revoked, expired or not-yet-valid."""
+        if self.revoked_at is not None:
+            return "revoked"
+        return "expired" if now > self.not_after else "not-yet-valid" if now < self.not_before else "valid"
+
+
+@dataclass(frozen=True)
+class RunRow:
+    """One run; `ended_at` and `outcome` are None while it goes on, `position` is its place in the queue."""
+
+    run: str
+    fingerprint: Digest
+    recipe: str
+    position: int
+    began_at: float
+    ended_at: float | None
+    outcome: Outcome | None
+    reason: str | None
+    paused: bool
+
+    @property
+    def failed(self) -> bool:
+        """Whether it ended otherwise than the recipe or the operator wanted."""
+        return self.outcome is Outcome.FAILED

@@ -1,0 +1,143 @@
+"""What sites have begun to send: unfinished uploads, each of a known site, bounded for each of them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from protofed.common import failpoint
+from protofed.common.codec import Digest, is_digest
+from protofed.common.errors import Incomplete, OverQuota
+from protofed.common.payload import SiteId
+from protofed.common.protocol.chunks import MARKS, Partial
+
+
+@dataclass(frozen=True)
+class Quota:
+    """What one site may have unfinished at a time."""
+
+    uploads: int = 4  # an honest daemon has one; another each time it dies and computes its update anew
+    total: int = 8 << 30  # bytes announced, of all of them
+
+
+@dataclass(frozen=True)
+class Upload:
+    """A site's try to hand in one update; the same again finds the chunks that are there."""
+
+    site: SiteId
+    nonce: str  # of the invitation
+    address: Digest  # of the update
+
+    def __str__(self) -> str:
+        """Its id on the wire and its file's name; none of the three has a dot."""
+        return f"{self.site}.{self.nonce}.{self.address}"
+
+
+class Uploads:
+    """The unfinished uploads, as files of a folder; those of an earlier process are taken up.
+
+    `write`, `seal` and `drop` raise what `Partial` raises.
+    """
+
+    def __init__(self, folder: Path, quota: Quota) -> None:
+        self._folder, self._quota = folder, quota
+        self._lock = threading.Lock()  # of `_open`; a chunk needs only its own upload's
+        folder.mkdir(parents=True, exist_ok=True)
+        self._open = self._found()
+
+    def __contains__(self, upload: Upload) -> bool:
+        return upload in self._open
+
+    def begin(self, upload: Upload, total: int) -> frozenset[int]:
+        """Make room for `total` bytes; the chunks that an earlier try left.
+
+        Raises:
+            OverQuota: the site has too much under way; nothing was allocated.
+            OutOfSpace, DiskFailure: there is no room; nothing is left of the upload.
+        """
+        with self._lock:
+            self._check(upload, total)
+            partial = self._open.setdefault(upload, Partial(self._folder / str(upload)))
+            try:
+                return partial.begin(total)
+            finally:
+                self._tidy()
+
+    def write(self, upload: Upload, index: int, data: bytes, checksum: int) -> None:
+        """Keep one chunk, not yet durably."""
+        self._get(upload).write(index, data, checksum)
+        failpoint.reach("chunk-written")
+
+    def seal(self, upload: Upload, target: Path) -> bytes:
+        """Move a complete upload to `target`, durably; its data."""
+        try:
+            return self._get(upload).seal(upload.address, target)
+        finally:
+            with self._lock:
+                self._tidy()
+
+    def drop(self, upload: Upload) -> None:
+        """Forget an upload, if it is there."""
+        self._drop(lambda other, _: other == upload)
+
+    def drop_of(self, site: SiteId, nonce: str) -> int:
+        """Forget what a site sent for an invitation that is closed; how many uploads that were."""
+        return self._drop(lambda upload, _: (upload.site, upload.nonce) == (site, nonce))
+
+    def drop_but(self, site: SiteId, nonce: str) -> int:
+        """Forget what a site sent for any other invitation than its open one; how many uploads that were."""
+        return self._drop(lambda upload, _: upload.site == site and upload.nonce != nonce)
+
+    def collect(self, older_than_s: float, now: float) -> int:
+        """Forget what was not touched for so long, `now` by the wall clock, in seconds; how many that were."""
+        return self._drop(lambda _, partial: now - partial.touched > older_than_s)
+
+    def _drop(self, which: Callable[[Upload, Partial], bool]) -> int:
+        with self._lock:
+            gone = [partial for upload, partial in self._open.items() if which(upload, partial)]
+            for partial in gone:
+                partial.drop()
+            self._tidy()
+        return len(gone)
+
+    def _check(self, upload: Upload, total: int) -> None:
+        others = [partial.total for other, partial in self._open.items() if other.site == upload.site]
+        if upload in self._open:
+            others.remove(self._open[upload].total)
+        if len(others) >= self._quota.uploads:
+            raise OverQuota(f"{len(others)} uploads of this site are unfinished; commit one of them, or try later")
+        if (announced := sum(others) + total) > self._quota.total:
+            raise OverQuota(
+                f"this site announces {announced} bytes, at most {self._quota.total} are taken at a time; "
+                "commit another upload first, or send less"
+            )
+
+    def _get(self, upload: Upload) -> Partial:
+        partial = self._open.get(upload)
+        if partial is None:
+            raise Incomplete("no such upload; begin it again")
+        return partial
+
+    def _tidy(self) -> None:
+        """Only what was dropped or sealed leaves: two `Partial`s of one file never write to it."""
+        for upload in [upload for upload, partial in self._open.items() if not partial.total]:
+            del self._open[upload]
+
+    def _found(self) -> dict[Upload, Partial]:
+        paths = list(self._folder.iterdir())
+        found = {upload: Partial(path) for path in paths if (upload := _named(path.name)) is not None}
+        for path in paths:  # marks without data; whatever else lies here is not ours to remove
+            upload = _named(path.name.removesuffix(MARKS))
+            if path.name.endswith(MARKS) and upload is not None and upload not in found:
+                path.unlink()
+        return found
+
+
+def _named(name: str) -> Upload | None:
+    match name.split("."):
+        case [site, nonce, address] if is_digest(address):
+            return Upload(site, nonce, Digest(address))
+        case _:
+            return None
