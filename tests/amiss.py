@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from tests.faults.bare import MODEL, Bare
 
 from protofed.common.config.recipe import Recipe
 from protofed.common.payload import Part, Payload
 from protofed.protos.v1 import federation_pb2 as pb
+from tests.faults.bare import MODEL, Bare
 
 RUN = "small-fedavg"
 SITES = [f"site-{number}" for number in range(1, 7)]

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from protofed.client.transport.audit import Audit
+from protofed.client.transport.audit import ClientAudit
 
 
 @dataclass
@@ -33,6 +33,6 @@ class Kept:
         return [facts for name, facts in self.lines if name == event]
 
 
-def audit() -> Audit:
+def audit() -> ClientAudit:
     """One that nobody looks at."""
-    return Audit(Kept())
+    return ClientAudit(Kept())

@@ -20,12 +20,12 @@ import torch
 from protofed.common.config.recipe import Recipe
 from protofed.common.pki.identity import LiveIdentity, Party
 from protofed.common.protocol.messages import Role
-from protofed.server.operator.service import Operation
-from protofed.server.rounds.context import Surroundings
-from protofed.server.rounds.presence import Roster
-from protofed.server.rounds.run_queue import Runs
-from protofed.server.rpc.audit import AUDIT_FILE, Audit
-from protofed.server.rpc.executors import Bells, Threads
+from protofed.server.operator.service import OperatorApi
+from protofed.server.rounds.context import ServerContext
+from protofed.server.rounds.presence import SitePresence
+from protofed.server.rounds.run_queue import RunQueue
+from protofed.server.rpc.audit import AUDIT_FILE, ServerAudit
+from protofed.server.rpc.executors import Executors, TaskNotifier
 from protofed.server.rpc.server import serve
 from protofed.server.storage.blobs import FolderBlobs
 from protofed.server.storage.ledger import Ledger
@@ -64,17 +64,17 @@ class LiveServer:
         self._loop, self._stop = asyncio.new_event_loop(), asyncio.Event()
         state.mkdir(parents=True, exist_ok=True)
         self.ledger = Ledger(f"sqlite:///{state / 'ledger.sqlite'}")
-        self.blobs, threads, bells = FolderBlobs(state / "blobs"), Threads(), Bells()
-        roster = Roster(self.ledger, time.monotonic)
-        around = Surroundings(
+        self.blobs, threads, bells = FolderBlobs(state / "blobs"), Executors(), TaskNotifier()
+        roster = SitePresence(self.ledger, time.monotonic)
+        around = ServerContext(
             self.ledger, self.blobs, roster, time.monotonic, work=threads.aggregate, notify=bells.ring
         )
-        self.around, self.runs = around, Runs([recipe], around)
-        self.operation = Operation(self.runs, around)
+        self.around, self.runs = around, RunQueue([recipe], around)
+        self.operation = OperatorApi(self.runs, around)
         if identity is not None:
             self.operation.certificates.welcome(identity)
         self.audit_file = state / AUDIT_FILE
-        self._audit = Audit(self.audit_file)
+        self._audit = ServerAudit(self.audit_file)
         main = serve(
             self.runs,
             self.operation,

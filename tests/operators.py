@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import ClassVar
 
-from protofed.common.errors import Unavailable
+from protofed.common.errors import UnavailableError
 from protofed.common.pki.identity import read_certificate
 
 REVOKED = datetime(2030, 5, 1, 12, tzinfo=UTC)
@@ -40,7 +40,7 @@ class StandIn:
     def __enter__(self) -> StandIn:
         self.dialled.append((self.address, self.identity, self.plaintext))
         if StandIn.down:
-            raise Unavailable(f"no server at {self.address}")
+            raise UnavailableError(f"no server at {self.address}")
         return self
 
     def __exit__(self, *_: object) -> None:

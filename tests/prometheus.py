@@ -15,6 +15,7 @@ from typing import Any, Self
 from urllib.parse import urlencode, urlsplit
 
 import yaml
+
 from tests.boards import PROMETHEUS
 
 PATIENCE_S = 60.0

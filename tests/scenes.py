@@ -14,15 +14,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self, TypeAlias
 
-from tests.pki import Authority
-
 from protofed.common import failpoint
 from protofed.common.config.recipe import Recipe
 from protofed.common.pki.identity import Party
 from protofed.deploy import shipped
 from protofed.deploy.operator.connection import Operator
 from protofed.server.storage.database import LEDGER_FILE
-from protofed.server.storage.reader import Records
+from protofed.server.storage.reader import LedgerReader
+from tests.pki import Authority
 
 PATIENCE_S = 120.0
 Process: TypeAlias = subprocess.Popen[bytes]
@@ -114,9 +113,9 @@ class Scene:
             time.sleep(0.02)
 
     @contextmanager
-    def ledger(self) -> Iterator[Records]:
+    def ledger(self) -> Iterator[LedgerReader]:
         """The server's ledger, to look at."""
-        with closing(Records(f"sqlite:///{self.folder / 'server' / LEDGER_FILE}")) as records:
+        with closing(LedgerReader(f"sqlite:///{self.folder / 'server' / LEDGER_FILE}")) as records:
             yield records
 
     def wait_until_trains(self, site: str) -> int:

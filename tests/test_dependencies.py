@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+
 from tests.dependencies import NOT_ASKED, VULNERABLE, judged
 
 GOOD = {"name": "numpy", "version": "2.0", "vulns": []}

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from google_crc32c import value as crc32c
 
-from protofed.client.state.disk_store import FolderStore
-from protofed.client.state.downloads import FolderIncoming
-from protofed.client.training.checkpoint import FolderCheckpoints
+from protofed.client.state.disk_store import DiskStore
+from protofed.client.state.downloads import DiskDownloads
+from protofed.client.training.checkpoint import DiskCheckpoints
 from protofed.common.codec import digest
 from protofed.common.errors import ConfigError
 from protofed.common.protocol.chunks import MARKS
@@ -42,7 +42,7 @@ def test_unfinished_uploads(folder: Path) -> None:
 
 
 def test_checkpoints(tmp_path: Path, folder: Path) -> None:
-    ours = FolderCheckpoints(folder, Task(TaskKind.FIT, "run", 1, "n1", None, 0, 60.0))
+    ours = DiskCheckpoints(folder, Task(TaskKind.FIT, "run", 1, "n1", None, 0, 60.0))
     other = folder / f"{'0' * 16}-000.safetensors"
     other.touch()
     ours.keep(0, {})
@@ -54,7 +54,7 @@ def test_checkpoints(tmp_path: Path, folder: Path) -> None:
 
 
 def test_fetched_blobs(folder: Path) -> None:
-    incoming = FolderIncoming(folder, keep=1)
+    incoming = DiskDownloads(folder, keep=1)
     for data in (b"old", b"new"):
         incoming.begin(digest(data), len(data))
         incoming.write(digest(data), 0, data, crc32c(data))
@@ -69,7 +69,7 @@ def test_the_state_of_a_site(tmp_path: Path) -> None:
     for path in (*theirs, left):
         path.parent.mkdir(parents=True)
         path.touch()
-    store = FolderStore(tmp_path)
+    store = DiskStore(tmp_path)
     assert store.unsettled("run") == []
     store.close()
     assert [path.exists() for path in (*theirs, left)] == [True, True, True, False]

@@ -15,14 +15,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rich.console import Console
-from tests.scenes import Scene
 
 from protofed.common.config.recipe import Recipe
 from protofed.deploy import shipped
 from protofed.deploy.operator.connection import Operator
-from protofed.deploy.operator.screen import View
-from protofed.deploy.operator.snapshot import Scene as Seen
+from protofed.deploy.operator.screen import WatchScreen
+from protofed.deploy.operator.snapshot import RunSnapshot as Seen
 from protofed.deploy.operator.watch import Watcher
+from tests.scenes import Scene
 
 SITES = [f"site-{number}" for number in range(1, 7)]
 LATE, OUT = SITES[1], SITES[4]
@@ -45,7 +45,7 @@ def main() -> None:
         finally:
             scene.end()
     console = Console(width=WIDTH, height=HEIGHT, record=True, file=io.StringIO(), force_terminal=True)
-    console.print(View(seen, HEIGHT))
+    console.print(WatchScreen(seen, HEIGHT))
     drawn = console.export_svg(title=f"protofed runs watch {seen.run}")
     target.write_text(re.sub(r"@font-face \{.*?\}\s*", "", drawn, flags=re.DOTALL), encoding="utf-8")  # from a host
 

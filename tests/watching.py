@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from protofed.deploy.operator.snapshot import Scene
-from protofed.deploy.operator.snapshot_builder import Answer, Memory, scene
+from protofed.deploy.operator.snapshot import RunSnapshot
+from protofed.deploy.operator.snapshot_builder import Memory, ServerReply, scene
 from protofed.protos.v1 import operator_pb2 as pb
 
 RUN = "digits-fednh"
@@ -51,15 +51,15 @@ def answer(
     scores: Mapping[int, Sequence[pb.Score]] | None = None,
     runs: Sequence[pb.RunInfo] = (),
     **changes: Any,
-) -> Answer:
+) -> ServerReply:
     """What a server says of a run; `scores` by round, of which it tells the newest."""
     newest = max(scores or {0: []})
     detail = pb.RunDetail(info=info(**changes), rounds=rounds, attempts=len(rounds), scored_round=newest)
     detail.scores.extend((scores or {newest: []})[newest])
-    return Answer(detail, sites, runs)
+    return ServerReply(detail, sites, runs)
 
 
-def seen(*answers: Answer, now: float = NOW) -> Scene:
+def seen(*answers: ServerReply, now: float = NOW) -> RunSnapshot:
     """The last answer as a scene, of who saw the others, too."""
     memory = Memory()
     for one in answers:
@@ -67,7 +67,7 @@ def seen(*answers: Answer, now: float = NOW) -> Scene:
     return scene(answers[-1], memory, now)
 
 
-def troubled(sites: int = 6) -> Answer:
+def troubled(sites: int = 6) -> ServerReply:
     """Round 7 is tried again: of four sites each one reported, trains, failed, or was just invited; a site more is
     excluded. Round 4 was degraded.
     """

@@ -17,9 +17,9 @@ from torch.nn.utils import clip_grad_norm_
 
 from protofed.client.data.site_data import Examples, SiteData
 from protofed.client.models.catalogue import build
-from protofed.client.training.context import Local
+from protofed.client.training.context import FitContext
 from protofed.client.training.loop import train
-from protofed.common.config.recipe import Choice, Input, Plan
+from protofed.common.config.recipe import Input, NamedOptions, Plan
 
 REPETITIONS = 9
 PLAN = Plan(epochs=1, lr=0.01, momentum=0.9, weight_decay=1e-5, clip=10.0)
@@ -52,10 +52,10 @@ def loops(name: str, shape: tuple[int, int, int], batch: int, count: int) -> tup
     images = torch.randint(0, 256, (count, *shape), dtype=torch.uint8, generator=generator)
     labels = torch.randint(0, 10, (count,), generator=generator)
     input_ = Input(shape=shape)
-    model = build(Choice(name=name), input_, 10)
+    model = build(NamedOptions(name=name), input_, 10)
     data = SiteData(Examples(images, labels), Examples(images[:10], labels[:10]), input_, 10)
     plan = PLAN.model_copy(update={"batch": batch})
-    local = Local("bench", 1, 1, model, data, 10, plan, generator, {})
+    local = FitContext("bench", 1, 1, model, data, 10, plan, generator, {})
     ready = data.train.normalised(input_)
 
     def ours() -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from protofed.common.payload import Part, Payload, Update
-from protofed.server.methods.cwfedavg import CwFedAvg
+from protofed.server.methods.cwfedavg import CwFedAvgServer
 
 SITES, PARAMETERS, FEATURES, REPETITIONS = 20, 1_000_000, 4, 5
 
@@ -30,7 +30,7 @@ def rows() -> Iterator[tuple[str, str, str, str, str]]:
 class _Step:
     def __init__(self, classes: int) -> None:
         rng = np.random.default_rng(0)
-        self._method = CwFedAvg()
+        self._method = CwFedAvgServer()
         self._updates = [Update(f"s{n}", _update(classes, rng)) for n in range(SITES)]
         first = {part: self._updates[0].payload[part] for part in (Part.BODY, Part.HEAD)}
         self._state = self._method.init(first, classes)

@@ -28,7 +28,7 @@ import structlog
 from tests.audits import audit
 from tests.bench.server_process import memory, processor, server, skipped_syncs
 
-from protofed.client.privacy.policy import Policy, Rules
+from protofed.client.privacy.policy import Policy, PolicyRules
 from protofed.client.transport.grpc_link import GrpcLink
 from protofed.common import codec
 from protofed.common.config.recipe import Recipe
@@ -37,7 +37,7 @@ from protofed.common.payload import Part, Payload, Update
 from protofed.common.protocol.messages import Assignment, Finished, Receipt, Role, Task, TaskKind, Verdict, Wait
 
 CLASSES, LAYERS, MARKS = 10, 8, 64
-POLICY = Policy(Rules(methods=frozenset({"fedavg"}), parts=frozenset({Part.BODY, Part.HEAD})))
+POLICY = Policy(PolicyRules(methods=frozenset({"fedavg"}), parts=frozenset({Part.BODY, Part.HEAD})))
 
 
 @dataclass(frozen=True)

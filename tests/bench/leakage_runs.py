@@ -23,9 +23,9 @@ from protofed.common.protocol.messages import Role, TaskKind
 from protofed.deploy import shipped
 from protofed.deploy.simulation.simulation import EVALUATOR, DirectLink, Simulation, data_of, device_model, everything
 from protofed.server.operator.overview import spreads
-from protofed.server.rounds.context import Surroundings
-from protofed.server.rounds.presence import Roster
-from protofed.server.rounds.run_queue import Runs
+from protofed.server.rounds.context import ServerContext
+from protofed.server.rounds.presence import SitePresence
+from protofed.server.rounds.run_queue import RunQueue
 from protofed.server.storage.blobs import MemoryBlobs
 from protofed.server.storage.ledger import Ledger
 
@@ -78,7 +78,9 @@ def seeded(case: Case, seed: int, rounds: int) -> Recipe:
 def posed(recipe: Recipe, policy: Policy) -> Simulation:
     """A simulation whose sites have this policy, and whose server forgets nothing."""
     ledger, blobs, data = Ledger("sqlite://"), MemoryBlobs(), data_of(recipe)
-    runs = Runs([recipe], Surroundings(ledger, blobs, Roster(ledger, float), float, keep_rounds=0, simulated=True))
+    runs = RunQueue(
+        [recipe], ServerContext(ledger, blobs, SitePresence(ledger, float), float, keep_rounds=0, simulated=True)
+    )
     model = device_model(recipe, torch.device("cpu"), policy.rules.models)
 
     def agent(name: SiteId) -> Agent:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from protofed.client.data.site_data import Augment, Batch, Examples, SiteData
 from protofed.client.models.split import SplitModel
-from protofed.client.training.context import Local
+from protofed.client.training.context import FitContext
 from protofed.common.config.recipe import Input, Plan
 
 ONE_PIXEL = Input(shape=(1, 1, 1), mean=(0.0,), std=(1.0,))
@@ -42,7 +42,7 @@ class Times(nn.Module):
 
 
 @pytest.fixture
-def local_of() -> Callable[..., Local]:
+def local_of() -> Callable[..., FitContext]:
     """One site in one round: images are single pixels, the model is `body * head * x`."""
 
     def make(
@@ -54,12 +54,12 @@ def local_of() -> Callable[..., Local]:
         round: int = 1,
         rounds: int = 1,
         **plan: Any,
-    ) -> Local:
+    ) -> FitContext:
         classes = max(labels or [1]) + 2
         images = torch.tensor(pixels, dtype=torch.float32).view(-1, 1, 1, 1)
         examples = Examples(images, torch.tensor(labels or [0] * len(pixels)))
         data = InOrder(examples, examples, ONE_PIXEL, classes)
         model = SplitModel(Times(body), Times(head))
-        return Local("ann", round, rounds, model, data, classes, Plan(**plan), torch.Generator(), memory={})
+        return FitContext("ann", round, rounds, model, data, classes, Plan(**plan), torch.Generator(), memory={})
 
     return make

@@ -21,20 +21,20 @@ import torch
 from torch import Tensor, nn
 
 import protofed.server.methods  # noqa: F401  (registers the server halves)
-from protofed.client.agent.site import Prepared, Site, prepare
-from protofed.client.agent.status import CalledOffError, Now
+from protofed.client.agent.site import PreparedRun, Site, prepare
+from protofed.client.agent.status import CalledOffError, DaemonStatus
 from protofed.client.data.site_data import Examples, SiteData
 from protofed.client.distributed.environment import launched
 from protofed.client.distributed.leader import Leader, follow
 from protofed.client.distributed.rendezvous import joined
 from protofed.client.models.catalogue import build
 from protofed.client.models.split import SplitModel, dump
-from protofed.client.privacy.policy import Policy, Rules
-from protofed.client.state.disk_store import Held, MemoryStore
-from protofed.client.training.checkpoint import FolderCheckpoints
+from protofed.client.privacy.policy import Policy, PolicyRules
+from protofed.client.state.disk_store import MemoryStore, SiteState
+from protofed.client.training.checkpoint import DiskCheckpoints
 from protofed.client.training.context import Checkpoints, NoCheckpoints
 from protofed.common.config.recipe import Input, Recipe
-from protofed.common.errors import ProtofedError, TaskFailure
+from protofed.common.errors import ProtofedError, TaskFailedError
 from protofed.common.payload import NOT_ON_THE_WIRE, Array, Part, Payload, Update
 from protofed.common.protocol.messages import Assignment, Role, Task, TaskKind
 from protofed.server.method import server_methods
@@ -168,7 +168,7 @@ def data(input_: Input, other: bool = False) -> SiteData:
 def site_of(other: bool = False) -> Site:
     """That trains."""
     models = frozenset(f"tests.client.ranked:{name}" for name in ("plain", "normed", "trapped"))
-    rules = Rules(methods=frozenset(METHODS), parts=frozenset(Part) - NOT_ON_THE_WIRE, models=models)
+    rules = PolicyRules(methods=frozenset(METHODS), parts=frozenset(Part) - NOT_ON_THE_WIRE, models=models)
     rules = rules.model_copy(update={"class_distribution_estimate": True})
     return Site(
         "ann",
@@ -190,7 +190,7 @@ def outcome(case: Case, site: Site, alone: bool, folder: Path | None = None) -> 
     received = server.broadcast(server.aggregate(state, [update]), "ann")
     time.sleep(case.pause_s)
     if case.restart and folder is not None:
-        kept = FolderCheckpoints(folder / "kept", _task(2))
+        kept = DiskCheckpoints(folder / "kept", _task(2))
         for check in (_interrupting(4), lambda: None):
             try:
                 update, memory = _fitted(site, run, 2, received, memory, check, kept)
@@ -206,16 +206,16 @@ def outcome(case: Case, site: Site, alone: bool, folder: Path | None = None) -> 
 
 def _fitted(
     site: Site,
-    run: Prepared,
+    run: PreparedRun,
     round: int,
     received: Payload,
     memory: Payload,
     check: Callable[[], None] = lambda: None,
     kept: Checkpoints | None = None,
 ) -> tuple[Update, Payload]:
-    task, now = _task(round), Now()
+    task, now = _task(round), DaemonStatus()
     now.check = check  # type: ignore[method-assign]
-    local = run.local("ann", task, Held(0, memory), now, kept or NoCheckpoints())
+    local = run.local("ann", task, SiteState(0, memory), now, kept or NoCheckpoints())
     return site.fit(run, task, local, received), local.memory
 
 
@@ -267,7 +267,7 @@ def main(folder: Path, names: list[str]) -> None:
                     arrays: dict[str, Any] = outcome(CASES[name], site, False, folder)
                     np.savez(folder / f"{name}.npz", **arrays)
                 except (ProtofedError, CalledOffError, ValueError) as error:
-                    reason = error.reason if isinstance(error, TaskFailure) else "-"
+                    reason = error.reason if isinstance(error, TaskFailedError) else "-"
                     (folder / f"{name}.txt").write_text(f"{type(error).__name__} {reason} {error}")
 
 

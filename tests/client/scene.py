@@ -12,21 +12,21 @@ import torch
 
 from protofed.client.agent.agent import Agent, Site
 from protofed.client.agent.site import no_checkpoints
-from protofed.client.agent.status import Now
+from protofed.client.agent.status import DaemonStatus
 from protofed.client.data.site_data import Examples, SiteData
 from protofed.client.models.catalogue import build
 from protofed.client.models.split import SplitModel, dump
-from protofed.client.privacy.policy import Policy, Released, ReleasedScores, Rules
-from protofed.client.state.disk_store import FolderStore, MemoryStore, Store
+from protofed.client.privacy.policy import Policy, PolicyRules, Released, ReleasedScores
+from protofed.client.state.disk_store import DiskStore, MemoryStore, Store
 from protofed.common import codec
 from protofed.common.config.recipe import Recipe
-from protofed.common.errors import Failure
+from protofed.common.errors import FailureReason
 from protofed.common.payload import Part, Payload
 from protofed.common.protocol.messages import (
     Activity,
     Assignment,
     Finished,
-    Hold,
+    PauseReason,
     Progress,
     Receipt,
     Role,
@@ -79,14 +79,14 @@ class ByHand:
     pushed: list[tuple[Task, Released]] = field(default_factory=list)
     scores: list[dict[str, float]] = field(default_factory=list)
     beats: list[Progress] = field(default_factory=list)
-    holds: list[Hold] = field(default_factory=list)  # that were said, one at each enrolling
+    holds: list[PauseReason] = field(default_factory=list)  # that were said, one at each enrolling
 
     def _called(self, name: str) -> None:
         self.calls[name] += 1
         if self.failing.get(name):
             raise self.failing[name].pop(0)
 
-    def enroll(self, hold: Hold = Hold.NONE) -> Assignment | Finished:
+    def enroll(self, hold: PauseReason = PauseReason.NONE) -> Assignment | Finished:
         self._called("enroll")
         self.holds.append(hold)
         return Assignment(self.run, self.recipe, preparation=self.preparation)
@@ -132,7 +132,7 @@ class Scene:
     rules: dict[str, Any] = field(default_factory=lambda: dict(RULES))
     roles: frozenset[Role] = frozenset({Role.TRAINER})
     name: str = "ann"
-    now: Now = field(default_factory=Now)
+    now: DaemonStatus = field(default_factory=DaemonStatus)
     load_data: Callable[[Recipe], SiteData] = lambda _: site_data()
     wrap: Callable[[SplitModel], SplitModel] = lambda model: model
     checkpoints: Any = no_checkpoints
@@ -144,7 +144,7 @@ class Scene:
 
     def agent(self) -> Agent:
         """A daemon that has just been started."""
-        policy = Policy(Rules.model_validate(self.rules))
+        policy = Policy(PolicyRules.model_validate(self.rules))
 
         def model(recipe: Recipe) -> SplitModel:
             return self.wrap(build(recipe.model, recipe.input, recipe.classes, policy.rules.models))
@@ -155,9 +155,9 @@ class Scene:
 
     def restart(self, folder: Path) -> None:
         """The daemon and its store have died; the store is opened again."""
-        assert isinstance(self.store, FolderStore)
+        assert isinstance(self.store, DiskStore)
         self.store.close()
-        self.store = FolderStore(folder)
+        self.store = DiskStore(folder)
 
     def offer(self, kind: TaskKind, round: int, base: Payload | None = None, nonce: str = "") -> Task:
         """Queue a task; its base can be fetched."""
@@ -188,7 +188,7 @@ class Scene:
         self.load_data = load
         return loads
 
-    def declined(self) -> list[tuple[str, Failure | None]]:
+    def declined(self) -> list[tuple[str, FailureReason | None]]:
         """Nonce and reason of all tasks that were declined."""
         assert all(beat.activity is Activity.FAILED for beat in self.link.beats)
         return [(beat.nonce, beat.failure) for beat in self.link.beats]

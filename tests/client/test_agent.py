@@ -16,10 +16,10 @@ from tests.client.scene import RULES, RUN, Scene, first_model, site_data, work
 from torch import nn
 
 from protofed.client.agent.agent import EXCLUDED_PAUSE_S, INCIDENT_PAUSE_S
-from protofed.client.agent.status import Now
+from protofed.client.agent.status import DaemonStatus
 from protofed.client.data.site_data import SiteData, no_examples
 from protofed.client.models.split import SplitModel
-from protofed.client.state.disk_store import FolderStore, Held, MemoryStore
+from protofed.client.state.disk_store import DiskStore, MemoryStore, SiteState
 from protofed.client.training import score_sets as scoring
 from protofed.client.training.evaluation import Tally, tally
 from protofed.common import codec
@@ -27,15 +27,15 @@ from protofed.common.config.recipe import Recipe
 from protofed.common.errors import (
     CodecError,
     DataError,
-    Excluded,
-    Failure,
-    Fenced,
-    Incident,
-    NotEnrolled,
-    OverQuota,
+    ExcludedError,
+    FailureReason,
+    FencedError,
+    IncidentError,
+    NotEnrolledError,
+    OverQuotaError,
     ProtocolError,
     StateError,
-    Unavailable,
+    UnavailableError,
 )
 from protofed.common.payload import Part, Payload
 from protofed.common.protocol.messages import Activity, Finished, Progress, Role, Task, TaskKind, Verdict, Wait
@@ -86,7 +86,7 @@ def test_a_fit_is_on_the_sites_disk_before_it_is_pushed() -> None:
 
     def staged(pushed: Task) -> None:
         assert [held for held, _ in scene.store.unsettled("run")] == [pushed] == [task]
-        assert scene.store.held("run", 9) == Held()
+        assert scene.store.held("run", 9) == SiteState()
 
     scene.link.before_push = staged
     assert scene.agent().step(0.0) == task
@@ -126,7 +126,7 @@ def test_memory_of_the_last_round_that_counted_is_the_next_ones_start() -> None:
 def test_a_link_that_dies_in_a_push_is_mended_with_the_same_bytes() -> None:
     scene = Scene()
     task = scene.fit(1)
-    scene.link.failing["push"] = [NotEnrolled("restarted")]
+    scene.link.failing["push"] = [NotEnrolledError("restarted")]
     daemon = scene.agent()
     assert daemon.step(0.0) == Wait(0.0)
     assert scene.link.calls == {"enroll": 1, "next_task": 1, "fetch": 1, "push": 1}
@@ -140,10 +140,10 @@ def test_a_link_that_dies_in_a_push_is_mended_with_the_same_bytes() -> None:
 
 
 def test_a_restarted_daemon_hands_in_what_has_no_receipt(tmp_path: Path) -> None:
-    scene = Scene(store=FolderStore(tmp_path), rules={**RULES, "example_count": True})
+    scene = Scene(store=DiskStore(tmp_path), rules={**RULES, "example_count": True})
     task = scene.fit(1)
-    scene.link.failing["push"] = [Unavailable("the connection was closed")]
-    with pytest.raises(Unavailable):
+    scene.link.failing["push"] = [UnavailableError("the connection was closed")]
+    with pytest.raises(UnavailableError):
         scene.agent().step(0.0)
     scene.restart(tmp_path)
     assert scene.agent().step(0.0) == Wait(1.0)
@@ -156,28 +156,28 @@ def test_a_restarted_daemon_hands_in_what_has_no_receipt(tmp_path: Path) -> None
 
 
 def test_what_is_handed_in_late_is_forgotten_if_the_round_is_closed(tmp_path: Path) -> None:
-    scene = Scene(store=FolderStore(tmp_path))
+    scene = Scene(store=DiskStore(tmp_path))
     scene.fit(1)
-    scene.link.failing["push"] = [Unavailable("the connection was closed")]
-    with pytest.raises(Unavailable):
+    scene.link.failing["push"] = [UnavailableError("the connection was closed")]
+    with pytest.raises(UnavailableError):
         scene.agent().step(0.0)
     scene.restart(tmp_path)
     scene.link.verdict = Verdict.STALE
     scene.agent().step(0.0)
-    assert (scene.store.held("run", 9), scene.store.unsettled("run")) == (Held(), [])
+    assert (scene.store.held("run", 9), scene.store.unsettled("run")) == (SiteState(), [])
 
 
 def test_what_is_handed_in_late_passes_the_policy_of_today(tmp_path: Path) -> None:
-    scene = Scene(store=FolderStore(tmp_path))
+    scene = Scene(store=DiskStore(tmp_path))
     task = scene.fit(1)
-    scene.link.failing["push"] = [Unavailable("the connection was closed")]
-    with pytest.raises(Unavailable):
+    scene.link.failing["push"] = [UnavailableError("the connection was closed")]
+    with pytest.raises(UnavailableError):
         scene.agent().step(0.0)
     scene.restart(tmp_path)
     scene.rules["max_update_mb"] = 1e-6
     scene.agent().step(0.0)
     assert scene.link.pushed == []
-    assert scene.declined() == [(task.nonce, Failure.POLICY)]
+    assert scene.declined() == [(task.nonce, FailureReason.POLICY)]
 
 
 def test_a_base_is_fetched_once() -> None:
@@ -196,7 +196,7 @@ def test_a_base_is_fetched_once() -> None:
 def test_what_the_server_did_not_take_is_handed_in_again_without_training() -> None:
     scene = Scene()
     task = scene.fit(1)
-    scene.link.failing["push"] = [OverQuota("too many uploads")]
+    scene.link.failing["push"] = [OverQuotaError("too many uploads")]
     daemon = scene.agent()
     daemon.step(0.0)
     scene.now.check = never  # type: ignore[method-assign]
@@ -234,7 +234,7 @@ def test_a_run_that_the_policy_does_not_name_is_declined(rules: dict[str, Any]) 
     scene = Scene(rules={**RULES, **rules}, load_data=not_to_be_loaded)
     tasks = [scene.offer(TaskKind.INITIALISE, 0), scene.fit(1), scene.score(1)]
     work(scene.agent(), 3)
-    assert scene.declined() == [(task.nonce, Failure.POLICY) for task in tasks]
+    assert scene.declined() == [(task.nonce, FailureReason.POLICY) for task in tasks]
     assert scene.link.calls == {"enroll": 1, "next_task": 3}  # nothing fetched, nothing pushed, nothing reported
 
 
@@ -242,9 +242,9 @@ def test_an_update_that_the_policy_refuses_does_not_leave() -> None:
     scene = Scene(rules={**RULES, "max_update_mb": 1e-6})
     task = scene.fit(1)
     scene.agent().step(0.0)
-    assert scene.declined() == [(task.nonce, Failure.POLICY)]
+    assert scene.declined() == [(task.nonce, FailureReason.POLICY)]
     assert scene.link.calls["push"] == 0
-    assert (scene.store.held("run", 9), scene.store.unsettled("run")) == (Held(), [])
+    assert (scene.store.held("run", 9), scene.store.unsettled("run")) == (SiteState(), [])
 
 
 @pytest.mark.parametrize(
@@ -262,7 +262,7 @@ def test_a_run_that_this_site_cannot_make_sense_of_is_declined(table: dict[str, 
     scene = Scene(recipe={**RUN, **table}, load_data=not_to_be_loaded)
     task = scene.fit(1)
     scene.agent().step(0.0)
-    assert scene.declined() == [(task.nonce, Failure.REFUSED)]
+    assert scene.declined() == [(task.nonce, FailureReason.REFUSED)]
     assert scene.link.calls == {"enroll": 1, "next_task": 1}
 
 
@@ -286,7 +286,7 @@ def test_a_recipe_that_is_out_of_range_is_declined(said: str, instead: str) -> N
     scene.link.recipe = scene.link.recipe.replace(said, instead)
     task = scene.fit(1)
     scene.agent().step(0.0)
-    assert scene.declined() == [(task.nonce, Failure.REFUSED)]
+    assert scene.declined() == [(task.nonce, FailureReason.REFUSED)]
     assert scene.link.calls == {"enroll": 1, "next_task": 1}
 
 
@@ -297,7 +297,7 @@ def test_code_that_the_policy_does_not_name_is_never_imported(tmp_path: Path, mo
     scene.rules["models"] = ["site_of_evil:other"]
     tasks = [scene.offer(TaskKind.INITIALISE, 0), scene.fit(1)]
     work(scene.agent(), 2)
-    assert scene.declined() == [(task.nonce, Failure.REFUSED) for task in tasks]
+    assert scene.declined() == [(task.nonce, FailureReason.REFUSED) for task in tasks]
     assert "site_of_evil" not in sys.modules
     assert not (tmp_path / "ran").exists()
 
@@ -309,7 +309,7 @@ def test_a_run_that_the_sites_data_do_not_serve_is_declined() -> None:
     scene = Scene(load_data=broken)
     tasks = [scene.fit(1), scene.score(1)]
     work(scene.agent(), 2)
-    assert scene.declined() == [(task.nonce, Failure.DATA) for task in tasks]
+    assert scene.declined() == [(task.nonce, FailureReason.DATA) for task in tasks]
     assert scene.link.calls == {"enroll": 1, "next_task": 2}
 
 
@@ -359,26 +359,30 @@ class FullDisk(MemoryStore):
 @pytest.mark.parametrize(
     ("changes", "kind", "reason"),
     [
-        ({"load_data": scoring_only}, TaskKind.FIT, Failure.DATA),
-        ({"wrap": broken(NO_MEMORY)}, TaskKind.FIT, Failure.OUT_OF_MEMORY),
-        ({"wrap": broken(NO_MEMORY), "roles": frozenset({Role.EVALUATOR})}, TaskKind.SCORE, Failure.OUT_OF_MEMORY),
-        ({"wrap": broken(torch.AcceleratorError("simulated"))}, TaskKind.FIT, Failure.DEVICE),
-        ({"wrap": broken(ValueError("one value per channel"))}, TaskKind.FIT, Failure.INTERNAL),
-        ({"wrap": broken(KeyError("of mine")), "roles": frozenset(Role)}, TaskKind.SCORE, Failure.INTERNAL),
-        ({"wrap": confused}, TaskKind.FIT, Failure.NUMERIC),
-        ({"wrap": broken_model}, TaskKind.FIT, Failure.INTERNAL),
-        ({"store": FullDisk()}, TaskKind.FIT, Failure.DISK),
+        ({"load_data": scoring_only}, TaskKind.FIT, FailureReason.DATA),
+        ({"wrap": broken(NO_MEMORY)}, TaskKind.FIT, FailureReason.OUT_OF_MEMORY),
+        (
+            {"wrap": broken(NO_MEMORY), "roles": frozenset({Role.EVALUATOR})},
+            TaskKind.SCORE,
+            FailureReason.OUT_OF_MEMORY,
+        ),
+        ({"wrap": broken(torch.AcceleratorError("simulated"))}, TaskKind.FIT, FailureReason.DEVICE),
+        ({"wrap": broken(ValueError("one value per channel"))}, TaskKind.FIT, FailureReason.INTERNAL),
+        ({"wrap": broken(KeyError("of mine")), "roles": frozenset(Role)}, TaskKind.SCORE, FailureReason.INTERNAL),
+        ({"wrap": confused}, TaskKind.FIT, FailureReason.NUMERIC),
+        ({"wrap": broken_model}, TaskKind.FIT, FailureReason.INTERNAL),
+        ({"store": FullDisk()}, TaskKind.FIT, FailureReason.DISK),
     ],
 )
 def test_a_task_that_cannot_be_done_is_declined_by_its_reason(
-    changes: dict[str, Any], kind: TaskKind, reason: Failure
+    changes: dict[str, Any], kind: TaskKind, reason: FailureReason
 ) -> None:
     scene = Scene(**changes)
     first, second = (scene.offer(kind, number, first_model()) for number in (1, 2))
     work(scene.agent(), 2)
     assert scene.declined() == [(first.nonce, reason), (second.nonce, reason)]
     assert scene.link.calls["push"] == scene.link.calls["report"] == 0
-    assert scene.store.held("run", 9) == Held()
+    assert scene.store.held("run", 9) == SiteState()
 
 
 def fednh(**parts: Any) -> Payload:
@@ -414,7 +418,7 @@ def test_a_model_that_does_not_fit_is_declined(method: str, base: Payload, kind:
     task = scene.offer(kind, 1, base)
     fine = scene.offer(kind, 2, fednh() if method == "fednh" else first_model())
     work(scene.agent(), 2)
-    assert scene.declined() == [(task.nonce, Failure.REFUSED)]
+    assert scene.declined() == [(task.nonce, FailureReason.REFUSED)]
     done = [pushed.nonce for pushed, _ in scene.link.pushed] if kind is TaskKind.FIT else scene.link.scores
     assert len(done) == 1
     assert fine.nonce not in dict(scene.declined())
@@ -429,7 +433,7 @@ def test_bytes_that_are_no_model_are_declined(failure: str) -> None:
     else:
         scene.link.failing["fetch"] = [CodecError("arrived damaged 3 times")]
     scene.agent().step(0.0)
-    assert scene.declined() == [(task.nonce, Failure.REFUSED)]
+    assert scene.declined() == [(task.nonce, FailureReason.REFUSED)]
 
 
 def not_to_be_loaded(_: Recipe) -> SiteData:
@@ -465,7 +469,7 @@ def test_memory_is_as_before_a_task_that_was_called_off() -> None:
     assert scene.store.unsettled("run") == []
 
 
-class Watched(Now):
+class Watched(DaemonStatus):
     """Remembers what a heartbeat would have said between batches."""
 
     seen: list[Progress]
@@ -666,7 +670,7 @@ def test_scores_pass_the_policy() -> None:
 def test_an_excluded_site_waits_and_enrolls_again(call: str) -> None:
     scene = Scene()
     task = scene.fit(1)
-    scene.link.failing[call] = [Excluded("by the operator")]
+    scene.link.failing[call] = [ExcludedError("by the operator")]
     daemon = scene.agent()
     assert daemon.step(0.0) == Wait(0.0)
     assert scene.pauses == [EXCLUDED_PAUSE_S]
@@ -678,7 +682,7 @@ def test_an_excluded_site_waits_and_enrolls_again(call: str) -> None:
 def test_after_an_incident_on_the_server_the_site_enrolls_again_and_loses_nothing(call: str) -> None:
     scene = Scene()
     task = scene.fit(1)
-    scene.link.failing[call] = [Incident("internal error, incident 0")]
+    scene.link.failing[call] = [IncidentError("internal error, incident 0")]
     daemon = scene.agent()
     assert daemon.step(0.0) == Wait(0.0)
     assert scene.pauses == [INCIDENT_PAUSE_S]
@@ -691,10 +695,10 @@ def test_after_an_incident_on_the_server_the_site_enrolls_again_and_loses_nothin
 def test_a_site_excluded_while_it_hands_in_does_so_when_it_is_admitted() -> None:
     scene = Scene()
     task = scene.fit(1)
-    scene.link.failing |= {"push": [Excluded("by the operator")], "enroll": [], "next_task": []}
+    scene.link.failing |= {"push": [ExcludedError("by the operator")], "enroll": [], "next_task": []}
     daemon = scene.agent()
     daemon.step(0.0)
-    scene.link.failing["next_task"] = [Excluded("by the operator")]
+    scene.link.failing["next_task"] = [ExcludedError("by the operator")]
     work(daemon, 2)
     assert [pushed for pushed, _ in scene.link.pushed] == [task]
     assert (scene.pauses, scene.declined()) == ([EXCLUDED_PAUSE_S], [])
@@ -704,8 +708,8 @@ def test_a_site_excluded_while_it_hands_in_does_so_when_it_is_admitted() -> None
 def test_a_newer_daemon_ends_this_one(call: str) -> None:
     scene = Scene()
     scene.score(1) if call == "report" else scene.fit(1)
-    scene.link.failing[call] = [Fenced("a newer daemon has enrolled")]
-    with pytest.raises(Fenced):
+    scene.link.failing[call] = [FencedError("a newer daemon has enrolled")]
+    with pytest.raises(FencedError):
         scene.agent().step(0.0)
     assert scene.declined() == []
 
@@ -715,7 +719,7 @@ def test_a_server_that_has_restarted_is_greeted_again(call: str) -> None:
     scene = Scene()
     loads = scene.counting_loads()
     task = scene.score(1) if call == "report" else scene.fit(1)
-    scene.link.failing[call] = [NotEnrolled("restarted")]
+    scene.link.failing[call] = [NotEnrolledError("restarted")]
     daemon = scene.agent()
     assert daemon.step(0.0) == Wait(0.0)
     if call != "next_task":

@@ -11,22 +11,22 @@ from typing import Any
 import pytest
 from tests.audits import Kept
 
-from protofed.client.transport.audit import FILE, PLAINTEXT, Audit
+from protofed.client.transport.audit import FILE, PLAINTEXT, ClientAudit
 from protofed.common.codec import digest
-from protofed.common.errors import DiskFailure, OutOfSpace, PolicyViolation
+from protofed.common.errors import DiskFailureError, OutOfSpaceError, PolicyViolationError
 from protofed.common.protocol.messages import Task, TaskKind
 from protofed.common.storage.journal import Journal, records, verify
 
 SOON = 10.0
 
 
-def send(audit: Audit, message: bytes = b"message") -> None:
+def send(audit: ClientAudit, message: bytes = b"message") -> None:
     audit.sent("fl.test:7443", PLAINTEXT, "PutChunk", {"site": "ann", "upload": "u1", "data": "7 bytes"}, message)
 
 
 def test_a_line_says_where_who_what_how_much_and_which_bytes(tmp_path: Path) -> None:
     journal = Journal(tmp_path / FILE)
-    send(Audit(journal))
+    send(ClientAudit(journal))
     journal.close()
     (line,) = records(tmp_path / FILE)
     assert line.event == "sent"
@@ -42,10 +42,10 @@ def test_a_line_says_where_who_what_how_much_and_which_bytes(tmp_path: Path) -> 
 
 def test_answers_refusals_and_servers_are_told() -> None:
     kept = Kept()
-    audit = Audit(kept)
+    audit = ClientAudit(kept)
     audit.answered("CommitUpload", b"message", verdict="accepted")
     audit.answered("CommitUpload", b"message", code="ABORTED")
-    audit.refused(Task(TaskKind.FIT, "run", 3, "n1", None, 0, 1.0), PolicyViolation("part 'head' may not leave"))
+    audit.refused(Task(TaskKind.FIT, "run", 3, "n1", None, 0, 1.0), PolicyViolationError("part 'head' may not leave"))
     audit.server("fl.test:7443", "server-name", "ab", "another name")
     told = digest(b"message")
     assert kept.lines == [
@@ -56,10 +56,10 @@ def test_answers_refusals_and_servers_are_told() -> None:
     ]
 
 
-@pytest.mark.parametrize("error", [OutOfSpace("full"), DiskFailure("broken"), ValueError("too long")])
+@pytest.mark.parametrize("error", [OutOfSpaceError("full"), DiskFailureError("broken"), ValueError("too long")])
 def test_what_cannot_be_written_is_not_taken_for_written(error: Exception) -> None:
     kept = Kept(failing=[error])
-    audit = Audit(kept)
+    audit = ClientAudit(kept)
     with pytest.raises(type(error)):
         send(audit)
     send(audit)
@@ -79,7 +79,7 @@ class Slow(Kept):
         super().append_all(entries)
 
 
-def three_behind_one(slow: Slow, audit: Audit, pool: ThreadPoolExecutor) -> list[Future[None]]:
+def three_behind_one(slow: Slow, audit: ClientAudit, pool: ThreadPoolExecutor) -> list[Future[None]]:
     """The first of four threads writes, and the others have queued."""
     calls = [pool.submit(send, audit, b"first")]
     assert slow.begun.wait(SOON)
@@ -93,7 +93,7 @@ def three_behind_one(slow: Slow, audit: Audit, pool: ThreadPoolExecutor) -> list
 def test_lines_that_come_at_the_same_time_share_a_write() -> None:
     slow = Slow()
     with ThreadPoolExecutor(4) as pool:
-        for call in three_behind_one(slow, Audit(slow), pool):
+        for call in three_behind_one(slow, ClientAudit(slow), pool):
             call.result(SOON)
     assert slow.writes == 2
     assert {facts["digest"] for facts in slow.of("sent")} == {digest(said) for said in (b"first", b"0", b"1", b"2")}
@@ -102,15 +102,20 @@ def test_lines_that_come_at_the_same_time_share_a_write() -> None:
 def test_a_shared_write_that_fails_fails_for_all_that_shared_it() -> None:
     slow = Slow()
     with ThreadPoolExecutor(4) as pool:
-        audit = Audit(slow)
+        audit = ClientAudit(slow)
         calls = [pool.submit(send, audit, b"first")]
         assert slow.begun.wait(SOON)
         calls += [pool.submit(send, audit, b"%d" % index) for index in range(3)]
         while len(audit._queue) < 3:
             pass
-        slow.failing = [OutOfSpace("full"), OutOfSpace("full"), OutOfSpace("full"), OutOfSpace("full")]
+        slow.failing = [
+            OutOfSpaceError("full"),
+            OutOfSpaceError("full"),
+            OutOfSpaceError("full"),
+            OutOfSpaceError("full"),
+        ]
         slow.go.set()
-        assert [type(call.exception(SOON)) for call in calls] == [OutOfSpace] * 4
+        assert [type(call.exception(SOON)) for call in calls] == [OutOfSpaceError] * 4
     assert slow.lines == []
 
 
@@ -123,14 +128,14 @@ def test_whoever_shares_a_write_that_was_interrupted_does_not_go_on() -> None:
 
     slow = Interrupted()
     with ThreadPoolExecutor(4) as pool:
-        found = [type(call.exception(SOON)) for call in three_behind_one(slow, Audit(slow), pool)]
+        found = [type(call.exception(SOON)) for call in three_behind_one(slow, ClientAudit(slow), pool)]
     assert found[0] is type(None)
-    assert sorted(kind.__name__ for kind in found[1:]) == ["DiskFailure", "DiskFailure", "KeyboardInterrupt"]
+    assert sorted(kind.__name__ for kind in found[1:]) == ["DiskFailureError", "DiskFailureError", "KeyboardInterrupt"]
 
 
 def test_many_threads_leave_an_unbroken_chain(tmp_path: Path) -> None:
     journal = Journal(tmp_path / FILE)
-    audit = Audit(journal)
+    audit = ClientAudit(journal)
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda index: send(audit, b"%d" % index), range(200)))
     journal.close()

@@ -19,19 +19,19 @@ from tests.connect_proxy import ConnectProxy
 from tests.pki import Authority
 
 from protofed.client.transport import server_check as lookout
-from protofed.client.transport.audit import Audit
+from protofed.client.transport.audit import ClientAudit
 from protofed.client.transport.calls import Calls
-from protofed.client.transport.diagnosis import Finding, diagnose
+from protofed.client.transport.diagnosis import ConnectionDiagnosis, diagnose
 from protofed.client.transport.proxy import Proxy
 from protofed.common.codec import digest
 from protofed.common.errors import (
     ConfigError,
-    DiskFailure,
-    Excluded,
-    OutOfSpace,
+    DiskFailureError,
+    ExcludedError,
+    OutOfSpaceError,
     ProtocolError,
     StateError,
-    Unavailable,
+    UnavailableError,
 )
 from protofed.common.pki.identity import LiveIdentity, Party, fingerprint
 from protofed.protos.v1 import federation_pb2 as pb
@@ -126,7 +126,7 @@ def dial(identity: LiveIdentity, kept: Kept) -> Iterator[Callable[..., Calls]]:
     made: list[Calls] = []
 
     def make(address: str, **options: Any) -> Calls:
-        known = {"identity": identity, "proxy": None, "audit": Audit(kept), "give_up_after_s": SOON}
+        known = {"identity": identity, "proxy": None, "audit": ClientAudit(kept), "give_up_after_s": SOON}
         made.append(Calls(address, **{**known, **options}))
         return made[-1]
 
@@ -179,7 +179,7 @@ def test_every_attempt_has_a_line_and_errors_of_the_server_too(
 ) -> None:
     server = serve()
     server.failing = [Code.UNAVAILABLE, Code.RESOURCE_EXHAUSTED, Code.PERMISSION_DENIED]
-    with pytest.raises(Excluded, match="as told"):
+    with pytest.raises(ExcludedError, match="as told"):
         dial(server.address).ask("Enroll", HELLO, pb.EnrollReply)
     assert len(kept.of("sent")) == len(server.asked) == 3
     assert [facts["code"] for facts in kept.of("answered")] == ["RESOURCE_EXHAUSTED", "PERMISSION_DENIED"]
@@ -199,7 +199,7 @@ def test_a_full_disk_is_waited_for_and_nothing_leaves_meanwhile(
     server = serve()
     calls = dial(server.address)
     calls.ask("Enroll", HELLO, pb.EnrollReply)
-    kept.failing = [OutOfSpace("full")] * 3
+    kept.failing = [OutOfSpaceError("full")] * 3
     with structlog.testing.capture_logs() as logs:
         calls.ask("NextTask", pb.NextTaskRequest(run="r"), pb.NextTaskReply)
     assert kept.writes == 6
@@ -212,11 +212,11 @@ def test_close_ends_the_wait_for_room(
 ) -> None:
     server = serve()
     calls = dial(server.address)
-    kept.failing = [OutOfSpace("full")] * 1_000_000
+    kept.failing = [OutOfSpaceError("full")] * 1_000_000
     asking = background(calls.ask, "Enroll", HELLO, pb.EnrollReply)
     wait_for(lambda: kept.writes > 3)
     calls.close()
-    with pytest.raises(Unavailable, match="closed"):
+    with pytest.raises(UnavailableError, match="closed"):
         asking.result(SOON)
     assert server.asked == []
 
@@ -227,10 +227,10 @@ def test_a_broken_disk_ends_all_calls_and_nothing_leaves(
     server = serve()
     calls = dial(server.address)
     calls.ask("Enroll", HELLO, pb.EnrollReply)
-    kept.failing = [DiskFailure("broken")]
+    kept.failing = [DiskFailureError("broken")]
     assert calls.once("Heartbeat", BEAT, pb.HeartbeatReply, 5.0) is None  # from a thread that cannot end the daemon
     for _ in range(2):
-        with pytest.raises(DiskFailure, match="broken") as raised:
+        with pytest.raises(DiskFailureError, match="broken") as raised:
             calls.ask("NextTask", HELLO, pb.NextTaskReply)
     assert raised.value.exit_code == StateError.exit_code == 74
     assert server.calls == ["Enroll"]
@@ -327,7 +327,7 @@ def test_a_server_that_is_away_is_diagnosed_again_only_after_a_while(
 ) -> None:
     looks: list[str] = []
 
-    def look(address: str, *more: Any) -> Finding:
+    def look(address: str, *more: Any) -> ConnectionDiagnosis:
         looks.append(address)
         return diagnose(address, *more)
 
@@ -336,7 +336,7 @@ def test_a_server_that_is_away_is_diagnosed_again_only_after_a_while(
     calls = dial(server.address, give_up_after_s=1.0)
     calls.ask("Enroll", HELLO, pb.EnrollReply)
     server.stop()
-    with pytest.raises(Unavailable, match="no answer from"):
+    with pytest.raises(UnavailableError, match="no answer from"):
         calls.ask("NextTask", HELLO, pb.NextTaskReply)
     assert len(looks) == 1
     assert len(kept.of("sent")) > 5

@@ -18,13 +18,13 @@ from torch.nn.functional import cross_entropy
 from protofed.client.data.site_data import Examples, SiteData
 from protofed.client.method import client_methods
 from protofed.client.models.split import SplitModel, dump
-from protofed.client.state.disk_store import FolderStore
-from protofed.client.training.checkpoint import FOLDER, FolderCheckpoints, on_disk
-from protofed.client.training.context import Checkpoints, Local, NoCheckpoints, seeded
+from protofed.client.state.disk_store import DiskStore
+from protofed.client.training.checkpoint import FOLDER, DiskCheckpoints, on_disk
+from protofed.client.training.context import Checkpoints, FitContext, NoCheckpoints, seeded
 from protofed.client.training.loop import train
 from protofed.common import codec
 from protofed.common.config.recipe import Input, Plan
-from protofed.common.errors import OutOfSpace
+from protofed.common.errors import OutOfSpaceError
 from protofed.common.payload import Part, Payload
 from protofed.common.protocol.messages import Task, TaskKind
 from protofed.common.storage import files as archive
@@ -78,11 +78,11 @@ def data() -> SiteData:
 
 def local_of(
     plan: dict[str, Any], memory: Payload, kept: Checkpoints, check: Callable[[], None], round: int = ROUND
-) -> Local:
+) -> FitContext:
     """Fresh objects, as after a restart."""
     made = Plan(**{"epochs": 2, "batch": 4, "checkpoint": True, **plan})
     rng = seeded(0, round, "ann", torch.device("cpu"))
-    return Local("ann", round, 4, model(), data(), CLASSES, made, rng, dict(memory), check=check, checkpoints=kept)
+    return FitContext("ann", round, 4, model(), data(), CLASSES, made, rng, dict(memory), check=check, checkpoints=kept)
 
 
 @dataclass
@@ -164,7 +164,7 @@ def test_a_fit_that_dies_again_and_again_comes_to_its_end(method: str, tmp_path:
 @pytest.mark.parametrize(("at", "again"), [(0, 6), (2, 6), (3, 3), (5, 3), (6, 0)])
 def test_epochs_that_were_done_are_not_done_again(at: int, again: int, tmp_path: Path) -> None:
     case = Case("fedavg", {"epochs": 2})  # of three batches each
-    kept, counting = FolderCheckpoints(tmp_path, TASK), Deadly()
+    kept, counting = DiskCheckpoints(tmp_path, TASK), Deadly()
     with suppress(KilledError):
         case.fit(kept, Deadly(at))
     case.fit(kept, counting)
@@ -201,8 +201,8 @@ def test_a_damaged_checkpoint_is_as_good_as_none(damage: Callable[[bytes], bytes
 
 @pytest.mark.parametrize("other", [{"run": "b"}, {"round": 3}, {"nonce": "n2"}, {"base": "f" * 64}])
 def test_a_checkpoint_counts_for_its_own_task_only(other: dict[str, Any], tmp_path: Path) -> None:
-    theirs = FolderCheckpoints(tmp_path, Task(**{**vars(TASK), **other}))
-    ours, tensors = FolderCheckpoints(tmp_path, TASK), {"w": torch.ones(3)}
+    theirs = DiskCheckpoints(tmp_path, Task(**{**vars(TASK), **other}))
+    ours, tensors = DiskCheckpoints(tmp_path, TASK), {"w": torch.ones(3)}
     for kept in (ours, theirs):
         kept.keep(1, tensors)
     a, b = sorted(tmp_path.iterdir())
@@ -215,7 +215,7 @@ def test_a_checkpoint_counts_for_its_own_task_only(other: dict[str, Any], tmp_pa
 
 
 def test_a_checkpoint_counts_for_its_own_call_only(tmp_path: Path) -> None:
-    kept = FolderCheckpoints(tmp_path, TASK)
+    kept = DiskCheckpoints(tmp_path, TASK)
     kept.keep(1, {"w": torch.ones(3)})
     (first,) = tmp_path.iterdir()
     first.rename(tmp_path / first.name.replace("001", "002"))
@@ -224,7 +224,7 @@ def test_a_checkpoint_counts_for_its_own_call_only(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("body", [nn.Linear(16, 5), nn.Sequential(nn.Linear(16, 6)), nn.Linear(16, 6, bias=False)])
 def test_a_checkpoint_of_another_model_is_not_used(body: nn.Module, tmp_path: Path) -> None:
-    kept = FolderCheckpoints(tmp_path, TASK)
+    kept = DiskCheckpoints(tmp_path, TASK)
     for layers, expected in ((nn.Linear(16, 6), 6), (body, 6), (body, 0)):
         counting = Deadly()
         local = local_of({}, {}, kept, counting)
@@ -235,7 +235,7 @@ def test_a_checkpoint_of_another_model_is_not_used(body: nn.Module, tmp_path: Pa
 
 
 def test_an_unreadable_checkpoint_is_as_good_as_none(tmp_path: Path) -> None:
-    kept = FolderCheckpoints(tmp_path, TASK)
+    kept = DiskCheckpoints(tmp_path, TASK)
     kept.keep(1, {"w": torch.ones(3)})
     (file,) = tmp_path.iterdir()
     file.unlink()
@@ -253,13 +253,13 @@ def test_without_being_asked_nothing_is_kept(tmp_path: Path) -> None:
 
 
 def test_parameters_outside_of_the_model_are_kept(tmp_path: Path) -> None:
-    kept = FolderCheckpoints(tmp_path, TASK)
+    kept = DiskCheckpoints(tmp_path, TASK)
     trained: list[list[float]] = []
     for at in (None, 4, None):
         margins = torch.zeros(2, requires_grad=True)
         local = local_of(ADAM, {}, NoCheckpoints() if not trained else kept, Deadly(at))
 
-        def loss(x: Tensor, y: Tensor, local: Local = local, margins: Tensor = margins) -> Tensor:
+        def loss(x: Tensor, y: Tensor, local: FitContext = local, margins: Tensor = margins) -> Tensor:
             return cross_entropy(local.model(x), y) + (margins - x.mean()).square().sum()
 
         with suppress(KilledError):
@@ -269,12 +269,12 @@ def test_parameters_outside_of_the_model_are_kept(tmp_path: Path) -> None:
 
 
 def test_the_size_of_micro_batches_is_kept(tmp_path: Path) -> None:
-    kept, sizes = FolderCheckpoints(tmp_path, TASK), list[int]()
+    kept, sizes = DiskCheckpoints(tmp_path, TASK), list[int]()
     for at in (4, None):
         sizes.clear()
         local = local_of({"batch": 4}, {}, kept, Deadly(at))
 
-        def loss(x: Tensor, y: Tensor, local: Local = local) -> Tensor:
+        def loss(x: Tensor, y: Tensor, local: FitContext = local) -> Tensor:
             sizes.append(len(x))
             if len(x) > 2:
                 raise torch.OutOfMemoryError("simulated")
@@ -287,7 +287,7 @@ def test_the_size_of_micro_batches_is_kept(tmp_path: Path) -> None:
 
 def test_a_disk_that_is_full_stops_no_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: Any) -> None:
-        raise OutOfSpace("cannot write: no space left on device")
+        raise OutOfSpaceError("cannot write: no space left on device")
 
     case = Case("fedprp", PLANS["adam"])
     monkeypatch.setattr(archive, "write", full)
@@ -326,7 +326,7 @@ RECIPE = {**RUN, "method": {"name": "solo"}, "plan": {**RUN["plan"], "momentum":
 
 def scene_in(folder: Path) -> Scene:
     """A site with a state folder, whose first round has counted."""
-    scene = Scene(store=FolderStore(folder), recipe=RECIPE, checkpoints=partial(on_disk, folder))
+    scene = Scene(store=DiskStore(folder), recipe=RECIPE, checkpoints=partial(on_disk, folder))
     scene.fit(1)
     scene.agent().step(0.0)
     return scene

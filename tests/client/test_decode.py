@@ -17,7 +17,7 @@ from PIL import Image
 from tests.client.pictures import GREY, RGB, input_, ramp, save
 
 from protofed.client.data.decoding import decode
-from protofed.client.data.image_error import Unreadable
+from protofed.client.data.image_error import UnreadableImageError
 from protofed.common.config.recipe import Input
 from protofed.common.errors import DataError
 
@@ -78,25 +78,25 @@ def test_floating_point_files_hold_zero_to_one_or_need_a_window(tmp_path: Path) 
     half = save(tmp_path / "a.tif", np.full((4, 4), 0.5, np.float32))
     assert decode(half, GREY).tolist() == np.full((1, 4, 4), 0.5).tolist()
     loud = save(tmp_path / "b.tif", np.full((4, 4), -300, np.float32))
-    with pytest.raises(Unreadable, match=r"outside 0 to 1, which need input\.window"):
+    with pytest.raises(UnreadableImageError, match=r"outside 0 to 1, which need input\.window"):
         decode(loud, GREY)
     assert decode(loud, input_((1, 4, 4), window=(-300, 100))).tolist() == np.full((1, 4, 4), 0.5).tolist()
-    with pytest.raises(Unreadable, match="no numbers"):
+    with pytest.raises(UnreadableImageError, match="no numbers"):
         decode(save(tmp_path / "c.tif", np.full((4, 4), np.nan, np.float32)), GREY)
 
 
 def test_signed_and_long_values_need_a_window(tmp_path: Path) -> None:
     path = save(tmp_path / "a.tif", np.full((4, 4), -5, np.int32))
-    with pytest.raises(Unreadable, match=r"outside 0 to 65535, which need input\.window"):
+    with pytest.raises(UnreadableImageError, match=r"outside 0 to 65535, which need input\.window"):
         decode(path, GREY)
     assert decode(path, input_((1, 4, 4), window=(0, 20)))[0, 0, 0] == 0.25
 
 
 def test_colours_are_converted_only_where_the_run_says_so(tmp_path: Path) -> None:
     grey, colour = save(tmp_path / "g.png", ramp(channels=1)), save(tmp_path / "c.png")
-    with pytest.raises(Unreadable, match=r"grey, and the run takes RGB images only \(input\.colours\)"):
+    with pytest.raises(UnreadableImageError, match=r"grey, and the run takes RGB images only \(input\.colours\)"):
         decode(grey, RGB)
-    with pytest.raises(Unreadable, match="RGB, and the run takes grey"):
+    with pytest.raises(UnreadableImageError, match="RGB, and the run takes grey"):
         decode(colour, GREY)
     repeated = decode(grey, input_((3, 4, 4), colours="convert"))
     assert np.array_equal(repeated, np.repeat(ramp(channels=1)[None], 3, axis=0))
@@ -137,7 +137,7 @@ def test_alpha_is_dropped_where_it_does_not_matter_and_refused_where_it_does(
     assert np.array_equal(decode(tmp_path / "a.png", input_((channels, 4, 4))), first(ramp(channels=channels)))
     image.putpixel((0, 0), (*([9] * channels), 254))
     image.save(tmp_path / "b.png")
-    with pytest.raises(Unreadable, match="transparent"):
+    with pytest.raises(UnreadableImageError, match="transparent"):
         decode(tmp_path / "b.png", input_((channels, 4, 4)))
 
 
@@ -146,7 +146,7 @@ def test_a_transparent_colour_is_alpha_too(tmp_path: Path) -> None:
     Image.fromarray(ramp()).save(tmp_path / "b.png", transparency=(0, 1, 2))
     Image.fromarray(ramp()).save(tmp_path / "c.png", transparency=(9, 9, 9))
     for name in "ab":
-        with pytest.raises(Unreadable, match="transparent"):
+        with pytest.raises(UnreadableImageError, match="transparent"):
             decode(tmp_path / f"{name}.png", RGB)
     assert np.array_equal(decode(tmp_path / "c.png", RGB), first(ramp()))
 
@@ -179,7 +179,7 @@ def bands(height: int, width: int) -> NDArray[np.uint8]:
 
 def test_another_size_is_refused_unless_it_is_to_be_fitted(tmp_path: Path) -> None:
     path = save(tmp_path / "a.png", ramp(5, 4))
-    with pytest.raises(Unreadable, match=r"4 x 5 pixels, and the run takes 4 x 4 only \(input\.fit\)"):
+    with pytest.raises(UnreadableImageError, match=r"4 x 5 pixels, and the run takes 4 x 4 only \(input\.fit\)"):
         decode(path, RGB)
 
 
@@ -228,11 +228,11 @@ def test_whatever_the_size_the_shape_is_the_runs(
 
 def test_cmyk_is_refused(tmp_path: Path) -> None:
     Image.new("CMYK", (4, 4)).save(tmp_path / "a.jpg")
-    with pytest.raises(Unreadable, match="colours as CMYK"):
+    with pytest.raises(UnreadableImageError, match="colours as CMYK"):
         decode(tmp_path / "a.jpg", RGB)
 
 
 def test_other_channels_than_those_of_images_are_no_matter_of_one_file(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"2 channels; image files have 1 or 3") as caught:
         decode(save(tmp_path / "a.png"), Input(shape=(2, 4, 4)))
-    assert not isinstance(caught.value, Unreadable)
+    assert not isinstance(caught.value, UnreadableImageError)

@@ -19,7 +19,7 @@ from tests.connect_proxy import ConnectProxy
 from tests.pki import Authority
 
 from protofed.client.transport import diagnosis
-from protofed.client.transport.diagnosis import Finding, Kind, diagnose
+from protofed.client.transport.diagnosis import ConnectionDiagnosis, DiagnosisCode, diagnose
 from protofed.client.transport.proxy import Proxy
 from protofed.common.errors import ConfigError
 from protofed.common.pki.identity import Identity, Party, fingerprint, read_identity
@@ -103,7 +103,7 @@ def handshake(context: ssl.SSLContext) -> Callable[[socket.socket], None]:
     return do
 
 
-def expect(found: Finding, kind: Kind, *phrases: str) -> None:
+def expect(found: ConnectionDiagnosis, kind: DiagnosisCode, *phrases: str) -> None:
     assert found.kind is kind, found
     for phrase in phrases:
         assert phrase in found.text
@@ -111,16 +111,22 @@ def expect(found: Finding, kind: Kind, *phrases: str) -> None:
 
 def test_a_server_that_takes_the_certificate_is_fine(serve: Start, identity: Identity, tmp_path: Path) -> None:
     found = diagnose(serve(), identity)
-    expect(found, Kind.FINE, "takes the certificate of site 'ann'")
+    expect(found, DiagnosisCode.FINE, "takes the certificate of site 'ann'")
     assert found.server_fingerprint == fingerprint((tmp_path / "server-0" / "cert.pem").read_bytes())
 
 
 def test_a_name_that_is_unknown(identity: Identity) -> None:
-    expect(diagnose("nowhere.invalid:7443", identity), Kind.NO_NAME, "'nowhere.invalid'", "does not resolve", "DNS")
+    expect(
+        diagnose("nowhere.invalid:7443", identity),
+        DiagnosisCode.NO_NAME,
+        "'nowhere.invalid'",
+        "does not resolve",
+        "DNS",
+    )
 
 
 def test_nothing_listens(identity: Identity, unused_port: int) -> None:
-    expect(diagnose(f"127.0.0.1:{unused_port}", identity), Kind.NOTHING_LISTENS, str(unused_port), "start it")
+    expect(diagnose(f"127.0.0.1:{unused_port}", identity), DiagnosisCode.NOTHING_LISTENS, str(unused_port), "start it")
 
 
 def test_no_answer_at_all(identity: Identity, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,12 +134,12 @@ def test_no_answer_at_all(identity: Identity, monkeypatch: pytest.MonkeyPatch) -
         raise TimeoutError("timed out")
 
     monkeypatch.setattr(socket, "create_connection", silent)
-    expect(diagnose("192.0.2.1:7443", identity), Kind.NO_ANSWER, "192.0.2.1:7443", "firewall")
+    expect(diagnose("192.0.2.1:7443", identity), DiagnosisCode.NO_ANSWER, "192.0.2.1:7443", "firewall")
 
 
 def test_a_server_in_plain_text(identity: Identity, listen: Any) -> None:
     address = listen(lambda line: (line.recv(4096), line.sendall(b"\0\0\x12\4\0\0\0\0\0" + bytes(18))))
-    expect(diagnose(address, identity), Kind.NOT_TLS, "does not speak TLS")
+    expect(diagnose(address, identity), DiagnosisCode.NOT_TLS, "does not speak TLS")
 
 
 def test_a_server_of_the_last_decade(authority: Authority, identity: Identity, listen: Any, tmp_path: Path) -> None:
@@ -142,23 +148,29 @@ def test_a_server_of_the_last_decade(authority: Authority, identity: Identity, l
     context.maximum_version = ssl.TLSVersion.TLSv1_2
     context.load_cert_chain(folder / "cert.pem", folder / "key.pem")
     found = diagnose(listen(handshake(context)), identity)
-    expect(found, Kind.OLD_TLS, "TLS 1.3")
+    expect(found, DiagnosisCode.OLD_TLS, "TLS 1.3")
 
 
 def test_a_server_of_another_authority(serve: Start, identity: Identity, tmp_path: Path) -> None:
     found = diagnose(serve(Authority.make()), identity)
-    expect(found, Kind.SERVER_AUTHORITY, str(tmp_path / "ann" / "ca.pem"), "nothing was sent", "correct the address")
+    expect(
+        found,
+        DiagnosisCode.SERVER_AUTHORITY,
+        str(tmp_path / "ann" / "ca.pem"),
+        "nothing was sent",
+        "correct the address",
+    )
     assert found.server_fingerprint == fingerprint((tmp_path / "server-0" / "cert.pem").read_bytes())
 
 
 def test_a_server_with_a_certificate_for_clients(serve: Start, identity: Identity) -> None:
     found = diagnose(serve(usage=ExtendedKeyUsageOID.CLIENT_AUTH), identity)
-    expect(found, Kind.SERVER_AUTHORITY, "purpose", "nothing was sent")
+    expect(found, DiagnosisCode.SERVER_AUTHORITY, "purpose", "nothing was sent")
 
 
 def test_a_server_of_another_name(serve: Start, identity: Identity) -> None:
     found = diagnose(serve(hosts=("fl.example.org", "192.0.2.7")), identity)
-    expect(found, Kind.SERVER_NAME, "fl.example.org, 192.0.2.7", "not of '127.0.0.1'", "nothing was sent")
+    expect(found, DiagnosisCode.SERVER_NAME, "fl.example.org, 192.0.2.7", "not of '127.0.0.1'", "nothing was sent")
     assert found.server_fingerprint is not None
 
 
@@ -166,12 +178,17 @@ def test_a_server_of_another_name(serve: Start, identity: Identity) -> None:
 def test_a_server_whose_certificate_is_not_valid_now(days: tuple[int, int], serve: Start, identity: Identity) -> None:
     begins, ends = (datetime.now(UTC) + timedelta(days=day) for day in days)
     found = diagnose(serve(begins=begins, ends=ends), identity)
-    expect(found, Kind.SERVER_DATES, f"{begins:%Y-%m-%d}", f"{ends:%Y-%m-%d}", "clock")
+    expect(found, DiagnosisCode.SERVER_DATES, f"{begins:%Y-%m-%d}", f"{ends:%Y-%m-%d}", "clock")
 
 
 def test_a_server_that_does_not_take_the_certificate(serve: Start, identity: Identity) -> None:
     found = diagnose(serve(trusted=Authority.make()), identity)
-    expect(found, Kind.REFUSED, "does not take the certificate of site 'ann'", identity.certificate.fingerprint[:16])
+    expect(
+        found,
+        DiagnosisCode.REFUSED,
+        "does not take the certificate of site 'ann'",
+        identity.certificate.fingerprint[:16],
+    )
 
 
 def test_an_alert_of_the_server_is_told(authority: Authority, identity: Identity, listen: Any, tmp_path: Path) -> None:
@@ -181,7 +198,7 @@ def test_an_alert_of_the_server_is_told(authority: Authority, identity: Identity
     context.verify_mode = ssl.CERT_REQUIRED
     context.load_verify_locations(cadata=Authority.make().pem.decode())
     found = diagnose(listen(handshake(context)), identity)
-    expect(found, Kind.REFUSED, "(unknown ca)")
+    expect(found, DiagnosisCode.REFUSED, "(unknown ca)")
 
 
 def test_a_server_that_is_busy(authority: Authority, identity: Identity, listen: Any, tmp_path: Path) -> None:
@@ -189,9 +206,9 @@ def test_a_server_that_is_busy(authority: Authority, identity: Identity, listen:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(folder / "cert.pem", folder / "key.pem")
     hangs = listen(handshake(context))
-    expect(diagnose(hangs, identity), Kind.BUSY, "busy, or hangs")
+    expect(diagnose(hangs, identity), DiagnosisCode.BUSY, "busy, or hangs")
     full = listen(lambda line: line.close())
-    expect(diagnose(full, identity), Kind.BUSY, "has no room")
+    expect(diagnose(full, identity), DiagnosisCode.BUSY, "has no room")
 
 
 @pytest.mark.parametrize(("days", "phrase"), [(400, "has expired"), (-1, "is not yet valid")])
@@ -202,7 +219,7 @@ def test_an_own_certificate_that_is_not_valid_is_not_shown_to_anybody(
     monkeypatch.setattr(socket, "create_connection", None)
     found = diagnose("127.0.0.1:1", identity, clock=lambda: now)
     own = identity.certificate
-    expect(found, Kind.OWN_CERTIFICATE, phrase, f"{own.not_before:%Y-%m-%d}", f"{own.not_after:%Y-%m-%d}")
+    expect(found, DiagnosisCode.OWN_CERTIFICATE, phrase, f"{own.not_before:%Y-%m-%d}", f"{own.not_after:%Y-%m-%d}")
 
 
 # Through a proxy
@@ -226,14 +243,14 @@ def test_the_proxy_resolves_the_name(proxy: Any, serve: Start, identity: Identit
     way.names["fl.test"] = "127.0.0.1"
     port = serve(hosts=("fl.test",)).rpartition(":")[2]
     found = diagnose(f"fl.test:{port}", identity, Proxy.read(f"http://ann:{SECRET}@{way.address}"))
-    expect(found, Kind.FINE)
+    expect(found, DiagnosisCode.FINE)
     assert way.asked == [f"fl.test:{port}"]
 
 
 def test_a_proxy_that_wants_a_password(proxy: Any, identity: Identity) -> None:
     way = proxy("ann:other")
     found = diagnose("127.0.0.1:1", identity, Proxy.read(f"http://ann:{SECRET}@{way.address}"))
-    expect(found, Kind.PROXY_PASSWORD, way.address, "407")
+    expect(found, DiagnosisCode.PROXY_PASSWORD, way.address, "407")
     assert "hunter2" not in str(found)
 
 
@@ -241,15 +258,19 @@ def test_a_proxy_that_wants_a_password(proxy: Any, identity: Identity) -> None:
 def test_a_proxy_that_refuses(status: int, phrase: str, proxy: Any, identity: Identity) -> None:
     way = proxy()
     way.status = status
-    expect(diagnose("127.0.0.1:1", identity, Proxy.read(f"http://{way.address}")), Kind.PROXY_REFUSES, phrase)
+    expect(diagnose("127.0.0.1:1", identity, Proxy.read(f"http://{way.address}")), DiagnosisCode.PROXY_REFUSES, phrase)
 
 
 def test_a_proxy_that_is_away_or_none(identity: Identity, unused_port: int, listen: Any) -> None:
     away = Proxy.read(f"http://127.0.0.1:{unused_port}")
-    expect(diagnose("127.0.0.1:1", identity, away), Kind.PROXY_AWAY, f"the proxy 127.0.0.1:{unused_port}")
-    expect(diagnose("127.0.0.1:1", identity, Proxy.read("http://no.invalid:1")), Kind.PROXY_AWAY, "does not resolve")
+    expect(diagnose("127.0.0.1:1", identity, away), DiagnosisCode.PROXY_AWAY, f"the proxy 127.0.0.1:{unused_port}")
+    expect(
+        diagnose("127.0.0.1:1", identity, Proxy.read("http://no.invalid:1")),
+        DiagnosisCode.PROXY_AWAY,
+        "does not resolve",
+    )
     other = Proxy.read("http://" + listen(lambda line: line.sendall(b"220 mail\r\n\r\n")))
-    expect(diagnose("127.0.0.1:1", identity, other), Kind.PROXY_AWAY, "is it an HTTP proxy?")
+    expect(diagnose("127.0.0.1:1", identity, other), DiagnosisCode.PROXY_AWAY, "is it an HTTP proxy?")
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from tests.client.pictures import input_
 
 from protofed.client.data import dicom
 from protofed.client.data.decoding import decode
-from protofed.client.data.image_error import Unreadable
+from protofed.client.data.image_error import UnreadableImageError
 from protofed.common.config.recipe import Input
 from protofed.common.errors import DataError
 
@@ -96,7 +96,7 @@ def test_colours_of_eight_bits_stay_so(tmp_path: Path) -> None:
     got = decode(made(tmp_path / "a", pixels, 8), input_((3, 2, 2)))
     assert got.dtype == np.uint8
     assert np.array_equal(got, pixels.transpose(2, 0, 1))
-    with pytest.raises(Unreadable, match="RGB with uint16"):
+    with pytest.raises(UnreadableImageError, match="RGB with uint16"):
         decode(made(tmp_path / "b", pixels.astype(np.uint16)), input_((3, 2, 2)))
 
 
@@ -134,7 +134,7 @@ def test_it_is_fitted_as_other_images_are(tmp_path: Path) -> None:
     ],
 )
 def test_what_cannot_be_shown_is_refused_and_names_nobody(more: dict[str, Any], said: str, tmp_path: Path) -> None:
-    with pytest.raises(Unreadable, match=said) as caught:
+    with pytest.raises(UnreadableImageError, match=said) as caught:
         decode(made(tmp_path / "a", pair(0, 1), **more), PAIR)
     assert "Doe" not in str(caught.value)
     assert str(tmp_path) not in str(caught.value)
@@ -145,7 +145,7 @@ def test_a_file_without_an_image_is_refused(tmp_path: Path) -> None:
     found = pydicom.dcmread(path)
     del found.PixelData
     found.save_as(path)
-    with pytest.raises(Unreadable, match="DICOM without an image"):
+    with pytest.raises(UnreadableImageError, match="DICOM without an image"):
         decode(path, PAIR)
 
 
@@ -155,13 +155,13 @@ def test_a_compression_nobody_here_can_undo_is_named(tmp_path: Path) -> None:
     found.file_meta.TransferSyntaxUID = JPEGLosslessSV1
     found.PixelData = pydicom.encaps.encapsulate([bytes(8)])
     found.save_as(path)
-    with pytest.raises(Unreadable, match=r"compressed as JPEG Lossless.*no decoder here"):
+    with pytest.raises(UnreadableImageError, match=r"compressed as JPEG Lossless.*no decoder here"):
         decode(path, PAIR)
 
 
 def test_a_deflated_file_is_not_inflated(tmp_path: Path) -> None:
     path = made(tmp_path / "a", pair(0, 1), syntax=DeflatedExplicitVRLittleEndian)
-    with pytest.raises(Unreadable, match="deflated"):
+    with pytest.raises(UnreadableImageError, match="deflated"):
         decode(path, PAIR)
 
 
@@ -176,4 +176,4 @@ def test_without_pydicom_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setitem(sys.modules, "pydicom", None)
     with pytest.raises(DataError, match=r"pip install 'protofed\[dicom\]'") as caught:
         decode(path, PAIR)
-    assert not isinstance(caught.value, Unreadable)
+    assert not isinstance(caught.value, UnreadableImageError)

@@ -13,12 +13,12 @@ import pytest
 from tests.client.scene import RULES, RUN, Scene, first_model, work
 
 from protofed.client.agent.agent import Agent
-from protofed.client.agent.enrollment import HELD_PAUSE_S, Door
-from protofed.client.privacy.approval import FOLDER, MOST_OFFERED, Approvals, Standing
-from protofed.client.state.disk_store import FolderStore
+from protofed.client.agent.enrollment import HELD_PAUSE_S, TaskGate
+from protofed.client.privacy.approval import FOLDER, MOST_OFFERED, Approvals, ApprovalStatus
+from protofed.client.state.disk_store import DiskStore
 from protofed.common.config.recipe import Recipe
-from protofed.common.errors import ConfigError, NotEnrolled, OutOfSpace, PolicyViolation
-from protofed.common.protocol.messages import MOST_RECIPE_BYTES, Assignment, Finished, Hold, Task, Wait
+from protofed.common.errors import ConfigError, NotEnrolledError, OutOfSpaceError, PolicyViolationError
+from protofed.common.protocol.messages import MOST_RECIPE_BYTES, Assignment, Finished, PauseReason, Task, Wait
 
 MANUAL = {**RULES, "approval": "manual"}
 NIGHTS = {**RULES, "schedule": [{"from": "20:00", "until": "06:00"}]}
@@ -53,7 +53,7 @@ def opened(tmp_path: Path, approvals: Approvals, clock: Clock) -> Callable[..., 
     """A site with a state folder, and its daemon; both look at `clock`."""
 
     def make(rules: dict[str, object]) -> tuple[Scene, Agent]:
-        scene = Scene(store=FolderStore(tmp_path / "state"), rules=rules)
+        scene = Scene(store=DiskStore(tmp_path / "state"), rules=rules)
         daemon = scene.agent()
         made = Agent(daemon._site, scene.link, scene.now, scene.pauses.append, _door(daemon, approvals, clock))
         return scene, made
@@ -61,8 +61,8 @@ def opened(tmp_path: Path, approvals: Approvals, clock: Clock) -> Callable[..., 
     return make
 
 
-def _door(daemon: Agent, approvals: Approvals, clock: Clock) -> Door:
-    return Door(daemon._site.policy.rules, approvals, clock)
+def _door(daemon: Agent, approvals: Approvals, clock: Clock) -> TaskGate:
+    return TaskGate(daemon._site.policy.rules, approvals, clock)
 
 
 # Approval
@@ -73,12 +73,12 @@ def test_a_run_waits_until_it_is_approved(opened: Callable[..., tuple[Scene, Age
     loads = scene.counting_loads()
     task = scene.fit(1)
     work(daemon, 3)
-    assert scene.link.holds == [Hold.APPROVAL] * 3
+    assert scene.link.holds == [PauseReason.APPROVAL] * 3
     assert scene.pauses == [HELD_PAUSE_S] * 3
     assert (scene.link.calls["next_task"], loads, scene.now.run) == (0, [], "")
     approvals.approve(approvals.offer("run"))
     work(daemon, 1)
-    assert scene.link.holds[3:] == [Hold.NONE]
+    assert scene.link.holds[3:] == [PauseReason.NONE]
     assert [pushed for pushed, _ in scene.link.pushed] == [task]
     assert scene.pauses == [HELD_PAUSE_S] * 3
 
@@ -93,7 +93,7 @@ def test_an_approved_run_needs_no_other_one_after_a_restart(
     again = scene.agent()
     scene.fit(1)
     work(again, 2)
-    assert scene.link.holds == [Hold.APPROVAL, Hold.APPROVAL, Hold.NONE]
+    assert scene.link.holds == [PauseReason.APPROVAL, PauseReason.APPROVAL, PauseReason.NONE]
     assert len(scene.link.pushed) == 1
 
 
@@ -103,12 +103,12 @@ def test_an_approval_is_of_one_recipe(opened: Callable[..., tuple[Scene, Agent]]
     approvals.approve(approvals.offer("run"))
     work(daemon, 2)
     scene.link.recipe = OTHER
-    scene.link.failing["next_task"] = [NotEnrolled("restarted")]
+    scene.link.failing["next_task"] = [NotEnrolledError("restarted")]
     scene.fit(1)
     work(daemon, 4)
-    assert scene.link.holds[-3:] == [Hold.NONE, Hold.APPROVAL, Hold.APPROVAL]
+    assert scene.link.holds[-3:] == [PauseReason.NONE, PauseReason.APPROVAL, PauseReason.APPROVAL]
     assert scene.link.pushed == []
-    assert approvals.standing("run", OTHER) is Standing.CHANGED
+    assert approvals.standing("run", OTHER) is ApprovalStatus.CHANGED
     approvals.approve(approvals.offer("run"))
     work(daemon, 2)
     assert len(scene.link.pushed) == 1
@@ -124,7 +124,7 @@ def test_the_next_run_is_not_known_yet_and_so_not_approved(
     work(daemon, 1)
     scene.link.run = "next"
     work(daemon, 2)
-    assert scene.link.holds == [Hold.APPROVAL, Hold.NONE, Hold.APPROVAL, Hold.APPROVAL]
+    assert scene.link.holds == [PauseReason.APPROVAL, PauseReason.NONE, PauseReason.APPROVAL, PauseReason.APPROVAL]
     assert {offer.run for offer in approvals.offers()} == {"run", "next"}
 
 
@@ -139,7 +139,7 @@ def test_an_approval_that_is_taken_back_ends_at_the_next_task(
     scene.fit(1)
     work(daemon, 2)
     assert scene.link.pushed == []
-    assert scene.link.holds[-1] is Hold.APPROVAL
+    assert scene.link.holds[-1] is PauseReason.APPROVAL
 
 
 def test_what_was_computed_is_not_handed_in_while_the_site_waits(
@@ -147,7 +147,7 @@ def test_what_was_computed_is_not_handed_in_while_the_site_waits(
 ) -> None:
     scene, daemon = opened(RULES)
     scene.fit(1)
-    scene.link.failing["push"] = [NotEnrolled("restarted")]
+    scene.link.failing["push"] = [NotEnrolledError("restarted")]
     work(daemon, 1)
     scene.rules = MANUAL
     scene.restart(tmp_path / "state")
@@ -159,7 +159,7 @@ def test_a_site_without_a_place_for_approvals_has_none() -> None:
     scene = Scene(rules=MANUAL)
     scene.fit(1)
     work(scene.agent(), 3)
-    assert scene.link.holds == [Hold.APPROVAL] * 3
+    assert scene.link.holds == [PauseReason.APPROVAL] * 3
 
 
 def test_a_server_that_has_no_run_is_asked_again_as_before(opened: Callable[..., tuple[Scene, Agent]]) -> None:
@@ -177,10 +177,10 @@ def test_tasks_are_taken_in_the_sites_hours(opened: Callable[..., tuple[Scene, A
     scene, daemon = opened(NIGHTS)
     first = scene.fit(1)
     work(daemon, 2)
-    assert scene.link.holds == [Hold.SCHEDULE] * 2
+    assert scene.link.holds == [PauseReason.SCHEDULE] * 2
     clock.at(20)
     work(daemon, 1)
-    assert scene.link.holds[2:] == [Hold.NONE]
+    assert scene.link.holds[2:] == [PauseReason.NONE]
     clock.at(5)
     second = scene.fit(2)
     work(daemon, 2)
@@ -188,7 +188,7 @@ def test_tasks_are_taken_in_the_sites_hours(opened: Callable[..., tuple[Scene, A
     third = scene.fit(3)
     work(daemon, 3)
     assert [task for task, _ in scene.link.pushed] == [first, second]
-    assert scene.link.holds[3:] == [Hold.SCHEDULE] * 3
+    assert scene.link.holds[3:] == [PauseReason.SCHEDULE] * 3
     assert list(scene.link.tasks) == [third]
     assert scene.declined() == []
 
@@ -200,7 +200,7 @@ def test_a_task_in_hand_is_finished(opened: Callable[..., tuple[Scene, Agent]], 
     tasks = [scene.fit(1), scene.fit(2)]
     work(daemon, 3)
     assert [task for task, _ in scene.link.pushed] == tasks[:1]
-    assert scene.link.holds == [Hold.NONE, Hold.SCHEDULE, Hold.SCHEDULE]
+    assert scene.link.holds == [PauseReason.NONE, PauseReason.SCHEDULE, PauseReason.SCHEDULE]
 
 
 def test_a_task_that_comes_too_late_is_left_alone(opened: Callable[..., tuple[Scene, Agent]], clock: Clock) -> None:
@@ -217,7 +217,7 @@ def test_a_task_that_comes_too_late_is_left_alone(opened: Callable[..., tuple[Sc
     scene.link.next_task = late  # type: ignore[method-assign]
     assert daemon.step(0.0) == Wait(0.0)
     daemon.step(0.0)
-    assert (scene.link.pushed, scene.link.holds) == ([], [Hold.NONE, Hold.SCHEDULE])
+    assert (scene.link.pushed, scene.link.holds) == ([], [PauseReason.NONE, PauseReason.SCHEDULE])
     assert scene.declined() == []
     assert task not in scene.link.tasks
 
@@ -231,15 +231,15 @@ def test_both_have_to_be_fulfilled(
     work(daemon, 2)
     approvals.approve(approvals.offer("run"))
     work(daemon, 1)
-    assert scene.link.holds == [*[Hold.SCHEDULE] * 2, *[Hold.APPROVAL] * 2, Hold.NONE]
+    assert scene.link.holds == [*[PauseReason.SCHEDULE] * 2, *[PauseReason.APPROVAL] * 2, PauseReason.NONE]
 
 
 def test_the_log_says_until_when() -> None:
     rules = Scene(rules={**NIGHTS, "approval": "manual"}).agent()._site.policy.rules
-    door = Door(rules, None, lambda: datetime(2026, 6, 1, 12, 0, tzinfo=UTC))
-    assert door.until(Hold.SCHEDULE) == "until 2026-06-01 20:00 UTC"
-    assert "protofed site approve" in door.until(Hold.APPROVAL)
-    assert door.until(Hold.NONE) == ""
+    door = TaskGate(rules, None, lambda: datetime(2026, 6, 1, 12, 0, tzinfo=UTC))
+    assert door.until(PauseReason.SCHEDULE) == "until 2026-06-01 20:00 UTC"
+    assert "protofed site approve" in door.until(PauseReason.APPROVAL)
+    assert door.until(PauseReason.NONE) == ""
 
 
 # Files
@@ -267,7 +267,7 @@ def test_an_approval_that_cannot_be_read_is_none(text: bytes, approvals: Approva
     path = tmp_path / "state" / FOLDER / "run.json"
     assert json.loads(path.read_text())["digest"] == approvals.offer("run").digest
     path.write_bytes(text)
-    assert approvals.standing("run", OTHER) is not Standing.APPROVED
+    assert approvals.standing("run", OTHER) is not ApprovalStatus.APPROVED
 
 
 def test_an_approval_of_another_run_is_none_for_this_one(approvals: Approvals, tmp_path: Path) -> None:
@@ -275,7 +275,7 @@ def test_an_approval_of_another_run_is_none_for_this_one(approvals: Approvals, t
     approvals.approve(approvals.offer("one"))
     folder = tmp_path / "state" / FOLDER
     os.rename(folder / "one.json", folder / "two.json")
-    assert approvals.standing("two", OTHER) is Standing.CHANGED
+    assert approvals.standing("two", OTHER) is ApprovalStatus.CHANGED
 
 
 def test_a_server_cannot_fill_the_disk_with_runs(approvals: Approvals, clock: Clock, tmp_path: Path) -> None:
@@ -308,7 +308,7 @@ def test_a_full_disk_stops_no_run_that_needs_no_approval(
     opened: Callable[..., tuple[Scene, Agent]], approvals: Approvals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(_: Assignment) -> None:
-        raise OutOfSpace("no room")
+        raise OutOfSpaceError("no room")
 
     monkeypatch.setattr(approvals, "note", full)
     for rules, pushes in ((RULES, 1), (MANUAL, 0)):
@@ -326,7 +326,7 @@ def test_a_full_disk_stops_no_run_that_needs_no_approval(
 def test_what_the_gate_refuses_is_told_before_it_is_declined() -> None:
     scene, told = Scene(rules={**RULES, "max_tensor_mb": 1e-5}), list[tuple[str, str]]()
 
-    def refused(task: Task, why: PolicyViolation) -> None:
+    def refused(task: Task, why: PolicyViolationError) -> None:
         assert scene.declined() == []
         told.append((task.nonce, str(why)))
 

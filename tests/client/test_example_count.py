@@ -13,7 +13,7 @@ import pytest
 import torch
 from tests.client.scene import RULES, RUN, Scene
 
-from protofed.client.agent.status import Now
+from protofed.client.agent.status import DaemonStatus
 from protofed.client.data.site_data import Examples, SiteData
 from protofed.client.models.catalogue import build
 from protofed.client.models.split import dump
@@ -47,7 +47,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @dataclass
-class Watched(Now):
+class Watched(DaemonStatus):
     """Remembers what a heartbeat would have said before and after each batch."""
 
     said: list[Progress] = field(default_factory=list)

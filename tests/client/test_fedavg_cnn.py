@@ -10,7 +10,7 @@ import torch
 from torch.nn.functional import conv2d, linear, max_pool2d, relu
 
 from protofed.client.models.catalogue import build
-from protofed.common.config.recipe import Choice, Input
+from protofed.common.config.recipe import Input, NamedOptions
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "pfllib_fedavgcnn_shapes.npz"
 
@@ -27,7 +27,7 @@ def test_released_names_shapes_and_counts(
     dataset: str, shape: tuple[int, int, int], classes: int, parameters: int
 ) -> None:
     golden = np.load(GOLDEN)
-    model = build(Choice(name="fedavg-cnn"), Input(shape=shape), classes)
+    model = build(NamedOptions(name="fedavg-cnn"), Input(shape=shape), classes)
     ours = {name: str(tuple(p.shape)) for name, p in model.named_parameters()}
     theirs = [name.replace(".0.", ".") for name in golden[f"{dataset}_names"].tolist()]
     assert [name.replace("head", "fc").removeprefix("body.") for name in ours] == theirs
@@ -37,7 +37,7 @@ def test_released_names_shapes_and_counts(
 
 def test_every_layer_is_followed_by_its_relu() -> None:
     torch.manual_seed(0)
-    model = build(Choice(name="fedavg-cnn"), Input(shape=(3, 32, 32)), 10)
+    model = build(NamedOptions(name="fedavg-cnn"), Input(shape=(3, 32, 32)), 10)
     p = model.state_dict()
     x = torch.randn(4, 3, 32, 32)
     z = max_pool2d(relu(conv2d(x, p["body.conv1.weight"], p["body.conv1.bias"])), 2)

@@ -11,8 +11,8 @@ import pytest
 
 from protofed.client.privacy import update_checks as gate
 from protofed.client.privacy.decoys import run_secret
-from protofed.client.privacy.policy import Policy, Released, Rules
-from protofed.client.privacy.update_checks import Background, Refusal
+from protofed.client.privacy.policy import Policy, PolicyRules, Released
+from protofed.client.privacy.update_checks import GateContext, PolicyRefusedError
 from protofed.common import codec
 from protofed.common.payload import NOT_ON_THE_WIRE, Array, Part, Payload, Update
 from protofed.common.tensors import same_tensors
@@ -22,9 +22,9 @@ EXAMPLES = np.array([40, 3, 0, 12, 1, 0])
 ONES = np.ones(3, np.float32)
 
 
-def rules(**changes: Any) -> Rules:
+def rules(**changes: Any) -> PolicyRules:
     table = {"methods": ["fednh"], "parts": set(Part) - NOT_ON_THE_WIRE, "class_distribution_estimate": True}
-    return Rules.model_validate({**table, **changes})
+    return PolicyRules.model_validate({**table, **changes})
 
 
 def row(seed: int) -> Array:
@@ -39,19 +39,19 @@ MADE: Payload = {
 }
 
 
-def known(**changes: Any) -> Background:
+def known(**changes: Any) -> GateContext:
     fields = {"examples": EXAMPLES, "received": RECEIVED, "secret": run_secret(b"s" * 32, "run")}
-    return Background(**{**fields, **changes})
+    return GateContext(**{**fields, **changes})
 
 
-def let(payload: Payload, background: Background | None = None, **changes: Any) -> Payload:
+def let(payload: Payload, background: GateContext | None = None, **changes: Any) -> Payload:
     """What leaves."""
     update = Update("ann", payload, {"loss": 0.5}, 56.0)
     return codec.decode(Policy(rules(**changes)).release(update, background or known()).data)
 
 
-def refused(payload: Payload, background: Background | None = None, **changes: Any) -> Refusal:
-    with pytest.raises(Refusal) as found:
+def refused(payload: Payload, background: GateContext | None = None, **changes: Any) -> PolicyRefusedError:
+    with pytest.raises(PolicyRefusedError) as found:
         Policy(rules(**changes)).release(Update("ann", payload), background)
     return found.value
 

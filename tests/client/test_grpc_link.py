@@ -17,22 +17,22 @@ import pytest
 from google_crc32c import value as crc32c
 from tests.audits import audit
 
-from protofed.client.privacy.policy import Policy, Released, ReleasedScores, Rules
-from protofed.client.state.downloads import FolderIncoming
+from protofed.client.privacy.policy import Policy, PolicyRules, Released, ReleasedScores
+from protofed.client.state.downloads import DiskDownloads
 from protofed.client.transport.grpc_link import GrpcLink
 from protofed.common import codec
 from protofed.common.codec import Digest
 from protofed.common.errors import (
     CodecError,
-    Conflict,
-    Excluded,
-    Failure,
-    Fenced,
-    Incident,
-    Incomplete,
-    NotEnrolled,
+    ConflictError,
+    ExcludedError,
+    FailureReason,
+    FencedError,
+    IncidentError,
+    IncompleteUploadError,
+    NotEnrolledError,
     ProtocolError,
-    Unavailable,
+    UnavailableError,
 )
 from protofed.common.payload import Part, Update
 from protofed.common.protocol import wire
@@ -198,7 +198,7 @@ def test_only_a_call_that_the_server_did_counts_as_its_answer(server: ByHand, li
     assert link.answered_at == -math.inf
     done = server.on["Enroll"]
     server.on["Enroll"] = refuse(Code.PERMISSION_DENIED)
-    with pytest.raises(Excluded):
+    with pytest.raises(ExcludedError):
         link.enroll()
     assert link.answered_at == -math.inf
     server.on["Enroll"] = done
@@ -211,7 +211,9 @@ def test_it_gives_up_if_it_was_told_to_and_names_the_address(
     connect: Callable[..., GrpcLink], unused_port: int
 ) -> None:
     began = time.monotonic()
-    with pytest.raises(Unavailable, match=rf"no answer from 127\.0\.0\.1:{unused_port} for .* s .*start the server"):
+    with pytest.raises(
+        UnavailableError, match=rf"no answer from 127\.0\.0\.1:{unused_port} for .* s .*start the server"
+    ):
         connect(f"127.0.0.1:{unused_port}", give_up_after_s=0.3).enroll()
     assert 0.3 <= time.monotonic() - began < 5
 
@@ -219,14 +221,14 @@ def test_it_gives_up_if_it_was_told_to_and_names_the_address(
 @pytest.mark.parametrize(
     ("code", "kind"),
     [
-        (Code.UNAUTHENTICATED, NotEnrolled),
-        (Code.ABORTED, Fenced),
-        (Code.FAILED_PRECONDITION, Incomplete),
+        (Code.UNAUTHENTICATED, NotEnrolledError),
+        (Code.ABORTED, FencedError),
+        (Code.FAILED_PRECONDITION, IncompleteUploadError),
         (Code.DATA_LOSS, CodecError),
         (Code.INVALID_ARGUMENT, ProtocolError),
-        (Code.PERMISSION_DENIED, Excluded),
-        (Code.ALREADY_EXISTS, Conflict),
-        (Code.INTERNAL, Incident),
+        (Code.PERMISSION_DENIED, ExcludedError),
+        (Code.ALREADY_EXISTS, ConflictError),
+        (Code.INTERNAL, IncidentError),
         (Code.UNKNOWN, ProtocolError),
     ],
 )
@@ -269,7 +271,7 @@ def test_close_ends_a_call_that_waits(
     assert not call.done()
     began = time.monotonic()
     link.close()
-    with pytest.raises(Unavailable, match="the connection was closed"):
+    with pytest.raises(UnavailableError, match="the connection was closed"):
         call.result(SOON)
     assert time.monotonic() - began < 1
     over.set()
@@ -290,14 +292,14 @@ def test_close_ends_a_pause_between_tries(
     assert pausing.wait(SOON)
     began = time.monotonic()
     link.close()
-    with pytest.raises(Unavailable, match="the connection was closed"):
+    with pytest.raises(UnavailableError, match="the connection was closed"):
         call.result(SOON)
     assert time.monotonic() - began < 1
 
 
 def test_a_closed_link_says_so(link: GrpcLink) -> None:
     link.close()
-    with pytest.raises(Unavailable, match="the connection was closed"):
+    with pytest.raises(UnavailableError, match="the connection was closed"):
         link.enroll()
     assert link.beat("run", Progress("n1", Activity.TRAINING)) is Signal.CONTINUE  # from another thread, just too late
 
@@ -428,13 +430,13 @@ def test_a_download_outlives_its_daemon(
     )
     address = start()
     for _ in range(2):  # the last chunk never comes
-        link = connect(address, incoming=FolderIncoming(tmp_path))
+        link = connect(address, incoming=DiskDownloads(tmp_path))
         with pytest.raises(ProtocolError):
             link.fetch(task)
         link.close()  # ends what is in flight
     server.on["GetChunk"] = chunk
     for _ in range(2):
-        assert connect(address, incoming=FolderIncoming(tmp_path)).fetch(task) == BLOB
+        assert connect(address, incoming=DiskDownloads(tmp_path)).fetch(task) == BLOB
     assert sorted(request.index for request in server.requests("GetChunk")) == [0, 1, 2, 2, 2]
 
 
@@ -474,7 +476,7 @@ def released(numbers: int, *, example_count: bool = False) -> Released:
     """An update of `numbers` float32 and one metric."""
     rules = {"methods": ["m"], "parts": ["body"], "metrics": ["loss"], "example_count": example_count}
     payload = {Part.BODY: {"w": np.arange(numbers, dtype=np.float32)}}
-    return Policy(Rules.model_validate(rules)).release(Update("ann", payload, {"loss": 0.5, "secret": 1.0}, 42.0))
+    return Policy(PolicyRules.model_validate(rules)).release(Update("ann", payload, {"loss": 0.5, "secret": 1.0}, 42.0))
 
 
 FOUR_CHUNKS = 1_700_000  # numbers
@@ -564,7 +566,7 @@ def test_an_upload_that_never_gets_whole_fails(server: ByHand, link: GrpcLink, t
 def test_a_contradiction_is_final(call: str, server: ByHand, link: GrpcLink, task: Task) -> None:
     Uploads(server)
     server.on[call] = refuse(Code.ALREADY_EXISTS, "chunk 0 was sent before with other bytes")
-    with pytest.raises(Conflict, match="sent before"):
+    with pytest.raises(ConflictError, match="sent before"):
         link.push(task, released(10))
     assert len(server.requests(call)) == 1
 
@@ -581,7 +583,7 @@ def test_a_server_without_room_is_asked_again_later(call: str, server: ByHand, l
 def test_a_server_that_forgot_the_daemon_is_not_pressed(call: str, server: ByHand, link: GrpcLink, task: Task) -> None:
     Uploads(server)
     server.on[call] = refuse(Code.UNAUTHENTICATED)
-    with pytest.raises(NotEnrolled):
+    with pytest.raises(NotEnrolledError):
         link.push(task, released(10))
     assert len(server.requests(call)) == 1
 
@@ -590,7 +592,7 @@ def test_a_server_that_forgot_the_daemon_is_not_pressed(call: str, server: ByHan
 
 
 def test_scores_are_handed_in_as_released(server: ByHand, link: GrpcLink, task: Task) -> None:
-    rules = Rules.model_validate({"methods": [], "parts": [], "metrics": ["global.accuracy"]})
+    rules = PolicyRules.model_validate({"methods": [], "parts": [], "metrics": ["global.accuracy"]})
     scores: ReleasedScores = Policy(rules).release_scores({"global.accuracy": 0.25, "secret": 1.0})
     server.on["ReportScores"] = lambda *_: pb.Ack()
     link.report(task, scores)
@@ -602,7 +604,7 @@ def test_scores_are_handed_in_as_released(server: ByHand, link: GrpcLink, task: 
 @pytest.mark.parametrize("signal", list(Signal))
 def test_a_heartbeat_brings_the_servers_signal(signal: Signal, server: ByHand, link: GrpcLink) -> None:
     server.on["Heartbeat"] = lambda *_: pb.HeartbeatReply(signal=wire.signal.pack(signal))
-    progress = Progress("n1", Activity.FAILED, 1, 2, True, 5, Failure.NUMERIC)
+    progress = Progress("n1", Activity.FAILED, 1, 2, True, 5, FailureReason.NUMERIC)
     assert link.beat("run", progress) is signal
     (request,) = server.requests("Heartbeat")
     assert wire.unpack_progress(request) == progress

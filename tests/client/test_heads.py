@@ -15,7 +15,7 @@ from protofed.client.models.catalogue import build
 from protofed.client.models.heads import CosineHead, PrototypeHead
 from protofed.client.models.split import SplitModel, dump, load
 from protofed.common.codec import decode, encode
-from protofed.common.config.recipe import Choice, Input
+from protofed.common.config.recipe import Input, NamedOptions
 from protofed.common.errors import CodecError
 from protofed.common.payload import Part
 
@@ -117,7 +117,7 @@ def test_refuses_by_name(prototypes: Any, scale: float | Tensor, message: str) -
 
 def golden_model(golden: Any, dtype: torch.dtype, scale: float, normalize: bool) -> SplitModel:
     """Conv2Cifar with the parameters of the golden files' README and FedNH's frozen head."""
-    choice = Choice.model_validate({"name": "conv2cifar", "normalize": normalize})
+    choice = NamedOptions.model_validate({"name": "conv2cifar", "normalize": normalize})
     model = build(choice, Input(shape=(3, 32, 32)), 10).to(dtype)
     for i, name in enumerate(golden["param_names"][2:], start=2):  # after `prototype` and `scaling`
         parameter = model.body.get_parameter(name)

@@ -18,7 +18,7 @@ from tests.client.scene import RULES, RUN, Scene, work
 from protofed.client.agent.site import check_model, read
 from protofed.client.data.site_data import SiteData
 from protofed.common.config.recipe import MOST_CLASSES, MOST_ROUNDS, Recipe
-from protofed.common.errors import ConfigError, Failure, ProtocolError
+from protofed.common.errors import ConfigError, FailureReason, ProtocolError
 from protofed.common.protocol import wire
 from protofed.common.protocol.messages import LONGEST_S, MOST_BYTES, MOST_RECIPE_BYTES, Assignment, TaskKind
 from protofed.protos.v1 import federation_pb2 as pb
@@ -87,7 +87,7 @@ def test_a_recipe_that_no_honest_server_sends_is_declined_by_a_code(path: str, v
     scene.link.recipe = changed(path, value)
     tasks = [scene.offer(TaskKind.INITIALISE, 0), scene.fit(1), scene.score(1)]
     work(scene.agent(), 3)
-    assert scene.declined() == [(task.nonce, Failure.REFUSED) for task in tasks]
+    assert scene.declined() == [(task.nonce, FailureReason.REFUSED) for task in tasks]
     assert scene.link.calls == {"enroll": 1, "next_task": 3}
 
 
@@ -101,7 +101,7 @@ def test_what_is_no_recipe_is_declined_by_a_code(text: str) -> None:
     scene.link.recipe = text
     task = scene.fit(1)
     work(scene.agent(), 1)
-    assert scene.declined() == [(task.nonce, Failure.REFUSED)]
+    assert scene.declined() == [(task.nonce, FailureReason.REFUSED)]
 
 
 def test_every_value_of_a_recipe_that_is_honest_passes() -> None:
@@ -141,7 +141,7 @@ def test_a_run_of_images_prepared_otherwise_is_refused_before_one_is_read(
     task = scene.fit(1)
     with structlog.testing.capture_logs() as logs:
         work(scene.agent(), 1)
-    assert scene.declined() == [(task.nonce, Failure.REFUSED)]
+    assert scene.declined() == [(task.nonce, FailureReason.REFUSED)]
     said = [str(entry.get("why", "")) for entry in logs]
     assert any(why in text for text in said)
     assert max(map(len, said)) < 400
@@ -193,7 +193,7 @@ def test_whatever_breaks_while_a_run_is_prepared_the_daemon_lives(error: Excepti
     scene = Scene(load_data=broken)
     task = scene.fit(1)
     work(scene.agent(), 1)
-    assert scene.declined() == [(task.nonce, Failure.INTERNAL)]
+    assert scene.declined() == [(task.nonce, FailureReason.INTERNAL)]
 
 
 # Memory
@@ -241,7 +241,7 @@ def test_a_task_that_is_not_of_the_run_is_declined_unfetched(kind: TaskKind, cha
     task = scene.link.tasks.pop()
     scene.link.tasks.append(replace(task, **change))
     work(scene.agent(), 1)
-    assert [failure for _, failure in scene.declined()] == [Failure.REFUSED]
+    assert [failure for _, failure in scene.declined()] == [FailureReason.REFUSED]
     assert scene.link.calls == {"enroll": 1, "next_task": 1}
 
 

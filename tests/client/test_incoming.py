@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from google_crc32c import value as crc32c
 
-from protofed.client.state.downloads import FolderIncoming, Incoming, MemoryIncoming, receive
+from protofed.client.state.downloads import BlobDownloads, DiskDownloads, MemoryDownloads, receive
 from protofed.common.codec import Digest, digest
-from protofed.common.errors import CodecError, OutOfSpace
+from protofed.common.errors import CodecError, OutOfSpaceError
 from protofed.common.protocol.messages import CHUNK_BYTES
 
 DATA = random.Random(0).randbytes(2 * CHUNK_BYTES + 1000)  # three chunks  # noqa: S311
@@ -50,13 +50,13 @@ def pool() -> Iterator[ThreadPoolExecutor]:
 
 
 @pytest.fixture(params=["memory", "folder"])
-def incoming(request: pytest.FixtureRequest, tmp_path: Path) -> Incoming:
-    return MemoryIncoming() if request.param == "memory" else FolderIncoming(tmp_path / "incoming")
+def incoming(request: pytest.FixtureRequest, tmp_path: Path) -> BlobDownloads:
+    return MemoryDownloads() if request.param == "memory" else DiskDownloads(tmp_path / "incoming")
 
 
 @pytest.fixture
 def fetch(pool: ThreadPoolExecutor) -> Callable[..., bytes]:
-    def one(incoming: Incoming, peer: Peer, address: Digest | None = None) -> bytes:
+    def one(incoming: BlobDownloads, peer: Peer, address: Digest | None = None) -> bytes:
         return receive(incoming, address or digest(peer.data), len(peer.data), peer, pool)
 
     return one
@@ -66,21 +66,25 @@ def fetch(pool: ThreadPoolExecutor) -> Callable[..., bytes]:
 
 
 @pytest.mark.parametrize("size", [1, CHUNK_BYTES, CHUNK_BYTES + 1, 2 * CHUNK_BYTES + 1000])
-def test_a_blob_is_received_whole(incoming: Incoming, fetch: Callable[..., bytes], size: int) -> None:
+def test_a_blob_is_received_whole(incoming: BlobDownloads, fetch: Callable[..., bytes], size: int) -> None:
     peer = Peer(DATA[:size])
     assert fetch(incoming, peer) == DATA[:size]
     assert peer.asked == list(range(-(-size // CHUNK_BYTES)))
 
 
 @pytest.mark.parametrize("times", [1, 2])
-def test_a_damaged_chunk_alone_is_asked_for_again(incoming: Incoming, fetch: Callable[..., bytes], times: int) -> None:
+def test_a_damaged_chunk_alone_is_asked_for_again(
+    incoming: BlobDownloads, fetch: Callable[..., bytes], times: int
+) -> None:
     peer = Peer()
     peer.damage = {1: times}
     assert fetch(incoming, peer) == DATA
     assert peer.asked == [0, *[1] * (times + 1), 2]
 
 
-def test_a_chunk_that_arrives_damaged_three_times_is_an_error(incoming: Incoming, fetch: Callable[..., bytes]) -> None:
+def test_a_chunk_that_arrives_damaged_three_times_is_an_error(
+    incoming: BlobDownloads, fetch: Callable[..., bytes]
+) -> None:
     peer = Peer()
     peer.damage = {1: 3}
     with pytest.raises(CodecError, match="chunk 1 arrived damaged 3 times"):
@@ -90,7 +94,7 @@ def test_a_chunk_that_arrives_damaged_three_times_is_an_error(incoming: Incoming
 
 @pytest.mark.parametrize("times", [1, 2])
 def test_a_blob_whose_digest_is_wrong_is_fetched_again(
-    incoming: Incoming, fetch: Callable[..., bytes], times: int
+    incoming: BlobDownloads, fetch: Callable[..., bytes], times: int
 ) -> None:
     peer = Peer()
     peer.lie = {2: times}
@@ -99,7 +103,7 @@ def test_a_blob_whose_digest_is_wrong_is_fetched_again(
 
 
 def test_a_blob_whose_digest_is_wrong_three_times_is_an_error_and_is_not_kept(
-    incoming: Incoming, fetch: Callable[..., bytes]
+    incoming: BlobDownloads, fetch: Callable[..., bytes]
 ) -> None:
     peer = Peer()
     peer.lie = {2: 3}
@@ -113,9 +117,9 @@ def test_a_blob_whose_digest_is_wrong_three_times_is_an_error_and_is_not_kept(
 
 
 @pytest.fixture
-def restart(tmp_path: Path) -> Callable[[], FolderIncoming]:
+def restart(tmp_path: Path) -> Callable[[], DiskDownloads]:
     """Another daemon of the same site."""
-    return lambda: FolderIncoming(tmp_path / "incoming")
+    return lambda: DiskDownloads(tmp_path / "incoming")
 
 
 def names(folder: Path) -> set[str]:
@@ -124,7 +128,7 @@ def names(folder: Path) -> set[str]:
 
 @pytest.mark.parametrize("dies_at", [0, 1, 2])
 def test_a_daemon_that_starts_again_asks_only_for_what_is_missing(
-    restart: Callable[[], FolderIncoming], fetch: Callable[..., bytes], dies_at: int
+    restart: Callable[[], DiskDownloads], fetch: Callable[..., bytes], dies_at: int
 ) -> None:
     peer = Peer()
     peer.dies_at = dies_at
@@ -136,7 +140,7 @@ def test_a_daemon_that_starts_again_asks_only_for_what_is_missing(
 
 
 def test_a_blob_that_came_whole_is_not_asked_for_again(
-    restart: Callable[[], FolderIncoming], fetch: Callable[..., bytes], tmp_path: Path
+    restart: Callable[[], DiskDownloads], fetch: Callable[..., bytes], tmp_path: Path
 ) -> None:
     peer = Peer()
     fetch(restart(), peer)
@@ -147,7 +151,7 @@ def test_a_blob_that_came_whole_is_not_asked_for_again(
 
 @pytest.mark.parametrize("damage", [b"", DATA[:-1], DATA[:-1] + b"x"])
 def test_a_kept_blob_that_changed_is_fetched_again(
-    restart: Callable[[], FolderIncoming], fetch: Callable[..., bytes], tmp_path: Path, damage: bytes
+    restart: Callable[[], DiskDownloads], fetch: Callable[..., bytes], tmp_path: Path, damage: bytes
 ) -> None:
     peer = Peer()
     fetch(restart(), peer)
@@ -158,7 +162,7 @@ def test_a_kept_blob_that_changed_is_fetched_again(
 
 
 def test_only_the_newest_are_kept_and_what_was_used_last_is_new(
-    restart: Callable[[], FolderIncoming], fetch: Callable[..., bytes], tmp_path: Path
+    restart: Callable[[], DiskDownloads], fetch: Callable[..., bytes], tmp_path: Path
 ) -> None:
     blobs = [bytes([number]) * 10 for number in range(4)]
     for number, blob in enumerate(blobs[:2]):
@@ -170,7 +174,7 @@ def test_only_the_newest_are_kept_and_what_was_used_last_is_new(
 
 
 def test_what_was_begun_for_a_task_that_is_over_goes_with_the_next_that_is_whole(
-    restart: Callable[[], FolderIncoming], fetch: Callable[..., bytes], tmp_path: Path
+    restart: Callable[[], DiskDownloads], fetch: Callable[..., bytes], tmp_path: Path
 ) -> None:
     peer = Peer()
     peer.dies_at = 1
@@ -185,7 +189,7 @@ def test_what_was_begun_for_a_task_that_is_over_goes_with_the_next_that_is_whole
 
 
 def test_a_full_disk_is_said_and_the_next_try_succeeds(
-    restart: Callable[[], FolderIncoming],
+    restart: Callable[[], DiskDownloads],
     fetch: Callable[..., bytes],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -196,7 +200,7 @@ def test_a_full_disk_is_said_and_the_next_try_succeeds(
     peer, incoming = Peer(), restart()
     with monkeypatch.context() as disk:
         disk.setattr(os, "posix_fallocate", full)
-        with pytest.raises(OutOfSpace, match="free space"):
+        with pytest.raises(OutOfSpaceError, match="free space"):
             fetch(incoming, peer)
     assert (peer.asked, names(tmp_path)) == ([], set())
     assert fetch(incoming, peer) == DATA

@@ -17,9 +17,9 @@ import pytest
 from google_crc32c import value as crc32c
 
 from protofed.client.privacy import site_secret as own_secret
-from protofed.client.state.disk_store import FolderStore, Held, MemoryStore, Outcome, Store
+from protofed.client.state.disk_store import DiskStore, FitOutcome, MemoryStore, SiteState, Store
 from protofed.common.codec import Digest, digest
-from protofed.common.errors import OutOfSpace, ProtocolError, StateError
+from protofed.common.errors import OutOfSpaceError, ProtocolError, StateError
 from protofed.common.payload import Part, Payload, Update
 from protofed.common.protocol import wire
 from protofed.common.protocol.messages import Receipt, Task, TaskKind, Verdict
@@ -28,21 +28,23 @@ from protofed.common.tensors import same_tensors
 
 COUNTED = (Verdict.ACCEPTED, Verdict.DUPLICATE)
 FORGOTTEN = (Verdict.STALE, Verdict.NOT_NEEDED, Verdict.INVALID)
-Open = Callable[[], FolderStore]
+Open = Callable[[], DiskStore]
 
 
 def task(round: int, nonce: str = "", run: str = "run") -> Task:
     return Task(TaskKind.FIT, run, round, nonce or f"nonce-{round}", Digest("b" * 64), 12, 30.5)
 
 
-def outcome(value: float, **update: Any) -> Outcome:
+def outcome(value: float, **update: Any) -> FitOutcome:
     """A fit that gave `value` everywhere."""
 
     def payload(part: Part, shift: float) -> Payload:
         return {part: {"w": np.full((2, 2), value + shift), "seen": np.array(7)}}
 
     fields = {"metrics": {"loss": value}, "weight": 5.0, **update}
-    return Outcome(Update("ann", payload(Part.BODY, 0.25), **fields), payload(Part.HEAD, 0.5), payload(Part.BODY, 0.75))
+    return FitOutcome(
+        Update("ann", payload(Part.BODY, 0.25), **fields), payload(Part.HEAD, 0.5), payload(Part.BODY, 0.75)
+    )
 
 
 def receipt(verdict: Verdict = Verdict.ACCEPTED) -> Receipt:
@@ -56,9 +58,9 @@ def counted(store: Store, *rounds: int, run: str = "run") -> None:
         store.settle(task(number, run=run), receipt())
 
 
-def number(held: Held) -> float | None:
+def number(held: SiteState) -> float | None:
     """What `counted` gave in the round that is held."""
-    return None if held == Held() else float(held.memory[Part.HEAD]["w"][0, 0]) - 0.5
+    return None if held == SiteState() else float(held.memory[Part.HEAD]["w"][0, 0]) - 0.5
 
 
 def nonces(store: Store, run: str = "run") -> list[str]:
@@ -68,12 +70,12 @@ def nonces(store: Store, run: str = "run") -> list[str]:
 @pytest.fixture
 def reopen(tmp_path: Path) -> Iterator[Open]:
     """The store of one folder; each call is a daemon that starts after the one before has died."""
-    opened: list[FolderStore] = []
+    opened: list[DiskStore] = []
 
-    def start() -> FolderStore:
+    def start() -> DiskStore:
         for store in opened:
             store.close()
-        opened[:] = [FolderStore(tmp_path / "state")]
+        opened[:] = [DiskStore(tmp_path / "state")]
         return opened[0]
 
     yield start
@@ -88,7 +90,7 @@ def store(request: pytest.FixtureRequest) -> Store:
 
 
 def test_nothing_is_held_before_the_first_round(store: Store) -> None:
-    assert store.held("run", 1) == Held(round=0, memory={}, personal=None)
+    assert store.held("run", 1) == SiteState(round=0, memory={}, personal=None)
     assert store.unsettled("run") == []
 
 
@@ -146,13 +148,13 @@ def test_a_round_that_is_opened_again_replaces_what_it_gave(store: Store) -> Non
 def test_runs_do_not_see_each_other(store: Store) -> None:
     counted(store, 1)
     store.stage(task(2, run="other"), outcome(2))
-    assert (store.held("other", 9), nonces(store)) == (Held(), [])
+    assert (store.held("other", 9), nonces(store)) == (SiteState(), [])
     store.settle(task(2, run="other"), receipt())
     assert (number(store.held("other", 9)), number(store.held("run", 9))) == (2, 1)
 
 
 def test_a_method_without_memory_and_tensors_is_kept_too(store: Store) -> None:
-    store.stage(task(1), Outcome(Update("ann", {}), {}, outcome(1).personal))
+    store.stage(task(1), FitOutcome(Update("ann", {}), {}, outcome(1).personal))
     assert store.unsettled("run")[0][1].payload == {}
     store.settle(task(1), receipt())
     assert store.held("run", 2).memory == {}
@@ -176,7 +178,7 @@ def test_earlier_rounds_are_there_for_a_server_that_is_rolled_back(reopen: Open)
 
 
 def test_only_some_rounds_are_kept(tmp_path: Path) -> None:
-    store = FolderStore(tmp_path)
+    store = DiskStore(tmp_path)
     store.retain(1)
     counted(store, 1, 2, 5, 9)
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["000005", "000009"]
@@ -185,7 +187,7 @@ def test_only_some_rounds_are_kept(tmp_path: Path) -> None:
 
 
 def test_what_never_got_a_receipt_goes_with_the_rounds_of_its_time(tmp_path: Path) -> None:
-    store = FolderStore(tmp_path)
+    store = DiskStore(tmp_path)
     store.retain(1)
     store.stage(task(1), outcome(1))
     counted(store, 2)
@@ -235,11 +237,11 @@ def test_what_is_fetched_outlives_the_daemon_and_is_no_run(reopen: Open, tmp_pat
 
 
 def test_a_folder_is_for_one_daemon(tmp_path: Path) -> None:
-    store = FolderStore(tmp_path)
+    store = DiskStore(tmp_path)
     with pytest.raises(StateError, match="in use by another process"):
-        FolderStore(tmp_path)
+        DiskStore(tmp_path)
     store.close()
-    FolderStore(tmp_path).close()
+    DiskStore(tmp_path).close()
 
 
 @pytest.mark.parametrize("name", ["memory.safetensors", "personal.safetensors"])
@@ -403,7 +405,7 @@ def test_a_disk_that_cannot_keep_a_secret_gives_none(
     store = reopen()
     with monkeypatch.context() as patched:
         patched.setattr(os, "fsync", full)
-        with pytest.raises(OutOfSpace):
+        with pytest.raises(OutOfSpaceError):
             store.secret()
     assert not (tmp_path / "state" / own_secret.FILE).exists()
     assert list((tmp_path / "state").glob(f"{archive.TEMPORARY}*")) == []
@@ -411,7 +413,7 @@ def test_a_disk_that_cannot_keep_a_secret_gives_none(
 
 def test_a_simulations_secret_is_the_one_that_it_was_given(tmp_path: Path) -> None:
     given = b"s" * own_secret.BYTES
-    assert MemoryStore(given).secret() == FolderStore(tmp_path, given).secret() == given
+    assert MemoryStore(given).secret() == DiskStore(tmp_path, given).secret() == given
     assert not (tmp_path / own_secret.FILE).exists()
     assert MemoryStore().secret() != MemoryStore().secret()
 

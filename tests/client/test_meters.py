@@ -13,11 +13,11 @@ from prometheus_client.exposition import generate_latest
 from tests.client.scene import RULES, RUN, Scene, first_model, work
 
 from protofed.client.agent.agent import Agent
-from protofed.client.agent.metrics import COARSE, METRICS, PARTS, WHOLE, ClientMeters
-from protofed.client.agent.status import Now
-from protofed.client.privacy.policy import Policy, Refusal, Released, Rules
-from protofed.client.training.context import RECENT_STEPS, Pace
-from protofed.common.errors import PolicyViolation
+from protofed.client.agent.metrics import COARSE, METRICS, PARTS, WHOLE, ClientMetrics
+from protofed.client.agent.status import DaemonStatus
+from protofed.client.privacy.policy import Policy, PolicyRefusedError, PolicyRules, Released
+from protofed.client.training.context import RECENT_STEPS, Throughput
+from protofed.common.errors import PolicyViolationError
 from protofed.common.payload import NOT_ON_THE_WIRE, Part, Update
 from protofed.common.pki.identity import LiveIdentity, Party
 from protofed.common.protocol.messages import Activity, Task, TaskKind
@@ -31,17 +31,17 @@ GPU_ONLY = {"protofed_client_gpu_memory_bytes"}
 TLS_ONLY = {"protofed_client_cert_expiry_seconds"}
 
 
-def value(meters: ClientMeters, name: str, **labels: str) -> float | None:
+def value(meters: ClientMetrics, name: str, **labels: str) -> float | None:
     return meters.registry.get_sample_value(name, {"site": "ann", **labels})
 
 
-def by_part(meters: ClientMeters, name: str) -> dict[str, float]:
+def by_part(meters: ClientMetrics, name: str) -> dict[str, float]:
     """Those that are not 0."""
     found = {part: value(meters, name, part=part) for part in [*PARTS, WHOLE]}
     return {part: count for part, count in found.items() if count}
 
 
-def exposed(meters: ClientMeters) -> dict[str, tuple[str, tuple[str, ...]]]:
+def exposed(meters: ClientMetrics) -> dict[str, tuple[str, tuple[str, ...]]]:
     """Kind and labels by name, of what has a value."""
     return {
         sample.name: (family.type, tuple(sample.labels))
@@ -52,22 +52,22 @@ def exposed(meters: ClientMeters) -> dict[str, tuple[str, tuple[str, ...]]]:
 
 
 def released(payload: dict[Part, Any]) -> Released:
-    rules = Rules.model_validate({**RULES, "parts": list(payload)})
+    rules = PolicyRules.model_validate({**RULES, "parts": list(payload)})
     return Policy(rules).release(Update("ann", payload))
 
 
-def gate_of(meters: ClientMeters, scene: Scene) -> Agent:
+def gate_of(meters: ClientMetrics, scene: Scene) -> Agent:
     """A daemon whose refusals are counted."""
     site = scene.agent()._site
     return Agent(site, scene.link, scene.now, scene.pauses.append, refused=lambda _, why: meters.refused(why))
 
 
 def test_what_is_exposed_is_what_is_promised(tmp_path: Path) -> None:
-    now = Now()
+    now = DaemonStatus()
     now.pace.start()
     now.pace.step(4)
     promised = {metric.name: (metric.kind, metric.labels) for metric in METRICS}
-    assert exposed(ClientMeters("ann", now, state=tmp_path)) == {
+    assert exposed(ClientMetrics("ann", now, state=tmp_path)) == {
         name: told for name, told in promised.items() if name not in GPU_ONLY | TLS_ONLY
     }
     for metric in METRICS:
@@ -82,9 +82,9 @@ def test_with_a_gpu_and_a_certificate_all_of_it_is_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, site_identity: Path
 ) -> None:
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: {"cuda:1": 7 << 30}[str(device)])
-    now = Now()
+    now = DaemonStatus()
     now.pace.step(1)
-    meters = ClientMeters(
+    meters = ClientMetrics(
         "ann", now, state=tmp_path, device=torch.device("cuda:1"), identity=LiveIdentity(site_identity, Party.SITE)
     )
     assert exposed(meters).keys() == {metric.name for metric in METRICS}
@@ -99,23 +99,23 @@ def test_a_lost_gpu_or_disk_is_absent_and_breaks_no_scrape(tmp_path: Path, monke
         raise RuntimeError("CUDA error: device lost")
 
     monkeypatch.setattr(torch.cuda, "memory_reserved", lost)
-    meters = ClientMeters("ann", state=tmp_path / "gone", device=torch.device("cuda"))
+    meters = ClientMetrics("ann", state=tmp_path / "gone", device=torch.device("cuda"))
     assert not exposed(meters).keys() & {"protofed_client_gpu_memory_bytes", "protofed_client_disk_free_bytes"}
     assert meters.telemetry().keys() == {"policy_refusals", "bytes_released"}
 
 
 def test_two_daemons_in_one_process_do_not_share_their_numbers() -> None:
-    one, two = ClientMeters("ann"), ClientMeters("bob")
-    one.refused(PolicyViolation("no"))
+    one, two = ClientMetrics("ann"), ClientMetrics("bob")
+    one.refused(PolicyViolationError("no"))
     assert one.registry.get_sample_value(REFUSALS, {"site": "ann", "part": WHOLE}) == 1
     assert two.registry.get_sample_value(REFUSALS, {"site": "bob", "part": WHOLE}) == 0
 
 
 @pytest.mark.parametrize("activity", Activity)
 def test_a_daemon_is_in_one_phase(activity: Activity) -> None:
-    now = Now(activity=activity)
+    now = DaemonStatus(activity=activity)
     now.steps.epoch = 3
-    meters = ClientMeters("ann", now)
+    meters = ClientMetrics("ann", now)
     phases = {phase.value: value(meters, "protofed_client_phase", phase=phase) for phase in Activity}
     assert phases == {phase.value: float(phase is activity) for phase in Activity}
     assert value(meters, "protofed_client_epoch") == 3
@@ -124,7 +124,7 @@ def test_a_daemon_is_in_one_phase(activity: Activity) -> None:
 
 def test_a_daemon_is_registered_as_long_as_the_server_answered_lately() -> None:
     at = {"clock": 1000.0, "answer": -math.inf}
-    meters = ClientMeters("ann", answered_at=lambda: at["answer"], clock=lambda: at["clock"])
+    meters = ClientMetrics("ann", answered_at=lambda: at["answer"], clock=lambda: at["clock"])
     told = []
     for at["answer"], at["clock"] in ((-math.inf, 1000.0), (1000.0, 1000.0), (1000.0, 1179.9), (1000.0, 1180.0)):
         told.append((meters.answered(), value(meters, "protofed_client_registered")))
@@ -132,7 +132,7 @@ def test_a_daemon_is_registered_as_long_as_the_server_answered_lately() -> None:
 
 
 def test_bytes_are_those_of_the_tensors_by_part() -> None:
-    meters = ClientMeters("ann")
+    meters = ClientMetrics("ann")
     assert set(PARTS) == set(Part) - NOT_ON_THE_WIRE
     assert by_part(meters, RELEASED) == {}
     assert value(meters, RELEASED, part="body") == 0  # there from the beginning, so that a first one is an increase
@@ -147,20 +147,24 @@ def test_bytes_are_those_of_the_tensors_by_part() -> None:
 
 
 def test_what_the_gate_keeps_is_counted_by_its_part_and_told_by_no_name() -> None:
-    meters = ClientMeters("ann")
+    meters = ClientMetrics("ann")
     scene = Scene(rules={**RULES, "max_tensor_mb": 1e-5})
     scene.fit(1, first_model())
     work(gate_of(meters, scene), 1)
     assert by_part(meters, REFUSALS) == {"body": 1.0}
     assert b"linear" not in generate_latest(meters.registry)  # the tensor's name, which the log has
-    for why in (Refusal("parts", "no", part=Part.HEAD), Refusal("max_update_mb", "no"), PolicyViolation("no")):
+    for why in (
+        PolicyRefusedError("parts", "no", part=Part.HEAD),
+        PolicyRefusedError("max_update_mb", "no"),
+        PolicyViolationError("no"),
+    ):
         meters.refused(why)
     assert by_part(meters, REFUSALS) == {"body": 1.0, "head": 1.0, WHOLE: 2.0}
 
 
 @pytest.mark.parametrize(("rules", "part"), [({"parts": ["body"]}, "head"), ({"methods": ["solo"]}, WHOLE)])
 def test_a_run_that_the_policy_refuses_is_counted_task_by_task(rules: dict[str, Any], part: str) -> None:
-    meters, scene = ClientMeters("ann"), Scene(rules={**RULES, **rules})
+    meters, scene = ClientMetrics("ann"), Scene(rules={**RULES, **rules})
     daemon = gate_of(meters, scene)
     for number in range(1, 4):
         scene.fit(number)
@@ -171,7 +175,7 @@ def test_a_run_that_the_policy_refuses_is_counted_task_by_task(rules: dict[str, 
 
 def test_examples_and_steps_are_counted_as_they_are_trained_on() -> None:
     scene = Scene()
-    meters = ClientMeters("ann", scene.now)
+    meters = ClientMetrics("ann", scene.now)
     assert value(meters, "protofed_client_samples_total") == 0
     assert value(meters, "protofed_client_step_seconds") is None
     daemon, seen = scene.agent(), []
@@ -187,7 +191,7 @@ def test_examples_and_steps_are_counted_as_they_are_trained_on() -> None:
 
 def test_a_step_is_as_long_as_the_mean_of_the_recent_ones() -> None:
     at, told = [50.0], list[tuple[float | None, int]]()
-    pace = Pace(lambda: at[0])
+    pace = Throughput(lambda: at[0])
 
     def train(*steps: float) -> None:
         pace.start()
@@ -206,7 +210,7 @@ def test_a_step_is_as_long_as_the_mean_of_the_recent_ones() -> None:
 
 def test_telemetry_has_names_of_the_list_and_never_how_many_examples(tmp_path: Path) -> None:
     scene = Scene(recipe={**RUN})
-    meters = ClientMeters("ann", scene.now, state=tmp_path)
+    meters = ClientMetrics("ann", scene.now, state=tmp_path)
     scene.fit(1)
     work(scene.agent(), 1)
     told = meters.telemetry()
@@ -221,9 +225,9 @@ def test_telemetry_has_names_of_the_list_and_never_how_many_examples(tmp_path: P
 
 
 def test_what_was_counted_is_telemetry_too() -> None:
-    meters = ClientMeters("ann")
-    meters.refused(Refusal("parts", "no", part=Part.HEAD))
-    meters.refused(Refusal("max_update_mb", "no"))
+    meters = ClientMetrics("ann")
+    meters.refused(PolicyRefusedError("parts", "no", part=Part.HEAD))
+    meters.refused(PolicyRefusedError("max_update_mb", "no"))
     meters.released(TASK, released({Part.BODY: {"w": np.ones(4, np.float32)}}))
     assert meters.telemetry() == {"policy_refusals": 2.0, "bytes_released": 16.0}
 

@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 from protofed.client.models.catalogue import architectures, build
 from protofed.client.models.split import SplitModel, dump, load
 from protofed.common.codec import decode, encode
-from protofed.common.config.recipe import Choice, Input
+from protofed.common.config.recipe import Input, NamedOptions
 from protofed.common.errors import CodecError, ConfigError
 from protofed.common.payload import Part
 from protofed.common.tensors import same_tensors
@@ -35,7 +35,7 @@ ALL = {
 
 
 def make(name: str, images: Input, classes: int = 10, **options: Any) -> SplitModel:
-    return build(Choice.model_validate({"name": name, **options}), images, classes)
+    return build(NamedOptions.model_validate({"name": name, **options}), images, classes)
 
 
 def count(module: nn.Module) -> int:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from protofed.client.models.catalogue import build
-from protofed.common.config.recipe import Choice, Input
+from protofed.common.config.recipe import Input, NamedOptions
 from protofed.common.errors import ConfigError
 
 GREY = Input(shape=(1, 8, 8))
@@ -53,7 +53,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_own_factory_that_the_site_allows() -> None:
     name = "site_models:narrow"
     torch.manual_seed(4)
-    model = build(Choice.model_validate({"name": name, "width": 5}), GREY, 4, frozenset({name}))
+    model = build(NamedOptions.model_validate({"name": name, "width": 5}), GREY, 4, frozenset({name}))
     tried = torch.get_rng_state()
     torch.manual_seed(4)
     sys.modules["site_models"].narrow(GREY, 4, width=5)
@@ -68,7 +68,7 @@ def test_own_factory_that_the_site_allows() -> None:
 @pytest.mark.parametrize("allowed", [set(), {"site_models"}, {"site_models:plain"}, {"site_models:narrow2"}, {"*"}])
 def test_own_factory_that_the_site_does_not_list_is_never_imported(allowed: set[str]) -> None:
     with pytest.raises(ConfigError, match=r"narrow' is not allowed .* add it to `models` in the site's policy$"):
-        build(Choice(name="site_models:narrow"), GREY, 4, frozenset(allowed))
+        build(NamedOptions(name="site_models:narrow"), GREY, 4, frozenset(allowed))
     assert "site_models" not in sys.modules
 
 
@@ -92,5 +92,5 @@ def test_own_factory_that_the_site_does_not_list_is_never_imported(allowed: set[
 )
 def test_own_factory_that_cannot_be_used(name: str, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message) as caught:
-        build(Choice.model_validate({"name": name, **options}), GREY, 4, frozenset({name}))
+        build(NamedOptions.model_validate({"name": name, **options}), GREY, 4, frozenset({name}))
     assert "\n" not in str(caught.value)

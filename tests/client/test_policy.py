@@ -12,17 +12,17 @@ import pytest
 
 from protofed.client.method import client_methods
 from protofed.client.privacy.policy import (
-    Background,
+    GateContext,
     Policy,
-    Refusal,
+    PolicyRefusedError,
+    PolicyRules,
     Released,
     ReleasedScores,
     ReleasedTelemetry,
-    Rules,
 )
 from protofed.common import codec
 from protofed.common.config.recipe import read_table
-from protofed.common.errors import ConfigError, PolicyViolation
+from protofed.common.errors import ConfigError, PolicyViolationError
 from protofed.common.payload import Part, Tensors, Update, describe
 from protofed.common.protocol.telemetry import Telemetry
 from protofed.common.tensors import same_tensors
@@ -35,7 +35,7 @@ BODY: Tensors = {"w": np.arange(6, dtype=np.float32).reshape(2, 3), "order": np.
 
 def policy(**rules: Any) -> Policy:
     table = {"methods": ["fedavg"], "parts": ["body", "head"], "metrics": ["loss"], **rules}
-    return Policy(Rules.model_validate(table))
+    return Policy(PolicyRules.model_validate(table))
 
 
 def update(**fields: Any) -> Update:
@@ -50,13 +50,13 @@ def read(path: Path, text: str) -> Policy:
 
 def test_without_a_file_there_is_no_participation(tmp_path: Path) -> None:
     for path in (tmp_path / "none.toml", tmp_path):
-        with pytest.raises(PolicyViolation, match=r"no policy at .*deploy/policies.*--policy"):
+        with pytest.raises(PolicyViolationError, match=r"no policy at .*deploy/policies.*--policy"):
             Policy.read(path)
 
 
 def test_a_file_is_read(tmp_path: Path) -> None:
     rules = read(tmp_path / "policy.toml", VALID).rules
-    assert rules == Rules(
+    assert rules == PolicyRules(
         methods=frozenset({"fedavg"}),
         parts=frozenset({Part.BODY, Part.HEAD}),
         metrics=frozenset({"loss"}),
@@ -98,9 +98,9 @@ def test_a_run_is_refused_by_the_rule_that_does_not_name_it() -> None:
     both = frozenset({Part.BODY, Part.HEAD})
     policy().admit("fedavg", both)
     policy().admit("fedavg", frozenset())
-    with pytest.raises(PolicyViolation, match=r"method 'fednh' .*\(methods: fedavg\)"):
+    with pytest.raises(PolicyViolationError, match=r"method 'fednh' .*\(methods: fedavg\)"):
         policy().admit("fednh", both)
-    with pytest.raises(Refusal, match=r"'fedavg' sends 'prototypes'.*\(parts\)") as found:
+    with pytest.raises(PolicyRefusedError, match=r"'fedavg' sends 'prototypes'.*\(parts\)") as found:
         policy().admit("fedavg", both | {Part.PROTOTYPES})
     assert found.value.part is Part.PROTOTYPES
 
@@ -125,20 +125,20 @@ def test_metrics_stay_unless_they_are_named() -> None:
 
 def test_a_part_that_is_not_named_stops_the_whole_update() -> None:
     payload = {Part.BODY: BODY, Part.PROTOTYPES: {"0": np.ones(3, np.float32)}}
-    with pytest.raises(PolicyViolation, match=r"part 'prototypes'.*\(parts\)"):
+    with pytest.raises(PolicyViolationError, match=r"part 'prototypes'.*\(parts\)"):
         policy().release(update(payload=payload))
 
 
 def test_the_size_is_that_of_all_the_bytes() -> None:
     size = len(policy().release(update()).data)
     policy(max_update_mb=size / 1e6).release(update())
-    with pytest.raises(PolicyViolation, match="max_update_mb"):
+    with pytest.raises(PolicyViolationError, match="max_update_mb"):
         policy(max_update_mb=(size - 1) / 1e6).release(update())
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_numbers_that_are_not_finite_do_not_leave(bad: float) -> None:
-    with pytest.raises(PolicyViolation, match=r"head/b .*not finite; nothing was sent"):
+    with pytest.raises(PolicyViolationError, match=r"head/b .*not finite; nothing was sent"):
         policy().release(update(payload={Part.BODY: BODY, Part.HEAD: {"b": np.array([1.0, bad], np.float32)}}))
 
 
@@ -157,9 +157,9 @@ def test_nothing_else_makes_a_released_update() -> None:
     one = policy().release(update())
     fields = (one.manifest, one.data, one.metrics, one.weight)
     for gate in ((), (object(),), (None,), (True,)):
-        with pytest.raises(PolicyViolation, match=r"only through Policy\.release"):
+        with pytest.raises(PolicyViolationError, match=r"only through Policy\.release"):
             Released(*fields, *gate)
-    with pytest.raises(PolicyViolation, match=r"only through Policy\.release"):
+    with pytest.raises(PolicyViolationError, match=r"only through Policy\.release"):
         dataclasses.replace(one, weight=42.0)
     with pytest.raises(dataclasses.FrozenInstanceError):
         one.weight = 42.0  # type: ignore[misc]
@@ -168,9 +168,9 @@ def test_nothing_else_makes_a_released_update() -> None:
 def test_nothing_else_makes_released_scores() -> None:
     one = policy(metrics=["loss"]).release_scores({"loss": 0.5})
     for gate in ((), (object(),), (None,)):
-        with pytest.raises(PolicyViolation, match=r"only through Policy\.release_scores"):
+        with pytest.raises(PolicyViolationError, match=r"only through Policy\.release_scores"):
             ReleasedScores({"secret": 1.0}, *gate)
-    with pytest.raises(PolicyViolation, match=r"only through Policy\.release_scores"):
+    with pytest.raises(PolicyViolationError, match=r"only through Policy\.release_scores"):
         dataclasses.replace(one, scores={"secret": 1.0})
 
 
@@ -180,7 +180,7 @@ def test_a_released_update_does_not_print_its_numbers() -> None:
     assert "gate" not in repr(released)
 
 
-ENOUGH = Background(np.full(10, 1000), {}, b"secret")  # of each class
+ENOUGH = GateContext(np.full(10, 1000), {}, b"secret")  # of each class
 EVERYTHING = {
     part: {"0" if part is Part.PROTOTYPES else "w": np.ones(3, np.float32)}
     for part in (Part.BODY, Part.HEAD, Part.PROTOTYPES)
@@ -209,7 +209,7 @@ def test_only_the_open_policy_lets_a_class_distribution_be_estimated() -> None:
             if name == "open":
                 policy.admit(method, sends)
             else:
-                with pytest.raises(PolicyViolation):
+                with pytest.raises(PolicyViolationError):
                     policy.admit(method, sends)
 
 
@@ -236,7 +236,7 @@ def test_the_strict_policy_lets_no_number_about_the_site_out() -> None:
     strict = Policy.read(shipped.folder("policies") / "strict.toml")
     strict.admit("fednh", client_methods.build("fednh", {}).sends)
     for method in set(client_methods) - {"fednh"}:
-        with pytest.raises(PolicyViolation, match=f"method '{method}'"):
+        with pytest.raises(PolicyViolationError, match=f"method '{method}'"):
             strict.admit(method, client_methods.build(method, {}).sends)
     released = strict.release(update(payload=EVERYTHING, metrics=dict.fromkeys(SCALARS, 0.5)), ENOUGH)
     assert (released.metrics, released.weight) == ({}, None)
@@ -262,16 +262,16 @@ def test_a_number_that_the_server_would_refuse_stays(bad: float) -> None:
 
 
 def test_released_telemetry_cannot_be_made_by_hand() -> None:
-    with pytest.raises(PolicyViolation, match=r"only through Policy\.release_telemetry"):
+    with pytest.raises(PolicyViolationError, match=r"only through Policy\.release_telemetry"):
         ReleasedTelemetry({"step_seconds": 1.0})
     released = policy().release_telemetry({})
-    with pytest.raises(PolicyViolation):
+    with pytest.raises(PolicyViolationError):
         dataclasses.replace(released, numbers={"step_seconds": 1.0})
 
 
 def test_the_shipped_policies_say_every_key() -> None:
     for name in ("strict", "standard", "open"):
-        assert read_table(shipped.folder("policies") / f"{name}.toml").keys() == Rules.model_fields.keys()
+        assert read_table(shipped.folder("policies") / f"{name}.toml").keys() == PolicyRules.model_fields.keys()
 
 
 def test_a_stricter_policy_is_stricter_in_everything() -> None:
@@ -298,7 +298,7 @@ def test_a_stricter_policy_is_stricter_in_everything() -> None:
     ],
 )
 def test_a_run_that_is_about_classes_is_refused_before_it_begins(part: Part, changes: Any, rule: str) -> None:
-    with pytest.raises(Refusal, match=rf"part '{part}' .*\({rule}\)") as refused:
+    with pytest.raises(PolicyRefusedError, match=rf"part '{part}' .*\({rule}\)") as refused:
         policy(parts=[part], **changes).admit("fedavg", frozenset({part}))
     assert refused.value.rule == rule
 

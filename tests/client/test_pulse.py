@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from tests.client.scene import RULES
 
-from protofed.client.agent.heartbeat import Pulse
-from protofed.client.agent.status import CalledOffError, Now
-from protofed.client.privacy.policy import Policy, Rules
-from protofed.client.training.context import Steps
+from protofed.client.agent.heartbeat import Heartbeat
+from protofed.client.agent.status import CalledOffError, DaemonStatus
+from protofed.client.privacy.policy import Policy, PolicyRules
+from protofed.client.training.context import FitProgress
 from protofed.common.protocol import wire
 from protofed.common.protocol.messages import Activity, Progress, Signal
 from protofed.protos.v1 import federation_pb2 as pb
@@ -41,8 +41,10 @@ class Ear:
 
 
 @contextmanager
-def beating(ear: Any, now: Now, bytes_moved: Callable[[], int] = lambda: 0, **options: Any) -> Iterator[Pulse]:
-    pulse = Pulse(ear, now, bytes_moved, **options)
+def beating(
+    ear: Any, now: DaemonStatus, bytes_moved: Callable[[], int] = lambda: 0, **options: Any
+) -> Iterator[Heartbeat]:
+    pulse = Heartbeat(ear, now, bytes_moved, **options)
     pulse.start()
     try:
         yield pulse
@@ -53,10 +55,10 @@ def beating(ear: Any, now: Now, bytes_moved: Callable[[], int] = lambda: 0, **op
 
 
 def test_a_beat_says_what_the_daemon_does_at_that_time() -> None:
-    ear, now, moved = Ear(), Now(run="run", heartbeat_s=0.005), [10]
+    ear, now, moved = Ear(), DaemonStatus(run="run", heartbeat_s=0.005), [10]
     with beating(ear, now, lambda: moved[0]):
         assert ear.heard.get(timeout=SOON) == ("run", Progress("", Activity.IDLE, bytes_moved=10))
-        now.nonce, now.activity, now.steps = "n1", Activity.TRAINING, Steps(2, 5)
+        now.nonce, now.activity, now.steps = "n1", Activity.TRAINING, FitProgress(2, 5)
         moved[0] = 99
         ear.hears(Progress("n1", Activity.TRAINING, 2, 5, False, 99))
         now.check()  # a batch is done
@@ -68,7 +70,7 @@ def test_a_beat_says_what_the_daemon_does_at_that_time() -> None:
 def test_training_moves_for_a_minute_after_each_batch() -> None:
     """So long that batches cannot be told apart, and no longer: what hangs is found."""
     time = [0.0]
-    now = Now(activity=Activity.TRAINING, clock=lambda: time[0])
+    now = DaemonStatus(activity=Activity.TRAINING, clock=lambda: time[0])
     told = []
     for batch in (0.0, 0.5, 59.0, 118.9):
         time[0] = batch
@@ -83,13 +85,13 @@ def test_training_moves_for_a_minute_after_each_batch() -> None:
 
 @pytest.mark.parametrize("activity", sorted(set(Activity) - {Activity.TRAINING}))
 def test_only_training_moves(activity: Activity) -> None:
-    now = Now(activity=activity)
+    now = DaemonStatus(activity=activity)
     now.check()
     assert not now.progress(0).moving
 
 
 def test_nothing_is_said_before_the_daemon_has_a_run() -> None:
-    ear, now = Ear(), Now(heartbeat_s=0.005)
+    ear, now = Ear(), DaemonStatus(heartbeat_s=0.005)
     with beating(ear, now):
         with pytest.raises(queue.Empty):
             ear.heard.get(timeout=0.05)
@@ -98,7 +100,7 @@ def test_nothing_is_said_before_the_daemon_has_a_run() -> None:
 
 
 def test_a_task_that_is_called_off_ends_at_its_next_check() -> None:
-    ear, now = Ear(), Now(run="run", nonce="n1", heartbeat_s=0.005)
+    ear, now = Ear(), DaemonStatus(run="run", nonce="n1", heartbeat_s=0.005)
     now.check()
     ear.answer = lambda _: Signal.ABORT
     with beating(ear, now):
@@ -109,7 +111,7 @@ def test_a_task_that_is_called_off_ends_at_its_next_check() -> None:
 
 
 def test_calling_off_one_task_is_not_calling_off_the_next() -> None:
-    ear, now = Ear(), Now(run="run", nonce="n1", heartbeat_s=0.005)
+    ear, now = Ear(), DaemonStatus(run="run", nonce="n1", heartbeat_s=0.005)
 
     def slow(progress: Progress) -> Signal:
         now.nonce = "n2"  # while the answer is on its way
@@ -124,15 +126,15 @@ def test_calling_off_one_task_is_not_calling_off_the_next() -> None:
 
 
 def test_an_idle_daemon_is_never_called_off() -> None:
-    now = Now(run="run")
+    now = DaemonStatus(run="run")
     assert now.called_off == now.nonce == ""
     now.check()
 
 
 def test_a_beat_tells_of_the_machine_what_the_policy_names_and_no_more() -> None:
     measured = {"disk_free_bytes": 7.0, "step_seconds": 0.5}
-    ear, now, rules = Ear(), Now(run="run", heartbeat_s=0.005), {**RULES, "telemetry": ["disk_free_bytes"]}
-    named, closed = Policy(Rules.model_validate(rules)), Policy(Rules.model_validate(RULES))
+    ear, now, rules = Ear(), DaemonStatus(run="run", heartbeat_s=0.005), {**RULES, "telemetry": ["disk_free_bytes"]}
+    named, closed = Policy(PolicyRules.model_validate(rules)), Policy(PolicyRules.model_validate(RULES))
     with beating(ear, now, telemetry=lambda: named.release_telemetry(measured)):
         assert ear.heard.get(timeout=SOON)[1].telemetry == {"disk_free_bytes": 7.0}
         measured["disk_free_bytes"] = 6.0
@@ -150,7 +152,7 @@ def test_a_beat_tells_of_the_machine_what_the_policy_names_and_no_more() -> None
 
 
 def test_it_ends_when_it_is_told_to_without_another_beat() -> None:
-    ear, now = Ear(), Now(run="run", heartbeat_s=60.0)
+    ear, now = Ear(), DaemonStatus(run="run", heartbeat_s=60.0)
     with beating(ear, now) as pulse:
         pulse.stop()
         pulse.join(SOON)

@@ -14,22 +14,22 @@ from tests.client.ranked import CASES, outcome, site_of
 
 from protofed.client.distributed import leader as ranks_work
 from protofed.client.distributed.environment import Launch, launched
-from protofed.client.distributed.leader import END, FIT, PREPARE, Board, Call
+from protofed.client.distributed.leader import END, FIT, PREPARE, Call, CallBoard
 from protofed.client.distributed.rendezvous import met
 from protofed.client.distributed.team import LostError
-from protofed.common.errors import ConfigError, Failure
+from protofed.common.errors import ConfigError, FailureReason
 
 pytestmark = pytest.mark.timeout(600)  # processes that import PyTorch, on a machine with other work
 PATIENCE_S = 500
 APART = {"other-data", "idle"}
 FAILING = {
     "called-off": "CalledOffError -",
-    "fails-forward": f"ElsewhereError {Failure.INTERNAL} rank 1 of",
-    "fails-backward": f"ElsewhereError {Failure.INTERNAL} rank 1 of",
-    "fails-in-means": f"ElsewhereError {Failure.INTERNAL} rank 1 of",
+    "fails-forward": f"ElsewhereError {FailureReason.INTERNAL} rank 1 of",
+    "fails-backward": f"ElsewhereError {FailureReason.INTERNAL} rank 1 of",
+    "fails-in-means": f"ElsewhereError {FailureReason.INTERNAL} rank 1 of",
     "daemon-fails": "ValueError - patient",
-    "nan": f"TaskFailure {Failure.NUMERIC}",
-    "short-for-ever": f"TaskFailure {Failure.OUT_OF_MEMORY}",
+    "nan": f"TaskFailure {FailureReason.NUMERIC}",
+    "short-for-ever": f"TaskFailure {FailureReason.OUT_OF_MEMORY}",
 }
 GIVING = sorted(CASES.keys() - FAILING.keys() - APART)
 
@@ -77,7 +77,9 @@ def test_all_leave_together_what_one_cannot_do(name: str, done: tuple[Path, str]
 def test_a_rank_with_other_data_is_refused(tmp_path: Path) -> None:
     said = run(tmp_path, 2, "other-data")
     assert (
-        (tmp_path / "other-data.txt").read_text().startswith(f"TaskFailure {Failure.DATA} the run cannot be prepared")
+        (tmp_path / "other-data.txt")
+        .read_text()
+        .startswith(f"TaskFailure {FailureReason.DATA} the run cannot be prepared")
     )
     assert "the training data here are others than rank 0's: copy the same to every node" in said
 
@@ -121,8 +123,8 @@ class Slow(Keys):
         return super().check(keys)
 
 
-def board(store: Keys, name: str) -> Board:
-    return Board(cast("Any", store), name)
+def board(store: Keys, name: str) -> CallBoard:
+    return CallBoard(cast("Any", store), name)
 
 
 def test_calls_are_waited_for_without_an_end_and_a_lost_launcher_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:

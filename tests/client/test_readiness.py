@@ -11,8 +11,8 @@ from tests.client.scene import RUN, site_data
 from tests.pki import Authority
 
 from protofed.client.agent import readiness
-from protofed.client.agent.metrics import ClientMeters
-from protofed.client.agent.readiness import Loading, Readiness
+from protofed.client.agent.metrics import ClientMetrics
+from protofed.client.agent.readiness import DaemonReadiness, Loading
 from protofed.client.data.site_data import SiteData
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import DataError
@@ -27,21 +27,21 @@ def unreadable(_: Recipe) -> SiteData:
 
 
 @pytest.fixture
-def ready(tmp_path: Path) -> Readiness:
+def ready(tmp_path: Path) -> DaemonReadiness:
     """Of a daemon that has all it needs."""
     policy = tmp_path / "policy.toml"
     policy.write_text(POLICY)
-    meters = ClientMeters("ann", answered_at=lambda: 0.0, clock=lambda: 1.0)
+    meters = ClientMetrics("ann", answered_at=lambda: 0.0, clock=lambda: 1.0)
     loading = Loading(lambda _: site_data(), None)
-    return Readiness("server:7443", None, meters, torch.device("cpu"), loading, policy)
+    return DaemonReadiness("server:7443", None, meters, torch.device("cpu"), loading, policy)
 
 
-def test_with_all_of_it_a_daemon_is_ready(ready: Readiness) -> None:
+def test_with_all_of_it_a_daemon_is_ready(ready: DaemonReadiness) -> None:
     assert ready() == []
 
 
 def test_an_identity_is_usable_until_its_last_day(
-    ready: Readiness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ready: DaemonReadiness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     identity = LiveIdentity(Authority.make().issue(tmp_path / "identity", Party.SITE, "ann"), Party.SITE)
     held = replace(ready, identity=identity)
@@ -53,12 +53,12 @@ def test_an_identity_is_usable_until_its_last_day(
     assert "has expired" in line
 
 
-def test_without_an_answer_a_daemon_is_not_ready(ready: Readiness) -> None:
-    (line,) = replace(ready, meters=ClientMeters("ann"))()
+def test_without_an_answer_a_daemon_is_not_ready(ready: DaemonReadiness) -> None:
+    (line,) = replace(ready, meters=ClientMetrics("ann"))()
     assert line.startswith("enrolled: server:7443 has not done what this daemon asked for within the last 180 s")
 
 
-def test_a_gpu_that_is_lost_is_said_in_one_line(ready: Readiness, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_that_is_lost_is_said_in_one_line(ready: DaemonReadiness, monkeypatch: pytest.MonkeyPatch) -> None:
     on_gpu = replace(ready, device=torch.device("cuda:0"))
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (1, 2))
     assert on_gpu() == []
@@ -72,7 +72,7 @@ def test_a_gpu_that_is_lost_is_said_in_one_line(ready: Readiness, monkeypatch: p
     assert "\n" not in line
 
 
-def test_a_root_is_looked_into_until_the_data_are_loaded(ready: Readiness, tmp_path: Path) -> None:
+def test_a_root_is_looked_into_until_the_data_are_loaded(ready: DaemonReadiness, tmp_path: Path) -> None:
     root = tmp_path / "data"
     loading = Loading(lambda _: site_data(), root)
     waiting = replace(ready, loading=loading)
@@ -88,7 +88,7 @@ def test_a_root_is_looked_into_until_the_data_are_loaded(ready: Readiness, tmp_p
     assert waiting() == []  # they are in memory
 
 
-def test_data_that_could_not_be_loaded_are_missing_until_they_are(ready: Readiness, tmp_path: Path) -> None:
+def test_data_that_could_not_be_loaded_are_missing_until_they_are(ready: DaemonReadiness, tmp_path: Path) -> None:
     there = [False]
     loading = Loading(lambda recipe: site_data() if there[0] else unreadable(recipe), tmp_path)
     held = replace(ready, loading=loading)
@@ -102,7 +102,7 @@ def test_data_that_could_not_be_loaded_are_missing_until_they_are(ready: Readine
 
 
 @pytest.mark.parametrize("text", [None, "methods = [", POLICY + "allow_all = true"])
-def test_a_policy_that_could_not_be_read_again_is_missing(ready: Readiness, text: str | None) -> None:
+def test_a_policy_that_could_not_be_read_again_is_missing(ready: DaemonReadiness, text: str | None) -> None:
     ready.policy.unlink()
     if text is not None:
         ready.policy.write_text(text)
@@ -111,7 +111,7 @@ def test_a_policy_that_could_not_be_read_again_is_missing(ready: Readiness, text
     assert "policy.toml" in line
 
 
-def test_all_that_is_missing_is_said_at_once(ready: Readiness) -> None:
+def test_all_that_is_missing_is_said_at_once(ready: DaemonReadiness) -> None:
     ready.policy.unlink()
-    bare = replace(ready, meters=ClientMeters("ann"), loading=Loading(unreadable, Path("/nowhere/at/all")))
+    bare = replace(ready, meters=ClientMetrics("ann"), loading=Loading(unreadable, Path("/nowhere/at/all")))
     assert [line.partition(":")[0] for line in bare()] == ["enrolled", "data", "policy"]

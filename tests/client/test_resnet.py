@@ -14,7 +14,7 @@ from torchvision.models import resnet18, resnet50
 
 from protofed.client.models.catalogue import build
 from protofed.client.models.split import SplitModel
-from protofed.common.config.recipe import Choice, Input
+from protofed.common.config.recipe import Input, NamedOptions
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "moon_fedproc_model_shapes.npz"
 COLOUR = Input(shape=(3, 32, 32))
@@ -25,7 +25,7 @@ FEDPROC = {"stem": "small", "norm": "batch", "projection": 256, "normalize": Tru
 
 
 def make(name: str, images: Input, classes: int = 10, **options: Any) -> SplitModel:
-    return build(Choice.model_validate({"name": name, **options}), images, classes)
+    return build(NamedOptions.model_validate({"name": name, **options}), images, classes)
 
 
 def count(module: nn.Module) -> int:

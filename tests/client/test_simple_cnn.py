@@ -14,13 +14,13 @@ from torch.nn.functional import conv2d, linear, max_pool2d, normalize, relu
 from protofed.client.models.catalogue import build
 from protofed.client.models.layers import Unit
 from protofed.client.models.split import SplitModel
-from protofed.common.config.recipe import Choice, Input
+from protofed.common.config.recipe import Input, NamedOptions
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "moon_fedproc_model_shapes.npz"
 
 
 def make(**options: Any) -> SplitModel:
-    return build(Choice.model_validate({"name": "simple-cnn", **options}), Input(shape=(3, 32, 32)), 10)
+    return build(NamedOptions.model_validate({"name": "simple-cnn", **options}), Input(shape=(3, 32, 32)), 10)
 
 
 def test_released_names_shapes_and_count() -> None:

@@ -14,30 +14,30 @@ from torch import Tensor, nn
 
 from protofed.client.data.site_data import Examples, SiteData
 from protofed.client.models.split import SplitModel
-from protofed.client.training.context import Local, Steps
+from protofed.client.training.context import FitContext, FitProgress
 from protofed.client.training.loop import Loss, class_means, frozen, learning_rate, named, remembered, stacked, train
 from protofed.common.config.recipe import Input, Plan
-from protofed.common.errors import CodecError, DataError, Failure, TaskFailure
+from protofed.common.errors import CodecError, DataError, FailureReason, TaskFailedError
 from protofed.common.payload import Part, Tensors
 
-LocalOf = Callable[..., Local]
+LocalOf = Callable[..., FitContext]
 
 
-def mean_of(local: Local) -> Loss:
+def mean_of(local: FitContext) -> Loss:
     """The model's mean output: its gradient by one weight is the mean image times the other weight."""
     return lambda x, _: cast("Tensor", local.model(x)).mean()
 
 
-def squares(local: Local) -> Loss:
+def squares(local: FitContext) -> Loss:
     return lambda x, _: (cast("Tensor", local.model(x)) - 1).square().mean()
 
 
-def weights(local: Local) -> tuple[float, float]:
+def weights(local: FitContext) -> tuple[float, float]:
     """Body and head."""
     return local.model.get_parameter("body.weight").item(), local.model.get_parameter("head.weight").item()
 
 
-def only_body(local: Local) -> list[nn.Parameter]:
+def only_body(local: FitContext) -> list[nn.Parameter]:
     return list(local.model.body.parameters())
 
 
@@ -132,7 +132,7 @@ def test_training_is_in_training_mode_and_epochs_are_shuffled_by_the_sites_gener
     for run, seed in enumerate((3, 3, 4)):
         model = SplitModel(nn.Flatten(), nn.Linear(1, 2)).eval()
         rng = torch.Generator().manual_seed(seed)
-        local = Local("ann", 1, 1, model, data, 2, Plan(epochs=2, batch=3), rng, memory={})
+        local = FitContext("ann", 1, 1, model, data, 2, Plan(epochs=2, batch=3), rng, memory={})
 
         def loss(x: Tensor, _: Tensor, model: SplitModel = model, run: int = run) -> Tensor:
             assert model.training
@@ -206,9 +206,9 @@ def test_a_smaller_last_batch_is_not_made_larger(local_of: LocalOf) -> None:
 def test_one_example_too_many_ends_the_task(local_of: LocalOf) -> None:
     local = local_of(PIXELS, batch=7)
     before = weights(local)
-    with pytest.raises(TaskFailure, match="not even one example") as failed:
+    with pytest.raises(TaskFailedError, match="not even one example") as failed:
         train(local, Short(squares(local), 0))
-    assert failed.value.reason is Failure.OUT_OF_MEMORY
+    assert failed.value.reason is FailureReason.OUT_OF_MEMORY
     assert weights(local) == before
 
 
@@ -220,15 +220,15 @@ def test_a_loss_that_is_not_finite_ends_the_task(bad: float, local_of: LocalOf) 
         mean = cast("Tensor", local.model(x)).mean()
         return mean * bad if local.steps.epoch == 2 else mean
 
-    with pytest.raises(TaskFailure, match=r"epoch 2; lower plan\.lr") as failed:
+    with pytest.raises(TaskFailedError, match=r"epoch 2; lower plan\.lr") as failed:
         train(local, loss)
-    assert failed.value.reason is Failure.NUMERIC
+    assert failed.value.reason is FailureReason.NUMERIC
     assert local.steps.epoch == 2
 
 
 def test_a_reader_sees_how_far_training_is(local_of: LocalOf) -> None:
     local = local_of([1, 2, 3], batch=2, epochs=2)
-    reader = local.steps = Steps()  # what the heartbeat holds since before the training began
+    reader = local.steps = FitProgress()  # what the heartbeat holds since before the training began
     seen = []
 
     def loss(x: Tensor, y: Tensor) -> Tensor:
@@ -237,7 +237,7 @@ def test_a_reader_sees_how_far_training_is(local_of: LocalOf) -> None:
 
     train(local, loss)
     assert seen == [(1, 2), (1, 2), (2, 2), (2, 2)]  # epoch of epochs, at each batch
-    assert reader == Steps(epoch=2, epochs=2)
+    assert reader == FitProgress(epoch=2, epochs=2)
 
 
 class StopError(Exception):

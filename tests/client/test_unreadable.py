@@ -19,7 +19,7 @@ from tests.client.pictures import RGB, ramp, save
 
 from protofed.client.data import decoding as module
 from protofed.client.data.decoding import decode
-from protofed.client.data.image_error import Unreadable
+from protofed.client.data.image_error import UnreadableImageError
 
 
 def png(width: int, height: int, depth: int = 8, colour: int = 2) -> bytes:
@@ -65,24 +65,24 @@ def cut_short() -> bytes:
 )
 def test_what_is_no_image_is_refused_with_a_reason(content: bytes, said: str, tmp_path: Path) -> None:
     (tmp_path / "of_a_patient.png").write_bytes(content)
-    with pytest.raises(Unreadable, match=said) as caught:
+    with pytest.raises(UnreadableImageError, match=said) as caught:
         decode(tmp_path / "of_a_patient.png", RGB)
     assert "patient" not in str(caught.value)
     assert str(tmp_path) not in str(caught.value)
 
 
 def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(Unreadable, match="no such file"):
+    with pytest.raises(UnreadableImageError, match="no such file"):
         decode(tmp_path / "none.png", RGB)
     os.mkfifo(tmp_path / "pipe.png")
     for name in ("pipe.png", ""):
-        with pytest.raises(Unreadable, match="no regular file"):
+        with pytest.raises(UnreadableImageError, match="no regular file"):
             decode(tmp_path / name, RGB)
 
 
 def test_a_huge_file_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MOST_FILE_BYTES", 10)
-    with pytest.raises(Unreadable, match="larger than"):
+    with pytest.raises(UnreadableImageError, match="larger than"):
         decode(save(tmp_path / "a.png"), RGB)
 
 
@@ -92,5 +92,5 @@ def test_damage_is_either_an_image_or_unreadable(noise: bytes, at: int, tmp_path
     whole = bytearray(save(tmp_path / "a.png").read_bytes())
     whole[at : at + len(noise)] = noise
     (tmp_path / "a.png").write_bytes(whole)
-    with suppress(Unreadable):
+    with suppress(UnreadableImageError):
         assert decode(tmp_path / "a.png", RGB).shape == (3, 4, 4)

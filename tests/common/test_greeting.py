@@ -6,20 +6,20 @@ from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
 
-from protofed.common.protocol.server_info import REGISTERED, Greeting, read_greeting
+from protofed.common.protocol.server_info import REGISTERED, ServerInfo, read_greeting
 
 NOON = datetime(2030, 5, 1, 12, tzinfo=UTC)
 
 
 @pytest.mark.parametrize("standing", [REGISTERED, "revoked", ""])
 def test_it_is_read_as_it_was_said(standing: str) -> None:
-    said = Greeting(NOON, "0.1.0", 1, standing)
+    said = ServerInfo(NOON, "0.1.0", 1, standing)
     assert read_greeting(dict(said.metadata())) == said
 
 
 def test_it_is_plain_metadata_with_the_time_in_utc() -> None:
     east = timezone(timedelta(hours=2))
-    assert Greeting(NOON.astimezone(east), "0.1.0", 1).metadata() == (
+    assert ServerInfo(NOON.astimezone(east), "0.1.0", 1).metadata() == (
         ("protofed-time", "2030-05-01T12:00:00Z"),
         ("protofed-version", "0.1.0"),
         ("protofed-protocol", "1"),
@@ -31,12 +31,12 @@ def test_it_is_plain_metadata_with_the_time_in_utc() -> None:
     [{"protofed-time": "noon"}, {"protofed-protocol": "one"}, {"protofed-time": ""}, {"protofed-protocol": ""}],
 )
 def test_what_cannot_be_understood_is_no_greeting(change: dict[str, str]) -> None:
-    said: dict[str, str | bytes] = {**dict(Greeting(NOON, "0.1.0", 1).metadata()), **change}
+    said: dict[str, str | bytes] = {**dict(ServerInfo(NOON, "0.1.0", 1).metadata()), **change}
     assert read_greeting(said) is None
     assert read_greeting({}) is None
 
 
 def test_a_text_without_end_is_cut() -> None:
-    said = read_greeting({**dict(Greeting(NOON, "9" * 5000, 1).metadata())})
+    said = read_greeting({**dict(ServerInfo(NOON, "9" * 5000, 1).metadata())})
     assert said is not None
     assert len(said.software) == 80

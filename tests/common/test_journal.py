@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from protofed.common.errors import DiskFailure, OutOfSpace, StateError
+from protofed.common.errors import DiskFailureError, OutOfSpaceError, StateError
 from protofed.common.storage import journal
-from protofed.common.storage.journal import HalfLine, Journal, Tampered, records, verify
+from protofed.common.storage.journal import HalfLineError, Journal, TamperedError, records, verify
 
 
 @pytest.fixture
@@ -176,7 +176,12 @@ class Disk:
 @pytest.mark.parametrize("room", [0, 1, 100])
 @pytest.mark.parametrize(
     ("number", "kind"),
-    [(errno.ENOSPC, OutOfSpace), (errno.EDQUOT, OutOfSpace), (errno.EIO, DiskFailure), (errno.EROFS, DiskFailure)],
+    [
+        (errno.ENOSPC, OutOfSpaceError),
+        (errno.EDQUOT, OutOfSpaceError),
+        (errno.EIO, DiskFailureError),
+        (errno.EROFS, DiskFailureError),
+    ],
 )
 def test_a_write_that_fails_adds_nothing_and_the_same_again_succeeds(
     path: Path, room: int, number: int, kind: type[StateError]
@@ -203,7 +208,7 @@ def test_an_fsync_that_fails_adds_nothing(path: Path, kind: BaseException) -> No
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", fail_once)
-        with pytest.raises(DiskFailure if isinstance(kind, OSError) else type(kind)):
+        with pytest.raises(DiskFailureError if isinstance(kind, OSError) else type(kind)):
             kept.append("verdict")
     assert path.read_bytes() == before
     kept.append("verdict")
@@ -219,10 +224,10 @@ def test_when_not_even_the_half_line_can_be_cut_off_nothing_more_is_added(path: 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "write", Disk(20, errno.ENOSPC))
         patch.setattr(os, "ftruncate", broken)
-        with pytest.raises(DiskFailure, match="half a line"):
+        with pytest.raises(DiskFailureError, match="half a line"):
             kept.append("verdict")
     half = path.read_bytes()
-    with pytest.raises(DiskFailure, match="start this process again"):
+    with pytest.raises(DiskFailureError, match="start this process again"):
         kept.append("verdict")
     assert path.read_bytes() == half
     Journal(path).close()
@@ -232,7 +237,7 @@ def test_when_not_even_the_half_line_can_be_cut_off_nothing_more_is_added(path: 
 def test_a_second_writer_is_noticed(path: Path) -> None:
     one, other = Journal(path), Journal(path)
     other.append("verdict")
-    with pytest.raises(DiskFailure, match="was changed"):
+    with pytest.raises(DiskFailureError, match="was changed"):
         one.append("verdict")
     assert verify(path) == 6
 
@@ -281,7 +286,7 @@ def test_reading_holds_one_line_at_a_time(tmp_path: Path) -> None:
 def test_a_file_that_cannot_be_had_is_an_error_of_ours(tmp_path: Path, path: str) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "file").touch()
-    with pytest.raises(DiskFailure, match="cannot write"):
+    with pytest.raises(DiskFailureError, match="cannot write"):
         Journal(tmp_path / path)
     with pytest.raises(StateError, match="expected a journal"):
         verify(tmp_path / path)
@@ -323,7 +328,7 @@ def test_of_several_lines_that_cannot_all_be_written_none_is(path: Path, room: i
     kept, before = Journal(path), path.read_bytes()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "write", Disk(room, errno.ENOSPC))
-        with pytest.raises(OutOfSpace):
+        with pytest.raises(OutOfSpaceError):
             kept.append_all(three())
     assert path.read_bytes() == before
     kept.append_all(three())
@@ -361,26 +366,26 @@ def test_half_a_line_at_the_end_is_no_tampering(path: Path, left: int) -> None:
     found = lines(path)
     path.write_bytes(b"".join(found[:4]) + found[4][:left])
     told: list[journal.Record] = []
-    with pytest.raises(HalfLine, match=rf"line 5: only {left} bytes of record 5: its writer .* was killed"):
+    with pytest.raises(HalfLineError, match=rf"line 5: only {left} bytes of record 5: its writer .* was killed"):
         told.extend(records(path))
     assert [record.seq for record in told] == [1, 2, 3, 4], "what is whole is good"
 
 
 def test_a_changed_line_is_named_by_its_place(path: Path) -> None:
     path.write_bytes(b"".join(edited(lines(path))))
-    with pytest.raises(Tampered, match="line 3: record 3 is not what was written"):
+    with pytest.raises(TamperedError, match="line 3: record 3 is not what was written"):
         verify(path)
 
 
 def test_half_a_line_in_the_middle_is_tampering(path: Path) -> None:
     found = lines(path)
     path.write_bytes(b"".join([*found[:2], found[2][:50] + b"\n", *found[3:]]))
-    with pytest.raises(Tampered, match="record 3 "):
+    with pytest.raises(TamperedError, match="record 3 "):
         verify(path)
 
 
 def test_a_line_that_does_not_end_is_no_half_one(path: Path) -> None:
     with path.open("ab") as file:
         file.write(b"x" * (journal.LONGEST + 1))
-    with pytest.raises(Tampered, match="record 6 "):
+    with pytest.raises(TamperedError, match="record 6 "):
         verify(path)

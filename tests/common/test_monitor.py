@@ -20,7 +20,7 @@ from structlog.testing import capture_logs
 from tests.pki import Authority, key_pem
 
 from protofed.common.config.settings import Monitoring
-from protofed.common.errors import ConfigError, Unavailable
+from protofed.common.errors import ConfigError, UnavailableError
 from protofed.common.monitoring import http as monitor
 from protofed.common.monitoring.http import Monitor
 from protofed.common.pki.identity import Party
@@ -178,12 +178,12 @@ def test_a_port_that_everybody_reaches_is_told_once(
 
 def test_a_port_that_is_taken(start: Callable[..., Watched]) -> None:
     taken = start()
-    with pytest.raises(Unavailable, match=f"127.0.0.1:{taken.port}: .*in use; free the port or take another"):
+    with pytest.raises(UnavailableError, match=f"127.0.0.1:{taken.port}: .*in use; free the port or take another"):
         Watched(listen=f"127.0.0.1:{taken.port}")
 
 
 def test_an_address_that_is_not_this_machines() -> None:
-    with pytest.raises(Unavailable, match=r"192\.0\.2\.1:9100"):
+    with pytest.raises(UnavailableError, match=r"192\.0\.2\.1:9100"):
         Watched(listen="192.0.2.1:9100")
 
 

@@ -15,7 +15,14 @@ from google_crc32c import value as crc32c
 from tests.conftest import Mount
 
 from protofed.common.codec import digest
-from protofed.common.errors import CodecError, Conflict, DiskFailure, Incomplete, OutOfSpace, StateError
+from protofed.common.errors import (
+    CodecError,
+    ConflictError,
+    DiskFailureError,
+    IncompleteUploadError,
+    OutOfSpaceError,
+    StateError,
+)
 from protofed.common.protocol.chunks import Partial, chunks
 from protofed.common.protocol.messages import CHUNK_BYTES
 from protofed.common.storage import files as archive
@@ -111,7 +118,7 @@ def test_a_hole_is_named_and_what_is_there_is_kept(
     partial.begin(TOTAL)
     send(partial, *sent)
     missing = sorted({0, 1, 2} - set(sent))
-    with pytest.raises(Incomplete, match=f"{len(missing)} chunks are missing, the first is {missing[0]}"):
+    with pytest.raises(IncompleteUploadError, match=f"{len(missing)} chunks are missing, the first is {missing[0]}"):
         partial.seal(ADDRESS, target)
     assert not target.exists()
     assert partial.begin(TOTAL) == set(sent)
@@ -120,7 +127,7 @@ def test_a_hole_is_named_and_what_is_there_is_kept(
 def test_a_hole_filled_with_zeros_by_the_disk_is_not_taken_for_data(partial: Partial, target: Path) -> None:
     zeros = bytes(CHUNK_BYTES + 5)
     partial.begin(len(zeros))
-    with pytest.raises(Incomplete):
+    with pytest.raises(IncompleteUploadError):
         partial.seal(digest(zeros), target)
 
 
@@ -128,7 +135,7 @@ def test_another_size_begins_anew(partial: Partial, target: Path) -> None:
     partial.begin(TOTAL)
     send(partial, 0, 1)
     assert partial.begin(TOTAL + 1) == frozenset()
-    with pytest.raises(Incomplete, match="3 chunks are missing, the first is 0"):
+    with pytest.raises(IncompleteUploadError, match="3 chunks are missing, the first is 0"):
         partial.seal(ADDRESS, target)
 
 
@@ -177,7 +184,7 @@ def test_other_bytes_for_a_chunk_that_is_held_are_a_conflict_and_change_nothing(
     other = bytearray(piece(1))
     other[at] ^= 1
     for one in (partial, reopen()):
-        with pytest.raises(Conflict, match="chunk 1 was sent before with other bytes"):
+        with pytest.raises(ConflictError, match="chunk 1 was sent before with other bytes"):
             one.write(1, bytes(other), crc32c(bytes(other)))
     assert partial.seal(ADDRESS, target) == DATA
 
@@ -189,7 +196,7 @@ def test_another_digest_is_dropped_and_can_begin_again(partial: Partial, target:
         partial.seal(digest(b"another"), target)
     assert files(tmp_path) == set()
     for late in (lambda: send(partial, 0), lambda: partial.seal(ADDRESS, target)):
-        with pytest.raises(Incomplete, match="begin it again"):
+        with pytest.raises(IncompleteUploadError, match="begin it again"):
             late()
     assert partial.begin(TOTAL) == frozenset()
     send(partial, 0, 1, 2)
@@ -209,9 +216,9 @@ def test_what_a_crash_tore_is_found_by_the_digest(partial: Partial, target: Path
 
 
 def test_what_was_never_begun_is_incomplete(partial: Partial, target: Path, tmp_path: Path) -> None:
-    with pytest.raises(Incomplete, match="begin it again"):
+    with pytest.raises(IncompleteUploadError, match="begin it again"):
         send(partial, 0)
-    with pytest.raises(Incomplete, match="begin it again"):
+    with pytest.raises(IncompleteUploadError, match="begin it again"):
         partial.seal(ADDRESS, target)
     assert (files(tmp_path), partial.total, partial.touched) == (set(), 0, 0.0)
 
@@ -220,7 +227,7 @@ def test_a_sealed_one_takes_no_chunk(partial: Partial, target: Path) -> None:
     partial.begin(TOTAL)
     send(partial, 0, 1, 2)
     partial.seal(ADDRESS, target)
-    with pytest.raises(Incomplete):
+    with pytest.raises(IncompleteUploadError):
         send(partial, 0)
     assert target.read_bytes() == DATA
 
@@ -231,7 +238,7 @@ def test_dropping_leaves_nothing_and_may_be_repeated(partial: Partial, tmp_path:
     for _ in range(2):
         partial.drop()
     assert files(tmp_path) == set()
-    with pytest.raises(Incomplete):
+    with pytest.raises(IncompleteUploadError):
         send(partial, 1)
 
 
@@ -243,7 +250,7 @@ def test_files_that_go_away_under_it_are_incomplete_and_begin_again(
             assert partial.begin(TOTAL) == frozenset()
             send(partial, 0, 1, 2)
             (tmp_path / path).unlink()
-            with pytest.raises(Incomplete, match="begin it again"):
+            with pytest.raises(IncompleteUploadError, match="begin it again"):
                 late()
 
 
@@ -278,7 +285,12 @@ def test_chunks_may_come_on_many_threads(partial: Partial, target: Path) -> None
 
 # The disk
 
-FULL = [(errno.ENOSPC, OutOfSpace), (errno.EDQUOT, OutOfSpace), (errno.EIO, DiskFailure), (errno.EROFS, DiskFailure)]
+FULL = [
+    (errno.ENOSPC, OutOfSpaceError),
+    (errno.EDQUOT, OutOfSpaceError),
+    (errno.EIO, DiskFailureError),
+    (errno.EROFS, DiskFailureError),
+]
 
 
 @pytest.mark.parametrize(("code", "kind"), FULL)
@@ -303,7 +315,7 @@ def test_a_failed_fsync_is_never_taken_for_a_sealed_blob(
         disk.setattr(os, "fsync", fails(code))
         with pytest.raises(kind):
             partial.seal(ADDRESS, target)
-    with pytest.raises(Incomplete):  # a second fsync would say that all is well
+    with pytest.raises(IncompleteUploadError):  # a second fsync would say that all is well
         partial.seal(ADDRESS, target)
     assert files(tmp_path) == set()
 
@@ -318,7 +330,7 @@ def small_disk(tmp_path: Path, mount: Mount) -> Path:
 def test_a_full_disk_is_out_of_space_and_the_same_again_succeeds_when_there_is_room(small_disk: Path) -> None:
     (small_disk / "other").write_bytes(bytes(2 << 20))
     partial = Partial(small_disk / "data")
-    with pytest.raises(OutOfSpace, match="free space"):
+    with pytest.raises(OutOfSpaceError, match="free space"):
         partial.begin(TOTAL)
     assert files(small_disk) == {"other"}
     (small_disk / "other").unlink()
@@ -351,5 +363,5 @@ def test_a_folder_that_cannot_be_synced_is_an_error(
     monkeypatch.setattr(archive, "sync_folder", fails(errno.EIO))
     partial.begin(TOTAL)
     send(partial, 0, 1, 2)
-    with pytest.raises(DiskFailure):
+    with pytest.raises(DiskFailureError):
         partial.seal(ADDRESS, target)

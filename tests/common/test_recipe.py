@@ -10,7 +10,7 @@ import pytest
 from pydantic import ValidationError
 
 from protofed.common.config.partition import (
-    Column,
+    ColumnPartition,
     Dirichlet,
     NiidBenchDirichlet,
     Pathological,
@@ -229,7 +229,7 @@ def test_an_input_has_one_mean_or_one_a_channel(shape: list[int], mean: list[flo
     [
         ({"kind": "whole"}, Whole()),
         ({"kind": "shards", "sites": 2, "shards": 3}, Shards(kind="shards", sites=2, shards=3)),
-        ({"kind": "column"}, Column(kind="column")),
+        ({"kind": "column"}, ColumnPartition(kind="column")),
         (
             {"kind": "pfllib-dirichlet", "sites": 2, "beta": 0.1},
             PfllibDirichlet(kind="pfllib-dirichlet", sites=2, beta=0.1, min_examples=1),

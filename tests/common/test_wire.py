@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protofed.common.codec import TENSOR_NAME, Digest
-from protofed.common.errors import ConfigError, Failure, PolicyViolation, ProtocolError
+from protofed.common.errors import ConfigError, FailureReason, PolicyViolationError, ProtocolError
 from protofed.common.payload import NOT_ON_THE_WIRE, Part, TensorSpec
 from protofed.common.protocol import wire
 from protofed.common.protocol.messages import (
@@ -90,7 +90,7 @@ progresses = st.builds(
     epochs=counts,
     moving=st.booleans(),
     bytes_moved=st.integers(0, 2**40),
-    failure=st.none() | st.sampled_from(Failure),
+    failure=st.none() | st.sampled_from(FailureReason),
 )
 receipts = st.builds(Receipt, verdict=st.sampled_from(Verdict), reason=words, digest=digests, seal=words)
 quick = settings(max_examples=60, deadline=None, derandomize=True)
@@ -142,7 +142,7 @@ ENUMS: list[tuple[type[StrEnum], Any, Any]] = [
     (TaskKind, wire.task_kind, pb.TaskKind),
     (Verdict, wire.verdict, pb.Verdict),
     (Activity, wire.activity, pb.Activity),
-    (Failure, wire.failure, pb.Failure),
+    (FailureReason, wire.failure, pb.Failure),
     (Signal, wire.signal, pb.Signal),
 ]
 enums = pytest.mark.parametrize(("ours", "table", "theirs"), ENUMS, ids=[ours.__name__ for ours, _, _ in ENUMS])
@@ -384,7 +384,7 @@ def test_no_part_is_for_data() -> None:
         "PART_CLASS_MODELS",
     }
     for part in NOT_ON_THE_WIRE:
-        with pytest.raises(PolicyViolation, match="only in simulations"):
+        with pytest.raises(PolicyViolationError, match="only in simulations"):
             wire.part.pack(part)
 
 

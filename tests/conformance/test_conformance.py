@@ -12,7 +12,7 @@ import pytest
 
 from protofed.client.agent.agent import Agent
 from protofed.client.method import client_methods
-from protofed.client.privacy.policy import Background, Policy, Released
+from protofed.client.privacy.policy import GateContext, Policy, Released
 from protofed.common import codec
 from protofed.common.config.recipe import Recipe
 from protofed.common.payload import Part, Payload, Update
@@ -21,7 +21,7 @@ from protofed.deploy import shipped
 from protofed.deploy.simulation.simulation import Simulation, agents_of, simulation
 from protofed.server.method import server_methods
 from protofed.server.operator.overview import spreads
-from protofed.server.operator.verification import Finding, verify_round
+from protofed.server.operator.verification import VerificationResult, verify_round
 
 METHODS = sorted(client_methods)
 RecipeOf = Callable[..., Recipe]
@@ -129,7 +129,7 @@ def test_every_published_state_comes_out_again(method: str, recipe_of: RecipeOf)
         assert len(published) == recipe.rounds + 1
         for row in published[1:]:  # what round 0 was made from is no longer kept
             found = verify_round(running.ledger, running.blobs, recipe.name, row.round, row.attempt)
-            assert found.finding is Finding.SAME
+            assert found.finding is VerificationResult.SAME
 
 
 @pytest.mark.parametrize("rounds_before", [0, 1, 2])
@@ -153,7 +153,7 @@ def test_only_declared_parts_leave(method: str, recipe_of: RecipeOf, monkeypatch
     released: list[Released] = []
     release = Policy.release
 
-    def recorded(policy: Policy, update: Update, background: Background | None = None) -> Released:
+    def recorded(policy: Policy, update: Update, background: GateContext | None = None) -> Released:
         released.append(release(policy, update, background))
         return released[-1]
 

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from protofed.deploy.doctor.checks import Check, Row, State, examine
+from protofed.deploy.doctor.checks import Check, CheckRow, State, examine
 
 
-def rows(checks: Sequence[Check]) -> dict[str, Row]:
+def rows(checks: Sequence[Check]) -> dict[str, CheckRow]:
     """Of an examination."""
     return {row.check: row for row in examine(checks)}
 
 
-def findings(found: dict[str, Row]) -> list[tuple[str, str]]:
+def findings(found: dict[str, CheckRow]) -> list[tuple[str, str]]:
     """Checks that found something, and what; warnings too."""
     return [(row.check, row.diagnosis.name) for row in found.values() if row.diagnosis is not None]
 
 
-def skipped(found: dict[str, Row]) -> dict[str, str]:
+def skipped(found: dict[str, CheckRow]) -> dict[str, str]:
     """Checks that were not made, and why."""
     return {row.check: row.seen for row in found.values() if row.state is State.SKIPPED}

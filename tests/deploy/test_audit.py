@@ -10,9 +10,9 @@ from typing import Any, TypeAlias
 
 import pytest
 
-from protofed.client.transport.audit import Audit as SiteAudit
+from protofed.client.transport.audit import ClientAudit as SiteAudit
 from protofed.common import codec
-from protofed.common.errors import PolicyViolation
+from protofed.common.errors import PolicyViolationError
 from protofed.common.protocol import wire
 from protofed.common.protocol.messages import Task, TaskKind
 from protofed.common.storage.journal import Journal, Record
@@ -21,7 +21,7 @@ from protofed.deploy.cli import main as cli
 from protofed.protos.v1 import federation_pb2 as pb
 from protofed.protos.v1 import operator_pb2 as op
 from protofed.server.access.authorization import Peer
-from protofed.server.rpc.audit import Audit, Entry
+from protofed.server.rpc.audit import AuditEntry, ServerAudit
 
 Protofed: TypeAlias = Callable[..., tuple[int, str, str]]
 OPERATOR = Peer("0e" * 32, "operator", "jo")
@@ -69,7 +69,7 @@ def protofed(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch)
 @pytest.fixture
 def server_log(tmp_path: Path) -> Path:
     """State folder of a server: an operator and two sites over two rounds; the second is too late for one of them."""
-    audit = Audit(tmp_path / "server" / "audit.jsonl")
+    audit = ServerAudit(tmp_path / "server" / "audit.jsonl")
     calls = [(OPERATOR, "StartRun", op.StartRunRequest(recipe="{}"), b"info", "OK")]
     for site in ("ann", "bob"):
         for number in (1, 2):
@@ -80,7 +80,7 @@ def server_log(tmp_path: Path) -> Path:
 
     async def note() -> None:
         for peer, call, message, reply, code in calls:
-            await audit.note(Entry(call, peer, message.SerializeToString(), message, code, reply))
+            await audit.note(AuditEntry(call, peer, message.SerializeToString(), message, code, reply))
 
     asyncio.run(note())
     audit.close()
@@ -102,7 +102,7 @@ def site_log(tmp_path: Path) -> Path:
         if verdict := wire.verdict_of(call, reply):
             audit.answered(call, data, verdict=verdict)
     task = Task(TaskKind.FIT, "run-1", 2, "n2ann", None, 0, 9.0)
-    audit.refused(task, PolicyViolation("prototypes/prototypes: not allowed"))
+    audit.refused(task, PolicyViolationError("prototypes/prototypes: not allowed"))
     journal.close()
     return tmp_path / "site"
 
@@ -135,9 +135,9 @@ def test_files_and_folders_are_verified_together(protofed: Protofed, server_log:
 
 def test_a_hash_of_before_is_found_in_a_log_that_grew(protofed: Protofed, server_log: Path) -> None:
     before = newest(server_log)
-    audit = Audit(server_log / "audit.jsonl")
+    audit = ServerAudit(server_log / "audit.jsonl")
     message = pb.HeartbeatRequest()
-    asyncio.run(audit.note(Entry("Heartbeat", OPERATOR, b"", message, "OK", b"")))
+    asyncio.run(audit.note(AuditEntry("Heartbeat", OPERATOR, b"", message, "OK", b"")))
     audit.close()
     code, out, _ = protofed("verify", server_log, "--expect", before)
     assert code == 0
@@ -301,10 +301,10 @@ def test_what_peers_wrote_is_no_markup(protofed: Protofed, tmp_path: Path) -> No
 
 
 def test_what_cannot_be_a_run_gets_no_row(protofed: Protofed, tmp_path: Path) -> None:
-    audit = Audit(tmp_path / "audit.jsonl")
+    audit = ServerAudit(tmp_path / "audit.jsonl")
     for run in ("../x", "a b", "x" * 100, "run-1"):
         message = pb.GetChunkRequest(run=run)
-        asyncio.run(audit.note(Entry("GetChunk", OPERATOR, b"12", message, "INVALID_ARGUMENT", b"")))
+        asyncio.run(audit.note(AuditEntry("GetChunk", OPERATOR, b"12", message, "INVALID_ARGUMENT", b"")))
     audit.close()
     told = json.loads(protofed("show", tmp_path, "--json")[1])
     assert [(row["run"], row["messages"]) for row in told["rounds"]] == [("", 3), ("run-1", 1)]

@@ -10,7 +10,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 from tests.pki import key_pem
 
-from protofed.common.errors import ConfigError, OutOfSpace
+from protofed.common.errors import ConfigError, OutOfSpaceError
 from protofed.common.pki.identity import LiveIdentity, Party, read_identity
 from protofed.common.storage import files as archive
 from protofed.deploy.certs import lifecycle as certs
@@ -129,13 +129,13 @@ def test_a_daemon_that_starts_after_a_crash_finds_a_usable_set(
     def crashing(path: Path, data: bytes) -> None:
         nonlocal done
         if done == writes:
-            raise OutOfSpace("full")
+            raise OutOfSpaceError("full")
         done += 1
         real(path, data)
 
     old = read_identity(site, Party.SITE, NOW).certificate
     monkeypatch.setattr(archive, "write", crashing)
-    with pytest.raises(OutOfSpace):
+    with pytest.raises(OutOfSpaceError):
         certs.install(site, bundle, new_ca=True)
     monkeypatch.setattr(archive, "write", real)
     new = certs.read_bundle(bundle, "bundle").certificate

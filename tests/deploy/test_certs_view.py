@@ -24,7 +24,7 @@ NOW = datetime(2030, 5, 1, 12, tzinfo=UTC)
     ],
 )
 def test_what_ends_soon_stands_out(left: timedelta, shown: str, style: str) -> None:
-    row = certs_view.Row("site", "a", "f" * 64, NOW - timedelta(days=300), NOW + left)
+    row = certs_view.CertRow("site", "a", "f" * 64, NOW - timedelta(days=300), NOW + left)
     table = certs_view.table([row], NOW)
     assert isinstance(table, Table)
     [cell] = table.columns[5].cells

@@ -29,7 +29,7 @@ from tests.pki import Authority
 from protofed.common.clock import utc_now
 from protofed.common.config.settings import ClientSettings, ServerSettings, read_settings
 from protofed.common.pki.identity import Party, read_identity
-from protofed.common.pki.identity_errors import Flaw, IdentityError
+from protofed.common.pki.identity_errors import IdentityError, IdentityProblem
 
 pytestmark = rendering
 CASES = sorted(path.stem for path in VALUES.glob("*.yaml"))
@@ -147,7 +147,7 @@ def test_the_copied_identity_can_be_used_where_a_secret_s_files_cannot(tmp_path:
     (secret / "key.pem").chmod(0o440)
     with pytest.raises(IdentityError) as refused:
         read_identity(secret, Party.SERVER, utc_now())
-    assert refused.value.flaw == Flaw.KEY_OPEN
+    assert refused.value.flaw == IdentityProblem.KEY_OPEN
     (copied := tmp_path / "identity").mkdir()
     script = pod(stateful)["initContainers"][0]["command"][2]
     script = re.sub(r"(?<=\s)/(?=secret|operators|identity)", f"{tmp_path}/", script)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from protofed.client.privacy.approval import FOLDER, Approvals, Standing
+from protofed.client.privacy.approval import FOLDER, Approvals, ApprovalStatus
 from protofed.common.config.recipe import Recipe
 from protofed.common.protocol.messages import Assignment
 from protofed.deploy import shipped
@@ -57,8 +57,8 @@ def test_a_run_is_approved_after_its_plan_was_shown(
     places = [" ".join(out.split()).index(text) for text in (*shown, f"approved: run {recipe.name}")]
     assert places == sorted(places)
     assert max(map(len, out.splitlines())) <= 100
-    assert approvals.standing(recipe.name, recipe.wire()) is Standing.APPROVED
-    assert approvals.standing(recipe.name, recipe.wire() + " ") is Standing.CHANGED
+    assert approvals.standing(recipe.name, recipe.wire()) is ApprovalStatus.APPROVED
+    assert approvals.standing(recipe.name, recipe.wire() + " ") is ApprovalStatus.CHANGED
 
 
 def test_without_a_yes_nothing_is_approved(
@@ -69,7 +69,7 @@ def test_without_a_yes_nothing_is_approved(
 
     monkeypatch.setattr(typer, "confirm", no)
     assert run("approve", recipe.name, "--state", tmp_path)[0] == 1
-    assert approvals.standing(recipe.name, recipe.wire()) is Standing.WAITING
+    assert approvals.standing(recipe.name, recipe.wire()) is ApprovalStatus.WAITING
 
 
 def test_a_run_that_the_policy_refuses_is_not_approved(
@@ -81,7 +81,7 @@ def test_a_run_that_the_policy_refuses_is_not_approved(
     code, out, _ = run("approve", recipe.name, "--state", tmp_path, "--policy", strict, "--yes")
     assert code == 77
     assert "strict refuses this run" in out
-    assert approvals.standing(recipe.name, recipe.wire()) is Standing.WAITING
+    assert approvals.standing(recipe.name, recipe.wire()) is ApprovalStatus.WAITING
 
 
 def test_runs_are_listed_with_how_they_stand(run: Run, approvals: Approvals, recipe: Recipe, tmp_path: Path) -> None:

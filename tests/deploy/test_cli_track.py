@@ -9,7 +9,7 @@ import pytest
 from tests.deploy.test_tracking import RUN, Town, by_the_ledger, expect_same, read
 
 from protofed.deploy.cli import main as cli
-from protofed.server.rounds.phases import Outcome
+from protofed.server.rounds.phases import RoundOutcome
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def test_a_run_is_told_once_however_often_it_is_asked_for(
 ) -> None:
     town.publish(0)
     town.publish(1)
-    town.ledger.end_run(RUN, "aborted by the operator", Outcome.ABORTED)
+    town.ledger.end_run(RUN, "aborted by the operator", RoundOutcome.ABORTED)
     for new in (2, 0):
         assert protofed("track", "--state", tmp_path, "--tensorboard", tmp_path / "tb") == 0
         assert f"{RUN}: {new} new of 2 rounds told to tensorboard" in capsys.readouterr().out

@@ -17,9 +17,9 @@ from protofed.common.version import VERSION
 from protofed.deploy.cli import main as cli
 from protofed.deploy.experiments import compare
 from protofed.deploy.experiments import ray_node as compare_node
-from protofed.deploy.experiments.experiment import Job, Result, jobs_of
-from protofed.deploy.experiments.jobs import News, Worker, run_jobs
-from protofed.deploy.experiments.ray_node import Answer, Order, carry_out
+from protofed.deploy.experiments.experiment import ExperimentJob, Result, jobs_of
+from protofed.deploy.experiments.jobs import JobProgress, Worker, run_jobs
+from protofed.deploy.experiments.ray_node import NodeOrder, NodeResult, carry_out
 
 Recipes = Callable[..., Recipe]
 SAME = ("table.md", "table.csv", "curve-global-accuracy.svg", "curve-personal-pm_v.svg")
@@ -30,16 +30,18 @@ class Elsewhere:
 
     def __init__(self, interrupted: bool = False) -> None:
         self.began: list[str] = []
-        self.running: dict[Job, deque[News]] = {}
+        self.running: dict[ExperimentJob, deque[JobProgress]] = {}
         self.most, self.ended, self._interrupted = 0, False, interrupted
 
-    def start(self, job: Job) -> None:
+    def start(self, job: ExperimentJob) -> None:
         self.began.append(job.name)
         why = "no data there (on node-2)" if len(self.began) == 2 else None
-        self.running[job] = deque([News(job, 1, "training"), News(job, 3, "done", ended=True, failure=why)])
+        self.running[job] = deque(
+            [JobProgress(job, 1, "training"), JobProgress(job, 3, "done", ended=True, failure=why)]
+        )
         self.most = max(self.most, len(self.running))
 
-    def look(self) -> Iterator[News]:
+    def look(self) -> Iterator[JobProgress]:
         if self._interrupted:
             raise KeyboardInterrupt
         for job, left in list(self.running.items()):
@@ -52,27 +54,27 @@ class Elsewhere:
 
 
 @pytest.fixture
-def jobs(recipe_of: Recipes, tmp_path: Path) -> list[Job]:
+def jobs(recipe_of: Recipes, tmp_path: Path) -> list[ExperimentJob]:
     made = jobs_of([recipe_of("fedavg")], [0, 1, 2], None, tmp_path)
     for job in made:
         job.claim()
     return made
 
 
-def ordered(job: Job, *, mark: str = "nowhere", **changes: str) -> str:
+def ordered(job: ExperimentJob, *, mark: str = "nowhere", **changes: str) -> str:
     known = {"protofed": VERSION, "recipe": job.recipe.model_dump_json(), "device": "cpu", **changes}
-    return Order(folder=job.folder, mark=mark, **known).model_dump_json()
+    return NodeOrder(folder=job.folder, mark=mark, **known).model_dump_json()
 
 
-def answered(text: str) -> Answer:
-    return parse_json(text, Answer, "the answer")
+def answered(text: str) -> NodeResult:
+    return parse_json(text, NodeResult, "the answer")
 
 
 def deaf(done: int, doing: str) -> None:
     """Hears how a job gets on."""
 
 
-def test_jobs_go_to_a_place_so_many_at_a_time_and_failures_keep_their_names(jobs: list[Job]) -> None:
+def test_jobs_go_to_a_place_so_many_at_a_time_and_failures_keep_their_names(jobs: list[ExperimentJob]) -> None:
     place = Elsewhere()
     failures = run_jobs(jobs, 2, place)
     assert place.began == [job.name for job in jobs]
@@ -80,7 +82,7 @@ def test_jobs_go_to_a_place_so_many_at_a_time_and_failures_keep_their_names(jobs
     assert failures == {jobs[1]: "no data there (on node-2)"}
 
 
-def test_an_interruption_ends_what_runs_elsewhere(jobs: list[Job], capfd: pytest.CaptureFixture[str]) -> None:
+def test_an_interruption_ends_what_runs_elsewhere(jobs: list[ExperimentJob], capfd: pytest.CaptureFixture[str]) -> None:
     place = Elsewhere(interrupted=True)
     with pytest.raises(KeyboardInterrupt):
         run_jobs(jobs, 2, place)
@@ -89,7 +91,7 @@ def test_an_interruption_ends_what_runs_elsewhere(jobs: list[Job], capfd: pytest
 
 
 def test_a_node_without_the_callers_folder_works_in_its_own_and_sends_all_of_it(
-    jobs: list[Job], tmp_path: Path
+    jobs: list[ExperimentJob], tmp_path: Path
 ) -> None:
     heard: list[int] = []
     there = answered(carry_out(ordered(jobs[0]), lambda done, _: heard.append(done)))
@@ -115,13 +117,13 @@ def test_a_job_that_fails_on_a_node_says_why(recipe_of: Recipes, tmp_path: Path)
     assert answer.result is None
 
 
-def test_a_node_of_another_version_does_nothing(jobs: list[Job]) -> None:
+def test_a_node_of_another_version_does_nothing(jobs: list[ExperimentJob]) -> None:
     answer = answered(carry_out(ordered(jobs[0], protofed="9.9"), deaf))
     assert answer.failed == f"protofed {VERSION} is there, not 9.9"
 
 
 def test_a_job_that_is_cancelled_leaves_nothing(
-    jobs: list[Job], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    jobs: list[ExperimentJob], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     started: list[Worker] = []
@@ -142,7 +144,7 @@ def test_a_job_that_is_cancelled_leaves_nothing(
 
 @pytest.mark.parametrize(("own", "expected"), [(None, {"PROTOFED_DATA": "/callers"}), ("/nodes", {})])
 def test_a_node_has_its_own_data_or_else_looks_where_the_caller_does(
-    jobs: list[Job], monkeypatch: pytest.MonkeyPatch, own: str | None, expected: dict[str, str]
+    jobs: list[ExperimentJob], monkeypatch: pytest.MonkeyPatch, own: str | None, expected: dict[str, str]
 ) -> None:
     given: list[dict[str, str]] = []
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from protofed.common.errors import ConfigError, Denied
+from protofed.common.errors import ConfigError, DeniedError
 from protofed.common.pki.identity import Party, read_certificate, read_identity
 
 JOBS = Path(__file__).parents[2] / "deploy" / "docker" / "compose"
@@ -135,7 +135,7 @@ class _Connection:
 
     def register(self, pem: str) -> None:
         if self.own not in self.server.known:
-            raise Denied("not registered here")
+            raise DeniedError("not registered here")
         if pem.encode() in self.server.revoked:
             raise ConfigError("was revoked")
         self.server.known.add(pem.encode())
@@ -166,7 +166,7 @@ def test_a_renewed_operator_is_let_in_by_the_one_it_was(tmp_path: Path, server: 
 
 def test_an_operator_whom_the_server_does_not_know_is_told(tmp_path: Path, server: Server) -> None:
     run(tmp_path)
-    with pytest.raises(Denied, match="not registered"):
+    with pytest.raises(DeniedError, match="not registered"):
         admission.admit("server:7443", tmp_path / "operator")
     assert server.known == set()
 

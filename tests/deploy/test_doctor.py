@@ -12,22 +12,34 @@ import pytest
 from rich.console import Console
 from tests.deploy.clinic import findings, rows, skipped
 
-from protofed.client.transport.finding import Kind
+from protofed.client.transport.finding import DiagnosisCode
 from protofed.common.errors import ConfigError, StateError
-from protofed.common.pki.identity_errors import Flaw, IdentityError
+from protofed.common.pki.identity_errors import IdentityError, IdentityProblem
 from protofed.deploy import shipped
 from protofed.deploy.cli import doctor as cli_doctor
 from protofed.deploy.cli import main as cli
-from protofed.deploy.doctor.checks import Check, Found, Row, Skip, State, examine, first, verdict
+from protofed.deploy.doctor.checks import (
+    Check,
+    CheckFailedError,
+    CheckRow,
+    CheckSkippedError,
+    State,
+    examine,
+    first,
+    verdict,
+)
 from protofed.deploy.doctor.diagnoses import DIAGNOSES, diagnosis, table
 from protofed.deploy.doctor.table import plain
 from protofed.deploy.doctor.table import table as shown
 
 Run = Callable[..., tuple[int, str, str]]
 DOCTOR = (Path(__file__).parents[2] / "docs" / "doctor.md").read_text(encoding="utf-8")
-FINE, WARNED = Row("a", State.FINE, "good"), Row("b", State.WARNING, "low", diagnosis("disk-low"))
-BAD, WORSE = Row("c", State.FINDING, "x", diagnosis("disk-full")), Row("d", State.FINDING, "y", diagnosis("not-tls"))
-GONE = Row("e", State.SKIPPED, "needs `c`")
+FINE, WARNED = CheckRow("a", State.FINE, "good"), CheckRow("b", State.WARNING, "low", diagnosis("disk-low"))
+BAD, WORSE = (
+    CheckRow("c", State.FINDING, "x", diagnosis("disk-full")),
+    CheckRow("d", State.FINDING, "y", diagnosis("not-tls")),
+)
+GONE = CheckRow("e", State.SKIPPED, "needs `c`")
 
 
 def fails(error: Exception) -> Callable[[], str]:
@@ -44,7 +56,7 @@ def test_all_checks_are_made_and_what_depends_on_a_finding_is_skipped() -> None:
     found = rows(
         [
             Check("one", lambda: "seen"),
-            Check("two", fails(Found("disk-full", "0.1 GiB"))),
+            Check("two", fails(CheckFailedError("disk-full", "0.1 GiB"))),
             Check("three", fails(AssertionError("never")), needs=("two",)),
             Check("four", fails(AssertionError("never")), needs=("one", "three")),
             Check("five", lambda: "seen too", needs=("one",)),
@@ -55,7 +67,10 @@ def test_all_checks_are_made_and_what_depends_on_a_finding_is_skipped() -> None:
 
 
 def test_a_warning_or_nothing_to_look_at_keeps_nothing_else_from_being_looked_at() -> None:
-    look = [Check("one", fails(Found("disk-low", "2 GiB"))), Check("two", fails(Skip("not asked for")))]
+    look = [
+        Check("one", fails(CheckFailedError("disk-low", "2 GiB"))),
+        Check("two", fails(CheckSkippedError("not asked for"))),
+    ]
     found = rows([*look, Check("three", lambda: "seen", needs=("one", "two"))])
     assert [row.state for row in found.values()] == ["warning", "skipped", "fine"]
 
@@ -63,7 +78,7 @@ def test_a_warning_or_nothing_to_look_at_keeps_nothing_else_from_being_looked_at
 @pytest.mark.parametrize(
     ("error", "name"),
     [
-        (IdentityError(Flaw.KEY_OPEN, "said"), "key-readable-by-others"),
+        (IdentityError(IdentityProblem.KEY_OPEN, "said"), "key-readable-by-others"),
         (ConfigError("said"), "recipe-invalid"),
         (StateError("said"), "recipe-invalid"),
         (ZeroDivisionError("said"), "check-failed"),
@@ -94,7 +109,7 @@ def test_it_is_told_which_check_is_being_made() -> None:
         ([WARNED, BAD], True, "disk-low", "1 finding, 1 warning; the first is disk-low: exit code 27"),
     ],
 )
-def test_the_verdict_names_the_first_finding(seen: list[Row], strict: bool, name: str | None, said: str) -> None:
+def test_the_verdict_names_the_first_finding(seen: list[CheckRow], strict: bool, name: str | None, said: str) -> None:
     worst = first(seen, strict=strict)
     assert (worst and worst.name) == name
     assert said in verdict(seen, strict=strict)
@@ -136,12 +151,12 @@ def test_every_finding_has_a_name_and_a_code_of_its_own() -> None:
 
 
 def test_every_flaw_of_an_identity_is_a_finding() -> None:
-    assert {flaw.value for flaw in Flaw} <= DIAGNOSES.keys()
+    assert {flaw.value for flaw in IdentityProblem} <= DIAGNOSES.keys()
 
 
 def test_all_that_can_stand_between_a_site_and_its_server_is_a_finding() -> None:
-    told_otherwise = {Kind.FINE, Kind.OWN_CERTIFICATE, Kind.BUSY}
-    assert {kind.value for kind in Kind if kind not in told_otherwise} <= DIAGNOSES.keys()
+    told_otherwise = {DiagnosisCode.FINE, DiagnosisCode.OWN_CERTIFICATE, DiagnosisCode.BUSY}
+    assert {kind.value for kind in DiagnosisCode if kind not in told_otherwise} <= DIAGNOSES.keys()
 
 
 def test_the_readme_lists_them_all() -> None:

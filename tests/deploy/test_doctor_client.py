@@ -20,23 +20,23 @@ from tests.faults.realm import Realm, realm
 from tests.pki import Authority
 
 from protofed.client.transport import diagnosis
-from protofed.client.transport.finding import Finding, Kind
+from protofed.client.transport.finding import ConnectionDiagnosis, DiagnosisCode
 from protofed.common.clock import utc_now
 from protofed.common.config.recipe import Recipe
 from protofed.common.config.settings import ClientSettings, read_settings
 from protofed.common.pki.identity import Party, read_certificate
-from protofed.common.protocol.server_info import Greeting
+from protofed.common.protocol.server_info import ServerInfo
 from protofed.deploy import shipped
 from protofed.deploy.daemons.server import ADDRESS_FILE
 from protofed.deploy.doctor import dates as doctor_dates
-from protofed.deploy.doctor.checks import Found, Row, State
+from protofed.deploy.doctor.checks import CheckFailedError, CheckRow, State
 from protofed.deploy.doctor.client import ClientDoctor
-from protofed.deploy.doctor.site import Site
+from protofed.deploy.doctor.site import SiteUnderCheck
 from protofed.server.rpc import interceptor as shield
 
 DAY = timedelta(days=1)
 NOW = datetime.now(UTC)
-Look = Callable[..., dict[str, Row]]
+Look = Callable[..., dict[str, CheckRow]]
 
 
 @pytest.fixture
@@ -53,16 +53,16 @@ def given(folder: Path, address: str, **changes: Any) -> dict[str, Any]:
     return {**told, "state": folder / "state", "data": {"source": "digits"}, **changes}
 
 
-def examined(settings: dict[str, Any], site: Site | None = None, clock: Any = utc_now) -> dict[str, Row]:
+def examined(settings: dict[str, Any], site: SiteUnderCheck | None = None, clock: Any = utc_now) -> dict[str, CheckRow]:
     read = lambda: read_settings(ClientSettings, None, settings)  # noqa: E731
-    return rows(ClientDoctor(read, site or Site(quick=True), clock).checks())
+    return rows(ClientDoctor(read, site or SiteUnderCheck(quick=True), clock).checks())
 
 
 @pytest.fixture
 def look(town: Realm, tmp_path: Path) -> Look:
     """The examination of site-1's daemon; settings may be changed."""
 
-    def examine(clock: Any = utc_now, **changes: Any) -> dict[str, Row]:
+    def examine(clock: Any = utc_now, **changes: Any) -> dict[str, CheckRow]:
         known = given(tmp_path, changes.pop("server", town.server.address), identity=town.folder / "site-site-1")
         return examined({**known, **changes}, clock=clock)
 
@@ -120,8 +120,11 @@ def test_by_a_clock_that_is_wrong_no_certificate_is_judged(look: Look) -> None:
 
 def test_a_clock_that_lets_no_connection_stand(town: Realm) -> None:
     own = read_certificate((town.folder / "site-site-1" / "cert.pem").read_bytes(), "")
-    dates, fine = Finding(Kind.SERVER_DATES, "said"), Finding(Kind.FINE, "said")
-    with pytest.raises(Found, match="2 days before this site's certificate begins") as found:
+    dates, fine = (
+        ConnectionDiagnosis(DiagnosisCode.SERVER_DATES, "said"),
+        ConnectionDiagnosis(DiagnosisCode.FINE, "said"),
+    )
+    with pytest.raises(CheckFailedError, match="2 days before this site's certificate begins") as found:
         doctor_dates.check_evidence(own, dates, own.not_before - 2 * DAY)
     assert found.value.name == "clock-wrong"
     doctor_dates.check_evidence(own, fine, own.not_before - DAY)
@@ -273,7 +276,7 @@ def test_a_server_of_another_version(
 
 
 def test_a_server_that_says_nothing_of_itself(look: Look, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Greeting, "metadata", lambda _self: ())
+    monkeypatch.setattr(ServerInfo, "metadata", lambda _self: ())
     found = look()
     assert findings(found) == [("version", "version-differs")]
     assert "older" in found["version"].seen

@@ -24,7 +24,7 @@ from protofed.common.pki.identity import Party
 from protofed.common.storage.files import Lock
 from protofed.deploy import shipped
 from protofed.deploy.daemons.server import ADDRESS_FILE
-from protofed.deploy.doctor.checks import Row
+from protofed.deploy.doctor.checks import CheckRow
 from protofed.deploy.doctor.server import ServerDoctor
 from protofed.server.access.certificates import Certificates
 from protofed.server.rpc import memory_guard as shedding
@@ -34,7 +34,7 @@ from protofed.server.storage.ledger import Ledger
 
 DAY, NOW = timedelta(days=1), datetime.now(UTC)
 OLD = Path(__file__).parents[1] / "golden" / "ledger_0001.sql"
-Look = Callable[..., dict[str, Row]]
+Look = Callable[..., dict[str, CheckRow]]
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def issued(folder: Path, authority: Authority, **options: Any) -> Path:
 def look(hub: Path, tmp_path: Path) -> Look:
     """The examination of a server; settings may be changed."""
 
-    def examine(clock: Any = utc_now, **changes: Any) -> dict[str, Row]:
+    def examine(clock: Any = utc_now, **changes: Any) -> dict[str, CheckRow]:
         told = {"listen": "127.0.0.1:0", "identity": hub, "state": tmp_path / "state", **changes}
         return rows(ServerDoctor(lambda: ServerSettings.model_validate(told), clock).checks())
 

@@ -25,17 +25,17 @@ from protofed.common.protocol.messages import Assignment
 from protofed.common.storage.files import Lock
 from protofed.deploy.doctor import machine as doctor_machine
 from protofed.deploy.doctor import site as doctor_site
-from protofed.deploy.doctor.checks import Check, Found, Row, State
+from protofed.deploy.doctor.checks import Check, CheckFailedError, CheckRow, State
 from protofed.deploy.doctor.client import ClientDoctor
-from protofed.deploy.doctor.site import Site
+from protofed.deploy.doctor.site import SiteUnderCheck
 
 OWN = ("state folder", "disk", "cache", "metrics", "device", "shared memory", "data")
 
 
-def look(folder: Path, site: Site | None = None, **changes: Any) -> dict[str, Row]:
+def look(folder: Path, site: SiteUnderCheck | None = None, **changes: Any) -> dict[str, CheckRow]:
     """The checks that need no server."""
     told = {"site": "a", "policy": folder / "none", "state": folder / "state", "data": {"source": "digits"}, **changes}
-    checks = ClientDoctor(lambda: ClientSettings.model_validate(told), site or Site(quick=True)).checks()
+    checks = ClientDoctor(lambda: ClientSettings.model_validate(told), site or SiteUnderCheck(quick=True)).checks()
     return rows([Check(one.name, one.look, one.otherwise) for one in checks if one.name in OWN])
 
 
@@ -102,7 +102,7 @@ def test_a_library_that_is_missing_or_old(monkeypatch: pytest.MonkeyPatch) -> No
     assert findings(rows(checks)) == [("software", "library-missing")]
     monkeypatch.setattr(metadata, "requires", lambda _name: ["nowhere>=1.0; extra == 'report'"])
     assert findings(rows(checks)) == []
-    with pytest.raises(Found, match="nowhere_at_all cannot be imported"):
+    with pytest.raises(CheckFailedError, match="nowhere_at_all cannot be imported"):
         doctor_machine.import_quietly(("nowhere_at_all",))
 
 
@@ -111,7 +111,7 @@ def test_software_is_looked_at_where_no_temporary_file_can_be_written(monkeypatc
         raise FileNotFoundError
 
     monkeypatch.setattr(tempfile, "TemporaryDirectory", full)
-    with pytest.raises(Found, match="set TMPDIR") as found:
+    with pytest.raises(CheckFailedError, match="set TMPDIR") as found:
         doctor_machine.import_quietly(("json",))
     assert found.value.name == "state-not-writable"
 
@@ -177,18 +177,18 @@ def images(path: Path, shape: tuple[int, ...] = (90, 12, 12), classes: int = 3) 
 
 
 def test_data_are_loaded_and_not_counted_aloud(tmp_path: Path) -> None:
-    found = look(tmp_path, Site(), data=images(tmp_path / "own.npz"))["data"]
+    found = look(tmp_path, SiteUnderCheck(), data=images(tmp_path / "own.npz"))["data"]
     assert found.seen.startswith("npz: images of 1 x 12 x 12 [channels, height, width], with no run to compare")
     assert not {"90", "45", "30", "15", "3"} & set(re.findall(r"\d+", found.seen))
 
 
 def test_data_are_compared_with_a_run(tmp_path: Path, recipe_of: Callable[..., Recipe]) -> None:
     data, recipe = images(tmp_path / "own.npz"), recipe_of("fednh")  # 1 x 8 x 8
-    found = look(tmp_path, Site(recipe=lambda: recipe), data=data)
+    found = look(tmp_path, SiteUnderCheck(recipe=lambda: recipe), data=data)
     assert findings(found) == [("data", "data-unusable")]
     assert "[1, 12, 12]" in found["data"].seen
     assert "[1, 8, 8]" in found["data"].seen
-    assert "as run small-fednh wants them" in look(tmp_path, Site(recipe=lambda: recipe))["data"].seen
+    assert "as run small-fednh wants them" in look(tmp_path, SiteUnderCheck(recipe=lambda: recipe))["data"].seen
 
 
 def test_data_are_compared_with_the_newest_run_that_the_server_offered(
@@ -196,14 +196,14 @@ def test_data_are_compared_with_the_newest_run_that_the_server_offered(
 ) -> None:
     recipe = recipe_of("fedavg")
     Approvals(tmp_path / "state" / FOLDER).note(Assignment(recipe.name, recipe.wire()))
-    found = look(tmp_path, Site(), data=images(tmp_path / "own.npz", classes=12))
+    found = look(tmp_path, SiteUnderCheck(), data=images(tmp_path / "own.npz", classes=12))
     assert findings(found) == [("data", "data-unusable")]
-    assert "as run small-fedavg wants them" in look(tmp_path, Site())["data"].seen
+    assert "as run small-fedavg wants them" in look(tmp_path, SiteUnderCheck())["data"].seen
 
 
 @pytest.mark.parametrize("quick", [True, False])
 def test_data_that_are_not_there(quick: bool, tmp_path: Path) -> None:
-    found = look(tmp_path, Site(quick=quick), data={"source": "cifar10", "root": tmp_path / "nowhere"})
+    found = look(tmp_path, SiteUnderCheck(quick=quick), data={"source": "cifar10", "root": tmp_path / "nowhere"})
     assert findings(found) == [("data", "data-unusable")]
     assert "no data at" in found["data"].seen
 
@@ -212,10 +212,10 @@ def test_data_that_cannot_be_read(tmp_path: Path) -> None:
     file = tmp_path / "own.npz"
     file.write_bytes(b"not an archive")
     data = {"source": "npz", "root": file}
-    assert findings(look(tmp_path, Site(), data=data)) == [("data", "data-unusable")]
+    assert findings(look(tmp_path, SiteUnderCheck(), data=data)) == [("data", "data-unusable")]
     assert look(tmp_path, data=data)["data"].seen == f"{file} can be opened; not loaded"
     cut = {"source": "digits", "partition": {"kind": "dirichlet", "sites": 3, "beta": 1.0}}
-    found = look(tmp_path, Site(), share=3, data=cut)
+    found = look(tmp_path, SiteUnderCheck(), share=3, data=cut)
     assert findings(found) == [("data", "data-unusable")]
     assert "share 3 of 3" in found["data"].seen
 
@@ -231,21 +231,21 @@ def folder(tmp_path: Path) -> dict[str, Any]:
 
 
 @pytest.fixture
-def named(recipe_of: Callable[..., Recipe]) -> Site:
+def named(recipe_of: Callable[..., Recipe]) -> SiteUnderCheck:
     """With a run of two classes that have names."""
     recipe = recipe_of("fednh", classes=2, vocabulary=["benign", "malignant"], data=None)
-    return Site(recipe=lambda: recipe)
+    return SiteUnderCheck(recipe=lambda: recipe)
 
 
 def test_of_image_files_all_labels_are_looked_at_and_a_sample_is_read(
-    tmp_path: Path, folder: dict[str, Any], named: Site, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, folder: dict[str, Any], named: SiteUnderCheck, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fine = look(tmp_path, named, data=folder)["data"]
     assert (fine.state, "a sample of its files can be read, as run small-fednh wants" in fine.seen) == (
         State.FINE,
         True,
     )
-    assert "with no run to compare them with" in look(tmp_path, Site(), data=folder)["data"].seen
+    assert "with no run to compare them with" in look(tmp_path, SiteUnderCheck(), data=folder)["data"].seen
     (tmp_path / "images" / "Malignent").mkdir()
     (tmp_path / "images" / "Malignent" / "x.png").write_bytes(b"")
     found = look(tmp_path, named, data=folder)
@@ -255,7 +255,7 @@ def test_of_image_files_all_labels_are_looked_at_and_a_sample_is_read(
 
 
 def test_image_files_that_cannot_be_read_are_named_up_to_what_is_allowed(
-    tmp_path: Path, folder: dict[str, Any], named: Site
+    tmp_path: Path, folder: dict[str, Any], named: SiteUnderCheck
 ) -> None:
     for file in (tmp_path / "images").glob("*/*.png"):
         file.write_bytes(b"")
@@ -265,13 +265,17 @@ def test_image_files_that_cannot_be_read_are_named_up_to_what_is_allowed(
     assert "; and others (`protofed site check` lists all)" in found["data"].seen
 
 
-def test_a_file_beside_the_class_folders_is_named(tmp_path: Path, folder: dict[str, Any], named: Site) -> None:
+def test_a_file_beside_the_class_folders_is_named(
+    tmp_path: Path, folder: dict[str, Any], named: SiteUnderCheck
+) -> None:
     (tmp_path / "images" / "notes.txt").write_text("x", encoding="utf-8")
     assert "notes.txt: in no class's folder (" in look(tmp_path, named, data=folder)["data"].seen
     assert findings(look(tmp_path, named, data={**folder, "unreadable": 0.1})) == []
 
 
-def test_a_run_that_prepares_images_otherwise_than_pinned(tmp_path: Path, folder: dict[str, Any], named: Site) -> None:
+def test_a_run_that_prepares_images_otherwise_than_pinned(
+    tmp_path: Path, folder: dict[str, Any], named: SiteUnderCheck
+) -> None:
     found = look(tmp_path, named, data={**folder, "preparation": "0" * 64})
     assert findings(found) == [("data", "preparation-differs")]
 
@@ -279,8 +283,8 @@ def test_a_run_that_prepares_images_otherwise_than_pinned(tmp_path: Path, folder
 def test_an_evaluator_needs_a_test_set_only(tmp_path: Path) -> None:
     np.savez(tmp_path / "t.npz", test_images=np.zeros((4, 5, 6), np.uint8), test_labels=np.arange(4))
     data = {"source": "npz", "root": tmp_path / "t.npz"}
-    assert "1 x 5 x 6" in look(tmp_path, Site(), data=data, roles={"evaluator"})["data"].seen
-    assert findings(look(tmp_path, Site(), data=data)) == [("data", "data-unusable")]
+    assert "1 x 5 x 6" in look(tmp_path, SiteUnderCheck(), data=data, roles={"evaluator"})["data"].seen
+    assert findings(look(tmp_path, SiteUnderCheck(), data=data)) == [("data", "data-unusable")]
 
 
 # Metrics

@@ -18,7 +18,7 @@ from protofed.deploy import shipped
 from protofed.deploy.experiments.compare import read_seeds
 from protofed.deploy.experiments.curves import draw, over_rounds, spaced
 from protofed.deploy.experiments.experiment import (
-    Job,
+    ExperimentJob,
     Result,
     jobs_of,
     read_contents,
@@ -94,20 +94,20 @@ def test_seeds_are_numbers_with_commas(text: str) -> None:
 
 
 def test_another_recipes_work_is_neither_mixed_nor_lost(recipe_of: Recipes, tmp_path: Path) -> None:
-    job = Job(recipe_of("fedavg"), tmp_path / "small-fedavg-seed0")
+    job = ExperimentJob(recipe_of("fedavg"), tmp_path / "small-fedavg-seed0")
     job.check()
     job.claim()
     job.check()
-    assert Job.claimed(job.folder) == job
+    assert ExperimentJob.claimed(job.folder) == job
     changed = recipe_of("fedavg", plan={**job.recipe.plan.model_dump(), "lr": 0.5})
     with pytest.raises(StateError, match=r"plan\.lr is 0\.05 there and 0\.5 here"):
-        Job(changed, job.folder).check()
+        ExperimentJob(changed, job.folder).check()
     with pytest.raises(StateError, match="holds no job"):
-        Job.claimed(tmp_path / "nothing")
+        ExperimentJob.claimed(tmp_path / "nothing")
 
 
 def test_a_result_reads_as_it_was_written_and_without_new_default_keys(recipe_of: Recipes, tmp_path: Path) -> None:
-    job = Job(recipe_of("fedavg"), tmp_path)
+    job = ExperimentJob(recipe_of("fedavg"), tmp_path)
     assert job.result() is None
     wrote = result_of(job.recipe, 0, 0.1, 0.2)
     job.write_result(wrote)

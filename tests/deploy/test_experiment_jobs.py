@@ -20,22 +20,22 @@ from rich.console import Console
 from protofed.common.config.recipe import Recipe
 from protofed.common.storage.files import Lock
 from protofed.deploy.cli import main as cli
-from protofed.deploy.experiments.experiment import Job, Result, jobs_of
+from protofed.deploy.experiments.experiment import ExperimentJob, Result, jobs_of
 from protofed.deploy.experiments.job import run_job
 from protofed.deploy.experiments.jobs import Processes, Worker, run_jobs
-from protofed.deploy.experiments.view import View
+from protofed.deploy.experiments.view import CompareView
 
 Recipes = Callable[..., Recipe]
 CPU = torch.device("cpu")
 
 
-def claimed(recipe: Recipe, out: Path) -> Job:
+def claimed(recipe: Recipe, out: Path) -> ExperimentJob:
     (job,) = jobs_of([recipe], None, None, out)
     job.claim()
     return job
 
 
-def result_of(job: Job) -> Result:
+def result_of(job: ExperimentJob) -> Result:
     result = job.result()
     assert result is not None
     return result
@@ -132,7 +132,7 @@ def test_a_killed_worker_says_so_and_one_without_parent_ends(recipe_of: Recipes,
 def test_without_a_terminal_a_line_says_what_began_and_ended(recipe_of: Recipes, tmp_path: Path) -> None:
     jobs = jobs_of([recipe_of("fedavg")], [0, 1, 2], None, tmp_path)
     text = StringIO()
-    with View(jobs, set(jobs[1:]), Console(file=text, width=80)) as view:
+    with CompareView(jobs, set(jobs[1:]), Console(file=text, width=80)) as view:
         view.started(jobs[1])
         view.moved(jobs[1], 1, "training 0/3")
         view.ended(jobs[1], None)
@@ -149,7 +149,7 @@ def test_on_a_terminal_every_job_has_a_bar(recipe_of: Recipes, tmp_path: Path) -
     jobs = jobs_of([recipe_of("fedavg")], [0, 1], None, tmp_path)
     text = StringIO()
     console = Console(file=text, width=120, height=30, force_terminal=True, color_system=None)
-    with View(jobs, set(jobs), console) as view:
+    with CompareView(jobs, set(jobs), console) as view:
         view.started(jobs[0])
         view.moved(jobs[0], 2, "training 1/3")
     last = text.getvalue().splitlines()[-4:-1]  # then the cursor is shown again

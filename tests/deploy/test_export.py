@@ -14,18 +14,18 @@ import pytest
 from safetensors import safe_open
 from tests.finished import ROUNDS, Ended, accuracy, ended, probabilities
 
-from protofed.client.transport.audit import Audit
+from protofed.client.transport.audit import ClientAudit
 from protofed.common import codec
-from protofed.common.config.recipe import Choice, Input, Recipe
+from protofed.common.config.recipe import Input, NamedOptions, Recipe
 from protofed.common.errors import ConfigError, DataError, ProtofedError, StateError
 from protofed.common.storage.journal import Journal
 from protofed.deploy.export import model_folder
 from protofed.deploy.export import published_states as export_states
-from protofed.deploy.export.export import Wanted, export
+from protofed.deploy.export.export import ExportRequest, export
 from protofed.deploy.export.model_card import card
 from protofed.deploy.state_folder import open_state
-from protofed.server.methods.cwfedavg import CwFedAvg
-from protofed.server.methods.cwfedavg_private import CwFedAvgPrivate
+from protofed.server.methods.cwfedavg import CwFedAvgServer
+from protofed.server.methods.cwfedavg_private import CwFedAvgPrivateServer
 from protofed.server.operator.run_record import dossier
 
 Simulated = Callable[[str], Ended]
@@ -44,17 +44,17 @@ def simulated(recipe_of: Callable[..., Recipe]) -> Simulated:
 
 
 @pytest.fixture(scope="session")
-def wanted(simulated: Simulated) -> Callable[..., Wanted]:
+def wanted(simulated: Simulated) -> Callable[..., ExportRequest]:
     """Weights only, of the simulation's folder."""
 
-    def make(method: str, kind: str, out: Path, **changes: object) -> Wanted:
+    def make(method: str, kind: str, out: Path, **changes: object) -> ExportRequest:
         done = simulated(method)
-        return replace(Wanted(done.run, kind, out, "safetensors", state=done.state), **changes)  # type: ignore[arg-type]
+        return replace(ExportRequest(done.run, kind, out, "safetensors", state=done.state), **changes)  # type: ignore[arg-type]
 
     return make
 
 
-Wants = Callable[..., Wanted]
+Wants = Callable[..., ExportRequest]
 
 
 @pytest.mark.parametrize("method", GLOBAL)
@@ -81,9 +81,9 @@ def test_a_personal_model_scores_as_the_site_reported(
 def test_a_site_may_predict_with_its_private_head(recipe_of: Callable[..., Recipe], tmp_path: Path) -> None:
     method = {"name": "fedprp", "head_epochs": 1, "prediction": "head"}
     recipe = recipe_of("fedprp", rounds=1, model={"name": "mlp", "hidden": [16]})
-    recipe = recipe.model_copy(update={"method": Choice.model_validate(method), "name": "by-head"})
+    recipe = recipe.model_copy(update={"method": NamedOptions.model_validate(method), "name": "by-head"})
     done = ended(recipe.model_dump_json())
-    asked = Wanted(
+    asked = ExportRequest(
         "by-head", "personal", tmp_path / "m", "safetensors", state=done.state, site_state=done.site("site-1")
     )
     assert export(asked).facts.model.head == "own"
@@ -94,7 +94,7 @@ def test_a_class_model_is_that_of_the_state(simulated: Simulated, wanted: Wants,
     done = simulated("cwfedavg")
     made = export(wanted("cwfedavg", "class:3", tmp_path / "m"))
     state = export_states.of_folder(done.state, done.run).state
-    assert made.facts.origin.weights == codec.digest(codec.encode(CwFedAvg().class_model(state, 3)))
+    assert made.facts.origin.weights == codec.digest(codec.encode(CwFedAvgServer().class_model(state, 3)))
     assert "class '3'" in (tmp_path / "m" / model_folder.CARD).read_text(encoding="utf-8")
 
 
@@ -102,7 +102,7 @@ def test_a_private_class_model_is_the_body_with_that_head(simulated: Simulated, 
     done = simulated("cwfedavg-private")
     state = export_states.of_folder(done.state, done.run).state
     found = [export(wanted("cwfedavg-private", f"class:{c}", tmp_path / str(c))).facts.origin for c in range(10)]
-    half = CwFedAvgPrivate()
+    half = CwFedAvgPrivateServer()
     assert [one.weights for one in found] == [codec.digest(codec.encode(half.class_model(state, c))) for c in range(10)]
     assert len({one.weights for one in found}) > 1
 
@@ -149,7 +149,7 @@ def test_a_site_needs_no_server_for_what_it_was_sent(simulated: Simulated, wante
     """Its own folder has the newest model that it fetched, and its audit log says of which run and round."""
     done = simulated("cwfedavg")
     found = export_states.of_folder(done.state, done.run)
-    data = codec.encode(CwFedAvg().broadcast(found.state, "site-2"))
+    data = codec.encode(CwFedAvgServer().broadcast(found.state, "site-2"))
     site = tmp_path / "site"
     shutil.copytree(done.site("site-2"), site)
     asked = wanted("cwfedavg", "personal", tmp_path / "m", site_state=site, state=None, recipe=done.recipe)
@@ -157,7 +157,7 @@ def test_a_site_needs_no_server_for_what_it_was_sent(simulated: Simulated, wante
         export(asked)
     (site / ".incoming").mkdir()
     (site / ".incoming" / codec.digest(data)).write_bytes(data)
-    audit = Audit(journal := Journal(site / "audit.jsonl"))
+    audit = ClientAudit(journal := Journal(site / "audit.jsonl"))
     for run, address in ((done.run, codec.digest(data)), ("another", codec.digest(b"its"))):
         audit.sent("server", "plaintext", "GetChunk", {"run": run, "digest": address, "index": 0}, b"")
     audit.sent("server", "plaintext", "ReportScores", {"run": done.run, "round": 2}, b"")
@@ -189,7 +189,7 @@ def test_the_runs_names_and_preparation_go_with_the_model(recipe_of: Callable[..
     names = tuple(f"digit {c}" for c in range(10))
     recipe = recipe_of("fedavg", rounds=1, model={"name": "mlp", "hidden": [4]}, vocabulary=names, name="named")
     done = ended(recipe.model_dump_json())
-    made = export(Wanted(done.run, "global", tmp_path / "m", "safetensors", state=done.state))
+    made = export(ExportRequest(done.run, "global", tmp_path / "m", "safetensors", state=done.state))
     assert made.facts.model.classes == names
     input_ = Input(shape=(1, 8, 8), fit="pad", window=(50, 200))
     facts = made.facts.model_copy(update={"model": made.facts.model.model_copy(update={"input": input_})})

@@ -13,13 +13,13 @@ from protofed.client.models.catalogue import architectures, build
 from protofed.client.models.heads import CosineHead, PrototypeHead
 from protofed.client.models.inference import DeployedModel, NearestHead, answers, rebuilt
 from protofed.client.models.split import SplitModel
-from protofed.common.config.recipe import Choice, Input
+from protofed.common.config.recipe import Input, NamedOptions
 from protofed.common.errors import ConfigError
 from protofed.deploy.export import onnx as export_onnx
 from protofed.deploy.export.onnx import ExportError, difference, to_onnx
 
 SMALL = Input(shape=(1, 8, 8), mean=(0.4,), std=(0.2,))
-MLP = Choice.model_validate({"name": "mlp", "hidden": [16]})
+MLP = NamedOptions.model_validate({"name": "mlp", "hidden": [16]})
 CIFAR = (3, 32, 32)
 PAPERS: list[tuple[dict[str, Any], tuple[int, int, int]]] = [
     ({"name": "digits-cnn"}, (1, 8, 8)),
@@ -84,7 +84,7 @@ def test_a_model_is_made_again_from_its_weights(head: Any) -> None:
     for one, other in zip(answers(first, pixels), answers(again, pixels), strict=True):
         assert torch.equal(one, other)
     with pytest.raises(ConfigError, match="not those of model 'digits-cnn'"):
-        rebuilt(Choice(name="digits-cnn"), SMALL, 10, head, first.weights())
+        rebuilt(NamedOptions(name="digits-cnn"), SMALL, 10, head, first.weights())
 
 
 def test_a_wrong_graph_is_never_taken_for_the_model() -> None:
@@ -123,7 +123,7 @@ def test_distances_are_those_of_the_method() -> None:
 def test_runtimes_agree_on_every_architecture(architecture: dict[str, Any], shape: tuple[int, int, int]) -> None:
     torch.manual_seed(0)
     images = Input(shape=shape)
-    model = DeployedModel(build(Choice.model_validate(architecture), images, 10), images)
+    model = DeployedModel(build(NamedOptions.model_validate(architecture), images, 10), images)
     assert difference(model, images, to_onnx(model, images, {})) < 1e-5
 
 

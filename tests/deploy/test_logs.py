@@ -42,7 +42,7 @@ def as_it_was(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     root.handlers, warnings.showwarning = before, shown
     threading.excepthook, sys.unraisablehook = hooks
-    logs_lines.Lines._torn = False
+    logs_lines.LineRenderer._torn = False
     logs._Setup.hidden, logs._Setup.about, logs._Setup.stream = Hidden(), dict, False
     logs._Setup.debug = False
 
@@ -109,7 +109,7 @@ def test_a_format_or_level_that_there_is_not_is_refused(
 
 
 def test_on_a_terminal_lines_are_for_people() -> None:
-    script = "from protofed.deploy.logs import setup; import structlog; setup.configure(); structlog.get_logger().info('ready')"
+    script = "import structlog, protofed.deploy.logs.setup as s; s.configure(); structlog.get_logger().info('ready')"
     ours, theirs = pty.openpty()
     environment = {name: value for name, value in os.environ.items() if name != logs.FORMAT}
     subprocess.run([sys.executable, "-c", script], stderr=theirs, env=environment, check=True)

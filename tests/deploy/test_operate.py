@@ -16,7 +16,7 @@ from tests.faults.realm import Realm, realm
 from tests.pki import Authority
 
 from protofed.common.config.recipe import Recipe
-from protofed.common.errors import ConfigError, ProtocolError, StateError, Unavailable
+from protofed.common.errors import ConfigError, ProtocolError, StateError, UnavailableError
 from protofed.common.pki.identity import Party
 from protofed.common.protocol.messages import Role, TaskKind
 from protofed.deploy import shipped
@@ -24,7 +24,7 @@ from protofed.deploy.cli import main as cli
 from protofed.deploy.operator import tables as operate_view
 from protofed.deploy.operator.connection import Operator, plain
 from protofed.protos.v1 import operator_pb2 as pb
-from protofed.server.methods.fedavg import FedAvg
+from protofed.server.methods.fedavg import FedAvgServer
 from protofed.server.storage.rows import RoundRow, TaskRow
 
 RecipeOf = Callable[..., Recipe]
@@ -174,7 +174,7 @@ def test_states_are_verified_and_one_that_differs_is_an_error(
     found = protofed.json("runs", "verify", RUN)
     assert [(row["round"], row["attempt"], row["finding"]) for row in found] == [(0, 1, "same"), (1, 1, "same")]
     with monkeypatch.context() as patched:
-        patched.setattr(FedAvg, "aggregate", lambda *_: moved(9.0))
+        patched.setattr(FedAvgServer, "aggregate", lambda *_: moved(9.0))
         said = protofed.refuses(1, "runs", "verify", RUN)
     assert f"run {RUN}: the states of rounds 1 do not come out again" in said
     blob = server.blobs._path(found[1]["published"])
@@ -353,7 +353,10 @@ def test_answers_become_errors_of_ours(server: Any, unused_port: int, monkeypatc
                 operator.runs()
         with pytest.raises(StateError, match="takes at most"):
             operator.abort(RUN, "x" * (300 << 10))
-    with Operator(f"127.0.0.1:{unused_port}", plaintext=True) as operator, pytest.raises(Unavailable, match="start it"):
+    with (
+        Operator(f"127.0.0.1:{unused_port}", plaintext=True) as operator,
+        pytest.raises(UnavailableError, match="start it"),
+    ):
         operator.runs()
 
 

@@ -12,14 +12,14 @@ import pytest
 import torch
 
 from protofed.common.codec import Digest
-from protofed.common.config.recipe import Choice, Recipe
+from protofed.common.config.recipe import NamedOptions, Recipe
 from protofed.common.errors import ConfigError, StateError
 from protofed.common.payload import Part
 from protofed.deploy import shipped
 from protofed.deploy.cli import main as cli
-from protofed.deploy.experiments.experiment import Job, Result
+from protofed.deploy.experiments.experiment import ExperimentJob, Result
 from protofed.deploy.experiments.job import run_job
-from protofed.deploy.figures.figures import Asked, pictures
+from protofed.deploy.figures.figures import FiguresRequest, pictures
 from protofed.deploy.figures.finished_run import FinishedRun, embedded, open_run
 from protofed.deploy.figures.matrices import (
     CIFAR100,
@@ -45,7 +45,7 @@ def folders(recipe_of: Recipes, tmp_path_factory: pytest.TempPathFactory) -> dic
     recipes = {method: tiny(recipe_of, method) for method in ("fednh", "cwfedavg", "fedprp", "solo")}
     recipes["spiral"] = shipped.recipe("spiral-fedavg-balanced").model_copy(update={"rounds": 1})
     for name, recipe in recipes.items():
-        job = Job(recipe, out / name)
+        job = ExperimentJob(recipe, out / name)
         job.claim()
         run_job(job, torch.device("cpu"), deaf)
     return {name: out / name for name in recipes}
@@ -186,7 +186,7 @@ def result_of(recipe: Recipe, accuracy: float) -> Result:
 def test_an_ablation_goes_over_one_option_and_all_seeds(recipe_of: Recipes) -> None:
     def made(rho: float | None, accuracy: float, seed: int = 0, **more: object) -> Result:
         recipe = recipe_of("fednh", name=f"rho-{seed}-{100 * accuracy:.0f}", seed=seed, **more)
-        method = Choice.model_validate({"name": "fednh"} if rho is None else {"name": "fednh", "smoothing": rho})
+        method = NamedOptions.model_validate({"name": "fednh"} if rho is None else {"name": "fednh", "smoothing": rho})
         return result_of(recipe.model_copy(update={"method": method}), accuracy)
 
     results = [made(None, 0.9), made(0.1, 0.5), made(0.1, 0.7, seed=1)]  # the default is 0.9
@@ -215,11 +215,11 @@ def test_each_method_has_its_pictures(
     folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("protofed.deploy.figures.figures.MOST", 60)
-    own = pictures(Asked([folders["cwfedavg"]]))
+    own = pictures(FiguresRequest([folders["cwfedavg"]]))
     assert set(kinds(own)) == {"norms-cwfedavg"}
     assert own[0].parent == folders["cwfedavg"] / "pictures"
     both = [folders["fednh"], folders["fedprp"]]
-    drawn = pictures(Asked(both, tmp_path, groups="round:0,6,8,9"))
+    drawn = pictures(FiguresRequest(both, tmp_path, groups="round:0,6,8,9"))
     assert set(kinds(drawn)) == {"prototypes-fednh", "tsne", "groups"}
     with pytest.raises(SystemExit) as ended:
         cli.main(["pictures", str(folders["spiral"]), "--out", str(tmp_path / "spiral")])
@@ -227,7 +227,7 @@ def test_each_method_has_its_pictures(
     told = capsys.readouterr().out.split()
     assert set(kinds([Path(path) for path in told])) == {"directions", "groups"}
     with pytest.raises(ConfigError, match="there are no pictures of solo"):
-        pictures(Asked([folders["solo"]]))
+        pictures(FiguresRequest([folders["solo"]]))
 
 
 def test_a_simulations_state_needs_its_recipe(folders: dict[str, Path], recipe_of: Recipes, tmp_path: Path) -> None:

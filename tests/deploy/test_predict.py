@@ -23,13 +23,13 @@ from tests.finished import Ended, ended
 from protofed.client.data.decoding import decode
 from protofed.common import codec
 from protofed.common.config.recipe import Input, Recipe
-from protofed.common.errors import ConfigError, DataError, OutOfSpace
+from protofed.common.errors import ConfigError, DataError, OutOfSpaceError
 from protofed.deploy.cli import main as cli
 from protofed.deploy.export import model_folder
-from protofed.deploy.export.export import Wanted, export
+from protofed.deploy.export.export import ExportRequest, export
 from protofed.deploy.export.images import images_of
 from protofed.deploy.export.model_folder import FACTS, GRAPH, WEIGHTS
-from protofed.deploy.export.predict import Asked, Predicted, predict
+from protofed.deploy.export.predict import Predicted, PredictRequest, predict
 
 SHAPE = (1, 8, 8)
 INPUT = Input(shape=SHAPE)
@@ -52,7 +52,7 @@ def done(recipe_of: Callable[..., Recipe]) -> Ended:
 def exported(done: Ended, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Both formats; no test may change it."""
     folder = tmp_path_factory.mktemp("exported") / "model"
-    export(Wanted(done.run, "global", folder, state=done.state))
+    export(ExportRequest(done.run, "global", folder, state=done.state))
     return folder
 
 
@@ -79,7 +79,7 @@ def table(path: Path) -> list[dict[str, str]]:
 
 
 def asked(model: Path, images: Path, tmp_path: Path, **changes: Any) -> Predicted:
-    return predict(Asked(model, images, tmp_path / "p.csv", **changes))
+    return predict(PredictRequest(model, images, tmp_path / "p.csv", **changes))
 
 
 @pytest.mark.parametrize("runtime", ["torch", "onnx"])
@@ -154,7 +154,7 @@ def test_a_full_disk_is_told_and_leaves_no_half_table(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "replace", full)
-    with pytest.raises(OutOfSpace, match="free space"):
+    with pytest.raises(OutOfSpaceError, match="free space"):
         asked(exported, pngs, tmp_path)
     assert not list(tmp_path.glob("p.csv*"))
 
@@ -336,7 +336,7 @@ def test_a_missing_package_is_named_with_its_remedy(
 
     monkeypatch.setattr(importlib, "import_module", without)
     with pytest.raises(ConfigError, match=rf"{package} is not installed.*pip install 'protofed\[export\]'"):
-        export(Wanted(done.run, "global", tmp_path / "m", "onnx", state=done.state))
+        export(ExportRequest(done.run, "global", tmp_path / "m", "onnx", state=done.state))
     assert not (tmp_path / "m").exists()
 
 

@@ -18,7 +18,7 @@ from protofed.common.errors import ConfigError, StateError
 from protofed.deploy.cli import main as cli
 from protofed.deploy.cli import report as cli_report
 from protofed.deploy.operator.connection import Operator
-from protofed.deploy.report.record import Facts, megabytes
+from protofed.deploy.report.record import RunRecord, megabytes
 from protofed.deploy.report.report import report, write_report
 from protofed.deploy.report.summary import troubles
 from protofed.deploy.simulation.simulation import simulation
@@ -260,11 +260,11 @@ def test_the_server_says_what_its_folder_says(amiss: Any, tmp_path: Path, spoken
 
 
 def test_nothing_went_wrong_is_said_only_where_it_did_not(plain: dict[str, Any]) -> None:
-    assert troubles(Facts(plain))[0].startswith("Nothing went wrong")
+    assert troubles(RunRecord(plain))[0].startswith("Nothing went wrong")
     for fate, said in (("late", "did not report in time"), ("failed", "training failed"), ("set-aside", "set aside")):
         dossier = json.loads(json.dumps(plain))
         next(one for one in dossier["rounds"][-1]["fates"] if one["kind"] == "fit")["fate"] = fate
-        found = troubles(Facts(dossier))
+        found = troubles(RunRecord(dossier))
         assert any(said in sentence for sentence in found)
         assert "No update of site-1 was ever used." in found
 

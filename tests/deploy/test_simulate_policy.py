@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from protofed.client.privacy.policy import Policy, Released, Rules
+from protofed.client.privacy.policy import Policy, PolicyRules, Released
 from protofed.common import codec
 from protofed.common.config.recipe import Recipe
 from protofed.common.payload import Part
-from protofed.common.protocol.messages import Assignment, Hold, Receipt, Role, Task
+from protofed.common.protocol.messages import Assignment, PauseReason, Receipt, Role, Task
 from protofed.deploy import shipped
 from protofed.deploy.simulation.direct_link import DirectLink
 from protofed.deploy.simulation.simulation import EVALUATOR, agents_of, everything, simulated_secret, simulation
@@ -24,7 +24,7 @@ WITH_PROTOTYPES = ("fednh", "fedproc", "fedprp")
 
 def hiding(recipe: Recipe, **changes: Any) -> Policy:
     rules = {"hide_class_presence": True, "min_samples_per_class": 3, **changes}
-    return Policy(Rules.model_validate({**dict(everything(recipe).rules), **rules}))
+    return Policy(PolicyRules.model_validate({**dict(everything(recipe).rules), **rules}))
 
 
 def digest(running: Any) -> str:
@@ -137,7 +137,7 @@ def test_a_server_takes_a_held_site_for_no_round(
     recipe = recipe_of("fedavg", rounds=1)
     server = live_server(recipe)
     link = linked(server.address)("site-1", frozenset({Role.TRAINER}))
-    for hold, there in ((Hold.APPROVAL, set()), (Hold.NONE, {"site-1"}), (Hold.SCHEDULE, set())):
+    for hold, there in ((PauseReason.APPROVAL, set()), (PauseReason.NONE, {"site-1"}), (PauseReason.SCHEDULE, set())):
         answer = link.enroll(hold)
         assert isinstance(answer, Assignment)
         assert server.runs._around.roster.enrolled(Role.TRAINER) == there

@@ -12,10 +12,10 @@ import pytest
 from rich.console import Console
 
 from protofed.client.method import client_methods
-from protofed.client.privacy.policy import Background, Policy, Released, Rules
+from protofed.client.privacy.policy import GateContext, Policy, PolicyRules, Released
 from protofed.common import codec
-from protofed.common.config.recipe import Choice, Recipe
-from protofed.common.errors import ConfigError, PolicyViolation
+from protofed.common.config.recipe import NamedOptions, Recipe
+from protofed.common.errors import ConfigError, PolicyViolationError
 from protofed.common.payload import NOT_ON_THE_WIRE, Part, TensorSpec, Update
 from protofed.common.protocol.messages import Task
 from protofed.deploy import shipped
@@ -31,11 +31,11 @@ RecipeOf = Callable[..., Recipe]
 def policy(*methods: str, **changes: Any) -> Policy:
     estimate = {"class_distribution_estimate": True}
     rules: dict[str, Any] = {"methods": methods, "parts": set(Part) - NOT_ON_THE_WIRE, **estimate, **changes}
-    return Policy(Rules.model_validate(rules))
+    return Policy(PolicyRules.model_validate(rules))
 
 
 def with_options(recipe: Recipe, **options: object) -> Recipe:
-    return recipe.model_copy(update={"method": Choice(name=recipe.method.name, **options)})
+    return recipe.model_copy(update={"method": NamedOptions(name=recipe.method.name, **options)})
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def passing(monkeypatch: pytest.MonkeyPatch) -> tuple[list[Released], list[tuple
     fetched: list[tuple[TensorSpec, ...]] = []
     release, fetch = Policy.release, DirectLink.fetch
 
-    def released_too(policy: Policy, update: Update, background: Background | None = None) -> Released:
+    def released_too(policy: Policy, update: Update, background: GateContext | None = None) -> Released:
         released.append(release(policy, update, background))
         return released[-1]
 
@@ -172,7 +172,7 @@ def test_a_model_that_the_site_does_not_name_is_never_run(recipe_of: RecipeOf) -
     recipe = recipe_of("fednh", model={"name": "nowhere:made"})
     with pytest.raises(ConfigError, match="add it to `models`"):
         site_plan(recipe)
-    with pytest.raises(PolicyViolation, match="nowhere:made"):
+    with pytest.raises(PolicyViolationError, match="nowhere:made"):
         site_plan(recipe, policy("fednh"))
 
 

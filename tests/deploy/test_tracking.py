@@ -20,11 +20,11 @@ from protofed.common.payload import SiteId
 from protofed.common.protocol.messages import TaskKind, Verdict
 from protofed.deploy.tracking import follower as tracking
 from protofed.deploy.tracking.follower import Follower, tell, trackers
-from protofed.deploy.tracking.pages import Page, Told, page, settled
+from protofed.deploy.tracking.pages import Page, TrackedRun, page, settled
 from protofed.deploy.tracking.tensorboard import EventFiles
-from protofed.server.rounds.phases import Outcome
+from protofed.server.rounds.phases import RoundOutcome
 from protofed.server.storage.ledger import Ledger
-from protofed.server.storage.reader import Records
+from protofed.server.storage.reader import LedgerReader
 from protofed.server.storage.rows import RoundRow, RunRow, TaskRow, UpdateRow
 
 RUN = "trial"
@@ -141,14 +141,14 @@ def test_a_round_is_told_when_nothing_more_will_be_known_of_it(town: Town) -> No
     assert told() == [0, 1]
     town.publish(2, scored=False)
     assert told() == [0, 1]
-    town.ledger.end_run(RUN, "enough", Outcome.ABORTED)
+    town.ledger.end_run(RUN, "enough", RoundOutcome.ABORTED)
     assert told() == [0, 1, 2]
 
 
-@pytest.mark.parametrize("told", [Told(), Told((1, 1, 3, 1)), Told((2,), "failed: disk")])
-def test_what_was_told_is_kept_small_and_whole(told: Told) -> None:
-    assert Told.unpack(json.loads(json.dumps(told.pack()))) == told
-    assert len(json.dumps(Told((1,) * 100_000).pack())) < 100
+@pytest.mark.parametrize("told", [TrackedRun(), TrackedRun((1, 1, 3, 1)), TrackedRun((2,), "failed: disk")])
+def test_what_was_told_is_kept_small_and_whole(told: TrackedRun) -> None:
+    assert TrackedRun.unpack(json.loads(json.dumps(told.pack()))) == told
+    assert len(json.dumps(TrackedRun((1,) * 100_000).pack())) < 100
 
 
 # TensorBoard
@@ -203,14 +203,14 @@ def expect_same(seen: Seen, wanted: Seen) -> None:
 
 def follow(town: Town, tracker: tracking.Tracker) -> int:
     """As a process that begins now, tells what there is to tell, and ends."""
-    with closing(Records(town.url)) as records, tracker.open(town.row()) as book:
+    with closing(LedgerReader(town.url)) as records, tracker.open(town.row()) as book:
         return tell(records, town.row(), book)
 
 
 def test_event_files_are_the_ledgers_numbers_and_say_recipe_and_outcome(town: Town, tmp_path: Path) -> None:
     for number in range(3):
         town.publish(number, 0.3 + number / 10)
-    town.ledger.end_run(RUN, "completed", Outcome.COMPLETED)
+    town.ledger.end_run(RUN, "completed", RoundOutcome.COMPLETED)
     assert follow(town, EventFiles(tmp_path / "tb")) == 3
     scalars, texts = read(tmp_path / "tb" / RUN)
     expect_same(scalars, by_the_ledger(town))
@@ -265,7 +265,7 @@ def test_a_rollback_takes_rounds_back(town: Town, tmp_path: Path) -> None:
     tracker, folder = EventFiles(tmp_path / "tb"), tmp_path / "tb" / RUN
     for number in range(4):
         town.publish(number, number / 10)
-    town.ledger.end_run(RUN, "completed", Outcome.COMPLETED)
+    town.ledger.end_run(RUN, "completed", RoundOutcome.COMPLETED)
     follow(town, tracker)
     town.ledger.roll_back(RUN, 1)
     assert follow(town, tracker) == 0
@@ -321,7 +321,7 @@ class Away:
 
     def __init__(self, failures: int) -> None:
         self.failures, self.pages = failures, list[Page]()
-        self.told, self.ended = Told(), threading.Event()
+        self.told, self.ended = TrackedRun(), threading.Event()
 
     @contextmanager
     def open(self, row: RunRow) -> Iterator[Away]:
@@ -335,10 +335,10 @@ class Away:
 
     def write(self, page: Page) -> None:
         self.pages.append(page)
-        self.told = Told((*self.told.attempts, page.attempt), self.told.outcome)
+        self.told = TrackedRun((*self.told.attempts, page.attempt), self.told.outcome)
 
     def end(self, row: RunRow) -> None:
-        self.told = Told(self.told.attempts, "ended")
+        self.told = TrackedRun(self.told.attempts, "ended")
         self.ended.set()
 
 
@@ -351,7 +351,7 @@ def test_a_tracker_that_was_away_is_told_what_it_missed(town: Town, monkeypatch:
         follower = Follower(town.url, tracker, 0.01)
         follower.start()
         town.publish(2)
-        town.ledger.end_run(RUN, "enough", Outcome.FAILED)
+        town.ledger.end_run(RUN, "enough", RoundOutcome.FAILED)
         assert tracker.ended.wait(20)
         follower.stop()
     assert not follower.is_alive()
@@ -384,7 +384,7 @@ def test_a_process_that_goes_on_writes_one_file_and_a_run_that_waits_has_none(to
     for number in range(3):
         town.publish(number)
         follower._turn(last=False)
-    town.ledger.end_run(RUN, "enough", Outcome.COMPLETED)
+    town.ledger.end_run(RUN, "enough", RoundOutcome.COMPLETED)
     follower._turn(last=False)
     assert len(list((tmp_path / "tb" / RUN).glob("events*"))) == 1
     scalars, _ = read(tmp_path / "tb" / RUN)
@@ -397,7 +397,7 @@ def test_a_run_that_has_ended_is_looked_at_once(town: Town) -> None:
     tracker = Away(0)
     follower = Follower(town.url, tracker, 3600.0)
     town.publish(0)
-    town.ledger.end_run(RUN, "enough", Outcome.FAILED)
+    town.ledger.end_run(RUN, "enough", RoundOutcome.FAILED)
     follower._turn(last=False)
     tracker.failures = 1
     follower._turn(last=False)

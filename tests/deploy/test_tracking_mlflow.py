@@ -18,7 +18,7 @@ from protofed.deploy.logs.redaction import Hidden
 from protofed.deploy.tracking import follower as tracking
 from protofed.deploy.tracking.follower import Follower
 from protofed.deploy.tracking.mlflow import EXPERIMENT, Mlflow
-from protofed.server.rounds.phases import Outcome
+from protofed.server.rounds.phases import RoundOutcome
 
 pytestmark = pytest.mark.timeout(300)  # an import of seconds, and a database that is made
 
@@ -63,7 +63,7 @@ def test_a_run_is_there_with_its_numbers_recipe_and_outcome_however_often_proces
         patch.setattr(book, "_keep", lambda _told: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             tracking.tell(town.ledger, town.row(), book)
-    town.ledger.end_run(RUN, "all rounds are done", Outcome.COMPLETED)
+    town.ledger.end_run(RUN, "all rounds are done", RoundOutcome.COMPLETED)
     last = mlflow()
     assert follow(town, last) == 1
     run, points = seen(last)

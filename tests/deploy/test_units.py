@@ -82,15 +82,15 @@ def test_the_state_folder_is_the_only_one_that_can_be_written(unit: Path) -> Non
 def test_what_may_mend_itself_is_tried_again_for_ever(unit: Path) -> None:
     said = keys(unit)
     stays = {int(code) for code in said["RestartPreventExitStatus"][0].split()}
-    again = (errors.DataError, errors.Unavailable, errors.StateError, errors.ProtofedError)
+    again = (errors.DataError, errors.UnavailableError, errors.StateError, errors.ProtofedError)
     assert said["Restart"] == ["on-failure"]
     assert said["StartLimitIntervalSec"] == ["0"]
     assert not stays & {error.exit_code for error in again}
-    assert {2, errors.ConfigError.exit_code, errors.PolicyViolation.exit_code} <= stays
+    assert {2, errors.ConfigError.exit_code, errors.PolicyViolationError.exit_code} <= stays
 
 
 def test_two_daemons_of_one_site_do_not_push_each_other_out_for_ever() -> None:
-    assert str(errors.Fenced.exit_code) in keys(CLIENT)["RestartPreventExitStatus"][0].split()
+    assert str(errors.FencedError.exit_code) in keys(CLIENT)["RestartPreventExitStatus"][0].split()
 
 
 @pytest.mark.parametrize("unit", [SERVER, CLIENT], ids=lambda unit: unit.stem)

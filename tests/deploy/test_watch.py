@@ -6,7 +6,7 @@ import pytest
 from tests.watching import NOW, answer, attempt, info, published, score, seen, site, troubled
 
 from protofed.common.protocol.messages import Activity, Progress
-from protofed.deploy.operator.snapshot import Attempt, Care, Problem, Rest
+from protofed.deploy.operator.snapshot import Attempt, Attention, Problem, TimeRemaining
 from protofed.deploy.operator.snapshot_builder import place
 from protofed.protos.v1 import operator_pb2 as pb
 
@@ -49,7 +49,7 @@ def test_a_run_takes_time_from_its_first_round_to_its_end() -> None:
 def test_the_rest_is_as_the_last_rounds_were() -> None:
     """Periods 10, 12 and 20 s; 17 rounds are left, and 4 s of the next one are over."""
     rounds = published(910, 920, 932, 952)
-    assert seen(answer(rounds), now=956.0).rest == Rest(12 * 17 - 4, 10 * 17 - 4, 20 * 17 - 4, 3)
+    assert seen(answer(rounds), now=956.0).rest == TimeRemaining(12 * 17 - 4, 10 * 17 - 4, 20 * 17 - 4, 3)
 
 
 def test_attempts_that_were_abandoned_and_waits_between_rounds_count() -> None:
@@ -60,13 +60,13 @@ def test_attempts_that_were_abandoned_and_waits_between_rounds_count() -> None:
         attempt(2, "published", 940, 950),
         attempt(3, "degraded", 957, 965),
     ]
-    assert seen(answer(rounds), now=965.0).rest == Rest(15 * 17, 10 * 17, 30 * 17, 3)
+    assert seen(answer(rounds), now=965.0).rest == TimeRemaining(15 * 17, 10 * 17, 30 * 17, 3)
 
 
 def test_the_making_of_the_model_and_what_was_rolled_back_say_nothing_of_rounds() -> None:
     rounds = [attempt(0, "published", 900, 909), *published(910, 920, 930), attempt(3, "rolled-back", 930, 940)]
     rest = seen(answer(rounds), now=940.0).rest
-    assert rest == Rest(10 * 18 - 10, 10 * 18 - 10, 10 * 18 - 10, 2)
+    assert rest == TimeRemaining(10 * 18 - 10, 10 * 18 - 10, 10 * 18 - 10, 2)
 
 
 @pytest.mark.parametrize("standing", ["queued", "paused", "completed", "failed", "aborted"])
@@ -198,7 +198,7 @@ def test_time_that_passes_is_no_change_and_what_happens_is() -> None:
     later = troubled()
     later.detail.rounds[-1].sites[1].fate = "reported"
     assert seen(later) != seen(before)
-    assert seen(before).sites[0].care is Care.BAD
+    assert seen(before).sites[0].care is Attention.BAD
 
 
 def test_nothing_that_a_terminal_would_obey_comes_through() -> None:

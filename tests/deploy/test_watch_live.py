@@ -17,7 +17,7 @@ from tests.amiss import RULES, RUN, disturbed, hang_up
 from tests.faults.bare import Bare
 
 from protofed.common.config.recipe import Recipe
-from protofed.common.errors import ConfigError, Unavailable
+from protofed.common.errors import ConfigError, UnavailableError
 from protofed.deploy.cli import main as cli
 from protofed.deploy.operator import watch as watch_loop
 from protofed.deploy.operator.connection import Operator
@@ -201,7 +201,7 @@ def test_a_restarted_server_is_waited_for(
         time.sleep(0.5)
         live_server(recipe, tmp_path / "kept", listen)
         while True:  # channels of one process share a connection, which is tried again within two seconds
-            with contextlib.suppress(Unavailable):
+            with contextlib.suppress(UnavailableError):
                 return abort(first)
             time.sleep(0.1)
 
@@ -228,7 +228,7 @@ def test_a_server_that_hangs_is_called_silent_while_it_is_asked(amiss: tuple[Any
 def test_at_the_start_there_has_to_be_a_server_and_a_run(amiss: tuple[Any, list[Bare]], unused_port: int) -> None:
     with connected(amiss[0]) as operator, pytest.raises(ConfigError, match="there is no run 'other'"):
         Watcher(operator, "other")
-    with Operator(f"127.0.0.1:{unused_port}", plaintext=True) as operator, pytest.raises(Unavailable):
+    with Operator(f"127.0.0.1:{unused_port}", plaintext=True) as operator, pytest.raises(UnavailableError):
         Watcher(operator, RUN)
 
 

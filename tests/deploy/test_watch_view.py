@@ -11,21 +11,21 @@ from rich.console import Console
 from tests.watching import NOW, answer, attempt, info, published, score, seen, site, troubled
 
 from protofed.deploy.operator.log_lines import changes
-from protofed.deploy.operator.screen import View
+from protofed.deploy.operator.screen import WatchScreen
 from protofed.deploy.operator.screen_layout import Rows, fitting
-from protofed.deploy.operator.snapshot import Scene
+from protofed.deploy.operator.snapshot import RunSnapshot
 from protofed.deploy.operator.watch import plain
 
 
-def plainly(scene: Scene, width: int, height: int | None = None) -> str:
+def plainly(scene: RunSnapshot, width: int, height: int | None = None) -> str:
     """What stands on a terminal of that size; without a height, on one that is high enough."""
     console = Console(file=io.StringIO(), width=width, force_terminal=False)
     with console.capture() as captured:
-        console.print(View(scene, height))
+        console.print(WatchScreen(scene, height))
     return captured.get()
 
 
-def shown(scene: Scene, width: int, height: int | None = None) -> list[str]:
+def shown(scene: RunSnapshot, width: int, height: int | None = None) -> list[str]:
     """Its lines."""
     return [line.rstrip() for line in plainly(scene, width, height).splitlines()]
 
@@ -109,7 +109,7 @@ def test_every_kind_of_telemetry_has_its_unit() -> None:
 
 
 def test_the_header_says_what_is_the_matter() -> None:
-    def lines(scene: Scene) -> list[str]:
+    def lines(scene: RunSnapshot) -> list[str]:
         return shown(scene, 100)[:6]
 
     assert "no round was opened yet" in lines(seen(answer(phase="waiting for sites")))
@@ -131,7 +131,7 @@ def test_changes_for_the_better_and_worse_are_marked() -> None:
     second = answer(scores={6: [score("global.accuracy", 0.6), score("global.ece", 0.4)]})
     console = Console(file=io.StringIO(), width=100, force_terminal=True, color_system="standard")
     with console.capture() as captured:
-        console.print(View(seen(first, second)))
+        console.print(WatchScreen(seen(first, second)))
     accuracy, ece = (line for line in captured.get().splitlines() if "global." in line)
     assert "\x1b[32m+0.1000" in accuracy
     assert "\x1b[31m+0.1000" in ece

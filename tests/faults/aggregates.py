@@ -10,7 +10,7 @@ import numpy as np
 import protofed.server.methods  # noqa: F401  (registers the server halves)
 from protofed.common import codec
 from protofed.common.payload import Part, Payload, TensorSpec, Update
-from protofed.server.method import Expected, server_methods
+from protofed.server.method import ExpectedUpdate, server_methods
 
 METHODS = sorted(server_methods)
 SITES = ("ann", "bob", "cyd", "dee")
@@ -26,7 +26,7 @@ def first_model(classes: int, features: int) -> Payload:
     }
 
 
-def made_up(site: str, expected: Expected) -> Payload:
+def made_up(site: str, expected: ExpectedUpdate) -> Payload:
     """What a site could send: all that is required, and its share of what is optional."""
     rng = np.random.default_rng(zlib.crc32(site.encode()))
     chosen = [*expected.required, *(spec for spec in expected.optional if rng.random() < 0.7)]

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from tests.client.scene import RUN, Scene
 
-from protofed.client.state.disk_store import FolderStore
+from protofed.client.state.disk_store import DiskStore
 from protofed.client.training.checkpoint import FOLDER, on_disk
 from protofed.common import codec
 
@@ -29,7 +29,7 @@ def life(state: Path, batch: int | None) -> Callable[[], None]:
     """A daemon that is killed before this batch of its fit, or does it to the end."""
 
     def live() -> None:
-        scene = Scene(store=FolderStore(state), recipe=RECIPE, checkpoints=partial(on_disk, state))
+        scene = Scene(store=DiskStore(state), recipe=RECIPE, checkpoints=partial(on_disk, state))
         before, left = codec.encode(scene.store.held("run", 9).memory), len(list_of(state))
         trained: list[int | None] = []
 

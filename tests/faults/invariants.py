@@ -26,7 +26,7 @@ from protofed.common.storage import journal
 from protofed.server.method import server_methods
 from protofed.server.rounds.publisher import Publisher
 from protofed.server.storage.database import LEDGER_FILE
-from protofed.server.storage.reader import Records
+from protofed.server.storage.reader import LedgerReader
 from protofed.server.storage.rows import RoundRow, UpdateRow
 
 JOURNAL = "journal.jsonl"  # of a state folder, where there is one
@@ -97,7 +97,7 @@ def check(
         keep_rounds: whose updates the server keeps behind the newest.
     """
     folders = list(sites)
-    with closing(Records(f"sqlite:///{server / LEDGER_FILE}")) as records:
+    with closing(LedgerReader(f"sqlite:///{server / LEDGER_FILE}")) as records:
         shelf, rounds = Shelf(server / "blobs"), records.rounds(run)
         _check_rounds(rounds)
         published = [row for row in rounds if row.state is not None]
@@ -176,7 +176,7 @@ def _check_rounds(rounds: Sequence[RoundRow]) -> None:
         assert after.round == row.round + (row.state is not None), f"N4: {after} follows {row}"
 
 
-def _accepted(records: Records, at: RoundRow) -> list[UpdateRow]:
+def _accepted(records: LedgerReader, at: RoundRow) -> list[UpdateRow]:
     """N2: one a site; and what is reported was accepted."""
     rows = [row for row in records.updates(at.run, at.round, at.attempt) if row.verdict is Verdict.ACCEPTED]
     by_site = [row.task.site for row in rows]
@@ -200,7 +200,7 @@ def _check_blobs(shelf: Shelf, rows: Iterable[UpdateRow]) -> None:
 
 
 def _recompute(
-    records: Records, run: str, shelf: Shelf, published: Sequence[RoundRow], accepted: dict[int, list[UpdateRow]]
+    records: LedgerReader, run: str, shelf: Shelf, published: Sequence[RoundRow], accepted: dict[int, list[UpdateRow]]
 ) -> int:
     """N4: every state whose inputs are still there, bit for bit; how many those are."""
     known = records.run(run)
@@ -221,7 +221,7 @@ def _recompute(
     return done
 
 
-def _check_receipts(records: Records, run: str, site: Path) -> int:
+def _check_receipts(records: LedgerReader, run: str, site: Path) -> int:
     """N1: what a site holds a receipt for is in the ledger; how many those are."""
     paths = sorted((site / run).glob("*/receipt.json"))
     for path in paths:
@@ -234,7 +234,7 @@ def _check_receipts(records: Records, run: str, site: Path) -> int:
     return len(paths)
 
 
-def _check_journal(records: Records, path: Path, events: Collection[str]) -> int:
+def _check_journal(records: LedgerReader, path: Path, events: Collection[str]) -> int:
     """N6: unbroken, holds these events, and nothing that the ledger lost; how many lines."""
     if not path.exists():
         assert not events, f"N6: there is no {path}"

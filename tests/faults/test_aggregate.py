@@ -28,7 +28,7 @@ from protofed.common.protocol.messages import Receipt, Role, Task, Verdict
 from protofed.deploy.simulation.simulation import DirectLink, Simulation, agents_of, everything, simulation
 from protofed.server.operator.overview import Overview, overview
 from protofed.server.rounds import phases
-from protofed.server.rounds.screening import Refusal
+from protofed.server.rounds.screening import RejectionCode
 from protofed.server.storage.blobs import FolderBlobs, MemoryBlobs
 from protofed.server.storage.ledger import Ledger
 
@@ -167,7 +167,7 @@ def test_row_68_where_they_count_a_first_one_of_any_size_moves_the_mean_and_is_i
 def test_row_68_where_they_count_one_that_is_none_is_invalid(weight: float | None) -> None:
     lab = Lab(small(method={"name": "fedavg", "weighting": "examples"}), MemoryBlobs(), Ledger()).begin()
     assert lab.push("ann", lab.model(1.0), weight=weight).verdict is Verdict.INVALID
-    assert [row.code for row in lab.ledger.updates("test", 1)] == [Refusal.COUNT]
+    assert [row.code for row in lab.ledger.updates("test", 1)] == [RejectionCode.COUNT]
     assert lab.push("ann", lab.model(1.0), weight=5.0).verdict is Verdict.ACCEPTED
 
 
@@ -287,7 +287,7 @@ def test_row_73_below_quorum_at_the_deadline_the_round_is_tried_again_and_at_las
     abandoned = [row.abandoned for row in lab.ledger.rounds("test")[1:]]
     assert abandoned == ["1 updates at the deadline, quorum 2"] * 3
     reason = "round 1 was abandoned 3 times: 1 updates at the deadline, quorum 2"
-    assert lab.phase == phases.Finished(reason, phases.Outcome.FAILED)
+    assert lab.phase == phases.FinishedPhase(reason, phases.RoundOutcome.FAILED)
 
 
 # Row 74

@@ -14,7 +14,7 @@ import pytest
 from tests.conftest import Mount
 from tests.faults.bare import MODEL, Bare, refused
 
-from protofed.client.transport.audit import Audit as SiteAudit
+from protofed.client.transport.audit import ClientAudit as SiteAudit
 from protofed.common import codec
 from protofed.common.config.recipe import Recipe
 from protofed.common.storage.journal import Journal, Record, records, verify

@@ -23,11 +23,11 @@ from tests.faults.realm import Realm, realm, still_served
 from tests.pki import Authority
 
 from protofed.client.agent.agent import EXCLUDED_PAUSE_S
-from protofed.client.transport.audit import Audit
+from protofed.client.transport.audit import ClientAudit
 from protofed.client.transport.grpc_link import GrpcLink
 from protofed.client.transport.proxy import Proxy
 from protofed.common.config.recipe import Recipe
-from protofed.common.errors import DiskFailure
+from protofed.common.errors import DiskFailureError
 from protofed.common.pki.identity import LiveIdentity, Party, fingerprint
 from protofed.common.protocol.messages import Finished
 from protofed.common.storage.journal import Record, records
@@ -120,7 +120,7 @@ class Run:
                 roles,
                 identity=LiveIdentity(folder, Party.SITE),
                 proxy=proxy,
-                audit=Audit(self.kept[name]),
+                audit=ClientAudit(self.kept[name]),
                 give_up_after_s=100.0,
             )
             self._links.append(link)
@@ -255,13 +255,13 @@ class Broken(Kept):
 
     def append_all(self, entries: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
         if any(facts.get("call") == "PutChunk" for _, facts in entries):
-            raise DiskFailure("cannot write audit.jsonl")
+            raise DiskFailureError("cannot write audit.jsonl")
         super().append_all(entries)
 
 
 def test_a_site_whose_audit_log_cannot_be_written_ends_and_sends_nothing(here: Realm, run: Callable[..., Run]) -> None:
     sites = run(site_1=Broken())
-    with pytest.raises(DiskFailure, match=r"audit\.jsonl"):
+    with pytest.raises(DiskFailureError, match=r"audit\.jsonl"):
         sites.go()
     told: list[Any] = [line.facts for line in here.calls("OK")]
     calls = [(facts["peer"]["name"], facts["call"]) for facts in told]

@@ -19,15 +19,15 @@ from tests.faults.said import Said, Upload, handing_in, hiding, messages, upload
 from tests.pki import Authority
 
 from protofed.client.agent.agent import Agent
-from protofed.client.agent.heartbeat import Pulse
-from protofed.client.agent.metrics import ClientMeters
+from protofed.client.agent.heartbeat import Heartbeat
+from protofed.client.agent.metrics import ClientMetrics
 from protofed.client.agent.site import Site
-from protofed.client.agent.status import Now
+from protofed.client.agent.status import DaemonStatus
 from protofed.client.data.site_data import SiteData
 from protofed.client.method import client_methods
 from protofed.client.privacy.policy import Policy
 from protofed.client.state.disk_store import MemoryStore
-from protofed.client.transport.audit import FILE, Audit
+from protofed.client.transport.audit import FILE, ClientAudit
 from protofed.client.transport.grpc_link import GrpcLink
 from protofed.common import codec
 from protofed.common.config.recipe import Recipe
@@ -94,7 +94,7 @@ def record(recipe: Recipe, folder: Path, load: Load | None = None) -> Recording:
         held.callback(recorder.close)
 
         def connect(
-            site: SiteId, roles: frozenset[Role], to: str = server.address, log: Audit | None = None
+            site: SiteId, roles: frozenset[Role], to: str = server.address, log: ClientAudit | None = None
         ) -> GrpcLink:
             identity = LiveIdentity(folder / site, Party.SITE)
             link = GrpcLink(to, site, "tested", roles, identity=identity, audit=log or audit(), give_up_after_s=20)
@@ -104,7 +104,7 @@ def record(recipe: Recipe, folder: Path, load: Load | None = None) -> Recording:
         lines = Journal(folder / FILE)
         held.callback(lines.close)
         agent = daemon(
-            data.pop(RECORDED), connect(RECORDED, TRAINER, recorder.address, Audit(lines)), recipe, held, load
+            data.pop(RECORDED), connect(RECORDED, TRAINER, recorder.address, ClientAudit(lines)), recipe, held, load
         )
         take_turns([agent, *agents_of(recipe, connect, data=data)])
         held.close()
@@ -115,9 +115,9 @@ def record(recipe: Recipe, folder: Path, load: Load | None = None) -> Recording:
 
 def daemon(data: SiteData, link: GrpcLink, recipe: Recipe, held: ExitStack, load: Load | None) -> Agent:
     """The recorded site's, with its heartbeat."""
-    policy, now = Policy.read(POLICY), Now(heartbeat_s=0.05)
-    meters = ClientMeters(RECORDED, now, state=Path())
-    pulse = Pulse(link, now, lambda: link.bytes_moved, lambda: policy.release_telemetry(meters.telemetry()))
+    policy, now = Policy.read(POLICY), DaemonStatus(heartbeat_s=0.05)
+    meters = ClientMetrics(RECORDED, now, state=Path())
+    pulse = Heartbeat(link, now, lambda: link.bytes_moved, lambda: policy.release_telemetry(meters.telemetry()))
     pulse.start()
     held.callback(pulse.join, 5.0)
     held.callback(pulse.stop)

@@ -26,7 +26,7 @@ from protofed.common.config.recipe import Recipe
 from protofed.common.payload import Array, Part, Payload, Tensors, describe
 from protofed.common.protocol.messages import Manifest
 from protofed.protos.v1 import federation_pb2 as pb
-from protofed.server.rounds.screening import Fault, examined, outliers
+from protofed.server.rounds.screening import UpdateProblem, examined, outliers
 
 RUN = "small-fedavg"
 FIRST: Tensors = MODEL[Part.BODY]
@@ -337,7 +337,7 @@ def test_row_65_and_66_a_header_that_lies_is_invalid_before_it_is_loaded(
 
     with monkeypatch.context() as patched:
         patched.setattr(codec, "load", loading)
-        assert isinstance(examined(data, announced, MODEL, 1e9), Fault)
+        assert isinstance(examined(data, announced, MODEL, 1e9), UpdateProblem)
     receipt = site.push(site.task(), MODEL, data)
     assert receipt.verdict == pb.VERDICT_INVALID
 

@@ -21,7 +21,7 @@ from tests.pki import Authority
 
 from protofed.common.codec import digest
 from protofed.common.config.recipe import Recipe
-from protofed.common.errors import Denied
+from protofed.common.errors import DeniedError
 from protofed.common.pki.identity import Party
 from protofed.common.storage.journal import verify
 from protofed.deploy.operator.connection import Operator
@@ -181,7 +181,7 @@ def test_row_09_a_revoked_operator_is_refused_on_a_live_connection(town: Realm, 
     with town.operator() as boss, Operator(town.server.address, second) as live:
         assert live.runs()
         boss.revoke("second", "left")
-        with pytest.raises(Denied, match=r"was revoked on .*: left"):
+        with pytest.raises(DeniedError, match=r"was revoked on .*: left"):
             live.runs()
     assert still_served(site)
 

@@ -11,7 +11,7 @@ import pytest
 from tests.server.conftest import TRAINERS, Lab, recipe
 from tests.server.office import Office
 
-from protofed.common.errors import OutOfSpace
+from protofed.common.errors import OutOfSpaceError
 from protofed.common.protocol.messages import Role
 from protofed.deploy.cli import main as cli
 from protofed.server.rounds.aggregation import PAUSE_S
@@ -131,7 +131,7 @@ class Full:
     def append(self, event: str, **facts: object) -> None:
         if len(self.events) >= self.full_at and self.refusals:
             self.refusals -= 1
-            raise OutOfSpace("no space left for journal.jsonl")
+            raise OutOfSpaceError("no space left for journal.jsonl")
         self.events.append(event)
         if event == "published":
             self.states.add(facts["state"])
@@ -166,7 +166,7 @@ def test_row_89_an_order_that_cannot_be_journalled_is_not_acknowledged(
 ) -> None:
     journal = Full(0)
     office.ledger.attach(journal)
-    with pytest.raises(OutOfSpace):
+    with pytest.raises(OutOfSpaceError):
         give(office)
     journal.full_at = NEVER
     if not obeyed(office):
@@ -186,7 +186,7 @@ def test_row_89_what_an_order_did_in_the_ledger_alone_is_done(office: Office) ->
         lambda: office.operation.abort("two", ""),
     ]
     for order in orders:
-        with pytest.raises(OutOfSpace):
+        with pytest.raises(OutOfSpaceError):
             order()
         journal.full_at += 1  # room for it, but not for the next one
     journal.full_at = NEVER
@@ -200,10 +200,10 @@ def test_row_89_what_an_order_did_in_the_ledger_alone_is_done(office: Office) ->
 def test_row_89_a_run_that_went_back_in_the_ledger_alone_goes_on_from_there(office: Office) -> None:
     journal = Full(0)
     office.ledger.attach(journal)
-    with pytest.raises(OutOfSpace):
+    with pytest.raises(OutOfSpaceError):
         office.operation.roll_back("one", 0)
     journal.full_at = NEVER
-    with pytest.raises(OutOfSpace):  # the server ends
+    with pytest.raises(OutOfSpaceError):  # the server ends
         office.later(0.0)
     office.restart()
     office.later(0.0)
@@ -219,7 +219,7 @@ def test_row_89_a_run_whose_journal_is_full_at_any_record_ends_with_the_same_sta
     for _ in range(3):
         try:
             go_on(office)
-        except OutOfSpace:
+        except OutOfSpaceError:
             office.restart()
         else:
             break

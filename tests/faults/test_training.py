@@ -29,20 +29,20 @@ from tests.client.scene import RUN, ByHand, Scene, first_model, site_data, work
 
 from protofed.client.agent import device
 from protofed.client.agent.agent import REJECTED_PAUSE_S
-from protofed.client.agent.heartbeat import Pulse
-from protofed.client.agent.status import Now
+from protofed.client.agent.heartbeat import Heartbeat
+from protofed.client.agent.status import DaemonStatus
 from protofed.client.data.site import load_site
 from protofed.client.data.site_data import Examples, SiteData
 from protofed.client.models.split import SplitModel
-from protofed.client.state.disk_store import FolderStore
-from protofed.client.state.downloads import MemoryIncoming, receive
+from protofed.client.state.disk_store import DiskStore
+from protofed.client.state.downloads import MemoryDownloads, receive
 from protofed.client.training.checkpoint import FOLDER, on_disk
 from protofed.client.transport import calls
 from protofed.client.transport.grpc_link import GrpcLink
 from protofed.common import codec
 from protofed.common.config.recipe import Data, Recipe
 from protofed.common.config.settings import ClientSettings
-from protofed.common.errors import ConfigError, Failure, PolicyViolation, ProtofedError, Unavailable
+from protofed.common.errors import ConfigError, FailureReason, PolicyViolationError, ProtofedError, UnavailableError
 from protofed.common.protocol.messages import CHUNK_BYTES, Activity, Progress, Role, Task, TaskKind, Wait
 from protofed.deploy.daemons.client import run_client
 from protofed.deploy.daemons.signals import stoppable
@@ -60,7 +60,7 @@ def plain_logs(quiet_logs: None) -> None:
 
 def in_folder(folder: Path, recipe: dict[str, Any] = SOLO, **changes: Any) -> Scene:
     """A site with a state folder, whose first round has counted."""
-    scene = Scene(store=FolderStore(folder), recipe=recipe, checkpoints=partial(on_disk, folder), **changes)
+    scene = Scene(store=DiskStore(folder), recipe=recipe, checkpoints=partial(on_disk, folder), **changes)
     scene.fit(1)
     scene.agent().step(0.0)
     return scene
@@ -72,7 +72,7 @@ def kept(scene: Scene) -> tuple[int, bytes, bytes]:
     return held.round, codec.encode(held.memory), codec.encode(held.personal or {})
 
 
-def said(scene: Scene, task: Task, reason: Failure) -> None:
+def said(scene: Scene, task: Task, reason: FailureReason) -> None:
     """All that the server heard of the task is this code, and it got nothing else of the site."""
     assert scene.link.beats == [Progress(task.nonce, Activity.FAILED, failure=reason)]
     assert scene.link.calls["push"] == scene.link.calls["report"] == 0
@@ -105,10 +105,10 @@ def test_row_21_an_old_answer_sent_again_is_not_trained_on_again() -> None:
 
 
 def test_row_21_what_is_handed_in_after_a_restart_is_not_trained_on_either(tmp_path: Path) -> None:
-    scene = Scene(store=FolderStore(tmp_path))
+    scene = Scene(store=DiskStore(tmp_path))
     task = scene.fit(1)
-    scene.link.failing["push"] = [Unavailable("the connection was closed")]
-    with pytest.raises(Unavailable):
+    scene.link.failing["push"] = [UnavailableError("the connection was closed")]
+    with pytest.raises(UnavailableError):
         scene.agent().step(0.0)
     scene.restart(tmp_path)
     scene.now.check = never  # type: ignore[method-assign]
@@ -120,7 +120,7 @@ def test_row_21_what_is_handed_in_after_a_restart_is_not_trained_on_either(tmp_p
 
 def test_what_a_restored_server_asks_for_again_is_trained_again(tmp_path: Path) -> None:
     """Its backup is older than the receipt: it insists, and gets the very same update."""
-    scene = Scene(store=FolderStore(tmp_path))
+    scene = Scene(store=DiskStore(tmp_path))
     task, daemon = scene.fit(1), scene.agent()
     daemon.step(0.0)
     scene.link.tasks.extend([task, task])
@@ -141,7 +141,7 @@ class OtherBytes(ByHand):
         assert len(other) <= CHUNK_BYTES
         with ThreadPoolExecutor(1) as pool:
             self.calls["fetch"] += 1
-            return receive(MemoryIncoming(), task.base, len(other), lambda _: (other, crc32c(other)), pool)
+            return receive(MemoryDownloads(), task.base, len(other), lambda _: (other, crc32c(other)), pool)
 
 
 def test_row_22_another_model_than_the_tasks_digest_is_refused() -> None:
@@ -150,7 +150,7 @@ def test_row_22_another_model_than_the_tasks_digest_is_refused() -> None:
     task = scene.fit(1)
     scene.now.check = never  # type: ignore[method-assign]
     scene.agent().step(0.0)
-    said(scene, task, Failure.REFUSED)
+    said(scene, task, FailureReason.REFUSED)
 
 
 @pytest.mark.parametrize(
@@ -172,14 +172,14 @@ def test_row_23_a_plan_out_of_range_is_declined_by_a_code(good: str, bad: str) -
     scene.link.recipe = scene.link.recipe.replace(good, bad)
     task = scene.fit(1)
     scene.agent().step(0.0)
-    said(scene, task, Failure.REFUSED)
+    said(scene, task, FailureReason.REFUSED)
     assert scene.link.calls["fetch"] == 0
 
 
 @pytest.mark.parametrize(
     ("text", "error"),
     [
-        (None, PolicyViolation),
+        (None, PolicyViolationError),
         ("", ConfigError),
         ("methods = [", ConfigError),
         ('methods = ["fedavg"]\nparts = ["everything"]', ConfigError),
@@ -203,7 +203,7 @@ def test_row_24_a_policy_that_names_nothing_lets_nothing_leave() -> None:
     scene = Scene(rules={"methods": [], "parts": []})
     tasks = [scene.offer(TaskKind.INITIALISE, 0), scene.fit(1), scene.score(1)]
     work(scene.agent(), 3)
-    assert scene.declined() == [(task.nonce, Failure.POLICY) for task in tasks]
+    assert scene.declined() == [(task.nonce, FailureReason.POLICY) for task in tasks]
     assert scene.link.calls == {"enroll": 1, "next_task": 3}
 
 
@@ -237,7 +237,7 @@ def test_row_29_a_full_disk_declines_the_task_and_harms_nothing(
     before, disk.room = kept(full), room
     task, daemon = full.fit(2), full.agent()
     daemon.step(0.0)
-    assert full.declined() == [(task.nonce, Failure.DISK)]
+    assert full.declined() == [(task.nonce, FailureReason.DISK)]
     assert (kept(full), full.store.unsettled("run")) == (before, [])
     disk.room = None  # there is space again
     full.link.tasks.append(task)
@@ -301,11 +301,13 @@ def test_row_31_a_batch_that_does_not_fit_is_split_and_trained_on() -> None:
 @pytest.mark.parametrize(
     ("error", "reason"),
     [
-        (torch.OutOfMemoryError("simulated"), Failure.OUT_OF_MEMORY),
-        (torch.AcceleratorError("simulated"), Failure.DEVICE),
+        (torch.OutOfMemoryError("simulated"), FailureReason.OUT_OF_MEMORY),
+        (torch.AcceleratorError("simulated"), FailureReason.DEVICE),
     ],
 )
-def test_row_31_a_device_that_fails_declines_the_task_and_the_daemon_lives(error: Exception, reason: Failure) -> None:
+def test_row_31_a_device_that_fails_declines_the_task_and_the_daemon_lives(
+    error: Exception, reason: FailureReason
+) -> None:
     scene = Scene(wrap=breaking(error))
     task, daemon = scene.fit(1), scene.agent()
     daemon.step(0.0)
@@ -332,7 +334,7 @@ def test_row_32_a_loss_that_is_no_number_ends_the_task_on_the_site(tmp_path: Pat
     scene.link.recipe = Recipe.model_validate({**SOLO, "plan": {**SOLO["plan"], "lr": 1e30, "epochs": 9}}).wire()
     task = scene.fit(2)
     scene.agent().step(0.0)
-    said(scene, task, Failure.NUMERIC)
+    said(scene, task, FailureReason.NUMERIC)
     assert (kept(scene), scene.store.unsettled("run")) == (before, [])
     assert not list((tmp_path / FOLDER).glob("*"))
 
@@ -365,7 +367,7 @@ def test_row_33_data_that_cannot_be_used_are_told_by_a_code_only(
     scene = Scene(load_data=lambda recipe: load_site(source, 0, recipe.input, recipe.classes))
     tasks, daemon = [scene.fit(1), scene.score(1)], scene.agent()
     work(daemon, 2)
-    assert scene.link.beats == [Progress(task.nonce, Activity.FAILED, failure=Failure.DATA) for task in tasks]
+    assert scene.link.beats == [Progress(task.nonce, Activity.FAILED, failure=FailureReason.DATA) for task in tasks]
     assert "4711" not in repr(vars(scene.link))
     assert "cannot take part" in capsys.readouterr().out
 
@@ -435,8 +437,8 @@ def jumping(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], float]]:
 def test_row_36_a_fit_and_its_heartbeats_go_on_when_the_clock_jumps(
     jumping: Callable[[], float], tmp_path: Path
 ) -> None:
-    scene = in_folder(tmp_path, now=Now(run="run", heartbeat_s=0.01))
-    pulse = Pulse(scene.link, scene.now, lambda: 0)
+    scene = in_folder(tmp_path, now=DaemonStatus(run="run", heartbeat_s=0.01))
+    pulse = Heartbeat(scene.link, scene.now, lambda: 0)
     pulse.start()
     scene.now.check = lambda: time.sleep(0.02)  # type: ignore[method-assign]
     scene.fit(2)
@@ -466,7 +468,7 @@ def test_row_36_patience_with_a_server_that_is_away_is_not_the_clocks(
         give_up_after_s=0.5,
     )
     began = time.monotonic()
-    with pytest.raises(Unavailable, match="no answer from"):
+    with pytest.raises(UnavailableError, match="no answer from"):
         link.enroll()
     assert 0.5 <= time.monotonic() - began < 20
     link.close()

@@ -24,8 +24,8 @@ from tests.audits import audit
 from tests.faults.bare import CALLS, Bare, Code, refused
 from tests.faults.proxy import Mode, Proxy
 
-from protofed.client.privacy.policy import Policy, Released, Rules
-from protofed.client.state.downloads import FolderIncoming
+from protofed.client.privacy.policy import Policy, PolicyRules, Released
+from protofed.client.state.downloads import DiskDownloads
 from protofed.client.transport.grpc_link import GrpcLink
 from protofed.common import codec
 from protofed.common.config.recipe import Recipe
@@ -57,7 +57,7 @@ def pieces(data: bytes = DATA) -> list[bytes]:
 
 
 def released(payload: Payload = UPDATE) -> Released:
-    return Policy(Rules.model_validate(RULES)).release(Update("site-1", payload, {}, None))
+    return Policy(PolicyRules.model_validate(RULES)).release(Update("site-1", payload, {}, None))
 
 
 @pytest.fixture(autouse=True)
@@ -201,7 +201,7 @@ def test_row_25_a_download_that_is_cut_goes_on_by_chunk(
     chunk: int, beside: int, task: pb.Task, proxy: Proxy, daemon: Callable[..., GrpcLink], tmp_path: Path
 ) -> None:
     proxy.mode = Mode(cut={"down": chunk * CHUNK_BYTES + beside})
-    link = daemon(proxy.address, incoming=FolderIncoming(tmp_path / "incoming"))
+    link = daemon(proxy.address, incoming=DiskDownloads(tmp_path / "incoming"))
     asked, answered = Counted(link, "GetChunk"), list[int]()
     asked.after = lambda number: answered.append(asked.requests[number].index)
     with ThreadPoolExecutor(1) as pool:
@@ -225,13 +225,13 @@ def test_row_25_another_daemon_and_another_server_go_on_where_they_stopped(
     daemon: Callable[..., GrpcLink],
     tmp_path: Path,
 ) -> None:
-    incoming = FolderIncoming(tmp_path / "incoming")
+    incoming = DiskDownloads(tmp_path / "incoming")
     incoming.begin(ours(task).base or codec.Digest(""), task.base_bytes)
     data = pieces(codec.encode(FIRST))
     for index in range(held):
         incoming.write(ours(task).base or codec.Digest(""), index, data[index], crc32c(data[index]))
     server.stop()
-    link = daemon(start().address, incoming=FolderIncoming(tmp_path / "incoming"))
+    link = daemon(start().address, incoming=DiskDownloads(tmp_path / "incoming"))
     asked = Counted(link, "GetChunk")
     assert link.fetch(ours(task)) == codec.encode(FIRST)
     assert sorted(request.index for request in asked.requests) == list(range(held, CHUNKS))
@@ -240,7 +240,7 @@ def test_row_25_another_daemon_and_another_server_go_on_where_they_stopped(
 def test_row_26_a_flipped_bit_is_fetched_again_and_a_third_is_the_end(
     task: pb.Task, proxy: Proxy, daemon: Callable[..., GrpcLink], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    link = daemon(proxy.address, incoming=FolderIncoming(tmp_path / "incoming"))
+    link = daemon(proxy.address, incoming=DiskDownloads(tmp_path / "incoming"))
     asked, flips = Counted(link, "GetChunk"), itertools.count()
     real = link._chunk
 

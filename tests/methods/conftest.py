@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from protofed.client.data.site_data import Augment, Batch, Examples, SiteData
 from protofed.client.models.split import SplitModel
-from protofed.client.training.context import Local
+from protofed.client.training.context import FitContext
 from protofed.common.config.recipe import Input, Plan
 
 
@@ -34,17 +34,17 @@ class Exact(SiteData):
 
 
 @pytest.fixture
-def local_of() -> Callable[..., Local]:
+def local_of() -> Callable[..., FitContext]:
     """A site in one round: `model` on these features and labels, under a plan of these keys."""
 
     def make(
         model: SplitModel, features: Any, labels: Any, classes: int, *, round: int = 1, rounds: int = 1, **plan: Any
-    ) -> Local:
+    ) -> FitContext:
         x, y = (torch.from_numpy(np.array(values)) for values in (features, labels))
         examples = Examples(torch.zeros(len(y), 1, 1, 1), y)
         data = Exact(examples, examples, Input(shape=(1, 1, 1)), classes, features=x.double())
         rng = torch.Generator().manual_seed(0)
-        return Local("ann", round, rounds, model, data, classes, Plan(**plan), rng, memory={})
+        return FitContext("ann", round, rounds, model, data, classes, Plan(**plan), rng, memory={})
 
     return make
 

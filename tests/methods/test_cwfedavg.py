@@ -13,25 +13,25 @@ import torch
 from torch import nn
 
 from protofed.client.data.site_data import SiteData
-from protofed.client.methods.cwfedavg import CwFedAvg
-from protofed.client.methods.fedavg import FedAvg
+from protofed.client.methods.cwfedavg import CwFedAvgClient
+from protofed.client.methods.fedavg import FedAvgClient
 from protofed.client.models.split import SplitModel, dump
-from protofed.client.privacy.policy import Policy, Rules
-from protofed.client.training.context import Local
+from protofed.client.privacy.policy import Policy, PolicyRules
+from protofed.client.training.context import FitContext
 from protofed.client.training.losses import class_shares
 from protofed.common import codec
-from protofed.common.errors import ConfigError, PolicyViolation
+from protofed.common.errors import ConfigError, PolicyViolationError
 from protofed.common.payload import Array, Part, Payload, Update, describe
 from protofed.common.protocol import wire
 from protofed.common.protocol.messages import Manifest
 from protofed.common.tensors import same_tensors
-from protofed.server.methods.cwfedavg import CwFedAvg as Server
-from protofed.server.methods.fedavg import FedAvg as FedAvgServer
+from protofed.server.methods.cwfedavg import CwFedAvgServer as Server
+from protofed.server.methods.fedavg import FedAvgServer as FedAvgServer
 from protofed.server.methods.mixtures import FACTORS
 from protofed.server.rounds import screening
 
 GOLDEN = Path(__file__).parents[1] / "golden"
-LocalOf = Callable[..., Local]
+LocalOf = Callable[..., FitContext]
 Linear = Callable[..., SplitModel]
 MODEL_PARTS = (Part.BODY, Part.HEAD)
 
@@ -300,7 +300,7 @@ def test_training_is_the_released_codes(lam: int, local_of: LocalOf, monkeypatch
         Part.BODY: {"weight": golden["base_weight"], "bias": golden["base_bias"]},
         Part.HEAD: {"weight": golden["head_weight"], "bias": golden["head_bias"]},
     }
-    made = CwFedAvg(wdr=lam / 2).fit(local, received).payload
+    made = CwFedAvgClient(wdr=lam / 2).fit(local, received).payload
     for theirs, ours in {
         "head_weight": made[Part.HEAD]["weight"],
         "head_bias": made[Part.HEAD]["bias"],
@@ -310,7 +310,7 @@ def test_training_is_the_released_codes(lam: int, local_of: LocalOf, monkeypatch
 
 
 @pytest.fixture
-def site(local_of: LocalOf, linear: Linear) -> Callable[..., Local]:
+def site(local_of: LocalOf, linear: Linear) -> Callable[..., FitContext]:
     """Three of class 0 and one of class 1."""
     features = [[3.0, 4.0], [1.0, -1.0], [2.0, 0.0], [-1.0, 1.0]]
     return lambda **plan: local_of(linear(np.full((2, 2), 9.0), 2), features, [0, 0, 0, 1], 2, **plan)
@@ -322,67 +322,67 @@ RECEIVED: Payload = {
 }
 
 
-def held(local: Local) -> Payload:
+def held(local: FitContext) -> Payload:
     return {Part.BODY: dump(local.model.body), Part.HEAD: dump(local.model.head)}
 
 
-def test_without_the_regularizer_training_is_fedavgs(site: Callable[..., Local]) -> None:
+def test_without_the_regularizer_training_is_fedavgs(site: Callable[..., FitContext]) -> None:
     plain, ours, regular = (site(lr=0.05, epochs=3, batch=2, momentum=0.9) for _ in range(3))
-    losses = [FedAvg().fit(plain, RECEIVED).metrics, CwFedAvg(wdr=0).fit(ours, RECEIVED).metrics]
+    losses = [FedAvgClient().fit(plain, RECEIVED).metrics, CwFedAvgClient(wdr=0).fit(ours, RECEIVED).metrics]
     assert same_tensors(held(ours), held(plain))
     assert losses[0] == losses[1]
-    CwFedAvg(wdr=1).fit(regular, RECEIVED)
+    CwFedAvgClient(wdr=1).fit(regular, RECEIVED)
     assert not same_tensors(held(regular), held(plain))
 
 
-def test_the_regularizer_makes_the_norms_tell_the_distribution(site: Callable[..., Local]) -> None:
+def test_the_regularizer_makes_the_norms_tell_the_distribution(site: Callable[..., FitContext]) -> None:
     far, near = site(lr=0.05, epochs=40), site(lr=0.05, epochs=40)
     told = [
-        CwFedAvg(wdr=wdr).fit(local, RECEIVED).payload[Part.CLASS_SHARES]["shares"]
+        CwFedAvgClient(wdr=wdr).fit(local, RECEIVED).payload[Part.CLASS_SHARES]["shares"]
         for wdr, local in ((0.0, far), (10.0, near))
     ]
     assert np.abs(told[1] - [0.75, 0.25]).max() < 0.1 < np.abs(told[0] - [0.75, 0.25]).max()
 
 
-def test_shares_are_of_the_head_after_training(site: Callable[..., Local]) -> None:
-    made = CwFedAvg().fit(site(lr=0.05), RECEIVED).payload
-    assert made.keys() == CwFedAvg().sends == {Part.BODY, Part.HEAD, Part.CLASS_SHARES}
+def test_shares_are_of_the_head_after_training(site: Callable[..., FitContext]) -> None:
+    made = CwFedAvgClient().fit(site(lr=0.05), RECEIVED).payload
+    assert made.keys() == CwFedAvgClient().sends == {Part.BODY, Part.HEAD, Part.CLASS_SHARES}
     shares = made[Part.CLASS_SHARES]["shares"]
     np.testing.assert_array_equal(shares, class_shares(torch.from_numpy(made[Part.HEAD]["weight"])).numpy())
     assert not np.allclose(shares, [0.5 / 1.8, 1.3 / 1.8])  # as they were received
 
 
-def test_install_gives_the_mixture_that_was_received(site: Callable[..., Local]) -> None:
+def test_install_gives_the_mixture_that_was_received(site: Callable[..., FitContext]) -> None:
     local = site()
-    CwFedAvg().install(local, RECEIVED)
+    CwFedAvgClient().install(local, RECEIVED)
     assert same_tensors(held(local), RECEIVED)
-    assert CwFedAvg.personal == "installed"  # what a site predicts with, before it trains on
+    assert CwFedAvgClient.personal == "installed"  # what a site predicts with, before it trains on
 
 
 @pytest.mark.parametrize("layers", ["all", "head"])
 @pytest.mark.parametrize("shares", ["norms", "true"])
 @pytest.mark.parametrize("weighting", ["uniform", "examples"])
 def test_what_one_half_sends_the_other_expects(
-    layers: Any, shares: Any, weighting: Any, site: Callable[..., Local]
+    layers: Any, shares: Any, weighting: Any, site: Callable[..., FitContext]
 ) -> None:
     server = Server(layers=layers, shares=shares, weighting=weighting)
-    made = CwFedAvg(shares=shares).fit(site(lr=0.1), RECEIVED)
+    made = CwFedAvgClient(shares=shares).fit(site(lr=0.1), RECEIVED)
     state = server.init(RECEIVED, 2)
     for _ in range(2):  # of the first state, and of a later one
         expected = server.expects(state)
         assert screening.manifest_fault(announced(made.payload), expected) is None
         assert expected.weight == (weighting == "examples")
         state = server.aggregate(state, [made])
-    other = CwFedAvg(shares="true" if shares == "norms" else "norms").fit(site(lr=0.1), RECEIVED)
+    other = CwFedAvgClient(shares="true" if shares == "norms" else "norms").fit(site(lr=0.1), RECEIVED)
     assert screening.manifest_fault(announced(other.payload), server.expects(state)) is not None
 
 
 # True shares are for simulations
 
 
-def test_true_shares_are_a_part_of_their_own(site: Callable[..., Local]) -> None:
-    made = CwFedAvg(shares="true").fit(site(lr=0.1), RECEIVED).payload
-    assert made.keys() == CwFedAvg(shares="true").sends == {Part.BODY, Part.HEAD, Part.LABEL_DISTRIBUTION}
+def test_true_shares_are_a_part_of_their_own(site: Callable[..., FitContext]) -> None:
+    made = CwFedAvgClient(shares="true").fit(site(lr=0.1), RECEIVED).payload
+    assert made.keys() == CwFedAvgClient(shares="true").sends == {Part.BODY, Part.HEAD, Part.LABEL_DISTRIBUTION}
     assert made[Part.LABEL_DISTRIBUTION]["shares"].tolist() == [0.75, 0.25]
     state = Server(shares="true").aggregate(
         Server(shares="true").init(RECEIVED, 2), [Update("ann", made), Update("bob", made)]
@@ -391,26 +391,26 @@ def test_true_shares_are_a_part_of_their_own(site: Callable[..., Local]) -> None
     np.testing.assert_allclose(state[Part.CLASS_MODELS][FACTORS], [[0.5, 0.5], [0.5, 0.5]])
 
 
-def test_no_message_can_carry_true_shares(site: Callable[..., Local]) -> None:
-    made = CwFedAvg(shares="true").fit(site(lr=0.1), RECEIVED).payload
-    with pytest.raises(PolicyViolation, match="'label-distribution' exists only in simulations"):
+def test_no_message_can_carry_true_shares(site: Callable[..., FitContext]) -> None:
+    made = CwFedAvgClient(shares="true").fit(site(lr=0.1), RECEIVED).payload
+    with pytest.raises(PolicyViolationError, match="'label-distribution' exists only in simulations"):
         wire.pack_tensors(announced(made))
     wire.pack_tensors(announced({part: made[part] for part in MODEL_PARTS}))
 
 
-def test_no_policy_file_can_allow_true_shares(site: Callable[..., Local], tmp_path: Path) -> None:
+def test_no_policy_file_can_allow_true_shares(site: Callable[..., FitContext], tmp_path: Path) -> None:
     policy = tmp_path / "policy.toml"
     policy.write_text('methods = ["cwfedavg"]\nparts = ["body", "head", "class-shares", "label-distribution"]\n')
     with pytest.raises(ConfigError, match="part 'label-distribution' exists only in simulations; remove it"):
         Policy.read(policy)
 
 
-def test_a_policy_without_them_refuses_true_shares_before_and_after_training(site: Callable[..., Local]) -> None:
+def test_a_policy_without_them_refuses_true_shares_before_and_after_training(site: Callable[..., FitContext]) -> None:
     parts = frozenset({Part.BODY, Part.HEAD, Part.CLASS_SHARES})
-    rules = Rules(methods=frozenset({"cwfedavg"}), parts=parts, class_distribution_estimate=True)
-    policy, method = Policy(rules), CwFedAvg(shares="true")
-    with pytest.raises(PolicyViolation, match="sends 'label-distribution'"):
+    rules = PolicyRules(methods=frozenset({"cwfedavg"}), parts=parts, class_distribution_estimate=True)
+    policy, method = Policy(rules), CwFedAvgClient(shares="true")
+    with pytest.raises(PolicyViolationError, match="sends 'label-distribution'"):
         policy.admit("cwfedavg", method.sends)
-    with pytest.raises(PolicyViolation, match="'label-distribution' is not in this site's policy"):
+    with pytest.raises(PolicyViolationError, match="'label-distribution' is not in this site's policy"):
         policy.release(method.fit(site(lr=0.1), RECEIVED))
-    policy.admit("cwfedavg", CwFedAvg().sends)
+    policy.admit("cwfedavg", CwFedAvgClient().sends)

@@ -8,20 +8,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from protofed.client.methods.cwfedavg_private import CwFedAvgPrivate
-from protofed.client.methods.fedavg import FedAvg
+from protofed.client.methods.cwfedavg_private import CwFedAvgPrivateClient
+from protofed.client.methods.fedavg import FedAvgClient
 from protofed.client.models.split import SplitModel, dump
-from protofed.client.training.context import Local
+from protofed.client.training.context import FitContext
 from protofed.common import codec
 from protofed.common.payload import Part, Payload, Update, describe
 from protofed.common.protocol.messages import Manifest
 from protofed.common.tensors import same_tensors
-from protofed.server.methods.cwfedavg_private import CwFedAvgPrivate as Server
+from protofed.server.methods.cwfedavg_private import CwFedAvgPrivateServer as Server
 from protofed.server.rounds import screening
 
-LocalOf = Callable[..., Local]
+LocalOf = Callable[..., FitContext]
 Linear = Callable[..., SplitModel]
-Site = Callable[..., Local]
+Site = Callable[..., FitContext]
 
 MODEL: Payload = {
     Part.BODY: {"0.weight": np.array([[1.0, 0.5], [-0.5, 1.0]])},
@@ -41,7 +41,7 @@ def site(local_of: LocalOf, linear: Linear) -> Site:
     return lambda **plan: local_of(linear(np.full((2, 2), 9.0), 3), features, [0, 0, 0, 2], 3, **plan)
 
 
-def held(local: Local) -> Payload:
+def held(local: FitContext) -> Payload:
     return {Part.BODY: dump(local.model.body), Part.HEAD: dump(local.model.head)}
 
 
@@ -55,17 +55,17 @@ def update(value: float, classes: list[int], weight: float | None = None) -> Upd
 def test_a_site_mixes_by_its_own_true_distribution(site: Site) -> None:
     """.75 of head 0, .25 of head 2: .75 + .75 = 1.5."""
     local = site()
-    CwFedAvgPrivate().install(local, STATE)
+    CwFedAvgPrivateClient().install(local, STATE)
     assert dump(local.model.head)["weight"].tolist() == [[1.5, 1.5]] * 3
     assert dump(local.model.head)["bias"].tolist() == [15.0] * 3
     assert same_tensors({Part.BODY: dump(local.model.body)}, {Part.BODY: MODEL[Part.BODY]})
-    assert CwFedAvgPrivate.personal == "installed"
+    assert CwFedAvgPrivateClient.personal == "installed"
 
 
 def test_identical_heads_are_the_plain_model(site: Site) -> None:
     state = Server().init(MODEL, 3)
     local = site()
-    CwFedAvgPrivate().install(local, Server().broadcast(state, "ann"))
+    CwFedAvgPrivateClient().install(local, Server().broadcast(state, "ann"))
     assert same_tensors({Part.BODY: dump(local.model.body)}, {Part.BODY: MODEL[Part.BODY]})
     for name, tensor in dump(local.model.head).items():
         np.testing.assert_allclose(tensor, MODEL[Part.HEAD][name], atol=1e-15)
@@ -76,10 +76,10 @@ def test_identical_heads_are_the_plain_model(site: Site) -> None:
 def test_training_is_fedavgs_from_the_mixture(site: Site) -> None:
     plan = {"lr": 0.01, "epochs": 2, "batch": 2, "momentum": 0.9}
     ours, plain = site(**plan), site(**plan)
-    CwFedAvgPrivate().install(plain, STATE)
+    CwFedAvgPrivateClient().install(plain, STATE)
     mixture = held(plain)
-    made = CwFedAvgPrivate().fit(ours, STATE)
-    assert FedAvg().fit(plain, mixture).metrics == made.metrics
+    made = CwFedAvgPrivateClient().fit(ours, STATE)
+    assert FedAvgClient().fit(plain, mixture).metrics == made.metrics
     assert same_tensors(held(ours), held(plain))
     assert not same_tensors(held(ours), mixture)
     assert same_tensors({part: made.payload[part] for part in (Part.BODY, Part.HEAD)}, held(ours))
@@ -90,8 +90,8 @@ def test_nothing_but_which_classes_there_are_leaves(local_of: LocalOf, linear: L
     told = []
     for labels in ([0, 0, 0, 2], [0, 2, 2, 2]):
         local = local_of(linear(np.eye(2), 3), np.ones((4, 2)), labels, 3, lr=1e-300)
-        made = CwFedAvgPrivate().fit(local, STATE).payload
-        assert made.keys() == CwFedAvgPrivate.sends == {Part.BODY, Part.HEAD, Part.CLASS_PRESENCE}
+        made = CwFedAvgPrivateClient().fit(local, STATE).payload
+        assert made.keys() == CwFedAvgPrivateClient.sends == {Part.BODY, Part.HEAD, Part.CLASS_PRESENCE}
         assert made[Part.CLASS_PRESENCE].keys() == {"present"}
         told.append(made[Part.CLASS_PRESENCE]["present"].tolist())
     assert told == [[1.0, 0.0, 1.0]] * 2
@@ -131,7 +131,7 @@ def test_every_site_is_sent_the_same() -> None:
 
 
 def test_what_one_half_sends_the_other_expects(site: Site) -> None:
-    made = CwFedAvgPrivate().fit(site(lr=0.01), STATE).payload
+    made = CwFedAvgPrivateClient().fit(site(lr=0.01), STATE).payload
     data = codec.encode(made)
     for state in (Server().init(MODEL, 3), Server().aggregate(STATE, [Update("ann", made)])):
         expected = Server().expects(state)

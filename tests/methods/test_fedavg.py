@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from protofed.client.methods.fedavg import FedAvg
+from protofed.client.methods.fedavg import FedAvgClient
 from protofed.client.models.split import SplitModel, dump
-from protofed.client.training.context import Local
+from protofed.client.training.context import FitContext
 from protofed.common.payload import Part, Payload, Update
 from protofed.common.tensors import same_tensors
-from protofed.server.methods.fedavg import FedAvg as Server
+from protofed.server.methods.fedavg import FedAvgServer as Server
 from protofed.server.rounds import screening
 
-LocalOf = Callable[..., Local]
+LocalOf = Callable[..., FitContext]
 Linear = Callable[..., SplitModel]
 
 FIRST: Payload = {
@@ -36,14 +36,14 @@ def fit(local_of: LocalOf, linear: Linear) -> Callable[..., Update]:
 
     def make(label: int, count: int = 1) -> Update:
         local = local_of(linear([[9.0]], 2), [[2.0]] * count, [label] * count, 2, lr=0.1)
-        return FedAvg().fit(local, FIRST)
+        return FedAvgClient().fit(local, FIRST)
 
     return make
 
 
 def test_a_sites_step_by_hand(fit: Callable[..., Update]) -> None:
     made = fit(label=0, count=3)
-    assert made.payload.keys() == FedAvg.sends == {Part.BODY, Part.HEAD}
+    assert made.payload.keys() == FedAvgClient.sends == {Part.BODY, Part.HEAD}
     np.testing.assert_allclose(made.payload[Part.BODY]["0.weight"], [[1.0]], atol=1e-15)
     np.testing.assert_allclose(made.payload[Part.HEAD]["weight"], [[0.1], [-0.1]], atol=1e-15)
     np.testing.assert_allclose(made.payload[Part.HEAD]["bias"], [0.05, -0.05], atol=1e-15)
@@ -95,5 +95,5 @@ def test_integer_buffers_take_the_maximum() -> None:
 def test_every_site_starts_from_the_global_model(local_of: LocalOf, linear: Linear) -> None:
     state = Server().init(FIRST, classes=2)
     local = local_of(linear([[9.0]], 2), [[2.0]], [0], 2)
-    FedAvg().install(local, Server().broadcast(state, "ann"))
+    FedAvgClient().install(local, Server().broadcast(state, "ann"))
     assert same_tensors({Part.BODY: dump(local.model.body), Part.HEAD: dump(local.model.head)}, FIRST)

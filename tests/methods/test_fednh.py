@@ -11,20 +11,20 @@ import numpy as np
 import pytest
 from torch import nn
 
-from protofed.client.methods.fednh import FedNH
+from protofed.client.methods.fednh import FedNHClient
 from protofed.client.models.heads import CosineHead
 from protofed.client.models.split import SplitModel
-from protofed.client.training.context import Local
+from protofed.client.training.context import FitContext
 from protofed.common import codec
 from protofed.common.config.recipe import Plan
 from protofed.common.errors import CodecError
 from protofed.common.payload import Part, Payload, Update, describe
 from protofed.common.protocol.messages import Manifest
-from protofed.server.methods.fednh import FedNH as Server
+from protofed.server.methods.fednh import FedNHServer as Server
 from protofed.server.rounds import screening
 
 GOLDEN = Path(__file__).parents[1] / "golden"
-LocalOf = Callable[..., Local]
+LocalOf = Callable[..., FitContext]
 Linear = Callable[..., SplitModel]
 
 NO_STEP = 1e-300  # a learning rate that moves nothing
@@ -68,7 +68,7 @@ def test_training_is_the_released_codes(case: str, local_of: LocalOf, linear: Li
     plan = {"batch": int(golden["batch_size"]), "schedule": "exponential", "decay": 0.99, "momentum": 0.9, "clip": 10}
     body, model = golden["lin_weight_init"], linear(0 * golden["lin_weight_init"], 6, nn.ReLU())
     local = local_of(model, golden["X"], golden["y"], 6, round=number, rounds=200, **plan, **differing)
-    made = FedNH().fit(local, sent(body, float(golden["scaling_init"]), golden["W"])).payload
+    made = FedNHClient().fit(local, sent(body, float(golden["scaling_init"]), golden["W"])).payload
     np.testing.assert_allclose(made[Part.BODY]["0.weight"], golden[f"{case}_lin_weight"], rtol=0, atol=1e-9)
     np.testing.assert_allclose(made[Part.HEAD]["scale"], golden[f"{case}_scaling"][0], rtol=0, atol=1e-9)
 
@@ -78,14 +78,14 @@ def test_the_loss_that_is_sent_is_the_mean_of_the_released_codes_epochs(local_of
     plan = Plan(epochs=5, batch=6, lr=0.01, weight_decay=1e-5, momentum=0.9, clip=10)
     body = golden["lin_weight_init"]
     local = local_of(linear(body, 6, nn.ReLU()), golden["X"], golden["y"], 6, **plan.model_dump())
-    made = FedNH().fit(local, sent(body, 5.0, golden["W"]))
+    made = FedNHClient().fit(local, sent(body, 5.0, golden["W"]))
     assert made.metrics == {"loss": pytest.approx(golden["r1_e5_epoch_losses"].mean(), rel=1e-6)}
 
 
 def test_prototypes_are_the_released_ones_without_their_counts(local_of: LocalOf, linear: Linear) -> None:
     golden = np.load(GOLDEN / "fednh_client_prototypes.npz")
     local = local_of(linear(np.eye(5), 6), golden["features_unit"], golden["y"], 6, lr=NO_STEP)
-    made = FedNH().fit(local, sent(np.eye(5), 4.0, golden["W"])).payload[Part.PROTOTYPES]
+    made = FedNHClient().fit(local, sent(np.eye(5), 4.0, golden["W"])).payload[Part.PROTOTYPES]
     assert made.keys() == {"0", "1", "2", "4"}  # classes 3 and 5 are nowhere at this site
     for name, row in made.items():
         count = golden["count_by_class_full"][int(name)]
@@ -102,7 +102,7 @@ def test_one_step_by_hand(local_of: LocalOf, linear: Linear) -> None:
     """
     p = 1 / (1 + math.exp(-0.2))  # 0.549834
     local = local_of(linear(np.eye(2), 2), [[3.0, 4.0]], [0], 2, lr=1.0)
-    made = FedNH().fit(local, sent(np.eye(2), 1.0, np.eye(2)))
+    made = FedNHClient().fit(local, sent(np.eye(2), 1.0, np.eye(2)))
     body = [[1 + 0.672 * p, 0.896 * p], [-0.504 * p, 1 - 0.672 * p]]
     np.testing.assert_allclose(made.payload[Part.BODY]["0.weight"], body, atol=1e-12)
     assert made.payload[Part.HEAD]["scale"] == pytest.approx(1 - 0.2 * p, abs=1e-12)  # 0.890033
@@ -115,14 +115,14 @@ def test_one_step_by_hand(local_of: LocalOf, linear: Linear) -> None:
 def test_a_prototype_is_the_unit_mean_of_unit_features(local_of: LocalOf, linear: Linear) -> None:
     features = [[3.0, 4.0], [10.0, 0.0], [0.0, 2.0]]  # unit: (.6, .8), (1, 0); (0, 1)
     local = local_of(linear(np.eye(2), 2), features, [0, 0, 1], 2, lr=NO_STEP)
-    made = FedNH().fit(local, sent(np.eye(2), 1.0, np.eye(2))).payload[Part.PROTOTYPES]
+    made = FedNHClient().fit(local, sent(np.eye(2), 1.0, np.eye(2))).payload[Part.PROTOTYPES]
     np.testing.assert_allclose(made["0"], np.array([1.6, 0.8]) / math.hypot(1.6, 0.8), atol=1e-12)
     np.testing.assert_allclose(made["1"], [0, 1], atol=1e-12)
 
 
 def test_a_fixed_scale_is_neither_trained_nor_sent(local_of: LocalOf, linear: Linear) -> None:
     local = local_of(linear(np.eye(2), 2), [[3.0, 4.0]], [0], 2, lr=1.0, weight_decay=0.5)
-    made = FedNH(fixed_scale=True).fit(local, sent(np.eye(2), 30.0, np.eye(2)))
+    made = FedNHClient(fixed_scale=True).fit(local, sent(np.eye(2), 30.0, np.eye(2)))
     assert made.payload.keys() == {Part.BODY, Part.PROTOTYPES}
     assert local.model.head.state_dict()["scale"].item() == 30.0
 
@@ -131,8 +131,8 @@ def test_a_fixed_scale_is_neither_trained_nor_sent(local_of: LocalOf, linear: Li
 def test_what_one_half_sends_the_other_expects(fixed: bool, local_of: LocalOf, linear: Linear) -> None:
     received = sent(np.eye(2), 1.0, np.eye(2))
     local = local_of(linear(np.eye(2), 2), [[3.0, 4.0]], [1], 2, lr=0.1)
-    made = FedNH(fixed_scale=fixed).fit(local, received)
-    assert made.payload.keys() <= FedNH.sends
+    made = FedNHClient(fixed_scale=fixed).fit(local, received)
+    assert made.payload.keys() <= FedNHClient.sends
     manifest = announced(made.payload)
     assert screening.manifest_fault(manifest, Server(fixed_scale=fixed).expects(received)) is None
     other = screening.manifest_fault(manifest, Server(fixed_scale=not fixed).expects(received))
@@ -144,7 +144,7 @@ def test_what_one_half_sends_the_other_expects(fixed: bool, local_of: LocalOf, l
 def test_the_personal_model_keeps_the_prototypes_that_were_received(local_of: LocalOf, linear: Linear) -> None:
     old = [[0.6, 0.8], [-0.8, 0.6]]
     local = local_of(linear(np.eye(2), 2), [[3.0, -4.0], [1.0, 0.0]], [0, 1], 2, lr=0.5)
-    made = FedNH().fit(local, sent(np.eye(2), 2.0, old)).payload
+    made = FedNHClient().fit(local, sent(np.eye(2), 2.0, old)).payload
     assert isinstance(local.model.head, CosineHead)
     np.testing.assert_array_equal(local.model.head.prototypes, old)
     np.testing.assert_array_equal(local.model.head.scale.detach(), made[Part.HEAD]["scale"])
@@ -155,7 +155,7 @@ def test_the_personal_model_keeps_the_prototypes_that_were_received(local_of: Lo
 def test_install_replaces_whatever_was_there(local_of: LocalOf, linear: Linear) -> None:
     local = local_of(linear(np.ones((2, 2)), 2), [[3.0, 4.0]], [0], 2)
     for scale in (5.0, 7.0):  # a linear head at first, then the head of another round
-        FedNH().install(local, sent(np.eye(2), scale, np.eye(2)[::-1]))
+        FedNHClient().install(local, sent(np.eye(2), scale, np.eye(2)[::-1]))
         logits = local.model(local.data.features)  # type: ignore[attr-defined]
         np.testing.assert_allclose(logits.detach(), [[scale * 0.8, scale * 0.6]], atol=1e-12)
 
@@ -176,8 +176,8 @@ def test_tensors_that_do_not_fit_are_refused_by_name(
     local = local_of(linear(np.eye(2), 2), [[3.0, 4.0]], [0], 2)
     for _ in range(2):  # before and after a good model was installed
         with pytest.raises(CodecError, match=message):
-            FedNH().install(local, received)
-        FedNH().install(local, sent(np.eye(2), 1.0, np.eye(2)))
+            FedNHClient().install(local, received)
+        FedNHClient().install(local, sent(np.eye(2), 1.0, np.eye(2)))
 
 
 @pytest.mark.parametrize("means", ["mu_unit", "mu_raw"])  # the length of a mean has no say
@@ -219,7 +219,7 @@ def test_confident_means_are_the_released_codes(local_of: LocalOf, linear: Linea
     golden = np.load(GOLDEN / "fednh_client_prototypes.npz")
     local = local_of(linear(np.eye(5), 6), golden["features_unit"], golden["y"], 6, lr=NO_STEP)
     received = sent(np.eye(5), float(golden["scaling"]), golden["W"])
-    made = FedNH(means="confident").fit(local, received).payload[Part.PROTOTYPES]
+    made = FedNHClient(means="confident").fit(local, received).payload[Part.PROTOTYPES]
     assert made.keys() == {"0", "1", "2", "4"}
     for name, row in made.items():
         np.testing.assert_allclose(row, golden["adv_prototype"][int(name)], rtol=0, atol=1e-9, err_msg=name)
@@ -227,7 +227,7 @@ def test_confident_means_are_the_released_codes(local_of: LocalOf, linear: Linea
 
 def test_literal_means_keep_their_length(local_of: LocalOf, linear: Linear) -> None:
     local = local_of(linear(np.eye(2), 2), [[3.0, 0.0], [0.0, 5.0]], [0, 0], 2, lr=NO_STEP)
-    made = FedNH(prototypes="literal").fit(local, sent(np.eye(2), 1.0, np.eye(2))).payload[Part.PROTOTYPES]
+    made = FedNHClient(prototypes="literal").fit(local, sent(np.eye(2), 1.0, np.eye(2))).payload[Part.PROTOTYPES]
     np.testing.assert_allclose(made["0"], [0.5, 0.5], atol=1e-12)
 
 

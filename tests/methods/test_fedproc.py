@@ -9,21 +9,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from protofed.client.methods.fedavg import FedAvg
-from protofed.client.methods.fedproc import FedProc
+from protofed.client.methods.fedavg import FedAvgClient
+from protofed.client.methods.fedproc import FedProcClient
 from protofed.client.models.split import SplitModel, dump
-from protofed.client.training.context import Local
+from protofed.client.training.context import FitContext
 from protofed.common import codec
 from protofed.common.errors import CodecError
 from protofed.common.payload import Part, Payload, Update, describe
 from protofed.common.protocol.messages import Manifest
 from protofed.common.tensors import same_tensors
-from protofed.server.methods.fedproc import FedProc as Server
+from protofed.server.methods.fedproc import FedProcServer as Server
 from protofed.server.rounds import screening
 
-LocalOf = Callable[..., Local]
+LocalOf = Callable[..., FitContext]
 Linear = Callable[..., SplitModel]
-Site = Callable[..., Local]
+Site = Callable[..., FitContext]
 
 NO_STEP = 1e-300  # a learning rate that moves nothing
 MODEL: Payload = {
@@ -41,7 +41,7 @@ def site(local_of: LocalOf, linear: Linear) -> Site:
     return lambda **plan: local_of(linear(np.full((2, 2), 9.0), 2), [[3.0, 4.0]], [0], 2, **{"lr": NO_STEP, **plan})
 
 
-def held(local: Local) -> Payload:
+def held(local: FitContext) -> Payload:
     return {Part.BODY: dump(local.model.body), Part.HEAD: dump(local.model.head)}
 
 
@@ -68,7 +68,7 @@ def announced(payload: Payload) -> Manifest:
 )
 def test_alpha_is_of_the_runs_own_rounds(number: int, rounds: int, alpha: float, site: Site) -> None:
     """T counts from 0, so the last round's alpha is 1/T; the released code takes T = 100 for every run."""
-    made = FedProc().fit(site(round=number, rounds=rounds), KNOWN)
+    made = FedProcClient().fit(site(round=number, rounds=rounds), KNOWN)
     assert made.metrics == {"loss": pytest.approx(alpha * GPC + (1 - alpha) * CE, abs=1e-6)}
 
 
@@ -78,22 +78,22 @@ def test_alpha_is_of_the_runs_own_rounds(number: int, rounds: int, alpha: float,
 def test_with_the_contrast_from_the_start_t_counts_from_the_second_round(
     number: int, rounds: int, alpha: float, site: Site
 ) -> None:
-    made = FedProc(gpc_from_start=True).fit(site(round=number, rounds=rounds), KNOWN)
+    made = FedProcClient(gpc_from_start=True).fit(site(round=number, rounds=rounds), KNOWN)
     assert made.metrics == {"loss": pytest.approx(alpha * GPC + (1 - alpha) * CE, abs=1e-6)}
 
 
 def test_the_first_round_is_fedavgs(site: Site) -> None:
     local, plain = (site(lr=0.1, momentum=0.9, epochs=3, rounds=5) for _ in range(2))
-    made = FedProc().fit(local, MODEL)
+    made = FedProcClient().fit(local, MODEL)
     assert same_tensors(held(local), held(plain)) is False
-    FedAvg().fit(plain, MODEL)
+    FedAvgClient().fit(plain, MODEL)
     assert same_tensors(held(local), held(plain))
     assert same_tensors({part: made.payload[part] for part in (Part.BODY, Part.HEAD)}, held(plain))
 
 
 def test_with_the_contrast_from_the_start_the_first_round_only_makes_prototypes(site: Site) -> None:
     local = site(lr=0.5, rounds=3)
-    made = FedProc(gpc_from_start=True).fit(local, MODEL)
+    made = FedProcClient(gpc_from_start=True).fit(local, MODEL)
     assert same_tensors(held(local), MODEL)
     assert same_tensors(made.payload, {**MODEL, Part.PROTOTYPES: made.payload[Part.PROTOTYPES]})
     np.testing.assert_allclose(made.payload[Part.PROTOTYPES]["0"], [0.6, 0.8], atol=1e-15)
@@ -102,7 +102,7 @@ def test_with_the_contrast_from_the_start_the_first_round_only_makes_prototypes(
 
 def test_a_run_of_one_round_trains_all_the_same(site: Site) -> None:
     local = site(lr=0.5, rounds=1)
-    made = FedProc(gpc_from_start=True).fit(local, MODEL)
+    made = FedProcClient(gpc_from_start=True).fit(local, MODEL)
     assert made.metrics == {"loss": pytest.approx(CE, abs=1e-6)}
     assert not same_tensors(held(local), MODEL)
 
@@ -117,7 +117,7 @@ def test_one_step_by_hand(site: Site) -> None:
     cross-entropy moves only the head: by (y - 1/2) z and (y - 1/2).
     """
     p = 1 / (1 + math.exp(-0.2))
-    made = FedProc().fit(site(lr=1.0, round=3, rounds=4), KNOWN).payload
+    made = FedProcClient().fit(site(lr=1.0, round=3, rounds=4), KNOWN).payload
     body = np.eye(2) - 0.5 * p * np.outer([-0.224, 0.168], [3.0, 4.0])
     np.testing.assert_allclose(made[Part.BODY]["0.weight"], body, atol=1e-12)
     np.testing.assert_allclose(made[Part.HEAD]["weight"], 0.5 * np.outer([0.5, -0.5], [3.0, 4.0]), atol=1e-12)
@@ -135,7 +135,7 @@ def test_prototypes_are_means_of_unit_features(
     features = [[3.0, 4.0], [10.0, 0.0], [0.0, 2.0]]  # unit: (.6, .8), (1, 0); (0, 1)
     local = local_of(linear(np.eye(2), 4), features, [0, 0, 2], 4, lr=NO_STEP)
     wide: Payload = {**MODEL, Part.HEAD: {"weight": np.zeros((4, 2)), "bias": np.zeros(4)}}
-    made = FedProc(prototypes=prototypes).fit(local, wide).payload[Part.PROTOTYPES]
+    made = FedProcClient(prototypes=prototypes).fit(local, wide).payload[Part.PROTOTYPES]
     assert made.keys() == {"0", "2"}  # classes 1 and 3 are nowhere at this site
     np.testing.assert_allclose(made["0"], expected, atol=1e-12)
     np.testing.assert_allclose(made["2"], [0, 1], atol=1e-12)
@@ -144,27 +144,27 @@ def test_prototypes_are_means_of_unit_features(
 def test_the_head_takes_features_as_they_are(site: Site) -> None:
     """Only the contrast sees unit vectors; logits (3, 0) and (0, 4) of class 0."""
     received: Payload = {**KNOWN, Part.HEAD: {"weight": np.eye(2), "bias": np.zeros(2)}}
-    made = FedProc().fit(site(round=2, rounds=2), received)
+    made = FedProcClient().fit(site(round=2, rounds=2), received)
     expected = 0.5 * GPC + 0.5 * math.log(1 + math.exp(1))
     assert made.metrics == {"loss": pytest.approx(expected, abs=1e-6)}
 
 
 def test_an_example_of_a_class_without_prototype_is_trained_on_by_cross_entropy_alone(site: Site) -> None:
-    made = FedProc().fit(site(round=2, rounds=4, lr=1.0), {**MODEL, Part.PROTOTYPES: {"1": AXES["1"]}})
+    made = FedProcClient().fit(site(round=2, rounds=4, lr=1.0), {**MODEL, Part.PROTOTYPES: {"1": AXES["1"]}})
     assert made.metrics == {"loss": pytest.approx(0.25 * CE, abs=1e-6)}
     np.testing.assert_array_equal(made.payload[Part.BODY]["0.weight"], np.eye(2))
 
 
 def test_install_gives_the_global_model(site: Site) -> None:
     local = site()
-    FedProc().install(local, KNOWN)
+    FedProcClient().install(local, KNOWN)
     assert same_tensors(held(local), MODEL)
 
 
 @pytest.mark.parametrize("rows", [{"2": np.ones(2)}, {"0": np.ones(3)}])
 def test_prototypes_of_another_run_are_refused_by_name(rows: Any, site: Site) -> None:
     with pytest.raises(CodecError, match=r"prototype '\d' is"):
-        FedProc().fit(site(), {**MODEL, Part.PROTOTYPES: rows})
+        FedProcClient().fit(site(), {**MODEL, Part.PROTOTYPES: rows})
 
 
 # The server
@@ -211,8 +211,8 @@ def test_single_precision_stays() -> None:
 
 @pytest.mark.parametrize("weighting", ["uniform", "examples"])
 def test_what_one_half_sends_the_other_expects(weighting: Any, site: Site) -> None:
-    made = FedProc().fit(site(lr=0.1), KNOWN)
-    assert made.payload.keys() == FedProc.sends == {Part.BODY, Part.HEAD, Part.PROTOTYPES}
+    made = FedProcClient().fit(site(lr=0.1), KNOWN)
+    assert made.payload.keys() == FedProcClient.sends == {Part.BODY, Part.HEAD, Part.PROTOTYPES}
     expected = Server(weighting=weighting).expects(KNOWN)
     assert expected.weight == (weighting == "examples")
     assert screening.manifest_fault(announced(made.payload), expected) is None

@@ -14,11 +14,11 @@ from torch import Tensor, nn
 
 from protofed.client.method import client_methods
 from protofed.client.methods import fedprp
-from protofed.client.methods.fedprp import FedPRP
+from protofed.client.methods.fedprp import FedPRPClient
 from protofed.client.models.heads import PrototypeHead
 from protofed.client.models.split import SplitModel, dump
 from protofed.client.training import losses
-from protofed.client.training.context import Local
+from protofed.client.training.context import FitContext
 from protofed.client.training.loop import train
 from protofed.common import codec
 from protofed.common.errors import ConfigError
@@ -26,13 +26,13 @@ from protofed.common.payload import Array, Part, Payload, Tensors, Update, descr
 from protofed.common.protocol.messages import Manifest
 from protofed.common.tensors import same_tensors
 from protofed.server.method import server_methods
-from protofed.server.methods.fedprp import FedPRP as Server
+from protofed.server.methods.fedprp import FedPRPServer as Server
 from protofed.server.rounds import screening
 
 GOLDEN = Path(__file__).parents[1] / "golden"
-LocalOf = Callable[..., Local]
+LocalOf = Callable[..., FitContext]
 Linear = Callable[..., SplitModel]
-Site = Callable[..., Local]
+Site = Callable[..., FitContext]
 
 NO_STEP = 1e-300  # a learning rate that moves nothing
 MODEL: Payload = {
@@ -48,7 +48,7 @@ GLOBAL: Payload = {**MODEL, Part.PROTOTYPES: {"0": np.array([2.0, 5.0]), "1": np
 def site(local_of: LocalOf, linear: Linear) -> Site:
     """A site whose model is another one's until something is installed."""
 
-    def make(*after: nn.Module, memory: Any = None, **plan: Any) -> Local:
+    def make(*after: nn.Module, memory: Any = None, **plan: Any) -> FitContext:
         local = local_of(linear(np.full((2, 2), 9.0), 3, *after), X, Y, 3, **{"lr": NO_STEP, **plan})
         local.memory.update(memory or {})
         return local
@@ -59,7 +59,7 @@ def site(local_of: LocalOf, linear: Linear) -> Site:
 class Watched:
     """What the inter-class loss was given, and the model at that time, batch by batch."""
 
-    def __init__(self, local: Local) -> None:
+    def __init__(self, local: FitContext) -> None:
         self.local = local
         self.centroids: list[Array] = []
         self.margins: list[Array] = []
@@ -77,8 +77,8 @@ class Watched:
 
 
 @pytest.fixture
-def watched(monkeypatch: pytest.MonkeyPatch) -> Callable[[Local], Watched]:
-    def watch(local: Local) -> Watched:
+def watched(monkeypatch: pytest.MonkeyPatch) -> Callable[[FitContext], Watched]:
+    def watch(local: FitContext) -> Watched:
         seen = Watched(local)
         monkeypatch.setattr(fedprp, "inter_class", seen)
         return seen
@@ -117,7 +117,7 @@ def test_one_step_by_hand(local_of: LocalOf, linear: Linear) -> None:
         Part.PROTOTYPES: {"0": np.array([2.0])},
     }
     local = local_of(linear([[9.0]], 2), [[1.0], [3.0]], [0, 1], 2, lr=0.1)
-    made = FedPRP(head_epochs=1, temperature=1.0).fit(local, received)
+    made = FedPRPClient(head_epochs=1, temperature=1.0).fit(local, received)
     np.testing.assert_allclose(local.memory[Part.HEAD]["weight"], [[-0.05], [0.05]], atol=1e-12)
     np.testing.assert_allclose(local.memory[Part.HEAD]["bias"], [0.0, 0.0], atol=1e-12)
     w = 1 - 0.1 * ((0.1 * s(0.1) - 0.3 * s(-0.3)) / 2 - 0.5 - 0.5 * s(-1))
@@ -134,7 +134,7 @@ def test_one_step_by_hand(local_of: LocalOf, linear: Linear) -> None:
 @pytest.mark.parametrize(("intra", "inter"), [(0.0, 0.0), (2.0, 0.0), (0.0, 3.0), (0.5, 0.5)])
 @pytest.mark.parametrize("distance", ["euclidean", "cosine"])
 def test_the_objective_is_the_sum_of_three(intra: float, inter: float, distance: Any, site: Site) -> None:
-    made = FedPRP(head_epochs=0, intra=intra, inter=inter, distance=distance, temperature=0.5).fit(site(), GLOBAL)
+    made = FedPRPClient(head_epochs=0, intra=intra, inter=inter, distance=distance, temperature=0.5).fit(site(), GLOBAL)
     z, y = torch.tensor(features(MODEL[Part.BODY])), torch.tensor(Y)
     logits = z @ torch.tensor(MODEL[Part.HEAD]["weight"]).T + torch.tensor(MODEL[Part.HEAD]["bias"])
     near = ((z[[0, 2]] - torch.tensor([2.0, 5.0])) ** 2).sum() / 8  # class 2 has no global prototype
@@ -147,17 +147,17 @@ def test_the_objective_is_the_sum_of_three(intra: float, inter: float, distance:
 # The order of a round
 
 
-def test_head_first_then_body(site: Site, watched: Callable[[Local], Watched]) -> None:
+def test_head_first_then_body(site: Site, watched: Callable[[FitContext], Watched]) -> None:
     """The head's epochs leave the body alone, the body's leave the head alone, momentum and decay included."""
     plan = {"lr": 0.05, "epochs": 3, "batch": 2, "momentum": 0.9, "weight_decay": 0.1}
     local, alone = site(**plan), site(**plan)
     seen = watched(local)
-    made = FedPRP(head_epochs=4, temperature=1.0).fit(local, GLOBAL)
+    made = FedPRPClient(head_epochs=4, temperature=1.0).fit(local, GLOBAL)
     assert same(seen.bodies[0], MODEL[Part.BODY])
     assert not same(seen.bodies[1], seen.bodies[0])
     assert all(same(head, seen.heads[0]) for head in [*seen.heads, local.memory[Part.HEAD]])
     assert len(seen.heads) == 3 * 2
-    FedPRP().install(alone, GLOBAL)  # the head's epochs, on cross-entropy alone
+    FedPRPClient().install(alone, GLOBAL)  # the head's epochs, on cross-entropy alone
     own = PrototypeHead.of(alone.model).own
     cross_entropy = nn.functional.cross_entropy
     train(alone, lambda x, y: cross_entropy(own(alone.model.body(x)), y), own.parameters(), epochs=4)
@@ -168,17 +168,17 @@ def test_head_first_then_body(site: Site, watched: Callable[[Local], Watched]) -
 
 def test_the_body_is_free_again_after_the_heads_epochs(site: Site) -> None:
     local = site(lr=0.1)
-    FedPRP(head_epochs=2).fit(local, GLOBAL)
+    FedPRPClient(head_epochs=2).fit(local, GLOBAL)
     assert all(parameter.requires_grad for parameter in local.model.parameters())
 
 
-def test_centroids_are_of_the_body_as_it_was_received(site: Site, watched: Callable[[Local], Watched]) -> None:
+def test_centroids_are_of_the_body_as_it_was_received(site: Site, watched: Callable[[FitContext], Watched]) -> None:
     """One mean a class, in evaluation mode, for the whole round; BatchNorm's statistics move with the head's epochs."""
     body = {f"1.{name}": t for name, t in dump(nn.BatchNorm1d(2).double()).items()}
     body = {**MODEL[Part.BODY], **body, "1.running_mean": np.array([4.0, -2.0]), "1.running_var": np.array([4.0, 0.25])}
     local = site(nn.BatchNorm1d(2).double(), lr=0.05, epochs=2, batch=2)
     seen = watched(local)
-    FedPRP(head_epochs=3).fit(local, {**GLOBAL, Part.BODY: body})
+    FedPRPClient(head_epochs=3).fit(local, {**GLOBAL, Part.BODY: body})
     z = (features(body) - [4.0, -2.0]) / np.sqrt(np.array([4.0, 0.25]) + 1e-5)
     expected = np.stack([z[[0, 2]].mean(axis=0), np.zeros(2), z[[1, 3]].mean(axis=0)])
     assert len(seen.centroids) == 4
@@ -187,7 +187,7 @@ def test_centroids_are_of_the_body_as_it_was_received(site: Site, watched: Calla
 
 
 def test_prototypes_are_of_the_new_body(site: Site) -> None:
-    made = FedPRP(head_epochs=1).fit(site(lr=0.05), GLOBAL).payload
+    made = FedPRPClient(head_epochs=1).fit(site(lr=0.05), GLOBAL).payload
     z = features(made[Part.BODY])
     assert not np.allclose(z, features(MODEL[Part.BODY]))
     assert made[Part.PROTOTYPES].keys() == {"0", "2"}
@@ -198,46 +198,46 @@ def test_prototypes_are_of_the_new_body(site: Site) -> None:
 # What is private
 
 
-def test_the_head_stays_and_is_gone_on_with(site: Site, watched: Callable[[Local], Watched]) -> None:
+def test_the_head_stays_and_is_gone_on_with(site: Site, watched: Callable[[FitContext], Watched]) -> None:
     first = site(lr=0.1)
-    made = FedPRP(head_epochs=2).fit(first, GLOBAL)
-    assert made.payload.keys() == FedPRP.sends == {Part.BODY, Part.PROTOTYPES}
+    made = FedPRPClient(head_epochs=2).fit(first, GLOBAL)
+    assert made.payload.keys() == FedPRPClient.sends == {Part.BODY, Part.PROTOTYPES}
     assert not any("own" in spec.name or "margins" in spec.name for spec in describe(made.payload))
     later = site(memory=codec.decode(codec.encode(first.memory)))
     seen = watched(later)
-    FedPRP(head_epochs=0).fit(later, GLOBAL)
+    FedPRPClient(head_epochs=0).fit(later, GLOBAL)
     assert same(seen.heads[0], first.memory[Part.HEAD])  # not the first head, which is sent in every round
     assert not same(first.memory[Part.HEAD], MODEL[Part.HEAD])
 
 
-def test_a_new_site_begins_with_the_runs_first_head(site: Site, watched: Callable[[Local], Watched]) -> None:
+def test_a_new_site_begins_with_the_runs_first_head(site: Site, watched: Callable[[FitContext], Watched]) -> None:
     local = site()
     seen = watched(local)
-    FedPRP(head_epochs=0).fit(local, GLOBAL)
+    FedPRPClient(head_epochs=0).fit(local, GLOBAL)
     assert same(seen.heads[0], MODEL[Part.HEAD])
 
 
-def test_margins_begin_at_one_are_learned_and_persist(site: Site, watched: Callable[[Local], Watched]) -> None:
+def test_margins_begin_at_one_are_learned_and_persist(site: Site, watched: Callable[[FitContext], Watched]) -> None:
     first = site(lr=0.01)
     seen = watched(first)
-    FedPRP(head_epochs=0).fit(first, GLOBAL)
+    FedPRPClient(head_epochs=0).fit(first, GLOBAL)
     assert seen.margins[0].tolist() == [1.0, 1.0, 1.0]
     learned = first.memory[Part.PROTOTYPES]["margins"]
     assert (learned[[0, 2]] < 1).all()
     assert learned[1] == 1.0  # of a class that the site does not have
     later = site(memory=first.memory)
     seen = watched(later)
-    FedPRP(head_epochs=0).fit(later, GLOBAL)
+    FedPRPClient(head_epochs=0).fit(later, GLOBAL)
     np.testing.assert_array_equal(seen.margins[0], learned)
 
 
-def test_margins_are_never_negative_in_effect(site: Site, watched: Callable[[Local], Watched]) -> None:
+def test_margins_are_never_negative_in_effect(site: Site, watched: Callable[[FitContext], Watched]) -> None:
     memory: Any = {Part.PROTOTYPES: {"margins": np.array([1e-4, 1.0, 2e-4])}}
     effective = []
     for _ in range(3):
         local = site(lr=0.01, epochs=2, memory=memory)
         seen = watched(local)
-        FedPRP(head_epochs=0, intra=0.0, temperature=1.0).fit(local, GLOBAL)
+        FedPRPClient(head_epochs=0, intra=0.0, temperature=1.0).fit(local, GLOBAL)
         memory = local.memory
         effective += seen.margins
     assert effective[0].tolist() == [1e-4, 1.0, 2e-4]
@@ -250,7 +250,7 @@ def test_margins_are_never_negative_in_effect(site: Site, watched: Callable[[Loc
 
 def test_the_sites_own_model_goes_by_its_own_prototypes(site: Site) -> None:
     local = site(lr=0.05)
-    made = FedPRP(head_epochs=1).fit(local, GLOBAL).payload
+    made = FedPRPClient(head_epochs=1).fit(local, GLOBAL).payload
     local.model.eval()
     logits = local.model(torch.tensor(X).double()).detach().numpy()
     for c in (0, 2):
@@ -261,7 +261,7 @@ def test_the_sites_own_model_goes_by_its_own_prototypes(site: Site) -> None:
 
 def test_the_global_model_goes_by_the_global_prototypes(site: Site) -> None:
     evaluator = site()
-    FedPRP().install(evaluator, GLOBAL)
+    FedPRPClient().install(evaluator, GLOBAL)
     logits = evaluator.model(torch.tensor(X).double()).detach().numpy()
     for c in (0, 1):
         far = np.linalg.norm(features(MODEL[Part.BODY]) - GLOBAL[Part.PROTOTYPES][str(c)], axis=1)
@@ -271,21 +271,21 @@ def test_the_global_model_goes_by_the_global_prototypes(site: Site) -> None:
 
 def test_prototypes_of_another_round_are_gone(site: Site) -> None:
     local = site()
-    FedPRP().fit(local, GLOBAL)
-    FedPRP().install(local, {**MODEL, Part.PROTOTYPES: {"1": np.zeros(2)}})
+    FedPRPClient().fit(local, GLOBAL)
+    FedPRPClient().install(local, {**MODEL, Part.PROTOTYPES: {"1": np.zeros(2)}})
     assert PrototypeHead.of(local.model).known.tolist() == [0.0, 1.0, 0.0]
 
 
 def test_before_there_are_prototypes_the_first_head_predicts(site: Site) -> None:
     evaluator = site()
-    FedPRP().install(evaluator, MODEL)
+    FedPRPClient().install(evaluator, MODEL)
     expected = features(MODEL[Part.BODY]) @ MODEL[Part.HEAD]["weight"].T + MODEL[Part.HEAD]["bias"]
     np.testing.assert_allclose(evaluator.model(torch.tensor(X).double()).detach(), expected, atol=1e-12)
 
 
 def test_the_private_head_can_predict(site: Site) -> None:
     local = site(lr=0.05)
-    made = FedPRP(head_epochs=2, prediction="head").fit(local, GLOBAL).payload
+    made = FedPRPClient(head_epochs=2, prediction="head").fit(local, GLOBAL).payload
     own = local.memory[Part.HEAD]
     expected = features(made[Part.BODY]) @ own["weight"].T + own["bias"]
     np.testing.assert_allclose(local.model(torch.tensor(X).double()).detach(), expected, atol=1e-9)
@@ -305,11 +305,11 @@ def test_options_out_of_range_are_refused_by_name(option: dict[str, Any]) -> Non
 
 
 def test_as_released_the_sign_is_turned_and_margins_are_constant(
-    site: Site, watched: Callable[[Local], Watched]
+    site: Site, watched: Callable[[FitContext], Watched]
 ) -> None:
     local = site(lr=0.05, epochs=3)
     seen = watched(local)
-    FedPRP(compat="authors", temperature=0.5).fit(local, GLOBAL)
+    FedPRPClient(compat="authors", temperature=0.5).fit(local, GLOBAL)
     assert seen.given == [(0.5, "negated-cosine")] * 3
     assert {tuple(margins) for margins in seen.margins} == {(1.0, 1.0, 1.0)}
     assert local.memory[Part.PROTOTYPES]["margins"].tolist() == [1.0, 1.0, 1.0]
@@ -317,11 +317,11 @@ def test_as_released_the_sign_is_turned_and_margins_are_constant(
 
 @pytest.mark.parametrize("distance", ["euclidean", "cosine"])
 def test_as_in_the_paper_the_distance_is_the_recipes(
-    distance: Any, site: Site, watched: Callable[[Local], Watched]
+    distance: Any, site: Site, watched: Callable[[FitContext], Watched]
 ) -> None:
     local = site()
     seen = watched(local)
-    FedPRP(distance=distance).fit(local, GLOBAL)
+    FedPRPClient(distance=distance).fit(local, GLOBAL)
     assert seen.given == [(0.07, distance)]
 
 
@@ -377,7 +377,7 @@ def test_the_first_state_has_no_prototypes_and_is_sent_as_it_is() -> None:
 
 @pytest.mark.parametrize("state", [MODEL, GLOBAL], ids=["first", "later"])
 def test_what_one_half_sends_the_other_expects(state: Payload, site: Site) -> None:
-    made = FedPRP().fit(site(lr=0.01), state).payload
+    made = FedPRPClient().fit(site(lr=0.01), state).payload
     expected = Server().expects(state)
     data = codec.encode(made)
     assert screening.manifest_fault(Manifest(describe(made), len(data), codec.digest(data)), expected) is None

@@ -7,14 +7,14 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from protofed.client.methods.solo import Solo
+from protofed.client.methods.solo import SoloClient
 from protofed.client.models.split import SplitModel, dump
-from protofed.client.training.context import Local
+from protofed.client.training.context import FitContext
 from protofed.common import codec
 from protofed.common.payload import Part, Payload, Update, describe
 from protofed.common.protocol.messages import Manifest
 from protofed.common.tensors import same_tensors
-from protofed.server.methods.solo import Solo as Server
+from protofed.server.methods.solo import SoloServer as Server
 from protofed.server.rounds import screening
 
 COMMON: Payload = {
@@ -24,47 +24,47 @@ COMMON: Payload = {
 
 
 @pytest.fixture
-def site(local_of: Callable[..., Local], linear: Callable[..., SplitModel]) -> Callable[..., Local]:
+def site(local_of: Callable[..., FitContext], linear: Callable[..., SplitModel]) -> Callable[..., FitContext]:
     """A site whose model is another one's until something is installed."""
     return lambda **plan: local_of(linear(np.full((2, 2), 9.0), 2), [[3.0, 4.0], [1.0, -1.0]], [0, 1], 2, **plan)
 
 
-def held(local: Local) -> Payload:
+def held(local: FitContext) -> Payload:
     return {Part.BODY: dump(local.model.body), Part.HEAD: dump(local.model.head)}
 
 
-def test_the_first_round_starts_from_the_common_model(site: Callable[..., Local]) -> None:
+def test_the_first_round_starts_from_the_common_model(site: Callable[..., FitContext]) -> None:
     local = site()
-    Solo().install(local, COMMON)
+    SoloClient().install(local, COMMON)
     assert same_tensors(held(local), COMMON)
 
 
-def test_later_rounds_go_on_from_the_sites_own_memory(site: Callable[..., Local]) -> None:
+def test_later_rounds_go_on_from_the_sites_own_memory(site: Callable[..., FitContext]) -> None:
     whole, half = site(lr=0.1, epochs=2), site(lr=0.1, epochs=1)
-    Solo().fit(whole, COMMON)
-    Solo().fit(half, COMMON)
+    SoloClient().fit(whole, COMMON)
+    SoloClient().fit(half, COMMON)
     later = site(lr=0.1, epochs=1)  # the model is gone, the memory is there
     later.memory = half.memory
-    Solo().fit(later, COMMON)
+    SoloClient().fit(later, COMMON)
     assert same_tensors(held(later), held(whole))
     assert same_tensors(later.memory, held(whole))
     assert not same_tensors(held(half), held(whole))
 
 
-def test_install_gives_the_sites_own_model(site: Callable[..., Local]) -> None:
+def test_install_gives_the_sites_own_model(site: Callable[..., FitContext]) -> None:
     local = site(lr=0.1)
-    Solo().fit(local, COMMON)
+    SoloClient().fit(local, COMMON)
     again = site()
     again.memory = local.memory
-    Solo().install(again, COMMON)
+    SoloClient().install(again, COMMON)
     assert same_tensors(held(again), held(local))
 
 
-def test_no_tensor_is_sent(site: Callable[..., Local]) -> None:
-    made = Solo().fit(site(lr=0.1), COMMON)
+def test_no_tensor_is_sent(site: Callable[..., FitContext]) -> None:
+    made = SoloClient().fit(site(lr=0.1), COMMON)
     assert made.payload == {}
     assert made.metrics.keys() == {"loss"}
-    assert Solo.sends == frozenset()
+    assert SoloClient.sends == frozenset()
 
 
 def test_the_server_expects_nothing_and_keeps_its_state() -> None:

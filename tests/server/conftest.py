@@ -32,11 +32,11 @@ from protofed.common.protocol.messages import (
     TaskKind,
     Verdict,
 )
-from protofed.server.rounds.context import Surroundings, Work, inline
+from protofed.server.rounds.context import RunJob, ServerContext, inline
 from protofed.server.rounds.coordinator import Coordinator
 from protofed.server.rounds.phases import Phase
-from protofed.server.rounds.presence import Roster
-from protofed.server.rounds.screening import Fault
+from protofed.server.rounds.presence import SitePresence
+from protofed.server.rounds.screening import UpdateProblem
 from protofed.server.storage.blobs import Blobs, MemoryBlobs
 from protofed.server.storage.ledger import Ledger
 
@@ -132,7 +132,7 @@ class Lab:
     blobs: Blobs
     ledger: Ledger
     keep_rounds: int = 2
-    work: Work = inline
+    work: RunJob = inline
     clock: Clock = field(default_factory=Clock)
     told: list[frozenset[SiteId] | None] = field(default_factory=list)
     here: dict[SiteId, Role] = field(default_factory=dict)
@@ -142,8 +142,8 @@ class Lab:
 
     def restart(self) -> None:
         """Another process takes over the ledger and the blobs; the sites enroll again."""
-        self.roster = Roster(self.ledger, self.clock)
-        around = Surroundings(
+        self.roster = SitePresence(self.ledger, self.clock)
+        around = ServerContext(
             self.ledger, self.blobs, self.roster, self.clock, self.work, self._notify, keep_rounds=self.keep_rounds
         )
         self.meters = around.meters
@@ -203,7 +203,7 @@ class Lab:
         if decided is not None:
             return decided
         found = self.coordinator.examine(data, manifest, task.base)
-        if isinstance(found, Fault):
+        if isinstance(found, UpdateProblem):
             return self.coordinator.refuse(site, task.nonce, manifest, found)
         self.blobs.put(data)
         return self.coordinator.commit(site, daemon(site), task.nonce, manifest, metrics or {}, weight, found)
@@ -273,7 +273,7 @@ class MakeLab(Protocol):
         blobs: Blobs | None = None,
         ledger: Ledger | None = None,
         keep_rounds: int = 2,
-        work: Work = inline,
+        work: RunJob = inline,
         **tables: Any,
     ) -> Lab:
         """A lab whose sites have not come yet."""
@@ -287,7 +287,7 @@ def make() -> MakeLab:
         blobs: Blobs | None = None,
         ledger: Ledger | None = None,
         keep_rounds: int = 2,
-        work: Work = inline,
+        work: RunJob = inline,
         **tables: Any,
     ) -> Lab:
         ledger = Ledger() if ledger is None else ledger

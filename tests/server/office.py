@@ -9,10 +9,10 @@ from tests.server.conftest import Lab, daemon, recipe
 from protofed.common.config.recipe import Recipe
 from protofed.common.payload import SiteId
 from protofed.common.protocol.messages import PROTOCOL_VERSION, Assignment, Finished
-from protofed.server.operator.service import Operation, RunReport, SiteReport
-from protofed.server.rounds.context import Surroundings
-from protofed.server.rounds.presence import Roster
-from protofed.server.rounds.run_queue import Runs
+from protofed.server.operator.service import OperatorApi, RunReport, SiteReport
+from protofed.server.rounds.context import ServerContext
+from protofed.server.rounds.presence import SitePresence
+from protofed.server.rounds.run_queue import RunQueue
 from protofed.server.storage.blobs import MemoryBlobs
 from protofed.server.storage.ledger import Ledger
 
@@ -29,13 +29,13 @@ class Office(Lab):
 
     def restart(self) -> None:
         """Another process takes over the ledger and the blobs; the sites enroll again."""
-        self.roster = Roster(self.ledger, self.clock)
-        around = Surroundings(
+        self.roster = SitePresence(self.ledger, self.clock)
+        around = ServerContext(
             self.ledger, self.blobs, self.roster, self.clock, self.work, self._notify, keep_rounds=self.keep_rounds
         )
         self.meters = around.meters
-        self.runs = Runs(self.given, around)
-        self.operation = Operation(self.runs, around)
+        self.runs = RunQueue(self.given, around)
+        self.operation = OperatorApi(self.runs, around)
         for site, role in self.here.items():
             if self.roster.exclusion(site) is None:
                 self.roster.enroll(site, {role}, daemon(site))

@@ -11,7 +11,7 @@ import pytest
 from tests.pki import Authority
 from tests.server.conftest import Clock
 
-from protofed.common.errors import Denied
+from protofed.common.errors import DeniedError
 from protofed.common.pki.certificate import fingerprint
 from protofed.common.pki.identity import Party
 from protofed.protos.v1 import federation_pb2 as pb
@@ -72,7 +72,7 @@ def test_a_certificate_that_names_nobody_still_has_a_fingerprint_and_may_do_noth
     peer = access.peer(seen(authority.pem))  # signed by a CA of ours (itself), and no party's
     assert peer == Peer(fingerprint(authority.pem), "unknown", "")
     for service in ("Federation", "Operator"):
-        with pytest.raises(Denied, match="is not registered here"):
+        with pytest.raises(DeniedError, match="is not registered here"):
             access.check(peer, service, enroll(""))
 
 
@@ -80,22 +80,22 @@ def test_a_certificate_that_names_nobody_still_has_a_fingerprint_and_may_do_noth
 def test_without_a_certificate_nothing_but_health_is_allowed(access: Access, facts: dict[str, list[bytes]]) -> None:
     assert access.peer(facts) is NOBODY
     access.check(NOBODY, "Health", None)
-    with pytest.raises(Denied):
+    with pytest.raises(DeniedError):
         access.check(NOBODY, "Federation", enroll(""))
 
 
 def test_a_sites_call_needs_its_own_certificate(access: Access, certificates: Certificates, issue: Issue) -> None:
     pem = issue("ann")
     peer = access.peer(seen(pem))
-    with pytest.raises(Denied, match=f"certificate {peer.fingerprint[:16]} of site 'ann' is not registered here"):
+    with pytest.raises(DeniedError, match=f"certificate {peer.fingerprint[:16]} of site 'ann' is not registered here"):
         access.check(peer, "Federation", enroll("ann"))
     certificates.register(pem)
     access.check(peer, "Federation", enroll("ann"))
-    with pytest.raises(Denied, match="of site 'ann' cannot speak for site 'bob'"):
+    with pytest.raises(DeniedError, match="of site 'ann' cannot speak for site 'bob'"):
         access.check(peer, "Federation", enroll("bob"))
-    with pytest.raises(Denied, match=r"cannot speak for site 'a{79}…'"):
+    with pytest.raises(DeniedError, match=r"cannot speak for site 'a{79}…'"):
         access.check(peer, "Federation", enroll("a" * 9_000))
-    with pytest.raises(Denied, match="this call is for an operator"):
+    with pytest.raises(DeniedError, match="this call is for an operator"):
         access.check(peer, "Operator", object())
     access.check(peer, "Health", None)
 
@@ -105,7 +105,7 @@ def test_an_operators_certificate_is_for_orders_only(access: Access, certificate
     certificates.register(pem)
     peer = access.peer(seen(pem))
     access.check(peer, "Operator", object())
-    with pytest.raises(Denied, match="this call is for a site"):
+    with pytest.raises(DeniedError, match="this call is for a site"):
         access.check(peer, "Federation", enroll("boss"))
 
 
@@ -113,7 +113,7 @@ def test_a_revoked_certificate_is_told_when_and_why(access: Access, certificates
     pem = issue("ann")
     certificates.register(pem)
     certificates.revoke("ann", "laptop lost")
-    with pytest.raises(Denied, match=r"of site 'ann' was revoked on 2030-01-01T00:00:00Z: laptop lost$"):
+    with pytest.raises(DeniedError, match=r"of site 'ann' was revoked on 2030-01-01T00:00:00Z: laptop lost$"):
         access.check(access.peer(seen(pem)), "Federation", enroll("ann"))
 
 
@@ -126,10 +126,10 @@ def test_a_live_connection_ends_with_its_certificate(
     clock.now += 3 * 86_400.0 - 1
     access.check(peer, "Federation", enroll("ann"))
     clock.now += 2
-    with pytest.raises(Denied, match=r"expired on 2030-01-04T00:00:00Z; renew it: protofed certs renew"):
+    with pytest.raises(DeniedError, match=r"expired on 2030-01-04T00:00:00Z; renew it: protofed certs renew"):
         access.check(peer, "Federation", enroll("ann"))
     clock.now -= 9 * 86_400.0
-    with pytest.raises(Denied, match=r"is not valid before 2029-12-31T00:00:00Z"):
+    with pytest.raises(DeniedError, match=r"is not valid before 2029-12-31T00:00:00Z"):
         access.check(peer, "Federation", enroll("ann"))
 
 

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from protofed.common.codec import Digest
-from protofed.common.errors import Failure, ProtocolError
+from protofed.common.errors import FailureReason, ProtocolError
 from protofed.common.payload import Part
 from protofed.common.protocol.messages import Receipt, TaskKind, Verdict
 from protofed.server.rounds import phases
-from protofed.server.rounds.admission import Admission
-from protofed.server.rounds.screening import Fault, Refusal
+from protofed.server.rounds.admission import UploadIntake
+from protofed.server.rounds.screening import RejectionCode, UpdateProblem
 
 if TYPE_CHECKING:
     from tests.server.conftest import Lab, MakeLab
@@ -127,7 +127,7 @@ def test_an_over_selected_update_is_not_needed_and_does_not_count(make: MakeLab)
 
 def test_an_update_of_a_site_that_said_it_could_not_is_refused_politely(lab: Lab) -> None:
     task = lab.task("ann")
-    lab.beat("ann", task.nonce, failure=Failure.NUMERIC)
+    lab.beat("ann", task.nonce, failure=FailureReason.NUMERIC)
     assert lab.push("ann", lab.model(1.0), task).verdict is Verdict.STALE
 
 
@@ -209,7 +209,7 @@ def test_a_blob_that_was_refused_is_written_down_and_counts_for_nothing(lab: Lab
     task = lab.task("ann")
     manifest, _ = lab.announce(lab.model(1.0))
     receipt = lab.coordinator.refuse(
-        "ann", task.nonce, manifest, Fault(Refusal.NOT_FINITE, "body/conv.weight has values")
+        "ann", task.nonce, manifest, UpdateProblem(RejectionCode.NOT_FINITE, "body/conv.weight has values")
     )
     assert receipt.verdict is Verdict.INVALID
     assert verdicts(lab, 1) == [("ann", "invalid")]
@@ -260,7 +260,7 @@ def test_receipts_of_different_decisions_have_different_seals(lab: Lab) -> None:
     receipts: list[Receipt] = [lab.push(site, lab.model(float(n))) for n, site in enumerate(SITES)]
     receipts.append(
         lab.coordinator.refuse(
-            "ann", lab.ledger.tasks("test", 1)[0].nonce, lab.announce({})[0], Fault(Refusal.DAMAGED, "no")
+            "ann", lab.ledger.tasks("test", 1)[0].nonce, lab.announce({})[0], UpdateProblem(RejectionCode.DAMAGED, "no")
         )
     )
     assert len({receipt.seal for receipt in receipts}) == len(receipts)
@@ -268,7 +268,7 @@ def test_receipts_of_different_decisions_have_different_seals(lab: Lab) -> None:
 
 
 def test_the_gate_writes_every_verdict_down_with_its_reason(lab: Lab) -> None:
-    gate = Admission(lab.ledger, "test", classes=3)
+    gate = UploadIntake(lab.ledger, "test", classes=3)
     row = gate.invitation(None, "ann", lab.task("ann").nonce, TaskKind.FIT)
     manifest, _ = lab.announce(lab.model(1.0))
     for verdict in (Verdict.INVALID, Verdict.STALE, Verdict.NOT_NEEDED):

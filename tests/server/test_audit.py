@@ -15,19 +15,21 @@ from typing import Any
 import pytest
 
 from protofed.common import codec
-from protofed.common.errors import DiskFailure, OutOfSpace, StateError
+from protofed.common.errors import DiskFailureError, OutOfSpaceError, StateError
 from protofed.common.storage import files as archive
 from protofed.common.storage.journal import Journal, Record, records
 from protofed.protos.v1 import federation_pb2 as pb
 from protofed.server.access.authorization import PLAINTEXT, Peer
-from protofed.server.rpc.audit import NAMES, ROOM, Audit, Entry
+from protofed.server.rpc.audit import NAMES, ROOM, AuditEntry, ServerAudit
 
 ANN = Peer("ab" * 32, "site", "ann")
 
 
-def entry(number: int = 1, *, call: str = "Heartbeat", peer: Peer = ANN, code: str = "OK", reply: bytes = b"") -> Entry:
+def entry(
+    number: int = 1, *, call: str = "Heartbeat", peer: Peer = ANN, code: str = "OK", reply: bytes = b""
+) -> AuditEntry:
     message = pb.HeartbeatRequest(caller=pb.Caller(site="ann", instance="0a"), run="r", epoch=number)
-    return Entry(call, peer, message.SerializeToString(), message, code, reply)
+    return AuditEntry(call, peer, message.SerializeToString(), message, code, reply)
 
 
 @pytest.fixture
@@ -36,8 +38,8 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def audit(path: Path) -> Iterator[Audit]:
-    made = Audit(path)
+def audit(path: Path) -> Iterator[ServerAudit]:
+    made = ServerAudit(path)
     yield made
     made.close()
 
@@ -74,7 +76,7 @@ class Slow:
 
 
 @pytest.fixture
-def slow(audit: Audit, monkeypatch: pytest.MonkeyPatch) -> Iterator[Slow]:
+def slow(audit: ServerAudit, monkeypatch: pytest.MonkeyPatch) -> Iterator[Slow]:
     found = Slow(monkeypatch)
     yield found
     found.go.set()
@@ -95,14 +97,14 @@ class Disk:
 
 
 @pytest.fixture
-def disk(audit: Audit, monkeypatch: pytest.MonkeyPatch) -> Disk:
+def disk(audit: ServerAudit, monkeypatch: pytest.MonkeyPatch) -> Disk:
     return Disk(monkeypatch)
 
 
 # What is recorded
 
 
-def test_a_record_says_who_asked_what_and_what_was_answered(audit: Audit, path: Path) -> None:
+def test_a_record_says_who_asked_what_and_what_was_answered(audit: ServerAudit, path: Path) -> None:
     sent = entry(3, reply=b"12345")
     asyncio.run(audit.note(sent))
     (record,) = records(path)
@@ -118,15 +120,15 @@ def test_a_record_says_who_asked_what_and_what_was_answered(audit: Audit, path: 
     }
 
 
-def test_a_receipt_is_recorded_with_its_verdict(audit: Audit, path: Path) -> None:
+def test_a_receipt_is_recorded_with_its_verdict(audit: ServerAudit, path: Path) -> None:
     receipt = pb.Receipt(verdict=pb.VERDICT_STALE, digest="0" * 64)
     asyncio.run(audit.note(entry(call="CommitUpload", reply=receipt.SerializeToString())))
     (record,) = records(path)
     assert record.facts["verdict"] == "stale"
 
 
-def test_what_could_not_be_parsed_is_recorded_by_size_and_digest(audit: Audit, path: Path) -> None:
-    asyncio.run(audit.note(Entry("CommitUpload", PLAINTEXT, b"\xff\xff", None, "INVALID_ARGUMENT", b"")))
+def test_what_could_not_be_parsed_is_recorded_by_size_and_digest(audit: ServerAudit, path: Path) -> None:
+    asyncio.run(audit.note(AuditEntry("CommitUpload", PLAINTEXT, b"\xff\xff", None, "INVALID_ARGUMENT", b"")))
     (record,) = records(path)
     assert record.facts["facts"] == {}
     assert record.facts["bytes"] == 2
@@ -137,23 +139,23 @@ def test_what_could_not_be_parsed_is_recorded_by_size_and_digest(audit: Audit, p
 
 def test_it_goes_on_behind_what_an_earlier_server_wrote(path: Path) -> None:
     for number in (1, 2):
-        audit = Audit(path)
+        audit = ServerAudit(path)
         asyncio.run(audit.note(entry(number)))
         audit.close()
     assert epochs(path) == [1, 2]
 
 
-def test_a_log_that_was_changed_is_refused(audit: Audit, path: Path) -> None:
+def test_a_log_that_was_changed_is_refused(audit: ServerAudit, path: Path) -> None:
     asyncio.run(audit.note(entry(1)))
     path.write_bytes(path.read_bytes().replace(b'"ann"', b'"bob"'))
     with pytest.raises(StateError, match="last line"):
-        Audit(path)
+        ServerAudit(path)
 
 
 # When
 
 
-async def waiting(audit: Audit, count: int) -> list[asyncio.Task[None]]:
+async def waiting(audit: ServerAudit, count: int) -> list[asyncio.Task[None]]:
     """Calls that ask for their records, one after the other."""
     tasks = []
     for number in range(1, count + 1):
@@ -162,7 +164,7 @@ async def waiting(audit: Audit, count: int) -> list[asyncio.Task[None]]:
     return tasks
 
 
-def test_nobody_is_answered_before_the_record_is_durable(audit: Audit, path: Path, slow: Slow) -> None:
+def test_nobody_is_answered_before_the_record_is_durable(audit: ServerAudit, path: Path, slow: Slow) -> None:
     async def scene() -> None:
         (task,) = await waiting(audit, 1)
         await slow.first()
@@ -175,7 +177,7 @@ def test_nobody_is_answered_before_the_record_is_durable(audit: Audit, path: Pat
     asyncio.run(scene())
 
 
-def test_the_event_loop_goes_on_while_a_record_is_written(audit: Audit, slow: Slow) -> None:
+def test_the_event_loop_goes_on_while_a_record_is_written(audit: ServerAudit, slow: Slow) -> None:
     async def scene() -> None:
         tasks = await waiting(audit, 1)
         await slow.first()
@@ -188,7 +190,7 @@ def test_the_event_loop_goes_on_while_a_record_is_written(audit: Audit, slow: Sl
 
 
 def test_those_that_come_during_an_fsync_share_the_next_one_in_their_order(
-    audit: Audit, path: Path, slow: Slow
+    audit: ServerAudit, path: Path, slow: Slow
 ) -> None:
     async def scene() -> None:
         tasks = await waiting(audit, 1)
@@ -202,7 +204,7 @@ def test_those_that_come_during_an_fsync_share_the_next_one_in_their_order(
     assert epochs(path) == [1, *range(1, 65)]
 
 
-def test_a_call_that_is_cut_short_is_recorded_all_the_same(audit: Audit, path: Path, slow: Slow) -> None:
+def test_a_call_that_is_cut_short_is_recorded_all_the_same(audit: ServerAudit, path: Path, slow: Slow) -> None:
     async def scene() -> None:
         first = await waiting(audit, 1)
         await slow.first()
@@ -218,7 +220,7 @@ def test_a_call_that_is_cut_short_is_recorded_all_the_same(audit: Audit, path: P
 def test_what_waits_when_the_server_ends_is_written_once_and_in_order(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    audit = Audit(path)
+    audit = ServerAudit(path)
     slow = Slow(monkeypatch)
 
     async def scene() -> None:
@@ -232,7 +234,7 @@ def test_what_waits_when_the_server_ends_is_written_once_and_in_order(
     assert epochs(path) == [1, 1, 2, 3]
 
 
-def test_messages_are_let_go_when_they_are_recorded_and_when_they_cannot_be(audit: Audit, disk: Disk) -> None:
+def test_messages_are_let_go_when_they_are_recorded_and_when_they_cannot_be(audit: ServerAudit, disk: Disk) -> None:
     async def scene(number: int | None) -> Any:
         disk.number = number
         noted = entry()
@@ -253,12 +255,14 @@ def test_messages_are_let_go_when_they_are_recorded_and_when_they_cannot_be(audi
 async def refused(doing: Awaitable[None]) -> bool:
     try:
         await doing
-    except OutOfSpace:
+    except OutOfSpaceError:
         return True
     return False
 
 
-def test_while_there_is_no_room_no_call_acts_and_then_the_log_says_so(audit: Audit, path: Path, disk: Disk) -> None:
+def test_while_there_is_no_room_no_call_acts_and_then_the_log_says_so(
+    audit: ServerAudit, path: Path, disk: Disk
+) -> None:
     async def scene() -> None:
         assert not await refused(audit.ready("CommitUpload"))
         await audit.note(entry(1))
@@ -279,7 +283,7 @@ def test_while_there_is_no_room_no_call_acts_and_then_the_log_says_so(audit: Aud
     assert resumed.facts == {"unrecorded": {"CommitUpload": 1}, "refused": {"BeginUpload": 3}}
 
 
-def test_all_that_share_a_failed_write_are_refused(audit: Audit, path: Path, disk: Disk) -> None:
+def test_all_that_share_a_failed_write_are_refused(audit: ServerAudit, path: Path, disk: Disk) -> None:
     async def scene() -> None:
         disk.number = errno.ENOSPC
         tasks = await waiting(audit, 5)
@@ -289,17 +293,17 @@ def test_all_that_share_a_failed_write_are_refused(audit: Audit, path: Path, dis
     assert path.read_bytes() == b""
 
 
-def test_while_all_is_well_ready_writes_nothing(audit: Audit, path: Path) -> None:
+def test_while_all_is_well_ready_writes_nothing(audit: ServerAudit, path: Path) -> None:
     asyncio.run(audit.ready("CommitUpload"))
     assert path.read_bytes() == b""
 
 
 def test_it_takes_more_than_room_for_one_record_to_go_on(
-    audit: Audit, path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch
+    audit: ServerAudit, path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(folder: Path, data: bytes) -> None:
         assert len(data) == ROOM
-        raise OutOfSpace("a little more would fit")
+        raise OutOfSpaceError("a little more would fit")
 
     async def scene() -> None:
         disk.number = errno.ENOSPC
@@ -315,7 +319,7 @@ def test_it_takes_more_than_room_for_one_record_to_go_on(
     assert [file.name for file in path.parent.iterdir()] == [path.name]
 
 
-def test_names_of_calls_that_peers_invent_are_bounded(audit: Audit, path: Path, disk: Disk) -> None:
+def test_names_of_calls_that_peers_invent_are_bounded(audit: ServerAudit, path: Path, disk: Disk) -> None:
     async def scene() -> None:
         disk.number = errno.ENOSPC
         for number in range(NAMES + 50):
@@ -331,18 +335,20 @@ def test_names_of_calls_that_peers_invent_are_bounded(audit: Audit, path: Path, 
     assert counted["others"] == 50
 
 
-def test_a_broken_disk_is_a_failure_that_ends_the_server(audit: Audit, disk: Disk) -> None:
+def test_a_broken_disk_is_a_failure_that_ends_the_server(audit: ServerAudit, disk: Disk) -> None:
     async def scene() -> None:
         disk.number = errno.EIO
-        with pytest.raises(DiskFailure, match="check the disk"):
+        with pytest.raises(DiskFailureError, match="check the disk"):
             await audit.note(entry(1))
-        with pytest.raises(DiskFailure):
+        with pytest.raises(DiskFailureError):
             await audit.ready("CommitUpload")
 
     asyncio.run(scene())
 
 
-def test_an_unforeseen_error_reaches_those_who_wait(audit: Audit, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unforeseen_error_reaches_those_who_wait(
+    audit: ServerAudit, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def broken(*_: Any) -> None:
         raise ValueError("never thought of")
 
@@ -360,7 +366,7 @@ def test_an_unforeseen_error_reaches_those_who_wait(audit: Audit, path: Path, mo
 def test_what_cannot_be_written_at_the_end_is_told(
     path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    audit = Audit(path)
+    audit = ServerAudit(path)
     slow, disk = Slow(monkeypatch), Disk(monkeypatch)
 
     async def scene() -> None:

@@ -12,7 +12,7 @@ import pytest
 from google_crc32c import value as crc32c
 
 from protofed.common.codec import digest
-from protofed.common.errors import CodecError, DiskFailure, Incomplete, OutOfSpace, StateError
+from protofed.common.errors import CodecError, DiskFailureError, IncompleteUploadError, OutOfSpaceError, StateError
 from protofed.common.protocol.messages import CHUNK_BYTES
 from protofed.server.storage.blobs import Blobs, FolderBlobs, MemoryBlobs
 from protofed.server.storage.uploads import Upload
@@ -147,7 +147,7 @@ def test_sealing_again_gives_the_data_again_also_after_a_restart(folder: FolderB
 @pytest.mark.parametrize("sent", [(), (0,), (0, 2)])
 def test_an_upload_with_a_hole_is_no_blob(folder: FolderBlobs, sent: tuple[int, ...]) -> None:
     send(folder, ANN, *sent, begin=True)
-    with pytest.raises(Incomplete, match=f"{3 - len(sent)} chunks are missing"):
+    with pytest.raises(IncompleteUploadError, match=f"{3 - len(sent)} chunks are missing"):
         folder.seal(ANN)
     assert folder.damaged(ADDRESS)
 
@@ -156,7 +156,7 @@ def test_nobody_hands_in_what_another_site_sent(folder: FolderBlobs) -> None:
     send(folder, ANN)
     folder.seal(ANN)
     folder.uploads.begin(BOB, TOTAL)
-    with pytest.raises(Incomplete, match="3 chunks are missing"):
+    with pytest.raises(IncompleteUploadError, match="3 chunks are missing"):
         folder.seal(BOB)
 
 
@@ -192,7 +192,7 @@ def test_putting_heals_a_blob_that_changed_on_disk(folder: FolderBlobs, tmp_path
     assert folder.get(address) == b"data"
 
 
-@pytest.mark.parametrize(("code", "kind"), [(errno.ENOSPC, OutOfSpace), (errno.EIO, DiskFailure)])
+@pytest.mark.parametrize(("code", "kind"), [(errno.ENOSPC, OutOfSpaceError), (errno.EIO, DiskFailureError)])
 def test_a_blob_that_cannot_be_written_leaves_nothing(
     folder: FolderBlobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, kind: type[StateError]
 ) -> None:
@@ -218,6 +218,6 @@ def test_a_blob_that_cannot_be_opened_now_is_not_taken_for_a_damaged_one(
 
     with monkeypatch.context() as limits:
         limits.setattr(Path, "read_bytes", fails)
-        with pytest.raises(OutOfSpace, match="cannot be read now: Too many open files"):
+        with pytest.raises(OutOfSpaceError, match="cannot be read now: Too many open files"):
             folder.get(ADDRESS)
     assert folder.get(ADDRESS) == DATA

@@ -15,13 +15,13 @@ from protofed.common.errors import ConfigError
 from protofed.common.payload import Array, Part, Payload, TensorSpec
 from protofed.common.protocol.messages import TaskKind, Verdict
 from protofed.deploy.simulation.simulation import simulation
-from protofed.server.method import Expected, server_methods
-from protofed.server.operator.verification import Finding, verify_round
-from protofed.server.rounds.context import Surroundings
+from protofed.server.method import ExpectedUpdate, server_methods
+from protofed.server.operator.verification import VerificationResult, verify_round
+from protofed.server.rounds.context import ServerContext
 from protofed.server.rounds.min_contributors import contributions, told_by_class, too_few, without
-from protofed.server.rounds.presence import Roster
+from protofed.server.rounds.presence import SitePresence
 from protofed.server.rounds.publisher import Publisher
-from protofed.server.rounds.run_queue import Runs
+from protofed.server.rounds.run_queue import RunQueue
 from protofed.server.storage.blobs import MemoryBlobs
 from protofed.server.storage.ledger import Ledger
 from protofed.server.storage.rows import TaskRow, UpdateRow
@@ -173,8 +173,8 @@ def test_one_part_s_contributors_do_not_count_for_another() -> None:
 
 def test_bodies_tell_nothing_by_class() -> None:
     body, row = TensorSpec(Part.BODY, "w", "float32", (2,)), TensorSpec(Part.PROTOTYPES, "0", "float32", (3,))
-    assert not told_by_class(Expected((body,)))
-    assert told_by_class(Expected((body,), (row,)))
+    assert not told_by_class(ExpectedUpdate((body,)))
+    assert told_by_class(ExpectedUpdate((body,), (row,)))
 
 
 # A run's own rule
@@ -189,11 +189,11 @@ def test_a_server_refuses_one_contributor_and_a_simulation_takes_it(recipe_of: R
     with simulation(recipe) as running:
         assert running.coordinator.recipe.federation.min_contributors == 1
     ledger = Ledger("sqlite://")
-    around = Surroundings(ledger, MemoryBlobs(), Roster(ledger, float), float)
+    around = ServerContext(ledger, MemoryBlobs(), SitePresence(ledger, float), float)
     with pytest.raises(ConfigError, match=r"federation.min_contributors = 1 .* one site alone; .*only simulations"):
-        Runs([recipe], around)
+        RunQueue([recipe], around)
     assert not ledger.runs()  # nothing was begun
-    runs = Runs([], around)
+    runs = RunQueue([], around)
     with pytest.raises(ConfigError, match=r"federation.min_contributors = 1"):
         runs.start(recipe)
     runs.start(of_three_sites(recipe_of))
@@ -208,4 +208,4 @@ def test_every_round_can_be_computed_again_under_its_own_rule(recipe_of: RecipeO
         running.go()
         rows = running.ledger.rounds(recipe.name)
         found = [verify_round(running.ledger, running.blobs, recipe.name, row.round, row.attempt) for row in rows[-2:]]
-    assert [verified.finding for verified in found] == [Finding.SAME] * 2
+    assert [verified.finding for verified in found] == [VerificationResult.SAME] * 2

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from protofed.common import codec
-from protofed.common.errors import ConfigError, Failure, Fenced, NotEnrolled, ProtocolError
+from protofed.common.errors import ConfigError, FailureReason, FencedError, NotEnrolledError, ProtocolError
 from protofed.common.payload import Part
 from protofed.common.protocol.messages import Activity, Finished, Role, Signal, Task, TaskKind, Verdict, Wait
 from protofed.common.tensors import same_tensors
-from protofed.server.methods.fedavg import FedAvg
+from protofed.server.methods.fedavg import FedAvgServer
 from protofed.server.rounds import phases
 from protofed.server.rounds.screening import MAX_SCALARS
 from protofed.server.storage.blobs import FolderBlobs
@@ -60,7 +60,7 @@ def test_a_run_ends_completed_with_the_mean_of_its_last_round(lab: Lab) -> None:
     assert lab.value == 3.0
     lab.round(ann=2.0, bob=4.0, cyd=0.0)
     assert lab.value == 2.0
-    assert lab.phase == phases.Finished("completed", phases.Outcome.COMPLETED)
+    assert lab.phase == phases.FinishedPhase("completed", phases.RoundOutcome.COMPLETED)
     assert lab.coordinator.next_task("ann", "daemon-ann") == Finished("completed", last=True)
     row = lab.ledger.run("test")
     assert row is not None
@@ -171,7 +171,7 @@ def test_too_many_abandoned_attempts_fail_the_run(make: MakeLab) -> None:
     for _ in range(2):
         lab.later(0.0)
         lab.later(100.0, alive=("ann", "bob", "cyd"))
-    assert isinstance(lab.phase, phases.Finished)
+    assert isinstance(lab.phase, phases.FinishedPhase)
     assert lab.phase.failed
     row = lab.ledger.run("test")
     assert row is not None
@@ -181,10 +181,10 @@ def test_too_many_abandoned_attempts_fail_the_run(make: MakeLab) -> None:
 
 def test_an_operators_stop_is_no_failure(lab: Lab) -> None:
     lab.coordinator.stop("enough")
-    assert lab.phase == phases.Finished("enough", phases.Outcome.ABORTED)
+    assert lab.phase == phases.FinishedPhase("enough", phases.RoundOutcome.ABORTED)
     assert lab.coordinator.next_task("ann", "daemon-ann") == Finished("enough", last=True)
     lab.later(1000.0)
-    assert lab.phase == phases.Finished("enough", phases.Outcome.ABORTED)
+    assert lab.phase == phases.FinishedPhase("enough", phases.RoundOutcome.ABORTED)
 
 
 def test_an_aggregate_that_is_not_finite_fails_the_run_and_publishes_nothing(make: MakeLab) -> None:
@@ -194,7 +194,7 @@ def test_an_aggregate_that_is_not_finite_fails_the_run_and_publishes_nothing(mak
         lab.push(site, lab.model(largest))
     with np.errstate(over="ignore"):
         lab.push("cyd", lab.model(largest))
-    assert isinstance(lab.phase, phases.Finished)
+    assert isinstance(lab.phase, phases.FinishedPhase)
     assert lab.phase.failed
     assert "round 1 could not be aggregated" in lab.phase.reason
     assert "not finite" in lab.phase.reason
@@ -208,9 +208,11 @@ def test_a_method_that_raises_fails_the_run_by_the_name_of_its_error_alone(
     def aggregate(*_: object) -> None:
         raise ZeroDivisionError("secret")
 
-    monkeypatch.setattr(FedAvg, "aggregate", aggregate)
+    monkeypatch.setattr(FedAvgServer, "aggregate", aggregate)
     lab.round(ann=1.0, bob=2.0, cyd=3.0)
-    assert lab.phase == phases.Finished("round 1 could not be aggregated: ZeroDivisionError", phases.Outcome.FAILED)
+    assert lab.phase == phases.FinishedPhase(
+        "round 1 could not be aggregated: ZeroDivisionError", phases.RoundOutcome.FAILED
+    )
 
 
 @pytest.fixture
@@ -342,7 +344,7 @@ def test_an_idle_heartbeat_keeps_a_site_alive_and_aborts_nothing(lab: Lab) -> No
 
 def test_a_failure_is_written_down_and_the_site_is_asked_no_more_in_this_round(lab: Lab) -> None:
     nonce = lab.task("ann").nonce
-    assert lab.beat("ann", nonce, activity=Activity.FAILED, failure=Failure.OUT_OF_MEMORY) is Signal.CONTINUE
+    assert lab.beat("ann", nonce, activity=Activity.FAILED, failure=FailureReason.OUT_OF_MEMORY) is Signal.CONTINUE
     row = lab.ledger.task(nonce)
     assert row is not None
     assert (row.fate, row.reason) == ("failed", "out-of-memory")
@@ -355,7 +357,7 @@ def test_a_failure_is_written_down_and_the_site_is_asked_no_more_in_this_round(l
 
 def test_failures_that_make_the_quorum_unreachable_abandon_at_once(lab: Lab) -> None:
     for site in ("ann", "bob"):
-        lab.beat(site, lab.task(site).nonce, activity=Activity.FAILED, failure=Failure.DATA)
+        lab.beat(site, lab.task(site).nonce, activity=Activity.FAILED, failure=FailureReason.DATA)
     assert isinstance(lab.phase, phases.Idle)
     assert (lab.phase.round, lab.phase.tries) == (1, 1)
     assert lab.ledger.rounds("test")[-1].abandoned == "2 of 3 sites cannot do the task (the last: data)"
@@ -370,7 +372,7 @@ def test_a_site_that_cannot_make_the_model_is_followed_by_another(make: MakeLab)
     lab.enroll("eva", role=Role.EVALUATOR)
     lab.enroll("ann", "bob", "cyd")
     lab.later(0)
-    lab.beat("eva", lab.task("eva").nonce, activity=Activity.FAILED, failure=Failure.REFUSED)
+    lab.beat("eva", lab.task("eva").nonce, activity=Activity.FAILED, failure=FailureReason.REFUSED)
     lab.later(0)
     assert (lab.asked("eva"), lab.asked("ann")) == (None, TaskKind.INITIALISE)
 
@@ -488,7 +490,7 @@ def test_a_site_that_cannot_score_is_not_waited_for(lab: Lab) -> None:
         lab.push(site, lab.model(1.0))
     for site in ("ann", "bob", "cyd"):
         lab.score(site)
-    lab.beat("eva", lab.task("eva").nonce, activity=Activity.FAILED, failure=Failure.DATA)
+    lab.beat("eva", lab.task("eva").nonce, activity=Activity.FAILED, failure=FailureReason.DATA)
     assert lab.asked("ann") is TaskKind.FIT
 
 
@@ -496,13 +498,13 @@ def test_a_site_that_cannot_score_is_not_waited_for(lab: Lab) -> None:
 
 
 def test_nobody_gets_a_task_without_enrolling_and_the_older_daemon_none_at_all(lab: Lab) -> None:
-    with pytest.raises(NotEnrolled):
+    with pytest.raises(NotEnrolledError):
         lab.coordinator.next_task("zoe", "daemon-zoe")
     task = lab.task("ann")
     lab.roster.enroll("ann", {Role.TRAINER}, "newer")
-    with pytest.raises(Fenced):
+    with pytest.raises(FencedError):
         lab.task("ann")
-    with pytest.raises(Fenced):
+    with pytest.raises(FencedError):
         lab.push("ann", lab.model(1.0), task)
     assert lab.ledger.updates("test", 1) == []
     again = lab.coordinator.next_task("ann", "newer")
@@ -541,4 +543,4 @@ def test_an_aggregation_that_ends_after_the_run_was_stopped_changes_nothing(make
     lab.push("ann", lab.model(0.0))
     lab.coordinator.stop("enough")
     workshop.finish()
-    assert lab.phase == phases.Finished("enough", phases.Outcome.ABORTED)
+    assert lab.phase == phases.FinishedPhase("enough", phases.RoundOutcome.ABORTED)

@@ -12,12 +12,12 @@ import pytest
 import structlog
 
 from protofed.common.grpc_environment import check_in_time, require_tls_1_3
-from protofed.server.access.credentials import Knocks
+from protofed.server.access.credentials import HandshakeCounter
 from protofed.server.rpc import server as serving
 
 
 def test_a_handshake_without_a_call_counts_once() -> None:
-    knocks = Knocks()
+    knocks = HandshakeCounter()
     for _ in range(5):
         knocks.begun()
     for _ in range(3):
@@ -36,7 +36,7 @@ def test_a_handshake_without_a_call_counts_once() -> None:
 
 
 def test_nothing_is_kept_of_connections_that_have_ended() -> None:
-    knocks = Knocks()
+    knocks = HandshakeCounter()
     for minute in range(100):
         for port in range(10):
             knocks.inside(f"ipv4:127.0.0.1:{minute * 10 + port}")

@@ -10,7 +10,7 @@ from psycopg import errors
 from sqlalchemy import create_engine, text
 from sqlalchemy.exc import IntegrityError, OperationalError
 
-from protofed.common.errors import DiskFailure, OutOfSpace, StateError
+from protofed.common.errors import DiskFailureError, OutOfSpaceError, StateError
 from protofed.server.storage.database_errors import state_error
 
 
@@ -23,11 +23,11 @@ def of_sqlite(code: int, message: str) -> StateError:
 @pytest.mark.parametrize(
     ("code", "message", "kind", "advice"),
     [
-        (sqlite3.SQLITE_FULL, "database or disk is full", OutOfSpace, "free space"),
-        (sqlite3.SQLITE_IOERR_FSYNC, "disk I/O error", DiskFailure, "check the disk"),
-        (sqlite3.SQLITE_IOERR_WRITE, "disk I/O error", DiskFailure, "check the disk"),
-        (sqlite3.SQLITE_READONLY, "attempt to write a readonly database", DiskFailure, "writable"),
-        (sqlite3.SQLITE_READONLY_DIRECTORY, "attempt to write a readonly database", DiskFailure, "writable"),
+        (sqlite3.SQLITE_FULL, "database or disk is full", OutOfSpaceError, "free space"),
+        (sqlite3.SQLITE_IOERR_FSYNC, "disk I/O error", DiskFailureError, "check the disk"),
+        (sqlite3.SQLITE_IOERR_WRITE, "disk I/O error", DiskFailureError, "check the disk"),
+        (sqlite3.SQLITE_READONLY, "attempt to write a readonly database", DiskFailureError, "writable"),
+        (sqlite3.SQLITE_READONLY_DIRECTORY, "attempt to write a readonly database", DiskFailureError, "writable"),
         (sqlite3.SQLITE_BUSY, "database is locked", StateError, "another process has it"),
         (sqlite3.SQLITE_BUSY_SNAPSHOT, "database is locked", StateError, "another process has it"),
         (sqlite3.SQLITE_CORRUPT, "database disk image is malformed", StateError, "from a backup"),
@@ -47,9 +47,9 @@ def test_of_sqlite(code: int, message: str, kind: type[StateError], advice: str)
 @pytest.mark.parametrize(
     ("cause", "kind", "advice"),
     [
-        (errors.DiskFull("could not extend file"), OutOfSpace, "free space"),
-        (errors.IoError("could not fsync"), DiskFailure, "check the database's disk"),
-        (errors.ReadOnlySqlTransaction("read-only"), DiskFailure, "writable"),
+        (errors.DiskFull("could not extend file"), OutOfSpaceError, "free space"),
+        (errors.IoError("could not fsync"), DiskFailureError, "check the database's disk"),
+        (errors.ReadOnlySqlTransaction("read-only"), DiskFailureError, "writable"),
         (errors.LockNotAvailable("lock timeout"), StateError, "another process has it"),
         (errors.UndefinedTable("relation"), StateError, "start the server once"),
         (errors.UndefinedColumn("column"), StateError, "start the server once"),

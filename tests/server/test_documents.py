@@ -14,9 +14,9 @@ from protofed.common import codec
 from protofed.common.errors import ConfigError
 from protofed.common.protocol.messages import CHUNK_BYTES
 from protofed.server.operator import downloads as documents
-from protofed.server.operator.downloads import Documents, published
+from protofed.server.operator.downloads import Downloads, published
 from protofed.server.operator.run_record import dossier
-from protofed.server.rounds.phases import Outcome
+from protofed.server.rounds.phases import RoundOutcome
 from protofed.server.storage.blobs import FolderBlobs
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("small")
 def test_the_pieces_are_one_dossier_though_the_run_goes_on(lab: Lab) -> None:
-    desk = Documents(lab.ledger, lab.blobs)
+    desk = Downloads(lab.ledger, lab.blobs)
     expected = dossier(lab.ledger, lab.blobs, "test")
     first = desk.dossier("test")
     assert len(first.data) == PIECE < first.total
@@ -50,10 +50,10 @@ def test_the_pieces_are_one_dossier_though_the_run_goes_on(lab: Lab) -> None:
 
 @pytest.mark.usefixtures("small")
 def test_a_dossier_that_is_not_kept_has_to_be_asked_for_anew(lab: Lab) -> None:
-    desk = Documents(lab.ledger, lab.blobs)
+    desk = Downloads(lab.ledger, lab.blobs)
     first = desk.dossier("test")
     for number in range(documents.KEPT):
-        lab.ledger.end_run("test", f"reason {number}", Outcome.ABORTED)
+        lab.ledger.end_run("test", f"reason {number}", RoundOutcome.ABORTED)
         desk.dossier("test")
     for offset, address in ((PIECE, first.digest), (PIECE, ""), (0, "0" * 64)):
         with pytest.raises(ConfigError, match="from the beginning"):
@@ -69,7 +69,7 @@ def test_a_state_comes_in_pieces_of_two_mebibytes(make: MakeLab, tmp_path: Path)
     lab = make(blobs=FolderBlobs(tmp_path)).begin()
     large = lab.blobs.put(np.random.default_rng(0).bytes(2 * CHUNK_BYTES + 5))
     lab.ledger.publish("test", 1, 1, large, complete=True, fate="late", silent={})
-    desk = Documents(lab.ledger, lab.blobs)
+    desk = Downloads(lab.ledger, lab.blobs)
     pieces = [desk.state("test", None, offset) for offset in (0, CHUNK_BYTES, 2 * CHUNK_BYTES)]
     assert b"".join(piece.data for piece in pieces) == lab.blobs.get(large)
     assert {(piece.total, piece.digest, piece.round) for piece in pieces} == {(2 * CHUNK_BYTES + 5, large, 1)}

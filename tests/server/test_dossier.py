@@ -11,12 +11,12 @@ import pytest
 
 from protofed.common import codec
 from protofed.common.codec import Digest
-from protofed.common.errors import ConfigError, Failure
+from protofed.common.errors import ConfigError, FailureReason
 from protofed.common.payload import Part, Tensors
 from protofed.common.protocol.messages import Activity, TaskKind, Verdict
 from protofed.server.operator.run_record import best_round, dossier
 from protofed.server.operator.run_record_models import MOST_CLASSES, cosines, similarity
-from protofed.server.rounds.screening import Fault, Refusal
+from protofed.server.rounds.screening import RejectionCode, UpdateProblem
 from protofed.server.storage.blobs import MemoryBlobs
 from protofed.server.storage.rows import RoundRow
 
@@ -84,8 +84,10 @@ def test_a_round_has_its_sites_bytes_losses_and_norms(lab: Lab) -> None:
 
 def test_what_was_refused_failed_or_late_says_why(lab: Lab) -> None:
     manifest, _ = lab.announce(lab.model(1.0))
-    lab.coordinator.refuse("bob", lab.task("bob").nonce, manifest, Fault(Refusal.NOT_FINITE, "body/w holds <NaN>"))
-    lab.beat("cyd", lab.task("cyd").nonce, activity=Activity.FAILED, failure=Failure.OUT_OF_MEMORY)
+    lab.coordinator.refuse(
+        "bob", lab.task("bob").nonce, manifest, UpdateProblem(RejectionCode.NOT_FINITE, "body/w holds <NaN>")
+    )
+    lab.beat("cyd", lab.task("cyd").nonce, activity=Activity.FAILED, failure=FailureReason.OUT_OF_MEMORY)
     lab.push("ann", lab.model(1.0))
     lab.push("bob", lab.model(1.0))
     lab.later(51.0, alive=("ann", "bob"))
@@ -94,7 +96,7 @@ def test_what_was_refused_failed_or_late_says_why(lab: Lab) -> None:
     (refused,) = fates(found)["bob", "fit"]["refused"]
     assert refused == {
         "verdict": "invalid",
-        "code": Refusal.NOT_FINITE,
+        "code": RejectionCode.NOT_FINITE,
         "reason": "body/w holds <NaN>",
         "bytes": manifest.total,
         "digest": manifest.digest,

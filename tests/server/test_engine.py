@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy import Engine, create_engine, insert, make_url, select, text
 from sqlalchemy.exc import DBAPIError
 
-from protofed.common.errors import ConfigError, OutOfSpace, StateError
+from protofed.common.errors import ConfigError, OutOfSpaceError, StateError
 from protofed.server.storage import schema as db
 from protofed.server.storage.database import open_engine, open_ledger
 from protofed.server.storage.database_errors import state_error
@@ -96,7 +96,7 @@ def test_a_disk_that_is_full_while_the_ledger_is_made_leaves_none(
         connection.execute("PRAGMA max_page_count=4")
 
     monkeypatch.setattr("protofed.server.storage.database._durable", no_room)
-    with pytest.raises(OutOfSpace, match="full"):
+    with pytest.raises(OutOfSpaceError, match="full"):
         open_ledger(f"sqlite:///{path}")
     with closing(sqlite3.connect(path)) as file:
         assert file.execute("SELECT count(*) FROM sqlite_master").fetchone() == (0,)

@@ -19,10 +19,10 @@ from tests.server.office import Office
 from protofed.common.errors import StateError
 from protofed.common.protocol.messages import Activity, Progress, Role
 from protofed.server.access.certificates import Certificates
-from protofed.server.monitoring.collector import Gauges, Watched
+from protofed.server.monitoring.collector import StateCollector, Watched
 from protofed.server.storage.blobs import MemoryBlobs
 from protofed.server.storage.ledger import Ledger
-from protofed.server.storage.reader import Records
+from protofed.server.storage.reader import LedgerReader
 from protofed.server.storage.rows import CertificateRow
 
 
@@ -32,7 +32,7 @@ class Scraped:
     def __init__(self, folder: Path, **tables: Any) -> None:
         self.folder, self.url = folder, f"sqlite:///{folder / 'ledger.sqlite'}"
         self.office = Office(recipe(), MemoryBlobs(), Ledger(self.url))
-        self.records = Records(self.url)
+        self.records = LedgerReader(self.url)
         self.certificates = Certificates(self.office.ledger)
         self.lag: float | None = None
         self.gauges = self._gauges()
@@ -45,9 +45,9 @@ class Scraped:
         self.office.restart()
         self.gauges = self._gauges()
 
-    def _gauges(self) -> Gauges:
+    def _gauges(self) -> StateCollector:
         office = self.office
-        return Gauges(
+        return StateCollector(
             Watched(office.runs, office.roster, self.records, self.certificates, None, self.folder, lambda: self.lag)
         )
 
@@ -146,7 +146,7 @@ def test_nothing_of_a_run_before_there_is_one(tmp_path: Path) -> None:
     with closing(Ledger(f"sqlite:///{tmp_path / 'ledger.sqlite'}")) as ledger:
         office = Office(recipe(), MemoryBlobs(), ledger)
         watched = Watched(office.runs, office.roster, ledger, Certificates(ledger), None, tmp_path, lambda: None)
-        found = {family.name: len(family.samples) for family in Gauges(watched).collect()}
+        found = {family.name: len(family.samples) for family in StateCollector(watched).collect()}
     assert found["protofed_runs"] == 6
     assert not found.keys() & {"protofed_round", "protofed_round_phase", "protofed_eval", "protofed_loop_lag_seconds"}
 
@@ -295,14 +295,14 @@ def test_a_ledger_that_cannot_be_read_is_left_out_and_logged_once(
 
     with capture_logs() as logs:
         with monkeypatch.context() as broken:
-            broken.setattr(Records, "_read", locked)
+            broken.setattr(LedgerReader, "_read", locked)
             for _ in range(3):
                 assert read("runs", standing="running") is None
                 assert read("round_phase", run="one", phase="collecting") == 1  # memory has it
                 assert read("state_free_bytes") is not None
         assert read("runs", standing="running") == 1
         with monkeypatch.context() as broken:
-            broken.setattr(Records, "_read", locked)
+            broken.setattr(LedgerReader, "_read", locked)
             assert read("runs", standing="running") is None
     told = [entry for entry in logs if entry["event"].startswith("metrics are left out")]
     assert [(entry["of"], entry["why"]) for entry in told] == [

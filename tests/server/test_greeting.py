@@ -15,7 +15,7 @@ from tests.faults.realm import realm
 from protofed.client.transport.channels import greet
 from protofed.common.clock import utc_now
 from protofed.common.config.recipe import Recipe
-from protofed.common.errors import Unavailable
+from protofed.common.errors import UnavailableError
 from protofed.common.pki.identity import LiveIdentity, Party
 from protofed.common.protocol.messages import PROTOCOL_VERSION
 from protofed.common.version import VERSION
@@ -70,5 +70,5 @@ def test_only_a_health_check_is_greeted_and_it_is_the_standard_one(
 
 
 def test_nobody_there(unused_port: int) -> None:
-    with pytest.raises(Unavailable, match="does not answer a health check"):
+    with pytest.raises(UnavailableError, match="does not answer a health check"):
         greet(f"127.0.0.1:{unused_port}", None, None, timeout=2.0)

@@ -13,9 +13,9 @@ import pytest
 from protofed.common.codec import Digest, digest
 from protofed.common.errors import StateError
 from protofed.common.protocol.messages import Receipt, TaskKind, Verdict
-from protofed.server.rounds.phases import Outcome
+from protofed.server.rounds.phases import RoundOutcome
 from protofed.server.storage.ledger import Ledger
-from protofed.server.storage.reader import Records
+from protofed.server.storage.reader import LedgerReader
 from protofed.server.storage.rows import RoundRow, TaskRow, UpdateRow
 
 BASE, STATE = digest(b"base"), digest(b"state")
@@ -77,7 +77,7 @@ def test_a_run_is_written_down_once(ledger: Ledger) -> None:
 def test_a_run_ends_with_its_reason(ledger: Ledger, failed: bool) -> None:
     for run in ("run", "other"):
         ledger.begin_run(run, STATE, "{}")
-    ledger.end_run("run", "why", Outcome.FAILED if failed else Outcome.ABORTED)
+    ledger.end_run("run", "why", RoundOutcome.FAILED if failed else RoundOutcome.ABORTED)
     row, other = ledger.run("run"), ledger.run("other")
     assert row is not None
     assert other is not None
@@ -343,10 +343,10 @@ def filled(ledger: Ledger) -> None:
     ledger.invite([score])
     ledger.add_scores(score, {"accuracy": 0.5})
     ledger.mark_scored("run", 1)
-    ledger.end_run("run", "completed", Outcome.COMPLETED)
+    ledger.end_run("run", "completed", RoundOutcome.COMPLETED)
 
 
-def everything(ledger: Records) -> tuple[object, ...]:
+def everything(ledger: LedgerReader) -> tuple[object, ...]:
     run = ledger.run("run"), ledger.rounds("run"), ledger.tasks("run", 1), ledger.updates("run", 1)
     return *run, ledger.sites(), ledger.scores("run"), ledger.referenced("run", 0)
 
@@ -377,7 +377,7 @@ def test_what_was_written_is_there_without_closing(url: str, tmp_path: Path) -> 
 def test_an_onlooker_reads_while_the_server_writes(kept_url: str) -> None:
     ledger = Ledger(kept_url)
     filled(ledger)
-    onlooker = Records(kept_url)
+    onlooker = LedgerReader(kept_url)
     assert everything(onlooker) == everything(ledger)
     ledger.enroll("bob", ["trainer"])
     assert list(onlooker.sites()) == ["ann", "bob"]
@@ -438,7 +438,7 @@ def test_a_file_that_cannot_be_opened_is_a_state_error(tmp_path: Path) -> None:
 
 def test_an_onlooker_of_no_ledger_is_told(url: str) -> None:
     with pytest.raises(StateError):
-        Records(url).sites()
+        LedgerReader(url).sites()
 
 
 def test_a_disk_that_is_full_is_a_state_error_and_nothing_is_half_written(url: str) -> None:

@@ -10,7 +10,7 @@ from tests.server.conftest import Clock
 
 from protofed.server.access import rate_limits as limits
 from protofed.server.access.authorization import PLAINTEXT, Peer
-from protofed.server.access.rate_limits import BURST, IN_FLIGHT, RATE_PER_S, Limits, TooMany
+from protofed.server.access.rate_limits import BURST, IN_FLIGHT, RATE_PER_S, RateLimitError, RateLimits
 
 ANN, BOB = Peer("a" * 64, "site", "ann"), Peer("b" * 64, "site", "bob")
 
@@ -21,27 +21,27 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def held(clock: Clock) -> Limits:
-    return Limits(clock)
+def held(clock: Clock) -> RateLimits:
+    return RateLimits(clock)
 
 
-def calls(limits: Limits, peer: Peer, call: str, most: int = 10_000) -> int:
+def calls(limits: RateLimits, peer: Peer, call: str, most: int = 10_000) -> int:
     """How many one after another are let in."""
     for count in range(most):
         try:
             with limits.hold(peer, call):
                 pass
-        except TooMany:
+        except RateLimitError:
             return count
     return most
 
 
 @pytest.mark.parametrize("call", ["Heartbeat", "PutChunk"])
-def test_so_many_are_in_flight_and_no_more_and_others_are_not_touched(held: Limits, call: str) -> None:
+def test_so_many_are_in_flight_and_no_more_and_others_are_not_touched(held: RateLimits, call: str) -> None:
     with ExitStack() as open_calls:
         for _ in range(IN_FLIGHT):
             open_calls.enter_context(held.hold(ANN, call))
-        with pytest.raises(TooMany, match="16 calls of this certificate are in flight; try again later"):
+        with pytest.raises(RateLimitError, match="16 calls of this certificate are in flight; try again later"):
             open_calls.enter_context(held.hold(ANN, "GetChunk"))
         with held.hold(BOB, call):
             pass
@@ -49,15 +49,15 @@ def test_so_many_are_in_flight_and_no_more_and_others_are_not_touched(held: Limi
         pass
 
 
-def test_a_call_that_fails_is_no_longer_in_flight(held: Limits) -> None:
+def test_a_call_that_fails_is_no_longer_in_flight(held: RateLimits) -> None:
     for _ in range(2 * IN_FLIGHT):
         with pytest.raises(ValueError, match="broken"), held.hold(ANN, "PutChunk"):
             raise ValueError("broken")
 
 
-def test_control_calls_have_a_rate_and_room_for_a_burst(held: Limits, clock: Clock) -> None:
+def test_control_calls_have_a_rate_and_room_for_a_burst(held: RateLimits, clock: Clock) -> None:
     assert calls(held, ANN, "Heartbeat") == BURST
-    with pytest.raises(TooMany, match="more than 32 calls a second"), held.hold(ANN, "Heartbeat"):
+    with pytest.raises(RateLimitError, match="more than 32 calls a second"), held.hold(ANN, "Heartbeat"):
         pass
     clock.now += 1.0
     assert calls(held, ANN, "Heartbeat") == RATE_PER_S
@@ -65,7 +65,7 @@ def test_control_calls_have_a_rate_and_room_for_a_burst(held: Limits, clock: Clo
     assert calls(held, ANN, "Heartbeat") == BURST
 
 
-def test_chunks_have_no_rate_unless_nobody_wants_them(held: Limits) -> None:
+def test_chunks_have_no_rate_unless_nobody_wants_them(held: RateLimits) -> None:
     assert calls(held, ANN, "PutChunk") == 10_000
     assert calls(held, ANN, "GetChunk") == 10_000
     for _ in range(int(BURST)):
@@ -74,12 +74,12 @@ def test_chunks_have_no_rate_unless_nobody_wants_them(held: Limits) -> None:
     assert calls(held, BOB, "PutChunk") == 10_000
 
 
-def test_in_plain_text_nobody_is_told_apart_and_nobody_limited(held: Limits) -> None:
+def test_in_plain_text_nobody_is_told_apart_and_nobody_limited(held: RateLimits) -> None:
     held.charge(PLAINTEXT)
     assert calls(held, PLAINTEXT, "Heartbeat") == 10_000
 
 
-def test_refusals_are_told_once_a_minute_with_their_number(held: Limits, clock: Clock) -> None:
+def test_refusals_are_told_once_a_minute_with_their_number(held: RateLimits, clock: Clock) -> None:
     told = 0
     with structlog.testing.capture_logs() as logs:
         for _ in range(120):  # half a second each
@@ -88,18 +88,18 @@ def test_refusals_are_told_once_a_minute_with_their_number(held: Limits, clock: 
                 try:
                     with held.hold(ANN, "Heartbeat"):
                         pass
-                except TooMany as error:
+                except RateLimitError as error:
                     told += error.told
     assert told == len(logs) == 1
     clock.now += 30.0
     calls(held, ANN, "Heartbeat")
-    with structlog.testing.capture_logs() as logs, pytest.raises(TooMany), held.hold(ANN, "Heartbeat"):
+    with structlog.testing.capture_logs() as logs, pytest.raises(RateLimitError), held.hold(ANN, "Heartbeat"):
         pass
     assert logs == []  # it was told by the call before
 
 
 def test_what_is_remembered_of_certificates_is_bounded(
-    held: Limits, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    held: RateLimits, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(limits, "_MOST", 10)
     with held.hold(ANN, "PutChunk"):

@@ -9,29 +9,29 @@ import numpy as np
 import pytest
 from tests.server.office import Office, office
 
-from protofed.common.errors import OutOfSpace
+from protofed.common.errors import OutOfSpaceError
 from protofed.common.payload import Part
 from protofed.common.protocol.messages import Verdict
-from protofed.server.metrics import METRICS, Meters
+from protofed.server.metrics import METRICS, ServerMetrics
 from protofed.server.rounds import phases
-from protofed.server.rounds.screening import Refusal
+from protofed.server.rounds.screening import RejectionCode
 from protofed.server.storage.ledger import Ledger
 
 if TYPE_CHECKING:
     from tests.server.conftest import Lab, Later, MakeLab
 
 
-def value(meters: Meters, name: str, **labels: str) -> float | None:
+def value(meters: ServerMetrics, name: str, **labels: str) -> float | None:
     return meters.registry.get_sample_value(name, labels)
 
 
-def rounds(meters: Meters) -> dict[str, float | None]:
+def rounds(meters: ServerMetrics) -> dict[str, float | None]:
     return {
         name: value(meters, "protofed_rounds_total", outcome=name) for name in ("committed", "degraded", "abandoned")
     }
 
 
-def updates(meters: Meters) -> dict[tuple[str, str], float]:
+def updates(meters: ServerMetrics) -> dict[tuple[str, str], float]:
     """Verdicts and reasons that were counted at all."""
     (family,) = [found for found in meters.registry.collect() if found.name == "protofed_updates"]
     counted = {(sample.labels["verdict"], sample.labels["reason"]): sample.value for sample in family.samples}
@@ -51,17 +51,19 @@ def test_names_say_what_they_are() -> None:
 
 
 def test_what_has_not_happened_yet_is_zero_and_there() -> None:
-    meters = Meters()
+    meters = ServerMetrics()
     assert rounds(meters) == {"committed": 0, "degraded": 0, "abandoned": 0}
     (family,) = [found for found in meters.registry.collect() if found.name == "protofed_updates"]
     counted = {(sample.labels["verdict"], sample.labels["reason"]): sample.value for sample in family.samples}
     plain = {"accepted", "duplicate", "stale", "not-needed", "set-aside"}
-    assert counted == dict.fromkeys([*((one, "") for one in plain), *(("invalid", code) for code in Refusal)], 0.0)
+    assert counted == dict.fromkeys(
+        [*((one, "") for one in plain), *(("invalid", code) for code in RejectionCode)], 0.0
+    )
     assert value(meters, "protofed_recoveries_total") == 0
 
 
 def test_two_servers_in_one_process_count_apart() -> None:
-    one, two = Meters(), Meters()
+    one, two = ServerMetrics(), ServerMetrics()
     one.round_ended("committed")
     assert rounds(two)["committed"] == 0
 
@@ -101,7 +103,7 @@ def test_what_is_rolled_back_stays_counted_and_is_counted_again_when_it_is_done_
 
 def test_a_full_disk_counts_once_what_succeeds_in_the_end(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: Any, **__: Any) -> None:
-        raise OutOfSpace("no space left")
+        raise OutOfSpaceError("no space left")
 
     with monkeypatch.context() as disk:
         disk.setattr(Ledger, "publish", full)
@@ -116,13 +118,13 @@ def test_a_full_disk_counts_once_what_succeeds_in_the_end(lab: Lab, monkeypatch:
 def test_a_promise_that_the_journal_lacks_counts_when_it_is_kept(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     class Full:
         def append(self, *_: Any, **__: Any) -> None:
-            raise OutOfSpace("no space left")
+            raise OutOfSpaceError("no space left")
 
     class Free:
         def append(self, *_: Any, **__: Any) -> None: ...
 
     lab.ledger.attach(Full())
-    with pytest.raises(OutOfSpace):
+    with pytest.raises(OutOfSpaceError):
         lab.push("ann", lab.model(1.0))
     assert updates(lab.meters) == {("accepted", ""): 1}
     lab.ledger.attach(Free())
@@ -248,7 +250,7 @@ def test_norms_are_of_accepted_updates_and_not_of_the_first_model(lab: Lab) -> N
 # Phases
 
 
-def seconds(meters: Meters, phase: str) -> tuple[float | None, float | None]:
+def seconds(meters: ServerMetrics, phase: str) -> tuple[float | None, float | None]:
     """How many there were, and their sum."""
     name = "protofed_round_seconds"
     return value(meters, f"{name}_count", phase=phase), value(meters, f"{name}_sum", phase=phase)
@@ -291,7 +293,7 @@ def test_a_phase_that_another_process_began_is_not_timed(lab: Lab) -> None:
 
 
 def test_bytes_of_a_chunk_go_to_parts_by_their_shares() -> None:
-    meters = Meters()
+    meters = ServerMetrics()
     meters.moved("in", {Part.BODY: 0.75, Part.HEAD: 0.25}, 1000)
     meters.moved("in", {Part.BODY: 1.0}, 100)
     assert value(meters, "protofed_transfer_bytes_total", direction="in", part="body") == 850

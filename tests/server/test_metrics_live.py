@@ -27,8 +27,8 @@ from protofed.common.protocol.telemetry import Telemetry
 from protofed.deploy.simulation.simulation import agents_of
 from protofed.protos.v1 import federation_pb2 as pb
 from protofed.server.metrics import METRICS
-from protofed.server.monitoring.collector import Gauges, Watched
-from protofed.server.storage.reader import Records
+from protofed.server.monitoring.collector import StateCollector, Watched
+from protofed.server.storage.reader import LedgerReader
 
 Samples: TypeAlias = dict[tuple[str, frozenset[tuple[str, str]]], float]
 HARMLESS = re.compile(r"[a-z0-9_.-]{0,64}")  # ids, and words of ours: no path, no sentence, no name
@@ -39,11 +39,11 @@ class Metered:
 
     def __init__(self, server: Any) -> None:
         self.server, registry = server, server.around.meters.registry
-        self.records = Records(str(server.ledger._engine.url))
+        self.records = LedgerReader(str(server.ledger._engine.url))
         certificates, meters = server.operation.certificates, server.around.meters
         state = server.audit_file.parent
         seen = Watched(server.runs, server.around.roster, self.records, certificates, None, state, lambda: meters.lag())
-        registry.register(Gauges(seen))
+        registry.register(StateCollector(seen))
         ProcessCollector(registry=registry)
         self._monitor = Monitor(Monitoring(listen="127.0.0.1:0"), registry, list)
         self.url = f"{self._monitor.start()}/metrics"

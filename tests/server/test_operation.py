@@ -9,11 +9,11 @@ from tests.server.conftest import TRAINERS, Later, announce, daemon, recipe
 from tests.server.office import Office, office
 
 from protofed.common.codec import Digest
-from protofed.common.errors import ConfigError, Conflict, Excluded, NotEnrolled
+from protofed.common.errors import ConfigError, ConflictError, ExcludedError, NotEnrolledError
 from protofed.common.protocol.messages import Activity, Assignment, Progress, Signal, TaskKind, Verdict
-from protofed.server.operator.verification import Finding
+from protofed.server.operator.verification import VerificationResult
 from protofed.server.rounds import phases
-from protofed.server.rounds.screening import Refusal
+from protofed.server.rounds.screening import RejectionCode
 
 ALONE = {"min_sites": 1, "quorum": 1}
 
@@ -78,10 +78,10 @@ def test_an_unknown_method_is_refused_and_no_run_is_left_of_it(desk: Office) -> 
 
 def test_a_name_is_used_once_also_when_its_run_has_ended(desk: Office) -> None:
     desk.start("one")
-    with pytest.raises(Conflict, match="there is a run 'one' already; give the recipe another name"):
+    with pytest.raises(ConflictError, match="there is a run 'one' already; give the recipe another name"):
         desk.start("one", rounds=9)
     desk.operation.abort("one", "enough")
-    with pytest.raises(Conflict, match="there is a run 'one' already"):
+    with pytest.raises(ConflictError, match="there is a run 'one' already"):
         desk.start("one", rounds=9)
     assert desk.standings() == {"one": "aborted"}
 
@@ -186,7 +186,7 @@ def test_a_run_that_has_ended_takes_no_orders(busy: Office, order: str) -> None:
         "pause": lambda: busy.operation.pause("one", paused=True),
         "resume": lambda: busy.operation.pause("one", paused=False),
     }
-    with pytest.raises(Conflict, match="run 'one' has ended: enough"):
+    with pytest.raises(ConflictError, match="run 'one' has ended: enough"):
         orders[order]()
     assert busy.operation.run("one").row.reason == "enough"
 
@@ -258,7 +258,7 @@ def test_every_site_has_its_fate_in_every_round(desk: Office) -> None:
         "cyd": ("reported", ""),
     }
     refused = {fate.task.site: [update.code for update in fate.refusals] for fate in report.fates if fate.refusals}
-    assert refused == {"cyd": [Refusal.BASE]}
+    assert refused == {"cyd": [RejectionCode.BASE]}
 
 
 def test_what_was_set_aside_abandoned_and_is_open_is_told_apart(desk: Office) -> None:
@@ -282,7 +282,7 @@ def test_what_was_set_aside_abandoned_and_is_open_is_told_apart(desk: Office) ->
 
 def test_a_published_state_is_verified(busy: Office) -> None:
     busy.round(ann=1.0, bob=2.0, cyd=4.0)
-    assert busy.operation.verify("one", 1, 1).finding is Finding.SAME
+    assert busy.operation.verify("one", 1, 1).finding is VerificationResult.SAME
     with pytest.raises(ConfigError, match="published nothing in attempt 7 of round 1"):
         busy.operation.verify("one", 1, 7)
 
@@ -340,7 +340,7 @@ def test_a_site_is_excluded_in_the_middle_of_a_round_and_nobody_waits_for_it(bus
         lambda: busy.come_back("cyd"),
     ]
     for call in calls:
-        with pytest.raises(Excluded, match="the operator has excluded site cyd: wrong labels"):
+        with pytest.raises(ExcludedError, match="the operator has excluded site cyd: wrong labels"):
             call()
     for site in ("ann", "bob"):
         busy.push(site, busy.model(2.0))
@@ -372,7 +372,7 @@ def test_an_excluded_site_is_not_invited_again_also_after_a_restart_until_it_is_
     assert desk.task("ann").round == 2
     assert [fate.task.site for fate in desk.operation.rounds("one")[2].fates] == ["ann", "bob"]
     assert desk.operation.admit("cyd").standing == "away"
-    with pytest.raises(NotEnrolled):
+    with pytest.raises(NotEnrolledError):
         desk.runs.next_task("one", "cyd", daemon("cyd"))
     assert isinstance(desk.come_back("cyd"), Assignment)
     assert desk.site("cyd").standing == "idle"

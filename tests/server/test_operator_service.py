@@ -11,7 +11,7 @@ from google.protobuf.message import Message
 from tests.amiss import RUN, SITES, disturbed, hang_up
 
 from protofed.common.config.recipe import Recipe
-from protofed.common.errors import OutOfSpace
+from protofed.common.errors import OutOfSpaceError
 from protofed.protos.v1 import operator_pb2 as pb
 from protofed.protos.v1 import operator_pb2_grpc as rpc
 
@@ -166,7 +166,7 @@ def test_row_89_an_order_that_cannot_be_written_down_is_not_acknowledged_until_i
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object, **__: object) -> None:
-        raise OutOfSpace("no space left for journal.jsonl")
+        raise OutOfSpaceError("no space left for journal.jsonl")
 
     with monkeypatch.context() as patched:
         patched.setattr(desk.server.ledger, "pause", full)

@@ -9,8 +9,8 @@ import pytest
 
 from protofed.common.protocol.messages import Activity, Role
 from protofed.server.operator.overview import Overview, Spread, overview, spread, spreads
-from protofed.server.rounds.phases import Outcome
-from protofed.server.rounds.screening import Fault, Refusal
+from protofed.server.rounds.phases import RoundOutcome
+from protofed.server.rounds.screening import RejectionCode, UpdateProblem
 from protofed.server.storage.ledger import Ledger
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def test_bytes_are_those_of_counted_updates_and_of_models_to_be_fetched(lab: Lab
     state = len(lab.blobs.get(lab.address))
     first = seen(lab).received
     lab.push("ann", lab.model(1.0))
-    lab.coordinator.refuse("bob", lab.task("bob").nonce, manifest, Fault(Refusal.DAMAGED, "no"))
+    lab.coordinator.refuse("bob", lab.task("bob").nonce, manifest, UpdateProblem(RejectionCode.DAMAGED, "no"))
     assert seen(lab).received == first + len(data)
     assert seen(lab).sent == 3 * state
 
@@ -103,7 +103,7 @@ def test_rounds_with_fewer_updates_than_wanted_are_counted_as_degraded(lab: Lab)
 def test_a_run_that_failed_says_so(lab: Lab) -> None:
     lab.coordinator.stop("enough")
     assert (seen(lab).phase, seen(lab).failed, seen(lab).ended) == ("enough", False, True)
-    lab.ledger.end_run("test", "disk", Outcome.FAILED)
+    lab.ledger.end_run("test", "disk", RoundOutcome.FAILED)
     assert (seen(lab).phase, seen(lab).failed) == ("disk", True)
 
 

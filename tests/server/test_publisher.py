@@ -17,8 +17,8 @@ from protofed.common.codec import Digest
 from protofed.common.errors import StateError
 from protofed.common.payload import Part, Payload, SiteId, Update
 from protofed.common.protocol.messages import TaskKind, Verdict
-from protofed.server.method import Expected
-from protofed.server.methods.fedavg import FedAvg
+from protofed.server.method import ExpectedUpdate
+from protofed.server.methods.fedavg import FedAvgServer
 from protofed.server.rounds.publisher import Publisher
 from protofed.server.storage.blobs import MemoryBlobs
 from protofed.server.storage.rows import TaskRow, UpdateRow
@@ -41,9 +41,9 @@ class Listed:
         """A number for each first letter."""
         return {Part.BODY: {"site": np.array(ord(site[0]))}}
 
-    def expects(self, state: Payload) -> Expected:
+    def expects(self, state: Payload) -> ExpectedUpdate:
         """Nothing."""
-        return Expected(())
+        return ExpectedUpdate(())
 
     def aggregate(self, state: Payload, updates: Iterable[Update]) -> Payload:
         """Their first letters and weights, as they come."""
@@ -71,9 +71,9 @@ def test_updates_are_folded_in_site_order_with_their_weights(blobs: MemoryBlobs,
 
 
 def test_a_published_state_can_be_restored(blobs: MemoryBlobs, lab: Lab) -> None:
-    publisher = Publisher(FedAvg(), blobs, classes=3, min_contributors=2)
+    publisher = Publisher(FedAvgServer(), blobs, classes=3, min_contributors=2)
     first = publisher.publish(publisher.aggregated(None, [row(blobs, "eva", lab.model(2.0))]))
-    again = Publisher(FedAvg(), blobs, classes=3, min_contributors=2).restore(first.address)
+    again = Publisher(FedAvgServer(), blobs, classes=3, min_contributors=2).restore(first.address)
     assert again.address == first.address == codec.digest(codec.encode(again.state))
 
 
@@ -90,7 +90,7 @@ class Counting(MemoryBlobs):
 
 def test_what_is_equal_for_all_is_encoded_once_however_often_it_is_sent(lab: Lab) -> None:
     blobs, state = Counting(), lab.model(0.0)
-    publisher = Publisher(FedAvg(), blobs, classes=3, min_contributors=2)
+    publisher = Publisher(FedAvgServer(), blobs, classes=3, min_contributors=2)
     for _ in range(2):
         publisher.broadcasts(state, ["ann", "bob", "cyd"])
     assert blobs.puts == 1
@@ -98,7 +98,7 @@ def test_what_is_equal_for_all_is_encoded_once_however_often_it_is_sent(lab: Lab
 
 def test_what_is_equal_for_all_is_one_blob_and_what_is_not_is_one_each(blobs: MemoryBlobs, lab: Lab) -> None:
     state, sites = lab.model(0.0), ["ann", "bob", "cyd"]
-    same = Publisher(FedAvg(), blobs, classes=3, min_contributors=2).broadcasts(state, sites)
+    same = Publisher(FedAvgServer(), blobs, classes=3, min_contributors=2).broadcasts(state, sites)
     assert set(same) == set(sites)
     assert set(same.values()) == {(codec.digest(codec.encode(state)), len(codec.encode(state)))}
     own = Publisher(Listed(), blobs, classes=3, min_contributors=2).broadcasts(state, sites)
@@ -110,7 +110,7 @@ def test_what_is_equal_for_all_is_one_blob_and_what_is_not_is_one_each(blobs: Me
 
 
 def test_only_the_newest_state_is_held_in_memory(blobs: MemoryBlobs, lab: Lab) -> None:
-    publisher = Publisher(FedAvg(), blobs, classes=3, min_contributors=2)
+    publisher = Publisher(FedAvgServer(), blobs, classes=3, min_contributors=2)
     state = publisher.publish(publisher.aggregated(None, [row(blobs, "eva", lab.model(0.0))])).state
     publisher.broadcasts(state, ["ann"])
     held = weakref.ref(state[Part.BODY]["conv.weight"])
@@ -124,7 +124,7 @@ def test_a_state_that_is_not_finite_is_neither_published_nor_stored(blobs: Memor
     rows = [row(blobs, "ann", {Part.BODY: {"x": np.array([1.0, value])}})]
     before = set(blobs._data)
     with pytest.raises(StateError, match=r"body/x has values that are not finite"):
-        Publisher(FedAvg(), blobs, classes=3, min_contributors=2).aggregated(lab.model(0.0), rows)
+        Publisher(FedAvgServer(), blobs, classes=3, min_contributors=2).aggregated(lab.model(0.0), rows)
     assert set(blobs._data) == before
 
 
@@ -132,4 +132,4 @@ def test_an_update_that_is_gone_is_a_state_error(blobs: MemoryBlobs, lab: Lab) -
     rows = [row(blobs, "ann", lab.model(1.0)), row(blobs, "bob", lab.model(2.0))]
     blobs.discard(rows[1].digest)
     with pytest.raises(StateError, match=rows[1].digest):
-        Publisher(FedAvg(), blobs, classes=3, min_contributors=2).aggregated(lab.model(0.0), rows)
+        Publisher(FedAvgServer(), blobs, classes=3, min_contributors=2).aggregated(lab.model(0.0), rows)

@@ -20,19 +20,19 @@ from tests.pki import Authority
 from protofed.common.clock import utc_now
 from protofed.common.config.recipe import Recipe
 from protofed.common.config.settings import Monitoring
-from protofed.common.errors import OutOfSpace
+from protofed.common.errors import OutOfSpaceError
 from protofed.common.monitoring.http import Monitor
 from protofed.common.pki.identity import LiveIdentity, Party
 from protofed.server.monitoring import readiness
-from protofed.server.monitoring.readiness import Readiness, identity_usable, ledger_writable, state_writable
-from protofed.server.rpc.audit import Audit
+from protofed.server.monitoring.readiness import ServerReadiness, identity_usable, ledger_writable, state_writable
+from protofed.server.rpc.audit import ServerAudit
 from protofed.server.storage.ledger import Ledger
 
 STARTING = "port: calls are not answered: the server starts, or ends"
 
 
 def test_every_thing_that_is_missing_has_its_line() -> None:
-    ready, full = Readiness(), ["full"]
+    ready, full = ServerReadiness(), ["full"]
     ready.require("disk", lambda: full[0])
     ready.require("audit", lambda: "")
     assert ready.missing() == [STARTING, "disk: full"]
@@ -57,14 +57,14 @@ def test_a_certificate_is_looked_at_again_and_again(tmp_path: Path, monkeypatch:
 def test_a_journal_that_lacks_a_promise() -> None:
     class Full:
         def append(self, *_: Any, **__: Any) -> None:
-            raise OutOfSpace("no space left")
+            raise OutOfSpaceError("no space left")
 
     ledger = Ledger()
     look = ledger_writable(ledger)
     ledger.begin_run("one", "0" * 64, "{}")  # type: ignore[arg-type]
     assert look() == ""
     ledger.attach(Full())
-    with pytest.raises(OutOfSpace):
+    with pytest.raises(OutOfSpaceError):
         ledger.pause("one", paused=True)
     assert "the journal cannot be written" in look()
 
@@ -115,23 +115,23 @@ def wait_for(condition: Callable[[], bool]) -> None:
 
 
 @pytest.fixture
-def ready() -> Readiness:
-    return Readiness()
+def ready() -> ServerReadiness:
+    return ServerReadiness()
 
 
 @pytest.fixture
-def server(live_server: Callable[..., Any], recipe_of: Callable[..., Recipe], ready: Readiness) -> Any:
+def server(live_server: Callable[..., Any], recipe_of: Callable[..., Recipe], ready: ServerReadiness) -> Any:
     return live_server(recipe_of("fedavg"), readiness=ready)
 
 
-def test_it_is_ready_while_it_serves(server: Any, ready: Readiness) -> None:
+def test_it_is_ready_while_it_serves(server: Any, ready: ServerReadiness) -> None:
     assert ready.missing() == []
     assert health(server.address) == health_pb2.HealthCheckResponse.SERVING
     server.stop()
     assert ready.missing() == [STARTING]
 
 
-def test_health_follows_what_calls_need_to_be_answered(server: Any, ready: Readiness) -> None:
+def test_health_follows_what_calls_need_to_be_answered(server: Any, ready: ServerReadiness) -> None:
     why = ["it has failed"]
     ready.require("disk", lambda: why[0])
     wait_for(lambda: health(server.address) == health_pb2.HealthCheckResponse.NOT_SERVING)
@@ -139,7 +139,7 @@ def test_health_follows_what_calls_need_to_be_answered(server: Any, ready: Readi
     wait_for(lambda: health(server.address) == health_pb2.HealthCheckResponse.SERVING)
 
 
-def test_a_server_that_makes_calls_wait_is_not_ready_and_answers(server: Any, ready: Readiness) -> None:
+def test_a_server_that_makes_calls_wait_is_not_ready_and_answers(server: Any, ready: ServerReadiness) -> None:
     asked: list[float] = []
 
     def no_room() -> str:
@@ -155,7 +155,7 @@ def test_a_server_that_makes_calls_wait_is_not_ready_and_answers(server: Any, re
 def test_a_certificate_that_expires_ends_readiness_on_both_ports(
     live_server: Callable[..., Any],
     recipe_of: Callable[..., Recipe],
-    ready: Readiness,
+    ready: ServerReadiness,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -184,20 +184,20 @@ def test_a_certificate_that_expires_ends_readiness_on_both_ports(
     monitor.stop()
 
 
-def test_a_blocked_loop_is_seen_while_it_is_blocked(server: Any, ready: Readiness) -> None:
+def test_a_blocked_loop_is_seen_while_it_is_blocked(server: Any, ready: ServerReadiness) -> None:
     server._loop.call_soon_threadsafe(time.sleep, 5.0)
     wait_for(lambda: ready.missing() == ["loop: the event loop is blocked; the log says where"])
     wait_for(lambda: ready.missing() == [])
 
 
-def test_an_audit_without_room(server: Any, ready: Readiness, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_audit_without_room(server: Any, ready: ServerReadiness, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: Any) -> None:
-        raise OutOfSpace("no space left")
+        raise OutOfSpaceError("no space left")
 
     stub = grpc.insecure_channel(server.address)
     call: Any = stub.unary_unary("/protofed.protos.v1.Federation/Enroll")
     with monkeypatch.context() as disk:
-        disk.setattr(Audit, "_append", full)
+        disk.setattr(ServerAudit, "_append", full)
         with pytest.raises(grpc.RpcError):
             call(b"", timeout=10)
         assert ready.missing() == ["audit: calls cannot be recorded, and are refused until they can; make room"]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from protofed.common.errors import OutOfSpace, StateError
+from protofed.common.errors import OutOfSpaceError, StateError
 from protofed.common.protocol.messages import Verdict
 from protofed.common.storage.journal import Journal, records
 from protofed.server.storage.blobs import FolderBlobs
@@ -137,7 +137,7 @@ class Full:
 
     def append(self, event: str, **facts: object) -> None:
         if self.full:
-            raise OutOfSpace("no space left on device")
+            raise OutOfSpaceError("no space left on device")
         self.events.append(event)
 
 
@@ -146,11 +146,11 @@ def test_an_update_whose_promise_cannot_be_journalled_is_not_acknowledged_until_
     lab.ledger.attach(journal)
     task, payload = lab.task("ann"), lab.model(1.0)
     journal.full = True
-    with pytest.raises(OutOfSpace):
+    with pytest.raises(OutOfSpaceError):
         lab.push("ann", payload, task)
-    with pytest.raises(OutOfSpace):  # nor is it the second time, although its row stands
+    with pytest.raises(OutOfSpaceError):  # nor is it the second time, although its row stands
         lab.push("ann", payload, task)
-    with pytest.raises(OutOfSpace):  # and nothing else is promised meanwhile
+    with pytest.raises(OutOfSpaceError):  # and nothing else is promised meanwhile
         lab.push("bob", payload)
     journal.full = False
     assert lab.push("ann", payload, task).verdict is Verdict.ACCEPTED

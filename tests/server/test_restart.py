@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from protofed.common.errors import Failure, NotEnrolled, StateError
+from protofed.common.errors import FailureReason, NotEnrolledError, StateError
 from protofed.common.protocol.messages import Finished, Role, Task, TaskKind, Verdict
 from protofed.server.rounds import phases
 from protofed.server.storage.blobs import FolderBlobs
@@ -57,12 +57,12 @@ def test_a_deadline_begins_again_and_the_sites_of_before_count_as_alive(lab: Lab
 def test_presumed_sites_have_to_enroll_before_they_are_answered(lab: Lab) -> None:
     lab.here = {}
     lab.restart()
-    with pytest.raises(NotEnrolled):
+    with pytest.raises(NotEnrolledError):
         lab.task("ann")
 
 
 def test_a_failed_site_stays_failed(lab: Lab) -> None:
-    lab.beat("ann", lab.task("ann").nonce, failure=Failure.DATA)
+    lab.beat("ann", lab.task("ann").nonce, failure=FailureReason.DATA)
     before = lab.phase
     lab.restart()
     assert lab.phase == before
@@ -173,7 +173,7 @@ def test_a_finished_run_stays_finished(lab: Lab) -> None:
     lab.round(**VALUES)
     before = lab.address
     lab.restart()
-    assert lab.phase == phases.Finished("completed", phases.Outcome.COMPLETED)
+    assert lab.phase == phases.FinishedPhase("completed", phases.RoundOutcome.COMPLETED)
     assert lab.address == before
     lab.later(1000.0)
     assert lab.coordinator.next_task("ann", "daemon-ann") == Finished("completed", last=True)
@@ -182,7 +182,7 @@ def test_a_finished_run_stays_finished(lab: Lab) -> None:
 def test_a_failed_run_stays_failed(lab: Lab) -> None:
     lab.coordinator._driver.handle(phases.Broken("disk"))
     lab.restart()
-    assert lab.phase == phases.Finished("disk", phases.Outcome.FAILED)
+    assert lab.phase == phases.FinishedPhase("disk", phases.RoundOutcome.FAILED)
 
 
 def test_another_recipe_under_the_same_name_is_refused(make: MakeLab, lab: Lab) -> None:
@@ -217,7 +217,7 @@ def drive(lab: Lab, fragile: Fragile) -> None:
     """Honest sites that ask, work, repeat what was not answered, and enroll again after the server died."""
     unanswered: dict[str, tuple[Task, float]] = {}
     for _ in range(60):
-        if isinstance(lab.phase, phases.Finished):
+        if isinstance(lab.phase, phases.FinishedPhase):
             return
         for site in ("eva", *SITES):
             with contextlib.suppress(fragile.Died):
@@ -264,7 +264,7 @@ def test_a_server_killed_at_any_of_its_writes_ends_with_the_same_bytes(
     make: MakeLab, fragile: Fragile, durably: bool
 ) -> None:
     reference, writes = whole_run(make, fragile)
-    assert reference.phase == phases.Finished("completed", phases.Outcome.COMPLETED)
+    assert reference.phase == phases.FinishedPhase("completed", phases.RoundOutcome.COMPLETED)
     assert writes > 20
     for n in range(1, writes + 1):
         lab, _ = whole_run(make, type(fragile)(), n, durably=durably)

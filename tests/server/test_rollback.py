@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from protofed.common.errors import ConfigError, Conflict
+from protofed.common.errors import ConfigError, ConflictError
 from protofed.common.protocol.messages import Signal, TaskKind, Verdict
 from protofed.server.rounds import phases
 
@@ -92,7 +92,7 @@ def test_the_run_ends_as_if_the_rounds_had_never_been(far: Lab) -> None:
     far.later(0.0)
     for value in (1.0, 2.0, 3.0, 4.0, 5.0, 6.0):
         far.round(ann=value, bob=value, cyd=value)
-    assert far.phase == phases.Finished("completed", phases.Outcome.COMPLETED)
+    assert far.phase == phases.FinishedPhase("completed", phases.RoundOutcome.COMPLETED)
     assert far.value == 6.0
 
 
@@ -131,7 +131,7 @@ def test_a_round_that_is_being_aggregated_is_waited_for(make: MakeLab, workshop:
     lab.enroll(*SITES)
     lab.later(0)
     lab.push("ann", lab.model(0.0))
-    with pytest.raises(Conflict, match="try again"):
+    with pytest.raises(ConflictError, match="try again"):
         lab.coordinator.roll_back(0)
     workshop.finish()
     lab.coordinator.roll_back(0)
@@ -142,7 +142,7 @@ def test_a_run_that_had_ended_goes_on(make: MakeLab) -> None:
     lab = make().begin()
     for value in (1.0, 2.0):
         lab.round(ann=value, bob=value, cyd=value)
-    assert isinstance(lab.phase, phases.Finished)
+    assert isinstance(lab.phase, phases.FinishedPhase)
     lab.coordinator.roll_back(1)
     row = lab.ledger.run("test")
     assert row is not None

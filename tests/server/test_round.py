@@ -18,6 +18,7 @@ from protofed.server.rounds.phases import (
     Aggregated,
     Aggregating,
     Arrived,
+    AskScores,
     Broken,
     Collecting,
     Declined,
@@ -25,18 +26,17 @@ from protofed.server.rounds.phases import (
     Evaluating,
     Event,
     Finish,
-    Finished,
+    FinishedPhase,
     Idle,
     Insufficient,
     Open,
-    Outcome,
     Phase,
-    Score,
-    Scored,
+    RoundOutcome,
+    ScoresArrived,
     Stop,
     Tick,
 )
-from protofed.server.rounds.state_machine import Rules, advance
+from protofed.server.rounds.state_machine import RoundRules, advance
 
 DEADLINE = 100.0
 ROUNDS = 3
@@ -47,8 +47,8 @@ def first(round: int, available: Sequence[SiteId], size: int) -> frozenset[SiteI
     return frozenset(available[:size])
 
 
-def rules(rounds: int = ROUNDS, **federation: Any) -> Rules:
-    return Rules(rounds, Federation(**{"deadline_s": DEADLINE, "score_deadline_s": DEADLINE, **federation}), first)
+def rules(rounds: int = ROUNDS, **federation: Any) -> RoundRules:
+    return RoundRules(rounds, Federation(**{"deadline_s": DEADLINE, "score_deadline_s": DEADLINE, **federation}), first)
 
 
 def tick(now: float = 0.0, trainers: str = "abcd", evaluators: str = "", enrolled: str = "abcd", **fields: Any) -> Tick:
@@ -67,7 +67,7 @@ def closed(sites: str, *, quorum: int = 2, **fields: Any) -> Aggregating:
     return Aggregating(1, 1, frozenset(sites), quorum=quorum, **fields)
 
 
-def walk(what: Rules, phase: Phase, *events: Event) -> tuple[Phase, list[Effect]]:
+def walk(what: RoundRules, phase: Phase, *events: Event) -> tuple[Phase, list[Effect]]:
     """The phase after all events, and everything that they asked for."""
     effects: list[Effect] = []
     for event in events:
@@ -97,8 +97,8 @@ PHASES: dict[str, Phase] = {
     "evaluating-one-left": Evaluating(1, frozenset("a"), 0.0),
     "evaluating-nobody": Evaluating(1, NOBODY, 0.0),
     "evaluating-last": Evaluating(ROUNDS, frozenset("a"), 0.0),
-    "finished": Finished("completed", Outcome.COMPLETED),
-    "failed": Finished("broken", Outcome.FAILED),
+    "finished": FinishedPhase("completed", RoundOutcome.COMPLETED),
+    "failed": FinishedPhase("broken", RoundOutcome.FAILED),
 }
 EVENTS: dict[str, Event] = {
     "tick-early": tick(1.0, evaluators="e"),
@@ -119,28 +119,29 @@ EVENTS: dict[str, Event] = {
     "declined-stranger": Declined("x", 2.0),
     "aggregated": Aggregated(3.0, frozenset("ae")),
     "aggregated-unscored": Aggregated(3.0, NOBODY),
-    "scored-a": Scored("a"),
-    "scored-stranger": Scored("x"),
+    "scored-a": ScoresArrived("a"),
+    "scored-stranger": ScoresArrived("x"),
     "broken": Broken("disk"),
     "stop": Stop("operator"),
 }
-ENDS = {(Broken, Finished), (Stop, Finished)}
+ENDS = {(Broken, FinishedPhase), (Stop, FinishedPhase)}
 LEADS: dict[type[Any], set[tuple[type[Any], type[Any]]]] = {  # (event, phase): all that may lead somewhere else
-    Idle: {(Tick, Collecting), (Tick, Finished), *ENDS},
-    Collecting: {(event, to) for event in (Tick, Arrived, Declined) for to in (Aggregating, Idle, Finished)} | ENDS,
+    Idle: {(Tick, Collecting), (Tick, FinishedPhase), *ENDS},
+    Collecting: {(event, to) for event in (Tick, Arrived, Declined) for to in (Aggregating, Idle, FinishedPhase)}
+    | ENDS,
     Aggregating: {
-        *((Aggregated, to) for to in (Evaluating, Idle, Finished)),
-        *((Insufficient, to) for to in (Idle, Finished)),
+        *((Aggregated, to) for to in (Evaluating, Idle, FinishedPhase)),
+        *((Insufficient, to) for to in (Idle, FinishedPhase)),
         *ENDS,
     },
-    Evaluating: {(event, to) for event in (Tick, Scored, Declined) for to in (Idle, Finished)} | ENDS,
-    Finished: set(),
+    Evaluating: {(event, to) for event in (Tick, ScoresArrived, Declined) for to in (Idle, FinishedPhase)} | ENDS,
+    FinishedPhase: set(),
 }
 ASKS: dict[tuple[type[Any], type[Any]], set[type[Any]]] = {  # what a change of phase asks for
     (Idle, Collecting): {Open},
     (Collecting, Aggregating): {Aggregate},
     (Collecting, Idle): {Abandon},
-    (Aggregating, Evaluating): {Score},
+    (Aggregating, Evaluating): {AskScores},
     (Evaluating, Idle): set(),
 }
 
@@ -179,7 +180,7 @@ def test_no_pair_leads_where_the_drawing_has_no_arrow(phase: Phase, event: Event
         return
     assert (type(event), type(answer)) in LEADS[type(phase)]
     asked = {type(effect) for effect in effects}
-    if isinstance(answer, Finished):
+    if isinstance(answer, FinishedPhase):
         assert asked in ({Finish}, {Abandon, Finish})
     elif isinstance(phase, Aggregating) and isinstance(answer, Idle):
         assert asked == ({Abandon} if isinstance(event, Insufficient) else set())
@@ -197,10 +198,10 @@ def test_the_same_question_has_the_same_answer() -> None:
 @pytest.mark.parametrize("event", [Stop("enough"), Broken("enough")], ids=["stop", "broken"])
 def test_stop_and_broken_end_every_phase(phase: Phase, event: Stop | Broken) -> None:
     answer, effects = advance(rules(), phase, event)
-    if isinstance(phase, Finished):
+    if isinstance(phase, FinishedPhase):
         assert (answer, effects) == (phase, [])
         return
-    end = Finished("enough", Outcome.FAILED if isinstance(event, Broken) else Outcome.ABORTED)
+    end = FinishedPhase("enough", RoundOutcome.FAILED if isinstance(event, Broken) else RoundOutcome.ABORTED)
     assert (answer, effects) == (end, [Finish(end)])
 
 
@@ -325,7 +326,7 @@ def test_a_run_that_waits_too_long_for_its_sites_fails_with_the_reason() -> None
     phase, effects = walk(what, Idle(2), tick(10.0, trainers=""), tick(59.0, trainers=""))
     assert (phase, effects) == (Idle(2, since=10.0), [])
     phase, _ = advance(what, phase, tick(60.0, trainers=""))
-    assert phase == Finished("waited 50 s for enough sites to open round 2", Outcome.FAILED)
+    assert phase == FinishedPhase("waited 50 s for enough sites to open round 2", RoundOutcome.FAILED)
 
 
 def test_patience_does_not_run_out_during_a_pause() -> None:
@@ -505,7 +506,7 @@ def test_attempts_are_exhausted_in_the_end() -> None:
     phase, effects = advance(rules(attempts=2), collecting(attempt=1), tick(100.0))
     assert phase == Idle(1, tries=1)
     phase, effects = advance(rules(attempts=2), collecting(attempt=7, tries=1), tick(100.0))
-    assert isinstance(phase, Finished)
+    assert isinstance(phase, FinishedPhase)
     assert phase.failed
     assert "round 1 was abandoned 2 times" in phase.reason
     assert [type(effect) for effect in effects] == [Abandon, Finish]
@@ -550,7 +551,7 @@ def test_a_cohort_smaller_than_the_size_is_complete_with_all_of_it() -> None:
 
 def test_nothing_reopens_a_round_that_is_being_aggregated() -> None:
     phase = Aggregating(1, 1, frozenset("ab"))
-    noise: list[Event] = [Arrived("c", 1.0), Declined("c", 1.0), Scored("a"), tick(1e9)]
+    noise: list[Event] = [Arrived("c", 1.0), Declined("c", 1.0), ScoresArrived("a"), tick(1e9)]
     assert walk(rules(), phase, *noise) == (phase, [])
 
 
@@ -573,7 +574,7 @@ def test_every_nth_round_and_always_the_last_is_scored(every: int, scored: list[
     assert [number for number, (phase, _) in steps.items() if isinstance(phase, Evaluating)] == scored
     assert all(isinstance(phase, Idle | Evaluating) for phase, _ in steps.values())
     evaluating = Evaluating(7, frozenset("a"), 1.0)
-    assert steps[7] == (evaluating, [Score(evaluating)])
+    assert steps[7] == (evaluating, [AskScores(evaluating)])
 
 
 @pytest.mark.parametrize(("personal", "trainers"), [(None, [2, 4, 5]), (0, [5]), (1, [1, 2, 3, 4, 5]), (4, [4, 5])])
@@ -591,22 +592,22 @@ def test_without_scorers_the_run_goes_on_unscored() -> None:
     nobody = Aggregated(1.0, NOBODY)
     assert advance(rules(), Aggregating(1, 1, frozenset("a")), nobody) == (Idle(2), [])
     phase, _ = advance(rules(), Aggregating(ROUNDS, 1, frozenset("a")), nobody)
-    assert phase == Finished("completed", Outcome.COMPLETED)
+    assert phase == FinishedPhase("completed", RoundOutcome.COMPLETED)
 
 
 def test_the_next_round_waits_for_all_scores() -> None:
     evaluating = Evaluating(1, frozenset("ab"), 0.0)
-    phase, effects = advance(rules(), evaluating, Scored("b"))
+    phase, effects = advance(rules(), evaluating, ScoresArrived("b"))
     assert (phase, effects) == (replace(evaluating, awaited=frozenset("a")), [])
-    assert advance(rules(), phase, Scored("b")) == (phase, [])
-    assert advance(rules(), phase, Scored("a")) == (Idle(2), [])
+    assert advance(rules(), phase, ScoresArrived("b")) == (phase, [])
+    assert advance(rules(), phase, ScoresArrived("a")) == (Idle(2), [])
 
 
 def test_the_last_scores_complete_the_run() -> None:
-    phase, effects = advance(rules(), Evaluating(ROUNDS, frozenset("a"), 0.0), Scored("a"))
+    phase, effects = advance(rules(), Evaluating(ROUNDS, frozenset("a"), 0.0), ScoresArrived("a"))
     assert (phase, effects) == (
-        Finished("completed", Outcome.COMPLETED),
-        [Finish(Finished("completed", Outcome.COMPLETED))],
+        FinishedPhase("completed", RoundOutcome.COMPLETED),
+        [Finish(FinishedPhase("completed", RoundOutcome.COMPLETED))],
     )
 
 

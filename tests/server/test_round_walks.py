@@ -17,24 +17,24 @@ from protofed.server.rounds.phases import (
     Aggregated,
     Aggregating,
     Arrived,
+    AskScores,
     Collecting,
     Declined,
     Effect,
     Evaluating,
     Event,
     Finish,
-    Finished,
+    FinishedPhase,
     Idle,
     Insufficient,
     Open,
-    Outcome,
     Phase,
-    Score,
-    Scored,
+    RoundOutcome,
+    ScoresArrived,
     Sites,
     Tick,
 )
-from protofed.server.rounds.state_machine import Rules, advance
+from protofed.server.rounds.state_machine import RoundRules, advance
 
 DEADLINE = 100.0
 
@@ -49,7 +49,7 @@ one = st.sampled_from(NAMES)
 
 
 @st.composite
-def any_rules(draw: st.DrawFn) -> Rules:
+def any_rules(draw: st.DrawFn) -> RoundRules:
     federation = Federation(
         deadline_s=DEADLINE,
         score_deadline_s=DEADLINE,
@@ -61,7 +61,7 @@ def any_rules(draw: st.DrawFn) -> Rules:
         attempts=draw(st.integers(1, 3)),
         score_every=draw(st.integers(0, 2)),
     )
-    return Rules(draw(st.integers(1, 3)), federation, first)
+    return RoundRules(draw(st.integers(1, 3)), federation, first)
 
 
 @st.composite
@@ -85,14 +85,14 @@ def any_event(draw: st.DrawFn) -> Event:
         case "insufficient":
             return Insufficient("set aside")
         case _:
-            return Scored(draw(one))
+            return ScoresArrived(draw(one))
 
 
 @dataclass
 class Walk:
     """A machine on its way, watched at every step."""
 
-    rules: Rules
+    rules: RoundRules
     phase: Phase = field(default_factory=lambda: Idle(0))
     now: float = 0.0
     round: int = 0
@@ -115,7 +115,7 @@ class Walk:
         self.phase, effects = advance(self.rules, before, event)
         for effect in effects:
             self._watch(effect)
-        assert isinstance(self.phase, Finished) or self.phase.round >= self.round, "rounds never go back"
+        assert isinstance(self.phase, FinishedPhase) or self.phase.round >= self.round, "rounds never go back"
         self.round = getattr(self.phase, "round", self.round)
 
     def _watch(self, effect: Effect) -> None:
@@ -134,7 +134,7 @@ class Walk:
             case Abandon(round, attempt, _):
                 assert round not in self.folded, "what was folded is not abandoned"
                 assert attempt <= self.rules.federation.attempts
-            case Score(phase):
+            case AskScores(phase):
                 assert phase.round in self.folded
             case Finish(phase):
                 self.ends += 1
@@ -147,7 +147,7 @@ class Walk:
             if isinstance(self.phase, Aggregating):
                 self.step(Aggregated(0.0, who))
             self.step(Tick(0.0, who, who, frozenset("e")), seconds=DEADLINE + 1)
-        assert isinstance(self.phase, Finished), f"still {self.phase}"
+        assert isinstance(self.phase, FinishedPhase), f"still {self.phase}"
 
 
 steps = st.lists(st.tuples(any_event(), st.sampled_from([0.0, 1.0, 30.0, 60.0, 120.0])), max_size=60)
@@ -155,7 +155,7 @@ steps = st.lists(st.tuples(any_event(), st.sampled_from([0.0, 1.0, 30.0, 60.0, 1
 
 @settings(max_examples=300, deadline=None, derandomize=True)
 @given(any_rules(), steps)
-def test_whatever_happens_rounds_go_forward_are_folded_once_and_end(what: Rules, events: Any) -> None:
+def test_whatever_happens_rounds_go_forward_are_folded_once_and_end(what: RoundRules, events: Any) -> None:
     machine = Walk(what)
     for event, seconds in events:
         machine.step(event, seconds)
@@ -165,9 +165,9 @@ def test_whatever_happens_rounds_go_forward_are_folded_once_and_end(what: Rules,
 
 @settings(max_examples=100, deadline=None, derandomize=True)
 @given(any_rules(), st.randoms(use_true_random=False))
-def test_a_run_whose_sites_all_answer_completes_in_whatever_order(what: Rules, random: Any) -> None:
+def test_a_run_whose_sites_all_answer_completes_in_whatever_order(what: RoundRules, random: Any) -> None:
     machine, who = Walk(what), frozenset("abcd")
-    while not isinstance(machine.phase, Finished):
+    while not isinstance(machine.phase, FinishedPhase):
         match machine.phase:
             case Idle():
                 machine.step(Tick(0.0, who, who, frozenset("e")))
@@ -176,6 +176,6 @@ def test_a_run_whose_sites_all_answer_completes_in_whatever_order(what: Rules, r
             case Aggregating():
                 machine.step(Aggregated(0.0, who))
             case Evaluating(awaited=awaited):
-                machine.step(Scored(random.choice(sorted(awaited))))
-    assert machine.phase == Finished("completed", Outcome.COMPLETED)
+                machine.step(ScoresArrived(random.choice(sorted(awaited))))
+    assert machine.phase == FinishedPhase("completed", RoundOutcome.COMPLETED)
     assert all(attempt == 1 for _, attempt in machine.opened)

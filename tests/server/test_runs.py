@@ -13,19 +13,19 @@ from protofed.common.codec import Digest
 from protofed.common.config.recipe import Recipe, parse_json
 from protofed.common.errors import (
     ConfigError,
-    Fenced,
-    NotEnrolled,
-    OutOfSpace,
+    FencedError,
+    NotEnrolledError,
+    OutOfSpaceError,
     ProtocolError,
     StateError,
-    VersionMismatch,
+    VersionMismatchError,
 )
 from protofed.common.protocol.messages import (
     PROTOCOL_VERSION,
     Activity,
     Assignment,
     Finished,
-    Hold,
+    PauseReason,
     Progress,
     Role,
     Signal,
@@ -35,11 +35,11 @@ from protofed.common.protocol.messages import (
 )
 from protofed.server.rounds import phases
 from protofed.server.rounds.aggregation import PAUSE_S
-from protofed.server.rounds.context import Surroundings
+from protofed.server.rounds.context import ServerContext
 from protofed.server.rounds.coordinator import Coordinator
 from protofed.server.rounds.phases import Broken
-from protofed.server.rounds.presence import Roster
-from protofed.server.rounds.run_queue import NO_RUN, Runs
+from protofed.server.rounds.presence import SitePresence
+from protofed.server.rounds.run_queue import NO_RUN, RunQueue
 from protofed.server.storage.blobs import MemoryBlobs
 from protofed.server.storage.ledger import Ledger
 
@@ -52,9 +52,9 @@ SITES = ("ann", "bob", "cyd")
 
 
 @pytest.fixture
-def around(clock: Clock) -> Surroundings:
+def around(clock: Clock) -> ServerContext:
     ledger = Ledger()
-    return Surroundings(ledger, MemoryBlobs(), Roster(ledger, clock), clock)
+    return ServerContext(ledger, MemoryBlobs(), SitePresence(ledger, clock), clock)
 
 
 @pytest.fixture
@@ -63,25 +63,25 @@ def recipe(make: MakeLab) -> Callable[..., Recipe]:
 
 
 @pytest.fixture
-def two(around: Surroundings, recipe: Callable[..., Recipe]) -> Runs:
-    return Runs([recipe("one"), recipe("two")], around)
+def two(around: ServerContext, recipe: Callable[..., Recipe]) -> RunQueue:
+    return RunQueue([recipe("one"), recipe("two")], around)
 
 
-def enroll(runs: Runs, site: str, protocol: int = PROTOCOL_VERSION) -> Assignment | Finished:
+def enroll(runs: RunQueue, site: str, protocol: int = PROTOCOL_VERSION) -> Assignment | Finished:
     return runs.enroll(site, f"d-{site}", protocol, "0.0", "0.1", {Role.TRAINER})
 
 
-def going_on(runs: Runs) -> Coordinator:
+def going_on(runs: RunQueue) -> Coordinator:
     """The run that goes on; fails if there is none."""
     assert runs.current is not None
     return runs.current
 
 
-def ask(runs: Runs, run: str, site: str) -> Any:
+def ask(runs: RunQueue, run: str, site: str) -> Any:
     return runs.next_task(run, site, f"d-{site}")
 
 
-def test_a_daemon_is_given_the_current_run_whole(two: Runs) -> None:
+def test_a_daemon_is_given_the_current_run_whole(two: RunQueue) -> None:
     answer = enroll(two, "ann")
     assert isinstance(answer, Assignment)
     assert answer.run == "one"
@@ -89,20 +89,20 @@ def test_a_daemon_is_given_the_current_run_whole(two: Runs) -> None:
     assert answer.preparation == going_on(two).recipe.preparation()
 
 
-def test_the_first_trainer_is_asked_for_the_model_at_once(two: Runs) -> None:
+def test_the_first_trainer_is_asked_for_the_model_at_once(two: RunQueue) -> None:
     enroll(two, "ann")
     assert isinstance(ask(two, "one", "ann"), Task)
 
 
 @pytest.mark.parametrize("protocol", [0, PROTOCOL_VERSION - 1, PROTOCOL_VERSION + 1])
-def test_another_version_is_refused_by_both_versions_and_not_enrolled(two: Runs, protocol: int) -> None:
-    with pytest.raises(VersionMismatch, match=r"protofed 0\.0\) speaks protocol .*protofed 0\.1\) protocol"):
+def test_another_version_is_refused_by_both_versions_and_not_enrolled(two: RunQueue, protocol: int) -> None:
+    with pytest.raises(VersionMismatchError, match=r"protofed 0\.0\) speaks protocol .*protofed 0\.1\) protocol"):
         enroll(two, "ann", protocol)
-    with pytest.raises(NotEnrolled):
+    with pytest.raises(NotEnrolledError):
         ask(two, "one", "ann")
 
 
-def test_the_next_run_begins_when_one_is_finished(two: Runs) -> None:
+def test_the_next_run_begins_when_one_is_finished(two: RunQueue) -> None:
     for site in SITES:
         enroll(two, site)
     going_on(two).stop("enough")
@@ -114,7 +114,7 @@ def test_the_next_run_begins_when_one_is_finished(two: Runs) -> None:
     assert again.run == "two"
 
 
-def test_a_site_of_an_older_run_is_told_how_that_one_ended(two: Runs) -> None:
+def test_a_site_of_an_older_run_is_told_how_that_one_ended(two: RunQueue) -> None:
     enroll(two, "ann")
     going_on(two).stop("failed badly")
     going_on(two).stop("completed")
@@ -122,7 +122,7 @@ def test_a_site_of_an_older_run_is_told_how_that_one_ended(two: Runs) -> None:
     assert ask(two, "two", "ann") == Finished("completed", last=True)
 
 
-def test_when_no_run_is_left_everyone_who_is_alive_has_to_be_told(two: Runs, clock: Clock) -> None:
+def test_when_no_run_is_left_everyone_who_is_alive_has_to_be_told(two: RunQueue, clock: Clock) -> None:
     for site in ("ann", "bob"):
         enroll(two, site)
     for _ in range(2):
@@ -138,7 +138,7 @@ def test_when_no_run_is_left_everyone_who_is_alive_has_to_be_told(two: Runs, clo
     assert two.everyone_was_told()
 
 
-def test_being_told_of_one_finished_run_is_not_being_told_of_all(two: Runs) -> None:
+def test_being_told_of_one_finished_run_is_not_being_told_of_all(two: RunQueue) -> None:
     enroll(two, "ann")
     going_on(two).stop("enough")
     ask(two, "one", "ann")
@@ -146,14 +146,14 @@ def test_being_told_of_one_finished_run_is_not_being_told_of_all(two: Runs) -> N
     assert not two.everyone_was_told()
 
 
-def test_failed_runs_are_listed_with_their_reason(around: Surroundings, recipe: Callable[..., Recipe]) -> None:
-    runs = Runs([recipe("one"), recipe("two"), recipe("three")], around)
+def test_failed_runs_are_listed_with_their_reason(around: ServerContext, recipe: Callable[..., Recipe]) -> None:
+    runs = RunQueue([recipe("one"), recipe("two"), recipe("three")], around)
     runs.of("one")._driver.handle(Broken("disk"))
     runs.of("two").stop("enough")
     assert runs.failed == ["one: disk"]
 
 
-def test_a_heartbeat_of_another_run_is_aborted(two: Runs) -> None:
+def test_a_heartbeat_of_another_run_is_aborted(two: RunQueue) -> None:
     enroll(two, "ann")
     nonce = ask(two, "one", "ann").nonce
     progress = Progress(nonce, Activity.TRAINING)
@@ -163,15 +163,15 @@ def test_a_heartbeat_of_another_run_is_aborted(two: Runs) -> None:
     assert two.heartbeat("one", "ann", "d-ann", progress) is Signal.ABORT
 
 
-def test_a_fenced_daemon_is_fenced_in_every_run(two: Runs) -> None:
+def test_a_fenced_daemon_is_fenced_in_every_run(two: RunQueue) -> None:
     enroll(two, "ann")
     two.enroll("ann", "newer", PROTOCOL_VERSION, "0.0", "0.1", {Role.TRAINER})
     for run in ("one", "two", "unknown"):
-        with pytest.raises(Fenced):
+        with pytest.raises(FencedError):
             ask(two, run, "ann")
 
 
-def test_runs_are_found_by_name_also_when_they_are_over(two: Runs) -> None:
+def test_runs_are_found_by_name_also_when_they_are_over(two: RunQueue) -> None:
     first = going_on(two)
     first.stop("enough")
     assert two.of("one") is first
@@ -179,16 +179,16 @@ def test_runs_are_found_by_name_also_when_they_are_over(two: Runs) -> None:
         two.of("three")
 
 
-def test_two_recipes_of_one_name_are_refused(around: Surroundings, recipe: Callable[..., Recipe]) -> None:
+def test_two_recipes_of_one_name_are_refused(around: ServerContext, recipe: Callable[..., Recipe]) -> None:
     with pytest.raises(ConfigError, match="same name: one, two, one"):
-        Runs([recipe("one"), recipe("two"), recipe("one", rounds=9)], around)
+        RunQueue([recipe("one"), recipe("two"), recipe("one", rounds=9)], around)
 
 
 def test_a_restarted_server_goes_on_with_the_run_that_is_not_over(
-    two: Runs, around: Surroundings, recipe: Callable[..., Recipe]
+    two: RunQueue, around: ServerContext, recipe: Callable[..., Recipe]
 ) -> None:
     going_on(two).stop("enough")
-    again = Runs([recipe("one"), recipe("two")], around)
+    again = RunQueue([recipe("one"), recipe("two")], around)
     assert going_on(again).run == "two"
     assert not again.finished
 
@@ -336,7 +336,7 @@ class Tight(MemoryBlobs):
 
     def put(self, data: bytes) -> Digest:
         if self.room == 0:
-            raise OutOfSpace("no space left on device; free some")
+            raise OutOfSpaceError("no space left on device; free some")
         self.room -= 1
         return super().put(data)
 
@@ -415,11 +415,11 @@ def test_a_round_is_opened_when_there_is_room(lab: Lab, tight: Tight) -> None:
 # Sites that wait for their approval, or their hours
 
 
-def held(runs: Runs, site: str, hold: Hold = Hold.APPROVAL) -> Assignment | Finished:
+def held(runs: RunQueue, site: str, hold: PauseReason = PauseReason.APPROVAL) -> Assignment | Finished:
     return runs.enroll(site, f"d-{site}", PROTOCOL_VERSION, "0.0", "0.1", {Role.TRAINER}, hold)
 
 
-def test_a_held_site_is_told_of_the_run_and_no_round_counts_on_it(two: Runs) -> None:
+def test_a_held_site_is_told_of_the_run_and_no_round_counts_on_it(two: RunQueue) -> None:
     answer = held(two, "ann")
     assert isinstance(answer, Assignment)
     assert answer.run == "one"
@@ -430,11 +430,11 @@ def test_a_held_site_is_told_of_the_run_and_no_round_counts_on_it(two: Runs) -> 
     assert isinstance(ask(two, "one", "ann"), Wait)  # bob makes the model
 
 
-def test_a_site_that_leaves_is_not_waited_for(two: Runs) -> None:
+def test_a_site_that_leaves_is_not_waited_for(two: RunQueue) -> None:
     enroll(two, "ann")
     task = ask(two, "one", "ann")
     assert isinstance(task, Task)
-    held(two, "ann", Hold.SCHEDULE)
+    held(two, "ann", PauseReason.SCHEDULE)
     enroll(two, "bob")
     two.tick()
     assert isinstance(ask(two, "one", "bob"), Task)
@@ -443,7 +443,7 @@ def test_a_site_that_leaves_is_not_waited_for(two: Runs) -> None:
     assert fates["ann"] == ("failed", "outside its schedule")
 
 
-def test_nobody_has_to_tell_a_held_site_that_no_run_is_left(two: Runs) -> None:
+def test_nobody_has_to_tell_a_held_site_that_no_run_is_left(two: RunQueue) -> None:
     for site in ("ann", "bob"):
         enroll(two, site)
     held(two, "ann")
@@ -455,8 +455,8 @@ def test_nobody_has_to_tell_a_held_site_that_no_run_is_left(two: Runs) -> None:
     assert held(two, "ann") == Finished("enough", last=True)
 
 
-@pytest.mark.parametrize("hold", [Hold.APPROVAL, Hold.SCHEDULE])
-def test_the_operator_sees_why_a_site_is_held(hold: Hold) -> None:
+@pytest.mark.parametrize("hold", [PauseReason.APPROVAL, PauseReason.SCHEDULE])
+def test_the_operator_sees_why_a_site_is_held(hold: PauseReason) -> None:
     desk = office()
     desk.start("one")
     desk.runs.enroll("ann", "d", PROTOCOL_VERSION, "0", "0", {Role.TRAINER}, hold)

@@ -16,16 +16,16 @@ from hypothesis import strategies as st
 from protofed.common import codec
 from protofed.common.payload import Array, Part, Payload, Tensors, TensorSpec, describe
 from protofed.common.protocol.messages import Manifest
-from protofed.server.method import Expected
-from protofed.server.methods.fedavg import FedAvg
-from protofed.server.methods.fednh import FedNH
-from protofed.server.methods.solo import Solo
+from protofed.server.method import ExpectedUpdate
+from protofed.server.methods.fedavg import FedAvgServer
+from protofed.server.methods.fednh import FedNHServer
+from protofed.server.methods.solo import SoloServer
 from protofed.server.rounds.screening import (
     BLOCK,
     HEADER_ROOM,
     MAX_SCALARS,
-    Fault,
-    Refusal,
+    RejectionCode,
+    UpdateProblem,
     base_fault,
     examined,
     first_model_fault,
@@ -38,8 +38,8 @@ from protofed.server.rounds.screening import (
 CLASSES, FEATURES = 4, 3
 BODY: Tensors = {"conv.weight": np.zeros((2, 3), np.float32), "bn.batches": np.zeros((), np.int64)}
 MODEL: Payload = {Part.BODY: BODY, Part.HEAD: {"weight": np.zeros((CLASSES, FEATURES), np.float32)}}
-FEDAVG = FedAvg().expects(MODEL)
-FEDNH = FedNH().expects(FedNH().init(MODEL, CLASSES))
+FEDAVG = FedAvgServer().expects(MODEL)
+FEDNH = FedNHServer().expects(FedNHServer().init(MODEL, CLASSES))
 
 
 def manifest(payload: Payload, **changes: Any) -> Manifest:
@@ -68,7 +68,7 @@ ROW = np.ones(FEATURES, np.float32)
 
 
 def test_an_update_as_expected_has_no_fault() -> None:
-    for payload, expected in ((MODEL, FEDAVG), ({}, Solo().expects(MODEL))):
+    for payload, expected in ((MODEL, FEDAVG), ({}, SoloServer().expects(MODEL))):
         assert manifest_fault(manifest(payload), expected) is None
         assert size_fault(manifest(payload)) is None
     address = codec.digest(b"a model")
@@ -78,7 +78,7 @@ def test_an_update_as_expected_has_no_fault() -> None:
 
 @pytest.mark.parametrize("other", [None, codec.digest(b"another")])
 def test_an_update_of_another_model_than_the_tasks_is_a_fault(other: codec.Digest | None) -> None:
-    fault = Fault(Refusal.BASE, "it starts from another model than the task names")
+    fault = UpdateProblem(RejectionCode.BASE, "it starts from another model than the task names")
     assert base_fault(other, codec.digest(b"a model")) == fault
     assert base_fault(codec.digest(b"a model"), other) == fault
 
@@ -92,13 +92,13 @@ def without(payload: Payload, part: Part, name: str) -> Payload:
     return {**payload, part: {key: array for key, array in payload[part].items() if key != name}}
 
 
-FAULTS: dict[str, tuple[Payload, Expected, str]] = {
+FAULTS: dict[str, tuple[Payload, ExpectedUpdate, str]] = {
     "nothing": ({}, FEDAVG, "body/bn.batches is missing (3 in all)"),
     "missing": (without(MODEL, Part.BODY, "conv.weight"), FEDAVG, "body/conv.weight is missing (1 in all)"),
     "missing part": ({Part.BODY: BODY}, FEDAVG, "head/weight is missing (1 in all)"),
     "extra": (body(evil=ROW), FEDAVG, "body/evil is not part of this method's update"),
     "extra part": ({**MODEL, Part.PROTOTYPES: {"0": ROW}}, FEDAVG, "prototypes/0 is not part of this method's update"),
-    "something for solo": (MODEL, Solo().expects(MODEL), "body/bn.batches is not part of this method's update"),
+    "something for solo": (MODEL, SoloServer().expects(MODEL), "body/bn.batches is not part of this method's update"),
     "renamed": (
         {**MODEL, Part.BODY: {"conv.weights": BODY["conv.weight"], "bn.batches": BODY["bn.batches"]}},
         FEDAVG,
@@ -151,13 +151,13 @@ FAULTS: dict[str, tuple[Payload, Expected, str]] = {
 
 
 @pytest.mark.parametrize(("payload", "expected", "said"), FAULTS.values(), ids=FAULTS)
-def test_each_fault_is_named(payload: Payload, expected: Expected, said: str) -> None:
-    assert manifest_fault(manifest(payload), expected) == Fault(Refusal.TENSORS, said)
+def test_each_fault_is_named(payload: Payload, expected: ExpectedUpdate, said: str) -> None:
+    assert manifest_fault(manifest(payload), expected) == UpdateProblem(RejectionCode.TENSORS, said)
 
 
 def test_a_tensor_announced_twice_is_a_fault() -> None:
     twice = manifest(MODEL, tensors=(*describe(MODEL), describe(MODEL)[0]))
-    fault = Fault(Refusal.TENSORS, "a tensor is announced twice")
+    fault = UpdateProblem(RejectionCode.TENSORS, "a tensor is announced twice")
     assert manifest_fault(twice, FEDAVG) == fault
     assert first_model_fault(twice, CLASSES) == fault
 
@@ -168,12 +168,12 @@ NUMBERS = sum(tensor.nbytes for tensor in describe(MODEL))
 @pytest.mark.parametrize("total", [0, NUMBERS - 1, NUMBERS, NUMBERS + HEADER_ROOM + 1, 5 << 30, 2**63])
 def test_a_total_that_cannot_be_is_a_fault(total: int) -> None:
     said = f"{total} bytes announced for tensors of {NUMBERS} bytes"
-    assert size_fault(manifest(MODEL, total=total)) == Fault(Refusal.SIZE, said)
+    assert size_fault(manifest(MODEL, total=total)) == UpdateProblem(RejectionCode.SIZE, said)
 
 
 def test_an_update_of_no_bytes_at_all_is_a_fault_even_where_no_tensor_is_expected() -> None:
     fault = size_fault(manifest({}, total=0))
-    assert fault == Fault(Refusal.SIZE, "0 bytes announced for tensors of 0 bytes")
+    assert fault == UpdateProblem(RejectionCode.SIZE, "0 bytes announced for tensors of 0 bytes")
     assert str(fault) == fault.text
 
 
@@ -198,7 +198,7 @@ def test_a_first_model_has_a_body_and_a_head() -> None:
     ],
 )
 def test_a_first_model_without_a_proper_head_is_a_fault(payload: Payload, said: str) -> None:
-    assert first_model_fault(manifest(payload), CLASSES) == Fault(Refusal.TENSORS, said)
+    assert first_model_fault(manifest(payload), CLASSES) == UpdateProblem(RejectionCode.TENSORS, said)
 
 
 @pytest.mark.parametrize("shape", [(2**32, 2**32), (2**20, 2**20, 2**20)])
@@ -206,7 +206,7 @@ def test_a_first_models_size_is_not_believed(shape: tuple[int, ...]) -> None:
     huge = manifest(MODEL, tensors=(*describe(MODEL), spec("body/huge", shape=shape)))
     fault = size_fault(huge)
     assert fault is not None
-    assert fault.code is Refusal.SIZE
+    assert fault.code is RejectionCode.SIZE
 
 
 # Blobs
@@ -214,7 +214,7 @@ def test_a_first_models_size_is_not_believed(shape: tuple[int, ...]) -> None:
 LARGE = 1e9
 
 
-def of_bytes(payload: Payload, base: Payload | None = None, max_norm: float = LARGE) -> Fault | float:
+def of_bytes(payload: Payload, base: Payload | None = None, max_norm: float = LARGE) -> UpdateProblem | float:
     return examined(codec.encode(payload), manifest(payload), base, max_norm)
 
 
@@ -227,14 +227,14 @@ def test_a_blob_as_announced_has_no_fault() -> None:
 @pytest.mark.parametrize("other", [{}, body(evil=ROW), {Part.BODY: BODY}, body(**{"conv.weight": np.zeros((3, 2))})])
 def test_a_blob_of_other_tensors_than_announced_is_a_fault(other: Payload) -> None:
     said = "the upload holds other tensors than were announced"
-    assert examined(codec.encode(other), manifest(MODEL), None, LARGE) == Fault(Refusal.CONTENTS, said)
+    assert examined(codec.encode(other), manifest(MODEL), None, LARGE) == UpdateProblem(RejectionCode.CONTENTS, said)
 
 
 @pytest.mark.parametrize("data", [b"", b"\x80\x04K\x01.", b"PK\x03\x04" + bytes(100), b"\x7fELF" + bytes(100)])
 def test_bytes_that_are_no_payload_are_a_fault(data: bytes) -> None:
     fault = examined(data, manifest(MODEL), None, LARGE)
-    assert isinstance(fault, Fault)
-    assert fault.code is Refusal.DAMAGED
+    assert isinstance(fault, UpdateProblem)
+    assert fault.code is RejectionCode.DAMAGED
 
 
 @pytest.mark.parametrize("max_norm", [LARGE, math.inf])
@@ -245,7 +245,7 @@ def test_a_number_that_is_not_finite_is_a_fault_by_name(part: Part, value: float
     name = "conv.weight" if part is Part.BODY else "weight"
     payload[part][name].flat[-1] = value
     said = f"{part}/{name} has values that are not finite"
-    assert of_bytes(payload, MODEL, max_norm) == Fault(Refusal.NOT_FINITE, said)
+    assert of_bytes(payload, MODEL, max_norm) == UpdateProblem(RejectionCode.NOT_FINITE, said)
 
 
 @pytest.mark.parametrize("value", [0.0, -0.0, 1e-45, -1e-45, 3e38, -3e38])
@@ -296,12 +296,12 @@ def test_the_norm_goes_over_every_block_once() -> None:
 def test_differences_of_the_largest_numbers_do_not_overflow() -> None:
     assert of_bytes(of_numbers(3e38), of_numbers(-3e38), 1e39) == pytest.approx(6e38)
     huge = of_bytes(of_numbers(1e308, dtype=np.float64), of_numbers(-1e308, dtype=np.float64), math.inf)
-    assert huge == Fault(Refusal.NORM, "the update's norm is inf: this run lets in at most inf")
+    assert huge == UpdateProblem(RejectionCode.NORM, "the update's norm is inf: this run lets in at most inf")
 
 
 @pytest.mark.parametrize(("limit", "let_in"), [(5.0, True), (math.nextafter(5.0, 0), False), (1e-3, False)])
 def test_a_norm_above_the_largest_is_a_fault_with_both_numbers(limit: float, let_in: bool) -> None:
-    fault = Fault(Refusal.NORM, f"the update's norm is 5: this run lets in at most {limit:g}")
+    fault = UpdateProblem(RejectionCode.NORM, f"the update's norm is 5: this run lets in at most {limit:g}")
     assert of_bytes(of_numbers(3, 4), max_norm=limit) == (5.0 if let_in else fault)
 
 
@@ -363,25 +363,25 @@ def test_fewer_than_half_are_ever_set_aside(norms: list[float], factor: float) -
 
 @pytest.mark.parametrize("weight", [1.0, 2.5, 2.0**53 - 1, None])
 def test_a_usable_count_is_no_fault(weight: float | None) -> None:
-    assert scalars_fault({"loss": 0.5}, weight, Expected(())) is None
+    assert scalars_fault({"loss": 0.5}, weight, ExpectedUpdate(())) is None
 
 
 @pytest.mark.parametrize("weight", [0.0, -0.0, 0.5, 1e-60, -1.0, math.nan, math.inf, -math.inf, 2.0**53, 2.0**63])
 def test_a_count_that_is_none_is_a_fault(weight: float) -> None:
     for needed in (True, False):
-        assert scalars_fault({}, weight, Expected((), weight=needed)) == Fault(
-            Refusal.COUNT, f"an example count of {weight}"
+        assert scalars_fault({}, weight, ExpectedUpdate((), weight=needed)) == UpdateProblem(
+            RejectionCode.COUNT, f"an example count of {weight}"
         )
 
 
 def test_a_withheld_count_is_a_fault_only_where_it_is_needed() -> None:
-    fault = scalars_fault({}, None, Expected((), weight=True))
+    fault = scalars_fault({}, None, ExpectedUpdate((), weight=True))
     assert fault is not None
-    assert fault.code is Refusal.COUNT
+    assert fault.code is RejectionCode.COUNT
     assert "total example count is missing" in fault.text
-    assert scalars_fault({}, None, Expected(())) is None
-    assert FedAvg(weighting="examples").expects(MODEL).weight
-    assert not FedAvg().expects(MODEL).weight
+    assert scalars_fault({}, None, ExpectedUpdate(())) is None
+    assert FedAvgServer(weighting="examples").expects(MODEL).weight
+    assert not FedAvgServer().expects(MODEL).weight
 
 
 @pytest.mark.parametrize(
@@ -394,15 +394,15 @@ def test_a_withheld_count_is_a_fault_only_where_it_is_needed() -> None:
     ],
 )
 def test_scalars_that_cannot_be_used_are_a_fault(scalars: dict[str, float]) -> None:
-    fault = Fault(Refusal.SCALARS, "metrics: expected at most 2048 finite numbers")
-    assert scalars_fault(scalars, None, Expected(())) == fault
+    fault = UpdateProblem(RejectionCode.SCALARS, "metrics: expected at most 2048 finite numbers")
+    assert scalars_fault(scalars, None, ExpectedUpdate(())) == fault
 
 
 @pytest.mark.parametrize("name", ["", "n" * 65, "loss\0", "lоss", "a b", "a/b", "loss\n"])
 def test_a_metric_of_an_odd_name_is_a_fault(name: str) -> None:
-    fault = Fault(Refusal.SCALARS, "metrics: a name is 1 to 64 of A-Z, a-z, 0-9, '_', '.', '-'")
-    assert scalars_fault({"loss": 0.5, name: 1.0}, None, Expected(())) == fault
+    fault = UpdateProblem(RejectionCode.SCALARS, "metrics: a name is 1 to 64 of A-Z, a-z, 0-9, '_', '.', '-'")
+    assert scalars_fault({"loss": 0.5, name: 1.0}, None, ExpectedUpdate(())) == fault
 
 
 def test_as_many_and_as_long_as_allowed_are_no_fault() -> None:
-    assert scalars_fault({f"{n:064}": 1.0 for n in range(64)}, None, Expected(())) is None
+    assert scalars_fault({f"{n:064}": 1.0 for n in range(64)}, None, ExpectedUpdate(())) is None

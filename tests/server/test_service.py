@@ -17,14 +17,14 @@ from tests.faults.bare import FEDERATION, MODEL, Bare, refused
 
 from protofed.common import codec
 from protofed.common.config.recipe import Recipe
-from protofed.common.errors import DiskFailure
+from protofed.common.errors import DiskFailureError
 from protofed.common.payload import Part
 from protofed.common.protocol.messages import CHUNK_BYTES, PROTOCOL_VERSION
 from protofed.protos.v1 import federation_pb2 as pb
-from protofed.server.metrics import Meters
-from protofed.server.rounds.run_queue import Runs
-from protofed.server.rpc.audit import AUDIT_FILE, Audit
-from protofed.server.rpc.executors import Bells, Threads
+from protofed.server.metrics import ServerMetrics
+from protofed.server.rounds.run_queue import RunQueue
+from protofed.server.rpc.audit import AUDIT_FILE, ServerAudit
+from protofed.server.rpc.executors import Executors, TaskNotifier
 from protofed.server.rpc.server import serve
 from protofed.server.storage.blobs import FolderBlobs
 
@@ -113,7 +113,7 @@ def test_unforeseen_errors_show_an_incident_and_nothing_else(client: Bare, monke
     def broken(*_: object) -> None:
         raise RuntimeError("patient 4711")
 
-    monkeypatch.setattr(Runs, "next_task", broken)
+    monkeypatch.setattr(RunQueue, "next_task", broken)
     code, text = refused(client.task)
     assert code is Code.INTERNAL
     assert text.startswith("internal error, incident ")
@@ -195,13 +195,13 @@ class Idle:
 
     finished = False
     certificates: Any = None
-    meters = Meters()
+    meters = ServerMetrics()
 
     def tick(self) -> None:
         """Nothing happens."""
 
     def enroll(self, *_: Any) -> None:
-        raise DiskFailure("cannot write /state: Input/output error")
+        raise DiskFailureError("cannot write /state: Input/output error")
 
 
 def test_a_failed_disk_ends_the_server_without_a_word_of_it_to_the_peer(tmp_path: Path) -> None:
@@ -213,7 +213,7 @@ def test_a_failed_disk_ends_the_server_without_a_word_of_it_to_the_peer(tmp_path
         client.channel.close()
 
     async def main() -> None:
-        audit = Audit(tmp_path / AUDIT_FILE)
+        audit = ServerAudit(tmp_path / AUDIT_FILE)
         with ThreadPoolExecutor(1) as peer:
 
             def started(address: str) -> None:
@@ -224,8 +224,8 @@ def test_a_failed_disk_ends_the_server_without_a_word_of_it_to_the_peer(tmp_path
                 runs,
                 runs,
                 FolderBlobs(tmp_path),
-                Threads(),
-                Bells(),
+                Executors(),
+                TaskNotifier(),
                 "127.0.0.1:0",
                 asyncio.Event(),
                 audit=audit,
@@ -234,7 +234,7 @@ def test_a_failed_disk_ends_the_server_without_a_word_of_it_to_the_peer(tmp_path
                 until_finished=False,
             )
 
-    with pytest.raises(DiskFailure, match="Input/output error"):
+    with pytest.raises(DiskFailureError, match="Input/output error"):
         asyncio.run(main())
     assert said == [(Code.RESOURCE_EXHAUSTED, "the server cannot store anything now; try again later")]
 

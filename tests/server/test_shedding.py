@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from protofed.server.rpc.memory_guard import Shedding, memory_limit, resident_bytes
+from protofed.server.rpc.memory_guard import MemoryGuard, memory_limit, resident_bytes
 
 MIB = 1 << 20
 
@@ -55,7 +55,7 @@ def test_there_is_no_limit_where_there_are_no_groups(tmp_path: Path) -> None:
 
 def test_memory_is_short_above_the_limit_and_only_then() -> None:
     now = 100
-    shedding = Shedding(100, lambda: now)
+    shedding = MemoryGuard(100, lambda: now)
     assert not shedding.short()
     now = 101
     assert shedding.short()
@@ -65,17 +65,17 @@ def test_memory_is_short_above_the_limit_and_only_then() -> None:
 
 
 def test_without_a_limit_it_never_is() -> None:
-    assert not Shedding(None, lambda: 1 << 60).short()
+    assert not MemoryGuard(None, lambda: 1 << 60).short()
 
 
 def test_what_was_freed_is_given_back_before_anyone_is_refused() -> None:
     readings = iter([101, 100])
-    assert not Shedding(100, lambda: next(readings)).short()
+    assert not MemoryGuard(100, lambda: next(readings)).short()
 
 
 def test_a_change_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
     now = 0
-    shedding = Shedding(100, lambda: now)
+    shedding = MemoryGuard(100, lambda: now)
     for now in (0, 200, 200, 0, 0):  # noqa: B007
         shedding.short()
     told = capsys.readouterr().out

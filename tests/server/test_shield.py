@@ -14,7 +14,7 @@ from tests.faults.bare import FEDERATION, Bare, Code, refused
 from tests.faults.realm import Realm, realm, still_served
 
 from protofed.common.config.recipe import Recipe
-from protofed.common.errors import DiskFailure, OutOfSpace
+from protofed.common.errors import DiskFailureError, OutOfSpaceError
 from protofed.common.pki.identity import Party
 from protofed.common.storage.journal import Journal, records
 from protofed.protos.v1 import federation_pb2 as pb
@@ -99,12 +99,12 @@ def test_while_no_record_can_be_written_nothing_acts_and_nothing_is_answered(
 
 
 def full(*_: object) -> None:
-    raise OutOfSpace("cannot write /state: No space left on device")
+    raise OutOfSpaceError("cannot write /state: No space left on device")
 
 
 def test_an_audit_whose_disk_fails_ends_the_server(server: Any, site: Bare, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object) -> None:
-        raise DiskFailure("cannot write /state: Input/output error")
+        raise DiskFailureError("cannot write /state: Input/output error")
 
     failed: list[BaseException] = []
     monkeypatch.setattr(threading, "excepthook", lambda told: failed.append(told.exc_value))

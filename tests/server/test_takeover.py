@@ -13,7 +13,7 @@ from protofed.common.config.recipe import Recipe
 from protofed.common.pki.identity import Party
 from protofed.common.storage.journal import records
 from protofed.deploy.simulation.simulation import simulation
-from protofed.server.storage.reader import Records
+from protofed.server.storage.reader import LedgerReader
 
 SITES = ("site-1", "site-2")
 
@@ -56,12 +56,12 @@ def test_another_machine_goes_on_with_the_same_round(scene: Scene, kept_url: str
         scene.site(site, f"--share={share}")
     scene.wait_for(lambda: first.poll() is not None)
     assert first.returncode == -9, scene.logs()
-    with closing(Records(kept_url)) as ledger:
+    with closing(LedgerReader(kept_url)) as ledger:
         cut = ledger.rounds("moved")[-1]
     assert (cut.round, cut.state) == (2, None)
     second(scene)
     assert scene.finish(["second", *SITES]) == [0] * 3, scene.logs()
-    with closing(Records(kept_url)) as ledger:
+    with closing(LedgerReader(kept_url)) as ledger:
         rounds = ledger.rounds("moved")
     assert [(row.round, row.attempt) for row in rounds] == [(number, 1) for number in range(4)]  # none was begun anew
     assert rounds[-1].state == undisturbed(scene.recipe)

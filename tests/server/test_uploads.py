@@ -11,7 +11,7 @@ import pytest
 from google_crc32c import value as crc32c
 
 from protofed.common.codec import Digest, digest
-from protofed.common.errors import Incomplete, OutOfSpace, OverQuota
+from protofed.common.errors import IncompleteUploadError, OutOfSpaceError, OverQuotaError
 from protofed.common.protocol.messages import CHUNK_BYTES
 from protofed.server.storage.uploads import Quota, Upload, Uploads
 
@@ -65,9 +65,9 @@ def test_a_name_says_whose_it_is() -> None:
 
 
 def test_what_was_never_begun_is_incomplete(uploads: Uploads, tmp_path: Path) -> None:
-    with pytest.raises(Incomplete, match="begin it again"):
+    with pytest.raises(IncompleteUploadError, match="begin it again"):
         send(uploads, upload())
-    with pytest.raises(Incomplete, match="begin it again"):
+    with pytest.raises(IncompleteUploadError, match="begin it again"):
         uploads.seal(upload(), tmp_path / "target")
     assert files(tmp_path) == set()
 
@@ -91,7 +91,7 @@ def test_one_site_has_only_so_many_and_the_others_are_not_affected(uploads: Uplo
     uploads.begin(upload(number=0), TOTAL)
     uploads.begin(upload(number=1), TOTAL)
     before = files(tmp_path)
-    with pytest.raises(OverQuota, match="2 uploads of this site are unfinished; commit one of them, or try later"):
+    with pytest.raises(OverQuotaError, match="2 uploads of this site are unfinished; commit one of them, or try later"):
         uploads.begin(upload(number=2), 1)
     assert files(tmp_path) == before
     assert uploads.begin(upload(number=1), TOTAL) == frozenset()  # which it has
@@ -102,13 +102,13 @@ def test_one_site_has_only_so_many_and_the_others_are_not_affected(uploads: Uplo
 
 def test_one_site_announces_only_so_many_bytes(uploads: Uploads, tmp_path: Path) -> None:
     for total in (3 * TOTAL + 1, 100 * TOTAL, 2**62):
-        with pytest.raises(OverQuota, match=rf"announces {total} bytes, at most {3 * TOTAL} .*send less"):
+        with pytest.raises(OverQuotaError, match=rf"announces {total} bytes, at most {3 * TOTAL} .*send less"):
             uploads.begin(upload(), total)
     assert files(tmp_path) == set()
     uploads.begin(upload(), 2 * TOTAL)
-    with pytest.raises(OverQuota):
+    with pytest.raises(OverQuotaError):
         uploads.begin(upload(number=1), TOTAL + 1)
-    with pytest.raises(OverQuota):
+    with pytest.raises(OverQuotaError):
         uploads.begin(upload(), 3 * TOTAL + 1)  # the same again, grown
     uploads.begin(upload(number=1), TOTAL)
 
@@ -117,7 +117,7 @@ def test_a_restart_does_not_forget_what_a_site_has(reopen: Callable[[], Uploads]
     before = reopen()
     before.begin(upload(number=0), TOTAL)
     before.begin(upload(number=1), TOTAL)
-    with pytest.raises(OverQuota):
+    with pytest.raises(OverQuotaError):
         reopen().begin(upload(number=2), TOTAL)
 
 
@@ -149,7 +149,7 @@ def test_no_room_leaves_nothing_and_counts_nothing(
     with monkeypatch.context() as disk:
         disk.setattr(os, "posix_fallocate", full)
         for number in range(2 * SMALL.uploads):
-            with pytest.raises(OutOfSpace):
+            with pytest.raises(OutOfSpaceError):
                 uploads.begin(upload(number=number), TOTAL)
     assert files(tmp_path) == set()
     uploads.begin(upload(), TOTAL)
@@ -186,7 +186,7 @@ def test_what_was_not_touched_for_long_is_collected(
     assert [upload(site) in after for site in ("ann", "bob", "eve")] == [False, True, True]
     assert len(files(tmp_path)) == 4
     assert after.collect(3600.0, now) == 0
-    with pytest.raises(Incomplete, match="begin it again"):
+    with pytest.raises(IncompleteUploadError, match="begin it again"):
         send(after, upload("ann"))
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from protofed.common.codec import Digest
 from protofed.common.errors import ConfigError
-from protofed.server.operator.verification import Finding, Verified, verify_round
+from protofed.server.operator.verification import VerificationResult, Verified, verify_round
 from protofed.server.storage.blobs import FolderBlobs
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def spoil(folder: Path, address: Digest) -> None:
 def test_every_published_state_comes_out_again(lab: Lab) -> None:
     for row in lab.ledger.rounds("test"):
         if row.state is not None:
-            assert verified(lab, row.round) == Verified(Finding.SAME, row.state, row.state)
+            assert verified(lab, row.round) == Verified(VerificationResult.SAME, row.state, row.state)
 
 
 def test_a_round_that_was_rolled_back_comes_out_from_the_state_it_was_made_from(lab: Lab) -> None:
@@ -47,13 +47,13 @@ def test_a_round_that_was_rolled_back_comes_out_from_the_state_it_was_made_from(
     lab.round(ann=7.5, bob=8.0, cyd=9.0)
     for row in lab.ledger.rounds("test", rolled_back=True):
         if row.state is not None:
-            assert verified(lab, row.round, row.attempt).finding is Finding.SAME
+            assert verified(lab, row.round, row.attempt).finding is VerificationResult.SAME
 
 
 def test_an_update_that_was_set_aside_is_not_used_here_either(lab: Lab) -> None:
     lab.round(ann=1.0, bob=1e5, cyd=3.0)
     assert [task.fate for task in lab.ledger.tasks("test", 4) if task.kind == "fit"].count("set-aside") == 1
-    assert verified(lab, 4).finding is Finding.SAME
+    assert verified(lab, 4).finding is VerificationResult.SAME
 
 
 @pytest.mark.parametrize("what", ["state", "update"])
@@ -62,23 +62,23 @@ def test_a_blob_that_changed_is_named(lab: Lab, tmp_path: Path, what: str) -> No
     assert state is not None
     spoil(tmp_path, state if what == "state" else lab.ledger.updates("test", 2)[0].digest)
     found = verified(lab, 2)
-    assert found.finding is Finding.DAMAGED
+    assert found.finding is VerificationResult.DAMAGED
     assert "has changed on disk" in found.reason
 
 
 def test_other_bytes_are_told(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    from protofed.server.methods.fedavg import FedAvg
+    from protofed.server.methods.fedavg import FedAvgServer
 
-    monkeypatch.setattr(FedAvg, "aggregate", lambda *_: lab.model(9.0))
+    monkeypatch.setattr(FedAvgServer, "aggregate", lambda *_: lab.model(9.0))
     found = verified(lab, 2)
-    assert found.finding is Finding.DIFFERENT
+    assert found.finding is VerificationResult.DIFFERENT
     assert found.recomputed not in (None, found.published)
 
 
 def test_what_was_discarded_in_its_time_is_not_called_damaged(lab: Lab) -> None:
     lab.blobs.discard(lab.ledger.updates("test", 1)[0].digest)
     found = verified(lab, 1)
-    assert found.finding is Finding.NOT_KEPT
+    assert found.finding is VerificationResult.NOT_KEPT
     assert "see keep_rounds" in found.reason
 
 
@@ -93,5 +93,5 @@ def test_the_oldest_kept_round_can_be_verified_with_few_rounds_kept(make: MakeLa
     for value in (1.0, 2.0, 3.0, 4.0, 5.0):
         lab.round(ann=value, bob=value + 1, cyd=value + 2)
     found = {row.round: verified(lab, row.round).finding for row in lab.ledger.rounds("test") if row.state}
-    assert [found[number] for number in (3, 4, 5)] == [Finding.SAME] * 3
-    assert found[1] is Finding.NOT_KEPT
+    assert [found[number] for number in (3, 4, 5)] == [VerificationResult.SAME] * 3
+    assert found[1] is VerificationResult.NOT_KEPT

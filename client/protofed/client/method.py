@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal, Protocol, TypeAlias
 
-from protofed.client.training.context import Local
+from protofed.client.training.context import FitContext
 from protofed.common.payload import Part, Payload, Update
 from protofed.common.registry import Registry
 
@@ -22,13 +22,13 @@ class ClientMethod(Protocol):
     def sends(self) -> frozenset[Part]:
         """The parts that may be in its updates; a policy that does not allow them all refuses the run."""
 
-    def install(self, local: Local, received: Payload) -> None:
+    def install(self, local: FitContext, received: Payload) -> None:
         """Make `local.model` the model that was received, whatever it was before.
 
         Without memory, as an evaluator has none, that is the global model, if the method has one.
         """
 
-    def fit(self, local: Local, received: Payload) -> Update:
+    def fit(self, local: FitContext, received: Payload) -> Update:
         """Train from what was received."""
 
 

@@ -48,7 +48,7 @@ class DataError(ProtofedError):
     exit_code = 65
 
 
-class PolicyViolation(ProtofedError):
+class PolicyViolationError(ProtofedError):
     """Something that the site's own policy does not allow; it has not left the site."""
 
     exit_code = 77
@@ -66,43 +66,43 @@ class ProtocolError(ProtofedError):
     exit_code = 76
 
 
-class VersionMismatch(ProtocolError):
+class VersionMismatchError(ProtocolError):
     """Client and server speak different versions of the protocol."""
 
 
-class Incomplete(ProtocolError):
+class IncompleteUploadError(ProtocolError):
     """An upload lacks chunks, or was never begun: the site begins it again, and sends what is missing."""
 
 
-class NotEnrolled(ProtocolError):
+class NotEnrolledError(ProtocolError):
     """The server does not know this daemon (any more): it enrolls again."""
 
 
-class Fenced(ProtocolError):
+class FencedError(ProtocolError):
     """A newer daemon of the same site has enrolled: this one ends."""
 
 
-class Excluded(ProtocolError):
+class ExcludedError(ProtocolError):
     """The operator has excluded the site: it waits until it is admitted again."""
 
 
-class Denied(ProtocolError):
+class DeniedError(ProtocolError):
     """The peer's certificate does not allow this call: it is unknown, revoked, out of date or another party's."""
 
 
-class Conflict(ProtocolError):
+class ConflictError(ProtocolError):
     """What was said before is contradicted (equivocation), or a name is taken."""
 
 
-class OverQuota(ProtocolError):
+class OverQuotaError(ProtocolError):
     """More than one site may have at a time: it tries again later."""
 
 
-class Incident(ProtocolError):
+class IncidentError(ProtocolError):
     """The peer failed, and only its own log says why: the daemon enrolls again after a pause."""
 
 
-class Unavailable(ProtofedError):
+class UnavailableError(ProtofedError):
     """A peer or a port that cannot be had now."""
 
     exit_code = 69
@@ -114,15 +114,15 @@ class StateError(ProtofedError):
     exit_code = 74
 
 
-class OutOfSpace(StateError):
+class OutOfSpaceError(StateError):
     """A full disk: nothing was written, and the same again succeeds when there is room."""
 
 
-class DiskFailure(StateError):
+class DiskFailureError(StateError):
     """A disk that cannot be written. After a failed fsync nobody knows what is on it: a server then ends."""
 
 
-class Failure(StrEnum):
+class FailureReason(StrEnum):
     """Why a site could not do a task: all that the server is told."""
 
     OUT_OF_MEMORY = "out-of-memory"
@@ -135,7 +135,7 @@ class Failure(StrEnum):
     INTERNAL = "internal"
 
 
-class TaskFailure(ProtofedError):
+class TaskFailedError(ProtofedError):
     """A task that this site cannot do.
 
     Args:
@@ -143,7 +143,7 @@ class TaskFailure(ProtofedError):
         message: what happened and what to do, for this site's own log.
     """
 
-    def __init__(self, reason: Failure, message: str) -> None:
+    def __init__(self, reason: FailureReason, message: str) -> None:
         super().__init__(message)
         self.reason = reason
 

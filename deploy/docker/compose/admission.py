@@ -6,7 +6,7 @@ import os
 import sys
 from pathlib import Path
 
-from protofed.common.errors import ConfigError, Denied, ProtofedError
+from protofed.common.errors import ConfigError, DeniedError, ProtofedError
 from protofed.deploy.operator.connection import Operator
 
 IDENTITY = Path("/etc/protofed/identity")
@@ -22,7 +22,7 @@ def admit(server: str, identity: Path) -> None:
     waiting = sorted((identity / ADMIT).glob("*.pem"), key=lambda path: path.stem != "operator")
     try:
         _register(server, identity, waiting)
-    except Denied:
+    except DeniedError:
         if not (identity / PREVIOUS).is_dir():
             raise
         _register(server, identity / PREVIOUS, waiting[:1])

@@ -10,7 +10,7 @@ from pathlib import Path
 from protofed.common.codec import Digest, digest
 from protofed.common.errors import ConfigError, StateError
 from protofed.server.storage.database import LEDGER_FILE
-from protofed.server.storage.reader import Records
+from protofed.server.storage.reader import LedgerReader
 
 INSIDE = (".", "state", "server")  # of `server` and `simulate`; of a job of `compare`; of `demo`
 
@@ -45,7 +45,7 @@ class StateFolder:
     """What there is to read in a state folder."""
 
     folder: Path
-    records: Records
+    records: LedgerReader
     blobs: KeptBlobs
 
     def run(self, named: str | None) -> str:
@@ -78,7 +78,7 @@ def open_state(folder: Path) -> Iterator[StateFolder]:
             f"{folder} holds no {LEDGER_FILE}; expected the --state folder of a server or of `simulate`, or a job of "
             "`compare` (a ledger in PostgreSQL is asked through its server: --server)"
         )
-    records = Records(f"sqlite:///{found[0] / LEDGER_FILE}")
+    records = LedgerReader(f"sqlite:///{found[0] / LEDGER_FILE}")
     try:
         yield StateFolder(found[0], records, KeptBlobs(found[0] / "blobs"))
     finally:

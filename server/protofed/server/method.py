@@ -12,7 +12,7 @@ from protofed.common.registry import Registry
 
 
 @dataclass(frozen=True)
-class Expected:
+class ExpectedUpdate:
     """What an update must look like, tensor by tensor.
 
     Attributes:
@@ -26,7 +26,7 @@ class Expected:
     weight: bool = False
 
 
-NOTHING = Expected(())
+NOTHING = ExpectedUpdate(())
 Weighting: TypeAlias = Literal["uniform", "examples"]  # p_k: 1/K, or n_k/n from sites that disclose n_k
 
 
@@ -41,7 +41,7 @@ class ServerMethod(Protocol):
     def broadcast(self, state: Payload, site: SiteId) -> Payload:
         """What a site is sent; the same object for all sites if it is the same for all."""
 
-    def expects(self, state: Payload) -> Expected:
+    def expects(self, state: Payload) -> ExpectedUpdate:
         """What an update must look like in this state."""
 
     def aggregate(self, state: Payload, updates: Iterable[Update]) -> Payload:
@@ -55,7 +55,7 @@ def weight_of(update: Update, weighting: Weighting) -> float:
     """What an update counts in a mean: 1, or the site's number of examples.
 
     Raises:
-        StateError: the number is not there, though `Expected.weight` asks for it before an update is accepted.
+        StateError: the number is not there, though `ExpectedUpdate.weight` asks for it before an update is accepted.
     """
     if weighting == "uniform":
         return 1.0

@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 from protofed.common.monitoring.metric import Metric
 from protofed.common.payload import Part
 from protofed.common.protocol.messages import Verdict
-from protofed.server.rounds.screening import Refusal
+from protofed.server.rounds.screening import RejectionCode
 
 BUILD = Metric("protofed_build_info", "gauge", ("version", "protocol"), "1; which protofed this is.")
 RUNS = Metric("protofed_runs", "gauge", ("standing",), "Runs: queued, running, paused, completed, failed, aborted.")
@@ -109,7 +109,7 @@ NORMS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000)
 OUTCOMES = ("committed", "degraded", "abandoned")
 
 
-class Meters:
+class ServerMetrics:
     """What one server (or simulation) has counted since it started, in a registry of its own.
 
     Each thing is counted where it has become durable, by the process that made it so, once: what is done again after a
@@ -132,7 +132,7 @@ class Meters:
             self._rounds.labels(outcome)
         for verdict in (*(known.value for known in Verdict if known is not Verdict.INVALID), "set-aside"):
             self._updates.labels(verdict, "")
-        for code in Refusal:
+        for code in RejectionCode:
             self._updates.labels(Verdict.INVALID.value, code.value)
 
     def phase_changed(self, run: str, before: str, after: str, now: float) -> None:

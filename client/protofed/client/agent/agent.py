@@ -8,30 +8,30 @@ from collections.abc import Callable
 import structlog
 import torch
 
-from protofed.client.agent.base_models import Bases
-from protofed.client.agent.enrollment import Door, Entrance
+from protofed.client.agent.base_models import BaseModelCache
+from protofed.client.agent.enrollment import Enrollment, TaskGate
 from protofed.client.agent.failure_codes import FORESEEN, reason_of
 from protofed.client.agent.score_report import Scorer
-from protofed.client.agent.site import Prepared, prepare
+from protofed.client.agent.site import PreparedRun, prepare
 from protofed.client.agent.site import Site as Site
-from protofed.client.agent.status import CalledOffError, Now
+from protofed.client.agent.status import CalledOffError, DaemonStatus
 from protofed.client.models.catalogue import build
 from protofed.client.models.split import dump
 from protofed.client.privacy.policy import Released
 from protofed.client.privacy.update_checks import LOOKED_AT
-from protofed.client.state.disk_store import Outcome
-from protofed.client.training.context import Steps
+from protofed.client.state.disk_store import FitOutcome
+from protofed.client.training.context import FitProgress
 from protofed.client.transport.link import Link
 from protofed.common.errors import (
-    Excluded,
-    Failure,
-    Fenced,
-    Incident,
-    NotEnrolled,
-    PolicyViolation,
+    ExcludedError,
+    FailureReason,
+    FencedError,
+    IncidentError,
+    NotEnrolledError,
+    PolicyViolationError,
     ProtocolError,
     ProtofedError,
-    TaskFailure,
+    TaskFailedError,
 )
 from protofed.common.failpoint import reach
 from protofed.common.payload import Part, Payload, Update
@@ -43,9 +43,9 @@ EXCLUDED_PAUSE_S = 30.0
 INCIDENT_PAUSE_S = 2.0
 # The server has restarted, the operator wants this site to wait, or a call failed there: the site enrolls again.
 _AGAIN_AFTER_S: dict[type[ProtocolError], float] = {
-    NotEnrolled: 0.0,
-    Excluded: EXCLUDED_PAUSE_S,
-    Incident: INCIDENT_PAUSE_S,
+    NotEnrolledError: 0.0,
+    ExcludedError: EXCLUDED_PAUSE_S,
+    IncidentError: INCIDENT_PAUSE_S,
 }
 
 
@@ -63,18 +63,24 @@ class Agent:
         self,
         site: Site,
         link: Link,
-        now: Now | None = None,
+        now: DaemonStatus | None = None,
         pause: Callable[[float], None] = time.sleep,
-        door: Door | None = None,
-        refused: Callable[[Task, PolicyViolation], None] = lambda _task, _why: None,
+        door: TaskGate | None = None,
+        refused: Callable[[Task, PolicyViolationError], None] = lambda _task, _why: None,
     ) -> None:
-        self._site, self._link, self._now, self._pause, self._refused = site, link, now or Now(), pause, refused
-        self._entrance = Entrance(link, door or Door(site.policy.rules, site.store.approvals))
+        self._site, self._link, self._now, self._pause, self._refused = (
+            site,
+            link,
+            now or DaemonStatus(),
+            pause,
+            refused,
+        )
+        self._entrance = Enrollment(link, door or TaskGate(site.policy.rules, site.store.approvals))
         self._assignment: Assignment | None = None
         self._enrolled = False
-        self._run: Prepared | TaskFailure = TaskFailure(Failure.REFUSED, "no run was prepared")
+        self._run: PreparedRun | TaskFailedError = TaskFailedError(FailureReason.REFUSED, "no run was prepared")
         self._settled: set[str] = set()  # nonces of this run whose receipt is there
-        self._bases = Bases(link, self._now)
+        self._bases = BaseModelCache(link, self._now)
         self._scorer = Scorer(site, self._now, self._bases)
 
     def step(self, wait_s: float) -> Task | Wait | Finished:
@@ -95,7 +101,7 @@ class Agent:
                     return self._again(0.0)
                 self._do(answer)
         except tuple(_AGAIN_AFTER_S) as error:
-            tell = log.info if isinstance(error, NotEnrolled) else log.warning  # the others are somebody's to mend
+            tell = log.info if isinstance(error, NotEnrolledError) else log.warning  # the others are somebody's to mend
             tell("enrolling again", site=self._site.name, why=str(error))
             self._enrolled = False
             return self._again(_AGAIN_AFTER_S[type(error)])
@@ -130,7 +136,7 @@ class Agent:
         if answer != self._assignment:
             self._prepare(answer)
         self._assignment, self._enrolled, self._now.run = answer, True, answer.run
-        if isinstance(self._run, Prepared):
+        if isinstance(self._run, PreparedRun):
             for task, update in self._site.store.unsettled(answer.run):
                 log.info("handing in what has no receipt yet", run=task.run, round=task.round)
                 self._attempt(task, lambda task=task, update=update: self._hand_in(task, update))  # type: ignore[misc]
@@ -141,7 +147,7 @@ class Agent:
         self._bases.forget()
         try:
             self._run = prepare(self._site, assignment)
-        except TaskFailure as failure:
+        except TaskFailedError as failure:
             self._run = failure
             log.error("this site cannot take part in the run", run=assignment.run, why=str(failure))
             return
@@ -152,7 +158,7 @@ class Agent:
 
     def _do(self, task: Task) -> None:
         log.info("task begun", run=task.run, round=task.round, kind=task.kind.value)
-        self._now.nonce, self._now.steps = task.nonce, Steps()
+        self._now.nonce, self._now.steps = task.nonce, FitProgress()
         work = {TaskKind.INITIALISE: self._initialise, TaskKind.FIT: self._fit, TaskKind.SCORE: self._score}
         self._attempt(task, lambda: work[task.kind](task))
 
@@ -163,9 +169,9 @@ class Agent:
             work()
         except CalledOffError:
             log.info("task called off", run=task.run, round=task.round)
-        except TaskFailure as failure:
+        except TaskFailedError as failure:
             self._decline(task, failure.reason, str(failure))
-        except (NotEnrolled, Fenced, Incident):
+        except (NotEnrolledError, FencedError, IncidentError):
             raise
         except ProtocolError as error:
             log.warning("the server does not take this task any more", run=task.run, round=task.round, why=str(error))
@@ -179,7 +185,7 @@ class Agent:
         finally:
             self._now.nonce, self._now.activity = "", Activity.IDLE
 
-    def _decline(self, task: Task, reason: Failure, why: str) -> None:
+    def _decline(self, task: Task, reason: FailureReason, why: str) -> None:
         log.error("task declined", run=task.run, round=task.round, reason=reason.value, why=why)
         self._link.beat(task.run, Progress(task.nonce, Activity.FAILED, failure=reason))
 
@@ -209,7 +215,7 @@ class Agent:
             looked_at = {part: tensors for part, tensors in base.items() if part in LOOKED_AT}
             released = self._release(task, update, looked_at)  # what may not leave is not kept to be handed in, either
             personal = {Part.BODY: dump(local.model.body), Part.HEAD: dump(local.model.head)}
-            self._site.store.stage(task, Outcome(update, local.memory, personal, looked_at))
+            self._site.store.stage(task, FitOutcome(update, local.memory, personal, looked_at))
             reach("staged")
         self._push(task, released)
 
@@ -221,7 +227,7 @@ class Agent:
         background = self._prepared(task).background(self._site, task, received)
         try:
             return self._site.policy.release(update, background)
-        except PolicyViolation as violation:
+        except PolicyViolationError as violation:
             self._refused(task, violation)
             raise
 
@@ -241,10 +247,12 @@ class Agent:
         scores = self._scorer.scores(self._prepared(task), task)
         self._link.report(task, self._site.policy.release_scores(scores))
 
-    def _prepared(self, task: Task) -> Prepared:
-        if isinstance(self._run, TaskFailure):
-            if isinstance(why := self._run.__cause__, PolicyViolation):  # of the whole run, before anything was trained
+    def _prepared(self, task: Task) -> PreparedRun:
+        if isinstance(self._run, TaskFailedError):
+            if isinstance(
+                why := self._run.__cause__, PolicyViolationError
+            ):  # of the whole run, before anything was trained
                 self._refused(task, why)
-            raise TaskFailure(self._run.reason, str(self._run))
+            raise TaskFailedError(self._run.reason, str(self._run))
         self._run.check(task)
         return self._run

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from protofed.client.agent.status import Now
+from protofed.client.agent.status import DaemonStatus
 from protofed.client.transport.link import Link, received
 from protofed.common.codec import Digest
 from protofed.common.errors import ProtocolError
@@ -11,10 +11,10 @@ from protofed.common.payload import Payload
 from protofed.common.protocol.messages import Activity, Task
 
 
-class Bases:
+class BaseModelCache:
     """The newest one is kept."""
 
-    def __init__(self, link: Link, now: Now) -> None:
+    def __init__(self, link: Link, now: DaemonStatus) -> None:
         self._link, self._now = link, now
         self._newest: tuple[Digest, Payload] | None = None
 

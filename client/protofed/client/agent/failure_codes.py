@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import torch
 
-from protofed.common.errors import CodecError, ConfigError, DataError, Failure, PolicyViolation, StateError
+from protofed.common.errors import CodecError, ConfigError, DataError, FailureReason, PolicyViolationError, StateError
 
-_REASONS: dict[type[Exception], Failure] = {
-    PolicyViolation: Failure.POLICY,
-    ConfigError: Failure.REFUSED,
-    CodecError: Failure.REFUSED,
-    DataError: Failure.DATA,
-    StateError: Failure.DISK,
-    torch.OutOfMemoryError: Failure.OUT_OF_MEMORY,
+_REASONS: dict[type[Exception], FailureReason] = {
+    PolicyViolationError: FailureReason.POLICY,
+    ConfigError: FailureReason.REFUSED,
+    CodecError: FailureReason.REFUSED,
+    DataError: FailureReason.DATA,
+    StateError: FailureReason.DISK,
+    torch.OutOfMemoryError: FailureReason.OUT_OF_MEMORY,
 }
 FORESEEN = tuple(_REASONS)
 
 
-def reason_of(error: Exception) -> Failure:
+def reason_of(error: Exception) -> FailureReason:
     """The code; INTERNAL for what nobody foresaw."""
     for kind, reason in _REASONS.items():
         if isinstance(error, kind):
             return reason
-    return Failure.DEVICE if isinstance(error, torch.AcceleratorError) else Failure.INTERNAL
+    return FailureReason.DEVICE if isinstance(error, torch.AcceleratorError) else FailureReason.INTERNAL

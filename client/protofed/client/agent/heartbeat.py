@@ -5,13 +5,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from protofed.client.agent.status import Now
+from protofed.client.agent.status import DaemonStatus
 from protofed.client.privacy.policy import ReleasedTelemetry
 from protofed.client.transport.link import Link
 from protofed.common.protocol.messages import Signal
 
 
-class Pulse(threading.Thread):
+class Heartbeat(threading.Thread):
     """Beats while the daemon lives.
 
     Args:
@@ -23,7 +23,7 @@ class Pulse(threading.Thread):
     def __init__(
         self,
         link: Link,
-        now: Now,
+        now: DaemonStatus,
         bytes_moved: Callable[[], int],
         telemetry: Callable[[], ReleasedTelemetry] | None = None,
     ) -> None:

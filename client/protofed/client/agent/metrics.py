@@ -20,10 +20,10 @@ import torch
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import Metric as Family
 
-from protofed.client.agent.status import Now
-from protofed.client.privacy.policy import Refusal, Released
+from protofed.client.agent.status import DaemonStatus
+from protofed.client.privacy.policy import PolicyRefusedError, Released
 from protofed.common.clock import utc_now
-from protofed.common.errors import PolicyViolation
+from protofed.common.errors import PolicyViolationError
 from protofed.common.monitoring.metric import Metric
 from protofed.common.payload import NOT_ON_THE_WIRE, Part, SiteId
 from protofed.common.pki.identity import LiveIdentity
@@ -69,7 +69,7 @@ BUILD = Metric("protofed_client_build_info", "gauge", ("site", "version"), "1; w
 METRICS = (PHASE, EPOCH, SAMPLES, STEP, GPU, REGISTERED, REFUSALS, RELEASED, FREE, EXPIRY, BUILD)
 
 
-class ClientMeters:
+class ClientMetrics:
     """What one daemon has counted since it started, and what can be read of it now, in a registry of its own.
 
     Args:
@@ -84,7 +84,7 @@ class ClientMeters:
     def __init__(
         self,
         site: SiteId,
-        now: Now | None = None,
+        now: DaemonStatus | None = None,
         answered_at: Callable[[], float] = lambda: -math.inf,
         state: Path | None = None,
         device: torch.device | None = None,
@@ -92,7 +92,7 @@ class ClientMeters:
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._site, self._now, self._answered_at, self._clock = site, now or Now(), answered_at, clock
+        self._site, self._now, self._answered_at, self._clock = site, now or DaemonStatus(), answered_at, clock
         self._state, self._device, self._identity = state, device, identity
         self._counting = threading.Lock()
         self._refusals, self._bytes = Counter(dict.fromkeys([*PARTS, WHOLE], 0)), Counter(dict.fromkeys(PARTS, 0))
@@ -101,9 +101,9 @@ class ClientMeters:
         self.registry.register(self)
         ProcessCollector(registry=self.registry)
 
-    def refused(self, why: PolicyViolation) -> None:
+    def refused(self, why: PolicyViolationError) -> None:
         """Something did not leave."""
-        part = why.part if isinstance(why, Refusal) else None
+        part = why.part if isinstance(why, PolicyRefusedError) else None
         with self._counting:
             self._refusals[part or WHOLE] += 1
 

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import torch
 
-from protofed.client.agent.metrics import ANSWERED_WITHIN_S, ClientMeters
+from protofed.client.agent.metrics import ANSWERED_WITHIN_S, ClientMetrics
 from protofed.client.data.site_data import SiteData
 from protofed.client.privacy.policy import Policy
 from protofed.common.clock import utc_now
 from protofed.common.config.recipe import Recipe
-from protofed.common.errors import ConfigError, PolicyViolation
+from protofed.common.errors import ConfigError, PolicyViolationError
 from protofed.common.pki.identity import LiveIdentity, check_dates
 
 
@@ -51,7 +51,7 @@ class Loading:
 
 
 @dataclass(frozen=True)
-class Readiness:
+class DaemonReadiness:
     """What has to hold.
 
     Attributes:
@@ -61,7 +61,7 @@ class Readiness:
 
     server: str
     identity: LiveIdentity | None
-    meters: ClientMeters
+    meters: ClientMetrics
     device: torch.device
     loading: Loading
     policy: Path
@@ -122,6 +122,6 @@ def _look_into(root: Path) -> str:
 def _error(look: Callable[[], object]) -> str:
     try:
         look()
-    except (ConfigError, PolicyViolation) as error:
+    except (ConfigError, PolicyViolationError) as error:
         return str(error)
     return ""

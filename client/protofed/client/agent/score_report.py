@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from protofed.client.agent.base_models import Bases
-from protofed.client.agent.site import Prepared, Site
-from protofed.client.agent.status import Now
+from protofed.client.agent.base_models import BaseModelCache
+from protofed.client.agent.site import PreparedRun, Site
+from protofed.client.agent.status import DaemonStatus
 from protofed.client.models.split import load
-from protofed.client.state.disk_store import Held
+from protofed.client.state.disk_store import SiteState
 from protofed.client.training.context import NoCheckpoints
 from protofed.client.training.score_sets import of_personal, on_local_test, on_test
 from protofed.common.codec import Digest
@@ -17,7 +17,7 @@ from protofed.common.protocol.messages import Activity, Role, Scores, Task
 class Scorer:
     """One site's."""
 
-    def __init__(self, site: Site, now: Now, bases: Bases) -> None:
+    def __init__(self, site: Site, now: DaemonStatus, bases: BaseModelCache) -> None:
         self._site, self._now, self._bases = site, now, bases
         self._personal: tuple[tuple[str, int, Digest | None], Scores] | None = None  # of which model, and which
 
@@ -25,18 +25,18 @@ class Scorer:
         """The site's own model is another one now."""
         self._personal = None
 
-    def scores(self, run: Prepared, task: Task) -> Scores:
+    def scores(self, run: PreparedRun, task: Task) -> Scores:
         """All that the site's roles can tell."""
         held = self._site.store.held(task.run, task.round + 1)
         scores: dict[str, float] = {}
         if Role.TRAINER in self._site.roles:
             scores |= self._of_personal(run, task, held)
         if Role.EVALUATOR in self._site.roles:
-            self._install(run, task, Held())
+            self._install(run, task, SiteState())
             scores |= on_test(run.model, run.data, run.recipe)
         return scores
 
-    def _of_personal(self, run: Prepared, task: Task, held: Held) -> Scores:
+    def _of_personal(self, run: PreparedRun, task: Task, held: SiteState) -> Scores:
         """Of the site's own model, taken once for each model; and of the global one on the site's own test set."""
         installed = run.method.personal == "installed"
         model = (task.run, held.round, task.base if installed else None)
@@ -44,11 +44,11 @@ class Scorer:
             self._personal = model, self._taken(run, task, held, installed=installed)
         found = dict(self._personal[1])
         if not installed and run.data.local_test is not None:
-            self._install(run, task, Held())
+            self._install(run, task, SiteState())
             found |= on_local_test(run.model, run.data, run.recipe, "global")
         return found
 
-    def _taken(self, run: Prepared, task: Task, held: Held, *, installed: bool) -> Scores:
+    def _taken(self, run: PreparedRun, task: Task, held: SiteState, *, installed: bool) -> Scores:
         if not installed and held.personal is None:
             return {}
         self._install(run, task, held)  # puts the method's own head in place
@@ -57,7 +57,7 @@ class Scorer:
             load(run.model.head, held.personal[Part.HEAD])
         return of_personal(run.model, run.data, run.recipe)
 
-    def _install(self, run: Prepared, task: Task, held: Held) -> None:
+    def _install(self, run: PreparedRun, task: Task, held: SiteState) -> None:
         base = self._bases.of(task)
         self._now.activity = Activity.SCORING
         run.method.install(run.local(self._site.name, task, held, self._now, NoCheckpoints()), base)

@@ -12,17 +12,17 @@ import torch
 
 import protofed.client.methods  # noqa: F401  (registers the client halves)
 from protofed.client.agent.failure_codes import FORESEEN, reason_of
-from protofed.client.agent.status import Now
+from protofed.client.agent.status import DaemonStatus
 from protofed.client.data.site_data import SiteData
 from protofed.client.method import ClientMethod, client_methods
 from protofed.client.models.catalogue import architectures
 from protofed.client.models.split import SplitModel
 from protofed.client.privacy.decoys import run_secret
-from protofed.client.privacy.policy import Background, Policy
-from protofed.client.state.disk_store import Held, Store
-from protofed.client.training.context import Checkpoints, Local, NoCheckpoints, seeded
-from protofed.common.config.recipe import MOST_ROUNDS, Choice, Input, Recipe, parse_json
-from protofed.common.errors import ConfigError, Failure, TaskFailure, short
+from protofed.client.privacy.policy import GateContext, Policy
+from protofed.client.state.disk_store import SiteState, Store
+from protofed.client.training.context import Checkpoints, FitContext, NoCheckpoints, seeded
+from protofed.common.config.recipe import MOST_ROUNDS, Input, NamedOptions, Recipe, parse_json
+from protofed.common.errors import ConfigError, FailureReason, TaskFailedError, short
 from protofed.common.payload import Payload, SiteId, Update
 from protofed.common.protocol.messages import MOST_BYTES, MOST_RECIPE_BYTES, Assignment, Role, Task, TaskKind
 from protofed.common.version import VERSION
@@ -60,11 +60,13 @@ class Site:
     build_model: Callable[[Recipe], SplitModel]
     checkpoints: Callable[[Task], AbstractContextManager[Checkpoints]] = no_checkpoints
     preparation: str | None = None
-    fit: Callable[[Prepared, Task, Local, Payload], Update] = lambda run, _, local, base: run.method.fit(local, base)
+    fit: Callable[[PreparedRun, Task, FitContext, Payload], Update] = lambda run, _, local, base: run.method.fit(
+        local, base
+    )
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedRun:
     """One run, as far as this site has prepared for it."""
 
     recipe: Recipe
@@ -72,10 +74,12 @@ class Prepared:
     model: SplitModel
     data: SiteData
 
-    def local(self, site: SiteId, task: Task, held: Held, now: Now, checkpoints: Checkpoints) -> Local:
+    def local(
+        self, site: SiteId, task: Task, held: SiteState, now: DaemonStatus, checkpoints: Checkpoints
+    ) -> FitContext:
         """What the method works on in one task; what the site holds stays as it is."""
         recipe = self.recipe
-        return Local(
+        return FitContext(
             site=site,
             round=task.round,
             rounds=recipe.rounds,
@@ -91,11 +95,11 @@ class Prepared:
             checkpoints=checkpoints,
         )
 
-    def background(self, site: Site, task: Task, received: Payload) -> Background:
+    def background(self, site: Site, task: Task, received: Payload) -> GateContext:
         """What the gate has to know to let an update of this task pass."""
         examples = np.bincount(self.data.train.labels.cpu().numpy(), minlength=self.recipe.classes)
         hides = site.policy.rules.hide_class_presence
-        return Background(examples, received, run_secret(site.store.secret(), task.run) if hides else b"")
+        return GateContext(examples, received, run_secret(site.store.secret(), task.run) if hides else b"")
 
     def check(self, task: Task) -> None:
         """What a task says, beside what the wire's types say.
@@ -105,12 +109,16 @@ class Prepared:
         """
         least, most = _ROUNDS[task.kind](self.recipe.rounds)
         if not least <= task.round <= most:
-            raise TaskFailure(Failure.REFUSED, f"a {task.kind} task of round {task.round}: expected {least} to {most}")
+            raise TaskFailedError(
+                FailureReason.REFUSED, f"a {task.kind} task of round {task.round}: expected {least} to {most}"
+            )
         if task.base_bytes > MOST_BYTES:
-            raise TaskFailure(Failure.REFUSED, f"a model of {task.base_bytes} bytes: expected at most {MOST_BYTES}")
+            raise TaskFailedError(
+                FailureReason.REFUSED, f"a model of {task.base_bytes} bytes: expected at most {MOST_BYTES}"
+            )
 
 
-def prepare(site: Site, assignment: Assignment) -> Prepared:
+def prepare(site: Site, assignment: Assignment) -> PreparedRun:
     """Check all that the server says before any of it is used, then load the data.
 
     Raises:
@@ -122,12 +130,12 @@ def prepare(site: Site, assignment: Assignment) -> Prepared:
         method = client_methods.build(recipe.method.name, recipe.method.options)
         site.policy.admit(recipe.method.name, method.sends)
         check_model(recipe.model, recipe.input, recipe.classes)
-        return Prepared(recipe, method, site.build_model(recipe), site.load_data(recipe))
+        return PreparedRun(recipe, method, site.build_model(recipe), site.load_data(recipe))
     except FORESEEN as error:
-        raise TaskFailure(reason_of(error), str(error)) from error
+        raise TaskFailedError(reason_of(error), str(error)) from error
     except Exception as error:  # a driver, or a site's own model: the daemon lives
         log.exception("run failed to be prepared", run=assignment.run)
-        raise TaskFailure(reason_of(error), f"{type(error).__name__}: {error}") from error
+        raise TaskFailedError(reason_of(error), f"{type(error).__name__}: {error}") from error
 
 
 def read(assignment: Assignment) -> Recipe:
@@ -171,7 +179,7 @@ def check_preparation(recipe: Recipe, told: str = "", pinned: str | None = None)
         )
 
 
-def check_model(choice: Choice, input_: Input, classes: int) -> None:
+def check_model(choice: NamedOptions, input_: Input, classes: int) -> None:
     """That a model of the catalogue is not larger than a site takes one, before memory is asked for it.
 
     Raises:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from protofed.client.training.context import Pace, Steps
+from protofed.client.training.context import FitProgress, Throughput
 from protofed.common.protocol.messages import Activity, Progress
 
 # The site's own, and long: a server that chose it could tell one batch from the next, and count them.
@@ -19,7 +19,7 @@ class CalledOffError(Exception):
 
 
 @dataclass
-class Now:
+class DaemonStatus:
     """What the daemon is doing; the heartbeat reads it.
 
     Attributes:
@@ -31,8 +31,8 @@ class Now:
     nonce: str = ""
     round: int = 0  # of the task that has the nonce
     activity: Activity = Activity.IDLE
-    steps: Steps = field(default_factory=Steps)
-    pace: Pace = field(default_factory=Pace)  # never in `progress`
+    steps: FitProgress = field(default_factory=FitProgress)
+    pace: Throughput = field(default_factory=Throughput)  # never in `progress`
     called_off: str = ""  # the nonce that the server no longer waits for
     heartbeat_s: float = 1.0  # the run's own, once there is a run
     clock: Callable[[], float] = time.monotonic

@@ -18,12 +18,12 @@ from numpy.typing import NDArray
 
 from protofed.client.data.site_data import Examples
 from protofed.client.data.spiral import spiral
-from protofed.client.data.split import Column, Half
+from protofed.client.data.split import Column, DataSplit
 from protofed.common.config.recipe import Data
 from protofed.common.errors import DataError, unknown
 
 Arrays: TypeAlias = tuple[NDArray[Any], NDArray[Any]]  # images [N, H, W] or [N, H, W, channels], labels [N] or [N, 1]
-Halves: TypeAlias = tuple[Half | None, Half | None]
+Halves: TypeAlias = tuple[DataSplit | None, DataSplit | None]
 
 _TORCHVISION = {"cifar10": "CIFAR10", "cifar100": "CIFAR100", "mnist": "MNIST", "fashion-mnist": "FashionMNIST"}
 _COLUMNS = ("site", "group")
@@ -52,7 +52,7 @@ def read(data: Data) -> Halves:
         case "digits":
             return _digits(), None
         case "spiral":
-            return Half(spiral(data.seed)), None
+            return DataSplit(spiral(data.seed)), None
         case "npz":
             return _npz(data)
         case "medmnist":
@@ -61,13 +61,13 @@ def read(data: Data) -> Halves:
             return _torchvision(_TORCHVISION[name], data)
 
 
-def _digits() -> Half:
+def _digits() -> DataSplit:
     """1,797 handwritten digits of 8 x 8 pixels with 17 shades of grey."""
     from sklearn.datasets import load_digits  # a second of imports that only this source needs
 
     digits = load_digits()
     images = torch.from_numpy(digits.images).float().div(16).unsqueeze(1)
-    return Half(Examples(images, torch.from_numpy(digits.target).long()))
+    return DataSplit(Examples(images, torch.from_numpy(digits.target).long()))
 
 
 def _torchvision(name: str, data: Data) -> Halves:
@@ -75,14 +75,14 @@ def _torchvision(name: str, data: Data) -> Halves:
     return _torchvision_half(name, root, data, train=True), _torchvision_half(name, root, data, train=False)
 
 
-def _torchvision_half(name: str, root: Path, data: Data, train: bool) -> Half:
+def _torchvision_half(name: str, root: Path, data: Data, train: bool) -> DataSplit:
     from torchvision import datasets  # seconds of imports that only these sources need
 
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # NumPy on the age of CIFAR's own files
             found = getattr(datasets, name)(str(root), train=train, download=data.download)
-        return Half(_examples((np.asarray(found.data), np.asarray(found.targets))))
+        return DataSplit(_examples((np.asarray(found.data), np.asarray(found.targets))))
     except _FOREIGN as error:
         raise _unusable(name, data, error) from error
 
@@ -104,7 +104,7 @@ def _medmnist(data: Data) -> Halves:
         found = [
             made(split=half, root=str(root), download=data.download, size=int(size or 28)) for half in ("train", "test")
         ]
-        train, test = (Half(_examples((half.imgs, half.labels))) for half in found)
+        train, test = (DataSplit(_examples((half.imgs, half.labels))) for half in found)
     except _FOREIGN as error:
         raise _unusable(f"{data.dataset}.npz", data, error) from error
     return train, test
@@ -147,7 +147,7 @@ def _read_npz(path: Path | None) -> dict[str, NDArray[Any]]:
         ) from error
 
 
-def _half(arrays: dict[str, NDArray[Any]], half: str, path: Path | None) -> Half | None:
+def _half(arrays: dict[str, NDArray[Any]], half: str, path: Path | None) -> DataSplit | None:
     images, labels = (arrays.get(f"{half}_{kind}") for kind in ("images", "labels"))
     if images is None and labels is None:
         return None
@@ -158,7 +158,7 @@ def _half(arrays: dict[str, NDArray[Any]], half: str, path: Path | None) -> Half
     except DataError as error:
         raise DataError(f"{path}, {half}: {error}") from error
     site, group = (_column(arrays, f"{half}_{kind}", len(examples), path) for kind in _COLUMNS)
-    return Half(examples, site, group)
+    return DataSplit(examples, site, group)
 
 
 def _column(arrays: dict[str, NDArray[Any]], key: str, count: int, path: Path | None) -> Column | None:

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protofed.client.data import dicom
-from protofed.client.data.image_error import MOST_FILE_BYTES, MOST_PIXELS, Unreadable
+from protofed.client.data.image_error import MOST_FILE_BYTES, MOST_PIXELS, UnreadableImageError
 from protofed.common.config.recipe import Input
 from protofed.common.errors import DataError
 
@@ -88,7 +88,7 @@ def opened(path: Path, window: tuple[float, float] | None) -> Image:
     except (DataError, MemoryError):
         raise
     except Exception as error:  # decoders of damaged files raise anything
-        raise Unreadable(f"truncated, damaged or of no known type ({type(error).__name__})") from error
+        raise UnreadableImageError(f"truncated, damaged or of no known type ({type(error).__name__})") from error
     return found
 
 
@@ -96,11 +96,11 @@ def _check_file(path: Path) -> None:
     try:
         found = path.stat()
     except OSError as error:
-        raise Unreadable(f"{error.strerror}".lower()) from error
+        raise UnreadableImageError(f"{error.strerror}".lower()) from error
     if not stat.S_ISREG(found.st_mode):  # a pipe would never end
-        raise Unreadable("no regular file")
+        raise UnreadableImageError("no regular file")
     if not 0 < found.st_size <= MOST_FILE_BYTES:
-        raise Unreadable("empty" if not found.st_size else f"larger than {MOST_FILE_BYTES >> 20} MiB")
+        raise UnreadableImageError("empty" if not found.st_size else f"larger than {MOST_FILE_BYTES >> 20} MiB")
 
 
 def _read(path: Path, window: tuple[float, float] | None) -> Image:
@@ -108,11 +108,11 @@ def _read(path: Path, window: tuple[float, float] | None) -> Image:
 
     with Image.open(path, formats=FORMATS) as image:
         if (frames := getattr(image, "n_frames", 1)) != 1:
-            raise Unreadable(f"{frames} frames or pages; expected one image a file")
+            raise UnreadableImageError(f"{frames} frames or pages; expected one image a file")
         if image.width * image.height > MOST_PIXELS:
-            raise Unreadable(f"{image.width} x {image.height} pixels; expected at most {MOST_PIXELS:,}")
+            raise UnreadableImageError(f"{image.width} x {image.height} pixels; expected at most {MOST_PIXELS:,}")
         if image.mode not in ("I", *_DEEP) and any(";16" in str(tile.args) for tile in image.tile):
-            raise Unreadable("colours of 16 bits; expected 8 bits, or 16 in grey")
+            raise UnreadableImageError("colours of 16 bits; expected 8 bits, or 16 in grey")
         image.load()
         return _plain(ImageOps.exif_transpose(image), window)
 
@@ -128,7 +128,7 @@ def _plain(image: Image, window: tuple[float, float] | None) -> Image:
     if image.mode in ("1", "YCbCr"):
         return image.convert("L" if image.mode == "1" else "RGB")
     if image.mode not in ("L", "RGB"):
-        raise Unreadable(f"colours as {image.mode}; expected grey or RGB")
+        raise UnreadableImageError(f"colours as {image.mode}; expected grey or RGB")
     return image
 
 
@@ -136,12 +136,14 @@ def _deep(image: Image, window: tuple[float, float] | None) -> NDArray[np.float3
     """Values of more than 8 bits in 0..1: by the run's window, or 16 bits by 65535."""
     values = np.asarray(image).astype(np.float64)  # of either byte order
     if not np.isfinite(values).all():
-        raise Unreadable("values that are no numbers")
+        raise UnreadableImageError("values that are no numbers")
     if window is not None:
         return _windowed(values, window)
     most = 1.0 if image.mode == "F" else 65535.0
     if values.min() < 0 or values.max() > most:
-        raise Unreadable(f"values outside 0 to {most:g}, which need input.window; expected 8 bits or 16 without a sign")
+        raise UnreadableImageError(
+            f"values outside 0 to {most:g}, which need input.window; expected 8 bits or 16 without a sign"
+        )
     return (values / most).astype(np.float32)
 
 
@@ -149,7 +151,7 @@ def _opaque(image: Image) -> Image:
     """Without its alpha, which must not matter."""
     whole = image.convert("RGBA")
     if whole.getchannel("A").getextrema() != (255, 255):
-        raise Unreadable("partly transparent; expected an opaque image")
+        raise UnreadableImageError("partly transparent; expected an opaque image")
     if image.mode == "P" or image.mode == "PA":
         return whole.convert("RGB" if not _is_grey(image) else "L")
     return whole.convert("L" if image.mode in ("LA", "La", "L") else "RGB")
@@ -168,7 +170,9 @@ def _coloured(image: Image, input_: Input) -> Image:
         return image
     if input_.colours == "exact":
         said = {1: "grey", 3: "RGB"}
-        raise Unreadable(f"{said[channels]}, and the run takes {said[input_.shape[0]]} images only (input.colours)")
+        raise UnreadableImageError(
+            f"{said[channels]}, and the run takes {said[input_.shape[0]]} images only (input.colours)"
+        )
     return image.convert("L") if channels == 3 else image  # ITU-R 601; grey is repeated in the end
 
 
@@ -191,7 +195,7 @@ def _fitted(image: Image, input_: Input) -> Pixels:
     across, down = width / image.width, height / image.height
     match input_.fit:
         case "exact":
-            raise Unreadable(
+            raise UnreadableImageError(
                 f"{image.width} x {image.height} pixels, and the run takes {width} x {height} only (input.fit)"
             )
         case "stretch":

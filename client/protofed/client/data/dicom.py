@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from protofed.client.data.image_error import MOST_PIXELS, Unreadable
+from protofed.client.data.image_error import MOST_PIXELS, UnreadableImageError
 from protofed.common.errors import DataError
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def read(path: Path, window: tuple[float, float] | None) -> Image:
         return Image.fromarray(1 - plane if kind == "MONOCHROME1" else plane)
     array = _colours(found, kind)
     if array.dtype != np.uint8 or array.ndim != 3:
-        raise Unreadable(f"DICOM in {kind} with {array.dtype} values; expected 8 bits a colour")
+        raise UnreadableImageError(f"DICOM in {kind} with {array.dtype} values; expected 8 bits a colour")
     return Image.fromarray(array)
 
 
@@ -69,17 +69,17 @@ def _checked(path: Path) -> Dataset:
     pydicom = _library()
     meta = pydicom.filereader.read_file_meta_info(path)
     if meta.TransferSyntaxUID == _DEFLATED:  # all of it would be inflated before anything can be asked
-        raise Unreadable("a deflated DICOM file; expected another transfer syntax")
+        raise UnreadableImageError("a deflated DICOM file; expected another transfer syntax")
     found: Dataset = pydicom.dcmread(path, specific_tags=_READ)
     if "PixelData" not in found:
-        raise Unreadable("DICOM without an image")
+        raise UnreadableImageError("DICOM without an image")
     if int(found.get("NumberOfFrames") or 1) != 1 or "PerFrameFunctionalGroupsSequence" in found:
-        raise Unreadable("DICOM of several frames; expected one image a file")
+        raise UnreadableImageError("DICOM of several frames; expected one image a file")
     if found.Rows * found.Columns > MOST_PIXELS:
-        raise Unreadable(f"{found.Columns} x {found.Rows} pixels; expected at most {MOST_PIXELS:,}")
+        raise UnreadableImageError(f"{found.Columns} x {found.Rows} pixels; expected at most {MOST_PIXELS:,}")
     syntax = meta.TransferSyntaxUID
     if syntax.is_compressed and not pydicom.pixels.get_decoder(syntax).is_available:
-        raise Unreadable(f"DICOM compressed as {syntax.name}, for which pydicom has no decoder here")
+        raise UnreadableImageError(f"DICOM compressed as {syntax.name}, for which pydicom has no decoder here")
     return found
 
 
@@ -108,7 +108,7 @@ def _unit(found: Dataset, window: tuple[float, float] | None) -> NDArray[np.floa
         low, high = sorted(float(end) for end in apply_modality_lut(_stored_ends(found), found))
         unit = linear(values, (low + high) / 2, high - low)
     if not np.isfinite(unit).all():
-        raise Unreadable("DICOM whose window or range is no number")
+        raise UnreadableImageError("DICOM whose window or range is no number")
     return unit.clip(0, 1).astype(np.float32)
 
 
@@ -130,7 +130,7 @@ def _own_window(values: Values, found: Dataset) -> Values:
             unit: Values = 1 / (1 + np.exp(np.clip(-4 * (values - centre) / width, -700, 700)))
             return unit
         case _:
-            raise Unreadable("DICOM with an unknown VOI LUT function")
+            raise UnreadableImageError("DICOM with an unknown VOI LUT function")
 
 
 def _looked_up(values: Values, found: Dataset) -> Values:
@@ -139,7 +139,7 @@ def _looked_up(values: Values, found: Dataset) -> Values:
 
     entries, _, bits = (int(number) for number in found.VOILUTSequence[0].LUTDescriptor)
     if bits == 8 and not 0 < entries <= 256:  # pydicom counts places of such a table in 8 bits
-        raise Unreadable("DICOM with a VOI LUT of 8 bits and more than 256 entries")
+        raise UnreadableImageError("DICOM with a VOI LUT of 8 bits and more than 256 entries")
     looked: Values = apply_voi(values.astype(np.int64), found) / ((1 << bits) - 1)
     return looked
 

@@ -11,7 +11,7 @@ SPLITS: tuple[Split, ...] = get_args(Split)
 
 
 @dataclass(frozen=True)
-class Entry:
+class FileEntry:
     """A file and what the site says of it.
 
     Attributes:

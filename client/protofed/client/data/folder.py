@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from protofed.client.data.file_entry import SPLITS, Entry, Split, leads_out
+from protofed.client.data.file_entry import SPLITS, FileEntry, Split, leads_out
 from protofed.client.data.labels import plain
 from protofed.common.errors import DataError
 
@@ -18,7 +18,7 @@ _LEFTOVERS = frozenset(
 )
 
 
-def read(root: Path, group: str | None) -> tuple[list[Entry], list[str]]:
+def read(root: Path, group: str | None) -> tuple[list[FileEntry], list[str]]:
     """All files below a folder, sorted by name.
 
     Args:
@@ -33,7 +33,7 @@ def read(root: Path, group: str | None) -> tuple[list[Entry], list[str]]:
     if not root.is_dir():
         raise DataError(f"there is no folder {root}; expected one with a folder of images for each class")
     has_splits = _has_splits(root)
-    entries, astray = list[Entry](), list[str]()
+    entries, astray = list[FileEntry](), list[str]()
     for name in sorted(files(root)):
         *folders, _ = name.split("/")
         split: Split | None = next((one for one in SPLITS if has_splits and folders[:1] == [one]), None)
@@ -41,7 +41,7 @@ def read(root: Path, group: str | None) -> tuple[list[Entry], list[str]]:
             astray.append(plain(name))
             continue
         label = plain(folders[has_splits])
-        entries.append(Entry(root / name, plain(name), label, split, _group(name, group)))
+        entries.append(FileEntry(root / name, plain(name), label, split, _group(name, group)))
     return entries, astray
 
 

@@ -8,5 +8,5 @@ MOST_PIXELS = 100_000_000  # of one image, in its file: beyond it is a decompres
 MOST_FILE_BYTES = 1 << 30
 
 
-class Unreadable(DataError):
+class UnreadableImageError(DataError):
     """A file that is no image that the run can use; its text is the reason, and names neither file nor content."""

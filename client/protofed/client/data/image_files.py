@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from protofed.client.data import folder, manifest
-from protofed.client.data.file_entry import Entry
+from protofed.client.data.file_entry import FileEntry
 from protofed.client.data.labels import LabelMap
 from protofed.common.config.data import Data, common_folder
 from protofed.common.errors import DataError
 
 
 @dataclass(frozen=True)
-class Item(Entry):
+class IndexedFile(FileEntry):
     """One image file, not opened yet; `index` is the run's class, 0..C-1."""
 
     index: int = field(kw_only=True)
@@ -34,12 +34,12 @@ class Scan:
         labels: what the site's labels mean.
     """
 
-    items: Sequence[Item]
+    items: Sequence[IndexedFile]
     ignored: Counter[str]
     unmapped: Counter[str]
     astray: Sequence[str]
-    ungrouped: Sequence[Item]
-    crossing: Sequence[Item]
+    ungrouped: Sequence[IndexedFile]
+    crossing: Sequence[IndexedFile]
     labels: LabelMap
 
     def check(self) -> None:
@@ -94,7 +94,7 @@ def scan(data: Data, vocabulary: Sequence[str], classes: int) -> Scan:
     )
 
 
-def listed(data: Data) -> tuple[list[Entry], list[str]]:
+def listed(data: Data) -> tuple[list[FileEntry], list[str]]:
     """All files of a source `folder` or `manifest` with their own labels, and those that lie astray.
 
     Raises:
@@ -112,11 +112,11 @@ def rooted(data: Data) -> Data:
     return data.model_copy(update={"root": data.place or common_folder()})
 
 
-def _item(entry: Entry, index: int) -> Item:
-    return Item(**vars(entry), index=index)
+def _item(entry: FileEntry, index: int) -> IndexedFile:
+    return IndexedFile(**vars(entry), index=index)
 
 
-def _crossing(items: Sequence[Item]) -> list[Item]:
+def _crossing(items: Sequence[IndexedFile]) -> list[IndexedFile]:
     """In items' order; what is in no group crosses nothing."""
     train, test = ({item.group for item in items if item.split == split} for split in ("train", "test"))
     both = train & test - {None}

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
-from protofed.client.data.file_entry import SPLITS, Entry, Split, leads_out
+from protofed.client.data.file_entry import SPLITS, FileEntry, Split, leads_out
 from protofed.client.data.labels import plain
 from protofed.common.errors import DataError
 
@@ -20,7 +20,7 @@ SEPARATORS = (",", ";", "\t")
 _DRIVE = re.compile(r"[A-Za-z]:")
 
 
-def read(file: Path) -> list[Entry]:
+def read(file: Path) -> list[FileEntry]:
     """The rows of a manifest, in its order; empty rows are left out.
 
     Raises:
@@ -29,7 +29,7 @@ def read(file: Path) -> list[Entry]:
     records = _records(file)
     optional = [name for name in OPTIONAL if any(cells.get(name) for _, cells in records)]
     root = file.parent.resolve()
-    entries, rows = list[Entry](), dict[str, int]()
+    entries, rows = list[FileEntry](), dict[str, int]()
     for row, cells in records:
         where = f"{file}, row {row}"
         if lacking := [name for name in (*NEEDED, *optional) if not cells[name]]:
@@ -41,7 +41,7 @@ def read(file: Path) -> list[Entry]:
             raise DataError(f"{where} has the path of row {rows[name]}; expected every image once")
         rows[name] = row
         group = cells["group"] if "group" in optional else None
-        entries.append(Entry(root / name, name, plain(cells["label"]), _split(cells, optional, where), group, row))
+        entries.append(FileEntry(root / name, name, plain(cells["label"]), _split(cells, optional, where), group, row))
     return entries
 
 

@@ -16,10 +16,10 @@ import torch
 from numpy.typing import NDArray
 
 from protofed.client.data.decoding import Pixels, decoded, quiet
-from protofed.client.data.image_error import Unreadable
-from protofed.client.data.image_files import Item, Scan, scan
+from protofed.client.data.image_error import UnreadableImageError
+from protofed.client.data.image_files import IndexedFile, Scan, scan
 from protofed.client.data.site_data import Examples
-from protofed.client.data.split import Half, held_out, refuse_test_share
+from protofed.client.data.split import DataSplit, held_out, refuse_test_share
 from protofed.common.config.recipe import Data, Input
 from protofed.common.errors import DataError
 
@@ -29,7 +29,7 @@ MOST_AHEAD = 256  # images
 log = structlog.get_logger()
 
 
-def read(data: Data, input_: Input, vocabulary: Sequence[str]) -> tuple[Half, Half]:
+def read(data: Data, input_: Input, vocabulary: Sequence[str]) -> tuple[DataSplit, DataSplit]:
     """A source `folder` or `manifest` as training and test examples; files marked val are left alone.
 
     Without a split of their own, what is held out is drawn before any file is read: that one of them becomes
@@ -77,7 +77,7 @@ def read_images(paths: Sequence[Path], input_: Input) -> tuple[NDArray[np.generi
 def _tried(path: Path, input_: Input) -> Pixels | str:
     try:
         return decoded(path, input_)
-    except Unreadable as error:
+    except UnreadableImageError as error:
         return str(error)
 
 
@@ -91,7 +91,7 @@ def _room(images: NDArray[np.generic], filled: int, dtype: np.dtype[np.generic],
     return room
 
 
-def _halves(items: Sequence[Item], data: Data) -> tuple[list[Item], list[Item]]:
+def _halves(items: Sequence[IndexedFile], data: Data) -> tuple[list[IndexedFile], list[IndexedFile]]:
     train = [item for item in items if item.split in (None, "train")]
     test = [item for item in items if item.split == "test"]
     if not train and not test:
@@ -119,9 +119,9 @@ def _tolerate(why: Sequence[str | None], found: Scan, data: Data) -> None:
         log.warning("images cannot be read and are left out", count=bad)
 
 
-def _half(items: Sequence[Item], images: NDArray[np.generic], rows: NDArray[np.intp], place: slice) -> Half:
+def _half(items: Sequence[IndexedFile], images: NDArray[np.generic], rows: NDArray[np.intp], place: slice) -> DataSplit:
     """The items in these rows, whose images have this place."""
     labels = torch.tensor([items[row].index for row in rows], dtype=torch.int64)
     groups = [items[row].group for row in rows]
     group = np.array(groups) if items[0].group is not None else None
-    return Half(Examples(torch.from_numpy(images[place]), labels), group=group)
+    return DataSplit(Examples(torch.from_numpy(images[place]), labels), group=group)

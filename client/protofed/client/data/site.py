@@ -109,14 +109,14 @@ def _cut(source: Source, data: Data) -> _Cut:
     if data.local_test is not None:
         local = partition.by_class(_labels(source.train), sites, _labels(source.test), rng)
         return _Cut(sites, source.test, local)
-    if isinstance(data.partition, kinds.Column) and source.test_site_column is not None:
+    if isinstance(data.partition, kinds.ColumnPartition) and source.test_site_column is not None:
         return _Cut(sites, source.test, _own_rows(_column(source), source.test_site_column))
     return _Cut(sites, source.test, [])
 
 
 def _check_groups(column: Column, sites: list[Indices], how: kinds.Partition) -> None:
     """That no group is at two sites: what one trains on would be another's test set."""
-    if not isinstance(how, kinds.Whole | kinds.Column):
+    if not isinstance(how, kinds.Whole | kinds.ColumnPartition):
         raise DataError(
             f"partition '{how.kind}' would divide groups among sites; expected 'whole', or 'column' with each group at "
             "one site, or a source without groups"
@@ -148,7 +148,7 @@ def _partition(source: Source, how: kinds.Partition, rng: np.random.RandomState)
             return partition.pathological(labels, sites, each, balanced, rng)
         case kinds.Shards(sites=sites, shards=shards):
             return partition.shards(labels, sites, shards, rng)
-        case kinds.Column():
+        case kinds.ColumnPartition():
             return partition.by_column(_column(source))
         case other:
             assert_never(other)

@@ -14,11 +14,11 @@ import torch
 from protofed.client.data import arrays, groups, reading
 from protofed.client.data import image_files as files
 from protofed.client.data.decoding import opened, quiet
-from protofed.client.data.image_error import Unreadable
+from protofed.client.data.image_error import UnreadableImageError
 from protofed.client.data.labels import plain
 from protofed.client.data.site_data import Examples, check_shape, no_examples
 from protofed.client.data.split import Column as Column
-from protofed.client.data.split import Half, held_out, refuse_test_share
+from protofed.client.data.split import DataSplit, held_out, refuse_test_share
 from protofed.common.config.recipe import Data, Input
 from protofed.common.errors import DataError
 
@@ -47,7 +47,7 @@ class Source:
     test_group_column: Column | None = None
 
     @classmethod
-    def of(cls, train: Half, test: Half) -> Source:
+    def of(cls, train: DataSplit, test: DataSplit) -> Source:
         """Of its halves."""
         return cls(train.examples, test.examples, train.site, test.site, train.group, test.group)
 
@@ -109,14 +109,14 @@ def _first_shape(data: Data) -> Input:
         try:
             with quiet():
                 image = opened(entry.path, None)
-        except Unreadable:
+        except UnreadableImageError:
             continue
         channels = 3 if image.mode == "RGB" else 1
         return Input(shape=(channels, image.height, image.width), fit="stretch", colours="convert")
     raise DataError(f"{data.root}: none of the first {min(_TRIED, len(entries))} files is an image that can be read")
 
 
-def _read(data: Data, input_: Input, vocabulary: Sequence[str]) -> tuple[Half, Half]:
+def _read(data: Data, input_: Input, vocabulary: Sequence[str]) -> tuple[DataSplit, DataSplit]:
     """With the run's classes; a source without training examples has none of `input_`'s shape."""
     if data.source in NAMED:
         return reading.read(data, input_, vocabulary)
@@ -124,14 +124,14 @@ def _read(data: Data, input_: Input, vocabulary: Sequence[str]) -> tuple[Half, H
     train, test = (half and half.relabelled(data, vocabulary) for half in arrays.read(data))
     if test is not None:
         refuse_test_share(data)
-        return train or Half(no_examples(input_)), test
+        return train or DataSplit(no_examples(input_)), test
     if train is None:
         raise DataError(f"source {data.source} has no images; expected some to train on or to test")
     kept, held = held_out(train.examples.labels.numpy(), train.group, data)
     return (train if data.merge else train.take(kept)), train.take(held)
 
 
-def _joined(train: Half, test: Half) -> Half:
+def _joined(train: DataSplit, test: DataSplit) -> DataSplit:
     """Training examples, then test examples, with the columns that both have."""
     both = Examples(
         torch.cat((train.examples.images, test.examples.images)),
@@ -141,10 +141,10 @@ def _joined(train: Half, test: Half) -> Half:
         raise DataError("only one of train and test has groups; expected them in both, or in none")
     columns = ((train.site, test.site), (train.group, test.group))
     site, group = (None if a is None or b is None else np.concatenate((a, b)) for a, b in columns)
-    return Half(both, site, group)
+    return DataSplit(both, site, group)
 
 
-def _check_apart(train: Half, test: Half) -> None:
+def _check_apart(train: DataSplit, test: DataSplit) -> None:
     """Groups on either side, where there are both sides."""
     if not len(train.examples) or not len(test.examples) or train.group is None is test.group:
         return

@@ -23,7 +23,7 @@ TEST_SHARE = 0.3  # of a source without a test set, unless data.test_share says 
 
 
 @dataclass(frozen=True, eq=False)
-class Half:
+class DataSplit:
     """One half of a source.
 
     Attributes:
@@ -35,12 +35,12 @@ class Half:
     site: Column | None = None
     group: Column | None = None
 
-    def take(self, rows: Indices) -> Half:
+    def take(self, rows: Indices) -> DataSplit:
         """These rows, in this order."""
         site, group = (None if column is None else column[rows] for column in (self.site, self.group))
-        return Half(self.examples.take(torch.from_numpy(rows)), site, group)
+        return DataSplit(self.examples.take(torch.from_numpy(rows)), site, group)
 
-    def relabelled(self, data: Data, vocabulary: Sequence[str]) -> Half:
+    def relabelled(self, data: Data, vocabulary: Sequence[str]) -> DataSplit:
         """With the run's classes in place of the source's numbers, and without what is ignored.
 
         Raises:
@@ -50,7 +50,7 @@ class Half:
             return self
         rows, classes = by_number(self.examples.labels.numpy(), data, vocabulary)
         kept = self.take(rows)
-        return Half(Examples(kept.examples.images, torch.from_numpy(classes)), kept.site, kept.group)
+        return DataSplit(Examples(kept.examples.images, torch.from_numpy(classes)), kept.site, kept.group)
 
 
 def held_out(labels: Labels, group: Column | None, data: Data) -> tuple[Indices, Indices]:

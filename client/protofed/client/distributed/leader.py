@@ -16,16 +16,16 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import Store
 
 from protofed.client.agent.failure_codes import FORESEEN
-from protofed.client.agent.site import Prepared, Site, prepare
-from protofed.client.agent.status import Now
+from protofed.client.agent.site import PreparedRun, Site, prepare
+from protofed.client.agent.status import DaemonStatus
 from protofed.client.data.site_data import SiteData
 from protofed.client.distributed.data_parallel import shared
 from protofed.client.distributed.team import ElsewhereError, LostError, Team
-from protofed.client.state.disk_store import Held
-from protofed.client.training.context import Checkpoints, Local, NoCheckpoints
+from protofed.client.state.disk_store import SiteState
+from protofed.client.training.context import Checkpoints, FitContext, NoCheckpoints
 from protofed.common import codec
 from protofed.common.config.recipe import Recipe
-from protofed.common.errors import ConfigError, DataError, Failure, TaskFailure
+from protofed.common.errors import ConfigError, DataError, FailureReason, TaskFailedError
 from protofed.common.payload import Payload, Update
 from protofed.common.protocol.messages import Assignment, Task, TaskKind
 
@@ -46,7 +46,7 @@ class Call:
     facts: Mapping[str, Any]
 
 
-class Board:
+class CallBoard:
     """Where rank 0 writes what is next, and the others look; it is the launcher's and outlives a restart of all ranks.
 
     Args:
@@ -87,7 +87,7 @@ class Board:
 class Leader:
     """Rank 0: the daemon."""
 
-    def __init__(self, team: Team, board: Board) -> None:
+    def __init__(self, team: Team, board: CallBoard) -> None:
         self._team, self._board = team, board
 
     def over(self, site: Site) -> Site:
@@ -106,11 +106,11 @@ class Leader:
                 data = own(recipe)
                 self._team.give(_digest(data))
         except ElsewhereError as error:
-            kind = DataError if error.reason is Failure.DATA else ConfigError
+            kind = DataError if error.reason is FailureReason.DATA else ConfigError
             raise kind(f"the run cannot be prepared: {error}") from error
         return data
 
-    def fit(self, run: Prepared, task: Task, local: Local, received: Payload) -> Update:
+    def fit(self, run: PreparedRun, task: Task, local: FitContext, received: Payload) -> Update:
         """As `Site.fit`."""
         self._board.write(Call(FIT, {**asdict(task), "kind": task.kind.value}))
         with self._team.together():
@@ -123,7 +123,7 @@ class Leader:
         self._board.write(Call(END, {}))
 
 
-def follow(team: Team, board: Board, site: Site) -> None:
+def follow(team: Team, board: CallBoard, site: Site) -> None:
     """Do what rank 0 does, until it lets this process end. Nothing is written, and no server is talked to.
 
     Args:
@@ -132,7 +132,7 @@ def follow(team: Team, board: Board, site: Site) -> None:
     Raises:
         LostError: rank 0 or another rank has gone.
     """
-    run: Prepared | None = None
+    run: PreparedRun | None = None
     for call in board.calls():
         try:
             with team.together():
@@ -140,13 +140,13 @@ def follow(team: Team, board: Board, site: Site) -> None:
         except ElsewhereError as why:
             log.info("all ranks leave the work", why=str(why))
         except Exception as error:  # told to all: the daemon tells the server, by its code
-            if isinstance(error, (TaskFailure, *FORESEEN)):
+            if isinstance(error, (TaskFailedError, *FORESEEN)):
                 log.error("this rank failed", why=str(error))
             else:
                 log.exception("this rank failed unforeseen")
 
 
-def _prepare(team: Team, call: Call, site: Site) -> Prepared:
+def _prepare(team: Team, call: Call, site: Site) -> PreparedRun:
     run = prepare(site, Assignment(call.facts["run"], call.facts["recipe"]))
     if team.give(None) != _digest(run.data):
         raise DataError("the training data here are others than rank 0's: copy the same to every node")
@@ -154,17 +154,17 @@ def _prepare(team: Team, call: Call, site: Site) -> Prepared:
     return run
 
 
-def _take_part(team: Team, call: Call, site: Site, run: Prepared | None) -> Prepared:
+def _take_part(team: Team, call: Call, site: Site, run: PreparedRun | None) -> PreparedRun:
     if run is None:
         raise ConfigError("a fit of a run that was not prepared")
     task = Task(**{**call.facts, "kind": TaskKind(call.facts["kind"])})
     received, memory = (codec.decode(team.give(None)) for _ in range(2))
-    local = run.local(site.name, task, Held(0, memory), Now(), NoCheckpoints())
+    local = run.local(site.name, task, SiteState(0, memory), DaemonStatus(), NoCheckpoints())
     _fit(team, run, local, received)
     return run
 
 
-def _fit(team: Team, run: Prepared, local: Local, received: Payload) -> Update:
+def _fit(team: Team, run: PreparedRun, local: FitContext, received: Payload) -> Update:
     local.ranks, local.checkpoints = team, _Checkpoints(team, local.checkpoints)
     with shared(local.model.body, team):
         return run.method.fit(local, received)

@@ -16,7 +16,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from protofed.client.distributed.environment import Launch
-from protofed.client.distributed.leader import LOOK_EVERY_S, Board
+from protofed.client.distributed.leader import LOOK_EVERY_S, CallBoard
 from protofed.client.distributed.team import LostError, Team
 from protofed.common.errors import ConfigError
 from protofed.common.version import VERSION
@@ -26,7 +26,7 @@ _DEVICES = ("cpu", "cuda")
 
 
 @contextmanager
-def joined(launch: Launch, device: torch.device, longest: timedelta = LONGEST_WAIT) -> Iterator[tuple[Team, Board]]:
+def joined(launch: Launch, device: torch.device, longest: timedelta = LONGEST_WAIT) -> Iterator[tuple[Team, CallBoard]]:
     """All ranks, once they are there: over gloo, and NCCL for what is on GPUs.
 
     Raises:
@@ -38,7 +38,7 @@ def joined(launch: Launch, device: torch.device, longest: timedelta = LONGEST_WA
         store = PrefixStore(name := met(store, rank, size), store)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=longest)
         check_alike(device)
-        board = Board(store, name)
+        board = CallBoard(store, name)
         team = Team(device, _numbers(device, longest))
     except RuntimeError as error:
         raise LostError(f"the processes of this site do not reach each other: {error}") from error

@@ -18,10 +18,10 @@ from torch import Tensor
 
 from protofed.client.agent.failure_codes import reason_of
 from protofed.client.agent.status import CalledOffError
-from protofed.common.errors import Failure, TaskFailure
+from protofed.common.errors import FailureReason, TaskFailedError
 
 WELL, SHORT, CALLED_OFF, FAILED = 0, 1, 2, 3  # FAILED + the number of a reason
-REASONS = tuple(Failure)
+REASONS = tuple(FailureReason)
 Numbers: TypeAlias = dist.ProcessGroup | None  # None: the group of all, over which processes also talk
 
 
@@ -29,7 +29,7 @@ class LostError(BaseException):
     """Another rank has ended or hangs: this process cannot go on, either. Nothing of the task counts as failed."""
 
 
-class ElsewhereError(TaskFailure):
+class ElsewhereError(TaskFailedError):
     """All leave the work, because another rank does."""
 
 
@@ -86,7 +86,9 @@ class Team:
             ElsewhereError, ShortElsewhereError: as another rank says.
         """
         if len(sizes := set(self._heard(size))) > 1:
-            raise TaskFailure(Failure.INTERNAL, f"the ranks do not do the same: {sorted(sizes)} numbers to exchange")
+            raise TaskFailedError(
+                FailureReason.INTERNAL, f"the ranks do not do the same: {sorted(sizes)} numbers to exchange"
+            )
 
     def add(self, tensor: Tensor) -> Tensor:
         """The sum over all ranks, in place; the same bits everywhere."""
@@ -126,7 +128,7 @@ class Team:
             return
         worst = max(word for word, _ in self._say(SHORT))
         if worst > SHORT:
-            reason = Failure.INTERNAL if worst == CALLED_OFF else REASONS[worst - FAILED]
+            reason = FailureReason.INTERNAL if worst == CALLED_OFF else REASONS[worst - FAILED]
             raise ElsewhereError(reason, "another rank has left the step")
 
     def seed(self, seed: int, call: int, epoch: int) -> None:
@@ -144,7 +146,7 @@ class Team:
         if worst == SHORT:
             raise ShortElsewhereError(f"the memory of rank {-rank} did not suffice")
         if worst == CALLED_OFF:
-            raise ElsewhereError(Failure.INTERNAL, "the task was called off")
+            raise ElsewhereError(FailureReason.INTERNAL, "the task was called off")
         if worst >= FAILED:
             reason = REASONS[worst - FAILED]
             raise ElsewhereError(reason, f"rank {-rank} of {self.size} failed ({reason}); its log says why")
@@ -161,7 +163,7 @@ class Team:
 def _word(error: Exception) -> int:
     if isinstance(error, CalledOffError):
         return CALLED_OFF
-    reason = error.reason if isinstance(error, TaskFailure) else reason_of(error)
+    reason = error.reason if isinstance(error, TaskFailedError) else reason_of(error)
     return FAILED + REASONS.index(reason)
 
 

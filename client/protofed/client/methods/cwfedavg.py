@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy
 
 from protofed.client.method import Personal, client_methods
 from protofed.client.models.split import dump, load
-from protofed.client.training.context import Local
+from protofed.client.training.context import FitContext
 from protofed.client.training.loop import train
 from protofed.client.training.losses import class_shares, distribution_gap
 from protofed.common.payload import Part, Payload, Update
@@ -18,7 +18,7 @@ from protofed.common.payload import Part, Payload, Update
 
 @client_methods.register(cwfedavg=("layers", "weighting"))
 @dataclass(frozen=True)
-class CwFedAvg:
+class CwFedAvgClient:
     """Train the mixed model so that the norms of its head's rows tell the site's class distribution.
 
     That is what WDR is for: the server learns an estimate of the distribution, as part CLASS_SHARES.
@@ -34,12 +34,12 @@ class CwFedAvg:
         """The model, and what the server mixes by."""
         return frozenset({Part.BODY, Part.HEAD, self._shares_part})
 
-    def install(self, local: Local, received: Payload) -> None:
+    def install(self, local: FitContext, received: Payload) -> None:
         """The model that the server mixed for this site."""
         load(local.model.body, received[Part.BODY])
         load(local.model.head, received[Part.HEAD])
 
-    def fit(self, local: Local, received: Payload) -> Update:
+    def fit(self, local: FitContext, received: Payload) -> Update:
         """Cross-entropy + lambda Omega."""
         self.install(local, received)
         weight, p = local.model.head.get_parameter("weight"), local.data.label_frequencies()  # [C, D], [C]

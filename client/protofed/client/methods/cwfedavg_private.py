@@ -10,27 +10,27 @@ from torch.nn.functional import cross_entropy
 
 from protofed.client.method import Personal, client_methods
 from protofed.client.models.split import dump, load
-from protofed.client.training.context import Local
+from protofed.client.training.context import FitContext
 from protofed.client.training.loop import train
 from protofed.common.payload import Part, Payload, Update
 
 
 @client_methods.register("cwfedavg-private")
 @dataclass(frozen=True)
-class CwFedAvgPrivate:
+class CwFedAvgPrivateClient:
     """The site mixes the class heads by its own true distribution, which never leaves it; no WDR is needed."""
 
     personal: ClassVar[Personal] = "installed"
     sends: ClassVar[frozenset[Part]] = frozenset({Part.BODY, Part.HEAD, Part.CLASS_PRESENCE})
 
-    def install(self, local: Local, received: Payload) -> None:
+    def install(self, local: FitContext, received: Payload) -> None:
         """Global body; head = sum_j p_j head_j."""
         p = local.data.label_frequencies().cpu().numpy()  # [C]
         load(local.model.body, received[Part.BODY])
         heads = received[Part.CLASS_MODELS].items()
         load(local.model.head, {name: np.tensordot(p.astype(stack.dtype), stack, 1) for name, stack in heads})
 
-    def fit(self, local: Local, received: Payload) -> Update:
+    def fit(self, local: FitContext, received: Payload) -> Update:
         """Cross-entropy, as in FedAvg."""
         self.install(local, received)
         loss = train(local, lambda x, y: cross_entropy(local.model(x), y))

@@ -9,25 +9,25 @@ from torch.nn.functional import cross_entropy
 
 from protofed.client.method import Personal, client_methods
 from protofed.client.models.split import dump, load
-from protofed.client.training.context import Local
+from protofed.client.training.context import FitContext
 from protofed.client.training.loop import train
 from protofed.common.payload import Part, Payload, Update
 
 
 @client_methods.register(fedavg=("weighting",))
 @dataclass(frozen=True)
-class FedAvg:
+class FedAvgClient:
     """E epochs of SGD on the cross-entropy, from the global model."""
 
     personal: ClassVar[Personal] = "trained"
     sends: ClassVar[frozenset[Part]] = frozenset({Part.BODY, Part.HEAD})
 
-    def install(self, local: Local, received: Payload) -> None:
+    def install(self, local: FitContext, received: Payload) -> None:
         """The global model."""
         load(local.model.body, received[Part.BODY])
         load(local.model.head, received[Part.HEAD])
 
-    def fit(self, local: Local, received: Payload) -> Update:
+    def fit(self, local: FitContext, received: Payload) -> Update:
         """w_k <- SGD(w)."""
         self.install(local, received)
         loss = train(local, lambda x, y: cross_entropy(local.model(x), y))

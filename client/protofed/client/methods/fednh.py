@@ -10,14 +10,14 @@ from torch.nn.functional import cross_entropy, normalize
 from protofed.client.method import Personal, client_methods
 from protofed.client.models.heads import CosineHead
 from protofed.client.models.split import dump, load
-from protofed.client.training.context import Local
+from protofed.client.training.context import FitContext
 from protofed.client.training.loop import Weigher, class_means, named, train
 from protofed.common.payload import Part, Payload, Update
 
 
 @client_methods.register(fednh=("smoothing", "separation", "prototype_seed", "scale"))
 @dataclass(frozen=True)
-class FedNH:
+class FedNHClient:
     """Train the body against fixed prototypes, then send class means; absent classes are simply not sent."""
 
     personal: ClassVar[Personal] = "trained"
@@ -27,14 +27,14 @@ class FedNH:
     prototypes: Literal["uniform", "similarity", "literal"] = "uniform"  # sent as unit vectors; "literal": raw means
     means: Literal["plain", "confident"] = "plain"  # "confident": examples weighed by their class's probability
 
-    def install(self, local: Local, received: Payload) -> None:
+    def install(self, local: FitContext, received: Payload) -> None:
         """Global body; logits s W unit(f(x)) with the received prototypes W [C, D], frozen."""
         load(local.model.body, received[Part.BODY])
         head = CosineHead.like(local.model.head, self.fixed_scale)
         load(head, {"prototypes": received[Part.PROTOTYPES]["mean"], "scale": received[Part.HEAD]["scale"]})
         local.model.head = head
 
-    def fit(self, local: Local, received: Payload) -> Update:
+    def fit(self, local: FitContext, received: Payload) -> Update:
         """Eq. (2), then eq. (3) with the new body."""
         self.install(local, received)
         loss = train(local, lambda x, y: cross_entropy(local.model(x), y))  # eq. (2)
@@ -43,7 +43,7 @@ class FedNH:
         head = {} if self.fixed_scale else {Part.HEAD: {"scale": dump(local.model.head)["scale"]}}
         return local.update({Part.BODY: dump(local.model.body), **head, Part.PROTOTYPES: named(rows)}, loss=loss)
 
-    def _weigher(self, local: Local) -> Weigher | None:
+    def _weigher(self, local: FitContext) -> Weigher | None:
         if self.means == "plain":
             return None
         return lambda features, labels: local.model.head(features).softmax(1).gather(1, labels.unsqueeze(1)).squeeze(1)

@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy, normalize
 
 from protofed.client.method import Personal, client_methods
 from protofed.client.models.split import dump, load
-from protofed.client.training.context import Local
+from protofed.client.training.context import FitContext
 from protofed.client.training.loop import class_means, named, stacked, train
 from protofed.client.training.losses import prototypical_contrast
 from protofed.common.payload import Part, Payload, Update
@@ -18,7 +18,7 @@ from protofed.common.payload import Part, Payload, Update
 
 @client_methods.register(fedproc=("weighting",))
 @dataclass(frozen=True)
-class FedProc:
+class FedProcClient:
     """l = alpha l_gpc + (1 - alpha) l_ce with alpha = 1 - t/T: first features near global prototypes, then classes."""
 
     personal: ClassVar[Personal] = "trained"
@@ -27,12 +27,12 @@ class FedProc:
     gpc_from_start: bool = False  # round 1 only makes prototypes, as in the paper; else it trains on l_ce, as released
     prototypes: Literal["mean", "unit"] = "mean"  # of unit features; "unit": only the mean's direction leaves
 
-    def install(self, local: Local, received: Payload) -> None:
+    def install(self, local: FitContext, received: Payload) -> None:
         """The global model."""
         load(local.model.body, received[Part.BODY])
         load(local.model.head, received[Part.HEAD])
 
-    def fit(self, local: Local, received: Payload) -> Update:
+    def fit(self, local: FitContext, received: Payload) -> Update:
         """Train, then the class means of the new features."""
         self.install(local, received)
         loss = 0.0 if self._only_prototypes(local) else self._train(local, received)
@@ -41,7 +41,7 @@ class FedProc:
         model = {Part.BODY: dump(local.model.body), Part.HEAD: dump(local.model.head)}
         return local.update({**model, Part.PROTOTYPES: named(rows)}, loss=loss)
 
-    def _train(self, local: Local, received: Payload) -> float:
+    def _train(self, local: FitContext, received: Payload) -> float:
         like = next(local.model.head.parameters())  # [C, D]
         centers, known = stacked(received.get(Part.PROTOTYPES, {}), local.classes, like)
         ahead = int(self.gpc_from_start)  # rounds before the paper's t = 0
@@ -54,5 +54,5 @@ class FedProc:
 
         return train(local, loss)
 
-    def _only_prototypes(self, local: Local) -> bool:
+    def _only_prototypes(self, local: FitContext) -> bool:
         return self.gpc_from_start and local.round == 1 and local.rounds > 1

@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy
 from protofed.client.method import Personal, client_methods
 from protofed.client.models.heads import PrototypeHead
 from protofed.client.models.split import dump, load
-from protofed.client.training.context import Local
+from protofed.client.training.context import FitContext
 from protofed.client.training.loop import class_means, frozen, named, remembered, stacked, train
 from protofed.client.training.losses import Distance, inter_class, intra_class
 from protofed.common.payload import Part, Payload, Update
@@ -21,7 +21,7 @@ from protofed.common.payload import Part, Payload, Update
 
 @client_methods.register(fedprp=("ema",))
 @dataclass(frozen=True)
-class FedPRP:
+class FedPRPClient:
     """A private head, then the shared body against CE, intra-class and inter-class losses; then own prototypes."""
 
     personal: ClassVar[Personal] = "trained"
@@ -35,14 +35,14 @@ class FedPRP:
     prediction: Literal["prototypes", "head"] = "prototypes"  # of the site's own model: eq. (12), or the private head
     compat: Literal["paper", "authors"] = "paper"  # authors: eq. (9) with their code's negated cosine, margins fixed
 
-    def install(self, local: Local, received: Payload) -> None:
+    def install(self, local: FitContext, received: Payload) -> None:
         """Global body, nearest global prototype; the site's private head (before its first fit, the run's first)."""
         load(local.model.body, received[Part.BODY])
         head = local.model.head = PrototypeHead.around(local.model.head, local.classes, self.prediction == "head")
         load(head.own, local.memory.get(Part.HEAD, received[Part.HEAD]))
         head.keep(*stacked(received.get(Part.PROTOTYPES, {}), local.classes, head.prototypes))
 
-    def fit(self, local: Local, received: Payload) -> Update:
+    def fit(self, local: FitContext, received: Payload) -> Update:
         """Head first, then body (eqs. 3 and 4), then the prototypes of the new body (eq. 7)."""
         self.install(local, received)
         body, head, released = local.model.body, PrototypeHead.of(local.model), self.compat == "authors"

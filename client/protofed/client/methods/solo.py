@@ -9,26 +9,26 @@ from torch.nn.functional import cross_entropy
 
 from protofed.client.method import Personal, client_methods
 from protofed.client.models.split import dump, load
-from protofed.client.training.context import Local
+from protofed.client.training.context import FitContext
 from protofed.client.training.loop import train
 from protofed.common.payload import Part, Payload, Update
 
 
 @client_methods.register("solo")
 @dataclass(frozen=True)
-class Solo:
+class SoloClient:
     """E epochs of SGD on the cross-entropy, from where the site stopped the last time."""
 
     personal: ClassVar[Personal] = "installed"
     sends: ClassVar[frozenset[Part]] = frozenset()
 
-    def install(self, local: Local, received: Payload) -> None:
+    def install(self, local: FitContext, received: Payload) -> None:
         """The site's own model; before its first round the common one."""
         own = local.memory if Part.BODY in local.memory else received
         load(local.model.body, own[Part.BODY])
         load(local.model.head, own[Part.HEAD])
 
-    def fit(self, local: Local, received: Payload) -> Update:
+    def fit(self, local: FitContext, received: Payload) -> Update:
         """Train on, keep the model, send nothing but the loss."""
         self.install(local, received)
         loss = train(local, lambda x, y: cross_entropy(local.model(x), y))

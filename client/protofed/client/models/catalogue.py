@@ -16,7 +16,7 @@ from protofed.client.models.mlp import MLP
 from protofed.client.models.resnet import ResNet18, ResNet50
 from protofed.client.models.simple_cnn import SimpleCNN
 from protofed.client.models.split import SplitModel
-from protofed.common.config.recipe import Choice, Input
+from protofed.common.config.recipe import Input, NamedOptions
 from protofed.common.errors import ConfigError
 from protofed.common.registry import Registry
 
@@ -43,7 +43,7 @@ architectures.register("resnet18")(ResNet18)
 architectures.register("resnet50")(ResNet50)
 
 
-def build(choice: Choice, images: Input, classes: int, allowed: frozenset[str] = frozenset()) -> SplitModel:
+def build(choice: NamedOptions, images: Input, classes: int, allowed: frozenset[str] = frozenset()) -> SplitModel:
     """The model of a recipe, on the CPU, tried once on blank images.
 
     Parameters are drawn from torch's global generator, which the trial leaves as it is.
@@ -65,7 +65,7 @@ def build(choice: Choice, images: Input, classes: int, allowed: frozenset[str] =
     return model
 
 
-def _catalogued(choice: Choice, images: Input, classes: int) -> SplitModel:
+def _catalogued(choice: NamedOptions, images: Input, classes: int) -> SplitModel:
     architecture = architectures.build(choice.name, choice.options)
     if min(images.shape[1:]) < (side := architecture.smallest):
         raise ConfigError(
@@ -75,7 +75,7 @@ def _catalogued(choice: Choice, images: Input, classes: int) -> SplitModel:
     return architecture.build(images, classes)
 
 
-def _own(choice: Choice, images: Input, classes: int, allowed: frozenset[str]) -> SplitModel:
+def _own(choice: NamedOptions, images: Input, classes: int, allowed: frozenset[str]) -> SplitModel:
     if choice.name not in allowed:
         raise ConfigError(f"model '{choice.name}' is not allowed at this site: add it to `models` in the site's policy")
     factory = _factory(choice.name)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from protofed.client.models.catalogue import build
 from protofed.client.models.heads import CosineHead, PrototypeHead
 from protofed.client.models.split import SplitModel, dump, load
-from protofed.common.config.recipe import Choice, Input
+from protofed.common.config.recipe import Input, NamedOptions
 from protofed.common.errors import CodecError, ConfigError
 from protofed.common.payload import Part, Payload
 
@@ -73,7 +73,12 @@ class DeployedModel(nn.Module):
 
 
 def rebuilt(
-    choice: Choice, images: Input, classes: int, head: Head, weights: Payload, allowed: frozenset[str] = frozenset()
+    choice: NamedOptions,
+    images: Input,
+    classes: int,
+    head: Head,
+    weights: Payload,
+    allowed: frozenset[str] = frozenset(),
 ) -> DeployedModel:
     """The model that `DeployedModel.weights` was taken of.
 

@@ -26,7 +26,7 @@ OFFERED, APPROVED = ".seen.json", ".json"
 MOST_OFFERED = 100  # runs that are remembered: a server that invents some must not fill the disk
 
 
-class Standing(StrEnum):
+class ApprovalStatus(StrEnum):
     """Of a run, at this site."""
 
     WAITING = "waiting"
@@ -108,13 +108,13 @@ class Approvals:
         """Take part in this run with this recipe, and no other."""
         self._write(offer.run + APPROVED, asdict(Approval(offer.run, offer.digest, self._stamp())))
 
-    def standing(self, run: str, recipe: str) -> Standing:
+    def standing(self, run: str, recipe: str) -> ApprovalStatus:
         """Of a run with this recipe; an approval that cannot be read is none."""
         with contextlib.suppress(OSError, ValidationError):
             approval = _APPROVAL.validate_json((self._folder / (check_id("run", run) + APPROVED)).read_bytes())
             same = (approval.run, approval.digest) == (run, digest(recipe.encode()))
-            return Standing.APPROVED if same else Standing.CHANGED
-        return Standing.WAITING
+            return ApprovalStatus.APPROVED if same else ApprovalStatus.CHANGED
+        return ApprovalStatus.WAITING
 
     def _offer(self, run: str) -> Offer | None:
         with contextlib.suppress(OSError, ValidationError):

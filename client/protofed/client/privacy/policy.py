@@ -8,12 +8,12 @@ from dataclasses import InitVar, dataclass, field
 from pathlib import Path
 
 from protofed.client.privacy import update_checks as gate
-from protofed.client.privacy.rules import Rules as Rules
-from protofed.client.privacy.update_checks import Background as Background
-from protofed.client.privacy.update_checks import Refusal as Refusal
+from protofed.client.privacy.rules import PolicyRules as PolicyRules
+from protofed.client.privacy.update_checks import GateContext as GateContext
+from protofed.client.privacy.update_checks import PolicyRefusedError as PolicyRefusedError
 from protofed.common import codec
 from protofed.common.config.recipe import read_toml
-from protofed.common.errors import ConfigError, PolicyViolation
+from protofed.common.errors import ConfigError, PolicyViolationError
 from protofed.common.payload import NOT_ON_THE_WIRE, Part, Update, describe
 from protofed.common.protocol.messages import Manifest, Scores, score_family
 
@@ -32,7 +32,7 @@ class Released:
 
     def __post_init__(self, _gate: object) -> None:
         if _gate is not _GATE:
-            raise PolicyViolation("an update leaves only through Policy.release")
+            raise PolicyViolationError("an update leaves only through Policy.release")
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class ReleasedScores:
 
     def __post_init__(self, _gate: object) -> None:
         if _gate is not _GATE:
-            raise PolicyViolation("scores leave only through Policy.release_scores")
+            raise PolicyViolationError("scores leave only through Policy.release_scores")
 
 
 @dataclass(frozen=True)
@@ -56,14 +56,14 @@ class ReleasedTelemetry:
 
     def __post_init__(self, _gate: object) -> None:
         if _gate is not _GATE:
-            raise PolicyViolation("telemetry leaves only through Policy.release_telemetry")
+            raise PolicyViolationError("telemetry leaves only through Policy.release_telemetry")
 
 
 @dataclass(frozen=True)
 class Policy:
     """What may leave this site."""
 
-    rules: Rules
+    rules: PolicyRules
 
     @classmethod
     def read(cls, path: Path) -> Policy:
@@ -78,11 +78,11 @@ class Policy:
         except OSError as error:
             raise ConfigError(f"cannot read {path}: {error.strerror}; expected the site's policy") from error
         if not there:
-            raise PolicyViolation(
+            raise PolicyViolationError(
                 f"no policy at {path}: a site takes part only under a policy of its own; "
                 "start from one in deploy/policies and name it with --policy"
             )
-        rules = read_toml(path, Rules)
+        rules = read_toml(path, PolicyRules)
         if refused := rules.parts & NOT_ON_THE_WIRE:
             raise ConfigError(f"{path}: part '{min(refused)}' exists only in simulations; remove it")
         return cls(rules)
@@ -95,15 +95,15 @@ class Policy:
         """
         if method not in self.rules.methods:
             allowed = ", ".join(sorted(self.rules.methods))
-            raise Refusal("methods", f"method '{method}' is not in this site's policy (methods: {allowed})")
+            raise PolicyRefusedError("methods", f"method '{method}' is not in this site's policy (methods: {allowed})")
         for part in sorted(sends):
             if part not in self.rules.parts:
                 why = f"method '{method}' sends '{part}', which is not in this site's policy (parts)"
-                raise Refusal("parts", why, part=part)
+                raise PolicyRefusedError("parts", why, part=part)
             if (untold := gate.untold(self.rules, part)) is not None:
-                raise Refusal(*untold, part=part)
+                raise PolicyRefusedError(*untold, part=part)
 
-    def release(self, update: Update, background: Background | None = None) -> Released:
+    def release(self, update: Update, background: GateContext | None = None) -> Released:
         """Let an update pass, as far as the rules say so: with only the scalars that they name, without prototypes of
         classes that have too few examples, with decoys where the site hides its classes.
 

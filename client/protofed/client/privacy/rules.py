@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from protofed.client.privacy.schedule import Window
-from protofed.common.config.recipe import Table
+from protofed.common.config.recipe import StrictModel
 from protofed.common.payload import Part
 from protofed.common.protocol.telemetry import Telemetry
 
@@ -15,7 +15,7 @@ DType = Literal["float32", "float64", "int64"]  # those of the codec
 Megabytes = Annotated[float, Field(gt=0)]
 
 
-class Rules(Table):
+class PolicyRules(StrictModel):
     """Every list is complete: there is no "all". What is not said is on the safe side."""
 
     methods: frozenset[str]

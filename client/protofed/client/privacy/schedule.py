@@ -9,7 +9,7 @@ from typing import Annotated
 
 from pydantic import Field, field_validator
 
-from protofed.common.config.table import Table
+from protofed.common.config.table import StrictModel
 
 
 class Day(StrEnum):
@@ -27,7 +27,7 @@ class Day(StrEnum):
 DAYS = tuple(Day)
 
 
-class Window(Table):
+class Window(StrictModel):
     """From one time of the day until another; `until` that is not later is one of the next day."""
 
     days: Annotated[frozenset[Day], Field(min_length=1)] = frozenset(DAYS)  # on which it begins

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from protofed.client.privacy.decoys import by_class, decoys
-from protofed.client.privacy.rules import Rules
-from protofed.common.errors import PolicyViolation
+from protofed.client.privacy.rules import PolicyRules
+from protofed.common.errors import PolicyViolationError
 from protofed.common.payload import Array, Part, Payload, Tensors
 
 LOOKED_AT = frozenset({Part.PROTOTYPES})  # of what was received
@@ -17,7 +17,7 @@ LOOKED_AT = frozenset({Part.PROTOTYPES})  # of what was received
 TELLING = frozenset({Part.CLASS_PRESENCE, Part.CLASS_SHARES, Part.LABEL_DISTRIBUTION})
 
 
-class Refusal(PolicyViolation):
+class PolicyRefusedError(PolicyViolationError):
     """An update that may not leave.
 
     Args:
@@ -34,7 +34,7 @@ class Refusal(PolicyViolation):
 
 
 @dataclass(frozen=True)
-class Background:
+class GateContext:
     """What the gate looks at and never sends.
 
     Attributes:
@@ -48,11 +48,11 @@ class Background:
     secret: bytes = field(repr=False)
 
 
-Check = Callable[[Rules, Payload], None]
-Disguise = Callable[[Rules, Payload, Background | None], Payload]
+Check = Callable[[PolicyRules, Payload], None]
+Disguise = Callable[[PolicyRules, Payload, GateContext | None], Payload]
 
 
-def check(rules: Rules, payload: Payload) -> None:
+def check(rules: PolicyRules, payload: Payload) -> None:
     """All that can be said of an update before it is disguised.
 
     Raises:
@@ -62,7 +62,7 @@ def check(rules: Rules, payload: Payload) -> None:
         one(rules, payload)
 
 
-def disguise(rules: Rules, payload: Payload, background: Background | None) -> Payload:
+def disguise(rules: PolicyRules, payload: Payload, background: GateContext | None) -> Payload:
     """What leaves of an update that passed `check`.
 
     Raises:
@@ -73,21 +73,21 @@ def disguise(rules: Rules, payload: Payload, background: Background | None) -> P
     return payload
 
 
-def check_parts(rules: Rules, payload: Payload) -> None:
+def check_parts(rules: PolicyRules, payload: Payload) -> None:
     """`parts` names every part."""
     for part in sorted(payload):
         if part not in rules.parts:
-            raise Refusal("parts", f"part '{part}' is not in this site's policy (parts)", part=part)
+            raise PolicyRefusedError("parts", f"part '{part}' is not in this site's policy (parts)", part=part)
 
 
-def check_telling(rules: Rules, payload: Payload) -> None:
+def check_telling(rules: PolicyRules, payload: Payload) -> None:
     """Nothing that is about classes alone is beside the rules that are about classes."""
     for part in sorted(payload):
         if (why := untold(rules, part)) is not None:
-            raise Refusal(*why, part=part)
+            raise PolicyRefusedError(*why, part=part)
 
 
-def untold(rules: Rules, part: Part) -> tuple[str, str] | None:
+def untold(rules: PolicyRules, part: Part) -> tuple[str, str] | None:
     """The rule by which a part that `parts` names stays all the same, and why."""
     if part is Part.CLASS_SHARES and not rules.class_distribution_estimate:
         why = "is an estimate of the class distribution, which this site's policy does not let out"
@@ -98,39 +98,39 @@ def untold(rules: Rules, part: Part) -> tuple[str, str] | None:
     return None
 
 
-def check_dtypes(rules: Rules, payload: Payload) -> None:
+def check_dtypes(rules: PolicyRules, payload: Payload) -> None:
     """`dtypes` names every tensor's."""
     for path, tensor in _tensors(payload):
         if tensor.dtype.name not in rules.dtypes:
             allowed = ", ".join(sorted(rules.dtypes)) or "none"
-            raise Refusal(
+            raise PolicyRefusedError(
                 "dtypes", f"{path} is {tensor.dtype.name}; this site's policy lets out {allowed} (dtypes)", path
             )
 
 
-def check_finite(_: Rules, payload: Payload) -> None:
+def check_finite(_: PolicyRules, payload: Payload) -> None:
     """Every number is one."""
     for path, tensor in _tensors(payload):
         if tensor.dtype.kind == "f" and not np.isfinite(tensor).all():
-            raise Refusal("finite", f"{path} has values that are not finite; nothing was sent", path)
+            raise PolicyRefusedError("finite", f"{path} has values that are not finite; nothing was sent", path)
 
 
-def check_tensor_sizes(rules: Rules, payload: Payload) -> None:
+def check_tensor_sizes(rules: PolicyRules, payload: Payload) -> None:
     """No tensor is above `max_tensor_mb`."""
     for path, tensor in _tensors(payload):
         if tensor.nbytes > rules.max_tensor_mb * 1e6:
             size, most = f"{tensor.nbytes / 1e6:.1f} MB", f"max_tensor_mb = {rules.max_tensor_mb:g}"
-            raise Refusal("max_tensor_mb", f"{path} of {size} is above this site's {most}", path)
+            raise PolicyRefusedError("max_tensor_mb", f"{path} of {size} is above this site's {most}", path)
 
 
-def check_size(rules: Rules, nbytes: int) -> None:
+def check_size(rules: PolicyRules, nbytes: int) -> None:
     """All together is not above `max_update_mb`."""
     if nbytes > rules.max_update_mb * 1e6:
         size, most = f"{nbytes / 1e6:.1f} MB", f"max_update_mb = {rules.max_update_mb:g}"
-        raise Refusal("max_update_mb", f"an update of {size} is above this site's {most}")
+        raise PolicyRefusedError("max_update_mb", f"an update of {size} is above this site's {most}")
 
 
-def disguise_presence(rules: Rules, payload: Payload, background: Background | None) -> Payload:
+def disguise_presence(rules: PolicyRules, payload: Payload, background: GateContext | None) -> Payload:
     """A class with too few examples is one that the site does not have."""
     if Part.CLASS_PRESENCE not in payload or rules.min_samples_per_class == 1:
         return payload
@@ -145,7 +145,7 @@ def disguise_presence(rules: Rules, payload: Payload, background: Background | N
     }
 
 
-def disguise_prototypes(rules: Rules, payload: Payload, background: Background | None) -> Payload:
+def disguise_prototypes(rules: PolicyRules, payload: Payload, background: GateContext | None) -> Payload:
     """Prototypes of classes with too few examples stay; where classes are hidden, all that are not there get decoys."""
     prototypes = payload.get(Part.PROTOTYPES)
     if prototypes is None or (rules.min_samples_per_class == 1 and not rules.hide_class_presence):
@@ -159,7 +159,7 @@ def disguise_prototypes(rules: Rules, payload: Payload, background: Background |
     return {**payload, Part.PROTOTYPES: {str(c): own[c] for c in sorted(own)}}
 
 
-def disguise_counters(rules: Rules, payload: Payload, _: Background | None) -> Payload:
+def disguise_counters(rules: PolicyRules, payload: Payload, _: GateContext | None) -> Payload:
     """Counters of steps are zeros: with the epochs and the batch size they tell the number of examples."""
     if rules.example_count:
         return payload
@@ -174,7 +174,7 @@ def _counts(name: str, array: Array) -> bool:
     return array.dtype.kind != "f" and (array.size == 1 or name.endswith("num_batches_tracked"))
 
 
-def _decoys(own: dict[int, Array], made: dict[int, Array], there: Array, known: Background) -> dict[int, Array]:
+def _decoys(own: dict[int, Array], made: dict[int, Array], there: Array, known: GateContext) -> dict[int, Array]:
     shapes = {row.shape for row in made.values()}
     received = {
         c: row
@@ -183,9 +183,9 @@ def _decoys(own: dict[int, Array], made: dict[int, Array], there: Array, known: 
     }
     if not own and not received:
         why = "no class has examples enough for a prototype, and none was received to make decoys of"
-        raise Refusal("hide_class_presence", f"{why} (hide_class_presence, min_samples_per_class)")
+        raise PolicyRefusedError("hide_class_presence", f"{why} (hide_class_presence, min_samples_per_class)")
     if not known.secret:
-        raise Refusal("hide_class_presence", "decoys need a secret of the site's own (hide_class_presence)")
+        raise PolicyRefusedError("hide_class_presence", "decoys need a secret of the site's own (hide_class_presence)")
     return decoys(own, sorted(set(range(len(there))) - own.keys()), received, known.secret)
 
 
@@ -194,24 +194,28 @@ def _rows(prototypes: Tensors, classes: int) -> dict[int, Array]:
     for name, tensor in prototypes.items():
         if not name.isdecimal() or int(name) >= classes or tensor.ndim != 1:
             path, expected = f"{Part.PROTOTYPES}/{name}", f"one row for each class from 0 to {classes - 1}"
-            raise Refusal("min_samples_per_class", f"{path} is {list(tensor.shape)}: expected {expected}", path)
+            raise PolicyRefusedError(
+                "min_samples_per_class", f"{path} is {list(tensor.shape)}: expected {expected}", path
+            )
     return {int(name): row for name, row in prototypes.items()}
 
 
 def _is_of_classes(flags: Array, there: Array) -> bool:
     if flags.shape != there.shape:
         path, shapes = f"{Part.CLASS_PRESENCE}", f"{list(flags.shape)}: expected {list(there.shape)}, a flag a class"
-        raise Refusal("min_samples_per_class", f"{path} is {shapes}", path)
+        raise PolicyRefusedError("min_samples_per_class", f"{path} is {shapes}", path)
     return True
 
 
-def _present(rules: Rules, known: Background) -> Array:
+def _present(rules: PolicyRules, known: GateContext) -> Array:
     return np.asarray(known.examples >= rules.min_samples_per_class)
 
 
-def _known(background: Background | None, rule: str) -> Background:
+def _known(background: GateContext | None, rule: str) -> GateContext:
     if background is None:
-        raise Refusal(rule, f"the gate was not told what the site has, so that it lets no class pass ({rule})")
+        raise PolicyRefusedError(
+            rule, f"the gate was not told what the site has, so that it lets no class pass ({rule})"
+        )
     return background
 
 

@@ -17,11 +17,11 @@ from typing import Any
 from protofed.client.privacy.approval import FOLDER as APPROVALS
 from protofed.client.privacy.approval import Approvals
 from protofed.client.privacy.site_secret import own_secret
-from protofed.client.state.downloads import FolderIncoming
+from protofed.client.state.downloads import DiskDownloads
 from protofed.client.state.store import COUNTED
-from protofed.client.state.store import Held as Held
+from protofed.client.state.store import FitOutcome as FitOutcome
 from protofed.client.state.store import MemoryStore as MemoryStore
-from protofed.client.state.store import Outcome as Outcome
+from protofed.client.state.store import SiteState as SiteState
 from protofed.client.state.store import Store as Store
 from protofed.common import codec
 from protofed.common.errors import CodecError, StateError
@@ -34,7 +34,7 @@ _LEFT = re.compile(re.escape(archive.TEMPORARY) + _ROUND.pattern + r"(-[0-9a-f]{
 INCOMING = ".incoming"
 
 
-class FolderStore:
+class DiskStore:
     """One folder a round: update, memory and personal model appear in it together, the receipt makes them count.
 
     Args:
@@ -49,7 +49,7 @@ class FolderStore:
         self._folder, self._secret = folder, secret
         self._keep: int | None = 3  # counted rounds, the newest among them; None: all
         self._lock = archive.Lock(folder)
-        self.incoming = FolderIncoming(folder / INCOMING)
+        self.incoming = DiskDownloads(folder / INCOMING)
         self.approvals: Approvals | None = Approvals(folder / APPROVALS)
         for run in folder.iterdir():
             for left in run.glob(f"{archive.TEMPORARY}*") if run.is_dir() else ():
@@ -65,19 +65,19 @@ class FolderStore:
         path = self._round(task.run, task.round) / "received.safetensors"
         return _read(path) if path.exists() else {}
 
-    def held(self, run: str, before: int) -> Held:
+    def held(self, run: str, before: int) -> SiteState:
         """What counted last; damaged files are an error, never a fresh start."""
         rounds = [number for number in self._rounds(run) if number < before and self._counts(run, number)]
         if not rounds:
-            return Held()
+            return SiteState()
         here = self._round(run, max(rounds))
-        return Held(max(rounds), _read(here / "memory.safetensors"), _read(here / "personal.safetensors"))
+        return SiteState(max(rounds), _read(here / "memory.safetensors"), _read(here / "personal.safetensors"))
 
     def unsettled(self, run: str) -> list[tuple[Task, Update]]:
         """Updates without a receipt, the oldest first."""
         return [_staged(self._round(run, number)) for number in self._rounds(run) if not self._counts(run, number)]
 
-    def stage(self, task: Task, outcome: Outcome) -> None:
+    def stage(self, task: Task, outcome: FitOutcome) -> None:
         """Write the whole folder under a temporary name, then rename it.
 
         What this site has of that round and of later ones goes: the server was rolled back, or begins again.

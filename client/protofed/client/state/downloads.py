@@ -20,7 +20,7 @@ TRIES = 3  # of bytes that arrived damaged
 PART = ".part"  # ends the name of a blob that is not whole yet
 
 
-class Incoming(Protocol):
+class BlobDownloads(Protocol):
     """Blobs on their way to this site."""
 
     def whole(self, address: Digest) -> bytes | None:
@@ -36,7 +36,7 @@ class Incoming(Protocol):
         """The blob, whole; CodecError if it is not what was asked for, and all of it has to come again."""
 
 
-class MemoryIncoming:
+class MemoryDownloads:
     """Of a daemon that keeps nothing; one blob at a time."""
 
     def __init__(self) -> None:
@@ -66,7 +66,7 @@ class MemoryIncoming:
         return data
 
 
-class FolderIncoming:
+class DiskDownloads:
     """Files of a folder. Blobs that came whole stay for a daemon that is restarted in training; the newest ones only.
 
     Args:
@@ -112,7 +112,7 @@ class FolderIncoming:
 
 
 def receive(
-    incoming: Incoming, address: Digest, total: int, ask: Callable[[int], tuple[bytes, int]], pool: Executor
+    incoming: BlobDownloads, address: Digest, total: int, ask: Callable[[int], tuple[bytes, int]], pool: Executor
 ) -> bytes:
     """A blob, of which only the chunks that are not held yet are asked for.
 
@@ -136,7 +136,9 @@ def receive(
     raise CodecError(f"blob {address} arrived damaged {TRIES} times")
 
 
-def _receive_chunk(incoming: Incoming, address: Digest, index: int, ask: Callable[[int], tuple[bytes, int]]) -> None:
+def _receive_chunk(
+    incoming: BlobDownloads, address: Digest, index: int, ask: Callable[[int], tuple[bytes, int]]
+) -> None:
     for _ in range(TRIES):
         data, checksum = ask(index)
         try:

@@ -15,7 +15,7 @@ COUNTED = (Verdict.ACCEPTED, Verdict.DUPLICATE)
 
 
 @dataclass(frozen=True)
-class Held:
+class SiteState:
     """What a site holds after the last round that counted (0: none yet)."""
 
     round: int = 0
@@ -24,7 +24,7 @@ class Held:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class FitOutcome:
     """What a fit gave: an update for the server, and what the site keeps if it counts.
 
     Attributes:
@@ -54,13 +54,13 @@ class Store(Protocol):
     def received(self, task: Task) -> Payload:
         """What was staged as received with a fit that is not settled."""
 
-    def held(self, run: str, before: int) -> Held:
+    def held(self, run: str, before: int) -> SiteState:
         """What counted in the newest round before this one."""
 
     def unsettled(self, run: str) -> list[tuple[Task, Update]]:
         """Updates that were computed but have no receipt yet: the daemon or its connection died in between."""
 
-    def stage(self, task: Task, outcome: Outcome) -> None:
+    def stage(self, task: Task, outcome: FitOutcome) -> None:
         """Keep a fit's outcome, durably, before it is pushed."""
 
     def settle(self, task: Task, receipt: Receipt) -> None:
@@ -84,8 +84,8 @@ class MemoryStore:
 
     def __init__(self, secret: bytes | None = None) -> None:
         self._secret = secret or secrets.token_bytes(BYTES)
-        self._held: dict[str, Held] = {}
-        self._staged: dict[str, tuple[Task, Outcome]] = {}
+        self._held: dict[str, SiteState] = {}
+        self._staged: dict[str, tuple[Task, FitOutcome]] = {}
 
     def secret(self) -> bytes:
         """As it was given."""
@@ -95,16 +95,16 @@ class MemoryStore:
         """As it was staged."""
         return self._staged[task.nonce][1].received
 
-    def held(self, run: str, before: int) -> Held:
+    def held(self, run: str, before: int) -> SiteState:
         """What counted last."""
-        held = self._held.get(run, Held())
-        return held if held.round < before else Held()
+        held = self._held.get(run, SiteState())
+        return held if held.round < before else SiteState()
 
     def unsettled(self, run: str) -> list[tuple[Task, Update]]:
         """Updates without a receipt."""
         return [(task, outcome.update) for task, outcome in self._staged.values() if task.run == run]
 
-    def stage(self, task: Task, outcome: Outcome) -> None:
+    def stage(self, task: Task, outcome: FitOutcome) -> None:
         """Keep a fit's outcome."""
         self._staged[task.nonce] = (task, outcome)
 
@@ -112,7 +112,7 @@ class MemoryStore:
         """Count the outcome, or forget it."""
         _, outcome = self._staged.pop(task.nonce)
         if receipt.verdict in COUNTED:
-            self._held[task.run] = Held(task.round, outcome.memory, outcome.personal)
+            self._held[task.run] = SiteState(task.round, outcome.memory, outcome.personal)
 
     def settled(self, run: str) -> frozenset[str]:
         """None: what an old task would do here is lost with the process anyway."""

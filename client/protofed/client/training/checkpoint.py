@@ -35,7 +35,7 @@ def on_disk(state: Path, task: Task) -> Iterator[Checkpoints]:
 
     They go, too, when the task's work is done, fails or is called off; a process that ends meanwhile leaves them.
     """
-    kept = FolderCheckpoints(state / FOLDER, task)
+    kept = DiskCheckpoints(state / FOLDER, task)
     kept.clear(others=True)
     try:
         yield kept
@@ -45,7 +45,7 @@ def on_disk(state: Path, task: Task) -> Iterator[Checkpoints]:
     kept.clear()
 
 
-class FolderCheckpoints:
+class DiskCheckpoints:
     """A file for each call of `train`, sealed for this very task, software and call: others are damaged or foreign."""
 
     def __init__(self, folder: Path, task: Task) -> None:

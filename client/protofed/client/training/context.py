@@ -21,14 +21,14 @@ RECENT_STEPS = 64
 
 
 @dataclass
-class Steps:
+class FitProgress:
     """How far the training of this round is; read by the heartbeat while training goes on."""
 
     epoch: int = 0
     epochs: int = 0
 
 
-class Pace:
+class Throughput:
     """How much this daemon has trained, and how fast. It stays on the site: steps and examples would tell of its data.
 
     Attributes:
@@ -94,7 +94,7 @@ class Ranks(Protocol):
         """Seed what layers draw from by themselves, before an epoch of a call of `train`."""
 
 
-class Alone:
+class SingleProcess:
     """One process, as almost everywhere."""
 
     def backward(self, loss: Tensor) -> None:
@@ -112,7 +112,7 @@ class Alone:
 
 
 @dataclass
-class Local:
+class FitContext:
     """What a fit works on.
 
     Attributes:
@@ -139,12 +139,12 @@ class Local:
     plan: Plan
     rng: torch.Generator
     memory: dict[Part, Tensors]
-    steps: Steps = field(default_factory=Steps)
-    pace: Pace = field(default_factory=Pace)
+    steps: FitProgress = field(default_factory=FitProgress)
+    pace: Throughput = field(default_factory=Throughput)
     check: Callable[[], None] = lambda: None
     checkpoints: Checkpoints = field(default_factory=NoCheckpoints)
     trainings: int = 0
-    ranks: Ranks = field(default_factory=Alone)
+    ranks: Ranks = field(default_factory=SingleProcess)
 
     def update(self, payload: Payload, **metrics: float) -> Update:
         """What this site offers; the policy decides what of it leaves."""

@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from protofed.client.training.context import Local, Ranks
+from protofed.client.training.context import FitContext, Ranks
 from protofed.client.training.loop_state import Training, keep, restore
 from protofed.common.config.recipe import Plan
-from protofed.common.errors import CodecError, Failure, TaskFailure
+from protofed.common.errors import CodecError, FailureReason, TaskFailedError
 from protofed.common.failpoint import reach
 from protofed.common.payload import Array, Part, Tensors
 
@@ -22,7 +22,9 @@ Weigher: TypeAlias = Callable[[Tensor, Tensor], Tensor]  # features [B, D], labe
 Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]  # images [B, ch, H, W], labels [B] -> mean loss of the batch
 
 
-def train(local: Local, loss: Loss, parameters: Iterable[Tensor] | None = None, epochs: int | None = None) -> float:
+def train(
+    local: FitContext, loss: Loss, parameters: Iterable[Tensor] | None = None, epochs: int | None = None
+) -> float:
     """The plan's epochs of stochastic gradient descent on the site's training examples.
 
     A batch that does not fit into the device's memory is split into micro-batches whose gradients are added up. If the
@@ -59,7 +61,7 @@ def train(local: Local, loss: Loss, parameters: Iterable[Tensor] | None = None, 
             local.pace.step(len(labels))
             reach("batch-done")
         if not math.isfinite(total := training.total.item()):  # once an epoch: it waits for the device
-            raise TaskFailure(Failure.NUMERIC, f"the loss is {total} in epoch {steps.epoch}; lower plan.lr")
+            raise TaskFailedError(FailureReason.NUMERIC, f"the loss is {total} in epoch {steps.epoch}; lower plan.lr")
         keep(local, training, steps.epoch)
         reach("epoch-done")
     return training.total.item() / max(training.seen, 1)
@@ -103,7 +105,7 @@ def stacked(rows: Mapping[str, Array], classes: int, like: Tensor) -> tuple[Tens
     return matrix, known.to(like.device)
 
 
-def remembered(local: Local, part: Part, name: str, first: Tensor) -> Tensor:
+def remembered(local: FitContext, part: Part, name: str, first: Tensor) -> Tensor:
     """A tensor of the site's memory, on the CPU; `first` while it has none."""
     kept = local.memory.get(part, {})
     return torch.from_numpy(np.array(kept[name])) if name in kept else first
@@ -120,7 +122,9 @@ def learning_rate(plan: Plan, round: int, rounds: int) -> float:
             return plan.lr * (1 + math.cos(math.pi * (round - 1) / rounds)) / 2
 
 
-def class_means(local: Local, embed: Callable[[Tensor], Tensor], weigh: Weigher | None = None) -> dict[int, Tensor]:
+def class_means(
+    local: FitContext, embed: Callable[[Tensor], Tensor], weigh: Weigher | None = None
+) -> dict[int, Tensor]:
     """The mean of `embed(images)` [B, D] over the site's training examples of each class that it has: {class: [D]}.
 
     With `weigh` it is a weighted mean; weights are positive.
@@ -187,7 +191,7 @@ class _Step:
     def _shrink(self, batch: int) -> None:
         size = min(self._training.size or batch, batch)
         if size == 1:
-            raise TaskFailure(Failure.OUT_OF_MEMORY, "not even one example fits into the device's memory")
+            raise TaskFailedError(FailureReason.OUT_OF_MEMORY, "not even one example fits into the device's memory")
         self._training.size = (size + 1) // 2
         self._training.optimizer.zero_grad(set_to_none=True)
         if torch.cuda.is_available():
@@ -204,7 +208,7 @@ def _optimizer(plan: Plan, trained: list[Tensor], lr: float) -> torch.optim.Opti
             return torch.optim.AdamW(trained, lr=lr, weight_decay=plan.weight_decay)
 
 
-def _with_precision(plan: Plan, local: Local, loss: Loss) -> Loss:
+def _with_precision(plan: Plan, local: FitContext, loss: Loss) -> Loss:
     """bfloat16 autocast and channels_last on a GPU, if the plan asks for it."""
     if local.data.device.type != "cuda" or not plan.amp:
         return loss

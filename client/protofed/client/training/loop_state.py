@@ -9,7 +9,7 @@ import structlog
 import torch
 from torch import Tensor
 
-from protofed.client.training.context import Local
+from protofed.client.training.context import FitContext
 
 log = structlog.get_logger()
 _MOMENTS = "optimizer."
@@ -32,7 +32,7 @@ class Training:
     size: int = 0
 
 
-def keep(local: Local, training: Training, epoch: int) -> None:
+def keep(local: FitContext, training: Training, epoch: int) -> None:
     """Keep the end of an epoch, if the plan asks for it."""
     if not local.plan.checkpoint:
         return
@@ -42,7 +42,7 @@ def keep(local: Local, training: Training, epoch: int) -> None:
     local.checkpoints.keep(local.trainings, tensors)
 
 
-def restore(local: Local, training: Training) -> int:
+def restore(local: FitContext, training: Training) -> int:
     """Go on where this call of `train` was interrupted; the last epoch that is done, 0 for a new beginning."""
     kept = local.checkpoints.read(local.trainings) if local.plan.checkpoint else None
     if kept is None:
@@ -62,7 +62,7 @@ def restore(local: Local, training: Training) -> int:
     return int(epoch)
 
 
-def _tensors(local: Local, training: Training) -> dict[str, Tensor]:
+def _tensors(local: FitContext, training: Training) -> dict[str, Tensor]:
     """The live tensors that training changes: of the model, with all its buffers, and what is trained outside of it."""
     named = (*local.model.named_parameters(), *local.model.named_buffers())
     model: dict[str, Tensor] = {f"model.{name}": tensor for name, tensor in named}
@@ -71,7 +71,7 @@ def _tensors(local: Local, training: Training) -> dict[str, Tensor]:
     return model | beside | {"total": training.total}
 
 
-def _generators(local: Local) -> dict[str, torch.Generator]:
+def _generators(local: FitContext) -> dict[str, torch.Generator]:
     generators = {"rng.site": local.rng, "rng.cpu": torch.default_generator}
     if (device := local.data.device).type == "cuda":
         index = torch.cuda.current_device() if device.index is None else device.index

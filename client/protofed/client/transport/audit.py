@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 from protofed.common.codec import digest
-from protofed.common.errors import DiskFailure, PolicyViolation, StateError
+from protofed.common.errors import DiskFailureError, PolicyViolationError, StateError
 from protofed.common.protocol.messages import Task
 from protofed.common.storage.journal import Fact
 
@@ -17,7 +17,7 @@ PLAINTEXT = "plaintext"  # in place of a certificate's fingerprint
 Entry: TypeAlias = tuple[str, Mapping[str, Fact]]  # event, facts
 
 
-class Lines(Protocol):
+class AuditLines(Protocol):
     """Where the lines go: a `Journal`."""
 
     def append_all(self, entries: Sequence[Entry]) -> None:
@@ -25,7 +25,7 @@ class Lines(Protocol):
 
 
 @dataclass(eq=False)
-class _Waiting:
+class _QueuedLine:
     """A line until it is written."""
 
     entry: Entry
@@ -33,14 +33,14 @@ class _Waiting:
     error: Exception | None = None
 
 
-class Audit:
+class ClientAudit:
     """One daemon's; threads share it, and lines that come at the same time share an fsync.
 
     Every method raises OutOfSpace (nothing was written, the same again may succeed) or DiskFailure.
     """
 
-    def __init__(self, lines: Lines) -> None:
-        self._lines, self._queue = lines, list[_Waiting]()
+    def __init__(self, lines: AuditLines) -> None:
+        self._lines, self._queue = lines, list[_QueuedLine]()
         self._queueing, self._writing = threading.Lock(), threading.Lock()
 
     def sent(self, server: str, certificate: str, call: str, facts: Mapping[str, Fact], message: bytes) -> None:
@@ -60,7 +60,7 @@ class Audit:
         found = {"verdict": verdict} if verdict else {"code": code}
         self._add("answered", {"call": call, "digest": digest(message), **found})
 
-    def refused(self, task: Task, why: PolicyViolation) -> None:
+    def refused(self, task: Task, why: PolicyViolationError) -> None:
         """What the site's own policy did not let out: nothing of it was sent."""
         self._add("refused", {"run": task.run, "round": task.round, "nonce": task.nonce, "why": str(why)})
 
@@ -69,7 +69,7 @@ class Audit:
         self._add("server", {"server": address, "finding": finding, "certificate": fingerprint, "why": why})
 
     def _add(self, event: str, facts: Mapping[str, Fact]) -> None:
-        waiting = _Waiting((event, facts))
+        waiting = _QueuedLine((event, facts))
         with self._queueing:
             self._queue.append(waiting)
         with self._writing:
@@ -82,7 +82,7 @@ class Audit:
         """All that queued while the one before was written."""
         with self._queueing:
             batch, self._queue = self._queue, []
-        error: Exception | None = DiskFailure("the audit log's writer was interrupted; start this process again")
+        error: Exception | None = DiskFailureError("the audit log's writer was interrupted; start this process again")
         try:
             self._lines.append_all([waiting.entry for waiting in batch])
             error = None

@@ -18,24 +18,24 @@ import grpc
 import structlog
 from google.protobuf.message import DecodeError, Message
 
-from protofed.client.transport.audit import PLAINTEXT, Audit
+from protofed.client.transport.audit import PLAINTEXT, ClientAudit
 from protofed.client.transport.channels import Channels
-from protofed.client.transport.finding import Kind
+from protofed.client.transport.finding import DiagnosisCode
 from protofed.client.transport.proxy import Proxy
-from protofed.client.transport.server_check import Lookout
+from protofed.client.transport.server_check import ServerProbe
 from protofed.common.address import check_loopback
 from protofed.common.errors import (
     CodecError,
-    Conflict,
-    DiskFailure,
-    Excluded,
-    Fenced,
-    Incident,
-    Incomplete,
-    NotEnrolled,
-    OutOfSpace,
+    ConflictError,
+    DiskFailureError,
+    ExcludedError,
+    FencedError,
+    IncidentError,
+    IncompleteUploadError,
+    NotEnrolledError,
+    OutOfSpaceError,
     ProtocolError,
-    Unavailable,
+    UnavailableError,
 )
 from protofed.common.incident import incident_in
 from protofed.common.pki.identity import LiveIdentity
@@ -50,13 +50,13 @@ _CLOSED = "the connection was closed"
 _UNANSWERED = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
 _AWAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.RESOURCE_EXHAUSTED)
 _ERRORS: dict[grpc.StatusCode, type[ProtocolError] | type[CodecError]] = {
-    grpc.StatusCode.UNAUTHENTICATED: NotEnrolled,
-    grpc.StatusCode.ABORTED: Fenced,
-    grpc.StatusCode.PERMISSION_DENIED: Excluded,
-    grpc.StatusCode.ALREADY_EXISTS: Conflict,
-    grpc.StatusCode.FAILED_PRECONDITION: Incomplete,
+    grpc.StatusCode.UNAUTHENTICATED: NotEnrolledError,
+    grpc.StatusCode.ABORTED: FencedError,
+    grpc.StatusCode.PERMISSION_DENIED: ExcludedError,
+    grpc.StatusCode.ALREADY_EXISTS: ConflictError,
+    grpc.StatusCode.FAILED_PRECONDITION: IncompleteUploadError,
     grpc.StatusCode.DATA_LOSS: CodecError,
-    grpc.StatusCode.INTERNAL: Incident,
+    grpc.StatusCode.INTERNAL: IncidentError,
 }
 
 
@@ -77,7 +77,7 @@ class Calls:
         address: host:port.
         identity: this site's; None: plain text, which never leaves the machine.
         proxy: on the way to the server; with an identity only.
-        give_up_after_s: seconds without an answer after which calls raise `Unavailable`; None: never.
+        give_up_after_s: seconds without an answer after which calls raise `UnavailableError`; None: never.
 
     Attributes:
         answered_at: when the server last did what a call asked for, in monotonic seconds.
@@ -92,15 +92,15 @@ class Calls:
         *,
         identity: LiveIdentity | None,
         proxy: Proxy | None,
-        audit: Audit,
+        audit: ClientAudit,
         give_up_after_s: float | None,
     ) -> None:
         if identity is None:
             check_loopback(address)
         self._address, self._audit, self._give_up = address, audit, give_up_after_s
-        self._lookout = identity and Lookout(address, identity, proxy, audit, self._record)
+        self._lookout = identity and ServerProbe(address, identity, proxy, audit, self._record)
         self._channels = Channels(address, identity, proxy)
-        self._closed, self._broken = threading.Event(), list[DiskFailure]()
+        self._closed, self._broken = threading.Event(), list[DiskFailureError]()
         self._said_at = -SAY_EVERY_S
         self.answered_at = -math.inf
 
@@ -133,20 +133,20 @@ class Calls:
             if self._is_due():
                 log.warning("the server does not answer; trying again", server=self._address, why=why)
             if self._closed.wait(random.uniform(0, pause)):  # noqa: S311  (full jitter, no secret)
-                raise Unavailable(_CLOSED)
+                raise UnavailableError(_CLOSED)
             pause = min(2 * pause, 8.0)
 
     def once(self, call: str, message: Message, answer: type[A], timeout: float) -> A | None:
         """The call's answer, or None; it is not repeated."""
         try:
             return self._send(_prepare(call, message, timeout), answer)
-        except (grpc.RpcError, ProtocolError, Unavailable, DiskFailure):  # a broken disk ends the next `ask`
+        except (grpc.RpcError, ProtocolError, UnavailableError, DiskFailureError):  # a broken disk ends the next `ask`
             return None
 
     def _send(self, sending: _Sending, answer: type[A]) -> A:
         """One attempt."""
         if self._closed.is_set():
-            raise Unavailable(_CLOSED)
+            raise UnavailableError(_CLOSED)
         with self._channels.take() as (channel, identity):
             own = PLAINTEXT if identity is None else identity.certificate.fingerprint
             self._record(lambda: self._audit.sent(self._address, own, sending.call, sending.facts, sending.data))
@@ -154,7 +154,7 @@ class Calls:
                 make: Any = channel.unary_unary(_SERVICE + sending.call)  # bytes to bytes
                 reply: bytes = make(sending.data, timeout=sending.timeout)
             except ValueError as error:  # gRPC's word for a channel that was closed
-                raise Unavailable(_CLOSED) from error
+                raise UnavailableError(_CLOSED) from error
             except grpc.RpcError as error:
                 _tell_incident(sending, error)
                 if (code := error.code()) not in _UNANSWERED:
@@ -178,14 +178,14 @@ class Calls:
                 raise self._broken[0]
             try:
                 return write()
-            except OutOfSpace as error:
+            except OutOfSpaceError as error:
                 if self._is_due():
                     log.warning("nothing is sent while the audit log cannot be written; trying again", why=str(error))
-            except DiskFailure as error:
+            except DiskFailureError as error:
                 self._broken.append(error)
                 raise
             if self._closed.wait(random.uniform(0, 4.0)):  # noqa: S311
-                raise Unavailable(_CLOSED)
+                raise UnavailableError(_CLOSED)
 
     def _why(self, error: grpc.RpcError) -> str:
         """What a failed call means."""
@@ -193,9 +193,9 @@ class Calls:
         found = self._lookout and error.code() is grpc.StatusCode.UNAVAILABLE and self._lookout.after_failure()
         if not found:
             return said
-        if found.kind is Kind.FINE:
+        if found.kind is DiagnosisCode.FINE:
             self._channels.dial_again()
-        return found.text if found.kind is not Kind.FINE else f"{said}; {found.text} now"
+        return found.text if found.kind is not DiagnosisCode.FINE else f"{said}; {found.text} now"
 
     def _is_due(self) -> bool:
         """Whether it is time to say again that something keeps the calls from being made."""
@@ -206,14 +206,14 @@ class Calls:
     def _raise_if_final(self, error: grpc.RpcError) -> None:
         code, text = error.code(), str(error.details())
         if self._closed.is_set():
-            raise Unavailable(_CLOSED) from error
+            raise UnavailableError(_CLOSED) from error
         if code not in _AWAY or "larger than max" in text:
             raise _ERRORS.get(code, ProtocolError)(text) from error
 
     def _raise_if_late(self, began: float, why: str) -> None:
         away = time.monotonic() - began
         if self._give_up is not None and away >= self._give_up:
-            raise Unavailable(
+            raise UnavailableError(
                 f"no answer from {self._address} for {away:.0f} s ({why}); "
                 "start the server, or check the address and the firewall"
             )

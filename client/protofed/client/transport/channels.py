@@ -11,10 +11,10 @@ from typing import Any
 import grpc
 
 from protofed.client.transport.proxy import Proxy
-from protofed.common.errors import Unavailable
+from protofed.common.errors import UnavailableError
 from protofed.common.grpc_environment import check_in_time
 from protofed.common.pki.identity import Identity, LiveIdentity
-from protofed.common.protocol.server_info import Greeting, read_greeting
+from protofed.common.protocol.server_info import ServerInfo, read_greeting
 
 OPTIONS: list[tuple[str, Any]] = [
     ("grpc.enable_retries", 0),
@@ -32,7 +32,7 @@ OPTIONS: list[tuple[str, Any]] = [
 _HEALTH = "/grpc.health.v1.Health/Check"
 
 
-def greet(address: str, identity: LiveIdentity | None, proxy: Proxy | None, timeout: float = 10.0) -> Greeting | None:
+def greet(address: str, identity: LiveIdentity | None, proxy: Proxy | None, timeout: float = 10.0) -> ServerInfo | None:
     """Ask whether a server is well, over a connection of its own, and give back how it greets.
 
     An empty message is all that is sent; nobody enrolls. None: it says nothing of itself.
@@ -48,7 +48,7 @@ def greet(address: str, identity: LiveIdentity | None, proxy: Proxy | None, time
             return read_greeting(dict(call.initial_metadata()))
     except grpc.RpcError as error:
         said = f"{error.code().name.lower()}: {error.details()}"[:160]
-        raise Unavailable(f"{address} does not answer a health check ({said})") from error
+        raise UnavailableError(f"{address} does not answer a health check ({said})") from error
     finally:
         channels.close()
 

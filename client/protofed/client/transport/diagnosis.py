@@ -11,9 +11,9 @@ import ssl
 from collections.abc import Callable
 from datetime import datetime
 
-from protofed.client.transport.finding import Finding as Finding
-from protofed.client.transport.finding import FoundError
-from protofed.client.transport.finding import Kind as Kind
+from protofed.client.transport.finding import ConnectionDiagnosis as ConnectionDiagnosis
+from protofed.client.transport.finding import DiagnosisCode as DiagnosisCode
+from protofed.client.transport.finding import DiagnosisError
 from protofed.client.transport.proxy import Proxy
 from protofed.common.clock import utc_now
 from protofed.common.errors import ConfigError
@@ -31,7 +31,7 @@ def diagnose(
     clock: Callable[[], datetime] = utc_now,
     *,
     whatever_own_dates: bool = False,
-) -> Finding:
+) -> ConnectionDiagnosis:
     """Connect and say how far that goes.
 
     Args:
@@ -42,11 +42,11 @@ def diagnose(
     try:
         if identity is None:
             _connect(address, proxy).close()
-            return Finding(Kind.FINE, f"something listens at {address}")
+            return ConnectionDiagnosis(DiagnosisCode.FINE, f"something listens at {address}")
         if not whatever_own_dates:
             _check_own(identity, clock())
         return _shake_hands(address, identity, proxy, clock)
-    except FoundError as found:
+    except DiagnosisError as found:
         return found.finding
 
 
@@ -54,7 +54,7 @@ def _check_own(identity: Identity, now: datetime) -> None:
     try:
         check_dates(identity.certificate, identity.folder, now)
     except ConfigError as error:
-        raise FoundError(Kind.OWN_CERTIFICATE, str(error)) from error
+        raise DiagnosisError(DiagnosisCode.OWN_CERTIFICATE, str(error)) from error
 
 
 def _connect(address: str, proxy: Proxy | None) -> socket.socket:
@@ -62,8 +62,8 @@ def _connect(address: str, proxy: Proxy | None) -> socket.socket:
     host, _, port = address.rpartition(":")
     host = host.strip("[]")
     if proxy is None:
-        return _dial(host, int(port), f"the server {address}", Kind.NOTHING_LISTENS, Kind.NO_ANSWER)
-    line = _dial(proxy.host, proxy.port, f"the proxy {proxy}", Kind.PROXY_AWAY, Kind.PROXY_AWAY)
+        return _dial(host, int(port), f"the server {address}", DiagnosisCode.NOTHING_LISTENS, DiagnosisCode.NO_ANSWER)
+    line = _dial(proxy.host, proxy.port, f"the proxy {proxy}", DiagnosisCode.PROXY_AWAY, DiagnosisCode.PROXY_AWAY)
     try:
         status = proxy.ask(line, host, int(port))
     except OSError:
@@ -74,36 +74,38 @@ def _connect(address: str, proxy: Proxy | None) -> socket.socket:
     return line
 
 
-def _dial(host: str, port: int, who: str, nothing: Kind, silent: Kind) -> socket.socket:
+def _dial(host: str, port: int, who: str, nothing: DiagnosisCode, silent: DiagnosisCode) -> socket.socket:
     try:
         return socket.create_connection((host, port), PATIENCE_S)
     except (socket.gaierror, UnicodeError) as error:
-        kind = Kind.NO_NAME if silent is Kind.NO_ANSWER else silent
+        kind = DiagnosisCode.NO_NAME if silent is DiagnosisCode.NO_ANSWER else silent
         text = f"the name '{host}' of {who} does not resolve; correct it, or ask who runs this network's DNS"
-        raise FoundError(kind, text) from error
+        raise DiagnosisError(kind, text) from error
     except ConnectionRefusedError as error:
-        raise FoundError(nothing, f"nothing listens at {who}; start it, or correct address and port") from error
+        raise DiagnosisError(nothing, f"nothing listens at {who}; start it, or correct address and port") from error
     except OSError as error:
         text = f"{who} does not answer ({error}); look for a firewall in between, or correct the address"
-        raise FoundError(silent, text) from error
+        raise DiagnosisError(silent, text) from error
 
 
-def _refusal(status: int, proxy: Proxy, address: str) -> FoundError:
+def _refusal(status: int, proxy: Proxy, address: str) -> DiagnosisError:
     match status:
         case 407:
             text = f"the proxy {proxy} wants another user and password (407); correct the setting `proxy`"
-            return FoundError(Kind.PROXY_PASSWORD, text)
+            return DiagnosisError(DiagnosisCode.PROXY_PASSWORD, text)
         case 403 | 405:
             text = f"the proxy {proxy} does not allow connections to {address} ({status}); ask its owner to"
-            return FoundError(Kind.PROXY_REFUSES, text)
+            return DiagnosisError(DiagnosisCode.PROXY_REFUSES, text)
         case 0:
             text = f"the proxy {proxy} ends the connection; is it an HTTP proxy? Correct the setting `proxy`"
-            return FoundError(Kind.PROXY_AWAY, text)
+            return DiagnosisError(DiagnosisCode.PROXY_AWAY, text)
     text = f"the proxy {proxy} cannot connect to {address} ({status}); start the server, or correct its address"
-    return FoundError(Kind.PROXY_REFUSES, text)
+    return DiagnosisError(DiagnosisCode.PROXY_REFUSES, text)
 
 
-def _shake_hands(address: str, identity: Identity, proxy: Proxy | None, clock: Callable[[], datetime]) -> Finding:
+def _shake_hands(
+    address: str, identity: Identity, proxy: Proxy | None, clock: Callable[[], datetime]
+) -> ConnectionDiagnosis:
     host = address.rpartition(":")[0].strip("[]")
     with _connect(address, proxy) as line:
         try:
@@ -136,18 +138,18 @@ def _bare() -> ssl.SSLContext:
     return context
 
 
-def _first_words(tls: ssl.SSLSocket, address: str, identity: Identity, server: str) -> Finding:
+def _first_words(tls: ssl.SSLSocket, address: str, identity: Identity, server: str) -> ConnectionDiagnosis:
     """TLS 1.3: whether the server takes our certificate shows only in what it says next."""
     try:
         words = tls.recv(1)
     except TimeoutError:
         text = f"{address} has taken the connection and does not answer: it is busy, or hangs; look into its log"
-        return Finding(Kind.BUSY, text, server)
+        return ConnectionDiagnosis(DiagnosisCode.BUSY, text, server)
     except OSError as error:
-        return Finding(Kind.REFUSED, _refused(address, identity.certificate, error), server)
+        return ConnectionDiagnosis(DiagnosisCode.REFUSED, _refused(address, identity.certificate, error), server)
     if not words:
-        return Finding(Kind.REFUSED, _refused(address, identity.certificate, None), server)
-    return Finding(Kind.FINE, f"{address} answers, and takes the {identity.certificate}", server)
+        return ConnectionDiagnosis(DiagnosisCode.REFUSED, _refused(address, identity.certificate, None), server)
+    return ConnectionDiagnosis(DiagnosisCode.FINE, f"{address} answers, and takes the {identity.certificate}", server)
 
 
 def _refused(address: str, own: Certificate, error: OSError | None) -> str:
@@ -159,23 +161,23 @@ def _refused(address: str, own: Certificate, error: OSError | None) -> str:
     )
 
 
-def _no_handshake(error: Exception, address: str) -> FoundError:
+def _no_handshake(error: Exception, address: str) -> DiagnosisError:
     reason = str(getattr(error, "reason", "") or "")
     if "WRONG_VERSION_NUMBER" in reason or "HTTP_REQUEST" in reason or "RECORD" in reason:
-        return FoundError(
-            Kind.NOT_TLS, f"{address} does not speak TLS; correct the port, or give the server --identity"
+        return DiagnosisError(
+            DiagnosisCode.NOT_TLS, f"{address} does not speak TLS; correct the port, or give the server --identity"
         )
     if "PROTOCOL_VERSION" in reason or "UNSUPPORTED_PROTOCOL" in reason:
-        return FoundError(
-            Kind.OLD_TLS, f"{address} does not speak TLS 1.3; bring it, or what stands before it, up to date"
+        return DiagnosisError(
+            DiagnosisCode.OLD_TLS, f"{address} does not speak TLS 1.3; bring it, or what stands before it, up to date"
         )
     text = f"{address} ends the connection before TLS stands ({error}): it has no room, or something in between does so"
-    return FoundError(Kind.BUSY, f"{text}; look into the server's log")
+    return DiagnosisError(DiagnosisCode.BUSY, f"{text}; look into the server's log")
 
 
 def _distrust(
     error: ssl.SSLCertVerificationError, address: str, host: str, identity: Identity, proxy: Proxy | None, now: datetime
-) -> FoundError:
+) -> DiagnosisError:
     """What is wrong with the certificate that the server showed."""
     pem = _shown(address, host, proxy)
     seen = fingerprint(pem) if pem else None
@@ -185,15 +187,15 @@ def _distrust(
             f"{shows} of {_hosts(pem)}, not of '{host}'; nothing was sent. Correct the address, or have the server's "
         )
         text += "certificate made for it"
-        return FoundError(Kind.SERVER_NAME, text, seen)
+        return DiagnosisError(DiagnosisCode.SERVER_NAME, text, seen)
     if error.verify_code in (_EXPIRED, _TOO_EARLY):
         text = f"{shows} {_dates(pem)}; it is {stamp(now)} here. Is the clock right? If so, the operator must renew it"
-        return FoundError(Kind.SERVER_DATES, text, seen)
+        return DiagnosisError(DiagnosisCode.SERVER_DATES, text, seen)
     text = (
         f"{shows} that {identity.folder / 'ca.pem'} does not vouch for ({error.verify_message}); nothing was sent. "
         "It may be another server: correct the address, or install the bundle that the operator sent"
     )
-    return FoundError(Kind.SERVER_AUTHORITY, text, seen)
+    return DiagnosisError(DiagnosisCode.SERVER_AUTHORITY, text, seen)
 
 
 def _shown(address: str, host: str, proxy: Proxy | None) -> bytes:
@@ -203,7 +205,7 @@ def _shown(address: str, host: str, proxy: Proxy | None) -> bytes:
     try:
         with _connect(address, proxy) as line, context.wrap_socket(line, server_hostname=host) as tls:
             return _pem(tls.getpeercert(binary_form=True) or b"")
-    except (OSError, FoundError):
+    except (OSError, DiagnosisError):
         return b""
 
 

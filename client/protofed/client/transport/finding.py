@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 
-class Kind(StrEnum):
+class DiagnosisCode(StrEnum):
     """What was found."""
 
     FINE = "fine"
@@ -26,22 +26,31 @@ class Kind(StrEnum):
     BUSY = "busy"
 
 
-UNTRUSTED = frozenset({Kind.SERVER_AUTHORITY, Kind.SERVER_NAME, Kind.SERVER_DATES})  # somebody else may be there
-LASTING = frozenset({Kind.OWN_CERTIFICATE, Kind.SERVER_AUTHORITY, Kind.SERVER_NAME, Kind.PROXY_PASSWORD})
+UNTRUSTED = frozenset(
+    {DiagnosisCode.SERVER_AUTHORITY, DiagnosisCode.SERVER_NAME, DiagnosisCode.SERVER_DATES}
+)  # somebody else may be there
+LASTING = frozenset(
+    {
+        DiagnosisCode.OWN_CERTIFICATE,
+        DiagnosisCode.SERVER_AUTHORITY,
+        DiagnosisCode.SERVER_NAME,
+        DiagnosisCode.PROXY_PASSWORD,
+    }
+)
 
 
 @dataclass(frozen=True)
-class Finding:
+class ConnectionDiagnosis:
     """What is wrong, and what to do; of a server that showed a certificate, the fingerprint of that."""
 
-    kind: Kind
+    kind: DiagnosisCode
     text: str
     server_fingerprint: str | None = None
 
 
-class FoundError(Exception):
+class DiagnosisError(Exception):
     """Ends a probe."""
 
-    def __init__(self, kind: Kind, text: str, server_fingerprint: str | None = None) -> None:
+    def __init__(self, kind: DiagnosisCode, text: str, server_fingerprint: str | None = None) -> None:
         super().__init__(text)
-        self.finding = Finding(kind, text, server_fingerprint)
+        self.finding = ConnectionDiagnosis(kind, text, server_fingerprint)

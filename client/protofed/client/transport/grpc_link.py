@@ -11,11 +11,11 @@ import structlog
 from google_crc32c import value as crc32c
 
 from protofed.client.privacy.policy import Released, ReleasedScores
-from protofed.client.state.downloads import TRIES, Incoming, MemoryIncoming, receive
-from protofed.client.transport.audit import Audit
+from protofed.client.state.downloads import TRIES, BlobDownloads, MemoryDownloads, receive
+from protofed.client.transport.audit import ClientAudit
 from protofed.client.transport.calls import Calls
 from protofed.client.transport.proxy import Proxy
-from protofed.common.errors import CodecError, Excluded, Incomplete, ProtocolError
+from protofed.common.errors import CodecError, ExcludedError, IncompleteUploadError, ProtocolError
 from protofed.common.payload import SiteId
 from protofed.common.pki.identity import LiveIdentity
 from protofed.common.protocol import wire
@@ -25,8 +25,8 @@ from protofed.common.protocol.messages import (
     PROTOCOL_VERSION,
     Assignment,
     Finished,
-    Hold,
     Manifest,
+    PauseReason,
     Progress,
     Receipt,
     Role,
@@ -66,15 +66,15 @@ class GrpcLink:
         roles: frozenset[Role],
         *,
         identity: LiveIdentity | None,
-        audit: Audit,
+        audit: ClientAudit,
         proxy: Proxy | None = None,
-        incoming: Incoming | None = None,
+        incoming: BlobDownloads | None = None,
         give_up_after_s: float | None = None,
         released: Callable[[Task, Released], None] = lambda _task, _released: None,
     ) -> None:
         self._caller, self._roles = pb.Caller(site=site, instance=instance), sorted(roles)
         self._calls = Calls(address, identity=identity, proxy=proxy, audit=audit, give_up_after_s=give_up_after_s)
-        self._incoming, self._released = incoming or MemoryIncoming(), released
+        self._incoming, self._released = incoming or MemoryDownloads(), released
         self._pool = ThreadPoolExecutor(IN_FLIGHT, "chunks")
         self.bytes_moved, self._counting = 0, threading.Lock()  # chunks move on several threads
 
@@ -88,13 +88,13 @@ class GrpcLink:
         self._calls.close()
         self._pool.shutdown(cancel_futures=True)
 
-    def enroll(self, hold: Hold = Hold.NONE) -> Assignment | Finished:
+    def enroll(self, hold: PauseReason = PauseReason.NONE) -> Assignment | Finished:
         """Say hello with versions and roles."""
         said = {"roles": [wire.role.pack(role) for role in self._roles], "hold": wire.pack_hold(hold)}
         request = pb.EnrollRequest(caller=self._caller, protocol=PROTOCOL_VERSION, software=VERSION, **said)
         try:
             return wire.unpack_enrolled(self._calls.ask("Enroll", request, pb.EnrollReply))
-        except Incomplete as error:  # FAILED_PRECONDITION: at Enroll, the version
+        except IncompleteUploadError as error:  # FAILED_PRECONDITION: at Enroll, the version
             raise ProtocolError(str(error)) from error
 
     def next_task(self, run: str, wait_s: float) -> Task | Wait | Finished:
@@ -108,7 +108,7 @@ class GrpcLink:
             raise ProtocolError("the task has nothing to fetch")
         try:
             return receive(self._incoming, task.base, task.base_bytes, partial(self._chunk, task), self._pool)
-        except Excluded as error:  # PERMISSION_DENIED: of a blob, that the task is not open any more
+        except ExcludedError as error:  # PERMISSION_DENIED: of a blob, that the task is not open any more
             raise ProtocolError(str(error)) from error
 
     def push(self, task: Task, released: Released) -> Receipt:
@@ -122,7 +122,7 @@ class GrpcLink:
                 self._send(ticket.upload, released.data)
                 commit = self._commit(task, released, ticket)
                 return wire.unpack_receipt(self._calls.ask("CommitUpload", commit, pb.Receipt))
-            except (Incomplete, CodecError) as error:
+            except (IncompleteUploadError, CodecError) as error:
                 log.warning("upload begins again", run=task.run, round=task.round, tried=tried + 1, why=str(error))
         raise ProtocolError(f"an upload of round {task.round} failed {TRIES} times; see the server's log")
 

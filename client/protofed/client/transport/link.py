@@ -8,7 +8,7 @@ from protofed.client.privacy.policy import Released, ReleasedScores
 from protofed.common import codec
 from protofed.common.errors import CodecError
 from protofed.common.payload import Payload
-from protofed.common.protocol.messages import Assignment, Finished, Hold, Progress, Receipt, Signal, Task, Wait
+from protofed.common.protocol.messages import Assignment, Finished, PauseReason, Progress, Receipt, Signal, Task, Wait
 
 
 class Link(Protocol):
@@ -20,7 +20,7 @@ class Link(Protocol):
         ProtocolError: the server refuses the call for good.
     """
 
-    def enroll(self, hold: Hold = Hold.NONE) -> Assignment | Finished:
+    def enroll(self, hold: PauseReason = PauseReason.NONE) -> Assignment | Finished:
         """Say hello, and why this daemon takes no task yet; the run to work on."""
 
     def next_task(self, run: str, wait_s: float) -> Task | Wait | Finished:

@@ -8,9 +8,9 @@ from collections.abc import Callable
 
 import structlog
 
-from protofed.client.transport.audit import Audit
+from protofed.client.transport.audit import ClientAudit
 from protofed.client.transport.diagnosis import diagnose
-from protofed.client.transport.finding import LASTING, UNTRUSTED, Finding, Kind
+from protofed.client.transport.finding import LASTING, UNTRUSTED, ConnectionDiagnosis, DiagnosisCode
 from protofed.client.transport.proxy import Proxy
 from protofed.common.clock import utc_now
 from protofed.common.errors import ConfigError
@@ -23,7 +23,7 @@ REMIND_FROM_DAYS = 30
 REMIND_EVERY_S = 86_400.0
 
 
-class Lookout:
+class ServerProbe:
     """One daemon's; threads share it.
 
     Args:
@@ -35,17 +35,17 @@ class Lookout:
         address: str,
         identity: LiveIdentity,
         proxy: Proxy | None,
-        audit: Audit,
+        audit: ClientAudit,
         record: Callable[[Callable[[], None]], None],
     ) -> None:
         self._address, self._identity, self._proxy = address, identity, proxy
         self._audit, self._record = audit, record
         self._looking = threading.Lock()
-        self._seen: tuple[Kind, str | None] | None = None  # the last line of the audit log
+        self._seen: tuple[DiagnosisCode, str | None] | None = None  # the last line of the audit log
         self._met = False
         self._looked_at = self._reminded_at = -REMIND_EVERY_S
 
-    def before_call(self) -> Finding | None:
+    def before_call(self) -> ConnectionDiagnosis | None:
         """Until the server was seen once, what keeps it from that; None: call it.
 
         Raises:
@@ -60,9 +60,9 @@ class Lookout:
             found = self._look()
         if found.kind in LASTING and not self._met:
             raise ConfigError(found.text)
-        return None if found.kind is Kind.FINE else found
+        return None if found.kind is DiagnosisCode.FINE else found
 
-    def after_failure(self) -> Finding | None:
+    def after_failure(self) -> ConnectionDiagnosis | None:
         """Why calls fail; None: it was looked at a moment ago, or is being so."""
         if time.monotonic() < self._looked_at + LOOK_EVERY_S or not self._looking.acquire(blocking=False):
             return None
@@ -71,12 +71,12 @@ class Lookout:
         finally:
             self._looking.release()
 
-    def _look(self) -> Finding:
+    def _look(self) -> ConnectionDiagnosis:
         found = diagnose(self._address, self._identity.now(), self._proxy)
         self._looked_at = time.monotonic()
-        self._met |= found.kind is Kind.FINE
+        self._met |= found.kind is DiagnosisCode.FINE
         seen = (found.kind, found.server_fingerprint)
-        if seen != self._seen and found.kind in UNTRUSTED | {Kind.FINE, Kind.REFUSED}:
+        if seen != self._seen and found.kind in UNTRUSTED | {DiagnosisCode.FINE, DiagnosisCode.REFUSED}:
             self._record(lambda: self._audit.server(self._address, *seen, found.text))
             self._seen = seen
         return found

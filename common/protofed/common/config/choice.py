@@ -9,14 +9,14 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 LONGEST, MOST, DEEPEST, LARGEST = 200, 1000, 4, 1e12  # characters, values of a list, lists in lists, a number
 
 
-class Choice(BaseModel):
+class NamedOptions(BaseModel):
     """A name with the options that its registry checks: `[method]` and `[model]`."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
     name: Annotated[str, Field(max_length=LONGEST)]
 
     @model_validator(mode="after")
-    def _plain(self) -> Choice:
+    def _plain(self) -> NamedOptions:
         for name, value in self.options.items():
             _check_plain(name, value)
         return self

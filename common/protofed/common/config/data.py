@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from protofed.common.config.partition import Partition, Whole
-from protofed.common.config.table import Share, Table
+from protofed.common.config.table import Share, StrictModel
 from protofed.common.errors import short
 
 _GROUPS = {"manifest": "add a column `group`", "npz": "add arrays train_group and test_group"}
@@ -23,7 +23,7 @@ def common_folder() -> Path | None:
     return Path(named) if named else None
 
 
-class Data(Table):
+class Data(StrictModel):
     """Where images come from, and how one source is cut into sites; a simulation's, or one daemon's own."""
 
     source: Literal[

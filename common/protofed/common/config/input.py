@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from protofed.common.config.table import Table, later
+from protofed.common.config.table import StrictModel, later
 
 MOST_VALUES = 1 << 24  # of one image, in all channels
 Mean = Annotated[float, Field(ge=-1000, le=1000)]
@@ -16,7 +16,7 @@ Level = Annotated[float, Field(ge=-1e6, le=1e6)]
 Width = Annotated[float, Field(gt=0, le=1e6)]
 
 
-class Input(Table):
+class Input(StrictModel):
     """What every site's images are brought to; the run fixes it for all sites."""
 
     shape: tuple[int, int, int]  # channels, height, width

@@ -6,16 +6,16 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from protofed.common.config.table import Table
+from protofed.common.config.table import StrictModel
 
 
-class Whole(Table):
+class Whole(StrictModel):
     """Every site holds all of the source: for a daemon whose source is its own data."""
 
     kind: Literal["whole"] = "whole"
 
 
-class Dirichlet(Table):
+class Dirichlet(StrictModel):
     """Every class is dealt by a Dirichlet draw (FedNH's partition)."""
 
     kind: Literal["dirichlet"]
@@ -25,7 +25,7 @@ class Dirichlet(Table):
     min_classes: Annotated[int, Field(ge=1)] = 2
 
 
-class PfllibDirichlet(Table):
+class PfllibDirichlet(StrictModel):
     """The same without a minimum of classes, as PFLlib draws it (cwFedAVG's practical setting)."""
 
     kind: Literal["pfllib-dirichlet"]
@@ -34,7 +34,7 @@ class PfllibDirichlet(Table):
     min_examples: Annotated[int, Field(ge=1)] = 1  # a site; later versions of PFLlib ask for 40
 
 
-class NiidBenchDirichlet(Table):
+class NiidBenchDirichlet(StrictModel):
     """The same as NIID-Bench and MOON draw it (FedProc's partition)."""
 
     kind: Literal["niid-bench-dirichlet"]
@@ -43,7 +43,7 @@ class NiidBenchDirichlet(Table):
     min_examples: Annotated[int, Field(ge=1)] = 10  # a site
 
 
-class Pathological(Table):
+class Pathological(StrictModel):
     """Every site holds a few whole classes' shares (PFLlib's and cwFedAVG's pathological setting)."""
 
     kind: Literal["pathological"]
@@ -52,7 +52,7 @@ class Pathological(Table):
     balanced: bool = False  # equal shares of a class, else drawn from a tenth of that upwards
 
 
-class Shards(Table):
+class Shards(StrictModel):
     """Every class is cut into shards and every site is dealt as many (FedPRP's sharding)."""
 
     kind: Literal["shards"]
@@ -60,13 +60,13 @@ class Shards(Table):
     shards: Annotated[int, Field(ge=1)]  # a site
 
 
-class Column(Table):
+class ColumnPartition(StrictModel):
     """One site for each value of the source's own site column, in sorted order."""
 
     kind: Literal["column"]
 
 
 Partition = Annotated[
-    Whole | Dirichlet | PfllibDirichlet | NiidBenchDirichlet | Pathological | Shards | Column,
+    Whole | Dirichlet | PfllibDirichlet | NiidBenchDirichlet | Pathological | Shards | ColumnPartition,
     Field(discriminator="kind"),
 ]

@@ -11,12 +11,12 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from protofed.common.codec import Digest, digest
-from protofed.common.config.choice import Choice as Choice
+from protofed.common.config.choice import NamedOptions as NamedOptions
 from protofed.common.config.data import Data as Data
 from protofed.common.config.input import Input as Input
 from protofed.common.config.partition import Dirichlet as Dirichlet
 from protofed.common.config.table import Share, later
-from protofed.common.config.table import Table as Table
+from protofed.common.config.table import StrictModel as StrictModel
 from protofed.common.errors import ConfigError, short
 from protofed.common.protocol.messages import LONGEST_S
 
@@ -33,7 +33,7 @@ DEEPEST = 8  # files that extend one another
 M = TypeVar("M", bound=BaseModel)
 
 
-class Plan(Table):
+class Plan(StrictModel):
     """Local training: what one fit does on a site."""
 
     epochs: Annotated[int, Field(ge=1, le=100_000)] = 1
@@ -51,7 +51,7 @@ class Plan(Table):
     checkpoint: bool = False  # keep each epoch on the site's disk, so that an interrupted fit goes on there
 
 
-class Federation(Table):
+class Federation(StrictModel):
     """Rounds: who is invited, how long is waited, and when scores are taken."""
 
     min_sites: Sites = 2  # trainers that must be there before a round is opened
@@ -73,7 +73,7 @@ class Federation(Table):
     heartbeat_s: Annotated[float, Field(ge=0.001, le=3600)] = 5.0
 
 
-class Evaluation(Table):
+class Evaluation(StrictModel):
     """Which scores are taken, beside those that every run has."""
 
     groups: bool = False  # accuracy on many (the first 20 % of classes), medium (the next 30 %) and few (the rest)
@@ -81,7 +81,7 @@ class Evaluation(Table):
     order: Order = ()  # the classes from the most frequent to the rarest; empty: 0, 1, 2, … as a long tail
 
 
-class Recipe(Table):
+class Recipe(StrictModel):
     """One run, whole."""
 
     name: Id
@@ -90,8 +90,8 @@ class Recipe(Table):
     classes: Annotated[int, Field(ge=2, le=MOST_CLASSES)]
     vocabulary: Annotated[tuple[ClassName, ...], Field(max_length=MOST_CLASSES)] = later(())  # the classes by name
     input: Input
-    method: Choice
-    model: Choice
+    method: NamedOptions
+    model: NamedOptions
     plan: Plan = Plan()
     federation: Federation = Federation()
     evaluation: Evaluation = Evaluation()

@@ -12,14 +12,14 @@ from typing import Annotated, Any, TypeAlias, TypeVar
 from pydantic import BeforeValidator, Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
-from protofed.common.config.recipe import Data, Id, Table, explain, read_table
+from protofed.common.config.recipe import Data, Id, StrictModel, explain, read_table
 from protofed.common.errors import ConfigError, unknown
 from protofed.common.protocol.messages import Role
 
 Secret: TypeAlias = Annotated[SecretStr, BeforeValidator(str)]  # an error shows what it was given: never a secret
 
 
-class Monitoring(Table):
+class Monitoring(StrictModel):
     """Where a process answers /metrics, /healthz and /readyz."""
 
     listen: str  # host:port; port 0 takes a free one

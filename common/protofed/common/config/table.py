@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 Share = Annotated[float, Field(gt=0, le=1)]
 
 
-class Table(BaseModel):
+class StrictModel(BaseModel):
     """A TOML table whose keys are all known and whose numbers are all finite: JSON has no others."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)

@@ -23,7 +23,7 @@ from prometheus_client.exposition import choose_encoder
 
 from protofed.common.address import host_and_port, is_loopback
 from protofed.common.config.settings import Monitoring
-from protofed.common.errors import ConfigError, Unavailable
+from protofed.common.errors import ConfigError, UnavailableError
 from protofed.common.pki.https import Https, check_private
 
 log = structlog.get_logger()
@@ -64,7 +64,7 @@ class Monitor:
             self._server = _Server(host, port, self._tls, self._answer)
         except OSError as error:
             told = f"cannot answer /metrics on {self._where.listen}: {error.strerror or error}"
-            raise Unavailable(f"{told}; free the port or take another") from error
+            raise UnavailableError(f"{told}; free the port or take another") from error
         threading.Thread(target=self._server.serve_forever, args=(POLL_S,), name="monitor", daemon=True).start()
         if self._token is None and not is_loopback(host):
             log.warning(

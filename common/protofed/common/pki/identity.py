@@ -31,7 +31,7 @@ from protofed.common.pki.certificate import (
     signer,
     stamp,
 )
-from protofed.common.pki.identity_errors import Flaw, IdentityError
+from protofed.common.pki.identity_errors import IdentityError, IdentityProblem
 
 __all__ = [
     "Certificate",
@@ -90,12 +90,14 @@ def check_identity(folder: Path, files: Files, party: Party, now: datetime) -> I
     certificate = read_certificate(files[CERTIFICATE], str(path))
     if certificate.party != party:
         raise IdentityError(
-            Flaw.ANOTHERS,
+            IdentityProblem.ANOTHERS,
             f"{path} is the {certificate}; expected a {party}'s: give another --identity folder, "
             f"or make one by `protofed certs request --{party}`",
         )
     if not has_usage(load(files[CERTIFICATE], str(path))[0], party):
-        raise IdentityError(Flaw.ANOTHERS, f"{path}: the {certificate} is not made for {_use(party)}; {_ask(folder)}")
+        raise IdentityError(
+            IdentityProblem.ANOTHERS, f"{path}: the {certificate} is not made for {_use(party)}; {_ask(folder)}"
+        )
     key = _matching_key(folder, files)
     check_dates(certificate, folder, now)
     _check_signer(folder, files, certificate, now)
@@ -111,9 +113,11 @@ def check_dates(certificate: Certificate, folder: Path, now: datetime) -> None:
     dates = f"valid from {stamp(certificate.not_before)} until {stamp(certificate.not_after)}; it is {stamp(now)} now"
     if now < certificate.not_before:
         text = f"the {certificate} in {folder} is not yet valid: {dates}. Is this machine's clock right?"
-        raise IdentityError(Flaw.EARLY, text)
+        raise IdentityError(IdentityProblem.EARLY, text)
     if now > certificate.not_after:
-        raise IdentityError(Flaw.EXPIRED, f"the {certificate} in {folder} has expired: {dates}. {_ask(folder)}")
+        raise IdentityError(
+            IdentityProblem.EXPIRED, f"the {certificate} in {folder} has expired: {dates}. {_ask(folder)}"
+        )
 
 
 class LiveIdentity:
@@ -177,7 +181,7 @@ def _read(path: Path) -> bytes | None:
         return None
     except OSError as error:
         text = f"cannot read {path}: {error.strerror}; expected a file of this account's"
-        raise IdentityError(Flaw.UNREADABLE, text) from error
+        raise IdentityError(IdentityProblem.UNREADABLE, text) from error
 
 
 def _check_complete(folder: Path, files: Files, party: Party) -> None:
@@ -185,19 +189,19 @@ def _check_complete(folder: Path, files: Files, party: Party) -> None:
         waiting = f"`protofed certs install BUNDLE --identity {folder}` once the operator has approved the request"
         begin = f"make one by `protofed certs request --{party} ... --identity {folder}`, then `certs install`"
         todo = waiting if KEY in files else begin
-        raise IdentityError(Flaw.MISSING, f"certificate missing: {folder / CERTIFICATE}; {todo}")
+        raise IdentityError(IdentityProblem.MISSING, f"certificate missing: {folder / CERTIFICATE}; {todo}")
     if KEY not in files and NEXT_KEY not in files:
-        raise IdentityError(Flaw.MISSING, f"key missing: {folder / KEY}; bring it back, or {_ask(folder)}")
+        raise IdentityError(IdentityProblem.MISSING, f"key missing: {folder / KEY}; bring it back, or {_ask(folder)}")
     if AUTHORITIES not in files:
         text = f"CA certificate missing: {folder / AUTHORITIES}; `protofed certs install BUNDLE` writes it again"
-        raise IdentityError(Flaw.MISSING, text)
+        raise IdentityError(IdentityProblem.MISSING, text)
 
 
 def _check_private(folder: Path) -> None:
     for path in (folder / KEY, folder / NEXT_KEY):
         if (found := _stat(path)) is not None and (mode := found[0] & 0o777) & 0o077:
             raise IdentityError(
-                Flaw.KEY_OPEN,
+                IdentityProblem.KEY_OPEN,
                 f"{path} can be read or changed by others (mode {mode:04o}); expected 0600: `chmod 600 {path}`, and if "
                 f"somebody may have read it, {_ask(folder)}",
             )
@@ -210,7 +214,7 @@ def _matching_key(folder: Path, files: Files) -> bytes:
         if name in files and _public(files[name], folder / name) == wanted.public_bytes(*form):
             return files[name]
     text = f"{folder / KEY} is not the key of {folder / CERTIFICATE}; bring back the one that belongs to it, or "
-    raise IdentityError(Flaw.KEY_OTHER, text + _ask(folder))
+    raise IdentityError(IdentityProblem.KEY_OTHER, text + _ask(folder))
 
 
 def _public(key: bytes, path: Path) -> bytes:
@@ -220,7 +224,7 @@ def _public(key: bytes, path: Path) -> bytes:
         )
     except UNREADABLE as error:
         text = f"{path} cannot be read as a key; expected PEM text without a passphrase"
-        raise IdentityError(Flaw.UNREADABLE, text) from error
+        raise IdentityError(IdentityProblem.UNREADABLE, text) from error
 
 
 def _check_signer(folder: Path, files: Files, certificate: Certificate, now: datetime) -> None:
@@ -228,11 +232,11 @@ def _check_signer(folder: Path, files: Files, certificate: Certificate, now: dat
     if found is None:
         text = f"the {certificate} in {folder} is not signed by a CA in {AUTHORITIES}; "
         text += "install the bundle that the operator sent, or ask for it again"
-        raise IdentityError(Flaw.AUTHORITY, text)
+        raise IdentityError(IdentityProblem.AUTHORITY, text)
     begins, ends = found.not_valid_before_utc, found.not_valid_after_utc
     if not begins <= now <= ends:
         raise IdentityError(
-            Flaw.AUTHORITY_DATES,
+            IdentityProblem.AUTHORITY_DATES,
             f"the CA that signed the {certificate} in {folder} is valid from {stamp(begins)} until {stamp(ends)}; "
             f"it is {stamp(now)} now. Is this machine's clock right? If so, ask for a bundle of the new CA",
         )

@@ -7,7 +7,7 @@ from enum import StrEnum
 from protofed.common.errors import ConfigError
 
 
-class Flaw(StrEnum):
+class IdentityProblem(StrEnum):
     """Of an identity's folder."""
 
     MISSING = "identity-missing"
@@ -24,6 +24,6 @@ class Flaw(StrEnum):
 class IdentityError(ConfigError):
     """An identity that cannot be used."""
 
-    def __init__(self, flaw: Flaw, message: str) -> None:
+    def __init__(self, flaw: IdentityProblem, message: str) -> None:
         super().__init__(message)
         self.flaw = flaw

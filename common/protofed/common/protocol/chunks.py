@@ -15,7 +15,7 @@ from pathlib import Path
 from google_crc32c import value as crc32c
 
 from protofed.common.codec import Digest, digest
-from protofed.common.errors import CodecError, Conflict, Incomplete
+from protofed.common.errors import CodecError, ConflictError, IncompleteUploadError
 from protofed.common.protocol.messages import CHUNK_BYTES
 from protofed.common.storage import files as archive
 
@@ -91,7 +91,7 @@ class Partial:
         """
         with self._lock, self._on_disk():
             if missing := sorted(set(range(chunks(self._begun()))) - self._marked()):
-                raise Incomplete(f"{len(missing)} chunks are missing, the first is {missing[0]}")
+                raise IncompleteUploadError(f"{len(missing)} chunks are missing, the first is {missing[0]}")
             data = self._path.read_bytes()
             if digest(data) != address:
                 self._remove()
@@ -111,7 +111,7 @@ class Partial:
 
     def _begun(self) -> int:
         if self._total is None:
-            raise Incomplete("nothing was begun, or it is gone; begin it again")
+            raise IncompleteUploadError("nothing was begun, or it is gone; begin it again")
         return self._total
 
     def _held(self, total: int) -> frozenset[int] | None:
@@ -132,7 +132,7 @@ class Partial:
     def _compare(self, index: int, data: bytes) -> None:
         with self._path.open("rb") as file:
             if os.pread(file.fileno(), len(data), index * CHUNK_BYTES) != data:
-                raise Conflict(f"chunk {index} was sent before with other bytes")
+                raise ConflictError(f"chunk {index} was sent before with other bytes")
 
     def _allocate(self, total: int) -> frozenset[int]:
         """The data first: nothing is marked that has no room."""
@@ -168,7 +168,7 @@ class Partial:
             yield
         except FileNotFoundError as error:
             self._total = None
-            raise Incomplete("nothing was begun, or it is gone; begin it again") from error
+            raise IncompleteUploadError("nothing was begun, or it is gone; begin it again") from error
         except OSError as error:
             raise archive.write_error(self._path, error) from error
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from protofed.common.codec import Digest
-from protofed.common.errors import ConfigError, Failure
+from protofed.common.errors import ConfigError, FailureReason
 from protofed.common.payload import SiteId, TensorSpec
 
 PROTOCOL_VERSION = 1
@@ -26,7 +26,7 @@ class Role(StrEnum):
     EVALUATOR = "evaluator"
 
 
-class Hold(StrEnum):
+class PauseReason(StrEnum):
     """Why a daemon that is there takes no task yet; it is not counted among the sites of a round."""
 
     NONE = ""
@@ -152,7 +152,7 @@ class Progress:
     epochs: int = 0
     moving: bool = False
     bytes_moved: int = 0
-    failure: Failure | None = None
+    failure: FailureReason | None = None
     telemetry: Mapping[str, float] = field(default_factory=dict, compare=False)  # numbers that change are no progress
 
     @property

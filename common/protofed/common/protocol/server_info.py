@@ -17,7 +17,7 @@ REGISTERED, UNKNOWN = "registered", "unknown"  # of a certificate; else why it i
 
 
 @dataclass(frozen=True)
-class Greeting:
+class ServerInfo:
     """One answer's.
 
     Attributes:
@@ -37,11 +37,11 @@ class Greeting:
         return (*said, (STANDING, self.standing)) if self.standing else said
 
 
-def read_greeting(metadata: Mapping[str, str | bytes]) -> Greeting | None:
+def read_greeting(metadata: Mapping[str, str | bytes]) -> ServerInfo | None:
     """What was said; None: nothing that can be understood, as by a server that is older than greetings."""
     said = {name: short(str(metadata.get(name, ""))) for name in (TIME, SOFTWARE, PROTOCOL, STANDING)}
     try:
         time = datetime.fromisoformat(said[TIME])
-        return Greeting(time.astimezone(UTC), said[SOFTWARE], int(said[PROTOCOL]), said[STANDING])
+        return ServerInfo(time.astimezone(UTC), said[SOFTWARE], int(said[PROTOCOL]), said[STANDING])
     except ValueError:
         return None

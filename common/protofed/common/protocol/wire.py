@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import Any, Generic, TypeVar
 
 from protofed.common.codec import DTYPES, MAX_TENSORS, TENSOR_NAME, Digest, is_digest
-from protofed.common.errors import Failure, PolicyViolation, ProtocolError
+from protofed.common.errors import FailureReason, PolicyViolationError, ProtocolError
 from protofed.common.payload import NOT_ON_THE_WIRE, Part, TensorSpec
 from protofed.common.protocol.audit_fields import facts as facts  # of any request; for audit logs
 from protofed.common.protocol.messages import (
@@ -20,8 +20,8 @@ from protofed.common.protocol.messages import (
     Activity,
     Assignment,
     Finished,
-    Hold,
     Manifest,
+    PauseReason,
     Progress,
     Receipt,
     Role,
@@ -50,7 +50,7 @@ class _Enum(Generic[E]):
 
     def pack(self, member: E) -> Any:
         if member not in self._to:
-            raise PolicyViolation(
+            raise PolicyViolationError(
                 f"{self._prefix.lower()} '{member}' exists only in simulations: no message can carry it"
             )
         return self._to[member]
@@ -66,9 +66,9 @@ role = _Enum(Role, pb.Role, "ROLE")
 task_kind = _Enum(TaskKind, pb.TaskKind, "TASK_KIND")
 verdict = _Enum(Verdict, pb.Verdict, "VERDICT")
 activity = _Enum(Activity, pb.Activity, "ACTIVITY")
-failure = _Enum(Failure, pb.Failure, "FAILURE")
+failure = _Enum(FailureReason, pb.Failure, "FAILURE")
 signal = _Enum(Signal, pb.Signal, "SIGNAL")
-_hold = _Enum(Hold, pb.Hold, "HOLD", without=(Hold.NONE,))
+_hold = _Enum(PauseReason, pb.Hold, "HOLD", without=(PauseReason.NONE,))
 
 
 def read_digest(value: str) -> Digest:
@@ -85,14 +85,14 @@ def read_id(value: str) -> str:
     return value
 
 
-def pack_hold(hold: Hold) -> Any:
+def pack_hold(hold: PauseReason) -> Any:
     """Why a daemon takes no task, if it takes none."""
-    return pb.HOLD_UNSPECIFIED if hold is Hold.NONE else _hold.pack(hold)
+    return pb.HOLD_UNSPECIFIED if hold is PauseReason.NONE else _hold.pack(hold)
 
 
-def unpack_hold(number: int) -> Hold:
+def unpack_hold(number: int) -> PauseReason:
     """Why a daemon takes no task, if it takes none."""
-    return _hold.unpack(number) if number else Hold.NONE
+    return _hold.unpack(number) if number else PauseReason.NONE
 
 
 def pack_task(task: Task) -> pb.Task:

@@ -10,7 +10,7 @@ import secrets
 from collections.abc import Iterable
 from pathlib import Path
 
-from protofed.common.errors import DiskFailure, OutOfSpace, StateError
+from protofed.common.errors import DiskFailureError, OutOfSpaceError, StateError
 
 TEMPORARY = ".tmp-"
 _RANDOM = "[0-9a-f]" * 8  # ends the name of each temporary file: no file of a user's is taken for one
@@ -40,8 +40,8 @@ def write(path: Path, data: bytes) -> None:
 def write_error(path: Path, error: OSError) -> StateError:
     """What a failed write of `path` means."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE):
-        return OutOfSpace(f"cannot write {path}: {error.strerror}; free space, or raise the limit")
-    return DiskFailure(f"cannot write {path}: {error.strerror}; check the disk, make the folder writable")
+        return OutOfSpaceError(f"cannot write {path}: {error.strerror}; free space, or raise the limit")
+    return DiskFailureError(f"cannot write {path}: {error.strerror}; check the disk, make the folder writable")
 
 
 def sync_folder(folder: Path) -> None:

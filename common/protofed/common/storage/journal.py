@@ -18,7 +18,7 @@ from typing import TypeAlias
 
 from blake3 import blake3
 
-from protofed.common.errors import DiskFailure, StateError
+from protofed.common.errors import DiskFailureError, StateError
 from protofed.common.storage import files as archive
 
 Fact: TypeAlias = str | int | float | bool | list["Fact"] | dict[str, "Fact"] | None
@@ -50,11 +50,11 @@ class Record:
 NOTHING = Record(0, "", "", {}, "")
 
 
-class Tampered(StateError):
+class TamperedError(StateError):
     """A line that is not what was written there. All lines before are good, but for the last of them, perhaps."""
 
 
-class HalfLine(StateError):
+class HalfLineError(StateError):
     """The file ends within a line: its writer was killed, or is writing just now. All lines before are good."""
 
 
@@ -117,7 +117,7 @@ class Journal:
 
     def _write(self, lines: bytes) -> None:
         if os.fstat(self._file).st_size != self._end:
-            raise DiskFailure(f"{self._path} was changed, or ends in half a line; start this process again")
+            raise DiskFailureError(f"{self._path} was changed, or ends in half a line; start this process again")
         try:
             while lines:
                 lines = lines[os.write(self._file, lines) :]
@@ -132,7 +132,7 @@ class Journal:
             os.ftruncate(self._file, self._end)
             os.fsync(self._file)
         except OSError as error:
-            raise DiskFailure(f"{self._path} ends in half a line: {error.strerror}; check the disk") from error
+            raise DiskFailureError(f"{self._path} ends in half a line: {error.strerror}; check the disk") from error
 
     def _tail(self, size: int) -> tuple[Record, int, int]:
         """The last whole line, where it ends, and the bytes of half a one behind it; reads no more than that takes."""
@@ -165,9 +165,9 @@ def records(path: Path, read: Callable[[int], object] = lambda _: None) -> Itera
             while line := file.readline(LONGEST + 1):
                 now = _parsed(line)
                 if not line.endswith(b"\n") and len(line) <= LONGEST:
-                    raise HalfLine(_half(path, last, line))
+                    raise HalfLineError(_half(path, last, line))
                 if now is None or (now.seq, now.prev) != (last.seq + 1, last.hash) or now.sealed().line() != line:
-                    raise Tampered(_bad(path, last))
+                    raise TamperedError(_bad(path, last))
                 yield (last := now)
                 if last.seq % TOLD_EVERY == 0:
                     read(file.tell())

@@ -16,7 +16,7 @@ from typing import Any
 
 from protofed.common.errors import ProtocolError
 from protofed.common.protocol import wire
-from protofed.common.storage.journal import HalfLine, Record, Tampered
+from protofed.common.storage.journal import HalfLineError, Record, TamperedError
 from protofed.deploy.audit.verify import AuditError, read
 
 RECENT = 1000  # messages of a site's log that may still be answered; a daemon has a handful under way
@@ -74,7 +74,7 @@ class Sum:
 
 
 @dataclass
-class Told:
+class AuditSummary:
     """What a log tells.
 
     Attributes:
@@ -90,7 +90,7 @@ class Told:
 
 def tell(
     path: Path, *, run: str | None = None, round: int | None = None, messages: bool = False, shown: bool = True
-) -> Told:
+) -> AuditSummary:
     """Read a log, checking it, and sum up what it tells.
 
     Args:
@@ -101,14 +101,14 @@ def tell(
     Raises:
         AuditError: naming the first bad record and its line.
     """
-    told = Told()
+    told = AuditSummary()
     reader = _Reader(told, run, round, messages)
     try:
         for record in read(path, shown=shown):
             reader.read(record)
-    except HalfLine as end:
+    except HalfLineError as end:
         told.notes.append(("", str(end)))
-    except Tampered as error:
+    except TamperedError as error:
         raise AuditError(str(error)) from error
     return told
 
@@ -116,7 +116,7 @@ def tell(
 class _Reader:
     """Sums up records, in their order."""
 
-    def __init__(self, told: Told, run: str | None, round: int | None, messages: bool) -> None:
+    def __init__(self, told: AuditSummary, run: str | None, round: int | None, messages: bool) -> None:
         self._told, self._run, self._round, self._messages = told, run, round, messages
         self._places: dict[str, tuple[str, int]] = {}  # run and round, by the nonce of a task
         self._recent: dict[str, Message] = {}  # by digest

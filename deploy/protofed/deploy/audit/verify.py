@@ -8,7 +8,7 @@ from pathlib import Path
 
 from protofed.common.codec import is_digest
 from protofed.common.errors import ConfigError, ProtofedError, short
-from protofed.common.storage.journal import TORN, HalfLine, Record, Tampered, records
+from protofed.common.storage.journal import TORN, HalfLineError, Record, TamperedError, records
 from protofed.deploy.console.progress import BYTES, progress
 
 AUDIT_FILE = "audit.jsonl"  # of a state folder, a site's or a server's
@@ -21,7 +21,7 @@ class AuditError(ProtofedError):
 
 
 @dataclass(frozen=True)
-class Standing:
+class AuditStatus:
     """A log that is as it was written, as far as it can tell by itself.
 
     Attributes:
@@ -54,7 +54,7 @@ def log_file(path: Path) -> Path:
     return found
 
 
-def verify(path: Path, expected: Collection[str] = ()) -> Standing:
+def verify(path: Path, expected: Collection[str] = ()) -> AuditStatus:
     """Read a log whole and check every record against the one before.
 
     Args:
@@ -71,13 +71,13 @@ def verify(path: Path, expected: Collection[str] = ()) -> Standing:
             cut += record.event == TORN
             if record.hash in wanted:
                 found[record.hash] = record.seq
-    except HalfLine as end:
+    except HalfLineError as end:
         half = str(end)
-    except Tampered as error:
+    except TamperedError as error:
         raise AuditError(str(error)) from error
     if first is None or last is None:
-        return Standing(path, half=half)
-    return Standing(path, count, first.at, last.at, last.hash, cut, half, found)
+        return AuditStatus(path, half=half)
+    return AuditStatus(path, count, first.at, last.at, last.hash, cut, half, found)
 
 
 def read(path: Path, *, shown: bool = True) -> Iterator[Record]:
@@ -100,7 +100,7 @@ def read_hash(text: str) -> str:
     return text
 
 
-def missing(expected: str, logs: Iterable[Standing]) -> str:
+def missing(expected: str, logs: Iterable[AuditStatus]) -> str:
     """What is said of a hash that none of these logs has."""
     ends = ", ".join(f"{log.path} ends with record {log.count}" for log in logs)
     return (

@@ -10,14 +10,14 @@ from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
 
-from protofed.deploy.audit.reader import Message, Sum, Told
-from protofed.deploy.audit.verify import Standing
+from protofed.deploy.audit.reader import AuditSummary, Message, Sum
+from protofed.deploy.audit.verify import AuditStatus
 
 NONE = "–"
 WRAPPED = ("run", "who", "outcome", "call", "what")  # all others are as wide as what is in them
 
 
-def standing_lines(found: Standing, expected: Iterable[str]) -> Iterable[str]:
+def standing_lines(found: AuditStatus, expected: Iterable[str]) -> Iterable[str]:
     """What `verify` says of a good log."""
     if not found.count:
         yield f"{found.path}: good, but there are no records"
@@ -33,7 +33,7 @@ def standing_lines(found: Standing, expected: Iterable[str]) -> Iterable[str]:
         yield f"  {found.half}"
 
 
-def told_parts(told: Told, *, messages: bool) -> Iterable[RenderableType]:
+def told_parts(told: AuditSummary, *, messages: bool) -> Iterable[RenderableType]:
     """What a log tells: rounds, messages if they were asked for, notes."""
     if not told.sums:
         yield Text("No messages.")
@@ -47,7 +47,7 @@ def told_parts(told: Told, *, messages: bool) -> Iterable[RenderableType]:
         yield _notes(told.notes)
 
 
-def plain(told: Told, *, messages: bool) -> dict[str, Any]:
+def plain(told: AuditSummary, *, messages: bool) -> dict[str, Any]:
     """The same as plain data."""
     listed: dict[str, Any] = {
         "rounds": [_plain_sum(*where, found) for where, found in sorted(told.sums.items())],
@@ -63,7 +63,7 @@ def _plain_sum(run: str, round: int, found: Sum) -> dict[str, Any]:
     return {"run": run, "round": round, "who": sorted(found.who), **counted, **told}
 
 
-def _rounds(told: Told) -> Table:
+def _rounds(told: AuditSummary) -> Table:
     """A row a round; before the rounds of a run, one for what is of none."""
     received = any(found.answer_size is not None for found in told.sums.values())
     columns = ("callers", "messages", "received", "answered") if received else ("messages", "sent")

@@ -24,7 +24,7 @@ RED_DAYS, YELLOW_DAYS = 7, 30
 
 
 @dataclass(frozen=True)
-class Row:
+class CertRow:
     """A certificate in a list.
 
     Attributes:
@@ -49,7 +49,7 @@ class Row:
         return {**asdict(self), **dates, "days_left": self.days_left(now)}
 
 
-def of_identity(folder: Path) -> list[Row]:
+def of_identity(folder: Path) -> list[CertRow]:
     """The certificate of an identity folder, and the CAs that it trusts.
 
     Raises:
@@ -59,7 +59,7 @@ def of_identity(folder: Path) -> list[Row]:
     return [_row(own), *_authorities(folder / AUTHORITIES)]
 
 
-def of_authority(folder: Path) -> list[Row]:
+def of_authority(folder: Path) -> list[CertRow]:
     """A CA and all that it has signed, by party and name, the newest last.
 
     Raises:
@@ -70,15 +70,15 @@ def of_authority(folder: Path) -> list[Row]:
     return [*_authorities(folder / AUTHORITIES), *map(_row, issued)]
 
 
-def of_server(certificates: Iterable[Any]) -> list[Row]:
+def of_server(certificates: Iterable[Any]) -> list[CertRow]:
     """What a server knows: messages whose times are seconds since 1970."""
     return [
-        Row(one.party, one.name, one.fingerprint, _at(one.not_before), _at(one.not_after), _revocation(one))
+        CertRow(one.party, one.name, one.fingerprint, _at(one.not_before), _at(one.not_after), _revocation(one))
         for one in certificates
     ]
 
 
-def table(rows: Sequence[Row], now: datetime) -> RenderableType:
+def table(rows: Sequence[CertRow], now: datetime) -> RenderableType:
     """A row a certificate; what ends soon is yellow (30 days) or red (7)."""
     if not rows:
         return Text("No certificates yet. Ask for one with: protofed certs request")
@@ -100,20 +100,20 @@ def style(days: int) -> str:
     return "bold red" if days < RED_DAYS else "yellow" if days < YELLOW_DAYS else ""
 
 
-def _authorities(path: Path) -> list[Row]:
+def _authorities(path: Path) -> list[CertRow]:
     if not path.exists():
         raise ConfigError(f"cannot read {path}: No such file; expected the CA's certificate beside the others")
     return [_authority(one) for one in load(certs_files.read(path), str(path))]
 
 
-def _authority(one: x509.Certificate) -> Row:
+def _authority(one: x509.Certificate) -> CertRow:
     name = one.subject.get_attributes_for_oid(x509.oid.NameOID.COMMON_NAME)
     dates = (one.not_valid_before_utc, one.not_valid_after_utc)
-    return Row("ca", str(name[0].value) if name else "", one.fingerprint(SHA256()).hex(), *dates)
+    return CertRow("ca", str(name[0].value) if name else "", one.fingerprint(SHA256()).hex(), *dates)
 
 
-def _row(one: Certificate) -> Row:
-    return Row(one.party, one.name, one.fingerprint, one.not_before, one.not_after)
+def _row(one: Certificate) -> CertRow:
+    return CertRow(one.party, one.name, one.fingerprint, one.not_before, one.not_after)
 
 
 def _at(seconds: float) -> datetime:

@@ -30,7 +30,7 @@ def verify(
     from protofed.deploy.audit.view import standing_lines
 
     wanted = [audit.read_hash(text) for text in expect or []]
-    good: list[audit.Standing] = []
+    good: list[audit.AuditStatus] = []
     bad: list[str] = []
     for path in [audit.log_file(path) for path in paths]:
         try:

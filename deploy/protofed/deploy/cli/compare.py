@@ -37,9 +37,9 @@ def compare(
 ) -> None:
     """Simulate recipes side by side and compare what they give, over seeds."""
     from protofed.deploy.experiments import experiment
-    from protofed.deploy.experiments.compare import Wanted, compare, read_seeds
+    from protofed.deploy.experiments.compare import CompareRequest, compare, read_seeds
     from protofed.deploy.shipped import recipe
 
     read = [recipe(name) for name in recipes or []]
-    wanted = Wanted(out, read_seeds(seeds), rounds, jobs, device, output, metric or (), ray, gpus_per_job)
+    wanted = CompareRequest(out, read_seeds(seeds), rounds, jobs, device, output, metric or (), ray, gpus_per_job)
     compare(experiment.varied(read, vary) if vary else read, wanted)

@@ -27,7 +27,7 @@ from protofed.deploy.daemons.metrics_endpoint import METRICS_FILE
 from protofed.deploy.daemons.server import read_address
 from protofed.server.operator.overview import Overview, overview
 from protofed.server.storage.database import LEDGER_FILE
-from protofed.server.storage.reader import Records
+from protofed.server.storage.reader import LedgerReader
 
 RECIPES = ("digits-fednh", "digits-fedavg", "digits-solo")
 SITES = tuple(f"site-{share + 1}" for share in range(5))
@@ -133,7 +133,7 @@ def _look(folder: Path, recipes: Sequence[Recipe]) -> dict[str, Overview | None]
     """What the server's ledger says now."""
     if not (folder / "server" / "address").exists():
         return {}
-    records = Records(f"sqlite:///{folder / 'server' / LEDGER_FILE}")
+    records = LedgerReader(f"sqlite:///{folder / 'server' / LEDGER_FILE}")
     try:
         return {recipe.name: overview(records, recipe.name) for recipe in recipes}
     except StateError:  # being written for the first time

@@ -94,9 +94,9 @@ def _look_at_client(
     from protofed.common.config.settings import ClientSettings, read_settings
     from protofed.deploy import shipped
     from protofed.deploy.doctor.client import ClientDoctor
-    from protofed.deploy.doctor.site import Site
+    from protofed.deploy.doctor.site import SiteUnderCheck
 
-    site = Site(None if for_recipe is None else lambda: shipped.recipe(for_recipe), quick)
+    site = SiteUnderCheck(None if for_recipe is None else lambda: shipped.recipe(for_recipe), quick)
     found = ClientDoctor(lambda: read_settings(ClientSettings, file, given), site)
     _tell(found.checks(), strict=strict, as_json=as_json)
 

@@ -14,7 +14,7 @@ from protofed.deploy.cli.connection import LOCAL, Identity, Plaintext, Server
 
 if TYPE_CHECKING:
     from protofed.common.config.recipe import Data, Recipe
-    from protofed.deploy.export.export import Exported, Wanted
+    from protofed.deploy.export.export import Exported, ExportRequest
     from protofed.deploy.export.predict import Predicted
 
 console = Console()
@@ -26,7 +26,7 @@ Allowed = Annotated[
 ]
 
 
-class UnreadableImages(DataError):
+class UnreadableImagesError(DataError):
     """Some images could not be read; the others were done."""
 
 
@@ -56,9 +56,9 @@ def export(
     as_json: AsJson = False,
 ) -> None:
     """Export a model of a run: weights, ONNX and a model card. A personal one is made at the site and sent nowhere."""
-    from protofed.deploy.export.export import Wanted
+    from protofed.deploy.export.export import ExportRequest
 
-    wanted = Wanted(
+    wanted = ExportRequest(
         run=_run(run),
         kind=model,
         out=out,
@@ -99,7 +99,7 @@ def predict(
     """Classify images with an exported model. 65 if some cannot be read; the others are done all the same."""
     from protofed.deploy.export import predict as work
 
-    asked = work.Asked(model, images, out, runtime, device, batch, frozenset(allow_model or ()), not as_json)
+    asked = work.PredictRequest(model, images, out, runtime, device, batch, frozenset(allow_model or ()), not as_json)
     found = work.predict(asked)
     bad = len(found.unreadable)
     if as_json:
@@ -114,13 +114,13 @@ def predict(
             soft_wrap=True,
         )
     if bad and not skip_unreadable:
-        raise UnreadableImages(
+        raise UnreadableImagesError(
             f"{bad} of {bad + found.done} images cannot be read, such as {found.unreadable[0].path}; repair or remove "
             "them, or add --skip-unreadable"
         )
 
 
-def _exported(wanted: Wanted) -> Exported:
+def _exported(wanted: ExportRequest) -> Exported:
     from protofed.deploy.console.progress import progress
     from protofed.deploy.export.export import export as work
 

@@ -181,10 +181,10 @@ def pictures(
 ) -> None:
     """Draw finished runs as the papers do: prototypes, embeddings, head norms, groups of classes, ablations."""
     from protofed.deploy import shipped
-    from protofed.deploy.figures.figures import Asked, pictures
+    from protofed.deploy.figures.figures import FiguresRequest, pictures
 
     recipes = [shipped.recipe(name) for name in recipe or []]
-    for path in pictures(Asked(folders, out, recipes, groups, ablation, metric)):
+    for path in pictures(FiguresRequest(folders, out, recipes, groups, ablation, metric)):
         console.print(path, soft_wrap=True, highlight=False)
 
 

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from protofed.common.errors import ConfigError, PolicyViolation, short
+from protofed.common.errors import ConfigError, PolicyViolationError, short
 from protofed.deploy.cli.site_check import site_check
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def _show(recipe: Recipe, file: Path | None, *, tensors: bool, as_json: bool) ->
     else:
         site_plan_table.show(plan, console, tensors=tensors, policy=None if file is None else file.stem)
     if plan.refusals:
-        raise typer.Exit(PolicyViolation.exit_code)
+        raise typer.Exit(PolicyViolationError.exit_code)
 
 
 def _policy(file: Path) -> Policy:

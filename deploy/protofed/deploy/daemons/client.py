@@ -16,7 +16,7 @@ from protofed.client.distributed.environment import Launch, launched
 from protofed.common.address import check_connection
 from protofed.common.config.recipe import Input, Recipe
 from protofed.common.config.settings import ClientSettings
-from protofed.common.errors import PolicyViolation
+from protofed.common.errors import PolicyViolationError
 from protofed.common.monitoring.http import Monitor
 from protofed.common.pki.certificate import stamp
 from protofed.common.pki.identity import LiveIdentity
@@ -34,14 +34,14 @@ if TYPE_CHECKING:
     import torch
 
     from protofed.client.agent.agent import Agent
-    from protofed.client.agent.heartbeat import Pulse
-    from protofed.client.agent.metrics import ClientMeters
+    from protofed.client.agent.heartbeat import Heartbeat
+    from protofed.client.agent.metrics import ClientMetrics
     from protofed.client.agent.readiness import Loading
     from protofed.client.agent.site import Site
     from protofed.client.data.site_data import SiteData
     from protofed.client.privacy.policy import Policy
     from protofed.client.state.disk_store import Store
-    from protofed.client.transport.audit import Audit
+    from protofed.client.transport.audit import ClientAudit
     from protofed.client.transport.grpc_link import GrpcLink
 
 log = structlog.get_logger()
@@ -70,24 +70,24 @@ def run_client(settings: ClientSettings, *, until_finished: bool, give_up_after_
     where = _device(settings, launch)
 
     from protofed.client.agent.agent import Agent
-    from protofed.client.agent.heartbeat import Pulse
-    from protofed.client.agent.metrics import ClientMeters
-    from protofed.client.agent.status import Now
+    from protofed.client.agent.heartbeat import Heartbeat
+    from protofed.client.agent.metrics import ClientMetrics
+    from protofed.client.agent.status import DaemonStatus
     from protofed.client.privacy.policy import Policy
-    from protofed.client.state.disk_store import FolderStore
-    from protofed.client.transport.audit import FILE, Audit
+    from protofed.client.state.disk_store import DiskStore
+    from protofed.client.transport.audit import FILE, ClientAudit
     from protofed.client.transport.grpc_link import GrpcLink
 
     policy, proxy = Policy.read(settings.policy), own_proxy(settings)
     with stoppable(), ExitStack() as held:
         over = held.enter_context(client_ranks.leading(launch, where))
-        store, now = FolderStore(settings.state), Now()
+        store, now = DiskStore(settings.state), DaemonStatus()
         logs.about(lambda: {"site": settings.site, **now.at_work()})
         held.callback(store.close)
         journal = Journal(settings.state / FILE)
         held.callback(journal.close)
-        audit = Audit(journal)
-        meters = ClientMeters(settings.site, now, lambda: link.answered_at, settings.state, where, identity)
+        audit = ClientAudit(journal)
+        meters = ClientMetrics(settings.site, now, lambda: link.answered_at, settings.state, where, identity)
         link = GrpcLink(
             settings.server,
             settings.site,
@@ -101,7 +101,9 @@ def run_client(settings: ClientSettings, *, until_finished: bool, give_up_after_
             released=meters.released,
         )
         _beat(
-            Pulse(link, now, lambda: link.bytes_moved, lambda: policy.release_telemetry(meters.telemetry())), link, held
+            Heartbeat(link, now, lambda: link.bytes_moved, lambda: policy.release_telemetry(meters.telemetry())),
+            link,
+            held,
         )
         _tell_start(settings, identity)
         load = _watched(settings, identity, meters, where, held)
@@ -110,20 +112,20 @@ def run_client(settings: ClientSettings, *, until_finished: bool, give_up_after_
         _take_part(agent, until_finished=until_finished)
 
 
-def _beat(pulse: Pulse, link: GrpcLink, held: ExitStack) -> None:
+def _beat(pulse: Heartbeat, link: GrpcLink, held: ExitStack) -> None:
     pulse.start()
     for end in (partial(pulse.join, 5.0), link.close, pulse.stop):  # the last one first
         held.callback(end)
 
 
 def _watched(
-    settings: ClientSettings, identity: LiveIdentity | None, meters: ClientMeters, where: torch.device, held: ExitStack
+    settings: ClientSettings, identity: LiveIdentity | None, meters: ClientMetrics, where: torch.device, held: ExitStack
 ) -> Loading:
     """How data are loaded, and whoever asks is told how that went."""
-    from protofed.client.agent.readiness import Loading, Readiness
+    from protofed.client.agent.readiness import DaemonReadiness, Loading
 
     load = Loading(partial(_load, settings, where), settings.data.place)
-    ready = Readiness(settings.server, identity, meters, where, load, settings.policy)
+    ready = DaemonReadiness(settings.server, identity, meters, where, load, settings.policy)
     monitor = None if settings.metrics is None else Monitor(settings.metrics, meters.registry, ready)
     held.enter_context(answering(monitor, settings.state))
     return load
@@ -206,7 +208,7 @@ def _load(settings: ClientSettings, where: torch.device, recipe: Recipe) -> Site
     return load_data(settings, recipe.input, recipe.classes, recipe.vocabulary).placed(where)
 
 
-def _refused(meters: ClientMeters, audit: Audit, task: Task, why: PolicyViolation) -> None:
+def _refused(meters: ClientMetrics, audit: ClientAudit, task: Task, why: PolicyViolationError) -> None:
     meters.refused(why)
     audit.refused(task, why)
 

@@ -10,14 +10,14 @@ import structlog
 
 from protofed.client.distributed.environment import Launch
 from protofed.common.config.settings import ClientSettings
-from protofed.common.errors import ConfigError, Unavailable
+from protofed.common.errors import ConfigError, UnavailableError
 from protofed.common.version import VERSION
 
 if TYPE_CHECKING:
     import torch
 
     from protofed.client.agent.site import Site
-    from protofed.client.distributed.leader import Board
+    from protofed.client.distributed.leader import CallBoard
     from protofed.client.distributed.team import Team
 
 log = structlog.get_logger()
@@ -71,7 +71,7 @@ def following(launch: Launch, where: torch.device, site: Site) -> None:
 
 
 @contextmanager
-def _joined(launch: Launch, where: torch.device) -> Iterator[tuple[Team, Board]]:
+def _joined(launch: Launch, where: torch.device) -> Iterator[tuple[Team, CallBoard]]:
     from protofed.client.distributed.rendezvous import joined
     from protofed.client.distributed.team import LostError
 
@@ -79,4 +79,4 @@ def _joined(launch: Launch, where: torch.device) -> Iterator[tuple[Team, Board]]
         with joined(launch, where) as both:
             yield both
     except LostError as lost:
-        raise Unavailable(f"{lost}; torchrun starts all of them again, as far as --max-restarts lets it") from lost
+        raise UnavailableError(f"{lost}; torchrun starts all of them again, as far as --max-restarts lets it") from lost

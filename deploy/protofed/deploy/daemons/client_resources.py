@@ -11,7 +11,7 @@ from protofed.common.clock import utc_now
 from protofed.common.config.settings import ClientSettings
 from protofed.common.errors import ConfigError, DataError
 from protofed.common.pki.identity import LiveIdentity, Party
-from protofed.common.pki.identity_errors import Flaw, IdentityError
+from protofed.common.pki.identity_errors import IdentityError, IdentityProblem
 
 if TYPE_CHECKING:
     from protofed.client.transport.proxy import Proxy
@@ -28,7 +28,9 @@ def own_identity(settings: ClientSettings, clock: Callable[[], datetime] = utc_n
     identity = LiveIdentity(settings.identity, Party.SITE, clock)
     if (name := identity.now().certificate.name) != settings.site:
         text = f"the certificate in {settings.identity} is of site '{name}', and this is site '{settings.site}'; "
-        raise IdentityError(Flaw.ANOTHERS, text + "correct the setting `site`, or give its --identity folder")
+        raise IdentityError(
+            IdentityProblem.ANOTHERS, text + "correct the setting `site`, or give its --identity folder"
+        )
     return identity
 
 

@@ -23,13 +23,13 @@ from protofed.common.version import VERSION
 from protofed.deploy.daemons.server_monitoring import ServerMonitor, ledger_url
 from protofed.deploy.logs import setup as logs
 from protofed.deploy.tracking import follower as tracking
-from protofed.server.metrics import Meters
-from protofed.server.operator.service import Operation
-from protofed.server.rounds.context import Surroundings
-from protofed.server.rounds.presence import Roster
-from protofed.server.rounds.run_queue import Runs
-from protofed.server.rpc.audit import AUDIT_FILE, Audit
-from protofed.server.rpc.executors import Bells, Threads
+from protofed.server.metrics import ServerMetrics
+from protofed.server.operator.service import OperatorApi
+from protofed.server.rounds.context import ServerContext
+from protofed.server.rounds.presence import SitePresence
+from protofed.server.rounds.run_queue import RunQueue
+from protofed.server.rpc.audit import AUDIT_FILE, ServerAudit
+from protofed.server.rpc.executors import Executors, TaskNotifier
 from protofed.server.rpc.memory_guard import memory_limit
 from protofed.server.rpc.server import serve
 from protofed.server.storage.blob_location import open_blobs
@@ -71,14 +71,14 @@ def run_server(
     with ExitStack() as held:
         held.callback(archive.Lock(settings.state).release)
         ledger = _ledger(settings, held, recover=recover)
-        audit = Audit(settings.state / AUDIT_FILE)
+        audit = ServerAudit(settings.state / AUDIT_FILE)
         held.callback(audit.close)
-        blobs, threads, bells = open_blobs(settings.state, settings.blobs, ledger, held), Threads(), Bells()
+        blobs, threads, bells = open_blobs(settings.state, settings.blobs, ledger, held), Executors(), TaskNotifier()
         sweep_orphans(blobs, ledger)
         around = _surroundings(settings, ledger, blobs, threads, bells, monitor.meters)
-        runs = Runs(recipes, around)
+        runs = RunQueue(recipes, around)
         held.enter_context(tracking.following(ledger_url(settings), trackers))
-        operation = Operation(runs, around)
+        operation = OperatorApi(runs, around)
         if settings.identity is not None:
             operation.certificates.welcome(settings.identity)
         metrics = monitor.start(runs, operation, around, identity, held)
@@ -128,12 +128,17 @@ def _announce(state: Path, address: str, metrics: str) -> None:
 
 
 def _surroundings(
-    settings: ServerSettings, ledger: Ledger, blobs: FolderBlobs, threads: Threads, bells: Bells, meters: Meters
-) -> Surroundings:
-    return Surroundings(
+    settings: ServerSettings,
+    ledger: Ledger,
+    blobs: FolderBlobs,
+    threads: Executors,
+    bells: TaskNotifier,
+    meters: ServerMetrics,
+) -> ServerContext:
+    return ServerContext(
         ledger,
         blobs,
-        Roster(ledger, time.monotonic),
+        SitePresence(ledger, time.monotonic),
         time.monotonic,
         work=threads.aggregate,
         notify=bells.ring,

@@ -10,15 +10,15 @@ from protofed.common.config.settings import ServerSettings
 from protofed.common.monitoring.http import Monitor
 from protofed.common.pki.identity import LiveIdentity
 from protofed.deploy.daemons.metrics_endpoint import answering
-from protofed.server.metrics import Meters
-from protofed.server.monitoring.collector import Gauges, Watched
-from protofed.server.monitoring.readiness import Readiness, ledger_writable, state_writable
-from protofed.server.operator.service import Operation
-from protofed.server.rounds.context import Surroundings
-from protofed.server.rounds.run_queue import Runs
+from protofed.server.metrics import ServerMetrics
+from protofed.server.monitoring.collector import StateCollector, Watched
+from protofed.server.monitoring.readiness import ServerReadiness, ledger_writable, state_writable
+from protofed.server.operator.service import OperatorApi
+from protofed.server.rounds.context import ServerContext
+from protofed.server.rounds.run_queue import RunQueue
 from protofed.server.storage.blob_location import BLOBS
 from protofed.server.storage.database import LEDGER_FILE
-from protofed.server.storage.reader import Records
+from protofed.server.storage.reader import LedgerReader
 
 
 def ledger_url(settings: ServerSettings) -> str:
@@ -34,16 +34,16 @@ class ServerMonitor:
     """
 
     def __init__(self, settings: ServerSettings) -> None:
-        self.meters, self.readiness = Meters(), Readiness()
+        self.meters, self.readiness = ServerMetrics(), ServerReadiness()
         self._settings = settings
         where, registry = settings.metrics, self.meters.registry
         self._monitor = None if where is None else Monitor(where, registry, self.readiness.missing)
 
     def start(
         self,
-        runs: Runs,
-        operation: Operation,
-        around: Surroundings,
+        runs: RunQueue,
+        operation: OperatorApi,
+        around: ServerContext,
         identity: LiveIdentity | None,
         held: ExitStack,
     ) -> str:
@@ -59,10 +59,10 @@ class ServerMonitor:
             self.readiness.require("blobs", state_writable(state / BLOBS, "folder of the blobs"), polite=True)
         if self._monitor is None:
             return ""
-        records = Records(ledger_url(self._settings))
+        records = LedgerReader(ledger_url(self._settings))
         held.callback(records.close)
         meters = self.meters
         watched = Watched(runs, around.roster, records, operation.certificates, identity, state, lambda: meters.lag())
-        meters.registry.register(Gauges(watched))
+        meters.registry.register(StateCollector(watched))
         ProcessCollector(registry=meters.registry)
         return held.enter_context(answering(self._monitor, state))

@@ -22,7 +22,7 @@ class State(StrEnum):
 
 
 @dataclass(frozen=True)
-class Row:
+class CheckRow:
     """A check that was made, or was not."""
 
     check: str
@@ -31,7 +31,7 @@ class Row:
     diagnosis: Diagnosis | None = None
 
 
-class Found(Exception):
+class CheckFailedError(Exception):
     """Ends a check: something is wrong.
 
     Args:
@@ -43,7 +43,7 @@ class Found(Exception):
         self.name = name
 
 
-class Skip(Exception):
+class CheckSkippedError(Exception):
     """Ends a check: there is nothing to look at, and why."""
 
 
@@ -52,7 +52,7 @@ class Check:
     """One thing to look at.
 
     Attributes:
-        look: says what it saw, or raises `Found` or `Skip`.
+        look: says what it saw, or raises `CheckFailedError` or `CheckSkippedError`.
         otherwise: the diagnosis of our own errors.
         needs: checks without which there is nothing to look at.
     """
@@ -63,7 +63,7 @@ class Check:
     needs: tuple[str, ...] = ()
 
 
-def examine(checks: Sequence[Check], begin: Callable[[str], None] = lambda _name: None) -> Iterator[Row]:
+def examine(checks: Sequence[Check], begin: Callable[[str], None] = lambda _name: None) -> Iterator[CheckRow]:
     """Make all checks, in their order; none ends the others.
 
     Args:
@@ -73,19 +73,19 @@ def examine(checks: Sequence[Check], begin: Callable[[str], None] = lambda _name
     for check in checks:
         begin(check.name)
         missing = next((need for need in check.needs if need in lacking), None)
-        row = _looked(check) if missing is None else Row(check.name, State.SKIPPED, f"needs `{missing}`")
+        row = _looked(check) if missing is None else CheckRow(check.name, State.SKIPPED, f"needs `{missing}`")
         if row.state is State.FINDING or missing is not None:
             lacking.add(check.name)
         yield row
 
 
-def first(rows: Sequence[Row], *, strict: bool) -> Diagnosis | None:
+def first(rows: Sequence[CheckRow], *, strict: bool) -> Diagnosis | None:
     """The finding whose code the process ends with; warnings count if it is `strict`."""
     counted = (State.FINDING, State.WARNING) if strict else (State.FINDING,)
     return next((row.diagnosis for row in rows if row.state in counted), None)
 
 
-def verdict(rows: Sequence[Row], *, strict: bool) -> str:
+def verdict(rows: Sequence[CheckRow], *, strict: bool) -> str:
     """The last line."""
     findings, warnings, skipped = (
         [row for row in rows if row.state is state] for state in (State.FINDING, State.WARNING, State.SKIPPED)
@@ -100,12 +100,12 @@ def verdict(rows: Sequence[Row], *, strict: bool) -> str:
     return f"all well{told}: {len(rows) - len(skipped)} checks, {len(skipped)} did not apply"
 
 
-def _looked(check: Check) -> Row:
+def _looked(check: Check) -> CheckRow:
     try:
-        return Row(check.name, State.FINE, check.look())
-    except Skip as why:
-        return Row(check.name, State.SKIPPED, str(why))
-    except Found as found:
+        return CheckRow(check.name, State.FINE, check.look())
+    except CheckSkippedError as why:
+        return CheckRow(check.name, State.SKIPPED, str(why))
+    except CheckFailedError as found:
         return _row(check, found.name, str(found))
     except IdentityError as error:
         return _row(check, error.flaw, str(error))
@@ -115,6 +115,6 @@ def _looked(check: Check) -> Row:
         return _row(check, INTERNAL.name, f"{type(error).__name__}: {error}")
 
 
-def _row(check: Check, name: str, seen: str) -> Row:
+def _row(check: Check, name: str, seen: str) -> CheckRow:
     known = diagnosis(name)
-    return Row(check.name, State.WARNING if known.warns else State.FINDING, seen, known)
+    return CheckRow(check.name, State.WARNING if known.warns else State.FINDING, seen, known)

@@ -8,21 +8,21 @@ from datetime import datetime
 from functools import cached_property
 
 from protofed.client.transport.channels import greet
-from protofed.client.transport.diagnosis import Finding, Kind, diagnose
+from protofed.client.transport.diagnosis import ConnectionDiagnosis, DiagnosisCode, diagnose
 from protofed.client.transport.proxy import Proxy
 from protofed.common.address import check_connection
 from protofed.common.clock import utc_now
 from protofed.common.config.settings import ClientSettings
-from protofed.common.errors import ConfigError, PolicyViolation, ProtofedError, Unavailable
+from protofed.common.errors import ConfigError, PolicyViolationError, ProtofedError, UnavailableError
 from protofed.common.pki.identity import Identity, LiveIdentity, Party, read_identity
 from protofed.common.protocol.messages import PROTOCOL_VERSION
-from protofed.common.protocol.server_info import REGISTERED, UNKNOWN, Greeting
+from protofed.common.protocol.server_info import REGISTERED, UNKNOWN, ServerInfo
 from protofed.common.version import VERSION
 from protofed.deploy.daemons import client_resources as client_belongings
 from protofed.deploy.doctor import dates as doctor_dates
 from protofed.deploy.doctor import machine as doctor_machine
-from protofed.deploy.doctor.checks import Check, Found, Skip
-from protofed.deploy.doctor.site import Site, allowed
+from protofed.deploy.doctor.checks import Check, CheckFailedError, CheckSkippedError
+from protofed.deploy.doctor.site import SiteUnderCheck, allowed
 
 LIBRARIES = ("torch", "torchvision", "grpcio", "numpy")
 
@@ -37,7 +37,7 @@ class ClientDoctor:
     """
 
     read: Callable[[], ClientSettings]
-    site: Site
+    site: SiteUnderCheck
     clock: Callable[[], datetime] = utc_now
 
     def checks(self) -> list[Check]:
@@ -83,12 +83,12 @@ class ClientDoctor:
         return client_belongings.own_proxy(self.settings)
 
     @cached_property
-    def met(self) -> Finding:
+    def met(self) -> ConnectionDiagnosis:
         """How far a connection goes."""
         return diagnose(self.settings.server, self._shown(), self.proxy, self.clock, whatever_own_dates=True)
 
     @cached_property
-    def greeting(self) -> Greeting | None:
+    def greeting(self) -> ServerInfo | None:
         """Of the server; None: it says nothing of itself."""
         return greet(self.settings.server, self.identity, self.proxy)
 
@@ -112,71 +112,82 @@ class ClientDoctor:
         """Beside the server's; else by what certificates say."""
         try:
             found = self.met
-            if found.kind is Kind.FINE and (greeting := self.greeting) is not None:
+            if found.kind is DiagnosisCode.FINE and (greeting := self.greeting) is not None:
                 return doctor_dates.compare(self.clock(), greeting.time)
             if (own := self._shown()) is not None:
                 doctor_dates.check_evidence(own.certificate, found, self.clock())
         except ProtofedError as error:
-            raise Skip("nothing to compare with: see what follows") from error
-        raise Skip("nothing to compare with: the server could not be asked")
+            raise CheckSkippedError("nothing to compare with: see what follows") from error
+        raise CheckSkippedError("nothing to compare with: the server could not be asked")
 
     def look_at_identity(self) -> str:
         """Complete, private, this site's, and all of one CA; dates are another check's."""
         own = self._shown()
         if own is None:
-            raise Skip("none in plain text")
+            raise CheckSkippedError("none in plain text")
         return f"{own.certificate}, fingerprint {own.certificate.fingerprint[:16]}…"
 
     def look_at_dates(self) -> str:
         """By this machine's clock, or by the server's where this one is wrong."""
         if self.settings.identity is None:
-            raise Skip("none in plain text")
+            raise CheckSkippedError("none in plain text")
         at = self._right_time()
         return doctor_dates.remaining(read_identity(self.settings.identity, Party.SITE, at).certificate, at)
 
     def look_at_way(self) -> str:
         """Name, port, proxy."""
-        away = (Kind.NO_NAME, Kind.NOTHING_LISTENS, Kind.NO_ANSWER)
-        if self.met.kind in (*away, Kind.PROXY_AWAY, Kind.PROXY_PASSWORD, Kind.PROXY_REFUSES):
-            raise Found(self.met.kind, self.met.text)
+        away = (DiagnosisCode.NO_NAME, DiagnosisCode.NOTHING_LISTENS, DiagnosisCode.NO_ANSWER)
+        if self.met.kind in (
+            *away,
+            DiagnosisCode.PROXY_AWAY,
+            DiagnosisCode.PROXY_PASSWORD,
+            DiagnosisCode.PROXY_REFUSES,
+        ):
+            raise CheckFailedError(self.met.kind, self.met.text)
         way = "" if self.proxy is None else f" through the proxy {self.proxy}"
         return f"{self.settings.server} can be reached{way}"
 
     def look_at_tls(self) -> str:
         """Who answers, and whether it takes this site's certificate."""
         if self.identity is None:
-            raise Skip("plain text")
-        if self.met.kind is not Kind.FINE:
-            raise Found("server-busy" if self.met.kind is Kind.BUSY else self.met.kind, self.met.text)
+            raise CheckSkippedError("plain text")
+        if self.met.kind is not DiagnosisCode.FINE:
+            raise CheckFailedError(
+                "server-busy" if self.met.kind is DiagnosisCode.BUSY else self.met.kind, self.met.text
+            )
         return self.met.text
 
     def look_at_admission(self) -> str:
         """Whether the server would let this site's calls in."""
         greeting = self.greeting
         if self.identity is None:
-            raise Skip("in plain text everybody is let in")
+            raise CheckSkippedError("in plain text everybody is let in")
         if greeting is None or not greeting.standing:
-            raise Skip("the server does not say: it is of an older version")
+            raise CheckSkippedError("the server does not say: it is of an older version")
         own = f"certificate {self.identity.now().certificate.fingerprint[:16]}…"
         match greeting.standing:
             case standing if standing == REGISTERED:
                 return f"{own} is registered there"
             case "revoked":
-                raise Found("certificate-revoked", f"{own} was revoked by the operator")
+                raise CheckFailedError("certificate-revoked", f"{own} was revoked by the operator")
             case standing if standing == UNKNOWN:
-                raise Found("certificate-not-registered", f"{own} is of the right CA, but not registered there")
-        raise Found("certificate-expired", f"{own} is {greeting.standing} for the server")
+                raise CheckFailedError(
+                    "certificate-not-registered", f"{own} is of the right CA, but not registered there"
+                )
+        raise CheckFailedError("certificate-expired", f"{own} is {greeting.standing} for the server")
 
     def look_at_version(self) -> str:
         """Of software and protocol, on both sides."""
         greeting = self.greeting
         if greeting is None:
-            raise Found("version-differs", f"the server does not say its version: it is older than {VERSION}")
+            raise CheckFailedError(
+                "version-differs", f"the server does not say its version: it is older than {VERSION}"
+            )
         there = f"server {greeting.software}, protocol {greeting.protocol}"
         if greeting.protocol != PROTOCOL_VERSION:
-            raise Found("protocol-mismatch", f"{there}; here {VERSION}, protocol {PROTOCOL_VERSION}")
+            raise CheckFailedError("protocol-mismatch", f"{there}; here {VERSION}, protocol {PROTOCOL_VERSION}")
         if greeting.software != VERSION:
-            raise Found("version-differs", f"{there}; here {VERSION}")
+            raise CheckFailedError("version-differs", f"{there}; here {VERSION}")
         return f"{there}, as here"
 
     def look_at_policy(self) -> str:
@@ -185,8 +196,8 @@ class ClientDoctor:
 
         try:
             return allowed(Policy.read(self.settings.policy).rules)
-        except PolicyViolation as error:
-            raise Found("policy-missing", str(error)) from error
+        except PolicyViolationError as error:
+            raise CheckFailedError("policy-missing", str(error)) from error
 
     def look_at_metrics(self) -> str:
         """Where they would be answered."""
@@ -198,8 +209,8 @@ class ClientDoctor:
     def _right_time(self) -> datetime:
         here = self.clock()
         try:
-            greeting = self.greeting if self.met.kind is Kind.FINE else None
-        except (ConfigError, Unavailable):
+            greeting = self.greeting if self.met.kind is DiagnosisCode.FINE else None
+        except (ConfigError, UnavailableError):
             return here
         if greeting is None or abs(here - greeting.time) <= doctor_machine.CLOCK:
             return here

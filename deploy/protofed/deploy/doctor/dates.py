@@ -5,11 +5,11 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from pathlib import Path
 
-from protofed.client.transport.finding import Finding, Kind
+from protofed.client.transport.finding import ConnectionDiagnosis, DiagnosisCode
 from protofed.common.errors import ConfigError
 from protofed.common.pki.certificate import Certificate, read_certificate, stamp
 from protofed.common.pki.identity import CERTIFICATE
-from protofed.deploy.doctor.checks import Found
+from protofed.deploy.doctor.checks import CheckFailedError
 from protofed.deploy.doctor.machine import CLOCK, SOON
 
 
@@ -19,14 +19,14 @@ def compare(here: datetime, server: datetime) -> str:
     if abs(off) > CLOCK:
         way = "ahead of" if off > timedelta() else "behind"
         told = f"this clock says {stamp(here)}, the server's {stamp(server)}: {duration(abs(off))} {way} it"
-        raise Found("clock-wrong", told)
+        raise CheckFailedError("clock-wrong", told)
     return f"{stamp(here)}, within {max(1, round(abs(off).total_seconds()))} s of the server's"
 
 
-def check_evidence(own: Certificate, server: Finding, here: datetime) -> None:
+def check_evidence(own: Certificate, server: ConnectionDiagnosis, here: datetime) -> None:
     """A clock that is so wrong that no connection can be made: both certificates begin later than it says."""
-    if here < own.not_before and server.kind is Kind.SERVER_DATES:
-        raise Found(
+    if here < own.not_before and server.kind is DiagnosisCode.SERVER_DATES:
+        raise CheckFailedError(
             "clock-wrong",
             f"this clock says {stamp(here)}: {duration(own.not_before - here)} before this site's certificate begins, "
             "and the server's is not valid yet either",
@@ -38,7 +38,7 @@ def remaining(certificate: Certificate, at: datetime) -> str:
     left = certificate.not_after - at
     text = f"{certificate}, valid until {stamp(certificate.not_after)}, {left.days} days"
     if left < SOON:
-        raise Found("certificate-ends-soon", text)
+        raise CheckFailedError("certificate-ends-soon", text)
     return text
 
 

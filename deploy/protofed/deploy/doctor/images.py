@@ -11,7 +11,7 @@ from protofed.client.data import image_files as files
 from protofed.client.data.image_files import Scan
 from protofed.common.config.recipe import Data, Input
 from protofed.common.errors import DataError, short
-from protofed.deploy.doctor.checks import Found
+from protofed.deploy.doctor.checks import CheckFailedError
 from protofed.deploy.site.survey import of_files
 
 SAMPLE, NAMED = 32, 3  # files that are read, and files that are named
@@ -28,7 +28,7 @@ def look(data: Data, input_: Input, vocabulary: Sequence[str]) -> str:
     try:
         found.labels.check(found.unmapped)
     except DataError as error:
-        raise Found("labels-unmapped", str(error)) from error
+        raise CheckFailedError("labels-unmapped", str(error)) from error
     found.check()
     if not found.items:
         raise DataError(f"{data.root} has no images of the run's classes; expected some")
@@ -44,4 +44,4 @@ def _sample(found: Scan, data: Data, input_: Input) -> None:
     if many or len(astray) > data.unreadable * (len(found.items) + len(astray)):
         told = ", ".join(f"{short(name)}: {why}" for name, why in [*bad, *astray][:NAMED])
         more = "; and others" if len(bad) + len(astray) > NAMED else ""
-        raise Found("images-unreadable", f"{told}{more} (`protofed site check` lists all)")
+        raise CheckFailedError("images-unreadable", f"{told}{more} (`protofed site check` lists all)")

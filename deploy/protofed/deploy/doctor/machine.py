@@ -24,7 +24,7 @@ from protofed.common.config.settings import Monitoring
 from protofed.common.monitoring.http import Monitor
 from protofed.common.storage.files import TEMPORARY
 from protofed.common.version import VERSION
-from protofed.deploy.doctor.checks import Found, Skip
+from protofed.deploy.doctor.checks import CheckFailedError, CheckSkippedError
 
 FULL_BYTES, LOW_BYTES = 1 << 30, 5 << 30  # free on the disk of a state folder: a finding, a warning
 CLOCK = timedelta(seconds=60)  # how far two clocks may be apart
@@ -47,7 +47,9 @@ def import_quietly(names: Sequence[str]) -> None:
     try:
         made = tempfile.TemporaryDirectory()
     except OSError as error:
-        raise Found("state-not-writable", "no folder for temporary files can be written; set TMPDIR") from error
+        raise CheckFailedError(
+            "state-not-writable", "no folder for temporary files can be written; set TMPDIR"
+        ) from error
     with made as scratch:
         before = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = before or scratch
@@ -55,7 +57,7 @@ def import_quietly(names: Sequence[str]) -> None:
             for name in names:
                 importlib.import_module(name)
         except (ImportError, OSError, RuntimeError) as error:
-            raise Found("library-missing", f"{name} cannot be imported: {_line(error)}") from error
+            raise CheckFailedError("library-missing", f"{name} cannot be imported: {_line(error)}") from error
         finally:
             if before is None:
                 del os.environ["TORCHINDUCTOR_CACHE_DIR"]
@@ -75,8 +77,8 @@ def writable(folder: Path, name: str = "state-not-writable") -> str:
             Path(probe).unlink()
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise Found("disk-full", f"{there}: {error.strerror}") from error
-        raise Found(name, f"{there} cannot be written by {_user()}: {error.strerror}") from error
+            raise CheckFailedError("disk-full", f"{there}: {error.strerror}") from error
+        raise CheckFailedError(name, f"{there} cannot be written by {_user()}: {error.strerror}") from error
     return f"{there} can be written by {_user()}{made}"
 
 
@@ -85,9 +87,9 @@ def disk(folder: Path) -> str:
     free = shutil.disk_usage(_existing(folder)).free
     text = f"{_size(free)} free on the disk of {folder}"
     if free < FULL_BYTES:
-        raise Found("disk-full", f"{text}; at least {_size(FULL_BYTES)} are wanted")
+        raise CheckFailedError("disk-full", f"{text}; at least {_size(FULL_BYTES)} are wanted")
     if free < LOW_BYTES:
-        raise Found("disk-low", f"{text}; {_size(LOW_BYTES)} would be better")
+        raise CheckFailedError("disk-low", f"{text}; {_size(LOW_BYTES)} would be better")
     return text
 
 
@@ -114,11 +116,11 @@ def port(address: str, taken: str, unusable: str) -> str:
         with socket.create_server((host, int(number)), family=socket.AF_INET6 if ":" in host else socket.AF_INET):
             return f"{address} is free"
     except (ValueError, OverflowError) as error:
-        raise Found(unusable, f"'{address}': expected host:port") from error
+        raise CheckFailedError(unusable, f"'{address}': expected host:port") from error
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
-            raise Found(taken, f"something else listens on {address}") from error
-        raise Found(unusable, f"cannot listen on {address}: {error.strerror}") from error
+            raise CheckFailedError(taken, f"something else listens on {address}") from error
+        raise CheckFailedError(unusable, f"cannot listen on {address}: {error.strerror}") from error
 
 
 def metrics(where: Monitoring | None, *, running: bool) -> str:
@@ -128,7 +130,7 @@ def metrics(where: Monitoring | None, *, running: bool) -> str:
         ConfigError: the address, the identity or the token cannot be used.
     """
     if where is None:
-        raise Skip("no metrics are asked for")
+        raise CheckSkippedError("no metrics are asked for")
     Monitor(where, CollectorRegistry(), lambda: ())  # reads its files, and does not listen yet
     with _taken_by_ourselves(running, "metrics-port-taken"):
         return port(where.listen, "metrics-port-taken", "metrics-unusable")
@@ -139,7 +141,7 @@ def metrics(where: Monitoring | None, *, running: bool) -> str:
 def _taken_by_ourselves(running: bool, name: str) -> Iterator[None]:
     try:
         yield
-    except Found as found:
+    except CheckFailedError as found:
         if not running or found.name != name:
             raise
 
@@ -148,9 +150,9 @@ def _check_library(name: str, least: str) -> None:
     try:
         there = metadata.version(name)
     except metadata.PackageNotFoundError as error:
-        raise Found("library-missing", f"{name} is not installed; expected {least} or newer") from error
+        raise CheckFailedError("library-missing", f"{name} is not installed; expected {least} or newer") from error
     if _numbers(there) < _numbers(least):
-        raise Found("library-old", f"{name} {there} is installed; expected {least} or newer")
+        raise CheckFailedError("library-old", f"{name} {there} is installed; expected {least} or newer")
 
 
 def _numbers(version: str) -> tuple[int, ...]:

@@ -24,11 +24,11 @@ from protofed.common.pki.identity import Identity, read_identity
 from protofed.deploy.daemons import server as server_process
 from protofed.deploy.doctor import dates as doctor_dates
 from protofed.deploy.doctor import machine as doctor_machine
-from protofed.deploy.doctor.checks import Check, Found, Skip
+from protofed.deploy.doctor.checks import Check, CheckFailedError, CheckSkippedError
 from protofed.server.access.certificates import FIRST_OPERATORS
-from protofed.server.rounds.context import Surroundings
-from protofed.server.rounds.presence import Roster
-from protofed.server.rounds.run_queue import Runs
+from protofed.server.rounds.context import ServerContext
+from protofed.server.rounds.presence import SitePresence
+from protofed.server.rounds.run_queue import RunQueue
 from protofed.server.rpc import server as serving
 from protofed.server.rpc.memory_guard import memory_limit
 from protofed.server.storage import database as engine
@@ -100,7 +100,9 @@ class ServerDoctor:
         newest = max((path.stat().st_mtime for path in _files(self.settings.state)), default=0.0)
         written, now = datetime.fromtimestamp(newest, UTC), self.clock()
         if written - now > doctor_machine.CLOCK:
-            raise Found("clock-wrong", f"this clock says {stamp(now)}, but the state was written at {stamp(written)}")
+            raise CheckFailedError(
+                "clock-wrong", f"this clock says {stamp(now)}, but the state was written at {stamp(written)}"
+            )
         return f"{stamp(now)}; each site's doctor compares it with its own"
 
     def look_at_identity(self) -> str:
@@ -117,28 +119,30 @@ class ServerDoctor:
     def look_at_operators(self) -> str:
         """Somebody may begin runs and let sites in: as the identity's folder has them, or the ledger."""
         if self.settings.identity is None:
-            raise Skip("in plain text whoever calls is believed")
+            raise CheckSkippedError("in plain text whoever calls is believed")
         folder, now = self.settings.identity / FIRST_OPERATORS, self.clock()
         names = set()
         for path in sorted(folder.glob("*.pem")):
             said = read_certificate(path.read_bytes(), str(path))
             if said.party is not Party.OPERATOR:
-                raise Found("operator-unusable", f"{path} is the {said}; expected operators' only")
+                raise CheckFailedError("operator-unusable", f"{path} is the {said}; expected operators' only")
             if said.not_after > now:
                 names.add(said.name)
         names |= self._registered(now.timestamp())
         if not names:
-            raise Found("operator-unusable", f"no valid certificate in {folder}, and none in the ledger")
+            raise CheckFailedError("operator-unusable", f"no valid certificate in {folder}, and none in the ledger")
         return f"{', '.join(sorted(names))}"
 
     def look_at_recipes(self) -> str:
         """As the server takes them up, in memory."""
         recipes = [read_recipe(path) for path in self.settings.recipes]
         if not recipes:
-            raise Skip("none are given; runs are begun by `protofed runs start`")
+            raise CheckSkippedError("none are given; runs are begun by `protofed runs start`")
         ledger = Ledger()
         try:
-            Runs(recipes, Surroundings(ledger, MemoryBlobs(), Roster(ledger, time.monotonic), time.monotonic))
+            RunQueue(
+                recipes, ServerContext(ledger, MemoryBlobs(), SitePresence(ledger, time.monotonic), time.monotonic)
+            )
         finally:
             ledger.close()
         return ", ".join(recipe.name for recipe in recipes)
@@ -148,15 +152,17 @@ class ServerDoctor:
         state = self.settings.state
         told = doctor_machine.writable(state)
         if (kind := network_type_of(state)) and not self.settings.ledger:
-            raise Found("state-on-network", f"{state} is on a network file system ({kind}): SQLite loses writes there")
+            raise CheckFailedError(
+                "state-on-network", f"{state} is on a network file system ({kind}): SQLite loses writes there"
+            )
         return f"{told}; the server is running" if self.running else told
 
     def look_at_blobs(self) -> str:
         """Where the settings say: there, writable, with room."""
         if (folder := self.settings.blobs) is None:
-            raise Skip("they are in the state folder")
+            raise CheckSkippedError("they are in the state folder")
         if not folder.is_dir():
-            raise Found("blobs-unusable", f"{folder} is not there")
+            raise CheckFailedError("blobs-unusable", f"{folder} is not there")
         return f"{doctor_machine.writable(folder, 'blobs-unusable')}; {doctor_machine.disk(folder)}"
 
     def look_at_ledger(self) -> str:
@@ -187,7 +193,7 @@ class ServerDoctor:
         if limit is None:
             return "no limit is set"
         if limit < LEAST_MEMORY:
-            raise Found(
+            raise CheckFailedError(
                 "memory-small", f"uploads wait above {limit >> 20} MiB; {LEAST_MEMORY >> 20} and more are usual"
             )
         return f"uploads wait above {limit >> 20} MiB"
@@ -196,7 +202,7 @@ class ServerDoctor:
         """One a connection."""
         wanted = self.settings.max_connections
         if (room := serving.room(wanted)) < wanted:
-            raise Found("descriptors-few", f"room for {room} connections; `max_connections` is {wanted}")
+            raise CheckFailedError("descriptors-few", f"room for {room} connections; `max_connections` is {wanted}")
         return f"room for {wanted} connections"
 
     @property
@@ -206,7 +212,7 @@ class ServerDoctor:
     def _identity(self, now: datetime | None) -> Identity:
         """None: whatever its dates."""
         if (folder := self.settings.identity) is None:
-            raise Skip("none in plain text")
+            raise CheckSkippedError("none in plain text")
         return read_identity(folder, Party.SERVER, now or doctor_dates.valid_time(folder, self.clock()))
 
     def _registered(self, now: float) -> set[str]:
@@ -219,7 +225,7 @@ class ServerDoctor:
         )
         try:
             return set(self._ledger(lambda connection: connection.execute(query).scalars().all()))
-        except (ProtofedError, Found):
+        except (ProtofedError, CheckFailedError):
             return set()
 
     def _ledger(self, look: Callable[[Connection], T]) -> T:
@@ -239,7 +245,7 @@ class ServerDoctor:
         except SQLAlchemyError as error:
             told = engine.state_error(error)
             if isinstance(error, OperationalError) and reader.dialect.name == "postgresql":
-                raise Found("database-unreachable", str(told)) from error
+                raise CheckFailedError("database-unreachable", str(told)) from error
             raise told from error
         finally:
             reader.dispose()

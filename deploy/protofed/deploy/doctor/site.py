@@ -15,12 +15,12 @@ from protofed.common.errors import ConfigError
 from protofed.deploy.daemons import client as client_process
 from protofed.deploy.daemons import client_resources as client_belongings
 from protofed.deploy.doctor import machine as doctor_machine
-from protofed.deploy.doctor.checks import Found
+from protofed.deploy.doctor.checks import CheckFailedError
 
 if TYPE_CHECKING:
     import torch
 
-    from protofed.client.privacy.rules import Rules
+    from protofed.client.privacy.rules import PolicyRules
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  (looked at, nothing is made there)
 SHARED_BYTES = 64 << 20  # what Docker gives unless told otherwise; less fails at the first worker
@@ -29,7 +29,7 @@ SIZE = 256  # of a matrix that a device multiplies
 
 
 @dataclass(frozen=True)
-class Site:
+class SiteUnderCheck:
     """How a site is looked at.
 
     Attributes:
@@ -50,7 +50,9 @@ class Site:
         try:
             temporary = Path(tempfile.gettempdir())
         except FileNotFoundError as error:
-            raise Found("state-not-writable", "no folder for temporary files can be written; set TMPDIR") from error
+            raise CheckFailedError(
+                "state-not-writable", "no folder for temporary files can be written; set TMPDIR"
+            ) from error
         compiled = Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR", settings.state))
         for folder in (temporary, compiled):
             doctor_machine.writable(folder)
@@ -65,11 +67,13 @@ class Site:
         try:
             where = device.pick(settings.device)
         except ConfigError as error:
-            raise Found("device-absent", f"{error}{_why_absent(settings.device)}") from error
+            raise CheckFailedError("device-absent", f"{error}{_why_absent(settings.device)}") from error
         try:
             _compute(where)
         except RuntimeError as error:
-            raise Found("device-unusable", f"{where} does not compute: {' '.join(str(error).split())[:200]}") from error
+            raise CheckFailedError(
+                "device-unusable", f"{where} does not compute: {' '.join(str(error).split())[:200]}"
+            ) from error
         if where.type == "cpu":
             return f"cpu, {settings.threads or torch.get_num_threads()} threads"
         free, whole = (f"{count / (1 << 30):.0f}" for count in torch.cuda.mem_get_info(where))
@@ -80,11 +84,13 @@ class Site:
         try:
             found = os.statvfs(SHARED_MEMORY)
         except OSError as error:
-            raise Found("shared-memory-small", f"{SHARED_MEMORY}: {error.strerror}") from error
+            raise CheckFailedError("shared-memory-small", f"{SHARED_MEMORY}: {error.strerror}") from error
         size = found.f_blocks * found.f_frsize
         text = f"{SHARED_MEMORY} has {size >> 20} MiB"
         if size < SHARED_BYTES:
-            raise Found("shared-memory-small", f"{text}; data loaders of own models with workers want 64 and more")
+            raise CheckFailedError(
+                "shared-memory-small", f"{text}; data loaders of own models with workers want 64 and more"
+            )
         return text
 
     def data(self, settings: ClientSettings) -> str:
@@ -117,7 +123,7 @@ class Site:
         return parse_json(offers[-1].recipe, Recipe, f"run {offers[-1].run}") if offers else None
 
 
-def allowed(rules: Rules) -> str:
+def allowed(rules: PolicyRules) -> str:
     """What a policy lets out, in a line."""
     more = [name for name in ("example_count", "class_distribution_estimate") if getattr(rules, name)]
     less = [f"no class under {rules.min_samples_per_class} examples"] if rules.min_samples_per_class > 1 else []
@@ -158,7 +164,7 @@ def _check_pinned(settings: ClientSettings, recipe: Recipe) -> None:
     try:
         check_preparation(recipe, pinned=settings.data.preparation)
     except ConfigError as error:
-        raise Found("preparation-differs", str(error)) from error
+        raise CheckFailedError("preparation-differs", str(error)) from error
 
 
 def _opened(settings: ClientSettings) -> str:
@@ -173,5 +179,5 @@ def _opened(settings: ClientSettings) -> str:
             with root.open("rb") as file:
                 file.read(1)
     except OSError as error:
-        raise Found("data-unusable", f"cannot read {root}: {error.strerror}") from error
+        raise CheckFailedError("data-unusable", f"cannot read {root}: {error.strerror}") from error
     return f"{root} can be opened; not loaded"

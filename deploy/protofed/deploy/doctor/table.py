@@ -9,13 +9,13 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from protofed.deploy.doctor.checks import Row, State, first, verdict
+from protofed.deploy.doctor.checks import CheckRow, State, first, verdict
 
 MARKS = {State.FINE: "✓", State.WARNING: "!", State.FINDING: "✗", State.SKIPPED: "–"}
 STYLES = {State.FINE: "green", State.WARNING: "yellow", State.FINDING: "bold red", State.SKIPPED: "dim"}
 
 
-def table(rows: Sequence[Row]) -> RenderableType:
+def table(rows: Sequence[CheckRow]) -> RenderableType:
     """A row a check; a finding's name before what was seen, and below it what to do."""
     shown = Table(box=None, show_header=False, pad_edge=False)
     shown.add_column(no_wrap=True)
@@ -26,7 +26,7 @@ def table(rows: Sequence[Row]) -> RenderableType:
     return shown
 
 
-def plain(rows: Sequence[Row], *, strict: bool) -> dict[str, Any]:
+def plain(rows: Sequence[CheckRow], *, strict: bool) -> dict[str, Any]:
     """As JSON has it."""
     worst = first(rows, strict=strict)
     return {
@@ -36,14 +36,14 @@ def plain(rows: Sequence[Row], *, strict: bool) -> dict[str, Any]:
     }
 
 
-def _told(row: Row) -> Text:
+def _told(row: CheckRow) -> Text:
     if row.diagnosis is None:
         return Text(row.seen, style="dim" if row.state is State.SKIPPED else "")
     told = Text.assemble((row.diagnosis.name, STYLES[row.state]), f": {row.seen}")
     return told.append(f"\n→ {row.diagnosis.remedy}", style="bold")
 
 
-def _plain(row: Row) -> dict[str, Any]:
+def _plain(row: CheckRow) -> dict[str, Any]:
     told: dict[str, Any] = {"check": row.check, "state": row.state.value, "seen": row.seen}
     if row.diagnosis is not None:
         told |= {"finding": row.diagnosis.name, "code": row.diagnosis.code, "remedy": row.diagnosis.remedy}

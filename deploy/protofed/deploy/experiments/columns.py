@@ -12,7 +12,7 @@ from protofed.deploy.experiments.summary import LocalAccuracy, Summary, best_rou
 
 
 @dataclass(frozen=True)
-class Column:
+class TableColumn:
     """One number of a run; `read` answers None where the run has no such scores.
 
     Attributes:
@@ -31,12 +31,12 @@ def summarise(result: Result) -> Summary:
     return summary(result.scores, result.cohorts, result.local_test_examples)
 
 
-def usual(runs: Sequence[Summary]) -> list[Column]:
+def usual(runs: Sequence[Summary]) -> list[TableColumn]:
     """Those of the usual columns that any of the runs has."""
     return [column for column in USUAL if any(column.read(run) is not None for run in runs)]
 
 
-def named(metric: str, runs: Sequence[Summary]) -> Column:
+def named(metric: str, runs: Sequence[Summary]) -> TableColumn:
     """A column by the name of a score, as `personal.pm_v`, or with one of TAKES, as `personal.pm_v:worst`.
 
     Raises:
@@ -49,7 +49,7 @@ def named(metric: str, runs: Sequence[Summary]) -> Column:
     if (take or "mean") not in TAKES:
         raise unknown("ending of a metric", take, TAKES)
     read = partial(TAKES[take or "mean"], name)
-    return Column(metric, f"{name}, {MEANINGS[take or 'mean']}", read, percent=not name.endswith("loss"))
+    return TableColumn(metric, f"{name}, {MEANINGS[take or 'mean']}", read, percent=not name.endswith("loss"))
 
 
 def _mean(name: str, run: Summary) -> float | None:
@@ -99,22 +99,26 @@ MEANINGS = {
     "recent": "mean over the last 10 scored rounds and over sites",
 }
 USUAL = (
-    Column("GM", "the global model's accuracy on the test set", partial(_mean, "global.accuracy")),
-    Column("balanced", "the global model's balanced accuracy", partial(_mean, "global.balanced_accuracy")),
-    Column("worst class", "the global model's smallest recall of a class", partial(_worst_class, "global")),
-    Column("many", "the global model on the most frequent classes", partial(_mean, "global.many")),
-    Column("medium", "on those between", partial(_mean, "global.medium")),
-    Column("few", "on the rarest ones", partial(_mean, "global.few")),
-    Column("groups", "mean of these three", partial(_mean, "global.groups")),
-    Column("PM(V)", "sites' own models on the classes that they have", partial(_mean, "personal.pm_v")),
-    Column("worst site", "smallest PM(V)", partial(_worst, "personal.pm_v")),
-    Column("PM(L)", "the same, weighted by the site's class frequencies", partial(_mean, "personal.pm_l")),
-    Column("fairness", "standard deviation of PM(L) over sites", lambda run: run.fairness),
-    Column("own balanced", "sites' own models on all classes", partial(_mean, "personal.balanced_accuracy")),
-    Column("own worst class", "their smallest mean recall of a class", partial(_worst_class, "personal")),
-    Column("GM local", "the global model on the sites' local tests, pooled", lambda run: _last(run.shared_local)),
-    Column("GM best", "the same in its best round: too high, as every maximum", lambda run: _best(run.shared_local)),
-    Column("local", "sites' own models on their local tests, pooled", lambda run: _last(run.local)),
-    Column("local best", "the same in its best round: too high, as every maximum", lambda run: _best(run.local)),
-    Column("local worst", "the worst site's own model on its local test", partial(_worst, "personal.local.accuracy")),
+    TableColumn("GM", "the global model's accuracy on the test set", partial(_mean, "global.accuracy")),
+    TableColumn("balanced", "the global model's balanced accuracy", partial(_mean, "global.balanced_accuracy")),
+    TableColumn("worst class", "the global model's smallest recall of a class", partial(_worst_class, "global")),
+    TableColumn("many", "the global model on the most frequent classes", partial(_mean, "global.many")),
+    TableColumn("medium", "on those between", partial(_mean, "global.medium")),
+    TableColumn("few", "on the rarest ones", partial(_mean, "global.few")),
+    TableColumn("groups", "mean of these three", partial(_mean, "global.groups")),
+    TableColumn("PM(V)", "sites' own models on the classes that they have", partial(_mean, "personal.pm_v")),
+    TableColumn("worst site", "smallest PM(V)", partial(_worst, "personal.pm_v")),
+    TableColumn("PM(L)", "the same, weighted by the site's class frequencies", partial(_mean, "personal.pm_l")),
+    TableColumn("fairness", "standard deviation of PM(L) over sites", lambda run: run.fairness),
+    TableColumn("own balanced", "sites' own models on all classes", partial(_mean, "personal.balanced_accuracy")),
+    TableColumn("own worst class", "their smallest mean recall of a class", partial(_worst_class, "personal")),
+    TableColumn("GM local", "the global model on the sites' local tests, pooled", lambda run: _last(run.shared_local)),
+    TableColumn(
+        "GM best", "the same in its best round: too high, as every maximum", lambda run: _best(run.shared_local)
+    ),
+    TableColumn("local", "sites' own models on their local tests, pooled", lambda run: _last(run.local)),
+    TableColumn("local best", "the same in its best round: too high, as every maximum", lambda run: _best(run.local)),
+    TableColumn(
+        "local worst", "the worst site's own model on its local test", partial(_worst, "personal.local.accuracy")
+    ),
 )

@@ -19,7 +19,7 @@ from protofed.common.errors import ConfigError, unknown
 from protofed.common.storage import files as archive
 from protofed.deploy.daemons.server import RunsFailedError
 from protofed.deploy.experiments.curves import draw
-from protofed.deploy.experiments.experiment import Job, jobs_of, read_contents, refuse_foreign, write_contents
+from protofed.deploy.experiments.experiment import ExperimentJob, jobs_of, read_contents, refuse_foreign, write_contents
 from protofed.deploy.experiments.jobs import Processes, is_done, run_jobs
 from protofed.deploy.experiments.ray_node import LOCAL
 from protofed.deploy.experiments.table import FORMATS, Comparison, show
@@ -28,7 +28,7 @@ WIDTH = 200  # of tables that go into a file
 
 
 @dataclass(frozen=True)
-class Wanted:
+class CompareRequest:
     """What the command line asks for.
 
     Attributes:
@@ -51,7 +51,7 @@ class Wanted:
     gpus_per_job: float | None = None
 
 
-def compare(recipes: Sequence[Recipe], wanted: Wanted) -> None:
+def compare(recipes: Sequence[Recipe], wanted: CompareRequest) -> None:
     """Run what is not done yet, then write and print what all of it gave; without recipes, only the latter.
 
     Raises:
@@ -87,10 +87,10 @@ def read_seeds(text: str | None) -> list[int] | None:
     return [int(seed) for seed in text.split(",")]
 
 
-def report(wanted: Wanted) -> None:
+def report(wanted: CompareRequest) -> None:
     """Tables and curves of a folder's results into the folder; the table to standard output, too."""
     contents = read_contents(wanted.out)
-    jobs = [Job.claimed(wanted.out / name) for name in contents.jobs]
+    jobs = [ExperimentJob.claimed(wanted.out / name) for name in contents.jobs]
     comparison = Comparison.of([(job.recipe, job.result()) for job in jobs], wanted.metrics, contents.shortened)
     for suffix, written in FORMATS.items():
         archive.write(wanted.out / f"table.{suffix}", written(comparison).encode())
@@ -105,7 +105,7 @@ def report(wanted: Wanted) -> None:
     )
 
 
-def _check(wanted: Wanted) -> None:
+def _check(wanted: CompareRequest) -> None:
     """Before anything is made."""
     if wanted.format is not None and wanted.format not in FORMATS:
         raise unknown("format", wanted.format, FORMATS)
@@ -127,7 +127,7 @@ def _set_up_ray(address: str) -> None:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # it would tell its makers that it was used
 
 
-def _run(jobs: Sequence[Job], wanted: Wanted) -> dict[Job, str]:
+def _run(jobs: Sequence[ExperimentJob], wanted: CompareRequest) -> dict[ExperimentJob, str]:
     cores = wanted.at_once or _cores()
     if wanted.ray is None or all(is_done(job) for job in jobs):
         return run_jobs(jobs, cores, Processes(wanted.device))
@@ -137,7 +137,7 @@ def _run(jobs: Sequence[Job], wanted: Wanted) -> dict[Job, str]:
         return run_jobs(jobs, wanted.at_once or place.room, place)
 
 
-def _prepare(recipes: Sequence[Recipe], wanted: Wanted) -> list[Job]:
+def _prepare(recipes: Sequence[Recipe], wanted: CompareRequest) -> list[ExperimentJob]:
     """Jobs in their folders, none of which holds anything else."""
     jobs = jobs_of(recipes, wanted.seeds, wanted.rounds, wanted.out)
     for job in jobs:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from protofed.common.codec import Digest
-from protofed.common.config.recipe import Recipe, Table, parse, parse_json
+from protofed.common.config.recipe import Recipe, StrictModel, parse, parse_json
 from protofed.common.errors import ConfigError, StateError
 from protofed.common.payload import SiteId
 from protofed.common.storage import files as archive
@@ -18,7 +18,7 @@ _CONTENTS, _RECIPE, RESULT = "comparison.json", "recipe.json", "result.json"
 LOG = "job.log"
 
 
-class Result(Table):
+class Result(StrictModel):
     """A finished run, whole. For simulations of one's own data only: no deployment knows a site's sizes.
 
     Attributes:
@@ -39,7 +39,7 @@ class Result(Table):
     local_test_examples: dict[SiteId, int]
 
 
-class Contents(Table):
+class ExperimentContents(StrictModel):
     """What a comparison's folder is about; its presence says that the folder is one.
 
     Attributes:
@@ -52,7 +52,7 @@ class Contents(Table):
 
 
 @dataclass(frozen=True)
-class Job:
+class ExperimentJob:
     """One recipe with one seed, in `folder`."""
 
     recipe: Recipe = field(hash=False)
@@ -107,7 +107,7 @@ class Job:
             archive.write(self.folder / _RECIPE, self.recipe.model_dump_json(indent=2).encode())
 
     @classmethod
-    def claimed(cls, folder: Path) -> Job:
+    def claimed(cls, folder: Path) -> ExperimentJob:
         """The job of a folder that was claimed before.
 
         Raises:
@@ -121,7 +121,9 @@ class Job:
         return cls(parse_json(text, Recipe, str(folder / _RECIPE)), folder)
 
 
-def jobs_of(recipes: Sequence[Recipe], seeds: Sequence[int] | None, rounds: int | None, out: Path) -> list[Job]:
+def jobs_of(
+    recipes: Sequence[Recipe], seeds: Sequence[int] | None, rounds: int | None, out: Path
+) -> list[ExperimentJob]:
     """All recipes with the first seed, then with the second, …; a seed deals the data, too.
 
     Args:
@@ -139,7 +141,7 @@ def jobs_of(recipes: Sequence[Recipe], seeds: Sequence[int] | None, rounds: int 
     own: list[int | None] = [None]
     variants = (_with_seed(recipe, seed) for seed in seeds or own for recipe in recipes)
     cut = [recipe.model_copy(update={"rounds": min(recipe.rounds, rounds or recipe.rounds)}) for recipe in variants]
-    return [Job(recipe, out / f"{recipe.name}-seed{recipe.seed}") for recipe in cut]
+    return [ExperimentJob(recipe, out / f"{recipe.name}-seed{recipe.seed}") for recipe in cut]
 
 
 def varied(recipes: Sequence[Recipe], vary: str) -> list[Recipe]:
@@ -171,7 +173,7 @@ def _with(recipe: Recipe, path: Sequence[str], value: object) -> Recipe:
     return parse(table, Recipe, f"recipe '{recipe.name}'")
 
 
-def read_contents(out: Path) -> Contents:
+def read_contents(out: Path) -> ExperimentContents:
     """What was compared in a folder.
 
     Raises:
@@ -179,14 +181,14 @@ def read_contents(out: Path) -> Contents:
     """
     path = out / _CONTENTS
     try:
-        return parse_json(path.read_text(encoding="utf-8"), Contents, str(path))
+        return parse_json(path.read_text(encoding="utf-8"), ExperimentContents, str(path))
     except OSError as error:
         raise StateError(f"{out} holds no comparison ({error.strerror}); name recipes to begin one") from error
 
 
-def write_contents(out: Path, jobs: Sequence[Job], shortened: int | None) -> None:
+def write_contents(out: Path, jobs: Sequence[ExperimentJob], shortened: int | None) -> None:
     """Make a folder a comparison's."""
-    contents = Contents(jobs=tuple(job.name for job in jobs), shortened=shortened)
+    contents = ExperimentContents(jobs=tuple(job.name for job in jobs), shortened=shortened)
     archive.write(out / _CONTENTS, contents.model_dump_json(indent=2).encode())
 
 

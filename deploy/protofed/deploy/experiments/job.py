@@ -23,7 +23,7 @@ from protofed.common.storage import files as archive
 from protofed.common.version import VERSION
 from protofed.deploy.daemons.server import RunsFailedError
 from protofed.deploy.daemons.signals import stoppable
-from protofed.deploy.experiments.experiment import Job, Result
+from protofed.deploy.experiments.experiment import ExperimentJob, Result
 from protofed.deploy.logs import setup as logs
 from protofed.deploy.simulation.run_tables import standing
 from protofed.deploy.simulation.simulation import Simulation, simulation
@@ -31,7 +31,7 @@ from protofed.deploy.simulation.simulation import Simulation, simulation
 _SECONDS = "seconds"
 
 
-def run_job(job: Job, device: torch.device, tell: Callable[[int, str], None]) -> None:
+def run_job(job: ExperimentJob, device: torch.device, tell: Callable[[int, str], None]) -> None:
     """Simulate the job from where it is to its end and write its result.
 
     Args:
@@ -130,7 +130,9 @@ def main(folder: Path, device: str) -> None:
     torch.set_num_threads(1)  # jobs side by side share the cores
     with stoppable():
         try:
-            run_job(Job.claimed(folder), devices.pick(device), lambda done, doing: _say(done=done, doing=doing))
+            run_job(
+                ExperimentJob.claimed(folder), devices.pick(device), lambda done, doing: _say(done=done, doing=doing)
+            )
             sys.exit(0)
         except ProtofedError as error:
             _say(failed=str(error))

@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import Protocol
 
 from protofed.deploy.console.processes import end, interruption
-from protofed.deploy.experiments.experiment import LOG, Job
-from protofed.deploy.experiments.view import View
+from protofed.deploy.experiments.experiment import LOG, ExperimentJob
+from protofed.deploy.experiments.view import CompareView
 
 _LOOK_S = 0.1
 
 
 @dataclass(frozen=True)
-class News:
+class JobProgress:
     """How a job gets on.
 
     Attributes:
@@ -31,7 +31,7 @@ class News:
         failure: why it failed, if it did.
     """
 
-    job: Job
+    job: ExperimentJob
     done: int
     doing: str
     ended: bool = False
@@ -41,26 +41,26 @@ class News:
 class Place(Protocol):
     """Where jobs run, each with one thread."""
 
-    def start(self, job: Job) -> None:
+    def start(self, job: ExperimentJob) -> None:
         """Begin a job, or go on with it; when it ends well, its folder has its result."""
 
-    def look(self) -> Iterable[News]:
+    def look(self) -> Iterable[JobProgress]:
         """Of every job that was started and had not ended at the last look."""
 
     def end(self) -> None:
         """Leave none of them running; all that is done of them may be lost but results."""
 
 
-def run_jobs(jobs: Sequence[Job], at_once: int, place: Place) -> dict[Job, str]:
+def run_jobs(jobs: Sequence[ExperimentJob], at_once: int, place: Place) -> dict[ExperimentJob, str]:
     """Run the jobs that have no result yet, `at_once` side by side; why jobs failed, of those that did.
 
     Raises:
         KeyboardInterrupt: Ctrl-C or SIGTERM; no process is left, and the same jobs go on from what the place has kept.
     """
     waiting = deque(job for job in jobs if not is_done(job))
-    running: set[Job] = set()
-    failures: dict[Job, str] = {}
-    with interruption() as check, View(jobs, set(waiting)) as view:
+    running: set[ExperimentJob] = set()
+    failures: dict[ExperimentJob, str] = {}
+    with interruption() as check, CompareView(jobs, set(waiting)) as view:
         try:
             while waiting or running:
                 check()
@@ -89,13 +89,13 @@ class Processes:
     """This machine: a process a job, which goes on in the job's folder from where an earlier one was."""
 
     device: str
-    _workers: dict[Job, Worker] = field(default_factory=dict)
+    _workers: dict[ExperimentJob, Worker] = field(default_factory=dict)
 
-    def start(self, job: Job) -> None:
+    def start(self, job: ExperimentJob) -> None:
         """As a process of its own."""
         self._workers[job] = Worker.start(job.folder, self.device)
 
-    def look(self) -> list[News]:
+    def look(self) -> list[JobProgress]:
         """What the processes have said since."""
         news = [self._look(job, worker) for job, worker in self._workers.items()]
         for told in news:
@@ -107,10 +107,10 @@ class Processes:
         """Tell all processes to stop, and wait until they have."""
         end([worker.process for worker in self._workers.values()])
 
-    def _look(self, job: Job, worker: Worker) -> News:
+    def _look(self, job: ExperimentJob, worker: Worker) -> JobProgress:
         ended = worker.process.poll() is not None
         worker.listen()
-        return News(job, worker.done, worker.doing, ended, worker.failure() if ended else None)
+        return JobProgress(job, worker.done, worker.doing, ended, worker.failure() if ended else None)
 
 
 @dataclass
@@ -163,7 +163,7 @@ class Worker:
         return (self._failed or f"exit code {code}") if code else None
 
 
-def is_done(job: Job) -> bool:
+def is_done(job: ExperimentJob) -> bool:
     """Whether there is nothing left to run of it."""
     result = job.result()
     return result is not None and result.recipe == job.recipe

@@ -18,7 +18,7 @@ import ray
 from ray.exceptions import RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy as On
 
-from protofed.common.errors import ConfigError, Unavailable
+from protofed.common.errors import ConfigError, UnavailableError
 from protofed.common.version import VERSION
 from protofed.deploy.experiments.ray_node import LOCAL
 from protofed.deploy.experiments.ray_tasks import Tasks, line
@@ -126,7 +126,9 @@ def _quietly(address: str, **options: Any) -> None:
             return
         except Exception as error:  # Ray raises many kinds, and plain ones, too
             if not tries_left:
-                raise Unavailable(f"no Ray cluster at '{address}': {line(error)}; {_hint(address, error)}") from error
+                raise UnavailableError(
+                    f"no Ray cluster at '{address}': {line(error)}; {_hint(address, error)}"
+                ) from error
             ray.shutdown()
 
 
@@ -164,7 +166,9 @@ def _check_versions(nodes: list[Node]) -> None:
         except RayTaskError:
             there = None
         except RayError as error:
-            raise Unavailable(f"node {node.name} of the cluster does not answer ({type(error).__name__})") from error
+            raise UnavailableError(
+                f"node {node.name} of the cluster does not answer ({type(error).__name__})"
+            ) from error
         if there != VERSION:
             has = f"has protofed {there}" if there else "has no protofed"
             raise ConfigError(f"node {node.name} of the cluster {has}; here it is {VERSION}: install the same on all")

@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from protofed.common.config.recipe import Recipe, Table, parse_json
+from protofed.common.config.recipe import Recipe, StrictModel, parse_json
 from protofed.common.version import VERSION
 from protofed.deploy.console.processes import end
-from protofed.deploy.experiments.experiment import LOG, RESULT, Job
+from protofed.deploy.experiments.experiment import LOG, RESULT, ExperimentJob
 from protofed.deploy.experiments.jobs import Worker
 from protofed.server.storage.filesystem import network_type_of
 
@@ -23,7 +23,7 @@ _LOOK_S = 0.2
 _LOG_BYTES = 8 << 20  # the end of a log that is longer
 
 
-class Order(Table):
+class NodeOrder(StrictModel):
     """What a node is asked to do, as JSON.
 
     Attributes:
@@ -41,7 +41,7 @@ class Order(Table):
     data: str | None = None
 
 
-class Answer(Table):
+class NodeResult(StrictModel):
     """What became of it, as JSON.
 
     Attributes:
@@ -58,24 +58,24 @@ class Answer(Table):
 
 
 def carry_out(order: str, tell: Callable[[int, str], None]) -> str:
-    """Do what an `Order` says and give an `Answer`.
+    """Do what an `NodeOrder` says and give an `NodeResult`.
 
     Args:
         tell: called with the rounds that are done and what goes on, when either changes.
     """
-    asked, node = parse_json(order, Order, "an order"), platform.node()
+    asked, node = parse_json(order, NodeOrder, "an order"), platform.node()
     if asked.protofed != VERSION:
-        return Answer(node=node, failed=f"protofed {VERSION} is there, not {asked.protofed}").model_dump_json()
+        return NodeResult(node=node, failed=f"protofed {VERSION} is there, not {asked.protofed}").model_dump_json()
     with _folder(asked) as folder:
         kept = folder == asked.folder
         failed = _run(folder, asked, tell, kept)
         result = None if failed or kept else (folder / RESULT).read_text(encoding="utf-8")
         log = "" if kept else _end_of(folder / LOG)
-    return Answer(node=node, failed=failed, result=result, log=log).model_dump_json()
+    return NodeResult(node=node, failed=failed, result=result, log=log).model_dump_json()
 
 
 @contextmanager
-def _folder(asked: Order) -> Iterator[Path]:
+def _folder(asked: NodeOrder) -> Iterator[Path]:
     """The caller's, on a disk of this machine; else one of the node's own, which is removed."""
     here = (asked.folder / asked.mark).exists() and os.access(asked.folder, os.W_OK)
     if here and network_type_of(asked.folder) is None:
@@ -84,11 +84,11 @@ def _folder(asked: Order) -> Iterator[Path]:
     recipe = parse_json(asked.recipe, Recipe, "the recipe")
     with tempfile.TemporaryDirectory(prefix="protofed-") as scratch:
         (folder := Path(scratch) / "job").mkdir()
-        Job(recipe, folder).claim()
+        ExperimentJob(recipe, folder).claim()
         yield folder
 
 
-def _run(folder: Path, asked: Order, tell: Callable[[int, str], None], kept: bool) -> str | None:
+def _run(folder: Path, asked: NodeOrder, tell: Callable[[int, str], None], kept: bool) -> str | None:
     data = {DATA: asked.data} if asked.data and DATA not in os.environ else {}
     worker, told = Worker.start(folder, asked.device, **data), (0, "")
     try:

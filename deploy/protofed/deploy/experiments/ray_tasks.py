@@ -19,14 +19,14 @@ from protofed.common.config.recipe import parse_json
 from protofed.common.storage import files as archive
 from protofed.common.version import VERSION
 from protofed.deploy.console.processes import POLITE_S
-from protofed.deploy.experiments.experiment import RESULT, Job, Result
-from protofed.deploy.experiments.jobs import News
-from protofed.deploy.experiments.ray_node import DATA, Answer, Order, carry_out
+from protofed.deploy.experiments.experiment import RESULT, ExperimentJob, Result
+from protofed.deploy.experiments.jobs import JobProgress
+from protofed.deploy.experiments.ray_node import DATA, NodeOrder, NodeResult, carry_out
 
 _TRIES = 3  # of a job whose node or worker dies
 
 
-class Board:
+class ProgressBoard:
     """An actor beside the caller on which jobs write how they get on."""
 
     def __init__(self) -> None:
@@ -58,18 +58,20 @@ class Tasks:
     device: str
     gpus: float
     _name: str = field(default_factory=lambda: f"protofed-{secrets.token_hex(8)}")
-    _tasks: dict[Job, Any] = field(default_factory=dict)
+    _tasks: dict[ExperimentJob, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """With a board at the caller's own node, if it is one."""
         here = On(ray.get_runtime_context().get_node_id(), soft=True)
-        self._board: Any = ray.remote(Board).options(name=self._name, num_cpus=0, scheduling_strategy=here).remote()
+        self._board: Any = (
+            ray.remote(ProgressBoard).options(name=self._name, num_cpus=0, scheduling_strategy=here).remote()
+        )
 
-    def start(self, job: Job) -> None:
+    def start(self, job: ExperimentJob) -> None:
         """As a task; Ray begins it again elsewhere when its node dies."""
         archive.sweep([job.folder])
         self._mark(job).touch()
-        order = Order(
+        order = NodeOrder(
             protofed=VERSION,
             recipe=job.recipe.model_dump_json(),
             folder=job.folder.absolute(),
@@ -82,7 +84,7 @@ class Tasks:
         )
         self._tasks[job] = task.remote(job.name, order.model_dump_json(), self._name)
 
-    def look(self) -> list[News]:
+    def look(self) -> list[JobProgress]:
         """What the board says, and what has ended."""
         told, ended = self._told(), set()
         if self._tasks:
@@ -91,11 +93,11 @@ class Tasks:
         for job, task in list(self._tasks.items()):
             done, doing = told.get(job.name, (0, "waiting for the cluster"))
             if task not in ended:
-                news.append(News(job, done, doing))
+                news.append(JobProgress(job, done, doing))
                 continue
             del self._tasks[job]
             failure = self._settle(job, task)
-            news.append(News(job, done if failure else job.recipe.rounds, doing, ended=True, failure=failure))
+            news.append(JobProgress(job, done if failure else job.recipe.rounds, doing, ended=True, failure=failure))
         return news
 
     def end(self) -> None:
@@ -121,11 +123,11 @@ class Tasks:
             return {}
         return told
 
-    def _settle(self, job: Job, task: Any) -> str | None:
+    def _settle(self, job: ExperimentJob, task: Any) -> str | None:
         """Keep what came back; why the job failed, if it did."""
         self._mark(job).unlink(missing_ok=True)
         try:
-            answer = parse_json(ray.get(task), Answer, "an answer")
+            answer = parse_json(ray.get(task), NodeResult, "an answer")
         except RayTaskError as error:
             return _lost(job, f"internal error on a node: {line(error.cause)}")
         except RayError as error:
@@ -138,11 +140,11 @@ class Tasks:
             archive.write(job.folder / RESULT, answer.result.encode())
         return f"{answer.failed} (on {answer.node})" if answer.failed else None
 
-    def _mark(self, job: Job) -> Path:
+    def _mark(self, job: ExperimentJob) -> Path:
         return job.folder / f"{archive.TEMPORARY}{self._name}"
 
 
-def _lost(job: Job, why: str) -> str:
+def _lost(job: ExperimentJob, why: str) -> str:
     """No log came back: say it there."""
     with job.log.open("a", encoding="utf-8") as log:
         log.write(json.dumps({"event": why, "level": "error"}) + "\n")

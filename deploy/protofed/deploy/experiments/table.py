@@ -12,13 +12,13 @@ from rich.console import Console
 from rich.table import Table
 
 from protofed.common.config.recipe import Recipe
-from protofed.deploy.experiments.columns import Column, named, summarise, usual
+from protofed.deploy.experiments.columns import TableColumn, named, summarise, usual
 from protofed.deploy.experiments.experiment import Result
 from protofed.server.operator.overview import Spread, spread
 
 
 @dataclass(frozen=True)
-class Row:
+class ComparisonRow:
     """One recipe.
 
     Attributes:
@@ -45,8 +45,8 @@ class Comparison:
         results: by recipe, in the order of the rows.
     """
 
-    columns: Sequence[Column]
-    rows: Sequence[Row]
+    columns: Sequence[TableColumn]
+    rows: Sequence[ComparisonRow]
     results: Mapping[str, Sequence[Result]]
     shortened: int | None
 
@@ -68,12 +68,14 @@ class Comparison:
         all_runs = [run for by_seed in runs.values() for run in by_seed.values()]
         columns = [named(metric, all_runs) for metric in metrics] if metrics and all_runs else usual(all_runs)
 
-        def values(name: str, column: Column) -> dict[int, float]:
+        def values(name: str, column: TableColumn) -> dict[int, float]:
             read = {seed: column.read(run) for seed, run in runs[name].items()}
             return {seed: value for seed, value in read.items() if value is not None}
 
         rows = [
-            Row(name, seeds[name], {column.header: values(name, column) for column in columns}, list(runs[name]))
+            ComparisonRow(
+                name, seeds[name], {column.header: values(name, column) for column in columns}, list(runs[name])
+            )
             for name in seeds
         ]
         return cls(columns, rows, results, shortened)
@@ -145,7 +147,7 @@ def comma_separated(comparison: Comparison) -> str:
 def as_json(comparison: Comparison) -> str:
     """Exact fractions, by recipe, column and seed."""
 
-    def row(of: Row) -> dict[str, object]:
+    def row(of: ComparisonRow) -> dict[str, object]:
         values = {}
         for column in comparison.columns:
             if (over := of.over_seeds(column.header)) is not None:
@@ -171,12 +173,12 @@ def _cells(comparison: Comparison) -> list[list[str]]:
     return [[row.label, _seeds(row), *(_cell(row, column) for column in comparison.columns)] for row in comparison.rows]
 
 
-def _seeds(row: Row) -> str:
+def _seeds(row: ComparisonRow) -> str:
     done, wanted = len(row.finished), len(row.seeds)
     return str(wanted) if done == wanted else f"{done} of {wanted}"
 
 
-def _cell(row: Row, column: Column) -> str:
+def _cell(row: ComparisonRow, column: TableColumn) -> str:
     over = row.over_seeds(column.header)
     if over is None:
         return "–"

@@ -17,17 +17,19 @@ from rich.progress import (
 )
 from rich.table import Column
 
-from protofed.deploy.experiments.experiment import Job
+from protofed.deploy.experiments.experiment import ExperimentJob
 
 
-class View:
+class CompareView:
     """A view of jobs, of which `to_run` are not done yet.
 
     Args:
         console: where it is shown.
     """
 
-    def __init__(self, jobs: Sequence[Job], to_run: Collection[Job], console: Console | None = None) -> None:
+    def __init__(
+        self, jobs: Sequence[ExperimentJob], to_run: Collection[ExperimentJob], console: Console | None = None
+    ) -> None:
         self._console = console or Console(stderr=True)
         self._bars = Progress(
             TextColumn("{task.fields[name]}", markup=False, table_column=Column(no_wrap=True)),
@@ -46,7 +48,7 @@ class View:
         rounds = sum(job.recipe.rounds for job in jobs)
         self._total = self._bars.add_task(self._standing, name="total", total=rounds, completed=int(self._done))
 
-    def __enter__(self) -> View:
+    def __enter__(self) -> CompareView:
         """Show it."""
         self._bars.start()
         if self._ended:
@@ -57,18 +59,18 @@ class View:
         """Leave its last state on the screen."""
         self._bars.stop()
 
-    def started(self, job: Job) -> None:
+    def started(self, job: ExperimentJob) -> None:
         """A job's process runs."""
         self._bars.start_task(self._tasks[job])
         self._bars.update(self._tasks[job], visible=True)
         self._line(f"{job.name} started")
 
-    def moved(self, job: Job, done: int, doing: str) -> None:
+    def moved(self, job: ExperimentJob, done: int, doing: str) -> None:
         """A job says how many rounds it has done, and what goes on."""
         self._bars.update(self._tasks[job], completed=done, description=doing)
         self._bars.update(self._total, completed=self._done)
 
-    def ended(self, job: Job, failure: str | None) -> None:
+    def ended(self, job: ExperimentJob, failure: str | None) -> None:
         """A job's process has ended, and why it failed if it did."""
         self._ended += 1
         task = self._tasks[job]
@@ -93,7 +95,7 @@ class View:
         """Rounds of all jobs."""
         return sum(task.completed for task in self._bars.tasks if task.id in self._tasks.values())
 
-    def _bar(self, job: Job, done: bool) -> TaskID:
+    def _bar(self, job: ExperimentJob, done: bool) -> TaskID:
         return self._bars.add_task(
             "done before" if done else "waiting",
             name=job.name,

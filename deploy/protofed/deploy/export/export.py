@@ -22,10 +22,10 @@ from protofed.deploy.export import onnx as export_onnx
 from protofed.deploy.export import published_states as export_states
 from protofed.deploy.export import site_state as export_site
 from protofed.deploy.export.model_card import card
-from protofed.deploy.export.model_folder import GRAPH, WEIGHTS, Facts, File, Origin, Scored, Spec
-from protofed.deploy.export.models import Made
+from protofed.deploy.export.model_folder import GRAPH, WEIGHTS, File, ModelFacts, ModelScores, Origin, Spec
+from protofed.deploy.export.models import BuiltModel
 from protofed.deploy.export.published_states import PublishedState
-from protofed.deploy.export.site_state import Kept
+from protofed.deploy.export.site_state import KeptRound
 from protofed.server.operator.overview import spreads
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ Format = Literal["safetensors", "onnx", "both"]
 
 
 @dataclass(frozen=True)
-class Wanted:
+class ExportRequest:
     """What to export, from where, and how.
 
     Attributes:
@@ -70,12 +70,12 @@ class Exported:
     """What was written; `difference` is that of ONNX Runtime and PyTorch, None without ONNX."""
 
     folder: Path
-    facts: Facts
+    facts: ModelFacts
     files: Mapping[str, int]
     difference: float | None
 
 
-def export(wanted: Wanted) -> Exported:
+def export(wanted: ExportRequest) -> Exported:
     """Make the model, check it, and write its folder.
 
     Raises:
@@ -88,7 +88,7 @@ def export(wanted: Wanted) -> Exported:
     weights = made.model.weights()
     if bad := codec.first_not_finite(weights):
         raise ConfigError(f"the model is unusable: {bad} has values that are not finite; take another --round")
-    facts = Facts(model=_spec(wanted, made), origin=_origin(wanted, made, weights), scores=scores)
+    facts = ModelFacts(model=_spec(wanted, made), origin=_origin(wanted, made, weights), scores=scores)
     files: dict[File, bytes] = {}
     difference: float | None = None
     if wanted.format in ("safetensors", "both"):
@@ -101,7 +101,7 @@ def export(wanted: Wanted) -> Exported:
     return Exported(wanted.out, facts, {name: len(data) for name, data in files.items()}, difference)
 
 
-def _made(wanted: Wanted) -> tuple[Made, Scored]:
+def _made(wanted: ExportRequest) -> tuple[BuiltModel, ModelScores]:
     kind, number = models.read_kind(wanted.kind)
     if kind == "personal":
         return _personal(wanted)
@@ -111,11 +111,11 @@ def _made(wanted: Wanted) -> tuple[Made, Scored]:
     _check_recipe(wanted, found.recipe)
     if number is not None:
         made = models.class_model(found, number, wanted.allowed)
-        return made, Scored(of="runs take no scores of a single class's model")
+        return made, ModelScores(of="runs take no scores of a single class's model")
     return models.global_model(found, wanted.allowed), _scored(found, "global.", "on the test set of the evaluators")
 
 
-def _personal(wanted: Wanted) -> tuple[Made, Scored]:
+def _personal(wanted: ExportRequest) -> tuple[BuiltModel, ModelScores]:
     folder = wanted.site_state
     if folder is None:
         raise ConfigError("a personal model is made of the site's own state folder, on the site: give --site-state")
@@ -136,7 +136,7 @@ def _personal(wanted: Wanted) -> tuple[Made, Scored]:
     return made, _own_scores(wanted, held, made.round)
 
 
-def _base(wanted: Wanted, folder: Path, held: Kept) -> export_site.Base:
+def _base(wanted: ExportRequest, folder: Path, held: KeptRound) -> export_site.Base:
     """What the site was sent: as the server's state has it, or else the newest that the site still has."""
     found = _published(wanted, wanted.round)
     if found is not None:
@@ -150,13 +150,13 @@ def _base(wanted: Wanted, folder: Path, held: Kept) -> export_site.Base:
     return base
 
 
-def _published(wanted: Wanted, round: int | None) -> PublishedState | None:
+def _published(wanted: ExportRequest, round: int | None) -> PublishedState | None:
     if wanted.state is not None:
         return export_states.of_folder(wanted.state, wanted.run, round)
     return None if wanted.operator is None else export_states.of_server(wanted.operator, wanted.run, round)
 
 
-def _recipe(wanted: Wanted, folder: Path) -> Recipe:
+def _recipe(wanted: ExportRequest, folder: Path) -> Recipe:
     if wanted.state is not None:
         known = export_states.recipe_in(wanted.state, wanted.run)
         _check_recipe(wanted, known)
@@ -169,13 +169,13 @@ def _recipe(wanted: Wanted, folder: Path) -> Recipe:
         raise ConfigError(f"{error}; or give the run's --recipe") from error
 
 
-def _check_recipe(wanted: Wanted, known: Recipe) -> None:
+def _check_recipe(wanted: ExportRequest, known: Recipe) -> None:
     given = wanted.recipe
     if given is not None and given.model_copy(update={"name": known.name}).wire() != known.wire():
         raise ConfigError(f"--recipe is not that of run '{known.name}': they differ; leave it out")
 
 
-def _data(wanted: Wanted, recipe: Recipe, held: Kept) -> SiteData:
+def _data(wanted: ExportRequest, recipe: Recipe, held: KeptRound) -> SiteData:
     """The site's own data: of its daemon's settings, or of a simulation's recipe."""
     from protofed.client.data.site import load_site, load_sites
     from protofed.deploy.simulation.simulation import site_names
@@ -191,29 +191,35 @@ def _data(wanted: Wanted, recipe: Recipe, held: Kept) -> SiteData:
     )
 
 
-def _own_scores(wanted: Wanted, held: Kept, round: int) -> Scored:
+def _own_scores(wanted: ExportRequest, held: KeptRound, round: int) -> ModelScores:
     if wanted.state is None:
-        return Scored(of="a site does not keep the scores that it reported; `protofed report` on the server has them")
+        return ModelScores(
+            of="a site does not keep the scores that it reported; `protofed report` on the server has them"
+        )
     values = export_states.scores_in(wanted.state, wanted.run, round).get(held.site, {})
     own = {name: value for name, value in values.items() if name.startswith("personal.")}
-    return Scored(of=_of(f"by site {held.site}", round) if own else f"none were taken after round {round}", values=own)
+    return ModelScores(
+        of=_of(f"by site {held.site}", round) if own else f"none were taken after round {round}", values=own
+    )
 
 
-def _scored(found: PublishedState, prefix: str, where: str) -> Scored:
+def _scored(found: PublishedState, prefix: str, where: str) -> ModelScores:
     values = {name: one.mean for name, one in spreads(found.scores).items() if name.startswith(prefix)}
-    return Scored(of=_of(where, found.round) if values else f"none were taken after round {found.round}", values=values)
+    return ModelScores(
+        of=_of(where, found.round) if values else f"none were taken after round {found.round}", values=values
+    )
 
 
 def _of(where: str, round: int) -> str:
     return f"recorded in the run after round {round}, {where}"
 
 
-def _spec(wanted: Wanted, made: Made) -> Spec:
+def _spec(wanted: ExportRequest, made: BuiltModel) -> Spec:
     recipe = made.recipe
     return Spec(architecture=recipe.model, head=made.model.head, input=recipe.input, classes=_names(wanted, recipe))
 
 
-def _origin(wanted: Wanted, made: Made, weights: Payload) -> Origin:
+def _origin(wanted: ExportRequest, made: BuiltModel, weights: Payload) -> Origin:
     return Origin(
         kind=made.kind,
         site=made.site,
@@ -228,7 +234,7 @@ def _origin(wanted: Wanted, made: Made, weights: Payload) -> Origin:
     )
 
 
-def _names(wanted: Wanted, recipe: Recipe) -> tuple[str, ...]:
+def _names(wanted: ExportRequest, recipe: Recipe) -> tuple[str, ...]:
     """Of the classes: those that are given, the run's, those of a well-known data set, or numbers."""
     if wanted.classes is not None:
         return model_folder.read_names(wanted.classes, recipe.classes)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from protofed.client.data import decoding as decode
 from protofed.client.data import dicom, folder
-from protofed.client.data.image_error import Unreadable as UnreadableError
+from protofed.client.data.image_error import UnreadableImageError as UnreadableError
 from protofed.common.config.input import Input
 from protofed.common.errors import ConfigError, DataError
 
@@ -30,7 +30,7 @@ _FOREIGN = (OSError, ValueError, TypeError, SyntaxError, EOFError, IndexError, z
 
 
 @dataclass(frozen=True)
-class Unreadable:
+class UnreadableFile:
     """An image that could not be read, and why."""
 
     path: str
@@ -167,16 +167,16 @@ class ArchiveImages:
 
 def batches(
     images: Images, shape: tuple[int, int, int], size: int
-) -> Iterator[tuple[list[str], NDArray[np.float32], list[Unreadable]]]:
+) -> Iterator[tuple[list[str], NDArray[np.float32], list[UnreadableFile]]]:
     """Names and pixels [B, channels, H, W] of so many images at a time, and those among them that cannot be read."""
     for first in range(0, len(images), size):
-        names, read, bad = list[str](), list[Pixels](), list[Unreadable]()
+        names, read, bad = list[str](), list[Pixels](), list[UnreadableFile]()
         for index in range(first, min(first + size, len(images))):
             try:
                 read.append(images.read(index))
                 names.append(images.name(index))
             except UnreadableError as error:
-                bad.append(Unreadable(images.name(index), str(error)))
+                bad.append(UnreadableFile(images.name(index), str(error)))
         pixels = np.stack(read) if read else np.zeros((0, *shape), dtype=np.float32)
         yield names, pixels, bad
 

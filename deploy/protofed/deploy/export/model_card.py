@@ -8,7 +8,7 @@ from protofed.common.citations import paper
 from protofed.common.config.input import Input
 from protofed.common.protocol.messages import score_family
 from protofed.deploy.export.images import MODES
-from protofed.deploy.export.model_folder import FACTS, GRAPH, WEIGHTS, Facts
+from protofed.deploy.export.model_folder import FACTS, GRAPH, WEIGHTS, ModelFacts
 
 HEADS = {
     "own": "`logits` come from a linear classifier.",
@@ -24,7 +24,7 @@ FITS = {
 SHOWN_CLASSES = 100  # of the table; the rest is in model.json
 
 
-def card(facts: Facts, files: Iterable[str], difference: float | None) -> str:
+def card(facts: ModelFacts, files: Iterable[str], difference: float | None) -> str:
     """The card of a model whose folder holds these files of weights.
 
     Args:
@@ -44,13 +44,13 @@ def card(facts: Facts, files: Iterable[str], difference: float | None) -> str:
     return "\n\n".join(sections) + "\n"
 
 
-def _title(facts: Facts) -> str:
+def _title(facts: ModelFacts) -> str:
     origin = facts.origin
     whose = {"global": "global model", "personal": f"personal model of site {origin.site}"}
     return f"{whose.get(origin.kind, f'model of class {origin.kind[6:]}')} of run {origin.run}, round {origin.round}"
 
 
-def _what(facts: Facts) -> str:
+def _what(facts: ModelFacts) -> str:
     origin, spec = facts.origin, facts.model
     trained = paper(origin.method.name).cited
     what = f"An image classifier ({spec.architecture.name}, {len(spec.classes)} classes), trained with {trained} "
@@ -62,7 +62,7 @@ def _what(facts: Facts) -> str:
     return what + f"by several sites together; it leans on the sites that have much of class '{name}'."
 
 
-def _input(facts: Facts) -> str:
+def _input(facts: ModelFacts) -> str:
     channels, height, width = facts.model.input.shape
     return (
         f"`pixels`: float32 [N, {channels}, {height}, {width}] (images, channels, height, width), values 0 to 1; N is "
@@ -76,14 +76,14 @@ def _values(values: Iterable[float]) -> str:
     return ", ".join(f"{value:g}" for value in values)
 
 
-def _classes(facts: Facts) -> str:
+def _classes(facts: ModelFacts) -> str:
     names = facts.model.classes
     rows = [f"| {index} | {_cell(name)} |" for index, name in enumerate(names[:SHOWN_CLASSES])]
     more = [f"\n{len(names) - SHOWN_CLASSES} more are in {FACTS}."] if len(names) > SHOWN_CLASSES else []
     return "\n".join(["| index | name |", "|---|---|", *rows, *more])
 
 
-def _scores(facts: Facts) -> str:
+def _scores(facts: ModelFacts) -> str:
     values = {name: value for name, value in facts.scores.values.items() if score_family(name) == name}
     if not values:
         return f"None are at hand: {facts.scores.of}."
@@ -91,7 +91,7 @@ def _scores(facts: Facts) -> str:
     return "\n".join([f"{_sentence(facts.scores.of)}.", "", "| score | value |", "|---|---|", *rows])
 
 
-def _provenance(facts: Facts) -> str:
+def _provenance(facts: ModelFacts) -> str:
     origin = facts.origin
     options = ", ".join(f"{key} = {value}" for key, value in origin.method.options.items()) or "defaults"
     shown = {
@@ -107,7 +107,7 @@ def _provenance(facts: Facts) -> str:
     return "\n".join(["| | |", "|---|---|", *(f"| {key} | {_cell(str(value))} |" for key, value in shown.items())])
 
 
-def _use(facts: Facts) -> str:
+def _use(facts: ModelFacts) -> str:
     channels, height, width = facts.model.input.shape
     return (
         "Research, and comparison of methods, on images taken and prepared as those of the run: "
@@ -126,7 +126,7 @@ def _preparation(input_: Input) -> str:
     return f" (in the run: {'; '.join(told)}; `protofed predict` does it)" if told else ""
 
 
-def _limits(facts: Facts) -> str:
+def _limits(facts: ModelFacts) -> str:
     points = [
         "It always answers with one of its classes, also for an image of none of them.",
         "Probabilities are a softmax and were not calibrated; a large one is not a promise.",
@@ -140,7 +140,7 @@ def _limits(facts: Facts) -> str:
     return "\n".join(f"- {point}" for point in points)
 
 
-def _files(facts: Facts, files: set[str], difference: float | None) -> str:
+def _files(facts: ModelFacts, files: set[str], difference: float | None) -> str:
     lines = [f"- `{FACTS}`: these facts for programs, and the BLAKE3 of each file with weights."]
     if WEIGHTS in files:
         lines.append(f"- `{WEIGHTS}`: weights by name (`body.…`, `head.…`), with these facts as metadata.")
@@ -151,7 +151,7 @@ def _files(facts: Facts, files: set[str], difference: float | None) -> str:
     return "\n".join(lines + (["", "```python", _snippet(facts), "```"] if GRAPH in files else []))
 
 
-def _snippet(facts: Facts) -> str:
+def _snippet(facts: ModelFacts) -> str:
     channels, height, width = facts.model.input.shape
     mode = MODES.get(channels)
     if mode is None:

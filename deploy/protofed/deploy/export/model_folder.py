@@ -10,8 +10,8 @@ from typing import Annotated, Final, Literal, TypeAlias
 from pydantic import Field
 
 from protofed.common.codec import digest
-from protofed.common.config.choice import Choice
-from protofed.common.config.recipe import MOST_CLASSES, Input, Table, parse_json
+from protofed.common.config.choice import NamedOptions
+from protofed.common.config.recipe import MOST_CLASSES, Input, StrictModel, parse_json
 from protofed.common.errors import ConfigError, DataError, short
 from protofed.common.storage import files as archive
 
@@ -27,7 +27,7 @@ LONGEST_NAME = 200
 Name = Annotated[str, Field(min_length=1, max_length=LONGEST_NAME)]
 
 
-class Spec(Table):
+class Spec(StrictModel):
     """What is needed to make the model again and to use it.
 
     Attributes:
@@ -37,13 +37,13 @@ class Spec(Table):
         classes: their names, by index.
     """
 
-    architecture: Choice
+    architecture: NamedOptions
     head: Literal["own", "cosine", "nearest"]
     input: Input
     classes: Annotated[tuple[Name, ...], Field(min_length=2, max_length=MOST_CLASSES)]
 
 
-class Origin(Table):
+class Origin(StrictModel):
     """Where the model comes from.
 
     Attributes:
@@ -59,7 +59,7 @@ class Origin(Table):
     site: str | None = None
     run: str
     round: int
-    method: Choice
+    method: NamedOptions
     recipe: Hash
     state: Hash | None = None
     weights: Hash
@@ -67,21 +67,21 @@ class Origin(Table):
     at: str
 
 
-class Scored(Table):
+class ModelScores(StrictModel):
     """Scores as they were recorded in the run; `of` says of what, and `values` is empty where none are at hand."""
 
     of: str
     values: dict[str, float] = Field(default_factory=dict)
 
 
-class Facts(Table):
+class ModelFacts(StrictModel):
     """All that is said of a model, in every file of its folder."""
 
     format: Literal["protofed-model"] = FORMAT
     format_version: Literal[1] = VERSION
     model: Spec
     origin: Origin
-    scores: Scored
+    scores: ModelScores
 
     def strings(self) -> dict[str, str]:
         """As the metadata of safetensors and ONNX files: JSON, unless it is a text already."""
@@ -89,15 +89,15 @@ class Facts(Table):
         return {key: value if isinstance(value, str) else json.dumps(value) for key, value in table.items()}
 
 
-class Contents(Facts):
+class ModelContents(ModelFacts):
     """`model.json`: the facts, and the BLAKE3 of each file with weights."""
 
     files: Annotated[dict[File, Hash], Field(min_length=1)]
 
     @property
-    def facts(self) -> Facts:
+    def facts(self) -> ModelFacts:
         """Without the files."""
-        return Facts(model=self.model, origin=self.origin, scores=self.scores)
+        return ModelFacts(model=self.model, origin=self.origin, scores=self.scores)
 
 
 def check_vacant(folder: Path, *, force: bool) -> None:
@@ -116,7 +116,7 @@ def check_vacant(folder: Path, *, force: bool) -> None:
         raise ConfigError(f"{folder} holds no exported model, but files of yours; take another --out")
 
 
-def write(folder: Path, facts: Facts, files: Mapping[File, bytes], card: str) -> None:
+def write(folder: Path, facts: ModelFacts, files: Mapping[File, bytes], card: str) -> None:
     """Write a model. `model.json` comes last: a folder without it is no model yet.
 
     Raises:
@@ -130,11 +130,11 @@ def write(folder: Path, facts: Facts, files: Mapping[File, bytes], card: str) ->
     for name, data in files.items():
         archive.write(folder / name, data)
     archive.write(folder / CARD, card.encode())
-    contents = Contents(**dict(facts), files={name: digest(data) for name, data in files.items()})
+    contents = ModelContents(**dict(facts), files={name: digest(data) for name, data in files.items()})
     archive.write(folder / FACTS, (contents.model_dump_json(indent=2) + "\n").encode())
 
 
-def read(folder: Path) -> Contents:
+def read(folder: Path) -> ModelContents:
     """What a folder says of its model.
 
     Raises:
@@ -158,12 +158,12 @@ def read(folder: Path) -> Contents:
             "the model again"
         )
     try:
-        return parse_json(data.decode(), Contents, str(path))
+        return parse_json(data.decode(), ModelContents, str(path))
     except (ConfigError, UnicodeDecodeError) as error:
         raise DataError(f"{error}; the file was changed: export the model again") from error
 
 
-def read_file(folder: Path, contents: Contents, name: File) -> bytes:
+def read_file(folder: Path, contents: ModelContents, name: File) -> bytes:
     """One of a model's files, checked against its digest.
 
     Raises:
@@ -180,7 +180,7 @@ def read_file(folder: Path, contents: Contents, name: File) -> bytes:
     return data
 
 
-def check_strings(where: Path, found: Mapping[str, str], contents: Contents) -> None:
+def check_strings(where: Path, found: Mapping[str, str], contents: ModelContents) -> None:
     """That a file's own metadata say the same as `model.json`.
 
     Raises:

@@ -14,17 +14,17 @@ from protofed.client.method import client_methods
 from protofed.client.models.catalogue import build
 from protofed.client.models.inference import DeployedModel, put_head
 from protofed.client.models.split import SplitModel, load
-from protofed.client.training.context import Local
+from protofed.client.training.context import FitContext
 from protofed.common.codec import Digest
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import ConfigError
 from protofed.common.payload import Part, Payload, SiteId
 from protofed.deploy.export.published_states import PublishedState
-from protofed.deploy.export.site_state import Base, Kept
+from protofed.deploy.export.site_state import Base, KeptRound
 from protofed.deploy.simulation.simulation import EVALUATOR
 from protofed.server.method import ServerMethod, server_methods
-from protofed.server.methods.cwfedavg import CwFedAvg
-from protofed.server.methods.cwfedavg_private import CwFedAvgPrivate
+from protofed.server.methods.cwfedavg import CwFedAvgServer
+from protofed.server.methods.cwfedavg_private import CwFedAvgPrivateServer
 
 KINDS = "global, class:N or personal"
 INSTEAD = {  # of a global model
@@ -35,7 +35,7 @@ INSTEAD = {  # of a global model
 
 
 @dataclass(frozen=True)
-class Made:
+class BuiltModel:
     """A model and what it was made of; `state` is None where nothing that a server published went into it."""
 
     model: DeployedModel
@@ -60,7 +60,7 @@ def read_kind(said: str) -> tuple[str, int | None]:
     raise ConfigError(f"--model {said[:40]}: expected {KINDS}")
 
 
-def global_model(found: PublishedState, allowed: frozenset[str] = frozenset()) -> Made:
+def global_model(found: PublishedState, allowed: frozenset[str] = frozenset()) -> BuiltModel:
     """What an evaluator scores: body and head, or body and prototypes, as the method predicts with them.
 
     Raises:
@@ -72,17 +72,17 @@ def global_model(found: PublishedState, allowed: frozenset[str] = frozenset()) -
         raise ConfigError(f"method {recipe.method.name} has no global model; {instead}")
     model = _fresh(recipe, allowed)
     _install(model, recipe, found.round, half.broadcast(found.state, EVALUATOR), {})
-    return Made(DeployedModel(model, recipe.input), recipe, "global", found.round, found.address)
+    return BuiltModel(DeployedModel(model, recipe.input), recipe, "global", found.round, found.address)
 
 
-def class_model(found: PublishedState, c: int, allowed: frozenset[str] = frozenset()) -> Made:
+def class_model(found: PublishedState, c: int, allowed: frozenset[str] = frozenset()) -> BuiltModel:
     """The global model of one class, of cwFedAVG; of the private one, the body with that class's head.
 
     Raises:
         ConfigError: the method has no such models, or the run no such class.
     """
     recipe, half = found.recipe, _server_half(found.recipe)
-    if not isinstance(half, CwFedAvg | CwFedAvgPrivate):
+    if not isinstance(half, CwFedAvgServer | CwFedAvgPrivateServer):
         raise ConfigError(f"method {recipe.method.name} has no models by class; only cwfedavg and cwfedavg-private do")
     if not 0 <= c < recipe.classes:
         raise ConfigError(
@@ -91,21 +91,21 @@ def class_model(found: PublishedState, c: int, allowed: frozenset[str] = frozens
     model, payload = _fresh(recipe, allowed), half.class_model(found.state, c)
     load(model.body, payload[Part.BODY])
     load(model.head, payload[Part.HEAD])
-    return Made(DeployedModel(model, recipe.input), recipe, f"class:{c}", found.round, found.address)
+    return BuiltModel(DeployedModel(model, recipe.input), recipe, f"class:{c}", found.round, found.address)
 
 
-def trained_model(recipe: Recipe, held: Kept, allowed: frozenset[str] = frozenset()) -> Made:
+def trained_model(recipe: Recipe, held: KeptRound, allowed: frozenset[str] = frozenset()) -> BuiltModel:
     """A site's own model where that is what its training left."""
     half = client_methods.build(recipe.method.name, recipe.method.options)
     model = _fresh(recipe, allowed)
     put_head(model, held.personal, recipe.classes, by_own=getattr(half, "prediction", "") == "head")
     made = DeployedModel(model, recipe.input)
-    return Made(made, recipe, "personal", held.round, held.started_from, held.site)
+    return BuiltModel(made, recipe, "personal", held.round, held.started_from, held.site)
 
 
 def installed_model(
-    recipe: Recipe, held: Kept, base: Base | None, data: SiteData | None, allowed: frozenset[str] = frozenset()
-) -> Made:
+    recipe: Recipe, held: KeptRound, base: Base | None, data: SiteData | None, allowed: frozenset[str] = frozenset()
+) -> BuiltModel:
     """A site's own model where that is made of what it was sent last and of what it remembers.
 
     Args:
@@ -116,7 +116,7 @@ def installed_model(
     number = held.round if base is None else base.round
     _install(model, recipe, number, {} if base is None else base.payload, held.memory, data)
     made = DeployedModel(model, recipe.input)
-    return Made(made, recipe, "personal", number, None if base is None else base.address, held.site)
+    return BuiltModel(made, recipe, "personal", number, None if base is None else base.address, held.site)
 
 
 def sent_to(found: PublishedState, site: SiteId) -> Payload:
@@ -124,7 +124,7 @@ def sent_to(found: PublishedState, site: SiteId) -> Payload:
     return _server_half(found.recipe).broadcast(found.state, site)
 
 
-def needs_base(recipe: Recipe, held: Kept) -> bool:
+def needs_base(recipe: Recipe, held: KeptRound) -> bool:
     """Whether a site's own model is made of what the server sent, as the site was sent it."""
     return is_installed(recipe) and Part.BODY not in held.memory
 
@@ -155,7 +155,7 @@ def _install(
 ) -> None:
     """As a site does before it predicts."""
     blank = Examples(torch.zeros(1, *recipe.input.shape, dtype=torch.uint8), torch.zeros(1, dtype=torch.int64))
-    local = Local(
+    local = FitContext(
         site=EVALUATOR,
         round=round,
         rounds=recipe.rounds,

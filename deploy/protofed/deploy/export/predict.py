@@ -18,14 +18,14 @@ from protofed.common.errors import ConfigError, DataError
 from protofed.common.storage.files import TEMPORARY, write_error
 from protofed.deploy.console.progress import progress
 from protofed.deploy.export import model_folder
-from protofed.deploy.export.images import Unreadable, batches, images_of
+from protofed.deploy.export.images import UnreadableFile, batches, images_of
 from protofed.deploy.export.runtime import Runtime, chosen, predictor
 
 SHOWN = 20  # unreadable images; the rest are only counted
 
 
 @dataclass(frozen=True)
-class Asked:
+class PredictRequest:
     """What to predict, with what.
 
     Attributes:
@@ -53,10 +53,10 @@ class Predicted:
 
     runtime: Literal["onnx", "torch"]
     done: int = 0
-    unreadable: list[Unreadable] = field(default_factory=list)
+    unreadable: list[UnreadableFile] = field(default_factory=list)
 
 
-def predict(asked: Asked) -> Predicted:
+def predict(asked: PredictRequest) -> Predicted:
     """Write one row an image, in the order of their names: path, class, name, probability, p_NAME of every class.
 
     The table appears when all is done. Images that cannot be read have no row.

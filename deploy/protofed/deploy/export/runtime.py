@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from protofed.common import codec
 from protofed.common.errors import CodecError, ConfigError, DataError
 from protofed.common.payload import Array, Part, Payload
-from protofed.deploy.export.model_folder import FACTS, GRAPH, WEIGHTS, Contents, check_strings, read_file
+from protofed.deploy.export.model_folder import FACTS, GRAPH, WEIGHTS, ModelContents, check_strings, read_file
 
 # Pixels [N, channels, H, W] in 0..1 -> probabilities [N, C].
 Predictor: TypeAlias = Callable[[NDArray[np.float32]], NDArray[np.float32]]
@@ -24,7 +24,7 @@ EXTRA = {"onnx": "export", "torch": "client"}
 PROVIDERS = {"cpu": ["CPUExecutionProvider"], "cuda": ["CUDAExecutionProvider", "CPUExecutionProvider"]}
 
 
-def chosen(folder: Path, contents: Contents, runtime: Runtime, device: str) -> Literal["onnx", "torch"]:
+def chosen(folder: Path, contents: ModelContents, runtime: Runtime, device: str) -> Literal["onnx", "torch"]:
     """ONNX Runtime where it is installed, the model was exported for it and no GPU is asked for; else PyTorch.
 
     Raises:
@@ -47,7 +47,7 @@ def chosen(folder: Path, contents: Contents, runtime: Runtime, device: str) -> L
 
 
 def predictor(
-    folder: Path, contents: Contents, runtime: Literal["onnx", "torch"], device: str, allowed: frozenset[str]
+    folder: Path, contents: ModelContents, runtime: Literal["onnx", "torch"], device: str, allowed: frozenset[str]
 ) -> Predictor:
     """The model, ready.
 
@@ -60,7 +60,7 @@ def predictor(
     return _torch(folder, contents, device, allowed)
 
 
-def _onnx(folder: Path, contents: Contents, device: str) -> Predictor:
+def _onnx(folder: Path, contents: ModelContents, device: str) -> Predictor:
     onnxruntime: Any = import_module("onnxruntime")
     kind, _, index = device.partition(":")
     wanted = _providers("cuda" if kind == "auto" and _has_cuda(onnxruntime) else kind.replace("auto", "cpu"), device)
@@ -93,7 +93,7 @@ def _has_cuda(onnxruntime: Any) -> bool:
     return "CUDAExecutionProvider" in onnxruntime.get_available_providers()
 
 
-def _torch(folder: Path, contents: Contents, device: str, allowed: frozenset[str]) -> Predictor:
+def _torch(folder: Path, contents: ModelContents, device: str, allowed: frozenset[str]) -> Predictor:
     from protofed.client.agent import device as devices
     from protofed.client.agent.site import check_model
     from protofed.client.models.inference import answers, rebuilt
@@ -110,7 +110,7 @@ def _torch(folder: Path, contents: Contents, device: str, allowed: frozenset[str
     return lambda pixels: np.asarray(answers(model, pixels)[1].numpy(), dtype=np.float32)
 
 
-def _weights(folder: Path, contents: Contents) -> Payload:
+def _weights(folder: Path, contents: ModelContents) -> Payload:
     """Body and head, checked against both digests."""
     from safetensors import SafetensorError, safe_open
     from safetensors.numpy import load

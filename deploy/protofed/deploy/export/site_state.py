@@ -17,11 +17,11 @@ from protofed.common.config.recipe import Recipe
 from protofed.common.errors import CodecError, ConfigError, DataError, StateError, short
 from protofed.common.payload import Payload, SiteId
 from protofed.common.protocol.messages import Assignment
-from protofed.common.storage.journal import HalfLine, records
+from protofed.common.storage.journal import HalfLineError, records
 
 
 @dataclass(frozen=True)
-class Kept:
+class KeptRound:
     """What a site holds after one of its rounds that counted.
 
     Attributes:
@@ -45,7 +45,7 @@ class Base:
     payload: Payload
 
 
-def kept(folder: Path, run: str, round: int | None = None) -> Kept:
+def kept(folder: Path, run: str, round: int | None = None) -> KeptRound:
     """What a site keeps of a round (None: the newest) of a run.
 
     Raises:
@@ -67,10 +67,10 @@ def kept(folder: Path, run: str, round: int | None = None) -> Kept:
     here = rounds[number]
     facts = _facts(here / "task.json")
     memory, personal = (_read(here / f"{name}.safetensors") for name in ("memory", "personal"))
-    return Kept(str(facts["update"]["site"]), number, Digest(str(facts["task"]["base"])), memory, personal)
+    return KeptRound(str(facts["update"]["site"]), number, Digest(str(facts["task"]["base"])), memory, personal)
 
 
-def newest_base(folder: Path, run: str, held: Kept) -> Base:
+def newest_base(folder: Path, run: str, held: KeptRound) -> Base:
     """The newest model of a run that the site was sent and still has, by its own audit log.
 
     Raises:
@@ -118,7 +118,7 @@ def _last_fetched(folder: Path, run: str) -> tuple[Digest | None, int | None]:
                 newest, scored = Digest(str(said.get("digest"))), None
             elif record.facts.get("call") == "ReportScores":
                 scored = int(str(said.get("round")))
-    except HalfLine:  # the daemon is writing just now
+    except HalfLineError:  # the daemon is writing just now
         pass
     return newest, scored
 

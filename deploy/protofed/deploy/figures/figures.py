@@ -14,7 +14,7 @@ from protofed.common.config.recipe import Recipe
 from protofed.common.errors import ConfigError
 from protofed.common.payload import Part
 from protofed.deploy.console.progress import progress
-from protofed.deploy.experiments.experiment import Job, read_contents
+from protofed.deploy.experiments.experiment import ExperimentJob, read_contents
 from protofed.deploy.figures.finished_run import FinishedRun, embedded, open_run
 from protofed.deploy.figures.matrices import draw_prototypes, draw_shares, read_groups, shares_of
 from protofed.deploy.figures.plane import MOST, by_angle, by_neighbours, draw_angles, draw_tsne, inputs_plane, names_of
@@ -23,7 +23,7 @@ from protofed.deploy.figures.style import save
 
 
 @dataclass(frozen=True)
-class Asked:
+class FiguresRequest:
     """What the command line asks for.
 
     Attributes:
@@ -41,7 +41,7 @@ class Asked:
     metric: str = "global.accuracy"
 
 
-def pictures(asked: Asked) -> list[Path]:
+def pictures(asked: FiguresRequest) -> list[Path]:
     """Draw them; their paths.
 
     Raises:
@@ -52,7 +52,7 @@ def pictures(asked: Asked) -> list[Path]:
     out = asked.out or asked.folders[0] / "pictures"
     folders = list(chain.from_iterable(map(_jobs, asked.folders)))
     if asked.ablation is not None:
-        results = [result for folder in folders if (result := Job.claimed(folder).result()) is not None]
+        results = [result for folder in folders if (result := ExperimentJob.claimed(folder).result()) is not None]
         found = ablation(results, asked.ablation, asked.metric)
         return save(draw_ablation(found), out, f"{asked.ablation}-{asked.metric}".replace(".", "-").replace(":", "-"))
     recipes = chain(asked.recipes, repeat(None))

@@ -13,13 +13,13 @@ from protofed.client.data.site import load_sites, load_test
 from protofed.client.data.site_data import SiteData
 from protofed.client.method import client_methods
 from protofed.client.models.split import SplitModel
-from protofed.client.state.disk_store import FolderStore
-from protofed.client.training.context import Local
+from protofed.client.state.disk_store import DiskStore
+from protofed.client.training.context import FitContext
 from protofed.common.config.recipe import Data, Recipe
 from protofed.common.errors import ConfigError, StateError
 from protofed.common.payload import Array, Part, Payload, SiteId
 from protofed.common.tensors import unit
-from protofed.deploy.experiments.experiment import Job
+from protofed.deploy.experiments.experiment import ExperimentJob
 from protofed.deploy.simulation.simulation import EVALUATOR, device_model, simulation, site_names
 from protofed.server.method import ServerMethod, server_methods
 from protofed.server.operator.overview import spreads
@@ -61,7 +61,7 @@ class FinishedRun:
 
     def personal(self, site: SiteId) -> Payload | None:
         """What the site's last fit left, BODY and HEAD; None if none of its updates counted."""
-        store = FolderStore(self.folder / "sites" / site)
+        store = DiskStore(self.folder / "sites" / site)
         try:
             return store.held(self.recipe.name, self.recipe.rounds + 1).personal
         finally:
@@ -71,7 +71,7 @@ class FinishedRun:
         """The model of all sites, in evaluation mode: what an evaluator scores."""
         recipe = self.recipe
         cpu = torch.device("cpu")
-        local = Local(
+        local = FitContext(
             site=EVALUATOR,
             round=recipe.rounds,
             rounds=recipe.rounds,
@@ -143,7 +143,7 @@ def open_run(folder: Path, recipe: Recipe | None = None) -> FinishedRun:
         ConfigError: a state without its recipe.
     """
     if (folder / "recipe.json").exists():
-        recipe, label, state = Job.claimed(folder).recipe, folder.name, folder / "state"
+        recipe, label, state = ExperimentJob.claimed(folder).recipe, folder.name, folder / "state"
     elif recipe is not None:
         label, state = recipe.name, folder
     elif (folder / LEDGER_FILE).exists():

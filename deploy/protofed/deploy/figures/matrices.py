@@ -18,7 +18,7 @@ from protofed.common.payload import Array, Part
 from protofed.common.tensors import unit
 from protofed.deploy.figures.finished_run import FinishedRun
 from protofed.deploy.figures.style import NAMED_CLASSES, class_names, percent, titled
-from protofed.server.methods.cwfedavg import CwFedAvg
+from protofed.server.methods.cwfedavg import CwFedAvgServer
 
 # The 20 super-classes of CIFAR-100 (Krizhevsky, 2009) by the numbers of their classes.
 CIFAR100 = {
@@ -124,7 +124,7 @@ def first_prototypes(run: FinishedRun) -> Array:
 
 def shares_of(run: FinishedRun) -> Shares:
     """Of a cwFedAVG run; sites whose updates never counted are left out."""
-    half, classes = cast("CwFedAvg", run.server_half), range(run.recipe.classes)
+    half, classes = cast("CwFedAvgServer", run.server_half), range(run.recipe.classes)
     sites = {site: data.label_frequencies().numpy() for site, data in run.sites().items()}
     models = {site: model for site in sites if (model := run.personal(site)) is not None}
     return Shares(

@@ -79,7 +79,7 @@ def printable(text: str) -> str:
     return _CONTROL.sub(lambda found: repr(found[0])[1:-1], text)
 
 
-class Lines:
+class LineRenderer:
     """A logger that writes to standard error as it is at that moment; what cannot be written is left out."""
 
     _writing = threading.Lock()
@@ -87,7 +87,7 @@ class Lines:
 
     def msg(self, message: str) -> None:
         """Write one line."""
-        with suppress(OSError, ValueError, AttributeError), Lines._writing:  # closed, full, or not there at all
+        with suppress(OSError, ValueError, AttributeError), LineRenderer._writing:  # closed, full, or not there at all
             self._write(f"{message}\n".encode(errors="backslashreplace"))
 
     debug = info = warning = error = critical = exception = log = msg
@@ -98,10 +98,10 @@ class Lines:
         except (OSError, ValueError):  # a stand-in without a file
             sys.stderr.write(data.decode(errors="replace"))
             return
-        left = b"\n" + data if Lines._torn else data
+        left = b"\n" + data if LineRenderer._torn else data
         whole = len(left)
         try:
             while left:
                 left = left[os.write(handle, left) :]
         finally:
-            Lines._torn = Lines._torn if len(left) == whole else bool(left)
+            LineRenderer._torn = LineRenderer._torn if len(left) == whole else bool(left)

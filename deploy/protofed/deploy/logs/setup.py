@@ -20,7 +20,7 @@ from protofed.common.config.data import common_folder
 from protofed.common.errors import ConfigError, unknown
 from protofed.deploy.logs import capture as logs_others
 from protofed.deploy.logs.redaction import Hidden
-from protofed.deploy.logs.rendering import KEPT, Lines, plain, printable
+from protofed.deploy.logs.rendering import KEPT, LineRenderer, plain, printable
 
 if TYPE_CHECKING:
     from protofed.common.config.settings import ClientSettings, Monitoring, ServerSettings
@@ -61,7 +61,7 @@ def configure(*, debug: bool = False, daemon: bool = False) -> None:
     structlog.configure(
         processors=_processors(console),
         wrapper_class=structlog.make_filtering_bound_logger(level),
-        logger_factory=lambda *_: Lines(),
+        logger_factory=lambda *_: LineRenderer(),
     )
     logs_others.listen()
     if daemon:

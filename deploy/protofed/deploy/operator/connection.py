@@ -16,7 +16,7 @@ from google.protobuf.message import Message
 from protofed.common import codec
 from protofed.common.address import check_connection
 from protofed.common.config.recipe import Recipe
-from protofed.common.errors import ConfigError, Denied, ProtocolError, ProtofedError, StateError, Unavailable
+from protofed.common.errors import ConfigError, DeniedError, ProtocolError, ProtofedError, StateError, UnavailableError
 from protofed.common.pki.identity import Party, read_identity
 from protofed.protos.v1 import operator_pb2 as pb
 from protofed.protos.v1 import operator_pb2_grpc as rpc
@@ -35,7 +35,7 @@ DOCUMENT_S = 600.0  # until a dossier is made, or a large state is checked
 _ERRORS: dict[grpc.StatusCode, type[ProtofedError]] = {
     grpc.StatusCode.INVALID_ARGUMENT: ConfigError,
     grpc.StatusCode.ALREADY_EXISTS: ConfigError,
-    grpc.StatusCode.PERMISSION_DENIED: Denied,
+    grpc.StatusCode.PERMISSION_DENIED: DeniedError,
     grpc.StatusCode.RESOURCE_EXHAUSTED: StateError,
 }
 
@@ -178,7 +178,7 @@ class Operator:
         except grpc.RpcError as error:
             code, text = error.code(), str(error.details())
             if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
-                raise Unavailable(f"no answer from the server at {self._address}; {_remedy(text)}") from error
+                raise UnavailableError(f"no answer from the server at {self._address}; {_remedy(text)}") from error
             raise _ERRORS.get(code, ProtocolError)(text) from error
 
 

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 from protofed.deploy.console.tables import span
 from protofed.deploy.operator.screen_header import remaining, silence
-from protofed.deploy.operator.snapshot import Attempt, Scene, Site
+from protofed.deploy.operator.snapshot import Attempt, RunSnapshot, SiteSnapshot
 
 SHOWN_SCORES = 3
 
 
-def changes(before: Scene | None, now: Scene) -> list[str]:
+def changes(before: RunSnapshot | None, now: RunSnapshot) -> list[str]:
     """A line a change; nothing if nothing happened."""
     if before is None:
         return [_standing(now), *_round_lines(None, now)]
@@ -21,7 +21,7 @@ def changes(before: Scene | None, now: Scene) -> list[str]:
     return [*again, *_between(before, now)]
 
 
-def _between(before: Scene, now: Scene) -> Iterator[str]:
+def _between(before: RunSnapshot, now: RunSnapshot) -> Iterator[str]:
     yield from _round_lines(before, now)
     yield from _problem_lines(before, now)
     yield from _site_lines(before, now)
@@ -31,7 +31,7 @@ def _between(before: Scene, now: Scene) -> Iterator[str]:
         yield _standing(now)
 
 
-def _standing(scene: Scene) -> str:
+def _standing(scene: RunSnapshot) -> str:
     said = f"{scene.run} · {scene.method} · {scene.standing} · round {scene.round} of {scene.rounds}"
     return said + "".join(
         f" · {part}"
@@ -40,7 +40,7 @@ def _standing(scene: Scene) -> str:
     )
 
 
-def _round_lines(before: Scene | None, now: Scene) -> Iterator[str]:
+def _round_lines(before: RunSnapshot | None, now: RunSnapshot) -> Iterator[str]:
     """Of attempts that are new, whose outcome is, or in which more sites have reported."""
     known = {} if before is None else {(row.round, row.attempt): row for row in before.history}
     for row in now.history if before is not None else now.history[-1:]:
@@ -57,14 +57,14 @@ def _attempt(row: Attempt) -> str:
     return f"round {row.round}{tried}: {row.outcome}{took}, {row.reported} of {row.invited} reported{amiss}{why}"
 
 
-def _problem_lines(before: Scene, now: Scene) -> Iterator[str]:
+def _problem_lines(before: RunSnapshot, now: RunSnapshot) -> Iterator[str]:
     for problem in reversed([one for one in now.problems if one not in before.problems and one.site]):
         yield f"round {problem.round}: {problem.site} {problem.what}" + (
             f": {problem.reason}" if problem.reason else ""
         )
 
 
-def _site_lines(before: Scene, now: Scene) -> Iterator[str]:
+def _site_lines(before: RunSnapshot, now: RunSnapshot) -> Iterator[str]:
     """Of sites that are not well any more, or are again; what a round says of them is said there."""
     known = {site.site: site for site in before.sites}
     for site in now.sites:
@@ -74,12 +74,12 @@ def _site_lines(before: Scene, now: Scene) -> Iterator[str]:
             yield f"{site.site}: {site.doing}"
 
 
-def _unwell(site: Site) -> bool:
+def _unwell(site: SiteSnapshot) -> bool:
     """Those that are away come back by themselves when the server was restarted."""
     return site.standing not in ("working", "idle", "away")
 
 
-def _scores(scene: Scene) -> str:
+def _scores(scene: RunSnapshot) -> str:
     told = ", ".join(
         f"{score.name} {score.mean:.4f}" + ("" if score.mean_change is None else f" ({score.mean_change:+.4f})")
         for score in scene.scores[:SHOWN_SCORES]

@@ -1,4 +1,4 @@
-"""A `Scene` on a terminal of any size: no line is longer than it is wide, and none is below its end."""
+"""A `RunSnapshot` on a terminal of any size: no line is longer than it is wide, and none is below its end."""
 
 from __future__ import annotations
 
@@ -12,7 +12,15 @@ from rich.text import Text
 from protofed.deploy.console.tables import STYLES, span, styled
 from protofed.deploy.operator.screen_header import bar, header
 from protofed.deploy.operator.screen_layout import Rows, fitting
-from protofed.deploy.operator.snapshot import AMISS, Attempt, Care, Problem, Scene, Score, Site
+from protofed.deploy.operator.snapshot import (
+    AMISS,
+    Attempt,
+    Attention,
+    Problem,
+    RunSnapshot,
+    ScoreSnapshot,
+    SiteSnapshot,
+)
 
 NARROW, WIDE = 60, 110  # columns below which a site's bar is left out, from which its telemetry is shown
 STRIP_CELL, STRIP_LABEL = 11, 10
@@ -27,17 +35,17 @@ _TOLD: dict[str, Callable[[float], str]] = {  # what is zero is not told
 }
 
 
-class View:
+class WatchScreen:
     """A scene as large as its terminal; without a height all of it."""
 
-    def __init__(self, scene: Scene, height: int | None = None) -> None:
+    def __init__(self, scene: RunSnapshot, height: int | None = None) -> None:
         self._scene, self._height = scene, height
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         yield Group(*parts(self._scene, options.max_width, self._height))
 
 
-def parts(scene: Scene, width: int, height: int | None = None) -> list[RenderableType]:
+def parts(scene: RunSnapshot, width: int, height: int | None = None) -> list[RenderableType]:
     """From the top: header, sites, what went wrong, scores, the last rounds."""
     top = header(scene, width)
     there = Rows(len(scene.sites), len(scene.problems), len(scene.scores), len(_strip_rows(scene.history)))
@@ -52,7 +60,7 @@ def parts(scene: Scene, width: int, height: int | None = None) -> list[Renderabl
     return [*top, *(line for part in shown if part for line in (*gap, *part))]
 
 
-def _sites(sites: Sequence[Site], most: int, width: int) -> list[RenderableType]:
+def _sites(sites: Sequence[SiteSnapshot], most: int, width: int) -> list[RenderableType]:
     if not most:
         return []
     columns = ["task", "progress", "moved"] if width >= NARROW else []
@@ -71,25 +79,25 @@ def _sites(sites: Sequence[Site], most: int, width: int) -> list[RenderableType]
     return [table, *_left_out(sites[most:])]
 
 
-def _left_out(sites: Sequence[Site]) -> list[RenderableType]:
+def _left_out(sites: Sequence[SiteSnapshot]) -> list[RenderableType]:
     if not sites:
         return []
-    ill = sum(site.care in (Care.BAD, Care.HELD) for site in sites)
+    ill = sum(site.care in (Attention.BAD, Attention.HELD) for site in sites)
     return [_cut(f"and {len(sites)} more" + (f", {ill} of them not well" if ill else " that are well"), "dim")]
 
 
-def _does(site: Site) -> Text:
+def _does(site: SiteSnapshot) -> Text:
     """What it does, or why it did not do what the round wanted."""
     if site.fate in AMISS and site.reason and site.standing in ("working", "idle"):
         return _cut(site.reason, STYLES[site.fate])
-    return _cut(site.doing, STYLES.get(site.standing, "") if site.care < Care.AWAITED else "")
+    return _cut(site.doing, STYLES.get(site.standing, "") if site.care < Attention.AWAITED else "")
 
 
-def _share(site: Site) -> Text:
+def _share(site: SiteSnapshot) -> Text:
     return Text() if site.progress is None else bar(site.progress, 8)
 
 
-def _machine(site: Site) -> Text:
+def _machine(site: SiteSnapshot) -> Text:
     """What matters most first: of what does not fit, the end is cut."""
     known = {name: tell(site.telemetry[name]) for name, tell in _TOLD.items() if site.telemetry.get(name)}
     return _cut(" · ".join(known.values()))
@@ -103,7 +111,7 @@ def _problems(problems: Sequence[Problem], width: int) -> RenderableType:
     return table
 
 
-def _scores(scene: Scene, most: int, width: int) -> RenderableType:
+def _scores(scene: RunSnapshot, most: int, width: int) -> RenderableType:
     std = ["std"] if width >= NARROW else []
     first = f"scores after round {scene.scored_round}"
     table = _table(first, "mean", "change", *std, "worst", "change", "sites", cut=first)
@@ -115,7 +123,7 @@ def _scores(scene: Scene, most: int, width: int) -> RenderableType:
     return table
 
 
-def _change(by: float | None, score: Score) -> Text:
+def _change(by: float | None, score: ScoreSnapshot) -> Text:
     """Green for the better."""
     if by is None:
         return Text("")

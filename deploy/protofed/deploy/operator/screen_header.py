@@ -6,12 +6,12 @@ from rich.filesize import decimal
 from rich.text import Text
 
 from protofed.deploy.console.tables import count, span, styled
-from protofed.deploy.operator.snapshot import Rest, Scene
+from protofed.deploy.operator.snapshot import RunSnapshot, TimeRemaining
 
 WIDEST_BAR = 40
 
 
-def header(scene: Scene, width: int) -> list[Text]:
+def header(scene: RunSnapshot, width: int) -> list[Text]:
     """One line each, none longer than the width."""
     lines = [_title(scene), _rounds(scene, width), _phase(scene), _time(scene)]
     if scene.queue:
@@ -31,19 +31,19 @@ def bar(share: float, width: int) -> Text:
     return Text.assemble(("━" * full, "green"), ("─" * (width - full), "dim"))
 
 
-def silence(scene: Scene) -> str:
+def silence(scene: RunSnapshot) -> str:
     """What is said of a server that does not answer."""
     return f"no answer for {span(scene.silent_s)}, trying again; {scene.trouble}"
 
 
-def remaining(rest: Rest) -> str:
+def remaining(rest: TimeRemaining) -> str:
     """The rest of a run, with how sure that is."""
     likely, least, most = span(rest.likely), span(rest.least), span(rest.most)
     between = "" if least == most else f"{least} to {most} "
     return f"about {likely} more ({between}by the last {count(rest.by_rounds, 'round')})"
 
 
-def _title(scene: Scene) -> Text:
+def _title(scene: RunSnapshot) -> Text:
     text = Text.assemble((scene.run, "bold"), f" · {scene.method} · ", styled(scene.standing))
     if scene.degraded:
         text.append(f" · {count(scene.degraded, 'round')} degraded", "yellow")
@@ -54,7 +54,7 @@ def _title(scene: Scene) -> Text:
     return text
 
 
-def _rounds(scene: Scene, width: int) -> Text:
+def _rounds(scene: RunSnapshot, width: int) -> Text:
     text = Text(f"round {scene.round} of {scene.rounds} ")
     done = f" {scene.done} done"
     room = min(WIDEST_BAR, width - len(text) - len(done))
@@ -63,7 +63,7 @@ def _rounds(scene: Scene, width: int) -> Text:
     return text.append(done)
 
 
-def _phase(scene: Scene) -> Text:
+def _phase(scene: RunSnapshot) -> Text:
     text = Text()
     if not scene.ended:
         text.append(scene.phase)
@@ -74,7 +74,7 @@ def _phase(scene: Scene) -> Text:
     return text.append(f" · {decimal(scene.received_bytes)} received, {decimal(scene.sent_bytes)} sent")
 
 
-def _time(scene: Scene) -> Text:
+def _time(scene: RunSnapshot) -> Text:
     if scene.seconds is None:
         return Text("no round was opened yet")
     text = Text(f"{span(scene.seconds)} so far")

@@ -14,7 +14,7 @@ ENDED = ("completed", "failed", "aborted")
 AMISS = ("failed", "late", "set-aside")  # fates
 
 
-class Care(IntEnum):
+class Attention(IntEnum):
     """How much a site needs looking at; the worst is shown first."""
 
     BAD = 0  # it failed, is silent, or somebody keeps it out
@@ -24,7 +24,7 @@ class Care(IntEnum):
 
 
 @dataclass(frozen=True)
-class Rest:
+class TimeRemaining:
     """How long the rest of a run will take if its rounds go on as the last ones did, in seconds.
 
     Attributes:
@@ -39,7 +39,7 @@ class Rest:
 
 
 @dataclass(frozen=True)
-class Site:
+class SiteSnapshot:
     """One site.
 
     Attributes:
@@ -55,7 +55,7 @@ class Site:
     doing: str
     fate: str
     reason: str
-    care: Care
+    care: Attention
     progress: float | None
     bytes_moved: int = field(compare=False)
     still_s: float | None = field(compare=False)
@@ -84,7 +84,7 @@ class Attempt:
 
 
 @dataclass(frozen=True)
-class Score:
+class ScoreSnapshot:
     """One score over sites; the changes are those since the scored round before, None if that was not seen."""
 
     name: str
@@ -109,7 +109,7 @@ class Problem:
 
 
 @dataclass(frozen=True)
-class Scene:
+class RunSnapshot:
     """A run at one moment.
 
     Attributes:
@@ -144,11 +144,11 @@ class Scene:
     received_bytes: int
     sent_bytes: int
     seconds: float | None = field(compare=False)
-    rest: Rest | None = field(compare=False)
-    sites: tuple[Site, ...]
+    rest: TimeRemaining | None = field(compare=False)
+    sites: tuple[SiteSnapshot, ...]
     history: tuple[Attempt, ...]
     scored_round: int
-    scores: tuple[Score, ...]
+    scores: tuple[ScoreSnapshot, ...]
     problems: tuple[Problem, ...]
     trouble: str = ""
     silent_s: float = field(default=0.0, compare=False)

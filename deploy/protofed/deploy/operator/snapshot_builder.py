@@ -1,4 +1,4 @@
-"""What the server says, as a `Scene`: pure decisions, no clock and no terminal."""
+"""What the server says, as a `RunSnapshot`: pure decisions, no clock and no terminal."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
-from protofed.deploy.operator.snapshot import AMISS, ENDED, Attempt, Problem, Rest, Scene, Score
+from protofed.deploy.operator.snapshot import AMISS, ENDED, Attempt, Problem, RunSnapshot, ScoreSnapshot, TimeRemaining
 from protofed.deploy.operator.snapshot_sites import printable, sites
 from protofed.protos.v1 import operator_pb2 as pb
 from protofed.server.operator.overview import lower_is_better
@@ -21,7 +21,7 @@ _ORDINALS = ("next", "second", "third", "fourth", "fifth", "sixth", "seventh", "
 
 
 @dataclass(frozen=True)
-class Answer:
+class ServerReply:
     """What the server said at one moment: the run with its newest attempts, its sites, and, if it waits, all runs."""
 
     detail: pb.RunDetail
@@ -43,7 +43,7 @@ class Memory:
     scores: Mapping[str, pb.Score] = field(default_factory=dict)
     before: Mapping[str, pb.Score] = field(default_factory=dict)
 
-    def after(self, answer: Answer) -> Memory:
+    def after(self, answer: ServerReply) -> Memory:
         """With what an answer adds."""
         detail = answer.detail
         opened_at = self.opened_at
@@ -57,14 +57,14 @@ class Memory:
         )
 
 
-def scene(answer: Answer, memory: Memory, now: float) -> Scene:
+def scene(answer: ServerReply, memory: Memory, now: float) -> RunSnapshot:
     """A run as it is `now`, in seconds of the Unix epoch."""
     info, rounds = answer.detail.info, answer.detail.rounds
     ended = info.standing in ENDED
     newest = rounds[-1] if rounds else None
     phase = _phase(info, newest)
     done = max((row.round for row in rounds if row.outcome in PUBLISHED), default=0)
-    return Scene(
+    return RunSnapshot(
         at=now,
         run=info.run,
         method=printable(info.method),
@@ -107,7 +107,7 @@ def place(run: str, runs: Iterable[pb.RunInfo]) -> str:
     return f"{ordinal} in the queue, behind {' and '.join(told)}"
 
 
-def rest(info: pb.RunInfo, rounds: Sequence[pb.RoundInfo], done: int, now: float) -> Rest | None:
+def rest(info: pb.RunInfo, rounds: Sequence[pb.RoundInfo], done: int, now: float) -> TimeRemaining | None:
     """From how far apart the last rounds were published: scoring, waiting and attempts that were abandoned count."""
     ends = [row for row in rounds if row.outcome in PUBLISHED and row.round > 0]
     if info.standing != "running" or not ends:
@@ -121,10 +121,10 @@ def rest(info: pb.RunInfo, rounds: Sequence[pb.RoundInfo], done: int, now: float
     def lasts(period: float) -> float:
         return max(0.0, period * left - min(since, period))
 
-    return Rest(lasts(statistics.median(periods)), lasts(min(periods)), lasts(max(periods)), len(periods))
+    return TimeRemaining(lasts(statistics.median(periods)), lasts(min(periods)), lasts(max(periods)), len(periods))
 
 
-def scores(memory: Memory) -> tuple[Score, ...]:
+def scores(memory: Memory) -> tuple[ScoreSnapshot, ...]:
     """The newest, those that are spoken of most first; not those of single classes."""
     names = [name for name in memory.scores if not name.rpartition(".")[2].isdigit()]
     return tuple(_score(memory, name) for name in sorted(names, key=_rank))
@@ -168,9 +168,9 @@ def _attempt(row: pb.RoundInfo, *, ended: bool) -> Attempt:
     )
 
 
-def _score(memory: Memory, name: str) -> Score:
+def _score(memory: Memory, name: str) -> ScoreSnapshot:
     new, old = memory.scores[name], memory.before.get(name)
-    return Score(
+    return ScoreSnapshot(
         name=printable(name),
         mean=new.mean,
         std=new.std,

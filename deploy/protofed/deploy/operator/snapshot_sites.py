@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from protofed.deploy.operator.snapshot import AMISS, Care, Site
+from protofed.deploy.operator.snapshot import AMISS, Attention, SiteSnapshot
 from protofed.protos.v1 import operator_pb2 as pb
 
 OPEN = ("invited", "started")
@@ -13,7 +13,7 @@ _BAD_STANDINGS = ("excluded", "silent", "revoked", "expired", "not-yet-valid")
 _NEVER = pb.SiteInfo(standing="away", progress_age_s=-1.0, progress=-1.0)
 
 
-def sites(known: Iterable[pb.SiteInfo], newest: pb.RoundInfo | None, *, ended: bool) -> tuple[Site, ...]:
+def sites(known: Iterable[pb.SiteInfo], newest: pb.RoundInfo | None, *, ended: bool) -> tuple[SiteSnapshot, ...]:
     """Those that are there or were invited to the newest attempt, the worst first.
 
     Args:
@@ -42,9 +42,9 @@ def _fates(newest: pb.RoundInfo) -> dict[str, pb.SiteFate]:
     return found
 
 
-def _site(name: str, info: pb.SiteInfo, fate: pb.SiteFate | None) -> Site:
+def _site(name: str, info: pb.SiteInfo, fate: pb.SiteFate | None) -> SiteSnapshot:
     was = "" if fate is None else fate.fate
-    return Site(
+    return SiteSnapshot(
         site=name,
         standing=info.standing,
         doing=printable(_doing(info)),
@@ -72,12 +72,12 @@ def _doing(info: pb.SiteInfo) -> str:
             return info.doing or info.standing
 
 
-def _care(standing: str, fate: str) -> Care:
+def _care(standing: str, fate: str) -> Attention:
     if fate in AMISS or standing in _BAD_STANDINGS or (standing == "away" and fate in OPEN):
-        return Care.BAD
+        return Attention.BAD
     if standing in ("held", "away"):
-        return Care.HELD
-    return Care.AWAITED if fate in OPEN else Care.WELL
+        return Attention.HELD
+    return Attention.AWAITED if fate in OPEN else Attention.WELL
 
 
 def _progress(info: pb.SiteInfo, fate: str) -> float | None:
@@ -87,5 +87,5 @@ def _progress(info: pb.SiteInfo, fate: str) -> float | None:
     return info.progress if fate in OPEN and info.progress >= 0 else None
 
 
-def _order(site: Site) -> tuple[Care, float, str]:
+def _order(site: SiteSnapshot) -> tuple[Attention, float, str]:
     return site.care, -1.0 if site.progress is None else site.progress, site.site

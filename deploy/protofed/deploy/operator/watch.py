@@ -11,13 +11,13 @@ from datetime import UTC, datetime
 from rich.console import Console
 from rich.live import Live
 
-from protofed.common.errors import ProtofedError, Unavailable
+from protofed.common.errors import ProtofedError, UnavailableError
 from protofed.common.pki.certificate import stamp
 from protofed.deploy.operator.connection import Operator
 from protofed.deploy.operator.log_lines import changes
-from protofed.deploy.operator.screen import View
-from protofed.deploy.operator.snapshot import ENDED, Scene
-from protofed.deploy.operator.snapshot_builder import Answer, Memory, scene
+from protofed.deploy.operator.screen import WatchScreen
+from protofed.deploy.operator.snapshot import ENDED, RunSnapshot
+from protofed.deploy.operator.snapshot_builder import Memory, ServerReply, scene
 
 EVERY_S = 1.0
 ATTEMPTS = 12  # the newest, which are shown and from which the rest is estimated
@@ -32,7 +32,7 @@ class RunFailedError(ProtofedError):
 
 @dataclass(frozen=True)
 class _Known:
-    answer: Answer
+    answer: ServerReply
     memory: Memory
     heard_at: float
     trouble: str = ""
@@ -60,24 +60,24 @@ class Watcher:
         try:
             answer = self._ask()
             memory = self._dated(self._known.memory.after(answer), answer)
-        except Unavailable as error:
+        except UnavailableError as error:
             self._known = replace(self._known, trouble=str(error).partition("; ")[2] or str(error))
         else:
             self._known = _Known(answer, memory, self._clock())
 
-    def scene(self) -> Scene:
+    def scene(self) -> RunSnapshot:
         """The run now, as far as is known; from any thread, even while the server is asked."""
         known, now = self._known, self._clock()
         seen, silent = scene(known.answer, known.memory, now), now - known.heard_at
         trouble = known.trouble or ("it is busy, or the network is down" if silent > SILENT_S else "")
         return replace(seen, trouble=trouble, silent_s=silent) if trouble else seen
 
-    def _ask(self) -> Answer:
+    def _ask(self) -> ServerReply:
         detail = self._operator.show(self._run, newest=ATTEMPTS)
         waits = detail.info.standing not in (*ENDED, "running")
-        return Answer(detail, self._operator.sites(), self._operator.runs() if waits else ())
+        return ServerReply(detail, self._operator.sites(), self._operator.runs() if waits else ())
 
-    def _dated(self, memory: Memory, answer: Answer) -> Memory:
+    def _dated(self, memory: Memory, answer: ServerReply) -> Memory:
         """Who began to watch late asks once when the run began."""
         if memory.opened_at or not answer.detail.attempts:
             return memory
@@ -104,8 +104,8 @@ def watch(watcher: Watcher, console: Console, *, as_json: bool = False) -> None:
 def _live(watcher: Watcher, console: Console) -> None:
     """On a screen of its own; how it ended (or how it was when nobody would see more) stays on the terminal."""
 
-    def view() -> View:
-        return View(watcher.scene(), console.size.height)
+    def view() -> WatchScreen:
+        return WatchScreen(watcher.scene(), console.size.height)
 
     try:
         with Live(get_renderable=view, console=console, screen=True, refresh_per_second=2):
@@ -113,10 +113,10 @@ def _live(watcher: Watcher, console: Console) -> None:
                 time.sleep(EVERY_S)
                 watcher.look()
     finally:
-        console.print(View(watcher.scene()))
+        console.print(WatchScreen(watcher.scene()))
 
 
-def _follow(watcher: Watcher, tell: Callable[[Scene], None]) -> None:
+def _follow(watcher: Watcher, tell: Callable[[RunSnapshot], None]) -> None:
     tell(watcher.scene())
     while not watcher.scene().ended:
         time.sleep(EVERY_S)
@@ -129,9 +129,9 @@ class _Lines:
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._last: Scene | None = None
+        self._last: RunSnapshot | None = None
 
-    def __call__(self, now: Scene) -> None:
+    def __call__(self, now: RunSnapshot) -> None:
         for line in changes(self._last, now):
             at = stamp(datetime.fromtimestamp(now.at, UTC))
             self._console.print(f"{at} {line}", markup=False, highlight=False, soft_wrap=True)
@@ -142,16 +142,16 @@ class _JsonLines:
     """An object a change, on one line each."""
 
     def __init__(self) -> None:
-        self._last: Scene | None = None
+        self._last: RunSnapshot | None = None
 
-    def __call__(self, now: Scene) -> None:
+    def __call__(self, now: RunSnapshot) -> None:
         if now != self._last:
             event = "end" if now.ended else "start" if self._last is None else "change"
             print(json.dumps({"event": event, **plain(now)}), flush=True)  # noqa: T201
             self._last = now
 
 
-def plain(seen: Scene) -> dict[str, object]:
+def plain(seen: RunSnapshot) -> dict[str, object]:
     """A scene as JSON takes it: its fields, and `care` in a word."""
     told = asdict(seen)
     for site, row in zip(seen.sites, told["sites"], strict=True):

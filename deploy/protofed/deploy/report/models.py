@@ -8,7 +8,7 @@ from protofed.common.payload import Array
 from protofed.deploy.experiments.experiment import leaves
 from protofed.deploy.report.document import Figure, Section, Table
 from protofed.deploy.report.plots import Panel, matrix, over_rounds
-from protofed.deploy.report.record import Facts, day, some
+from protofed.deploy.report.record import RunRecord, day, some
 
 FIGURES = {
     "prototype_shift": "Prototypes: mean shift from round to round",
@@ -18,7 +18,7 @@ MOST_PAIRS = 10
 MOST_IN_TABLE = 30  # classes
 
 
-def prototypes(facts: Facts) -> Section:
+def prototypes(facts: RunRecord) -> Section:
     """How alike the classes look to the model, and how much that still changes."""
     told = facts.dossier["prototypes"]
     figures, missing = [], []
@@ -46,7 +46,7 @@ def prototypes(facts: Facts) -> Section:
     return Section("prototypes", "Prototypes", lead=lead if figures else [], figures=figures, missing=missing)
 
 
-def norms(facts: Facts) -> Section:
+def norms(facts: RunRecord) -> Section:
     """What the sites' last updates say of each class."""
     told = facts.dossier["norms"]
     title = "Norms by class and site"
@@ -74,14 +74,14 @@ def norms(facts: Facts) -> Section:
     return Section("norms", title, lead=[lead], figures=[drawn])
 
 
-def settings(facts: Facts) -> Section:
+def settings(facts: RunRecord) -> Section:
     """The recipe, key by key."""
     rows = [[key, _value(value)] for key, value in leaves(facts.recipe)]
     header = ["key", "value"]
     return Section("settings", "Settings", tables=[Table("The recipe of the run", header, rows, words=2, look="long")])
 
 
-def provenance(facts: Facts) -> Section:
+def provenance(facts: RunRecord) -> Section:
     """By what the run and its states can be found again, and checked."""
     run, versions = facts.run, facts.dossier["versions"]
     rows = [

@@ -27,7 +27,7 @@ MANY_ROUNDS = 40  # of more, a table has some
 
 
 @dataclass(frozen=True)
-class Facts:
+class RunRecord:
     """What a dossier says; see `protofed.server.operator.run_record`."""
 
     dossier: Mapping[str, Any]

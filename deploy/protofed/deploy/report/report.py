@@ -15,7 +15,7 @@ from protofed.deploy.report import rounds as report_rounds
 from protofed.deploy.report import scores as report_scores
 from protofed.deploy.report import summary as report_summary
 from protofed.deploy.report.document import STYLE, Document, Section, rendered
-from protofed.deploy.report.record import Facts, day
+from protofed.deploy.report.record import RunRecord, day
 
 WORDS = (
     ("site, round", "A site is a hospital or another holder of data; in a round the sites train and send an update."),
@@ -29,7 +29,7 @@ WORDS = (
 )
 
 
-SECTIONS: Sequence[Callable[[Facts], Section]] = (
+SECTIONS: Sequence[Callable[[RunRecord], Section]] = (
     report_summary.summary,
     report_scores.curves,
     report_scores.by_class,
@@ -48,7 +48,7 @@ SECTIONS: Sequence[Callable[[Facts], Section]] = (
 
 def report(dossier: Mapping[str, Any]) -> str:
     """The HTML of a dossier: it needs no network, no script and no other file."""
-    facts = Facts(dossier)
+    facts = RunRecord(dossier)
     with rc_context(STYLE):
         sections = [section(facts) for section in SECTIONS]
     run = facts.run

@@ -9,7 +9,7 @@ from typing import Any
 from protofed.deploy.console.tables import count
 from protofed.deploy.report.document import Cell, Figure, Row, Section, Table
 from protofed.deploy.report.plots import volumes
-from protofed.deploy.report.record import Facts, megabytes, some
+from protofed.deploy.report.record import RunRecord, megabytes, some
 
 COLUMNS = 50  # of the calendar; more rounds share one, in which the worst fate is told
 FATES = {  # the worst first: letter, look, and what it means
@@ -26,7 +26,7 @@ NOT_ASKED = ("·", "fate-none", "not invited")
 MOST_LISTED = 500
 
 
-def participation(facts: Facts) -> Section:
+def participation(facts: RunRecord) -> Section:
     """Site by round, by fate."""
     sites, attempts = facts.sites, [one for one in facts.attempts if one["round"]]
     if not sites or not attempts:
@@ -52,7 +52,7 @@ def participation(facts: Facts) -> Section:
     )
 
 
-def refusals(facts: Facts) -> Section:
+def refusals(facts: RunRecord) -> Section:
     """Every update that was not used, with its reason."""
     rows: list[list[str]] = []
     for one, fate in facts.fates():
@@ -69,7 +69,7 @@ def refusals(facts: Facts) -> Section:
     return Section("refusals", "Updates that were not used", tables=[table], missing=missing)
 
 
-def transfers(facts: Facts) -> Section:
+def transfers(facts: RunRecord) -> Section:
     """What went over the wire."""
     by_round, by_site = facts.bytes_by("round"), facts.bytes_by("site")
     if not by_round:
@@ -118,7 +118,7 @@ def _tally(sites: Sequence[str], fates: Mapping[tuple[str, int], Sequence[str]],
     return Table("Invitations to train, and what became of them", ["site", "invited", *used], rows, folded=True)
 
 
-def _attempts(facts: Facts) -> list[Table]:
+def _attempts(facts: RunRecord) -> list[Table]:
     """Those that were not as wanted."""
     odd = [one for one in facts.attempts if one["outcome"] in ("degraded", "abandoned", "rolled-back")]
     rows = [[str(one["round"]), str(one["attempt"]), one["outcome"], one["reason"] or "–"] for one in odd]

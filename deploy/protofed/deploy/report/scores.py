@@ -8,7 +8,7 @@ import numpy as np
 
 from protofed.deploy.report.document import Cell, Figure, Row, Section, Table
 from protofed.deploy.report.plots import BLUE, GREEN, ORANGE, Panel, Series, lying, over_rounds, points, reliability
-from protofed.deploy.report.record import GROUPS, Facts, label, percent, shown, some
+from protofed.deploy.report.record import GROUPS, RunRecord, label, percent, shown, some
 from protofed.server.operator.overview import lower_is_better, spread
 
 WHOSE = {"global": "Global model", "personal": "Own models"}
@@ -28,7 +28,7 @@ RELIABILITY = "global.reliability"
 POLICY = "the sites' policies must name"
 
 
-def curves(facts: Facts) -> Section:
+def curves(facts: RunRecord) -> Section:
     """Scores and losses over rounds."""
     panels = [Panel(title, "%", found) for name, title in CURVES.items() if (found := facts.series(name))]
     if losses := facts.losses():
@@ -42,7 +42,7 @@ def curves(facts: Facts) -> Section:
     return Section("curves", "Over the rounds", lead=[lead], figures=[drawn])
 
 
-def by_class(facts: Facts) -> Section:
+def by_class(facts: RunRecord) -> Section:
     """Recall: the share of a class's test images that a model finds."""
     newest = {whose: _recalls(facts, "newest", whose) for whose in WHOSE}
     missing = [_unsaid(whose) for whose, found in newest.items() if not found]
@@ -71,7 +71,7 @@ def by_class(facts: Facts) -> Section:
     return Section("classes", "Class by class", lead=lead, figures=[drawn], missing=missing)
 
 
-def groups(facts: Facts) -> Section:
+def groups(facts: RunRecord) -> Section:
     """Many, medium, few."""
     rows: list[Row] = []
     for whose, name in WHOSE.items():
@@ -88,7 +88,7 @@ def groups(facts: Facts) -> Section:
     return Section("groups", "Frequent and rare classes", tables=[table])
 
 
-def fairness(facts: Facts) -> Section:
+def fairness(facts: RunRecord) -> Section:
     """How different the sites' own models do."""
     names = [name for name in FAIR if name in facts.last]
     if not names:
@@ -102,7 +102,7 @@ def fairness(facts: Facts) -> Section:
     return Section("fairness", "Site by site", figures=[drawn], tables=[_site_table(facts, names, sites)])
 
 
-def calibration(facts: Facts) -> Section:
+def calibration(facts: RunRecord) -> Section:
     """Whether a model is right as often as it is sure."""
     panels = [
         Panel(f"{WHOSE[whose]}: calibration error", "", found)
@@ -122,7 +122,7 @@ def calibration(facts: Facts) -> Section:
     return Section("calibration", "Calibration", lead=lead, figures=figures, missing=missing)
 
 
-def _bins(facts: Facts) -> dict[int, tuple[float, float, float]]:
+def _bins(facts: RunRecord) -> dict[int, tuple[float, float, float]]:
     """By bin: accuracy, mean confidence, share of the answers; means over evaluators."""
     read = [facts.by_class("newest", f"{RELIABILITY}.{name}") for name in ("accuracy", "confidence", "share")]
     numbers = sorted(set(read[0]) & set(read[1]) & set(read[2]))
@@ -130,7 +130,7 @@ def _bins(facts: Facts) -> dict[int, tuple[float, float, float]]:
     return {n: (accuracy[n], confidence[n], share[n]) for n in numbers}
 
 
-def _reliability(facts: Facts, bins: Mapping[int, tuple[float, float, float]]) -> Figure:
+def _reliability(facts: RunRecord, bins: Mapping[int, tuple[float, float, float]]) -> Figure:
     sure = max(bins, key=lambda number: bins[number][2])
     accuracy, confidence, share = bins[sure]
     says = (
@@ -161,11 +161,11 @@ def _means(panels: list[Panel], digits: int = 3) -> list[list[str]]:
     return rows
 
 
-def _recalls(facts: Facts, which: str, whose: str) -> dict[int, float]:
+def _recalls(facts: RunRecord, which: str, whose: str) -> dict[int, float]:
     return {c: float(np.mean(list(of.values()))) for c, of in facts.by_class(which, f"{whose}.recall").items()}
 
 
-def _least(facts: Facts, newest: Mapping[str, Mapping[int, float]]) -> str:
+def _least(facts: RunRecord, newest: Mapping[str, Mapping[int, float]]) -> str:
     told = []
     for whose, found in newest.items():
         if found:
@@ -175,7 +175,7 @@ def _least(facts: Facts, newest: Mapping[str, Mapping[int, float]]) -> str:
     return "; ".join(told)
 
 
-def _recall_table(facts: Facts, rounds: Mapping[str, int | None]) -> Table:
+def _recall_table(facts: RunRecord, rounds: Mapping[str, int | None]) -> Table:
     shared = [_recalls(facts, which, "global") for which in rounds]
     own = facts.by_class("newest", "personal.recall")
     best = _recalls(facts, "best", "personal")
@@ -196,7 +196,7 @@ def _unsaid(whose: str) -> str:
     return f"No recalls of the sites' own models: {POLICY} `personal.recall`, which tells of a site's classes."
 
 
-def _apart(facts: Facts, name: str) -> str:
+def _apart(facts: RunRecord, name: str) -> str:
     own, told = facts.own(name), facts.last[name]
     (worst, least), best = facts.worst(name), max(own, key=lambda site: own[site])
     return (
@@ -205,7 +205,7 @@ def _apart(facts: Facts, name: str) -> str:
     )
 
 
-def _site_table(facts: Facts, names: list[str], sites: list[str]) -> Table:
+def _site_table(facts: RunRecord, names: list[str], sites: list[str]) -> Table:
     own = {name: facts.own(name) for name in names}
     rows: list[Row] = [
         [site, *(shown(name, own[name][site]) if site in own[name] else "–" for name in names)] for site in sites

@@ -7,7 +7,7 @@ from collections import Counter
 from protofed.common.citations import paper
 from protofed.deploy.console.tables import count as counted
 from protofed.deploy.report.document import Section, Table, Tile
-from protofed.deploy.report.record import GROUPS, LABELS, Facts, day, label, lasted, megabytes, percent, shown
+from protofed.deploy.report.record import GROUPS, LABELS, RunRecord, day, label, lasted, megabytes, percent, shown
 from protofed.server.operator.overview import Spread
 from protofed.server.operator.run_record import JUDGED_BY
 
@@ -15,7 +15,7 @@ NAMED_SITES = 12
 OWN = tuple(name for name in JUDGED_BY if name.startswith("personal."))
 
 
-def summary(facts: Facts) -> Section:
+def summary(facts: RunRecord) -> Section:
     """In plain words."""
     return Section(
         "summary",
@@ -27,7 +27,7 @@ def summary(facts: Facts) -> Section:
     )
 
 
-def tiles(facts: Facts) -> list[Tile]:
+def tiles(facts: RunRecord) -> list[Tile]:
     """The numbers that matter."""
     last, found = facts.last, list[Tile]()
     if "global.accuracy" in last:
@@ -43,12 +43,12 @@ def tiles(facts: Facts) -> list[Tile]:
     return found
 
 
-def own_score(facts: Facts) -> str | None:
+def own_score(facts: RunRecord) -> str | None:
     """By what the sites' own models are judged first."""
     return next((name for name in OWN if name in facts.last), None)
 
 
-def troubles(facts: Facts) -> list[str]:
+def troubles(facts: RunRecord) -> list[str]:
     """What went wrong, a sentence each; one that says so where rounds were made and nothing did."""
     found = [*_rounds_amiss(facts), *_sites_amiss(facts)]
     if found or not facts.rounds or facts.run["standing"] in ("failed", "aborted"):
@@ -56,7 +56,7 @@ def troubles(facts: Facts) -> list[str]:
     return ["Nothing went wrong: no round was repeated, no update was refused, every site reported."]
 
 
-def _trained(facts: Facts) -> str:
+def _trained(facts: RunRecord) -> str:
     recipe = facts.recipe
     method = paper(recipe["method"]["name"]).title
     return (
@@ -65,7 +65,7 @@ def _trained(facts: Facts) -> str:
     )
 
 
-def _by_whom(facts: Facts) -> str:
+def _by_whom(facts: RunRecord) -> str:
     sites, evaluators = facts.sites, facts.evaluators
     if not sites:
         return "No site was asked to train."
@@ -74,7 +74,7 @@ def _by_whom(facts: Facts) -> str:
     return f"{counted(len(sites), 'site')} took part: {shown_}.{scored}"
 
 
-def _ended(facts: Facts) -> str:
+def _ended(facts: RunRecord) -> str:
     run, last = facts.run, max((one["round"] for one in facts.attempts), default=0)
     if run["ended_at"] is None:
         began = day(run["began_at"])
@@ -85,7 +85,7 @@ def _ended(facts: Facts) -> str:
     return f"The run {how} on {day(run['ended_at'])} in round {last}, after {took}{why}."
 
 
-def _good(facts: Facts) -> list[str]:
+def _good(facts: RunRecord) -> list[str]:
     last, found = facts.last, list[str]()
     if "global.accuracy" in last:
         found.append(f"The global model is right on {percent(last['global.accuracy'].mean)} of the shared test images")
@@ -104,7 +104,7 @@ def _good(facts: Facts) -> list[str]:
     return [f"{sentence}."] if sentence else []
 
 
-def _beside(facts: Facts) -> Table | None:
+def _beside(facts: RunRecord) -> Table | None:
     """The global model beside the sites' own ones, score by score."""
     names = [name for name in facts.last if name.startswith(("global.", "personal."))]
     order = list(LABELS)
@@ -119,7 +119,7 @@ def _beside(facts: Facts) -> Table | None:
     )
 
 
-def _pair(facts: Facts, rest: str) -> list[str]:
+def _pair(facts: RunRecord, rest: str) -> list[str]:
     of_global, own = facts.last.get(f"global.{rest}"), facts.last.get(f"personal.{rest}")
     left = "–" if of_global is None else shown(rest, of_global.mean)
     if own is None:
@@ -132,7 +132,7 @@ def _std(name: str, of: Spread) -> str:
     return shown(name, of.std) if of.sites > 1 else "–"
 
 
-def _rounds_amiss(facts: Facts) -> list[str]:
+def _rounds_amiss(facts: RunRecord) -> list[str]:
     outcomes = Counter(one["outcome"] for one in facts.attempts)
     found = []
     if count := outcomes["degraded"]:
@@ -151,7 +151,7 @@ def _rounds_amiss(facts: Facts) -> list[str]:
     return found
 
 
-def _sites_amiss(facts: Facts) -> list[str]:
+def _sites_amiss(facts: RunRecord) -> list[str]:
     fates = [(fate["site"], fate["fate"]) for _, fate in facts.fates() if fate["kind"] == "fit"]
     found = []
     for which, said in (

@@ -10,7 +10,7 @@ from protofed.common.protocol.messages import (
     PROTOCOL_VERSION,
     Assignment,
     Finished,
-    Hold,
+    PauseReason,
     Progress,
     Receipt,
     Role,
@@ -20,7 +20,7 @@ from protofed.common.protocol.messages import (
 )
 from protofed.common.version import VERSION
 from protofed.server.rounds import screening
-from protofed.server.rounds.run_queue import Runs
+from protofed.server.rounds.run_queue import RunQueue
 from protofed.server.storage.blobs import Blobs
 
 
@@ -28,13 +28,13 @@ from protofed.server.storage.blobs import Blobs
 class DirectLink:
     """The link of a simulated site."""
 
-    runs: Runs
+    runs: RunQueue
     blobs: Blobs
     site: SiteId
     roles: frozenset[Role]
     instance: str = "simulated"
 
-    def enroll(self, hold: Hold = Hold.NONE) -> Assignment | Finished:
+    def enroll(self, hold: PauseReason = PauseReason.NONE) -> Assignment | Finished:
         """Say hello."""
         return self.runs.enroll(self.site, self.instance, PROTOCOL_VERSION, VERSION, VERSION, self.roles, hold)
 
@@ -54,7 +54,7 @@ class DirectLink:
         if decided is not None:
             return decided
         norm = run.examine(released.data, manifest, task.base)
-        if isinstance(norm, screening.Fault):
+        if isinstance(norm, screening.UpdateProblem):
             return run.refuse(self.site, task.nonce, manifest, norm)
         self.blobs.put(released.data)
         return run.commit(self.site, self.instance, task.nonce, manifest, released.metrics, released.weight, norm)

@@ -19,7 +19,7 @@ from protofed.deploy.console.progress import progress
 from protofed.deploy.daemons.server import RunsFailedError
 from protofed.deploy.simulation.simulation import simulation
 from protofed.server.operator.overview import Overview, Spread, overview
-from protofed.server.rounds.phases import Aggregating, Collecting, Evaluating, Finished, Idle, Phase
+from protofed.server.rounds.phases import Aggregating, Collecting, Evaluating, FinishedPhase, Idle, Phase
 
 
 def progress_table(recipes: Sequence[Recipe], views: Mapping[str, Overview | None], title: str) -> Table:
@@ -120,7 +120,7 @@ def standing(phase: Phase, rounds: int) -> tuple[int, str]:
             return phase.round - 1, f"scoring, {len(phase.awaited)} to go"
         case Idle() | Aggregating():
             return max(phase.round - 1, 0), "aggregating"
-        case Finished():
+        case FinishedPhase():
             return rounds, phase.reason
 
 

@@ -18,8 +18,8 @@ from protofed.client.data.site_data import SiteData
 from protofed.client.method import client_methods
 from protofed.client.models.catalogue import build
 from protofed.client.models.split import SplitModel
-from protofed.client.privacy.policy import Policy, Rules
-from protofed.client.state.disk_store import FolderStore, MemoryStore, Store
+from protofed.client.privacy.policy import Policy, PolicyRules
+from protofed.client.state.disk_store import DiskStore, MemoryStore, Store
 from protofed.client.transport.link import Link
 from protofed.common.codec import DTYPES
 from protofed.common.config.recipe import Recipe
@@ -28,10 +28,10 @@ from protofed.common.payload import Part, SiteId
 from protofed.common.protocol.messages import MOST_BYTES, Role, Task
 from protofed.common.storage.files import Lock
 from protofed.deploy.simulation.direct_link import DirectLink as DirectLink
-from protofed.server.rounds.context import Surroundings
+from protofed.server.rounds.context import ServerContext
 from protofed.server.rounds.coordinator import Coordinator
-from protofed.server.rounds.presence import Roster
-from protofed.server.rounds.run_queue import Runs
+from protofed.server.rounds.presence import SitePresence
+from protofed.server.rounds.run_queue import RunQueue
 from protofed.server.storage.blobs import Blobs, FolderBlobs, MemoryBlobs
 from protofed.server.storage.database import LEDGER_FILE
 from protofed.server.storage.ledger import Ledger
@@ -53,7 +53,7 @@ class Simulation:
     """
 
     recipe: Recipe
-    runs: Runs
+    runs: RunQueue
     ledger: Ledger
     blobs: Blobs
     data: Mapping[SiteId, SiteData]
@@ -88,7 +88,7 @@ class Simulation:
 def everything(recipe: Recipe) -> Policy:
     """The policy of simulated sites: all parts, this method. Nothing leaves the process."""
     return Policy(
-        Rules(
+        PolicyRules(
             methods=frozenset({recipe.method.name}),
             parts=frozenset(Part),
             metrics=SCALARS,
@@ -178,12 +178,12 @@ def simulation(
         ledger = Ledger(f"sqlite:///{state / LEDGER_FILE}" if state else "sqlite://")
         opened.callback(ledger.close)
         blobs: Blobs = FolderBlobs(state / "blobs") if state else MemoryBlobs()
-        runs = Runs([recipe], Surroundings(ledger, blobs, Roster(ledger, _frozen), _frozen, simulated=True))
+        runs = RunQueue([recipe], ServerContext(ledger, blobs, SitePresence(ledger, _frozen), _frozen, simulated=True))
 
         def store(name: SiteId) -> Store:
             if state is None:
                 return MemoryStore(simulated_secret(recipe, name))
-            folder = FolderStore(state / "sites" / name, simulated_secret(recipe, name))
+            folder = DiskStore(state / "sites" / name, simulated_secret(recipe, name))
             opened.callback(folder.close)
             return folder
 

@@ -23,7 +23,7 @@ from protofed.deploy.console.progress import Bar
 from protofed.deploy.daemons import client as client_process
 from protofed.deploy.daemons import client_resources as client_belongings
 from protofed.deploy.site import survey as site_check_survey
-from protofed.deploy.site.check_result import OWN_TEST, TEST, TRAIN, Alike, Counts, SiteCheck, Wanted
+from protofed.deploy.site.check_result import OWN_TEST, TEST, TRAIN, Alike, CheckRequest, Counts, SiteCheck
 from protofed.deploy.site.survey import DRAWN, Seen, Survey, mean_and_std
 
 _MEMORY = Path("/proc/meminfo")
@@ -62,7 +62,7 @@ def site_check(settings: ClientSettings, recipe: Recipe | None, least: int | Non
     )
 
 
-def _surveyed(settings: ClientSettings, wanted: Wanted, bar: Bar) -> tuple[Scan, Survey, str | None]:
+def _surveyed(settings: ClientSettings, wanted: CheckRequest, bar: Bar) -> tuple[Scan, Survey, str | None]:
     """All images, or why there are none that could be looked at."""
     data = settings.data
     try:
@@ -78,13 +78,13 @@ def _surveyed(settings: ClientSettings, wanted: Wanted, bar: Bar) -> tuple[Scan,
         return _NOTHING, Survey([], Counter(), Counter(), lambda _: np.empty(0)), str(error)
 
 
-def _wanted(settings: ClientSettings, recipe: Recipe | None) -> Wanted:
+def _wanted(settings: ClientSettings, recipe: Recipe | None) -> CheckRequest:
     if recipe is not None:
-        return Wanted(recipe.input, recipe.classes, recipe.vocabulary, recipe)
+        return CheckRequest(recipe.input, recipe.classes, recipe.vocabulary, recipe)
     client_belongings.check_root(settings)
     input_, classes = own_input(settings.data)
     own = own_vocabulary(settings.data)
-    return Wanted(input_, len(own) or classes, own, None)
+    return CheckRequest(input_, len(own) or classes, own, None)
 
 
 def _loaded(settings: ClientSettings, recipe: Recipe | None, refusal: str | None) -> tuple[SiteData | None, str | None]:

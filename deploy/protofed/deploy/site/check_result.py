@@ -20,7 +20,7 @@ Counts: TypeAlias = NDArray[np.int64]  # [C]
 
 
 @dataclass(frozen=True, eq=False)
-class Wanted:
+class CheckRequest:
     """What images are brought to, and the classes: a recipe's or, without one, the data's own.
 
     Attributes:
@@ -69,7 +69,7 @@ class SiteCheck:
         refusal: why the daemon would take no part; None: it would.
     """
 
-    wanted: Wanted
+    wanted: CheckRequest
     source: str
     survey: Survey
     stored: Mapping[str, Counts]

@@ -25,7 +25,7 @@ INK, PALE, PAPER, LINE = "#1b1f24", "#5c6670", "#ffffff", "#d5dae0"
 
 
 @dataclass(frozen=True)
-class Cell:
+class SheetCell:
     """One image on the sheet."""
 
     picture: Image.Image
@@ -60,14 +60,14 @@ def sheet(survey: Survey, names: Sequence[str], heading: str) -> bytes:
     return out.getvalue()
 
 
-def _cells(survey: Survey, index: int, each: int, thumb: int) -> list[Cell]:
+def _cells(survey: Survey, index: int, each: int, thumb: int) -> list[SheetCell]:
     places = [place for place, seen in enumerate(survey.images) if seen.index == index and seen.why is None]
     drawn = sorted(random.Random(index).sample(places, min(each, len(places))))  # noqa: S311  (no secret)
     return [_cell(survey.images[place], survey.pixels(place), thumb) for place in drawn]
 
 
-def _cell(seen: Seen, pixels: Pixels, thumb: int) -> Cell:
-    return Cell(_enlarged(picture(pixels), thumb), seen.label, seen.name.rpartition("/")[2])
+def _cell(seen: Seen, pixels: Pixels, thumb: int) -> SheetCell:
+    return SheetCell(_enlarged(picture(pixels), thumb), seen.label, seen.name.rpartition("/")[2])
 
 
 def picture(pixels: Pixels) -> Image.Image:
@@ -93,7 +93,7 @@ def _block(
     draw: ImageDraw.ImageDraw,
     corner: tuple[int, int],
     name: str,
-    cells: Sequence[Cell],
+    cells: Sequence[SheetCell],
     edge: int,
     each: int,
 ) -> None:

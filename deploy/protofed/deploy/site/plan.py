@@ -15,9 +15,9 @@ import protofed.server.methods  # noqa: F401  (registers the halves)
 from protofed.client.method import ClientMethod, client_methods
 from protofed.client.models.catalogue import build
 from protofed.client.models.split import dump
-from protofed.client.privacy.policy import Background, Policy, Refusal
+from protofed.client.privacy.policy import GateContext, Policy, PolicyRefusedError
 from protofed.common.config.recipe import Recipe
-from protofed.common.errors import PolicyViolation
+from protofed.common.errors import PolicyViolationError
 from protofed.common.payload import NOT_ON_THE_WIRE, Part, Payload, TensorSpec, Update, describe
 from protofed.deploy.simulation.simulation import RELIABILITY, SCORES
 from protofed.deploy.site.plan_rules import sentences
@@ -153,7 +153,7 @@ def _plain(spec: TensorSpec) -> dict[str, Any]:
 def _first_model(recipe: Recipe, policy: Policy | None) -> Payload:
     allowed = frozenset() if policy is None else policy.rules.models
     if policy is not None and ":" in recipe.model.name and recipe.model.name not in allowed:
-        raise PolicyViolation(f"model '{recipe.model.name}' is not in this site's policy (models)")
+        raise PolicyViolationError(f"model '{recipe.model.name}' is not in this site's policy (models)")
     with torch.random.fork_rng(devices=[]):
         model = build(recipe.model, recipe.input, recipe.classes, allowed)
     return {Part.BODY: dump(model.body), Part.HEAD: dump(model.head)}
@@ -176,11 +176,11 @@ def _refused_by(policy: Policy | None, method: str, update: Update, classes: int
         return dict.fromkeys(update.payload, "methods")
     for part in update.payload:
         alone = _refusal(policy.admit, method, frozenset({part}))
-        found = ({part: alone.rule} if isinstance(alone, Refusal) else {}) | found
+        found = ({part: alone.rule} if isinstance(alone, PolicyRefusedError) else {}) | found
     if any(part in found for part in update.payload):
         return found
     whole = _refusal(policy.release, update, _every_class(classes))
-    return dict.fromkeys(update.payload, whole.rule) if isinstance(whole, Refusal) else {}
+    return dict.fromkeys(update.payload, whole.rule) if isinstance(whole, PolicyRefusedError) else {}
 
 
 def _refusals(policy: Policy, name: str, client: ClientMethod, update: Update, classes: int) -> tuple[str, ...]:
@@ -199,17 +199,17 @@ def _violation(gate: Any, *arguments: Any) -> str | None:
     return None if (refusal := _refusal(gate, *arguments)) is None else str(refusal)
 
 
-def _refusal(gate: Any, *arguments: Any) -> PolicyViolation | None:
+def _refusal(gate: Any, *arguments: Any) -> PolicyViolationError | None:
     try:
         gate(*arguments)
-    except PolicyViolation as violation:
+    except PolicyViolationError as violation:
         return violation
     return None
 
 
-def _every_class(classes: int) -> Background:
+def _every_class(classes: int) -> GateContext:
     """Of a site that has examples enough of all: what others withhold, it would send."""
-    return Background(np.full(classes, np.iinfo(np.int64).max), {}, b"plan")
+    return GateContext(np.full(classes, np.iinfo(np.int64).max), {}, b"plan")
 
 
 def _scalars(recipe: Recipe, client: ClientMethod, *, global_model: bool) -> dict[str, tuple[str, ...]]:

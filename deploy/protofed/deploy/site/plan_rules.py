@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
-from protofed.client.privacy.rules import Rules
+from protofed.client.privacy.rules import PolicyRules
 from protofed.client.privacy.update_checks import TELLING
 from protofed.common.payload import Part
 
 
-def sentences(rules: Rules, parts: Collection[Part]) -> tuple[str, ...]:
+def sentences(rules: PolicyRules, parts: Collection[Part]) -> tuple[str, ...]:
     """What holds for an update of these parts, each with its key in the policy.
 
     What depends on the site's data is said as a rule: a plan touches none.
@@ -17,7 +17,7 @@ def sentences(rules: Rules, parts: Collection[Part]) -> tuple[str, ...]:
     return (*_classes(rules, parts), *_tensors(rules), *_machine(rules), *_times(rules))
 
 
-def _classes(rules: Rules, parts: Collection[Part]) -> Iterator[str]:
+def _classes(rules: PolicyRules, parts: Collection[Part]) -> Iterator[str]:
     few = f"fewer than {rules.min_samples_per_class} examples"
     if Part.PROTOTYPES in parts and rules.hide_class_presence:
         yield (
@@ -36,7 +36,7 @@ def _classes(rules: Rules, parts: Collection[Part]) -> Iterator[str]:
         yield f"An estimate of the class distribution {may} leave (class_distribution_estimate)."
 
 
-def _tensors(rules: Rules) -> Iterator[str]:
+def _tensors(rules: PolicyRules) -> Iterator[str]:
     yield f"Only tensors of {' and '.join(sorted(rules.dtypes)) or 'no type'} leave (dtypes)."
     tensor, update = f"{rules.max_tensor_mb:g} MB (max_tensor_mb)", f"{rules.max_update_mb:g} MB (max_update_mb)"
     yield f"No tensor of more than {tensor} and no update of more than {update} leaves."
@@ -44,14 +44,14 @@ def _tensors(rules: Rules) -> Iterator[str]:
         yield "Counters of steps among weights leave as zeros: they would tell the number of examples (example_count)."
 
 
-def _machine(rules: Rules) -> Iterator[str]:
+def _machine(rules: PolicyRules) -> Iterator[str]:
     if not rules.telemetry:
         yield "Heartbeats tell nothing of the site's machine (telemetry)."
     for number in sorted(rules.telemetry):
         yield f"Heartbeats tell {number} (telemetry). {number.discloses}"
 
 
-def _times(rules: Rules) -> Iterator[str]:
+def _times(rules: PolicyRules) -> Iterator[str]:
     match rules.approval:
         case "manual":
             yield "The site takes part once somebody has run `protofed site approve` for this recipe (approval)."

@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 
 from protofed.client.data import arrays, dicom
 from protofed.client.data.decoding import FORMATS, decode, decoded, quiet
-from protofed.client.data.image_error import Unreadable
-from protofed.client.data.image_files import Item, Scan, rooted
+from protofed.client.data.image_error import UnreadableImageError
+from protofed.client.data.image_files import IndexedFile, Scan, rooted
 from protofed.client.data.labels import by_number, plain
-from protofed.client.data.split import Half
+from protofed.client.data.split import DataSplit
 from protofed.common.config.recipe import Data, Input
 from protofed.common.errors import DataError
 
@@ -147,11 +147,11 @@ def mean_and_std(images: Sequence[Seen]) -> tuple[list[float], list[float]] | No
     return mean.tolist(), np.sqrt(np.maximum(squares / count - mean**2, 0)).tolist()
 
 
-def _of_file(item: Item, input_: Input) -> Seen:
+def _of_file(item: IndexedFile, input_: Input) -> Seen:
     seen = Seen(item.name, item.label, item.index, item.split or DRAWN)
     try:
         pixels = decoded(item.path, input_)
-    except Unreadable as error:
+    except UnreadableImageError as error:
         stored, size = _format_of(item.path)
         return replace(seen, why=str(error), format=stored, size=size)
     return _measured(seen, pixels, _format_of(item.path))
@@ -171,7 +171,7 @@ def _array_format(pixels: Pixels) -> tuple[str, tuple[int, int]]:
     return f"array, {colours}, {8 * pixels.itemsize} bits", (width, height)
 
 
-def _meant(half: Half, data: Data, vocabulary: Sequence[str]) -> dict[int, int | None]:
+def _meant(half: DataSplit, data: Data, vocabulary: Sequence[str]) -> dict[int, int | None]:
     """The run's class of each number; None: of none."""
 
     def one(number: int) -> int | None:

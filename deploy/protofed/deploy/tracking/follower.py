@@ -16,8 +16,8 @@ from typing import Protocol
 import structlog
 
 from protofed.common.errors import ConfigError
-from protofed.deploy.tracking.pages import Page, Told, outcome, page, published, settled, still_true
-from protofed.server.storage.reader import Records
+from protofed.deploy.tracking.pages import Page, TrackedRun, outcome, page, published, settled, still_true
+from protofed.server.storage.reader import LedgerReader
 from protofed.server.storage.rows import RunRow
 
 log = structlog.get_logger()
@@ -30,7 +30,7 @@ class Book(Protocol):
     """One run as a tracker has it."""
 
     @property
-    def told(self) -> Told:
+    def told(self) -> TrackedRun:
         """What it has."""
 
     def take_back(self, rounds: int) -> None:
@@ -53,7 +53,7 @@ class Tracker(Protocol):
         """One run's, made if it is missing."""
 
 
-def tell(records: Records, row: RunRow, book: Book) -> int:
+def tell(records: LedgerReader, row: RunRow, book: Book) -> int:
     """Tell a tracker what it does not have yet of a run; how many rounds that were."""
     rows = records.rounds(row.run)
     keep = still_true(book.told, published(rows))
@@ -98,7 +98,7 @@ class Follower(threading.Thread):
 
     def _turn(self, *, last: bool) -> None:
         try:
-            with closing(Records(self._url)) as records:
+            with closing(LedgerReader(self._url)) as records:
                 for row in records.runs():
                     self._follow(records, row)
         except Exception as error:  # whatever a tracker does
@@ -114,7 +114,7 @@ class Follower(threading.Thread):
             log.info("a tracker was told what it had missed", tracker=self._tracker.name)
         self._failed = 0
 
-    def _follow(self, records: Records, row: RunRow) -> None:
+    def _follow(self, records: LedgerReader, row: RunRow) -> None:
         ended = row.ended_at is not None
         if self._done.get(row.run) == row or not (ended or records.attempts(row.run, 0)):
             return

@@ -17,8 +17,8 @@ from typing import Any
 
 from protofed.common.errors import ConfigError, StateError
 from protofed.deploy.logs import capture as logs_others
-from protofed.deploy.tracking.pages import Page, Told, outcome
-from protofed.server.rounds.phases import Outcome
+from protofed.deploy.tracking.pages import Page, TrackedRun, outcome
+from protofed.server.rounds.phases import RoundOutcome
 from protofed.server.storage.rows import RunRow
 
 EXPERIMENT = "protofed"
@@ -26,7 +26,7 @@ RUN, FINGERPRINT, BEGAN, TOLD = (f"protofed.{name}" for name in ("run", "fingerp
 AT_A_TIME = 500  # metrics; MLflow takes 1000
 _KNOWN = re.compile(r"(sqlite|postgresql|mysql|mssql)(\+\w+)?:///?.|https?://.")
 _NOT_A_NAME = re.compile(r"[^\w\-. /:]")
-_STATUS = {Outcome.COMPLETED: "FINISHED", Outcome.FAILED: "FAILED", Outcome.ABORTED: "KILLED"}
+_STATUS = {RoundOutcome.COMPLETED: "FINISHED", RoundOutcome.FAILED: "FAILED", RoundOutcome.ABORTED: "KILLED"}
 _ENVIRONMENT = {  # what is set already stays
     "MLFLOW_DISABLE_TELEMETRY": "true",  # it would tell its makers that it was used
     "MLFLOW_CONFIGURE_LOGGING": "false",
@@ -77,7 +77,7 @@ class MlflowBook:
             self._params(row)
 
     @property
-    def told(self) -> Told:
+    def told(self) -> TrackedRun:
         """What MLflow has."""
         return self._told
 
@@ -106,7 +106,7 @@ class MlflowBook:
         self._keep(replace(self._told, outcome=outcome(row)))
 
     def _make(self, experiment: str, row: RunRow, whose: Mapping[str, str]) -> Any:
-        tags = {**whose, TOLD: json.dumps(Told().pack())}
+        tags = {**whose, TOLD: json.dumps(TrackedRun().pack())}
         return self._client.create_run(experiment, int(row.began_at * 1000), tags, row.run)
 
     def _params(self, row: RunRow) -> None:
@@ -116,7 +116,7 @@ class MlflowBook:
         for start in range(0, len(said), 100):
             self._client.log_batch(self._id, params=said[start : start + 100])
 
-    def _keep(self, told: Told) -> None:
+    def _keep(self, told: TrackedRun) -> None:
         self._client.set_tag(self._id, TOLD, json.dumps(told.pack()))
         self._told = told
 
@@ -136,9 +136,9 @@ def _experiment(client: Any) -> str:
     return str(client.create_experiment(EXPERIMENT) if found is None else found.experiment_id)
 
 
-def _read(text: str) -> Told:
+def _read(text: str) -> TrackedRun:
     try:
-        return Told.unpack(json.loads(text))
+        return TrackedRun.unpack(json.loads(text))
     except (ValueError, TypeError, KeyError) as error:
         raise StateError(f"the tag {TOLD} in MLflow is not what was written; remove MLflow's run") from error
 

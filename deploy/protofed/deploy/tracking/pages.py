@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from protofed.common.protocol.messages import TaskKind, Verdict, score_family
 from protofed.server.operator.overview import spreads
-from protofed.server.storage.reader import Records
+from protofed.server.storage.reader import LedgerReader
 from protofed.server.storage.rows import RoundRow, RunRow
 
 MB = 1e6
@@ -30,7 +30,7 @@ class Page:
 
 
 @dataclass(frozen=True)
-class Told:
+class TrackedRun:
     """What a tracker has been told of a run.
 
     Attributes:
@@ -47,7 +47,7 @@ class Told:
         return {"rounds": len(self.attempts), "again": again, "outcome": self.outcome}
 
     @classmethod
-    def unpack(cls, said: Mapping[str, object]) -> Told:
+    def unpack(cls, said: Mapping[str, object]) -> TrackedRun:
         """Of `pack`.
 
         Raises:
@@ -71,7 +71,7 @@ def published(rows: Sequence[RoundRow]) -> list[RoundRow]:
     return [row for row in rows if row.state is not None]
 
 
-def still_true(told: Told, chain: Sequence[RoundRow]) -> int:
+def still_true(told: TrackedRun, chain: Sequence[RoundRow]) -> int:
     """The rounds, from round 0, whose pages need not be taken back."""
     for number, (attempt, row) in enumerate(zip(told.attempts, chain, strict=False)):
         if attempt != row.attempt:
@@ -87,7 +87,7 @@ def settled(rows: Sequence[RoundRow], ended: bool) -> list[RoundRow]:
     return chain
 
 
-def page(records: Records, row: RoundRow, rows: Sequence[RoundRow]) -> Page:
+def page(records: LedgerReader, row: RoundRow, rows: Sequence[RoundRow]) -> Page:
     """The page of a published round; `rows` are all attempts that were not rolled back."""
     at = row.closed_at or row.opened_at
     attempts = {other.attempt for other in rows if other.round == row.round}
@@ -98,7 +98,7 @@ def page(records: Records, row: RoundRow, rows: Sequence[RoundRow]) -> Page:
     return Page(row.round, row.attempt, at, numbers)
 
 
-def _sites(records: Records, row: RoundRow) -> dict[str, float]:
+def _sites(records: LedgerReader, row: RoundRow) -> dict[str, float]:
     fates = [task.fate for task in records.tasks(row.run, row.round, row.attempt) if task.kind is not TaskKind.SCORE]
     count = Counter(fates)
     found = {"invited": len(fates), "reported": count["reported"] + count["set-aside"], "set_aside": count["set-aside"]}
@@ -106,8 +106,8 @@ def _sites(records: Records, row: RoundRow) -> dict[str, float]:
     return {f"sites/{name}": float(number) for name, number in found.items()}
 
 
-def _moved(records: Records, row: RoundRow, attempts: set[int]) -> dict[str, float]:
-    """Of all attempts at the round, as `Records.moved` counts."""
+def _moved(records: LedgerReader, row: RoundRow, attempts: set[int]) -> dict[str, float]:
+    """Of all attempts at the round, as `LedgerReader.moved` counts."""
     updates = [update for update in records.updates(row.run, row.round) if update.task.attempt in attempts]
     tasks = [task for task in records.tasks(row.run, row.round) if task.attempt in attempts]
     received = sum(update.bytes for update in updates if update.verdict is Verdict.ACCEPTED)
@@ -115,7 +115,7 @@ def _moved(records: Records, row: RoundRow, attempts: set[int]) -> dict[str, flo
     return {"transfer/received_mb": received / MB, "transfer/sent_mb": sent / MB}
 
 
-def _scores(records: Records, row: RoundRow) -> dict[str, float]:
+def _scores(records: LedgerReader, row: RoundRow) -> dict[str, float]:
     """Over sites; recalls of single classes have a group of their own."""
     found: dict[str, float] = {}
     for name, spread in spreads(records.scores(row.run, row.round).get(row.round, {})).items():

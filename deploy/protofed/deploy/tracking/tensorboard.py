@@ -17,7 +17,7 @@ from typing import Any
 
 from protofed.common.errors import StateError
 from protofed.common.storage import files as archive
-from protofed.deploy.tracking.pages import Page, Told, outcome
+from protofed.deploy.tracking.pages import Page, TrackedRun, outcome
 from protofed.server.storage.rows import RunRow
 
 TOLD = "protofed.json"  # beside the event files: what they hold
@@ -63,7 +63,7 @@ class EventBook:
         self._summary = import_module("tensorboardX.summary")
 
     @property
-    def told(self) -> Told:
+    def told(self) -> TrackedRun:
         """What the files hold."""
         return self._told
 
@@ -125,13 +125,13 @@ class EventBook:
     def _keep(self) -> None:
         archive.write(self._folder / TOLD, json.dumps({**self._whose, **self._told.pack()}).encode())
 
-    def _read(self) -> Told:
+    def _read(self) -> TrackedRun:
         path = self._folder / TOLD
         try:
             said = json.loads(path.read_bytes())
-            whose, told = {key: said[key] for key in self._whose}, Told.unpack(said)
+            whose, told = {key: said[key] for key in self._whose}, TrackedRun.unpack(said)
         except FileNotFoundError:
-            return Told()
+            return TrackedRun()
         except (OSError, ValueError, TypeError, KeyError) as error:
             raise StateError(f"{path} cannot be read; remove the folder, and its events are written anew") from error
         if whose != self._whose:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from protofed.common.errors import ConfigError, Denied, short
+from protofed.common.errors import ConfigError, DeniedError, short
 from protofed.common.pki.certificate import Party, read_certificate
 from protofed.common.protocol.server_info import REGISTERED, UNKNOWN
 from protofed.server.access.certificates import Certificates, date
@@ -89,23 +89,25 @@ class Access:
         wanted = PARTIES[service]
         row = self._certificates.find(peer.fingerprint)
         if row is None:
-            raise Denied(f"{_named(peer)} is not registered here; the operator can do that: protofed certs register")
+            raise DeniedError(
+                f"{_named(peer)} is not registered here; the operator can do that: protofed certs register"
+            )
         self._check_valid(row)
         if row.party != wanted:
-            raise Denied(f"{_named(row)} is of no use here: this call is for {_SOMEBODY[wanted]}")
+            raise DeniedError(f"{_named(row)} is of no use here: this call is for {_SOMEBODY[wanted]}")
         caller = getattr(request, "caller", None)
         if wanted is Party.SITE and (caller is None or caller.site != row.name):
             said = "" if caller is None else short(caller.site)
-            raise Denied(f"{_named(row)} cannot speak for site '{said}'")
+            raise DeniedError(f"{_named(row)} cannot speak for site '{said}'")
 
     def _check_valid(self, row: CertificateRow) -> None:
         match row.standing(self._clock()):
             case "revoked":
-                raise Denied(f"{_named(row)} was revoked on {date(row.revoked_at or 0.0)}: {row.reason}")
+                raise DeniedError(f"{_named(row)} was revoked on {date(row.revoked_at or 0.0)}: {row.reason}")
             case "expired":
-                raise Denied(f"{_named(row)} expired on {date(row.not_after)}; renew it: protofed certs renew")
+                raise DeniedError(f"{_named(row)} expired on {date(row.not_after)}; renew it: protofed certs renew")
             case "not-yet-valid":
-                raise Denied(f"{_named(row)} is not valid before {date(row.not_before)}")
+                raise DeniedError(f"{_named(row)} is not valid before {date(row.not_before)}")
 
 
 @lru_cache(maxsize=1024)

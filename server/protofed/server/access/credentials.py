@@ -14,7 +14,7 @@ from protofed.common.pki.identity import Identity, LiveIdentity
 log = structlog.get_logger()
 
 
-class Knocks:
+class HandshakeCounter:
     """Counts those who knock at the door, and those who come in. gRPC tells of no handshake how it ended."""
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ class Knocks:
         return failed
 
 
-def server_credentials(live: LiveIdentity, knocks: Knocks) -> grpc.ServerCredentials:
+def server_credentials(live: LiveIdentity, knocks: HandshakeCounter) -> grpc.ServerCredentials:
     """TLS with client certificates; every handshake has the newest identity and authorities, a renewal no restart.
 
     Raises:

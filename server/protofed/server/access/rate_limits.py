@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from protofed.common.errors import OverQuota
+from protofed.common.errors import OverQuotaError
 from protofed.server.access.authorization import PLAINTEXT, Peer
 
 log = structlog.get_logger()
@@ -31,7 +31,7 @@ class _Use:
     told_at: float = -TELL_EVERY_S
 
 
-class TooMany(OverQuota):
+class RateLimitError(OverQuotaError):
     """A call over a limit; `told`: it is the first one in a minute."""
 
     def __init__(self, message: str, *, told: bool) -> None:
@@ -39,7 +39,7 @@ class TooMany(OverQuota):
         self.told = told
 
 
-class Limits:
+class RateLimits:
     """Calls in flight and, for all but chunks, calls in a time; in plain text nobody is told apart.
 
     Args:
@@ -87,10 +87,10 @@ class Limits:
         use.tokens, use.at = min(BURST, use.tokens + (now - use.at) * RATE_PER_S), now
         return use
 
-    def _refused(self, use: _Use, peer: Peer, why: str) -> TooMany:
+    def _refused(self, use: _Use, peer: Peer, why: str) -> RateLimitError:
         use.refused += 1
         if told := self._clock() - use.told_at >= TELL_EVERY_S:
             told_of = {"peer": str(peer), "fingerprint": peer.fingerprint, **peer.site()}
             log.warning("too many calls", **told_of, why=why, refused=use.refused)
             use.told_at, use.refused = self._clock(), 0
-        return TooMany(f"{why}; try again later", told=told)
+        return RateLimitError(f"{why}; try again later", told=told)

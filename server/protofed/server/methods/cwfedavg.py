@@ -10,13 +10,13 @@ import numpy as np
 
 from protofed.common.payload import Part, Payload, SiteId, TensorSpec, Update, describe
 from protofed.common.tensors import Mean
-from protofed.server.method import Expected, Weighting, server_methods, weight_of
+from protofed.server.method import ExpectedUpdate, Weighting, server_methods, weight_of
 from protofed.server.methods.mixtures import FACTORS, distribution, mixed, row, stacked
 
 
 @server_methods.register(cwfedavg=("wdr",))
 @dataclass(frozen=True)
-class CwFedAvg:
+class CwFedAvgServer:
     """Class models w_j^G = sum_i q_ij w_i^L; what site i is sent: w_i = sum_j p_ij w_j^G."""
 
     global_model: ClassVar[bool] = False
@@ -41,12 +41,12 @@ class CwFedAvg:
         models = state[Part.CLASS_MODELS]
         return {**self._common(state), **mixed(models, models[FACTORS][c])}
 
-    def expects(self, state: Payload) -> Expected:
+    def expects(self, state: Payload) -> ExpectedUpdate:
         """The whole model, and shares [C]."""
         model = {**self._common(state), **row(state[Part.CLASS_MODELS], 0)}
         classes, dtype = len(state[Part.CLASS_MODELS][FACTORS]), model[Part.HEAD]["weight"].dtype.name
         shares = TensorSpec(self._shares_part, "shares", dtype, (classes,))
-        return Expected((*describe(model), shares), weight=self.weighting == "examples")
+        return ExpectedUpdate((*describe(model), shares), weight=self.weighting == "examples")
 
     def aggregate(self, state: Payload, updates: Iterable[Update]) -> Payload:
         """q_ij = p_i p_ij / sum_i p_i p_ij over the round's sites; a class without mass keeps its model, as a row."""

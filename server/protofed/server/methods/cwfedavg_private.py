@@ -10,12 +10,12 @@ import numpy as np
 
 from protofed.common.payload import Array, Part, Payload, SiteId, TensorSpec, Update, describe
 from protofed.common.tensors import HolderMeans, Mean
-from protofed.server.method import Expected, server_methods
+from protofed.server.method import ExpectedUpdate, server_methods
 
 
 @server_methods.register("cwfedavg-private")
 @dataclass(frozen=True)
-class CwFedAvgPrivate:
+class CwFedAvgPrivateServer:
     """Body: FedAvg. Class heads: the mean of the heads of the sites that have the class; every site is sent all C.
 
     A site tells which classes it has, never how much of each: p_ij would need a secure sum, so holders count alike.
@@ -37,11 +37,11 @@ class CwFedAvgPrivate:
         heads = {name: stack[c] for name, stack in state[Part.CLASS_MODELS].items()}
         return {Part.BODY: state[Part.BODY], Part.HEAD: heads}
 
-    def expects(self, state: Payload) -> Expected:
+    def expects(self, state: Payload) -> ExpectedUpdate:
         """The whole model, and which of the C classes the site has."""
         weight = state[Part.CLASS_MODELS]["weight"]
         present = TensorSpec(Part.CLASS_PRESENCE, "present", weight.dtype.name, weight.shape[:1])
-        return Expected((*describe(self.class_model(state, 0)), present))
+        return ExpectedUpdate((*describe(self.class_model(state, 0)), present))
 
     def aggregate(self, state: Payload, updates: Iterable[Update]) -> Payload:
         """A class that nobody has keeps its head."""

@@ -8,12 +8,12 @@ from typing import ClassVar
 
 from protofed.common.payload import Part, Payload, SiteId, Update
 from protofed.common.tensors import Mean
-from protofed.server.method import Expected, Weighting, like, server_methods, weight_of
+from protofed.server.method import ExpectedUpdate, Weighting, like, server_methods, weight_of
 
 
 @server_methods.register("fedavg")
 @dataclass(frozen=True)
-class FedAvg:
+class FedAvgServer:
     """w <- sum_k p_k w_k over the round's sites."""
 
     global_model: ClassVar[bool] = True
@@ -27,9 +27,9 @@ class FedAvg:
         """The global model."""
         return state
 
-    def expects(self, state: Payload) -> Expected:
+    def expects(self, state: Payload) -> ExpectedUpdate:
         """The whole model."""
-        return Expected(like(state, Part.BODY, Part.HEAD), weight=self.weighting == "examples")
+        return ExpectedUpdate(like(state, Part.BODY, Part.HEAD), weight=self.weighting == "examples")
 
     def aggregate(self, state: Payload, updates: Iterable[Update]) -> Payload:
         """The (weighted) mean of the sites' models."""

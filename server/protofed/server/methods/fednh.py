@@ -11,7 +11,7 @@ from pydantic import Field
 
 from protofed.common.payload import Array, Part, Payload, SiteId, Update
 from protofed.common.tensors import HolderMeans, Mean, unit
-from protofed.server.method import Expected, like, prototype_rows, server_methods
+from protofed.server.method import ExpectedUpdate, like, prototype_rows, server_methods
 from protofed.server.methods.maximal_separation import maxsep, orthogonal
 
 Means: TypeAlias = Literal["uniform", "similarity", "literal"]
@@ -19,7 +19,7 @@ Means: TypeAlias = Literal["uniform", "similarity", "literal"]
 
 @server_methods.register(fednh=("means",))
 @dataclass(frozen=True)
-class FedNH:
+class FedNHServer:
     """Body: uniform mean. Prototypes: W_c <- unit(rho W_c + (1 - rho) unit(sum over holders of alpha_kc mu_kc))."""
 
     global_model: ClassVar[bool] = True
@@ -44,9 +44,9 @@ class FedNH:
         """Body, scale and prototypes."""
         return state
 
-    def expects(self, state: Payload) -> Expected:
+    def expects(self, state: Payload) -> ExpectedUpdate:
         """Body and scale; a unit class mean [D] for each class that the site holds."""
-        return Expected(like(state, *self._averaged), prototype_rows(state[Part.PROTOTYPES]["mean"]))
+        return ExpectedUpdate(like(state, *self._averaged), prototype_rows(state[Part.PROTOTYPES]["mean"]))
 
     def aggregate(self, state: Payload, updates: Iterable[Update]) -> Payload:
         """Eq. (3) and the smoothing of Algorithm 1; a class that nobody holds keeps its prototype."""

@@ -8,12 +8,12 @@ from typing import ClassVar
 
 from protofed.common.payload import Part, Payload, SiteId, Update
 from protofed.common.tensors import HolderMeans, Mean
-from protofed.server.method import Expected, Weighting, like, prototype_rows, server_methods, weight_of
+from protofed.server.method import ExpectedUpdate, Weighting, like, prototype_rows, server_methods, weight_of
 
 
 @server_methods.register(fedproc=("gpc_from_start", "prototypes"))
 @dataclass(frozen=True)
-class FedProc:
+class FedProcServer:
     """w <- sum_k p_k w_k; c_j <- mean of the class means of the sites that hold class j."""
 
     global_model: ClassVar[bool] = True
@@ -27,9 +27,9 @@ class FedProc:
         """Model and prototypes."""
         return state
 
-    def expects(self, state: Payload) -> Expected:
+    def expects(self, state: Payload) -> ExpectedUpdate:
         """The whole model; a class mean [D] for each class that the site holds."""
-        return Expected(
+        return ExpectedUpdate(
             like(state, Part.BODY, Part.HEAD),
             prototype_rows(state[Part.HEAD]["weight"]),
             weight=self.weighting == "examples",

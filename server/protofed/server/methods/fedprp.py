@@ -11,14 +11,14 @@ from pydantic import Field
 
 from protofed.common.payload import Array, Part, Payload, SiteId, Update
 from protofed.common.tensors import HolderMeans, Mean
-from protofed.server.method import Expected, like, prototype_rows, server_methods
+from protofed.server.method import ExpectedUpdate, like, prototype_rows, server_methods
 
 OF_CLIENT = ("head_epochs", "intra", "inter", "temperature", "distance", "prediction", "compat")
 
 
 @server_methods.register(fedprp=OF_CLIENT)
 @dataclass(frozen=True)
-class FedPRP:
+class FedPRPServer:
     """Body: uniform mean, eq. (5). Prototypes: P_c <- beta * mean over holders + (1 - beta) P_c, eq. (8)."""
 
     global_model: ClassVar[bool] = True
@@ -32,9 +32,9 @@ class FedPRP:
         """Body, prototypes, and the first head, for sites that come new."""
         return state
 
-    def expects(self, state: Payload) -> Expected:
+    def expects(self, state: Payload) -> ExpectedUpdate:
         """The body; a class mean [D] for each class that the site holds."""
-        return Expected(like(state, Part.BODY), prototype_rows(state[Part.HEAD]["weight"]))
+        return ExpectedUpdate(like(state, Part.BODY), prototype_rows(state[Part.HEAD]["weight"]))
 
     def aggregate(self, state: Payload, updates: Iterable[Update]) -> Payload:
         """A class that nobody holds keeps its prototype: the server remembers."""

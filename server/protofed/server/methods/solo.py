@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from protofed.common.payload import Payload, SiteId, Update
-from protofed.server.method import Expected, server_methods
+from protofed.server.method import ExpectedUpdate, server_methods
 
 
 @server_methods.register("solo")
 @dataclass(frozen=True)
-class Solo:
+class SoloServer:
     """All sites begin with the same model; nothing comes back."""
 
     global_model: ClassVar[bool] = False
@@ -25,9 +25,9 @@ class Solo:
         """The common first model."""
         return state
 
-    def expects(self, state: Payload) -> Expected:
+    def expects(self, state: Payload) -> ExpectedUpdate:
         """No tensor at all."""
-        return Expected(required=())
+        return ExpectedUpdate(required=())
 
     def aggregate(self, state: Payload, updates: Iterable[Update]) -> Payload:
         """The state as it was."""

@@ -25,15 +25,15 @@ from protofed.server.access.certificates import Certificates
 from protofed.server.operator.overview import spreads
 from protofed.server.rounds import phases
 from protofed.server.rounds import state_statistics as figures
-from protofed.server.rounds.presence import Roster
+from protofed.server.rounds.presence import SitePresence
 from protofed.server.rounds.resume import recipe_of
-from protofed.server.rounds.run_queue import Runs
-from protofed.server.storage.reader import Records
+from protofed.server.rounds.run_queue import RunQueue
+from protofed.server.storage.reader import LedgerReader
 from protofed.server.storage.rows import RoundRow, RunRow
 
 log = structlog.get_logger()
 Families: TypeAlias = Iterable[Family]
-STANDINGS = ("queued", "running", "paused", *(outcome.value for outcome in phases.Outcome))
+STANDINGS = ("queued", "running", "paused", *(outcome.value for outcome in phases.RoundOutcome))
 SCORES = (  # sites name scores as they like: no other name becomes a label
     *("accuracy", "balanced_accuracy", "auroc", "ece", "many", "medium", "few", "groups", "pm_v", "pm_l"),
 )
@@ -51,16 +51,16 @@ class Watched:
         lag: of the event loop, in seconds; None: it does not run yet.
     """
 
-    runs: Runs
-    roster: Roster
-    records: Records
+    runs: RunQueue
+    roster: SitePresence
+    records: LedgerReader
     certificates: Certificates
     identity: LiveIdentity | None
     state: Path
     lag: Callable[[], float | None]
 
 
-class Gauges(Collector):
+class StateCollector(Collector):
     """One scrape after the other; what cannot be read is left out of a scrape, and logged when that begins."""
 
     def __init__(self, watched: Watched) -> None:
@@ -97,7 +97,7 @@ def _run_now(watched: Watched) -> Families:
         phase = current.phase
         yield _one_hot(meters.PHASE, current.run, phases.name(phase), phases.PHASES)
         yield from _recipe(current.recipe)
-        if not isinstance(phase, phases.Finished):
+        if not isinstance(phase, phases.FinishedPhase):
             yield meters.ROUND.family({(current.run,): phase.round})
 
 
@@ -131,7 +131,7 @@ def _standing(row: RunRow, current: str | None) -> str:
     return row.outcome or ("paused" if row.paused else "running" if row.run == current else "queued")
 
 
-def _round(records: Records, run: RunRow, newest: RoundRow) -> Families:
+def _round(records: LedgerReader, run: RunRow, newest: RoundRow) -> Families:
     is_open = newest.closed_at is None and run.ended_at is None
     yield meters.OPEN.family({(run.run,): max(0.0, time.time() - newest.opened_at) if is_open else 0})
     yield meters.QUORUM.family({(run.run,): newest.quorum})
@@ -147,7 +147,7 @@ def _round(records: Records, run: RunRow, newest: RoundRow) -> Families:
     yield meters.SITES_OF_ROUND.family({(state,): count for state, count in states.items()})
 
 
-def _state(records: Records, run: str) -> Families:
+def _state(records: LedgerReader, run: str) -> Families:
     """Of the newest state and of the newest one that was scored."""
     if (published := records.newest(run, published=True)) is not None:
         yield meters.CHECKPOINT.family({(): max(0.0, time.time() - (published.closed_at or 0))})

@@ -10,7 +10,7 @@ from pathlib import Path
 from protofed.common.clock import utc_now
 from protofed.common.pki.certificate import stamp
 from protofed.common.pki.identity import LiveIdentity
-from protofed.server.storage.transactions import Promises
+from protofed.server.storage.transactions import LedgerWriter
 
 ROOM = 1 << 20  # bytes on the state folder's disk below which nothing can be promised
 
@@ -22,7 +22,7 @@ class _Required:
     polite: bool = False
 
 
-class Readiness:
+class ServerReadiness:
     """What has to hold, by name; asked from any thread, added to while the server starts.
 
     Attributes:
@@ -71,7 +71,7 @@ def identity_usable(identity: LiveIdentity | None) -> Callable[[], str]:
     return missing
 
 
-def ledger_writable(ledger: Promises) -> Callable[[], str]:
+def ledger_writable(ledger: LedgerWriter) -> Callable[[], str]:
     """The journal holds all that the ledger does."""
     return lambda: "" if ledger.is_settled else "the journal cannot be written, and nothing is promised until it can"
 

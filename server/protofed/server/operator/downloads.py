@@ -12,15 +12,15 @@ from protofed.common.codec import Digest
 from protofed.common.errors import ConfigError, short
 from protofed.common.protocol.messages import CHUNK_BYTES
 from protofed.server.operator.run_record import dossier
-from protofed.server.operator.run_record_models import Kept
+from protofed.server.operator.run_record_models import BlobReader
 from protofed.server.storage.blobs import Blobs, FolderBlobs
-from protofed.server.storage.reader import Records
+from protofed.server.storage.reader import LedgerReader
 
 KEPT = 4  # dossiers of more than one piece, the newest; each is a few MB
 
 
 @dataclass(frozen=True)
-class Cut:
+class DownloadChunk:
     """One piece; `total` and `digest` are those of the whole document, `round` is a state's."""
 
     data: bytes
@@ -29,16 +29,16 @@ class Cut:
     round: int = 0
 
 
-class Documents:
+class Downloads:
     """Reads only; its methods take as long as a disk does and may be called on any threads at once."""
 
-    def __init__(self, records: Records, blobs: Blobs) -> None:
+    def __init__(self, records: LedgerReader, blobs: Blobs) -> None:
         self._records, self._blobs = records, blobs
         self._lock = threading.Lock()
         self._kept: dict[Digest, bytes] = {}  # dossiers whose next pieces may be asked for, the newest last
         self._sizes: dict[Digest, int] = {}  # of states that were found sound
 
-    def dossier(self, run: str, offset: int = 0, address: str = "") -> Cut:
+    def dossier(self, run: str, offset: int = 0, address: str = "") -> DownloadChunk:
         """2 MiB of a run's dossier, which is JSON under gzip, from `offset` on.
 
         Args:
@@ -55,9 +55,9 @@ class Documents:
             data = compressed(self._records, self._blobs, run)
             address = codec.digest(data)
             self._keep(Digest(address), data)
-        return Cut(data[offset : offset + CHUNK_BYTES], len(data), Digest(address))
+        return DownloadChunk(data[offset : offset + CHUNK_BYTES], len(data), Digest(address))
 
-    def state(self, run: str, round: int | None = None, offset: int = 0) -> Cut:
+    def state(self, run: str, round: int | None = None, offset: int = 0) -> DownloadChunk:
         """2 MiB of a state from `offset` on; a blob is checked against its address with its first piece.
 
         Raises:
@@ -69,8 +69,8 @@ class Documents:
         if offset == 0 or size is None:
             data = self._blobs.get(address)
             size = self._sizes[address] = len(data)
-            return Cut(data[offset : offset + CHUNK_BYTES], size, address, number)
-        return Cut(self._chunk(address, offset), size, address, number)
+            return DownloadChunk(data[offset : offset + CHUNK_BYTES], size, address, number)
+        return DownloadChunk(self._chunk(address, offset), size, address, number)
 
     def _chunk(self, address: Digest, offset: int) -> bytes:
         if isinstance(self._blobs, FolderBlobs) and offset % CHUNK_BYTES == 0:
@@ -86,12 +86,12 @@ class Documents:
                 del self._kept[next(iter(self._kept))]
 
 
-def compressed(records: Records, blobs: Kept, run: str) -> bytes:
+def compressed(records: LedgerReader, blobs: BlobReader, run: str) -> bytes:
     """A dossier as it travels; equal dossiers are equal bytes."""
     return gzip.compress(json.dumps(dossier(records, blobs, run)).encode(), mtime=0)
 
 
-def published(records: Records, blobs: Kept, run: str, round: int | None = None) -> tuple[int, Digest]:
+def published(records: LedgerReader, blobs: BlobReader, run: str, round: int | None = None) -> tuple[int, Digest]:
     """The round and the address of a state that a run published and that is still kept.
 
     Args:

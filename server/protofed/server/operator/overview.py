@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from protofed.common.payload import SiteId
 from protofed.common.protocol.messages import TaskKind
-from protofed.server.storage.reader import Records
+from protofed.server.storage.reader import LedgerReader
 from protofed.server.storage.rows import RoundRow
 
 
@@ -78,7 +78,7 @@ def spreads(by_site: Mapping[SiteId, Mapping[str, float]]) -> dict[str, Spread]:
     return {name: spread(some, lower_is_better(name)) for name, some in values.items()}
 
 
-def overview(ledger: Records, run: str) -> Overview | None:
+def overview(ledger: LedgerReader, run: str) -> Overview | None:
     """Where a run is; None if the ledger does not know it (yet)."""
     row = ledger.run(run)
     if row is None:

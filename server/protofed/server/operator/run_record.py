@@ -11,8 +11,8 @@ from protofed.common.payload import SiteId
 from protofed.common.protocol.messages import PROTOCOL_VERSION, TaskKind, Verdict, score_family
 from protofed.common.version import VERSION
 from protofed.server.operator.overview import spreads
-from protofed.server.operator.run_record_models import Kept, norms, similarity
-from protofed.server.storage.reader import Records
+from protofed.server.operator.run_record_models import BlobReader, norms, similarity
+from protofed.server.storage.reader import LedgerReader
 from protofed.server.storage.rows import RoundRow, RunRow, TaskRow, UpdateRow
 
 FORMAT = 1
@@ -28,7 +28,7 @@ JUDGED_BY = (  # the first of these that was scored says which round was the bes
 Scores = Mapping[SiteId, Mapping[str, float]]
 
 
-def dossier(records: Records, blobs: Kept, run: str) -> dict[str, Any]:
+def dossier(records: LedgerReader, blobs: BlobReader, run: str) -> dict[str, Any]:
     """A run, whole; equal ledgers and blobs give equal dossiers.
 
     Times are seconds of the Unix epoch, sizes bytes, scores as sites reported them. Its keys:
@@ -93,14 +93,14 @@ def _run(row: RunRow) -> dict[str, Any]:
     }
 
 
-def _sites(records: Records, rounds: Sequence[Mapping[str, Any]]) -> dict[SiteId, dict[str, Any]]:
+def _sites(records: LedgerReader, rounds: Sequence[Mapping[str, Any]]) -> dict[SiteId, dict[str, Any]]:
     """Those that were invited at least once."""
     roles, excluded = records.sites(), records.excluded()
     invited = sorted({fate["site"] for one in rounds for fate in one["fates"]})
     return {site: {"roles": roles.get(site, []), "excluded": excluded.get(site, "")} for site in invited}
 
 
-def _attempts(records: Records, run: str, rounds: Sequence[RoundRow]) -> list[dict[str, Any]]:
+def _attempts(records: LedgerReader, run: str, rounds: Sequence[RoundRow]) -> list[dict[str, Any]]:
     """All of them, read some rounds at a time."""
     found: list[dict[str, Any]] = []
     last = rounds[-1].round if rounds else -1
@@ -133,7 +133,7 @@ def _attempt(row: RoundRow, fates: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _fate(task: TaskRow, commits: Sequence[UpdateRow]) -> dict[str, Any]:
-    """What became of an invitation; `sent` counts as `Records.moved` does."""
+    """What became of an invitation; `sent` counts as `LedgerReader.moved` does."""
     taken = [update for update in commits if update.verdict is Verdict.ACCEPTED]
     refused = [update for update in commits if update.verdict is not Verdict.ACCEPTED]
     return {
@@ -154,14 +154,14 @@ def _refused(update: UpdateRow) -> dict[str, Any]:
     return {**facts, "bytes": update.bytes, "digest": update.digest}
 
 
-def _scores(records: Records, run: str, rounds: Sequence[RoundRow]) -> dict[int, Scores]:
+def _scores(records: LedgerReader, run: str, rounds: Sequence[RoundRow]) -> dict[int, Scores]:
     """By round, without those of single classes, which are many: one round at a time is read."""
     numbers = sorted({row.round for row in rounds if row.state is not None and not row.rolled_back})
     found = {number: records.scores(run, number).get(number, {}) for number in numbers}
     return {number: _told(sites, by_class=False) for number, sites in found.items() if sites}
 
 
-def _by_class(records: Records, run: str, scores: Mapping[int, Scores]) -> dict[str, Any]:
+def _by_class(records: LedgerReader, run: str, scores: Mapping[int, Scores]) -> dict[str, Any]:
     """The scores of single classes, of the newest scored round and of the best one."""
     best = best_round(scores)
     chosen = {"newest": max(scores, default=None), "best": None if best is None else best[0]}

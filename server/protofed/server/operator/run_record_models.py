@@ -12,14 +12,14 @@ from protofed.common.codec import Digest
 from protofed.common.errors import ProtofedError
 from protofed.common.payload import Array, Part, Payload, Tensors
 from protofed.common.tensors import unit
-from protofed.server.storage.reader import Records
+from protofed.server.storage.reader import LedgerReader
 from protofed.server.storage.rows import RoundRow
 
 MOST_CLASSES = 256  # of more, a matrix of all pairs is neither read nor drawn
 DECIMALS = 4
 
 
-class Kept(Protocol):
+class BlobReader(Protocol):
     """Blobs as a reader sees them."""
 
     def get(self, address: Digest) -> bytes:
@@ -29,7 +29,7 @@ class Kept(Protocol):
         """Whether it is there, sound or not."""
 
 
-def similarity(rounds: Sequence[RoundRow], blobs: Kept, classes: int) -> dict[str, Any]:
+def similarity(rounds: Sequence[RoundRow], blobs: BlobReader, classes: int) -> dict[str, Any]:
     """Cosines between the classes' prototypes [C][C] in the newest state that is kept, with its round.
 
     A class without a prototype has None in its row and column; without any prototypes `cosines` is empty.
@@ -42,7 +42,7 @@ def similarity(rounds: Sequence[RoundRow], blobs: Kept, classes: int) -> dict[st
     return {"round": None, "cosines": []}
 
 
-def norms(records: Records, rounds: Sequence[RoundRow], blobs: Kept, classes: int) -> dict[str, Any]:
+def norms(records: LedgerReader, rounds: Sequence[RoundRow], blobs: BlobReader, classes: int) -> dict[str, Any]:
     """Euclidean norms by class, {site: [C]}, of the newest round whose updates are kept: of the rows of the head that
     sites sent, or else of their prototypes; a class that a site sent nothing of has None.
     """
@@ -94,7 +94,7 @@ def _rows(tensors: Tensors, classes: int) -> Array | None:
     return rows
 
 
-def _read(blobs: Kept, address: Digest) -> Payload | None:
+def _read(blobs: BlobReader, address: Digest) -> Payload | None:
     """None: it is not kept any more, or not sound."""
     if not blobs.has(address):
         return None

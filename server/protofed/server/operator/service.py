@@ -9,17 +9,17 @@ from protofed.common.config.recipe import Recipe, parse_json
 from protofed.common.errors import ConfigError, short
 from protofed.common.payload import SiteId
 from protofed.common.pki.certificate import Party
-from protofed.common.protocol.messages import Activity, Hold, Progress, Role, Verdict, check_id
+from protofed.common.protocol.messages import Activity, PauseReason, Progress, Role, Verdict, check_id
 from protofed.server.access.certificates import Certificates
-from protofed.server.operator.downloads import Documents
+from protofed.server.operator.downloads import Downloads
 from protofed.server.operator.overview import Overview, overview
 from protofed.server.operator.run_record import outcome
 from protofed.server.operator.verification import Verified, verify_round
-from protofed.server.rounds.context import Surroundings
+from protofed.server.rounds.context import ServerContext
 from protofed.server.rounds.resume import recipe_of
-from protofed.server.rounds.run_queue import Runs
+from protofed.server.rounds.run_queue import RunQueue
 from protofed.server.storage.blobs import Blobs
-from protofed.server.storage.reader import Records
+from protofed.server.storage.reader import LedgerReader
 from protofed.server.storage.rows import CertificateRow, RoundRow, RunRow, TaskRow, UpdateRow
 
 LONGEST_REASON = 300
@@ -36,7 +36,7 @@ class RunReport:
 
 
 @dataclass(frozen=True)
-class Fate:
+class TaskHistory:
     """What became of one invitation, and the updates that were refused on the way."""
 
     task: TaskRow
@@ -49,7 +49,7 @@ class RoundReport:
 
     row: RoundRow
     outcome: str
-    fates: Sequence[Fate]
+    fates: Sequence[TaskHistory]
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class SiteReport:
     progress: Progress | None = None
 
 
-class Operation:
+class OperatorApi:
     """The operator's questions and orders; all methods but `verify` are called on the coordinator's thread.
 
     Attributes:
@@ -81,12 +81,12 @@ class Operation:
         ConfigError: from every method: there is no such run, round or site.
     """
 
-    def __init__(self, runs: Runs, around: Surroundings) -> None:
+    def __init__(self, runs: RunQueue, around: ServerContext) -> None:
         self._runs, self._around = runs, around
-        self._records: Records = around.ledger
+        self._records: LedgerReader = around.ledger
         self._blobs: Blobs = around.blobs
         self.meters, self.certificates = around.meters, Certificates(around.ledger)
-        self.documents = Documents(around.ledger, around.blobs)
+        self.documents = Downloads(around.ledger, around.blobs)
 
     # Runs
 
@@ -117,15 +117,15 @@ class Operation:
         fates = self._fates(run, range(told[0].round, told[-1].round + 1)) if told else {}
         return [RoundReport(row, outcome(row), fates.get((row.round, row.attempt), [])) for row in told]
 
-    def _fates(self, run: str, rounds: range) -> dict[tuple[int, int], list[Fate]]:
+    def _fates(self, run: str, rounds: range) -> dict[tuple[int, int], list[TaskHistory]]:
         """By round and attempt."""
         refused: dict[str, list[UpdateRow]] = {}
         for update in self._records.updates(run, rounds):
             if update.verdict is not Verdict.ACCEPTED:
                 refused.setdefault(update.task.nonce, []).append(update)
-        fates: dict[tuple[int, int], list[Fate]] = {}
+        fates: dict[tuple[int, int], list[TaskHistory]] = {}
         for task in self._records.tasks(run, rounds):
-            fates.setdefault((task.round, task.attempt), []).append(Fate(task, refused.get(task.nonce, [])))
+            fates.setdefault((task.round, task.attempt), []).append(TaskHistory(task, refused.get(task.nonce, [])))
         return fates
 
     def pause(self, run: str, *, paused: bool) -> RunReport:
@@ -182,7 +182,7 @@ class Operation:
             return SiteReport(site, roles, "away", "", None, "")
         age, doing = found
         alive = current is None or any(site in roster.alive(role, current.recipe.federation.idle_s) for role in Role)
-        if roster.hold(site) is not Hold.NONE:
+        if roster.hold(site) is not PauseReason.NONE:
             return SiteReport(site, roles, "held", doing, age, "")
         standing = "silent" if not alive else "idle" if doing in ("idle", Activity.FAILED) else "working"
         return SiteReport(site, roles, standing, doing, age, "")

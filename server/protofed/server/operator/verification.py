@@ -13,11 +13,11 @@ from protofed.server.method import server_methods
 from protofed.server.rounds.publisher import Publisher
 from protofed.server.rounds.resume import recipe_of
 from protofed.server.storage.blobs import Blobs
-from protofed.server.storage.reader import Records
+from protofed.server.storage.reader import LedgerReader
 from protofed.server.storage.rows import RoundRow
 
 
-class Finding(StrEnum):
+class VerificationResult(StrEnum):
     """What came of computing a state again."""
 
     SAME = "same"
@@ -30,13 +30,13 @@ class Finding(StrEnum):
 class Verified:
     """One published state, and what came out; `recomputed` is None where nothing did."""
 
-    finding: Finding
+    finding: VerificationResult
     published: Digest
     recomputed: Digest | None = None
     reason: str = ""
 
 
-def verify_round(records: Records, blobs: Blobs, run: str, round: int, attempt: int) -> Verified:
+def verify_round(records: LedgerReader, blobs: Blobs, run: str, round: int, attempt: int) -> Verified:
     """Compute the state of a published round again, from the state before it and the updates that it used.
 
     Raises:
@@ -53,7 +53,9 @@ def verify_round(records: Records, blobs: Blobs, run: str, round: int, attempt: 
     inputs = [update.digest for update in used] + ([before] if before else [])
     for address in [*inputs, published]:
         if not blobs.has(address):
-            return Verified(Finding.NOT_KEPT, published, reason=f"discarded: {address[:12]}…, see keep_rounds")
+            return Verified(
+                VerificationResult.NOT_KEPT, published, reason=f"discarded: {address[:12]}…, see keep_rounds"
+            )
     method = server_methods.build(recipe.method.name, recipe.method.options)
     publisher = Publisher(method, blobs, recipe.classes, recipe.federation.min_contributors)
     try:
@@ -61,8 +63,10 @@ def verify_round(records: Records, blobs: Blobs, run: str, round: int, attempt: 
         state = publisher.restore(before).state if before else None
         recomputed = codec.digest(codec.encode(publisher.aggregated(state, used)))
     except StateError as error:
-        return Verified(Finding.DAMAGED, published, reason=str(error))
-    return Verified(Finding.SAME if recomputed == published else Finding.DIFFERENT, published, recomputed)
+        return Verified(VerificationResult.DAMAGED, published, reason=str(error))
+    return Verified(
+        VerificationResult.SAME if recomputed == published else VerificationResult.DIFFERENT, published, recomputed
+    )
 
 
 def _before(row: RoundRow, rows: list[RoundRow]) -> Digest | None:

@@ -11,10 +11,10 @@ from protofed.common.codec import Digest
 from protofed.common.errors import ProtocolError
 from protofed.common.payload import SiteId
 from protofed.common.protocol.messages import Manifest, Receipt, TaskKind, Verdict
-from protofed.server.method import Expected
-from protofed.server.metrics import Meters
+from protofed.server.method import ExpectedUpdate
+from protofed.server.metrics import ServerMetrics
 from protofed.server.rounds import screening
-from protofed.server.rounds.screening import Fault, Refusal
+from protofed.server.rounds.screening import RejectionCode, UpdateProblem
 from protofed.server.storage.ledger import Ledger
 from protofed.server.storage.rows import TaskRow, UpdateRow
 
@@ -22,13 +22,13 @@ log = structlog.get_logger()
 
 
 @dataclass(frozen=True)
-class Admission:
+class UploadIntake:
     """The gate of one run's updates."""
 
     ledger: Ledger
     run: str
     classes: int
-    meters: Meters = field(default_factory=Meters)
+    meters: ServerMetrics = field(default_factory=ServerMetrics)
 
     def invitation(self, current: TaskRow | None, site: SiteId, nonce: str, *kinds: TaskKind) -> TaskRow:
         """The invitation that a site's call answers; the ledger is asked if it is not the site's `current` one.
@@ -58,13 +58,17 @@ class Admission:
                 return replace(counted.receipt(), verdict=Verdict.DUPLICATE)
             log.error("equivocation", run=self.run, round=row.round, site=row.site, digest=manifest.digest)
             return self.invalid(
-                row, manifest, Fault(Refusal.EQUIVOCATION, "another update was already accepted for this task")
+                row,
+                manifest,
+                UpdateProblem(RejectionCode.EQUIVOCATION, "another update was already accepted for this task"),
             )
         if row.fate == "not-needed" or complete:
             return self.judge(row, Verdict.NOT_NEEDED, manifest, f"round {row.round} had all the updates it needed")
         return self.judge(row, Verdict.STALE, manifest, f"round {row.round} is closed")
 
-    def announced(self, row: TaskRow, base: Digest | None, manifest: Manifest, expected: Expected) -> Receipt | None:
+    def announced(
+        self, row: TaskRow, base: Digest | None, manifest: Manifest, expected: ExpectedUpdate
+    ) -> Receipt | None:
         """INVALID if an announced upload cannot be accepted; None: send it."""
         fault = screening.size_fault(manifest) or screening.base_fault(base, row.base)
         if fault is None and row.kind is TaskKind.INITIALISE:
@@ -73,7 +77,7 @@ class Admission:
             fault = screening.manifest_fault(manifest, expected)
         return self.invalid(row, manifest, fault) if fault else None
 
-    def invalid(self, row: TaskRow, manifest: Manifest, fault: Fault) -> Receipt:
+    def invalid(self, row: TaskRow, manifest: Manifest, fault: UpdateProblem) -> Receipt:
         """Write down a refusal."""
         return self.judge(row, Verdict.INVALID, manifest, fault.text, fault.code)
 

@@ -9,13 +9,13 @@ from typing import TypeAlias
 import structlog
 
 from protofed.common.config.recipe import Federation
-from protofed.common.errors import DiskFailure, OutOfSpace, ProtofedError
+from protofed.common.errors import DiskFailureError, OutOfSpaceError, ProtofedError
 from protofed.common.failpoint import reach
 from protofed.common.payload import Payload, SiteId
 from protofed.common.protocol.messages import Verdict
 from protofed.server.rounds import phases, screening
 from protofed.server.rounds import state_machine as round_
-from protofed.server.rounds.context import Surroundings
+from protofed.server.rounds.context import ServerContext
 from protofed.server.rounds.publisher import Published, Publisher
 from protofed.server.storage.rows import UpdateRow
 
@@ -25,7 +25,7 @@ Computed: TypeAlias = Published | dict[SiteId, str] | Exception  # the new state
 
 
 @dataclass(frozen=True)
-class Job:
+class AggregationJob:
     """One round's aggregation.
 
     Attributes:
@@ -50,17 +50,17 @@ class Aggregation:
         run: str,
         rules: Federation,
         publisher: Publisher,
-        around: Surroundings,
-        then: Callable[[Job, Published | phases.Insufficient | phases.Broken], None],
+        around: ServerContext,
+        then: Callable[[AggregationJob, Published | phases.Insufficient | phases.Broken], None],
     ) -> None:
         self._run, self._rules, self._publisher = run, rules, publisher
         self._around, self._ledger, self._then = around, around.ledger, then
-        self._job: Job | None = None
+        self._job: AggregationJob | None = None
         self._noted = False
         self._again_at: float | None = None  # waiting for space
 
     @property
-    def job(self) -> Job | None:
+    def job(self) -> AggregationJob | None:
         """What is being aggregated, or waits for space on the disk."""
         return self._job
 
@@ -69,7 +69,7 @@ class Aggregation:
         """Whether nothing is being computed because the disk is full."""
         return self._again_at is not None
 
-    def begin(self, job: Job, state: Payload | None) -> None:
+    def begin(self, job: AggregationJob, state: Payload | None) -> None:
         """Aggregate a round's updates on top of a state; None: the first model."""
         self._job, self._noted = job, False
         self._aggregate(state)
@@ -90,7 +90,7 @@ class Aggregation:
         try:
             deaths = self._note(job.phase)
             used, aside = self._used(job.phase)
-        except OutOfSpace as error:
+        except OutOfSpaceError as error:
             self._wait(error)
             return
         if deaths >= self._rules.attempts:
@@ -112,7 +112,7 @@ class Aggregation:
         self._noted = True
         return begun - 1
 
-    def _wait(self, error: OutOfSpace) -> None:
+    def _wait(self, error: OutOfSpaceError) -> None:
         job = self._job
         at = {} if job is None else {"round": job.phase.round}
         log.error("no space for the new state; trying again", run=self._run, **at, in_s=PAUSE_S, why=str(error))
@@ -132,14 +132,14 @@ class Aggregation:
         aside = {row.task.site: row.set_aside for row in accepted if row.set_aside is not None} | outliers
         return [row for row in accepted if row.task.site not in aside], aside
 
-    def _computed(self, job: Job, state: Payload | None, used: list[UpdateRow]) -> Computed:
+    def _computed(self, job: AggregationJob, state: Payload | None, used: list[UpdateRow]) -> Computed:
         """On the thread for work: touches no ledger."""
         try:
             reach("aggregation-begun")
             new = self._publisher.aggregated(state, used)
             reach("aggregation-done")
             return self._publisher.publish(new, state)
-        except OutOfSpace as error:
+        except OutOfSpaceError as error:
             return error
         except Exception as error:
             if damaged := self._publisher.damaged(used):
@@ -147,20 +147,20 @@ class Aggregation:
             log.exception("aggregation failed", run=self._run, round=job.phase.round)
             return error
 
-    def _go_on(self, job: Job, state: Payload | None, used: list[UpdateRow], found: Computed) -> None:
+    def _go_on(self, job: AggregationJob, state: Payload | None, used: list[UpdateRow], found: Computed) -> None:
         if self._job is not job:  # the run was ended meanwhile
             return
         match found:
             case Published():
                 try:
                     self._publish(job, found)
-                except OutOfSpace as error:
+                except OutOfSpaceError as error:
                     self._wait(error)
                     return
                 self._end(found)
-            case OutOfSpace():
+            case OutOfSpaceError():
                 self._wait(found)
-            case DiskFailure():
+            case DiskFailureError():
                 raise found  # the server ends; another one, with a sound disk, aggregates
             case dict():
                 for row in used:
@@ -182,7 +182,7 @@ class Aggregation:
         assert job is not None  # noqa: S101  (begun)
         self._then(job, outcome)
 
-    def _publish(self, job: Job, new: Published) -> None:
+    def _publish(self, job: AggregationJob, new: Published) -> None:
         """Blob first (it is durable already), ledger row second, old blobs go last."""
         phase = job.phase
         aside = any(row.set_aside for row in self._ledger.updates(self._run, phase.round, phase.attempt))

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from protofed.common.payload import SiteId
-from protofed.server.metrics import Meters
-from protofed.server.rounds.presence import Roster
+from protofed.server.metrics import ServerMetrics
+from protofed.server.rounds.presence import SitePresence
 from protofed.server.storage.blobs import Blobs
 from protofed.server.storage.ledger import Ledger
 
 
-class Work(Protocol):
+class RunJob(Protocol):
     """Runs a job, here or on another thread, then `done` with its result on the coordinator's thread."""
 
     def __call__(self, job: Callable[[], Any], done: Callable[[Any], None]) -> None:
@@ -21,12 +21,12 @@ class Work(Protocol):
 
 
 def inline(job: Callable[[], Any], done: Callable[[Any], None]) -> None:
-    """`Work` of a simulation: at once."""
+    """`RunJob` of a simulation: at once."""
     done(job())
 
 
 @dataclass(frozen=True)
-class Surroundings:
+class ServerContext:
     """What a coordinator stands on; one server's runs share it.
 
     Attributes:
@@ -39,10 +39,10 @@ class Surroundings:
 
     ledger: Ledger
     blobs: Blobs
-    roster: Roster
+    roster: SitePresence
     clock: Callable[[], float]
-    work: Work = inline
+    work: RunJob = inline
     notify: Callable[[Iterable[SiteId] | None], None] = lambda _sites: None
     keep_rounds: int = 2
     simulated: bool = False
-    meters: Meters = field(default_factory=Meters)
+    meters: ServerMetrics = field(default_factory=ServerMetrics)

@@ -1,6 +1,6 @@
 """The coordinator: what sites ask of one run, and what it answers. Knows no wire.
 
-All methods are called from one thread at a time; only `Surroundings.work` may run a job elsewhere.
+All methods are called from one thread at a time; only `ServerContext.work` may run a job elsewhere.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from protofed.common.protocol.messages import (
 )
 from protofed.server.method import NOTHING
 from protofed.server.rounds import phases, screening
-from protofed.server.rounds.admission import Admission
-from protofed.server.rounds.context import Surroundings
+from protofed.server.rounds.admission import UploadIntake
+from protofed.server.rounds.context import ServerContext
 from protofed.server.rounds.driver import Driver
 from protofed.server.rounds.publisher import Published
-from protofed.server.rounds.screening import Fault
-from protofed.server.rounds.update_check import Examiner
+from protofed.server.rounds.screening import UpdateProblem
+from protofed.server.rounds.update_check import UpdateValidator
 from protofed.server.storage.rows import TaskRow
 
 log = structlog.get_logger()
@@ -48,13 +48,13 @@ class Coordinator:
         StateError: the ledger holds another run of this name, or a state that cannot be read.
     """
 
-    def __init__(self, recipe: Recipe, around: Surroundings) -> None:
+    def __init__(self, recipe: Recipe, around: ServerContext) -> None:
         self.recipe, self.run = recipe, recipe.name
         self._ledger, self._roster, self._clock = around.ledger, around.roster, around.clock
-        self._admission = Admission(around.ledger, self.run, recipe.classes, around.meters)
+        self._admission = UploadIntake(around.ledger, self.run, recipe.classes, around.meters)
         self._driver = Driver(recipe, around)
         self._invitations = self._driver.invitations
-        self._examiner = Examiner(around.blobs, recipe.federation.max_norm)
+        self._examiner = UpdateValidator(around.blobs, recipe.federation.max_norm)
 
     @property
     def phase(self) -> phases.Phase:
@@ -107,7 +107,7 @@ class Coordinator:
     def next_task(self, site: SiteId, instance: str) -> Task | Wait | Finished:
         """What the site should do now."""
         self._roster.seen(site, instance)
-        if isinstance(self.phase, phases.Finished):
+        if isinstance(self.phase, phases.FinishedPhase):
             return Finished(self.phase.reason, last=True)
         row = self._invitations.of(site)
         if row is None:
@@ -149,7 +149,7 @@ class Coordinator:
             )
         return settled or self._admission.announced(row, base, manifest, self._driver.expected(row))
 
-    def examine(self, data: bytes, manifest: Manifest, base: Digest | None) -> Fault | float:
+    def examine(self, data: bytes, manifest: Manifest, base: Digest | None) -> UpdateProblem | float:
         """What is wrong with the bytes of an update, or else its norm. The only method for any thread."""
         return self._examiner.examine(data, manifest, base)
 
@@ -177,7 +177,7 @@ class Coordinator:
         self._driver.answered(row, phases.Arrived(site, self._clock()))
         return receipt
 
-    def refuse(self, site: SiteId, nonce: str, manifest: Manifest, fault: Fault) -> Receipt:
+    def refuse(self, site: SiteId, nonce: str, manifest: Manifest, fault: UpdateProblem) -> Receipt:
         """Write down what `examine` found."""
         row = self._invitation(site, nonce, TaskKind.INITIALISE, TaskKind.FIT)
         return self._admission.invalid(row, manifest, fault)
@@ -195,7 +195,7 @@ class Coordinator:
         if not self._invitations.has(row):
             return
         self._ledger.add_scores(row, scores)
-        self._driver.answered(row, phases.Scored(site))
+        self._driver.answered(row, phases.ScoresArrived(site))
 
     def _settled(self, row: TaskRow, manifest: Manifest) -> Receipt | None:
         open_, complete = self._invitations.has(row), self._driver.was_complete(row)

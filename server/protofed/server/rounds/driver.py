@@ -12,21 +12,21 @@ import structlog
 import protofed.server.methods  # noqa: F401  (registers the server halves)
 from protofed.common.codec import Digest
 from protofed.common.config.recipe import Recipe
-from protofed.common.errors import ConfigError, Conflict, OutOfSpace, StateError
+from protofed.common.errors import ConfigError, ConflictError, OutOfSpaceError, StateError
 from protofed.common.payload import Payload, SiteId
 from protofed.common.protocol.messages import Role, TaskKind, score_family
-from protofed.server.method import NOTHING, Expected, ServerMethod, server_methods
+from protofed.server.method import NOTHING, ExpectedUpdate, ServerMethod, server_methods
 from protofed.server.operator.overview import spreads
 from protofed.server.rounds import phases
-from protofed.server.rounds.aggregation import Aggregation, Job
-from protofed.server.rounds.context import Surroundings
+from protofed.server.rounds.aggregation import Aggregation, AggregationJob
+from protofed.server.rounds.context import ServerContext
 from protofed.server.rounds.invitations import Invitations
 from protofed.server.rounds.min_contributors import check_contributors
 from protofed.server.rounds.phases import Sites
 from protofed.server.rounds.publisher import Published, Publisher
 from protofed.server.rounds.resume import check_same, resumed
 from protofed.server.rounds.sampling import Uniform
-from protofed.server.rounds.state_machine import Rules, advance
+from protofed.server.rounds.state_machine import RoundRules, advance
 from protofed.server.storage.rows import RoundRow, TaskRow
 
 log = structlog.get_logger()
@@ -40,12 +40,12 @@ class Driver:
         StateError: the ledger holds another run of this name, or a state that cannot be read.
     """
 
-    def __init__(self, recipe: Recipe, around: Surroundings) -> None:
+    def __init__(self, recipe: Recipe, around: ServerContext) -> None:
         check_contributors(recipe, simulated=around.simulated)
         self._recipe, self._run = recipe, recipe.name
         self._around, self._ledger = around, around.ledger
         self._method: ServerMethod = server_methods.build(recipe.method.name, recipe.method.options)
-        self._rules = Rules(recipe.rounds, recipe.federation, Uniform(recipe.seed), in_time=not around.simulated)
+        self._rules = RoundRules(recipe.rounds, recipe.federation, Uniform(recipe.seed), in_time=not around.simulated)
         self._publisher = Publisher(self._method, around.blobs, recipe.classes, recipe.federation.min_contributors)
         careful = replace(around, work=self._work)
         self._aggregation = Aggregation(self._run, recipe.federation, self._publisher, careful, self._aggregation_ended)
@@ -73,7 +73,7 @@ class Driver:
             return None
         return job.complete
 
-    def expected(self, row: TaskRow) -> Expected:
+    def expected(self, row: TaskRow) -> ExpectedUpdate:
         """What an update that answers the invitation must look like."""
         if row.kind is TaskKind.INITIALISE or self.published is None:
             return NOTHING
@@ -113,7 +113,7 @@ class Driver:
             Conflict: a round is being aggregated at this moment.
         """
         if self._aggregation.job is not None and not self._aggregation.waits_for_space:
-            raise Conflict("a round is being aggregated at this moment; try again in a few seconds")
+            raise ConflictError("a round is being aggregated at this moment; try again in a few seconds")
         found = {row.round: row.state for row in self._ledger.rounds(self._run) if row.state is not None}
         kept = [number for number, state in found.items() if self._around.blobs.has(state)]
         if to not in kept:
@@ -170,7 +170,7 @@ class Driver:
             try:
                 for effect in effects:
                     self._perform(effect)
-            except OutOfSpace as error:
+            except OutOfSpaceError as error:
                 if not (isinstance(before, phases.Idle) and isinstance(self.phase, phases.Collecting)):
                     raise  # half done: only a restart, from the ledger, can go on
                 log.error("no space to open a round; trying again", run=self._run, round=before.round, why=str(error))
@@ -185,12 +185,12 @@ class Driver:
             case phases.Open(phase):
                 self._open(phase)
             case phases.Aggregate(phase, complete):
-                self._aggregation.begin(Job(phase, complete, self.invitations.clear()), self._state)
+                self._aggregation.begin(AggregationJob(phase, complete, self.invitations.clear()), self._state)
             case phases.Abandon(round_, attempt, reason):
                 log.warning("round abandoned", run=self._run, round=round_, attempt=attempt, reason=reason)
                 self._ledger.abandon(self._run, round_, attempt, reason, self.invitations.clear())
                 self._around.meters.round_ended("abandoned")
-            case phases.Score(phase):
+            case phases.AskScores(phase):
                 attempt = self._ledger.rounds(self._run)[-1].attempt  # the one that gave the model
                 self._invite(TaskKind.SCORE, phase.round, attempt, phase.awaited, self._ledger.invite)
             case phases.Finish(phase):
@@ -225,7 +225,7 @@ class Driver:
 
         self._around.work(job, careful)
 
-    def _aggregation_ended(self, job: Job, outcome: Published | phases.Insufficient | phases.Broken) -> None:
+    def _aggregation_ended(self, job: AggregationJob, outcome: Published | phases.Insufficient | phases.Broken) -> None:
         """The end of an aggregation, on the coordinator's thread."""
         if isinstance(outcome, Published):
             self._published = outcome
@@ -251,7 +251,7 @@ class Driver:
         states = [row.state for row in rounds if row.state]
         if known.outcome is not None:
             self._ended_with = states[-1] if states else None
-            return phases.Finished(known.reason or "", known.outcome)
+            return phases.FinishedPhase(known.reason or "", known.outcome)
         if not rounds:
             return phases.Idle(0)
         self._published = self._publisher.restore(states[-1]) if states else None

@@ -9,7 +9,7 @@ from dataclasses import replace
 from protofed.common.failpoint import reach
 from protofed.common.payload import Payload, SiteId
 from protofed.common.protocol.messages import TaskKind
-from protofed.server.rounds.context import Surroundings
+from protofed.server.rounds.context import ServerContext
 from protofed.server.rounds.publisher import Publisher
 from protofed.server.storage.rows import TaskRow
 
@@ -17,7 +17,7 @@ from protofed.server.storage.rows import TaskRow
 class Invitations:
     """At most one a site."""
 
-    def __init__(self, run: str, publisher: Publisher, around: Surroundings) -> None:
+    def __init__(self, run: str, publisher: Publisher, around: ServerContext) -> None:
         self._run, self._publisher, self._around = run, publisher, around
         self._open: dict[SiteId, TaskRow] = {}
 

@@ -12,7 +12,7 @@ from protofed.common import codec
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import ConfigError
 from protofed.common.payload import Array, Part, Payload, Tensors
-from protofed.server.method import Expected
+from protofed.server.method import ExpectedUpdate
 
 FEWEST = 2  # outside of simulations
 BY_CLASS = frozenset({Part.PROTOTYPES, Part.CLASS_PRESENCE})  # parts that tell to which classes an update contributes
@@ -32,7 +32,7 @@ def check_contributors(recipe: Recipe, *, simulated: bool) -> None:
         )
 
 
-def told_by_class(expected: Expected) -> bool:
+def told_by_class(expected: ExpectedUpdate) -> bool:
     """Whether such updates say to which classes they contribute."""
     return any(spec.part in BY_CLASS for spec in (*expected.required, *expected.optional))
 

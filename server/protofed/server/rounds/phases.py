@@ -12,7 +12,7 @@ Sites: TypeAlias = frozenset[SiteId]
 NOBODY: Sites = frozenset()
 
 
-class Outcome(StrEnum):
+class RoundOutcome(StrEnum):
     """How a run ended."""
 
     COMPLETED = "completed"
@@ -100,19 +100,19 @@ class Evaluating:
 
 
 @dataclass(frozen=True)
-class Finished:
+class FinishedPhase:
     """The end; nothing leads out of it."""
 
     reason: str
-    outcome: Outcome
+    outcome: RoundOutcome
 
     @property
     def failed(self) -> bool:
         """Whether it ended otherwise than the recipe or the operator wanted."""
-        return self.outcome is Outcome.FAILED
+        return self.outcome is RoundOutcome.FAILED
 
 
-Phase: TypeAlias = Idle | Collecting | Aggregating | Evaluating | Finished
+Phase: TypeAlias = Idle | Collecting | Aggregating | Evaluating | FinishedPhase
 PHASES = ("idle", "collecting", "aggregating", "evaluating", "finished")
 
 
@@ -176,7 +176,7 @@ class Aggregated:
 
 
 @dataclass(frozen=True)
-class Scored:
+class ScoresArrived:
     """A site's scores are durable."""
 
     site: SiteId
@@ -203,7 +203,7 @@ class Stop:
     reason: str
 
 
-Event: TypeAlias = Tick | Arrived | Declined | Aggregated | Insufficient | Scored | Broken | Stop
+Event: TypeAlias = Tick | Arrived | Declined | Aggregated | Insufficient | ScoresArrived | Broken | Stop
 
 
 # Effects
@@ -234,7 +234,7 @@ class Abandon:
 
 
 @dataclass(frozen=True)
-class Score:
+class AskScores:
     """Ask these sites for scores."""
 
     phase: Evaluating
@@ -244,7 +244,7 @@ class Score:
 class Finish:
     """Write down how the run ended and tell the sites."""
 
-    phase: Finished
+    phase: FinishedPhase
 
 
-Effect: TypeAlias = Open | Aggregate | Abandon | Score | Finish
+Effect: TypeAlias = Open | Aggregate | Abandon | AskScores | Finish

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 
-from protofed.common.errors import Excluded, Fenced, NotEnrolled
+from protofed.common.errors import ExcludedError, FencedError, NotEnrolledError
 from protofed.common.payload import SiteId
-from protofed.common.protocol.messages import Hold, Progress, Role
+from protofed.common.protocol.messages import PauseReason, Progress, Role
 from protofed.server.storage.ledger import Ledger
 
 
@@ -17,11 +17,11 @@ class _Presence:
     roles: frozenset[Role]
     mark: Hashable
     moved_at: float
-    hold: Hold = Hold.NONE
+    hold: PauseReason = PauseReason.NONE
     told: Progress | None = None
 
 
-class Roster:
+class SitePresence:
     """Enrolled sites; one daemon a site, the newest fences the older.
 
     Args:
@@ -42,7 +42,7 @@ class Roster:
             if site not in self._excluded:
                 self._present[site] = _Presence(None, frozenset(map(Role, roles)), None, self._clock())
 
-    def enroll(self, site: SiteId, roles: Iterable[Role], instance: str, hold: Hold = Hold.NONE) -> None:
+    def enroll(self, site: SiteId, roles: Iterable[Role], instance: str, hold: PauseReason = PauseReason.NONE) -> None:
         """Enter a daemon; an older one of the same site is fenced from now on.
 
         Args:
@@ -68,9 +68,9 @@ class Roster:
         self._check_admitted(site)
         presence = self._present.get(site)
         if presence is None or presence.instance is None:
-            raise NotEnrolled(f"site {site} is not enrolled here; enroll (again)")
+            raise NotEnrolledError(f"site {site} is not enrolled here; enroll (again)")
         if presence.instance != instance:
-            raise Fenced(f"a newer daemon of site {site} has enrolled; this one has to end")
+            raise FencedError(f"a newer daemon of site {site} has enrolled; this one has to end")
         if isinstance(mark, Progress):
             presence.told = mark
         if mark is None or mark != presence.mark or (isinstance(mark, Progress) and mark.moving):
@@ -121,10 +121,10 @@ class Roster:
         """Seconds since the last progress of all that are there, or presumed to be. Asked from any thread."""
         return {site: self._clock() - found.moved_at for site, found in list(self._present.items())}
 
-    def hold(self, site: SiteId) -> Hold:
+    def hold(self, site: SiteId) -> PauseReason:
         """Why a site that is there takes no task."""
         presence = self._present.get(site)
-        return Hold.NONE if presence is None else presence.hold
+        return PauseReason.NONE if presence is None else presence.hold
 
     def silence(self, site: SiteId) -> str:
         """What is known of a site that has not reported, in words."""
@@ -136,7 +136,7 @@ class Roster:
 
     def enrolled(self, role: Role) -> frozenset[SiteId]:
         """All sites of a role that this server has met, and that take tasks."""
-        there = ((site, found.roles) for site, found in list(self._present.items()) if found.hold is Hold.NONE)
+        there = ((site, found.roles) for site, found in list(self._present.items()) if found.hold is PauseReason.NONE)
         return frozenset(site for site, roles in there if role in roles)
 
     def alive(self, role: Role, idle_s: float) -> frozenset[SiteId]:
@@ -152,7 +152,7 @@ class Roster:
 
     def _check_admitted(self, site: SiteId) -> None:
         if (reason := self._excluded.get(site)) is not None:
-            raise Excluded(f"the operator has excluded site {site}: {reason}")
+            raise ExcludedError(f"the operator has excluded site {site}: {reason}")
 
 
 def _doing(mark: Hashable) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from protofed.common import codec
 from protofed.common.codec import Digest
-from protofed.common.errors import OutOfSpace, StateError
+from protofed.common.errors import OutOfSpaceError, StateError
 from protofed.common.payload import Payload, SiteId, Update
 from protofed.server.method import ServerMethod
 from protofed.server.rounds import min_contributors as contributors
@@ -52,7 +52,7 @@ class Publisher:
         for row in rows:
             try:
                 self._blobs.get(row.digest)
-            except OutOfSpace:
+            except OutOfSpaceError:
                 continue  # it cannot be looked at now
             except StateError as error:
                 found[row.task.site] = str(error)

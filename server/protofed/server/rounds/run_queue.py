@@ -8,13 +8,20 @@ import structlog
 
 from protofed.common.codec import Digest
 from protofed.common.config.recipe import Recipe
-from protofed.common.errors import ConfigError, Conflict, OutOfSpace, ProtocolError, StateError, VersionMismatch
+from protofed.common.errors import (
+    ConfigError,
+    ConflictError,
+    OutOfSpaceError,
+    ProtocolError,
+    StateError,
+    VersionMismatchError,
+)
 from protofed.common.payload import SiteId
 from protofed.common.protocol.messages import (
     PROTOCOL_VERSION,
     Assignment,
     Finished,
-    Hold,
+    PauseReason,
     Progress,
     Role,
     Signal,
@@ -22,9 +29,9 @@ from protofed.common.protocol.messages import (
     Wait,
 )
 from protofed.server.rounds import phases
-from protofed.server.rounds.context import Surroundings
+from protofed.server.rounds.context import ServerContext
 from protofed.server.rounds.coordinator import Coordinator
-from protofed.server.rounds.phases import Outcome
+from protofed.server.rounds.phases import RoundOutcome
 from protofed.server.rounds.resume import check_same, recipe_of
 from protofed.server.storage.rows import RunRow
 
@@ -32,7 +39,7 @@ log = structlog.get_logger()
 NO_RUN = "no run is queued"
 
 
-class Runs:
+class RunQueue:
     """The run that goes on, those that wait for it, and those that have ended.
 
     A run that was begun before a restart goes on from the ledger. One that cannot be taken up again, because its state
@@ -46,7 +53,7 @@ class Runs:
         StateError: the ledger holds a run of that name with another recipe.
     """
 
-    def __init__(self, recipes: Sequence[Recipe], around: Surroundings) -> None:
+    def __init__(self, recipes: Sequence[Recipe], around: ServerContext) -> None:
         names = [recipe.name for recipe in recipes]
         if len(set(names)) != len(names):
             raise ConfigError(f"two recipes have the same name: {', '.join(names)}; a run's name is used once")
@@ -69,7 +76,7 @@ class Runs:
     def current(self) -> Coordinator | None:
         """The run that goes on."""
         for coordinator in list(self._live.values()):  # asked from any thread
-            if not isinstance(coordinator.phase, phases.Finished):
+            if not isinstance(coordinator.phase, phases.FinishedPhase):
                 return coordinator
         return None
 
@@ -87,7 +94,7 @@ class Runs:
         """Let time act on the run that goes on."""
         if (current := self.current) is not None:
             current.tick()
-        ended = [run for run, coordinator in self._live.items() if isinstance(coordinator.phase, phases.Finished)]
+        ended = [run for run, coordinator in self._live.items() if isinstance(coordinator.phase, phases.FinishedPhase)]
         for run in ended[:-1] if self.current is None else ended:
             del self._live[run]  # with its last state
 
@@ -106,7 +113,7 @@ class Runs:
         software: str,
         ours: str,
         roles: Iterable[Role],
-        hold: Hold = Hold.NONE,
+        hold: PauseReason = PauseReason.NONE,
     ) -> Assignment | Finished:
         """Enter a daemon and give it the current run. Nobody waits for one that says why it takes no task.
 
@@ -115,14 +122,14 @@ class Runs:
             Excluded: the operator keeps the site out.
         """
         if protocol != PROTOCOL_VERSION:
-            raise VersionMismatch(
+            raise VersionMismatchError(
                 f"the client (protofed {software}) speaks protocol {protocol}, this server (protofed {ours}) protocol "
                 f"{PROTOCOL_VERSION}; install the same protofed on both"
             )
         self._around.roster.enroll(site, roles, instance, hold)
         if (current := self.current) is None:
             return self._finished(site)
-        if hold is not Hold.NONE:
+        if hold is not PauseReason.NONE:
             current.dismiss(site, hold.value)
         current.tick()
         recipe = current.recipe
@@ -177,10 +184,10 @@ class Runs:
             Conflict: there is a run of this name.
         """
         if self._ledger.run(recipe.name) is not None:
-            raise Conflict(f"there is a run '{recipe.name}' already; give the recipe another name")
+            raise ConflictError(f"there is a run '{recipe.name}' already; give the recipe another name")
         try:
             self._live[recipe.name] = Coordinator(recipe, self._around)
-        except OutOfSpace:
+        except OutOfSpaceError:
             if (row := self._ledger.run(recipe.name)) is not None:  # it is queued; only the journal lacks it yet
                 self._take_up(row)
             raise
@@ -213,7 +220,7 @@ class Runs:
             Conflict: a round is being aggregated at this moment.
         """
         coordinator = self.of(run)
-        ended = isinstance(coordinator.phase, phases.Finished)
+        ended = isinstance(coordinator.phase, phases.FinishedPhase)
         coordinator.roll_back(to)
         if ended:
             self._live[run] = self._live.pop(run)
@@ -233,8 +240,8 @@ class Runs:
 
     def _going_on(self, run: str) -> Coordinator:
         coordinator = self.of(run)
-        if isinstance(coordinator.phase, phases.Finished):
-            raise Conflict(f"run '{run}' has ended: {coordinator.phase.reason}")
+        if isinstance(coordinator.phase, phases.FinishedPhase):
+            raise ConflictError(f"run '{run}' has ended: {coordinator.phase.reason}")
         return coordinator
 
     def _take_up(self, row: RunRow) -> bool:
@@ -245,7 +252,7 @@ class Runs:
         except (ConfigError, StateError) as error:
             log.exception("run cannot be taken up again", run=row.run)
             remedy = f"restore it, or `protofed runs rollback {row.run}` to an earlier round"
-            self._ledger.end_run(row.run, f"it could not be taken up again: {error}; {remedy}", Outcome.FAILED)
+            self._ledger.end_run(row.run, f"it could not be taken up again: {error}; {remedy}", RoundOutcome.FAILED)
             return False
         return True
 

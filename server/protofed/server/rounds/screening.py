@@ -20,7 +20,7 @@ from protofed.common.codec import Digest
 from protofed.common.errors import CodecError
 from protofed.common.payload import Array, Part, Payload, SiteId, TensorSpec
 from protofed.common.protocol.messages import Manifest
-from protofed.server.method import Expected
+from protofed.server.method import ExpectedUpdate
 
 MAX_UPDATE_BYTES = 4 << 30
 LARGEST_JUMP = 10  # of a site's example count from one round to another: sites grow, but not by that much
@@ -31,8 +31,8 @@ BLOCK = 1 << 16  # numbers whose difference is held at a time: 512 KiB
 _SCALAR = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
-class Refusal(StrEnum):
-    """Why an update is INVALID, for counting; `Fault.text` says it in words."""
+class RejectionCode(StrEnum):
+    """Why an update is INVALID, for counting; `UpdateProblem.text` says it in words."""
 
     SIZE = "size"  # the announced total is over the limit, or cannot be that of the announced tensors
     BASE = "base"  # it starts from another model than the task names
@@ -48,60 +48,62 @@ class Refusal(StrEnum):
 
 
 @dataclass(frozen=True)
-class Fault:
+class UpdateProblem:
     """What is wrong with an update; the text goes to its site and into the ledger."""
 
-    code: Refusal
+    code: RejectionCode
     text: str
 
     def __str__(self) -> str:
         return self.text
 
 
-def size_fault(manifest: Manifest) -> Fault | None:
+def size_fault(manifest: Manifest) -> UpdateProblem | None:
     """Whether the announced total is within the limit and can be that of the announced tensors."""
     numbers = sum(spec.nbytes for spec in manifest.tensors)
     if manifest.total > MAX_UPDATE_BYTES or not numbers < manifest.total <= numbers + HEADER_ROOM:
-        return Fault(Refusal.SIZE, f"{manifest.total} bytes announced for tensors of {numbers} bytes")
+        return UpdateProblem(RejectionCode.SIZE, f"{manifest.total} bytes announced for tensors of {numbers} bytes")
     return None
 
 
-def base_fault(base: Digest | None, named: Digest | None) -> Fault | None:
+def base_fault(base: Digest | None, named: Digest | None) -> UpdateProblem | None:
     """Whether an update starts from the model that its task names."""
-    return None if base == named else Fault(Refusal.BASE, "it starts from another model than the task names")
+    return (
+        None if base == named else UpdateProblem(RejectionCode.BASE, "it starts from another model than the task names")
+    )
 
 
-def manifest_fault(manifest: Manifest, expected: Expected) -> Fault | None:
+def manifest_fault(manifest: Manifest, expected: ExpectedUpdate) -> UpdateProblem | None:
     """Whether an upload is announced as the method expects it: names, dtypes, shapes."""
     announced = {spec.path: spec for spec in manifest.tensors}
     if len(announced) != len(manifest.tensors):
-        return Fault(Refusal.TENSORS, "a tensor is announced twice")
+        return UpdateProblem(RejectionCode.TENSORS, "a tensor is announced twice")
     required = {spec.path: spec for spec in expected.required}
     known = required | {spec.path: spec for spec in expected.optional}
     if missing := sorted(required.keys() - announced.keys()):
-        return Fault(Refusal.TENSORS, f"{missing[0]} is missing ({len(missing)} in all)")
+        return UpdateProblem(RejectionCode.TENSORS, f"{missing[0]} is missing ({len(missing)} in all)")
     for path, spec in announced.items():
         if path not in known:
-            return Fault(Refusal.TENSORS, f"{path} is not part of this method's update")
+            return UpdateProblem(RejectionCode.TENSORS, f"{path} is not part of this method's update")
         if spec != known[path]:
-            return Fault(Refusal.TENSORS, f"{path} is {_shape(spec)}, expected {_shape(known[path])}")
+            return UpdateProblem(RejectionCode.TENSORS, f"{path} is {_shape(spec)}, expected {_shape(known[path])}")
     return None
 
 
-def first_model_fault(manifest: Manifest, classes: int) -> Fault | None:
+def first_model_fault(manifest: Manifest, classes: int) -> UpdateProblem | None:
     """Whether an upload is announced as a freshly made model: BODY, and HEAD with a real `weight` [C, D]."""
     announced = {spec.path: spec for spec in manifest.tensors}
     if len(announced) != len(manifest.tensors):
-        return Fault(Refusal.TENSORS, "a tensor is announced twice")
+        return UpdateProblem(RejectionCode.TENSORS, "a tensor is announced twice")
     if any(spec.part not in (Part.BODY, Part.HEAD) for spec in manifest.tensors):
-        return Fault(Refusal.TENSORS, "a first model has only a body and a head")
+        return UpdateProblem(RejectionCode.TENSORS, "a first model has only a body and a head")
     head = announced.get(f"{Part.HEAD}/weight")
     if head is None or len(head.shape) != 2 or head.shape[0] != classes or head.dtype == "int64":
-        return Fault(Refusal.TENSORS, f"a first model needs a head with weight [{classes}, D]")
+        return UpdateProblem(RejectionCode.TENSORS, f"a first model needs a head with weight [{classes}, D]")
     return None
 
 
-def examined(data: bytes, manifest: Manifest, base: Payload | None, max_norm: float) -> Fault | float:
+def examined(data: bytes, manifest: Manifest, base: Payload | None, max_norm: float) -> UpdateProblem | float:
     """What is wrong with the bytes that came, or else the update's norm.
 
     The norm is Euclidean, over all floating-point tensors together: of (update - base) for a tensor that the base holds
@@ -113,43 +115,43 @@ def examined(data: bytes, manifest: Manifest, base: Payload | None, max_norm: fl
     """
     try:
         if codec.manifest(data) != tuple(sorted(manifest.tensors, key=lambda spec: spec.path)):
-            return Fault(Refusal.CONTENTS, "the upload holds other tensors than were announced")
+            return UpdateProblem(RejectionCode.CONTENTS, "the upload holds other tensors than were announced")
         payload = codec.decode(data)
     except CodecError as error:
-        return Fault(Refusal.DAMAGED, str(error))
+        return UpdateProblem(RejectionCode.DAMAGED, str(error))
     norm = _norm(payload, base or {})
     if math.isfinite(norm) and norm <= max_norm:
         return norm
     text = f"the update's norm is {norm:.6g}: this run lets in at most {max_norm:g}"
-    return not_finite(payload) or Fault(Refusal.NORM, text)
+    return not_finite(payload) or UpdateProblem(RejectionCode.NORM, text)
 
 
-def not_finite(payload: Payload) -> Fault | None:
+def not_finite(payload: Payload) -> UpdateProblem | None:
     """Names the first tensor with NaN or infinity."""
     path = codec.first_not_finite(payload)
-    return Fault(Refusal.NOT_FINITE, f"{path} has values that are not finite") if path else None
+    return UpdateProblem(RejectionCode.NOT_FINITE, f"{path} has values that are not finite") if path else None
 
 
-def scalars_fault(scalars: Mapping[str, float], weight: float | None, expected: Expected) -> Fault | None:
+def scalars_fault(scalars: Mapping[str, float], weight: float | None, expected: ExpectedUpdate) -> UpdateProblem | None:
     """Whether the numbers beside the tensors can be used."""
     if len(scalars) > MAX_SCALARS or not all(map(math.isfinite, scalars.values())):
-        return Fault(Refusal.SCALARS, f"metrics: expected at most {MAX_SCALARS} finite numbers")
+        return UpdateProblem(RejectionCode.SCALARS, f"metrics: expected at most {MAX_SCALARS} finite numbers")
     if not all(map(_SCALAR.fullmatch, scalars)):
-        return Fault(Refusal.SCALARS, "metrics: a name is 1 to 64 of A-Z, a-z, 0-9, '_', '.', '-'")
+        return UpdateProblem(RejectionCode.SCALARS, "metrics: a name is 1 to 64 of A-Z, a-z, 0-9, '_', '.', '-'")
     if expected.weight and weight is None:
         text = "the total example count is missing: this run weights by it, and the site's policy withholds it"
-        return Fault(Refusal.COUNT, text)
+        return UpdateProblem(RejectionCode.COUNT, text)
     if weight is not None and not (math.isfinite(weight) and 1 <= weight < 2**53):
-        return Fault(Refusal.COUNT, f"an example count of {weight}")
+        return UpdateProblem(RejectionCode.COUNT, f"an example count of {weight}")
     return None
 
 
-def jump_fault(weight: float | None, before: float | None) -> Fault | None:
+def jump_fault(weight: float | None, before: float | None) -> UpdateProblem | None:
     """Whether an example count is far from the one that the site told before in this run."""
     if weight is None or before is None or before / LARGEST_JUMP <= weight <= before * LARGEST_JUMP:
         return None
     text = f"an example count of {weight:g} after {before:g}: expected at most {LARGEST_JUMP} times more or less"
-    return Fault(Refusal.COUNT, text)
+    return UpdateProblem(RejectionCode.COUNT, text)
 
 
 def outliers(norms: Mapping[SiteId, float], factor: float | None) -> dict[SiteId, str]:

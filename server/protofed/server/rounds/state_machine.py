@@ -25,6 +25,7 @@ from protofed.server.rounds.phases import (
     Aggregated,
     Aggregating,
     Arrived,
+    AskScores,
     Broken,
     Collecting,
     Declined,
@@ -32,14 +33,13 @@ from protofed.server.rounds.phases import (
     Evaluating,
     Event,
     Finish,
-    Finished,
+    FinishedPhase,
     Idle,
     Insufficient,
     Open,
-    Outcome,
     Phase,
-    Score,
-    Scored,
+    RoundOutcome,
+    ScoresArrived,
     Sites,
     Stop,
     Tick,
@@ -47,11 +47,13 @@ from protofed.server.rounds.phases import (
 from protofed.server.rounds.sampling import Sampler, cohort_size
 
 Step: TypeAlias = tuple[Phase, list[Effect]]
-Within: TypeAlias = Tick | Arrived | Declined | Aggregated | Insufficient | Scored  # all events but the run's end
+Within: TypeAlias = (
+    Tick | Arrived | Declined | Aggregated | Insufficient | ScoresArrived
+)  # all events but the run's end
 
 
 @dataclass(frozen=True)
-class Rules:
+class RoundRules:
     """What stays the same for a whole run."""
 
     rounds: int
@@ -74,14 +76,14 @@ class Rules:
         return round > 0 and (round == self.rounds or (every > 0 and round % every == 0))
 
 
-def advance(rules: Rules, phase: Phase, event: Event) -> Step:
+def advance(rules: RoundRules, phase: Phase, event: Event) -> Step:
     """The next phase and what is to be done; every pair (phase, event) is answered."""
-    if isinstance(phase, Finished):
+    if isinstance(phase, FinishedPhase):
         return phase, []
     if isinstance(event, Stop):
-        return _finish(event.reason, Outcome.ABORTED)
+        return _finish(event.reason, RoundOutcome.ABORTED)
     if isinstance(event, Broken):
-        return _finish(event.reason, Outcome.FAILED)
+        return _finish(event.reason, RoundOutcome.FAILED)
     match phase:
         case Idle():
             return _open_if_enough(rules, phase, event) if isinstance(event, Tick) else (phase, [])
@@ -95,7 +97,7 @@ def advance(rules: Rules, phase: Phase, event: Event) -> Step:
             assert_never(phase)
 
 
-def _open_if_enough(rules: Rules, phase: Idle, tick: Tick) -> Step:
+def _open_if_enough(rules: RoundRules, phase: Idle, tick: Tick) -> Step:
     if tick.paused:
         return replace(phase, since=tick.now), []
     if tick.now < phase.again_at:
@@ -105,11 +107,13 @@ def _open_if_enough(rules: Rules, phase: Idle, tick: Tick) -> Step:
         return opened, [Open(opened)]
     since = tick.now if phase.since is None else phase.since
     if tick.now >= since + rules.federation.patience_s:
-        return _finish(f"waited {tick.now - since:.0f} s for enough sites to open round {phase.round}", Outcome.FAILED)
+        return _finish(
+            f"waited {tick.now - since:.0f} s for enough sites to open round {phase.round}", RoundOutcome.FAILED
+        )
     return replace(phase, since=since), []
 
 
-def _cohort(rules: Rules, phase: Idle, tick: Tick) -> Collecting | None:
+def _cohort(rules: RoundRules, phase: Idle, tick: Tick) -> Collecting | None:
     required = frozenset(rules.federation.must_include)
     share = cohort_size(rules.federation.rate, tick.enrolled)
     quorum = rules.quorum(share)
@@ -139,7 +143,7 @@ def _maker_of_the_model(phase: Idle, tick: Tick) -> Collecting | None:
     return Collecting(0, tick.attempt, chosen, size=1, quorum=1, opened=tick.now, tries=phase.tries)
 
 
-def _collect(rules: Rules, phase: Collecting, event: Within) -> Step:
+def _collect(rules: RoundRules, phase: Collecting, event: Within) -> Step:
     match event:
         case Arrived(site, now) if site in phase.cohort - phase.reported:
             arrived = replace(phase, reported=phase.reported | {site}, failed=phase.failed - {site})
@@ -151,13 +155,13 @@ def _collect(rules: Rules, phase: Collecting, event: Within) -> Step:
             return _close_if_due(rules, declined, now, declined.awaited, reason)
         case Tick():
             return _close_if_due(rules, phase, event.now, phase.awaited & (event.trainers | event.evaluators))
-        case Arrived() | Declined() | Aggregated() | Insufficient() | Scored():
+        case Arrived() | Declined() | Aggregated() | Insufficient() | ScoresArrived():
             return phase, []
         case _:
             assert_never(event)
 
 
-def _close_if_due(rules: Rules, phase: Collecting, now: float, hoped_for: Sites, reason: str = "") -> Step:
+def _close_if_due(rules: RoundRules, phase: Collecting, now: float, hoped_for: Sites, reason: str = "") -> Step:
     """Close when all is there, or when a quorum is and waiting for the rest is over.
 
     Args:
@@ -192,27 +196,27 @@ def missing(required: Collection[SiteId]) -> str:
     return f"; without {', '.join(sorted(required))} no round counts" if required else ""
 
 
-def _abandon(rules: Rules, phase: Collecting | Aggregating, why: str, again_at: float = 0.0) -> Step:
+def _abandon(rules: RoundRules, phase: Collecting | Aggregating, why: str, again_at: float = 0.0) -> Step:
     given_up, tries = Abandon(phase.round, phase.attempt, why), phase.tries + 1
     if tries < rules.federation.attempts:
         return Idle(phase.round, tries, again_at=again_at), [given_up]
-    finished, effects = _finish(f"round {phase.round} was abandoned {tries} times: {why}", Outcome.FAILED)
+    finished, effects = _finish(f"round {phase.round} was abandoned {tries} times: {why}", RoundOutcome.FAILED)
     return finished, [given_up, *effects]
 
 
-def _after_aggregation(rules: Rules, phase: Aggregating, event: Within) -> Step:
+def _after_aggregation(rules: RoundRules, phase: Aggregating, event: Within) -> Step:
     match event:
         case Aggregated():
             return _score_if_due(rules, phase, event)
         case Insufficient(reason):
             return _abandon(rules, phase, reason)
-        case Tick() | Arrived() | Declined() | Scored():
+        case Tick() | Arrived() | Declined() | ScoresArrived():
             return phase, []
         case _:
             assert_never(event)
 
 
-def _score_if_due(rules: Rules, phase: Aggregating, event: Aggregated) -> Step:
+def _score_if_due(rules: RoundRules, phase: Aggregating, event: Aggregated) -> Step:
     every, personal = rules.federation.score_every, rules.federation.personal_every
     scorers = event.evaluators if rules.due(phase.round, every) else NOBODY
     if rules.due(phase.round, every if personal is None else personal):
@@ -220,12 +224,12 @@ def _score_if_due(rules: Rules, phase: Aggregating, event: Aggregated) -> Step:
     if not scorers:
         return _next(rules, phase.round)
     evaluating = Evaluating(phase.round, scorers, event.now)
-    return evaluating, [Score(evaluating)]
+    return evaluating, [AskScores(evaluating)]
 
 
-def _evaluate(rules: Rules, phase: Evaluating, event: Within) -> Step:
+def _evaluate(rules: RoundRules, phase: Evaluating, event: Within) -> Step:
     match event:
-        case Scored(site) | Declined(site):
+        case ScoresArrived(site) | Declined(site):
             left = replace(phase, awaited=phase.awaited - {site})
             return (left, []) if left.awaited else _next(rules, phase.round)
         case Tick():
@@ -238,12 +242,12 @@ def _evaluate(rules: Rules, phase: Evaluating, event: Within) -> Step:
             assert_never(event)
 
 
-def _next(rules: Rules, done: int) -> Step:
+def _next(rules: RoundRules, done: int) -> Step:
     if done >= rules.rounds:
-        return _finish("completed", Outcome.COMPLETED)
+        return _finish("completed", RoundOutcome.COMPLETED)
     return Idle(done + 1), []
 
 
-def _finish(reason: str, outcome: Outcome) -> Step:
-    finished = Finished(reason, outcome)
+def _finish(reason: str, outcome: RoundOutcome) -> Step:
+    finished = FinishedPhase(reason, outcome)
     return finished, [Finish(finished)]

@@ -9,11 +9,11 @@ from protofed.common.codec import Digest
 from protofed.common.payload import Payload
 from protofed.common.protocol.messages import Manifest
 from protofed.server.rounds import screening
-from protofed.server.rounds.screening import Fault
+from protofed.server.rounds.screening import UpdateProblem
 from protofed.server.storage.blobs import Blobs
 
 
-class Examiner:
+class UpdateValidator:
     """Screens the bytes of one run's updates; may be called from several threads."""
 
     def __init__(self, blobs: Blobs, max_norm: float) -> None:
@@ -21,7 +21,7 @@ class Examiner:
         self._newest: tuple[Digest, Payload] | None = None  # a cohort's sites mostly start from the same model
         self._loading = threading.Lock()
 
-    def examine(self, data: bytes, manifest: Manifest, base: Digest | None) -> Fault | float:
+    def examine(self, data: bytes, manifest: Manifest, base: Digest | None) -> UpdateProblem | float:
         """What is wrong with an update, or else its norm.
 
         Raises:

@@ -36,7 +36,7 @@ RESUMED = "resumed"  # what could not be recorded while there was no room; befor
 
 
 @dataclass(frozen=True)
-class Entry:
+class AuditEntry:
     """A call that was answered, or is about to be.
 
     Attributes:
@@ -77,7 +77,7 @@ class _Gap:
     unrecorded: Counter[str] = field(default_factory=Counter)  # that may have acted
     refused: Counter[str] = field(default_factory=Counter)  # before they acted
 
-    def add(self, entry: Entry) -> None:
+    def add(self, entry: AuditEntry) -> None:
         to = self.refused if entry.code == FULL else self.unrecorded
         to[entry.call if entry.call in to or len(to) < NAMES else "others"] += 1  # a peer may call what it likes
 
@@ -86,14 +86,14 @@ class _Gap:
 
 
 @dataclass(eq=False)
-class _Waiting:
+class _QueuedEntries:
     """A call until its record is durable; without an entry it only asks whether there is room again."""
 
-    entry: Entry | None
+    entry: AuditEntry | None
     done: asyncio.Future[None]
 
 
-class Audit:
+class ServerAudit:
     """The one writer of an audit log; used from one event loop.
 
     Raises:
@@ -103,7 +103,7 @@ class Audit:
     def __init__(self, path: Path) -> None:
         self._journal, self._thread = Journal(path), ThreadPoolExecutor(1, "audit")
         self._trial = path.resolve().with_name(f"{path.stem}.trial")
-        self._queue: list[_Waiting] = []
+        self._queue: list[_QueuedEntries] = []
         self._writer: asyncio.Task[None] | None = None
         self._gap: _Gap | None = None
 
@@ -112,7 +112,7 @@ class Audit:
         """Why calls are refused; nothing while they can be recorded."""
         return "" if self._gap is None else "calls cannot be recorded, and are refused until they can; make room"
 
-    async def note(self, entry: Entry) -> None:
+    async def note(self, entry: AuditEntry) -> None:
         """Record a call; the answer may be given when this returns. Recorded even if the waiting is cancelled.
 
         Raises:
@@ -141,9 +141,9 @@ class Audit:
             log.error("calls were not recorded", calls=[entry.call for entry in left], why=str(error))
         self._journal.close()
 
-    async def _put(self, entry: Entry | None) -> None:
+    async def _put(self, entry: AuditEntry | None) -> None:
         loop = asyncio.get_running_loop()
-        self._queue.append(waiting := _Waiting(entry, loop.create_future()))
+        self._queue.append(waiting := _QueuedEntries(entry, loop.create_future()))
         if self._writer is None or self._writer.done():
             self._writer = loop.create_task(self._write())
         await waiting.done
@@ -161,7 +161,7 @@ class Audit:
                 error = failed.with_traceback(None)  # which would keep the messages alive
             self._tell(group, error)
 
-    def _append(self, entries: Sequence[Entry]) -> None:
+    def _append(self, entries: Sequence[AuditEntry]) -> None:
         records: list[tuple[str, Mapping[str, Fact]]] = []
         if self._gap is not None:
             self._try_room()
@@ -174,7 +174,7 @@ class Audit:
         archive.write(self._trial, secrets.token_bytes(ROOM))  # nothing that a file system could compress
         self._trial.unlink()
 
-    def _tell(self, group: Sequence[_Waiting], error: Exception | None) -> None:
+    def _tell(self, group: Sequence[_QueuedEntries], error: Exception | None) -> None:
         if error is None:
             self._gap = None
         else:
@@ -187,7 +187,7 @@ class Audit:
             else:
                 waiting.done.set_exception(type(error)(*error.args))
 
-    def _note_gap(self, group: Sequence[_Waiting], error: Exception) -> None:
+    def _note_gap(self, group: Sequence[_QueuedEntries], error: Exception) -> None:
         if self._gap is None:
             log.error("calls are refused: they cannot be recorded", why=str(error))
             self._gap = _Gap()

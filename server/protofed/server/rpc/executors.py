@@ -14,7 +14,7 @@ from protofed.common.payload import SiteId
 log = structlog.get_logger()
 
 
-class Threads:
+class Executors:
     """Where blocking work runs; `control` is the coordinator's only thread."""
 
     def __init__(self) -> None:
@@ -32,7 +32,7 @@ class Threads:
             pool.shutdown()
 
 
-class Bells:
+class TaskNotifier:
     """Wakes the waiting NextTask calls of sites that have something to do."""
 
     def __init__(self) -> None:

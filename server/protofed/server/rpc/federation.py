@@ -19,19 +19,27 @@ from google_crc32c import value as crc32c
 
 from protofed.common import codec
 from protofed.common.codec import Digest
-from protofed.common.errors import CodecError, Conflict, Denied, Incomplete, OverQuota, ProtocolError, StateError
+from protofed.common.errors import (
+    CodecError,
+    ConflictError,
+    DeniedError,
+    IncompleteUploadError,
+    OverQuotaError,
+    ProtocolError,
+    StateError,
+)
 from protofed.common.failpoint import reach
 from protofed.common.payload import Part, SiteId, TensorSpec
 from protofed.common.protocol import wire
-from protofed.common.protocol.messages import Assignment, Hold, Manifest, Verdict, Wait
+from protofed.common.protocol.messages import Assignment, Manifest, PauseReason, Verdict, Wait
 from protofed.common.version import VERSION
 from protofed.protos.v1 import federation_pb2 as pb
 from protofed.protos.v1 import federation_pb2_grpc as rpc
-from protofed.server.metrics import Meters
-from protofed.server.rounds.run_queue import Runs
-from protofed.server.rounds.screening import Fault
-from protofed.server.rpc.executors import Bells, Threads
-from protofed.server.rpc.memory_guard import Shedding
+from protofed.server.metrics import ServerMetrics
+from protofed.server.rounds.run_queue import RunQueue
+from protofed.server.rounds.screening import UpdateProblem
+from protofed.server.rpc.executors import Executors, TaskNotifier
+from protofed.server.rpc.memory_guard import MemoryGuard
 from protofed.server.storage.blobs import FolderBlobs
 from protofed.server.storage.uploads import Upload
 
@@ -53,11 +61,17 @@ class _Announced:
     resumed: int = 0  # chunks that an earlier try left, as far as they were counted
 
 
-class Service(rpc.FederationServicer):
+class FederationService(rpc.FederationServicer):
     """Federation calls, each a few lines around the coordinator."""
 
     def __init__(
-        self, runs: Runs, blobs: FolderBlobs, threads: Threads, bells: Bells, shedding: Shedding, meters: Meters
+        self,
+        runs: RunQueue,
+        blobs: FolderBlobs,
+        threads: Executors,
+        bells: TaskNotifier,
+        shedding: MemoryGuard,
+        meters: ServerMetrics,
     ) -> None:
         self._runs, self._blobs, self._threads, self._bells = runs, blobs, threads, bells
         self._shedding, self._meters = shedding, meters
@@ -72,7 +86,7 @@ class Service(rpc.FederationServicer):
         software, hold = request.software[:40], wire.unpack_hold(request.hold)
         said = (request.protocol, software, VERSION, roles, hold)
         answer = await self._control(self._runs.enroll, site, instance, *said)
-        if isinstance(answer, Assignment) and hold is Hold.NONE:  # a daemon that waits asks every few seconds
+        if isinstance(answer, Assignment) and hold is PauseReason.NONE:  # a daemon that waits asks every few seconds
             log.info("enrolled", site=site, run=answer.run, roles=[role.value for role in roles], software=software)
         reach("enroll-answered")
         return wire.pack_enrolled(answer)
@@ -99,7 +113,7 @@ class Service(rpc.FederationServicer):
         site, _ = _caller(request.caller)
         digest = wire.read_digest(request.digest)
         if not self._runs.may_fetch(wire.read_id(request.run), site, digest):
-            raise Denied("this blob is not part of the site's current task")
+            raise DeniedError("this blob is not part of the site's current task")
         data = await self._transfer(self._blobs.chunk, digest, request.index)
         if not data:
             raise ProtocolError(f"chunk {request.index} lies behind the end of the blob")
@@ -116,7 +130,7 @@ class Service(rpc.FederationServicer):
             await self._close(site, nonce, receipt.verdict)
             return pb.UploadTicket(receipt=wire.pack_receipt(receipt))
         if await self._transfer(self._shedding.short):
-            raise OverQuota("the server is short of memory; try again later")
+            raise OverQuotaError("the server is short of memory; try again later")
         await self._transfer(self._blobs.uploads.drop_but, site, nonce)  # a site has one open invitation at a time
         upload = Upload(site, nonce, manifest.digest)  # the same after a restart, so that chunks are found again
         held = await self._transfer(self._blobs.uploads.begin, upload, manifest.total)
@@ -128,7 +142,7 @@ class Service(rpc.FederationServicer):
         write = self._blobs.uploads.write
         try:
             await self._transfer(write, known.upload, request.index, request.data, request.crc32c)
-        except Conflict as error:
+        except ConflictError as error:
             whose = {"site": known.upload.site, "nonce": known.upload.nonce}
             log.error("equivocation", run=known.run, round=known.round, **whose, why=str(error))
             raise
@@ -149,7 +163,7 @@ class Service(rpc.FederationServicer):
         coordinator = await self._control(self._runs.of, announced.run)
         data = await self._transfer(self._blobs.seal, announced.upload)
         norm = await self._transfer(coordinator.examine, data, manifest, announced.base)
-        if isinstance(norm, Fault):
+        if isinstance(norm, UpdateProblem):
             receipt = await self._control(coordinator.refuse, site, nonce, manifest, norm)
         else:
             weight = request.weight if request.HasField("weight") else None
@@ -200,7 +214,7 @@ class Service(rpc.FederationServicer):
     def _announced(self, site: SiteId, upload: str) -> _Announced:
         announced = self._uploads.get(upload)
         if announced is None or announced.upload.site != site:
-            raise Incomplete("no such upload of this site; begin it again")
+            raise IncompleteUploadError("no such upload of this site; begin it again")
         return announced
 
     async def _control(self, function: Callable[..., T], *arguments: Any) -> T:

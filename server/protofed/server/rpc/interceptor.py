@@ -15,27 +15,27 @@ from protofed.common.clock import utc_now
 from protofed.common.errors import (
     CodecError,
     ConfigError,
-    Conflict,
-    Denied,
-    DiskFailure,
-    Excluded,
-    Fenced,
-    Incomplete,
-    NotEnrolled,
-    OverQuota,
+    ConflictError,
+    DeniedError,
+    DiskFailureError,
+    ExcludedError,
+    FencedError,
+    IncompleteUploadError,
+    NotEnrolledError,
+    OverQuotaError,
     ProtocolError,
     StateError,
-    VersionMismatch,
+    VersionMismatchError,
     short,
 )
 from protofed.common.incident import incident_text, new_incident
 from protofed.common.protocol.messages import PROTOCOL_VERSION
-from protofed.common.protocol.server_info import Greeting
+from protofed.common.protocol.server_info import ServerInfo
 from protofed.common.version import VERSION
 from protofed.server.access.authorization import HEALTH, Access, Peer
-from protofed.server.access.credentials import Knocks
-from protofed.server.access.rate_limits import Limits, TooMany
-from protofed.server.rpc.audit import Audit, Entry
+from protofed.server.access.credentials import HandshakeCounter
+from protofed.server.access.rate_limits import RateLimitError, RateLimits
+from protofed.server.rpc.audit import AuditEntry, ServerAudit
 
 log = structlog.get_logger()
 MESSAGE_BYTES = 6 << 20  # the most that gRPC takes in
@@ -44,20 +44,20 @@ SMALL_BYTES = 256 << 10  # any other message: 2048 scores, or a recipe
 _ROOM = {"PutChunk": MESSAGE_BYTES, "BeginUpload": MANIFEST_BYTES}
 
 
-class Unimplemented(ProtocolError):
+class UnimplementedError(ProtocolError):
     """Nothing of this name is offered."""
 
 
 CODES: list[tuple[type[Exception], grpc.StatusCode, str]] = [  # and a fixed text, where ours is not for a peer
-    (NotEnrolled, grpc.StatusCode.UNAUTHENTICATED, ""),
-    (Fenced, grpc.StatusCode.ABORTED, ""),
-    (VersionMismatch, grpc.StatusCode.FAILED_PRECONDITION, ""),
-    (Incomplete, grpc.StatusCode.FAILED_PRECONDITION, ""),
-    (Excluded, grpc.StatusCode.PERMISSION_DENIED, ""),
-    (Denied, grpc.StatusCode.PERMISSION_DENIED, ""),
-    (Conflict, grpc.StatusCode.ALREADY_EXISTS, ""),
-    (OverQuota, grpc.StatusCode.RESOURCE_EXHAUSTED, ""),
-    (Unimplemented, grpc.StatusCode.UNIMPLEMENTED, ""),
+    (NotEnrolledError, grpc.StatusCode.UNAUTHENTICATED, ""),
+    (FencedError, grpc.StatusCode.ABORTED, ""),
+    (VersionMismatchError, grpc.StatusCode.FAILED_PRECONDITION, ""),
+    (IncompleteUploadError, grpc.StatusCode.FAILED_PRECONDITION, ""),
+    (ExcludedError, grpc.StatusCode.PERMISSION_DENIED, ""),
+    (DeniedError, grpc.StatusCode.PERMISSION_DENIED, ""),
+    (ConflictError, grpc.StatusCode.ALREADY_EXISTS, ""),
+    (OverQuotaError, grpc.StatusCode.RESOURCE_EXHAUSTED, ""),
+    (UnimplementedError, grpc.StatusCode.UNIMPLEMENTED, ""),
     (DecodeError, grpc.StatusCode.INVALID_ARGUMENT, "not a message of this protocol"),
     (ProtocolError, grpc.StatusCode.INVALID_ARGUMENT, ""),
     (ConfigError, grpc.StatusCode.INVALID_ARGUMENT, ""),
@@ -94,12 +94,12 @@ class _Call:
             told |= {"site": self.message.caller.site} if "caller" in fields else {}
         return {key: short(value) if isinstance(value, str) else value for key, value in told.items() if value != ""}
 
-    def entry(self) -> Entry:
+    def entry(self) -> AuditEntry:
         """For the audit."""
-        return Entry(short(self.name), self.peer, self.request, self.message, self.code.name, self.reply)
+        return AuditEntry(short(self.name), self.peer, self.request, self.message, self.code.name, self.reply)
 
 
-class Shield(grpc.aio.ServerInterceptor):
+class CallInterceptor(grpc.aio.ServerInterceptor):
     """The one way into the server; nothing of an unforeseen error leaves it.
 
     Args:
@@ -109,10 +109,12 @@ class Shield(grpc.aio.ServerInterceptor):
         failure: with which it ends.
     """
 
-    def __init__(self, stop: asyncio.Event, access: Access, limits: Limits, audit: Audit, knocks: Knocks) -> None:
+    def __init__(
+        self, stop: asyncio.Event, access: Access, limits: RateLimits, audit: ServerAudit, knocks: HandshakeCounter
+    ) -> None:
         self._stop, self._access, self._limits, self._audit, self._knocks = stop, access, limits, audit, knocks
         self._cut_short: set[asyncio.Task[None]] = set()
-        self.failure: DiskFailure | None = None
+        self.failure: DiskFailureError | None = None
 
     async def intercept_service(
         self, continuation: Callable[[Any], Awaitable[Any]], handler_call_details: Any
@@ -140,7 +142,7 @@ class Shield(grpc.aio.ServerInterceptor):
         except asyncio.CancelledError:
             self._note_later(call)
             raise
-        except TooMany as error:
+        except RateLimitError as error:
             call.code, call.text = grpc.StatusCode.RESOURCE_EXHAUSTED, str(error)
             if error.told:  # all of a flood would fill the disk
                 await self._note(call)
@@ -152,13 +154,13 @@ class Shield(grpc.aio.ServerInterceptor):
     async def _act(self, call: _Call, handler: Any, context: Any) -> None:
         """Room in the audit, size, message, access, handler."""
         if handler is None:
-            raise Unimplemented("this server has no such method")
+            raise UnimplementedError("this server has no such method")
         if call.is_audited:
             await self._audit.ready(call.name)
         call.request = await _received(context)
         room = _ROOM.get(call.name, SMALL_BYTES)
         if len(call.request) > room:
-            raise OverQuota(f"a message of {len(call.request)} bytes: this call takes at most {room}")
+            raise OverQuotaError(f"a message of {len(call.request)} bytes: this call takes at most {room}")
         call.message = handler.request_deserializer(call.request)
         self._access.check(call.peer, call.service, call.message)
         if call.service == HEALTH:
@@ -168,9 +170,9 @@ class Shield(grpc.aio.ServerInterceptor):
         else:
             call.reply = handler.response_serializer(await handler.unary_unary(call.message, context))
 
-    def _greeting(self, peer: Peer) -> Greeting:
+    def _greeting(self, peer: Peer) -> ServerInfo:
         """For whoever asks whether all is well, and wants to know with whom: `protofed doctor`."""
-        return Greeting(utc_now(), VERSION, PROTOCOL_VERSION, self._access.standing(peer))
+        return ServerInfo(utc_now(), VERSION, PROTOCOL_VERSION, self._access.standing(peer))
 
     async def _judged(self, doing: Awaitable[None], call: _Call) -> None:
         """Do it; an error becomes the call's code and text."""
@@ -197,7 +199,7 @@ class Shield(grpc.aio.ServerInterceptor):
             task.add_done_callback(self._cut_short.discard)
 
     def _refusal(self, error: Exception, call: _Call) -> tuple[grpc.StatusCode, str]:
-        if isinstance(error, DiskFailure):
+        if isinstance(error, DiskFailureError):
             log.error("the disk has failed; the server ends", why=str(error))
             self.failure = error
             self._stop.set()

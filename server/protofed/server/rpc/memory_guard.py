@@ -19,7 +19,7 @@ _UNLIMITED = 1 << 60  # version 1 of control groups has only a large number for 
 _STATM, _CGROUPS, _OURS = Path("/proc/self/statm"), Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 
 
-class Shedding:
+class MemoryGuard:
     """Whether the process has so little memory left that nothing more should be begun.
 
     Args:

@@ -1,4 +1,4 @@
-"""The operator's wire as the server sees it: each call a line around `Operation`."""
+"""The operator's wire as the server sees it: each call a line around `OperatorApi`."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 
 from protofed.protos.v1 import operator_pb2 as pb
 from protofed.protos.v1 import operator_pb2_grpc as rpc
-from protofed.server.operator.downloads import Cut
-from protofed.server.operator.service import Operation, RoundReport, RunReport, SiteReport
-from protofed.server.rpc.executors import Threads
+from protofed.server.operator.downloads import DownloadChunk
+from protofed.server.operator.service import OperatorApi, RoundReport, RunReport, SiteReport
+from protofed.server.rpc.executors import Executors
 from protofed.server.storage.rows import CertificateRow
 
 T = TypeVar("T")
@@ -21,7 +21,7 @@ MOST_ROUNDS, MOST_FATES = 200, 10_000  # in one answer; of fates, those of one r
 class OperatorService(rpc.OperatorServicer):
     """Operator calls."""
 
-    def __init__(self, operation: Operation, threads: Threads) -> None:
+    def __init__(self, operation: OperatorApi, threads: Executors) -> None:
         self._operation, self._threads = operation, threads
 
     async def StartRun(self, request: pb.StartRunRequest, context: Any) -> pb.RunInfo:
@@ -160,7 +160,7 @@ def _round(report: RoundReport) -> pb.RoundInfo:
     )
 
 
-def _piece(cut: Cut) -> pb.Piece:
+def _piece(cut: DownloadChunk) -> pb.Piece:
     return pb.Piece(data=cut.data, total=cut.total, digest=cut.digest, round=cut.round)
 
 

@@ -12,22 +12,22 @@ import structlog
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 
-from protofed.common.errors import Unavailable
+from protofed.common.errors import UnavailableError
 from protofed.common.failpoint import reach
 from protofed.common.pki.identity import LiveIdentity
 from protofed.protos.v1 import federation_pb2_grpc, operator_pb2_grpc
 from protofed.server.access.authorization import Access
 from protofed.server.access.certificates import Certificates, tell_expiry
-from protofed.server.access.credentials import Knocks, server_credentials
-from protofed.server.access.rate_limits import Limits
-from protofed.server.monitoring.readiness import Readiness, identity_usable
-from protofed.server.operator.service import Operation
-from protofed.server.rounds.run_queue import Runs
-from protofed.server.rpc.audit import Audit
-from protofed.server.rpc.executors import Bells, Threads
-from protofed.server.rpc.federation import LONGEST_WAIT_S, Service
-from protofed.server.rpc.interceptor import MESSAGE_BYTES, Shield
-from protofed.server.rpc.memory_guard import Shedding
+from protofed.server.access.credentials import HandshakeCounter, server_credentials
+from protofed.server.access.rate_limits import RateLimits
+from protofed.server.monitoring.readiness import ServerReadiness, identity_usable
+from protofed.server.operator.service import OperatorApi
+from protofed.server.rounds.run_queue import RunQueue
+from protofed.server.rpc.audit import ServerAudit
+from protofed.server.rpc.executors import Executors, TaskNotifier
+from protofed.server.rpc.federation import LONGEST_WAIT_S, FederationService
+from protofed.server.rpc.interceptor import MESSAGE_BYTES, CallInterceptor
+from protofed.server.rpc.memory_guard import MemoryGuard
 from protofed.server.rpc.operator import OperatorService
 from protofed.server.rpc.watchdog import Watchdog
 from protofed.server.storage.blobs import FolderBlobs
@@ -58,21 +58,21 @@ _SPARE_DESCRIPTORS = 256
 
 
 async def serve(
-    runs: Runs,
-    operation: Operation,
+    runs: RunQueue,
+    operation: OperatorApi,
     blobs: FolderBlobs,
-    threads: Threads,
-    bells: Bells,
+    threads: Executors,
+    bells: TaskNotifier,
     listen: str,
     stop: asyncio.Event,
     *,
-    audit: Audit,
+    audit: ServerAudit,
     identity: LiveIdentity | None,
     started: Callable[[str], None],
     until_finished: bool,
     memory_limit: int | None = None,
     max_connections: int = CONNECTIONS,
-    readiness: Readiness | None = None,
+    readiness: ServerReadiness | None = None,
 ) -> None:
     """Serve until `stop` is set, or until the runs are finished and the sites know it.
 
@@ -90,12 +90,12 @@ async def serve(
     """
     loop = asyncio.get_running_loop()
     bells.attach(loop)
-    knocks, certificates = Knocks(), operation.certificates
-    shield = Shield(stop, Access(None if identity is None else certificates), Limits(), audit, knocks)
+    knocks, certificates = HandshakeCounter(), operation.certificates
+    shield = CallInterceptor(stop, Access(None if identity is None else certificates), RateLimits(), audit, knocks)
     meters = operation.meters
-    service = Service(runs, blobs, threads, bells, Shedding(memory_limit), meters)
+    service = FederationService(runs, blobs, threads, bells, MemoryGuard(memory_limit), meters)
     operator = OperatorService(operation, threads)
-    health, ready, watchdog = HealthServicer(), readiness or Readiness(), Watchdog(loop)
+    health, ready, watchdog = HealthServicer(), readiness or ServerReadiness(), Watchdog(loop)
     _require(ready, identity, audit, shield, watchdog)
     server = _server(shield, room(max_connections), service, operator, health)
     port = _listen(server, listen, None if identity is None else server_credentials(identity, knocks))
@@ -119,19 +119,25 @@ async def serve(
         raise shield.failure
 
 
-async def _start(server: grpc.aio.Server, health: HealthServicer, ready: Readiness) -> None:
+async def _start(server: grpc.aio.Server, health: HealthServicer, ready: ServerReadiness) -> None:
     await server.start()
     ready.serving = True
     await _set_health(health, ready)
 
 
-async def _stop(server: grpc.aio.Server, health: HealthServicer, ready: Readiness) -> None:
+async def _stop(server: grpc.aio.Server, health: HealthServicer, ready: ServerReadiness) -> None:
     ready.serving = False
     await _set_health(health, ready)
     await server.stop(grace=1.0)
 
 
-def _require(ready: Readiness, identity: LiveIdentity | None, audit: Audit, shield: Shield, watchdog: Watchdog) -> None:
+def _require(
+    ready: ServerReadiness,
+    identity: LiveIdentity | None,
+    audit: ServerAudit,
+    shield: CallInterceptor,
+    watchdog: Watchdog,
+) -> None:
     ready.require("identity", identity_usable(identity))
     ready.require("audit", lambda: audit.missing, polite=True)
     ready.require("disk", lambda: "" if shield.failure is None else "it has failed, and the server ends")
@@ -139,7 +145,11 @@ def _require(ready: Readiness, identity: LiveIdentity | None, audit: Audit, shie
 
 
 def _server(
-    shield: Shield, connections: int, service: Service, operator: OperatorService, health: HealthServicer
+    shield: CallInterceptor,
+    connections: int,
+    service: FederationService,
+    operator: OperatorService,
+    health: HealthServicer,
 ) -> grpc.aio.Server:
     server = grpc.aio.server(
         options=[*OPTIONS, ("grpc.max_allowed_incoming_connections", connections)],
@@ -159,7 +169,7 @@ def _listen(server: grpc.aio.Server, listen: str, credentials: grpc.ServerCreden
             return server.add_insecure_port(listen)
         return server.add_secure_port(listen, credentials)
     except RuntimeError as error:
-        raise Unavailable(f"cannot listen on {listen}: the port is taken; free it or take another") from error
+        raise UnavailableError(f"cannot listen on {listen}: the port is taken; free it or take another") from error
 
 
 def room(connections: int) -> int:
@@ -175,7 +185,9 @@ def room(connections: int) -> int:
     return connections
 
 
-async def _tell_of_certificates(identity: LiveIdentity | None, certificates: Certificates, knocks: Knocks) -> None:
+async def _tell_of_certificates(
+    identity: LiveIdentity | None, certificates: Certificates, knocks: HandshakeCounter
+) -> None:
     """Once a minute how many did not come in; at the start and once a day whose certificate ends soon."""
     clock = asyncio.get_running_loop().time
     expiry_at = clock()
@@ -187,7 +199,9 @@ async def _tell_of_certificates(identity: LiveIdentity | None, certificates: Cer
         knocks.tell()
 
 
-async def _tick(runs: Runs, service: Service, threads: Threads, stop: asyncio.Event, *, until_finished: bool) -> None:
+async def _tick(
+    runs: RunQueue, service: FederationService, threads: Executors, stop: asyncio.Event, *, until_finished: bool
+) -> None:
     """Let time act twice a second; on uploads that nobody goes on with, once a minute."""
     loop = asyncio.get_running_loop()
     finished_at: float | None = None
@@ -209,7 +223,7 @@ async def _tick(runs: Runs, service: Service, threads: Threads, stop: asyncio.Ev
         stop.set()  # a coordinator that broke ends the server: nothing is acknowledged that is not durable
 
 
-async def _tell_health(health: HealthServicer, ready: Readiness) -> None:
+async def _tell_health(health: HealthServicer, ready: ServerReadiness) -> None:
     """Not serving while calls are not answered, as while the event loop was blocked a moment ago."""
     known: list[str] = []
     while True:
@@ -220,6 +234,6 @@ async def _tell_health(health: HealthServicer, ready: Readiness) -> None:
             await _set_health(health, ready)
 
 
-async def _set_health(health: HealthServicer, ready: Readiness) -> None:
+async def _set_health(health: HealthServicer, ready: ServerReadiness) -> None:
     states = health_pb2.HealthCheckResponse
     await health.set("", states.SERVING if ready.answers else states.NOT_SERVING)

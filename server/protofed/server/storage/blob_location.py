@@ -9,12 +9,12 @@ from protofed.common.codec import is_digest
 from protofed.common.errors import StateError
 from protofed.common.storage import files as archive
 from protofed.server.storage.blobs import FolderBlobs
-from protofed.server.storage.reader import Records
+from protofed.server.storage.reader import LedgerReader
 
 BLOBS = "blobs"  # of the state folder
 
 
-def open_blobs(state: Path, elsewhere: Path | None, ledger: Records, held: ExitStack) -> FolderBlobs:
+def open_blobs(state: Path, elsewhere: Path | None, ledger: LedgerReader, held: ExitStack) -> FolderBlobs:
     """The blobs of this very ledger, which this process alone has until `held` is closed.
 
     Whoever opens blobs removes those that no row names: with another ledger that would be all of them.
@@ -57,7 +57,7 @@ def _remove_empty(folder: Path) -> None:
         raise StateError(f"{folder} is not empty; move what is in it away, or unset `blobs`") from error
 
 
-def _check(folder: Path, ledger: Records) -> None:
+def _check(folder: Path, ledger: LedgerReader) -> None:
     """The blobs and the ledger belong together, as far as can be told before the first state."""
     there, named = {path.name for path in folder.iterdir() if is_digest(path.name)}, ledger.named()
     if named and not named & there:

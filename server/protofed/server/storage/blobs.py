@@ -9,7 +9,7 @@ from typing import Protocol
 
 from protofed.common import failpoint
 from protofed.common.codec import Digest, digest, is_digest
-from protofed.common.errors import Incomplete, OutOfSpace, StateError
+from protofed.common.errors import IncompleteUploadError, OutOfSpaceError, StateError
 from protofed.common.protocol.messages import CHUNK_BYTES
 from protofed.common.storage import files as archive
 from protofed.server.storage.uploads import Quota, Upload, Uploads
@@ -84,7 +84,9 @@ class FolderBlobs:
             data = self._path(address).read_bytes()
         except OSError as error:
             if error.errno in (errno.EMFILE, errno.ENFILE):  # nothing is wrong with the blob
-                raise OutOfSpace(f"blob {address} cannot be read now: {error.strerror}; raise the limit") from error
+                raise OutOfSpaceError(
+                    f"blob {address} cannot be read now: {error.strerror}; raise the limit"
+                ) from error
             raise StateError(f"blob {address} cannot be read: {error.strerror}; restore it from a backup") from error
         if digest(data) != address:
             raise StateError(f"blob {address} has changed on disk; restore it from a backup")
@@ -128,7 +130,7 @@ class FolderBlobs:
         target = self._path(upload.address)
         try:
             data = self.uploads.seal(upload, target)
-        except Incomplete:
+        except IncompleteUploadError:
             if upload in self.uploads or not target.exists():
                 raise
         else:

@@ -6,7 +6,7 @@ import sqlite3
 
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
-from protofed.common.errors import DiskFailure, OutOfSpace, StateError
+from protofed.common.errors import DiskFailureError, OutOfSpaceError, StateError
 
 _RESTORE = "check the disk, or restore the state folder from a backup"
 
@@ -29,9 +29,9 @@ def _meaning(cause: BaseException) -> tuple[type[StateError], str]:
 def _of_sqlite(code: int, text: str) -> tuple[type[StateError], str]:
     match code:
         case sqlite3.SQLITE_FULL:
-            return OutOfSpace, "free space, then the same again succeeds"
+            return OutOfSpaceError, "free space, then the same again succeeds"
         case sqlite3.SQLITE_IOERR | sqlite3.SQLITE_READONLY:
-            return DiskFailure, "check the disk, make the folder writable"
+            return DiskFailureError, "check the disk, make the folder writable"
         case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
             return StateError, "another process has it; stop that process"
         case sqlite3.SQLITE_CANTOPEN:
@@ -44,9 +44,9 @@ def _of_sqlite(code: int, text: str) -> tuple[type[StateError], str]:
 def _of_postgres(state: str) -> tuple[type[StateError], str]:
     match state[:2], state:
         case "53", "53100":
-            return OutOfSpace, "free space in the database, then the same again succeeds"
+            return OutOfSpaceError, "free space in the database, then the same again succeeds"
         case _, "58030" | "25006":
-            return DiskFailure, "check the database's disk, make it writable"
+            return DiskFailureError, "check the database's disk, make it writable"
         case "55", "55P03":
             return StateError, "another process has it; stop that process"
         case "42", "42P01" | "42703":

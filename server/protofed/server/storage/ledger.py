@@ -13,15 +13,15 @@ from protofed.common.codec import Digest
 from protofed.common.errors import StateError
 from protofed.common.payload import SiteId
 from protofed.common.protocol.messages import Receipt, Scores, TaskKind, Verdict
-from protofed.server.rounds.phases import Outcome
+from protofed.server.rounds.phases import RoundOutcome
 from protofed.server.storage import schema as db
 from protofed.server.storage.rows import CertificateRow, RoundRow, TaskRow, UpdateRow
-from protofed.server.storage.transactions import Promises
+from protofed.server.storage.transactions import LedgerWriter
 
 OPEN = ("invited", "started")
 
 
-class Ledger(Promises):
+class Ledger(LedgerWriter):
     """SQLite (or another database by URL) through SQLAlchemy Core; one writer.
 
     Raises:
@@ -76,7 +76,7 @@ class Ledger(Promises):
             connection.execute(update(db.runs).where(db.runs.c.run == run).values(paused=paused))
         self._promise("paused" if paused else "resumed", run=run)
 
-    def end_run(self, run: str, reason: str, outcome: Outcome) -> None:
+    def end_run(self, run: str, reason: str, outcome: RoundOutcome) -> None:
         """Write down how a run ended; what was open of it is late."""
         values = {"ended_at": time.time(), "outcome": outcome, "reason": reason}
         silent = (db.tasks.c.run == run) & db.tasks.c.fate.in_(OPEN)

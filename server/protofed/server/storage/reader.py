@@ -12,13 +12,13 @@ from sqlalchemy.exc import SQLAlchemyError
 from protofed.common.codec import Digest
 from protofed.common.payload import SiteId
 from protofed.common.protocol.messages import TaskKind, Verdict
-from protofed.server.rounds.phases import Outcome
+from protofed.server.rounds.phases import RoundOutcome
 from protofed.server.storage import schema as db
 from protofed.server.storage.database import open_engine, state_error
 from protofed.server.storage.rows import CertificateRow, RoundRow, RunRow, TaskRow, UpdateRow
 
 
-class Records:
+class LedgerReader:
     """A ledger's rows; times are seconds of the Unix epoch.
 
     Raises:
@@ -201,7 +201,7 @@ def _narrowed(table: Any, run: str, round: int | range | None, attempt: int | No
 
 def _run(row: Row[Any]) -> RunRow:
     found = RunRow(**row._mapping)
-    return replace(found, outcome=None if found.outcome is None else Outcome(found.outcome))
+    return replace(found, outcome=None if found.outcome is None else RoundOutcome(found.outcome))
 
 
 def _round(row: Row[Any]) -> RoundRow:

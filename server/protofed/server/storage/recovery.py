@@ -10,7 +10,7 @@ from protofed.common.errors import StateError
 from protofed.common.protocol.messages import Verdict
 from protofed.common.storage.journal import Fact, Journal, Record, records
 from protofed.server.storage.blobs import FolderBlobs
-from protofed.server.storage.reader import Records
+from protofed.server.storage.reader import LedgerReader
 
 log = structlog.get_logger()
 ADOPTED = "adopted"  # promises that only the ledger had: of a process that died in between, or of an older version
@@ -19,7 +19,7 @@ A_LINE = 10_000  # promises in one record
 TOLD = 5  # of the promises that are missing
 
 
-def open_journal(path: Path, ledger: Records, *, give_up: bool) -> Journal:
+def open_journal(path: Path, ledger: LedgerReader, *, give_up: bool) -> Journal:
     """The journal of a ledger, when each holds what the other does.
 
     Args:
@@ -45,7 +45,7 @@ def open_journal(path: Path, ledger: Records, *, give_up: bool) -> Journal:
     return journal
 
 
-def sweep_orphans(blobs: FolderBlobs, ledger: Records) -> int:
+def sweep_orphans(blobs: FolderBlobs, ledger: LedgerReader) -> int:
     """Remove the blobs that no row names: a process died between a blob and its row, or before it had discarded one."""
     named = ledger.named()
     orphans = [address for address in blobs.addresses() if address not in named]

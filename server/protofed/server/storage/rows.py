@@ -11,7 +11,7 @@ from blake3 import blake3
 from protofed.common.codec import Digest
 from protofed.common.payload import SiteId
 from protofed.common.protocol.messages import Receipt, TaskKind, Verdict
-from protofed.server.rounds.phases import Outcome
+from protofed.server.rounds.phases import RoundOutcome
 
 
 @dataclass(frozen=True)
@@ -142,11 +142,11 @@ class RunRow:
     position: int
     began_at: float
     ended_at: float | None
-    outcome: Outcome | None
+    outcome: RoundOutcome | None
     reason: str | None
     paused: bool
 
     @property
     def failed(self) -> bool:
         """Whether it ended otherwise than the recipe or the operator wanted."""
-        return self.outcome is Outcome.FAILED
+        return self.outcome is RoundOutcome.FAILED

@@ -12,7 +12,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from protofed.common.errors import StateError
 from protofed.server.storage.database import open_ledger, state_error
-from protofed.server.storage.reader import Records
+from protofed.server.storage.reader import LedgerReader
 
 
 class Chain(Protocol):
@@ -22,7 +22,7 @@ class Chain(Protocol):
         """Keep a record, durably."""
 
 
-class Promises(Records):
+class LedgerWriter(LedgerReader):
     """A ledger that is written here."""
 
     def __init__(self, url: str = "sqlite://") -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from protofed.common import failpoint
 from protofed.common.codec import Digest, is_digest
-from protofed.common.errors import Incomplete, OverQuota
+from protofed.common.errors import IncompleteUploadError, OverQuotaError
 from protofed.common.payload import SiteId
 from protofed.common.protocol.chunks import MARKS, Partial
 
@@ -107,9 +107,9 @@ class Uploads:
         if upload in self._open:
             others.remove(self._open[upload].total)
         if len(others) >= self._quota.uploads:
-            raise OverQuota(f"{len(others)} uploads of this site are unfinished; commit one of them, or try later")
+            raise OverQuotaError(f"{len(others)} uploads of this site are unfinished; commit one of them, or try later")
         if (announced := sum(others) + total) > self._quota.total:
-            raise OverQuota(
+            raise OverQuotaError(
                 f"this site announces {announced} bytes, at most {self._quota.total} are taken at a time; "
                 "commit another upload first, or send less"
             )
@@ -117,7 +117,7 @@ class Uploads:
     def _get(self, upload: Upload) -> Partial:
         partial = self._open.get(upload)
         if partial is None:
-            raise Incomplete("no such upload; begin it again")
+            raise IncompleteUploadError("no such upload; begin it again")
         return partial
 
     def _tidy(self) -> None:
