@@ -17,7 +17,7 @@ SITES = [f"site-{number}" for number in range(1, 7)]
 RULES: dict[str, object] = {
     "min_sites": 6,
     "quorum": 3,
-    "must_include": ["site-3"],
+    "required_sites": ["site-3"],
     "grace": 0.0,  # a round is closed with the last update that it cannot do without
     "score_every": 0,
 }

@@ -153,7 +153,7 @@ def recipe_of() -> Callable[..., Recipe]:
             "input": {"shape": [1, 8, 8]},
             "method": {"name": method},
             "model": {"name": "digits-cnn"},
-            "plan": {"epochs": 1, "batch": 32, "lr": 0.05, "momentum": 0.9},
+            "plan": {"epochs": 1, "batch_size": 32, "lr": 0.05, "momentum": 0.9},
             "federation": {"min_sites": 3, "quorum": 1.0, "heartbeat_s": 0.1},
             "data": {
                 "source": "digits",

@@ -104,7 +104,7 @@ class Scene:
     def sites(self) -> None:
         self.site("evaluator", "--role=evaluator")
         for share in range(3):
-            self.site(f"site-{share + 1}", f"--share={share}")
+            self.site(f"site-{share + 1}", f"--partition-index={share}")
 
     def wait_for(self, condition: Callable[[], bool], patience_s: float = PATIENCE_S) -> None:
         until = time.monotonic() + patience_s

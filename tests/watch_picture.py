@@ -39,7 +39,7 @@ def main() -> None:
             scene.server()
             scene.site("evaluator", "--role=evaluator")
             for share, name in enumerate(SITES):
-                scene.site(name, f"--share={share}")
+                scene.site(name, f"--partition-index={share}")
             with Operator(scene.address, plaintext=True) as operator:
                 seen = _disturbed(scene, operator)
         finally:
@@ -52,7 +52,14 @@ def main() -> None:
 
 def _recipe() -> Recipe:
     read = shipped.recipe("digits-fednh")
-    rules = {"min_sites": 5, "quorum": 0.5, "deadline_s": 60.0, "grace": 0.5, "idle_s": 6.0, "heartbeat_s": 0.2}
+    rules = {
+        "min_sites": 5,
+        "quorum": 0.5,
+        "deadline_s": 60.0,
+        "grace": 0.5,
+        "stall_timeout_s": 6.0,
+        "heartbeat_s": 0.2,
+    }
     assert read.data is not None
     data = read.data.model_copy(update={"partition": read.data.partition.model_copy(update={"sites": len(SITES)})})
     return read.model_copy(

@@ -22,7 +22,7 @@ from protofed.client.training.loop import train
 from protofed.common.config.recipe import Input, NamedOptions, Plan
 
 REPETITIONS = 9
-PLAN = Plan(epochs=1, lr=0.01, momentum=0.9, weight_decay=1e-5, clip=10.0)
+PLAN = Plan(epochs=1, lr=0.01, momentum=0.9, weight_decay=1e-5, max_grad_norm=10.0)
 
 
 def main() -> None:
@@ -54,7 +54,7 @@ def loops(name: str, shape: tuple[int, int, int], batch: int, count: int) -> tup
     input_ = Input(shape=shape)
     model = build(NamedOptions(name=name), input_, 10)
     data = SiteData(Examples(images, labels), Examples(images[:10], labels[:10]), input_, 10)
-    plan = PLAN.model_copy(update={"batch": batch})
+    plan = PLAN.model_copy(update={"batch_size": batch})
     local = FitContext("bench", 1, 1, model, data, 10, plan, generator, {})
     ready = data.train.normalised(input_)
 

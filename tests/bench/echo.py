@@ -59,7 +59,7 @@ class Case:
                 "input": {"shape": [1, 8, 8]},
                 "method": {"name": "fedavg"},
                 "model": {"name": "none"},
-                "federation": {"min_sites": self.sites, "quorum": 1.0, "score_every": 0, "idle_s": 600.0},
+                "federation": {"min_sites": self.sites, "quorum": 1.0, "score_every": 0, "stall_timeout_s": 600.0},
             }
         )
 

@@ -64,12 +64,12 @@ class Case:
                 "input": {"shape": self.shape},
                 "method": {"name": "fedavg"},
                 "model": {"name": self.model},
-                "plan": {"epochs": 1, "batch": 32, "lr": 0.01, "momentum": 0.9},
+                "plan": {"epochs": 1, "batch_size": 32, "lr": 0.01, "momentum": 0.9},
                 "federation": {
                     "min_sites": SITES,
-                    "rate": COHORT / SITES,
+                    "participation": COHORT / SITES,
                     "quorum": 1.0,
-                    "personal_every": int(self.own),
+                    "score_personal_every": int(self.own),
                 },
             }
         )
@@ -202,7 +202,7 @@ def _epoch(model: nn.Module, recipe: Recipe, train: tuple[Tensor, Tensor], gener
     optimizer = torch.optim.SGD(model.parameters(), recipe.plan.lr, recipe.plan.momentum)
     model.train()
     order = torch.randperm(len(labels), generator=generator)
-    for batch in torch.split(order, recipe.plan.batch):
+    for batch in torch.split(order, recipe.plan.batch_size):
         optimizer.zero_grad(set_to_none=True)
         loss = cross_entropy(model(images[batch]), labels[batch])
         loss.backward()  # type: ignore[no-untyped-call]

@@ -43,10 +43,10 @@ ALONE = -1  # a rank that there is not
 EXAMPLES = 11
 METHODS = ("fedavg", "fednh", "fedprp", "fedproc", "cwfedavg", "cwfedavg-private", "solo")
 PLANS: dict[str, dict[str, Any]] = {
-    "momentum": {"lr": 0.05, "momentum": 0.9, "weight_decay": 0.01, "clip": 1.0, "augment": "crop-flip"},
-    "single": {"lr": 0.1, "batch": 5},  # the last batch is one example: fewer than ranks
+    "momentum": {"lr": 0.05, "momentum": 0.9, "weight_decay": 0.01, "max_grad_norm": 1.0, "augmentation": "crop-flip"},
+    "single": {"lr": 0.1, "batch_size": 5},  # the last batch is one example: fewer than ranks
     "adam": {"lr": 0.001, "optimizer": "adam", "drop_last": True},
-    "whole": {"lr": 0.1, "batch": 64, "schedule": "cosine"},
+    "whole": {"lr": 0.1, "batch_size": 64, "schedule": "cosine"},
 }
 
 
@@ -81,7 +81,7 @@ class Case:
                 "input": {"shape": [1, 6, 6]},
                 "method": {"name": self.method, **({"head_epochs": 2} if self.method == "fedprp" else {})},
                 "model": {"name": f"tests.client.ranked:{self.model}", **trap},
-                "plan": {"epochs": 2, "batch": 4, "checkpoint": self.restart, **self.plan},
+                "plan": {"epochs": 2, "batch_size": 4, "checkpoint": self.restart, **self.plan},
             }
         )
 

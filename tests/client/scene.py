@@ -44,7 +44,7 @@ RUN: dict[str, Any] = {
     "input": {"shape": [1, 2, 2]},
     "method": {"name": "fedavg"},
     "model": {"name": "mlp", "hidden": [4]},
-    "plan": {"epochs": 2, "batch": 4, "lr": 0.1},
+    "plan": {"epochs": 2, "batch_size": 4, "lr": 0.1},
     "federation": {"heartbeat_s": 0.125},
 }
 RULES: dict[str, Any] = {
@@ -68,7 +68,7 @@ class ByHand:
 
     recipe: str
     run: str = "run"
-    preparation: str = ""
+    preprocessing_digest: str = ""
     tasks: deque[Task | Wait | Finished] = field(default_factory=deque)
     blobs: dict[str, bytes] = field(default_factory=dict)
     failing: dict[str, list[Exception]] = field(default_factory=dict)  # call -> raised one after the other
@@ -89,7 +89,7 @@ class ByHand:
     def enroll(self, hold: PauseReason = PauseReason.NONE) -> Assignment | Finished:
         self._called("enroll")
         self.holds.append(hold)
-        return Assignment(self.run, self.recipe, preparation=self.preparation)
+        return Assignment(self.run, self.recipe, preprocessing_digest=self.preprocessing_digest)
 
     def next_task(self, run: str, wait_s: float) -> Task | Wait | Finished:
         self._called("next_task")

@@ -37,7 +37,7 @@ TASK = Task(TaskKind.FIT, "run", ROUND, "n1", None, 0, 60.0)
 INPUT = Input(shape=(1, 4, 4))
 ADAM = {"optimizer": "adam", "lr": 0.01}
 PLANS = {
-    "momentum": {"lr": 0.1, "momentum": 0.9, "clip": 1.0, "augment": "crop-flip"},
+    "momentum": {"lr": 0.1, "momentum": 0.9, "max_grad_norm": 1.0, "augmentation": "crop-flip"},
     "adam": {**ADAM, "weight_decay": 0.1},
     "adamw": {**ADAM, "optimizer": "adamw", "drop_last": True},
 }
@@ -80,7 +80,7 @@ def local_of(
     plan: dict[str, Any], memory: Payload, kept: Checkpoints, check: Callable[[], None], round: int = ROUND
 ) -> FitContext:
     """Fresh objects, as after a restart."""
-    made = Plan(**{"epochs": 2, "batch": 4, "checkpoint": True, **plan})
+    made = Plan(**{"epochs": 2, "batch_size": 4, "checkpoint": True, **plan})
     rng = seeded(0, round, "ann", torch.device("cpu"))
     return FitContext("ann", round, 4, model(), data(), CLASSES, made, rng, dict(memory), check=check, checkpoints=kept)
 
@@ -272,7 +272,7 @@ def test_the_size_of_micro_batches_is_kept(tmp_path: Path) -> None:
     kept, sizes = DiskCheckpoints(tmp_path, TASK), list[int]()
     for at in (4, None):
         sizes.clear()
-        local = local_of({"batch": 4}, {}, kept, Deadly(at))
+        local = local_of({"batch_size": 4}, {}, kept, Deadly(at))
 
         def loss(x: Tensor, y: Tensor, local: FitContext = local) -> Tensor:
             sizes.append(len(x))

@@ -66,7 +66,7 @@ def site_data(examples: int) -> SiteData:
 
 def trained(examples: int, **rules: Any) -> Scene:
     """A site that has trained for one round and has sent its update."""
-    recipe = {**RUN, "model": {"name": NAME}, "plan": {"epochs": EPOCHS, "batch": BATCH, "lr": 0.1}}
+    recipe = {**RUN, "model": {"name": NAME}, "plan": {"epochs": EPOCHS, "batch_size": BATCH, "lr": 0.1}}
     scene = Scene(
         recipe=recipe,
         rules={**RULES, "models": [NAME], **rules},

@@ -18,8 +18,8 @@ from protofed.common.errors import DataError
 RUN = ("mel", "nv")
 
 
-def folder(root: Path, vocabulary: Sequence[str] = RUN, **more: Any) -> Scan:
-    return scan(settings("folder", root, **more), vocabulary, len(vocabulary))
+def folder(root: Path, class_names: Sequence[str] = RUN, **more: Any) -> Scan:
+    return scan(settings("folder", root, **more), class_names, len(class_names))
 
 
 def told(found: Scan) -> list[tuple[str, str, int, str | None, str | None, int | None]]:
@@ -129,18 +129,18 @@ def test_a_relative_root_is_looked_for_where_the_environment_says(
 
 
 def test_names_need_a_run_that_names_its_classes(tmp_path: Path) -> None:
-    for vocabulary in ((), ("mel",)):
-        with pytest.raises(DataError, match="the recipe has no `vocabulary`"):
-            scan(settings("folder", tmp_path), vocabulary, 2)
+    for class_names in ((), ("mel",)):
+        with pytest.raises(DataError, match="the recipe has no `class_names`"):
+            scan(settings("folder", tmp_path), class_names, 2)
 
 
 def test_own_labels_come_to_the_runs_by_the_map_or_by_their_name(tmp_path: Path) -> None:
     classes(tmp_path, {"Melanoma, malignant": 1, "nv": 1, "unsure": 2})
-    found = folder(tmp_path, labels={"Melanoma, malignant": "mel"}, ignore=["unsure"])
+    found = folder(tmp_path, label_map={"Melanoma, malignant": "mel"}, ignore_labels=["unsure"])
     found.check()
     assert [(item.label, item.index) for item in found.items] == [("Melanoma, malignant", 0), ("nv", 1)]
     assert found.ignored == {"unsure": 2}
-    renamed = folder(tmp_path, labels={"Melanoma, malignant": "nv", "nv": "mel"}, ignore=["unsure"])
+    renamed = folder(tmp_path, label_map={"Melanoma, malignant": "nv", "nv": "mel"}, ignore_labels=["unsure"])
     assert [item.index for item in renamed.items] == [1, 0]  # what the map says comes before the name
 
 
@@ -161,12 +161,12 @@ def test_a_column_of_something_else_is_not_listed_to_its_end(tmp_path: Path, mon
 
 def test_a_map_to_no_class_of_the_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"no class of the run: 'mell' \(nearest: 'mel'\); expected one of: mel, nv"):
-        folder(tmp_path, labels={"a": "mell", "b": "nv"})
+        folder(tmp_path, label_map={"a": "mell", "b": "nv"})
 
 
 def test_ignoring_a_class_of_the_run_leaves_it_out(tmp_path: Path) -> None:
     classes(tmp_path, {"mel": 2, "nv": 1})
-    found = folder(tmp_path, ignore=["mel"])
+    found = folder(tmp_path, ignore_labels=["mel"])
     assert ([item.label for item in found.items], found.ignored) == (["nv"], {"mel": 2})
     found.check()
 
@@ -174,7 +174,7 @@ def test_ignoring_a_class_of_the_run_leaves_it_out(tmp_path: Path) -> None:
 def test_names_are_the_same_however_their_letters_are_composed(tmp_path: Path) -> None:
     apart = unicodedata.normalize("NFD", "Mélanome")
     classes(tmp_path, {apart: 1})
-    assert folder(tmp_path, labels={"Mélanome": "mel"}).items[0].index == 0
+    assert folder(tmp_path, label_map={"Mélanome": "mel"}).items[0].index == 0
 
 
 def test_bytes_that_are_no_text_can_still_be_told(tmp_path: Path) -> None:
@@ -190,11 +190,11 @@ def test_bytes_that_are_no_text_can_still_be_told(tmp_path: Path) -> None:
 def test_groups_are_what_the_expression_finds_in_the_path(tmp_path: Path) -> None:
     for name in ("P1_a", "P2_a", "P1_b"):
         save(tmp_path / "nv" / f"{name}.png")
-    found = folder(tmp_path, group=r"/(P\d+)_")
+    found = folder(tmp_path, group_pattern=r"/(P\d+)_")
     assert [item.group for item in found.items] == ["P1", "P1", "P2"]
     assert "P1" not in repr(found.items[0]).replace("P1_a", "")
     save(tmp_path / "nv" / "other.png")
-    found = folder(tmp_path, group=r"/(P\d+)_")
+    found = folder(tmp_path, group_pattern=r"/(P\d+)_")
     assert [item.name for item in found.ungrouped] == ["nv/other.png"]
     with pytest.raises(DataError, match="does not match the paths of 1 images"):
         found.check()
@@ -203,9 +203,9 @@ def test_groups_are_what_the_expression_finds_in_the_path(tmp_path: Path) -> Non
 def test_a_group_in_train_and_test_is_refused_unless_they_are_merged(tmp_path: Path) -> None:
     for name in ("train/nv/P1_a", "test/nv/P1_b", "val/nv/P2_a", "train/nv/P2_b", "test/nv/P3_a"):
         save(tmp_path / f"{name}.png")
-    found = folder(tmp_path, group=r"(P\d)")
+    found = folder(tmp_path, group_pattern=r"(P\d)")
     assert [item.name for item in found.crossing] == ["test/nv/P1_b.png", "train/nv/P1_a.png"]
     with pytest.raises(DataError, match="1 groups are in both train and test; expected") as caught:
         found.check()
     assert "P1" not in str(caught.value)
-    assert not folder(tmp_path, group=r"(P\d)", merge=True, local_test_share=0.5).crossing
+    assert not folder(tmp_path, group_pattern=r"(P\d)", merge_test_into_train=True, local_test_fraction=0.5).crossing

@@ -51,24 +51,24 @@ HOSTILE = [
     *[("input.mean", value) for value in ([math.nan], [1e9], [0.5, 0.5])],
     *[("input.std", value) for value in ([0.0], [-1.0], [1e-300], [math.inf])],
     *[("plan.epochs", value) for value in (0, 100_001, 1e9, LARGE)],
-    *[("plan.batch", value) for value in (0, 1_000_001)],
+    *[("plan.batch_size", value) for value in (0, 1_000_001)],
     *[("plan.lr", value) for value in (0, -0.1, math.nan, math.inf, 1e39)],
     *[("plan.momentum", value) for value in (1.0, -0.5, math.nan)],
     *[("plan.weight_decay", value) for value in (-1, math.inf)],
-    *[("plan.clip", value) for value in (0, math.nan)],
-    *[("plan.decay", value) for value in (0, 1.5)],
+    *[("plan.max_grad_norm", value) for value in (0, math.nan)],
+    *[("plan.lr_decay", value) for value in (0, 1.5)],
     *[("plan.optimizer", value) for value in ("os.system", "SGD", "__import__('os')", ["sgd"])],
     *[("plan.schedule", value) for value in ("never", "cosine; rm -rf /")],
-    *[("plan.augment", value) for value in ("torch.load", "")],
+    *[("plan.augmentation", value) for value in ("torch.load", "")],
     *[("plan.checkpoint", value) for value in ("/etc/passwd", 7)],
     *[("plan.command", value) for value in ("ls",)],
     *[("federation.heartbeat_s", value) for value in (0, -1, 1e-9, 1e9, math.nan, math.inf)],
     *[("federation.deadline_s", value) for value in (0, 2 * LONGEST_S, math.inf)],
     *[("federation.min_sites", value) for value in (0, 10**9)],
     *[("federation.quorum", value) for value in (0, 2.5, 10**9)],
-    *[("federation.must_include", value) for value in (["../x"], ["a"] * 1001)],
+    *[("federation.required_sites", value) for value in (["../x"], ["a"] * 1001)],
     *[("federation.environment", value) for value in ({"LD_PRELOAD": "x.so"},)],
-    *[("evaluation.order", value) for value in ([0, 0, 1], [0, 1, 3], [0] * (MOST_CLASSES + 1))],
+    *[("evaluation.class_order", value) for value in ([0, 0, 1], [0, 1, 3], [0] * (MOST_CLASSES + 1))],
     *[("method.name", value) for value in ("fedavgg", "os:system", "x" * 201)],
     *[("method.weighting", value) for value in ([0] * 1001, "x" * 201, [[[[[[1]]]]]], math.nan, LARGE)],
     *[("method.unknown", value) for value in (1,)],
@@ -106,7 +106,7 @@ def test_what_is_no_recipe_is_declined_by_a_code(text: str) -> None:
 
 def test_every_value_of_a_recipe_that_is_honest_passes() -> None:
     assert read(Assignment("run", Recipe.model_validate(RUN).wire())) == Recipe.model_validate(RUN)
-    most = {**RUN, "rounds": MOST_ROUNDS, "plan": {"epochs": 100_000, "batch": 1_000_000}}
+    most = {**RUN, "rounds": MOST_ROUNDS, "plan": {"epochs": 100_000, "batch_size": 1_000_000}}
     assert read(Assignment("run", Recipe.model_validate(most).wire(), MOST_ROUNDS)).rounds == MOST_ROUNDS
 
 
@@ -120,7 +120,7 @@ def test_rounds_to_be_kept_have_a_bound() -> None:
         read(Assignment("run", Recipe.model_validate(RUN).wire(), 2**32 - 1))
 
 
-OWN = Recipe.model_validate(RUN).preparation()
+OWN = Recipe.model_validate(RUN).preprocessing_digest()
 OTHER = "0123456789abcdef" * 4
 
 
@@ -130,14 +130,14 @@ OTHER = "0123456789abcdef" * 4
         (OTHER, None, "the server prepares images otherwise than this site's software"),
         (OTHER, OTHER, "upgrade the older of the two"),
         (OWN, OTHER, "otherwise than this site's settings have it pinned"),
-        ("", "x" * 10_000, "correct data.preparation"),
+        ("", "x" * 10_000, "correct data.preprocessing_digest"),
     ],
 )
 def test_a_run_of_images_prepared_otherwise_is_refused_before_one_is_read(
     told: str, pinned: str | None, why: str
 ) -> None:
     scene = Scene(load_data=untouched, pinned=pinned)
-    scene.link.preparation = told
+    scene.link.preprocessing_digest = told
     task = scene.fit(1)
     with structlog.testing.capture_logs() as logs:
         work(scene.agent(), 1)
@@ -153,7 +153,7 @@ def test_a_run_of_images_prepared_alike_is_taken_and_so_is_an_older_server_that_
     told: str, pinned: str | None
 ) -> None:
     scene = Scene(pinned=pinned)
-    scene.link.preparation = told
+    scene.link.preprocessing_digest = told
     scene.fit(1)
     work(scene.agent(), 1)
     assert scene.declined() == []

@@ -19,24 +19,24 @@ from protofed.common.errors import DataError
 NUMBERS = np.array([0, 1, 2, 1])
 
 
-def mapped(vocabulary: tuple[str, ...] = (), **more: Any) -> tuple[list[int], list[int]]:
-    rows, classes = by_number(NUMBERS, Data.model_validate({"source": "npz", **more}), vocabulary)
+def mapped(class_names: tuple[str, ...] = (), **more: Any) -> tuple[list[int], list[int]]:
+    rows, classes = by_number(NUMBERS, Data.model_validate({"source": "npz", **more}), class_names)
     return rows.tolist(), classes.tolist()
 
 
 def test_numbers_are_classes_unless_something_else_is_said() -> None:
     assert mapped() == mapped(("a", "b", "c")) == ([0, 1, 2, 3], [0, 1, 2, 1])
-    assert mapped(ignore=["1"]) == mapped(("a", "b", "c"), ignore=["1"]) == ([0, 2], [0, 2])
-    assert mapped(labels={"2": "0"}) == ([0, 1, 2, 3], [0, 1, 0, 1])
-    assert mapped(labels={"2": "0", "0": "2"}, ignore=["1"]) == ([0, 2], [2, 0])
+    assert mapped(ignore_labels=["1"]) == mapped(("a", "b", "c"), ignore_labels=["1"]) == ([0, 2], [0, 2])
+    assert mapped(label_map={"2": "0"}) == ([0, 1, 2, 3], [0, 1, 0, 1])
+    assert mapped(label_map={"2": "0", "0": "2"}, ignore_labels=["1"]) == ([0, 2], [2, 0])
 
 
 def test_numbers_with_names_are_the_runs_by_name() -> None:
-    assert mapped(("a", "b"), labels={"0": "b", "2": "a"}, ignore=["1"]) == ([0, 2], [1, 0])
-    with pytest.raises(DataError, match=r"labels that are no class of the run: '1', '2'; say in data\.labels"):
-        mapped(("a", "b"), labels={"0": "b"})
-    with pytest.raises(DataError, match=r"data\.labels leads to 'b', but the recipe has no `vocabulary`"):
-        mapped(labels={"0": "b"})
+    assert mapped(("a", "b"), label_map={"0": "b", "2": "a"}, ignore_labels=["1"]) == ([0, 2], [1, 0])
+    with pytest.raises(DataError, match=r"labels that are no class of the run: '1', '2'; say in data\.label_map"):
+        mapped(("a", "b"), label_map={"0": "b"})
+    with pytest.raises(DataError, match=r"data\.label_map leads to 'b', but the recipe has no `class_names`"):
+        mapped(label_map={"0": "b"})
 
 
 def npz(path: Path, groups: dict[str, list[str]], counts: tuple[int, int] = (6, 4), **more: Any) -> Data:
@@ -51,7 +51,14 @@ def npz(path: Path, groups: dict[str, list[str]], counts: tuple[int, int] = (6, 
 
 
 def test_what_is_ignored_is_left_out_before_anything_is_held_out(tmp_path: Path) -> None:
-    data = npz(tmp_path, {"train_group": list("aabbccdd")}, (8, 0), ignore=["1"], labels={"0": "1"}, test_share=0.5)
+    data = npz(
+        tmp_path,
+        {"train_group": list("aabbccdd")},
+        (8, 0),
+        ignore_labels=["1"],
+        label_map={"0": "1"},
+        test_fraction=0.5,
+    )
     source = load(data, RGB)
     assert (source.train.labels.tolist(), source.test.labels.tolist()) == ([1, 1], [1, 1])
     assert source.group_column is not None
@@ -73,11 +80,11 @@ def test_groups_of_an_npz_stay_on_one_side(tmp_path: Path) -> None:
 
 def test_merged_groups_are_held_out_whole(tmp_path: Path) -> None:
     both = {"train_group": list("aabbcc"), "test_group": list("ccdd")}
-    (site,) = load_sites(npz(tmp_path, both, merge=True, local_test_share=0.4), RGB, 2)
+    (site,) = load_sites(npz(tmp_path, both, merge_test_into_train=True, local_test_fraction=0.4), RGB, 2)
     assert site.local_test is not None
     assert (len(site.train) + len(site.local_test), len(site.local_test)) == (10, 4)
     with pytest.raises(DataError, match="only one of train and test has groups"):
-        load(npz(tmp_path, {"train_group": list("aabbcc")}, merge=True, local_test_share=0.4), RGB)
+        load(npz(tmp_path, {"train_group": list("aabbcc")}, merge_test_into_train=True, local_test_fraction=0.4), RGB)
 
 
 def test_a_column_may_not_divide_a_group(tmp_path: Path) -> None:
@@ -89,7 +96,7 @@ def test_a_column_may_not_divide_a_group(tmp_path: Path) -> None:
 
 
 def test_a_long_tail_keeps_examples_and_their_groups_together(tmp_path: Path) -> None:
-    data = npz(tmp_path, {"train_group": list("abcdef")}, (6, 0), long_tail=0.5, test_share=0.4)
+    data = npz(tmp_path, {"train_group": list("abcdef")}, (6, 0), long_tail=0.5, test_fraction=0.4)
     (site,) = load_sites(data, RGB, 2)
     assert len(site.train) == 3  # of two classes with two examples each, the second keeps one
 
@@ -108,7 +115,7 @@ def test_medmnist_is_read_by_its_library(name: str, tmp_path: Path) -> None:
     source = load(medmnist(tmp_path, name), RGB)
     assert source.train.labels.tolist() == source.test.labels.tolist() == [0, 1, 2, 2]
     assert source.train.images[:, 0, 0, 0].tolist() == [0, 1, 2, 3]
-    named = load(medmnist(tmp_path, name, labels={"0": "nv", "1": "mel"}, ignore=["2"]), RGB, ("mel", "nv"))
+    named = load(medmnist(tmp_path, name, label_map={"0": "nv", "1": "mel"}, ignore_labels=["2"]), RGB, ("mel", "nv"))
     assert named.train.labels.tolist() == [1, 0]
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from tests.client.pictures import ramp, save, settings
 
-from protofed.client.data.sources import load, own_input, own_vocabulary
+from protofed.client.data.sources import load, own_class_names, own_input
 from protofed.common.config.recipe import Data
 from protofed.common.errors import DataError
 
@@ -47,12 +47,17 @@ def test_of_files_it_is_the_first_readable_ones_and_the_names_are_their_own(tmp_
         save(tmp_path / "A" / f"{name}.png", ramp(5, 7))
         save(tmp_path / "Melanoma" / f"{name}.png", ramp(9, 9, 1))
     save(tmp_path / "unsure" / "3.png")
-    more = {"labels": {"Melanoma": "mel"}, "ignore": ["unsure"], "unreadable": 0.5, "test_share": 0.5}
+    more = {
+        "label_map": {"Melanoma": "mel"},
+        "ignore_labels": ["unsure"],
+        "max_unreadable_fraction": 0.5,
+        "test_fraction": 0.5,
+    }
     data = settings("folder", tmp_path, **more)
     found, count = own_input(data)
     assert (found.shape, found.fit, found.colours, count) == ((3, 5, 7), "stretch", "convert", 2)
-    assert own_vocabulary(data) == ("A", "mel")
-    assert load(data, found, own_vocabulary(data)).train.images.shape[1:] == (3, 5, 7)
+    assert own_class_names(data) == ("A", "mel")
+    assert load(data, found, own_class_names(data)).train.images.shape[1:] == (3, 5, 7)
 
 
 def test_files_none_of_which_is_an_image_are_refused(tmp_path: Path) -> None:
@@ -63,4 +68,4 @@ def test_files_none_of_which_is_an_image_are_refused(tmp_path: Path) -> None:
 
 
 def test_numbers_have_no_names() -> None:
-    assert own_vocabulary(Data(source="digits")) == ()
+    assert own_class_names(Data(source="digits")) == ()

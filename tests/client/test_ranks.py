@@ -28,8 +28,8 @@ FAILING = {
     "fails-backward": f"ElsewhereError {FailureReason.INTERNAL} rank 1 of",
     "fails-in-means": f"ElsewhereError {FailureReason.INTERNAL} rank 1 of",
     "daemon-fails": "ValueError - patient",
-    "nan": f"TaskFailure {FailureReason.NUMERIC}",
-    "short-for-ever": f"TaskFailure {FailureReason.OUT_OF_MEMORY}",
+    "nan": f"TaskFailedError {FailureReason.NUMERIC}",
+    "short-for-ever": f"TaskFailedError {FailureReason.OUT_OF_MEMORY}",
 }
 GIVING = sorted(CASES.keys() - FAILING.keys() - APART)
 
@@ -79,7 +79,7 @@ def test_a_rank_with_other_data_is_refused(tmp_path: Path) -> None:
     assert (
         (tmp_path / "other-data.txt")
         .read_text()
-        .startswith(f"TaskFailure {FailureReason.DATA} the run cannot be prepared")
+        .startswith(f"TaskFailedError {FailureReason.DATA} the run cannot be prepared")
     )
     assert "the training data here are others than rank 0's: copy the same to every node" in said
 

@@ -44,17 +44,17 @@ def test_a_split_of_the_files_own_is_kept(tmp_path: Path) -> None:
     assert (shades(source.train.images), source.train.labels.tolist()) == ([0, 1, 10, 11, 12], [0, 0, 1, 1, 1])
     assert (shades(source.test.images), source.test.labels.tolist()) == ([100, 101, 110, 111, 112], [0, 0, 1, 1, 1])
     assert source.train.images.dtype == torch.uint8
-    with pytest.raises(DataError, match=r"remove data\.test_share"):
-        folder(tmp_path, test_share=0.3)
+    with pytest.raises(DataError, match=r"remove data\.test_fraction"):
+        folder(tmp_path, test_fraction=0.3)
 
 
 def test_without_one_a_test_set_is_held_out_by_the_seed(tmp_path: Path) -> None:
     classes(tmp_path, {"mel": 10, "nv": 5})
-    source = folder(tmp_path, test_share=0.4)
+    source = folder(tmp_path, test_fraction=0.4)
     assert source.test.labels.bincount().tolist() == [2, 2]
     assert sorted(shades(source.train.images) + shades(source.test.images)) == list(range(15))
     assert [shade // 10 for shade in shades(source.train.images)] == source.train.labels.tolist()
-    drawn = [shades(folder(tmp_path, test_share=0.4, seed=seed).test.images) for seed in (0, 0, 1, 2)]
+    drawn = [shades(folder(tmp_path, test_fraction=0.4, seed=seed).test.images) for seed in (0, 0, 1, 2)]
     assert drawn[0] == drawn[1]
     assert len(set(map(tuple, drawn))) > 1
 
@@ -110,20 +110,20 @@ def test_unreadable_files_are_refused_by_count_and_never_by_name(tmp_path: Path)
 def test_a_share_that_is_tolerated_is_left_out_and_logged_as_a_count(tmp_path: Path) -> None:
     damaged(split(tmp_path, mel=2, nv=2), "train/nv/Doe.png", "test/mel/00.png", "Doe.txt")
     with capture_logs() as logs:
-        source = folder(tmp_path, unreadable=0.35)
+        source = folder(tmp_path, max_unreadable_fraction=0.35)
     assert (shades(source.train.images), shades(source.test.images)) == ([0, 1, 10, 11], [101, 110, 111])
     assert source.test.labels.tolist() == [0, 1, 1]
     (line,) = logs
     assert line == {"event": "images cannot be read and are left out", "log_level": "warning", "count": 3}
     with pytest.raises(DataError, match=r"3 of 10 images cannot be read"):
-        folder(tmp_path, unreadable=0.29)
+        folder(tmp_path, max_unreadable_fraction=0.29)
 
 
 def test_a_file_that_becomes_unreadable_moves_no_other(tmp_path: Path) -> None:
     classes(tmp_path, {"mel": 10, "nv": 10})
     before = folder(tmp_path)
     (tmp_path / "mel" / "03.png").write_bytes(b"")
-    after = folder(tmp_path, unreadable=0.1)
+    after = folder(tmp_path, max_unreadable_fraction=0.1)
     for one, other in ((before.train, after.train), (before.test, after.test)):
         assert [shade for shade in shades(one.images) if shade != 3] == shades(other.images)
 
@@ -131,14 +131,14 @@ def test_a_file_that_becomes_unreadable_moves_no_other(tmp_path: Path) -> None:
 def test_groups_stay_together_through_every_split(tmp_path: Path) -> None:
     for number in range(40):
         save(tmp_path / RUN[number % 2] / f"p{number // 4:02}_{number}.png", shade(number))
-    data = settings("folder", tmp_path, group=r"p(\d+)_", test_share=0.25, local_test_share=0.25)
+    data = settings("folder", tmp_path, group_pattern=r"p(\d+)_", test_fraction=0.25, local_test_fraction=0.25)
     source = load(data, RGB, RUN)
     groups, test_groups = source.group_column, source.test_group_column
     assert groups is not None
     assert test_groups is not None
     assert [f"{shade // 4:02}" for shade in shades(source.train.images)] == groups.tolist()
     assert not set(groups) & set(test_groups)
-    (site,) = load_sites(data, RGB, 2, vocabulary=RUN)
+    (site,) = load_sites(data, RGB, 2, class_names=RUN)
     assert site.local_test is not None
     parts = [{shade // 4 for shade in shades(part.images)} for part in (site.train, site.test, site.local_test)]
     assert sum(map(len, parts)) == len(set.union(*parts)) == 10
@@ -147,32 +147,34 @@ def test_groups_stay_together_through_every_split(tmp_path: Path) -> None:
 
 def test_a_simulation_that_would_divide_groups_is_refused(tmp_path: Path) -> None:
     classes(tmp_path, {"mel": 20, "nv": 20})
-    data = settings("folder", tmp_path, group=r"(\d)\.", partition={"kind": "dirichlet", "sites": 2, "beta": 1.0})
+    data = settings(
+        "folder", tmp_path, group_pattern=r"(\d)\.", partition={"kind": "dirichlet", "sites": 2, "beta": 1.0}
+    )
     with pytest.raises(DataError, match="'dirichlet' would divide groups among sites; expected 'whole', or 'column'"):
-        load_sites(data, RGB, 2, vocabulary=RUN)
+        load_sites(data, RGB, 2, class_names=RUN)
 
 
 def test_an_evaluator_and_a_daemon_get_the_vocabulary_too(tmp_path: Path) -> None:
     data = settings("folder", split(tmp_path, mel=1, nv=2))
-    assert load_test(data, RGB, 2, vocabulary=RUN).test.labels.tolist() == [0, 1, 1]
-    assert load_site(data, 0, RGB, 2, vocabulary=RUN[::-1]).train.labels.tolist() == [1, 0, 0]
-    with pytest.raises(DataError, match="has no `vocabulary`"):
+    assert load_test(data, RGB, 2, class_names=RUN).test.labels.tolist() == [0, 1, 1]
+    assert load_site(data, 0, RGB, 2, class_names=RUN[::-1]).train.labels.tolist() == [1, 0, 0]
+    with pytest.raises(DataError, match="has no `class_names`"):
         load_site(data, 0, RGB, 2)
 
 
 def test_a_site_may_have_a_test_set_only(tmp_path: Path) -> None:
     classes(tmp_path / "test", {"nv": 3})
     data = settings("folder", tmp_path)
-    assert len(load_test(data, RGB, 2, vocabulary=RUN).test) == 3
+    assert len(load_test(data, RGB, 2, class_names=RUN).test) == 3
     with pytest.raises(DataError, match="no training examples"):
-        load_site(data, 0, RGB, 2, vocabulary=RUN)
+        load_site(data, 0, RGB, 2, class_names=RUN)
 
 
 def test_a_folder_without_images_is_refused(tmp_path: Path) -> None:
     classes(tmp_path / "a", {"nv": 0})
     for name in ("a", "."):
         with pytest.raises(DataError, match="no images to train on or to test"):
-            folder(tmp_path / name, ignore=["a"])
+            folder(tmp_path / name, ignore_labels=["a"])
 
 
 def test_a_manifest_is_loaded_in_its_own_order(tmp_path: Path) -> None:
@@ -183,7 +185,7 @@ def test_a_manifest_is_loaded_in_its_own_order(tmp_path: Path) -> None:
             f"images/{number}.png;{'melanoma' if number % 2 else 'nv'};{'test' if number == 2 else 'train'};p{number}"
         )
     (tmp_path / "table.csv").write_text("\n".join(rows))
-    data = settings("manifest", tmp_path / "table.csv", labels={"melanoma": "mel"})
+    data = settings("manifest", tmp_path / "table.csv", label_map={"melanoma": "mel"})
     source = load(data, RGB, RUN)
     assert (shades(source.train.images), source.train.labels.tolist()) == ([3, 1, 4], [0, 0, 1])
     assert shades(source.test.images) == [2]

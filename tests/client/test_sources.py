@@ -113,7 +113,7 @@ def test_npz_of_grey_images_has_one_channel(tmp_path: Path) -> None:
 def test_npz_without_a_test_set_holds_one_out_with_its_column(tmp_path: Path) -> None:
     images, labels = half([0] * 8 + [1] * 4)
     arrays = {"train_images": images, "train_labels": labels, "train_site": np.arange(12)}
-    source = load(write_npz(tmp_path, arrays, test_share=0.5), SMALL)
+    source = load(write_npz(tmp_path, arrays, test_fraction=0.5), SMALL)
     assert source.test.labels.bincount().tolist() == [2, 2]  # half of the rarer class, of both
     assert numbers(source.train.images) == np.asarray(source.site_column).tolist()
     assert numbers(source.test.images) == np.asarray(source.test_site_column).tolist()
@@ -259,7 +259,7 @@ def test_a_wrong_npz_says_what_was_expected(change: dict[str, Any], said: str, t
         load_sites(data, SMALL, 2)
 
 
-PFLLIB = {"merge": True, "local_test_share": 0.25}
+PFLLIB = {"merge_test_into_train": True, "local_test_fraction": 0.25}
 
 
 def test_a_merged_source_has_all_examples_and_its_column(tmp_path: Path) -> None:
@@ -273,7 +273,7 @@ def test_a_merged_source_has_all_examples_and_its_column(tmp_path: Path) -> None
 
 def test_a_merged_source_cut_by_column_needs_both_columns(tmp_path: Path) -> None:
     data = write_npz(tmp_path, two_sites(), partition={"kind": "column"}, **PFLLIB)
-    with pytest.raises(DataError, match=r"train_site, and with data\.merge test_site"):
+    with pytest.raises(DataError, match=r"train_site, and with data\.merge_test_into_train test_site"):
         load_sites(data, SMALL, 2)
 
 
@@ -313,7 +313,7 @@ def test_a_merged_sources_evaluator_scores_on_all_local_test_sets(partition: dic
     [
         {"partition": {"kind": "pfllib-dirichlet", "sites": 4, "beta": 0.5}, **PFLLIB},
         {"partition": {"kind": "pathological", "sites": 10, "classes_each": 2, "balanced": True}, **PFLLIB},
-        {"partition": {"kind": "niid-bench-dirichlet", "sites": 4, "beta": 0.5}, "local_test_share": 0.2},
+        {"partition": {"kind": "niid-bench-dirichlet", "sites": 4, "beta": 0.5}, "local_test_fraction": 0.2},
         {"partition": {"kind": "dirichlet", "sites": 4, "beta": 0.5}, "local_test": "by-class", "long_tail": 0.5},
         {"partition": {"kind": "shards", "sites": 5, "shards": 4}, "local_test": "by-class"},
     ],
@@ -333,7 +333,7 @@ def test_a_daemon_gets_the_same_test_sets_as_a_simulation(more: dict[str, Any]) 
 def test_a_local_test_share_comes_out_of_what_a_site_would_train_on() -> None:
     data = settings("digits", partition={"kind": "dirichlet", "sites": 4, "beta": 0.5})
     whole = load_sites(data, DIGITS, 10)
-    split = load_sites(data.model_copy(update={"local_test_share": 0.25}), DIGITS, 10)
+    split = load_sites(data.model_copy(update={"local_test_fraction": 0.25}), DIGITS, 10)
     for before, after in zip(whole, split, strict=True):
         assert before.local_test is None
         assert after.local_test is not None
@@ -355,8 +355,8 @@ def test_by_class_divides_the_test_set_among_the_sites_that_hold_its_classes() -
 
 
 def test_a_test_share_of_a_source_with_a_test_set_is_refused(tmp_path: Path) -> None:
-    data = write_npz(tmp_path, two_sites(), test_share=0.2)
-    with pytest.raises(DataError, match=r"remove data\.test_share"):
+    data = write_npz(tmp_path, two_sites(), test_fraction=0.2)
+    with pytest.raises(DataError, match=r"remove data\.test_fraction"):
         load(data, SMALL)
 
 

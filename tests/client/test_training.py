@@ -42,7 +42,7 @@ def only_body(local: FitContext) -> list[nn.Parameter]:
 
 
 def test_one_epoch_by_hand(local_of: LocalOf) -> None:
-    local = local_of([1, 2, 3], batch=2, lr=0.1)
+    local = local_of([1, 2, 3], batch_size=2, lr=0.1)
     loss = train(local, mean_of(local), only_body(local))
     # batch (1, 2): loss 1.5, w = 1 - .1 * 1.5 = .85; batch (3): loss 2.55, w = .85 - .3
     assert loss == pytest.approx((2 * 1.5 + 2.55) / 3, abs=1e-6)  # by example, not by batch
@@ -50,7 +50,7 @@ def test_one_epoch_by_hand(local_of: LocalOf) -> None:
 
 
 def test_momentum_and_weight_decay_by_hand(local_of: LocalOf) -> None:
-    local = local_of([1, 2, 3], batch=2, lr=0.1, momentum=0.9, weight_decay=0.5)
+    local = local_of([1, 2, 3], batch_size=2, lr=0.1, momentum=0.9, weight_decay=0.5)
     train(local, mean_of(local), only_body(local))
     # v = 1.5 + .5 * 1 = 2, w = .8; v = .9 * 2 + 3 + .5 * .8 = 5.2, w = .8 - .52
     assert weights(local)[0] == pytest.approx(0.28, abs=1e-12)
@@ -76,8 +76,8 @@ def test_optimizers(optimizer: str, decay: float, expected: float, local_of: Loc
 @pytest.mark.parametrize(
     ("plan", "rates"),
     [
-        ({"schedule": "constant", "decay": 0.5}, {1: 0.8, 4: 0.8}),
-        ({"schedule": "exponential", "decay": 0.5}, {1: 0.8, 2: 0.4, 4: 0.1}),
+        ({"schedule": "constant", "lr_decay": 0.5}, {1: 0.8, 4: 0.8}),
+        ({"schedule": "exponential", "lr_decay": 0.5}, {1: 0.8, 2: 0.4, 4: 0.1}),
         ({"schedule": "cosine"}, {1: 0.8, 2: 0.4 * (1 + math.sqrt(0.5)), 3: 0.4, 4: 0.4 * (1 - math.sqrt(0.5))}),
     ],
 )
@@ -92,13 +92,13 @@ def test_schedules_count_rounds_from_1(plan: dict[str, object], rates: dict[int,
 
 @pytest.mark.parametrize(("clip", "share"), [(None, 1.0), (1.0, 0.2), (10.0, 1.0)])
 def test_the_norm_of_all_gradients_together_is_clipped(clip: float | None, share: float, local_of: LocalOf) -> None:
-    local = local_of([1.0], body=4.0, head=3.0, lr=0.1, clip=clip)
+    local = local_of([1.0], body=4.0, head=3.0, lr=0.1, max_grad_norm=clip)
     train(local, mean_of(local))  # gradients 3 and 4: norm 5
     assert weights(local) == pytest.approx((4 - 0.3 * share, 3 - 0.4 * share), abs=1e-6)
 
 
 def test_a_last_smaller_batch_can_be_left_out(local_of: LocalOf) -> None:
-    local = local_of([1, 2, 3], batch=2, lr=0.1, drop_last=True)
+    local = local_of([1, 2, 3], batch_size=2, lr=0.1, drop_last=True)
     assert train(local, mean_of(local), only_body(local)) == pytest.approx(1.5, abs=1e-6)
     assert weights(local)[0] == pytest.approx(0.85, abs=1e-12)
 
@@ -132,7 +132,7 @@ def test_training_is_in_training_mode_and_epochs_are_shuffled_by_the_sites_gener
     for run, seed in enumerate((3, 3, 4)):
         model = SplitModel(nn.Flatten(), nn.Linear(1, 2)).eval()
         rng = torch.Generator().manual_seed(seed)
-        local = FitContext("ann", 1, 1, model, data, 2, Plan(epochs=2, batch=3), rng, memory={})
+        local = FitContext("ann", 1, 1, model, data, 2, Plan(epochs=2, batch_size=3), rng, memory={})
 
         def loss(x: Tensor, _: Tensor, model: SplitModel = model, run: int = run) -> Tensor:
             assert model.training
@@ -172,7 +172,7 @@ PIXELS = [0.5, 1.25, -2.0, 0.75, 3.0, -0.25, 1.5]
     ],
 )
 def test_a_batch_that_does_not_fit_is_trained_on_in_parts(room: int, sizes: list[int], local_of: LocalOf) -> None:
-    plan = {"batch": 7, "epochs": 2, "lr": 0.1, "momentum": 0.9, "clip": 0.5}
+    plan = {"batch_size": 7, "epochs": 2, "lr": 0.1, "momentum": 0.9, "max_grad_norm": 0.5}
     whole, parts = (local_of(PIXELS, body=0.3, head=0.7, **plan) for _ in range(2))
     expected, short = train(whole, squares(whole)), Short(squares(parts), room)
     assert train(parts, short) == pytest.approx(expected, rel=1e-6)
@@ -181,7 +181,7 @@ def test_a_batch_that_does_not_fit_is_trained_on_in_parts(room: int, sizes: list
 
 
 def test_gradients_of_a_part_before_memory_ran_out_do_not_count(local_of: LocalOf) -> None:
-    whole, parts = (local_of(PIXELS[:4], body=0.3, lr=0.1, batch=4) for _ in range(2))
+    whole, parts = (local_of(PIXELS[:4], body=0.3, lr=0.1, batch_size=4) for _ in range(2))
     train(whole, squares(whole))
     short = Short(squares(parts), 2)
 
@@ -197,14 +197,14 @@ def test_gradients_of_a_part_before_memory_ran_out_do_not_count(local_of: LocalO
 
 
 def test_a_smaller_last_batch_is_not_made_larger(local_of: LocalOf) -> None:
-    local = local_of(PIXELS[:5], batch=4, lr=0.1)
+    local = local_of(PIXELS[:5], batch_size=4, lr=0.1)
     short = Short(squares(local), 2)
     train(local, short)
     assert short.sizes == [4, 2, 2, 1]
 
 
 def test_one_example_too_many_ends_the_task(local_of: LocalOf) -> None:
-    local = local_of(PIXELS, batch=7)
+    local = local_of(PIXELS, batch_size=7)
     before = weights(local)
     with pytest.raises(TaskFailedError, match="not even one example") as failed:
         train(local, Short(squares(local), 0))
@@ -214,7 +214,7 @@ def test_one_example_too_many_ends_the_task(local_of: LocalOf) -> None:
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_a_loss_that_is_not_finite_ends_the_task(bad: float, local_of: LocalOf) -> None:
-    local = local_of([1, 2, 3, 4], batch=2, epochs=5)
+    local = local_of([1, 2, 3, 4], batch_size=2, epochs=5)
 
     def loss(x: Tensor, _: Tensor) -> Tensor:
         mean = cast("Tensor", local.model(x)).mean()
@@ -227,7 +227,7 @@ def test_a_loss_that_is_not_finite_ends_the_task(bad: float, local_of: LocalOf) 
 
 
 def test_a_reader_sees_how_far_training_is(local_of: LocalOf) -> None:
-    local = local_of([1, 2, 3], batch=2, epochs=2)
+    local = local_of([1, 2, 3], batch_size=2, epochs=2)
     reader = local.steps = FitProgress()  # what the heartbeat holds since before the training began
     seen = []
 
@@ -256,7 +256,7 @@ def stop_at(call: int) -> Callable[[], None]:
 
 
 def test_a_task_called_off_stops_between_batches(local_of: LocalOf) -> None:
-    local = local_of([1, 1, 1, 1], batch=1, lr=0.1, epochs=3)
+    local = local_of([1, 1, 1, 1], batch_size=1, lr=0.1, epochs=3)
     local.check = stop_at(3)
     with pytest.raises(StopError):
         train(local, mean_of(local), only_body(local))

@@ -16,16 +16,19 @@ from protofed.common.errors import ConfigError
     [
         ({"source": "medmnist"}, "expected dataset with source medmnist, and with no other"),
         ({"source": "folder", "dataset": "dermamnist"}, "expected dataset with source medmnist"),
-        ({"source": "manifest", "group": "(a)"}, "for source manifest add a column `group`"),
-        ({"source": "npz", "group": "(a)"}, "for source npz add arrays train_group and test_group"),
-        ({"source": "digits", "group": "(a)"}, "for source digits remove it"),
-        ({"source": "folder", "group": "a"}, r"expected a regular expression with one \(group\)"),
-        ({"source": "folder", "group": "(a)(b)"}, r"expected a regular expression with one \(group\)"),
-        ({"source": "folder", "group": "(a"}, r"expected a regular expression with one \(group\)"),
-        ({"source": "folder", "labels": {"a": "mel"}, "ignore": ["a"]}, "'a' is in labels and in ignore"),
-        ({"source": "folder", "unreadable": 1.0}, "unreadable = 1.0"),
-        ({"source": "folder", "unreadable": -0.1}, "unreadable = -0.1"),
-        ({"source": "folder", "preparation": ""}, "preparation = ''"),
+        ({"source": "manifest", "group_pattern": "(a)"}, "for source manifest add a column `group`"),
+        ({"source": "npz", "group_pattern": "(a)"}, "for source npz add arrays train_group and test_group"),
+        ({"source": "digits", "group_pattern": "(a)"}, "for source digits remove it"),
+        ({"source": "folder", "group_pattern": "a"}, r"expected a regular expression with one \(group\)"),
+        ({"source": "folder", "group_pattern": "(a)(b)"}, r"expected a regular expression with one \(group\)"),
+        ({"source": "folder", "group_pattern": "(a"}, r"expected a regular expression with one \(group\)"),
+        (
+            {"source": "folder", "label_map": {"a": "mel"}, "ignore_labels": ["a"]},
+            "'a' is in label_map and in ignore_labels",
+        ),
+        ({"source": "folder", "max_unreadable_fraction": 1.0}, "max_unreadable_fraction = 1.0"),
+        ({"source": "folder", "max_unreadable_fraction": -0.1}, "max_unreadable_fraction = -0.1"),
+        ({"source": "folder", "preprocessing_digest": ""}, "preprocessing_digest = ''"),
         ({"source": "folders"}, "source = 'folders'"),
     ],
 )
@@ -36,7 +39,13 @@ def test_what_does_not_go_together_is_refused(table: dict[str, Any], said: str) 
 
 def test_what_is_not_said_changes_nothing() -> None:
     plain = Data(source="npz")
-    assert (dict(plain.labels), plain.ignore, plain.unreadable, plain.group, plain.preparation) == (
+    assert (
+        dict(plain.label_map),
+        plain.ignore_labels,
+        plain.max_unreadable_fraction,
+        plain.group_pattern,
+        plain.preprocessing_digest,
+    ) == (
         {},
         frozenset(),
         0,

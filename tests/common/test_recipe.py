@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from protofed.common.config.partition import (
     ColumnPartition,
@@ -28,7 +28,10 @@ from protofed.common.config.recipe import (
     read_table,
     read_toml,
 )
+from protofed.common.config.settings import ClientSettings
 from protofed.common.errors import ConfigError
+from protofed.common.renamed import RENAMED
+from protofed.server.method import server_methods
 
 ROOT = Path(__file__).parents[2]
 TOML = """
@@ -39,7 +42,7 @@ classes = 10
 shape = [1, 8, 8]
 [method]
 name = "fednh"
-smoothing = 0.5
+prototype_momentum = 0.5
 [model]
 name = "digits-cnn"
 [data]
@@ -55,7 +58,7 @@ def table(**changes: Any) -> dict[str, Any]:
         "rounds": 3,
         "classes": 10,
         "input": {"shape": [1, 8, 8]},
-        "method": {"name": "fednh", "smoothing": 0.5},
+        "method": {"name": "fednh", "prototype_momentum": 0.5},
         "model": {"name": "digits-cnn"},
         "plan": {},
         "federation": {},
@@ -81,7 +84,7 @@ def test_a_recipe_is_read_with_its_defaults(tmp_path: Path) -> None:
     (tmp_path / "r.toml").write_text(TOML)
     recipe = read_toml(tmp_path / "r.toml", Recipe)
     assert (recipe.name, recipe.rounds, recipe.classes, recipe.seed) == ("r-1", 3, 10, 0)
-    assert recipe.method.options == {"smoothing": 0.5}
+    assert recipe.method.options == {"prototype_momentum": 0.5}
     assert recipe.model.options == {}
     assert recipe.federation == Federation()
     assert recipe.data is not None
@@ -146,19 +149,19 @@ WRONG: list[tuple[str, Any]] = [
     ("method", "fednh"),
     ("method__name", 3),
     ("plan__epochs", 0),
-    ("plan__batch", -1),
+    ("plan__batch_size", -1),
     ("plan__lr", 0.0),
     ("plan__lr", "fast"),
     ("plan__momentum", 1.0),
     ("plan__weight_decay", -1e-9),
     ("plan__optimizer", "sdg"),
-    ("plan__decay", 0.0),
-    ("plan__decay", 1.5),
-    ("plan__clip", 0),
-    ("plan__augment", "flip"),
+    ("plan__lr_decay", 0.0),
+    ("plan__lr_decay", 1.5),
+    ("plan__max_grad_norm", 0),
+    ("plan__augmentation", "flip"),
     ("federation__min_sites", 0),
-    ("federation__rate", 0.0),
-    ("federation__rate", 1.01),
+    ("federation__participation", 0.0),
+    ("federation__participation", 1.01),
     ("federation__over_selection", 0.99),
     ("federation__deadline_s", 0),
     ("federation__deadline_s", -1),
@@ -166,8 +169,8 @@ WRONG: list[tuple[str, Any]] = [
     ("plan__lr", float("nan")),
     ("input__mean", [float("nan")]),
     ("federation__grace", 1.1),
-    ("federation__idle_s", 0),
-    ("federation__attempts", 0),
+    ("federation__stall_timeout_s", 0),
+    ("federation__max_attempts", 0),
     ("federation__score_every", -1),
     ("federation__heartbeat_s", 0),
     ("data__source", "imagenet"),
@@ -175,9 +178,9 @@ WRONG: list[tuple[str, Any]] = [
     ("data__partition__sites", 0),
     ("data__partition__beta", 0),
     ("data__partition__min_examples", 0),
-    ("data__merge", "both"),
-    ("data__local_test_share", 0.0),
-    ("data__local_test_share", 1.0),
+    ("data__merge_test_into_train", "both"),
+    ("data__local_test_fraction", 0.0),
+    ("data__local_test_fraction", 1.0),
     ("data__local_test", "balanced"),
     ("data__seed", -1),  # NumPy's legacy generator has no such seed
     ("data__seed", 2**32),
@@ -276,10 +279,13 @@ def test_a_partition_of_the_wrong_kind_is_refused(partition: Any, said: str) -> 
 @pytest.mark.parametrize(
     ("keys", "said"),
     [
-        ({"local_test": "by-class", "local_test_share": 0.25}, "expected local_test or local_test_share, not both"),
-        ({"merge": True}, "expected local_test_share beside it"),
-        ({"merge": True, "local_test": "by-class"}, "expected local_test_share beside it"),
-        ({"merge": True, "local_test_share": 0.25, "test_share": 0.3}, "remove test_share"),
+        (
+            {"local_test": "by-class", "local_test_fraction": 0.25},
+            "expected local_test or local_test_fraction, not both",
+        ),
+        ({"merge_test_into_train": True}, "expected local_test_fraction beside it"),
+        ({"merge_test_into_train": True, "local_test": "by-class"}, "expected local_test_fraction beside it"),
+        ({"merge_test_into_train": True, "local_test_fraction": 0.25, "test_fraction": 0.3}, "remove test_fraction"),
     ],
 )
 def test_a_test_set_comes_from_one_place(keys: dict[str, Any], said: str) -> None:
@@ -289,7 +295,7 @@ def test_a_test_set_comes_from_one_place(keys: dict[str, Any], said: str) -> Non
 
 @pytest.mark.parametrize("augment", ["none", "crop-flip", "reflect-crop-flip", "crop-flip-rotate"])
 def test_every_augmentation_has_a_name(augment: str) -> None:
-    assert sound(plan__augment=augment).plan.augment == augment
+    assert sound(plan__augmentation=augment).plan.augmentation == augment
 
 
 def test_no_such_file(tmp_path: Path) -> None:
@@ -339,7 +345,7 @@ DIFFERENT = [
     ("rounds", 4),
     ("classes", 11),
     ("input__shape", [3, 8, 8]),
-    ("method__smoothing", 0.6),
+    ("method__prototype_momentum", 0.6),
     ("method__scale", 2.0),
     ("model__name", "other"),
     ("plan__lr", 0.02),
@@ -374,7 +380,7 @@ name = "base"
 rounds = 7
 classes = 10
 input = { shape = [1, 8, 8] }
-method = { name = "fednh", smoothing = 0.5 }
+method = { name = "fednh", prototype_momentum = 0.5 }
 model = { name = "mlp", hidden = [3] }
 [data]
 source = "digits"
@@ -385,7 +391,7 @@ partition = { kind = "dirichlet", sites = 5, beta = 0.3 }
 def test_an_extending_recipe_says_only_what_differs(tmp_path: Path) -> None:
     recipe = extending(tmp_path, base=BASE, text='name = "r"\nrounds = 3\n[method]\nscale = 2.0\n[plan]\nlr = 0.5\n')
     assert (recipe.name, recipe.rounds, recipe.classes, recipe.plan.lr) == ("r", 3, 10, 0.5)
-    assert recipe.method.options == {"smoothing": 0.5, "scale": 2.0}
+    assert recipe.method.options == {"prototype_momentum": 0.5, "scale": 2.0}
 
 
 def test_another_method_or_partition_takes_no_options_of_the_former_one(tmp_path: Path) -> None:
@@ -419,9 +425,31 @@ def test_an_extending_recipe_is_checked_whole(tmp_path: Path) -> None:
         extending(tmp_path, base=BASE, text="round = 3\n")
 
 
-@pytest.mark.parametrize("evaluation", [{"order": [0, 1]}, {"order": [0] * 10}])
+@pytest.mark.parametrize("evaluation", [{"class_order": [0, 1]}, {"class_order": [0] * 10}])
 def test_an_order_of_classes_names_each_once(evaluation: dict[str, object], tmp_path: Path) -> None:
     (tmp_path / "r.toml").write_text(BASE)
     table = {**read_table(tmp_path / "r.toml"), "evaluation": evaluation}
     with pytest.raises(ConfigError, match="expected each of 0 to 9 once"):
         parse(table, Recipe, "r.toml")
+
+
+# Keys of before 0.2
+
+
+@pytest.mark.parametrize(
+    ("place", "new"), sorted(item for item in RENAMED.items() if not item[0].startswith("method."))
+)
+def test_an_old_key_is_refused_by_its_new_name(place: str, new: str) -> None:
+    model: type[BaseModel] = ClientSettings if place == "share" else Recipe
+    *tables, key = place.split(".")
+    table: dict[str, Any] = {key: 1}
+    for name in reversed(tables):
+        table = {name: table}
+    with pytest.raises(ConfigError, match=f"unknown key '{place}': it is called '{new}'"):
+        parse(table, model, "file")
+
+
+@pytest.mark.parametrize(("method", "old"), [("fednh", "smoothing"), ("fednh", "separation"), ("fedprp", "ema")])
+def test_an_old_option_of_a_method_is_refused_by_its_new_name(method: str, old: str) -> None:
+    with pytest.raises(ConfigError, match=f"'{old}' .*it is called '{RENAMED['method.' + old]}'"):
+        server_methods.build(method, {old: 0.5})

@@ -41,7 +41,7 @@ def test_a_file_is_enough(server: Path, client: Path) -> None:
     assert settings.recipes == [Path("a.toml"), Path("b.toml")]
     assert (settings.listen, settings.keep_rounds, settings.state) == ("127.0.0.1:1", 5, Path("protofed-server"))
     site = read_settings(ClientSettings, client, {})
-    assert (site.site, site.roles, site.share) == ("ann", frozenset({Role.TRAINER}), 0)
+    assert (site.site, site.roles, site.partition_index) == ("ann", frozenset({Role.TRAINER}), 0)
     assert site.data.partition == Dirichlet(kind="dirichlet", sites=5, beta=0.3)
 
 
@@ -69,9 +69,9 @@ def test_an_argument_that_was_not_given_overrides_nothing(server: Path) -> None:
 
 
 def test_a_zero_is_an_argument(client: Path) -> None:
-    client.write_text("share = 4\n" + CLIENT)
-    assert read_settings(ClientSettings, client, {"share": None}).share == 4
-    assert read_settings(ClientSettings, client, {"share": 0}).share == 0
+    client.write_text("partition_index = 4\n" + CLIENT)
+    assert read_settings(ClientSettings, client, {"partition_index": None}).partition_index == 4
+    assert read_settings(ClientSettings, client, {"partition_index": 0}).partition_index == 0
 
 
 def test_one_key_of_a_table_can_be_overridden(client: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,7 +123,8 @@ def test_a_bad_site_id_is_refused(client: Path, site: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "value"), [("roles", ["trainer", "spy"]), ("share", -1), ("threads", 0), ("data", {"source": "x"})]
+    ("key", "value"),
+    [("roles", ["trainer", "spy"]), ("partition_index", -1), ("threads", 0), ("data", {"source": "x"})],
 )
 def test_a_wrong_argument_is_named(client: Path, key: str, value: object) -> None:
     with pytest.raises(ConfigError, match=key):

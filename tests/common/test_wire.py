@@ -207,7 +207,7 @@ def test_a_bad_digest_is_refused_wherever_it_stands(value: str) -> None:
         lambda: wire.unpack_manifest(manifest_message(Manifest((), 0, Digest(value)))),
     ]
     if value:  # an older server says no preparation
-        told = pb.Assignment(run="run", recipe="{}", preparation=value)
+        told = pb.Assignment(run="run", recipe="{}", preprocessing_digest=value)
         refused.append(lambda: wire.unpack_enrolled(pb.EnrollReply(assignment=told)))
     if value:  # a first task has no base
         refused.append(lambda: wire.unpack_task(wire.pack_task(replace(TASK, base=Digest(value)))))
@@ -306,7 +306,7 @@ def test_random_bytes_are_read_strictly_or_not_at_all(data: bytes) -> None:
 
 FIELDS = {
     "Ack": "",
-    "Assignment": "keep_rounds preparation recipe run",
+    "Assignment": "keep_rounds preprocessing_digest recipe run",
     "Caller": "instance site",
     "Chunk": "caller crc32c data index upload",
     "ChunkAck": "",

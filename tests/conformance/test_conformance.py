@@ -184,7 +184,7 @@ LONELY_CLASSES = {"long_tail": 0.05, "partition": {"kind": "shards", "sites": 5,
 
 
 def test_partial_participation_runs_to_the_end(method: str, recipe_of: RecipeOf) -> None:
-    federation = {"min_sites": 3, "rate": 0.5, "quorum": 1.0}
+    federation = {"min_sites": 3, "participation": 0.5, "quorum": 1.0}
     with simulation(recipe_of(method, federation=federation)) as running:
         running.go()
         rounds = running.ledger.rounds(running.recipe.name)

@@ -48,7 +48,7 @@ def story(here: Pilot) -> None:
     here.lose("west", 70)
     here.until_ended("wing-fednh")
     time.sleep(8)
-    here.run(recipe("too-strict", "fedavg", 3, max_norm=1e-6, attempts=2, deadline_s=8))
+    here.run(recipe("too-strict", "fedavg", 3, max_update_norm=1e-6, max_attempts=2, deadline_s=8))
     here.until_ended("too-strict")
     time.sleep(8)
     here.run(recipe("wing-fedavg", "fedavg", 20, epochs=20))

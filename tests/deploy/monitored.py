@@ -87,20 +87,20 @@ def recipe(name: str, method: str, rounds: int, epochs: int = 6, **federation: o
             "input": {"shape": [1, 8, 8]},
             "method": {"name": method, **({"scale": 10.0} if method == "fednh" else {})},
             "model": {"name": "digits-cnn"},
-            "plan": {"epochs": epochs, "batch": 8, "lr": 0.01, "momentum": 0.9, "clip": 10.0},
+            "plan": {"epochs": epochs, "batch_size": 8, "lr": 0.01, "momentum": 0.9, "max_grad_norm": 10.0},
             "federation": {
                 "min_sites": 2,
                 "quorum": 2,
                 "deadline_s": 60,
                 "grace": 0.05,
-                "idle_s": 5,
+                "stall_timeout_s": 5,
                 "heartbeat_s": 0.5,
                 **federation,
             },
             "data": {
                 "source": "digits",
                 "long_tail": 0.1,
-                "test_share": 0.3,
+                "test_fraction": 0.3,
                 "partition": {"kind": "dirichlet", "sites": 3, "beta": 0.3},
             },
         }
@@ -136,7 +136,7 @@ def pilot(folder: Path) -> Iterator[Pilot]:
 def join(scene: Scene, name: str) -> None:
     """Start a daemon that stays, with metrics."""
     policy = shipped.folder("policies") / "open.toml"
-    share = ("--role=evaluator",) if name == EVALUATOR else (f"--share={SITES.index(name)}",)
+    share = ("--role=evaluator",) if name == EVALUATOR else (f"--partition-index={SITES.index(name)}",)
     (scene.folder / name / ADDRESS).unlink(missing_ok=True)
     scene.start(
         name,

@@ -63,8 +63,8 @@ BAD_RECIPES: Sequence[tuple[tuple[str, str], str]] = [
     (('^name = "fednh"', 'name = "fedhn"'), "did you mean 'fednh'?"),
     (("^rounds", "ronds"), "unknown key 'ronds': did you mean 'rounds'?"),
     (("^min_sites", "min_site"), "unknown key 'federation.min_site': did you mean 'min_sites'?"),
-    (("^smoothing", "smothing"), "did you mean 'smoothing'?"),
-    (("^smoothing = 0.9", "smoothing = 9"), "smoothing = 9"),
+    (("^prototype_momentum", "prototype_momentm"), "did you mean 'prototype_momentum'?"),
+    (("^prototype_momentum = 0.9", "prototype_momentum = 9"), "prototype_momentum = 9"),
     (("^rounds = 20", "rounds = 0"), "rounds = 0"),
 ]
 

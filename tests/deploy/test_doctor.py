@@ -227,7 +227,7 @@ def test_options_are_those_of_the_daemon(run: Run, tmp_path: Path, unused_port: 
     policy = shipped.folder("policies") / "strict.toml"
     code, out, _ = run(
         *("client", "--settings", site, "--site", "a", "--policy", policy, "--state", tmp_path / "c", "--plaintext"),
-        *("--server", f"127.0.0.1:{unused_port}", "--role", "evaluator", "--device", "cpu", "--share", "1"),
+        *("--server", f"127.0.0.1:{unused_port}", "--role", "evaluator", "--device", "cpu", "--partition-index", "1"),
         *("--give-up-after", "3", "--until-finished", "--quick", "--json"),
     )
     told = {check["check"]: check for check in json.loads(out)["checks"]}

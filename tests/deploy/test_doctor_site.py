@@ -233,7 +233,7 @@ def folder(tmp_path: Path) -> dict[str, Any]:
 @pytest.fixture
 def named(recipe_of: Callable[..., Recipe]) -> SiteUnderCheck:
     """With a run of two classes that have names."""
-    recipe = recipe_of("fednh", classes=2, vocabulary=["benign", "malignant"], data=None)
+    recipe = recipe_of("fednh", classes=2, class_names=["benign", "malignant"], data=None)
     return SiteUnderCheck(recipe=lambda: recipe)
 
 
@@ -270,14 +270,14 @@ def test_a_file_beside_the_class_folders_is_named(
 ) -> None:
     (tmp_path / "images" / "notes.txt").write_text("x", encoding="utf-8")
     assert "notes.txt: in no class's folder (" in look(tmp_path, named, data=folder)["data"].seen
-    assert findings(look(tmp_path, named, data={**folder, "unreadable": 0.1})) == []
+    assert findings(look(tmp_path, named, data={**folder, "max_unreadable_fraction": 0.1})) == []
 
 
 def test_a_run_that_prepares_images_otherwise_than_pinned(
     tmp_path: Path, folder: dict[str, Any], named: SiteUnderCheck
 ) -> None:
-    found = look(tmp_path, named, data={**folder, "preparation": "0" * 64})
-    assert findings(found) == [("data", "preparation-differs")]
+    found = look(tmp_path, named, data={**folder, "preprocessing_digest": "0" * 64})
+    assert findings(found) == [("data", "preprocessing-differs")]
 
 
 def test_an_evaluator_needs_a_test_set_only(tmp_path: Path) -> None:

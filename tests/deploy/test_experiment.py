@@ -113,7 +113,7 @@ def test_a_result_reads_as_it_was_written_and_without_new_default_keys(recipe_of
     job.write_result(wrote)
     assert job.result() == wrote
     table = json.loads((tmp_path / "result.json").read_text(encoding="utf-8"))
-    del table["recipe"]["federation"]["grace"], table["recipe"]["plan"]["augment"]
+    del table["recipe"]["federation"]["grace"], table["recipe"]["plan"]["augmentation"]
     (tmp_path / "result.json").write_text(json.dumps(table), encoding="utf-8")
     assert job.result() == wrote
 
@@ -247,17 +247,19 @@ def test_a_recipe_is_varied_over_the_values_of_a_key() -> None:
         "digits-fedprp-lr-05",
         "digits-fedprp-lr-025",
     ]
-    options = [recipe.method.options for recipe in varied([shipped.recipe("digits-fednh")], "method.smoothing=0.1")]
-    assert options == [{"smoothing": 0.1, "scale": 10.0}]
+    options = [
+        recipe.method.options for recipe in varied([shipped.recipe("digits-fednh")], "method.prototype_momentum=0.1")
+    ]
+    assert options == [{"prototype_momentum": 0.1, "scale": 10.0}]
 
 
 @pytest.mark.parametrize(
     ("vary", "said"),
     [
-        ("method.smoothing", "expected a key and values"),
-        ("method.smoothing=", "expected a key and values"),
+        ("method.prototype_momentum", "expected a key and values"),
+        ("method.prototype_momentum=", "expected a key and values"),
         ("method.distance=cosine", "text needs quotes"),
-        ("methods.smoothing=1", "no table 'methods'"),
+        ("methods.prototype_momentum=1", "no table 'methods'"),
         ("plan.lrr=0.1", r"unknown key 'plan\.lrr': did you mean 'lr'"),
         ("plan.lr=-1.0", r"plan\.lr = -1\.0"),
     ],

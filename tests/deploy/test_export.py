@@ -187,7 +187,7 @@ def test_a_damaged_state_is_not_exported(simulated: Simulated, wanted: Wants, tm
 
 def test_the_runs_names_and_preparation_go_with_the_model(recipe_of: Callable[..., Recipe], tmp_path: Path) -> None:
     names = tuple(f"digit {c}" for c in range(10))
-    recipe = recipe_of("fedavg", rounds=1, model={"name": "mlp", "hidden": [4]}, vocabulary=names, name="named")
+    recipe = recipe_of("fedavg", rounds=1, model={"name": "mlp", "hidden": [4]}, class_names=names, name="named")
     done = ended(recipe.model_dump_json())
     made = export(ExportRequest(done.run, "global", tmp_path / "m", "safetensors", state=done.state))
     assert made.facts.model.classes == names

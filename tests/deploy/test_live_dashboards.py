@@ -48,7 +48,7 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
         here.until_round("wing", 4)
         here.lose("west", 8)
         assert here.until_ended("wing") == "completed", here.scene.logs()
-        here.run(recipe("narrow", "fedavg", 3, max_norm=1e-6, attempts=2, deadline_s=5))
+        here.run(recipe("narrow", "fedavg", 3, max_update_norm=1e-6, max_attempts=2, deadline_s=5))
         assert here.until_ended("narrow") == "failed", here.scene.logs()
         time.sleep(4)
         yield Story(here, start, time.time())

@@ -32,15 +32,20 @@ RECIPE = {
     "input": {"shape": [1, 8, 8]},
     "method": {"name": "fedavg"},
     "model": {"name": "digits-cnn"},
-    "plan": {"epochs": 1, "batch": 64, "lr": 50.0, "clip": 1.0},  # steps of 50, which the server does not take
+    "plan": {
+        "epochs": 1,
+        "batch_size": 64,
+        "lr": 50.0,
+        "max_grad_norm": 1.0,
+    },  # steps of 50, which the server does not take
     "federation": {
         "min_sites": 2,
-        "must_include": ["north"],
-        "attempts": 2,
+        "required_sites": ["north"],
+        "max_attempts": 2,
         "quorum": 1,
         "deadline_s": 4,
         "heartbeat_s": 0.2,
-        "max_norm": 12,
+        "max_update_norm": 12,
     },
 }
 

@@ -186,21 +186,23 @@ def result_of(recipe: Recipe, accuracy: float) -> Result:
 def test_an_ablation_goes_over_one_option_and_all_seeds(recipe_of: Recipes) -> None:
     def made(rho: float | None, accuracy: float, seed: int = 0, **more: object) -> Result:
         recipe = recipe_of("fednh", name=f"rho-{seed}-{100 * accuracy:.0f}", seed=seed, **more)
-        method = NamedOptions.model_validate({"name": "fednh"} if rho is None else {"name": "fednh", "smoothing": rho})
+        method = NamedOptions.model_validate(
+            {"name": "fednh"} if rho is None else {"name": "fednh", "prototype_momentum": rho}
+        )
         return result_of(recipe.model_copy(update={"method": method}), accuracy)
 
     results = [made(None, 0.9), made(0.1, 0.5), made(0.1, 0.7, seed=1)]  # the default is 0.9
-    found = ablation(results, "method.smoothing", "global.accuracy")
+    found = ablation(results, "method.prototype_momentum", "global.accuracy")
     assert (found.values, found.scores, found.percent) == ([0.1, 0.9], [[0.5, 0.7], [0.9]], True)
     assert [text.get_text() for text in draw_ablation(found).axes[0].get_xticklabels()] == ["0.1", "0.9"]
     with pytest.raises(ConfigError, match="differ in rounds, too"):
-        ablation([*results, made(0.5, 0.1, rounds=7)], "method.smoothing", "global.accuracy")
+        ablation([*results, made(0.5, 0.1, rounds=7)], "method.prototype_momentum", "global.accuracy")
     with pytest.raises(ConfigError, match="expected several values"):
-        ablation(results[1:], "method.smoothing", "global.accuracy")
+        ablation(results[1:], "method.prototype_momentum", "global.accuracy")
     with pytest.raises(ConfigError, match=r"did you mean 'global\.accuracy'"):
-        ablation(results, "method.smoothing", "global.acuracy")
+        ablation(results, "method.prototype_momentum", "global.acuracy")
     with pytest.raises(ConfigError, match="finished"):
-        ablation([], "method.smoothing", "global.accuracy")
+        ablation([], "method.prototype_momentum", "global.accuracy")
 
 
 def test_an_option_is_a_number_of_the_recipe_or_of_its_methods_defaults(recipe_of: Recipes) -> None:

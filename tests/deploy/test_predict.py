@@ -37,7 +37,7 @@ WITHOUT = """
 import sys
 for absent in ("torch", "torchvision", "onnx", "onnxscript", "sklearn", "matplotlib"):
     sys.modules[absent] = None
-from protofed.deploy import cli
+from protofed.deploy.cli import main as cli
 cli.main(sys.argv[1:])
 """
 

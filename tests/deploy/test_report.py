@@ -64,7 +64,7 @@ def page(dossier: dict[str, Any]) -> tuple[str, dict[str, str]]:
 @pytest.fixture(scope="module")
 def full(tmp_path_factory: pytest.TempPathFactory, recipe_of: RecipeOf) -> dict[str, Any]:
     """FedNH with all scores there are."""
-    evaluation = {"groups": True, "probabilities": True}
+    evaluation = {"frequency_groups": True, "probabilities": True}
     return told(tmp_path_factory.mktemp("report") / "full", recipe_of("fednh", evaluation=evaluation, rounds=2))
 
 
@@ -122,7 +122,7 @@ def test_every_number_of_a_figure_stands_in_a_table(full: dict[str, Any], whole:
 
 def test_classes_are_called_as_the_run_calls_them(full: dict[str, Any]) -> None:
     names = [f"lesion <{c}>" for c in range(10)]
-    html, sections = page({**full, "recipe": {**full["recipe"], "vocabulary": names}})
+    html, sections = page({**full, "recipe": {**full["recipe"], "class_names": names}})
     for section in ("classes", "prototypes", "norms"):
         assert all(name in sections[section] for name in names), section
     assert any(f"class {name} is found least" in sections["summary"] for name in names)
@@ -133,7 +133,7 @@ def test_what_a_run_has_not_is_left_out_with_a_way_to_get_it(plain: dict[str, An
     html, sections = page(plain)
     assert list(sections) == SECTIONS
     assert "[evaluation] probabilities = true" in sections["calibration"]
-    assert "[evaluation] groups = true" in sections["groups"]
+    assert "[evaluation] frequency_groups = true" in sections["groups"]
     assert "fedavg has none" in sections["prototypes"]
     assert "Norms of the rows of the head" in sections["norms"]
     assert "<code>[evaluation] probabilities = true</code>" in html

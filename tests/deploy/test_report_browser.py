@@ -28,7 +28,9 @@ pytestmark = [
 def written(tmp_path_factory: pytest.TempPathFactory, recipe_of: Callable[..., Recipe]) -> Path:
     """Of a simulation."""
     folder = tmp_path_factory.mktemp("report")
-    with simulation(recipe_of("fednh", evaluation={"groups": True, "probabilities": True}), folder) as running:
+    with simulation(
+        recipe_of("fednh", evaluation={"frequency_groups": True, "probabilities": True}), folder
+    ) as running:
         running.go()
     return write_report(cli_report.dossier_of(folder, None), folder / "report.html")
 

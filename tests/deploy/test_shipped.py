@@ -75,4 +75,4 @@ def test_a_hospital_settings_file_can_be_used(shown: bool, tmp_path: Path) -> No
         text = re.sub(r"^# (?=\w+ = )", "", text, flags=re.MULTILINE)
     (tmp_path / "site.toml").write_text(text, encoding="utf-8")
     settings = read_settings(ClientSettings, tmp_path / "site.toml", {})
-    assert (settings.proxy is not None, settings.data.group is not None) == (shown, shown)
+    assert (settings.proxy is not None, settings.data.group_pattern is not None) == (shown, shown)

@@ -109,7 +109,7 @@ def test_simulated_secrets_differ_by_site_and_seed(recipe_of: RecipeOf) -> None:
 
 
 def test_a_part_that_only_says_which_classes_are_there_cannot_be_hidden(recipe_of: RecipeOf) -> None:
-    recipe = recipe_of("cwfedavg-private", rounds=1, federation={"min_sites": 3, "quorum": 1.0, "attempts": 1})
+    recipe = recipe_of("cwfedavg-private", rounds=1, federation={"min_sites": 3, "quorum": 1.0, "max_attempts": 1})
     with simulation(recipe, policy=hiding(recipe)) as running:
         running.go()
         (why,) = running.runs.failed

@@ -25,7 +25,7 @@ RECIPE = """\
 name = "skin"
 rounds = 1
 classes = 3
-vocabulary = ["benign", "malignant", "naevus"]
+class_names = ["benign", "malignant", "naevus"]
 input = { shape = [3, 4, 4], fit = "stretch", std = [0.2] }
 method = { name = "fednh" }
 model = { name = "mlp" }
@@ -34,8 +34,8 @@ SETTINGS = """\
 [data]
 source = "folder"
 root = "{root}"
-labels = {{ "Nevi" = "naevus" }}
-ignore = ["unsure"]
+label_map = {{ "Nevi" = "naevus" }}
+ignore_labels = ["unsure"]
 """
 Check = Callable[..., tuple[int, dict[str, Any]]]
 Run = Callable[..., tuple[int, str]]
@@ -105,7 +105,7 @@ def test_data_that_fit_are_counted_by_class_and_split_and_nothing_is_written(
     assert found["unmapped"] == {}
     assert found["sizes"] == {"8 x 6": 5, "9 x 9": 2}
     assert found["formats"] == {"PNG, RGB, 8 bits": 7}
-    assert found["preparation"] == recipe.preparation()
+    assert found["preprocessing_digest"] == recipe.preprocessing_digest()
     assert sorted(tmp_path.rglob("*")) == sorted({*before, tmp_path / "site.toml"})
 
 
@@ -140,7 +140,7 @@ def test_images_that_are_alike_are_named_within_and_across_splits(check: Check, 
 def test_groups_in_train_and_test_are_refused_and_their_names_not_told(run: Run, check: Check, folder: Path) -> None:
     for split, number in (("train", 30), ("test", 31)):
         image(folder / split / "benign" / f"SECRET7-{number}.png", number)
-    grouped = SETTINGS.format(root=folder) + "group = '([A-Z]+[0-9])-'\n"
+    grouped = SETTINGS.format(root=folder) + "group_pattern = '([A-Z]+[0-9])-'\n"
     code, found = check(settings=grouped)
     assert code == 65
     assert found["groups"] == 1
@@ -152,11 +152,11 @@ def test_groups_in_train_and_test_are_refused_and_their_names_not_told(run: Run,
 
 
 def test_another_preparation_than_the_pinned_one_is_refused_by_name(check: Check, recipe: Recipe, folder: Path) -> None:
-    settings = SETTINGS.format(root=folder) + "preparation = "
-    assert check(settings=f"{settings}'{recipe.preparation()}'")[0] == 0
+    settings = SETTINGS.format(root=folder) + "preprocessing_digest = "
+    assert check(settings=f"{settings}'{recipe.preprocessing_digest()}'")[0] == 0
     code, found = check(settings=f"{settings}'{'0' * 64}'")
     assert code == 65
-    assert "correct data.preparation" in found["refusal"]
+    assert "correct data.preprocessing_digest" in found["refusal"]
 
 
 def test_a_class_below_the_policys_threshold_is_said_to_be_absent(run: Run, tmp_path: Path) -> None:
@@ -189,7 +189,7 @@ def test_mean_and_std_are_those_of_the_pixels(check: Check, folder: Path) -> Non
 
 def test_without_a_recipe_there_are_own_labels_only(check: Check) -> None:
     code, found = check(recipe=False)
-    assert (code, found["recipe"], found["preparation"]) == (0, None, None)
+    assert (code, found["recipe"], found["preprocessing_digest"]) == (0, None, None)
     assert found["classes"] == ["benign", "malignant", "naevus"]
     assert found["stored"]["train"] == [2, 1, 2]
 
@@ -227,10 +227,10 @@ def test_arrays_have_their_numbers_mapped_and_compared(check: Check, tmp_path: P
         test_images=images[9:],
         test_labels=np.array([1, 2, 3]),
     )
-    settings = f"[data]\nsource = 'npz'\nroot = '{tmp_path / 'own.npz'}'\nignore = ['9']\n"
+    settings = f"[data]\nsource = 'npz'\nroot = '{tmp_path / 'own.npz'}'\nignore_labels = ['9']\n"
     code, found = check(settings=settings)
     assert code == 65, "numbers without a map are classes of that number, and the run has no class 3"
-    mapped = settings + 'labels = { "1" = "benign", "2" = "malignant", "3" = "naevus" }\n'
+    mapped = settings + 'label_map = { "1" = "benign", "2" = "malignant", "3" = "naevus" }\n'
     code, found = check(settings=mapped)
     assert (code, found["refusal"]) == (0, None)
     assert found["stored"] == {"train": [3, 3, 2], "test": [1, 1, 1]}

@@ -66,10 +66,10 @@ def test_a_run_moves_what_the_plan_says(
     recipe = recipe_of(
         method,
         rounds=2,
-        evaluation={"groups": True, "probabilities": True},
+        evaluation={"frequency_groups": True, "probabilities": True},
         data={
             "source": "digits",
-            "local_test_share": 0.2,
+            "local_test_fraction": 0.2,
             "partition": {"kind": "dirichlet", "sites": 3, "beta": 0.5},
         },
     )

@@ -28,7 +28,12 @@ from protofed.server.storage.reader import LedgerReader
 from protofed.server.storage.rows import RoundRow, RunRow, TaskRow, UpdateRow
 
 RUN = "trial"
-RECIPE = {"name": RUN, "rounds": 9, "method": {"name": "fednh", "options": {"smoothing": 0.9}}, "plan": {"lr": 0.05}}
+RECIPE = {
+    "name": RUN,
+    "rounds": 9,
+    "method": {"name": "fednh", "options": {"prototype_momentum": 0.9}},
+    "plan": {"lr": 0.05},
+}
 SITES = ("ann", "bob", "eve")
 Seen = Mapping[str, list[tuple[int, float]]]
 

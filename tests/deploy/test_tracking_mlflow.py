@@ -71,7 +71,7 @@ def test_a_run_is_there_with_its_numbers_recipe_and_outcome_however_often_proces
     assert (run.info.run_name, run.info.status) == (RUN, "FINISHED")
     assert run.info.end_time == int((town.row().ended_at or 0) * 1000)
     assert run.data.tags["protofed.outcome"] == "completed: all rounds are done"
-    assert run.data.params["method.options.smoothing"] == "0.9"
+    assert run.data.params["method.options.prototype_momentum"] == "0.9"
     assert run.data.params["plan.lr"] == json.dumps(RECIPE["plan"]["lr"])  # type: ignore[index]
 
     town.ledger.roll_back(RUN, 1)

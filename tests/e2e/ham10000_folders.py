@@ -79,7 +79,7 @@ def main(archive: Path, out: Path) -> None:
         print(f"{hospital.name}: {write(hospital, lesions(found, number), out)} images")  # noqa: T201
     tests = [lesion for number in range(len(HOSPITALS)) for lesion in lesions(found, number) if lesion.split == "test"]
     print(f"{EVALUATOR.name}: {write(EVALUATOR, tests, out)} images")  # noqa: T201
-    print(f"vocabulary = {json.dumps(VOCABULARY)}")  # noqa: T201
+    print(f"class_names = {json.dumps(VOCABULARY)}")  # noqa: T201
 
 
 def lesions(arrays: Mapping[str, NDArray[Any]], site: int) -> Iterator[Lesion]:

@@ -71,7 +71,7 @@ class Story:
             f"--server={NAME}:{PORT}",
             f"--identity={identity}",
             f"--site={site}",
-            f"--share={list(SITES).index(site)}",
+            f"--partition-index={list(SITES).index(site)}",
             f"--state={self.folder / site}",
             "--until-finished",
         )

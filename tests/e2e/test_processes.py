@@ -14,7 +14,7 @@ from protofed.deploy.simulation.simulation import simulation
 pytestmark = pytest.mark.timeout(900)  # half a dozen processes that import PyTorch, on a machine with other work
 SITES = ("evaluator", "site-1", "site-2", "site-3")
 # Long enough to be caught in the middle of.
-SLOW_PLAN = {"epochs": 4, "batch": 4, "lr": 0.01, "momentum": 0.9}
+SLOW_PLAN = {"epochs": 4, "batch_size": 4, "lr": 0.01, "momentum": 0.9}
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def test_a_daemon_killed_in_training_and_started_again_loses_nothing(scene: Call
     number = here.wait_until_trains("site-2")
     here.kill("site-2")
     assert here.fates(number)["site-2"] == "started"
-    here.site("site-2", "--share=1")
+    here.site("site-2", "--partition-index=1")
     assert here.finish(["server", *SITES]) == [0] * 5, here.logs()
     assert set(here.fates(number).values()) == {"reported"}
     assert here.final_digest() == simulated(recipe)
@@ -77,7 +77,7 @@ def test_sigterm_ends_server_and_daemon_in_order_and_they_go_on_later(
         here.running[name].send_signal(signal.SIGTERM)
         assert here.running[name].wait(15) == 0, here.logs()
     here.server()
-    here.site("site-1", "--share=0")
+    here.site("site-1", "--partition-index=0")
     assert here.finish(["server", *SITES]) == [0] * 5, here.logs()
     assert here.final_digest() == simulated(recipe)
     assert "Traceback" not in here.logs()

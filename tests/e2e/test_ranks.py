@@ -24,7 +24,7 @@ from protofed.server.storage.blobs import FolderBlobs
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # half a dozen processes that import PyTorch
 PATIENCE_S = 700
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=2")
-PLAN = {"epochs": 3, "batch": 16, "lr": 0.01, "momentum": 0.5, "checkpoint": True}
+PLAN = {"epochs": 3, "batch_size": 16, "lr": 0.01, "momentum": 0.5, "checkpoint": True}
 
 
 @pytest.fixture
@@ -119,8 +119,8 @@ def _flat(payload: Payload) -> Array:
 
 def test_a_follower_killed_in_a_fit_costs_a_restart_and_nothing_else(here: Scene, recipe: Recipe) -> None:
     here.server()
-    here.site("site-2", "--share=1")
-    launcher = start_ranks(here, "site-1", "--share=0")
+    here.site("site-2", "--partition-index=1")
+    launcher = start_ranks(here, "site-1", "--partition-index=0")
     here.wait_for((here.folder / "site-1" / ".fit").exists, PATIENCE_S)  # an epoch is done
     os.kill(rank(launcher.pid, 1), signal.SIGKILL)
     assert ends(here, "server", "site-1", "site-2") == [0] * 3, here.logs()
@@ -133,13 +133,13 @@ def test_a_follower_killed_in_a_fit_costs_a_restart_and_nothing_else(here: Scene
 
 def test_sigterm_ends_all_ranks_and_one_process_goes_on_with_what_they_kept(here: Scene, recipe: Recipe) -> None:
     here.server()
-    launcher = start_ranks(here, "site-1", "--share=0")
-    here.site("site-2", "--share=1")
+    launcher = start_ranks(here, "site-1", "--partition-index=0")
+    here.site("site-2", "--partition-index=1")
     here.wait_for((here.folder / "site-1" / ".fit").exists, PATIENCE_S)
     follower = rank(launcher.pid, 1)
     launcher.send_signal(signal.SIGTERM)
     launcher.wait(29)  # torchrun kills after 30 s
     assert not Path(f"/proc/{follower}").exists()
-    here.site("site-1", "--share=0")
+    here.site("site-1", "--partition-index=0")
     assert ends(here, "server", "site-1", "site-2") == [0] * 3, here.logs()
     check_equal(here, recipe)

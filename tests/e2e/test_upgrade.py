@@ -116,7 +116,7 @@ def here(tmp_path: Path, older: Path) -> Iterator[Upgraded]:
     try:
         scene.server()
         for share, site in enumerate(SITES):
-            scene.site(site, f"--share={share}")
+            scene.site(site, f"--partition-index={share}")
         yield scene
     finally:
         scene.end()
@@ -161,7 +161,7 @@ def test_a_new_server_goes_on_with_the_run_and_its_older_sites_and_then_a_site_i
     assert set(here.fates(begun).values()) == {"reported"}
     assert all(here.running[site].poll() is None for site in SITES), here.logs()
     here.stop("site-2")
-    here.site("site-2", "--share=1")
+    here.site("site-2", "--partition-index=1")
     here.wait_for(lambda: all(process.poll() is not None for process in here.running.values()), PATIENCE_S)
     assert here.finish(["server", *SITES]) == [0] * 3, here.logs()
 

@@ -35,7 +35,7 @@ class FaultScene(Scene):
 
     def trainer(self, site: str, fails: str = "") -> Process:
         """Start a site's daemon behind its proxy."""
-        return self.site(site, f"--share={SITES.index(site)}", via=self.behind(site).address, fails=fails)
+        return self.site(site, f"--partition-index={SITES.index(site)}", via=self.behind(site).address, fails=fails)
 
     def trainers(self) -> None:
         """Start both."""
@@ -76,7 +76,7 @@ def quick_recipe(recipe_of: Callable[..., Recipe]) -> Callable[..., Recipe]:
     def make(*, federation: dict[str, object] | None = None, **changes: object) -> Recipe:
         known: dict[str, object] = {"min_sites": 2, "quorum": 1.0, "heartbeat_s": 0.2}
         data = {"source": "digits", "partition": {"kind": "dirichlet", "sites": 2, "beta": 0.5}}
-        table = {"name": "quick", "plan": {"batch": 64, "lr": 0.05}, "data": data, **changes}
+        table = {"name": "quick", "plan": {"batch_size": 64, "lr": 0.05}, "data": data, **changes}
         return recipe_of("fedavg", **table, federation=known | (federation or {}))
 
     return make

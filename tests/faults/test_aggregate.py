@@ -78,8 +78,8 @@ class Hostile(DirectLink):
 def five(recipe_of: Callable[..., Recipe]) -> Recipe:
     """Five sites that train on the digits."""
     data = {"source": "digits", "partition": {"kind": "dirichlet", "sites": 5, "beta": 1.0}}
-    rules = {"min_sites": 5, "quorum": 3, "score_every": 0, "personal_every": 0}
-    return recipe_of("fedavg", rounds=4, data=data, federation=rules, plan={"epochs": 2, "batch": 32, "lr": 0.1})
+    rules = {"min_sites": 5, "quorum": 3, "score_every": 0, "score_personal_every": 0}
+    return recipe_of("fedavg", rounds=4, data=data, federation=rules, plan={"epochs": 2, "batch_size": 32, "lr": 0.1})
 
 
 def played(recipe: Recipe, attack: Attack | None) -> tuple[Overview, dict[str, int]]:
@@ -275,7 +275,7 @@ def test_row_72_a_state_that_rotted_stops_the_run_at_the_next_start(
 def test_row_73_below_quorum_at_the_deadline_the_round_is_tried_again_and_at_last_fails(
     on_disk: Callable[..., Lab],
 ) -> None:
-    lab = on_disk(attempts=3)
+    lab = on_disk(max_attempts=3)
     before = lab.address
     for attempt in (1, 2, 3):
         assert isinstance(lab.phase, phases.Collecting)

@@ -151,7 +151,7 @@ def test_row_37_and_45_a_late_update_is_stale_and_leaves_no_blob(
 def test_row_45_an_update_that_was_under_way_when_its_round_was_closed_is_stale_and_its_blob_goes_with_the_round(
     live_server: Callable[..., Any], recipe_of: RecipeOf, tmp_path: Path
 ) -> None:
-    rules = {"min_sites": 2, "quorum": 1, "score_every": 0, "must_include": ["site-2"], "grace": 0.0}
+    rules = {"min_sites": 2, "quorum": 1, "score_every": 0, "required_sites": ["site-2"], "grace": 0.0}
     server = live_server(recipe_of("fedavg", rounds=9, federation=rules))
     slow, quick = daemons = [Bare(server.address, RUN, name).enroll() for name in ("site-1", "site-2")]
     assert slow.push(slow.task()).verdict == pb.VERDICT_ACCEPTED

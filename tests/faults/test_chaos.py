@@ -26,7 +26,7 @@ PATIENCE_S = 600.0
 SITES = ("site-1", "site-2", "site-3")
 # FedNH's sites keep a memory from round to round: a round that counted twice or not at all would show in the digest.
 METHOD = "fednh"
-PLAN = {"epochs": 3, "batch": 16, "lr": 0.02, "momentum": 0.9, "checkpoint": True}
+PLAN = {"epochs": 3, "batch_size": 16, "lr": 0.02, "momentum": 0.9, "checkpoint": True}
 RULES = {"min_sites": 3, "quorum": 1.0, "heartbeat_s": 0.2, "score_every": 0}
 
 
@@ -45,7 +45,7 @@ class Chaos:
         if name == "server":
             self._here.server()
         else:
-            self._here.site(name, f"--share={SITES.index(name)}")
+            self._here.site(name, f"--partition-index={SITES.index(name)}")
 
     def rage(self) -> None:
         """Kill by the plan: its kills are spread evenly over the rounds, at random instants within each."""

@@ -96,7 +96,9 @@ def test_row_93_the_daemon_works_without_any_right(
         server.operation.certificates.register((folder / "cert.pem").read_bytes())
     where = (f"--server={NAME}:{server.address.rpartition(':')[2]}", "--identity=/identity", "--state=/state")
     log = tmp_path / "daemon.log"
-    daemon = confined.start((sys.executable, *DAEMON, *where, "--site=site-1", "--share=0", "--until-finished"), log)
+    daemon = confined.start(
+        (sys.executable, *DAEMON, *where, "--site=site-1", "--partition-index=0", "--until-finished"), log
+    )
     try:
         seen = other_site(server.address, recipe, tmp_path / "site-2", lambda: rights(daemon.pid))
         assert daemon.wait(60) == 0, log.read_text()

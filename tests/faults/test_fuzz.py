@@ -238,7 +238,7 @@ class Target:
 
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory, recipe_of: Callable[..., Recipe]) -> Iterator[Target]:
-    rules = {"min_sites": 1, "quorum": 1, "score_every": 0, "grace": 0.0, "deadline_s": 1.0, "attempts": 1_000_000}
+    rules = {"min_sites": 1, "quorum": 1, "score_every": 0, "grace": 0.0, "deadline_s": 1.0, "max_attempts": 1_000_000}
     scene = Scene.of(Path(tmp_path_factory.mktemp("fuzz")), recipe_of("fedavg", rounds=100_000, federation=rules))
     scene.server()
     try:

@@ -72,7 +72,7 @@ def test_row_30_38_a_daemon_killed_at_every_place_hands_in_once(
     scene: MakeScene, quick_recipe: MakeRecipe, undisturbed: Undisturbed
 ) -> None:
     """Base fetched, in a batch, after an epoch, fitted, staged, acknowledged, settled; two sites side by side."""
-    plan = {"epochs": 2, "batch": 64, "lr": 0.05, "checkpoint": True}
+    plan = {"epochs": 2, "batch_size": 64, "lr": 0.05, "checkpoint": True}
     here = scene(quick_recipe(plan=plan, rounds=len(failpoint.CLIENT)))
     here.server()
     left = {site: iter(failpoint.CLIENT[number::2]) for number, site in enumerate(SITES)}
@@ -154,7 +154,7 @@ def test_row_35_a_daemon_that_is_told_to_end_in_training_keeps_its_epochs(
     scene: MakeScene, quick_recipe: MakeRecipe, undisturbed: Undisturbed
 ) -> None:
     """Exit 0 within 30 s; started again it goes on behind the epoch that it had done, under the same invitation."""
-    here = scene(quick_recipe(plan={"epochs": 3, "batch": 64, "lr": 0.05, "checkpoint": True}))
+    here = scene(quick_recipe(plan={"epochs": 3, "batch_size": 64, "lr": 0.05, "checkpoint": True}))
     here.server()
     here.trainer("site-1", fails="epoch-done:2=sleep60")
     here.trainer("site-2")
@@ -177,7 +177,7 @@ def test_row_16_the_newer_daemon_of_a_site_fences_the_older(
     here.trainer("site-2", fails="fit-done:2=sleep20")  # so that the run still goes on when the older one wakes
     here.trainer("site-1", fails="fit-done=sleep14")  # long enough for the newer one to start
     here.wait_for(lambda: here.fates(1).get("site-1") == "started")
-    here.site("newer", "--site=site-1", "--share=0")
+    here.site("newer", "--site=site-1", "--partition-index=0")
     assert here.finish(["site-1"]) == [76], here.logs()
     assert "a newer daemon of site site-1 has enrolled" in (here.folder / "site-1.log").read_text()
     assert here.finish(["server", "newer", "site-2"]) == [0] * 3, here.logs()

@@ -157,7 +157,7 @@ def test_row_22_another_model_than_the_tasks_digest_is_refused() -> None:
     ("good", "bad"),
     [
         ('"epochs":2', '"epochs":0'),
-        ('"batch":4', '"batch":-1'),
+        ('"batch_size":4', '"batch_size":-1'),
         ('"lr":0.1', '"lr":NaN'),
         ('"lr":0.1', '"lr":Infinity'),
         ('"momentum":0.0', '"momentum":1.5'),

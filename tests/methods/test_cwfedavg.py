@@ -295,7 +295,7 @@ def test_training_is_the_released_codes(lam: int, local_of: LocalOf, monkeypatch
     p = torch.from_numpy(golden["p_true"])
     monkeypatch.setattr(SiteData, "label_frequencies", lambda _: p)
     net = SplitModel(nn.Linear(5, 4), nn.Linear(4, 3)).double()
-    local = local_of(net, golden["X"], golden["y"], 3, batch=10, lr=float(golden["lr"]))
+    local = local_of(net, golden["X"], golden["y"], 3, batch_size=10, lr=float(golden["lr"]))
     received = {
         Part.BODY: {"weight": golden["base_weight"], "bias": golden["base_bias"]},
         Part.HEAD: {"weight": golden["head_weight"], "bias": golden["head_bias"]},
@@ -327,7 +327,7 @@ def held(local: FitContext) -> Payload:
 
 
 def test_without_the_regularizer_training_is_fedavgs(site: Callable[..., FitContext]) -> None:
-    plain, ours, regular = (site(lr=0.05, epochs=3, batch=2, momentum=0.9) for _ in range(3))
+    plain, ours, regular = (site(lr=0.05, epochs=3, batch_size=2, momentum=0.9) for _ in range(3))
     losses = [FedAvgClient().fit(plain, RECEIVED).metrics, CwFedAvgClient(wdr=0).fit(ours, RECEIVED).metrics]
     assert same_tensors(held(ours), held(plain))
     assert losses[0] == losses[1]

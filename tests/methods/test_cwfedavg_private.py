@@ -74,7 +74,7 @@ def test_identical_heads_are_the_plain_model(site: Site) -> None:
 
 
 def test_training_is_fedavgs_from_the_mixture(site: Site) -> None:
-    plan = {"lr": 0.01, "epochs": 2, "batch": 2, "momentum": 0.9}
+    plan = {"lr": 0.01, "epochs": 2, "batch_size": 2, "momentum": 0.9}
     ours, plain = site(**plan), site(**plan)
     CwFedAvgPrivateClient().install(plain, STATE)
     mixture = held(plain)

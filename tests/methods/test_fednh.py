@@ -65,7 +65,13 @@ def announced(payload: Payload) -> Manifest:
 @pytest.mark.parametrize("case", CASES)
 def test_training_is_the_released_codes(case: str, local_of: LocalOf, linear: Linear) -> None:
     golden, (number, differing) = np.load(GOLDEN / "fednh_client_training.npz"), CASES[case]
-    plan = {"batch": int(golden["batch_size"]), "schedule": "exponential", "decay": 0.99, "momentum": 0.9, "clip": 10}
+    plan = {
+        "batch_size": int(golden["batch_size"]),
+        "schedule": "exponential",
+        "lr_decay": 0.99,
+        "momentum": 0.9,
+        "max_grad_norm": 10,
+    }
     body, model = golden["lin_weight_init"], linear(0 * golden["lin_weight_init"], 6, nn.ReLU())
     local = local_of(model, golden["X"], golden["y"], 6, round=number, rounds=200, **plan, **differing)
     made = FedNHClient().fit(local, sent(body, float(golden["scaling_init"]), golden["W"])).payload
@@ -75,7 +81,7 @@ def test_training_is_the_released_codes(case: str, local_of: LocalOf, linear: Li
 
 def test_the_loss_that_is_sent_is_the_mean_of_the_released_codes_epochs(local_of: LocalOf, linear: Linear) -> None:
     golden = np.load(GOLDEN / "fednh_client_training.npz")
-    plan = Plan(epochs=5, batch=6, lr=0.01, weight_decay=1e-5, momentum=0.9, clip=10)
+    plan = Plan(epochs=5, batch_size=6, lr=0.01, weight_decay=1e-5, momentum=0.9, max_grad_norm=10)
     body = golden["lin_weight_init"]
     local = local_of(linear(body, 6, nn.ReLU()), golden["X"], golden["y"], 6, **plan.model_dump())
     made = FedNHClient().fit(local, sent(body, 5.0, golden["W"]))
@@ -187,7 +193,9 @@ def test_the_server_gives_the_count_free_prototypes(means: str) -> None:
         update({int(c): rows[c] for c in np.flatnonzero(present)}, weight=1.0 + site)
         for site, (rows, present) in enumerate(zip(golden[means], golden["present"], strict=True))
     ]
-    new = Server(smoothing=float(golden["rho"])).aggregate(state(golden["W_old"]), updates)[Part.PROTOTYPES]["mean"]
+    new = Server(prototype_momentum=float(golden["rho"])).aggregate(state(golden["W_old"]), updates)[Part.PROTOTYPES][
+        "mean"
+    ]
     for expected in ("W_uniform_holders", "W_secure_sum"):
         np.testing.assert_allclose(new, golden[expected], rtol=0, atol=1e-9)
     assert not golden["present"][:, 2].any()
@@ -211,7 +219,7 @@ def test_the_servers_other_ways_to_weigh_sites(prototypes: Any, means: str, hidd
         update({c: rows[c] if present[c] else old[c] for c in range(len(old)) if present[c] or hidden})
         for rows, present in zip(golden[means], golden["present"], strict=True)
     ]
-    new = Server(smoothing=rho, prototypes=prototypes).aggregate(state(old), updates)[Part.PROTOTYPES]["mean"]
+    new = Server(prototype_momentum=rho, prototypes=prototypes).aggregate(state(old), updates)[Part.PROTOTYPES]["mean"]
     np.testing.assert_allclose(new, golden[expected], rtol=0, atol=1e-9)
 
 
@@ -236,7 +244,7 @@ def test_the_servers_step_by_hand() -> None:
     old = [[1.0, 0.0], [0.0, 1.0], [-0.6, 0.8]]
     first = update({0: [0.0, 1.0]}, body=1.0, scale=2.0, weight=1000.0)
     second = update({0: [0.6, 0.8], 1: [0.0, -0.001]}, body=2.0, scale=5.0, weight=1.0)
-    new = Server(smoothing=0.75).aggregate(state(old), iter([first, second]))
+    new = Server(prototype_momentum=0.75).aggregate(state(old), iter([first, second]))
     row = np.array([0.75 + 0.25 / math.sqrt(10), 0.75 / math.sqrt(10)])
     np.testing.assert_allclose(new[Part.PROTOTYPES]["mean"][0], row / np.linalg.norm(row), atol=1e-12)
     np.testing.assert_allclose(new[Part.PROTOTYPES]["mean"][1], [0, 1], atol=1e-12)  # .75 - .25, then unit
@@ -254,7 +262,7 @@ def test_a_fixed_scale_stays_on_the_server() -> None:
 
 @pytest.mark.parametrize(("smoothing", "expected"), [(0.0, [0.0, 1.0]), (1.0, [1.0, 0.0])])
 def test_smoothing_is_the_share_of_the_old(smoothing: float, expected: list[float]) -> None:
-    new = Server(smoothing=smoothing).aggregate(state([[1.0, 0.0]]), [update({0: [0.0, 7.0]})])
+    new = Server(prototype_momentum=smoothing).aggregate(state([[1.0, 0.0]]), [update({0: [0.0, 7.0]})])
     np.testing.assert_allclose(new[Part.PROTOTYPES]["mean"], [expected], atol=1e-12)
 
 
@@ -268,7 +276,7 @@ def test_means_that_cancel_out_leave_the_prototype() -> None:
 def test_first_prototypes_are_separated_unit_vectors_of_the_seed(separation: Any, distance: float) -> None:
     model: Payload = {Part.BODY: {"w": np.ones(3, np.float32)}, Part.HEAD: {"weight": np.ones((4, 6), np.float32)}}
     first, again, other = (
-        Server(separation=separation, prototype_seed=seed, scale=20.0).init(model, 4) for seed in (0, 0, 1)
+        Server(prototype_init=separation, prototype_seed=seed, scale=20.0).init(model, 4) for seed in (0, 0, 1)
     )
     rows = first[Part.PROTOTYPES]["mean"]
     assert rows.dtype == first[Part.HEAD]["scale"].dtype == np.float32

@@ -149,7 +149,7 @@ def test_the_objective_is_the_sum_of_three(intra: float, inter: float, distance:
 
 def test_head_first_then_body(site: Site, watched: Callable[[FitContext], Watched]) -> None:
     """The head's epochs leave the body alone, the body's leave the head alone, momentum and decay included."""
-    plan = {"lr": 0.05, "epochs": 3, "batch": 2, "momentum": 0.9, "weight_decay": 0.1}
+    plan = {"lr": 0.05, "epochs": 3, "batch_size": 2, "momentum": 0.9, "weight_decay": 0.1}
     local, alone = site(**plan), site(**plan)
     seen = watched(local)
     made = FedPRPClient(head_epochs=4, temperature=1.0).fit(local, GLOBAL)
@@ -176,7 +176,7 @@ def test_centroids_are_of_the_body_as_it_was_received(site: Site, watched: Calla
     """One mean a class, in evaluation mode, for the whole round; BatchNorm's statistics move with the head's epochs."""
     body = {f"1.{name}": t for name, t in dump(nn.BatchNorm1d(2).double()).items()}
     body = {**MODEL[Part.BODY], **body, "1.running_mean": np.array([4.0, -2.0]), "1.running_var": np.array([4.0, 0.25])}
-    local = site(nn.BatchNorm1d(2).double(), lr=0.05, epochs=2, batch=2)
+    local = site(nn.BatchNorm1d(2).double(), lr=0.05, epochs=2, batch_size=2)
     seen = watched(local)
     FedPRPClient(head_epochs=3).fit(local, {**GLOBAL, Part.BODY: body})
     z = (features(body) - [4.0, -2.0]) / np.sqrt(np.array([4.0, 0.25]) + 1e-5)
@@ -293,12 +293,19 @@ def test_the_private_head_can_predict(site: Site) -> None:
 
 @pytest.mark.parametrize(
     "option",
-    [{"head_epochs": -1}, {"intra": -0.5}, {"inter": -0.5}, {"temperature": 0}, {"distance": "l1"}, {"ema": 0}],
+    [
+        {"head_epochs": -1},
+        {"intra": -0.5},
+        {"inter": -0.5},
+        {"temperature": 0},
+        {"distance": "l1"},
+        {"prototype_momentum": 1},
+    ],
 )
 def test_options_out_of_range_are_refused_by_name(option: dict[str, Any]) -> None:
     (name,) = option
     with pytest.raises(ConfigError, match=f"method fedprp: {name} = "):
-        (server_methods if name == "ema" else client_methods).build("fedprp", option)
+        (server_methods if name == "prototype_momentum" else client_methods).build("fedprp", option)
 
 
 # The released code's sign
@@ -341,7 +348,7 @@ def test_the_servers_prototypes_are_the_reference() -> None:
         for k, (rows, present) in enumerate(zip(golden["local_protos"], golden["local_present"], strict=True))
     ]
     state = {**MODEL, Part.PROTOTYPES: old}
-    new = Server(ema=float(golden["beta"])).aggregate(state, iter(updates))[Part.PROTOTYPES]
+    new = Server(prototype_momentum=1 - float(golden["beta"])).aggregate(state, iter(updates))[Part.PROTOTYPES]
     assert sorted(new) == [str(c) for c in np.flatnonzero(golden["global_new_present"])]
     for name, row in new.items():
         np.testing.assert_allclose(row, golden["global_new"][int(name)], rtol=0, atol=1e-9, err_msg=name)
@@ -353,7 +360,7 @@ def test_the_servers_step_by_hand() -> None:
     """Beta = 1/4; class 0: (1 + 3) / 2 = 2, .25 * 2 + .75 * 10 = 8; class 1 is new; class 2 stays."""
     old = {**MODEL, Part.PROTOTYPES: {"0": np.array([10.0, 0.0]), "2": np.array([0.3, 0.1])}}
     updates = [body_and({0: [1.0, 4.0]}, 1.0, weight=1000.0), body_and({0: [3.0, 0.0], 1: [7.0, 7.0]}, 4.0, weight=1.0)]
-    new = Server(ema=0.25).aggregate(old, iter(updates))
+    new = Server(prototype_momentum=0.75).aggregate(old, iter(updates))
     assert {name: row.tolist() for name, row in new[Part.PROTOTYPES].items()} == {
         "0": [8.0, 0.5],
         "1": [7.0, 7.0],
@@ -364,7 +371,9 @@ def test_the_servers_step_by_hand() -> None:
 
 
 def test_the_last_means_can_be_all() -> None:
-    new = Server(ema=1.0).aggregate({**MODEL, Part.PROTOTYPES: {"0": np.ones(2)}}, [body_and({0: [5.0, 6.0]})])
+    new = Server(prototype_momentum=0.0).aggregate(
+        {**MODEL, Part.PROTOTYPES: {"0": np.ones(2)}}, [body_and({0: [5.0, 6.0]})]
+    )
     assert new[Part.PROTOTYPES]["0"].tolist() == [5.0, 6.0]
 
 

@@ -63,7 +63,13 @@ def recipe(run: str = "test", **tables: Any) -> Recipe:
         "input": {"shape": [1, 8, 8]},
         "method": {"name": "fedavg"},
         "model": {"name": "none"},
-        "federation": {"min_sites": 3, "quorum": 2, "deadline_s": 100.0, "score_deadline_s": 100.0, "idle_s": 50.0},
+        "federation": {
+            "min_sites": 3,
+            "quorum": 2,
+            "deadline_s": 100.0,
+            "score_deadline_s": 100.0,
+            "stall_timeout_s": 50.0,
+        },
     }
     for key, value in tables.items():
         table[key] = table.get(key, {}) | value if isinstance(value, dict) else value

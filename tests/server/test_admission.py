@@ -114,7 +114,7 @@ def test_an_update_for_an_abandoned_attempt_is_stale_and_does_not_count_in_the_n
 
 
 def test_an_over_selected_update_is_not_needed_and_does_not_count(make: MakeLab) -> None:
-    lab = make(federation={"rate": 0.6, "over_selection": 1.5}).begin()
+    lab = make(federation={"participation": 0.6, "over_selection": 1.5}).begin()
     task = lab.task("cyd")
     lab.push("ann", lab.model(1.0))
     lab.push("bob", lab.model(3.0))

@@ -167,7 +167,7 @@ def test_a_round_below_quorum_is_abandoned_and_the_state_is_untouched(lab: Lab) 
 
 
 def test_too_many_abandoned_attempts_fail_the_run(make: MakeLab) -> None:
-    lab = make(federation={"attempts": 2}).begin()
+    lab = make(federation={"max_attempts": 2}).begin()
     for _ in range(2):
         lab.later(0.0)
         lab.later(100.0, alive=("ann", "bob", "cyd"))
@@ -188,7 +188,7 @@ def test_an_operators_stop_is_no_failure(lab: Lab) -> None:
 
 
 def test_an_aggregate_that_is_not_finite_fails_the_run_and_publishes_nothing(make: MakeLab) -> None:
-    lab = make(federation={"max_norm": 1e300}).begin()
+    lab = make(federation={"max_update_norm": 1e300}).begin()
     before, largest = lab.address, float(np.finfo(np.float32).max)
     for site in ("ann", "bob"):
         lab.push(site, lab.model(largest))
@@ -257,7 +257,7 @@ def test_too_few_updates_that_can_still_be_read_abandon_the_attempt_and_leave_th
 
 
 def test_a_site_that_must_take_part_is_not_done_without_when_its_update_rots(rotting: Callable[..., Lab]) -> None:
-    lab = rotting("ann", federation={"must_include": ["ann"]})
+    lab = rotting("ann", federation={"required_sites": ["ann"]})
     assert lab.value == 0.0
     assert "; without ann no round counts" in str(lab.ledger.rounds("test")[1].abandoned)
 
@@ -328,7 +328,7 @@ def test_a_heartbeat_of_a_task_that_nobody_waits_for_aborts(lab: Lab) -> None:
 
 
 def test_over_selected_sites_are_aborted_once_they_are_not_needed(make: MakeLab) -> None:
-    lab = make(federation={"rate": 0.6, "over_selection": 1.5, "quorum": 2}).begin()
+    lab = make(federation={"participation": 0.6, "over_selection": 1.5, "quorum": 2}).begin()
     nonce = lab.task("cyd").nonce
     lab.push("ann", lab.model(1.0))
     lab.push("bob", lab.model(1.0))

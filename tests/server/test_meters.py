@@ -220,7 +220,7 @@ def test_every_verdict_is_counted_once(lab: Lab) -> None:
 
 
 def test_what_comes_too_late_is_stale_or_was_not_needed(make: MakeLab) -> None:
-    lab = make(federation={"over_selection": 1.0, "rate": 1.0}).begin()
+    lab = make(federation={"over_selection": 1.0, "participation": 1.0}).begin()
     late = lab.task("cyd")
     lab.push("ann", lab.model(1.0))
     lab.push("bob", lab.model(1.0))

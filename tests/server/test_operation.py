@@ -55,7 +55,7 @@ def test_what_is_no_recipe_is_refused_with_its_place(desk: Office, text: str, ph
     ("old", "new"),
     [
         ("fedavg", "x" * 5_000),
-        ('"fedavg"', '"fednh", "smoothing": "' + "x" * 5_000 + '"'),
+        ('"fedavg"', '"fednh", "prototype_momentum": "' + "x" * 5_000 + '"'),
         ('"fedavg"', '"fednh", "' + "x" * 5_000 + '": 1'),
         ('"rounds"', '"' + "x" * 5_000 + '"'),
         ('"test"', '"' + "x" * 5_000 + '"'),
@@ -136,7 +136,7 @@ def test_a_paused_run_ends_its_round_and_opens_no_other_also_after_a_restart(bus
 
 
 def test_a_pause_costs_no_patience(desk: Office) -> None:
-    desk.start("one", federation={"patience_s": 10.0})
+    desk.start("one", federation={"site_wait_timeout_s": 10.0})
     desk.later(0.0)
     desk.operation.pause("one", paused=True)
     desk.later(1000.0)
@@ -262,7 +262,7 @@ def test_every_site_has_its_fate_in_every_round(desk: Office) -> None:
 
 
 def test_what_was_set_aside_abandoned_and_is_open_is_told_apart(desk: Office) -> None:
-    desk.start("one", rounds=4, federation={"attempts": 3})
+    desk.start("one", rounds=4, federation={"max_attempts": 3})
     desk.begin()
     desk.round(ann=1.0, bob=1e6, cyd=1.0)
     desk.later(100.0, alive=TRAINERS)
@@ -379,7 +379,7 @@ def test_an_excluded_site_is_not_invited_again_also_after_a_restart_until_it_is_
 
 
 def test_without_a_site_that_is_excluded_and_must_take_part_no_round_goes_on(desk: Office) -> None:
-    desk.start("one", federation={"must_include": ["cyd"]})
+    desk.start("one", federation={"required_sites": ["cyd"]})
     desk.begin()
     desk.operation.exclude("cyd", "wrong labels")
     desk.later(0.0)

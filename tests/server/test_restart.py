@@ -50,7 +50,7 @@ def test_a_deadline_begins_again_and_the_sites_of_before_count_as_alive(lab: Lab
     lab.restart()
     lab.later(49.0)
     assert isinstance(lab.phase, phases.Collecting)
-    lab.later(2.0)  # cyd was not heard of for longer than idle_s
+    lab.later(2.0)  # cyd was not heard of for longer than stall_timeout_s
     assert lab.value == 2.0
 
 

@@ -97,7 +97,7 @@ def test_the_run_ends_as_if_the_rounds_had_never_been(far: Lab) -> None:
 
 
 def test_abandoned_attempts_of_before_do_not_count_against_the_round(make: MakeLab) -> None:
-    lab = make(federation={"attempts": 2}).begin()
+    lab = make(federation={"max_attempts": 2}).begin()
     lab.later(100.0, alive=SITES)
     lab.later(0.0)
     assert isinstance(lab.phase, phases.Collecting)

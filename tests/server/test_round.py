@@ -239,27 +239,27 @@ def test_evaluators_are_not_invited_to_train() -> None:
 
 
 def test_the_size_is_a_share_of_the_enrolled_and_the_cohort_that_many_times_more() -> None:
-    many = rules(rate=0.5, over_selection=1.5, quorum=0.5)
+    many = rules(participation=0.5, over_selection=1.5, quorum=0.5)
     phase, _ = advance(many, Idle(1), tick(trainers="abcdefgh", enrolled="abcdefgh"))
     assert phase == Collecting(1, 1, frozenset("abcdef"), size=4, quorum=2, opened=0.0)
 
 
 def test_a_product_that_rounds_up_does_not_invite_one_site_more() -> None:
     names = frozenset(f"s{i:03}" for i in range(100))
-    phase, _ = advance(rules(rate=0.07, over_selection=1.1), Idle(1), Tick(0.0, names, names, NOBODY))
+    phase, _ = advance(rules(participation=0.07, over_selection=1.1), Idle(1), Tick(0.0, names, names, NOBODY))
     assert isinstance(phase, Collecting)
     assert (phase.size, len(phase.cohort)) == (7, 8)  # 0.07 * 100 and 7 * 1.1 exceed 7 and 7.7 in floating point
     assert rules(quorum=0.07).quorum(100) == 7
 
 
 def test_a_quorum_larger_than_the_share_enlarges_the_round() -> None:
-    phase, _ = advance(rules(rate=0.25, quorum=3), Idle(1), tick())
+    phase, _ = advance(rules(participation=0.25, quorum=3), Idle(1), tick())
     assert isinstance(phase, Collecting)
     assert (phase.size, phase.quorum, len(phase.cohort)) == (3, 3, 3)
 
 
 def test_one_update_does_not_close_a_round_whose_quorum_is_two() -> None:
-    phase, effects = walk(rules(rate=0.25, quorum=2), Idle(1), tick(), Arrived("a", 1.0))
+    phase, effects = walk(rules(participation=0.25, quorum=2), Idle(1), tick(), Arrived("a", 1.0))
     assert isinstance(phase, Collecting)
     assert not any(isinstance(effect, Aggregate) for effect in effects)
 
@@ -268,7 +268,7 @@ def test_one_update_does_not_close_a_round_whose_quorum_is_two() -> None:
 
 
 def test_a_round_waits_for_the_sites_that_must_take_part() -> None:
-    what = rules(must_include=("c",))
+    what = rules(required_sites=("c",))
     assert advance(what, Idle(1), tick(1.0, trainers="abd"))[0] == Idle(1, since=1.0)
     phase, _ = advance(what, Idle(1), tick(1.0, trainers="abcd"))
     assert isinstance(phase, Collecting)
@@ -276,10 +276,10 @@ def test_a_round_waits_for_the_sites_that_must_take_part() -> None:
 
 
 def test_sites_that_must_take_part_are_drawn_first_and_enlarge_a_round_that_is_too_small_for_them() -> None:
-    phase, _ = advance(rules(rate=0.5, must_include=("d",)), Idle(1), tick())
+    phase, _ = advance(rules(participation=0.5, required_sites=("d",)), Idle(1), tick())
     assert isinstance(phase, Collecting)
     assert (phase.cohort, phase.size) == (frozenset("ad"), 2)
-    phase, _ = advance(rules(rate=0.25, quorum=1, must_include=("b", "c", "d")), Idle(1), tick())
+    phase, _ = advance(rules(participation=0.25, quorum=1, required_sites=("b", "c", "d")), Idle(1), tick())
     assert isinstance(phase, Collecting)
     assert (phase.cohort, phase.size) == (frozenset("bcd"), 3)
 
@@ -310,7 +310,7 @@ def test_a_site_that_must_take_part_and_cannot_abandons_at_once() -> None:
 
 
 def test_round_0_needs_none_of_the_sites_that_must_take_part() -> None:
-    phase, _ = advance(rules(must_include=("c",)), Idle(0), tick(trainers="ab"))
+    phase, _ = advance(rules(required_sites=("c",)), Idle(0), tick(trainers="ab"))
     assert isinstance(phase, Collecting)
     assert not phase.required
 
@@ -322,7 +322,7 @@ def test_no_round_is_opened_while_the_run_is_paused_and_an_open_one_goes_on() ->
 
 
 def test_a_run_that_waits_too_long_for_its_sites_fails_with_the_reason() -> None:
-    what = rules(patience_s=50.0)
+    what = rules(site_wait_timeout_s=50.0)
     phase, effects = walk(what, Idle(2), tick(10.0, trainers=""), tick(59.0, trainers=""))
     assert (phase, effects) == (Idle(2, since=10.0), [])
     phase, _ = advance(what, phase, tick(60.0, trainers=""))
@@ -330,7 +330,7 @@ def test_a_run_that_waits_too_long_for_its_sites_fails_with_the_reason() -> None
 
 
 def test_patience_does_not_run_out_during_a_pause() -> None:
-    what = rules(patience_s=50.0)
+    what = rules(site_wait_timeout_s=50.0)
     phase, _ = walk(what, Idle(2), tick(0.0, trainers=""), tick(100.0, trainers="", paused=True))
     assert advance(what, phase, tick(149.0, trainers=""))[0] == Idle(2, since=100.0)
 
@@ -503,9 +503,9 @@ def test_declined_sites_are_not_waited_for_once_the_quorum_is_there() -> None:
 
 
 def test_attempts_are_exhausted_in_the_end() -> None:
-    phase, effects = advance(rules(attempts=2), collecting(attempt=1), tick(100.0))
+    phase, effects = advance(rules(max_attempts=2), collecting(attempt=1), tick(100.0))
     assert phase == Idle(1, tries=1)
-    phase, effects = advance(rules(attempts=2), collecting(attempt=7, tries=1), tick(100.0))
+    phase, effects = advance(rules(max_attempts=2), collecting(attempt=7, tries=1), tick(100.0))
     assert isinstance(phase, FinishedPhase)
     assert phase.failed
     assert "round 1 was abandoned 2 times" in phase.reason
@@ -579,7 +579,7 @@ def test_every_nth_round_and_always_the_last_is_scored(every: int, scored: list[
 
 @pytest.mark.parametrize(("personal", "trainers"), [(None, [2, 4, 5]), (0, [5]), (1, [1, 2, 3, 4, 5]), (4, [4, 5])])
 def test_sites_own_models_are_scored_at_a_pace_of_their_own(personal: int | None, trainers: list[int]) -> None:
-    what = rules(rounds=5, score_every=2, personal_every=personal)
+    what = rules(rounds=5, score_every=2, score_personal_every=personal)
     done = Aggregated(1.0, frozenset("e"), frozenset("ab"))
     phases = {number: advance(what, Aggregating(number, 1, frozenset("a")), done)[0] for number in range(6)}
     awaited = {number: phase.awaited for number, phase in phases.items() if isinstance(phase, Evaluating)}

@@ -54,11 +54,11 @@ def any_rules(draw: st.DrawFn) -> RoundRules:
         deadline_s=DEADLINE,
         score_deadline_s=DEADLINE,
         min_sites=draw(st.integers(1, 4)),
-        rate=draw(st.sampled_from([0.1, 0.5, 1.0])),
+        participation=draw(st.sampled_from([0.1, 0.5, 1.0])),
         over_selection=draw(st.sampled_from([1.0, 1.5, 3.0])),
         quorum=draw(st.sampled_from([1, 2, 3, 0.01, 0.5, 1.0])),
         grace=draw(st.sampled_from([0.0, 0.5, 1.0])),
-        attempts=draw(st.integers(1, 3)),
+        max_attempts=draw(st.integers(1, 3)),
         score_every=draw(st.integers(0, 2)),
     )
     return RoundRules(draw(st.integers(1, 3)), federation, first)
@@ -133,7 +133,7 @@ class Walk:
                 assert phase.sites <= self.came[phase.round, phase.attempt]
             case Abandon(round, attempt, _):
                 assert round not in self.folded, "what was folded is not abandoned"
-                assert attempt <= self.rules.federation.attempts
+                assert attempt <= self.rules.federation.max_attempts
             case AskScores(phase):
                 assert phase.round in self.folded
             case Finish(phase):
@@ -142,7 +142,7 @@ class Walk:
 
     def to_the_end(self, who: Sites) -> None:
         """Let time pass, with everyone there and nobody answering, until the run ends."""
-        limit = (self.rules.rounds + 2) * (2 * self.rules.federation.attempts + 3)
+        limit = (self.rules.rounds + 2) * (2 * self.rules.federation.max_attempts + 3)
         for _ in range(limit):
             if isinstance(self.phase, Aggregating):
                 self.step(Aggregated(0.0, who))

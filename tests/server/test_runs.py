@@ -86,7 +86,7 @@ def test_a_daemon_is_given_the_current_run_whole(two: RunQueue) -> None:
     assert isinstance(answer, Assignment)
     assert answer.run == "one"
     assert parse_json(answer.recipe, Recipe, "wire") == going_on(two).recipe
-    assert answer.preparation == going_on(two).recipe.preparation()
+    assert answer.preprocessing_digest == going_on(two).recipe.preprocessing_digest()
 
 
 def test_the_first_trainer_is_asked_for_the_model_at_once(two: RunQueue) -> None:
@@ -278,8 +278,8 @@ def test_a_server_without_a_run_answers_so_and_takes_one_later() -> None:
 
 def test_a_run_that_waits_for_sites_longer_than_its_patience_has_failed() -> None:
     desk = office()
-    desk.start("one", federation={"patience_s": 60.0})
-    desk.start("two", federation={"patience_s": 60.0})
+    desk.start("one", federation={"site_wait_timeout_s": 60.0})
+    desk.start("two", federation={"site_wait_timeout_s": 60.0})
     desk.later(0.0)
     desk.later(59.0)
     assert desk.standings() == {"one": "running", "two": "queued"}
@@ -292,7 +292,7 @@ def test_a_run_that_waits_for_sites_longer_than_its_patience_has_failed() -> Non
 
 def test_patience_begins_again_with_every_round(desk: Office) -> None:
     desk.operation.abort("one", "enough")
-    desk.start("three", rounds=3, federation={"patience_s": 60.0, "idle_s": 10.0})
+    desk.start("three", rounds=3, federation={"site_wait_timeout_s": 60.0, "stall_timeout_s": 10.0})
     desk.operation.abort("two", "enough")
     desk.later(0.0)
     desk.push("eva", desk.model(0.0))
@@ -309,7 +309,7 @@ def test_a_server_that_dies_in_every_aggregation_gives_the_run_up() -> None:
     desk = office()
     desk.work = workshop
     desk.restart()
-    desk.start("one", federation={"attempts": 3, "min_sites": 1, "quorum": 1})
+    desk.start("one", federation={"max_attempts": 3, "min_sites": 1, "quorum": 1})
     desk.start("two")
     desk.enroll("ann")
     desk.later(0.0)

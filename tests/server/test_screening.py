@@ -214,8 +214,8 @@ def test_a_first_models_size_is_not_believed(shape: tuple[int, ...]) -> None:
 LARGE = 1e9
 
 
-def of_bytes(payload: Payload, base: Payload | None = None, max_norm: float = LARGE) -> UpdateProblem | float:
-    return examined(codec.encode(payload), manifest(payload), base, max_norm)
+def of_bytes(payload: Payload, base: Payload | None = None, max_update_norm: float = LARGE) -> UpdateProblem | float:
+    return examined(codec.encode(payload), manifest(payload), base, max_update_norm)
 
 
 def test_a_blob_as_announced_has_no_fault() -> None:
@@ -237,21 +237,21 @@ def test_bytes_that_are_no_payload_are_a_fault(data: bytes) -> None:
     assert fault.code is RejectionCode.DAMAGED
 
 
-@pytest.mark.parametrize("max_norm", [LARGE, math.inf])
+@pytest.mark.parametrize("max_update_norm", [LARGE, math.inf])
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("part", [Part.BODY, Part.HEAD])
-def test_a_number_that_is_not_finite_is_a_fault_by_name(part: Part, value: float, max_norm: float) -> None:
+def test_a_number_that_is_not_finite_is_a_fault_by_name(part: Part, value: float, max_update_norm: float) -> None:
     payload = {**MODEL, part: {name: array.copy() for name, array in MODEL[part].items()}}
     name = "conv.weight" if part is Part.BODY else "weight"
     payload[part][name].flat[-1] = value
     said = f"{part}/{name} has values that are not finite"
-    assert of_bytes(payload, MODEL, max_norm) == UpdateProblem(RejectionCode.NOT_FINITE, said)
+    assert of_bytes(payload, MODEL, max_update_norm) == UpdateProblem(RejectionCode.NOT_FINITE, said)
 
 
 @pytest.mark.parametrize("value", [0.0, -0.0, 1e-45, -1e-45, 3e38, -3e38])
 def test_odd_but_finite_numbers_have_a_norm(value: float) -> None:
     payload = body(**{"conv.weight": np.full((2, 3), value, np.float32)})
-    norm = of_bytes(payload, max_norm=1e39)
+    norm = of_bytes(payload, max_update_norm=1e39)
     assert norm == pytest.approx(abs(float(np.float32(value))) * math.sqrt(6), rel=1e-12)
 
 
@@ -302,7 +302,7 @@ def test_differences_of_the_largest_numbers_do_not_overflow() -> None:
 @pytest.mark.parametrize(("limit", "let_in"), [(5.0, True), (math.nextafter(5.0, 0), False), (1e-3, False)])
 def test_a_norm_above_the_largest_is_a_fault_with_both_numbers(limit: float, let_in: bool) -> None:
     fault = UpdateProblem(RejectionCode.NORM, f"the update's norm is 5: this run lets in at most {limit:g}")
-    assert of_bytes(of_numbers(3, 4), max_norm=limit) == (5.0 if let_in else fault)
+    assert of_bytes(of_numbers(3, 4), max_update_norm=limit) == (5.0 if let_in else fault)
 
 
 def test_the_norm_takes_no_memory_of_the_models_size() -> None:

@@ -53,7 +53,7 @@ def test_another_machine_goes_on_with_the_same_round(scene: Scene, kept_url: str
     refused = (scene.folder / "second.log").read_text("utf-8")
     assert "in use by another" in refused, refused
     for share, site in enumerate(SITES):
-        scene.site(site, f"--share={share}")
+        scene.site(site, f"--partition-index={share}")
     scene.wait_for(lambda: first.poll() is not None)
     assert first.returncode == -9, scene.logs()
     with closing(LedgerReader(kept_url)) as ledger:

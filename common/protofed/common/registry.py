@@ -9,6 +9,7 @@ from typing import Any, Generic, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from protofed.common.errors import ConfigError, short, unknown
+from protofed.common.renamed import RENAMED
 
 T = TypeVar("T")
 C = TypeVar("C", bound=type[Any])
@@ -68,6 +69,8 @@ class Registry(Generic[T]):
         own = self.options(name)
         known = own | self.foreign(name)
         for option in options:
+            if (new := RENAMED.get(f"{self._kind}.{option}")) in known:
+                raise ConfigError(f"unknown option '{option}' of {self._kind} {name}: it is called '{new}'")
             if option not in known:
                 raise unknown(f"option of {self._kind} {name}", option, known or {"(none)"})
         try:

@@ -48,7 +48,7 @@ class Site:
         load_data: the site's data, brought to the recipe's input; raises DataError.
         build_model: a model on the device; a simulation shares one among its sites.
         checkpoints: of a fit, as long as it is worked on.
-        preparation: digest that every run's must equal; None: any run's that the server says rightly.
+        preprocessing_digest: digest that every run's must equal; None: any run's that the server says rightly.
         fit: what a task of that kind is; several processes may do it together.
     """
 
@@ -59,7 +59,7 @@ class Site:
     load_data: Callable[[Recipe], SiteData]
     build_model: Callable[[Recipe], SplitModel]
     checkpoints: Callable[[Task], AbstractContextManager[Checkpoints]] = no_checkpoints
-    preparation: str | None = None
+    preprocessing_digest: str | None = None
     fit: Callable[[PreparedRun, Task, FitContext, Payload], Update] = lambda run, _, local, base: run.method.fit(
         local, base
     )
@@ -126,7 +126,7 @@ def prepare(site: Site, assignment: Assignment) -> PreparedRun:
     """
     try:
         recipe = read(assignment)
-        check_preparation(recipe, assignment.preparation, site.preparation)
+        check_preprocessing(recipe, assignment.preprocessing_digest, site.preprocessing_digest)
         method = client_methods.build(recipe.method.name, recipe.method.options)
         site.policy.admit(recipe.method.name, method.sends)
         check_model(recipe.model, recipe.input, recipe.classes)
@@ -157,7 +157,7 @@ def read(assignment: Assignment) -> Recipe:
     return recipe
 
 
-def check_preparation(recipe: Recipe, told: str = "", pinned: str | None = None) -> None:
+def check_preprocessing(recipe: Recipe, told: str = "", pinned: str | None = None) -> None:
     """That this software brings images to the model as the server's does, and as the site has it pinned.
 
     Args:
@@ -166,16 +166,17 @@ def check_preparation(recipe: Recipe, told: str = "", pinned: str | None = None)
     Raises:
         ConfigError: it does not; no image was read.
     """
-    own = recipe.preparation()
+    own = recipe.preprocessing_digest()
     if told and told != own:
         raise ConfigError(
-            f"the server prepares images otherwise than this site's software for run {recipe.name} (preparation "
+            f"the server prepares images otherwise than this site's software for run {recipe.name} (digest "
             f"{told[:16]}…, here {own[:16]}…): upgrade the older of the two, so that both have the same protofed"
         )
     if pinned is not None and pinned != own:
         raise ConfigError(
-            f"run {recipe.name} prepares images otherwise than this site's settings have it pinned (preparation "
-            f"{own}, pinned {short(pinned)}): compare them with `protofed site check`, then correct data.preparation"
+            f"run {recipe.name} prepares images otherwise than this site's settings have it pinned (digest "
+            f"{own}, pinned {short(pinned)}): compare them with `protofed site check`, then correct "
+            "data.preprocessing_digest"
         )
 
 

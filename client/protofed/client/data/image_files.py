@@ -26,10 +26,10 @@ class Scan:
 
     Attributes:
         items: all that have a class of the run.
-        ignored: files by own label, left out because `data.ignore` names it.
-        unmapped: files by own label that is no class and in neither `data.labels` nor `data.ignore`.
+        ignored: files by own label, left out because `data.ignore_labels` names it.
+        unmapped: files by own label that is no class and in neither `data.label_map` nor `data.ignore_labels`.
         astray: files in no class folder, by name below the root; they count as unreadable.
-        ungrouped: items that `data.group` does not match; one is too many.
+        ungrouped: items that `data.group_pattern` does not match; one is too many.
         crossing: items of groups that are in both train and test of the files' own split; one is too many.
         labels: what the site's labels mean.
     """
@@ -51,8 +51,8 @@ class Scan:
         self.labels.check(self.unmapped)
         if self.ungrouped:
             raise DataError(
-                f"data.group does not match the paths of {len(self.ungrouped)} images; expected one (group) in each: "
-                "`protofed site check` lists them"
+                f"data.group_pattern does not match the paths of {len(self.ungrouped)} images; expected one (group) "
+                "in each: `protofed site check` lists them"
             )
         if self.crossing:
             groups, rows = len({item.group for item in self.crossing}), [item.row for item in self.crossing]
@@ -63,23 +63,23 @@ class Scan:
             )
 
 
-def scan(data: Data, vocabulary: Sequence[str], classes: int) -> Scan:
+def scan(data: Data, class_names: Sequence[str], classes: int) -> Scan:
     """What a source `folder` or `manifest` holds; pixels are left to `decode`.
 
     It answers also where labels are unmapped or groups wrong, so that all of it can be shown at once: `Scan.check`
     refuses them.
 
     Args:
-        vocabulary: the run's classes by name, 0..classes - 1.
+        class_names: the run's classes by name, 0..classes - 1.
 
     Raises:
-        DataError: no root, no vocabulary, a manifest with wrong rows, paths or links that lead out of the root.
+        DataError: no root, no class_names, a manifest with wrong rows, paths or links that lead out of the root.
     """
-    if not vocabulary or len(vocabulary) != classes:
+    if not class_names or len(class_names) != classes:
         raise DataError(
-            f"the recipe has no `vocabulary`: labels of source {data.source} are names, and the run must name its own"
+            f"the recipe has no `class_names`: labels of source {data.source} are names, and the run must name its own"
         )
-    labels = LabelMap.of(data, vocabulary)
+    labels = LabelMap.of(data, class_names)
     entries, astray = listed(data)
     items = [_item(entry, labels.classes[entry.label]) for entry in entries if entry.label in labels.classes]
     rest = [entry.label for entry in entries if entry.label not in labels.classes]
@@ -88,8 +88,8 @@ def scan(data: Data, vocabulary: Sequence[str], classes: int) -> Scan:
         ignored=Counter(label for label in rest if label in labels.ignored),
         unmapped=Counter(label for label in rest if label not in labels.ignored),
         astray=astray,
-        ungrouped=[item for item in items if data.group is not None and item.group is None],
-        crossing=[] if data.merge else _crossing(items),
+        ungrouped=[item for item in items if data.group_pattern is not None and item.group is None],
+        crossing=[] if data.merge_test_into_train else _crossing(items),
         labels=labels,
     )
 
@@ -104,7 +104,7 @@ def listed(data: Data) -> tuple[list[FileEntry], list[str]]:
     if root is None:
         what = "folder with a folder of images for each class" if data.source == "folder" else "manifest, a .csv file"
         raise DataError(f"source {data.source} has no data.root; set it to the {what}")
-    return folder.read(root, data.group) if data.source == "folder" else (manifest.read(root), [])
+    return folder.read(root, data.group_pattern) if data.source == "folder" else (manifest.read(root), [])
 
 
 def rooted(data: Data) -> Data:

@@ -99,7 +99,7 @@ def hold_out(cut: list[Indices], share: float, rng: np.random.RandomState) -> tu
         if held >= len(site):
             raise DataError(
                 f"holding out {share:g} of a site's {len(site)} examples leaves none to train on; "
-                "lower partition.sites or data.local_test_share"
+                "lower partition.sites or data.local_test_fraction"
             )
         order = rng.permutation(len(site))
         test.append(np.sort(site[order[:held]]))

@@ -29,16 +29,16 @@ MOST_AHEAD = 256  # images
 log = structlog.get_logger()
 
 
-def read(data: Data, input_: Input, vocabulary: Sequence[str]) -> tuple[DataSplit, DataSplit]:
+def read(data: Data, input_: Input, class_names: Sequence[str]) -> tuple[DataSplit, DataSplit]:
     """A source `folder` or `manifest` as training and test examples; files marked val are left alone.
 
     Without a split of their own, what is held out is drawn before any file is read: that one of them becomes
     unreadable moves no other.
 
     Raises:
-        DataError: as `scan` and `Scan.check`; no images, or more unreadable ones than `data.unreadable`.
+        DataError: as `scan` and `Scan.check`; no images, or more unreadable ones than `data.max_unreadable_fraction`.
     """
-    found = scan(data, vocabulary, len(vocabulary))
+    found = scan(data, class_names, len(class_names))
     found.check()
     train, test = _halves(found.items, data)
     items = [*train, *test]
@@ -109,10 +109,11 @@ def _tolerate(why: Sequence[str | None], found: Scan, data: Data) -> None:
     reasons = Counter(reason for reason in why if reason is not None)
     reasons.update(["in no class's folder"] * len(found.astray))
     bad, of = reasons.total(), len(why) + len(found.astray)
-    if bad > data.unreadable * of:
+    if bad > data.max_unreadable_fraction * of:
         most, times = reasons.most_common(1)[0]
         raise DataError(
-            f"{bad} of {of} images cannot be read ({times}: {most}), and data.unreadable allows {data.unreadable:g}; "
+            f"{bad} of {of} images cannot be read ({times}: {most}), "
+            f"and data.max_unreadable_fraction allows {data.max_unreadable_fraction:g}; "
             "`protofed site check` lists them"
         )
     if bad:

@@ -20,33 +20,33 @@ from protofed.common.errors import DataError
 _LONG_TAIL = 1  # beside data.seed, so that the tail and the partition draw from streams of their own
 
 
-def load_sites(data: Data, input_: Input, classes: int, vocabulary: Sequence[str] = ()) -> list[SiteData]:
-    """All sites of a simulation, on the CPU. They share one test set, which is empty with `data.merge`.
+def load_sites(data: Data, input_: Input, classes: int, class_names: Sequence[str] = ()) -> list[SiteData]:
+    """All sites of a simulation, on the CPU. They share one test set, which is empty with `data.merge_test_into_train`.
 
-    Each has a `local_test` besides with `data.local_test_share`, with `data.local_test`, or, cut by a column, where
+    Each has a `local_test` besides with `data.local_test_fraction`, with `data.local_test`, or, cut by a column, where
     the source has a test_site column: then its own rows of the test set.
 
     Args:
         data: where the images come from, and how they are cut.
         input_: what they are brought to.
         classes: C.
-        vocabulary: the classes by name, where the run names them: files need it.
+        class_names: the classes by name, where the run names them: files need it.
 
     Raises:
         DataError: the source cannot be used, or cannot be cut as `data` says.
     """
-    source = _long_tailed(data, input_, classes, vocabulary)
+    source = _long_tailed(data, input_, classes, class_names)
     cut = _cut(source, data)
     return [_site(source, cut, share, input_, classes) for share in range(len(cut.train))]
 
 
-def load_site(data: Data, share: int, input_: Input, classes: int, vocabulary: Sequence[str] = ()) -> SiteData:
+def load_site(data: Data, share: int, input_: Input, classes: int, class_names: Sequence[str] = ()) -> SiteData:
     """A daemon's own: the `share`-th of `load_sites`, counted from 0; of a source that is not cut, all of it.
 
     Raises:
         DataError: as `load_sites`, or there is no such share.
     """
-    source = _long_tailed(data, input_, classes, vocabulary)
+    source = _long_tailed(data, input_, classes, class_names)
     cut = _cut(source, data)
     if isinstance(data.partition, kinds.Whole):
         share = 0
@@ -55,15 +55,16 @@ def load_site(data: Data, share: int, input_: Input, classes: int, vocabulary: S
     return _site(source, cut, share, input_, classes)
 
 
-def load_test(data: Data, input_: Input, classes: int, vocabulary: Sequence[str] = ()) -> SiteData:
-    """An evaluator's, and nothing to train on: the source's whole test set; with `data.merge`, all local test sets.
+def load_test(data: Data, input_: Input, classes: int, class_names: Sequence[str] = ()) -> SiteData:
+    """An evaluator's, and nothing to train on: the source's whole test set; with
+    `data.merge_test_into_train`, all local test sets.
 
     Raises:
-        DataError: the source cannot be used; with `data.merge`, as `load_sites`.
+        DataError: the source cannot be used; with `data.merge_test_into_train`, as `load_sites`.
     """
-    if not data.merge:
-        return SiteData.for_scoring(load(data, input_, vocabulary).test, input_, classes)
-    cut = _cut(_long_tailed(data, input_, classes, vocabulary), data)
+    if not data.merge_test_into_train:
+        return SiteData.for_scoring(load(data, input_, class_names).test, input_, classes)
+    cut = _cut(_long_tailed(data, input_, classes, class_names), data)
     return SiteData.for_scoring(_rows(cut.pool, np.concatenate(cut.local)), input_, classes)
 
 
@@ -82,9 +83,9 @@ class _Cut:
     local: list[Indices]
 
 
-def _long_tailed(data: Data, input_: Input, classes: int, vocabulary: Sequence[str]) -> Source:
+def _long_tailed(data: Data, input_: Input, classes: int, class_names: Sequence[str]) -> Source:
     """The source after its long tail, checked whole before it is cut."""
-    source = load(data, input_, vocabulary)
+    source = load(data, input_, class_names)
     if not len(source.train):
         raise DataError("there are no training examples; expected at least one")
     for examples in (source.train, source.test):
@@ -103,8 +104,8 @@ def _cut(source: Source, data: Data) -> _Cut:
     sites = _partition(source, data.partition, rng)
     if source.group_column is not None:
         _check_groups(source.group_column, sites, data.partition)
-    if data.local_test_share is not None:
-        train, local = _held_out(source, sites, data.local_test_share, rng)
+    if data.local_test_fraction is not None:
+        train, local = _held_out(source, sites, data.local_test_fraction, rng)
         return _Cut(train, source.train, local)
     if data.local_test is not None:
         local = partition.by_class(_labels(source.train), sites, _labels(source.test), rng)
@@ -157,8 +158,8 @@ def _partition(source: Source, how: kinds.Partition, rng: np.random.RandomState)
 def _column(source: Source) -> Column:
     if source.site_column is None:
         raise DataError(
-            "partition 'column' needs a source with a site column; add train_site, and with data.merge test_site, "
-            "to the .npz"
+            "partition 'column' needs a source with a site column; add train_site, and with "
+            "data.merge_test_into_train test_site, to the .npz"
         )
     return source.site_column
 

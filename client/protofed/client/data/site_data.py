@@ -165,7 +165,7 @@ class SiteData:
         return replace(self, train=moved(train), test=moved(test), local_test=moved_local, device=device)
 
     def batches(
-        self, size: int, rng: torch.Generator, augment: Augment = "none", drop_last: bool = False
+        self, size: int, rng: torch.Generator, augmentation: Augment = "none", drop_last: bool = False
     ) -> Iterator[Batch]:
         """One epoch of the training examples, shuffled.
 
@@ -174,7 +174,7 @@ class SiteData:
         Args:
             size: examples a batch; all of them if there are fewer.
             rng: of the CPU.
-            augment: one of `AUGMENTATIONS`, or none.
+            augmentation: one of `AUGMENTATIONS`, or none.
             drop_last: leave out a last batch that is smaller than the others.
 
         Raises:
@@ -185,10 +185,10 @@ class SiteData:
             raise DataError("this data has only test examples; expected a trainer's data")
         size = min(size, count)
         order = torch.randperm(count, generator=rng)[: count - count % size if drop_last else count]
-        if augment == "none":
+        if augmentation == "none":
             return self._plain(order, size)
-        augmentation = AUGMENTATIONS[augment]
-        return self._augmented(order, size, augmentation, augmentation.draw(len(order), rng))
+        transform = AUGMENTATIONS[augmentation]
+        return self._augmented(order, size, transform, transform.draw(len(order), rng))
 
     def ordered(self, examples: Examples, size: int) -> Iterator[Batch]:
         """`examples` of this site, once and in their own order, without augmentation: for scores and class means."""
@@ -207,13 +207,13 @@ class SiteData:
         for rows in torch.split(order.to(images.device), size):
             yield finish(images.index_select(0, rows)), self._moved(self.train.labels.index_select(0, rows))
 
-    def _augmented(self, order: Tensor, size: int, augmentation: Augmentation, moves: Tensor) -> Iterator[Batch]:
+    def _augmented(self, order: Tensor, size: int, transform: Augmentation, moves: Tensor) -> Iterator[Batch]:
         images = self.train.images
         finish = normaliser(self.input, images.dtype, self.device)
         for rows, by in zip(
             torch.split(order.to(images.device), size), torch.split(moves.to(self.device), size), strict=True
         ):
-            moved = augmentation.move(self._moved(images.index_select(0, rows)), by)
+            moved = transform.move(self._moved(images.index_select(0, rows)), by)
             yield finish(moved), self._moved(self.train.labels.index_select(0, rows))
 
     def _prepared(self, examples: Examples) -> tuple[Tensor, Callable[[Tensor], Tensor]]:

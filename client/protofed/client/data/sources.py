@@ -32,7 +32,7 @@ class Source:
 
     Attributes:
         train: may be empty: an evaluator's .npz may have a test set only.
-        test: the source's own, or held out; empty with `data.merge`.
+        test: the source's own, or held out; empty with `data.merge_test_into_train`.
         site_column: of the training examples, where the source says which site each comes from.
         test_site_column: likewise of the test examples.
         group_column: of the training examples, where the source says which of them stay together; never shown.
@@ -52,22 +52,22 @@ class Source:
         return cls(train.examples, test.examples, train.site, test.site, train.group, test.group)
 
 
-def load(data: Data, input_: Input, vocabulary: Sequence[str] = ()) -> Source:
+def load(data: Data, input_: Input, class_names: Sequence[str] = ()) -> Source:
     """The source that `data` names; its partition and long tail are left to `site`.
 
     A root that is relative, or not given, is looked for in the folder that `PROTOFED_DATA` names, if it names one.
 
     Args:
-        vocabulary: the run's classes by name; empty: it has only numbers, which files are not labelled with.
+        class_names: the run's classes by name; empty: it has only numbers, which files are not labelled with.
 
     Raises:
         DataError: it is missing, unreadable, of another shape than the run's input, or its labels mean nothing in the
             run.
     """
-    train, test = _read(data, input_, vocabulary)
+    train, test = _read(data, input_, class_names)
     for half in (train, test):
         check_shape(half.examples, input_)
-    if data.merge:
+    if data.merge_test_into_train:
         return Source.of(_joined(train, test), test.take(np.empty(0, np.int64)))
     _check_apart(train, test)
     return Source.of(train, test)
@@ -82,7 +82,7 @@ def own_input(data: Data) -> tuple[Input, int]:
         DataError: the source is missing or unreadable.
     """
     if data.source in NAMED:
-        return _first_shape(data), max(2, len(own_vocabulary(data)))
+        return _first_shape(data), max(2, len(own_class_names(data)))
     train, test = _read(data, Input(shape=(1, 1, 1)), ())
     examples = train.examples if len(train.examples) else test.examples
     labels = torch.cat((train.examples.labels, test.examples.labels, torch.ones(1, dtype=torch.int64)))
@@ -90,7 +90,7 @@ def own_input(data: Data) -> tuple[Input, int]:
     return Input(shape=(channels, height, width)), int(labels.max()) + 1
 
 
-def own_vocabulary(data: Data) -> tuple[str, ...]:
+def own_class_names(data: Data) -> tuple[str, ...]:
     """The classes that a source's own names come to, sorted; none of a source that has numbers.
 
     Raises:
@@ -98,7 +98,10 @@ def own_vocabulary(data: Data) -> tuple[str, ...]:
     """
     if data.source not in NAMED:
         return ()
-    ignored, meant = set(map(plain, data.ignore)), {plain(own): plain(name) for own, name in data.labels.items()}
+    ignored, meant = (
+        set(map(plain, data.ignore_labels)),
+        {plain(own): plain(name) for own, name in data.label_map.items()},
+    )
     entries, _ = files.listed(data)
     return tuple(sorted({meant.get(entry.label, entry.label) for entry in entries if entry.label not in ignored}))
 
@@ -116,19 +119,19 @@ def _first_shape(data: Data) -> Input:
     raise DataError(f"{data.root}: none of the first {min(_TRIED, len(entries))} files is an image that can be read")
 
 
-def _read(data: Data, input_: Input, vocabulary: Sequence[str]) -> tuple[DataSplit, DataSplit]:
+def _read(data: Data, input_: Input, class_names: Sequence[str]) -> tuple[DataSplit, DataSplit]:
     """With the run's classes; a source without training examples has none of `input_`'s shape."""
     if data.source in NAMED:
-        return reading.read(data, input_, vocabulary)
+        return reading.read(data, input_, class_names)
     data = files.rooted(data)
-    train, test = (half and half.relabelled(data, vocabulary) for half in arrays.read(data))
+    train, test = (half and half.relabelled(data, class_names) for half in arrays.read(data))
     if test is not None:
         refuse_test_share(data)
         return train or DataSplit(no_examples(input_)), test
     if train is None:
         raise DataError(f"source {data.source} has no images; expected some to train on or to test")
     kept, held = held_out(train.examples.labels.numpy(), train.group, data)
-    return (train if data.merge else train.take(kept)), train.take(held)
+    return (train if data.merge_test_into_train else train.take(kept)), train.take(held)
 
 
 def _joined(train: DataSplit, test: DataSplit) -> DataSplit:

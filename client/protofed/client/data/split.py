@@ -19,7 +19,7 @@ from protofed.common.errors import DataError
 
 Column: TypeAlias = NDArray[Any]  # [N], one value an example
 
-TEST_SHARE = 0.3  # of a source without a test set, unless data.test_share says otherwise
+TEST_SHARE = 0.3  # of a source without a test set, unless data.test_fraction says otherwise
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,15 +40,15 @@ class DataSplit:
         site, group = (None if column is None else column[rows] for column in (self.site, self.group))
         return DataSplit(self.examples.take(torch.from_numpy(rows)), site, group)
 
-    def relabelled(self, data: Data, vocabulary: Sequence[str]) -> DataSplit:
+    def relabelled(self, data: Data, class_names: Sequence[str]) -> DataSplit:
         """With the run's classes in place of the source's numbers, and without what is ignored.
 
         Raises:
             DataError: numbers that mean nothing in the run.
         """
-        if not data.labels and not data.ignore:
+        if not data.label_map and not data.ignore_labels:
             return self
-        rows, classes = by_number(self.examples.labels.numpy(), data, vocabulary)
+        rows, classes = by_number(self.examples.labels.numpy(), data, class_names)
         kept = self.take(rows)
         return DataSplit(Examples(kept.examples.images, torch.from_numpy(classes)), kept.site, kept.group)
 
@@ -57,15 +57,15 @@ def held_out(labels: Labels, group: Column | None, data: Data) -> tuple[Indices,
     """Rows of the training and the test set of a source that has no test set, drawn by data.seed.
 
     Without groups, as many test examples of every class: the share of what the rarest class has. With groups, the
-    share of every class, as near as whole groups come to it. With `data.merge` the test set is empty: what is held out
-    would only come back.
+    share of every class, as near as whole groups come to it. With `data.merge_test_into_train` the test set is empty:
+    what is held out would only come back.
 
     Raises:
         DataError: that is less than one example.
     """
-    if data.merge:
+    if data.merge_test_into_train:
         return np.arange(len(labels)), np.empty(0, np.int64)
-    share, rng = TEST_SHARE if data.test_share is None else data.test_share, np.random.default_rng(data.seed)
+    share, rng = TEST_SHARE if data.test_fraction is None else data.test_fraction, np.random.default_rng(data.seed)
     if group is not None:
         return groups.hold_out(labels, group, share, rng)
     present, sizes = np.unique(labels, return_counts=True)
@@ -73,7 +73,7 @@ def held_out(labels: Labels, group: Column | None, data: Data) -> tuple[Indices,
     if not (each := int(share * fewest)):
         raise DataError(
             f"holding out {share:g} of the rarest class's {fewest} examples leaves no test set; add test_images and "
-            "test_labels (of files: folders train and test, or a column split), or raise data.test_share"
+            "test_labels (of files: folders train and test, or a column split), or raise data.test_fraction"
         )
     drawn = [rng.choice(np.flatnonzero(labels == c), each, replace=False) for c in present]
     out = np.zeros(len(labels), dtype=bool)
@@ -85,7 +85,7 @@ def refuse_test_share(data: Data) -> None:
     """Of a source that has a test set.
 
     Raises:
-        DataError: `data.test_share` is set.
+        DataError: `data.test_fraction` is set.
     """
-    if data.test_share is not None:
-        raise DataError(f"source {data.source} has a test set of its own; remove data.test_share")
+    if data.test_fraction is not None:
+        raise DataError(f"source {data.source} has a test set of its own; remove data.test_fraction")

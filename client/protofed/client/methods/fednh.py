@@ -15,7 +15,7 @@ from protofed.client.training.loop import Weigher, class_means, named, train
 from protofed.common.payload import Part, Payload, Update
 
 
-@client_methods.register(fednh=("smoothing", "separation", "prototype_seed", "scale"))
+@client_methods.register(fednh=("prototype_momentum", "prototype_init", "prototype_seed", "scale"))
 @dataclass(frozen=True)
 class FedNHClient:
     """Train the body against fixed prototypes, then send class means; absent classes are simply not sent."""

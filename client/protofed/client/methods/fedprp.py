@@ -19,7 +19,7 @@ from protofed.client.training.losses import Distance, inter_class, intra_class
 from protofed.common.payload import Part, Payload, Update
 
 
-@client_methods.register(fedprp=("ema",))
+@client_methods.register(fedprp=("prototype_momentum",))
 @dataclass(frozen=True)
 class FedPRPClient:
     """A private head, then the shared body against CE, intra-class and inter-class losses; then own prototypes."""

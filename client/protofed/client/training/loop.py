@@ -46,7 +46,7 @@ def train(
     trained = [p for p in (model.parameters() if parameters is None else parameters) if p.requires_grad]
     optimizer = _optimizer(plan, trained, learning_rate(plan, local.round, local.rounds))
     training = Training(trained, optimizer, torch.zeros((), device=local.data.device))
-    step = _Step(_with_precision(plan, local, loss), training, plan.clip, local.ranks)
+    step = _Step(_with_precision(plan, local, loss), training, plan.max_grad_norm, local.ranks)
     model.train()
     epochs = plan.epochs if epochs is None else epochs
     steps = local.steps  # written in place: the heartbeat reads it
@@ -55,7 +55,7 @@ def train(
     local.pace.start()
     for steps.epoch in range(restore(local, training) + 1, epochs + 1):
         local.ranks.seed(local.rng.initial_seed(), local.trainings, steps.epoch)
-        for images, labels in local.data.batches(plan.batch, local.rng, plan.augment, plan.drop_last):
+        for images, labels in local.data.batches(plan.batch_size, local.rng, plan.augmentation, plan.drop_last):
             local.check()
             step(images, labels)
             local.pace.step(len(labels))
@@ -117,7 +117,7 @@ def learning_rate(plan: Plan, round: int, rounds: int) -> float:
         case "constant":
             return plan.lr
         case "exponential":
-            return float(plan.lr * plan.decay ** (round - 1))
+            return float(plan.lr * plan.lr_decay ** (round - 1))
         case "cosine":
             return plan.lr * (1 + math.cos(math.pi * (round - 1) / rounds)) / 2
 

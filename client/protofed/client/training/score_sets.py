@@ -44,5 +44,5 @@ def of_personal(model: nn.Module, data: SiteData, recipe: Recipe) -> dict[str, f
 
 def _scores(told: Tally, recipe: Recipe) -> dict[str, float]:
     asked = recipe.evaluation
-    groups = groups_of(recipe.classes, asked.order) if asked.groups else {}
+    groups = groups_of(recipe.classes, asked.class_order) if asked.frequency_groups else {}
     return scores(told, groups) | (probabilistic_scores(told) if asked.probabilities else {})

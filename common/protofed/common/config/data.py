@@ -32,15 +32,21 @@ class Data(StrictModel):
     root: Path | None = None  # the folder of images or of a library's set; the file of an npz or a manifest (.csv)
     dataset: str | None = None  # medmnist only: which of its sets, as dermamnist or dermamnist_64
     download: bool = False  # torchvision's sets and medmnist's
-    labels: Mapping[str, str] = {}  # the site's own names, or numbers as text -> the run's; equal ones need no entry
-    ignore: frozenset[str] = frozenset()  # own names whose images are left out
-    unreadable: Annotated[float, Field(ge=0, lt=1)] = 0.0  # share of image files that may be left out as unreadable
-    group: str | None = None  # folder only: regex over the path below root; what its (group) matches stays together
-    preparation: Annotated[str, Field(min_length=1)] | None = None  # digest that a run's must equal, or it is refused
+    label_map: Mapping[str, str] = {}  # the site's own names, or numbers as text -> the run's; equal ones need no entry
+    ignore_labels: frozenset[str] = frozenset()  # own names whose images are left out
+    max_unreadable_fraction: Annotated[float, Field(ge=0, lt=1)] = (
+        0.0  # share of image files that may be left out as unreadable
+    )
+    group_pattern: str | None = (
+        None  # folder only: regex over the path below root; what its (group) matches stays together
+    )
+    preprocessing_digest: Annotated[str, Field(min_length=1)] | None = (
+        None  # digest that a run's must equal, or it is refused
+    )
     long_tail: Share | None = None  # imbalance factor: the rarest class's share of the most frequent one
-    test_share: Share | None = None  # held out with equal class counts, for a source without a test set
-    merge: bool = False  # the source's test set joins its training set: only sites have test sets then
-    local_test_share: Annotated[float, Field(gt=0, lt=1)] | None = None  # held out of every site's own examples
+    test_fraction: Share | None = None  # held out with equal class counts, for a source without a test set
+    merge_test_into_train: bool = False  # the source's test set joins its training set: only sites have test sets then
+    local_test_fraction: Annotated[float, Field(gt=0, lt=1)] | None = None  # held out of every site's own examples
     local_test: Literal["by-class"] | None = None  # the test set, each class divided among the sites that hold it
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
     partition: Partition = Whole()
@@ -55,24 +61,24 @@ class Data(StrictModel):
     def _of_its_source(self) -> Data:
         if (self.dataset is not None) != (self.source == "medmnist"):
             raise ValueError("expected dataset with source medmnist, and with no other")
-        if self.group is not None and self.source != "folder":
+        if self.group_pattern is not None and self.source != "folder":
             raise ValueError(
-                f"group is of source folder; for source {self.source} {_GROUPS.get(self.source, 'remove it')}"
+                f"group_pattern is of source folder; for source {self.source} {_GROUPS.get(self.source, 'remove it')}"
             )
-        if self.group is not None and _groups_of(self.group) != 1:
-            raise ValueError("group: expected a regular expression with one (group) in it, as '/(P[0-9]+)_'")
-        if both := sorted(self.ignore & set(self.labels)):
-            raise ValueError(f"'{short(both[0])}' is in labels and in ignore; expected it in one of them")
+        if self.group_pattern is not None and _groups_of(self.group_pattern) != 1:
+            raise ValueError("group_pattern: expected a regular expression with one (group) in it, as '/(P[0-9]+)_'")
+        if both := sorted(self.ignore_labels & set(self.label_map)):
+            raise ValueError(f"'{short(both[0])}' is in label_map and in ignore_labels; expected it in one of them")
         return self
 
     @model_validator(mode="after")
     def _one_way_to_test(self) -> Data:
-        if self.local_test is not None and self.local_test_share is not None:
-            raise ValueError("expected local_test or local_test_share, not both")
-        if self.merge and self.local_test_share is None:
-            raise ValueError("merge leaves no test set; expected local_test_share beside it")
-        if self.merge and self.test_share is not None:
-            raise ValueError("merge takes in the test set; remove test_share")
+        if self.local_test is not None and self.local_test_fraction is not None:
+            raise ValueError("expected local_test or local_test_fraction, not both")
+        if self.merge_test_into_train and self.local_test_fraction is None:
+            raise ValueError("merge_test_into_train leaves no test set; expected local_test_fraction beside it")
+        if self.merge_test_into_train and self.test_fraction is not None:
+            raise ValueError("merge_test_into_train takes in the test set; remove test_fraction")
         return self
 
 

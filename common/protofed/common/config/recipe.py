@@ -19,6 +19,7 @@ from protofed.common.config.table import Share, later
 from protofed.common.config.table import StrictModel as StrictModel
 from protofed.common.errors import ConfigError, short
 from protofed.common.protocol.messages import LONGEST_S
+from protofed.common.renamed import RENAMED
 
 Id = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,63}$")]
 Augment = Literal["none", "crop-flip", "reflect-crop-flip", "crop-flip-rotate"]
@@ -28,7 +29,7 @@ Every = Annotated[int, Field(ge=0, le=MOST_ROUNDS)]
 Sites = Annotated[int, Field(ge=1, le=MOST_SITES)]
 Order = Annotated[tuple[int, ...], Field(max_length=MOST_CLASSES)]
 ClassName = Annotated[str, Field(pattern=r"^\S(?:.{0,78}\S)?$")]
-PREPARATION = 1  # raised when the same `[input]` comes to mean other pixels
+PREPROCESSING = 1  # raised when the same `[input]` comes to mean other pixels
 DEEPEST = 8  # files that extend one another
 M = TypeVar("M", bound=BaseModel)
 
@@ -37,16 +38,18 @@ class Plan(StrictModel):
     """Local training: what one fit does on a site."""
 
     epochs: Annotated[int, Field(ge=1, le=100_000)] = 1
-    batch: Annotated[int, Field(ge=1, le=1_000_000)] = 64
+    batch_size: Annotated[int, Field(ge=1, le=1_000_000)] = 64
     drop_last: bool = False  # leave out an epoch's last, smaller batch
     optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
     lr: Annotated[float, Field(gt=0, le=1e38)] = 0.01
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
     weight_decay: Annotated[float, Field(ge=0, le=1e38)] = 0.0
     schedule: Literal["constant", "exponential", "cosine"] = "constant"  # of lr, over rounds
-    decay: Share = 1.0  # exponential: lr * decay ** (round - 1)
-    clip: Annotated[float, Field(gt=0)] | None = None  # largest norm of all gradients together
-    augment: Augment = "none"  # crop after padding by 4 (with black, or reflected), horizontal flip, up to 15 degrees
+    lr_decay: Share = 1.0  # exponential: lr * lr_decay ** (round - 1)
+    max_grad_norm: Annotated[float, Field(gt=0)] | None = None  # largest norm of all gradients together
+    augmentation: Augment = (
+        "none"  # crop after padding by 4 (with black, or reflected), horizontal flip, up to 15 degrees
+    )
     amp: bool = True  # bfloat16 autocast and channels_last on a GPU; the CPU trains in float32
     checkpoint: bool = False  # keep each epoch on the site's disk, so that an interrupted fit goes on there
 
@@ -55,20 +58,20 @@ class Federation(StrictModel):
     """Rounds: who is invited, how long is waited, and when scores are taken."""
 
     min_sites: Sites = 2  # trainers that must be there before a round is opened
-    rate: Share = 1.0  # share of the enrolled trainers that a round needs
+    participation: Share = 1.0  # share of the enrolled trainers that a round needs
     over_selection: Annotated[float, Field(ge=1, le=1000)] = 1.0  # invite this many times more; the first ones count
     quorum: Sites | Share = 0.5  # updates that a round needs: a count, or a share of its size
     deadline_s: Seconds = 600.0
     grace: Annotated[float, Field(ge=0, le=1)] = 0.5  # share of the deadline that a quorum still waits for the rest
-    must_include: Annotated[tuple[Id, ...], Field(max_length=1000)] = ()  # sites without whose update no round counts
+    required_sites: Annotated[tuple[Id, ...], Field(max_length=1000)] = ()  # sites without whose update no round counts
     min_contributors: Sites = 2  # to a class, or its prototype stays; 1: in simulations only
-    idle_s: Seconds = 120.0  # without progress, a site counts as lost
-    attempts: Annotated[int, Field(ge=1, le=1_000_000)] = 5  # of one round below quorum, before the run fails
-    patience_s: Seconds = 604_800.0  # that a round waits for enough sites, before the run fails
-    max_norm: Annotated[float, Field(gt=0)] = 1e9  # of an update less the model that it starts from
+    stall_timeout_s: Seconds = 120.0  # without progress, a site counts as lost
+    max_attempts: Annotated[int, Field(ge=1, le=1_000_000)] = 5  # of one round below quorum, before the run fails
+    site_wait_timeout_s: Seconds = 604_800.0  # that a round waits for enough sites, before the run fails
+    max_update_norm: Annotated[float, Field(gt=0)] = 1e9  # of an update less the model that it starts from
     outlier_factor: Annotated[float, Field(ge=2)] | None = 100.0  # times the cohort's median norm: set aside
     score_every: Every = 1  # rounds; 0: only the last
-    personal_every: Every | None = None  # likewise for sites' own models; None: as score_every
+    score_personal_every: Every | None = None  # likewise for sites' own models; None: as score_every
     score_deadline_s: Seconds = 600.0
     heartbeat_s: Annotated[float, Field(ge=0.001, le=3600)] = 5.0
 
@@ -76,9 +79,11 @@ class Federation(StrictModel):
 class Evaluation(StrictModel):
     """Which scores are taken, beside those that every run has."""
 
-    groups: bool = False  # accuracy on many (the first 20 % of classes), medium (the next 30 %) and few (the rest)
+    frequency_groups: bool = (
+        False  # accuracy on many (the first 20 % of classes), medium (the next 30 %) and few (the rest)
+    )
     probabilities: bool = False  # area under the ROC curve, and calibration error: seconds more at a daemon's start
-    order: Order = ()  # the classes from the most frequent to the rarest; empty: 0, 1, 2, … as a long tail
+    class_order: Order = ()  # the classes from the most frequent to the rarest; empty: 0, 1, 2, … as a long tail
 
 
 class Recipe(StrictModel):
@@ -88,7 +93,7 @@ class Recipe(StrictModel):
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] = 0
     rounds: Annotated[int, Field(ge=1, le=MOST_ROUNDS)]
     classes: Annotated[int, Field(ge=2, le=MOST_CLASSES)]
-    vocabulary: Annotated[tuple[ClassName, ...], Field(max_length=MOST_CLASSES)] = later(())  # the classes by name
+    class_names: Annotated[tuple[ClassName, ...], Field(max_length=MOST_CLASSES)] = later(())  # the classes by name
     input: Input
     method: NamedOptions
     model: NamedOptions
@@ -98,24 +103,24 @@ class Recipe(StrictModel):
     data: Data | None = None  # simulations only: a site's data are its own daemon's setting
 
     @model_validator(mode="after")
-    def _vocabulary(self) -> Recipe:
-        if self.vocabulary and (len(self.vocabulary), len(set(self.vocabulary))) != (self.classes, self.classes):
-            raise ValueError(f"vocabulary: expected a name of its own for each of {self.classes} classes")
+    def _class_names(self) -> Recipe:
+        if self.class_names and (len(self.class_names), len(set(self.class_names))) != (self.classes, self.classes):
+            raise ValueError(f"class_names: expected a name of its own for each of {self.classes} classes")
         return self
 
     @model_validator(mode="after")
     def _order(self) -> Recipe:
-        if (order := self.evaluation.order) and sorted(order) != list(range(self.classes)):
-            raise ValueError(f"evaluation.order: expected each of 0 to {self.classes - 1} once")
+        if (order := self.evaluation.class_order) and sorted(order) != list(range(self.classes)):
+            raise ValueError(f"evaluation.class_order: expected each of 0 to {self.classes - 1} once")
         return self
 
     def wire(self) -> str:
         """As JSON, for sites: without the simulation's data, which would name paths."""
         return self.model_dump_json(exclude={"data"})
 
-    def preparation(self) -> Digest:
+    def preprocessing_digest(self) -> Digest:
         """Equal where sites bring their images and labels to the model in the same way."""
-        means = {"input": self.input.model_dump(), "vocabulary": self.vocabulary, "version": PREPARATION}
+        means = {"input": self.input.model_dump(), "class_names": self.class_names, "version": PREPROCESSING}
         return digest(json.dumps(means, sort_keys=True).encode())
 
     def fingerprint(self) -> Digest:
@@ -206,6 +211,8 @@ def explain(error: ValidationError, model: type[BaseModel]) -> str:
     first = min(error.errors(), key=lambda found: found["type"] != "extra_forbidden")  # a typo explains what is missing
     path = ".".join(str(step) for step in first["loc"])
     if first["type"] == "extra_forbidden":
+        if (new := RENAMED.get(path.removeprefix("recipe."))) is not None:
+            return f"unknown key '{path}': it is called '{new}'"
         near = difflib.get_close_matches(str(first["loc"][-1]), _keys(model), n=1, cutoff=0.5)
         return f"unknown key '{short(path)}'" + (f": did you mean '{near[0]}'?" if near else "; remove it")
     if first["type"] == "missing":

@@ -58,7 +58,7 @@ class ClientSettings(BaseSettings):
     policy: Path
     state: Path  # memory, receipts
     data: Data
-    share: Annotated[int, Field(ge=0)] = 0  # which of data.partition's sites this is, counted from 0
+    partition_index: Annotated[int, Field(ge=0)] = 0  # which of data.partition's sites this is, counted from 0
     device: str = "auto"  # auto, cpu, cuda or cuda:N
     threads: Annotated[int, Field(ge=1)] | None = None  # of PyTorch on the CPU
     identity: Path | None = None  # folder with cert.pem, key.pem and ca.pem

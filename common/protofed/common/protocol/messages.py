@@ -89,13 +89,13 @@ class Assignment:
     Attributes:
         recipe: as JSON.
         keep_rounds: rounds to which the run may be rolled back, so that sites keep their memory of them; 0: all.
-        preparation: the server's `Recipe.preparation()`, which the site's own must equal; empty: it does not say.
+        preprocessing_digest: the server's `Recipe.preprocessing_digest()`, which the site's must equal; empty: none.
     """
 
     run: str
     recipe: str
     keep_rounds: int = 2
-    preparation: str = ""
+    preprocessing_digest: str = ""
 
 
 class Verdict(StrEnum):

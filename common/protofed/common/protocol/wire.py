@@ -165,8 +165,8 @@ def unpack_enrolled(message: pb.EnrollReply) -> Assignment | Finished:
     match message.WhichOneof("answer"):
         case "assignment":
             said = message.assignment
-            preparation = read_digest(said.preparation) if said.preparation else ""
-            return Assignment(read_id(said.run), said.recipe, said.keep_rounds, preparation)
+            preprocessing_digest = read_digest(said.preprocessing_digest) if said.preprocessing_digest else ""
+            return Assignment(read_id(said.run), said.recipe, said.keep_rounds, preprocessing_digest)
         case "finished":
             return Finished(message.finished.reason, message.finished.last)
         case _:

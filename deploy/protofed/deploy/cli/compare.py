@@ -25,7 +25,7 @@ def compare(
     ] = None,
     rounds: Annotated[int | None, typer.Option(min=1, help="Shorten every recipe to this many.")] = None,
     vary: Annotated[
-        str | None, typer.Option(help="Every recipe once for each value, as in method.smoothing=0.1,0.5,0.9.")
+        str | None, typer.Option(help="Every recipe once for each value, as in method.prototype_momentum=0.1,0.5,0.9.")
     ] = None,
     ray: Annotated[
         str | None,

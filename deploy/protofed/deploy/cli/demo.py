@@ -159,7 +159,7 @@ def _processes(folder: Path, check: Callable[[], None]) -> Iterator[dict[str, su
         common = (data, f"--server={address}", f"--policy={policy}")
         for share, name in enumerate(SITES):
             check()
-            running[name] = _start(folder, name, "client", *common, f"--site={name}", f"--share={share}")
+            running[name] = _start(folder, name, "client", *common, f"--site={name}", f"--partition-index={share}")
         evaluator = (f"--site={EVALUATOR}", "--role=evaluator")
         running[EVALUATOR] = _start(folder, EVALUATOR, "client", *common, *evaluator)
         yield running

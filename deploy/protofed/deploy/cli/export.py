@@ -48,7 +48,9 @@ def export(
     settings: Annotated[
         Path | None, typer.Option(help="personal, with cwfedavg-private: the daemon's --settings, for its data.")
     ] = None,
-    share: Annotated[int | None, typer.Option(min=0, help="With --settings: the daemon's --share.")] = None,
+    partition_index: Annotated[
+        int | None, typer.Option(min=0, help="With --settings: the daemon's --partition-index.")
+    ] = None,
     recipe: Annotated[str | None, typer.Option(help="The run's recipe, where no folder has it.")] = None,
     classes: Annotated[Path | None, typer.Option(help="Text file with the classes' names, one a line.")] = None,
     allow_model: Allowed = None,
@@ -66,7 +68,7 @@ def export(
         round=round_,
         state=state,
         site_state=site_state,
-        site_data=_site_data(settings, share),
+        site_data=_site_data(settings, partition_index),
         recipe=_recipe(recipe),
         classes=classes,
         allowed=frozenset(allow_model or ()),
@@ -167,19 +169,21 @@ def _recipe(name: str | None) -> Recipe | None:
     return None if name is None else shipped.recipe(name)
 
 
-def _site_data(file: Path | None, share: int | None) -> tuple[Data, int] | None:
+def _site_data(file: Path | None, partition_index: int | None) -> tuple[Data, int] | None:
     """What the site's daemon trains on, by its settings' file."""
     from protofed.common.config.recipe import Data, parse, read_table
 
     if file is None:
-        if share is not None:
-            raise ConfigError("--share goes with --settings, which say of what it is a share; add them")
+        if partition_index is not None:
+            raise ConfigError("--partition-index goes with --settings, which say of what it is a share; add them")
         return None
     table = read_table(file)
     data = parse(dict(table.get("data", {})), Data, f"{file}, [data]")
-    number = table.get("share") if share is None else share
+    number = table.get("partition_index") if partition_index is None else partition_index
     if number is None and data.partition.kind != "whole":
-        raise ConfigError("--settings cuts its data into several sites; add --share, as the site's daemon is given it")
+        raise ConfigError(
+            "--settings cuts its data into several sites; add --partition-index, as the site's daemon is given it"
+        )
     return data, int(number or 0)
 
 

@@ -113,7 +113,9 @@ def client(
     policy: Annotated[Path | None, typer.Option(help="The site's policy: what may leave.")] = None,
     state: State = None,
     role: Annotated[list[str] | None, typer.Option(help="trainer, evaluator or both (twice).")] = None,
-    share: Annotated[int | None, typer.Option(help="Which of data.partition's sites this is, from 0.")] = None,
+    partition_index: Annotated[
+        int | None, typer.Option(help="Which of data.partition's sites this is, from 0.")
+    ] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N.")] = None,
     identity: Annotated[Path | None, typer.Option(help="Folder with the site's cert.pem, key.pem and ca.pem.")] = None,
     plaintext: Annotated[bool, typer.Option("--plaintext", help="No TLS; only on this machine.")] = False,
@@ -133,7 +135,13 @@ def client(
 
     keep_memory()
     given: dict[str, Any] = {"site": site, "server": server, "policy": policy, "state": state, "roles": role}
-    given |= {"share": share, "device": device, "identity": identity, "plaintext": plaintext or None, "proxy": proxy}
+    given |= {
+        "partition_index": partition_index,
+        "device": device,
+        "identity": identity,
+        "plaintext": plaintext or None,
+        "proxy": proxy,
+    }
     given |= {"metrics": metrics}
     said = read_settings(ClientSettings, settings, given)
     run_client(said, until_finished=until_finished, give_up_after_s=give_up_after)

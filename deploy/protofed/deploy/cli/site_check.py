@@ -34,7 +34,9 @@ def site_check(
         Path | None, typer.Option(help="The site's policy: below which number a class is absent.")
     ] = None,
     role: Annotated[list[str] | None, typer.Option(help="trainer, evaluator or both (twice).")] = None,
-    share: Annotated[int | None, typer.Option(help="Which of data.partition's sites this is, from 0.")] = None,
+    partition_index: Annotated[
+        int | None, typer.Option(help="Which of data.partition's sites this is, from 0.")
+    ] = None,
     contact_sheet: Annotated[
         Path | None, typer.Option(help="A picture to write: some images a class, as the model sees them.")
     ] = None,
@@ -45,7 +47,7 @@ def site_check(
 
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))  # what it says tells enough
     wanted = None if recipe is None else shipped.recipe(recipe)
-    said = _settings(settings, {"policy": policy, "roles": role, "share": share})
+    said = _settings(settings, {"policy": policy, "roles": role, "partition_index": partition_index})
     with _bar(shown=not as_json) as bar:
         from protofed.deploy.site import check_table as site_check_table  # with PyTorch, which takes seconds
 

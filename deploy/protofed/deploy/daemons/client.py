@@ -176,7 +176,7 @@ def _site(
         load,
         lambda recipe: device_model(recipe, where, policy.rules.models),
         checkpoints=partial(on_disk, settings.state),
-        preparation=settings.data.preparation,
+        preprocessing_digest=settings.data.preprocessing_digest,
     )
 
 
@@ -191,7 +191,7 @@ def _tell_start(settings: ClientSettings, identity: LiveIdentity | None) -> None
     log.info("starting", server=settings.server, version=VERSION, **told)
 
 
-def load_data(settings: ClientSettings, input_: Input, classes: int, vocabulary: Sequence[str] = ()) -> SiteData:
+def load_data(settings: ClientSettings, input_: Input, classes: int, class_names: Sequence[str] = ()) -> SiteData:
     """What this site trains on or, without the role of a trainer, scores on; on the CPU.
 
     Raises:
@@ -200,12 +200,12 @@ def load_data(settings: ClientSettings, input_: Input, classes: int, vocabulary:
     from protofed.client.data.site import load_site, load_test
 
     if Role.TRAINER in settings.roles:
-        return load_site(settings.data, settings.share, input_, classes, vocabulary=vocabulary)
-    return load_test(settings.data, input_, classes, vocabulary=vocabulary)
+        return load_site(settings.data, settings.partition_index, input_, classes, class_names=class_names)
+    return load_test(settings.data, input_, classes, class_names=class_names)
 
 
 def _load(settings: ClientSettings, where: torch.device, recipe: Recipe) -> SiteData:
-    return load_data(settings, recipe.input, recipe.classes, recipe.vocabulary).placed(where)
+    return load_data(settings, recipe.input, recipe.classes, recipe.class_names).placed(where)
 
 
 def _refused(meters: ClientMetrics, audit: ClientAudit, task: Task, why: PolicyViolationError) -> None:

@@ -80,13 +80,13 @@ CLIENT = (
     Diagnosis("device-absent", 59, "Choose a device that is there, --device auto or cpu, or install the driver."),
     Diagnosis("device-unusable", 60, "Look at nvidia-smi: another process, a fault, or a driver of another age."),
     Diagnosis("shared-memory-small", 61, "docker run --shm-size=1g; only own code with workers needs it.", warns=True),
-    Diagnosis("data-unusable", 62, "Mount or copy the data there, or correct the table [data] and `share`."),
+    Diagnosis("data-unusable", 62, "Mount or copy the data there, or correct the table [data] and `partition_index`."),
 )
 INTERNAL = Diagnosis("check-failed", 63, "Please report it, with what it says.")
 IMAGES = (  # the codes from 64 to 78 are those of errors
-    Diagnosis("labels-unmapped", 80, "Say in data.labels what each is, or name it in data.ignore."),
-    Diagnosis("images-unreadable", 81, "Repair or remove the files, or allow for some: data.unreadable."),
-    Diagnosis("preparation-differs", 82, "Ask the operator which run it is; then correct data.preparation."),
+    Diagnosis("labels-unmapped", 80, "Say in data.label_map what each is, or name it in data.ignore_labels."),
+    Diagnosis("images-unreadable", 81, "Repair or remove the files, or allow for some: data.max_unreadable_fraction."),
+    Diagnosis("preprocessing-differs", 82, "Ask the operator which run it is; then correct data.preprocessing_digest."),
 )
 DIAGNOSES = {one.name: one for one in (*BOTH, *SERVER, *CLIENT, INTERNAL, *IMAGES)}
 

@@ -17,14 +17,14 @@ from protofed.deploy.site.survey import of_files
 SAMPLE, NAMED = 32, 3  # files that are read, and files that are named
 
 
-def look(data: Data, input_: Input, vocabulary: Sequence[str]) -> str:
+def look(data: Data, input_: Input, class_names: Sequence[str]) -> str:
     """Of a source `folder` or `manifest`.
 
     Raises:
         DataError: it cannot be used.
-        Found: labels without a class, or files that cannot be read: more of them than `data.unreadable` lets expect.
+        CheckFailedError: labels without a class, or more unreadable files than `data.max_unreadable_fraction` allows.
     """
-    found = files.scan(data, vocabulary, len(vocabulary))
+    found = files.scan(data, class_names, len(class_names))
     try:
         found.labels.check(found.unmapped)
     except DataError as error:
@@ -40,8 +40,8 @@ def _sample(found: Scan, data: Data, input_: Input) -> None:
     drawn = random.Random(0).sample(list(found.items), min(SAMPLE, len(found.items)))  # noqa: S311  (no secret)
     bad = [(seen.name, seen.why) for seen in of_files(replace(found, items=drawn), input_).images if seen.why]
     astray = [(name, "in no class's folder") for name in found.astray]
-    many = len(bad) > ceil(data.unreadable * len(drawn))
-    if many or len(astray) > data.unreadable * (len(found.items) + len(astray)):
+    many = len(bad) > ceil(data.max_unreadable_fraction * len(drawn))
+    if many or len(astray) > data.max_unreadable_fraction * (len(found.items) + len(astray)):
         told = ", ".join(f"{short(name)}: {why}" for name, why in [*bad, *astray][:NAMED])
         more = "; and others" if len(bad) + len(astray) > NAMED else ""
         raise CheckFailedError("images-unreadable", f"{told}{more} (`protofed site check` lists all)")

@@ -98,19 +98,19 @@ class SiteUnderCheck:
         client_belongings.check_root(settings)
         if self.quick:
             return _opened(settings)
-        from protofed.client.data.sources import NAMED, own_input, own_vocabulary
+        from protofed.client.data.sources import NAMED, own_class_names, own_input
         from protofed.deploy.doctor import images as doctor_images
 
         if (recipe := self._recipe(settings)) is not None:
             input_, classes, why = recipe.input, recipe.classes, f"as run {recipe.name} wants them"
-            vocabulary = recipe.vocabulary
+            class_names = recipe.class_names
             _check_pinned(settings, recipe)
         else:
             (input_, classes), why = own_input(settings.data), "with no run to compare them with (--recipe names one)"
-            vocabulary = own_vocabulary(settings.data)
+            class_names = own_class_names(settings.data)
         if settings.data.source in NAMED:
-            return f"{settings.data.source}: {doctor_images.look(settings.data, input_, vocabulary)}, {why}"
-        client_process.load_data(settings, input_, classes, vocabulary)
+            return f"{settings.data.source}: {doctor_images.look(settings.data, input_, class_names)}, {why}"
+        client_process.load_data(settings, input_, classes, class_names)
         shape = " x ".join(map(str, input_.shape))
         return f"{settings.data.source}: images of {shape} [channels, height, width], {why}"
 
@@ -159,12 +159,12 @@ def _why_absent(name: str) -> str:
 
 
 def _check_pinned(settings: ClientSettings, recipe: Recipe) -> None:
-    from protofed.client.agent.site import check_preparation
+    from protofed.client.agent.site import check_preprocessing
 
     try:
-        check_preparation(recipe, pinned=settings.data.preparation)
+        check_preprocessing(recipe, pinned=settings.data.preprocessing_digest)
     except ConfigError as error:
-        raise CheckFailedError("preparation-differs", str(error)) from error
+        raise CheckFailedError("preprocessing-differs", str(error)) from error
 
 
 def _opened(settings: ClientSettings) -> str:

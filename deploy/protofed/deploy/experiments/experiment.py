@@ -145,7 +145,7 @@ def jobs_of(
 
 
 def varied(recipes: Sequence[Recipe], vary: str) -> list[Recipe]:
-    """Each recipe once for every value of one key, as in `method.smoothing=0.1,0.5,0.9`; the value ends its name.
+    """Each recipe once for every value of one key, as in `method.prototype_momentum=0.1,0.5,0.9`; values end names.
 
     Raises:
         ConfigError: no key and values, a key that cannot be set, or a value that the recipe cannot have.
@@ -156,7 +156,7 @@ def varied(recipes: Sequence[Recipe], vary: str) -> list[Recipe]:
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"'{vary}': {values} are no TOML values ({error}); text needs quotes") from error
     if not told:
-        raise ConfigError(f"'{vary}': expected a key and values, as in method.smoothing=0.1,0.5,0.9")
+        raise ConfigError(f"'{vary}': expected a key and values, as in method.prototype_momentum=0.1,0.5,0.9")
     return [_with(recipe, path.split("."), value) for recipe in recipes for value in told]
 
 

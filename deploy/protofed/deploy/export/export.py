@@ -181,9 +181,9 @@ def _data(wanted: ExportRequest, recipe: Recipe, held: KeptRound) -> SiteData:
     from protofed.deploy.simulation.simulation import site_names
 
     if wanted.site_data is not None:
-        return load_site(*wanted.site_data, recipe.input, recipe.classes, vocabulary=recipe.vocabulary)
+        return load_site(*wanted.site_data, recipe.input, recipe.classes, class_names=recipe.class_names)
     if wanted.recipe is not None and wanted.recipe.data is not None:
-        sites = load_sites(wanted.recipe.data, recipe.input, recipe.classes, vocabulary=recipe.vocabulary)
+        sites = load_sites(wanted.recipe.data, recipe.input, recipe.classes, class_names=recipe.class_names)
         return dict(zip(site_names(len(sites)), sites, strict=True))[held.site]
     raise ConfigError(
         f"with method {recipe.method.name} the site mixes by its own class frequencies: give --settings, those of its "

@@ -112,12 +112,12 @@ def _use(facts: ModelFacts) -> str:
     return (
         "Research, and comparison of methods, on images taken and prepared as those of the run: "
         f"{width} x {height} pixels, {channels} channel{'s' if channels > 1 else ''}, one of the classes above"
-        f"{_preparation(facts.model.input)}. "
+        f"{_preprocessing(facts.model.input)}. "
         "It is not a medical device and was not examined as one: no diagnosis and no treatment may rest on it."
     )
 
 
-def _preparation(input_: Input) -> str:
+def _preprocessing(input_: Input) -> str:
     told = [FITS[input_.fit]] if input_.fit != "exact" else []
     told += ["grey repeated for RGB, or RGB made grey"] if input_.colours == "convert" else []
     if input_.window is not None:

@@ -95,7 +95,7 @@ def _of_groups(runs: Sequence[FinishedRun]) -> Iterator[tuple[str, Figure]]:
     found = {
         run.label: recalls
         for run in runs
-        if (recalls := group_recalls(run.scores, run.recipe.classes, run.recipe.evaluation.order))
+        if (recalls := group_recalls(run.scores, run.recipe.classes, run.recipe.evaluation.class_order))
     }
     sizes = {len(recalls) for recalls in found.values()}
     if len(sizes) == 1:

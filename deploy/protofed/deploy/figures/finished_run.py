@@ -52,12 +52,12 @@ class FinishedRun:
 
     def sites(self) -> dict[SiteId, SiteData]:
         """What each site trained on."""
-        found = load_sites(self._data, self.recipe.input, self.recipe.classes, vocabulary=self.recipe.vocabulary)
+        found = load_sites(self._data, self.recipe.input, self.recipe.classes, class_names=self.recipe.class_names)
         return dict(zip(site_names(len(found)), found, strict=True))
 
     def test(self) -> SiteData:
         """The test set that all sites share."""
-        return load_test(self._data, self.recipe.input, self.recipe.classes, vocabulary=self.recipe.vocabulary)
+        return load_test(self._data, self.recipe.input, self.recipe.classes, class_names=self.recipe.class_names)
 
     def personal(self, site: SiteId) -> Payload | None:
         """What the site's last fit left, BODY and HEAD; None if none of its updates counted."""

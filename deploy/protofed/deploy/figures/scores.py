@@ -27,7 +27,7 @@ class Ablation:
     """A score over the values of one option.
 
     Attributes:
-        option: as in a recipe, `method.smoothing`.
+        option: as in a recipe, `method.prototype_momentum`.
         metric: as `protofed compare --metric` has it.
         values: the option's, ascending.
         scores: for each value, those of its seeds.
@@ -96,7 +96,8 @@ def option_of(recipe: Recipe, option: str) -> float:
         value = next((getattr(half, name) for half in halves if hasattr(half, name)), None)
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ConfigError(
-            f"recipe '{recipe.name}' has {option} = {value}; expected the name of a number, such as method.smoothing"
+            f"recipe '{recipe.name}' has {option} = {value}; expected the name of a number, "
+            "such as method.prototype_momentum"
         )
     return float(value)
 

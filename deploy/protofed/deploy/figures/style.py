@@ -25,7 +25,7 @@ NAMES = {
 
 def class_names(recipe: Recipe) -> list[str]:
     """What the run calls its classes, or people those of a well-known data set; else numbers."""
-    names = recipe.vocabulary or NAMES.get(recipe.data.source if recipe.data else "", ())
+    names = recipe.class_names or NAMES.get(recipe.data.source if recipe.data else "", ())
     return list(names) if len(names) == recipe.classes else [str(c) for c in range(recipe.classes)]
 
 

@@ -51,8 +51,8 @@ class RunRecord:
 
     def name(self, c: int) -> str:
         """Of a class, as the run calls it; else its number."""
-        vocabulary = self.recipe.get("vocabulary") or ()
-        return str(vocabulary[c]) if vocabulary else str(c)
+        class_names = self.recipe.get("class_names") or ()
+        return str(class_names[c]) if class_names else str(c)
 
     @property
     def names(self) -> list[str]:

@@ -80,7 +80,8 @@ def groups(facts: RunRecord) -> Section:
             rows.append([name, *("–" if one is None else shown("", one.mean) for one in found)])
     if not rows:
         how = (
-            "Not scored: add `[evaluation] groups = true` to the recipe, with `order` if class 0 is not the commonest."
+            "Not scored: add `[evaluation] frequency_groups = true` to the recipe, with `class_order` if class 0 is "
+            "not the commonest."
         )
         return Section("groups", "Frequent and rare classes", missing=[how])
     header = ["model", "many (commonest 20 %)", "medium (next 30 %)", "few (rarest 50 %)", "mean of the three"]

@@ -216,8 +216,8 @@ def data_of(recipe: Recipe, sites: Sequence[SiteData] | None = None) -> dict[Sit
     elif recipe.data is None:
         raise ConfigError(f"recipe '{recipe.name}' has no [data]; a simulation needs to know what its sites hold")
     else:
-        sites = load_sites(recipe.data, recipe.input, recipe.classes, vocabulary=recipe.vocabulary)
-        test = load_test(recipe.data, recipe.input, recipe.classes, vocabulary=recipe.vocabulary)
+        sites = load_sites(recipe.data, recipe.input, recipe.classes, class_names=recipe.class_names)
+        test = load_test(recipe.data, recipe.input, recipe.classes, class_names=recipe.class_names)
     return {EVALUATOR: test, **dict(zip(site_names(len(sites)), sites, strict=True))}
 
 

@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 from blake3 import blake3
 
-from protofed.client.agent.site import check_preparation
+from protofed.client.agent.site import check_preprocessing
 from protofed.client.data import image_files as files
 from protofed.client.data.image_files import Scan
 from protofed.client.data.labels import LabelMap
 from protofed.client.data.site_data import KEPT_BYTES, Examples, SiteData
-from protofed.client.data.sources import NAMED, own_input, own_vocabulary
+from protofed.client.data.sources import NAMED, own_class_names, own_input
 from protofed.common.config.recipe import Input, Recipe
 from protofed.common.config.settings import ClientSettings
 from protofed.common.errors import ConfigError, DataError
@@ -68,8 +68,8 @@ def _surveyed(settings: ClientSettings, wanted: CheckRequest, bar: Bar) -> tuple
     try:
         client_belongings.check_root(settings)
         if data.source not in NAMED:
-            return _NOTHING, site_check_survey.of_arrays(data, wanted.vocabulary, bar.advance), None
-        found = files.scan(data, wanted.vocabulary, wanted.classes)
+            return _NOTHING, site_check_survey.of_arrays(data, wanted.class_names, bar.advance), None
+        found = files.scan(data, wanted.class_names, wanted.classes)
         bar.expect(len(found.items))
         return found, site_check_survey.of_files(found, wanted.input, bar.advance), None
     except DataError as error:
@@ -80,10 +80,10 @@ def _surveyed(settings: ClientSettings, wanted: CheckRequest, bar: Bar) -> tuple
 
 def _wanted(settings: ClientSettings, recipe: Recipe | None) -> CheckRequest:
     if recipe is not None:
-        return CheckRequest(recipe.input, recipe.classes, recipe.vocabulary, recipe)
+        return CheckRequest(recipe.input, recipe.classes, recipe.class_names, recipe)
     client_belongings.check_root(settings)
     input_, classes = own_input(settings.data)
-    own = own_vocabulary(settings.data)
+    own = own_class_names(settings.data)
     return CheckRequest(input_, len(own) or classes, own, None)
 
 
@@ -92,8 +92,8 @@ def _loaded(settings: ClientSettings, recipe: Recipe | None, refusal: str | None
     if recipe is None or refusal is not None:
         return None, refusal
     try:
-        check_preparation(recipe, pinned=settings.data.preparation)
-        return client_process.load_data(settings, recipe.input, recipe.classes, recipe.vocabulary), None
+        check_preprocessing(recipe, pinned=settings.data.preprocessing_digest)
+        return client_process.load_data(settings, recipe.input, recipe.classes, recipe.class_names), None
     except (DataError, ConfigError) as error:
         return None, str(error)
 

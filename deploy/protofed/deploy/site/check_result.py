@@ -24,18 +24,18 @@ class CheckRequest:
     """What images are brought to, and the classes: a recipe's or, without one, the data's own.
 
     Attributes:
-        vocabulary: the classes by name; empty of a run that has numbers only.
+        class_names: the classes by name; empty of a run that has numbers only.
         recipe: None: what there is, and nothing to compare it with.
     """
 
     input: Input
     classes: int
-    vocabulary: tuple[str, ...]
+    class_names: tuple[str, ...]
     recipe: Recipe | None
 
     def name(self, index: int) -> str:
         """Of a class."""
-        return self.vocabulary[index] if self.vocabulary else f"{index}"
+        return self.class_names[index] if self.class_names else f"{index}"
 
 
 @dataclass(frozen=True, eq=False)

@@ -32,7 +32,7 @@ def show(found: SiteCheck, console: Console) -> None:
         ("Memory", _memory),
     )
     looked_at = survey.images or survey.unmapped or survey.ignored or found.astray
-    for title, told in (*(about if looked_at else ()), ("Preparation", _preparation), ("Verdict", _verdict)):
+    for title, told in (*(about if looked_at else ()), ("Preparation", _preprocessing), ("Verdict", _verdict)):
         if (block := told(found)) is not None:
             console.print(f"\n[bold]{title}[/bold]", highlight=False)
             console.print(block, highlight=False)
@@ -50,7 +50,7 @@ def plain(found: SiteCheck) -> dict[str, Any]:
         "taken": {name.replace(" ", "_"): counts.tolist() for name, counts in found.taken.items()},
         "below_min_samples_per_class": found.rare,
         "unmapped": {
-            label: {"images": count, "nearest": nearest(label, wanted.vocabulary)}
+            label: {"images": count, "nearest": nearest(label, wanted.class_names)}
             for label, count in sorted(found.survey.unmapped.items())
         },
         "ignored": dict(sorted(found.survey.ignored.items())),
@@ -68,7 +68,7 @@ def plain(found: SiteCheck) -> dict[str, Any]:
         "std": None if found.moments is None else found.moments[1],
         "far_from_the_recipe": found.off,
         "memory_bytes": {"needed": found.memory[0], "available": found.memory[1]},
-        "preparation": None if wanted.recipe is None else wanted.recipe.preparation(),
+        "preprocessing_digest": None if wanted.recipe is None else wanted.recipe.preprocessing_digest(),
     }
 
 
@@ -125,11 +125,13 @@ def _about_classes(found: SiteCheck) -> Iterable[Text]:
 def _labels(found: SiteCheck) -> RenderableType | None:
     lines = []
     for label, count in sorted(found.survey.unmapped.items()):
-        near = nearest(label, found.wanted.vocabulary)
+        near = nearest(label, found.wanted.class_names)
         hint = f' (nearest: "{near}")' if near else ""
         lines.append(Text(f"- no class of the run: {short(label)!r}, {_images(count)}{hint}", style="red"))
     if lines:
-        lines.append(Text('  Say in data.labels what each is ("own" = "the run\'s"), or name it in data.ignore.'))
+        lines.append(
+            Text('  Say in data.label_map what each is ("own" = "the run\'s"), or name it in data.ignore_labels.')
+        )
     lines += [
         Text(f"- ignored: {short(label)!r}, {_images(count)}") for label, count in sorted(found.survey.ignored.items())
     ]
@@ -196,13 +198,13 @@ def _memory(found: SiteCheck) -> Text:
     return Text(said, style="yellow" if there is not None and needed > there else "")
 
 
-def _preparation(found: SiteCheck) -> RenderableType | None:
+def _preprocessing(found: SiteCheck) -> RenderableType | None:
     if found.wanted.recipe is None:
         return None
-    digest = found.wanted.recipe.preparation()
+    digest = found.wanted.recipe.preprocessing_digest()
     return Group(
         Text(digest),
-        Text('Compare it with the other sites\', or pin it: preparation = "…" in [data] refuses every other.'),
+        Text('Compare it with the other sites\', or pin it: preprocessing_digest = "…" in [data] refuses every other.'),
     )
 
 

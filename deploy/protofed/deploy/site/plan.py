@@ -214,7 +214,9 @@ def _every_class(classes: int) -> GateContext:
 
 def _scalars(recipe: Recipe, client: ClientMethod, *, global_model: bool) -> dict[str, tuple[str, ...]]:
     asked = recipe.evaluation
-    left_out = (frozenset() if asked.groups else _GROUPS) | (frozenset() if asked.probabilities else _PROBABILITIES)
+    left_out = (frozenset() if asked.frequency_groups else _GROUPS) | (
+        frozenset() if asked.probabilities else _PROBABILITIES
+    )
     taken = tuple(name for name in SCORES if name not in left_out)
     of = [
         OWN,

@@ -91,7 +91,7 @@ def of_files(found: Scan, input_: Input, done: Callable[[], None] = lambda: None
     return Survey(images, found.ignored, found.unmapped, lambda place: decode(items[place].path, input_))
 
 
-def of_arrays(data: Data, vocabulary: Sequence[str], done: Callable[[], None] = lambda: None) -> Survey:
+def of_arrays(data: Data, class_names: Sequence[str], done: Callable[[], None] = lambda: None) -> Survey:
     """Of a source with numbers for labels.
 
     Raises:
@@ -99,11 +99,11 @@ def of_arrays(data: Data, vocabulary: Sequence[str], done: Callable[[], None] = 
     """
     train, test = arrays.read(rooted(data))
     images, rows, unmapped = list[Seen](), list[Pixels](), Counter[str]()
-    ignored, names = Counter[str](), frozenset(map(plain, data.ignore))
+    ignored, names = Counter[str](), frozenset(map(plain, data.ignore_labels))
     for split, half in (("train" if test is not None else DRAWN, train), ("test", test)):
         if half is None:
             continue
-        meant = _meant(half, data, vocabulary)
+        meant = _meant(half, data, class_names)
         for row, number in enumerate(half.examples.labels.tolist()):
             if (index := meant[number]) is None:
                 (ignored if str(number) in names else unmapped)[str(number)] += 1
@@ -171,12 +171,12 @@ def _array_format(pixels: Pixels) -> tuple[str, tuple[int, int]]:
     return f"array, {colours}, {8 * pixels.itemsize} bits", (width, height)
 
 
-def _meant(half: DataSplit, data: Data, vocabulary: Sequence[str]) -> dict[int, int | None]:
+def _meant(half: DataSplit, data: Data, class_names: Sequence[str]) -> dict[int, int | None]:
     """The run's class of each number; None: of none."""
 
     def one(number: int) -> int | None:
         try:
-            _, classes = by_number(np.array([number]), data, vocabulary)
+            _, classes = by_number(np.array([number]), data, class_names)
         except DataError:
             return None
         return int(classes[0]) if len(classes) else None

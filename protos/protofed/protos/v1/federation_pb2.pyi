@@ -306,13 +306,13 @@ class Assignment(_message.Message):
     RUN_FIELD_NUMBER: _builtins.int
     RECIPE_FIELD_NUMBER: _builtins.int
     KEEP_ROUNDS_FIELD_NUMBER: _builtins.int
-    PREPARATION_FIELD_NUMBER: _builtins.int
+    PREPROCESSING_DIGEST_FIELD_NUMBER: _builtins.int
     run: _builtins.str
     recipe: _builtins.str
     """JSON; the daemon checks every value before it uses it"""
     keep_rounds: _builtins.int
     """rounds to which the run may be rolled back; 0: all"""
-    preparation: _builtins.str
+    preprocessing_digest: _builtins.str
     """digest of how images and labels are brought to the model; empty: not said"""
     def __init__(
         self,
@@ -320,11 +320,11 @@ class Assignment(_message.Message):
         run: _builtins.str = ...,
         recipe: _builtins.str = ...,
         keep_rounds: _builtins.int = ...,
-        preparation: _builtins.str = ...,
+        preprocessing_digest: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["keep_rounds", b"keep_rounds", "preparation", b"preparation", "recipe", b"recipe", "run", b"run"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["keep_rounds", b"keep_rounds", "preprocessing_digest", b"preprocessing_digest", "recipe", b"recipe", "run", b"run"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

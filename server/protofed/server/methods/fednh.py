@@ -23,8 +23,8 @@ class FedNHServer:
     """Body: uniform mean. Prototypes: W_c <- unit(rho W_c + (1 - rho) unit(sum over holders of alpha_kc mu_kc))."""
 
     global_model: ClassVar[bool] = True
-    smoothing: Annotated[float, Field(ge=0, le=1)] = 0.9  # rho: share of the old prototypes kept
-    separation: Literal["maxsep", "orthogonal"] = "maxsep"  # first prototypes: exact eq. (1), or what Table 1 used
+    prototype_momentum: Annotated[float, Field(ge=0, le=1)] = 0.9  # rho: share of the old prototypes kept
+    prototype_init: Literal["maxsep", "orthogonal"] = "maxsep"  # first prototypes: exact eq. (1), or what Table 1 used
     prototype_seed: int = 0  # of the first prototypes' random rotation
     scale: Annotated[float, Field(gt=0)] = 1.0  # s, the first logit scale
     fixed_scale: bool = False  # s is trained and averaged with the body unless fixed
@@ -35,7 +35,7 @@ class FedNHServer:
     def init(self, model: Payload, classes: int) -> Payload:
         """Well-separated prototypes [C, D] take the place of the head."""
         weight = model[Part.HEAD]["weight"]
-        first = maxsep if self.separation == "maxsep" else orthogonal
+        first = maxsep if self.prototype_init == "maxsep" else orthogonal
         mean = first(classes, weight.shape[1], np.random.default_rng(self.prototype_seed)).astype(weight.dtype)
         scale = np.asarray(self.scale, dtype=weight.dtype)
         return {Part.BODY: model[Part.BODY], Part.HEAD: {"scale": scale}, Part.PROTOTYPES: {"mean": mean}}
@@ -58,7 +58,7 @@ class FedNHServer:
             rows.add({name: self._weighted(row, old[int(name)]) for name, row in means.items()})
         for name, row in rows.result().items():
             towards = row if self.prototypes == "literal" else unit(row)
-            new[int(name)] = unit(self.smoothing * old[int(name)] + (1 - self.smoothing) * towards)
+            new[int(name)] = unit(self.prototype_momentum * old[int(name)] + (1 - self.prototype_momentum) * towards)
         return {**state, **mean.result(), Part.PROTOTYPES: {"mean": new}}
 
     def _weighted(self, row: Array, prototype: Array) -> Array:

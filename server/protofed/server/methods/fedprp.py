@@ -22,7 +22,7 @@ class FedPRPServer:
     """Body: uniform mean, eq. (5). Prototypes: P_c <- beta * mean over holders + (1 - beta) P_c, eq. (8)."""
 
     global_model: ClassVar[bool] = True
-    ema: Annotated[float, Field(gt=0, le=1)] = 0.5  # beta: share of the new means; of a new class they are all
+    prototype_momentum: Annotated[float, Field(ge=0, lt=1)] = 0.5  # 1 - beta: share of the old; a new class has none
 
     def init(self, model: Payload, classes: int) -> Payload:
         """The model as it was made, and no prototypes yet. Its head is where every private head begins."""
@@ -47,4 +47,5 @@ class FedPRPServer:
         return {**state, **body.result(), Part.PROTOTYPES: {**old, **moved}}
 
     def _moved(self, old: Array | None, mean: Array) -> Array:
-        return mean if old is None else np.asarray(self.ema * mean + (1 - self.ema) * old, dtype=mean.dtype)
+        kept = self.prototype_momentum
+        return mean if old is None else np.asarray((1 - kept) * mean + kept * old, dtype=mean.dtype)

@@ -39,7 +39,9 @@ SCORES = (  # sites name scores as they like: no other name becomes a label
 )
 SCOPES = ("global", "personal")
 LOCAL = "local."  # on the site's own test set
-IDLE_S = float(Federation.model_fields["idle_s"].default)  # where no run says when a site counts as lost
+STALL_TIMEOUT_S = float(
+    Federation.model_fields["stall_timeout_s"].default
+)  # where no run says when a site counts as lost
 
 
 @dataclass(frozen=True)
@@ -177,12 +179,12 @@ def _labels(score: str) -> tuple[str, ...]:
 
 def _sites(watched: Watched) -> Families:
     roster, current = watched.roster, watched.runs.current
-    idle_s = IDLE_S if current is None else current.recipe.federation.idle_s
+    stall_timeout_s = STALL_TIMEOUT_S if current is None else current.recipe.federation.stall_timeout_s
     ages = roster.ages()
     told = {site: progress for site in ages if (progress := roster.progress(site)) is not None}
     there = {site for site in ages if roster.look(site) is not None}
     takes_tasks = {site for site in ages if not roster.hold(site)}
-    alive = {site for site in takes_tasks if ages[site] <= idle_s}
+    alive = {site for site in takes_tasks if ages[site] <= stall_timeout_s}
     training = {site for site in alive if site in told and told[site].activity is Activity.TRAINING}
     states = {"enrolled": takes_tasks, "alive": alive, "training": training}
     yield meters.SITES.family({(state,): len(sites) for state, sites in states.items()})

@@ -181,7 +181,9 @@ class OperatorApi:
         if (found := roster.look(site)) is None:
             return SiteReport(site, roles, "away", "", None, "")
         age, doing = found
-        alive = current is None or any(site in roster.alive(role, current.recipe.federation.idle_s) for role in Role)
+        alive = current is None or any(
+            site in roster.alive(role, current.recipe.federation.stall_timeout_s) for role in Role
+        )
         if roster.hold(site) is not PauseReason.NONE:
             return SiteReport(site, roles, "held", doing, age, "")
         standing = "silent" if not alive else "idle" if doing in ("idle", Activity.FAILED) else "working"

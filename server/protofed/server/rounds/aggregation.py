@@ -93,7 +93,7 @@ class Aggregation:
         except OutOfSpaceError as error:
             self._wait(error)
             return
-        if deaths >= self._rules.attempts:
+        if deaths >= self._rules.max_attempts:
             why = f"the server died {deaths} times while it aggregated round {job.phase.round}"
             self._end(phases.Broken(f"{why}; it may need more memory"))
             return

@@ -54,7 +54,7 @@ class Coordinator:
         self._admission = UploadIntake(around.ledger, self.run, recipe.classes, around.meters)
         self._driver = Driver(recipe, around)
         self._invitations = self._driver.invitations
-        self._examiner = UpdateValidator(around.blobs, recipe.federation.max_norm)
+        self._examiner = UpdateValidator(around.blobs, recipe.federation.max_update_norm)
 
     @property
     def phase(self) -> phases.Phase:

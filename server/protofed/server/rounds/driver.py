@@ -261,10 +261,10 @@ class Driver:
         tasks = self._ledger.tasks(self._run, last.round, last.attempt)
         self.invitations.take_up(tasks)
         tries = sum(row.round == last.round and row.abandoned is not None for row in rounds)
-        return resumed(last, tasks, self._around.clock(), tries, frozenset(self._recipe.federation.must_include))
+        return resumed(last, tasks, self._around.clock(), tries, frozenset(self._recipe.federation.required_sites))
 
     def _tick_event(self) -> phases.Tick:
-        idle, roster = self._recipe.federation.idle_s, self._around.roster
+        idle, roster = self._recipe.federation.stall_timeout_s, self._around.roster
         trainers, evaluators = (roster.alive(role, idle) for role in (Role.TRAINER, Role.EVALUATOR))
         return phases.Tick(
             self._around.clock(),

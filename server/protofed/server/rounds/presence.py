@@ -139,9 +139,9 @@ class SitePresence:
         there = ((site, found.roles) for site, found in list(self._present.items()) if found.hold is PauseReason.NONE)
         return frozenset(site for site, roles in there if role in roles)
 
-    def alive(self, role: Role, idle_s: float) -> frozenset[SiteId]:
-        """Those that got on within the last `idle_s` seconds."""
-        since = self._clock() - idle_s
+    def alive(self, role: Role, stall_timeout_s: float) -> frozenset[SiteId]:
+        """Those that got on within the last `stall_timeout_s` seconds."""
+        since = self._clock() - stall_timeout_s
         return frozenset(site for site in self.enrolled(role) if self._present[site].moved_at >= since)
 
     def _remember(self, site: SiteId, roles: list[str]) -> None:

@@ -102,7 +102,7 @@ class RunQueue:
 
     def everyone_was_told(self) -> bool:
         """Whether every site that is alive knows that no run is left."""
-        idle = max((c.recipe.federation.idle_s for c in self._live.values()), default=0.0)
+        idle = max((c.recipe.federation.stall_timeout_s for c in self._live.values()), default=0.0)
         return frozenset().union(*(self._around.roster.alive(role, idle) for role in Role)) <= self._told
 
     def enroll(
@@ -133,7 +133,7 @@ class RunQueue:
             current.dismiss(site, hold.value)
         current.tick()
         recipe = current.recipe
-        return Assignment(current.run, recipe.wire(), self._around.keep_rounds, recipe.preparation())
+        return Assignment(current.run, recipe.wire(), self._around.keep_rounds, recipe.preprocessing_digest())
 
     def next_task(self, run: str, site: SiteId, instance: str) -> Task | Wait | Finished:
         """What the site should do now; Finished when its run is over."""

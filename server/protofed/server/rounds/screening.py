@@ -103,7 +103,7 @@ def first_model_fault(manifest: Manifest, classes: int) -> UpdateProblem | None:
     return None
 
 
-def examined(data: bytes, manifest: Manifest, base: Payload | None, max_norm: float) -> UpdateProblem | float:
+def examined(data: bytes, manifest: Manifest, base: Payload | None, max_update_norm: float) -> UpdateProblem | float:
     """What is wrong with the bytes that came, or else the update's norm.
 
     The norm is Euclidean, over all floating-point tensors together: of (update - base) for a tensor that the base holds
@@ -111,7 +111,7 @@ def examined(data: bytes, manifest: Manifest, base: Payload | None, max_norm: fl
 
     Args:
         base: what the update started from; None: it is a first model.
-        max_norm: the largest norm that is let in.
+        max_update_norm: the largest norm that is let in.
     """
     try:
         if codec.manifest(data) != tuple(sorted(manifest.tensors, key=lambda spec: spec.path)):
@@ -120,9 +120,9 @@ def examined(data: bytes, manifest: Manifest, base: Payload | None, max_norm: fl
     except CodecError as error:
         return UpdateProblem(RejectionCode.DAMAGED, str(error))
     norm = _norm(payload, base or {})
-    if math.isfinite(norm) and norm <= max_norm:
+    if math.isfinite(norm) and norm <= max_update_norm:
         return norm
-    text = f"the update's norm is {norm:.6g}: this run lets in at most {max_norm:g}"
+    text = f"the update's norm is {norm:.6g}: this run lets in at most {max_update_norm:g}"
     return not_finite(payload) or UpdateProblem(RejectionCode.NORM, text)
 
 
@@ -160,7 +160,7 @@ def outliers(norms: Mapping[SiteId, float], factor: float | None) -> dict[SiteId
     An update is set aside if its norm exceeds `factor` times the median of its cohort's, the upper one of an even
     number: for a factor of at least 1 that is always fewer than half. Nobody is set aside in a cohort of fewer than
     three, nor where the median is zero: most updates then do not say how large a change should be, and whoever did
-    train would be the one to go (`max_norm` still holds).
+    train would be the one to go (`max_update_norm` still holds).
 
     Args:
         norms: of all accepted updates of one round, as `examined` gives them.

@@ -106,7 +106,7 @@ def _open_if_enough(rules: RoundRules, phase: Idle, tick: Tick) -> Step:
     if opened is not None:
         return opened, [Open(opened)]
     since = tick.now if phase.since is None else phase.since
-    if tick.now >= since + rules.federation.patience_s:
+    if tick.now >= since + rules.federation.site_wait_timeout_s:
         return _finish(
             f"waited {tick.now - since:.0f} s for enough sites to open round {phase.round}", RoundOutcome.FAILED
         )
@@ -114,8 +114,8 @@ def _open_if_enough(rules: RoundRules, phase: Idle, tick: Tick) -> Step:
 
 
 def _cohort(rules: RoundRules, phase: Idle, tick: Tick) -> Collecting | None:
-    required = frozenset(rules.federation.must_include)
-    share = cohort_size(rules.federation.rate, tick.enrolled)
+    required = frozenset(rules.federation.required_sites)
+    share = cohort_size(rules.federation.participation, tick.enrolled)
     quorum = rules.quorum(share)
     size = max(share, quorum, len(required))  # a quorum that is a count may exceed the share: no round could close
     if len(tick.trainers) < max(rules.federation.min_sites, quorum) or not required <= tick.trainers:
@@ -198,7 +198,7 @@ def missing(required: Collection[SiteId]) -> str:
 
 def _abandon(rules: RoundRules, phase: Collecting | Aggregating, why: str, again_at: float = 0.0) -> Step:
     given_up, tries = Abandon(phase.round, phase.attempt, why), phase.tries + 1
-    if tries < rules.federation.attempts:
+    if tries < rules.federation.max_attempts:
         return Idle(phase.round, tries, again_at=again_at), [given_up]
     finished, effects = _finish(f"round {phase.round} was abandoned {tries} times: {why}", RoundOutcome.FAILED)
     return finished, [given_up, *effects]
@@ -217,7 +217,7 @@ def _after_aggregation(rules: RoundRules, phase: Aggregating, event: Within) -> 
 
 
 def _score_if_due(rules: RoundRules, phase: Aggregating, event: Aggregated) -> Step:
-    every, personal = rules.federation.score_every, rules.federation.personal_every
+    every, personal = rules.federation.score_every, rules.federation.score_personal_every
     scorers = event.evaluators if rules.due(phase.round, every) else NOBODY
     if rules.due(phase.round, every if personal is None else personal):
         scorers |= event.trainers

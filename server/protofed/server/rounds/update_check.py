@@ -16,8 +16,8 @@ from protofed.server.storage.blobs import Blobs
 class UpdateValidator:
     """Screens the bytes of one run's updates; may be called from several threads."""
 
-    def __init__(self, blobs: Blobs, max_norm: float) -> None:
-        self._blobs, self._max_norm = blobs, max_norm
+    def __init__(self, blobs: Blobs, max_update_norm: float) -> None:
+        self._blobs, self._max_norm = blobs, max_update_norm
         self._newest: tuple[Digest, Payload] | None = None  # a cohort's sites mostly start from the same model
         self._loading = threading.Lock()
 
