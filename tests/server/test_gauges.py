@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -17,9 +18,9 @@ from tests.server.conftest import EVALUATOR, TRAINERS, daemon, model, recipe
 from tests.server.office import Office
 
 from protofed.common.errors import StateError
-from protofed.common.protocol.messages import Activity, Progress, Role
+from protofed.common.protocol.messages import Activity, PauseReason, Progress, Role
 from protofed.server.access.certificates import Certificates
-from protofed.server.monitoring.collector import StateCollector, Watched
+from protofed.server.monitoring.collector import FATES, SITE_STATES, StateCollector, Watched
 from protofed.server.storage.blobs import MemoryBlobs
 from protofed.server.storage.ledger import Ledger
 from protofed.server.storage.reader import LedgerReader
@@ -135,6 +136,15 @@ def test_sites_that_are_late_or_failed(read: Scraped) -> None:
     assert states_of(read, "round_sites") == {"reported": 2, "failed": 1}
 
 
+def test_the_states_of_a_rounds_sites_sum_to_those_invited(read: Scraped) -> None:
+    office = read.office
+    for site in ("ann", "bob"):
+        office.push(site, model(1.0))
+    office.later(101.0)  # cyd does not answer
+    assert states_of(read, "round_sites") == {"reported": 2, "late": 1}
+    assert {labels["state"] for labels, _ in read.series("round_sites")} == set(FATES)
+
+
 def test_a_run_that_has_ended_is_told_until_another_one_begins(read: Scraped) -> None:
     for _ in range(2):
         read.office.round(ann=1.0, bob=2.0, cyd=3.0)
@@ -227,6 +237,20 @@ def test_sites_and_what_they_do(read: Scraped) -> None:
     office.clock.now += 60.0
     assert age(read, "ann") == pytest.approx(60, abs=2.0)
     assert states_of(read, "sites") == {"silent": 4}
+
+
+def test_every_known_site_is_in_one_state_that_of_sites_list(read: Scraped) -> None:
+    office = read.office
+    office.enroll("dan", "eli", role=Role.TRAINER)
+    progress = Progress(office.task("ann").nonce, Activity.SCORING)
+    office.runs.heartbeat("one", "ann", daemon("ann"), progress)
+    office.roster.enroll("cyd", {Role.TRAINER}, daemon("cyd"), PauseReason.SCHEDULE)
+    office.roster.forget("dan")
+    office.operation.exclude("eli", "broken scanner")
+    office.operation.exclude("zoe", "has never come")
+    listed = Counter(report.standing for report in office.operation.sites())
+    assert states_of(read, "sites") == listed == {"excluded": 2, "away": 1, "held": 1, "working": 1, "idle": 2}
+    assert {labels["state"] for labels, _ in read.series("sites")} == set(SITE_STATES)
 
 
 def test_an_upload_comes_after_the_training(read: Scraped) -> None:

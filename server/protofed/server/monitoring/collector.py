@@ -35,7 +35,7 @@ from protofed.server.storage.rows import RoundRow, RunRow
 log = structlog.get_logger()
 Families: TypeAlias = Iterable[Family]
 STANDINGS = ("queued", "running", "paused", *(outcome.value for outcome in phases.RoundOutcome))
-FATES = ("invited", "started", "reported", "set-aside", "failed", "late", "not-needed")  # of `TaskRow.fate`, all
+FATES = ("invited", "started", "reported", "set-aside", "failed", "late", "not-needed")  # of `TaskRow`
 SITE_STATES = ("excluded", "away", "held", "silent", "working", "idle")
 SCORES = (  # sites name scores as they like: no other name becomes a label
     *("accuracy", "balanced_accuracy", "auroc", "ece", "many", "medium", "few", "groups", "pm_v", "pm_l"),
@@ -140,7 +140,7 @@ def _round(records: LedgerReader, run: RunRow, newest: RoundRow) -> Families:
     yield metrics.QUORUM.family({(run.run,): newest.quorum})
     tasks = records.tasks(run.run, newest.round, newest.attempt)
     fates = [task.fate for task in tasks if task.kind is not TaskKind.SCORE]
-    yield metrics.ROUND_SITES.family({(fate,): fates.count(fate) for fate in FATES})
+    yield metrics.ROUND_SITES.family({(fate,): fates.count(fate) for fate in (*FATES, *fates)})
 
 
 def _state(records: LedgerReader, run: str) -> Families:
