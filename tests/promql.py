@@ -42,10 +42,10 @@ def named(expression: str) -> Named:
     return Named(frozenset(_NAME.findall(_STRING.sub(" ", rest))) - _WORDS, selectors, grouped, made)
 
 
-def histogram(name: str, histograms: Set[str]) -> str:
-    """The histogram of a series `NAME_bucket`, `NAME_sum` or `NAME_count`; other names stay as they are."""
+def distribution(name: str, distributions: Set[str]) -> str:
+    """The histogram or summary of a series `NAME_bucket`, `NAME_sum` or `NAME_count`; other names stay as they are."""
     stem = re.sub(r"_(bucket|sum|count)$", "", name)
-    return stem if stem in histograms else name
+    return stem if stem in distributions else name
 
 
 def _selectors(bare: str) -> Iterator[tuple[str, str]]:

@@ -28,7 +28,7 @@ TASK = Task(TaskKind.FIT, "run", 1, "n1", None, 0, 60.0)
 RELEASED = "protofed_client_bytes_released_total"
 REFUSALS = "protofed_client_policy_refusals_total"
 GPU_ONLY = {"protofed_client_gpu_memory_bytes"}
-TLS_ONLY = {"protofed_client_cert_expiry_seconds"}
+TLS_ONLY = {"protofed_client_cert_expiry_timestamp_seconds"}
 
 
 def value(meters: ClientMetrics, name: str, **labels: str) -> float | None:
@@ -44,10 +44,10 @@ def by_part(meters: ClientMetrics, name: str) -> dict[str, float]:
 def exposed(meters: ClientMetrics) -> dict[str, tuple[str, tuple[str, ...]]]:
     """Kind and labels by name, of what has a value."""
     return {
-        sample.name: (family.type, tuple(sample.labels))
+        sample.name.removesuffix("_count"): (family.type, tuple(sample.labels))
         for family in meters.registry.collect()
         for sample in family.samples
-        if not sample.name.startswith("process_")
+        if not sample.name.startswith("process_") and not sample.name.endswith("_sum")
     }
 
 
@@ -89,9 +89,8 @@ def test_with_a_gpu_and_a_certificate_all_of_it_is_there(
     )
     assert exposed(meters).keys() == {metric.name for metric in METRICS}
     assert value(meters, "protofed_client_gpu_memory_bytes") == 7 << 30
-    left = value(meters, "protofed_client_cert_expiry_seconds")
-    assert left is not None
-    assert left > 0
+    ends = value(meters, "protofed_client_cert_expiry_timestamp_seconds")
+    assert ends == LiveIdentity(site_identity, Party.SITE).now().certificate.not_after.timestamp()
 
 
 def test_a_lost_gpu_or_disk_is_absent_and_breaks_no_scrape(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,16 +176,16 @@ def test_examples_and_steps_are_counted_as_they_are_trained_on() -> None:
     scene = Scene()
     meters = ClientMetrics("ann", scene.now)
     assert value(meters, "protofed_client_samples_total") == 0
-    assert value(meters, "protofed_client_step_seconds") is None
+    assert value(meters, "protofed_client_step_seconds_count") == 0
     daemon, seen = scene.agent(), []
     for number in (1, 2):
         scene.fit(number)
         work(daemon, 1)
         seen.append(value(meters, "protofed_client_samples_total"))
     assert seen == [24, 48]  # 12 examples, 2 epochs, and on from round to round
-    seconds = value(meters, "protofed_client_step_seconds")
-    assert seconds is not None
-    assert 0 < seconds < 10
+    steps, seconds = (value(meters, f"protofed_client_step_seconds_{kind}") for kind in ("count", "sum"))
+    assert steps == scene.now.pace.steps > 0
+    assert seconds == scene.now.pace.seconds > 0
 
 
 def test_a_step_is_as_long_as_the_mean_of_the_recent_ones() -> None:
@@ -206,6 +205,7 @@ def test_a_step_is_as_long_as_the_mean_of_the_recent_ones() -> None:
     train(4.0)
     train(*[0.25] * RECENT_STEPS)
     assert told == [(None, 0), (1.0, 8), (2.0, 12), (0.25, 12 + 4 * RECENT_STEPS)]
+    assert (pace.steps, pace.seconds) == (3 + RECENT_STEPS, 6.0 + 0.25 * RECENT_STEPS)  # all, not only recent ones
 
 
 def test_telemetry_has_names_of_the_list_and_never_how_many_examples(tmp_path: Path) -> None:

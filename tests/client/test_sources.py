@@ -173,7 +173,7 @@ def test_the_long_tail_leaves_the_test_set_alone() -> None:
 @pytest.mark.parametrize("share", [-1, 3])
 def test_a_share_out_of_range_says_how_many_there_are(share: int) -> None:
     data = settings("digits", partition={"kind": "dirichlet", "sites": 3, "beta": 1.0})
-    with pytest.raises(DataError, match=f"share {share} of 3: expected 0 to 2"):
+    with pytest.raises(DataError, match=f"partition_index {share} of 3: expected 0 to 2"):
         load_site(data, share, DIGITS, 10)
 
 

@@ -7,17 +7,17 @@ from prometheus_client import CollectorRegistry
 
 from protofed.common.monitoring.metric import Metric, table
 
-AGE = Metric("protofed_age_seconds", "gauge", ("site",), "How old it is.")
+FREE = Metric("protofed_free_bytes", "gauge", ("site",), "How much room is left.")
 SEEN = Metric("protofed_seen_total", "counter", (), "How often it was seen.")
 
 
 def test_values_are_told_by_their_labels() -> None:
-    family = AGE.family({("ann",): 1.5, ("bob",): 2.0})
+    family = FREE.family({("ann",): 1.5, ("bob",): 2.0})
     assert [(sample.name, sample.labels, sample.value) for sample in family.samples] == [
-        ("protofed_age_seconds", {"site": "ann"}, 1.5),
-        ("protofed_age_seconds", {"site": "bob"}, 2.0),
+        ("protofed_free_bytes", {"site": "ann"}, 1.5),
+        ("protofed_free_bytes", {"site": "bob"}, 2.0),
     ]
-    assert (family.type, family.documentation) == ("gauge", "How old it is.")
+    assert (family.type, family.documentation) == ("gauge", "How much room is left.")
 
 
 def test_a_counter_that_is_read_has_its_name_as_it_is_written_here() -> None:
@@ -41,9 +41,18 @@ def test_a_histogram_has_its_buckets() -> None:
     assert counts == {"1.0": 0, "10.0": 1}
 
 
+def test_a_summary_is_counts_and_sums() -> None:
+    family = Metric("protofed_step_seconds", "summary", ("site",), "Time.").summary({("ann",): (3, 1.5)})
+    assert family.type == "summary"
+    assert [(sample.name, sample.labels, sample.value) for sample in family.samples] == [
+        ("protofed_step_seconds_count", {"site": "ann"}, 3),
+        ("protofed_step_seconds_sum", {"site": "ann"}, 1.5),
+    ]
+
+
 def test_the_table_has_a_row_for_each() -> None:
-    assert table((AGE, SEEN)).splitlines()[2:] == [
-        "| `protofed_age_seconds{site}` | gauge | How old it is. |",
+    assert table((FREE, SEEN)).splitlines()[2:] == [
+        "| `protofed_free_bytes{site}` | gauge | How much room is left. |",
         "| `protofed_seen_total` | counter | How often it was seen. |",
     ]
 
@@ -51,4 +60,4 @@ def test_the_table_has_a_row_for_each() -> None:
 @pytest.mark.parametrize("labels", [("ann", "bob"), ()])
 def test_labels_that_the_metric_does_not_have_are_told_at_once(labels: tuple[str, ...]) -> None:
     with pytest.raises(ValueError, match="has the labels"):
-        AGE.family({labels: 1.0})
+        FREE.family({labels: 1.0})

@@ -12,7 +12,7 @@ from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.cog.plugins import register_default_plugins
 from grafana_foundation_sdk.models.dashboard import Dashboard
 from tests.boards import BOARDS, DEPLOY, NAMES, board, of_panel, queries, rule_tests, rules
-from tests.promql import histogram, named
+from tests.promql import distribution, named
 
 from protofed.client.agent.metrics import METRICS as OF_CLIENT
 from protofed.server.metrics import METRICS as OF_SERVER
@@ -29,7 +29,7 @@ KNOWINGLY_UNUSED = {
     "protofed_client_build_info": "read when a site reports a problem; the server refuses what does not fit",
 }
 RECORDED = {rule["record"]: rule["expr"] for rule in rules("recording")}
-HISTOGRAMS = {metric.name for metric in (*OF_SERVER, *OF_CLIENT) if metric.kind == "histogram"}
+DISTRIBUTIONS = {metric.name for metric in (*OF_SERVER, *OF_CLIENT) if metric.kind in ("histogram", "summary")}
 LABELS: dict[str, set[str]] = {}
 for metric in (*OF_SERVER, *OF_CLIENT):
     LABELS.setdefault(metric.name, set()).update(metric.labels)
@@ -68,18 +68,18 @@ def labels_of(metric: str) -> set[str]:
 @pytest.mark.parametrize(("where", "expression"), EXPRESSIONS, ids=[where for where, _ in EXPRESSIONS])
 def test_an_expression_names_only_what_is_exported_or_recorded(where: str, expression: str) -> None:
     found = named(expression)
-    metrics = {histogram(name, HISTOGRAMS) for name in found.metrics}
+    metrics = {distribution(name, DISTRIBUTIONS) for name in found.metrics}
     known = LABELS.keys() | RECORDED.keys() | PROCESS | OF_PROMETHEUS
     assert metrics, "it names nothing"
     assert metrics <= known
     for metric, label in found.selectors:
-        assert label in labels_of(histogram(metric, HISTOGRAMS)), f"{metric} has no label {label}"
+        assert label in labels_of(distribution(metric, DISTRIBUTIONS)), f"{metric} has no label {label}"
     assert found.grouped <= set(found.made).union(*(labels_of(metric) for metric in metrics))
 
 
 def test_every_exported_metric_is_looked_at_or_knowingly_not() -> None:
     looked_at = {
-        histogram(metric, HISTOGRAMS)
+        distribution(metric, DISTRIBUTIONS)
         for where, expression in EXPRESSIONS
         if ".yml" not in where
         for metric in named(expression).metrics

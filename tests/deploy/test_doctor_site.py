@@ -215,9 +215,9 @@ def test_data_that_cannot_be_read(tmp_path: Path) -> None:
     assert findings(look(tmp_path, SiteUnderCheck(), data=data)) == [("data", "data-unusable")]
     assert look(tmp_path, data=data)["data"].seen == f"{file} can be opened; not loaded"
     cut = {"source": "digits", "partition": {"kind": "dirichlet", "sites": 3, "beta": 1.0}}
-    found = look(tmp_path, SiteUnderCheck(), share=3, data=cut)
+    found = look(tmp_path, SiteUnderCheck(), partition_index=3, data=cut)
     assert findings(found) == [("data", "data-unusable")]
-    assert "share 3 of 3" in found["data"].seen
+    assert "partition_index 3 of 3" in found["data"].seen
 
 
 @pytest.fixture

@@ -93,7 +93,7 @@ def test_every_recording_rule_records(story: Story) -> None:
     for rule in rules("recording"):
         found = prometheus.range(rule["record"], story.start, story.end)
         assert any(series.points for series in found), rule["record"]
-    codes = prometheus.range('site:protofed_client_phase:code{site!="scorer"}', story.start, story.end)
+    codes = prometheus.range('site:protofed_site_phase:code{site!="scorer"}', story.start, story.end)
     assert {series.labels["site"] for series in codes} == set(SITES)
     assert {value for series in codes for _, value in series.points} <= set(range(7))
 
@@ -123,12 +123,14 @@ def test_what_went_wrong_is_an_alert_that_names_it_and_nothing_else_is(story: St
 
 def test_server_and_daemon_agree_on_what_both_tell(story: Story) -> None:
     prometheus = story.pilot.prometheus
-    for metric in ("protofed_client_registered", "protofed_client_disk_free_bytes"):
+    for name in ("registered", "disk_free_bytes"):
+        metric = f"protofed_client_{name} or protofed_site_{name}"
         jobs = prometheus.range(f"count by (site) (count by (site, job) ({metric}))", story.start, story.end)
         assert {series.labels["site"]: max(v for _, v in series.points) for series in jobs} == dict.fromkeys(
             (*SITES, "scorer"), 2.0
         ), metric
-    apart = "max by (site) ({0}) / min by (site) ({0})".format("protofed_client_disk_free_bytes")
+    both = "protofed_client_disk_free_bytes or protofed_site_disk_free_bytes"
+    apart = f"max by (site) ({both}) / min by (site) ({both})"
     shares = [value for series in prometheus.range(apart, story.start, story.end) for _, value in series.points]
     assert shares
     assert max(shares) < 1.2  # asked some seconds apart

@@ -53,8 +53,8 @@ def test_https_and_a_token_by_the_settings_and_the_port_by_the_command_line(hub:
     assert get(url, "/metrics", trust)[0] == 401
     status, text = get(url, "/metrics", trust, Authorization="Bearer a2c4e6")
     assert status == 200
-    assert 'protofed_cert_expiry_seconds{name="hub",role="server"} ' in text
-    assert 'protofed_cert_expiry_seconds{name="boss",role="operator"} ' in text
+    assert 'protofed_cert_expiry_timestamp_seconds{name="hub",role="server"} ' in text
+    assert 'protofed_cert_expiry_timestamp_seconds{name="boss",role="operator"} ' in text
     assert "process_resident_memory_bytes " in text
     assert str(hub.folder) not in text
     hub.stop()

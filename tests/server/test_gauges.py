@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -17,9 +18,9 @@ from tests.server.conftest import EVALUATOR, TRAINERS, daemon, model, recipe
 from tests.server.office import Office
 
 from protofed.common.errors import StateError
-from protofed.common.protocol.messages import Activity, Progress, Role
+from protofed.common.protocol.messages import Activity, PauseReason, Progress, Role
 from protofed.server.access.certificates import Certificates
-from protofed.server.monitoring.collector import StateCollector, Watched
+from protofed.server.monitoring.collector import FATES, SITE_STATES, StateCollector, Watched
 from protofed.server.storage.blobs import MemoryBlobs
 from protofed.server.storage.ledger import Ledger
 from protofed.server.storage.reader import LedgerReader
@@ -93,6 +94,18 @@ def read(open_office: Callable[..., Scraped]) -> Scraped:
     return found
 
 
+def states_of(read: Scraped, name: str) -> dict[str, float]:
+    """How many are in each state, without the empty ones."""
+    return {labels["state"]: value for labels, value in read.series(name) if value}
+
+
+def age(read: Scraped, site: str) -> float:
+    """Seconds since the site's last progress, as PromQL would have it."""
+    at = read("site_last_progress_timestamp_seconds", site=site)
+    assert at is not None
+    return time.time() - at
+
+
 # Runs and rounds
 
 
@@ -110,11 +123,9 @@ def test_the_round_that_is_open(read: Scraped) -> None:
     office.push("ann", model(1.0))
     office.beat("bob", office.task("bob").nonce)
     assert (read("round", run="one"), read("rounds_planned", run="one"), read.phase()) == (1, 2, ["collecting"])
-    states = ("invited", "started", "reported", "late", "failed")
-    assert [read("round_sites", state=state) for state in states] == [3, 1, 1, 0, 0]
+    assert states_of(read, "round_sites") == {"invited": 1, "started": 1, "reported": 1}
     assert (read("round_quorum", run="one"), read("round_deadline_seconds", run="one")) == (2, 100)
-    opened = office.ledger.rounds("one")[-1].opened_at
-    assert read("round_open_seconds", run="one") == pytest.approx(time.time() - opened, abs=2.0)
+    assert read("round_opened_timestamp_seconds", run="one") == office.ledger.rounds("one")[-1].opened_at
 
 
 def test_sites_that_are_late_or_failed(read: Scraped) -> None:
@@ -122,7 +133,16 @@ def test_sites_that_are_late_or_failed(read: Scraped) -> None:
     office.coordinator.dismiss("cyd", "excluded")
     for site in ("ann", "bob"):
         office.push(site, model(1.0))
-    assert [read("round_sites", state=one) for one in ("invited", "reported", "failed", "late")] == [3, 2, 1, 0]
+    assert states_of(read, "round_sites") == {"reported": 2, "failed": 1}
+
+
+def test_the_states_of_a_rounds_sites_sum_to_those_invited(read: Scraped) -> None:
+    office = read.office
+    for site in ("ann", "bob"):
+        office.push(site, model(1.0))
+    office.later(101.0)  # cyd does not answer
+    assert states_of(read, "round_sites") == {"reported": 2, "late": 1}
+    assert {labels["state"] for labels, _ in read.series("round_sites")} == set(FATES)
 
 
 def test_a_run_that_has_ended_is_told_until_another_one_begins(read: Scraped) -> None:
@@ -130,16 +150,16 @@ def test_a_run_that_has_ended_is_told_until_another_one_begins(read: Scraped) ->
         read.office.round(ann=1.0, bob=2.0, cyd=3.0)
     assert read.office.runs.current is None
     assert (read.phase(), read("round", run="one"), read("rounds_planned", run="one")) == (["finished"], 2, 2)
-    assert read("round_open_seconds", run="one") == 0
+    assert read("round_opened_timestamp_seconds", run="one") is None
     assert read("runs", standing="completed") == 1
     read.office.start("two")
     assert (read("round", run="one"), read("round", run="two"), read.phase("two")) == (None, 0, ["idle"])
-    assert read("checkpoint_age_seconds") is None  # it has no state yet
+    assert read("checkpoint_timestamp_seconds") is None  # it has no state yet
 
 
 def test_a_run_that_was_stopped_has_no_open_round(read: Scraped) -> None:
     read.office.operation.abort("one", "enough")
-    assert (read("round_open_seconds", run="one"), read.phase()) == (0, ["finished"])
+    assert (read("round_opened_timestamp_seconds", run="one"), read.phase()) == (None, ["finished"])
 
 
 def test_nothing_of_a_run_before_there_is_one(tmp_path: Path) -> None:
@@ -148,16 +168,20 @@ def test_nothing_of_a_run_before_there_is_one(tmp_path: Path) -> None:
         watched = Watched(office.runs, office.roster, ledger, Certificates(ledger), None, tmp_path, lambda: None)
         found = {family.name: len(family.samples) for family in StateCollector(watched).collect()}
     assert found["protofed_runs"] == 6
-    assert not found.keys() & {"protofed_round", "protofed_round_phase", "protofed_eval", "protofed_loop_lag_seconds"}
+    assert not found.keys() & {
+        "protofed_round",
+        "protofed_round_phase",
+        "protofed_score",
+        "protofed_event_loop_lag_seconds",
+    }
 
 
 # State, prototypes, scores
 
 
-def test_the_age_of_the_newest_state(read: Scraped) -> None:
+def test_when_the_newest_state_was_published(read: Scraped) -> None:
     closed = read.office.ledger.rounds("one")[0].closed_at
-    assert closed is not None
-    assert read("checkpoint_age_seconds") == pytest.approx(time.time() - closed, abs=2.0)
+    assert read("checkpoint_timestamp_seconds") == closed is not None
 
 
 def test_prototypes_of_the_newest_state_survive_a_restart(open_office: Callable[..., Scraped]) -> None:
@@ -187,7 +211,7 @@ def test_scores_of_the_newest_scored_round_by_scope_metric_and_stat(read: Scrape
     for site, scores in told.items():
         office.coordinator.report_scores(site, daemon(site), office.task(site).nonce, scores)
     office.later(101.0)  # cyd does not answer
-    found = {tuple(labels.values()): value for labels, value in read.series("eval")}
+    found = {tuple(labels.values()): value for labels, value in read.series("score")}
     assert {key: value for key, value in found.items() if key[2] == "mean"} == {
         ("global", "accuracy", "mean"): 0.75,
         ("global", "many", "mean"): 0.25,
@@ -207,17 +231,31 @@ def test_sites_and_what_they_do(read: Scraped) -> None:
     nonce = office.task("ann").nonce
     progress = Progress(nonce, Activity.TRAINING, epoch=2, epochs=4)
     office.runs.heartbeat("one", "ann", daemon("ann"), progress)
-    assert [read("sites", state=state) for state in ("enrolled", "alive", "training")] == [4, 4, 1]
-    assert (read("client_epoch", site="ann"), read("site_progress_ratio", site="ann")) == (2, 0.25)
-    assert (read("client_phase", site="ann", phase="training"), read("client_phase", site="ann", phase="idle")) == (
+    assert states_of(read, "sites") == {"working": 1, "idle": 3}
+    assert (read("site_epoch", site="ann"), read("site_progress_ratio", site="ann")) == (2, 0.25)
+    assert (read("site_phase", site="ann", phase="training"), read("site_phase", site="ann", phase="idle")) == (
         1,
         0,
     )
-    assert read("client_phase", site="bob", phase="idle") == 1
-    assert len(read.series("client_phase")) == 4 * len(Activity)
+    assert read("site_phase", site="bob", phase="idle") == 1
+    assert len(read.series("site_phase")) == 4 * len(Activity)
     office.clock.now += 60.0
-    assert read("site_last_seen_seconds", site="ann") == 60
-    assert [read("sites", state=state) for state in ("enrolled", "alive", "training")] == [4, 0, 0]
+    assert age(read, "ann") == pytest.approx(60, abs=2.0)
+    assert states_of(read, "sites") == {"silent": 4}
+
+
+def test_every_known_site_is_in_one_state_that_of_sites_list(read: Scraped) -> None:
+    office = read.office
+    office.enroll("dan", "eli", role=Role.TRAINER)
+    progress = Progress(office.task("ann").nonce, Activity.SCORING)
+    office.runs.heartbeat("one", "ann", daemon("ann"), progress)
+    office.roster.enroll("cyd", {Role.TRAINER}, daemon("cyd"), PauseReason.SCHEDULE)
+    office.roster.forget("dan")
+    office.operation.exclude("eli", "broken scanner")
+    office.operation.exclude("zoe", "has never come")
+    listed = Counter(report.standing for report in office.operation.sites())
+    assert states_of(read, "sites") == listed == {"excluded": 2, "away": 1, "held": 1, "working": 1, "idle": 2}
+    assert {labels["state"] for labels, _ in read.series("sites")} == set(SITE_STATES)
 
 
 def test_an_upload_comes_after_the_training(read: Scraped) -> None:
@@ -228,18 +266,19 @@ def test_an_upload_comes_after_the_training(read: Scraped) -> None:
 
 
 def test_after_a_restart_known_sites_are_waited_for_and_not_registered(read: Scraped) -> None:
-    assert read("client_registered", site="ann") == 1
+    assert read("site_registered", site="ann") == 1
     read.office.here.pop("ann")
     read.restart()
     read.office.clock.now += 7.0
-    assert (read("client_registered", site="ann"), read("site_last_seen_seconds", site="ann")) == (0, 7)
-    assert read("client_phase", site="ann", phase="idle") is None
-    assert read("client_registered", site="bob") == 1
+    assert read("site_registered", site="ann") == 0
+    assert age(read, "ann") == pytest.approx(7, abs=2.0)
+    assert read("site_phase", site="ann", phase="idle") is None
+    assert read("site_registered", site="bob") == 1
 
 
 def test_an_excluded_site_is_not_there(read: Scraped) -> None:
     read.office.operation.exclude("ann", "broken scanner")
-    assert (read("client_registered", site="ann"), read("site_last_seen_seconds", site="ann")) == (0, None)
+    assert (read("site_registered", site="ann"), read("site_last_progress_timestamp_seconds", site="ann")) == (0, None)
 
 
 def test_telemetry_is_told_as_far_as_it_came(read: Scraped) -> None:
@@ -247,10 +286,10 @@ def test_telemetry_is_told_as_far_as_it_came(read: Scraped) -> None:
     numbers = {"gpu_memory_bytes": 5e9, "policy_refusals": 3.0}
     progress = Progress(office.task("ann").nonce, Activity.TRAINING, telemetry=numbers)
     office.runs.heartbeat("one", "ann", daemon("ann"), progress)
-    assert read("client_gpu_memory_bytes", site="ann") == 5e9
-    assert read("client_policy_refusals_total", site="ann") == 3
-    assert read("client_step_seconds", site="ann") is None
-    assert read("client_gpu_memory_bytes", site="bob") is None
+    assert read("site_gpu_memory_bytes", site="ann") == 5e9
+    assert read("site_policy_refusals_total", site="ann") == 3
+    assert read("site_step_seconds", site="ann") is None
+    assert read("site_gpu_memory_bytes", site="bob") is None
 
 
 # Certificates, disk, loop
@@ -269,17 +308,16 @@ def test_the_last_certificate_of_each_name_counts_and_revoked_ones_do_not(read: 
     known(5, "site", "cyd", 900.0, revoked_at=now, reason="lost")
     read.certificates = Certificates(read.office.ledger)
     read.gauges = read._gauges()
-    found = {tuple(labels.values()): value for labels, value in read.series("cert_expiry_seconds")}
-    wanted = {("site", "ann"): 5000.0, ("site", "bob"): -50.0, ("operator", "boss"): 700.0}
-    assert found == {key: pytest.approx(value, abs=2.0) for key, value in wanted.items()}
+    found = {tuple(labels.values()): value for labels, value in read.series("cert_expiry_timestamp_seconds")}
+    assert found == {("site", "ann"): now + 5000.0, ("site", "bob"): now - 50.0, ("operator", "boss"): now + 700.0}
 
 
 def test_the_disk_and_the_loop(read: Scraped) -> None:
-    free = read("state_free_bytes")
+    free = read("state_disk_free_bytes")
     assert free is not None
     assert free > 0
     read.lag = 0.25
-    assert read("loop_lag_seconds") == 0.25
+    assert read("event_loop_lag_seconds") == 0.25
 
 
 # What cannot be read
@@ -299,7 +337,7 @@ def test_a_ledger_that_cannot_be_read_is_left_out_and_logged_once(
             for _ in range(3):
                 assert read("runs", standing="running") is None
                 assert read("round_phase", run="one", phase="collecting") == 1  # memory has it
-                assert read("state_free_bytes") is not None
+                assert read("state_disk_free_bytes") is not None
         assert read("runs", standing="running") == 1
         with monkeypatch.context() as broken:
             broken.setattr(LedgerReader, "_read", locked)
@@ -307,7 +345,7 @@ def test_a_ledger_that_cannot_be_read_is_left_out_and_logged_once(
     told = [entry for entry in logs if entry["event"].startswith("metrics are left out")]
     assert [(entry["of"], entry["why"]) for entry in told] == [
         ("ledger", "the database is locked"),
-        ("registered", "the database is locked"),
+        ("known_sites", "the database is locked"),
     ] * 2
 
 
@@ -328,7 +366,7 @@ def test_a_state_folder_that_is_gone_costs_only_its_own_metric(read: Scraped, mo
         raise FileNotFoundError("no such folder")
 
     monkeypatch.setattr("protofed.server.monitoring.collector.shutil.disk_usage", gone)
-    assert read("state_free_bytes") is None
+    assert read("state_disk_free_bytes") is None
     assert read("runs", standing="running") == 1
 
 
@@ -361,8 +399,8 @@ def test_a_full_disk_costs_no_metric(mount: Callable[[Path, str], None], tmp_pat
     read.first_model()
     with pytest.raises(OSError, match="No space left"):
         (folder / "filler").write_bytes(bytes(4 << 20))
-    assert read("state_free_bytes") == 0
+    assert read("state_disk_free_bytes") == 0
     assert (read("runs", standing="running"), read("round_sites", state="invited")) == (1, 3)
-    assert read("client_registered", site="ann") == 1
+    assert read("site_registered", site="ann") == 1
     (folder / "filler").unlink()
     read.close()

@@ -1,5 +1,5 @@
 """What the server tells Prometheus: names, labels and meanings are a public contract. Here is what is counted when it
-happens; what can be read when somebody asks is in `gauges`.
+happens; what can be read when somebody asks is in `monitoring.collector`.
 """
 
 from __future__ import annotations
@@ -23,13 +23,19 @@ PHASE = Metric(
 SECONDS = Metric(
     "protofed_round_seconds", "histogram", ("phase",), "How long it took to collect, aggregate and evaluate."
 )
-SITES_OF_ROUND = Metric(
+ROUND_SITES = Metric(
     "protofed_round_sites",
     "gauge",
     ("state",),
-    "Sites of the newest round: all that were invited; of these, those at work (started), reported, late, failed.",
+    "Sites invited to the newest round, each in one state: invited (has not begun), started, reported, set-aside "
+    "(reported, its update was left out), failed, late, not-needed.",
 )
-OPEN = Metric("protofed_round_open_seconds", "gauge", ("run",), "Age of the open round; 0: none is open.")
+OPENED = Metric(
+    "protofed_round_opened_timestamp_seconds",
+    "gauge",
+    ("run",),
+    "When the open round was opened; absent if none is.",
+)
 DEADLINE = Metric("protofed_round_deadline_seconds", "gauge", ("run",), "How long a round waits for its sites.")
 QUORUM = Metric("protofed_round_quorum", "gauge", ("run",), "Updates without which the newest round does not count.")
 ROUNDS = Metric(
@@ -52,8 +58,17 @@ BYTES = Metric(
 RESUMED = Metric(
     "protofed_transfer_resumed_chunks_total", "counter", (), "Chunks of broken uploads that need not be sent again."
 )
-SITES = Metric("protofed_sites", "gauge", ("state",), "Sites that are enrolled; of these, those alive and training.")
-LAST_SEEN = Metric("protofed_site_last_seen_seconds", "gauge", ("site",), "Since the site's last progress.")
+SITES = Metric(
+    "protofed_sites",
+    "gauge",
+    ("state",),
+    "All sites that the server knows, each in one state, as in `sites list`: excluded (by the operator), away (no "
+    "daemon has enrolled), held (waits for its own approval or hours), silent (no progress for longer than the run "
+    "allows), working, idle.",
+)
+LAST_PROGRESS = Metric(
+    "protofed_site_last_progress_timestamp_seconds", "gauge", ("site",), "When the site last made progress."
+)
 PROGRESS = Metric("protofed_site_progress_ratio", "gauge", ("site",), "Share of its task that a site has done.")
 COVERED = Metric(
     "protofed_prototype_classes_covered", "gauge", (), "Classes whose prototype the newest round's updates moved."
@@ -64,45 +79,45 @@ SHIFT = Metric(
 MIN_DISTANCE = Metric(
     "protofed_prototype_min_distance", "gauge", (), "Smallest cosine distance between two classes' prototypes."
 )
-EVAL = Metric("protofed_eval", "gauge", ("scope", "metric", "stat"), "Newest scores: mean, std and worst over sites.")
-CHECKPOINT = Metric("protofed_checkpoint_age_seconds", "gauge", (), "Since the newest state was published.")
+SCORE = Metric("protofed_score", "gauge", ("scope", "metric", "stat"), "Newest scores: mean, std and worst over sites.")
+CHECKPOINT = Metric("protofed_checkpoint_timestamp_seconds", "gauge", (), "When the newest state was published.")
 RECOVERIES = Metric(
     "protofed_recoveries_total", "counter", (), "Runs that this process took up from the ledger when it started."
 )
-CERTIFICATES = Metric(
-    "protofed_cert_expiry_seconds", "gauge", ("role", "name"), "Until the last certificate ends; negative: it has."
+CERT_EXPIRY = Metric(
+    "protofed_cert_expiry_timestamp_seconds", "gauge", ("role", "name"), "When the last certificate of a name ends."
 )
-LAG = Metric("protofed_loop_lag_seconds", "gauge", (), "How late the event loop is.")
-FREE = Metric("protofed_state_free_bytes", "gauge", (), "Free on the disk of the state folder.")
+EVENT_LOOP_LAG = Metric("protofed_event_loop_lag_seconds", "gauge", (), "How late the event loop is.")
+STATE_DISK_FREE = Metric("protofed_state_disk_free_bytes", "gauge", (), "Free on the disk of the state folder.")
 SITE_PHASE = Metric(
-    "protofed_client_phase",
+    "protofed_site_phase",
     "gauge",
     ("site", "phase"),
     "1 of one: idle, downloading, training, scoring, uploading, failed.",
 )
-SITE_EPOCH = Metric("protofed_client_epoch", "gauge", ("site",), "Epoch of its training.")
-SITE_REGISTERED = Metric("protofed_client_registered", "gauge", ("site",), "1: its daemon is enrolled; 0: it is not.")
+SITE_EPOCH = Metric("protofed_site_epoch", "gauge", ("site",), "Epoch of its training.")
+SITE_REGISTERED = Metric("protofed_site_registered", "gauge", ("site",), "1: its daemon is enrolled; 0: it is not.")
 TELEMETRY = {  # by the names of a heartbeat; only what the site's policy allows is there
     "gpu_memory_bytes": Metric(
-        "protofed_client_gpu_memory_bytes", "gauge", ("site",), "GPU memory in use; if its policy tells it."
+        "protofed_site_gpu_memory_bytes", "gauge", ("site",), "GPU memory in use; if its policy tells it."
     ),
     "disk_free_bytes": Metric(
-        "protofed_client_disk_free_bytes", "gauge", ("site",), "Free on its disk; if its policy tells it."
+        "protofed_site_disk_free_bytes", "gauge", ("site",), "Free on its disk; if its policy tells it."
     ),
     "step_seconds": Metric(
-        "protofed_client_step_seconds", "gauge", ("site",), "Mean of its recent training steps; if its policy tells it."
+        "protofed_site_step_seconds", "gauge", ("site",), "Mean of its recent training steps; if its policy tells it."
     ),
     "policy_refusals": Metric(
-        "protofed_client_policy_refusals_total", "counter", ("site",), "What its policy kept; if its policy tells it."
+        "protofed_site_policy_refusals_total", "counter", ("site",), "What its policy kept; if its policy tells it."
     ),
     "bytes_released": Metric(
-        "protofed_client_bytes_released_total", "counter", ("site",), "What left it; if its policy tells it."
+        "protofed_site_bytes_released_total", "counter", ("site",), "What left it; if its policy tells it."
     ),
 }
 METRICS: tuple[Metric, ...] = (
-    BUILD, RUNS, ROUND, PLANNED, PHASE, SECONDS, SITES_OF_ROUND, OPEN, DEADLINE, QUORUM, ROUNDS, UPDATES, NORM, BYTES,
-    RESUMED, SITES, LAST_SEEN, PROGRESS, COVERED, SHIFT, MIN_DISTANCE, EVAL, CHECKPOINT, RECOVERIES, CERTIFICATES, LAG,
-    FREE, SITE_PHASE, SITE_EPOCH, SITE_REGISTERED, *TELEMETRY.values(),
+    BUILD, RUNS, ROUND, PLANNED, PHASE, SECONDS, ROUND_SITES, OPENED, DEADLINE, QUORUM, ROUNDS, UPDATES, NORM, BYTES,
+    RESUMED, SITES, LAST_PROGRESS, PROGRESS, COVERED, SHIFT, MIN_DISTANCE, SCORE, CHECKPOINT, RECOVERIES, CERT_EXPIRY,
+    EVENT_LOOP_LAG, STATE_DISK_FREE, SITE_PHASE, SITE_EPOCH, SITE_REGISTERED, *TELEMETRY.values(),
 )  # fmt: skip
 PHASE_SECONDS = (0.1, 0.3, 1, 3, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200, 14_400, 43_200, 86_400)
 NORMS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000)

@@ -22,7 +22,6 @@ from prometheus_client.core import Metric as Family
 
 from protofed.client.agent.status import DaemonStatus
 from protofed.client.privacy.policy import PolicyRefusedError, Released
-from protofed.common.clock import utc_now
 from protofed.common.errors import PolicyViolationError
 from protofed.common.monitoring.metric import Metric
 from protofed.common.payload import NOT_ON_THE_WIRE, Part, SiteId
@@ -42,9 +41,7 @@ EPOCH = Metric("protofed_client_epoch", "gauge", ("site",), "Epoch of its traini
 SAMPLES = Metric(
     "protofed_client_samples_total", "counter", ("site",), "Examples trained on, each as often as it was; never sent."
 )
-STEP = Metric(
-    "protofed_client_step_seconds", "gauge", ("site",), "Mean of recent training steps; absent before the first."
-)
+STEP = Metric("protofed_client_step_seconds", "summary", ("site",), "How long training steps took; never sent.")
 GPU = Metric("protofed_client_gpu_memory_bytes", "gauge", ("site",), "GPU memory that it holds; absent on a CPU.")
 REGISTERED = Metric(
     "protofed_client_registered",
@@ -61,12 +58,10 @@ REFUSALS = Metric(
 RELEASED = Metric(
     "protofed_client_bytes_released_total", "counter", ("site", "part"), "Of tensors that its policy let out."
 )
-FREE = Metric("protofed_client_disk_free_bytes", "gauge", ("site",), "Free on the disk of its state folder.")
-EXPIRY = Metric(
-    "protofed_client_cert_expiry_seconds", "gauge", ("site",), "Until its certificate ends; negative: it has ended."
-)
+DISK_FREE = Metric("protofed_client_disk_free_bytes", "gauge", ("site",), "Free on the disk of its state folder.")
+CERT_EXPIRY = Metric("protofed_client_cert_expiry_timestamp_seconds", "gauge", ("site",), "When its certificate ends.")
 BUILD = Metric("protofed_client_build_info", "gauge", ("site", "version"), "1; which protofed this is.")
-METRICS = (PHASE, EPOCH, SAMPLES, STEP, GPU, REGISTERED, REFUSALS, RELEASED, FREE, EXPIRY, BUILD)
+METRICS = (PHASE, EPOCH, SAMPLES, STEP, GPU, REGISTERED, REFUSALS, RELEASED, DISK_FREE, CERT_EXPIRY, BUILD)
 
 
 class ClientMetrics:
@@ -138,13 +133,14 @@ class ClientMetrics:
         """For the registry."""
         for metric, values in self._values().items():
             yield metric.family({(self._site, *labels): value for labels, value in values.items()})
+        yield STEP.summary({(self._site,): (self._now.pace.steps, self._now.pace.seconds)})
 
     def describe(self) -> Iterator[Family]:
         """For the registry: names, without looking at anything."""
-        return (metric.family({}) for metric in METRICS)
+        return (metric.summary({}) if metric is STEP else metric.family({}) for metric in METRICS)
 
     def _values(self) -> dict[Metric, Values]:
-        """By the labels behind the site's."""
+        """Gauges and counters by the labels behind the site's."""
         now = self._now
         with self._counting:
             refusals, released = dict(self._refusals), dict(self._bytes)
@@ -152,13 +148,12 @@ class ClientMetrics:
             PHASE: {(phase,): float(phase is now.activity) for phase in Activity},
             EPOCH: {(): now.steps.epoch},
             SAMPLES: {(): now.pace.examples},
-            STEP: _there(now.pace.step_seconds),
             GPU: _there(self._gpu_memory()),
             REGISTERED: {(): float(self.answered())},
             REFUSALS: {(part,): count for part, count in refusals.items()},
             RELEASED: {(part,): count for part, count in released.items()},
-            FREE: _there(self._disk_free()),
-            EXPIRY: _there(self._certificate_left()),
+            DISK_FREE: _there(self._disk_free()),
+            CERT_EXPIRY: _there(self._certificate_end()),
             BUILD: {(VERSION,): 1.0},
         }
 
@@ -174,10 +169,8 @@ class ClientMetrics:
             return None if self._state is None else float(shutil.disk_usage(self._state).free)
         return None
 
-    def _certificate_left(self) -> float | None:
-        if self._identity is None:
-            return None
-        return (self._identity.now().certificate.not_after - utc_now()).total_seconds()
+    def _certificate_end(self) -> float | None:
+        return None if self._identity is None else self._identity.now().certificate.not_after.timestamp()
 
 
 def _coarse(size: float | None) -> float | None:

@@ -41,18 +41,18 @@ def load_sites(data: Data, input_: Input, classes: int, class_names: Sequence[st
 
 
 def load_site(data: Data, share: int, input_: Input, classes: int, class_names: Sequence[str] = ()) -> SiteData:
-    """A daemon's own: the `share`-th of `load_sites`, counted from 0; of a source that is not cut, all of it.
+    """A daemon's own: the `index`-th of `load_sites`, counted from 0; of a source that is not cut, all of it.
 
     Raises:
-        DataError: as `load_sites`, or there is no such share.
+        DataError: as `load_sites`, or there is no such site.
     """
     source = _long_tailed(data, input_, classes, class_names)
     cut = _cut(source, data)
     if isinstance(data.partition, kinds.Whole):
-        share = 0
-    if not 0 <= share < len(cut.train):
-        raise DataError(f"share {share} of {len(cut.train)}: expected 0 to {len(cut.train) - 1}")
-    return _site(source, cut, share, input_, classes)
+        index = 0
+    if not 0 <= index < len(cut.train):
+        raise DataError(f"partition_index {index} of {len(cut.train)}: expected 0 to {len(cut.train) - 1}")
+    return _site(source, cut, index, input_, classes)
 
 
 def load_test(data: Data, input_: Input, classes: int, class_names: Sequence[str] = ()) -> SiteData:

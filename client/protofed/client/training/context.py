@@ -33,12 +33,15 @@ class Throughput:
 
     Attributes:
         examples: that were trained on, each as often as it was.
+        steps: that were done.
+        seconds: that these took, with what came between them.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock, self._at = clock, 0.0
         self._gaps: deque[float] = deque(maxlen=RECENT_STEPS)  # seconds
-        self.examples = 0
+        self.examples = self.steps = 0
+        self.seconds = 0.0
 
     def start(self) -> None:
         """Training begins."""
@@ -48,7 +51,9 @@ class Throughput:
         """A step was done; called by one thread alone, without a lock."""
         now = self._clock()
         self._gaps.append(now - self._at)
+        self.seconds += now - self._at
         self._at = now
+        self.steps += 1
         self.examples += examples
 
     @property

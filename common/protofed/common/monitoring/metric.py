@@ -1,4 +1,4 @@
-"""Metrics as data: what a process tells Prometheus, for the code that counts, the tests and the README."""
+"""Metrics as data: what a process tells Prometheus, for the code that counts, the tests and the documents."""
 
 from __future__ import annotations
 
@@ -7,15 +7,17 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, SummaryMetricFamily
 
-Kind: TypeAlias = Literal["gauge", "counter", "histogram"]
+Kind: TypeAlias = Literal["gauge", "counter", "histogram", "summary"]
 disable_created_metrics()  # type: ignore[no-untyped-call]  # a series beside each counter, of when it was made: nobody asks for it
 
 
 @dataclass(frozen=True)
 class Metric:
     """One metric; its name, labels and meaning are a public contract.
+
+    A point in time is a gauge `…_timestamp_seconds` of the Unix epoch: ages and what is left are for PromQL's `time()`.
 
     Attributes:
         labels: never one whose value would be a path, a count of labels or text that a site has made up.
@@ -35,14 +37,25 @@ class Metric:
         return Histogram(self.name, self.help, self.labels, buckets=buckets, registry=registry)
 
     def family(self, values: Mapping[tuple[str, ...], float]) -> GaugeMetricFamily | CounterMetricFamily:
-        """Its values by labels, read when somebody asks for them: what a collector yields."""
+        """A gauge's or a counter's values by labels, read when somebody asks for them: what a collector yields."""
         kind = CounterMetricFamily if self.kind == "counter" else GaugeMetricFamily
         made: GaugeMetricFamily | CounterMetricFamily = kind(self.name, self.help, labels=self.labels)
         for labels, value in values.items():
-            if len(labels) != len(self.labels):
-                raise ValueError(f"{self.name} has the labels {self.labels}, not values {labels}")
+            self._check(labels)
             made.add_metric(labels, value)
         return made
+
+    def summary(self, values: Mapping[tuple[str, ...], tuple[int, float]]) -> SummaryMetricFamily:
+        """Counts and sums of what was observed, by labels; without quantiles."""
+        made = SummaryMetricFamily(self.name, self.help, labels=self.labels)
+        for labels, (count, total) in values.items():
+            self._check(labels)
+            made.add_metric(labels, count, total)
+        return made
+
+    def _check(self, labels: Sequence[str]) -> None:
+        if len(labels) != len(self.labels):
+            raise ValueError(f"{self.name} has the labels {self.labels}, not values {labels}")
 
 
 def table(metrics: Iterable[Metric]) -> str:

@@ -17,10 +17,11 @@ from prometheus_client.registry import Collector
 
 from protofed.common.config.recipe import Federation, Recipe
 from protofed.common.monitoring.metric import Metric
+from protofed.common.payload import SiteId
 from protofed.common.pki.identity import LiveIdentity
 from protofed.common.protocol.messages import PROTOCOL_VERSION, Activity, TaskKind
 from protofed.common.version import VERSION
-from protofed.server import metrics as meters
+from protofed.server import metrics
 from protofed.server.access.certificates import Certificates
 from protofed.server.operator.overview import spreads
 from protofed.server.rounds import phases
@@ -34,6 +35,8 @@ from protofed.server.storage.rows import RoundRow, RunRow
 log = structlog.get_logger()
 Families: TypeAlias = Iterable[Family]
 STANDINGS = ("queued", "running", "paused", *(outcome.value for outcome in phases.RoundOutcome))
+FATES = ("invited", "started", "reported", "set-aside", "failed", "late", "not-needed")  # of `TaskRow`
+SITE_STATES = ("excluded", "away", "held", "silent", "working", "idle")
 SCORES = (  # sites name scores as they like: no other name becomes a label
     *("accuracy", "balanced_accuracy", "auroc", "ece", "many", "medium", "few", "groups", "pm_v", "pm_l"),
 )
@@ -71,7 +74,7 @@ class StateCollector(Collector):
 
     def collect(self) -> Families:
         """All that can be read now."""
-        for part in (_process, _run_now, _ledger, _sites, _registered, _telemetry, _certificates, _disk):
+        for part in (_process, _run_now, _ledger, _sites, _known_sites, _telemetry, _certificates, _disk):
             yield from self._read(part)
 
     def _read(self, part: Callable[[Watched], Families]) -> Families:
@@ -88,31 +91,31 @@ class StateCollector(Collector):
 
 
 def _process(watched: Watched) -> Families:
-    yield meters.BUILD.family({(VERSION, str(PROTOCOL_VERSION)): 1})
+    yield metrics.BUILD.family({(VERSION, str(PROTOCOL_VERSION)): 1})
     if (lag := watched.lag()) is not None:
-        yield meters.LAG.family({(): lag})
+        yield metrics.EVENT_LOOP_LAG.family({(): lag})
 
 
 def _run_now(watched: Watched) -> Families:
     """Of the run that goes on, as memory has it: it can be told even if the ledger cannot be read."""
     if (current := watched.runs.current) is not None:
         phase = current.phase
-        yield _one_hot(meters.PHASE, current.run, phases.name(phase), phases.PHASES)
+        yield _one_hot(metrics.PHASE, current.run, phases.name(phase), phases.PHASES)
         yield from _recipe(current.recipe)
         if not isinstance(phase, phases.FinishedPhase):
-            yield meters.ROUND.family({(current.run,): phase.round})
+            yield metrics.ROUND.family({(current.run,): phase.round})
 
 
 def _recipe(recipe: Recipe) -> Families:
-    yield meters.PLANNED.family({(recipe.name,): recipe.rounds})
-    yield meters.DEADLINE.family({(recipe.name,): recipe.federation.deadline_s})
+    yield metrics.PLANNED.family({(recipe.name,): recipe.rounds})
+    yield metrics.DEADLINE.family({(recipe.name,): recipe.federation.deadline_s})
 
 
 def _ledger(watched: Watched) -> Families:
     """The queue; of the run that goes on, or of the last one that ended, its newest round, state and scores."""
     current, rows = watched.runs.current, watched.records.runs()
     standings = [_standing(row, None if current is None else current.run) for row in rows]
-    yield meters.RUNS.family({(standing,): standings.count(standing) for standing in STANDINGS})
+    yield metrics.RUNS.family({(standing,): standings.count(standing) for standing in STANDINGS})
     shown = [row for row in rows if current is not None and row.run == current.run]
     ended = sorted((row for row in rows if row.ended_at is not None), key=lambda row: row.ended_at or 0)
     if not (shown := shown or ended[-1:]):
@@ -120,8 +123,8 @@ def _ledger(watched: Watched) -> Families:
     (row,) = shown
     newest = watched.records.newest(row.run)
     if row.ended_at is not None:
-        yield _one_hot(meters.PHASE, row.run, "finished", phases.PHASES)
-        yield meters.ROUND.family({(row.run,): newest.round if newest else 0})
+        yield _one_hot(metrics.PHASE, row.run, "finished", phases.PHASES)
+        yield metrics.ROUND.family({(row.run,): newest.round if newest else 0})
         yield from _recipe(recipe_of(row))
     if newest is not None:
         yield from _round(watched.records, row, newest)
@@ -134,29 +137,23 @@ def _standing(row: RunRow, current: str | None) -> str:
 
 
 def _round(records: LedgerReader, run: RunRow, newest: RoundRow) -> Families:
-    is_open = newest.closed_at is None and run.ended_at is None
-    yield meters.OPEN.family({(run.run,): max(0.0, time.time() - newest.opened_at) if is_open else 0})
-    yield meters.QUORUM.family({(run.run,): newest.quorum})
+    if newest.closed_at is None and run.ended_at is None:
+        yield metrics.OPENED.family({(run.run,): newest.opened_at})
+    yield metrics.QUORUM.family({(run.run,): newest.quorum})
     tasks = records.tasks(run.run, newest.round, newest.attempt)
     fates = [task.fate for task in tasks if task.kind is not TaskKind.SCORE]
-    states = {
-        "invited": len(fates),
-        "started": fates.count("started"),
-        "reported": sum(fate in ("reported", "set-aside") for fate in fates),
-        "late": fates.count("late"),
-        "failed": fates.count("failed"),
-    }
-    yield meters.SITES_OF_ROUND.family({(state,): count for state, count in states.items()})
+    yield metrics.ROUND_SITES.family({(fate,): fates.count(fate) for fate in (*FATES, *fates)})
 
 
 def _state(records: LedgerReader, run: str) -> Families:
     """Of the newest state and of the newest one that was scored."""
     if (published := records.newest(run, published=True)) is not None:
-        yield meters.CHECKPOINT.family({(): max(0.0, time.time() - (published.closed_at or 0))})
+        if published.closed_at is not None:
+            yield metrics.CHECKPOINT.family({(): published.closed_at})
         prototypes = (
-            (figures.COVERED, meters.COVERED),
-            (figures.SHIFT, meters.SHIFT),
-            (figures.MIN_DISTANCE, meters.MIN_DISTANCE),
+            (figures.COVERED, metrics.COVERED),
+            (figures.SHIFT, metrics.SHIFT),
+            (figures.MIN_DISTANCE, metrics.MIN_DISTANCE),
         )
         for name, metric in prototypes:
             if name in published.figures:
@@ -168,7 +165,7 @@ def _state(records: LedgerReader, run: str) -> Families:
         for name, found in spreads(wanted).items():
             for stat in ("mean", "std", "worst"):
                 values[(*_labels(name), stat)] = float(getattr(found, stat))
-        yield meters.EVAL.family(values)
+        yield metrics.SCORE.family(values)
 
 
 def _labels(score: str) -> tuple[str, ...]:
@@ -178,42 +175,54 @@ def _labels(score: str) -> tuple[str, ...]:
 
 
 def _sites(watched: Watched) -> Families:
-    roster, current = watched.roster, watched.runs.current
-    stall_timeout_s = STALL_TIMEOUT_S if current is None else current.recipe.federation.stall_timeout_s
-    ages = roster.ages()
+    roster = watched.roster
+    ages, now = roster.ages(), time.time()
     told = {site: progress for site in ages if (progress := roster.progress(site)) is not None}
     there = {site for site in ages if roster.look(site) is not None}
-    takes_tasks = {site for site in ages if not roster.hold(site)}
-    alive = {site for site in takes_tasks if ages[site] <= stall_timeout_s}
-    training = {site for site in alive if site in told and told[site].activity is Activity.TRAINING}
-    states = {"enrolled": takes_tasks, "alive": alive, "training": training}
-    yield meters.SITES.family({(state,): len(sites) for state, sites in states.items()})
-    yield meters.LAST_SEEN.family({(site,): age for site, age in ages.items()})
-    yield meters.PROGRESS.family({(site,): progress.share or 0.0 for site, progress in told.items()})
-    yield meters.SITE_EPOCH.family({(site,): progress.epoch for site, progress in told.items()})
+    yield metrics.LAST_PROGRESS.family({(site,): now - age for site, age in ages.items()})
+    yield metrics.PROGRESS.family({(site,): progress.share or 0.0 for site, progress in told.items()})
+    yield metrics.SITE_EPOCH.family({(site,): progress.epoch for site, progress in told.items()})
     doing = {site: told[site].activity if site in told else Activity.IDLE for site in there}
     values: dict[tuple[str, ...], float] = {
         (site, one.value): float(one is activity) for site, activity in doing.items() for one in Activity
     }
-    yield meters.SITE_PHASE.family(values)
+    yield metrics.SITE_PHASE.family(values)
 
 
-def _registered(watched: Watched) -> Families:
-    """Of all sites that ever came."""
-    there = {site: watched.roster.look(site) is not None for site in watched.records.sites()}
-    yield meters.SITE_REGISTERED.family({(site,): float(here) for site, here in there.items()})
+def _known_sites(watched: Watched) -> Families:
+    """Of all sites that ever came, or that the operator excluded before they did."""
+    roster, current = watched.roster, watched.runs.current
+    stall_timeout_s = STALL_TIMEOUT_S if current is None else current.recipe.federation.stall_timeout_s
+    known = watched.records.sites()
+    states = [_site_state(roster, site, stall_timeout_s) for site in known]
+    yield metrics.SITES.family({(state,): states.count(state) for state in SITE_STATES})
+    yield metrics.SITE_REGISTERED.family({(site,): float(roster.look(site) is not None) for site in known})
+
+
+def _site_state(roster: SitePresence, site: SiteId, stall_timeout_s: float) -> str:
+    """One of `SITE_STATES`."""
+    if roster.exclusion(site) is not None:
+        return "excluded"
+    if (found := roster.look(site)) is None:
+        return "away"
+    if roster.hold(site):
+        return "held"
+    if found[0] > stall_timeout_s:
+        return "silent"
+    told = roster.progress(site)
+    return "idle" if told is None or told.activity in (Activity.IDLE, Activity.FAILED) else "working"
 
 
 def _telemetry(watched: Watched) -> Families:
     """What sites tell of their machines, as far as their policies let it pass."""
     told = {site: watched.roster.telemetry(site) for site in watched.roster.ages()}
-    for name, metric in meters.TELEMETRY.items():
+    for name, metric in metrics.TELEMETRY.items():
         yield metric.family({(site,): numbers[name] for site, numbers in told.items() if name in numbers})
 
 
 def _certificates(watched: Watched) -> Families:
-    """Until the last one of each name ends; what was revoked ends for nobody."""
-    now, ends = time.time(), dict[tuple[str, ...], float]()
+    """When the last one of each name ends; what was revoked ends for nobody."""
+    ends = dict[tuple[str, ...], float]()
     if watched.identity is not None:
         own = watched.identity.now().certificate
         ends["server", own.name] = own.not_after.timestamp()
@@ -221,11 +230,11 @@ def _certificates(watched: Watched) -> Families:
         if row.revoked_at is None:
             key = (row.party, row.name)
             ends[key] = max(row.not_after, ends.get(key, row.not_after))
-    yield meters.CERTIFICATES.family({key: until - now for key, until in ends.items()})
+    yield metrics.CERT_EXPIRY.family(ends)
 
 
 def _disk(watched: Watched) -> Families:
-    yield meters.FREE.family({(): shutil.disk_usage(watched.state).free})
+    yield metrics.STATE_DISK_FREE.family({(): shutil.disk_usage(watched.state).free})
 
 
 def _one_hot(metric: Metric, of: str, now: str, all_of_them: Iterable[str]) -> Family:
