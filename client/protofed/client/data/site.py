@@ -40,7 +40,7 @@ def load_sites(data: Data, input_: Input, classes: int, class_names: Sequence[st
     return [_site(source, cut, share, input_, classes) for share in range(len(cut.train))]
 
 
-def load_site(data: Data, share: int, input_: Input, classes: int, class_names: Sequence[str] = ()) -> SiteData:
+def load_site(data: Data, index: int, input_: Input, classes: int, class_names: Sequence[str] = ()) -> SiteData:
     """A daemon's own: the `index`-th of `load_sites`, counted from 0; of a source that is not cut, all of it.
 
     Raises:
