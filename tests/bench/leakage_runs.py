@@ -13,6 +13,7 @@ from tests.bench.attack_views import Scores, Seen
 from tests.bench.leakage_scores import Counts, Victim
 
 from protofed.client.agent.agent import Agent, Site
+from protofed.client.models.catalogue import device_model
 from protofed.client.models.split import load
 from protofed.client.privacy.policy import Policy
 from protofed.client.state.disk_store import MemoryStore
@@ -20,9 +21,9 @@ from protofed.common import codec
 from protofed.common.config.recipe import Recipe
 from protofed.common.payload import Part, Payload, SiteId
 from protofed.common.protocol.messages import Role, TaskKind
+from protofed.common.statistics import spreads
 from protofed.deploy import shipped
-from protofed.deploy.simulation.simulation import EVALUATOR, DirectLink, Simulation, data_of, device_model, everything
-from protofed.server.operator.overview import spreads
+from protofed.deploy.simulation.simulation import EVALUATOR, DirectLink, Simulation, data_of, everything
 from protofed.server.rounds.context import ServerContext
 from protofed.server.rounds.presence import SitePresence
 from protofed.server.rounds.run_queue import RunQueue

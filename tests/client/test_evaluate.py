@@ -27,7 +27,7 @@ from protofed.client.training.evaluation import (
 )
 from protofed.common.config.recipe import Input
 from protofed.common.errors import ConfigError, DataError
-from protofed.server.operator.overview import spread
+from protofed.common.statistics import spread
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 PLAIN = Input(shape=(1, 1, 1), mean=(0.0,), std=(1.0,))

@@ -20,8 +20,8 @@ from protofed.client.privacy import site_secret as own_secret
 from protofed.client.state.disk_store import DiskStore, FitOutcome, MemoryStore, SiteState, Store
 from protofed.common.codec import Digest, digest
 from protofed.common.errors import OutOfSpaceError, ProtocolError, StateError
+from protofed.common.ids import read_id
 from protofed.common.payload import Part, Payload, Update
-from protofed.common.protocol import wire
 from protofed.common.protocol.messages import Receipt, Task, TaskKind, Verdict
 from protofed.common.storage import files as archive
 from protofed.common.tensors import same_tensors
@@ -233,7 +233,7 @@ def test_what_is_fetched_outlives_the_daemon_and_is_no_run(reopen: Open, tmp_pat
     counted(reopen(), 1)
     (hidden,) = (path.name for path in (tmp_path / "state").iterdir() if path.is_dir() and path.name != "run")
     with pytest.raises(ProtocolError):
-        wire.read_id(hidden)  # as which no run can be named
+        read_id(hidden)  # as which no run can be named
 
 
 def test_a_folder_is_for_one_daemon(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from protofed.client.privacy.policy import (
     ReleasedScores,
     ReleasedTelemetry,
 )
+from protofed.client.training.score_sets import SCALARS
 from protofed.common import codec
 from protofed.common.config.recipe import read_table
 from protofed.common.errors import ConfigError, PolicyViolationError
@@ -27,7 +28,6 @@ from protofed.common.payload import Part, Tensors, Update, describe
 from protofed.common.protocol.telemetry import Telemetry
 from protofed.common.tensors import same_tensors
 from protofed.deploy import shipped
-from protofed.deploy.simulation.simulation import SCALARS
 
 VALID = 'methods = ["fedavg"]\nparts = ["body", "head"]\nmetrics = ["loss"]\n'
 BODY: Tensors = {"w": np.arange(6, dtype=np.float32).reshape(2, 3), "order": np.array([1, 0], dtype=np.int64)}

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from protofed.common.codec import TENSOR_NAME, Digest
 from protofed.common.errors import ConfigError, FailureReason, PolicyViolationError, ProtocolError
+from protofed.common.ids import check_id, read_id
 from protofed.common.payload import NOT_ON_THE_WIRE, Part, TensorSpec
 from protofed.common.protocol import wire
 from protofed.common.protocol.messages import (
@@ -30,7 +31,6 @@ from protofed.common.protocol.messages import (
     TaskKind,
     Verdict,
     Wait,
-    check_id,
 )
 from protofed.protos.v1 import federation_pb2 as pb
 
@@ -176,7 +176,7 @@ def test_a_bad_id_is_refused_wherever_it_stands(value: str) -> None:
         with pytest.raises(ProtocolError, match="an id is"):
             wire.unpack_task(message)
     with pytest.raises(ProtocolError, match="an id is"):
-        wire.read_id(value)
+        read_id(value)
     with pytest.raises(ProtocolError, match="an id is"):
         wire.unpack_enrolled(pb.EnrollReply(assignment=pb.Assignment(run=value, recipe="{}")))
     if value:
@@ -194,7 +194,7 @@ def test_a_bad_id_in_a_setting_is_told_in_one_short_line(value: str) -> None:
 
 
 def test_a_good_id_is_itself() -> None:
-    assert wire.read_id("site-01") == check_id("site", "site-01") == "site-01"
+    assert read_id("site-01") == check_id("site", "site-01") == "site-01"
 
 
 @pytest.mark.parametrize("value", BAD_DIGESTS)

@@ -17,10 +17,10 @@ from protofed.common import codec
 from protofed.common.config.recipe import Recipe
 from protofed.common.payload import Part, Payload, Update
 from protofed.common.protocol.messages import Finished
+from protofed.common.statistics import spreads
 from protofed.deploy import shipped
 from protofed.deploy.simulation.simulation import Simulation, agents_of, simulation
 from protofed.server.method import server_methods
-from protofed.server.operator.overview import spreads
 from protofed.server.operator.verification import VerificationResult, verify_round
 
 METHODS = sorted(client_methods)

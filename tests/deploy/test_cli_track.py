@@ -9,7 +9,7 @@ import pytest
 from tests.deploy.test_tracking import RUN, Town, by_the_ledger, expect_same, read
 
 from protofed.deploy.cli import main as cli
-from protofed.server.rounds.phases import RoundOutcome
+from protofed.server.verdicts import RoundOutcome
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from tests.pki import Authority
 
-from protofed.common.pki.certificate import stamp
+from protofed.common.clock import stamp
 from protofed.common.pki.identity import Party
 from protofed.deploy.operator.connection import Operator
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from protofed.common.errors import DataError
+from protofed.common.statistics import spread, spreads
 from protofed.deploy.experiments.summary import OWN_LOCAL as LOCAL
 from protofed.deploy.experiments.summary import (
     LocalAccuracy,
@@ -18,7 +19,6 @@ from protofed.deploy.experiments.summary import (
     worst_classes,
     worst_sites,
 )
-from protofed.server.operator.overview import spread, spreads
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "metrics_numpy.npz"
 SITES = ("ann", "bob", "cyd", "dan")

@@ -22,10 +22,10 @@ from protofed.deploy.tracking import follower as tracking
 from protofed.deploy.tracking.follower import Follower, tell, trackers
 from protofed.deploy.tracking.pages import Page, TrackedRun, page, settled
 from protofed.deploy.tracking.tensorboard import EventFiles
-from protofed.server.rounds.phases import RoundOutcome
 from protofed.server.storage.ledger import Ledger
 from protofed.server.storage.reader import LedgerReader
 from protofed.server.storage.rows import RoundRow, RunRow, TaskRow, UpdateRow
+from protofed.server.verdicts import RoundOutcome
 
 RUN = "trial"
 RECIPE = {

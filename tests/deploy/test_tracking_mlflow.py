@@ -18,7 +18,7 @@ from protofed.deploy.logs.redaction import Hidden
 from protofed.deploy.tracking import follower as tracking
 from protofed.deploy.tracking.follower import Follower
 from protofed.deploy.tracking.mlflow import EXPERIMENT, Mlflow
-from protofed.server.rounds.phases import RoundOutcome
+from protofed.server.verdicts import RoundOutcome
 
 pytestmark = pytest.mark.timeout(300)  # an import of seconds, and a database that is made
 

@@ -28,9 +28,9 @@ from protofed.common.protocol.messages import Receipt, Role, Task, Verdict
 from protofed.deploy.simulation.simulation import DirectLink, Simulation, agents_of, everything, simulation
 from protofed.server.operator.overview import Overview, overview
 from protofed.server.rounds import phases
-from protofed.server.rounds.screening import RejectionCode
 from protofed.server.storage.blobs import FolderBlobs, MemoryBlobs
 from protofed.server.storage.ledger import Ledger
+from protofed.server.verdicts import RejectionCode, RoundOutcome
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -287,7 +287,7 @@ def test_row_73_below_quorum_at_the_deadline_the_round_is_tried_again_and_at_las
     abandoned = [row.abandoned for row in lab.ledger.rounds("test")[1:]]
     assert abandoned == ["1 updates at the deadline, quorum 2"] * 3
     reason = "round 1 was abandoned 3 times: 1 updates at the deadline, quorum 2"
-    assert lab.phase == phases.FinishedPhase(reason, phases.RoundOutcome.FAILED)
+    assert lab.phase == phases.FinishedPhase(reason, RoundOutcome.FAILED)
 
 
 # Row 74

@@ -25,6 +25,7 @@ from protofed.client.agent.site import Site
 from protofed.client.agent.status import DaemonStatus
 from protofed.client.data.site_data import SiteData
 from protofed.client.method import client_methods
+from protofed.client.models.catalogue import device_model
 from protofed.client.privacy.policy import Policy
 from protofed.client.state.disk_store import MemoryStore
 from protofed.client.transport.audit import FILE, ClientAudit
@@ -38,7 +39,7 @@ from protofed.common.protocol.messages import Finished, Role, score_family
 from protofed.common.storage import journal
 from protofed.common.storage.journal import Journal
 from protofed.deploy import shipped
-from protofed.deploy.simulation.simulation import agents_of, data_of, device_model
+from protofed.deploy.simulation.simulation import agents_of, data_of
 from protofed.protos.v1 import federation_pb2 as pb
 
 RECORDED, TRAINER = "site-1", frozenset({Role.TRAINER})

@@ -36,9 +36,9 @@ from protofed.server.rounds.context import RunJob, ServerContext, inline
 from protofed.server.rounds.coordinator import Coordinator
 from protofed.server.rounds.phases import Phase
 from protofed.server.rounds.presence import SitePresence
-from protofed.server.rounds.screening import UpdateProblem
 from protofed.server.storage.blobs import Blobs, MemoryBlobs
 from protofed.server.storage.ledger import Ledger
+from protofed.server.verdicts import UpdateProblem
 
 CLASSES = 3
 EVALUATOR = "eva"

@@ -14,7 +14,7 @@ from protofed.common.payload import Part
 from protofed.common.protocol.messages import Receipt, TaskKind, Verdict
 from protofed.server.rounds import phases
 from protofed.server.rounds.admission import UploadIntake
-from protofed.server.rounds.screening import RejectionCode, UpdateProblem
+from protofed.server.verdicts import RejectionCode, UpdateProblem
 
 if TYPE_CHECKING:
     from tests.server.conftest import Lab, MakeLab

@@ -18,6 +18,7 @@ from protofed.server.methods.fedavg import FedAvgServer
 from protofed.server.rounds import phases
 from protofed.server.rounds.screening import MAX_SCALARS
 from protofed.server.storage.blobs import FolderBlobs
+from protofed.server.verdicts import RoundOutcome
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -60,7 +61,7 @@ def test_a_run_ends_completed_with_the_mean_of_its_last_round(lab: Lab) -> None:
     assert lab.value == 3.0
     lab.round(ann=2.0, bob=4.0, cyd=0.0)
     assert lab.value == 2.0
-    assert lab.phase == phases.FinishedPhase("completed", phases.RoundOutcome.COMPLETED)
+    assert lab.phase == phases.FinishedPhase("completed", RoundOutcome.COMPLETED)
     assert lab.coordinator.next_task("ann", "daemon-ann") == Finished("completed", last=True)
     row = lab.ledger.run("test")
     assert row is not None
@@ -181,10 +182,10 @@ def test_too_many_abandoned_attempts_fail_the_run(make: MakeLab) -> None:
 
 def test_an_operators_stop_is_no_failure(lab: Lab) -> None:
     lab.coordinator.stop("enough")
-    assert lab.phase == phases.FinishedPhase("enough", phases.RoundOutcome.ABORTED)
+    assert lab.phase == phases.FinishedPhase("enough", RoundOutcome.ABORTED)
     assert lab.coordinator.next_task("ann", "daemon-ann") == Finished("enough", last=True)
     lab.later(1000.0)
-    assert lab.phase == phases.FinishedPhase("enough", phases.RoundOutcome.ABORTED)
+    assert lab.phase == phases.FinishedPhase("enough", RoundOutcome.ABORTED)
 
 
 def test_an_aggregate_that_is_not_finite_fails_the_run_and_publishes_nothing(make: MakeLab) -> None:
@@ -210,9 +211,7 @@ def test_a_method_that_raises_fails_the_run_by_the_name_of_its_error_alone(
 
     monkeypatch.setattr(FedAvgServer, "aggregate", aggregate)
     lab.round(ann=1.0, bob=2.0, cyd=3.0)
-    assert lab.phase == phases.FinishedPhase(
-        "round 1 could not be aggregated: ZeroDivisionError", phases.RoundOutcome.FAILED
-    )
+    assert lab.phase == phases.FinishedPhase("round 1 could not be aggregated: ZeroDivisionError", RoundOutcome.FAILED)
 
 
 @pytest.fixture
@@ -543,4 +542,4 @@ def test_an_aggregation_that_ends_after_the_run_was_stopped_changes_nothing(make
     lab.push("ann", lab.model(0.0))
     lab.coordinator.stop("enough")
     workshop.finish()
-    assert lab.phase == phases.FinishedPhase("enough", phases.RoundOutcome.ABORTED)
+    assert lab.phase == phases.FinishedPhase("enough", RoundOutcome.ABORTED)

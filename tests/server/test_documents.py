@@ -16,8 +16,8 @@ from protofed.common.protocol.messages import CHUNK_BYTES
 from protofed.server.operator import downloads as documents
 from protofed.server.operator.downloads import Downloads, published
 from protofed.server.operator.run_record import dossier
-from protofed.server.rounds.phases import RoundOutcome
 from protofed.server.storage.blobs import FolderBlobs
+from protofed.server.verdicts import RoundOutcome
 
 if TYPE_CHECKING:
     from tests.server.conftest import Lab, MakeLab

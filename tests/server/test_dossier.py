@@ -16,9 +16,9 @@ from protofed.common.payload import Part, Tensors
 from protofed.common.protocol.messages import Activity, TaskKind, Verdict
 from protofed.server.operator.run_record import best_round, dossier
 from protofed.server.operator.run_record_models import MOST_CLASSES, cosines, similarity
-from protofed.server.rounds.screening import RejectionCode, UpdateProblem
 from protofed.server.storage.blobs import MemoryBlobs
 from protofed.server.storage.rows import RoundRow
+from protofed.server.verdicts import RejectionCode, UpdateProblem
 
 if TYPE_CHECKING:
     from tests.server.conftest import Lab, MakeLab

@@ -13,10 +13,10 @@ import pytest
 from protofed.common.codec import Digest, digest
 from protofed.common.errors import StateError
 from protofed.common.protocol.messages import Receipt, TaskKind, Verdict
-from protofed.server.rounds.phases import RoundOutcome
 from protofed.server.storage.ledger import Ledger
 from protofed.server.storage.reader import LedgerReader
 from protofed.server.storage.rows import RoundRow, TaskRow, UpdateRow
+from protofed.server.verdicts import RoundOutcome
 
 BASE, STATE = digest(b"base"), digest(b"state")
 

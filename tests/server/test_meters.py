@@ -14,8 +14,8 @@ from protofed.common.payload import Part
 from protofed.common.protocol.messages import Verdict
 from protofed.server.metrics import METRICS, ServerMetrics
 from protofed.server.rounds import phases
-from protofed.server.rounds.screening import RejectionCode
 from protofed.server.storage.ledger import Ledger
+from protofed.server.verdicts import RejectionCode
 
 if TYPE_CHECKING:
     from tests.server.conftest import Lab, Later, MakeLab

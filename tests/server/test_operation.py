@@ -13,7 +13,7 @@ from protofed.common.errors import ConfigError, ConflictError, ExcludedError, No
 from protofed.common.protocol.messages import Activity, Assignment, Progress, Signal, TaskKind, Verdict
 from protofed.server.operator.verification import VerificationResult
 from protofed.server.rounds import phases
-from protofed.server.rounds.screening import RejectionCode
+from protofed.server.verdicts import RejectionCode
 
 ALONE = {"min_sites": 1, "quorum": 1}
 

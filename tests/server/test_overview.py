@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from protofed.common.protocol.messages import Activity, Role
-from protofed.server.operator.overview import Overview, Spread, overview, spread, spreads
-from protofed.server.rounds.phases import RoundOutcome
-from protofed.server.rounds.screening import RejectionCode, UpdateProblem
+from protofed.common.statistics import Spread, spread, spreads
+from protofed.server.operator.overview import Overview, overview
 from protofed.server.storage.ledger import Ledger
+from protofed.server.verdicts import RejectionCode, RoundOutcome, UpdateProblem
 
 if TYPE_CHECKING:
     from tests.server.conftest import Lab, MakeLab

@@ -13,6 +13,7 @@ from protofed.common.protocol.messages import Finished, Role, Task, TaskKind, Ve
 from protofed.server.rounds import phases
 from protofed.server.storage.blobs import FolderBlobs
 from protofed.server.storage.ledger import Ledger
+from protofed.server.verdicts import RoundOutcome
 
 if TYPE_CHECKING:
     from tests.server.conftest import Fragile, Lab, Later, MakeLab
@@ -173,7 +174,7 @@ def test_a_finished_run_stays_finished(lab: Lab) -> None:
     lab.round(**VALUES)
     before = lab.address
     lab.restart()
-    assert lab.phase == phases.FinishedPhase("completed", phases.RoundOutcome.COMPLETED)
+    assert lab.phase == phases.FinishedPhase("completed", RoundOutcome.COMPLETED)
     assert lab.address == before
     lab.later(1000.0)
     assert lab.coordinator.next_task("ann", "daemon-ann") == Finished("completed", last=True)
@@ -182,7 +183,7 @@ def test_a_finished_run_stays_finished(lab: Lab) -> None:
 def test_a_failed_run_stays_failed(lab: Lab) -> None:
     lab.coordinator._driver.handle(phases.Broken("disk"))
     lab.restart()
-    assert lab.phase == phases.FinishedPhase("disk", phases.RoundOutcome.FAILED)
+    assert lab.phase == phases.FinishedPhase("disk", RoundOutcome.FAILED)
 
 
 def test_another_recipe_under_the_same_name_is_refused(make: MakeLab, lab: Lab) -> None:
@@ -264,7 +265,7 @@ def test_a_server_killed_at_any_of_its_writes_ends_with_the_same_bytes(
     make: MakeLab, fragile: Fragile, durably: bool
 ) -> None:
     reference, writes = whole_run(make, fragile)
-    assert reference.phase == phases.FinishedPhase("completed", phases.RoundOutcome.COMPLETED)
+    assert reference.phase == phases.FinishedPhase("completed", RoundOutcome.COMPLETED)
     assert writes > 20
     for n in range(1, writes + 1):
         lab, _ = whole_run(make, type(fragile)(), n, durably=durably)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from protofed.common.codec import Digest
-from protofed.server.rounds.screening import RejectionCode, UpdateProblem
+from protofed.server.verdicts import RejectionCode, UpdateProblem
 
 if TYPE_CHECKING:
     from tests.server.conftest import Lab, MakeLab

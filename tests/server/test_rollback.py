@@ -9,6 +9,7 @@ import pytest
 from protofed.common.errors import ConfigError, ConflictError
 from protofed.common.protocol.messages import Signal, TaskKind, Verdict
 from protofed.server.rounds import phases
+from protofed.server.verdicts import RoundOutcome
 
 if TYPE_CHECKING:
     from tests.server.conftest import Lab, Later, MakeLab
@@ -92,7 +93,7 @@ def test_the_run_ends_as_if_the_rounds_had_never_been(far: Lab) -> None:
     far.later(0.0)
     for value in (1.0, 2.0, 3.0, 4.0, 5.0, 6.0):
         far.round(ann=value, bob=value, cyd=value)
-    assert far.phase == phases.FinishedPhase("completed", phases.RoundOutcome.COMPLETED)
+    assert far.phase == phases.FinishedPhase("completed", RoundOutcome.COMPLETED)
     assert far.value == 6.0
 
 

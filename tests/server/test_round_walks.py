@@ -29,12 +29,12 @@ from protofed.server.rounds.phases import (
     Insufficient,
     Open,
     Phase,
-    RoundOutcome,
     ScoresArrived,
     Sites,
     Tick,
 )
 from protofed.server.rounds.state_machine import RoundRules, advance
+from protofed.server.verdicts import RoundOutcome
 
 DEADLINE = 100.0
 

@@ -24,8 +24,6 @@ from protofed.server.rounds.screening import (
     BLOCK,
     HEADER_ROOM,
     MAX_SCALARS,
-    RejectionCode,
-    UpdateProblem,
     base_fault,
     examined,
     first_model_fault,
@@ -34,6 +32,7 @@ from protofed.server.rounds.screening import (
     scalars_fault,
     size_fault,
 )
+from protofed.server.verdicts import RejectionCode, UpdateProblem
 
 CLASSES, FEATURES = 4, 3
 BODY: Tensors = {"conv.weight": np.zeros((2, 3), np.float32), "bn.batches": np.zeros((), np.int64)}

@@ -8,3 +8,8 @@ from datetime import UTC, datetime
 def utc_now() -> datetime:
     """What the machine's clock says."""
     return datetime.now(UTC)
+
+
+def stamp(when: datetime) -> str:
+    """UTC in RFC 3339, to the second."""
+    return when.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

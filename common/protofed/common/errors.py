@@ -1,25 +1,25 @@
 """What can go wrong, as users meet it: one line that says what was expected and what to do.
 
-ProtofedError                 70
-├── ConfigError               78   a recipe, a setting or an option that cannot be used
-├── DataError                 65   a data set that is missing, unreadable or of the wrong shape
-├── PolicyViolation           77   something that the site's own policy does not allow
-├── CodecError                76   bytes that are not a payload of ours
-├── ProtocolError             76   a peer of another version, or one that breaks the protocol
-│   ├── VersionMismatch            client and server speak different versions
-│   ├── Incomplete                 an upload lacks chunks, or was never begun
-│   ├── NotEnrolled                the server does not know this daemon (any more)
-│   ├── Fenced                     a newer daemon of the same site has taken over
-│   ├── Excluded                   the operator has excluded the site
-│   ├── Denied                     the certificate does not allow the call
-│   ├── Conflict                   what was said before is contradicted, or a name is taken
-│   ├── OverQuota                  more than one site may have at a time
-│   └── Incident                   the peer failed, and only its own log says why
-├── Unavailable               69   a peer or a port that cannot be had now
-├── StateError                74   a state folder that is locked or damaged
-│   ├── OutOfSpace                 a full disk: the same again succeeds when there is room
-│   └── DiskFailure                a disk that cannot be written: what was written before may be lost, too
-└── TaskFailure                    a task that this site cannot do; reported to the server by its reason
+ProtofedError                  70
+├── ConfigError                78   a recipe, a setting or an option that cannot be used
+├── DataError                  65   a data set that is missing, unreadable or of the wrong shape
+├── PolicyViolationError       77   something that the site's own policy does not allow
+├── CodecError                 76   bytes that are not a payload of ours
+├── ProtocolError              76   a peer of another version, or one that breaks the protocol
+│   ├── VersionMismatchError        client and server speak different versions
+│   ├── IncompleteUploadError       an upload lacks chunks, or was never begun
+│   ├── NotEnrolledError            the server does not know this daemon (any more)
+│   ├── FencedError                 a newer daemon of the same site has taken over
+│   ├── ExcludedError               the operator has excluded the site
+│   ├── DeniedError                 the certificate does not allow the call
+│   ├── ConflictError               what was said before is contradicted, or a name is taken
+│   ├── OverQuotaError              more than one site may have at a time
+│   └── IncidentError               the peer failed, and only its own log says why
+├── UnavailableError           69   a peer or a port that cannot be had now
+├── StateError                 74   a state folder that is locked or damaged
+│   ├── OutOfSpaceError             a full disk: the same again succeeds when there is room
+│   └── DiskFailureError            a disk that cannot be written: what was written before may be lost, too
+└── TaskFailedError                 a task that this site cannot do; reported to the server by its reason
 """
 
 from __future__ import annotations
@@ -120,6 +120,12 @@ class OutOfSpaceError(StateError):
 
 class DiskFailureError(StateError):
     """A disk that cannot be written. After a failed fsync nobody knows what is on it: a server then ends."""
+
+
+class RunFailedError(ProtofedError):
+    """A run ended in failure; its reason is in the ledger and in the message."""
+
+    exit_code = 1
 
 
 class FailureReason(StrEnum):

@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 from protofed.common.monitoring.metric import Metric
 from protofed.common.payload import Part
 from protofed.common.protocol.messages import Verdict
-from protofed.server.rounds.screening import RejectionCode
+from protofed.server.verdicts import RejectionCode
 
 BUILD = Metric("protofed_build_info", "gauge", ("version", "protocol"), "1; which protofed this is.")
 RUNS = Metric("protofed_runs", "gauge", ("standing",), "Runs: queued, running, paused, completed, failed, aborted.")

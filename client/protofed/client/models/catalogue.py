@@ -16,7 +16,7 @@ from protofed.client.models.mlp import MLP
 from protofed.client.models.resnet import ResNet18, ResNet50
 from protofed.client.models.simple_cnn import SimpleCNN
 from protofed.client.models.split import SplitModel
-from protofed.common.config.recipe import Input, NamedOptions
+from protofed.common.config.recipe import Input, NamedOptions, Recipe
 from protofed.common.errors import ConfigError
 from protofed.common.registry import Registry
 
@@ -133,3 +133,11 @@ def _line(error: Exception) -> str:
     """An error as one line: its kind and the first line of what it says."""
     text = str(error).strip().splitlines()
     return f"{type(error).__name__}: {text[0][:200]}" if text else type(error).__name__
+
+
+def device_model(recipe: Recipe, device: torch.device, allowed: frozenset[str]) -> SplitModel:
+    """A recipe's model where it will be trained."""
+    model = build(recipe.model, recipe.input, recipe.classes, allowed)
+    model.to(device=device)
+    model.to(memory_format=torch.channels_last)  # 1.2 to 2 times faster on CPUs, too
+    return model

@@ -18,7 +18,8 @@ from pydantic import TypeAdapter, ValidationError
 from protofed.common.clock import utc_now
 from protofed.common.codec import digest
 from protofed.common.errors import ConfigError, unknown
-from protofed.common.protocol.messages import MOST_RECIPE_BYTES, Assignment, check_id
+from protofed.common.ids import check_id
+from protofed.common.protocol.messages import MOST_RECIPE_BYTES, Assignment
 from protofed.common.storage import files as archive
 
 FOLDER = ".approvals"  # of the state folder; no run's name begins with a dot

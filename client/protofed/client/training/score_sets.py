@@ -17,6 +17,11 @@ from protofed.client.training.evaluation import (
 )
 from protofed.common.config.recipe import Recipe
 
+SCORES = ("accuracy", "balanced_accuracy", "recall", "auroc", "ece", "many", "medium", "few", "groups")
+TESTS = ("global", "personal", "global.local", "personal.local")
+RELIABILITY = frozenset(f"global.reliability.{name}" for name in ("accuracy", "confidence", "share"))
+SCALARS = RELIABILITY | {"loss", "personal.pm_v", "personal.pm_l"} | {f"{of}.{name}" for of in TESTS for name in SCORES}
+
 
 def on_test(model: nn.Module, data: SiteData, recipe: Recipe) -> dict[str, float]:
     """`global.<score>`: the global model on the test set that all sites share; for an evaluator."""

@@ -15,9 +15,9 @@ from protofed.client.transport.finding import ConnectionDiagnosis as ConnectionD
 from protofed.client.transport.finding import DiagnosisCode as DiagnosisCode
 from protofed.client.transport.finding import DiagnosisError
 from protofed.client.transport.proxy import Proxy
-from protofed.common.clock import utc_now
+from protofed.common.clock import stamp, utc_now
 from protofed.common.errors import ConfigError
-from protofed.common.pki.certificate import Certificate, fingerprint, read_certificate, stamp
+from protofed.common.pki.certificate import Certificate, fingerprint, read_certificate
 from protofed.common.pki.identity import Identity, check_dates
 
 PATIENCE_S = 10.0  # of each step

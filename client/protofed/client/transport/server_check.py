@@ -12,9 +12,9 @@ from protofed.client.transport.audit import ClientAudit
 from protofed.client.transport.diagnosis import diagnose
 from protofed.client.transport.finding import LASTING, UNTRUSTED, ConnectionDiagnosis, DiagnosisCode
 from protofed.client.transport.proxy import Proxy
-from protofed.common.clock import utc_now
+from protofed.common.clock import stamp, utc_now
 from protofed.common.errors import ConfigError
-from protofed.common.pki.certificate import Certificate, stamp
+from protofed.common.pki.certificate import Certificate
 from protofed.common.pki.identity import LiveIdentity
 
 log = structlog.get_logger()

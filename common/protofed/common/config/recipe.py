@@ -18,10 +18,10 @@ from protofed.common.config.partition import Dirichlet as Dirichlet
 from protofed.common.config.table import Share, later
 from protofed.common.config.table import StrictModel as StrictModel
 from protofed.common.errors import ConfigError, short
+from protofed.common.ids import Id as Id
 from protofed.common.protocol.messages import LONGEST_S
 from protofed.common.renamed import RENAMED
 
-Id = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,63}$")]
 Augment = Literal["none", "crop-flip", "reflect-crop-flip", "crop-flip-rotate"]
 MOST_ROUNDS, MOST_CLASSES, MOST_SITES = 1_000_000, 100_000, 100_000
 Seconds = Annotated[float, Field(gt=0, le=LONGEST_S)]

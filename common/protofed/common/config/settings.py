@@ -12,8 +12,9 @@ from typing import Annotated, Any, TypeAlias, TypeVar
 from pydantic import BeforeValidator, Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
-from protofed.common.config.recipe import Data, Id, StrictModel, explain, read_table
+from protofed.common.config.recipe import Data, StrictModel, explain, read_table
 from protofed.common.errors import ConfigError, unknown
+from protofed.common.ids import Id
 from protofed.common.protocol.messages import Role
 
 Secret: TypeAlias = Annotated[SecretStr, BeforeValidator(str)]  # an error shows what it was given: never a secret

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from enum import StrEnum
 
 from cryptography import x509
@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from protofed.common.errors import ConfigError
-from protofed.common.protocol.messages import check_id
+from protofed.common.ids import check_id
 
 SCHEME = "protofed://"
 UNREADABLE = (
@@ -147,11 +147,6 @@ def has_usage(certificate: x509.Certificate, party: Party) -> bool:
     except (x509.ExtensionNotFound, *UNREADABLE):
         return False
     return USAGES[party] in usages
-
-
-def stamp(when: datetime) -> str:
-    """UTC in RFC 3339, to the second."""
-    return when.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _signed(certificate: x509.Certificate, authority: x509.Certificate) -> bool:

@@ -19,6 +19,7 @@ from typing import TypeAlias
 import structlog
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
 
+from protofed.common.clock import stamp
 from protofed.common.errors import ConfigError
 from protofed.common.pki.certificate import (
     UNREADABLE,
@@ -29,7 +30,6 @@ from protofed.common.pki.certificate import (
     load,
     read_certificate,
     signer,
-    stamp,
 )
 from protofed.common.pki.identity_errors import IdentityError, IdentityProblem
 

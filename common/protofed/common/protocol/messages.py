@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 from protofed.common.codec import Digest
-from protofed.common.errors import ConfigError, FailureReason
-from protofed.common.payload import SiteId, TensorSpec
+from protofed.common.errors import FailureReason
+from protofed.common.payload import TensorSpec
 
 PROTOCOL_VERSION = 1
 CHUNK_BYTES = 2 << 20
 MOST_BYTES = 4 << 30  # of a model, as large as sites take one
 MOST_RECIPE_BYTES = 1 << 20
 LONGEST_S = 1e9  # of any time that is told: thirty years
-_ID = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
 
 
 class Role(StrEnum):
@@ -182,14 +180,3 @@ def score_family(name: str) -> str:
     """`global.recall` of `global.recall.3`: what is told of every class has one name; others are their own family."""
     stem, _, last = name.rpartition(".")
     return stem if last.isdigit() else name
-
-
-def check_id(kind: str, value: str) -> SiteId:
-    """`value`, if it can be an id.
-
-    Raises:
-        ConfigError: it has other characters than a-z, 0-9 and '-', begins with '-', or has not 1 to 64 of them.
-    """
-    if not _ID.fullmatch(value):
-        raise ConfigError(f"{kind} {value[:80]!r} is no id: expected 1 to 64 of a-z, 0-9 and '-', the first no '-'")
-    return value

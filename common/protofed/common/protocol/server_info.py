@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from protofed.common.clock import stamp
 from protofed.common.errors import short
-from protofed.common.pki.certificate import stamp
 
 TIME, SOFTWARE, PROTOCOL, STANDING = "protofed-time", "protofed-version", "protofed-protocol", "protofed-certificate"
 REGISTERED, UNKNOWN = "registered", "unknown"  # of a certificate; else why it is let in no more: revoked, expired, …

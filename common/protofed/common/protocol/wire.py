@@ -5,7 +5,6 @@ Reading is strict: an unknown enumerator or a bad id is a ProtocolError, never a
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection
 from dataclasses import asdict
 from enum import StrEnum
@@ -13,6 +12,7 @@ from typing import Any, Generic, TypeVar
 
 from protofed.common.codec import DTYPES, MAX_TENSORS, TENSOR_NAME, Digest, is_digest
 from protofed.common.errors import FailureReason, PolicyViolationError, ProtocolError
+from protofed.common.ids import read_id
 from protofed.common.payload import NOT_ON_THE_WIRE, Part, TensorSpec
 from protofed.common.protocol.audit_fields import facts as facts  # of any request; for audit logs
 from protofed.common.protocol.messages import (
@@ -37,7 +37,6 @@ from protofed.protos.v1 import federation_pb2 as pb
 E = TypeVar("E", bound=StrEnum)
 DIGEST_ALGORITHM = "blake3-256"
 MAX_TOTAL = 2**53  # what every ledger can count
-_ID = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
 
 
 class _Enum(Generic[E]):
@@ -76,13 +75,6 @@ def read_digest(value: str) -> Digest:
     if not is_digest(value):
         raise ProtocolError("a digest is 64 of 0-9 and a-f")
     return Digest(value)
-
-
-def read_id(value: str) -> str:
-    """`value`, if it can be an id (run, site, nonce, instance)."""
-    if not _ID.fullmatch(value):
-        raise ProtocolError("an id is 1 to 64 of a-z, 0-9 and '-', the first no '-'")
-    return value
 
 
 def pack_hold(hold: PauseReason) -> Any:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from protofed.common.errors import ProtocolError
-from protofed.common.protocol import wire
+from protofed.common.ids import read_id
 from protofed.common.storage.journal import HalfLineError, Record, TamperedError
 from protofed.deploy.audit.verify import AuditError, read
 
@@ -212,7 +212,7 @@ def _message(at: str, facts: Mapping[str, Any]) -> Message:
 def _run(said: str) -> str:
     """Nothing, if it cannot be a run: a peer may say what it likes."""
     with contextlib.suppress(ProtocolError):
-        return wire.read_id(said)
+        return read_id(said)
     return ""
 
 

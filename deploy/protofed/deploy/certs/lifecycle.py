@@ -19,8 +19,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding
 
+from protofed.common.clock import stamp
 from protofed.common.errors import ConfigError
-from protofed.common.pki.certificate import is_authority, load, stamp
+from protofed.common.pki.certificate import is_authority, load
 from protofed.common.pki.identity import (
     AUTHORITIES,
     CERTIFICATE,

@@ -14,8 +14,9 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from protofed.common.clock import stamp
 from protofed.common.errors import ConfigError
-from protofed.common.pki.certificate import load, stamp
+from protofed.common.pki.certificate import load
 from protofed.common.pki.identity import AUTHORITIES, CERTIFICATE, Certificate, read_certificate
 from protofed.deploy.certs import files as certs_files
 from protofed.deploy.certs.authority import ISSUED

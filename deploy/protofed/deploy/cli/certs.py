@@ -243,6 +243,6 @@ def _dates(certificate: Certificate) -> str:
 
 
 def _day(when: datetime) -> str:
-    from protofed.common.pki.certificate import stamp
+    from protofed.common.clock import stamp
 
     return f"{stamp(when)} ({(when - datetime.now(UTC)).days} days)"

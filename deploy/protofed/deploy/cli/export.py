@@ -158,7 +158,7 @@ def _list(found: Predicted, most: int) -> None:
 
 
 def _run(name: str) -> str:
-    from protofed.common.protocol.messages import check_id
+    from protofed.common.ids import check_id
 
     return check_id("run", name)
 

@@ -39,7 +39,7 @@ def start(
     as_json: AsJson = False,
 ) -> None:
     """Queue a run; it begins when those before it have ended."""
-    from protofed.common.protocol.messages import check_id
+    from protofed.common.ids import check_id
     from protofed.deploy import shipped
 
     read = shipped.recipe(recipe)

@@ -14,11 +14,11 @@ import structlog
 
 from protofed.client.distributed.environment import Launch, launched
 from protofed.common.address import check_connection
+from protofed.common.clock import stamp
 from protofed.common.config.recipe import Input, Recipe
 from protofed.common.config.settings import ClientSettings
 from protofed.common.errors import PolicyViolationError
 from protofed.common.monitoring.http import Monitor
-from protofed.common.pki.certificate import stamp
 from protofed.common.pki.identity import LiveIdentity
 from protofed.common.protocol.messages import Finished, Role, Task, Wait
 from protofed.common.storage.journal import Journal
@@ -165,8 +165,8 @@ def _site(
     settings: ClientSettings, policy: Policy, store: Store, where: torch.device, load: Callable[[Recipe], SiteData]
 ) -> Site:
     from protofed.client.agent.site import Site
+    from protofed.client.models.catalogue import device_model
     from protofed.client.training.checkpoint import on_disk
-    from protofed.deploy.simulation.simulation import device_model
 
     return Site(
         settings.site,

@@ -13,10 +13,11 @@ from pathlib import Path
 import structlog
 
 from protofed.common.address import check_connection
+from protofed.common.clock import stamp
 from protofed.common.config.recipe import read_recipe
 from protofed.common.config.settings import ServerSettings
-from protofed.common.errors import ProtofedError
-from protofed.common.pki.certificate import Party, stamp
+from protofed.common.errors import RunFailedError
+from protofed.common.pki.certificate import Party
 from protofed.common.pki.identity import LiveIdentity
 from protofed.common.storage import files as archive
 from protofed.common.version import VERSION
@@ -42,12 +43,6 @@ ADDRESS_FILE = "address"  # of the state folder: where the server listens, for t
 JOURNAL_FILE = "journal.jsonl"  # of the state folder: what was promised, beside the ledger
 
 
-class RunsFailedError(ProtofedError):
-    """A run ended in failure."""
-
-    exit_code = 1
-
-
 def run_server(
     settings: ServerSettings, *, until_finished: bool, recover: bool, started: Callable[[str], None]
 ) -> None:
@@ -61,7 +56,7 @@ def run_server(
         ConfigError: a recipe, the address or the identity cannot be used.
         StateError: the state folder is another server's, damaged, or older than what was promised.
         Unavailable: the port is taken.
-        RunsFailedError: a run failed (only with `until_finished`).
+        RunFailedError: a run failed (only with `until_finished`).
     """
     logs.hide_server(settings)
     check_connection(settings.listen, settings.identity, settings.plaintext)
@@ -107,7 +102,7 @@ def run_server(
 
         asyncio.run(main())
         if until_finished and runs.failed:
-            raise RunsFailedError(f"run failed: {'; '.join(runs.failed)}")
+            raise RunFailedError(f"run failed: {'; '.join(runs.failed)}")
 
 
 def _ledger(settings: ServerSettings, held: ExitStack, *, recover: bool) -> Ledger:

@@ -6,8 +6,9 @@ from datetime import datetime, timedelta
 from pathlib import Path
 
 from protofed.client.transport.finding import ConnectionDiagnosis, DiagnosisCode
+from protofed.common.clock import stamp
 from protofed.common.errors import ConfigError
-from protofed.common.pki.certificate import Certificate, read_certificate, stamp
+from protofed.common.pki.certificate import Certificate, read_certificate
 from protofed.common.pki.identity import CERTIFICATE
 from protofed.deploy.doctor.checks import CheckFailedError
 from protofed.deploy.doctor.machine import CLOCK, SOON

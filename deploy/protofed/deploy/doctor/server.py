@@ -15,11 +15,11 @@ from sqlalchemy import Connection, select
 from sqlalchemy.exc import OperationalError, SQLAlchemyError
 
 from protofed.common.address import check_connection
-from protofed.common.clock import utc_now
+from protofed.common.clock import stamp, utc_now
 from protofed.common.config.recipe import read_recipe
 from protofed.common.config.settings import ServerSettings
 from protofed.common.errors import ProtofedError
-from protofed.common.pki.certificate import Party, read_certificate, stamp
+from protofed.common.pki.certificate import Party, read_certificate
 from protofed.common.pki.identity import Identity, read_identity
 from protofed.deploy.daemons import server as server_process
 from protofed.deploy.doctor import dates as doctor_dates

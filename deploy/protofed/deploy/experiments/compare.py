@@ -15,9 +15,8 @@ from pathlib import Path
 from rich.console import Console
 
 from protofed.common.config.recipe import Recipe
-from protofed.common.errors import ConfigError, unknown
+from protofed.common.errors import ConfigError, RunFailedError, unknown
 from protofed.common.storage import files as archive
-from protofed.deploy.daemons.server import RunsFailedError
 from protofed.deploy.experiments.curves import draw
 from protofed.deploy.experiments.experiment import ExperimentJob, jobs_of, read_contents, refuse_foreign, write_contents
 from protofed.deploy.experiments.jobs import Processes, is_done, run_jobs
@@ -57,7 +56,7 @@ def compare(recipes: Sequence[Recipe], wanted: CompareRequest) -> None:
     Raises:
         ConfigError: the recipes cannot be compared, no result has such a metric, or there is no such format.
         StateError: the folder is in use, or holds something else.
-        RunsFailedError: jobs failed; the others were run and written nevertheless.
+        RunFailedError: jobs failed; the others were run and written nevertheless.
         Unavailable: there is no such cluster.
     """
     _check(wanted)
@@ -71,7 +70,7 @@ def compare(recipes: Sequence[Recipe], wanted: CompareRequest) -> None:
         report(wanted)
     if failures:
         told = "".join(f"\n  {job.name}: {why}; see {job.log}" for job, why in failures.items())
-        raise RunsFailedError(f"{len(failures)} of {len(jobs)} jobs failed:{told}")
+        raise RunFailedError(f"{len(failures)} of {len(jobs)} jobs failed:{told}")
 
 
 def read_seeds(text: str | None) -> list[int] | None:

@@ -14,9 +14,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
+from protofed.common.statistics import spreads
 from protofed.common.storage import files as archive
 from protofed.deploy.experiments.experiment import Result
-from protofed.server.operator.overview import spreads
 
 # Okabe and Ito's colours, told apart by colour-blind readers; yellow is too pale for a line on white.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")

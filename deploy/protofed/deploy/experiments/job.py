@@ -17,11 +17,10 @@ from pathlib import Path
 import torch
 
 from protofed.client.agent import device as devices
-from protofed.common.errors import ProtofedError
+from protofed.common.errors import ProtofedError, RunFailedError
 from protofed.common.malloc import keep_memory
 from protofed.common.storage import files as archive
 from protofed.common.version import VERSION
-from protofed.deploy.daemons.server import RunsFailedError
 from protofed.deploy.daemons.signals import stoppable
 from protofed.deploy.experiments.experiment import ExperimentJob, Result
 from protofed.deploy.logs import setup as logs
@@ -40,14 +39,14 @@ def run_job(job: ExperimentJob, device: torch.device, tell: Callable[[int, str],
     Raises:
         ConfigError, DataError: the recipe or its data cannot be used.
         StateError: the folder is in use, or its state is another recipe's.
-        RunsFailedError: the run failed.
+        RunFailedError: the run failed.
     """
     clock = _Stopwatch(job.folder / _SECONDS)
     tell(0, "loading")
     with simulation(job.recipe, job.state, device) as running:
         _go(running, clock, tell)
         if running.runs.failed:
-            raise RunsFailedError(f"run failed: {running.runs.failed[0]}; remove {job.folder} to begin it again")
+            raise RunFailedError(f"run failed: {running.runs.failed[0]}; remove {job.folder} to begin it again")
         job.write_result(_result(running, clock.seconds))
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from protofed.common.errors import DataError
 from protofed.common.payload import SiteId
-from protofed.server.operator.overview import Spread, lower_is_better, spreads
+from protofed.common.statistics import Spread, lower_is_better, spreads
 
 SiteScores: TypeAlias = Mapping[SiteId, Mapping[str, float]]
 Scores: TypeAlias = Mapping[int, SiteScores]  # by scored round, as `Ledger.scores`

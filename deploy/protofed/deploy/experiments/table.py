@@ -12,9 +12,9 @@ from rich.console import Console
 from rich.table import Table
 
 from protofed.common.config.recipe import Recipe
+from protofed.common.statistics import Spread, spread
 from protofed.deploy.experiments.columns import TableColumn, named, summarise, usual
 from protofed.deploy.experiments.experiment import Result
-from protofed.server.operator.overview import Spread, spread
 
 
 @dataclass(frozen=True)

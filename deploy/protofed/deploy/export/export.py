@@ -15,6 +15,7 @@ from protofed.common.clock import utc_now
 from protofed.common.config.recipe import Data, Recipe
 from protofed.common.errors import ConfigError
 from protofed.common.payload import Payload
+from protofed.common.statistics import spreads
 from protofed.common.version import VERSION
 from protofed.deploy.export import model_folder
 from protofed.deploy.export import models as models
@@ -26,7 +27,6 @@ from protofed.deploy.export.model_folder import GRAPH, WEIGHTS, File, ModelFacts
 from protofed.deploy.export.models import BuiltModel
 from protofed.deploy.export.published_states import PublishedState
 from protofed.deploy.export.site_state import KeptRound
-from protofed.server.operator.overview import spreads
 
 if TYPE_CHECKING:
     from protofed.deploy.operator.connection import Operator

@@ -12,17 +12,18 @@ import torch
 from protofed.client.data.site import load_sites, load_test
 from protofed.client.data.site_data import SiteData
 from protofed.client.method import client_methods
+from protofed.client.models.catalogue import device_model
 from protofed.client.models.split import SplitModel
 from protofed.client.state.disk_store import DiskStore
 from protofed.client.training.context import FitContext
 from protofed.common.config.recipe import Data, Recipe
 from protofed.common.errors import ConfigError, StateError
 from protofed.common.payload import Array, Part, Payload, SiteId
+from protofed.common.statistics import spreads
 from protofed.common.tensors import unit
 from protofed.deploy.experiments.experiment import ExperimentJob
-from protofed.deploy.simulation.simulation import EVALUATOR, device_model, simulation, site_names
+from protofed.deploy.simulation.simulation import EVALUATOR, simulation, site_names
 from protofed.server.method import ServerMethod, server_methods
-from protofed.server.operator.overview import spreads
 from protofed.server.storage.database import LEDGER_FILE
 
 BY_DIRECTION = frozenset({"fednh", "fedproc"})  # methods that compare features with prototypes by their cosine

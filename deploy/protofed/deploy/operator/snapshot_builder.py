@@ -8,10 +8,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
+from protofed.common.statistics import lower_is_better
 from protofed.deploy.operator.snapshot import AMISS, ENDED, Attempt, Problem, RunSnapshot, ScoreSnapshot, TimeRemaining
 from protofed.deploy.operator.snapshot_sites import printable, sites
 from protofed.protos.v1 import operator_pb2 as pb
-from protofed.server.operator.overview import lower_is_better
 
 PUBLISHED = ("published", "degraded")
 HEADLINES = ("global.accuracy", "personal.pm_v", "personal.pm_l")

@@ -11,8 +11,8 @@ from datetime import UTC, datetime
 from rich.console import Console
 from rich.live import Live
 
-from protofed.common.errors import ProtofedError, UnavailableError
-from protofed.common.pki.certificate import stamp
+from protofed.common.clock import stamp
+from protofed.common.errors import RunFailedError, UnavailableError
 from protofed.deploy.operator.connection import Operator
 from protofed.deploy.operator.log_lines import changes
 from protofed.deploy.operator.screen import WatchScreen
@@ -22,12 +22,6 @@ from protofed.deploy.operator.snapshot_builder import Memory, ServerReply, scene
 EVERY_S = 1.0
 ATTEMPTS = 12  # the newest, which are shown and from which the rest is estimated
 SILENT_S = 5.0  # without an answer, although none was refused
-
-
-class RunFailedError(ProtofedError):
-    """The run that was watched failed."""
-
-    exit_code = 1
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any
 
-from protofed.server.operator.overview import Spread, lower_is_better, spreads
+from protofed.common.statistics import Spread, lower_is_better, spreads
 
 LABELS = {
     "accuracy": "accuracy on the shared test set",

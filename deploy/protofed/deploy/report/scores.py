@@ -6,10 +6,10 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from protofed.common.statistics import lower_is_better, spread
 from protofed.deploy.report.document import Cell, Figure, Row, Section, Table
 from protofed.deploy.report.plots import BLUE, GREEN, ORANGE, Panel, Series, lying, over_rounds, points, reliability
 from protofed.deploy.report.record import GROUPS, RunRecord, label, percent, shown, some
-from protofed.server.operator.overview import lower_is_better, spread
 
 WHOSE = {"global": "Global model", "personal": "Own models"}
 CURVES = {  # by score, what its panel is called

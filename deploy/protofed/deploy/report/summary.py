@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 
 from protofed.common.citations import paper
+from protofed.common.statistics import Spread
 from protofed.deploy.console.tables import count as counted
 from protofed.deploy.report.document import Section, Table, Tile
 from protofed.deploy.report.record import GROUPS, LABELS, RunRecord, day, label, lasted, megabytes, percent, shown
-from protofed.server.operator.overview import Spread
 from protofed.server.operator.run_record import JUDGED_BY
 
 NAMED_SITES = 12

@@ -19,9 +19,9 @@ from protofed.common.protocol.messages import (
     Wait,
 )
 from protofed.common.version import VERSION
-from protofed.server.rounds import screening
 from protofed.server.rounds.run_queue import RunQueue
 from protofed.server.storage.blobs import Blobs
+from protofed.server.verdicts import UpdateProblem
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class DirectLink:
         if decided is not None:
             return decided
         norm = run.examine(released.data, manifest, task.base)
-        if isinstance(norm, screening.UpdateProblem):
+        if isinstance(norm, UpdateProblem):
             return run.refuse(self.site, task.nonce, manifest, norm)
         self.blobs.put(released.data)
         return run.commit(self.site, self.instance, task.nonce, manifest, released.metrics, released.weight, norm)

@@ -14,11 +14,12 @@ from rich.table import Table
 from protofed.client.agent import device as devices
 from protofed.client.privacy.policy import Policy
 from protofed.common.config.recipe import Recipe
+from protofed.common.errors import RunFailedError
+from protofed.common.statistics import Spread
 from protofed.deploy import shipped
 from protofed.deploy.console.progress import progress
-from protofed.deploy.daemons.server import RunsFailedError
 from protofed.deploy.simulation.simulation import simulation
-from protofed.server.operator.overview import Overview, Spread, overview
+from protofed.server.operator.overview import Overview, overview
 from protofed.server.rounds.phases import Aggregating, Collecting, Evaluating, FinishedPhase, Idle, Phase
 
 
@@ -93,7 +94,7 @@ def simulate_with_progress(name: str, state: Path | None, device: str, policy: P
     Raises:
         PolicyViolation: there is no such policy.
         ConfigError, DataError: the recipe or its data cannot be used.
-        RunsFailedError: the run failed.
+        RunFailedError: the run failed.
     """
     recipe, under = shipped.recipe(name), None if policy is None else Policy.read(policy)
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(30))  # the bar tells enough
@@ -107,7 +108,7 @@ def simulate_with_progress(name: str, state: Path | None, device: str, policy: P
     assert view is not None  # noqa: S101  (it was just run)
     Console(stderr=True).print(scores_table([recipe], {recipe.name: view}, recipe.name))
     if view.failed:
-        raise RunsFailedError(f"run failed: {view.run}: {view.phase}")
+        raise RunFailedError(f"run failed: {view.run}: {view.phase}")
     return view
 
 

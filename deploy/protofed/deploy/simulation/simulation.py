@@ -16,10 +16,10 @@ from protofed.client.agent.agent import Agent, Site
 from protofed.client.data.site import load_sites, load_test
 from protofed.client.data.site_data import SiteData
 from protofed.client.method import client_methods
-from protofed.client.models.catalogue import build
-from protofed.client.models.split import SplitModel
+from protofed.client.models.catalogue import device_model
 from protofed.client.privacy.policy import Policy, PolicyRules
 from protofed.client.state.disk_store import DiskStore, MemoryStore, Store
+from protofed.client.training.score_sets import SCALARS
 from protofed.client.transport.link import Link
 from protofed.common.codec import DTYPES
 from protofed.common.config.recipe import Recipe
@@ -37,10 +37,6 @@ from protofed.server.storage.database import LEDGER_FILE
 from protofed.server.storage.ledger import Ledger
 
 EVALUATOR = "evaluator"
-SCORES = ("accuracy", "balanced_accuracy", "recall", "auroc", "ece", "many", "medium", "few", "groups")
-TESTS = ("global", "personal", "global.local", "personal.local")
-RELIABILITY = frozenset(f"global.reliability.{name}" for name in ("accuracy", "confidence", "share"))
-SCALARS = RELIABILITY | {"loss", "personal.pm_v", "personal.pm_l"} | {f"{of}.{name}" for of in TESTS for name in SCORES}
 
 
 @dataclass(frozen=True)
@@ -110,14 +106,6 @@ def simulated(policy: Policy) -> Policy:
 def simulated_secret(recipe: Recipe, site: SiteId) -> bytes:
     """In place of what only a site knows, so that a simulation under a policy that hides classes can be repeated."""
     return hashlib.blake2b(f"simulated/{recipe.seed}/{site}".encode(), digest_size=32).digest()
-
-
-def device_model(recipe: Recipe, device: torch.device, allowed: frozenset[str]) -> SplitModel:
-    """A recipe's model where it will be trained."""
-    model = build(recipe.model, recipe.input, recipe.classes, allowed)
-    model.to(device=device)
-    model.to(memory_format=torch.channels_last)  # 1.2 to 2 times faster on CPUs, too
-    return model
 
 
 def agents_of(

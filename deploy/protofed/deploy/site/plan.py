@@ -16,10 +16,10 @@ from protofed.client.method import ClientMethod, client_methods
 from protofed.client.models.catalogue import build
 from protofed.client.models.split import dump
 from protofed.client.privacy.policy import GateContext, Policy, PolicyRefusedError
+from protofed.client.training.score_sets import RELIABILITY, SCORES
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import PolicyViolationError
 from protofed.common.payload import NOT_ON_THE_WIRE, Part, Payload, TensorSpec, Update, describe
-from protofed.deploy.simulation.simulation import RELIABILITY, SCORES
 from protofed.deploy.site.plan_rules import sentences
 from protofed.server.method import server_methods
 

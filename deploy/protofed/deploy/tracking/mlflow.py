@@ -18,8 +18,8 @@ from typing import Any
 from protofed.common.errors import ConfigError, StateError
 from protofed.deploy.logs import capture as logs_others
 from protofed.deploy.tracking.pages import Page, TrackedRun, outcome
-from protofed.server.rounds.phases import RoundOutcome
 from protofed.server.storage.rows import RunRow
+from protofed.server.verdicts import RoundOutcome
 
 EXPERIMENT = "protofed"
 RUN, FINGERPRINT, BEGAN, TOLD = (f"protofed.{name}" for name in ("run", "fingerprint", "began", "told"))

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from protofed.common.protocol.messages import TaskKind, Verdict, score_family
-from protofed.server.operator.overview import spreads
+from protofed.common.statistics import spreads
 from protofed.server.storage.reader import LedgerReader
 from protofed.server.storage.rows import RoundRow, RunRow
 

@@ -20,10 +20,10 @@ from protofed.common.monitoring.metric import Metric
 from protofed.common.payload import SiteId
 from protofed.common.pki.identity import LiveIdentity
 from protofed.common.protocol.messages import PROTOCOL_VERSION, Activity, TaskKind
+from protofed.common.statistics import spreads
 from protofed.common.version import VERSION
 from protofed.server import metrics
 from protofed.server.access.certificates import Certificates
-from protofed.server.operator.overview import spreads
 from protofed.server.rounds import phases
 from protofed.server.rounds import state_statistics as figures
 from protofed.server.rounds.presence import SitePresence
@@ -31,10 +31,11 @@ from protofed.server.rounds.resume import recipe_of
 from protofed.server.rounds.run_queue import RunQueue
 from protofed.server.storage.reader import LedgerReader
 from protofed.server.storage.rows import RoundRow, RunRow
+from protofed.server.verdicts import RoundOutcome
 
 log = structlog.get_logger()
 Families: TypeAlias = Iterable[Family]
-STANDINGS = ("queued", "running", "paused", *(outcome.value for outcome in phases.RoundOutcome))
+STANDINGS = ("queued", "running", "paused", *(outcome.value for outcome in RoundOutcome))
 FATES = ("invited", "started", "reported", "set-aside", "failed", "late", "not-needed")  # of `TaskRow`
 SITE_STATES = ("excluded", "away", "held", "silent", "working", "idle")
 SCORES = (  # sites name scores as they like: no other name becomes a label

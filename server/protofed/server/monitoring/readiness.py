@@ -7,8 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from protofed.common.clock import utc_now
-from protofed.common.pki.certificate import stamp
+from protofed.common.clock import stamp, utc_now
 from protofed.common.pki.identity import LiveIdentity
 from protofed.server.storage.transactions import LedgerWriter
 

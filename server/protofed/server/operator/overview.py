@@ -2,28 +2,14 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from protofed.common.payload import SiteId
 from protofed.common.protocol.messages import TaskKind
+from protofed.common.statistics import Spread, spreads
 from protofed.server.storage.reader import LedgerReader
 from protofed.server.storage.rows import RoundRow
-
-
-@dataclass(frozen=True)
-class Spread:
-    """One score over the sites that have it; `std` is the population's (METHODS §7).
-
-    `worst` is the smallest value, or the largest of a score that is better lower.
-    """
-
-    mean: float
-    std: float
-    worst: float
-    sites: int
 
 
 @dataclass(frozen=True)
@@ -57,25 +43,6 @@ class Overview:
     rolled_back: int
     ended: bool
     failed: bool
-
-
-def lower_is_better(name: str) -> bool:
-    """Of errors and losses; of all other scores, more is better."""
-    return name.rpartition(".")[2] in ("ece", "loss")
-
-
-def spread(values: list[float], lower_is_better: bool = False) -> Spread:
-    """Mean, population standard deviation and worst of at least one value; no finite value overflows on the way."""
-    mean = math.fsum(value / len(values) for value in values)
-    std = math.hypot(*(value - mean for value in values)) / math.sqrt(len(values))
-    return Spread(mean, std, (max if lower_is_better else min)(values), len(values))
-
-
-def spreads(by_site: Mapping[SiteId, Mapping[str, float]]) -> dict[str, Spread]:
-    """Each score over the sites that report it."""
-    names = sorted({name for scores in by_site.values() for name in scores})
-    values = {name: [scores[name] for scores in by_site.values() if name in scores] for name in names}
-    return {name: spread(some, lower_is_better(name)) for name, some in values.items()}
 
 
 def overview(ledger: LedgerReader, run: str) -> Overview | None:

@@ -9,8 +9,8 @@ from typing import Any
 from protofed.common.errors import ConfigError, short
 from protofed.common.payload import SiteId
 from protofed.common.protocol.messages import PROTOCOL_VERSION, TaskKind, Verdict, score_family
+from protofed.common.statistics import spreads
 from protofed.common.version import VERSION
-from protofed.server.operator.overview import spreads
 from protofed.server.operator.run_record_models import BlobReader, norms, similarity
 from protofed.server.storage.reader import LedgerReader
 from protofed.server.storage.rows import RoundRow, RunRow, TaskRow, UpdateRow

@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 
 from protofed.common.config.recipe import Recipe, parse_json
 from protofed.common.errors import ConfigError, short
+from protofed.common.ids import check_id
 from protofed.common.payload import SiteId
 from protofed.common.pki.certificate import Party
-from protofed.common.protocol.messages import Activity, PauseReason, Progress, Role, Verdict, check_id
+from protofed.common.protocol.messages import Activity, PauseReason, Progress, Role, Verdict
 from protofed.server.access.certificates import Certificates
 from protofed.server.operator.downloads import Downloads
 from protofed.server.operator.overview import Overview, overview

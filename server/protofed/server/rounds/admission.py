@@ -14,9 +14,9 @@ from protofed.common.protocol.messages import Manifest, Receipt, TaskKind, Verdi
 from protofed.server.method import ExpectedUpdate
 from protofed.server.metrics import ServerMetrics
 from protofed.server.rounds import screening
-from protofed.server.rounds.screening import RejectionCode, UpdateProblem
 from protofed.server.storage.ledger import Ledger
 from protofed.server.storage.rows import TaskRow, UpdateRow
+from protofed.server.verdicts import RejectionCode, UpdateProblem
 
 log = structlog.get_logger()
 

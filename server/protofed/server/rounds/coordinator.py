@@ -32,9 +32,9 @@ from protofed.server.rounds.admission import UploadIntake
 from protofed.server.rounds.context import ServerContext
 from protofed.server.rounds.driver import Driver
 from protofed.server.rounds.publisher import Published
-from protofed.server.rounds.screening import UpdateProblem
 from protofed.server.rounds.update_check import UpdateValidator
 from protofed.server.storage.rows import TaskRow
+from protofed.server.verdicts import UpdateProblem
 
 log = structlog.get_logger()
 MOST_REFUSED = 8  # updates for one invitation: what was refused is kept, and may not fill the disk

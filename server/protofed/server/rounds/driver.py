@@ -15,8 +15,8 @@ from protofed.common.config.recipe import Recipe
 from protofed.common.errors import ConfigError, ConflictError, OutOfSpaceError, StateError
 from protofed.common.payload import Payload, SiteId
 from protofed.common.protocol.messages import Role, TaskKind, score_family
+from protofed.common.statistics import spreads
 from protofed.server.method import NOTHING, ExpectedUpdate, ServerMethod, server_methods
-from protofed.server.operator.overview import spreads
 from protofed.server.rounds import phases
 from protofed.server.rounds.aggregation import Aggregation, AggregationJob
 from protofed.server.rounds.context import ServerContext

@@ -3,21 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import TypeAlias
 
 from protofed.common.payload import SiteId
+from protofed.server.verdicts import RoundOutcome
 
 Sites: TypeAlias = frozenset[SiteId]
 NOBODY: Sites = frozenset()
-
-
-class RoundOutcome(StrEnum):
-    """How a run ended."""
-
-    COMPLETED = "completed"
-    FAILED = "failed"
-    ABORTED = "aborted"  # by the operator
 
 
 # Phases

@@ -31,9 +31,9 @@ from protofed.common.protocol.messages import (
 from protofed.server.rounds import phases
 from protofed.server.rounds.context import ServerContext
 from protofed.server.rounds.coordinator import Coordinator
-from protofed.server.rounds.phases import RoundOutcome
 from protofed.server.rounds.resume import check_same, recipe_of
 from protofed.server.storage.rows import RunRow
+from protofed.server.verdicts import RoundOutcome
 
 log = structlog.get_logger()
 NO_RUN = "no run is queued"

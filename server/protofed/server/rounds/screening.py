@@ -9,8 +9,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
-from enum import StrEnum
 from statistics import median_high
 
 import numpy as np
@@ -21,6 +19,7 @@ from protofed.common.errors import CodecError
 from protofed.common.payload import Array, Part, Payload, SiteId, TensorSpec
 from protofed.common.protocol.messages import Manifest
 from protofed.server.method import ExpectedUpdate
+from protofed.server.verdicts import RejectionCode, UpdateProblem
 
 MAX_UPDATE_BYTES = 4 << 30
 LARGEST_JUMP = 10  # of a site's example count from one round to another: sites grow, but not by that much
@@ -29,33 +28,6 @@ HEADER_ROOM = codec.MAX_HEADER_BYTES
 SMALLEST_COHORT = 3  # of two norms that differ nobody can say which is odd
 BLOCK = 1 << 16  # numbers whose difference is held at a time: 512 KiB
 _SCALAR = re.compile(r"[A-Za-z0-9_.-]{1,64}")
-
-
-class RejectionCode(StrEnum):
-    """Why an update is INVALID, for counting; `UpdateProblem.text` says it in words."""
-
-    SIZE = "size"  # the announced total is over the limit, or cannot be that of the announced tensors
-    BASE = "base"  # it starts from another model than the task names
-    TENSORS = "tensors"  # announced names, dtypes or shapes are not those of the method's update
-    DIGEST = "digest"  # all chunks came, and are not together what was announced
-    DAMAGED = "damaged"  # the bytes are no payload
-    CONTENTS = "contents"  # the bytes are a payload of other tensors than were announced
-    NOT_FINITE = "not-finite"  # a tensor holds NaN or infinity
-    NORM = "norm"  # the update is further from its base than the run allows
-    SCALARS = "scalars"  # the metrics are too many, badly named or not finite
-    COUNT = "count"  # the example count is withheld where it is needed, or cannot be
-    EQUIVOCATION = "equivocation"  # another update was already accepted for the same task
-
-
-@dataclass(frozen=True)
-class UpdateProblem:
-    """What is wrong with an update; the text goes to its site and into the ledger."""
-
-    code: RejectionCode
-    text: str
-
-    def __str__(self) -> str:
-        return self.text
 
 
 def size_fault(manifest: Manifest) -> UpdateProblem | None:

@@ -38,13 +38,13 @@ from protofed.server.rounds.phases import (
     Insufficient,
     Open,
     Phase,
-    RoundOutcome,
     ScoresArrived,
     Sites,
     Stop,
     Tick,
 )
 from protofed.server.rounds.sampling import Sampler, cohort_size
+from protofed.server.verdicts import RoundOutcome
 
 Step: TypeAlias = tuple[Phase, list[Effect]]
 Within: TypeAlias = (

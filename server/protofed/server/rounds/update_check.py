@@ -9,8 +9,8 @@ from protofed.common.codec import Digest
 from protofed.common.payload import Payload
 from protofed.common.protocol.messages import Manifest
 from protofed.server.rounds import screening
-from protofed.server.rounds.screening import UpdateProblem
 from protofed.server.storage.blobs import Blobs
+from protofed.server.verdicts import UpdateProblem
 
 
 class UpdateValidator:

@@ -29,6 +29,7 @@ from protofed.common.errors import (
     StateError,
 )
 from protofed.common.failpoint import reach
+from protofed.common.ids import read_id
 from protofed.common.payload import Part, SiteId, TensorSpec
 from protofed.common.protocol import wire
 from protofed.common.protocol.messages import Assignment, Manifest, PauseReason, Verdict, Wait
@@ -37,11 +38,11 @@ from protofed.protos.v1 import federation_pb2 as pb
 from protofed.protos.v1 import federation_pb2_grpc as rpc
 from protofed.server.metrics import ServerMetrics
 from protofed.server.rounds.run_queue import RunQueue
-from protofed.server.rounds.screening import UpdateProblem
 from protofed.server.rpc.executors import Executors, TaskNotifier
 from protofed.server.rpc.memory_guard import MemoryGuard
 from protofed.server.storage.blobs import FolderBlobs
 from protofed.server.storage.uploads import Upload
+from protofed.server.verdicts import UpdateProblem
 
 log = structlog.get_logger()
 T = TypeVar("T")
@@ -97,7 +98,7 @@ class FederationService(rpc.FederationServicer):
         until = clock() + min(max(0.0, request.wait_s), LONGEST_WAIT_S)  # NaN is 0, too
         while True:
             bell = self._bells.of(site)
-            answer = await self._control(self._runs.next_task, wire.read_id(request.run), site, instance)
+            answer = await self._control(self._runs.next_task, read_id(request.run), site, instance)
             if not isinstance(answer, Wait) or clock() >= until:
                 return wire.pack_next(answer)
             with contextlib.suppress(TimeoutError):
@@ -106,13 +107,13 @@ class FederationService(rpc.FederationServicer):
     async def Heartbeat(self, request: pb.HeartbeatRequest, context: Any) -> pb.HeartbeatReply:
         site, instance = _caller(request.caller)
         progress = wire.unpack_progress(request)
-        signal = await self._control(self._runs.heartbeat, wire.read_id(request.run), site, instance, progress)
+        signal = await self._control(self._runs.heartbeat, read_id(request.run), site, instance, progress)
         return pb.HeartbeatReply(signal=wire.signal.pack(signal))
 
     async def GetChunk(self, request: pb.GetChunkRequest, context: Any) -> pb.Chunk:
         site, _ = _caller(request.caller)
         digest = wire.read_digest(request.digest)
-        if not self._runs.may_fetch(wire.read_id(request.run), site, digest):
+        if not self._runs.may_fetch(read_id(request.run), site, digest):
             raise DeniedError("this blob is not part of the site's current task")
         data = await self._transfer(self._blobs.chunk, digest, request.index)
         if not data:
@@ -122,7 +123,7 @@ class FederationService(rpc.FederationServicer):
 
     async def BeginUpload(self, request: pb.UploadManifest, context: Any) -> pb.UploadTicket:
         site, instance = _caller(request.caller)
-        manifest, nonce, run = wire.unpack_manifest(request), wire.read_id(request.nonce), wire.read_id(request.run)
+        manifest, nonce, run = wire.unpack_manifest(request), read_id(request.nonce), read_id(request.run)
         base = wire.read_digest(request.base) if request.base else None
         coordinator = await self._control(self._runs.of, run)
         receipt = await self._control(coordinator.begin, site, instance, nonce, request.round, base, manifest)
@@ -176,10 +177,8 @@ class FederationService(rpc.FederationServicer):
 
     async def ReportScores(self, request: pb.ScoresRequest, context: Any) -> pb.Ack:
         site, instance = _caller(request.caller)
-        coordinator = await self._control(self._runs.of, wire.read_id(request.run))
-        await self._control(
-            coordinator.report_scores, site, instance, wire.read_id(request.nonce), dict(request.scores)
-        )
+        coordinator = await self._control(self._runs.of, read_id(request.run))
+        await self._control(coordinator.report_scores, site, instance, read_id(request.nonce), dict(request.scores))
         return pb.Ack()
 
     async def collect(self) -> None:
@@ -234,4 +233,4 @@ def _shares(specs: Iterable[TensorSpec]) -> Mapping[Part, float]:
 
 
 def _caller(caller: pb.Caller) -> tuple[SiteId, str]:
-    return wire.read_id(caller.site), wire.read_id(caller.instance)
+    return read_id(caller.site), read_id(caller.instance)

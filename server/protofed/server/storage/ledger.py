@@ -13,10 +13,10 @@ from protofed.common.codec import Digest
 from protofed.common.errors import StateError
 from protofed.common.payload import SiteId
 from protofed.common.protocol.messages import Receipt, Scores, TaskKind, Verdict
-from protofed.server.rounds.phases import RoundOutcome
 from protofed.server.storage import schema as db
 from protofed.server.storage.rows import CertificateRow, RoundRow, TaskRow, UpdateRow
 from protofed.server.storage.transactions import LedgerWriter
+from protofed.server.verdicts import RoundOutcome
 
 OPEN = ("invited", "started")
 

@@ -12,10 +12,10 @@ from sqlalchemy.exc import SQLAlchemyError
 from protofed.common.codec import Digest
 from protofed.common.payload import SiteId
 from protofed.common.protocol.messages import TaskKind, Verdict
-from protofed.server.rounds.phases import RoundOutcome
 from protofed.server.storage import schema as db
 from protofed.server.storage.database import open_engine, state_error
 from protofed.server.storage.rows import CertificateRow, RoundRow, RunRow, TaskRow, UpdateRow
+from protofed.server.verdicts import RoundOutcome
 
 
 class LedgerReader:

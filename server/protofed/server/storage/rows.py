@@ -11,7 +11,7 @@ from blake3 import blake3
 from protofed.common.codec import Digest
 from protofed.common.payload import SiteId
 from protofed.common.protocol.messages import Receipt, TaskKind, Verdict
-from protofed.server.rounds.phases import RoundOutcome
+from protofed.server.verdicts import RoundOutcome
 
 
 @dataclass(frozen=True)

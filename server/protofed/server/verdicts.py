@@ -1,0 +1,41 @@
+"""How a run ends, and why an update is refused: words that the ledger, the metrics and the rounds share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class RoundOutcome(StrEnum):
+    """How a run ended."""
+
+    COMPLETED = "completed"
+    FAILED = "failed"
+    ABORTED = "aborted"  # by the operator
+
+
+class RejectionCode(StrEnum):
+    """Why an update is INVALID, for counting; `UpdateProblem.text` says it in words."""
+
+    SIZE = "size"  # the announced total is over the limit, or cannot be that of the announced tensors
+    BASE = "base"  # it starts from another model than the task names
+    TENSORS = "tensors"  # announced names, dtypes or shapes are not those of the method's update
+    DIGEST = "digest"  # all chunks came, and are not together what was announced
+    DAMAGED = "damaged"  # the bytes are no payload
+    CONTENTS = "contents"  # the bytes are a payload of other tensors than were announced
+    NOT_FINITE = "not-finite"  # a tensor holds NaN or infinity
+    NORM = "norm"  # the update is further from its base than the run allows
+    SCALARS = "scalars"  # the metrics are too many, badly named or not finite
+    COUNT = "count"  # the example count is withheld where it is needed, or cannot be
+    EQUIVOCATION = "equivocation"  # another update was already accepted for the same task
+
+
+@dataclass(frozen=True)
+class UpdateProblem:
+    """What is wrong with an update; the text goes to its site and into the ledger."""
+
+    code: RejectionCode
+    text: str
+
+    def __str__(self) -> str:
+        return self.text

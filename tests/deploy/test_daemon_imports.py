@@ -1,0 +1,32 @@
+"""A hospital's daemon carries nothing of the server: neither its code nor its database library."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from protofed.deploy import shipped
+
+SCRIPT = """
+import sys
+from protofed.deploy.cli.main import main
+try:
+    main(sys.argv[1:])
+except SystemExit as end:
+    print("exit", end.code)
+print(*sorted({name for name in sys.modules if name.startswith("protofed.server") or name in ("sqlalchemy", "alembic")}))
+"""
+
+
+def test_a_client_daemon_imports_nothing_of_the_server(tmp_path: Path, unused_port: int) -> None:
+    """The whole start, up to a server that is not there."""
+    arguments = [
+        *("client", f"--settings={shipped.folder('sites') / 'digits.toml'}", "--site=site-1", "--partition-index=0"),
+        *(f"--policy={shipped.folder('policies') / 'open.toml'}", f"--state={tmp_path / 'state'}", "--plaintext"),
+        *(f"--server=127.0.0.1:{unused_port}", "--give-up-after=1"),
+    ]
+    done = subprocess.run([sys.executable, "-c", SCRIPT, *arguments], capture_output=True, text=True, check=True)
+    ended, *loaded = done.stdout.splitlines()
+    assert ended == "exit 69", done.stderr
+    assert loaded == [""]
