@@ -72,7 +72,7 @@ class Scene:
         listen = self.address or "127.0.0.1:0"
         (self.folder / "server" / "address").unlink(missing_ok=True)
         known = (f"--recipe={recipe}", f"--listen={listen}", "--until-finished")
-        process = self.start("server", "server", *known, *more, party=Party.SERVER, fails=fails)
+        process = self.start("server", "server", "start", *known, *more, party=Party.SERVER, fails=fails)
         self.wait_for(lambda: (self.folder / "server" / "address").exists() or process.poll() is not None)
         if not self.address:
             assert process.poll() is None, self.logs()

@@ -30,7 +30,7 @@ def server(recipe: Recipe, folder: Path, *, durable: bool) -> Iterator[tuple[sub
     (folder / "recipe.toml").write_text(_toml(recipe), encoding="utf-8")
     if not durable:
         environment["LD_PRELOAD"] = str(_shim(folder))
-    command = [sys.executable, "-c", "from protofed.deploy.cli.main import main; main()", "server"]
+    command = [sys.executable, "-c", "from protofed.deploy.cli.main import main; main()", "server", "start"]
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(
             [

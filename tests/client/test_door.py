@@ -15,6 +15,7 @@ from tests.client.scene import RULES, RUN, Scene, first_model, work
 from protofed.client.agent.agent import Agent
 from protofed.client.agent.enrollment import HELD_PAUSE_S, TaskGate
 from protofed.client.privacy.approval import FOLDER, MOST_OFFERED, Approvals, ApprovalStatus
+from protofed.client.privacy.rules import PolicyRules
 from protofed.client.state.disk_store import DiskStore
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import ConfigError, NotEnrolledError, OutOfSpaceError, PolicyViolationError
@@ -108,7 +109,7 @@ def test_an_approval_is_of_one_recipe(opened: Callable[..., tuple[Scene, Agent]]
     work(daemon, 4)
     assert scene.link.holds[-3:] == [PauseReason.NONE, PauseReason.APPROVAL, PauseReason.APPROVAL]
     assert scene.link.pushed == []
-    assert approvals.standing("run", OTHER) is ApprovalStatus.CHANGED
+    assert approvals.status("run", OTHER) is ApprovalStatus.CHANGED
     approvals.approve(approvals.offer("run"))
     work(daemon, 2)
     assert len(scene.link.pushed) == 1
@@ -238,7 +239,7 @@ def test_the_log_says_until_when() -> None:
     rules = Scene(rules={**NIGHTS, "approval": "manual"}).agent()._site.policy.rules
     door = TaskGate(rules, None, lambda: datetime(2026, 6, 1, 12, 0, tzinfo=UTC))
     assert door.until(PauseReason.SCHEDULE) == "until 2026-06-01 20:00 UTC"
-    assert "protofed site approve" in door.until(PauseReason.APPROVAL)
+    assert "protofed client approve" in door.until(PauseReason.APPROVAL)
     assert door.until(PauseReason.NONE) == ""
 
 
@@ -267,7 +268,7 @@ def test_an_approval_that_cannot_be_read_is_none(text: bytes, approvals: Approva
     path = tmp_path / "state" / FOLDER / "run.json"
     assert json.loads(path.read_text())["digest"] == approvals.offer("run").digest
     path.write_bytes(text)
-    assert approvals.standing("run", OTHER) is not ApprovalStatus.APPROVED
+    assert approvals.status("run", OTHER) is not ApprovalStatus.APPROVED
 
 
 def test_an_approval_of_another_run_is_none_for_this_one(approvals: Approvals, tmp_path: Path) -> None:
@@ -275,7 +276,7 @@ def test_an_approval_of_another_run_is_none_for_this_one(approvals: Approvals, t
     approvals.approve(approvals.offer("one"))
     folder = tmp_path / "state" / FOLDER
     os.rename(folder / "one.json", folder / "two.json")
-    assert approvals.standing("two", OTHER) is ApprovalStatus.CHANGED
+    assert approvals.status("two", OTHER) is ApprovalStatus.CHANGED
 
 
 def test_a_server_cannot_fill_the_disk_with_runs(approvals: Approvals, clock: Clock, tmp_path: Path) -> None:
@@ -335,3 +336,22 @@ def test_what_the_gate_refuses_is_told_before_it_is_declined() -> None:
     work(Agent(daemon._site, scene.link, scene.now, scene.pauses.append, refused=refused), 1)
     assert told == [(task.nonce, "body/linear1.bias of 0.0 MB is above this site's max_tensor_mb = 1e-05")]
     assert [nonce for nonce, _ in scene.declined()] == [task.nonce]
+
+
+@pytest.mark.parametrize("approval", ["automatic", "manual"])
+def test_a_denied_run_waits_whatever_the_policy_until_it_is_approved(
+    approval: str, approvals: Approvals, clock: Clock
+) -> None:
+    rules = PolicyRules.model_validate({**RULES, "approval": approval})
+    gate, run = TaskGate(rules, approvals, clock), Assignment("run", OTHER)
+    gate.note(run)
+    approvals.approve(approvals.offer("run"))
+    assert gate.hold(run) is PauseReason.NONE
+    approvals.deny(approvals.offer("run"))
+    assert gate.hold(run) is PauseReason.APPROVAL
+    assert approvals.status("run", OTHER) is ApprovalStatus.DENIED
+    assert gate.hold(Assignment("next", OTHER)) is (
+        PauseReason.NONE if approval == "automatic" else PauseReason.APPROVAL
+    )
+    approvals.approve(approvals.offer("run"))
+    assert gate.hold(run) is PauseReason.NONE

@@ -101,7 +101,7 @@ def test_unreadable_files_are_refused_by_count_and_never_by_name(tmp_path: Path)
     classes(tmp_path, {"mel": 4, "nv": 4})
     damaged(tmp_path, "nv/Doe.png", "Doe.txt")
     with pytest.raises(
-        DataError, match=r"2 of 10 images cannot be read \(1: .*allows 0; `protofed site check`"
+        DataError, match=r"2 of 10 images cannot be read \(1: .*allows 0; `protofed client check`"
     ) as said:
         folder(tmp_path)
     assert "Doe" not in str(said.value)

@@ -114,8 +114,10 @@ def containers(stateful: Object) -> list[Object]:
 
 def said(stateful: Object) -> Object:
     """What the command line makes of the daemon's arguments."""
-    name, *arguments = pod(stateful)["containers"][0]["args"]
-    return _commands().commands[name].make_context(name, list(arguments)).params
+    name, start, *arguments = pod(stateful)["containers"][0]["args"]
+    daemon = _commands().commands[name]
+    assert isinstance(daemon, TyperGroup)
+    return daemon.commands[start].make_context(start, list(arguments)).params
 
 
 @functools.cache

@@ -116,7 +116,7 @@ def pilot(folder: Path) -> Iterator[Pilot]:
         identity = scene.identity(Party.SERVER, "server")
         ends = datetime.now(UTC) + timedelta(days=20)  # soon enough for an alert
         scene.authority.issue(identity, Party.SERVER, "server", ends=ends)
-        scene.start("server", "server", "--listen=127.0.0.1:0", "--metrics=127.0.0.1:0", party=Party.SERVER)
+        scene.start("server", "server", "start", "--listen=127.0.0.1:0", "--metrics=127.0.0.1:0", party=Party.SERVER)
         address = folder / "server" / "address"
         scene.wait_for(lambda: address.exists() or scene.running["server"].poll() is not None)
         assert address.exists(), scene.logs()
@@ -141,6 +141,7 @@ def join(scene: Scene, name: str) -> None:
     scene.start(
         name,
         "client",
+        "start",
         f"--settings={scene.folder / 'site.toml'}",
         f"--site={name}",
         f"--server={scene.address}",

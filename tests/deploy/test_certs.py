@@ -39,7 +39,7 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 
 
 def approved(asked: bytes, authority: Authority, days: int = 365) -> bytes:
-    return certs.approve(certs.read_request(asked, "request"), authority, days)
+    return certs.sign_request(certs.read_request(asked, "request"), authority, days)
 
 
 def joined(folder: Path, authority: Authority, party: Party = Party.SITE, name: str = "a") -> Path:
@@ -137,7 +137,7 @@ def test_nothing_outlives_its_ca(tmp_path: Path) -> None:
     assert made.not_after == short.certificate.not_valid_after_utc
     request = certs.read_request(custom("protofed://site/a"), "request")
     with pytest.raises(ConfigError, match=r"the CA in .* is valid from .* until .*certs init"):
-        certs.approve(request, short, now=NOW + timedelta(days=6))
+        certs.sign_request(request, short, now=NOW + timedelta(days=6))
 
 
 def changed_signature() -> bytes:

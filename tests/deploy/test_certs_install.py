@@ -32,7 +32,7 @@ def other(tmp_path: Path) -> Authority:
 
 
 def approved(asked: bytes, authority: Authority, also: Authority | None = None) -> bytes:
-    return certs.approve(certs.read_request(asked, "request"), authority, also=also.pem if also else None)
+    return certs.sign_request(certs.read_request(asked, "request"), authority, also=also.pem if also else None)
 
 
 @pytest.fixture
@@ -116,7 +116,7 @@ def test_one_ca_takes_over_from_another_in_three_steps(authority: Authority, oth
 def test_only_cas_are_trusted_as_such(authority: Authority, site: Path) -> None:
     asked = certs.read_request(certs.renew(site), "request")
     with pytest.raises(ConfigError, match="--also: expected CA certificates only"):
-        certs.approve(asked, authority, also=(site / "cert.pem").read_bytes())
+        certs.sign_request(asked, authority, also=(site / "cert.pem").read_bytes())
 
 
 @pytest.mark.parametrize("writes", [0, 1, 2])

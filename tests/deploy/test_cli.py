@@ -13,12 +13,13 @@ import pytest
 from protofed.common.storage.files import Lock
 from protofed.deploy import shipped
 from protofed.deploy.cli import main as cli
+from protofed.deploy.cli.renamed import now_called
 
 Cli = Callable[..., tuple[int, str, str]]
 RECIPE = shipped.folder("recipes") / "digits-fednh.toml"
 POLICY = shipped.folder("policies") / "standard.toml"
-SERVER = ("server", "--plaintext")
-CLIENT = ("client", "--plaintext")
+SERVER = ("server", "start", "--plaintext")
+CLIENT = ("client", "start", "--plaintext")
 SITE = shipped.folder("sites") / "digits.toml"
 SITE_A = ["--settings", SITE, "--site", "a", "--policy", POLICY]
 
@@ -118,8 +119,8 @@ def test_plain_text_never_leaves_the_machine(listen: str, protofed: Cli, tmp_pat
 @pytest.mark.parametrize("more", [[], ["--plaintext", "--identity", "somewhere"]])
 def test_nothing_is_plain_text_unless_it_is_asked_for(more: list[str], protofed: Cli, tmp_path: Path) -> None:
     said = ("--identity", "--plaintext")
-    expect(protofed("server", *more, "--state", tmp_path / "s"), 78, *said)
-    expect(protofed("client", *more, *SITE_A, "--state", tmp_path / "c"), 78, *said)
+    expect(protofed("server", "start", *more, "--state", tmp_path / "s"), 78, *said)
+    expect(protofed("client", "start", *more, *SITE_A, "--state", tmp_path / "c"), 78, *said)
     expect(protofed("runs", "list", *more), 78, *said)
 
 
@@ -183,7 +184,13 @@ def test_a_simulation_prints_its_scores_as_json(protofed: Cli, tmp_path: Path) -
     assert '"phase": "completed"' in out
 
 
-@pytest.mark.parametrize("command", [(), ("server",), ("client",), ("simulate",), ("demo",)])
+COMMANDS = [
+    *[(), ("server",), ("client",), ("simulate",), ("demo",), ("figures",), ("tracking",), ("server", "start")],
+    *(("client", name) for name in ("start", "check", "preview", "runs", "approve", "deny", "doctor", "health")),
+]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_has_help(command: tuple[str, ...], protofed: Cli) -> None:
     code, out, _ = protofed(*command, "--help")
     assert code == 0
@@ -202,3 +209,32 @@ def test_the_documented_exit_codes_are_those_of_the_errors() -> None:
     codes = {e.exit_code for e in vars(errors).values() if isinstance(e, type) and hasattr(e, "exit_code")}
     documented = {int(number) for number in re.findall(r"(\d+) [a-z]", cli.app.info.epilog or "")}
     assert codes <= documented
+
+
+OLD = {
+    "site check recipe": "client check",
+    "site plan": "client preview",
+    "site approve run": "client approve",
+    "doctor client --quick": "client doctor",
+    "doctor server": "server doctor",
+    "ready --state x": "client health",
+    "certs approve x": "certs sign",
+    "pictures x": "figures",
+    "track --all": "tracking sync",
+    "server --plaintext": "server start",
+    "--debug client --plaintext": "client start",
+    "client start --share 1": "--partition-index",
+    "client start --share=1": "--partition-index",
+}
+
+
+@pytest.mark.parametrize(("old", "new"), OLD.items())
+def test_an_old_command_is_refused_by_its_new_name(old: str, new: str, protofed: Cli) -> None:
+    code, _, err = protofed(*old.split())
+    assert code == 2
+    assert new in err
+
+
+def test_a_command_of_today_is_no_old_one() -> None:
+    today = ("client start --site a", "server --help", "client", "runs start site", "sites list", "certs sign x --ca y")
+    assert [now_called(line.split()) for line in today] == [None] * len(today)

@@ -15,7 +15,7 @@ from rich.console import Console
 from tests.operators import Info, StandIn
 
 from protofed.common.pki.identity import Party, fingerprint, read_identity
-from protofed.deploy.certs.lifecycle import approve, install, make_authority, read_request, request
+from protofed.deploy.certs.lifecycle import install, make_authority, read_request, request, sign_request
 from protofed.deploy.cli import certs as cli_certs
 from protofed.deploy.cli import main as cli
 from protofed.deploy.operator import connection as operate
@@ -68,7 +68,7 @@ def hospital(certs: Cli) -> Path:
     """A CA in `ca`, and a site in `a`."""
     authority = make_authority(Path("ca"))
     asked = read_request(request(Path("a"), Party.SITE, "hospital-a"), "request")
-    install(Path("a"), approve(asked, authority))
+    install(Path("a"), sign_request(asked, authority))
     return Path("a")
 
 
@@ -82,11 +82,11 @@ def known(folder: Path) -> dict[str, Info]:
 def test_the_whole_way_of_a_site(server: type[StandIn], certs: Cli) -> None:
     done(certs("init", "--ca", "ca"))
     done(certs("request", "--identity", "olga", "--operator", "olga"))
-    done(certs("approve", "olga/operator-olga.request.pem", "--ca", "ca", "--yes"))
+    done(certs("sign", "olga/operator-olga.request.pem", "--ca", "ca", "--yes"))
     done(certs("install", "olga/operator-olga.bundle.pem", "--identity", "olga"))
     done(certs("request", "--identity", "a", "--site", "hospital-a"))
     online = ("--server", "fl.example.org:7443", "--identity", "olga")
-    done(certs("approve", "a/site-hospital-a.request.pem", "--ca", "ca", "--yes", *online))
+    done(certs("sign", "a/site-hospital-a.request.pem", "--ca", "ca", "--yes", *online))
     done(certs("install", "a/site-hospital-a.bundle.pem", "--identity", "a"))
     found = read_identity(Path("a"), Party.SITE, datetime.now(UTC))
     assert server.dialled == [("fl.example.org:7443", Path("olga"), False)]
@@ -99,7 +99,7 @@ def test_requests_say_what_to_send_and_what_to_compare(certs: Cli) -> None:
     key = next(line.removeprefix("key:").strip() for line in out.splitlines() if line.startswith("key:"))
     assert len(key.split()) == 16
     done(certs("init", "--ca", "ca"))
-    told = done(certs("approve", "s/server-main.request.pem", "--ca", "ca", "--yes", "--out", "answer.pem"))
+    told = done(certs("sign", "s/server-main.request.pem", "--ca", "ca", "--yes", "--out", "answer.pem"))
     assert key in told
     assert "server 'main' fl.example.org ::1" in told
     assert "valid until" in told
@@ -118,7 +118,7 @@ def test_a_request_is_for_one_party(given: tuple[str, ...], certs: Cli) -> None:
 def test_nothing_is_signed_unless_somebody_compared(certs: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     done(certs("init", "--ca", "ca"))
     done(certs("request", "--identity", "a", "--site", "a"))
-    asked = ("approve", "a/site-a.request.pem", "--ca", "ca")
+    asked = ("sign", "a/site-a.request.pem", "--ca", "ca")
     refused(certs(*asked), "nobody is there to ask", "--yes")
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
     monkeypatch.setattr(typer, "confirm", Answer(no=True))
@@ -143,7 +143,7 @@ class Answer:
 def test_a_renewal_and_its_installation(hospital: Path, certs: Cli) -> None:
     before = read_identity(hospital, Party.SITE, datetime.now(UTC))
     done(certs("renew", "--identity", "a", "--out", "again.pem"))
-    done(certs("approve", "again.pem", "--ca", "ca", "--yes", "--days", 30, "--out", "bundle.pem"))
+    done(certs("sign", "again.pem", "--ca", "ca", "--yes", "--days", 30, "--out", "bundle.pem"))
     done(certs("install", "bundle.pem", "--identity", "a"))
     after = read_identity(hospital, Party.SITE, datetime.now(UTC))
     assert after.key_pem != before.key_pem
@@ -153,7 +153,7 @@ def test_a_renewal_and_its_installation(hospital: Path, certs: Cli) -> None:
 def test_another_ca_must_be_meant(hospital: Path, certs: Cli) -> None:
     done(certs("init", "--ca", "ca2", "--name", "second"))
     done(certs("renew", "--identity", "a", "--out", "again.pem"))
-    done(certs("approve", "again.pem", "--ca", "ca2", "--also", "ca/ca.pem", "--yes", "--out", "b.pem"))
+    done(certs("sign", "again.pem", "--ca", "ca2", "--also", "ca/ca.pem", "--yes", "--out", "b.pem"))
     refused(certs("install", "b.pem", "--identity", "a"), "changes which CAs", "new: second ", "--new-ca")
     assert "trusted: second " in done(certs("install", "b.pem", "--identity", "a", "--new-ca"))
 
@@ -165,7 +165,7 @@ def test_a_server_that_is_down_leaves_a_bundle_to_register_later(
     done(certs("request", "--identity", "a", "--site", "a"))
     monkeypatch.setattr(server, "down", True)
     online = ("--server", "127.0.0.1:7443", "--plaintext")
-    answer = certs("approve", "a/site-a.request.pem", "--ca", "ca", "--yes", *online)
+    answer = certs("sign", "a/site-a.request.pem", "--ca", "ca", "--yes", *online)
     refused(answer, "not registered: no server", "protofed certs register a/site-a.bundle.pem", code=69)
     monkeypatch.setattr(server, "down", False)
     assert "registered at 127.0.0.1:7443" in done(certs("register", "a/site-a.bundle.pem", *online))
@@ -216,7 +216,7 @@ def test_a_ca_with_a_passphrase(certs: Cli, tmp_path: Path) -> None:
     assert "not encrypted" not in out
     assert "sesame" not in out
     done(certs("request", "--identity", "a", "--site", "a"))
-    asked = ("approve", "a/site-a.request.pem", "--ca", "ca", "--yes")
+    asked = ("sign", "a/site-a.request.pem", "--ca", "ca", "--yes")
     refused(certs(*asked), "is encrypted; give --passphrase-file")
     done(certs(*asked, "--passphrase-file", "word"))
 
@@ -224,7 +224,7 @@ def test_a_ca_with_a_passphrase(certs: Cli, tmp_path: Path) -> None:
 def test_a_ca_is_never_overwritten(certs: Cli) -> None:
     assert "not encrypted" in done(certs("init", "--ca", "ca"))
     refused(certs("init", "--ca", "ca"), "ca has a CA already")
-    refused(certs("approve", "none.pem", "--ca", "ca", "--yes"), "cannot read none.pem: No such file")
+    refused(certs("sign", "none.pem", "--ca", "ca", "--yes"), "cannot read none.pem: No such file")
 
 
 def test_a_file_that_is_far_too_long_is_not_read(certs: Cli, tmp_path: Path) -> None:
@@ -232,8 +232,6 @@ def test_a_file_that_is_far_too_long_is_not_read(certs: Cli, tmp_path: Path) -> 
     refused(certs("install", "long.pem", "--identity", "a"), "long.pem is longer than 256 KiB")
 
 
-@pytest.mark.parametrize(
-    "command", ["", "init", "request", "renew", "approve", "register", "install", "revoke", "list"]
-)
+@pytest.mark.parametrize("command", ["", "init", "request", "renew", "sign", "register", "install", "revoke", "list"])
 def test_every_command_has_help(command: str, certs: Cli) -> None:
     assert "Usage" in done(certs(*filter(None, [command]), "--help"))

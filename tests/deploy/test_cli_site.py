@@ -13,8 +13,8 @@ from protofed.client.privacy.approval import FOLDER, Approvals, ApprovalStatus
 from protofed.common.config.recipe import Recipe
 from protofed.common.protocol.messages import Assignment
 from protofed.deploy import shipped
+from protofed.deploy.cli import client as cli_site
 from protofed.deploy.cli import main as cli
-from protofed.deploy.cli import site as cli_site
 
 Run = Callable[..., tuple[int, str, str]]
 POLICIES = shipped.folder("policies")
@@ -27,7 +27,7 @@ def run(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> R
 
     def call(*arguments: object) -> tuple[int, str, str]:
         with pytest.raises(SystemExit) as ended:
-            cli.main(["site", *map(str, arguments)])
+            cli.main(["client", *map(str, arguments)])
         out, err = capfd.readouterr()
         return int(ended.value.code or 0), out, err
 
@@ -57,8 +57,8 @@ def test_a_run_is_approved_after_its_plan_was_shown(
     places = [" ".join(out.split()).index(text) for text in (*shown, f"approved: run {recipe.name}")]
     assert places == sorted(places)
     assert max(map(len, out.splitlines())) <= 100
-    assert approvals.standing(recipe.name, recipe.wire()) is ApprovalStatus.APPROVED
-    assert approvals.standing(recipe.name, recipe.wire() + " ") is ApprovalStatus.CHANGED
+    assert approvals.status(recipe.name, recipe.wire()) is ApprovalStatus.APPROVED
+    assert approvals.status(recipe.name, recipe.wire() + " ") is ApprovalStatus.CHANGED
 
 
 def test_without_a_yes_nothing_is_approved(
@@ -69,7 +69,7 @@ def test_without_a_yes_nothing_is_approved(
 
     monkeypatch.setattr(typer, "confirm", no)
     assert run("approve", recipe.name, "--state", tmp_path)[0] == 1
-    assert approvals.standing(recipe.name, recipe.wire()) is ApprovalStatus.WAITING
+    assert approvals.status(recipe.name, recipe.wire()) is ApprovalStatus.WAITING
 
 
 def test_a_run_that_the_policy_refuses_is_not_approved(
@@ -81,7 +81,17 @@ def test_a_run_that_the_policy_refuses_is_not_approved(
     code, out, _ = run("approve", recipe.name, "--state", tmp_path, "--policy", strict, "--yes")
     assert code == 77
     assert "strict refuses this run" in out
-    assert approvals.standing(recipe.name, recipe.wire()) is ApprovalStatus.WAITING
+    assert approvals.status(recipe.name, recipe.wire()) is ApprovalStatus.WAITING
+
+
+def test_a_run_is_denied_and_approved_again(run: Run, approvals: Approvals, recipe: Recipe, tmp_path: Path) -> None:
+    assert run("approve", recipe.name, "--state", tmp_path, "--yes")[0] == 0
+    assert run("deny", recipe.name, "--state", tmp_path)[0] == 0
+    (row,) = json.loads(run("runs", "--state", tmp_path, "--json")[1])
+    assert row["approval"] == "denied"
+    assert run("approve", recipe.name, "--state", tmp_path, "--yes")[0] == 0
+    assert approvals.status(recipe.name, recipe.wire()) is ApprovalStatus.APPROVED
+    assert run("deny", "no-such-run", "--state", tmp_path)[0] == 78
 
 
 def test_runs_are_listed_with_how_they_stand(run: Run, approvals: Approvals, recipe: Recipe, tmp_path: Path) -> None:

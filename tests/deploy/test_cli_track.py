@@ -1,4 +1,4 @@
-"""`protofed track`: runs that have ended are told to a tracker afterwards."""
+"""`protofed tracking sync`: runs that have ended are told to a tracker afterwards."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_a_run_is_told_once_however_often_it_is_asked_for(
     town.publish(1)
     town.ledger.end_run(RUN, "aborted by the operator", RoundOutcome.ABORTED)
     for new in (2, 0):
-        assert protofed("track", "--state", tmp_path, "--tensorboard", tmp_path / "tb") == 0
+        assert protofed("tracking", "sync", "--state", tmp_path, "--tensorboard", tmp_path / "tb") == 0
         assert f"{RUN}: {new} new of 2 rounds told to tensorboard" in capsys.readouterr().out
     scalars, texts = read(tmp_path / "tb" / RUN)
     expect_same(scalars, by_the_ledger(town))
@@ -41,7 +41,7 @@ def test_a_run_is_told_once_however_often_it_is_asked_for(
 
 def test_all_runs_of_a_folder_are_told(town: Town, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     town.ledger.begin_run("second", town.row().fingerprint, "{}")
-    assert protofed("track", "--all", "--state", tmp_path, "--tensorboard", tmp_path / "tb") == 0
+    assert protofed("tracking", "sync", "--all", "--state", tmp_path, "--tensorboard", tmp_path / "tb") == 0
     assert [line.partition(":")[0] for line in capsys.readouterr().out.splitlines()] == [RUN, "second"]
 
 
@@ -61,5 +61,5 @@ def test_what_is_missing_is_named(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert protofed("track", *arguments) == 78
+    assert protofed("tracking", "sync", *arguments) == 78
     assert phrase in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""A daemon as `protofed client --metrics` starts it, beside a live server: ready or not, and what it has counted."""
+"""The client daemon as its operator runs it: `protofed client start --settings FILE` and the environment."""
 
 from __future__ import annotations
 

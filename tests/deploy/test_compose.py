@@ -184,7 +184,7 @@ def test_everything_waits_for_what_it_needs() -> None:
 def test_a_site_has_its_own_share_state_and_folder_on_either_device(number: int) -> None:
     name = TRAINERS[number]
     plain, gpu = services()[name], services()[f"{name}-gpu"]
-    assert plain["command"][3:] == ["--site", name, "--partition-index", str(number)]
+    assert plain["command"][4:] == ["--site", name, "--partition-index", str(number)]
     assert (plain["profiles"], gpu["profiles"]) == (["cpu"], ["gpu"])
     assert volumes(plain)["/var/lib/protofed"] == (f"{name}-state", False)
     assert volumes(plain)["/data"] == (f"${{SITES_DATA:-./docker/compose/data}}/{name}", True)

@@ -15,15 +15,17 @@ try:
     main(sys.argv[1:])
 except SystemExit as end:
     print("exit", end.code)
-print(*sorted({name for name in sys.modules if name.startswith("protofed.server") or name in ("sqlalchemy", "alembic")}))
+servers = ("protofed.server", "sqlalchemy", "alembic")
+print(*sorted(name for name in sys.modules if name.startswith(servers)))
 """
 
 
 def test_a_client_daemon_imports_nothing_of_the_server(tmp_path: Path, unused_port: int) -> None:
     """The whole start, up to a server that is not there."""
+    settings = shipped.folder("sites") / "digits.toml"
     arguments = [
-        *("client", f"--settings={shipped.folder('sites') / 'digits.toml'}", "--site=site-1", "--partition-index=0"),
-        *(f"--policy={shipped.folder('policies') / 'open.toml'}", f"--state={tmp_path / 'state'}", "--plaintext"),
+        *("client", "start", f"--settings={settings}", "--site=site-1", "--partition-index=0", "--plaintext"),
+        *(f"--policy={shipped.folder('policies') / 'open.toml'}", f"--state={tmp_path / 'state'}"),
         *(f"--server=127.0.0.1:{unused_port}", "--give-up-after=1"),
     ]
     done = subprocess.run([sys.executable, "-c", SCRIPT, *arguments], capture_output=True, text=True, check=True)

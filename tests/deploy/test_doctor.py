@@ -178,7 +178,7 @@ def run(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> R
 
     def call(*arguments: object) -> tuple[int, str, str]:
         with pytest.raises(SystemExit) as ended:
-            cli.main(["doctor", *map(str, arguments)])
+            cli.main([str(arguments[0]), "doctor", *map(str, arguments[1:])])
         out, err = capfd.readouterr()
         return int(ended.value.code or 0), out, err
 

@@ -1,4 +1,4 @@
-"""`protofed doctor client` against real servers: each failure is provoked, and named right."""
+"""`protofed client doctor` against real servers: each failure is provoked, and named right."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_a_clock_that_lets_no_connection_stand(town: Realm) -> None:
 
 @pytest.mark.skipif(shutil.which("faketime") is None, reason="faketime is not installed")
 def test_a_server_process_whose_clock_is_wrong(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "protofed.deploy.cli", "server", "--plaintext", "--listen=127.0.0.1:0"]
+    command = [sys.executable, "-m", "protofed.deploy.cli", "server", "start", "--plaintext", "--listen=127.0.0.1:0"]
     known, until = tmp_path / "server" / ADDRESS_FILE, time.monotonic() + 60
     faked = {**os.environ, "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
     command = ["faketime", "-f", "-2d", *command, f"--state={known.parent}"]

@@ -1,4 +1,4 @@
-"""`protofed doctor server`: each failure is provoked, and named right; the ledger stays as it is."""
+"""`protofed server doctor`: each failure is provoked, and named right; the ledger stays as it is."""
 
 from __future__ import annotations
 

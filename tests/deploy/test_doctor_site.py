@@ -262,7 +262,7 @@ def test_image_files_that_cannot_be_read_are_named_up_to_what_is_allowed(
     found = look(tmp_path, named, data=folder)
     assert findings(found) == [("data", "images-unreadable")]
     assert found["data"].seen.count(": empty") == 3
-    assert "; and others (`protofed site check` lists all)" in found["data"].seen
+    assert "; and others (`protofed client check` lists all)" in found["data"].seen
 
 
 def test_a_file_beside_the_class_folders_is_named(

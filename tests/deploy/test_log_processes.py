@@ -121,14 +121,18 @@ def town(tmp_path_factory: pytest.TempPathFactory) -> Town:
             "--until-finished",
             f"--tensorboard={folder / 'tb'}",
         )
-        here.start("server", "server", *listen, fails="enroll-answered=raise", MLFLOW_TRACKING_PASSWORD=PASSWORD)
+        here.start(
+            "server", "server", "start", *listen, fails="enroll-answered=raise", MLFLOW_TRACKING_PASSWORD=PASSWORD
+        )
         common = (
             f"--server={here.address()}",
             f"--policy={shipped.folder('policies') / 'open.toml'}",
             "--until-finished",
         )
         for site, name in zip(("north", "south"), NAMES, strict=True):
-            here.start(site, "client", f"--settings={settings(folder, site, data / name)}", f"--site={site}", *common)
+            here.start(
+                site, "client", "start", f"--settings={settings(folder, site, data / name)}", f"--site={site}", *common
+            )
             here.wait_for("round opened")  # for north, that comes first: it makes the first model
         for process in here.running.values():
             process.wait(240)

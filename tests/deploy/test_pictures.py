@@ -19,7 +19,7 @@ from protofed.deploy import shipped
 from protofed.deploy.cli import main as cli
 from protofed.deploy.experiments.experiment import ExperimentJob, Result
 from protofed.deploy.experiments.job import run_job
-from protofed.deploy.figures.figures import FiguresRequest, pictures
+from protofed.deploy.figures.figures import FiguresRequest, draw
 from protofed.deploy.figures.finished_run import FinishedRun, embedded, open_run
 from protofed.deploy.figures.matrices import (
     CIFAR100,
@@ -217,19 +217,19 @@ def test_each_method_has_its_pictures(
     folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("protofed.deploy.figures.figures.MOST", 60)
-    own = pictures(FiguresRequest([folders["cwfedavg"]]))
+    own = draw(FiguresRequest([folders["cwfedavg"]]))
     assert set(kinds(own)) == {"norms-cwfedavg"}
-    assert own[0].parent == folders["cwfedavg"] / "pictures"
+    assert own[0].parent == folders["cwfedavg"] / "figures"
     both = [folders["fednh"], folders["fedprp"]]
-    drawn = pictures(FiguresRequest(both, tmp_path, groups="round:0,6,8,9"))
+    drawn = draw(FiguresRequest(both, tmp_path, groups="round:0,6,8,9"))
     assert set(kinds(drawn)) == {"prototypes-fednh", "tsne", "groups"}
     with pytest.raises(SystemExit) as ended:
-        cli.main(["pictures", str(folders["spiral"]), "--out", str(tmp_path / "spiral")])
+        cli.main(["figures", str(folders["spiral"]), "--out", str(tmp_path / "spiral")])
     assert not ended.value.code
     told = capsys.readouterr().out.split()
     assert set(kinds([Path(path) for path in told])) == {"directions", "groups"}
     with pytest.raises(ConfigError, match="there are no pictures of solo"):
-        pictures(FiguresRequest([folders["solo"]]))
+        draw(FiguresRequest([folders["solo"]]))
 
 
 def test_a_simulations_state_needs_its_recipe(folders: dict[str, Path], recipe_of: Recipes, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""`protofed ready`, against real monitors."""
+"""`protofed client health`, against real monitors."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def daemon(tmp_path: Path) -> Answering:
 
 def ended(*arguments: str) -> object:
     with pytest.raises(SystemExit) as end:
-        main(["ready", *arguments])
+        main(["client", "health", *arguments])
     return end.value.code
 
 

@@ -31,7 +31,7 @@ class Hub:
 
     def start(self, *arguments: str) -> subprocess.Popen[bytes]:
         """Any command line of `protofed server`."""
-        command = [sys.executable, "-m", "protofed.deploy.cli", "server", f"--state={self.folder / 'state'}"]
+        command = [sys.executable, "-m", "protofed.deploy.cli", "server", "start", f"--state={self.folder / 'state'}"]
         with (self.folder / "log").open("ab") as log:
             self.running.append(subprocess.Popen([*command, *arguments], stdout=log, stderr=log))
         return self.running[-1]

@@ -16,8 +16,8 @@ import pytest
 from PIL import Image
 
 from protofed.common.config.recipe import Recipe, read_recipe
+from protofed.deploy.cli import client_check as cli_site_check
 from protofed.deploy.cli import main as cli
-from protofed.deploy.cli import site_check as cli_site_check
 from protofed.deploy.site.contact_sheet import sheet
 from protofed.deploy.site.survey import Seen, Survey
 
@@ -76,7 +76,7 @@ def run(
         file.write_text(settings or SETTINGS.format(root=folder), encoding="utf-8")
         named = [str(tmp_path / "recipe.toml")] if recipe else []
         with pytest.raises(SystemExit) as ended:
-            cli.main(["site", "check", *named, "--settings", str(file), *map(str, more)])
+            cli.main(["client", "check", *named, "--settings", str(file), *map(str, more)])
         return int(ended.value.code or 0), "".join(capfd.readouterr())
 
     return act

@@ -219,7 +219,7 @@ def test_what_the_policy_says_is_said_in_sentences(recipe_of: RecipeOf) -> None:
         "Which classes the site has is not hidden (hide_class_presence).",
         "Only tensors of float32 and int64 leave (dtypes).",
         "Counters of steps among weights leave as zeros: they would tell the number of examples (example_count).",
-        "The site takes part once somebody has run `protofed site approve` for this recipe (approval).",
+        "The site takes part once somebody has run `protofed client approve` for this recipe (approval).",
         "Tasks are taken mon, sun 20:00 to 06:00, UTC (schedule).",
     ):
         assert said in plan.rules

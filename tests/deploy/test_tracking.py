@@ -379,7 +379,9 @@ def test_the_end_tells_the_last_rounds_or_says_that_they_are_missing(town: Town)
         absent = Follower(town.url, Away(99), 3600.0)
         absent.start()
         absent.stop()
-    assert [entry["event"] for entry in logs] == ["a tracker lacks the newest rounds; `protofed track` tells it"]
+    assert [entry["event"] for entry in logs] == [
+        "a tracker lacks the newest rounds; `protofed tracking sync` tells it"
+    ]
 
 
 def test_a_process_that_goes_on_writes_one_file_and_a_run_that_waits_has_none(town: Town, tmp_path: Path) -> None:

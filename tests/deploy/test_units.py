@@ -37,11 +37,13 @@ def keys(unit: Path) -> dict[str, list[str]]:
 
 def parsed(unit: Path, name: str) -> dict[str, object]:
     """What the command line makes of the unit's own."""
-    program, command, *arguments = keys(unit)["ExecStart"][0].split()
-    assert (program, command) == ("/opt/protofed/bin/protofed", name)
+    program, command, start, *arguments = keys(unit)["ExecStart"][0].split()
+    assert (program, command, start) == ("/opt/protofed/bin/protofed", name, "start")
     group = typer.main.get_command(cli.app)
     assert isinstance(group, TyperGroup)
-    return group.commands[name].make_context(name, list(arguments)).params
+    daemon = group.commands[name]
+    assert isinstance(daemon, TyperGroup)
+    return daemon.commands["start"].make_context("start", list(arguments)).params
 
 
 def own(environment: str) -> None:

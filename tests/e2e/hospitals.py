@@ -75,7 +75,7 @@ class Story:
             f"--state={self.folder / site}",
             "--until-finished",
         )
-        self.net.start(site, site, *CLI, "client", *command)
+        self.net.start(site, site, *CLI, "client", "start", *command)
         self.say(f"{site}: daemon started")
 
     def shown(self) -> Any:
@@ -108,7 +108,14 @@ def start_server(story: Story) -> None:
     story.say("a CA, an operator and a server have their keys and certificates")
     state = story.folder / "server"
     story.net.start(
-        "server", "center", *CLI, "server", f"--listen={SERVER}:{PORT}", f"--identity={identity}", f"--state={state}"
+        "server",
+        "center",
+        *CLI,
+        "server",
+        "start",
+        f"--listen={SERVER}:{PORT}",
+        f"--identity={identity}",
+        f"--state={state}",
     )
     wait_for("the server", (state / "address").exists)
     proxy = (sys.executable, "-m", "tests.connect_proxy", f"{PROXY}:3128", PASSWORD)

@@ -62,7 +62,7 @@ def client(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Dial:
         policy, settings = shipped.folder("policies") / "standard.toml", shipped.folder("sites") / "digits-pair.toml"
         known = [f"--server={server}", "--site=site-1", f"--policy={policy}", f"--settings={settings}"]
         with pytest.raises(SystemExit) as ended:
-            cli.main(["client", *known, f"--state={tmp_path / 'state'}", *map(str, more)])
+            cli.main(["client", "start", *known, f"--state={tmp_path / 'state'}", *map(str, more)])
         return int(ended.value.code or 0), capfd.readouterr().err
 
     return run

@@ -36,7 +36,7 @@ def scene(
 def second(here: Scene) -> Process:
     """On the other machine: another state folder, the same address (as a name that leads elsewhere now)."""
     known = (f"--recipe={here.folder / 'recipe.toml'}", f"--listen={here.address}", "--until-finished")
-    return here.start("second", "server", *known, party=Party.SERVER)
+    return here.start("second", "server", "start", *known, party=Party.SERVER)
 
 
 def undisturbed(recipe: Recipe) -> str:

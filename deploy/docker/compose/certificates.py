@@ -53,7 +53,7 @@ class Job:
         for name, party in parties.items():
             asked, why = self._request(name, party)
             if asked is not None:
-                signed = certs.approve(certs.read_request(asked, name), authority, DAYS, now=self.now)
+                signed = certs.sign_request(certs.read_request(asked, name), authority, DAYS, now=self.now)
                 certs.install(self.folder / name, signed, now=self.now)
             own = _certificate(self.folder / name)
             sys.stdout.write(f"{name}: {why}; valid until {stamp(own.not_after)}\n")

@@ -34,9 +34,9 @@ class TaskGate:
         """Why not; NONE: it does. A run that is not known yet is not approved."""
         if not is_open(self._rules.schedule, self._now()):
             return PauseReason.SCHEDULE
-        return (
-            PauseReason.NONE if self._rules.approval == "automatic" or self._approved(offered) else PauseReason.APPROVAL
-        )
+        status = self._status(offered)
+        automatic = self._rules.approval == "automatic" and status is not ApprovalStatus.DENIED
+        return PauseReason.NONE if automatic or status is ApprovalStatus.APPROVED else PauseReason.APPROVAL
 
     def note(self, offered: Assignment) -> None:
         """Let whoever approves runs see this one. A disk that is full stops no run that needs no approval."""
@@ -46,10 +46,10 @@ class TaskGate:
             except StateError as error:
                 log.warning("what the server offers could not be written down", run=offered.run, why=str(error))
 
-    def _approved(self, offered: Assignment | None) -> bool:
+    def _status(self, offered: Assignment | None) -> ApprovalStatus:
         if offered is None or self._approvals is None:
-            return False
-        return self._approvals.standing(offered.run, offered.recipe) is ApprovalStatus.APPROVED
+            return ApprovalStatus.WAITING
+        return self._approvals.status(offered.run, offered.recipe)
 
     def until(self, hold: PauseReason) -> str:
         """What has to happen, in words."""
@@ -57,7 +57,7 @@ class TaskGate:
             case PauseReason.SCHEDULE:
                 return f"until {opens(self._rules.schedule, self._now()):%Y-%m-%d %H:%M} UTC"
             case PauseReason.APPROVAL:
-                return "until `protofed site approve` lets it take part"
+                return "until `protofed client approve` lets it take part"
             case PauseReason.NONE:
                 return ""
 

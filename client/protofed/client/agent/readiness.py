@@ -92,7 +92,7 @@ class DaemonReadiness:
             return ""
         return (
             f"{self.server} has not done what this daemon asked for within the last {ANSWERED_WITHIN_S:.0f} s; "
-            "its log says why, and so does `protofed doctor client`"
+            "its log says why, and so does `protofed client doctor`"
         )
 
     def _device(self) -> str:

@@ -175,7 +175,7 @@ def check_preprocessing(recipe: Recipe, told: str = "", pinned: str | None = Non
     if pinned is not None and pinned != own:
         raise ConfigError(
             f"run {recipe.name} prepares images otherwise than this site's settings have it pinned (digest "
-            f"{own}, pinned {short(pinned)}): compare them with `protofed site check`, then correct "
+            f"{own}, pinned {short(pinned)}): compare them with `protofed client check`, then correct "
             "data.preprocessing_digest"
         )
 

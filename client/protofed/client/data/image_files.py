@@ -52,14 +52,14 @@ class Scan:
         if self.ungrouped:
             raise DataError(
                 f"data.group_pattern does not match the paths of {len(self.ungrouped)} images; expected one (group) "
-                "in each: `protofed site check` lists them"
+                "in each: `protofed client check` lists them"
             )
         if self.crossing:
             groups, rows = len({item.group for item in self.crossing}), [item.row for item in self.crossing]
             where = "" if None in rows else f" (the first in row {rows[0]})"
             raise DataError(
                 f"{groups} groups are in both train and test{where}; expected each on one side: "
-                "`protofed site check` lists their images"
+                "`protofed client check` lists their images"
             )
 
 

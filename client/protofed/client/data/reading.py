@@ -114,7 +114,7 @@ def _tolerate(why: Sequence[str | None], found: Scan, data: Data) -> None:
         raise DataError(
             f"{bad} of {of} images cannot be read ({times}: {most}), "
             f"and data.max_unreadable_fraction allows {data.max_unreadable_fraction:g}; "
-            "`protofed site check` lists them"
+            "`protofed client check` lists them"
         )
     if bad:
         log.warning("images cannot be read and are left out", count=bad)

@@ -1,6 +1,6 @@
 """Which runs whoever answers for the site's data has approved: files of the state folder, one a run.
 
-The daemon writes down what it is offered; `protofed site approve` approves one recipe, by its digest.
+The daemon writes down what it is offered; `protofed client approve` approves one recipe, by its digest.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from protofed.common.protocol.messages import MOST_RECIPE_BYTES, Assignment
 from protofed.common.storage import files as archive
 
 FOLDER = ".approvals"  # of the state folder; no run's name begins with a dot
-OFFERED, APPROVED = ".seen.json", ".json"
+OFFERED, APPROVED, DENIED = ".seen.json", ".json", ".denied.json"
 MOST_OFFERED = 100  # runs that are remembered: a server that invents some must not fill the disk
 
 
@@ -33,6 +33,7 @@ class ApprovalStatus(StrEnum):
     WAITING = "waiting"
     CHANGED = "changed since it was approved"
     APPROVED = "approved"
+    DENIED = "denied"
 
 
 @dataclass(frozen=True)
@@ -106,11 +107,18 @@ class Approvals:
         return found
 
     def approve(self, offer: Offer) -> None:
-        """Take part in this run with this recipe, and no other."""
+        """Take part in this run with this recipe, and no other; an earlier denial ends."""
         self._write(offer.run + APPROVED, asdict(Approval(offer.run, offer.digest, self._stamp())))
+        (self._folder / (offer.run + DENIED)).unlink(missing_ok=True)
 
-    def standing(self, run: str, recipe: str) -> ApprovalStatus:
-        """Of a run with this recipe; an approval that cannot be read is none."""
+    def deny(self, offer: Offer) -> None:
+        """Take no part in this run, whatever its recipe and the policy, until it is approved."""
+        self._write(offer.run + DENIED, asdict(Approval(offer.run, offer.digest, self._stamp())))
+
+    def status(self, run: str, recipe: str) -> ApprovalStatus:
+        """Of a run with this recipe; an approval that cannot be read is none, a denial that is there counts."""
+        if (self._folder / (check_id("run", run) + DENIED)).exists():
+            return ApprovalStatus.DENIED
         with contextlib.suppress(OSError, ValidationError):
             approval = _APPROVAL.validate_json((self._folder / (check_id("run", run) + APPROVED)).read_bytes())
             same = (approval.run, approval.digest) == (run, digest(recipe.encode()))

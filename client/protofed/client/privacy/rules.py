@@ -30,5 +30,5 @@ class PolicyRules(StrictModel):
     class_distribution_estimate: bool = False  # whether part class-shares may leave, beside being in `parts`
     min_samples_per_class: Annotated[int, Field(ge=1)] = 1  # a class with fewer examples is one that is not there
     hide_class_presence: bool = False  # send decoys for classes that are not there
-    approval: Literal["automatic", "manual"] = "automatic"  # manual: each run needs `protofed site approve`
+    approval: Literal["automatic", "manual"] = "automatic"  # manual: each run needs `protofed client approve`
     schedule: tuple[Window, ...] = ()  # when tasks are taken, in UTC; none: always

@@ -68,6 +68,7 @@ spec:
           imagePullPolicy: {{ $pullPolicy }}
           args:
             - client
+            - start
             - --settings=/etc/protofed/settings.toml
             - --site={{ $site.name }}
             - --role={{ .role }}

@@ -40,7 +40,6 @@ from protofed.deploy.certs.request import Request, check_hosts, make_request, re
 __all__ = [
     "Authority",
     "Bundle",
-    "approve",
     "authority_name",
     "install",
     "make_authority",
@@ -49,6 +48,7 @@ __all__ = [
     "read_request",
     "renew",
     "request",
+    "sign_request",
 ]
 
 
@@ -95,7 +95,7 @@ def renew(folder: Path) -> bytes:
     return make_request(old.party, old.name, old.hosts, _key(folder / NEXT_KEY))
 
 
-def approve(
+def sign_request(
     asked: Request, authority: Authority, days: int = 365, also: bytes | None = None, now: datetime | None = None
 ) -> bytes:
     """The bundle for a request, as PEM text; a copy of the certificate stays in the CA's folder `issued`.
@@ -131,7 +131,7 @@ def read_bundle(data: bytes, where: str) -> Bundle:
     if len(own) != 1 or not authorities:
         raise ConfigError(
             f"{where}: {len(own)} certificates and {len(authorities)} CA certificates; expected one and at least one, "
-            "as `protofed certs approve` writes them"
+            "as `protofed certs sign` writes them"
         )
     return Bundle(read_certificate(own[0], where), own[0], authorities)
 

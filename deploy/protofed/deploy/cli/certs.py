@@ -78,8 +78,8 @@ def renew(identity: Identity, out: Out = None) -> None:
     _hand_out(renew(identity), identity, out)
 
 
-@certs.command("approve")
-def approve(
+@certs.command("sign")
+def sign(
     request: Annotated[Path, typer.Argument(help="The request, as the site sent it.")],
     ca: Ca,
     days: Annotated[int, typer.Option(min=1, max=3650, help="How long the certificate is valid.")] = 365,
@@ -93,13 +93,13 @@ def approve(
 ) -> None:
     """Sign a request, after its key's fingerprint was compared over the telephone; with --server, let it in at once."""
     from protofed.deploy.certs import files as certs_files
-    from protofed.deploy.certs.lifecycle import approve, read_bundle, read_request
+    from protofed.deploy.certs.lifecycle import read_bundle, read_request, sign_request
     from protofed.deploy.cli.certs_prompts import authority, confirm
 
     asked = read_request(certs_files.read(request), str(request))
     signing = authority(ca, passphrase_file)
     confirm(asked, days, console, yes=yes)
-    bundle = approve(asked, signing, days, certs_files.read(also) if also else None)
+    bundle = sign_request(asked, signing, days, certs_files.read(also) if also else None)
     path = _write(bundle, out or request.with_name(f"{asked.party}-{asked.name}.bundle.pem"))
     signed = read_bundle(bundle, str(path))
     console.print(f"signed: {_dates(signed.certificate)}", markup=False)

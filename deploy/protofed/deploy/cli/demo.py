@@ -152,16 +152,20 @@ def _processes(folder: Path, check: Callable[[], None]) -> Iterator[dict[str, su
         chosen = [f"--recipe={recipes / name}.toml" for name in RECIPES]
         with progress("starting the server"):
             _make_identities(folder)
-            running[SERVER] = _start(folder, SERVER, "server", *chosen, "--listen=127.0.0.1:0", "--metrics=127.0.0.1:0")
+            running[SERVER] = _start(
+                folder, SERVER, "server", "start", *chosen, "--listen=127.0.0.1:0", "--metrics=127.0.0.1:0"
+            )
             address = _address(folder, running[SERVER], check)
             _register(folder, address)
         data = f"--settings={shipped.folder('sites') / 'digits.toml'}"
         common = (data, f"--server={address}", f"--policy={policy}")
         for share, name in enumerate(SITES):
             check()
-            running[name] = _start(folder, name, "client", *common, f"--site={name}", f"--partition-index={share}")
+            running[name] = _start(
+                folder, name, "client", "start", *common, f"--site={name}", f"--partition-index={share}"
+            )
         evaluator = (f"--site={EVALUATOR}", "--role=evaluator")
-        running[EVALUATOR] = _start(folder, EVALUATOR, "client", *common, *evaluator)
+        running[EVALUATOR] = _start(folder, EVALUATOR, "client", "start", *common, *evaluator)
         yield running
     finally:
         end(list(running.values()))
@@ -178,7 +182,7 @@ def _make_identities(folder: Path) -> None:
     for name, party in parties.items():
         hosts = ("127.0.0.1",) if party is Party.SERVER else ()
         asked = certs.read_request(certs.request(_identity(folder, name), party, name, hosts), name)
-        certs.install(_identity(folder, name), certs.approve(asked, authority))
+        certs.install(_identity(folder, name), certs.sign_request(asked, authority))
     operators = _identity(folder, SERVER) / "operators"
     operators.mkdir()
     shutil.copy(_identity(folder, OPERATOR) / CERTIFICATE, operators / f"{OPERATOR}.pem")

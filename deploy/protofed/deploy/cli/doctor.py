@@ -1,4 +1,4 @@
-"""`protofed doctor …`: the options of the daemons, and what keeps these from working."""
+"""`protofed client doctor` and `server doctor`: the options of the daemons, and what keeps these from working."""
 
 from __future__ import annotations
 
@@ -26,29 +26,23 @@ ForRecipe = Annotated[
 ]
 
 
-def doctor(server: Callable[..., None], client: Callable[..., None]) -> typer.Typer:
-    """The commands, with the options of the daemons' own."""
-    group = typer.Typer(
-        no_args_is_help=True,
-        help="Find what keeps a daemon from working: every check, each finding with a remedy. The exit code is the "
-        "first finding's.",
-    )
-    _like(server, _look_at_server, {"strict": (Strict, False), "as_json": (AsJson, False)}, group, "server")
+def of_server(start: Callable[..., None]) -> Callable[..., None]:
+    """The command with the options of `server start`."""
+    return _like(start, _look_at_server, {"strict": (Strict, False), "as_json": (AsJson, False)})
+
+
+def of_client(start: Callable[..., None]) -> Callable[..., None]:
+    """The command with the options of `client start`."""
     more = {"for_recipe": (ForRecipe, None), "quick": (Quick, False), "strict": (Strict, False)}
-    _like(client, _look_at_client, {**more, "as_json": (AsJson, False)}, group, "client")
-    return group
+    return _like(start, _look_at_client, {**more, "as_json": (AsJson, False)})
 
 
 def _like(
-    daemon: Callable[..., None],
-    look: Callable[..., None],
-    more: dict[str, tuple[Any, object]],
-    group: typer.Typer,
-    name: str,
-) -> None:
+    start: Callable[..., None], look: Callable[..., None], more: dict[str, tuple[Any, object]]
+) -> Callable[..., None]:
     """A command with a daemon's options and some of its own, which gets the first ones as a table."""
-    hints = get_type_hints(daemon, include_extras=True)
-    shared = inspect.signature(daemon).parameters.values()
+    hints = get_type_hints(start, include_extras=True)
+    shared = [one for one in inspect.signature(start).parameters.values() if one.name != "context"]
 
     def act(*, settings: Path | None, **given: Any) -> None:
         own = {option: given.pop(option) for option in more}
@@ -68,7 +62,7 @@ def _like(
     command.__signature__ = inspect.Signature(parameters)
     command.__annotations__ = {one.name: one.annotation for one in parameters}
     command.__doc__ = look.__doc__
-    group.command(name)(command)
+    return act
 
 
 def options(given: dict[str, Any]) -> dict[str, Any]:

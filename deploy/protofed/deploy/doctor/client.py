@@ -1,4 +1,4 @@
-"""`protofed doctor client`: what one site's daemon needs, with the very functions that the daemon calls."""
+"""`protofed client doctor`: what one site's daemon needs, with the very functions that the daemon calls."""
 
 from __future__ import annotations
 

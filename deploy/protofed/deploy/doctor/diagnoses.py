@@ -61,7 +61,7 @@ CLIENT = (
     Diagnosis("policy-missing", 40, "Copy one from deploy/policies, read it, and name it with --policy."),
     Diagnosis("policy-invalid", 41, "Correct the file; deploy/policies has examples."),
     Diagnosis("name-unknown", 42, "Correct the name; `getent hosts NAME` shows whether this machine knows it."),
-    Diagnosis("nothing-listens", 43, "Start it (`protofed doctor server` says what it lacks), or correct the port."),
+    Diagnosis("nothing-listens", 43, "Start it (`protofed server doctor` says what it lacks), or correct the port."),
     Diagnosis("no-answer", 44, "Have the firewall let this machine out to that port, or correct the address."),
     Diagnosis("proxy-away", 45, "Correct the setting `proxy`, or ask who runs it."),
     Diagnosis("proxy-password", 46, "Correct user and password in the setting `proxy`."),

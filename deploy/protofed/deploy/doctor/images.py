@@ -44,4 +44,4 @@ def _sample(found: Scan, data: Data, input_: Input) -> None:
     if many or len(astray) > data.max_unreadable_fraction * (len(found.items) + len(astray)):
         told = ", ".join(f"{short(name)}: {why}" for name, why in [*bad, *astray][:NAMED])
         more = "; and others" if len(bad) + len(astray) > NAMED else ""
-        raise CheckFailedError("images-unreadable", f"{told}{more} (`protofed site check` lists all)")
+        raise CheckFailedError("images-unreadable", f"{told}{more} (`protofed client check` lists all)")

@@ -1,4 +1,4 @@
-"""`protofed doctor server`: what the aggregation server needs, with the very functions that it calls itself."""
+"""`protofed server doctor`: what the aggregation server needs, with the very functions that it calls itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `protofed doctor client` looks at beside the network: policy, folders, device, data. Counts are never told."""
+"""What `protofed client doctor` looks at beside the network: policy, folders, device, data. Counts are never told."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def allowed(rules: PolicyRules) -> str:
     more = [name for name in ("example_count", "class_distribution_estimate") if getattr(rules, name)]
     less = [f"no class under {rules.min_samples_per_class} examples"] if rules.min_samples_per_class > 1 else []
     less += ["decoys for absent classes"] if rules.hide_class_presence else []
-    less += [f"each run after `protofed site approve` ({rules.approval})"] if rules.approval != "automatic" else []
+    less += [f"each run after `protofed client approve` ({rules.approval})"] if rules.approval != "automatic" else []
     less += ["at set hours"] if rules.schedule else []
     listed = [f"{name} {', '.join(sorted(getattr(rules, name))) or 'none'}" for name in ("methods", "parts", "models")]
     return "; ".join([*listed, f"{len(rules.metrics)} scores", *more, *less])

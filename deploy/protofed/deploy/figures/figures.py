@@ -1,4 +1,4 @@
-"""`protofed pictures`: what the papers draw of their methods, drawn of one's own finished runs."""
+"""`protofed figures`: what the papers draw of their methods, drawn of one's own finished runs."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class FiguresRequest:
     metric: str = "global.accuracy"
 
 
-def pictures(asked: FiguresRequest) -> list[Path]:
+def draw(asked: FiguresRequest) -> list[Path]:
     """Draw them; their paths.
 
     Raises:
@@ -49,7 +49,7 @@ def pictures(asked: FiguresRequest) -> list[Path]:
         ConfigError: there is nothing to be drawn of these runs, or an option that cannot be used.
     """
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(30))
-    out = asked.out or asked.folders[0] / "pictures"
+    out = asked.out or asked.folders[0] / "figures"
     folders = list(chain.from_iterable(map(_jobs, asked.folders)))
     if asked.ablation is not None:
         results = [result for folder in folders if (result := ExperimentJob.claimed(folder).result()) is not None]

@@ -1,4 +1,4 @@
-"""What all pictures of `protofed pictures` have in common."""
+"""What all pictures of `protofed figures` have in common."""
 
 from __future__ import annotations
 

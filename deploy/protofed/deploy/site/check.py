@@ -1,4 +1,4 @@
-"""`protofed site check`: a site's data as a run would have them, looked at on the spot. Nothing of it is sent."""
+"""`protofed client check`: a site's data as a run would have them, looked at on the spot. Nothing of it is sent."""
 
 from __future__ import annotations
 

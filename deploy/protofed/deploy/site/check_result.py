@@ -1,4 +1,4 @@
-"""What `protofed site check` finds out about a site's images; numbers of examples among it, so it stays there."""
+"""What `protofed client check` finds out about a site's images; numbers of examples among it, so it stays there."""
 
 from __future__ import annotations
 

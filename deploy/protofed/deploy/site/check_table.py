@@ -1,4 +1,4 @@
-"""What `protofed site check` found, for people and for programs."""
+"""What `protofed client check` found, for people and for programs."""
 
 from __future__ import annotations
 
@@ -212,7 +212,7 @@ def _verdict(found: SiteCheck) -> Text:
     if found.refusal is not None:
         return Text(f"The daemon would take no part: {found.refusal}", style="red")
     if found.wanted.recipe is None:
-        return Text("A recipe says which classes and images a run wants: protofed site check RECIPE --settings FILE")
+        return Text("A recipe says which classes and images a run wants: protofed client check RECIPE --settings FILE")
     return Text(f"The daemon would take part in {found.wanted.recipe.name} with these data.", style="green")
 
 

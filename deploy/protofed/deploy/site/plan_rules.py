@@ -54,7 +54,7 @@ def _machine(rules: PolicyRules) -> Iterator[str]:
 def _times(rules: PolicyRules) -> Iterator[str]:
     match rules.approval:
         case "manual":
-            yield "The site takes part once somebody has run `protofed site approve` for this recipe (approval)."
+            yield "The site takes part once somebody has run `protofed client approve` for this recipe (approval)."
         case "automatic":
             yield "The site takes part without asking anybody (approval)."
     times = "; ".join(map(str, rules.schedule))

@@ -106,7 +106,7 @@ class Follower(threading.Thread):
             self._release(*self._books)
             told = {"tracker": self._tracker.name, "why": f"{type(error).__name__}: {error}"[:500]}
             if last:
-                log.error("a tracker lacks the newest rounds; `protofed track` tells it", **told)
+                log.error("a tracker lacks the newest rounds; `protofed tracking sync` tells it", **told)
             else:
                 log.warning("a tracker cannot be told; trying again", **told)
             return

@@ -1,4 +1,4 @@
-"""`protofed site check`: whether a site's data fit a run, before its daemon is started."""
+"""`protofed client check`: whether a site's data fit a run, before its daemon is started."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ console = Console()
 _UNSAID = "unsaid"  # of a daemon's settings that the data have nothing to do with
 
 
-def site_check(
+def check(
     recipe: Annotated[
         str | None, typer.Argument(help="A recipe's file, or a name; without one: what is there.")
     ] = None,

@@ -1,10 +1,10 @@
-"""`protofed site …`: what one site would send, which runs it takes part in, and whether its data fit."""
+"""`protofed client …`: what a hospital types: its daemon, its data, and the runs that it takes part in."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -12,23 +12,72 @@ from rich.table import Table
 from rich.text import Text
 
 from protofed.common.errors import ConfigError, PolicyViolationError, short
-from protofed.deploy.cli.site_check import site_check
+from protofed.deploy.cli import doctor
+from protofed.deploy.cli.client_check import check
+from protofed.deploy.cli.options import Metrics, Settings, UntilFinished, health, log_as_daemon
+from protofed.deploy.cli.options import State as StateOption
 
 if TYPE_CHECKING:
     from protofed.client.privacy.approval import Approvals, Offer
     from protofed.client.privacy.policy import Policy
     from protofed.common.config.recipe import Recipe
 
-site = typer.Typer(no_args_is_help=True, help="What concerns one site.")
+client = typer.Typer(no_args_is_help=True, help="A hospital's site: its daemon, its data, the runs it takes part in.")
 console = Console()
 PolicyFile = Annotated[Path | None, typer.Option("--policy", help="The site's policy: it says what of this may leave.")]
 State = Annotated[Path, typer.Option(help="The state folder of the site's daemon.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print it as JSON.")]
-site.command("check")(site_check)
 
 
-@site.command("plan")
-def site_plan(
+@client.command("start")
+def start(
+    context: typer.Context,
+    settings: Settings = None,
+    site: Annotated[str | None, typer.Option(help="This site's id.")] = None,
+    server: Annotated[str | None, typer.Option(help="host:port of the server.")] = None,
+    policy: Annotated[Path | None, typer.Option(help="The site's policy: what may leave.")] = None,
+    state: StateOption = None,
+    role: Annotated[list[str] | None, typer.Option(help="trainer, evaluator or both (twice).")] = None,
+    partition_index: Annotated[
+        int | None, typer.Option(help="Which of data.partition's sites this is, from 0.")
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N.")] = None,
+    identity: Annotated[Path | None, typer.Option(help="Folder with the site's cert.pem, key.pem and ca.pem.")] = None,
+    plaintext: Annotated[bool, typer.Option("--plaintext", help="No TLS; only on this machine.")] = False,
+    proxy: Annotated[
+        str | None, typer.Option(help="http://host:port; with a password better in the --settings file.")
+    ] = None,
+    metrics: Metrics = None,
+    until_finished: UntilFinished = False,
+    give_up_after: Annotated[
+        float | None, typer.Option(help="Seconds without an answer after which to end; else never.")
+    ] = None,
+) -> None:
+    """Run one site's client daemon."""
+    from protofed.common.config.settings import ClientSettings, read_settings
+    from protofed.common.malloc import keep_memory
+    from protofed.deploy.daemons.client import run_client
+
+    log_as_daemon(context)
+    keep_memory()
+    given: dict[str, Any] = {"site": site, "server": server, "policy": policy, "state": state, "roles": role}
+    given |= {
+        "partition_index": partition_index,
+        "device": device,
+        "identity": identity,
+        "plaintext": plaintext or None,
+        "proxy": proxy,
+    }
+    given |= {"metrics": metrics}
+    said = read_settings(ClientSettings, settings, given)
+    run_client(said, until_finished=until_finished, give_up_after_s=give_up_after)
+
+
+client.command("check")(check)
+
+
+@client.command("preview")
+def preview(
     recipe: Annotated[str, typer.Argument(help="A recipe's file, or the name of one that comes with protofed.")],
     policy: PolicyFile = None,
     tensors: Annotated[bool, typer.Option("--tensors", help="Every tensor by name, not only a row a part.")] = False,
@@ -40,9 +89,9 @@ def site_plan(
     _show(shipped.recipe(recipe), policy, tensors=tensors, as_json=as_json)
 
 
-@site.command("approve")
-def site_approve(
-    run: Annotated[str, typer.Argument(help="A run that the server offers: see `protofed site runs`.")],
+@client.command("approve")
+def approve(
+    run: Annotated[str, typer.Argument(help="A run that the server offers: see `protofed client runs`.")],
     state: State,
     policy: PolicyFile = None,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
@@ -61,8 +110,8 @@ def site_approve(
     console.print(f"approved: {about}; the daemon goes on within seconds", highlight=False)
 
 
-@site.command("runs")
-def site_runs(state: State, as_json: AsJson = False) -> None:
+@client.command("runs")
+def runs(state: State, as_json: AsJson = False) -> None:
     """The runs that the server offered to this site, and which of them are approved (if the policy asks for that)."""
     approvals = _approvals(state)
     rows = [_row(approvals, offer) for offer in approvals.offers()]
@@ -75,6 +124,17 @@ def site_runs(state: State, as_json: AsJson = False) -> None:
     for row in rows:
         table.add_row(*(Text(str(row[name])) for name in ("run", "method", "model", "rounds", "offered", "approval")))
     console.print(table)
+
+
+@client.command("deny")
+def deny(
+    run: Annotated[str, typer.Argument(help="A run that the server offers: see `protofed client runs`.")], state: State
+) -> None:
+    """Take no part in a run, whatever the policy says, until `protofed client approve`. A fit under way still ends."""
+    approvals = _approvals(state)
+    offer = approvals.offer(run)
+    approvals.deny(offer)
+    console.print(f"denied: run {offer.run}; its daemon takes no more tasks of it", highlight=False)
 
 
 def _show(recipe: Recipe, file: Path | None, *, tensors: bool, as_json: bool) -> None:
@@ -117,7 +177,7 @@ def _recipe(offer: Offer) -> Recipe:
 
 def _row(approvals: Approvals, offer: Offer) -> dict[str, str | int]:
     row = {"run": offer.run, "offered": offer.at, "recipe": offer.digest}
-    standing = approvals.standing(offer.run, offer.recipe).value
+    standing = approvals.status(offer.run, offer.recipe).value
     try:
         recipe = _recipe(offer)
     except ConfigError as error:
@@ -128,3 +188,7 @@ def _row(approvals: Approvals, offer: Offer) -> dict[str, str | int]:
 
 def _printable(name: str) -> str:
     return "".join(letter for letter in name if letter.isprintable())
+
+
+client.command("doctor")(doctor.of_client(start))
+client.command("health")(health)

@@ -1,4 +1,4 @@
-"""`protofed track`: tell an experiment tracker of runs that a state folder holds."""
+"""`protofed tracking sync`: tell an experiment tracker of runs that a state folder holds."""
 
 from __future__ import annotations
 
@@ -19,7 +19,11 @@ console = Console()
 TensorBoard = Annotated[Path | None, typer.Option(help="Folder for TensorBoard's event files, of every run one.")]
 
 
-def track(
+tracking = typer.Typer(no_args_is_help=True, help="Experiment trackers: TensorBoard and MLflow.")
+
+
+@tracking.command("sync")
+def sync(
     run: Annotated[str | None, typer.Argument(help="The run's name; may be left out where there is only one.")] = None,
     everything: Annotated[bool, typer.Option("--all", help="All runs that there are.")] = False,
     state: Annotated[
@@ -31,19 +35,19 @@ def track(
     """Tell TensorBoard or MLflow what they do not have yet of runs: each round once, however often this is called."""
     from protofed.deploy.logs import setup as logs
     from protofed.deploy.state_folder import open_state
-    from protofed.deploy.tracking import follower as tracking
+    from protofed.deploy.tracking import follower
 
     logs.hide(urls=(mlflow,))
     if state is None:
         raise ConfigError("say by --state where the runs are: the folder of a server, or of `simulate`")
-    trackers = tracking.trackers(tensorboard, mlflow)
+    trackers = follower.trackers(tensorboard, mlflow)
     if not trackers:
         raise ConfigError("say whom to tell: --tensorboard FOLDER, --mlflow URI, or both")
     with open_state(state) as there:
         for row in _wanted(there, run, everything=everything):
             for tracker in trackers:
                 with tracker.open(row) as book:
-                    new = tracking.tell(there.records, row, book)
+                    new = follower.tell(there.records, row, book)
                     rounds = len(book.told.attempts)
                 told = f"{row.run}: {new} new of {rounds} rounds told to {tracker.name}"
                 console.print(told, soft_wrap=True, highlight=False, markup=False)

@@ -1,0 +1,56 @@
+"""`protofed server …`: the aggregation server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from protofed.deploy.cli import doctor
+from protofed.deploy.cli.options import Metrics, Settings, State, UntilFinished, health, log_as_daemon
+from protofed.deploy.cli.tracking import TensorBoard
+
+server = typer.Typer(no_args_is_help=True, help="The aggregation server: start it, check its prerequisites.")
+console = Console()
+
+
+@server.command("start")
+def start(
+    context: typer.Context,
+    settings: Settings = None,
+    recipe: Annotated[list[Path] | None, typer.Option(help="Recipe of a run; several run one after the other.")] = None,
+    listen: Annotated[str | None, typer.Option(help="host:port; port 0 takes a free one.")] = None,
+    identity: Annotated[
+        Path | None, typer.Option(help="Folder with the server's cert.pem, key.pem and ca.pem, and operators/*.pem.")
+    ] = None,
+    plaintext: Annotated[bool, typer.Option("--plaintext", help="No TLS; only on this machine.")] = False,
+    state: State = None,
+    metrics: Metrics = None,
+    tensorboard: TensorBoard = None,
+    until_finished: UntilFinished = False,
+    recover: Annotated[
+        bool, typer.Option("--recover", help="Go on although the ledger has lost some of what it promised.")
+    ] = False,
+) -> None:
+    """Run the aggregation server; runs are begun by --recipe, or any time later by `protofed runs start`."""
+    from protofed.common.config.settings import ServerSettings, read_settings
+    from protofed.common.malloc import keep_memory
+    from protofed.deploy.daemons.server import run_server
+
+    log_as_daemon(context)
+    keep_memory()
+    given: dict[str, Any] = {"recipes": recipe, "listen": listen, "state": state, "metrics": metrics}
+    given |= {"identity": identity, "plaintext": plaintext or None, "tensorboard": tensorboard}
+    said = read_settings(ServerSettings, settings, given)
+    run_server(
+        said,
+        until_finished=until_finished,
+        recover=recover,
+        started=lambda where: console.print(f"listening on {where}, state in {said.state}", soft_wrap=True),
+    )
+
+
+server.command("doctor")(doctor.of_server(start))
+server.command("health")(health)
