@@ -31,9 +31,9 @@ def ready(tmp_path: Path) -> DaemonReadiness:
     """Of a daemon that has all it needs."""
     policy = tmp_path / "policy.toml"
     policy.write_text(POLICY)
-    meters = ClientMetrics("ann", answered_at=lambda: 0.0, clock=lambda: 1.0)
+    metrics = ClientMetrics("ann", answered_at=lambda: 0.0, clock=lambda: 1.0)
     loading = Loading(lambda _: site_data(), None)
-    return DaemonReadiness("server:7443", None, meters, torch.device("cpu"), loading, policy)
+    return DaemonReadiness("server:7443", None, metrics, torch.device("cpu"), loading, policy)
 
 
 def test_with_all_of_it_a_daemon_is_ready(ready: DaemonReadiness) -> None:
@@ -54,7 +54,7 @@ def test_an_identity_is_usable_until_its_last_day(
 
 
 def test_without_an_answer_a_daemon_is_not_ready(ready: DaemonReadiness) -> None:
-    (line,) = replace(ready, meters=ClientMetrics("ann"))()
+    (line,) = replace(ready, metrics=ClientMetrics("ann"))()
     assert line.startswith("enrolled: server:7443 has not done what this daemon asked for within the last 180 s")
 
 
@@ -113,5 +113,5 @@ def test_a_policy_that_could_not_be_read_again_is_missing(ready: DaemonReadiness
 
 def test_all_that_is_missing_is_said_at_once(ready: DaemonReadiness) -> None:
     ready.policy.unlink()
-    bare = replace(ready, meters=ClientMetrics("ann"), loading=Loading(unreadable, Path("/nowhere/at/all")))
+    bare = replace(ready, metrics=ClientMetrics("ann"), loading=Loading(unreadable, Path("/nowhere/at/all")))
     assert [line.partition(":")[0] for line in bare()] == ["enrolled", "data", "policy"]

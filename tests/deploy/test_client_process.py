@@ -18,7 +18,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from tests.conftest import LiveServer
 
-from protofed.client.agent import metrics as meters
+from protofed.client.agent import metrics
 from protofed.client.transport.audit import FILE
 from protofed.common.config.recipe import Recipe
 from protofed.common.config.settings import ClientSettings, Monitoring, read_settings
@@ -44,7 +44,7 @@ ONE_SITE: dict[str, Any] = {
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A server that is silent for three seconds is away; the daemon's setting of PyTorch ends with the test."""
-    monkeypatch.setattr(meters, "ANSWERED_WITHIN_S", 3.0)
+    monkeypatch.setattr(metrics, "ANSWERED_WITHIN_S", 3.0)
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
 
 
@@ -171,7 +171,8 @@ def test_a_daemon_is_ready_while_its_server_answers_and_counts_what_its_audit_lo
         assert released(watcher).keys() == {"body", "head", "prototypes"}
         assert counted(samples, "policy_refusals_total") == {}
         assert counted(samples, "samples_total")[""] % 2 == 0  # two rounds of an epoch
-        assert 0 < counted(samples, "step_seconds")[""] < 10
+        assert counted(samples, "step_seconds_count")[""] > 0
+        assert counted(samples, "step_seconds_sum")[""] > 0
         assert counted(samples, "disk_free_bytes")
         assert roster.telemetry("ann") == {}  # its policy names none of it
         assert not [sent for sent in watcher.told("sent") if "telemetry" in sent["facts"]]

@@ -117,8 +117,8 @@ def record(recipe: Recipe, folder: Path, load: Load | None = None) -> Recording:
 def daemon(data: SiteData, link: GrpcLink, recipe: Recipe, held: ExitStack, load: Load | None) -> Agent:
     """The recorded site's, with its heartbeat."""
     policy, now = Policy.read(POLICY), DaemonStatus(heartbeat_s=0.05)
-    meters = ClientMetrics(RECORDED, now, state=Path())
-    pulse = Heartbeat(link, now, lambda: link.bytes_moved, lambda: policy.release_telemetry(meters.telemetry()))
+    metrics = ClientMetrics(RECORDED, now, state=Path())
+    pulse = Heartbeat(link, now, lambda: link.bytes_moved, lambda: policy.release_telemetry(metrics.telemetry()))
     pulse.start()
     held.callback(pulse.join, 5.0)
     held.callback(pulse.stop)

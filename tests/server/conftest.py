@@ -152,7 +152,7 @@ class Lab:
         around = ServerContext(
             self.ledger, self.blobs, self.roster, self.clock, self.work, self._notify, keep_rounds=self.keep_rounds
         )
-        self.meters = around.meters
+        self.metrics = around.metrics
         self.coordinator = Coordinator(self.recipe, around)
         for site, role in self.here.items():
             self.roster.enroll(site, {role}, daemon(site))

@@ -33,7 +33,7 @@ class Office(Lab):
         around = ServerContext(
             self.ledger, self.blobs, self.roster, self.clock, self.work, self._notify, keep_rounds=self.keep_rounds
         )
-        self.meters = around.meters
+        self.metrics = around.metrics
         self.runs = RunQueue(self.given, around)
         self.operation = OperatorApi(self.runs, around)
         for site, role in self.here.items():

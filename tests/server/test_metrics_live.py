@@ -38,11 +38,13 @@ class Metered:
     """A live server and its /metrics."""
 
     def __init__(self, server: Any) -> None:
-        self.server, registry = server, server.around.meters.registry
+        self.server, registry = server, server.around.metrics.registry
         self.records = LedgerReader(str(server.ledger._engine.url))
-        certificates, meters = server.operation.certificates, server.around.meters
+        certificates, metrics = server.operation.certificates, server.around.metrics
         state = server.audit_file.parent
-        seen = Watched(server.runs, server.around.roster, self.records, certificates, None, state, lambda: meters.lag())
+        seen = Watched(
+            server.runs, server.around.roster, self.records, certificates, None, state, lambda: metrics.lag()
+        )
         registry.register(StateCollector(seen))
         ProcessCollector(registry=registry)
         self._monitor = Monitor(Monitoring(listen="127.0.0.1:0"), registry, list)

@@ -195,7 +195,7 @@ class Idle:
 
     finished = False
     certificates: Any = None
-    meters = ServerMetrics()
+    metrics = ServerMetrics()
 
     def tick(self) -> None:
         """Nothing happens."""

@@ -61,7 +61,7 @@ class DaemonReadiness:
 
     server: str
     identity: LiveIdentity | None
-    meters: ClientMetrics
+    metrics: ClientMetrics
     device: torch.device
     loading: Loading
     policy: Path
@@ -88,7 +88,7 @@ class DaemonReadiness:
         return _error(lambda: check_dates(own.certificate, own.folder, utc_now()))
 
     def _enrolled(self) -> str:
-        if self.meters.answered():
+        if self.metrics.answered():
             return ""
         return (
             f"{self.server} has not done what this daemon asked for within the last {ANSWERED_WITHIN_S:.0f} s; "

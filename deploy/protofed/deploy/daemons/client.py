@@ -87,7 +87,7 @@ def run_client(settings: ClientSettings, *, until_finished: bool, give_up_after_
         journal = Journal(settings.state / FILE)
         held.callback(journal.close)
         audit = ClientAudit(journal)
-        meters = ClientMetrics(settings.site, now, lambda: link.answered_at, settings.state, where, identity)
+        metrics = ClientMetrics(settings.site, now, lambda: link.answered_at, settings.state, where, identity)
         link = GrpcLink(
             settings.server,
             settings.site,
@@ -98,17 +98,17 @@ def run_client(settings: ClientSettings, *, until_finished: bool, give_up_after_
             audit=audit,
             incoming=store.incoming,
             give_up_after_s=give_up_after_s,
-            released=meters.released,
+            released=metrics.released,
         )
         _beat(
-            Heartbeat(link, now, lambda: link.bytes_moved, lambda: policy.release_telemetry(meters.telemetry())),
+            Heartbeat(link, now, lambda: link.bytes_moved, lambda: policy.release_telemetry(metrics.telemetry())),
             link,
             held,
         )
         _tell_start(settings, identity)
-        load = _watched(settings, identity, meters, where, held)
+        load = _watched(settings, identity, metrics, where, held)
         site = over(_site(settings, policy, store, where, load))
-        agent = Agent(site, link, now, refused=lambda task, why: _refused(meters, audit, task, why))
+        agent = Agent(site, link, now, refused=lambda task, why: _refused(metrics, audit, task, why))
         _take_part(agent, until_finished=until_finished)
 
 
@@ -119,14 +119,18 @@ def _beat(pulse: Heartbeat, link: GrpcLink, held: ExitStack) -> None:
 
 
 def _watched(
-    settings: ClientSettings, identity: LiveIdentity | None, meters: ClientMetrics, where: torch.device, held: ExitStack
+    settings: ClientSettings,
+    identity: LiveIdentity | None,
+    metrics: ClientMetrics,
+    where: torch.device,
+    held: ExitStack,
 ) -> Loading:
     """How data are loaded, and whoever asks is told how that went."""
     from protofed.client.agent.readiness import DaemonReadiness, Loading
 
     load = Loading(partial(_load, settings, where), settings.data.place)
-    ready = DaemonReadiness(settings.server, identity, meters, where, load, settings.policy)
-    monitor = None if settings.metrics is None else Monitor(settings.metrics, meters.registry, ready)
+    ready = DaemonReadiness(settings.server, identity, metrics, where, load, settings.policy)
+    monitor = None if settings.metrics is None else Monitor(settings.metrics, metrics.registry, ready)
     held.enter_context(answering(monitor, settings.state))
     return load
 
@@ -208,8 +212,8 @@ def _load(settings: ClientSettings, where: torch.device, recipe: Recipe) -> Site
     return load_data(settings, recipe.input, recipe.classes, recipe.class_names).placed(where)
 
 
-def _refused(meters: ClientMetrics, audit: ClientAudit, task: Task, why: PolicyViolationError) -> None:
-    meters.refused(why)
+def _refused(metrics: ClientMetrics, audit: ClientAudit, task: Task, why: PolicyViolationError) -> None:
+    metrics.refused(why)
     audit.refused(task, why)
 
 

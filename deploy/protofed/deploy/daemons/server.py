@@ -70,7 +70,7 @@ def run_server(
         held.callback(audit.close)
         blobs, threads, bells = open_blobs(settings.state, settings.blobs, ledger, held), Executors(), TaskNotifier()
         sweep_orphans(blobs, ledger)
-        around = _surroundings(settings, ledger, blobs, threads, bells, monitor.meters)
+        around = _surroundings(settings, ledger, blobs, threads, bells, monitor.metrics)
         runs = RunQueue(recipes, around)
         held.enter_context(tracking.following(ledger_url(settings), trackers))
         operation = OperatorApi(runs, around)
@@ -128,7 +128,7 @@ def _surroundings(
     blobs: FolderBlobs,
     threads: Executors,
     bells: TaskNotifier,
-    meters: ServerMetrics,
+    metrics: ServerMetrics,
 ) -> ServerContext:
     return ServerContext(
         ledger,
@@ -138,7 +138,7 @@ def _surroundings(
         work=threads.aggregate,
         notify=bells.ring,
         keep_rounds=settings.keep_rounds,
-        meters=meters,
+        metrics=metrics,
     )
 
 

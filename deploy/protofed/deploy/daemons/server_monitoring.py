@@ -34,9 +34,9 @@ class ServerMonitor:
     """
 
     def __init__(self, settings: ServerSettings) -> None:
-        self.meters, self.readiness = ServerMetrics(), ServerReadiness()
+        self.metrics, self.readiness = ServerMetrics(), ServerReadiness()
         self._settings = settings
-        where, registry = settings.metrics, self.meters.registry
+        where, registry = settings.metrics, self.metrics.registry
         self._monitor = None if where is None else Monitor(where, registry, self.readiness.missing)
 
     def start(
@@ -61,8 +61,8 @@ class ServerMonitor:
             return ""
         records = LedgerReader(ledger_url(self._settings))
         held.callback(records.close)
-        meters = self.meters
-        watched = Watched(runs, around.roster, records, operation.certificates, identity, state, lambda: meters.lag())
-        meters.registry.register(StateCollector(watched))
-        ProcessCollector(registry=meters.registry)
+        metrics = self.metrics
+        watched = Watched(runs, around.roster, records, operation.certificates, identity, state, lambda: metrics.lag())
+        metrics.registry.register(StateCollector(watched))
+        ProcessCollector(registry=metrics.registry)
         return held.enter_context(answering(self._monitor, state))

@@ -86,7 +86,7 @@ class OperatorApi:
         self._runs, self._around = runs, around
         self._records: LedgerReader = around.ledger
         self._blobs: Blobs = around.blobs
-        self.meters, self.certificates = around.meters, Certificates(around.ledger)
+        self.metrics, self.certificates = around.metrics, Certificates(around.ledger)
         self.documents = Downloads(around.ledger, around.blobs)
 
     # Runs

@@ -28,7 +28,7 @@ class UploadIntake:
     ledger: Ledger
     run: str
     classes: int
-    meters: ServerMetrics = field(default_factory=ServerMetrics)
+    metrics: ServerMetrics = field(default_factory=ServerMetrics)
 
     def invitation(self, current: TaskRow | None, site: SiteId, nonce: str, *kinds: TaskKind) -> TaskRow:
         """The invitation that a site's call answers; the ledger is asked if it is not the site's `current` one.
@@ -54,7 +54,7 @@ class UploadIntake:
         self.ledger.settle_promises()
         if (counted := self.ledger.accepted(row)) is not None:
             if counted.digest == manifest.digest:
-                self.meters.judged(Verdict.DUPLICATE)
+                self.metrics.judged(Verdict.DUPLICATE)
                 return replace(counted.receipt(), verdict=Verdict.DUPLICATE)
             log.error("equivocation", run=self.run, round=row.round, site=row.site, digest=manifest.digest)
             return self.invalid(
@@ -101,7 +101,7 @@ class UploadIntake:
             log.info("update accepted", run=self.run, round=row.round, site=row.site, update_bytes=manifest.total)
         update = UpdateRow(row, verdict, reason, manifest.digest, manifest.total, metrics or {}, weight, code, norm)
         receipt = self.ledger.judge(update)
-        self.meters.judged(verdict, code)
+        self.metrics.judged(verdict, code)
         if verdict is Verdict.ACCEPTED and row.kind is TaskKind.FIT and norm is not None:
-            self.meters.moved_model(norm)
+            self.metrics.moved_model(norm)
         return receipt

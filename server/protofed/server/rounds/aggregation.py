@@ -175,7 +175,7 @@ class Aggregation:
         task = row.task
         log.error("update set aside", run=self._run, round=task.round, site=task.site, digest=row.digest, why=why)
         self._ledger.set_aside(row, why)
-        self._around.meters.set_aside()
+        self._around.metrics.set_aside()
 
     def _end(self, outcome: Published | phases.Insufficient | phases.Broken) -> None:
         job, self._job = self._job, None
@@ -195,4 +195,4 @@ class Aggregation:
         log.info("round published", run=self._run, round=phase.round, sites=len(phase.sites), complete=complete)
         if self._around.keep_rounds:
             self._publisher.prune(self._ledger, self._run, phase.round - self._around.keep_rounds)
-        self._around.meters.round_ended("committed" if complete else "degraded")  # last: what fails is done again
+        self._around.metrics.round_ended("committed" if complete else "degraded")  # last: what fails is done again

@@ -34,7 +34,7 @@ class ServerContext:
         notify: called with the sites that have something to ask for now; None: all.
         keep_rounds: rounds behind the newest whose blobs are kept; 0: all.
         simulated: all sites are in this process: what protects one from another may be left out.
-        meters: what is counted for Prometheus; a simulation has its own.
+        metrics: what is counted for Prometheus; a simulation has its own.
     """
 
     ledger: Ledger
@@ -45,4 +45,4 @@ class ServerContext:
     notify: Callable[[Iterable[SiteId] | None], None] = lambda _sites: None
     keep_rounds: int = 2
     simulated: bool = False
-    meters: ServerMetrics = field(default_factory=ServerMetrics)
+    metrics: ServerMetrics = field(default_factory=ServerMetrics)

@@ -51,7 +51,7 @@ class Coordinator:
     def __init__(self, recipe: Recipe, around: ServerContext) -> None:
         self.recipe, self.run = recipe, recipe.name
         self._ledger, self._roster, self._clock = around.ledger, around.roster, around.clock
-        self._admission = UploadIntake(around.ledger, self.run, recipe.classes, around.meters)
+        self._admission = UploadIntake(around.ledger, self.run, recipe.classes, around.metrics)
         self._driver = Driver(recipe, around)
         self._invitations = self._driver.invitations
         self._examiner = UpdateValidator(around.blobs, recipe.federation.max_update_norm)

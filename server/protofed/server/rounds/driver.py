@@ -162,7 +162,7 @@ class Driver:
             before = self.phase
             self.phase, effects = advance(self._rules, before, self._events.popleft())
             named = phases.name(before), phases.name(self.phase)
-            self._around.meters.phase_changed(self._run, *named, self._around.clock())
+            self._around.metrics.phase_changed(self._run, *named, self._around.clock())
             if isinstance(before, phases.Evaluating) and not isinstance(self.phase, phases.Evaluating):
                 self.invitations.clear()  # scores that come now are dropped, and no restart waits for them again
                 self._ledger.mark_scored(self._run, before.round)
@@ -189,7 +189,7 @@ class Driver:
             case phases.Abandon(round_, attempt, reason):
                 log.warning("round abandoned", run=self._run, round=round_, attempt=attempt, reason=reason)
                 self._ledger.abandon(self._run, round_, attempt, reason, self.invitations.clear())
-                self._around.meters.round_ended("abandoned")
+                self._around.metrics.round_ended("abandoned")
             case phases.AskScores(phase):
                 attempt = self._ledger.rounds(self._run)[-1].attempt  # the one that gave the model
                 self._invite(TaskKind.SCORE, phase.round, attempt, phase.awaited, self._ledger.invite)

@@ -67,7 +67,7 @@ class RunQueue:
                 check_same(recipe, known[recipe.name])
         for row in known.values():
             if row.outcome is None and self._take_up(row):
-                around.meters.recovered()
+                around.metrics.recovered()
         for recipe in recipes:
             if recipe.name not in known:
                 self.start(recipe)

@@ -72,10 +72,10 @@ class FederationService(rpc.FederationServicer):
         threads: Executors,
         bells: TaskNotifier,
         shedding: MemoryGuard,
-        meters: ServerMetrics,
+        metrics: ServerMetrics,
     ) -> None:
         self._runs, self._blobs, self._threads, self._bells = runs, blobs, threads, bells
-        self._shedding, self._meters = shedding, meters
+        self._shedding, self._metrics = shedding, metrics
         self._shares = lru_cache(maxsize=256)(self._read_shares)
         self._uploads: dict[str, _Announced] = {}
 
@@ -118,7 +118,7 @@ class FederationService(rpc.FederationServicer):
         data = await self._transfer(self._blobs.chunk, digest, request.index)
         if not data:
             raise ProtocolError(f"chunk {request.index} lies behind the end of the blob")
-        self._meters.moved("out", await self._transfer(self._shares, digest), len(data))
+        self._metrics.moved("out", await self._transfer(self._shares, digest), len(data))
         return pb.Chunk(index=request.index, data=data, crc32c=crc32c(data))
 
     async def BeginUpload(self, request: pb.UploadManifest, context: Any) -> pb.UploadTicket:
@@ -147,7 +147,7 @@ class FederationService(rpc.FederationServicer):
             whose = {"site": known.upload.site, "nonce": known.upload.nonce}
             log.error("equivocation", run=known.run, round=known.round, **whose, why=str(error))
             raise
-        self._meters.moved("in", _shares(known.manifest.tensors), len(request.data))
+        self._metrics.moved("in", _shares(known.manifest.tensors), len(request.data))
         return pb.ChunkAck()
 
     async def CommitUpload(self, request: pb.CommitRequest, context: Any) -> pb.Receipt:
@@ -199,7 +199,7 @@ class FederationService(rpc.FederationServicer):
     def _resumed(self, upload: Upload, held: Collection[int]) -> int:
         """How many chunks are there already; each is counted once, however often an upload is begun again."""
         known = self._uploads.get(str(upload))
-        self._meters.resumed(max(0, len(held) - (known.resumed if known else 0)))
+        self._metrics.resumed(max(0, len(held) - (known.resumed if known else 0)))
         return len(held)
 
     def _read_shares(self, address: Digest) -> Mapping[Part, float]:

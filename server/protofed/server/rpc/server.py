@@ -92,8 +92,8 @@ async def serve(
     bells.attach(loop)
     knocks, certificates = HandshakeCounter(), operation.certificates
     shield = CallInterceptor(stop, Access(None if identity is None else certificates), RateLimits(), audit, knocks)
-    meters = operation.meters
-    service = FederationService(runs, blobs, threads, bells, MemoryGuard(memory_limit), meters)
+    metrics = operation.metrics
+    service = FederationService(runs, blobs, threads, bells, MemoryGuard(memory_limit), metrics)
     operator = OperatorService(operation, threads)
     health, ready, watchdog = HealthServicer(), readiness or ServerReadiness(), Watchdog(loop)
     _require(ready, identity, audit, shield, watchdog)
@@ -102,7 +102,7 @@ async def serve(
     await _start(server, health, ready)
     started(f"{listen.rpartition(':')[0]}:{port}")
     watchdog.start()
-    meters.lag = lambda: watchdog.lag_s
+    metrics.lag = lambda: watchdog.lag_s
     ticker = asyncio.create_task(_tick(runs, service, threads, stop, until_finished=until_finished))
     tellers = (_tell_health(health, ready), _tell_of_certificates(identity, certificates, knocks))
     beside = [asyncio.create_task(teller) for teller in tellers]

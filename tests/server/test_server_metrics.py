@@ -21,19 +21,19 @@ if TYPE_CHECKING:
     from tests.server.conftest import Lab, Later, MakeLab
 
 
-def value(meters: ServerMetrics, name: str, **labels: str) -> float | None:
-    return meters.registry.get_sample_value(name, labels)
+def value(metrics: ServerMetrics, name: str, **labels: str) -> float | None:
+    return metrics.registry.get_sample_value(name, labels)
 
 
-def rounds(meters: ServerMetrics) -> dict[str, float | None]:
+def rounds(metrics: ServerMetrics) -> dict[str, float | None]:
     return {
-        name: value(meters, "protofed_rounds_total", outcome=name) for name in ("committed", "degraded", "abandoned")
+        name: value(metrics, "protofed_rounds_total", outcome=name) for name in ("committed", "degraded", "abandoned")
     }
 
 
-def updates(meters: ServerMetrics) -> dict[tuple[str, str], float]:
+def updates(metrics: ServerMetrics) -> dict[tuple[str, str], float]:
     """Verdicts and reasons that were counted at all."""
-    (family,) = [found for found in meters.registry.collect() if found.name == "protofed_updates"]
+    (family,) = [found for found in metrics.registry.collect() if found.name == "protofed_updates"]
     counted = {(sample.labels["verdict"], sample.labels["reason"]): sample.value for sample in family.samples}
     return {key: count for key, count in counted.items() if count}
 
@@ -51,15 +51,15 @@ def test_names_say_what_they_are() -> None:
 
 
 def test_what_has_not_happened_yet_is_zero_and_there() -> None:
-    meters = ServerMetrics()
-    assert rounds(meters) == {"committed": 0, "degraded": 0, "abandoned": 0}
-    (family,) = [found for found in meters.registry.collect() if found.name == "protofed_updates"]
+    metrics = ServerMetrics()
+    assert rounds(metrics) == {"committed": 0, "degraded": 0, "abandoned": 0}
+    (family,) = [found for found in metrics.registry.collect() if found.name == "protofed_updates"]
     counted = {(sample.labels["verdict"], sample.labels["reason"]): sample.value for sample in family.samples}
     plain = {"accepted", "duplicate", "stale", "not-needed", "set-aside"}
     assert counted == dict.fromkeys(
         [*((one, "") for one in plain), *(("invalid", code) for code in RejectionCode)], 0.0
     )
-    assert value(meters, "protofed_recoveries_total") == 0
+    assert value(metrics, "protofed_recoveries_total") == 0
 
 
 def test_two_servers_in_one_process_count_apart() -> None:
@@ -72,33 +72,33 @@ def test_two_servers_in_one_process_count_apart() -> None:
 
 
 def test_a_whole_round_is_committed_and_one_without_a_site_degraded(lab: Lab) -> None:
-    assert rounds(lab.meters) == {"committed": 1, "degraded": 0, "abandoned": 0}  # round 0 made the model
+    assert rounds(lab.metrics) == {"committed": 1, "degraded": 0, "abandoned": 0}  # round 0 made the model
     lab.round(ann=1.0, bob=2.0, cyd=6.0)
-    assert rounds(lab.meters) == {"committed": 2, "degraded": 0, "abandoned": 0}
+    assert rounds(lab.metrics) == {"committed": 2, "degraded": 0, "abandoned": 0}
     lab.push("ann", lab.model(1.0))
     lab.push("bob", lab.model(1.0))
     lab.later(101.0)
-    assert rounds(lab.meters) == {"committed": 2, "degraded": 1, "abandoned": 0}
+    assert rounds(lab.metrics) == {"committed": 2, "degraded": 1, "abandoned": 0}
 
 
 def test_a_round_that_is_abandoned_and_opened_again(lab: Lab) -> None:
     lab.push("ann", lab.model(1.0))
     lab.later(101.0, alive=("ann", "bob", "cyd"))
     lab.later(0.0)
-    assert rounds(lab.meters) == {"committed": 1, "degraded": 0, "abandoned": 1}
+    assert rounds(lab.metrics) == {"committed": 1, "degraded": 0, "abandoned": 1}
     lab.round(ann=1.0, bob=2.0, cyd=6.0)
-    assert rounds(lab.meters) == {"committed": 2, "degraded": 0, "abandoned": 1}
+    assert rounds(lab.metrics) == {"committed": 2, "degraded": 0, "abandoned": 1}
 
 
 def test_what_is_rolled_back_stays_counted_and_is_counted_again_when_it_is_done_again(make: MakeLab) -> None:
     lab = make(rounds=3, keep_rounds=0).begin()
     lab.round(ann=1.0, bob=2.0, cyd=6.0)
     lab.coordinator.roll_back(0)
-    assert rounds(lab.meters)["committed"] == 2
+    assert rounds(lab.metrics)["committed"] == 2
     lab.later(0.0)
     lab.round(ann=1.0, bob=2.0, cyd=6.0)
-    assert rounds(lab.meters)["committed"] == 3
-    assert updates(lab.meters) == {("accepted", ""): 7}
+    assert rounds(lab.metrics)["committed"] == 3
+    assert updates(lab.metrics) == {("accepted", ""): 7}
 
 
 def test_a_full_disk_counts_once_what_succeeds_in_the_end(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,10 +109,10 @@ def test_a_full_disk_counts_once_what_succeeds_in_the_end(lab: Lab, monkeypatch:
         disk.setattr(Ledger, "publish", full)
         lab.round(ann=1.0, bob=2.0, cyd=6.0)
         lab.later(11.0)
-        assert rounds(lab.meters)["committed"] == 1
+        assert rounds(lab.metrics)["committed"] == 1
     lab.later(11.0)
     lab.later(11.0)
-    assert rounds(lab.meters)["committed"] == 2
+    assert rounds(lab.metrics)["committed"] == 2
 
 
 def test_a_promise_that_the_journal_lacks_counts_when_it_is_kept(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,10 +126,10 @@ def test_a_promise_that_the_journal_lacks_counts_when_it_is_kept(lab: Lab, monke
     lab.ledger.attach(Full())
     with pytest.raises(OutOfSpaceError):
         lab.push("ann", lab.model(1.0))
-    assert updates(lab.meters) == {("accepted", ""): 1}
+    assert updates(lab.metrics) == {("accepted", ""): 1}
     lab.ledger.attach(Free())
     assert lab.push("ann", lab.model(1.0)).verdict is Verdict.ACCEPTED
-    assert updates(lab.meters) == {("accepted", ""): 2}
+    assert updates(lab.metrics) == {("accepted", ""): 2}
     assert sum(row.verdict is Verdict.ACCEPTED for row in lab.ledger.updates("test")) == 2
 
 
@@ -146,23 +146,23 @@ def test_a_restart_in_the_middle_of_an_aggregation_counts_it_once(make: MakeLab,
     for site, number in (("ann", 1.0), ("bob", 2.0), ("cyd", 3.0), ("eva", 2.0)):
         lab.push(site, lab.model(number))
     assert isinstance(lab.phase, phases.Aggregating)
-    before = lab.meters
+    before = lab.metrics
     lab.restart()
     workshop.jobs.clear()  # it died with the process
     lab.later(0)
     workshop.finish()
     assert rounds(before)["committed"] == 1
-    assert rounds(lab.meters)["committed"] == 1
-    assert updates(lab.meters) == {}  # they were accepted by the process before
+    assert rounds(lab.metrics)["committed"] == 1
+    assert updates(lab.metrics) == {}  # they were accepted by the process before
 
 
 def test_a_round_that_the_last_process_published_is_its_own(lab: Lab) -> None:
     lab.coordinator.pause(paused=True)
     lab.round(ann=1.0, bob=2.0, cyd=6.0)
-    assert rounds(lab.meters)["committed"] == 2
+    assert rounds(lab.metrics)["committed"] == 2
     lab.restart()
     lab.later(0)
-    assert rounds(lab.meters)["committed"] == 0
+    assert rounds(lab.metrics)["committed"] == 0
 
 
 @pytest.fixture
@@ -175,18 +175,18 @@ def queue() -> Office:
 
 
 def test_runs_that_are_taken_up_again_are_recoveries(queue: Office) -> None:
-    assert value(queue.meters, "protofed_recoveries_total") == 0
+    assert value(queue.metrics, "protofed_recoveries_total") == 0
     queue.restart()
-    assert value(queue.meters, "protofed_recoveries_total") == 2
+    assert value(queue.metrics, "protofed_recoveries_total") == 2
     queue.operation.abort("two", "enough")
     queue.restart()
-    assert value(queue.meters, "protofed_recoveries_total") == 1
+    assert value(queue.metrics, "protofed_recoveries_total") == 1
 
 
 def test_a_run_that_cannot_be_taken_up_is_none(queue: Office, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("protofed.server.rounds.run_queue.recipe_of", _refuse)
     queue.restart()
-    assert value(queue.meters, "protofed_recoveries_total") == 0
+    assert value(queue.metrics, "protofed_recoveries_total") == 0
     assert queue.standings() == {"one": "failed", "two": "failed"}
 
 
@@ -209,7 +209,7 @@ def test_every_verdict_is_counted_once(lab: Lab) -> None:
     for _ in range(2):
         assert lab.push("ann", lab.model(1.0), fit).verdict is Verdict.DUPLICATE
     assert lab.push("ann", lab.model(2.0), fit).verdict is Verdict.INVALID
-    assert updates(lab.meters) == {
+    assert updates(lab.metrics) == {
         ("accepted", ""): 2,  # one of them made the model
         ("duplicate", ""): 2,
         ("invalid", "tensors"): 1,
@@ -226,34 +226,34 @@ def test_what_comes_too_late_is_stale_or_was_not_needed(make: MakeLab) -> None:
     lab.push("bob", lab.model(1.0))
     lab.later(101.0, alive=("ann", "bob"))
     assert lab.push("cyd", lab.model(1.0), late).verdict is Verdict.STALE
-    assert updates(lab.meters)["stale", ""] == 1
+    assert updates(lab.metrics)["stale", ""] == 1
 
 
 def test_what_is_set_aside_was_accepted_before(make: MakeLab) -> None:
     lab = make(federation={"outlier_factor": 10.0}).begin()
     lab.round(ann=1.0, bob=1.0, cyd=1000.0)
-    assert updates(lab.meters) == {("accepted", ""): 4, ("set-aside", ""): 1}
-    assert rounds(lab.meters) == {"committed": 1, "degraded": 1, "abandoned": 0}
+    assert updates(lab.metrics) == {("accepted", ""): 4, ("set-aside", ""): 1}
+    assert rounds(lab.metrics) == {"committed": 1, "degraded": 1, "abandoned": 0}
     lab.restart()
-    assert updates(lab.meters) == {}
+    assert updates(lab.metrics) == {}
 
 
 def test_norms_are_of_accepted_updates_and_not_of_the_first_model(lab: Lab) -> None:
-    assert value(lab.meters, "protofed_update_norm_count") == 0
+    assert value(lab.metrics, "protofed_update_norm_count") == 0
     lab.push("ann", lab.model(2.0))
     lab.push("bob", lab.model(math.inf))
-    assert value(lab.meters, "protofed_update_norm_count") == 1
+    assert value(lab.metrics, "protofed_update_norm_count") == 1
     norm = 2.0 * math.sqrt(4 + 3 * 2)  # from 0 to 2 in a body of [2, 2] and a head of [3, 2]
-    assert value(lab.meters, "protofed_update_norm_sum") == pytest.approx(norm)
+    assert value(lab.metrics, "protofed_update_norm_sum") == pytest.approx(norm)
 
 
 # Phases
 
 
-def seconds(meters: ServerMetrics, phase: str) -> tuple[float | None, float | None]:
+def seconds(metrics: ServerMetrics, phase: str) -> tuple[float | None, float | None]:
     """How many there were, and their sum."""
     name = "protofed_round_seconds"
-    return value(meters, f"{name}_count", phase=phase), value(meters, f"{name}_sum", phase=phase)
+    return value(metrics, f"{name}_count", phase=phase), value(metrics, f"{name}_sum", phase=phase)
 
 
 def test_phases_are_timed_when_they_end(make: MakeLab, workshop: Later) -> None:
@@ -264,20 +264,20 @@ def test_phases_are_timed_when_they_end(make: MakeLab, workshop: Later) -> None:
     lab.later(0)
     lab.later(5.0)
     lab.push("ann", lab.model(0.0))
-    assert seconds(lab.meters, "collecting") == (1, 5.0)
+    assert seconds(lab.metrics, "collecting") == (1, 5.0)
     lab.clock.now += 3.0
     workshop.finish()
-    assert seconds(lab.meters, "aggregating") == (1, 3.0)
+    assert seconds(lab.metrics, "aggregating") == (1, 3.0)
     lab.clock.now += 7.0
     for site in ("ann", "bob", "cyd"):
         lab.push(site, lab.model(1.0))
-    assert seconds(lab.meters, "collecting") == (2, 12.0)
+    assert seconds(lab.metrics, "collecting") == (2, 12.0)
     workshop.finish()
     lab.clock.now += 2.0
     for site in ("ann", "bob", "cyd"):
         lab.score(site)
-    assert seconds(lab.meters, "evaluating") == (1, 2.0)
-    assert seconds(lab.meters, "idle") == (None, None)
+    assert seconds(lab.metrics, "evaluating") == (1, 2.0)
+    assert seconds(lab.metrics, "idle") == (None, None)
 
 
 def test_a_phase_that_another_process_began_is_not_timed(lab: Lab) -> None:
@@ -285,17 +285,17 @@ def test_a_phase_that_another_process_began_is_not_timed(lab: Lab) -> None:
     lab.restart()
     lab.clock.now += 10.0
     lab.round(ann=1.0, bob=2.0, cyd=6.0)
-    assert seconds(lab.meters, "collecting") == (None, None)
-    assert seconds(lab.meters, "aggregating") == (1, 0.0)
+    assert seconds(lab.metrics, "collecting") == (None, None)
+    assert seconds(lab.metrics, "aggregating") == (1, 0.0)
 
 
 # Bytes
 
 
 def test_bytes_of_a_chunk_go_to_parts_by_their_shares() -> None:
-    meters = ServerMetrics()
-    meters.moved("in", {Part.BODY: 0.75, Part.HEAD: 0.25}, 1000)
-    meters.moved("in", {Part.BODY: 1.0}, 100)
-    assert value(meters, "protofed_transfer_bytes_total", direction="in", part="body") == 850
-    assert value(meters, "protofed_transfer_bytes_total", direction="in", part="head") == 250
-    assert value(meters, "protofed_transfer_bytes_total", direction="out", part="body") is None
+    metrics = ServerMetrics()
+    metrics.moved("in", {Part.BODY: 0.75, Part.HEAD: 0.25}, 1000)
+    metrics.moved("in", {Part.BODY: 1.0}, 100)
+    assert value(metrics, "protofed_transfer_bytes_total", direction="in", part="body") == 850
+    assert value(metrics, "protofed_transfer_bytes_total", direction="in", part="head") == 250
+    assert value(metrics, "protofed_transfer_bytes_total", direction="out", part="body") is None

@@ -28,7 +28,7 @@ from protofed.server.storage.rows import CertificateRow
 
 
 class Scraped:
-    """An office whose ledger is a file, and what its gauges say."""
+    """An office whose ledger is a file, and what a scrape of it says."""
 
     def __init__(self, folder: Path, **tables: Any) -> None:
         self.folder, self.url = folder, f"sqlite:///{folder / 'ledger.sqlite'}"
@@ -36,7 +36,7 @@ class Scraped:
         self.records = LedgerReader(self.url)
         self.certificates = Certificates(self.office.ledger)
         self.lag: float | None = None
-        self.gauges = self._gauges()
+        self.collector = self._collector()
         if tables.pop("sites", True):
             self.office.enroll(EVALUATOR, role=Role.EVALUATOR)
             self.office.enroll(*TRAINERS)
@@ -44,9 +44,9 @@ class Scraped:
 
     def restart(self) -> None:
         self.office.restart()
-        self.gauges = self._gauges()
+        self.collector = self._collector()
 
-    def _gauges(self) -> StateCollector:
+    def _collector(self) -> StateCollector:
         office = self.office
         return StateCollector(
             Watched(office.runs, office.roster, self.records, self.certificates, None, self.folder, lambda: self.lag)
@@ -61,7 +61,7 @@ class Scraped:
 
     def series(self, name: str) -> list[tuple[dict[str, str], float]]:
         """Labels and values."""
-        samples = [sample for family in list(self.gauges.collect()) for sample in family.samples]
+        samples = [sample for family in list(self.collector.collect()) for sample in family.samples]
         return [(sample.labels, sample.value) for sample in samples if sample.name == f"protofed_{name}"]
 
     def phase(self, run: str = "one") -> list[str]:
@@ -307,7 +307,7 @@ def test_the_last_certificate_of_each_name_counts_and_revoked_ones_do_not(read: 
     known(4, "operator", "boss", 700.0)
     known(5, "site", "cyd", 900.0, revoked_at=now, reason="lost")
     read.certificates = Certificates(read.office.ledger)
-    read.gauges = read._gauges()
+    read.collector = read._collector()
     found = {tuple(labels.values()): value for labels, value in read.series("cert_expiry_timestamp_seconds")}
     assert found == {("site", "ann"): now + 5000.0, ("site", "bob"): now - 50.0, ("operator", "boss"): now + 700.0}
 
@@ -378,7 +378,7 @@ def test_scrapes_beside_the_coordinator_never_fail(read: Scraped) -> None:
     def scrape() -> None:
         with capture_logs() as logs:
             while not end.is_set():
-                list(read.gauges.collect())
+                list(read.collector.collect())
         failed.extend(logs)
 
     thread = threading.Thread(target=scrape)

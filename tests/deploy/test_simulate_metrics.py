@@ -12,18 +12,18 @@ from protofed.deploy.simulation.simulation import simulation
 
 
 def test_a_simulation_counts_for_itself(recipe_of: Callable[..., Recipe]) -> None:
-    def counted(meters: Any, name: str, **labels: str) -> float | None:
-        found: float | None = meters.registry.get_sample_value(f"protofed_{name}", labels)
+    def counted(metrics: Any, name: str, **labels: str) -> float | None:
+        found: float | None = metrics.registry.get_sample_value(f"protofed_{name}", labels)
         return found
 
     with simulation(recipe_of("fednh")) as running, simulation(recipe_of("fedavg")) as other:
         running.go()
-        meters = running.runs._around.meters
+        metrics = running.runs._around.metrics
         accepted, rounds = len(running.ledger.updates(running.recipe.name)), running.ledger.rounds(running.recipe.name)
-        assert counted(meters, "updates_total", verdict="accepted", reason="") == accepted == 10
-        assert counted(meters, "rounds_total", outcome="committed") == len(rounds) == 4
-        assert counted(meters, "round_seconds_sum", phase="collecting") == 0  # time stands still
-        assert counted(other.runs._around.meters, "rounds_total", outcome="committed") == 0
+        assert counted(metrics, "updates_total", verdict="accepted", reason="") == accepted == 10
+        assert counted(metrics, "rounds_total", outcome="committed") == len(rounds) == 4
+        assert counted(metrics, "round_seconds_sum", phase="collecting") == 0  # time stands still
+        assert counted(other.runs._around.metrics, "rounds_total", outcome="committed") == 0
         figures = [row.figures for row in rounds]
     assert "prototype_shift" not in figures[0]
     assert all(found["classes_covered"] == 10 and found["prototype_shift"] > 0 for found in figures[1:])
