@@ -5,7 +5,7 @@ PB := protos/protofed/protos/v1
 PROTOC = .venv/bin/python -m grpc_tools.protoc -I protos --plugin=protoc-gen-mypy=.venv/bin/protoc-gen-mypy \
 	--plugin=protoc-gen-mypy_grpc=.venv/bin/protoc-gen-mypy_grpc
 
-.PHONY: help demo compose-demo test test-fast docs format slow faults e2e postgres check bench leakage dashboards images wheelhouse sbom dependencies protos \
+.PHONY: help demo compose-demo test test-fast docs format slow faults e2e postgres check bench leakage dashboards images version wheelhouse sbom dependencies protos \
 	pictures constraints clean
 help:            ## this list
 	@sed -n 's/^\([a-z0-9-]*\):.*##/\1\t/p' Makefile
@@ -72,6 +72,11 @@ images:                 ## protofed-server and protofed-client; more options for
 	for target in server client; do docker build -f deploy/docker/Dockerfile --target $$target $(BUILD) \
 		--build-arg VERSION=$(IMAGE_VERSION) --build-arg REVISION=$$(git rev-parse HEAD) \
 		-t protofed-$$target:$(IMAGE_VERSION) . || exit 1; done
+
+version:                ## write the version of pyproject.toml wherever an image or the chart is named
+	sed -i -E 's/(protofed-(server|client):)[0-9]+\.[0-9]+\.[0-9]+/\1$(IMAGE_VERSION)/g' $$(git grep -lE 'protofed-(server|client):[0-9]' -- deploy docs)
+	sed -i -E 's/^ARG VERSION=.*/ARG VERSION=$(IMAGE_VERSION)/' deploy/docker/Dockerfile
+	sed -i -E 's/^(version: |appVersion: ")[0-9.]+/\1$(IMAGE_VERSION)/' deploy/helm/protofed/Chart.yaml
 
 EXTRAS ?= postgres,report
 FETCH = .venv/bin/python -m pip --quiet --disable-pip-version-check

@@ -15,13 +15,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from docs.tables import GENERATED, WINGS
 from mkdocs.plugins import get_plugin_logger
 from mkdocs.structure.files import File, Files
 
-from docs.tables import GENERATED
-
 ROOT = Path(__file__).parents[1]
-WINGS = ("common", "server", "client", "deploy")
 PUBLIC = ("protofed.client.method", "protofed.server.method", "protofed.lab", "protofed.testing")
 OUTSIDE = "repository"
 MARK = re.compile(r"^<!-- generated: ([\w-]+) -->$", re.MULTILINE)

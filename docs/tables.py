@@ -37,10 +37,11 @@ from protofed.common.payload import NOT_ON_THE_WIRE, Part
 from protofed.common.protocol.telemetry import Telemetry
 from protofed.deploy.cli.main import app
 from protofed.deploy.doctor.diagnoses import table as doctor_table
-from protofed.server.metrics import METRICS as SERVER_METRICS
 from protofed.server.method import server_methods
+from protofed.server.metrics import METRICS as SERVER_METRICS
 
 ROOT = Path(__file__).parents[1]
+WINGS = ("common", "server", "client", "deploy")
 PROTOS = ROOT / "protos/protofed/protos/v1"
 
 
@@ -66,7 +67,7 @@ def comments(cls: type[Any]) -> dict[str, str]:
     (body,) = (node.body for node in ast.parse(source).body if isinstance(node, ast.ClassDef))
     fields = [node for node in body if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)]
     return {
-        typing.cast(ast.Name, node.target).id: at.get(node.lineno) or at.get(node.end_lineno or 0, "")
+        typing.cast("ast.Name", node.target).id: at.get(node.lineno) or at.get(node.end_lineno or 0, "")
         for node in fields
     }
 
@@ -343,12 +344,24 @@ def proto(name: str) -> str:
     """A .proto file, a section for each service, enum and message, with its comments."""
     text = (PROTOS / name).read_text(encoding="utf-8")
     head = [line.lstrip("/ ") for line in text.partition("syntax")[0].splitlines()]
-    found = re.findall(r"((?:^//[^\n]*\n)*)^(service|enum|message) (\w+) (\{.*?^\}|\{\})", text, re.MULTILINE | re.DOTALL)
+    found = re.findall(
+        r"((?:^//[^\n]*\n)*)^(service|enum|message) (\w+) (\{.*?^\}|\{\})", text, re.MULTILINE | re.DOTALL
+    )
     pieces = ["\n".join(head).strip()]
     for said, kind, title, body in found:
         about = " ".join(line.lstrip("/ ") for line in said.splitlines())
         pieces.append(f"### {title}\n\n{about}\n\n```proto\n{kind} {title} {body}\n```")
     return "\n\n".join(pieces)
+
+
+def rooms() -> str:
+    """Every room of the code, with what its `__init__.py` says belongs there."""
+    rows = []
+    for wing in WINGS:
+        for init in sorted((ROOT / wing / "protofed" / wing).glob("*/__init__.py")):
+            said = ast.get_docstring(ast.parse(init.read_text(encoding="utf-8"))) or ""
+            rows.append([f"`{wing}/{init.parent.name}`", said.partition("\n\n")[0]])
+    return table(["room", "what belongs there"], rows)
 
 
 def failpoints() -> str:
@@ -376,6 +389,7 @@ GENERATED: Mapping[str, Callable[[], str]] = {
     "doctor": doctor_table,
     "federation": lambda: proto("federation.proto"),
     "operator": lambda: proto("operator.proto"),
+    "rooms": rooms,
     "failpoints": failpoints,
 }
 
