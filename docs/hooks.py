@@ -1,9 +1,9 @@
 """What MkDocs does besides turning pages into HTML (`hooks` in mkdocs.yml).
 
 * `<!-- generated: NAME -->` in a page becomes what docs/tables.py makes of the code.
-* Pages link to files of the repository outside docs/ by their relative path, as on any forge. Here such a file is carried
-  along under repository/, Markdown as a page, and the link leads there; a file that is not there is a warning, and so an
-  error of `make docs`.
+* Pages link to files of the repository outside docs/ by their relative path, as on any forge. Such a file becomes part
+  of the site under repository/, Markdown as a page, and the link leads there. A file that is missing is a warning, which
+  fails `make docs`.
 * The API pages are made: one for each room of each wing.
 """
 

@@ -42,6 +42,7 @@ from protofed.server.metrics import METRICS as SERVER_METRICS
 
 ROOT = Path(__file__).parents[1]
 WINGS = ("common", "server", "client", "deploy")
+VAST = 2.0**53  # a bound that only keeps out what does not fit into a float or 64 bits says nothing to a reader
 PROTOS = ROOT / "protos/protofed/protos/v1"
 
 
@@ -77,7 +78,7 @@ def _kind(schema: Mapping[str, Any], defs: Mapping[str, Any]) -> str:
     if "$ref" in schema:
         target = schema["$ref"].rsplit("/", 1)[-1]
         inner = defs[target]
-        return _kind(inner, defs) if "enum" in inner else f"table {target}"
+        return _kind(inner, defs) if "enum" in inner else "table"
     if "const" in schema:
         return f"`{schema['const']}`"
     if "enum" in schema:
@@ -87,7 +88,7 @@ def _kind(schema: Mapping[str, Any], defs: Mapping[str, Any]) -> str:
             kinds = dict.fromkeys(_kind(one, defs) for one in schema[several])
             return " or ".join(kind for kind in kinds if kind != "none")
     if schema.get("type") == "array":
-        items = schema.get("items") or next(iter(schema.get("prefixItems", [{}])), {})
+        items: Mapping[str, Any] = schema.get("items") or next(iter(schema.get("prefixItems", [{}])), {})
         return f"list of {_kind(items, defs)}"
     if schema.get("type") == "object":
         return "table"
@@ -98,7 +99,7 @@ def _kind(schema: Mapping[str, Any], defs: Mapping[str, Any]) -> str:
     bounds = [
         f"{sign} {schema[key]:g}" if isinstance(schema[key], float) else f"{sign} {schema[key]}"
         for key, sign in (("minimum", "≥"), ("exclusiveMinimum", ">"), ("maximum", "≤"), ("exclusiveMaximum", "<"))
-        if key in schema
+        if key in schema and abs(schema[key]) < VAST
     ]
     return f"{name} {', '.join(bounds)}".strip()
 
@@ -124,7 +125,8 @@ def keys(model: type[BaseModel], variable: str = "") -> str:
     Args:
         variable: prefix of the environment variables that may set them; none: nothing may.
     """
-    schema, said = model.model_json_schema(), {}
+    said: dict[str, str] = {}
+    schema = model.model_json_schema()
     for cls in reversed(model.__mro__):
         if issubclass(cls, BaseModel) and cls.__module__.startswith("protofed"):
             said |= comments(cls)
@@ -233,7 +235,7 @@ def options() -> str:
     """Every option of `[method]`, by method."""
     pieces = []
     for name in client_methods:
-        rows = {}
+        rows: dict[str, list[str]] = {}
         for half in (server_methods.get(name), client_methods.get(name)):
             rows |= {row[0]: row for row in _field_rows(half)}
         pieces.append(f"### {name}\n\n{_options_table(rows.values())}")

@@ -90,7 +90,7 @@ def test_every_citation_in_the_sources_is_a_section() -> None:
         for found in CITATION.finditer(_text(path))
         if path != Path(__file__)
     }
-    items = {number for number in re.findall(r"^(\d+)\. ", _text(CITED["METHODS"]).partition("## 9.")[2], re.MULTILINE)}
+    items = re.findall(r"^(\d+)\. ", _text(CITED["METHODS"]).partition("## 9.")[2], re.MULTILINE)
     sections["METHODS"] |= {f"9.{number}" for number in items}
     assert cited
     assert {(name, number) for name, number in cited if number not in sections[name]} == set()
