@@ -2,7 +2,7 @@
 
 * `<!-- generated: NAME -->` in a page becomes what docs/tables.py makes of the code.
 * Pages link to files of the repository outside docs/ by their relative path, as on any forge. Such a file becomes part
-  of the site under repository/, Markdown as a page, and the link leads there. A file that is missing is a warning, which
+  of the site under repository/, Markdown as a page, and the link leads there. A missing file is a warning, which
   fails `make docs`.
 * The API pages are made: one for each room of each wing.
 """

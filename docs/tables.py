@@ -26,7 +26,7 @@ import protofed.server.methods  # noqa: F401  (both register their halves)
 from protofed.client.agent.metrics import METRICS as CLIENT_METRICS
 from protofed.client.method import client_methods
 from protofed.client.models.catalogue import architectures
-from protofed.client.privacy.rules import Rules
+from protofed.client.privacy.rules import PolicyRules
 from protofed.client.privacy.schedule import Window
 from protofed.common import failpoint
 from protofed.common.citations import PAPERS
@@ -185,7 +185,7 @@ def monitoring_settings() -> str:
 
 def policy() -> str:
     """Keys of a policy."""
-    return keys(Rules)
+    return keys(PolicyRules)
 
 
 def schedule() -> str:

@@ -16,7 +16,7 @@ from tests.e2e import pilot_guide
 
 from protofed.client.agent.metrics import METRICS as CLIENT_METRICS
 from protofed.client.method import client_methods
-from protofed.client.privacy.rules import Rules
+from protofed.client.privacy.rules import PolicyRules
 from protofed.common.config.recipe import Data, Evaluation, Federation, Plan, Recipe, parse
 from protofed.common.config.settings import ClientSettings, ServerSettings, read_settings
 from protofed.common.payload import NOT_ON_THE_WIRE, Part
@@ -139,7 +139,7 @@ def test_every_option_of_a_method_is_listed(name: str) -> None:
     ("model", "name"),
     [
         *((model, "recipe") for model in (Recipe, Plan, Federation, Evaluation, Data)),
-        *((Rules, "policy"), (ServerSettings, "server-settings"), (ClientSettings, "client-settings")),
+        *((PolicyRules, "policy"), (ServerSettings, "server-settings"), (ClientSettings, "client-settings")),
     ],
 )
 def test_every_key_is_listed(model: Any, name: str) -> None:
