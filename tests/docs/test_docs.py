@@ -11,14 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from docs import tables
 from tests.e2e import pilot_guide
 
 from protofed.client.agent.metrics import METRICS as CLIENT_METRICS
 from protofed.client.method import client_methods
 from protofed.client.privacy.rules import PolicyRules
+from protofed.common.config.input import Input
 from protofed.common.config.recipe import Data, Evaluation, Federation, Plan, Recipe, parse
-from protofed.common.config.settings import ClientSettings, ServerSettings, read_settings
+from protofed.common.config.settings import ClientSettings, Monitoring, ServerSettings, read_settings
 from protofed.common.payload import NOT_ON_THE_WIRE, Part
 from protofed.deploy.doctor.diagnoses import DIAGNOSES
 from protofed.server.method import server_methods
@@ -43,6 +45,7 @@ def _tracked(*patterns: str) -> list[Path]:
 
 PAGES = _tracked("*.md")
 NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
+TOP = {"extends", *Recipe.model_fields, *ServerSettings.model_fields, *ClientSettings.model_fields}
 COMMANDS = {path[1:]: command for path, command in tables.commands()}
 GROUPS = {path for path, command in COMMANDS.items() if getattr(command, "commands", None)}
 
@@ -121,6 +124,15 @@ def test_every_finding_of_the_doctor_is_in_the_table() -> None:
     assert rows == [(str(one.code), one.name) for one in DIAGNOSES.values()]
 
 
+def test_every_alert_has_its_row_and_its_weight() -> None:
+    rules = yaml.safe_load((ROOT / "deploy/prometheus/rules/alerts.yml").read_text(encoding="utf-8"))
+    alerts = {rule["alert"]: rule["labels"]["severity"] for group in rules["groups"] for rule in group["rules"]}
+    section = _text(ROOT / "docs/how-to/monitoring.md").partition("\n## Alerts\n")[2].partition("\n## ")[0]
+    cells = [name for row in re.findall(r"^\| ([A-Z][^|]*) \|", section, re.MULTILINE) for name in row.split(", ")]
+    listed = {name.partition(" ")[0]: "critical" if "(critical)" in name else "warning" for name in cells}
+    assert listed == alerts
+
+
 @pytest.mark.parametrize("part", [part for part in Part if part not in NOT_ON_THE_WIRE])
 def test_every_part_that_can_leave_a_site_is_explained(part: Part) -> None:
     (row,) = re.findall(rf"^\| `{part}` \| (.+) \| (.+) \|$", tables.parts(), re.MULTILINE)
@@ -180,6 +192,16 @@ def test_every_command_that_is_shown_exists(page: Path) -> None:
         line = re.split(r"\s#|[;&|<>]", shown)[0].replace("…", " ").replace("'", " ")
         faults.append(_fault([word.strip("[](),.:") for word in shlex.split(line)]))
     assert [fault for fault in faults if fault] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+def test_every_key_that_is_shown_exists(page: Path) -> None:
+    for table in (tomllib.loads(block) for language, block in FENCE.findall(_text(page)) if language == "toml"):
+        unknown = [key for key in table if key not in TOP]
+        tables_of = {"data": Data, "input": Input, "plan": Plan, "federation": Federation, "metrics": Monitoring}
+        for name, model in tables_of.items():
+            unknown += [key for key in table.get(name, {}) if key not in model.model_fields]
+        assert unknown == []
 
 
 def test_the_guides_files_can_be_read(tmp_path: Path) -> None:
