@@ -30,3 +30,8 @@ def test_the_newest_changes_are_this_versions_or_the_next_ones() -> None:
     changes = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     newest = re.findall(r"^## (\d+)\.(\d+)\.(\d+)", changes, re.MULTILINE)[0]
     assert tuple(map(int, newest)) >= tuple(map(int, VERSION.split(".")))
+
+
+def test_every_wing_shows_its_types() -> None:
+    wings = ("common", "server", "client", "deploy", "protos")
+    assert [wing for wing in wings if not (ROOT / wing / "protofed" / wing / "py.typed").is_file()] == []
