@@ -58,7 +58,7 @@ def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 
 
 def comments(cls: type[Any]) -> dict[str, str]:
-    """What the comment at the end of a field's first or last line says, by field; the class's own fields only."""
+    """What the comment beside a field says, by field; the class's own fields only."""
     source = textwrap.dedent(inspect.getsource(cls))
     at = {
         token.start[0]: token.string.lstrip("# ").strip()
@@ -68,7 +68,9 @@ def comments(cls: type[Any]) -> dict[str, str]:
     (body,) = (node.body for node in ast.parse(source).body if isinstance(node, ast.ClassDef))
     fields = [node for node in body if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)]
     return {
-        typing.cast("ast.Name", node.target).id: at.get(node.lineno) or at.get(node.end_lineno or 0, "")
+        typing.cast("ast.Name", node.target).id: next(
+            (at[line] for line in range(node.lineno, (node.end_lineno or 0) + 1) if line in at), ""
+        )
         for node in fields
     }
 
