@@ -192,7 +192,7 @@ def policy() -> str:
 
 def schedule() -> str:
     """Keys of a window of a policy's schedule."""
-    return _fields(Window)
+    return keys(Window)
 
 
 def telemetry() -> str:
@@ -259,12 +259,6 @@ def _first(cls: type[Any]) -> str:
 def _options_table(rows: Iterable[list[str]]) -> str:
     there = list(rows)
     return table(["option", "value", "default", "meaning"], there) if there else "It has no options."
-
-
-def _fields(cls: type[Any]) -> str:
-    if issubclass(cls, BaseModel):
-        return keys(cls)
-    return table(["key", "value", "default", "meaning"], _field_rows(cls))
 
 
 def _field_rows(cls: type[Any]) -> list[list[str]]:
