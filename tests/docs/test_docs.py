@@ -33,7 +33,7 @@ MARK = re.compile(r"^<!-- generated: ([\w-]+) -->$", re.MULTILINE)
 CITED = {name: ROOT / f"docs/explanation/{name.lower()}.md" for name in ("METHODS", "PROTOCOL", "PERFORMANCE")}
 CITATION = re.compile(rf"\b({'|'.join(CITED)}) §?(\d+(?:\.\d+)?)")
 # What a command may be called in: a block's line, with or without its folder, or prose between backticks.
-IN_BLOCK = re.compile(r"^(?:\$ |[A-Z_]+=\S+ )?(?:\S*/|.*--no-python )?protofed (?!0)(.+)$", re.MULTILINE)
+IN_BLOCK = re.compile(r"^(?:\$ |[A-Z_]+=\S+ )?(?:\S*/|.*--no-python |.* -- \S*/)?protofed (?!0)(.+)$", re.MULTILINE)
 IN_PROSE = re.compile(r"(?<!`)`(?:\S*/)?protofed ([^`]+)`")
 
 
