@@ -51,7 +51,7 @@ format: .venv/ready     ## bring the code into the house's form
 	.venv/bin/ruff check --fix .
 
 docs: .venv/ready       ## site/: the documents as pages, the reference from the code; a link that leads nowhere is an error
-	NO_MKDOCS_2_WARNING=1 .venv/bin/python -m mkdocs build --quiet
+	NO_MKDOCS_2_WARNING=1 .venv/bin/python -m mkdocs build
 
 check: .venv/ready      ## formatter, linter, types, layers, generated code, no pickles
 	.venv/bin/ruff format --check .
