@@ -119,6 +119,13 @@ def test_every_metric_is_in_the_tables_and_nothing_else() -> None:
         assert rows == [metric.name for metric in metrics]
 
 
+@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+def test_every_metric_that_is_shown_exists(page: Path) -> None:
+    names = [metric.name for metric in (*SERVER_METRICS, *CLIENT_METRICS)]
+    shown = re.findall(r"\bprotofed_(?!server-)[a-z_]+\b", _text(page))
+    assert [one for one in shown if not any(name.startswith(one) for name in names)] == []
+
+
 def test_every_finding_of_the_doctor_is_in_the_table() -> None:
     rows = re.findall(r"^\| (\d+) \| `([\w-]+)`", tables.GENERATED["doctor"](), re.MULTILINE)
     assert rows == [(str(one.code), one.name) for one in DIAGNOSES.values()]
