@@ -262,7 +262,11 @@ def _options_table(rows: Iterable[list[str]]) -> str:
 
 
 def _field_rows(cls: type[Any]) -> list[list[str]]:
-    said, hints = comments(cls), typing.get_type_hints(cls, include_extras=True)
+    said: dict[str, str] = {}
+    for base in reversed(cls.__mro__):
+        if dataclasses.is_dataclass(base):
+            said |= comments(base)
+    hints = typing.get_type_hints(cls, include_extras=True)
     rows = []
     for field in dataclasses.fields(cls):
         if field.init:
