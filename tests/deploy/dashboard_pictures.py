@@ -1,4 +1,4 @@
-"""`python -m tests.deploy.dashboard_pictures`: docs/assets/dashboard-*.png, of a pilot of minutes and a real Prometheus.
+"""`python -m tests.deploy.dashboard_pictures`: docs/assets/dashboard-*.png, of a pilot and a real Prometheus.
 
 Grafana draws them better. These show what a pilot looks like, drawn from the same queries in the same places.
 """
