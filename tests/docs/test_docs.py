@@ -7,12 +7,14 @@ import shlex
 import subprocess
 import tomllib
 from collections.abc import Iterator, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from docs import tables
+from pydantic import BaseModel
 from tests.e2e import pilot_guide
 
 from protofed.client.agent.metrics import METRICS as CLIENT_METRICS
@@ -23,6 +25,7 @@ from protofed.common.config.recipe import Data, Evaluation, Federation, Plan, Re
 from protofed.common.config.settings import ClientSettings, Monitoring, ServerSettings, read_settings
 from protofed.common.payload import NOT_ON_THE_WIRE, Part
 from protofed.deploy.doctor.diagnoses import DIAGNOSES
+from protofed.deploy.operator import snapshot
 from protofed.server.method import server_methods
 from protofed.server.metrics import METRICS as SERVER_METRICS
 
@@ -170,6 +173,16 @@ def test_every_command_has_its_section() -> None:
     assert headings == [" ".join(path) for path in COMMANDS]
 
 
+def test_every_key_of_the_json_of_watch_is_listed() -> None:
+    section = _text(ROOT / "docs/how-to/monitoring.md").partition("\n## `runs watch --json`\n")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| (`[^|]*) \| (.*) \|$", section, re.MULTILINE)
+    keys = {key for first, _ in rows for key in re.findall(r"`(\w+)`", first)}
+    inner = {key for _, second in rows for key in re.findall(r"`(\w+)`", second)}
+    parts = (snapshot.SiteSnapshot, snapshot.Attempt, snapshot.ScoreSnapshot, snapshot.Problem, snapshot.TimeRemaining)
+    assert keys == {"event", *(field.name for field in fields(snapshot.RunSnapshot))}
+    assert {field.name for part in parts for field in fields(part)} - inner == set()
+
+
 # What is shown
 
 
@@ -205,7 +218,13 @@ def test_every_command_that_is_shown_exists(page: Path) -> None:
 def test_every_key_that_is_shown_exists(page: Path) -> None:
     for table in (tomllib.loads(block) for language, block in FENCE.findall(_text(page)) if language == "toml"):
         unknown = [key for key in table if key not in TOP]
-        tables_of = {"data": Data, "input": Input, "plan": Plan, "federation": Federation, "metrics": Monitoring}
+        tables_of: dict[str, type[BaseModel]] = {
+            "data": Data,
+            "input": Input,
+            "plan": Plan,
+            "federation": Federation,
+            "metrics": Monitoring,
+        }
         for name, model in tables_of.items():
             unknown += [key for key in table.get(name, {}) if key not in model.model_fields]
         assert unknown == []
