@@ -5,7 +5,7 @@ PB := protos/protofed/protos/v1
 PROTOC = .venv/bin/python -m grpc_tools.protoc -I protos --plugin=protoc-gen-mypy=.venv/bin/protoc-gen-mypy \
 	--plugin=protoc-gen-mypy_grpc=.venv/bin/protoc-gen-mypy_grpc
 
-.PHONY: help demo compose-demo test slow faults e2e postgres check bench leakage dashboards images wheelhouse sbom dependencies protos \
+.PHONY: help demo compose-demo test test-fast docs format slow faults e2e postgres check bench leakage dashboards images version wheelhouse sbom dependencies protos \
 	pictures constraints clean
 help:            ## this list
 	@sed -n 's/^\([a-z0-9-]*\):.*##/\1\t/p' Makefile
@@ -25,10 +25,13 @@ compose-demo:           ## a server, an evaluator and five sites in containers t
 test: .venv/ready       ## the whole test suite
 	.venv/bin/python -m pytest -n 2 --dist worksteal
 
+test-fast: .venv/ready  ## the tests of packages and methods only, to be run while you write
+	.venv/bin/python -m pytest -n 2 --dist worksteal -x tests/common tests/client tests/server tests/methods
+
 slow: .venv/ready       ## the long suites
 	.venv/bin/python -m pytest -m slow -n 2
 
-dashboards: .venv/ready  ## docs/dashboard-*.png, of a pilot of minutes and a real Prometheus
+dashboards: .venv/ready  ## docs/assets/dashboard-*.png, of a pilot of minutes and a real Prometheus
 	.venv/bin/python -m tests.deploy.dashboard_pictures
 
 faults: .venv/ready     ## the faults that take minutes each
@@ -42,6 +45,13 @@ e2e: .venv/ready        ## as root: a pilot and its guide in networks of their o
 postgres: .venv/ready   ## the ledger's tests on PostgreSQL, too: make postgres URL=postgresql+psycopg://USER@HOST/NAME
 	PROTOFED_TEST_POSTGRES=$(URL) .venv/bin/python -m pytest tests/server/test_ledger.py tests/server/test_engine.py \
 		tests/server/test_migrations.py tests/server/test_takeover.py
+
+format: .venv/ready     ## bring the code into the house's form
+	.venv/bin/ruff format .
+	.venv/bin/ruff check --fix .
+
+docs: .venv/ready       ## site/: the documents as pages, the reference from the code; a link that leads nowhere is an error
+	NO_MKDOCS_2_WARNING=1 .venv/bin/python -m mkdocs build
 
 check: .venv/ready      ## formatter, linter, types, layers, generated code, no pickles
 	.venv/bin/ruff format --check .
@@ -62,6 +72,11 @@ images:                 ## protofed-server and protofed-client; more options for
 	for target in server client; do docker build -f deploy/docker/Dockerfile --target $$target $(BUILD) \
 		--build-arg VERSION=$(IMAGE_VERSION) --build-arg REVISION=$$(git rev-parse HEAD) \
 		-t protofed-$$target:$(IMAGE_VERSION) . || exit 1; done
+
+version:                ## write the version of pyproject.toml wherever an image or the chart is named
+	sed -i -E 's/(protofed-(server|client):)[0-9]+\.[0-9]+\.[0-9]+/\1$(IMAGE_VERSION)/g' $$(git grep -lE 'protofed-(server|client):[0-9]' -- deploy docs)
+	sed -i -E 's/^ARG VERSION=.*/ARG VERSION=$(IMAGE_VERSION)/' deploy/docker/Dockerfile
+	sed -i -E 's/^(version: |appVersion: ")[0-9.]+/\1$(IMAGE_VERSION)/' deploy/helm/protofed/Chart.yaml
 
 EXTRAS ?= postgres,report
 FETCH = .venv/bin/python -m pip --quiet --disable-pip-version-check
@@ -86,7 +101,7 @@ protos: .venv/ready     ## generate the messages and stubs from federation.proto
 	$(PROTOC) --python_out=protos --mypy_out=protos --grpc_python_out=protos --mypy_grpc_out=protos $(PB)/*.proto
 
 pictures:        ## docs/*.svg from docs/*.dot; needs graphviz
-	dot -Tsvg docs/architecture.dot -o docs/architecture.svg
+	dot -Tsvg docs/assets/architecture.dot -o docs/assets/architecture.svg
 
 constraints: .venv/ready ## write down the versions that are installed now
 	(head -1 constraints.txt; .venv/bin/python -m pip freeze --exclude-editable) > constraints.new && mv constraints.new constraints.txt

@@ -1,4 +1,4 @@
-"""docs/watch.svg, of a run with some trouble in it: `.venv/bin/python -m tests.watch_picture`, two minutes.
+"""docs/assets/watch.svg, of a run with some trouble in it: `.venv/bin/python -m tests.watch_picture`, two minutes.
 
 Six sites train the digits in processes of their own. One is stopped in round 3 and so late; another is excluded.
 """
@@ -27,7 +27,7 @@ from tests.scenes import Scene
 SITES = [f"site-{number}" for number in range(1, 7)]
 LATE, OUT = SITES[1], SITES[4]
 WIDTH, HEIGHT = 100, 31
-PICTURE = Path(__file__).parents[1] / "docs" / "watch.svg"
+PICTURE = Path(__file__).parents[1] / "docs" / "assets" / "watch.svg"
 
 
 def main() -> None:

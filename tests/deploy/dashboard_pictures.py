@@ -1,4 +1,4 @@
-"""`python -m tests.deploy.dashboard_pictures`: docs/dashboard-*.png, of a pilot of some minutes and a real Prometheus.
+"""`python -m tests.deploy.dashboard_pictures`: docs/assets/dashboard-*.png, of a pilot and a real Prometheus.
 
 Grafana draws them better. These show what a pilot looks like, drawn from the same queries in the same places.
 """
@@ -24,7 +24,7 @@ from tests.deploy.panel_numbers import INK
 from tests.deploy.panels import DRAWN, ROW, Interval, Line
 from tests.prometheus import Prometheus
 
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = Path(__file__).parents[2] / "docs" / "assets"
 WIDTH, HEAD, FOOT = 15.0, 0.45, 0.42  # inches
 RATE_S = 15
 
@@ -38,7 +38,7 @@ def main() -> None:
         for name in NAMES:
             found = answers(name, here.prometheus, (start, end))
             (DOCS / f"dashboard-{name}.png").write_bytes(png(draw(name, found, (start, end), told(here))))
-            sys.stdout.write(f"docs/dashboard-{name}.png\n")
+            sys.stdout.write(f"docs/assets/dashboard-{name}.png\n")
 
 
 def story(here: Pilot) -> None:

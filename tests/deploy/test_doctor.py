@@ -1,4 +1,4 @@
-"""The doctor's table, verdict and exit code; every finding is registered, documented and told apart."""
+"""The doctor's table, verdict and exit code; every finding is registered and told apart."""
 
 from __future__ import annotations
 
@@ -28,12 +28,11 @@ from protofed.deploy.doctor.checks import (
     first,
     verdict,
 )
-from protofed.deploy.doctor.diagnoses import DIAGNOSES, diagnosis, table
+from protofed.deploy.doctor.diagnoses import DIAGNOSES, diagnosis
 from protofed.deploy.doctor.table import plain
 from protofed.deploy.doctor.table import table as shown
 
 Run = Callable[..., tuple[int, str, str]]
-DOCTOR = (Path(__file__).parents[2] / "docs" / "doctor.md").read_text(encoding="utf-8")
 FINE, WARNED = CheckRow("a", State.FINE, "good"), CheckRow("b", State.WARNING, "low", diagnosis("disk-low"))
 BAD, WORSE = (
     CheckRow("c", State.FINDING, "x", diagnosis("disk-full")),
@@ -157,11 +156,6 @@ def test_every_flaw_of_an_identity_is_a_finding() -> None:
 def test_all_that_can_stand_between_a_site_and_its_server_is_a_finding() -> None:
     told_otherwise = {DiagnosisCode.FINE, DiagnosisCode.OWN_CERTIFICATE, DiagnosisCode.BUSY}
     assert {kind.value for kind in DiagnosisCode if kind not in told_otherwise} <= DIAGNOSES.keys()
-
-
-def test_the_readme_lists_them_all() -> None:
-    (listed,) = re.findall(r"<!-- doctor -->\n(.*?)\n<!-- /doctor -->", DOCTOR, re.DOTALL)
-    assert listed.strip() == table()
 
 
 def test_a_finding_that_nobody_registered_is_refused() -> None:

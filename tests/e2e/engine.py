@@ -34,6 +34,8 @@ from tests.e2e.engine_compose import (
 )
 from tests.e2e.networks import expect, wait_for
 
+from protofed.common.version import VERSION
+
 PROJECT, PORT, NORTH = "protofed-e2e", 17443, "north"
 SITES = ("site-1", "site-2", "site-3", "site-4")
 CLIENTS = (*SITES, "evaluator")
@@ -83,7 +85,7 @@ def build(story: Story) -> None:
         for service in () if "--no-build" in sys.argv else ("server", "site-1"):
             settings = {**story.compose.settings, "CA_BUNDLE": bundle, "BUILD_NETWORK": "host"}
             Compose(PROJECT, story.folder, story.compose.files, settings)("build", service, patience_s=3600)
-            name = f"protofed-{'server' if service == 'server' else 'client'}:0.1.0"
+            name = f"protofed-{'server' if service == 'server' else 'client'}:{VERSION}"
             size = int(docker("image", "inspect", "--format", "{{.Size}}", name))
             story.say(f"{name} is built: {size / 1e6:.0f} MB")
     build_prometheus(story.folder)

@@ -1,4 +1,4 @@
-"""`make e2e`, too: the README's pilot guide and docs/pilot.md, followed word for word on machines of their own.
+"""`make e2e`, too: docs/how-to/pilot.md, followed word for word on machines of their own.
 
 Every machine is a network namespace with a home folder; of the others' files it sees only what the guide sends by mail.
 Exit code 0 if every command ended with 0 and the runs went as the guide says; nothing is left behind.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import signal
 import sys
@@ -20,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.e2e.networks import Networks, expect, wait_for
-from tests.e2e.pilot_guide import COORDINATOR, ROOT, Again, Block, Mail, of_hospital, read
+from tests.e2e.pilot_guide import COORDINATOR, ROOT, Again, Block, Mail, images_command, of_hospital, read
 
 HUB, NAME = "10.78.0.1", "hub.example"
 HOSPITALS = ("north", "south")
@@ -32,7 +31,6 @@ mount -t tmpfs none "$1/machines"
 export HOME=$1/home
 cd
 """
-IMAGES = re.compile(r"`(cd ~/protofed && [^`]*pilot_images[^`]*)`")
 
 
 @dataclass
@@ -69,10 +67,8 @@ class Pilot:
         for place in (COORDINATOR, *HOSPITALS, JOINS):
             self.home(place).mkdir(parents=True)
             (self.home(place) / "protofed").symlink_to(ROOT)
-        found = IMAGES.search(" ".join((ROOT / "README.md").read_text(encoding="utf-8").split()))
-        expect(found is not None, "the README says how images are had to try it with")
         for place in (*HOSPITALS, JOINS):
-            self.type_(place, str(found and found[1]))
+            self.type_(place, images_command())
 
     def type_(self, place: str, text: str) -> str:
         """Type something at a machine, in a new terminal; what that prints."""
@@ -133,7 +129,8 @@ class Pilot:
             wait_for(f"the daemon at {place}", lambda: self._ready(place), 600)
 
     def _ready(self, place: str) -> bool:
-        ready = self._terminal(place, f"{self.first}protofed ready --state state")
+        daemon = "server" if place == COORDINATOR else "client"
+        ready = self._terminal(place, f"{self.first}protofed {daemon} health --state state")
         return self.net.run(place, *ready, check=False).returncode == 0
 
     def end(self, place: str) -> None:

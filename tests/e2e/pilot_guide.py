@@ -9,7 +9,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 COORDINATOR, EXAMPLE = "coordinator", "north"
-_STEP = re.compile(r"^(?:\*\*|## )Step (?P<step>\d+)\.")
+GUIDE = ROOT / "docs" / "how-to" / "pilot.md"
+_STEP = re.compile(r"^## Step (?P<step>\d+)\.")
+_IMAGES = re.compile(r"`(cd ~/protofed && [^`]*pilot_images[^`]*)`")
 _BLOCK = re.compile(r"^```\w*\n(?P<head>#[^\n]*)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
 _MAIL = re.compile(r"^\*By mail\* from (?P<sender>.+?) to (?P<to>[^:`]+?(?: \(here: \w+\))?): (?P<files>`.+`)\.$")
 _AGAIN = re.compile(r"\*again\* steps? (?P<steps>\d(?:[\d, and]*\d)?)(?: for the hospital (?P<joining>\w+))?")
@@ -66,9 +68,15 @@ class Again:
 
 def read() -> list[Block | Mail | Again]:
     """Everything that the guide says to do, in its order; text that cannot be understood is an error."""
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    section = readme[readme.index("\n## A pilot between sites\n") : readme.index("\n## Simulation\n")]
-    return list(_parts(section + (ROOT / "docs" / "pilot.md").read_text(encoding="utf-8")))
+    return list(_parts(GUIDE.read_text(encoding="utf-8")))
+
+
+def images_command() -> str:
+    """The command by which a hospital without images of its own gets some, as the guide writes it."""
+    found = _IMAGES.search(" ".join(GUIDE.read_text(encoding="utf-8").split()))
+    if found is None:
+        raise SystemExit("the guide does not say how to try it without images")
+    return found[1]
 
 
 def named(text: str, hospital: str) -> str:

@@ -23,7 +23,7 @@ class MLP:
     smallest: ClassVar[int] = 1
 
     # At least one: a body without tensors would be a payload without its part.
-    hidden: Annotated[tuple[Width, ...], Field(min_length=1)] = (64,)
+    hidden: Annotated[tuple[Width, ...], Field(min_length=1)] = (64,)  # width of each layer
     signed: bool = False  # no ReLU after the last hidden layer: two features cover the plane, not a quarter of it
     bias: bool = True  # of the head
 

@@ -37,7 +37,7 @@ class ResNet:
     blocks: ClassVar[list[int]]  # of each of the four layers
 
     stem: Literal["small", "imagenet"] = "small"  # 3x3 of stride 1 without max-pooling; or 7x7 of stride 2 with it
-    norm: Literal["group", "batch"] = "group"
+    norm: Literal["group", "batch"] = "group"  # GroupNorm or BatchNorm
     groups: Literal[1, 2, 4, 8, 16, 32, 64] = 2  # of GroupNorm; each divides every layer's channels
     no_norm: bool = False  # normalise in the 1x1 shortcuts only
     projection: Annotated[int, Field(ge=0)] = 0  # Q: size of the embedding after two more layers; 0: no projection

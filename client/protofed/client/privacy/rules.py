@@ -18,14 +18,14 @@ Megabytes = Annotated[float, Field(gt=0)]
 class PolicyRules(StrictModel):
     """Every list is complete: there is no "all". What is not said is on the safe side."""
 
-    methods: frozenset[str]
-    parts: frozenset[Part]
+    methods: frozenset[str]  # by name
+    parts: frozenset[Part]  # what tensors may disclose
     metrics: frozenset[str] = frozenset()  # scalars by name, without a class's number at its end; the others stay
     telemetry: frozenset[Telemetry] = frozenset()  # numbers of the site's machine that its heartbeats may tell
     models: frozenset[str] = frozenset()  # `package.module:factory` of the site's own models that a run may name
     dtypes: frozenset[DType] = frozenset({"float32", "int64"})  # of the tensors that may leave
-    max_tensor_mb: Megabytes = 256.0
-    max_update_mb: Megabytes = 1024.0
+    max_tensor_mb: Megabytes = 256.0  # of one tensor that leaves
+    max_update_mb: Megabytes = 1024.0  # of all that leaves in a round
     example_count: bool = False  # whether the total number of examples may be sent
     class_distribution_estimate: bool = False  # whether part class-shares may leave, beside being in `parts`
     min_samples_per_class: Annotated[int, Field(ge=1)] = 1  # a class with fewer examples is one that is not there

@@ -31,8 +31,8 @@ class Window(StrictModel):
     """From one time of the day until another; `until` that is not later is one of the next day."""
 
     days: Annotated[frozenset[Day], Field(min_length=1)] = frozenset(DAYS)  # on which it begins
-    begins: Annotated[time, Field(alias="from")]
-    until: time
+    begins: Annotated[time, Field(alias="from")]  # 20:00, in UTC
+    until: time  # likewise; not later than `from`: of the next day
 
     @field_validator("begins", "until")
     @classmethod

@@ -48,8 +48,8 @@ class Data(StrictModel):
     merge_test_into_train: bool = False  # the source's test set joins its training set: only sites have test sets then
     local_test_fraction: Annotated[float, Field(gt=0, lt=1)] | None = None  # held out of every site's own examples
     local_test: Literal["by-class"] | None = None  # the test set, each class divided among the sites that hold it
-    seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
-    partition: Partition = Whole()
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = 0  # of the partition and of what is held out
+    partition: Partition = Whole()  # how a simulation, or a daemon's `partition_index`, cuts the source into sites
 
     @property
     def place(self) -> Path | None:

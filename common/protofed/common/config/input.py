@@ -21,7 +21,7 @@ class Input(StrictModel):
 
     shape: tuple[int, int, int]  # channels, height, width
     mean: tuple[Mean, ...] = (0.5,)  # by channel, of pixels in 0..1; one value serves all channels
-    std: tuple[Std, ...] = (0.5,)
+    std: tuple[Std, ...] = (0.5,)  # likewise; pixels become (pixel - mean) / std
     fit: Literal["exact", "stretch", "crop", "pad"] = later("exact")  # images of another size; exact: refused
     colours: Literal["exact", "convert"] = later("exact")  # grey where colour is meant, or the other way round
     window: tuple[Level, Width] | None = later(None)  # centre and width, in the files' own units, that become 0..1

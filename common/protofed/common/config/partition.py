@@ -19,18 +19,18 @@ class Dirichlet(StrictModel):
     """Every class is dealt by a Dirichlet draw (FedNH's partition)."""
 
     kind: Literal["dirichlet"]
-    sites: Annotated[int, Field(ge=1)]
-    beta: Annotated[float, Field(gt=0)]
+    sites: Annotated[int, Field(ge=1)]  # into how many
+    beta: Annotated[float, Field(gt=0)]  # of the Dirichlet distribution: the smaller, the more skewed
     min_examples: Annotated[int, Field(ge=1)] = 10  # a site
-    min_classes: Annotated[int, Field(ge=1)] = 2
+    min_classes: Annotated[int, Field(ge=1)] = 2  # a site
 
 
 class PfllibDirichlet(StrictModel):
     """The same without a minimum of classes, as PFLlib draws it (cwFedAVG's practical setting)."""
 
     kind: Literal["pfllib-dirichlet"]
-    sites: Annotated[int, Field(ge=1)]
-    beta: Annotated[float, Field(gt=0)]
+    sites: Annotated[int, Field(ge=1)]  # into how many
+    beta: Annotated[float, Field(gt=0)]  # of the Dirichlet distribution: the smaller, the more skewed
     min_examples: Annotated[int, Field(ge=1)] = 1  # a site; later versions of PFLlib ask for 40
 
 
@@ -38,8 +38,8 @@ class NiidBenchDirichlet(StrictModel):
     """The same as NIID-Bench and MOON draw it (FedProc's partition)."""
 
     kind: Literal["niid-bench-dirichlet"]
-    sites: Annotated[int, Field(ge=1)]
-    beta: Annotated[float, Field(gt=0)]
+    sites: Annotated[int, Field(ge=1)]  # into how many
+    beta: Annotated[float, Field(gt=0)]  # of the Dirichlet distribution: the smaller, the more skewed
     min_examples: Annotated[int, Field(ge=1)] = 10  # a site
 
 
@@ -47,7 +47,7 @@ class Pathological(StrictModel):
     """Every site holds a few whole classes' shares (PFLlib's and cwFedAVG's pathological setting)."""
 
     kind: Literal["pathological"]
-    sites: Annotated[int, Field(ge=1)]
+    sites: Annotated[int, Field(ge=1)]  # into how many
     classes_each: Annotated[int, Field(ge=1)]  # a site
     balanced: bool = False  # equal shares of a class, else drawn from a tenth of that upwards
 
@@ -56,7 +56,7 @@ class Shards(StrictModel):
     """Every class is cut into shards and every site is dealt as many (FedPRP's sharding)."""
 
     kind: Literal["shards"]
-    sites: Annotated[int, Field(ge=1)]
+    sites: Annotated[int, Field(ge=1)]  # into how many
     shards: Annotated[int, Field(ge=1)]  # a site
 
 

@@ -37,13 +37,13 @@ M = TypeVar("M", bound=BaseModel)
 class Plan(StrictModel):
     """Local training: what one fit does on a site."""
 
-    epochs: Annotated[int, Field(ge=1, le=100_000)] = 1
-    batch_size: Annotated[int, Field(ge=1, le=1_000_000)] = 64
+    epochs: Annotated[int, Field(ge=1, le=100_000)] = 1  # over the site's examples, in each round
+    batch_size: Annotated[int, Field(ge=1, le=1_000_000)] = 64  # examples; over all ranks, if there are several
     drop_last: bool = False  # leave out an epoch's last, smaller batch
-    optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
-    lr: Annotated[float, Field(gt=0, le=1e38)] = 0.01
-    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    weight_decay: Annotated[float, Field(ge=0, le=1e38)] = 0.0
+    optimizer: Literal["sgd", "adam", "adamw"] = "sgd"  # made anew in each round
+    lr: Annotated[float, Field(gt=0, le=1e38)] = 0.01  # of the first round
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0  # of sgd
+    weight_decay: Annotated[float, Field(ge=0, le=1e38)] = 0.0  # of all parameters that are trained
     schedule: Literal["constant", "exponential", "cosine"] = "constant"  # of lr, over rounds
     lr_decay: Share = 1.0  # exponential: lr * lr_decay ** (round - 1)
     max_grad_norm: Annotated[float, Field(gt=0)] | None = None  # largest norm of all gradients together
@@ -61,7 +61,7 @@ class Federation(StrictModel):
     participation: Share = 1.0  # share of the enrolled trainers that a round needs
     over_selection: Annotated[float, Field(ge=1, le=1000)] = 1.0  # invite this many times more; the first ones count
     quorum: Sites | Share = 0.5  # updates that a round needs: a count, or a share of its size
-    deadline_s: Seconds = 600.0
+    deadline_s: Seconds = 600.0  # after that a round is closed with what it has, or abandoned
     grace: Annotated[float, Field(ge=0, le=1)] = 0.5  # share of the deadline that a quorum still waits for the rest
     required_sites: Annotated[tuple[Id, ...], Field(max_length=1000)] = ()  # sites without whose update no round counts
     min_contributors: Sites = 2  # to a class, or its prototype stays; 1: in simulations only
@@ -72,8 +72,8 @@ class Federation(StrictModel):
     outlier_factor: Annotated[float, Field(ge=2)] | None = 100.0  # times the cohort's median norm: set aside
     score_every: Every = 1  # rounds; 0: only the last
     score_personal_every: Every | None = None  # likewise for sites' own models; None: as score_every
-    score_deadline_s: Seconds = 600.0
-    heartbeat_s: Annotated[float, Field(ge=0.001, le=3600)] = 5.0
+    score_deadline_s: Seconds = 600.0  # after that a round goes on without the scores that are missing
+    heartbeat_s: Annotated[float, Field(ge=0.001, le=3600)] = 5.0  # between a daemon's heartbeats
 
 
 class Evaluation(StrictModel):
@@ -89,17 +89,17 @@ class Evaluation(StrictModel):
 class Recipe(StrictModel):
     """One run, whole."""
 
-    name: Id
-    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] = 0
-    rounds: Annotated[int, Field(ge=1, le=MOST_ROUNDS)]
-    classes: Annotated[int, Field(ge=2, le=MOST_CLASSES)]
+    name: Id  # of the run, unique at its server
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] = 0  # of the model, the batches and who is invited
+    rounds: Annotated[int, Field(ge=1, le=MOST_ROUNDS)]  # after the one that makes the model
+    classes: Annotated[int, Field(ge=2, le=MOST_CLASSES)]  # C
     class_names: Annotated[tuple[ClassName, ...], Field(max_length=MOST_CLASSES)] = later(())  # the classes by name
-    input: Input
-    method: NamedOptions
-    model: NamedOptions
-    plan: Plan = Plan()
-    federation: Federation = Federation()
-    evaluation: Evaluation = Evaluation()
+    input: Input  # what images are brought to
+    method: NamedOptions  # how sites train and the server aggregates
+    model: NamedOptions  # what is trained
+    plan: Plan = Plan()  # local training
+    federation: Federation = Federation()  # who takes part, and for how long a round waits
+    evaluation: Evaluation = Evaluation()  # which scores are taken
     data: Data | None = None  # simulations only: a site's data are its own daemon's setting
 
     @model_validator(mode="after")

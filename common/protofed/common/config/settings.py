@@ -34,7 +34,7 @@ class ServerSettings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix="PROTOFED_SERVER_", env_nested_delimiter="__", extra="forbid")
 
     recipes: list[Path] = []  # queued at the start, if the ledger does not know them; more by `protofed runs start`
-    listen: str = "127.0.0.1:7443"
+    listen: str = "127.0.0.1:7443"  # host:port; port 0 takes a free one
     identity: Path | None = None  # folder with the server's certificate, and `operators/` with the first operators'
     plaintext: bool = False  # in place of an identity, on a loopback address only
     max_connections: Annotated[int, Field(ge=1)] = 4096  # silent ones leave after 10 s; the process's limit may be less
@@ -42,7 +42,7 @@ class ServerSettings(BaseSettings):
     ledger: str | None = None  # URL of a database, as postgresql+psycopg://…; None: SQLite in the state folder
     blobs: Path | None = None  # folder that is there, as on a shared disk; None: in the state folder
     keep_rounds: Annotated[int, Field(ge=0)] = 2  # behind the newest: can be verified, rolled back to; 0: all
-    metrics: Monitoring | None = None
+    metrics: Monitoring | None = None  # where /metrics and /readyz are answered; None: nowhere
     tensorboard: Path | None = None  # folder for event files of every run, for TensorBoard
     mlflow: str | None = None  # tracking URI
     memory_limit_mb: Annotated[int, Field(ge=1)] | None = None  # no upload begins above it; None: 90 % of its cgroup
@@ -53,18 +53,20 @@ class ClientSettings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix="PROTOFED_CLIENT_", env_nested_delimiter="__", extra="forbid")
 
-    site: Id
-    server: str = "127.0.0.1:7443"
-    roles: Annotated[frozenset[Role], Field(min_length=1)] = frozenset({Role.TRAINER})
-    policy: Path
+    site: Id  # as in its certificate
+    server: str = "127.0.0.1:7443"  # host:port, the host by a name of its certificate
+    roles: Annotated[frozenset[Role], Field(min_length=1)] = frozenset(
+        {Role.TRAINER}
+    )  # evaluator: scores the global model
+    policy: Path  # file that says what may leave
     state: Path  # memory, receipts
-    data: Data
+    data: Data  # where the images are
     partition_index: Annotated[int, Field(ge=0)] = 0  # which of data.partition's sites this is, counted from 0
     device: str = "auto"  # auto, cpu, cuda or cuda:N
     threads: Annotated[int, Field(ge=1)] | None = None  # of PyTorch on the CPU
     identity: Path | None = None  # folder with cert.pem, key.pem and ca.pem
     plaintext: bool = False  # in place of an identity; only on this machine
-    metrics: Monitoring | None = None
+    metrics: Monitoring | None = None  # where /metrics and /readyz are answered; None: nowhere
     proxy: Secret | None = None  # http://[user:password@]host:port, on the way to the server
 
 

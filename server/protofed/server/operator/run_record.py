@@ -37,7 +37,7 @@ def dossier(records: LedgerReader, blobs: BlobReader, run: str) -> dict[str, Any
     recipe: as it was begun; versions: of the software that made the dossier; sites: those that were invited;
     rounds: every attempt with every site's fate, the refused updates, the digest of the state, and figures;
     scores: by round and site, without those of single classes; classes: of the newest and the best scored round, all;
-    prototypes: cosines [C][C] of the newest state that is kept; norms: by site [C], of the newest updates that are.
+    prototypes: cosines [C, C] of the newest state that is kept; norms: by site [C], of the newest updates that are.
 
     Raises:
         ConfigError: there is no such run.

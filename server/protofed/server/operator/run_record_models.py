@@ -30,7 +30,7 @@ class BlobReader(Protocol):
 
 
 def similarity(rounds: Sequence[RoundRow], blobs: BlobReader, classes: int) -> dict[str, Any]:
-    """Cosines between the classes' prototypes [C][C] in the newest state that is kept, with its round.
+    """Cosines between the classes' prototypes [C, C] in the newest state that is kept, with its round.
 
     A class without a prototype has None in its row and column; without any prototypes `cosines` is empty.
     """

@@ -1,0 +1,241 @@
+"""The documents against the code and against each other: what they link to, cite, name and generate is there."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import tomllib
+from collections.abc import Iterator, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from docs import tables
+from pydantic import BaseModel
+from tests.e2e import pilot_guide
+
+from protofed.client.agent.metrics import METRICS as CLIENT_METRICS
+from protofed.client.method import client_methods
+from protofed.client.privacy.rules import PolicyRules
+from protofed.common.config.input import Input
+from protofed.common.config.recipe import Data, Evaluation, Federation, Plan, Recipe, parse
+from protofed.common.config.settings import ClientSettings, Monitoring, ServerSettings, read_settings
+from protofed.common.payload import NOT_ON_THE_WIRE, Part
+from protofed.deploy.doctor.diagnoses import DIAGNOSES
+from protofed.deploy.operator import snapshot
+from protofed.server.method import server_methods
+from protofed.server.metrics import METRICS as SERVER_METRICS
+
+ROOT = Path(__file__).parents[2]
+FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\(([^)\s#]*)(?:#([^)\s]+))?\)")
+MARK = re.compile(r"^<!-- generated: ([\w-]+) -->$", re.MULTILINE)
+CITED = {name: ROOT / f"docs/explanation/{name.lower()}.md" for name in ("METHODS", "PROTOCOL", "PERFORMANCE")}
+CITATION = re.compile(rf"\b({'|'.join(CITED)}) §?(\d+(?:\.\d+)?)")
+# What a command may be called in: a block's line, with or without its folder, or prose between backticks.
+IN_BLOCK = re.compile(r"^(?:\$ |[A-Z_]+=\S+ )?(?:\S*/|.*--no-python |.* -- \S*/)?protofed (?!0)(.+)$", re.MULTILINE)
+IN_PROSE = re.compile(r"(?<!`)`(?:\S*/)?protofed ([^`]+)`")
+
+
+def _tracked(*patterns: str) -> list[Path]:
+    there = ("git", "ls-files", "--cached", "--others", "--exclude-standard", *patterns)
+    names = subprocess.run(there, cwd=ROOT, check=True, capture_output=True, text=True).stdout.splitlines()
+    return [ROOT / name for name in names if (ROOT / name).is_file()]
+
+
+PAGES = _tracked("*.md")
+NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
+TOP = {"extends", *Recipe.model_fields, *ServerSettings.model_fields, *ClientSettings.model_fields}
+COMMANDS = {path[1:]: command for path, command in tables.commands()}
+GROUPS = {path for path, command in COMMANDS.items() if getattr(command, "commands", None)}
+
+
+def _text(page: Path) -> str:
+    return page.read_text(encoding="utf-8")
+
+
+def _prose(page: Path) -> str:
+    return FENCE.sub("", _text(page))
+
+
+def _anchors(page: Path) -> set[str]:
+    """As a forge makes them of headings."""
+    found: set[str] = set()
+    for title in re.findall(
+        r"^#+ (.+)$", MARK.sub(lambda mark: tables.GENERATED[mark[1]](), _prose(page)), re.MULTILINE
+    ):
+        plain = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", title).lower()
+        found.add(re.sub(r"[^\w\- ]", "", plain).replace(" ", "-"))
+    return found
+
+
+def test_the_readme_is_short() -> None:
+    assert len(_text(ROOT / "README.md").splitlines()) <= 200
+
+
+@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+def test_every_link_leads_somewhere(page: Path) -> None:
+    for target, anchor in LINK.findall(_prose(page)):
+        if re.match(r"[a-z]+:", target):
+            continue
+        path = (page.parent / target).resolve() if target else page
+        assert path.exists(), target
+        assert not anchor or anchor in _anchors(path), f"{target}#{anchor}"
+
+
+def test_every_citation_in_the_sources_is_a_section() -> None:
+    sections = {
+        name: set(re.findall(r"^#+ (\d+(?:\.\d+)?)\.? ", _text(page), re.MULTILINE)) for name, page in CITED.items()
+    }
+    cited = {
+        (found[1], found[2])
+        for path in _tracked("server/*.py", "client/*.py", "common/*.py", "deploy/*.py", "tests/*.py")
+        for found in CITATION.finditer(_text(path))
+        if path != Path(__file__)
+    }
+    items = re.findall(r"^(\d+)\. ", _text(CITED["METHODS"]).partition("## 9.")[2], re.MULTILINE)
+    sections["METHODS"] |= {f"9.{number}" for number in items}
+    assert cited
+    assert {(name, number) for name, number in cited if number not in sections[name]} == set()
+
+
+def test_no_file_leads_out_of_the_repository() -> None:
+    outside = "/work" + "/"
+    leads = [path for path in _tracked() if path.suffix in (".md", ".py", ".toml", ".yml") and outside in _text(path)]
+    assert leads == []
+
+
+# What is generated
+
+
+def test_every_mark_is_made_and_everything_made_is_shown() -> None:
+    shown = [name for page in PAGES for name in MARK.findall(_text(page))]
+    assert sorted(shown) == sorted(tables.GENERATED)
+
+
+def test_every_metric_is_in_the_tables_and_nothing_else() -> None:
+    for name, metrics in (("server-metrics", SERVER_METRICS), ("client-metrics", CLIENT_METRICS)):
+        rows = re.findall(r"^\| `(\w+)", tables.GENERATED[name](), re.MULTILINE)
+        assert rows == [metric.name for metric in metrics]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+def test_every_metric_that_is_shown_exists(page: Path) -> None:
+    names = [metric.name for metric in (*SERVER_METRICS, *CLIENT_METRICS)]
+    shown = re.findall(r"\bprotofed_(?!server-)[a-z_]+\b", _text(page))
+    assert [one for one in shown if not any(name.startswith(one) for name in names)] == []
+
+
+def test_every_finding_of_the_doctor_is_in_the_table() -> None:
+    rows = re.findall(r"^\| (\d+) \| `([\w-]+)`", tables.GENERATED["doctor"](), re.MULTILINE)
+    assert rows == [(str(one.code), one.name) for one in DIAGNOSES.values()]
+
+
+def test_every_alert_has_its_row_and_its_weight() -> None:
+    rules = yaml.safe_load((ROOT / "deploy/prometheus/rules/alerts.yml").read_text(encoding="utf-8"))
+    alerts = {rule["alert"]: rule["labels"]["severity"] for group in rules["groups"] for rule in group["rules"]}
+    section = _text(ROOT / "docs/how-to/monitoring.md").partition("\n## Alerts\n")[2].partition("\n## ")[0]
+    cells = [name for row in re.findall(r"^\| ([A-Z][^|]*) \|", section, re.MULTILINE) for name in row.split(", ")]
+    listed = {name.partition(" ")[0]: "critical" if "(critical)" in name else "warning" for name in cells}
+    assert listed == alerts
+
+
+@pytest.mark.parametrize("part", [part for part in Part if part not in NOT_ON_THE_WIRE])
+def test_every_part_that_can_leave_a_site_is_explained(part: Part) -> None:
+    (row,) = re.findall(rf"^\| `{part}` \| (.+) \| (.+) \|$", tables.parts(), re.MULTILINE)
+    senders = {name for name in client_methods if part in client_methods.build(name, {}).sends}
+    assert (row[0], set(re.findall(r"`([\w-]+)`", row[1]))) == (part.discloses, senders)
+
+
+@pytest.mark.parametrize("name", sorted(client_methods))
+def test_every_option_of_a_method_is_listed(name: str) -> None:
+    section = f"{tables.options()}\n\n### ".partition(f"### {name}\n")[2].partition("\n### ")[0]
+    rows = re.findall(r"^\| `(\w+)`", section, re.MULTILINE)
+    assert sorted(rows) == sorted(client_methods.options(name) | server_methods.options(name))
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [
+        *((model, "recipe") for model in (Recipe, Plan, Federation, Evaluation, Data)),
+        *((PolicyRules, "policy"), (ServerSettings, "server-settings"), (ClientSettings, "client-settings")),
+    ],
+)
+def test_every_key_is_listed(model: Any, name: str) -> None:
+    assert set(model.model_fields) <= set(re.findall(r"^\| `(\w+)`", tables.GENERATED[name](), re.MULTILINE))
+
+
+def test_every_command_has_its_section() -> None:
+    headings = re.findall(r"^#+ protofed ?(.*)$", tables.cli(), re.MULTILINE)
+    assert headings == [" ".join(path) for path in COMMANDS]
+
+
+def test_every_key_of_the_json_of_watch_is_listed() -> None:
+    section = _text(ROOT / "docs/how-to/monitoring.md").partition("\n## `runs watch --json`\n")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| (`[^|]*) \| (.*) \|$", section, re.MULTILINE)
+    keys = {key for first, _ in rows for key in re.findall(r"`(\w+)`", first)}
+    inner = {key for _, second in rows for key in re.findall(r"`(\w+)`", second)}
+    parts = (snapshot.SiteSnapshot, snapshot.Attempt, snapshot.ScoreSnapshot, snapshot.Problem, snapshot.TimeRemaining)
+    assert keys == {"event", *(field.name for field in fields(snapshot.RunSnapshot))}
+    assert {field.name for part in parts for field in fields(part)} - inner == set()
+
+
+# What is shown
+
+
+def _shown(page: Path) -> Iterator[str]:
+    for _, block in FENCE.findall(_text(page)):
+        yield from IN_BLOCK.findall(block.replace("\\\n", " "))
+    yield from IN_PROSE.findall(" ".join(_prose(page).split()))
+
+
+def _fault(words: Sequence[str]) -> str:
+    """What is wrong with the words after `protofed`; empty: nothing."""
+    path: tuple[str, ...] = ()
+    rest = [word for word in words if word != "--debug"]
+    while rest and path in GROUPS and (*path, rest[0]) in COMMANDS:
+        path = (*path, rest.pop(0))
+    if path in GROUPS and rest and re.match(r"[a-z]", rest[0]):
+        return f"protofed {' '.join(path)} has no command {rest[0]}"
+    known = {option for one in COMMANDS[path].params for option in (*one.opts, *one.secondary_opts)} | {"--help"}
+    unknown = [word for word in rest if word.startswith("--") and word.partition("=")[0] not in known]
+    return f"protofed {' '.join(path)} has no {', '.join(unknown)}" if unknown else ""
+
+
+@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+def test_every_command_that_is_shown_exists(page: Path) -> None:
+    faults = []
+    for shown in _shown(page):
+        line = re.split(r"\s#|[;&|<>]", shown)[0].replace("…", " ").replace("'", " ")
+        faults.append(_fault([word.strip("[](),.:") for word in shlex.split(line)]))
+    assert [fault for fault in faults if fault] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+def test_every_key_that_is_shown_exists(page: Path) -> None:
+    for table in (tomllib.loads(block) for language, block in FENCE.findall(_text(page)) if language == "toml"):
+        unknown = [key for key in table if key not in TOP]
+        tables_of: dict[str, type[BaseModel]] = {
+            "data": Data,
+            "input": Input,
+            "plan": Plan,
+            "federation": Federation,
+            "metrics": Monitoring,
+        }
+        for name, model in tables_of.items():
+            unknown += [key for key in table.get(name, {}) if key not in model.model_fields]
+        assert unknown == []
+
+
+def test_the_guides_files_can_be_read(tmp_path: Path) -> None:
+    blocks = [part for part in pilot_guide.read() if isinstance(part, pilot_guide.Block) and part.file]
+    texts = {str(block.file): block.body for block in blocks}
+    recipe = tomllib.loads(texts["pilot.toml"])
+    extending = {key: value for key, value in tomllib.loads(texts["lesions.toml"]).items() if key != "extends"}
+    assert parse(recipe, Recipe, "pilot.toml").classes == 3
+    assert parse({**recipe, **extending}, Recipe, "lesions.toml").rounds > 3
+    (tmp_path / "site.toml").write_text(texts["site.toml"], encoding="utf-8")
+    assert read_settings(ClientSettings, tmp_path / "site.toml", {}).site == pilot_guide.EXAMPLE
