@@ -1,4 +1,4 @@
-"""What `protofed doctor` says, by check."""
+"""What `doctor` says, by check."""
 
 from __future__ import annotations
 

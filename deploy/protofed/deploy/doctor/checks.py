@@ -1,4 +1,4 @@
-"""`protofed doctor`: looks at everything that a daemon needs, starts none, and leaves nothing behind."""
+"""`doctor`: looks at everything that a daemon needs, starts none, and leaves nothing behind."""
 
 from __future__ import annotations
 

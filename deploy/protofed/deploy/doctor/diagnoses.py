@@ -1,4 +1,4 @@
-"""All that `protofed doctor` can find: a name, an exit code of its own that never changes, and what to do."""
+"""All that `doctor` can find: a name, an exit code of its own that never changes, and what to do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `protofed doctor` looks at on the machine itself: software, folders, disks, ports."""
+"""What `doctor` looks at on the machine itself: software, folders, disks, ports."""
 
 from __future__ import annotations
 

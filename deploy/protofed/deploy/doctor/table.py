@@ -1,4 +1,4 @@
-"""What `protofed doctor` found, for people and for programs."""
+"""What `doctor` found, for people and for programs."""
 
 from __future__ import annotations
 

@@ -171,7 +171,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             call.reply = handler.response_serializer(await handler.unary_unary(call.message, context))
 
     def _greeting(self, peer: Peer) -> ServerInfo:
-        """For whoever asks whether all is well, and wants to know with whom: `protofed doctor`."""
+        """For whoever asks whether all is well, and wants to know with whom: `protofed client doctor`."""
         return ServerInfo(utc_now(), VERSION, PROTOCOL_VERSION, self._access.standing(peer))
 
     async def _judged(self, doing: Awaitable[None], call: _Call) -> None:
