@@ -35,7 +35,7 @@ dashboards: .venv/ready  ## docs/assets/dashboard-*.png, of a pilot of minutes a
 	.venv/bin/python -m tests.deploy.dashboard_pictures
 
 faults: .venv/ready     ## the faults that take minutes each
-	.venv/bin/python -m pytest -m faults tests/faults tests/e2e/test_upgrade.py -n 2 --dist worksteal
+	.venv/bin/python -m pytest -m faults tests/faults -n 2 --dist worksteal
 
 e2e: .venv/ready        ## as root: a pilot and its guide in networks of their own; the images and compose on a real engine
 	.venv/bin/python -m tests.e2e.hospitals

@@ -42,13 +42,15 @@ def disturbed(start: Callable[..., Any], recipe_of: Callable[..., Recipe]) -> tu
     server = start(recipe_of("fedavg", federation=RULES))
     one, two, three, four, five, six = daemons = connect(server.address)
     tasks = {daemon.site: daemon.task() for daemon in daemons}
-    nonces = {site: task.nonce for site, task in tasks.items()}
+    task_ids = {site: task.task_id for site, task in tasks.items()}
     beats: list[tuple[Bare, dict[str, Any]]] = [
-        (six, {"activity": pb.ACTIVITY_TRAINING, "epoch": 1, "epochs": 3, "moving": True}),
+        (six, {"activity": pb.ACTIVITY_TRAINING, "epoch": 1, "epochs": 3, "making_progress": True}),
         (five, {"activity": pb.ACTIVITY_FAILED, "failure": pb.FAILURE_OUT_OF_MEMORY}),
     ]
     for daemon, beat in beats:
-        daemon.say("Heartbeat", pb.HeartbeatRequest(caller=daemon.caller, run=RUN, nonce=nonces[daemon.site], **beat))
+        daemon.say(
+            "Heartbeat", pb.HeartbeatRequest(caller=daemon.caller, run=RUN, task_id=task_ids[daemon.site], **beat)
+        )
     poisoned = {**MODEL, Part.BODY: {"w": np.full((2, 3), np.nan, np.float32)}}
     assert one.push(tasks[one.site], poisoned).verdict == pb.VERDICT_INVALID
     for daemon, by in ((one, 1.0), (two, 2.0), (four, 1e6), (three, 3.0)):

@@ -34,7 +34,7 @@ def check(folder: Path) -> None:
 
 
 def test_unfinished_uploads(folder: Path) -> None:
-    left = folder / f"site-1.nonce.{digest(b'')}{MARKS}"
+    left = folder / f"site-1.task_id.{digest(b'')}{MARKS}"
     left.touch()
     Uploads(folder, Quota())
     check(folder)

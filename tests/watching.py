@@ -36,7 +36,7 @@ def published(*times: float, first: int = 1, **fates: Any) -> list[pb.RoundInfo]
 def site(name: str, standing: str = "working", doing: str = "training, epoch 2/5", **changes: Any) -> pb.SiteInfo:
     """A site that trains; 2 of its 5 epochs are done."""
     known = {"roles": ["trainer"], "progress_age_s": 3.0, "progress": 0.4, "bytes_moved": 12_300_000}
-    return pb.SiteInfo(**{**known, "site": name, "standing": standing, "doing": doing, **changes})
+    return pb.SiteInfo(**{**known, "site": name, "standing": standing, "activity_text": doing, **changes})
 
 
 def score(name: str, mean: float, **changes: Any) -> pb.Score:

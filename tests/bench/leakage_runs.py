@@ -125,9 +125,13 @@ def _rounds(running: Simulation) -> Iterator[tuple[dict[SiteId, Payload], dict[S
     """What was sent, and what it started from, by site."""
     for number in range(1, running.recipe.rounds + 1):
         rows = [row for row in running.ledger.updates(running.recipe.name, number) if row.task.kind is TaskKind.FIT]
-        bases = {row.task.base: codec.decode(running.blobs.get(row.task.base)) for row in rows if row.task.base}
+        bases = {
+            row.task.base_digest: codec.decode(running.blobs.get(row.task.base_digest))
+            for row in rows
+            if row.task.base_digest
+        }
         sent = {row.task.site: codec.decode(running.blobs.get(row.digest)) for row in rows if row.counts}
-        yield sent, {row.task.site: bases[row.task.base] for row in rows if row.task.base}
+        yield sent, {row.task.site: bases[row.task.base_digest] for row in rows if row.task.base_digest}
 
 
 def _counts(running: Simulation, site: SiteId) -> Counts:

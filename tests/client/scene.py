@@ -97,7 +97,7 @@ class ByHand:
 
     def fetch(self, task: Task) -> bytes:
         self._called("fetch")
-        return self.blobs[str(task.base)]
+        return self.blobs[str(task.base_digest)]
 
     def push(self, task: Task, released: Released) -> Receipt:
         self.before_push(task)
@@ -159,19 +159,19 @@ class Scene:
         self.store.close()
         self.store = DiskStore(folder)
 
-    def offer(self, kind: TaskKind, round: int, base: Payload | None = None, nonce: str = "") -> Task:
+    def offer(self, kind: TaskKind, round: int, base: Payload | None = None, task_id: str = "") -> Task:
         """Queue a task; its base can be fetched."""
         data = None if base is None else codec.encode(base)
         digest = None if data is None else codec.digest(data)
         if data is not None:
             self.link.blobs[str(digest)] = data
-        task = Task(kind, self.link.run, round, nonce or f"n-{kind}-{round}", digest, len(data or b""), 60.0)
+        task = Task(kind, self.link.run, round, task_id or f"n-{kind}-{round}", digest, len(data or b""), 60.0)
         self.link.tasks.append(task)
         return task
 
-    def fit(self, round: int = 1, base: Payload | None = None, nonce: str = "") -> Task:
+    def fit(self, round: int = 1, base: Payload | None = None, task_id: str = "") -> Task:
         """Queue a fit from the common model."""
-        return self.offer(TaskKind.FIT, round, base or first_model(), nonce)
+        return self.offer(TaskKind.FIT, round, base or first_model(), task_id)
 
     def score(self, round: int, base: Payload | None = None) -> Task:
         """Queue a scoring of the common model."""
@@ -191,7 +191,7 @@ class Scene:
     def declined(self) -> list[tuple[str, FailureReason | None]]:
         """Nonce and reason of all tasks that were declined."""
         assert all(beat.activity is Activity.FAILED for beat in self.link.beats)
-        return [(beat.nonce, beat.failure) for beat in self.link.beats]
+        return [(beat.task_id, beat.failure) for beat in self.link.beats]
 
 
 def first_model(seed: int = 5, **model: Any) -> Payload:

@@ -103,7 +103,7 @@ def test_a_fit_is_repeatable_and_differs_by_site_and_round() -> None:
     made = {}
     for key in (("ann", 1, "a"), ("ann", 1, "b"), ("bob", 1, "a"), ("ann", 2, "a")):
         scene = Scene(name=key[0])
-        scene.fit(key[1], nonce=key[2])
+        scene.fit(key[1], task_id=key[2])
         scene.agent().step(0.0)
         made[key] = scene.link.pushed[0][1].data
     assert made["ann", 1, "a"] == made["ann", 1, "b"]
@@ -133,7 +133,7 @@ def test_a_link_that_dies_in_a_push_is_mended_with_the_same_bytes() -> None:
     assert daemon.step(0.0) == Wait(1.0)  # handed in before anything else is asked for
     assert scene.link.calls == {"enroll": 2, "next_task": 2, "fetch": 1, "push": 2}
     (first, lost), (second, kept) = scene.link.tried
-    assert first.nonce == second.nonce == task.nonce
+    assert first.task_id == second.task_id == task.task_id
     assert (lost.data, lost.metrics) == (kept.data, kept.metrics)
     assert scene.store.held("run", 2).round == 1
     assert scene.declined() == []
@@ -177,7 +177,7 @@ def test_what_is_handed_in_late_passes_the_policy_of_today(tmp_path: Path) -> No
     scene.rules["max_update_mb"] = 1e-6
     scene.agent().step(0.0)
     assert scene.link.pushed == []
-    assert scene.declined() == [(task.nonce, FailureReason.POLICY)]
+    assert scene.declined() == [(task.task_id, FailureReason.POLICY)]
 
 
 def test_a_base_is_fetched_once() -> None:
@@ -234,7 +234,7 @@ def test_a_run_that_the_policy_does_not_name_is_declined(rules: dict[str, Any]) 
     scene = Scene(rules={**RULES, **rules}, load_data=not_to_be_loaded)
     tasks = [scene.offer(TaskKind.INITIALISE, 0), scene.fit(1), scene.score(1)]
     work(scene.agent(), 3)
-    assert scene.declined() == [(task.nonce, FailureReason.POLICY) for task in tasks]
+    assert scene.declined() == [(task.task_id, FailureReason.POLICY) for task in tasks]
     assert scene.link.calls == {"enroll": 1, "next_task": 3}  # nothing fetched, nothing pushed, nothing reported
 
 
@@ -242,7 +242,7 @@ def test_an_update_that_the_policy_refuses_does_not_leave() -> None:
     scene = Scene(rules={**RULES, "max_update_mb": 1e-6})
     task = scene.fit(1)
     scene.agent().step(0.0)
-    assert scene.declined() == [(task.nonce, FailureReason.POLICY)]
+    assert scene.declined() == [(task.task_id, FailureReason.POLICY)]
     assert scene.link.calls["push"] == 0
     assert (scene.store.held("run", 9), scene.store.unsettled("run")) == (SiteState(), [])
 
@@ -262,7 +262,7 @@ def test_a_run_that_this_site_cannot_make_sense_of_is_declined(table: dict[str, 
     scene = Scene(recipe={**RUN, **table}, load_data=not_to_be_loaded)
     task = scene.fit(1)
     scene.agent().step(0.0)
-    assert scene.declined() == [(task.nonce, FailureReason.REFUSED)]
+    assert scene.declined() == [(task.task_id, FailureReason.REFUSED)]
     assert scene.link.calls == {"enroll": 1, "next_task": 1}
 
 
@@ -286,7 +286,7 @@ def test_a_recipe_that_is_out_of_range_is_declined(said: str, instead: str) -> N
     scene.link.recipe = scene.link.recipe.replace(said, instead)
     task = scene.fit(1)
     scene.agent().step(0.0)
-    assert scene.declined() == [(task.nonce, FailureReason.REFUSED)]
+    assert scene.declined() == [(task.task_id, FailureReason.REFUSED)]
     assert scene.link.calls == {"enroll": 1, "next_task": 1}
 
 
@@ -297,7 +297,7 @@ def test_code_that_the_policy_does_not_name_is_never_imported(tmp_path: Path, mo
     scene.rules["models"] = ["site_of_evil:other"]
     tasks = [scene.offer(TaskKind.INITIALISE, 0), scene.fit(1)]
     work(scene.agent(), 2)
-    assert scene.declined() == [(task.nonce, FailureReason.REFUSED) for task in tasks]
+    assert scene.declined() == [(task.task_id, FailureReason.REFUSED) for task in tasks]
     assert "site_of_evil" not in sys.modules
     assert not (tmp_path / "ran").exists()
 
@@ -309,7 +309,7 @@ def test_a_run_that_the_sites_data_do_not_serve_is_declined() -> None:
     scene = Scene(load_data=broken)
     tasks = [scene.fit(1), scene.score(1)]
     work(scene.agent(), 2)
-    assert scene.declined() == [(task.nonce, FailureReason.DATA) for task in tasks]
+    assert scene.declined() == [(task.task_id, FailureReason.DATA) for task in tasks]
     assert scene.link.calls == {"enroll": 1, "next_task": 2}
 
 
@@ -380,7 +380,7 @@ def test_a_task_that_cannot_be_done_is_declined_by_its_reason(
     scene = Scene(**changes)
     first, second = (scene.offer(kind, number, first_model()) for number in (1, 2))
     work(scene.agent(), 2)
-    assert scene.declined() == [(first.nonce, reason), (second.nonce, reason)]
+    assert scene.declined() == [(first.task_id, reason), (second.task_id, reason)]
     assert scene.link.calls["push"] == scene.link.calls["report"] == 0
     assert scene.store.held("run", 9) == SiteState()
 
@@ -418,10 +418,10 @@ def test_a_model_that_does_not_fit_is_declined(method: str, base: Payload, kind:
     task = scene.offer(kind, 1, base)
     fine = scene.offer(kind, 2, fednh() if method == "fednh" else first_model())
     work(scene.agent(), 2)
-    assert scene.declined() == [(task.nonce, FailureReason.REFUSED)]
-    done = [pushed.nonce for pushed, _ in scene.link.pushed] if kind is TaskKind.FIT else scene.link.scores
+    assert scene.declined() == [(task.task_id, FailureReason.REFUSED)]
+    done = [pushed.task_id for pushed, _ in scene.link.pushed] if kind is TaskKind.FIT else scene.link.scores
     assert len(done) == 1
-    assert fine.nonce not in dict(scene.declined())
+    assert fine.task_id not in dict(scene.declined())
 
 
 @pytest.mark.parametrize("failure", ["garbage", "damaged"])
@@ -429,11 +429,11 @@ def test_bytes_that_are_no_model_are_declined(failure: str) -> None:
     scene = Scene()
     task = scene.fit(1)
     if failure == "garbage":
-        scene.link.blobs[str(task.base)] = b"\x80\x04garbage"
+        scene.link.blobs[str(task.base_digest)] = b"\x80\x04garbage"
     else:
         scene.link.failing["fetch"] = [CodecError("arrived damaged 3 times")]
     scene.agent().step(0.0)
-    assert scene.declined() == [(task.nonce, FailureReason.REFUSED)]
+    assert scene.declined() == [(task.task_id, FailureReason.REFUSED)]
 
 
 def not_to_be_loaded(_: Recipe) -> SiteData:
@@ -449,9 +449,12 @@ def test_a_task_called_off_leaves_nothing_behind() -> None:
     scene.fit(1)
     off = scene.fit(2)
     last = scene.fit(3)
-    scene.now.called_off = off.nonce
+    scene.now.called_off = off.task_id
     work(daemon, 3)
-    assert [(task.nonce, scene.link.calls["push"]) for task, _ in scene.link.tried] == [("n-fit-1", 2), (last.nonce, 2)]
+    assert [(task.task_id, scene.link.calls["push"]) for task, _ in scene.link.tried] == [
+        ("n-fit-1", 2),
+        (last.task_id, 2),
+    ]
     assert scene.declined() == []
     assert (scene.store.unsettled("run"), scene.store.held("run", 3).round) == ([], 0)
     assert scene.store.held("run", 4).round == 3
@@ -463,7 +466,7 @@ def test_memory_is_as_before_a_task_that_was_called_off() -> None:
     scene.fit(1)
     daemon.step(0.0)
     before = scene.store.held("run", 9)
-    scene.now.called_off = scene.fit(2).nonce
+    scene.now.called_off = scene.fit(2).task_id
     daemon.step(0.0)
     assert scene.store.held("run", 9) is before
     assert scene.store.unsettled("run") == []
@@ -486,9 +489,9 @@ def test_a_heartbeat_sees_how_far_training_is() -> None:
     daemon = scene.agent()
     daemon.step(0.0)
     steps = [(epoch, 2, True) for epoch in (1, 1, 1, 2, 2, 2)]  # 12 examples in batches of 4
-    assert scene.now.seen == [Progress(task.nonce, Activity.TRAINING, *step, 77) for step in steps]  # type: ignore[attr-defined]
+    assert scene.now.seen == [Progress(task.task_id, Activity.TRAINING, *step, 77) for step in steps]  # type: ignore[attr-defined]
     assert (scene.now.run, scene.now.heartbeat_s) == ("run", 0.125)
-    assert (scene.now.nonce, scene.now.activity) == ("", Activity.IDLE)
+    assert (scene.now.task_id, scene.now.activity) == ("", Activity.IDLE)
 
 
 def test_a_heartbeat_sees_the_upload() -> None:
@@ -497,7 +500,7 @@ def test_a_heartbeat_sees_the_upload() -> None:
     seen: list[Progress] = []
     scene.link.before_push = lambda _: seen.append(scene.now.progress(0))
     scene.agent().step(0.0)
-    assert [(beat.nonce, beat.activity) for beat in seen] == [(task.nonce, Activity.UPLOADING)]
+    assert [(beat.task_id, beat.activity) for beat in seen] == [(task.task_id, Activity.UPLOADING)]
 
 
 # Scores
@@ -512,7 +515,7 @@ def test_personal_scores_come_only_from_a_fit_that_counted() -> None:
     scene.score(1)
     for verdict in (Verdict.STALE, Verdict.ACCEPTED):
         scene.link.verdict = verdict
-        scene.fit(2, nonce=verdict)
+        scene.fit(2, task_id=verdict)
         scene.score(2)
         work(daemon, 2)
     daemon.step(0.0)
@@ -565,9 +568,9 @@ def test_a_model_is_scored_once_and_another_one_again(monkeypatch: pytest.Monkey
     scene = Scene()
     daemon = scene.agent()
     done = []
-    for number, nonce in ((1, "a"), (1, ""), (2, "b"), (2, "c")):  # round 2 is opened again
-        if nonce:
-            scene.fit(number, first_model(seed=ord(nonce)), nonce)
+    for number, task_id in ((1, "a"), (1, ""), (2, "b"), (2, "c")):  # round 2 is opened again
+        if task_id:
+            scene.fit(number, first_model(seed=ord(task_id)), task_id)
             daemon.step(0.0)
         scene.score(number, first_model(seed=number))
         daemon.step(0.0)

@@ -51,7 +51,7 @@ def test_answers_refusals_and_servers_are_told() -> None:
     assert kept.lines == [
         ("answered", {"call": "CommitUpload", "digest": told, "verdict": "accepted"}),
         ("answered", {"call": "CommitUpload", "digest": told, "code": "ABORTED"}),
-        ("refused", {"run": "run", "round": 3, "nonce": "n1", "why": "part 'head' may not leave"}),
+        ("refused", {"run": "run", "round": 3, "task_id": "n1", "why": "part 'head' may not leave"}),
         ("server", {"server": "fl.test:7443", "finding": "server-name", "certificate": "ab", "why": "another name"}),
     ]
 

@@ -37,7 +37,7 @@ from protofed.common.pki.identity import LiveIdentity, Party, fingerprint
 from protofed.protos.v1 import federation_pb2 as pb
 
 SOON = 20.0  # seconds after which a test gives up
-HELLO = pb.EnrollRequest(caller=pb.Caller(site="ann", instance="i"), protocol=1)
+HELLO = pb.EnrollRequest(caller=pb.Caller(site="ann", instance="i"), protocol_version=1)
 BEAT = pb.HeartbeatRequest(caller=pb.Caller(site="ann", instance="i"), run="r")
 Code = grpc.StatusCode
 
@@ -162,8 +162,8 @@ def test_the_log_has_the_server_then_each_message_byte_for_byte(
 ) -> None:
     server = serve()
     calls = dial(server.address)
-    assert calls.ask("Enroll", HELLO, pb.EnrollReply) == pb.EnrollReply()
-    calls.once("Heartbeat", BEAT, pb.HeartbeatReply, 5.0)
+    assert calls.ask("Enroll", HELLO, pb.EnrollResponse) == pb.EnrollResponse()
+    calls.once("Heartbeat", BEAT, pb.HeartbeatResponse, 5.0)
     assert [event for event, _ in kept.lines] == ["server", "sent", "sent"]
     assert kept.of("server")[0]["certificate"] == fingerprint((tmp_path / "server-0" / "cert.pem").read_bytes())
     assert kept.of("server")[0]["finding"] == "fine"
@@ -180,7 +180,7 @@ def test_every_attempt_has_a_line_and_errors_of_the_server_too(
     server = serve()
     server.failing = [Code.UNAVAILABLE, Code.RESOURCE_EXHAUSTED, Code.PERMISSION_DENIED]
     with pytest.raises(ExcludedError, match="as told"):
-        dial(server.address).ask("Enroll", HELLO, pb.EnrollReply)
+        dial(server.address).ask("Enroll", HELLO, pb.EnrollResponse)
     assert len(kept.of("sent")) == len(server.asked) == 3
     assert [facts["code"] for facts in kept.of("answered")] == ["RESOURCE_EXHAUSTED", "PERMISSION_DENIED"]
     assert len({facts["digest"] for _, facts in kept.lines if "digest" in facts}) == 1
@@ -198,10 +198,10 @@ def test_a_full_disk_is_waited_for_and_nothing_leaves_meanwhile(
 ) -> None:
     server = serve()
     calls = dial(server.address)
-    calls.ask("Enroll", HELLO, pb.EnrollReply)
+    calls.ask("Enroll", HELLO, pb.EnrollResponse)
     kept.failing = [OutOfSpaceError("full")] * 3
     with structlog.testing.capture_logs() as logs:
-        calls.ask("NextTask", pb.NextTaskRequest(run="r"), pb.NextTaskReply)
+        calls.ask("NextTask", pb.NextTaskRequest(run="r"), pb.NextTaskResponse)
     assert kept.writes == 6
     assert len(server.asked) == len(kept.of("sent")) == 2
     assert [entry["why"] for entry in logs] == ["full"]
@@ -213,7 +213,7 @@ def test_close_ends_the_wait_for_room(
     server = serve()
     calls = dial(server.address)
     kept.failing = [OutOfSpaceError("full")] * 1_000_000
-    asking = background(calls.ask, "Enroll", HELLO, pb.EnrollReply)
+    asking = background(calls.ask, "Enroll", HELLO, pb.EnrollResponse)
     wait_for(lambda: kept.writes > 3)
     calls.close()
     with pytest.raises(UnavailableError, match="closed"):
@@ -226,12 +226,12 @@ def test_a_broken_disk_ends_all_calls_and_nothing_leaves(
 ) -> None:
     server = serve()
     calls = dial(server.address)
-    calls.ask("Enroll", HELLO, pb.EnrollReply)
+    calls.ask("Enroll", HELLO, pb.EnrollResponse)
     kept.failing = [DiskFailureError("broken")]
-    assert calls.once("Heartbeat", BEAT, pb.HeartbeatReply, 5.0) is None  # from a thread that cannot end the daemon
+    assert calls.once("Heartbeat", BEAT, pb.HeartbeatResponse, 5.0) is None  # from a thread that cannot end the daemon
     for _ in range(2):
         with pytest.raises(DiskFailureError, match="broken") as raised:
-            calls.ask("NextTask", HELLO, pb.NextTaskReply)
+            calls.ask("NextTask", HELLO, pb.NextTaskResponse)
     assert raised.value.exit_code == StateError.exit_code == 74
     assert server.calls == ["Enroll"]
 
@@ -240,7 +240,7 @@ def test_an_answer_that_is_no_message_is_refused(serve: Callable[..., RawServer]
     server = serve()
     server.reply = b"\xff\xff\xff"
     with pytest.raises(ProtocolError, match="answer to Enroll cannot be read"):
-        dial(server.address).ask("Enroll", HELLO, pb.EnrollReply)
+        dial(server.address).ask("Enroll", HELLO, pb.EnrollResponse)
 
 
 # With whom
@@ -262,12 +262,12 @@ def test_a_server_that_goes_wrong_later_is_named_and_waited_for(
     monkeypatch.setattr(lookout, "LOOK_EVERY_S", 0.0)
     good = serve()
     calls = dial(good.address)
-    calls.ask("Enroll", HELLO, pb.EnrollReply)
+    calls.ask("Enroll", HELLO, pb.EnrollResponse)
     good.stop()
     port = int(good.address.rpartition(":")[2])
     wrong = serve(port, Authority.make())
     with structlog.testing.capture_logs() as logs:
-        asking = background(calls.ask, "NextTask", HELLO, pb.NextTaskReply)
+        asking = background(calls.ask, "NextTask", HELLO, pb.NextTaskResponse)
         wait_for(lambda: len(kept.of("server")) == 2)
         assert not asking.done()
     wrong.stop()
@@ -301,16 +301,16 @@ def test_a_renewed_certificate_is_for_the_next_call_and_the_one_in_flight_ends(
     calls = dial(server.address)
     server.hold = "NextTask"
     before = identity.now().certificate.fingerprint
-    waiting = background(calls.ask, "NextTask", HELLO, pb.NextTaskReply)
+    waiting = background(calls.ask, "NextTask", HELLO, pb.NextTaskResponse)
     assert server.held.wait(SOON)
 
     authority.issue(tmp_path / "ann", Party.SITE, "ann")
-    calls.ask("Enroll", HELLO, pb.EnrollReply)
+    calls.ask("Enroll", HELLO, pb.EnrollResponse)
     after = identity.now().certificate.fingerprint
     assert not waiting.done()
     server.go.set()
     waiting.result(SOON)
-    calls.ask("Enroll", HELLO, pb.EnrollReply)
+    calls.ask("Enroll", HELLO, pb.EnrollResponse)
 
     assert [(call, shown) for call, _, shown in server.asked] == [
         ("NextTask", before),
@@ -334,10 +334,10 @@ def test_a_server_that_is_away_is_diagnosed_again_only_after_a_while(
     monkeypatch.setattr(lookout, "diagnose", look)
     server = serve()
     calls = dial(server.address, give_up_after_s=1.0)
-    calls.ask("Enroll", HELLO, pb.EnrollReply)
+    calls.ask("Enroll", HELLO, pb.EnrollResponse)
     server.stop()
     with pytest.raises(UnavailableError, match="no answer from"):
-        calls.ask("NextTask", HELLO, pb.NextTaskReply)
+        calls.ask("NextTask", HELLO, pb.NextTaskResponse)
     assert len(looks) == 1
     assert len(kept.of("sent")) > 5
 
@@ -350,7 +350,7 @@ def test_a_certificate_that_ends_soon_is_told_of_once_a_day(
     calls = dial(serve().address, identity=soon)
     with structlog.testing.capture_logs() as logs:
         for _ in range(3):
-            calls.ask("Enroll", HELLO, pb.EnrollReply)
+            calls.ask("Enroll", HELLO, pb.EnrollResponse)
     told = [entry for entry in logs if "ends soon" in entry["event"]]
     assert [(entry["days_left"], entry["log_level"]) for entry in told] == [(7, "warning")]
 
@@ -363,10 +363,10 @@ def test_through_a_proxy_whatever_the_environment_says(
         monkeypatch.setenv(name, f"http://{other.address}")
     for name in ("no_proxy", "no_grpc_proxy"):
         monkeypatch.delenv(name, raising=False)
-    dial(server.address).ask("Enroll", HELLO, pb.EnrollReply)
+    dial(server.address).ask("Enroll", HELLO, pb.EnrollResponse)
     assert (way.asked, other.asked) == ([], [])
     calls = dial(server.address, proxy=Proxy.read(f"http://ann:hunter2%40home@{way.address}"))
-    calls.ask("Enroll", HELLO, pb.EnrollReply)
+    calls.ask("Enroll", HELLO, pb.EnrollResponse)
     assert way.asked == [server.address] * 2  # to look, and to call
     assert other.asked == []
     assert server.calls == ["Enroll"] * 2

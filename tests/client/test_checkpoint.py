@@ -199,7 +199,7 @@ def test_a_damaged_checkpoint_is_as_good_as_none(damage: Callable[[bytes], bytes
     assert counting.made == checks
 
 
-@pytest.mark.parametrize("other", [{"run": "b"}, {"round": 3}, {"nonce": "n2"}, {"base": "f" * 64}])
+@pytest.mark.parametrize("other", [{"run": "b"}, {"round": 3}, {"task_id": "n2"}, {"base_digest": "f" * 64}])
 def test_a_checkpoint_counts_for_its_own_task_only(other: dict[str, Any], tmp_path: Path) -> None:
     theirs = DiskCheckpoints(tmp_path, Task(**{**vars(TASK), **other}))
     ours, tensors = DiskCheckpoints(tmp_path, TASK), {"w": torch.ones(3)}
@@ -315,7 +315,7 @@ def test_what_another_task_left_goes_when_one_begins(tmp_path: Path) -> None:
     with suppress(KilledError), on_disk(tmp_path, TASK):
         assert left(tmp_path) == [mine]
         raise KilledError
-    with on_disk(tmp_path, Task(**{**vars(TASK), "nonce": "n2"})):
+    with on_disk(tmp_path, Task(**{**vars(TASK), "task_id": "n2"})):
         assert left(tmp_path) == []
 
 
@@ -341,7 +341,7 @@ def outcome(folder: Path, scene: Scene) -> tuple[list[bytes], bytes, float]:
 
 
 @pytest.mark.parametrize("at", range(6))
-def test_a_daemon_that_dies_in_a_fit_goes_on_with_the_same_nonce(at: int, tmp_path: Path) -> None:
+def test_a_daemon_that_dies_in_a_fit_goes_on_with_the_same_task_id(at: int, tmp_path: Path) -> None:
     calm, stormy = scene_in(tmp_path / "calm"), scene_in(tmp_path / "stormy")
     calm.fit(2)
     work(calm.agent(), 1)
@@ -365,11 +365,11 @@ def test_another_nonce_begins_anew(tmp_path: Path) -> None:
     calm.fit(2)
     work(calm.agent(), 1)
     stormy.now.check = Deadly(5)  # type: ignore[method-assign]
-    stormy.fit(2, nonce="first")
+    stormy.fit(2, task_id="first")
     with pytest.raises(KilledError):
         stormy.agent().step(0.0)
     stormy.now.check = counting = Deadly()  # type: ignore[method-assign]
-    stormy.fit(2, nonce="second")
+    stormy.fit(2, task_id="second")
     work(stormy.agent(), 1)
     assert counting.made == 6
     assert outcome(tmp_path / "stormy", stormy) == outcome(tmp_path / "calm", calm)

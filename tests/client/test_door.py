@@ -329,13 +329,13 @@ def test_what_the_gate_refuses_is_told_before_it_is_declined() -> None:
 
     def refused(task: Task, why: PolicyViolationError) -> None:
         assert scene.declined() == []
-        told.append((task.nonce, str(why)))
+        told.append((task.task_id, str(why)))
 
     daemon = scene.agent()
     task = scene.fit(1, first_model())
     work(Agent(daemon._site, scene.link, scene.now, scene.pauses.append, refused=refused), 1)
-    assert told == [(task.nonce, "body/linear1.bias of 0.0 MB is above this site's max_tensor_mb = 1e-05")]
-    assert [nonce for nonce, _ in scene.declined()] == [task.nonce]
+    assert told == [(task.task_id, "body/linear1.bias of 0.0 MB is above this site's max_tensor_mb = 1e-05")]
+    assert [task_id for task_id, _ in scene.declined()] == [task.task_id]
 
 
 @pytest.mark.parametrize("approval", ["automatic", "manual"])

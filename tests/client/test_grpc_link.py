@@ -330,13 +330,13 @@ def test_an_answer_is_what_the_server_said(
 @pytest.mark.parametrize(
     "reply",
     [
-        pb.NextTaskReply(),
-        pb.NextTaskReply(task=pb.Task(kind=99, run="run", nonce="n1")),  # type: ignore[arg-type]
-        pb.NextTaskReply(task=pb.Task(kind=pb.TASK_KIND_FIT, run="../run", nonce="n1")),
-        pb.NextTaskReply(task=pb.Task(kind=pb.TASK_KIND_FIT, run="run", nonce="n1", base="../../etc")),
+        pb.NextTaskResponse(),
+        pb.NextTaskResponse(task=pb.Task(kind=99, run="run", task_id="n1")),  # type: ignore[arg-type]
+        pb.NextTaskResponse(task=pb.Task(kind=pb.TASK_KIND_FIT, run="../run", task_id="n1")),
+        pb.NextTaskResponse(task=pb.Task(kind=pb.TASK_KIND_FIT, run="run", task_id="n1", base_digest="../../etc")),
     ],
 )
-def test_an_answer_that_cannot_be_read_is_refused(reply: pb.NextTaskReply, server: ByHand, link: GrpcLink) -> None:
+def test_an_answer_that_cannot_be_read_is_refused(reply: pb.NextTaskResponse, server: ByHand, link: GrpcLink) -> None:
     server.on["NextTask"] = lambda *_: reply
     with pytest.raises(ProtocolError):
         link.next_task("run", 0.0)
@@ -376,7 +376,9 @@ def test_a_blob_is_fetched_in_chunks(server: ByHand, link: GrpcLink, task: Task)
     assert link.fetch(task) == BLOB
     asked = server.requests("GetChunk")
     assert sorted(request.index for request in asked) == [0, 1, 2]
-    assert {(request.run, request.digest, request.caller.site) for request in asked} == {("run", task.base, "ann")}
+    assert {(request.run, request.digest, request.caller.site) for request in asked} == {
+        ("run", task.base_digest, "ann")
+    }
     assert link.bytes_moved == len(BLOB)
 
 
@@ -457,7 +459,7 @@ class Uploads:
         server.on |= {"BeginUpload": self.begin, "PutChunk": self.put, "CommitUpload": self.commit}
 
     def begin(self, request: Any, _context: Any = None) -> pb.UploadTicket:
-        return pb.UploadTicket(upload=pb.Upload(id="u1", held=self.held))
+        return pb.UploadTicket(upload=pb.Upload(id="u1", received_chunks=self.held))
 
     def put(self, request: Any, _context: Any = None) -> pb.ChunkAck:
         assert crc32c(request.data) == request.crc32c
@@ -506,7 +508,7 @@ def test_an_upload_says_what_it_will_be_before_a_byte_of_it_is_sent(server: ByHa
     assert [call for call, _ in server.asked] == ["BeginUpload", "PutChunk", "CommitUpload"]
     (request,) = server.requests("BeginUpload")
     assert wire.unpack_manifest(request) == update.manifest
-    assert (request.run, request.round, request.nonce, request.base) == ("run", 3, "n1", task.base)
+    assert (request.run, request.round, request.task_id, request.base) == ("run", 3, "n1", task.base_digest)
 
 
 def test_what_leaves_is_told_once_before_it_does(
@@ -529,7 +531,7 @@ def test_a_commit_carries_what_was_released_and_no_more(
     Uploads(server)
     link.push(task, update)
     (request,) = server.requests("CommitUpload")
-    assert (request.run, request.round, request.nonce, request.upload) == ("run", 3, "n1", "u1")
+    assert (request.run, request.round, request.task_id, request.upload) == ("run", 3, "n1", "u1")
     assert (request.digest, dict(request.metrics)) == (update.manifest.digest, {"loss": 0.5})
     assert (request.HasField("weight"), request.weight) == (example_count, 42.0 * example_count)
 
@@ -597,20 +599,20 @@ def test_scores_are_handed_in_as_released(server: ByHand, link: GrpcLink, task: 
     server.on["ReportScores"] = lambda *_: pb.Ack()
     link.report(task, scores)
     (request,) = server.requests("ReportScores")
-    assert (request.run, request.round, request.nonce) == ("run", 3, "n1")
+    assert (request.run, request.round, request.task_id) == ("run", 3, "n1")
     assert dict(request.scores) == {"global.accuracy": 0.25}
 
 
 @pytest.mark.parametrize("signal", list(Signal))
 def test_a_heartbeat_brings_the_servers_signal(signal: Signal, server: ByHand, link: GrpcLink) -> None:
-    server.on["Heartbeat"] = lambda *_: pb.HeartbeatReply(signal=wire.signal.pack(signal))
+    server.on["Heartbeat"] = lambda *_: pb.HeartbeatResponse(signal=wire.signal.pack(signal))
     progress = Progress("n1", Activity.FAILED, 1, 2, True, 5, FailureReason.NUMERIC)
     assert link.beat("run", progress) is signal
     (request,) = server.requests("Heartbeat")
     assert wire.unpack_progress(request) == progress
 
 
-@pytest.mark.parametrize("lost", [refuse(Code.UNAVAILABLE), refuse(Code.INTERNAL), lambda *_: pb.HeartbeatReply()])
+@pytest.mark.parametrize("lost", [refuse(Code.UNAVAILABLE), refuse(Code.INTERNAL), lambda *_: pb.HeartbeatResponse()])
 def test_a_lost_heartbeat_is_not_repeated_and_stops_nothing(lost: Handler, server: ByHand, link: GrpcLink) -> None:
     server.on["Heartbeat"] = lost
     assert link.beat("run", Progress("n1", Activity.TRAINING)) is Signal.CONTINUE

@@ -87,7 +87,7 @@ def test_a_recipe_that_no_honest_server_sends_is_declined_by_a_code(path: str, v
     scene.link.recipe = changed(path, value)
     tasks = [scene.offer(TaskKind.INITIALISE, 0), scene.fit(1), scene.score(1)]
     work(scene.agent(), 3)
-    assert scene.declined() == [(task.nonce, FailureReason.REFUSED) for task in tasks]
+    assert scene.declined() == [(task.task_id, FailureReason.REFUSED) for task in tasks]
     assert scene.link.calls == {"enroll": 1, "next_task": 3}
 
 
@@ -101,7 +101,7 @@ def test_what_is_no_recipe_is_declined_by_a_code(text: str) -> None:
     scene.link.recipe = text
     task = scene.fit(1)
     work(scene.agent(), 1)
-    assert scene.declined() == [(task.nonce, FailureReason.REFUSED)]
+    assert scene.declined() == [(task.task_id, FailureReason.REFUSED)]
 
 
 def test_every_value_of_a_recipe_that_is_honest_passes() -> None:
@@ -141,7 +141,7 @@ def test_a_run_of_images_prepared_otherwise_is_refused_before_one_is_read(
     task = scene.fit(1)
     with structlog.testing.capture_logs() as logs:
         work(scene.agent(), 1)
-    assert scene.declined() == [(task.nonce, FailureReason.REFUSED)]
+    assert scene.declined() == [(task.task_id, FailureReason.REFUSED)]
     said = [str(entry.get("why", "")) for entry in logs]
     assert any(why in text for text in said)
     assert max(map(len, said)) < 400
@@ -180,7 +180,7 @@ def test_no_module_is_imported_that_the_policy_does_not_name(trap: str, tmp_path
     scene.link.recipe = changed("model.name", trap)
     tasks = [scene.offer(TaskKind.INITIALISE, 0), scene.fit(1)]
     work(scene.agent(), 2)
-    assert [nonce for nonce, _ in scene.declined()] == [task.nonce for task in tasks]
+    assert [task_id for task_id, _ in scene.declined()] == [task.task_id for task in tasks]
     assert "trap_for_servers" not in sys.modules
     assert not (tmp_path / "sprung").exists()
 
@@ -193,7 +193,7 @@ def test_whatever_breaks_while_a_run_is_prepared_the_daemon_lives(error: Excepti
     scene = Scene(load_data=broken)
     task = scene.fit(1)
     work(scene.agent(), 1)
-    assert scene.declined() == [(task.nonce, FailureReason.INTERNAL)]
+    assert scene.declined() == [(task.task_id, FailureReason.INTERNAL)]
 
 
 # Memory
@@ -250,7 +250,7 @@ SECONDS = [math.nan, math.inf, -math.inf, -1.0, 2 * LONGEST_S]
 
 @pytest.mark.parametrize("value", SECONDS)
 def test_times_that_cannot_be_are_not_read(value: float) -> None:
-    task = pb.Task(kind=pb.TASK_KIND_FIT, run="run", round=1, nonce="n", remaining_s=value)
-    for answer in (pb.NextTaskReply(task=task), pb.NextTaskReply(wait=pb.Wait(retry_after_s=value))):
+    task = pb.Task(kind=pb.TASK_KIND_FIT, run="run", round=1, task_id="n", remaining_s=value)
+    for answer in (pb.NextTaskResponse(task=task), pb.NextTaskResponse(wait=pb.Wait(retry_after_s=value))):
         with pytest.raises(ProtocolError, match="seconds: expected 0 to"):
             wire.unpack_next(answer)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import shutil
 import stat
@@ -31,8 +32,8 @@ FORGOTTEN = (Verdict.STALE, Verdict.NOT_NEEDED, Verdict.INVALID)
 Open = Callable[[], DiskStore]
 
 
-def task(round: int, nonce: str = "", run: str = "run") -> Task:
-    return Task(TaskKind.FIT, run, round, nonce or f"nonce-{round}", Digest("b" * 64), 12, 30.5)
+def task(round: int, task_id: str = "", run: str = "run") -> Task:
+    return Task(TaskKind.FIT, run, round, task_id or f"task_id-{round}", Digest("b" * 64), 12, 30.5)
 
 
 def outcome(value: float, **update: Any) -> FitOutcome:
@@ -63,8 +64,8 @@ def number(held: SiteState) -> float | None:
     return None if held == SiteState() else float(held.memory[Part.HEAD]["w"][0, 0]) - 0.5
 
 
-def nonces(store: Store, run: str = "run") -> list[str]:
-    return [task.nonce for task, _ in store.unsettled(run)]
+def task_ids(store: Store, run: str = "run") -> list[str]:
+    return [task.task_id for task, _ in store.unsettled(run)]
 
 
 @pytest.fixture
@@ -116,7 +117,7 @@ def test_an_accepted_outcome_is_held_whole(verdict: Verdict, store: Store) -> No
     store.stage(task(2), given)
     store.settle(task(2), receipt(verdict))
     held = store.held("run", 3)
-    assert (held.round, nonces(store)) == (2, [])
+    assert (held.round, task_ids(store)) == (2, [])
     assert same_tensors(held.memory, given.memory)
     assert held.personal is not None
     assert same_tensors(held.personal, given.personal)
@@ -127,7 +128,7 @@ def test_any_other_verdict_forgets_it(verdict: Verdict, store: Store) -> None:
     counted(store, 1)
     store.stage(task(2), outcome(2))
     store.settle(task(2), receipt(verdict))
-    assert (number(store.held("run", 3)), nonces(store)) == (1, [])
+    assert (number(store.held("run", 3)), task_ids(store)) == (1, [])
 
 
 def test_a_round_sees_nothing_of_its_own_or_a_later_number(store: Store) -> None:
@@ -140,7 +141,7 @@ def test_a_round_sees_nothing_of_its_own_or_a_later_number(store: Store) -> None
 def test_a_round_that_is_opened_again_replaces_what_it_gave(store: Store) -> None:
     counted(store, 1, 2)
     store.stage(task(2, "again"), outcome(20))
-    assert nonces(store) == ["again"]
+    assert task_ids(store) == ["again"]
     store.settle(task(2, "again"), receipt())
     assert number(store.held("run", 3)) == 20
 
@@ -148,7 +149,7 @@ def test_a_round_that_is_opened_again_replaces_what_it_gave(store: Store) -> Non
 def test_runs_do_not_see_each_other(store: Store) -> None:
     counted(store, 1)
     store.stage(task(2, run="other"), outcome(2))
-    assert (store.held("other", 9), nonces(store)) == (SiteState(), [])
+    assert (store.held("other", 9), task_ids(store)) == (SiteState(), [])
     store.settle(task(2, run="other"), receipt())
     assert (number(store.held("other", 9)), number(store.held("run", 9))) == (2, 1)
 
@@ -166,7 +167,7 @@ def test_death_loses_nothing(reopen: Open) -> None:
     counted(before, 1)
     before.stage(task(2), outcome(2))
     after = reopen()
-    assert (number(after.held("run", 9)), nonces(after)) == (1, ["nonce-2"])
+    assert (number(after.held("run", 9)), task_ids(after)) == (1, ["task_id-2"])
     after.settle(task(2), receipt())
     assert number(reopen().held("run", 9)) == 2
 
@@ -193,7 +194,7 @@ def test_what_never_got_a_receipt_goes_with_the_rounds_of_its_time(tmp_path: Pat
     counted(store, 2)
     store.stage(task(3), outcome(3))
     counted(store, 4)
-    assert nonces(store) == ["nonce-3"]
+    assert task_ids(store) == ["task_id-3"]
     counted(store, 5)
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["000004", "000005"]
     store.close()
@@ -204,7 +205,7 @@ def test_what_comes_after_a_rolled_back_round_never_happened(reopen: Open) -> No
     counted(store, 5, 6, 7)
     store.stage(task(8), outcome(8))
     counted(store, 4)  # the server begins again, with less than what is kept here
-    assert (number(store.held("run", 5)), number(store.held("run", 99)), nonces(store)) == (4, 4, [])
+    assert (number(store.held("run", 5)), number(store.held("run", 99)), task_ids(store)) == (4, 4, [])
 
 
 def test_an_update_that_is_handed_in_late_takes_nothing_from_later_rounds(reopen: Open) -> None:
@@ -295,12 +296,12 @@ def test_a_stage_that_cannot_be_written_leaves_the_former_state(
         with pytest.raises(StateError, match="full"):
             store.stage(task(2, "again"), outcome(20))
     for now in (store, reopen()):
-        assert nonces(now) == (["nonce-2"] if before == "staged" else [])
+        assert task_ids(now) == (["task_id-2"] if before == "staged" else [])
         assert number(now.held("run", 3)) == (2 if before == "counted" else 1)
     assert list((tmp_path / "state").rglob(f"{archive.TEMPORARY}*")) == []
     store = reopen()
     store.stage(task(2, "again"), outcome(20))
-    assert nonces(store) == ["again"]
+    assert task_ids(store) == ["again"]
 
 
 def test_a_stage_writes_as_many_files_as_are_tried_above(reopen: Open, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -345,7 +346,7 @@ def test_death_while_a_round_is_removed_leaves_no_half_of_it(
         with pytest.raises(DiedError):
             REMOVALS[during](store)
     store = reopen()
-    assert set(nonces(store)) <= {"again", "nonce-4"}
+    assert set(task_ids(store)) <= {"again", "task_id-4"}
     held = [store.held("run", before) for before in (5, 4, 3, 2)]
     assert all(a.round >= b.round for a, b in pairwise(held))  # and all that is there can be read
     assert list((tmp_path / "state").rglob(f"{archive.TEMPORARY}*")) == []
@@ -421,3 +422,13 @@ def test_a_simulations_secret_is_the_one_that_it_was_given(tmp_path: Path) -> No
 def test_only_a_folder_has_a_place_for_approvals(reopen: Open) -> None:
     assert MemoryStore().approvals is None
     assert reopen().approvals is not None
+
+
+def test_a_state_of_protofed_0_1_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    facts = {"task": {"nonce": "n1", "run": "run", "round": 1}, "update": {}}
+    (tmp_path / "run" / "000001").mkdir(parents=True)
+    (tmp_path / "run" / "000001" / "task.json").write_text(json.dumps(facts), encoding="utf-8")
+    store = DiskStore(tmp_path)
+    with pytest.raises(StateError, match=r"protofed 0\.1, which .* does not read; .* empty state folder"):
+        store.unsettled("run")
+    store.close()

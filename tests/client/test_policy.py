@@ -109,7 +109,10 @@ def test_what_is_released_is_the_update_and_no_more() -> None:
     released = policy().release(update())
     assert same_tensors(codec.decode(released.data), {Part.BODY: BODY})
     assert released.manifest.tensors == describe({Part.BODY: BODY})
-    assert (released.manifest.total, released.manifest.digest) == (len(released.data), codec.digest(released.data))
+    assert (released.manifest.total_bytes, released.manifest.digest) == (
+        len(released.data),
+        codec.digest(released.data),
+    )
     assert released.metrics == {"loss": 0.5}
     assert released.weight is None
 

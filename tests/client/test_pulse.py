@@ -58,7 +58,7 @@ def test_a_beat_says_what_the_daemon_does_at_that_time() -> None:
     ear, now, moved = Ear(), DaemonStatus(run="run", heartbeat_s=0.005), [10]
     with beating(ear, now, lambda: moved[0]):
         assert ear.heard.get(timeout=SOON) == ("run", Progress("", Activity.IDLE, bytes_moved=10))
-        now.nonce, now.activity, now.steps = "n1", Activity.TRAINING, FitProgress(2, 5)
+        now.task_id, now.activity, now.steps = "n1", Activity.TRAINING, FitProgress(2, 5)
         moved[0] = 99
         ear.hears(Progress("n1", Activity.TRAINING, 2, 5, False, 99))
         now.check()  # a batch is done
@@ -74,20 +74,20 @@ def test_training_moves_for_a_minute_after_each_batch() -> None:
     told = []
     for batch in (0.0, 0.5, 59.0, 118.9):
         time[0] = batch
-        told.append(now.progress(0).moving)
+        told.append(now.progress(0).making_progress)
         now.check()
     assert told == [False, True, True, True]
     time[0] += 59.9
-    assert now.progress(0).moving
+    assert now.progress(0).making_progress
     time[0] += 0.1
-    assert not now.progress(0).moving
+    assert not now.progress(0).making_progress
 
 
 @pytest.mark.parametrize("activity", sorted(set(Activity) - {Activity.TRAINING}))
 def test_only_training_moves(activity: Activity) -> None:
     now = DaemonStatus(activity=activity)
     now.check()
-    assert not now.progress(0).moving
+    assert not now.progress(0).making_progress
 
 
 def test_nothing_is_said_before_the_daemon_has_a_run() -> None:
@@ -100,7 +100,7 @@ def test_nothing_is_said_before_the_daemon_has_a_run() -> None:
 
 
 def test_a_task_that_is_called_off_ends_at_its_next_check() -> None:
-    ear, now = Ear(), DaemonStatus(run="run", nonce="n1", heartbeat_s=0.005)
+    ear, now = Ear(), DaemonStatus(run="run", task_id="n1", heartbeat_s=0.005)
     now.check()
     ear.answer = lambda _: Signal.ABORT
     with beating(ear, now):
@@ -111,11 +111,11 @@ def test_a_task_that_is_called_off_ends_at_its_next_check() -> None:
 
 
 def test_calling_off_one_task_is_not_calling_off_the_next() -> None:
-    ear, now = Ear(), DaemonStatus(run="run", nonce="n1", heartbeat_s=0.005)
+    ear, now = Ear(), DaemonStatus(run="run", task_id="n1", heartbeat_s=0.005)
 
     def slow(progress: Progress) -> Signal:
-        now.nonce = "n2"  # while the answer is on its way
-        return Signal.ABORT if progress.nonce == "n1" else Signal.CONTINUE
+        now.task_id = "n2"  # while the answer is on its way
+        return Signal.ABORT if progress.task_id == "n1" else Signal.CONTINUE
 
     ear.answer = slow
     with beating(ear, now):
@@ -127,7 +127,7 @@ def test_calling_off_one_task_is_not_calling_off_the_next() -> None:
 
 def test_an_idle_daemon_is_never_called_off() -> None:
     now = DaemonStatus(run="run")
-    assert now.called_off == now.nonce == ""
+    assert now.called_off == now.task_id == ""
     now.check()
 
 

@@ -36,8 +36,10 @@ def requests() -> Iterator[Any]:
 
 SAID: list[tuple[Any, dict[str, Any]]] = [
     (
-        pb.EnrollRequest(caller=CALLER, protocol=1, software="0.1", roles=[pb.ROLE_TRAINER, pb.ROLE_EVALUATOR]),
-        WHO | {"protocol": 1, "software": "0.1", "roles": ["trainer", "evaluator"]},
+        pb.EnrollRequest(
+            caller=CALLER, protocol_version=1, software_version="0.1", roles=[pb.ROLE_TRAINER, pb.ROLE_EVALUATOR]
+        ),
+        WHO | {"protocol_version": 1, "software_version": "0.1", "roles": ["trainer", "evaluator"]},
     ),
     (pb.NextTaskRequest(caller=CALLER, run="r", wait_s=20.0), WHO | {"run": "r", "wait_s": True}),
     (
@@ -59,7 +61,7 @@ SAID: list[tuple[Any, dict[str, Any]]] = [
                 pb.Tensor(part=pb.PART_CLASS_PRESENCE, name="p", dtype="int64", shape=[10]),
                 pb.Tensor(part=pb.PART_BODY, name="s", dtype="float64"),
             ],
-            total=136,
+            total_bytes=136,
             digest="d",
         ),
         WHO
@@ -68,7 +70,7 @@ SAID: list[tuple[Any, dict[str, Any]]] = [
             "round": 2,
             "tensors": ["body/w float32 [3, 4]", "class-presence/p int64 [10]", "body/s float64 []"],
             "parts": [["body", 2, 56], ["class-presence", 1, 80]],
-            "total": 136,
+            "total_bytes": 136,
             "digest": "d",
         },
     ),
@@ -185,8 +187,8 @@ def test_whatever_a_peer_sends_its_line_is_bounded_json(message: Any) -> None:
 
 
 def test_of_a_list_that_no_payload_has_only_the_length_is_told() -> None:
-    told = wire.facts(pb.UploadManifest(tensors=[pb.Tensor()] * (MAX_ITEMS + 1), total=5))
-    assert told == {"tensors": f"{MAX_ITEMS + 1} items", "total": 5}
+    told = wire.facts(pb.UploadManifest(tensors=[pb.Tensor()] * (MAX_ITEMS + 1), total_bytes=5))
+    assert told == {"tensors": f"{MAX_ITEMS + 1} items", "total_bytes": 5}
 
 
 @settings(max_examples=300, deadline=None, derandomize=True)

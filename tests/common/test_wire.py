@@ -35,7 +35,7 @@ from protofed.common.protocol.messages import (
 from protofed.protos.v1 import federation_pb2 as pb
 
 DIGEST = Digest("0123456789abcdef" * 4)
-TASK = Task(TaskKind.FIT, "run-1", 3, "nonce", DIGEST, 12, 9.5)
+TASK = Task(TaskKind.FIT, "run-1", 3, "task_id", DIGEST, 12, 9.5)
 BAD_IDS = [
     "",
     "../../x",
@@ -66,8 +66,8 @@ tasks = st.builds(
     kind=st.sampled_from(TaskKind),
     run=ids,
     round=counts,
-    nonce=ids,
-    base=st.none() | digests,
+    task_id=ids,
+    base_digest=st.none() | digests,
     base_bytes=st.integers(0, 2**40),
     remaining_s=seconds,
 )
@@ -84,7 +84,7 @@ manifests = st.builds(
 )
 progresses = st.builds(
     Progress,
-    nonce=st.just("") | ids,
+    task_id=st.just("") | ids,
     activity=st.sampled_from(Activity),
     epoch=counts,
     epochs=counts,
@@ -92,7 +92,7 @@ progresses = st.builds(
     bytes_moved=st.integers(0, 2**40),
     failure=st.none() | st.sampled_from(FailureReason),
 )
-receipts = st.builds(Receipt, verdict=st.sampled_from(Verdict), reason=words, digest=digests, seal=words)
+receipts = st.builds(Receipt, verdict=st.sampled_from(Verdict), reason=words, digest=digests, record_hash=words)
 quick = settings(max_examples=60, deadline=None, derandomize=True)
 
 
@@ -120,7 +120,12 @@ def test_receipts_come_back(receipt: Receipt) -> None:
 
 
 def manifest_message(manifest: Manifest, **changes: Any) -> pb.UploadManifest:
-    fields = {"total": manifest.total, "digest": manifest.digest, "digest_algorithm": wire.DIGEST_ALGORITHM, **changes}
+    fields = {
+        "total_bytes": manifest.total_bytes,
+        "digest": manifest.digest,
+        "digest_algorithm": wire.DIGEST_ALGORITHM,
+        **changes,
+    }
     return pb.UploadManifest(tensors=wire.pack_tensors(manifest), **fields)
 
 
@@ -169,7 +174,7 @@ def test_an_unknown_enumerator_is_never_a_default(ours: type[StrEnum], table: An
 @pytest.mark.parametrize("value", BAD_IDS)
 def test_a_bad_id_is_refused_wherever_it_stands(value: str) -> None:
     task = wire.pack_task(TASK)
-    for field in ("run", "nonce"):
+    for field in ("run", "task_id"):
         message = pb.Task()
         message.CopyFrom(task)
         setattr(message, field, value)
@@ -178,10 +183,10 @@ def test_a_bad_id_is_refused_wherever_it_stands(value: str) -> None:
     with pytest.raises(ProtocolError, match="an id is"):
         read_id(value)
     with pytest.raises(ProtocolError, match="an id is"):
-        wire.unpack_enrolled(pb.EnrollReply(assignment=pb.Assignment(run=value, recipe="{}")))
+        wire.unpack_enrolled(pb.EnrollResponse(assignment=pb.Assignment(run=value, recipe="{}")))
     if value:
         with pytest.raises(ProtocolError, match="an id is"):
-            wire.unpack_progress(pb.HeartbeatRequest(nonce=value, activity=pb.ACTIVITY_TRAINING))
+            wire.unpack_progress(pb.HeartbeatRequest(task_id=value, activity=pb.ACTIVITY_TRAINING))
 
 
 @pytest.mark.parametrize("value", BAD_IDS)
@@ -208,19 +213,19 @@ def test_a_bad_digest_is_refused_wherever_it_stands(value: str) -> None:
     ]
     if value:  # an older server says no preparation
         told = pb.Assignment(run="run", recipe="{}", preprocessing_digest=value)
-        refused.append(lambda: wire.unpack_enrolled(pb.EnrollReply(assignment=told)))
+        refused.append(lambda: wire.unpack_enrolled(pb.EnrollResponse(assignment=told)))
     if value:  # a first task has no base
-        refused.append(lambda: wire.unpack_task(wire.pack_task(replace(TASK, base=Digest(value)))))
+        refused.append(lambda: wire.unpack_task(wire.pack_task(replace(TASK, base_digest=Digest(value)))))
     for read in refused:
         with pytest.raises(ProtocolError, match="a digest is"):
             read()
 
 
 EMPTY: list[tuple[Callable[[Any], Any], Any]] = [
-    (wire.unpack_next, pb.NextTaskReply()),
-    (wire.unpack_next, pb.NextTaskReply(task=pb.Task())),
-    (wire.unpack_enrolled, pb.EnrollReply()),
-    (wire.unpack_enrolled, pb.EnrollReply(assignment=pb.Assignment())),
+    (wire.unpack_next, pb.NextTaskResponse()),
+    (wire.unpack_next, pb.NextTaskResponse(task=pb.Task())),
+    (wire.unpack_enrolled, pb.EnrollResponse()),
+    (wire.unpack_enrolled, pb.EnrollResponse(assignment=pb.Assignment())),
     (wire.unpack_task, pb.Task()),
     (wire.unpack_receipt, pb.Receipt()),
     (wire.unpack_manifest, pb.UploadManifest()),
@@ -310,24 +315,24 @@ FIELDS = {
     "Caller": "instance site",
     "Chunk": "caller crc32c data index upload",
     "ChunkAck": "",
-    "CommitRequest": "caller digest metrics nonce round run upload weight",
+    "CommitRequest": "caller digest metrics task_id round run upload weight",
     "CommitRequest.MetricsEntry": "key value",
-    "EnrollReply": "assignment finished",
-    "EnrollRequest": "caller hold protocol roles software",
+    "EnrollResponse": "assignment finished",
+    "EnrollRequest": "caller hold protocol_version roles software_version",
     "Finished": "last reason",
     "GetChunkRequest": "caller digest index run",
-    "HeartbeatReply": "signal",
-    "HeartbeatRequest": "activity bytes_moved caller epoch epochs failure moving nonce run telemetry",
+    "HeartbeatResponse": "signal",
+    "HeartbeatRequest": "activity bytes_moved caller epoch epochs failure making_progress task_id run telemetry",
     "HeartbeatRequest.TelemetryEntry": "key value",
-    "NextTaskReply": "finished task wait",
+    "NextTaskResponse": "finished task wait",
     "NextTaskRequest": "caller run wait_s",
-    "Receipt": "digest reason seal verdict",
-    "ScoresRequest": "caller nonce round run scores",
+    "Receipt": "digest reason record_hash verdict",
+    "ScoresRequest": "caller task_id round run scores",
     "ScoresRequest.ScoresEntry": "key value",
-    "Task": "base base_bytes kind nonce remaining_s round run",
+    "Task": "base_bytes base_digest kind remaining_s round run task_id",
     "Tensor": "dtype name part shape",
-    "Upload": "held id",
-    "UploadManifest": "base caller digest digest_algorithm nonce round run tensors total",
+    "Upload": "id received_chunks",
+    "UploadManifest": "base_digest caller digest digest_algorithm round run task_id tensors total_bytes",
     "UploadTicket": "receipt upload",
     "Wait": "retry_after_s",
 }

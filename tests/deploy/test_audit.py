@@ -40,12 +40,18 @@ def caller(site: str) -> pb.Caller:
 
 def fit(site: str, round: int, reply: bytes) -> list[tuple[str, Any, bytes]]:
     """What a site sends for a task, and what is answered."""
-    nonce, digest = f"n{round}{site}", codec.digest(f"{round}{site}".encode())
-    upload = f"{site}.{nonce}.{digest}"
-    where: dict[str, Any] = {"caller": caller(site), "run": "run-1", "round": round, "nonce": nonce, "digest": digest}
+    task_id, digest = f"n{round}{site}", codec.digest(f"{round}{site}".encode())
+    upload = f"{site}.{task_id}.{digest}"
+    where: dict[str, Any] = {
+        "caller": caller(site),
+        "run": "run-1",
+        "round": round,
+        "task_id": task_id,
+        "digest": digest,
+    }
     return [
         ("NextTask", pb.NextTaskRequest(caller=caller(site), run="run-1", wait_s=20.0), b"t" * 50),
-        ("BeginUpload", pb.UploadManifest(**where, tensors=TENSORS, total=488), b""),
+        ("BeginUpload", pb.UploadManifest(**where, tensors=TENSORS, total_bytes=488), b""),
         ("PutChunk", pb.Chunk(caller=caller(site), upload=upload, data=b"x" * 488), b""),
         ("CommitUpload", pb.CommitRequest(**where, upload=upload, metrics={"loss": 0.5}), reply),
     ]

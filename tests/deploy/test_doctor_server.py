@@ -195,15 +195,15 @@ def test_what_a_killed_server_left_in_the_log_of_its_ledger_is_seen(look: Look, 
     assert findings(found) == [("ledger", "ledger-unusable")]
 
 
-def test_an_older_ledger_is_not_made_newer(look: Look, tmp_path: Path) -> None:
+def test_a_ledger_of_protofed_0_1_is_refused_and_not_touched(look: Look, tmp_path: Path) -> None:
     (tmp_path / "state").mkdir()
     with sqlite3.connect(tmp_path / "state" / LEDGER_FILE) as old:
         old.executescript(OLD.read_text(encoding="utf-8"))
     old.close()
     before = (tmp_path / "state" / LEDGER_FILE).read_bytes()
     found = look()
-    assert findings(found) == []
-    assert "version 0001, which becomes 00" in found["ledger"].seen
+    assert findings(found) == [("ledger", "ledger-unusable")]
+    assert "protofed 0.1" in found["ledger"].seen
     assert (tmp_path / "state" / LEDGER_FILE).read_bytes() == before
 
 

@@ -16,7 +16,7 @@ IDS = frozenset({"run", "round", "site", "incident"})  # what belongs together i
 UNITS = ("_s", "_bytes", "_mb", "_left")
 KEYS = IDS | {
     *("why", "reason", "code", "verdict", "outcome", "fate", "phase", "hold", "event", "exc_info"),  # in words
-    *("attempt", "cohort", "sites", "scores", "complete", "nonce", "digest", "blob", "kind", "roles", "training"),
+    *("attempt", "cohort", "sites", "scores", "complete", "task_id", "digest", "blob", "kind", "roles", "training"),
     *("after_epoch", "tried", "promises", "first", "blobs", "uploads", "count", "of", "calls", "refused"),  # numbers
     *("operator", "party", "name", "peer", "call", "fingerprint", "certificate", "until", "days_left", "kept"),
     *("server", "address", "listen", "url", "metrics", "device", "software", "version", "state", "folder", "path"),

@@ -331,7 +331,7 @@ def test_a_site_whose_certificate_is_revoked_is_listed_so_and_counts_in_no_round
         assert roster.enrolled(Role.TRAINER) == {"site-1"}
         operator.revoke("site-1", "laptop lost")
         (info,) = operator.sites()
-        assert (info.standing, info.doing, info.certificate_until) == ("revoked", "laptop lost", 0.0)
+        assert (info.standing, info.activity_text, info.certificate_until) == ("revoked", "laptop lost", 0.0)
         assert roster.enrolled(Role.TRAINER) == frozenset()
 
 

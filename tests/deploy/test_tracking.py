@@ -72,8 +72,8 @@ class Town:
     def score(self, number: int, attempt: int, accuracy: float) -> None:
         self._nonces += 1
         for site, by in (("ann", 0.0), ("bob", 0.2)):
-            nonce = f"{self._nonces}-{site}-score"
-            task = TaskRow(nonce, RUN, number, attempt, SiteId(site), TaskKind.SCORE, Digest("b" * 64), 2_000_000)
+            task_id = f"{self._nonces}-{site}-score"
+            task = TaskRow(task_id, RUN, number, attempt, SiteId(site), TaskKind.SCORE, Digest("b" * 64), 2_000_000)
             self.ledger.invite([task])
             scores = {"personal.accuracy": accuracy + by, "personal.ece": by, "personal.recall.3": accuracy}
             self.ledger.add_scores(task, scores)

@@ -95,11 +95,11 @@ def test_a_sites_progress_bytes_and_telemetry_come_through(amiss: tuple[Any, lis
         "activity": fed.ACTIVITY_TRAINING,
         "epoch": 3,
         "epochs": 4,
-        "moving": True,
+        "making_progress": True,
         "bytes_moved": 12_345,
     }
     telemetry = {"gpu_memory_bytes": 3.2e9}
-    request = fed.HeartbeatRequest(caller=daemon.caller, run=RUN, nonce=task.nonce, telemetry=telemetry, **beat)
+    request = fed.HeartbeatRequest(caller=daemon.caller, run=RUN, task_id=task.task_id, telemetry=telemetry, **beat)
     daemon.say("Heartbeat", request)
     with connected(server) as operator:
         (site,) = [site for site in Watcher(operator, RUN).scene().sites if site.site == "site-2"]

@@ -74,7 +74,9 @@ class Bare:
 
     def enroll(self) -> Bare:
         """Say hello."""
-        request = pb.EnrollRequest(caller=self.caller, protocol=PROTOCOL_VERSION, software="0", roles=[pb.ROLE_TRAINER])
+        request = pb.EnrollRequest(
+            caller=self.caller, protocol_version=PROTOCOL_VERSION, software_version="0", roles=[pb.ROLE_TRAINER]
+        )
         self.say("Enroll", request)
         return self
 
@@ -91,10 +93,10 @@ class Bare:
             "caller": self.caller,
             "run": self.run,
             "round": task.round,
-            "nonce": task.nonce,
-            "base": task.base,
+            "task_id": task.task_id,
+            "base_digest": task.base_digest,
             "tensors": wire.pack_tensors(manifest),
-            "total": manifest.total,
+            "total_bytes": manifest.total_bytes,
             "digest": manifest.digest,
             "digest_algorithm": wire.DIGEST_ALGORITHM,
         }
@@ -113,7 +115,7 @@ class Bare:
             "caller": self.caller,
             "run": self.run,
             "round": task.round,
-            "nonce": task.nonce,
+            "task_id": task.task_id,
             "upload": upload,
             "digest": digest or upload.rpartition(".")[2],
         }

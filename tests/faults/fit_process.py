@@ -39,7 +39,7 @@ def life(state: Path, batch: int | None) -> Callable[[], None]:
             trained.append(batch)
 
         scene.now.check = check  # type: ignore[method-assign]
-        scene.fit(1, nonce="n1")
+        scene.fit(1, task_id="n1")
         scene.agent().step(0.0)
         ((_, released),) = scene.link.pushed
         held = scene.store.held("run", 9)

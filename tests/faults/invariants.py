@@ -226,11 +226,13 @@ def _check_receipts(records: LedgerReader, run: str, site: Path) -> int:
     paths = sorted((site / run).glob("*/receipt.json"))
     for path in paths:
         receipt: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        nonce = json.loads(path.with_name("task.json").read_text(encoding="utf-8"))["task"]["nonce"]
-        task = records.task(nonce)
+        task_id = json.loads(path.with_name("task.json").read_text(encoding="utf-8"))["task"]["task_id"]
+        task = records.task(task_id)
         row = None if task is None else records.accepted(task)
         assert row is not None, f"N1: the ledger lost the update of {path}"
-        assert (row.digest, row.receipt().seal) == (receipt["digest"], receipt["seal"]), f"N1: {path} says otherwise"
+        assert (row.digest, row.receipt().record_hash) == (receipt["digest"], receipt["record_hash"]), (
+            f"N1: {path} says otherwise"
+        )
     return len(paths)
 
 
@@ -242,6 +244,6 @@ def _check_journal(records: LedgerReader, path: Path, events: Collection[str]) -
     told: list[journal.Record] = list(journal.records(path))
     missing = set(events) - {record.event for record in told}
     assert not missing, f"N6: the journal does not tell of {missing}"
-    seals = {record.facts["seal"] for record in told if record.facts.get("verdict") == Verdict.ACCEPTED}
+    seals = {record.facts["record_hash"] for record in told if record.facts.get("verdict") == Verdict.ACCEPTED}
     assert seals <= records.sealed(), "N1: the ledger lost what the journal says was accepted"
     return len(told)

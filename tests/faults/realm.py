@@ -88,4 +88,4 @@ def realm(folder: Path, live_server: Callable[..., Any], recipe: Recipe, **optio
 
 def still_served(site: Bare) -> bool:
     """Whether the server talks to a legitimate site."""
-    return isinstance(site.say("NextTask", pb.NextTaskRequest(caller=site.caller, run=site.run)), pb.NextTaskReply)
+    return isinstance(site.say("NextTask", pb.NextTaskRequest(caller=site.caller, run=site.run)), pb.NextTaskResponse)

@@ -66,14 +66,14 @@ def messages(connections: Iterable[bytes | bytearray]) -> list[Said]:
 
 def uploads(said: Sequence[Said]) -> list[Upload]:
     """Every upload, whole; no chunk is without one."""
-    manifests = {(one.nonce, one.digest): one for one in of(said, pb.UploadManifest)}
+    manifests = {(one.task_id, one.digest): one for one in of(said, pb.UploadManifest)}
     commits = {one.upload: one for one in of(said, pb.CommitRequest)}
     chunks: dict[str, dict[int, bytes]] = {}
     for chunk in of(said, pb.Chunk):
         chunks.setdefault(chunk.upload, {})[chunk.index] = chunk.data
     assert chunks.keys() == commits.keys(), "bytes were sent that were never handed in"
     return [
-        _whole(manifests[commit.nonce, commit.digest], commit, chunks[upload]) for upload, commit in commits.items()
+        _whole(manifests[commit.task_id, commit.digest], commit, chunks[upload]) for upload, commit in commits.items()
     ]
 
 
@@ -95,7 +95,7 @@ def handing_in(payload: Payload) -> list[tuple[str, Message]]:
     manifest = Manifest(describe(payload), len(data), codec.digest(data))
     announced = pb.UploadManifest(
         tensors=wire.pack_tensors(manifest),
-        total=manifest.total,
+        total_bytes=manifest.total_bytes,
         digest=manifest.digest,
         digest_algorithm=wire.DIGEST_ALGORITHM,
     )
@@ -127,7 +127,7 @@ def _understood(path: str, data: bytes) -> Said:
 def _whole(manifest: pb.UploadManifest, commit: pb.CommitRequest, chunks: Mapping[int, bytes]) -> Upload:
     assert sorted(chunks) == list(range(len(chunks))), f"chunks {sorted(chunks)}"
     data = b"".join(chunks[index] for index in range(len(chunks)))
-    assert (codec.digest(data), len(data)) == (manifest.digest, manifest.total)
+    assert (codec.digest(data), len(data)) == (manifest.digest, manifest.total_bytes)
     payload = codec.decode(data)
     assert codec.encode(payload) == data, "an upload holds more than its tensors"
     assert describe(payload) == wire.unpack_manifest(manifest).tensors, "an upload is not what was announced"

@@ -59,7 +59,7 @@ class Hostile(DirectLink):
         """Hand in something else."""
         assert self.recipe is not None
         assert self.attack is not None
-        if task.base is None:
+        if task.base_digest is None:
             return super().push(task, released)
         base, update = codec.decode(self.fetch(task)), codec.decode(released.data)
         changed: Payload = {

@@ -78,7 +78,9 @@ def test_row_17_what_is_not_offered_is_unimplemented(site: Bare, path: str, stre
 def test_row_18_another_version_of_the_protocol_is_refused_by_naming_both(site: Bare, step: int) -> None:
     theirs = PROTOCOL_VERSION + step
     newcomer = Bare(site.address, RUN, "site-9")
-    hello = pb.EnrollRequest(caller=newcomer.caller, protocol=theirs, software="9.9.9", roles=[pb.ROLE_TRAINER])
+    hello = pb.EnrollRequest(
+        caller=newcomer.caller, protocol_version=theirs, software_version="9.9.9", roles=[pb.ROLE_TRAINER]
+    )
     code, text = refused(newcomer.say, "Enroll", hello)
     assert code is Code.FAILED_PRECONDITION
     for phrase in (
@@ -114,7 +116,7 @@ def test_row_19_too_much_metadata_is_refused_and_the_server_works_on(
 
 @BOTH
 def test_row_19_junk_in_a_small_binary_header_is_not_looked_at(site: Bare) -> None:
-    hello = pb.EnrollRequest(caller=site.caller, protocol=PROTOCOL_VERSION, roles=[pb.ROLE_TRAINER])
+    hello = pb.EnrollRequest(caller=site.caller, protocol_version=PROTOCOL_VERSION, roles=[pb.ROLE_TRAINER])
     call: Any = site.channel.unary_unary(f"/{FEDERATION.full_name}/Enroll", type(hello).SerializeToString)
     call(hello, timeout=20, metadata=[("x-junk-bin", bytes(range(256)))])
     assert serves(site)
@@ -137,7 +139,7 @@ def test_row_37_and_45_a_late_update_is_stale_and_leaves_no_blob(
     server, daemons = amiss
     late = daemons["site-6"]
     (invitation,) = [row for row in server.ledger.tasks(RUN, 1) if row.site == late.site]
-    task = pb.Task(run=RUN, round=1, nonce=invitation.nonce, base=invitation.base)
+    task = pb.Task(run=RUN, round=1, task_id=invitation.task_id, base_digest=invitation.base)
     before = sorted(path.name for path in (tmp_path / "server" / "blobs").rglob("*"))
     receipt = late.push(task, moved(7.0))
     assert (receipt.verdict, receipt.reason) == (pb.VERDICT_STALE, "round 1 is closed")
@@ -189,7 +191,7 @@ def test_row_73_a_degraded_round_is_called_that(amiss: tuple[Any, dict[str, Bare
 def test_row_73_the_site_without_which_no_round_counts_is_named(amiss: tuple[Any, dict[str, Bare]]) -> None:
     server, daemons = amiss
     wanted = daemons["site-3"]
-    beat = pb.HeartbeatRequest(caller=wanted.caller, run=RUN, nonce=wanted.task().nonce)
+    beat = pb.HeartbeatRequest(caller=wanted.caller, run=RUN, task_id=wanted.task().task_id)
     beat.activity, beat.failure = pb.ACTIVITY_FAILED, pb.FAILURE_DATA
     wanted.say("Heartbeat", beat)
     text = shown(server)

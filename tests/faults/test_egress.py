@@ -158,7 +158,7 @@ def secrets(data: SiteData) -> dict[str, bytes]:
 def packings(numbers: Array) -> dict[str, bytes]:
     """Whole numbers in every way that somebody may think of."""
     kinds = ("uint8", "int16", "int32", "int64", "float32", "float64")
-    message = pb.Upload(held=[int(number) for number in numbers])
+    message = pb.Upload(received_chunks=[int(number) for number in numbers])
     texts = {f"text with '{between}'": between.join(map(str, numbers)).encode() for between in (",", ", ", " ", ";")}
     packed = {kind: numbers.astype(kind).tobytes() for kind in kinds}
     return packed | texts | {"packed varints": message.SerializeToString()[2:]}

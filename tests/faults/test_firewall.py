@@ -95,14 +95,14 @@ def files(folder: Path) -> dict[Path, int]:
 def test_row_20_a_strange_id_touches_no_file(site: Bare, strange: str, tmp_path: Path) -> None:
     task, data, before = site.task(), codec.encode(MODEL), files(tmp_path)
     announced = site.announcement(task, data, MODEL)
-    for field in ("run", "nonce"):
+    for field in ("run", "task_id"):
         message = pb.UploadManifest.FromString(announced.SerializeToString())
         setattr(message, field, strange)
         assert refused(site.say, "BeginUpload", message)[0] is Code.INVALID_ARGUMENT
     unknown = pb.NextTaskRequest(caller=pb.Caller(site=strange, instance="a"), run=RUN)
     known = strange == STRANGE_IDS["unknown"]
     assert refused(site.say, "NextTask", unknown)[0] is (Code.UNAUTHENTICATED if known else Code.INVALID_ARGUMENT)
-    scores = pb.ScoresRequest(caller=site.caller, run=RUN, nonce=strange)
+    scores = pb.ScoresRequest(caller=site.caller, run=RUN, task_id=strange)
     assert refused(site.say, "ReportScores", scores)[0] is Code.INVALID_ARGUMENT
     assert refused(site.put, strange, 0, b"x")[0] is Code.FAILED_PRECONDITION  # begin it again
     assert refused(site.commit, task, strange)[0] is Code.FAILED_PRECONDITION
@@ -124,7 +124,7 @@ def test_row_45_an_update_for_a_closed_round_is_stale(
     assert late.task().round > task.round  # polite: it goes on with the next round
 
 
-@pytest.mark.parametrize(("field", "value"), [("run", "other-run"), ("nonce", "0" * 32)])
+@pytest.mark.parametrize(("field", "value"), [("run", "other-run"), ("task_id", "0" * 32)])
 def test_row_45_an_update_for_another_run_or_a_future_round_is_refused(site: Bare, field: str, value: str) -> None:
     announced = site.announcement(site.task(), codec.encode(MODEL), MODEL, **{field: value})
     assert refused(site.say, "BeginUpload", announced)[0] is Code.INVALID_ARGUMENT
@@ -158,11 +158,11 @@ def test_row_47_an_update_replayed_in_the_next_round_never_counts_again(
     recorded, following = list(site.recorded), site.task()
     assert following.round == task.round + 1
     answer = site.say(*recorded[0])
-    assert (answer.receipt.verdict, answer.receipt.seal) == (pb.VERDICT_DUPLICATE, receipt.seal)
+    assert (answer.receipt.verdict, answer.receipt.seal) == (pb.VERDICT_DUPLICATE, receipt.record_hash)
     for call, message in recorded[1:]:
         assert refused(site.say, call, message)[0] is Code.FAILED_PRECONDITION
     moved = pb.UploadManifest.FromString(recorded[0][1].SerializeToString())
-    moved.nonce, moved.round = following.nonce, following.round
+    moved.task_id, moved.round = following.task_id, following.round
     answer = site.say("BeginUpload", moved)
     assert answer.receipt.verdict == pb.VERDICT_INVALID
     assert answer.receipt.reason == "it starts from another model than the task names"
@@ -246,8 +246,8 @@ def test_row_52_unknown_enumerators_are_refused(site: Bare) -> None:
     announced = site.announcement(task, data, MODEL)
     announced.tensors[0].part = 77  # type: ignore[assignment]
     messages: dict[str, Message] = {
-        "Enroll": pb.EnrollRequest(caller=site.caller, protocol=1, roles=[pb.ROLE_TRAINER, 99]),  # type: ignore[list-item]
-        "Heartbeat": pb.HeartbeatRequest(caller=site.caller, run=RUN, nonce=task.nonce, activity=99),  # type: ignore[arg-type]
+        "Enroll": pb.EnrollRequest(caller=site.caller, protocol_version=1, roles=[pb.ROLE_TRAINER, 99]),  # type: ignore[list-item]
+        "Heartbeat": pb.HeartbeatRequest(caller=site.caller, run=RUN, task_id=task.task_id, activity=99),  # type: ignore[arg-type]
         "BeginUpload": announced,
     }
     for call, message in messages.items():
@@ -414,7 +414,7 @@ def test_row_69_prototypes_of_no_class_are_invalid(
     announced.tensors.extend(
         pb.Tensor(part=pb.PART_PROTOTYPES, name=name, dtype="float32", shape=[size]) for name, size in rows
     )
-    announced.total += sum(4 * size for _, size in rows)
+    announced.total_bytes += sum(4 * size for _, size in rows)
     receipt = site.say("BeginUpload", announced).receipt
     assert (receipt.verdict, receipt.reason) == (pb.VERDICT_INVALID, reason)
 

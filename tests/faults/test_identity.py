@@ -194,10 +194,10 @@ def test_row_09_nobody_waits_for_a_site_whose_last_certificate_was_revoked(town:
     first = town.server.operation.certificates.all()[1].fingerprint
     with town.operator() as operator:
         operator.revoke(first, "renewed")
-        assert town.server.ledger.task(task.nonce).is_open  # the site goes on with its other certificate
+        assert town.server.ledger.task(task.task_id).is_open  # the site goes on with its other certificate
         assert still_served(town.bare(second))
         operator.revoke("site-1", "left")
-    row = town.server.ledger.task(task.nonce)
+    row = town.server.ledger.task(task.task_id)
     assert (row.is_open, "certificate revoked: left" in row.reason) == (False, True)
 
 

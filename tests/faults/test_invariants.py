@@ -51,7 +51,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory, recipe_of: Callable[..., Rec
         kind = TaskKind.FIT if number else TaskKind.INITIALISE
         base = published.address if published else None
         cohort = SITES if number else SITES[:1]
-        tasks = [TaskRow(f"nonce-{number}-{site}", RUN, number, 1, site, kind, base, 1) for site in cohort]
+        tasks = [TaskRow(f"task_id-{number}-{site}", RUN, number, 1, site, kind, base, 1) for site in cohort]
         ledger.open_round(RoundRow(RUN, number, 1, 2, 1), tasks)
         rows = []
         for task in tasks:
@@ -137,7 +137,7 @@ def test_a_ledger_that_says_otherwise_is_found(folder: Path, statement: str, tol
 
 
 def test_two_updates_of_a_site_are_found(folder: Path) -> None:
-    again = "id + 100, run, round, attempt, site, nonce, verdict, code, reason, digest, bytes, metrics, weight, norm"
+    again = "id + 100, run, round, attempt, site, task_id, verdict, code, reason, digest, bytes, metrics, weight, norm"
     with closing(sqlite3.connect(folder / "server" / LEDGER_FILE)) as database, database:
         database.execute("drop index one_update_a_task")
         database.execute(f"insert into updates select {again}, set_aside, seal, at from updates where site = 'bob'")  # noqa: S608
@@ -163,12 +163,12 @@ def test_a_newest_state_that_went_is_found(folder: Path) -> None:
 
 
 def test_a_receipt_that_the_ledger_does_not_know_is_found(folder: Path) -> None:
-    rewrite(folder / "ann" / RUN / "000002" / "task.json", b"nonce-2-ann", b"nonce-9-ann")
+    rewrite(folder / "ann" / RUN / "000002" / "task.json", b"task_id-2-ann", b"task_id-9-ann")
     with pytest.raises(AssertionError, match="N1: the ledger lost"):
         checked(folder)
 
 
-@pytest.mark.parametrize("field", [b'"digest": "', b'"seal": "'])
+@pytest.mark.parametrize("field", [b'"digest": "', b'"record_hash": "'])
 def test_a_receipt_that_says_otherwise_is_found(folder: Path, field: bytes) -> None:
     rewrite(folder / "ann" / RUN / "000002" / "receipt.json", field, field + b"x")
     with pytest.raises(AssertionError, match="says otherwise"):
@@ -185,7 +185,7 @@ def test_a_journal_that_was_edited_or_lacks_an_event_is_found(folder: Path) -> N
 
 def test_what_the_journal_promised_and_the_ledger_lost_is_found(folder: Path) -> None:
     journal = Journal(folder / "server" / JOURNAL)
-    journal.append("verdict", verdict="accepted", seal="of an update that is nowhere")
+    journal.append("verdict", verdict="accepted", record_hash="of an update that is nowhere")
     journal.close()
     with pytest.raises(AssertionError, match="N1: the ledger lost what the journal"):
         checked(folder)

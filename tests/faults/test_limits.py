@@ -250,10 +250,10 @@ def test_row_89_while_the_journal_cannot_be_written_nothing_is_acknowledged(
     here.wait_for(
         lambda: server.poll() is not None or "resource_exhausted" in told(here, "site-1") + told(here, "site-2")
     )
-    recorded = {record.facts["seal"] for record in journal.records(path) if record.event == "verdict"}
+    recorded = {record.facts["record_hash"] for record in journal.records(path) if record.event == "verdict"}
     with here.ledger() as ledger:
         rows = ledger.updates(here.recipe.name)
-        assert not {row.receipt().seal for row in rows} <= recorded, "nothing was refused"
+        assert not {row.receipt().record_hash for row in rows} <= recorded, "nothing was refused"
     receipts = list(here.folder.glob("site-*/*/*/receipt.json"))
     assert all(any(str(seal) in receipt.read_text() for seal in recorded) for receipt in receipts)
     filler.unlink()

@@ -37,9 +37,9 @@ class Listener(rpc.FederationServicer):
         (pem,) = context.auth_context()["x509_pem_cert"]
         self.heard.append((pem.decode("ascii"), request))
 
-    def Enroll(self, request: pb.EnrollRequest, context: Any) -> pb.EnrollReply:
+    def Enroll(self, request: pb.EnrollRequest, context: Any) -> pb.EnrollResponse:
         self._take(request, context)
-        return pb.EnrollReply()
+        return pb.EnrollResponse()
 
     def BeginUpload(self, request: pb.UploadManifest, context: Any) -> pb.UploadTicket:
         self._take(request, context)
@@ -105,7 +105,7 @@ def pems(folder: Path) -> list[bytes]:
 def test_both_sides_see_each_other_through_it_and_every_message_is_heard(
     site: Callable[..., None], recorder: Recorder, listener: Listener, tmp_path: Path
 ) -> None:
-    calls = [("Enroll", pb.EnrollRequest(software="1", roles=[pb.ROLE_TRAINER])), *handing_in(WIDE)]
+    calls = [("Enroll", pb.EnrollRequest(software_version="1", roles=[pb.ROLE_TRAINER])), *handing_in(WIDE)]
     site(*calls)
     said = messages(recorder.said)
     assert [(one.call, one.message) for one in said] == calls
@@ -125,7 +125,7 @@ def test_what_is_hidden_in_an_upload_is_found_across_chunks(site: Callable[..., 
 
 
 def test_a_field_that_is_not_known_is_no_message_of_ours(site: Callable[..., None], recorder: Recorder) -> None:
-    strange = pb.EnrollRequest.FromString(pb.EnrollRequest(protocol=1).SerializeToString() + b"\x9a\x3f\x03abc")
+    strange = pb.EnrollRequest.FromString(pb.EnrollRequest(protocol_version=1).SerializeToString() + b"\x9a\x3f\x03abc")
     site(("Enroll", strange))
     with pytest.raises(AssertionError, match="fields that are not known"):
         messages(recorder.said)

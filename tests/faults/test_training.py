@@ -74,7 +74,7 @@ def kept(scene: Scene) -> tuple[int, bytes, bytes]:
 
 def said(scene: Scene, task: Task, reason: FailureReason) -> None:
     """All that the server heard of the task is this code, and it got nothing else of the site."""
-    assert scene.link.beats == [Progress(task.nonce, Activity.FAILED, failure=reason)]
+    assert scene.link.beats == [Progress(task.task_id, Activity.FAILED, failure=reason)]
     assert scene.link.calls["push"] == scene.link.calls["report"] == 0
 
 
@@ -98,7 +98,7 @@ def test_row_21_an_old_answer_sent_again_is_not_trained_on_again() -> None:
     assert scene.pauses == [REJECTED_PAUSE_S] * 2
     assert (kept(scene), scene.link.calls["push"], scene.declined()) == (before, 2, [])
     scene.now.check = trained  # type: ignore[method-assign]
-    again = scene.fit(1, nonce="rolled-back")  # the round, opened again: that is work
+    again = scene.fit(1, task_id="rolled-back")  # the round, opened again: that is work
     daemon.step(0.0)
     assert scene.link.pushed[-1][0] == again
     assert kept(scene)[0] == 1
@@ -137,11 +137,11 @@ class OtherBytes(ByHand):
 
     def fetch(self, task: Task) -> bytes:
         other = codec.encode(first_model(seed=6))
-        assert task.base is not None
+        assert task.base_digest is not None
         assert len(other) <= CHUNK_BYTES
         with ThreadPoolExecutor(1) as pool:
             self.calls["fetch"] += 1
-            return receive(MemoryDownloads(), task.base, len(other), lambda _: (other, crc32c(other)), pool)
+            return receive(MemoryDownloads(), task.base_digest, len(other), lambda _: (other, crc32c(other)), pool)
 
 
 def test_row_22_another_model_than_the_tasks_digest_is_refused() -> None:
@@ -203,7 +203,7 @@ def test_row_24_a_policy_that_names_nothing_lets_nothing_leave() -> None:
     scene = Scene(rules={"methods": [], "parts": []})
     tasks = [scene.offer(TaskKind.INITIALISE, 0), scene.fit(1), scene.score(1)]
     work(scene.agent(), 3)
-    assert scene.declined() == [(task.nonce, FailureReason.POLICY) for task in tasks]
+    assert scene.declined() == [(task.task_id, FailureReason.POLICY) for task in tasks]
     assert scene.link.calls == {"enroll": 1, "next_task": 3}
 
 
@@ -237,7 +237,7 @@ def test_row_29_a_full_disk_declines_the_task_and_harms_nothing(
     before, disk.room = kept(full), room
     task, daemon = full.fit(2), full.agent()
     daemon.step(0.0)
-    assert full.declined() == [(task.nonce, FailureReason.DISK)]
+    assert full.declined() == [(task.task_id, FailureReason.DISK)]
     assert (kept(full), full.store.unsettled("run")) == (before, [])
     disk.room = None  # there is space again
     full.link.tasks.append(task)
@@ -367,7 +367,7 @@ def test_row_33_data_that_cannot_be_used_are_told_by_a_code_only(
     scene = Scene(load_data=lambda recipe: load_site(source, 0, recipe.input, recipe.classes))
     tasks, daemon = [scene.fit(1), scene.score(1)], scene.agent()
     work(daemon, 2)
-    assert scene.link.beats == [Progress(task.nonce, Activity.FAILED, failure=FailureReason.DATA) for task in tasks]
+    assert scene.link.beats == [Progress(task.task_id, Activity.FAILED, failure=FailureReason.DATA) for task in tasks]
     assert "4711" not in repr(vars(scene.link))
     assert "cannot take part" in capsys.readouterr().out
 

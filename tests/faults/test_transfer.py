@@ -135,7 +135,7 @@ def rows(tmp_path: Path) -> Callable[[], list[tuple[int, str]]]:
 
 
 def ours(task: pb.Task) -> Task:
-    found = wire.unpack_next(pb.NextTaskReply(task=task))
+    found = wire.unpack_next(pb.NextTaskResponse(task=task))
     assert isinstance(found, Task)
     return found
 
@@ -210,7 +210,7 @@ def test_row_25_a_download_that_is_cut_goes_on_by_chunk(
         while len(asked.requests) <= CHUNKS and time.monotonic() < until:  # until one is asked for again
             time.sleep(0.002)
         proxy.mode = Mode()
-        assert codec.digest(fetched.result(20)) == task.base
+        assert codec.digest(fetched.result(20)) == task.base_digest
     assert len(asked.requests) > CHUNKS
     assert sorted(answered) == list(range(CHUNKS))  # what came before the cut did not come again
 
@@ -226,10 +226,10 @@ def test_row_25_another_daemon_and_another_server_go_on_where_they_stopped(
     tmp_path: Path,
 ) -> None:
     incoming = DiskDownloads(tmp_path / "incoming")
-    incoming.begin(ours(task).base or codec.Digest(""), task.base_bytes)
+    incoming.begin(ours(task).base_digest or codec.Digest(""), task.base_bytes)
     data = pieces(codec.encode(FIRST))
     for index in range(held):
-        incoming.write(ours(task).base or codec.Digest(""), index, data[index], crc32c(data[index]))
+        incoming.write(ours(task).base_digest or codec.Digest(""), index, data[index], crc32c(data[index]))
     server.stop()
     link = daemon(start().address, incoming=DiskDownloads(tmp_path / "incoming"))
     asked = Counted(link, "GetChunk")
@@ -287,7 +287,7 @@ def test_row_38_only_missing_chunks_are_sent_again(
     assert rows() == []
     if restarted == "server":
         bare.enroll()
-        assert list(begin(bare, task).held) == list(range(held))
+        assert list(begin(bare, task).received_chunks) == list(range(held))
         for index in range(held, CHUNKS):
             bare.put(upload.id, index, pieces()[index])
         assert bare.commit(task, upload.id).verdict == pb.VERDICT_ACCEPTED
@@ -375,7 +375,7 @@ def test_row_42_other_bytes_for_a_chunk_are_equivocation_and_change_nothing(
         "site": "site-1",
         "run": RUN,
         "round": 1,
-        "nonce": task.nonce,
+        "task_id": task.task_id,
     }.items() <= entry.items()
     assert bare.commit(task, upload.id).verdict == pb.VERDICT_ACCEPTED
     assert rows() == [(1, "accepted")]
@@ -416,7 +416,7 @@ def test_row_44_a_lost_answer_is_asked_for_again_and_is_the_same(
     receipt = link.push(ours(task), released())
     again = link.push(ours(task), released())
     assert receipt.verdict in (Verdict.ACCEPTED, Verdict.DUPLICATE)
-    assert (again.verdict, again.seal) == (Verdict.DUPLICATE, receipt.seal)
+    assert (again.verdict, again.record_hash) == (Verdict.DUPLICATE, receipt.record_hash)
     assert rows() == [(1, "accepted")]
 
 
@@ -489,7 +489,7 @@ def test_row_60_a_server_that_dies_with_a_chunk_written_goes_on(
     start()
     bare.enroll()
     assert refused(lambda: bare.put(upload.id, 0, pieces()[0]))[0] is Code.FAILED_PRECONDITION  # begin it again
-    assert list(begin(bare, task).held) == [0]
+    assert list(begin(bare, task).received_chunks) == [0]
     bare.put(upload.id, 0, pieces()[0])
     assert bare.push(task, UPDATE).verdict == pb.VERDICT_ACCEPTED
     assert rows() == [(1, "accepted")]
@@ -520,11 +520,11 @@ def test_row_61_uploads_for_a_closed_invitation_do_not_count(bare: Bare, task: p
     for number in range(4):
         message.digest = codec.digest(bytes([number]))
         bare.say("BeginUpload", message)
-    failed = pb.HeartbeatRequest(caller=bare.caller, run=RUN, nonce=task.nonce)
+    failed = pb.HeartbeatRequest(caller=bare.caller, run=RUN, task_id=task.task_id)
     failed.activity, failed.failure = pb.ACTIVITY_FAILED, pb.FAILURE_DISK
     bare.say("Heartbeat", failed)
     again = bare.task()  # of the same round, opened again
-    assert again.nonce != task.nonce
+    assert again.task_id != task.task_id
     assert bare.push(again, UPDATE).verdict == pb.VERDICT_ACCEPTED
     assert unfinished(tmp_path) == []
 

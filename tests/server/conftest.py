@@ -205,23 +205,23 @@ class Lab:
         """Announce, send and commit an update, as a link does."""
         task = task or self.task(site)
         manifest, data = announce(payload)
-        decided = self.coordinator.begin(site, daemon(site), task.nonce, task.round, task.base, manifest)
+        decided = self.coordinator.begin(site, daemon(site), task.task_id, task.round, task.base_digest, manifest)
         if decided is not None:
             return decided
-        found = self.coordinator.examine(data, manifest, task.base)
+        found = self.coordinator.examine(data, manifest, task.base_digest)
         if isinstance(found, UpdateProblem):
-            return self.coordinator.refuse(site, task.nonce, manifest, found)
+            return self.coordinator.refuse(site, task.task_id, manifest, found)
         self.blobs.put(data)
-        return self.coordinator.commit(site, daemon(site), task.nonce, manifest, metrics or {}, weight, found)
+        return self.coordinator.commit(site, daemon(site), task.task_id, manifest, metrics or {}, weight, found)
 
     def score(self, site: SiteId, value: float = 0.5, task: Task | None = None) -> None:
         """Report one score."""
         task = task or self.task(site)
-        self.coordinator.report_scores(site, daemon(site), task.nonce, {"accuracy": value})
+        self.coordinator.report_scores(site, daemon(site), task.task_id, {"accuracy": value})
 
-    def beat(self, site: SiteId, nonce: str, **fields: Any) -> Signal:
+    def beat(self, site: SiteId, task_id: str, **fields: Any) -> Signal:
         """A heartbeat."""
-        progress = Progress(nonce, **{"activity": Activity.TRAINING, **fields})
+        progress = Progress(task_id, **{"activity": Activity.TRAINING, **fields})
         return self.coordinator.heartbeat(site, daemon(site), progress)
 
     def round(self, **values: float) -> None:

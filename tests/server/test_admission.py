@@ -35,7 +35,7 @@ def test_an_update_in_time_is_accepted_and_its_receipt_names_it(lab: Lab) -> Non
     receipt = lab.push("ann", lab.model(1.0), metrics={"loss": 0.5})
     assert (receipt.verdict, receipt.reason, receipt.digest) == (Verdict.ACCEPTED, "", manifest.digest)
     (row,) = lab.ledger.updates("test", 1)
-    assert (row.metrics, row.bytes, row.receipt()) == ({"loss": 0.5}, manifest.total, receipt)
+    assert (row.metrics, row.bytes, row.receipt()) == ({"loss": 0.5}, manifest.total_bytes, receipt)
     assert lab.asked("ann") is None
 
 
@@ -54,7 +54,7 @@ def test_a_commit_repeated_because_its_answer_was_lost_is_a_duplicate(lab: Lab) 
     task = lab.task("ann")
     first = lab.push("ann", lab.model(1.0), task)
     manifest, _ = lab.announce(lab.model(1.0))
-    again = lab.coordinator.commit("ann", "daemon-ann", task.nonce, manifest, {}, None, None)
+    again = lab.coordinator.commit("ann", "daemon-ann", task.task_id, manifest, {}, None, None)
     assert again == replace(first, verdict=Verdict.DUPLICATE)
 
 
@@ -82,8 +82,8 @@ def test_of_two_updates_begun_before_either_was_committed_exactly_one_counts(lab
     task = lab.task("ann")
     left, right = (lab.announce(lab.model(value))[0] for value in (1.0, 2.0))
     for manifest in (left, right):
-        assert lab.coordinator.begin("ann", "daemon-ann", task.nonce, task.round, task.base, manifest) is None
-    receipts = [lab.coordinator.commit("ann", "daemon-ann", task.nonce, m, {}, None, None) for m in (left, right)]
+        assert lab.coordinator.begin("ann", "daemon-ann", task.task_id, task.round, task.base_digest, manifest) is None
+    receipts = [lab.coordinator.commit("ann", "daemon-ann", task.task_id, m, {}, None, None) for m in (left, right)]
     assert [receipt.verdict for receipt in receipts] == [Verdict.ACCEPTED, Verdict.INVALID]
 
 
@@ -127,7 +127,7 @@ def test_an_over_selected_update_is_not_needed_and_does_not_count(make: MakeLab)
 
 def test_an_update_of_a_site_that_said_it_could_not_is_refused_politely(lab: Lab) -> None:
     task = lab.task("ann")
-    lab.beat("ann", task.nonce, failure=FailureReason.NUMERIC)
+    lab.beat("ann", task.task_id, failure=FailureReason.NUMERIC)
     assert lab.push("ann", lab.model(1.0), task).verdict is Verdict.STALE
 
 
@@ -152,7 +152,7 @@ def test_a_replay_of_last_rounds_update_is_a_duplicate_of_it_and_no_update_of_th
 def test_an_update_from_another_base_is_refused_before_it_is_sent(lab: Lab) -> None:
     task = lab.task("ann")
     for base in (None, Digest("0" * 64)):
-        receipt = lab.push("ann", lab.model(1.0), replace(task, base=base))
+        receipt = lab.push("ann", lab.model(1.0), replace(task, base_digest=base))
         assert receipt.verdict is Verdict.INVALID
         assert "another model" in receipt.reason
     assert lab.asked("ann") is TaskKind.FIT
@@ -163,7 +163,7 @@ def test_a_first_model_has_no_base(make: MakeLab) -> None:
     lab.enroll(*SITES)
     lab.later(0)
     task = lab.task("ann")
-    assert lab.push("ann", lab.model(0.0), replace(task, base=Digest("0" * 64))).verdict is Verdict.INVALID
+    assert lab.push("ann", lab.model(0.0), replace(task, base_digest=Digest("0" * 64))).verdict is Verdict.INVALID
     assert lab.push("ann", lab.model(0.0), task).verdict is Verdict.ACCEPTED
 
 
@@ -209,7 +209,7 @@ def test_a_blob_that_was_refused_is_written_down_and_counts_for_nothing(lab: Lab
     task = lab.task("ann")
     manifest, _ = lab.announce(lab.model(1.0))
     receipt = lab.coordinator.refuse(
-        "ann", task.nonce, manifest, UpdateProblem(RejectionCode.NOT_FINITE, "body/conv.weight has values")
+        "ann", task.task_id, manifest, UpdateProblem(RejectionCode.NOT_FINITE, "body/conv.weight has values")
     )
     assert receipt.verdict is Verdict.INVALID
     assert verdicts(lab, 1) == [("ann", "invalid")]
@@ -233,10 +233,10 @@ def test_a_recorded_update_of_another_site_is_refused_even_after_it_was_accepted
         lab.push("ann", lab.model(1.0), task)
 
 
-@pytest.mark.parametrize("nonce", ["", "unknown", "../../x", "x" * 10_000, "nul\0"])
-def test_an_unknown_nonce_is_refused(lab: Lab, nonce: str) -> None:
+@pytest.mark.parametrize("task_id", ["", "unknown", "../../x", "x" * 10_000, "nul\0"])
+def test_an_unknown_nonce_is_refused(lab: Lab, task_id: str) -> None:
     with pytest.raises(ProtocolError, match="no such task"):
-        lab.push("ann", lab.model(1.0), replace(lab.task("ann"), nonce=nonce))
+        lab.push("ann", lab.model(1.0), replace(lab.task("ann"), task_id=task_id))
 
 
 def test_a_score_task_takes_no_update(lab: Lab) -> None:
@@ -260,16 +260,19 @@ def test_receipts_of_different_decisions_have_different_seals(lab: Lab) -> None:
     receipts: list[Receipt] = [lab.push(site, lab.model(float(n))) for n, site in enumerate(SITES)]
     receipts.append(
         lab.coordinator.refuse(
-            "ann", lab.ledger.tasks("test", 1)[0].nonce, lab.announce({})[0], UpdateProblem(RejectionCode.DAMAGED, "no")
+            "ann",
+            lab.ledger.tasks("test", 1)[0].task_id,
+            lab.announce({})[0],
+            UpdateProblem(RejectionCode.DAMAGED, "no"),
         )
     )
-    assert len({receipt.seal for receipt in receipts}) == len(receipts)
-    assert all(len(receipt.seal) == 64 for receipt in receipts)
+    assert len({receipt.record_hash for receipt in receipts}) == len(receipts)
+    assert all(len(receipt.record_hash) == 64 for receipt in receipts)
 
 
 def test_the_gate_writes_every_verdict_down_with_its_reason(lab: Lab) -> None:
     gate = UploadIntake(lab.ledger, "test", classes=3)
-    row = gate.invitation(None, "ann", lab.task("ann").nonce, TaskKind.FIT)
+    row = gate.invitation(None, "ann", lab.task("ann").task_id, TaskKind.FIT)
     manifest, _ = lab.announce(lab.model(1.0))
     for verdict in (Verdict.INVALID, Verdict.STALE, Verdict.NOT_NEEDED):
         gate.judge(row, verdict, manifest, f"because {verdict}")

@@ -35,7 +35,7 @@ class Machine:
     def publish(self, state: bytes, blobs: FolderBlobs) -> Digest:
         """A first state, in the ledger, too."""
         self.ledger.begin_run("run", digest(b"recipe"), "{}")
-        task = TaskRow("nonce", "run", 0, 1, "site", TaskKind.FIT, None, 0)
+        task = TaskRow("task_id", "run", 0, 1, "site", TaskKind.FIT, None, 0)
         self.ledger.open_round(RoundRow("run", 0, 1, size=1, quorum=1), [task])
         address = blobs.put(state)
         self.ledger.publish("run", 0, 1, address, complete=True)

@@ -121,7 +121,7 @@ def test_runs_by_their_standing(read: Scraped) -> None:
 def test_the_round_that_is_open(read: Scraped) -> None:
     office = read.office
     office.push("ann", model(1.0))
-    office.beat("bob", office.task("bob").nonce)
+    office.beat("bob", office.task("bob").task_id)
     assert (read("round", run="one"), read("rounds_planned", run="one"), read.phase()) == (1, 2, ["collecting"])
     assert states_of(read, "round_sites") == {"invited": 1, "started": 1, "reported": 1}
     assert (read("round_quorum", run="one"), read("round_deadline_seconds", run="one")) == (2, 100)
@@ -209,7 +209,7 @@ def test_scores_of_the_newest_scored_round_by_scope_metric_and_stat(read: Scrape
         "bob": {"personal.accuracy": 1.0, "personal.ece": 0.75, "personal.mrs.smith": 1.0, "secret.accuracy": 0.0},
     }
     for site, scores in told.items():
-        office.coordinator.report_scores(site, daemon(site), office.task(site).nonce, scores)
+        office.coordinator.report_scores(site, daemon(site), office.task(site).task_id, scores)
     office.later(101.0)  # cyd does not answer
     found = {tuple(labels.values()): value for labels, value in read.series("score")}
     assert {key: value for key, value in found.items() if key[2] == "mean"} == {
@@ -228,8 +228,8 @@ def test_scores_of_the_newest_scored_round_by_scope_metric_and_stat(read: Scrape
 
 def test_sites_and_what_they_do(read: Scraped) -> None:
     office = read.office
-    nonce = office.task("ann").nonce
-    progress = Progress(nonce, Activity.TRAINING, epoch=2, epochs=4)
+    task_id = office.task("ann").task_id
+    progress = Progress(task_id, Activity.TRAINING, epoch=2, epochs=4)
     office.runs.heartbeat("one", "ann", daemon("ann"), progress)
     assert states_of(read, "sites") == {"working": 1, "idle": 3}
     assert (read("site_epoch", site="ann"), read("site_progress_ratio", site="ann")) == (2, 0.25)
@@ -247,7 +247,7 @@ def test_sites_and_what_they_do(read: Scraped) -> None:
 def test_every_known_site_is_in_one_state_that_of_sites_list(read: Scraped) -> None:
     office = read.office
     office.enroll("dan", "eli", role=Role.TRAINER)
-    progress = Progress(office.task("ann").nonce, Activity.SCORING)
+    progress = Progress(office.task("ann").task_id, Activity.SCORING)
     office.runs.heartbeat("one", "ann", daemon("ann"), progress)
     office.roster.enroll("cyd", {Role.TRAINER}, daemon("cyd"), PauseReason.SCHEDULE)
     office.roster.forget("dan")
@@ -260,7 +260,7 @@ def test_every_known_site_is_in_one_state_that_of_sites_list(read: Scraped) -> N
 
 def test_an_upload_comes_after_the_training(read: Scraped) -> None:
     office = read.office
-    progress = Progress(office.task("ann").nonce, Activity.UPLOADING, epoch=3, epochs=3)
+    progress = Progress(office.task("ann").task_id, Activity.UPLOADING, epoch=3, epochs=3)
     office.runs.heartbeat("one", "ann", daemon("ann"), progress)
     assert read("site_progress_ratio", site="ann") == 1.0
 
@@ -284,7 +284,7 @@ def test_an_excluded_site_is_not_there(read: Scraped) -> None:
 def test_telemetry_is_told_as_far_as_it_came(read: Scraped) -> None:
     office = read.office
     numbers = {"gpu_memory_bytes": 5e9, "policy_refusals": 3.0}
-    progress = Progress(office.task("ann").nonce, Activity.TRAINING, telemetry=numbers)
+    progress = Progress(office.task("ann").task_id, Activity.TRAINING, telemetry=numbers)
     office.runs.heartbeat("one", "ann", daemon("ann"), progress)
     assert read("site_gpu_memory_bytes", site="ann") == 5e9
     assert read("site_policy_refusals_total", site="ann") == 3

@@ -65,7 +65,7 @@ class Bench:
 
     def row(self, site: str, payload: Payload) -> UpdateRow:
         data = codec.encode(payload)
-        task = TaskRow(f"nonce-{site}", "run", 1, 1, site, TaskKind.FIT, None, 0)
+        task = TaskRow(f"task_id-{site}", "run", 1, 1, site, TaskKind.FIT, None, 0)
         return UpdateRow(task, Verdict.ACCEPTED, "", self.blobs.put(data), len(data), {}, None)
 
     def after(self, *rounds: Mapping[str, Payload]) -> Payload:

@@ -41,7 +41,7 @@ def test_round_0_asks_the_evaluator_for_a_model_and_the_trainers_for_nothing(mak
     lab.enroll("ann", "bob", "cyd")
     lab.later(0)
     task = lab.task("eva")
-    assert (task.kind, task.round, task.base, task.base_bytes) == (TaskKind.INITIALISE, 0, None, 0)
+    assert (task.kind, task.round, task.base_digest, task.base_bytes) == (TaskKind.INITIALISE, 0, None, 0)
     assert [lab.asked(site) for site in ("ann", "bob", "cyd")] == [None, None, None]
     lab.push("eva", lab.model(0.0))
     assert isinstance(lab.coordinator.next_task("eva", "daemon-eva"), Wait)
@@ -50,9 +50,9 @@ def test_round_0_asks_the_evaluator_for_a_model_and_the_trainers_for_nothing(mak
 def test_the_first_model_opens_round_1_at_once_for_all_trainers_with_the_same_base(lab: Lab) -> None:
     tasks = [lab.task(site) for site in ("ann", "bob", "cyd")]
     assert {(task.kind, task.run, task.round) for task in tasks} == {(TaskKind.FIT, "test", 1)}
-    assert {task.base for task in tasks} == {lab.address}
+    assert {task.base_digest for task in tasks} == {lab.address}
     assert {task.base_bytes for task in tasks} == {len(lab.blobs.get(lab.address))}
-    assert len({task.nonce for task in tasks}) == 3
+    assert len({task.task_id for task in tasks}) == 3
     assert lab.asked("eva") is None
 
 
@@ -155,14 +155,14 @@ def test_a_round_closes_without_a_site_that_fell_silent(lab: Lab) -> None:
 
 
 def test_a_round_below_quorum_is_abandoned_and_the_state_is_untouched(lab: Lab) -> None:
-    before, old = lab.address, lab.task("bob").nonce
+    before, old = lab.address, lab.task("bob").task_id
     lab.push("ann", lab.model(8.0))
     lab.later(100.0, alive=("ann", "bob", "cyd"))
     assert lab.phase == phases.Idle(1, tries=1)
     assert lab.address == before
     lab.later(0.5)
     assert lab.task("bob").round == 1
-    assert lab.task("bob").nonce != old
+    assert lab.task("bob").task_id != old
     lab.round(ann=1.0, bob=1.0, cyd=1.0)
     assert lab.value == 1.0  # the update of the abandoned attempt does not count
 
@@ -300,7 +300,7 @@ def test_a_site_cannot_fill_the_disk_with_updates_that_are_refused(lab: Lab) -> 
 def test_an_upload_for_another_round_than_its_task_is_refused(lab: Lab) -> None:
     task, (manifest, _) = lab.task("ann"), lab.announce(lab.model(1.0))
     with pytest.raises(ProtocolError, match="belongs to round 1, not to round 2"):
-        lab.coordinator.begin("ann", "daemon-ann", task.nonce, 2, task.base, manifest)
+        lab.coordinator.begin("ann", "daemon-ann", task.task_id, 2, task.base_digest, manifest)
 
 
 # Heartbeats
@@ -308,30 +308,30 @@ def test_an_upload_for_another_round_than_its_task_is_refused(lab: Lab) -> None:
 
 def test_a_heartbeat_of_the_open_task_goes_on_and_notes_the_start(lab: Lab) -> None:
     task = lab.task("ann")
-    assert lab.beat("ann", task.nonce, epoch=1) is Signal.CONTINUE
-    assert lab.beat("ann", task.nonce, epoch=2) is Signal.CONTINUE
-    row = lab.ledger.task(task.nonce)
+    assert lab.beat("ann", task.task_id, epoch=1) is Signal.CONTINUE
+    assert lab.beat("ann", task.task_id, epoch=2) is Signal.CONTINUE
+    row = lab.ledger.task(task.task_id)
     assert row is not None
     assert row.fate == "started"
 
 
 def test_a_heartbeat_of_a_task_that_nobody_waits_for_aborts(lab: Lab) -> None:
-    old, bobs = lab.task("ann").nonce, lab.task("bob").nonce
+    old, bobs = lab.task("ann").task_id, lab.task("bob").task_id
     assert lab.beat("ann", bobs) is Signal.ABORT
     assert lab.beat("ann", "never-given") is Signal.ABORT
     lab.later(100.0, alive=("ann", "bob", "cyd"))
     assert lab.beat("ann", old) is Signal.ABORT
     lab.later(0.5)
     assert lab.beat("ann", old) is Signal.ABORT
-    assert lab.beat("ann", lab.task("ann").nonce) is Signal.CONTINUE
+    assert lab.beat("ann", lab.task("ann").task_id) is Signal.CONTINUE
 
 
 def test_over_selected_sites_are_aborted_once_they_are_not_needed(make: MakeLab) -> None:
     lab = make(federation={"participation": 0.6, "over_selection": 1.5, "quorum": 2}).begin()
-    nonce = lab.task("cyd").nonce
+    task_id = lab.task("cyd").task_id
     lab.push("ann", lab.model(1.0))
     lab.push("bob", lab.model(1.0))
-    assert lab.beat("cyd", nonce) is Signal.ABORT
+    assert lab.beat("cyd", task_id) is Signal.ABORT
 
 
 def test_an_idle_heartbeat_keeps_a_site_alive_and_aborts_nothing(lab: Lab) -> None:
@@ -342,13 +342,13 @@ def test_an_idle_heartbeat_keeps_a_site_alive_and_aborts_nothing(lab: Lab) -> No
 
 
 def test_a_failure_is_written_down_and_the_site_is_asked_no_more_in_this_round(lab: Lab) -> None:
-    nonce = lab.task("ann").nonce
-    assert lab.beat("ann", nonce, activity=Activity.FAILED, failure=FailureReason.OUT_OF_MEMORY) is Signal.CONTINUE
-    row = lab.ledger.task(nonce)
+    task_id = lab.task("ann").task_id
+    assert lab.beat("ann", task_id, activity=Activity.FAILED, failure=FailureReason.OUT_OF_MEMORY) is Signal.CONTINUE
+    row = lab.ledger.task(task_id)
     assert row is not None
     assert (row.fate, row.reason) == ("failed", "out-of-memory")
     assert lab.asked("ann") is None
-    assert lab.beat("ann", nonce) is Signal.ABORT
+    assert lab.beat("ann", task_id) is Signal.ABORT
     lab.round(bob=1.0, cyd=3.0)
     assert lab.value == 2.0
     assert lab.ledger.rounds("test")[1].complete is False
@@ -356,7 +356,7 @@ def test_a_failure_is_written_down_and_the_site_is_asked_no_more_in_this_round(l
 
 def test_failures_that_make_the_quorum_unreachable_abandon_at_once(lab: Lab) -> None:
     for site in ("ann", "bob"):
-        lab.beat(site, lab.task(site).nonce, activity=Activity.FAILED, failure=FailureReason.DATA)
+        lab.beat(site, lab.task(site).task_id, activity=Activity.FAILED, failure=FailureReason.DATA)
     assert isinstance(lab.phase, phases.Idle)
     assert (lab.phase.round, lab.phase.tries) == (1, 1)
     assert lab.ledger.rounds("test")[-1].abandoned == "2 of 3 sites cannot do the task (the last: data)"
@@ -371,17 +371,17 @@ def test_a_site_that_cannot_make_the_model_is_followed_by_another(make: MakeLab)
     lab.enroll("eva", role=Role.EVALUATOR)
     lab.enroll("ann", "bob", "cyd")
     lab.later(0)
-    lab.beat("eva", lab.task("eva").nonce, activity=Activity.FAILED, failure=FailureReason.REFUSED)
+    lab.beat("eva", lab.task("eva").task_id, activity=Activity.FAILED, failure=FailureReason.REFUSED)
     lab.later(0)
     assert (lab.asked("eva"), lab.asked("ann")) == (None, TaskKind.INITIALISE)
 
 
 def test_a_hung_site_is_lost_although_its_heart_beats(lab: Lab) -> None:
-    nonce = lab.task("cyd").nonce
+    task_id = lab.task("cyd").task_id
     lab.push("ann", lab.model(1.0))
     lab.push("bob", lab.model(3.0))
     for _ in range(6):
-        assert lab.beat("cyd", nonce, epoch=1, epochs=3) is Signal.CONTINUE
+        assert lab.beat("cyd", task_id, epoch=1, epochs=3) is Signal.CONTINUE
         lab.clock.now += 9.0
     assert lab.value == 0.0
     lab.coordinator.tick()
@@ -390,12 +390,12 @@ def test_a_hung_site_is_lost_although_its_heart_beats(lab: Lab) -> None:
 
 def test_a_slow_site_that_gets_on_is_waited_for(make: MakeLab) -> None:
     lab = make(federation={"deadline_s": 1000.0}).begin()
-    nonce = lab.task("cyd").nonce
+    task_id = lab.task("cyd").task_id
     lab.push("ann", lab.model(1.0))
     lab.push("bob", lab.model(3.0))
     for _ in range(10):
         lab.clock.now += 40.0
-        assert lab.beat("cyd", nonce, epoch=1, epochs=3, moving=True) is Signal.CONTINUE
+        assert lab.beat("cyd", task_id, epoch=1, epochs=3, moving=True) is Signal.CONTINUE
         lab.coordinator.tick()
     assert isinstance(lab.phase, phases.Collecting)
     assert lab.phase.round == 1
@@ -408,7 +408,7 @@ def test_scores_are_asked_of_evaluators_and_trainers_with_the_new_model(lab: Lab
     for site in ("ann", "bob", "cyd"):
         lab.push(site, lab.model(1.0))
     tasks = {site: lab.task(site) for site in ("ann", "bob", "cyd", "eva")}
-    assert {(task.kind, task.round, task.base) for task in tasks.values()} == {(TaskKind.SCORE, 1, lab.address)}
+    assert {(task.kind, task.round, task.base_digest) for task in tasks.values()} == {(TaskKind.SCORE, 1, lab.address)}
 
 
 def test_the_next_round_opens_when_all_scores_are_there(lab: Lab) -> None:
@@ -456,7 +456,7 @@ def test_scores_that_are_no_numbers_are_refused_and_the_site_is_still_asked(lab:
         lab.push(site, lab.model(1.0))
     task = lab.task("ann")
     with pytest.raises(ProtocolError):
-        lab.coordinator.report_scores("ann", "daemon-ann", task.nonce, scores)
+        lab.coordinator.report_scores("ann", "daemon-ann", task.task_id, scores)
     assert lab.asked("ann") is TaskKind.SCORE
     assert lab.ledger.scores("test") == {}
 
@@ -470,7 +470,7 @@ def test_no_name_or_number_that_a_site_may_report_stops_the_server(lab: Lab, nam
     for site in ("ann", "bob", "cyd"):
         lab.push(site, lab.model(1.0), metrics={name: value})
     for site in ("ann", "bob", "cyd", "eva"):
-        lab.coordinator.report_scores(site, f"daemon-{site}", lab.task(site).nonce, {name: value})
+        lab.coordinator.report_scores(site, f"daemon-{site}", lab.task(site).task_id, {name: value})
     assert lab.asked("ann") is TaskKind.FIT
     lab.later(0.0)
 
@@ -489,7 +489,7 @@ def test_a_site_that_cannot_score_is_not_waited_for(lab: Lab) -> None:
         lab.push(site, lab.model(1.0))
     for site in ("ann", "bob", "cyd"):
         lab.score(site)
-    lab.beat("eva", lab.task("eva").nonce, activity=Activity.FAILED, failure=FailureReason.DATA)
+    lab.beat("eva", lab.task("eva").task_id, activity=Activity.FAILED, failure=FailureReason.DATA)
     assert lab.asked("ann") is TaskKind.FIT
 
 
@@ -508,7 +508,7 @@ def test_nobody_gets_a_task_without_enrolling_and_the_older_daemon_none_at_all(l
     assert lab.ledger.updates("test", 1) == []
     again = lab.coordinator.next_task("ann", "newer")
     assert isinstance(again, Task)
-    assert again.nonce == task.nonce
+    assert again.task_id == task.task_id
 
 
 # Aggregation on another thread

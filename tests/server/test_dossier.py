@@ -37,7 +37,7 @@ def told(lab: Lab, site: str, **scores: float) -> None:
     task = lab.task(site)
     assert task.kind is TaskKind.SCORE
     named = {name.replace("__", "."): value for name, value in scores.items()}
-    lab.coordinator.report_scores(site, f"daemon-{site}", task.nonce, named)
+    lab.coordinator.report_scores(site, f"daemon-{site}", task.task_id, named)
 
 
 def fates(found: dict[str, Any], place: int = -1) -> dict[tuple[str, str], dict[str, Any]]:
@@ -85,9 +85,9 @@ def test_a_round_has_its_sites_bytes_losses_and_norms(lab: Lab) -> None:
 def test_what_was_refused_failed_or_late_says_why(lab: Lab) -> None:
     manifest, _ = lab.announce(lab.model(1.0))
     lab.coordinator.refuse(
-        "bob", lab.task("bob").nonce, manifest, UpdateProblem(RejectionCode.NOT_FINITE, "body/w holds <NaN>")
+        "bob", lab.task("bob").task_id, manifest, UpdateProblem(RejectionCode.NOT_FINITE, "body/w holds <NaN>")
     )
-    lab.beat("cyd", lab.task("cyd").nonce, activity=Activity.FAILED, failure=FailureReason.OUT_OF_MEMORY)
+    lab.beat("cyd", lab.task("cyd").task_id, activity=Activity.FAILED, failure=FailureReason.OUT_OF_MEMORY)
     lab.push("ann", lab.model(1.0))
     lab.push("bob", lab.model(1.0))
     lab.later(51.0, alive=("ann", "bob"))
@@ -98,7 +98,7 @@ def test_what_was_refused_failed_or_late_says_why(lab: Lab) -> None:
         "verdict": "invalid",
         "code": RejectionCode.NOT_FINITE,
         "reason": "body/w holds <NaN>",
-        "bytes": manifest.total,
+        "bytes": manifest.total_bytes,
         "digest": manifest.digest,
     }
     assert fates(found)["cyd", "fit"]["fate"] == "failed"

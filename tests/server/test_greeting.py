@@ -63,7 +63,7 @@ def test_only_a_health_check_is_greeted_and_it_is_the_standard_one(
     assert "protofed-version" in dict(watched.initial_metadata())
     watched.cancel()
     enroll: Any = site.channel.unary_unary(f"/{FEDERATION.full_name}/Enroll")
-    caller = pb.EnrollRequest(caller=site.caller, protocol=PROTOCOL_VERSION, roles=[pb.ROLE_TRAINER])
+    caller = pb.EnrollRequest(caller=site.caller, protocol_version=PROTOCOL_VERSION, roles=[pb.ROLE_TRAINER])
     _reply, other = enroll.with_call(caller.SerializeToString(), timeout=10)
     assert not [name for name, _ in other.initial_metadata() if name.startswith("protofed")]
     site.channel.close()

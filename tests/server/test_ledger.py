@@ -48,7 +48,7 @@ def update(task: TaskRow, data: bytes = b"u", verdict: Verdict = Verdict.ACCEPTE
 
 
 def fates(ledger: Ledger, round: int = 1) -> dict[str, str]:
-    return {task.nonce: task.fate for task in ledger.tasks("run", round)}
+    return {task.task_id: task.fate for task in ledger.tasks("run", round)}
 
 
 # Sites and runs
@@ -120,10 +120,10 @@ def test_an_attempt_is_opened_once(ledger: Ledger) -> None:
 def test_publishing_closes_an_attempt_and_settles_the_silent_ones(ledger: Ledger, complete: bool, fate: str) -> None:
     ann, bob, cyd, dan = opened(ledger, "ann", "bob", "cyd", "dan")
     ledger.judge(update(ann))
-    ledger.set_fate(bob.nonce, "started")
-    ledger.set_fate(cyd.nonce, "failed", "disk")
+    ledger.set_fate(bob.task_id, "started")
+    ledger.set_fate(cyd.task_id, "failed", "disk")
     ledger.publish("run", 1, 1, STATE, complete=complete)
-    assert fates(ledger) == {ann.nonce: "reported", bob.nonce: fate, cyd.nonce: "failed", dan.nonce: fate}
+    assert fates(ledger) == {ann.task_id: "reported", bob.task_id: fate, cyd.task_id: "failed", dan.task_id: fate}
     (row,) = ledger.rounds("run")
     assert (row.state, row.complete, row.abandoned) == (STATE, complete, None)
     assert row.closed_at is not None
@@ -133,7 +133,7 @@ def test_abandoning_closes_one_attempt_only(ledger: Ledger) -> None:
     (first,), (second,) = opened(ledger, "ann"), opened(ledger, "ann", attempt=2)
     ledger.abandon("run", 1, 1, "too few")
     assert [(r.attempt, r.abandoned, r.state) for r in ledger.rounds("run")] == [(1, "too few", None), (2, None, None)]
-    assert fates(ledger) == {first.nonce: "late", second.nonce: "invited"}
+    assert fates(ledger) == {first.task_id: "late", second.task_id: "invited"}
 
 
 def test_rounds_come_in_order(ledger: Ledger) -> None:
@@ -146,20 +146,20 @@ def test_rounds_come_in_order(ledger: Ledger) -> None:
 # Tasks
 
 
-def test_a_task_is_found_by_its_nonce(ledger: Ledger) -> None:
+def test_a_task_is_found_by_its_task_id(ledger: Ledger) -> None:
     (task,) = opened(ledger, "ann")
-    assert ledger.task(task.nonce) == task
+    assert ledger.task(task.task_id) == task
     assert ledger.task("unknown") is None
-    first = replace(invited("eva", round=0), kind=TaskKind.INITIALISE, base=None, base_bytes=0)
+    first = replace(invited("eva", round=0), kind=TaskKind.INITIALISE, base_digest=None, base_bytes=0)
     ledger.invite([first])
-    assert ledger.task(first.nonce) == first
+    assert ledger.task(first.task_id) == first
 
 
 def test_a_fate_is_that_of_one_task(ledger: Ledger) -> None:
     ann, bob = opened(ledger, "ann", "bob")
-    ledger.set_fate(ann.nonce, "failed", "data")
-    assert ledger.task(ann.nonce) == replace(ann, fate="failed", reason="data")
-    assert ledger.task(bob.nonce) == bob
+    ledger.set_fate(ann.task_id, "failed", "data")
+    assert ledger.task(ann.task_id) == replace(ann, fate="failed", reason="data")
+    assert ledger.task(bob.task_id) == bob
     assert [task.is_open for task in ledger.tasks("run", 1)] == [False, True]
 
 
@@ -167,8 +167,8 @@ def test_a_fate_is_that_of_one_task(ledger: Ledger) -> None:
 def test_an_update_that_stands_is_reported_whatever_is_said_later(ledger: Ledger, fate: str) -> None:
     (ann,) = opened(ledger, "ann")
     ledger.judge(update(ann))
-    ledger.set_fate(ann.nonce, fate)  # its promise was not heard: the journal was full
-    assert fates(ledger) == {ann.nonce: "reported"}
+    ledger.set_fate(ann.task_id, fate)  # its promise was not heard: the journal was full
+    assert fates(ledger) == {ann.task_id: "reported"}
 
 
 def test_marking_a_round_scored_settles_its_silent_scorers_and_nobody_else(ledger: Ledger) -> None:
@@ -180,8 +180,8 @@ def test_marking_a_round_scored_settles_its_silent_scorers_and_nobody_else(ledge
     ledger.add_scores(scorers[0], {"accuracy": 0.5})
     ledger.mark_scored("run", 1)
     assert [row.scored for row in ledger.rounds("run")] == [True, False]
-    assert fates(ledger) == {fit.nonce: "not-needed", scorers[0].nonce: "reported", scorers[1].nonce: "late"}
-    assert fates(ledger, 2) == {next_fit.nonce: "invited"}
+    assert fates(ledger) == {fit.task_id: "not-needed", scorers[0].task_id: "reported", scorers[1].task_id: "late"}
+    assert fates(ledger, 2) == {next_fit.task_id: "invited"}
 
 
 # Updates
@@ -193,9 +193,9 @@ def test_an_accepted_update_reports_its_task_and_its_receipt_is_kept(ledger: Led
     receipt = ledger.judge(update(task))
     counted = ledger.accepted(task)
     assert counted is not None
-    assert counted.receipt() == receipt == Receipt(Verdict.ACCEPTED, "", digest(b"u"), receipt.seal)
+    assert counted.receipt() == receipt == Receipt(Verdict.ACCEPTED, "", digest(b"u"), receipt.record_hash)
     assert (counted.metrics, counted.weight, counted.bytes) == ({"loss": 0.5}, 12.0, 1)
-    reported = ledger.task(task.nonce)
+    reported = ledger.task(task.task_id)
     assert reported is not None
     assert reported.fate == "reported"
 
@@ -206,7 +206,7 @@ def test_a_refused_update_is_kept_with_its_reason_and_counts_for_nothing(ledger:
     ledger.judge(update(task, verdict=verdict, reason="because"))
     ledger.judge(update(task, verdict=verdict, reason="again"))
     assert ledger.accepted(task) is None
-    assert fates(ledger) == {task.nonce: "invited"}
+    assert fates(ledger) == {task.task_id: "invited"}
     rows = ledger.updates("run", 1)
     assert [(row.verdict, row.reason) for row in rows] == [(verdict, "because"), (verdict, "again")]
 
@@ -251,7 +251,7 @@ def test_updates_come_in_site_order_whenever_they_came(ledger: Ledger) -> None:
     later = opened(ledger, "ann", attempt=2)[0]
     ledger.judge(update(later))
     assert [row.task.site for row in ledger.updates("run", 1, 1)] == ["ann", "bob", "cyd"]
-    assert [row.task.nonce for row in ledger.updates("run", 1, 2)] == [later.nonce]
+    assert [row.task.task_id for row in ledger.updates("run", 1, 2)] == [later.task_id]
     assert len(ledger.updates("run", 1)) == 4
     assert ledger.updates("run", 2) == ledger.updates("other", 1) == []
 
@@ -264,12 +264,12 @@ def test_a_seal_speaks_for_the_whole_row() -> None:
         replace(row, digest=BASE),
         replace(row, task=replace(row.task, run="x")),
         replace(row, task=replace(row.task, site="x")),
-        replace(row, task=replace(row.task, nonce="x")),
+        replace(row, task=replace(row.task, task_id="x")),
         replace(row, task=replace(row.task, round=2)),
     ]
-    seals = [row.receipt().seal, *(other.receipt().seal for other in changed)]
+    seals = [row.receipt().record_hash, *(other.receipt().record_hash for other in changed)]
     assert len(set(seals)) == len(seals)
-    assert update(invited("ann")).receipt().seal == seals[0]
+    assert update(invited("ann")).receipt().record_hash == seals[0]
 
 
 # Scores
@@ -293,7 +293,7 @@ def test_no_scores_are_a_report_too(ledger: Ledger) -> None:
     ledger.invite([task])
     ledger.add_scores(task, {})
     assert ledger.scores("run") == {}
-    assert fates(ledger) == {task.nonce: "reported"}
+    assert fates(ledger) == {task.task_id: "reported"}
 
 
 def test_scores_are_reported_whole_or_not_at_all(ledger: Ledger) -> None:
@@ -312,7 +312,7 @@ def test_digests_are_old_or_needed(ledger: Ledger) -> None:
     states = [digest(b"state %d" % number) for number in range(5)]
     for number, state in enumerate(states):
         base = states[number - 1] if number else None
-        task = replace(invited("ann", number), base=base)
+        task = replace(invited("ann", number), base_digest=base)
         ledger.open_round(RoundRow("run", number, 1, 1, 1), [task])
         ledger.judge(update(task, b"update %d" % number))
         ledger.publish("run", number, 1, state, complete=True)
@@ -450,7 +450,7 @@ def test_a_disk_that_is_full_is_a_state_error_and_nothing_is_half_written(url: s
     with pytest.raises(StateError, match="full"):
         ledger.judge(update(task, reason="x" * 1_000_000))
     assert ledger.accepted(task) is None
-    assert ledger.task(task.nonce) == task
+    assert ledger.task(task.task_id) == task
     ledger.close()
 
 
@@ -459,4 +459,4 @@ def test_digests_are_kept_as_they_are(ledger: Ledger) -> None:
     ledger.judge(update(task))
     (row,) = ledger.updates("run", 1)
     assert row.digest == Digest(digest(b"u"))
-    assert row.task.base == BASE
+    assert row.task.base_digest == BASE

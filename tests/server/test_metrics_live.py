@@ -244,6 +244,8 @@ def test_bytes_that_move_both_ways_and_chunks_that_are_not_sent_again(
     fit = site.task()
     assert seen.total("transfer_bytes_total", direction="out") == 0
     for index in range(len(pieces)):
-        site.say("GetChunk", pb.GetChunkRequest(caller=site.caller, run="small-fedavg", digest=fit.base, index=index))
+        site.say(
+            "GetChunk", pb.GetChunkRequest(caller=site.caller, run="small-fedavg", digest=fit.base_digest, index=index)
+        )
     assert seen.total("transfer_bytes_total", direction="out") == pytest.approx(fit.base_bytes)
     site.channel.close()

@@ -151,7 +151,7 @@ def test_a_run_that_goes_on_is_aborted_and_its_sites_stop(busy: Office) -> None:
     task = busy.task("ann")
     report = busy.operation.abort("one", "wrong data")
     assert (report.standing, report.row.reason) == ("aborted", "wrong data")
-    assert busy.runs.heartbeat("one", "ann", daemon("ann"), Progress(task.nonce, Activity.TRAINING)) is Signal.ABORT
+    assert busy.runs.heartbeat("one", "ann", daemon("ann"), Progress(task.task_id, Activity.TRAINING)) is Signal.ABORT
     assert {fate.task.fate for fate in busy.operation.rounds("one")[1].fates} == {"late"}
 
 
@@ -242,11 +242,11 @@ def test_every_site_has_its_fate_in_every_round(desk: Office) -> None:
     desk.begin()
     task = desk.task("cyd")
     announced = announce(desk.model(9.0))[0]
-    refusal = desk.coordinator.begin("cyd", daemon("cyd"), task.nonce, task.round, Digest("0" * 64), announced)
+    refusal = desk.coordinator.begin("cyd", daemon("cyd"), task.task_id, task.round, Digest("0" * 64), announced)
     assert refusal is not None
     assert refusal.verdict is Verdict.INVALID
     desk.push("ann", desk.model(1.0))
-    desk.beat("bob", desk.task("bob").nonce, activity=Activity.TRAINING, epoch=1, epochs=3, moving=True)
+    desk.beat("bob", desk.task("bob").task_id, activity=Activity.TRAINING, epoch=1, epochs=3, moving=True)
     desk.push("cyd", desk.model(1.0))
     desk.later(11.0)
     report = desk.operation.rounds("one")[1]
@@ -300,8 +300,8 @@ def test_a_run_of_a_later_version_is_listed_without_its_recipe(busy: Office) -> 
 
 
 def test_sites_work_are_idle_silent_or_away(busy: Office) -> None:
-    nonce = busy.task("ann").nonce
-    busy.beat("ann", nonce, epoch=2, epochs=5, moving=True)
+    task_id = busy.task("ann").task_id
+    busy.beat("ann", task_id, epoch=2, epochs=5, moving=True)
     assert (busy.site("ann").standing, busy.site("ann").doing) == ("working", "training, epoch 2/5")
     assert (busy.site("bob").standing, busy.site("bob").doing) == ("idle", "idle")
     busy.later(40.0, alive=("bob",))
@@ -333,7 +333,7 @@ def test_a_site_is_excluded_in_the_middle_of_a_round_and_nobody_waits_for_it(bus
     assert (report.standing, report.excluded) == ("excluded", "wrong labels")
     fate = next(fate.task for fate in busy.operation.rounds("one")[1].fates if fate.task.site == "cyd")
     assert (fate.fate, fate.reason) == ("failed", "excluded: wrong labels")
-    assert busy.runs.heartbeat("one", "cyd", daemon("cyd"), Progress(task.nonce, Activity.TRAINING)) is Signal.ABORT
+    assert busy.runs.heartbeat("one", "cyd", daemon("cyd"), Progress(task.task_id, Activity.TRAINING)) is Signal.ABORT
     calls: list[Callable[[], object]] = [
         lambda: busy.push("cyd", busy.model(1.0), task),
         lambda: busy.runs.next_task("one", "cyd", daemon("cyd")),

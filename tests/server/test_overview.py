@@ -61,7 +61,7 @@ def test_bytes_are_those_of_counted_updates_and_of_models_to_be_fetched(lab: Lab
     state = len(lab.blobs.get(lab.address))
     first = seen(lab).received
     lab.push("ann", lab.model(1.0))
-    lab.coordinator.refuse("bob", lab.task("bob").nonce, manifest, UpdateProblem(RejectionCode.DAMAGED, "no"))
+    lab.coordinator.refuse("bob", lab.task("bob").task_id, manifest, UpdateProblem(RejectionCode.DAMAGED, "no"))
     assert seen(lab).received == first + len(data)
     assert seen(lab).sent == 3 * state
 
@@ -93,7 +93,7 @@ def test_the_scores_of_a_second_attempt_are_evaluated_too(lab: Lab) -> None:
 
 def test_rounds_with_fewer_updates_than_wanted_are_counted_as_degraded(lab: Lab) -> None:
     assert seen(lab).degraded == 0
-    lab.beat("cyd", lab.task("cyd").nonce, activity=Activity.FAILED, failure=None)
+    lab.beat("cyd", lab.task("cyd").task_id, activity=Activity.FAILED, failure=None)
     lab.push("ann", lab.model(1.0))
     lab.push("bob", lab.model(1.0))
     lab.later(51.0, alive=("ann", "bob"))

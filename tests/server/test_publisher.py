@@ -57,7 +57,7 @@ def blobs() -> MemoryBlobs:
 
 
 def row(blobs: MemoryBlobs, site: SiteId, payload: Payload, weight: float | None = None) -> UpdateRow:
-    task = TaskRow(f"nonce-{site}", "run", 1, 1, site, TaskKind.FIT, None, 0)
+    task = TaskRow(f"task_id-{site}", "run", 1, 1, site, TaskKind.FIT, None, 0)
     data = codec.encode(payload)
     return UpdateRow(task, Verdict.ACCEPTED, "", blobs.put(data), len(data), {}, weight)
 

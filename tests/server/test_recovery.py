@@ -63,7 +63,7 @@ def kept(tmp_path: Path, make: MakeLab) -> Kept:
 def test_what_is_promised_stands_in_the_ledger_and_in_the_journal(kept: Kept) -> None:
     kept.play(1.0)
     ledger, journal = kept.open()
-    told = {str(record.facts["seal"]) for record in records(kept.path) if record.event == "verdict"}
+    told = {str(record.facts["record_hash"]) for record in records(kept.path) if record.event == "verdict"}
     states = {str(record.facts["state"]) for record in records(kept.path) if record.event == "published"}
     assert ledger.sealed() == told | states
     assert len(told) == 4

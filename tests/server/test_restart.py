@@ -33,13 +33,15 @@ def test_idle_goes_on_idle(make: MakeLab) -> None:
 
 
 def test_collecting_goes_on_with_the_same_cohort_nonces_and_reports(lab: Lab) -> None:
-    nonces = {site: lab.task(site).nonce for site in SITES}
+    task_ids = {site: lab.task(site).task_id for site in SITES}
     lab.push("ann", lab.model(1.0))
     before = lab.phase
     lab.restart()
     assert lab.phase == before
     assert lab.asked("ann") is None
-    assert {site: lab.task(site).nonce for site in ("bob", "cyd")} == {site: nonces[site] for site in ("bob", "cyd")}
+    assert {site: lab.task(site).task_id for site in ("bob", "cyd")} == {
+        site: task_ids[site] for site in ("bob", "cyd")
+    }
     lab.round(bob=2.0, cyd=6.0)
     assert lab.value == 3.0
 
@@ -63,7 +65,7 @@ def test_presumed_sites_have_to_enroll_before_they_are_answered(lab: Lab) -> Non
 
 
 def test_a_failed_site_stays_failed(lab: Lab) -> None:
-    lab.beat("ann", lab.task("ann").nonce, failure=FailureReason.DATA)
+    lab.beat("ann", lab.task("ann").task_id, failure=FailureReason.DATA)
     before = lab.phase
     lab.restart()
     assert lab.phase == before

@@ -60,7 +60,7 @@ def test_refused_and_stale_updates_are_discarded_too(make: MakeLab) -> None:
     lab.push("ann", lab.model(1.0))
     manifest, data = lab.announce(lab.model(77.0))
     lab.blobs.put(data)
-    lab.coordinator.refuse("cyd", late.nonce, manifest, UpdateProblem(RejectionCode.NOT_FINITE, "not finite"))
+    lab.coordinator.refuse("cyd", late.task_id, manifest, UpdateProblem(RejectionCode.NOT_FINITE, "not finite"))
     lab.round(bob=1.0, cyd=1.0)
     assert lab.has(manifest.digest)
     go(lab, 2, 3)
@@ -87,7 +87,7 @@ def test_an_abandoned_attempts_updates_are_discarded(make: MakeLab) -> None:
 def test_the_open_rounds_base_is_never_discarded(make: MakeLab) -> None:
     lab = make(rounds=9, keep_rounds=1).begin()
     for number in range(1, 9):
-        assert lab.has(lab.task("ann").base or Digest(""))
+        assert lab.has(lab.task("ann").base_digest or Digest(""))
         go(lab, number)
 
 
@@ -113,4 +113,4 @@ def test_a_first_model_that_another_run_ended_with_is_not_discarded(make: MakeLa
 
 
 def test_equal_broadcasts_are_one_blob(lab: Lab) -> None:
-    assert {task.base for task in lab.ledger.tasks("test", 1)} == {lab.address}
+    assert {task.base_digest for task in lab.ledger.tasks("test", 1)} == {lab.address}

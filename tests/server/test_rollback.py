@@ -55,7 +55,7 @@ def test_what_was_done_before_stays_in_the_ledger_and_is_marked(far: Lab) -> Non
 def test_a_site_that_trains_is_called_off_and_its_update_is_stale(far: Lab) -> None:
     late = far.task("ann")
     far.coordinator.roll_back(2)
-    assert far.beat("ann", late.nonce) is Signal.ABORT
+    assert far.beat("ann", late.task_id) is Signal.ABORT
     assert far.push("ann", far.model(9.0), late).verdict is Verdict.STALE
 
 

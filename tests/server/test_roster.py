@@ -97,14 +97,14 @@ def test_progress_keeps_a_site_alive_and_noise_does_not(roster: SitePresence, cl
 def test_training_that_says_it_moves_counts_for_hours_and_one_that_stops_does_not(
     roster: SitePresence, clock: Clock
 ) -> None:
-    told = Progress("n", Activity.TRAINING, epoch=1, epochs=2, moving=True)
+    told = Progress("n", Activity.TRAINING, epoch=1, epochs=2, making_progress=True)
     for _ in range(1000):
         clock.now += 8.0
         roster.seen("ann", "one", told)
     assert roster.alive(TRAINER, 10.0) == {"ann"}
     for _ in range(3):
         clock.now += 8.0
-        roster.seen("ann", "one", replace(told, moving=False))
+        roster.seen("ann", "one", replace(told, making_progress=False))
     assert roster.alive(TRAINER, 10.0) == frozenset()
 
 

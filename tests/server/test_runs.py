@@ -155,8 +155,8 @@ def test_failed_runs_are_listed_with_their_reason(around: ServerContext, recipe:
 
 def test_a_heartbeat_of_another_run_is_aborted(two: RunQueue) -> None:
     enroll(two, "ann")
-    nonce = ask(two, "one", "ann").nonce
-    progress = Progress(nonce, Activity.TRAINING)
+    task_id = ask(two, "one", "ann").task_id
+    progress = Progress(task_id, Activity.TRAINING)
     assert two.heartbeat("two", "ann", "d-ann", progress) is Signal.ABORT
     assert two.heartbeat("one", "ann", "d-ann", progress) is Signal.CONTINUE
     going_on(two).stop("enough")

@@ -57,7 +57,10 @@ def client(connect: Callable[..., Bare]) -> Bare:
 
 def test_another_protocol_version_is_refused_naming_both(connect: Callable[..., Bare]) -> None:
     hello = pb.EnrollRequest(
-        caller=connect().caller, protocol=PROTOCOL_VERSION + 1, software="0.0.9", roles=[pb.ROLE_TRAINER]
+        caller=connect().caller,
+        protocol_version=PROTOCOL_VERSION + 1,
+        software_version="0.0.9",
+        roles=[pb.ROLE_TRAINER],
     )
     code, text = refused(connect().say, "Enroll", hello)
     assert code is Code.FAILED_PRECONDITION
@@ -122,23 +125,23 @@ def test_unforeseen_errors_show_an_incident_and_nothing_else(client: Bare, monke
 
 def test_a_full_round_over_bare_calls(client: Bare, server: Any) -> None:
     first = client.task()
-    assert (first.kind, first.round, first.base) == (pb.TASK_KIND_INITIALISE, 0, "")
+    assert (first.kind, first.round, first.base_digest) == (pb.TASK_KIND_INITIALISE, 0, "")
     assert client.push(first, MODEL).verdict == pb.VERDICT_ACCEPTED
     fit = client.task()
     assert (fit.kind, fit.round) == (pb.TASK_KIND_FIT, 1)
-    chunk = client.say("GetChunk", pb.GetChunkRequest(caller=client.caller, run=RUN, digest=fit.base, index=0))
-    assert codec.digest(chunk.data) == fit.base
+    chunk = client.say("GetChunk", pb.GetChunkRequest(caller=client.caller, run=RUN, digest=fit.base_digest, index=0))
+    assert codec.digest(chunk.data) == fit.base_digest
     receipt = client.push(fit, MODEL)
     assert receipt.verdict == pb.VERDICT_ACCEPTED
     again = client.push(fit, MODEL)
-    assert (again.verdict, again.seal) == (pb.VERDICT_DUPLICATE, receipt.seal)
+    assert (again.verdict, again.record_hash) == (pb.VERDICT_DUPLICATE, receipt.record_hash)
 
 
 def test_a_blob_is_for_those_whose_task_names_it(client: Bare, connect: Callable[..., Bare]) -> None:
     client.push(client.task(), MODEL)
     fit = client.task()
     other = connect(site="site-2").enroll()
-    request = pb.GetChunkRequest(caller=other.caller, run=RUN, digest=fit.base, index=0)
+    request = pb.GetChunkRequest(caller=other.caller, run=RUN, digest=fit.base_digest, index=0)
     assert refused(lambda: other.say("GetChunk", request))[0] is Code.PERMISSION_DENIED
 
 
@@ -253,11 +256,13 @@ def test_bytes_that_are_not_what_was_announced_never_count(client: Bare) -> None
     upload = client.say("BeginUpload", client.announcement(task, data, MODEL)).upload.id
     client.put(upload, 0, bytes(len(data)))
     assert refused(lambda: client.commit(task, upload))[0] is Code.DATA_LOSS
-    assert client.task().nonce == task.nonce
+    assert client.task().task_id == task.task_id
 
 
 @pytest.mark.parametrize(
-    "changes", [{"run": "other"}, {"round": 7}, {"nonce": "f" * 32}, {"digest": "0" * 64}], ids=lambda c: next(iter(c))
+    "changes",
+    [{"run": "other"}, {"round": 7}, {"task_id": "f" * 32}, {"digest": "0" * 64}],
+    ids=lambda c: next(iter(c)),
 )
 def test_a_commit_that_names_something_else_than_its_upload_is_refused(client: Bare, changes: dict[str, Any]) -> None:
     task, data = client.task(), codec.encode(MODEL)

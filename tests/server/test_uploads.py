@@ -19,8 +19,8 @@ TOTAL = CHUNK_BYTES + 5
 SMALL = Quota(uploads=2, total=3 * TOTAL)
 
 
-def upload(site: str = "ann", nonce: str = "n1", number: int = 0) -> Upload:
-    return Upload(site, nonce, digest(bytes([number])))
+def upload(site: str = "ann", task_id: str = "n1", number: int = 0) -> Upload:
+    return Upload(site, task_id, digest(bytes([number])))
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ def check_id(kind: str, value: str) -> str:
 
 
 def read_id(value: str) -> str:
-    """`value`, if it can be an id (run, site, nonce, instance)."""
+    """`value`, if it can be an id (run, site, task_id, instance)."""
     if not _ID.fullmatch(value):
         raise ProtocolError("an id is 1 to 64 of a-z, 0-9 and '-', the first no '-'")
     return value

@@ -79,7 +79,7 @@ class Agent:
         self._assignment: Assignment | None = None
         self._enrolled = False
         self._run: PreparedRun | TaskFailedError = TaskFailedError(FailureReason.REFUSED, "no run was prepared")
-        self._settled: set[str] = set()  # nonces of this run whose receipt is there
+        self._settled: set[str] = set()  # task_ids of this run whose receipt is there
         self._bases = BaseModelCache(link, self._now)
         self._scorer = Scorer(site, self._now, self._bases)
 
@@ -118,11 +118,11 @@ class Agent:
 
     def _is_new(self, task: Task, run: str) -> bool:
         """Whether it is work to do: an old answer, sent again, is not, unless a server that was restored insists."""
-        new = task.run == run and task.nonce not in self._settled
+        new = task.run == run and task.task_id not in self._settled
         if not new:
             why = "it was handed in before" if task.run == run else f"this daemon works for run {run}"
-            log.error("task rejected", run=task.run, round=task.round, nonce=task.nonce, why=why)
-            self._settled.discard(task.nonce)
+            log.error("task rejected", run=task.run, round=task.round, task_id=task.task_id, why=why)
+            self._settled.discard(task.task_id)
         return new
 
     def _again(self, pause_s: float) -> Wait:
@@ -158,13 +158,13 @@ class Agent:
 
     def _do(self, task: Task) -> None:
         log.info("task begun", run=task.run, round=task.round, kind=task.kind.value)
-        self._now.nonce, self._now.steps = task.nonce, FitProgress()
+        self._now.task_id, self._now.steps = task.task_id, FitProgress()
         work = {TaskKind.INITIALISE: self._initialise, TaskKind.FIT: self._fit, TaskKind.SCORE: self._score}
         self._attempt(task, lambda: work[task.kind](task))
 
     def _attempt(self, task: Task, work: Callable[[], None]) -> None:
         """Do it, or tell the server by a reason code that it cannot be done; details stay in this site's log."""
-        self._now.nonce, self._now.round = task.nonce, task.round
+        self._now.task_id, self._now.round = task.task_id, task.round
         try:
             work()
         except CalledOffError:
@@ -183,11 +183,11 @@ class Agent:
             log.exception("task failed unforeseen", run=task.run, round=task.round)
             self._decline(task, reason_of(error), f"{type(error).__name__}: {error}")
         finally:
-            self._now.nonce, self._now.activity = "", Activity.IDLE
+            self._now.task_id, self._now.activity = "", Activity.IDLE
 
     def _decline(self, task: Task, reason: FailureReason, why: str) -> None:
         log.error("task declined", run=task.run, round=task.round, reason=reason.value, why=why)
-        self._link.beat(task.run, Progress(task.nonce, Activity.FAILED, failure=reason))
+        self._link.beat(task.run, Progress(task.task_id, Activity.FAILED, failure=reason))
 
     def _initialise(self, task: Task) -> None:
         """Make the run's first model from its seed; it holds nothing of this site."""
@@ -202,7 +202,7 @@ class Agent:
         """Train, unless that was done before: the server did not take the update then, and now asks for it again."""
         run = self._prepared(task)
         for staged, update in self._site.store.unsettled(task.run):
-            if staged.nonce == task.nonce:
+            if staged.task_id == task.task_id:
                 self._hand_in(task, update)
                 return
         base = self._bases.of(task)
@@ -237,7 +237,7 @@ class Agent:
         reach("pushed")
         why = {"reason": receipt.reason} if receipt.reason else {}
         log.info("handed in", run=task.run, round=task.round, verdict=receipt.verdict.value, **why)
-        self._settled.add(task.nonce)
+        self._settled.add(task.task_id)
         if task.kind is TaskKind.FIT:
             self._site.store.settle(task, receipt)
             reach("settled")

@@ -20,11 +20,11 @@ class BaseModelCache:
 
     def of(self, task: Task) -> Payload:
         """The task's base, fetched once; looking for something that is not in it raises CodecError."""
-        if task.base is None:
+        if task.base_digest is None:
             raise ProtocolError(f"a {task.kind} task without a model to start from")
-        if self._newest is None or self._newest[0] != task.base:
+        if self._newest is None or self._newest[0] != task.base_digest:
             self._now.activity = Activity.DOWNLOADING
-            self._newest = (task.base, received(self._link.fetch(task)))
+            self._newest = (task.base_digest, received(self._link.fetch(task)))
             reach("fetched")
         return self._newest[1]
 

@@ -38,7 +38,7 @@ class Heartbeat(threading.Thread):
                 numbers = self._telemetry().numbers if self._telemetry else {}
                 progress = self._now.progress(self._bytes_moved(), numbers)
                 if self._link.beat(self._now.run, progress) is Signal.ABORT:
-                    self._now.called_off = progress.nonce
+                    self._now.called_off = progress.task_id
 
     def stop(self) -> None:
         """End after the beat that is under way."""

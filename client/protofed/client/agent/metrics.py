@@ -105,7 +105,7 @@ class ClientMetrics:
     def released(self, task: Task, released: Released) -> None:
         """Something leaves; the same again, because an answer was lost, is not counted again."""
         with self._counting:
-            if (update := (task.nonce, released.manifest.digest)) == self._last:
+            if (update := (task.task_id, released.manifest.digest)) == self._last:
                 return
             self._last = update
             for spec in released.manifest.tensors:

@@ -39,7 +39,7 @@ class Scorer:
     def _of_personal(self, run: PreparedRun, task: Task, held: SiteState) -> Scores:
         """Of the site's own model, taken once for each model; and of the global one on the site's own test set."""
         installed = run.method.personal == "installed"
-        model = (task.run, held.round, task.base if installed else None)
+        model = (task.run, held.round, task.base_digest if installed else None)
         if self._personal is None or self._personal[0] != model:
             self._personal = model, self._taken(run, task, held, installed=installed)
         found = dict(self._personal[1])

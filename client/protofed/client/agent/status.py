@@ -28,12 +28,12 @@ class DaemonStatus:
     """
 
     run: str = ""
-    nonce: str = ""
-    round: int = 0  # of the task that has the nonce
+    task_id: str = ""
+    round: int = 0  # of the task that has the task_id
     activity: Activity = Activity.IDLE
     steps: FitProgress = field(default_factory=FitProgress)
     pace: Throughput = field(default_factory=Throughput)  # never in `progress`
-    called_off: str = ""  # the nonce that the server no longer waits for
+    called_off: str = ""  # the task_id that the server no longer waits for
     heartbeat_s: float = 1.0  # the run's own, once there is a run
     clock: Callable[[], float] = time.monotonic
     moved_at: float = -math.inf
@@ -46,15 +46,15 @@ class DaemonStatus:
         """
         moving, steps = self.activity is Activity.TRAINING and self.clock() - self.moved_at < MOVING_S, self.steps
         return Progress(
-            self.nonce, self.activity, steps.epoch, steps.epochs, moving, bytes_moved, telemetry=telemetry or {}
+            self.task_id, self.activity, steps.epoch, steps.epochs, moving, bytes_moved, telemetry=telemetry or {}
         )
 
     def at_work(self) -> dict[str, str | int]:
         """For the log: run and round of the task that is worked on, if there is one."""
-        return {"run": self.run, "round": self.round} if self.nonce else {}
+        return {"run": self.run, "round": self.round} if self.task_id else {}
 
     def check(self) -> None:
         """Between batches: notes that training moves. Raises CalledOffError if the server called this task off."""
         self.moved_at = self.clock()
-        if self.called_off and self.called_off == self.nonce:
+        if self.called_off and self.called_off == self.task_id:
             raise CalledOffError

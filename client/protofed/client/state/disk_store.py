@@ -28,6 +28,7 @@ from protofed.common.errors import CodecError, StateError
 from protofed.common.payload import Payload, Update
 from protofed.common.protocol.messages import Receipt, Task, TaskKind
 from protofed.common.storage import files as archive
+from protofed.common.version import VERSION
 
 _ROUND = re.compile(r"[0-9]{6,}")  # the folder of a round; no other name is ever moved or removed
 _LEFT = re.compile(re.escape(archive.TEMPORARY) + _ROUND.pattern + r"(-[0-9a-f]{8})?")  # of a process that was killed
@@ -119,9 +120,9 @@ class DiskStore:
             self._discard(task.run, [number for number in rounds if number < counted[-self._keep]])
 
     def settled(self, run: str) -> frozenset[str]:
-        """The nonces of the counted rounds that are kept."""
+        """The task_ids of the counted rounds that are kept."""
         counted = [number for number in self._rounds(run) if self._counts(run, number)]
-        return frozenset(_task(self._round(run, number)).nonce for number in counted)
+        return frozenset(_task(self._round(run, number)).task_id for number in counted)
 
     def retain(self, rounds: int) -> None:
         """Keep so many counted rounds behind the newest; 0: all."""
@@ -166,6 +167,11 @@ def _facts(here: Path, about: str) -> dict[str, Any]:
     path = here / "task.json"
     try:
         facts = json.loads(path.read_text(encoding="utf-8"))[about]
+        if "nonce" in facts:  # as 0.1 called a task's id
+            raise StateError(
+                f"{here} was written by protofed 0.1, which {VERSION} does not read; let 0.1 end its runs, then start "
+                "with an empty state folder"
+            )
         known = {field.name for field in fields(Task if about == "task" else Update)} - {"payload"}
         if set(facts) != known:
             raise ValueError(f"{about} has other fields than {', '.join(sorted(known))}")

@@ -67,7 +67,7 @@ class Store(Protocol):
         """Keep the receipt: the outcome counts from now on, or is forgotten."""
 
     def settled(self, run: str) -> frozenset[str]:
-        """The nonces of the tasks whose outcomes count, as far as they are kept."""
+        """The task_ids of the tasks whose outcomes count, as far as they are kept."""
 
     def retain(self, rounds: int) -> None:
         """Keep what the run may be rolled back to: so many rounds behind the newest that counts; 0: all."""
@@ -93,7 +93,7 @@ class MemoryStore:
 
     def received(self, task: Task) -> Payload:
         """As it was staged."""
-        return self._staged[task.nonce][1].received
+        return self._staged[task.task_id][1].received
 
     def held(self, run: str, before: int) -> SiteState:
         """What counted last."""
@@ -106,11 +106,11 @@ class MemoryStore:
 
     def stage(self, task: Task, outcome: FitOutcome) -> None:
         """Keep a fit's outcome."""
-        self._staged[task.nonce] = (task, outcome)
+        self._staged[task.task_id] = (task, outcome)
 
     def settle(self, task: Task, receipt: Receipt) -> None:
         """Count the outcome, or forget it."""
-        _, outcome = self._staged.pop(task.nonce)
+        _, outcome = self._staged.pop(task.task_id)
         if receipt.verdict in COUNTED:
             self._held[task.run] = SiteState(task.round, outcome.memory, outcome.personal)
 

@@ -49,7 +49,7 @@ class DiskCheckpoints:
     """A file for each call of `train`, sealed for this very task, software and call: others are damaged or foreign."""
 
     def __init__(self, folder: Path, task: Task) -> None:
-        facts = (VERSION, torch.__version__, task.run, task.round, task.nonce, task.base)
+        facts = (VERSION, torch.__version__, task.run, task.round, task.task_id, task.base_digest)
         self._folder, self._key = folder, blake3("/".join(map(str, facts)).encode())
 
     def read(self, call: int) -> Mapping[str, Tensor] | None:

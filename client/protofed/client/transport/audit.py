@@ -62,7 +62,7 @@ class ClientAudit:
 
     def refused(self, task: Task, why: PolicyViolationError) -> None:
         """What the site's own policy did not let out: nothing of it was sent."""
-        self._add("refused", {"run": task.run, "round": task.round, "nonce": task.nonce, "why": str(why)})
+        self._add("refused", {"run": task.run, "round": task.round, "task_id": task.task_id, "why": str(why)})
 
     def server(self, address: str, finding: str, fingerprint: str | None, why: str) -> None:
         """Who answered at the server's address, if it is somebody else than before, or not the one that was meant."""

@@ -91,23 +91,25 @@ class GrpcLink:
     def enroll(self, hold: PauseReason = PauseReason.NONE) -> Assignment | Finished:
         """Say hello with versions and roles."""
         said = {"roles": [wire.role.pack(role) for role in self._roles], "hold": wire.pack_hold(hold)}
-        request = pb.EnrollRequest(caller=self._caller, protocol=PROTOCOL_VERSION, software=VERSION, **said)
+        request = pb.EnrollRequest(
+            caller=self._caller, protocol_version=PROTOCOL_VERSION, software_version=VERSION, **said
+        )
         try:
-            return wire.unpack_enrolled(self._calls.ask("Enroll", request, pb.EnrollReply))
+            return wire.unpack_enrolled(self._calls.ask("Enroll", request, pb.EnrollResponse))
         except IncompleteUploadError as error:  # FAILED_PRECONDITION: at Enroll, the version
             raise ProtocolError(str(error)) from error
 
     def next_task(self, run: str, wait_s: float) -> Task | Wait | Finished:
         """What to do now."""
         request = pb.NextTaskRequest(caller=self._caller, run=run, wait_s=wait_s)
-        return wire.unpack_next(self._calls.ask("NextTask", request, pb.NextTaskReply, wait_s + 20))
+        return wire.unpack_next(self._calls.ask("NextTask", request, pb.NextTaskResponse, wait_s + 20))
 
     def fetch(self, task: Task) -> bytes:
         """The task's base, in chunks, its digest checked."""
-        if task.base is None:
+        if task.base_digest is None:
             raise ProtocolError("the task has nothing to fetch")
         try:
-            return receive(self._incoming, task.base, task.base_bytes, partial(self._chunk, task), self._pool)
+            return receive(self._incoming, task.base_digest, task.base_bytes, partial(self._chunk, task), self._pool)
         except ExcludedError as error:  # PERMISSION_DENIED: of a blob, that the task is not open any more
             raise ProtocolError(str(error)) from error
 
@@ -129,14 +131,14 @@ class GrpcLink:
     def report(self, task: Task, released: ReleasedScores) -> None:
         """Hand in scores."""
         request = pb.ScoresRequest(
-            caller=self._caller, run=task.run, round=task.round, nonce=task.nonce, scores=dict(released.scores)
+            caller=self._caller, run=task.run, round=task.round, task_id=task.task_id, scores=dict(released.scores)
         )
         self._calls.ask("ReportScores", request, pb.Ack)
 
     def beat(self, run: str, progress: Progress) -> Signal:
         """One heartbeat; a lost one is not repeated."""
         request = pb.HeartbeatRequest(caller=self._caller, run=run, **wire.pack_progress(progress))
-        reply = self._calls.once("Heartbeat", request, pb.HeartbeatReply, 10.0)
+        reply = self._calls.once("Heartbeat", request, pb.HeartbeatResponse, 10.0)
         try:
             return Signal.CONTINUE if reply is None else wire.signal.unpack(reply.signal)
         except ProtocolError:
@@ -147,10 +149,10 @@ class GrpcLink:
             caller=self._caller,
             run=task.run,
             round=task.round,
-            nonce=task.nonce,
-            base=task.base or "",
+            task_id=task.task_id,
+            base_digest=task.base_digest or "",
             tensors=wire.pack_tensors(manifest),
-            total=manifest.total,
+            total_bytes=manifest.total_bytes,
             digest=manifest.digest,
             digest_algorithm=wire.DIGEST_ALGORITHM,
         )
@@ -160,7 +162,7 @@ class GrpcLink:
             caller=self._caller,
             run=task.run,
             round=task.round,
-            nonce=task.nonce,
+            task_id=task.task_id,
             upload=ticket.upload.id,
             digest=released.manifest.digest,
             metrics=dict(released.metrics),
@@ -168,13 +170,13 @@ class GrpcLink:
         )
 
     def _chunk(self, task: Task, index: int) -> tuple[bytes, int]:
-        request = pb.GetChunkRequest(caller=self._caller, run=task.run, digest=task.base or "", index=index)
+        request = pb.GetChunkRequest(caller=self._caller, run=task.run, digest=task.base_digest or "", index=index)
         chunk = self._calls.ask("GetChunk", request, pb.Chunk, 120.0)
         self._count(len(chunk.data))
         return chunk.data, chunk.crc32c
 
     def _send(self, upload: pb.Upload, data: bytes) -> None:
-        missing = sorted(set(range(chunks(len(data)))) - set(upload.held))
+        missing = sorted(set(range(chunks(len(data)))) - set(upload.received_chunks))
         list(self._pool.map(lambda index: self._put(upload.id, data, index), missing))
 
     def _put(self, upload: str, data: bytes, index: int) -> None:

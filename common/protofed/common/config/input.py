@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from protofed.common.config.table import StrictModel, later
+from protofed.common.config.table import StrictModel
 
 MOST_VALUES = 1 << 24  # of one image, in all channels
 Mean = Annotated[float, Field(ge=-1000, le=1000)]
@@ -22,9 +22,9 @@ class Input(StrictModel):
     shape: tuple[int, int, int]  # channels, height, width
     mean: tuple[Mean, ...] = (0.5,)  # by channel, of pixels in 0..1; one value serves all channels
     std: tuple[Std, ...] = (0.5,)  # likewise; pixels become (pixel - mean) / std
-    fit: Literal["exact", "stretch", "crop", "pad"] = later("exact")  # images of another size; exact: refused
-    colours: Literal["exact", "convert"] = later("exact")  # grey where colour is meant, or the other way round
-    window: tuple[Level, Width] | None = later(None)  # centre and width, in the files' own units, that become 0..1
+    fit: Literal["exact", "stretch", "crop", "pad"] = "exact"  # images of another size; exact: refused
+    colours: Literal["exact", "convert"] = "exact"  # grey where colour is meant, or the other way round
+    window: tuple[Level, Width] | None = None  # centre and width, in the files' own units, that become 0..1
 
     @model_validator(mode="after")
     def _channels(self) -> Input:

@@ -15,7 +15,7 @@ from protofed.common.config.choice import NamedOptions as NamedOptions
 from protofed.common.config.data import Data as Data
 from protofed.common.config.input import Input as Input
 from protofed.common.config.partition import Dirichlet as Dirichlet
-from protofed.common.config.table import Share, later
+from protofed.common.config.table import Share
 from protofed.common.config.table import StrictModel as StrictModel
 from protofed.common.errors import ConfigError, short
 from protofed.common.ids import Id as Id
@@ -93,7 +93,7 @@ class Recipe(StrictModel):
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] = 0  # of the model, the batches and who is invited
     rounds: Annotated[int, Field(ge=1, le=MOST_ROUNDS)]  # after the one that makes the model
     classes: Annotated[int, Field(ge=2, le=MOST_CLASSES)]  # C
-    class_names: Annotated[tuple[ClassName, ...], Field(max_length=MOST_CLASSES)] = later(())  # the classes by name
+    class_names: Annotated[tuple[ClassName, ...], Field(max_length=MOST_CLASSES)] = ()  # the classes by name
     input: Input  # what images are brought to
     method: NamedOptions  # how sites train and the server aggregates
     model: NamedOptions  # what is trained

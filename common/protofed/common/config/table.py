@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -13,11 +13,3 @@ class StrictModel(BaseModel):
     """A TOML table whose keys are all known and whose numbers are all finite: JSON has no others."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-
-def later(default: Any) -> Any:
-    """The field of a key that came after version 0.1: left out of JSON where it is as it was before there was one.
-
-    So sites of the older version take the recipes that they understand, and a restarted server goes on with its runs.
-    """
-    return Field(default, exclude_if=lambda value: value == default)

@@ -45,7 +45,7 @@ class Task:
     """One piece of work for one site.
 
     Attributes:
-        nonce: names this very invitation: a round that is opened again has other nonces.
+        task_id: names this very invitation: a round that is opened again has other task_ids.
         base: the blob to start from; None when there is nothing yet (INITIALISE).
         base_bytes: its size.
         remaining_s: seconds until the round's deadline, by the server's monotonic clock.
@@ -54,8 +54,8 @@ class Task:
     kind: TaskKind
     run: str
     round: int
-    nonce: str
-    base: Digest | None
+    task_id: str
+    base_digest: Digest | None
     base_bytes: int
     remaining_s: float
 
@@ -108,12 +108,12 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True)
 class Receipt:
-    """The server's durable answer to a commit; `seal` is the BLAKE3 of the ledger row."""
+    """The server's durable answer to a commit; `record_hash` is the BLAKE3 of the ledger row."""
 
     verdict: Verdict
     reason: str
     digest: Digest
-    seal: str
+    record_hash: str
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ class Manifest:
     """What an upload will be, said before a byte of it is sent."""
 
     tensors: tuple[TensorSpec, ...]
-    total: int
+    total_bytes: int
     digest: Digest
 
 
@@ -141,14 +141,14 @@ class Progress:
     """How far a site is with its task; `failure` is set when it cannot go on.
 
     Nothing in it depends on how many examples the site has: there are no batches, nor shares of an epoch, which would
-    tell how many batches there are. `moving` says no more than that training got on lately.
+    tell how many batches there are. `making_progress` says no more than that training got on lately.
     """
 
-    nonce: str
+    task_id: str
     activity: Activity
     epoch: int = 0
     epochs: int = 0
-    moving: bool = False
+    making_progress: bool = False
     bytes_moved: int = 0
     failure: FailureReason | None = None
     telemetry: Mapping[str, float] = field(default_factory=dict, compare=False)  # numbers that change are no progress

@@ -93,8 +93,8 @@ def pack_task(task: Task) -> pb.Task:
         kind=task_kind.pack(task.kind),
         run=task.run,
         round=task.round,
-        nonce=task.nonce,
-        base=task.base or "",
+        task_id=task.task_id,
+        base_digest=task.base_digest or "",
         base_bytes=task.base_bytes,
         remaining_s=task.remaining_s,
     )
@@ -106,8 +106,8 @@ def unpack_task(message: pb.Task) -> Task:
         kind=task_kind.unpack(message.kind),
         run=read_id(message.run),
         round=message.round,
-        nonce=read_id(message.nonce),
-        base=read_digest(message.base) if message.base else None,
+        task_id=read_id(message.task_id),
+        base_digest=read_digest(message.base_digest) if message.base_digest else None,
         base_bytes=message.base_bytes,
         remaining_s=_seconds(message.remaining_s),
     )
@@ -119,18 +119,18 @@ def _seconds(value: float) -> float:
     return value
 
 
-def pack_next(answer: Task | Wait | Finished) -> pb.NextTaskReply:
+def pack_next(answer: Task | Wait | Finished) -> pb.NextTaskResponse:
     """The answer to NextTask."""
     match answer:
         case Task():
-            return pb.NextTaskReply(task=pack_task(answer))
+            return pb.NextTaskResponse(task=pack_task(answer))
         case Wait(retry_after_s):
-            return pb.NextTaskReply(wait=pb.Wait(retry_after_s=retry_after_s))
+            return pb.NextTaskResponse(wait=pb.Wait(retry_after_s=retry_after_s))
         case Finished(reason, last):
-            return pb.NextTaskReply(finished=pb.Finished(reason=reason, last=last))
+            return pb.NextTaskResponse(finished=pb.Finished(reason=reason, last=last))
 
 
-def unpack_next(message: pb.NextTaskReply) -> Task | Wait | Finished:
+def unpack_next(message: pb.NextTaskResponse) -> Task | Wait | Finished:
     """The answer to NextTask."""
     match message.WhichOneof("answer"):
         case "task":
@@ -143,16 +143,16 @@ def unpack_next(message: pb.NextTaskReply) -> Task | Wait | Finished:
             raise ProtocolError("the server's answer is empty; its version may be another")
 
 
-def pack_enrolled(answer: Assignment | Finished) -> pb.EnrollReply:
+def pack_enrolled(answer: Assignment | Finished) -> pb.EnrollResponse:
     """The answer to Enroll."""
     match answer:
         case Assignment():
-            return pb.EnrollReply(assignment=pb.Assignment(**asdict(answer)))
+            return pb.EnrollResponse(assignment=pb.Assignment(**asdict(answer)))
         case Finished(reason, last):
-            return pb.EnrollReply(finished=pb.Finished(reason=reason, last=last))
+            return pb.EnrollResponse(finished=pb.Finished(reason=reason, last=last))
 
 
-def unpack_enrolled(message: pb.EnrollReply) -> Assignment | Finished:
+def unpack_enrolled(message: pb.EnrollResponse) -> Assignment | Finished:
     """The answer to Enroll."""
     match message.WhichOneof("answer"):
         case "assignment":
@@ -168,13 +168,16 @@ def unpack_enrolled(message: pb.EnrollReply) -> Assignment | Finished:
 def pack_receipt(receipt: Receipt) -> pb.Receipt:
     """A receipt as a message."""
     return pb.Receipt(
-        verdict=verdict.pack(receipt.verdict), reason=receipt.reason, digest=receipt.digest, seal=receipt.seal
+        verdict=verdict.pack(receipt.verdict),
+        reason=receipt.reason,
+        digest=receipt.digest,
+        record_hash=receipt.record_hash,
     )
 
 
 def unpack_receipt(message: pb.Receipt) -> Receipt:
     """A receipt from a message."""
-    return Receipt(verdict.unpack(message.verdict), message.reason, read_digest(message.digest), message.seal)
+    return Receipt(verdict.unpack(message.verdict), message.reason, read_digest(message.digest), message.record_hash)
 
 
 def verdict_of(call: str, reply: bytes) -> str:
@@ -203,10 +206,10 @@ def unpack_manifest(message: pb.UploadManifest) -> Manifest:
         raise ProtocolError(f"digest algorithm '{message.digest_algorithm[:20]}': expected {DIGEST_ALGORITHM}")
     if len(message.tensors) > MAX_TENSORS:
         raise ProtocolError(f"{len(message.tensors)} tensors are announced: expected at most {MAX_TENSORS}")
-    if not message.total < MAX_TOTAL:
-        raise ProtocolError(f"{message.total} bytes are announced: expected fewer than 2^53")
+    if not message.total_bytes < MAX_TOTAL:
+        raise ProtocolError(f"{message.total_bytes} bytes are announced: expected fewer than 2^53")
     specs = tuple(_unpack_tensor(tensor) for tensor in message.tensors)
-    return Manifest(specs, message.total, read_digest(message.digest))
+    return Manifest(specs, message.total_bytes, read_digest(message.digest))
 
 
 def _unpack_tensor(message: pb.Tensor) -> TensorSpec:
@@ -222,7 +225,9 @@ def _unpack_tensor(message: pb.Tensor) -> TensorSpec:
 
 def pack_progress(progress: Progress) -> dict[str, Any]:
     """Fields of a HeartbeatRequest."""
-    fields = {name: getattr(progress, name) for name in ("epoch", "epochs", "moving", "bytes_moved", "nonce")}
+    fields = {
+        name: getattr(progress, name) for name in ("epoch", "epochs", "making_progress", "bytes_moved", "task_id")
+    }
     lost = {"failure": failure.pack(progress.failure)} if progress.failure else {}
     return {**fields, **lost, "activity": activity.pack(progress.activity), "telemetry": dict(progress.telemetry)}
 
@@ -230,11 +235,11 @@ def pack_progress(progress: Progress) -> dict[str, Any]:
 def unpack_progress(message: pb.HeartbeatRequest) -> Progress:
     """A site's progress."""
     return Progress(
-        nonce=read_id(message.nonce) if message.nonce else "",
+        task_id=read_id(message.task_id) if message.task_id else "",
         activity=activity.unpack(message.activity),
         epoch=message.epoch,
         epochs=message.epochs,
-        moving=message.moving,
+        making_progress=message.making_progress,
         bytes_moved=message.bytes_moved,
         failure=failure.unpack(message.failure) if message.failure else None,
         telemetry=told(message.telemetry),

@@ -1,8 +1,8 @@
 """What audit logs tell: messages one by one, and summed up by run and round.
 
 A site's log has the events sent, answered, refused and server; a server's has call and resumed. Both have of a message
-its fields (`wire.facts`). A chunk names its upload, whose id has the task's nonce; what announced the upload has the
-same nonce and tells the round.
+its fields (`wire.facts`). A chunk names its upload, whose id has the task's task_id; what announced the upload has the
+same task_id and tells the round.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class _Reader:
 
     def __init__(self, told: AuditSummary, run: str | None, round: int | None, messages: bool) -> None:
         self._told, self._run, self._round, self._messages = told, run, round, messages
-        self._places: dict[str, tuple[str, int]] = {}  # run and round, by the nonce of a task
+        self._places: dict[str, tuple[str, int]] = {}  # run and round, by the task_id of a task
         self._recent: dict[str, Message] = {}  # by digest
         self._announced: set[tuple[str, ...]] = set()
 
@@ -167,7 +167,7 @@ class _Reader:
     def _announce(self, found: Sum, message: Message) -> None:
         """Add an update's tensors, the first time that it is announced."""
         said = message.said
-        update = (message.who, said.get("nonce", ""), said.get("digest", ""))
+        update = (message.who, said.get("task_id", ""), said.get("digest", ""))
         if not isinstance(said.get("parts"), list) or update in self._announced:
             return
         self._announced.add(update)
@@ -177,11 +177,11 @@ class _Reader:
 
     def _placed(self, message: Message) -> Message:
         """With its run and round, if an earlier message tells them."""
-        nonce = message.said.get("nonce") or message.said.get("upload", "").rpartition(".")[0].rpartition(".")[2]
-        if nonce and message.round:
-            self._places[nonce] = message.run, message.round
-        elif nonce:
-            message.run, message.round = self._places.get(nonce, (message.run, message.round))
+        task_id = message.said.get("task_id") or message.said.get("upload", "").rpartition(".")[0].rpartition(".")[2]
+        if task_id and message.round:
+            self._places[task_id] = message.run, message.round
+        elif task_id:
+            message.run, message.round = self._places.get(task_id, (message.run, message.round))
         return message
 
     def _wanted(self, run: str, round: int) -> bool:

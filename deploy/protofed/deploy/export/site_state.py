@@ -67,7 +67,7 @@ def kept(folder: Path, run: str, round: int | None = None) -> KeptRound:
     here = rounds[number]
     facts = _facts(here / "task.json")
     memory, personal = (_read(here / f"{name}.safetensors") for name in ("memory", "personal"))
-    return KeptRound(str(facts["update"]["site"]), number, Digest(str(facts["task"]["base"])), memory, personal)
+    return KeptRound(str(facts["update"]["site"]), number, Digest(str(facts["task"]["base_digest"])), memory, personal)
 
 
 def newest_base(folder: Path, run: str, held: KeptRound) -> Base:
@@ -126,7 +126,7 @@ def _last_fetched(folder: Path, run: str) -> tuple[Digest | None, int | None]:
 def _facts(path: Path) -> dict[str, Any]:
     try:
         table = json.loads(path.read_text(encoding="utf-8"))
-        table["task"]["base"], table["update"]["site"]
+        table["task"]["base_digest"], table["update"]["site"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise StateError(f"{path} cannot be read ({error}); restore it from a backup") from error
     return dict(table)

@@ -117,7 +117,7 @@ class Operator:
         """Go on from the state that a round published."""
         return self._call(self._stub.RollBackRun, pb.RollBackRunRequest(run=run, round=to))
 
-    def verify(self, run: str, row: pb.RoundInfo) -> pb.VerifyRoundReply:
+    def verify(self, run: str, row: pb.RoundInfo) -> pb.VerifyRoundResponse:
         """Compute a published state again, on the server."""
         request = pb.VerifyRoundRequest(run=run, round=row.round, attempt=row.attempt)
         return self._call(self._stub.VerifyRound, request, timeout=VERIFICATION_S)
@@ -125,7 +125,7 @@ class Operator:
     def dossier(self, run: str) -> dict[str, Any]:
         """All that a report says of a run, as the server's `dossier` has it."""
 
-        def ask(offset: int, address: str) -> pb.Piece:
+        def ask(offset: int, address: str) -> pb.DownloadChunk:
             request = pb.GetDossierRequest(run=run, offset=offset, digest=address)
             return self._call(self._stub.GetDossier, request, timeout=DOCUMENT_S)
 
@@ -136,7 +136,7 @@ class Operator:
         """A state that a run published (None: the newest) as safetensors, and the round that it is of."""
         wanted = round
 
-        def ask(offset: int, _address: str) -> pb.Piece:
+        def ask(offset: int, _address: str) -> pb.DownloadChunk:
             nonlocal wanted
             request = pb.GetStateRequest(run=run, round=wanted, offset=offset)
             piece = self._call(self._stub.GetState, request, timeout=DOCUMENT_S)
@@ -182,7 +182,7 @@ class Operator:
             raise _ERRORS.get(code, ProtocolError)(text) from error
 
 
-def _whole(ask: Callable[[int, str], pb.Piece]) -> tuple[int, bytes]:
+def _whole(ask: Callable[[int, str], pb.DownloadChunk]) -> tuple[int, bytes]:
     """A document of which each piece is asked for with its offset and the digest that the first one named.
 
     Raises:
@@ -190,7 +190,7 @@ def _whole(ask: Callable[[int, str], pb.Piece]) -> tuple[int, bytes]:
     """
     first = ask(0, "")
     data = bytearray(first.data)
-    while len(data) < first.total:
+    while len(data) < first.total_bytes:
         piece = ask(len(data), first.digest)
         if piece.digest != first.digest or not piece.data:
             raise ProtocolError("the document became another one while it was fetched; ask for it again")

@@ -63,13 +63,13 @@ def _doing(info: pb.SiteInfo) -> str:
         case "excluded":
             return f"excluded: {info.excluded}"
         case "held" | "silent":
-            return f"{info.standing}: {info.doing}"
+            return f"{info.standing}: {info.activity_text}"
         case "away":
             return "no daemon since the server started"
         case "revoked" | "expired" | "not-yet-valid":
-            return f"certificate {info.standing}" + (f": {info.doing}" if info.doing else "")
+            return f"certificate {info.standing}" + (f": {info.activity_text}" if info.activity_text else "")
         case _:
-            return info.doing or info.standing
+            return info.activity_text or info.standing
 
 
 def _care(standing: str, fate: str) -> Attention:

@@ -59,14 +59,14 @@ def sites_table(sites: Sequence[pb.SiteInfo]) -> RenderableType:
     table = plain_table("site", "roles", "standing", "task", "progress", *(["until"] if secure else []), "doing")
     for info in sites:
         age = "" if info.progress_age_s < 0 else f"{span(info.progress_age_s)} ago"
-        roles, doing = ", ".join(info.roles), info.excluded or info.doing
+        roles, doing = ", ".join(info.roles), info.excluded or info.activity_text
         until = [_until(info.certificate_until)] if secure else []
         share = "" if info.progress < 0 or info.standing != "working" else f"{100 * info.progress:.0f} %"
         table.add_row(info.site, roles, styled(info.standing), share, age, *until, doing)
     return table
 
 
-def verification_table(run: str, found: Iterable[tuple[pb.RoundInfo, pb.VerifyRoundReply]]) -> RenderableType:
+def verification_table(run: str, found: Iterable[tuple[pb.RoundInfo, pb.VerifyRoundResponse]]) -> RenderableType:
     """A row a published state."""
     table = plain_table("round", "attempt", "state", "finding", "reason", title=f"run {run}: states computed again")
     for row, reply in found:

@@ -44,24 +44,24 @@ class DirectLink:
 
     def fetch(self, task: Task) -> bytes:
         """The task's base."""
-        assert task.base is not None  # noqa: S101  (the agent has asked)
-        return self.blobs.get(task.base)
+        assert task.base_digest is not None  # noqa: S101  (the agent has asked)
+        return self.blobs.get(task.base_digest)
 
     def push(self, task: Task, released: Released) -> Receipt:
         """Through the same screening as an upload."""
         run, manifest = self.runs.of(task.run), released.manifest
-        decided = run.begin(self.site, self.instance, task.nonce, task.round, task.base, manifest)
+        decided = run.begin(self.site, self.instance, task.task_id, task.round, task.base_digest, manifest)
         if decided is not None:
             return decided
-        norm = run.examine(released.data, manifest, task.base)
+        norm = run.examine(released.data, manifest, task.base_digest)
         if isinstance(norm, UpdateProblem):
-            return run.refuse(self.site, task.nonce, manifest, norm)
+            return run.refuse(self.site, task.task_id, manifest, norm)
         self.blobs.put(released.data)
-        return run.commit(self.site, self.instance, task.nonce, manifest, released.metrics, released.weight, norm)
+        return run.commit(self.site, self.instance, task.task_id, manifest, released.metrics, released.weight, norm)
 
     def report(self, task: Task, released: ReleasedScores) -> None:
         """Hand in scores."""
-        self.runs.of(task.run).report_scores(self.site, self.instance, task.nonce, released.scores)
+        self.runs.of(task.run).report_scores(self.site, self.instance, task.task_id, released.scores)
 
     def beat(self, run: str, progress: Progress) -> Signal:
         """Say how far the site is; only failures are said in a simulation."""

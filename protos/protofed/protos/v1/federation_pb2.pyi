@@ -245,12 +245,12 @@ class EnrollRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     CALLER_FIELD_NUMBER: _builtins.int
-    PROTOCOL_FIELD_NUMBER: _builtins.int
-    SOFTWARE_FIELD_NUMBER: _builtins.int
+    PROTOCOL_VERSION_FIELD_NUMBER: _builtins.int
+    SOFTWARE_VERSION_FIELD_NUMBER: _builtins.int
     ROLES_FIELD_NUMBER: _builtins.int
     HOLD_FIELD_NUMBER: _builtins.int
-    protocol: _builtins.int
-    software: _builtins.str
+    protocol_version: _builtins.int
+    software_version: _builtins.str
     hold: Global___Hold.ValueType
     @_builtins.property
     def caller(self) -> Global___Caller: ...
@@ -260,21 +260,21 @@ class EnrollRequest(_message.Message):
         self,
         *,
         caller: Global___Caller | None = ...,
-        protocol: _builtins.int = ...,
-        software: _builtins.str = ...,
+        protocol_version: _builtins.int = ...,
+        software_version: _builtins.str = ...,
         roles: _abc.Iterable[Global___Role.ValueType] | None = ...,
         hold: Global___Hold.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["caller", b"caller"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["caller", b"caller", "hold", b"hold", "protocol", b"protocol", "roles", b"roles", "software", b"software"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["caller", b"caller", "hold", b"hold", "protocol_version", b"protocol_version", "roles", b"roles", "software_version", b"software_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___EnrollRequest: _TypeAlias = EnrollRequest  # noqa: Y015
 
 @_typing.final
-class EnrollReply(_message.Message):
+class EnrollResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     ASSIGNMENT_FIELD_NUMBER: _builtins.int
@@ -297,7 +297,7 @@ class EnrollReply(_message.Message):
     _WhichOneofArgType_answer: _TypeAlias = _typing.Literal["answer", b"answer"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_answer) -> _WhichOneofReturnType_answer | None: ...
 
-Global___EnrollReply: _TypeAlias = EnrollReply  # noqa: Y015
+Global___EnrollResponse: _TypeAlias = EnrollResponse  # noqa: Y015
 
 @_typing.final
 class Assignment(_message.Message):
@@ -399,7 +399,7 @@ class NextTaskRequest(_message.Message):
 Global___NextTaskRequest: _TypeAlias = NextTaskRequest  # noqa: Y015
 
 @_typing.final
-class NextTaskReply(_message.Message):
+class NextTaskResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     TASK_FIELD_NUMBER: _builtins.int
@@ -426,7 +426,7 @@ class NextTaskReply(_message.Message):
     _WhichOneofArgType_answer: _TypeAlias = _typing.Literal["answer", b"answer"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_answer) -> _WhichOneofReturnType_answer | None: ...
 
-Global___NextTaskReply: _TypeAlias = NextTaskReply  # noqa: Y015
+Global___NextTaskResponse: _TypeAlias = NextTaskResponse  # noqa: Y015
 
 @_typing.final
 class Task(_message.Message):
@@ -435,15 +435,15 @@ class Task(_message.Message):
     KIND_FIELD_NUMBER: _builtins.int
     RUN_FIELD_NUMBER: _builtins.int
     ROUND_FIELD_NUMBER: _builtins.int
-    NONCE_FIELD_NUMBER: _builtins.int
-    BASE_FIELD_NUMBER: _builtins.int
+    TASK_ID_FIELD_NUMBER: _builtins.int
+    BASE_DIGEST_FIELD_NUMBER: _builtins.int
     BASE_BYTES_FIELD_NUMBER: _builtins.int
     REMAINING_S_FIELD_NUMBER: _builtins.int
     kind: Global___TaskKind.ValueType
     run: _builtins.str
     round: _builtins.int
-    nonce: _builtins.str
-    base: _builtins.str
+    task_id: _builtins.str
+    base_digest: _builtins.str
     """digest of the blob to start from; empty when there is none yet"""
     base_bytes: _builtins.int
     remaining_s: _builtins.float
@@ -453,14 +453,14 @@ class Task(_message.Message):
         kind: Global___TaskKind.ValueType = ...,
         run: _builtins.str = ...,
         round: _builtins.int = ...,
-        nonce: _builtins.str = ...,
-        base: _builtins.str = ...,
+        task_id: _builtins.str = ...,
+        base_digest: _builtins.str = ...,
         base_bytes: _builtins.int = ...,
         remaining_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base", b"base", "base_bytes", b"base_bytes", "kind", b"kind", "nonce", b"nonce", "remaining_s", b"remaining_s", "round", b"round", "run", b"run"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_bytes", b"base_bytes", "base_digest", b"base_digest", "kind", b"kind", "remaining_s", b"remaining_s", "round", b"round", "run", b"run", "task_id", b"task_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -492,22 +492,22 @@ class HeartbeatRequest(_message.Message):
 
     CALLER_FIELD_NUMBER: _builtins.int
     RUN_FIELD_NUMBER: _builtins.int
-    NONCE_FIELD_NUMBER: _builtins.int
+    TASK_ID_FIELD_NUMBER: _builtins.int
     ACTIVITY_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
     EPOCHS_FIELD_NUMBER: _builtins.int
     BYTES_MOVED_FIELD_NUMBER: _builtins.int
     FAILURE_FIELD_NUMBER: _builtins.int
-    MOVING_FIELD_NUMBER: _builtins.int
+    MAKING_PROGRESS_FIELD_NUMBER: _builtins.int
     TELEMETRY_FIELD_NUMBER: _builtins.int
     run: _builtins.str
-    nonce: _builtins.str
+    task_id: _builtins.str
     activity: Global___Activity.ValueType
     epoch: _builtins.int
     epochs: _builtins.int
     bytes_moved: _builtins.int
     failure: Global___Failure.ValueType
-    moving: _builtins.bool
+    making_progress: _builtins.bool
     """whether training moved within the last minute, and not how far: batches would tell of examples"""
     @_builtins.property
     def caller(self) -> Global___Caller: ...
@@ -520,25 +520,25 @@ class HeartbeatRequest(_message.Message):
         *,
         caller: Global___Caller | None = ...,
         run: _builtins.str = ...,
-        nonce: _builtins.str = ...,
+        task_id: _builtins.str = ...,
         activity: Global___Activity.ValueType = ...,
         epoch: _builtins.int = ...,
         epochs: _builtins.int = ...,
         bytes_moved: _builtins.int = ...,
         failure: Global___Failure.ValueType = ...,
-        moving: _builtins.bool = ...,
+        making_progress: _builtins.bool = ...,
         telemetry: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["caller", b"caller"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["activity", b"activity", "bytes_moved", b"bytes_moved", "caller", b"caller", "epoch", b"epoch", "epochs", b"epochs", "failure", b"failure", "moving", b"moving", "nonce", b"nonce", "run", b"run", "telemetry", b"telemetry"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["activity", b"activity", "bytes_moved", b"bytes_moved", "caller", b"caller", "epoch", b"epoch", "epochs", b"epochs", "failure", b"failure", "making_progress", b"making_progress", "run", b"run", "task_id", b"task_id", "telemetry", b"telemetry"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___HeartbeatRequest: _TypeAlias = HeartbeatRequest  # noqa: Y015
 
 @_typing.final
-class HeartbeatReply(_message.Message):
+class HeartbeatResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     SIGNAL_FIELD_NUMBER: _builtins.int
@@ -554,7 +554,7 @@ class HeartbeatReply(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___HeartbeatReply: _TypeAlias = HeartbeatReply  # noqa: Y015
+Global___HeartbeatResponse: _TypeAlias = HeartbeatResponse  # noqa: Y015
 
 @_typing.final
 class GetChunkRequest(_message.Message):
@@ -672,17 +672,17 @@ class UploadManifest(_message.Message):
     CALLER_FIELD_NUMBER: _builtins.int
     RUN_FIELD_NUMBER: _builtins.int
     ROUND_FIELD_NUMBER: _builtins.int
-    NONCE_FIELD_NUMBER: _builtins.int
-    BASE_FIELD_NUMBER: _builtins.int
+    TASK_ID_FIELD_NUMBER: _builtins.int
+    BASE_DIGEST_FIELD_NUMBER: _builtins.int
     TENSORS_FIELD_NUMBER: _builtins.int
-    TOTAL_FIELD_NUMBER: _builtins.int
+    TOTAL_BYTES_FIELD_NUMBER: _builtins.int
     DIGEST_FIELD_NUMBER: _builtins.int
     DIGEST_ALGORITHM_FIELD_NUMBER: _builtins.int
     run: _builtins.str
     round: _builtins.int
-    nonce: _builtins.str
-    base: _builtins.str
-    total: _builtins.int
+    task_id: _builtins.str
+    base_digest: _builtins.str
+    total_bytes: _builtins.int
     digest: _builtins.str
     digest_algorithm: _builtins.str
     """blake3-256"""
@@ -696,16 +696,16 @@ class UploadManifest(_message.Message):
         caller: Global___Caller | None = ...,
         run: _builtins.str = ...,
         round: _builtins.int = ...,
-        nonce: _builtins.str = ...,
-        base: _builtins.str = ...,
+        task_id: _builtins.str = ...,
+        base_digest: _builtins.str = ...,
         tensors: _abc.Iterable[Global___Tensor] | None = ...,
-        total: _builtins.int = ...,
+        total_bytes: _builtins.int = ...,
         digest: _builtins.str = ...,
         digest_algorithm: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["caller", b"caller"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base", b"base", "caller", b"caller", "digest", b"digest", "digest_algorithm", b"digest_algorithm", "nonce", b"nonce", "round", b"round", "run", b"run", "tensors", b"tensors", "total", b"total"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_digest", b"base_digest", "caller", b"caller", "digest", b"digest", "digest_algorithm", b"digest_algorithm", "round", b"round", "run", b"run", "task_id", b"task_id", "tensors", b"tensors", "total_bytes", b"total_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -744,21 +744,21 @@ class Upload(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     ID_FIELD_NUMBER: _builtins.int
-    HELD_FIELD_NUMBER: _builtins.int
+    RECEIVED_CHUNKS_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     @_builtins.property
-    def held(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+    def received_chunks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """chunks that an earlier try left"""
 
     def __init__(
         self,
         *,
         id: _builtins.str = ...,
-        held: _abc.Iterable[_builtins.int] | None = ...,
+        received_chunks: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["held", b"held", "id", b"id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "received_chunks", b"received_chunks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -791,14 +791,14 @@ class CommitRequest(_message.Message):
     CALLER_FIELD_NUMBER: _builtins.int
     RUN_FIELD_NUMBER: _builtins.int
     ROUND_FIELD_NUMBER: _builtins.int
-    NONCE_FIELD_NUMBER: _builtins.int
+    TASK_ID_FIELD_NUMBER: _builtins.int
     UPLOAD_FIELD_NUMBER: _builtins.int
     DIGEST_FIELD_NUMBER: _builtins.int
     METRICS_FIELD_NUMBER: _builtins.int
     WEIGHT_FIELD_NUMBER: _builtins.int
     run: _builtins.str
     round: _builtins.int
-    nonce: _builtins.str
+    task_id: _builtins.str
     upload: _builtins.str
     digest: _builtins.str
     weight: _builtins.float
@@ -813,7 +813,7 @@ class CommitRequest(_message.Message):
         caller: Global___Caller | None = ...,
         run: _builtins.str = ...,
         round: _builtins.int = ...,
-        nonce: _builtins.str = ...,
+        task_id: _builtins.str = ...,
         upload: _builtins.str = ...,
         digest: _builtins.str = ...,
         metrics: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
@@ -821,7 +821,7 @@ class CommitRequest(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_weight", b"_weight", "caller", b"caller", "weight", b"weight"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_weight", b"_weight", "caller", b"caller", "digest", b"digest", "metrics", b"metrics", "nonce", b"nonce", "round", b"round", "run", b"run", "upload", b"upload", "weight", b"weight"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_weight", b"_weight", "caller", b"caller", "digest", b"digest", "metrics", b"metrics", "round", b"round", "run", b"run", "task_id", b"task_id", "upload", b"upload", "weight", b"weight"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__weight: _TypeAlias = _typing.Literal["weight"]  # noqa: Y015
     _WhichOneofArgType__weight: _TypeAlias = _typing.Literal["_weight", b"_weight"]  # noqa: Y015
@@ -836,11 +836,11 @@ class Receipt(_message.Message):
     VERDICT_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
     DIGEST_FIELD_NUMBER: _builtins.int
-    SEAL_FIELD_NUMBER: _builtins.int
+    RECORD_HASH_FIELD_NUMBER: _builtins.int
     verdict: Global___Verdict.ValueType
     reason: _builtins.str
     digest: _builtins.str
-    seal: _builtins.str
+    record_hash: _builtins.str
     """BLAKE3 over the ledger row"""
     def __init__(
         self,
@@ -848,11 +848,11 @@ class Receipt(_message.Message):
         verdict: Global___Verdict.ValueType = ...,
         reason: _builtins.str = ...,
         digest: _builtins.str = ...,
-        seal: _builtins.str = ...,
+        record_hash: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "reason", b"reason", "seal", b"seal", "verdict", b"verdict"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "reason", b"reason", "record_hash", b"record_hash", "verdict", b"verdict"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -885,11 +885,11 @@ class ScoresRequest(_message.Message):
     CALLER_FIELD_NUMBER: _builtins.int
     RUN_FIELD_NUMBER: _builtins.int
     ROUND_FIELD_NUMBER: _builtins.int
-    NONCE_FIELD_NUMBER: _builtins.int
+    TASK_ID_FIELD_NUMBER: _builtins.int
     SCORES_FIELD_NUMBER: _builtins.int
     run: _builtins.str
     round: _builtins.int
-    nonce: _builtins.str
+    task_id: _builtins.str
     @_builtins.property
     def caller(self) -> Global___Caller: ...
     @_builtins.property
@@ -900,12 +900,12 @@ class ScoresRequest(_message.Message):
         caller: Global___Caller | None = ...,
         run: _builtins.str = ...,
         round: _builtins.int = ...,
-        nonce: _builtins.str = ...,
+        task_id: _builtins.str = ...,
         scores: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["caller", b"caller"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["caller", b"caller", "nonce", b"nonce", "round", b"round", "run", b"run", "scores", b"scores"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["caller", b"caller", "round", b"round", "run", b"run", "scores", b"scores", "task_id", b"task_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

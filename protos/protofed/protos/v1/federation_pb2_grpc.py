@@ -37,17 +37,17 @@ class FederationStub:
         self.Enroll = channel.unary_unary(
                 '/protofed.protos.v1.Federation/Enroll',
                 request_serializer=protofed_dot_protos_dot_v1_dot_federation__pb2.EnrollRequest.SerializeToString,
-                response_deserializer=protofed_dot_protos_dot_v1_dot_federation__pb2.EnrollReply.FromString,
+                response_deserializer=protofed_dot_protos_dot_v1_dot_federation__pb2.EnrollResponse.FromString,
                 _registered_method=True)
         self.NextTask = channel.unary_unary(
                 '/protofed.protos.v1.Federation/NextTask',
                 request_serializer=protofed_dot_protos_dot_v1_dot_federation__pb2.NextTaskRequest.SerializeToString,
-                response_deserializer=protofed_dot_protos_dot_v1_dot_federation__pb2.NextTaskReply.FromString,
+                response_deserializer=protofed_dot_protos_dot_v1_dot_federation__pb2.NextTaskResponse.FromString,
                 _registered_method=True)
         self.Heartbeat = channel.unary_unary(
                 '/protofed.protos.v1.Federation/Heartbeat',
                 request_serializer=protofed_dot_protos_dot_v1_dot_federation__pb2.HeartbeatRequest.SerializeToString,
-                response_deserializer=protofed_dot_protos_dot_v1_dot_federation__pb2.HeartbeatReply.FromString,
+                response_deserializer=protofed_dot_protos_dot_v1_dot_federation__pb2.HeartbeatResponse.FromString,
                 _registered_method=True)
         self.GetChunk = channel.unary_unary(
                 '/protofed.protos.v1.Federation/GetChunk',
@@ -140,17 +140,17 @@ def add_FederationServicer_to_server(servicer, server):
             'Enroll': grpc.unary_unary_rpc_method_handler(
                     servicer.Enroll,
                     request_deserializer=protofed_dot_protos_dot_v1_dot_federation__pb2.EnrollRequest.FromString,
-                    response_serializer=protofed_dot_protos_dot_v1_dot_federation__pb2.EnrollReply.SerializeToString,
+                    response_serializer=protofed_dot_protos_dot_v1_dot_federation__pb2.EnrollResponse.SerializeToString,
             ),
             'NextTask': grpc.unary_unary_rpc_method_handler(
                     servicer.NextTask,
                     request_deserializer=protofed_dot_protos_dot_v1_dot_federation__pb2.NextTaskRequest.FromString,
-                    response_serializer=protofed_dot_protos_dot_v1_dot_federation__pb2.NextTaskReply.SerializeToString,
+                    response_serializer=protofed_dot_protos_dot_v1_dot_federation__pb2.NextTaskResponse.SerializeToString,
             ),
             'Heartbeat': grpc.unary_unary_rpc_method_handler(
                     servicer.Heartbeat,
                     request_deserializer=protofed_dot_protos_dot_v1_dot_federation__pb2.HeartbeatRequest.FromString,
-                    response_serializer=protofed_dot_protos_dot_v1_dot_federation__pb2.HeartbeatReply.SerializeToString,
+                    response_serializer=protofed_dot_protos_dot_v1_dot_federation__pb2.HeartbeatResponse.SerializeToString,
             ),
             'GetChunk': grpc.unary_unary_rpc_method_handler(
                     servicer.GetChunk,
@@ -204,7 +204,7 @@ class Federation:
             target,
             '/protofed.protos.v1.Federation/Enroll',
             protofed_dot_protos_dot_v1_dot_federation__pb2.EnrollRequest.SerializeToString,
-            protofed_dot_protos_dot_v1_dot_federation__pb2.EnrollReply.FromString,
+            protofed_dot_protos_dot_v1_dot_federation__pb2.EnrollResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -231,7 +231,7 @@ class Federation:
             target,
             '/protofed.protos.v1.Federation/NextTask',
             protofed_dot_protos_dot_v1_dot_federation__pb2.NextTaskRequest.SerializeToString,
-            protofed_dot_protos_dot_v1_dot_federation__pb2.NextTaskReply.FromString,
+            protofed_dot_protos_dot_v1_dot_federation__pb2.NextTaskResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -258,7 +258,7 @@ class Federation:
             target,
             '/protofed.protos.v1.Federation/Heartbeat',
             protofed_dot_protos_dot_v1_dot_federation__pb2.HeartbeatRequest.SerializeToString,
-            protofed_dot_protos_dot_v1_dot_federation__pb2.HeartbeatReply.FromString,
+            protofed_dot_protos_dot_v1_dot_federation__pb2.HeartbeatResponse.FromString,
             options,
             channel_credentials,
             insecure,

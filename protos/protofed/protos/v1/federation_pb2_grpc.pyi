@@ -35,11 +35,11 @@ class FederationStub:
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> FederationAsyncStub: ...
-    Enroll: _grpc.UnaryUnaryMultiCallable[_federation_pb2.EnrollRequest, _federation_pb2.EnrollReply]
+    Enroll: _grpc.UnaryUnaryMultiCallable[_federation_pb2.EnrollRequest, _federation_pb2.EnrollResponse]
     """Version check, then the run to work on. A newer daemon of the same site fences the older one."""
-    NextTask: _grpc.UnaryUnaryMultiCallable[_federation_pb2.NextTaskRequest, _federation_pb2.NextTaskReply]
+    NextTask: _grpc.UnaryUnaryMultiCallable[_federation_pb2.NextTaskRequest, _federation_pb2.NextTaskResponse]
     """Answered when a task appears, after wait_s (at most 20 s) at the latest."""
-    Heartbeat: _grpc.UnaryUnaryMultiCallable[_federation_pb2.HeartbeatRequest, _federation_pb2.HeartbeatReply]
+    Heartbeat: _grpc.UnaryUnaryMultiCallable[_federation_pb2.HeartbeatRequest, _federation_pb2.HeartbeatResponse]
     """From a task of its own in the daemon, so that hours of training look alive and a hung one does not."""
     GetChunk: _grpc.UnaryUnaryMultiCallable[_federation_pb2.GetChunkRequest, _federation_pb2.Chunk]
     """One chunk of a blob that the site's own open task names."""
@@ -54,11 +54,11 @@ class FederationStub:
 @_typing.type_check_only
 class FederationAsyncStub(FederationStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
-    Enroll: _aio.UnaryUnaryMultiCallable[_federation_pb2.EnrollRequest, _federation_pb2.EnrollReply]  # type: ignore[assignment]
+    Enroll: _aio.UnaryUnaryMultiCallable[_federation_pb2.EnrollRequest, _federation_pb2.EnrollResponse]  # type: ignore[assignment]
     """Version check, then the run to work on. A newer daemon of the same site fences the older one."""
-    NextTask: _aio.UnaryUnaryMultiCallable[_federation_pb2.NextTaskRequest, _federation_pb2.NextTaskReply]  # type: ignore[assignment]
+    NextTask: _aio.UnaryUnaryMultiCallable[_federation_pb2.NextTaskRequest, _federation_pb2.NextTaskResponse]  # type: ignore[assignment]
     """Answered when a task appears, after wait_s (at most 20 s) at the latest."""
-    Heartbeat: _aio.UnaryUnaryMultiCallable[_federation_pb2.HeartbeatRequest, _federation_pb2.HeartbeatReply]  # type: ignore[assignment]
+    Heartbeat: _aio.UnaryUnaryMultiCallable[_federation_pb2.HeartbeatRequest, _federation_pb2.HeartbeatResponse]  # type: ignore[assignment]
     """From a task of its own in the daemon, so that hours of training look alive and a hung one does not."""
     GetChunk: _aio.UnaryUnaryMultiCallable[_federation_pb2.GetChunkRequest, _federation_pb2.Chunk]  # type: ignore[assignment]
     """One chunk of a blob that the site's own open task names."""
@@ -76,7 +76,7 @@ class FederationServicer(metaclass=_abc_1.ABCMeta):
         self,
         request: _federation_pb2.EnrollRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_federation_pb2.EnrollReply, _abc.Awaitable[_federation_pb2.EnrollReply]]:
+    ) -> _typing.Union[_federation_pb2.EnrollResponse, _abc.Awaitable[_federation_pb2.EnrollResponse]]:
         """Version check, then the run to work on. A newer daemon of the same site fences the older one."""
 
     @_abc_1.abstractmethod
@@ -84,7 +84,7 @@ class FederationServicer(metaclass=_abc_1.ABCMeta):
         self,
         request: _federation_pb2.NextTaskRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_federation_pb2.NextTaskReply, _abc.Awaitable[_federation_pb2.NextTaskReply]]:
+    ) -> _typing.Union[_federation_pb2.NextTaskResponse, _abc.Awaitable[_federation_pb2.NextTaskResponse]]:
         """Answered when a task appears, after wait_s (at most 20 s) at the latest."""
 
     @_abc_1.abstractmethod
@@ -92,7 +92,7 @@ class FederationServicer(metaclass=_abc_1.ABCMeta):
         self,
         request: _federation_pb2.HeartbeatRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_federation_pb2.HeartbeatReply, _abc.Awaitable[_federation_pb2.HeartbeatReply]]:
+    ) -> _typing.Union[_federation_pb2.HeartbeatResponse, _abc.Awaitable[_federation_pb2.HeartbeatResponse]]:
         """From a task of its own in the daemon, so that hours of training look alive and a hung one does not."""
 
     @_abc_1.abstractmethod

@@ -100,7 +100,7 @@ class ListRunsRequest(_message.Message):
 Global___ListRunsRequest: _TypeAlias = ListRunsRequest  # noqa: Y015
 
 @_typing.final
-class ListRunsReply(_message.Message):
+class ListRunsResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     RUNS_FIELD_NUMBER: _builtins.int
@@ -119,7 +119,7 @@ class ListRunsReply(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___ListRunsReply: _TypeAlias = ListRunsReply  # noqa: Y015
+Global___ListRunsResponse: _TypeAlias = ListRunsResponse  # noqa: Y015
 
 @_typing.final
 class AbortRunRequest(_message.Message):
@@ -412,7 +412,7 @@ class VerifyRoundRequest(_message.Message):
 Global___VerifyRoundRequest: _TypeAlias = VerifyRoundRequest  # noqa: Y015
 
 @_typing.final
-class VerifyRoundReply(_message.Message):
+class VerifyRoundResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     FINDING_FIELD_NUMBER: _builtins.int
@@ -438,7 +438,7 @@ class VerifyRoundReply(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___VerifyRoundReply: _TypeAlias = VerifyRoundReply  # noqa: Y015
+Global___VerifyRoundResponse: _TypeAlias = VerifyRoundResponse  # noqa: Y015
 
 @_typing.final
 class GetDossierRequest(_message.Message):
@@ -495,17 +495,17 @@ class GetStateRequest(_message.Message):
 Global___GetStateRequest: _TypeAlias = GetStateRequest  # noqa: Y015
 
 @_typing.final
-class Piece(_message.Message):
+class DownloadChunk(_message.Message):
     """At most 2 MiB of a document."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     DATA_FIELD_NUMBER: _builtins.int
-    TOTAL_FIELD_NUMBER: _builtins.int
+    TOTAL_BYTES_FIELD_NUMBER: _builtins.int
     DIGEST_FIELD_NUMBER: _builtins.int
     ROUND_FIELD_NUMBER: _builtins.int
     data: _builtins.bytes
-    total: _builtins.int
+    total_bytes: _builtins.int
     digest: _builtins.str
     """BLAKE3 of the whole"""
     round: _builtins.int
@@ -514,17 +514,17 @@ class Piece(_message.Message):
         self,
         *,
         data: _builtins.bytes = ...,
-        total: _builtins.int = ...,
+        total_bytes: _builtins.int = ...,
         digest: _builtins.str = ...,
         round: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "digest", b"digest", "round", b"round", "total", b"total"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "digest", b"digest", "round", b"round", "total_bytes", b"total_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Piece: _TypeAlias = Piece  # noqa: Y015
+Global___DownloadChunk: _TypeAlias = DownloadChunk  # noqa: Y015
 
 @_typing.final
 class ListSitesRequest(_message.Message):
@@ -542,7 +542,7 @@ class ListSitesRequest(_message.Message):
 Global___ListSitesRequest: _TypeAlias = ListSitesRequest  # noqa: Y015
 
 @_typing.final
-class ListSitesReply(_message.Message):
+class ListSitesResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     SITES_FIELD_NUMBER: _builtins.int
@@ -559,7 +559,7 @@ class ListSitesReply(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___ListSitesReply: _TypeAlias = ListSitesReply  # noqa: Y015
+Global___ListSitesResponse: _TypeAlias = ListSitesResponse  # noqa: Y015
 
 @_typing.final
 class SiteInfo(_message.Message):
@@ -588,7 +588,7 @@ class SiteInfo(_message.Message):
     SITE_FIELD_NUMBER: _builtins.int
     ROLES_FIELD_NUMBER: _builtins.int
     STANDING_FIELD_NUMBER: _builtins.int
-    DOING_FIELD_NUMBER: _builtins.int
+    ACTIVITY_TEXT_FIELD_NUMBER: _builtins.int
     PROGRESS_AGE_S_FIELD_NUMBER: _builtins.int
     EXCLUDED_FIELD_NUMBER: _builtins.int
     CERTIFICATE_UNTIL_FIELD_NUMBER: _builtins.int
@@ -598,7 +598,7 @@ class SiteInfo(_message.Message):
     site: _builtins.str
     standing: _builtins.str
     """working, idle, held, silent, away, excluded, or revoked, expired, not-yet-valid"""
-    doing: _builtins.str
+    activity_text: _builtins.str
     progress_age_s: _builtins.float
     """since its last progress; negative: no daemon since the server started"""
     excluded: _builtins.str
@@ -621,7 +621,7 @@ class SiteInfo(_message.Message):
         site: _builtins.str = ...,
         roles: _abc.Iterable[_builtins.str] | None = ...,
         standing: _builtins.str = ...,
-        doing: _builtins.str = ...,
+        activity_text: _builtins.str = ...,
         progress_age_s: _builtins.float = ...,
         excluded: _builtins.str = ...,
         certificate_until: _builtins.float = ...,
@@ -631,7 +631,7 @@ class SiteInfo(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_moved", b"bytes_moved", "certificate_until", b"certificate_until", "doing", b"doing", "excluded", b"excluded", "progress", b"progress", "progress_age_s", b"progress_age_s", "roles", b"roles", "site", b"site", "standing", b"standing", "telemetry", b"telemetry"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["activity_text", b"activity_text", "bytes_moved", b"bytes_moved", "certificate_until", b"certificate_until", "excluded", b"excluded", "progress", b"progress", "progress_age_s", b"progress_age_s", "roles", b"roles", "site", b"site", "standing", b"standing", "telemetry", b"telemetry"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -736,7 +736,7 @@ class ListCertificatesRequest(_message.Message):
 Global___ListCertificatesRequest: _TypeAlias = ListCertificatesRequest  # noqa: Y015
 
 @_typing.final
-class ListCertificatesReply(_message.Message):
+class ListCertificatesResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     CERTIFICATES_FIELD_NUMBER: _builtins.int
@@ -755,7 +755,7 @@ class ListCertificatesReply(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___ListCertificatesReply: _TypeAlias = ListCertificatesReply  # noqa: Y015
+Global___ListCertificatesResponse: _TypeAlias = ListCertificatesResponse  # noqa: Y015
 
 @_typing.final
 class CertificateInfo(_message.Message):

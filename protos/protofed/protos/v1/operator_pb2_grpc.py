@@ -42,7 +42,7 @@ class OperatorStub:
         self.ListRuns = channel.unary_unary(
                 '/protofed.protos.v1.Operator/ListRuns',
                 request_serializer=protofed_dot_protos_dot_v1_dot_operator__pb2.ListRunsRequest.SerializeToString,
-                response_deserializer=protofed_dot_protos_dot_v1_dot_operator__pb2.ListRunsReply.FromString,
+                response_deserializer=protofed_dot_protos_dot_v1_dot_operator__pb2.ListRunsResponse.FromString,
                 _registered_method=True)
         self.ShowRun = channel.unary_unary(
                 '/protofed.protos.v1.Operator/ShowRun',
@@ -72,22 +72,22 @@ class OperatorStub:
         self.VerifyRound = channel.unary_unary(
                 '/protofed.protos.v1.Operator/VerifyRound',
                 request_serializer=protofed_dot_protos_dot_v1_dot_operator__pb2.VerifyRoundRequest.SerializeToString,
-                response_deserializer=protofed_dot_protos_dot_v1_dot_operator__pb2.VerifyRoundReply.FromString,
+                response_deserializer=protofed_dot_protos_dot_v1_dot_operator__pb2.VerifyRoundResponse.FromString,
                 _registered_method=True)
         self.GetDossier = channel.unary_unary(
                 '/protofed.protos.v1.Operator/GetDossier',
                 request_serializer=protofed_dot_protos_dot_v1_dot_operator__pb2.GetDossierRequest.SerializeToString,
-                response_deserializer=protofed_dot_protos_dot_v1_dot_operator__pb2.Piece.FromString,
+                response_deserializer=protofed_dot_protos_dot_v1_dot_operator__pb2.DownloadChunk.FromString,
                 _registered_method=True)
         self.GetState = channel.unary_unary(
                 '/protofed.protos.v1.Operator/GetState',
                 request_serializer=protofed_dot_protos_dot_v1_dot_operator__pb2.GetStateRequest.SerializeToString,
-                response_deserializer=protofed_dot_protos_dot_v1_dot_operator__pb2.Piece.FromString,
+                response_deserializer=protofed_dot_protos_dot_v1_dot_operator__pb2.DownloadChunk.FromString,
                 _registered_method=True)
         self.ListSites = channel.unary_unary(
                 '/protofed.protos.v1.Operator/ListSites',
                 request_serializer=protofed_dot_protos_dot_v1_dot_operator__pb2.ListSitesRequest.SerializeToString,
-                response_deserializer=protofed_dot_protos_dot_v1_dot_operator__pb2.ListSitesReply.FromString,
+                response_deserializer=protofed_dot_protos_dot_v1_dot_operator__pb2.ListSitesResponse.FromString,
                 _registered_method=True)
         self.ExcludeSite = channel.unary_unary(
                 '/protofed.protos.v1.Operator/ExcludeSite',
@@ -107,12 +107,12 @@ class OperatorStub:
         self.RevokeCertificate = channel.unary_unary(
                 '/protofed.protos.v1.Operator/RevokeCertificate',
                 request_serializer=protofed_dot_protos_dot_v1_dot_operator__pb2.RevokeCertificateRequest.SerializeToString,
-                response_deserializer=protofed_dot_protos_dot_v1_dot_operator__pb2.ListCertificatesReply.FromString,
+                response_deserializer=protofed_dot_protos_dot_v1_dot_operator__pb2.ListCertificatesResponse.FromString,
                 _registered_method=True)
         self.ListCertificates = channel.unary_unary(
                 '/protofed.protos.v1.Operator/ListCertificates',
                 request_serializer=protofed_dot_protos_dot_v1_dot_operator__pb2.ListCertificatesRequest.SerializeToString,
-                response_deserializer=protofed_dot_protos_dot_v1_dot_operator__pb2.ListCertificatesReply.FromString,
+                response_deserializer=protofed_dot_protos_dot_v1_dot_operator__pb2.ListCertificatesResponse.FromString,
                 _registered_method=True)
 
 
@@ -232,7 +232,7 @@ def add_OperatorServicer_to_server(servicer, server):
             'ListRuns': grpc.unary_unary_rpc_method_handler(
                     servicer.ListRuns,
                     request_deserializer=protofed_dot_protos_dot_v1_dot_operator__pb2.ListRunsRequest.FromString,
-                    response_serializer=protofed_dot_protos_dot_v1_dot_operator__pb2.ListRunsReply.SerializeToString,
+                    response_serializer=protofed_dot_protos_dot_v1_dot_operator__pb2.ListRunsResponse.SerializeToString,
             ),
             'ShowRun': grpc.unary_unary_rpc_method_handler(
                     servicer.ShowRun,
@@ -262,22 +262,22 @@ def add_OperatorServicer_to_server(servicer, server):
             'VerifyRound': grpc.unary_unary_rpc_method_handler(
                     servicer.VerifyRound,
                     request_deserializer=protofed_dot_protos_dot_v1_dot_operator__pb2.VerifyRoundRequest.FromString,
-                    response_serializer=protofed_dot_protos_dot_v1_dot_operator__pb2.VerifyRoundReply.SerializeToString,
+                    response_serializer=protofed_dot_protos_dot_v1_dot_operator__pb2.VerifyRoundResponse.SerializeToString,
             ),
             'GetDossier': grpc.unary_unary_rpc_method_handler(
                     servicer.GetDossier,
                     request_deserializer=protofed_dot_protos_dot_v1_dot_operator__pb2.GetDossierRequest.FromString,
-                    response_serializer=protofed_dot_protos_dot_v1_dot_operator__pb2.Piece.SerializeToString,
+                    response_serializer=protofed_dot_protos_dot_v1_dot_operator__pb2.DownloadChunk.SerializeToString,
             ),
             'GetState': grpc.unary_unary_rpc_method_handler(
                     servicer.GetState,
                     request_deserializer=protofed_dot_protos_dot_v1_dot_operator__pb2.GetStateRequest.FromString,
-                    response_serializer=protofed_dot_protos_dot_v1_dot_operator__pb2.Piece.SerializeToString,
+                    response_serializer=protofed_dot_protos_dot_v1_dot_operator__pb2.DownloadChunk.SerializeToString,
             ),
             'ListSites': grpc.unary_unary_rpc_method_handler(
                     servicer.ListSites,
                     request_deserializer=protofed_dot_protos_dot_v1_dot_operator__pb2.ListSitesRequest.FromString,
-                    response_serializer=protofed_dot_protos_dot_v1_dot_operator__pb2.ListSitesReply.SerializeToString,
+                    response_serializer=protofed_dot_protos_dot_v1_dot_operator__pb2.ListSitesResponse.SerializeToString,
             ),
             'ExcludeSite': grpc.unary_unary_rpc_method_handler(
                     servicer.ExcludeSite,
@@ -297,12 +297,12 @@ def add_OperatorServicer_to_server(servicer, server):
             'RevokeCertificate': grpc.unary_unary_rpc_method_handler(
                     servicer.RevokeCertificate,
                     request_deserializer=protofed_dot_protos_dot_v1_dot_operator__pb2.RevokeCertificateRequest.FromString,
-                    response_serializer=protofed_dot_protos_dot_v1_dot_operator__pb2.ListCertificatesReply.SerializeToString,
+                    response_serializer=protofed_dot_protos_dot_v1_dot_operator__pb2.ListCertificatesResponse.SerializeToString,
             ),
             'ListCertificates': grpc.unary_unary_rpc_method_handler(
                     servicer.ListCertificates,
                     request_deserializer=protofed_dot_protos_dot_v1_dot_operator__pb2.ListCertificatesRequest.FromString,
-                    response_serializer=protofed_dot_protos_dot_v1_dot_operator__pb2.ListCertificatesReply.SerializeToString,
+                    response_serializer=protofed_dot_protos_dot_v1_dot_operator__pb2.ListCertificatesResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -358,7 +358,7 @@ class Operator:
             target,
             '/protofed.protos.v1.Operator/ListRuns',
             protofed_dot_protos_dot_v1_dot_operator__pb2.ListRunsRequest.SerializeToString,
-            protofed_dot_protos_dot_v1_dot_operator__pb2.ListRunsReply.FromString,
+            protofed_dot_protos_dot_v1_dot_operator__pb2.ListRunsResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -520,7 +520,7 @@ class Operator:
             target,
             '/protofed.protos.v1.Operator/VerifyRound',
             protofed_dot_protos_dot_v1_dot_operator__pb2.VerifyRoundRequest.SerializeToString,
-            protofed_dot_protos_dot_v1_dot_operator__pb2.VerifyRoundReply.FromString,
+            protofed_dot_protos_dot_v1_dot_operator__pb2.VerifyRoundResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -547,7 +547,7 @@ class Operator:
             target,
             '/protofed.protos.v1.Operator/GetDossier',
             protofed_dot_protos_dot_v1_dot_operator__pb2.GetDossierRequest.SerializeToString,
-            protofed_dot_protos_dot_v1_dot_operator__pb2.Piece.FromString,
+            protofed_dot_protos_dot_v1_dot_operator__pb2.DownloadChunk.FromString,
             options,
             channel_credentials,
             insecure,
@@ -574,7 +574,7 @@ class Operator:
             target,
             '/protofed.protos.v1.Operator/GetState',
             protofed_dot_protos_dot_v1_dot_operator__pb2.GetStateRequest.SerializeToString,
-            protofed_dot_protos_dot_v1_dot_operator__pb2.Piece.FromString,
+            protofed_dot_protos_dot_v1_dot_operator__pb2.DownloadChunk.FromString,
             options,
             channel_credentials,
             insecure,
@@ -601,7 +601,7 @@ class Operator:
             target,
             '/protofed.protos.v1.Operator/ListSites',
             protofed_dot_protos_dot_v1_dot_operator__pb2.ListSitesRequest.SerializeToString,
-            protofed_dot_protos_dot_v1_dot_operator__pb2.ListSitesReply.FromString,
+            protofed_dot_protos_dot_v1_dot_operator__pb2.ListSitesResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -709,7 +709,7 @@ class Operator:
             target,
             '/protofed.protos.v1.Operator/RevokeCertificate',
             protofed_dot_protos_dot_v1_dot_operator__pb2.RevokeCertificateRequest.SerializeToString,
-            protofed_dot_protos_dot_v1_dot_operator__pb2.ListCertificatesReply.FromString,
+            protofed_dot_protos_dot_v1_dot_operator__pb2.ListCertificatesResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -736,7 +736,7 @@ class Operator:
             target,
             '/protofed.protos.v1.Operator/ListCertificates',
             protofed_dot_protos_dot_v1_dot_operator__pb2.ListCertificatesRequest.SerializeToString,
-            protofed_dot_protos_dot_v1_dot_operator__pb2.ListCertificatesReply.FromString,
+            protofed_dot_protos_dot_v1_dot_operator__pb2.ListCertificatesResponse.FromString,
             options,
             channel_credentials,
             insecure,

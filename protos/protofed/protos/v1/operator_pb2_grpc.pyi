@@ -33,52 +33,52 @@ class OperatorStub:
     def __new__(cls, channel: _aio.Channel) -> OperatorAsyncStub: ...
     StartRun: _grpc.UnaryUnaryMultiCallable[_operator_pb2.StartRunRequest, _operator_pb2.RunInfo]
     """Queues a run; it is durable when this is answered."""
-    ListRuns: _grpc.UnaryUnaryMultiCallable[_operator_pb2.ListRunsRequest, _operator_pb2.ListRunsReply]
+    ListRuns: _grpc.UnaryUnaryMultiCallable[_operator_pb2.ListRunsRequest, _operator_pb2.ListRunsResponse]
     ShowRun: _grpc.UnaryUnaryMultiCallable[_operator_pb2.ShowRunRequest, _operator_pb2.RunDetail]
     PauseRun: _grpc.UnaryUnaryMultiCallable[_operator_pb2.RunName, _operator_pb2.RunInfo]
     ResumeRun: _grpc.UnaryUnaryMultiCallable[_operator_pb2.RunName, _operator_pb2.RunInfo]
     AbortRun: _grpc.UnaryUnaryMultiCallable[_operator_pb2.AbortRunRequest, _operator_pb2.RunInfo]
     RollBackRun: _grpc.UnaryUnaryMultiCallable[_operator_pb2.RollBackRunRequest, _operator_pb2.RunInfo]
-    VerifyRound: _grpc.UnaryUnaryMultiCallable[_operator_pb2.VerifyRoundRequest, _operator_pb2.VerifyRoundReply]
+    VerifyRound: _grpc.UnaryUnaryMultiCallable[_operator_pb2.VerifyRoundRequest, _operator_pb2.VerifyRoundResponse]
     """One published state, computed again from the ledger and the blobs."""
-    GetDossier: _grpc.UnaryUnaryMultiCallable[_operator_pb2.GetDossierRequest, _operator_pb2.Piece]
+    GetDossier: _grpc.UnaryUnaryMultiCallable[_operator_pb2.GetDossierRequest, _operator_pb2.DownloadChunk]
     """All that a report says of a run, as JSON that was compressed with gzip; in pieces."""
-    GetState: _grpc.UnaryUnaryMultiCallable[_operator_pb2.GetStateRequest, _operator_pb2.Piece]
+    GetState: _grpc.UnaryUnaryMultiCallable[_operator_pb2.GetStateRequest, _operator_pb2.DownloadChunk]
     """A state that a round published, as safetensors; in pieces."""
-    ListSites: _grpc.UnaryUnaryMultiCallable[_operator_pb2.ListSitesRequest, _operator_pb2.ListSitesReply]
+    ListSites: _grpc.UnaryUnaryMultiCallable[_operator_pb2.ListSitesRequest, _operator_pb2.ListSitesResponse]
     ExcludeSite: _grpc.UnaryUnaryMultiCallable[_operator_pb2.ExcludeSiteRequest, _operator_pb2.SiteInfo]
     AdmitSite: _grpc.UnaryUnaryMultiCallable[_operator_pb2.AdmitSiteRequest, _operator_pb2.SiteInfo]
     RegisterCertificate: _grpc.UnaryUnaryMultiCallable[_operator_pb2.RegisterCertificateRequest, _operator_pb2.CertificateInfo]
     """A certificate may call from the moment that this is answered; one that was revoked never may again."""
-    RevokeCertificate: _grpc.UnaryUnaryMultiCallable[_operator_pb2.RevokeCertificateRequest, _operator_pb2.ListCertificatesReply]
+    RevokeCertificate: _grpc.UnaryUnaryMultiCallable[_operator_pb2.RevokeCertificateRequest, _operator_pb2.ListCertificatesResponse]
     """those that were revoked by it"""
-    ListCertificates: _grpc.UnaryUnaryMultiCallable[_operator_pb2.ListCertificatesRequest, _operator_pb2.ListCertificatesReply]
+    ListCertificates: _grpc.UnaryUnaryMultiCallable[_operator_pb2.ListCertificatesRequest, _operator_pb2.ListCertificatesResponse]
 
 @_typing.type_check_only
 class OperatorAsyncStub(OperatorStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     StartRun: _aio.UnaryUnaryMultiCallable[_operator_pb2.StartRunRequest, _operator_pb2.RunInfo]  # type: ignore[assignment]
     """Queues a run; it is durable when this is answered."""
-    ListRuns: _aio.UnaryUnaryMultiCallable[_operator_pb2.ListRunsRequest, _operator_pb2.ListRunsReply]  # type: ignore[assignment]
+    ListRuns: _aio.UnaryUnaryMultiCallable[_operator_pb2.ListRunsRequest, _operator_pb2.ListRunsResponse]  # type: ignore[assignment]
     ShowRun: _aio.UnaryUnaryMultiCallable[_operator_pb2.ShowRunRequest, _operator_pb2.RunDetail]  # type: ignore[assignment]
     PauseRun: _aio.UnaryUnaryMultiCallable[_operator_pb2.RunName, _operator_pb2.RunInfo]  # type: ignore[assignment]
     ResumeRun: _aio.UnaryUnaryMultiCallable[_operator_pb2.RunName, _operator_pb2.RunInfo]  # type: ignore[assignment]
     AbortRun: _aio.UnaryUnaryMultiCallable[_operator_pb2.AbortRunRequest, _operator_pb2.RunInfo]  # type: ignore[assignment]
     RollBackRun: _aio.UnaryUnaryMultiCallable[_operator_pb2.RollBackRunRequest, _operator_pb2.RunInfo]  # type: ignore[assignment]
-    VerifyRound: _aio.UnaryUnaryMultiCallable[_operator_pb2.VerifyRoundRequest, _operator_pb2.VerifyRoundReply]  # type: ignore[assignment]
+    VerifyRound: _aio.UnaryUnaryMultiCallable[_operator_pb2.VerifyRoundRequest, _operator_pb2.VerifyRoundResponse]  # type: ignore[assignment]
     """One published state, computed again from the ledger and the blobs."""
-    GetDossier: _aio.UnaryUnaryMultiCallable[_operator_pb2.GetDossierRequest, _operator_pb2.Piece]  # type: ignore[assignment]
+    GetDossier: _aio.UnaryUnaryMultiCallable[_operator_pb2.GetDossierRequest, _operator_pb2.DownloadChunk]  # type: ignore[assignment]
     """All that a report says of a run, as JSON that was compressed with gzip; in pieces."""
-    GetState: _aio.UnaryUnaryMultiCallable[_operator_pb2.GetStateRequest, _operator_pb2.Piece]  # type: ignore[assignment]
+    GetState: _aio.UnaryUnaryMultiCallable[_operator_pb2.GetStateRequest, _operator_pb2.DownloadChunk]  # type: ignore[assignment]
     """A state that a round published, as safetensors; in pieces."""
-    ListSites: _aio.UnaryUnaryMultiCallable[_operator_pb2.ListSitesRequest, _operator_pb2.ListSitesReply]  # type: ignore[assignment]
+    ListSites: _aio.UnaryUnaryMultiCallable[_operator_pb2.ListSitesRequest, _operator_pb2.ListSitesResponse]  # type: ignore[assignment]
     ExcludeSite: _aio.UnaryUnaryMultiCallable[_operator_pb2.ExcludeSiteRequest, _operator_pb2.SiteInfo]  # type: ignore[assignment]
     AdmitSite: _aio.UnaryUnaryMultiCallable[_operator_pb2.AdmitSiteRequest, _operator_pb2.SiteInfo]  # type: ignore[assignment]
     RegisterCertificate: _aio.UnaryUnaryMultiCallable[_operator_pb2.RegisterCertificateRequest, _operator_pb2.CertificateInfo]  # type: ignore[assignment]
     """A certificate may call from the moment that this is answered; one that was revoked never may again."""
-    RevokeCertificate: _aio.UnaryUnaryMultiCallable[_operator_pb2.RevokeCertificateRequest, _operator_pb2.ListCertificatesReply]  # type: ignore[assignment]
+    RevokeCertificate: _aio.UnaryUnaryMultiCallable[_operator_pb2.RevokeCertificateRequest, _operator_pb2.ListCertificatesResponse]  # type: ignore[assignment]
     """those that were revoked by it"""
-    ListCertificates: _aio.UnaryUnaryMultiCallable[_operator_pb2.ListCertificatesRequest, _operator_pb2.ListCertificatesReply]  # type: ignore[assignment]
+    ListCertificates: _aio.UnaryUnaryMultiCallable[_operator_pb2.ListCertificatesRequest, _operator_pb2.ListCertificatesResponse]  # type: ignore[assignment]
 
 class OperatorServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -94,7 +94,7 @@ class OperatorServicer(metaclass=_abc_1.ABCMeta):
         self,
         request: _operator_pb2.ListRunsRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_operator_pb2.ListRunsReply, _abc.Awaitable[_operator_pb2.ListRunsReply]]: ...
+    ) -> _typing.Union[_operator_pb2.ListRunsResponse, _abc.Awaitable[_operator_pb2.ListRunsResponse]]: ...
 
     @_abc_1.abstractmethod
     def ShowRun(
@@ -136,7 +136,7 @@ class OperatorServicer(metaclass=_abc_1.ABCMeta):
         self,
         request: _operator_pb2.VerifyRoundRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_operator_pb2.VerifyRoundReply, _abc.Awaitable[_operator_pb2.VerifyRoundReply]]:
+    ) -> _typing.Union[_operator_pb2.VerifyRoundResponse, _abc.Awaitable[_operator_pb2.VerifyRoundResponse]]:
         """One published state, computed again from the ledger and the blobs."""
 
     @_abc_1.abstractmethod
@@ -144,7 +144,7 @@ class OperatorServicer(metaclass=_abc_1.ABCMeta):
         self,
         request: _operator_pb2.GetDossierRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_operator_pb2.Piece, _abc.Awaitable[_operator_pb2.Piece]]:
+    ) -> _typing.Union[_operator_pb2.DownloadChunk, _abc.Awaitable[_operator_pb2.DownloadChunk]]:
         """All that a report says of a run, as JSON that was compressed with gzip; in pieces."""
 
     @_abc_1.abstractmethod
@@ -152,7 +152,7 @@ class OperatorServicer(metaclass=_abc_1.ABCMeta):
         self,
         request: _operator_pb2.GetStateRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_operator_pb2.Piece, _abc.Awaitable[_operator_pb2.Piece]]:
+    ) -> _typing.Union[_operator_pb2.DownloadChunk, _abc.Awaitable[_operator_pb2.DownloadChunk]]:
         """A state that a round published, as safetensors; in pieces."""
 
     @_abc_1.abstractmethod
@@ -160,7 +160,7 @@ class OperatorServicer(metaclass=_abc_1.ABCMeta):
         self,
         request: _operator_pb2.ListSitesRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_operator_pb2.ListSitesReply, _abc.Awaitable[_operator_pb2.ListSitesReply]]: ...
+    ) -> _typing.Union[_operator_pb2.ListSitesResponse, _abc.Awaitable[_operator_pb2.ListSitesResponse]]: ...
 
     @_abc_1.abstractmethod
     def ExcludeSite(
@@ -189,7 +189,7 @@ class OperatorServicer(metaclass=_abc_1.ABCMeta):
         self,
         request: _operator_pb2.RevokeCertificateRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_operator_pb2.ListCertificatesReply, _abc.Awaitable[_operator_pb2.ListCertificatesReply]]:
+    ) -> _typing.Union[_operator_pb2.ListCertificatesResponse, _abc.Awaitable[_operator_pb2.ListCertificatesResponse]]:
         """those that were revoked by it"""
 
     @_abc_1.abstractmethod
@@ -197,6 +197,6 @@ class OperatorServicer(metaclass=_abc_1.ABCMeta):
         self,
         request: _operator_pb2.ListCertificatesRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_operator_pb2.ListCertificatesReply, _abc.Awaitable[_operator_pb2.ListCertificatesReply]]: ...
+    ) -> _typing.Union[_operator_pb2.ListCertificatesResponse, _abc.Awaitable[_operator_pb2.ListCertificatesResponse]]: ...
 
 def add_OperatorServicer_to_server(servicer: OperatorServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -108,10 +108,10 @@ def _attempts(records: LedgerReader, run: str, rounds: Sequence[RoundRow]) -> li
         span = range(first, first + AT_A_TIME)
         commits: dict[str, list[UpdateRow]] = {}
         for update in records.updates(run, span):
-            commits.setdefault(update.task.nonce, []).append(update)
+            commits.setdefault(update.task.task_id, []).append(update)
         fates: dict[tuple[int, int], list[dict[str, Any]]] = {}
         for task in records.tasks(run, span):
-            fates.setdefault((task.round, task.attempt), []).append(_fate(task, commits.get(task.nonce, [])))
+            fates.setdefault((task.round, task.attempt), []).append(_fate(task, commits.get(task.task_id, [])))
         found += [_attempt(row, fates.get((row.round, row.attempt), [])) for row in rounds if row.round in span]
     return found
 

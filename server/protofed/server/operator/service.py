@@ -123,10 +123,10 @@ class OperatorApi:
         refused: dict[str, list[UpdateRow]] = {}
         for update in self._records.updates(run, rounds):
             if update.verdict is not Verdict.ACCEPTED:
-                refused.setdefault(update.task.nonce, []).append(update)
+                refused.setdefault(update.task.task_id, []).append(update)
         fates: dict[tuple[int, int], list[TaskHistory]] = {}
         for task in self._records.tasks(run, rounds):
-            fates.setdefault((task.round, task.attempt), []).append(TaskHistory(task, refused.get(task.nonce, [])))
+            fates.setdefault((task.round, task.attempt), []).append(TaskHistory(task, refused.get(task.task_id, [])))
         return fates
 
     def pause(self, run: str, *, paused: bool) -> RunReport:

@@ -30,13 +30,13 @@ class UploadIntake:
     classes: int
     metrics: ServerMetrics = field(default_factory=ServerMetrics)
 
-    def invitation(self, current: TaskRow | None, site: SiteId, nonce: str, *kinds: TaskKind) -> TaskRow:
+    def invitation(self, current: TaskRow | None, site: SiteId, task_id: str, *kinds: TaskKind) -> TaskRow:
         """The invitation that a site's call answers; the ledger is asked if it is not the site's `current` one.
 
         Raises:
             ProtocolError: there is none, or it is another site's, run's or kind of task's.
         """
-        row = current if current is not None and current.nonce == nonce else self.ledger.task(nonce)
+        row = current if current is not None and current.task_id == task_id else self.ledger.task(task_id)
         if row is None or row.site != site or row.run != self.run or row.kind not in kinds:
             raise ProtocolError("no such task for this site; ask for the next task")
         return row
@@ -70,7 +70,7 @@ class UploadIntake:
         self, row: TaskRow, base: Digest | None, manifest: Manifest, expected: ExpectedUpdate
     ) -> Receipt | None:
         """INVALID if an announced upload cannot be accepted; None: send it."""
-        fault = screening.size_fault(manifest) or screening.base_fault(base, row.base)
+        fault = screening.size_fault(manifest) or screening.base_fault(base, row.base_digest)
         if fault is None and row.kind is TaskKind.INITIALISE:
             fault = screening.first_model_fault(manifest, self.classes)
         elif fault is None:
@@ -98,8 +98,10 @@ class UploadIntake:
                 "update refused", run=self.run, round=row.round, site=row.site, verdict=verdict.value, reason=reason
             )
         else:
-            log.info("update accepted", run=self.run, round=row.round, site=row.site, update_bytes=manifest.total)
-        update = UpdateRow(row, verdict, reason, manifest.digest, manifest.total, metrics or {}, weight, code, norm)
+            log.info("update accepted", run=self.run, round=row.round, site=row.site, update_bytes=manifest.total_bytes)
+        update = UpdateRow(
+            row, verdict, reason, manifest.digest, manifest.total_bytes, metrics or {}, weight, code, norm
+        )
         receipt = self.ledger.judge(update)
         self.metrics.judged(verdict, code)
         if verdict is Verdict.ACCEPTED and row.kind is TaskKind.FIT and norm is not None:

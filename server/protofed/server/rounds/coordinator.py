@@ -112,12 +112,12 @@ class Coordinator:
         row = self._invitations.of(site)
         if row is None:
             return Wait(retry_after_s=1.0)
-        return Task(row.kind, self.run, row.round, row.nonce, row.base, row.base_bytes, self._remaining())
+        return Task(row.kind, self.run, row.round, row.task_id, row.base_digest, row.base_bytes, self._remaining())
 
     def may_fetch(self, site: SiteId, address: Digest) -> bool:
         """Whether the site's own open task names this blob."""
         row = self._invitations.of(site)
-        return row is not None and row.base == address
+        return row is not None and row.base_digest == address
 
     def heartbeat(self, site: SiteId, instance: str, progress: Progress) -> Signal:
         """Note how far a site is; ABORT when nobody waits for its task any more."""
@@ -126,7 +126,7 @@ class Coordinator:
             return Signal.CONTINUE
         self._roster.seen(site, instance, progress)
         row = self._invitations.of(site)
-        if row is None or row.nonce != progress.nonce:
+        if row is None or row.task_id != progress.task_id:
             return Signal.ABORT
         if progress.failure is not None:
             self._driver.decline(row, progress.failure)
@@ -135,15 +135,15 @@ class Coordinator:
         return Signal.CONTINUE
 
     def begin(
-        self, site: SiteId, instance: str, nonce: str, round: int, base: Digest | None, manifest: Manifest
+        self, site: SiteId, instance: str, task_id: str, round: int, base: Digest | None, manifest: Manifest
     ) -> Receipt | None:
         """Judge an upload before a byte of it is sent; None: send it."""
-        self._roster.seen(site, instance, nonce)
-        row = self._invitation(site, nonce, TaskKind.INITIALISE, TaskKind.FIT)
+        self._roster.seen(site, instance, task_id)
+        row = self._invitation(site, task_id, TaskKind.INITIALISE, TaskKind.FIT)
         if row.round != round:
             raise ProtocolError(f"the task belongs to round {row.round}, not to round {round}")
         settled = self._settled(row, manifest)
-        if settled is None and self._ledger.refused(nonce) >= MOST_REFUSED:
+        if settled is None and self._ledger.refused(task_id) >= MOST_REFUSED:
             raise ProtocolError(
                 f"{MOST_REFUSED} updates were refused for this task; see their reasons, and this site's log"
             )
@@ -157,7 +157,7 @@ class Coordinator:
         self,
         site: SiteId,
         instance: str,
-        nonce: str,
+        task_id: str,
         manifest: Manifest,
         metrics: Scores,
         weight: float | None,
@@ -165,7 +165,7 @@ class Coordinator:
     ) -> Receipt:
         """Judge an update whose blob is durable and sound; ACCEPTED counts from here on."""
         self._roster.seen(site, instance)
-        row = self._invitation(site, nonce, TaskKind.INITIALISE, TaskKind.FIT)
+        row = self._invitation(site, task_id, TaskKind.INITIALISE, TaskKind.FIT)
         if (settled := self._settled(row, manifest)) is not None:
             return settled
         fault = screening.scalars_fault(metrics, weight, self._driver.expected(row))
@@ -177,19 +177,19 @@ class Coordinator:
         self._driver.answered(row, phases.Arrived(site, self._clock()))
         return receipt
 
-    def refuse(self, site: SiteId, nonce: str, manifest: Manifest, fault: UpdateProblem) -> Receipt:
+    def refuse(self, site: SiteId, task_id: str, manifest: Manifest, fault: UpdateProblem) -> Receipt:
         """Write down what `examine` found."""
-        row = self._invitation(site, nonce, TaskKind.INITIALISE, TaskKind.FIT)
+        row = self._invitation(site, task_id, TaskKind.INITIALISE, TaskKind.FIT)
         return self._admission.invalid(row, manifest, fault)
 
-    def report_scores(self, site: SiteId, instance: str, nonce: str, scores: Scores) -> None:
+    def report_scores(self, site: SiteId, instance: str, task_id: str, scores: Scores) -> None:
         """Take a site's scores; those that nobody waits for are dropped politely.
 
         Raises:
             ProtocolError: they are too many, or not finite.
         """
         self._roster.seen(site, instance)
-        row = self._invitation(site, nonce, TaskKind.SCORE)
+        row = self._invitation(site, task_id, TaskKind.SCORE)
         if fault := screening.scalars_fault(scores, None, NOTHING):
             raise ProtocolError(fault.text)
         if not self._invitations.has(row):
@@ -201,8 +201,8 @@ class Coordinator:
         open_, complete = self._invitations.has(row), self._driver.was_complete(row)
         return self._admission.settled(row, manifest, is_open=open_, complete=complete)
 
-    def _invitation(self, site: SiteId, nonce: str, *kinds: TaskKind) -> TaskRow:
-        return self._admission.invitation(self._invitations.of(site), site, nonce, *kinds)
+    def _invitation(self, site: SiteId, task_id: str, *kinds: TaskKind) -> TaskRow:
+        return self._admission.invitation(self._invitations.of(site), site, task_id, *kinds)
 
     def _remaining(self) -> float:
         rules, now = self.recipe.federation, self._clock()

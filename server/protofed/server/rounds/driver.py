@@ -140,7 +140,7 @@ class Driver:
     def decline(self, row: TaskRow, reason: str) -> None:
         """Note that a site does not do its task."""
         log.warning("site declined", run=self._run, round=row.round, site=row.site, reason=reason)
-        self._ledger.set_fate(row.nonce, "failed", reason)
+        self._ledger.set_fate(row.task_id, "failed", reason)
         self.answered(row, phases.Declined(row.site, self._around.clock(), reason))
 
     def handle(self, event: phases.Event) -> None:

@@ -28,7 +28,7 @@ class Invitations:
     def has(self, row: TaskRow) -> bool:
         """Whether this very invitation is still open."""
         current = self._open.get(row.site)
-        return current is not None and current.nonce == row.nonce
+        return current is not None and current.task_id == row.task_id
 
     def take_up(self, tasks: Iterable[TaskRow]) -> None:
         """After a restart: those that the ledger has as open."""
@@ -38,7 +38,7 @@ class Invitations:
         """Note that a site works on its invitation."""
         if row.fate == "invited":
             self._open[row.site] = replace(row, fate="started")
-            self._around.ledger.set_fate(row.nonce, "started")
+            self._around.ledger.set_fate(row.task_id, "started")
 
     def answered(self, row: TaskRow) -> None:
         """It is closed; the ledger says how."""

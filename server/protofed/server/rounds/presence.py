@@ -73,7 +73,7 @@ class SitePresence:
             raise FencedError(f"a newer daemon of site {site} has enrolled; this one has to end")
         if isinstance(mark, Progress):
             presence.told = mark
-        if mark is None or mark != presence.mark or (isinstance(mark, Progress) and mark.moving):
+        if mark is None or mark != presence.mark or (isinstance(mark, Progress) and mark.making_progress):
             presence.mark, presence.moved_at = mark, self._clock()
 
     def note(self, site: SiteId, progress: Progress) -> None:

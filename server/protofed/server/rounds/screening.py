@@ -33,8 +33,10 @@ _SCALAR = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 def size_fault(manifest: Manifest) -> UpdateProblem | None:
     """Whether the announced total is within the limit and can be that of the announced tensors."""
     numbers = sum(spec.nbytes for spec in manifest.tensors)
-    if manifest.total > MAX_UPDATE_BYTES or not numbers < manifest.total <= numbers + HEADER_ROOM:
-        return UpdateProblem(RejectionCode.SIZE, f"{manifest.total} bytes announced for tensors of {numbers} bytes")
+    if manifest.total_bytes > MAX_UPDATE_BYTES or not numbers < manifest.total_bytes <= numbers + HEADER_ROOM:
+        return UpdateProblem(
+            RejectionCode.SIZE, f"{manifest.total_bytes} bytes announced for tensors of {numbers} bytes"
+        )
     return None
 
 

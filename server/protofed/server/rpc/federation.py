@@ -79,20 +79,20 @@ class FederationService(rpc.FederationServicer):
         self._shares = lru_cache(maxsize=256)(self._read_shares)
         self._uploads: dict[str, _Announced] = {}
 
-    async def Enroll(self, request: pb.EnrollRequest, context: Any) -> pb.EnrollReply:
+    async def Enroll(self, request: pb.EnrollRequest, context: Any) -> pb.EnrollResponse:
         site, instance = _caller(request.caller)
         roles = [wire.role.unpack(number) for number in request.roles]
         if not roles:
             raise ProtocolError("a daemon offers at least one role")
-        software, hold = request.software[:40], wire.unpack_hold(request.hold)
-        said = (request.protocol, software, VERSION, roles, hold)
+        software, hold = request.software_version[:40], wire.unpack_hold(request.hold)
+        said = (request.protocol_version, software, VERSION, roles, hold)
         answer = await self._control(self._runs.enroll, site, instance, *said)
         if isinstance(answer, Assignment) and hold is PauseReason.NONE:  # a daemon that waits asks every few seconds
             log.info("enrolled", site=site, run=answer.run, roles=[role.value for role in roles], software=software)
         reach("enroll-answered")
         return wire.pack_enrolled(answer)
 
-    async def NextTask(self, request: pb.NextTaskRequest, context: Any) -> pb.NextTaskReply:
+    async def NextTask(self, request: pb.NextTaskRequest, context: Any) -> pb.NextTaskResponse:
         site, instance = _caller(request.caller)
         clock = asyncio.get_running_loop().time
         until = clock() + min(max(0.0, request.wait_s), LONGEST_WAIT_S)  # NaN is 0, too
@@ -104,11 +104,11 @@ class FederationService(rpc.FederationServicer):
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(bell.wait(), until - clock())
 
-    async def Heartbeat(self, request: pb.HeartbeatRequest, context: Any) -> pb.HeartbeatReply:
+    async def Heartbeat(self, request: pb.HeartbeatRequest, context: Any) -> pb.HeartbeatResponse:
         site, instance = _caller(request.caller)
         progress = wire.unpack_progress(request)
         signal = await self._control(self._runs.heartbeat, read_id(request.run), site, instance, progress)
-        return pb.HeartbeatReply(signal=wire.signal.pack(signal))
+        return pb.HeartbeatResponse(signal=wire.signal.pack(signal))
 
     async def GetChunk(self, request: pb.GetChunkRequest, context: Any) -> pb.Chunk:
         site, _ = _caller(request.caller)
@@ -123,20 +123,20 @@ class FederationService(rpc.FederationServicer):
 
     async def BeginUpload(self, request: pb.UploadManifest, context: Any) -> pb.UploadTicket:
         site, instance = _caller(request.caller)
-        manifest, nonce, run = wire.unpack_manifest(request), read_id(request.nonce), read_id(request.run)
-        base = wire.read_digest(request.base) if request.base else None
+        manifest, task_id, run = wire.unpack_manifest(request), read_id(request.task_id), read_id(request.run)
+        base = wire.read_digest(request.base_digest) if request.base_digest else None
         coordinator = await self._control(self._runs.of, run)
-        receipt = await self._control(coordinator.begin, site, instance, nonce, request.round, base, manifest)
+        receipt = await self._control(coordinator.begin, site, instance, task_id, request.round, base, manifest)
         if receipt is not None:
-            await self._close(site, nonce, receipt.verdict)
+            await self._close(site, task_id, receipt.verdict)
             return pb.UploadTicket(receipt=wire.pack_receipt(receipt))
         if await self._transfer(self._shedding.short):
             raise OverQuotaError("the server is short of memory; try again later")
-        await self._transfer(self._blobs.uploads.drop_but, site, nonce)  # a site has one open invitation at a time
-        upload = Upload(site, nonce, manifest.digest)  # the same after a restart, so that chunks are found again
-        held = await self._transfer(self._blobs.uploads.begin, upload, manifest.total)
+        await self._transfer(self._blobs.uploads.drop_but, site, task_id)  # a site has one open invitation at a time
+        upload = Upload(site, task_id, manifest.digest)  # the same after a restart, so that chunks are found again
+        held = await self._transfer(self._blobs.uploads.begin, upload, manifest.total_bytes)
         self._uploads[str(upload)] = _Announced(upload, run, request.round, base, manifest, self._resumed(upload, held))
-        return pb.UploadTicket(upload=pb.Upload(id=str(upload), held=sorted(held)))
+        return pb.UploadTicket(upload=pb.Upload(id=str(upload), received_chunks=sorted(held)))
 
     async def PutChunk(self, request: pb.Chunk, context: Any) -> pb.ChunkAck:
         known = self._announced(_caller(request.caller)[0], request.upload)
@@ -144,7 +144,7 @@ class FederationService(rpc.FederationServicer):
         try:
             await self._transfer(write, known.upload, request.index, request.data, request.crc32c)
         except ConflictError as error:
-            whose = {"site": known.upload.site, "nonce": known.upload.nonce}
+            whose = {"site": known.upload.site, "task_id": known.upload.task_id}
             log.error("equivocation", run=known.run, round=known.round, **whose, why=str(error))
             raise
         self._metrics.moved("in", _shares(known.manifest.tensors), len(request.data))
@@ -153,11 +153,11 @@ class FederationService(rpc.FederationServicer):
     async def CommitUpload(self, request: pb.CommitRequest, context: Any) -> pb.Receipt:
         site, instance = _caller(request.caller)
         announced = self._announced(site, request.upload)
-        manifest, nonce = announced.manifest, announced.upload.nonce
-        if (request.run, request.round, request.nonce, request.digest) != (
+        manifest, task_id = announced.manifest, announced.upload.task_id
+        if (request.run, request.round, request.task_id, request.digest) != (
             announced.run,
             announced.round,
-            nonce,
+            task_id,
             manifest.digest,
         ):
             raise ProtocolError("this names another run, round, task or digest than the upload was begun with")
@@ -165,20 +165,20 @@ class FederationService(rpc.FederationServicer):
         data = await self._transfer(self._blobs.seal, announced.upload)
         norm = await self._transfer(coordinator.examine, data, manifest, announced.base)
         if isinstance(norm, UpdateProblem):
-            receipt = await self._control(coordinator.refuse, site, nonce, manifest, norm)
+            receipt = await self._control(coordinator.refuse, site, task_id, manifest, norm)
         else:
             weight = request.weight if request.HasField("weight") else None
             metrics = dict(request.metrics)
-            receipt = await self._control(coordinator.commit, site, instance, nonce, manifest, metrics, weight, norm)
+            receipt = await self._control(coordinator.commit, site, instance, task_id, manifest, metrics, weight, norm)
         self._uploads.pop(request.upload, None)
         reach("commit-recorded")
-        await self._close(site, nonce, receipt.verdict)
+        await self._close(site, task_id, receipt.verdict)
         return wire.pack_receipt(receipt)
 
     async def ReportScores(self, request: pb.ScoresRequest, context: Any) -> pb.Ack:
         site, instance = _caller(request.caller)
         coordinator = await self._control(self._runs.of, read_id(request.run))
-        await self._control(coordinator.report_scores, site, instance, read_id(request.nonce), dict(request.scores))
+        await self._control(coordinator.report_scores, site, instance, read_id(request.task_id), dict(request.scores))
         return pb.Ack()
 
     async def collect(self) -> None:
@@ -187,10 +187,10 @@ class FederationService(rpc.FederationServicer):
             log.info("unfinished uploads collected", uploads=gone)
         self._forget()
 
-    async def _close(self, site: SiteId, nonce: str, verdict: Verdict) -> None:
+    async def _close(self, site: SiteId, task_id: str, verdict: Verdict) -> None:
         """Every verdict but INVALID closes an invitation: what else was begun for it can never count."""
         if verdict is not Verdict.INVALID:
-            await self._transfer(self._blobs.uploads.drop_of, site, nonce)
+            await self._transfer(self._blobs.uploads.drop_of, site, task_id)
             self._forget()
 
     def _forget(self) -> None:

@@ -27,8 +27,8 @@ class OperatorService(rpc.OperatorServicer):
     async def StartRun(self, request: pb.StartRunRequest, context: Any) -> pb.RunInfo:
         return _run(await self._control(lambda: self._operation.start(request.recipe)))
 
-    async def ListRuns(self, request: pb.ListRunsRequest, context: Any) -> pb.ListRunsReply:
-        return pb.ListRunsReply(runs=[_run(report) for report in await self._control(self._operation.runs)])
+    async def ListRuns(self, request: pb.ListRunsRequest, context: Any) -> pb.ListRunsResponse:
+        return pb.ListRunsResponse(runs=[_run(report) for report in await self._control(self._operation.runs)])
 
     async def ShowRun(self, request: pb.ShowRunRequest, context: Any) -> pb.RunDetail:
         report = await self._control(lambda: self._operation.run(request.run))
@@ -55,23 +55,23 @@ class OperatorService(rpc.OperatorServicer):
     async def RollBackRun(self, request: pb.RollBackRunRequest, context: Any) -> pb.RunInfo:
         return _run(await self._control(lambda: self._operation.roll_back(request.run, request.round)))
 
-    async def VerifyRound(self, request: pb.VerifyRoundRequest, context: Any) -> pb.VerifyRoundReply:
+    async def VerifyRound(self, request: pb.VerifyRoundRequest, context: Any) -> pb.VerifyRoundResponse:
         verify = self._operation.verify
         found = await self._aside(lambda: verify(request.run, request.round, request.attempt))
-        return pb.VerifyRoundReply(
+        return pb.VerifyRoundResponse(
             finding=found.finding, published=found.published, recomputed=found.recomputed or "", reason=found.reason
         )
 
-    async def GetDossier(self, request: pb.GetDossierRequest, context: Any) -> pb.Piece:
+    async def GetDossier(self, request: pb.GetDossierRequest, context: Any) -> pb.DownloadChunk:
         documents = self._operation.documents
         return _piece(await self._aside(lambda: documents.dossier(request.run, request.offset, request.digest)))
 
-    async def GetState(self, request: pb.GetStateRequest, context: Any) -> pb.Piece:
+    async def GetState(self, request: pb.GetStateRequest, context: Any) -> pb.DownloadChunk:
         documents, number = self._operation.documents, request.round if request.HasField("round") else None
         return _piece(await self._aside(lambda: documents.state(request.run, number, request.offset)))
 
-    async def ListSites(self, request: pb.ListSitesRequest, context: Any) -> pb.ListSitesReply:
-        return pb.ListSitesReply(sites=[_site(report) for report in await self._control(self._operation.sites)])
+    async def ListSites(self, request: pb.ListSitesRequest, context: Any) -> pb.ListSitesResponse:
+        return pb.ListSitesResponse(sites=[_site(report) for report in await self._control(self._operation.sites)])
 
     async def ExcludeSite(self, request: pb.ExcludeSiteRequest, context: Any) -> pb.SiteInfo:
         return _site(await self._control(lambda: self._operation.exclude(request.site, request.reason)))
@@ -82,12 +82,14 @@ class OperatorService(rpc.OperatorServicer):
     async def RegisterCertificate(self, request: pb.RegisterCertificateRequest, context: Any) -> pb.CertificateInfo:
         return self._certificate(await self._control(lambda: self._operation.register(request.pem)))
 
-    async def RevokeCertificate(self, request: pb.RevokeCertificateRequest, context: Any) -> pb.ListCertificatesReply:
+    async def RevokeCertificate(
+        self, request: pb.RevokeCertificateRequest, context: Any
+    ) -> pb.ListCertificatesResponse:
         gone = await self._control(lambda: self._operation.revoke(request.certificate, request.reason))
-        return pb.ListCertificatesReply(certificates=map(self._certificate, gone))
+        return pb.ListCertificatesResponse(certificates=map(self._certificate, gone))
 
-    async def ListCertificates(self, request: pb.ListCertificatesRequest, context: Any) -> pb.ListCertificatesReply:
-        return pb.ListCertificatesReply(certificates=map(self._certificate, self._operation.certificates.all()))
+    async def ListCertificates(self, request: pb.ListCertificatesRequest, context: Any) -> pb.ListCertificatesResponse:
+        return pb.ListCertificatesResponse(certificates=map(self._certificate, self._operation.certificates.all()))
 
     def _certificate(self, row: CertificateRow) -> pb.CertificateInfo:
         told = {**asdict(row), "revoked_at": row.revoked_at or 0.0, "reason": row.reason or ""}
@@ -160,8 +162,8 @@ def _round(report: RoundReport) -> pb.RoundInfo:
     )
 
 
-def _piece(cut: DownloadChunk) -> pb.Piece:
-    return pb.Piece(data=cut.data, total=cut.total, digest=cut.digest, round=cut.round)
+def _piece(cut: DownloadChunk) -> pb.DownloadChunk:
+    return pb.DownloadChunk(data=cut.data, total_bytes=cut.total, digest=cut.digest, round=cut.round)
 
 
 def _site(report: SiteReport) -> pb.SiteInfo:
@@ -171,7 +173,7 @@ def _site(report: SiteReport) -> pb.SiteInfo:
         site=report.site,
         roles=report.roles,
         standing=report.standing,
-        doing=report.doing,
+        activity_text=report.doing,
         progress_age_s=-1.0 if report.progress_age_s is None else report.progress_age_s,
         excluded=report.excluded,
         certificate_until=report.certificate_until,

@@ -127,7 +127,7 @@ def _renew(connection: Connection, url: URL) -> None:
     elif version != versions.NEWEST:
         if connection.dialect.name == "sqlite" and (file := _file(url)):
             _back_up(file)
-        versions.upgrade(connection, version)
+        versions.upgrade(connection)
 
 
 def _back_up(file: Path) -> None:

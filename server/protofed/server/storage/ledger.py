@@ -116,13 +116,13 @@ class Ledger(LedgerWriter):
 
     def set_aside(self, update_row: UpdateRow, reason: str) -> None:
         """Leave an accepted update out of the aggregation; it stays where it is."""
-        nonce = update_row.task.nonce
-        accepted = (db.updates.c.nonce == nonce) & (db.updates.c.verdict == Verdict.ACCEPTED)
+        task_id = update_row.task.task_id
+        accepted = (db.updates.c.task_id == task_id) & (db.updates.c.verdict == Verdict.ACCEPTED)
         with self._write() as connection:
             connection.execute(update(db.updates).where(accepted).values(set_aside=reason))
-            of_site = update(db.tasks).where(db.tasks.c.nonce == nonce)
+            of_site = update(db.tasks).where(db.tasks.c.task_id == task_id)
             connection.execute(of_site.values(fate="set-aside", reason=reason))
-        self._promise("set-aside", run=update_row.task.run, nonce=nonce, site=update_row.task.site, reason=reason)
+        self._promise("set-aside", run=update_row.task.run, task_id=task_id, site=update_row.task.site, reason=reason)
 
     def publish(
         self,
@@ -183,9 +183,9 @@ class Ledger(LedgerWriter):
         with self._write() as connection:
             connection.execute(insert(db.tasks), [_columns(task) for task in tasks])
 
-    def set_fate(self, nonce: str, fate: str, reason: str = "") -> None:
+    def set_fate(self, task_id: str, fate: str, reason: str = "") -> None:
         """What became of an invitation that is open; one whose update stands here already stays reported."""
-        still_open = (db.tasks.c.nonce == nonce) & db.tasks.c.fate.in_(OPEN)
+        still_open = (db.tasks.c.task_id == task_id) & db.tasks.c.fate.in_(OPEN)
         with self._write() as connection:
             connection.execute(update(db.tasks).where(still_open).values(fate=fate, reason=reason))
 
@@ -202,14 +202,20 @@ class Ledger(LedgerWriter):
                 raise StateError(f"two updates for one invitation of {task.site} in round {task.round}")
             self.settle_promises()
             return counted.receipt()
-        facts = {"run": task.run, "round": task.round, "attempt": task.attempt, "site": task.site, "nonce": task.nonce}
+        facts = {
+            "run": task.run,
+            "round": task.round,
+            "attempt": task.attempt,
+            "site": task.site,
+            "task_id": task.task_id,
+        }
         facts |= {"verdict": row.verdict, "code": row.code, "reason": row.reason}
-        facts |= {"digest": row.digest, "bytes": row.bytes, "seal": receipt.seal}
+        facts |= {"digest": row.digest, "bytes": row.bytes, "record_hash": receipt.record_hash}
         taken = {"metrics": dict(row.metrics), "weight": row.weight, "norm": row.norm, "at": time.time()}
         with self._write() as connection:
             connection.execute(insert(db.updates).values(**facts, **taken))
             if row.verdict is Verdict.ACCEPTED:
-                connection.execute(update(db.tasks).where(db.tasks.c.nonce == task.nonce).values(fate="reported"))
+                connection.execute(update(db.tasks).where(db.tasks.c.task_id == task.task_id).values(fate="reported"))
         self._promise("verdict", **facts)
         return receipt
 
@@ -219,7 +225,7 @@ class Ledger(LedgerWriter):
         with self._write() as connection:
             if scores:
                 connection.execute(insert(db.scores), [{**of_task, "name": n, "value": v} for n, v in scores.items()])
-            connection.execute(update(db.tasks).where(db.tasks.c.nonce == task.nonce).values(fate="reported"))
+            connection.execute(update(db.tasks).where(db.tasks.c.task_id == task.task_id).values(fate="reported"))
 
 
 def _columns(task: TaskRow) -> dict[str, Any]:

@@ -76,9 +76,9 @@ class LedgerReader:
         query = select(func.count()).select_from(db.rounds).where(db.rounds.c.run == run, db.rounds.c.round == round)
         return int(self._read(query)[0][0])
 
-    def task(self, nonce: str) -> TaskRow | None:
-        """The invitation of that nonce, if there was one."""
-        rows = self._read(select(db.tasks).where(db.tasks.c.nonce == nonce))
+    def task(self, task_id: str) -> TaskRow | None:
+        """The invitation of that task_id, if there was one."""
+        rows = self._read(select(db.tasks).where(db.tasks.c.task_id == task_id))
         return _task(rows[0]) if rows else None
 
     def tasks(self, run: str, round: int | range | None = None, attempt: int | None = None) -> list[TaskRow]:
@@ -89,20 +89,20 @@ class LedgerReader:
 
     def accepted(self, task: TaskRow) -> UpdateRow | None:
         """The accepted update of an invitation, if there is one."""
-        query = select(db.updates).where(db.updates.c.nonce == task.nonce, db.updates.c.verdict == Verdict.ACCEPTED)
+        query = select(db.updates).where(db.updates.c.task_id == task.task_id, db.updates.c.verdict == Verdict.ACCEPTED)
         rows = self._read(query)
         return _update(rows[0], task) if rows else None
 
     def updates(self, run: str, round: int | range | None = None, attempt: int | None = None) -> list[UpdateRow]:
         """All commits of a run (of a round or some, of one attempt) by rounds and sites, the refused ones too."""
-        tasks = {task.nonce: task for task in self.tasks(run, round, attempt)}
+        tasks = {task.task_id: task for task in self.tasks(run, round, attempt)}
         order = (db.updates.c.round, db.updates.c.attempt, db.updates.c.site, db.updates.c.id)
         rows = self._read(_narrowed(db.updates, run, round, attempt).order_by(*order))
-        return [_update(row, tasks[row.nonce]) for row in rows]
+        return [_update(row, tasks[row.task_id]) for row in rows]
 
-    def refused(self, nonce: str) -> int:
+    def refused(self, task_id: str) -> int:
         """How many updates were refused for an invitation."""
-        query = select(func.count()).select_from(db.updates).where(db.updates.c.nonce == nonce)
+        query = select(func.count()).select_from(db.updates).where(db.updates.c.task_id == task_id)
         return int(self._read(query.where(db.updates.c.verdict != Verdict.ACCEPTED))[0][0])
 
     def last_weight(self, run: str, site: SiteId) -> float | None:
@@ -143,14 +143,14 @@ class LedgerReader:
 
     def sealed(self) -> set[str]:
         """What must never be lost: seals of accepted updates, digests of published states, revoked certificates."""
-        accepted = select(db.updates.c.seal).where(db.updates.c.verdict == Verdict.ACCEPTED)
+        accepted = select(db.updates.c.record_hash).where(db.updates.c.verdict == Verdict.ACCEPTED)
         published = select(db.rounds.c.state).where(db.rounds.c.state.is_not(None))
         revoked = select(db.certificates.c.fingerprint).where(db.certificates.c.revoked_at.is_not(None))
         return {row[0] for query in (accepted, published, revoked) for row in self._read(query)}
 
     def named(self) -> set[Digest]:
         """All digests that any row names."""
-        columns = (db.rounds.c.state, db.tasks.c.base, db.updates.c.digest)
+        columns = (db.rounds.c.state, db.tasks.c.base_digest, db.updates.c.digest)
         queries = [select(column).where(column.is_not(None)).distinct() for column in columns]
         return {Digest(row[0]) for query in queries for row in self._read(query)}
 
@@ -164,7 +164,7 @@ class LedgerReader:
         needed: set[Digest] = set()
         for column, at in (
             (db.rounds.c.state, db.rounds),
-            (db.tasks.c.base, db.tasks),
+            (db.tasks.c.base_digest, db.tasks),
             (db.updates.c.digest, db.updates),
         ):
             query = select(column.label("digest"), at.c.round).where(at.c.run == run, column.is_not(None))

@@ -68,7 +68,7 @@ def _promised(path: Path) -> dict[str, str]:
     for record in records(path):
         match record.event:
             case "verdict" if record.facts["verdict"] == Verdict.ACCEPTED:
-                promised[str(record.facts["seal"])] = f"the update of {record.facts['site']} in {_where(record)}"
+                promised[str(record.facts["record_hash"])] = f"the update of {record.facts['site']} in {_where(record)}"
             case "published":
                 promised[str(record.facts["state"])] = f"the state of {_where(record)}"
             case "certificate-revoked":

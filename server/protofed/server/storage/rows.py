@@ -22,13 +22,13 @@ class TaskRow:
     was left out. `reason` explains the last four.
     """
 
-    nonce: str
+    task_id: str
     run: str
     round: int
     attempt: int
     site: SiteId
     kind: TaskKind
-    base: Digest | None
+    base_digest: Digest | None
     base_bytes: int
     fate: str = "invited"
     reason: str = ""
@@ -66,12 +66,12 @@ class UpdateRow:
         return self.verdict is Verdict.ACCEPTED and self.set_aside is None
 
     def receipt(self) -> Receipt:
-        """The receipt of this row; its seal commits the server to all of it."""
+        """The receipt of this row; its record_hash commits the server to all of it."""
         facts = [
             self.task.run,
             self.task.round,
             self.task.site,
-            self.task.nonce,
+            self.task.task_id,
             self.verdict,
             self.reason,
             self.digest,

@@ -46,13 +46,13 @@ rounds = Table(
 tasks = Table(
     "tasks",
     metadata,
-    Column("nonce", String(64), primary_key=True),
+    Column("task_id", String(64), primary_key=True),
     Column("run", String(64), nullable=False),
     Column("round", Integer, nullable=False),
     Column("attempt", Integer, nullable=False),
     Column("site", String(64), nullable=False),
     Column("kind", String(16), nullable=False),
-    Column("base", String(64)),
+    Column("base_digest", String(64)),
     Column("base_bytes", Integer, nullable=False),
     Column("fate", String(16), nullable=False),
     Column("reason", String, nullable=False, default=""),
@@ -66,7 +66,7 @@ updates = Table(
     Column("round", Integer, nullable=False),
     Column("attempt", Integer, nullable=False),
     Column("site", String(64), nullable=False),
-    Column("nonce", String(64), nullable=False),
+    Column("task_id", String(64), nullable=False),
     Column("verdict", String(16), nullable=False),
     Column("code", String(24), nullable=False, server_default=""),  # of the refusal, for counting; reason explains it
     Column("reason", String, nullable=False),
@@ -76,11 +76,11 @@ updates = Table(
     Column("weight", Float),
     Column("norm", Float),  # of the update less the model that it starts from
     Column("set_aside", String),  # why an accepted update was left out of the aggregation; NULL: it was not
-    Column("seal", String(64), nullable=False),
+    Column("record_hash", String(64), nullable=False),
     Column("at", Float, nullable=False),
     Index(
         "one_update_a_task",
-        "nonce",
+        "task_id",
         unique=True,
         sqlite_where=text("verdict = 'accepted'"),
         postgresql_where=text("verdict = 'accepted'"),

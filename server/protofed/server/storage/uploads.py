@@ -27,12 +27,12 @@ class Upload:
     """A site's try to hand in one update; the same again finds the chunks that are there."""
 
     site: SiteId
-    nonce: str  # of the invitation
+    task_id: str  # of the invitation
     address: Digest  # of the update
 
     def __str__(self) -> str:
         """Its id on the wire and its file's name; none of the three has a dot."""
-        return f"{self.site}.{self.nonce}.{self.address}"
+        return f"{self.site}.{self.task_id}.{self.address}"
 
 
 class Uploads:
@@ -82,13 +82,13 @@ class Uploads:
         """Forget an upload, if it is there."""
         self._drop(lambda other, _: other == upload)
 
-    def drop_of(self, site: SiteId, nonce: str) -> int:
+    def drop_of(self, site: SiteId, task_id: str) -> int:
         """Forget what a site sent for an invitation that is closed; how many uploads that were."""
-        return self._drop(lambda upload, _: (upload.site, upload.nonce) == (site, nonce))
+        return self._drop(lambda upload, _: (upload.site, upload.task_id) == (site, task_id))
 
-    def drop_but(self, site: SiteId, nonce: str) -> int:
+    def drop_but(self, site: SiteId, task_id: str) -> int:
         """Forget what a site sent for any other invitation than its open one; how many uploads that were."""
-        return self._drop(lambda upload, _: upload.site == site and upload.nonce != nonce)
+        return self._drop(lambda upload, _: upload.site == site and upload.task_id != task_id)
 
     def collect(self, older_than_s: float, now: float) -> int:
         """Forget what was not touched for so long, `now` by the wall clock, in seconds; how many that were."""
@@ -137,7 +137,7 @@ class Uploads:
 
 def _named(name: str) -> Upload | None:
     match name.split("."):
-        case [site, nonce, address] if is_digest(address):
-            return Upload(site, nonce, Digest(address))
+        case [site, task_id, address] if is_digest(address):
+            return Upload(site, task_id, Digest(address))
         case _:
             return None

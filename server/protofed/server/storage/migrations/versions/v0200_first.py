@@ -1,11 +1,11 @@
-"""The ledger as protofed 0.1 made it. What a version says never changes: a change is another version."""
+"""The ledger of protofed 0.2.0. What a version says never changes: a change is another version."""
 
 from __future__ import annotations
 
 from alembic import op
-from sqlalchemy import JSON, Boolean, Column, Float, Index, Integer, String, text
+from sqlalchemy import JSON, Boolean, Column, Float, Index, Integer, String, false, text
 
-revision = "0001"
+revision = "0200"
 down_revision = None
 # Sites are folded in the order of their bytes, whatever language the database sorts in.
 SITE = String(64).with_variant(String(64, collation="C"), "postgresql")
@@ -14,17 +14,23 @@ ACCEPTED = text("verdict = 'accepted'")
 
 def upgrade() -> None:
     """Make the tables."""
-    op.create_table("meta", Column("schema", Integer, nullable=False))
-    op.create_table("sites", Column("site", SITE, primary_key=True), Column("roles", JSON, nullable=False))
+    op.create_table(
+        "sites",
+        Column("site", SITE, primary_key=True),
+        Column("roles", JSON, nullable=False),
+        Column("excluded", String),
+    )
     op.create_table(
         "runs",
         Column("run", String(64), primary_key=True),
         Column("fingerprint", String(64), nullable=False),
         Column("recipe", String, nullable=False),
+        Column("position", Integer, nullable=False),
         Column("began_at", Float, nullable=False),
         Column("ended_at", Float),
-        Column("failed", Boolean),
+        Column("outcome", String(16)),
         Column("reason", String),
+        Column("paused", Boolean, nullable=False, server_default=false()),
     )
     op.create_table(
         "rounds",
@@ -38,20 +44,23 @@ def upgrade() -> None:
         Column("state", String(64)),
         Column("complete", Boolean),
         Column("abandoned", String),
-        Column("scored", Boolean, nullable=False),
+        Column("scored", Boolean, nullable=False, default=False),
+        Column("aggregations", Integer, nullable=False, server_default=text("0")),
+        Column("rolled_back", Boolean, nullable=False, server_default=false()),
+        Column("figures", JSON),
     )
     op.create_table(
         "tasks",
-        Column("nonce", String(64), primary_key=True),
+        Column("task_id", String(64), primary_key=True),
         Column("run", String(64), nullable=False),
         Column("round", Integer, nullable=False),
         Column("attempt", Integer, nullable=False),
         Column("site", SITE, nullable=False),
         Column("kind", String(16), nullable=False),
-        Column("base", String(64)),
+        Column("base_digest", String(64)),
         Column("base_bytes", Integer, nullable=False),
         Column("fate", String(16), nullable=False),
-        Column("reason", String, nullable=False),
+        Column("reason", String, nullable=False, default=""),
         Index("tasks_of_round", "run", "round"),
     )
     op.create_table(
@@ -61,23 +70,44 @@ def upgrade() -> None:
         Column("round", Integer, nullable=False),
         Column("attempt", Integer, nullable=False),
         Column("site", SITE, nullable=False),
-        Column("nonce", String(64), nullable=False),
+        Column("task_id", String(64), nullable=False),
         Column("verdict", String(16), nullable=False),
+        Column("code", String(24), nullable=False, server_default=""),
         Column("reason", String, nullable=False),
         Column("digest", String(64), nullable=False),
         Column("bytes", Integer, nullable=False),
         Column("metrics", JSON, nullable=False),
         Column("weight", Float),
-        Column("seal", String(64), nullable=False),
+        Column("norm", Float),
+        Column("set_aside", String),
+        Column("record_hash", String(64), nullable=False),
         Column("at", Float, nullable=False),
-        Index("one_update_a_task", "nonce", unique=True, sqlite_where=ACCEPTED, postgresql_where=ACCEPTED),
+        Index(
+            "one_update_a_task",
+            "task_id",
+            unique=True,
+            sqlite_where=ACCEPTED,
+            postgresql_where=ACCEPTED,
+        ),
         Index("updates_of_round", "run", "round"),
     )
     op.create_table(
         "scores",
         Column("run", String(64), primary_key=True),
         Column("round", Integer, primary_key=True),
+        Column("attempt", Integer, primary_key=True),
         Column("site", SITE, primary_key=True),
         Column("name", String(64), primary_key=True),
         Column("value", Float, nullable=False),
+    )
+    op.create_table(
+        "certificates",
+        Column("fingerprint", String(64), primary_key=True),
+        Column("party", String(16), nullable=False),
+        Column("name", String(64), nullable=False),
+        Column("not_before", Float, nullable=False),
+        Column("not_after", Float, nullable=False),
+        Column("added_at", Float, nullable=False),
+        Column("revoked_at", Float),
+        Column("reason", String),
     )
