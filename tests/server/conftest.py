@@ -205,14 +205,14 @@ class Lab:
         """Announce, send and commit an update, as a link does."""
         task = task or self.task(site)
         manifest, data = announce(payload)
-        decided = self.coordinator.begin(site, daemon(site), task.nonce, task.round, task.base, manifest)
+        decided = self.coordinator.intake.begin(site, daemon(site), task.nonce, task.round, task.base, manifest)
         if decided is not None:
             return decided
-        found = self.coordinator.examine(data, manifest, task.base)
+        found = self.coordinator.intake.examine(data, manifest, task.base)
         if isinstance(found, UpdateProblem):
-            return self.coordinator.refuse(site, task.nonce, manifest, found)
+            return self.coordinator.intake.refuse(site, task.nonce, manifest, found)
         self.blobs.put(data)
-        return self.coordinator.commit(site, daemon(site), task.nonce, manifest, metrics or {}, weight, found)
+        return self.coordinator.intake.commit(site, daemon(site), task.nonce, manifest, metrics or {}, weight, found)
 
     def score(self, site: SiteId, value: float = 0.5, task: Task | None = None) -> None:
         """Report one score."""
