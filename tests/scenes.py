@@ -84,7 +84,7 @@ class Scene:
         policy = shipped.folder("policies") / "open.toml"  # holds back no class, as a simulation does
         settings = f"--settings={self.folder / 'site.toml'}"
         known = (f"--site={name}", f"--server={via or self.address}", f"--policy={policy}", "--until-finished")
-        return self.start(name, "client", settings, *known, *more, fails=fails)
+        return self.start(name, "client", "start", settings, *known, *more, fails=fails)
 
     def identity(self, party: Party, name: str) -> Path:
         """The party's identity folder, made and known to the server when it is first asked for."""

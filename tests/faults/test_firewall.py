@@ -26,7 +26,8 @@ from protofed.common.config.recipe import Recipe
 from protofed.common.payload import Array, Part, Payload, Tensors, describe
 from protofed.common.protocol.messages import Manifest
 from protofed.protos.v1 import federation_pb2 as pb
-from protofed.server.rounds.screening import examined, outliers
+from protofed.server.rounds.aggregation import outliers
+from protofed.server.rounds.intake import examined
 from protofed.server.verdicts import UpdateProblem
 
 RUN = "small-fedavg"

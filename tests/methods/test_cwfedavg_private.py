@@ -17,7 +17,7 @@ from protofed.common.payload import Part, Payload, Update, describe
 from protofed.common.protocol.messages import Manifest
 from protofed.common.tensors import same_tensors
 from protofed.server.methods.cwfedavg_private import CwFedAvgPrivateServer as Server
-from protofed.server.rounds import screening
+from protofed.server.rounds import intake
 
 LocalOf = Callable[..., FitContext]
 Linear = Callable[..., SplitModel]
@@ -136,4 +136,4 @@ def test_what_one_half_sends_the_other_expects(site: Site) -> None:
     for state in (Server().init(MODEL, 3), Server().aggregate(STATE, [Update("ann", made)])):
         expected = Server().expects(state)
         assert not expected.weight
-        assert screening.manifest_fault(Manifest(describe(made), len(data), codec.digest(data)), expected) is None
+        assert intake.manifest_fault(Manifest(describe(made), len(data), codec.digest(data)), expected) is None

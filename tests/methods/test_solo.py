@@ -15,7 +15,7 @@ from protofed.common.payload import Part, Payload, Update, describe
 from protofed.common.protocol.messages import Manifest
 from protofed.common.tensors import same_tensors
 from protofed.server.methods.solo import SoloServer as Server
-from protofed.server.rounds import screening
+from protofed.server.rounds import intake
 
 COMMON: Payload = {
     Part.BODY: {"0.weight": np.array([[1.0, 0.5], [-0.5, 1.0]])},
@@ -71,8 +71,8 @@ def test_the_server_expects_nothing_and_keeps_its_state() -> None:
     state = Server().init(COMMON, classes=2)
     expected = Server().expects(state)
     nothing, model = codec.encode({}), codec.encode(COMMON)
-    assert screening.manifest_fault(Manifest((), len(nothing), codec.digest(nothing)), expected) is None
-    fault = screening.manifest_fault(Manifest(describe(COMMON), len(model), codec.digest(model)), expected)
+    assert intake.manifest_fault(Manifest((), len(nothing), codec.digest(nothing)), expected) is None
+    fault = intake.manifest_fault(Manifest(describe(COMMON), len(model), codec.digest(model)), expected)
     assert fault is not None
     assert "not part of this method's update" in fault.text
     assert Server().aggregate(state, iter([Update("ann", {}), Update("bob", {})])) is state

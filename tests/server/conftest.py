@@ -205,14 +205,16 @@ class Lab:
         """Announce, send and commit an update, as a link does."""
         task = task or self.task(site)
         manifest, data = announce(payload)
-        decided = self.coordinator.begin(site, daemon(site), task.task_id, task.round, task.base_digest, manifest)
+        decided = self.coordinator.intake.begin(
+            site, daemon(site), task.task_id, task.round, task.base_digest, manifest
+        )
         if decided is not None:
             return decided
-        found = self.coordinator.examine(data, manifest, task.base_digest)
+        found = self.coordinator.intake.examine(data, manifest, task.base_digest)
         if isinstance(found, UpdateProblem):
-            return self.coordinator.refuse(site, task.task_id, manifest, found)
+            return self.coordinator.intake.refuse(site, task.task_id, manifest, found)
         self.blobs.put(data)
-        return self.coordinator.commit(site, daemon(site), task.task_id, manifest, metrics or {}, weight, found)
+        return self.coordinator.intake.commit(site, daemon(site), task.task_id, manifest, metrics or {}, weight, found)
 
     def score(self, site: SiteId, value: float = 0.5, task: Task | None = None) -> None:
         """Report one score."""

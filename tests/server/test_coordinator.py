@@ -16,7 +16,7 @@ from protofed.common.protocol.messages import Activity, Finished, Role, Signal, 
 from protofed.common.tensors import same_tensors
 from protofed.server.methods.fedavg import FedAvgServer
 from protofed.server.rounds import phases
-from protofed.server.rounds.screening import MAX_SCALARS
+from protofed.server.rounds.intake import MAX_SCALARS
 from protofed.server.storage.blobs import FolderBlobs
 from protofed.server.verdicts import RoundOutcome
 
@@ -300,7 +300,7 @@ def test_a_site_cannot_fill_the_disk_with_updates_that_are_refused(lab: Lab) -> 
 def test_an_upload_for_another_round_than_its_task_is_refused(lab: Lab) -> None:
     task, (manifest, _) = lab.task("ann"), lab.announce(lab.model(1.0))
     with pytest.raises(ProtocolError, match="belongs to round 1, not to round 2"):
-        lab.coordinator.begin("ann", "daemon-ann", task.task_id, 2, task.base_digest, manifest)
+        lab.coordinator.intake.begin("ann", "daemon-ann", task.task_id, 2, task.base_digest, manifest)
 
 
 # Heartbeats

@@ -84,7 +84,7 @@ def test_a_round_has_its_sites_bytes_losses_and_norms(lab: Lab) -> None:
 
 def test_what_was_refused_failed_or_late_says_why(lab: Lab) -> None:
     manifest, _ = lab.announce(lab.model(1.0))
-    lab.coordinator.refuse(
+    lab.coordinator.intake.refuse(
         "bob", lab.task("bob").task_id, manifest, UpdateProblem(RejectionCode.NOT_FINITE, "body/w holds <NaN>")
     )
     lab.beat("cyd", lab.task("cyd").task_id, activity=Activity.FAILED, failure=FailureReason.OUT_OF_MEMORY)

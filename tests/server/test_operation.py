@@ -242,7 +242,7 @@ def test_every_site_has_its_fate_in_every_round(desk: Office) -> None:
     desk.begin()
     task = desk.task("cyd")
     announced = announce(desk.model(9.0))[0]
-    refusal = desk.coordinator.begin("cyd", daemon("cyd"), task.task_id, task.round, Digest("0" * 64), announced)
+    refusal = desk.coordinator.intake.begin("cyd", daemon("cyd"), task.task_id, task.round, Digest("0" * 64), announced)
     assert refusal is not None
     assert refusal.verdict is Verdict.INVALID
     desk.push("ann", desk.model(1.0))

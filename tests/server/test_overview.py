@@ -61,7 +61,7 @@ def test_bytes_are_those_of_counted_updates_and_of_models_to_be_fetched(lab: Lab
     state = len(lab.blobs.get(lab.address))
     first = seen(lab).received
     lab.push("ann", lab.model(1.0))
-    lab.coordinator.refuse("bob", lab.task("bob").task_id, manifest, UpdateProblem(RejectionCode.DAMAGED, "no"))
+    lab.coordinator.intake.refuse("bob", lab.task("bob").task_id, manifest, UpdateProblem(RejectionCode.DAMAGED, "no"))
     assert seen(lab).received == first + len(data)
     assert seen(lab).sent == 3 * state
 

@@ -60,7 +60,7 @@ def test_refused_and_stale_updates_are_discarded_too(make: MakeLab) -> None:
     lab.push("ann", lab.model(1.0))
     manifest, data = lab.announce(lab.model(77.0))
     lab.blobs.put(data)
-    lab.coordinator.refuse("cyd", late.task_id, manifest, UpdateProblem(RejectionCode.NOT_FINITE, "not finite"))
+    lab.coordinator.intake.refuse("cyd", late.task_id, manifest, UpdateProblem(RejectionCode.NOT_FINITE, "not finite"))
     lab.round(bob=1.0, cyd=1.0)
     assert lab.has(manifest.digest)
     go(lab, 2, 3)

@@ -1,4 +1,4 @@
-"""The link of a simulation: a function call through the codec and the same screening as an upload's."""
+"""The link of a simulation: a function call through the codec and the same intake as an upload's."""
 
 from __future__ import annotations
 
@@ -48,16 +48,16 @@ class DirectLink:
         return self.blobs.get(task.base_digest)
 
     def push(self, task: Task, released: Released) -> Receipt:
-        """Through the same screening as an upload."""
-        run, manifest = self.runs.of(task.run), released.manifest
-        decided = run.begin(self.site, self.instance, task.task_id, task.round, task.base_digest, manifest)
+        """Through the same intake as an upload."""
+        intake, manifest = self.runs.of(task.run).intake, released.manifest
+        decided = intake.begin(self.site, self.instance, task.task_id, task.round, task.base_digest, manifest)
         if decided is not None:
             return decided
-        norm = run.examine(released.data, manifest, task.base_digest)
+        norm = intake.examine(released.data, manifest, task.base_digest)
         if isinstance(norm, UpdateProblem):
-            return run.refuse(self.site, task.task_id, manifest, norm)
+            return intake.refuse(self.site, task.task_id, manifest, norm)
         self.blobs.put(released.data)
-        return run.commit(self.site, self.instance, task.task_id, manifest, released.metrics, released.weight, norm)
+        return intake.commit(self.site, self.instance, task.task_id, manifest, released.metrics, released.weight, norm)
 
     def report(self, task: Task, released: ReleasedScores) -> None:
         """Hand in scores."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from statistics import median_high
 from typing import TypeAlias
 
 import structlog
@@ -13,13 +14,14 @@ from protofed.common.errors import DiskFailureError, OutOfSpaceError, ProtofedEr
 from protofed.common.failpoint import reach
 from protofed.common.payload import Payload, SiteId
 from protofed.common.protocol.messages import Verdict
-from protofed.server.rounds import phases, screening
+from protofed.server.rounds import phases
 from protofed.server.rounds import state_machine as round_
 from protofed.server.rounds.context import ServerContext
 from protofed.server.rounds.publisher import Published, Publisher
 from protofed.server.storage.rows import UpdateRow
 
 log = structlog.get_logger()
+SMALLEST_COHORT = 3  # of two norms that differ nobody can say which is odd
 PAUSE_S = 10.0  # until another try when the disk is full
 Computed: TypeAlias = Published | dict[SiteId, str] | Exception  # the new state, or whose update is damaged and why
 
@@ -125,11 +127,11 @@ class Aggregation:
         rows = self._ledger.updates(self._run, phase.round, phase.attempt)
         accepted = [row for row in rows if row.verdict is Verdict.ACCEPTED]
         norms = {row.task.site: row.norm for row in accepted if row.norm is not None}
-        outliers = screening.outliers(norms, self._rules.outlier_factor)
+        odd = outliers(norms, self._rules.outlier_factor)
         for row in accepted:
-            if row.set_aside is None and row.task.site in outliers:
-                self._set_aside(row, outliers[row.task.site])
-        aside = {row.task.site: row.set_aside for row in accepted if row.set_aside is not None} | outliers
+            if row.set_aside is None and row.task.site in odd:
+                self._set_aside(row, odd[row.task.site])
+        aside = {row.task.site: row.set_aside for row in accepted if row.set_aside is not None} | odd
         return [row for row in accepted if row.task.site not in aside], aside
 
     def _computed(self, job: AggregationJob, state: Payload | None, used: list[UpdateRow]) -> Computed:
@@ -196,3 +198,25 @@ class Aggregation:
         if self._around.keep_rounds:
             self._publisher.prune(self._ledger, self._run, phase.round - self._around.keep_rounds)
         self._around.metrics.round_ended("committed" if complete else "degraded")  # last: what fails is done again
+
+
+def outliers(norms: Mapping[SiteId, float], factor: float | None) -> dict[SiteId, str]:
+    """The accepted updates of a cohort that are set aside, each with the reason.
+
+    An update is set aside if its norm exceeds `factor` times the median of its cohort's, the upper one of an even
+    number: for a factor of at least 1 that is always fewer than half. Nobody is set aside in a cohort of fewer than
+    three, nor where the median is zero: most updates then do not say how large a change should be, and whoever did
+    train would be the one to go (`max_update_norm` still holds).
+
+    Args:
+        norms: of all accepted updates of one round, as `examined` gives them.
+        factor: None or 0 turns the rule off.
+    """
+    if not factor or len(norms) < SMALLEST_COHORT:
+        return {}
+    median = median_high(norms.values())
+    return {
+        site: f"its norm of {norm:.6g} is more than {factor:g} times the cohort's median of {median:.6g}"
+        for site, norm in sorted(norms.items())
+        if 0 < factor * median < norm
+    }

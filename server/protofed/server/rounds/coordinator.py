@@ -5,10 +5,6 @@ All methods are called from one thread at a time; only `ServerContext.work` may 
 
 from __future__ import annotations
 
-from typing import Any
-
-import structlog
-
 from protofed.common.codec import Digest
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import ProtocolError
@@ -16,28 +12,19 @@ from protofed.common.payload import SiteId
 from protofed.common.protocol.messages import (
     Activity,
     Finished,
-    Manifest,
     Progress,
-    Receipt,
     Scores,
     Signal,
     Task,
     TaskKind,
-    Verdict,
     Wait,
 )
 from protofed.server.method import NOTHING
-from protofed.server.rounds import phases, screening
-from protofed.server.rounds.admission import UploadIntake
+from protofed.server.rounds import phases
 from protofed.server.rounds.context import ServerContext
 from protofed.server.rounds.driver import Driver
+from protofed.server.rounds.intake import UploadIntake, scalars_fault
 from protofed.server.rounds.publisher import Published
-from protofed.server.rounds.update_check import UpdateValidator
-from protofed.server.storage.rows import TaskRow
-from protofed.server.verdicts import UpdateProblem
-
-log = structlog.get_logger()
-MOST_REFUSED = 8  # updates for one invitation: what was refused is kept, and may not fill the disk
 
 
 class Coordinator:
@@ -51,10 +38,9 @@ class Coordinator:
     def __init__(self, recipe: Recipe, around: ServerContext) -> None:
         self.recipe, self.run = recipe, recipe.name
         self._ledger, self._roster, self._clock = around.ledger, around.roster, around.clock
-        self._admission = UploadIntake(around.ledger, self.run, recipe.classes, around.metrics)
         self._driver = Driver(recipe, around)
         self._invitations = self._driver.invitations
-        self._examiner = UpdateValidator(around.blobs, recipe.federation.max_update_norm)
+        self.intake = UploadIntake(recipe, around, self._driver)
 
     @property
     def phase(self) -> phases.Phase:
@@ -134,54 +120,6 @@ class Coordinator:
             self._invitations.started(row)
         return Signal.CONTINUE
 
-    def begin(
-        self, site: SiteId, instance: str, task_id: str, round: int, base: Digest | None, manifest: Manifest
-    ) -> Receipt | None:
-        """Judge an upload before a byte of it is sent; None: send it."""
-        self._roster.seen(site, instance, task_id)
-        row = self._invitation(site, task_id, TaskKind.INITIALISE, TaskKind.FIT)
-        if row.round != round:
-            raise ProtocolError(f"the task belongs to round {row.round}, not to round {round}")
-        settled = self._settled(row, manifest)
-        if settled is None and self._ledger.refused(task_id) >= MOST_REFUSED:
-            raise ProtocolError(
-                f"{MOST_REFUSED} updates were refused for this task; see their reasons, and this site's log"
-            )
-        return settled or self._admission.announced(row, base, manifest, self._driver.expected(row))
-
-    def examine(self, data: bytes, manifest: Manifest, base: Digest | None) -> UpdateProblem | float:
-        """What is wrong with the bytes of an update, or else its norm. The only method for any thread."""
-        return self._examiner.examine(data, manifest, base)
-
-    def commit(
-        self,
-        site: SiteId,
-        instance: str,
-        task_id: str,
-        manifest: Manifest,
-        metrics: Scores,
-        weight: float | None,
-        norm: float | None,
-    ) -> Receipt:
-        """Judge an update whose blob is durable and sound; ACCEPTED counts from here on."""
-        self._roster.seen(site, instance)
-        row = self._invitation(site, task_id, TaskKind.INITIALISE, TaskKind.FIT)
-        if (settled := self._settled(row, manifest)) is not None:
-            return settled
-        fault = screening.scalars_fault(metrics, weight, self._driver.expected(row))
-        fault = fault or screening.jump_fault(weight, self._ledger.last_weight(self.run, site))
-        if fault is not None:
-            return self._admission.invalid(row, manifest, fault)
-        taken: dict[str, Any] = {"metrics": metrics, "weight": weight, "norm": norm}
-        receipt = self._admission.judge(row, Verdict.ACCEPTED, manifest, **taken)
-        self._driver.answered(row, phases.Arrived(site, self._clock()))
-        return receipt
-
-    def refuse(self, site: SiteId, task_id: str, manifest: Manifest, fault: UpdateProblem) -> Receipt:
-        """Write down what `examine` found."""
-        row = self._invitation(site, task_id, TaskKind.INITIALISE, TaskKind.FIT)
-        return self._admission.invalid(row, manifest, fault)
-
     def report_scores(self, site: SiteId, instance: str, task_id: str, scores: Scores) -> None:
         """Take a site's scores; those that nobody waits for are dropped politely.
 
@@ -189,20 +127,13 @@ class Coordinator:
             ProtocolError: they are too many, or not finite.
         """
         self._roster.seen(site, instance)
-        row = self._invitation(site, task_id, TaskKind.SCORE)
-        if fault := screening.scalars_fault(scores, None, NOTHING):
+        row = self.intake.invitation(site, task_id, TaskKind.SCORE)
+        if fault := scalars_fault(scores, None, NOTHING):
             raise ProtocolError(fault.text)
         if not self._invitations.has(row):
             return
         self._ledger.add_scores(row, scores)
         self._driver.answered(row, phases.ScoresArrived(site))
-
-    def _settled(self, row: TaskRow, manifest: Manifest) -> Receipt | None:
-        open_, complete = self._invitations.has(row), self._driver.was_complete(row)
-        return self._admission.settled(row, manifest, is_open=open_, complete=complete)
-
-    def _invitation(self, site: SiteId, task_id: str, *kinds: TaskKind) -> TaskRow:
-        return self._admission.invitation(self._invitations.of(site), site, task_id, *kinds)
 
     def _remaining(self) -> float:
         rules, now = self.recipe.federation, self._clock()

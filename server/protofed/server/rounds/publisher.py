@@ -11,7 +11,6 @@ from protofed.common.errors import OutOfSpaceError, StateError
 from protofed.common.payload import Payload, SiteId, Update
 from protofed.server.method import ServerMethod
 from protofed.server.rounds import min_contributors as contributors
-from protofed.server.rounds.screening import not_finite
 from protofed.server.rounds.state_statistics import figures
 from protofed.server.storage.blobs import Blobs
 from protofed.server.storage.ledger import Ledger
@@ -69,8 +68,8 @@ class Publisher:
             new = self._method.init(next(self._updates(ordered)).payload, self._classes)
         else:
             new = self._method.aggregate(state, self._shared(state, ordered))
-        if fault := not_finite(new):
-            raise StateError(f"the aggregate is unusable: {fault}")
+        if path := codec.first_not_finite(new):
+            raise StateError(f"the aggregate is unusable: {path} has values that are not finite")
         return new
 
     def publish(self, state: Payload, before: Payload | None = None) -> Published:

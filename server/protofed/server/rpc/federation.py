@@ -125,8 +125,8 @@ class FederationService(rpc.FederationServicer):
         site, instance = _caller(request.caller)
         manifest, task_id, run = wire.unpack_manifest(request), read_id(request.task_id), read_id(request.run)
         base = wire.read_digest(request.base_digest) if request.base_digest else None
-        coordinator = await self._control(self._runs.of, run)
-        receipt = await self._control(coordinator.begin, site, instance, task_id, request.round, base, manifest)
+        intake = (await self._control(self._runs.of, run)).intake
+        receipt = await self._control(intake.begin, site, instance, task_id, request.round, base, manifest)
         if receipt is not None:
             await self._close(site, task_id, receipt.verdict)
             return pb.UploadTicket(receipt=wire.pack_receipt(receipt))
@@ -161,15 +161,15 @@ class FederationService(rpc.FederationServicer):
             manifest.digest,
         ):
             raise ProtocolError("this names another run, round, task or digest than the upload was begun with")
-        coordinator = await self._control(self._runs.of, announced.run)
+        intake = (await self._control(self._runs.of, announced.run)).intake
         data = await self._transfer(self._blobs.seal, announced.upload)
-        norm = await self._transfer(coordinator.examine, data, manifest, announced.base)
+        norm = await self._transfer(intake.examine, data, manifest, announced.base)
         if isinstance(norm, UpdateProblem):
-            receipt = await self._control(coordinator.refuse, site, task_id, manifest, norm)
+            receipt = await self._control(intake.refuse, site, task_id, manifest, norm)
         else:
             weight = request.weight if request.HasField("weight") else None
             metrics = dict(request.metrics)
-            receipt = await self._control(coordinator.commit, site, instance, task_id, manifest, metrics, weight, norm)
+            receipt = await self._control(intake.commit, site, instance, task_id, manifest, metrics, weight, norm)
         self._uploads.pop(request.upload, None)
         reach("commit-recorded")
         await self._close(site, task_id, receipt.verdict)

@@ -13,7 +13,6 @@ from protofed.common.errors import FailureReason, ProtocolError
 from protofed.common.payload import Part
 from protofed.common.protocol.messages import Receipt, TaskKind, Verdict
 from protofed.server.rounds import phases
-from protofed.server.rounds.admission import UploadIntake
 from protofed.server.verdicts import RejectionCode, UpdateProblem
 
 if TYPE_CHECKING:
@@ -54,7 +53,7 @@ def test_a_commit_repeated_because_its_answer_was_lost_is_a_duplicate(lab: Lab) 
     task = lab.task("ann")
     first = lab.push("ann", lab.model(1.0), task)
     manifest, _ = lab.announce(lab.model(1.0))
-    again = lab.coordinator.commit("ann", "daemon-ann", task.task_id, manifest, {}, None, None)
+    again = lab.coordinator.intake.commit("ann", "daemon-ann", task.task_id, manifest, {}, None, None)
     assert again == replace(first, verdict=Verdict.DUPLICATE)
 
 
@@ -82,8 +81,13 @@ def test_of_two_updates_begun_before_either_was_committed_exactly_one_counts(lab
     task = lab.task("ann")
     left, right = (lab.announce(lab.model(value))[0] for value in (1.0, 2.0))
     for manifest in (left, right):
-        assert lab.coordinator.begin("ann", "daemon-ann", task.task_id, task.round, task.base_digest, manifest) is None
-    receipts = [lab.coordinator.commit("ann", "daemon-ann", task.task_id, m, {}, None, None) for m in (left, right)]
+        assert (
+            lab.coordinator.intake.begin("ann", "daemon-ann", task.task_id, task.round, task.base_digest, manifest)
+            is None
+        )
+    receipts = [
+        lab.coordinator.intake.commit("ann", "daemon-ann", task.task_id, m, {}, None, None) for m in (left, right)
+    ]
     assert [receipt.verdict for receipt in receipts] == [Verdict.ACCEPTED, Verdict.INVALID]
 
 
@@ -208,7 +212,7 @@ def test_metrics_that_are_not_finite_are_refused(lab: Lab) -> None:
 def test_a_blob_that_was_refused_is_written_down_and_counts_for_nothing(lab: Lab) -> None:
     task = lab.task("ann")
     manifest, _ = lab.announce(lab.model(1.0))
-    receipt = lab.coordinator.refuse(
+    receipt = lab.coordinator.intake.refuse(
         "ann", task.task_id, manifest, UpdateProblem(RejectionCode.NOT_FINITE, "body/conv.weight has values")
     )
     assert receipt.verdict is Verdict.INVALID
@@ -259,7 +263,7 @@ def test_a_nonce_of_another_run_is_unknown_to_this_one(make: MakeLab) -> None:
 def test_receipts_of_different_decisions_have_different_seals(lab: Lab) -> None:
     receipts: list[Receipt] = [lab.push(site, lab.model(float(n))) for n, site in enumerate(SITES)]
     receipts.append(
-        lab.coordinator.refuse(
+        lab.coordinator.intake.refuse(
             "ann",
             lab.ledger.tasks("test", 1)[0].task_id,
             lab.announce({})[0],
@@ -270,15 +274,10 @@ def test_receipts_of_different_decisions_have_different_seals(lab: Lab) -> None:
     assert all(len(receipt.record_hash) == 64 for receipt in receipts)
 
 
-def test_the_gate_writes_every_verdict_down_with_its_reason(lab: Lab) -> None:
-    gate = UploadIntake(lab.ledger, "test", classes=3)
-    row = gate.invitation(None, "ann", lab.task("ann").task_id, TaskKind.FIT)
-    manifest, _ = lab.announce(lab.model(1.0))
-    for verdict in (Verdict.INVALID, Verdict.STALE, Verdict.NOT_NEEDED):
-        gate.judge(row, verdict, manifest, f"because {verdict}")
-    rows = [(update.verdict, update.reason) for update in lab.ledger.updates("test", 1)]
-    assert rows == [
-        (Verdict.INVALID, "because invalid"),
-        (Verdict.STALE, "because stale"),
-        (Verdict.NOT_NEEDED, "because not-needed"),
-    ]
+def test_a_rejection_is_recorded_with_its_code_and_reason(lab: Lab) -> None:
+    task, (manifest, _) = lab.task("ann"), lab.announce(lab.model(1.0))
+    for code in (RejectionCode.DAMAGED, RejectionCode.NORM):
+        receipt = lab.coordinator.intake.refuse("ann", task.task_id, manifest, UpdateProblem(code, f"because {code}"))
+        assert (receipt.verdict, receipt.reason) == (Verdict.INVALID, f"because {code}")
+    rows = [(update.verdict, update.code, update.reason) for update in lab.ledger.updates("test", 1)]
+    assert rows == [(Verdict.INVALID, "damaged", "because damaged"), (Verdict.INVALID, "norm", "because norm")]

@@ -20,7 +20,8 @@ from protofed.server.method import ExpectedUpdate
 from protofed.server.methods.fedavg import FedAvgServer
 from protofed.server.methods.fednh import FedNHServer
 from protofed.server.methods.solo import SoloServer
-from protofed.server.rounds.screening import (
+from protofed.server.rounds.aggregation import outliers
+from protofed.server.rounds.intake import (
     BLOCK,
     HEADER_ROOM,
     MAX_SCALARS,
@@ -28,7 +29,6 @@ from protofed.server.rounds.screening import (
     examined,
     first_model_fault,
     manifest_fault,
-    outliers,
     scalars_fault,
     size_fault,
 )

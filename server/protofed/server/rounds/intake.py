@@ -1,0 +1,294 @@
+"""The way of an update, top to bottom: begun, sent, examined, committed. Every verdict is a ledger row.
+
+Checks run in order of cost: size and base of the announcement, then its names, dtypes and shapes; of the bytes, whether
+they are those tensors, finite and within the norm; then the numbers beside them (PROTOCOL §2). The chunks lie between
+`begin` and `examine`, and `storage.blobs` checks their CRCs and the digest of the whole. A check returns None for an
+update that passes it.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import threading
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+import structlog
+
+from protofed.common import codec
+from protofed.common.codec import Digest
+from protofed.common.config.recipe import Recipe
+from protofed.common.errors import CodecError, ProtocolError
+from protofed.common.payload import Array, Part, Payload, SiteId, TensorSpec
+from protofed.common.protocol.messages import Manifest, Receipt, Scores, TaskKind, Verdict
+from protofed.server.method import ExpectedUpdate
+from protofed.server.rounds import phases
+from protofed.server.rounds.context import ServerContext
+from protofed.server.rounds.driver import Driver
+from protofed.server.storage.rows import TaskRow, UpdateRow
+from protofed.server.verdicts import RejectionCode, UpdateProblem
+
+log = structlog.get_logger()
+MAX_REJECTED = 8  # updates for one invitation: what was rejected stays in the ledger, and may not fill the disk
+MAX_UPDATE_BYTES = 4 << 30
+LARGEST_JUMP = 10  # of a site's example count from one round to another: sites grow, but not by that much
+MAX_SCALARS = 2048  # a recall for each of some hundred classes, on two test sets
+HEADER_ROOM = codec.MAX_HEADER_BYTES
+BLOCK = 1 << 16  # numbers whose difference is held at a time: 512 KiB
+_SCALAR = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+
+
+class UploadIntake:
+    """Takes the uploads of one run. All methods but `examine` are called from the coordinator's thread."""
+
+    def __init__(self, recipe: Recipe, context: ServerContext, driver: Driver) -> None:
+        self._run, self._classes = recipe.name, recipe.classes
+        self._max_norm = recipe.federation.max_update_norm
+        self._ledger, self._presence, self._blobs = context.ledger, context.roster, context.blobs
+        self._metrics, self._clock = context.metrics, context.clock
+        self._driver = driver
+        self._newest_base: tuple[Digest, Payload] | None = None  # most sites of a cohort start from the same model
+        self._loading = threading.Lock()  # transfers run on several threads, and one decoding serves them all
+
+    def begin(
+        self, site: SiteId, instance: str, task_id: str, round: int, base: Digest | None, manifest: Manifest
+    ) -> Receipt | None:
+        """Judge an upload before a byte of it is sent; None: send it.
+
+        Raises:
+            ProtocolError: the site has no such task in this round, or too many updates were rejected for it.
+        """
+        self._presence.seen(site, instance, task_id)
+        row = self.invitation(site, task_id, TaskKind.INITIALISE, TaskKind.FIT)
+        if row.round != round:
+            raise ProtocolError(f"the task belongs to round {row.round}, not to round {round}")
+        if (settled := self._settled(row, manifest)) is not None:
+            return settled
+        if self._ledger.refused(task_id) >= MAX_REJECTED:
+            raise ProtocolError(
+                f"{MAX_REJECTED} updates were refused for this task; see their reasons, and this site's log"
+            )
+        fault = size_fault(manifest) or base_fault(base, row.base_digest)
+        if fault is None and row.kind is TaskKind.INITIALISE:
+            fault = first_model_fault(manifest, self._classes)
+        elif fault is None:
+            fault = manifest_fault(manifest, self._driver.expected(row))
+        return self._reject(row, manifest, fault) if fault else None
+
+    def examine(self, data: bytes, manifest: Manifest, base: Digest | None) -> UpdateProblem | float:
+        """What is wrong with the bytes of an update, or else its norm; may be called from any thread.
+
+        Raises:
+            StateError: the model that it started from cannot be read any more.
+        """
+        return examined(data, manifest, None if base is None else self._base_model(base), self._max_norm)
+
+    def refuse(self, site: SiteId, task_id: str, manifest: Manifest, fault: UpdateProblem) -> Receipt:
+        """Record the problem that `examine` returned."""
+        row = self.invitation(site, task_id, TaskKind.INITIALISE, TaskKind.FIT)
+        return self._reject(row, manifest, fault)
+
+    def commit(
+        self,
+        site: SiteId,
+        instance: str,
+        task_id: str,
+        manifest: Manifest,
+        metrics: Scores,
+        weight: float | None,
+        norm: float | None,
+    ) -> Receipt:
+        """Judge an update whose blob is durable and passed `examine`; ACCEPTED counts from here on."""
+        self._presence.seen(site, instance)
+        row = self.invitation(site, task_id, TaskKind.INITIALISE, TaskKind.FIT)
+        # The round may have closed, or another upload may have been accepted, since this one began.
+        if (settled := self._settled(row, manifest)) is not None:
+            return settled
+        fault = scalars_fault(metrics, weight, self._driver.expected(row))
+        fault = fault or jump_fault(weight, self._ledger.last_weight(self._run, site))
+        if fault is not None:
+            return self._reject(row, manifest, fault)
+        digest, total = manifest.digest, manifest.total_bytes
+        receipt = self._record(UpdateRow(row, Verdict.ACCEPTED, "", digest, total, metrics, weight, norm=norm))
+        self._driver.answered(row, phases.Arrived(site, self._clock()))  # after the record: a restart finds it counted
+        return receipt
+
+    def invitation(self, site: SiteId, task_id: str, *kinds: TaskKind) -> TaskRow:
+        """The invitation that a site's call answers; the ledger is asked if it is not the site's open one.
+
+        Raises:
+            ProtocolError: there is none, or it is another site's, run's or kind of task's.
+        """
+        current = self._driver.invitations.of(site)
+        row = current if current is not None and current.task_id == task_id else self._ledger.task(task_id)
+        if row is None or row.site != site or row.run != self._run or row.kind not in kinds:
+            raise ProtocolError("no such task for this site; ask for the next task")
+        return row
+
+    def _settled(self, row: TaskRow, manifest: Manifest) -> Receipt | None:
+        """The verdict that stands without looking at the update; None while the invitation is open.
+
+        The update that counts closes its invitation, so an open one has no verdict yet.
+        """
+        if self._driver.invitations.has(row):
+            return None
+        self._ledger.settle_promises()
+        if (counted := self._ledger.accepted(row)) is not None:
+            if counted.digest == manifest.digest:
+                self._metrics.judged(Verdict.DUPLICATE)
+                return replace(counted.receipt(), verdict=Verdict.DUPLICATE)
+            log.error("equivocation", run=self._run, round=row.round, site=row.site, digest=manifest.digest)
+            problem = "another update was already accepted for this task"
+            return self._reject(row, manifest, UpdateProblem(RejectionCode.EQUIVOCATION, problem))
+        if row.fate == "not-needed" or self._driver.was_complete(row):
+            verdict, reason = Verdict.NOT_NEEDED, f"round {row.round} had all the updates it needed"
+        else:
+            verdict, reason = Verdict.STALE, f"round {row.round} is closed"
+        return self._record(UpdateRow(row, verdict, reason, manifest.digest, manifest.total_bytes, {}, None))
+
+    def _reject(self, row: TaskRow, manifest: Manifest, fault: UpdateProblem) -> Receipt:
+        digest, total = manifest.digest, manifest.total_bytes
+        return self._record(UpdateRow(row, Verdict.INVALID, fault.text, digest, total, {}, None, fault.code))
+
+    def _record(self, update: UpdateRow) -> Receipt:
+        """Write a verdict to the ledger; the receipt is durable when this returns."""
+        row, verdict = update.task, update.verdict
+        where = {"run": self._run, "round": row.round, "site": row.site}
+        if verdict is Verdict.ACCEPTED:
+            log.info("update accepted", **where, update_bytes=update.bytes)
+        else:
+            log.warning("update refused", **where, verdict=verdict.value, reason=update.reason)
+        receipt = self._ledger.judge(update)
+        self._metrics.judged(verdict, update.code)
+        if verdict is Verdict.ACCEPTED and row.kind is TaskKind.FIT and update.norm is not None:
+            self._metrics.moved_model(update.norm)
+        return receipt
+
+    def _base_model(self, base: Digest) -> Payload:
+        with self._loading:
+            if self._newest_base is None or self._newest_base[0] != base:
+                self._newest_base = base, codec.decode(self._blobs.get(base))
+            return self._newest_base[1]
+
+
+def size_fault(manifest: Manifest) -> UpdateProblem | None:
+    """Whether the announced total is within the limit and can be that of the announced tensors."""
+    numbers = sum(spec.nbytes for spec in manifest.tensors)
+    if manifest.total_bytes > MAX_UPDATE_BYTES or not numbers < manifest.total_bytes <= numbers + HEADER_ROOM:
+        return UpdateProblem(
+            RejectionCode.SIZE, f"{manifest.total_bytes} bytes announced for tensors of {numbers} bytes"
+        )
+    return None
+
+
+def base_fault(base: Digest | None, named: Digest | None) -> UpdateProblem | None:
+    """Whether an update starts from the model that its task names."""
+    return (
+        None if base == named else UpdateProblem(RejectionCode.BASE, "it starts from another model than the task names")
+    )
+
+
+def manifest_fault(manifest: Manifest, expected: ExpectedUpdate) -> UpdateProblem | None:
+    """Whether an upload is announced as the method expects it: names, dtypes, shapes."""
+    announced = {spec.path: spec for spec in manifest.tensors}
+    if len(announced) != len(manifest.tensors):
+        return UpdateProblem(RejectionCode.TENSORS, "a tensor is announced twice")
+    required = {spec.path: spec for spec in expected.required}
+    known = required | {spec.path: spec for spec in expected.optional}
+    if missing := sorted(required.keys() - announced.keys()):
+        return UpdateProblem(RejectionCode.TENSORS, f"{missing[0]} is missing ({len(missing)} in all)")
+    for path, spec in announced.items():
+        if path not in known:
+            return UpdateProblem(RejectionCode.TENSORS, f"{path} is not part of this method's update")
+        if spec != known[path]:
+            return UpdateProblem(RejectionCode.TENSORS, f"{path} is {_shape(spec)}, expected {_shape(known[path])}")
+    return None
+
+
+def first_model_fault(manifest: Manifest, classes: int) -> UpdateProblem | None:
+    """Whether an upload is announced as a freshly made model: BODY, and HEAD with a real `weight` [C, D]."""
+    announced = {spec.path: spec for spec in manifest.tensors}
+    if len(announced) != len(manifest.tensors):
+        return UpdateProblem(RejectionCode.TENSORS, "a tensor is announced twice")
+    if any(spec.part not in (Part.BODY, Part.HEAD) for spec in manifest.tensors):
+        return UpdateProblem(RejectionCode.TENSORS, "a first model has only a body and a head")
+    head = announced.get(f"{Part.HEAD}/weight")
+    if head is None or len(head.shape) != 2 or head.shape[0] != classes or head.dtype == "int64":
+        return UpdateProblem(RejectionCode.TENSORS, f"a first model needs a head with weight [{classes}, D]")
+    return None
+
+
+def examined(data: bytes, manifest: Manifest, base: Payload | None, max_update_norm: float) -> UpdateProblem | float:
+    """What is wrong with the bytes that came, or else the update's norm.
+
+    The norm is Euclidean, over all floating-point tensors together: of (update - base) for a tensor that the base holds
+    under the same path and shape, of the tensor itself for any other. Integer buffers are left out.
+
+    Args:
+        base: what the update started from; None: it is a first model.
+        max_update_norm: the largest norm that is let in.
+    """
+    try:
+        if codec.manifest(data) != tuple(sorted(manifest.tensors, key=lambda spec: spec.path)):
+            return UpdateProblem(RejectionCode.CONTENTS, "the upload holds other tensors than were announced")
+        payload = codec.decode(data)
+    except CodecError as error:
+        return UpdateProblem(RejectionCode.DAMAGED, str(error))
+    norm = _norm(payload, base or {})
+    if math.isfinite(norm) and norm <= max_update_norm:
+        return norm
+    if path := codec.first_not_finite(payload):
+        return UpdateProblem(RejectionCode.NOT_FINITE, f"{path} has values that are not finite")
+    text = f"the update's norm is {norm:.6g}: this run lets in at most {max_update_norm:g}"
+    return UpdateProblem(RejectionCode.NORM, text)
+
+
+def scalars_fault(scalars: Mapping[str, float], weight: float | None, expected: ExpectedUpdate) -> UpdateProblem | None:
+    """Whether the numbers beside the tensors can be used."""
+    if len(scalars) > MAX_SCALARS or not all(map(math.isfinite, scalars.values())):
+        return UpdateProblem(RejectionCode.SCALARS, f"metrics: expected at most {MAX_SCALARS} finite numbers")
+    if not all(map(_SCALAR.fullmatch, scalars)):
+        return UpdateProblem(RejectionCode.SCALARS, "metrics: a name is 1 to 64 of A-Z, a-z, 0-9, '_', '.', '-'")
+    if expected.weight and weight is None:
+        text = "the total example count is missing: this run weights by it, and the site's policy withholds it"
+        return UpdateProblem(RejectionCode.COUNT, text)
+    if weight is not None and not (math.isfinite(weight) and 1 <= weight < 2**53):
+        return UpdateProblem(RejectionCode.COUNT, f"an example count of {weight}")
+    return None
+
+
+def jump_fault(weight: float | None, before: float | None) -> UpdateProblem | None:
+    """Whether an example count is far from the one that the site told before in this run."""
+    if weight is None or before is None or before / LARGEST_JUMP <= weight <= before * LARGEST_JUMP:
+        return None
+    text = f"an example count of {weight:g} after {before:g}: expected at most {LARGEST_JUMP} times more or less"
+    return UpdateProblem(RejectionCode.COUNT, text)
+
+
+def _norm(payload: Payload, base: Payload) -> float:
+    """In float64, in which no square of a float32 overflows; that of a huge float64 is infinite, and so is the norm."""
+    total = 0.0
+    with np.errstate(over="ignore", invalid="ignore"):
+        for part, tensors in payload.items():
+            for name, array in tensors.items():
+                if array.dtype.kind == "f":
+                    total += _squares(array, base.get(part, {}).get(name))
+    return math.sqrt(total)
+
+
+def _squares(array: Array, base: Array | None) -> float:
+    """Block by block: no temporary of the tensor's size, and the same sum whatever the number of threads."""
+    flat, total = array.reshape(-1), 0.0
+    origin = base.reshape(-1) if base is not None and base.shape == array.shape else None
+    for start in range(0, flat.size, BLOCK):
+        block = flat[start : start + BLOCK].astype(np.float64)
+        if origin is not None:
+            block -= origin[start : start + BLOCK]
+        total += float(np.einsum("i,i->", block, block))
+    return total
+
+
+def _shape(spec: TensorSpec) -> str:
+    return f"{spec.dtype} {list(spec.shape)}"
