@@ -122,7 +122,7 @@ def daemon(data: SiteData, link: GrpcLink, recipe: Recipe, held: ExitStack, load
     pulse.start()
     held.callback(pulse.join, 5.0)
     held.callback(pulse.stop)
-    model = device_model(recipe, data.device, policy.rules.models)
+    model = device_model(recipe, data.device, policy.rules.plugins)
     site = Site(RECORDED, TRAINER, policy, MemoryStore(bytes(32)), load or (lambda _: data), lambda _: model)
     return Agent(site, link, now)
 

@@ -123,6 +123,12 @@ class Recipe(StrictModel):
         means = {"input": self.input.model_dump(), "class_names": self.class_names, "version": PREPROCESSING}
         return digest(json.dumps(means, sort_keys=True).encode())
 
+    @property
+    def names(self) -> frozenset[str]:
+        """All names that it chooses by, of which some may be plug-ins: what a user allows who runs it on purpose."""
+        data = () if self.data is None else (self.data.source, self.data.partition.kind)
+        return frozenset({self.method.name, self.model.name, *data})
+
     def fingerprint(self) -> Digest:
         """Equal for equal runs: a restarted server continues only the recipe that it began."""
         return digest(self.wire().encode())
