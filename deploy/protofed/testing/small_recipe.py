@@ -5,7 +5,7 @@ from __future__ import annotations
 from protofed.common.config.recipe import Recipe
 
 
-def small_recipe(method: str, **changes: object) -> Recipe:
+def small_recipe(method: str, /, **changes: object) -> Recipe:
     """Three rounds of three sites on the digits.
 
     Args:
