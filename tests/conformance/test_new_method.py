@@ -141,29 +141,11 @@ def test_every_template_is_filled_in(package: Path) -> None:
     assert not [path for path in files if "$" in path.read_text(encoding="utf-8")]
 
 
-@pytest.mark.parametrize(
-    "name",
-    # fmt: off
-    [
-        "",
-        "Fedprox",
-        "1st",
-        "fed_prox",
-        "fed--prox",
-        "-fed",
-        "fed-",
-        "a b",
-        "../fed",
-        "class",
-        "x" * 51,
-        "féd",
-        "fednh",
-        "json",
-        "numpy",
-        "protofed",
-    ],
-    # fmt: on
-)
+REFUSED = ["", "Fedprox", "1st", "fed_prox", "fed--prox", "-fed", "fed-", "a b", "../fed", "class", "x" * 51, "féd"]
+TAKEN = ["fednh", "json", "numpy", "protofed"]
+
+
+@pytest.mark.parametrize("name", [*REFUSED, *TAKEN])
 def test_a_name_that_cannot_be_a_package_or_is_taken_is_refused(name: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError):
         new_method(name, tmp_path / "own")

@@ -99,8 +99,8 @@ class Registry(Generic[T]):
         what = f"{self._kind} '{name}'"
         plugin = of_type(load(PluginKind.METHOD, name, self._classes, allowed), MethodPlugin, what)
         path = plugin.client if self._half == "client" else plugin.server
-        cls = imported(path, what) if ":" in path else self.get(path)
-        if not (isinstance(cls, type) and dataclasses.is_dataclass(cls)):
+        cls: type[T] = imported(path, what) if ":" in path else self.get(path)
+        if not isinstance(cls, type) or not hasattr(cls, "__dataclass_fields__"):
             raise ConfigError(f"{what}: {path} is no dataclass; expected the {self._half} half of a method")
         return cls, {*plugin.client_options, *plugin.server_options} - _fields(cls)
 

@@ -5,7 +5,7 @@ leaves a site but what it declares. A method's tests subclass `MethodConformance
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
@@ -36,7 +36,7 @@ class Result(NamedTuple):
     """Of one undisturbed simulation: the digest of its last state, and scores by round and site."""
 
     digest: str
-    scores: dict[int, dict[str, Scores]]
+    scores: Mapping[int, Mapping[str, Scores]]
 
 
 class MethodConformance:

@@ -85,7 +85,7 @@ def _look(settings: ClientSettings, recipe: Recipe | None, bar: Bar) -> SiteChec
     known = settings.policy != Path(_UNSAID)
     rules = Policy.read(settings.policy).rules if known else None
     plugins.allow(rules.plugins if rules else ())
-    return site_check(settings, recipe, rules and rules.min_samples_per_class, bar)
+    return site_check(settings, recipe, rules.min_samples_per_class if rules else None, bar)
 
 
 def _draw(found: SiteCheck, file: Path) -> None:
