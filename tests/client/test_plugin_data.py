@@ -78,7 +78,7 @@ def test_a_partition_that_gives_something_else_is_refused(name: str) -> None:
 @pytest.mark.parametrize("key", ["source", "partition"])
 def test_neither_is_imported_unless_it_is_allowed(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plugins, "_allowed", set())
-    table: dict[str, Any] = {"source": "spiral", "test_share": 0.3}
+    table: dict[str, Any] = {"source": "spiral"}
     table |= {"source": "outside_data:blank"} if key == "source" else {"partition": {"kind": "outside_data:by_parity"}}
     with pytest.raises(ConfigError, match="not allowed here"):
         load_sites(parse(table, Data, "settings"), Input(shape=(1, 1, 2)), 6)

@@ -217,9 +217,10 @@ def explain(error: ValidationError, model: type[BaseModel]) -> str:
     first = min(error.errors(), key=lambda found: found["type"] != "extra_forbidden")  # a typo explains what is missing
     path = ".".join(str(step) for step in first["loc"])
     if first["type"] == "extra_forbidden":
-        if (new := RENAMED.get(path.removeprefix("recipe."))) is not None:
+        keys = _keys(model)
+        if (new := RENAMED.get(path.removeprefix("recipe."))) in keys:
             return f"unknown key '{path}': it is called '{new}'"
-        near = difflib.get_close_matches(str(first["loc"][-1]), _keys(model), n=1, cutoff=0.5)
+        near = difflib.get_close_matches(str(first["loc"][-1]), keys, n=1, cutoff=0.5)
         return f"unknown key '{short(path)}'" + (f": did you mean '{near[0]}'?" if near else "; remove it")
     if first["type"] == "missing":
         return f"'{path}' is missing; add it"
