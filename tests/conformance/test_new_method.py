@@ -108,7 +108,7 @@ def test_changed_into_fedprox_it_gives_the_same_bytes_by_simulate_and_over_grpc(
     scene.server()
     scene.site("evaluator", "--role=evaluator", f"--policy={policy}")
     for number in range(3):
-        scene.site(f"site-{number + 1}", f"--share={number}", f"--policy={policy}")
+        scene.site(f"site-{number + 1}", f"--partition-index={number}", f"--policy={policy}")
     assert scene.finish(["server", *SITES]) == [0] * 5, scene.logs()
     assert scene.final_digest() == by_simulate
 
