@@ -166,23 +166,13 @@ def recipes() -> str:
 
 def partitions() -> str:
     """`[data.partition]` by kind."""
-    kinds = typing.get_args(typing.get_args(partition.Partition)[0])
-    return _tables((f'`kind = "{kind.model_json_schema()["properties"]["kind"]["const"]}"`', kind) for kind in kinds)
+    members = (typing.get_args(member) for member in typing.get_args(typing.get_args(partition.Partition)[0]))
+    return _tables((f'`kind = "{tag.tag}"`', model) for model, tag in members if tag.tag in partition.KINDS)
 
 
-def server_settings() -> str:
-    """Keys of the server's settings."""
-    return keys(settings.ServerSettings, "PROTOFED_SERVER_")
-
-
-def client_settings() -> str:
-    """Keys of a daemon's settings."""
-    return keys(settings.ClientSettings, "PROTOFED_CLIENT_")
-
-
-def monitoring_settings() -> str:
-    """Keys of the table `[metrics]`."""
-    return keys(settings.Monitoring)
+def sources() -> str:
+    """What `data.source` may be."""
+    return ", ".join(f"`{name}`" for name in sorted(data.SOURCES))
 
 
 def policy() -> str:
@@ -376,9 +366,10 @@ GENERATED: Mapping[str, Callable[[], str]] = {
     "cli": cli,
     "recipe": recipes,
     "partitions": partitions,
-    "server-settings": server_settings,
-    "client-settings": client_settings,
-    "monitoring-settings": monitoring_settings,
+    "sources": sources,
+    "server-settings": lambda: keys(settings.ServerSettings, "PROTOFED_SERVER_"),
+    "client-settings": lambda: keys(settings.ClientSettings, "PROTOFED_CLIENT_"),
+    "monitoring-settings": lambda: keys(settings.Monitoring),
     "policy": policy,
     "schedule": schedule,
     "telemetry": telemetry,

@@ -82,7 +82,7 @@ def posed(recipe: Recipe, policy: Policy) -> Simulation:
     runs = RunQueue(
         [recipe], ServerContext(ledger, blobs, SitePresence(ledger, float), float, keep_rounds=0, simulated=True)
     )
-    model = device_model(recipe, torch.device("cpu"), policy.rules.models)
+    model = device_model(recipe, torch.device("cpu"), policy.rules.plugins)
 
     def agent(name: SiteId) -> Agent:
         roles = frozenset({Role.EVALUATOR if name == EVALUATOR else Role.TRAINER})

@@ -168,7 +168,7 @@ def data(input_: Input, other: bool = False) -> SiteData:
 def site_of(other: bool = False) -> Site:
     """That trains."""
     models = frozenset(f"tests.client.ranked:{name}" for name in ("plain", "normed", "trapped"))
-    rules = PolicyRules(methods=frozenset(METHODS), parts=frozenset(Part) - NOT_ON_THE_WIRE, models=models)
+    rules = PolicyRules(methods=frozenset(METHODS), parts=frozenset(Part) - NOT_ON_THE_WIRE, plugins=models)
     rules = rules.model_copy(update={"class_distribution_estimate": True})
     return Site(
         "ann",

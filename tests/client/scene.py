@@ -147,7 +147,7 @@ class Scene:
         policy = Policy(PolicyRules.model_validate(self.rules))
 
         def model(recipe: Recipe) -> SplitModel:
-            return self.wrap(build(recipe.model, recipe.input, recipe.classes, policy.rules.models))
+            return self.wrap(build(recipe.model, recipe.input, recipe.classes, policy.rules.plugins))
 
         own = (self.store, self.load_data, model, self.checkpoints, self.pinned)
         site = Site(self.name, self.roles, policy, *own)

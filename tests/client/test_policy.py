@@ -61,7 +61,7 @@ def test_a_file_is_read(tmp_path: Path) -> None:
         parts=frozenset({Part.BODY, Part.HEAD}),
         metrics=frozenset({"loss"}),
     )
-    assert (rules.example_count, rules.models) == (False, frozenset())  # what is not said is not allowed
+    assert (rules.example_count, rules.plugins) == (False, frozenset())  # what is not said is not allowed
     assert rules.telemetry == frozenset()
     assert (rules.class_distribution_estimate, sorted(rules.dtypes)) == (False, ["float32", "int64"])
     assert (rules.approval, rules.schedule) == ("automatic", ())
@@ -71,7 +71,8 @@ def test_a_file_is_read(tmp_path: Path) -> None:
     ("text", "said"),
     [
         (VALID + "example_counts = true", "unknown key 'example_counts': did you mean 'example_count'?"),
-        (VALID + "modles = []", "unknown key 'modles': did you mean 'models'?"),
+        (VALID + "models = []", "unknown key 'models': it is called 'plugins'"),
+        (VALID + "plugns = []", "unknown key 'plugns': did you mean 'plugins'?"),
         (VALID.replace('"body"', '"bodies"'), "bodies.*'body', 'head', "),
         (VALID.replace("parts", "# parts"), "'parts' is missing"),
         (VALID + "max_update_mb = 0", "max_update_mb = 0: .*greater than 0"),
@@ -82,7 +83,7 @@ def test_a_file_is_read(tmp_path: Path) -> None:
         (VALID + 'approval = "never"', "approval = 'never': .*'automatic' or 'manual'"),
         (VALID + 'schedule = [{ from = "20:00" }]', "'schedule.0.until' is missing"),
         (VALID + 'schedule = [{ from = "20:00", until = "6 am" }]', r"schedule\.0\.until = '6 am'"),
-        (VALID + 'models = "all"', "models = 'all'"),
+        (VALID + 'plugins = "all"', "plugins = 'all'"),
         (VALID + 'telemetry = ["samples"]', "telemetry.0 = 'samples': .*'gpu_memory_bytes', 'disk_free_bytes', "),
         ("", "'methods' is missing"),
         ("methods = [", "is not TOML"),
@@ -232,7 +233,7 @@ def test_the_standard_policy_lets_models_prototypes_and_single_scores_out() -> N
     assert released.metrics == scalars
     assert standard.release_scores({**scalars, **withheld}).scores == scalars
     assert released.weight is None
-    assert standard.rules.models == frozenset()
+    assert standard.rules.plugins == frozenset()
 
 
 def test_the_strict_policy_lets_no_number_about_the_site_out() -> None:
@@ -244,7 +245,7 @@ def test_the_strict_policy_lets_no_number_about_the_site_out() -> None:
     released = strict.release(update(payload=EVERYTHING, metrics=dict.fromkeys(SCALARS, 0.5)), ENOUGH)
     assert (released.metrics, released.weight) == ({}, None)
     assert strict.release_scores(dict.fromkeys(SCALARS, 0.5)).scores == {}
-    assert strict.rules.models == frozenset()
+    assert strict.rules.plugins == frozenset()
 
 
 MEASURED = {"disk_free_bytes": 5e8, "step_seconds": 0.25, "policy_refusals": 0.0}

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, ValidationError
 
+from protofed.client.privacy.rules import PolicyRules
 from protofed.common.config.partition import (
     ColumnPartition,
     Dirichlet,
@@ -440,7 +441,8 @@ def test_an_order_of_classes_names_each_once(evaluation: dict[str, object], tmp_
     ("place", "new"), sorted(item for item in RENAMED.items() if not item[0].startswith("method."))
 )
 def test_an_old_key_is_refused_by_its_new_name(place: str, new: str) -> None:
-    model: type[BaseModel] = ClientSettings if place == "share" else Recipe
+    elsewhere: dict[str, type[BaseModel]] = {"share": ClientSettings, "models": PolicyRules}
+    model = elsewhere.get(place, Recipe)
     *tables, key = place.split(".")
     table: dict[str, Any] = {key: 1}
     for name in reversed(tables):

@@ -16,7 +16,6 @@ from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from tests.conftest import LiveServer
 
 from protofed.client.agent import metrics
 from protofed.client.transport.audit import FILE
@@ -31,6 +30,7 @@ from protofed.deploy.daemons import client as client_process
 from protofed.deploy.daemons import client_resources as client_belongings
 from protofed.deploy.daemons import metrics_endpoint as monitoring
 from protofed.deploy.daemons import signals as stopping
+from protofed.testing.live_server import LiveServer
 
 PATIENCE_S = 60.0
 RULES = 'methods = ["fednh"]\nparts = ["body", "head", "prototypes"]\nmetrics = ["loss"]\n'

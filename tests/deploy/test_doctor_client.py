@@ -297,7 +297,7 @@ def test_a_policy_that_is_missing_or_has_a_typo(look: Look, tmp_path: Path) -> N
 
 def test_what_a_policy_lets_out(look: Look) -> None:
     strict = look(policy=shipped.folder("policies") / "strict.toml")["policy"].seen
-    assert strict.startswith("methods fednh; parts body, head, prototypes; models none; ")
+    assert strict.startswith("methods fednh; parts body, head, prototypes; plugins none; ")
     assert "no class under 10 examples" in strict
     assert "decoys" in strict
     assert "class_distribution_estimate" in look(policy=shipped.folder("policies") / "open.toml")["policy"].seen

@@ -292,7 +292,7 @@ def test_code_that_is_not_ours_is_never_run_unasked(model: Path, pngs: Path, tmp
     data = save(load((model / WEIGHTS).read_bytes()), contents.facts.strings())
     (model / WEIGHTS).write_bytes(data)
     edit(model, lambda c: c["files"].update({WEIGHTS: codec.digest(data)}))
-    with pytest.raises(ConfigError, match="--allow-model evil_models:make"):
+    with pytest.raises(ConfigError, match="--allow-plugin evil_models:make"):
         asked(model, pngs, tmp_path, runtime="torch")
     with pytest.raises(ConfigError, match="'evil_models' cannot be imported"):
         asked(model, pngs, tmp_path, runtime="torch", allowed=frozenset({"evil_models:make"}))

@@ -170,7 +170,7 @@ def test_the_first_model_is_judged_apart(recipe_of: RecipeOf) -> None:
 
 def test_a_model_that_the_site_does_not_name_is_never_run(recipe_of: RecipeOf) -> None:
     recipe = recipe_of("fednh", model={"name": "nowhere:made"})
-    with pytest.raises(ConfigError, match="add it to `models`"):
+    with pytest.raises(ConfigError, match="add it to `plugins`"):
         site_plan(recipe)
     with pytest.raises(PolicyViolationError, match="nowhere:made"):
         site_plan(recipe, policy("fednh"))

@@ -13,7 +13,6 @@ from typing import Any, TypeAlias
 import numpy as np
 import pytest
 from tests.audits import audit
-from tests.conftest import LiveServer
 from tests.faults.recorder import Recorder
 from tests.faults.said import Said, Upload, handing_in, hiding, messages, uploads
 from tests.pki import Authority
@@ -41,6 +40,7 @@ from protofed.common.storage.journal import Journal
 from protofed.deploy import shipped
 from protofed.deploy.simulation.simulation import agents_of, data_of
 from protofed.protos.v1 import federation_pb2 as pb
+from protofed.testing.live_server import LiveServer
 
 RECORDED, TRAINER = "site-1", frozenset({Role.TRAINER})
 ROUNDS = 2
@@ -122,7 +122,7 @@ def daemon(data: SiteData, link: GrpcLink, recipe: Recipe, held: ExitStack, load
     pulse.start()
     held.callback(pulse.join, 5.0)
     held.callback(pulse.stop)
-    model = device_model(recipe, data.device, policy.rules.models)
+    model = device_model(recipe, data.device, policy.rules.plugins)
     site = Site(RECORDED, TRAINER, policy, MemoryStore(bytes(32)), load or (lambda _: data), lambda _: model)
     return Agent(site, link, now)
 

@@ -1,14 +1,15 @@
-"""Names to classes, by explicit lists: a name that nobody registered is an error, never a default."""
+"""Names to classes, by explicit lists or plug-ins: a name that nobody registered is an error, never a default."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Generic, TypeVar
+from collections.abc import Callable, Container, Iterator, Mapping
+from typing import Any, Generic, Literal, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
 from protofed.common.errors import ConfigError, short, unknown
+from protofed.common.plugins import MethodPlugin, PluginKind, imported, load, of_type
 from protofed.common.renamed import RENAMED
 
 T = TypeVar("T")
@@ -16,10 +17,15 @@ C = TypeVar("C", bound=type[Any])
 
 
 class Registry(Generic[T]):
-    """Frozen dataclasses by name; their fields are the options that a recipe may set."""
+    """Frozen dataclasses by name; their fields are the options that a recipe may set.
 
-    def __init__(self, kind: str) -> None:
-        self._kind = kind
+    Args:
+        kind: of what, for errors.
+        half: which half of a method these are: then a name that is not registered may be that of a plug-in.
+    """
+
+    def __init__(self, kind: str, half: Literal["client", "server"] | None = None) -> None:
+        self._kind, self._half = kind, half
         self._classes: dict[str, type[Any]] = {}
         self._foreign: dict[str, tuple[str, ...]] = {}
 
@@ -46,28 +52,30 @@ class Registry(Generic[T]):
         return iter(sorted(self._classes))
 
     def get(self, name: str) -> type[T]:
-        """The class of that name."""
-        if name not in self._classes:
-            raise unknown(self._kind, name, self._classes)
-        return self._classes[name]
+        """The class of that name; errors as of `build`."""
+        return self._found(name)[0]
 
     def options(self, name: str) -> set[str]:
         """The options that the class of that name takes itself."""
-        return {field.name for field in dataclasses.fields(self.get(name))}  # type: ignore[arg-type]
+        return _fields(self.get(name))
 
     def foreign(self, name: str) -> set[str]:
         """The options that are left to the other half."""
-        return set(self._foreign[name])
+        return self._found(name)[1]
 
-    def build(self, name: str, options: Mapping[str, Any]) -> T:
+    def build(self, name: str, options: Mapping[str, Any], allowed: Container[str] | None = None) -> T:
         """An instance with these options, those of the other half left out.
 
+        Args:
+            allowed: plug-ins that may be imported; None: those that this process was allowed.
+
         Raises:
-            ConfigError: an unknown name or option (with the nearest known one), or a value out of range.
+            ConfigError: an unknown name or option (with the nearest known one), a value out of range, or a plug-in
+                that is not allowed or cannot be used.
         """
-        cls = self.get(name)
-        own = self.options(name)
-        known = own | self.foreign(name)
+        cls, foreign = self._found(name, allowed)
+        own = _fields(cls)
+        known = own | foreign
         for option in options:
             if (new := RENAMED.get(f"{self._kind}.{option}")) in known:
                 raise ConfigError(f"unknown option '{option}' of {self._kind} {name}: it is called '{new}'")
@@ -81,3 +89,21 @@ class Registry(Generic[T]):
             raise ConfigError(
                 f"{self._kind} {name}: {where} = {short(repr(first['input']))}: {first['msg']}"
             ) from error
+
+    def _found(self, name: str, allowed: Container[str] | None = None) -> tuple[type[T], set[str]]:
+        """The class of that name, and the options of the other half."""
+        if name in self._classes:
+            return self._classes[name], set(self._foreign[name])
+        if self._half is None:
+            raise unknown(self._kind, name, self._classes)
+        what = f"{self._kind} '{name}'"
+        plugin = of_type(load(PluginKind.METHOD, name, self._classes, allowed), MethodPlugin, what)
+        path = plugin.client if self._half == "client" else plugin.server
+        cls: type[T] = imported(path, what) if ":" in path else self.get(path)
+        if not isinstance(cls, type) or not hasattr(cls, "__dataclass_fields__"):
+            raise ConfigError(f"{what}: {path} is no dataclass; expected the {self._half} half of a method")
+        return cls, {*plugin.client_options, *plugin.server_options} - _fields(cls)
+
+
+def _fields(cls: type[Any]) -> set[str]:
+    return {field.name for field in dataclasses.fields(cls)}

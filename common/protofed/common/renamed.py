@@ -32,4 +32,5 @@ RENAMED: Final[Mapping[str, str]] = {  # the place in the file -> the key's name
     "method.ema": "prototype_momentum",  # the share of the old prototypes, 1 - ema
     "method.separation": "prototype_init",
     "share": "partition_index",
+    "models": "plugins",  # of a policy
 }

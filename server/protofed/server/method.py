@@ -1,4 +1,11 @@
-"""What a method does on the server: NumPy only, pure functions over payloads."""
+"""What a method does on the server; and all that the author of a server half needs, in this one place.
+
+A server half is a frozen dataclass that is a `ServerMethod`: NumPy only, pure functions over payloads; its fields are
+the options that a recipe may set. The methods of protofed import nothing else of protofed but what they share among
+themselves (`methods/mixtures`, `methods/maximal_separation`: mathematics of one paper each, which is no promise to
+others), and what is exported here stays: a package of your own does the same (`protofed new method NAME` writes one;
+`protofed.common.plugins` says how a recipe names it).
+"""
 
 from __future__ import annotations
 
@@ -7,8 +14,32 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal, Protocol, TypeAlias
 
 from protofed.common.errors import StateError
-from protofed.common.payload import Array, Part, Payload, SiteId, TensorSpec, Update, describe
+from protofed.common.payload import Array, Part, Payload, SiteId, Tensors, TensorSpec, Update, describe
 from protofed.common.registry import Registry
+from protofed.common.tensors import HolderMeans, Mean, unit
+
+__all__ = [
+    "NOTHING",
+    "Array",
+    "ExpectedUpdate",
+    "HolderMeans",
+    "Mean",
+    "Part",
+    "Payload",
+    "ServerMethod",
+    "SiteId",
+    "StateError",
+    "TensorSpec",
+    "Tensors",
+    "Update",
+    "Weighting",
+    "describe",
+    "like",
+    "prototype_rows",
+    "server_methods",
+    "unit",
+    "weight_of",
+]
 
 
 @dataclass(frozen=True)
@@ -48,7 +79,7 @@ class ServerMethod(Protocol):
         """The next state; `updates` come in site order and can be read once."""
 
 
-server_methods: Registry[ServerMethod] = Registry("method")
+server_methods: Registry[ServerMethod] = Registry("method", half="server")
 
 
 def weight_of(update: Update, weighting: Weighting) -> float:

@@ -194,7 +194,7 @@ class Agent:
         run = self._prepared(task)
         with torch.random.fork_rng():
             torch.manual_seed(run.recipe.seed)
-            model = build(run.recipe.model, run.recipe.input, run.recipe.classes, self._site.policy.rules.models)
+            model = build(run.recipe.model, run.recipe.input, run.recipe.classes, self._site.policy.rules.plugins)
         first = {Part.BODY: dump(model.body), Part.HEAD: dump(model.head)}
         self._push(task, self._release(task, Update(self._site.name, first), {}))
 

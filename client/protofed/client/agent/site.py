@@ -24,6 +24,7 @@ from protofed.client.training.context import Checkpoints, FitContext, NoCheckpoi
 from protofed.common.config.recipe import MOST_ROUNDS, Input, NamedOptions, Recipe, parse_json
 from protofed.common.errors import ConfigError, FailureReason, TaskFailedError, short
 from protofed.common.payload import Payload, SiteId, Update
+from protofed.common.plugins import PluginKind, is_plugin
 from protofed.common.protocol.messages import MOST_BYTES, MOST_RECIPE_BYTES, Assignment, Role, Task, TaskKind
 from protofed.common.version import VERSION
 
@@ -127,7 +128,7 @@ def prepare(site: Site, assignment: Assignment) -> PreparedRun:
     try:
         recipe = read(assignment)
         check_preprocessing(recipe, assignment.preprocessing_digest, site.preprocessing_digest)
-        method = client_methods.build(recipe.method.name, recipe.method.options)
+        method = client_methods.build(recipe.method.name, recipe.method.options, site.policy.rules.plugins)
         site.policy.admit(recipe.method.name, method.sends)
         check_model(recipe.model, recipe.input, recipe.classes)
         return PreparedRun(recipe, method, site.build_model(recipe), site.load_data(recipe))
@@ -186,7 +187,7 @@ def check_model(choice: NamedOptions, input_: Input, classes: int) -> None:
     Raises:
         ConfigError: it is, or there is no such model.
     """
-    if ":" in choice.name:  # the site's own, which its policy names
+    if choice.name not in set(architectures) and is_plugin(PluginKind.MODEL, choice.name):  # its policy names it
         return
     architecture = architectures.build(choice.name, choice.options)
     if min(input_.shape[1:]) < architecture.smallest:  # `build` says so

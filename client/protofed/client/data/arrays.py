@@ -1,4 +1,4 @@
-"""Sources that come as arrays with numbers for labels: digits, an .npz, torchvision's and MedMNIST's sets.
+"""Sources that come as arrays with numbers for labels: digits, an .npz, torchvision's and MedMNIST's sets, plug-ins.
 
 Each answers with its training half and, where it has one, its test half. Failures are DataErrors.
 """
@@ -19,8 +19,10 @@ from numpy.typing import NDArray
 from protofed.client.data.site_data import Examples
 from protofed.client.data.spiral import spiral
 from protofed.client.data.split import Column, DataSplit
+from protofed.common.config.data import SOURCES
 from protofed.common.config.recipe import Data
 from protofed.common.errors import DataError, unknown
+from protofed.common.plugins import PluginKind, line, load
 
 Arrays: TypeAlias = tuple[NDArray[Any], NDArray[Any]]  # images [N, H, W] or [N, H, W, channels], labels [N] or [N, 1]
 Halves: TypeAlias = tuple[DataSplit | None, DataSplit | None]
@@ -57,8 +59,10 @@ def read(data: Data) -> Halves:
             return _npz(data)
         case "medmnist":
             return _medmnist(data)
-        case name:
+        case name if name in _TORCHVISION:
             return _torchvision(_TORCHVISION[name], data)
+        case _:
+            return _plugin(data)
 
 
 def _digits() -> DataSplit:
@@ -107,6 +111,18 @@ def _medmnist(data: Data) -> Halves:
         train, test = (DataSplit(_examples((half.imgs, half.labels))) for half in found)
     except _FOREIGN as error:
         raise _unusable(f"{data.dataset}.npz", data, error) from error
+    return train, test
+
+
+def _plugin(data: Data) -> Halves:
+    read = load(PluginKind.DATASET, data.source, SOURCES)
+    try:
+        train, test = read(data)
+    except Exception as error:  # foreign code: it may raise anything
+        raise DataError(f"source '{data.source}' failed: {line(error)}; expected two DataSplits, or None") from error
+    for half in (train, test):
+        if not isinstance(half, DataSplit | None):
+            raise DataError(f"source '{data.source}' gave a {type(half).__name__}: expected two DataSplits, or None")
     return train, test
 
 

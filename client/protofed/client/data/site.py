@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import assert_never
+from typing import Any, assert_never
 
 import numpy as np
 import torch
@@ -16,6 +16,8 @@ from protofed.client.data.sources import Column, Source, load
 from protofed.common.config import partition as kinds
 from protofed.common.config.recipe import Data, Input
 from protofed.common.errors import DataError
+from protofed.common.plugins import PluginKind, line
+from protofed.common.plugins import load as load_plugin
 
 _LONG_TAIL = 1  # beside data.seed, so that the tail and the partition draw from streams of their own
 
@@ -151,8 +153,22 @@ def _partition(source: Source, how: kinds.Partition, rng: np.random.RandomState)
             return partition.shards(labels, sites, shards, rng)
         case kinds.ColumnPartition():
             return partition.by_column(_column(source))
+        case kinds.PluginPartition(kind=kind, options=options):
+            return _by_plugin(kind, options, labels, rng)
         case other:
             assert_never(other)
+
+
+def _by_plugin(kind: str, options: dict[str, Any], labels: Labels, rng: np.random.RandomState) -> list[Indices]:
+    cut = load_plugin(PluginKind.PARTITION, kind, kinds.KINDS)
+    try:
+        sites = [np.sort(np.asarray(site, dtype=np.int64)) for site in cut(labels, rng, **options)]
+        dealt = np.concatenate(sites)
+    except Exception as error:  # foreign code: it may raise anything
+        raise DataError(f"partition '{kind}' failed: {line(error)}; expected each site's indices") from error
+    if len(np.unique(dealt)) < len(dealt) or not np.isin(dealt, np.arange(len(labels))).all():
+        raise DataError(f"partition '{kind}' gave an index twice, or one outside 0 to {len(labels) - 1}")
+    return sites
 
 
 def _column(source: Source) -> Column:

@@ -8,12 +8,19 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 from torch.nn.functional import cross_entropy
 
-from protofed.client.method import Personal, client_methods
-from protofed.client.models.split import dump, load
-from protofed.client.training.context import FitContext
-from protofed.client.training.loop import train
-from protofed.client.training.losses import class_shares, distribution_gap
-from protofed.common.payload import Part, Payload, Update
+from protofed.client.method import (
+    FitContext,
+    Part,
+    Payload,
+    Personal,
+    Update,
+    class_shares,
+    client_methods,
+    distribution_gap,
+    dump,
+    load,
+    train,
+)
 
 
 @client_methods.register(cwfedavg=("layers", "weighting"))

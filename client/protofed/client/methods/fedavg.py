@@ -7,11 +7,7 @@ from typing import ClassVar
 
 from torch.nn.functional import cross_entropy
 
-from protofed.client.method import Personal, client_methods
-from protofed.client.models.split import dump, load
-from protofed.client.training.context import FitContext
-from protofed.client.training.loop import train
-from protofed.common.payload import Part, Payload, Update
+from protofed.client.method import FitContext, Part, Payload, Personal, Update, client_methods, dump, load, train
 
 
 @client_methods.register(fedavg=("weighting",))

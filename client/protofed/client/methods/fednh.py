@@ -7,12 +7,21 @@ from typing import ClassVar, Literal
 
 from torch.nn.functional import cross_entropy, normalize
 
-from protofed.client.method import Personal, client_methods
-from protofed.client.models.heads import CosineHead
-from protofed.client.models.split import dump, load
-from protofed.client.training.context import FitContext
-from protofed.client.training.loop import Weigher, class_means, named, train
-from protofed.common.payload import Part, Payload, Update
+from protofed.client.method import (
+    CosineHead,
+    FitContext,
+    Part,
+    Payload,
+    Personal,
+    Update,
+    Weigher,
+    class_means,
+    client_methods,
+    dump,
+    load,
+    named,
+    train,
+)
 
 
 @client_methods.register(fednh=("prototype_momentum", "prototype_init", "prototype_seed", "scale"))

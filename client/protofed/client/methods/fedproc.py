@@ -8,12 +8,21 @@ from typing import ClassVar, Literal
 from torch import Tensor
 from torch.nn.functional import cross_entropy, normalize
 
-from protofed.client.method import Personal, client_methods
-from protofed.client.models.split import dump, load
-from protofed.client.training.context import FitContext
-from protofed.client.training.loop import class_means, named, stacked, train
-from protofed.client.training.losses import prototypical_contrast
-from protofed.common.payload import Part, Payload, Update
+from protofed.client.method import (
+    FitContext,
+    Part,
+    Payload,
+    Personal,
+    Update,
+    class_means,
+    client_methods,
+    dump,
+    load,
+    named,
+    prototypical_contrast,
+    stacked,
+    train,
+)
 
 
 @client_methods.register(fedproc=("weighting",))

@@ -10,13 +10,26 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from protofed.client.method import Personal, client_methods
-from protofed.client.models.heads import PrototypeHead
-from protofed.client.models.split import dump, load
-from protofed.client.training.context import FitContext
-from protofed.client.training.loop import class_means, frozen, named, remembered, stacked, train
-from protofed.client.training.losses import Distance, inter_class, intra_class
-from protofed.common.payload import Part, Payload, Update
+from protofed.client.method import (
+    Distance,
+    FitContext,
+    Part,
+    Payload,
+    Personal,
+    PrototypeHead,
+    Update,
+    class_means,
+    client_methods,
+    dump,
+    frozen,
+    inter_class,
+    intra_class,
+    load,
+    named,
+    remembered,
+    stacked,
+    train,
+)
 
 
 @client_methods.register(fedprp=("prototype_momentum",))

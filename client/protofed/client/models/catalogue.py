@@ -1,11 +1,9 @@
-"""Models by name, and a user's own by `package.module:factory` where the site's policy lists it."""
+"""Models by name, and plug-ins where the site's policy lists them."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
-from importlib import import_module
-from typing import Any, ClassVar, Protocol
+from typing import ClassVar, Protocol
 
 import torch
 
@@ -18,6 +16,7 @@ from protofed.client.models.simple_cnn import SimpleCNN
 from protofed.client.models.split import SplitModel
 from protofed.common.config.recipe import Input, NamedOptions, Recipe
 from protofed.common.errors import ConfigError
+from protofed.common.plugins import PluginKind, line, load
 from protofed.common.registry import Registry
 
 FACTORY = "a factory(input, classes, **options) that returns a SplitModel"
@@ -49,18 +48,20 @@ def build(choice: NamedOptions, images: Input, classes: int, allowed: frozenset[
     Parameters are drawn from torch's global generator, which the trial leaves as it is.
 
     Args:
-        choice: a name of the catalogue, or `package.module:factory`, with options.
+        choice: a name of the catalogue, or a plug-in, with options.
         images: what the model will be given.
         classes: C, the number of logits.
-        allowed: the factories that the site's own policy lists. Nothing else is ever imported: the recipe comes from
+        allowed: the plug-ins that the site's own policy lists. Nothing else is ever imported: the recipe comes from
             the server, and a server must not make a site run code of its choosing.
 
     Raises:
-        ConfigError: unknown name or option, a factory that is not allowed or not usable, or a model that does not
+        ConfigError: unknown name or option, a plug-in that is not allowed or not usable, or a model that does not
             bring these images to [B, C].
     """
-    own = ":" in choice.name
-    model = _own(choice, images, classes, allowed) if own else _catalogued(choice, images, classes)
+    if choice.name in set(architectures):
+        model = _catalogued(choice, images, classes)
+    else:
+        model = _own(choice, images, classes, allowed)
     _try(choice.name, model, images, classes)
     return model
 
@@ -76,35 +77,17 @@ def _catalogued(choice: NamedOptions, images: Input, classes: int) -> SplitModel
 
 
 def _own(choice: NamedOptions, images: Input, classes: int, allowed: frozenset[str]) -> SplitModel:
-    if choice.name not in allowed:
-        raise ConfigError(f"model '{choice.name}' is not allowed at this site: add it to `models` in the site's policy")
-    factory = _factory(choice.name)
+    factory = load(PluginKind.MODEL, choice.name, architectures, allowed)
     try:
         model = factory(images, classes, **choice.options)
     except Exception as error:  # it is the user's code: it may raise anything
         options = ", ".join(choice.options) or "none"
         raise ConfigError(
-            f"model '{choice.name}' failed with options: {options}: {_line(error)}; expected {FACTORY}"
+            f"model '{choice.name}' failed with options: {options}: {line(error)}; expected {FACTORY}"
         ) from error
     if not isinstance(model, SplitModel):
         raise ConfigError(f"model '{choice.name}' returned a {type(model).__name__}: expected {FACTORY}")
     return model
-
-
-def _factory(name: str) -> Callable[..., Any]:
-    module_name, _, attribute = name.partition(":")
-    try:
-        module = import_module(module_name)
-    except Exception as error:  # a module's top level is the user's code too
-        raise ConfigError(
-            f"model '{name}': module '{module_name}' cannot be imported: {_line(error)}; "
-            "expected package.module:factory, installed where this daemon runs"
-        ) from error
-    try:
-        factory: Callable[..., Any] = getattr(module, attribute)
-    except AttributeError as error:
-        raise ConfigError(f"model '{name}': module '{module_name}' has no '{attribute}': expected {FACTORY}") from error
-    return factory
 
 
 def _try(name: str, model: SplitModel, images: Input, classes: int) -> None:
@@ -114,7 +97,7 @@ def _try(name: str, model: SplitModel, images: Input, classes: int) -> None:
     try:
         features, logits = _shapes(model, images)
     except Exception as error:  # torch raises several kinds, a user's own layer any
-        raise ConfigError(f"model '{name}' cannot take {given}: {_line(error)}; {expected}") from error
+        raise ConfigError(f"model '{name}' cannot take {given}: {line(error)}; {expected}") from error
     if len(features) != 2 or logits != (2, classes):
         raise ConfigError(
             f"model '{name}' gives features {list(features)} and logits {list(logits)} for {given}: {expected}"
@@ -127,12 +110,6 @@ def _shapes(model: SplitModel, images: Input) -> tuple[tuple[int, ...], tuple[in
     blank = torch.zeros(2, *images.shape)
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         return tuple(trial.body(blank).shape), tuple(trial(blank).shape)
-
-
-def _line(error: Exception) -> str:
-    """An error as one line: its kind and the first line of what it says."""
-    text = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {text[0][:200]}" if text else type(error).__name__
 
 
 def device_model(recipe: Recipe, device: torch.device, allowed: frozenset[str]) -> SplitModel:

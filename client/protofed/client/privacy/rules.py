@@ -22,7 +22,7 @@ class PolicyRules(StrictModel):
     parts: frozenset[Part]  # what tensors may disclose
     metrics: frozenset[str] = frozenset()  # scalars by name, without a class's number at its end; the others stay
     telemetry: frozenset[Telemetry] = frozenset()  # numbers of the site's machine that its heartbeats may tell
-    models: frozenset[str] = frozenset()  # `package.module:factory` of the site's own models that a run may name
+    plugins: frozenset[str] = frozenset()  # what a run may name of code beside protofed, as `protofed.common.plugins`
     dtypes: frozenset[DType] = frozenset({"float32", "int64"})  # of the tensors that may leave
     max_tensor_mb: Megabytes = 256.0  # of one tensor that leaves
     max_update_mb: Megabytes = 1024.0  # of all that leaves in a round

@@ -6,14 +6,19 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, TypeAlias, get_args
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from protofed.common.config.partition import Partition, Whole
 from protofed.common.config.table import Share, StrictModel
-from protofed.common.errors import short
+from protofed.common.errors import short, unknown
+from protofed.common.plugins import PluginKind, is_plugin
 
+Source: TypeAlias = Literal[
+    "digits", "spiral", "npz", "folder", "manifest", "medmnist", "cifar10", "cifar100", "mnist", "fashion-mnist"
+]
+SOURCES: tuple[str, ...] = get_args(Source)
 _GROUPS = {"manifest": "add a column `group`", "npz": "add arrays train_group and test_group"}
 
 
@@ -23,12 +28,17 @@ def common_folder() -> Path | None:
     return Path(named) if named else None
 
 
+def _known(source: str) -> str:
+    if source not in SOURCES and not is_plugin(PluginKind.DATASET, source):
+        raise ValueError(str(unknown("source", source, SOURCES)))
+    return source
+
+
 class Data(StrictModel):
     """Where images come from, and how one source is cut into sites; a simulation's, or one daemon's own."""
 
-    source: Literal[
-        "digits", "spiral", "npz", "folder", "manifest", "medmnist", "cifar10", "cifar100", "mnist", "fashion-mnist"
-    ]
+    source: Annotated[str, AfterValidator(_known)]  # one of `Source`, or a plug-in
+    options: Mapping[str, Any] = {}  # of a source that is a plug-in, for it to read
     root: Path | None = None  # the folder of images or of a library's set; the file of an npz or a manifest (.csv)
     dataset: str | None = None  # medmnist only: which of its sets, as dermamnist or dermamnist_64
     download: bool = False  # torchvision's sets and medmnist's
@@ -59,6 +69,8 @@ class Data(StrictModel):
 
     @model_validator(mode="after")
     def _of_its_source(self) -> Data:
+        if self.options and self.source in SOURCES:
+            raise ValueError(f"source {self.source} has no options; remove them")
         if (self.dataset is not None) != (self.source == "medmnist"):
             raise ValueError("expected dataset with source medmnist, and with no other")
         if self.group_pattern is not None and self.source != "folder":

@@ -1,12 +1,14 @@
-"""`[data.partition]`: how one source is cut into sites, chosen by its kind."""
+"""`[data.partition]`: how one source is cut into sites, chosen by its kind; another kind is a plug-in's."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
 from protofed.common.config.table import StrictModel
+from protofed.common.errors import unknown
+from protofed.common.plugins import PluginKind, is_plugin
 
 
 class Whole(StrictModel):
@@ -66,7 +68,41 @@ class ColumnPartition(StrictModel):
     kind: Literal["column"]
 
 
+class PluginPartition(BaseModel):
+    """As a plug-in cuts it; its options are checked where it is called."""
+
+    model_config = ConfigDict(extra="allow", frozen=True, allow_inf_nan=False)
+    kind: str
+
+    @model_validator(mode="after")
+    def _known(self) -> PluginPartition:
+        if not is_plugin(PluginKind.PARTITION, self.kind):
+            raise ValueError(str(unknown("partition", self.kind, KINDS)))
+        return self
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Everything beside the kind."""
+        return dict(self.model_extra or {})
+
+
+KINDS = ("whole", "dirichlet", "pfllib-dirichlet", "niid-bench-dirichlet", "pathological", "shards", "column")
+_PLUGIN = "plug-in"
+
+
+def _tag(table: Any) -> str:
+    kind = table.get("kind") if isinstance(table, dict) else getattr(table, "kind", None)
+    return kind if kind in KINDS else _PLUGIN
+
+
 Partition = Annotated[
-    Whole | Dirichlet | PfllibDirichlet | NiidBenchDirichlet | Pathological | Shards | ColumnPartition,
-    Field(discriminator="kind"),
+    Annotated[Whole, Tag("whole")]
+    | Annotated[Dirichlet, Tag("dirichlet")]
+    | Annotated[PfllibDirichlet, Tag("pfllib-dirichlet")]
+    | Annotated[NiidBenchDirichlet, Tag("niid-bench-dirichlet")]
+    | Annotated[Pathological, Tag("pathological")]
+    | Annotated[Shards, Tag("shards")]
+    | Annotated[ColumnPartition, Tag("column")]
+    | Annotated[PluginPartition, Tag(_PLUGIN)],
+    Discriminator(_tag),
 ]

@@ -123,6 +123,12 @@ class Recipe(StrictModel):
         means = {"input": self.input.model_dump(), "class_names": self.class_names, "version": PREPROCESSING}
         return digest(json.dumps(means, sort_keys=True).encode())
 
+    @property
+    def names(self) -> frozenset[str]:
+        """All names that it chooses by, of which some may be plug-ins: what a user allows who runs it on purpose."""
+        data = () if self.data is None else (self.data.source, self.data.partition.kind)
+        return frozenset({self.method.name, self.model.name, *data})
+
     def fingerprint(self) -> Digest:
         """Equal for equal runs: a restarted server continues only the recipe that it began."""
         return digest(self.wire().encode())
@@ -211,9 +217,10 @@ def explain(error: ValidationError, model: type[BaseModel]) -> str:
     first = min(error.errors(), key=lambda found: found["type"] != "extra_forbidden")  # a typo explains what is missing
     path = ".".join(str(step) for step in first["loc"])
     if first["type"] == "extra_forbidden":
-        if (new := RENAMED.get(path.removeprefix("recipe."))) is not None:
+        keys = _keys(model)
+        if (new := RENAMED.get(path.removeprefix("recipe."))) in keys:
             return f"unknown key '{path}': it is called '{new}'"
-        near = difflib.get_close_matches(str(first["loc"][-1]), _keys(model), n=1, cutoff=0.5)
+        near = difflib.get_close_matches(str(first["loc"][-1]), keys, n=1, cutoff=0.5)
         return f"unknown key '{short(path)}'" + (f": did you mean '{near[0]}'?" if near else "; remove it")
     if first["type"] == "missing":
         return f"'{path}' is missing; add it"

@@ -33,6 +33,7 @@ class ServerSettings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix="PROTOFED_SERVER_", env_nested_delimiter="__", extra="forbid")
 
+    plugins: frozenset[str] = frozenset()  # methods beside protofed's that a run may name: code that you trust
     recipes: list[Path] = []  # queued at the start, if the ledger does not know them; more by `protofed runs start`
     listen: str = "127.0.0.1:7443"  # host:port; port 0 takes a free one
     identity: Path | None = None  # folder with the server's certificate, and `operators/` with the first operators'

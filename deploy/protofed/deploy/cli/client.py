@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from protofed.common import plugins
 from protofed.common.errors import ConfigError, PolicyViolationError, short
 from protofed.deploy.cli import doctor
 from protofed.deploy.cli.client_check import check
@@ -157,7 +158,9 @@ def _show(recipe: Recipe, file: Path | None, *, tensors: bool, as_json: bool) ->
 def _policy(file: Path) -> Policy:
     from protofed.client.privacy.policy import Policy
 
-    return Policy.read(file)
+    policy = Policy.read(file)
+    plugins.allow(policy.rules.plugins)
+    return policy
 
 
 def _approvals(state: Path) -> Approvals:

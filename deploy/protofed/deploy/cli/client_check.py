@@ -13,6 +13,7 @@ import structlog
 import typer
 from rich.console import Console
 
+from protofed.common import plugins
 from protofed.common.errors import DataError, StateError
 
 if TYPE_CHECKING:
@@ -82,8 +83,9 @@ def _look(settings: ClientSettings, recipe: Recipe | None, bar: Bar) -> SiteChec
     from protofed.deploy.site.check import site_check
 
     known = settings.policy != Path(_UNSAID)
-    least = Policy.read(settings.policy).rules.min_samples_per_class if known else None
-    return site_check(settings, recipe, least, bar)
+    rules = Policy.read(settings.policy).rules if known else None
+    plugins.allow(rules.plugins if rules else ())
+    return site_check(settings, recipe, rules.min_samples_per_class if rules else None, bar)
 
 
 def _draw(found: SiteCheck, file: Path) -> None:

@@ -22,7 +22,7 @@ told = Console(stderr=True)
 AsJson = Annotated[bool, typer.Option("--json", help="Print it as JSON.")]
 Allowed = Annotated[
     list[str] | None,
-    typer.Option("--allow-model", help="package.module:factory whose code may be run to build the model."),
+    typer.Option("--allow-plugin", help="Plug-in, or package.module:attribute, whose code may be run."),
 ]
 
 
@@ -53,7 +53,7 @@ def export(
     ] = None,
     recipe: Annotated[str | None, typer.Option(help="The run's recipe, where no folder has it.")] = None,
     classes: Annotated[Path | None, typer.Option(help="Text file with the classes' names, one a line.")] = None,
-    allow_model: Allowed = None,
+    allow_plugin: Allowed = None,
     force: Annotated[bool, typer.Option("--force", help="Replace a model that is in --out.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -71,7 +71,7 @@ def export(
         site_data=_site_data(settings, partition_index),
         recipe=_recipe(recipe),
         classes=classes,
-        allowed=frozenset(allow_model or ()),
+        allowed=frozenset(allow_plugin or ()),
         force=force,
     )
     if state is not None or model == "personal":
@@ -92,7 +92,7 @@ def predict(
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "cpu",
     batch: Annotated[int, typer.Option(min=1, help="Images at a time.")] = 64,
     runtime: Annotated[Literal["auto", "onnx", "torch"], typer.Option(help="What computes.")] = "auto",
-    allow_model: Allowed = None,
+    allow_plugin: Allowed = None,
     skip_unreadable: Annotated[
         bool, typer.Option("--skip-unreadable", help="End with 0 although some images cannot be read.")
     ] = False,
@@ -101,7 +101,7 @@ def predict(
     """Classify images with an exported model. 65 if some cannot be read; the others are done all the same."""
     from protofed.deploy.export import predict as work
 
-    asked = work.PredictRequest(model, images, out, runtime, device, batch, frozenset(allow_model or ()), not as_json)
+    asked = work.PredictRequest(model, images, out, runtime, device, batch, frozenset(allow_plugin or ()), not as_json)
     found = work.predict(asked)
     bad = len(found.unreadable)
     if as_json:

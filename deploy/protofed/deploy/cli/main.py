@@ -17,6 +17,7 @@ from protofed.deploy.cli.audit import audit
 from protofed.deploy.cli.certs import certs
 from protofed.deploy.cli.client import client
 from protofed.deploy.cli.compare import compare
+from protofed.deploy.cli.new import new
 from protofed.deploy.cli.renamed import now_called
 from protofed.deploy.cli.report import report
 from protofed.deploy.cli.server import server
@@ -47,6 +48,7 @@ app.command("simulate", rich_help_panel=RESEARCHER)(simulate.simulate)
 app.command("compare", rich_help_panel=RESEARCHER)(compare)
 app.command("figures", rich_help_panel=RESEARCHER)(simulate.figures)
 app.add_typer(tracking, name="tracking", rich_help_panel=RESEARCHER)
+app.add_typer(new, name="new", rich_help_panel=RESEARCHER)
 app.command("demo", rich_help_panel=RESEARCHER)(simulate.demo)
 console = Console()
 

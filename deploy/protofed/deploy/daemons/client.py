@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from protofed.client.distributed.environment import Launch, launched
+from protofed.common import plugins
 from protofed.common.address import check_connection
 from protofed.common.clock import stamp
 from protofed.common.config.recipe import Input, Recipe
@@ -79,6 +80,7 @@ def run_client(settings: ClientSettings, *, until_finished: bool, give_up_after_
     from protofed.client.transport.grpc_link import GrpcLink
 
     policy, proxy = Policy.read(settings.policy), own_proxy(settings)
+    plugins.allow(policy.rules.plugins)
     with stoppable(), ExitStack() as held:
         over = held.enter_context(client_ranks.leading(launch, where))
         store, now = DiskStore(settings.state), DaemonStatus()
@@ -145,6 +147,7 @@ def _follow(settings: ClientSettings, launch: Launch) -> None:
     from protofed.client.state.store import MemoryStore
 
     policy, load = Policy.read(settings.policy), partial(_load, settings, where)
+    plugins.allow(policy.rules.plugins)
     with stoppable():
         client_ranks.following(launch, where, _site(settings, policy, MemoryStore(), where, load))
 
@@ -178,7 +181,7 @@ def _site(
         policy,
         store,
         load,
-        lambda recipe: device_model(recipe, where, policy.rules.models),
+        lambda recipe: device_model(recipe, where, policy.rules.plugins),
         checkpoints=partial(on_disk, settings.state),
         preprocessing_digest=settings.data.preprocessing_digest,
     )

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import structlog
 
+from protofed.common import plugins
 from protofed.common.address import check_connection
 from protofed.common.clock import stamp
 from protofed.common.config.recipe import read_recipe
@@ -59,6 +60,7 @@ def run_server(
         RunFailedError: a run failed (only with `until_finished`).
     """
     logs.hide_server(settings)
+    plugins.allow(settings.plugins)
     check_connection(settings.listen, settings.identity, settings.plaintext)
     identity = None if settings.identity is None else LiveIdentity(settings.identity, Party.SERVER)
     recipes, limit = [read_recipe(path) for path in settings.recipes], memory_limit(settings.memory_limit_mb)

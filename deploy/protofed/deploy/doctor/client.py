@@ -10,6 +10,7 @@ from functools import cached_property
 from protofed.client.transport.channels import greet
 from protofed.client.transport.diagnosis import ConnectionDiagnosis, DiagnosisCode, diagnose
 from protofed.client.transport.proxy import Proxy
+from protofed.common import plugins
 from protofed.common.address import check_connection
 from protofed.common.clock import utc_now
 from protofed.common.config.settings import ClientSettings
@@ -195,9 +196,11 @@ class ClientDoctor:
         from protofed.client.privacy.policy import Policy
 
         try:
-            return allowed(Policy.read(self.settings.policy).rules)
+            rules = Policy.read(self.settings.policy).rules
         except PolicyViolationError as error:
             raise CheckFailedError("policy-missing", str(error)) from error
+        plugins.allow(rules.plugins)
+        return allowed(rules)
 
     def look_at_metrics(self) -> str:
         """Where they would be answered."""

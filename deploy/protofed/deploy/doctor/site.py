@@ -130,7 +130,7 @@ def allowed(rules: PolicyRules) -> str:
     less += ["decoys for absent classes"] if rules.hide_class_presence else []
     less += [f"each run after `protofed client approve` ({rules.approval})"] if rules.approval != "automatic" else []
     less += ["at set hours"] if rules.schedule else []
-    listed = [f"{name} {', '.join(sorted(getattr(rules, name))) or 'none'}" for name in ("methods", "parts", "models")]
+    listed = [f"{name} {', '.join(sorted(getattr(rules, name))) or 'none'}" for name in ("methods", "parts", "plugins")]
     return "; ".join([*listed, f"{len(rules.metrics)} scores", *more, *less])
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 from safetensors.numpy import save
 
 from protofed.client.data.site_data import SiteData
-from protofed.common import codec
+from protofed.common import codec, plugins
 from protofed.common.clock import utc_now
 from protofed.common.config.recipe import Data, Recipe
 from protofed.common.errors import ConfigError
@@ -47,7 +47,7 @@ class ExportRequest:
         site_data: of the site's daemon, and its share, where its own data say what it predicts with.
         recipe: of the run, where neither a state nor the site's folder has it.
         classes: file with a name a line.
-        allowed: own factories of models that may be imported.
+        allowed: plug-ins that may be imported.
     """
 
     run: str
@@ -83,6 +83,7 @@ def export(wanted: ExportRequest) -> Exported:
         DataError, StateError: what it is made of is damaged, or is not what the ledger says.
         ExportError: ONNX Runtime does not answer as PyTorch does.
     """
+    plugins.allow(wanted.allowed)
     model_folder.check_vacant(wanted.out, force=wanted.force)
     made, scores = _made(wanted)
     weights = made.model.weights()

@@ -33,7 +33,7 @@ class PredictRequest:
         images: folder, or .npz.
         out: the table, CSV.
         batch: images at a time: bounds memory.
-        allowed: own factories of models that may be imported.
+        allowed: plug-ins that may be imported.
         shown: a progress bar, on a terminal.
     """
 

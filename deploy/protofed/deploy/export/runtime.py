@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from protofed.common import codec
 from protofed.common.errors import CodecError, ConfigError, DataError
 from protofed.common.payload import Array, Part, Payload
+from protofed.common.plugins import PluginKind, is_plugin
 from protofed.deploy.export.model_folder import FACTS, GRAPH, WEIGHTS, ModelContents, check_strings, read_file
 
 # Pixels [N, channels, H, W] in 0..1 -> probabilities [N, C].
@@ -96,14 +97,16 @@ def _has_cuda(onnxruntime: Any) -> bool:
 def _torch(folder: Path, contents: ModelContents, device: str, allowed: frozenset[str]) -> Predictor:
     from protofed.client.agent import device as devices
     from protofed.client.agent.site import check_model
+    from protofed.client.models.catalogue import architectures
     from protofed.client.models.inference import answers, rebuilt
 
     where, spec, weights = devices.pick(device), contents.model, _weights(folder, contents)
     classes = len(spec.classes)
-    if ":" in spec.architecture.name and spec.architecture.name not in allowed:
+    own = spec.architecture.name not in set(architectures)
+    if own and is_plugin(PluginKind.MODEL, spec.architecture.name) and spec.architecture.name not in allowed:
         raise ConfigError(
             f"the model is made by {spec.architecture.name}, code that is not protofed's; if you trust it and it is "
-            f"installed here: --allow-model {spec.architecture.name} (or --runtime onnx, which needs no such code)"
+            f"installed here: --allow-plugin {spec.architecture.name} (or --runtime onnx, which needs no such code)"
         )
     check_model(spec.architecture, spec.input, classes)
     model = rebuilt(spec.architecture, spec.input, classes, spec.head, weights, allowed).to(where)

@@ -76,7 +76,7 @@ class FinishedRun:
             site=EVALUATOR,
             round=recipe.rounds,
             rounds=recipe.rounds,
-            model=device_model(recipe, cpu, frozenset({recipe.model.name})),
+            model=device_model(recipe, cpu, recipe.names),
             data=data,
             classes=recipe.classes,
             plan=recipe.plan,

@@ -21,6 +21,7 @@ from protofed.client.privacy.policy import Policy, PolicyRules
 from protofed.client.state.disk_store import DiskStore, MemoryStore, Store
 from protofed.client.training.score_sets import SCALARS
 from protofed.client.transport.link import Link
+from protofed.common import plugins
 from protofed.common.codec import DTYPES
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import ConfigError
@@ -82,13 +83,13 @@ class Simulation:
 
 
 def everything(recipe: Recipe) -> Policy:
-    """The policy of simulated sites: all parts, this method. Nothing leaves the process."""
+    """The policy of simulated sites: all parts, this method, the plug-ins that it names. Nothing leaves the process."""
     return Policy(
         PolicyRules(
             methods=frozenset({recipe.method.name}),
             parts=frozenset(Part),
             metrics=SCALARS,
-            models=frozenset({recipe.model.name}),
+            plugins=recipe.names,
             dtypes=frozenset(DTYPES.values()),
             max_tensor_mb=MOST_BYTES / 1e6,
             max_update_mb=MOST_BYTES / 1e6,
@@ -131,7 +132,7 @@ def agents_of(
     where = device or torch.device("cpu")
     free = everything(recipe)
     under = free if policy is None else simulated(policy)
-    shared = device_model(recipe, where, under.rules.models)  # sites have their turns one by one
+    shared = device_model(recipe, where, under.rules.plugins)  # sites have their turns one by one
 
     def agent(name: SiteId, examples: SiteData) -> Agent:
         role = Role.EVALUATOR if name == EVALUATOR else Role.TRAINER
@@ -160,6 +161,7 @@ def simulation(
         DataError: its data cannot be had.
         StateError: the folder is in use, or holds another recipe's run of this name.
     """
+    plugins.allow((everything(recipe) if policy is None else policy).rules.plugins)
     with ExitStack() as opened:
         if state is not None:
             opened.callback(Lock(state).release)

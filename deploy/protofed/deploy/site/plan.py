@@ -13,13 +13,14 @@ import torch
 import protofed.client.methods
 import protofed.server.methods  # noqa: F401  (registers the halves)
 from protofed.client.method import ClientMethod, client_methods
-from protofed.client.models.catalogue import build
+from protofed.client.models.catalogue import architectures, build
 from protofed.client.models.split import dump
 from protofed.client.privacy.policy import GateContext, Policy, PolicyRefusedError
 from protofed.client.training.score_sets import RELIABILITY, SCORES
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import PolicyViolationError
 from protofed.common.payload import NOT_ON_THE_WIRE, Part, Payload, TensorSpec, Update, describe
+from protofed.common.plugins import PluginKind, is_plugin
 from protofed.deploy.site.plan_rules import sentences
 from protofed.server.method import server_methods
 
@@ -92,7 +93,8 @@ def site_plan(recipe: Recipe, policy: Policy | None = None) -> SitePlan:
         PolicyViolation: its model is not of the catalogue, and the policy does not name it: it must not be run.
     """
     name, options = recipe.method.name, recipe.method.options
-    client, server = client_methods.build(name, options), server_methods.build(name, options)
+    allowed = None if policy is None else policy.rules.plugins
+    client, server = client_methods.build(name, options, allowed), server_methods.build(name, options, allowed)
     model = _first_model(recipe, policy)
     first = server.init(model, recipe.classes)
     expected = server.expects(first)
@@ -151,9 +153,10 @@ def _plain(spec: TensorSpec) -> dict[str, Any]:
 
 
 def _first_model(recipe: Recipe, policy: Policy | None) -> Payload:
-    allowed = frozenset() if policy is None else policy.rules.models
-    if policy is not None and ":" in recipe.model.name and recipe.model.name not in allowed:
-        raise PolicyViolationError(f"model '{recipe.model.name}' is not in this site's policy (models)")
+    allowed = frozenset() if policy is None else policy.rules.plugins
+    own = recipe.model.name not in set(architectures) and is_plugin(PluginKind.MODEL, recipe.model.name)
+    if policy is not None and own and recipe.model.name not in allowed:
+        raise PolicyViolationError(f"model '{recipe.model.name}' is not in this site's policy (plugins)")
     with torch.random.fork_rng(devices=[]):
         model = build(recipe.model, recipe.input, recipe.classes, allowed)
     return {Part.BODY: dump(model.body), Part.HEAD: dump(model.head)}

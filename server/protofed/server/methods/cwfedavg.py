@@ -8,9 +8,19 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from protofed.common.payload import Part, Payload, SiteId, TensorSpec, Update, describe
-from protofed.common.tensors import Mean
-from protofed.server.method import ExpectedUpdate, Weighting, server_methods, weight_of
+from protofed.server.method import (
+    ExpectedUpdate,
+    Mean,
+    Part,
+    Payload,
+    SiteId,
+    TensorSpec,
+    Update,
+    Weighting,
+    describe,
+    server_methods,
+    weight_of,
+)
 from protofed.server.methods.mixtures import FACTORS, distribution, mixed, row, stacked
 
 

@@ -8,9 +8,19 @@ from typing import ClassVar
 
 import numpy as np
 
-from protofed.common.payload import Array, Part, Payload, SiteId, TensorSpec, Update, describe
-from protofed.common.tensors import HolderMeans, Mean
-from protofed.server.method import ExpectedUpdate, server_methods
+from protofed.server.method import (
+    Array,
+    ExpectedUpdate,
+    HolderMeans,
+    Mean,
+    Part,
+    Payload,
+    SiteId,
+    TensorSpec,
+    Update,
+    describe,
+    server_methods,
+)
 
 
 @server_methods.register("cwfedavg-private")

@@ -6,9 +6,18 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
-from protofed.common.payload import Part, Payload, SiteId, Update
-from protofed.common.tensors import Mean
-from protofed.server.method import ExpectedUpdate, Weighting, like, server_methods, weight_of
+from protofed.server.method import (
+    ExpectedUpdate,
+    Mean,
+    Part,
+    Payload,
+    SiteId,
+    Update,
+    Weighting,
+    like,
+    server_methods,
+    weight_of,
+)
 
 
 @server_methods.register("fedavg")

@@ -9,9 +9,20 @@ from typing import Annotated, ClassVar, Literal, TypeAlias
 import numpy as np
 from pydantic import Field
 
-from protofed.common.payload import Array, Part, Payload, SiteId, Update
-from protofed.common.tensors import HolderMeans, Mean, unit
-from protofed.server.method import ExpectedUpdate, like, prototype_rows, server_methods
+from protofed.server.method import (
+    Array,
+    ExpectedUpdate,
+    HolderMeans,
+    Mean,
+    Part,
+    Payload,
+    SiteId,
+    Update,
+    like,
+    prototype_rows,
+    server_methods,
+    unit,
+)
 from protofed.server.methods.maximal_separation import maxsep, orthogonal
 
 Means: TypeAlias = Literal["uniform", "similarity", "literal"]

@@ -6,9 +6,20 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
-from protofed.common.payload import Part, Payload, SiteId, Update
-from protofed.common.tensors import HolderMeans, Mean
-from protofed.server.method import ExpectedUpdate, Weighting, like, prototype_rows, server_methods, weight_of
+from protofed.server.method import (
+    ExpectedUpdate,
+    HolderMeans,
+    Mean,
+    Part,
+    Payload,
+    SiteId,
+    Update,
+    Weighting,
+    like,
+    prototype_rows,
+    server_methods,
+    weight_of,
+)
 
 
 @server_methods.register(fedproc=("gpc_from_start", "prototypes"))

@@ -9,9 +9,19 @@ from typing import Annotated, ClassVar
 import numpy as np
 from pydantic import Field
 
-from protofed.common.payload import Array, Part, Payload, SiteId, Update
-from protofed.common.tensors import HolderMeans, Mean
-from protofed.server.method import ExpectedUpdate, like, prototype_rows, server_methods
+from protofed.server.method import (
+    Array,
+    ExpectedUpdate,
+    HolderMeans,
+    Mean,
+    Part,
+    Payload,
+    SiteId,
+    Update,
+    like,
+    prototype_rows,
+    server_methods,
+)
 
 OF_CLIENT = ("head_epochs", "intra", "inter", "temperature", "distance", "prediction", "compat")
 

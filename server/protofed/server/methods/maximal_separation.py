@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from protofed.common.tensors import unit
+from protofed.server.method import unit
 
 Rows = NDArray[np.float64]
 

@@ -10,8 +10,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from protofed.common.payload import Array, Part, Payload, Tensors
-from protofed.common.tensors import Mean
+from protofed.server.method import Array, Mean, Part, Payload, Tensors
 
 FACTORS = "factors"  # Q [C, R]: class model j is sum_r Q[j, r] * row r
 

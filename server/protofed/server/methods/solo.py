@@ -6,8 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
-from protofed.common.payload import Payload, SiteId, Update
-from protofed.server.method import ExpectedUpdate, server_methods
+from protofed.server.method import ExpectedUpdate, Payload, SiteId, Update, server_methods
 
 
 @server_methods.register("solo")

@@ -1,0 +1,158 @@
+"""Plug-ins: methods, models, datasets and partitions of packages outside protofed, found by a name in a recipe.
+
+A recipe names a plug-in as it names what comes with protofed, by an entry point of an installed package:
+
+    [project.entry-points."protofed.methods"]      # or protofed.models, protofed.datasets, protofed.partitions
+    fedprox = "fedprox:METHOD"
+
+or without one by its path, `package.module:attribute`. What the path must hold:
+
+- method: a `MethodPlugin`. Its two halves are found separately, because the server has no torch and a site does not
+  import the server;
+- model: a factory(input, classes, **options) that returns a `protofed.client.models.split.SplitModel`;
+- dataset: a function(data) of a `protofed.common.config.data.Data` (with `data.options`) that returns two
+  `protofed.client.data.split.DataSplit`, training and test; either may be None;
+- partition: a function(labels, rng, **options) of labels [N], int64, and a `numpy.random.RandomState` that returns for
+  each site the indices of its examples, int64.
+
+Nothing is imported that this process was not told by name to allow: a daemon is told by `plugins` in the site's policy
+or in the server's settings, `simulate` by the recipe that its user gave it. A recipe that comes from elsewhere selects
+among these names and adds none. A name that comes with protofed is never looked for among plug-ins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import reduce
+from importlib import import_module
+from importlib.metadata import entry_points
+from typing import Any, TypeVar
+
+from protofed.common.errors import ConfigError, short, unknown
+
+P = TypeVar("P")
+
+
+class PluginKind(StrEnum):
+    """What a plug-in can be; its entry points are in the group `protofed.{kind}s`."""
+
+    METHOD = "method"
+    MODEL = "model"
+    DATASET = "dataset"
+    PARTITION = "partition"
+
+
+@dataclass(frozen=True)
+class MethodPlugin:
+    """Where a method's halves are; its module imports neither of them.
+
+    Attributes:
+        client: `package.module:Class` of a `protofed.client.method.ClientMethod`, a frozen dataclass; or the name of a
+            method of protofed whose client half serves.
+        server: likewise of a `protofed.server.method.ServerMethod`.
+        client_options: the fields of the client half, so that the server half can tell its options from typos.
+        server_options: likewise of the server half.
+    """
+
+    client: str
+    server: str
+    client_options: tuple[str, ...] = ()
+    server_options: tuple[str, ...] = ()
+
+
+_allowed: set[str] = set()
+
+
+def allow(names: Iterable[str]) -> None:
+    """Let this process load these plug-ins, too; called where a command or a daemon starts, before anything is loaded.
+
+    Args:
+        names: as recipes name them; those that come with protofed do no harm here.
+    """
+    _allowed.update(names)
+
+
+def is_plugin(kind: PluginKind, name: str) -> bool:
+    """Whether a name that does not come with protofed is a path, or an entry point of an installed package.
+
+    Only the packages' metadata are read; nothing of them is imported.
+    """
+    return ":" in name or name in _entry_points(kind)
+
+
+def load(kind: PluginKind, name: str, known: Iterable[str], allowed: Container[str] | None = None) -> Any:
+    """What a plug-in's path holds.
+
+    Args:
+        name: of an entry point, or a path.
+        known: the names of this kind that come with protofed, for the error's nearest one.
+        allowed: None: what this process was allowed by `allow`.
+
+    Raises:
+        ConfigError: no such plug-in, one that is not allowed (then nothing of it was imported), or one that cannot be
+            imported.
+    """
+    path = name if ":" in name else _entry_points(kind).get(name)
+    if path is None:
+        raise unknown(kind, name, {*known, *_entry_points(kind)})
+    if name not in (_allowed if allowed is None else allowed):
+        raise ConfigError(
+            f"{kind} '{short(name)}' is a plug-in that is not allowed here: add it to `plugins` in the site's policy, "
+            "or in the server's settings"
+        )
+    return imported(path, f"{kind} '{name}'")
+
+
+def imported(path: str, what: str) -> Any:
+    """The object at `package.module:attribute`; call it only with a path that is allowed.
+
+    Raises:
+        ConfigError: there is no such module or attribute; it begins with `what`.
+    """
+    module_name, _, attribute = path.partition(":")
+    try:
+        module = import_module(module_name)
+    except Exception as error:  # a module's top level is foreign code: it may raise anything
+        raise ConfigError(
+            f"{what}: module '{module_name}' cannot be imported: {line(error)}; "
+            "expected package.module:attribute, installed in this process's environment"
+        ) from error
+    try:
+        return reduce(getattr, attribute.split("."), module)
+    except AttributeError as error:
+        raise ConfigError(f"{what}: module '{module_name}' has no '{attribute}'") from error
+
+
+def of_type(found: object, expected: type[P], what: str) -> P:
+    """What was found, of the type that was expected.
+
+    Raises:
+        ConfigError: it is something else.
+    """
+    if not isinstance(found, expected):
+        raise ConfigError(f"{what} is a {type(found).__name__}: expected a {expected.__name__}")
+    return found
+
+
+def line(error: Exception) -> str:
+    """A foreign error as one line: its kind and the first line of what it says."""
+    text = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {text[0][:200]}" if text else type(error).__name__
+
+
+def _entry_points(kind: PluginKind) -> dict[str, str]:
+    """Path by name.
+
+    Raises:
+        ConfigError: two packages register one name: nobody could tell which of them was allowed.
+    """
+    found: dict[str, str] = {}
+    for point in entry_points(group=f"protofed.{kind}s"):
+        if found.setdefault(point.name, point.value) != point.value:
+            raise ConfigError(
+                f"{kind} '{point.name}' is registered by two packages, as {found[point.name]} and as {point.value}; "
+                "uninstall one of them"
+            )
+    return found

@@ -1,0 +1,227 @@
+"""What every method promises: it learns, it can be repeated, interrupted and moved to another transport, and nothing
+leaves a site but what it declares. A method's tests subclass `MethodConformance`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import ClassVar, NamedTuple
+
+import numpy as np
+import pytest
+
+import protofed.client.methods
+import protofed.server.methods  # noqa: F401  (both register their halves)
+from protofed.client.agent.agent import Agent
+from protofed.client.method import client_methods
+from protofed.client.privacy.policy import GateContext, Policy, Released
+from protofed.common import codec, plugins
+from protofed.common.config.recipe import Recipe, read_recipe
+from protofed.common.payload import Part, Payload, Update
+from protofed.common.protocol.messages import Finished, Scores
+from protofed.common.statistics import spreads
+from protofed.deploy.simulation.simulation import Simulation, agents_of, simulation
+from protofed.server.method import server_methods
+from protofed.server.operator.verification import VerificationResult, verify_round
+from protofed.testing.live_server import LiveServer, links
+from protofed.testing.small_recipe import small_recipe
+
+CHANCE, LEARNT, PERSONAL = 0.1, 0.4, 0.75  # accuracy on ten classes: by chance, at least; a site's own on its classes
+LONELY_CLASSES = {"long_tail": 0.05, "partition": {"kind": "shards", "sites": 5, "shards": 2}}  # many have one site
+
+
+class Result(NamedTuple):
+    """Of one undisturbed simulation: the digest of its last state, and scores by round and site."""
+
+    digest: str
+    scores: Mapping[int, Mapping[str, Scores]]
+
+
+class MethodConformance:
+    """The suite for one method.
+
+    Attributes:
+        name: of the method, as a recipe names it.
+        recipe_file: a recipe on the digits that uses it, from which it learns in a few seconds.
+    """
+
+    name: ClassVar[str]
+    recipe_file: ClassVar[Path]
+
+    @pytest.fixture
+    def method(self) -> str:
+        """The method's name; it may be loaded."""
+        plugins.allow({self.name})
+        return self.name
+
+    @pytest.fixture
+    def recipe(self, method: str) -> Recipe:
+        """The recipe from which it learns."""
+        return read_recipe(self.recipe_file)
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def results(cls) -> dict[str, Result]:
+        """By method: computed once."""
+        return {}
+
+    @pytest.fixture
+    def simulated(self, method: str, results: dict[str, Result]) -> Result:
+        """Of the small recipe."""
+        if method not in results:
+            with simulation(small_recipe(method)) as running:
+                running.go()
+                results[method] = _result(running)
+        return results[method]
+
+    def test_each_half_knows_the_options_of_the_other(self, method: str) -> None:
+        assert client_methods.foreign(method) == server_methods.options(method) - client_methods.options(method)
+        assert server_methods.foreign(method) == client_methods.options(method) - server_methods.options(method)
+
+    def test_halves_are_frozen(self, method: str) -> None:
+        for half in (client_methods.get(method), server_methods.get(method)):
+            assert dataclasses.is_dataclass(half)
+            assert half.__dataclass_params__.frozen
+
+    def test_a_recipe_on_digits_uses_the_method(self, method: str, recipe: Recipe) -> None:
+        assert recipe.method.name == method
+        assert recipe.data is not None
+        assert recipe.data.source == "digits"
+
+    def test_it_learns(self, method: str, recipe: Recipe) -> None:
+        recipe = recipe.model_copy(update={"federation": recipe.federation.model_copy(update={"score_every": 0})})
+        with simulation(recipe) as running:
+            running.go()
+            last = spreads(running.ledger.scores(recipe.name)[recipe.rounds])
+        score = "global.accuracy" if server_methods.get(method).global_model else "personal.balanced_accuracy"
+        assert last[score].mean > LEARNT > CHANCE
+        assert last["personal.pm_v"].mean > PERSONAL
+
+    def test_two_simulations_give_the_same_bytes(self, method: str, simulated: Result) -> None:
+        with simulation(small_recipe(method)) as again:
+            again.go()
+            assert _result(again).digest == simulated.digest
+
+    def test_grpc_gives_the_bytes_and_scores_of_the_simulation(
+        self, method: str, simulated: Result, tmp_path: Path
+    ) -> None:
+        recipe = small_recipe(method)
+        server = LiveServer(recipe, tmp_path / "server")
+        try:
+            with links(server.address) as connect:
+                _take_turns(agents_of(recipe, connect))
+            published = server.runs.of(recipe.name).published
+            assert published is not None
+            assert published.address == simulated.digest
+            assert server.ledger.scores(recipe.name) == simulated.scores
+        finally:
+            server.stop()
+
+    def test_the_order_of_arrival_does_not_matter(self, method: str, simulated: Result) -> None:
+        with simulation(small_recipe(method)) as running:
+            backwards = dataclasses.replace(running, agents=list(reversed(running.agents)))
+            backwards.go()
+            assert _result(backwards).digest == simulated.digest
+
+    def test_going_back_two_rounds_and_on_again_gives_the_same_bytes(
+        self, method: str, simulated: Result, tmp_path: Path
+    ) -> None:
+        recipe = small_recipe(method)
+        with simulation(recipe, tmp_path) as running:
+            running.go()
+            running.runs.roll_back(recipe.name, 1)  # sites go back to what they remembered then
+            assert not running.runs.finished
+            running.go()
+            assert _result(running) == simulated
+
+    def test_every_published_state_comes_out_again(self, method: str) -> None:
+        recipe = small_recipe(method)
+        with simulation(recipe) as running:
+            running.go()
+            published = [row for row in running.ledger.rounds(recipe.name) if row.state is not None]
+            assert len(published) == recipe.rounds + 1
+            for row in published[1:]:  # what round 0 was made from is no longer kept
+                found = verify_round(running.ledger, running.blobs, recipe.name, row.round, row.attempt)
+                assert found.finding is VerificationResult.SAME
+
+    @pytest.mark.parametrize("rounds_before", [0, 1, 2])
+    def test_a_restart_between_rounds_changes_nothing(
+        self, method: str, rounds_before: int, simulated: Result, tmp_path: Path
+    ) -> None:
+        recipe = small_recipe(method)
+        with simulation(recipe, tmp_path) as begun:
+            begun.go(until=lambda: _published_rounds(begun) > rounds_before)
+            assert not begun.runs.finished
+        with simulation(recipe, tmp_path) as resumed:
+            resumed.go()
+            assert _result(resumed).digest == simulated.digest
+
+    def test_only_declared_parts_leave(self, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        released: list[Released] = []
+        release = Policy.release
+
+        def recorded(policy: Policy, update: Update, background: GateContext | None = None) -> Released:
+            released.append(release(policy, update, background))
+            return released[-1]
+
+        monkeypatch.setattr(Policy, "release", recorded)
+        with simulation(small_recipe(method)) as running:
+            running.go()
+        first_model, *updates = released
+        assert {spec.part for spec in first_model.manifest.tensors} == {Part.BODY, Part.HEAD}
+        assert len(updates) == 3 * 3
+        declared = client_methods.build(method, {}).sends
+        assert {spec.part for update in updates for spec in update.manifest.tensors} == declared
+        assert all(set(update.metrics) <= {"loss"} for update in updates)
+
+    def test_nothing_is_ever_nan(self, method: str) -> None:
+        data, federation = {**LONELY_CLASSES, "source": "digits"}, {"min_sites": 4, "quorum": 1.0}
+        recipe = small_recipe(method, data=data, federation=federation)
+        with simulation(recipe) as running:
+            running.go()
+            assert codec.first_not_finite(_state(running)) is None
+            scores = running.ledger.scores(recipe.name).values()
+            values = [value for by_site in scores for of_site in by_site.values() for value in of_site.values()]
+        assert values
+        assert np.isfinite(values).all()
+
+    def test_partial_participation_runs_to_the_end(self, method: str) -> None:
+        federation = {"min_sites": 3, "participation": 0.5, "quorum": 1.0}
+        with simulation(small_recipe(method, federation=federation)) as running:
+            running.go()
+            rounds = running.ledger.rounds(running.recipe.name)
+            cohorts = [
+                {task.site for task in running.ledger.tasks(row.run, row.round) if task.kind == "fit"} for row in rounds
+            ]
+        assert [len(cohort) for cohort in cohorts[1:]] == [2, 2, 2]
+        assert len({frozenset(cohort) for cohort in cohorts[1:]}) > 1
+
+
+def _take_turns(agents: Sequence[Agent]) -> None:
+    """Give every agent its turn until the run has ended for all of them."""
+    over: set[int] = set()
+    for _ in range(2000):
+        for number, agent in enumerate(agents):
+            if number not in over and isinstance(agent.step(0.02), Finished):
+                over.add(number)
+        if len(over) == len(agents):
+            return
+    raise AssertionError("the run does not end")
+
+
+def _published_rounds(running: Simulation) -> int:
+    return sum(row.state is not None for row in running.ledger.rounds(running.recipe.name))
+
+
+def _result(running: Simulation) -> Result:
+    published = running.coordinator.published
+    assert published is not None
+    return Result(published.address, running.ledger.scores(running.recipe.name))
+
+
+def _state(running: Simulation) -> Payload:
+    published = running.coordinator.published
+    assert published is not None
+    return published.state

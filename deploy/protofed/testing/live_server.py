@@ -1,0 +1,115 @@
+"""A real server, and links to it, in the process of a test."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from protofed.client.transport.audit import ClientAudit, Entry
+from protofed.client.transport.grpc_link import GrpcLink
+from protofed.common.config.recipe import Recipe
+from protofed.common.pki.identity import LiveIdentity, Party
+from protofed.common.protocol.messages import Role
+from protofed.server.operator.service import OperatorApi
+from protofed.server.rounds.context import ServerContext
+from protofed.server.rounds.presence import SitePresence
+from protofed.server.rounds.run_queue import RunQueue
+from protofed.server.rpc.audit import AUDIT_FILE, ServerAudit
+from protofed.server.rpc.executors import Executors, TaskNotifier
+from protofed.server.rpc.server import serve
+from protofed.server.storage.blobs import FolderBlobs
+from protofed.server.storage.ledger import Ledger
+
+Connect: TypeAlias = Callable[[str, frozenset[Role]], GrpcLink]
+
+
+class LiveServer:
+    """A real server on a thread of this process.
+
+    Args:
+        identity: folder with the server's; None: it speaks plain text.
+        options: of `serve`.
+
+    Attributes:
+        address: where it listens.
+        runs, operation, around: what it serves; read them only.
+    """
+
+    def __init__(
+        self, recipe: Recipe, state: Path, listen: str = "127.0.0.1:0", identity: Path | None = None, **options: Any
+    ) -> None:
+        self._address: Future[str] = Future()
+        self._loop, self._stop = asyncio.new_event_loop(), asyncio.Event()
+        state.mkdir(parents=True, exist_ok=True)
+        self.ledger = Ledger(f"sqlite:///{state / 'ledger.sqlite'}")
+        self.blobs, threads, bells = FolderBlobs(state / "blobs"), Executors(), TaskNotifier()
+        roster = SitePresence(self.ledger, time.monotonic)
+        around = ServerContext(
+            self.ledger, self.blobs, roster, time.monotonic, work=threads.aggregate, notify=bells.ring
+        )
+        self.around, self.runs = around, RunQueue([recipe], around)
+        self.operation = OperatorApi(self.runs, around)
+        if identity is not None:
+            self.operation.certificates.welcome(identity)
+        self.audit_file = state / AUDIT_FILE
+        self._audit = ServerAudit(self.audit_file)
+        main = serve(
+            self.runs,
+            self.operation,
+            self.blobs,
+            threads,
+            bells,
+            listen,
+            self._stop,
+            audit=self._audit,
+            identity=None if identity is None else LiveIdentity(identity, Party.SERVER),
+            started=self._address.set_result,
+            until_finished=False,
+            **options,
+        )
+        self._thread = threading.Thread(target=lambda: self._loop.run_until_complete(main), name="live-server")
+        self._thread.start()
+        self.address = self._address.result(timeout=20)
+
+    def join(self) -> None:
+        """Wait until it has ended by itself."""
+        self._thread.join(timeout=20)
+        if self._thread.is_alive():
+            raise TimeoutError("the server does not end")
+
+    def stop(self) -> None:
+        """End it in order."""
+        if not self._loop.is_closed():
+            if self._thread.is_alive():
+                self._loop.call_soon_threadsafe(self._stop.set)
+            self.join()
+            self._loop.close()
+            self._audit.close()
+            self.ledger.close()
+
+
+class NoAudit:
+    """Audit lines that nobody looks at."""
+
+    def append_all(self, entries: Sequence[Entry]) -> None:
+        """Keep none of them."""
+
+
+@contextmanager
+def links(address: str) -> Iterator[Connect]:
+    """Makes links in plain text to the server at an address; all are closed at the end."""
+    with ExitStack() as opened:
+
+        def connect(site: str, roles: frozenset[Role]) -> GrpcLink:
+            audit = ClientAudit(NoAudit())
+            link = GrpcLink(address, site, "tested", roles, identity=None, audit=audit, give_up_after_s=20)
+            opened.callback(link.close)
+            return link
+
+        yield connect

@@ -1,0 +1,165 @@
+"""A method outside the repository: written by `protofed new method`, tested by itself, changed into FedProx, run."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from tests.scenes import Scene
+
+from protofed.common.config.recipe import Recipe
+from protofed.common.errors import ConfigError
+from protofed.deploy import shipped
+from protofed.deploy.templates.new_method import TEMPLATES, new_method
+from protofed.server.storage.database import LEDGER_FILE
+from protofed.server.storage.reader import LedgerReader
+from protofed.testing.small_recipe import small_recipe
+
+HERE = Path(__file__).parent
+SITES = ("evaluator", "site-1", "site-2", "site-3")
+NO_IMPORTS = """
+import sys
+from protofed.common import plugins
+sys.modules.update(dict.fromkeys({absent}, None))
+from protofed.{side}.method import {side}_methods
+plugins.allow(["fedprox"])
+assert {side}_methods.build("fedprox", {{"mu": 0.5, "weighting": "uniform"}})
+assert not [name for name in sys.modules if name.startswith("fedprox.") and name != "fedprox.{side}"]
+"""
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A package `fedprox` as it is written, on the path of processes, with the metadata that pip would install."""
+    files = new_method("fedprox", tmp_path / "own")
+    root = files[0].parent
+    project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    info = root / "fedprox-0.1.0.dist-info"
+    info.mkdir()
+    name, version = project["name"], project["version"]
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    points = [
+        line
+        for group, of_group in project["entry-points"].items()
+        for line in (f"[{group}]", *(f"{key} = {path}" for key, path in of_group.items()))
+    ]
+    (info / "entry_points.txt").write_text("\n".join(points))
+    monkeypatch.setenv("PYTHONPATH", str(root))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    return root
+
+
+@pytest.fixture
+def fedprox(package: Path) -> Path:
+    """The package after its author's work: another client half, whose new option its `__init__` names."""
+    (package / "fedprox" / "client.py").write_text((HERE / "fedprox" / "client.py").read_text(encoding="utf-8"))
+    init = package / "fedprox" / "__init__.py"
+    text = init.read_text(encoding="utf-8")
+    assert "client_options=()," in text
+    init.write_text(text.replace("client_options=(),", 'client_options=("mu",),'), encoding="utf-8")
+    return package
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Iterator[Scene]:
+    """Where FedProx is run by real processes."""
+    here = Scene.of(tmp_path, recipe_with(mu=0.5))
+    yield here
+    here.end()
+
+
+def recipe_with(mu: float) -> Recipe:
+    return small_recipe("fedprox", method={"name": "fedprox", "mu": mu})
+
+
+def python(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=False, cwd=cwd)
+
+
+def simulated(scene: Scene, recipe: Path, state: Path) -> str:
+    """The digest of the last state of `protofed simulate`."""
+    done = python("-m", "protofed.deploy.cli", "simulate", str(recipe), f"--state={state}")
+    assert done.returncode == 0, done.stderr
+    with closing(LedgerReader(f"sqlite:///{state / LEDGER_FILE}")) as ledger:
+        return [str(row.state) for row in ledger.rounds(scene.recipe.name) if row.state][-1]
+
+
+def test_the_package_passes_the_conformance_suite_as_it_is_written(package: Path) -> None:
+    done = python("-m", "pytest", "-q", "-W", "error", "-p", "no:cacheprovider", cwd=package)
+    assert done.returncode == 0, done.stdout[-3000:]
+
+
+@pytest.mark.timeout(900)  # half a dozen processes that import PyTorch, on a machine with other work
+def test_changed_into_fedprox_it_gives_the_same_bytes_by_simulate_and_over_grpc(
+    fedprox: Path, scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    by_simulate = simulated(scene, tmp_path / "recipe.toml", tmp_path / "simulated")
+    policy = tmp_path / "policy.toml"
+    shared = (shipped.folder("policies") / "open.toml").read_text(encoding="utf-8")
+    allowing = shared.replace("plugins = []", 'plugins = ["fedprox"]').replace('"fedavg",', '"fedavg", "fedprox",')
+    policy.write_text(allowing, encoding="utf-8")
+    monkeypatch.setenv("PROTOFED_SERVER_PLUGINS", '["fedprox"]')
+    scene.server()
+    scene.site("evaluator", "--role=evaluator", f"--policy={policy}")
+    for number in range(3):
+        scene.site(f"site-{number + 1}", f"--partition-index={number}", f"--policy={policy}")
+    assert scene.finish(["server", *SITES]) == [0] * 5, scene.logs()
+    assert scene.final_digest() == by_simulate
+
+    text = (tmp_path / "recipe.toml").read_text(encoding="utf-8")
+    assert "mu = 0.5" in text
+    (tmp_path / "free.toml").write_text(text.replace("mu = 0.5", "mu = 0.0"), encoding="utf-8")
+    assert simulated(scene, tmp_path / "free.toml", tmp_path / "free") != by_simulate  # the term has an effect
+
+
+@pytest.mark.parametrize(("side", "absent"), [("server", ["torch"]), ("client", ["protofed.server", "sqlalchemy"])])
+def test_each_half_is_found_without_the_other(fedprox: Path, side: str, absent: list[str]) -> None:
+    done = python("-c", NO_IMPORTS.format(side=side, absent=absent))
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_server_that_was_not_told_of_it_refuses_it_and_imports_nothing(fedprox: Path, tmp_path: Path) -> None:
+    (fedprox / "fedprox" / "__init__.py").write_text("raise SystemExit('imported')\n")
+    Scene.of(tmp_path, recipe_with(mu=0.5))
+    done = python(
+        *("-m", "protofed.deploy.cli", "server", f"--recipe={tmp_path / 'recipe.toml'}", "--plaintext"),
+        *("--listen=127.0.0.1:0", f"--state={tmp_path / 'server'}"),
+    )
+    assert done.returncode == ConfigError.exit_code
+    assert "add it to `plugins`" in done.stderr
+
+
+def test_every_template_is_filled_in(package: Path) -> None:
+    files = [path for path in package.rglob("*") if path.is_file() and "dist-info" not in str(path)]
+    assert len(files) == len(list(TEMPLATES.glob("*.tmpl")))
+    assert not [path for path in files if "$" in path.read_text(encoding="utf-8")]
+
+
+REFUSED = ["", "Fedprox", "1st", "fed_prox", "fed--prox", "-fed", "fed-", "a b", "../fed", "class", "x" * 51, "féd"]
+TAKEN = ["fednh", "json", "numpy", "protofed"]
+
+
+@pytest.mark.parametrize("name", [*REFUSED, *TAKEN])
+def test_a_name_that_cannot_be_a_package_or_is_taken_is_refused(name: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError):
+        new_method(name, tmp_path / "own")
+    assert not (tmp_path / "own").exists()
+
+
+def test_a_folder_that_exists_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "my-method").mkdir()
+    with pytest.raises(ConfigError, match="exists"):
+        new_method("my-method", tmp_path)
+    assert not os.listdir(tmp_path / "my-method")
+
+
+def test_hyphens_become_what_python_takes(tmp_path: Path) -> None:
+    files = new_method("my-method-2", tmp_path)
+    assert tmp_path / "my-method-2" / "my_method_2" / "client.py" in files
+    assert "class MyMethod2Client" in (tmp_path / "my-method-2" / "my_method_2" / "client.py").read_text()

@@ -1,0 +1,51 @@
+"""What the author of a method gets from `protofed`: one module for each half, frozen here."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from protofed.client import method as client_face
+from protofed.server import method as server_face
+
+ROOT = Path(__file__).parents[2]
+HALVES = [
+    path
+    for side in ("client", "server")
+    for path in sorted((ROOT / side / "protofed" / side / "methods").glob("*.py"))
+    if path.name != "__init__.py"
+]
+
+CLIENT = """
+Array ClientMethod CosineHead Distance FailureReason FitContext Loss Part Payload Personal PrototypeHead SiteId
+SplitModel TaskFailedError Tensors Update Weigher class_means class_shares client_methods distribution_gap dump frozen
+inter_class intra_class load named prototypical_contrast remembered stacked train
+"""
+SERVER = """
+NOTHING Array ExpectedUpdate HolderMeans Mean Part Payload ServerMethod SiteId StateError TensorSpec Tensors Update
+Weighting describe like prototype_rows server_methods unit weight_of
+"""
+
+
+def test_the_exported_names_are_a_promise() -> None:
+    assert sorted(client_face.__all__) == sorted(CLIENT.split())
+    assert sorted(server_face.__all__) == sorted(SERVER.split())
+    for face in (client_face, server_face):
+        assert all(hasattr(face, name) for name in face.__all__)
+
+
+@pytest.mark.parametrize("path", HALVES, ids=lambda path: f"{path.parts[-3]}-{path.stem}")
+def test_a_half_imports_nothing_else_of_protofed(path: Path) -> None:
+    side = path.parts[-3]
+    face = {"client": client_face, "server": server_face}[side]
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        assert not any(module.startswith("protofed") for module in modules)
+        if isinstance(node, ast.ImportFrom) and (module := node.module or "").startswith("protofed"):
+            assert node.level == 0
+            if side == "server" and module.startswith("protofed.server.methods."):  # one paper's mathematics, shared
+                continue
+            assert module == f"protofed.{side}.method"
+            assert {alias.name for alias in node.names} <= set(face.__all__)
