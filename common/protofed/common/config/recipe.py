@@ -148,16 +148,17 @@ def read_recipe(path: Path) -> Recipe:
         extending.append(extending[-1].parent / str(base))
         if len(extending) > DEEPEST:
             raise ConfigError(f"{path} extends {DEEPEST} files; expected one that extends nothing at the end")
-        table = _over(read_table(extending[-1]), table)
+        table = overlay(read_table(extending[-1]), table)
     return parse(table, Recipe, str(path))
 
 
-def _over(base: dict[str, Any], table: dict[str, Any]) -> dict[str, Any]:
+def overlay(base: dict[str, Any], table: dict[str, Any]) -> dict[str, Any]:
+    """`base` with `table` over it, key by key; a table that changes its `name` or `kind` replaces the other's."""
     merged = {**base, **table}
     for key, value in table.items():
         old = base.get(key)
         if isinstance(old, dict) and isinstance(value, dict) and not _replaces(value, old):
-            merged[key] = _over(old, value)
+            merged[key] = overlay(old, value)
     return merged
 
 

@@ -17,6 +17,7 @@ from protofed.deploy.cli import doctor
 from protofed.deploy.cli.client_check import check
 from protofed.deploy.cli.options import Metrics, Settings, UntilFinished, health, log_as_daemon
 from protofed.deploy.cli.options import State as StateOption
+from protofed.deploy.cli.overrides import Set
 
 if TYPE_CHECKING:
     from protofed.client.privacy.approval import Approvals, Offer
@@ -83,11 +84,12 @@ def preview(
     policy: PolicyFile = None,
     tensors: Annotated[bool, typer.Option("--tensors", help="Every tensor by name, not only a row a part.")] = False,
     as_json: AsJson = False,
+    assignments: Set = None,
 ) -> None:
     """What a site would send, receive and keep for a recipe; no data is touched. 77 if the policy would refuse."""
     from protofed.deploy import shipped
 
-    _show(shipped.recipe(recipe), policy, tensors=tensors, as_json=as_json)
+    _show(shipped.recipe(recipe, assignments or ()), policy, tensors=tensors, as_json=as_json)
 
 
 @client.command("approve")

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from protofed.deploy.cli.overrides import DryRun, Set, show_dry_run
+
 
 def compare(
     recipes: Annotated[
@@ -34,12 +36,18 @@ def compare(
     gpus_per_job: Annotated[
         float | None, typer.Option(min=0, help="With --ray, and 0.5 for two jobs a GPU; else 1 for --device cuda.")
     ] = None,
+    assignments: Set = None,
+    dry_run: DryRun = False,
 ) -> None:
     """Simulate recipes side by side and compare what they give, over seeds."""
     from protofed.deploy.experiments import experiment
     from protofed.deploy.experiments.compare import CompareRequest, compare, read_seeds
     from protofed.deploy.shipped import recipe
 
-    read = [recipe(name) for name in recipes or []]
+    read = [recipe(name, assignments or ()) for name in recipes or []]
     wanted = CompareRequest(out, read_seeds(seeds), rounds, jobs, device, output, metric or (), ray, gpus_per_job)
-    compare(experiment.varied(read, vary) if vary else read, wanted)
+    chosen = experiment.varied(read, vary) if vary else read
+    if dry_run:
+        show_dry_run([job.recipe for job in experiment.jobs_of(chosen, wanted.seeds, rounds, out)])
+        return
+    compare(chosen, wanted)

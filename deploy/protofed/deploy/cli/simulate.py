@@ -9,6 +9,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from protofed.deploy.cli.overrides import DryRun, Set, show_dry_run
+
 console = Console()
 
 
@@ -20,13 +22,20 @@ def simulate(
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "cpu",
     policy: Annotated[Path | None, typer.Option(help="Of the sites; else all that the method sends leaves.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the scores as JSON.")] = False,
+    assignments: Set = None,
+    dry_run: DryRun = False,
 ) -> None:
     """Run a recipe in one process: the same coordinator, agents and methods without the network."""
     from protofed.common.malloc import keep_memory
+    from protofed.deploy import shipped
     from protofed.deploy.simulation.run_tables import scores_json, simulate_with_progress
 
+    read = shipped.recipe(recipe, assignments or ())
+    if dry_run:
+        show_dry_run([read])
+        return
     keep_memory()
-    view = simulate_with_progress(recipe, state, device, policy)
+    view = simulate_with_progress(read, state, device, policy)
     if as_json:
         print(json.dumps(scores_json([view]), indent=2))  # noqa: T201
 
@@ -46,12 +55,13 @@ def figures(
         str | None, typer.Option(help="Draw --metric over this option instead, in which the runs differ: method.wdr.")
     ] = None,
     metric: Annotated[str, typer.Option(help="A score, as `compare` has it.")] = "global.accuracy",
+    assignments: Set = None,
 ) -> None:
     """Draw finished runs as the papers do: prototypes, embeddings, head norms, groups of classes, ablations."""
     from protofed.deploy import shipped
     from protofed.deploy.figures.figures import FiguresRequest, draw
 
-    recipes = [shipped.recipe(name) for name in recipe or []]
+    recipes = [shipped.recipe(name, assignments or ()) for name in recipe or []]
     for path in draw(FiguresRequest(folders, out, recipes, groups, ablation, metric)):
         console.print(path, soft_wrap=True, highlight=False)
 

@@ -127,7 +127,7 @@ def _set_up_ray(address: str) -> None:
 
 
 def _run(jobs: Sequence[ExperimentJob], wanted: CompareRequest) -> dict[ExperimentJob, str]:
-    cores = wanted.at_once or _cores()
+    cores = wanted.at_once or usable_cores()
     if wanted.ray is None or all(is_done(job) for job in jobs):
         return run_jobs(jobs, cores, Processes(wanted.device))
     from protofed.deploy.experiments.ray_cluster import cluster
@@ -159,6 +159,6 @@ def _opened(out: Path) -> Iterator[None]:
         lock.release()
 
 
-def _cores() -> int:
+def usable_cores() -> int:
     """That this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -44,7 +44,7 @@ def draw(results: Mapping[str, Sequence[Result]], out: Path) -> list[Path]:
         series = {label: found for label, seeds in results.items() if (found := over_rounds(seeds, name)) is not None}
         if not series:
             continue
-        figure = _picture(series, title)
+        figure = picture(series, title)
         for suffix in ("png", "svg"):
             paths.append(out / f"curve-{name.replace('.', '-')}.{suffix}")
             archive.write(paths[-1], rendered(figure, suffix))
@@ -75,7 +75,8 @@ def spaced(heights: Sequence[float], gap: float) -> list[float]:
     return moved
 
 
-def _picture(series: Mapping[str, tuple[list[int], NDArray[np.float64]]], title: str) -> Figure:
+def picture(series: Mapping[str, tuple[list[int], NDArray[np.float64]]], title: str) -> Figure:
+    """A line for each series in percent: its name, rounds and values [seeds, rounds]."""
     figure = Figure(figsize=(7.2, 4.2), layout="constrained")
     axes = figure.add_subplot()
     for place, (rounds, values) in enumerate(series.values()):

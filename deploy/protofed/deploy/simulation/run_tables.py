@@ -16,7 +16,6 @@ from protofed.client.privacy.policy import Policy
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import RunFailedError
 from protofed.common.statistics import Spread
-from protofed.deploy import shipped
 from protofed.deploy.console.progress import progress
 from protofed.deploy.simulation.simulation import simulation
 from protofed.server.operator.overview import Overview, overview
@@ -85,7 +84,7 @@ def scores_json(views: Sequence[Overview]) -> list[dict[str, Any]]:
     return [asdict(view) for view in views]
 
 
-def simulate_with_progress(name: str, state: Path | None, device: str, policy: Path | None = None) -> Overview:
+def simulate_with_progress(recipe: Recipe, state: Path | None, device: str, policy: Path | None = None) -> Overview:
     """Simulate a recipe behind a progress bar, then show its scores.
 
     Args:
@@ -96,7 +95,7 @@ def simulate_with_progress(name: str, state: Path | None, device: str, policy: P
         ConfigError, DataError: the recipe or its data cannot be used.
         RunFailedError: the run failed.
     """
-    recipe, under = shipped.recipe(name), None if policy is None else Policy.read(policy)
+    under = None if policy is None else Policy.read(policy)
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(30))  # the bar tells enough
     with (
         progress(recipe.name, recipe.rounds, "rounds", stays=True) as bar,

@@ -1,0 +1,168 @@
+"""protofed in a notebook: recipes with overrides, simulations and comparisons, their scores as pandas frames."""
+
+from __future__ import annotations
+
+import tempfile
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+try:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+    from protofed.client.agent import device as devices
+    from protofed.deploy.experiments.compare import usable_cores
+    from protofed.deploy.experiments.curves import FAMILIES, over_rounds, picture
+    from protofed.deploy.experiments.job import run_job
+except ModuleNotFoundError as error:
+    hint = f"{error.name} is not installed: notebooks need pip install 'protofed[lab]'"
+    raise ModuleNotFoundError(hint, name=error.name) from error
+
+from protofed.common.config.recipe import Recipe, parse
+from protofed.common.errors import ConfigError, RunFailedError
+from protofed.deploy import shipped
+from protofed.deploy.console.progress import progress
+from protofed.deploy.experiments.experiment import ExperimentJob, Result, jobs_of
+from protofed.deploy.experiments.jobs import Processes, run_jobs
+from protofed.deploy.overrides import from_keywords, with_overrides
+
+__all__ = ["ComparisonResult", "SimulationResult", "compare", "load_recipe", "simulate"]
+
+
+@dataclass(frozen=True)
+class ComparisonResult:
+    """Finished runs, by recipe's name one for each seed."""
+
+    results: Mapping[str, Sequence[Result]]
+
+    @property
+    def scores(self) -> pd.DataFrame:
+        """A row a recipe, seed, round and site; a column a score, NaN where a site does not report it."""
+        rows = [
+            {"recipe": name, "seed": result.recipe.seed, "round": round_, "site": site, **scores}
+            for name, results in self.results.items()
+            for result in results
+            for round_, sites in result.scores.items()
+            for site, scores in sites.items()
+        ]
+        return pd.DataFrame(rows).set_index(["recipe", "seed", "round", "site"])
+
+    def curves(self) -> pd.DataFrame:
+        """A row a recipe and round: each score's mean over sites, as (score, `mean`) and (score, `std`) over seeds."""
+        seeds = self.scores.groupby(["recipe", "seed", "round"], sort=False).mean()
+        return seeds.groupby(["recipe", "round"], sort=False).agg(["mean", "std"])
+
+    def figure(self, metric: str = "global.accuracy") -> Figure:
+        """A line a recipe: a score in percent over rounds, with a band over seeds.
+
+        Raises:
+            ConfigError: no run has such a score.
+        """
+        found = {name: over_rounds(results, metric) for name, results in self.results.items()}
+        series = {name: curve for name, curve in found.items() if curve is not None}
+        if not series:
+            raise ConfigError(f"no run has the score '{metric}'; expected one of {', '.join(self.scores.columns)}")
+        return picture(series, FAMILIES.get(metric, metric))
+
+    def _repr_html_(self) -> str:
+        return str(self.curves().groupby("recipe", sort=False).tail(1).to_html(float_format="{:.4f}".format))
+
+
+@dataclass(frozen=True)
+class SimulationResult(ComparisonResult):
+    """One finished run."""
+
+    @property
+    def result(self) -> Result:
+        """As `compare` keeps it."""
+        return next(iter(self.results.values()))[0]
+
+    @property
+    def recipe(self) -> Recipe:
+        """That was run, overrides among it."""
+        return self.result.recipe
+
+    @property
+    def digest(self) -> str:
+        """Of the last published state; equal for equal runs on one kind of machine."""
+        return str(self.result.state)
+
+    @property
+    def scores(self) -> pd.DataFrame:
+        """A row a round and site; a column a score, NaN where a site does not report it."""
+        return super().scores.droplevel(["recipe", "seed"])
+
+    def curves(self) -> pd.DataFrame:
+        """A row a round; each score's mean over the sites that report it."""
+        return self.scores.groupby("round").mean()
+
+    def _repr_html_(self) -> str:
+        return str(self.curves().tail(1).to_html(float_format="{:.4f}".format))
+
+
+def load_recipe(recipe: str | Path | Recipe, **overrides: Any) -> Recipe:
+    """A recipe by its file, the name of one that comes with protofed, or its TOML text (of more than one line).
+
+    Args:
+        overrides: `plan__lr=0.1`, `plan={"lr": 0.1}` or `**{"plan.lr": 0.1}`.
+
+    Raises:
+        ConfigError: there is none, or it cannot be used.
+    """
+    if isinstance(recipe, str) and "\n" in recipe:
+        try:
+            recipe = parse(tomllib.loads(recipe), Recipe, "recipe")
+        except tomllib.TOMLDecodeError as error:
+            raise ConfigError(f"the recipe's text is not TOML: {error}") from error
+    read = recipe if isinstance(recipe, Recipe) else shipped.recipe(str(recipe))
+    return with_overrides(read, from_keywords(overrides))
+
+
+def simulate(
+    recipe: str | Path | Recipe, *, device: str = "cpu", quiet: bool = False, **overrides: Any
+) -> SimulationResult:
+    """Run a recipe in this process, as `protofed simulate` does.
+
+    Raises:
+        ConfigError, DataError: the recipe or its data cannot be used.
+        RunFailedError: the run failed.
+    """
+    read = load_recipe(recipe, **overrides)
+    with (
+        tempfile.TemporaryDirectory(prefix="protofed-") as folder,
+        progress(read.name, read.rounds, "rounds", shown=not quiet, stays=True) as bar,
+    ):
+        (job,) = jobs_of([read], None, None, Path(folder))
+        job.claim()
+        run_job(job, devices.pick(device), bar.to)
+        return SimulationResult({read.name: [_result(job)]})
+
+
+def compare(
+    recipes: Sequence[str | Path | Recipe], seeds: Sequence[int] | None = None, *, device: str = "cpu", **overrides: Any
+) -> ComparisonResult:
+    """Run recipes times seeds side by side in processes of their own, as `protofed compare` does.
+
+    Raises:
+        ConfigError: the recipes cannot be compared.
+        RunFailedError: a run failed.
+    """
+    read = [load_recipe(recipe, **overrides) for recipe in recipes]
+    with tempfile.TemporaryDirectory(prefix="protofed-") as folder:
+        jobs = jobs_of(read, seeds, None, Path(folder))
+        for job in jobs:
+            job.claim()
+        if failures := run_jobs(jobs, usable_cores(), Processes(device)):
+            raise RunFailedError("; ".join(f"{job.name}: {why}" for job, why in failures.items()))
+        return ComparisonResult(
+            {one.name: [_result(job) for job in jobs if job.recipe.name == one.name] for one in read}
+        )
+
+
+def _result(job: ExperimentJob) -> Result:
+    result = job.result()
+    assert result is not None  # noqa: S101  (it was just run)
+    return result

@@ -1,0 +1,35 @@
+"""The Python face for notebooks."""
+
+from __future__ import annotations
+
+import pytest
+
+from protofed.common.errors import ConfigError
+from protofed.deploy.simulation.simulation import simulation
+from protofed.lab import compare, load_recipe, simulate
+
+
+def test_a_simulation_ends_in_the_same_state_as_the_command_lines() -> None:
+    result = simulate("digits-fednh", rounds=2, plan__lr=0.05, quiet=True)
+    with simulation(load_recipe("digits-fednh", rounds=2, plan={"lr": 0.05})) as running:
+        running.go()
+        assert result.digest == running.ledger.rounds(running.recipe.name)[-1].state
+    assert result.recipe.plan.lr == 0.05
+    assert result.scores.index.names == ["round", "site"]
+    assert result.curves().index[-1] == 2
+    assert result.figure().axes
+    assert "<table" in result._repr_html_()
+    with pytest.raises(ConfigError):
+        result.figure("no.such.score")
+
+
+def test_a_comparison_has_means_and_deviations_over_seeds() -> None:
+    result = compare(["digits-fedavg"], seeds=[0, 1], rounds=1)
+    (row,) = result.curves()["global.accuracy"].to_dict("records")
+    seeds = result.scores["global.accuracy"].groupby("seed").mean()
+    assert row == {"mean": pytest.approx(seeds.mean()), "std": pytest.approx(seeds.std())}
+
+
+def test_an_unknown_key_is_refused() -> None:
+    with pytest.raises(ConfigError):
+        load_recipe("digits-fednh", plan__lrr=0.1)
