@@ -313,7 +313,7 @@ def test_a_daemon_says_who_it_is_and_what_it_offers(
     assert connect(start(), frozenset(Role), give_up_after_s=SOON).enroll() == RUN
     ((_, request),) = server.asked
     assert (request.caller.site, request.caller.instance) == ("ann", "instance")
-    assert request.protocol == PROTOCOL_VERSION
+    assert request.protocol_version == PROTOCOL_VERSION
     assert {wire.role.unpack(role) for role in request.roles} == set(Role)
 
 
@@ -508,7 +508,7 @@ def test_an_upload_says_what_it_will_be_before_a_byte_of_it_is_sent(server: ByHa
     assert [call for call, _ in server.asked] == ["BeginUpload", "PutChunk", "CommitUpload"]
     (request,) = server.requests("BeginUpload")
     assert wire.unpack_manifest(request) == update.manifest
-    assert (request.run, request.round, request.task_id, request.base) == ("run", 3, "n1", task.base_digest)
+    assert (request.run, request.round, request.task_id, request.base_digest) == ("run", 3, "n1", task.base_digest)
 
 
 def test_what_leaves_is_told_once_before_it_does(

@@ -35,7 +35,7 @@ from protofed.common.protocol.messages import (
 from protofed.protos.v1 import federation_pb2 as pb
 
 DIGEST = Digest("0123456789abcdef" * 4)
-TASK = Task(TaskKind.FIT, "run-1", 3, "task_id", DIGEST, 12, 9.5)
+TASK = Task(TaskKind.FIT, "run-1", 3, "task-1", DIGEST, 12, 9.5)
 BAD_IDS = [
     "",
     "../../x",
@@ -80,7 +80,7 @@ specs = st.builds(
     shape=st.lists(st.integers(1, 2**33 - 1), max_size=8).map(tuple),
 )
 manifests = st.builds(
-    Manifest, tensors=st.lists(specs, max_size=4).map(tuple), total=st.integers(0, 2**40), digest=digests
+    Manifest, tensors=st.lists(specs, max_size=4).map(tuple), total_bytes=st.integers(0, 2**40), digest=digests
 )
 progresses = st.builds(
     Progress,
@@ -88,7 +88,7 @@ progresses = st.builds(
     activity=st.sampled_from(Activity),
     epoch=counts,
     epochs=counts,
-    moving=st.booleans(),
+    making_progress=st.booleans(),
     bytes_moved=st.integers(0, 2**40),
     failure=st.none() | st.sampled_from(FailureReason),
 )

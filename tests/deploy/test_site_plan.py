@@ -282,7 +282,7 @@ def test_it_is_the_same_as_json(recipe_of: RecipeOf) -> None:
 
 def run(capfd: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str]:
     with pytest.raises(SystemExit) as ended:
-        cli.main(["site", "plan", *map(str, arguments)])
+        cli.main(["client", "preview", *map(str, arguments)])
     return int(ended.value.code or 0), capfd.readouterr().out
 
 

@@ -139,7 +139,7 @@ def test_row_37_and_45_a_late_update_is_stale_and_leaves_no_blob(
     server, daemons = amiss
     late = daemons["site-6"]
     (invitation,) = [row for row in server.ledger.tasks(RUN, 1) if row.site == late.site]
-    task = pb.Task(run=RUN, round=1, task_id=invitation.task_id, base_digest=invitation.base)
+    task = pb.Task(run=RUN, round=1, task_id=invitation.task_id, base_digest=invitation.base_digest)
     before = sorted(path.name for path in (tmp_path / "server" / "blobs").rglob("*"))
     receipt = late.push(task, moved(7.0))
     assert (receipt.verdict, receipt.reason) == (pb.VERDICT_STALE, "round 1 is closed")

@@ -159,7 +159,7 @@ def test_row_47_an_update_replayed_in_the_next_round_never_counts_again(
     recorded, following = list(site.recorded), site.task()
     assert following.round == task.round + 1
     answer = site.say(*recorded[0])
-    assert (answer.receipt.verdict, answer.receipt.seal) == (pb.VERDICT_DUPLICATE, receipt.record_hash)
+    assert (answer.receipt.verdict, answer.receipt.record_hash) == (pb.VERDICT_DUPLICATE, receipt.record_hash)
     for call, message in recorded[1:]:
         assert refused(site.say, call, message)[0] is Code.FAILED_PRECONDITION
     moved = pb.UploadManifest.FromString(recorded[0][1].SerializeToString())

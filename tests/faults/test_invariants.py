@@ -140,7 +140,9 @@ def test_two_updates_of_a_site_are_found(folder: Path) -> None:
     again = "id + 100, run, round, attempt, site, task_id, verdict, code, reason, digest, bytes, metrics, weight, norm"
     with closing(sqlite3.connect(folder / "server" / LEDGER_FILE)) as database, database:
         database.execute("drop index one_update_a_task")
-        database.execute(f"insert into updates select {again}, set_aside, seal, at from updates where site = 'bob'")  # noqa: S608
+        database.execute(
+            f"insert into updates select {again}, set_aside, record_hash, at from updates where site = 'bob'"
+        )  # noqa: S608
     with pytest.raises(AssertionError, match="N2"):
         checked(folder)
 

@@ -338,7 +338,7 @@ def test_row_40_a_commit_of_less_than_was_announced_is_refused(
     assert refused(lambda: bare.commit(task, upload.id))[0] is Code.FAILED_PRECONDITION  # dropped
     assert (blobs(tmp_path), unfinished(tmp_path), rows()) == (before, [], [])
     for change in (-1, 1):  # within what the header may take
-        wrong = bare.say("BeginUpload", bare.announcement(task, DATA, UPDATE, total=len(DATA) + change)).upload
+        wrong = bare.say("BeginUpload", bare.announcement(task, DATA, UPDATE, total_bytes=len(DATA) + change)).upload
         for index, data in enumerate(pieces()[:-1]):
             bare.put(wrong.id, index, data)
         assert refused(lambda wrong=wrong: bare.put(wrong.id, CHUNKS - 1, pieces()[-1]))[0] is Code.DATA_LOSS
@@ -532,7 +532,7 @@ def test_row_61_uploads_for_a_closed_invitation_do_not_count(bare: Bare, task: p
 def test_row_62_more_than_the_update_can_be_is_refused_at_the_declared_total(
     bare: Bare, task: pb.Task, tmp_path: Path
 ) -> None:
-    ticket = bare.say("BeginUpload", bare.announcement(task, DATA, UPDATE, total=100 * len(DATA)))
+    ticket = bare.say("BeginUpload", bare.announcement(task, DATA, UPDATE, total_bytes=100 * len(DATA)))
     assert ticket.receipt.verdict == pb.VERDICT_INVALID
     assert f"{100 * len(DATA)} bytes announced" in ticket.receipt.reason
     assert unfinished(tmp_path) == []

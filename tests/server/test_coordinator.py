@@ -395,7 +395,7 @@ def test_a_slow_site_that_gets_on_is_waited_for(make: MakeLab) -> None:
     lab.push("bob", lab.model(3.0))
     for _ in range(10):
         lab.clock.now += 40.0
-        assert lab.beat("cyd", task_id, epoch=1, epochs=3, moving=True) is Signal.CONTINUE
+        assert lab.beat("cyd", task_id, epoch=1, epochs=3, making_progress=True) is Signal.CONTINUE
         lab.coordinator.tick()
     assert isinstance(lab.phase, phases.Collecting)
     assert lab.phase.round == 1

@@ -167,11 +167,11 @@ NUMBERS = sum(tensor.nbytes for tensor in describe(MODEL))
 @pytest.mark.parametrize("total", [0, NUMBERS - 1, NUMBERS, NUMBERS + HEADER_ROOM + 1, 5 << 30, 2**63])
 def test_a_total_that_cannot_be_is_a_fault(total: int) -> None:
     said = f"{total} bytes announced for tensors of {NUMBERS} bytes"
-    assert size_fault(manifest(MODEL, total=total)) == UpdateProblem(RejectionCode.SIZE, said)
+    assert size_fault(manifest(MODEL, total_bytes=total)) == UpdateProblem(RejectionCode.SIZE, said)
 
 
 def test_an_update_of_no_bytes_at_all_is_a_fault_even_where_no_tensor_is_expected() -> None:
-    fault = size_fault(manifest({}, total=0))
+    fault = size_fault(manifest({}, total_bytes=0))
     assert fault == UpdateProblem(RejectionCode.SIZE, "0 bytes announced for tensors of 0 bytes")
     assert str(fault) == fault.text
 

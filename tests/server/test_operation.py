@@ -246,7 +246,7 @@ def test_every_site_has_its_fate_in_every_round(desk: Office) -> None:
     assert refusal is not None
     assert refusal.verdict is Verdict.INVALID
     desk.push("ann", desk.model(1.0))
-    desk.beat("bob", desk.task("bob").task_id, activity=Activity.TRAINING, epoch=1, epochs=3, moving=True)
+    desk.beat("bob", desk.task("bob").task_id, activity=Activity.TRAINING, epoch=1, epochs=3, making_progress=True)
     desk.push("cyd", desk.model(1.0))
     desk.later(11.0)
     report = desk.operation.rounds("one")[1]
@@ -301,7 +301,7 @@ def test_a_run_of_a_later_version_is_listed_without_its_recipe(busy: Office) -> 
 
 def test_sites_work_are_idle_silent_or_away(busy: Office) -> None:
     task_id = busy.task("ann").task_id
-    busy.beat("ann", task_id, epoch=2, epochs=5, moving=True)
+    busy.beat("ann", task_id, epoch=2, epochs=5, making_progress=True)
     assert (busy.site("ann").standing, busy.site("ann").doing) == ("working", "training, epoch 2/5")
     assert (busy.site("bob").standing, busy.site("bob").doing) == ("idle", "idle")
     busy.later(40.0, alive=("bob",))

@@ -125,7 +125,7 @@ def test_sites_are_listed_excluded_and_admitted(amiss: Desk) -> None:
     assert list(sites) == SITES
     assert list(sites["site-1"].roles) == ["trainer"]
     assert sites["site-6"].standing == "working"
-    assert sites["site-6"].doing == "training, epoch 1/3"
+    assert sites["site-6"].activity_text == "training, epoch 1/3"
     assert sites["site-6"].progress_age_s >= 0.0
     info = amiss.call("ExcludeSite", pb.ExcludeSiteRequest(site="site-6", reason="wrong labels"))
     assert (info.standing, info.excluded, info.progress_age_s) == ("excluded", "wrong labels", -1.0)

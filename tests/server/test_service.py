@@ -248,7 +248,7 @@ def test_an_upload_goes_on_where_it_broke_off(client: Bare) -> None:
     announced = client.announcement(task, data, big)
     upload = client.say("BeginUpload", announced).upload
     client.put(upload.id, 1, data[CHUNK_BYTES : 2 * CHUNK_BYTES])
-    assert list(client.say("BeginUpload", announced).upload.held) == [1]
+    assert list(client.say("BeginUpload", announced).upload.received_chunks) == [1]
 
 
 def test_bytes_that_are_not_what_was_announced_never_count(client: Bare) -> None:

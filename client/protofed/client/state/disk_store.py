@@ -153,8 +153,8 @@ class DiskStore:
 
 
 def _staged(here: Path) -> tuple[Task, Update]:
-    payload = _read(here / "update.safetensors")
-    return _task(here), Update(payload=payload, **_facts(here, "update"))
+    task = _task(here)
+    return task, Update(payload=_read(here / "update.safetensors"), **_facts(here, "update"))
 
 
 def _task(here: Path) -> Task:
