@@ -187,7 +187,7 @@ def test_a_server_that_starts_late_is_waited_for(
     assert enrolled.result(SOON) == RUN
 
 
-@pytest.mark.parametrize("code", [Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED, Code.RESOURCE_EXHAUSTED])
+@pytest.mark.parametrize("code", [Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED, Code.RESOURCE_EXHAUSTED, Code.CANCELLED])
 def test_a_call_is_tried_again_until_it_is_answered(code: grpc.StatusCode, server: ByHand, link: GrpcLink) -> None:
     server.on["Enroll"] = one_by_one(refuse(code), refuse(code), server.on["Enroll"])
     assert link.enroll() == RUN

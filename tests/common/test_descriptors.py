@@ -33,7 +33,7 @@ ALLOWED = {
     "HeartbeatRequest.epochs": "of the plan",
     "HeartbeatRequest.bytes_moved": "progress of a transfer",
     "HeartbeatRequest.failure": "one of a fixed list; no text",
-    "HeartbeatRequest.making_progress": "whether training got on within the last minute, yes or no: no batches can be counted",
+    "HeartbeatRequest.making_progress": "whether training got on within the last minute: no batches can be counted",
     "HeartbeatRequest.telemetry": "numbers of the site's machine and daemon that its policy names; none without it",
     "HeartbeatRequest.TelemetryEntry.key": "a name of the closed list in common.telemetry",
     "HeartbeatRequest.TelemetryEntry.value": "one number: of memory, disk, time, or of what the policy did; what each "

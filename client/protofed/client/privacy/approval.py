@@ -17,7 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from protofed.common.clock import utc_now
 from protofed.common.codec import digest
-from protofed.common.errors import ConfigError, unknown
+from protofed.common.errors import ConfigError, StateError, unknown
 from protofed.common.ids import check_id
 from protofed.common.protocol.messages import MOST_RECIPE_BYTES, Assignment
 from protofed.common.storage import files as archive
@@ -116,9 +116,20 @@ class Approvals:
         self._write(offer.run + DENIED, asdict(Approval(offer.run, offer.digest, self._stamp())))
 
     def status(self, run: str, recipe: str) -> ApprovalStatus:
-        """Of a run with this recipe; an approval that cannot be read is none, a denial that is there counts."""
-        if (self._folder / (check_id("run", run) + DENIED)).exists():
+        """Of a run with this recipe; an approval that cannot be read is none.
+
+        Raises:
+            StateError: whether the run was denied cannot be told, because the folder cannot be read.
+        """
+        try:
+            (self._folder / (check_id("run", run) + DENIED)).stat()
             return ApprovalStatus.DENIED
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            raise StateError(
+                f"cannot read {self._folder}: {error.strerror}; make it readable for the daemon"
+            ) from error
         with contextlib.suppress(OSError, ValidationError):
             approval = _APPROVAL.validate_json((self._folder / (check_id("run", run) + APPROVED)).read_bytes())
             same = (approval.run, approval.digest) == (run, digest(recipe.encode()))

@@ -48,7 +48,7 @@ SAY_EVERY_S = 30.0
 _SERVICE = "/protofed.protos.v1.Federation/"
 _CLOSED = "the connection was closed"
 _UNANSWERED = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
-_AWAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.RESOURCE_EXHAUSTED)
+_AWAY = (*_UNANSWERED, grpc.StatusCode.RESOURCE_EXHAUSTED)  # CANCELLED: a server that ends cancels what is under way
 _ERRORS: dict[grpc.StatusCode, type[ProtocolError] | type[CodecError]] = {
     grpc.StatusCode.UNAUTHENTICATED: NotEnrolledError,
     grpc.StatusCode.ABORTED: FencedError,
