@@ -9,7 +9,7 @@ from pathlib import Path
 
 from protofed.common.clock import stamp, utc_now
 from protofed.common.pki.identity import LiveIdentity
-from protofed.server.storage.transactions import LedgerWriter
+from protofed.server.storage.ledger import Ledger
 
 ROOM = 1 << 20  # bytes on the state folder's disk below which nothing can be promised
 
@@ -70,7 +70,7 @@ def identity_usable(identity: LiveIdentity | None) -> Callable[[], str]:
     return missing
 
 
-def ledger_writable(ledger: LedgerWriter) -> Callable[[], str]:
+def ledger_writable(ledger: Ledger) -> Callable[[], str]:
     """The journal holds all that the ledger does."""
     return lambda: "" if ledger.is_settled else "the journal cannot be written, and nothing is promised until it can"
 

@@ -3,30 +3,75 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, fields
-from typing import Any
+from typing import Any, Protocol
 
-from sqlalchemy import func, insert, select, update
+from sqlalchemy import Connection, func, insert, select, update
+from sqlalchemy.exc import SQLAlchemyError
 
 from protofed.common.codec import Digest
 from protofed.common.errors import StateError
 from protofed.common.payload import SiteId
 from protofed.common.protocol.messages import Receipt, Scores, TaskKind, Verdict
 from protofed.server.storage import schema as db
+from protofed.server.storage.database import open_ledger, state_error
+from protofed.server.storage.reader import LedgerReader
 from protofed.server.storage.rows import CertificateRow, RoundRow, TaskRow, UpdateRow
-from protofed.server.storage.transactions import LedgerWriter
 from protofed.server.verdicts import RoundOutcome
 
 OPEN = ("invited", "started")
 
 
-class Ledger(LedgerWriter):
-    """SQLite (or another database by URL) through SQLAlchemy Core; one writer.
+class Chain(Protocol):
+    """Where the ledger repeats what it promised: a hash-chained journal (`common/storage/journal.py`)."""
+
+    def append(self, event: str, **facts: Any) -> None:
+        """Keep a record, durably."""
+
+
+class Ledger(LedgerReader):
+    """SQLite (or another database by URL) through SQLAlchemy Core; the one that writes.
 
     Raises:
         StateError: from every method: the database is damaged, locked, of another version or out of space.
     """
+
+    def __init__(self, url: str = "sqlite://") -> None:
+        self._engine = open_ledger(url)
+        self._journal: Chain | None = None
+        self._unwritten: deque[tuple[str, dict[str, Any]]] = deque()
+        self._behind = False  # the journal could not be written when it was last tried
+
+    def attach(self, journal: Chain) -> None:
+        """Repeat every promise in a journal, which shows later that the database has lost none.
+
+        A promise counts only when it stands in both: while the journal cannot be written, nothing else is.
+        """
+        self._journal = journal
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the journal lacks nothing but what is being written; asked from any thread."""
+        return not self._behind
+
+    def settle_promises(self) -> None:
+        """Write what the journal lacks, before anybody is told of it again.
+
+        Raises:
+            StateError: the journal cannot be written.
+        """
+        try:
+            while self._journal is not None and self._unwritten:
+                event, facts = self._unwritten[0]
+                self._journal.append(event, **facts)
+                self._unwritten.popleft()
+        except StateError:
+            self._behind = True
+            raise
+        self._behind = False
 
     # Sites
 
@@ -226,6 +271,22 @@ class Ledger(LedgerWriter):
             if scores:
                 connection.execute(insert(db.scores), [{**of_task, "name": n, "value": v} for n, v in scores.items()])
             connection.execute(update(db.tasks).where(db.tasks.c.task_id == task.task_id).values(fate="reported"))
+
+    # Transactions: each whole, each promise repeated in the journal before anybody is told of it
+
+    def _promise(self, event: str, **facts: Any) -> None:
+        if self._journal is not None:
+            self._unwritten.append((event, facts))
+            self.settle_promises()
+
+    @contextmanager
+    def _write(self) -> Iterator[Connection]:
+        self.settle_promises()
+        try:
+            with self._engine.begin() as connection:
+                yield connection
+        except SQLAlchemyError as error:
+            raise state_error(error) from error
 
 
 def _columns(task: TaskRow) -> dict[str, Any]:
