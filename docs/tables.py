@@ -30,7 +30,7 @@ from protofed.client.privacy.rules import PolicyRules
 from protofed.client.privacy.schedule import Window
 from protofed.common import failpoint
 from protofed.common.citations import PAPERS
-from protofed.common.config import data, partition, recipe, settings
+from protofed.common.config import data, recipe, settings
 from protofed.common.config.input import Input
 from protofed.common.monitoring.metric import table as metrics_table
 from protofed.common.payload import NOT_ON_THE_WIRE, Part
@@ -166,8 +166,8 @@ def recipes() -> str:
 
 def partitions() -> str:
     """`[data.partition]` by kind."""
-    members = (typing.get_args(member) for member in typing.get_args(typing.get_args(partition.Partition)[0]))
-    return _tables((f'`kind = "{tag.tag}"`', model) for model, tag in members if tag.tag in partition.KINDS)
+    members = (typing.get_args(member) for member in typing.get_args(typing.get_args(data.Partition)[0]))
+    return _tables((f'`kind = "{tag.tag}"`', model) for model, tag in members if tag.tag in data.KINDS)
 
 
 def sources() -> str:

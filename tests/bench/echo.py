@@ -28,7 +28,8 @@ import structlog
 from tests.audits import audit
 from tests.bench.server_process import memory, processor, server, skipped_syncs
 
-from protofed.client.privacy.policy import Policy, PolicyRules
+from protofed.client.privacy.policy import Policy
+from protofed.client.privacy.rules import PolicyRules
 from protofed.client.transport.grpc_link import GrpcLink
 from protofed.common import codec
 from protofed.common.config.recipe import Recipe

@@ -21,15 +21,15 @@ import torch
 from torch import Tensor, nn
 
 import protofed.server.methods  # noqa: F401  (registers the server halves)
+from protofed.client.agent.heartbeat import CalledOffError, DaemonStatus
 from protofed.client.agent.site import PreparedRun, Site, prepare
-from protofed.client.agent.status import CalledOffError, DaemonStatus
 from protofed.client.data.site_data import Examples, SiteData
-from protofed.client.distributed.environment import launched
+from protofed.client.distributed.environment import joined, launched
 from protofed.client.distributed.leader import Leader, follow
-from protofed.client.distributed.rendezvous import joined
 from protofed.client.models.catalogue import build
 from protofed.client.models.split import SplitModel, dump
-from protofed.client.privacy.policy import Policy, PolicyRules
+from protofed.client.privacy.policy import Policy
+from protofed.client.privacy.rules import PolicyRules
 from protofed.client.state.disk_store import MemoryStore, SiteState
 from protofed.client.training.checkpoint import DiskCheckpoints
 from protofed.client.training.context import Checkpoints, NoCheckpoints

@@ -11,12 +11,13 @@ from typing import Any
 import torch
 
 from protofed.client.agent.agent import Agent, Site
+from protofed.client.agent.heartbeat import DaemonStatus
 from protofed.client.agent.site import no_checkpoints
-from protofed.client.agent.status import DaemonStatus
 from protofed.client.data.site_data import Examples, SiteData
 from protofed.client.models.catalogue import build
 from protofed.client.models.split import SplitModel, dump
-from protofed.client.privacy.policy import Policy, PolicyRules, Released, ReleasedScores
+from protofed.client.privacy.policy import Policy, Released, ReleasedScores
+from protofed.client.privacy.rules import PolicyRules
 from protofed.client.state.disk_store import DiskStore, MemoryStore, Store
 from protofed.common import codec
 from protofed.common.config.recipe import Recipe

@@ -16,7 +16,7 @@ from tests.client.scene import RULES, RUN, Scene, first_model, site_data, work
 from torch import nn
 
 from protofed.client.agent.agent import EXCLUDED_PAUSE_S, INCIDENT_PAUSE_S
-from protofed.client.agent.status import DaemonStatus
+from protofed.client.agent.heartbeat import DaemonStatus
 from protofed.client.data.site_data import SiteData, no_examples
 from protofed.client.models.split import SplitModel
 from protofed.client.state.disk_store import DiskStore, MemoryStore, SiteState

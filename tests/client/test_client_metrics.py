@@ -13,9 +13,10 @@ from prometheus_client.exposition import generate_latest
 from tests.client.scene import RULES, RUN, Scene, first_model, work
 
 from protofed.client.agent.agent import Agent
+from protofed.client.agent.heartbeat import DaemonStatus
 from protofed.client.agent.metrics import COARSE, METRICS, PARTS, WHOLE, ClientMetrics
-from protofed.client.agent.status import DaemonStatus
-from protofed.client.privacy.policy import Policy, PolicyRefusedError, PolicyRules, Released
+from protofed.client.privacy.policy import Policy, PolicyRefusedError, Released
+from protofed.client.privacy.rules import PolicyRules
 from protofed.client.training.context import RECENT_STEPS, Throughput
 from protofed.common.errors import PolicyViolationError
 from protofed.common.payload import NOT_ON_THE_WIRE, Part, Update

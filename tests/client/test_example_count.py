@@ -13,7 +13,7 @@ import pytest
 import torch
 from tests.client.scene import RULES, RUN, Scene
 
-from protofed.client.agent.status import DaemonStatus
+from protofed.client.agent.heartbeat import DaemonStatus
 from protofed.client.data.site_data import Examples, SiteData
 from protofed.client.models.catalogue import build
 from protofed.client.models.split import dump

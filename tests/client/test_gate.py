@@ -11,7 +11,8 @@ import pytest
 
 from protofed.client.privacy import update_checks as gate
 from protofed.client.privacy.decoys import run_secret
-from protofed.client.privacy.policy import Policy, PolicyRules, Released
+from protofed.client.privacy.policy import Policy, Released
+from protofed.client.privacy.rules import PolicyRules
 from protofed.client.privacy.update_checks import GateContext, PolicyRefusedError
 from protofed.common import codec
 from protofed.common.payload import NOT_ON_THE_WIRE, Array, Part, Payload, Update

@@ -17,7 +17,8 @@ import pytest
 from google_crc32c import value as crc32c
 from tests.audits import audit
 
-from protofed.client.privacy.policy import Policy, PolicyRules, Released, ReleasedScores
+from protofed.client.privacy.policy import Policy, Released, ReleasedScores
+from protofed.client.privacy.rules import PolicyRules
 from protofed.client.state.downloads import DiskDownloads
 from protofed.client.transport.grpc_link import GrpcLink
 from protofed.common import codec

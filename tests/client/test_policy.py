@@ -15,11 +15,11 @@ from protofed.client.privacy.policy import (
     GateContext,
     Policy,
     PolicyRefusedError,
-    PolicyRules,
     Released,
     ReleasedScores,
     ReleasedTelemetry,
 )
+from protofed.client.privacy.rules import PolicyRules
 from protofed.client.training.score_sets import SCALARS
 from protofed.common import codec
 from protofed.common.config.recipe import read_table

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from tests.client.scene import RULES
 
-from protofed.client.agent.heartbeat import Heartbeat
-from protofed.client.agent.status import CalledOffError, DaemonStatus
-from protofed.client.privacy.policy import Policy, PolicyRules
+from protofed.client.agent.heartbeat import CalledOffError, DaemonStatus, Heartbeat
+from protofed.client.privacy.policy import Policy
+from protofed.client.privacy.rules import PolicyRules
 from protofed.client.training.context import FitProgress
 from protofed.common.protocol import wire
 from protofed.common.protocol.messages import Activity, Progress, Signal

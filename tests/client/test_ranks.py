@@ -13,9 +13,8 @@ import pytest
 from tests.client.ranked import CASES, outcome, site_of
 
 from protofed.client.distributed import leader as ranks_work
-from protofed.client.distributed.environment import Launch, launched
+from protofed.client.distributed.environment import Launch, launched, met
 from protofed.client.distributed.leader import END, FIT, PREPARE, Call, CallBoard
-from protofed.client.distributed.rendezvous import met
 from protofed.client.distributed.team import LostError
 from protofed.common.errors import ConfigError, FailureReason
 

@@ -10,7 +10,7 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 from protofed.client.privacy.rules import PolicyRules
-from protofed.common.config.partition import (
+from protofed.common.config.data import (
     ColumnPartition,
     Dirichlet,
     NiidBenchDirichlet,

@@ -28,8 +28,7 @@ from tests.pki import Authority
 
 from protofed.common.clock import utc_now
 from protofed.common.config.settings import ClientSettings, ServerSettings, read_settings
-from protofed.common.pki.identity import Party, read_identity
-from protofed.common.pki.identity_errors import IdentityError, IdentityProblem
+from protofed.common.pki.identity import IdentityError, IdentityProblem, Party, read_identity
 
 pytestmark = rendering
 CASES = sorted(path.stem for path in VALUES.glob("*.yaml"))

@@ -12,9 +12,9 @@ import pytest
 from rich.console import Console
 from tests.deploy.clinic import findings, rows, skipped
 
-from protofed.client.transport.finding import DiagnosisCode
+from protofed.client.transport.diagnosis import DiagnosisCode
 from protofed.common.errors import ConfigError, StateError
-from protofed.common.pki.identity_errors import IdentityError, IdentityProblem
+from protofed.common.pki.identity import IdentityError, IdentityProblem
 from protofed.deploy import shipped
 from protofed.deploy.cli import doctor as cli_doctor
 from protofed.deploy.cli import main as cli

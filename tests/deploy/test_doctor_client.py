@@ -20,7 +20,7 @@ from tests.faults.realm import Realm, realm
 from tests.pki import Authority
 
 from protofed.client.transport import diagnosis
-from protofed.client.transport.finding import ConnectionDiagnosis, DiagnosisCode
+from protofed.client.transport.diagnosis import ConnectionDiagnosis, DiagnosisCode
 from protofed.common.clock import utc_now
 from protofed.common.config.recipe import Recipe
 from protofed.common.config.settings import ClientSettings, read_settings

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from protofed.client.privacy.policy import Policy, PolicyRules, Released
+from protofed.client.privacy.policy import Policy, Released
+from protofed.client.privacy.rules import PolicyRules
 from protofed.common import codec
 from protofed.common.config.recipe import Recipe
 from protofed.common.payload import Part

@@ -12,7 +12,8 @@ import pytest
 from rich.console import Console
 
 from protofed.client.method import client_methods
-from protofed.client.privacy.policy import GateContext, Policy, PolicyRules, Released
+from protofed.client.privacy.policy import GateContext, Policy, Released
+from protofed.client.privacy.rules import PolicyRules
 from protofed.common import codec
 from protofed.common.config.recipe import NamedOptions, Recipe
 from protofed.common.errors import ConfigError, PolicyViolationError

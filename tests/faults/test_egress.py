@@ -18,10 +18,9 @@ from tests.faults.said import Said, Upload, handing_in, hiding, messages, upload
 from tests.pki import Authority
 
 from protofed.client.agent.agent import Agent
-from protofed.client.agent.heartbeat import Heartbeat
+from protofed.client.agent.heartbeat import DaemonStatus, Heartbeat
 from protofed.client.agent.metrics import ClientMetrics
 from protofed.client.agent.site import Site
-from protofed.client.agent.status import DaemonStatus
 from protofed.client.data.site_data import SiteData
 from protofed.client.method import client_methods
 from protofed.client.models.catalogue import device_model

@@ -29,8 +29,7 @@ from tests.client.scene import RUN, ByHand, Scene, first_model, site_data, work
 
 from protofed.client.agent import device
 from protofed.client.agent.agent import REJECTED_PAUSE_S
-from protofed.client.agent.heartbeat import Heartbeat
-from protofed.client.agent.status import DaemonStatus
+from protofed.client.agent.heartbeat import DaemonStatus, Heartbeat
 from protofed.client.data.site import load_site
 from protofed.client.data.site_data import Examples, SiteData
 from protofed.client.models.split import SplitModel

@@ -24,7 +24,8 @@ from tests.audits import audit
 from tests.faults.bare import CALLS, Bare, Code, refused
 from tests.faults.proxy import Mode, Proxy
 
-from protofed.client.privacy.policy import Policy, PolicyRules, Released
+from protofed.client.privacy.policy import Policy, Released
+from protofed.client.privacy.rules import PolicyRules
 from protofed.client.state.downloads import DiskDownloads
 from protofed.client.transport.grpc_link import GrpcLink
 from protofed.common import codec

@@ -11,8 +11,7 @@ import pytest
 from protofed.common.codec import Digest, digest
 from protofed.common.errors import StateError
 from protofed.common.protocol.messages import TaskKind
-from protofed.server.storage.blob_location import open_blobs
-from protofed.server.storage.blobs import FolderBlobs
+from protofed.server.storage.blobs import FolderBlobs, open_blobs
 from protofed.server.storage.ledger import Ledger
 from protofed.server.storage.recovery import sweep_orphans
 from protofed.server.storage.rows import RoundRow, TaskRow

@@ -11,7 +11,7 @@ from sqlalchemy import create_engine, text
 from sqlalchemy.exc import IntegrityError, OperationalError
 
 from protofed.common.errors import DiskFailureError, OutOfSpaceError, StateError
-from protofed.server.storage.database_errors import state_error
+from protofed.server.storage.database import state_error
 
 
 def of_sqlite(code: int, message: str) -> StateError:

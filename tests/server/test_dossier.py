@@ -14,8 +14,7 @@ from protofed.common.codec import Digest
 from protofed.common.errors import ConfigError, FailureReason
 from protofed.common.payload import Part, Tensors
 from protofed.common.protocol.messages import Activity, TaskKind, Verdict
-from protofed.server.operator.run_record import best_round, dossier
-from protofed.server.operator.run_record_models import MOST_CLASSES, cosines, similarity
+from protofed.server.operator.run_record import MOST_CLASSES, best_round, cosines, dossier, similarity
 from protofed.server.storage.blobs import MemoryBlobs
 from protofed.server.storage.rows import RoundRow
 from protofed.server.verdicts import RejectionCode, UpdateProblem

@@ -14,8 +14,7 @@ from sqlalchemy.exc import DBAPIError
 
 from protofed.common.errors import ConfigError, OutOfSpaceError, StateError
 from protofed.server.storage import schema as db
-from protofed.server.storage.database import open_engine, open_ledger
-from protofed.server.storage.database_errors import state_error
+from protofed.server.storage.database import open_engine, open_ledger, state_error
 
 
 @pytest.fixture

@@ -11,10 +11,10 @@ import torch
 from protofed.client.agent.base_models import BaseModelCache
 from protofed.client.agent.enrollment import Enrollment, TaskGate
 from protofed.client.agent.failure_codes import FORESEEN, reason_of
+from protofed.client.agent.heartbeat import CalledOffError, DaemonStatus
 from protofed.client.agent.score_report import Scorer
 from protofed.client.agent.site import PreparedRun, prepare
 from protofed.client.agent.site import Site as Site
-from protofed.client.agent.status import CalledOffError, DaemonStatus
 from protofed.client.models.catalogue import build
 from protofed.client.models.split import dump
 from protofed.client.privacy.policy import Released

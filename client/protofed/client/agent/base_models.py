@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from protofed.client.agent.status import DaemonStatus
+from protofed.client.agent.heartbeat import DaemonStatus
 from protofed.client.transport.link import Link, received
 from protofed.common.codec import Digest
 from protofed.common.errors import ProtocolError

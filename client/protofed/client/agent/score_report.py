@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from protofed.client.agent.base_models import BaseModelCache
+from protofed.client.agent.heartbeat import DaemonStatus
 from protofed.client.agent.site import PreparedRun, Site
-from protofed.client.agent.status import DaemonStatus
 from protofed.client.models.split import load
 from protofed.client.state.disk_store import SiteState
 from protofed.client.training.context import NoCheckpoints

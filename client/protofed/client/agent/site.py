@@ -12,7 +12,7 @@ import torch
 
 import protofed.client.methods  # noqa: F401  (registers the client halves)
 from protofed.client.agent.failure_codes import FORESEEN, reason_of
-from protofed.client.agent.status import DaemonStatus
+from protofed.client.agent.heartbeat import DaemonStatus
 from protofed.client.data.site_data import SiteData
 from protofed.client.method import ClientMethod, client_methods
 from protofed.client.models.catalogue import architectures

@@ -13,7 +13,7 @@ from protofed.client.data import dirichlet, groups, partition
 from protofed.client.data.partition import Indices, Labels
 from protofed.client.data.site_data import Examples, SiteData, check_labels
 from protofed.client.data.sources import Column, Source, load
-from protofed.common.config import partition as kinds
+from protofed.common.config import data as kinds
 from protofed.common.config.recipe import Data, Input
 from protofed.common.errors import DataError
 from protofed.common.plugins import PluginKind, line

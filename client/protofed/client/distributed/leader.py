@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import Store
 
 from protofed.client.agent.failure_codes import FORESEEN
+from protofed.client.agent.heartbeat import DaemonStatus
 from protofed.client.agent.site import PreparedRun, Site, prepare
-from protofed.client.agent.status import DaemonStatus
 from protofed.client.data.site_data import SiteData
 from protofed.client.distributed.data_parallel import shared
 from protofed.client.distributed.team import ElsewhereError, LostError, Team

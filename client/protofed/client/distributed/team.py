@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from protofed.client.agent.failure_codes import reason_of
-from protofed.client.agent.status import CalledOffError
+from protofed.client.agent.heartbeat import CalledOffError
 from protofed.common.errors import FailureReason, TaskFailedError
 
 WELL, SHORT, CALLED_OFF, FAILED = 0, 1, 2, 3  # FAILED + the number of a reason

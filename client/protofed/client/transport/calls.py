@@ -20,7 +20,7 @@ from google.protobuf.message import DecodeError, Message
 
 from protofed.client.transport.audit import PLAINTEXT, ClientAudit
 from protofed.client.transport.channels import Channels
-from protofed.client.transport.finding import DiagnosisCode
+from protofed.client.transport.diagnosis import DiagnosisCode
 from protofed.client.transport.proxy import Proxy
 from protofed.client.transport.server_check import ServerProbe
 from protofed.common.address import check_loopback

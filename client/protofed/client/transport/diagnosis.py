@@ -9,16 +9,66 @@ import os
 import socket
 import ssl
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import datetime
+from enum import StrEnum
 
-from protofed.client.transport.finding import ConnectionDiagnosis as ConnectionDiagnosis
-from protofed.client.transport.finding import DiagnosisCode as DiagnosisCode
-from protofed.client.transport.finding import DiagnosisError
 from protofed.client.transport.proxy import Proxy
 from protofed.common.clock import stamp, utc_now
 from protofed.common.errors import ConfigError
 from protofed.common.pki.certificate import Certificate, fingerprint, read_certificate
 from protofed.common.pki.identity import Identity, check_dates
+
+
+class DiagnosisCode(StrEnum):
+    """What was found."""
+
+    FINE = "fine"
+    OWN_CERTIFICATE = "own-certificate"  # missing, expired, not valid yet: this side says so
+    NO_NAME = "name-unknown"
+    NOTHING_LISTENS = "nothing-listens"
+    NO_ANSWER = "no-answer"
+    PROXY_AWAY = "proxy-away"
+    PROXY_PASSWORD = "proxy-password"  # noqa: S105  (a finding)
+    PROXY_REFUSES = "proxy-refuses"
+    NOT_TLS = "not-tls"
+    OLD_TLS = "old-tls"
+    SERVER_AUTHORITY = "server-authority"
+    SERVER_NAME = "server-name"
+    SERVER_DATES = "server-dates"
+    REFUSED = "certificate-refused"  # ours, by the server
+    BUSY = "busy"
+
+
+UNTRUSTED = frozenset(
+    {DiagnosisCode.SERVER_AUTHORITY, DiagnosisCode.SERVER_NAME, DiagnosisCode.SERVER_DATES}
+)  # somebody else may be there
+LASTING = frozenset(
+    {
+        DiagnosisCode.OWN_CERTIFICATE,
+        DiagnosisCode.SERVER_AUTHORITY,
+        DiagnosisCode.SERVER_NAME,
+        DiagnosisCode.PROXY_PASSWORD,
+    }
+)
+
+
+@dataclass(frozen=True)
+class ConnectionDiagnosis:
+    """What is wrong, and what to do; of a server that showed a certificate, the fingerprint of that."""
+
+    kind: DiagnosisCode
+    text: str
+    server_fingerprint: str | None = None
+
+
+class DiagnosisError(Exception):
+    """Ends a probe."""
+
+    def __init__(self, kind: DiagnosisCode, text: str, server_fingerprint: str | None = None) -> None:
+        super().__init__(text)
+        self.finding = ConnectionDiagnosis(kind, text, server_fingerprint)
+
 
 PATIENCE_S = 10.0  # of each step
 _EXPIRED, _TOO_EARLY, _WRONG_NAMES = 10, 9, (62, 64)  # OpenSSL's X509_V_ERR_…

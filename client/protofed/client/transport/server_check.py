@@ -9,8 +9,7 @@ from collections.abc import Callable
 import structlog
 
 from protofed.client.transport.audit import ClientAudit
-from protofed.client.transport.diagnosis import diagnose
-from protofed.client.transport.finding import LASTING, UNTRUSTED, ConnectionDiagnosis, DiagnosisCode
+from protofed.client.transport.diagnosis import LASTING, UNTRUSTED, ConnectionDiagnosis, DiagnosisCode, diagnose
 from protofed.client.transport.proxy import Proxy
 from protofed.common.clock import stamp, utc_now
 from protofed.common.errors import ConfigError

@@ -11,10 +11,10 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from protofed.common.codec import Digest, digest
-from protofed.common.config.choice import NamedOptions as NamedOptions
 from protofed.common.config.data import Data as Data
+from protofed.common.config.data import Dirichlet as Dirichlet
 from protofed.common.config.input import Input as Input
-from protofed.common.config.partition import Dirichlet as Dirichlet
+from protofed.common.config.table import NamedOptions as NamedOptions
 from protofed.common.config.table import Share
 from protofed.common.config.table import StrictModel as StrictModel
 from protofed.common.errors import ConfigError, short

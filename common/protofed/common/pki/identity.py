@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from enum import StrEnum
 from pathlib import Path
 from typing import TypeAlias
 
@@ -31,7 +32,29 @@ from protofed.common.pki.certificate import (
     read_certificate,
     signer,
 )
-from protofed.common.pki.identity_errors import IdentityError, IdentityProblem
+
+
+class IdentityProblem(StrEnum):
+    """Of an identity's folder."""
+
+    MISSING = "identity-missing"
+    UNREADABLE = "identity-unreadable"
+    ANOTHERS = "identity-of-another"  # party, site or use
+    KEY_OPEN = "key-readable-by-others"
+    KEY_OTHER = "key-mismatch"
+    EARLY = "certificate-not-yet-valid"
+    EXPIRED = "certificate-expired"
+    AUTHORITY = "certificate-of-another-authority"
+    AUTHORITY_DATES = "authority-not-valid"
+
+
+class IdentityError(ConfigError):
+    """An identity that cannot be used."""
+
+    def __init__(self, flaw: IdentityProblem, message: str) -> None:
+        super().__init__(message)
+        self.flaw = flaw
+
 
 __all__ = [
     "Certificate",

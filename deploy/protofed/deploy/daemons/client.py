@@ -71,9 +71,8 @@ def run_client(settings: ClientSettings, *, until_finished: bool, give_up_after_
     where = _device(settings, launch)
 
     from protofed.client.agent.agent import Agent
-    from protofed.client.agent.heartbeat import Heartbeat
+    from protofed.client.agent.heartbeat import DaemonStatus, Heartbeat
     from protofed.client.agent.metrics import ClientMetrics
-    from protofed.client.agent.status import DaemonStatus
     from protofed.client.privacy.policy import Policy
     from protofed.client.state.disk_store import DiskStore
     from protofed.client.transport.audit import FILE, ClientAudit

@@ -72,7 +72,7 @@ def following(launch: Launch, where: torch.device, site: Site) -> None:
 
 @contextmanager
 def _joined(launch: Launch, where: torch.device) -> Iterator[tuple[Team, CallBoard]]:
-    from protofed.client.distributed.rendezvous import joined
+    from protofed.client.distributed.environment import joined
     from protofed.client.distributed.team import LostError
 
     try:

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 from protofed.common.clock import utc_now
 from protofed.common.config.settings import ClientSettings
 from protofed.common.errors import ConfigError, DataError
-from protofed.common.pki.identity import LiveIdentity, Party
-from protofed.common.pki.identity_errors import IdentityError, IdentityProblem
+from protofed.common.pki.identity import IdentityError, IdentityProblem, LiveIdentity, Party
 
 if TYPE_CHECKING:
     from protofed.client.transport.proxy import Proxy

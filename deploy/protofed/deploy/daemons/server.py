@@ -34,8 +34,7 @@ from protofed.server.rpc.audit import AUDIT_FILE, ServerAudit
 from protofed.server.rpc.executors import Executors, TaskNotifier
 from protofed.server.rpc.memory_guard import memory_limit
 from protofed.server.rpc.server import serve
-from protofed.server.storage.blob_location import open_blobs
-from protofed.server.storage.blobs import FolderBlobs
+from protofed.server.storage.blobs import FolderBlobs, open_blobs
 from protofed.server.storage.ledger import Ledger
 from protofed.server.storage.recovery import open_journal, sweep_orphans
 

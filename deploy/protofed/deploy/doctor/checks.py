@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from protofed.common.errors import ProtofedError
-from protofed.common.pki.identity_errors import IdentityError
+from protofed.common.pki.identity import IdentityError
 from protofed.deploy.console.tables import count
 from protofed.deploy.doctor.diagnoses import INTERNAL, Diagnosis, diagnosis
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from pathlib import Path
 
-from protofed.client.transport.finding import ConnectionDiagnosis, DiagnosisCode
+from protofed.client.transport.diagnosis import ConnectionDiagnosis, DiagnosisCode
 from protofed.common.clock import stamp
 from protofed.common.errors import ConfigError
 from protofed.common.pki.certificate import Certificate, read_certificate

@@ -17,7 +17,8 @@ from protofed.client.data.site import load_sites, load_test
 from protofed.client.data.site_data import SiteData
 from protofed.client.method import client_methods
 from protofed.client.models.catalogue import build, device_model
-from protofed.client.privacy.policy import Policy, PolicyRules
+from protofed.client.privacy.policy import Policy
+from protofed.client.privacy.rules import PolicyRules
 from protofed.client.state.disk_store import DiskStore, MemoryStore, Store
 from protofed.client.training.score_sets import SCALARS
 from protofed.client.transport.link import Link

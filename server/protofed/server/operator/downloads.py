@@ -11,8 +11,7 @@ from protofed.common import codec
 from protofed.common.codec import Digest
 from protofed.common.errors import ConfigError, short
 from protofed.common.protocol.messages import CHUNK_BYTES
-from protofed.server.operator.run_record import dossier
-from protofed.server.operator.run_record_models import BlobReader
+from protofed.server.operator.run_record import BlobReader, dossier
 from protofed.server.storage.blobs import Blobs, FolderBlobs
 from protofed.server.storage.reader import LedgerReader
 
