@@ -294,7 +294,7 @@ def test_code_that_the_policy_does_not_name_is_never_imported(tmp_path: Path, mo
     (tmp_path / "site_of_evil.py").write_text("import pathlib; pathlib.Path(__file__).with_name('ran').touch()")
     monkeypatch.syspath_prepend(str(tmp_path))
     scene = Scene(recipe={**RUN, "model": {"name": "site_of_evil:make"}})
-    scene.rules["models"] = ["site_of_evil:other"]
+    scene.rules["plugins"] = ["site_of_evil:other"]
     tasks = [scene.offer(TaskKind.INITIALISE, 0), scene.fit(1)]
     work(scene.agent(), 2)
     assert scene.declined() == [(task.task_id, FailureReason.REFUSED) for task in tasks]

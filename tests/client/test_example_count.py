@@ -69,7 +69,7 @@ def trained(examples: int, **rules: Any) -> Scene:
     recipe = {**RUN, "model": {"name": NAME}, "plan": {"epochs": EPOCHS, "batch_size": BATCH, "lr": 0.1}}
     scene = Scene(
         recipe=recipe,
-        rules={**RULES, "models": [NAME], **rules},
+        rules={**RULES, "plugins": [NAME], **rules},
         now=Watched(),
         load_data=lambda _: site_data(examples),
     )
@@ -132,7 +132,7 @@ def test_weights_do_not_depend_on_the_counter() -> None:
     recipe = Recipe.model_validate({**RUN, "model": {"name": NAME}})
     updates = []
     for counter in (0, 1234):
-        scene = Scene(recipe=recipe.model_dump(), rules={**RULES, "models": [NAME]})
+        scene = Scene(recipe=recipe.model_dump(), rules={**RULES, "plugins": [NAME]})
         torch.manual_seed(3)
         model = build(recipe.model, recipe.input, recipe.classes, frozenset({NAME}))
         body = {**dump(model.body), COUNTER: np.array(counter)}

@@ -176,7 +176,7 @@ def trap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def test_no_module_is_imported_that_the_policy_does_not_name(trap: str, tmp_path: Path) -> None:
-    scene = Scene(load_data=untouched, rules={**RULES, "models": ["trap_for_servers:other", "trap_for_servers"]})
+    scene = Scene(load_data=untouched, rules={**RULES, "plugins": ["trap_for_servers:other", "trap_for_servers"]})
     scene.link.recipe = changed("model.name", trap)
     tasks = [scene.offer(TaskKind.INITIALISE, 0), scene.fit(1)]
     work(scene.agent(), 2)

@@ -160,7 +160,7 @@ def test_bad_site_settings_are_named(protofed: Cli, tmp_path: Path) -> None:
 
 
 def test_internal_errors_show_no_traceback_without_debug(protofed: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(name: str) -> None:
+    def broken(*_: object) -> None:
         raise RuntimeError("unforeseen")
 
     monkeypatch.setattr(shipped, "recipe", broken)
@@ -170,7 +170,7 @@ def test_internal_errors_show_no_traceback_without_debug(protofed: Cli, monkeypa
 
 
 def test_a_server_install_says_what_a_site_needs(protofed: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    def absent(name: str) -> None:
+    def absent(*_: object) -> None:
         raise ModuleNotFoundError("No module named 'torch'", name="torch")
 
     monkeypatch.setattr(shipped, "recipe", absent)

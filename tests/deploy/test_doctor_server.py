@@ -179,7 +179,7 @@ def test_a_ledger_that_is_whole_is_left_as_it_is(look: Look, tmp_path: Path) -> 
     before = file.read_bytes()
     found = look()
     assert findings(found) == []
-    assert "is whole, version 00" in found["ledger"].seen
+    assert "is whole, version 02" in found["ledger"].seen
     assert [path.name for path in (tmp_path / "state").iterdir()] == [LEDGER_FILE]
     assert file.read_bytes() == before
 

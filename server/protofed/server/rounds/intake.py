@@ -155,11 +155,11 @@ class UploadIntake:
     def _record(self, update: UpdateRow) -> Receipt:
         """Write a verdict to the ledger; the receipt is durable when this returns."""
         row, verdict = update.task, update.verdict
-        where = {"run": self._run, "round": row.round, "site": row.site}
         if verdict is Verdict.ACCEPTED:
-            log.info("update accepted", **where, update_bytes=update.bytes)
+            log.info("update accepted", run=self._run, round=row.round, site=row.site, update_bytes=update.bytes)
         else:
-            log.warning("update refused", **where, verdict=verdict.value, reason=update.reason)
+            why = {"verdict": verdict.value, "reason": update.reason}
+            log.warning("update refused", run=self._run, round=row.round, site=row.site, **why)
         receipt = self._ledger.judge(update)
         self._metrics.judged(verdict, update.code)
         if verdict is Verdict.ACCEPTED and row.kind is TaskKind.FIT and update.norm is not None:
