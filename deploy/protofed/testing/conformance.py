@@ -32,7 +32,7 @@ CHANCE, LEARNT, PERSONAL = 0.1, 0.4, 0.75  # accuracy on ten classes: by chance,
 LONELY_CLASSES = {"long_tail": 0.05, "partition": {"kind": "shards", "sites": 5, "shards": 2}}  # many have one site
 
 
-class Result(NamedTuple):
+class MethodResult(NamedTuple):
     """Of one undisturbed simulation: the digest of its last state, and scores by round and site."""
 
     digest: str
@@ -63,12 +63,12 @@ class MethodConformance:
 
     @pytest.fixture(scope="class")
     @classmethod
-    def results(cls) -> dict[str, Result]:
+    def results(cls) -> dict[str, MethodResult]:
         """By method: computed once."""
         return {}
 
     @pytest.fixture
-    def simulated(self, method: str, results: dict[str, Result]) -> Result:
+    def simulated(self, method: str, results: dict[str, MethodResult]) -> MethodResult:
         """Of the small recipe."""
         if method not in results:
             with simulation(small_recipe(method)) as running:
@@ -99,13 +99,13 @@ class MethodConformance:
         assert last[score].mean > LEARNT > CHANCE
         assert last["personal.pm_v"].mean > PERSONAL
 
-    def test_two_simulations_give_the_same_bytes(self, method: str, simulated: Result) -> None:
+    def test_two_simulations_give_the_same_bytes(self, method: str, simulated: MethodResult) -> None:
         with simulation(small_recipe(method)) as again:
             again.go()
             assert _result(again).digest == simulated.digest
 
     def test_grpc_gives_the_bytes_and_scores_of_the_simulation(
-        self, method: str, simulated: Result, tmp_path: Path
+        self, method: str, simulated: MethodResult, tmp_path: Path
     ) -> None:
         recipe = small_recipe(method)
         server = LiveServer(recipe, tmp_path / "server")
@@ -119,14 +119,14 @@ class MethodConformance:
         finally:
             server.stop()
 
-    def test_the_order_of_arrival_does_not_matter(self, method: str, simulated: Result) -> None:
+    def test_the_order_of_arrival_does_not_matter(self, method: str, simulated: MethodResult) -> None:
         with simulation(small_recipe(method)) as running:
             backwards = dataclasses.replace(running, agents=list(reversed(running.agents)))
             backwards.go()
             assert _result(backwards).digest == simulated.digest
 
     def test_going_back_two_rounds_and_on_again_gives_the_same_bytes(
-        self, method: str, simulated: Result, tmp_path: Path
+        self, method: str, simulated: MethodResult, tmp_path: Path
     ) -> None:
         recipe = small_recipe(method)
         with simulation(recipe, tmp_path) as running:
@@ -148,7 +148,7 @@ class MethodConformance:
 
     @pytest.mark.parametrize("rounds_before", [0, 1, 2])
     def test_a_restart_between_rounds_changes_nothing(
-        self, method: str, rounds_before: int, simulated: Result, tmp_path: Path
+        self, method: str, rounds_before: int, simulated: MethodResult, tmp_path: Path
     ) -> None:
         recipe = small_recipe(method)
         with simulation(recipe, tmp_path) as begun:
@@ -215,10 +215,10 @@ def _published_rounds(running: Simulation) -> int:
     return sum(row.state is not None for row in running.ledger.rounds(running.recipe.name))
 
 
-def _result(running: Simulation) -> Result:
+def _result(running: Simulation) -> MethodResult:
     published = running.coordinator.published
     assert published is not None
-    return Result(published.address, running.ledger.scores(running.recipe.name))
+    return MethodResult(published.address, running.ledger.scores(running.recipe.name))
 
 
 def _state(running: Simulation) -> Payload:
