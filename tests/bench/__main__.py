@@ -106,7 +106,7 @@ def server_start() -> None:
         "server_process.serve = watched\n"
         "recipe = shipped.folder('recipes') / 'digits-fednh.toml'\n"
         "told = [f'--recipe={recipe}', '--listen=127.0.0.1:0', '--plaintext', f'--state={tempfile.mkdtemp()}']\n"
-        "main(['server', *told])\n"
+        "main(['server', 'start', *told])\n"
     )
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, check=False)
     assert ended.returncode == -9, ended.stderr

@@ -25,7 +25,7 @@ from protofed.server.metrics import ServerMetrics
 from protofed.server.rounds.run_queue import RunQueue
 from protofed.server.rpc.audit import AUDIT_FILE, ServerAudit
 from protofed.server.rpc.executors import Executors, TaskNotifier
-from protofed.server.rpc.server import serve
+from protofed.server.rpc.server import Served, serve
 from protofed.server.storage.blobs import FolderBlobs
 
 Code = grpc.StatusCode
@@ -224,15 +224,9 @@ def test_a_failed_disk_ends_the_server_without_a_word_of_it_to_the_peer(tmp_path
 
             runs: Any = Idle()
             await serve(
-                runs,
-                runs,
-                FolderBlobs(tmp_path),
-                Executors(),
-                TaskNotifier(),
+                Served(runs, runs, FolderBlobs(tmp_path), audit, Executors(), TaskNotifier(), None),
                 "127.0.0.1:0",
                 asyncio.Event(),
-                audit=audit,
-                identity=None,
                 started=started,
                 until_finished=False,
             )

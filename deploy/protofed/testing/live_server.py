@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
@@ -16,15 +15,12 @@ from protofed.client.transport.grpc_link import GrpcLink
 from protofed.common.config.recipe import Recipe
 from protofed.common.pki.identity import LiveIdentity, Party
 from protofed.common.protocol.messages import Role
+from protofed.server.assembly import open_server
 from protofed.server.operator.service import OperatorApi
-from protofed.server.rounds.context import ServerContext
-from protofed.server.rounds.presence import SitePresence
 from protofed.server.rounds.run_queue import RunQueue
 from protofed.server.rpc.audit import AUDIT_FILE, ServerAudit
 from protofed.server.rpc.executors import Executors, TaskNotifier
-from protofed.server.rpc.server import serve
-from protofed.server.storage.blobs import FolderBlobs
-from protofed.server.storage.ledger import Ledger
+from protofed.server.rpc.server import Served, serve
 
 Connect: TypeAlias = Callable[[str, frozenset[Role]], GrpcLink]
 
@@ -47,28 +43,21 @@ class LiveServer:
         self._address: Future[str] = Future()
         self._loop, self._stop = asyncio.new_event_loop(), asyncio.Event()
         state.mkdir(parents=True, exist_ok=True)
-        self.ledger = Ledger(f"sqlite:///{state / 'ledger.sqlite'}")
-        self.blobs, threads, bells = FolderBlobs(state / "blobs"), Executors(), TaskNotifier()
-        roster = SitePresence(self.ledger, time.monotonic)
-        around = ServerContext(
-            self.ledger, self.blobs, roster, time.monotonic, work=threads.aggregate, notify=bells.ring
-        )
-        self.around, self.runs = around, RunQueue([recipe], around)
-        self.operation = OperatorApi(self.runs, around)
+        executors, notifier, self._opened = Executors(), TaskNotifier(), ExitStack()
+        context = open_server(state, self._opened, work=executors.aggregate, notify=notifier.ring)
+        self.around, self.ledger, self.blobs = context, context.ledger, context.blobs
+        self.runs = RunQueue([recipe], context)
+        self.operation = OperatorApi(self.runs, context)
         if identity is not None:
             self.operation.certificates.welcome(identity)
         self.audit_file = state / AUDIT_FILE
-        self._audit = ServerAudit(self.audit_file)
+        audit = ServerAudit(self.audit_file)
+        self._opened.callback(audit.close)
+        own = None if identity is None else LiveIdentity(identity, Party.SERVER)
         main = serve(
-            self.runs,
-            self.operation,
-            self.blobs,
-            threads,
-            bells,
+            Served(self.runs, self.operation, self.blobs, audit, executors, notifier, own),
             listen,
             self._stop,
-            audit=self._audit,
-            identity=None if identity is None else LiveIdentity(identity, Party.SERVER),
             started=self._address.set_result,
             until_finished=False,
             **options,
@@ -90,8 +79,7 @@ class LiveServer:
                 self._loop.call_soon_threadsafe(self._stop.set)
             self.join()
             self._loop.close()
-            self._audit.close()
-            self.ledger.close()
+            self._opened.close()
 
 
 class NoAudit:

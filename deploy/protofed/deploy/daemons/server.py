@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -25,22 +24,16 @@ from protofed.common.version import VERSION
 from protofed.deploy.daemons.server_monitoring import ServerMonitor, ledger_url
 from protofed.deploy.logs import setup as logs
 from protofed.deploy.tracking import follower as tracking
-from protofed.server.metrics import ServerMetrics
+from protofed.server.assembly import open_server
 from protofed.server.operator.service import OperatorApi
-from protofed.server.rounds.context import ServerContext
-from protofed.server.rounds.presence import SitePresence
 from protofed.server.rounds.run_queue import RunQueue
 from protofed.server.rpc.audit import AUDIT_FILE, ServerAudit
 from protofed.server.rpc.executors import Executors, TaskNotifier
 from protofed.server.rpc.memory_guard import memory_limit
-from protofed.server.rpc.server import serve
-from protofed.server.storage.blobs import FolderBlobs, open_blobs
-from protofed.server.storage.ledger import Ledger
-from protofed.server.storage.recovery import open_journal, sweep_orphans
+from protofed.server.rpc.server import Served, serve
 
 log = structlog.get_logger()
 ADDRESS_FILE = "address"  # of the state folder: where the server listens, for those who let it choose a port
-JOURNAL_FILE = "journal.jsonl"  # of the state folder: what was promised, beside the ledger
 
 
 def run_server(
@@ -65,19 +58,26 @@ def run_server(
     recipes, limit = [read_recipe(path) for path in settings.recipes], memory_limit(settings.memory_limit_mb)
     monitor, trackers = ServerMonitor(settings), tracking.trackers(settings.tensorboard, settings.mlflow)
     with ExitStack() as held:
-        held.callback(archive.Lock(settings.state).release)
-        ledger = _ledger(settings, held, recover=recover)
+        executors, notifier = Executors(), TaskNotifier()
+        context = open_server(
+            settings.state,
+            held,
+            ledger_url=ledger_url(settings),
+            blobs_folder=settings.blobs,
+            recover=recover,
+            work=executors.aggregate,
+            notify=notifier.ring,
+            keep_rounds=settings.keep_rounds,
+            metrics=monitor.metrics,
+        )
         audit = ServerAudit(settings.state / AUDIT_FILE)
         held.callback(audit.close)
-        blobs, threads, bells = open_blobs(settings.state, settings.blobs, ledger, held), Executors(), TaskNotifier()
-        sweep_orphans(blobs, ledger)
-        around = _surroundings(settings, ledger, blobs, threads, bells, monitor.metrics)
-        runs = RunQueue(recipes, around)
+        runs = RunQueue(recipes, context)
         held.enter_context(tracking.following(ledger_url(settings), trackers))
-        operation = OperatorApi(runs, around)
+        operator = OperatorApi(runs, context)
         if settings.identity is not None:
-            operation.certificates.welcome(settings.identity)
-        metrics = monitor.start(runs, operation, around, identity, held)
+            operator.certificates.welcome(settings.identity)
+        metrics = monitor.start(runs, operator, context, identity, held)
 
         def announce(address: str) -> None:
             _announce(settings.state, address, metrics)
@@ -85,15 +85,9 @@ def run_server(
 
         async def main() -> None:
             await serve(
-                runs,
-                operation,
-                blobs,
-                threads,
-                bells,
+                Served(runs, operator, context.blobs, audit, executors, notifier, identity),
                 settings.listen,
                 _stopped_by_signals(),
-                audit=audit,
-                identity=identity,
                 started=announce,
                 until_finished=until_finished,
                 memory_limit=limit,
@@ -106,41 +100,11 @@ def run_server(
             raise RunFailedError(f"run failed: {'; '.join(runs.failed)}")
 
 
-def _ledger(settings: ServerSettings, held: ExitStack, *, recover: bool) -> Ledger:
-    """With its journal; both are closed with `held`."""
-    ledger = Ledger(ledger_url(settings))
-    held.callback(ledger.close)
-    journal = open_journal(settings.state / JOURNAL_FILE, ledger, give_up=recover)
-    held.callback(journal.close)
-    ledger.attach(journal)
-    return ledger
-
-
 def _announce(state: Path, address: str, metrics: str) -> None:
     """To those who look into the state folder, or at the log."""
     archive.write(state / ADDRESS_FILE, address.encode())
     told = {"metrics": metrics} if metrics else {}
     log.info("serving", address=address, version=VERSION, state=str(state), **told)
-
-
-def _surroundings(
-    settings: ServerSettings,
-    ledger: Ledger,
-    blobs: FolderBlobs,
-    threads: Executors,
-    bells: TaskNotifier,
-    metrics: ServerMetrics,
-) -> ServerContext:
-    return ServerContext(
-        ledger,
-        blobs,
-        SitePresence(ledger, time.monotonic),
-        time.monotonic,
-        work=threads.aggregate,
-        notify=bells.ring,
-        keep_rounds=settings.keep_rounds,
-        metrics=metrics,
-    )
 
 
 def _stopped_by_signals() -> asyncio.Event:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
@@ -26,17 +26,14 @@ from protofed.deploy.doctor import dates as doctor_dates
 from protofed.deploy.doctor import machine as doctor_machine
 from protofed.deploy.doctor.checks import Check, CheckFailedError, CheckSkippedError
 from protofed.server.access.certificates import FIRST_OPERATORS
-from protofed.server.rounds.context import ServerContext
-from protofed.server.rounds.presence import SitePresence
+from protofed.server.assembly import open_server
 from protofed.server.rounds.run_queue import RunQueue
 from protofed.server.rpc import server as serving
 from protofed.server.rpc.memory_guard import memory_limit
 from protofed.server.storage import database as engine
 from protofed.server.storage import migrate as versions
 from protofed.server.storage import schema
-from protofed.server.storage.blobs import MemoryBlobs
 from protofed.server.storage.filesystem import network_type_of
-from protofed.server.storage.ledger import Ledger
 
 LIBRARIES = ("grpcio", "numpy", "sqlalchemy", "cryptography")
 T = TypeVar("T")
@@ -138,13 +135,8 @@ class ServerDoctor:
         recipes = [read_recipe(path) for path in self.settings.recipes]
         if not recipes:
             raise CheckSkippedError("none are given; runs are begun by `protofed runs start`")
-        ledger = Ledger()
-        try:
-            RunQueue(
-                recipes, ServerContext(ledger, MemoryBlobs(), SitePresence(ledger, time.monotonic), time.monotonic)
-            )
-        finally:
-            ledger.close()
+        with ExitStack() as opened:
+            RunQueue(recipes, open_server(None, opened))
         return ", ".join(recipe.name for recipe in recipes)
 
     def look_at_state(self) -> str:

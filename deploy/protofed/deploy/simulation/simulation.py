@@ -28,15 +28,12 @@ from protofed.common.config.recipe import Recipe
 from protofed.common.errors import ConfigError
 from protofed.common.payload import Part, SiteId
 from protofed.common.protocol.messages import MOST_BYTES, Role, Task
-from protofed.common.storage.files import Lock
 from protofed.deploy.simulation.direct_link import DirectLink as DirectLink
+from protofed.server.assembly import open_server
 from protofed.server.method import server_methods
-from protofed.server.rounds.context import ServerContext
 from protofed.server.rounds.coordinator import Coordinator
-from protofed.server.rounds.presence import SitePresence
 from protofed.server.rounds.run_queue import RunQueue
-from protofed.server.storage.blobs import Blobs, FolderBlobs, MemoryBlobs
-from protofed.server.storage.database import LEDGER_FILE
+from protofed.server.storage.blobs import Blobs
 from protofed.server.storage.ledger import Ledger
 
 EVALUATOR = "evaluator"
@@ -179,12 +176,8 @@ def simulation(
     """
     plugins.allow((everything(recipe) if policy is None else policy).rules.plugins)
     with ExitStack() as opened:
-        if state is not None:
-            opened.callback(Lock(state).release)
-        ledger = Ledger(f"sqlite:///{state / LEDGER_FILE}" if state else "sqlite://")
-        opened.callback(ledger.close)
-        blobs: Blobs = FolderBlobs(state / "blobs") if state else MemoryBlobs()
-        runs = RunQueue([recipe], ServerContext(ledger, blobs, SitePresence(ledger, _frozen), _frozen, simulated=True))
+        context = open_server(state, opened, simulated=True)
+        runs, blobs = RunQueue([recipe], context), context.blobs
 
         def store(name: SiteId) -> Store:
             if state is None:
@@ -198,7 +191,7 @@ def simulation(
             recipe, lambda name, roles: DirectLink(runs, blobs, name, roles), store, device, data, policy
         )
         of_sites = {name: held for name, held in data.items() if name != EVALUATOR}
-        yield Simulation(recipe, runs, ledger, blobs, of_sites, agents)
+        yield Simulation(recipe, runs, context.ledger, blobs, of_sites, agents)
 
 
 def site_names(count: int) -> list[SiteId]:
@@ -225,8 +218,3 @@ def data_of(recipe: Recipe, sites: Sequence[SiteData] | None = None) -> dict[Sit
         sites = load_sites(recipe.data, recipe.input, recipe.classes, class_names=recipe.class_names)
         test = load_test(recipe.data, recipe.input, recipe.classes, class_names=recipe.class_names)
     return {EVALUATOR: test, **dict(zip(site_names(len(sites)), sites, strict=True))}
-
-
-def _frozen() -> float:
-    """The clock of a simulation: every site answers in its turn, so nobody is ever late."""
-    return 0.0

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import resource
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import grpc
 import structlog
@@ -30,7 +31,7 @@ from protofed.server.rpc.interceptor import MESSAGE_BYTES, CallInterceptor
 from protofed.server.rpc.memory_guard import MemoryGuard
 from protofed.server.rpc.operator import OperatorService
 from protofed.server.rpc.watchdog import Watchdog
-from protofed.server.storage.blobs import FolderBlobs
+from protofed.server.storage.blobs import Blobs, FolderBlobs
 
 log = structlog.get_logger()
 COLLECT_EVERY_S = 60.0  # unfinished uploads
@@ -53,21 +54,33 @@ OPTIONS = [
 CONNECTIONS = 4096  # silent ones leave after the handshake's 10 s: room for thousands of them beside all sites
 CALLS = 4096  # at a time, of all together
 EXPIRY_EVERY_S = 86_400.0
-KNOCKS_EVERY_S = 60.0
+HANDSHAKES_EVERY_S = 60.0
 _SPARE_DESCRIPTORS = 256
 
 
+@dataclass(frozen=True)
+class Served:
+    """What calls reach.
+
+    Attributes:
+        audit: where every call is recorded.
+        identity: the server's; None: plain text, and whoever reaches the port is believed.
+    """
+
+    runs: RunQueue
+    operator: OperatorApi
+    blobs: Blobs
+    audit: ServerAudit
+    executors: Executors
+    notifier: TaskNotifier
+    identity: LiveIdentity | None
+
+
 async def serve(
-    runs: RunQueue,
-    operation: OperatorApi,
-    blobs: FolderBlobs,
-    threads: Executors,
-    bells: TaskNotifier,
+    served: Served,
     listen: str,
     stop: asyncio.Event,
     *,
-    audit: ServerAudit,
-    identity: LiveIdentity | None,
     started: Callable[[str], None],
     until_finished: bool,
     memory_limit: int | None = None,
@@ -78,8 +91,6 @@ async def serve(
 
     Args:
         listen: host:port; port 0 takes a free one.
-        audit: where every call is recorded.
-        identity: the server's; None: plain text, and whoever reaches the port is believed.
         memory_limit: bytes of this process above which no upload is begun; None: there is none.
         started: called with the address once calls are answered.
         readiness: learns what has to hold here; gRPC's health follows all of it.
@@ -88,23 +99,26 @@ async def serve(
         Unavailable: the port is taken.
         StateError: the ledger, the blobs or the audit cannot be written any more.
     """
-    loop = asyncio.get_running_loop()
-    bells.attach(loop)
-    knocks, certificates = HandshakeCounter(), operation.certificates
-    shield = CallInterceptor(stop, Access(None if identity is None else certificates), RateLimits(), audit, knocks)
-    metrics = operation.metrics
-    service = FederationService(runs, blobs, threads, bells, MemoryGuard(memory_limit), metrics)
-    operator = OperatorService(operation, threads)
+    if not isinstance(blobs := served.blobs, FolderBlobs):
+        raise TypeError("uploads need a folder: open the server with a state folder")
+    loop, identity, executors = asyncio.get_running_loop(), served.identity, served.executors
+    served.notifier.attach(loop)
+    handshakes, certificates = HandshakeCounter(), served.operator.certificates
+    access = Access(None if identity is None else certificates)
+    interceptor = CallInterceptor(stop, access, RateLimits(), served.audit, handshakes)
+    metrics, guard = served.operator.metrics, MemoryGuard(memory_limit)
+    service = FederationService(served.runs, blobs, executors, served.notifier, guard, metrics)
+    operator = OperatorService(served.operator, executors)
     health, ready, watchdog = HealthServicer(), readiness or ServerReadiness(), Watchdog(loop)
-    _require(ready, identity, audit, shield, watchdog)
-    server = _server(shield, room(max_connections), service, operator, health)
-    port = _listen(server, listen, None if identity is None else server_credentials(identity, knocks))
+    _require(ready, identity, served.audit, interceptor, watchdog)
+    server = _server(interceptor, room(max_connections), service, operator, health)
+    port = _listen(server, listen, None if identity is None else server_credentials(identity, handshakes))
     await _start(server, health, ready)
     started(f"{listen.rpartition(':')[0]}:{port}")
     watchdog.start()
     metrics.lag = lambda: watchdog.lag_s
-    ticker = asyncio.create_task(_tick(runs, service, threads, stop, until_finished=until_finished))
-    tellers = (_tell_health(health, ready), _tell_of_certificates(identity, certificates, knocks))
+    ticker = asyncio.create_task(_tick(served.runs, service, executors, stop, until_finished=until_finished))
+    tellers = (_tell_health(health, ready), _tell_of_certificates(identity, certificates, handshakes))
     beside = [asyncio.create_task(teller) for teller in tellers]
     await stop.wait()
     for task in beside:
@@ -114,9 +128,9 @@ async def serve(
     try:
         await ticker
     finally:
-        await loop.run_in_executor(None, threads.close)
-    if shield.failure is not None:
-        raise shield.failure
+        await loop.run_in_executor(None, executors.close)
+    if interceptor.failure is not None:
+        raise interceptor.failure
 
 
 async def _start(server: grpc.aio.Server, health: HealthServicer, ready: ServerReadiness) -> None:
@@ -135,17 +149,17 @@ def _require(
     ready: ServerReadiness,
     identity: LiveIdentity | None,
     audit: ServerAudit,
-    shield: CallInterceptor,
+    interceptor: CallInterceptor,
     watchdog: Watchdog,
 ) -> None:
     ready.require("identity", identity_usable(identity))
     ready.require("audit", lambda: audit.missing, polite=True)
-    ready.require("disk", lambda: "" if shield.failure is None else "it has failed, and the server ends")
+    ready.require("disk", lambda: "" if interceptor.failure is None else "it has failed, and the server ends")
     ready.require("loop", lambda: "the event loop is blocked; the log says where" if watchdog.blocked else "")
 
 
 def _server(
-    shield: CallInterceptor,
+    interceptor: CallInterceptor,
     connections: int,
     service: FederationService,
     operator: OperatorService,
@@ -153,7 +167,7 @@ def _server(
 ) -> grpc.aio.Server:
     server = grpc.aio.server(
         options=[*OPTIONS, ("grpc.max_allowed_incoming_connections", connections)],
-        interceptors=[shield],
+        interceptors=[interceptor],
         maximum_concurrent_rpcs=CALLS,
         compression=grpc.Compression.NoCompression,
     )
@@ -186,7 +200,7 @@ def room(connections: int) -> int:
 
 
 async def _tell_of_certificates(
-    identity: LiveIdentity | None, certificates: Certificates, knocks: HandshakeCounter
+    identity: LiveIdentity | None, certificates: Certificates, handshakes: HandshakeCounter
 ) -> None:
     """Once a minute how many did not come in; at the start and once a day whose certificate ends soon."""
     clock = asyncio.get_running_loop().time
@@ -195,12 +209,12 @@ async def _tell_of_certificates(
         if identity is not None and clock() >= expiry_at:
             tell_expiry(identity.now(), certificates)
             expiry_at = clock() + EXPIRY_EVERY_S
-        await asyncio.sleep(KNOCKS_EVERY_S)
-        knocks.tell()
+        await asyncio.sleep(HANDSHAKES_EVERY_S)
+        handshakes.tell()
 
 
 async def _tick(
-    runs: RunQueue, service: FederationService, threads: Executors, stop: asyncio.Event, *, until_finished: bool
+    runs: RunQueue, service: FederationService, executors: Executors, stop: asyncio.Event, *, until_finished: bool
 ) -> None:
     """Let time act twice a second; on uploads that nobody goes on with, once a minute."""
     loop = asyncio.get_running_loop()
@@ -209,7 +223,7 @@ async def _tick(
     try:
         while not stop.is_set():
             reach("loop")
-            await loop.run_in_executor(threads.control, runs.tick)
+            await loop.run_in_executor(executors.control, runs.tick)
             if loop.time() >= collect_at:
                 await service.collect()
                 collect_at = loop.time() + COLLECT_EVERY_S
