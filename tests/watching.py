@@ -16,7 +16,7 @@ NOW = 1000.0
 
 def info(**changes: Any) -> pb.RunInfo:
     """A run in round 7 of 20, queued at second 890."""
-    known = {"run": RUN, "method": "fednh", "standing": "running", "phase": "collecting", "round": 7, "rounds": 20}
+    known = {"run": RUN, "method": "fednh", "status": "running", "phase": "collecting", "round": 7, "rounds": 20}
     return pb.RunInfo(**{**known, "began_at": 890.0, **changes})
 
 
@@ -33,10 +33,10 @@ def published(*times: float, first: int = 1, **fates: Any) -> list[pb.RoundInfo]
     return [attempt(first + index, "published", *pair, **fates) for index, pair in enumerate(pairwise(times))]
 
 
-def site(name: str, standing: str = "working", doing: str = "training, epoch 2/5", **changes: Any) -> pb.SiteInfo:
+def site(name: str, status: str = "working", doing: str = "training, epoch 2/5", **changes: Any) -> pb.SiteInfo:
     """A site that trains; 2 of its 5 epochs are done."""
     known = {"roles": ["trainer"], "progress_age_s": 3.0, "progress": 0.4, "bytes_moved": 12_300_000}
-    return pb.SiteInfo(**{**known, "site": name, "standing": standing, "activity_text": doing, **changes})
+    return pb.SiteInfo(**{**known, "site": name, "status": status, "activity_text": doing, **changes})
 
 
 def score(name: str, mean: float, **changes: Any) -> pb.Score:

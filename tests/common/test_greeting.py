@@ -11,9 +11,9 @@ from protofed.common.protocol.server_info import REGISTERED, ServerInfo, read_gr
 NOON = datetime(2030, 5, 1, 12, tzinfo=UTC)
 
 
-@pytest.mark.parametrize("standing", [REGISTERED, "revoked", ""])
-def test_it_is_read_as_it_was_said(standing: str) -> None:
-    said = ServerInfo(NOON, "0.1.0", 1, standing)
+@pytest.mark.parametrize("status", [REGISTERED, "revoked", ""])
+def test_it_is_read_as_it_was_said(status: str) -> None:
+    said = ServerInfo(NOON, "0.1.0", 1, status)
     assert read_greeting(dict(said.metadata())) == said
 
 

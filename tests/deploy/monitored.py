@@ -50,9 +50,9 @@ class Pilot:
 
     def until_ended(self, run: str) -> str:
         """Wait for it; how it ended."""
-        self.scene.wait_for(lambda: self._standing(run) in ("completed", "failed", "aborted"), 600)
-        self.events.append((time.time(), f"{run} {self._standing(run)}"))
-        return self._standing(run)
+        self.scene.wait_for(lambda: self._status(run) in ("completed", "failed", "aborted"), 600)
+        self.events.append((time.time(), f"{run} {self._status(run)}"))
+        return self._status(run)
 
     def lose(self, site: str, seconds: float) -> None:
         """Kill a site's daemon and start it again later."""
@@ -67,14 +67,14 @@ class Pilot:
     def operator(self) -> Operator:
         return Operator(self.scene.address, self.scene.identity(Party.OPERATOR, "operator"), plaintext=False)
 
-    def _standing(self, run: str) -> str:
+    def _status(self, run: str) -> str:
         with self.operator() as operator:
-            return {info.run: info.standing for info in operator.runs()}[run]
+            return {info.run: info.status for info in operator.runs()}[run]
 
     def _round(self, run: str) -> int:
         with self.scene.ledger() as ledger:
             rounds = ledger.rounds(run)
-        return 10**6 if self._standing(run) == "failed" else rounds[-1].round if rounds else -1
+        return 10**6 if self._status(run) == "failed" else rounds[-1].round if rounds else -1
 
 
 def recipe(name: str, method: str, rounds: int, epochs: int = 6, **federation: object) -> Recipe:

@@ -95,16 +95,16 @@ def test_a_run_is_denied_and_approved_again(run: Run, approvals: Approvals, reci
 
 
 def test_runs_are_listed_with_how_they_stand(run: Run, approvals: Approvals, recipe: Recipe, tmp_path: Path) -> None:
-    def standing() -> str:
+    def status() -> str:
         (row,) = json.loads(run("runs", "--state", tmp_path, "--json")[1])
         assert (row["run"], row["method"], row["model"], row["rounds"]) == (recipe.name, "fednh", "digits-cnn", 3)
         return str(row["approval"])
 
-    assert standing() == "waiting"
+    assert status() == "waiting"
     approvals.approve(approvals.offer(recipe.name))
-    assert standing() == "approved"
+    assert status() == "approved"
     approvals.note(Assignment(recipe.name, recipe.wire() + " "))
-    assert standing() == "changed since it was approved"
+    assert status() == "changed since it was approved"
     assert recipe.name in run("runs", "--state", tmp_path)[1]
 
 

@@ -98,7 +98,7 @@ def amiss(
 @pytest.mark.usefixtures("server")
 def test_a_run_is_started_by_its_file_or_name_and_listed(protofed: Terminal) -> None:
     assert protofed.says("runs", "start", RECIPE) == f"{FEDNH}: queued\n"
-    assert protofed.json("runs", "start", FEDNH, "--name", "again")["standing"] == "queued"
+    assert protofed.json("runs", "start", FEDNH, "--name", "again")["status"] == "queued"
     out = protofed.says("runs", "list")
     assert [line.split()[:5] for line in out.splitlines()[1:] if not line.startswith(" ")] == [
         [RUN, "fedavg", "running", "0/3", "0/0"],
@@ -122,8 +122,8 @@ def test_a_run_is_paused_resumed_and_ended(protofed: Terminal) -> None:
 
 @pytest.mark.usefixtures("server")
 def test_orders_are_told_as_json(protofed: Terminal) -> None:
-    assert protofed.json("runs", "pause", RUN)["standing"] == "paused"
-    assert protofed.json("runs", "resume", RUN)["standing"] == "running"
+    assert protofed.json("runs", "pause", RUN)["status"] == "paused"
+    assert protofed.json("runs", "resume", RUN)["status"] == "running"
     assert protofed.json("runs", "abort", RUN)["reason"] == "aborted by the operator"
 
 
@@ -199,7 +199,7 @@ def test_sites_are_listed_kept_out_and_let_in_again(protofed: Terminal) -> None:
     assert rows["site-6"][1:] == ["trainer", "excluded", "[wrong]"]
     assert protofed.json("sites", "exclude", "site-5")["excluded"] == "by the operator"
     assert protofed.says("sites", "admit", "site-6") == "site-6: admitted\n"
-    assert protofed.json("sites", "admit", "site-5")["standing"] == "away"
+    assert protofed.json("sites", "admit", "site-5")["status"] == "away"
     assert [info["site"] for info in protofed.json("sites", "list")] == SITES
     assert "is not excluded" in protofed.refuses(78, "sites", "admit", "site-5")
     assert "is no id" in protofed.refuses(78, "sites", "exclude", "Site 5")
@@ -278,7 +278,7 @@ def test_an_operator_is_known_by_its_certificate(
     boss = tls.identity("boss", Party.OPERATOR)
     assert RUN in protofed.says("runs", "list", "--identity", boss)
     monkeypatch.setenv("PROTOFED_OPERATOR_IDENTITY", str(boss))
-    assert protofed.json("runs", "pause", RUN)["standing"] == "paused"
+    assert protofed.json("runs", "pause", RUN)["status"] == "paused"
     assert "exclude each other" in protofed.refuses(78, "runs", "list", "--plaintext")
 
 
@@ -300,13 +300,13 @@ def test_certificates_are_registered_listed_and_revoked(protofed: Terminal, tls:
     pem = (tls.identity("site-1", Party.SITE) / "cert.pem").read_text("ascii")
     with tls.operator() as operator:
         info = operator.register(pem)
-        assert (info.party, info.name, info.standing) == ("site", "site-1", "valid")
+        assert (info.party, info.name, info.status) == ("site", "site-1", "valid")
         assert operator.register(pem) == info
         assert [(one.party, one.name) for one in operator.certificates()] == [("operator", "boss"), ("site", "site-1")]
         with pytest.raises(ConfigError, match="no certificate is registered under 'site-2'"):
             operator.revoke("site-2", "lost")
         (gone,) = operator.revoke("site-1", "laptop lost")
-        assert (gone.fingerprint, gone.standing, gone.reason) == (info.fingerprint, "revoked", "laptop lost")
+        assert (gone.fingerprint, gone.status, gone.reason) == (info.fingerprint, "revoked", "laptop lost")
         assert gone.revoked_at > gone.added_at
         with pytest.raises(ConfigError, match=r"was revoked on .*: laptop lost; that is for ever"):
             operator.register(pem)
@@ -331,7 +331,7 @@ def test_a_site_whose_certificate_is_revoked_is_listed_so_and_counts_in_no_round
         assert roster.enrolled(Role.TRAINER) == {"site-1"}
         operator.revoke("site-1", "laptop lost")
         (info,) = operator.sites()
-        assert (info.standing, info.activity_text, info.certificate_until) == ("revoked", "laptop lost", 0.0)
+        assert (info.status, info.activity_text, info.certificate_until) == ("revoked", "laptop lost", 0.0)
         assert roster.enrolled(Role.TRAINER) == frozenset()
 
 
@@ -403,7 +403,7 @@ def shown(width: int, *parts: Any) -> list[str]:
 @pytest.mark.parametrize("width", [80, 120])
 def test_words_and_numbers_are_never_cut(width: int) -> None:
     run, reason = "a-rather-long-name-of-a-run-on-ham10000-with-seed-3", "words " * 40
-    info = pb.RunInfo(run=run, method="cwfedavg-private", standing="completed", round=300, rounds=300, invited=100)
+    info = pb.RunInfo(run=run, method="cwfedavg-private", status="completed", round=300, rounds=300, invited=100)
     lines = shown(width, operate_view.runs_table([info]))
     assert max(map(len, lines)) <= width
     for word in ("cwfedavg-private", "completed", "300/300", "0/100"):

@@ -40,7 +40,7 @@ def test_a_clock_behind_the_servers_gives_no_negative_times() -> None:
 def test_a_run_takes_time_from_its_first_round_to_its_end() -> None:
     rounds = published(910, 920, 930)
     assert seen(answer(rounds)).seconds == 90.0
-    assert seen(answer(rounds, standing="completed", ended_at=935.0)).seconds == 25.0
+    assert seen(answer(rounds, status="completed", ended_at=935.0)).seconds == 25.0
 
 
 # The rest
@@ -69,9 +69,9 @@ def test_the_making_of_the_model_and_what_was_rolled_back_say_nothing_of_rounds(
     assert rest == TimeRemaining(10 * 18 - 10, 10 * 18 - 10, 10 * 18 - 10, 2)
 
 
-@pytest.mark.parametrize("standing", ["queued", "paused", "completed", "failed", "aborted"])
-def test_the_rest_of_a_run_that_does_not_go_on_is_not_estimated(standing: str) -> None:
-    assert seen(answer(published(910, 920, 930), standing=standing)).rest is None
+@pytest.mark.parametrize("status", ["queued", "paused", "completed", "failed", "aborted"])
+def test_the_rest_of_a_run_that_does_not_go_on_is_not_estimated(status: str) -> None:
+    assert seen(answer(published(910, 920, 930), status=status)).rest is None
 
 
 def test_one_round_is_too_few() -> None:
@@ -131,7 +131,7 @@ def test_of_two_tasks_the_open_one_counts_else_the_one_that_went_wrong() -> None
 
 def test_nobody_waits_for_a_site_when_the_run_has_ended() -> None:
     now = seen(
-        answer([attempt(7, "open", 985, a="late")], [site("b", "away", ""), site("c", "idle")], standing="aborted")
+        answer([attempt(7, "open", 985, a="late")], [site("b", "away", ""), site("c", "idle")], status="aborted")
     )
     assert [one.site for one in now.sites] == ["a", "c"]
     assert now.history[-1].outcome == "unfinished"
@@ -179,8 +179,8 @@ def test_problems_are_told_the_newest_first() -> None:
 
 
 def test_a_run_that_waits_says_behind_whom() -> None:
-    ended, going = info(run="a", standing="completed"), info(run="b", round=3)
-    queue = [ended, going, *(info(run=name, standing="queued") for name in "cdefghijklmn")]
+    ended, going = info(run="a", status="completed"), info(run="b", round=3)
+    queue = [ended, going, *(info(run=name, status="queued") for name in "cdefghijklmn")]
     assert place("b", queue) == ""
     assert place("c", queue) == "next in the queue, behind b (running, round 3 of 20)"
     assert place("d", queue) == "second in the queue, behind b (running, round 3 of 20) and c"

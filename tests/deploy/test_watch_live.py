@@ -75,7 +75,7 @@ def test_all_that_went_wrong_is_seen(amiss: tuple[Any, list[Bare]]) -> None:
     with connected(amiss[0]) as operator:
         operator.exclude("site-4", "wrong [data]")
         seen = Watcher(operator, RUN).scene()
-    assert (seen.standing, seen.phase, seen.deadline_s, seen.round, seen.done) == ("running", "collecting", 600.0, 2, 1)
+    assert (seen.status, seen.phase, seen.deadline_s, seen.round, seen.done) == ("running", "collecting", 600.0, 2, 1)
     assert seen.history[1].amiss == {"failed": 1, "late": 1, "set-aside": 1}
     assert {(one.site, one.what) for one in seen.problems} >= {
         ("site-1", "refused"),
@@ -170,7 +170,7 @@ def test_json_lines_begin_change_and_end(amiss: tuple[Any, list[Bare]], capsys: 
         watch(watcher, screen(), as_json=True)
     told = [json.loads(line) for line in capsys.readouterr().out.splitlines() if line.startswith("{")]
     assert [one["event"] for one in told] == ["start", *["change"] * (len(told) - 2), "end"]
-    assert (told[0]["standing"], told[-1]["standing"], told[-1]["reason"]) == ("running", "aborted", "enough")
+    assert (told[0]["status"], told[-1]["status"], told[-1]["reason"]) == ("running", "aborted", "enough")
     assert len(told) < 6
 
 
@@ -297,4 +297,4 @@ def test_a_run_that_is_started_can_be_watched_as_json_from_its_place_in_the_queu
     first, last = told[0], told[-1]
     assert ended.value.code in (0, None)
     assert first["queue"] == f"next in the queue, behind {RUN} (running, round 0 of 3)"
-    assert (first["event"], last["event"], last["standing"]) == ("start", "end", "aborted")
+    assert (first["event"], last["event"], last["status"]) == ("start", "end", "aborted")

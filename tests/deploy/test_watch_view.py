@@ -113,15 +113,15 @@ def test_the_header_says_what_is_the_matter() -> None:
         return shown(scene, 100)[:6]
 
     assert "no round was opened yet" in lines(seen(answer(phase="waiting for sites")))
-    queue = [info(run="other"), info(standing="queued")]
-    waits = seen(answer(standing="queued", runs=queue))
+    queue = [info(run="other"), info(status="queued")]
+    waits = seen(answer(status="queued", runs=queue))
     assert "next in the queue, behind other (running, round 7 of 20)" in lines(waits)
     silent = replace(waits, trouble="start it", silent_s=7.2)
     assert "no answer for 7 s, trying again; start it" in lines(silent)
-    failed = seen(answer(published(910, 920), standing="failed", reason="disk [full]", ended_at=930.0))
+    failed = seen(answer(published(910, 920), status="failed", reason="disk [full]", ended_at=930.0))
     assert "disk [full]" in lines(failed)
     assert "took 20 s" in lines(failed)
-    assert "80 s so far · paused" in lines(seen(answer(published(920, 930), standing="paused")))
+    assert "80 s so far · paused" in lines(seen(answer(published(920, 930), status="paused")))
     deadline = seen(answer([attempt(1, "open", 985, a="started")], deadline_s=600.0))
     assert lines(deadline)[2].startswith("collecting for 15 s of at most 10 min · 0 of 0 sites reported")
 
@@ -187,7 +187,7 @@ def test_a_line_says_that_nobody_answers_and_one_that_somebody_does_again() -> N
 
 
 def test_the_end_is_told_with_its_reason() -> None:
-    going, ended = seen(answer()), seen(answer(standing="aborted", reason="enough", ended_at=990.0))
+    going, ended = seen(answer()), seen(answer(status="aborted", reason="enough", ended_at=990.0))
     assert changes(going, ended) == ["digits-fednh · fednh · aborted · round 7 of 20 · enough"]
 
 
@@ -196,7 +196,7 @@ def test_the_end_is_told_with_its_reason() -> None:
 
 def test_a_scene_is_json_with_all_its_fields() -> None:
     told = json.loads(json.dumps(plain(seen(troubled(4)))))
-    assert (told["run"], told["standing"], told["round"], told["rounds"]) == ("digits-fednh", "running", 7, 20)
+    assert (told["run"], told["status"], told["round"], told["rounds"]) == ("digits-fednh", "running", 7, 20)
     assert told["rest"]["by_rounds"] == 6
     assert told["sites"][1]["site"] == "site-02"
     assert {one["site"]: one["care"] for one in told["sites"]}["site-00"] == "well"

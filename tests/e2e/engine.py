@@ -68,7 +68,7 @@ class Story:
 
         def come() -> bool:
             info = self.shown()["info"]
-            expect(info["standing"] in ("queued", "running"), f"the run goes on: {info['standing']} {info['reason']}")
+            expect(info["status"] in ("queued", "running"), f"the run goes on: {info['status']} {info['reason']}")
             return bool(info["round"] >= number)
 
         wait_for(f"round {number}", come, RUN_S)
@@ -135,7 +135,7 @@ def train(story: Story) -> None:
     join(story)
     wait_for("the run's end", lambda: story.shown()["info"]["ended_at"], RUN_S)
     info = story.shown()["info"]
-    expect((info["standing"], info["round"]) == ("completed", info["rounds"]), f"all rounds were completed: {info}")
+    expect((info["status"], info["round"]) == ("completed", info["rounds"]), f"all rounds were completed: {info}")
     sys.stdout.write(story.operator("runs", "show", "wing"))
     fates = [one["fate"] for row in story.shown()["rounds"] for one in row["sites"] if one["site"] == "site-2"]
     expect(fates[-1] == "reported" and fates.count("reported") < len(fates), f"site-2 was away and came back: {fates}")
@@ -162,7 +162,7 @@ def watch(story: Story) -> None:
     """A second run, of which every update is refused; then all that dashboards ask."""
     story.operator("runs", "start", "/recipes/engine-narrow.toml")
     wait_for("the second run's end", lambda: story.shown("narrow")["info"]["ended_at"], RUN_S)
-    expect(story.shown("narrow")["info"]["standing"] == "failed", "a run that lets in no update fails")
+    expect(story.shown("narrow")["info"]["status"] == "failed", "a run that lets in no update fails")
     time.sleep(10)
     story.say("Prometheus: " + checks.watched(story.compose, story.trained, {"site-5:9464"}))
 

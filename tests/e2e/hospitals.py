@@ -158,7 +158,7 @@ def check_run(story: Story) -> None:
     sys.stdout.write(story.operator("runs", "show", RUN) + story.operator("sites", "list"))
     shown = story.shown()
     info = shown["info"]
-    expect((info["standing"], info["round"]) == ("completed", info["rounds"]), f"all rounds were completed: {info}")
+    expect((info["status"], info["round"]) == ("completed", info["rounds"]), f"all rounds were completed: {info}")
     fits = [fate for one in shown["rounds"] for fate in one["sites"] if fate["kind"] == "fit"]
     for site in SITES:
         fates = [fate["fate"] for fate in fits if fate["site"] == site]

@@ -150,7 +150,7 @@ class Pilot:
         for run in ("rehearsal", "lesions"):
             shown = json.loads(self.type_(COORDINATOR, f"{self.first}protofed runs show {run} --all --json"))
             info = shown["info"]
-            expect((info["standing"], info["round"]) == ("completed", info["rounds"]), f"it was completed: {info}")
+            expect((info["status"], info["round"]) == ("completed", info["rounds"]), f"it was completed: {info}")
             fates = [(one["site"], one["fate"]) for row in shown["rounds"] for one in row["sites"]]
             for site in HOSPITALS if run == "rehearsal" else (*HOSPITALS, JOINS):
                 expect((site, "reported") in fates, f"{site} reported in {run}")

@@ -263,7 +263,7 @@ def test_row_72_a_state_that_rotted_stops_the_run_at_the_next_start(
     lab = on_disk()
     rot(tmp_path, lab.address)
     office = Office(lab.recipe, lab.blobs, lab.ledger)
-    assert office.standings() == {"test": "failed"}
+    assert office.statuses() == {"test": "failed"}
     row = lab.ledger.run("test")
     assert row is not None
     assert "has changed on disk" in (row.reason or "")

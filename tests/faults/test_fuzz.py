@@ -261,7 +261,7 @@ def test_row_50_after_them_the_server_works_on(target: Target) -> None:
     target.work()
     assert target.scene.running["server"].poll() is None
     with Operator(target.scene.address, plaintext=True) as operator:
-        assert operator.show(RUN).info.standing == "running"
+        assert operator.show(RUN).info.status == "running"
         assert SPARE in [info.run for info in operator.runs()]
 
 

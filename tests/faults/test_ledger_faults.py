@@ -40,7 +40,7 @@ def play(office: Office, run: str) -> None:
     office.begin()
     for value in (1.0, 2.0):
         office.round(ann=value, bob=value, cyd=value)
-    assert office.standings()[run] == "completed"
+    assert office.statuses()[run] == "completed"
 
 
 def yesterday(folder: Path, found: Path) -> None:
@@ -154,11 +154,11 @@ def office() -> Office:
 
 
 ORDERS: dict[str, tuple[Callable[[Office], object], Callable[[Office], bool]]] = {
-    "start": (lambda o: o.start("three"), lambda o: o.standings().get("three") == "queued"),
-    "pause": (lambda o: o.operation.pause("one", paused=True), lambda o: o.standings()["one"] == "paused"),
-    "abort": (lambda o: o.operation.abort("one", "enough"), lambda o: o.standings()["one"] == "aborted"),
-    "abort of one that waits": (lambda o: o.operation.abort("two", ""), lambda o: o.standings()["two"] == "aborted"),
-    "exclude": (lambda o: o.operation.exclude("cyd", "x"), lambda o: o.site("cyd").standing == "excluded"),
+    "start": (lambda o: o.start("three"), lambda o: o.statuses().get("three") == "queued"),
+    "pause": (lambda o: o.operation.pause("one", paused=True), lambda o: o.statuses()["one"] == "paused"),
+    "abort": (lambda o: o.operation.abort("one", "enough"), lambda o: o.statuses()["one"] == "aborted"),
+    "abort of one that waits": (lambda o: o.operation.abort("two", ""), lambda o: o.statuses()["two"] == "aborted"),
+    "exclude": (lambda o: o.operation.exclude("cyd", "x"), lambda o: o.site("cyd").status == "excluded"),
 }
 
 
@@ -194,7 +194,7 @@ def test_row_89_what_an_order_did_in_the_ledger_alone_is_done(office: Office) ->
     journal.full_at = NEVER
     office.operation.abort("one", "")
     office.later(0.0)
-    assert office.standings() == {"one": "aborted", "two": "aborted", "three": "running"}
+    assert office.statuses() == {"one": "aborted", "two": "aborted", "three": "running"}
     assert office.task("eva").run == "three"
     assert office.operation.rounds("two") == []
 
@@ -226,7 +226,7 @@ def test_row_89_a_run_whose_journal_is_full_at_any_record_ends_with_the_same_sta
         else:
             break
     assert journal.refusals < 2
-    assert office.standings() == {"one": "completed"}
+    assert office.statuses() == {"one": "completed"}
     assert office.value == 4.0
     counted = [row.task.site for row in office.ledger.updates("one", 2) if row.counts]
     assert counted == ["ann", "bob", "cyd"]
@@ -236,7 +236,7 @@ def test_row_89_a_run_whose_journal_is_full_at_any_record_ends_with_the_same_sta
 
 def go_on(office: Office) -> None:
     """Every site does what it is asked for, until the run is over."""
-    if "one" not in office.standings():
+    if "one" not in office.statuses():
         office.start("one")
     office.enroll("eva", role=Role.EVALUATOR)
     office.enroll(*TRAINERS)

@@ -59,9 +59,9 @@ class Office(Lab):
         """A site's daemon enrolls, as over the wire."""
         return self.runs.enroll(site, daemon(site), PROTOCOL_VERSION, "0", "0", {self.here[site]})
 
-    def standings(self) -> dict[str, str]:
+    def statuses(self) -> dict[str, str]:
         """Of the runs, in the order of the queue."""
-        return {report.row.run: report.standing for report in self.operation.runs()}
+        return {report.row.run: report.status for report in self.operation.runs()}
 
     def site(self, name: SiteId) -> SiteReport:
         """What the operator sees of a site."""

@@ -60,7 +60,7 @@ def test_what_is_registered_and_revoked_survives_a_restart(url: str, issue: Issu
     assert again.all() == [boss, gone]
     assert again.find(ann.fingerprint) == gone
     assert again.find("0" * 64) is None
-    assert [again.standing(row) for row in again.all()] == ["valid", "revoked"]
+    assert [again.status(row) for row in again.all()] == ["valid", "revoked"]
 
 
 def test_registering_twice_is_no_harm_but_a_revoked_one_stays_so(issue: Issue, clock: Clock) -> None:
@@ -101,7 +101,7 @@ def test_a_name_means_all_its_certificates_and_nobody_elses(issue: Issue, clock:
         with pytest.raises(ConfigError, match="no certificate is registered under"):
             certificates.revoke(unknown, "left")
     assert len(certificates.revoke("ann", "left")) == 2
-    assert [certificates.standing(row) for row in certificates.all()] == ["valid", "revoked", "revoked", "valid"]
+    assert [certificates.status(row) for row in certificates.all()] == ["valid", "revoked", "revoked", "valid"]
 
 
 def test_a_sites_last_certificate_counts_for_when_it_ends(issue: Issue, clock: Clock) -> None:
@@ -131,7 +131,7 @@ def test_the_first_operators_come_from_the_servers_folder_once(issue: Issue, clo
     assert [row.name for row in certificates.all()] == ["boss"]
     certificates.revoke("boss", "left")
     certificates.welcome(folder)
-    assert [certificates.standing(row) for row in certificates.all()] == ["revoked"]
+    assert [certificates.status(row) for row in certificates.all()] == ["revoked"]
     (folder / "operators" / "ann.pem").write_bytes(issue("ann").read_bytes())
     with pytest.raises(ConfigError, match=r"ann.pem is the certificate of site 'ann'; here are operators' only"):
         certificates.welcome(folder)

@@ -50,7 +50,7 @@ def test_a_run_that_is_not_known_is_an_error(lab: Lab) -> None:
 
 def test_a_run_without_sites_has_empty_parts(make: MakeLab) -> None:
     found = seen(make())
-    assert (found["run"]["name"], found["run"]["standing"], found["run"]["ended_at"]) == ("test", "going on", None)
+    assert (found["run"]["name"], found["run"]["status"], found["run"]["ended_at"]) == ("test", "going on", None)
     assert (found["rounds"], found["scores"], found["sites"]) == ([], [], {})
     assert found["prototypes"] == {"round": None, "cosines": []}
     assert found["norms"] == {"round": None, "part": "", "sites": {}}
@@ -118,7 +118,7 @@ def test_a_run_that_ended_before_its_first_round_says_so(make: MakeLab) -> None:
     lab.later(0)
     lab.coordinator.stop("the wrong model")
     found = seen(lab)
-    assert (found["run"]["standing"], found["run"]["reason"]) == ("aborted", "the wrong model")
+    assert (found["run"]["status"], found["run"]["reason"]) == ("aborted", "the wrong model")
     assert [one["round"] for one in found["rounds"]] == [0]
     assert found["scores"] == []
 

@@ -27,7 +27,7 @@ RecipeOf = Callable[..., Recipe]
 def test_in_plain_text(live_server: Callable[..., Any], recipe_of: RecipeOf) -> None:
     said = greet(live_server(recipe_of("fedavg")).address, None, None)
     assert said is not None
-    assert (said.software, said.protocol, said.standing) == (VERSION, PROTOCOL_VERSION, "")
+    assert (said.software, said.protocol, said.status) == (VERSION, PROTOCOL_VERSION, "")
     assert abs(utc_now() - said.time) < timedelta(seconds=30)
 
 
@@ -38,16 +38,16 @@ def test_whoever_has_a_certificate_is_told_how_it_stands(
         folder = town.identity("site-1", Party.SITE)
         identity = LiveIdentity(folder, Party.SITE)
 
-        def standing() -> str | None:
+        def status() -> str | None:
             said = greet(town.server.address, identity, None)
-            return None if said is None else said.standing
+            return None if said is None else said.status
 
-        assert standing() == "unknown"
+        assert status() == "unknown"
         fingerprint = town.register(folder)
-        assert standing() == "registered"
+        assert status() == "registered"
         with town.operator() as operator:
             operator.revoke(fingerprint, "lost")
-        assert standing() == "revoked"
+        assert status() == "revoked"
 
 
 def test_only_a_health_check_is_greeted_and_it_is_the_standard_one(

@@ -73,7 +73,7 @@ def test_an_unknown_method_is_refused_and_no_run_is_left_of_it(desk: Office) -> 
     with pytest.raises(ConfigError, match="did you mean 'fedavg'"):
         desk.start("one", method={"name": "fedavgg"})
     assert desk.operation.runs() == []
-    assert desk.start("one").standing == "running"
+    assert desk.start("one").status == "running"
 
 
 def test_a_name_is_used_once_also_when_its_run_has_ended(desk: Office) -> None:
@@ -83,7 +83,7 @@ def test_a_name_is_used_once_also_when_its_run_has_ended(desk: Office) -> None:
     desk.operation.abort("one", "enough")
     with pytest.raises(ConflictError, match="there is a run 'one' already"):
         desk.start("one", rounds=9)
-    assert desk.standings() == {"one": "aborted"}
+    assert desk.statuses() == {"one": "aborted"}
 
 
 def test_sites_that_wait_are_told_of_a_new_run(desk: Office) -> None:
@@ -98,14 +98,14 @@ def test_sites_that_wait_are_told_of_a_new_run(desk: Office) -> None:
 
 
 def test_runs_go_on_one_after_the_other_in_the_order_of_their_start(busy: Office) -> None:
-    assert busy.standings() == {"one": "running", "two": "queued", "three": "queued"}
+    assert busy.statuses() == {"one": "running", "two": "queued", "three": "queued"}
     for value in (1.0, 2.0):
         busy.round(ann=value, bob=value, cyd=value)
-    assert busy.standings() == {"one": "completed", "two": "running", "three": "queued"}
+    assert busy.statuses() == {"one": "completed", "two": "running", "three": "queued"}
     busy.restart()
-    assert list(busy.standings()) == ["one", "two", "three"]
+    assert list(busy.statuses()) == ["one", "two", "three"]
     busy.operation.abort("two", "")
-    assert busy.standings() == {"one": "completed", "two": "aborted", "three": "running"}
+    assert busy.statuses() == {"one": "completed", "two": "aborted", "three": "running"}
     busy.later(0.0)
     assert busy.coordinator.run == "three"
     assert busy.asked("eva") is TaskKind.INITIALISE
@@ -113,7 +113,7 @@ def test_runs_go_on_one_after_the_other_in_the_order_of_their_start(busy: Office
 
 def test_a_run_that_cannot_go_on_has_failed_and_the_next_one_goes_on(busy: Office) -> None:
     busy.runs.of("one")._driver.handle(phases.Broken("disk"))
-    assert busy.standings() == {"one": "failed", "two": "running", "three": "queued"}
+    assert busy.statuses() == {"one": "failed", "two": "running", "three": "queued"}
     assert busy.operation.run("one").view.phase == "disk"
 
 
@@ -121,16 +121,16 @@ def test_a_run_that_cannot_go_on_has_failed_and_the_next_one_goes_on(busy: Offic
 
 
 def test_a_paused_run_ends_its_round_and_opens_no_other_also_after_a_restart(busy: Office) -> None:
-    assert busy.operation.pause("one", paused=True).standing == "paused"
+    assert busy.operation.pause("one", paused=True).status == "paused"
     busy.round(ann=1.0, bob=1.0, cyd=1.0)
     busy.later(1.0)
     assert [row.row.round for row in busy.operation.rounds("one")] == [0, 1]
     assert busy.asked("ann") is None
     busy.restart()
     busy.later(1.0)
-    assert busy.standings()["one"] == "paused"
+    assert busy.statuses()["one"] == "paused"
     assert busy.asked("ann") is None
-    assert busy.operation.pause("one", paused=False).standing == "running"
+    assert busy.operation.pause("one", paused=False).status == "running"
     busy.later(0.0)
     assert busy.task("ann").round == 2
 
@@ -142,26 +142,26 @@ def test_a_pause_costs_no_patience(desk: Office) -> None:
     desk.later(1000.0)
     desk.operation.pause("one", paused=False)
     desk.later(9.0)
-    assert desk.standings() == {"one": "running"}
+    assert desk.statuses() == {"one": "running"}
     desk.later(1.0)
-    assert desk.standings() == {"one": "failed"}
+    assert desk.statuses() == {"one": "failed"}
 
 
 def test_a_run_that_goes_on_is_aborted_and_its_sites_stop(busy: Office) -> None:
     task = busy.task("ann")
     report = busy.operation.abort("one", "wrong data")
-    assert (report.standing, report.row.reason) == ("aborted", "wrong data")
+    assert (report.status, report.row.reason) == ("aborted", "wrong data")
     assert busy.runs.heartbeat("one", "ann", daemon("ann"), Progress(task.task_id, Activity.TRAINING)) is Signal.ABORT
     assert {fate.task.fate for fate in busy.operation.rounds("one")[1].fates} == {"late"}
 
 
 def test_a_run_that_waits_is_aborted_before_it_began(busy: Office) -> None:
     assert busy.operation.abort("two", "").row.reason == "aborted by the operator"
-    assert busy.standings() == {"one": "running", "two": "aborted", "three": "queued"}
+    assert busy.statuses() == {"one": "running", "two": "aborted", "three": "queued"}
     assert busy.task("ann").run == "one"
     for value in (1.0, 2.0):
         busy.round(ann=value, bob=value, cyd=value)
-    assert busy.standings()["three"] == "running"
+    assert busy.statuses()["three"] == "running"
 
 
 def test_a_run_is_aborted_while_it_is_aggregated(desk: Office) -> None:
@@ -174,7 +174,7 @@ def test_a_run_is_aborted_while_it_is_aggregated(desk: Office) -> None:
     desk.operation.abort("one", "enough")
     workshop.finish()
     desk.later(0.0)
-    assert desk.standings() == {"one": "aborted"}
+    assert desk.statuses() == {"one": "aborted"}
     assert [report.outcome for report in desk.operation.rounds("one")] == ["open"]
 
 
@@ -194,10 +194,10 @@ def test_a_run_that_has_ended_takes_no_orders(busy: Office, order: str) -> None:
 def test_an_ended_run_that_is_rolled_back_is_the_last_in_the_queue(busy: Office) -> None:
     busy.round(ann=1.0, bob=1.0, cyd=1.0)
     busy.operation.abort("one", "enough")
-    assert busy.operation.roll_back("one", 1).standing == "queued"
-    assert busy.standings() == {"two": "running", "three": "queued", "one": "queued"}
+    assert busy.operation.roll_back("one", 1).status == "queued"
+    assert busy.statuses() == {"two": "running", "three": "queued", "one": "queued"}
     busy.restart()
-    assert list(busy.standings()) == ["two", "three", "one"]
+    assert list(busy.statuses()) == ["two", "three", "one"]
     for run in ("two", "three"):
         busy.operation.abort(run, "enough")
     busy.later(0.0)
@@ -209,10 +209,10 @@ def test_an_ended_run_that_is_rolled_back_is_the_last_in_the_queue(busy: Office)
 def test_a_run_that_goes_on_keeps_its_place_when_it_is_rolled_back(busy: Office) -> None:
     busy.round(ann=1.0, bob=1.0, cyd=1.0)
     report = busy.operation.roll_back("one", 0)
-    assert (report.standing, report.view.rolled_back) == ("running", 2)
+    assert (report.status, report.view.rolled_back) == ("running", 2)
     outcomes = {(one.row.round, one.row.attempt): one.outcome for one in busy.operation.rounds("one")}
     assert outcomes == {(0, 1): "published", (1, 1): "rolled-back", (2, 1): "rolled-back"}
-    assert list(busy.standings()) == ["one", "two", "three"]
+    assert list(busy.statuses()) == ["one", "two", "three"]
 
 
 def test_a_run_that_nobody_knows_is_answered_with_those_that_are_known(busy: Office) -> None:
@@ -292,7 +292,7 @@ def test_a_run_of_a_later_version_is_listed_without_its_recipe(busy: Office) -> 
     with busy.ledger._write() as connection:
         connection.exec_driver_sql("update runs set recipe = '{}' where run = 'one'")
     report = busy.operation.run("one")
-    assert (report.recipe, report.standing) == (None, "aborted")
+    assert (report.recipe, report.status) == (None, "aborted")
     assert [one.row.run for one in busy.operation.runs()] == ["one", "two", "three"]
 
 
@@ -302,16 +302,16 @@ def test_a_run_of_a_later_version_is_listed_without_its_recipe(busy: Office) -> 
 def test_sites_work_are_idle_silent_or_away(busy: Office) -> None:
     task_id = busy.task("ann").task_id
     busy.beat("ann", task_id, epoch=2, epochs=5, making_progress=True)
-    assert (busy.site("ann").standing, busy.site("ann").doing) == ("working", "training, epoch 2/5")
-    assert (busy.site("bob").standing, busy.site("bob").doing) == ("idle", "idle")
+    assert (busy.site("ann").status, busy.site("ann").doing) == ("working", "training, epoch 2/5")
+    assert (busy.site("bob").status, busy.site("bob").doing) == ("idle", "idle")
     busy.later(40.0, alive=("bob",))
-    assert (busy.site("ann").standing, busy.site("ann").progress_age_s) == ("working", 40.0)
+    assert (busy.site("ann").status, busy.site("ann").progress_age_s) == ("working", 40.0)
     busy.later(20.0)
-    assert (busy.site("ann").standing, busy.site("ann").progress_age_s) == ("silent", 60.0)
-    assert busy.site("bob").standing == "idle"
+    assert (busy.site("ann").status, busy.site("ann").progress_age_s) == ("silent", 60.0)
+    assert busy.site("bob").status == "idle"
     busy.here = {"bob": busy.here["bob"]}
     busy.restart()
-    assert {report.site: report.standing for report in busy.operation.sites()} == {
+    assert {report.site: report.status for report in busy.operation.sites()} == {
         "ann": "away",
         "bob": "idle",
         "cyd": "away",
@@ -324,13 +324,13 @@ def test_sites_work_are_idle_silent_or_away(busy: Office) -> None:
 def test_no_site_is_silent_where_no_run_waits_for_it(desk: Office) -> None:
     desk.enroll("ann")
     desk.later(100_000.0)
-    assert desk.site("ann").standing == "idle"
+    assert desk.site("ann").status == "idle"
 
 
 def test_a_site_is_excluded_in_the_middle_of_a_round_and_nobody_waits_for_it(busy: Office) -> None:
     task = busy.task("cyd")
     report = busy.operation.exclude("cyd", "wrong labels")
-    assert (report.standing, report.excluded) == ("excluded", "wrong labels")
+    assert (report.status, report.excluded) == ("excluded", "wrong labels")
     fate = next(fate.task for fate in busy.operation.rounds("one")[1].fates if fate.task.site == "cyd")
     assert (fate.fate, fate.reason) == ("failed", "excluded: wrong labels")
     assert busy.runs.heartbeat("one", "cyd", daemon("cyd"), Progress(task.task_id, Activity.TRAINING)) is Signal.ABORT
@@ -368,14 +368,14 @@ def test_an_excluded_site_is_not_invited_again_also_after_a_restart_until_it_is_
     for site in ("ann", "bob", "eva"):
         desk.score(site)
     desk.later(0.0)
-    assert desk.site("cyd").standing == "excluded"
+    assert desk.site("cyd").status == "excluded"
     assert desk.task("ann").round == 2
     assert [fate.task.site for fate in desk.operation.rounds("one")[2].fates] == ["ann", "bob"]
-    assert desk.operation.admit("cyd").standing == "away"
+    assert desk.operation.admit("cyd").status == "away"
     with pytest.raises(NotEnrolledError):
         desk.runs.next_task("one", "cyd", daemon("cyd"))
     assert isinstance(desk.come_back("cyd"), Assignment)
-    assert desk.site("cyd").standing == "idle"
+    assert desk.site("cyd").status == "idle"
 
 
 def test_without_a_site_that_is_excluded_and_must_take_part_no_round_goes_on(desk: Office) -> None:

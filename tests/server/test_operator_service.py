@@ -38,8 +38,8 @@ class Desk:
     def show(self, run: str = RUN) -> Any:
         return self.call("ShowRun", pb.ShowRunRequest(run=run))
 
-    def standings(self) -> dict[str, str]:
-        return {info.run: info.standing for info in self.call("ListRuns", pb.ListRunsRequest()).runs}
+    def statuses(self) -> dict[str, str]:
+        return {info.run: info.status for info in self.call("ListRuns", pb.ListRunsRequest()).runs}
 
 
 @pytest.fixture
@@ -62,27 +62,27 @@ def amiss(live_server: Callable[..., Any], recipe_of: RecipeOf) -> Iterator[Desk
 
 def test_a_run_is_queued_in_the_ledger_when_it_is_answered(desk: Desk, recipe_of: RecipeOf) -> None:
     info = desk.call("StartRun", pb.StartRunRequest(recipe=recipe_of("fednh", name="second").wire()))
-    assert (info.run, info.method, info.standing, info.phase) == ("second", "fednh", "queued", "waiting for sites")
+    assert (info.run, info.method, info.status, info.phase) == ("second", "fednh", "queued", "waiting for sites")
     assert (info.round, info.rounds, info.ended_at) == (0, 3, 0.0)
     assert info.began_at > 0.0
-    assert desk.standings() == {RUN: "running", "second": "queued"}
+    assert desk.statuses() == {RUN: "running", "second": "queued"}
     row = desk.server.ledger.run("second")
     assert row is not None
     assert row.recipe == recipe_of("fednh", name="second").wire()
 
 
-def test_orders_change_the_standing(desk: Desk) -> None:
-    assert desk.call("PauseRun", pb.RunName(run=RUN)).standing == "paused"
-    assert desk.call("ResumeRun", pb.RunName(run=RUN)).standing == "running"
+def test_orders_change_the_status(desk: Desk) -> None:
+    assert desk.call("PauseRun", pb.RunName(run=RUN)).status == "paused"
+    assert desk.call("ResumeRun", pb.RunName(run=RUN)).status == "running"
     info = desk.call("AbortRun", pb.AbortRunRequest(run=RUN, reason="wrong data"))
-    assert (info.standing, info.reason, info.phase) == ("aborted", "wrong data", "wrong data")
+    assert (info.status, info.reason, info.phase) == ("aborted", "wrong data", "wrong data")
     assert info.ended_at >= info.began_at
 
 
 def test_a_run_is_shown_with_every_fate_and_refusal(amiss: Desk) -> None:
     detail = amiss.show()
     info, rounds = detail.info, {(row.round, row.attempt): row for row in detail.rounds}
-    assert (info.standing, info.round, info.rounds, info.invited, info.reported) == ("running", 2, 3, 6, 0)
+    assert (info.status, info.round, info.rounds, info.invited, info.reported) == ("running", 2, 3, 6, 0)
     assert (info.degraded, info.abandoned, info.rolled_back) == (1, 0, 0)
     assert info.received_bytes > 0
     assert info.sent_bytes > 0
@@ -115,7 +115,7 @@ def test_a_published_state_comes_out_again(amiss: Desk) -> None:
 
 def test_a_run_goes_back(amiss: Desk) -> None:
     info = amiss.call("RollBackRun", pb.RollBackRunRequest(run=RUN, round=0))
-    assert (info.standing, info.rolled_back) == ("running", 2)
+    assert (info.status, info.rolled_back) == ("running", 2)
     code, text = amiss.refused("RollBackRun", pb.RollBackRunRequest(run=RUN, round=77))
     assert (code, text) == (Code.INVALID_ARGUMENT, "the state of round 77 does not exist; expected one of 0")
 
@@ -124,13 +124,13 @@ def test_sites_are_listed_excluded_and_admitted(amiss: Desk) -> None:
     sites = {info.site: info for info in amiss.call("ListSites", pb.ListSitesRequest()).sites}
     assert list(sites) == SITES
     assert list(sites["site-1"].roles) == ["trainer"]
-    assert sites["site-6"].standing == "working"
+    assert sites["site-6"].status == "working"
     assert sites["site-6"].activity_text == "training, epoch 1/3"
     assert sites["site-6"].progress_age_s >= 0.0
     info = amiss.call("ExcludeSite", pb.ExcludeSiteRequest(site="site-6", reason="wrong labels"))
-    assert (info.standing, info.excluded, info.progress_age_s) == ("excluded", "wrong labels", -1.0)
+    assert (info.status, info.excluded, info.progress_age_s) == ("excluded", "wrong labels", -1.0)
     info = amiss.call("AdmitSite", pb.AdmitSiteRequest(site="site-6"))
-    assert (info.standing, info.excluded, info.progress_age_s) == ("away", "", -1.0)
+    assert (info.status, info.excluded, info.progress_age_s) == ("away", "", -1.0)
 
 
 REFUSALS: dict[str, tuple[str, Message, grpc.StatusCode, str]] = {
@@ -172,5 +172,5 @@ def test_row_89_an_order_that_cannot_be_written_down_is_not_acknowledged_until_i
         patched.setattr(desk.server.ledger, "pause", full)
         code, text = desk.refused("PauseRun", pb.RunName(run=RUN))
     assert (code, text) == (Code.RESOURCE_EXHAUSTED, "the server cannot store anything now; try again later")
-    assert desk.standings() == {RUN: "running"}
-    assert desk.call("PauseRun", pb.RunName(run=RUN)).standing == "paused"
+    assert desk.statuses() == {RUN: "running"}
+    assert desk.call("PauseRun", pb.RunName(run=RUN)).status == "paused"

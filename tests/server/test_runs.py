@@ -216,7 +216,7 @@ def reason_of(desk: Office, run: str) -> str:
 def test_a_run_whose_state_is_gone_has_failed_and_the_next_one_goes_on(desk: Office) -> None:
     desk.blobs.discard(desk.address)
     desk.restart()
-    assert desk.standings() == {"one": "failed", "two": "running"}
+    assert desk.statuses() == {"one": "failed", "two": "running"}
     assert "could not be taken up again: blob" in reason_of(desk, "one")
     assert "`protofed runs rollback one` to an earlier round" in reason_of(desk, "one")
     assert desk.runs.failed == [f"one: {reason_of(desk, 'one')}"]
@@ -229,7 +229,7 @@ def test_it_goes_on_from_an_earlier_round_as_it_says(desk: Office) -> None:
     desk.restart()
     with pytest.raises(ConfigError, match="no longer kept"):
         desk.operation.roll_back("one", 1)
-    assert desk.operation.roll_back("one", 0).standing == "queued"
+    assert desk.operation.roll_back("one", 0).status == "queued"
     desk.operation.abort("two", "")
     desk.later(0.0)
     assert (desk.task("ann").run, desk.task("ann").round) == ("one", 1)
@@ -247,7 +247,7 @@ def test_a_run_of_a_recipe_that_this_version_does_not_know_has_failed(
         change = "update runs set recipe = replace(recipe, ?, ?) where run = 'one'"
         connection.exec_driver_sql(change, (f'"{old}"', f'"{new}"'))
     desk.restart()
-    assert desk.standings() == {"one": "failed", "two": "running"}
+    assert desk.statuses() == {"one": "failed", "two": "running"}
     assert phrase in reason_of(desk, "one")
 
 
@@ -255,7 +255,7 @@ def test_recipes_of_runs_that_have_ended_may_be_given_again_and_no_others_of_the
     desk.operation.abort("one", "enough")
     desk.given = (recipe_of("one"), recipe_of("two"))
     desk.restart()
-    assert desk.standings() == {"one": "aborted", "two": "running"}
+    assert desk.statuses() == {"one": "aborted", "two": "running"}
     desk.given = (recipe_of("one", rounds=3),)
     with pytest.raises(StateError, match="a run 'one' of another recipe; give the recipe another name"):
         desk.restart()
@@ -282,12 +282,12 @@ def test_a_run_that_waits_for_sites_longer_than_its_patience_has_failed() -> Non
     desk.start("two", federation={"site_wait_timeout_s": 60.0})
     desk.later(0.0)
     desk.later(59.0)
-    assert desk.standings() == {"one": "running", "two": "queued"}
+    assert desk.statuses() == {"one": "running", "two": "queued"}
     desk.later(1.0)
     assert reason_of(desk, "one") == "waited 60 s for enough sites to open round 0"
-    assert desk.standings() == {"one": "failed", "two": "running"}
+    assert desk.statuses() == {"one": "failed", "two": "running"}
     desk.later(59.0)  # two began to wait when it was its turn
-    assert desk.standings()["two"] == "running"
+    assert desk.statuses()["two"] == "running"
 
 
 def test_patience_begins_again_with_every_round(desk: Office) -> None:
@@ -301,7 +301,7 @@ def test_patience_begins_again_with_every_round(desk: Office) -> None:
         desk.roster.seen(site, f"daemon-{site}")
     desk.round(ann=1.0, bob=1.0, cyd=1.0)
     desk.later(59.0)  # round 2 was opened before
-    assert desk.standings()["three"] == "running"
+    assert desk.statuses()["three"] == "running"
 
 
 def test_a_server_that_dies_in_every_aggregation_gives_the_run_up() -> None:
@@ -318,11 +318,11 @@ def test_a_server_that_dies_in_every_aggregation_gives_the_run_up() -> None:
         workshop.jobs.clear()  # with the process
         desk.restart()
         desk.later(0.0)
-        assert desk.standings() == {"one": "running", "two": "queued"}
+        assert desk.statuses() == {"one": "running", "two": "queued"}
         assert len(workshop.jobs) == 1
     desk.restart()
     desk.later(0.0)
-    assert desk.standings() == {"one": "failed", "two": "running"}
+    assert desk.statuses() == {"one": "failed", "two": "running"}
     assert reason_of(desk, "one") == "the server died 3 times while it aggregated round 0; it may need more memory"
 
 
@@ -461,4 +461,4 @@ def test_the_operator_sees_why_a_site_is_held(hold: PauseReason) -> None:
     desk.start("one")
     desk.runs.enroll("ann", "d", PROTOCOL_VERSION, "0", "0", {Role.TRAINER}, hold)
     (seen,) = desk.operation.sites()
-    assert (seen.site, seen.standing, seen.doing) == ("ann", "held", hold.value)
+    assert (seen.site, seen.status, seen.doing) == ("ann", "held", hold.value)

@@ -187,7 +187,7 @@ def test_a_run_that_cannot_be_taken_up_is_none(queue: Office, monkeypatch: pytes
     monkeypatch.setattr("protofed.server.rounds.run_queue.recipe_of", _refuse)
     queue.restart()
     assert value(queue.metrics, "protofed_recoveries_total") == 0
-    assert queue.standings() == {"one": "failed", "two": "failed"}
+    assert queue.statuses() == {"one": "failed", "two": "failed"}
 
 
 def _refuse(_row: Any) -> Any:

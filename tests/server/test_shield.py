@@ -93,8 +93,8 @@ def test_while_no_record_can_be_written_nothing_acts_and_nothing_is_answered(
             code, text = refused(site.enroll)
             assert (code, "cannot store anything now" in text) == (Code.RESOURCE_EXHAUSTED, True)
         assert refused(site.say, "PauseRun", order)[0] is Code.RESOURCE_EXHAUSTED
-    assert server.operation.run(RUN).standing == "running"
-    assert site.say("PauseRun", order).standing == "paused"
+    assert server.operation.run(RUN).status == "running"
+    assert site.say("PauseRun", order).status == "paused"
     assert kept(server) == [("PauseRun", "OK", "plaintext")]
 
 

@@ -17,7 +17,7 @@ NONE = "–"
 WRAPPED = ("run", "who", "outcome", "call", "what")  # all others are as wide as what is in them
 
 
-def standing_lines(found: AuditStatus, expected: Iterable[str]) -> Iterable[str]:
+def status_lines(found: AuditStatus, expected: Iterable[str]) -> Iterable[str]:
     """What `verify` says of a good log."""
     if not found.count:
         yield f"{found.path}: good, but there are no records"

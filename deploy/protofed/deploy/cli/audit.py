@@ -27,21 +27,21 @@ def verify(
 ) -> None:
     """Check every record of a log against the one before. Exit code 1, naming the first bad one, if there is one."""
     from protofed.deploy.audit import verify as audit
-    from protofed.deploy.audit.view import standing_lines
+    from protofed.deploy.audit.view import status_lines
 
     wanted = [audit.read_hash(text) for text in expect or []]
     good: list[audit.AuditStatus] = []
     bad: list[str] = []
     for path in [audit.log_file(path) for path in paths]:
         try:
-            standing = audit.verify(path, wanted)
+            status = audit.verify(path, wanted)
         except audit.AuditError as error:
             bad.append(str(error))
             continue
-        good.append(standing)
-        for line in standing_lines(standing, wanted):
+        good.append(status)
+        for line in status_lines(status, wanted):
             console.print(line, soft_wrap=True, highlight=False, markup=False)
-    bad += [audit.missing(one, good) for one in wanted if not any(one in standing.found for standing in good)]
+    bad += [audit.missing(one, good) for one in wanted if not any(one in status.found for status in good)]
     if bad:
         raise audit.AuditError("\n".join(bad))
 

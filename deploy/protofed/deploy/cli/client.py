@@ -182,13 +182,13 @@ def _recipe(offer: Offer) -> Recipe:
 
 def _row(approvals: Approvals, offer: Offer) -> dict[str, str | int]:
     row = {"run": offer.run, "offered": offer.at, "recipe": offer.digest}
-    standing = approvals.status(offer.run, offer.recipe).value
+    status = approvals.status(offer.run, offer.recipe).value
     try:
         recipe = _recipe(offer)
     except ConfigError as error:
         return {**row, "method": "", "model": "", "rounds": 0, "approval": f"cannot be used: {short(str(error))}"}
     chosen = {"method": _printable(recipe.method.name), "model": _printable(recipe.model.name)}
-    return {**row, **chosen, "rounds": recipe.rounds, "approval": standing}
+    return {**row, **chosen, "rounds": recipe.rounds, "approval": status}
 
 
 def _printable(name: str) -> str:

@@ -47,7 +47,7 @@ def start(
         read = read.model_copy(update={"name": check_id("run", name)})
     info = operator.start(read)
     if not (watch and as_json):  # each line of which is an object
-        _tell(info, as_json, f"{info.run}: {info.standing}")
+        _tell(info, as_json, f"{info.run}: {info.status}")
     if watch:
         _watch(operator, read.name, as_json)
 
@@ -91,14 +91,14 @@ def watch(operator: Operator, run: Run, as_json: JsonLines = False) -> None:
 def pause(operator: Operator, run: Run, as_json: AsJson = False) -> None:
     """Open no round from now on; one that is open goes on to its end."""
     info = operator.pause(run)
-    _tell(info, as_json, f"{info.run}: {info.standing}, after round {info.round} no other is opened")
+    _tell(info, as_json, f"{info.run}: {info.status}, after round {info.round} no other is opened")
 
 
 @connected(runs, "resume")
 def resume(operator: Operator, run: Run, as_json: AsJson = False) -> None:
     """Open rounds again."""
     info = operator.resume(run)
-    _tell(info, as_json, f"{info.run}: {info.standing}")
+    _tell(info, as_json, f"{info.run}: {info.status}")
 
 
 @connected(runs, "abort")
@@ -110,7 +110,7 @@ def abort(
 ) -> None:
     """End a run; its sites stop training within seconds. Everything that was published stays."""
     info = operator.abort(run, reason)
-    _tell(info, as_json, f"{info.run}: {info.standing} in round {info.round}: {info.reason}")
+    _tell(info, as_json, f"{info.run}: {info.status} in round {info.round}: {info.reason}")
 
 
 @connected(runs, "rollback")
@@ -124,7 +124,7 @@ def rollback(
     again.
     """
     info = operator.roll_back(run, to)
-    _tell(info, as_json, f"{info.run}: goes on after round {to} ({info.standing})")
+    _tell(info, as_json, f"{info.run}: goes on after round {to} ({info.status})")
 
 
 @connected(runs, "verify")

@@ -163,19 +163,19 @@ class ClientDoctor:
         greeting = self.greeting
         if self.identity is None:
             raise CheckSkippedError("in plain text everybody is let in")
-        if greeting is None or not greeting.standing:
+        if greeting is None or not greeting.status:
             raise CheckSkippedError("the server does not say: it is of an older version")
         own = f"certificate {self.identity.now().certificate.fingerprint[:16]}…"
-        match greeting.standing:
-            case standing if standing == REGISTERED:
+        match greeting.status:
+            case status if status == REGISTERED:
                 return f"{own} is registered there"
             case "revoked":
                 raise CheckFailedError("certificate-revoked", f"{own} was revoked by the operator")
-            case standing if standing == UNKNOWN:
+            case status if status == UNKNOWN:
                 raise CheckFailedError(
                     "certificate-not-registered", f"{own} is of the right CA, but not registered there"
                 )
-        raise CheckFailedError("certificate-expired", f"{own} is {greeting.standing} for the server")
+        raise CheckFailedError("certificate-expired", f"{own} is {greeting.status} for the server")
 
     def look_at_version(self) -> str:
         """Of software and protocol, on both sides."""

@@ -24,7 +24,7 @@ from protofed.common.version import VERSION
 from protofed.deploy.daemons.signals import stoppable
 from protofed.deploy.experiments.experiment import ExperimentJob, Result
 from protofed.deploy.logs import setup as logs
-from protofed.deploy.simulation.run_tables import standing
+from protofed.deploy.simulation.run_tables import status
 from protofed.deploy.simulation.simulation import Simulation, simulation
 
 _SECONDS = "seconds"
@@ -55,7 +55,7 @@ def _go(running: Simulation, clock: _Stopwatch, tell: Callable[[int, str], None]
 
     def turned() -> None:
         nonlocal noted
-        done, doing = standing(running.coordinator.phase, running.recipe.rounds)
+        done, doing = status(running.coordinator.phase, running.recipe.rounds)
         tell(done, doing)
         if done != noted:
             clock.note()

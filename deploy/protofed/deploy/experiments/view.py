@@ -46,7 +46,7 @@ class CompareView:
         self._ended, self._count = len(jobs) - len(to_run), len(jobs)
         self._tasks = {job: self._bar(job, job not in to_run) for job in jobs}
         rounds = sum(job.recipe.rounds for job in jobs)
-        self._total = self._bars.add_task(self._standing, name="total", total=rounds, completed=int(self._done))
+        self._total = self._bars.add_task(self._status, name="total", total=rounds, completed=int(self._done))
 
     def __enter__(self) -> CompareView:
         """Show it."""
@@ -78,16 +78,16 @@ class CompareView:
             task, description=f"failed: {failure}" if failure else "done", visible=self._few or bool(failure)
         )
         self._bars.stop_task(task)
-        self._bars.update(self._total, description=self._standing)
+        self._bars.update(self._total, description=self._status)
         seconds = self._bars.tasks[task].elapsed or 0.0
-        self._line(f"{job.name} {f'failed: {failure}' if failure else 'done'} after {seconds:.0f} s, {self._standing}")
+        self._line(f"{job.name} {f'failed: {failure}' if failure else 'done'} after {seconds:.0f} s, {self._status}")
 
     def say(self, text: str) -> None:
         """A line above the bars."""
         self._console.print(text, highlight=False, soft_wrap=True, markup=False)
 
     @property
-    def _standing(self) -> str:
+    def _status(self) -> str:
         return f"{self._ended}/{self._count} jobs"
 
     @property

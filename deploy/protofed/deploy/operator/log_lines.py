@@ -14,7 +14,7 @@ SHOWN_SCORES = 3
 def changes(before: RunSnapshot | None, now: RunSnapshot) -> list[str]:
     """A line a change; nothing if nothing happened."""
     if before is None:
-        return [_standing(now), *_round_lines(None, now)]
+        return [_status(now), *_round_lines(None, now)]
     if now.trouble:
         return [] if before.trouble else [silence(now)]
     again = [f"it answers again, after {span(before.silent_s)}"] if before.trouble else []
@@ -27,15 +27,15 @@ def _between(before: RunSnapshot, now: RunSnapshot) -> Iterator[str]:
     yield from _site_lines(before, now)
     if now.scores and now.scored_round != before.scored_round:
         yield _scores(now)
-    if (now.standing, now.queue) != (before.standing, before.queue):
-        yield _standing(now)
+    if (now.status, now.queue) != (before.status, before.queue):
+        yield _status(now)
 
 
-def _standing(scene: RunSnapshot) -> str:
-    said = f"{scene.run} · {scene.method} · {scene.standing} · round {scene.round} of {scene.rounds}"
+def _status(scene: RunSnapshot) -> str:
+    said = f"{scene.run} · {scene.method} · {scene.status} · round {scene.round} of {scene.rounds}"
     return said + "".join(
         f" · {part}"
-        for part in (scene.queue, scene.reason if scene.ended and scene.reason != scene.standing else "")
+        for part in (scene.queue, scene.reason if scene.ended and scene.reason != scene.status else "")
         if part
     )
 
@@ -69,14 +69,14 @@ def _site_lines(before: RunSnapshot, now: RunSnapshot) -> Iterator[str]:
     known = {site.site: site for site in before.sites}
     for site in now.sites:
         was = known.get(site.site)
-        moved = was is None or was.standing != site.standing
+        moved = was is None or was.status != site.status
         if moved and (_unwell(site) or (was is not None and _unwell(was))):
             yield f"{site.site}: {site.doing}"
 
 
 def _unwell(site: SiteSnapshot) -> bool:
     """Those that are away come back by themselves when the server was restarted."""
-    return site.standing not in ("working", "idle", "away")
+    return site.status not in ("working", "idle", "away")
 
 
 def _scores(scene: RunSnapshot) -> str:

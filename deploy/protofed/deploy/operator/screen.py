@@ -88,9 +88,9 @@ def _left_out(sites: Sequence[SiteSnapshot]) -> list[RenderableType]:
 
 def _does(site: SiteSnapshot) -> Text:
     """What it does, or why it did not do what the round wanted."""
-    if site.fate in AMISS and site.reason and site.standing in ("working", "idle"):
+    if site.fate in AMISS and site.reason and site.status in ("working", "idle"):
         return _cut(site.reason, STYLES[site.fate])
-    return _cut(site.doing, STYLES.get(site.standing, "") if site.care < Attention.AWAITED else "")
+    return _cut(site.doing, STYLES.get(site.status, "") if site.care < Attention.AWAITED else "")
 
 
 def _share(site: SiteSnapshot) -> Text:

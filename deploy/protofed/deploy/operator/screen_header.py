@@ -16,8 +16,8 @@ def header(scene: RunSnapshot, width: int) -> list[Text]:
     lines = [_title(scene), _rounds(scene, width), _phase(scene), _time(scene)]
     if scene.queue:
         lines.append(Text(scene.queue, "yellow"))
-    if scene.ended and scene.reason not in ("", scene.standing):
-        lines.append(Text(scene.reason, "bold red" if scene.standing == "failed" else ""))
+    if scene.ended and scene.reason not in ("", scene.status):
+        lines.append(Text(scene.reason, "bold red" if scene.status == "failed" else ""))
     if scene.trouble:
         lines.append(Text(silence(scene), "bold red"))
     for line in lines:
@@ -44,7 +44,7 @@ def remaining(rest: TimeRemaining) -> str:
 
 
 def _title(scene: RunSnapshot) -> Text:
-    text = Text.assemble((scene.run, "bold"), f" · {scene.method} · ", styled(scene.standing))
+    text = Text.assemble((scene.run, "bold"), f" · {scene.method} · ", styled(scene.status))
     if scene.degraded:
         text.append(f" · {count(scene.degraded, 'round')} degraded", "yellow")
     if scene.abandoned:
@@ -82,4 +82,4 @@ def _time(scene: RunSnapshot) -> Text:
         return Text(f"took {span(scene.seconds)}")
     if scene.rest is not None:
         return text.append(f" · {remaining(scene.rest)}")
-    return text.append(" · paused" if scene.standing == "paused" else " · too early to say how long it will take")
+    return text.append(" · paused" if scene.status == "paused" else " · too early to say how long it will take")

@@ -43,7 +43,7 @@ class SiteSnapshot:
     """One site.
 
     Attributes:
-        standing: as in `sites list`; `doing` says it in words.
+        status: as in `sites list`; `doing` says it in words.
         fate: in the newest round; empty if it was not invited. `reason` explains one that is amiss.
         progress: share of its task, 0 to 1; None: not known.
         bytes_moved: by its daemon since that started, both ways.
@@ -51,7 +51,7 @@ class SiteSnapshot:
     """
 
     site: str
-    standing: str
+    status: str
     doing: str
     fate: str
     reason: str
@@ -127,7 +127,7 @@ class RunSnapshot:
     at: float = field(compare=False)
     run: str
     method: str
-    standing: str
+    status: str
     reason: str
     queue: str
     phase: str
@@ -156,4 +156,4 @@ class RunSnapshot:
     @property
     def ended(self) -> bool:
         """Whether nothing will change any more."""
-        return self.standing in ENDED
+        return self.status in ENDED

@@ -60,7 +60,7 @@ class Memory:
 def scene(answer: ServerReply, memory: Memory, now: float) -> RunSnapshot:
     """A run as it is `now`, in seconds of the Unix epoch."""
     info, rounds = answer.detail.info, answer.detail.rounds
-    ended = info.standing in ENDED
+    ended = info.status in ENDED
     newest = rounds[-1] if rounds else None
     phase = _phase(info, newest)
     done = max((row.round for row in rounds if row.outcome in PUBLISHED), default=0)
@@ -68,7 +68,7 @@ def scene(answer: ServerReply, memory: Memory, now: float) -> RunSnapshot:
         at=now,
         run=info.run,
         method=printable(info.method),
-        standing=info.standing,
+        status=info.status,
         reason=printable(info.reason),
         queue="" if ended else place(info.run, answer.runs),
         phase=phase,
@@ -96,13 +96,13 @@ def scene(answer: ServerReply, memory: Memory, now: float) -> RunSnapshot:
 
 def place(run: str, runs: Iterable[pb.RunInfo]) -> str:
     """A waiting run's place in the queue, and who is before it."""
-    going = [info for info in runs if info.standing not in ENDED]
+    going = [info for info in runs if info.status not in ENDED]
     names = [info.run for info in going]
     if run not in names or not (ahead := going[: names.index(run)]):
         return ""
     waiting = len(ahead)
     ordinal = _ORDINALS[waiting - 1] if waiting <= len(_ORDINALS) else f"{waiting}th"
-    told = [f"{info.run} ({info.standing}, round {info.round} of {info.rounds})" for info in ahead[:1]]
+    told = [f"{info.run} ({info.status}, round {info.round} of {info.rounds})" for info in ahead[:1]]
     told += [f"{waiting - 1} more"] if waiting > 2 else [info.run for info in ahead[1:]]
     return f"{ordinal} in the queue, behind {' and '.join(told)}"
 
@@ -110,7 +110,7 @@ def place(run: str, runs: Iterable[pb.RunInfo]) -> str:
 def rest(info: pb.RunInfo, rounds: Sequence[pb.RoundInfo], done: int, now: float) -> TimeRemaining | None:
     """From how far apart the last rounds were published: scoring, waiting and attempts that were abandoned count."""
     ends = [row for row in rounds if row.outcome in PUBLISHED and row.round > 0]
-    if info.standing != "running" or not ends:
+    if info.status != "running" or not ends:
         return None
     times = [ends[0].opened_at, *(row.closed_at for row in ends)]
     periods = [later - earlier for earlier, later in pairwise(times)]

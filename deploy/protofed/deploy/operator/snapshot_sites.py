@@ -9,8 +9,8 @@ from protofed.protos.v1 import operator_pb2 as pb
 
 OPEN = ("invited", "started")
 DONE = ("reported", "set-aside")
-_BAD_STANDINGS = ("excluded", "silent", "revoked", "expired", "not-yet-valid")
-_NEVER = pb.SiteInfo(standing="away", progress_age_s=-1.0, progress=-1.0)
+_BAD_STATUSES = ("excluded", "silent", "revoked", "expired", "not-yet-valid")
+_NEVER = pb.SiteInfo(status="away", progress_age_s=-1.0, progress=-1.0)
 
 
 def sites(known: Iterable[pb.SiteInfo], newest: pb.RoundInfo | None, *, ended: bool) -> tuple[SiteSnapshot, ...]:
@@ -23,7 +23,7 @@ def sites(known: Iterable[pb.SiteInfo], newest: pb.RoundInfo | None, *, ended: b
     infos = {info.site: info for info in known}
     found = [_site(name, infos.get(name, _NEVER), fates.get(name)) for name in {**infos, **fates}]
     if ended:
-        found = [site for site in found if site.fate or site.standing != "away"]
+        found = [site for site in found if site.fate or site.status != "away"]
     return tuple(sorted(found, key=_order))
 
 
@@ -46,11 +46,11 @@ def _site(name: str, info: pb.SiteInfo, fate: pb.SiteFate | None) -> SiteSnapsho
     was = "" if fate is None else fate.fate
     return SiteSnapshot(
         site=name,
-        standing=info.standing,
+        status=info.status,
         doing=printable(_doing(info)),
         fate=was,
         reason="" if fate is None else printable(fate.reason),
-        care=_care(info.standing, was),
+        care=_care(info.status, was),
         progress=_progress(info, was),
         bytes_moved=info.bytes_moved,
         still_s=None if info.progress_age_s < 0 else info.progress_age_s,
@@ -59,23 +59,23 @@ def _site(name: str, info: pb.SiteInfo, fate: pb.SiteFate | None) -> SiteSnapsho
 
 
 def _doing(info: pb.SiteInfo) -> str:
-    match info.standing:
+    match info.status:
         case "excluded":
             return f"excluded: {info.excluded}"
         case "held" | "silent":
-            return f"{info.standing}: {info.activity_text}"
+            return f"{info.status}: {info.activity_text}"
         case "away":
             return "no daemon since the server started"
         case "revoked" | "expired" | "not-yet-valid":
-            return f"certificate {info.standing}" + (f": {info.activity_text}" if info.activity_text else "")
+            return f"certificate {info.status}" + (f": {info.activity_text}" if info.activity_text else "")
         case _:
-            return info.activity_text or info.standing
+            return info.activity_text or info.status
 
 
-def _care(standing: str, fate: str) -> Attention:
-    if fate in AMISS or standing in _BAD_STANDINGS or (standing == "away" and fate in OPEN):
+def _care(status: str, fate: str) -> Attention:
+    if fate in AMISS or status in _BAD_STATUSES or (status == "away" and fate in OPEN):
         return Attention.BAD
-    if standing in ("held", "away"):
+    if status in ("held", "away"):
         return Attention.HELD
     return Attention.AWAITED if fate in OPEN else Attention.WELL
 

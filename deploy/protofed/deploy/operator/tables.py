@@ -22,12 +22,12 @@ def runs_table(runs: Sequence[pb.RunInfo]) -> RenderableType:
     """A row a run."""
     if not runs:
         return Text("No runs yet. Begin one with: protofed runs start RECIPE")
-    table = plain_table("run", "method", "standing", "round", "sites", "degraded", "queued", "phase")
+    table = plain_table("run", "method", "status", "round", "sites", "degraded", "queued", "phase")
     for info in runs:
         table.add_row(
             info.run,
             info.method,
-            styled(info.standing),
+            styled(info.status),
             f"{info.round}/{info.rounds}",
             f"{info.reported}/{info.invited}",
             str(info.degraded) if info.degraded else "",
@@ -56,13 +56,13 @@ def sites_table(sites: Sequence[pb.SiteInfo]) -> RenderableType:
     if not sites:
         return Text("No site has enrolled yet.")
     secure = any(info.certificate_until for info in sites)  # in plain text nobody has one
-    table = plain_table("site", "roles", "standing", "task", "progress", *(["until"] if secure else []), "doing")
+    table = plain_table("site", "roles", "status", "task", "progress", *(["until"] if secure else []), "doing")
     for info in sites:
         age = "" if info.progress_age_s < 0 else f"{span(info.progress_age_s)} ago"
         roles, doing = ", ".join(info.roles), info.excluded or info.activity_text
         until = [_until(info.certificate_until)] if secure else []
-        share = "" if info.progress < 0 or info.standing != "working" else f"{100 * info.progress:.0f} %"
-        table.add_row(info.site, roles, styled(info.standing), share, age, *until, doing)
+        share = "" if info.progress < 0 or info.status != "working" else f"{100 * info.progress:.0f} %"
+        table.add_row(info.site, roles, styled(info.status), share, age, *until, doing)
     return table
 
 
@@ -84,7 +84,7 @@ def _until(end: float) -> Text:
 
 
 def _summary(info: pb.RunInfo) -> Text:
-    text = Text.assemble((info.run, "bold"), f" · {info.method} · ", styled(info.standing))
+    text = Text.assemble((info.run, "bold"), f" · {info.method} · ", styled(info.status))
     text.append(f" · round {info.round} of {info.rounds} · {info.reported} of {info.invited} sites reported")
     if info.degraded:
         text.append(f" · DEGRADED: {count(info.degraded, 'round')} used fewer sites than wanted", "yellow")
@@ -95,7 +95,7 @@ def _summary(info: pb.RunInfo) -> Text:
     text.append(f" · {decimal(info.received_bytes + info.sent_bytes)}")
     text.append(f" · {span((info.ended_at or time.time()) - info.began_at)}")
     told = info.reason or info.phase
-    return text if told == info.standing else text.append(f"\n{told}")
+    return text if told == info.status else text.append(f"\n{told}")
 
 
 def _rounds_table(rounds: Iterable[pb.RoundInfo], *, ended: bool) -> Table:

@@ -68,7 +68,7 @@ class Watcher:
 
     def _ask(self) -> ServerReply:
         detail = self._operator.show(self._run, newest=ATTEMPTS)
-        waits = detail.info.standing not in (*ENDED, "running")
+        waits = detail.info.status not in (*ENDED, "running")
         return ServerReply(detail, self._operator.sites(), self._operator.runs() if waits else ())
 
     def _dated(self, memory: Memory, answer: ServerReply) -> Memory:
@@ -91,7 +91,7 @@ def watch(watcher: Watcher, console: Console, *, as_json: bool = False) -> None:
     else:
         _follow(watcher, _Lines(console))
     end = watcher.scene()
-    if end.standing == "failed":
+    if end.status == "failed":
         raise RunFailedError(f"run failed: {end.run}: {end.reason}")
 
 

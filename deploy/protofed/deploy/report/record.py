@@ -34,7 +34,7 @@ class RunRecord:
 
     @property
     def run(self) -> Mapping[str, Any]:
-        """Name, standing, reason, dates."""
+        """Name, status, reason, dates."""
         found: Mapping[str, Any] = self.dossier["run"]
         return found
 

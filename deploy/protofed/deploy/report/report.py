@@ -52,7 +52,7 @@ def report(dossier: Mapping[str, Any]) -> str:
     with rc_context(STYLE):
         sections = [section(facts) for section in SECTIONS]
     run = facts.run
-    subtitle = f"Federated learning, {run['standing']}, {day(run['began_at'])} to {day(run['ended_at'])}"
+    subtitle = f"Federated learning, {run['status']}, {day(run['began_at'])} to {day(run['ended_at'])}"
     foot = f"Made by protofed {VERSION}. Times are UTC. Scores are those that the sites reported."
     tiles = report_summary.tiles(facts)
     return rendered(Document(f"Run {run['name']}", subtitle, tiles, sections, foot, WORDS))

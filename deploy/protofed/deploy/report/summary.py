@@ -51,7 +51,7 @@ def own_score(facts: RunRecord) -> str | None:
 def troubles(facts: RunRecord) -> list[str]:
     """What went wrong, a sentence each; one that says so where rounds were made and nothing did."""
     found = [*_rounds_amiss(facts), *_sites_amiss(facts)]
-    if found or not facts.rounds or facts.run["standing"] in ("failed", "aborted"):
+    if found or not facts.rounds or facts.run["status"] in ("failed", "aborted"):
         return found
     return ["Nothing went wrong: no round was repeated, no update was refused, every site reported."]
 
@@ -78,10 +78,10 @@ def _ended(facts: RunRecord) -> str:
     run, last = facts.run, max((one["round"] for one in facts.attempts), default=0)
     if run["ended_at"] is None:
         began = day(run["began_at"])
-        return f"The run is {run['standing']}, at round {last} of {facts.recipe['rounds']}; it began {began}."
+        return f"The run is {run['status']}, at round {last} of {facts.recipe['rounds']}; it began {began}."
     took = lasted(run["ended_at"] - min((one["opened_at"] for one in facts.attempts), default=run["began_at"]))
-    how = {"completed": "was completed", "failed": "failed", "aborted": "was aborted"}.get(run["standing"], "ended")
-    why = "" if run["reason"] in ("", run["standing"]) else f": {run['reason']}"
+    how = {"completed": "was completed", "failed": "failed", "aborted": "was aborted"}.get(run["status"], "ended")
+    why = "" if run["reason"] in ("", run["status"]) else f": {run['reason']}"
     return f"The run {how} on {day(run['ended_at'])} in round {last}, after {took}{why}."
 
 

@@ -102,7 +102,7 @@ def simulate_with_progress(recipe: Recipe, state: Path | None, device: str, poli
         simulation(recipe, state, devices.pick(device), policy=under) as running,
     ):
         bar.say("making the model")
-        running.go(turned=lambda: bar.to(*standing(running.coordinator.phase, recipe.rounds)))
+        running.go(turned=lambda: bar.to(*status(running.coordinator.phase, recipe.rounds)))
         view = overview(running.ledger, recipe.name)
     assert view is not None  # noqa: S101  (it was just run)
     Console(stderr=True).print(scores_table([recipe], {recipe.name: view}, recipe.name))
@@ -111,7 +111,7 @@ def simulate_with_progress(recipe: Recipe, state: Path | None, device: str, poli
     return view
 
 
-def standing(phase: Phase, rounds: int) -> tuple[int, str]:
+def status(phase: Phase, rounds: int) -> tuple[int, str]:
     """Rounds that are wholly done, and what goes on now."""
     match phase:
         case Collecting():

@@ -69,14 +69,14 @@ class Access:
         pem = next(iter(facts.get(_CERTIFICATE, ())), None)
         return NOBODY if pem is None else _peer(pem)
 
-    def standing(self, peer: Peer) -> str:
+    def status(self, peer: Peer) -> str:
         """Of a peer's certificate, in a word; empty in plain text."""
         if self._certificates is None:
             return ""
         row = self._certificates.find(peer.fingerprint)
         if row is None:
             return UNKNOWN
-        return REGISTERED if (found := row.standing(self._clock())) == "valid" else found
+        return REGISTERED if (found := row.status(self._clock())) == "valid" else found
 
     def check(self, peer: Peer, service: str, request: Any) -> None:
         """Whether the peer may make this call now.
@@ -101,7 +101,7 @@ class Access:
             raise DeniedError(f"{_named(row)} cannot speak for site '{said}'")
 
     def _check_valid(self, row: CertificateRow) -> None:
-        match row.standing(self._clock()):
+        match row.status(self._clock()):
             case "revoked":
                 raise DeniedError(f"{_named(row)} was revoked on {date(row.revoked_at or 0.0)}: {row.reason}")
             case "expired":

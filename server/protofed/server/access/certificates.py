@@ -41,9 +41,9 @@ class Certificates:
         """By party, name and the time they were registered."""
         return sorted(self._known.values(), key=lambda row: (row.party, row.name, row.added_at))
 
-    def standing(self, row: CertificateRow) -> str:
-        """As `CertificateRow.standing`, now."""
-        return row.standing(self._clock())
+    def status(self, row: CertificateRow) -> str:
+        """As `CertificateRow.status`, now."""
+        return row.status(self._clock())
 
     def until(self, party: Party, name: str) -> float:
         """When the last of somebody's valid certificates ends; 0: there is none."""
@@ -70,7 +70,7 @@ class Certificates:
             return known
         begins, ends = said.not_before.timestamp(), said.not_after.timestamp()
         row = CertificateRow(said.fingerprint, said.party, said.name, begins, ends, self._clock())
-        if self.standing(row) == "expired":
+        if self.status(row) == "expired":
             raise ConfigError(f"{where} expired on {date(ends)}; expected one that is valid")
         self._ledger.register(row)
         self._known[row.fingerprint] = row
@@ -120,7 +120,7 @@ class Certificates:
         return found
 
     def _valid(self) -> list[CertificateRow]:
-        return [row for row in list(self._known.values()) if self.standing(row) == "valid"]
+        return [row for row in list(self._known.values()) if self.status(row) == "valid"]
 
     def _last(self, row: CertificateRow) -> float:
         return self.until(Party(row.party), row.name)

@@ -35,7 +35,7 @@ from protofed.server.verdicts import RoundOutcome
 
 log = structlog.get_logger()
 Families: TypeAlias = Iterable[Family]
-STANDINGS = ("queued", "running", "paused", *(outcome.value for outcome in RoundOutcome))
+STATUSES = ("queued", "running", "paused", *(outcome.value for outcome in RoundOutcome))
 FATES = ("invited", "started", "reported", "set-aside", "failed", "late", "not-needed")  # of `TaskRow`
 SITE_STATES = ("excluded", "away", "held", "silent", "working", "idle")
 SCORES = (  # sites name scores as they like: no other name becomes a label
@@ -115,8 +115,8 @@ def _recipe(recipe: Recipe) -> Families:
 def _ledger(watched: Watched) -> Families:
     """The queue; of the run that goes on, or of the last one that ended, its newest round, state and scores."""
     current, rows = watched.runs.current, watched.records.runs()
-    standings = [_standing(row, None if current is None else current.run) for row in rows]
-    yield metrics.RUNS.family({(standing,): standings.count(standing) for standing in STANDINGS})
+    statuses = [_status(row, None if current is None else current.run) for row in rows]
+    yield metrics.RUNS.family({(status,): statuses.count(status) for status in STATUSES})
     shown = [row for row in rows if current is not None and row.run == current.run]
     ended = sorted((row for row in rows if row.ended_at is not None), key=lambda row: row.ended_at or 0)
     if not (shown := shown or ended[-1:]):
@@ -132,8 +132,8 @@ def _ledger(watched: Watched) -> Families:
     yield from _state(watched.records, row.run)
 
 
-def _standing(row: RunRow, current: str | None) -> str:
-    """One of `STANDINGS`."""
+def _status(row: RunRow, current: str | None) -> str:
+    """One of `STATUSES`."""
     return row.outcome or ("paused" if row.paused else "running" if row.run == current else "queued")
 
 

@@ -133,7 +133,7 @@ def dossier(records: LedgerReader, blobs: BlobReader, run: str) -> dict[str, Any
 
     Times are seconds of the Unix epoch, sizes bytes, scores as sites reported them. Its keys:
 
-    run: name, standing (completed, failed, aborted, paused or "going on"), reason, dates, fingerprint;
+    run: name, status (completed, failed, aborted, paused or "going on"), reason, dates, fingerprint;
     recipe: as it was begun; versions: of the software that made the dossier; sites: those that were invited;
     rounds: every attempt with every site's fate, the refused updates, the digest of the state, and figures;
     scores: by round and site, without those of single classes; classes: of the newest and the best scored round, all;
@@ -185,7 +185,7 @@ def best_round(scores: Mapping[int, Scores]) -> tuple[int, str] | None:
 def _run(row: RunRow) -> dict[str, Any]:
     return {
         "name": row.run,
-        "standing": row.outcome or ("paused" if row.paused else "going on"),
+        "status": row.outcome or ("paused" if row.paused else "going on"),
         "reason": row.reason or "",
         "began_at": row.began_at,
         "ended_at": row.ended_at,

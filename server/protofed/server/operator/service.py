@@ -28,11 +28,11 @@ LONGEST_REASON = 300
 
 @dataclass(frozen=True)
 class RunReport:
-    """A run as the operator sees it; `standing` is running, queued, paused, completed, failed or aborted."""
+    """A run as the operator sees it; `status` is running, queued, paused, completed, failed or aborted."""
 
     row: RunRow
     recipe: Recipe | None  # None: this version cannot read it
-    standing: str
+    status: str
     view: Overview
 
 
@@ -55,7 +55,7 @@ class RoundReport:
 
 @dataclass(frozen=True)
 class SiteReport:
-    """A site; `standing` is working, idle, held, silent, away or excluded, or that of its certificate if none is
+    """A site; `status` is working, idle, held, silent, away or excluded, or that of its certificate if none is
     valid; `progress_age_s` None without a daemon.
 
     `certificate_until`: when its last valid certificate ends, in seconds of the Unix epoch; 0: it has none.
@@ -64,7 +64,7 @@ class SiteReport:
 
     site: SiteId
     roles: Sequence[str]
-    standing: str
+    status: str
     doing: str
     progress_age_s: float | None
     excluded: str
@@ -178,7 +178,7 @@ class OperatorApi:
         if (why := roster.exclusion(site)) is not None:
             return SiteReport(site, roles, "excluded", "", None, why)
         if (barred := self._barred(site)) is not None:
-            return SiteReport(site, roles, self.certificates.standing(barred), barred.reason or "", None, "")
+            return SiteReport(site, roles, self.certificates.status(barred), barred.reason or "", None, "")
         if (found := roster.look(site)) is None:
             return SiteReport(site, roles, "away", "", None, "")
         age, doing = found
@@ -187,8 +187,8 @@ class OperatorApi:
         )
         if roster.hold(site) is not PauseReason.NONE:
             return SiteReport(site, roles, "held", doing, age, "")
-        standing = "silent" if not alive else "idle" if doing in ("idle", Activity.FAILED) else "working"
-        return SiteReport(site, roles, standing, doing, age, "")
+        status = "silent" if not alive else "idle" if doing in ("idle", Activity.FAILED) else "working"
+        return SiteReport(site, roles, status, doing, age, "")
 
     # Certificates
 

@@ -172,7 +172,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
 
     def _greeting(self, peer: Peer) -> ServerInfo:
         """For whoever asks whether all is well, and wants to know with whom: `protofed client doctor`."""
-        return ServerInfo(utc_now(), VERSION, PROTOCOL_VERSION, self._access.standing(peer))
+        return ServerInfo(utc_now(), VERSION, PROTOCOL_VERSION, self._access.status(peer))
 
     async def _judged(self, doing: Awaitable[None], call: _Call) -> None:
         """Do it; an error becomes the call's code and text."""

@@ -93,7 +93,7 @@ class OperatorService(rpc.OperatorServicer):
 
     def _certificate(self, row: CertificateRow) -> pb.CertificateInfo:
         told = {**asdict(row), "revoked_at": row.revoked_at or 0.0, "reason": row.reason or ""}
-        return pb.CertificateInfo(**told, standing=self._operation.certificates.standing(row))
+        return pb.CertificateInfo(**told, status=self._operation.certificates.status(row))
 
     async def _control(self, function: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._threads.control, function)
@@ -120,7 +120,7 @@ def _run(report: RunReport) -> pb.RunInfo:
     return pb.RunInfo(
         run=row.run,
         method=report.recipe.method.name if report.recipe else "",
-        standing=report.standing,
+        status=report.status,
         phase=view.phase,
         round=view.round,
         rounds=report.recipe.rounds if report.recipe else 0,
@@ -172,7 +172,7 @@ def _site(report: SiteReport) -> pb.SiteInfo:
     return pb.SiteInfo(
         site=report.site,
         roles=report.roles,
-        standing=report.standing,
+        status=report.status,
         activity_text=report.doing,
         progress_age_s=-1.0 if report.progress_age_s is None else report.progress_age_s,
         excluded=report.excluded,

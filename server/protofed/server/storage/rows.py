@@ -125,7 +125,7 @@ class CertificateRow:
     revoked_at: float | None = None
     reason: str | None = None
 
-    def standing(self, now: float) -> str:
+    def status(self, now: float) -> str:
         """Valid, revoked, expired or not-yet-valid."""
         if self.revoked_at is not None:
             return "revoked"
