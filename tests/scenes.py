@@ -129,17 +129,19 @@ class Scene:
                 "it was never seen to train"
             )
             newest = rounds[-1].round if rounds else 0
-            if newest > 0 and self.fates(newest).get(site) == "started":
+            if newest > 0 and self.task_statuses(newest).get(site) == "started":
                 found.append(newest)
             return bool(found)
 
         self.wait_for(caught)
         return found[0]
 
-    def fates(self, number: int) -> dict[str, str]:
+    def task_statuses(self, number: int) -> dict[str, str]:
         """By site, of a round's invitations to train."""
         with self.ledger() as ledger:
-            return {task.site: task.fate for task in ledger.tasks(self.recipe.name, number) if task.kind == "fit"}
+            return {
+                task.site: task.task_status for task in ledger.tasks(self.recipe.name, number) if task.kind == "fit"
+            }
 
     def kill(self, name: str) -> None:
         self.running[name].send_signal(signal.SIGKILL)

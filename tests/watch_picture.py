@@ -34,16 +34,16 @@ def main() -> None:
     """Draw it."""
     target = Path(sys.argv[1]) if len(sys.argv) > 1 else PICTURE
     with tempfile.TemporaryDirectory() as folder:
-        scene = Scene.of(Path(folder), _recipe())
+        snapshot = Scene.of(Path(folder), _recipe())
         try:
-            scene.server()
-            scene.site("evaluator", "--role=evaluator")
+            snapshot.server()
+            snapshot.site("evaluator", "--role=evaluator")
             for share, name in enumerate(SITES):
-                scene.site(name, f"--partition-index={share}")
-            with Operator(scene.address, plaintext=True) as operator:
-                seen = _disturbed(scene, operator)
+                snapshot.site(name, f"--partition-index={share}")
+            with Operator(snapshot.address, plaintext=True) as operator:
+                seen = _disturbed(snapshot, operator)
         finally:
-            scene.end()
+            snapshot.end()
     console = Console(width=WIDTH, height=HEIGHT, record=True, file=io.StringIO(), force_terminal=True)
     console.print(WatchScreen(seen, HEIGHT))
     drawn = console.export_svg(title=f"protofed runs watch {seen.run}")
@@ -71,21 +71,21 @@ def _recipe() -> Recipe:
     )
 
 
-def _disturbed(scene: Scene, operator: Operator) -> Seen:
+def _disturbed(snapshot: Scene, operator: Operator) -> Seen:
     """The run in the middle of a round, when some sites have reported and others train."""
-    watcher = Watcher(operator, scene.recipe.name)
+    watcher = Watcher(operator, snapshot.recipe.name)
 
     def until(reached: Callable[[Seen], bool]) -> Seen:
-        while not reached(seen := watcher.scene()):
+        while not reached(seen := watcher.snapshot()):
             assert not seen.ended, seen
             time.sleep(0.1)
             watcher.look()
         return seen
 
     until(lambda seen: seen.round == 3 and _training(seen) > 2)
-    scene.running[LATE].send_signal(signal.SIGSTOP)
+    snapshot.running[LATE].send_signal(signal.SIGSTOP)
     until(lambda seen: seen.round > 3)
-    scene.running[LATE].send_signal(signal.SIGCONT)
+    snapshot.running[LATE].send_signal(signal.SIGCONT)
     until(lambda seen: seen.round == 5)
     operator.exclude(OUT, "labels under review, ticket 4711")
     return until(lambda seen: seen.round > 7 and seen.reported > 0 and _training(seen) > 1)

@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 from protofed.deploy.operator.snapshot import RunSnapshot
-from protofed.deploy.operator.snapshot_builder import Memory, ServerReply, scene
+from protofed.deploy.operator.snapshot_builder import Memory, ServerReply, snapshot
 from protofed.protos.v1 import operator_pb2 as pb
 
 RUN = "digits-fednh"
@@ -20,17 +20,17 @@ def info(**changes: Any) -> pb.RunInfo:
     return pb.RunInfo(**{**known, "began_at": 890.0, **changes})
 
 
-def attempt(round: int, outcome: str, opened_at: float, closed_at: float = 0.0, **fates: Any) -> pb.RoundInfo:
-    """One attempt at a round, with the fate of each site's fit (`_` for `-` in both)."""
+def attempt(round: int, outcome: str, opened_at: float, closed_at: float = 0.0, **tasks: Any) -> pb.RoundInfo:
+    """One attempt at a round, with the task of each site's fit (`_` for `-` in both)."""
     row = pb.RoundInfo(round=round, attempt=1, outcome=outcome, opened_at=opened_at, closed_at=closed_at)
-    for site, fate in fates.items():
-        row.sites.add(site=site.replace("_", "-"), kind="fit", fate=fate.replace("_", "-"))
+    for site, task in tasks.items():
+        row.sites.add(site=site.replace("_", "-"), kind="fit", task_status=task.replace("_", "-"))
     return row
 
 
-def published(*times: float, first: int = 1, **fates: Any) -> list[pb.RoundInfo]:
+def published(*times: float, first: int = 1, **tasks: Any) -> list[pb.RoundInfo]:
     """Rounds that were opened and published at these times, one after the other."""
-    return [attempt(first + index, "published", *pair, **fates) for index, pair in enumerate(pairwise(times))]
+    return [attempt(first + index, "published", *pair, **tasks) for index, pair in enumerate(pairwise(times))]
 
 
 def site(name: str, status: str = "working", doing: str = "training, epoch 2/5", **changes: Any) -> pb.SiteInfo:
@@ -64,7 +64,7 @@ def seen(*answers: ServerReply, now: float = NOW) -> RunSnapshot:
     memory = Memory()
     for one in answers:
         memory = memory.after(one)
-    return scene(answers[-1], memory, now)
+    return snapshot(answers[-1], memory, now)
 
 
 def troubled(sites: int = 6) -> ServerReply:
@@ -75,16 +75,16 @@ def troubled(sites: int = 6) -> ServerReply:
     everyone: dict[str, Any] = dict.fromkeys(names, "reported")
     rounds = published(910, 920, 930, 940, 950, 960, 970, **everyone)
     rounds[3].outcome = "degraded"
-    for fate in rounds[3].sites[1:2]:
-        fate.fate, fate.reason = "late", "epoch 1/3 [/]"
+    for task in rounds[3].sites[1:2]:
+        task.task_status, task.reason = "late", "epoch 1/3 [/]"
     rounds.append(attempt(7, "abandoned", 970, 980))
     rounds[-1].reason = "no quorum: 2 of 4"
-    fates = ("reported", "started", "failed", "invited")
-    now: dict[str, Any] = {name: fates[number % 4] for number, name in enumerate(names)}
+    tasks = ("reported", "started", "failed", "invited")
+    now: dict[str, Any] = {name: tasks[number % 4] for number, name in enumerate(names)}
     again = attempt(7, "open", 985, **now)
     again.attempt = 2
-    for fate in again.sites:
-        fate.reason = "[red]out-of-memory" if fate.fate == "failed" else ""
+    for task in again.sites:
+        task.reason = "[red]out-of-memory" if task.task_status == "failed" else ""
     rounds.append(again)
     out = site(
         "hospital-with-a-rather-long-name-indeed",

@@ -57,7 +57,7 @@ def schema() -> Object:
     return loaded
 
 
-def amiss(said: Object) -> list[str]:
+def troubled(said: Object) -> list[str]:
     """What the schema has against values: where, and why."""
     checker = importlib.import_module("jsonschema").Draft7Validator(schema())
     found = [leaf for error in checker.iter_errors(merged(said)) for leaf in _leaves(error)]
@@ -137,8 +137,8 @@ def volume(stateful: Object, name: str) -> Object:
 @functools.cache
 def _renderer() -> Path:
     program = Path(tempfile.mkdtemp()) / "render"
-    around = os.environ | {"GO111MODULE": "off", "GOPATH": str(GOCODE), "GOFLAGS": ""}
-    subprocess.run(["go", "build", "-o", program, HERE / "helm_render/main.go"], env=around, check=True)
+    context = os.environ | {"GO111MODULE": "off", "GOPATH": str(GOCODE), "GOFLAGS": ""}
+    subprocess.run(["go", "build", "-o", program, HERE / "helm_render/main.go"], env=context, check=True)
     return program
 
 

@@ -33,7 +33,7 @@ class Pilot:
         events: what happened when, for captions.
     """
 
-    scene: Scene
+    snapshot: Scene
     prometheus: Prometheus
     began: float = field(default_factory=time.time)
     events: list[tuple[float, str]] = field(default_factory=list)
@@ -46,33 +46,33 @@ class Pilot:
 
     def until_round(self, run: str, number: int) -> None:
         """Wait until a run has come so far, or has ended."""
-        self.scene.wait_for(lambda: self._round(run) >= number, 600)
+        self.snapshot.wait_for(lambda: self._round(run) >= number, 600)
 
     def until_ended(self, run: str) -> str:
         """Wait for it; how it ended."""
-        self.scene.wait_for(lambda: self._status(run) in ("completed", "failed", "aborted"), 600)
+        self.snapshot.wait_for(lambda: self._status(run) in ("completed", "failed", "aborted"), 600)
         self.events.append((time.time(), f"{run} {self._status(run)}"))
         return self._status(run)
 
     def lose(self, site: str, seconds: float) -> None:
         """Kill a site's daemon and start it again later."""
-        self.scene.kill(site)
+        self.snapshot.kill(site)
         self.events.append((time.time(), f"{site} is killed"))
         time.sleep(seconds)
-        join(self.scene, site)
-        self.scene.wait_for(lambda: site in scraped(self.scene))
-        self.prometheus.scrape(scraped(self.scene))
+        join(self.snapshot, site)
+        self.snapshot.wait_for(lambda: site in scraped(self.snapshot))
+        self.prometheus.scrape(scraped(self.snapshot))
         self.events.append((time.time(), f"{site} is back"))
 
     def operator(self) -> Operator:
-        return Operator(self.scene.address, self.scene.identity(Party.OPERATOR, "operator"), plaintext=False)
+        return Operator(self.snapshot.address, self.snapshot.identity(Party.OPERATOR, "operator"), plaintext=False)
 
     def _status(self, run: str) -> str:
         with self.operator() as operator:
             return {info.run: info.status for info in operator.runs()}[run]
 
     def _round(self, run: str) -> int:
-        with self.scene.ledger() as ledger:
+        with self.snapshot.ledger() as ledger:
             rounds = ledger.rounds(run)
         return 10**6 if self._status(run) == "failed" else rounds[-1].round if rounds else -1
 
@@ -110,50 +110,50 @@ def recipe(name: str, method: str, rounds: int, epochs: int = 6, **federation: o
 @contextmanager
 def pilot(folder: Path) -> Iterator[Pilot]:
     """Everything is there and waits for a run; nothing is left running afterwards."""
-    scene = Scene.of(folder, recipe("first", "fednh", 1))
-    scene.authority = Authority.make()
+    snapshot = Scene.of(folder, recipe("first", "fednh", 1))
+    snapshot.authority = Authority.make()
     try:
-        identity = scene.identity(Party.SERVER, "server")
+        identity = snapshot.identity(Party.SERVER, "server")
         ends = datetime.now(UTC) + timedelta(days=20)  # soon enough for an alert
-        scene.authority.issue(identity, Party.SERVER, "server", ends=ends)
-        scene.start("server", "server", "start", "--listen=127.0.0.1:0", "--metrics=127.0.0.1:0", party=Party.SERVER)
+        snapshot.authority.issue(identity, Party.SERVER, "server", ends=ends)
+        snapshot.start("server", "server", "start", "--listen=127.0.0.1:0", "--metrics=127.0.0.1:0", party=Party.SERVER)
         address = folder / "server" / "address"
-        scene.wait_for(lambda: address.exists() or scene.running["server"].poll() is not None)
-        assert address.exists(), scene.logs()
-        scene.address = address.read_text(encoding="utf-8")
+        snapshot.wait_for(lambda: address.exists() or snapshot.running["server"].poll() is not None)
+        assert address.exists(), snapshot.logs()
+        snapshot.address = address.read_text(encoding="utf-8")
         server = target((folder / "server" / ADDRESS).read_text("utf-8"))
         with Prometheus(folder / "prometheus", server, {}, free_port()) as prometheus:
             for name in (EVALUATOR, *SITES):
-                join(scene, name)
-            scene.wait_for(lambda: len(scraped(scene)) == len(SITES) + 1)
-            prometheus.scrape(scraped(scene))
-            scene.wait_for(lambda: all_up(prometheus))
-            yield Pilot(scene, prometheus)
+                join(snapshot, name)
+            snapshot.wait_for(lambda: len(scraped(snapshot)) == len(SITES) + 1)
+            prometheus.scrape(scraped(snapshot))
+            snapshot.wait_for(lambda: all_up(prometheus))
+            yield Pilot(snapshot, prometheus)
     finally:
-        scene.end()
+        snapshot.end()
 
 
-def join(scene: Scene, name: str) -> None:
+def join(snapshot: Scene, name: str) -> None:
     """Start a daemon that stays, with metrics."""
     policy = shipped.folder("policies") / "open.toml"
     share = ("--role=evaluator",) if name == EVALUATOR else (f"--partition-index={SITES.index(name)}",)
-    (scene.folder / name / ADDRESS).unlink(missing_ok=True)
-    scene.start(
+    (snapshot.folder / name / ADDRESS).unlink(missing_ok=True)
+    snapshot.start(
         name,
         "client",
         "start",
-        f"--settings={scene.folder / 'site.toml'}",
+        f"--settings={snapshot.folder / 'site.toml'}",
         f"--site={name}",
-        f"--server={scene.address}",
+        f"--server={snapshot.address}",
         f"--policy={policy}",
         "--metrics=127.0.0.1:0",
         *share,
     )
 
 
-def scraped(scene: Scene) -> dict[str, str]:
+def scraped(snapshot: Scene) -> dict[str, str]:
     """Where each daemon that runs answers /metrics."""
-    files = {name: scene.folder / name / ADDRESS for name in (EVALUATOR, *SITES)}
+    files = {name: snapshot.folder / name / ADDRESS for name in (EVALUATOR, *SITES)}
     return {name: target(file.read_text("utf-8")) for name, file in files.items() if file.exists()}
 
 

@@ -64,9 +64,9 @@ def test_nothing_has_rights(case: str) -> None:
         spec = pod(stateful)
         assert spec["automountServiceAccountToken"] is False
         assert not {"hostNetwork", "hostPID", "hostIPC", "serviceAccountName"} & set(spec)
-        around = spec["securityContext"]
-        assert (around["runAsNonRoot"], around["runAsUser"], around["runAsGroup"]) == (True, 10001, 10001)
-        assert around["seccompProfile"] == {"type": "RuntimeDefault"}
+        context = spec["securityContext"]
+        assert (context["runAsNonRoot"], context["runAsUser"], context["runAsGroup"]) == (True, 10001, 10001)
+        assert context["seccompProfile"] == {"type": "RuntimeDefault"}
         for container in containers(stateful):
             assert container["securityContext"] == {
                 "allowPrivilegeEscalation": False,

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import yaml
-from tests.deploy.charts import CHART, ROOT, VALUES, Object, amiss, given, load, schema
+from tests.deploy.charts import CHART, ROOT, VALUES, Object, given, load, schema, troubled
 
 from protofed.common.version import VERSION
 
@@ -54,23 +54,23 @@ WRONG: dict[str, tuple[Object, str]] = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_values_that_are_meant_pass(case: str) -> None:
-    assert amiss(given(case)) == []
+    assert troubled(given(case)) == []
 
 
 def test_values_that_the_readme_shows_pass() -> None:
     shown = re.findall(r"```yaml\n(.+?)```", (CHART / "README.md").read_text(encoding="utf-8"), re.DOTALL)
     assert shown
-    assert [line for text in shown for line in amiss(yaml.safe_load(text))] == []
+    assert [line for text in shown for line in troubled(yaml.safe_load(text))] == []
 
 
 def test_a_parent_chart_may_hand_on_its_globals() -> None:
-    assert amiss(NAMED | {"global": {"anything": 1}}) == []
+    assert troubled(NAMED | {"global": {"anything": 1}}) == []
 
 
 @pytest.mark.parametrize("case", WRONG)
 def test_wrong_values_are_refused_by_name(case: str) -> None:
     said, told = WRONG[case]
-    assert any(told in line for line in amiss(said)), amiss(said)
+    assert any(told in line for line in troubled(said)), troubled(said)
 
 
 def _same_keys(values: Any, of: Object, whole: Object, at: str) -> list[str]:

@@ -162,10 +162,10 @@ def test_a_daemon_is_ready_while_its_server_answers_and_counts_what_its_audit_lo
         watcher.until(lambda: watcher.get("/readyz") == (200, "ready\n"), "it takes part")
         watcher.until(lambda: server.runs.finished, "the run ends")
         watcher.until(lambda: counted(watcher.samples(), "phase") == {"idle": 1.0}, "it has nothing to do")
-        roster, samples = server.runs._around.roster, watcher.samples()
+        presence, samples = server.runs._context.presence, watcher.samples()
         assert counted(samples, "registered") == {"": 1.0}
         watcher.until(
-            lambda: (told := roster.progress("ann")) is not None and told.activity is Activity.IDLE, "so told"
+            lambda: (told := presence.progress("ann")) is not None and told.activity is Activity.IDLE, "so told"
         )
         assert counted(samples, "bytes_released_total") == released(watcher)
         assert released(watcher).keys() == {"body", "head", "prototypes"}
@@ -174,7 +174,7 @@ def test_a_daemon_is_ready_while_its_server_answers_and_counts_what_its_audit_lo
         assert counted(samples, "step_seconds_count")[""] > 0
         assert counted(samples, "step_seconds_sum")[""] > 0
         assert counted(samples, "disk_free_bytes")
-        assert roster.telemetry("ann") == {}  # its policy names none of it
+        assert presence.telemetry("ann") == {}  # its policy names none of it
         assert not [sent for sent in watcher.told("sent") if "telemetry" in sent["facts"]]
         server.stop()
         watcher.until(lambda: watcher.get("/readyz")[0] == 503, "its server has gone")
@@ -193,14 +193,14 @@ def test_what_the_policy_lets_pass_is_re_exported_and_nothing_of_counts(
     def look() -> None:
         server = start()
         watcher.until(lambda: server.runs.finished, "the run ends")
-        roster = server.runs._around.roster
+        presence = server.runs._context.presence
         everything = {name.value for name in Telemetry} - {"gpu_memory_bytes"}
         local = watcher.samples()
         total = sum(counted(local, "bytes_released_total").values())
-        watcher.until(lambda: roster.telemetry("ann").get("bytes_released") == total > 0, "telemetry arrives")
-        assert roster.telemetry("ann").keys() == everything
+        watcher.until(lambda: presence.telemetry("ann").get("bytes_released") == total > 0, "telemetry arrives")
+        assert presence.telemetry("ann").keys() == everything
         trained = counted(local, "samples_total")[""]
-        assert trained not in roster.telemetry("ann").values()
+        assert trained not in presence.telemetry("ann").values()
         named = [sent["facts"]["telemetry"] for sent in watcher.told("sent") if "telemetry" in sent["facts"]]
         assert everything >= {name for names in named for name in names} >= {"disk_free_bytes", "step_seconds"}
 

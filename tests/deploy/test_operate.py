@@ -81,7 +81,7 @@ def server(live_server: Callable[..., Any], recipe_of: RecipeOf, monkeypatch: py
 
 
 @pytest.fixture
-def amiss(
+def troubled(
     live_server: Callable[..., Any], recipe_of: RecipeOf, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[tuple[Any, Any]]:
     """A run in which several things went wrong, and the daemons of its sites."""
@@ -127,7 +127,7 @@ def test_orders_are_told_as_json(protofed: Terminal) -> None:
     assert protofed.json("runs", "abort", RUN)["reason"] == "aborted by the operator"
 
 
-@pytest.mark.usefixtures("amiss")
+@pytest.mark.usefixtures("troubled")
 def test_a_run_goes_back_and_says_so(protofed: Terminal) -> None:
     assert protofed.says("runs", "rollback", RUN, 0) == f"{RUN}: goes on after round 0 (running)\n"
     assert protofed.json("runs", "rollback", RUN, 0)["rolled_back"] >= 2
@@ -137,7 +137,7 @@ def test_a_run_goes_back_and_says_so(protofed: Terminal) -> None:
     assert "expected one of 0" in protofed.refuses(78, "runs", "rollback", RUN, 9)
 
 
-@pytest.mark.usefixtures("amiss")
+@pytest.mark.usefixtures("troubled")
 def test_what_went_wrong_is_shown_and_what_did_not_is_not(protofed: Terminal) -> None:
     out = protofed.says("runs", "show", RUN)
     said = " ".join(out.split())
@@ -157,18 +157,18 @@ def test_what_went_wrong_is_shown_and_what_did_not_is_not(protofed: Terminal) ->
     assert all(site in everything for site in SITES)
 
 
-@pytest.mark.usefixtures("amiss")
+@pytest.mark.usefixtures("troubled")
 def test_a_run_is_shown_as_json(protofed: Terminal) -> None:
     detail = protofed.json("runs", "show", RUN)
     assert detail["info"]["degraded"] == 1
-    fates = {fate["site"]: fate["fate"] for fate in detail["rounds"][1]["sites"]}
-    assert [fates[site] for site in SITES] == ["reported", "reported", "reported", "set-aside", "failed", "late"]
+    tasks = {task["site"]: task["task_status"] for task in detail["rounds"][1]["sites"]}
+    assert [tasks[site] for site in SITES] == ["reported", "reported", "reported", "set-aside", "failed", "late"]
 
 
 def test_states_are_verified_and_one_that_differs_is_an_error(
-    amiss: tuple[Any, Any], protofed: Terminal, monkeypatch: pytest.MonkeyPatch
+    troubled: tuple[Any, Any], protofed: Terminal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server, _ = amiss
+    server, _ = troubled
     out = protofed.says("runs", "verify", RUN)
     assert [line.split()[0::3] for line in out.splitlines() if line[:1].isdigit()] == [["0", "same"], ["1", "same"]]
     found = protofed.json("runs", "verify", RUN)
@@ -188,7 +188,7 @@ def test_states_are_verified_and_one_that_differs_is_an_error(
 # Sites
 
 
-@pytest.mark.usefixtures("amiss")
+@pytest.mark.usefixtures("troubled")
 def test_sites_are_listed_kept_out_and_let_in_again(protofed: Terminal) -> None:
     rows = {line.split()[0]: line.split() for line in protofed.says("sites", "list").splitlines()[1:]}
     assert list(rows) == SITES
@@ -326,13 +326,13 @@ def test_a_site_whose_certificate_is_revoked_is_listed_so_and_counts_in_no_round
     tls.site("site-1")
     current = tls.server.runs.current
     assert current is not None
-    roster = current._roster
+    presence = current._presence
     with tls.operator() as operator:
-        assert roster.enrolled(Role.TRAINER) == {"site-1"}
+        assert presence.enrolled(Role.TRAINER) == {"site-1"}
         operator.revoke("site-1", "laptop lost")
         (info,) = operator.sites()
         assert (info.status, info.activity_text, info.certificate_until) == ("revoked", "laptop lost", 0.0)
-        assert roster.enrolled(Role.TRAINER) == frozenset()
+        assert presence.enrolled(Role.TRAINER) == frozenset()
 
 
 @pytest.mark.parametrize("command", [("runs",), ("sites",), *(command[:2] for command in COMMANDS)])
@@ -376,8 +376,8 @@ def test_a_run_of_many_rounds_and_sites_can_be_shown(server: Any) -> None:
 
 
 def test_a_message_is_told_with_all_its_fields() -> None:
-    fates = [pb.SiteFate(site="ann", kind="fit", fate="late", refusals=["a", "b"])]
-    assert plain(pb.RoundInfo(round=3, opened_at=1.5, sites=fates)) == {
+    tasks = [pb.SiteTask(site="ann", kind="fit", task_status="late", refusals=["a", "b"])]
+    assert plain(pb.RoundInfo(round=3, opened_at=1.5, sites=tasks)) == {
         "round": 3,
         "attempt": 0,
         "outcome": "",
@@ -385,7 +385,7 @@ def test_a_message_is_told_with_all_its_fields() -> None:
         "opened_at": 1.5,
         "closed_at": 0.0,
         "state": "",
-        "sites": [{"site": "ann", "kind": "fit", "fate": "late", "reason": "", "refusals": ["a", "b"]}],
+        "sites": [{"site": "ann", "kind": "fit", "task_status": "late", "reason": "", "refusals": ["a", "b"]}],
     }
 
 
@@ -410,7 +410,7 @@ def test_words_and_numbers_are_never_cut(width: int) -> None:
         assert any(word in line.split() for line in lines), lines
     assert "".join(line.split()[0] for line in lines[1:] if not line.startswith(" ")) == run
     row = pb.RoundInfo(round=300, attempt=12, outcome="rolled-back", reason=reason, opened_at=1, closed_at=2)
-    row.sites.add(site="hospital-of-a-long-name", kind="initialise", fate="set-aside", reason=reason)
+    row.sites.add(site="hospital-of-a-long-name", kind="initialise", task_status="set-aside", reason=reason)
     lines = shown(width, *operate_view.run_parts(pb.RunDetail(info=info, rounds=[row]), everything=True))
     assert max(map(len, lines)) <= width
     assert " ".join(lines).count("words") == 80

@@ -115,7 +115,7 @@ def test_every_number_of_a_figure_stands_in_a_table(full: dict[str, Any], whole:
     assert all(f"{100 * recalls[f'global.recall.{c}']:.1f}" in sections["classes"] for c in range(10))
     assert f"{full['prototypes']['cosines'][0][1]:.2f}" in sections["prototypes"]
     assert f"{full['rounds'][-1]['figures']['prototype_shift']:.4f}" in sections["prototypes"]
-    received = sum(fate["received"] for one in full["rounds"] for fate in one["fates"])
+    received = sum(task["received"] for one in full["rounds"] for task in one["tasks"])
     assert megabytes(received) in sections["transfers"]
     assert "Reliability of the global model in round 2" in sections["calibration"]
 
@@ -170,8 +170,8 @@ def test_a_run_of_any_size_has_a_page_of_sensible_size(
 ) -> None:
     dossier = json.loads(json.dumps(full))
     names = [f"site-{number:02d}" for number in range(sites)]
-    fit = next(fate for fate in full["rounds"][-1]["fates"] if fate["kind"] == "fit")
-    last = dossier["rounds"][-1] | {"fates": [fit | {"site": name} for name in names]}
+    fit = next(task for task in full["rounds"][-1]["tasks"] if task["kind"] == "fit")
+    last = dossier["rounds"][-1] | {"tasks": [fit | {"site": name} for name in names]}
     dossier["rounds"] = [last | {"round": number} for number in range(1, rounds + 1)]
     own = {name: {"personal.pm_v": place / sites} for place, name in enumerate(names)}
     dossier["scores"] = [{"round": number, "sites": own} for number in range(1, rounds + 1)]
@@ -191,7 +191,7 @@ def test_a_run_of_any_size_has_a_page_of_sensible_size(
 
 
 @pytest.fixture
-def amiss(live_server: Callable[..., Any], recipe_of: RecipeOf) -> Iterator[Any]:
+def troubled(live_server: Callable[..., Any], recipe_of: RecipeOf) -> Iterator[Any]:
     """A server with a run in which several things went wrong."""
     server, daemons = disturbed(live_server, recipe_of)
     yield server
@@ -212,11 +212,11 @@ def spoken(capfd: pytest.CaptureFixture[str]) -> Iterator[Callable[..., tuple[in
     structlog.reset_defaults()
 
 
-def test_every_update_that_was_not_used_is_there_with_its_reason(amiss: Any) -> None:
-    with Operator(amiss.address, plaintext=True) as operator:
+def test_every_update_that_was_not_used_is_there_with_its_reason(troubled: Any) -> None:
+    with Operator(troubled.address, plaintext=True) as operator:
         dossier = operator.dossier(RUN)
     _, sections = page(dossier)
-    refused = [update for one in dossier["rounds"] for fate in one["fates"] for update in fate["refused"]]
+    refused = [update for one in dossier["rounds"] for task in one["tasks"] for update in task["refused"]]
     assert len(refused) == 1
     assert refused[0]["reason"] in sections["refusals"]
     assert "set-aside" in sections["refusals"]
@@ -231,8 +231,8 @@ def test_what_a_site_says_is_text_and_nothing_else(plain: dict[str, Any]) -> Non
     dossier = json.loads(json.dumps(plain))
     evil = "<script>alert(1)</script> `<b>` & \"'"
     update = {"verdict": "invalid", "code": "damaged", "reason": evil, "bytes": 1, "digest": "0" * 64}
-    fate = next(fate for fate in dossier["rounds"][-1]["fates"] if fate["kind"] == "fit")
-    fate |= {"refused": [update], "fate": "set-aside", "reason": evil}
+    task = next(task for task in dossier["rounds"][-1]["tasks"] if task["kind"] == "fit")
+    task |= {"refused": [update], "task_status": "set-aside", "reason": evil}
     dossier["run"]["reason"] = evil
     html, sections = page(dossier)
     assert "<script" not in html
@@ -241,29 +241,33 @@ def test_what_a_site_says_is_text_and_nothing_else(plain: dict[str, Any]) -> Non
     assert evil.replace("`", "") in sections["summary"]
 
 
-def test_the_server_says_what_its_folder_says(amiss: Any, tmp_path: Path, spoken: Any) -> None:
-    with Operator(amiss.address, plaintext=True) as operator:
+def test_the_server_says_what_its_folder_says(troubled: Any, tmp_path: Path, spoken: Any) -> None:
+    with Operator(troubled.address, plaintext=True) as operator:
         assert operator.dossier(RUN) == cli_report.dossier_of(tmp_path / "server", RUN)
         number, data = operator.state(RUN)
-        assert (number, data) == (1, amiss.blobs.get(amiss.runs.current.published.address))
+        assert (number, data) == (1, troubled.blobs.get(troubled.runs.current.published.address))
         assert operator.state(RUN, 0)[0] == 0
         for call in (operator.dossier, operator.state):
             with pytest.raises(ConfigError, match="no run 'other'"):
                 call("other")
-    remote = spoken("report", RUN, "--server", amiss.address, "--plaintext", "--json")
+    remote = spoken("report", RUN, "--server", troubled.address, "--plaintext", "--json")
     local = spoken("report", "--state", tmp_path / "server", "--json")
     assert remote[0] == local[0] == 0
     assert json.loads(remote[1]) == json.loads(local[1])
     out = tmp_path / "there" / "is.html"
-    assert spoken("report", RUN, "--server", amiss.address, "--plaintext", "--out", out)[0] == 0
+    assert spoken("report", RUN, "--server", troubled.address, "--plaintext", "--out", out)[0] == 0
     assert out.read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
 
 
 def test_nothing_went_wrong_is_said_only_where_it_did_not(plain: dict[str, Any]) -> None:
     assert troubles(RunRecord(plain))[0].startswith("Nothing went wrong")
-    for fate, said in (("late", "did not report in time"), ("failed", "training failed"), ("set-aside", "set aside")):
+    for task_status, said in (
+        ("late", "did not report in time"),
+        ("failed", "training failed"),
+        ("set-aside", "set aside"),
+    ):
         dossier = json.loads(json.dumps(plain))
-        next(one for one in dossier["rounds"][-1]["fates"] if one["kind"] == "fit")["fate"] = fate
+        next(one for one in dossier["rounds"][-1]["tasks"] if one["kind"] == "fit")["task_status"] = task_status
         found = troubles(RunRecord(dossier))
         assert any(said in sentence for sentence in found)
         assert "No update of site-1 was ever used." in found

@@ -18,12 +18,12 @@ def test_a_simulation_counts_for_itself(recipe_of: Callable[..., Recipe]) -> Non
 
     with simulation(recipe_of("fednh")) as running, simulation(recipe_of("fedavg")) as other:
         running.go()
-        metrics = running.runs._around.metrics
+        metrics = running.runs._context.metrics
         accepted, rounds = len(running.ledger.updates(running.recipe.name)), running.ledger.rounds(running.recipe.name)
         assert counted(metrics, "updates_total", verdict="accepted", reason="") == accepted == 10
         assert counted(metrics, "rounds_total", outcome="committed") == len(rounds) == 4
         assert counted(metrics, "round_seconds_sum", phase="collecting") == 0  # time stands still
-        assert counted(other.runs._around.metrics, "rounds_total", outcome="committed") == 0
+        assert counted(other.runs._context.metrics, "rounds_total", outcome="committed") == 0
         figures = [row.figures for row in rounds]
     assert "prototype_shift" not in figures[0]
     assert all(found["classes_covered"] == 10 and found["prototype_shift"] > 0 for found in figures[1:])

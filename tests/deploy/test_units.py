@@ -138,8 +138,8 @@ def test_systemd_understands_every_line(unit: Path, tmp_path: Path) -> None:
     service = installed(unit, tmp_path)
     verify = ["systemd-analyze", "verify", "--man=no", str(service), str(service.with_suffix(".path"))]
     done = subprocess.run(verify, capture_output=True, text=True, check=False)
-    amiss = [line for line in done.stderr.splitlines() if not any(f"'{key}'" in line for key in NEWER)]
-    assert (done.returncode, amiss) == (0, [])
+    failed = [line for line in done.stderr.splitlines() if not any(f"'{key}'" in line for key in NEWER)]
+    assert (done.returncode, failed) == (0, [])
 
 
 @analyze

@@ -123,10 +123,14 @@ def test_progress_is_of_the_task_of_this_round() -> None:
 def test_of_two_tasks_the_open_one_counts_else_the_one_that_went_wrong() -> None:
     row = attempt(7, "published", 985, 990, a="reported", b="late", c="reported")
     row.sites.extend(
-        pb.SiteFate(site=name, kind="score", fate=fate)
-        for name, fate in zip("abc", ("started", "reported", "failed"), strict=True)
+        pb.SiteTask(site=name, kind="score", task_status=task_status)
+        for name, task_status in zip("abc", ("started", "reported", "failed"), strict=True)
     )
-    assert {one.site: one.fate for one in seen(answer([row])).sites} == {"a": "started", "b": "late", "c": "failed"}
+    assert {one.site: one.task_status for one in seen(answer([row])).sites} == {
+        "a": "started",
+        "b": "late",
+        "c": "failed",
+    }
 
 
 def test_nobody_waits_for_a_site_when_the_run_has_ended() -> None:
@@ -142,7 +146,7 @@ def test_nobody_waits_for_a_site_when_the_run_has_ended() -> None:
 
 def test_attempts_count_who_reported_and_what_was_amiss() -> None:
     row = attempt(3, "degraded", 910, 922, a="reported", b="set-aside", c="late", d="late", e="not-needed")
-    row.sites.add(site="judge", kind="score", fate="failed")
+    row.sites.add(site="judge", kind="score", task_status="failed")
     (found,) = seen(answer([row])).history
     assert found == Attempt(3, 1, "degraded", "", 12.0, 5, 2, {"failed": 1, "late": 2, "set-aside": 1})
 
@@ -196,7 +200,7 @@ def test_time_that_passes_is_no_change_and_what_happens_is() -> None:
     before = troubled()
     assert seen(before) == seen(before, now=NOW + 60)
     later = troubled()
-    later.detail.rounds[-1].sites[1].fate = "reported"
+    later.detail.rounds[-1].sites[1].task_status = "reported"
     assert seen(later) != seen(before)
     assert seen(before).sites[0].care is Attention.BAD
 

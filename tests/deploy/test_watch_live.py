@@ -35,7 +35,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def amiss(live_server: Start, recipe_of: RecipeOf) -> Iterator[tuple[Any, list[Bare]]]:
+def troubled(live_server: Start, recipe_of: RecipeOf) -> Iterator[tuple[Any, list[Bare]]]:
     """A run in which several things went wrong, and the daemons of its sites."""
     server, daemons = disturbed(live_server, recipe_of)
     yield server, daemons
@@ -71,12 +71,12 @@ def abort(server: Any, reason: str = "enough") -> None:
 # What the server says
 
 
-def test_all_that_went_wrong_is_seen(amiss: tuple[Any, list[Bare]]) -> None:
-    with connected(amiss[0]) as operator:
+def test_all_that_went_wrong_is_seen(troubled: tuple[Any, list[Bare]]) -> None:
+    with connected(troubled[0]) as operator:
         operator.exclude("site-4", "wrong [data]")
-        seen = Watcher(operator, RUN).scene()
+        seen = Watcher(operator, RUN).snapshot()
     assert (seen.status, seen.phase, seen.deadline_s, seen.round, seen.done) == ("running", "collecting", 600.0, 2, 1)
-    assert seen.history[1].amiss == {"failed": 1, "late": 1, "set-aside": 1}
+    assert seen.history[1].failed == {"failed": 1, "late": 1, "set-aside": 1}
     assert {(one.site, one.what) for one in seen.problems} >= {
         ("site-1", "refused"),
         ("site-4", "set-aside"),
@@ -88,8 +88,8 @@ def test_all_that_went_wrong_is_seen(amiss: tuple[Any, list[Bare]]) -> None:
     assert seen.seconds > 0
 
 
-def test_a_sites_progress_bytes_and_telemetry_come_through(amiss: tuple[Any, list[Bare]]) -> None:
-    server, daemons = amiss
+def test_a_sites_progress_bytes_and_telemetry_come_through(troubled: tuple[Any, list[Bare]]) -> None:
+    server, daemons = troubled
     daemon, task = daemons[1], daemons[1].task()
     beat: dict[str, Any] = {
         "activity": fed.ACTIVITY_TRAINING,
@@ -102,18 +102,20 @@ def test_a_sites_progress_bytes_and_telemetry_come_through(amiss: tuple[Any, lis
     request = fed.HeartbeatRequest(caller=daemon.caller, run=RUN, task_id=task.task_id, telemetry=telemetry, **beat)
     daemon.say("Heartbeat", request)
     with connected(server) as operator:
-        (site,) = [site for site in Watcher(operator, RUN).scene().sites if site.site == "site-2"]
+        (site,) = [site for site in Watcher(operator, RUN).snapshot().sites if site.site == "site-2"]
         (info,) = [info for info in operator.sites() if info.site == "site-2"]
-    assert (site.fate, site.progress, site.bytes_moved, site.telemetry) == ("started", 0.5, 12_345, telemetry)
+    assert (site.task_status, site.progress, site.bytes_moved, site.telemetry) == ("started", 0.5, 12_345, telemetry)
     assert site.doing == "training, epoch 3/4"
     assert info.progress == 0.5
 
 
-def test_who_comes_late_asks_when_the_run_began(amiss: tuple[Any, list[Bare]], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_comes_late_asks_when_the_run_began(
+    troubled: tuple[Any, list[Bare]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(watch_loop, "ATTEMPTS", 1)
-    server, _ = amiss
+    server, _ = troubled
     with connected(server) as operator:
-        seen = Watcher(operator, RUN, clock=lambda: 5e9).scene()
+        seen = Watcher(operator, RUN, clock=lambda: 5e9).snapshot()
     assert len(seen.history) == 1
     assert seen.seconds == 5e9 - server.ledger.rounds(RUN)[0].opened_at
 
@@ -122,11 +124,11 @@ def test_who_comes_late_asks_when_the_run_began(amiss: tuple[Any, list[Bare]], m
 
 
 @pytest.mark.usefixtures("quick")
-def test_on_a_terminal_the_end_stays_and_all_else_is_gone(amiss: tuple[Any, list[Bare]]) -> None:
+def test_on_a_terminal_the_end_stays_and_all_else_is_gone(troubled: tuple[Any, list[Bare]]) -> None:
     console = screen()
-    with connected(amiss[0]) as operator:
+    with connected(troubled[0]) as operator:
         watcher = Watcher(operator, RUN)
-        after(1.2, lambda: abort(amiss[0]))
+        after(1.2, lambda: abort(troubled[0]))
         watch(watcher, console)
     live, _, end = written(console).partition("\x1b[?1049l")
     assert live.startswith("\x1b[?1049h")
@@ -137,8 +139,8 @@ def test_on_a_terminal_the_end_stays_and_all_else_is_gone(amiss: tuple[Any, list
 
 
 @pytest.mark.usefixtures("quick")
-def test_without_a_terminal_there_is_a_line_a_change_and_no_cursor_is_moved(amiss: tuple[Any, list[Bare]]) -> None:
-    server, _ = amiss
+def test_without_a_terminal_there_is_a_line_a_change_and_no_cursor_is_moved(troubled: tuple[Any, list[Bare]]) -> None:
+    server, _ = troubled
     console = Console(file=io.StringIO(), width=40)
 
     def act() -> None:
@@ -162,8 +164,8 @@ def test_without_a_terminal_there_is_a_line_a_change_and_no_cursor_is_moved(amis
 
 
 @pytest.mark.usefixtures("quick")
-def test_json_lines_begin_change_and_end(amiss: tuple[Any, list[Bare]], capsys: pytest.CaptureFixture[str]) -> None:
-    server, _ = amiss
+def test_json_lines_begin_change_and_end(troubled: tuple[Any, list[Bare]], capsys: pytest.CaptureFixture[str]) -> None:
+    server, _ = troubled
     with connected(server) as operator:
         watcher = Watcher(operator, RUN)
         after(0.3, lambda: abort(server))
@@ -175,9 +177,11 @@ def test_json_lines_begin_change_and_end(amiss: tuple[Any, list[Bare]], capsys: 
 
 
 @pytest.mark.usefixtures("quick")
-def test_a_run_that_has_ended_is_told_once(amiss: tuple[Any, list[Bare]], capsys: pytest.CaptureFixture[str]) -> None:
-    abort(amiss[0])
-    with connected(amiss[0]) as operator:
+def test_a_run_that_has_ended_is_told_once(
+    troubled: tuple[Any, list[Bare]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    abort(troubled[0])
+    with connected(troubled[0]) as operator:
         watch(Watcher(operator, RUN), screen(), as_json=True)
     assert [json.loads(line)["event"] for line in capsys.readouterr().out.splitlines() if line.startswith("{")] == [
         "end"
@@ -215,18 +219,18 @@ def test_a_restarted_server_is_waited_for(
     assert text.index("no answer for") < text.index("it answers again, after") < text.index("aborted")
 
 
-def test_a_server_that_hangs_is_called_silent_while_it_is_asked(amiss: tuple[Any, list[Bare]]) -> None:
+def test_a_server_that_hangs_is_called_silent_while_it_is_asked(troubled: tuple[Any, list[Bare]]) -> None:
     now = [1000.0]
-    with connected(amiss[0]) as operator:
+    with connected(troubled[0]) as operator:
         watcher = Watcher(operator, RUN, clock=lambda: now[0])
-    assert watcher.scene().trouble == ""
+    assert watcher.snapshot().trouble == ""
     now[0] += 7.0
-    seen = watcher.scene()
+    seen = watcher.snapshot()
     assert (seen.trouble, seen.silent_s) == ("it is busy, or the network is down", 7.0)
 
 
-def test_at_the_start_there_has_to_be_a_server_and_a_run(amiss: tuple[Any, list[Bare]], unused_port: int) -> None:
-    with connected(amiss[0]) as operator, pytest.raises(ConfigError, match="there is no run 'other'"):
+def test_at_the_start_there_has_to_be_a_server_and_a_run(troubled: tuple[Any, list[Bare]], unused_port: int) -> None:
+    with connected(troubled[0]) as operator, pytest.raises(ConfigError, match="there is no run 'other'"):
         Watcher(operator, "other")
     with Operator(f"127.0.0.1:{unused_port}", plaintext=True) as operator, pytest.raises(UnavailableError):
         Watcher(operator, RUN)
@@ -255,26 +259,26 @@ def test_a_run_that_fails_is_exit_code_1(
 
 @pytest.mark.parametrize("more", [(), ("--json",)])
 def test_ctrl_c_is_exit_code_130(
-    amiss: tuple[Any, list[Bare]], monkeypatch: pytest.MonkeyPatch, more: tuple[str, ...]
+    troubled: tuple[Any, list[Bare]], monkeypatch: pytest.MonkeyPatch, more: tuple[str, ...]
 ) -> None:
     def interrupt(_s: float) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("protofed.deploy.operator.watch.time.sleep", interrupt)
     with pytest.raises(SystemExit) as ended:
-        cli.main(list(command(amiss[0], *more)))
+        cli.main(list(command(troubled[0], *more)))
     assert ended.value.code == 130
 
 
 def test_at_ctrl_c_a_terminal_keeps_what_was_seen_last(
-    amiss: tuple[Any, list[Bare]], monkeypatch: pytest.MonkeyPatch
+    troubled: tuple[Any, list[Bare]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupt(_s: float) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("protofed.deploy.operator.watch.time.sleep", interrupt)
     console = screen()
-    with connected(amiss[0]) as operator, pytest.raises(KeyboardInterrupt):
+    with connected(troubled[0]) as operator, pytest.raises(KeyboardInterrupt):
         watch(Watcher(operator, RUN), console)
     assert f"{RUN} · fedavg · running" in written(console).partition("\x1b[?1049l")[2]
 

@@ -17,17 +17,17 @@ from protofed.deploy.operator.snapshot import RunSnapshot
 from protofed.deploy.operator.watch import plain
 
 
-def plainly(scene: RunSnapshot, width: int, height: int | None = None) -> str:
+def plainly(snapshot: RunSnapshot, width: int, height: int | None = None) -> str:
     """What stands on a terminal of that size; without a height, on one that is high enough."""
     console = Console(file=io.StringIO(), width=width, force_terminal=False)
     with console.capture() as captured:
-        console.print(WatchScreen(scene, height))
+        console.print(WatchScreen(snapshot, height))
     return captured.get()
 
 
-def shown(scene: RunSnapshot, width: int, height: int | None = None) -> list[str]:
+def shown(snapshot: RunSnapshot, width: int, height: int | None = None) -> list[str]:
     """Its lines."""
-    return [line.rstrip() for line in plainly(scene, width, height).splitlines()]
+    return [line.rstrip() for line in plainly(snapshot, width, height).splitlines()]
 
 
 # Fitting
@@ -109,8 +109,8 @@ def test_every_kind_of_telemetry_has_its_unit() -> None:
 
 
 def test_the_header_says_what_is_the_matter() -> None:
-    def lines(scene: RunSnapshot) -> list[str]:
-        return shown(scene, 100)[:6]
+    def lines(snapshot: RunSnapshot) -> list[str]:
+        return shown(snapshot, 100)[:6]
 
     assert "no round was opened yet" in lines(seen(answer(phase="waiting for sites")))
     queue = [info(run="other"), info(status="queued")]
@@ -200,5 +200,5 @@ def test_a_scene_is_json_with_all_its_fields() -> None:
     assert told["rest"]["by_rounds"] == 6
     assert told["sites"][1]["site"] == "site-02"
     assert {one["site"]: one["care"] for one in told["sites"]}["site-00"] == "well"
-    assert told["history"][3]["amiss"] == {"late": 1}
+    assert told["history"][3]["failed"] == {"late": 1}
     assert told["problems"][0]["what"] == "failed"

@@ -137,8 +137,8 @@ def train(story: Story) -> None:
     info = story.shown()["info"]
     expect((info["status"], info["round"]) == ("completed", info["rounds"]), f"all rounds were completed: {info}")
     sys.stdout.write(story.operator("runs", "show", "wing"))
-    fates = [one["fate"] for row in story.shown()["rounds"] for one in row["sites"] if one["site"] == "site-2"]
-    expect(fates[-1] == "reported" and fates.count("reported") < len(fates), f"site-2 was away and came back: {fates}")
+    tasks = [one["task_status"] for row in story.shown()["rounds"] for one in row["sites"] if one["site"] == "site-2"]
+    expect(tasks[-1] == "reported" and tasks.count("reported") < len(tasks), f"site-2 was away and came back: {tasks}")
     story.say("the run is completed, and site-2 took part in its end")
 
 

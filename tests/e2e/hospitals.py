@@ -159,13 +159,13 @@ def check_run(story: Story) -> None:
     shown = story.shown()
     info = shown["info"]
     expect((info["status"], info["round"]) == ("completed", info["rounds"]), f"all rounds were completed: {info}")
-    fits = [fate for one in shown["rounds"] for fate in one["sites"] if fate["kind"] == "fit"]
+    fits = [task for one in shown["rounds"] for task in one["sites"] if task["kind"] == "fit"]
     for site in SITES:
-        fates = [fate["fate"] for fate in fits if fate["site"] == site]
+        tasks = [task["task_status"] for task in fits if task["site"] == site]
         expect(
-            fates.count("reported") >= 2 and set(fates) == {"reported"}, f"{site} reported in all its rounds: {fates}"
+            tasks.count("reported") >= 2 and set(tasks) == {"reported"}, f"{site} reported in all its rounds: {tasks}"
         )
-        story.say(f"{site} reported in {len(fates)} of {info['rounds']} rounds")
+        story.say(f"{site} reported in {len(tasks)} of {info['rounds']} rounds")
     known = json.loads(story.operator("certs", "list", "--json"))
     expect({one["name"] for one in known} == {*SITES, "olga"}, f"the server knows its parties: {known}")
 

@@ -151,9 +151,9 @@ class Pilot:
             shown = json.loads(self.type_(COORDINATOR, f"{self.first}protofed runs show {run} --all --json"))
             info = shown["info"]
             expect((info["status"], info["round"]) == ("completed", info["rounds"]), f"it was completed: {info}")
-            fates = [(one["site"], one["fate"]) for row in shown["rounds"] for one in row["sites"]]
+            tasks = [(one["site"], one["task_status"]) for row in shown["rounds"] for one in row["sites"]]
             for site in HOSPITALS if run == "rehearsal" else (*HOSPITALS, JOINS):
-                expect((site, "reported") in fates, f"{site} reported in {run}")
+                expect((site, "reported") in tasks, f"{site} reported in {run}")
         expect("Traceback" not in self.net.tails(), "nobody had an internal error")
 
     def _terminal(self, place: str, text: str) -> tuple[str, ...]:

@@ -48,10 +48,10 @@ def test_a_daemon_killed_in_training_and_started_again_loses_nothing(scene: Call
     here.sites()
     number = here.wait_until_trains("site-2")
     here.kill("site-2")
-    assert here.fates(number)["site-2"] == "started"
+    assert here.task_statuses(number)["site-2"] == "started"
     here.site("site-2", "--partition-index=1")
     assert here.finish(["server", *SITES]) == [0] * 5, here.logs()
-    assert set(here.fates(number).values()) == {"reported"}
+    assert set(here.task_statuses(number).values()) == {"reported"}
     assert here.final_digest() == simulated(recipe)
 
 

@@ -124,7 +124,7 @@ def test_a_follower_killed_in_a_fit_costs_a_restart_and_nothing_else(here: Scene
     here.wait_for((here.folder / "site-1" / ".fit").exists, PATIENCE_S)  # an epoch is done
     os.kill(rank(launcher.pid, 1), signal.SIGKILL)
     assert ends(here, "server", "site-1", "site-2") == [0] * 3, here.logs()
-    assert set(here.fates(1).values()) == {"reported"}
+    assert set(here.task_statuses(1).values()) == {"reported"}
     log = (here.folder / "site-1.log").read_text()
     assert log.count("following the daemon") == 2
     assert "the process ends" not in log or "another process of this site has ended" in log

@@ -44,7 +44,7 @@ class FaultScene(Scene):
 
     def wait_until_open(self, round: int) -> None:
         """Until the round was opened."""
-        self.wait_for(lambda: bool(self.fates(round)))
+        self.wait_for(lambda: bool(self.task_statuses(round)))
 
     def over(self) -> bool:
         """Whether the run has ended; its server stays until the sites know that, for half a minute at most."""

@@ -182,7 +182,7 @@ def _accepted(records: LedgerReader, at: RoundRow) -> list[UpdateRow]:
     by_site = [row.task.site for row in rows]
     assert len(by_site) == len(set(by_site)), f"N2: two updates of a site count in round {at.round}: {by_site}"
     handed_in = [t for t in records.tasks(at.run, at.round, at.attempt) if t.kind != "score"]
-    reported = {task.site for task in handed_in if task.fate in ("reported", "set-aside")}
+    reported = {task.site for task in handed_in if task.task_status in ("reported", "set-aside")}
     assert reported == set(by_site), f"N1: round {at.round} has reports of {reported} and updates of {by_site}"
     return rows
 

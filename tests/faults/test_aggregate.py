@@ -95,7 +95,7 @@ def played(recipe: Recipe, attack: Attack | None) -> tuple[Overview, dict[str, i
         attacked.go()
         seen = overview(running.ledger, recipe.name)
         assert seen is not None
-        aside = [task.site for task in running.ledger.tasks(recipe.name) if task.fate == "set-aside"]
+        aside = [task.site for task in running.ledger.tasks(recipe.name) if task.task_status == "set-aside"]
         return seen, {site: aside.count(site) for site in aside}
 
 

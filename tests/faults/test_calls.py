@@ -126,7 +126,7 @@ def test_row_19_junk_in_a_small_binary_header_is_not_looked_at(site: Bare) -> No
 
 
 @pytest.fixture
-def amiss(live_server: Callable[..., Any], recipe_of: RecipeOf) -> Iterator[tuple[Any, dict[str, Bare]]]:
+def troubled(live_server: Callable[..., Any], recipe_of: RecipeOf) -> Iterator[tuple[Any, dict[str, Bare]]]:
     """A run whose round 1 was closed without site-6; the server, and the daemons."""
     server, daemons = disturbed(live_server, recipe_of)
     yield server, {daemon.site: daemon for daemon in daemons}
@@ -134,9 +134,9 @@ def amiss(live_server: Callable[..., Any], recipe_of: RecipeOf) -> Iterator[tupl
 
 
 def test_row_37_and_45_a_late_update_is_stale_and_leaves_no_blob(
-    amiss: tuple[Any, dict[str, Bare]], tmp_path: Path
+    troubled: tuple[Any, dict[str, Bare]], tmp_path: Path
 ) -> None:
-    server, daemons = amiss
+    server, daemons = troubled
     late = daemons["site-6"]
     (invitation,) = [row for row in server.ledger.tasks(RUN, 1) if row.site == late.site]
     task = pb.Task(run=RUN, round=1, task_id=invitation.task_id, base_digest=invitation.base_digest)
@@ -182,14 +182,14 @@ def shown(server: Any) -> str:
     return " ".join(captured.get().split())
 
 
-def test_row_73_a_degraded_round_is_called_that(amiss: tuple[Any, dict[str, Bare]]) -> None:
-    text = shown(amiss[0])
+def test_row_73_a_degraded_round_is_called_that(troubled: tuple[Any, dict[str, Bare]]) -> None:
+    text = shown(troubled[0])
     assert "DEGRADED: 1 round used fewer sites than wanted" in text
     assert "1 1 degraded" in text
 
 
-def test_row_73_the_site_without_which_no_round_counts_is_named(amiss: tuple[Any, dict[str, Bare]]) -> None:
-    server, daemons = amiss
+def test_row_73_the_site_without_which_no_round_counts_is_named(troubled: tuple[Any, dict[str, Bare]]) -> None:
+    server, daemons = troubled
     wanted = daemons["site-3"]
     beat = pb.HeartbeatRequest(caller=wanted.caller, run=RUN, task_id=wanted.task().task_id)
     beat.activity, beat.failure = pb.ACTIVITY_FAILED, pb.FAILURE_DATA

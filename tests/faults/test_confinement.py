@@ -112,8 +112,8 @@ def test_row_93_the_daemon_works_without_any_right(
     finally:
         daemon.kill()
     assert seen == [NO_RIGHTS] * recipe.rounds
-    fates = {task.fate for task in server.ledger.tasks(recipe.name, recipe.rounds) if task.site == "site-1"}
-    assert fates == {"reported"}
+    statuses = {task.task_status for task in server.ledger.tasks(recipe.name, recipe.rounds) if task.site == "site-1"}
+    assert statuses == {"reported"}
     assert journal.verify(tmp_path / "machine" / "state" / "audit.jsonl") > 0
     assert "Traceback" not in log.read_text()
 

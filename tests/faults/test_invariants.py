@@ -118,7 +118,7 @@ def test_what_retention_has_discarded_is_not_missed(folder: Path) -> None:
     ("statement", "told"),
     [
         ("delete from updates where round = 2 and site = 'bob'", "N1"),
-        ("update tasks set fate = 'late' where round = 1 and site = 'ann'", "N1"),
+        ("update tasks set task_status = 'late' where round = 1 and site = 'ann'", "N1"),
         ("update updates set digest = (select state from rounds where round = 0) where round = 2", "N4: round 2 gives"),
         ("update updates set bytes = 7 where round = 2 and site = 'bob'", "N3"),
         ("update updates set set_aside = 'why not' where round = 2 and site = 'bob'", "N4: round 2 gives"),

@@ -65,7 +65,7 @@ def trainers_that_wait(here: FaultScene, seconds: int) -> None:
     """Both sites' daemons; each pauses once before it hands in its first update, and both are there now."""
     for site in SITES:
         here.trainer(site, fails=f"fit-done=sleep{seconds}")
-    here.wait_for(lambda: list(here.fates(1).values()) == ["started", "started"])
+    here.wait_for(lambda: list(here.task_statuses(1).values()) == ["started", "started"])
 
 
 def updates(here: FaultScene, round: int) -> int:
@@ -147,7 +147,7 @@ def test_row_88_71_updates_that_cannot_be_opened_now_are_not_taken_for_damaged(
     here = scene(quick_recipe())
     here.server(fails="aggregation-begun:2=sleep5")  # the first one is the model's
     here.trainers()
-    here.wait_for(lambda: list(here.fates(1).values()) == ["reported", "reported"])
+    here.wait_for(lambda: list(here.task_statuses(1).values()) == ["reported", "reported"])
     pid = here.running["server"].pid
     before = resource.prlimit(pid, resource.RLIMIT_NOFILE, (3, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
     here.wait_for(lambda: "no space for the new state" in told(here, "server"))
@@ -207,7 +207,7 @@ def test_row_58_71_a_disk_full_while_a_state_is_stored_waits_for_room(
     mount(here.folder / "server", "size=40m")
     here.server(fails="aggregation-done:2=sleep5")  # the first one is the model's
     here.trainers()
-    here.wait_for(lambda: list(here.fates(1).values()) == ["reported", "reported"])
+    here.wait_for(lambda: list(here.task_statuses(1).values()) == ["reported", "reported"])
     filler = fill(here.folder / "server")
     here.wait_for(lambda: "no space for the new state" in told(here, "server"))
     serves(here.address)

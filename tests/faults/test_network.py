@@ -101,7 +101,7 @@ def test_row_53_a_site_that_reads_and_writes_a_byte_a_second(scene: MakeScene, q
     here.wait_until_open(1)
     here.behind("site-2").mode = Mode(rate=1.0)
     baseline = Baseline(here.running["server"].pid)
-    here.wait_for(lambda: "late" in {here.fates(number).get("site-2") for number in (1, 2, 3)})
+    here.wait_for(lambda: "late" in {here.task_statuses(number).get("site-2") for number in (1, 2, 3)})
     baseline.check()
     serves(here.address)
     here.behind("site-2").mode = PASS

@@ -44,7 +44,7 @@ def died(here: FaultScene, name: str, place: str) -> None:
 
 def wait_until_all_train(here: FaultScene, round: int = 1) -> None:
     """Until both sites are in the middle of the round."""
-    here.wait_for(lambda: list(here.fates(round).values()) == ["started", "started"])
+    here.wait_for(lambda: list(here.task_statuses(round).values()) == ["started", "started"])
 
 
 def attempts(here: FaultScene) -> list[tuple[int, int]]:
@@ -159,7 +159,7 @@ def test_row_35_a_daemon_that_is_told_to_end_in_training_keeps_its_epochs(
     here.trainer("site-1", fails="epoch-done:2=sleep60")
     here.trainer("site-2")
     kept = here.folder / "site-1" / ".fit"
-    here.wait_for(lambda: any(kept.glob("*.safetensors")) and here.fates(1).get("site-1") == "started")
+    here.wait_for(lambda: any(kept.glob("*.safetensors")) and here.task_statuses(1).get("site-1") == "started")
     assert ends(here.running["site-1"]) == 0, here.logs()
     assert any(kept.glob("*.safetensors"))
     serves(here.address)
@@ -176,7 +176,7 @@ def test_row_16_the_newer_daemon_of_a_site_fences_the_older(
     here.server()
     here.trainer("site-2", fails="fit-done:2=sleep20")  # so that the run still goes on when the older one wakes
     here.trainer("site-1", fails="fit-done=sleep14")  # long enough for the newer one to start
-    here.wait_for(lambda: here.fates(1).get("site-1") == "started")
+    here.wait_for(lambda: here.task_statuses(1).get("site-1") == "started")
     here.site("newer", "--site=site-1", "--partition-index=0")
     assert here.finish(["site-1"]) == [76], here.logs()
     assert "a newer daemon of site site-1 has enrolled" in (here.folder / "site-1.log").read_text()
@@ -218,9 +218,9 @@ def test_row_37_a_straggler_misses_rounds_and_takes_part_later(
     assert slow.returncode == 0
     with here.ledger() as ledger:
         complete = [row.complete for row in ledger.rounds(here.recipe.name)]
-    fates = [here.fates(number)["site-2"] for number in range(1, 9)]
-    assert (complete[1], fates[0]) == (False, "late")
-    assert (complete[-1], fates[-1]) == (True, "reported")
+    tasks = [here.task_statuses(number)["site-2"] for number in range(1, 9)]
+    assert (complete[1], tasks[0]) == (False, "late")
+    assert (complete[-1], tasks[-1]) == (True, "reported")
     assert said in (here.folder / "site-2.log").read_text()
     assert here.invariants().published == 9
 

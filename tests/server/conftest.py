@@ -148,20 +148,20 @@ class Lab:
 
     def restart(self) -> None:
         """Another process takes over the ledger and the blobs; the sites enroll again."""
-        self.roster = SitePresence(self.ledger, self.clock)
-        around = ServerContext(
-            self.ledger, self.blobs, self.roster, self.clock, self.work, self._notify, keep_rounds=self.keep_rounds
+        self.presence = SitePresence(self.ledger, self.clock)
+        context = ServerContext(
+            self.ledger, self.blobs, self.presence, self.clock, self.work, self._notify, keep_rounds=self.keep_rounds
         )
-        self.metrics = around.metrics
-        self.coordinator = Coordinator(self.recipe, around)
+        self.metrics = context.metrics
+        self.coordinator = Coordinator(self.recipe, context)
         for site, role in self.here.items():
-            self.roster.enroll(site, {role}, daemon(site))
+            self.presence.enroll(site, {role}, daemon(site))
 
     def enroll(self, *sites: SiteId, role: Role = Role.TRAINER) -> None:
         """Let sites appear."""
         for site in sites:
             self.here[site] = role
-            self.roster.enroll(site, {role}, daemon(site))
+            self.presence.enroll(site, {role}, daemon(site))
 
     def begin(self) -> Lab:
         """All sites are there and the evaluator has made the first model, of zeros: round 1 is open."""
@@ -175,7 +175,7 @@ class Lab:
         """Time passes; only these sites are heard of before it is noticed."""
         self.clock.now += seconds
         for site in alive:
-            self.roster.seen(site, daemon(site))
+            self.presence.seen(site, daemon(site))
         self.coordinator.tick()
 
     model = staticmethod(model)

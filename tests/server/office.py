@@ -29,23 +29,23 @@ class Office(Lab):
 
     def restart(self) -> None:
         """Another process takes over the ledger and the blobs; the sites enroll again."""
-        self.roster = SitePresence(self.ledger, self.clock)
-        around = ServerContext(
-            self.ledger, self.blobs, self.roster, self.clock, self.work, self._notify, keep_rounds=self.keep_rounds
+        self.presence = SitePresence(self.ledger, self.clock)
+        context = ServerContext(
+            self.ledger, self.blobs, self.presence, self.clock, self.work, self._notify, keep_rounds=self.keep_rounds
         )
-        self.metrics = around.metrics
-        self.runs = RunQueue(self.given, around)
-        self.operation = OperatorApi(self.runs, around)
+        self.metrics = context.metrics
+        self.runs = RunQueue(self.given, context)
+        self.operation = OperatorApi(self.runs, context)
         for site, role in self.here.items():
-            if self.roster.exclusion(site) is None:
-                self.roster.enroll(site, {role}, daemon(site))
+            if self.presence.exclusion(site) is None:
+                self.presence.enroll(site, {role}, daemon(site))
         self._follow()
 
     def later(self, seconds: float, alive: tuple[SiteId, ...] = ()) -> None:
         """Time passes; only these sites are heard of before it is noticed."""
         self.clock.now += seconds
         for site in alive:
-            self.roster.seen(site, daemon(site))
+            self.presence.seen(site, daemon(site))
         self.runs.tick()
         self._follow()
 

@@ -20,7 +20,7 @@ from tests.server.office import Office
 from protofed.common.errors import StateError
 from protofed.common.protocol.messages import Activity, PauseReason, Progress, Role
 from protofed.server.access.certificates import Certificates
-from protofed.server.monitoring.collector import FATES, SITE_STATES, StateCollector, Watched
+from protofed.server.monitoring.collector import SITE_STATES, TASK_STATUSES, StateCollector, Watched
 from protofed.server.storage.blobs import MemoryBlobs
 from protofed.server.storage.ledger import Ledger
 from protofed.server.storage.reader import LedgerReader
@@ -49,7 +49,7 @@ class Scraped:
     def _collector(self) -> StateCollector:
         office = self.office
         return StateCollector(
-            Watched(office.runs, office.roster, self.records, self.certificates, None, self.folder, lambda: self.lag)
+            Watched(office.runs, office.presence, self.records, self.certificates, None, self.folder, lambda: self.lag)
         )
 
     def first_model(self) -> None:
@@ -142,7 +142,7 @@ def test_the_states_of_a_rounds_sites_sum_to_those_invited(read: Scraped) -> Non
         office.push(site, model(1.0))
     office.later(101.0)  # cyd does not answer
     assert states_of(read, "round_sites") == {"reported": 2, "late": 1}
-    assert {labels["state"] for labels, _ in read.series("round_sites")} == set(FATES)
+    assert {labels["state"] for labels, _ in read.series("round_sites")} == set(TASK_STATUSES)
 
 
 def test_a_run_that_has_ended_is_told_until_another_one_begins(read: Scraped) -> None:
@@ -165,7 +165,7 @@ def test_a_run_that_was_stopped_has_no_open_round(read: Scraped) -> None:
 def test_nothing_of_a_run_before_there_is_one(tmp_path: Path) -> None:
     with closing(Ledger(f"sqlite:///{tmp_path / 'ledger.sqlite'}")) as ledger:
         office = Office(recipe(), MemoryBlobs(), ledger)
-        watched = Watched(office.runs, office.roster, ledger, Certificates(ledger), None, tmp_path, lambda: None)
+        watched = Watched(office.runs, office.presence, ledger, Certificates(ledger), None, tmp_path, lambda: None)
         found = {family.name: len(family.samples) for family in StateCollector(watched).collect()}
     assert found["protofed_runs"] == 6
     assert not found.keys() & {
@@ -249,8 +249,8 @@ def test_every_known_site_is_in_one_state_that_of_sites_list(read: Scraped) -> N
     office.enroll("dan", "eli", role=Role.TRAINER)
     progress = Progress(office.task("ann").task_id, Activity.SCORING)
     office.runs.heartbeat("one", "ann", daemon("ann"), progress)
-    office.roster.enroll("cyd", {Role.TRAINER}, daemon("cyd"), PauseReason.SCHEDULE)
-    office.roster.forget("dan")
+    office.presence.enroll("cyd", {Role.TRAINER}, daemon("cyd"), PauseReason.SCHEDULE)
+    office.presence.forget("dan")
     office.operation.exclude("eli", "broken scanner")
     office.operation.exclude("zoe", "has never come")
     listed = Counter(report.status for report in office.operation.sites())
@@ -385,7 +385,7 @@ def test_scrapes_beside_the_coordinator_never_fail(read: Scraped) -> None:
     thread.start()
     for number in range(300):
         site = f"guest-{number % 50}"
-        office.roster.enroll(site, {Role.TRAINER}, daemon(site)) if number % 3 else office.roster.forget(site)
+        office.presence.enroll(site, {Role.TRAINER}, daemon(site)) if number % 3 else office.presence.forget(site)
     end.set()
     thread.join(20)
     assert not thread.is_alive()

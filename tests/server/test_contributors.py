@@ -189,11 +189,11 @@ def test_a_server_refuses_one_contributor_and_a_simulation_takes_it(recipe_of: R
     with simulation(recipe) as running:
         assert running.coordinator.recipe.federation.min_contributors == 1
     ledger = Ledger("sqlite://")
-    around = ServerContext(ledger, MemoryBlobs(), SitePresence(ledger, float), float)
+    context = ServerContext(ledger, MemoryBlobs(), SitePresence(ledger, float), float)
     with pytest.raises(ConfigError, match=r"federation.min_contributors = 1 .* one site alone; .*only simulations"):
-        RunQueue([recipe], around)
+        RunQueue([recipe], context)
     assert not ledger.runs()  # nothing was begun
-    runs = RunQueue([], around)
+    runs = RunQueue([], context)
     with pytest.raises(ConfigError, match=r"federation.min_contributors = 1"):
         runs.start(recipe)
     runs.start(of_three_sites(recipe_of))

@@ -150,8 +150,8 @@ def test_a_round_closes_without_a_site_that_fell_silent(lab: Lab) -> None:
     lab.later(51.0, alive=("ann", "bob", "eva"))
     assert lab.value == 2.0
     assert [(r.round, r.complete) for r in lab.ledger.rounds("test")[:2]] == [(0, True), (1, False)]
-    fates = {task.site: task.fate for task in lab.ledger.tasks("test", 1, 1) if task.kind is TaskKind.FIT}
-    assert fates == {"ann": "reported", "bob": "reported", "cyd": "late"}
+    statuses = {task.site: task.task_status for task in lab.ledger.tasks("test", 1, 1) if task.kind is TaskKind.FIT}
+    assert statuses == {"ann": "reported", "bob": "reported", "cyd": "late"}
 
 
 def test_a_round_below_quorum_is_abandoned_and_the_state_is_untouched(lab: Lab) -> None:
@@ -235,7 +235,7 @@ def rotting(make: MakeLab, tmp_path: Path) -> Callable[..., Lab]:
 def test_an_update_that_rotted_on_disk_is_set_aside_by_name_and_never_averaged(rotting: Callable[..., Lab]) -> None:
     lab = rotting("ann")
     assert lab.value == 4.0
-    (task,) = (task for task in lab.ledger.tasks("test", 1) if task.fate == "set-aside")
+    (task,) = (task for task in lab.ledger.tasks("test", 1) if task.task_status == "set-aside")
     update = lab.ledger.updates("test", 1)[0]
     assert (task.site, update.task.site) == ("ann", "ann")
     assert "has changed on disk" in task.reason
@@ -266,7 +266,7 @@ def test_an_outlier_is_set_aside_and_the_rest_averaged(lab: Lab) -> None:
         assert lab.push(site, lab.model(value)).verdict is Verdict.ACCEPTED
     assert lab.value == 2.0
     task = next(task for task in lab.ledger.tasks("test", 1) if (task.site, task.kind) == ("bob", TaskKind.FIT))
-    assert task.fate == "set-aside"
+    assert task.task_status == "set-aside"
     assert "more than 100 times the cohort's median" in task.reason
     assert lab.has(lab.ledger.updates("test", 1)[1].digest)  # kept, and named
 
@@ -312,7 +312,7 @@ def test_a_heartbeat_of_the_open_task_goes_on_and_notes_the_start(lab: Lab) -> N
     assert lab.beat("ann", task.task_id, epoch=2) is Signal.CONTINUE
     row = lab.ledger.task(task.task_id)
     assert row is not None
-    assert row.fate == "started"
+    assert row.task_status == "started"
 
 
 def test_a_heartbeat_of_a_task_that_nobody_waits_for_aborts(lab: Lab) -> None:
@@ -338,7 +338,7 @@ def test_an_idle_heartbeat_keeps_a_site_alive_and_aborts_nothing(lab: Lab) -> No
     lab.clock.now += 49.0
     assert lab.beat("ann", "", activity=Activity.IDLE) is Signal.CONTINUE
     lab.clock.now += 49.0
-    assert lab.roster.alive(Role.TRAINER, 50.0) == {"ann"}
+    assert lab.presence.alive(Role.TRAINER, 50.0) == {"ann"}
 
 
 def test_a_failure_is_written_down_and_the_site_is_asked_no_more_in_this_round(lab: Lab) -> None:
@@ -346,7 +346,7 @@ def test_a_failure_is_written_down_and_the_site_is_asked_no_more_in_this_round(l
     assert lab.beat("ann", task_id, activity=Activity.FAILED, failure=FailureReason.OUT_OF_MEMORY) is Signal.CONTINUE
     row = lab.ledger.task(task_id)
     assert row is not None
-    assert (row.fate, row.reason) == ("failed", "out-of-memory")
+    assert (row.task_status, row.reason) == ("failed", "out-of-memory")
     assert lab.asked("ann") is None
     assert lab.beat("ann", task_id) is Signal.ABORT
     lab.round(bob=1.0, cyd=3.0)
@@ -500,7 +500,7 @@ def test_nobody_gets_a_task_without_enrolling_and_the_older_daemon_none_at_all(l
     with pytest.raises(NotEnrolledError):
         lab.coordinator.next_task("zoe", "daemon-zoe")
     task = lab.task("ann")
-    lab.roster.enroll("ann", {Role.TRAINER}, "newer")
+    lab.presence.enroll("ann", {Role.TRAINER}, "newer")
     with pytest.raises(FencedError):
         lab.task("ann")
     with pytest.raises(FencedError):

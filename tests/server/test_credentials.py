@@ -17,31 +17,31 @@ from protofed.server.rpc import server as serving
 
 
 def test_a_handshake_without_a_call_counts_once() -> None:
-    knocks = HandshakeCounter()
+    handshakes = HandshakeCounter()
     for _ in range(5):
-        knocks.begun()
+        handshakes.begun()
     for _ in range(3):
-        knocks.inside("ipv4:127.0.0.1:1")
+        handshakes.inside("ipv4:127.0.0.1:1")
     with structlog.testing.capture_logs() as logs:
-        assert knocks.tell() == 4
-        knocks.inside("ipv4:127.0.0.1:1")  # the same connection goes on
-        assert knocks.tell() == 0
-        knocks.begun()
-        knocks.inside("ipv4:127.0.0.1:2")
-        assert knocks.tell() == 0
-        knocks.begun()
-        knocks.inside("ipv4:127.0.0.1:2")
-        assert knocks.tell() == 1
+        assert handshakes.tell() == 4
+        handshakes.inside("ipv4:127.0.0.1:1")  # the same connection goes on
+        assert handshakes.tell() == 0
+        handshakes.begun()
+        handshakes.inside("ipv4:127.0.0.1:2")
+        assert handshakes.tell() == 0
+        handshakes.begun()
+        handshakes.inside("ipv4:127.0.0.1:2")
+        assert handshakes.tell() == 1
     assert [(line["count"], line["of"]) for line in logs] == [(4, 5), (1, 1)]
 
 
 def test_nothing_is_kept_of_connections_that_have_ended() -> None:
-    knocks = HandshakeCounter()
+    handshakes = HandshakeCounter()
     for minute in range(100):
         for port in range(10):
-            knocks.inside(f"ipv4:127.0.0.1:{minute * 10 + port}")
-        knocks.tell()
-    assert len(knocks._inside | knocks._before) == 10
+            handshakes.inside(f"ipv4:127.0.0.1:{minute * 10 + port}")
+        handshakes.tell()
+    assert len(handshakes._inside | handshakes._before) == 10
 
 
 @pytest.fixture

@@ -68,7 +68,7 @@ def test_equal_ledgers_give_equal_bytes(lab: Lab) -> None:
 def test_a_state_comes_in_pieces_of_two_mebibytes(make: MakeLab, tmp_path: Path) -> None:
     lab = make(blobs=FolderBlobs(tmp_path)).begin()
     large = lab.blobs.put(np.random.default_rng(0).bytes(2 * CHUNK_BYTES + 5))
-    lab.ledger.publish("test", 1, 1, large, complete=True, fate="late", silent={})
+    lab.ledger.publish("test", 1, 1, large, complete=True, task_status="late", silent={})
     desk = Downloads(lab.ledger, lab.blobs)
     pieces = [desk.state("test", None, offset) for offset in (0, CHUNK_BYTES, 2 * CHUNK_BYTES)]
     assert b"".join(piece.data for piece in pieces) == lab.blobs.get(large)

@@ -39,8 +39,8 @@ def told(lab: Lab, site: str, **scores: float) -> None:
     lab.coordinator.report_scores(site, f"daemon-{site}", task.task_id, named)
 
 
-def fates(found: dict[str, Any], place: int = -1) -> dict[tuple[str, str], dict[str, Any]]:
-    return {(fate["site"], fate["kind"]): fate for fate in found["rounds"][place]["fates"]}
+def tasks(found: dict[str, Any], place: int = -1) -> dict[tuple[str, str], dict[str, Any]]:
+    return {(task["site"], task["kind"]): task for task in found["rounds"][place]["tasks"]}
 
 
 def test_a_run_that_is_not_known_is_an_error(lab: Lab) -> None:
@@ -70,10 +70,10 @@ def test_a_round_has_its_sites_bytes_losses_and_norms(lab: Lab) -> None:
         (1, 1, "published"),
     ]
     assert (second["size"], second["quorum"], second["state"]) == (3, 2, lab.address)
-    ann = fates(found)["ann", "fit"]
-    assert (ann["fate"], ann["received"], ann["loss"], ann["refused"]) == ("reported", sizes["ann"], 0.25, [])
+    ann = tasks(found)["ann", "fit"]
+    assert (ann["task_status"], ann["received"], ann["loss"], ann["refused"]) == ("reported", sizes["ann"], 0.25, [])
     assert ann["norm"] == pytest.approx(math.sqrt(4 + 6))  # 2 x 2 of the body, 3 x 2 of the head, each 1 away
-    moved = [fate for one in found["rounds"] for fate in one["fates"]]
+    moved = [task_status for one in found["rounds"] for task_status in one["tasks"]]
     assert (sum(f["received"] for f in moved), sum(f["sent"] for f in moved)) == lab.ledger.moved("test")
     expected = {site: [round(v * math.sqrt(2), 4)] * 3 for site, v in zip(SITES, (1.0, 2.0, 4.0), strict=True)}
     assert found["norms"] == {"round": 1, "part": "head", "sites": expected}
@@ -92,7 +92,7 @@ def test_what_was_refused_failed_or_late_says_why(lab: Lab) -> None:
     lab.later(51.0, alive=("ann", "bob"))
     found = seen(lab)
     assert found["rounds"][-1]["outcome"] == "degraded"
-    (refused,) = fates(found)["bob", "fit"]["refused"]
+    (refused,) = tasks(found)["bob", "fit"]["refused"]
     assert refused == {
         "verdict": "invalid",
         "code": RejectionCode.NOT_FINITE,
@@ -100,7 +100,7 @@ def test_what_was_refused_failed_or_late_says_why(lab: Lab) -> None:
         "bytes": manifest.total_bytes,
         "digest": manifest.digest,
     }
-    assert fates(found)["cyd", "fit"]["fate"] == "failed"
+    assert tasks(found)["cyd", "fit"]["task_status"] == "failed"
 
 
 def test_an_abandoned_attempt_stays_beside_the_one_that_counts(lab: Lab) -> None:

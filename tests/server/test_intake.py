@@ -125,8 +125,8 @@ def test_an_over_selected_update_is_not_needed_and_does_not_count(make: MakeLab)
     receipt = lab.push("cyd", lab.model(100.0), task)
     assert receipt.verdict is Verdict.NOT_NEEDED
     assert lab.value == 2.0
-    fates = {row.site: row.fate for row in lab.ledger.tasks("test", 1) if row.kind is TaskKind.FIT}
-    assert fates == {"ann": "reported", "bob": "reported", "cyd": "not-needed"}
+    statuses = {row.site: row.task_status for row in lab.ledger.tasks("test", 1) if row.kind is TaskKind.FIT}
+    assert statuses == {"ann": "reported", "bob": "reported", "cyd": "not-needed"}
 
 
 def test_an_update_of_a_site_that_said_it_could_not_is_refused_politely(lab: Lab) -> None:

@@ -47,8 +47,8 @@ def update(task: TaskRow, data: bytes = b"u", verdict: Verdict = Verdict.ACCEPTE
     return UpdateRow(task, verdict, reason, digest(data), len(data), {"loss": 0.5}, 12.0)
 
 
-def fates(ledger: Ledger, round: int = 1) -> dict[str, str]:
-    return {task.task_id: task.fate for task in ledger.tasks("run", round)}
+def task_statuses(ledger: Ledger, round: int = 1) -> dict[str, str]:
+    return {task.task_id: task.task_status for task in ledger.tasks("run", round)}
 
 
 # Sites and runs
@@ -116,14 +116,21 @@ def test_an_attempt_is_opened_once(ledger: Ledger) -> None:
     assert [task.site for task in ledger.tasks("run", 1)] == ["ann"]
 
 
-@pytest.mark.parametrize(("complete", "fate"), [(True, "not-needed"), (False, "late")])
-def test_publishing_closes_an_attempt_and_settles_the_silent_ones(ledger: Ledger, complete: bool, fate: str) -> None:
+@pytest.mark.parametrize(("complete", "task_status"), [(True, "not-needed"), (False, "late")])
+def test_publishing_closes_an_attempt_and_settles_the_silent_ones(
+    ledger: Ledger, complete: bool, task_status: str
+) -> None:
     ann, bob, cyd, dan = opened(ledger, "ann", "bob", "cyd", "dan")
     ledger.judge(update(ann))
-    ledger.set_fate(bob.task_id, "started")
-    ledger.set_fate(cyd.task_id, "failed", "disk")
+    ledger.set_task_status(bob.task_id, "started")
+    ledger.set_task_status(cyd.task_id, "failed", "disk")
     ledger.publish("run", 1, 1, STATE, complete=complete)
-    assert fates(ledger) == {ann.task_id: "reported", bob.task_id: fate, cyd.task_id: "failed", dan.task_id: fate}
+    assert task_statuses(ledger) == {
+        ann.task_id: "reported",
+        bob.task_id: task_status,
+        cyd.task_id: "failed",
+        dan.task_id: task_status,
+    }
     (row,) = ledger.rounds("run")
     assert (row.state, row.complete, row.abandoned) == (STATE, complete, None)
     assert row.closed_at is not None
@@ -133,7 +140,7 @@ def test_abandoning_closes_one_attempt_only(ledger: Ledger) -> None:
     (first,), (second,) = opened(ledger, "ann"), opened(ledger, "ann", attempt=2)
     ledger.abandon("run", 1, 1, "too few")
     assert [(r.attempt, r.abandoned, r.state) for r in ledger.rounds("run")] == [(1, "too few", None), (2, None, None)]
-    assert fates(ledger) == {first.task_id: "late", second.task_id: "invited"}
+    assert task_statuses(ledger) == {first.task_id: "late", second.task_id: "invited"}
 
 
 def test_rounds_come_in_order(ledger: Ledger) -> None:
@@ -157,18 +164,18 @@ def test_a_task_is_found_by_its_task_id(ledger: Ledger) -> None:
 
 def test_a_fate_is_that_of_one_task(ledger: Ledger) -> None:
     ann, bob = opened(ledger, "ann", "bob")
-    ledger.set_fate(ann.task_id, "failed", "data")
-    assert ledger.task(ann.task_id) == replace(ann, fate="failed", reason="data")
+    ledger.set_task_status(ann.task_id, "failed", "data")
+    assert ledger.task(ann.task_id) == replace(ann, task_status="failed", reason="data")
     assert ledger.task(bob.task_id) == bob
     assert [task.is_open for task in ledger.tasks("run", 1)] == [False, True]
 
 
-@pytest.mark.parametrize("fate", ["started", "failed"])
-def test_an_update_that_stands_is_reported_whatever_is_said_later(ledger: Ledger, fate: str) -> None:
+@pytest.mark.parametrize("task_status", ["started", "failed"])
+def test_an_update_that_stands_is_reported_whatever_is_said_later(ledger: Ledger, task_status: str) -> None:
     (ann,) = opened(ledger, "ann")
     ledger.judge(update(ann))
-    ledger.set_fate(ann.task_id, fate)  # its promise was not heard: the journal was full
-    assert fates(ledger) == {ann.task_id: "reported"}
+    ledger.set_task_status(ann.task_id, task_status)  # its promise was not heard: the journal was full
+    assert task_statuses(ledger) == {ann.task_id: "reported"}
 
 
 def test_marking_a_round_scored_settles_its_silent_scorers_and_nobody_else(ledger: Ledger) -> None:
@@ -180,8 +187,12 @@ def test_marking_a_round_scored_settles_its_silent_scorers_and_nobody_else(ledge
     ledger.add_scores(scorers[0], {"accuracy": 0.5})
     ledger.mark_scored("run", 1)
     assert [row.scored for row in ledger.rounds("run")] == [True, False]
-    assert fates(ledger) == {fit.task_id: "not-needed", scorers[0].task_id: "reported", scorers[1].task_id: "late"}
-    assert fates(ledger, 2) == {next_fit.task_id: "invited"}
+    assert task_statuses(ledger) == {
+        fit.task_id: "not-needed",
+        scorers[0].task_id: "reported",
+        scorers[1].task_id: "late",
+    }
+    assert task_statuses(ledger, 2) == {next_fit.task_id: "invited"}
 
 
 # Updates
@@ -197,7 +208,7 @@ def test_an_accepted_update_reports_its_task_and_its_receipt_is_kept(ledger: Led
     assert (counted.metrics, counted.weight, counted.bytes) == ({"loss": 0.5}, 12.0, 1)
     reported = ledger.task(task.task_id)
     assert reported is not None
-    assert reported.fate == "reported"
+    assert reported.task_status == "reported"
 
 
 @pytest.mark.parametrize("verdict", [Verdict.INVALID, Verdict.STALE, Verdict.NOT_NEEDED])
@@ -206,7 +217,7 @@ def test_a_refused_update_is_kept_with_its_reason_and_counts_for_nothing(ledger:
     ledger.judge(update(task, verdict=verdict, reason="because"))
     ledger.judge(update(task, verdict=verdict, reason="again"))
     assert ledger.accepted(task) is None
-    assert fates(ledger) == {task.task_id: "invited"}
+    assert task_statuses(ledger) == {task.task_id: "invited"}
     rows = ledger.updates("run", 1)
     assert [(row.verdict, row.reason) for row in rows] == [(verdict, "because"), (verdict, "again")]
 
@@ -285,7 +296,7 @@ def test_scores_are_kept_by_round_site_and_name(ledger: Ledger) -> None:
         2: {"ann": {"accuracy": 0.75, "loss": 1.0}, "bob": {"accuracy": 0.5, "loss": 1.0}},
     }
     assert ledger.scores("other") == {}
-    assert {task.fate for task in ledger.tasks("run", 1)} == {"reported"}
+    assert {task.task_status for task in ledger.tasks("run", 1)} == {"reported"}
 
 
 def test_no_scores_are_a_report_too(ledger: Ledger) -> None:
@@ -293,7 +304,7 @@ def test_no_scores_are_a_report_too(ledger: Ledger) -> None:
     ledger.invite([task])
     ledger.add_scores(task, {})
     assert ledger.scores("run") == {}
-    assert fates(ledger) == {task.task_id: "reported"}
+    assert task_statuses(ledger) == {task.task_id: "reported"}
 
 
 def test_scores_are_reported_whole_or_not_at_all(ledger: Ledger) -> None:

@@ -38,12 +38,12 @@ class Metered:
     """A live server and its /metrics."""
 
     def __init__(self, server: Any) -> None:
-        self.server, registry = server, server.around.metrics.registry
+        self.server, registry = server, server.context.metrics.registry
         self.records = LedgerReader(str(server.ledger._engine.url))
-        certificates, metrics = server.operation.certificates, server.around.metrics
+        certificates, metrics = server.operation.certificates, server.context.metrics
         state = server.audit_file.parent
         seen = Watched(
-            server.runs, server.around.roster, self.records, certificates, None, state, lambda: metrics.lag()
+            server.runs, server.context.presence, self.records, certificates, None, state, lambda: metrics.lag()
         )
         registry.register(StateCollector(seen))
         ProcessCollector(registry=registry)

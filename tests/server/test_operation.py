@@ -152,7 +152,7 @@ def test_a_run_that_goes_on_is_aborted_and_its_sites_stop(busy: Office) -> None:
     report = busy.operation.abort("one", "wrong data")
     assert (report.status, report.row.reason) == ("aborted", "wrong data")
     assert busy.runs.heartbeat("one", "ann", daemon("ann"), Progress(task.task_id, Activity.TRAINING)) is Signal.ABORT
-    assert {fate.task.fate for fate in busy.operation.rounds("one")[1].fates} == {"late"}
+    assert {site_task.task.task_status for site_task in busy.operation.rounds("one")[1].tasks} == {"late"}
 
 
 def test_a_run_that_waits_is_aborted_before_it_began(busy: Office) -> None:
@@ -250,14 +250,22 @@ def test_every_site_has_its_fate_in_every_round(desk: Office) -> None:
     desk.push("cyd", desk.model(1.0))
     desk.later(11.0)
     report = desk.operation.rounds("one")[1]
-    fates = {fate.task.site: (fate.task.fate, fate.task.reason) for fate in report.fates if fate.task.kind == "fit"}
+    tasks = {
+        site_task.task.site: (site_task.task.task_status, site_task.task.reason)
+        for site_task in report.tasks
+        if site_task.task.kind == "fit"
+    }
     assert report.outcome == "degraded"
-    assert fates == {
+    assert tasks == {
         "ann": ("reported", ""),
         "bob": ("late", "training, epoch 1/3, last progress 11 s ago"),
         "cyd": ("reported", ""),
     }
-    refused = {fate.task.site: [update.code for update in fate.refusals] for fate in report.fates if fate.refusals}
+    refused = {
+        site_task.task.site: [update.code for update in site_task.refusals]
+        for site_task in report.tasks
+        if site_task.refusals
+    }
     assert refused == {"cyd": [RejectionCode.BASE]}
 
 
@@ -275,7 +283,7 @@ def test_what_was_set_aside_abandoned_and_is_open_is_told_apart(desk: Office) ->
         (2, 2): "open",
     }
     assert reports[2, 1].row.abandoned == "0 updates at the deadline, quorum 2"
-    (aside,) = [fate.task for fate in reports[1, 1].fates if fate.task.fate == "set-aside"]
+    (aside,) = [task.task for task in reports[1, 1].tasks if task.task.task_status == "set-aside"]
     assert aside.site == "bob"
     assert "more than 100 times the cohort's median" in aside.reason
 
@@ -331,8 +339,10 @@ def test_a_site_is_excluded_in_the_middle_of_a_round_and_nobody_waits_for_it(bus
     task = busy.task("cyd")
     report = busy.operation.exclude("cyd", "wrong labels")
     assert (report.status, report.excluded) == ("excluded", "wrong labels")
-    fate = next(fate.task for fate in busy.operation.rounds("one")[1].fates if fate.task.site == "cyd")
-    assert (fate.fate, fate.reason) == ("failed", "excluded: wrong labels")
+    site_task = next(
+        site_task.task for site_task in busy.operation.rounds("one")[1].tasks if site_task.task.site == "cyd"
+    )
+    assert (site_task.task_status, site_task.reason) == ("failed", "excluded: wrong labels")
     assert busy.runs.heartbeat("one", "cyd", daemon("cyd"), Progress(task.task_id, Activity.TRAINING)) is Signal.ABORT
     calls: list[Callable[[], object]] = [
         lambda: busy.push("cyd", busy.model(1.0), task),
@@ -354,8 +364,8 @@ def test_what_a_site_handed_in_before_it_was_excluded_counts(busy: Office) -> No
     for site in ("ann", "bob"):
         busy.push(site, busy.model(1.0))
     assert busy.value == 2.0
-    fate = next(fate.task for fate in busy.operation.rounds("one")[1].fates if fate.task.site == "cyd")
-    assert fate.fate == "reported"
+    task = next(task.task for task in busy.operation.rounds("one")[1].tasks if task.task.site == "cyd")
+    assert task.task_status == "reported"
 
 
 def test_an_excluded_site_is_not_invited_again_also_after_a_restart_until_it_is_admitted(desk: Office) -> None:
@@ -370,7 +380,7 @@ def test_an_excluded_site_is_not_invited_again_also_after_a_restart_until_it_is_
     desk.later(0.0)
     assert desk.site("cyd").status == "excluded"
     assert desk.task("ann").round == 2
-    assert [fate.task.site for fate in desk.operation.rounds("one")[2].fates] == ["ann", "bob"]
+    assert [task.task.site for task in desk.operation.rounds("one")[2].tasks] == ["ann", "bob"]
     assert desk.operation.admit("cyd").status == "away"
     with pytest.raises(NotEnrolledError):
         desk.runs.next_task("one", "cyd", daemon("cyd"))

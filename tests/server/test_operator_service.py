@@ -51,7 +51,7 @@ def desk(live_server: Callable[..., Any], recipe_of: RecipeOf) -> Iterator[Desk]
 
 
 @pytest.fixture
-def amiss(live_server: Callable[..., Any], recipe_of: RecipeOf) -> Iterator[Desk]:
+def troubled(live_server: Callable[..., Any], recipe_of: RecipeOf) -> Iterator[Desk]:
     """A server whose round 1 is published, though not without faults."""
     server, daemons = disturbed(live_server, recipe_of)
     desk = Desk(server)
@@ -79,8 +79,8 @@ def test_orders_change_the_status(desk: Desk) -> None:
     assert info.ended_at >= info.began_at
 
 
-def test_a_run_is_shown_with_every_fate_and_refusal(amiss: Desk) -> None:
-    detail = amiss.show()
+def test_a_run_is_shown_with_every_fate_and_refusal(troubled: Desk) -> None:
+    detail = troubled.show()
     info, rounds = detail.info, {(row.round, row.attempt): row for row in detail.rounds}
     assert (info.status, info.round, info.rounds, info.invited, info.reported) == ("running", 2, 3, 6, 0)
     assert (info.degraded, info.abandoned, info.rolled_back) == (1, 0, 0)
@@ -91,45 +91,52 @@ def test_a_run_is_shown_with_every_fate_and_refusal(amiss: Desk) -> None:
         (1, 1): "degraded",
         (2, 1): "open",
     }
-    fates = {fate.site: fate for fate in rounds[1, 1].sites}
-    assert [fates[site].fate for site in SITES] == ["reported", "reported", "reported", "set-aside", "failed", "late"]
-    assert list(fates["site-1"].refusals) == ["not-finite: body/w has values that are not finite"]
-    assert "more than 100 times the cohort's median" in fates["site-4"].reason
-    assert fates["site-5"].reason == "out-of-memory"
-    assert "training, epoch 1/3, last progress" in fates["site-6"].reason
-    assert {fate.kind for fate in rounds[1, 1].sites} == {"fit"}
+    tasks = {task.site: task for task in rounds[1, 1].sites}
+    assert [tasks[site].task_status for site in SITES] == [
+        "reported",
+        "reported",
+        "reported",
+        "set-aside",
+        "failed",
+        "late",
+    ]
+    assert list(tasks["site-1"].refusals) == ["not-finite: body/w has values that are not finite"]
+    assert "more than 100 times the cohort's median" in tasks["site-4"].reason
+    assert tasks["site-5"].reason == "out-of-memory"
+    assert "training, epoch 1/3, last progress" in tasks["site-6"].reason
+    assert {task.kind for task in rounds[1, 1].sites} == {"fit"}
     assert rounds[1, 1].closed_at >= rounds[1, 1].opened_at > 0.0
     assert rounds[2, 1].closed_at == 0.0
 
 
-def test_a_published_state_comes_out_again(amiss: Desk) -> None:
-    found = amiss.call("VerifyRound", pb.VerifyRoundRequest(run=RUN, round=1, attempt=1))
+def test_a_published_state_comes_out_again(troubled: Desk) -> None:
+    found = troubled.call("VerifyRound", pb.VerifyRoundRequest(run=RUN, round=1, attempt=1))
     assert (found.finding, found.recomputed) == ("same", found.published)
-    assert found.published == amiss.show().rounds[1].state
-    amiss.server.blobs.discard(found.published)
-    found = amiss.call("VerifyRound", pb.VerifyRoundRequest(run=RUN, round=1, attempt=1))
+    assert found.published == troubled.show().rounds[1].state
+    troubled.server.blobs.discard(found.published)
+    found = troubled.call("VerifyRound", pb.VerifyRoundRequest(run=RUN, round=1, attempt=1))
     assert (found.finding, found.recomputed) == ("not-kept", "")
-    code, text = amiss.refused("VerifyRound", pb.VerifyRoundRequest(run=RUN, round=2, attempt=1))
+    code, text = troubled.refused("VerifyRound", pb.VerifyRoundRequest(run=RUN, round=2, attempt=1))
     assert (code, "published nothing in attempt 1 of round 2" in text) == (Code.INVALID_ARGUMENT, True)
 
 
-def test_a_run_goes_back(amiss: Desk) -> None:
-    info = amiss.call("RollBackRun", pb.RollBackRunRequest(run=RUN, round=0))
+def test_a_run_goes_back(troubled: Desk) -> None:
+    info = troubled.call("RollBackRun", pb.RollBackRunRequest(run=RUN, round=0))
     assert (info.status, info.rolled_back) == ("running", 2)
-    code, text = amiss.refused("RollBackRun", pb.RollBackRunRequest(run=RUN, round=77))
+    code, text = troubled.refused("RollBackRun", pb.RollBackRunRequest(run=RUN, round=77))
     assert (code, text) == (Code.INVALID_ARGUMENT, "the state of round 77 does not exist; expected one of 0")
 
 
-def test_sites_are_listed_excluded_and_admitted(amiss: Desk) -> None:
-    sites = {info.site: info for info in amiss.call("ListSites", pb.ListSitesRequest()).sites}
+def test_sites_are_listed_excluded_and_admitted(troubled: Desk) -> None:
+    sites = {info.site: info for info in troubled.call("ListSites", pb.ListSitesRequest()).sites}
     assert list(sites) == SITES
     assert list(sites["site-1"].roles) == ["trainer"]
     assert sites["site-6"].status == "working"
     assert sites["site-6"].activity_text == "training, epoch 1/3"
     assert sites["site-6"].progress_age_s >= 0.0
-    info = amiss.call("ExcludeSite", pb.ExcludeSiteRequest(site="site-6", reason="wrong labels"))
+    info = troubled.call("ExcludeSite", pb.ExcludeSiteRequest(site="site-6", reason="wrong labels"))
     assert (info.status, info.excluded, info.progress_age_s) == ("excluded", "wrong labels", -1.0)
-    info = amiss.call("AdmitSite", pb.AdmitSiteRequest(site="site-6"))
+    info = troubled.call("AdmitSite", pb.AdmitSiteRequest(site="site-6"))
     assert (info.status, info.excluded, info.progress_age_s) == ("away", "", -1.0)
 
 

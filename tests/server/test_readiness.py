@@ -164,7 +164,7 @@ def test_a_certificate_that_expires_ends_readiness_on_both_ports(
     boss = authority.issue(identity / "operators" / "boss", Party.OPERATOR, "boss")
     (identity / "operators" / "boss.pem").write_bytes((boss / "cert.pem").read_bytes())
     server = live_server(recipe_of("fedavg"), identity=identity, readiness=ready)
-    monitor = Monitor(Monitoring(listen="127.0.0.1:0"), server.around.metrics.registry, ready.missing)
+    monitor = Monitor(Monitoring(listen="127.0.0.1:0"), server.context.metrics.registry, ready.missing)
     url = monitor.start()
     with urllib.request.urlopen(f"{url}/readyz", timeout=10) as answer:  # noqa: S310  (ours)
         assert (answer.status, answer.read()) == (200, b"ready\n")

@@ -48,7 +48,7 @@ def test_what_was_done_before_stays_in_the_ledger_and_is_marked(far: Lab) -> Non
         (3, True),
         (4, True),
     ]
-    assert {task.fate for task in far.ledger.tasks("test", 4)} == {"late"}
+    assert {task.task_status for task in far.ledger.tasks("test", 4)} == {"late"}
     assert {task.reason for task in far.ledger.tasks("test", 4)} == {"rolled back to round 1"}
 
 

@@ -52,7 +52,7 @@ SITES = ("ann", "bob", "cyd")
 
 
 @pytest.fixture
-def around(clock: Clock) -> ServerContext:
+def context(clock: Clock) -> ServerContext:
     ledger = Ledger()
     return ServerContext(ledger, MemoryBlobs(), SitePresence(ledger, clock), clock)
 
@@ -63,8 +63,8 @@ def recipe(make: MakeLab) -> Callable[..., Recipe]:
 
 
 @pytest.fixture
-def two(around: ServerContext, recipe: Callable[..., Recipe]) -> RunQueue:
-    return RunQueue([recipe("one"), recipe("two")], around)
+def two(context: ServerContext, recipe: Callable[..., Recipe]) -> RunQueue:
+    return RunQueue([recipe("one"), recipe("two")], context)
 
 
 def enroll(runs: RunQueue, site: str, protocol: int = PROTOCOL_VERSION) -> Assignment | Finished:
@@ -146,8 +146,8 @@ def test_being_told_of_one_finished_run_is_not_being_told_of_all(two: RunQueue) 
     assert not two.everyone_was_told()
 
 
-def test_failed_runs_are_listed_with_their_reason(around: ServerContext, recipe: Callable[..., Recipe]) -> None:
-    runs = RunQueue([recipe("one"), recipe("two"), recipe("three")], around)
+def test_failed_runs_are_listed_with_their_reason(context: ServerContext, recipe: Callable[..., Recipe]) -> None:
+    runs = RunQueue([recipe("one"), recipe("two"), recipe("three")], context)
     runs.of("one")._driver.handle(Broken("disk"))
     runs.of("two").stop("enough")
     assert runs.failed == ["one: disk"]
@@ -179,16 +179,16 @@ def test_runs_are_found_by_name_also_when_they_are_over(two: RunQueue) -> None:
         two.of("three")
 
 
-def test_two_recipes_of_one_name_are_refused(around: ServerContext, recipe: Callable[..., Recipe]) -> None:
+def test_two_recipes_of_one_name_are_refused(context: ServerContext, recipe: Callable[..., Recipe]) -> None:
     with pytest.raises(ConfigError, match="same name: one, two, one"):
-        RunQueue([recipe("one"), recipe("two"), recipe("one", rounds=9)], around)
+        RunQueue([recipe("one"), recipe("two"), recipe("one", rounds=9)], context)
 
 
 def test_a_restarted_server_goes_on_with_the_run_that_is_not_over(
-    two: RunQueue, around: ServerContext, recipe: Callable[..., Recipe]
+    two: RunQueue, context: ServerContext, recipe: Callable[..., Recipe]
 ) -> None:
     going_on(two).stop("enough")
-    again = RunQueue([recipe("one"), recipe("two")], around)
+    again = RunQueue([recipe("one"), recipe("two")], context)
     assert going_on(again).run == "two"
     assert not again.finished
 
@@ -268,7 +268,7 @@ def test_a_server_without_a_run_answers_so_and_takes_one_later() -> None:
     assert desk.runs.finished
     beat = Progress("n", Activity.TRAINING)
     assert desk.runs.heartbeat("one", "ann", "daemon-ann", beat) is Signal.ABORT
-    assert desk.roster.progress("ann") is beat  # it is shown, whatever run it is of
+    assert desk.presence.progress("ann") is beat  # it is shown, whatever run it is of
     desk.start("one")
     answer = desk.come_back("ann")
     assert isinstance(answer, Assignment)
@@ -298,7 +298,7 @@ def test_patience_begins_again_with_every_round(desk: Office) -> None:
     desk.push("eva", desk.model(0.0))
     desk.clock.now += 59.0
     for site in SITES:
-        desk.roster.seen(site, f"daemon-{site}")
+        desk.presence.seen(site, f"daemon-{site}")
     desk.round(ann=1.0, bob=1.0, cyd=1.0)
     desk.later(59.0)  # round 2 was opened before
     assert desk.statuses()["three"] == "running"
@@ -439,8 +439,8 @@ def test_a_site_that_leaves_is_not_waited_for(two: RunQueue) -> None:
     two.tick()
     assert isinstance(ask(two, "one", "bob"), Task)
     assert isinstance(ask(two, "one", "ann"), Wait)
-    fates = {row.site: (row.fate, row.reason) for row in two._ledger.tasks("one", 0)}
-    assert fates["ann"] == ("failed", "outside its schedule")
+    statuses = {row.site: (row.task_status, row.reason) for row in two._ledger.tasks("one", 0)}
+    assert statuses["ann"] == ("failed", "outside its schedule")
 
 
 def test_nobody_has_to_tell_a_held_site_that_no_run_is_left(two: RunQueue) -> None:

@@ -45,7 +45,7 @@ class LiveServer:
         state.mkdir(parents=True, exist_ok=True)
         executors, notifier, self._opened = Executors(), TaskNotifier(), ExitStack()
         context = open_server(state, self._opened, work=executors.aggregate, notify=notifier.ring)
-        self.around, self.ledger, self.blobs = context, context.ledger, context.blobs
+        self.context, self.ledger, self.blobs = context, context.ledger, context.blobs
         self.runs = RunQueue([recipe], context)
         self.operation = OperatorApi(self.runs, context)
         if identity is not None:

@@ -14,7 +14,7 @@ from protofed.common.protocol.messages import Verdict
 from protofed.server.verdicts import RejectionCode
 
 BUILD = Metric("protofed_build_info", "gauge", ("version", "protocol"), "1; which protofed this is.")
-RUNS = Metric("protofed_runs", "gauge", ("status",), "Runs: queued, running, paused, completed, failed, aborted.")
+RUNS = Metric("protofed_runs", "gauge", ("state",), "Runs: queued, running, paused, completed, failed, aborted.")
 ROUND = Metric("protofed_round", "gauge", ("run",), "The run's round; 0 makes the first model.")
 PLANNED = Metric("protofed_rounds_planned", "gauge", ("run",), "Rounds of its recipe.")
 PHASE = Metric(

@@ -66,7 +66,7 @@ def list_runs(operator: Operator, as_json: AsJson = False) -> None:
 def show(
     operator: Operator,
     run: Run,
-    everything: Annotated[bool, typer.Option("--all", help="Every round and site, not only what was amiss.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Every round and site, not only what failed.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """One run: its rounds, what became of every site, and the newest scores."""

@@ -31,7 +31,7 @@ STYLES = {
     "away": "yellow",
 }
 # Columns of any width; all others are as wide as what is in them.
-WRAPPED = ("run", "site", "fates", "reason", "phase", "doing")
+WRAPPED = ("run", "site", "tasks", "reason", "phase", "doing")
 
 
 class _Plain(Table):

@@ -43,7 +43,7 @@ class ServerMonitor:
         self,
         runs: RunQueue,
         operation: OperatorApi,
-        around: ServerContext,
+        context: ServerContext,
         identity: LiveIdentity | None,
         held: ExitStack,
     ) -> str:
@@ -53,7 +53,7 @@ class ServerMonitor:
             Unavailable: the port is taken.
         """
         state = self._settings.state
-        self.readiness.require("ledger", ledger_writable(around.ledger), polite=True)
+        self.readiness.require("ledger", ledger_writable(context.ledger), polite=True)
         self.readiness.require("state", state_writable(state), polite=True)
         if (state / BLOBS).is_symlink():
             self.readiness.require("blobs", state_writable(state / BLOBS, "folder of the blobs"), polite=True)
@@ -62,7 +62,9 @@ class ServerMonitor:
         records = LedgerReader(ledger_url(self._settings))
         held.callback(records.close)
         metrics = self.metrics
-        watched = Watched(runs, around.roster, records, operation.certificates, identity, state, lambda: metrics.lag())
+        watched = Watched(
+            runs, context.presence, records, operation.certificates, identity, state, lambda: metrics.lag()
+        )
         metrics.registry.register(StateCollector(watched))
         ProcessCollector(registry=metrics.registry)
         return held.enter_context(answering(self._monitor, state))

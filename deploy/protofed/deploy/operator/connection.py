@@ -87,7 +87,7 @@ class Operator:
         return list(self._call(self._stub.ListRuns, pb.ListRunsRequest()).runs)
 
     def show(self, run: str, newest: int | None = None) -> pb.RunDetail:
-        """A run with its rounds and every site's fate: the newest so many attempts, or all, in as many calls."""
+        """A run with its rounds and every site's task: the newest so many attempts, or all, in as many calls."""
         if newest is not None:
             return self._call(self._stub.ShowRun, pb.ShowRunRequest(run=run, first=-newest, count=newest))
         detail = self._call(self._stub.ShowRun, pb.ShowRunRequest(run=run, count=PAGE))

@@ -31,11 +31,11 @@ def _between(before: RunSnapshot, now: RunSnapshot) -> Iterator[str]:
         yield _status(now)
 
 
-def _status(scene: RunSnapshot) -> str:
-    said = f"{scene.run} · {scene.method} · {scene.status} · round {scene.round} of {scene.rounds}"
+def _status(snapshot: RunSnapshot) -> str:
+    said = f"{snapshot.run} · {snapshot.method} · {snapshot.status} · round {snapshot.round} of {snapshot.rounds}"
     return said + "".join(
         f" · {part}"
-        for part in (scene.queue, scene.reason if scene.ended and scene.reason != scene.status else "")
+        for part in (snapshot.queue, snapshot.reason if snapshot.ended and snapshot.reason != snapshot.status else "")
         if part
     )
 
@@ -52,9 +52,9 @@ def _round_lines(before: RunSnapshot | None, now: RunSnapshot) -> Iterator[str]:
 def _attempt(row: Attempt) -> str:
     tried = f", try {row.attempt}" if row.attempt > 1 else ""
     took = "" if row.seconds is None else f" after {row.seconds:.1f} s"
-    amiss = "".join(f", {number} {fate}" for fate, number in row.amiss.items())
+    failed = "".join(f", {number} {task_status}" for task_status, number in row.failed.items())
     why = f": {row.reason}" if row.reason else ""
-    return f"round {row.round}{tried}: {row.outcome}{took}, {row.reported} of {row.invited} reported{amiss}{why}"
+    return f"round {row.round}{tried}: {row.outcome}{took}, {row.reported} of {row.invited} reported{failed}{why}"
 
 
 def _problem_lines(before: RunSnapshot, now: RunSnapshot) -> Iterator[str]:
@@ -79,9 +79,9 @@ def _unwell(site: SiteSnapshot) -> bool:
     return site.status not in ("working", "idle", "away")
 
 
-def _scores(scene: RunSnapshot) -> str:
+def _scores(snapshot: RunSnapshot) -> str:
     told = ", ".join(
         f"{score.name} {score.mean:.4f}" + ("" if score.mean_change is None else f" ({score.mean_change:+.4f})")
-        for score in scene.scores[:SHOWN_SCORES]
+        for score in snapshot.scores[:SHOWN_SCORES]
     )
-    return f"scores after round {scene.scored_round}: {told}"
+    return f"scores after round {snapshot.scored_round}: {told}"

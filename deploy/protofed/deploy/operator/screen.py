@@ -13,7 +13,7 @@ from protofed.deploy.console.tables import STYLES, span, styled
 from protofed.deploy.operator.screen_header import bar, header
 from protofed.deploy.operator.screen_layout import Rows, fitting
 from protofed.deploy.operator.snapshot import (
-    AMISS,
+    FAILED,
     Attempt,
     Attention,
     Problem,
@@ -36,25 +36,25 @@ _TOLD: dict[str, Callable[[float], str]] = {  # what is zero is not told
 
 
 class WatchScreen:
-    """A scene as large as its terminal; without a height all of it."""
+    """A snapshot as large as its terminal; without a height all of it."""
 
-    def __init__(self, scene: RunSnapshot, height: int | None = None) -> None:
-        self._scene, self._height = scene, height
+    def __init__(self, snapshot: RunSnapshot, height: int | None = None) -> None:
+        self._snapshot, self._height = snapshot, height
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        yield Group(*parts(self._scene, options.max_width, self._height))
+        yield Group(*parts(self._snapshot, options.max_width, self._height))
 
 
-def parts(scene: RunSnapshot, width: int, height: int | None = None) -> list[RenderableType]:
+def parts(snapshot: RunSnapshot, width: int, height: int | None = None) -> list[RenderableType]:
     """From the top: header, sites, what went wrong, scores, the last rounds."""
-    top = header(scene, width)
-    there = Rows(len(scene.sites), len(scene.problems), len(scene.scores), len(_strip_rows(scene.history)))
+    top = header(snapshot, width)
+    there = Rows(len(snapshot.sites), len(snapshot.problems), len(snapshot.scores), len(_strip_rows(snapshot.history)))
     rows = fitting(there, None if height is None else height - len(top))
     shown: list[list[RenderableType]] = [
-        _sites(scene.sites, rows.sites, width),
-        [_problems(scene.problems[: rows.problems], width)] if rows.problems else [],
-        [_scores(scene, rows.scores, width)] if rows.scores else [],
-        [_strip(scene.history, width)] if rows.strip else [],
+        _sites(snapshot.sites, rows.sites, width),
+        [_problems(snapshot.problems[: rows.problems], width)] if rows.problems else [],
+        [_scores(snapshot, rows.scores, width)] if rows.scores else [],
+        [_strip(snapshot.history, width)] if rows.strip else [],
     ]
     gap: list[RenderableType] = [Text()] if rows.gaps else []
     return [*top, *(line for part in shown if part for line in (*gap, *part))]
@@ -75,7 +75,9 @@ def _sites(sites: Sequence[SiteSnapshot], most: int, width: int) -> list[Rendera
         if machine:
             does.truncate(width // 3, overflow="ellipsis")
             cells.append(does)
-        table.add_row(_name(site.site, width), styled(site.fate or "–"), *cells, _machine(site) if machine else does)
+        table.add_row(
+            _name(site.site, width), styled(site.task_status or "–"), *cells, _machine(site) if machine else does
+        )
     return [table, *_left_out(sites[most:])]
 
 
@@ -88,8 +90,8 @@ def _left_out(sites: Sequence[SiteSnapshot]) -> list[RenderableType]:
 
 def _does(site: SiteSnapshot) -> Text:
     """What it does, or why it did not do what the round wanted."""
-    if site.fate in AMISS and site.reason and site.status in ("working", "idle"):
-        return _cut(site.reason, STYLES[site.fate])
+    if site.task_status in FAILED and site.reason and site.status in ("working", "idle"):
+        return _cut(site.reason, STYLES[site.task_status])
     return _cut(site.doing, STYLES.get(site.status, "") if site.care < Attention.AWAITED else "")
 
 
@@ -111,11 +113,11 @@ def _problems(problems: Sequence[Problem], width: int) -> RenderableType:
     return table
 
 
-def _scores(scene: RunSnapshot, most: int, width: int) -> RenderableType:
+def _scores(snapshot: RunSnapshot, most: int, width: int) -> RenderableType:
     std = ["std"] if width >= NARROW else []
-    first = f"scores after round {scene.scored_round}"
+    first = f"scores after round {snapshot.scored_round}"
     table = _table(first, "mean", "change", *std, "worst", "change", "sites", cut=first)
-    for score in scene.scores[:most]:
+    for score in snapshot.scores[:most]:
         mean, spread, worst = (Text(f"{value:.4f}") for value in (score.mean, score.std, score.worst))
         changes = _change(score.mean_change, score), _change(score.worst_change, score)
         shown = [mean, changes[0], *([spread] if std else []), worst, changes[1], Text(str(score.sites))]
@@ -152,13 +154,13 @@ def _strip_rows(history: Sequence[Attempt]) -> dict[str, list[Text]]:
         "took": [Text("" if row.seconds is None else f"{row.seconds:.1f} s") for row in history],
         "reported": [Text(f"{row.reported} of {row.invited}") for row in history],
     }
-    return {**rows, "amiss": [_amiss(row) for row in history]} if any(row.amiss for row in history) else rows
+    return {**rows, "failed": [_failed(row) for row in history]} if any(row.failed for row in history) else rows
 
 
-def _amiss(row: Attempt) -> Text:
+def _failed(row: Attempt) -> Text:
     """`1 late`; of several kinds only how many."""
-    total, kinds = sum(row.amiss.values()), list(row.amiss)
-    return Text(f"{total} {kinds[0] if len(kinds) == 1 else 'amiss'}" if total else "", "red")
+    total, kinds = sum(row.failed.values()), list(row.failed)
+    return Text(f"{total} {kinds[0] if len(kinds) == 1 else 'failed'}" if total else "", "red")
 
 
 def _table(*columns: str, cut: str) -> Table:

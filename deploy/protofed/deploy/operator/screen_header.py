@@ -11,15 +11,15 @@ from protofed.deploy.operator.snapshot import RunSnapshot, TimeRemaining
 WIDEST_BAR = 40
 
 
-def header(scene: RunSnapshot, width: int) -> list[Text]:
+def header(snapshot: RunSnapshot, width: int) -> list[Text]:
     """One line each, none longer than the width."""
-    lines = [_title(scene), _rounds(scene, width), _phase(scene), _time(scene)]
-    if scene.queue:
-        lines.append(Text(scene.queue, "yellow"))
-    if scene.ended and scene.reason not in ("", scene.status):
-        lines.append(Text(scene.reason, "bold red" if scene.status == "failed" else ""))
-    if scene.trouble:
-        lines.append(Text(silence(scene), "bold red"))
+    lines = [_title(snapshot), _rounds(snapshot, width), _phase(snapshot), _time(snapshot)]
+    if snapshot.queue:
+        lines.append(Text(snapshot.queue, "yellow"))
+    if snapshot.ended and snapshot.reason not in ("", snapshot.status):
+        lines.append(Text(snapshot.reason, "bold red" if snapshot.status == "failed" else ""))
+    if snapshot.trouble:
+        lines.append(Text(silence(snapshot), "bold red"))
     for line in lines:
         line.no_wrap, line.overflow = True, "ellipsis"
     return lines
@@ -31,9 +31,9 @@ def bar(share: float, width: int) -> Text:
     return Text.assemble(("━" * full, "green"), ("─" * (width - full), "dim"))
 
 
-def silence(scene: RunSnapshot) -> str:
+def silence(snapshot: RunSnapshot) -> str:
     """What is said of a server that does not answer."""
-    return f"no answer for {span(scene.silent_s)}, trying again; {scene.trouble}"
+    return f"no answer for {span(snapshot.silent_s)}, trying again; {snapshot.trouble}"
 
 
 def remaining(rest: TimeRemaining) -> str:
@@ -43,43 +43,43 @@ def remaining(rest: TimeRemaining) -> str:
     return f"about {likely} more ({between}by the last {count(rest.by_rounds, 'round')})"
 
 
-def _title(scene: RunSnapshot) -> Text:
-    text = Text.assemble((scene.run, "bold"), f" · {scene.method} · ", styled(scene.status))
-    if scene.degraded:
-        text.append(f" · {count(scene.degraded, 'round')} degraded", "yellow")
-    if scene.abandoned:
-        text.append(f" · {count(scene.abandoned, 'attempt')} abandoned", "red")
-    if scene.rolled_back:
-        text.append(f" · {count(scene.rolled_back, 'attempt')} rolled back", "dim")
+def _title(snapshot: RunSnapshot) -> Text:
+    text = Text.assemble((snapshot.run, "bold"), f" · {snapshot.method} · ", styled(snapshot.status))
+    if snapshot.degraded:
+        text.append(f" · {count(snapshot.degraded, 'round')} degraded", "yellow")
+    if snapshot.abandoned:
+        text.append(f" · {count(snapshot.abandoned, 'attempt')} abandoned", "red")
+    if snapshot.rolled_back:
+        text.append(f" · {count(snapshot.rolled_back, 'attempt')} rolled back", "dim")
     return text
 
 
-def _rounds(scene: RunSnapshot, width: int) -> Text:
-    text = Text(f"round {scene.round} of {scene.rounds} ")
-    done = f" {scene.done} done"
+def _rounds(snapshot: RunSnapshot, width: int) -> Text:
+    text = Text(f"round {snapshot.round} of {snapshot.rounds} ")
+    done = f" {snapshot.done} done"
     room = min(WIDEST_BAR, width - len(text) - len(done))
     if room >= 5:
-        text.append_text(bar(scene.done / max(1, scene.rounds), room))
+        text.append_text(bar(snapshot.done / max(1, snapshot.rounds), room))
     return text.append(done)
 
 
-def _phase(scene: RunSnapshot) -> Text:
+def _phase(snapshot: RunSnapshot) -> Text:
     text = Text()
-    if not scene.ended:
-        text.append(scene.phase)
-        text.append("" if scene.phase_s is None else f" for {span(scene.phase_s)}")
-        text.append("" if scene.deadline_s is None else f" of at most {span(scene.deadline_s)}")
+    if not snapshot.ended:
+        text.append(snapshot.phase)
+        text.append("" if snapshot.phase_s is None else f" for {span(snapshot.phase_s)}")
+        text.append("" if snapshot.deadline_s is None else f" of at most {span(snapshot.deadline_s)}")
         text.append(" · ")
-    text.append(f"{scene.reported} of {scene.invited} sites reported")
-    return text.append(f" · {decimal(scene.received_bytes)} received, {decimal(scene.sent_bytes)} sent")
+    text.append(f"{snapshot.reported} of {snapshot.invited} sites reported")
+    return text.append(f" · {decimal(snapshot.received_bytes)} received, {decimal(snapshot.sent_bytes)} sent")
 
 
-def _time(scene: RunSnapshot) -> Text:
-    if scene.seconds is None:
+def _time(snapshot: RunSnapshot) -> Text:
+    if snapshot.seconds is None:
         return Text("no round was opened yet")
-    text = Text(f"{span(scene.seconds)} so far")
-    if scene.ended:
-        return Text(f"took {span(scene.seconds)}")
-    if scene.rest is not None:
-        return text.append(f" · {remaining(scene.rest)}")
-    return text.append(" · paused" if scene.status == "paused" else " · too early to say how long it will take")
+    text = Text(f"{span(snapshot.seconds)} so far")
+    if snapshot.ended:
+        return Text(f"took {span(snapshot.seconds)}")
+    if snapshot.rest is not None:
+        return text.append(f" · {remaining(snapshot.rest)}")
+    return text.append(" · paused" if snapshot.status == "paused" else " · too early to say how long it will take")

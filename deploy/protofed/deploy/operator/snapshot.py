@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 
 ENDED = ("completed", "failed", "aborted")
-AMISS = ("failed", "late", "set-aside")  # fates
+FAILED = ("failed", "late", "set-aside")  # task statuses
 
 
 class Attention(IntEnum):
@@ -44,7 +44,7 @@ class SiteSnapshot:
 
     Attributes:
         status: as in `sites list`; `doing` says it in words.
-        fate: in the newest round; empty if it was not invited. `reason` explains one that is amiss.
+        task_status: in the newest round; empty if it was not invited. `reason` explains one that failed.
         progress: share of its task, 0 to 1; None: not known.
         bytes_moved: by its daemon since that started, both ways.
         still_s: seconds since it last got on; None: no daemon.
@@ -53,7 +53,7 @@ class SiteSnapshot:
     site: str
     status: str
     doing: str
-    fate: str
+    task_status: str
     reason: str
     care: Attention
     progress: float | None
@@ -70,7 +70,7 @@ class Attempt:
         outcome: open, published, degraded, abandoned, rolled-back, or unfinished where the run ended in it.
         seconds: that it took; None while it is open.
         reported: sites of those `invited`.
-        amiss: fates that are failed, late or set-aside, with their number.
+        failed: task statuses failed, late or set-aside, each with its number.
     """
 
     round: int
@@ -80,7 +80,7 @@ class Attempt:
     seconds: float | None
     invited: int
     reported: int
-    amiss: Mapping[str, int]
+    failed: Mapping[str, int]
 
 
 @dataclass(frozen=True)

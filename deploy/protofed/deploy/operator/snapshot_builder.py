@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from protofed.common.statistics import lower_is_better
-from protofed.deploy.operator.snapshot import AMISS, ENDED, Attempt, Problem, RunSnapshot, ScoreSnapshot, TimeRemaining
+from protofed.deploy.operator.snapshot import ENDED, FAILED, Attempt, Problem, RunSnapshot, ScoreSnapshot, TimeRemaining
 from protofed.deploy.operator.snapshot_sites import printable, sites
 from protofed.protos.v1 import operator_pb2 as pb
 
@@ -57,7 +57,7 @@ class Memory:
         )
 
 
-def scene(answer: ServerReply, memory: Memory, now: float) -> RunSnapshot:
+def snapshot(answer: ServerReply, memory: Memory, now: float) -> RunSnapshot:
     """A run as it is `now`, in seconds of the Unix epoch."""
     info, rounds = answer.detail.info, answer.detail.rounds
     ended = info.status in ENDED
@@ -131,21 +131,21 @@ def scores(memory: Memory) -> tuple[ScoreSnapshot, ...]:
 
 
 def problems(rounds: Sequence[pb.RoundInfo]) -> Iterable[Problem]:
-    """What went wrong, the newest first: fates that are amiss, refused updates, attempts that were abandoned."""
+    """What went wrong, the newest first: failed tasks, refused updates, attempts that were abandoned."""
     for row in reversed(rounds):
         if row.outcome == "abandoned":
             yield Problem(row.round, row.attempt, "", "abandoned", printable(row.reason))
-        for fate in row.sites:
-            if fate.fate in AMISS:
-                yield Problem(row.round, row.attempt, fate.site, fate.fate, printable(fate.reason))
-            for refusal in fate.refusals:
-                yield Problem(row.round, row.attempt, fate.site, "refused", printable(refusal))
+        for task in row.sites:
+            if task.task_status in FAILED:
+                yield Problem(row.round, row.attempt, task.site, task.task_status, printable(task.reason))
+            for refusal in task.refusals:
+                yield Problem(row.round, row.attempt, task.site, "refused", printable(refusal))
 
 
 def _phase(info: pb.RunInfo, newest: pb.RoundInfo | None) -> str:
     """In words; when the last update of a round is there, the server is at the aggregation."""
     if info.phase == "collecting" and newest is not None and newest.sites:
-        open_yet = any(fate.fate in ("invited", "started") for fate in newest.sites)
+        open_yet = any(task.task_status in ("invited", "started") for task in newest.sites)
         return "collecting" if open_yet else "aggregating"
     return printable(info.phase)
 
@@ -155,7 +155,7 @@ def _since(info: pb.RunInfo, newest: pb.RoundInfo | None) -> float:
 
 
 def _attempt(row: pb.RoundInfo, *, ended: bool) -> Attempt:
-    fits = [fate for fate in row.sites if fate.kind != "score"]
+    fits = [task for task in row.sites if task.kind != "score"]
     return Attempt(
         round=row.round,
         attempt=row.attempt,
@@ -163,8 +163,8 @@ def _attempt(row: pb.RoundInfo, *, ended: bool) -> Attempt:
         reason=printable(row.reason),
         seconds=row.closed_at - row.opened_at if row.closed_at else None,
         invited=len(fits),
-        reported=sum(fate.fate in ("reported", "set-aside") for fate in fits),
-        amiss=dict(sorted(Counter(fate.fate for fate in row.sites if fate.fate in AMISS).items())),
+        reported=sum(task.task_status in ("reported", "set-aside") for task in fits),
+        failed=dict(sorted(Counter(task.task_status for task in row.sites if task.task_status in FAILED).items())),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from protofed.deploy.operator.snapshot import AMISS, Attention, SiteSnapshot
+from protofed.deploy.operator.snapshot import FAILED, Attention, SiteSnapshot
 from protofed.protos.v1 import operator_pb2 as pb
 
 OPEN = ("invited", "started")
@@ -19,11 +19,11 @@ def sites(known: Iterable[pb.SiteInfo], newest: pb.RoundInfo | None, *, ended: b
     Args:
         ended: the run has; nobody waits for a site any more.
     """
-    fates = {} if newest is None else _fates(newest)
+    tasks = {} if newest is None else _site_tasks(newest)
     infos = {info.site: info for info in known}
-    found = [_site(name, infos.get(name, _NEVER), fates.get(name)) for name in {**infos, **fates}]
+    found = [_site(name, infos.get(name, _NEVER), tasks.get(name)) for name in {**infos, **tasks}]
     if ended:
-        found = [site for site in found if site.fate or site.status != "away"]
+        found = [site for site in found if site.task_status or site.status != "away"]
     return tuple(sorted(found, key=_order))
 
 
@@ -32,24 +32,24 @@ def printable(text: str) -> str:
     return "".join(letter if letter.isprintable() else " " for letter in text)
 
 
-def _fates(newest: pb.RoundInfo) -> dict[str, pb.SiteFate]:
+def _site_tasks(newest: pb.RoundInfo) -> dict[str, pb.SiteTask]:
     """Of a site's tasks in an attempt, the open one, else the last one that went wrong, else the last."""
-    found: dict[str, pb.SiteFate] = {}
-    for fate in newest.sites:
-        before = found.get(fate.site)
-        if before is None or fate.fate in OPEN or before.fate not in (*OPEN, *AMISS):
-            found[fate.site] = fate
+    found: dict[str, pb.SiteTask] = {}
+    for task in newest.sites:
+        before = found.get(task.site)
+        if before is None or task.task_status in OPEN or before.task_status not in (*OPEN, *FAILED):
+            found[task.site] = task
     return found
 
 
-def _site(name: str, info: pb.SiteInfo, fate: pb.SiteFate | None) -> SiteSnapshot:
-    was = "" if fate is None else fate.fate
+def _site(name: str, info: pb.SiteInfo, task: pb.SiteTask | None) -> SiteSnapshot:
+    was = "" if task is None else task.task_status
     return SiteSnapshot(
         site=name,
         status=info.status,
         doing=printable(_doing(info)),
-        fate=was,
-        reason="" if fate is None else printable(fate.reason),
+        task_status=was,
+        reason="" if task is None else printable(task.reason),
         care=_care(info.status, was),
         progress=_progress(info, was),
         bytes_moved=info.bytes_moved,
@@ -72,19 +72,19 @@ def _doing(info: pb.SiteInfo) -> str:
             return info.activity_text or info.status
 
 
-def _care(status: str, fate: str) -> Attention:
-    if fate in AMISS or status in _BAD_STATUSES or (status == "away" and fate in OPEN):
+def _care(status: str, task_status: str) -> Attention:
+    if task_status in FAILED or status in _BAD_STATUSES or (status == "away" and task_status in OPEN):
         return Attention.BAD
     if status in ("held", "away"):
         return Attention.HELD
-    return Attention.AWAITED if fate in OPEN else Attention.WELL
+    return Attention.AWAITED if task_status in OPEN else Attention.WELL
 
 
-def _progress(info: pb.SiteInfo, fate: str) -> float | None:
+def _progress(info: pb.SiteInfo, task_status: str) -> float | None:
     """Of the task of this attempt; what the daemon says of itself may still be about another."""
-    if fate in DONE:
+    if task_status in DONE:
         return 1.0
-    return info.progress if fate in OPEN and info.progress >= 0 else None
+    return info.progress if task_status in OPEN and info.progress >= 0 else None
 
 
 def _order(site: SiteSnapshot) -> tuple[Attention, float, str]:

@@ -1,4 +1,4 @@
-"""What the operator is shown: tables of runs, rounds, fates and sites."""
+"""What the operator is shown: tables of runs, rounds, tasks and sites."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ def runs_table(runs: Sequence[pb.RunInfo]) -> RenderableType:
 
 
 def run_parts(detail: pb.RunDetail, *, everything: bool) -> list[RenderableType]:
-    """A run from the top: summary, rounds, what was amiss (or every site's fate), scores."""
+    """A run from the top: summary, rounds, what failed (or every site's task), scores."""
     rounds = detail.rounds
     parts: list[RenderableType] = [_summary(detail.info), _rounds_table(rounds, ended=bool(detail.info.ended_at))]
     if len(rounds) < detail.attempts:
         parts.append(Text(f"{detail.attempts - len(rounds)} earlier attempts: --all", style="dim"))
-    fates = [(row, fate) for row in rounds for fate in row.sites if everything or _amiss(fate)]
-    if fates:
-        parts.append(_fates_table(fates, "every site's fate" if everything else "what was amiss"))
+    tasks = [(row, task) for row in rounds for task in row.sites if everything or _failed(task)]
+    if tasks:
+        parts.append(_tasks_table(tasks, "every site's task" if everything else "what failed"))
     if detail.scores:
         parts.append(_scores_table(detail))
     return parts
@@ -99,21 +99,21 @@ def _summary(info: pb.RunInfo) -> Text:
 
 
 def _rounds_table(rounds: Iterable[pb.RoundInfo], *, ended: bool) -> Table:
-    table = plain_table("round", "attempt", "outcome", "seconds", "fates", "reason", title="rounds")
+    table = plain_table("round", "attempt", "outcome", "seconds", "tasks", "reason", title="rounds")
     for row in rounds:
-        fates = Counter(fate.fate for fate in row.sites if fate.kind != "score")
+        tasks = Counter(task.task_status for task in row.sites if task.kind != "score")
         seconds = f"{row.closed_at - row.opened_at:.1f}" if row.closed_at else ""
-        counts = ", ".join(f"{number} {fate}" for fate, number in sorted(fates.items()))
+        counts = ", ".join(f"{number} {task}" for task, number in sorted(tasks.items()))
         outcome = "unfinished" if ended and row.outcome == "open" else row.outcome
         table.add_row(str(row.round), str(row.attempt), styled(outcome), seconds, counts, row.reason)
     return table
 
 
-def _fates_table(fates: Iterable[tuple[pb.RoundInfo, pb.SiteFate]], title: str) -> Table:
-    table = plain_table("round", "attempt", "site", "task", "fate", "reason", title=title)
-    for row, fate in fates:
-        why = "; ".join([*([fate.reason] if fate.reason else []), *(f"refused as {why}" for why in fate.refusals)])
-        table.add_row(str(row.round), str(row.attempt), fate.site, fate.kind, styled(fate.fate), why)
+def _tasks_table(tasks: Iterable[tuple[pb.RoundInfo, pb.SiteTask]], title: str) -> Table:
+    table = plain_table("round", "attempt", "site", "task", "status", "reason", title=title)
+    for row, task in tasks:
+        why = "; ".join([*([task.reason] if task.reason else []), *(f"refused as {why}" for why in task.refusals)])
+        table.add_row(str(row.round), str(row.attempt), task.site, task.kind, styled(task.task_status), why)
     return table
 
 
@@ -126,5 +126,5 @@ def _scores_table(detail: pb.RunDetail) -> Table:
     return table
 
 
-def _amiss(fate: pb.SiteFate) -> bool:
-    return fate.fate in ("failed", "late", "set-aside") or bool(fate.refusals)
+def _failed(task: pb.SiteTask) -> bool:
+    return task.task_status in ("failed", "late", "set-aside") or bool(task.refusals)

@@ -17,7 +17,7 @@ from protofed.deploy.operator.connection import Operator
 from protofed.deploy.operator.log_lines import changes
 from protofed.deploy.operator.screen import WatchScreen
 from protofed.deploy.operator.snapshot import ENDED, RunSnapshot
-from protofed.deploy.operator.snapshot_builder import Memory, ServerReply, scene
+from protofed.deploy.operator.snapshot_builder import Memory, ServerReply, snapshot
 
 EVERY_S = 1.0
 ATTEMPTS = 12  # the newest, which are shown and from which the rest is estimated
@@ -59,10 +59,10 @@ class Watcher:
         else:
             self._known = _Known(answer, memory, self._clock())
 
-    def scene(self) -> RunSnapshot:
+    def snapshot(self) -> RunSnapshot:
         """The run now, as far as is known; from any thread, even while the server is asked."""
         known, now = self._known, self._clock()
-        seen, silent = scene(known.answer, known.memory, now), now - known.heard_at
+        seen, silent = snapshot(known.answer, known.memory, now), now - known.heard_at
         trouble = known.trouble or ("it is busy, or the network is down" if silent > SILENT_S else "")
         return replace(seen, trouble=trouble, silent_s=silent) if trouble else seen
 
@@ -90,7 +90,7 @@ def watch(watcher: Watcher, console: Console, *, as_json: bool = False) -> None:
         _live(watcher, console)
     else:
         _follow(watcher, _Lines(console))
-    end = watcher.scene()
+    end = watcher.snapshot()
     if end.status == "failed":
         raise RunFailedError(f"run failed: {end.run}: {end.reason}")
 
@@ -99,23 +99,23 @@ def _live(watcher: Watcher, console: Console) -> None:
     """On a screen of its own; how it ended (or how it was when nobody would see more) stays on the terminal."""
 
     def view() -> WatchScreen:
-        return WatchScreen(watcher.scene(), console.size.height)
+        return WatchScreen(watcher.snapshot(), console.size.height)
 
     try:
         with Live(get_renderable=view, console=console, screen=True, refresh_per_second=2):
-            while not watcher.scene().ended:
+            while not watcher.snapshot().ended:
                 time.sleep(EVERY_S)
                 watcher.look()
     finally:
-        console.print(WatchScreen(watcher.scene()))
+        console.print(WatchScreen(watcher.snapshot()))
 
 
 def _follow(watcher: Watcher, tell: Callable[[RunSnapshot], None]) -> None:
-    tell(watcher.scene())
-    while not watcher.scene().ended:
+    tell(watcher.snapshot())
+    while not watcher.snapshot().ended:
         time.sleep(EVERY_S)
         watcher.look()
-        tell(watcher.scene())
+        tell(watcher.snapshot())
 
 
 class _Lines:
@@ -146,7 +146,7 @@ class _JsonLines:
 
 
 def plain(seen: RunSnapshot) -> dict[str, object]:
-    """A scene as JSON takes it: its fields, and `care` in a word."""
+    """A snapshot as JSON takes it: its fields, and `care` in a word."""
     told = asdict(seen)
     for site, row in zip(seen.sites, told["sites"], strict=True):
         row["care"] = site.care.name.lower()

@@ -1,4 +1,4 @@
-"""A dossier as a report reads it: scores, fates and bytes, picked out and added up."""
+"""A dossier as a report reads it: scores, tasks and bytes, picked out and added up."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class RunRecord:
     @property
     def sites(self) -> list[str]:
         """That were ever asked to train; where there are none yet, that are known as trainers."""
-        asked = {fate["site"] for _, fate in self.fates() if fate["kind"] == "fit"}
+        asked = {task["site"] for _, task in self.tasks() if task["kind"] == "fit"}
         return sorted(asked or {site for site, of in self.dossier["sites"].items() if "trainer" in of["roles"]})
 
     @property
@@ -81,9 +81,9 @@ class RunRecord:
         """That scored the global model on the test set that all share."""
         return [site for site, of in self.dossier["sites"].items() if "evaluator" in of["roles"]]
 
-    def fates(self) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any]]]:
+    def tasks(self) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any]]]:
         """Every invitation with its attempt."""
-        return ((one, fate) for one in self.attempts for fate in one["fates"])
+        return ((one, task) for one in self.attempts for task in one["tasks"])
 
     @cached_property
     def scores(self) -> dict[int, dict[str, dict[str, float]]]:
@@ -123,7 +123,7 @@ class RunRecord:
     def losses(self) -> dict[int, list[float]]:
         """Of training, over sites, by round."""
         values = {
-            one["round"]: [fate["loss"] for fate in one["fates"] if fate["loss"] is not None] for one in self.rounds
+            one["round"]: [task["loss"] for task in one["tasks"] if task["loss"] is not None] for one in self.rounds
         }
         return {number: found for number, found in values.items() if found}
 
@@ -149,10 +149,10 @@ class RunRecord:
     def bytes_by(self, key: str) -> dict[Any, tuple[int, int]]:
         """Bytes received from and sent to sites; by `site`, or by `round` over all of its attempts."""
         moved: dict[Any, tuple[int, int]] = {}
-        for one, fate in self.fates():
-            place = fate["site"] if key == "site" else one["round"]
+        for one, task in self.tasks():
+            place = task["site"] if key == "site" else one["round"]
             received, sent = moved.get(place, (0, 0))
-            moved[place] = received + fate["received"], sent + fate["sent"]
+            moved[place] = received + task["received"], sent + task["sent"]
         return {place: both for place, both in sorted(moved.items()) if any(both)}
 
 

@@ -11,55 +11,60 @@ from protofed.deploy.report.document import Cell, Figure, Row, Section, Table
 from protofed.deploy.report.plots import volumes
 from protofed.deploy.report.record import RunRecord, megabytes, some
 
-COLUMNS = 50  # of the calendar; more rounds share one, in which the worst fate is told
-FATES = {  # the worst first: letter, look, and what it means
-    "refused": ("X", "fate-refused", "its update was refused, and none was taken"),
-    "set-aside": ("A", "fate-aside", "its update was set aside"),
-    "failed": ("F", "fate-failed", "it reported that it cannot train"),
-    "late": ("L", "fate-late", "it did not report in time"),
-    "invited": ("i", "fate-open", "invited, and not started (yet)"),
-    "started": ("s", "fate-open", "started, and not done (yet)"),
-    "not-needed": ("n", "fate-unneeded", "the round had enough updates without it"),
-    "reported": ("●", "fate-ok", "its update was used"),
+COLUMNS = 50  # of the calendar; more rounds share one, in which the worst status is shown
+TASK_STATUSES = {  # the worst first: letter, look, and what it means
+    "refused": ("X", "task-refused", "its update was refused, and none was taken"),
+    "set-aside": ("A", "task-aside", "its update was set aside"),
+    "failed": ("F", "task-failed", "it reported that it cannot train"),
+    "late": ("L", "task-late", "it did not report in time"),
+    "invited": ("i", "task-open", "invited, and not started (yet)"),
+    "started": ("s", "task-open", "started, and not done (yet)"),
+    "not-needed": ("n", "task-unneeded", "the round had enough updates without it"),
+    "reported": ("●", "task-ok", "its update was used"),
 }
-NOT_ASKED = ("·", "fate-none", "not invited")
+NOT_ASKED = ("·", "task-none", "not invited")
 MOST_LISTED = 500
 
 
 def participation(facts: RunRecord) -> Section:
-    """Site by round, by fate."""
+    """Site by round, by status."""
     sites, attempts = facts.sites, [one for one in facts.attempts if one["round"]]
     if not sites or not attempts:
         return Section("participation", "Who took part when", missing=["No round has been opened yet."])
     spans = _spans(sorted({one["round"] for one in attempts}))
-    fates: dict[tuple[str, int], list[str]] = {}
-    for one, fate in facts.fates():
-        if fate["kind"] == "fit" and one["round"]:
-            fates.setdefault((fate["site"], one["round"]), []).append(_fate(fate))
-    rows: list[Row] = [[site, *(_cell(site, span, fates) for span in spans)] for site in sites]
+    tasks: dict[tuple[str, int], list[str]] = {}
+    for one, task in facts.tasks():
+        if task["kind"] == "fit" and one["round"]:
+            tasks.setdefault((task["site"], one["round"]), []).append(_task_status(task))
+    rows: list[Row] = [[site, *(_cell(site, span, tasks) for span in spans)] for site in sites]
     header = ["site", *(str(span[0]) if place % 5 == 0 else "" for place, span in enumerate(spans))]
     width = max(map(len, spans))
     several = f" A column is up to {width} rounds; it shows the worst that happened to the site in them."
-    lead = "A column is a round. Of rounds with several attempts the worst fate is shown." if width == 1 else several
-    used = sorted({fate for found in fates.values() for fate in found}, key=list(FATES).index)
+    lead = "A column is a round. Of rounds with several attempts the worst status is shown." if width == 1 else several
+    used = sorted({task for found in tasks.values() for task in found}, key=list(TASK_STATUSES).index)
     calendar = Table("Sites by rounds", header, rows, look="calendar")
-    legend = Table("Signs", ["sign", "meaning"], [[Cell(FATES[f][0], FATES[f][1]), FATES[f][2]] for f in used], 2)
+    legend = Table(
+        "Signs",
+        ["sign", "meaning"],
+        [[Cell(TASK_STATUSES[f][0], TASK_STATUSES[f][1]), TASK_STATUSES[f][2]] for f in used],
+        2,
+    )
     return Section(
         "participation",
         "Who took part when",
         lead=[lead.strip()],
-        tables=[calendar, legend, _tally(sites, fates, used), *_attempts(facts)],
+        tables=[calendar, legend, _tally(sites, tasks, used), *_attempts(facts)],
     )
 
 
 def refusals(facts: RunRecord) -> Section:
     """Every update that was not used, with its reason."""
     rows: list[list[str]] = []
-    for one, fate in facts.fates():
-        at = [f"{one['round']}" + (f" (attempt {one['attempt']})" if one["attempt"] > 1 else ""), fate["site"]]
-        rows += [[*at, u["code"] or u["verdict"], u["reason"], megabytes(u["bytes"])] for u in fate["refused"]]
-        if fate["fate"] == "set-aside":
-            rows.append([*at, "set-aside", fate["reason"], megabytes(fate["received"])])
+    for one, task in facts.tasks():
+        at = [f"{one['round']}" + (f" (attempt {one['attempt']})" if one["attempt"] > 1 else ""), task["site"]]
+        rows += [[*at, u["code"] or u["verdict"], u["reason"], megabytes(u["bytes"])] for u in task["refused"]]
+        if task["task_status"] == "set-aside":
+            rows.append([*at, "set-aside", task["reason"], megabytes(task["received"])])
     if not rows:
         return Section("refusals", "Updates that were not used", lead=["None: every update that came was used."])
     header = ["round", "site", "what", "reason", "MB"]
@@ -92,9 +97,9 @@ def transfers(facts: RunRecord) -> Section:
     )
 
 
-def _fate(fate: Mapping[str, Any]) -> str:
-    refused = fate["refused"] and not fate["received"]
-    return "refused" if refused else fate["fate"] if fate["fate"] in FATES else "invited"
+def _task_status(task: Mapping[str, Any]) -> str:
+    refused = task["refused"] and not task["received"]
+    return "refused" if refused else task["task_status"] if task["task_status"] in TASK_STATUSES else "invited"
 
 
 def _spans(numbers: Sequence[int]) -> list[list[int]]:
@@ -103,18 +108,18 @@ def _spans(numbers: Sequence[int]) -> list[list[int]]:
     return [list(numbers[first : first + width]) for first in range(0, len(numbers), width)]
 
 
-def _cell(site: str, span: Sequence[int], fates: Mapping[tuple[str, int], Sequence[str]]) -> Cell:
-    found = [fate for number in span for fate in fates.get((site, number), [])]
-    letter, look, meaning = FATES[min(found, key=list(FATES).index)] if found else NOT_ASKED
+def _cell(site: str, span: Sequence[int], tasks: Mapping[tuple[str, int], Sequence[str]]) -> Cell:
+    found = [task_status for number in span for task_status in tasks.get((site, number), [])]
+    letter, look, meaning = TASK_STATUSES[min(found, key=list(TASK_STATUSES).index)] if found else NOT_ASKED
     when = f"round {span[0]}" if len(span) == 1 else f"rounds {span[0]} to {span[-1]}"
     return Cell(letter, look, f"{site}, {when}: {meaning}")
 
 
-def _tally(sites: Sequence[str], fates: Mapping[tuple[str, int], Sequence[str]], used: Sequence[str]) -> Table:
+def _tally(sites: Sequence[str], tasks: Mapping[tuple[str, int], Sequence[str]], used: Sequence[str]) -> Table:
     rows: list[Row] = []
     for site in sites:
-        counts = Counter(fate for (who, _), found in fates.items() if who == site for fate in found)
-        rows.append([site, str(sum(counts.values())), *(str(counts[fate]) for fate in used)])
+        counts = Counter(task_status for (who, _), found in tasks.items() if who == site for task_status in found)
+        rows.append([site, str(sum(counts.values())), *(str(counts[task_status]) for task_status in used)])
     return Table("Invitations to train, and what became of them", ["site", "invited", *used], rows, folded=True)
 
 

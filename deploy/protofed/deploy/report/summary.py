@@ -142,7 +142,7 @@ def _rounds_amiss(facts: RunRecord) -> list[str]:
         found.append(f"{counted(count, 'attempt')} at a round had to be abandoned, the last one: {why}.")
     if count := outcomes["rolled-back"]:
         found.append(f"{counted(count, 'attempt')} at a round no longer counted after the run was taken back.")
-    refused = [update for _, fate in facts.fates() for update in fate["refused"]]
+    refused = [update for _, task in facts.tasks() for update in task["refused"]]
     if refused:
         found.append(
             f"{counted(len(refused), 'update')} ({megabytes(sum(one['bytes'] for one in refused))} MB) were not taken; "
@@ -152,17 +152,17 @@ def _rounds_amiss(facts: RunRecord) -> list[str]:
 
 
 def _sites_amiss(facts: RunRecord) -> list[str]:
-    fates = [(fate["site"], fate["fate"]) for _, fate in facts.fates() if fate["kind"] == "fit"]
+    tasks = [(task["site"], task["task_status"]) for _, task in facts.tasks() if task["kind"] == "fit"]
     found = []
     for which, said in (
         ("set-aside", "handed in updates that were set aside"),
         ("failed", "reported that training failed"),
         ("late", "did not report in time"),
     ):
-        if by_site := Counter(site for site, fate in fates if fate == which):
+        if by_site := Counter(site for site, task in tasks if task == which):
             who = ", ".join(f"{site} ({counted(count, 'time')})" for site, count in by_site.most_common(NAMED_SITES))
             found.append(f"Sites that {said}: {who}.")
-    if never := sorted({site for site, _ in fates} - {site for site, fate in fates if fate == "reported"}):
+    if never := sorted({site for site, _ in tasks} - {site for site, task in tasks if task == "reported"}):
         found.append(f"No update of {', '.join(never)} was ever used.")
     for site, of in facts.dossier["sites"].items():
         if of["excluded"]:

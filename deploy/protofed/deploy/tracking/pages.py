@@ -99,9 +99,15 @@ def page(records: LedgerReader, row: RoundRow, rows: Sequence[RoundRow]) -> Page
 
 
 def _sites(records: LedgerReader, row: RoundRow) -> dict[str, float]:
-    fates = [task.fate for task in records.tasks(row.run, row.round, row.attempt) if task.kind is not TaskKind.SCORE]
-    count = Counter(fates)
-    found = {"invited": len(fates), "reported": count["reported"] + count["set-aside"], "set_aside": count["set-aside"]}
+    statuses = [
+        task.task_status for task in records.tasks(row.run, row.round, row.attempt) if task.kind is not TaskKind.SCORE
+    ]
+    count = Counter(statuses)
+    found = {
+        "invited": len(statuses),
+        "reported": count["reported"] + count["set-aside"],
+        "set_aside": count["set-aside"],
+    }
     found |= {"late": count["late"], "failed": count["failed"]}
     return {f"sites/{name}": float(number) for name, number in found.items()}
 

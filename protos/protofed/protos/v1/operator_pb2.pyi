@@ -171,7 +171,7 @@ class RunInfo(_message.Message):
 
     RUN_FIELD_NUMBER: _builtins.int
     METHOD_FIELD_NUMBER: _builtins.int
-    STANDING_FIELD_NUMBER: _builtins.int
+    STATUS_FIELD_NUMBER: _builtins.int
     PHASE_FIELD_NUMBER: _builtins.int
     ROUND_FIELD_NUMBER: _builtins.int
     ROUNDS_FIELD_NUMBER: _builtins.int
@@ -188,7 +188,7 @@ class RunInfo(_message.Message):
     DEADLINE_S_FIELD_NUMBER: _builtins.int
     run: _builtins.str
     method: _builtins.str
-    standing: _builtins.str
+    status: _builtins.str
     """running, queued, paused, completed, failed or aborted"""
     phase: _builtins.str
     """in words"""
@@ -217,7 +217,7 @@ class RunInfo(_message.Message):
         *,
         run: _builtins.str = ...,
         method: _builtins.str = ...,
-        standing: _builtins.str = ...,
+        status: _builtins.str = ...,
         phase: _builtins.str = ...,
         round: _builtins.int = ...,
         rounds: _builtins.int = ...,
@@ -235,7 +235,7 @@ class RunInfo(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abandoned", b"abandoned", "began_at", b"began_at", "deadline_s", b"deadline_s", "degraded", b"degraded", "ended_at", b"ended_at", "invited", b"invited", "method", b"method", "phase", b"phase", "reason", b"reason", "received_bytes", b"received_bytes", "reported", b"reported", "rolled_back", b"rolled_back", "round", b"round", "rounds", b"rounds", "run", b"run", "sent_bytes", b"sent_bytes", "standing", b"standing"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abandoned", b"abandoned", "began_at", b"began_at", "deadline_s", b"deadline_s", "degraded", b"degraded", "ended_at", b"ended_at", "invited", b"invited", "method", b"method", "phase", b"phase", "reason", b"reason", "received_bytes", b"received_bytes", "reported", b"reported", "rolled_back", b"rolled_back", "round", b"round", "rounds", b"rounds", "run", b"run", "sent_bytes", b"sent_bytes", "status", b"status"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -300,7 +300,7 @@ class RoundInfo(_message.Message):
     """0 while it is open"""
     state: _builtins.str
     @_builtins.property
-    def sites(self) -> _containers.RepeatedCompositeFieldContainer[Global___SiteFate]: ...
+    def sites(self) -> _containers.RepeatedCompositeFieldContainer[Global___SiteTask]: ...
     def __init__(
         self,
         *,
@@ -311,7 +311,7 @@ class RoundInfo(_message.Message):
         opened_at: _builtins.float = ...,
         closed_at: _builtins.float = ...,
         state: _builtins.str = ...,
-        sites: _abc.Iterable[Global___SiteFate] | None = ...,
+        sites: _abc.Iterable[Global___SiteTask] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
@@ -322,17 +322,17 @@ class RoundInfo(_message.Message):
 Global___RoundInfo: _TypeAlias = RoundInfo  # noqa: Y015
 
 @_typing.final
-class SiteFate(_message.Message):
+class SiteTask(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     SITE_FIELD_NUMBER: _builtins.int
     KIND_FIELD_NUMBER: _builtins.int
-    FATE_FIELD_NUMBER: _builtins.int
+    TASK_STATUS_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
     REFUSALS_FIELD_NUMBER: _builtins.int
     site: _builtins.str
     kind: _builtins.str
-    fate: _builtins.str
+    task_status: _builtins.str
     reason: _builtins.str
     @_builtins.property
     def refusals(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
@@ -343,17 +343,17 @@ class SiteFate(_message.Message):
         *,
         site: _builtins.str = ...,
         kind: _builtins.str = ...,
-        fate: _builtins.str = ...,
+        task_status: _builtins.str = ...,
         reason: _builtins.str = ...,
         refusals: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["fate", b"fate", "kind", b"kind", "reason", b"reason", "refusals", b"refusals", "site", b"site"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "reason", b"reason", "refusals", b"refusals", "site", b"site", "task_status", b"task_status"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___SiteFate: _TypeAlias = SiteFate  # noqa: Y015
+Global___SiteTask: _TypeAlias = SiteTask  # noqa: Y015
 
 @_typing.final
 class Score(_message.Message):
@@ -587,7 +587,7 @@ class SiteInfo(_message.Message):
 
     SITE_FIELD_NUMBER: _builtins.int
     ROLES_FIELD_NUMBER: _builtins.int
-    STANDING_FIELD_NUMBER: _builtins.int
+    STATUS_FIELD_NUMBER: _builtins.int
     ACTIVITY_TEXT_FIELD_NUMBER: _builtins.int
     PROGRESS_AGE_S_FIELD_NUMBER: _builtins.int
     EXCLUDED_FIELD_NUMBER: _builtins.int
@@ -596,7 +596,7 @@ class SiteInfo(_message.Message):
     BYTES_MOVED_FIELD_NUMBER: _builtins.int
     TELEMETRY_FIELD_NUMBER: _builtins.int
     site: _builtins.str
-    standing: _builtins.str
+    status: _builtins.str
     """working, idle, held, silent, away, excluded, or revoked, expired, not-yet-valid"""
     activity_text: _builtins.str
     progress_age_s: _builtins.float
@@ -620,7 +620,7 @@ class SiteInfo(_message.Message):
         *,
         site: _builtins.str = ...,
         roles: _abc.Iterable[_builtins.str] | None = ...,
-        standing: _builtins.str = ...,
+        status: _builtins.str = ...,
         activity_text: _builtins.str = ...,
         progress_age_s: _builtins.float = ...,
         excluded: _builtins.str = ...,
@@ -631,7 +631,7 @@ class SiteInfo(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["activity_text", b"activity_text", "bytes_moved", b"bytes_moved", "certificate_until", b"certificate_until", "excluded", b"excluded", "progress", b"progress", "progress_age_s", b"progress_age_s", "roles", b"roles", "site", b"site", "standing", b"standing", "telemetry", b"telemetry"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["activity_text", b"activity_text", "bytes_moved", b"bytes_moved", "certificate_until", b"certificate_until", "excluded", b"excluded", "progress", b"progress", "progress_age_s", b"progress_age_s", "roles", b"roles", "site", b"site", "status", b"status", "telemetry", b"telemetry"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -764,7 +764,7 @@ class CertificateInfo(_message.Message):
     FINGERPRINT_FIELD_NUMBER: _builtins.int
     PARTY_FIELD_NUMBER: _builtins.int
     NAME_FIELD_NUMBER: _builtins.int
-    STANDING_FIELD_NUMBER: _builtins.int
+    STATUS_FIELD_NUMBER: _builtins.int
     NOT_BEFORE_FIELD_NUMBER: _builtins.int
     NOT_AFTER_FIELD_NUMBER: _builtins.int
     ADDED_AT_FIELD_NUMBER: _builtins.int
@@ -775,7 +775,7 @@ class CertificateInfo(_message.Message):
     party: _builtins.str
     """site or operator"""
     name: _builtins.str
-    standing: _builtins.str
+    status: _builtins.str
     """valid, revoked, expired or not-yet-valid"""
     not_before: _builtins.float
     """seconds of the Unix epoch"""
@@ -791,7 +791,7 @@ class CertificateInfo(_message.Message):
         fingerprint: _builtins.str = ...,
         party: _builtins.str = ...,
         name: _builtins.str = ...,
-        standing: _builtins.str = ...,
+        status: _builtins.str = ...,
         not_before: _builtins.float = ...,
         not_after: _builtins.float = ...,
         added_at: _builtins.float = ...,
@@ -800,7 +800,7 @@ class CertificateInfo(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["added_at", b"added_at", "fingerprint", b"fingerprint", "name", b"name", "not_after", b"not_after", "not_before", b"not_before", "party", b"party", "reason", b"reason", "revoked_at", b"revoked_at", "standing", b"standing"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["added_at", b"added_at", "fingerprint", b"fingerprint", "name", b"name", "not_after", b"not_after", "not_before", b"not_before", "party", b"party", "reason", b"reason", "revoked_at", b"revoked_at", "status", b"status"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

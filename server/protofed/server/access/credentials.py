@@ -44,7 +44,7 @@ class HandshakeCounter:
         return failed
 
 
-def server_credentials(live: LiveIdentity, knocks: HandshakeCounter) -> grpc.ServerCredentials:
+def server_credentials(live: LiveIdentity, handshakes: HandshakeCounter) -> grpc.ServerCredentials:
     """TLS with client certificates; every handshake has the newest identity and authorities, a renewal no restart.
 
     Raises:
@@ -55,7 +55,7 @@ def server_credentials(live: LiveIdentity, knocks: HandshakeCounter) -> grpc.Ser
 
     def newest() -> grpc.ServerCertificateConfiguration | None:
         nonlocal shown
-        knocks.begun()
+        handshakes.begun()
         if (identity := live.now()) is shown:
             return None
         shown = identity

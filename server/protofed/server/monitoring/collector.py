@@ -36,7 +36,7 @@ from protofed.server.verdicts import RoundOutcome
 log = structlog.get_logger()
 Families: TypeAlias = Iterable[Family]
 STATUSES = ("queued", "running", "paused", *(outcome.value for outcome in RoundOutcome))
-FATES = ("invited", "started", "reported", "set-aside", "failed", "late", "not-needed")  # of `TaskRow`
+TASK_STATUSES = ("invited", "started", "reported", "set-aside", "failed", "late", "not-needed")  # of `TaskRow`
 SITE_STATES = ("excluded", "away", "held", "silent", "working", "idle")
 SCORES = (  # sites name scores as they like: no other name becomes a label
     *("accuracy", "balanced_accuracy", "auroc", "ece", "many", "medium", "few", "groups", "pm_v", "pm_l"),
@@ -58,7 +58,7 @@ class Watched:
     """
 
     runs: RunQueue
-    roster: SitePresence
+    presence: SitePresence
     records: LedgerReader
     certificates: Certificates
     identity: LiveIdentity | None
@@ -142,8 +142,10 @@ def _round(records: LedgerReader, run: RunRow, newest: RoundRow) -> Families:
         yield metrics.OPENED.family({(run.run,): newest.opened_at})
     yield metrics.QUORUM.family({(run.run,): newest.quorum})
     tasks = records.tasks(run.run, newest.round, newest.attempt)
-    fates = [task.fate for task in tasks if task.kind is not TaskKind.SCORE]
-    yield metrics.ROUND_SITES.family({(fate,): fates.count(fate) for fate in (*FATES, *fates)})
+    statuses = [task.task_status for task in tasks if task.kind is not TaskKind.SCORE]
+    yield metrics.ROUND_SITES.family(
+        {(task_status,): statuses.count(task_status) for task_status in (*TASK_STATUSES, *statuses)}
+    )
 
 
 def _state(records: LedgerReader, run: str) -> Families:
@@ -176,10 +178,10 @@ def _labels(score: str) -> tuple[str, ...]:
 
 
 def _sites(watched: Watched) -> Families:
-    roster = watched.roster
-    ages, now = roster.ages(), time.time()
-    told = {site: progress for site in ages if (progress := roster.progress(site)) is not None}
-    there = {site for site in ages if roster.look(site) is not None}
+    presence = watched.presence
+    ages, now = presence.ages(), time.time()
+    told = {site: progress for site in ages if (progress := presence.progress(site)) is not None}
+    there = {site for site in ages if presence.look(site) is not None}
     yield metrics.LAST_PROGRESS.family({(site,): now - age for site, age in ages.items()})
     yield metrics.PROGRESS.family({(site,): progress.share or 0.0 for site, progress in told.items()})
     yield metrics.SITE_EPOCH.family({(site,): progress.epoch for site, progress in told.items()})
@@ -192,31 +194,31 @@ def _sites(watched: Watched) -> Families:
 
 def _known_sites(watched: Watched) -> Families:
     """Of all sites that ever came, or that the operator excluded before they did."""
-    roster, current = watched.roster, watched.runs.current
+    presence, current = watched.presence, watched.runs.current
     stall_timeout_s = STALL_TIMEOUT_S if current is None else current.recipe.federation.stall_timeout_s
     known = watched.records.sites()
-    states = [_site_state(roster, site, stall_timeout_s) for site in known]
+    states = [_site_state(presence, site, stall_timeout_s) for site in known]
     yield metrics.SITES.family({(state,): states.count(state) for state in SITE_STATES})
-    yield metrics.SITE_REGISTERED.family({(site,): float(roster.look(site) is not None) for site in known})
+    yield metrics.SITE_REGISTERED.family({(site,): float(presence.look(site) is not None) for site in known})
 
 
-def _site_state(roster: SitePresence, site: SiteId, stall_timeout_s: float) -> str:
+def _site_state(presence: SitePresence, site: SiteId, stall_timeout_s: float) -> str:
     """One of `SITE_STATES`."""
-    if roster.exclusion(site) is not None:
+    if presence.exclusion(site) is not None:
         return "excluded"
-    if (found := roster.look(site)) is None:
+    if (found := presence.look(site)) is None:
         return "away"
-    if roster.hold(site):
+    if presence.hold(site):
         return "held"
     if found[0] > stall_timeout_s:
         return "silent"
-    told = roster.progress(site)
+    told = presence.progress(site)
     return "idle" if told is None or told.activity in (Activity.IDLE, Activity.FAILED) else "working"
 
 
 def _telemetry(watched: Watched) -> Families:
     """What sites tell of their machines, as far as their policies let it pass."""
-    told = {site: watched.roster.telemetry(site) for site in watched.roster.ages()}
+    told = {site: watched.presence.telemetry(site) for site in watched.presence.ages()}
     for name, metric in metrics.TELEMETRY.items():
         yield metric.family({(site,): numbers[name] for site, numbers in told.items() if name in numbers})
 

@@ -64,7 +64,7 @@ def overview(ledger: LedgerReader, run: str) -> Overview | None:
         round=number,
         phase=row.reason or "ended" if row.ended_at else _phase(last, any(t.kind is TaskKind.SCORE for t in current)),
         invited=len(fits),
-        reported=sum(task.fate in ("reported", "set-aside") for task in fits),
+        reported=sum(task.task_status in ("reported", "set-aside") for task in fits),
         received=received,
         sent=sent,
         seconds=(row.ended_at or time.time()) - rounds[0].opened_at if rounds else 0.0,

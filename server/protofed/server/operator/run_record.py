@@ -135,7 +135,7 @@ def dossier(records: LedgerReader, blobs: BlobReader, run: str) -> dict[str, Any
 
     run: name, status (completed, failed, aborted, paused or "going on"), reason, dates, fingerprint;
     recipe: as it was begun; versions: of the software that made the dossier; sites: those that were invited;
-    rounds: every attempt with every site's fate, the refused updates, the digest of the state, and figures;
+    rounds: every attempt with every site's task, the refused updates, the digest of the state, and figures;
     scores: by round and site, without those of single classes; classes: of the newest and the best scored round, all;
     prototypes: cosines [C, C] of the newest state that is kept; norms: by site [C], of the newest updates that are.
 
@@ -196,7 +196,7 @@ def _run(row: RunRow) -> dict[str, Any]:
 def _sites(records: LedgerReader, rounds: Sequence[Mapping[str, Any]]) -> dict[SiteId, dict[str, Any]]:
     """Those that were invited at least once."""
     roles, excluded = records.sites(), records.excluded()
-    invited = sorted({fate["site"] for one in rounds for fate in one["fates"]})
+    invited = sorted({task["site"] for one in rounds for task in one["tasks"]})
     return {site: {"roles": roles.get(site, []), "excluded": excluded.get(site, "")} for site in invited}
 
 
@@ -209,14 +209,16 @@ def _attempts(records: LedgerReader, run: str, rounds: Sequence[RoundRow]) -> li
         commits: dict[str, list[UpdateRow]] = {}
         for update in records.updates(run, span):
             commits.setdefault(update.task.task_id, []).append(update)
-        fates: dict[tuple[int, int], list[dict[str, Any]]] = {}
+        statuses: dict[tuple[int, int], list[dict[str, Any]]] = {}
         for task in records.tasks(run, span):
-            fates.setdefault((task.round, task.attempt), []).append(_fate(task, commits.get(task.task_id, [])))
-        found += [_attempt(row, fates.get((row.round, row.attempt), [])) for row in rounds if row.round in span]
+            statuses.setdefault((task.round, task.attempt), []).append(
+                _task_status(task, commits.get(task.task_id, []))
+            )
+        found += [_attempt(row, statuses.get((row.round, row.attempt), [])) for row in rounds if row.round in span]
     return found
 
 
-def _attempt(row: RoundRow, fates: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def _attempt(row: RoundRow, tasks: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return {
         "round": row.round,
         "attempt": row.attempt,
@@ -228,18 +230,18 @@ def _attempt(row: RoundRow, fates: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "quorum": row.quorum,
         "state": row.state or "",
         "figures": dict(row.figures),
-        "fates": list(fates),
+        "tasks": list(tasks),
     }
 
 
-def _fate(task: TaskRow, commits: Sequence[UpdateRow]) -> dict[str, Any]:
+def _task_status(task: TaskRow, commits: Sequence[UpdateRow]) -> dict[str, Any]:
     """What became of an invitation; `sent` counts as `LedgerReader.moved` does."""
     taken = [update for update in commits if update.verdict is Verdict.ACCEPTED]
     refused = [update for update in commits if update.verdict is not Verdict.ACCEPTED]
     return {
         "site": task.site,
         "kind": task.kind,
-        "fate": task.fate,
+        "task_status": task.task_status,
         "reason": task.reason or next((update.set_aside for update in taken if update.set_aside), ""),
         "sent": task.base_bytes if task.kind is TaskKind.FIT else 0,
         "received": sum(update.bytes for update in taken),

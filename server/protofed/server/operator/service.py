@@ -1,4 +1,4 @@
-"""What the operator sees and does, without the wire: runs with their rounds and fates, and sites."""
+"""What the operator sees and does, without the wire: runs with their rounds and tasks, and sites."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ class TaskHistory:
 
 @dataclass(frozen=True)
 class RoundReport:
-    """One attempt at a round with every site's fate; `outcome` is open, published, degraded, abandoned, rolled-back."""
+    """One attempt at a round with every site's task; `outcome` is open, published, degraded, abandoned, rolled-back."""
 
     row: RoundRow
     outcome: str
-    fates: Sequence[TaskHistory]
+    tasks: Sequence[TaskHistory]
 
 
 @dataclass(frozen=True)
@@ -82,12 +82,12 @@ class OperatorApi:
         ConfigError: from every method: there is no such run, round or site.
     """
 
-    def __init__(self, runs: RunQueue, around: ServerContext) -> None:
-        self._runs, self._around = runs, around
-        self._records: LedgerReader = around.ledger
-        self._blobs: Blobs = around.blobs
-        self.metrics, self.certificates = around.metrics, Certificates(around.ledger)
-        self.documents = Downloads(around.ledger, around.blobs)
+    def __init__(self, runs: RunQueue, context: ServerContext) -> None:
+        self._runs, self._context = runs, context
+        self._records: LedgerReader = context.ledger
+        self._blobs: Blobs = context.blobs
+        self.metrics, self.certificates = context.metrics, Certificates(context.ledger)
+        self.documents = Downloads(context.ledger, context.blobs)
 
     # Runs
 
@@ -111,23 +111,23 @@ class OperatorApi:
         return self._report(self._known(run))
 
     def rounds(self, run: str, first: int = 0, count: int | None = None) -> list[RoundReport]:
-        """`count` attempts (None: all) from the `first` (from 0; if negative, from the end), with every site's fate."""
+        """`count` attempts (None: all) from the `first` (from 0; if negative, from the end), with every site's task."""
         rows = self._records.rounds(self._known(run).run, rolled_back=True)
         start = first if first >= 0 else max(0, len(rows) + first)
         told = rows[start:] if count is None else rows[start : start + count]
-        fates = self._fates(run, range(told[0].round, told[-1].round + 1)) if told else {}
-        return [RoundReport(row, outcome(row), fates.get((row.round, row.attempt), [])) for row in told]
+        tasks = self._site_tasks(run, range(told[0].round, told[-1].round + 1)) if told else {}
+        return [RoundReport(row, outcome(row), tasks.get((row.round, row.attempt), [])) for row in told]
 
-    def _fates(self, run: str, rounds: range) -> dict[tuple[int, int], list[TaskHistory]]:
+    def _site_tasks(self, run: str, rounds: range) -> dict[tuple[int, int], list[TaskHistory]]:
         """By round and attempt."""
         refused: dict[str, list[UpdateRow]] = {}
         for update in self._records.updates(run, rounds):
             if update.verdict is not Verdict.ACCEPTED:
                 refused.setdefault(update.task.task_id, []).append(update)
-        fates: dict[tuple[int, int], list[TaskHistory]] = {}
+        statuses: dict[tuple[int, int], list[TaskHistory]] = {}
         for task in self._records.tasks(run, rounds):
-            fates.setdefault((task.round, task.attempt), []).append(TaskHistory(task, refused.get(task.task_id, [])))
-        return fates
+            statuses.setdefault((task.round, task.attempt), []).append(TaskHistory(task, refused.get(task.task_id, [])))
+        return statuses
 
     def pause(self, run: str, *, paused: bool) -> RunReport:
         """Open no round of a run, or do again."""
@@ -158,7 +158,7 @@ class OperatorApi:
         return [self._site(site, roles) for site, roles in self._records.sites().items()]
 
     def _site(self, site: SiteId, roles: Sequence[str]) -> SiteReport:
-        until, told = self.certificates.until(Party.SITE, site), self._around.roster.progress(site)
+        until, told = self.certificates.until(Party.SITE, site), self._context.presence.progress(site)
         return replace(self._presence(site, roles), certificate_until=until, progress=told)
 
     def exclude(self, site: str, reason: str) -> SiteReport:
@@ -174,18 +174,18 @@ class OperatorApi:
         return self._site(site, self._records.sites()[site])
 
     def _presence(self, site: SiteId, roles: Sequence[str]) -> SiteReport:
-        roster, current = self._around.roster, self._runs.current
-        if (why := roster.exclusion(site)) is not None:
+        presence, current = self._context.presence, self._runs.current
+        if (why := presence.exclusion(site)) is not None:
             return SiteReport(site, roles, "excluded", "", None, why)
         if (barred := self._barred(site)) is not None:
             return SiteReport(site, roles, self.certificates.status(barred), barred.reason or "", None, "")
-        if (found := roster.look(site)) is None:
+        if (found := presence.look(site)) is None:
             return SiteReport(site, roles, "away", "", None, "")
         age, doing = found
         alive = current is None or any(
-            site in roster.alive(role, current.recipe.federation.stall_timeout_s) for role in Role
+            site in presence.alive(role, current.recipe.federation.stall_timeout_s) for role in Role
         )
-        if roster.hold(site) is not PauseReason.NONE:
+        if presence.hold(site) is not PauseReason.NONE:
             return SiteReport(site, roles, "held", doing, age, "")
         status = "silent" if not alive else "idle" if doing in ("idle", Activity.FAILED) else "working"
         return SiteReport(site, roles, status, doing, age, "")
@@ -203,7 +203,7 @@ class OperatorApi:
         for site in {SiteId(row.name) for row in gone if row.party == Party.SITE}:
             if self.certificates.until(Party.SITE, site):
                 continue
-            self._around.roster.forget(site)
+            self._context.presence.forget(site)
             if current is not None:
                 current.dismiss(site, f"certificate revoked: {reason}")
         return gone

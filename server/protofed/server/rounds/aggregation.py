@@ -52,11 +52,11 @@ class Aggregation:
         run: str,
         rules: Federation,
         publisher: Publisher,
-        around: ServerContext,
+        context: ServerContext,
         then: Callable[[AggregationJob, Published | phases.Insufficient | phases.Broken], None],
     ) -> None:
         self._run, self._rules, self._publisher = run, rules, publisher
-        self._around, self._ledger, self._then = around, around.ledger, then
+        self._context, self._ledger, self._then = context, context.ledger, then
         self._job: AggregationJob | None = None
         self._noted = False
         self._again_at: float | None = None  # waiting for space
@@ -78,7 +78,7 @@ class Aggregation:
 
     def tick(self, state: Payload | None) -> None:
         """Try again when it is time to."""
-        if self._again_at is not None and self._around.clock() >= self._again_at:
+        if self._again_at is not None and self._context.clock() >= self._again_at:
             self._again_at = None
             self._aggregate(state)
 
@@ -104,7 +104,7 @@ class Aggregation:
             missing = round_.missing(job.phase.required & aside.keys())
             self._end(phases.Insufficient(f"{len(used)} updates are left, quorum {job.phase.quorum} ({said}){missing}"))
             return
-        self._around.work(lambda: self._computed(job, state, used), lambda found: self._go_on(job, state, used, found))
+        self._context.work(lambda: self._computed(job, state, used), lambda found: self._go_on(job, state, used, found))
 
     def _note(self, phase: phases.Aggregating) -> int:
         """Write down, once in a process, that the aggregation is begun; how many processes have died in it."""
@@ -118,7 +118,7 @@ class Aggregation:
         job = self._job
         at = {} if job is None else {"round": job.phase.round}
         log.error("no space for the new state; trying again", run=self._run, **at, in_s=PAUSE_S, why=str(error))
-        self._again_at = self._around.clock() + PAUSE_S
+        self._again_at = self._context.clock() + PAUSE_S
 
     def _used(self, phase: phases.Aggregating) -> tuple[list[UpdateRow], dict[SiteId, str]]:
         """The accepted updates that count, and those that do not, with the reason. A function of the ledger's rows: a
@@ -177,7 +177,7 @@ class Aggregation:
         task = row.task
         log.error("update set aside", run=self._run, round=task.round, site=task.site, digest=row.digest, why=why)
         self._ledger.set_aside(row, why)
-        self._around.metrics.set_aside()
+        self._context.metrics.set_aside()
 
     def _end(self, outcome: Published | phases.Insufficient | phases.Broken) -> None:
         job, self._job = self._job, None
@@ -190,14 +190,16 @@ class Aggregation:
         aside = any(row.set_aside for row in self._ledger.updates(self._run, phase.round, phase.attempt))
         complete = job.complete and not aside
         reach("state-stored")
-        fate = "not-needed" if job.complete else "late"
+        task_status = "not-needed" if job.complete else "late"
         at = (self._run, phase.round, phase.attempt)
-        self._ledger.publish(*at, new.address, complete=complete, fate=fate, silent=job.silent, figures=new.figures)
+        self._ledger.publish(
+            *at, new.address, complete=complete, task_status=task_status, silent=job.silent, figures=new.figures
+        )
         reach("round-published")
         log.info("round published", run=self._run, round=phase.round, sites=len(phase.sites), complete=complete)
-        if self._around.keep_rounds:
-            self._publisher.prune(self._ledger, self._run, phase.round - self._around.keep_rounds)
-        self._around.metrics.round_ended("committed" if complete else "degraded")  # last: what fails is done again
+        if self._context.keep_rounds:
+            self._publisher.prune(self._ledger, self._run, phase.round - self._context.keep_rounds)
+        self._context.metrics.round_ended("committed" if complete else "degraded")  # last: what fails is done again
 
 
 def outliers(norms: Mapping[SiteId, float], factor: float | None) -> dict[SiteId, str]:

@@ -39,7 +39,7 @@ class ServerContext:
 
     ledger: Ledger
     blobs: Blobs
-    roster: SitePresence
+    presence: SitePresence
     clock: Callable[[], float]
     work: RunJob = inline
     notify: Callable[[Iterable[SiteId] | None], None] = lambda _sites: None

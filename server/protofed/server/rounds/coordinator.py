@@ -35,12 +35,12 @@ class Coordinator:
         StateError: the ledger holds another run of this name, or a state that cannot be read.
     """
 
-    def __init__(self, recipe: Recipe, around: ServerContext) -> None:
+    def __init__(self, recipe: Recipe, context: ServerContext) -> None:
         self.recipe, self.run = recipe, recipe.name
-        self._ledger, self._roster, self._clock = around.ledger, around.roster, around.clock
-        self._driver = Driver(recipe, around)
+        self._ledger, self._presence, self._clock = context.ledger, context.presence, context.clock
+        self._driver = Driver(recipe, context)
         self._invitations = self._driver.invitations
-        self.intake = UploadIntake(recipe, around, self._driver)
+        self.intake = UploadIntake(recipe, context, self._driver)
 
     @property
     def phase(self) -> phases.Phase:
@@ -92,7 +92,7 @@ class Coordinator:
 
     def next_task(self, site: SiteId, instance: str) -> Task | Wait | Finished:
         """What the site should do now."""
-        self._roster.seen(site, instance)
+        self._presence.seen(site, instance)
         if isinstance(self.phase, phases.FinishedPhase):
             return Finished(self.phase.reason, last=True)
         row = self._invitations.of(site)
@@ -108,9 +108,9 @@ class Coordinator:
     def heartbeat(self, site: SiteId, instance: str, progress: Progress) -> Signal:
         """Note how far a site is; ABORT when nobody waits for its task any more."""
         if progress.activity is Activity.IDLE:
-            self._roster.seen(site, instance)
+            self._presence.seen(site, instance)
             return Signal.CONTINUE
-        self._roster.seen(site, instance, progress)
+        self._presence.seen(site, instance, progress)
         row = self._invitations.of(site)
         if row is None or row.task_id != progress.task_id:
             return Signal.ABORT
@@ -126,7 +126,7 @@ class Coordinator:
         Raises:
             ProtocolError: they are too many, or not finite.
         """
-        self._roster.seen(site, instance)
+        self._presence.seen(site, instance)
         row = self.intake.invitation(site, task_id, TaskKind.SCORE)
         if fault := scalars_fault(scores, None, NOTHING):
             raise ProtocolError(fault.text)

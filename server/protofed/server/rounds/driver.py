@@ -40,16 +40,16 @@ class Driver:
         StateError: the ledger holds another run of this name, or a state that cannot be read.
     """
 
-    def __init__(self, recipe: Recipe, around: ServerContext) -> None:
-        check_contributors(recipe, simulated=around.simulated)
+    def __init__(self, recipe: Recipe, context: ServerContext) -> None:
+        check_contributors(recipe, simulated=context.simulated)
         self._recipe, self._run = recipe, recipe.name
-        self._around, self._ledger = around, around.ledger
+        self._context, self._ledger = context, context.ledger
         self._method: ServerMethod = server_methods.build(recipe.method.name, recipe.method.options)
-        self._rules = RoundRules(recipe.rounds, recipe.federation, Uniform(recipe.seed), in_time=not around.simulated)
-        self._publisher = Publisher(self._method, around.blobs, recipe.classes, recipe.federation.min_contributors)
-        careful = replace(around, work=self._work)
+        self._rules = RoundRules(recipe.rounds, recipe.federation, Uniform(recipe.seed), in_time=not context.simulated)
+        self._publisher = Publisher(self._method, context.blobs, recipe.classes, recipe.federation.min_contributors)
+        careful = replace(context, work=self._work)
         self._aggregation = Aggregation(self._run, recipe.federation, self._publisher, careful, self._aggregation_ended)
-        self.invitations = Invitations(self._run, self._publisher, around)
+        self.invitations = Invitations(self._run, self._publisher, context)
         self._events: deque[phases.Event] = deque()
         self._draining = False
         self._broken: Exception | None = None
@@ -115,7 +115,7 @@ class Driver:
         if self._aggregation.job is not None and not self._aggregation.waits_for_space:
             raise ConflictError("a round is being aggregated at this moment; try again in a few seconds")
         found = {row.round: row.state for row in self._ledger.rounds(self._run) if row.state is not None}
-        kept = [number for number, state in found.items() if self._around.blobs.has(state)]
+        kept = [number for number, state in found.items() if self._context.blobs.has(state)]
         if to not in kept:
             why = "is no longer kept (see keep_rounds)" if to in found else "does not exist"
             raise ConfigError(f"the state of round {to} {why}; expected one of {_list(kept)}")
@@ -130,7 +130,7 @@ class Driver:
         self._republished = False
         self._published, self.phase = published, phases.Idle(to + 1)
         log.warning("run rolled back", run=self._run, round=to)
-        self._around.notify(None)
+        self._context.notify(None)
 
     def dismiss(self, site: SiteId, reason: str) -> None:
         """Wait no longer for a site."""
@@ -140,8 +140,8 @@ class Driver:
     def decline(self, row: TaskRow, reason: str) -> None:
         """Note that a site does not do its task."""
         log.warning("site declined", run=self._run, round=row.round, site=row.site, reason=reason)
-        self._ledger.set_fate(row.task_id, "failed", reason)
-        self.answered(row, phases.Declined(row.site, self._around.clock(), reason))
+        self._ledger.set_task_status(row.task_id, "failed", reason)
+        self.answered(row, phases.Declined(row.site, self._context.clock(), reason))
 
     def handle(self, event: phases.Event) -> None:
         """Advance by this event and all that follow from it, in order."""
@@ -162,7 +162,7 @@ class Driver:
             before = self.phase
             self.phase, effects = advance(self._rules, before, self._events.popleft())
             named = phases.name(before), phases.name(self.phase)
-            self._around.metrics.phase_changed(self._run, *named, self._around.clock())
+            self._context.metrics.phase_changed(self._run, *named, self._context.clock())
             if isinstance(before, phases.Evaluating) and not isinstance(self.phase, phases.Evaluating):
                 self.invitations.clear()  # scores that come now are dropped, and no restart waits for them again
                 self._ledger.mark_scored(self._run, before.round)
@@ -189,7 +189,7 @@ class Driver:
             case phases.Abandon(round_, attempt, reason):
                 log.warning("round abandoned", run=self._run, round=round_, attempt=attempt, reason=reason)
                 self._ledger.abandon(self._run, round_, attempt, reason, self.invitations.clear())
-                self._around.metrics.round_ended("abandoned")
+                self._context.metrics.round_ended("abandoned")
             case phases.AskScores(phase):
                 attempt = self._ledger.rounds(self._run)[-1].attempt  # the one that gave the model
                 self._invite(TaskKind.SCORE, phase.round, attempt, phase.awaited, self._ledger.invite)
@@ -198,7 +198,7 @@ class Driver:
                 self.invitations.clear()
                 self._aggregation.drop()
                 self._ledger.end_run(self._run, phase.reason, phase.outcome)
-                self._around.notify(None)
+                self._context.notify(None)
             case _:
                 assert_never(effect)
 
@@ -223,7 +223,7 @@ class Driver:
                 self._broken = error
                 raise
 
-        self._around.work(job, careful)
+        self._context.work(job, careful)
 
     def _aggregation_ended(self, job: AggregationJob, outcome: Published | phases.Insufficient | phases.Broken) -> None:
         """The end of an aggregation, on the coordinator's thread."""
@@ -257,18 +257,18 @@ class Driver:
         self._published = self._publisher.restore(states[-1]) if states else None
         last = rounds[-1]
         log.info("run resumed", run=self._run, round=last.round)
-        self._around.roster.presume()
+        self._context.presence.presume()
         tasks = self._ledger.tasks(self._run, last.round, last.attempt)
         self.invitations.take_up(tasks)
         tries = sum(row.round == last.round and row.abandoned is not None for row in rounds)
-        return resumed(last, tasks, self._around.clock(), tries, frozenset(self._recipe.federation.required_sites))
+        return resumed(last, tasks, self._context.clock(), tries, frozenset(self._recipe.federation.required_sites))
 
     def _tick_event(self) -> phases.Tick:
-        idle, roster = self._recipe.federation.stall_timeout_s, self._around.roster
-        trainers, evaluators = (roster.alive(role, idle) for role in (Role.TRAINER, Role.EVALUATOR))
+        idle, presence = self._recipe.federation.stall_timeout_s, self._context.presence
+        trainers, evaluators = (presence.alive(role, idle) for role in (Role.TRAINER, Role.EVALUATOR))
         return phases.Tick(
-            self._around.clock(),
-            roster.enrolled(Role.TRAINER),
+            self._context.clock(),
+            presence.enrolled(Role.TRAINER),
             trainers,
             evaluators,
             attempt=self._next_attempt(),

@@ -46,7 +46,7 @@ class UploadIntake:
     def __init__(self, recipe: Recipe, context: ServerContext, driver: Driver) -> None:
         self._run, self._classes = recipe.name, recipe.classes
         self._max_norm = recipe.federation.max_update_norm
-        self._ledger, self._presence, self._blobs = context.ledger, context.roster, context.blobs
+        self._ledger, self._presence, self._blobs = context.ledger, context.presence, context.blobs
         self._metrics, self._clock = context.metrics, context.clock
         self._driver = driver
         self._newest_base: tuple[Digest, Payload] | None = None  # most sites of a cohort start from the same model
@@ -142,7 +142,7 @@ class UploadIntake:
             log.error("equivocation", run=self._run, round=row.round, site=row.site, digest=manifest.digest)
             problem = "another update was already accepted for this task"
             return self._reject(row, manifest, UpdateProblem(RejectionCode.EQUIVOCATION, problem))
-        if row.fate == "not-needed" or self._driver.was_complete(row):
+        if row.task_status == "not-needed" or self._driver.was_complete(row):
             verdict, reason = Verdict.NOT_NEEDED, f"round {row.round} had all the updates it needed"
         else:
             verdict, reason = Verdict.STALE, f"round {row.round} is closed"

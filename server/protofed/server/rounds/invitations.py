@@ -17,8 +17,8 @@ from protofed.server.storage.rows import TaskRow
 class Invitations:
     """At most one a site."""
 
-    def __init__(self, run: str, publisher: Publisher, around: ServerContext) -> None:
-        self._run, self._publisher, self._around = run, publisher, around
+    def __init__(self, run: str, publisher: Publisher, context: ServerContext) -> None:
+        self._run, self._publisher, self._context = run, publisher, context
         self._open: dict[SiteId, TaskRow] = {}
 
     def of(self, site: SiteId) -> TaskRow | None:
@@ -36,9 +36,9 @@ class Invitations:
 
     def started(self, row: TaskRow) -> None:
         """Note that a site works on its invitation."""
-        if row.fate == "invited":
-            self._open[row.site] = replace(row, fate="started")
-            self._around.ledger.set_fate(row.task_id, "started")
+        if row.task_status == "invited":
+            self._open[row.site] = replace(row, task_status="started")
+            self._context.ledger.set_task_status(row.task_id, "started")
 
     def answered(self, row: TaskRow) -> None:
         """It is closed; the ledger says how."""
@@ -46,7 +46,7 @@ class Invitations:
 
     def clear(self) -> dict[SiteId, str]:
         """Wait for nobody any more; what is known of those who have not answered."""
-        silent = {site: self._around.roster.silence(site) for site in self._open}
+        silent = {site: self._context.presence.last_seen(site) for site in self._open}
         self._open.clear()
         return silent
 
@@ -69,4 +69,4 @@ class Invitations:
         write(rows)
         reach("round-opened")
         self._open = {row.site: row for row in rows}
-        self._around.notify(sites)
+        self._context.notify(sites)

@@ -126,7 +126,7 @@ class SitePresence:
         presence = self._present.get(site)
         return PauseReason.NONE if presence is None else presence.hold
 
-    def silence(self, site: SiteId) -> str:
+    def last_seen(self, site: SiteId) -> str:
         """What is known of a site that has not reported, in words."""
         if site in self._excluded:
             return f"excluded: {self._excluded[site]}"

@@ -29,8 +29,11 @@ def resumed(last: RoundRow, tasks: Sequence[TaskRow], now: float, tries: int, re
         return Aggregating(last.round, last.attempt, frozenset())
     if last.abandoned is not None:
         return Idle(last.round, tries)
-    fates = ("reported", "set-aside", "failed")
-    by_fate = {fate: frozenset(task.site for task in tasks if task.fate == fate) for fate in fates}
+    statuses = ("reported", "set-aside", "failed")
+    by_status = {
+        task_status: frozenset(task.site for task in tasks if task.task_status == task_status)
+        for task_status in statuses
+    }
     collecting = Collecting(
         last.round,
         last.attempt,
@@ -38,8 +41,8 @@ def resumed(last: RoundRow, tasks: Sequence[TaskRow], now: float, tries: int, re
         last.size,
         last.quorum,
         opened=now,
-        reported=by_fate["reported"] | by_fate["set-aside"],  # the aggregation had begun to look at them
-        failed=by_fate["failed"],
+        reported=by_status["reported"] | by_status["set-aside"],  # the aggregation had begun to look at them
+        failed=by_status["failed"],
         required=required if last.round else NOBODY,
         tries=tries,
     )

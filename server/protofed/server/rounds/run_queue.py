@@ -53,11 +53,11 @@ class RunQueue:
         StateError: the ledger holds a run of that name with another recipe.
     """
 
-    def __init__(self, recipes: Sequence[Recipe], around: ServerContext) -> None:
+    def __init__(self, recipes: Sequence[Recipe], context: ServerContext) -> None:
         names = [recipe.name for recipe in recipes]
         if len(set(names)) != len(names):
             raise ConfigError(f"two recipes have the same name: {', '.join(names)}; a run's name is used once")
-        self._around, self._ledger = around, around.ledger
+        self._context, self._ledger = context, context.ledger
         self._live: dict[str, Coordinator] = {}  # those that have not ended, and those that ended in this process
         self._told: set[SiteId] = set()
         self._asked = set(names)  # the runs of which `failed` tells
@@ -67,7 +67,7 @@ class RunQueue:
                 check_same(recipe, known[recipe.name])
         for row in known.values():
             if row.outcome is None and self._take_up(row):
-                around.metrics.recovered()
+                context.metrics.recovered()
         for recipe in recipes:
             if recipe.name not in known:
                 self.start(recipe)
@@ -103,7 +103,7 @@ class RunQueue:
     def everyone_was_told(self) -> bool:
         """Whether every site that is alive knows that no run is left."""
         idle = max((c.recipe.federation.stall_timeout_s for c in self._live.values()), default=0.0)
-        return frozenset().union(*(self._around.roster.alive(role, idle) for role in Role)) <= self._told
+        return frozenset().union(*(self._context.presence.alive(role, idle) for role in Role)) <= self._told
 
     def enroll(
         self,
@@ -126,34 +126,34 @@ class RunQueue:
                 f"the client (protofed {software}) speaks protocol {protocol}, this server (protofed {ours}) protocol "
                 f"{PROTOCOL_VERSION}; install the same protofed on both"
             )
-        self._around.roster.enroll(site, roles, instance, hold)
+        self._context.presence.enroll(site, roles, instance, hold)
         if (current := self.current) is None:
             return self._finished(site)
         if hold is not PauseReason.NONE:
             current.dismiss(site, hold.value)
         current.tick()
         recipe = current.recipe
-        return Assignment(current.run, recipe.wire(), self._around.keep_rounds, recipe.preprocessing_digest())
+        return Assignment(current.run, recipe.wire(), self._context.keep_rounds, recipe.preprocessing_digest())
 
     def next_task(self, run: str, site: SiteId, instance: str) -> Task | Wait | Finished:
         """What the site should do now; Finished when its run is over."""
         current = self.current
         if current is None or run != current.run:
-            self._around.roster.seen(site, instance)
+            self._context.presence.seen(site, instance)
             return self._finished(site, run)
         return current.next_task(site, instance)
 
     def heartbeat(self, run: str, site: SiteId, instance: str, progress: Progress) -> Signal:
         """Note how far a site is; an excluded one stops what it does."""
-        if self._around.roster.exclusion(site) is not None:
+        if self._context.presence.exclusion(site) is not None:
             return Signal.ABORT
         current = self.current
         if current is None or run != current.run:
-            self._around.roster.seen(site, instance)
+            self._context.presence.seen(site, instance)
             signal = Signal.ABORT
         else:
             signal = current.heartbeat(site, instance, progress)
-        self._around.roster.note(site, progress)
+        self._context.presence.note(site, progress)
         return signal
 
     def may_fetch(self, run: str, site: SiteId, address: Digest) -> bool:
@@ -171,7 +171,7 @@ class RunQueue:
             row = self._ledger.run(run)
             if row is None:
                 raise ProtocolError(f"no such run '{run}' on this server; enroll again")
-            self._live[run] = Coordinator(recipe_of(row), self._around)
+            self._live[run] = Coordinator(recipe_of(row), self._context)
         return self._live[run]
 
     # What the operator asks for
@@ -186,7 +186,7 @@ class RunQueue:
         if self._ledger.run(recipe.name) is not None:
             raise ConflictError(f"there is a run '{recipe.name}' already; give the recipe another name")
         try:
-            self._live[recipe.name] = Coordinator(recipe, self._around)
+            self._live[recipe.name] = Coordinator(recipe, self._context)
         except OutOfSpaceError:
             if (row := self._ledger.run(recipe.name)) is not None:  # it is queued; only the journal lacks it yet
                 self._take_up(row)
@@ -194,7 +194,7 @@ class RunQueue:
         self._asked.add(recipe.name)
         self._told.clear()
         log.info("run queued", run=recipe.name)
-        self._around.notify(None)
+        self._context.notify(None)
 
     def abort(self, run: str, reason: str) -> None:
         """End a run that goes on or waits.
@@ -228,14 +228,14 @@ class RunQueue:
 
     def exclude(self, site: SiteId, reason: str) -> None:
         """Keep a site out from now on; nobody waits for it any more."""
-        self._around.roster.exclude(site, reason)
+        self._context.presence.exclude(site, reason)
         if (current := self.current) is not None:
             current.dismiss(site, f"excluded: {reason}")
         log.warning("site excluded", site=site, reason=reason)
 
     def admit(self, site: SiteId) -> None:
         """Let an excluded site in again."""
-        self._around.roster.admit(site)
+        self._context.presence.admit(site)
         log.info("site admitted", site=site)
 
     def _going_on(self, run: str) -> Coordinator:
@@ -248,7 +248,7 @@ class RunQueue:
         """Go on with a run from its ledger, or end it FAILED; whether it goes on."""
         self._asked.add(row.run)
         try:
-            self._live[row.run] = Coordinator(recipe_of(row), self._around)
+            self._live[row.run] = Coordinator(recipe_of(row), self._context)
         except (ConfigError, StateError) as error:
             log.exception("run cannot be taken up again", run=row.run)
             remedy = f"restore it, or `protofed runs rollback {row.run}` to an earlier round"

@@ -37,7 +37,7 @@ class TaskNotifier:
 
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._bells: dict[SiteId, asyncio.Event] = {}
+        self._notifier: dict[SiteId, asyncio.Event] = {}
 
     def attach(self, loop: asyncio.AbstractEventLoop) -> None:
         """Ring on this loop from now on."""
@@ -50,14 +50,14 @@ class TaskNotifier:
 
     def of(self, site: SiteId) -> asyncio.Event:
         """The site's bell, silent."""
-        bell = self._bells.setdefault(site, asyncio.Event())
+        bell = self._notifier.setdefault(site, asyncio.Event())
         bell.clear()
         return bell
 
     def _ring(self, sites: list[SiteId] | None) -> None:
-        for site in self._bells if sites is None else sites:
-            if site in self._bells:
-                self._bells[site].set()
+        for site in self._notifier if sites is None else sites:
+            if site in self._notifier:
+                self._notifier[site].set()
 
 
 def _logged(function: Callable[[Any], None], argument: Any) -> None:

@@ -70,11 +70,11 @@ class FederationService(rpc.FederationServicer):
         runs: RunQueue,
         blobs: FolderBlobs,
         threads: Executors,
-        bells: TaskNotifier,
+        notifier: TaskNotifier,
         shedding: MemoryGuard,
         metrics: ServerMetrics,
     ) -> None:
-        self._runs, self._blobs, self._threads, self._bells = runs, blobs, threads, bells
+        self._runs, self._blobs, self._threads, self._notifier = runs, blobs, threads, notifier
         self._shedding, self._metrics = shedding, metrics
         self._shares = lru_cache(maxsize=256)(self._read_shares)
         self._uploads: dict[str, _Announced] = {}
@@ -97,7 +97,7 @@ class FederationService(rpc.FederationServicer):
         clock = asyncio.get_running_loop().time
         until = clock() + min(max(0.0, request.wait_s), LONGEST_WAIT_S)  # NaN is 0, too
         while True:
-            bell = self._bells.of(site)
+            bell = self._notifier.of(site)
             answer = await self._control(self._runs.next_task, read_id(request.run), site, instance)
             if not isinstance(answer, Wait) or clock() >= until:
                 return wire.pack_next(answer)

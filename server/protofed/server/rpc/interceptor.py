@@ -110,9 +110,9 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
     """
 
     def __init__(
-        self, stop: asyncio.Event, access: Access, limits: RateLimits, audit: ServerAudit, knocks: HandshakeCounter
+        self, stop: asyncio.Event, access: Access, limits: RateLimits, audit: ServerAudit, handshakes: HandshakeCounter
     ) -> None:
-        self._stop, self._access, self._limits, self._audit, self._knocks = stop, access, limits, audit, knocks
+        self._stop, self._access, self._limits, self._audit, self._handshakes = stop, access, limits, audit, handshakes
         self._cut_short: set[asyncio.Task[None]] = set()
         self.failure: DiskFailureError | None = None
 
@@ -133,7 +133,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
 
     async def _serve(self, service: str, name: str, handler: Any, context: Any) -> bytes | None:
         """Peer, limits, what `_act` does, audit, answer."""
-        self._knocks.inside(context.peer())
+        self._handshakes.inside(context.peer())
         call = _Call(service, name, self._access.peer(context.auth_context()))
         try:
             with self._limits.hold(call.peer, name):

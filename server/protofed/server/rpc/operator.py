@@ -15,7 +15,7 @@ from protofed.server.rpc.executors import Executors
 from protofed.server.storage.rows import CertificateRow
 
 T = TypeVar("T")
-MOST_ROUNDS, MOST_FATES = 200, 10_000  # in one answer; of fates, those of one round at least
+MOST_ROUNDS, MOST_FATES = 200, 10_000  # in one answer; of tasks, those of one round at least
 
 
 class OperatorService(rpc.OperatorServicer):
@@ -108,7 +108,7 @@ def _page(rounds: list[RoundReport], *, newest: bool) -> list[RoundReport]:
     order, room = rounds[::-1] if newest else rounds, MOST_FATES
     page: list[RoundReport] = []
     for report in order:
-        room -= len(report.fates)
+        room -= len(report.tasks)
         if page and room < 0:
             break
         page.append(report)
@@ -140,15 +140,15 @@ def _run(report: RunReport) -> pb.RunInfo:
 
 def _round(report: RoundReport) -> pb.RoundInfo:
     row = report.row
-    fates = [
-        pb.SiteFate(
-            site=fate.task.site,
-            kind=fate.task.kind,
-            fate=fate.task.fate,
-            reason=fate.task.reason,
-            refusals=[f"{update.code or update.verdict}: {update.reason}" for update in fate.refusals],
+    tasks = [
+        pb.SiteTask(
+            site=task.task.site,
+            kind=task.task.kind,
+            task_status=task.task.task_status,
+            reason=task.task.reason,
+            refusals=[f"{update.code or update.verdict}: {update.reason}" for update in task.refusals],
         )
-        for fate in report.fates
+        for task in report.tasks
     ]
     return pb.RoundInfo(
         round=row.round,
@@ -158,7 +158,7 @@ def _round(report: RoundReport) -> pb.RoundInfo:
         opened_at=row.opened_at,
         closed_at=row.closed_at or 0.0,
         state=row.state or "",
-        sites=fates,
+        sites=tasks,
     )
 
 

@@ -124,21 +124,23 @@ class Ledger(LedgerReader):
     def end_run(self, run: str, reason: str, outcome: RoundOutcome) -> None:
         """Write down how a run ended; what was open of it is late."""
         values = {"ended_at": time.time(), "outcome": outcome, "reason": reason}
-        silent = (db.tasks.c.run == run) & db.tasks.c.fate.in_(OPEN)
+        silent = (db.tasks.c.run == run) & db.tasks.c.task_status.in_(OPEN)
         with self._write() as connection:
             connection.execute(update(db.runs).where(db.runs.c.run == run).values(**values))
-            connection.execute(update(db.tasks).where(silent).values(fate="late", reason="the run ended"))
+            connection.execute(update(db.tasks).where(silent).values(task_status="late", reason="the run ended"))
         self._promise("run-ended", run=run, outcome=outcome, reason=reason)
 
     def roll_back(self, run: str, to: int) -> None:
         """Put aside what a run did after a round; if it had ended, it goes on, as the last one in the queue."""
         later = (db.rounds.c.run == run) & (db.rounds.c.round > to)
-        silent = (db.tasks.c.run == run) & db.tasks.c.fate.in_(OPEN)
+        silent = (db.tasks.c.run == run) & db.tasks.c.task_status.in_(OPEN)
         with self._write() as connection:
             last = connection.execute(select(func.max(db.runs.c.position))).scalar_one()
             again = {"ended_at": None, "outcome": None, "reason": None, "position": last + 1}
             connection.execute(update(db.rounds).where(later).values(rolled_back=True))
-            connection.execute(update(db.tasks).where(silent).values(fate="late", reason=f"rolled back to round {to}"))
+            connection.execute(
+                update(db.tasks).where(silent).values(task_status="late", reason=f"rolled back to round {to}")
+            )
             ended = (db.runs.c.run == run) & db.runs.c.ended_at.is_not(None)
             connection.execute(update(db.runs).where(ended).values(**again))
         self._promise("rolled-back", run=run, round=to)
@@ -166,7 +168,7 @@ class Ledger(LedgerReader):
         with self._write() as connection:
             connection.execute(update(db.updates).where(accepted).values(set_aside=reason))
             of_site = update(db.tasks).where(db.tasks.c.task_id == task_id)
-            connection.execute(of_site.values(fate="set-aside", reason=reason))
+            connection.execute(of_site.values(task_status="set-aside", reason=reason))
         self._promise("set-aside", run=update_row.task.run, task_id=task_id, site=update_row.task.site, reason=reason)
 
     def publish(
@@ -177,18 +179,18 @@ class Ledger(LedgerReader):
         state: Digest,
         *,
         complete: bool,
-        fate: str | None = None,
+        task_status: str | None = None,
         silent: Mapping[SiteId, str] | None = None,
         figures: Mapping[str, float] | None = None,
     ) -> None:
         """Close an attempt with the state that it gave; `silent` says of sites that did not report what they did.
 
         Args:
-            fate: theirs; None: not-needed if the round is complete, or else late.
+            task_status: theirs; None: not-needed if the round is complete, or else late.
         """
-        fate = fate or ("not-needed" if complete else "late")
+        task_status = task_status or ("not-needed" if complete else "late")
         found: dict[str, Any] = {"state": state, "complete": complete, "figures": dict(figures or {})}
-        self._close(run, round, attempt, fate, silent or {}, **found)
+        self._close(run, round, attempt, task_status, silent or {}, **found)
         self._promise("published", run=run, round=round, attempt=attempt, state=state, complete=complete)
 
     def abandon(
@@ -199,19 +201,19 @@ class Ledger(LedgerReader):
         self._promise("abandoned", run=run, round=round, attempt=attempt, reason=reason)
 
     def _close(
-        self, run: str, round: int, attempt: int, fate: str, silent: Mapping[SiteId, str], **values: Any
+        self, run: str, round: int, attempt: int, task: str, silent: Mapping[SiteId, str], **values: Any
     ) -> None:
         here, theirs = (
             (table.c.run == run) & (table.c.round == round) & (table.c.attempt == attempt)
             for table in (db.rounds, db.tasks)
         )
-        still_open = theirs & db.tasks.c.fate.in_(OPEN)
+        still_open = theirs & db.tasks.c.task_status.in_(OPEN)
         with self._write() as connection:
             connection.execute(update(db.rounds).where(here).values(closed_at=time.time(), **values))
             for site, reason in silent.items():
                 of_site = still_open & (db.tasks.c.site == site)
-                connection.execute(update(db.tasks).where(of_site).values(fate=fate, reason=reason))
-            connection.execute(update(db.tasks).where(still_open).values(fate=fate))
+                connection.execute(update(db.tasks).where(of_site).values(task_status=task, reason=reason))
+            connection.execute(update(db.tasks).where(still_open).values(task_status=task))
 
     def mark_scored(self, run: str, round: int) -> None:
         """Nobody is asked for this round's scores any more."""
@@ -219,7 +221,9 @@ class Ledger(LedgerReader):
         theirs = (db.tasks.c.run == run) & (db.tasks.c.round == round) & (db.tasks.c.kind == TaskKind.SCORE)
         with self._write() as connection:
             connection.execute(update(db.rounds).where(here).values(scored=True))
-            connection.execute(update(db.tasks).where(theirs & db.tasks.c.fate.in_(OPEN)).values(fate="late"))
+            connection.execute(
+                update(db.tasks).where(theirs & db.tasks.c.task_status.in_(OPEN)).values(task_status="late")
+            )
 
     # Tasks
 
@@ -228,11 +232,11 @@ class Ledger(LedgerReader):
         with self._write() as connection:
             connection.execute(insert(db.tasks), [_columns(task) for task in tasks])
 
-    def set_fate(self, task_id: str, fate: str, reason: str = "") -> None:
+    def set_task_status(self, task_id: str, task: str, reason: str = "") -> None:
         """What became of an invitation that is open; one whose update stands here already stays reported."""
-        still_open = (db.tasks.c.task_id == task_id) & db.tasks.c.fate.in_(OPEN)
+        still_open = (db.tasks.c.task_id == task_id) & db.tasks.c.task_status.in_(OPEN)
         with self._write() as connection:
-            connection.execute(update(db.tasks).where(still_open).values(fate=fate, reason=reason))
+            connection.execute(update(db.tasks).where(still_open).values(task_status=task, reason=reason))
 
     # Updates and scores
 
@@ -260,7 +264,9 @@ class Ledger(LedgerReader):
         with self._write() as connection:
             connection.execute(insert(db.updates).values(**facts, **taken))
             if row.verdict is Verdict.ACCEPTED:
-                connection.execute(update(db.tasks).where(db.tasks.c.task_id == task.task_id).values(fate="reported"))
+                connection.execute(
+                    update(db.tasks).where(db.tasks.c.task_id == task.task_id).values(task_status="reported")
+                )
         self._promise("verdict", **facts)
         return receipt
 
@@ -270,7 +276,9 @@ class Ledger(LedgerReader):
         with self._write() as connection:
             if scores:
                 connection.execute(insert(db.scores), [{**of_task, "name": n, "value": v} for n, v in scores.items()])
-            connection.execute(update(db.tasks).where(db.tasks.c.task_id == task.task_id).values(fate="reported"))
+            connection.execute(
+                update(db.tasks).where(db.tasks.c.task_id == task.task_id).values(task_status="reported")
+            )
 
     # Transactions: each whole, each promise repeated in the journal before anybody is told of it
 

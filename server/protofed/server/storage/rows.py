@@ -18,7 +18,8 @@ from protofed.server.verdicts import RoundOutcome
 class TaskRow:
     """One invitation and what became of it.
 
-    `fate`: invited, started, reported; failed (it said so), late, not-needed; set-aside: it reported, and its update
+    `task_status`: invited, started, reported; failed (it said so), late, not-needed; set-aside: it reported, and its
+    update
     was left out. `reason` explains the last four.
     """
 
@@ -30,13 +31,13 @@ class TaskRow:
     kind: TaskKind
     base_digest: Digest | None
     base_bytes: int
-    fate: str = "invited"
+    task_status: str = "invited"
     reason: str = ""
 
     @property
     def is_open(self) -> bool:
         """Whether the site may still answer."""
-        return self.fate in ("invited", "started")
+        return self.task_status in ("invited", "started")
 
 
 @dataclass(frozen=True)

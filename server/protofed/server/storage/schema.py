@@ -54,7 +54,7 @@ tasks = Table(
     Column("kind", String(16), nullable=False),
     Column("base_digest", String(64)),
     Column("base_bytes", Integer, nullable=False),
-    Column("fate", String(16), nullable=False),
+    Column("task_status", String(16), nullable=False),
     Column("reason", String, nullable=False, default=""),
     Index("tasks_of_round", "run", "round"),
 )
