@@ -14,7 +14,7 @@ from protofed.common.codec import digest
 from protofed.common.errors import ConfigError
 from protofed.common.protocol.chunks import MARKS
 from protofed.common.protocol.messages import Task, TaskKind
-from protofed.common.storage import files as archive
+from protofed.common.storage import files
 from protofed.deploy.export import model_folder
 from protofed.server.storage.uploads import Quota, Uploads
 
@@ -65,7 +65,7 @@ def test_fetched_blobs(folder: Path) -> None:
 
 def test_the_state_of_a_site(tmp_path: Path) -> None:
     theirs = [tmp_path / "run" / name / "scan.dcm" for name in (".tmp-notes", "2023", ".tmp-2023")]
-    left = tmp_path / "run" / f"{archive.TEMPORARY}000001-0123abcd" / "task.json"
+    left = tmp_path / "run" / f"{files.TEMPORARY}000001-0123abcd" / "task.json"
     for path in (*theirs, left):
         path.parent.mkdir(parents=True)
         path.touch()
@@ -76,9 +76,9 @@ def test_the_state_of_a_site(tmp_path: Path) -> None:
 
 
 def test_temporary_files_that_a_killed_process_left(folder: Path) -> None:
-    left = folder / f"{archive.TEMPORARY}blob-0123abcd"
+    left = folder / f"{files.TEMPORARY}blob-0123abcd"
     left.touch()
-    assert archive.sweep([folder]) == 1
+    assert files.sweep([folder]) == 1
     check(folder)
     assert not left.exists()
 

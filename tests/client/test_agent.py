@@ -20,7 +20,7 @@ from protofed.client.agent.heartbeat import DaemonStatus
 from protofed.client.data.site_data import SiteData, no_examples
 from protofed.client.models.split import SplitModel
 from protofed.client.state.disk_store import DiskStore, MemoryStore, SiteState
-from protofed.client.training import score_sets as scoring
+from protofed.client.training import score_sets
 from protofed.client.training.evaluation import Tally, tally
 from protofed.common import codec
 from protofed.common.config.recipe import Recipe
@@ -564,7 +564,7 @@ def test_a_model_is_scored_once_and_another_one_again(monkeypatch: pytest.Monkey
         tallies.append(model)
         return tally(model, data)
 
-    monkeypatch.setattr(scoring, "tally", counted)
+    monkeypatch.setattr(score_sets, "tally", counted)
     scene = Scene()
     daemon = scene.agent()
     done = []

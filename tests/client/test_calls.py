@@ -18,7 +18,7 @@ from tests.audits import Kept
 from tests.connect_proxy import ConnectProxy
 from tests.pki import Authority
 
-from protofed.client.transport import server_check as lookout
+from protofed.client.transport import server_check
 from protofed.client.transport.audit import ClientAudit
 from protofed.client.transport.calls import Calls
 from protofed.client.transport.diagnosis import ConnectionDiagnosis, diagnose
@@ -259,7 +259,7 @@ def test_a_server_that_goes_wrong_later_is_named_and_waited_for(
     background: Callable[..., Future[Any]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(lookout, "LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr(server_check, "LOOK_EVERY_S", 0.0)
     good = serve()
     calls = dial(good.address)
     calls.ask("Enroll", HELLO, pb.EnrollResponse)
@@ -331,7 +331,7 @@ def test_a_server_that_is_away_is_diagnosed_again_only_after_a_while(
         looks.append(address)
         return diagnose(address, *more)
 
-    monkeypatch.setattr(lookout, "diagnose", look)
+    monkeypatch.setattr(server_check, "diagnose", look)
     server = serve()
     calls = dial(server.address, give_up_after_s=1.0)
     calls.ask("Enroll", HELLO, pb.EnrollResponse)

@@ -27,7 +27,7 @@ from protofed.common.config.recipe import Input, Plan
 from protofed.common.errors import OutOfSpaceError
 from protofed.common.payload import Part, Payload
 from protofed.common.protocol.messages import Task, TaskKind
-from protofed.common.storage import files as archive
+from protofed.common.storage import files
 from protofed.server.method import server_methods
 
 METHODS = sorted(client_methods)
@@ -290,7 +290,7 @@ def test_a_disk_that_is_full_stops_no_training(tmp_path: Path, monkeypatch: pyte
         raise OutOfSpaceError("cannot write: no space left on device")
 
     case = Case("fedprp", PLANS["adam"])
-    monkeypatch.setattr(archive, "write", full)
+    monkeypatch.setattr(files, "write", full)
     assert dies(case, tmp_path, 9)
     assert goes_on(case, tmp_path) == undisturbed(case)[0]
 
@@ -310,7 +310,7 @@ def test_what_another_task_left_goes_when_one_begins(tmp_path: Path) -> None:
     with suppress(KilledError), on_disk(tmp_path, TASK) as kept:
         kept.keep(1, {"w": torch.ones(3)})
         raise KilledError
-    (tmp_path / FOLDER / f"{archive.TEMPORARY}half-0123abcd").write_bytes(b"half")
+    (tmp_path / FOLDER / f"{files.TEMPORARY}half-0123abcd").write_bytes(b"half")
     mine = left(tmp_path)[-1]
     with suppress(KilledError), on_disk(tmp_path, TASK):
         assert left(tmp_path) == [mine]

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from tests.client.pictures import classes, save, settings
 
-from protofed.client.data import labels as module
+from protofed.client.data import labels
 from protofed.client.data.image_files import Scan, scan
 from protofed.common.errors import DataError
 
@@ -153,7 +153,7 @@ def test_labels_that_mean_nothing_are_refused_by_name_with_the_nearest(tmp_path:
 
 
 def test_a_column_of_something_else_is_not_listed_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MOST_NAMED", 2)
+    monkeypatch.setattr(labels, "MOST_NAMED", 2)
     classes(tmp_path, {f"q{number}": 1 for number in range(5)})
     with pytest.raises(DataError, match="'q0', 'q1' and 3 more"):
         folder(tmp_path).check()

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from protofed.client.privacy import update_checks as gate
+from protofed.client.privacy import update_checks
 from protofed.client.privacy.decoys import run_secret
 from protofed.client.privacy.policy import Policy, Released
 from protofed.client.privacy.rules import PolicyRules
@@ -226,7 +226,7 @@ def test_nothing_that_the_gate_looked_at_can_be_got_at_from_what_it_released() -
         assert repr(background.secret) not in text
 
 
-@pytest.mark.parametrize("one", gate.CHECKS)
+@pytest.mark.parametrize("one", update_checks.CHECKS)
 def test_every_check_lets_an_empty_update_pass(one: Callable[..., None]) -> None:
     one(rules(methods=[], parts=[]), {})
 

@@ -17,14 +17,14 @@ import numpy as np
 import pytest
 from google_crc32c import value as crc32c
 
-from protofed.client.privacy import site_secret as own_secret
+from protofed.client.privacy import site_secret
 from protofed.client.state.disk_store import DiskStore, FitOutcome, MemoryStore, SiteState, Store
 from protofed.common.codec import Digest, digest
 from protofed.common.errors import OutOfSpaceError, ProtocolError, StateError
 from protofed.common.ids import read_id
 from protofed.common.payload import Part, Payload, Update
 from protofed.common.protocol.messages import Receipt, Task, TaskKind, Verdict
-from protofed.common.storage import files as archive
+from protofed.common.storage import files
 from protofed.common.tensors import same_tensors
 
 COUNTED = (Verdict.ACCEPTED, Verdict.DUPLICATE)
@@ -292,26 +292,26 @@ def test_a_stage_that_cannot_be_written_leaves_the_former_state(
     if before == "counted":
         store.settle(task(2), receipt())
     with monkeypatch.context() as disk:
-        disk.setattr(archive, "write", full_at(failing))
+        disk.setattr(files, "write", full_at(failing))
         with pytest.raises(StateError, match="full"):
             store.stage(task(2, "again"), outcome(20))
     for now in (store, reopen()):
         assert task_ids(now) == (["task_id-2"] if before == "staged" else [])
         assert number(now.held("run", 3)) == (2 if before == "counted" else 1)
-    assert list((tmp_path / "state").rglob(f"{archive.TEMPORARY}*")) == []
+    assert list((tmp_path / "state").rglob(f"{files.TEMPORARY}*")) == []
     store = reopen()
     store.stage(task(2, "again"), outcome(20))
     assert task_ids(store) == ["again"]
 
 
 def test_a_stage_writes_as_many_files_as_are_tried_above(reopen: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(archive, "write", full_at(FILES + 1))
+    monkeypatch.setattr(files, "write", full_at(FILES + 1))
     reopen().stage(task(1), outcome(1))
 
 
 def full_at(call: int) -> Callable[[Path, bytes], None]:
     """`archive.write` on a disk that is full at its `call`th file."""
-    write, calls = archive.write, iter(range(1, call + 1))
+    write, calls = files.write, iter(range(1, call + 1))
 
     def written(path: Path, data: bytes) -> None:
         if next(calls) == call:
@@ -349,7 +349,7 @@ def test_death_while_a_round_is_removed_leaves_no_half_of_it(
     assert set(task_ids(store)) <= {"again", "task_id-4"}
     held = [store.held("run", before) for before in (5, 4, 3, 2)]
     assert all(a.round >= b.round for a, b in pairwise(held))  # and all that is there can be read
-    assert list((tmp_path / "state").rglob(f"{archive.TEMPORARY}*")) == []
+    assert list((tmp_path / "state").rglob(f"{files.TEMPORARY}*")) == []
 
 
 def dies_after(first: str) -> Callable[..., None]:
@@ -377,22 +377,22 @@ def test_what_was_received_is_there_until_the_outcome_is_settled(store: Store, t
 
 
 def test_a_secret_is_made_once_and_nobody_else_may_read_it(reopen: Open, tmp_path: Path) -> None:
-    path = tmp_path / "state" / own_secret.FILE
+    path = tmp_path / "state" / site_secret.FILE
     assert not path.exists()
     first = reopen().secret()
-    assert len(first) == own_secret.BYTES
+    assert len(first) == site_secret.BYTES
     assert first == path.read_bytes() == reopen().secret()
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     path.unlink()
     assert reopen().secret() != first
-    assert [left.name for left in path.parent.glob(f"{archive.TEMPORARY}*")] == []
+    assert [left.name for left in path.parent.glob(f"{files.TEMPORARY}*")] == []
 
 
-@pytest.mark.parametrize("text", [b"", b"x" * (own_secret.BYTES - 1), b"x" * (own_secret.BYTES + 1)])
+@pytest.mark.parametrize("text", [b"", b"x" * (site_secret.BYTES - 1), b"x" * (site_secret.BYTES + 1)])
 def test_a_damaged_secret_is_an_error_and_never_another_one(text: bytes, reopen: Open, tmp_path: Path) -> None:
-    store, path = reopen(), tmp_path / "state" / own_secret.FILE
+    store, path = reopen(), tmp_path / "state" / site_secret.FILE
     path.write_bytes(text)
-    with pytest.raises(StateError, match=rf"holds {len(text)} bytes, not {own_secret.BYTES}"):
+    with pytest.raises(StateError, match=rf"holds {len(text)} bytes, not {site_secret.BYTES}"):
         store.secret()
     assert path.read_bytes() == text
 
@@ -408,14 +408,14 @@ def test_a_disk_that_cannot_keep_a_secret_gives_none(
         patched.setattr(os, "fsync", full)
         with pytest.raises(OutOfSpaceError):
             store.secret()
-    assert not (tmp_path / "state" / own_secret.FILE).exists()
-    assert list((tmp_path / "state").glob(f"{archive.TEMPORARY}*")) == []
+    assert not (tmp_path / "state" / site_secret.FILE).exists()
+    assert list((tmp_path / "state").glob(f"{files.TEMPORARY}*")) == []
 
 
 def test_a_simulations_secret_is_the_one_that_it_was_given(tmp_path: Path) -> None:
-    given = b"s" * own_secret.BYTES
+    given = b"s" * site_secret.BYTES
     assert MemoryStore(given).secret() == DiskStore(tmp_path, given).secret() == given
-    assert not (tmp_path / own_secret.FILE).exists()
+    assert not (tmp_path / site_secret.FILE).exists()
     assert MemoryStore().secret() != MemoryStore().secret()
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from protofed.client.data import site_data as examples
+from protofed.client.data import site_data
 from protofed.client.data.augmentation import AUGMENTATIONS
 from protofed.client.data.site_data import Augment, Examples, SiteData, fits
 from protofed.common.config.recipe import Input
@@ -76,7 +76,7 @@ def test_batches_are_the_same_where_no_normalised_copy_is_kept(
     augment: Augment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept, _ = epoch(site(), augment=augment)
-    monkeypatch.setattr(examples, "KEPT_BYTES", 0)
+    monkeypatch.setattr(site_data, "KEPT_BYTES", 0)
     data = site()
     assert torch.equal(epoch(data, augment=augment)[0], kept)
     assert not data.train._made  # nothing was kept
@@ -137,7 +137,7 @@ def test_data_fit_a_gpu_up_to_a_quarter_of_its_free_memory(monkeypatch: pytest.M
 def test_memory_counts_the_normalised_copy_that_will_be_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     raw = 10 * 3 * 6 * 5 + 10 * 8
     assert some(10).nbytes == raw + 4 * 900
-    monkeypatch.setattr(examples, "KEPT_BYTES", 4 * 900 - 1)
+    monkeypatch.setattr(site_data, "KEPT_BYTES", 4 * 900 - 1)
     assert some(10).nbytes == raw
 
 
@@ -162,7 +162,7 @@ def test_data_that_do_not_fit_are_pinned(monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.parametrize("augment", AUGMENTS)
 @pytest.mark.parametrize("room", [True, False])
 def test_a_gpu_sees_the_same_batches(augment: Augment, room: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(examples, "fits", lambda *_: room)
+    monkeypatch.setattr(site_data, "fits", lambda *_: room)
     images, labels = epoch(site(), augment=augment)
     there, there_labels = epoch(site().placed(torch.device("cuda")), augment=augment)
     assert there.is_cuda

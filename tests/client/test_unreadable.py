@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from tests.client.pictures import RGB, ramp, save
 
-from protofed.client.data import decoding as module
+from protofed.client.data import decoding
 from protofed.client.data.decoding import decode
 from protofed.client.data.image_error import UnreadableImageError
 
@@ -81,7 +81,7 @@ def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_huge_file_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MOST_FILE_BYTES", 10)
+    monkeypatch.setattr(decoding, "MOST_FILE_BYTES", 10)
     with pytest.raises(UnreadableImageError, match="larger than"):
         decode(save(tmp_path / "a.png"), RGB)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from protofed.common.errors import StateError
-from protofed.common.storage import files as archive
+from protofed.common.storage import files
 from protofed.common.storage.files import Lock
 
 
@@ -19,14 +19,14 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def test_a_file_is_written_and_replaced_and_nothing_else_is_left(tmp_path: Path) -> None:
-    archive.write(tmp_path / "x", b"old")
-    archive.write(tmp_path / "x", b"new and longer")
-    archive.write(tmp_path / "empty", b"")
+    files.write(tmp_path / "x", b"old")
+    files.write(tmp_path / "x", b"new and longer")
+    files.write(tmp_path / "empty", b"")
     assert contents(tmp_path) == {"x": b"new and longer", "empty": b""}
 
 
 def test_missing_folders_are_made(tmp_path: Path) -> None:
-    archive.write(tmp_path / "a" / "b" / "x", b"1")
+    files.write(tmp_path / "a" / "b" / "x", b"1")
     assert contents(tmp_path / "a" / "b") == {"x": b"1"}
 
 
@@ -37,24 +37,24 @@ def test_a_write_that_fails_leaves_the_old_file_and_no_temporary(
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    archive.write(tmp_path / "x", b"old")
+    files.write(tmp_path / "x", b"old")
     monkeypatch.setattr(os, call, full)
     with pytest.raises(StateError, match="No space left on device; free space"):
-        archive.write(tmp_path / "x", b"new")
+        files.write(tmp_path / "x", b"new")
     assert contents(tmp_path) == {"x": b"old"}
 
 
 def test_a_process_that_dies_while_it_writes_leaves_the_old_file(tmp_path: Path) -> None:
-    archive.write(tmp_path / "x", b"old")
+    files.write(tmp_path / "x", b"old")
     killed = (
-        "import os, signal, sys; from pathlib import Path; from protofed.common.storage import files as archive\n"
+        "import os, signal, sys; from pathlib import Path; from protofed.common.storage import files\n"
         "os.replace = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
-        "archive.write(Path(sys.argv[1]), b'new')"
+        "files.write(Path(sys.argv[1]), b'new')"
     )
     assert subprocess.run([sys.executable, "-c", killed, tmp_path / "x"], check=False).returncode == -9
     assert (tmp_path / "x").read_bytes() == b"old"
     assert len(contents(tmp_path)) == 2
-    assert archive.sweep([tmp_path]) == 1
+    assert files.sweep([tmp_path]) == 1
     assert contents(tmp_path) == {"x": b"old"}
 
 
@@ -74,23 +74,23 @@ def test_the_order_is_write_then_fsync_then_rename_then_fsync_of_the_folder(
 
     monkeypatch.setattr(os, "fsync", watched)
     monkeypatch.setattr(os, "replace", renamed)
-    archive.write(tmp_path / "x", b"data")
+    files.write(tmp_path / "x", b"data")
     assert calls == ["file", "rename data", "folder"]
 
 
 def test_a_folder_that_cannot_be_had_is_a_state_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"kept")
     with pytest.raises(StateError, match="cannot write"):
-        archive.write(tmp_path / "file" / "x", b"new")
+        files.write(tmp_path / "file" / "x", b"new")
     with pytest.raises(StateError, match="cannot write"):
-        archive.write(tmp_path / "file" / "deeper" / "x", b"new")
+        files.write(tmp_path / "file" / "deeper" / "x", b"new")
     assert contents(tmp_path) == {"file": b"kept"}
 
 
 def test_a_file_does_not_replace_a_folder(tmp_path: Path) -> None:
     (tmp_path / "x").mkdir()
     with pytest.raises(StateError):
-        archive.write(tmp_path / "x", b"new")
+        files.write(tmp_path / "x", b"new")
     assert (tmp_path / "x").is_dir()
     assert len(list(tmp_path.iterdir())) == 1
 
@@ -98,9 +98,9 @@ def test_a_file_does_not_replace_a_folder(tmp_path: Path) -> None:
 def test_sweeping_takes_temporaries_and_nothing_else(tmp_path: Path) -> None:
     for name in (".tmp-x-0123abcd", ".tmp-y-76543210", ".tmp-mine", "x.tmp-1", "x", ".hidden"):
         (tmp_path / name).touch()
-    assert archive.sweep([tmp_path, tmp_path / "missing"]) == 2
+    assert files.sweep([tmp_path, tmp_path / "missing"]) == 2
     assert sorted(contents(tmp_path)) == [".hidden", ".tmp-mine", "x", "x.tmp-1"]
-    assert archive.sweep([tmp_path]) == 0
+    assert files.sweep([tmp_path]) == 0
 
 
 # Lock

@@ -25,7 +25,7 @@ from protofed.common.errors import (
 )
 from protofed.common.protocol.chunks import Partial, chunks
 from protofed.common.protocol.messages import CHUNK_BYTES
-from protofed.common.storage import files as archive
+from protofed.common.storage import files as storage_files
 
 DATA = random.Random(0).randbytes(2 * CHUNK_BYTES + 1000)  # three chunks  # noqa: S311
 ADDRESS = digest(DATA)
@@ -360,7 +360,7 @@ def test_what_is_made_durable_is_the_data_and_then_its_name(
 def test_a_folder_that_cannot_be_synced_is_an_error(
     partial: Partial, target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(archive, "sync_folder", fails(errno.EIO))
+    monkeypatch.setattr(storage_files, "sync_folder", fails(errno.EIO))
     partial.begin(TOTAL)
     send(partial, 0, 1, 2)
     with pytest.raises(DiskFailureError):

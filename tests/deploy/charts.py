@@ -18,7 +18,7 @@ import typer
 import yaml
 from typer.core import TyperGroup
 
-from protofed.deploy.cli import main as cli
+from protofed.deploy.cli import main
 
 HERE, ROOT = Path(__file__).parent, Path(__file__).parents[2]
 CHART, VALUES = ROOT / "deploy/helm/protofed", HERE / "chart_values"
@@ -122,7 +122,7 @@ def said(stateful: Object) -> Object:
 
 @functools.cache
 def _commands() -> TyperGroup:
-    group = typer.main.get_command(cli.app)
+    group = typer.main.get_command(main.app)
     assert isinstance(group, TyperGroup)
     return group
 

@@ -17,7 +17,7 @@ from protofed.common.protocol import wire
 from protofed.common.protocol.messages import Task, TaskKind
 from protofed.common.storage.journal import Journal, Record
 from protofed.deploy.cli import audit as cli_audit
-from protofed.deploy.cli import main as cli
+from protofed.deploy.cli import main
 from protofed.protos.v1 import federation_pb2 as pb
 from protofed.protos.v1 import operator_pb2 as op
 from protofed.server.access.authorization import Peer
@@ -65,7 +65,7 @@ def protofed(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch)
     def run(*arguments: object) -> tuple[int, str, str]:
         capfd.readouterr()
         with pytest.raises(SystemExit) as ended:
-            cli.main(["audit", *map(str, arguments)])
+            main.main(["audit", *map(str, arguments)])
         out, err = capfd.readouterr()
         return int(ended.value.code or 0), out, err
 

@@ -17,8 +17,7 @@ from tests.pki import key_pem
 
 from protofed.common.errors import ConfigError
 from protofed.common.pki.identity import Party
-from protofed.deploy.certs import files as certs_files
-from protofed.deploy.certs import lifecycle as certs
+from protofed.deploy.certs import files, lifecycle
 from protofed.deploy.certs.lifecycle import Authority, make_authority
 
 NOW = datetime.now(UTC).replace(microsecond=0)
@@ -39,13 +38,13 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 
 
 def approved(asked: bytes, authority: Authority, days: int = 365) -> bytes:
-    return certs.sign_request(certs.read_request(asked, "request"), authority, days)
+    return lifecycle.sign_request(lifecycle.read_request(asked, "request"), authority, days)
 
 
 def joined(folder: Path, authority: Authority, party: Party = Party.SITE, name: str = "a") -> Path:
     """An identity folder, made as users make theirs."""
     hosts = ("localhost", "127.0.0.1") if party is Party.SERVER else ()
-    certs.install(folder, approved(certs.request(folder, party, name, hosts), authority))
+    lifecycle.install(folder, approved(lifecycle.request(folder, party, name, hosts), authority))
     return folder
 
 
@@ -105,7 +104,7 @@ def test_another_library_refuses_another_ca_another_host_and_another_use(authori
 
 
 def test_keys_are_for_their_owner_only_and_leave_in_no_file(authority: Authority, tmp_path: Path) -> None:
-    asked = certs.request(tmp_path / "a", Party.SITE, "a")
+    asked = lifecycle.request(tmp_path / "a", Party.SITE, "a")
     bundle = approved(asked, authority)
     assert (tmp_path / "a").stat().st_mode & 0o777 == 0o700
     assert (tmp_path / "a" / "key.pem").stat().st_mode & 0o777 == 0o600
@@ -116,7 +115,7 @@ def test_keys_are_for_their_owner_only_and_leave_in_no_file(authority: Authority
 
 
 def test_the_ca_decides_usage_and_dates_whatever_the_request_says(authority: Authority) -> None:
-    bundle = certs.read_bundle(approved(custom("protofed://site/a"), authority, days=10), "bundle")
+    bundle = lifecycle.read_bundle(approved(custom("protofed://site/a"), authority, days=10), "bundle")
     made = x509.load_pem_x509_certificate(bundle.certificate_pem)
     assert not made.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
     usages = made.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
@@ -126,18 +125,18 @@ def test_the_ca_decides_usage_and_dates_whatever_the_request_says(authority: Aut
 
 
 def test_a_copy_of_what_was_signed_stays_with_the_ca(authority: Authority) -> None:
-    made = certs.read_bundle(approved(custom("protofed://operator/olga"), authority), "bundle")
+    made = lifecycle.read_bundle(approved(custom("protofed://operator/olga"), authority), "bundle")
     copy = authority.folder / "issued" / f"operator-olga-{made.certificate.fingerprint[:16]}.pem"
     assert copy.read_bytes() == made.certificate_pem
 
 
 def test_nothing_outlives_its_ca(tmp_path: Path) -> None:
     short = make_authority(tmp_path / "ca", days=5)
-    made = certs.read_bundle(approved(custom("protofed://site/a"), short), "bundle").certificate
+    made = lifecycle.read_bundle(approved(custom("protofed://site/a"), short), "bundle").certificate
     assert made.not_after == short.certificate.not_valid_after_utc
-    request = certs.read_request(custom("protofed://site/a"), "request")
+    request = lifecycle.read_request(custom("protofed://site/a"), "request")
     with pytest.raises(ConfigError, match=r"the CA in .* is valid from .* until .*certs init"):
-        certs.sign_request(request, short, now=NOW + timedelta(days=6))
+        lifecycle.sign_request(request, short, now=NOW + timedelta(days=6))
 
 
 def changed_signature() -> bytes:
@@ -166,7 +165,7 @@ BAD_REQUESTS: list[tuple[str, bytes | Callable[[], bytes], str]] = [
 @pytest.mark.parametrize(("data", "said"), [case[1:] for case in BAD_REQUESTS], ids=[case[0] for case in BAD_REQUESTS])
 def test_a_request_that_cannot_be_signed_says_why(data: bytes | Callable[[], bytes], said: str) -> None:
     with pytest.raises(ConfigError, match=said) as found:
-        certs.read_request(data if isinstance(data, bytes) else data(), "request.pem")
+        lifecycle.read_request(data if isinstance(data, bytes) else data(), "request.pem")
     assert str(found.value).startswith(("request.pem", "site", "a ", "host "))
     assert "BEGIN" not in str(found.value)
 
@@ -174,24 +173,24 @@ def test_a_request_that_cannot_be_signed_says_why(data: bytes | Callable[[], byt
 @pytest.mark.parametrize("host", ["", "fl.example.org:7443", "-a", "a..b", "a" * 64, "1.2.3.400", "ä.org", "a b"])
 def test_a_host_that_is_none_is_refused_before_a_key_is_made(host: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="neither a DNS name nor an address"):
-        certs.request(tmp_path / "s", Party.SERVER, "main", [host])
+        lifecycle.request(tmp_path / "s", Party.SERVER, "main", [host])
     assert not (tmp_path / "s").exists()
 
 
 def test_hosts_are_taken_once_and_in_lower_case(authority: Authority, tmp_path: Path) -> None:
-    asked = certs.request(tmp_path, Party.SERVER, "main", ["FL.example.org", "fl.example.org", "2001:DB8:0::7"])
-    assert certs.read_request(asked, "request").hosts == ("fl.example.org", "2001:db8::7")
+    asked = lifecycle.request(tmp_path, Party.SERVER, "main", ["FL.example.org", "fl.example.org", "2001:DB8:0::7"])
+    assert lifecycle.read_request(asked, "request").hosts == ("fl.example.org", "2001:db8::7")
 
 
 def test_a_request_can_be_made_again_with_the_same_key(tmp_path: Path) -> None:
-    first, second = (certs.read_request(certs.request(tmp_path, Party.SITE, "a"), "request") for _ in range(2))
+    first, second = (lifecycle.read_request(lifecycle.request(tmp_path, Party.SITE, "a"), "request") for _ in range(2))
     assert first.fingerprint == second.fingerprint
 
 
 def test_a_key_with_a_certificate_is_renewed_not_replaced(authority: Authority, tmp_path: Path) -> None:
     key = (joined(tmp_path, authority) / "key.pem").read_bytes()
     with pytest.raises(ConfigError, match="has a certificate already; `protofed certs renew --identity"):
-        certs.request(tmp_path, Party.SITE, "a")
+        lifecycle.request(tmp_path, Party.SITE, "a")
     assert (tmp_path / "key.pem").read_bytes() == key
 
 
@@ -202,11 +201,11 @@ def test_a_ca_is_not_made_over_another(authority: Authority) -> None:
 
 def test_a_ca_with_a_passphrase_needs_it(tmp_path: Path) -> None:
     made = make_authority(tmp_path, passphrase=b"open sesame")
-    assert certs_files.is_encrypted(tmp_path / "ca-key.pem")
-    assert certs.read_authority(tmp_path, b"open sesame").pem == made.pem
+    assert files.is_encrypted(tmp_path / "ca-key.pem")
+    assert lifecycle.read_authority(tmp_path, b"open sesame").pem == made.pem
     for wrong in (None, b"closed"):
         with pytest.raises(ConfigError, match="its passphrase is missing, wrong or not needed") as found:
-            certs.read_authority(tmp_path, wrong)
+            lifecycle.read_authority(tmp_path, wrong)
         assert "sesame" not in str(found.value)
 
 
@@ -214,4 +213,4 @@ def test_a_key_that_others_can_read_signs_nothing(tmp_path: Path) -> None:
     make_authority(tmp_path)
     (tmp_path / "ca-key.pem").chmod(0o644)
     with pytest.raises(ConfigError, match=r"mode 0644\); expected 0600: `chmod 600"):
-        certs.read_authority(tmp_path)
+        lifecycle.read_authority(tmp_path)

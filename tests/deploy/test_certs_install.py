@@ -12,8 +12,8 @@ from tests.pki import key_pem
 
 from protofed.common.errors import ConfigError, OutOfSpaceError
 from protofed.common.pki.identity import LiveIdentity, Party, read_identity
-from protofed.common.storage import files as archive
-from protofed.deploy.certs import lifecycle as certs
+from protofed.common.storage import files
+from protofed.deploy.certs import lifecycle
 from protofed.deploy.certs.files import read_key
 from protofed.deploy.certs.lifecycle import Authority, make_authority
 from protofed.deploy.certs.request import make_request
@@ -32,13 +32,13 @@ def other(tmp_path: Path) -> Authority:
 
 
 def approved(asked: bytes, authority: Authority, also: Authority | None = None) -> bytes:
-    return certs.sign_request(certs.read_request(asked, "request"), authority, also=also.pem if also else None)
+    return lifecycle.sign_request(lifecycle.read_request(asked, "request"), authority, also=also.pem if also else None)
 
 
 @pytest.fixture
 def site(authority: Authority, tmp_path: Path) -> Path:
     folder = tmp_path / "site"
-    certs.install(folder, approved(certs.request(folder, Party.SITE, "a"), authority))
+    lifecycle.install(folder, approved(lifecycle.request(folder, Party.SITE, "a"), authority))
     return folder
 
 
@@ -48,12 +48,14 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 def test_a_renewal_has_a_new_key_and_the_same_name(authority: Authority, tmp_path: Path) -> None:
     folder = tmp_path / "server"
-    certs.install(folder, approved(certs.request(folder, Party.SERVER, "main", ["localhost", "127.0.0.1"]), authority))
+    lifecycle.install(
+        folder, approved(lifecycle.request(folder, Party.SERVER, "main", ["localhost", "127.0.0.1"]), authority)
+    )
     live = LiveIdentity(folder, Party.SERVER)
-    before, asked = live.now(), certs.renew(folder)
+    before, asked = live.now(), lifecycle.renew(folder)
     assert live.now() == before, "a pending renewal changes nothing"
-    assert certs.renew(folder) != before.certificate_pem, "it can be asked for again"
-    certs.install(folder, approved(asked, authority))
+    assert lifecycle.renew(folder) != before.certificate_pem, "it can be asked for again"
+    lifecycle.install(folder, approved(asked, authority))
     after = live.now()
     assert (after.certificate.name, after.certificate.hosts) == ("main", ("localhost", "127.0.0.1"))
     assert after.key_pem != before.key_pem
@@ -63,23 +65,23 @@ def test_a_renewal_has_a_new_key_and_the_same_name(authority: Authority, tmp_pat
 
 def test_a_folder_without_certificate_has_nothing_to_renew(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no certificate to renew; `protofed certs request`"):
-        certs.renew(tmp_path)
+        lifecycle.renew(tmp_path)
 
 
 def test_the_same_bundle_again_changes_nothing(authority: Authority, tmp_path: Path) -> None:
-    asked = certs.request(tmp_path / "a", Party.SITE, "a")
+    asked = lifecycle.request(tmp_path / "a", Party.SITE, "a")
     bundle = approved(asked, authority)
-    certs.install(tmp_path / "a", bundle)
+    lifecycle.install(tmp_path / "a", bundle)
     before = contents(tmp_path / "a")
-    certs.install(tmp_path / "a", bundle)
+    lifecycle.install(tmp_path / "a", bundle)
     assert contents(tmp_path / "a") == before
 
 
 def test_what_cannot_be_installed_changes_nothing(authority: Authority, other: Authority, site: Path) -> None:
-    asked = certs.renew(site)
+    asked = lifecycle.renew(site)
     good, before = approved(asked, authority), contents(site)
-    own = certs.read_bundle(good, "bundle").certificate_pem
-    foreign = approved(certs.request(site.parent / "b", Party.SITE, "b"), authority)
+    own = lifecycle.read_bundle(good, "bundle").certificate_pem
+    foreign = approved(lifecycle.request(site.parent / "b", Party.SITE, "b"), authority)
     renamed = approved(make_request(Party.SITE, "b", (), read_key(site / "key.next.pem")), authority)
     key = key_pem(ec.generate_private_key(ec.SECP256R1()))
     cases = [
@@ -99,32 +101,32 @@ def test_what_cannot_be_installed_changes_nothing(authority: Authority, other: A
     ]
     for data, now, said in cases:
         with pytest.raises(ConfigError, match=said):
-            certs.install(site, data, now=now)
+            lifecycle.install(site, data, now=now)
         assert contents(site) == before
 
 
 def test_one_ca_takes_over_from_another_in_three_steps(authority: Authority, other: Authority, site: Path) -> None:
     live = LiveIdentity(site, Party.SITE)
-    certs.install(site, approved(certs.renew(site), authority, other), new_ca=True)
+    lifecycle.install(site, approved(lifecycle.renew(site), authority, other), new_ca=True)
     assert live.now().authorities_pem == authority.pem + other.pem
-    certs.install(site, approved(certs.renew(site), other, authority))
+    lifecycle.install(site, approved(lifecycle.renew(site), other, authority))
     assert live.now().authorities_pem == other.pem + authority.pem
-    certs.install(site, approved(certs.renew(site), other), new_ca=True)
+    lifecycle.install(site, approved(lifecycle.renew(site), other), new_ca=True)
     assert live.now().authorities_pem == other.pem
 
 
 def test_only_cas_are_trusted_as_such(authority: Authority, site: Path) -> None:
-    asked = certs.read_request(certs.renew(site), "request")
+    asked = lifecycle.read_request(lifecycle.renew(site), "request")
     with pytest.raises(ConfigError, match="--also: expected CA certificates only"):
-        certs.sign_request(asked, authority, also=(site / "cert.pem").read_bytes())
+        lifecycle.sign_request(asked, authority, also=(site / "cert.pem").read_bytes())
 
 
 @pytest.mark.parametrize("writes", [0, 1, 2])
 def test_a_daemon_that_starts_after_a_crash_finds_a_usable_set(
     writes: int, other: Authority, site: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bundle, done = approved(certs.renew(site), other), 0
-    real = archive.write
+    bundle, done = approved(lifecycle.renew(site), other), 0
+    real = files.write
 
     def crashing(path: Path, data: bytes) -> None:
         nonlocal done
@@ -134,13 +136,13 @@ def test_a_daemon_that_starts_after_a_crash_finds_a_usable_set(
         real(path, data)
 
     old = read_identity(site, Party.SITE, NOW).certificate
-    monkeypatch.setattr(archive, "write", crashing)
+    monkeypatch.setattr(files, "write", crashing)
     with pytest.raises(OutOfSpaceError):
-        certs.install(site, bundle, new_ca=True)
-    monkeypatch.setattr(archive, "write", real)
-    new = certs.read_bundle(bundle, "bundle").certificate
+        lifecycle.install(site, bundle, new_ca=True)
+    monkeypatch.setattr(files, "write", real)
+    new = lifecycle.read_bundle(bundle, "bundle").certificate
     assert read_identity(site, Party.SITE, NOW).certificate == (old if writes < 2 else new)
-    certs.install(site, bundle, new_ca=True)
+    lifecycle.install(site, bundle, new_ca=True)
     found = read_identity(site, Party.SITE, NOW)
     assert (found.certificate, found.authorities_pem) == (new, other.pem)
     assert not (site / "key.next.pem").exists()
@@ -161,7 +163,7 @@ def test_a_reader_never_meets_a_mixture(authority: Authority, other: Authority, 
     thread = threading.Thread(target=reader)
     thread.start()
     for number in range(20):
-        certs.install(site, approved(certs.renew(site), (authority, other)[number % 2]), new_ca=True)
+        lifecycle.install(site, approved(lifecycle.renew(site), (authority, other)[number % 2]), new_ca=True)
     ended.set()
     thread.join()
     assert failures == []

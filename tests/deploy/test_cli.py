@@ -12,7 +12,7 @@ import pytest
 
 from protofed.common.storage.files import Lock
 from protofed.deploy import shipped
-from protofed.deploy.cli import main as cli
+from protofed.deploy.cli import main
 from protofed.deploy.cli.renamed import now_called
 
 Cli = Callable[..., tuple[int, str, str]]
@@ -30,7 +30,7 @@ def protofed(capfd: pytest.CaptureFixture[str]) -> Cli:
 
     def run(*arguments: object) -> tuple[int, str, str]:
         with pytest.raises(SystemExit) as ended:
-            cli.main([str(argument) for argument in arguments])
+            main.main([str(argument) for argument in arguments])
         out, err = capfd.readouterr()
         return int(ended.value.code or 0), out, err
 
@@ -166,7 +166,7 @@ def test_internal_errors_show_no_traceback_without_debug(protofed: Cli, monkeypa
     monkeypatch.setattr(shipped, "recipe", broken)
     expect(protofed("simulate", "digits-fednh"), 70, "unforeseen", "--debug")
     with pytest.raises(RuntimeError, match="unforeseen"):
-        cli.main(["--debug", "simulate", "digits-fednh"])
+        main.main(["--debug", "simulate", "digits-fednh"])
 
 
 def test_a_server_install_says_what_a_site_needs(protofed: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,7 +207,7 @@ def test_the_documented_exit_codes_are_those_of_the_errors() -> None:
     from protofed.common import errors
 
     codes = {e.exit_code for e in vars(errors).values() if isinstance(e, type) and hasattr(e, "exit_code")}
-    documented = {int(number) for number in re.findall(r"(\d+) [a-z]", cli.app.info.epilog or "")}
+    documented = {int(number) for number in re.findall(r"(\d+) [a-z]", main.app.info.epilog or "")}
     assert codes <= documented
 
 

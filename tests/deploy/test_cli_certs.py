@@ -17,15 +17,15 @@ from tests.operators import Info, StandIn
 from protofed.common.pki.identity import Party, fingerprint, read_identity
 from protofed.deploy.certs.lifecycle import install, make_authority, read_request, request, sign_request
 from protofed.deploy.cli import certs as cli_certs
-from protofed.deploy.cli import main as cli
-from protofed.deploy.operator import connection as operate
+from protofed.deploy.cli import main
+from protofed.deploy.operator import connection
 
 Cli = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture(autouse=True)
 def server(monkeypatch: pytest.MonkeyPatch) -> type[StandIn]:
-    monkeypatch.setattr(operate, "Operator", StandIn)
+    monkeypatch.setattr(connection, "Operator", StandIn)
     monkeypatch.setattr(StandIn, "known", {})
     monkeypatch.setattr(StandIn, "dialled", [])
     monkeypatch.setattr(StandIn, "down", False)
@@ -42,7 +42,7 @@ def certs(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tm
     def run(*arguments: object) -> tuple[int, str, str]:
         monkeypatch.setattr(cli_certs, "console", Console(soft_wrap=True, highlight=False, color_system=None))
         with pytest.raises(SystemExit) as ended:
-            cli.main(["certs", *map(str, arguments)])
+            main.main(["certs", *map(str, arguments)])
         out, err = capfd.readouterr()
         assert "PRIVATE" not in out + err
         assert "Traceback" not in err

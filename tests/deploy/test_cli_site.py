@@ -13,8 +13,7 @@ from protofed.client.privacy.approval import FOLDER, Approvals, ApprovalStatus
 from protofed.common.config.recipe import Recipe
 from protofed.common.protocol.messages import Assignment
 from protofed.deploy import shipped
-from protofed.deploy.cli import client as cli_site
-from protofed.deploy.cli import main as cli
+from protofed.deploy.cli import client, main
 
 Run = Callable[..., tuple[int, str, str]]
 POLICIES = shipped.folder("policies")
@@ -23,11 +22,11 @@ POLICIES = shipped.folder("policies")
 @pytest.fixture
 def run(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
     """The command's exit code and what it printed, asked on a terminal of 100 columns."""
-    monkeypatch.setattr(cli_site.console, "width", 100)  # whatever COLUMNS was when it was made
+    monkeypatch.setattr(client.console, "width", 100)  # whatever COLUMNS was when it was made
 
     def call(*arguments: object) -> tuple[int, str, str]:
         with pytest.raises(SystemExit) as ended:
-            cli.main(["client", *map(str, arguments)])
+            main.main(["client", *map(str, arguments)])
         out, err = capfd.readouterr()
         return int(ended.value.code or 0), out, err
 

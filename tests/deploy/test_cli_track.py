@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.deploy.test_tracking import RUN, Town, by_the_ledger, expect_same, read
 
-from protofed.deploy.cli import main as cli
+from protofed.deploy.cli import main
 from protofed.server.verdicts import RoundOutcome
 
 
@@ -21,7 +21,7 @@ def town(tmp_path: Path) -> Iterator[Town]:
 
 def protofed(*arguments: object) -> int:
     with pytest.raises(SystemExit) as ended:
-        cli.main([str(argument) for argument in arguments])
+        main.main([str(argument) for argument in arguments])
     return int(ended.value.code or 0)
 
 

@@ -26,10 +26,7 @@ from protofed.common.protocol.messages import Activity
 from protofed.common.protocol.telemetry import Telemetry
 from protofed.common.storage import journal
 from protofed.deploy import shipped
-from protofed.deploy.daemons import client as client_process
-from protofed.deploy.daemons import client_resources as client_belongings
-from protofed.deploy.daemons import metrics_endpoint as monitoring
-from protofed.deploy.daemons import signals as stopping
+from protofed.deploy.daemons import client, client_resources, metrics_endpoint, signals
 from protofed.testing.live_server import LiveServer
 
 PATIENCE_S = 60.0
@@ -81,9 +78,9 @@ class Watcher:
                 os.kill(os.getpid(), signal.SIGTERM)
 
         thread = threading.Thread(target=from_beside, name="watcher")
-        with stopping.stoppable():  # should the daemon have ended by itself
+        with signals.stoppable():  # should the daemon have ended by itself
             thread.start()
-            client_process.run_client(self.settings, until_finished=False, give_up_after_s=None)
+            client.run_client(self.settings, until_finished=False, give_up_after_s=None)
             thread.join()
         thread.join(PATIENCE_S)
         seen.result(0)
@@ -91,7 +88,7 @@ class Watcher:
     def get(self, path: str) -> tuple[int, str]:
         """Status and text; 0 before anybody answers."""
         try:
-            url = (self.state / monitoring.METRICS_FILE).read_text()
+            url = (self.state / metrics_endpoint.METRICS_FILE).read_text()
             with urllib.request.urlopen(url + path, timeout=10) as answer:  # noqa: S310
                 return answer.status, answer.read().decode()
         except urllib.error.HTTPError as error:
@@ -181,7 +178,7 @@ def test_a_daemon_is_ready_while_its_server_answers_and_counts_what_its_audit_lo
         assert counted(watcher.samples(), "registered") == {}
 
     watcher.watch(look)
-    assert not (watcher.state / monitoring.METRICS_FILE).exists()  # nobody answers there any more
+    assert not (watcher.state / metrics_endpoint.METRICS_FILE).exists()  # nobody answers there any more
 
 
 def test_what_the_policy_lets_pass_is_re_exported_and_nothing_of_counts(
@@ -246,7 +243,7 @@ def test_an_address_that_cannot_be_had_ends_the_daemon_before_it_takes_part(tmp_
     watcher = Watcher(tmp_path, "127.0.0.1:1", RULES)
     wrong = watcher.settings.model_copy(update={"metrics": Monitoring(listen="nonsense")})
     with pytest.raises(ConfigError, match="nonsense"):
-        client_process.run_client(wrong, until_finished=True, give_up_after_s=1.0)
+        client.run_client(wrong, until_finished=True, give_up_after_s=1.0)
 
 
 def test_data_in_the_common_folder_are_found_at_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,6 +251,6 @@ def test_data_in_the_common_folder_are_found_at_the_start(tmp_path: Path, monkey
     settings = ClientSettings.model_validate(said)
     monkeypatch.setenv("PROTOFED_DATA", str(tmp_path))
     with pytest.raises(DataError, match=r"no data at .*list\.csv"):
-        client_belongings.check_root(settings)
+        client_resources.check_root(settings)
     (tmp_path / "list.csv").write_text("path,label\n", encoding="utf-8")
-    client_belongings.check_root(settings)
+    client_resources.check_root(settings)

@@ -14,9 +14,8 @@ import pytest
 from protofed.common.config.recipe import Recipe, parse_json
 from protofed.common.errors import ConfigError
 from protofed.common.version import VERSION
-from protofed.deploy.cli import main as cli
-from protofed.deploy.experiments import compare
-from protofed.deploy.experiments import ray_node as compare_node
+from protofed.deploy.cli import main
+from protofed.deploy.experiments import compare, ray_node
 from protofed.deploy.experiments.experiment import ExperimentJob, Result, jobs_of
 from protofed.deploy.experiments.jobs import JobProgress, Worker, run_jobs
 from protofed.deploy.experiments.ray_node import NodeOrder, NodeResult, carry_out
@@ -135,7 +134,7 @@ def test_a_job_that_is_cancelled_leaves_nothing(
     def interrupt(done: int, doing: str) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(compare_node, "Worker", type("Spy", (), {"start": staticmethod(start)}))
+    monkeypatch.setattr(ray_node, "Worker", type("Spy", (), {"start": staticmethod(start)}))
     with pytest.raises(KeyboardInterrupt):
         carry_out(ordered(jobs[0]), interrupt)
     assert started[0].process.returncode is not None
@@ -155,7 +154,7 @@ def test_a_node_has_its_own_data_or_else_looks_where_the_caller_does(
     monkeypatch.delenv("PROTOFED_DATA", raising=False)
     if own:
         monkeypatch.setenv("PROTOFED_DATA", own)
-    monkeypatch.setattr(compare_node, "Worker", type("Spy", (), {"start": staticmethod(start)}))
+    monkeypatch.setattr(ray_node, "Worker", type("Spy", (), {"start": staticmethod(start)}))
     with pytest.raises(KeyboardInterrupt):
         carry_out(ordered(jobs[0], data="/callers"), deaf)
     assert given == [expected]
@@ -179,7 +178,7 @@ def test_what_does_not_go_together_is_refused_before_anything_is_made(
 ) -> None:
     monkeypatch.setattr("os.environ", {**__import__("os").environ})
     with pytest.raises(SystemExit) as ended:
-        cli.main(["compare", "digits-fednh", f"--out={tmp_path / 'out'}", *more])
+        main.main(["compare", "digits-fednh", f"--out={tmp_path / 'out'}", *more])
     assert ended.value.code == 78
     assert said in capfd.readouterr().err
     assert not (tmp_path / "out").exists()
@@ -190,7 +189,7 @@ def test_without_ray_the_extra_is_named(
 ) -> None:
     monkeypatch.setattr(compare, "find_spec", lambda _: None)
     with pytest.raises(SystemExit) as ended:
-        cli.main(["compare", "digits-fednh", f"--out={tmp_path / 'out'}", "--ray=auto"])
+        main.main(["compare", "digits-fednh", f"--out={tmp_path / 'out'}", "--ray=auto"])
     assert ended.value.code == 78
     assert "pip install 'protofed[client,ray]'" in capfd.readouterr().err
 

@@ -16,8 +16,7 @@ from protofed.client.transport.diagnosis import DiagnosisCode
 from protofed.common.errors import ConfigError, StateError
 from protofed.common.pki.identity import IdentityError, IdentityProblem
 from protofed.deploy import shipped
-from protofed.deploy.cli import doctor as cli_doctor
-from protofed.deploy.cli import main as cli
+from protofed.deploy.cli import doctor, main
 from protofed.deploy.doctor.checks import (
     Check,
     CheckFailedError,
@@ -168,11 +167,11 @@ def test_a_finding_that_nobody_registered_is_refused() -> None:
 
 @pytest.fixture
 def run(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
-    monkeypatch.setattr(cli_doctor.console, "width", 400)
+    monkeypatch.setattr(doctor.console, "width", 400)
 
     def call(*arguments: object) -> tuple[int, str, str]:
         with pytest.raises(SystemExit) as ended:
-            cli.main([str(arguments[0]), "doctor", *map(str, arguments[1:])])
+            main.main([str(arguments[0]), "doctor", *map(str, arguments[1:])])
         out, err = capfd.readouterr()
         return int(ended.value.code or 0), out, err
 
@@ -227,5 +226,5 @@ def test_options_are_those_of_the_daemon(run: Run, tmp_path: Path, unused_port: 
     told = {check["check"]: check for check in json.loads(out)["checks"]}
     assert told["settings"]["seen"] == f"site a, evaluator, server 127.0.0.1:{unused_port}"
     assert code == told["server"]["code"] == diagnosis("nothing-listens").code
-    assert "metrics" in cli_doctor.options({"metrics": "127.0.0.1:9464"})
+    assert "metrics" in doctor.options({"metrics": "127.0.0.1:9464"})
     assert run("client", "--polcy", policy)[0] == 2

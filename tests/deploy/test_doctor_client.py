@@ -32,7 +32,7 @@ from protofed.deploy.doctor import dates as doctor_dates
 from protofed.deploy.doctor.checks import CheckFailedError, CheckRow, State
 from protofed.deploy.doctor.client import ClientDoctor
 from protofed.deploy.doctor.site import SiteUnderCheck
-from protofed.server.rpc import interceptor as shield
+from protofed.server.rpc import interceptor
 
 DAY = timedelta(days=1)
 NOW = datetime.now(UTC)
@@ -105,7 +105,7 @@ def test_plain_text(live_server: Callable[..., Any], recipe_of: Callable[..., Re
 
 @pytest.mark.parametrize(("off", "named"), [(-55, False), (-65, True), (65, True), (7300, True)])
 def test_a_clock_more_than_a_minute_off(off: int, named: bool, look: Look, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shield, "utc_now", lambda: utc_now() + timedelta(seconds=off))
+    monkeypatch.setattr(interceptor, "utc_now", lambda: utc_now() + timedelta(seconds=off))
     found = look()
     assert findings(found) == ([("clock", "clock-wrong")] if named else [])
     if off == 7300:
@@ -269,7 +269,7 @@ def test_a_server_of_another_version(
     change: dict[str, Any], name: str, look: Look, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for attribute, value in change.items():
-        monkeypatch.setattr(shield, attribute, value)
+        monkeypatch.setattr(interceptor, attribute, value)
     found = look()
     assert findings(found) == [("version", name)]
     assert "server 9.9.9, protocol" in found["version"].seen

@@ -27,7 +27,7 @@ from protofed.deploy.daemons.server import ADDRESS_FILE
 from protofed.deploy.doctor.checks import CheckRow
 from protofed.deploy.doctor.server import ServerDoctor
 from protofed.server.access.certificates import Certificates
-from protofed.server.rpc import memory_guard as shedding
+from protofed.server.rpc import memory_guard
 from protofed.server.rpc import server as serving
 from protofed.server.storage.database import LEDGER_FILE
 from protofed.server.storage.ledger import Ledger
@@ -260,7 +260,7 @@ def test_limits_that_are_small(look: Look, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_memory_limit_that_nobody_can_watch(look: Look, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shedding, "_STATM", tmp_path / "none")
+    monkeypatch.setattr(memory_guard, "_STATM", tmp_path / "none")
     assert findings(look(memory_limit_mb=1000)) == [("memory", "settings-invalid")]
 
 

@@ -23,7 +23,7 @@ from protofed.common.config.recipe import Recipe
 from protofed.common.config.settings import ClientSettings
 from protofed.common.protocol.messages import Assignment
 from protofed.common.storage.files import Lock
-from protofed.deploy.doctor import machine as doctor_machine
+from protofed.deploy.doctor import machine
 from protofed.deploy.doctor import site as doctor_site
 from protofed.deploy.doctor.checks import Check, CheckFailedError, CheckRow, State
 from protofed.deploy.doctor.client import ClientDoctor
@@ -95,7 +95,7 @@ def test_a_daemon_that_runs_is_no_finding(tmp_path: Path) -> None:
 
 
 def test_a_library_that_is_missing_or_old(monkeypatch: pytest.MonkeyPatch) -> None:
-    checks = [Check("software", lambda: doctor_machine.software("client", ("numpy",)))]
+    checks = [Check("software", lambda: machine.software("client", ("numpy",)))]
     monkeypatch.setattr(metadata, "requires", lambda _name: ["numpy>=99.1"])
     assert findings(rows(checks)) == [("software", "library-old")]
     monkeypatch.setattr(metadata, "requires", lambda _name: ["nowhere>=1.0; extra == 'client'"])
@@ -103,7 +103,7 @@ def test_a_library_that_is_missing_or_old(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(metadata, "requires", lambda _name: ["nowhere>=1.0; extra == 'report'"])
     assert findings(rows(checks)) == []
     with pytest.raises(CheckFailedError, match="nowhere_at_all cannot be imported"):
-        doctor_machine.import_quietly(("nowhere_at_all",))
+        machine.import_quietly(("nowhere_at_all",))
 
 
 def test_software_is_looked_at_where_no_temporary_file_can_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,7 +112,7 @@ def test_software_is_looked_at_where_no_temporary_file_can_be_written(monkeypatc
 
     monkeypatch.setattr(tempfile, "TemporaryDirectory", full)
     with pytest.raises(CheckFailedError, match="set TMPDIR") as found:
-        doctor_machine.import_quietly(("json",))
+        machine.import_quietly(("json",))
     assert found.value.name == "state-not-writable"
 
 

@@ -19,7 +19,7 @@ from rich.console import Console
 
 from protofed.common.config.recipe import Recipe
 from protofed.common.storage.files import Lock
-from protofed.deploy.cli import main as cli
+from protofed.deploy.cli import main
 from protofed.deploy.experiments.experiment import ExperimentJob, Result, jobs_of
 from protofed.deploy.experiments.job import run_job
 from protofed.deploy.experiments.jobs import Processes, Worker, run_jobs
@@ -171,7 +171,7 @@ def test_bad_arguments_are_named_before_anything_runs(
     arguments: tuple[str, ...], code: int, phrase: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:
-        cli.main(["compare", *arguments, "--out", str(tmp_path / "out")])
+        main.main(["compare", *arguments, "--out", str(tmp_path / "out")])
     assert ended.value.code == code
     assert phrase in capfd.readouterr().err
     assert not (tmp_path / "out").exists()
@@ -180,7 +180,7 @@ def test_bad_arguments_are_named_before_anything_runs(
 def test_a_folder_is_compared_in_by_one_process(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     lock = Lock(tmp_path)
     with pytest.raises(SystemExit) as ended:
-        cli.main(["compare", "digits-fednh", "--out", str(tmp_path)])
+        main.main(["compare", "digits-fednh", "--out", str(tmp_path)])
     lock.release()
     assert ended.value.code == 74
     assert "in use" in capfd.readouterr().err

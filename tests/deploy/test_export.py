@@ -19,8 +19,7 @@ from protofed.common import codec
 from protofed.common.config.recipe import Input, NamedOptions, Recipe
 from protofed.common.errors import ConfigError, DataError, ProtofedError, StateError
 from protofed.common.storage.journal import Journal
-from protofed.deploy.export import model_folder
-from protofed.deploy.export import published_states as export_states
+from protofed.deploy.export import model_folder, published_states
 from protofed.deploy.export.export import ExportRequest, export
 from protofed.deploy.export.model_card import card
 from protofed.deploy.state_folder import open_state
@@ -93,14 +92,14 @@ def test_a_site_may_predict_with_its_private_head(recipe_of: Callable[..., Recip
 def test_a_class_model_is_that_of_the_state(simulated: Simulated, wanted: Wants, tmp_path: Path) -> None:
     done = simulated("cwfedavg")
     made = export(wanted("cwfedavg", "class:3", tmp_path / "m"))
-    state = export_states.of_folder(done.state, done.run).state
+    state = published_states.of_folder(done.state, done.run).state
     assert made.facts.origin.weights == codec.digest(codec.encode(CwFedAvgServer().class_model(state, 3)))
     assert "class '3'" in (tmp_path / "m" / model_folder.CARD).read_text(encoding="utf-8")
 
 
 def test_a_private_class_model_is_the_body_with_that_head(simulated: Simulated, wanted: Wants, tmp_path: Path) -> None:
     done = simulated("cwfedavg-private")
-    state = export_states.of_folder(done.state, done.run).state
+    state = published_states.of_folder(done.state, done.run).state
     found = [export(wanted("cwfedavg-private", f"class:{c}", tmp_path / str(c))).facts.origin for c in range(10)]
     half = CwFedAvgPrivateServer()
     assert [one.weights for one in found] == [codec.digest(codec.encode(half.class_model(state, c))) for c in range(10)]
@@ -148,7 +147,7 @@ def test_private_mixtures_need_the_sites_own_data(simulated: Simulated, wanted: 
 def test_a_site_needs_no_server_for_what_it_was_sent(simulated: Simulated, wanted: Wants, tmp_path: Path) -> None:
     """Its own folder has the newest model that it fetched, and its audit log says of which run and round."""
     done = simulated("cwfedavg")
-    found = export_states.of_folder(done.state, done.run)
+    found = published_states.of_folder(done.state, done.run)
     data = codec.encode(CwFedAvgServer().broadcast(found.state, "site-2"))
     site = tmp_path / "site"
     shutil.copytree(done.site("site-2"), site)
@@ -177,7 +176,7 @@ def test_a_site_needs_no_server_for_what_it_was_sent(simulated: Simulated, wante
 def test_a_damaged_state_is_not_exported(simulated: Simulated, wanted: Wants, tmp_path: Path) -> None:
     done = simulated("fedavg")
     shutil.copytree(done.state, tmp_path / "state")
-    address = export_states.of_folder(done.state, done.run).address
+    address = published_states.of_folder(done.state, done.run).address
     with (tmp_path / "state" / "blobs" / address).open("ab") as file:
         file.write(b"x")
     with pytest.raises(StateError, match="has changed on disk"):
@@ -209,7 +208,7 @@ def test_looking_leaves_the_folders_as_they_are(simulated: Simulated, wanted: Wa
     (written := done.state / "blobs" / ".tmp-a-running-server-writes").write_bytes(b"")
     before = contents(done.state)
     export(wanted("solo", "personal", tmp_path / "m", site_state=done.site("site-1"), recipe=done.recipe))
-    export_states.of_folder(done.state, done.run)
+    published_states.of_folder(done.state, done.run)
     assert contents(done.state) == before
     written.unlink()
 
@@ -287,7 +286,7 @@ class Served:
         self._folder, self._damage = folder, damage
 
     def state(self, run: str, round: int | None) -> tuple[int, bytes]:
-        found = export_states.of_folder(self._folder, run, round)
+        found = published_states.of_folder(self._folder, run, round)
         return found.round, codec.encode(found.state) + self._damage
 
     def dossier(self, run: str) -> Any:

@@ -15,7 +15,7 @@ from protofed.client.models.inference import DeployedModel, NearestHead, answers
 from protofed.client.models.split import SplitModel
 from protofed.common.config.recipe import Input, NamedOptions
 from protofed.common.errors import ConfigError
-from protofed.deploy.export import onnx as export_onnx
+from protofed.deploy.export import onnx
 from protofed.deploy.export.onnx import ExportError, difference, to_onnx
 
 SMALL = Input(shape=(1, 8, 8), mean=(0.4,), std=(0.2,))
@@ -106,7 +106,7 @@ def test_a_layer_that_onnx_does_not_know_is_named() -> None:
 
 
 def test_a_model_larger_than_a_file_may_be_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(export_onnx, "LARGEST", 1000)
+    monkeypatch.setattr(onnx, "LARGEST", 1000)
     with pytest.raises(ConfigError, match="--format safetensors"):
         to_onnx(DeployedModel(build(MLP, SMALL, 10), SMALL), SMALL, {})
 

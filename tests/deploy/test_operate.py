@@ -20,8 +20,8 @@ from protofed.common.errors import ConfigError, ProtocolError, StateError, Unava
 from protofed.common.pki.identity import Party
 from protofed.common.protocol.messages import Role, TaskKind
 from protofed.deploy import shipped
-from protofed.deploy.cli import main as cli
-from protofed.deploy.operator import tables as operate_view
+from protofed.deploy.cli import main
+from protofed.deploy.operator import tables
 from protofed.deploy.operator.connection import Operator, plain
 from protofed.protos.v1 import operator_pb2 as pb
 from protofed.server.methods.fedavg import FedAvgServer
@@ -42,7 +42,7 @@ class Terminal:
         """Exit code, standard output, standard error."""
         self._capfd.readouterr()
         with pytest.raises(SystemExit) as ended:
-            cli.main([str(argument) for argument in arguments])
+            main.main([str(argument) for argument in arguments])
         out, err = self._capfd.readouterr()
         return int(ended.value.code or 0), out, err
 
@@ -210,7 +210,7 @@ def test_a_server_of_nothing_says_what_to_do(protofed: Terminal) -> None:
     assert protofed.says("sites", "list") == "No site has enrolled yet.\n"
     console = Console(width=80)
     with console.capture() as shown:
-        console.print(operate_view.runs_table([]))
+        console.print(tables.runs_table([]))
     assert shown.get() == "No runs yet. Begin one with: protofed runs start RECIPE\n"
 
 
@@ -404,14 +404,14 @@ def shown(width: int, *parts: Any) -> list[str]:
 def test_words_and_numbers_are_never_cut(width: int) -> None:
     run, reason = "a-rather-long-name-of-a-run-on-ham10000-with-seed-3", "words " * 40
     info = pb.RunInfo(run=run, method="cwfedavg-private", status="completed", round=300, rounds=300, invited=100)
-    lines = shown(width, operate_view.runs_table([info]))
+    lines = shown(width, tables.runs_table([info]))
     assert max(map(len, lines)) <= width
     for word in ("cwfedavg-private", "completed", "300/300", "0/100"):
         assert any(word in line.split() for line in lines), lines
     assert "".join(line.split()[0] for line in lines[1:] if not line.startswith(" ")) == run
     row = pb.RoundInfo(round=300, attempt=12, outcome="rolled-back", reason=reason, opened_at=1, closed_at=2)
     row.sites.add(site="hospital-of-a-long-name", kind="initialise", task_status="set-aside", reason=reason)
-    lines = shown(width, *operate_view.run_parts(pb.RunDetail(info=info, rounds=[row]), everything=True))
+    lines = shown(width, *tables.run_parts(pb.RunDetail(info=info, rounds=[row]), everything=True))
     assert max(map(len, lines)) <= width
     assert " ".join(lines).count("words") == 80
     for word in ("rolled-back", "set-aside", "initialise", "300", "12"):
@@ -420,21 +420,21 @@ def test_words_and_numbers_are_never_cut(width: int) -> None:
 
 def test_of_many_rounds_the_newest_are_shown() -> None:
     rounds = [pb.RoundInfo(round=number, outcome="published") for number in range(25)]
-    few = shown(80, *operate_view.run_parts(pb.RunDetail(rounds=rounds[-10:], attempts=25), everything=False))
+    few = shown(80, *tables.run_parts(pb.RunDetail(rounds=rounds[-10:], attempts=25), everything=False))
     assert sum("published" in line for line in few) == 10
     assert "15 earlier attempts: --all" in few
-    whole = shown(80, *operate_view.run_parts(pb.RunDetail(rounds=rounds, attempts=25), everything=True))
+    whole = shown(80, *tables.run_parts(pb.RunDetail(rounds=rounds, attempts=25), everything=True))
     assert sum("published" in line for line in whole) == 25
     assert not any("earlier" in line for line in whole)
 
 
 def test_a_round_that_the_runs_end_left_open_is_called_unfinished() -> None:
     detail = pb.RunDetail(info=pb.RunInfo(ended_at=1.0), rounds=[pb.RoundInfo(round=1, outcome="open")])
-    assert any("unfinished" in line for line in shown(80, *operate_view.run_parts(detail, everything=False)))
+    assert any("unfinished" in line for line in shown(80, *tables.run_parts(detail, everything=False)))
 
 
 def test_scores_of_single_classes_are_left_to_json() -> None:
     scores = [pb.Score(name=name, mean=0.5, sites=3) for name in ("global.accuracy", "global.recall.7")]
-    lines = shown(80, *operate_view.run_parts(pb.RunDetail(scores=scores, scored_round=4), everything=False))
+    lines = shown(80, *tables.run_parts(pb.RunDetail(scores=scores, scored_round=4), everything=False))
     assert "scores after round 4" in lines
     assert sum("global" in line for line in lines) == 1

@@ -16,7 +16,7 @@ from protofed.common.config.recipe import NamedOptions, Recipe
 from protofed.common.errors import ConfigError, StateError
 from protofed.common.payload import Part
 from protofed.deploy import shipped
-from protofed.deploy.cli import main as cli
+from protofed.deploy.cli import main
 from protofed.deploy.experiments.experiment import ExperimentJob, Result
 from protofed.deploy.experiments.job import run_job
 from protofed.deploy.figures.figures import FiguresRequest, draw
@@ -224,7 +224,7 @@ def test_each_method_has_its_pictures(
     drawn = draw(FiguresRequest(both, tmp_path, groups="round:0,6,8,9"))
     assert set(kinds(drawn)) == {"prototypes-fednh", "tsne", "groups"}
     with pytest.raises(SystemExit) as ended:
-        cli.main(["figures", str(folders["spiral"]), "--out", str(tmp_path / "spiral")])
+        main.main(["figures", str(folders["spiral"]), "--out", str(tmp_path / "spiral")])
     assert not ended.value.code
     told = capsys.readouterr().out.split()
     assert set(kinds([Path(path) for path in told])) == {"directions", "groups"}

@@ -24,7 +24,7 @@ from protofed.client.data.decoding import decode
 from protofed.common import codec
 from protofed.common.config.recipe import Input, Recipe
 from protofed.common.errors import ConfigError, DataError, OutOfSpaceError
-from protofed.deploy.cli import main as cli
+from protofed.deploy.cli import main
 from protofed.deploy.export import model_folder
 from protofed.deploy.export.export import ExportRequest, export
 from protofed.deploy.export.images import images_of
@@ -134,7 +134,7 @@ def test_unreadable_files_are_named_when_the_others_are_done(
     command = ["predict", str(exported), str(folder), "--out", str(tmp_path / "p.csv")]
     for more, code in (([], 65), (["--skip-unreadable"], 0)):
         with pytest.raises(SystemExit) as end:
-            cli.main([*command, *more])
+            main.main([*command, *more])
         out, err = capfd.readouterr()
         assert int(end.value.code or 0) == code, err
         assert f"{len(whole)} images by onnx, 2 unreadable" in out
@@ -142,7 +142,7 @@ def test_unreadable_files_are_named_when_the_others_are_done(
         assert "unreadable: half.png" in err
         assert len(table(tmp_path / "p.csv")) == len(whole)
     with pytest.raises(SystemExit):
-        cli.main([*command, "--json", "--skip-unreadable"])
+        main.main([*command, "--json", "--skip-unreadable"])
     told = json.loads(capfd.readouterr().out)
     assert [one["path"] for one in told["unreadable"]] == ["broken.png", "half.png"]
 

@@ -15,7 +15,7 @@ from tests.amiss import RUN, disturbed, hang_up
 
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import ConfigError, StateError
-from protofed.deploy.cli import main as cli
+from protofed.deploy.cli import main
 from protofed.deploy.cli import report as cli_report
 from protofed.deploy.operator.connection import Operator
 from protofed.deploy.report.record import RunRecord, megabytes
@@ -205,7 +205,7 @@ def spoken(capfd: pytest.CaptureFixture[str]) -> Iterator[Callable[..., tuple[in
     def say(*arguments: object) -> tuple[int, str, str]:
         capfd.readouterr()
         with pytest.raises(SystemExit) as ended:
-            cli.main([str(argument) for argument in arguments])
+            main.main([str(argument) for argument in arguments])
         return int(ended.value.code or 0), *capfd.readouterr()
 
     yield say

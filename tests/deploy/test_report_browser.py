@@ -13,7 +13,7 @@ import pytest
 from matplotlib.image import imread
 
 from protofed.common.config.recipe import Recipe
-from protofed.deploy.cli import report as cli_report
+from protofed.deploy.cli import report
 from protofed.deploy.report.report import write_report
 from protofed.deploy.simulation.simulation import simulation
 
@@ -32,7 +32,7 @@ def written(tmp_path_factory: pytest.TempPathFactory, recipe_of: Callable[..., R
         recipe_of("fednh", evaluation={"frequency_groups": True, "probabilities": True}), folder
     ) as running:
         running.go()
-    return write_report(cli_report.dossier_of(folder, None), folder / "report.html")
+    return write_report(report.dossier_of(folder, None), folder / "report.html")
 
 
 def browse(page: Path, folder: Path, *options: str) -> str:

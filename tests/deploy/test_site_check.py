@@ -16,8 +16,7 @@ import pytest
 from PIL import Image
 
 from protofed.common.config.recipe import Recipe, read_recipe
-from protofed.deploy.cli import client_check as cli_site_check
-from protofed.deploy.cli import main as cli
+from protofed.deploy.cli import client_check, main
 from protofed.deploy.site.contact_sheet import sheet
 from protofed.deploy.site.survey import Seen, Survey
 
@@ -69,14 +68,14 @@ def run(
     tmp_path: Path, folder: Path, recipe: Recipe, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> Run:
     """Type the command on a terminal of 100 columns; its exit code and what it prints, errors too."""
-    monkeypatch.setattr(cli_site_check.console, "width", 100)
+    monkeypatch.setattr(client_check.console, "width", 100)
 
     def act(*more: str | Path, settings: str = "", recipe: bool = True) -> tuple[int, str]:
         file = tmp_path / "site.toml"
         file.write_text(settings or SETTINGS.format(root=folder), encoding="utf-8")
         named = [str(tmp_path / "recipe.toml")] if recipe else []
         with pytest.raises(SystemExit) as ended:
-            cli.main(["client", "check", *named, "--settings", str(file), *map(str, more)])
+            main.main(["client", "check", *named, "--settings", str(file), *map(str, more)])
         return int(ended.value.code or 0), "".join(capfd.readouterr())
 
     return act

@@ -20,9 +20,9 @@ from protofed.common.errors import ConfigError, PolicyViolationError
 from protofed.common.payload import NOT_ON_THE_WIRE, Part, TensorSpec, Update
 from protofed.common.protocol.messages import Task
 from protofed.deploy import shipped
-from protofed.deploy.cli import main as cli
+from protofed.deploy.cli import main
 from protofed.deploy.simulation.simulation import DirectLink, simulation
-from protofed.deploy.site import plan_table as site_plan_table
+from protofed.deploy.site import plan_table
 from protofed.deploy.site.plan import OWN, SitePlan, plain, site_plan
 
 METHODS = sorted(client_methods)
@@ -247,7 +247,7 @@ def test_what_heartbeats_tell_of_the_machine_is_said_with_what_it_discloses(reci
 
 def printed(plan: SitePlan, width: int, **options: Any) -> str:
     console = Console(file=io.StringIO(), width=width)
-    site_plan_table.show(plan, console, **options)
+    plan_table.show(plan, console, **options)
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 
@@ -283,7 +283,7 @@ def test_it_is_the_same_as_json(recipe_of: RecipeOf) -> None:
 
 def run(capfd: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str]:
     with pytest.raises(SystemExit) as ended:
-        cli.main(["client", "preview", *map(str, arguments)])
+        main.main(["client", "preview", *map(str, arguments)])
     return int(ended.value.code or 0), capfd.readouterr().out
 
 

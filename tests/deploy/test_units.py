@@ -14,7 +14,7 @@ from typer.core import TyperGroup
 
 from protofed.common import errors
 from protofed.common.config.settings import ClientSettings, ServerSettings, read_settings
-from protofed.deploy.cli import main as cli
+from protofed.deploy.cli import main
 
 SYSTEMD = Path(__file__).parents[2] / "deploy" / "systemd"
 SERVER, CLIENT = SYSTEMD / "protofed-server.service", SYSTEMD / "protofed-client@.service"
@@ -39,7 +39,7 @@ def parsed(unit: Path, name: str) -> dict[str, object]:
     """What the command line makes of the unit's own."""
     program, command, start, *arguments = keys(unit)["ExecStart"][0].split()
     assert (program, command, start) == ("/opt/protofed/bin/protofed", name, "start")
-    group = typer.main.get_command(cli.app)
+    group = typer.main.get_command(main.app)
     assert isinstance(group, TyperGroup)
     daemon = group.commands[name]
     assert isinstance(daemon, TyperGroup)

@@ -18,7 +18,7 @@ from tests.faults.bare import Bare
 
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import ConfigError, UnavailableError
-from protofed.deploy.cli import main as cli
+from protofed.deploy.cli import main
 from protofed.deploy.operator import watch as watch_loop
 from protofed.deploy.operator.connection import Operator
 from protofed.deploy.operator.watch import Watcher, watch
@@ -250,7 +250,7 @@ def test_a_run_that_fails_is_exit_code_1(
     server = live_server(recipe_of("fedavg"))
     after(0.3, lambda: server.runs.of(RUN)._driver.handle(Broken("disk")))
     with pytest.raises(SystemExit) as ended:
-        cli.main(list(command(server)))
+        main.main(list(command(server)))
     out, err = capfd.readouterr()
     assert ended.value.code == 1
     assert f"protofed: run failed: {RUN}: disk" in err
@@ -266,7 +266,7 @@ def test_ctrl_c_is_exit_code_130(
 
     monkeypatch.setattr("protofed.deploy.operator.watch.time.sleep", interrupt)
     with pytest.raises(SystemExit) as ended:
-        cli.main(list(command(troubled[0], *more)))
+        main.main(list(command(troubled[0], *more)))
     assert ended.value.code == 130
 
 
@@ -296,7 +296,7 @@ def test_a_run_that_is_started_can_be_watched_as_json_from_its_place_in_the_queu
     after(1.0, end)
     arguments = ["runs", "start", "digits-fednh", "--name=behind", "--watch", "--json", "--plaintext"]
     with pytest.raises(SystemExit) as ended:
-        cli.main([*arguments, "--server", server.address])
+        main.main([*arguments, "--server", server.address])
     told = [json.loads(line) for line in capfd.readouterr().out.splitlines() if line.startswith("{")]
     first, last = told[0], told[-1]
     assert ended.value.code in (0, None)

@@ -23,7 +23,7 @@ from protofed.common.protocol import wire
 from protofed.common.protocol.messages import CHUNK_BYTES, PROTOCOL_VERSION, Manifest
 from protofed.protos.v1 import federation_pb2 as pb
 from protofed.protos.v1 import operator_pb2
-from protofed.server.rpc import interceptor as shield
+from protofed.server.rpc import interceptor
 
 Code = grpc.StatusCode
 FEDERATION = pb.DESCRIPTOR.services_by_name["Federation"]
@@ -31,7 +31,7 @@ OPERATOR = operator_pb2.DESCRIPTOR.services_by_name["Operator"]
 CALLS = {method.name: method for service in (FEDERATION, OPERATOR) for method in service.methods}
 # What the server's own table says, and what is said without an error of ours. INTERNAL is an incident: always a fault.
 DOCUMENTED = frozenset(
-    {code for _, code, _ in shield.CODES} | {Code.OK, Code.PERMISSION_DENIED, Code.RESOURCE_EXHAUSTED}
+    {code for _, code, _ in interceptor.CODES} | {Code.OK, Code.PERMISSION_DENIED, Code.RESOURCE_EXHAUSTED}
 )
 MODEL: Payload = {
     Part.BODY: {"w": np.arange(6, dtype=np.float32).reshape(2, 3)},

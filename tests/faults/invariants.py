@@ -21,8 +21,7 @@ from protofed.common.codec import Digest, digest
 from protofed.common.config.recipe import Recipe, parse_json
 from protofed.common.errors import StateError
 from protofed.common.protocol.messages import Verdict
-from protofed.common.storage import files as archive
-from protofed.common.storage import journal
+from protofed.common.storage import files, journal
 from protofed.server.method import server_methods
 from protofed.server.rounds.publisher import Publisher
 from protofed.server.storage.database import LEDGER_FILE
@@ -122,7 +121,7 @@ def leftovers(folder: Path) -> list[Path]:
     """Temporary files, and transfers that were begun and not ended."""
     found = [path for path in folder.rglob("*") if path.is_file()]
     begun = [path for path in found if path.parent.name == "uploads" or path.name.endswith((".held", ".part"))]
-    return begun + [path for path in found if archive.TEMPORARY in str(path.relative_to(folder))]
+    return begun + [path for path in found if files.TEMPORARY in str(path.relative_to(folder))]
 
 
 def serves(address: str, within_s: float = SERVES_WITHIN_S) -> None:

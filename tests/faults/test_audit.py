@@ -18,7 +18,7 @@ from protofed.client.transport.audit import ClientAudit as SiteAudit
 from protofed.common import codec
 from protofed.common.config.recipe import Recipe
 from protofed.common.storage.journal import Journal, Record, records, verify
-from protofed.deploy.cli import main as cli
+from protofed.deploy.cli import main
 from protofed.protos.v1 import federation_pb2 as pb
 
 FULL = grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -170,7 +170,7 @@ def verifier(capfd: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str]
     def run(*arguments: object) -> tuple[int, str]:
         capfd.readouterr()
         with pytest.raises(SystemExit) as ended:
-            cli.main(["audit", "verify", *map(str, arguments)])
+            main.main(["audit", "verify", *map(str, arguments)])
         return int(ended.value.code or 0), "".join(capfd.readouterr())
 
     return run

@@ -17,7 +17,7 @@ from protofed.common import codec
 from protofed.common.config.recipe import Recipe
 from protofed.common.protocol.messages import PROTOCOL_VERSION
 from protofed.common.version import VERSION
-from protofed.deploy.operator import tables as operate_view
+from protofed.deploy.operator import tables
 from protofed.deploy.operator.connection import Operator
 from protofed.protos.v1 import federation_pb2 as pb
 
@@ -177,7 +177,7 @@ def shown(server: Any) -> str:
     """What `runs show` prints, with single spaces."""
     console = Console(width=200)
     with Operator(server.address, plaintext=True) as operator, console.capture() as captured:
-        for part in operate_view.run_parts(operator.show(RUN), everything=False):
+        for part in tables.run_parts(operator.show(RUN), everything=False):
             console.print(part)
     return " ".join(captured.get().split())
 

@@ -32,7 +32,7 @@ from protofed.common.pki.identity import LiveIdentity, Party, fingerprint
 from protofed.common.protocol.messages import Finished
 from protofed.common.storage.journal import Record, records
 from protofed.deploy import shipped
-from protofed.deploy.cli import main as cli
+from protofed.deploy.cli import main
 from protofed.deploy.simulation.simulation import EVALUATOR, agents_of
 
 pytestmark = pytest.mark.timeout(300)
@@ -62,7 +62,7 @@ def client(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Dial:
         policy, settings = shipped.folder("policies") / "standard.toml", shipped.folder("sites") / "digits-pair.toml"
         known = [f"--server={server}", "--site=site-1", f"--policy={policy}", f"--settings={settings}"]
         with pytest.raises(SystemExit) as ended:
-            cli.main(["client", "start", *known, f"--state={tmp_path / 'state'}", *map(str, more)])
+            main.main(["client", "start", *known, f"--state={tmp_path / 'state'}", *map(str, more)])
         return int(ended.value.code or 0), capfd.readouterr().err
 
     return run

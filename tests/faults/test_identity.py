@@ -26,7 +26,7 @@ from protofed.common.pki.identity import Party
 from protofed.common.storage.journal import verify
 from protofed.deploy.operator.connection import Operator
 from protofed.protos.v1 import federation_pb2 as pb
-from protofed.server.rpc import server as serving
+from protofed.server.rpc import server
 
 RecipeOf = Callable[..., Recipe]
 NOW, DAY = datetime.now(UTC), timedelta(days=1)
@@ -91,7 +91,7 @@ def test_row_01_nobody_comes_in_without_a_certificate(town: Realm, site: Bare) -
 def test_row_02_handshakes_that_failed_are_counted_in_one_line(
     live_server: Callable[..., Any], recipe_of: RecipeOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(serving, "KNOCKS_EVERY_S", 2.0)
+    monkeypatch.setattr(server, "KNOCKS_EVERY_S", 2.0)
     began = time.monotonic()
     with structlog.testing.capture_logs() as logs, realm(tmp_path, live_server, recipe_of("fedavg")) as town:
         site = town.site()

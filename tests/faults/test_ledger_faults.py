@@ -13,7 +13,7 @@ from tests.server.office import Office
 
 from protofed.common.errors import OutOfSpaceError
 from protofed.common.protocol.messages import Role
-from protofed.deploy.cli import main as cli
+from protofed.deploy.cli import main
 from protofed.server.rounds.aggregation import PAUSE_S
 from protofed.server.storage.blobs import FolderBlobs, MemoryBlobs
 from protofed.server.storage.database import LEDGER_FILE
@@ -78,7 +78,7 @@ def protofed(capfd: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str]
 
     def run(*arguments: object) -> tuple[int, str]:
         with pytest.raises(SystemExit) as ended:
-            cli.main([str(argument) for argument in arguments])
+            main.main([str(argument) for argument in arguments])
         return int(ended.value.code or 0), capfd.readouterr().err
 
     return run

@@ -35,7 +35,7 @@ from protofed.common.payload import Part, Payload, Update
 from protofed.common.protocol import wire
 from protofed.common.protocol.messages import CHUNK_BYTES, Role, Task, Verdict
 from protofed.protos.v1 import federation_pb2 as pb
-from protofed.server.rpc import federation as service
+from protofed.server.rpc import federation
 
 RUN = "small-fedavg"
 CHUNKS = 4
@@ -313,7 +313,7 @@ def test_row_39_what_is_never_committed_never_counts_and_is_collected(
     for index, data in enumerate(pieces()):
         bare.put(upload.id, index, data)
     server.stop()
-    past = time.time() - service.UPLOADS_KEPT_S - 1
+    past = time.time() - federation.UPLOADS_KEPT_S - 1
     os.utime(tmp_path / "server" / "blobs" / "uploads" / upload.id, (past, past))
     start()
     until = time.monotonic() + 10

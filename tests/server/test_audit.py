@@ -16,7 +16,7 @@ import pytest
 
 from protofed.common import codec
 from protofed.common.errors import DiskFailureError, OutOfSpaceError, StateError
-from protofed.common.storage import files as archive
+from protofed.common.storage import files
 from protofed.common.storage.journal import Journal, Record, records
 from protofed.protos.v1 import federation_pb2 as pb
 from protofed.server.access.authorization import PLAINTEXT, Peer
@@ -310,7 +310,7 @@ def test_it_takes_more_than_room_for_one_record_to_go_on(
         assert await refused(audit.note(entry(1)))
         disk.number = None
         with monkeypatch.context() as patch:
-            patch.setattr(archive, "write", full)
+            patch.setattr(files, "write", full)
             assert await refused(audit.ready("CommitUpload"))
         assert not await refused(audit.ready("CommitUpload"))
 

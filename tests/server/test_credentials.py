@@ -13,7 +13,7 @@ import structlog
 
 from protofed.common.grpc_environment import check_in_time, require_tls_1_3
 from protofed.server.access.credentials import HandshakeCounter
-from protofed.server.rpc import server as serving
+from protofed.server.rpc import server
 
 
 def test_a_handshake_without_a_call_counts_once() -> None:
@@ -54,12 +54,12 @@ def descriptors() -> Iterator[int]:
 
 
 def test_there_is_a_descriptor_for_every_connection(descriptors: int) -> None:
-    assert serving.room(100) == 100
+    assert server.room(100) == 100
     assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == 600
-    assert serving.room(1000) == 1000
+    assert server.room(1000) == 1000
     assert resource.getrlimit(resource.RLIMIT_NOFILE) == (1256, descriptors)
     with structlog.testing.capture_logs() as logs:
-        assert serving.room(10 * descriptors) == descriptors - 256
+        assert server.room(10 * descriptors) == descriptors - 256
     assert resource.getrlimit(resource.RLIMIT_NOFILE) == (descriptors, descriptors)
     assert [(line["connections"], line["descriptors"]) for line in logs] == [(descriptors - 256, descriptors)]
 

@@ -13,7 +13,7 @@ import pytest
 from protofed.common import codec
 from protofed.common.errors import ConfigError
 from protofed.common.protocol.messages import CHUNK_BYTES
-from protofed.server.operator import downloads as documents
+from protofed.server.operator import downloads
 from protofed.server.operator.downloads import Downloads, published
 from protofed.server.operator.run_record import dossier
 from protofed.server.storage.blobs import FolderBlobs
@@ -28,7 +28,7 @@ PIECE = 200
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pieces that a small document has several of."""
-    monkeypatch.setattr(documents, "CHUNK_BYTES", PIECE)
+    monkeypatch.setattr(downloads, "CHUNK_BYTES", PIECE)
 
 
 @pytest.mark.usefixtures("small")
@@ -52,7 +52,7 @@ def test_the_pieces_are_one_dossier_though_the_run_goes_on(lab: Lab) -> None:
 def test_a_dossier_that_is_not_kept_has_to_be_asked_for_anew(lab: Lab) -> None:
     desk = Downloads(lab.ledger, lab.blobs)
     first = desk.dossier("test")
-    for number in range(documents.KEPT):
+    for number in range(downloads.KEPT):
         lab.ledger.end_run("test", f"reason {number}", RoundOutcome.ABORTED)
         desk.dossier("test")
     for offset, address in ((PIECE, first.digest), (PIECE, ""), (0, "0" * 64)):
@@ -61,7 +61,7 @@ def test_a_dossier_that_is_not_kept_has_to_be_asked_for_anew(lab: Lab) -> None:
 
 
 def test_equal_ledgers_give_equal_bytes(lab: Lab) -> None:
-    first, second = (documents.compressed(lab.ledger, lab.blobs, "test") for _ in range(2))
+    first, second = (downloads.compressed(lab.ledger, lab.blobs, "test") for _ in range(2))
     assert first == second
 
 

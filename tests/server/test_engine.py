@@ -13,7 +13,7 @@ from sqlalchemy import Engine, create_engine, insert, make_url, select, text
 from sqlalchemy.exc import DBAPIError
 
 from protofed.common.errors import ConfigError, OutOfSpaceError, StateError
-from protofed.server.storage import schema as db
+from protofed.server.storage import schema
 from protofed.server.storage.database import open_engine, open_ledger, state_error
 
 
@@ -21,24 +21,24 @@ from protofed.server.storage.database import open_engine, open_ledger, state_err
 def server(kept_url: str) -> Iterator[Engine]:
     engine = open_ledger(kept_url)
     with engine.begin() as connection:
-        connection.execute(insert(db.sites).values(site="ann", roles=["trainer"]))
+        connection.execute(insert(schema.sites).values(site="ann", roles=["trainer"]))
     yield engine
     engine.dispose()
 
 
 def names(engine: Engine) -> list[str]:
     with engine.connect() as connection:
-        return list(connection.execute(select(db.sites.c.site)).scalars())
+        return list(connection.execute(select(schema.sites.c.site)).scalars())
 
 
 def test_an_onlooker_reads_beside_the_server_and_cannot_write(server: Engine, kept_url: str) -> None:
     onlooker = open_engine(kept_url)
     with server.begin() as connection:
-        connection.execute(insert(db.sites).values(site="bob", roles=[]))
+        connection.execute(insert(schema.sites).values(site="bob", roles=[]))
         assert names(onlooker) == ["ann"]
     assert sorted(names(onlooker)) == ["ann", "bob"]
     with pytest.raises(DBAPIError, match=r"read-?only"), onlooker.begin() as connection:
-        connection.execute(insert(db.sites).values(site="eve", roles=[]))
+        connection.execute(insert(schema.sites).values(site="eve", roles=[]))
     assert sorted(names(server)) == ["ann", "bob"]
     onlooker.dispose()
 
@@ -58,8 +58,8 @@ def test_writers_take_turns(server: Engine) -> None:
     def add() -> None:
         for _ in range(10):
             with server.begin() as connection:
-                number = len(connection.execute(select(db.sites)).all())
-                connection.execute(insert(db.sites).values(site=f"site-{number}", roles=[]))
+                number = len(connection.execute(select(schema.sites)).all())
+                connection.execute(insert(schema.sites).values(site=f"site-{number}", roles=[]))
 
     threads = [threading.Thread(target=add) for _ in range(4)]
     for thread in threads:

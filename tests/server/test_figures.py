@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from protofed.common.payload import Array, Part, Payload
-from protofed.server.rounds import state_statistics as module
+from protofed.server.rounds import state_statistics
 from protofed.server.rounds.state_statistics import figures
 
 EAST, NORTH, WEST = [1.0, 0.0], [0.0, 1.0], [-1.0, 0.0]
@@ -80,7 +80,7 @@ def test_blocks_find_what_one_matrix_would(monkeypatch: pytest.MonkeyPatch) -> N
     rng = np.random.default_rng(3)
     state: Payload = {Part.PROTOTYPES: {"mean": rng.standard_normal((11, 5)).astype(np.float32)}}
     whole = figures(None, state)["prototype_min_distance"]
-    monkeypatch.setattr(module, "BLOCK", 4)
+    monkeypatch.setattr(state_statistics, "BLOCK", 4)
     assert figures(None, state)["prototype_min_distance"] == whole
     unit = state[Part.PROTOTYPES]["mean"].astype(float)
     unit /= np.linalg.norm(unit, axis=1, keepdims=True)

@@ -8,7 +8,7 @@ import pytest
 import structlog
 from tests.server.conftest import Clock
 
-from protofed.server.access import rate_limits as limits
+from protofed.server.access import rate_limits
 from protofed.server.access.authorization import PLAINTEXT, Peer
 from protofed.server.access.rate_limits import BURST, IN_FLIGHT, RATE_PER_S, RateLimitError, RateLimits
 
@@ -25,11 +25,11 @@ def held(clock: Clock) -> RateLimits:
     return RateLimits(clock)
 
 
-def calls(limits: RateLimits, peer: Peer, call: str, most: int = 10_000) -> int:
+def calls(rate_limits: RateLimits, peer: Peer, call: str, most: int = 10_000) -> int:
     """How many one after another are let in."""
     for count in range(most):
         try:
-            with limits.hold(peer, call):
+            with rate_limits.hold(peer, call):
                 pass
         except RateLimitError:
             return count
@@ -101,7 +101,7 @@ def test_refusals_are_told_once_a_minute_with_their_number(held: RateLimits, clo
 def test_what_is_remembered_of_certificates_is_bounded(
     held: RateLimits, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(limits, "_MOST", 10)
+    monkeypatch.setattr(rate_limits, "_MOST", 10)
     with held.hold(ANN, "PutChunk"):
         for number in range(100):
             clock.now += 5.0

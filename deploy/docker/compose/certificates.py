@@ -18,7 +18,7 @@ from protofed.common.clock import stamp
 from protofed.common.errors import ProtofedError
 from protofed.common.pki.certificate import Certificate, read_certificate
 from protofed.common.pki.identity import AUTHORITIES, CERTIFICATE, KEY, NEXT_KEY, Party
-from protofed.common.storage import files as archive
+from protofed.common.storage import files as storage_files
 from protofed.deploy.certs import authority as certs_authority
 from protofed.deploy.certs import files as certs_files
 from protofed.deploy.certs import lifecycle as certs
@@ -105,7 +105,7 @@ def _copy(source: Path, target: Path) -> None:
     data = source.read_bytes()
     if not target.exists() or target.read_bytes() != data:
         target.parent.mkdir(exist_ok=True)
-        archive.write(target, data)
+        storage_files.write(target, data)
 
 
 if __name__ == "__main__":

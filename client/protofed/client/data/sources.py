@@ -11,8 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from protofed.client.data import arrays, groups, reading
-from protofed.client.data import image_files as files
+from protofed.client.data import arrays, groups, image_files, reading
 from protofed.client.data.decoding import opened, quiet
 from protofed.client.data.image_error import UnreadableImageError
 from protofed.client.data.labels import plain
@@ -102,12 +101,12 @@ def own_class_names(data: Data) -> tuple[str, ...]:
         set(map(plain, data.ignore_labels)),
         {plain(own): plain(name) for own, name in data.label_map.items()},
     )
-    entries, _ = files.listed(data)
+    entries, _ = image_files.listed(data)
     return tuple(sorted({meant.get(entry.label, entry.label) for entry in entries if entry.label not in ignored}))
 
 
 def _first_shape(data: Data) -> Input:
-    entries, _ = files.listed(data)
+    entries, _ = image_files.listed(data)
     for entry in entries[:_TRIED]:
         try:
             with quiet():
@@ -123,7 +122,7 @@ def _read(data: Data, input_: Input, class_names: Sequence[str]) -> tuple[DataSp
     """With the run's classes; a source without training examples has none of `input_`'s shape."""
     if data.source in NAMED:
         return reading.read(data, input_, class_names)
-    data = files.rooted(data)
+    data = image_files.rooted(data)
     train, test = (half and half.relabelled(data, class_names) for half in arrays.read(data))
     if test is not None:
         refuse_test_share(data)

@@ -20,7 +20,7 @@ from protofed.common.codec import digest
 from protofed.common.errors import ConfigError, StateError, unknown
 from protofed.common.ids import check_id
 from protofed.common.protocol.messages import MOST_RECIPE_BYTES, Assignment
-from protofed.common.storage import files as archive
+from protofed.common.storage import files
 
 FOLDER = ".approvals"  # of the state folder; no run's name begins with a dot
 OFFERED, APPROVED, DENIED = ".seen.json", ".json", ".denied.json"
@@ -142,7 +142,7 @@ class Approvals:
         return None
 
     def _write(self, name: str, facts: dict[str, str]) -> None:
-        archive.write(self._folder / name, json.dumps(facts).encode())
+        files.write(self._folder / name, json.dumps(facts).encode())
 
     def _stamp(self) -> str:
         return f"{self._now():%Y-%m-%dT%H:%M:%SZ}"

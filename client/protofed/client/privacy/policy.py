@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import InitVar, dataclass, field
 from pathlib import Path
 
-from protofed.client.privacy import update_checks as gate
+from protofed.client.privacy import update_checks
 from protofed.client.privacy.rules import PolicyRules as PolicyRules
 from protofed.client.privacy.update_checks import GateContext as GateContext
 from protofed.client.privacy.update_checks import PolicyRefusedError as PolicyRefusedError
@@ -100,7 +100,7 @@ class Policy:
             if part not in self.rules.parts:
                 why = f"method '{method}' sends '{part}', which is not in this site's policy (parts)"
                 raise PolicyRefusedError("parts", why, part=part)
-            if (untold := gate.untold(self.rules, part)) is not None:
+            if (untold := update_checks.untold(self.rules, part)) is not None:
                 raise PolicyRefusedError(*untold, part=part)
 
     def release(self, update: Update, background: GateContext | None = None) -> Released:
@@ -113,11 +113,11 @@ class Policy:
         Raises:
             Refusal: naming the rule; nothing of the update has left.
         """
-        gate.check(self.rules, update.payload)
-        leaving = gate.disguise(self.rules, update.payload, background)
-        gate.check_tensor_sizes(self.rules, leaving)
+        update_checks.check(self.rules, update.payload)
+        leaving = update_checks.disguise(self.rules, update.payload, background)
+        update_checks.check_tensor_sizes(self.rules, leaving)
         data = codec.encode(leaving)
-        gate.check_size(self.rules, len(data))
+        update_checks.check_size(self.rules, len(data))
         manifest = Manifest(describe(leaving), len(data), codec.digest(data))
         weight = update.weight if self.rules.example_count else None
         return Released(manifest, data, self._named(update.metrics), weight, _GATE)

@@ -8,7 +8,7 @@ import secrets
 from pathlib import Path
 
 from protofed.common.errors import StateError
-from protofed.common.storage import files as archive
+from protofed.common.storage import files
 
 FILE, BYTES = ".secret", 32  # no run's name begins with a dot
 
@@ -32,7 +32,7 @@ def own_secret(folder: Path) -> bytes:
 
 
 def _make(path: Path) -> None:
-    temporary = path.with_name(f"{archive.TEMPORARY}{path.name}-{secrets.token_hex(4)}")
+    temporary = path.with_name(f"{files.TEMPORARY}{path.name}-{secrets.token_hex(4)}")
     try:
         handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with open(handle, "wb") as file:
@@ -40,8 +40,8 @@ def _make(path: Path) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
-        archive.sync_folder(path.parent)
+        files.sync_folder(path.parent)
     except OSError as error:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
-        raise archive.write_error(path, error) from error
+        raise files.write_error(path, error) from error

@@ -27,11 +27,11 @@ from protofed.common import codec
 from protofed.common.errors import CodecError, StateError
 from protofed.common.payload import Payload, Update
 from protofed.common.protocol.messages import Receipt, Task, TaskKind
-from protofed.common.storage import files as archive
+from protofed.common.storage import files
 from protofed.common.version import VERSION
 
 _ROUND = re.compile(r"[0-9]{6,}")  # the folder of a round; no other name is ever moved or removed
-_LEFT = re.compile(re.escape(archive.TEMPORARY) + _ROUND.pattern + r"(-[0-9a-f]{8})?")  # of a process that was killed
+_LEFT = re.compile(re.escape(files.TEMPORARY) + _ROUND.pattern + r"(-[0-9a-f]{8})?")  # of a process that was killed
 INCOMING = ".incoming"
 
 
@@ -49,11 +49,11 @@ class DiskStore:
     def __init__(self, folder: Path, secret: bytes | None = None) -> None:
         self._folder, self._secret = folder, secret
         self._keep: int | None = 3  # counted rounds, the newest among them; None: all
-        self._lock = archive.Lock(folder)
+        self._lock = files.Lock(folder)
         self.incoming = DiskDownloads(folder / INCOMING)
         self.approvals: Approvals | None = Approvals(folder / APPROVALS)
         for run in folder.iterdir():
-            for left in run.glob(f"{archive.TEMPORARY}*") if run.is_dir() else ():
+            for left in run.glob(f"{files.TEMPORARY}*") if run.is_dir() else ():
                 if _LEFT.fullmatch(left.name):
                     shutil.rmtree(left, ignore_errors=True)
 
@@ -84,7 +84,7 @@ class DiskStore:
         What this site has of that round and of later ones goes: the server was rolled back, or begins again.
         """
         here = self._round(task.run, task.round)
-        temporary = here.with_name(f"{archive.TEMPORARY}{here.name}")
+        temporary = here.with_name(f"{files.TEMPORARY}{here.name}")
         shutil.rmtree(temporary, ignore_errors=True)
         update = outcome.update
         scalars = {"site": update.site, "metrics": dict(update.metrics), "weight": update.weight}
@@ -92,18 +92,18 @@ class DiskStore:
         parts = [("update", update.payload), ("memory", outcome.memory), ("personal", outcome.personal)]
         parts += [("received", outcome.received)] if outcome.received else []
         try:
-            archive.write(temporary / "task.json", json.dumps(facts).encode())
+            files.write(temporary / "task.json", json.dumps(facts).encode())
             for name, payload in parts:
-                archive.write(temporary / f"{name}.safetensors", codec.encode(payload))
+                files.write(temporary / f"{name}.safetensors", codec.encode(payload))
         except StateError:  # a full disk is not kept full by what it had no room for
             shutil.rmtree(temporary, ignore_errors=True)
             raise
         try:
             self._discard(task.run, [number for number in self._rounds(task.run) if number >= task.round])
             os.replace(temporary, here)
-            archive.sync_folder(here.parent)
+            files.sync_folder(here.parent)
         except OSError as error:
-            raise archive.write_error(here, error) from error
+            raise files.write_error(here, error) from error
 
     def settle(self, task: Task, receipt: Receipt) -> None:
         """The receipt first; then what is no longer needed goes."""
@@ -111,7 +111,7 @@ class DiskStore:
         if receipt.verdict not in COUNTED:
             self._discard(task.run, [task.round])
             return
-        archive.write(here / "receipt.json", json.dumps(asdict(receipt)).encode())
+        files.write(here / "receipt.json", json.dumps(asdict(receipt)).encode())
         for name in ("update", "received"):
             (here / f"{name}.safetensors").unlink(missing_ok=True)
         rounds = self._rounds(task.run)
@@ -144,7 +144,7 @@ class DiskStore:
         """Rename, then remove: whoever dies in between leaves nothing that looks like a round."""
         for number in rounds:
             here = self._round(run, number)
-            gone = here.with_name(f"{archive.TEMPORARY}{here.name}-{secrets.token_hex(4)}")
+            gone = here.with_name(f"{files.TEMPORARY}{here.name}-{secrets.token_hex(4)}")
             os.replace(here, gone)
             shutil.rmtree(gone, ignore_errors=True)
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from protofed.client.training.context import Checkpoints
 from protofed.common.errors import StateError
 from protofed.common.protocol.messages import Task
-from protofed.common.storage import files as archive
+from protofed.common.storage import files
 from protofed.common.version import VERSION
 
 log = structlog.get_logger()
@@ -71,14 +71,14 @@ class DiskCheckpoints:
         """Write it, durably."""
         content = save({name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()})
         try:
-            archive.write(self._path(call), content + self._seal(call, content))
+            files.write(self._path(call), content + self._seal(call, content))
         except StateError as error:
             log.warning("an epoch cannot be kept; training goes on", why=str(error))
 
     def clear(self, *, others: bool = False) -> None:
         """Remove these checkpoints, or all that others left."""
         if others:
-            archive.sweep([self._folder])
+            files.sweep([self._folder])
         for path in self._folder.glob("*.safetensors"):
             if _NAME.fullmatch(path.name) and path.name.startswith(self._name) is not others:
                 with contextlib.suppress(OSError):

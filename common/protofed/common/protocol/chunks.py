@@ -17,7 +17,7 @@ from google_crc32c import value as crc32c
 from protofed.common.codec import Digest, digest
 from protofed.common.errors import CodecError, ConflictError, IncompleteUploadError
 from protofed.common.protocol.messages import CHUNK_BYTES
-from protofed.common.storage import files as archive
+from protofed.common.storage import files
 
 MARKS = ".held"  # ends the name of the file that says which chunks are held
 
@@ -101,7 +101,7 @@ class Partial:
             os.replace(self._path, target)
             self._remove()
             if durable:
-                archive.sync_folder(target.parent)
+                files.sync_folder(target.parent)
             return data
 
     def drop(self) -> None:
@@ -170,7 +170,7 @@ class Partial:
             self._total = None
             raise IncompleteUploadError("nothing was begun, or it is gone; begin it again") from error
         except OSError as error:
-            raise archive.write_error(self._path, error) from error
+            raise files.write_error(self._path, error) from error
 
 
 def chunks(total: int) -> int:

@@ -19,7 +19,7 @@ from typing import TypeAlias
 from blake3 import blake3
 
 from protofed.common.errors import DiskFailureError, StateError
-from protofed.common.storage import files as archive
+from protofed.common.storage import files
 
 Fact: TypeAlias = str | int | float | bool | list["Fact"] | dict[str, "Fact"] | None
 TORN = "torn"  # the event that tells of half a line, left by a killed process and cut off
@@ -70,9 +70,9 @@ class Journal:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
-            archive.sync_folder(path.parent)
+            files.sync_folder(path.parent)
         except OSError as error:
-            raise archive.write_error(path, error) from error
+            raise files.write_error(path, error) from error
         self._last, self._end, torn = self._tail(os.fstat(self._file).st_size)
         if torn:
             self._cut()
@@ -108,7 +108,7 @@ class Journal:
             try:
                 self._write(block)
             except OSError as error:
-                raise archive.write_error(self._path, error) from error
+                raise files.write_error(self._path, error) from error
             self._last, self._end = last, self._end + len(block)
 
     def close(self) -> None:

@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from protofed.common.clock import stamp
 from protofed.common.errors import ConfigError, short
 from protofed.common.pki.certificate import USAGES, load
-from protofed.common.storage import files as archive
+from protofed.common.storage import files as storage_files
 from protofed.deploy.certs import files as certs_files
 from protofed.deploy.certs.request import Request, subject
 
@@ -68,7 +68,7 @@ def make_authority(
     key = certs_files.make_key(folder / KEY, passphrase)
     certificate = _self_signed(name.strip(), key, now or datetime.now(UTC), days)
     (folder / ISSUED).mkdir(exist_ok=True)
-    archive.write(folder / CERTIFICATE, certificate.public_bytes(Encoding.PEM))
+    storage_files.write(folder / CERTIFICATE, certificate.public_bytes(Encoding.PEM))
     return Authority(folder, certificate, key)
 
 

@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.serialization import (
 
 from protofed.common.errors import ConfigError
 from protofed.common.pki.certificate import UNREADABLE
-from protofed.common.storage import files as archive
+from protofed.common.storage import files
 
 LONGEST = 256 << 10  # bytes: what is larger is no certificate, and is not read
 
@@ -107,7 +107,7 @@ def key_fingerprint(key: ec.EllipticCurvePublicKey) -> str:
 
 def _write_private(path: Path, data: bytes) -> None:
     """As `archive.write`, but nobody else can read the file at any moment."""
-    temporary = path.with_name(f"{archive.TEMPORARY}{path.name}-{secrets.token_hex(4)}")
+    temporary = path.with_name(f"{files.TEMPORARY}{path.name}-{secrets.token_hex(4)}")
     try:
         handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(handle, "wb") as file:
@@ -115,7 +115,7 @@ def _write_private(path: Path, data: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
-        archive.sync_folder(path.parent)
+        files.sync_folder(path.parent)
     except OSError as error:
         temporary.unlink(missing_ok=True)
-        raise archive.write_error(path, error) from error
+        raise files.write_error(path, error) from error

@@ -32,7 +32,7 @@ from protofed.common.pki.identity import (
     check_identity,
     read_certificate,
 )
-from protofed.common.storage import files as archive
+from protofed.common.storage import files as storage_files
 from protofed.deploy.certs import files as certs_files
 from protofed.deploy.certs.authority import ISSUED, Authority, make_authority, read_authority, sign
 from protofed.deploy.certs.request import Request, check_hosts, make_request, read_request
@@ -111,7 +111,7 @@ def sign_request(
         raise ConfigError("--also: expected CA certificates only, such as the ca.pem of the other CA")
     pem = sign(authority, asked, days, now or datetime.now(UTC))
     made = read_certificate(pem, "certificate")
-    archive.write(authority.folder / ISSUED / f"{made.party}-{made.name}-{made.fingerprint[:16]}.pem", pem)
+    storage_files.write(authority.folder / ISSUED / f"{made.party}-{made.name}-{made.fingerprint[:16]}.pem", pem)
     told = f"protofed: {made}, valid until {stamp(made.not_after)}\nfingerprint: {made.fingerprint}\n"
     return told.encode() + pem + _joined((authority.certificate, *others))
 
@@ -156,12 +156,12 @@ def install(folder: Path, data: bytes, *, new_ca: bool = False, now: datetime | 
     if before and set(before) != set(bundle.authorities) and not new_ca:
         raise ConfigError(_changed(before, bundle.authorities))
     # The old certificate needs the old CAs, the new one the new CAs: both are there while the certificates change.
-    archive.write(folder / AUTHORITIES, _joined((*bundle.authorities, *before)))
+    storage_files.write(folder / AUTHORITIES, _joined((*bundle.authorities, *before)))
     # From here on key.next.pem is the key (`identity` takes whichever of the two belongs to the certificate) ...
-    archive.write(folder / CERTIFICATE, bundle.certificate_pem)
+    storage_files.write(folder / CERTIFICATE, bundle.certificate_pem)
     # ... and now by its proper name.
     key.replace(folder / KEY)
-    archive.write(folder / AUTHORITIES, bundle.authorities_pem)
+    storage_files.write(folder / AUTHORITIES, bundle.authorities_pem)
     return bundle
 
 

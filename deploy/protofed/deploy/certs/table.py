@@ -18,7 +18,7 @@ from protofed.common.clock import stamp
 from protofed.common.errors import ConfigError
 from protofed.common.pki.certificate import load
 from protofed.common.pki.identity import AUTHORITIES, CERTIFICATE, Certificate, read_certificate
-from protofed.deploy.certs import files as certs_files
+from protofed.deploy.certs import files
 from protofed.deploy.certs.authority import ISSUED
 
 RED_DAYS, YELLOW_DAYS = 7, 30
@@ -56,7 +56,7 @@ def of_identity(folder: Path) -> list[CertRow]:
     Raises:
         ConfigError: a file is missing or damaged.
     """
-    own = read_certificate(certs_files.read(folder / CERTIFICATE), str(folder / CERTIFICATE))
+    own = read_certificate(files.read(folder / CERTIFICATE), str(folder / CERTIFICATE))
     return [_row(own), *_authorities(folder / AUTHORITIES)]
 
 
@@ -66,7 +66,7 @@ def of_authority(folder: Path) -> list[CertRow]:
     Raises:
         ConfigError: there is no CA, or a file is damaged.
     """
-    issued = [read_certificate(certs_files.read(path), str(path)) for path in (folder / ISSUED).glob("*.pem")]
+    issued = [read_certificate(files.read(path), str(path)) for path in (folder / ISSUED).glob("*.pem")]
     issued.sort(key=lambda one: (one.party, one.name, one.not_before))
     return [*_authorities(folder / AUTHORITIES), *map(_row, issued)]
 
@@ -104,7 +104,7 @@ def style(days: int) -> str:
 def _authorities(path: Path) -> list[CertRow]:
     if not path.exists():
         raise ConfigError(f"cannot read {path}: No such file; expected the CA's certificate beside the others")
-    return [_authority(one) for one in load(certs_files.read(path), str(path))]
+    return [_authority(one) for one in load(files.read(path), str(path))]
 
 
 def _authority(one: x509.Certificate) -> CertRow:

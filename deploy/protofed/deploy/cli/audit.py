@@ -56,12 +56,12 @@ def show(
 ) -> None:
     """What left a site, or what came to a server and was answered: by run and round."""
     from protofed.deploy.audit import verify as audit
-    from protofed.deploy.audit import view as audit_view
+    from protofed.deploy.audit import view
     from protofed.deploy.audit.reader import tell
 
     told = tell(audit.log_file(path), run=run, round=round, messages=messages, shown=not as_json)
     if as_json:
-        print(json.dumps(audit_view.plain(told, messages=messages), indent=2))  # noqa: T201
+        print(json.dumps(view.plain(told, messages=messages), indent=2))  # noqa: T201
         return
-    for part in audit_view.told_parts(told, messages=messages):
+    for part in view.told_parts(told, messages=messages):
         console.print(part)

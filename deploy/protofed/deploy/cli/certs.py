@@ -92,14 +92,14 @@ def sign(
     plaintext: Plaintext = False,
 ) -> None:
     """Sign a request, after its key's fingerprint was compared over the telephone; with --server, let it in at once."""
-    from protofed.deploy.certs import files as certs_files
+    from protofed.deploy.certs import files
     from protofed.deploy.certs.lifecycle import read_bundle, read_request, sign_request
     from protofed.deploy.cli.certs_prompts import authority, confirm
 
-    asked = read_request(certs_files.read(request), str(request))
+    asked = read_request(files.read(request), str(request))
     signing = authority(ca, passphrase_file)
     confirm(asked, days, console, yes=yes)
-    bundle = sign_request(asked, signing, days, certs_files.read(also) if also else None)
+    bundle = sign_request(asked, signing, days, files.read(also) if also else None)
     path = _write(bundle, out or request.with_name(f"{asked.party}-{asked.name}.bundle.pem"))
     signed = read_bundle(bundle, str(path))
     console.print(f"signed: {_dates(signed.certificate)}", markup=False)
@@ -118,10 +118,10 @@ def register(
     plaintext: Plaintext = False,
 ) -> None:
     """Let a certificate in that was signed on a machine from which the server cannot be reached."""
-    from protofed.deploy.certs import files as certs_files
+    from protofed.deploy.certs import files
     from protofed.deploy.certs.lifecycle import read_bundle
 
-    signed = read_bundle(certs_files.read(bundle), str(bundle))
+    signed = read_bundle(files.read(bundle), str(bundle))
     _register(signed, bundle, _needed(server), identity, plaintext)
 
 
@@ -132,10 +132,10 @@ def install(
     new_ca: Annotated[bool, typer.Option("--new-ca", help="Other CAs than before are meant.")] = False,
 ) -> None:
     """Put a certificate into use; a running daemon takes it up by itself."""
-    from protofed.deploy.certs import files as certs_files
+    from protofed.deploy.certs import files
     from protofed.deploy.certs.lifecycle import authority_name, install
 
-    installed = install(identity, certs_files.read(bundle), new_ca=new_ca)
+    installed = install(identity, files.read(bundle), new_ca=new_ca)
     console.print(f"installed in {identity}: {_dates(installed.certificate)}", markup=False)
     for authority in installed.authorities:
         until = _day(authority.not_valid_after_utc)
@@ -167,22 +167,22 @@ def list_certificates(
     as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False,
 ) -> None:
     """Certificates with their dates: of an identity folder, of a CA (--ca), or all that a server knows (--server)."""
-    from protofed.deploy.certs import table as certs_view
+    from protofed.deploy.certs import table
 
     if ca is not None:
-        rows = certs_view.of_authority(ca)
+        rows = table.of_authority(ca)
     elif server is not None:
         with _connect(server, identity, plaintext) as there:
-            rows = certs_view.of_server(there.certificates())
+            rows = table.of_server(there.certificates())
     elif identity is not None:
-        rows = certs_view.of_identity(identity)
+        rows = table.of_identity(identity)
     else:
         raise ConfigError("expected --identity FOLDER, --ca FOLDER, or --server host:port with --identity FOLDER")
     now = datetime.now(UTC)
     if as_json:
         print(json.dumps([row.plain(now) for row in rows], indent=2))  # noqa: T201
     else:
-        Console().print(certs_view.table(rows, now))
+        Console().print(table.table(rows, now))
 
 
 def _hand_out(made: bytes, identity: Path, out: Path | None) -> None:
@@ -219,9 +219,9 @@ def _next_step(signed: Certificate, path: Path) -> str:
 
 
 def _connect(server: str, identity: Path | None, plaintext: bool) -> Operator:
-    from protofed.deploy.operator import connection as operate
+    from protofed.deploy.operator import connection
 
-    return operate.Operator(server, identity=identity, plaintext=plaintext)
+    return connection.Operator(server, identity=identity, plaintext=plaintext)
 
 
 def _needed(server: str | None) -> str:
@@ -231,9 +231,9 @@ def _needed(server: str | None) -> str:
 
 
 def _write(data: bytes, path: Path) -> Path:
-    from protofed.common.storage import files as archive
+    from protofed.common.storage import files
 
-    archive.write(path, data)
+    files.write(path, data)
     return path
 
 

@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from protofed.common.errors import ConfigError
-from protofed.deploy.certs import files as certs_files
+from protofed.deploy.certs import files
 from protofed.deploy.certs.authority import KEY, Authority, read_authority
 from protofed.deploy.certs.request import Request
 
@@ -37,7 +37,7 @@ def authority(folder: Path, passphrase_file: Path | None) -> Authority:
         ConfigError: there is none, or no passphrase, or not the right one.
     """
     given = passphrase(passphrase_file)
-    if given is None and certs_files.is_encrypted(folder / KEY):
+    if given is None and files.is_encrypted(folder / KEY):
         if not sys.stdin.isatty():
             raise ConfigError(f"the key of the CA in {folder} is encrypted; give --passphrase-file")
         given = str(typer.prompt("Passphrase of the CA's key", hide_input=True)).encode()

@@ -144,7 +144,7 @@ def _show(recipe: Recipe, file: Path | None, *, tensors: bool, as_json: bool) ->
     from protofed.deploy.console.progress import progress
 
     with progress(f"building {recipe.model.name}", shown=not as_json):
-        from protofed.deploy.site import plan_table as site_plan_table  # with PyTorch, which takes seconds
+        from protofed.deploy.site import plan_table  # with PyTorch, which takes seconds
         from protofed.deploy.site.plan import plain, site_plan
 
         policy = None if file is None else _policy(file)
@@ -152,7 +152,7 @@ def _show(recipe: Recipe, file: Path | None, *, tensors: bool, as_json: bool) ->
     if as_json:
         print(json.dumps(plain(plan), indent=2))  # noqa: T201
     else:
-        site_plan_table.show(plan, console, tensors=tensors, policy=None if file is None else file.stem)
+        plan_table.show(plan, console, tensors=tensors, policy=None if file is None else file.stem)
     if plan.refusals:
         raise typer.Exit(PolicyViolationError.exit_code)
 

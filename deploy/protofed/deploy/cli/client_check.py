@@ -50,16 +50,16 @@ def check(
     wanted = None if recipe is None else shipped.recipe(recipe)
     said = _settings(settings, {"policy": policy, "roles": role, "partition_index": partition_index})
     with _bar(shown=not as_json) as bar:
-        from protofed.deploy.site import check_table as site_check_table  # with PyTorch, which takes seconds
+        from protofed.deploy.site import check_table  # with PyTorch, which takes seconds
 
         found = _look(said, wanted, bar)
         if contact_sheet is not None:
             bar.say("drawing the contact sheet")
             _draw(found, contact_sheet)
     if as_json:
-        print(json.dumps(site_check_table.plain(found), indent=2, ensure_ascii=False))  # noqa: T201
+        print(json.dumps(check_table.plain(found), indent=2, ensure_ascii=False))  # noqa: T201
     else:
-        site_check_table.show(found, console)
+        check_table.show(found, console)
         if contact_sheet is not None:
             console.print(f"\ncontact sheet: {contact_sheet} (it shows the site's images)", highlight=False)
     if found.refusal is not None:

@@ -20,7 +20,7 @@ from protofed.common.errors import ProtofedError, StateError
 from protofed.common.pki.identity import CERTIFICATE, Party
 from protofed.common.storage.files import Lock, write
 from protofed.deploy import shipped
-from protofed.deploy.certs import lifecycle as certs
+from protofed.deploy.certs import lifecycle
 from protofed.deploy.console.processes import end, interruption
 from protofed.deploy.console.progress import progress
 from protofed.deploy.daemons.metrics_endpoint import METRICS_FILE
@@ -177,12 +177,12 @@ def _identity(folder: Path, name: str) -> Path:
 
 def _make_identities(folder: Path) -> None:
     """A CA for this demo alone, and a certificate from it for everybody."""
-    authority = certs.make_authority(folder / "ca", "protofed demo")
+    authority = lifecycle.make_authority(folder / "ca", "protofed demo")
     parties = {SERVER: Party.SERVER, OPERATOR: Party.OPERATOR} | dict.fromkeys((*SITES, EVALUATOR), Party.SITE)
     for name, party in parties.items():
         hosts = ("127.0.0.1",) if party is Party.SERVER else ()
-        asked = certs.read_request(certs.request(_identity(folder, name), party, name, hosts), name)
-        certs.install(_identity(folder, name), certs.sign_request(asked, authority))
+        asked = lifecycle.read_request(lifecycle.request(_identity(folder, name), party, name, hosts), name)
+        lifecycle.install(_identity(folder, name), lifecycle.sign_request(asked, authority))
     operators = _identity(folder, SERVER) / "operators"
     operators.mkdir()
     shutil.copy(_identity(folder, OPERATOR) / CERTIFICATE, operators / f"{OPERATOR}.pem")

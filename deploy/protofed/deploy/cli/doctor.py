@@ -96,15 +96,15 @@ def _look_at_client(
 
 
 def _tell(checks: Sequence[Check], *, strict: bool, as_json: bool) -> None:
-    from protofed.deploy.doctor import table as doctor_view
+    from protofed.deploy.doctor import table
     from protofed.deploy.doctor.checks import examine, first, verdict
 
     with Console(stderr=True).status("looking") as status:
         rows = list(examine(checks, lambda name: status.update(f"looking at {name}")))
     if as_json:
-        print(json.dumps(doctor_view.plain(rows, strict=strict), indent=2, ensure_ascii=False))  # noqa: T201
+        print(json.dumps(table.plain(rows, strict=strict), indent=2, ensure_ascii=False))  # noqa: T201
     else:
-        console.print(doctor_view.table(rows))
+        console.print(table.table(rows))
         console.print(verdict(rows, strict=strict), highlight=False)
     if (worst := first(rows, strict=strict)) is not None:
         raise typer.Exit(worst.code)

@@ -23,7 +23,7 @@ from protofed.deploy.cli.report import report
 from protofed.deploy.cli.server import server
 from protofed.deploy.cli.tracking import tracking
 from protofed.deploy.daemons.pid1 import end_when_told
-from protofed.deploy.logs import setup as logs
+from protofed.deploy.logs import setup
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -66,7 +66,7 @@ def _global(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and end.")
     ] = False,
 ) -> None:
-    logs.configure(debug=debug)
+    setup.configure(debug=debug)
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -92,5 +92,5 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _say(message: str, error: Exception, exit_code: int) -> None:
-    if not logs.last_words(message, exit_code, error):
+    if not setup.last_words(message, exit_code, error):
         print(f"protofed: {message}", file=sys.stderr)  # noqa: T201

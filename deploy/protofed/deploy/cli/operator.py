@@ -184,9 +184,9 @@ def _plain(message: Any) -> dict[str, Any]:
 
 
 def _view() -> ModuleType:
-    from protofed.deploy.operator import tables as operate_view
+    from protofed.deploy.operator import tables
 
-    return operate_view
+    return tables
 
 
 def _watch(operator: Operator, run: str, as_json: bool) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from protofed.deploy.logs import setup as logs
+from protofed.deploy.logs import setup
 
 State = Annotated[Path | None, typer.Option(help="Folder for everything that must survive.")]
 Settings = Annotated[Path | None, typer.Option(help="TOML file; the environment and these options override it.")]
@@ -18,7 +18,7 @@ RunningState = Annotated[Path, typer.Option("--state", help="The daemon's state 
 
 def log_as_daemon(context: typer.Context) -> None:
     """Log as a process that lives on: its log is all that is known of it."""
-    logs.configure(debug=bool(context.find_root().params.get("debug")), daemon=True)
+    setup.configure(debug=bool(context.find_root().params.get("debug")), daemon=True)
 
 
 def health(state: RunningState) -> None:

@@ -33,11 +33,11 @@ def sync(
     mlflow: Annotated[str | None, typer.Option(help="URI of MLflow: http(s)://…, or sqlite:///FILE.")] = None,
 ) -> None:
     """Tell TensorBoard or MLflow what they do not have yet of runs: each round once, however often this is called."""
-    from protofed.deploy.logs import setup as logs
+    from protofed.deploy.logs import setup
     from protofed.deploy.state_folder import open_state
     from protofed.deploy.tracking import follower
 
-    logs.hide(urls=(mlflow,))
+    setup.hide(urls=(mlflow,))
     if state is None:
         raise ConfigError("say by --state where the runs are: the folder of a server, or of `simulate`")
     trackers = follower.trackers(tensorboard, mlflow)

@@ -28,8 +28,7 @@ from protofed.deploy.daemons import client_ranks
 from protofed.deploy.daemons.client_resources import check_root, own_identity, own_proxy
 from protofed.deploy.daemons.metrics_endpoint import answering
 from protofed.deploy.daemons.signals import stoppable
-from protofed.deploy.logs import capture as logs_others
-from protofed.deploy.logs import setup as logs
+from protofed.deploy.logs import capture, setup
 
 if TYPE_CHECKING:
     import torch
@@ -59,12 +58,12 @@ def run_client(settings: ClientSettings, *, until_finished: bool, give_up_after_
         Unavailable: the server did not answer for `give_up_after_s`, or another process of this site has ended.
         Fenced: a newer daemon of this site has enrolled.
     """
-    logs.hide_site(settings)
+    setup.hide_site(settings)
     client_ranks.check_download(settings, launch := launched(os.environ))
     if launch is not None and launch.rank:
         _follow(settings, launch)
         return
-    logs.about(lambda: {"site": settings.site})
+    setup.about(lambda: {"site": settings.site})
     check_connection(settings.server, settings.identity, settings.plaintext)
     identity = own_identity(settings)
     check_root(settings)
@@ -83,7 +82,7 @@ def run_client(settings: ClientSettings, *, until_finished: bool, give_up_after_
     with stoppable(), ExitStack() as held:
         over = held.enter_context(client_ranks.leading(launch, where))
         store, now = DiskStore(settings.state), DaemonStatus()
-        logs.about(lambda: {"site": settings.site, **now.at_work()})
+        setup.about(lambda: {"site": settings.site, **now.at_work()})
         held.callback(store.close)
         journal = Journal(settings.state / FILE)
         held.callback(journal.close)
@@ -138,7 +137,7 @@ def _watched(
 
 def _follow(settings: ClientSettings, launch: Launch) -> None:
     """As another process than the daemon: without connection, identity or state folder."""
-    logs.about(lambda: {"site": settings.site, "rank": launch.rank})
+    setup.about(lambda: {"site": settings.site, "rank": launch.rank})
     check_root(settings)
     where = _device(settings, launch)
 
@@ -158,7 +157,7 @@ def _device(settings: ClientSettings, launch: Launch | None) -> torch.device:
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(settings.state))
     import torch  # seconds of import, only where it is needed
 
-    logs_others.take_over("torch")
+    capture.take_over("torch")
 
     from protofed.client.agent import device
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import structlog
 
 from protofed.common.monitoring.http import Monitor
-from protofed.common.storage import files as archive
+from protofed.common.storage import files
 
 log = structlog.get_logger()
 METRICS_FILE = "metrics-address"  # of the state folder: a URL, for those who let it choose a port
@@ -29,7 +29,7 @@ def answering(monitor: Monitor | None, state: Path) -> Iterator[str]:
         return
     url = monitor.start()
     try:
-        archive.write(state / METRICS_FILE, url.encode())
+        files.write(state / METRICS_FILE, url.encode())
         log.info("answering /metrics, /healthz and /readyz", url=url)
         yield url
     finally:

@@ -19,11 +19,11 @@ from protofed.common.config.settings import ServerSettings
 from protofed.common.errors import RunFailedError
 from protofed.common.pki.certificate import Party
 from protofed.common.pki.identity import LiveIdentity
-from protofed.common.storage import files as archive
+from protofed.common.storage import files
 from protofed.common.version import VERSION
 from protofed.deploy.daemons.server_monitoring import ServerMonitor, ledger_url
-from protofed.deploy.logs import setup as logs
-from protofed.deploy.tracking import follower as tracking
+from protofed.deploy.logs import setup
+from protofed.deploy.tracking import follower
 from protofed.server.assembly import open_server
 from protofed.server.operator.service import OperatorApi
 from protofed.server.rounds.run_queue import RunQueue
@@ -51,12 +51,12 @@ def run_server(
         Unavailable: the port is taken.
         RunFailedError: a run failed (only with `until_finished`).
     """
-    logs.hide_server(settings)
+    setup.hide_server(settings)
     plugins.allow(settings.plugins)
     check_connection(settings.listen, settings.identity, settings.plaintext)
     identity = None if settings.identity is None else LiveIdentity(settings.identity, Party.SERVER)
     recipes, limit = [read_recipe(path) for path in settings.recipes], memory_limit(settings.memory_limit_mb)
-    monitor, trackers = ServerMonitor(settings), tracking.trackers(settings.tensorboard, settings.mlflow)
+    monitor, trackers = ServerMonitor(settings), follower.trackers(settings.tensorboard, settings.mlflow)
     with ExitStack() as held:
         executors, notifier = Executors(), TaskNotifier()
         context = open_server(
@@ -73,7 +73,7 @@ def run_server(
         audit = ServerAudit(settings.state / AUDIT_FILE)
         held.callback(audit.close)
         runs = RunQueue(recipes, context)
-        held.enter_context(tracking.following(ledger_url(settings), trackers))
+        held.enter_context(follower.following(ledger_url(settings), trackers))
         operator = OperatorApi(runs, context)
         if settings.identity is not None:
             operator.certificates.welcome(settings.identity)
@@ -102,7 +102,7 @@ def run_server(
 
 def _announce(state: Path, address: str, metrics: str) -> None:
     """To those who look into the state folder, or at the log."""
-    archive.write(state / ADDRESS_FILE, address.encode())
+    files.write(state / ADDRESS_FILE, address.encode())
     told = {"metrics": metrics} if metrics else {}
     log.info("serving", address=address, version=VERSION, state=str(state), **told)
 

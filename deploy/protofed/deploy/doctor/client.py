@@ -19,9 +19,8 @@ from protofed.common.pki.identity import Identity, LiveIdentity, Party, read_ide
 from protofed.common.protocol.messages import PROTOCOL_VERSION
 from protofed.common.protocol.server_info import REGISTERED, UNKNOWN, ServerInfo
 from protofed.common.version import VERSION
-from protofed.deploy.daemons import client_resources as client_belongings
-from protofed.deploy.doctor import dates as doctor_dates
-from protofed.deploy.doctor import machine as doctor_machine
+from protofed.deploy.daemons import client_resources
+from protofed.deploy.doctor import dates, machine
 from protofed.deploy.doctor.checks import Check, CheckFailedError, CheckSkippedError
 from protofed.deploy.doctor.site import SiteUnderCheck, allowed
 
@@ -57,7 +56,7 @@ class ClientDoctor:
             Check("version", self.look_at_version, "server-busy", ("server", "tls")),
             Check("policy", self.look_at_policy, "policy-invalid", software),
             Check("state folder", lambda: self.site.state(self.settings), needs=settings),
-            Check("disk", lambda: doctor_machine.disk(self.settings.state), needs=settings),
+            Check("disk", lambda: machine.disk(self.settings.state), needs=settings),
             Check("cache", lambda: self.site.cache(self.settings), needs=settings),
             Check("metrics", self.look_at_metrics, "metrics-unusable", settings),
             Check("device", lambda: self.site.device(self.settings), "device-absent", software),
@@ -75,13 +74,13 @@ class ClientDoctor:
         """The site's, whatever its dates; None: plain text."""
         if self.settings.identity is None:
             return None
-        at = doctor_dates.valid_time(self.settings.identity, self.clock())
-        return client_belongings.own_identity(self.settings, lambda: at)
+        at = dates.valid_time(self.settings.identity, self.clock())
+        return client_resources.own_identity(self.settings, lambda: at)
 
     @cached_property
     def proxy(self) -> Proxy | None:
         """On the way to the server."""
-        return client_belongings.own_proxy(self.settings)
+        return client_resources.own_proxy(self.settings)
 
     @cached_property
     def met(self) -> ConnectionDiagnosis:
@@ -100,8 +99,8 @@ class ClientDoctor:
 
     def look_at_software(self) -> str:
         """Versions of what is installed; torch can be imported."""
-        told = doctor_machine.software("client", LIBRARIES)
-        doctor_machine.import_quietly(("torch", "torchvision"))
+        told = machine.software("client", LIBRARIES)
+        machine.import_quietly(("torch", "torchvision"))
         return told
 
     def look_at_connection(self) -> str:
@@ -114,9 +113,9 @@ class ClientDoctor:
         try:
             found = self.met
             if found.kind is DiagnosisCode.FINE and (greeting := self.greeting) is not None:
-                return doctor_dates.compare(self.clock(), greeting.time)
+                return dates.compare(self.clock(), greeting.time)
             if (own := self._shown()) is not None:
-                doctor_dates.check_evidence(own.certificate, found, self.clock())
+                dates.check_evidence(own.certificate, found, self.clock())
         except ProtofedError as error:
             raise CheckSkippedError("nothing to compare with: see what follows") from error
         raise CheckSkippedError("nothing to compare with: the server could not be asked")
@@ -133,7 +132,7 @@ class ClientDoctor:
         if self.settings.identity is None:
             raise CheckSkippedError("none in plain text")
         at = self._right_time()
-        return doctor_dates.remaining(read_identity(self.settings.identity, Party.SITE, at).certificate, at)
+        return dates.remaining(read_identity(self.settings.identity, Party.SITE, at).certificate, at)
 
     def look_at_way(self) -> str:
         """Name, port, proxy."""
@@ -204,7 +203,7 @@ class ClientDoctor:
 
     def look_at_metrics(self) -> str:
         """Where they would be answered."""
-        return doctor_machine.metrics(self.settings.metrics, running=doctor_machine.held(self.settings.state))
+        return machine.metrics(self.settings.metrics, running=machine.held(self.settings.state))
 
     def _shown(self) -> Identity | None:
         return None if self.identity is None else self.identity.now()
@@ -215,6 +214,6 @@ class ClientDoctor:
             greeting = self.greeting if self.met.kind is DiagnosisCode.FINE else None
         except (ConfigError, UnavailableError):
             return here
-        if greeting is None or abs(here - greeting.time) <= doctor_machine.CLOCK:
+        if greeting is None or abs(here - greeting.time) <= machine.CLOCK:
             return here
         return greeting.time

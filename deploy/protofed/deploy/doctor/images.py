@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import ceil
 
-from protofed.client.data import image_files as files
+from protofed.client.data import image_files
 from protofed.client.data.image_files import Scan
 from protofed.common.config.recipe import Data, Input
 from protofed.common.errors import DataError, short
@@ -24,7 +24,7 @@ def look(data: Data, input_: Input, class_names: Sequence[str]) -> str:
         DataError: it cannot be used.
         CheckFailedError: labels without a class, or more unreadable files than `data.max_unreadable_fraction` allows.
     """
-    found = files.scan(data, class_names, len(class_names))
+    found = image_files.scan(data, class_names, len(class_names))
     try:
         found.labels.check(found.unmapped)
     except DataError as error:

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING
 from protofed.common.config.recipe import Recipe, parse_json
 from protofed.common.config.settings import ClientSettings
 from protofed.common.errors import ConfigError
-from protofed.deploy.daemons import client as client_process
-from protofed.deploy.daemons import client_resources as client_belongings
-from protofed.deploy.doctor import machine as doctor_machine
+from protofed.deploy.daemons import client, client_resources
+from protofed.deploy.doctor import machine
 from protofed.deploy.doctor.checks import CheckFailedError
 
 if TYPE_CHECKING:
@@ -42,8 +41,8 @@ class SiteUnderCheck:
 
     def state(self, settings: ClientSettings) -> str:
         """Writable, and whether a daemon has it."""
-        told = doctor_machine.writable(settings.state)
-        return f"{told}; the daemon is running" if doctor_machine.held(settings.state) else told
+        told = machine.writable(settings.state)
+        return f"{told}; the daemon is running" if machine.held(settings.state) else told
 
     def cache(self, settings: ClientSettings) -> str:
         """Where PyTorch and Python put what they compile and unpack."""
@@ -55,7 +54,7 @@ class SiteUnderCheck:
             ) from error
         compiled = Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR", settings.state))
         for folder in (temporary, compiled):
-            doctor_machine.writable(folder)
+            machine.writable(folder)
         return f"temporary files in {temporary}, compiled code in {compiled}"
 
     def device(self, settings: ClientSettings) -> str:
@@ -95,11 +94,11 @@ class SiteUnderCheck:
 
     def data(self, settings: ClientSettings) -> str:
         """Readable, and of the run's shape."""
-        client_belongings.check_root(settings)
+        client_resources.check_root(settings)
         if self.quick:
             return _opened(settings)
         from protofed.client.data.sources import NAMED, own_class_names, own_input
-        from protofed.deploy.doctor import images as doctor_images
+        from protofed.deploy.doctor import images
 
         if (recipe := self._recipe(settings)) is not None:
             input_, classes, why = recipe.input, recipe.classes, f"as run {recipe.name} wants them"
@@ -109,8 +108,8 @@ class SiteUnderCheck:
             (input_, classes), why = own_input(settings.data), "with no run to compare them with (--recipe names one)"
             class_names = own_class_names(settings.data)
         if settings.data.source in NAMED:
-            return f"{settings.data.source}: {doctor_images.look(settings.data, input_, class_names)}, {why}"
-        client_process.load_data(settings, input_, classes, class_names)
+            return f"{settings.data.source}: {images.look(settings.data, input_, class_names)}, {why}"
+        client.load_data(settings, input_, classes, class_names)
         shape = " x ".join(map(str, input_.shape))
         return f"{settings.data.source}: images of {shape} [channels, height, width], {why}"
 

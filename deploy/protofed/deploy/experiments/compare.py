@@ -16,7 +16,7 @@ from rich.console import Console
 
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import ConfigError, RunFailedError, unknown
-from protofed.common.storage import files as archive
+from protofed.common.storage import files
 from protofed.deploy.experiments.curves import draw
 from protofed.deploy.experiments.experiment import ExperimentJob, jobs_of, read_contents, refuse_foreign, write_contents
 from protofed.deploy.experiments.jobs import Processes, is_done, run_jobs
@@ -92,7 +92,7 @@ def report(wanted: CompareRequest) -> None:
     jobs = [ExperimentJob.claimed(wanted.out / name) for name in contents.jobs]
     comparison = Comparison.of([(job.recipe, job.result()) for job in jobs], wanted.metrics, contents.shortened)
     for suffix, written in FORMATS.items():
-        archive.write(wanted.out / f"table.{suffix}", written(comparison).encode())
+        files.write(wanted.out / f"table.{suffix}", written(comparison).encode())
     pictures = draw(comparison.results, wanted.out)
     if wanted.format is None:
         show(comparison, Console(width=None if sys.stdout.isatty() else WIDTH))
@@ -152,7 +152,7 @@ def _prepare(recipes: Sequence[Recipe], wanted: CompareRequest) -> list[Experime
 def _opened(out: Path) -> Iterator[None]:
     """The folder, for this process alone."""
     refuse_foreign(out)
-    lock = archive.Lock(out)
+    lock = files.Lock(out)
     try:
         yield
     finally:

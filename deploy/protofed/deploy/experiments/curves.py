@@ -15,7 +15,7 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from protofed.common.statistics import spreads
-from protofed.common.storage import files as archive
+from protofed.common.storage import files
 from protofed.deploy.experiments.experiment import Result
 
 # Okabe and Ito's colours, told apart by colour-blind readers; yellow is too pale for a line on white.
@@ -47,7 +47,7 @@ def draw(results: Mapping[str, Sequence[Result]], out: Path) -> list[Path]:
         figure = picture(series, title)
         for suffix in ("png", "svg"):
             paths.append(out / f"curve-{name.replace('.', '-')}.{suffix}")
-            archive.write(paths[-1], rendered(figure, suffix))
+            files.write(paths[-1], rendered(figure, suffix))
     return paths
 
 

@@ -12,7 +12,7 @@ from protofed.common.codec import Digest
 from protofed.common.config.recipe import Recipe, StrictModel, parse, parse_json
 from protofed.common.errors import ConfigError, StateError
 from protofed.common.payload import SiteId
-from protofed.common.storage import files as archive
+from protofed.common.storage import files
 
 _CONTENTS, _RECIPE, RESULT = "comparison.json", "recipe.json", "result.json"
 LOG = "job.log"
@@ -84,7 +84,7 @@ class ExperimentJob:
 
     def write_result(self, result: Result) -> None:
         """The job is done."""
-        archive.write(self.folder / RESULT, result.model_dump_json().encode())
+        files.write(self.folder / RESULT, result.model_dump_json().encode())
 
     def check(self) -> None:
         """Another recipe's work is never mixed with this one's, nor thrown away.
@@ -104,7 +104,7 @@ class ExperimentJob:
     def claim(self) -> None:
         """Make the folder this recipe's."""
         if not (self.folder / _RECIPE).exists():
-            archive.write(self.folder / _RECIPE, self.recipe.model_dump_json(indent=2).encode())
+            files.write(self.folder / _RECIPE, self.recipe.model_dump_json(indent=2).encode())
 
     @classmethod
     def claimed(cls, folder: Path) -> ExperimentJob:
@@ -189,7 +189,7 @@ def read_contents(out: Path) -> ExperimentContents:
 def write_contents(out: Path, jobs: Sequence[ExperimentJob], shortened: int | None) -> None:
     """Make a folder a comparison's."""
     contents = ExperimentContents(jobs=tuple(job.name for job in jobs), shortened=shortened)
-    archive.write(out / _CONTENTS, contents.model_dump_json(indent=2).encode())
+    files.write(out / _CONTENTS, contents.model_dump_json(indent=2).encode())
 
 
 def refuse_foreign(out: Path) -> None:
@@ -201,7 +201,7 @@ def refuse_foreign(out: Path) -> None:
     if out.exists() and not out.is_dir():
         raise StateError(f"{out} is a file; name a folder with --out")
     held = {path.name for path in out.iterdir()} if out.exists() else set()
-    if _CONTENTS not in held and any(name != "lock" and not name.startswith(archive.TEMPORARY) for name in held):
+    if _CONTENTS not in held and any(name != "lock" and not name.startswith(files.TEMPORARY) for name in held):
         raise StateError(f"{out} holds something else than a comparison; name another folder with --out")
 
 

@@ -19,11 +19,11 @@ import torch
 from protofed.client.agent import device as devices
 from protofed.common.errors import ProtofedError, RunFailedError
 from protofed.common.malloc import keep_memory
-from protofed.common.storage import files as archive
+from protofed.common.storage import files
 from protofed.common.version import VERSION
 from protofed.deploy.daemons.signals import stoppable
 from protofed.deploy.experiments.experiment import ExperimentJob, Result
-from protofed.deploy.logs import setup as logs
+from protofed.deploy.logs import setup
 from protofed.deploy.simulation.run_tables import status
 from protofed.deploy.simulation.simulation import Simulation, simulation
 
@@ -103,7 +103,7 @@ class _Stopwatch:
         return self._before + time.monotonic() - self._began
 
     def note(self) -> None:
-        archive.write(self._file, f"{self.seconds:.3f}".encode())
+        files.write(self._file, f"{self.seconds:.3f}".encode())
 
 
 def _say(**facts: object) -> None:
@@ -124,7 +124,7 @@ def _end_with_parent() -> None:
 def main(folder: Path, device: str) -> None:
     """Entry point of the process; always ends in SystemExit, unless it is told to stop."""
     _end_with_parent()
-    logs.configure()
+    setup.configure()
     keep_memory()
     torch.set_num_threads(1)  # jobs side by side share the cores
     with stoppable():

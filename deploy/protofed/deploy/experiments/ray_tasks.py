@@ -16,7 +16,7 @@ from ray.exceptions import RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy as On
 
 from protofed.common.config.recipe import parse_json
-from protofed.common.storage import files as archive
+from protofed.common.storage import files
 from protofed.common.version import VERSION
 from protofed.deploy.console.processes import POLITE_S
 from protofed.deploy.experiments.experiment import RESULT, ExperimentJob, Result
@@ -69,7 +69,7 @@ class Tasks:
 
     def start(self, job: ExperimentJob) -> None:
         """As a task; Ray begins it again elsewhere when its node dies."""
-        archive.sweep([job.folder])
+        files.sweep([job.folder])
         self._mark(job).touch()
         order = NodeOrder(
             protofed=VERSION,
@@ -137,11 +137,11 @@ class Tasks:
                 log.write(answer.log)
         if answer.result is not None:
             parse_json(answer.result, Result, f"what came from {answer.node}")
-            archive.write(job.folder / RESULT, answer.result.encode())
+            files.write(job.folder / RESULT, answer.result.encode())
         return f"{answer.failed} (on {answer.node})" if answer.failed else None
 
     def _mark(self, job: ExperimentJob) -> Path:
-        return job.folder / f"{archive.TEMPORARY}{self._name}"
+        return job.folder / f"{files.TEMPORARY}{self._name}"
 
 
 def _lost(job: ExperimentJob, why: str) -> str:

@@ -17,10 +17,8 @@ from protofed.common.errors import ConfigError
 from protofed.common.payload import Payload
 from protofed.common.statistics import spreads
 from protofed.common.version import VERSION
-from protofed.deploy.export import model_folder
+from protofed.deploy.export import model_folder, onnx, published_states
 from protofed.deploy.export import models as models
-from protofed.deploy.export import onnx as export_onnx
-from protofed.deploy.export import published_states as export_states
 from protofed.deploy.export import site_state as export_site
 from protofed.deploy.export.model_card import card
 from protofed.deploy.export.model_folder import GRAPH, WEIGHTS, File, ModelFacts, ModelScores, Origin, Spec
@@ -96,8 +94,8 @@ def export(wanted: ExportRequest) -> Exported:
         flat = {f"{part}.{name}": array for part, tensors in weights.items() for name, array in tensors.items()}
         files[WEIGHTS] = save(flat, facts.strings())
     if wanted.format in ("onnx", "both"):
-        files[GRAPH] = export_onnx.to_onnx(made.model, made.recipe.input, facts.strings())
-        difference = export_onnx.difference(made.model, made.recipe.input, files[GRAPH])
+        files[GRAPH] = onnx.to_onnx(made.model, made.recipe.input, facts.strings())
+        difference = onnx.difference(made.model, made.recipe.input, files[GRAPH])
     model_folder.write(wanted.out, facts, files, card(facts, files, difference))
     return Exported(wanted.out, facts, {name: len(data) for name, data in files.items()}, difference)
 
@@ -153,13 +151,13 @@ def _base(wanted: ExportRequest, folder: Path, held: KeptRound) -> export_site.B
 
 def _published(wanted: ExportRequest, round: int | None) -> PublishedState | None:
     if wanted.state is not None:
-        return export_states.of_folder(wanted.state, wanted.run, round)
-    return None if wanted.operator is None else export_states.of_server(wanted.operator, wanted.run, round)
+        return published_states.of_folder(wanted.state, wanted.run, round)
+    return None if wanted.operator is None else published_states.of_server(wanted.operator, wanted.run, round)
 
 
 def _recipe(wanted: ExportRequest, folder: Path) -> Recipe:
     if wanted.state is not None:
-        known = export_states.recipe_in(wanted.state, wanted.run)
+        known = published_states.recipe_in(wanted.state, wanted.run)
         _check_recipe(wanted, known)
         return known
     if wanted.recipe is not None:
@@ -197,7 +195,7 @@ def _own_scores(wanted: ExportRequest, held: KeptRound, round: int) -> ModelScor
         return ModelScores(
             of="a site does not keep the scores that it reported; `protofed report` on the server has them"
         )
-    values = export_states.scores_in(wanted.state, wanted.run, round).get(held.site, {})
+    values = published_states.scores_in(wanted.state, wanted.run, round).get(held.site, {})
     own = {name: value for name, value in values.items() if name.startswith("personal.")}
     return ModelScores(
         of=_of(f"by site {held.site}", round) if own else f"none were taken after round {round}", values=own

@@ -16,8 +16,7 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from protofed.client.data import decoding as decode
-from protofed.client.data import dicom, folder
+from protofed.client.data import decoding, dicom, folder
 from protofed.client.data.image_error import UnreadableImageError as UnreadableError
 from protofed.common.config.input import Input
 from protofed.common.errors import ConfigError, DataError
@@ -104,7 +103,7 @@ class FolderImages:
 
     def read(self, index: int) -> Pixels:
         """As the run's sites read theirs."""
-        return _unit(decode.decode(self.files[index], self.input))
+        return _unit(decoding.decode(self.files[index], self.input))
 
 
 class ArchiveImages:
@@ -158,11 +157,11 @@ class ArchiveImages:
             return _unit(np.moveaxis(image, 2, 0))
         if image.shape[2] == 1 and image.dtype != np.uint8:
             deep = image[..., 0] if floats else image[..., 0] / np.iinfo(image.dtype).max
-            return decode.brought(Image.fromarray(deep.astype(np.float32)), self._input)
+            return decoding.brought(Image.fromarray(deep.astype(np.float32)), self._input)
         if image.dtype != np.uint8 or image.shape[2] not in MODES or self._shape[0] not in MODES:
             expected = [*self._shape[1:], self._shape[0]]
             raise UnreadableError(f"{image.dtype} of shape {list(image.shape)}; expected {expected}, or uint8")
-        return _unit(decode.brought(Image.fromarray(image[..., 0] if image.shape[2] == 1 else image), self._input))
+        return _unit(decoding.brought(Image.fromarray(image[..., 0] if image.shape[2] == 1 else image), self._input))
 
 
 def batches(

@@ -13,7 +13,7 @@ from protofed.common.codec import digest
 from protofed.common.config.recipe import MOST_CLASSES, Input, StrictModel, parse_json
 from protofed.common.config.table import NamedOptions
 from protofed.common.errors import ConfigError, DataError, short
-from protofed.common.storage import files as archive
+from protofed.common.storage import files as storage_files
 
 FORMAT: Final = "protofed-model"
 VERSION: Final = 1
@@ -126,12 +126,12 @@ def write(folder: Path, facts: ModelFacts, files: Mapping[File, bytes], card: st
         try:
             (folder / old).unlink(missing_ok=True)
         except OSError as error:
-            raise archive.write_error(folder / old, error) from error
+            raise storage_files.write_error(folder / old, error) from error
     for name, data in files.items():
-        archive.write(folder / name, data)
-    archive.write(folder / CARD, card.encode())
+        storage_files.write(folder / name, data)
+    storage_files.write(folder / CARD, card.encode())
     contents = ModelContents(**dict(facts), files={name: digest(data) for name, data in files.items()})
-    archive.write(folder / FACTS, (contents.model_dump_json(indent=2) + "\n").encode())
+    storage_files.write(folder / FACTS, (contents.model_dump_json(indent=2) + "\n").encode())
 
 
 def read(folder: Path) -> ModelContents:

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from protofed.common.config.recipe import Recipe
 from protofed.common.payload import Array
-from protofed.common.storage import files as archive
+from protofed.common.storage import files
 from protofed.deploy.experiments.curves import COLOURS, rendered
 
 WIDTH = 7.6  # inches
@@ -75,7 +75,7 @@ def save(figure: Figure, out: Path, name: str) -> list[Path]:
     paths: list[Path] = []
     for suffix in ("png", "svg"):
         paths.append(out / f"{name}.{suffix}")
-        archive.write(paths[-1], rendered(figure, suffix))
+        files.write(paths[-1], rendered(figure, suffix))
     return paths
 
 

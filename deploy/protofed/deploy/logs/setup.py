@@ -18,7 +18,7 @@ from structlog.typing import EventDict, Processor, WrappedLogger
 
 from protofed.common.config.data import common_folder
 from protofed.common.errors import ConfigError, unknown
-from protofed.deploy.logs import capture as logs_others
+from protofed.deploy.logs import capture
 from protofed.deploy.logs.redaction import Hidden
 from protofed.deploy.logs.rendering import KEPT, LineRenderer, plain, printable
 
@@ -63,9 +63,9 @@ def configure(*, debug: bool = False, daemon: bool = False) -> None:
         wrapper_class=structlog.make_filtering_bound_logger(level),
         logger_factory=lambda *_: LineRenderer(),
     )
-    logs_others.listen()
+    capture.listen()
     if daemon:
-        logs_others.catch()
+        capture.catch()
 
 
 def about(known: Callable[[], Known]) -> None:

@@ -8,12 +8,9 @@ from typing import Any
 
 from matplotlib import rc_context
 
-from protofed.common.storage import files as archive
+from protofed.common.storage import files
 from protofed.common.version import VERSION
-from protofed.deploy.report import models as report_models
-from protofed.deploy.report import rounds as report_rounds
-from protofed.deploy.report import scores as report_scores
-from protofed.deploy.report import summary as report_summary
+from protofed.deploy.report import models, rounds, scores, summary
 from protofed.deploy.report.document import STYLE, Document, Section, rendered
 from protofed.deploy.report.record import RunRecord, day
 
@@ -30,19 +27,19 @@ WORDS = (
 
 
 SECTIONS: Sequence[Callable[[RunRecord], Section]] = (
-    report_summary.summary,
-    report_scores.curves,
-    report_scores.by_class,
-    report_scores.groups,
-    report_scores.fairness,
-    report_scores.calibration,
-    report_models.prototypes,
-    report_models.norms,
-    report_rounds.participation,
-    report_rounds.refusals,
-    report_rounds.transfers,
-    report_models.settings,
-    report_models.provenance,
+    summary.summary,
+    scores.curves,
+    scores.by_class,
+    scores.groups,
+    scores.fairness,
+    scores.calibration,
+    models.prototypes,
+    models.norms,
+    rounds.participation,
+    rounds.refusals,
+    rounds.transfers,
+    models.settings,
+    models.provenance,
 )
 
 
@@ -54,7 +51,7 @@ def report(dossier: Mapping[str, Any]) -> str:
     run = facts.run
     subtitle = f"Federated learning, {run['status']}, {day(run['began_at'])} to {day(run['ended_at'])}"
     foot = f"Made by protofed {VERSION}. Times are UTC. Scores are those that the sites reported."
-    tiles = report_summary.tiles(facts)
+    tiles = summary.tiles(facts)
     return rendered(Document(f"Run {run['name']}", subtitle, tiles, sections, foot, WORDS))
 
 
@@ -64,5 +61,5 @@ def write_report(dossier: Mapping[str, Any], out: Path) -> Path:
     Raises:
         OutOfSpace, DiskFailure: it cannot be written.
     """
-    archive.write(out, report(dossier).encode())
+    files.write(out, report(dossier).encode())
     return out

@@ -11,7 +11,7 @@ import numpy as np
 from blake3 import blake3
 
 from protofed.client.agent.site import check_preprocessing
-from protofed.client.data import image_files as files
+from protofed.client.data import image_files
 from protofed.client.data.image_files import Scan
 from protofed.client.data.labels import LabelMap
 from protofed.client.data.site_data import KEPT_BYTES, Examples, SiteData
@@ -20,8 +20,7 @@ from protofed.common.config.recipe import Input, Recipe
 from protofed.common.config.settings import ClientSettings
 from protofed.common.errors import ConfigError, DataError
 from protofed.deploy.console.progress import Bar
-from protofed.deploy.daemons import client as client_process
-from protofed.deploy.daemons import client_resources as client_belongings
+from protofed.deploy.daemons import client, client_resources
 from protofed.deploy.site import survey as site_check_survey
 from protofed.deploy.site.check_result import OWN_TEST, TEST, TRAIN, Alike, CheckRequest, Counts, SiteCheck
 from protofed.deploy.site.survey import DRAWN, Seen, Survey, mean_and_std
@@ -66,10 +65,10 @@ def _surveyed(settings: ClientSettings, wanted: CheckRequest, bar: Bar) -> tuple
     """All images, or why there are none that could be looked at."""
     data = settings.data
     try:
-        client_belongings.check_root(settings)
+        client_resources.check_root(settings)
         if data.source not in NAMED:
             return _NOTHING, site_check_survey.of_arrays(data, wanted.class_names, bar.advance), None
-        found = files.scan(data, wanted.class_names, wanted.classes)
+        found = image_files.scan(data, wanted.class_names, wanted.classes)
         bar.expect(len(found.items))
         return found, site_check_survey.of_files(found, wanted.input, bar.advance), None
     except DataError as error:
@@ -81,7 +80,7 @@ def _surveyed(settings: ClientSettings, wanted: CheckRequest, bar: Bar) -> tuple
 def _wanted(settings: ClientSettings, recipe: Recipe | None) -> CheckRequest:
     if recipe is not None:
         return CheckRequest(recipe.input, recipe.classes, recipe.class_names, recipe)
-    client_belongings.check_root(settings)
+    client_resources.check_root(settings)
     input_, classes = own_input(settings.data)
     own = own_class_names(settings.data)
     return CheckRequest(input_, len(own) or classes, own, None)
@@ -93,7 +92,7 @@ def _loaded(settings: ClientSettings, recipe: Recipe | None, refusal: str | None
         return None, refusal
     try:
         check_preprocessing(recipe, pinned=settings.data.preprocessing_digest)
-        return client_process.load_data(settings, recipe.input, recipe.classes, recipe.class_names), None
+        return client.load_data(settings, recipe.input, recipe.classes, recipe.class_names), None
     except (DataError, ConfigError) as error:
         return None, str(error)
 

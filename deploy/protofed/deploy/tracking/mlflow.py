@@ -16,7 +16,7 @@ from importlib import import_module
 from typing import Any
 
 from protofed.common.errors import ConfigError, StateError
-from protofed.deploy.logs import capture as logs_others
+from protofed.deploy.logs import capture
 from protofed.deploy.tracking.pages import Page, TrackedRun, outcome
 from protofed.server.storage.rows import RunRow
 from protofed.server.verdicts import RoundOutcome
@@ -127,7 +127,7 @@ def _client(uri: str) -> Any:
     # MLflow's tables, with the newest SQLAlchemy
     warnings.filterwarnings("ignore", "The ``noload`` loader strategy is deprecated", DeprecationWarning, r"mlflow\..*")
     client = import_module("mlflow.tracking").MlflowClient(uri)
-    logs_others.take_over("mlflow")
+    capture.take_over("mlflow")
     return client
 
 

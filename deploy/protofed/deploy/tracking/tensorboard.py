@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from protofed.common.errors import StateError
-from protofed.common.storage import files as archive
+from protofed.common.storage import files as storage_files
 from protofed.deploy.tracking.pages import Page, TrackedRun, outcome
 from protofed.server.storage.rows import RunRow
 
@@ -40,7 +40,7 @@ class EventFiles:
             StateError: another process writes there, or it is of another run with the same name.
         """
         folder = self._folder / row.run
-        lock = archive.Lock(folder)
+        lock = storage_files.Lock(folder)
         book = None
         try:
             book = EventBook(folder, row)
@@ -123,7 +123,7 @@ class EventBook:
         return sorted(self._folder.glob(_FILES))
 
     def _keep(self) -> None:
-        archive.write(self._folder / TOLD, json.dumps({**self._whose, **self._told.pack()}).encode())
+        storage_files.write(self._folder / TOLD, json.dumps({**self._whose, **self._told.pack()}).encode())
 
     def _read(self) -> TrackedRun:
         path = self._folder / TOLD

@@ -24,8 +24,7 @@ from protofed.common.statistics import spreads
 from protofed.common.version import VERSION
 from protofed.server import metrics
 from protofed.server.access.certificates import Certificates
-from protofed.server.rounds import phases
-from protofed.server.rounds import state_statistics as figures
+from protofed.server.rounds import phases, state_statistics
 from protofed.server.rounds.presence import SitePresence
 from protofed.server.rounds.resume import recipe_of
 from protofed.server.rounds.run_queue import RunQueue
@@ -154,9 +153,9 @@ def _state(records: LedgerReader, run: str) -> Families:
         if published.closed_at is not None:
             yield metrics.CHECKPOINT.family({(): published.closed_at})
         prototypes = (
-            (figures.COVERED, metrics.COVERED),
-            (figures.SHIFT, metrics.SHIFT),
-            (figures.MIN_DISTANCE, metrics.MIN_DISTANCE),
+            (state_statistics.COVERED, metrics.COVERED),
+            (state_statistics.SHIFT, metrics.SHIFT),
+            (state_statistics.MIN_DISTANCE, metrics.MIN_DISTANCE),
         )
         for name, metric in prototypes:
             if name in published.figures:

@@ -14,8 +14,7 @@ from protofed.common.errors import DiskFailureError, OutOfSpaceError, ProtofedEr
 from protofed.common.failpoint import reach
 from protofed.common.payload import Payload, SiteId
 from protofed.common.protocol.messages import Verdict
-from protofed.server.rounds import phases
-from protofed.server.rounds import state_machine as round_
+from protofed.server.rounds import phases, state_machine
 from protofed.server.rounds.context import ServerContext
 from protofed.server.rounds.publisher import Published, Publisher
 from protofed.server.storage.rows import UpdateRow
@@ -101,7 +100,7 @@ class Aggregation:
             return
         if job.phase.lacks(frozenset(row.task.site for row in used)):
             said = "; ".join(f"{site}: {why}" for site, why in aside.items())
-            missing = round_.missing(job.phase.required & aside.keys())
+            missing = state_machine.missing(job.phase.required & aside.keys())
             self._end(phases.Insufficient(f"{len(used)} updates are left, quorum {job.phase.quorum} ({said}){missing}"))
             return
         self._context.work(lambda: self._computed(job, state, used), lambda found: self._go_on(job, state, used, found))

@@ -22,7 +22,7 @@ import structlog
 from protofed.common.codec import digest
 from protofed.common.errors import StateError
 from protofed.common.protocol import wire
-from protofed.common.storage import files as archive
+from protofed.common.storage import files
 from protofed.common.storage.journal import Fact, Journal
 from protofed.server.access.authorization import Peer
 
@@ -171,7 +171,7 @@ class ServerAudit:
 
     def _try_room(self) -> None:
         """Whether there is room for many records: one might just fit, and the next call act without another."""
-        archive.write(self._trial, secrets.token_bytes(ROOM))  # nothing that a file system could compress
+        files.write(self._trial, secrets.token_bytes(ROOM))  # nothing that a file system could compress
         self._trial.unlink()
 
     def _tell(self, group: Sequence[_QueuedEntries], error: Exception | None) -> None:

@@ -12,7 +12,7 @@ from protofed.common import failpoint
 from protofed.common.codec import Digest, digest, is_digest
 from protofed.common.errors import IncompleteUploadError, OutOfSpaceError, StateError
 from protofed.common.protocol.messages import CHUNK_BYTES
-from protofed.common.storage import files as archive
+from protofed.common.storage import files
 from protofed.server.storage.reader import LedgerReader
 from protofed.server.storage.uploads import Quota, Upload, Uploads
 
@@ -70,14 +70,14 @@ class FolderBlobs:
     def __init__(self, folder: Path, quota: Quota = Quota()) -> None:  # noqa: B008  (frozen)
         self._folder = folder
         folder.mkdir(parents=True, exist_ok=True)
-        archive.sweep([folder])
+        files.sweep([folder])
         self.uploads = Uploads(folder / "uploads", quota)
 
     def put(self, data: bytes) -> Digest:
         """Keep data durably."""
         address = digest(data)
         if self.damaged(address):
-            archive.write(self._path(address), data)
+            files.write(self._path(address), data)
         return address
 
     def get(self, address: Digest) -> bytes:
@@ -139,9 +139,9 @@ class FolderBlobs:
             failpoint.reach("upload-sealed")
             return data
         try:
-            archive.sync_folder(self._folder)
+            files.sync_folder(self._folder)
         except OSError as error:
-            raise archive.write_error(target, error) from error
+            raise files.write_error(target, error) from error
         return self.get(upload.address)
 
     def _path(self, address: Digest) -> Path:
@@ -168,7 +168,7 @@ def open_blobs(state: Path, elsewhere: Path | None, ledger: LedgerReader, held: 
     target = (elsewhere or folder).resolve()
     if not target.is_dir():  # a folder that is made where nothing is mounted would look like lost blobs
         raise StateError(f"the folder of the blobs, {target}, is not there; mount it, or make it")
-    held.callback(archive.Lock(target).release)
+    held.callback(files.Lock(target).release)
     if not folder.is_symlink() and any(path.is_file() for path in folder.rglob("*")):
         raise StateError(f"{folder} holds blobs of its own; move what is in it to {target}, or unset `blobs`")
     _check(target, ledger)

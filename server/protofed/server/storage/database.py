@@ -14,9 +14,8 @@ from sqlalchemy.exc import ArgumentError, IntegrityError, NoSuchModuleError, SQL
 from sqlalchemy.pool import StaticPool
 
 from protofed.common.errors import ConfigError, DiskFailureError, OutOfSpaceError, StateError
-from protofed.common.storage import files as archive
-from protofed.server.storage import migrate as versions
-from protofed.server.storage import postgres
+from protofed.common.storage import files
+from protofed.server.storage import migrate, postgres
 from protofed.server.storage.filesystem import network_type_of
 
 _RESTORE = "check the disk, or restore the state folder from a backup"
@@ -126,7 +125,7 @@ def check(connection: Connection) -> None:
 
 def backup_of(file: Path) -> Path:
     """Where the ledger is kept as it was before this software made a newer version of it."""
-    return file.with_name(f"{file.name}.before-{versions.NEWEST}")
+    return file.with_name(f"{file.name}.before-{migrate.NEWEST}")
 
 
 def _engine(url: str, *, looking: bool = False, still: bool = False) -> Engine:
@@ -172,19 +171,19 @@ def _refuse_network(file: Path) -> None:
 
 
 def _renew(connection: Connection, url: URL) -> None:
-    version = versions.found(connection)
+    version = migrate.found(connection)
     if version is None:
-        versions.create(connection)
-    elif version != versions.NEWEST:
+        migrate.create(connection)
+    elif version != migrate.NEWEST:
         if connection.dialect.name == "sqlite" and (file := _file(url)):
             _back_up(file)
-        versions.upgrade(connection)
+        migrate.upgrade(connection)
 
 
 def _back_up(file: Path) -> None:
     """Copy what is committed; our own transaction is open meanwhile, so that nobody else writes."""
     target = backup_of(file)
-    temporary = target.with_name(f"{archive.TEMPORARY}{target.name}")
+    temporary = target.with_name(f"{files.TEMPORARY}{target.name}")
     try:
         temporary.unlink(missing_ok=True)
         with closing(_looking(file)) as source, closing(sqlite3.connect(temporary)) as copy:
@@ -193,8 +192,8 @@ def _back_up(file: Path) -> None:
         with temporary.open("rb") as written:
             os.fsync(written.fileno())
         os.replace(temporary, target)
-        archive.sync_folder(target.parent)
+        files.sync_folder(target.parent)
     except OSError as error:
-        raise archive.write_error(target, error) from error
+        raise files.write_error(target, error) from error
     except sqlite3.Error as error:
         raise StateError(f"cannot copy the ledger to {target}: {error}; free space, or check the disk") from error
