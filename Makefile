@@ -32,7 +32,7 @@ slow: .venv/ready       ## the long suites
 	.venv/bin/python -m pytest -m slow -n 2
 
 dashboards: .venv/ready  ## docs/assets/dashboard-*.png, of a pilot of minutes and a real Prometheus
-	.venv/bin/python -m tests.deploy.dashboard_pictures
+	.venv/bin/python -m tests.support.dashboard_images
 
 faults: .venv/ready     ## the faults that take minutes each
 	.venv/bin/python -m pytest -m faults tests/faults -n 2 --dist worksteal
@@ -43,8 +43,8 @@ e2e: .venv/ready        ## as root: a pilot and its guide in networks of their o
 	.venv/bin/python -m tests.e2e.engine
 
 postgres: .venv/ready   ## the ledger's tests on PostgreSQL, too: make postgres URL=postgresql+psycopg://USER@HOST/NAME
-	PROTOFED_TEST_POSTGRES=$(URL) .venv/bin/python -m pytest tests/server/test_ledger.py tests/server/test_engine.py \
-		tests/server/test_migrations.py tests/server/test_takeover.py
+	PROTOFED_TEST_POSTGRES=$(URL) .venv/bin/python -m pytest tests/server/storage/test_ledger.py \
+		tests/server/storage/test_database.py tests/server/storage/test_migrate.py tests/server/storage/test_takeover.py
 
 format: .venv/ready     ## bring the code into the house's form
 	.venv/bin/ruff format .
@@ -95,7 +95,7 @@ sbom: .venv/ready       ## sbom/*.cdx.json: what the server alone installs, and 
 
 dependencies: .venv/ready ## whether all fits together, and known vulnerabilities; needs the network
 	.venv/bin/python -m pip check
-	.venv/bin/python -m tests.dependencies
+	.venv/bin/python -m tests.support.vulnerabilities
 
 protos: .venv/ready     ## generate the messages and stubs from federation.proto
 	$(PROTOC) --python_out=protos --mypy_out=protos --grpc_python_out=protos --mypy_grpc_out=protos $(PB)/*.proto

@@ -25,8 +25,8 @@ from typing import Any
 
 import numpy as np
 import structlog
-from tests.audits import audit
 from tests.bench.server_process import memory, processor, server, skipped_syncs
+from tests.support.audit_logs import audit
 
 from protofed.client.privacy.policy import Policy
 from protofed.client.privacy.rules import PolicyRules

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.pki import BEGINS, ENDS, FIRST, LAST, Authority
+from tests.support.pki import BEGINS, ENDS, FIRST, LAST, Authority
 
 from protofed.common.pki.identity import Party
 

@@ -11,7 +11,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from tests.scenes import Scene
+from tests.support.processes import Scene
 
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import ConfigError

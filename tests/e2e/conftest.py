@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tests.pki import Authority
-from tests.scenes import Scene
+from tests.support.pki import Authority
+from tests.support.processes import Scene
 
 from protofed.common.config.recipe import Recipe
 

@@ -12,9 +12,9 @@ from typing import Any
 from urllib.parse import urlencode
 from urllib.request import urlopen
 
-from tests.boards import NAMES, queries, rules
 from tests.e2e.engine_compose import Compose, docker
 from tests.e2e.networks import expect, wait_for
+from tests.support.dashboards import NAMES, queries, rules
 
 RATE_S = 15
 NO_DATA_HERE = {("sites", "GPU memory", "A"), ("sites", "Sites now", "F")}  # absent on a CPU

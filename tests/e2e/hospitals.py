@@ -118,7 +118,7 @@ def start_server(story: Story) -> None:
         f"--state={state}",
     )
     wait_for("the server", (state / "address").exists)
-    proxy = (sys.executable, "-m", "tests.connect_proxy", f"{PROXY}:3128", PASSWORD)
+    proxy = (sys.executable, "-m", "tests.support.connect_proxy", f"{PROXY}:3128", PASSWORD)
     story.net.start("proxy", "proxy", *proxy)
     wait_for("west's proxy", lambda: story.net.reaches("west", PROXY, 3128))
     story.operator("runs", "start", HERE / "hospitals.toml")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.scenes import Scene
+from tests.support.processes import Scene
 
 from protofed.common import codec
 from protofed.common.config.recipe import Recipe

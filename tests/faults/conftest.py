@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from tests.faults.invariants import Found, check
-from tests.faults.proxy import PASS, Proxy
-from tests.scenes import Process, Scene
+from tests.support.fault_proxy import PASS, Proxy
+from tests.support.invariants import Found, check
+from tests.support.processes import Process, Scene
 
 from protofed.common.config.recipe import Recipe
 from protofed.deploy.simulation.simulation import simulation

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 from structlog.testing import capture_logs
-from tests.faults.aggregates import METHODS, first_model, made_up
 from tests.server.conftest import TRAINERS, Died, Fragile, Lab, Later
 from tests.server.conftest import recipe as small
-from tests.server.office import Office
+from tests.support.aggregate_digests import METHODS, first_model, made_up
+from tests.support.operator_lab import Office
 
 from protofed.client.privacy.policy import Released
 from protofed.common import codec
@@ -328,7 +328,7 @@ def test_row_74_the_number_of_threads_does_not_show_in_the_state() -> None:
 def on_threads(number: int) -> dict[str, Digest]:
     """The states of large aggregations in a process whose linear algebra has so many threads."""
     told = {f"{name}_NUM_THREADS": str(number) for name in ("OMP", "OPENBLAS", "MKL")}
-    command = [sys.executable, "-m", "tests.faults.aggregates"]
+    command = [sys.executable, "-m", "tests.support.aggregate_digests"]
     out = subprocess.run(
         command, env={**os.environ, **told}, check=True, capture_output=True, cwd=Path(__file__).parents[2]
     )

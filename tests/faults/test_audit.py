@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 import pytest
 from tests.conftest import Mount
-from tests.faults.bare import MODEL, Bare, refused
+from tests.support.raw_client import MODEL, Bare, refused
 
 from protofed.client.transport.audit import ClientAudit as SiteAudit
 from protofed.common import codec

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 from rich.console import Console
-from tests.amiss import RUN, disturbed, hang_up, moved
-from tests.faults.bare import FEDERATION, Bare, Code, refused
-from tests.faults.realm import realm
+from tests.support.disturbed_run import RUN, disturbed, hang_up, moved
+from tests.support.raw_client import FEDERATION, Bare, Code, refused
+from tests.support.tls_server import realm
 
 from protofed.common import codec
 from protofed.common.config.recipe import Recipe

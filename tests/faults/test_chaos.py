@@ -9,8 +9,8 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from tests.faults.invariants import check, serves
-from tests.scenes import Scene
+from tests.support.invariants import check, serves
+from tests.support.processes import Scene
 
 from protofed.common.config.recipe import Recipe
 

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.audits import audit
-from tests.faults.confined import USER, Confined, missing
-from tests.pki import Authority
-from tests.scenes import Scene
+from tests.support.audit_logs import audit
+from tests.support.pki import Authority
+from tests.support.processes import Scene
+from tests.support.sandbox import USER, Confined, missing
 
 from protofed.client.transport.grpc_link import GrpcLink
 from protofed.common.config.recipe import Recipe

@@ -17,10 +17,10 @@ from typing import Any
 import grpc
 import pytest
 import structlog
-from tests.audits import Kept
-from tests.connect_proxy import ConnectProxy
-from tests.faults.realm import Realm, realm, still_served
-from tests.pki import Authority
+from tests.support.audit_logs import Kept
+from tests.support.connect_proxy import ConnectProxy
+from tests.support.pki import Authority
+from tests.support.tls_server import Realm, realm, still_served
 
 from protofed.client.agent.agent import EXCLUDED_PAUSE_S
 from protofed.client.transport.audit import ClientAudit

@@ -12,10 +12,10 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import pytest
-from tests.audits import audit
-from tests.faults.recorder import Recorder
-from tests.faults.said import Said, Upload, handing_in, hiding, messages, uploads
-from tests.pki import Authority
+from tests.support.audit_logs import audit
+from tests.support.pki import Authority
+from tests.support.recorded_messages import Said, Upload, handing_in, hiding, messages, uploads
+from tests.support.tls_recorder import Recorder
 
 from protofed.client.agent.agent import Agent
 from protofed.client.agent.heartbeat import DaemonStatus, Heartbeat

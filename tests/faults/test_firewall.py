@@ -18,8 +18,8 @@ import numpy as np
 import pytest
 from google.protobuf.message import Message
 from safetensors.numpy import load
-from tests.faults.bare import FEDERATION, MODEL, Bare, Code, memory, refused, send_compressed, zeros
-from tests.scenes import Scene
+from tests.support.processes import Scene
+from tests.support.raw_client import FEDERATION, MODEL, Bare, Code, memory, refused, send_compressed, zeros
 
 from protofed.common import codec
 from protofed.common.config.recipe import Recipe

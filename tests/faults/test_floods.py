@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
 import pytest
-from tests.faults.bare import Bare, Code, memory, refused
 from tests.faults.conftest import FaultScene
-from tests.faults.realm import still_served
-from tests.pki import Authority
+from tests.support.pki import Authority
+from tests.support.raw_client import Bare, Code, memory, refused
+from tests.support.tls_server import still_served
 
 from protofed.common.config.recipe import Recipe
 from protofed.common.pki.identity import Party

@@ -21,8 +21,8 @@ from google.protobuf.message_factory import GetMessageClass
 from google_crc32c import value as crc32c
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.faults.bare import DOCUMENTED, FEDERATION, MODEL, OPERATOR, Bare, memory
-from tests.scenes import Scene
+from tests.support.processes import Scene
+from tests.support.raw_client import DOCUMENTED, FEDERATION, MODEL, OPERATOR, Bare, memory
 
 from protofed.common import codec
 from protofed.common.config.recipe import Recipe

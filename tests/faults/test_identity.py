@@ -15,9 +15,9 @@ import structlog
 from cryptography.x509.oid import ExtendedKeyUsageOID
 from google.protobuf.message_factory import GetMessageClass
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from tests.faults.bare import FEDERATION, OPERATOR, Bare, Code, refused
-from tests.faults.realm import Realm, realm, still_served
-from tests.pki import Authority
+from tests.support.pki import Authority
+from tests.support.raw_client import FEDERATION, OPERATOR, Bare, Code, refused
+from tests.support.tls_server import Realm, realm, still_served
 
 from protofed.common.codec import digest
 from protofed.common.config.recipe import Recipe

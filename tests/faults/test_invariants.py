@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.faults.invariants import JOURNAL, Baseline, Found, check, leftovers, serves
+from tests.support.invariants import JOURNAL, Baseline, Found, check, leftovers, serves
 
 from protofed.common import codec
 from protofed.common.config.recipe import Recipe

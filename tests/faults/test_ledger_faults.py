@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from tests.server.conftest import TRAINERS, Lab, recipe
-from tests.server.office import Office
+from tests.support.operator_lab import Office
 
 from protofed.common.errors import OutOfSpaceError
 from protofed.common.protocol.messages import Role

@@ -16,9 +16,9 @@ from typing import NoReturn
 import pytest
 from tests.conftest import Mount
 from tests.faults.conftest import SITES, FaultScene
-from tests.faults.invariants import JOURNAL, Baseline, leftovers, serves
-from tests.faults.proxy import Direction, Mode
-from tests.faults.watch import NOT_SERVING, SERVING, Watch
+from tests.support.fault_proxy import Direction, Mode
+from tests.support.health_watch import NOT_SERVING, SERVING, Watch
+from tests.support.invariants import JOURNAL, Baseline, leftovers, serves
 
 from protofed.common.config.recipe import Recipe
 from protofed.common.failpoint import PATIENT_TEXT

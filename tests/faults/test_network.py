@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 import pytest
 from tests.faults.conftest import SITES, FaultScene
-from tests.faults.invariants import Baseline, serves
-from tests.faults.proxy import BOTH, PASS, Direction, Mode
+from tests.support.fault_proxy import BOTH, PASS, Direction, Mode
+from tests.support.invariants import Baseline, serves
 
 from protofed.common.config.recipe import Recipe
 

@@ -10,9 +10,9 @@ from collections.abc import Callable
 
 import pytest
 from tests.faults.conftest import SITES, FaultScene
-from tests.faults.invariants import check, serves
-from tests.faults.watch import NOT_SERVING, SERVING, Watch
-from tests.scenes import Process
+from tests.support.health_watch import NOT_SERVING, SERVING, Watch
+from tests.support.invariants import check, serves
+from tests.support.processes import Process
 
 from protofed.common import failpoint
 from protofed.common.config.recipe import Recipe

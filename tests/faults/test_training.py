@@ -24,8 +24,8 @@ import pytest
 import structlog
 import torch
 from google_crc32c import value as crc32c
-from tests.audits import audit
-from tests.client.scene import RUN, ByHand, Scene, first_model, site_data, work
+from tests.support.audit_logs import audit
+from tests.support.scripted_server import RUN, ByHand, Scene, first_model, site_data, work
 
 from protofed.client.agent import device
 from protofed.client.agent.agent import REJECTED_PAUSE_S
@@ -252,7 +252,7 @@ def test_row_29_a_full_disk_declines_the_task_and_harms_nothing(
 def lives(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     """What became of daemons that were killed before each batch of a fit; None: one that was not."""
     folder = tmp_path_factory.mktemp("lives")
-    command = [sys.executable, "-m", "tests.faults.fit_process", str(folder)]
+    command = [sys.executable, "-m", "tests.support.killed_fits", str(folder)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, timeout=200, check=False)
     assert done.returncode == 0, done.stderr.decode()[-2000:]

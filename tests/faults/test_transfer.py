@@ -20,9 +20,9 @@ import pytest
 from google.protobuf.message_factory import GetMessageClass
 from google_crc32c import value as crc32c
 from structlog.testing import capture_logs
-from tests.audits import audit
-from tests.faults.bare import CALLS, Bare, Code, refused
-from tests.faults.proxy import Mode, Proxy
+from tests.support.audit_logs import audit
+from tests.support.fault_proxy import Mode, Proxy
+from tests.support.raw_client import CALLS, Bare, Code, refused
 
 from protofed.client.privacy.policy import Policy, Released
 from protofed.client.privacy.rules import PolicyRules

@@ -1,0 +1,357 @@
+"""A site that waits for its approval or its hours is there, says why, and takes no task."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from tests.support.scripted_server import RULES, RUN, Scene, first_model, work
+
+from protofed.client.agent.agent import Agent
+from protofed.client.agent.enrollment import HELD_PAUSE_S, TaskGate
+from protofed.client.privacy.approval import FOLDER, MOST_OFFERED, Approvals, ApprovalStatus
+from protofed.client.privacy.rules import PolicyRules
+from protofed.client.state.disk_store import DiskStore
+from protofed.common.config.recipe import Recipe
+from protofed.common.errors import ConfigError, NotEnrolledError, OutOfSpaceError, PolicyViolationError
+from protofed.common.protocol.messages import MOST_RECIPE_BYTES, Assignment, Finished, PauseReason, Task, Wait
+
+MANUAL = {**RULES, "approval": "manual"}
+NIGHTS = {**RULES, "schedule": [{"from": "20:00", "until": "06:00"}]}
+OTHER = Recipe.model_validate({**RUN, "rounds": 2}).wire()
+
+
+class Clock:
+    """Monday, noon."""
+
+    def __init__(self) -> None:
+        self.now = datetime(2026, 6, 1, 12, 0, tzinfo=UTC)
+
+    def __call__(self) -> datetime:
+        return self.now
+
+    def at(self, hour: int) -> None:
+        self.now = self.now.replace(hour=hour)
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def approvals(tmp_path: Path, clock: Clock) -> Approvals:
+    return Approvals(tmp_path / "state" / FOLDER, clock)
+
+
+@pytest.fixture
+def opened(tmp_path: Path, approvals: Approvals, clock: Clock) -> Callable[..., tuple[Scene, Agent]]:
+    """A site with a state folder, and its daemon; both look at `clock`."""
+
+    def make(rules: dict[str, object]) -> tuple[Scene, Agent]:
+        scene = Scene(store=DiskStore(tmp_path / "state"), rules=rules)
+        daemon = scene.agent()
+        made = Agent(daemon._site, scene.link, scene.now, scene.pauses.append, _door(daemon, approvals, clock))
+        return scene, made
+
+    return make
+
+
+def _door(daemon: Agent, approvals: Approvals, clock: Clock) -> TaskGate:
+    return TaskGate(daemon._site.policy.rules, approvals, clock)
+
+
+# Approval
+
+
+def test_a_run_waits_until_it_is_approved(opened: Callable[..., tuple[Scene, Agent]], approvals: Approvals) -> None:
+    scene, daemon = opened(MANUAL)
+    loads = scene.counting_loads()
+    task = scene.fit(1)
+    work(daemon, 3)
+    assert scene.link.holds == [PauseReason.APPROVAL] * 3
+    assert scene.pauses == [HELD_PAUSE_S] * 3
+    assert (scene.link.calls["next_task"], loads, scene.now.run) == (0, [], "")
+    approvals.approve(approvals.offer("run"))
+    work(daemon, 1)
+    assert scene.link.holds[3:] == [PauseReason.NONE]
+    assert [pushed for pushed, _ in scene.link.pushed] == [task]
+    assert scene.pauses == [HELD_PAUSE_S] * 3
+
+
+def test_an_approved_run_needs_no_other_one_after_a_restart(
+    opened: Callable[..., tuple[Scene, Agent]], approvals: Approvals, tmp_path: Path
+) -> None:
+    scene, daemon = opened(MANUAL)
+    work(daemon, 1)
+    approvals.approve(approvals.offer("run"))
+    scene.restart(tmp_path / "state")
+    again = scene.agent()
+    scene.fit(1)
+    work(again, 2)
+    assert scene.link.holds == [PauseReason.APPROVAL, PauseReason.APPROVAL, PauseReason.NONE]
+    assert len(scene.link.pushed) == 1
+
+
+def test_an_approval_is_of_one_recipe(opened: Callable[..., tuple[Scene, Agent]], approvals: Approvals) -> None:
+    scene, daemon = opened(MANUAL)
+    work(daemon, 1)
+    approvals.approve(approvals.offer("run"))
+    work(daemon, 2)
+    scene.link.recipe = OTHER
+    scene.link.failing["next_task"] = [NotEnrolledError("restarted")]
+    scene.fit(1)
+    work(daemon, 4)
+    assert scene.link.holds[-3:] == [PauseReason.NONE, PauseReason.APPROVAL, PauseReason.APPROVAL]
+    assert scene.link.pushed == []
+    assert approvals.status("run", OTHER) is ApprovalStatus.CHANGED
+    approvals.approve(approvals.offer("run"))
+    work(daemon, 2)
+    assert len(scene.link.pushed) == 1
+
+
+def test_the_next_run_is_not_known_yet_and_so_not_approved(
+    opened: Callable[..., tuple[Scene, Agent]], approvals: Approvals
+) -> None:
+    scene, daemon = opened(MANUAL)
+    work(daemon, 1)
+    approvals.approve(approvals.offer("run"))
+    scene.link.tasks.append(Finished("completed", last=False))
+    work(daemon, 1)
+    scene.link.run = "next"
+    work(daemon, 2)
+    assert scene.link.holds == [PauseReason.APPROVAL, PauseReason.NONE, PauseReason.APPROVAL, PauseReason.APPROVAL]
+    assert {offer.run for offer in approvals.offers()} == {"run", "next"}
+
+
+def test_an_approval_that_is_taken_back_ends_at_the_next_task(
+    opened: Callable[..., tuple[Scene, Agent]], approvals: Approvals, tmp_path: Path
+) -> None:
+    scene, daemon = opened(MANUAL)
+    work(daemon, 1)
+    approvals.approve(approvals.offer("run"))
+    work(daemon, 2)
+    (tmp_path / "state" / FOLDER / "run.json").unlink()
+    scene.fit(1)
+    work(daemon, 2)
+    assert scene.link.pushed == []
+    assert scene.link.holds[-1] is PauseReason.APPROVAL
+
+
+def test_what_was_computed_is_not_handed_in_while_the_site_waits(
+    opened: Callable[..., tuple[Scene, Agent]], tmp_path: Path
+) -> None:
+    scene, daemon = opened(RULES)
+    scene.fit(1)
+    scene.link.failing["push"] = [NotEnrolledError("restarted")]
+    work(daemon, 1)
+    scene.rules = MANUAL
+    scene.restart(tmp_path / "state")
+    work(scene.agent(), 2)
+    assert scene.link.calls["push"] == 1
+
+
+def test_a_site_without_a_place_for_approvals_has_none() -> None:
+    scene = Scene(rules=MANUAL)
+    scene.fit(1)
+    work(scene.agent(), 3)
+    assert scene.link.holds == [PauseReason.APPROVAL] * 3
+
+
+def test_a_server_that_has_no_run_is_asked_again_as_before(opened: Callable[..., tuple[Scene, Agent]]) -> None:
+    scene, daemon = opened(MANUAL)
+    over = Finished("nothing is queued", last=True)
+    scene.link.enroll = lambda _hold: over  # type: ignore[method-assign, misc, assignment]
+    assert [daemon.step(0.0), daemon.step(0.0)] == [over, over]
+    assert scene.pauses == []
+
+
+# Schedule
+
+
+def test_tasks_are_taken_in_the_sites_hours(opened: Callable[..., tuple[Scene, Agent]], clock: Clock) -> None:
+    scene, daemon = opened(NIGHTS)
+    first = scene.fit(1)
+    work(daemon, 2)
+    assert scene.link.holds == [PauseReason.SCHEDULE] * 2
+    clock.at(20)
+    work(daemon, 1)
+    assert scene.link.holds[2:] == [PauseReason.NONE]
+    clock.at(5)
+    second = scene.fit(2)
+    work(daemon, 2)
+    clock.at(6)
+    third = scene.fit(3)
+    work(daemon, 3)
+    assert [task for task, _ in scene.link.pushed] == [first, second]
+    assert scene.link.holds[3:] == [PauseReason.SCHEDULE] * 3
+    assert list(scene.link.tasks) == [third]
+    assert scene.declined() == []
+
+
+def test_a_task_in_hand_is_finished(opened: Callable[..., tuple[Scene, Agent]], clock: Clock) -> None:
+    scene, daemon = opened(NIGHTS)
+    clock.at(5)
+    scene.link.before_push = lambda _: clock.at(6)
+    tasks = [scene.fit(1), scene.fit(2)]
+    work(daemon, 3)
+    assert [task for task, _ in scene.link.pushed] == tasks[:1]
+    assert scene.link.holds == [PauseReason.NONE, PauseReason.SCHEDULE, PauseReason.SCHEDULE]
+
+
+def test_a_task_that_comes_too_late_is_left_alone(opened: Callable[..., tuple[Scene, Agent]], clock: Clock) -> None:
+    """The hours ended while the daemon waited for it."""
+    scene, daemon = opened(NIGHTS)
+    clock.at(5)
+    work(daemon, 1)
+    give, task = scene.link.next_task, scene.fit(1)
+
+    def late(run: str, wait_s: float) -> Task | Wait | Finished:
+        clock.at(6)
+        return give(run, wait_s)
+
+    scene.link.next_task = late  # type: ignore[method-assign]
+    assert daemon.step(0.0) == Wait(0.0)
+    daemon.step(0.0)
+    assert (scene.link.pushed, scene.link.holds) == ([], [PauseReason.NONE, PauseReason.SCHEDULE])
+    assert scene.declined() == []
+    assert task not in scene.link.tasks
+
+
+def test_both_have_to_be_fulfilled(
+    opened: Callable[..., tuple[Scene, Agent]], approvals: Approvals, clock: Clock
+) -> None:
+    scene, daemon = opened({**NIGHTS, "approval": "manual"})
+    work(daemon, 2)
+    clock.at(21)
+    work(daemon, 2)
+    approvals.approve(approvals.offer("run"))
+    work(daemon, 1)
+    assert scene.link.holds == [*[PauseReason.SCHEDULE] * 2, *[PauseReason.APPROVAL] * 2, PauseReason.NONE]
+
+
+def test_the_log_says_until_when() -> None:
+    rules = Scene(rules={**NIGHTS, "approval": "manual"}).agent()._site.policy.rules
+    door = TaskGate(rules, None, lambda: datetime(2026, 6, 1, 12, 0, tzinfo=UTC))
+    assert door.until(PauseReason.SCHEDULE) == "until 2026-06-01 20:00 UTC"
+    assert "protofed client approve" in door.until(PauseReason.APPROVAL)
+    assert door.until(PauseReason.NONE) == ""
+
+
+# Files
+
+
+def test_what_is_offered_is_written_down_once(approvals: Approvals, clock: Clock) -> None:
+    offered = Assignment("run", OTHER)
+    approvals.note(offered)
+    first = approvals.offer("run")
+    assert (first.recipe, first.at) == (OTHER, "2026-06-01T12:00:00Z")
+    clock.now += timedelta(hours=1)
+    approvals.note(offered)
+    assert approvals.offers() == [first]
+    approvals.note(replace(offered, recipe=OTHER + " "))
+    (second,) = approvals.offers()
+    assert second.digest != first.digest
+    assert second.at == "2026-06-01T13:00:00Z"
+
+
+@pytest.mark.parametrize("text", [b"", b"{}", b"[]", b'{"run": "run", "digest": "x", "at": ""}', b"\xff\xfe"])
+def test_an_approval_that_cannot_be_read_is_none(text: bytes, approvals: Approvals, tmp_path: Path) -> None:
+    offered = Assignment("run", OTHER)
+    approvals.note(offered)
+    approvals.approve(approvals.offer("run"))
+    path = tmp_path / "state" / FOLDER / "run.json"
+    assert json.loads(path.read_text())["digest"] == approvals.offer("run").digest
+    path.write_bytes(text)
+    assert approvals.status("run", OTHER) is not ApprovalStatus.APPROVED
+
+
+def test_an_approval_of_another_run_is_none_for_this_one(approvals: Approvals, tmp_path: Path) -> None:
+    approvals.note(Assignment("one", OTHER))
+    approvals.approve(approvals.offer("one"))
+    folder = tmp_path / "state" / FOLDER
+    os.rename(folder / "one.json", folder / "two.json")
+    assert approvals.status("two", OTHER) is ApprovalStatus.CHANGED
+
+
+def test_a_server_cannot_fill_the_disk_with_runs(approvals: Approvals, clock: Clock, tmp_path: Path) -> None:
+    for number in range(MOST_OFFERED + 3):
+        clock.now += timedelta(seconds=1)
+        approvals.note(Assignment(f"run-{number}", "{}"))
+    assert len(approvals.offers()) == MOST_OFFERED
+    assert approvals.offers()[-1].run == f"run-{MOST_OFFERED + 2}"
+    approvals.note(Assignment("large", "x" * (MOST_RECIPE_BYTES + 1)))
+    assert not (tmp_path / "state" / FOLDER / "large.seen.json").exists()
+
+
+@pytest.mark.parametrize("run", ["../run", "a/b", "", ".hidden"])
+def test_a_name_that_is_no_id_touches_no_file(run: str, approvals: Approvals, tmp_path: Path) -> None:
+    for call in (lambda: approvals.note(Assignment(run, OTHER)), lambda: approvals.offer(run)):
+        with pytest.raises(ConfigError, match="is no id"):
+            call()
+    assert list(tmp_path.rglob("*")) == []
+
+
+def test_a_run_that_was_never_offered_cannot_be_approved(approvals: Approvals) -> None:
+    with pytest.raises(ConfigError, match="was offered no run yet"):
+        approvals.offer("run")
+    approvals.note(Assignment("other-run", OTHER))
+    with pytest.raises(ConfigError, match="did you mean 'other-run'"):
+        approvals.offer("othr-run")
+
+
+def test_a_full_disk_stops_no_run_that_needs_no_approval(
+    opened: Callable[..., tuple[Scene, Agent]], approvals: Approvals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_: Assignment) -> None:
+        raise OutOfSpaceError("no room")
+
+    monkeypatch.setattr(approvals, "note", full)
+    for rules, pushes in ((RULES, 1), (MANUAL, 0)):
+        scene = Scene(rules=rules)
+        made = scene.agent()
+        daemon = Agent(made._site, scene.link, scene.now, scene.pauses.append, _door(made, approvals, Clock()))
+        scene.fit(1)
+        work(daemon, 2)
+        assert len(scene.link.pushed) == pushes
+
+
+# What the gate refuses is told
+
+
+def test_what_the_gate_refuses_is_told_before_it_is_declined() -> None:
+    scene, told = Scene(rules={**RULES, "max_tensor_mb": 1e-5}), list[tuple[str, str]]()
+
+    def refused(task: Task, why: PolicyViolationError) -> None:
+        assert scene.declined() == []
+        told.append((task.task_id, str(why)))
+
+    daemon = scene.agent()
+    task = scene.fit(1, first_model())
+    work(Agent(daemon._site, scene.link, scene.now, scene.pauses.append, refused=refused), 1)
+    assert told == [(task.task_id, "body/linear1.bias of 0.0 MB is above this site's max_tensor_mb = 1e-05")]
+    assert [task_id for task_id, _ in scene.declined()] == [task.task_id]
+
+
+@pytest.mark.parametrize("approval", ["automatic", "manual"])
+def test_a_denied_run_waits_whatever_the_policy_until_it_is_approved(
+    approval: str, approvals: Approvals, clock: Clock
+) -> None:
+    rules = PolicyRules.model_validate({**RULES, "approval": approval})
+    gate, run = TaskGate(rules, approvals, clock), Assignment("run", OTHER)
+    gate.note(run)
+    approvals.approve(approvals.offer("run"))
+    assert gate.hold(run) is PauseReason.NONE
+    approvals.deny(approvals.offer("run"))
+    assert gate.hold(run) is PauseReason.APPROVAL
+    assert approvals.status("run", OTHER) is ApprovalStatus.DENIED
+    assert gate.hold(Assignment("next", OTHER)) is (
+        PauseReason.NONE if approval == "automatic" else PauseReason.APPROVAL
+    )
+    approvals.approve(approvals.offer("run"))
+    assert gate.hold(run) is PauseReason.NONE

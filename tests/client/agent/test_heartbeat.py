@@ -1,0 +1,161 @@
+"""Heartbeats: as long as the daemon lives, whatever it does; they hear when a task is called off."""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from tests.support.scripted_server import RULES
+
+from protofed.client.agent.heartbeat import CalledOffError, DaemonStatus, Heartbeat
+from protofed.client.privacy.policy import Policy
+from protofed.client.privacy.rules import PolicyRules
+from protofed.client.training.context import FitProgress
+from protofed.common.protocol import wire
+from protofed.common.protocol.messages import Activity, Progress, Signal
+from protofed.protos.v1 import federation_pb2 as pb
+
+SOON = 5.0  # seconds after which a test gives up
+
+
+class Ear:
+    """The part of a link that a pulse uses: keeps what it hears, and answers what it was told to."""
+
+    def __init__(self) -> None:
+        self.heard: queue.Queue[tuple[str, Progress]] = queue.Queue()
+        self.answer: Callable[[Progress], Signal] = lambda _: Signal.CONTINUE
+
+    def beat(self, run: str, progress: Progress) -> Signal:
+        self.heard.put((run, progress))
+        return self.answer(progress)
+
+    def hears(self, expected: Progress) -> None:
+        """Fails unless this is said soon."""
+        until = time.monotonic() + SOON
+        while self.heard.get(timeout=SOON)[1] != expected:
+            assert time.monotonic() < until, expected
+
+
+@contextmanager
+def beating(
+    ear: Any, now: DaemonStatus, bytes_moved: Callable[[], int] = lambda: 0, **options: Any
+) -> Iterator[Heartbeat]:
+    pulse = Heartbeat(ear, now, bytes_moved, **options)
+    pulse.start()
+    try:
+        yield pulse
+    finally:
+        pulse.stop()
+        pulse.join(SOON)
+        assert not pulse.is_alive()
+
+
+def test_a_beat_says_what_the_daemon_does_at_that_time() -> None:
+    ear, now, moved = Ear(), DaemonStatus(run="run", heartbeat_s=0.005), [10]
+    with beating(ear, now, lambda: moved[0]):
+        assert ear.heard.get(timeout=SOON) == ("run", Progress("", Activity.IDLE, bytes_moved=10))
+        now.task_id, now.activity, now.steps = "n1", Activity.TRAINING, FitProgress(2, 5)
+        moved[0] = 99
+        ear.hears(Progress("n1", Activity.TRAINING, 2, 5, False, 99))
+        now.check()  # a batch is done
+        ear.hears(Progress("n1", Activity.TRAINING, 2, 5, True, 99))
+        now.steps.epoch = 3  # written in place by the training loop
+        ear.hears(Progress("n1", Activity.TRAINING, 3, 5, True, 99))
+
+
+def test_training_moves_for_a_minute_after_each_batch() -> None:
+    """So long that batches cannot be told apart, and no longer: what hangs is found."""
+    time = [0.0]
+    now = DaemonStatus(activity=Activity.TRAINING, clock=lambda: time[0])
+    told = []
+    for batch in (0.0, 0.5, 59.0, 118.9):
+        time[0] = batch
+        told.append(now.progress(0).making_progress)
+        now.check()
+    assert told == [False, True, True, True]
+    time[0] += 59.9
+    assert now.progress(0).making_progress
+    time[0] += 0.1
+    assert not now.progress(0).making_progress
+
+
+@pytest.mark.parametrize("activity", sorted(set(Activity) - {Activity.TRAINING}))
+def test_only_training_moves(activity: Activity) -> None:
+    now = DaemonStatus(activity=activity)
+    now.check()
+    assert not now.progress(0).making_progress
+
+
+def test_nothing_is_said_before_the_daemon_has_a_run() -> None:
+    ear, now = Ear(), DaemonStatus(heartbeat_s=0.005)
+    with beating(ear, now):
+        with pytest.raises(queue.Empty):
+            ear.heard.get(timeout=0.05)
+        now.run = "run"
+        assert ear.heard.get(timeout=SOON)[0] == "run"
+
+
+def test_a_task_that_is_called_off_ends_at_its_next_check() -> None:
+    ear, now = Ear(), DaemonStatus(run="run", task_id="n1", heartbeat_s=0.005)
+    now.check()
+    ear.answer = lambda _: Signal.ABORT
+    with beating(ear, now):
+        for _ in range(3):  # the second beat comes after the first one's answer was heeded
+            ear.heard.get(timeout=SOON)
+        with pytest.raises(CalledOffError):
+            now.check()
+
+
+def test_calling_off_one_task_is_not_calling_off_the_next() -> None:
+    ear, now = Ear(), DaemonStatus(run="run", task_id="n1", heartbeat_s=0.005)
+
+    def slow(progress: Progress) -> Signal:
+        now.task_id = "n2"  # while the answer is on its way
+        return Signal.ABORT if progress.task_id == "n1" else Signal.CONTINUE
+
+    ear.answer = slow
+    with beating(ear, now):
+        for _ in range(3):
+            ear.heard.get(timeout=SOON)
+    assert now.called_off == "n1"
+    now.check()
+
+
+def test_an_idle_daemon_is_never_called_off() -> None:
+    now = DaemonStatus(run="run")
+    assert now.called_off == now.task_id == ""
+    now.check()
+
+
+def test_a_beat_tells_of_the_machine_what_the_policy_names_and_no_more() -> None:
+    measured = {"disk_free_bytes": 7.0, "step_seconds": 0.5}
+    ear, now, rules = Ear(), DaemonStatus(run="run", heartbeat_s=0.005), {**RULES, "telemetry": ["disk_free_bytes"]}
+    named, closed = Policy(PolicyRules.model_validate(rules)), Policy(PolicyRules.model_validate(RULES))
+    with beating(ear, now, telemetry=lambda: named.release_telemetry(measured)):
+        assert ear.heard.get(timeout=SOON)[1].telemetry == {"disk_free_bytes": 7.0}
+        measured["disk_free_bytes"] = 6.0
+        until = time.monotonic() + SOON
+        while ear.heard.get(timeout=SOON)[1].telemetry != {"disk_free_bytes": 6.0}:
+            assert time.monotonic() < until
+    beats = []
+    for telemetry in (None, lambda: closed.release_telemetry(measured)):
+        silent = Ear()
+        with beating(silent, now, telemetry=telemetry):
+            beats.append(wire.pack_progress(silent.heard.get(timeout=SOON)[1]))
+    without = {name: value for name, value in beats[0].items() if name != "telemetry"}  # as before there was any
+    said = [pb.HeartbeatRequest(run="run", **fields).SerializeToString(deterministic=True) for fields in beats]
+    assert said == [pb.HeartbeatRequest(run="run", **without).SerializeToString(deterministic=True)] * 2
+
+
+def test_it_ends_when_it_is_told_to_without_another_beat() -> None:
+    ear, now = Ear(), DaemonStatus(run="run", heartbeat_s=60.0)
+    with beating(ear, now) as pulse:
+        pulse.stop()
+        pulse.join(SOON)
+        assert not pulse.is_alive()
+    assert ear.heard.empty()
+    assert pulse.daemon  # nor does it keep a process alive

@@ -1,0 +1,241 @@
+"""What a daemon's metrics are, what they count, and what they never tell."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from prometheus_client.exposition import generate_latest
+from tests.support.scripted_server import RULES, RUN, Scene, first_model, work
+
+from protofed.client.agent.agent import Agent
+from protofed.client.agent.heartbeat import DaemonStatus
+from protofed.client.agent.metrics import COARSE, METRICS, PARTS, WHOLE, ClientMetrics
+from protofed.client.privacy.policy import Policy, PolicyRefusedError, Released
+from protofed.client.privacy.rules import PolicyRules
+from protofed.client.training.context import RECENT_STEPS, Throughput
+from protofed.common.errors import PolicyViolationError
+from protofed.common.payload import NOT_ON_THE_WIRE, Part, Update
+from protofed.common.pki.identity import LiveIdentity, Party
+from protofed.common.protocol.messages import Activity, Task, TaskKind
+from protofed.common.protocol.telemetry import Telemetry
+from protofed.common.version import VERSION
+
+TASK = Task(TaskKind.FIT, "run", 1, "n1", None, 0, 60.0)
+RELEASED = "protofed_client_bytes_released_total"
+REFUSALS = "protofed_client_policy_refusals_total"
+GPU_ONLY = {"protofed_client_gpu_memory_bytes"}
+TLS_ONLY = {"protofed_client_cert_expiry_timestamp_seconds"}
+
+
+def value(metrics: ClientMetrics, name: str, **labels: str) -> float | None:
+    return metrics.registry.get_sample_value(name, {"site": "ann", **labels})
+
+
+def by_part(metrics: ClientMetrics, name: str) -> dict[str, float]:
+    """Those that are not 0."""
+    found = {part: value(metrics, name, part=part) for part in [*PARTS, WHOLE]}
+    return {part: count for part, count in found.items() if count}
+
+
+def exposed(metrics: ClientMetrics) -> dict[str, tuple[str, tuple[str, ...]]]:
+    """Kind and labels by name, of what has a value."""
+    return {
+        sample.name.removesuffix("_count"): (family.type, tuple(sample.labels))
+        for family in metrics.registry.collect()
+        for sample in family.samples
+        if not sample.name.startswith("process_") and not sample.name.endswith("_sum")
+    }
+
+
+def released(payload: dict[Part, Any]) -> Released:
+    rules = PolicyRules.model_validate({**RULES, "parts": list(payload)})
+    return Policy(rules).release(Update("ann", payload))
+
+
+def gate_of(metrics: ClientMetrics, scene: Scene) -> Agent:
+    """A daemon whose refusals are counted."""
+    site = scene.agent()._site
+    return Agent(site, scene.link, scene.now, scene.pauses.append, refused=lambda _, why: metrics.refused(why))
+
+
+def test_what_is_exposed_is_what_is_promised(tmp_path: Path) -> None:
+    now = DaemonStatus()
+    now.pace.start()
+    now.pace.step(4)
+    promised = {metric.name: (metric.kind, metric.labels) for metric in METRICS}
+    assert exposed(ClientMetrics("ann", now, state=tmp_path)) == {
+        name: told for name, told in promised.items() if name not in GPU_ONLY | TLS_ONLY
+    }
+    for metric in METRICS:
+        assert metric.name.startswith("protofed_client_")
+        assert metric.labels[0] == "site"
+        assert set(metric.labels) <= {"site", "phase", "part", "version"}
+        assert metric.name.endswith("_total") == (metric.kind == "counter")
+        assert metric.help.endswith(".")
+
+
+def test_with_a_gpu_and_a_certificate_all_of_it_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, site_identity: Path
+) -> None:
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: {"cuda:1": 7 << 30}[str(device)])
+    now = DaemonStatus()
+    now.pace.step(1)
+    metrics = ClientMetrics(
+        "ann", now, state=tmp_path, device=torch.device("cuda:1"), identity=LiveIdentity(site_identity, Party.SITE)
+    )
+    assert exposed(metrics).keys() == {metric.name for metric in METRICS}
+    assert value(metrics, "protofed_client_gpu_memory_bytes") == 7 << 30
+    ends = value(metrics, "protofed_client_cert_expiry_timestamp_seconds")
+    assert ends == LiveIdentity(site_identity, Party.SITE).now().certificate.not_after.timestamp()
+
+
+def test_a_lost_gpu_or_disk_is_absent_and_breaks_no_scrape(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def lost(_: object) -> int:
+        raise RuntimeError("CUDA error: device lost")
+
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lost)
+    metrics = ClientMetrics("ann", state=tmp_path / "gone", device=torch.device("cuda"))
+    assert not exposed(metrics).keys() & {"protofed_client_gpu_memory_bytes", "protofed_client_disk_free_bytes"}
+    assert metrics.telemetry().keys() == {"policy_refusals", "bytes_released"}
+
+
+def test_two_daemons_in_one_process_do_not_share_their_numbers() -> None:
+    one, two = ClientMetrics("ann"), ClientMetrics("bob")
+    one.refused(PolicyViolationError("no"))
+    assert one.registry.get_sample_value(REFUSALS, {"site": "ann", "part": WHOLE}) == 1
+    assert two.registry.get_sample_value(REFUSALS, {"site": "bob", "part": WHOLE}) == 0
+
+
+@pytest.mark.parametrize("activity", Activity)
+def test_a_daemon_is_in_one_phase(activity: Activity) -> None:
+    now = DaemonStatus(activity=activity)
+    now.steps.epoch = 3
+    metrics = ClientMetrics("ann", now)
+    phases = {phase.value: value(metrics, "protofed_client_phase", phase=phase) for phase in Activity}
+    assert phases == {phase.value: float(phase is activity) for phase in Activity}
+    assert value(metrics, "protofed_client_epoch") == 3
+    assert value(metrics, "protofed_client_build_info", version=VERSION) == 1
+
+
+def test_a_daemon_is_registered_as_long_as_the_server_answered_lately() -> None:
+    at = {"clock": 1000.0, "answer": -math.inf}
+    metrics = ClientMetrics("ann", answered_at=lambda: at["answer"], clock=lambda: at["clock"])
+    told = []
+    for at["answer"], at["clock"] in ((-math.inf, 1000.0), (1000.0, 1000.0), (1000.0, 1179.9), (1000.0, 1180.0)):
+        told.append((metrics.answered(), value(metrics, "protofed_client_registered")))
+    assert told == [(False, 0.0), (True, 1.0), (True, 1.0), (False, 0.0)]
+
+
+def test_bytes_are_those_of_the_tensors_by_part() -> None:
+    metrics = ClientMetrics("ann")
+    assert set(PARTS) == set(Part) - NOT_ON_THE_WIRE
+    assert by_part(metrics, RELEASED) == {}
+    assert value(metrics, RELEASED, part="body") == 0  # there from the beginning, so that a first one is an increase
+    body = {"w": np.ones((2, 3), np.float32), "n": np.array(7, np.int64)}
+    update = released({Part.BODY: body, Part.PROTOTYPES: {"0": np.ones(5, np.float32)}})
+    metrics.released(TASK, update)
+    assert by_part(metrics, RELEASED) == {"body": 32.0, "prototypes": 20.0}
+    metrics.released(TASK, update)  # the same again: its answer was lost
+    assert by_part(metrics, RELEASED) == {"body": 32.0, "prototypes": 20.0}
+    metrics.released(Task(TaskKind.FIT, "run", 2, "n2", None, 0, 60.0), update)
+    assert by_part(metrics, RELEASED) == {"body": 64.0, "prototypes": 40.0}
+
+
+def test_what_the_gate_keeps_is_counted_by_its_part_and_told_by_no_name() -> None:
+    metrics = ClientMetrics("ann")
+    scene = Scene(rules={**RULES, "max_tensor_mb": 1e-5})
+    scene.fit(1, first_model())
+    work(gate_of(metrics, scene), 1)
+    assert by_part(metrics, REFUSALS) == {"body": 1.0}
+    assert b"linear" not in generate_latest(metrics.registry)  # the tensor's name, which the log has
+    for why in (
+        PolicyRefusedError("parts", "no", part=Part.HEAD),
+        PolicyRefusedError("max_update_mb", "no"),
+        PolicyViolationError("no"),
+    ):
+        metrics.refused(why)
+    assert by_part(metrics, REFUSALS) == {"body": 1.0, "head": 1.0, WHOLE: 2.0}
+
+
+@pytest.mark.parametrize(("rules", "part"), [({"parts": ["body"]}, "head"), ({"methods": ["solo"]}, WHOLE)])
+def test_a_run_that_the_policy_refuses_is_counted_task_by_task(rules: dict[str, Any], part: str) -> None:
+    metrics, scene = ClientMetrics("ann"), Scene(rules={**RULES, **rules})
+    daemon = gate_of(metrics, scene)
+    for number in range(1, 4):
+        scene.fit(number)
+    work(daemon, 3)
+    assert len(scene.declined()) == 3
+    assert by_part(metrics, REFUSALS) == {part: 3.0}
+
+
+def test_examples_and_steps_are_counted_as_they_are_trained_on() -> None:
+    scene = Scene()
+    metrics = ClientMetrics("ann", scene.now)
+    assert value(metrics, "protofed_client_samples_total") == 0
+    assert value(metrics, "protofed_client_step_seconds_count") == 0
+    daemon, seen = scene.agent(), []
+    for number in (1, 2):
+        scene.fit(number)
+        work(daemon, 1)
+        seen.append(value(metrics, "protofed_client_samples_total"))
+    assert seen == [24, 48]  # 12 examples, 2 epochs, and on from round to round
+    steps, seconds = (value(metrics, f"protofed_client_step_seconds_{kind}") for kind in ("count", "sum"))
+    assert steps == scene.now.pace.steps > 0
+    assert seconds == scene.now.pace.seconds > 0
+
+
+def test_a_step_is_as_long_as_the_mean_of_the_recent_ones() -> None:
+    at, told = [50.0], list[tuple[float | None, int]]()
+    pace = Throughput(lambda: at[0])
+
+    def train(*steps: float) -> None:
+        pace.start()
+        for seconds in steps:
+            at[0] += seconds
+            pace.step(4)
+        told.append((pace.step_seconds, pace.examples))
+        at[0] += 3600.0  # nobody trains
+
+    train()
+    train(0.5, 1.5)
+    train(4.0)
+    train(*[0.25] * RECENT_STEPS)
+    assert told == [(None, 0), (1.0, 8), (2.0, 12), (0.25, 12 + 4 * RECENT_STEPS)]
+    assert (pace.steps, pace.seconds) == (3 + RECENT_STEPS, 6.0 + 0.25 * RECENT_STEPS)  # all, not only recent ones
+
+
+def test_telemetry_has_names_of_the_list_and_never_how_many_examples(tmp_path: Path) -> None:
+    scene = Scene(recipe={**RUN})
+    metrics = ClientMetrics("ann", scene.now, state=tmp_path)
+    scene.fit(1)
+    work(scene.agent(), 1)
+    told = metrics.telemetry()
+    assert told.keys() == {name.value for name in Telemetry} - {"gpu_memory_bytes"}
+    assert scene.now.pace.examples == 24
+    assert 24.0 not in told.values()
+    assert told["disk_free_bytes"] % COARSE == 0
+    exact = value(metrics, "protofed_client_disk_free_bytes")
+    assert exact is not None
+    assert abs(exact - told["disk_free_bytes"]) < 10 * COARSE  # others write meanwhile
+    assert not {name for name in Telemetry if {"sample", "example", "batch", "label"} & set(name.split("_"))}
+
+
+def test_what_was_counted_is_telemetry_too() -> None:
+    metrics = ClientMetrics("ann")
+    metrics.refused(PolicyRefusedError("parts", "no", part=Part.HEAD))
+    metrics.refused(PolicyRefusedError("max_update_mb", "no"))
+    metrics.released(TASK, released({Part.BODY: {"w": np.ones(4, np.float32)}}))
+    assert metrics.telemetry() == {"policy_refusals": 2.0, "bytes_released": 16.0}
+
+
+@pytest.fixture
+def site_identity(tmp_path: Path) -> Path:
+    """Of a site, valid now."""
+    from tests.support.pki import Authority
+
+    return Authority.make().issue(tmp_path / "identity", Party.SITE, "ann")

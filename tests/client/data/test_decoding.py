@@ -1,0 +1,238 @@
+"""An image file becomes what the run wants, or is refused with a reason that names nothing of it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, example, given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from PIL import Image
+from tests.support.image_files import GREY, RGB, input_, ramp, save
+
+from protofed.client.data.decoding import decode
+from protofed.client.data.image_error import UnreadableImageError
+from protofed.common.config.recipe import Input
+from protofed.common.errors import DataError
+
+
+def first(pixels: NDArray[Any]) -> NDArray[Any]:
+    """[H, W, channels] or [H, W] as [channels, H, W]."""
+    return np.atleast_3d(pixels).transpose(2, 0, 1)
+
+
+@pytest.mark.parametrize("suffix", ["png", "bmp", "tif", "webp"])
+def test_eight_bits_stay_as_they_are(suffix: str, tmp_path: Path) -> None:
+    more: dict[str, Any] = {"lossless": True} if suffix == "webp" else {}
+    made = decode(save(tmp_path / f"a.{suffix}", **more), RGB)
+    assert made.dtype == np.uint8
+    assert made.flags["C_CONTIGUOUS"]
+    assert np.array_equal(made, first(ramp()))
+
+
+def test_the_content_counts_and_not_the_name(tmp_path: Path) -> None:
+    os.rename(save(tmp_path / "a.png"), tmp_path / "IM000001")
+    assert np.array_equal(decode(tmp_path / "IM000001", RGB), first(ramp()))
+
+
+def test_a_jpeg_is_about_itself(tmp_path: Path) -> None:
+    made = decode(save(tmp_path / "a.jpg", np.full((4, 4, 3), 77, np.uint8)), RGB)
+    assert np.abs(made.astype(int) - 77).max() <= 2
+
+
+@pytest.mark.parametrize("suffix", ["png", "tif"])
+def test_sixteen_bits_are_divided_by_all_they_can_be(suffix: str, tmp_path: Path) -> None:
+    values = np.array([[0, 1], [32768, 65535]], np.uint16)
+    made = decode(save(tmp_path / f"a.{suffix}", values), input_((1, 2, 2)))
+    assert made.dtype == np.float32
+    np.testing.assert_array_equal(made[0], (values / 65535).astype(np.float32))
+
+
+def test_big_endian_values_are_the_same(tmp_path: Path) -> None:
+    values = np.array([[0, 1], [256, 65535]], ">u2")
+    Image.frombytes("I;16B", (2, 2), values.tobytes()).save(tmp_path / "a.tif")
+    np.testing.assert_array_equal(decode(tmp_path / "a.tif", input_((1, 2, 2)))[0], (values / 65535).astype(np.float32))
+
+
+def test_a_window_becomes_zero_to_one_by_hand(tmp_path: Path) -> None:
+    values = np.array([[0, 900], [1000, 5000]], np.uint16)
+    made = decode(save(tmp_path / "a.png", values), input_((1, 2, 2), window=(1000, 400)))
+    np.testing.assert_allclose(made[0], [[0, 0.25], [0.5, 1]], atol=1e-7)  # 800..1200
+
+
+def test_a_window_is_for_eight_bits_too_and_for_every_channel(tmp_path: Path) -> None:
+    pixels = np.zeros((1, 1, 3), np.uint8)
+    pixels[0, 0] = (0, 50, 150)
+    made = decode(save(tmp_path / "a.png", pixels), input_((3, 1, 1), window=(100, 100)))
+    assert made.dtype == np.float32
+    np.testing.assert_allclose(made[:, 0, 0], [0, 0, 1])
+
+
+def test_floating_point_files_hold_zero_to_one_or_need_a_window(tmp_path: Path) -> None:
+    half = save(tmp_path / "a.tif", np.full((4, 4), 0.5, np.float32))
+    assert decode(half, GREY).tolist() == np.full((1, 4, 4), 0.5).tolist()
+    loud = save(tmp_path / "b.tif", np.full((4, 4), -300, np.float32))
+    with pytest.raises(UnreadableImageError, match=r"outside 0 to 1, which need input\.window"):
+        decode(loud, GREY)
+    assert decode(loud, input_((1, 4, 4), window=(-300, 100))).tolist() == np.full((1, 4, 4), 0.5).tolist()
+    with pytest.raises(UnreadableImageError, match="no numbers"):
+        decode(save(tmp_path / "c.tif", np.full((4, 4), np.nan, np.float32)), GREY)
+
+
+def test_signed_and_long_values_need_a_window(tmp_path: Path) -> None:
+    path = save(tmp_path / "a.tif", np.full((4, 4), -5, np.int32))
+    with pytest.raises(UnreadableImageError, match=r"outside 0 to 65535, which need input\.window"):
+        decode(path, GREY)
+    assert decode(path, input_((1, 4, 4), window=(0, 20)))[0, 0, 0] == 0.25
+
+
+def test_colours_are_converted_only_where_the_run_says_so(tmp_path: Path) -> None:
+    grey, colour = save(tmp_path / "g.png", ramp(channels=1)), save(tmp_path / "c.png")
+    with pytest.raises(UnreadableImageError, match=r"grey, and the run takes RGB images only \(input\.colours\)"):
+        decode(grey, RGB)
+    with pytest.raises(UnreadableImageError, match="RGB, and the run takes grey"):
+        decode(colour, GREY)
+    repeated = decode(grey, input_((3, 4, 4), colours="convert"))
+    assert np.array_equal(repeated, np.repeat(ramp(channels=1)[None], 3, axis=0))
+    luma = decode(colour, input_((1, 4, 4), colours="convert"))[0]
+    red, green, blue = ramp().astype(float).transpose(2, 0, 1)
+    assert np.abs(luma - (0.299 * red + 0.587 * green + 0.114 * blue)).max() <= 0.51  # ITU-R 601, rounded
+
+
+def test_sixteen_bits_of_grey_become_three_channels(tmp_path: Path) -> None:
+    made = decode(save(tmp_path / "a.png", np.full((4, 4), 13107, np.uint16)), input_((3, 4, 4), colours="convert"))
+    assert made.shape == (3, 4, 4)
+    assert made.dtype == np.float32
+    np.testing.assert_allclose(made, 0.2, atol=1e-7)
+
+
+def palette(colours: list[tuple[int, int, int]]) -> Image.Image:
+    image = Image.new("P", (4, 4))
+    image.putpalette([value for colour in colours for value in colour])
+    image.putdata([index % len(colours) for index in range(16)])
+    return image
+
+
+def test_palettes_and_single_bits_become_what_they_mean(tmp_path: Path) -> None:
+    palette([(0, 0, 0), (90, 90, 90)]).save(tmp_path / "grey.png")
+    palette([(0, 0, 0), (250, 90, 9)]).save(tmp_path / "red.gif")
+    Image.fromarray(ramp(channels=1) % 2 == 1).save(tmp_path / "bit.png")
+    assert decode(tmp_path / "grey.png", GREY)[0, 0].tolist() == [0, 90, 0, 90]
+    assert decode(tmp_path / "red.gif", RGB)[:, 0, 1].tolist() == [250, 90, 9]
+    assert decode(tmp_path / "bit.png", GREY)[0, 0].tolist() == [0, 255, 0, 255]
+
+
+@pytest.mark.parametrize(("mode", "channels"), [("RGBA", 3), ("LA", 1)])
+def test_alpha_is_dropped_where_it_does_not_matter_and_refused_where_it_does(
+    mode: str, channels: int, tmp_path: Path
+) -> None:
+    image = Image.fromarray(ramp(channels=channels)).convert(mode)
+    image.save(tmp_path / "a.png")
+    assert np.array_equal(decode(tmp_path / "a.png", input_((channels, 4, 4))), first(ramp(channels=channels)))
+    image.putpixel((0, 0), (*([9] * channels), 254))
+    image.save(tmp_path / "b.png")
+    with pytest.raises(UnreadableImageError, match="transparent"):
+        decode(tmp_path / "b.png", input_((channels, 4, 4)))
+
+
+def test_a_transparent_colour_is_alpha_too(tmp_path: Path) -> None:
+    palette([(0, 0, 0), (250, 90, 9)]).save(tmp_path / "a.png", transparency=1)
+    Image.fromarray(ramp()).save(tmp_path / "b.png", transparency=(0, 1, 2))
+    Image.fromarray(ramp()).save(tmp_path / "c.png", transparency=(9, 9, 9))
+    for name in "ab":
+        with pytest.raises(UnreadableImageError, match="transparent"):
+            decode(tmp_path / f"{name}.png", RGB)
+    assert np.array_equal(decode(tmp_path / "c.png", RGB), first(ramp()))
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_a_photograph_is_turned_as_its_exif_says(orientation: int, tmp_path: Path) -> None:
+    turns: dict[int, Callable[[NDArray[Any]], NDArray[Any]]] = {  # what undoes each orientation, as NumPy has it
+        1: lambda a: a,
+        2: lambda a: a[:, ::-1],
+        3: lambda a: a[::-1, ::-1],
+        4: lambda a: a[::-1],
+        5: lambda a: a.T,
+        6: lambda a: a[::-1].T,
+        7: lambda a: a[::-1, ::-1].T,
+        8: lambda a: a.T[::-1],
+    }
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    path = save(tmp_path / "a.png", ramp(2, 3, 1), exif=exif)
+    expected = turns[orientation](ramp(2, 3, 1))
+    assert np.array_equal(decode(path, input_((1, *expected.shape)))[0], expected)
+
+
+def bands(height: int, width: int) -> NDArray[np.uint8]:
+    """Left half black, right half white."""
+    pixels = np.zeros((height, width), np.uint8)
+    pixels[:, width // 2 :] = 255
+    return pixels
+
+
+def test_another_size_is_refused_unless_it_is_to_be_fitted(tmp_path: Path) -> None:
+    path = save(tmp_path / "a.png", ramp(5, 4))
+    with pytest.raises(UnreadableImageError, match=r"4 x 5 pixels, and the run takes 4 x 4 only \(input\.fit\)"):
+        decode(path, RGB)
+
+
+def test_stretch_is_pillows_bilinear_resize(tmp_path: Path) -> None:
+    pixels = ramp(9, 13)
+    made = decode(save(tmp_path / "a.png", pixels), input_((3, 4, 6), fit="stretch"))
+    expected = Image.fromarray(pixels).resize((6, 4), Image.Resampling.BILINEAR)
+    assert np.array_equal(made, first(np.asarray(expected)))
+
+
+def test_crop_keeps_the_middle_of_the_longer_side(tmp_path: Path) -> None:
+    pixels = np.zeros((4, 12), np.uint8)
+    pixels[:, 4:8] = 200
+    assert (decode(save(tmp_path / "a.png", pixels), input_((1, 4, 4), fit="crop")) == 200).all()
+    assert (decode(save(tmp_path / "b.png", pixels.T), input_((1, 4, 4), fit="crop")) == 200).all()
+
+
+def test_pad_puts_the_whole_image_in_the_middle_of_black(tmp_path: Path) -> None:
+    made = decode(save(tmp_path / "a.png", np.full((4, 8, 3), 200, np.uint8)), input_((3, 4, 4), fit="pad"))
+    assert made[0].tolist() == [[0] * 4, [200] * 4, [200] * 4, [0] * 4]
+    tall = decode(save(tmp_path / "b.png", np.full((8, 2), 200, np.uint8)), input_((1, 4, 4), fit="pad"))
+    assert tall[0].tolist() == [[0, 200, 0, 0]] * 4  # the odd column of black is on the right
+
+
+@given(
+    height=st.integers(1, 40),
+    width=st.integers(1, 40),
+    to_height=st.integers(1, 12),
+    to_width=st.integers(1, 12),
+    fit=st.sampled_from(["stretch", "crop", "pad"]),
+    dtype=st.sampled_from(["uint8", "uint16"]),
+)
+@example(height=1, width=40, to_height=12, to_width=1, fit="crop", dtype="uint16")
+@hypothesis_settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+def test_whatever_the_size_the_shape_is_the_runs(
+    height: int, width: int, to_height: int, to_width: int, fit: str, dtype: str, tmp_path: Path
+) -> None:
+    most = np.iinfo(dtype).max
+    path = save(tmp_path / "a.png", np.full((height, width), most, dtype))
+    made = decode(path, input_((1, to_height, to_width), fit=fit))
+    assert made.shape == (1, to_height, to_width)
+    white = 255 if dtype == "uint8" else 1
+    assert set(np.unique(made).tolist()) <= ({white} if fit != "pad" else {0, white})
+    assert made[0, (to_height - 1) // 2, (to_width - 1) // 2] == white
+
+
+def test_cmyk_is_refused(tmp_path: Path) -> None:
+    Image.new("CMYK", (4, 4)).save(tmp_path / "a.jpg")
+    with pytest.raises(UnreadableImageError, match="colours as CMYK"):
+        decode(tmp_path / "a.jpg", RGB)
+
+
+def test_other_channels_than_those_of_images_are_no_matter_of_one_file(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"2 channels; image files have 1 or 3") as caught:
+        decode(save(tmp_path / "a.png"), Input(shape=(2, 4, 4)))
+    assert not isinstance(caught.value, UnreadableImageError)

@@ -1,0 +1,179 @@
+"""DICOM files are what a viewer shows of them, in 0..1; the files are made here."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pydicom
+import pytest
+from numpy.typing import NDArray
+from pydicom.dataset import Dataset
+from pydicom.pixels.processing import apply_windowing
+from pydicom.uid import (
+    DeflatedExplicitVRLittleEndian,
+    JPEGLosslessSV1,
+)
+from tests.support.image_files import dicom as made
+from tests.support.image_files import input_
+
+from protofed.client.data import dicom
+from protofed.client.data.decoding import decode
+from protofed.client.data.image_error import UnreadableImageError
+from protofed.common.config.recipe import Input
+from protofed.common.errors import DataError
+
+PAIR = Input(shape=(1, 1, 2))
+
+
+def pair(low: int, high: int, dtype: str = "uint16") -> NDArray[Any]:
+    return np.array([[low, high]], dtype)
+
+
+def test_the_runs_window_is_in_rescaled_units(tmp_path: Path) -> None:
+    stored = pair(1024, 1124)  # of a CT: 0 and 100 Hounsfield units
+    path = made(tmp_path / "a", stored, RescaleSlope=1, RescaleIntercept=-1024, WindowCenter=0, WindowWidth=1)
+    got = decode(path, input_((1, 1, 2), window=(50, 200)))  # -50..150
+    assert got.dtype == np.float32
+    np.testing.assert_allclose(got[0, 0], [0.25, 0.75])
+
+
+@pytest.mark.parametrize(("dtype", "bits", "low", "high"), [("uint16", 12, 0, 4095), ("int16", 12, -2048, 2047)])
+def test_without_any_window_all_that_the_bits_can_hold_counts(
+    dtype: str, bits: int, low: int, high: int, tmp_path: Path
+) -> None:
+    assert decode(made(tmp_path / "a", pair(low, high, dtype), bits), PAIR)[0, 0].tolist() == [0, 1]
+    rescaled = made(tmp_path / "b", pair(low, high, dtype), bits, RescaleSlope=-2, RescaleIntercept=7)
+    assert decode(rescaled, PAIR)[0, 0].tolist() == [1, 0]
+
+
+def test_eight_bits_of_grey_are_numbers_in_zero_to_one(tmp_path: Path) -> None:
+    got = decode(made(tmp_path / "a", pair(51, 255, "uint8"), 8), PAIR)
+    np.testing.assert_allclose(got[0, 0], [0.2, 1])
+
+
+@pytest.mark.parametrize("function", ["LINEAR", "LINEAR_EXACT", "SIGMOID", None])
+def test_the_files_own_window_is_as_pydicom_has_it(function: str | None, tmp_path: Path) -> None:
+    values = np.arange(0, 4096, 7, dtype=np.uint16)[None]
+    more: dict[str, Any] = {
+        "WindowCenter": [2000, 1],
+        "WindowWidth": [1500, 1],
+        "RescaleSlope": 2,
+        "RescaleIntercept": -100,
+    }
+    path = made(tmp_path / "a", values, 12, **more, **({"VOILUTFunction": function} if function else {}))
+    got = decode(path, input_((1, 1, values.shape[1])))
+    expected = apply_windowing(values.astype(int) * 2 - 100, pydicom.dcmread(path))
+    np.testing.assert_allclose(got[0], (expected + 100) / (2 * 4095), atol=1e-6)
+
+
+def test_a_window_of_one_value_is_a_step(tmp_path: Path) -> None:
+    path = made(tmp_path / "a", pair(9, 11), WindowCenter=10, WindowWidth=1)
+    assert decode(path, PAIR)[0, 0].tolist() == [0, 1]
+
+
+def test_the_files_own_table_comes_before_its_window(tmp_path: Path) -> None:
+    table = Dataset()
+    table.LUTDescriptor = [4, 10, 10]
+    table.LUTData = [0, 1023, 341, 682]
+    table["LUTData"].VR = "US"
+    path = made(
+        tmp_path / "a", np.array([[10, 11, 12, 99]], np.uint16), VOILUTSequence=[table], WindowCenter=1, WindowWidth=1
+    )
+    np.testing.assert_allclose(decode(path, input_((1, 1, 4)))[0, 0], [0, 1, 1 / 3, 2 / 3], atol=1e-6)
+
+
+def test_monochrome1_is_inverted_with_any_window(tmp_path: Path) -> None:
+    path = made(tmp_path / "a", pair(0, 4095), 12, PhotometricInterpretation="MONOCHROME1")
+    assert decode(path, PAIR)[0, 0].tolist() == [1, 0]
+    assert decode(path, input_((1, 1, 2), window=(2047.5, 8190)))[0, 0].tolist() == pytest.approx([0.75, 0.25])
+
+
+def test_colours_of_eight_bits_stay_so(tmp_path: Path) -> None:
+    pixels = np.arange(12, dtype=np.uint8).reshape(2, 2, 3)
+    got = decode(made(tmp_path / "a", pixels, 8), input_((3, 2, 2)))
+    assert got.dtype == np.uint8
+    assert np.array_equal(got, pixels.transpose(2, 0, 1))
+    with pytest.raises(UnreadableImageError, match="RGB with uint16"):
+        decode(made(tmp_path / "b", pixels.astype(np.uint16)), input_((3, 2, 2)))
+
+
+def test_luminance_and_chrominance_become_rgb(tmp_path: Path) -> None:
+    pixels = np.zeros((1, 2, 3), np.uint8)
+    pixels[0] = [(76, 85, 255), (200, 128, 128)]
+    got = decode(made(tmp_path / "a", pixels, 8, PhotometricInterpretation="YBR_FULL"), input_((3, 1, 2)))
+    np.testing.assert_allclose(got[:, 0].T, [(254, 0, 0), (200, 200, 200)], atol=2)
+
+
+def test_a_palette_becomes_its_colours(tmp_path: Path) -> None:
+    tables: dict[str, Any] = {"PhotometricInterpretation": "PALETTE COLOR"}
+    for colour, value in (("Red", 250), ("Green", 90), ("Blue", 9)):
+        tables[f"{colour}PaletteColorLookupTableDescriptor"] = [2, 0, 16]
+        tables[f"{colour}PaletteColorLookupTableData"] = np.array([0, value << 8], "<u2").tobytes()
+    got = decode(made(tmp_path / "a", pair(0, 1, "uint8"), 8, **tables), input_((3, 1, 2)))
+    assert got[:, 0].T.tolist() == [[0, 0, 0], [250, 90, 9]]
+
+
+def test_it_is_fitted_as_other_images_are(tmp_path: Path) -> None:
+    path = made(tmp_path / "a", np.full((8, 4), 4095, np.uint16), 12)
+    got = decode(path, input_((3, 4, 4), fit="pad", colours="convert"))
+    assert got[:, 0].tolist() == [[0, 1, 1, 0]] * 3
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"NumberOfFrames": 2, "PixelData": bytes(8)}, "several frames"),
+        ({"PerFrameFunctionalGroupsSequence": [Dataset()]}, "several frames"),
+        ({"PixelData": bytes(2)}, "truncated, damaged"),
+        ({"Rows": 60_000, "Columns": 60_000}, "60000 x 60000 pixels"),
+        ({"PhotometricInterpretation": "ODD"}, "ODD|damaged"),
+        ({"WindowCenter": 1, "WindowWidth": 9, "VOILUTFunction": "CURVE"}, "unknown VOI LUT function"),
+    ],
+)
+def test_what_cannot_be_shown_is_refused_and_names_nobody(more: dict[str, Any], said: str, tmp_path: Path) -> None:
+    with pytest.raises(UnreadableImageError, match=said) as caught:
+        decode(made(tmp_path / "a", pair(0, 1), **more), PAIR)
+    assert "Doe" not in str(caught.value)
+    assert str(tmp_path) not in str(caught.value)
+
+
+def test_a_file_without_an_image_is_refused(tmp_path: Path) -> None:
+    path = made(tmp_path / "a", pair(0, 1))
+    found = pydicom.dcmread(path)
+    del found.PixelData
+    found.save_as(path)
+    with pytest.raises(UnreadableImageError, match="DICOM without an image"):
+        decode(path, PAIR)
+
+
+def test_a_compression_nobody_here_can_undo_is_named(tmp_path: Path) -> None:
+    path = made(tmp_path / "a", pair(0, 1))
+    found = pydicom.dcmread(path)
+    found.file_meta.TransferSyntaxUID = JPEGLosslessSV1
+    found.PixelData = pydicom.encaps.encapsulate([bytes(8)])
+    found.save_as(path)
+    with pytest.raises(UnreadableImageError, match=r"compressed as JPEG Lossless.*no decoder here"):
+        decode(path, PAIR)
+
+
+def test_a_deflated_file_is_not_inflated(tmp_path: Path) -> None:
+    path = made(tmp_path / "a", pair(0, 1), syntax=DeflatedExplicitVRLittleEndian)
+    with pytest.raises(UnreadableImageError, match="deflated"):
+        decode(path, PAIR)
+
+
+def test_no_name_of_a_patient_is_read(tmp_path: Path) -> None:
+    found = dicom._checked(made(tmp_path / "a", pair(0, 1)))
+    assert "PatientName" not in found
+    assert "PixelData" in found
+
+
+def test_without_pydicom_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = made(tmp_path / "a", pair(0, 1))
+    monkeypatch.setitem(sys.modules, "pydicom", None)
+    with pytest.raises(DataError, match=r"pip install 'protofed\[dicom\]'") as caught:
+        decode(path, PAIR)
+    assert not isinstance(caught.value, UnreadableImageError)

@@ -1,0 +1,211 @@
+"""What a site has is told whole, in a fixed order; what would mislead a run is refused, and nobody is named."""
+
+from __future__ import annotations
+
+import os
+import unicodedata
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support.image_files import classes, save, settings
+
+from protofed.client.data import labels
+from protofed.client.data.image_files import Scan, scan
+from protofed.common.errors import DataError
+
+RUN = ("mel", "nv")
+
+
+def folder(root: Path, class_names: Sequence[str] = RUN, **more: Any) -> Scan:
+    return scan(settings("folder", root, **more), class_names, len(class_names))
+
+
+def told(found: Scan) -> list[tuple[str, str, int, str | None, str | None, int | None]]:
+    return [(item.name, item.label, item.index, item.split, item.group, item.row) for item in found.items]
+
+
+def test_a_folder_for_each_class_in_the_order_of_names(tmp_path: Path) -> None:
+    classes(tmp_path, {"nv": 2, "mel": 1})
+    (tmp_path / "empty").mkdir()
+    save(tmp_path / "mel" / "patient" / "x.jpg")
+    found = folder(tmp_path)
+    assert told(found) == [
+        ("mel/00.png", "mel", 0, None, None, None),
+        ("mel/patient/x.jpg", "mel", 0, None, None, None),
+        ("nv/00.png", "nv", 1, None, None, None),
+        ("nv/01.png", "nv", 1, None, None, None),
+    ]
+    assert [item.path for item in found.items] == [tmp_path / item.name for item in found.items]
+    found.check()
+
+
+def test_folders_may_be_split_already(tmp_path: Path) -> None:
+    for split in ("train", "val", "test"):
+        classes(tmp_path / split, {"nv": 1})
+    assert [(item.name, item.split) for item in folder(tmp_path).items] == [
+        ("test/nv/00.png", "test"),
+        ("train/nv/00.png", "train"),
+        ("val/nv/00.png", "val"),
+    ]
+    (tmp_path / "nv").mkdir()
+    with pytest.raises(DataError, match="a folder 'test' beside 1 others"):
+        folder(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "name", [".DS_Store", "Thumbs.db", "desktop.ini", ".hidden/a.png", "__MACOSX/a.png", "@eaDir/a.png", "DICOMDIR"]
+)
+def test_what_systems_leave_behind_is_left_out_by_name(name: str, tmp_path: Path) -> None:
+    classes(tmp_path, {"nv": 1})
+    for place in (tmp_path, tmp_path / "nv"):
+        (place / name).parent.mkdir(exist_ok=True)
+        (place / name).write_bytes(b"x")
+    found = folder(tmp_path)
+    assert ([item.name for item in found.items], list(found.astray)) == (["nv/00.png"], [])
+
+
+def test_what_lies_in_no_class_is_astray_and_what_is_unknown_an_item(tmp_path: Path) -> None:
+    classes(tmp_path, {"nv": 1})
+    (tmp_path / "readme.txt").write_text("about")
+    (tmp_path / "nv" / "notes.txt").write_text("about")
+    found = folder(tmp_path)
+    assert list(found.astray) == ["readme.txt"]
+    assert [item.name for item in found.items] == ["nv/00.png", "nv/notes.txt"]
+    for name in ("train", "test"):
+        classes(tmp_path / "split" / name, {"nv": 1})
+    save(tmp_path / "split" / "train" / "loose.png")
+    assert list(folder(tmp_path / "split").astray) == ["train/loose.png"]
+
+
+def test_links_out_of_the_folder_are_refused_and_counted(tmp_path: Path) -> None:
+    root, other = classes(tmp_path / "in", {"nv": 1}), classes(tmp_path / "out", {"nv": 2})
+    (root / "nv" / "again.png").symlink_to(root / "nv" / "00.png")
+    assert len(folder(root).items) == 2
+    (root / "nv" / "a.png").symlink_to(other / "nv" / "00.png")
+    (root / "nv" / "b.png").symlink_to("../../out/nv/gone.png")
+    (root / "mel").symlink_to(other / "nv")
+    with pytest.raises(DataError, match="3 links lead out of it or to another folder"):
+        folder(root)
+
+
+def test_a_folder_may_itself_be_a_link(tmp_path: Path) -> None:
+    classes(tmp_path / "real", {"nv": 1})
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    assert len(folder(tmp_path / "link").items) == 1
+
+
+def test_a_root_that_is_not_there_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PROTOFED_DATA", raising=False)
+    with pytest.raises(DataError, match=r"there is no folder .*none"):
+        folder(tmp_path / "none")
+    for source in ("folder", "manifest"):
+        with pytest.raises(DataError, match=r"no data\.root; set it to the"):
+            scan(settings(source, tmp_path).model_copy(update={"root": None}), RUN, 2)
+    with pytest.raises(DataError, match=r"cannot read .*No such file"):
+        scan(settings("manifest", tmp_path / "no.csv"), RUN, 2)
+
+
+def test_a_folder_nobody_may_read_is_named_by_its_root_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    classes(tmp_path, {"nv": 1})
+
+    def walk(root: Path, onerror: Any) -> list[Any]:
+        onerror(PermissionError(13, "Permission denied", str(tmp_path / "nv" / "Jane Doe")))
+        return []
+
+    monkeypatch.setattr(os, "walk", walk)
+    with pytest.raises(DataError, match=r"cannot read a folder in .*Permission denied") as caught:
+        folder(tmp_path)
+    assert "Doe" not in str(caught.value)
+
+
+def test_a_relative_root_is_looked_for_where_the_environment_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    classes(tmp_path / "set", {"nv": 1})
+    monkeypatch.setenv("PROTOFED_DATA", str(tmp_path))
+    assert len(folder(Path("set")).items) == 1
+
+
+def test_names_need_a_run_that_names_its_classes(tmp_path: Path) -> None:
+    for class_names in ((), ("mel",)):
+        with pytest.raises(DataError, match="the recipe has no `class_names`"):
+            scan(settings("folder", tmp_path), class_names, 2)
+
+
+def test_own_labels_come_to_the_runs_by_the_map_or_by_their_name(tmp_path: Path) -> None:
+    classes(tmp_path, {"Melanoma, malignant": 1, "nv": 1, "unsure": 2})
+    found = folder(tmp_path, label_map={"Melanoma, malignant": "mel"}, ignore_labels=["unsure"])
+    found.check()
+    assert [(item.label, item.index) for item in found.items] == [("Melanoma, malignant", 0), ("nv", 1)]
+    assert found.ignored == {"unsure": 2}
+    renamed = folder(tmp_path, label_map={"Melanoma, malignant": "nv", "nv": "mel"}, ignore_labels=["unsure"])
+    assert [item.index for item in renamed.items] == [1, 0]  # what the map says comes before the name
+
+
+def test_labels_that_mean_nothing_are_refused_by_name_with_the_nearest(tmp_path: Path) -> None:
+    classes(tmp_path, {"MEL": 2, "nevus": 1, "zzz": 1, "nv": 1})
+    found = folder(tmp_path)
+    assert found.unmapped == {"MEL": 2, "nevus": 1, "zzz": 1}
+    with pytest.raises(DataError, match=r"run: 'MEL' \(nearest: 'mel'\), 'nevus' \(nearest: 'nv'\), 'zzz'; say in"):
+        found.check()
+
+
+def test_a_column_of_something_else_is_not_listed_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(labels, "MOST_NAMED", 2)
+    classes(tmp_path, {f"q{number}": 1 for number in range(5)})
+    with pytest.raises(DataError, match="'q0', 'q1' and 3 more"):
+        folder(tmp_path).check()
+
+
+def test_a_map_to_no_class_of_the_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"no class of the run: 'mell' \(nearest: 'mel'\); expected one of: mel, nv"):
+        folder(tmp_path, label_map={"a": "mell", "b": "nv"})
+
+
+def test_ignoring_a_class_of_the_run_leaves_it_out(tmp_path: Path) -> None:
+    classes(tmp_path, {"mel": 2, "nv": 1})
+    found = folder(tmp_path, ignore_labels=["mel"])
+    assert ([item.label for item in found.items], found.ignored) == (["nv"], {"mel": 2})
+    found.check()
+
+
+def test_names_are_the_same_however_their_letters_are_composed(tmp_path: Path) -> None:
+    apart = unicodedata.normalize("NFD", "Mélanome")
+    classes(tmp_path, {apart: 1})
+    assert folder(tmp_path, label_map={"Mélanome": "mel"}).items[0].index == 0
+
+
+def test_bytes_that_are_no_text_can_still_be_told(tmp_path: Path) -> None:
+    os.mkdir(os.fsencode(tmp_path) + b"/nv\xff")
+    save(tmp_path / "nv" / "a.png")
+    os.rename(tmp_path / "nv" / "a.png", os.fsencode(tmp_path) + b"/nv\xff/a.png")
+    found = folder(tmp_path)
+    with pytest.raises(DataError, match="nv") as caught:
+        found.check()
+    assert r"'nv\xff'" in str(caught.value).encode().decode()
+
+
+def test_groups_are_what_the_expression_finds_in_the_path(tmp_path: Path) -> None:
+    for name in ("P1_a", "P2_a", "P1_b"):
+        save(tmp_path / "nv" / f"{name}.png")
+    found = folder(tmp_path, group_pattern=r"/(P\d+)_")
+    assert [item.group for item in found.items] == ["P1", "P1", "P2"]
+    assert "P1" not in repr(found.items[0]).replace("P1_a", "")
+    save(tmp_path / "nv" / "other.png")
+    found = folder(tmp_path, group_pattern=r"/(P\d+)_")
+    assert [item.name for item in found.ungrouped] == ["nv/other.png"]
+    with pytest.raises(DataError, match="does not match the paths of 1 images"):
+        found.check()
+
+
+def test_a_group_in_train_and_test_is_refused_unless_they_are_merged(tmp_path: Path) -> None:
+    for name in ("train/nv/P1_a", "test/nv/P1_b", "val/nv/P2_a", "train/nv/P2_b", "test/nv/P3_a"):
+        save(tmp_path / f"{name}.png")
+    found = folder(tmp_path, group_pattern=r"(P\d)")
+    assert [item.name for item in found.crossing] == ["test/nv/P1_b.png", "train/nv/P1_a.png"]
+    with pytest.raises(DataError, match="1 groups are in both train and test; expected") as caught:
+        found.check()
+    assert "P1" not in str(caught.value)
+    assert not folder(tmp_path, group_pattern=r"(P\d)", merge_test_into_train=True, local_test_fraction=0.5).crossing

@@ -1,0 +1,194 @@
+"""Files become examples in a fixed order, whichever thread is first; what cannot be read is counted, never named."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from structlog.testing import capture_logs
+from tests.support.image_files import RGB, classes, input_, save, settings, shade
+
+from protofed.client.data import reading
+from protofed.client.data.decoding import Pixels, decoded
+from protofed.client.data.reading import read_images
+from protofed.client.data.site import load_site, load_sites, load_test
+from protofed.client.data.sources import Source, load
+from protofed.common.config.recipe import Input
+from protofed.common.errors import DataError
+
+RUN = ("mel", "nv")
+
+
+def folder(root: Path, **more: Any) -> Source:
+    return load(settings("folder", root, **more), RGB, RUN)
+
+
+def shades(images: torch.Tensor) -> list[int]:
+    return images[:, 0, 0, 0].tolist()
+
+
+def split(root: Path, **names: int) -> Path:
+    """`train` and `test` with so many images of each class; those of test begin at shade 100."""
+    classes(root / "train", names)
+    classes(root / "test", names, first=100)
+    return root
+
+
+def test_a_split_of_the_files_own_is_kept(tmp_path: Path) -> None:
+    classes(split(tmp_path, mel=2, nv=3) / "val", {"nv": 2}, first=200)
+    source = folder(tmp_path)
+    assert (shades(source.train.images), source.train.labels.tolist()) == ([0, 1, 10, 11, 12], [0, 0, 1, 1, 1])
+    assert (shades(source.test.images), source.test.labels.tolist()) == ([100, 101, 110, 111, 112], [0, 0, 1, 1, 1])
+    assert source.train.images.dtype == torch.uint8
+    with pytest.raises(DataError, match=r"remove data\.test_fraction"):
+        folder(tmp_path, test_fraction=0.3)
+
+
+def test_without_one_a_test_set_is_held_out_by_the_seed(tmp_path: Path) -> None:
+    classes(tmp_path, {"mel": 10, "nv": 5})
+    source = folder(tmp_path, test_fraction=0.4)
+    assert source.test.labels.bincount().tolist() == [2, 2]
+    assert sorted(shades(source.train.images) + shades(source.test.images)) == list(range(15))
+    assert [shade // 10 for shade in shades(source.train.images)] == source.train.labels.tolist()
+    drawn = [shades(folder(tmp_path, test_fraction=0.4, seed=seed).test.images) for seed in (0, 0, 1, 2)]
+    assert drawn[0] == drawn[1]
+    assert len(set(map(tuple, drawn))) > 1
+
+
+def test_the_same_share_as_of_an_npz_is_held_out(tmp_path: Path) -> None:
+    classes(tmp_path / "files", {"mel": 10, "nv": 5})
+    images = np.stack([shade(number) for number in range(15)])
+    np.savez(tmp_path / "a.npz", train_images=images, train_labels=np.repeat([0, 1], [10, 5]))
+    files, arrays = folder(tmp_path / "files", seed=3), load(settings("npz", tmp_path / "a.npz", seed=3), RGB)
+    assert shades(files.test.images) == shades(arrays.test.images)
+    assert torch.equal(files.train.images, arrays.train.images)
+
+
+def test_threads_that_overtake_one_another_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    classes(tmp_path, {"nv": 10})
+    paths = sorted((tmp_path / "nv").iterdir())
+
+    def slow(path: Path, input_: Input) -> Pixels:
+        time.sleep(0.02 * (int(path.stem) % 3 == 0))
+        return decoded(path, input_)
+
+    monkeypatch.setattr(reading, "decoded", slow)
+    monkeypatch.setattr(reading, "AHEAD_BYTES", 1)  # of 8 at a time, not all at once
+    images, why = read_images(paths, RGB)
+    assert images[:, 0, 0, 0].tolist() == list(range(10))
+    assert why == [None] * 10
+
+
+def test_one_deep_file_makes_all_of_them_floats(tmp_path: Path) -> None:
+    paths = [save(tmp_path / f"{n}.png", np.full((4, 4), n * 51, np.uint8)) for n in range(3)]
+    paths.insert(2, save(tmp_path / "deep.png", np.full((4, 4), 13107, np.uint16)))
+    images, _ = read_images(paths, input_((1, 4, 4)))
+    assert images.dtype == np.float32
+    np.testing.assert_allclose(images[:, 0, 0, 0].astype(np.float64), [0, 0.2, 0.2, 0.4], atol=1e-7)
+
+
+def damaged(root: Path, *names: str) -> None:
+    for name in names:
+        (root / name).parent.mkdir(exist_ok=True, parents=True)
+        (root / name).write_bytes(b"Doe")
+
+
+def test_unreadable_files_are_refused_by_count_and_never_by_name(tmp_path: Path) -> None:
+    classes(tmp_path, {"mel": 4, "nv": 4})
+    damaged(tmp_path, "nv/Doe.png", "Doe.txt")
+    with pytest.raises(
+        DataError, match=r"2 of 10 images cannot be read \(1: .*allows 0; `protofed client check`"
+    ) as said:
+        folder(tmp_path)
+    assert "Doe" not in str(said.value)
+
+
+def test_a_share_that_is_tolerated_is_left_out_and_logged_as_a_count(tmp_path: Path) -> None:
+    damaged(split(tmp_path, mel=2, nv=2), "train/nv/Doe.png", "test/mel/00.png", "Doe.txt")
+    with capture_logs() as logs:
+        source = folder(tmp_path, max_unreadable_fraction=0.35)
+    assert (shades(source.train.images), shades(source.test.images)) == ([0, 1, 10, 11], [101, 110, 111])
+    assert source.test.labels.tolist() == [0, 1, 1]
+    (line,) = logs
+    assert line == {"event": "images cannot be read and are left out", "log_level": "warning", "count": 3}
+    with pytest.raises(DataError, match=r"3 of 10 images cannot be read"):
+        folder(tmp_path, max_unreadable_fraction=0.29)
+
+
+def test_a_file_that_becomes_unreadable_moves_no_other(tmp_path: Path) -> None:
+    classes(tmp_path, {"mel": 10, "nv": 10})
+    before = folder(tmp_path)
+    (tmp_path / "mel" / "03.png").write_bytes(b"")
+    after = folder(tmp_path, max_unreadable_fraction=0.1)
+    for one, other in ((before.train, after.train), (before.test, after.test)):
+        assert [shade for shade in shades(one.images) if shade != 3] == shades(other.images)
+
+
+def test_groups_stay_together_through_every_split(tmp_path: Path) -> None:
+    for number in range(40):
+        save(tmp_path / RUN[number % 2] / f"p{number // 4:02}_{number}.png", shade(number))
+    data = settings("folder", tmp_path, group_pattern=r"p(\d+)_", test_fraction=0.25, local_test_fraction=0.25)
+    source = load(data, RGB, RUN)
+    groups, test_groups = source.group_column, source.test_group_column
+    assert groups is not None
+    assert test_groups is not None
+    assert [f"{shade // 4:02}" for shade in shades(source.train.images)] == groups.tolist()
+    assert not set(groups) & set(test_groups)
+    (site,) = load_sites(data, RGB, 2, class_names=RUN)
+    assert site.local_test is not None
+    parts = [{shade // 4 for shade in shades(part.images)} for part in (site.train, site.test, site.local_test)]
+    assert sum(map(len, parts)) == len(set.union(*parts)) == 10
+    assert all(parts)
+
+
+def test_a_simulation_that_would_divide_groups_is_refused(tmp_path: Path) -> None:
+    classes(tmp_path, {"mel": 20, "nv": 20})
+    data = settings(
+        "folder", tmp_path, group_pattern=r"(\d)\.", partition={"kind": "dirichlet", "sites": 2, "beta": 1.0}
+    )
+    with pytest.raises(DataError, match="'dirichlet' would divide groups among sites; expected 'whole', or 'column'"):
+        load_sites(data, RGB, 2, class_names=RUN)
+
+
+def test_an_evaluator_and_a_daemon_get_the_vocabulary_too(tmp_path: Path) -> None:
+    data = settings("folder", split(tmp_path, mel=1, nv=2))
+    assert load_test(data, RGB, 2, class_names=RUN).test.labels.tolist() == [0, 1, 1]
+    assert load_site(data, 0, RGB, 2, class_names=RUN[::-1]).train.labels.tolist() == [1, 0, 0]
+    with pytest.raises(DataError, match="has no `class_names`"):
+        load_site(data, 0, RGB, 2)
+
+
+def test_a_site_may_have_a_test_set_only(tmp_path: Path) -> None:
+    classes(tmp_path / "test", {"nv": 3})
+    data = settings("folder", tmp_path)
+    assert len(load_test(data, RGB, 2, class_names=RUN).test) == 3
+    with pytest.raises(DataError, match="no training examples"):
+        load_site(data, 0, RGB, 2, class_names=RUN)
+
+
+def test_a_folder_without_images_is_refused(tmp_path: Path) -> None:
+    classes(tmp_path / "a", {"nv": 0})
+    for name in ("a", "."):
+        with pytest.raises(DataError, match="no images to train on or to test"):
+            folder(tmp_path / name, ignore_labels=["a"])
+
+
+def test_a_manifest_is_loaded_in_its_own_order(tmp_path: Path) -> None:
+    rows = ["path;label;split;group"]
+    for number in (3, 1, 2, 4):
+        save(tmp_path / "images" / f"{number}.png", shade(number))
+        rows.append(
+            f"images/{number}.png;{'melanoma' if number % 2 else 'nv'};{'test' if number == 2 else 'train'};p{number}"
+        )
+    (tmp_path / "table.csv").write_text("\n".join(rows))
+    data = settings("manifest", tmp_path / "table.csv", label_map={"melanoma": "mel"})
+    source = load(data, RGB, RUN)
+    assert (shades(source.train.images), source.train.labels.tolist()) == ([3, 1, 4], [0, 0, 1])
+    assert shades(source.test.images) == [2]
+    (tmp_path / "images" / "4.png").unlink()
+    with pytest.raises(DataError, match=r"1 of 4 images cannot be read \(1: no such file"):
+        load(data, RGB, RUN)

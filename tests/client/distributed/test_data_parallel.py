@@ -1,0 +1,203 @@
+"""Several processes train as one: what comes of it is what one process gives, in every method."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor, wait
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from tests.support.data_parallel_fits import CASES, outcome, site_of
+
+from protofed.client.distributed import leader as ranks_work
+from protofed.client.distributed.environment import Launch, launched, met
+from protofed.client.distributed.leader import END, FIT, PREPARE, Call, CallBoard
+from protofed.client.distributed.team import LostError
+from protofed.common.errors import ConfigError, FailureReason
+
+pytestmark = pytest.mark.timeout(600)  # processes that import PyTorch, on a machine with other work
+PATIENCE_S = 500
+APART = {"other-data", "idle"}
+FAILING = {
+    "called-off": "CalledOffError -",
+    "fails-forward": f"ElsewhereError {FailureReason.INTERNAL} rank 1 of",
+    "fails-backward": f"ElsewhereError {FailureReason.INTERNAL} rank 1 of",
+    "fails-in-means": f"ElsewhereError {FailureReason.INTERNAL} rank 1 of",
+    "daemon-fails": "ValueError - patient",
+    "nan": f"TaskFailedError {FailureReason.NUMERIC}",
+    "short-for-ever": f"TaskFailedError {FailureReason.OUT_OF_MEMORY}",
+}
+GIVING = sorted(CASES.keys() - FAILING.keys() - APART)
+
+
+def run(folder: Path, ranks: int, *names: str) -> str:
+    """Do these cases one after the other; what all processes said."""
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}")
+    command = [*torchrun, "-m", "tests.support.data_parallel_fits", str(folder), *names]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
+    said = done.stdout + done.stderr
+    assert done.returncode == 0, said
+    return said
+
+
+@pytest.fixture(scope="module", params=[2, pytest.param(3, marks=pytest.mark.slow)])
+def done(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """What two and three ranks gave, in one life of theirs: after every failure they go on."""
+    folder = tmp_path_factory.mktemp("ranks")
+    return folder, run(folder, request.param, *(name for name in CASES if name not in APART))
+
+
+def check_equal(folder: Path, name: str) -> None:
+    """To one process, but for the order in which numbers are added."""
+    alone = outcome(CASES[name], site_of(), alone=True)
+    with np.load(folder / f"{name}.npz") as found:
+        assert set(found) == alone.keys()
+        assert len(alone) >= 5
+        for path, expected in alone.items():
+            np.testing.assert_allclose(found[path], expected, rtol=2e-4, atol=2e-6, err_msg=path)
+
+
+@pytest.mark.parametrize("name", GIVING)
+def test_ranks_give_what_one_process_gives(name: str, done: tuple[Path, str]) -> None:
+    check_equal(done[0], name)
+
+
+@pytest.mark.parametrize("name", FAILING)
+def test_all_leave_together_what_one_cannot_do(name: str, done: tuple[Path, str]) -> None:
+    folder, said = done
+    assert (folder / f"{name}.txt").read_text().startswith(FAILING[name])
+    assert not (folder / f"{name}.npz").exists()
+    assert "all ranks leave the work" in said
+
+
+def test_a_rank_with_other_data_is_refused(tmp_path: Path) -> None:
+    said = run(tmp_path, 2, "other-data")
+    assert (
+        (tmp_path / "other-data.txt")
+        .read_text()
+        .startswith(f"TaskFailedError {FailureReason.DATA} the run cannot be prepared")
+    )
+    assert "the training data here are others than rank 0's: copy the same to every node" in said
+
+
+@pytest.mark.slow
+def test_ranks_wait_longer_for_work_than_for_each_other(tmp_path: Path) -> None:
+    run(tmp_path, 2, "idle")
+    check_equal(tmp_path, "idle")
+
+
+# What is next, without processes
+
+
+class Keys(dict[str, bytes]):
+    """A store of torchrun's, as far as it is used."""
+
+    def set(self, key: str, value: str) -> None:
+        self[key] = value.encode()
+
+    def get(self, key: str) -> bytes:  # type: ignore[override]
+        return self[key]
+
+    def check(self, keys: list[str]) -> bool:
+        return all(key in self for key in keys)
+
+    def delete_key(self, key: str) -> bool:
+        return self.pop(key, None) is not None
+
+
+class Slow(Keys):
+    """One in which rank 0 writes late, and after which there is no more of it."""
+
+    looks = 0
+
+    def check(self, keys: list[str]) -> bool:
+        self.looks += 1
+        if self.looks == 5:
+            board(self, "run").write(Call(PREPARE, {"recipe": "{}"}))
+        if self.looks == 9:
+            raise RuntimeError("the connection was closed")
+        return super().check(keys)
+
+
+def board(store: Keys, name: str) -> CallBoard:
+    return CallBoard(cast("Any", store), name)
+
+
+def test_calls_are_waited_for_without_an_end_and_a_lost_launcher_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranks_work, "LOOK_EVERY_S", 0.0)
+    store = Slow()
+    calls = board(store, "run").calls()
+    assert next(calls) == Call(PREPARE, {"recipe": "{}"})
+    assert store.looks == 5
+    with pytest.raises(LostError, match="the launcher does not answer any more: the connection was closed"):
+        next(calls)
+    assert store.looks == 9
+
+
+def test_calls_come_in_order_until_the_end_and_nothing_of_another_start() -> None:
+    store = Keys()
+    leader = board(store, "this")
+    leader.write(Call(FIT, {"round": 1}))
+    others = board(store, "this").calls()
+    assert next(others).facts == {"round": 1}
+    for call in (Call(FIT, {"round": 2}), Call(END, {})):
+        leader.write(call)
+    assert [call.facts["round"] for call in others] == [2]
+    assert not store.check(["this/1"])  # what was done does not stay
+    board(store, "next").write(Call(END, {}))
+    assert list(board(store, "next").calls()) == []
+
+
+def test_ranks_that_died_leave_nothing_that_the_next_ones_take_for_an_answer() -> None:
+    store: Any = Keys()
+    names = []
+    for _ in range(3):  # starts of all ranks, over a store that stays
+        with ThreadPoolExecutor(3) as ranks:
+            late = [ranks.submit(met, store, rank, 3) for rank in (0, 2)]
+            too_early = wait(late[:1], timeout=0.5).done  # without rank 1, although there was one
+            (name,) = {found.result(60) for found in [*late, ranks.submit(met, store, 1, 3)]}
+            names.append(name)
+            assert not too_early
+    assert len(set(names)) == 3
+
+
+# Which process this is
+
+ENVIRONMENT = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({}, None),
+        (ENVIRONMENT, None),  # of another launcher
+        ({**ENVIRONMENT, "TORCHELASTIC_RUN_ID": "x"}, Launch(3, 4, 1, 2)),
+        ({**ENVIRONMENT, "TORCHELASTIC_RUN_ID": "x", "RANK": "0", "WORLD_SIZE": "1"}, None),
+    ],
+)
+def test_only_torchrun_makes_ranks(environment: dict[str, str], expected: Launch | None) -> None:
+    assert launched(environment) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "gpus", "expected"),
+    [("auto", 2, "cuda:1"), ("cuda", 2, "cuda:1"), ("auto", 0, "auto"), ("cuda", 0, "cuda"), ("cpu", 2, "cpu")],
+)
+def test_every_process_of_a_node_has_a_gpu_of_its_own(name: str, gpus: int, expected: str) -> None:
+    assert Launch(3, 4, 1, 2).device(name, gpus) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "gpus", "why"),
+    [("auto", 1, "2 processes on this machine, which offers 1 GPUs"), ("cuda:0", 2, "a GPU of its own; set 'auto'")],
+)
+def test_two_processes_on_one_gpu_are_refused(name: str, gpus: int, why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        Launch(3, 4, 1, 2).device(name, gpus)
+
+
+def test_one_process_on_each_node_may_name_its_gpu() -> None:
+    assert Launch(1, 2, 0, 1).device("cuda:1", 2) == "cuda:1"

@@ -1,0 +1,242 @@
+"""The cosine head against numbers of FedNH's released code, alone and on Conv2Cifar."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from protofed.client.models.catalogue import build
+from protofed.client.models.heads import CosineHead, PrototypeHead
+from protofed.client.models.split import SplitModel, dump, load
+from protofed.common.codec import decode, encode
+from protofed.common.config.recipe import Input, NamedOptions
+from protofed.common.errors import CodecError
+from protofed.common.payload import Part
+
+GOLDEN = Path(__file__).parents[2] / "golden"
+ROWS = np.array([[1.0, 0.0], [0.0, 1.0], [-0.6, 0.8]])  # [C, D]
+
+
+def test_logits_by_hand() -> None:
+    logits = CosineHead(ROWS, 10.0, fixed=True)(torch.tensor([[3.0, 4.0], [0.0, -2.0]], dtype=torch.float64))
+    np.testing.assert_allclose(logits, [[6.0, 8.0, 10 * (-0.36 + 0.64)], [0.0, -10.0, -8.0]], atol=1e-12)
+
+
+@pytest.mark.parametrize("scale", [1, 20, 30])
+def test_loss_and_gradients_of_the_released_head(scale: int) -> None:
+    golden = np.load(GOLDEN / "fednh_head_loss.npz")
+    head = CosineHead(golden["W"], scale, fixed=False)
+    z = torch.from_numpy(golden["z_raw_nonneg"]).requires_grad_()
+    logits = head(z)
+    loss = cross_entropy(logits, torch.from_numpy(golden["y"]))
+    torch.autograd.backward(loss)
+    assert z.grad is not None
+    assert head.scale.grad is not None
+    np.testing.assert_allclose(logits.detach(), golden[f"s{scale}_logits"], atol=1e-9)
+    np.testing.assert_allclose(loss.detach(), golden[f"s{scale}_loss"], atol=1e-9)
+    np.testing.assert_allclose(z.grad, golden[f"s{scale}_dL_dz"], atol=1e-9)
+    np.testing.assert_allclose(head.scale.grad.reshape(1), golden[f"s{scale}_dL_ds"], atol=1e-9)
+
+
+@pytest.mark.parametrize("fixed", [False, True])
+def test_names_and_what_is_trained(fixed: bool) -> None:
+    head = CosineHead(ROWS, 2.0, fixed)
+    state = head.state_dict()
+    assert {name: tuple(t.shape) for name, t in state.items()} == {"prototypes": (3, 2), "scale": ()}
+    assert [name for name, _ in head.named_parameters()] == ([] if fixed else ["scale"])
+
+
+def test_one_step_moves_the_scale_and_never_the_prototypes() -> None:
+    head = CosineHead(ROWS, 2.0, fixed=False)
+    features = torch.ones(1, 2, dtype=torch.float64)
+    torch.autograd.backward(cross_entropy(head(features), torch.tensor([0])))
+    torch.optim.SGD(head.parameters(), lr=0.1, weight_decay=0.1).step()
+    assert head.scale.item() != 2.0
+    np.testing.assert_array_equal(head.prototypes, ROWS)
+
+
+@pytest.mark.parametrize("fixed", [False, True])
+def test_round_trip_through_the_codec(fixed: bool) -> None:
+    payload = {Part.HEAD: dump(CosineHead(ROWS, 7.5, fixed))}
+    received = decode(encode(payload))[Part.HEAD]
+    head = CosineHead(np.zeros((3, 2)), 1.0, not fixed)  # the names are the same either way
+    load(head, received)
+    assert head.scale.item() == 7.5
+    np.testing.assert_array_equal(head.prototypes, ROWS)
+
+
+def test_prototypes_are_a_copy_of_an_array_or_tensor() -> None:
+    array = ROWS.astype(np.float32)
+    read_only = array.copy()
+    read_only.flags.writeable = False  # as views of a received blob are; torch would warn
+    tensor = torch.from_numpy(array)
+    heads = [CosineHead(array, 1.0, True), CosineHead(read_only, 1.0, True), CosineHead(tensor, torch.ones(()), False)]
+    array += 1
+    for head in heads:
+        assert head.prototypes.dtype == head.scale.dtype == torch.float32
+        np.testing.assert_array_equal(head.prototypes, ROWS.astype(np.float32))
+
+
+def test_a_given_scale_is_copied() -> None:
+    scale = torch.tensor(3.0, dtype=torch.float64, requires_grad=True)
+    head = CosineHead(ROWS, scale, fixed=False)
+    with torch.no_grad():
+        head.scale += 1
+    assert scale.item() == 3.0
+    assert head.scale.is_leaf
+
+
+def test_a_zero_feature_gives_zero_logits_and_finite_gradients() -> None:
+    features = torch.zeros(1, 2, dtype=torch.float64, requires_grad=True)
+    head = CosineHead(ROWS, 30.0, fixed=False)
+    logits = head(features)
+    torch.autograd.backward(cross_entropy(logits, torch.tensor([0])))
+    assert torch.equal(logits, torch.zeros(1, 3, dtype=torch.float64))
+    assert features.grad is not None
+    assert torch.isfinite(features.grad).all()
+
+
+@pytest.mark.parametrize(
+    ("prototypes", "scale", "message"),
+    [
+        (ROWS[0], 1.0, r"\(2,\).*expected floats, \[classes, features\]"),
+        (ROWS.astype(np.int64), 1.0, "int64: expected floats"),
+        (ROWS, torch.ones(2), r"scale is \(2,\): expected one number"),
+    ],
+)
+def test_refuses_by_name(prototypes: Any, scale: float | Tensor, message: str) -> None:
+    with pytest.raises(CodecError, match=message):
+        CosineHead(prototypes, scale, fixed=False)
+
+
+def golden_model(golden: Any, dtype: torch.dtype, scale: float, normalize: bool) -> SplitModel:
+    """Conv2Cifar with the parameters of the golden files' README and FedNH's frozen head."""
+    choice = NamedOptions.model_validate({"name": "conv2cifar", "normalize": normalize})
+    model = build(choice, Input(shape=(3, 32, 32)), 10).to(dtype)
+    for i, name in enumerate(golden["param_names"][2:], start=2):  # after `prototype` and `scaling`
+        parameter = model.body.get_parameter(name)
+        a = 0.05 if name.endswith("bias") else 1 / np.sqrt(parameter[0].numel())  # 1/sqrt(fan_in)
+        values = a * np.sin(0.7 * (np.arange(parameter.numel()) + 1) * (1 + 0.013 * (i + 1)) + i)
+        parameter.data.copy_(torch.from_numpy(values).reshape(parameter.shape))
+    model.head = CosineHead(torch.from_numpy(golden["W"]).to(dtype), scale, fixed=False)
+    return model
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.float64, 1e-9)])
+@pytest.mark.parametrize("normalize", [False, True])
+@pytest.mark.parametrize("scale", [1, 30])
+def test_conv2cifar_loss_and_gradients(dtype: torch.dtype, tolerance: float, normalize: bool, scale: int) -> None:
+    golden = np.load(GOLDEN / "fednh_conv2cifar_loss_grad.npz")
+    model = golden_model(golden, dtype, scale, normalize)
+    logits = model(torch.from_numpy(golden["x"]).to(dtype))
+    loss = cross_entropy(logits, torch.from_numpy(golden["y"]))
+    torch.autograd.backward(loss)
+    trained = {**dict(model.body.named_parameters()), "scaling": model.get_parameter("head.scale")}
+    grads = {name: p.grad for name, p in trained.items() if p.grad is not None}
+    got = {
+        "logits": logits,
+        "loss": loss,
+        "grad_scaling": grads["scaling"].reshape(1),
+        "grad_conv1_weight": grads["conv1.weight"],
+        "grad_linear2_bias": grads["linear2.bias"],
+        "grad_norms": torch.stack([grads[name].norm() for name in golden["grad_norm_names"]]),
+    }
+    for name, tensor in got.items():
+        np.testing.assert_allclose(
+            tensor.detach(), golden[f"s{scale}_{name}"], rtol=tolerance, atol=tolerance / 10, err_msg=name
+        )
+
+
+def test_conv2cifar_embedding_is_normalized_only_if_asked() -> None:
+    golden = np.load(GOLDEN / "fednh_conv2cifar_loss_grad.npz")
+    x = torch.from_numpy(golden["x"])
+    unit = golden_model(golden, torch.float64, 1, normalize=True).body(x).detach()
+    raw = golden_model(golden, torch.float64, 1, normalize=False).body(x).detach()
+    np.testing.assert_allclose(unit, golden["embedding"], atol=1e-9)
+    assert not np.allclose(raw.norm(dim=1), 1, atol=1e-3)
+
+
+# PrototypeHead
+
+
+def linear_head(rows: Any = ROWS) -> nn.Linear:
+    """A bias of 1, in double precision."""
+    head = nn.Linear(2, len(rows)).double()
+    load(head, {"weight": np.asarray(rows, dtype=np.float64), "bias": np.ones(len(rows))})
+    return head
+
+
+def around(rows: Any, known: list[bool], by_own: bool = False) -> PrototypeHead:
+    head = PrototypeHead(linear_head(), 3, by_own)
+    head.keep(torch.tensor(rows, dtype=torch.float64), torch.tensor(known))
+    return head
+
+
+FEATURES = torch.tensor([[3.0, 4.0], [0.0, -2.0]], dtype=torch.float64)
+
+
+def test_distances_to_prototypes_by_hand() -> None:
+    logits = around([[0.0, 0.0], [3.0, 4.5], [9.0, 9.0]], [True, True, False])(FEATURES)
+    np.testing.assert_allclose(logits, [[-5, -0.5, -np.inf], [-2, -np.hypot(3, 6.5), -np.inf]], atol=1e-12)
+    assert logits.argmax(dim=1).tolist() == [1, 0]
+
+
+def test_a_class_without_a_prototype_is_never_predicted_though_the_feature_is_zero() -> None:
+    head = around([[0.0, 0.0], [50.0, 50.0], [0.0, 0.0]], [False, True, False])
+    assert head(torch.zeros(4, 2).double()).argmax(dim=1).tolist() == [1] * 4
+
+
+def test_near_neighbours_far_from_the_origin_are_told_apart() -> None:
+    prototypes = [[1e4, 1e4], [1e4 + 0.01, 1e4], [0.0, 0.0]]
+    head = PrototypeHead(nn.Linear(2, 3), 3)
+    head.keep(torch.tensor(prototypes), torch.ones(3))
+    many = torch.tensor([[1e4 + 0.01, 1e4]]).repeat(64, 1)  # past the size from which distances are products
+    assert head(many).argmax(dim=1).tolist() == [1] * 64
+
+
+@pytest.mark.parametrize(("known", "by_own"), [([False] * 3, False), ([True] * 3, True)])
+def test_the_own_head_predicts_when_told_and_while_there_are_no_prototypes(known: list[bool], by_own: bool) -> None:
+    logits = around(np.zeros((3, 2)), known, by_own)(FEATURES)
+    np.testing.assert_allclose(logits.detach(), FEATURES.numpy() @ ROWS.T + 1, atol=1e-12)
+
+
+def test_what_is_trained_is_the_own_head() -> None:
+    head = around(ROWS, [True] * 3)
+    assert [name for name, _ in head.named_parameters()] == ["own.weight", "own.bias"]
+    shapes = {name: tuple(t.shape) for name, t in head.state_dict().items()}
+    assert shapes == {"own.weight": (3, 2), "own.bias": (3,), "prototypes": (3, 2), "known": (3,)}
+    assert {t.dtype for t in head.state_dict().values()} == {torch.float64}
+
+
+def test_prototypes_travel_with_the_own_head() -> None:
+    head = around(ROWS[::-1].copy(), [True, False, True])
+    other = PrototypeHead(linear_head(np.zeros((3, 2))), 3)
+    load(other, decode(encode({Part.HEAD: dump(head)}))[Part.HEAD])
+    np.testing.assert_array_equal(other(FEATURES), head(FEATURES))
+    assert torch.equal(other.own.get_parameter("weight"), head.own.get_parameter("weight"))
+
+
+def test_kept_prototypes_are_a_copy_and_replace_the_former() -> None:
+    head, rows = around(ROWS, [True] * 3), torch.zeros(3, 2).double()
+    head.keep(rows, torch.tensor([False, True, True]))
+    rows += 1
+    assert torch.equal(head.prototypes, torch.zeros(3, 2).double())
+    assert head.known.tolist() == [0.0, 1.0, 1.0]
+
+
+def test_around_wraps_once() -> None:
+    own = linear_head()
+    head = PrototypeHead.around(own, 3, by_own=False)
+    again = PrototypeHead.around(head, 3, by_own=True)
+    assert again is head
+    assert again.own is own
+    assert again.by_own
+    assert PrototypeHead.of(SplitModel(nn.Identity(), head)) is head
+    with pytest.raises(TypeError, match="the head is a Linear"):
+        PrototypeHead.of(SplitModel(nn.Identity(), own))

@@ -1,0 +1,141 @@
+"""ResNet-18 and -50: published counts, torchvision's names, stems, normalisation layers and the projection."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear, normalize, relu
+from torchvision.models import resnet18, resnet50
+
+from protofed.client.models.catalogue import build
+from protofed.client.models.split import SplitModel
+from protofed.common.config.recipe import Input, NamedOptions
+
+GOLDEN = Path(__file__).parents[2] / "golden" / "moon_fedproc_model_shapes.npz"
+COLOUR = Input(shape=(3, 32, 32))
+LARGE = Input(shape=(3, 64, 64))
+GREY = Input(shape=(1, 8, 8))
+FEDPRP = {"stem": "imagenet", "norm": "batch", "bias": True}
+FEDPROC = {"stem": "small", "norm": "batch", "projection": 256, "normalize": True}
+
+
+def make(name: str, images: Input, classes: int = 10, **options: Any) -> SplitModel:
+    return build(NamedOptions.model_validate({"name": name, **options}), images, classes)
+
+
+def count(module: nn.Module) -> int:
+    return sum(p.numel() for p in module.parameters())
+
+
+@pytest.mark.parametrize(
+    ("name", "images", "classes", "options", "parameters"),
+    [
+        # Widely published: torchvision's own with 1000 classes, and the CIFAR variants with a 3x3 stem.
+        ("resnet18", LARGE, 1000, FEDPRP, 11_689_512),
+        ("resnet18", COLOUR, 10, FEDPRP, 11_689_512 - 990 * 513),
+        ("resnet18", COLOUR, 10, {"norm": "batch", "bias": True}, 11_173_962),
+        ("resnet18", COLOUR, 10, {"bias": True}, 11_173_962),
+        ("resnet18", COLOUR, 10, {}, 11_173_952),
+        ("resnet18", GREY, 10, {}, 11_173_952 - 2 * 64 * 9),
+        ("resnet18", COLOUR, 10, {"projection": 256}, 11_173_952 - 5120 + 513 * 512 + 513 * 256 + 2560),
+        ("resnet50", LARGE, 1000, FEDPRP, 25_557_032),
+        ("resnet50", COLOUR, 10, {"norm": "batch"}, 23_520_842),
+        # FedNH: a scale and a shift by channel fewer, for the stem and for two layers a block in eight blocks.
+        ("resnet18", LARGE, 200, {"no_norm": True}, 11_173_952 + 190 * 512 - 2 * (64 + 2 * 2 * (64 + 128 + 256 + 512))),
+    ],
+)
+def test_parameter_counts(name: str, images: Input, classes: int, options: dict[str, Any], parameters: int) -> None:
+    assert count(make(name, images, classes, **options)) == parameters
+
+
+def test_fedprocs_has_the_released_head_and_count() -> None:
+    golden = np.load(GOLDEN)
+    model = make("resnet50", COLOUR, 100, **FEDPROC)
+    last = [model.get_parameter(f"{name}.weight") for name in ("body.fc.l1", "body.fc.l2", "head")]
+    assert [str(tuple(weight.shape)) for weight in last] == golden["resnet50_head_shapes"].tolist()
+    assert count(model) == golden["resnet50_total_K100"] == 28_246_948
+
+
+@pytest.mark.parametrize(("name", "theirs"), [("resnet18", resnet18), ("resnet50", resnet50)])
+def test_torchvisions_names_and_shapes(name: str, theirs: Any) -> None:
+    ours = make(name, COLOUR, stem="imagenet", norm="batch").body.state_dict()
+    known = {n: t.shape for n, t in theirs().state_dict().items() if not n.startswith("fc.")}
+    assert {n: t.shape for n, t in ours.items()} == known
+
+
+@pytest.mark.parametrize(("name", "theirs"), [("resnet18", resnet18), ("resnet50", resnet50)])
+def test_torchvisions_features(name: str, theirs: Any) -> None:
+    body = make(name, LARGE, stem="imagenet", norm="batch").body.eval()
+    net = theirs().eval()
+    net.fc = nn.Identity()
+    net.load_state_dict(body.state_dict())
+    x = torch.rand(2, *LARGE.shape)
+    torch.testing.assert_close(body(x), net(x))
+
+
+def test_small_stem_keeps_the_image_size() -> None:
+    body = make("resnet18", GREY).body
+    x = torch.rand(1, *GREY.shape)
+    for layer in ("conv1", "bn1", "relu", "maxpool"):
+        x = body.get_submodule(layer)(x)
+    assert x.shape == (1, 64, 8, 8)
+
+
+def test_stem_starts_as_the_other_convolutions() -> None:
+    torch.manual_seed(0)
+    weight = make("resnet18", COLOUR).body.get_parameter("conv1.weight")
+    assert weight.std().item() == pytest.approx((2 / (64 * 9)) ** 0.5, rel=0.05)  # He et al., 2015, by fan_out
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "layers", "groups"),
+    [("resnet18", {}, 20, 2), ("resnet18", {"groups": 8}, 20, 8), ("resnet50", {"groups": 64}, 53, 64)],
+)
+def test_group_norm_everywhere(name: str, options: dict[str, int], layers: int, groups: int) -> None:
+    modules = list(make(name, GREY, **options).modules())
+    norms = [module for module in modules if isinstance(module, nn.GroupNorm)]
+    assert len(norms) == layers
+    assert {norm.num_groups for norm in norms} == {groups}
+    assert not any(isinstance(module, nn.BatchNorm2d) for module in modules)
+
+
+@pytest.mark.parametrize(("name", "shortcuts"), [("resnet18", [2, 3, 4]), ("resnet50", [1, 2, 3, 4])])
+@pytest.mark.parametrize(("norm", "kind"), [("group", nn.GroupNorm), ("batch", nn.BatchNorm2d)])
+def test_no_norm_leaves_those_of_the_shortcuts(
+    name: str, shortcuts: list[int], norm: str, kind: type[nn.Module]
+) -> None:
+    body = make(name, GREY, norm=norm, no_norm=True).body
+    left = [n for n, module in body.named_modules() if isinstance(module, (nn.GroupNorm, nn.BatchNorm2d))]
+    assert left == [f"layer{i}.0.downsample.1" for i in shortcuts]
+    assert all(isinstance(body.get_submodule(n), kind) for n in left)
+
+
+def test_no_norm_starts_with_finite_features_and_gradients() -> None:
+    torch.manual_seed(0)
+    model = make("resnet18", LARGE, no_norm=True)
+    logits = model(torch.randn(4, *LARGE.shape))
+    torch.autograd.backward(logits.logsumexp(1).mean())
+    assert logits.isfinite().all()
+    assert all(p.grad is not None and p.grad.isfinite().all() and p.grad.any() for p in model.parameters())
+
+
+@pytest.mark.parametrize("unit", [False, True])
+def test_projection_and_unit_length_come_last(unit: bool) -> None:
+    torch.manual_seed(0)
+    body: Any = make("resnet18", GREY, projection=7, normalize=unit).body
+    x = torch.randn(3, *GREY.shape)
+    got = body(x)
+    l1, l2 = body.fc.l1, body.fc.l2
+    body.fc = nn.Identity()
+    z: Tensor = linear(relu(linear(body(x), l1.weight, l1.bias)), l2.weight, l2.bias)  # [B, 7]
+    torch.testing.assert_close(got, normalize(z) if unit else z)
+
+
+def test_only_the_larger_ones_head_has_a_bias_unless_told() -> None:
+    assert [make(name, GREY).head.bias is None for name in ("resnet18", "resnet50")] == [True, False]
+    assert make("resnet50", GREY, bias=False).head.bias is None

@@ -1,0 +1,620 @@
+"""The client's end of the wire against a server by hand: what is retried, what is final, and what is sent."""
+
+from __future__ import annotations
+
+import math
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+from google_crc32c import value as crc32c
+from tests.support.audit_logs import audit
+
+from protofed.client.privacy.policy import Policy, Released, ReleasedScores
+from protofed.client.privacy.rules import PolicyRules
+from protofed.client.state.downloads import DiskDownloads
+from protofed.client.transport.grpc_link import GrpcLink
+from protofed.common import codec
+from protofed.common.codec import Digest
+from protofed.common.errors import (
+    CodecError,
+    ConflictError,
+    ExcludedError,
+    FailureReason,
+    FencedError,
+    IncidentError,
+    IncompleteUploadError,
+    NotEnrolledError,
+    ProtocolError,
+    UnavailableError,
+)
+from protofed.common.payload import Part, Update
+from protofed.common.protocol import wire
+from protofed.common.protocol.messages import (
+    CHUNK_BYTES,
+    PROTOCOL_VERSION,
+    Activity,
+    Assignment,
+    Finished,
+    Progress,
+    Receipt,
+    Role,
+    Signal,
+    Task,
+    TaskKind,
+    Verdict,
+    Wait,
+)
+from protofed.protos.v1 import federation_pb2 as pb
+from protofed.protos.v1 import federation_pb2_grpc as rpc
+
+Handler = Callable[[Any, Any], Any]
+Code = grpc.StatusCode
+SOON = 10.0  # seconds after which a test gives up
+RUN = Assignment("run", "{}")
+
+
+class ByHand(rpc.FederationServicer):
+    """Answers each call as `on` says, and remembers what it was asked."""
+
+    def __init__(self) -> None:
+        self.on: dict[str, Handler] = {"Enroll": lambda *_: wire.pack_enrolled(RUN)}
+        self.asked: list[tuple[str, Any]] = []
+
+    def _answer(self, call: str, request: Any, context: Any) -> Any:
+        self.asked.append((call, request))
+        return self.on[call](request, context)
+
+    def requests(self, call: str) -> list[Any]:
+        return [request for name, request in self.asked if name == call]
+
+    def Enroll(self, request: Any, context: Any) -> Any:
+        return self._answer("Enroll", request, context)
+
+    def NextTask(self, request: Any, context: Any) -> Any:
+        return self._answer("NextTask", request, context)
+
+    def Heartbeat(self, request: Any, context: Any) -> Any:
+        return self._answer("Heartbeat", request, context)
+
+    def GetChunk(self, request: Any, context: Any) -> Any:
+        return self._answer("GetChunk", request, context)
+
+    def BeginUpload(self, request: Any, context: Any) -> Any:
+        return self._answer("BeginUpload", request, context)
+
+    def PutChunk(self, request: Any, context: Any) -> Any:
+        return self._answer("PutChunk", request, context)
+
+    def CommitUpload(self, request: Any, context: Any) -> Any:
+        return self._answer("CommitUpload", request, context)
+
+    def ReportScores(self, request: Any, context: Any) -> Any:
+        return self._answer("ReportScores", request, context)
+
+
+def refuse(code: grpc.StatusCode, text: str = "as the server says") -> Handler:
+    """A call that fails."""
+    return lambda _request, context: context.abort(code, text)
+
+
+def one_by_one(*handlers: Handler) -> Handler:
+    """The first call is for the first of them, and so on; the last one stays."""
+    left, lock = list(handlers), threading.Lock()
+
+    def answer(request: Any, context: Any) -> Any:
+        with lock:
+            handler = left.pop(0) if len(left) > 1 else left[0]
+        return handler(request, context)
+
+    return answer
+
+
+@pytest.fixture(autouse=True)
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pauses between tries are short."""
+    monkeypatch.setattr(random, "uniform", lambda _, high: min(high, 0.02))
+
+
+@pytest.fixture
+def server() -> ByHand:
+    return ByHand()
+
+
+@pytest.fixture
+def start(server: ByHand) -> Iterator[Callable[[int], str]]:
+    """Starts `server` on a port (0: any); its address."""
+    started: list[grpc.Server] = []
+
+    def serve(port: int = 0) -> str:
+        made = grpc.server(ThreadPoolExecutor(8))
+        rpc.add_FederationServicer_to_server(server, made)
+        bound = made.add_insecure_port(f"127.0.0.1:{port}")
+        made.start()
+        started.append(made)
+        return f"127.0.0.1:{bound}"
+
+    yield serve
+    for one in started:
+        one.stop(grace=None).wait()
+
+
+@pytest.fixture
+def connect() -> Iterator[Callable[..., GrpcLink]]:
+    links: list[GrpcLink] = []
+
+    def make(address: str, roles: frozenset[Role] = frozenset({Role.TRAINER}), **options: Any) -> GrpcLink:
+        links.append(GrpcLink(address, "ann", "instance", roles, **{"identity": None, "audit": audit(), **options}))
+        return links[-1]
+
+    yield make
+    for link in links:
+        link.close()
+
+
+@pytest.fixture
+def link(start: Callable[[], str], connect: Callable[..., GrpcLink]) -> GrpcLink:
+    """Connected to `server`."""
+    return connect(start(), give_up_after_s=SOON)
+
+
+@pytest.fixture
+def background() -> Iterator[Callable[..., Future[Any]]]:
+    """Runs a function on another thread."""
+    with ThreadPoolExecutor(1) as pool:
+        yield pool.submit
+
+
+# Away and back
+
+
+def test_a_server_that_starts_late_is_waited_for(
+    start: Callable[[int], str],
+    connect: Callable[..., GrpcLink],
+    background: Callable[..., Future[Any]],
+    unused_port: int,
+) -> None:
+    enrolled = background(connect(f"127.0.0.1:{unused_port}").enroll)
+    time.sleep(0.3)
+    assert not enrolled.done()
+    start(unused_port)
+    assert enrolled.result(SOON) == RUN
+
+
+@pytest.mark.parametrize("code", [Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED, Code.RESOURCE_EXHAUSTED, Code.CANCELLED])
+def test_a_call_is_tried_again_until_it_is_answered(code: grpc.StatusCode, server: ByHand, link: GrpcLink) -> None:
+    server.on["Enroll"] = one_by_one(refuse(code), refuse(code), server.on["Enroll"])
+    assert link.enroll() == RUN
+    assert len(server.asked) == 3
+
+
+def test_only_a_call_that_the_server_did_counts_as_its_answer(server: ByHand, link: GrpcLink) -> None:
+    assert link.answered_at == -math.inf
+    done = server.on["Enroll"]
+    server.on["Enroll"] = refuse(Code.PERMISSION_DENIED)
+    with pytest.raises(ExcludedError):
+        link.enroll()
+    assert link.answered_at == -math.inf
+    server.on["Enroll"] = done
+    before = time.monotonic()
+    link.enroll()
+    assert before <= link.answered_at <= time.monotonic()
+
+
+def test_it_gives_up_if_it_was_told_to_and_names_the_address(
+    connect: Callable[..., GrpcLink], unused_port: int
+) -> None:
+    began = time.monotonic()
+    with pytest.raises(
+        UnavailableError, match=rf"no answer from 127\.0\.0\.1:{unused_port} for .* s .*start the server"
+    ):
+        connect(f"127.0.0.1:{unused_port}", give_up_after_s=0.3).enroll()
+    assert 0.3 <= time.monotonic() - began < 5
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        (Code.UNAUTHENTICATED, NotEnrolledError),
+        (Code.ABORTED, FencedError),
+        (Code.FAILED_PRECONDITION, IncompleteUploadError),
+        (Code.DATA_LOSS, CodecError),
+        (Code.INVALID_ARGUMENT, ProtocolError),
+        (Code.PERMISSION_DENIED, ExcludedError),
+        (Code.ALREADY_EXISTS, ConflictError),
+        (Code.INTERNAL, IncidentError),
+        (Code.UNKNOWN, ProtocolError),
+    ],
+)
+def test_a_refusal_is_final_and_one_of_our_errors(
+    code: grpc.StatusCode, kind: type[Exception], server: ByHand, link: GrpcLink
+) -> None:
+    server.on["NextTask"] = refuse(code)
+    with pytest.raises(kind, match="as the server says") as refused:
+        link.next_task("run", 0.0)
+    assert type(refused.value) is kind
+    assert len(server.asked) == 1
+
+
+def test_another_version_is_final(server: ByHand, link: GrpcLink) -> None:
+    server.on["Enroll"] = refuse(Code.FAILED_PRECONDITION, "client speaks 1, server 2")
+    with pytest.raises(ProtocolError, match="client speaks 1, server 2") as refused:
+        link.enroll()
+    assert type(refused.value) is ProtocolError  # Incomplete would be taken for an upload to begin again
+
+
+@pytest.mark.parametrize("waiting", ["away", "silent"])
+def test_close_ends_a_call_that_waits(
+    waiting: str,
+    server: ByHand,
+    start: Callable[[], str],
+    connect: Callable[..., GrpcLink],
+    background: Callable[..., Future[Any]],
+    unused_port: int,
+) -> None:
+    asked, over = threading.Event(), threading.Event()
+
+    def silent(*_: Any) -> None:
+        asked.set()
+        over.wait(SOON)
+
+    server.on["NextTask"] = silent
+    link = connect(start() if waiting == "silent" else f"127.0.0.1:{unused_port}")
+    call = background(link.next_task, "run", 20.0)
+    asked.wait(SOON if waiting == "silent" else 0.2)
+    assert not call.done()
+    began = time.monotonic()
+    link.close()
+    with pytest.raises(UnavailableError, match="the connection was closed"):
+        call.result(SOON)
+    assert time.monotonic() - began < 1
+    over.set()
+
+
+def test_close_ends_a_pause_between_tries(
+    server: ByHand, link: GrpcLink, background: Callable[..., Future[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pausing = threading.Event()
+
+    def long(_low: float, _high: float) -> float:
+        pausing.set()
+        return SOON
+
+    monkeypatch.setattr(random, "uniform", long)
+    server.on["Enroll"] = refuse(Code.UNAVAILABLE)
+    call = background(link.enroll)
+    assert pausing.wait(SOON)
+    began = time.monotonic()
+    link.close()
+    with pytest.raises(UnavailableError, match="the connection was closed"):
+        call.result(SOON)
+    assert time.monotonic() - began < 1
+
+
+def test_a_closed_link_says_so(link: GrpcLink) -> None:
+    link.close()
+    with pytest.raises(UnavailableError, match="the connection was closed"):
+        link.enroll()
+    assert link.beat("run", Progress("n1", Activity.TRAINING)) is Signal.CONTINUE  # from another thread, just too late
+
+
+# Enrolling and tasks
+
+
+def test_a_daemon_says_who_it_is_and_what_it_offers(
+    server: ByHand, start: Callable[[], str], connect: Callable[..., GrpcLink]
+) -> None:
+    assert connect(start(), frozenset(Role), give_up_after_s=SOON).enroll() == RUN
+    ((_, request),) = server.asked
+    assert (request.caller.site, request.caller.instance) == ("ann", "instance")
+    assert request.protocol_version == PROTOCOL_VERSION
+    assert {wire.role.unpack(role) for role in request.roles} == set(Role)
+
+
+@pytest.mark.parametrize("answer", [Wait(2.5), Finished("done", last=True), None])
+def test_an_answer_is_what_the_server_said(
+    answer: Wait | Finished | None, server: ByHand, link: GrpcLink, task: Task
+) -> None:
+    server.on["NextTask"] = lambda *_: wire.pack_next(answer or task)
+    assert link.next_task("run", 1.5) == (answer or task)
+    (request,) = server.requests("NextTask")
+    assert (request.run, request.wait_s, request.caller.site) == ("run", 1.5, "ann")
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        pb.NextTaskResponse(),
+        pb.NextTaskResponse(task=pb.Task(kind=99, run="run", task_id="n1")),  # type: ignore[arg-type]
+        pb.NextTaskResponse(task=pb.Task(kind=pb.TASK_KIND_FIT, run="../run", task_id="n1")),
+        pb.NextTaskResponse(task=pb.Task(kind=pb.TASK_KIND_FIT, run="run", task_id="n1", base_digest="../../etc")),
+    ],
+)
+def test_an_answer_that_cannot_be_read_is_refused(reply: pb.NextTaskResponse, server: ByHand, link: GrpcLink) -> None:
+    server.on["NextTask"] = lambda *_: reply
+    with pytest.raises(ProtocolError):
+        link.next_task("run", 0.0)
+
+
+# Downloads
+
+BLOB = np.random.default_rng(0).bytes(2 * CHUNK_BYTES + 5)
+
+
+@pytest.fixture
+def task() -> Task:
+    """To start from `BLOB`."""
+    return Task(TaskKind.FIT, "run", 3, "n1", codec.digest(BLOB), len(BLOB), 60.0)
+
+
+def chunk(request: Any, _context: Any = None) -> pb.Chunk:
+    """The right one."""
+    data = BLOB[request.index * CHUNK_BYTES :][:CHUNK_BYTES]
+    return pb.Chunk(index=request.index, data=data, crc32c=crc32c(data))
+
+
+def cut(request: Any, _context: Any) -> pb.Chunk:
+    """Shorter than its checksum says."""
+    whole = chunk(request)
+    return pb.Chunk(index=whole.index, data=whole.data[:-1], crc32c=whole.crc32c)
+
+
+def flipped(request: Any, _context: Any) -> pb.Chunk:
+    """Right in itself, and not what was asked for."""
+    data = bytes(len(chunk(request).data))
+    return pb.Chunk(index=request.index, data=data, crc32c=crc32c(data))
+
+
+def test_a_blob_is_fetched_in_chunks(server: ByHand, link: GrpcLink, task: Task) -> None:
+    server.on["GetChunk"] = chunk
+    assert link.fetch(task) == BLOB
+    asked = server.requests("GetChunk")
+    assert sorted(request.index for request in asked) == [0, 1, 2]
+    assert {(request.run, request.digest, request.caller.site) for request in asked} == {
+        ("run", task.base_digest, "ann")
+    }
+    assert link.bytes_moved == len(BLOB)
+
+
+def test_a_damaged_chunk_is_fetched_again(server: ByHand, link: GrpcLink, task: Task) -> None:
+    server.on["GetChunk"] = one_by_one(cut, chunk)
+    assert link.fetch(task) == BLOB
+    assert len(server.asked) == 4
+    assert len(BLOB) < link.bytes_moved < 2 * len(BLOB)
+
+
+def test_a_chunk_that_is_damaged_every_time_fails(server: ByHand, link: GrpcLink, task: Task) -> None:
+    server.on["GetChunk"] = lambda request, context: (cut if request.index == 1 else chunk)(request, context)
+    with pytest.raises(CodecError, match="chunk 1 arrived damaged 3 times"):
+        link.fetch(task)
+    assert sum(request.index == 1 for request in server.requests("GetChunk")) == 3
+
+
+def test_a_blob_of_another_digest_is_fetched_again(server: ByHand, link: GrpcLink, task: Task) -> None:
+    server.on["GetChunk"] = one_by_one(flipped, chunk)
+    assert link.fetch(task) == BLOB
+    assert len(server.asked) == 6
+
+
+def test_a_blob_of_another_digest_every_time_fails(server: ByHand, link: GrpcLink, task: Task) -> None:
+    server.on["GetChunk"] = flipped
+    with pytest.raises(CodecError, match="arrived damaged 3 times"):
+        link.fetch(task)
+    assert len(server.asked) == 9
+
+
+def test_an_answer_above_the_limit_is_refused_rather_than_asked_for_for_ever(
+    server: ByHand, link: GrpcLink, task: Task
+) -> None:
+    server.on["GetChunk"] = lambda *_: pb.Chunk(data=bytes(7 << 20))
+    with pytest.raises(ProtocolError, match="larger than max"):
+        link.fetch(task)
+
+
+def test_a_blob_that_is_not_for_this_site_is_a_task_that_is_over(server: ByHand, link: GrpcLink, task: Task) -> None:
+    server.on["GetChunk"] = refuse(Code.PERMISSION_DENIED, "not part of the site's current task")
+    with pytest.raises(ProtocolError, match="not part of") as refused:
+        link.fetch(task)
+    assert type(refused.value) is ProtocolError  # Excluded would be waited for
+
+
+def test_a_download_outlives_its_daemon(
+    server: ByHand, start: Callable[[], str], connect: Callable[..., GrpcLink], task: Task, tmp_path: Path
+) -> None:
+    server.on["GetChunk"] = lambda request, context: (refuse(Code.INTERNAL) if request.index == 2 else chunk)(
+        request, context
+    )
+    address = start()
+    for _ in range(2):  # the last chunk never comes
+        link = connect(address, incoming=DiskDownloads(tmp_path))
+        with pytest.raises(ProtocolError):
+            link.fetch(task)
+        link.close()  # ends what is in flight
+    server.on["GetChunk"] = chunk
+    for _ in range(2):
+        assert connect(address, incoming=DiskDownloads(tmp_path)).fetch(task) == BLOB
+    assert sorted(request.index for request in server.requests("GetChunk")) == [0, 1, 2, 2, 2]
+
+
+def test_a_task_without_a_base_has_nothing_to_fetch(server: ByHand, link: GrpcLink) -> None:
+    with pytest.raises(ProtocolError, match="nothing to fetch"):
+        link.fetch(Task(TaskKind.INITIALISE, "run", 0, "n1", None, 0, 60.0))
+    assert server.asked == []
+
+
+# Uploads
+
+
+class Uploads:
+    """A server's end of an upload: keeps what is put, and accepts what is whole."""
+
+    def __init__(self, server: ByHand, *held: int) -> None:
+        self.held, self.chunks = held, dict[int, bytes]()
+        server.on |= {"BeginUpload": self.begin, "PutChunk": self.put, "CommitUpload": self.commit}
+
+    def begin(self, request: Any, _context: Any = None) -> pb.UploadTicket:
+        return pb.UploadTicket(upload=pb.Upload(id="u1", received_chunks=self.held))
+
+    def put(self, request: Any, _context: Any = None) -> pb.ChunkAck:
+        assert crc32c(request.data) == request.crc32c
+        self.chunks[request.index] = request.data
+        return pb.ChunkAck()
+
+    def commit(self, request: Any, _context: Any = None) -> pb.Receipt:
+        return wire.pack_receipt(accepted(request.digest))
+
+
+def accepted(digest: str) -> Receipt:
+    return Receipt(Verdict.ACCEPTED, "", Digest(digest), "seal")
+
+
+def released(numbers: int, *, example_count: bool = False) -> Released:
+    """An update of `numbers` float32 and one metric."""
+    rules = {"methods": ["m"], "parts": ["body"], "metrics": ["loss"], "example_count": example_count}
+    payload = {Part.BODY: {"w": np.arange(numbers, dtype=np.float32)}}
+    return Policy(PolicyRules.model_validate(rules)).release(Update("ann", payload, {"loss": 0.5, "secret": 1.0}, 42.0))
+
+
+FOUR_CHUNKS = 1_700_000  # numbers
+
+
+def test_only_missing_chunks_are_sent(server: ByHand, link: GrpcLink, task: Task) -> None:
+    update, uploads = released(FOUR_CHUNKS), Uploads(server, 0, 2)
+    assert link.push(task, update) == accepted(update.manifest.digest)
+    assert uploads.chunks == {
+        1: update.data[CHUNK_BYTES : 2 * CHUNK_BYTES],
+        3: update.data[3 * CHUNK_BYTES :],
+    }
+    assert {(request.upload, request.caller.site) for request in server.requests("PutChunk")} == {("u1", "ann")}
+    assert link.bytes_moved == sum(map(len, uploads.chunks.values()))
+
+
+def test_all_chunks_are_sent_to_a_server_that_has_none(server: ByHand, link: GrpcLink, task: Task) -> None:
+    update, uploads = released(FOUR_CHUNKS), Uploads(server)
+    link.push(task, update)
+    assert b"".join(uploads.chunks[index] for index in range(4)) == update.data
+
+
+def test_an_upload_says_what_it_will_be_before_a_byte_of_it_is_sent(server: ByHand, link: GrpcLink, task: Task) -> None:
+    update = released(10)
+    Uploads(server)
+    link.push(task, update)
+    assert [call for call, _ in server.asked] == ["BeginUpload", "PutChunk", "CommitUpload"]
+    (request,) = server.requests("BeginUpload")
+    assert wire.unpack_manifest(request) == update.manifest
+    assert (request.run, request.round, request.task_id, request.base_digest) == ("run", 3, "n1", task.base_digest)
+
+
+def test_what_leaves_is_told_once_before_it_does(
+    server: ByHand, start: Callable[[], str], connect: Callable[..., GrpcLink], task: Task
+) -> None:
+    told: list[tuple[Task, Released, int]] = []
+    link = connect(start(), released=lambda task, what: told.append((task, what, len(server.asked))))
+    update, uploads = released(10), Uploads(server)
+    server.on["CommitUpload"] = one_by_one(refuse(Code.FAILED_PRECONDITION), uploads.commit)  # it begins again
+    link.push(task, update)
+    assert told == [(task, update, 0)]
+    assert len(server.requests("BeginUpload")) == 2
+
+
+@pytest.mark.parametrize("example_count", [False, True])
+def test_a_commit_carries_what_was_released_and_no_more(
+    example_count: bool, server: ByHand, link: GrpcLink, task: Task
+) -> None:
+    update = released(10, example_count=example_count)
+    Uploads(server)
+    link.push(task, update)
+    (request,) = server.requests("CommitUpload")
+    assert (request.run, request.round, request.task_id, request.upload) == ("run", 3, "n1", "u1")
+    assert (request.digest, dict(request.metrics)) == (update.manifest.digest, {"loss": 0.5})
+    assert (request.HasField("weight"), request.weight) == (example_count, 42.0 * example_count)
+
+
+def test_nothing_is_sent_for_an_update_that_was_decided_already(server: ByHand, link: GrpcLink, task: Task) -> None:
+    update = released(10)
+    receipt = Receipt(Verdict.STALE, "round 3 is closed", update.manifest.digest, "seal")
+    server.on["BeginUpload"] = lambda *_: pb.UploadTicket(receipt=wire.pack_receipt(receipt))
+    assert link.push(task, update) == receipt
+    assert len(server.asked) == 1
+
+
+@pytest.mark.parametrize("code", [Code.FAILED_PRECONDITION, Code.DATA_LOSS])
+@pytest.mark.parametrize("call", ["PutChunk", "CommitUpload"])
+def test_an_upload_that_is_not_whole_begins_again(
+    code: grpc.StatusCode, call: str, server: ByHand, link: GrpcLink, task: Task
+) -> None:
+    update, uploads = released(10), Uploads(server)
+    server.on[call] = one_by_one(refuse(code), refuse(code), server.on[call])
+    assert link.push(task, update).verdict is Verdict.ACCEPTED
+    assert len(server.requests("BeginUpload")) == 3
+    assert uploads.chunks == {0: update.data}
+
+
+def test_an_upload_that_never_gets_whole_fails(server: ByHand, link: GrpcLink, task: Task) -> None:
+    Uploads(server)
+    server.on["CommitUpload"] = refuse(Code.FAILED_PRECONDITION)
+    with pytest.raises(ProtocolError, match="an upload of round 3 failed 3 times"):
+        link.push(task, released(10))
+    assert len(server.requests("CommitUpload")) == 3
+
+
+@pytest.mark.parametrize("call", ["BeginUpload", "PutChunk", "CommitUpload"])
+def test_a_contradiction_is_final(call: str, server: ByHand, link: GrpcLink, task: Task) -> None:
+    Uploads(server)
+    server.on[call] = refuse(Code.ALREADY_EXISTS, "chunk 0 was sent before with other bytes")
+    with pytest.raises(ConflictError, match="sent before"):
+        link.push(task, released(10))
+    assert len(server.requests(call)) == 1
+
+
+@pytest.mark.parametrize("call", ["BeginUpload", "PutChunk", "CommitUpload"])
+def test_a_server_without_room_is_asked_again_later(call: str, server: ByHand, link: GrpcLink, task: Task) -> None:
+    Uploads(server)
+    server.on[call] = one_by_one(refuse(Code.RESOURCE_EXHAUSTED), server.on[call])
+    assert link.push(task, released(10)).verdict is Verdict.ACCEPTED
+    assert len(server.requests("BeginUpload")) == (2 if call == "BeginUpload" else 1)
+
+
+@pytest.mark.parametrize("call", ["BeginUpload", "PutChunk", "CommitUpload"])
+def test_a_server_that_forgot_the_daemon_is_not_pressed(call: str, server: ByHand, link: GrpcLink, task: Task) -> None:
+    Uploads(server)
+    server.on[call] = refuse(Code.UNAUTHENTICATED)
+    with pytest.raises(NotEnrolledError):
+        link.push(task, released(10))
+    assert len(server.requests(call)) == 1
+
+
+# Scores and heartbeats
+
+
+def test_scores_are_handed_in_as_released(server: ByHand, link: GrpcLink, task: Task) -> None:
+    rules = PolicyRules.model_validate({"methods": [], "parts": [], "metrics": ["global.accuracy"]})
+    scores: ReleasedScores = Policy(rules).release_scores({"global.accuracy": 0.25, "secret": 1.0})
+    server.on["ReportScores"] = lambda *_: pb.Ack()
+    link.report(task, scores)
+    (request,) = server.requests("ReportScores")
+    assert (request.run, request.round, request.task_id) == ("run", 3, "n1")
+    assert dict(request.scores) == {"global.accuracy": 0.25}
+
+
+@pytest.mark.parametrize("signal", list(Signal))
+def test_a_heartbeat_brings_the_servers_signal(signal: Signal, server: ByHand, link: GrpcLink) -> None:
+    server.on["Heartbeat"] = lambda *_: pb.HeartbeatResponse(signal=wire.signal.pack(signal))
+    progress = Progress("n1", Activity.FAILED, 1, 2, True, 5, FailureReason.NUMERIC)
+    assert link.beat("run", progress) is signal
+    (request,) = server.requests("Heartbeat")
+    assert wire.unpack_progress(request) == progress
+
+
+@pytest.mark.parametrize("lost", [refuse(Code.UNAVAILABLE), refuse(Code.INTERNAL), lambda *_: pb.HeartbeatResponse()])
+def test_a_lost_heartbeat_is_not_repeated_and_stops_nothing(lost: Handler, server: ByHand, link: GrpcLink) -> None:
+    server.on["Heartbeat"] = lost
+    assert link.beat("run", Progress("n1", Activity.TRAINING)) is Signal.CONTINUE
+    assert len(server.asked) == 1

@@ -1,0 +1,457 @@
+"""A recipe is read whole or refused with the key that is wrong and what was expected there."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import BaseModel, ValidationError
+
+from protofed.client.privacy.rules import PolicyRules
+from protofed.common.config.data import (
+    ColumnPartition,
+    Dirichlet,
+    NiidBenchDirichlet,
+    Pathological,
+    PfllibDirichlet,
+    Shards,
+    Whole,
+)
+from protofed.common.config.recipe import (
+    Federation,
+    Input,
+    Recipe,
+    parse,
+    parse_json,
+    read_recipe,
+    read_table,
+    read_toml,
+)
+from protofed.common.config.settings import ClientSettings
+from protofed.common.errors import ConfigError
+from protofed.common.renamed import RENAMED
+from protofed.server.method import server_methods
+
+ROOT = Path(__file__).parents[3]
+TOML = """
+name = "r-1"
+rounds = 3
+classes = 10
+[input]
+shape = [1, 8, 8]
+[method]
+name = "fednh"
+prototype_momentum = 0.5
+[model]
+name = "digits-cnn"
+[data]
+source = "digits"
+partition = { kind = "dirichlet", sites = 5, beta = 0.3 }
+"""
+
+
+def table(**changes: Any) -> dict[str, Any]:
+    """A sound recipe with `section__key` replaced, or left out where the value is `...`."""
+    recipe: dict[str, Any] = {
+        "name": "r-1",
+        "rounds": 3,
+        "classes": 10,
+        "input": {"shape": [1, 8, 8]},
+        "method": {"name": "fednh", "prototype_momentum": 0.5},
+        "model": {"name": "digits-cnn"},
+        "plan": {},
+        "federation": {},
+        "data": {"source": "digits", "partition": {"kind": "dirichlet", "sites": 5, "beta": 0.3}},
+    }
+    for path, value in changes.items():
+        *sections, key = path.split("__")
+        inner = recipe
+        for section in sections:
+            inner = inner[section]
+        if value is ...:
+            del inner[key]
+        else:
+            inner[key] = value
+    return recipe
+
+
+def sound(**changes: Any) -> Recipe:
+    return parse(table(**changes), Recipe, "a.toml")
+
+
+def test_a_recipe_is_read_with_its_defaults(tmp_path: Path) -> None:
+    (tmp_path / "r.toml").write_text(TOML)
+    recipe = read_toml(tmp_path / "r.toml", Recipe)
+    assert (recipe.name, recipe.rounds, recipe.classes, recipe.seed) == ("r-1", 3, 10, 0)
+    assert recipe.method.options == {"prototype_momentum": 0.5}
+    assert recipe.model.options == {}
+    assert recipe.federation == Federation()
+    assert recipe.data is not None
+    assert recipe.data.partition == Dirichlet(kind="dirichlet", sites=5, beta=0.3)
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "deploy" / "recipes").glob("*.toml")), ids=lambda path: path.stem)
+def test_every_recipe_of_ours_can_be_read(path: Path) -> None:
+    recipe = read_recipe(path)
+    assert parse_json(recipe.wire(), Recipe, "wire").fingerprint() == recipe.fingerprint()
+
+
+UNKNOWN = {
+    "round": ("round", "rounds"),
+    "input__shap": ("input.shap", "shape"),
+    "plan__epoch": ("plan.epoch", "epochs"),
+    "federation__qorum": ("federation.qorum", "quorum"),
+    "data__sorce": ("data.sorce", "source"),
+    "data__partition__bta": ("data.partition.dirichlet.bta", "beta"),
+}
+
+
+@pytest.mark.parametrize("key", UNKNOWN)
+def test_an_unknown_key_is_named_with_its_place_and_the_nearest_known_one(key: str) -> None:
+    path, near = UNKNOWN[key]
+    with pytest.raises(ConfigError) as error:
+        sound(**{key: 1})
+    assert str(error.value) == f"a.toml: unknown key '{path}': did you mean '{near}'?"
+
+
+def test_an_unknown_key_like_none_is_to_be_removed() -> None:
+    with pytest.raises(ConfigError, match=r"^a\.toml: unknown key 'zzzzzz'; remove it$"):
+        sound(zzzzzz=1)
+
+
+@pytest.mark.parametrize(
+    "key", ["name", "rounds", "classes", "input", "input__shape", "method", "method__name", "model"]
+)
+def test_a_missing_key_is_named(key: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        sound(**{key: ...})
+    assert str(error.value) == f"a.toml: '{key.replace('__', '.')}' is missing; add it"
+
+
+WRONG: list[tuple[str, Any]] = [
+    ("name", "Capitals"),
+    ("name", "../../x"),
+    ("name", ""),
+    ("name", "x" * 65),
+    ("name", "line\n"),
+    ("name", "sitе"),  # its last letter is Cyrillic
+    ("name", 7),
+    ("rounds", 0),
+    ("rounds", "three"),
+    ("rounds", 2.5),
+    ("classes", 1),
+    ("seed", "x"),
+    ("input__shape", [1, 8]),
+    ("input__shape", [1, 8, 8, 8]),
+    ("input__mean", "grey"),
+    ("input__std", [0.0]),
+    ("method", "fednh"),
+    ("method__name", 3),
+    ("plan__epochs", 0),
+    ("plan__batch_size", -1),
+    ("plan__lr", 0.0),
+    ("plan__lr", "fast"),
+    ("plan__momentum", 1.0),
+    ("plan__weight_decay", -1e-9),
+    ("plan__optimizer", "sdg"),
+    ("plan__lr_decay", 0.0),
+    ("plan__lr_decay", 1.5),
+    ("plan__max_grad_norm", 0),
+    ("plan__augmentation", "flip"),
+    ("federation__min_sites", 0),
+    ("federation__participation", 0.0),
+    ("federation__participation", 1.01),
+    ("federation__over_selection", 0.99),
+    ("federation__deadline_s", 0),
+    ("federation__deadline_s", -1),
+    ("federation__deadline_s", float("inf")),  # JSON could not tell it to the sites
+    ("plan__lr", float("nan")),
+    ("input__mean", [float("nan")]),
+    ("federation__grace", 1.1),
+    ("federation__stall_timeout_s", 0),
+    ("federation__max_attempts", 0),
+    ("federation__score_every", -1),
+    ("federation__heartbeat_s", 0),
+    ("data__source", "imagenet"),
+    ("data__long_tail", 0),
+    ("data__partition__sites", 0),
+    ("data__partition__beta", 0),
+    ("data__partition__min_examples", 0),
+    ("data__merge_test_into_train", "both"),
+    ("data__local_test_fraction", 0.0),
+    ("data__local_test_fraction", 1.0),
+    ("data__local_test", "balanced"),
+    ("data__seed", -1),  # NumPy's legacy generator has no such seed
+    ("data__seed", 2**32),
+]
+
+
+@pytest.mark.parametrize(("key", "value"), WRONG, ids=[f"{key}={value!r:.20}" for key, value in WRONG])
+def test_a_value_out_of_range_or_of_another_type_is_named(key: str, value: Any) -> None:
+    with pytest.raises(ConfigError) as error:
+        sound(**{key: value})
+    said = str(error.value)
+    assert said.startswith("a.toml: ")
+    assert key.split("__")[0] in said
+    assert key.split("__")[-1] in said
+    assert "\n" not in said
+
+
+@pytest.mark.parametrize("quorum", [0, -1, 0.0, 1.5, "half"])
+def test_a_quorum_is_a_count_or_a_share(quorum: Any) -> None:
+    with pytest.raises(ConfigError, match=r"federation\.quorum"):
+        sound(federation__quorum=quorum)
+
+
+def test_one_is_a_count_and_one_point_zero_is_a_share() -> None:
+    count, share = (sound(federation__quorum=quorum).federation.quorum for quorum in (1, 1.0))
+    assert isinstance(count, int)
+    assert isinstance(share, float)
+    again = parse_json(sound(federation__quorum=1.0).wire(), Recipe, "wire").federation.quorum
+    assert isinstance(again, float)
+
+
+@pytest.mark.parametrize(
+    ("shape", "mean", "std"),
+    [
+        ([3, 8, 8], [0.5, 0.5], [0.5]),
+        ([3, 8, 8], [0.5], [0.5] * 4),
+        ([0, 8, 8], [0.5], [0.5]),
+        ([1, 8, -8], [0.5], [0.5]),
+    ],
+)
+def test_an_input_has_one_mean_or_one_a_channel(shape: list[int], mean: list[float], std: list[float]) -> None:
+    with pytest.raises(ConfigError, match="one value or one a channel"):
+        sound(input={"shape": shape, "mean": mean, "std": std})
+    assert Input(shape=(3, 8, 8), mean=(0.1, 0.2, 0.3)).std == (0.5,)
+
+
+@pytest.mark.parametrize(
+    ("partition", "expected"),
+    [
+        ({"kind": "whole"}, Whole()),
+        ({"kind": "shards", "sites": 2, "shards": 3}, Shards(kind="shards", sites=2, shards=3)),
+        ({"kind": "column"}, ColumnPartition(kind="column")),
+        (
+            {"kind": "pfllib-dirichlet", "sites": 2, "beta": 0.1},
+            PfllibDirichlet(kind="pfllib-dirichlet", sites=2, beta=0.1, min_examples=1),
+        ),
+        (
+            {"kind": "niid-bench-dirichlet", "sites": 2, "beta": 0.1},
+            NiidBenchDirichlet(kind="niid-bench-dirichlet", sites=2, beta=0.1, min_examples=10),
+        ),
+        (
+            {"kind": "pathological", "sites": 2, "classes_each": 3},
+            Pathological(kind="pathological", sites=2, classes_each=3, balanced=False),
+        ),
+    ],
+)
+def test_a_partition_is_chosen_by_its_kind(partition: dict[str, Any], expected: Any) -> None:
+    data = sound(data__partition=partition).data
+    assert data is not None
+    assert data.partition == expected
+
+
+@pytest.mark.parametrize(
+    ("partition", "said"),
+    [
+        ({"kind": "dirichlett", "sites": 2, "beta": 1.0}, "'dirichlet'"),
+        ({"sites": 2}, "kind"),
+        ({"kind": "shards", "sites": 2}, "'data.partition.shards.shards' is missing"),
+        ({"kind": "whole", "sites": 2}, "unknown key 'data.partition.whole.sites'"),
+        ({"kind": "shards", "sites": 2, "shards": 2, "beta": 0.3}, "unknown key 'data.partition.shards.beta'"),
+        ({"kind": "pathological", "sites": 2}, "'data.partition.pathological.classes_each' is missing"),
+        ({"kind": "pathological", "sites": 2, "classes_each": 0}, "data.partition.pathological.classes_each = 0"),
+        ({"kind": "pfllib-dirichlet", "sites": 0, "beta": 0.1}, "data.partition.pfllib-dirichlet.sites = 0"),
+        ({"kind": "niid-bench-dirichlet", "sites": 2, "beta": 0}, "data.partition.niid-bench-dirichlet.beta = 0"),
+        ({"kind": "niid-bench-dirichlet", "sites": 2, "beta": 1, "min_classes": 2}, "unknown key"),
+        ("whole", "data.partition"),
+    ],
+)
+def test_a_partition_of_the_wrong_kind_is_refused(partition: Any, said: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        sound(data__partition=partition)
+    assert said in str(error.value)
+    assert str(error.value).startswith("a.toml: ")
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        (
+            {"local_test": "by-class", "local_test_fraction": 0.25},
+            "expected local_test or local_test_fraction, not both",
+        ),
+        ({"merge_test_into_train": True}, "expected local_test_fraction beside it"),
+        ({"merge_test_into_train": True, "local_test": "by-class"}, "expected local_test_fraction beside it"),
+        ({"merge_test_into_train": True, "local_test_fraction": 0.25, "test_fraction": 0.3}, "remove test_fraction"),
+    ],
+)
+def test_a_test_set_comes_from_one_place(keys: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^a\.toml: data = .*{said}"):
+        sound(data={"source": "digits", **keys})
+
+
+@pytest.mark.parametrize("augment", ["none", "crop-flip", "reflect-crop-flip", "crop-flip-rotate"])
+def test_every_augmentation_has_a_name(augment: str) -> None:
+    assert sound(plan__augmentation=augment).plan.augmentation == augment
+
+
+def test_no_such_file(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"cannot read .*nowhere\.toml: No such file.*expected a TOML file"):
+        read_toml(tmp_path / "nowhere.toml", Recipe)
+    with pytest.raises(ConfigError, match="cannot read"):
+        read_table(tmp_path)
+
+
+@pytest.mark.parametrize("text", [b"name = ", b"\xff\xfe", b"{}", b"name = 'a'\nname = 'b'\n"])
+def test_no_toml(tmp_path: Path, text: bytes) -> None:
+    (tmp_path / "r.toml").write_bytes(text)
+    with pytest.raises(ConfigError, match=r"r\.toml is not TOML"):
+        read_toml(tmp_path / "r.toml", Recipe)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "null", "{", '{"name": 1', "NaN"])
+def test_a_recipe_off_the_wire_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"^wire: "):
+        parse_json(text, Recipe, "wire")
+
+
+def test_a_recipe_cannot_be_changed() -> None:
+    recipe: Any = sound()
+    with pytest.raises(ValidationError):
+        recipe.rounds = 9
+    with pytest.raises(ValidationError):
+        recipe.plan.lr = 9.0
+
+
+def test_what_goes_to_sites_names_no_data_and_no_path() -> None:
+    recipe = sound(data__root="/home/secret", data__source="npz")
+    assert "secret" not in recipe.wire()
+    assert "dirichlet" not in recipe.wire()
+    assert parse_json(recipe.wire(), Recipe, "wire") == recipe.model_copy(update={"data": None})
+
+
+def test_equal_runs_have_equal_fingerprints_wherever_their_data_are() -> None:
+    assert sound().fingerprint() == sound(data__root="/elsewhere").fingerprint()
+    assert sound().fingerprint() == parse(dict(reversed(table().items())), Recipe, "b.toml").fingerprint()
+    assert sound(plan={}).fingerprint() == sound(plan={"epochs": 1}).fingerprint()  # the default, said
+
+
+DIFFERENT = [
+    ("name", "r-2"),
+    ("seed", 1),
+    ("rounds", 4),
+    ("classes", 11),
+    ("input__shape", [3, 8, 8]),
+    ("method__prototype_momentum", 0.6),
+    ("method__scale", 2.0),
+    ("model__name", "other"),
+    ("plan__lr", 0.02),
+    ("federation__quorum", 1.0),
+    ("federation__quorum", 1),
+]
+
+
+def test_different_runs_have_different_fingerprints() -> None:
+    prints = [sound().fingerprint(), *(sound(**{key: value}).fingerprint() for key, value in DIFFERENT)]
+    assert len(set(prints)) == len(prints)
+
+
+def test_parsing_leaves_the_table_as_it_was() -> None:
+    before = table()
+    after = copy.deepcopy(before)
+    parse(after, Recipe, "a.toml")
+    assert after == before
+
+
+# Recipes that extend another one
+
+
+def extending(folder: Path, *, base: str, text: str) -> Recipe:
+    (folder / "base.toml").write_text(base)
+    (folder / "r.toml").write_text(f'extends = "base.toml"\n{text}')
+    return read_recipe(folder / "r.toml")
+
+
+BASE = """
+name = "base"
+rounds = 7
+classes = 10
+input = { shape = [1, 8, 8] }
+method = { name = "fednh", prototype_momentum = 0.5 }
+model = { name = "mlp", hidden = [3] }
+[data]
+source = "digits"
+partition = { kind = "dirichlet", sites = 5, beta = 0.3 }
+"""
+
+
+def test_an_extending_recipe_says_only_what_differs(tmp_path: Path) -> None:
+    recipe = extending(tmp_path, base=BASE, text='name = "r"\nrounds = 3\n[method]\nscale = 2.0\n[plan]\nlr = 0.5\n')
+    assert (recipe.name, recipe.rounds, recipe.classes, recipe.plan.lr) == ("r", 3, 10, 0.5)
+    assert recipe.method.options == {"prototype_momentum": 0.5, "scale": 2.0}
+
+
+def test_another_method_or_partition_takes_no_options_of_the_former_one(tmp_path: Path) -> None:
+    text = '[method]\nname = "fedavg"\n[data]\nseed = 3\npartition = { kind = "shards", sites = 5, shards = 2 }\n'
+    recipe = extending(tmp_path, base=BASE, text=text)
+    assert recipe.method.options == {}
+    assert recipe.data is not None
+    assert (recipe.data.source, recipe.data.seed) == ("digits", 3)
+    assert recipe.data.partition == Shards(kind="shards", sites=5, shards=2)
+
+
+def test_extending_goes_on(tmp_path: Path) -> None:
+    (tmp_path / "root.toml").write_text(BASE)
+    recipe = extending(tmp_path, base='extends = "root.toml"\nrounds = 4\n', text='name = "r"\n')
+    assert (recipe.name, recipe.rounds, recipe.classes) == ("r", 4, 10)
+
+
+def test_files_that_extend_each_other_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="extends 8 files"):
+        extending(tmp_path, base='extends = "r.toml"\n', text="")
+
+
+def test_what_is_extended_must_be_there(tmp_path: Path) -> None:
+    (tmp_path / "r.toml").write_text('extends = "nowhere.toml"\n')
+    with pytest.raises(ConfigError, match=r"cannot read .*nowhere\.toml"):
+        read_recipe(tmp_path / "r.toml")
+
+
+def test_an_extending_recipe_is_checked_whole(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"r\.toml: unknown key 'round'"):
+        extending(tmp_path, base=BASE, text="round = 3\n")
+
+
+@pytest.mark.parametrize("evaluation", [{"class_order": [0, 1]}, {"class_order": [0] * 10}])
+def test_an_order_of_classes_names_each_once(evaluation: dict[str, object], tmp_path: Path) -> None:
+    (tmp_path / "r.toml").write_text(BASE)
+    table = {**read_table(tmp_path / "r.toml"), "evaluation": evaluation}
+    with pytest.raises(ConfigError, match="expected each of 0 to 9 once"):
+        parse(table, Recipe, "r.toml")
+
+
+# Keys of before 0.2
+
+
+@pytest.mark.parametrize(
+    ("place", "new"), sorted(item for item in RENAMED.items() if not item[0].startswith("method."))
+)
+def test_an_old_key_is_refused_by_its_new_name(place: str, new: str) -> None:
+    elsewhere: dict[str, type[BaseModel]] = {"share": ClientSettings, "models": PolicyRules}
+    model = elsewhere.get(place, Recipe)
+    *tables, key = place.split(".")
+    table: dict[str, Any] = {key: 1}
+    for name in reversed(tables):
+        table = {name: table}
+    with pytest.raises(ConfigError, match=f"unknown key '{place}': it is called '{new}'"):
+        parse(table, model, "file")
+
+
+@pytest.mark.parametrize(("method", "old"), [("fednh", "smoothing"), ("fednh", "separation"), ("fedprp", "ema")])
+def test_an_old_option_of_a_method_is_refused_by_its_new_name(method: str, old: str) -> None:
+    with pytest.raises(ConfigError, match=f"'{old}' .*it is called '{RENAMED['method.' + old]}'"):
+        server_methods.build(method, {old: 0.5})

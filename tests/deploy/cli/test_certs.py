@@ -1,0 +1,237 @@
+"""`protofed certs` as operators and sites type it, with a stand-in for the server."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+import typer
+from rich.console import Console
+from tests.support.operator_stub import Info, StandIn
+
+from protofed.common.pki.identity import Party, fingerprint, read_identity
+from protofed.deploy.certs.lifecycle import install, make_authority, read_request, request, sign_request
+from protofed.deploy.cli import certs as cli_certs
+from protofed.deploy.cli import main
+from protofed.deploy.operator import connection
+
+Cli = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(autouse=True)
+def server(monkeypatch: pytest.MonkeyPatch) -> type[StandIn]:
+    monkeypatch.setattr(connection, "Operator", StandIn)
+    monkeypatch.setattr(StandIn, "known", {})
+    monkeypatch.setattr(StandIn, "dialled", [])
+    monkeypatch.setattr(StandIn, "down", False)
+    for name in ("PROTOFED_OPERATOR_SERVER", "PROTOFED_OPERATOR_IDENTITY"):
+        monkeypatch.delenv(name, raising=False)
+    return StandIn
+
+
+@pytest.fixture
+def certs(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Cli:
+    """Runs `protofed certs` in an empty folder: exit code, standard output, standard error."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(cli_certs, "console", Console(soft_wrap=True, highlight=False, color_system=None))
+        with pytest.raises(SystemExit) as ended:
+            main.main(["certs", *map(str, arguments)])
+        out, err = capfd.readouterr()
+        assert "PRIVATE" not in out + err
+        assert "Traceback" not in err
+        return int(ended.value.code or 0), out, err
+
+    return run
+
+
+def done(answer: tuple[int, str, str]) -> str:
+    code, out, err = answer
+    assert code == 0, err
+    return out
+
+
+def refused(answer: tuple[int, str, str], *phrases: str, code: int = 78) -> None:
+    assert answer[0] == code, answer
+    for phrase in phrases:
+        assert phrase in answer[2]
+
+
+@pytest.fixture
+def hospital(certs: Cli) -> Path:
+    """A CA in `ca`, and a site in `a`."""
+    authority = make_authority(Path("ca"))
+    asked = read_request(request(Path("a"), Party.SITE, "hospital-a"), "request")
+    install(Path("a"), sign_request(asked, authority))
+    return Path("a")
+
+
+def known(folder: Path) -> dict[str, Info]:
+    """A site that a server has let in."""
+    one = read_identity(folder, Party.SITE, datetime.now(UTC)).certificate
+    dates = one.not_before.timestamp(), one.not_after.timestamp()
+    return {one.fingerprint: Info(one.party, one.name, one.fingerprint, *dates)}
+
+
+def test_the_whole_way_of_a_site(server: type[StandIn], certs: Cli) -> None:
+    done(certs("init", "--ca", "ca"))
+    done(certs("request", "--identity", "olga", "--operator", "olga"))
+    done(certs("sign", "olga/operator-olga.request.pem", "--ca", "ca", "--yes"))
+    done(certs("install", "olga/operator-olga.bundle.pem", "--identity", "olga"))
+    done(certs("request", "--identity", "a", "--site", "hospital-a"))
+    online = ("--server", "fl.example.org:7443", "--identity", "olga")
+    done(certs("sign", "a/site-hospital-a.request.pem", "--ca", "ca", "--yes", *online))
+    done(certs("install", "a/site-hospital-a.bundle.pem", "--identity", "a"))
+    found = read_identity(Path("a"), Party.SITE, datetime.now(UTC))
+    assert server.dialled == [("fl.example.org:7443", Path("olga"), False)]
+    assert list(server.known) == [found.certificate.fingerprint] == [fingerprint(found.certificate_pem)]
+
+
+def test_requests_say_what_to_send_and_what_to_compare(certs: Cli) -> None:
+    out = done(certs("request", "--identity", "s", "--server", "main", "--host", "fl.example.org", "--host", "::1"))
+    assert "s/server-main.request.pem" in out
+    key = next(line.removeprefix("key:").strip() for line in out.splitlines() if line.startswith("key:"))
+    assert len(key.split()) == 16
+    done(certs("init", "--ca", "ca"))
+    told = done(certs("sign", "s/server-main.request.pem", "--ca", "ca", "--yes", "--out", "answer.pem"))
+    assert key in told
+    assert "server 'main' fl.example.org ::1" in told
+    assert "valid until" in told
+    assert "needs no registration" in told
+    told = done(certs("install", "answer.pem", "--identity", "s"))
+    assert "valid until" in told
+    assert "trusted: protofed CA" in told
+
+
+@pytest.mark.parametrize("given", [(), ("--site", "a", "--operator", "b")])
+def test_a_request_is_for_one_party(given: tuple[str, ...], certs: Cli) -> None:
+    refused(certs("request", "--identity", "x", *given), "expected exactly one of --site ID")
+    assert not Path("x").exists()
+
+
+def test_nothing_is_signed_unless_somebody_compared(certs: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    done(certs("init", "--ca", "ca"))
+    done(certs("request", "--identity", "a", "--site", "a"))
+    asked = ("sign", "a/site-a.request.pem", "--ca", "ca")
+    refused(certs(*asked), "nobody is there to ask", "--yes")
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
+    monkeypatch.setattr(typer, "confirm", Answer(no=True))
+    assert certs(*asked)[0] == 1
+    assert not list(Path("ca/issued").iterdir())
+    monkeypatch.setattr(typer, "confirm", Answer(no=False))
+    done(certs(*asked))
+    assert len(list(Path("ca/issued").iterdir())) == 1
+
+
+@dataclass(frozen=True)
+class Answer:
+    no: bool
+
+    def __call__(self, question: str, *, abort: bool) -> None:
+        assert abort
+        assert "fingerprint" in question
+        if self.no:
+            raise typer.Abort
+
+
+def test_a_renewal_and_its_installation(hospital: Path, certs: Cli) -> None:
+    before = read_identity(hospital, Party.SITE, datetime.now(UTC))
+    done(certs("renew", "--identity", "a", "--out", "again.pem"))
+    done(certs("sign", "again.pem", "--ca", "ca", "--yes", "--days", 30, "--out", "bundle.pem"))
+    done(certs("install", "bundle.pem", "--identity", "a"))
+    after = read_identity(hospital, Party.SITE, datetime.now(UTC))
+    assert after.key_pem != before.key_pem
+    assert after.certificate.not_after < before.certificate.not_after
+
+
+def test_another_ca_must_be_meant(hospital: Path, certs: Cli) -> None:
+    done(certs("init", "--ca", "ca2", "--name", "second"))
+    done(certs("renew", "--identity", "a", "--out", "again.pem"))
+    done(certs("sign", "again.pem", "--ca", "ca2", "--also", "ca/ca.pem", "--yes", "--out", "b.pem"))
+    refused(certs("install", "b.pem", "--identity", "a"), "changes which CAs", "new: second ", "--new-ca")
+    assert "trusted: second " in done(certs("install", "b.pem", "--identity", "a", "--new-ca"))
+
+
+def test_a_server_that_is_down_leaves_a_bundle_to_register_later(
+    certs: Cli, server: type[StandIn], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done(certs("init", "--ca", "ca"))
+    done(certs("request", "--identity", "a", "--site", "a"))
+    monkeypatch.setattr(server, "down", True)
+    online = ("--server", "127.0.0.1:7443", "--plaintext")
+    answer = certs("sign", "a/site-a.request.pem", "--ca", "ca", "--yes", *online)
+    refused(answer, "not registered: no server", "protofed certs register a/site-a.bundle.pem", code=69)
+    monkeypatch.setattr(server, "down", False)
+    assert "registered at 127.0.0.1:7443" in done(certs("register", "a/site-a.bundle.pem", *online))
+    assert [one.name for one in server.known.values()] == ["a"]
+    assert server.dialled[-1] == ("127.0.0.1:7443", None, True)
+
+
+def test_a_revocation_is_shown_with_its_reason(hospital: Path, certs: Cli) -> None:
+    online = ("--server", "fl.example.org:7443", "--identity", "olga")
+    StandIn.known.update(known(hospital))
+    out = done(certs("revoke", "hospital-a", "--reason", "laptop stolen", *online))
+    assert out.startswith("revoked: site 'hospital-a', fingerprint ")
+    assert "laptop stolen" in out
+    [row] = json.loads(done(certs("list", "--json", *online)))
+    assert row["revoked"] == "2030-05-01T12:00:00Z: laptop stolen"
+    assert row["fingerprint"] == read_identity(hospital, Party.SITE, datetime.now(UTC)).certificate.fingerprint
+
+
+def test_revoking_needs_a_server_and_a_reason(certs: Cli) -> None:
+    refused(certs("revoke", "a", "--reason", "x"), "expected --server host:port")
+    refused(certs("revoke", "a", "--server", "127.0.0.1:1"), "--reason", code=2)
+
+
+def test_lists_of_a_folder_and_of_a_ca(hospital: Path, server: type[StandIn], certs: Cli) -> None:
+    own = json.loads(done(certs("list", "--identity", "a", "--json")))
+    assert [(row["party"], row["days_left"]) for row in own] == [("site", 364), ("ca", 3649)]
+    signed = json.loads(done(certs("list", "--ca", "ca", "--json")))
+    assert [row["party"] for row in signed] == ["ca", "site"]
+    shown = done(certs("list", "--identity", "a"))
+    assert own[0]["fingerprint"][:16] in shown
+    assert own[0]["fingerprint"][:17] not in shown
+    assert own[0]["not_after"][:10] in shown
+    assert server.dialled == [], "no server is asked for what is in a folder"
+
+
+def test_a_list_of_nothing_says_what_it_needs(certs: Cli, tmp_path: Path) -> None:
+    refused(certs("list"), "expected --identity FOLDER, --ca FOLDER, or --server")
+    refused(certs("list", "--ca", tmp_path), "ca.pem", "No such file")
+    refused(certs("list", "--identity", tmp_path), "cert.pem", "No such file")
+
+
+def test_a_ca_with_a_passphrase(certs: Cli, tmp_path: Path) -> None:
+    (tmp_path / "word").write_text("open sesame\n", encoding="utf-8")
+    (tmp_path / "empty").write_text("", encoding="utf-8")
+    refused(certs("init", "--ca", "ca", "--passphrase-file", "empty"), "empty is empty; expected the passphrase")
+    refused(certs("init", "--ca", "ca", "--passphrase-file", "none"), "cannot read none")
+    out = done(certs("init", "--ca", "ca", "--passphrase-file", "word"))
+    assert "not encrypted" not in out
+    assert "sesame" not in out
+    done(certs("request", "--identity", "a", "--site", "a"))
+    asked = ("sign", "a/site-a.request.pem", "--ca", "ca", "--yes")
+    refused(certs(*asked), "is encrypted; give --passphrase-file")
+    done(certs(*asked, "--passphrase-file", "word"))
+
+
+def test_a_ca_is_never_overwritten(certs: Cli) -> None:
+    assert "not encrypted" in done(certs("init", "--ca", "ca"))
+    refused(certs("init", "--ca", "ca"), "ca has a CA already")
+    refused(certs("sign", "none.pem", "--ca", "ca", "--yes"), "cannot read none.pem: No such file")
+
+
+def test_a_file_that_is_far_too_long_is_not_read(certs: Cli, tmp_path: Path) -> None:
+    (tmp_path / "long.pem").write_bytes(b"x" * (300 << 10))
+    refused(certs("install", "long.pem", "--identity", "a"), "long.pem is longer than 256 KiB")
+
+
+@pytest.mark.parametrize("command", ["", "init", "request", "renew", "sign", "register", "install", "revoke", "list"])
+def test_every_command_has_help(command: str, certs: Cli) -> None:
+    assert "Usage" in done(certs(*filter(None, [command]), "--help"))

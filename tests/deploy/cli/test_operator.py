@@ -1,0 +1,440 @@
+"""`protofed runs …` and `protofed sites …`, against a real server."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import structlog
+from rich.console import Console
+from tests.support.disturbed_run import RUN, SITES, disturbed, hang_up, moved
+from tests.support.pki import Authority
+from tests.support.tls_server import Realm, realm
+
+from protofed.common.config.recipe import Recipe
+from protofed.common.errors import ConfigError, ProtocolError, StateError, UnavailableError
+from protofed.common.pki.identity import Party
+from protofed.common.protocol.messages import Role, TaskKind
+from protofed.deploy import shipped
+from protofed.deploy.cli import main
+from protofed.deploy.operator import tables
+from protofed.deploy.operator.connection import Operator, plain
+from protofed.protos.v1 import operator_pb2 as pb
+from protofed.server.methods.fedavg import FedAvgServer
+from protofed.server.storage.rows import RoundRow, TaskRow
+
+RecipeOf = Callable[..., Recipe]
+FEDNH = "digits-fednh"
+RECIPE = shipped.folder("recipes") / f"{FEDNH}.toml"
+
+
+class Terminal:
+    """The command line in this process, told of a server by the environment."""
+
+    def __init__(self, capfd: pytest.CaptureFixture[str]) -> None:
+        self._capfd = capfd
+
+    def __call__(self, *arguments: object) -> tuple[int, str, str]:
+        """Exit code, standard output, standard error."""
+        self._capfd.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            main.main([str(argument) for argument in arguments])
+        out, err = self._capfd.readouterr()
+        return int(ended.value.code or 0), out, err
+
+    def says(self, *arguments: object) -> str:
+        """What a command prints that succeeds."""
+        code, out, err = self(*arguments)
+        assert code == 0, err
+        return out
+
+    def json(self, *arguments: object) -> Any:
+        """As `says`, read."""
+        return json.loads(self.says(*arguments, "--json"))
+
+    def refuses(self, code: int, *arguments: object) -> str:
+        """The one line that a command prints that fails."""
+        ended, _, err = self(*arguments)
+        (said,) = [line for line in err.splitlines() if line.startswith("protofed: ")]
+        assert ended == code, err
+        assert "Traceback" not in err
+        return said
+
+
+@pytest.fixture
+def protofed(capfd: pytest.CaptureFixture[str]) -> Iterator[Terminal]:
+    yield Terminal(capfd)
+    structlog.reset_defaults()  # the server of this process logs on when what is captured has been closed
+
+
+@pytest.fixture
+def server(live_server: Callable[..., Any], recipe_of: RecipeOf, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """One run, which waits for sites."""
+    found = live_server(recipe_of("fedavg"))
+    monkeypatch.setenv("PROTOFED_OPERATOR_SERVER", found.address)
+    monkeypatch.setenv("PROTOFED_OPERATOR_PLAINTEXT", "1")
+    return found
+
+
+@pytest.fixture
+def troubled(
+    live_server: Callable[..., Any], recipe_of: RecipeOf, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[Any, Any]]:
+    """A run in which several things went wrong, and the daemons of its sites."""
+    found, daemons = disturbed(live_server, recipe_of)
+    monkeypatch.setenv("PROTOFED_OPERATOR_SERVER", found.address)
+    monkeypatch.setenv("PROTOFED_OPERATOR_PLAINTEXT", "1")
+    yield found, daemons
+    hang_up(daemons)
+
+
+# Runs
+
+
+@pytest.mark.usefixtures("server")
+def test_a_run_is_started_by_its_file_or_name_and_listed(protofed: Terminal) -> None:
+    assert protofed.says("runs", "start", RECIPE) == f"{FEDNH}: queued\n"
+    assert protofed.json("runs", "start", FEDNH, "--name", "again")["status"] == "queued"
+    out = protofed.says("runs", "list")
+    assert [line.split()[:5] for line in out.splitlines()[1:] if not line.startswith(" ")] == [
+        [RUN, "fedavg", "running", "0/3", "0/0"],
+        [FEDNH, "fednh", "queued", "0/20", "0/0"],
+        ["again", "fednh", "queued", "0/20", "0/0"],
+    ]
+    assert [info["run"] for info in protofed.json("runs", "list")] == [RUN, FEDNH, "again"]
+
+
+@pytest.mark.usefixtures("server")
+def test_a_run_is_paused_resumed_and_ended(protofed: Terminal) -> None:
+    assert protofed.says("runs", "pause", RUN) == f"{RUN}: paused, after round 0 no other is opened\n"
+    assert protofed.says("runs", "resume", RUN) == f"{RUN}: running\n"
+    told = protofed.says("runs", "abort", RUN, "--reason", "wrong [data] [/]")
+    assert told == f"{RUN}: aborted in round 0: wrong [data] [/]\n"
+    for command in ("pause", "resume", "abort"):
+        assert f"run '{RUN}' has ended: wrong [data] [/]" in protofed.refuses(78, "runs", command, RUN)
+    assert "wrong [data] [/]" in protofed.says("runs", "show", RUN)
+    assert "aborted" in protofed.says("runs", "list")
+
+
+@pytest.mark.usefixtures("server")
+def test_orders_are_told_as_json(protofed: Terminal) -> None:
+    assert protofed.json("runs", "pause", RUN)["status"] == "paused"
+    assert protofed.json("runs", "resume", RUN)["status"] == "running"
+    assert protofed.json("runs", "abort", RUN)["reason"] == "aborted by the operator"
+
+
+@pytest.mark.usefixtures("troubled")
+def test_a_run_goes_back_and_says_so(protofed: Terminal) -> None:
+    assert protofed.says("runs", "rollback", RUN, 0) == f"{RUN}: goes on after round 0 (running)\n"
+    assert protofed.json("runs", "rollback", RUN, 0)["rolled_back"] >= 2
+    out = protofed.says("runs", "show", RUN)
+    assert "rolled-back" in out
+    assert "attempts rolled back" in " ".join(out.split())
+    assert "expected one of 0" in protofed.refuses(78, "runs", "rollback", RUN, 9)
+
+
+@pytest.mark.usefixtures("troubled")
+def test_what_went_wrong_is_shown_and_what_did_not_is_not(protofed: Terminal) -> None:
+    out = protofed.says("runs", "show", RUN)
+    said = " ".join(out.split())
+    for phrase in (
+        f"{RUN} · fedavg · running · round 2 of 3 · 0 of 6 sites reported",
+        "DEGRADED: 1 round used fewer sites than wanted",
+        "1 1 degraded",
+        "1 failed, 1 late, 3 reported, 1 set-aside",
+        "1 1 site-1 fit reported refused as not-finite: body/w has values that are not finite",
+        "1 1 site-5 fit failed out-of-memory",
+        "1 1 site-6 fit late training, epoch 1/3, last progress",
+        "1 1 site-4 fit set-aside its norm of",
+    ):
+        assert phrase in said, out
+    assert "site-2" not in out
+    everything = protofed.says("runs", "show", RUN, "--all")
+    assert all(site in everything for site in SITES)
+
+
+@pytest.mark.usefixtures("troubled")
+def test_a_run_is_shown_as_json(protofed: Terminal) -> None:
+    detail = protofed.json("runs", "show", RUN)
+    assert detail["info"]["degraded"] == 1
+    tasks = {task["site"]: task["task_status"] for task in detail["rounds"][1]["sites"]}
+    assert [tasks[site] for site in SITES] == ["reported", "reported", "reported", "set-aside", "failed", "late"]
+
+
+def test_states_are_verified_and_one_that_differs_is_an_error(
+    troubled: tuple[Any, Any], protofed: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, _ = troubled
+    out = protofed.says("runs", "verify", RUN)
+    assert [line.split()[0::3] for line in out.splitlines() if line[:1].isdigit()] == [["0", "same"], ["1", "same"]]
+    found = protofed.json("runs", "verify", RUN)
+    assert [(row["round"], row["attempt"], row["finding"]) for row in found] == [(0, 1, "same"), (1, 1, "same")]
+    with monkeypatch.context() as patched:
+        patched.setattr(FedAvgServer, "aggregate", lambda *_: moved(9.0))
+        said = protofed.refuses(1, "runs", "verify", RUN)
+    assert f"run {RUN}: the states of rounds 1 do not come out again" in said
+    blob = server.blobs._path(found[1]["published"])
+    blob.write_bytes(b"rotten")
+    code, out, _ = protofed("runs", "verify", RUN)
+    assert (code, "damaged" in out, "has changed on disk" in " ".join(out.split())) == (1, True, True)
+    blob.unlink()
+    assert "not-kept" in protofed.says("runs", "verify", RUN)
+
+
+# Sites
+
+
+@pytest.mark.usefixtures("troubled")
+def test_sites_are_listed_kept_out_and_let_in_again(protofed: Terminal) -> None:
+    rows = {line.split()[0]: line.split() for line in protofed.says("sites", "list").splitlines()[1:]}
+    assert list(rows) == SITES
+    assert rows["site-6"][1:4] == ["trainer", "working", "0"]  # none of its epochs is done
+    assert "task" in protofed.says("sites", "list").splitlines()[0]
+    assert protofed.says("sites", "exclude", "site-6", "--reason", "[wrong]") == "site-6: excluded ([wrong])\n"
+    rows = {line.split()[0]: line.split() for line in protofed.says("sites", "list").splitlines()[1:]}
+    assert rows["site-6"][1:] == ["trainer", "excluded", "[wrong]"]
+    assert protofed.json("sites", "exclude", "site-5")["excluded"] == "by the operator"
+    assert protofed.says("sites", "admit", "site-6") == "site-6: admitted\n"
+    assert protofed.json("sites", "admit", "site-5")["status"] == "away"
+    assert [info["site"] for info in protofed.json("sites", "list")] == SITES
+    assert "is not excluded" in protofed.refuses(78, "sites", "admit", "site-5")
+    assert "is no id" in protofed.refuses(78, "sites", "exclude", "Site 5")
+
+
+@pytest.mark.usefixtures("server")
+def test_a_server_of_nothing_says_what_to_do(protofed: Terminal) -> None:
+    assert protofed.says("sites", "list") == "No site has enrolled yet.\n"
+    console = Console(width=80)
+    with console.capture() as shown:
+        console.print(tables.runs_table([]))
+    assert shown.get() == "No runs yet. Begin one with: protofed runs start RECIPE\n"
+
+
+# Refusals
+
+COMMANDS = [
+    ("runs", "list"),
+    ("runs", "show", "x"),
+    ("runs", "watch", "x"),
+    ("runs", "start", FEDNH),
+    ("runs", "pause", "x"),
+    ("runs", "resume", "x"),
+    ("runs", "abort", "x"),
+    ("runs", "rollback", "x", "0"),
+    ("runs", "verify", "x"),
+    ("sites", "list"),
+    ("sites", "exclude", "x"),
+    ("sites", "admit", "x"),
+]
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_where_no_server_is_every_command_says_so(
+    protofed: Terminal, command: tuple[str, ...], unused_port: int
+) -> None:
+    said = protofed.refuses(69, *command, "--server", f"127.0.0.1:{unused_port}", "--plaintext")
+    assert f"no answer from the server at 127.0.0.1:{unused_port}; start it, or give its address with --server" in said
+
+
+@pytest.mark.usefixtures("server")
+def test_what_the_server_refuses_is_said_in_its_words(protofed: Terminal, tmp_path: Path) -> None:
+    for command in ("show", "watch", "pause", "resume", "abort", "verify"):
+        said = protofed.refuses(78, "runs", command, "other")
+        assert f"there is no run 'other'; expected one of: {RUN}" in said
+    assert f"there is a run '{RUN}' already" in protofed.refuses(78, "runs", "start", FEDNH, "--name", RUN)
+    assert "did you mean 'digits-fednh'?" in protofed.refuses(78, "runs", "start", "digits-fedhn")
+    assert "is no id" in protofed.refuses(78, "runs", "start", FEDNH, "--name", "../x")
+    (tmp_path / "bad.toml").write_text(RECIPE.read_text("utf-8").replace('"fednh"', '"fedhn"', 1), "utf-8")
+    assert "fedhn" in protofed.refuses(78, "runs", "start", tmp_path / "bad.toml")
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0:7443", "example.org:7443", "7443"])
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_plain_text_is_for_this_machine_only_and_only_when_it_is_wanted(
+    protofed: Terminal, command: tuple[str, ...], address: str
+) -> None:
+    assert "loopback" in protofed.refuses(78, *command, "--server", address, "--plaintext")
+    assert "--identity" in protofed.refuses(78, *command)
+
+
+# Certificates
+
+
+@pytest.fixture
+def tls(live_server: Callable[..., Any], recipe_of: RecipeOf, tmp_path: Path) -> Iterator[Realm]:
+    """The same over TLS."""
+    with realm(tmp_path / "identities", live_server, recipe_of("fedavg")) as made:
+        yield made
+
+
+def test_an_operator_is_known_by_its_certificate(
+    protofed: Terminal, tls: Realm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PROTOFED_OPERATOR_SERVER", tls.server.address)
+    boss = tls.identity("boss", Party.OPERATOR)
+    assert RUN in protofed.says("runs", "list", "--identity", boss)
+    monkeypatch.setenv("PROTOFED_OPERATOR_IDENTITY", str(boss))
+    assert protofed.json("runs", "pause", RUN)["status"] == "paused"
+    assert "exclude each other" in protofed.refuses(78, "runs", "list", "--plaintext")
+
+
+def test_who_is_no_operator_is_told_why(protofed: Terminal, tls: Realm) -> None:
+    def refuses(code: int, identity: Path) -> str:
+        return protofed.refuses(code, "runs", "list", "--server", tls.server.address, "--identity", identity)
+
+    stranger = tls.identity("stranger", Party.OPERATOR)
+    assert "of operator 'stranger' is not registered here" in refuses(76, stranger)
+    assert "is the certificate of site 'site-1'" in refuses(78, tls.identity("site-1", Party.SITE))
+    assert "certificate missing" in refuses(78, tls.folder / "nowhere")
+    foreign = Authority.make().issue(tls.folder / "foreign", Party.OPERATOR, "boss")
+    assert "its certificate is not of a CA in our ca.pem" in refuses(69, foreign)
+    (foreign / "ca.pem").write_bytes((foreign / "ca.pem").read_bytes() + tls.authority.pem)
+    assert "it does not know the CA of our certificate" in refuses(69, foreign)
+
+
+def test_certificates_are_registered_listed_and_revoked(protofed: Terminal, tls: Realm) -> None:
+    pem = (tls.identity("site-1", Party.SITE) / "cert.pem").read_text("ascii")
+    with tls.operator() as operator:
+        info = operator.register(pem)
+        assert (info.party, info.name, info.status) == ("site", "site-1", "valid")
+        assert operator.register(pem) == info
+        assert [(one.party, one.name) for one in operator.certificates()] == [("operator", "boss"), ("site", "site-1")]
+        with pytest.raises(ConfigError, match="no certificate is registered under 'site-2'"):
+            operator.revoke("site-2", "lost")
+        (gone,) = operator.revoke("site-1", "laptop lost")
+        assert (gone.fingerprint, gone.status, gone.reason) == (info.fingerprint, "revoked", "laptop lost")
+        assert gone.revoked_at > gone.added_at
+        with pytest.raises(ConfigError, match=r"was revoked on .*: laptop lost; that is for ever"):
+            operator.register(pem)
+
+
+def test_sites_are_listed_with_the_end_of_their_certificates(protofed: Terminal, tls: Realm) -> None:
+    tls.site("site-1")
+    with tls.operator() as operator:
+        (info,) = operator.sites()
+    (row,) = [row for row in tls.server.ledger.certificates() if row.name == "site-1"]
+    assert info.certificate_until == row.not_after
+    where = ("--server", tls.server.address, "--identity", tls.identity("boss", Party.OPERATOR))
+    assert time.strftime("%Y-%m-%d", time.gmtime(row.not_after)) in protofed.says("sites", "list", *where)
+
+
+def test_a_site_whose_certificate_is_revoked_is_listed_so_and_counts_in_no_round(tls: Realm) -> None:
+    tls.site("site-1")
+    current = tls.server.runs.current
+    assert current is not None
+    presence = current._presence
+    with tls.operator() as operator:
+        assert presence.enrolled(Role.TRAINER) == {"site-1"}
+        operator.revoke("site-1", "laptop lost")
+        (info,) = operator.sites()
+        assert (info.status, info.activity_text, info.certificate_until) == ("revoked", "laptop lost", 0.0)
+        assert presence.enrolled(Role.TRAINER) == frozenset()
+
+
+@pytest.mark.parametrize("command", [("runs",), ("sites",), *(command[:2] for command in COMMANDS)])
+def test_every_command_has_help(protofed: Terminal, command: tuple[str, ...]) -> None:
+    assert "Usage" in protofed.says(*command, "--help")
+
+
+# The wire
+
+
+def test_answers_become_errors_of_ours(server: Any, unused_port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Operator(server.address, plaintext=True) as operator:
+        with pytest.raises(ConfigError, match="there is no run 'x'"):
+            operator.show("x")
+        with monkeypatch.context() as patched:
+            patched.setattr(server.ledger, "runs", lambda: 1 / 0)
+            with pytest.raises(ProtocolError, match=r"internal error, incident [0-9a-f]{8}$"):
+                operator.runs()
+        with pytest.raises(StateError, match="takes at most"):
+            operator.abort(RUN, "x" * (300 << 10))
+    with (
+        Operator(f"127.0.0.1:{unused_port}", plaintext=True) as operator,
+        pytest.raises(UnavailableError, match="start it"),
+    ):
+        operator.runs()
+
+
+def test_a_run_of_many_rounds_and_sites_can_be_shown(server: Any) -> None:
+    sites = 4_000
+    for attempt in range(1, 13):
+        tasks = [
+            TaskRow(f"{attempt}-{number}", RUN, 1, attempt, f"site-{number}", TaskKind.FIT, None, 0, "late", "x" * 150)
+            for number in range(sites)
+        ]
+        server.ledger.open_round(RoundRow(RUN, 1, attempt, 1, 1), tasks)
+    with Operator(server.address, plaintext=True) as operator:
+        detail, newest = operator.show(RUN), operator.show(RUN, newest=5)
+    assert detail.ByteSize() > 6 << 20  # more than one message may have
+    assert [(row.attempt, len(row.sites)) for row in detail.rounds] == [(attempt, sites) for attempt in range(1, 13)]
+    assert [row.attempt for row in newest.rounds] == [11, 12]
+
+
+def test_a_message_is_told_with_all_its_fields() -> None:
+    tasks = [pb.SiteTask(site="ann", kind="fit", task_status="late", refusals=["a", "b"])]
+    assert plain(pb.RoundInfo(round=3, opened_at=1.5, sites=tasks)) == {
+        "round": 3,
+        "attempt": 0,
+        "outcome": "",
+        "reason": "",
+        "opened_at": 1.5,
+        "closed_at": 0.0,
+        "state": "",
+        "sites": [{"site": "ann", "kind": "fit", "task_status": "late", "reason": "", "refusals": ["a", "b"]}],
+    }
+
+
+# Tables
+
+
+def shown(width: int, *parts: Any) -> list[str]:
+    console = Console(width=width)
+    with console.capture() as captured:
+        for part in parts:
+            console.print(part)
+    return [line.rstrip() for line in captured.get().splitlines()]
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_words_and_numbers_are_never_cut(width: int) -> None:
+    run, reason = "a-rather-long-name-of-a-run-on-ham10000-with-seed-3", "words " * 40
+    info = pb.RunInfo(run=run, method="cwfedavg-private", status="completed", round=300, rounds=300, invited=100)
+    lines = shown(width, tables.runs_table([info]))
+    assert max(map(len, lines)) <= width
+    for word in ("cwfedavg-private", "completed", "300/300", "0/100"):
+        assert any(word in line.split() for line in lines), lines
+    assert "".join(line.split()[0] for line in lines[1:] if not line.startswith(" ")) == run
+    row = pb.RoundInfo(round=300, attempt=12, outcome="rolled-back", reason=reason, opened_at=1, closed_at=2)
+    row.sites.add(site="hospital-of-a-long-name", kind="initialise", task_status="set-aside", reason=reason)
+    lines = shown(width, *tables.run_parts(pb.RunDetail(info=info, rounds=[row]), everything=True))
+    assert max(map(len, lines)) <= width
+    assert " ".join(lines).count("words") == 80
+    for word in ("rolled-back", "set-aside", "initialise", "300", "12"):
+        assert any(word in line.split() for line in lines), lines
+
+
+def test_of_many_rounds_the_newest_are_shown() -> None:
+    rounds = [pb.RoundInfo(round=number, outcome="published") for number in range(25)]
+    few = shown(80, *tables.run_parts(pb.RunDetail(rounds=rounds[-10:], attempts=25), everything=False))
+    assert sum("published" in line for line in few) == 10
+    assert "15 earlier attempts: --all" in few
+    whole = shown(80, *tables.run_parts(pb.RunDetail(rounds=rounds, attempts=25), everything=True))
+    assert sum("published" in line for line in whole) == 25
+    assert not any("earlier" in line for line in whole)
+
+
+def test_a_round_that_the_runs_end_left_open_is_called_unfinished() -> None:
+    detail = pb.RunDetail(info=pb.RunInfo(ended_at=1.0), rounds=[pb.RoundInfo(round=1, outcome="open")])
+    assert any("unfinished" in line for line in shown(80, *tables.run_parts(detail, everything=False)))
+
+
+def test_scores_of_single_classes_are_left_to_json() -> None:
+    scores = [pb.Score(name=name, mean=0.5, sites=3) for name in ("global.accuracy", "global.recall.7")]
+    lines = shown(80, *tables.run_parts(pb.RunDetail(scores=scores, scored_round=4), everything=False))
+    assert "scores after round 4" in lines
+    assert sum("global" in line for line in lines) == 1

@@ -1,0 +1,99 @@
+"""`protofed server`, as a process: how it is spoken to, and what it says of that."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from tests.support.pki import Authority
+
+from protofed.common.clock import stamp
+from protofed.common.pki.identity import Party
+from protofed.deploy.operator.connection import Operator
+
+
+class Hub:
+    """A server's process in a folder with its identity."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.authority, self.ends = folder, Authority.make(), datetime.now(UTC) + timedelta(days=20)
+        self.identity = self.authority.issue(folder / "hub", Party.SERVER, "hub", ends=self.ends)
+        self.boss = self.authority.issue(folder / "boss", Party.OPERATOR, "boss")
+        (self.identity / "operators").mkdir()
+        (self.identity / "operators" / "boss.pem").write_bytes((self.boss / "cert.pem").read_bytes())
+        self.running: list[subprocess.Popen[bytes]] = []
+
+    def start(self, *arguments: str) -> subprocess.Popen[bytes]:
+        """Any command line of `protofed server`."""
+        command = [sys.executable, "-m", "protofed.deploy.cli", "server", "start", f"--state={self.folder / 'state'}"]
+        with (self.folder / "log").open("ab") as log:
+            self.running.append(subprocess.Popen([*command, *arguments], stdout=log, stderr=log))
+        return self.running[-1]
+
+    def serve(self, *arguments: str) -> str:
+        """Its address, once it listens."""
+        path = self.folder / "state" / "address"
+        path.unlink(missing_ok=True)
+        process, until = self.start(*arguments, "--listen=127.0.0.1:0"), time.monotonic() + 60
+        while not path.exists():
+            assert process.poll() is None, self.log()
+            assert time.monotonic() < until
+            time.sleep(0.05)
+        return path.read_text("utf-8")
+
+    def stop(self) -> None:
+        self.running[-1].send_signal(signal.SIGTERM)
+        assert self.running[-1].wait(timeout=60) == 0, self.log()
+
+    def refused(self, *arguments: str) -> str:
+        """What it says when it cannot start."""
+        assert self.start(*arguments).wait(timeout=60) == 78, self.log()
+        return self.log().splitlines()[-1]
+
+    def log(self) -> str:
+        return (self.folder / "log").read_text("utf-8")
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[Hub]:
+    made = Hub(tmp_path)
+    yield made
+    for process in made.running:
+        process.kill()
+        process.wait()
+
+
+def test_it_tells_how_it_is_spoken_to_and_when_its_certificate_ends(hub: Hub) -> None:
+    address = hub.serve(f"--identity={hub.identity}")
+    with Operator(address, hub.boss) as operator:
+        assert operator.runs() == []
+        (boss,) = operator.certificates()
+    hub.stop()
+    assert f"listening on {address} (TLS 1.3 as 'hub', certificate until {stamp(hub.ends)}), state in" in hub.log()
+    assert hub.log().count("this server's certificate ends soon") == 1
+    assert boss.party == "operator"
+    assert (hub.folder / "state" / "audit.jsonl").read_bytes()
+
+
+def test_plain_text_says_what_it_means(hub: Hub) -> None:
+    address = hub.serve("--plaintext")
+    with Operator(address, plaintext=True) as operator:
+        assert operator.certificates() == []
+    hub.stop()
+    assert f"listening on {address} (plain text: any program on this machine may call" in hub.log()
+
+
+def test_a_connection_that_nobody_chose_or_that_cannot_be_is_refused_before_anything_is_made(hub: Hub) -> None:
+    assert "expected --identity FOLDER" in hub.refused()
+    assert "exclude each other" in hub.refused("--plaintext", f"--identity={hub.identity}")
+    assert "loopback" in hub.refused("--plaintext", "--listen=0.0.0.0:7443")
+    assert "expected a server's" in hub.refused(f"--identity={hub.boss}")
+    (hub.identity / "key.pem").chmod(0o644)
+    assert "can be read or changed by others" in hub.refused(f"--identity={hub.identity}")
+    assert not (hub.folder / "state").exists()

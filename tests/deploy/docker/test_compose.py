@@ -1,0 +1,237 @@
+"""The compose files confine every container, publish two ports, and have no setting that .env.example lacks."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from protofed.common.version import VERSION
+
+DEPLOY = Path(__file__).parents[3] / "deploy"
+FILES = ("compose.yaml", "compose.site.yaml")
+OF_THE_TOOL = {"COMPOSE_PROJECT_NAME", "COMPOSE_PROFILES"}
+VARIABLE = re.compile(r"\$\{(\w+)(?:(:[-?])([^}]*))?\}")
+TRAINERS = [f"site-{number}" for number in range(1, 6)]
+ON_GPU = [f"{site}-gpu" for site in TRAINERS]
+JOBS, TOOLS = {"certificates", "admission"}, {"operator", "ca", "identity"}
+NO_IMAGE_OF_OURS = {"prometheus", "grafana"}
+
+
+@cache
+def read(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = yaml.safe_load((DEPLOY / name).read_text(encoding="utf-8"))
+    return found
+
+
+def services(name: str = "compose.yaml") -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = read(name)["services"]
+    return found
+
+
+ALL = [(file, name) for file in FILES for name in services(file)]
+each = pytest.mark.parametrize(("file", "name"), ALL, ids=[f"{file}-{name}" for file, name in ALL])
+
+
+def networks(service: dict[str, Any]) -> set[str]:
+    return set(service.get("networks", ()))
+
+
+def volumes(service: dict[str, Any]) -> dict[str, tuple[str, bool]]:
+    """What is mounted where, and whether it can only be read."""
+    split = [[*line.removesuffix(":ro").rsplit(":", 1), line.endswith(":ro")] for line in service.get("volumes", ())]
+    return {where: (what, read_only) for what, where, read_only in split}
+
+
+@each
+def test_a_container_has_no_more_rights_than_it_needs(file: str, name: str) -> None:
+    one = services(file)[name]
+    uid, _ = one["user"].split(":")
+    assert int(uid) > 0
+    assert one["read_only"] is True
+    assert one["cap_drop"] == ["ALL"]
+    assert one["security_opt"] == ["no-new-privileges:true"]
+    assert all("noexec" in line and "size=" in line for line in one["tmpfs"])
+    assert not {"cap_add", "privileged", "devices", "pid", "ipc", "userns_mode", "container_name"} & one.keys()
+    assert one.get("network_mode", "none") == "none"
+    assert not any("docker.sock" in line for line in one.get("volumes", ()))
+
+
+@each
+def test_a_container_has_limits_and_a_log_that_ends(file: str, name: str) -> None:
+    one = services(file)[name]
+    assert {"mem_limit", "cpus", "pids_limit"} <= one.keys()
+    assert one["logging"] == {"driver": "json-file", "options": {"max-size": "10m", "max-file": "5"}}
+
+
+@each
+def test_a_daemon_is_started_again_and_asked_whether_it_is_ready_and_a_job_is_not(file: str, name: str) -> None:
+    one = services(file)[name]
+    if name in JOBS | TOOLS:
+        assert (one["restart"], one["healthcheck"]) == ("no", {"disable": True})
+        return
+    assert one["restart"] == "unless-stopped"
+    assert {"interval", "timeout", "retries", "start_period"} == one["healthcheck"].keys() - {"test"}
+    assert ("test" in one["healthcheck"]) == (name in NO_IMAGE_OF_OURS), "ours is the image's own"
+    assert "\nHEALTHCHECK " in (DEPLOY / "docker" / "Dockerfile").read_text(encoding="utf-8")
+
+
+@each
+def test_images_are_those_of_this_version_and_built_by_one_dockerfile(file: str, name: str) -> None:
+    one = services(file)[name]
+    if name in NO_IMAGE_OF_OURS:
+        assert "build" not in one
+        assert re.fullmatch(r"\$\{\w+:-[\w/]+:v?\d+\.\d+\.\d+\}", one["image"]), "a version is named"
+        return
+    target = one["build"]["target"]
+    assert one["image"] == f"${{{target.upper()}_IMAGE:-protofed-{target}:{VERSION}}}"
+    assert (one["build"]["context"], one["build"]["dockerfile"]) == ("..", "deploy/docker/Dockerfile")
+    dockerfile = (DEPLOY / "docker" / "Dockerfile").read_text(encoding="utf-8")
+    assert f"AS {target}\n" in dockerfile
+    assert set(one["build"]["args"]) <= set(re.findall(r"^ARG (\w+)", dockerfile, re.MULTILINE))
+
+
+def test_the_demo_looks_for_the_same_images() -> None:
+    told = (DEPLOY / "docker" / "compose" / "demo.sh").read_text(encoding="utf-8")
+    assert set(re.findall(r"protofed-\w+:[\w.]+", told)) == {
+        f"protofed-{one}:{VERSION}" for one in ("server", "client")
+    }
+
+
+def test_nothing_is_published_but_grpc_and_grafana() -> None:
+    published = {name: one["ports"] for name, one in services().items() if "ports" in one}
+    assert published == {
+        "server": ["${GRPC_ADDRESS:-0.0.0.0}:${GRPC_PORT:-7443}:7443"],
+        "grafana": ["${GRAFANA_ADDRESS:-127.0.0.1}:${GRAFANA_PORT:-3000}:3000"],
+    }
+    assert not any("ports" in one for one in services("compose.site.yaml").values())
+
+
+def test_a_site_meets_the_server_and_prometheus_and_nobody_else() -> None:
+    inside = {name for name, one in read("compose.yaml")["networks"].items() if (one or {}).get("internal")}
+    everybody = services()
+    for name in (*TRAINERS, *ON_GPU, "evaluator"):
+        (own,) = networks(everybody[name])
+        assert own == name.removesuffix("-gpu")
+        assert own in inside
+        others = {other for other, one in everybody.items() if own in networks(one)}
+        assert others - {own, f"{own}-gpu"} == {"server", "prometheus"}
+    assert {name for name, one in everybody.items() if "outside" in networks(one)} == {"server", "grafana"}
+    assert read("compose.yaml")["networks"].keys() - inside == {"outside"}
+
+
+def test_metrics_and_prometheus_answer_only_where_they_are_asked() -> None:
+    """By names that exist on one network only."""
+    server, prometheus = services()["server"], services()["prometheus"]
+    assert server["environment"]["PROTOFED_SERVER_METRICS__LISTEN"] == "server-metrics:9464"
+    assert server["networks"]["monitoring"] == {"aliases": ["server-metrics"]}
+    assert "--web.listen-address=prometheus-web:9090" in prometheus["command"]
+    assert prometheus["networks"]["monitoring"] == {"aliases": ["prometheus-web"]}
+    assert all(not one for name, one in server["networks"].items() if name != "monitoring")
+    assert all(not one for name, one in prometheus["networks"].items() if name != "monitoring")
+
+
+def test_prometheus_asks_the_services_by_the_jobs_that_rules_expect() -> None:
+    config = yaml.safe_load((DEPLOY / "docker" / "compose" / "prometheus.yml").read_text(encoding="utf-8"))
+    plain = yaml.safe_load((DEPLOY / "prometheus" / "prometheus.yml").read_text(encoding="utf-8"))
+    assert config["global"] == plain["global"]
+    server, clients = config["scrape_configs"]
+    assert [server["job_name"], clients["job_name"]] == [one["job_name"] for one in plain["scrape_configs"]]
+    assert clients["metric_relabel_configs"] == plain["scrape_configs"][1]["metric_relabel_configs"]
+    assert server["static_configs"] == [{"targets": ["server-metrics:9464"]}]
+    asked = {one["labels"]["site"]: one["targets"] for one in clients["static_configs"]}
+    assert asked == {site: [f"{site}:9464"] for site in (*TRAINERS, "evaluator")}
+    mounted = volumes(services()["prometheus"])
+    assert mounted["/etc/prometheus/rules"] == ("./prometheus/rules", True)
+    assert config["rule_files"] == ["rules/*.yml"]
+
+
+def test_a_container_sees_its_own_identity_only_and_cannot_change_it() -> None:
+    for name, one in services().items():
+        if name == "certificates":
+            continue
+        own = {what: ro for what, ro in volumes(one).values() if what.endswith("-identity")}
+        whose = {"admission": "operator", "ca": "operator"}.get(name, name.removesuffix("-gpu"))
+        assert own == ({} if name in NO_IMAGE_OF_OURS else {f"{whose}-identity": True}), name
+    holders = {name for name, one in services().items() if "ca" in {what for what, _ in volumes(one).values()}}
+    assert holders == {"certificates", "ca"}
+
+
+def test_the_job_makes_an_identity_for_every_client_in_a_folder_that_the_image_has() -> None:
+    job = services()["certificates"]
+    assert job["command"] == [*TRAINERS, "evaluator"]
+    mounted = {where for where in volumes(job) if where.startswith("/identities/")}
+    assert mounted == {f"/identities/{one}" for one in ("ca", "server", "operator", *job["command"])}
+    dockerfile = (DEPLOY / "docker" / "Dockerfile").read_text(encoding="utf-8")
+    assert "for name in ca server operator evaluator $(seq -f 'site-%g' 9)" in dockerfile
+
+
+def test_everything_waits_for_what_it_needs() -> None:
+    waits = {name: one.get("depends_on", {}) for name, one in services().items()}
+    done, healthy = {"condition": "service_completed_successfully"}, {"condition": "service_healthy"}
+    assert waits["server"] == {"certificates": done}
+    assert waits["admission"] == {"server": healthy}
+    for name in (*TRAINERS, *ON_GPU, "evaluator"):
+        assert waits[name] == {"admission": done}
+    assert waits["grafana"] == {"prometheus": healthy}
+
+
+@pytest.mark.parametrize("number", range(5))
+def test_a_site_has_its_own_share_state_and_folder_on_either_device(number: int) -> None:
+    name = TRAINERS[number]
+    plain, gpu = services()[name], services()[f"{name}-gpu"]
+    assert plain["command"][4:] == ["--site", name, "--partition-index", str(number)]
+    assert (plain["profiles"], gpu["profiles"]) == (["cpu"], ["gpu"])
+    assert volumes(plain)["/var/lib/protofed"] == (f"{name}-state", False)
+    assert volumes(plain)["/data"] == (f"${{SITES_DATA:-./docker/compose/data}}/{name}", True)
+    assert (DEPLOY / "docker" / "compose" / "data" / name).is_dir()
+    assert (gpu["command"], gpu["volumes"]) == (plain["command"], plain["volumes"])
+    (device,) = gpu["deploy"]["resources"]["reservations"]["devices"]
+    assert device["device_ids"] == [f"${{SITE_{number + 1}_GPU:-0}}"]
+    changed = {key for key in gpu["environment"] if gpu["environment"][key] != plain["environment"].get(key)}
+    assert changed == {"PROTOFED_CLIENT_DEVICE"}
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_what_is_named_is_declared_and_what_is_mounted_is_there(file: str) -> None:
+    content = read(file)
+    named = {
+        what for one in services(file).values() for what, _ in volumes(one).values() if not re.match(r"[./$]", what)
+    }
+    assert named == content["volumes"].keys()
+    assert set().union(*map(networks, services(file).values())) == content["networks"].keys()
+    for one in services(file).values():
+        for what, _ in volumes(one).values():
+            path = VARIABLE.sub(lambda found: found[3] if found[2] == ":-" else ".", what)
+            assert not path.startswith(".") or (DEPLOY / path).exists(), what
+
+
+def test_every_setting_is_explained_with_its_default_and_none_is_unused() -> None:
+    lines = (DEPLOY / ".env.example").read_text(encoding="utf-8").splitlines()
+    settings = [found for line in lines if (found := re.fullmatch(r"(?:# )?([A-Z][A-Z0-9_]+)=(.*)", line))]
+    told = {found[1]: found[2] for found in settings}
+    used: dict[str, set[str]] = {}
+    for file in FILES:
+        for name, kind, default in VARIABLE.findall((DEPLOY / file).read_text(encoding="utf-8")):
+            used.setdefault(name, set()).update({default} if kind == ":-" else ())
+    assert told.keys() == used.keys() | OF_THE_TOOL
+    for name, defaults in used.items():
+        assert len(defaults) <= 1, f"{name} has one default: {defaults}"
+        assert not defaults or defaults == {told[name]}, name
+
+
+def test_nothing_starts_without_a_password_for_grafana() -> None:
+    environment = services()["grafana"]["environment"]
+    assert environment["GF_SECURITY_ADMIN_PASSWORD"].startswith("${GRAFANA_PASSWORD:?")
+    assert "\nGRAFANA_PASSWORD=\n" in (DEPLOY / ".env.example").read_text(encoding="utf-8")
+
+
+def test_dashboards_are_where_grafana_looks_for_them() -> None:
+    grafana = services()["grafana"]
+    assert volumes(grafana)["/etc/grafana/provisioning"] == ("./grafana/provisioning", True)
+    assert volumes(grafana)[grafana["environment"]["PROTOFED_DASHBOARDS"]] == ("./grafana/dashboards", True)
+    assert grafana["environment"]["PROMETHEUS_URL"] == "http://prometheus-web:9090"

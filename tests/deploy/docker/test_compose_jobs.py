@@ -1,0 +1,183 @@
+"""The jobs of compose.yaml: identities are made once, renewed in time, and let in."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from protofed.common.errors import ConfigError, DeniedError
+from protofed.common.pki.identity import Party, read_certificate, read_identity
+
+JOBS = Path(__file__).parents[3] / "deploy" / "docker" / "compose"
+SITES = ("site-1", "site-2")
+HOSTS = ("server", "localhost", "127.0.0.1")
+NOW = datetime(2030, 1, 1, tzinfo=UTC)
+
+
+def load(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, JOBS / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # where dataclasses look for their own
+    spec.loader.exec_module(module)
+    return module
+
+
+certificates, admission = load("certificates"), load("admission")
+
+
+def run(folder: Path, now: datetime = NOW, hosts: tuple[str, ...] = HOSTS) -> None:
+    for name in ("ca", "server", "operator", *SITES):
+        (folder / name).mkdir(exist_ok=True)
+    certificates.Job(folder, SITES, hosts, now).run()
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def own(folder: Path, name: str) -> Any:
+    return read_certificate((folder / name / "cert.pem").read_bytes(), name)
+
+
+def test_everybody_gets_an_identity_that_can_be_used(tmp_path: Path) -> None:
+    run(tmp_path)
+    assert read_identity(tmp_path / "server", Party.SERVER, NOW).certificate.hosts == HOSTS
+    assert read_identity(tmp_path / "operator", Party.OPERATOR, NOW).certificate.name == "operator"
+    for site in SITES:
+        assert read_identity(tmp_path / site, Party.SITE, NOW).certificate.name == site
+        assert not (tmp_path / site / "ca-key.pem").exists()
+
+
+def test_the_server_knows_the_operator_and_the_operator_whom_to_let_in_and_no_key_moves(tmp_path: Path) -> None:
+    run(tmp_path)
+    found = files(tmp_path)
+    assert found["server/operators/operator.pem"] == found["operator/cert.pem"]
+    for site in SITES:
+        assert found[f"operator/admit/{site}.pem"] == found[f"{site}/cert.pem"]
+    keys = [data for data in found.values() if b"PRIVATE KEY" in data]
+    assert len(keys) == len(set(keys)) == len(("ca", "server", "operator", *SITES))
+
+
+def test_once_more_changes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run(tmp_path)
+    before = files(tmp_path)
+    capsys.readouterr()
+    run(tmp_path, NOW + timedelta(days=334))
+    assert files(tmp_path) == before
+    assert capsys.readouterr().out.count(": kept;") == 2 + len(SITES)
+
+
+def test_what_ends_within_a_month_is_renewed_and_the_operator_keeps_who_it_was(tmp_path: Path) -> None:
+    run(tmp_path)
+    before = files(tmp_path)
+    later = NOW + timedelta(days=336)
+    run(tmp_path, later)
+    after = files(tmp_path)
+    for name in ("server", "operator", *SITES):
+        assert after[f"{name}/key.pem"] != before[f"{name}/key.pem"]
+        assert own(tmp_path, name).not_after > later + timedelta(days=360)
+    assert after["ca/ca.pem"] == before["ca/ca.pem"]
+    assert after["operator/previous/key.pem"] == before["operator/key.pem"]
+    assert after["operator/admit/operator.pem"] == after["operator/cert.pem"] != before["operator/cert.pem"]
+    assert after["server/operators/operator.pem"] == after["operator/cert.pem"]
+
+
+def test_a_server_with_other_names_gets_another_certificate(tmp_path: Path) -> None:
+    run(tmp_path)
+    before = files(tmp_path)
+    run(tmp_path, hosts=(*HOSTS, "fl.example.org"))
+    assert set(own(tmp_path, "server").hosts) == {*HOSTS, "fl.example.org"}
+    changed = {name for name, data in files(tmp_path).items() if data != before.get(name) and "issued" not in name}
+    assert changed == {"server/cert.pem", "server/key.pem"}
+
+
+def test_a_job_that_was_interrupted_begins_again(tmp_path: Path) -> None:
+    run(tmp_path)
+    for name in ("ca/ca.pem", "site-1/cert.pem"):
+        (tmp_path / name).unlink()
+    for name in ("server", "operator", "site-2"):
+        (tmp_path / name / "cert.pem").unlink()
+        (tmp_path / name / "ca.pem").unlink()
+    (tmp_path / "site-1" / "ca.pem").unlink()
+    run(tmp_path)
+    for site in SITES:
+        read_identity(tmp_path / site, Party.SITE, NOW)
+
+
+class Server:
+    """Lets operators in whose certificate it knows."""
+
+    def __init__(self) -> None:
+        self.known: set[bytes] = set()
+        self.revoked: set[bytes] = set()
+
+    def operator(self, _server: str, identity: Path) -> Any:
+        return _Connection(self, (identity / "cert.pem").read_bytes())
+
+
+class _Connection:
+    def __init__(self, server: Server, own: bytes) -> None:
+        self.server, self.own = server, own
+
+    def __enter__(self) -> _Connection:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return
+
+    def register(self, pem: str) -> None:
+        if self.own not in self.server.known:
+            raise DeniedError("not registered here")
+        if pem.encode() in self.server.revoked:
+            raise ConfigError("was revoked")
+        self.server.known.add(pem.encode())
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Server:
+    made = Server()
+    monkeypatch.setattr(admission, "Operator", made.operator)
+    return made
+
+
+def test_everybody_is_let_in(tmp_path: Path, server: Server) -> None:
+    run(tmp_path)
+    found = files(tmp_path)
+    server.known.add(found["operator/cert.pem"])
+    admission.admit("server:7443", tmp_path / "operator")
+    assert server.known == {found[f"{name}/cert.pem"] for name in ("operator", *SITES)}
+
+
+def test_a_renewed_operator_is_let_in_by_the_one_it_was(tmp_path: Path, server: Server) -> None:
+    run(tmp_path)
+    server.known.add(files(tmp_path)["operator/cert.pem"])
+    run(tmp_path, NOW + timedelta(days=336))
+    admission.admit("server:7443", tmp_path / "operator")
+    assert {files(tmp_path)[f"{name}/cert.pem"] for name in ("operator", *SITES)} < server.known
+
+
+def test_an_operator_whom_the_server_does_not_know_is_told(tmp_path: Path, server: Server) -> None:
+    run(tmp_path)
+    with pytest.raises(DeniedError, match="not registered"):
+        admission.admit("server:7443", tmp_path / "operator")
+    assert server.known == set()
+
+
+def test_a_site_that_was_revoked_stays_out_and_keeps_nobody_else_out(
+    tmp_path: Path, server: Server, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(tmp_path)
+    found = files(tmp_path)
+    server.known.add(found["operator/cert.pem"])
+    server.revoked.add(found["site-1/cert.pem"])
+    admission.admit("server:7443", tmp_path / "operator")
+    assert server.known == {found["operator/cert.pem"], found["site-2/cert.pem"]}
+    assert "site-1: not let in: was revoked" in capsys.readouterr().out

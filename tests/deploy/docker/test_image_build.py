@@ -1,0 +1,84 @@
+"""deploy/docker/build.py, the steps that need no network."""
+
+from __future__ import annotations
+
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from packaging.requirements import Requirement
+from tests.support.dockerfile import DOCKER, ROOT, STAGES, TARGETS
+
+
+@pytest.fixture
+def build() -> dict[str, Any]:
+    return runpy.run_path(str(DOCKER / "build.py"))
+
+
+def test_requirements_of_the_images(build: dict[str, Any]) -> None:
+    server, client = (
+        {Requirement(line).name for line in build["requirements"](ROOT / "pyproject.toml", extras(target))}
+        for target in TARGETS
+    )
+    assert {"grpcio", "jinja2", "psycopg"} <= server
+    assert not {"torch", "torchvision", "scikit-learn"} & server
+    assert {"grpcio", "torch", "pydicom", "onnxruntime"} <= client
+
+
+def extras(target: str) -> str:
+    """Of an image, unless told otherwise."""
+    (line,) = [rest for rest in STAGES[f"{target}-files"].said("ARG") if "_EXTRAS=" in rest]
+    return line.partition("=")[2]
+
+
+def test_an_extra_that_there_is_not(build: dict[str, Any]) -> None:
+    with pytest.raises(SystemExit, match="there is no reports; expected some of client, postgres, report"):
+        build["requirements"](ROOT / "pyproject.toml", "postgres,reports")
+
+
+def test_an_accelerator_that_there_is_not() -> None:
+    step = [sys.executable, str(DOCKER / "build.py"), "torch", "rocm", ""]
+    done = subprocess.run(step, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "ACCELERATOR=rocm: expected cpu or cuda" in done.stderr
+
+
+def test_what_is_installed_without_a_pin_is_named(build: dict[str, Any], tmp_path: Path) -> None:
+    packages = tmp_path / "lib" / "python3.11" / "site-packages"
+    for name, version in (("Pin_ned", "1.0"), ("torch", "2.0+cpu"), ("newer", "3"), ("loose", "4"), ("protofed", "0")):
+        (packages / f"{name}-{version}.dist-info").mkdir(parents=True)
+        metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+        (packages / f"{name}-{version}.dist-info" / "METADATA").write_text(metadata)
+    pins = tmp_path / "pins.txt"
+    pins.write_text("# these\npin.ned==1.0\ntorch==2.0\nnewer==2\n")
+    assert build["unpinned"](tmp_path, pins) == ["loose==4", "newer==3"]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "cuda", "told"),
+    [("cpu", "", ""), ("cpu", "13.2", "note: this is a PyTorch with CUDA"), ("cuda", "13.2", "")],
+)
+def test_the_kind_of_pytorch_is_looked_at(
+    build: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str], wanted: str, cuda: str, told: str
+) -> None:
+    installed(build, tmp_path, cuda)
+    build["accelerator"](wanted)
+    assert capsys.readouterr().out.startswith(told)
+    assert bool(told) == bool(cuda and wanted == "cpu")
+
+
+def test_a_pytorch_without_cuda_is_none_for_cuda(build: dict[str, Any], tmp_path: Path) -> None:
+    installed(build, tmp_path, "")
+    with pytest.raises(SystemExit, match="ACCELERATOR=cuda: this PyTorch has no CUDA"):
+        build["accelerator"]("cuda")
+
+
+def installed(build: dict[str, Any], environment: Path, cuda: str) -> None:
+    """An environment whose PyTorch says this of its CUDA."""
+    build["accelerator"].__globals__["ENVIRONMENT"] = environment
+    (environment / "bin").mkdir()
+    (environment / "bin" / "python").write_text(f"#!/bin/sh\necho {cuda}\n")
+    (environment / "bin" / "python").chmod(0o755)

@@ -1,0 +1,312 @@
+"""`protofed client doctor` against real servers: each failure is provoked, and named right."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support.connect_proxy import ConnectProxy
+from tests.support.doctor_rows import findings, rows, skipped
+from tests.support.pki import Authority
+from tests.support.tls_server import Realm, realm
+
+from protofed.client.transport import diagnosis
+from protofed.client.transport.diagnosis import ConnectionDiagnosis, DiagnosisCode
+from protofed.common.clock import utc_now
+from protofed.common.config.recipe import Recipe
+from protofed.common.config.settings import ClientSettings, read_settings
+from protofed.common.pki.identity import Party, read_certificate
+from protofed.common.protocol.server_info import ServerInfo
+from protofed.deploy import shipped
+from protofed.deploy.daemons.server import ADDRESS_FILE
+from protofed.deploy.doctor import dates as doctor_dates
+from protofed.deploy.doctor.checks import CheckFailedError, CheckRow, State
+from protofed.deploy.doctor.client import ClientDoctor
+from protofed.deploy.doctor.site import SiteUnderCheck
+from protofed.server.rpc import interceptor
+
+DAY = timedelta(days=1)
+NOW = datetime.now(UTC)
+Look = Callable[..., dict[str, CheckRow]]
+
+
+@pytest.fixture
+def town(live_server: Callable[..., Any], recipe_of: Callable[..., Recipe], tmp_path: Path) -> Iterator[Realm]:
+    """A server that knows site-1."""
+    with realm(tmp_path / "identities", live_server, recipe_of("fedavg")) as made:
+        made.register(made.identity("site-1", Party.SITE))
+        yield made
+
+
+def given(folder: Path, address: str, **changes: Any) -> dict[str, Any]:
+    """What a daemon of site-1 would be started with."""
+    told = {"site": "site-1", "server": address, "policy": shipped.folder("policies") / "standard.toml"}
+    return {**told, "state": folder / "state", "data": {"source": "digits"}, **changes}
+
+
+def examined(settings: dict[str, Any], site: SiteUnderCheck | None = None, clock: Any = utc_now) -> dict[str, CheckRow]:
+    read = lambda: read_settings(ClientSettings, None, settings)  # noqa: E731
+    return rows(ClientDoctor(read, site or SiteUnderCheck(quick=True), clock).checks())
+
+
+@pytest.fixture
+def look(town: Realm, tmp_path: Path) -> Look:
+    """The examination of site-1's daemon; settings may be changed."""
+
+    def examine(clock: Any = utc_now, **changes: Any) -> dict[str, CheckRow]:
+        known = given(tmp_path, changes.pop("server", town.server.address), identity=town.folder / "site-site-1")
+        return examined({**known, **changes}, clock=clock)
+
+    return examine
+
+
+def issued(town: Realm, **options: Any) -> Path:
+    """An identity of site-1 that is not quite right, but registered where that is possible."""
+    authority = options.pop("authority", town.authority)
+    folder: Path = authority.issue(town.folder / "other", Party.SITE, options.pop("name", "site-1"), **options)
+    town.know(folder)
+    return folder
+
+
+# All well
+
+
+def test_a_daemon_that_would_work_is_well_and_nothing_is_left_behind(town: Realm, look: Look, tmp_path: Path) -> None:
+    before = sorted(tmp_path.glob("*"))
+    calls = town.server.audit_file.read_bytes()
+    found = look()
+    assert findings(found) == []
+    assert skipped(found) == {"metrics": "no metrics are asked for"}
+    assert found["admission"].seen.endswith("is registered there")
+    assert sorted(tmp_path.glob("*")) == before
+    assert town.server.audit_file.read_bytes() == calls
+    assert town.server.ledger.sites() == {}
+
+
+def test_plain_text(live_server: Callable[..., Any], recipe_of: Callable[..., Recipe], tmp_path: Path) -> None:
+    address = live_server(recipe_of("fedavg")).address
+    found = examined(given(tmp_path, address, plaintext=True))
+    assert findings(found) == []
+    assert skipped(found).keys() == {"identity", "certificate", "tls", "admission", "metrics"}
+    assert findings(examined(given(tmp_path, address)))[0] == ("connection", "connection-not-chosen")
+
+
+# Clocks
+
+
+@pytest.mark.parametrize(("off", "named"), [(-55, False), (-65, True), (65, True), (7300, True)])
+def test_a_clock_more_than_a_minute_off(off: int, named: bool, look: Look, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(interceptor, "utc_now", lambda: utc_now() + timedelta(seconds=off))
+    found = look()
+    assert findings(found) == ([("clock", "clock-wrong")] if named else [])
+    if off == 7300:
+        assert "2 hours behind it" in found["clock"].seen
+
+
+def test_by_a_clock_that_is_wrong_no_certificate_is_judged(look: Look) -> None:
+    found = look(clock=lambda: utc_now() - timedelta(hours=2))  # an hour before the certificate begins
+    assert findings(found) == [("clock", "clock-wrong")]
+    assert found["certificate"].state is State.FINE
+
+
+def test_a_clock_that_lets_no_connection_stand(town: Realm) -> None:
+    own = read_certificate((town.folder / "site-site-1" / "cert.pem").read_bytes(), "")
+    dates, fine = (
+        ConnectionDiagnosis(DiagnosisCode.SERVER_DATES, "said"),
+        ConnectionDiagnosis(DiagnosisCode.FINE, "said"),
+    )
+    with pytest.raises(CheckFailedError, match="2 days before this site's certificate begins") as found:
+        doctor_dates.check_evidence(own, dates, own.not_before - 2 * DAY)
+    assert found.value.name == "clock-wrong"
+    doctor_dates.check_evidence(own, fine, own.not_before - DAY)
+    doctor_dates.check_evidence(own, dates, own.not_before + DAY)
+
+
+@pytest.mark.skipif(shutil.which("faketime") is None, reason="faketime is not installed")
+def test_a_server_process_whose_clock_is_wrong(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "protofed.deploy.cli", "server", "start", "--plaintext", "--listen=127.0.0.1:0"]
+    known, until = tmp_path / "server" / ADDRESS_FILE, time.monotonic() + 60
+    faked = {**os.environ, "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
+    command = ["faketime", "-f", "-2d", *command, f"--state={known.parent}"]
+    with subprocess.Popen(command, env=faked, start_new_session=True) as process:
+        try:
+            while not known.exists():
+                assert process.poll() is None
+                assert time.monotonic() < until
+                time.sleep(0.05)
+            found = examined(given(tmp_path, known.read_text(encoding="utf-8"), plaintext=True))
+        finally:
+            os.killpg(process.pid, signal.SIGTERM)  # faketime starts it as a child
+    assert findings(found) == [("clock", "clock-wrong")]
+    assert "2 days ahead of it" in found["clock"].seen
+
+
+# Identities
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        ({"begins": NOW - DAY / 30, "ends": NOW - DAY / 1000}, "certificate-expired"),
+        ({"begins": NOW + DAY, "ends": NOW + 9 * DAY}, "certificate-not-yet-valid"),
+        ({"ends": NOW + 20 * DAY}, "certificate-ends-soon"),
+    ],
+)
+def test_dates_of_the_certificate(options: dict[str, Any], name: str, town: Realm, look: Look) -> None:
+    found = look(identity=issued(town, **options))
+    assert findings(found)[0] == ("certificate", name)
+    assert found["identity"].state is State.FINE
+
+
+@pytest.mark.parametrize(
+    ("spoil", "name"),
+    [
+        (shutil.rmtree, "identity-missing"),
+        (lambda folder: (folder / "key.pem").unlink(), "identity-missing"),
+        (lambda folder: (folder / "cert.pem").write_text("no PEM"), "identity-unreadable"),
+        (lambda folder: (folder / "key.pem").chmod(0o644), "key-readable-by-others"),
+        (lambda folder: (folder / "ca.pem").write_bytes(Authority.make().pem), "certificate-of-another-authority"),
+    ],
+)
+def test_an_identity_that_cannot_be_used(spoil: Any, name: str, town: Realm, look: Look) -> None:
+    spoil(town.folder / "site-site-1")
+    found = look()
+    assert findings(found) == [("identity", name)]
+    assert skipped(found)["tls"] == "needs `server`"
+    assert skipped(found)["server"] == "needs `identity`"
+
+
+def test_an_identity_of_somebody_else(town: Realm, look: Look) -> None:
+    assert findings(look(site="site-2")) == [("identity", "identity-of-another")]
+    assert findings(look(identity=town.identity())) == [("identity", "identity-of-another")]
+    key = town.folder / "site-site-1" / "key.pem"
+    key.write_bytes((town.identity("site-2", Party.SITE) / "key.pem").read_bytes())
+    assert findings(look()) == [("identity", "key-mismatch")]
+
+
+# The way there
+
+
+@pytest.fixture
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(diagnosis, "PATIENCE_S", 0.5)
+
+
+def test_nobody_there(look: Look, unused_port: int) -> None:
+    found = look(server=f"127.0.0.1:{unused_port}")
+    assert findings(found) == [("server", "nothing-listens")]
+    assert skipped(found)["clock"] == "nothing to compare with: the server could not be asked"
+    assert skipped(found)["version"] == "needs `server`"
+    assert findings(look(server="nowhere.invalid:7443")) == [("server", "name-unknown")]
+
+
+@pytest.mark.parametrize(("status", "name"), [(403, "proxy-refuses"), (407, "proxy-password"), (200, None)])
+def test_a_proxy(status: int, name: str | None, look: Look) -> None:
+    way = ConnectProxy()
+    way.status = status
+    found = look(proxy=f"http://127.0.0.1:{way.address.rpartition(':')[2]}")
+    way.die()
+    assert findings(found) == ([("server", name)] if name else [])
+    assert findings(look(proxy="https://odd")) == [("server", "proxy-away")]
+
+
+def test_a_server_of_another_authority(town: Realm, look: Look) -> None:
+    other = Authority.make()
+    folder = other.issue(town.folder / "stranger", Party.SITE, "site-1")
+    found = look(identity=folder)
+    assert findings(found) == [("tls", "server-authority")]
+    assert skipped(found)["admission"] == "needs `tls`"
+
+
+def test_a_server_of_another_name(
+    live_server: Callable[..., Any], recipe_of: Callable[..., Recipe], tmp_path: Path
+) -> None:
+    authority = Authority.make()
+    hub = authority.issue(tmp_path / "hub", Party.SERVER, "hub", hosts=("fl.example.org",))
+    address = live_server(recipe_of("fedavg"), identity=hub).address
+    own = authority.issue(tmp_path / "own", Party.SITE, "site-1")
+    assert findings(examined(given(tmp_path, address, identity=own))) == [("tls", "server-name")]
+
+
+def test_a_certificate_that_is_not_registered_or_was_revoked(town: Realm, look: Look) -> None:
+    own = town.authority.issue(town.folder / "new", Party.SITE, "site-1")
+    found = look(identity=own)
+    assert findings(found) == [("admission", "certificate-not-registered")]
+    town.register(own)
+    assert findings(look(identity=own)) == []
+    with town.operator() as operator:
+        operator.revoke(read_certificate((own / "cert.pem").read_bytes(), "").fingerprint, "lost")
+    assert findings(look(identity=own)) == [("admission", "certificate-revoked")]
+
+
+def test_a_certificate_that_the_server_does_not_take(town: Realm, look: Look) -> None:
+    own = Authority.make().issue(town.folder / "foreign", Party.SITE, "site-1")
+    both = own / "ca.pem"
+    both.write_bytes(both.read_bytes() + town.authority.pem)  # it trusts the server, which does not trust it
+    assert findings(look(identity=own)) == [("tls", "certificate-refused")]
+
+
+# Versions
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        ({"VERSION": "9.9.9"}, "version-differs"),
+        ({"VERSION": "9.9.9", "PROTOCOL_VERSION": 2}, "protocol-mismatch"),
+    ],
+)
+def test_a_server_of_another_version(
+    change: dict[str, Any], name: str, look: Look, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for attribute, value in change.items():
+        monkeypatch.setattr(interceptor, attribute, value)
+    found = look()
+    assert findings(found) == [("version", name)]
+    assert "server 9.9.9, protocol" in found["version"].seen
+
+
+def test_a_server_that_says_nothing_of_itself(look: Look, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ServerInfo, "metadata", lambda _self: ())
+    found = look()
+    assert findings(found) == [("version", "version-differs")]
+    assert "older" in found["version"].seen
+    assert skipped(found).keys() == {"clock", "admission", "metrics"}
+
+
+# The policy
+
+
+def test_a_policy_that_is_missing_or_has_a_typo(look: Look, tmp_path: Path) -> None:
+    file = tmp_path / "policy.toml"
+    assert findings(look(policy=file)) == [("policy", "policy-missing")]
+    file.write_text('metods = ["fednh"]\nparts = ["body"]\n', encoding="utf-8")
+    found = look(policy=file)
+    assert findings(found) == [("policy", "policy-invalid")]
+    assert "did you mean 'methods'?" in found["policy"].seen
+
+
+def test_what_a_policy_lets_out(look: Look) -> None:
+    strict = look(policy=shipped.folder("policies") / "strict.toml")["policy"].seen
+    assert strict.startswith("methods fednh; parts body, head, prototypes; plugins none; ")
+    assert "no class under 10 examples" in strict
+    assert "decoys" in strict
+    assert "class_distribution_estimate" in look(policy=shipped.folder("policies") / "open.toml")["policy"].seen
+
+
+def test_one_finding_hides_no_other(look: Look, tmp_path: Path, unused_port: int) -> None:
+    found = look(server=f"127.0.0.1:{unused_port}", policy=tmp_path / "none", device="cuda:7")
+    assert findings(found) == [
+        ("server", "nothing-listens"),
+        ("policy", "policy-missing"),
+        ("device", "device-absent"),
+    ]

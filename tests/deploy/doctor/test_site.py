@@ -1,0 +1,306 @@
+"""What the doctor sees on a site's own machine: folders, disks, device, shared memory, data."""
+
+from __future__ import annotations
+
+import re
+import socket
+import tempfile
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from tests.conftest import Mount
+from tests.support.doctor_rows import findings, rows, skipped
+
+from protofed.client.agent import device
+from protofed.client.privacy.approval import FOLDER, Approvals
+from protofed.common.config.recipe import Recipe
+from protofed.common.config.settings import ClientSettings
+from protofed.common.protocol.messages import Assignment
+from protofed.common.storage.files import Lock
+from protofed.deploy.doctor import machine
+from protofed.deploy.doctor import site as doctor_site
+from protofed.deploy.doctor.checks import Check, CheckFailedError, CheckRow, State
+from protofed.deploy.doctor.client import ClientDoctor
+from protofed.deploy.doctor.site import SiteUnderCheck
+
+OWN = ("state folder", "disk", "cache", "metrics", "device", "shared memory", "data")
+
+
+def look(folder: Path, site: SiteUnderCheck | None = None, **changes: Any) -> dict[str, CheckRow]:
+    """The checks that need no server."""
+    told = {"site": "a", "policy": folder / "none", "state": folder / "state", "data": {"source": "digits"}, **changes}
+    checks = ClientDoctor(lambda: ClientSettings.model_validate(told), site or SiteUnderCheck(quick=True)).checks()
+    return rows([Check(one.name, one.look, one.otherwise) for one in checks if one.name in OWN])
+
+
+def test_a_machine_that_is_well(tmp_path: Path) -> None:
+    found = look(tmp_path)
+    assert findings(found) == []
+    assert skipped(found) == {"metrics": "no metrics are asked for"}
+    assert "will be made" in found["state folder"].seen
+    assert not list(tmp_path.iterdir())
+
+
+# Folders and disks
+
+
+def test_a_folder_that_is_read_only(tmp_path: Path, mount: Mount, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)  # a daemon of another test may have set it
+    mount(tmp_path / "state", "ro,size=2g")
+    found = look(tmp_path)
+    assert findings(found)[:1] == [("state folder", "state-not-writable")]
+    assert ("cache", "state-not-writable") in findings(found)
+    assert "Read-only file system" in found["state folder"].seen
+
+
+def test_a_cache_that_is_read_only(tmp_path: Path, mount: Mount, monkeypatch: pytest.MonkeyPatch) -> None:
+    mount(tmp_path / "cache", "ro")
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
+    assert findings(look(tmp_path)) == [("cache", "state-not-writable")]
+
+
+def test_a_folder_that_is_a_file(tmp_path: Path) -> None:
+    (tmp_path / "state").write_text("", encoding="utf-8")
+    assert findings(look(tmp_path))[0] == ("state folder", "state-not-writable")
+
+
+@pytest.mark.parametrize(("size", "name"), [("64m", "disk-full"), ("2g", "disk-low")])
+def test_a_disk_that_is_small(size: str, name: str, tmp_path: Path, mount: Mount) -> None:
+    mount(tmp_path / "state", f"size={size}")
+    assert findings(look(tmp_path)) == [("disk", name)]
+
+
+def test_a_disk_without_room_for_the_probe(tmp_path: Path, mount: Mount) -> None:
+    mount(tmp_path / "state", "size=4k")
+    (tmp_path / "state" / "all").write_bytes(bytes(4096))
+    assert findings(look(tmp_path))[0] == ("state folder", "disk-full")
+
+
+def test_a_daemon_that_runs_is_no_finding(tmp_path: Path) -> None:
+    lock = Lock(tmp_path / "state")
+    found = look(tmp_path)
+    lock.release()
+    assert found["state folder"].seen.endswith("the daemon is running")
+    assert findings(found) == []
+    assert "running" not in look(tmp_path)["state folder"].seen
+
+
+# Software
+
+
+def test_a_library_that_is_missing_or_old(monkeypatch: pytest.MonkeyPatch) -> None:
+    checks = [Check("software", lambda: machine.software("client", ("numpy",)))]
+    monkeypatch.setattr(metadata, "requires", lambda _name: ["numpy>=99.1"])
+    assert findings(rows(checks)) == [("software", "library-old")]
+    monkeypatch.setattr(metadata, "requires", lambda _name: ["nowhere>=1.0; extra == 'client'"])
+    assert findings(rows(checks)) == [("software", "library-missing")]
+    monkeypatch.setattr(metadata, "requires", lambda _name: ["nowhere>=1.0; extra == 'report'"])
+    assert findings(rows(checks)) == []
+    with pytest.raises(CheckFailedError, match="nowhere_at_all cannot be imported"):
+        machine.import_quietly(("nowhere_at_all",))
+
+
+def test_software_is_looked_at_where_no_temporary_file_can_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full() -> None:
+        raise FileNotFoundError
+
+    monkeypatch.setattr(tempfile, "TemporaryDirectory", full)
+    with pytest.raises(CheckFailedError, match="set TMPDIR") as found:
+        machine.import_quietly(("json",))
+    assert found.value.name == "state-not-writable"
+
+
+# Device and shared memory
+
+
+@pytest.mark.parametrize(
+    ("built", "driver", "gpus", "name", "why"),
+    [
+        (None, False, 0, "cuda", "built without CUDA"),
+        ("13.0", False, 0, "cuda", "no NVIDIA driver is loaded here"),
+        ("13.0", True, 0, "cuda:0", r"a driver is loaded, CUDA_VISIBLE_DEVICES is ''"),
+        ("13.0", True, 2, "cuda:2", "offers 2 GPUs"),
+    ],
+)
+def test_a_gpu_that_was_asked_for_and_is_not_there(
+    built: str | None,
+    driver: bool,
+    gpus: int,
+    name: str,
+    why: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.version, "cuda", built)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.setattr(doctor_site, "DRIVER", tmp_path if driver else tmp_path / "none")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    found = look(tmp_path, device=name)
+    assert findings(found) == [("device", "device-absent")]
+    assert why in found["device"].seen
+
+
+def test_a_device_that_does_not_compute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "pick", lambda _name: torch.device("meta"))  # has no numbers
+    assert findings(look(tmp_path)) == [("device", "device-unusable")]
+
+
+def test_shared_memory_that_is_small(tmp_path: Path, mount: Mount, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor_site, "SHARED_MEMORY", tmp_path / "none")
+    assert findings(look(tmp_path)) == [("shared memory", "shared-memory-small")]
+    mount(tmp_path / "shm", "size=16m")
+    monkeypatch.setattr(doctor_site, "SHARED_MEMORY", tmp_path / "shm")
+    found = look(tmp_path)
+    assert findings(found) == [("shared memory", "shared-memory-small")]
+    assert "has 16 MiB; data loaders of own models with workers" in found["shared memory"].seen
+    assert found["shared memory"].state is State.WARNING
+
+
+# Data
+
+
+def images(path: Path, shape: tuple[int, ...] = (90, 12, 12), classes: int = 3) -> dict[str, Any]:
+    """Data of a site, whose numbers of examples are 90 and 45."""
+    halves = {"train": len(range(shape[0])), "test": shape[0] // 2}
+    arrays: dict[str, Any] = {}
+    for half, count in halves.items():
+        arrays[f"{half}_images"] = np.zeros((count, *shape[1:]), np.uint8)
+        arrays[f"{half}_labels"] = np.arange(count) % classes
+    np.savez(path, **arrays)
+    return {"source": "npz", "root": path}
+
+
+def test_data_are_loaded_and_not_counted_aloud(tmp_path: Path) -> None:
+    found = look(tmp_path, SiteUnderCheck(), data=images(tmp_path / "own.npz"))["data"]
+    assert found.seen.startswith("npz: images of 1 x 12 x 12 [channels, height, width], with no run to compare")
+    assert not {"90", "45", "30", "15", "3"} & set(re.findall(r"\d+", found.seen))
+
+
+def test_data_are_compared_with_a_run(tmp_path: Path, recipe_of: Callable[..., Recipe]) -> None:
+    data, recipe = images(tmp_path / "own.npz"), recipe_of("fednh")  # 1 x 8 x 8
+    found = look(tmp_path, SiteUnderCheck(recipe=lambda: recipe), data=data)
+    assert findings(found) == [("data", "data-unusable")]
+    assert "[1, 12, 12]" in found["data"].seen
+    assert "[1, 8, 8]" in found["data"].seen
+    assert "as run small-fednh wants them" in look(tmp_path, SiteUnderCheck(recipe=lambda: recipe))["data"].seen
+
+
+def test_data_are_compared_with_the_newest_run_that_the_server_offered(
+    tmp_path: Path, recipe_of: Callable[..., Recipe]
+) -> None:
+    recipe = recipe_of("fedavg")
+    Approvals(tmp_path / "state" / FOLDER).note(Assignment(recipe.name, recipe.wire()))
+    found = look(tmp_path, SiteUnderCheck(), data=images(tmp_path / "own.npz", classes=12))
+    assert findings(found) == [("data", "data-unusable")]
+    assert "as run small-fedavg wants them" in look(tmp_path, SiteUnderCheck())["data"].seen
+
+
+@pytest.mark.parametrize("quick", [True, False])
+def test_data_that_are_not_there(quick: bool, tmp_path: Path) -> None:
+    found = look(tmp_path, SiteUnderCheck(quick=quick), data={"source": "cifar10", "root": tmp_path / "nowhere"})
+    assert findings(found) == [("data", "data-unusable")]
+    assert "no data at" in found["data"].seen
+
+
+def test_data_that_cannot_be_read(tmp_path: Path) -> None:
+    file = tmp_path / "own.npz"
+    file.write_bytes(b"not an archive")
+    data = {"source": "npz", "root": file}
+    assert findings(look(tmp_path, SiteUnderCheck(), data=data)) == [("data", "data-unusable")]
+    assert look(tmp_path, data=data)["data"].seen == f"{file} can be opened; not loaded"
+    cut = {"source": "digits", "partition": {"kind": "dirichlet", "sites": 3, "beta": 1.0}}
+    found = look(tmp_path, SiteUnderCheck(), partition_index=3, data=cut)
+    assert findings(found) == [("data", "data-unusable")]
+    assert "partition_index 3 of 3" in found["data"].seen
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> dict[str, Any]:
+    """Images of two classes in folders."""
+    for number in range(40):
+        file = tmp_path / "images" / ("benign", "malignant")[number % 2] / f"{number}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.full((8, 8), number, np.uint8)).save(file)
+    return {"source": "folder", "root": tmp_path / "images"}
+
+
+@pytest.fixture
+def named(recipe_of: Callable[..., Recipe]) -> SiteUnderCheck:
+    """With a run of two classes that have names."""
+    recipe = recipe_of("fednh", classes=2, class_names=["benign", "malignant"], data=None)
+    return SiteUnderCheck(recipe=lambda: recipe)
+
+
+def test_of_image_files_all_labels_are_looked_at_and_a_sample_is_read(
+    tmp_path: Path, folder: dict[str, Any], named: SiteUnderCheck, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fine = look(tmp_path, named, data=folder)["data"]
+    assert (fine.state, "a sample of its files can be read, as run small-fednh wants" in fine.seen) == (
+        State.FINE,
+        True,
+    )
+    assert "with no run to compare them with" in look(tmp_path, SiteUnderCheck(), data=folder)["data"].seen
+    (tmp_path / "images" / "Malignent").mkdir()
+    (tmp_path / "images" / "Malignent" / "x.png").write_bytes(b"")
+    found = look(tmp_path, named, data=folder)
+    assert findings(found) == [("data", "labels-unmapped")]
+    assert "'Malignent' (nearest: 'malignant')" in found["data"].seen
+    assert not {"1", "40", "20"} & set(re.findall(r"\d+", found["data"].seen))
+
+
+def test_image_files_that_cannot_be_read_are_named_up_to_what_is_allowed(
+    tmp_path: Path, folder: dict[str, Any], named: SiteUnderCheck
+) -> None:
+    for file in (tmp_path / "images").glob("*/*.png"):
+        file.write_bytes(b"")
+    found = look(tmp_path, named, data=folder)
+    assert findings(found) == [("data", "images-unreadable")]
+    assert found["data"].seen.count(": empty") == 3
+    assert "; and others (`protofed client check` lists all)" in found["data"].seen
+
+
+def test_a_file_beside_the_class_folders_is_named(
+    tmp_path: Path, folder: dict[str, Any], named: SiteUnderCheck
+) -> None:
+    (tmp_path / "images" / "notes.txt").write_text("x", encoding="utf-8")
+    assert "notes.txt: in no class's folder (" in look(tmp_path, named, data=folder)["data"].seen
+    assert findings(look(tmp_path, named, data={**folder, "max_unreadable_fraction": 0.1})) == []
+
+
+def test_a_run_that_prepares_images_otherwise_than_pinned(
+    tmp_path: Path, folder: dict[str, Any], named: SiteUnderCheck
+) -> None:
+    found = look(tmp_path, named, data={**folder, "preprocessing_digest": "0" * 64})
+    assert findings(found) == [("data", "preprocessing-differs")]
+
+
+def test_an_evaluator_needs_a_test_set_only(tmp_path: Path) -> None:
+    np.savez(tmp_path / "t.npz", test_images=np.zeros((4, 5, 6), np.uint8), test_labels=np.arange(4))
+    data = {"source": "npz", "root": tmp_path / "t.npz"}
+    assert "1 x 5 x 6" in look(tmp_path, SiteUnderCheck(), data=data, roles={"evaluator"})["data"].seen
+    assert findings(look(tmp_path, SiteUnderCheck(), data=data)) == [("data", "data-unusable")]
+
+
+# Metrics
+
+
+def test_where_metrics_would_be_answered(tmp_path: Path, unused_port: int) -> None:
+    listen = f"127.0.0.1:{unused_port}"
+    assert look(tmp_path, metrics={"listen": listen})["metrics"].seen == f"{listen} is free"
+    for bad in ({"listen": "nowhere"}, {"listen": listen, "token": tmp_path / "none"}):
+        assert findings(look(tmp_path, metrics=bad)) == [("metrics", "metrics-unusable")]
+
+
+def test_a_port_for_metrics_that_is_taken(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        where = {"listen": f"127.0.0.1:{other.getsockname()[1]}"}
+        assert findings(look(tmp_path, metrics=where)) == [("metrics", "metrics-port-taken")]
+        lock = Lock(tmp_path / "state")
+        assert "as by the daemon that is running" in look(tmp_path, metrics=where)["metrics"].seen
+        lock.release()

@@ -1,0 +1,324 @@
+"""`protofed report`: of real runs, whatever became of them; the page needs nothing but itself."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+import structlog
+from tests.support.disturbed_run import RUN, disturbed, hang_up
+
+from protofed.common.config.recipe import Recipe
+from protofed.common.errors import ConfigError, StateError
+from protofed.deploy.cli import main
+from protofed.deploy.cli import report as cli_report
+from protofed.deploy.operator.connection import Operator
+from protofed.deploy.report.record import RunRecord, megabytes
+from protofed.deploy.report.report import report, write_report
+from protofed.deploy.report.summary import troubles
+from protofed.deploy.simulation.simulation import simulation
+from protofed.deploy.state_folder import open_state
+
+RecipeOf = Callable[..., Recipe]
+SECTIONS = [
+    "summary",
+    "curves",
+    "classes",
+    "groups",
+    "fairness",
+    "calibration",
+    "prototypes",
+    "norms",
+    "participation",
+    "refusals",
+    "transfers",
+    "settings",
+    "provenance",
+    "words",
+]
+
+
+def told(folder: Path, recipe: Recipe, until: Callable[[Any], bool] = lambda _running: False) -> dict[str, Any]:
+    """The dossier of a simulation that goes on until then, or to its end."""
+    with simulation(recipe, folder) as running:
+        running.go(until=lambda: until(running))
+    return cli_report.dossier_of(folder, recipe.name)
+
+
+def page(dossier: dict[str, Any]) -> tuple[str, dict[str, str]]:
+    """The HTML, which is also well-formed XML, and its sections' texts."""
+    html = report(dossier)
+    root = ElementTree.fromstring(html)  # noqa: S314  (our own)
+    ids = [element.attrib["id"] for element in root.iter() if "id" in element.attrib]
+    assert len(ids) == len(set(ids))
+    linked = set(re.findall(r'(?:href="#|url\(#)([^")]+)', html))
+    assert linked <= set(ids)
+    return html, {s.attrib["id"]: " ".join("".join(s.itertext()).split()) for s in root.iter("section")}
+
+
+@pytest.fixture(scope="module")
+def full(tmp_path_factory: pytest.TempPathFactory, recipe_of: RecipeOf) -> dict[str, Any]:
+    """FedNH with all scores there are."""
+    evaluation = {"frequency_groups": True, "probabilities": True}
+    return told(tmp_path_factory.mktemp("report") / "full", recipe_of("fednh", evaluation=evaluation, rounds=2))
+
+
+@pytest.fixture(scope="module")
+def whole(full: dict[str, Any]) -> tuple[str, dict[str, str]]:
+    """Its page."""
+    return page(full)
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory, recipe_of: RecipeOf) -> dict[str, Any]:
+    """FedAvg: no prototypes, and no scores beside the usual ones."""
+    return told(tmp_path_factory.mktemp("report") / "plain", recipe_of("fedavg", rounds=1))
+
+
+# The page
+
+
+def test_a_full_run_has_every_section_and_needs_nothing_from_anywhere(whole: tuple[str, dict[str, str]]) -> None:
+    html, sections = whole
+    assert list(sections) == SECTIONS
+    assert "http" not in html.lower().replace("http-equiv", "")
+    assert not re.search(r"<script|@import|<iframe|<img|url\((?!#)|\ssrc=", html)
+    for element in re.findall(r'(?<=href=")[^"]+', html):
+        assert element.startswith(("#", "data:"))
+    assert 'class="missing"' not in html
+    assert html.count("<svg") == html.count('role="img"') == html.count("<figure>") >= 7
+    assert html.count("<title") == html.count("<svg") + 1
+    assert html.count("<desc") == html.count("<svg")
+
+
+def test_the_summary_says_what_the_numbers_say(full: dict[str, Any], whole: tuple[str, dict[str, str]]) -> None:
+    summary = whole[1]["summary"]
+    scores = full["scores"][-1]["sites"]
+    own = {site: told["personal.pm_v"] for site, told in scores.items() if "personal.pm_v" in told}
+    worst = min(own, key=lambda site: own[site])
+    assert f"{100 * scores['evaluator']['global.accuracy']:.1f} % of the shared test images" in summary
+    assert f"the worst is that of {worst} with {100 * own[worst]:.1f} %" in summary
+    assert f"{100 * sum(own.values()) / len(own):.1f} % on average" in summary
+    assert "3 sites took part: site-1, site-2, site-3. The global model was scored by evaluator." in summary
+    assert "trained by FedNH, in 2 rounds as planned" in summary
+    assert "Nothing went wrong" in summary
+
+
+def test_every_number_of_a_figure_stands_in_a_table(full: dict[str, Any], whole: tuple[str, dict[str, str]]) -> None:
+    _, sections = whole
+    recalls = full["classes"]["newest"]["sites"]["evaluator"]
+    assert all(f"{100 * recalls[f'global.recall.{c}']:.1f}" in sections["classes"] for c in range(10))
+    assert f"{full['prototypes']['cosines'][0][1]:.2f}" in sections["prototypes"]
+    assert f"{full['rounds'][-1]['figures']['prototype_shift']:.4f}" in sections["prototypes"]
+    received = sum(task["received"] for one in full["rounds"] for task in one["tasks"])
+    assert megabytes(received) in sections["transfers"]
+    assert "Reliability of the global model in round 2" in sections["calibration"]
+
+
+def test_classes_are_called_as_the_run_calls_them(full: dict[str, Any]) -> None:
+    names = [f"lesion <{c}>" for c in range(10)]
+    html, sections = page({**full, "recipe": {**full["recipe"], "class_names": names}})
+    for section in ("classes", "prototypes", "norms"):
+        assert all(name in sections[section] for name in names), section
+    assert any(f"class {name} is found least" in sections["summary"] for name in names)
+    assert "lesion <" not in html
+
+
+def test_what_a_run_has_not_is_left_out_with_a_way_to_get_it(plain: dict[str, Any]) -> None:
+    html, sections = page(plain)
+    assert list(sections) == SECTIONS
+    assert "[evaluation] probabilities = true" in sections["calibration"]
+    assert "[evaluation] frequency_groups = true" in sections["groups"]
+    assert "fedavg has none" in sections["prototypes"]
+    assert "Norms of the rows of the head" in sections["norms"]
+    assert "<code>[evaluation] probabilities = true</code>" in html
+
+
+def test_training_alone_has_no_global_model_and_no_prototypes(tmp_path: Path, recipe_of: RecipeOf) -> None:
+    _, sections = page(told(tmp_path, recipe_of("solo", rounds=1)))
+    assert "No recalls of the global model" in sections["classes"]
+    assert "The sites' own models reach" in sections["summary"]
+    assert "Nothing to show" in sections["norms"]
+
+
+def test_a_run_that_was_aborted_before_its_first_round_says_so(tmp_path: Path, recipe_of: RecipeOf) -> None:
+    with simulation(recipe_of("fednh"), tmp_path) as running:
+        running.runs.tick()
+        running.runs.abort("small-fednh", "the wrong classes")
+    _, sections = page(cli_report.dossier_of(tmp_path, None))
+    assert list(sections) == SECTIONS
+    assert "The run was aborted on" in sections["summary"]
+    assert "the wrong classes" in sections["summary"]
+    assert "Nothing went wrong" not in sections["summary"]
+    assert "No scores were reported" in sections["summary"]
+    assert "No round has been opened yet" in sections["participation"]
+
+
+def test_a_run_that_goes_on_is_told_as_it_is(tmp_path: Path, recipe_of: RecipeOf) -> None:
+    dossier = told(tmp_path, recipe_of("fednh"), until=lambda running: len(running.ledger.scores("small-fednh")) == 1)
+    assert "The run is going on, at round" in page(dossier)[1]["summary"]
+
+
+@pytest.mark.parametrize(("sites", "rounds", "classes"), [(2, 5, 2), (40, 1000, 100)])
+def test_a_run_of_any_size_has_a_page_of_sensible_size(
+    full: dict[str, Any], sites: int, rounds: int, classes: int
+) -> None:
+    dossier = json.loads(json.dumps(full))
+    names = [f"site-{number:02d}" for number in range(sites)]
+    fit = next(task for task in full["rounds"][-1]["tasks"] if task["kind"] == "fit")
+    last = dossier["rounds"][-1] | {"tasks": [fit | {"site": name} for name in names]}
+    dossier["rounds"] = [last | {"round": number} for number in range(1, rounds + 1)]
+    own = {name: {"personal.pm_v": place / sites} for place, name in enumerate(names)}
+    dossier["scores"] = [{"round": number, "sites": own} for number in range(1, rounds + 1)]
+    recalls = {name: {f"personal.recall.{c}": c / classes for c in range(classes)} for name in names}
+    dossier["classes"] |= {which: {"round": rounds, "sites": recalls} for which in ("newest", "best")}
+    dossier["recipe"] |= {"classes": classes, "rounds": rounds}
+    dossier["prototypes"] = {"round": rounds, "cosines": [[1.0] * classes] * classes}
+    dossier["norms"] = {"round": rounds, "part": "head", "sites": {name: [1.0] * classes for name in names}}
+    html, sections = page(dossier)
+    assert len(html) < 2e6
+    assert sections["participation"].count("site-01") == 2  # of the calendar, and of the table behind it
+    widest = max(len(row) for row in re.findall(r"<tr>.*?</tr>", html))
+    assert widest < 12_000
+
+
+# What went wrong
+
+
+@pytest.fixture
+def troubled(live_server: Callable[..., Any], recipe_of: RecipeOf) -> Iterator[Any]:
+    """A server with a run in which several things went wrong."""
+    server, daemons = disturbed(live_server, recipe_of)
+    yield server
+    hang_up(daemons)
+
+
+@pytest.fixture
+def spoken(capfd: pytest.CaptureFixture[str]) -> Iterator[Callable[..., tuple[int, str, str]]]:
+    """The command line in this process: exit code, standard output, standard error."""
+
+    def say(*arguments: object) -> tuple[int, str, str]:
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            main.main([str(argument) for argument in arguments])
+        return int(ended.value.code or 0), *capfd.readouterr()
+
+    yield say
+    structlog.reset_defaults()
+
+
+def test_every_update_that_was_not_used_is_there_with_its_reason(troubled: Any) -> None:
+    with Operator(troubled.address, plaintext=True) as operator:
+        dossier = operator.dossier(RUN)
+    _, sections = page(dossier)
+    refused = [update for one in dossier["rounds"] for task in one["tasks"] for update in task["refused"]]
+    assert len(refused) == 1
+    assert refused[0]["reason"] in sections["refusals"]
+    assert "set-aside" in sections["refusals"]
+    assert "1 round went on with fewer updates than wanted." in sections["summary"]
+    assert "site-4 (1 time)" in sections["summary"]
+    signs = re.search(r"Signs.*", sections["participation"])
+    assert signs is not None
+    assert all(meaning in signs.group() for meaning in ("set aside", "cannot train", "in time", "was used"))
+
+
+def test_what_a_site_says_is_text_and_nothing_else(plain: dict[str, Any]) -> None:
+    dossier = json.loads(json.dumps(plain))
+    evil = "<script>alert(1)</script> `<b>` & \"'"
+    update = {"verdict": "invalid", "code": "damaged", "reason": evil, "bytes": 1, "digest": "0" * 64}
+    task = next(task for task in dossier["rounds"][-1]["tasks"] if task["kind"] == "fit")
+    task |= {"refused": [update], "task_status": "set-aside", "reason": evil}
+    dossier["run"]["reason"] = evil
+    html, sections = page(dossier)
+    assert "<script" not in html
+    assert "<b>" not in html
+    assert sections["refusals"].count(evil) == 2
+    assert evil.replace("`", "") in sections["summary"]
+
+
+def test_the_server_says_what_its_folder_says(troubled: Any, tmp_path: Path, spoken: Any) -> None:
+    with Operator(troubled.address, plaintext=True) as operator:
+        assert operator.dossier(RUN) == cli_report.dossier_of(tmp_path / "server", RUN)
+        number, data = operator.state(RUN)
+        assert (number, data) == (1, troubled.blobs.get(troubled.runs.current.published.address))
+        assert operator.state(RUN, 0)[0] == 0
+        for call in (operator.dossier, operator.state):
+            with pytest.raises(ConfigError, match="no run 'other'"):
+                call("other")
+    remote = spoken("report", RUN, "--server", troubled.address, "--plaintext", "--json")
+    local = spoken("report", "--state", tmp_path / "server", "--json")
+    assert remote[0] == local[0] == 0
+    assert json.loads(remote[1]) == json.loads(local[1])
+    out = tmp_path / "there" / "is.html"
+    assert spoken("report", RUN, "--server", troubled.address, "--plaintext", "--out", out)[0] == 0
+    assert out.read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
+
+
+def test_nothing_went_wrong_is_said_only_where_it_did_not(plain: dict[str, Any]) -> None:
+    assert troubles(RunRecord(plain))[0].startswith("Nothing went wrong")
+    for task_status, said in (
+        ("late", "did not report in time"),
+        ("failed", "training failed"),
+        ("set-aside", "set aside"),
+    ):
+        dossier = json.loads(json.dumps(plain))
+        next(one for one in dossier["rounds"][-1]["tasks"] if one["kind"] == "fit")["task_status"] = task_status
+        found = troubles(RunRecord(dossier))
+        assert any(said in sentence for sentence in found)
+        assert "No update of site-1 was ever used." in found
+
+
+# The command line
+
+
+def test_a_folder_is_read_as_it_stands(tmp_path: Path, recipe_of: RecipeOf, spoken: Any) -> None:
+    state = tmp_path / "state"
+    told(state, recipe_of("solo", rounds=1))
+
+    def stands() -> dict[Path, int]:  # but for what SQLite's readers tell each other
+        return {path: path.stat().st_mtime_ns for path in state.rglob("*") if path.suffix != ".sqlite-shm"}
+
+    before = stands()
+    code, out, err = spoken("report", "--state", tmp_path, "--out", tmp_path / "r.html")  # as of a job of `compare`
+    assert (code, err) == (0, "")
+    assert str(tmp_path / "r.html") in out
+    assert stands() == before
+
+
+def test_a_run_that_is_not_there_is_an_error_with_those_that_are(
+    tmp_path: Path, recipe_of: RecipeOf, spoken: Any
+) -> None:
+    told(tmp_path, recipe_of("solo", rounds=1))
+    told(tmp_path, recipe_of("solo", rounds=1, name="again"))
+    code, _, err = spoken("report", "other", "--state", tmp_path)
+    assert (code, "expected one of: small-solo, again" in err) == (78, True)
+    code, _, err = spoken("report", "--state", tmp_path)
+    assert (code, "holds 2 runs; name one of: small-solo, again" in err) == (78, True)
+    assert "name the run" in spoken("report")[2]
+    code, _, err = spoken("report", "--state", tmp_path / "nowhere")
+    assert (code, "holds no ledger.sqlite" in err) == (74, True)
+
+
+def test_without_the_extra_the_command_says_what_to_install(
+    tmp_path: Path, recipe_of: RecipeOf, spoken: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told(tmp_path, recipe_of("solo", rounds=1))
+    monkeypatch.setitem(__import__("sys").modules, "protofed.deploy.report.report", None)
+    code, _, err = spoken("report", "--state", tmp_path)
+    assert (code, "pip install 'protofed[report]'" in err) == (78, True)
+
+
+def test_a_damaged_blob_is_as_one_that_is_not_kept(tmp_path: Path, recipe_of: RecipeOf) -> None:
+    found = told(tmp_path, recipe_of("fednh", rounds=1))
+    assert found["prototypes"]["cosines"]
+    path = tmp_path / "blobs" / found["rounds"][-1]["state"]
+    path.write_bytes(path.read_bytes()[:-1] + b"!")
+    assert cli_report.dossier_of(tmp_path, None)["prototypes"]["round"] == 0
+    with open_state(tmp_path) as kept, pytest.raises(StateError, match="has changed on disk"):
+        kept.blobs.get(found["rounds"][-1]["state"])
+    write_report(found, tmp_path / "report.html")

@@ -1,0 +1,150 @@
+"""Who may call what, without the wire."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.server.conftest import Clock
+from tests.support.pki import Authority
+
+from protofed.common.errors import DeniedError
+from protofed.common.pki.certificate import fingerprint
+from protofed.common.pki.identity import Party
+from protofed.protos.v1 import federation_pb2 as pb
+from protofed.server.access.authorization import NOBODY, PLAINTEXT, Access, Peer
+from protofed.server.access.certificates import Certificates
+from protofed.server.storage.ledger import Ledger
+
+Issue = Callable[..., bytes]
+BEGAN = datetime(2030, 1, 1, tzinfo=UTC)
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock(BEGAN.timestamp())
+
+
+@pytest.fixture
+def certificates(clock: Clock) -> Certificates:
+    return Certificates(Ledger(), clock)
+
+
+@pytest.fixture
+def access(certificates: Certificates, clock: Clock) -> Access:
+    return Access(certificates, clock)
+
+
+@pytest.fixture
+def issue(tmp_path: Path) -> Issue:
+    authority = Authority.make()
+
+    def one(name: str, party: Party = Party.SITE, days: int = 30, **options: Any) -> bytes:
+        folder = tmp_path / f"{party}-{name}-{days}"
+        dates: dict[str, Any] = {"begins": BEGAN - timedelta(days=1), "ends": BEGAN + timedelta(days=days)}
+        return (authority.issue(folder, party, name, **dates, **options) / "cert.pem").read_bytes()
+
+    return one
+
+
+def seen(pem: bytes) -> dict[str, list[bytes]]:
+    """What gRPC tells of a connection."""
+    return {"transport_security_type": [b"ssl"], "x509_pem_cert": [pem]}
+
+
+def enroll(site: str) -> pb.EnrollRequest:
+    return pb.EnrollRequest(caller=pb.Caller(site=site, instance="a"))
+
+
+def test_a_peer_is_whom_its_certificate_names(access: Access, issue: Issue) -> None:
+    pem = issue("ann")
+    assert access.peer(seen(pem)) == Peer(fingerprint(pem), "site", "ann")
+    assert str(access.peer(seen(pem))) == "site 'ann'"
+
+
+def test_a_certificate_that_names_nobody_still_has_a_fingerprint_and_may_do_nothing(
+    access: Access, tmp_path: Path
+) -> None:
+    authority = Authority.make()
+    peer = access.peer(seen(authority.pem))  # signed by a CA of ours (itself), and no party's
+    assert peer == Peer(fingerprint(authority.pem), "unknown", "")
+    for service in ("Federation", "Operator"):
+        with pytest.raises(DeniedError, match="is not registered here"):
+            access.check(peer, service, enroll(""))
+
+
+@pytest.mark.parametrize("facts", [{}, {"x509_pem_cert": []}])
+def test_without_a_certificate_nothing_but_health_is_allowed(access: Access, facts: dict[str, list[bytes]]) -> None:
+    assert access.peer(facts) is NOBODY
+    access.check(NOBODY, "Health", None)
+    with pytest.raises(DeniedError):
+        access.check(NOBODY, "Federation", enroll(""))
+
+
+def test_a_sites_call_needs_its_own_certificate(access: Access, certificates: Certificates, issue: Issue) -> None:
+    pem = issue("ann")
+    peer = access.peer(seen(pem))
+    with pytest.raises(DeniedError, match=f"certificate {peer.fingerprint[:16]} of site 'ann' is not registered here"):
+        access.check(peer, "Federation", enroll("ann"))
+    certificates.register(pem)
+    access.check(peer, "Federation", enroll("ann"))
+    with pytest.raises(DeniedError, match="of site 'ann' cannot speak for site 'bob'"):
+        access.check(peer, "Federation", enroll("bob"))
+    with pytest.raises(DeniedError, match=r"cannot speak for site 'a{79}…'"):
+        access.check(peer, "Federation", enroll("a" * 9_000))
+    with pytest.raises(DeniedError, match="this call is for an operator"):
+        access.check(peer, "Operator", object())
+    access.check(peer, "Health", None)
+
+
+def test_an_operators_certificate_is_for_orders_only(access: Access, certificates: Certificates, issue: Issue) -> None:
+    pem = issue("boss", Party.OPERATOR)
+    certificates.register(pem)
+    peer = access.peer(seen(pem))
+    access.check(peer, "Operator", object())
+    with pytest.raises(DeniedError, match="this call is for a site"):
+        access.check(peer, "Federation", enroll("boss"))
+
+
+def test_a_revoked_certificate_is_told_when_and_why(access: Access, certificates: Certificates, issue: Issue) -> None:
+    pem = issue("ann")
+    certificates.register(pem)
+    certificates.revoke("ann", "laptop lost")
+    with pytest.raises(DeniedError, match=r"of site 'ann' was revoked on 2030-01-01T00:00:00Z: laptop lost$"):
+        access.check(access.peer(seen(pem)), "Federation", enroll("ann"))
+
+
+def test_a_live_connection_ends_with_its_certificate(
+    access: Access, certificates: Certificates, issue: Issue, clock: Clock
+) -> None:
+    pem = issue("ann", days=3)
+    certificates.register(pem)
+    peer = access.peer(seen(pem))
+    clock.now += 3 * 86_400.0 - 1
+    access.check(peer, "Federation", enroll("ann"))
+    clock.now += 2
+    with pytest.raises(DeniedError, match=r"expired on 2030-01-04T00:00:00Z; renew it: protofed certs renew"):
+        access.check(peer, "Federation", enroll("ann"))
+    clock.now -= 9 * 86_400.0
+    with pytest.raises(DeniedError, match=r"is not valid before 2029-12-31T00:00:00Z"):
+        access.check(peer, "Federation", enroll("ann"))
+
+
+def test_a_service_that_nobody_was_given_is_nobodys(access: Access) -> None:
+    with pytest.raises(KeyError):
+        access.check(NOBODY, "Reflection", object())
+
+
+def test_in_plain_text_everybody_is_believed() -> None:
+    access = Access(None)
+    assert access.peer({}) is PLAINTEXT
+    access.check(PLAINTEXT, "Federation", enroll("ann"))
+    access.check(PLAINTEXT, "Operator", object())
+
+
+def test_every_message_of_a_site_says_whose_it_is() -> None:
+    for method in pb.DESCRIPTOR.services_by_name["Federation"].methods:
+        assert method.input_type.fields_by_name["caller"].message_type is pb.Caller.DESCRIPTOR

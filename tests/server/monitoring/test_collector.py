@@ -1,0 +1,406 @@
+"""What is read when somebody asks: the ledger's own numbers, and no scrape fails for what cannot be read."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import structlog
+from sqlalchemy import create_engine
+from structlog.testing import capture_logs
+from tests.server.conftest import EVALUATOR, TRAINERS, daemon, model, recipe
+from tests.support.operator_lab import Office
+
+from protofed.common.errors import StateError
+from protofed.common.protocol.messages import Activity, PauseReason, Progress, Role
+from protofed.server.access.certificates import Certificates
+from protofed.server.monitoring.collector import SITE_STATES, TASK_STATUSES, StateCollector, Watched
+from protofed.server.storage.blobs import MemoryBlobs
+from protofed.server.storage.ledger import Ledger
+from protofed.server.storage.reader import LedgerReader
+from protofed.server.storage.rows import CertificateRow
+
+
+class Scraped:
+    """An office whose ledger is a file, and what a scrape of it says."""
+
+    def __init__(self, folder: Path, **tables: Any) -> None:
+        self.folder, self.url = folder, f"sqlite:///{folder / 'ledger.sqlite'}"
+        self.office = Office(recipe(), MemoryBlobs(), Ledger(self.url))
+        self.records = LedgerReader(self.url)
+        self.certificates = Certificates(self.office.ledger)
+        self.lag: float | None = None
+        self.collector = self._collector()
+        if tables.pop("sites", True):
+            self.office.enroll(EVALUATOR, role=Role.EVALUATOR)
+            self.office.enroll(*TRAINERS)
+        self.office.start("one", **tables)
+
+    def restart(self) -> None:
+        self.office.restart()
+        self.collector = self._collector()
+
+    def _collector(self) -> StateCollector:
+        office = self.office
+        return StateCollector(
+            Watched(office.runs, office.presence, self.records, self.certificates, None, self.folder, lambda: self.lag)
+        )
+
+    def first_model(self) -> None:
+        self.office.later(0)
+        self.office.push(EVALUATOR, model(0.0))
+
+    def __call__(self, name: str, /, **labels: str) -> float | None:
+        return next((value for found, value in self.series(name) if found == labels), None)
+
+    def series(self, name: str) -> list[tuple[dict[str, str], float]]:
+        """Labels and values."""
+        samples = [sample for family in list(self.collector.collect()) for sample in family.samples]
+        return [(sample.labels, sample.value) for sample in samples if sample.name == f"protofed_{name}"]
+
+    def phase(self, run: str = "one") -> list[str]:
+        """The phases that are said to be now."""
+        found = self.series("round_phase")
+        return [labels["phase"] for labels, value in found if value == 1 and labels["run"] == run]
+
+    def close(self) -> None:
+        self.records.close()
+        self.office.ledger.close()
+
+
+@pytest.fixture
+def open_office(tmp_path: Path) -> Iterator[Callable[..., Scraped]]:
+    opened: list[Scraped] = []
+
+    def make(**tables: Any) -> Scraped:
+        opened.append(Scraped(tmp_path, **tables))
+        return opened[-1]
+
+    yield make
+    for one in opened:
+        one.close()
+
+
+@pytest.fixture
+def read(open_office: Callable[..., Scraped]) -> Scraped:
+    found = open_office()
+    found.first_model()
+    return found
+
+
+def states_of(read: Scraped, name: str) -> dict[str, float]:
+    """How many are in each state, without the empty ones."""
+    return {labels["state"]: value for labels, value in read.series(name) if value}
+
+
+def age(read: Scraped, site: str) -> float:
+    """Seconds since the site's last progress, as PromQL would have it."""
+    at = read("site_last_progress_timestamp_seconds", site=site)
+    assert at is not None
+    return time.time() - at
+
+
+# Runs and rounds
+
+
+def test_runs_by_their_status(read: Scraped) -> None:
+    read.office.start("two")
+    read.office.start("three")
+    read.office.operation.pause("two", paused=True)
+    read.office.operation.abort("three", "enough")
+    statuses = ("queued", "running", "paused", "completed", "failed", "aborted")
+    assert [read("runs", status=one) for one in statuses] == [0, 1, 1, 0, 0, 1]
+
+
+def test_the_round_that_is_open(read: Scraped) -> None:
+    office = read.office
+    office.push("ann", model(1.0))
+    office.beat("bob", office.task("bob").task_id)
+    assert (read("round", run="one"), read("rounds_planned", run="one"), read.phase()) == (1, 2, ["collecting"])
+    assert states_of(read, "round_sites") == {"invited": 1, "started": 1, "reported": 1}
+    assert (read("round_quorum", run="one"), read("round_deadline_seconds", run="one")) == (2, 100)
+    assert read("round_opened_timestamp_seconds", run="one") == office.ledger.rounds("one")[-1].opened_at
+
+
+def test_sites_that_are_late_or_failed(read: Scraped) -> None:
+    office = read.office
+    office.coordinator.dismiss("cyd", "excluded")
+    for site in ("ann", "bob"):
+        office.push(site, model(1.0))
+    assert states_of(read, "round_sites") == {"reported": 2, "failed": 1}
+
+
+def test_the_states_of_a_rounds_sites_sum_to_those_invited(read: Scraped) -> None:
+    office = read.office
+    for site in ("ann", "bob"):
+        office.push(site, model(1.0))
+    office.later(101.0)  # cyd does not answer
+    assert states_of(read, "round_sites") == {"reported": 2, "late": 1}
+    assert {labels["state"] for labels, _ in read.series("round_sites")} == set(TASK_STATUSES)
+
+
+def test_a_run_that_has_ended_is_told_until_another_one_begins(read: Scraped) -> None:
+    for _ in range(2):
+        read.office.round(ann=1.0, bob=2.0, cyd=3.0)
+    assert read.office.runs.current is None
+    assert (read.phase(), read("round", run="one"), read("rounds_planned", run="one")) == (["finished"], 2, 2)
+    assert read("round_opened_timestamp_seconds", run="one") is None
+    assert read("runs", status="completed") == 1
+    read.office.start("two")
+    assert (read("round", run="one"), read("round", run="two"), read.phase("two")) == (None, 0, ["idle"])
+    assert read("checkpoint_timestamp_seconds") is None  # it has no state yet
+
+
+def test_a_run_that_was_stopped_has_no_open_round(read: Scraped) -> None:
+    read.office.operation.abort("one", "enough")
+    assert (read("round_opened_timestamp_seconds", run="one"), read.phase()) == (None, ["finished"])
+
+
+def test_nothing_of_a_run_before_there_is_one(tmp_path: Path) -> None:
+    with closing(Ledger(f"sqlite:///{tmp_path / 'ledger.sqlite'}")) as ledger:
+        office = Office(recipe(), MemoryBlobs(), ledger)
+        watched = Watched(office.runs, office.presence, ledger, Certificates(ledger), None, tmp_path, lambda: None)
+        found = {family.name: len(family.samples) for family in StateCollector(watched).collect()}
+    assert found["protofed_runs"] == 6
+    assert not found.keys() & {
+        "protofed_round",
+        "protofed_round_phase",
+        "protofed_score",
+        "protofed_event_loop_lag_seconds",
+    }
+
+
+# State, prototypes, scores
+
+
+def test_when_the_newest_state_was_published(read: Scraped) -> None:
+    closed = read.office.ledger.rounds("one")[0].closed_at
+    assert read("checkpoint_timestamp_seconds") == closed is not None
+
+
+def test_prototypes_of_the_newest_state_survive_a_restart(open_office: Callable[..., Scraped]) -> None:
+    read = open_office(method={"name": "fednh"})
+    read.first_model()
+    assert read("prototype_min_distance") == pytest.approx(
+        read.office.ledger.rounds("one")[0].figures["prototype_min_distance"]
+    )
+    assert (read("prototype_shift"), read("prototype_classes_covered")) == (None, 0)
+    read.restart()
+    assert read("prototype_min_distance") == pytest.approx(1.5)  # three classes in a plane, 120 degrees apart
+
+
+def test_a_method_without_prototypes_tells_none(read: Scraped) -> None:
+    assert [read(f"prototype_{name}") for name in ("min_distance", "shift", "classes_covered")] == [None] * 3
+
+
+def test_scores_of_the_newest_scored_round_by_scope_metric_and_stat(read: Scraped) -> None:
+    office = read.office
+    for site in TRAINERS:
+        office.push(site, model(1.0))
+    told = {
+        EVALUATOR: {"global.accuracy": 0.75, "global.recall.3": 0.5, "global.many": 0.25},
+        "ann": {"personal.accuracy": 0.5, "personal.ece": 0.25, "personal.local.pm_v": 0.5, "personal.recall": 1.0},
+        "bob": {"personal.accuracy": 1.0, "personal.ece": 0.75, "personal.mrs.smith": 1.0, "secret.accuracy": 0.0},
+    }
+    for site, scores in told.items():
+        office.coordinator.report_scores(site, daemon(site), office.task(site).task_id, scores)
+    office.later(101.0)  # cyd does not answer
+    found = {tuple(labels.values()): value for labels, value in read.series("score")}
+    assert {key: value for key, value in found.items() if key[2] == "mean"} == {
+        ("global", "accuracy", "mean"): 0.75,
+        ("global", "many", "mean"): 0.25,
+        ("personal", "accuracy", "mean"): 0.75,
+        ("personal", "ece", "mean"): 0.5,
+        ("personal", "local.pm_v", "mean"): 0.5,
+    }
+    assert (found["personal", "accuracy", "std"], found["personal", "accuracy", "worst"]) == (0.25, 0.5)
+    assert found["personal", "ece", "worst"] == 0.75
+
+
+# Sites
+
+
+def test_sites_and_what_they_do(read: Scraped) -> None:
+    office = read.office
+    task_id = office.task("ann").task_id
+    progress = Progress(task_id, Activity.TRAINING, epoch=2, epochs=4)
+    office.runs.heartbeat("one", "ann", daemon("ann"), progress)
+    assert states_of(read, "sites") == {"working": 1, "idle": 3}
+    assert (read("site_epoch", site="ann"), read("site_progress_ratio", site="ann")) == (2, 0.25)
+    assert (read("site_phase", site="ann", phase="training"), read("site_phase", site="ann", phase="idle")) == (
+        1,
+        0,
+    )
+    assert read("site_phase", site="bob", phase="idle") == 1
+    assert len(read.series("site_phase")) == 4 * len(Activity)
+    office.clock.now += 60.0
+    assert age(read, "ann") == pytest.approx(60, abs=2.0)
+    assert states_of(read, "sites") == {"silent": 4}
+
+
+def test_every_known_site_is_in_one_state_that_of_sites_list(read: Scraped) -> None:
+    office = read.office
+    office.enroll("dan", "eli", role=Role.TRAINER)
+    progress = Progress(office.task("ann").task_id, Activity.SCORING)
+    office.runs.heartbeat("one", "ann", daemon("ann"), progress)
+    office.presence.enroll("cyd", {Role.TRAINER}, daemon("cyd"), PauseReason.SCHEDULE)
+    office.presence.forget("dan")
+    office.operation.exclude("eli", "broken scanner")
+    office.operation.exclude("zoe", "has never come")
+    listed = Counter(report.status for report in office.operation.sites())
+    assert states_of(read, "sites") == listed == {"excluded": 2, "away": 1, "held": 1, "working": 1, "idle": 2}
+    assert {labels["state"] for labels, _ in read.series("sites")} == set(SITE_STATES)
+
+
+def test_an_upload_comes_after_the_training(read: Scraped) -> None:
+    office = read.office
+    progress = Progress(office.task("ann").task_id, Activity.UPLOADING, epoch=3, epochs=3)
+    office.runs.heartbeat("one", "ann", daemon("ann"), progress)
+    assert read("site_progress_ratio", site="ann") == 1.0
+
+
+def test_after_a_restart_known_sites_are_waited_for_and_not_registered(read: Scraped) -> None:
+    assert read("site_registered", site="ann") == 1
+    read.office.here.pop("ann")
+    read.restart()
+    read.office.clock.now += 7.0
+    assert read("site_registered", site="ann") == 0
+    assert age(read, "ann") == pytest.approx(7, abs=2.0)
+    assert read("site_phase", site="ann", phase="idle") is None
+    assert read("site_registered", site="bob") == 1
+
+
+def test_an_excluded_site_is_not_there(read: Scraped) -> None:
+    read.office.operation.exclude("ann", "broken scanner")
+    assert (read("site_registered", site="ann"), read("site_last_progress_timestamp_seconds", site="ann")) == (0, None)
+
+
+def test_telemetry_is_told_as_far_as_it_came(read: Scraped) -> None:
+    office = read.office
+    numbers = {"gpu_memory_bytes": 5e9, "policy_refusals": 3.0}
+    progress = Progress(office.task("ann").task_id, Activity.TRAINING, telemetry=numbers)
+    office.runs.heartbeat("one", "ann", daemon("ann"), progress)
+    assert read("site_gpu_memory_bytes", site="ann") == 5e9
+    assert read("site_policy_refusals_total", site="ann") == 3
+    assert read("site_step_seconds", site="ann") is None
+    assert read("site_gpu_memory_bytes", site="bob") is None
+
+
+# Certificates, disk, loop
+
+
+def test_the_last_certificate_of_each_name_counts_and_revoked_ones_do_not(read: Scraped) -> None:
+    now = time.time()
+
+    def known(number: int, party: str, name: str, ends: float, **more: Any) -> None:
+        read.office.ledger.register(CertificateRow(f"{number:064x}", party, name, 0.0, now + ends, now, **more))
+
+    known(1, "site", "ann", 100.0)
+    known(2, "site", "ann", 5000.0)
+    known(3, "site", "bob", -50.0)
+    known(4, "operator", "boss", 700.0)
+    known(5, "site", "cyd", 900.0, revoked_at=now, reason="lost")
+    read.certificates = Certificates(read.office.ledger)
+    read.collector = read._collector()
+    found = {tuple(labels.values()): value for labels, value in read.series("cert_expiry_timestamp_seconds")}
+    assert found == {("site", "ann"): now + 5000.0, ("site", "bob"): now - 50.0, ("operator", "boss"): now + 700.0}
+
+
+def test_the_disk_and_the_loop(read: Scraped) -> None:
+    free = read("state_disk_free_bytes")
+    assert free is not None
+    assert free > 0
+    read.lag = 0.25
+    assert read("event_loop_lag_seconds") == 0.25
+
+
+# What cannot be read
+
+
+def test_a_ledger_that_cannot_be_read_is_left_out_and_logged_once(
+    read: Scraped, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    structlog.reset_defaults()
+
+    def locked(*_: Any) -> None:
+        raise StateError("the database is locked")
+
+    with capture_logs() as logs:
+        with monkeypatch.context() as broken:
+            broken.setattr(LedgerReader, "_read", locked)
+            for _ in range(3):
+                assert read("runs", status="running") is None
+                assert read("round_phase", run="one", phase="collecting") == 1  # memory has it
+                assert read("state_disk_free_bytes") is not None
+        assert read("runs", status="running") == 1
+        with monkeypatch.context() as broken:
+            broken.setattr(LedgerReader, "_read", locked)
+            assert read("runs", status="running") is None
+    told = [entry for entry in logs if entry["event"].startswith("metrics are left out")]
+    assert [(entry["of"], entry["why"]) for entry in told] == [
+        ("ledger", "the database is locked"),
+        ("known_sites", "the database is locked"),
+    ] * 2
+
+
+def test_a_writer_in_the_middle_of_a_transaction_holds_up_no_scrape(read: Scraped) -> None:
+    writer = create_engine(read.url)
+    with writer.connect() as connection:
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
+        connection.exec_driver_sql("UPDATE runs SET reason = 'being written'")
+        began = time.monotonic()
+        assert read("runs", status="running") == 1
+        assert time.monotonic() - began < 2.0
+        connection.rollback()
+    writer.dispose()
+
+
+def test_a_state_folder_that_is_gone_costs_only_its_own_metric(read: Scraped, monkeypatch: pytest.MonkeyPatch) -> None:
+    def gone(_path: Path) -> None:
+        raise FileNotFoundError("no such folder")
+
+    monkeypatch.setattr("protofed.server.monitoring.collector.shutil.disk_usage", gone)
+    assert read("state_disk_free_bytes") is None
+    assert read("runs", status="running") == 1
+
+
+def test_scrapes_beside_the_coordinator_never_fail(read: Scraped) -> None:
+    """Sites come and go on one thread while another one scrapes."""
+    office, failed = read.office, []
+    end = threading.Event()
+
+    def scrape() -> None:
+        with capture_logs() as logs:
+            while not end.is_set():
+                list(read.collector.collect())
+        failed.extend(logs)
+
+    thread = threading.Thread(target=scrape)
+    thread.start()
+    for number in range(300):
+        site = f"guest-{number % 50}"
+        office.presence.enroll(site, {Role.TRAINER}, daemon(site)) if number % 3 else office.presence.forget(site)
+    end.set()
+    thread.join(20)
+    assert not thread.is_alive()
+    assert not [entry for entry in failed if entry["event"].startswith("metrics are left out")]
+
+
+def test_a_full_disk_costs_no_metric(mount: Callable[[Path, str], None], tmp_path: Path) -> None:
+    folder = tmp_path / "small"
+    mount(folder, "size=2m")
+    read = Scraped(folder)
+    read.first_model()
+    with pytest.raises(OSError, match="No space left"):
+        (folder / "filler").write_bytes(bytes(4 << 20))
+    assert read("state_disk_free_bytes") == 0
+    assert (read("runs", status="running"), read("round_sites", state="invited")) == (1, 3)
+    assert read("site_registered", site="ann") == 1
+    (folder / "filler").unlink()
+    read.close()

@@ -1,0 +1,251 @@
+"""/metrics of a real server: the contract to the letter, and the ledger's own numbers."""
+
+from __future__ import annotations
+
+import re
+import time
+import urllib.request
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any, TypeAlias
+
+import numpy as np
+import pytest
+from prometheus_client import ProcessCollector
+from prometheus_client.parser import text_string_to_metric_families
+from tests.support.pki import Authority
+from tests.support.raw_client import MODEL, Bare
+
+from protofed.common import codec
+from protofed.common.config.recipe import Recipe
+from protofed.common.config.settings import Monitoring
+from protofed.common.monitoring.http import Monitor
+from protofed.common.payload import Part, Payload
+from protofed.common.pki.identity import Party
+from protofed.common.protocol.messages import CHUNK_BYTES, Finished, Verdict
+from protofed.common.protocol.telemetry import Telemetry
+from protofed.deploy.simulation.simulation import agents_of
+from protofed.protos.v1 import federation_pb2 as pb
+from protofed.server.metrics import METRICS, OPENED
+from protofed.server.monitoring.collector import StateCollector, Watched
+from protofed.server.storage.reader import LedgerReader
+
+Samples: TypeAlias = dict[tuple[str, frozenset[tuple[str, str]]], float]
+HARMLESS = re.compile(r"[a-z0-9_.-]{0,64}")  # ids, and words of ours: no path, no sentence, no name
+
+
+class Metered:
+    """A live server and its /metrics."""
+
+    def __init__(self, server: Any) -> None:
+        self.server, registry = server, server.context.metrics.registry
+        self.records = LedgerReader(str(server.ledger._engine.url))
+        certificates, metrics = server.operation.certificates, server.context.metrics
+        state = server.audit_file.parent
+        seen = Watched(
+            server.runs, server.context.presence, self.records, certificates, None, state, lambda: metrics.lag()
+        )
+        registry.register(StateCollector(seen))
+        ProcessCollector(registry=registry)
+        self._monitor = Monitor(Monitoring(listen="127.0.0.1:0"), registry, list)
+        self.url = f"{self._monitor.start()}/metrics"
+
+    def scrape(self) -> Samples:
+        """By name and labels."""
+        with urllib.request.urlopen(self.url, timeout=10) as answer:  # noqa: S310  (ours)
+            text = answer.read().decode()
+        samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+        found = {(sample.name, frozenset(sample.labels.items())): sample.value for sample in samples}
+        assert len(found) == len(samples), "a series stands twice"
+        return found
+
+    def value(self, name: str, **labels: str) -> float:
+        return self.scrape()[f"protofed_{name}", frozenset(labels.items())]
+
+    def total(self, name: str, **labels: str) -> float:
+        """Of all series that have these labels, and others."""
+        wanted = set(labels.items())
+        return sum(
+            value for (found, has), value in self.scrape().items() if found == f"protofed_{name}" and wanted <= has
+        )
+
+    def wait_for(self, name: str, wanted: float, **labels: str) -> None:
+        until = time.monotonic() + 30
+        while (found := self.total(name, **labels)) != wanted:
+            assert time.monotonic() < until, (name, labels, found)
+            time.sleep(0.05)
+
+    def close(self) -> None:
+        self._monitor.stop()
+        self.records.close()
+
+
+@pytest.fixture
+def metered() -> Iterator[Callable[[Any], Metered]]:
+    made: list[Metered] = []
+
+    def make(server: Any) -> Metered:
+        made.append(Metered(server))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def verdicts(metered: Metered) -> Counter[tuple[str, str]]:
+    """As /metrics has them, without those that the ledger does not write down."""
+    found: Counter[tuple[str, str]] = Counter()
+    for (name, labels), value in metered.scrape().items():
+        told = dict(labels)
+        if name == "protofed_updates_total" and value and told["verdict"] not in (Verdict.DUPLICATE, "set-aside"):
+            found[told["verdict"], told["reason"]] = int(value)
+    return found
+
+
+def in_ledger(metered: Metered, run: str) -> Counter[tuple[str, str]]:
+    return Counter((row.verdict.value, row.code) for row in metered.records.updates(run))
+
+
+def take_turns(agents: list[Any]) -> None:
+    """Until all know that the run is over."""
+    left = list(agents)
+    for _ in range(2000):
+        left = [agent for agent in left if not isinstance(agent.step(0.02), Finished)]
+        if not left:
+            return
+    raise AssertionError("the run does not end")
+
+
+def test_what_is_exposed_is_what_is_promised(
+    recipe_of: Callable[..., Recipe],
+    live_server: Callable[..., Any],
+    linked: Callable[[str], Any],
+    metered: Callable[[Any], Metered],
+    tmp_path: Any,
+) -> None:
+    partition = {"kind": "dirichlet", "sites": 2, "beta": 0.5}
+    federation = {"min_sites": 2, "quorum": 1.0, "heartbeat_s": 0.1}
+    recipe = recipe_of("fednh", data={"source": "digits", "partition": partition}, federation=federation)
+    server = live_server(recipe)
+    seen = metered(server)
+    identity = Authority.make().issue(tmp_path / "site-1", Party.SITE, "site-1")
+    server.operation.certificates.register((identity / "cert.pem").read_text(encoding="ascii"))
+    take_turns(agents_of(recipe, linked(server.address)))
+    guest = Bare(server.address, recipe.name, "guest").enroll()  # no policy: all that can be told is told
+    numbers = {name.value: 7.0 for name in Telemetry}
+    beat = pb.HeartbeatRequest(caller=guest.caller, run=recipe.name, activity=pb.ACTIVITY_IDLE, telemetry=numbers)
+    guest.say("Heartbeat", beat)
+    guest.channel.close()
+
+    exposed: dict[str, set[frozenset[str]]] = {}
+    for name, labels in seen.scrape():
+        if not name.startswith("process_"):
+            assert all(HARMLESS.fullmatch(value) for key, value in labels if key != "le"), (name, labels)
+            family = name if name.endswith("_total") else re.sub("_(bucket|count|sum)$", "", name)
+            exposed.setdefault(family, set()).add(frozenset(key for key, _ in labels) - {"le"})
+    promised = {metric.name: {frozenset(metric.labels)} for metric in METRICS if metric is not OPENED}
+    assert exposed == promised  # no round is open any more
+
+    assert verdicts(seen) == in_ledger(seen, recipe.name)
+    rows = seen.records.updates(recipe.name)
+    assert seen.total("transfer_bytes_total", direction="in") == pytest.approx(sum(row.bytes for row in rows))
+    assert seen.value("update_norm_count") == sum(row.task.round > 0 for row in rows)
+    rounds = seen.records.rounds(recipe.name)
+    assert seen.value("rounds_total", outcome="committed") == len(rounds) == 4
+    assert seen.value("prototype_shift") == rounds[-1].figures["prototype_shift"] > 0
+    assert seen.value("prototype_min_distance") == rounds[-1].figures["prototype_min_distance"]
+    assert seen.value("prototype_classes_covered") == rounds[-1].figures["classes_covered"]
+    scores = seen.records.scores(recipe.name, recipe.rounds)[recipe.rounds]
+    assert seen.value("score", scope="global", metric="accuracy", stat="mean") == scores["evaluator"]["global.accuracy"]
+    worst = min(scores[site]["personal.accuracy"] for site in ("site-1", "site-2"))
+    assert seen.value("score", scope="personal", metric="accuracy", stat="worst") == worst
+    for phase in ("collecting", "aggregating", "evaluating"):
+        assert seen.value("round_seconds_count", phase=phase) == 4 - (phase == "evaluating")
+
+
+NOT_FINITE: Payload = {**MODEL, Part.BODY: {"w": np.full((2, 3), np.nan, dtype=np.float32)}}
+OTHER: Payload = {**MODEL, Part.HEAD: {"weight": np.ones((3, 10), dtype=np.float32)}}
+
+
+def test_refused_updates_abandoned_and_degraded_rounds_and_a_restart(
+    recipe_of: Callable[..., Recipe], live_server: Callable[..., Any], metered: Callable[[Any], Metered], tmp_path: Any
+) -> None:
+    federation = {"min_sites": 2, "quorum": 1, "deadline_s": 2.0, "grace": 0.5, "score_every": 0}
+    recipe = recipe_of("fedavg", rounds=9, federation=federation)
+    server = live_server(recipe, tmp_path / "state")
+    seen, sites = metered(server), [Bare(server.address, recipe.name, name).enroll() for name in ("ann", "bob")]
+    ann, bob = sites
+    ann.push(ann.task())
+    seen.wait_for("round", 1)
+    seen.wait_for("rounds_total", 1, outcome="abandoned")
+    fits = [site.task() for site in sites]
+    ann.push(fits[0], NOT_FINITE)
+    ann.push(fits[0], OTHER)
+    for site, task in zip(sites, fits, strict=True):
+        assert site.push(task).verdict == pb.VERDICT_ACCEPTED
+    ann.push(fits[0])
+    seen.wait_for("rounds_total", 2, outcome="committed")
+    late = bob.task()
+    ann.push(ann.task())
+    seen.wait_for("rounds_total", 1, outcome="degraded")
+    assert bob.push(late).verdict == pb.VERDICT_STALE
+
+    assert seen.value("updates_total", verdict="duplicate", reason="") == 1
+    assert verdicts(seen) == in_ledger(seen, recipe.name)
+    assert verdicts(seen)["invalid", "not-finite"] == verdicts(seen)["invalid", "tensors"] == 1
+    history = seen.records.rounds(recipe.name)
+    ended = Counter(
+        "abandoned" if r.abandoned else "committed" if r.complete else "degraded" for r in history if r.closed_at
+    )
+    assert {one: seen.value("rounds_total", outcome=one) for one in ended} == ended
+    assert seen.value("recoveries_total") == 0
+    shown = ("round", "rounds_planned", "round_quorum")
+    before = [seen.value(name, run=recipe.name) for name in shown]
+    for site in sites:
+        site.channel.close()
+    server.stop()
+
+    again = metered(live_server(recipe, tmp_path / "state"))
+    assert again.value("recoveries_total") == 1
+    assert [again.value(name, run=recipe.name) for name in shown] == before
+    assert again.value("round_phase", run=recipe.name, phase="collecting") == 1
+    assert 0 <= time.time() - again.value("round_opened_timestamp_seconds", run=recipe.name) < 600
+    newest = again.records.newest(recipe.name, published=True)
+    assert newest is not None
+    assert again.value("checkpoint_timestamp_seconds") == newest.closed_at
+    assert verdicts(again) == Counter()
+    assert again.total("rounds_total") == 0
+    assert again.value("site_registered", site="ann") == 0
+
+
+def test_bytes_that_move_both_ways_and_chunks_that_are_not_sent_again(
+    recipe_of: Callable[..., Recipe], live_server: Callable[..., Any], metered: Callable[[Any], Metered]
+) -> None:
+    server = live_server(recipe_of("fedavg", federation={"min_sites": 1, "quorum": 1}))
+    seen, site = metered(server), Bare(server.address, "small-fedavg").enroll()
+    model = {Part.BODY: {"w": np.zeros((1 << 20, 3), np.float32)}, Part.HEAD: {"weight": np.ones((10, 3), np.float32)}}
+    task, data = site.task(), codec.encode(model)
+    announced = site.announcement(task, data, model)
+    upload = site.say("BeginUpload", announced).upload.id
+    pieces = [data[start : start + CHUNK_BYTES] for start in range(0, len(data), CHUNK_BYTES)]
+    for index in (0, 1, 4):
+        site.put(upload, index, pieces[index])
+    for _ in range(2):  # begun again, and once more: the same three chunks
+        site.say("BeginUpload", announced)
+    assert seen.value("transfer_resumed_chunks_total") == 3
+    for index in set(range(len(pieces))) - {0, 1, 4}:
+        site.put(upload, index, pieces[index])
+    assert site.commit(task, upload).verdict == pb.VERDICT_ACCEPTED
+    assert seen.total("transfer_bytes_total", direction="in") == pytest.approx(len(data))
+    body = seen.value("transfer_bytes_total", direction="in", part="body")
+    assert body / len(data) == pytest.approx((1 << 20) * 3 / ((1 << 20) * 3 + 30))
+
+    fit = site.task()
+    assert seen.total("transfer_bytes_total", direction="out") == 0
+    for index in range(len(pieces)):
+        site.say(
+            "GetChunk", pb.GetChunkRequest(caller=site.caller, run="small-fedavg", digest=fit.base_digest, index=index)
+        )
+    assert seen.total("transfer_bytes_total", direction="out") == pytest.approx(fit.base_bytes)
+    site.channel.close()

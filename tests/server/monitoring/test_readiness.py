@@ -1,0 +1,207 @@
+"""A server is ready when it can do its work, and says what it lacks; gRPC's health says whether it answers calls."""
+
+from __future__ import annotations
+
+import os
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from tests.support.pki import Authority
+from tests.support.raw_client import credentials
+
+from protofed.common.clock import utc_now
+from protofed.common.config.recipe import Recipe
+from protofed.common.config.settings import Monitoring
+from protofed.common.errors import OutOfSpaceError
+from protofed.common.monitoring.http import Monitor
+from protofed.common.pki.identity import LiveIdentity, Party
+from protofed.server.monitoring import readiness
+from protofed.server.monitoring.readiness import ServerReadiness, identity_usable, ledger_writable, state_writable
+from protofed.server.rpc.audit import ServerAudit
+from protofed.server.storage.ledger import Ledger
+
+STARTING = "port: calls are not answered: the server starts, or ends"
+
+
+def test_every_thing_that_is_missing_has_its_line() -> None:
+    ready, full = ServerReadiness(), ["full"]
+    ready.require("disk", lambda: full[0])
+    ready.require("audit", lambda: "")
+    assert ready.missing() == [STARTING, "disk: full"]
+    ready.serving = True
+    assert ready.missing() == ["disk: full"]
+    full[0] = ""
+    assert ready.missing() == []
+
+
+def test_a_certificate_is_looked_at_again_and_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = Authority.make().issue(tmp_path / "hub", Party.SERVER, "hub", ends=utc_now() + timedelta(hours=1))
+    look = identity_usable(LiveIdentity(folder, Party.SERVER))
+    assert look() == ""
+    now = utc_now()
+    monkeypatch.setattr(readiness, "utc_now", lambda: now + timedelta(hours=2))
+    assert "the server's certificate has expired on" in look()
+    monkeypatch.setattr(readiness, "utc_now", lambda: now - timedelta(days=2))
+    assert "the server's certificate is valid only from" in look()
+    assert identity_usable(None)() == ""
+
+
+def test_a_journal_that_lacks_a_promise() -> None:
+    class Full:
+        def append(self, *_: Any, **__: Any) -> None:
+            raise OutOfSpaceError("no space left")
+
+    ledger = Ledger()
+    look = ledger_writable(ledger)
+    ledger.begin_run("one", "0" * 64, "{}")  # type: ignore[arg-type]
+    assert look() == ""
+    ledger.attach(Full())
+    with pytest.raises(OutOfSpaceError):
+        ledger.pause("one", paused=True)
+    assert "the journal cannot be written" in look()
+
+
+def test_a_promise_that_is_being_written_is_nothing_that_lacks() -> None:
+    class Slow:
+        def append(self, *_: Any, **__: Any) -> None:
+            seen.append(look())
+
+    ledger, seen = Ledger(), list[str]()
+    look = ledger_writable(ledger)
+    ledger.begin_run("one", "0" * 64, "{}")  # type: ignore[arg-type]
+    ledger.attach(Slow())
+    ledger.pause("one", paused=True)
+    assert seen == [""]
+
+
+def test_a_disk_that_is_full_read_only_or_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    look = state_writable(tmp_path)
+    assert look() == ""
+    assert "No such file" in state_writable(tmp_path / "none")()
+    real = os.statvfs(tmp_path)
+
+    def answered(**changes: int) -> Callable[[Path], Any]:
+        fields = {name: getattr(real, name) for name in ("f_bavail", "f_frsize", "f_flag")} | changes
+        return lambda _: type("Found", (), fields)
+
+    monkeypatch.setattr("protofed.server.monitoring.readiness.os.statvfs", answered(f_bavail=10, f_frsize=512))
+    assert look() == "5120 bytes are free for the state folder; make room"
+    monkeypatch.setattr("protofed.server.monitoring.readiness.os.statvfs", answered(f_flag=os.ST_RDONLY))
+    assert "read-only" in look()
+
+
+# Of a live server
+
+
+def health(address: str) -> int:
+    with grpc.insecure_channel(address) as channel:
+        answer = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=10)
+        return int(answer.status)
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    until = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+
+@pytest.fixture
+def ready() -> ServerReadiness:
+    return ServerReadiness()
+
+
+@pytest.fixture
+def server(live_server: Callable[..., Any], recipe_of: Callable[..., Recipe], ready: ServerReadiness) -> Any:
+    return live_server(recipe_of("fedavg"), readiness=ready)
+
+
+def test_it_is_ready_while_it_serves(server: Any, ready: ServerReadiness) -> None:
+    assert ready.missing() == []
+    assert health(server.address) == health_pb2.HealthCheckResponse.SERVING
+    server.stop()
+    assert ready.missing() == [STARTING]
+
+
+def test_health_follows_what_calls_need_to_be_answered(server: Any, ready: ServerReadiness) -> None:
+    why = ["it has failed"]
+    ready.require("disk", lambda: why[0])
+    wait_for(lambda: health(server.address) == health_pb2.HealthCheckResponse.NOT_SERVING)
+    why[0] = ""
+    wait_for(lambda: health(server.address) == health_pb2.HealthCheckResponse.SERVING)
+
+
+def test_a_server_that_makes_calls_wait_is_not_ready_and_answers(server: Any, ready: ServerReadiness) -> None:
+    asked: list[float] = []
+
+    def no_room() -> str:
+        asked.append(time.monotonic())
+        return "no room"
+
+    ready.require("state", no_room, polite=True)
+    assert ready.missing() == ["state: no room"]
+    wait_for(lambda: len(asked) > 3)
+    assert health(server.address) == health_pb2.HealthCheckResponse.SERVING
+
+
+def test_a_certificate_that_expires_ends_readiness_on_both_ports(
+    live_server: Callable[..., Any],
+    recipe_of: Callable[..., Recipe],
+    ready: ServerReadiness,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    authority, now = Authority.make(), utc_now()
+    identity = authority.issue(tmp_path / "hub", Party.SERVER, "hub", ends=now + timedelta(hours=1))
+    boss = authority.issue(identity / "operators" / "boss", Party.OPERATOR, "boss")
+    (identity / "operators" / "boss.pem").write_bytes((boss / "cert.pem").read_bytes())
+    server = live_server(recipe_of("fedavg"), identity=identity, readiness=ready)
+    monitor = Monitor(Monitoring(listen="127.0.0.1:0"), server.context.metrics.registry, ready.missing)
+    url = monitor.start()
+    with urllib.request.urlopen(f"{url}/readyz", timeout=10) as answer:  # noqa: S310  (ours)
+        assert (answer.status, answer.read()) == (200, b"ready\n")
+    with grpc.secure_channel(server.address, credentials(boss)) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+
+        def said() -> int:
+            return int(stub.Check(health_pb2.HealthCheckRequest(), timeout=10).status)
+
+        assert said() == health_pb2.HealthCheckResponse.SERVING
+        monkeypatch.setattr(readiness, "utc_now", lambda: now + timedelta(hours=2))
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            urllib.request.urlopen(f"{url}/readyz", timeout=10)  # noqa: S310  (ours)
+        assert refused.value.code == 503
+        assert refused.value.read().startswith(b"identity: the server's certificate has expired on 20")
+        wait_for(lambda: said() == health_pb2.HealthCheckResponse.NOT_SERVING)
+    monitor.stop()
+
+
+def test_a_blocked_loop_is_seen_while_it_is_blocked(server: Any, ready: ServerReadiness) -> None:
+    server._loop.call_soon_threadsafe(time.sleep, 5.0)
+    wait_for(lambda: ready.missing() == ["loop: the event loop is blocked; the log says where"])
+    wait_for(lambda: ready.missing() == [])
+
+
+def test_an_audit_without_room(server: Any, ready: ServerReadiness, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise OutOfSpaceError("no space left")
+
+    stub = grpc.insecure_channel(server.address)
+    call: Any = stub.unary_unary("/protofed.protos.v1.Federation/Enroll")
+    with monkeypatch.context() as disk:
+        disk.setattr(ServerAudit, "_append", full)
+        with pytest.raises(grpc.RpcError):
+            call(b"", timeout=10)
+        assert ready.missing() == ["audit: calls cannot be recorded, and are refused until they can; make room"]
+    with pytest.raises(grpc.RpcError):
+        call(b"", timeout=10)
+    assert ready.missing() == []
+    stub.close()

@@ -1,0 +1,437 @@
+"""What the operator sees and does, by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from tests.server.conftest import TRAINERS, Later, announce, daemon, recipe
+from tests.support.operator_lab import Office, office
+
+from protofed.common.codec import Digest
+from protofed.common.errors import ConfigError, ConflictError, ExcludedError, NotEnrolledError
+from protofed.common.protocol.messages import Activity, Assignment, Progress, Signal, TaskKind, Verdict
+from protofed.server.operator.verification import VerificationResult
+from protofed.server.rounds import phases
+from protofed.server.verdicts import RejectionCode
+
+ALONE = {"min_sites": 1, "quorum": 1}
+
+
+@pytest.fixture
+def desk() -> Office:
+    """No run, no site."""
+    return office()
+
+
+@pytest.fixture
+def busy(desk: Office) -> Office:
+    """Round 1 of 2 of run `one` is open for ann, bob and cyd; `two` and `three` wait."""
+    for run in ("one", "two", "three"):
+        desk.start(run)
+    desk.begin()
+    return desk
+
+
+# Starting
+
+
+@pytest.mark.parametrize(
+    ("text", "phrase"),
+    [
+        ("", "the recipe: "),
+        ("{", "the recipe: "),
+        ("[]", "the recipe: "),
+        ('{"name": "one", "ronds": 3}', "unknown key 'ronds': did you mean 'rounds'"),
+    ],
+)
+def test_what_is_no_recipe_is_refused_with_its_place(desk: Office, text: str, phrase: str) -> None:
+    with pytest.raises(ConfigError, match=phrase):
+        desk.operation.start(text)
+    assert desk.operation.runs() == []
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("fedavg", "x" * 5_000),
+        ('"fedavg"', '"fednh", "prototype_momentum": "' + "x" * 5_000 + '"'),
+        ('"fedavg"', '"fednh", "' + "x" * 5_000 + '": 1'),
+        ('"rounds"', '"' + "x" * 5_000 + '"'),
+        ('"test"', '"' + "x" * 5_000 + '"'),
+        ("}", "x" * 5_000),
+    ],
+)
+def test_a_refusal_repeats_only_the_beginning_of_what_it_was_given(desk: Office, old: str, new: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        desk.operation.start(recipe().model_dump_json().replace(old, new, 1))
+    assert len(str(raised.value)) < 600
+    assert desk.operation.runs() == []
+
+
+def test_an_unknown_method_is_refused_and_no_run_is_left_of_it(desk: Office) -> None:
+    with pytest.raises(ConfigError, match="did you mean 'fedavg'"):
+        desk.start("one", method={"name": "fedavgg"})
+    assert desk.operation.runs() == []
+    assert desk.start("one").status == "running"
+
+
+def test_a_name_is_used_once_also_when_its_run_has_ended(desk: Office) -> None:
+    desk.start("one")
+    with pytest.raises(ConflictError, match="there is a run 'one' already; give the recipe another name"):
+        desk.start("one", rounds=9)
+    desk.operation.abort("one", "enough")
+    with pytest.raises(ConflictError, match="there is a run 'one' already"):
+        desk.start("one", rounds=9)
+    assert desk.statuses() == {"one": "aborted"}
+
+
+def test_sites_that_wait_are_told_of_a_new_run(desk: Office) -> None:
+    desk.enroll(*TRAINERS)
+    desk.told.clear()
+    desk.start("one")
+    assert desk.told[0] is None  # all
+    assert isinstance(desk.come_back("ann"), Assignment)
+
+
+# The queue
+
+
+def test_runs_go_on_one_after_the_other_in_the_order_of_their_start(busy: Office) -> None:
+    assert busy.statuses() == {"one": "running", "two": "queued", "three": "queued"}
+    for value in (1.0, 2.0):
+        busy.round(ann=value, bob=value, cyd=value)
+    assert busy.statuses() == {"one": "completed", "two": "running", "three": "queued"}
+    busy.restart()
+    assert list(busy.statuses()) == ["one", "two", "three"]
+    busy.operation.abort("two", "")
+    assert busy.statuses() == {"one": "completed", "two": "aborted", "three": "running"}
+    busy.later(0.0)
+    assert busy.coordinator.run == "three"
+    assert busy.asked("eva") is TaskKind.INITIALISE
+
+
+def test_a_run_that_cannot_go_on_has_failed_and_the_next_one_goes_on(busy: Office) -> None:
+    busy.runs.of("one")._driver.handle(phases.Broken("disk"))
+    assert busy.statuses() == {"one": "failed", "two": "running", "three": "queued"}
+    assert busy.operation.run("one").view.phase == "disk"
+
+
+# Orders to a run
+
+
+def test_a_paused_run_ends_its_round_and_opens_no_other_also_after_a_restart(busy: Office) -> None:
+    assert busy.operation.pause("one", paused=True).status == "paused"
+    busy.round(ann=1.0, bob=1.0, cyd=1.0)
+    busy.later(1.0)
+    assert [row.row.round for row in busy.operation.rounds("one")] == [0, 1]
+    assert busy.asked("ann") is None
+    busy.restart()
+    busy.later(1.0)
+    assert busy.statuses()["one"] == "paused"
+    assert busy.asked("ann") is None
+    assert busy.operation.pause("one", paused=False).status == "running"
+    busy.later(0.0)
+    assert busy.task("ann").round == 2
+
+
+def test_a_pause_costs_no_patience(desk: Office) -> None:
+    desk.start("one", federation={"site_wait_timeout_s": 10.0})
+    desk.later(0.0)
+    desk.operation.pause("one", paused=True)
+    desk.later(1000.0)
+    desk.operation.pause("one", paused=False)
+    desk.later(9.0)
+    assert desk.statuses() == {"one": "running"}
+    desk.later(1.0)
+    assert desk.statuses() == {"one": "failed"}
+
+
+def test_a_run_that_goes_on_is_aborted_and_its_sites_stop(busy: Office) -> None:
+    task = busy.task("ann")
+    report = busy.operation.abort("one", "wrong data")
+    assert (report.status, report.row.reason) == ("aborted", "wrong data")
+    assert busy.runs.heartbeat("one", "ann", daemon("ann"), Progress(task.task_id, Activity.TRAINING)) is Signal.ABORT
+    assert {site_task.task.task_status for site_task in busy.operation.rounds("one")[1].tasks} == {"late"}
+
+
+def test_a_run_that_waits_is_aborted_before_it_began(busy: Office) -> None:
+    assert busy.operation.abort("two", "").row.reason == "aborted by the operator"
+    assert busy.statuses() == {"one": "running", "two": "aborted", "three": "queued"}
+    assert busy.task("ann").run == "one"
+    for value in (1.0, 2.0):
+        busy.round(ann=value, bob=value, cyd=value)
+    assert busy.statuses()["three"] == "running"
+
+
+def test_a_run_is_aborted_while_it_is_aggregated(desk: Office) -> None:
+    desk.work = workshop = Later()
+    desk.restart()
+    desk.start("one", federation=ALONE)
+    desk.enroll("ann")
+    desk.later(0.0)
+    desk.push("ann", desk.model(0.0))
+    desk.operation.abort("one", "enough")
+    workshop.finish()
+    desk.later(0.0)
+    assert desk.statuses() == {"one": "aborted"}
+    assert [report.outcome for report in desk.operation.rounds("one")] == ["open"]
+
+
+@pytest.mark.parametrize("order", ["abort", "pause", "resume"])
+def test_a_run_that_has_ended_takes_no_orders(busy: Office, order: str) -> None:
+    busy.operation.abort("one", "enough")
+    orders: dict[str, Callable[[], object]] = {
+        "abort": lambda: busy.operation.abort("one", "again"),
+        "pause": lambda: busy.operation.pause("one", paused=True),
+        "resume": lambda: busy.operation.pause("one", paused=False),
+    }
+    with pytest.raises(ConflictError, match="run 'one' has ended: enough"):
+        orders[order]()
+    assert busy.operation.run("one").row.reason == "enough"
+
+
+def test_an_ended_run_that_is_rolled_back_is_the_last_in_the_queue(busy: Office) -> None:
+    busy.round(ann=1.0, bob=1.0, cyd=1.0)
+    busy.operation.abort("one", "enough")
+    assert busy.operation.roll_back("one", 1).status == "queued"
+    assert busy.statuses() == {"two": "running", "three": "queued", "one": "queued"}
+    busy.restart()
+    assert list(busy.statuses()) == ["two", "three", "one"]
+    for run in ("two", "three"):
+        busy.operation.abort(run, "enough")
+    busy.later(0.0)
+    assert busy.task("ann").run == "one"
+    assert busy.task("ann").round == 2
+    assert busy.value == 1.0
+
+
+def test_a_run_that_goes_on_keeps_its_place_when_it_is_rolled_back(busy: Office) -> None:
+    busy.round(ann=1.0, bob=1.0, cyd=1.0)
+    report = busy.operation.roll_back("one", 0)
+    assert (report.status, report.view.rolled_back) == ("running", 2)
+    outcomes = {(one.row.round, one.row.attempt): one.outcome for one in busy.operation.rounds("one")}
+    assert outcomes == {(0, 1): "published", (1, 1): "rolled-back", (2, 1): "rolled-back"}
+    assert list(busy.statuses()) == ["one", "two", "three"]
+
+
+def test_a_run_that_nobody_knows_is_answered_with_those_that_are_known(busy: Office) -> None:
+    operation = busy.operation
+    orders: list[Callable[[], object]] = [
+        lambda: operation.run("four"),
+        lambda: operation.rounds("four"),
+        lambda: operation.pause("four", paused=True),
+        lambda: operation.abort("four", ""),
+        lambda: operation.roll_back("four", 0),
+    ]
+    for order in orders:
+        with pytest.raises(ConfigError, match="there is no run 'four'; expected one of: one, two, three"):
+            order()
+
+
+def test_where_there_is_no_run_that_is_said(desk: Office) -> None:
+    with pytest.raises(ConfigError, match="expected one of: none yet"):
+        desk.operation.run("x" * 5000)
+
+
+# Rounds
+
+
+def test_every_site_has_its_fate_in_every_round(desk: Office) -> None:
+    desk.start("one", rounds=3, federation={"deadline_s": 100.0, "grace": 0.1})
+    desk.begin()
+    task = desk.task("cyd")
+    announced = announce(desk.model(9.0))[0]
+    refusal = desk.coordinator.intake.begin("cyd", daemon("cyd"), task.task_id, task.round, Digest("0" * 64), announced)
+    assert refusal is not None
+    assert refusal.verdict is Verdict.INVALID
+    desk.push("ann", desk.model(1.0))
+    desk.beat("bob", desk.task("bob").task_id, activity=Activity.TRAINING, epoch=1, epochs=3, making_progress=True)
+    desk.push("cyd", desk.model(1.0))
+    desk.later(11.0)
+    report = desk.operation.rounds("one")[1]
+    tasks = {
+        site_task.task.site: (site_task.task.task_status, site_task.task.reason)
+        for site_task in report.tasks
+        if site_task.task.kind == "fit"
+    }
+    assert report.outcome == "degraded"
+    assert tasks == {
+        "ann": ("reported", ""),
+        "bob": ("late", "training, epoch 1/3, last progress 11 s ago"),
+        "cyd": ("reported", ""),
+    }
+    refused = {
+        site_task.task.site: [update.code for update in site_task.refusals]
+        for site_task in report.tasks
+        if site_task.refusals
+    }
+    assert refused == {"cyd": [RejectionCode.BASE]}
+
+
+def test_what_was_set_aside_abandoned_and_is_open_is_told_apart(desk: Office) -> None:
+    desk.start("one", rounds=4, federation={"max_attempts": 3})
+    desk.begin()
+    desk.round(ann=1.0, bob=1e6, cyd=1.0)
+    desk.later(100.0, alive=TRAINERS)
+    desk.later(0.0)
+    reports = {(one.row.round, one.row.attempt): one for one in desk.operation.rounds("one")}
+    assert {key: one.outcome for key, one in reports.items()} == {
+        (0, 1): "published",
+        (1, 1): "degraded",
+        (2, 1): "abandoned",
+        (2, 2): "open",
+    }
+    assert reports[2, 1].row.abandoned == "0 updates at the deadline, quorum 2"
+    (aside,) = [task.task for task in reports[1, 1].tasks if task.task.task_status == "set-aside"]
+    assert aside.site == "bob"
+    assert "more than 100 times the cohort's median" in aside.reason
+
+
+def test_a_published_state_is_verified(busy: Office) -> None:
+    busy.round(ann=1.0, bob=2.0, cyd=4.0)
+    assert busy.operation.verify("one", 1, 1).finding is VerificationResult.SAME
+    with pytest.raises(ConfigError, match="published nothing in attempt 7 of round 1"):
+        busy.operation.verify("one", 1, 7)
+
+
+def test_a_run_of_a_later_version_is_listed_without_its_recipe(busy: Office) -> None:
+    busy.operation.abort("one", "enough")
+    with busy.ledger._write() as connection:
+        connection.exec_driver_sql("update runs set recipe = '{}' where run = 'one'")
+    report = busy.operation.run("one")
+    assert (report.recipe, report.status) == (None, "aborted")
+    assert [one.row.run for one in busy.operation.runs()] == ["one", "two", "three"]
+
+
+# Sites
+
+
+def test_sites_work_are_idle_silent_or_away(busy: Office) -> None:
+    task_id = busy.task("ann").task_id
+    busy.beat("ann", task_id, epoch=2, epochs=5, making_progress=True)
+    assert (busy.site("ann").status, busy.site("ann").doing) == ("working", "training, epoch 2/5")
+    assert (busy.site("bob").status, busy.site("bob").doing) == ("idle", "idle")
+    busy.later(40.0, alive=("bob",))
+    assert (busy.site("ann").status, busy.site("ann").progress_age_s) == ("working", 40.0)
+    busy.later(20.0)
+    assert (busy.site("ann").status, busy.site("ann").progress_age_s) == ("silent", 60.0)
+    assert busy.site("bob").status == "idle"
+    busy.here = {"bob": busy.here["bob"]}
+    busy.restart()
+    assert {report.site: report.status for report in busy.operation.sites()} == {
+        "ann": "away",
+        "bob": "idle",
+        "cyd": "away",
+        "eva": "away",
+    }
+    assert busy.site("cyd").progress_age_s is None
+    assert list(busy.site("eva").roles) == ["evaluator"]
+
+
+def test_no_site_is_silent_where_no_run_waits_for_it(desk: Office) -> None:
+    desk.enroll("ann")
+    desk.later(100_000.0)
+    assert desk.site("ann").status == "idle"
+
+
+def test_a_site_is_excluded_in_the_middle_of_a_round_and_nobody_waits_for_it(busy: Office) -> None:
+    task = busy.task("cyd")
+    report = busy.operation.exclude("cyd", "wrong labels")
+    assert (report.status, report.excluded) == ("excluded", "wrong labels")
+    site_task = next(
+        site_task.task for site_task in busy.operation.rounds("one")[1].tasks if site_task.task.site == "cyd"
+    )
+    assert (site_task.task_status, site_task.reason) == ("failed", "excluded: wrong labels")
+    assert busy.runs.heartbeat("one", "cyd", daemon("cyd"), Progress(task.task_id, Activity.TRAINING)) is Signal.ABORT
+    calls: list[Callable[[], object]] = [
+        lambda: busy.push("cyd", busy.model(1.0), task),
+        lambda: busy.runs.next_task("one", "cyd", daemon("cyd")),
+        lambda: busy.come_back("cyd"),
+    ]
+    for call in calls:
+        with pytest.raises(ExcludedError, match="the operator has excluded site cyd: wrong labels"):
+            call()
+    for site in ("ann", "bob"):
+        busy.push(site, busy.model(2.0))
+    assert isinstance(busy.phase, phases.Evaluating)
+    assert busy.value == 2.0
+
+
+def test_what_a_site_handed_in_before_it_was_excluded_counts(busy: Office) -> None:
+    assert busy.push("cyd", busy.model(4.0)).verdict is Verdict.ACCEPTED
+    busy.operation.exclude("cyd", "")
+    for site in ("ann", "bob"):
+        busy.push(site, busy.model(1.0))
+    assert busy.value == 2.0
+    task = next(task.task for task in busy.operation.rounds("one")[1].tasks if task.task.site == "cyd")
+    assert task.task_status == "reported"
+
+
+def test_an_excluded_site_is_not_invited_again_also_after_a_restart_until_it_is_admitted(desk: Office) -> None:
+    desk.start("one", federation={"min_sites": 2})
+    desk.begin()
+    desk.operation.exclude("cyd", "wrong labels")
+    for site in ("ann", "bob"):
+        desk.push(site, desk.model(1.0))
+    desk.restart()
+    for site in ("ann", "bob", "eva"):
+        desk.score(site)
+    desk.later(0.0)
+    assert desk.site("cyd").status == "excluded"
+    assert desk.task("ann").round == 2
+    assert [task.task.site for task in desk.operation.rounds("one")[2].tasks] == ["ann", "bob"]
+    assert desk.operation.admit("cyd").status == "away"
+    with pytest.raises(NotEnrolledError):
+        desk.runs.next_task("one", "cyd", daemon("cyd"))
+    assert isinstance(desk.come_back("cyd"), Assignment)
+    assert desk.site("cyd").status == "idle"
+
+
+def test_without_a_site_that_is_excluded_and_must_take_part_no_round_goes_on(desk: Office) -> None:
+    desk.start("one", federation={"required_sites": ["cyd"]})
+    desk.begin()
+    desk.operation.exclude("cyd", "wrong labels")
+    desk.later(0.0)
+    report = desk.operation.rounds("one")[1]
+    assert report.outcome == "abandoned"
+    assert report.row.abandoned is not None
+    assert "excluded: wrong labels" in report.row.abandoned
+    assert "without cyd no round counts" in report.row.abandoned
+    assert isinstance(desk.phase, phases.Idle)
+
+
+def test_a_site_that_has_never_been_seen_can_be_kept_out(desk: Office) -> None:
+    desk.operation.exclude("zoe", "")
+    assert (desk.site("zoe").excluded, list(desk.site("zoe").roles)) == ("by the operator", [])
+    with pytest.raises(ConfigError, match=r"site 'Zo e' is no id"):
+        desk.operation.exclude("Zo e", "")
+
+
+@pytest.mark.parametrize("reason", ["x" * 301, "two\nlines", "\x1b[31mred"])
+def test_a_reason_is_a_line_that_fits_into_every_answer(busy: Office, reason: str) -> None:
+    for order in (lambda: busy.operation.abort("one", reason), lambda: busy.operation.exclude("ann", reason)):
+        with pytest.raises(ConfigError, match="a reason is one line of at most 300 characters"):
+            order()
+    assert busy.operation.abort("one", "é" * 300).row.reason == "é" * 300
+
+
+def test_a_name_that_is_not_known_is_not_echoed_whole(busy: Office) -> None:
+    name, operation = "x" * 5_000, busy.operation
+    orders: list[Callable[[], object]] = [
+        lambda: operation.run(name),
+        lambda: operation.verify(name, 1, 1),
+        lambda: operation.roll_back(name, 1),
+        lambda: operation.exclude(name, "why"),
+        lambda: operation.admit(name),
+    ]
+    for order in orders:
+        with pytest.raises(ConfigError) as error:
+            order()
+        assert len(str(error.value)) < 300
+
+
+def test_a_site_that_is_not_excluded_cannot_be_admitted(busy: Office) -> None:
+    for site in ("ann", "nobody"):
+        with pytest.raises(ConfigError, match=f"site '{site}' is not excluded"):
+            busy.operation.admit(site)

@@ -1,0 +1,464 @@
+"""Several runs, one after the other, on one ledger."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from tests.server.conftest import Later
+from tests.server.conftest import recipe as recipe_of
+from tests.support.operator_lab import Office, office
+
+from protofed.common.codec import Digest
+from protofed.common.config.recipe import Recipe, parse_json
+from protofed.common.errors import (
+    ConfigError,
+    FencedError,
+    NotEnrolledError,
+    OutOfSpaceError,
+    ProtocolError,
+    StateError,
+    VersionMismatchError,
+)
+from protofed.common.protocol.messages import (
+    PROTOCOL_VERSION,
+    Activity,
+    Assignment,
+    Finished,
+    PauseReason,
+    Progress,
+    Role,
+    Signal,
+    Task,
+    Verdict,
+    Wait,
+)
+from protofed.server.rounds import phases
+from protofed.server.rounds.aggregation import PAUSE_S
+from protofed.server.rounds.context import ServerContext
+from protofed.server.rounds.coordinator import Coordinator
+from protofed.server.rounds.phases import Broken
+from protofed.server.rounds.presence import SitePresence
+from protofed.server.rounds.run_queue import NO_RUN, RunQueue
+from protofed.server.storage.blobs import MemoryBlobs
+from protofed.server.storage.ledger import Ledger
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.server.conftest import Clock, Lab, MakeLab
+
+SITES = ("ann", "bob", "cyd")
+
+
+@pytest.fixture
+def context(clock: Clock) -> ServerContext:
+    ledger = Ledger()
+    return ServerContext(ledger, MemoryBlobs(), SitePresence(ledger, clock), clock)
+
+
+@pytest.fixture
+def recipe(make: MakeLab) -> Callable[..., Recipe]:
+    return lambda run, **tables: make(run, **tables).recipe
+
+
+@pytest.fixture
+def two(context: ServerContext, recipe: Callable[..., Recipe]) -> RunQueue:
+    return RunQueue([recipe("one"), recipe("two")], context)
+
+
+def enroll(runs: RunQueue, site: str, protocol: int = PROTOCOL_VERSION) -> Assignment | Finished:
+    return runs.enroll(site, f"d-{site}", protocol, "0.0", "0.1", {Role.TRAINER})
+
+
+def going_on(runs: RunQueue) -> Coordinator:
+    """The run that goes on; fails if there is none."""
+    assert runs.current is not None
+    return runs.current
+
+
+def ask(runs: RunQueue, run: str, site: str) -> Any:
+    return runs.next_task(run, site, f"d-{site}")
+
+
+def test_a_daemon_is_given_the_current_run_whole(two: RunQueue) -> None:
+    answer = enroll(two, "ann")
+    assert isinstance(answer, Assignment)
+    assert answer.run == "one"
+    assert parse_json(answer.recipe, Recipe, "wire") == going_on(two).recipe
+    assert answer.preprocessing_digest == going_on(two).recipe.preprocessing_digest()
+
+
+def test_the_first_trainer_is_asked_for_the_model_at_once(two: RunQueue) -> None:
+    enroll(two, "ann")
+    assert isinstance(ask(two, "one", "ann"), Task)
+
+
+@pytest.mark.parametrize("protocol", [0, PROTOCOL_VERSION - 1, PROTOCOL_VERSION + 1])
+def test_another_version_is_refused_by_both_versions_and_not_enrolled(two: RunQueue, protocol: int) -> None:
+    with pytest.raises(VersionMismatchError, match=r"protofed 0\.0\) speaks protocol .*protofed 0\.1\) protocol"):
+        enroll(two, "ann", protocol)
+    with pytest.raises(NotEnrolledError):
+        ask(two, "one", "ann")
+
+
+def test_the_next_run_begins_when_one_is_finished(two: RunQueue) -> None:
+    for site in SITES:
+        enroll(two, site)
+    going_on(two).stop("enough")
+    assert going_on(two).run == "two"
+    assert not two.finished
+    assert ask(two, "one", "ann") == Finished("enough", last=False)
+    again = enroll(two, "ann")
+    assert isinstance(again, Assignment)
+    assert again.run == "two"
+
+
+def test_a_site_of_an_older_run_is_told_how_that_one_ended(two: RunQueue) -> None:
+    enroll(two, "ann")
+    going_on(two).stop("failed badly")
+    going_on(two).stop("completed")
+    assert ask(two, "one", "ann") == Finished("failed badly", last=True)
+    assert ask(two, "two", "ann") == Finished("completed", last=True)
+
+
+def test_when_no_run_is_left_everyone_who_is_alive_has_to_be_told(two: RunQueue, clock: Clock) -> None:
+    for site in ("ann", "bob"):
+        enroll(two, site)
+    for _ in range(2):
+        going_on(two).stop("enough")
+    assert two.finished
+    assert not two.everyone_was_told()
+    assert ask(two, "two", "ann") == Finished("enough", last=True)
+    assert not two.everyone_was_told()
+    assert enroll(two, "bob") == Finished("enough", last=True)
+    assert two.everyone_was_told()
+    enroll(two, "ann")
+    clock.now += 1000.0
+    assert two.everyone_was_told()
+
+
+def test_being_told_of_one_finished_run_is_not_being_told_of_all(two: RunQueue) -> None:
+    enroll(two, "ann")
+    going_on(two).stop("enough")
+    ask(two, "one", "ann")
+    going_on(two).stop("enough")
+    assert not two.everyone_was_told()
+
+
+def test_failed_runs_are_listed_with_their_reason(context: ServerContext, recipe: Callable[..., Recipe]) -> None:
+    runs = RunQueue([recipe("one"), recipe("two"), recipe("three")], context)
+    runs.of("one")._driver.handle(Broken("disk"))
+    runs.of("two").stop("enough")
+    assert runs.failed == ["one: disk"]
+
+
+def test_a_heartbeat_of_another_run_is_aborted(two: RunQueue) -> None:
+    enroll(two, "ann")
+    task_id = ask(two, "one", "ann").task_id
+    progress = Progress(task_id, Activity.TRAINING)
+    assert two.heartbeat("two", "ann", "d-ann", progress) is Signal.ABORT
+    assert two.heartbeat("one", "ann", "d-ann", progress) is Signal.CONTINUE
+    going_on(two).stop("enough")
+    assert two.heartbeat("one", "ann", "d-ann", progress) is Signal.ABORT
+
+
+def test_a_fenced_daemon_is_fenced_in_every_run(two: RunQueue) -> None:
+    enroll(two, "ann")
+    two.enroll("ann", "newer", PROTOCOL_VERSION, "0.0", "0.1", {Role.TRAINER})
+    for run in ("one", "two", "unknown"):
+        with pytest.raises(FencedError):
+            ask(two, run, "ann")
+
+
+def test_runs_are_found_by_name_also_when_they_are_over(two: RunQueue) -> None:
+    first = going_on(two)
+    first.stop("enough")
+    assert two.of("one") is first
+    with pytest.raises(ProtocolError, match="no such run"):
+        two.of("three")
+
+
+def test_two_recipes_of_one_name_are_refused(context: ServerContext, recipe: Callable[..., Recipe]) -> None:
+    with pytest.raises(ConfigError, match="same name: one, two, one"):
+        RunQueue([recipe("one"), recipe("two"), recipe("one", rounds=9)], context)
+
+
+def test_a_restarted_server_goes_on_with_the_run_that_is_not_over(
+    two: RunQueue, context: ServerContext, recipe: Callable[..., Recipe]
+) -> None:
+    going_on(two).stop("enough")
+    again = RunQueue([recipe("one"), recipe("two")], context)
+    assert going_on(again).run == "two"
+    assert not again.finished
+
+
+# Runs that cannot go on: none does for ever
+
+
+@pytest.fixture
+def desk() -> Office:
+    """Run `one` of 2 rounds has published round 1, of 1.0; `two` waits."""
+    desk = office()
+    for run in ("one", "two"):
+        desk.start(run)
+    desk.begin()
+    desk.round(ann=1.0, bob=1.0, cyd=1.0)
+    return desk
+
+
+def reason_of(desk: Office, run: str) -> str:
+    row = desk.ledger.run(run)
+    assert row is not None
+    return row.reason or ""
+
+
+def test_a_run_whose_state_is_gone_has_failed_and_the_next_one_goes_on(desk: Office) -> None:
+    desk.blobs.discard(desk.address)
+    desk.restart()
+    assert desk.statuses() == {"one": "failed", "two": "running"}
+    assert "could not be taken up again: blob" in reason_of(desk, "one")
+    assert "`protofed runs rollback one` to an earlier round" in reason_of(desk, "one")
+    assert desk.runs.failed == [f"one: {reason_of(desk, 'one')}"]
+    desk.later(0.0)
+    assert desk.task("eva").run == "two"
+
+
+def test_it_goes_on_from_an_earlier_round_as_it_says(desk: Office) -> None:
+    desk.blobs.discard(desk.address)
+    desk.restart()
+    with pytest.raises(ConfigError, match="no longer kept"):
+        desk.operation.roll_back("one", 1)
+    assert desk.operation.roll_back("one", 0).status == "queued"
+    desk.operation.abort("two", "")
+    desk.later(0.0)
+    assert (desk.task("ann").run, desk.task("ann").round) == ("one", 1)
+    assert desk.value == 0.0
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "phrase"),
+    [("fedavg", "fedhn", "did you mean 'fednh'?"), ("rounds", "ronds", "did you mean 'rounds'?")],
+)
+def test_a_run_of_a_recipe_that_this_version_does_not_know_has_failed(
+    desk: Office, old: str, new: str, phrase: str
+) -> None:
+    with desk.ledger._write() as connection:
+        change = "update runs set recipe = replace(recipe, ?, ?) where run = 'one'"
+        connection.exec_driver_sql(change, (f'"{old}"', f'"{new}"'))
+    desk.restart()
+    assert desk.statuses() == {"one": "failed", "two": "running"}
+    assert phrase in reason_of(desk, "one")
+
+
+def test_recipes_of_runs_that_have_ended_may_be_given_again_and_no_others_of_their_name(desk: Office) -> None:
+    desk.operation.abort("one", "enough")
+    desk.given = (recipe_of("one"), recipe_of("two"))
+    desk.restart()
+    assert desk.statuses() == {"one": "aborted", "two": "running"}
+    desk.given = (recipe_of("one", rounds=3),)
+    with pytest.raises(StateError, match="a run 'one' of another recipe; give the recipe another name"):
+        desk.restart()
+
+
+def test_a_server_without_a_run_answers_so_and_takes_one_later() -> None:
+    desk = office()
+    desk.enroll(*SITES)
+    assert desk.come_back("ann") == Finished(NO_RUN, last=True)
+    assert desk.runs.finished
+    beat = Progress("n", Activity.TRAINING)
+    assert desk.runs.heartbeat("one", "ann", "daemon-ann", beat) is Signal.ABORT
+    assert desk.presence.progress("ann") is beat  # it is shown, whatever run it is of
+    desk.start("one")
+    answer = desk.come_back("ann")
+    assert isinstance(answer, Assignment)
+    assert answer.run == "one"
+    assert not desk.runs.everyone_was_told()
+
+
+def test_a_run_that_waits_for_sites_longer_than_its_patience_has_failed() -> None:
+    desk = office()
+    desk.start("one", federation={"site_wait_timeout_s": 60.0})
+    desk.start("two", federation={"site_wait_timeout_s": 60.0})
+    desk.later(0.0)
+    desk.later(59.0)
+    assert desk.statuses() == {"one": "running", "two": "queued"}
+    desk.later(1.0)
+    assert reason_of(desk, "one") == "waited 60 s for enough sites to open round 0"
+    assert desk.statuses() == {"one": "failed", "two": "running"}
+    desk.later(59.0)  # two began to wait when it was its turn
+    assert desk.statuses()["two"] == "running"
+
+
+def test_patience_begins_again_with_every_round(desk: Office) -> None:
+    desk.operation.abort("one", "enough")
+    desk.start("three", rounds=3, federation={"site_wait_timeout_s": 60.0, "stall_timeout_s": 10.0})
+    desk.operation.abort("two", "enough")
+    desk.later(0.0)
+    desk.push("eva", desk.model(0.0))
+    desk.clock.now += 59.0
+    for site in SITES:
+        desk.presence.seen(site, f"daemon-{site}")
+    desk.round(ann=1.0, bob=1.0, cyd=1.0)
+    desk.later(59.0)  # round 2 was opened before
+    assert desk.statuses()["three"] == "running"
+
+
+def test_a_server_that_dies_in_every_aggregation_gives_the_run_up() -> None:
+    workshop = Later()
+    desk = office()
+    desk.work = workshop
+    desk.restart()
+    desk.start("one", federation={"max_attempts": 3, "min_sites": 1, "quorum": 1})
+    desk.start("two")
+    desk.enroll("ann")
+    desk.later(0.0)
+    desk.push("ann", desk.model(0.0))
+    for _ in range(2):
+        workshop.jobs.clear()  # with the process
+        desk.restart()
+        desk.later(0.0)
+        assert desk.statuses() == {"one": "running", "two": "queued"}
+        assert len(workshop.jobs) == 1
+    desk.restart()
+    desk.later(0.0)
+    assert desk.statuses() == {"one": "failed", "two": "running"}
+    assert reason_of(desk, "one") == "the server died 3 times while it aggregated round 0; it may need more memory"
+
+
+# Full disks
+
+
+class Tight(MemoryBlobs):
+    """Blobs on a disk with room for so many more."""
+
+    room = 1_000
+
+    def put(self, data: bytes) -> Digest:
+        if self.room == 0:
+            raise OutOfSpaceError("no space left on device; free some")
+        self.room -= 1
+        return super().put(data)
+
+
+@pytest.fixture
+def tight() -> Tight:
+    return Tight()
+
+
+@pytest.fixture
+def lab(make: MakeLab, tight: Tight) -> Lab:
+    """Round 1 is open, and so far there is room."""
+    return make(blobs=tight).begin()
+
+
+def test_an_aggregation_waits_for_room_and_goes_on(lab: Lab, tight: Tight) -> None:
+    lab.push("ann", lab.model(1.0))
+    lab.push("bob", lab.model(2.0))
+    tight.room = 1
+    assert lab.push("cyd", lab.model(3.0)).verdict is Verdict.ACCEPTED
+    for _ in range(3):
+        lab.later(PAUSE_S)
+        assert isinstance(lab.phase, phases.Aggregating)
+    assert lab.value == 0.0
+    assert isinstance(lab.coordinator.next_task("ann", "daemon-ann"), Wait)
+    tight.room = 1
+    lab.later(PAUSE_S - 0.1)
+    assert lab.value == 0.0
+    lab.later(0.1)
+    assert lab.value == 2.0
+    assert [row.aggregations for row in lab.ledger.rounds("test")] == [1, 1]  # waiting is not dying
+
+
+def test_an_aggregation_that_waits_for_room_survives_a_restart(lab: Lab, tight: Tight) -> None:
+    lab.push("ann", lab.model(1.0))
+    lab.push("bob", lab.model(2.0))
+    tight.room = 1
+    lab.push("cyd", lab.model(3.0))
+    lab.restart()
+    lab.later(0.0)
+    assert lab.value == 0.0
+    tight.room = 1
+    lab.later(PAUSE_S)
+    assert lab.value == 2.0
+
+
+def test_a_run_that_waits_for_room_can_be_ended_and_rolled_back(lab: Lab, tight: Tight) -> None:
+    for site in ("ann", "bob"):
+        lab.push(site, lab.model(1.0))
+    tight.room = 1
+    lab.push("cyd", lab.model(3.0))
+    tight.room = 1_000
+    lab.coordinator.roll_back(0)
+    lab.later(PAUSE_S)
+    assert lab.value == 0.0
+    assert lab.task("ann").round == 1
+    lab.round(ann=4.0, bob=4.0, cyd=4.0)
+    assert lab.value == 4.0
+
+
+def test_a_round_is_opened_when_there_is_room(lab: Lab, tight: Tight) -> None:
+    lab.coordinator.pause(paused=True)
+    lab.round(ann=1.0, bob=1.0, cyd=1.0)
+    lab.restart()
+    lab.coordinator.pause(paused=False)
+    tight.room = 0
+    for _ in range(3):
+        lab.later(1.0)
+        assert lab.asked("ann") is None
+        assert [row.round for row in lab.ledger.rounds("test")] == [0, 1]
+    tight.room = 1
+    lab.later(1.0)
+    assert lab.task("ann").round == 2
+
+
+# Sites that wait for their approval, or their hours
+
+
+def held(runs: RunQueue, site: str, hold: PauseReason = PauseReason.APPROVAL) -> Assignment | Finished:
+    return runs.enroll(site, f"d-{site}", PROTOCOL_VERSION, "0.0", "0.1", {Role.TRAINER}, hold)
+
+
+def test_a_held_site_is_told_of_the_run_and_no_round_counts_on_it(two: RunQueue) -> None:
+    answer = held(two, "ann")
+    assert isinstance(answer, Assignment)
+    assert answer.run == "one"
+    assert isinstance(ask(two, "one", "ann"), Wait)
+    enroll(two, "bob")
+    assert isinstance(ask(two, "one", "bob"), Task)
+    enroll(two, "ann")
+    assert isinstance(ask(two, "one", "ann"), Wait)  # bob makes the model
+
+
+def test_a_site_that_leaves_is_not_waited_for(two: RunQueue) -> None:
+    enroll(two, "ann")
+    task = ask(two, "one", "ann")
+    assert isinstance(task, Task)
+    held(two, "ann", PauseReason.SCHEDULE)
+    enroll(two, "bob")
+    two.tick()
+    assert isinstance(ask(two, "one", "bob"), Task)
+    assert isinstance(ask(two, "one", "ann"), Wait)
+    statuses = {row.site: (row.task_status, row.reason) for row in two._ledger.tasks("one", 0)}
+    assert statuses["ann"] == ("failed", "outside its schedule")
+
+
+def test_nobody_has_to_tell_a_held_site_that_no_run_is_left(two: RunQueue) -> None:
+    for site in ("ann", "bob"):
+        enroll(two, site)
+    held(two, "ann")
+    for _ in range(2):
+        going_on(two).stop("enough")
+    assert not two.everyone_was_told()
+    assert ask(two, "two", "bob") == Finished("enough", last=True)
+    assert two.everyone_was_told()
+    assert held(two, "ann") == Finished("enough", last=True)
+
+
+@pytest.mark.parametrize("hold", [PauseReason.APPROVAL, PauseReason.SCHEDULE])
+def test_the_operator_sees_why_a_site_is_held(hold: PauseReason) -> None:
+    desk = office()
+    desk.start("one")
+    desk.runs.enroll("ann", "d", PROTOCOL_VERSION, "0", "0", {Role.TRAINER}, hold)
+    (seen,) = desk.operation.sites()
+    assert (seen.site, seen.status, seen.doing) == ("ann", "held", hold.value)

@@ -1,0 +1,288 @@
+"""The wire, as a hostile or confused client meets it: documented status codes, and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+from google.protobuf.message_factory import GetMessageClass
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from tests.support.raw_client import FEDERATION, MODEL, Bare, refused
+
+from protofed.common import codec
+from protofed.common.config.recipe import Recipe
+from protofed.common.errors import DiskFailureError
+from protofed.common.payload import Part
+from protofed.common.protocol.messages import CHUNK_BYTES, PROTOCOL_VERSION
+from protofed.protos.v1 import federation_pb2 as pb
+from protofed.server.metrics import ServerMetrics
+from protofed.server.rounds.run_queue import RunQueue
+from protofed.server.rpc.audit import AUDIT_FILE, ServerAudit
+from protofed.server.rpc.executors import Executors, TaskNotifier
+from protofed.server.rpc.server import Served, serve
+from protofed.server.storage.blobs import FolderBlobs
+
+Code = grpc.StatusCode
+RUN = "small-fedavg"
+
+
+@pytest.fixture
+def server(live_server: Callable[..., Any], recipe_of: Callable[..., Recipe]) -> Any:
+    return live_server(recipe_of("fedavg", federation={"min_sites": 1, "quorum": 1}))
+
+
+@pytest.fixture
+def connect(server: Any) -> Iterator[Callable[..., Bare]]:
+    opened: list[Bare] = []
+
+    def one(site: str = "site-1", instance: str = "a") -> Bare:
+        opened.append(Bare(server.address, RUN, site, instance))
+        return opened[-1]
+
+    yield one
+    for client in opened:
+        client.channel.close()
+
+
+@pytest.fixture
+def client(connect: Callable[..., Bare]) -> Bare:
+    return connect().enroll()
+
+
+def test_another_protocol_version_is_refused_naming_both(connect: Callable[..., Bare]) -> None:
+    hello = pb.EnrollRequest(
+        caller=connect().caller,
+        protocol_version=PROTOCOL_VERSION + 1,
+        software_version="0.0.9",
+        roles=[pb.ROLE_TRAINER],
+    )
+    code, text = refused(connect().say, "Enroll", hello)
+    assert code is Code.FAILED_PRECONDITION
+    assert f"protocol {PROTOCOL_VERSION + 1}" in text
+    assert f"protocol {PROTOCOL_VERSION};" in text
+    assert "protofed 0.0.9" in text
+
+
+def test_a_stranger_is_told_to_enroll(connect: Callable[..., Bare]) -> None:
+    assert refused(connect().task)[0] is Code.UNAUTHENTICATED
+
+
+def test_a_newer_daemon_fences_the_older(connect: Callable[..., Bare], client: Bare) -> None:
+    newer = connect(instance="b").enroll()
+    code, text = refused(client.task)
+    assert code is Code.ABORTED
+    assert "newer daemon" in text
+    assert newer.task()
+
+
+@pytest.mark.parametrize("bad", ["../../x", "a" * 65, "A", "", "a\0b", "sité", "сайт"])
+def test_bad_ids_are_refused_before_anything_is_touched(bad: str, server: Any, connect: Callable[..., Bare]) -> None:
+    before = sorted(server.blobs._folder.rglob("*"))
+    client = connect(site=bad)
+    assert refused(client.enroll)[0] is Code.INVALID_ARGUMENT
+    assert refused(Bare(server.address, bad).task)[0] is Code.INVALID_ARGUMENT
+    assert sorted(server.blobs._folder.rglob("*")) == before
+
+
+def test_empty_messages_are_refused(client: Bare) -> None:
+    calls = [method.name for method in FEDERATION.methods]
+    empty = [GetMessageClass(method.input_type)() for method in FEDERATION.methods]
+    codes = [refused(client.say, call, message)[0] for call, message in zip(calls, empty, strict=True)]
+    assert codes == [Code.INVALID_ARGUMENT] * 8
+
+
+def test_unknown_calls_are_unimplemented(client: Bare) -> None:
+    call: Callable[..., bytes] = client.channel.unary_unary("/protofed.protos.v1.Federation/Reflect")
+    assert refused(lambda: call(b"", timeout=10))[0] is Code.UNIMPLEMENTED
+
+
+def test_bytes_that_are_no_message_are_refused(client: Bare) -> None:
+    call: Callable[..., bytes] = client.channel.unary_unary("/protofed.protos.v1.Federation/BeginUpload")
+    assert refused(lambda: call(b"\xff" * 100, timeout=10))[0] is Code.INVALID_ARGUMENT
+    assert client.task()
+
+
+def test_messages_above_the_limit_are_refused(client: Bare) -> None:
+    assert refused(lambda: client.put("x", 0, bytes(8 << 20)))[0] is Code.RESOURCE_EXHAUSTED
+
+
+def test_unforeseen_errors_show_an_incident_and_nothing_else(client: Bare, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("patient 4711")
+
+    monkeypatch.setattr(RunQueue, "next_task", broken)
+    code, text = refused(client.task)
+    assert code is Code.INTERNAL
+    assert text.startswith("internal error, incident ")
+    assert "4711" not in text
+
+
+def test_a_full_round_over_bare_calls(client: Bare, server: Any) -> None:
+    first = client.task()
+    assert (first.kind, first.round, first.base_digest) == (pb.TASK_KIND_INITIALISE, 0, "")
+    assert client.push(first, MODEL).verdict == pb.VERDICT_ACCEPTED
+    fit = client.task()
+    assert (fit.kind, fit.round) == (pb.TASK_KIND_FIT, 1)
+    chunk = client.say("GetChunk", pb.GetChunkRequest(caller=client.caller, run=RUN, digest=fit.base_digest, index=0))
+    assert codec.digest(chunk.data) == fit.base_digest
+    receipt = client.push(fit, MODEL)
+    assert receipt.verdict == pb.VERDICT_ACCEPTED
+    again = client.push(fit, MODEL)
+    assert (again.verdict, again.record_hash) == (pb.VERDICT_DUPLICATE, receipt.record_hash)
+
+
+def test_a_blob_is_for_those_whose_task_names_it(client: Bare, connect: Callable[..., Bare]) -> None:
+    client.push(client.task(), MODEL)
+    fit = client.task()
+    other = connect(site="site-2").enroll()
+    request = pb.GetChunkRequest(caller=other.caller, run=RUN, digest=fit.base_digest, index=0)
+    assert refused(lambda: other.say("GetChunk", request))[0] is Code.PERMISSION_DENIED
+
+
+def test_another_sites_task_and_upload_are_refused(client: Bare, connect: Callable[..., Bare]) -> None:
+    task, data = client.task(), codec.encode(MODEL)
+    upload = client.say("BeginUpload", client.announcement(task, data, MODEL)).upload.id
+    other = connect(site="site-2").enroll()
+    assert refused(lambda: other.push(task, MODEL))[0] is Code.INVALID_ARGUMENT
+    assert refused(lambda: other.put(upload, 0, data))[0] is Code.FAILED_PRECONDITION
+
+
+def test_chunks_are_checked_one_by_one(client: Bare) -> None:
+    task, data = client.task(), codec.encode(MODEL)
+    upload = client.say("BeginUpload", client.announcement(task, data, MODEL)).upload.id
+    assert refused(lambda: client.put(upload, 0, data, checksum=1))[0] is Code.DATA_LOSS
+    assert refused(lambda: client.put(upload, 7, data))[0] is Code.DATA_LOSS
+    assert refused(lambda: client.put(upload, 0, data[:-1]))[0] is Code.DATA_LOSS
+    assert refused(lambda: client.put("never-begun", 0, data))[0] is Code.FAILED_PRECONDITION
+    code, text = refused(lambda: client.commit(task, upload))
+    assert code is Code.FAILED_PRECONDITION
+    assert "the first is 0" in text
+
+
+def test_other_bytes_for_a_chunk_are_a_contradiction(client: Bare) -> None:
+    task, data = client.task(), codec.encode(MODEL)
+    upload = client.say("BeginUpload", client.announcement(task, data, MODEL)).upload.id
+    client.put(upload, 0, data)
+    client.put(upload, 0, data)
+    code, text = refused(lambda: client.put(upload, 0, bytes(len(data))))
+    assert (code, text) == (Code.ALREADY_EXISTS, "chunk 0 was sent before with other bytes")
+
+
+def test_a_site_that_begins_too_much_is_told_what_to_do(client: Bare) -> None:
+    task, data = client.task(), codec.encode(MODEL)
+    messages = [client.announcement(task, data, MODEL, digest=codec.digest(bytes([number]))) for number in range(5)]
+    for message in messages[:4]:
+        client.say("BeginUpload", message)
+    code, text = refused(lambda: client.say("BeginUpload", messages[4]))
+    assert code is Code.RESOURCE_EXHAUSTED
+    assert "4 uploads of this site are unfinished; commit one of them" in text
+
+
+def test_a_verdict_forgets_what_else_was_begun_for_the_task(client: Bare, server: Any) -> None:
+    task, data = client.task(), codec.encode(MODEL)
+    other = client.announcement(task, data, MODEL, digest=codec.digest(b"other"))
+    upload = client.say("BeginUpload", other).upload.id
+    assert client.push(task, MODEL).verdict == pb.VERDICT_ACCEPTED
+    assert refused(lambda: client.put(upload, 0, data))[0] is Code.FAILED_PRECONDITION
+    assert list((server.blobs._folder / "uploads").iterdir()) == []
+
+
+class Idle:
+    """Runs of which a server asks nothing but the time."""
+
+    finished = False
+    certificates: Any = None
+    metrics = ServerMetrics()
+
+    def tick(self) -> None:
+        """Nothing happens."""
+
+    def enroll(self, *_: Any) -> None:
+        raise DiskFailureError("cannot write /state: Input/output error")
+
+
+def test_a_failed_disk_ends_the_server_without_a_word_of_it_to_the_peer(tmp_path: Path) -> None:
+    said: list[tuple[grpc.StatusCode, str]] = []
+
+    def call(address: str) -> None:
+        client = Bare(address, RUN)
+        said.append(refused(client.enroll))
+        client.channel.close()
+
+    async def main() -> None:
+        audit = ServerAudit(tmp_path / AUDIT_FILE)
+        with ThreadPoolExecutor(1) as peer:
+
+            def started(address: str) -> None:
+                peer.submit(call, address)
+
+            runs: Any = Idle()
+            await serve(
+                Served(runs, runs, FolderBlobs(tmp_path), audit, Executors(), TaskNotifier(), None),
+                "127.0.0.1:0",
+                asyncio.Event(),
+                started=started,
+                until_finished=False,
+            )
+
+    with pytest.raises(DiskFailureError, match="Input/output error"):
+        asyncio.run(main())
+    assert said == [(Code.RESOURCE_EXHAUSTED, "the server cannot store anything now; try again later")]
+
+
+def test_an_upload_goes_on_where_it_broke_off(client: Bare) -> None:
+    big = {**MODEL, Part.BODY: {"w": np.zeros((1 << 20, 1), dtype=np.float32)}}
+    task, data = client.task(), codec.encode(big)
+    announced = client.announcement(task, data, big)
+    upload = client.say("BeginUpload", announced).upload
+    client.put(upload.id, 1, data[CHUNK_BYTES : 2 * CHUNK_BYTES])
+    assert list(client.say("BeginUpload", announced).upload.received_chunks) == [1]
+
+
+def test_bytes_that_are_not_what_was_announced_never_count(client: Bare) -> None:
+    task, data = client.task(), codec.encode(MODEL)
+    upload = client.say("BeginUpload", client.announcement(task, data, MODEL)).upload.id
+    client.put(upload, 0, bytes(len(data)))
+    assert refused(lambda: client.commit(task, upload))[0] is Code.DATA_LOSS
+    assert client.task().task_id == task.task_id
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"run": "other"}, {"round": 7}, {"task_id": "f" * 32}, {"digest": "0" * 64}],
+    ids=lambda c: next(iter(c)),
+)
+def test_a_commit_that_names_something_else_than_its_upload_is_refused(client: Bare, changes: dict[str, Any]) -> None:
+    task, data = client.task(), codec.encode(MODEL)
+    ticket = client.say("BeginUpload", client.announcement(task, data, MODEL))
+    client.put(ticket.upload.id, 0, data)
+    code, text = refused(lambda: client.commit(task, ticket.upload.id, **changes))
+    assert (code, text.startswith("this names another run")) == (Code.INVALID_ARGUMENT, True)
+    assert client.commit(task, ticket.upload.id).verdict == pb.VERDICT_ACCEPTED
+
+
+def test_values_that_are_not_finite_are_invalid(client: Bare) -> None:
+    poisoned = {**MODEL, Part.BODY: {"w": np.full((2, 3), np.nan, dtype=np.float32)}}
+    receipt = client.push(client.task(), poisoned)
+    assert receipt.verdict == pb.VERDICT_INVALID
+    assert receipt.reason == "body/w has values that are not finite"
+
+
+def test_an_update_of_another_shape_is_invalid_before_a_byte_is_sent(client: Bare) -> None:
+    client.push(client.task(), MODEL)
+    fit = client.task()
+    receipt = client.push(fit, {**MODEL, Part.HEAD: {"weight": np.ones((3, 10), dtype=np.float32)}})
+    assert receipt.verdict == pb.VERDICT_INVALID
+    assert receipt.reason == "head/weight is float32 [3, 10], expected float32 [10, 3]"
+
+
+def test_health_is_serving(server: Any) -> None:
+    with grpc.insecure_channel(server.address) as channel:
+        answer = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=10)
+    assert answer.status == health_pb2.HealthCheckResponse.SERVING

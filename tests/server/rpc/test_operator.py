@@ -1,0 +1,183 @@
+"""The operator's wire: documented codes, and what is in the answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import grpc
+import pytest
+from google.protobuf.message import Message
+from tests.support.disturbed_run import RUN, SITES, disturbed, hang_up
+
+from protofed.common.config.recipe import Recipe
+from protofed.common.errors import OutOfSpaceError
+from protofed.protos.v1 import operator_pb2 as pb
+from protofed.protos.v1 import operator_pb2_grpc as rpc
+
+Code = grpc.StatusCode
+RecipeOf = Callable[..., Recipe]
+
+
+class Desk:
+    """Calls of the operator's, by name."""
+
+    def __init__(self, server: Any) -> None:
+        self.server, self.channel = server, grpc.insecure_channel(server.address)
+        self._stub = rpc.OperatorStub(self.channel)
+
+    def call(self, name: str, request: Message) -> Any:
+        return getattr(self._stub, name)(request, timeout=20)
+
+    def refused(self, name: str, request: Message) -> tuple[grpc.StatusCode, str]:
+        with pytest.raises(grpc.RpcError) as raised:
+            self.call(name, request)
+        error: Any = raised.value
+        return error.code(), error.details()
+
+    def show(self, run: str = RUN) -> Any:
+        return self.call("ShowRun", pb.ShowRunRequest(run=run))
+
+    def statuses(self) -> dict[str, str]:
+        return {info.run: info.status for info in self.call("ListRuns", pb.ListRunsRequest()).runs}
+
+
+@pytest.fixture
+def desk(live_server: Callable[..., Any], recipe_of: RecipeOf) -> Iterator[Desk]:
+    """A server whose only run waits for sites."""
+    desk = Desk(live_server(recipe_of("fedavg")))
+    yield desk
+    desk.channel.close()
+
+
+@pytest.fixture
+def troubled(live_server: Callable[..., Any], recipe_of: RecipeOf) -> Iterator[Desk]:
+    """A server whose round 1 is published, though not without faults."""
+    server, daemons = disturbed(live_server, recipe_of)
+    desk = Desk(server)
+    yield desk
+    desk.channel.close()
+    hang_up(daemons)
+
+
+def test_a_run_is_queued_in_the_ledger_when_it_is_answered(desk: Desk, recipe_of: RecipeOf) -> None:
+    info = desk.call("StartRun", pb.StartRunRequest(recipe=recipe_of("fednh", name="second").wire()))
+    assert (info.run, info.method, info.status, info.phase) == ("second", "fednh", "queued", "waiting for sites")
+    assert (info.round, info.rounds, info.ended_at) == (0, 3, 0.0)
+    assert info.began_at > 0.0
+    assert desk.statuses() == {RUN: "running", "second": "queued"}
+    row = desk.server.ledger.run("second")
+    assert row is not None
+    assert row.recipe == recipe_of("fednh", name="second").wire()
+
+
+def test_orders_change_the_status(desk: Desk) -> None:
+    assert desk.call("PauseRun", pb.RunName(run=RUN)).status == "paused"
+    assert desk.call("ResumeRun", pb.RunName(run=RUN)).status == "running"
+    info = desk.call("AbortRun", pb.AbortRunRequest(run=RUN, reason="wrong data"))
+    assert (info.status, info.reason, info.phase) == ("aborted", "wrong data", "wrong data")
+    assert info.ended_at >= info.began_at
+
+
+def test_a_run_is_shown_with_every_fate_and_refusal(troubled: Desk) -> None:
+    detail = troubled.show()
+    info, rounds = detail.info, {(row.round, row.attempt): row for row in detail.rounds}
+    assert (info.status, info.round, info.rounds, info.invited, info.reported) == ("running", 2, 3, 6, 0)
+    assert (info.degraded, info.abandoned, info.rolled_back) == (1, 0, 0)
+    assert info.received_bytes > 0
+    assert info.sent_bytes > 0
+    assert {key: row.outcome for key, row in rounds.items()} == {
+        (0, 1): "published",
+        (1, 1): "degraded",
+        (2, 1): "open",
+    }
+    tasks = {task.site: task for task in rounds[1, 1].sites}
+    assert [tasks[site].task_status for site in SITES] == [
+        "reported",
+        "reported",
+        "reported",
+        "set-aside",
+        "failed",
+        "late",
+    ]
+    assert list(tasks["site-1"].refusals) == ["not-finite: body/w has values that are not finite"]
+    assert "more than 100 times the cohort's median" in tasks["site-4"].reason
+    assert tasks["site-5"].reason == "out-of-memory"
+    assert "training, epoch 1/3, last progress" in tasks["site-6"].reason
+    assert {task.kind for task in rounds[1, 1].sites} == {"fit"}
+    assert rounds[1, 1].closed_at >= rounds[1, 1].opened_at > 0.0
+    assert rounds[2, 1].closed_at == 0.0
+
+
+def test_a_published_state_comes_out_again(troubled: Desk) -> None:
+    found = troubled.call("VerifyRound", pb.VerifyRoundRequest(run=RUN, round=1, attempt=1))
+    assert (found.finding, found.recomputed) == ("same", found.published)
+    assert found.published == troubled.show().rounds[1].state
+    troubled.server.blobs.discard(found.published)
+    found = troubled.call("VerifyRound", pb.VerifyRoundRequest(run=RUN, round=1, attempt=1))
+    assert (found.finding, found.recomputed) == ("not-kept", "")
+    code, text = troubled.refused("VerifyRound", pb.VerifyRoundRequest(run=RUN, round=2, attempt=1))
+    assert (code, "published nothing in attempt 1 of round 2" in text) == (Code.INVALID_ARGUMENT, True)
+
+
+def test_a_run_goes_back(troubled: Desk) -> None:
+    info = troubled.call("RollBackRun", pb.RollBackRunRequest(run=RUN, round=0))
+    assert (info.status, info.rolled_back) == ("running", 2)
+    code, text = troubled.refused("RollBackRun", pb.RollBackRunRequest(run=RUN, round=77))
+    assert (code, text) == (Code.INVALID_ARGUMENT, "the state of round 77 does not exist; expected one of 0")
+
+
+def test_sites_are_listed_excluded_and_admitted(troubled: Desk) -> None:
+    sites = {info.site: info for info in troubled.call("ListSites", pb.ListSitesRequest()).sites}
+    assert list(sites) == SITES
+    assert list(sites["site-1"].roles) == ["trainer"]
+    assert sites["site-6"].status == "working"
+    assert sites["site-6"].activity_text == "training, epoch 1/3"
+    assert sites["site-6"].progress_age_s >= 0.0
+    info = troubled.call("ExcludeSite", pb.ExcludeSiteRequest(site="site-6", reason="wrong labels"))
+    assert (info.status, info.excluded, info.progress_age_s) == ("excluded", "wrong labels", -1.0)
+    info = troubled.call("AdmitSite", pb.AdmitSiteRequest(site="site-6"))
+    assert (info.status, info.excluded, info.progress_age_s) == ("away", "", -1.0)
+
+
+REFUSALS: dict[str, tuple[str, Message, grpc.StatusCode, str]] = {
+    "no recipe": ("StartRun", pb.StartRunRequest(recipe="{"), Code.INVALID_ARGUMENT, "the recipe: "),
+    "unknown run": ("ShowRun", pb.ShowRunRequest(run="x"), Code.INVALID_ARGUMENT, f"expected one of: {RUN}"),
+    "unknown run to pause": ("PauseRun", pb.RunName(run="x"), Code.INVALID_ARGUMENT, "there is no run 'x'"),
+    "unknown run to end": ("AbortRun", pb.AbortRunRequest(run="x"), Code.INVALID_ARGUMENT, "there is no run 'x'"),
+    "no state yet": ("RollBackRun", pb.RollBackRunRequest(run=RUN), Code.INVALID_ARGUMENT, "expected one of none yet"),
+    "no id": ("ExcludeSite", pb.ExcludeSiteRequest(site="../x"), Code.INVALID_ARGUMENT, "expected 1 to 64 of"),
+    "not excluded": ("AdmitSite", pb.AdmitSiteRequest(site="x"), Code.INVALID_ARGUMENT, "is not excluded"),
+    "huge": ("StartRun", pb.StartRunRequest(recipe="x" * (300 << 10)), Code.RESOURCE_EXHAUSTED, "takes at most"),
+}
+
+
+@pytest.mark.parametrize(("call", "request_", "code", "phrase"), REFUSALS.values(), ids=REFUSALS)
+def test_refusals_have_documented_codes(
+    desk: Desk, call: str, request_: Message, code: grpc.StatusCode, phrase: str
+) -> None:
+    answered, text = desk.refused(call, request_)
+    assert (answered, phrase in text) == (code, True), text
+
+
+def test_a_name_that_is_taken_and_a_run_that_has_ended_are_conflicts(desk: Desk, recipe_of: RecipeOf) -> None:
+    code, text = desk.refused("StartRun", pb.StartRunRequest(recipe=recipe_of("fednh", name=RUN).wire()))
+    assert (code, f"there is a run '{RUN}' already" in text) == (Code.ALREADY_EXISTS, True)
+    desk.call("AbortRun", pb.AbortRunRequest(run=RUN))
+    for order in ("PauseRun", "ResumeRun"):
+        code, text = desk.refused(order, pb.RunName(run=RUN))
+        assert (code, text) == (Code.ALREADY_EXISTS, f"run '{RUN}' has ended: aborted by the operator")
+
+
+def test_row_89_an_order_that_cannot_be_written_down_is_not_acknowledged_until_it_can(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OutOfSpaceError("no space left for journal.jsonl")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(desk.server.ledger, "pause", full)
+        code, text = desk.refused("PauseRun", pb.RunName(run=RUN))
+    assert (code, text) == (Code.RESOURCE_EXHAUSTED, "the server cannot store anything now; try again later")
+    assert desk.statuses() == {RUN: "running"}
+    assert desk.call("PauseRun", pb.RunName(run=RUN)).status == "paused"

@@ -1,0 +1,275 @@
+"""Fits by several processes as one: `torchrun --nproc-per-node 2 -m tests.support.data_parallel_fits FOLDER CASE…`.
+
+Rank 0 writes FOLDER/CASE.npz, what came of it, or FOLDER/CASE.txt, why nothing did; one process alone, as a test is,
+makes the same without FOLDER.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+import protofed.server.methods  # noqa: F401  (registers the server halves)
+from protofed.client.agent.heartbeat import CalledOffError, DaemonStatus
+from protofed.client.agent.site import PreparedRun, Site, prepare
+from protofed.client.data.site_data import Examples, SiteData
+from protofed.client.distributed.environment import joined, launched
+from protofed.client.distributed.leader import Leader, follow
+from protofed.client.models.catalogue import build
+from protofed.client.models.split import SplitModel, dump
+from protofed.client.privacy.policy import Policy
+from protofed.client.privacy.rules import PolicyRules
+from protofed.client.state.disk_store import MemoryStore, SiteState
+from protofed.client.training.checkpoint import DiskCheckpoints
+from protofed.client.training.context import Checkpoints, NoCheckpoints
+from protofed.common.config.recipe import Input, Recipe
+from protofed.common.errors import ProtofedError, TaskFailedError
+from protofed.common.payload import NOT_ON_THE_WIRE, Array, Part, Payload, Update
+from protofed.common.protocol.messages import Assignment, Role, Task, TaskKind
+from protofed.server.method import server_methods
+
+ALONE = -1  # a rank that there is not
+EXAMPLES = 11
+METHODS = ("fedavg", "fednh", "fedprp", "fedproc", "cwfedavg", "cwfedavg-private", "solo")
+PLANS: dict[str, dict[str, Any]] = {
+    "momentum": {"lr": 0.05, "momentum": 0.9, "weight_decay": 0.01, "max_grad_norm": 1.0, "augmentation": "crop-flip"},
+    "single": {"lr": 0.1, "batch_size": 5},  # the last batch is one example: fewer than ranks
+    "adam": {"lr": 0.001, "optimizer": "adam", "drop_last": True},
+    "whole": {"lr": 0.1, "batch_size": 64, "schedule": "cosine"},
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """Two rounds of a method at one site.
+
+    Attributes:
+        trap: options of `trapped`.
+        called_off: before this check of the second round.
+        pause_s: of the daemon, before the second round.
+        restart: the second round is interrupted after its first epoch, and taken up again.
+    """
+
+    method: str = "fedavg"
+    plan: Mapping[str, Any] = field(default_factory=lambda: PLANS["momentum"])
+    model: str = "plain"
+    trap: Mapping[str, Any] = field(default_factory=dict)
+    called_off: int | None = None
+    pause_s: float = 0.0
+    restart: bool = False
+    others: bool = False  # the ranks have other data
+
+    def recipe(self, alone: bool) -> Recipe:
+        """Its run."""
+        trap = {**self.trap, "rank": ALONE} if alone and self.trap else self.trap
+        return Recipe.model_validate(
+            {
+                "name": "run",
+                "rounds": 2,
+                "classes": 3,
+                "input": {"shape": [1, 6, 6]},
+                "method": {"name": self.method, **({"head_epochs": 2} if self.method == "fedprp" else {})},
+                "model": {"name": f"tests.support.data_parallel_fits:{self.model}", **trap},
+                "plan": {"epochs": 2, "batch_size": 4, "checkpoint": self.restart, **self.plan},
+            }
+        )
+
+
+CASES: dict[str, Case] = {
+    **{f"{method}-momentum": Case(method) for method in METHODS},
+    **{f"{method}-single": Case(method, PLANS["single"]) for method in METHODS},
+    "fedavg-adam": Case(plan=PLANS["adam"]),
+    "fedprp-whole": Case("fedprp", PLANS["whole"]),
+    **{f"{method}-norms": Case(method, model="normed") for method in ("fedavg", "fedprp")},
+    "restart": Case("fedprp", model="normed", restart=True),
+    "called-off": Case(called_off=3),
+    "fails-forward": Case(model="trapped", trap={"rank": 1, "at": 4, "what": "fail"}),
+    "fails-backward": Case(model="trapped", trap={"rank": 1, "at": 4, "what": "fail-backward"}),
+    "fails-in-means": Case("fedprp", model="trapped", trap={"rank": 1, "at": 3, "what": "fail", "training": False}),
+    "daemon-fails": Case(model="trapped", trap={"rank": 0, "at": 4, "what": "fail"}),
+    "nan": Case(model="trapped", trap={"rank": 1, "at": 2, "what": "nan"}),
+    "short-forward": Case(model="trapped", trap={"rank": 1, "at": 2, "what": "short"}),
+    "short-backward": Case(model="trapped", trap={"rank": 0, "at": 2, "what": "short-backward"}),
+    "short-for-ever": Case(model="trapped", trap={"rank": 1, "at": 0, "what": "short"}),
+    "other-data": Case(others=True),
+    "again": Case("fedprp"),  # after all that
+    "idle": Case(pause_s=12.0),
+}
+
+
+def plain(input_: Input, classes: int) -> SplitModel:
+    """A small model."""
+    torch.manual_seed(3)
+    return SplitModel(nn.Sequential(nn.Flatten(), nn.Linear(36, 7), nn.ReLU()), nn.Linear(7, classes))
+
+
+def normed(input_: Input, classes: int) -> SplitModel:
+    """One with both kinds of batch normalisation."""
+    torch.manual_seed(3)
+    convolved = (nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(64, 7))
+    return SplitModel(nn.Sequential(*convolved, nn.BatchNorm1d(7, momentum=None)), nn.Linear(7, classes))
+
+
+def trapped(input_: Input, classes: int, **trap: Any) -> SplitModel:
+    """One in which a rank comes to grief."""
+    made = plain(input_, classes)
+    body = nn.Sequential(*made.body.children(), Trap(**trap)) if isinstance(made.body, nn.Sequential) else made.body
+    return SplitModel(body, made.head)
+
+
+class Trap(nn.Module):
+    """At one of its calls on one of the ranks something happens; at 0, at all of them."""
+
+    def __init__(self, rank: int, at: int, what: str, training: bool = True) -> None:
+        super().__init__()
+        self.here, self.at, self.what, self.when = rank == int(os.environ.get("RANK", "0")), at, what, training
+        self.calls = 0
+
+    def forward(self, features: Tensor) -> Tensor:
+        """As it came."""
+        if not self.here or self.training is not self.when:
+            return features
+        self.calls += 1
+        if self.at not in (0, self.calls):
+            return features
+        if self.what.endswith("-backward"):
+            features.register_hook(self._happens)  # type: ignore[no-untyped-call]
+            return features
+        return self._happens(features)
+
+    def _happens(self, features: Tensor) -> Tensor:
+        match self.what.removesuffix("-backward"):
+            case "nan":
+                return features * torch.nan
+            case "short":
+                raise torch.OutOfMemoryError("no room")
+            case _:
+                raise ValueError("patient Jane Doe")
+
+
+def data(input_: Input, other: bool = False) -> SiteData:
+    """Eleven examples of two classes of three."""
+    draw = torch.Generator().manual_seed(8 if other else 7)
+    examples = Examples(torch.rand(EXAMPLES, 1, 6, 6, generator=draw), torch.arange(EXAMPLES) % 2)
+    return SiteData(examples, examples, input_, 3)
+
+
+def site_of(other: bool = False) -> Site:
+    """That trains."""
+    models = frozenset(f"tests.support.data_parallel_fits:{name}" for name in ("plain", "normed", "trapped"))
+    rules = PolicyRules(methods=frozenset(METHODS), parts=frozenset(Part) - NOT_ON_THE_WIRE, plugins=models)
+    rules = rules.model_copy(update={"class_distribution_estimate": True})
+    return Site(
+        "ann",
+        frozenset({Role.TRAINER}),
+        Policy(rules),
+        MemoryStore(),
+        lambda recipe: data(recipe.input, other),
+        lambda recipe: build(recipe.model, recipe.input, recipe.classes, models),
+    )
+
+
+def outcome(case: Case, site: Site, alone: bool, folder: Path | None = None) -> dict[str, Array]:
+    """All that comes of the second round, by name."""
+    recipe = case.recipe(alone)
+    run = prepare(site, Assignment("run", recipe.wire()))
+    server = server_methods.build(case.method, {})
+    state = server.init(whole(run.model), 3)
+    update, memory = _fitted(site, run, 1, server.broadcast(state, "ann"), {})
+    received = server.broadcast(server.aggregate(state, [update]), "ann")
+    time.sleep(case.pause_s)
+    if case.restart and folder is not None:
+        kept = DiskCheckpoints(folder / "kept", _task(2))
+        for check in (_interrupting(4), lambda: None):
+            try:
+                update, memory = _fitted(site, run, 2, received, memory, check, kept)
+            except InterruptedError:
+                assert list((folder / "kept").iterdir())
+    else:
+        check = _calling_off(case.called_off)
+        update, memory = _fitted(site, run, 2, received, memory, check)
+    payloads = {"sent": update.payload, "kept": memory, "model": whole(run.model)}
+    made = {f"{of}/{p}/{n}": a for of, payload in payloads.items() for p, ts in payload.items() for n, a in ts.items()}
+    return made | {"loss": np.array(update.metrics["loss"])}
+
+
+def _fitted(
+    site: Site,
+    run: PreparedRun,
+    round: int,
+    received: Payload,
+    memory: Payload,
+    check: Callable[[], None] = lambda: None,
+    kept: Checkpoints | None = None,
+) -> tuple[Update, Payload]:
+    task, now = _task(round), DaemonStatus()
+    now.check = check  # type: ignore[method-assign]
+    local = run.local("ann", task, SiteState(0, memory), now, kept or NoCheckpoints())
+    return site.fit(run, task, local, received), local.memory
+
+
+def _task(round: int) -> Task:
+    return Task(TaskKind.FIT, "run", round, f"n{round}", None, 0, 60.0)
+
+
+def _calling_off(at: int | None) -> Callable[[], None]:
+    return _raising(at, CalledOffError())
+
+
+def _interrupting(at: int) -> Callable[[], None]:
+    return _raising(at, InterruptedError("as if the process had ended"))
+
+
+def _raising(at: int | None, error: Exception) -> Callable[[], None]:
+    left = [at]
+
+    def check() -> None:
+        if left[0] is not None:
+            left[0] -= 1
+            if left[0] < 0:
+                raise error
+
+    return check
+
+
+def whole(made: SplitModel) -> Payload:
+    """A model's numbers."""
+    return {Part.BODY: dump(made.body), Part.HEAD: dump(made.head)}
+
+
+def main(folder: Path, names: list[str]) -> None:
+    """As one of the ranks."""
+    torch.set_num_threads(1)
+    launch = launched(os.environ)
+    assert launch is not None
+    longest = timedelta(seconds=10 if names == ["idle"] else 300)
+    with joined(launch, torch.device("cpu"), longest) as (team, board):
+        if launch.rank:
+            follow(team, board, site_of(other="other-data" in names))
+            return
+        with ExitStack() as ends:
+            leader = Leader(team, board)
+            ends.callback(leader.end)
+            site = leader.over(site_of())
+            for name in names:
+                try:
+                    arrays: dict[str, Any] = outcome(CASES[name], site, False, folder)
+                    np.savez(folder / f"{name}.npz", **arrays)
+                except (ProtofedError, CalledOffError, ValueError) as error:
+                    reason = error.reason if isinstance(error, TaskFailedError) else "-"
+                    (folder / f"{name}.txt").write_text(f"{type(error).__name__} {reason} {error}")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2:])
