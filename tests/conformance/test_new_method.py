@@ -11,7 +11,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from tests.support.processes import Scene
+from tests.support.processes import Processes
 
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import ConfigError
@@ -67,9 +67,9 @@ def fedprox(package: Path) -> Path:
 
 
 @pytest.fixture
-def scene(tmp_path: Path) -> Iterator[Scene]:
+def processes(tmp_path: Path) -> Iterator[Processes]:
     """Where FedProx is run by real processes."""
-    here = Scene.of(tmp_path, recipe_with(mu=0.5))
+    here = Processes.of(tmp_path, recipe_with(mu=0.5))
     yield here
     here.end()
 
@@ -82,12 +82,12 @@ def python(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProc
     return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=False, cwd=cwd)
 
 
-def simulated(scene: Scene, recipe: Path, state: Path) -> str:
+def simulated(processes: Processes, recipe: Path, state: Path) -> str:
     """The digest of the last state of `protofed simulate`."""
     done = python("-m", "protofed.deploy.cli", "simulate", str(recipe), f"--state={state}")
     assert done.returncode == 0, done.stderr
     with closing(LedgerReader(f"sqlite:///{state / LEDGER_FILE}")) as ledger:
-        return [str(row.state) for row in ledger.rounds(scene.recipe.name) if row.state][-1]
+        return [str(row.state) for row in ledger.rounds(processes.recipe.name) if row.state][-1]
 
 
 def test_the_package_passes_the_conformance_suite_as_it_is_written(package: Path) -> None:
@@ -97,25 +97,25 @@ def test_the_package_passes_the_conformance_suite_as_it_is_written(package: Path
 
 @pytest.mark.timeout(900)  # half a dozen processes that import PyTorch, on a machine with other work
 def test_changed_into_fedprox_it_gives_the_same_bytes_by_simulate_and_over_grpc(
-    fedprox: Path, scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fedprox: Path, processes: Processes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    by_simulate = simulated(scene, tmp_path / "recipe.toml", tmp_path / "simulated")
+    by_simulate = simulated(processes, tmp_path / "recipe.toml", tmp_path / "simulated")
     policy = tmp_path / "policy.toml"
     shared = (shipped.folder("policies") / "open.toml").read_text(encoding="utf-8")
     allowing = shared.replace("plugins = []", 'plugins = ["fedprox"]').replace('"fedavg",', '"fedavg", "fedprox",')
     policy.write_text(allowing, encoding="utf-8")
     monkeypatch.setenv("PROTOFED_SERVER_PLUGINS", '["fedprox"]')
-    scene.server()
-    scene.site("evaluator", "--role=evaluator", f"--policy={policy}")
+    processes.server()
+    processes.site("evaluator", "--role=evaluator", f"--policy={policy}")
     for number in range(3):
-        scene.site(f"site-{number + 1}", f"--partition-index={number}", f"--policy={policy}")
-    assert scene.finish(["server", *SITES]) == [0] * 5, scene.logs()
-    assert scene.final_digest() == by_simulate
+        processes.site(f"site-{number + 1}", f"--partition-index={number}", f"--policy={policy}")
+    assert processes.finish(["server", *SITES]) == [0] * 5, processes.logs()
+    assert processes.final_digest() == by_simulate
 
     text = (tmp_path / "recipe.toml").read_text(encoding="utf-8")
     assert "mu = 0.5" in text
     (tmp_path / "free.toml").write_text(text.replace("mu = 0.5", "mu = 0.0"), encoding="utf-8")
-    assert simulated(scene, tmp_path / "free.toml", tmp_path / "free") != by_simulate  # the term has an effect
+    assert simulated(processes, tmp_path / "free.toml", tmp_path / "free") != by_simulate  # the term has an effect
 
 
 @pytest.mark.parametrize(("side", "absent"), [("server", ["torch"]), ("client", ["protofed.server", "sqlalchemy"])])
@@ -126,7 +126,7 @@ def test_each_half_is_found_without_the_other(fedprox: Path, side: str, absent: 
 
 def test_a_server_that_was_not_told_of_it_refuses_it_and_imports_nothing(fedprox: Path, tmp_path: Path) -> None:
     (fedprox / "fedprox" / "__init__.py").write_text("raise SystemExit('imported')\n")
-    Scene.of(tmp_path, recipe_with(mu=0.5))
+    Processes.of(tmp_path, recipe_with(mu=0.5))
     done = python(
         *("-m", "protofed.deploy.cli", "server", "start", f"--recipe={tmp_path / 'recipe.toml'}", "--plaintext"),
         *("--listen=127.0.0.1:0", f"--state={tmp_path / 'server'}"),

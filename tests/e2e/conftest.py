@@ -1,4 +1,4 @@
-"""Scenes of real processes that know each other by certificates; nothing of them is left running."""
+"""Real processes that know each other by certificates; none is left running."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from pathlib import Path
 
 import pytest
 from tests.support.pki import Authority
-from tests.support.processes import Scene
+from tests.support.processes import Processes
 
 from protofed.common.config.recipe import Recipe
 
 
 @pytest.fixture
-def scene(tmp_path: Path) -> Iterator[Callable[[Recipe], Scene]]:
-    """Makes scenes."""
-    made: list[Scene] = []
+def processes_of(tmp_path: Path) -> Iterator[Callable[[Recipe], Processes]]:
+    """A folder for the server and clients of a recipe, which the test starts."""
+    made: list[Processes] = []
 
-    def make(recipe: Recipe) -> Scene:
-        made.append(Scene.of(tmp_path, recipe))
+    def make(recipe: Recipe) -> Processes:
+        made.append(Processes.of(tmp_path, recipe))
         made[-1].authority = Authority.make()
         return made[-1]
 

@@ -113,8 +113,8 @@ def watched(compose: Compose, start: float, down: set[str]) -> str:
     ill = {rule["name"]: rule.get("lastError") for rule in loaded if rule["health"] != "ok"}
     expect(not ill, f"every rule is well: {ill}")
     asked, empty = dashboards(prometheus, start)
-    for board, panel, ref in sorted(empty):
-        sys.stdout.write(f"          no data: {board}, {panel}, {ref}\n")
+    for dashboard, panel, ref in sorted(empty):
+        sys.stdout.write(f"          no data: {dashboard}, {panel}, {ref}\n")
     expect(empty == NO_DATA_HERE, f"all queries have data but those about GPUs: {sorted(empty)}")
     fired = sorted({one["metric"]["alertname"] for one in prometheus.get("/api/v1/query", query="ALERTS")["result"]})
     told = f"{asked} queries of {len(NAMES)} dashboards, {len(empty)} about GPUs without data; {len(loaded)} rules"

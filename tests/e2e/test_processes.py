@@ -30,10 +30,10 @@ def simulated(recipe: Recipe) -> str:
 
 
 def test_daemons_that_come_before_the_server_take_part_and_end_with_it(
-    scene: Callable[..., Any], recipe_of: Callable[..., Recipe], unused_port: int
+    processes_of: Callable[..., Any], recipe_of: Callable[..., Recipe], unused_port: int
 ) -> None:
     recipe = recipe_of("fednh")
-    here = scene(recipe)
+    here = processes_of(recipe)
     here.authority = None  # no certificate can be registered before there is a server
     here.address = f"127.0.0.1:{unused_port}"
     here.sites()
@@ -42,8 +42,10 @@ def test_daemons_that_come_before_the_server_take_part_and_end_with_it(
     assert here.final_digest() == simulated(recipe)
 
 
-def test_a_daemon_killed_in_training_and_started_again_loses_nothing(scene: Callable[..., Any], recipe: Recipe) -> None:
-    here = scene(recipe)
+def test_a_daemon_killed_in_training_and_started_again_loses_nothing(
+    processes_of: Callable[..., Any], recipe: Recipe
+) -> None:
+    here = processes_of(recipe)
     here.server()
     here.sites()
     number = here.wait_until_trains("site-2")
@@ -55,8 +57,10 @@ def test_a_daemon_killed_in_training_and_started_again_loses_nothing(scene: Call
     assert here.final_digest() == simulated(recipe)
 
 
-def test_a_server_killed_while_sites_train_continues_the_same_round(scene: Callable[..., Any], recipe: Recipe) -> None:
-    here = scene(recipe)
+def test_a_server_killed_while_sites_train_continues_the_same_round(
+    processes_of: Callable[..., Any], recipe: Recipe
+) -> None:
+    here = processes_of(recipe)
     here.server()
     here.sites()
     here.wait_until_trains("site-1")
@@ -67,9 +71,9 @@ def test_a_server_killed_while_sites_train_continues_the_same_round(scene: Calla
 
 
 def test_sigterm_ends_server_and_daemon_in_order_and_they_go_on_later(
-    scene: Callable[..., Any], recipe: Recipe
+    processes_of: Callable[..., Any], recipe: Recipe
 ) -> None:
-    here = scene(recipe)
+    here = processes_of(recipe)
     here.server()
     here.sites()
     here.wait_until_trains("site-1")

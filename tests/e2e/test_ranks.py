@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.support.processes import Scene
+from tests.support.processes import Processes
 
 from protofed.common import codec
 from protofed.common.config.recipe import Recipe
@@ -41,16 +41,16 @@ def recipe(recipe_of: Callable[..., Recipe]) -> Recipe:
 
 
 @pytest.fixture
-def here(scene: Callable[[Recipe], Scene], recipe: Recipe) -> Iterator[Scene]:
-    """A scene whose torchrun is told to end: one that is killed leaves its processes behind."""
-    made = scene(recipe)
+def here(processes_of: Callable[[Recipe], Processes], recipe: Recipe) -> Iterator[Processes]:
+    """Processes whose torchrun is told to end: one that is killed leaves its ranks behind."""
+    made = processes_of(recipe)
     yield made
     if (launcher := made.running.get("site-1")) is not None and launcher.poll() is None:
         launcher.terminate()
         launcher.wait(PATIENCE_S)
 
 
-def start_ranks(here: Scene, name: str, *more: str) -> subprocess.Popen[bytes]:
+def start_ranks(here: Processes, name: str, *more: str) -> subprocess.Popen[bytes]:
     """The site's daemon under torchrun, as a user starts it."""
     policy = shipped.folder("policies") / "open.toml"
     site = (f"--settings={here.folder / 'site.toml'}", f"--site={name}", f"--server={here.address}")
@@ -85,12 +85,12 @@ def rank(launcher: int, number: int) -> int:
     raise AssertionError(f"no process of rank {number}")
 
 
-def ends(here: Scene, *names: str) -> list[int]:
+def ends(here: Processes, *names: str) -> list[int]:
     """Exit codes, however long processes take that import PyTorch once more."""
     return [here.running[name].wait(PATIENCE_S) for name in names]
 
 
-def final(here: Scene) -> Payload:
+def final(here: Processes) -> Payload:
     """The run's last state."""
     return codec.decode(FolderBlobs(here.folder / "server" / "blobs").get(codec.Digest(str(here.final_digest()))))
 
@@ -103,7 +103,7 @@ def simulated(recipe: Recipe) -> Payload:
         return codec.decode(running.blobs.get(running.coordinator.published.address))
 
 
-def check_equal(here: Scene, recipe: Recipe) -> None:
+def check_equal(here: Processes, recipe: Recipe) -> None:
     """As far as the order in which numbers are added lets them be: little of all movement apart."""
     expected, found = (_flat(payload) for payload in (simulated(recipe), final(here)))
     with here.ledger() as ledger:
@@ -117,7 +117,7 @@ def _flat(payload: Payload) -> Array:
     return np.concatenate([array.ravel() for part in sorted(payload) for _, array in sorted(payload[part].items())])
 
 
-def test_a_follower_killed_in_a_fit_costs_a_restart_and_nothing_else(here: Scene, recipe: Recipe) -> None:
+def test_a_follower_killed_in_a_fit_costs_a_restart_and_nothing_else(here: Processes, recipe: Recipe) -> None:
     here.server()
     here.site("site-2", "--partition-index=1")
     launcher = start_ranks(here, "site-1", "--partition-index=0")
@@ -131,7 +131,7 @@ def test_a_follower_killed_in_a_fit_costs_a_restart_and_nothing_else(here: Scene
     check_equal(here, recipe)
 
 
-def test_sigterm_ends_all_ranks_and_one_process_goes_on_with_what_they_kept(here: Scene, recipe: Recipe) -> None:
+def test_sigterm_ends_all_ranks_and_one_process_goes_on_with_what_they_kept(here: Processes, recipe: Recipe) -> None:
     here.server()
     launcher = start_ranks(here, "site-1", "--partition-index=0")
     here.site("site-2", "--partition-index=1")

@@ -1,4 +1,4 @@
-"""Scenes of real processes with proxies in between; nothing of them is left running."""
+"""Real processes with proxies in between; none is left running."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 from tests.support.fault_proxy import PASS, Proxy
-from tests.support.invariants import Found, check
-from tests.support.processes import Process, Scene
+from tests.support.invariants import Checked, check
+from tests.support.processes import Process, Processes
 
 from protofed.common.config.recipe import Recipe
 from protofed.deploy.simulation.simulation import simulation
@@ -18,7 +18,7 @@ SITES = ("site-1", "site-2")
 
 
 @dataclass
-class FaultScene(Scene):
+class ProxiedProcesses(Processes):
     """A server and the daemons of two sites, each behind a proxy of its own.
 
     Attributes:
@@ -57,7 +57,7 @@ class FaultScene(Scene):
         for proxy in self.proxies.values():
             proxy.mode = PASS
 
-    def invariants(self, *, final: str | None = None, keep_rounds: int = 2) -> Found:
+    def invariants(self, *, final: str | None = None, keep_rounds: int = 2) -> Checked:
         """N1 to N4, N6 to N8, after the end."""
         sites = [self.folder / site for site in SITES]
         return check(self.folder / "server", self.recipe.name, sites=sites, final=final, keep_rounds=keep_rounds)
@@ -83,12 +83,12 @@ def quick_recipe(recipe_of: Callable[..., Recipe]) -> Callable[..., Recipe]:
 
 
 @pytest.fixture
-def scene(tmp_path: Path) -> Iterator[Callable[[Recipe], FaultScene]]:
-    """Makes scenes."""
-    made: list[Scene] = []
+def processes_of(tmp_path: Path) -> Iterator[Callable[[Recipe], ProxiedProcesses]]:
+    """A folder for the server and clients of a recipe, which the test starts."""
+    made: list[Processes] = []
 
-    def make(recipe: Recipe) -> FaultScene:
-        here = FaultScene.of(tmp_path, recipe)
+    def make(recipe: Recipe) -> ProxiedProcesses:
+        here = ProxiedProcesses.of(tmp_path, recipe)
         made.append(here)
         return here
 

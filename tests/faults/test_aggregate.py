@@ -17,7 +17,7 @@ from structlog.testing import capture_logs
 from tests.server.conftest import TRAINERS, Died, Fragile, Lab, Later
 from tests.server.conftest import recipe as small
 from tests.support.aggregate_digests import METHODS, first_model, made_up
-from tests.support.operator_lab import Office
+from tests.support.operator_lab import OperatorLab
 
 from protofed.client.privacy.policy import Released
 from protofed.common import codec
@@ -262,8 +262,8 @@ def test_row_72_a_state_that_rotted_stops_the_run_at_the_next_start(
 ) -> None:
     lab = on_disk()
     rot(tmp_path, lab.address)
-    office = Office(lab.recipe, lab.blobs, lab.ledger)
-    assert office.statuses() == {"test": "failed"}
+    lab = OperatorLab(lab.recipe, lab.blobs, lab.ledger)
+    assert lab.statuses() == {"test": "failed"}
     row = lab.ledger.run("test")
     assert row is not None
     assert "has changed on disk" in (row.reason or "")

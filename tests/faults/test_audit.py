@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 import pytest
 from tests.conftest import Mount
-from tests.support.raw_client import MODEL, Bare, refused
+from tests.support.raw_client import MODEL, RawClient, refused
 
 from protofed.client.transport.audit import ClientAudit as SiteAudit
 from protofed.common import codec
@@ -68,18 +68,18 @@ def server(live_server: Callable[..., Any], recipe_of: Callable[..., Recipe], ro
 
 
 @pytest.fixture
-def site(server: Any) -> Iterator[Bare]:
+def site(server: Any) -> Iterator[RawClient]:
     """Enrolled."""
-    bare = Bare(server.address, "small-fedavg")
+    bare = RawClient(server.address, "small-fedavg")
     yield bare.enroll()
     bare.channel.close()
 
 
-def beat(site: Bare) -> Any:
+def beat(site: RawClient) -> Any:
     return site.say("Heartbeat", pb.HeartbeatRequest(caller=site.caller, run=site.run, activity=pb.ACTIVITY_IDLE))
 
 
-def uploaded(site: Bare, task: pb.Task) -> str:
+def uploaded(site: RawClient, task: pb.Task) -> str:
     """Everything of an update but its commit."""
     data = codec.encode(MODEL)
     upload: str = site.say("BeginUpload", site.announcement(task, data, MODEL)).upload.id
@@ -87,7 +87,7 @@ def uploaded(site: Bare, task: pb.Task) -> str:
     return upload
 
 
-def accepted(server: Any, site: Bare, task: pb.Task) -> int:
+def accepted(server: Any, site: RawClient, task: pb.Task) -> int:
     """Updates of the task's round in the ledger."""
     return len(server.ledger.updates(site.run, task.round, 1))
 
@@ -103,7 +103,7 @@ def gap(room: Room) -> Any:
     return found
 
 
-def test_row_89_while_the_audit_log_is_full_no_call_acts(server: Any, site: Bare, room: Room) -> None:
+def test_row_89_while_the_audit_log_is_full_no_call_acts(server: Any, site: RawClient, room: Room) -> None:
     task = site.task()
     upload = uploaded(site, task)
     room.fill()
@@ -129,7 +129,7 @@ def test_row_89_while_the_audit_log_is_full_no_call_acts(server: Any, site: Bare
 
 
 def test_row_89_what_acted_when_the_log_was_suddenly_full_is_not_answered_and_told_later(
-    server: Any, site: Bare, room: Room
+    server: Any, site: RawClient, room: Room
 ) -> None:
     task = site.task()
     upload = uploaded(site, task)

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 from rich.console import Console
-from tests.support.disturbed_run import RUN, disturbed, hang_up, moved
-from tests.support.raw_client import FEDERATION, Bare, Code, refused
-from tests.support.tls_server import realm
+from tests.support.disturbed_run import RUN, close_channels, disturbed_run, update_of
+from tests.support.raw_client import FEDERATION, Code, RawClient, refused
+from tests.support.tls_server import tls_server
 
 from protofed.common import codec
 from protofed.common.config.recipe import Recipe
@@ -27,22 +27,22 @@ RecipeOf = Callable[..., Recipe]
 @pytest.fixture
 def site(
     request: pytest.FixtureRequest, live_server: Callable[..., Any], recipe_of: RecipeOf, tmp_path: Path
-) -> Iterator[Bare]:
+) -> Iterator[RawClient]:
     """The only site of a run whose first model is there; in plain text unless "tls" is asked for."""
     recipe = recipe_of("fedavg", federation={"min_sites": 1, "quorum": 1, "score_every": 0})
     with ExitStack() as held:
         if getattr(request, "param", "") == "tls":
-            one = held.enter_context(realm(tmp_path / "identities", live_server, recipe)).site()
+            one = held.enter_context(tls_server(tmp_path / "identities", live_server, recipe)).site()
         else:
-            one = Bare(live_server(recipe).address, RUN).enroll()
+            one = RawClient(live_server(recipe).address, RUN).enroll()
             held.callback(one.channel.close)
         assert one.push(one.task()).verdict == pb.VERDICT_ACCEPTED
         yield one
 
 
-def serves(site: Bare) -> bool:
+def serves(site: RawClient) -> bool:
     """Whether an honest update still counts (N5)."""
-    return bool(site.push(site.task(), moved(1.0)).verdict == pb.VERDICT_ACCEPTED)
+    return bool(site.push(site.task(), update_of(1.0)).verdict == pb.VERDICT_ACCEPTED)
 
 
 UNKNOWN = {
@@ -63,7 +63,7 @@ BOTH = pytest.mark.parametrize("site", ["plaintext", "tls"], indirect=True)
 @BOTH
 @pytest.mark.parametrize("path", UNKNOWN.values(), ids=UNKNOWN)
 @pytest.mark.parametrize("streams", [False, True])
-def test_row_17_what_is_not_offered_is_unimplemented(site: Bare, path: str, streams: bool) -> None:
+def test_row_17_what_is_not_offered_is_unimplemented(site: RawClient, path: str, streams: bool) -> None:
     if streams:
         talk: Any = site.channel.stream_stream(path)
         code, _ = refused(lambda: list(talk(iter([b"\x3a\x00"]), timeout=20)))
@@ -75,9 +75,9 @@ def test_row_17_what_is_not_offered_is_unimplemented(site: Bare, path: str, stre
 
 
 @pytest.mark.parametrize("step", [-1, 1])
-def test_row_18_another_version_of_the_protocol_is_refused_by_naming_both(site: Bare, step: int) -> None:
+def test_row_18_another_version_of_the_protocol_is_refused_by_naming_both(site: RawClient, step: int) -> None:
     theirs = PROTOCOL_VERSION + step
-    newcomer = Bare(site.address, RUN, "site-9")
+    newcomer = RawClient(site.address, RUN, "site-9")
     hello = pb.EnrollRequest(
         caller=newcomer.caller, protocol_version=theirs, software_version="9.9.9", roles=[pb.ROLE_TRAINER]
     )
@@ -105,7 +105,7 @@ METADATA: dict[str, list[tuple[str, str | bytes]]] = {
 @BOTH
 @pytest.mark.parametrize("metadata", METADATA.values(), ids=METADATA)
 def test_row_19_too_much_metadata_is_refused_and_the_server_works_on(
-    site: Bare, metadata: list[tuple[str, str | bytes]]
+    site: RawClient, metadata: list[tuple[str, str | bytes]]
 ) -> None:
     call: Any = site.channel.unary_unary(f"/{FEDERATION.full_name}/Enroll")
     code, text = refused(lambda: call(b"", timeout=20, metadata=metadata))
@@ -115,7 +115,7 @@ def test_row_19_too_much_metadata_is_refused_and_the_server_works_on(
 
 
 @BOTH
-def test_row_19_junk_in_a_small_binary_header_is_not_looked_at(site: Bare) -> None:
+def test_row_19_junk_in_a_small_binary_header_is_not_looked_at(site: RawClient) -> None:
     hello = pb.EnrollRequest(caller=site.caller, protocol_version=PROTOCOL_VERSION, roles=[pb.ROLE_TRAINER])
     call: Any = site.channel.unary_unary(f"/{FEDERATION.full_name}/Enroll", type(hello).SerializeToString)
     call(hello, timeout=20, metadata=[("x-junk-bin", bytes(range(256)))])
@@ -126,26 +126,26 @@ def test_row_19_junk_in_a_small_binary_header_is_not_looked_at(site: Bare) -> No
 
 
 @pytest.fixture
-def troubled(live_server: Callable[..., Any], recipe_of: RecipeOf) -> Iterator[tuple[Any, dict[str, Bare]]]:
+def troubled(live_server: Callable[..., Any], recipe_of: RecipeOf) -> Iterator[tuple[Any, dict[str, RawClient]]]:
     """A run whose round 1 was closed without site-6; the server, and the daemons."""
-    server, daemons = disturbed(live_server, recipe_of)
+    server, daemons = disturbed_run(live_server, recipe_of)
     yield server, {daemon.site: daemon for daemon in daemons}
-    hang_up(list(daemons))
+    close_channels(list(daemons))
 
 
 def test_row_37_and_45_a_late_update_is_stale_and_leaves_no_blob(
-    troubled: tuple[Any, dict[str, Bare]], tmp_path: Path
+    troubled: tuple[Any, dict[str, RawClient]], tmp_path: Path
 ) -> None:
     server, daemons = troubled
     late = daemons["site-6"]
     (invitation,) = [row for row in server.ledger.tasks(RUN, 1) if row.site == late.site]
     task = pb.Task(run=RUN, round=1, task_id=invitation.task_id, base_digest=invitation.base_digest)
     before = sorted(path.name for path in (tmp_path / "server" / "blobs").rglob("*"))
-    receipt = late.push(task, moved(7.0))
+    receipt = late.push(task, update_of(7.0))
     assert (receipt.verdict, receipt.reason) == (pb.VERDICT_STALE, "round 1 is closed")
     assert sorted(path.name for path in (tmp_path / "server" / "blobs").rglob("*")) == before
     (row,) = [row for row in server.ledger.updates(RUN, 1) if row.task.site == late.site]
-    assert (row.verdict, row.digest) == ("stale", codec.digest(codec.encode(moved(7.0))))
+    assert (row.verdict, row.digest) == ("stale", codec.digest(codec.encode(update_of(7.0))))
     assert "refused as stale: round 1 is closed" in shown(server)
     assert late.task().round == 2
 
@@ -155,22 +155,22 @@ def test_row_45_an_update_that_was_under_way_when_its_round_was_closed_is_stale_
 ) -> None:
     rules = {"min_sites": 2, "quorum": 1, "score_every": 0, "required_sites": ["site-2"], "grace": 0.0}
     server = live_server(recipe_of("fedavg", rounds=9, federation=rules))
-    slow, quick = daemons = [Bare(server.address, RUN, name).enroll() for name in ("site-1", "site-2")]
+    slow, quick = daemons = [RawClient(server.address, RUN, name).enroll() for name in ("site-1", "site-2")]
     assert slow.push(slow.task()).verdict == pb.VERDICT_ACCEPTED
-    task, data = slow.task(), codec.encode(moved(7.0))
-    ticket = slow.say("BeginUpload", slow.announcement(task, data, moved(7.0)))
+    task, data = slow.task(), codec.encode(update_of(7.0))
+    ticket = slow.say("BeginUpload", slow.announcement(task, data, update_of(7.0)))
     slow.put(ticket.upload.id, 0, data)
-    assert quick.push(quick.task(), moved(1.0)).verdict == pb.VERDICT_ACCEPTED
+    assert quick.push(quick.task(), update_of(1.0)).verdict == pb.VERDICT_ACCEPTED
     assert quick.task().round == 2
     receipt = slow.commit(task, ticket.upload.id, codec.digest(data))
     assert receipt.verdict == pb.VERDICT_STALE
     assert [row.task.site for row in server.ledger.updates(RUN, 1) if row.counts] == ["site-2"]
     assert list((tmp_path / "server" / "blobs" / "uploads").iterdir()) == []
     for value in (2.0, 3.0, 4.0):  # until round 1 is no longer kept
-        assert quick.push(quick.task(), moved(value)).verdict == pb.VERDICT_ACCEPTED
+        assert quick.push(quick.task(), update_of(value)).verdict == pb.VERDICT_ACCEPTED
     assert quick.task().round == 5
     assert not (tmp_path / "server" / "blobs" / codec.digest(data)).exists()
-    hang_up(daemons)
+    close_channels(daemons)
 
 
 def shown(server: Any) -> str:
@@ -182,13 +182,13 @@ def shown(server: Any) -> str:
     return " ".join(captured.get().split())
 
 
-def test_row_73_a_degraded_round_is_called_that(troubled: tuple[Any, dict[str, Bare]]) -> None:
+def test_row_73_a_degraded_round_is_called_that(troubled: tuple[Any, dict[str, RawClient]]) -> None:
     text = shown(troubled[0])
     assert "DEGRADED: 1 round used fewer sites than wanted" in text
     assert "1 1 degraded" in text
 
 
-def test_row_73_the_site_without_which_no_round_counts_is_named(troubled: tuple[Any, dict[str, Bare]]) -> None:
+def test_row_73_the_site_without_which_no_round_counts_is_named(troubled: tuple[Any, dict[str, RawClient]]) -> None:
     server, daemons = troubled
     wanted = daemons["site-3"]
     beat = pb.HeartbeatRequest(caller=wanted.caller, run=RUN, task_id=wanted.task().task_id)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from tests.support.invariants import check, serves
-from tests.support.processes import Scene
+from tests.support.processes import Processes
 
 from protofed.common.config.recipe import Recipe
 
@@ -31,9 +31,9 @@ RULES = {"min_sites": 3, "quorum": 1.0, "heartbeat_s": 0.2, "score_every": 0}
 
 
 class Chaos:
-    """Kills live processes of a scene, and starts each again at once."""
+    """Kills live processes, and starts each again at once."""
 
-    def __init__(self, here: Scene, seed: int) -> None:
+    def __init__(self, here: Processes, seed: int) -> None:
         self._here, self._chance = here, random.Random(seed)  # noqa: S311  (no secret)
         self.kills: dict[str, int] = {}
         victims = ["server"] * SERVER_KILLS + ["client"] * CLIENT_KILLS
@@ -73,7 +73,7 @@ def test_row_83_a_run_survives_kills_of_server_and_daemons_at_random_instants(
     """Whatever was killed, and whenever: every round counts once, and the last model is the quiet run's."""
     recipe = recipe_of(METHOD, plan=PLAN, federation=RULES, rounds=ROUNDS)
     final, began = undisturbed(recipe), time.monotonic()
-    here = Scene.of(tmp_path, recipe)
+    here = Processes.of(tmp_path, recipe)
     chaos = Chaos(here, SEED)
     try:
         for name in ("server", *SITES):

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from tests.support.audit_logs import audit
 from tests.support.pki import Authority
-from tests.support.processes import Scene
-from tests.support.sandbox import USER, Confined, missing
+from tests.support.processes import Processes
+from tests.support.sandbox import USER, Sandbox, missing
 
 from protofed.client.transport.grpc_link import GrpcLink
 from protofed.common.config.recipe import Recipe
@@ -69,9 +69,9 @@ def authority() -> Authority:
 
 
 @pytest.fixture
-def confined(tmp_path: Path, recipe: Recipe, authority: Authority) -> Confined:
+def sandbox(tmp_path: Path, recipe: Recipe, authority: Authority) -> Sandbox:
     """The machine of site-1."""
-    Scene.of(tmp_path, recipe)  # its settings
+    Processes.of(tmp_path, recipe)  # its settings
     folders = {name: tmp_path / "machine" / name for name in ("root", "state", "config", "etc", "identity")}
     for folder in folders.values():
         folder.mkdir(parents=True)
@@ -83,17 +83,17 @@ def confined(tmp_path: Path, recipe: Recipe, authority: Authority) -> Confined:
     for file in authority.issue(folders["identity"], Party.SITE, "site-1").iterdir():
         os.chown(file, USER, USER)
     bound = {f"/{name}": folders[name] for name in ("config", "etc", "identity")}
-    return Confined(folders["root"], folders["state"], bound)
+    return Sandbox(folders["root"], folders["state"], bound)
 
 
-def test_row_93_nothing_but_the_state_folder_can_be_written(confined: Confined, tmp_path: Path) -> None:
+def test_row_93_nothing_but_the_state_folder_can_be_written(sandbox: Sandbox, tmp_path: Path) -> None:
     log = tmp_path / "try.log"
-    assert confined.start((sys.executable, "-c", TRY), log).wait(60) == 0, log.read_text()
+    assert sandbox.start((sys.executable, "-c", TRY), log).wait(60) == 0, log.read_text()
     assert log.read_text() == "confined\n"
 
 
 def test_row_93_the_daemon_works_without_any_right(
-    confined: Confined, recipe: Recipe, authority: Authority, live_server: Callable[..., Any], tmp_path: Path
+    sandbox: Sandbox, recipe: Recipe, authority: Authority, live_server: Callable[..., Any], tmp_path: Path
 ) -> None:
     server = live_server(
         recipe, identity=authority.issue(tmp_path / "server-id", Party.SERVER, "server", (NAME, "127.0.0.1"))
@@ -103,7 +103,7 @@ def test_row_93_the_daemon_works_without_any_right(
         server.operation.certificates.register((folder / "cert.pem").read_bytes())
     where = (f"--server={NAME}:{server.address.rpartition(':')[2]}", "--identity=/identity", "--state=/state")
     log = tmp_path / "daemon.log"
-    daemon = confined.start(
+    daemon = sandbox.start(
         (sys.executable, *DAEMON, *where, "--site=site-1", "--partition-index=0", "--until-finished"), log
     )
     try:

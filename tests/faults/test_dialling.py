@@ -17,10 +17,10 @@ from typing import Any
 import grpc
 import pytest
 import structlog
-from tests.support.audit_logs import Kept
+from tests.support.audit_logs import MemoryAuditLog
 from tests.support.connect_proxy import ConnectProxy
 from tests.support.pki import Authority
-from tests.support.tls_server import Realm, realm, still_served
+from tests.support.tls_server import TlsServer, still_served, tls_server
 
 from protofed.client.agent.agent import EXCLUDED_PAUSE_S
 from protofed.client.transport.audit import ClientAudit
@@ -48,9 +48,9 @@ def recipe(quick_recipe: Callable[..., Recipe]) -> Recipe:
 
 
 @pytest.fixture
-def here(recipe: Recipe, live_server: Callable[..., Any], tmp_path: Path) -> Iterator[Realm]:
+def here(recipe: Recipe, live_server: Callable[..., Any], tmp_path: Path) -> Iterator[TlsServer]:
     """A server at work."""
-    with realm(tmp_path / "realm", live_server, recipe) as begun:
+    with tls_server(tmp_path / "realm", live_server, recipe) as begun:
         yield begun
 
 
@@ -99,14 +99,14 @@ class Run:
 
     def __init__(
         self,
-        here: Realm,
+        here: TlsServer,
         recipe: Recipe,
         address: str = "",
         proxy: Proxy | None = None,
         unknown: Sequence[str] = (),
-        **kept: Kept,
+        **kept: MemoryAuditLog,
     ) -> None:
-        self.kept = {name: kept.get(name.replace("-", "_"), Kept()) for name in NAMES}
+        self.kept = {name: kept.get(name.replace("-", "_"), MemoryAuditLog()) for name in NAMES}
         self._links: list[GrpcLink] = []
 
         def connect(name: str, roles: frozenset[Any]) -> GrpcLink:
@@ -148,7 +148,7 @@ class Run:
 
 
 @pytest.fixture
-def run(here: Realm, recipe: Recipe) -> Iterator[Callable[..., Run]]:
+def run(here: TlsServer, recipe: Recipe) -> Iterator[Callable[..., Run]]:
     """Makes runs' sites."""
     made: list[Run] = []
 
@@ -161,12 +161,12 @@ def run(here: Realm, recipe: Recipe) -> Iterator[Callable[..., Run]]:
         one.close()
 
 
-def published(here: Realm, recipe: Recipe) -> int:
+def published(here: TlsServer, recipe: Recipe) -> int:
     """Rounds."""
     return sum(row.state is not None for row in here.server.ledger.rounds(recipe.name))
 
 
-def final(here: Realm, recipe: Recipe) -> str:
+def final(here: TlsServer, recipe: Recipe) -> str:
     assert published(here, recipe) == recipe.rounds + 1
     found: str = here.server.runs.of(recipe.name).published.address
     return found
@@ -175,7 +175,7 @@ def final(here: Realm, recipe: Recipe) -> str:
 # Rows 1 to 5: who the site is
 
 
-def test_row_01_a_server_lets_nobody_in_without_a_certificate(here: Realm) -> None:
+def test_row_01_a_server_lets_nobody_in_without_a_certificate(here: TlsServer) -> None:
     credentials = grpc.ssl_channel_credentials(here.authority.pem)
     with grpc.secure_channel(here.server.address, credentials) as channel:
         check: Any = channel.unary_unary("/grpc.health.v1.Health/Check")
@@ -230,7 +230,7 @@ def test_another_sites_identity_is_refused_here(client: Dial, listener: socket.s
 
 
 def test_a_site_that_is_not_registered_yet_waits_for_that(
-    here: Realm, recipe: Recipe, run: Callable[..., Run], undisturbed: Callable[[Recipe], str]
+    here: TlsServer, recipe: Recipe, run: Callable[..., Run], undisturbed: Callable[[Recipe], str]
 ) -> None:
     sites, pauses = run(unknown=["site-2"]), list[float]()
 
@@ -250,7 +250,7 @@ def test_a_site_that_is_not_registered_yet_waits_for_that(
     assert final(here, recipe) == undisturbed(recipe)
 
 
-class Broken(Kept):
+class Broken(MemoryAuditLog):
     """A disk that breaks when a site is about to send its model."""
 
     def append_all(self, entries: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
@@ -259,7 +259,9 @@ class Broken(Kept):
         super().append_all(entries)
 
 
-def test_a_site_whose_audit_log_cannot_be_written_ends_and_sends_nothing(here: Realm, run: Callable[..., Run]) -> None:
+def test_a_site_whose_audit_log_cannot_be_written_ends_and_sends_nothing(
+    here: TlsServer, run: Callable[..., Run]
+) -> None:
     sites = run(site_1=Broken())
     with pytest.raises(DiskFailureError, match=r"audit\.jsonl"):
         sites.go()
@@ -297,7 +299,7 @@ def test_row_06_a_server_that_is_another_gets_nothing(
 
 
 def test_row_10_the_ca_is_replaced_while_a_run_goes_on(
-    here: Realm, recipe: Recipe, run: Callable[..., Run], undisturbed: Callable[[Recipe], str]
+    here: TlsServer, recipe: Recipe, run: Callable[..., Run], undisturbed: Callable[[Recipe], str]
 ) -> None:
     sites, new = run(), Authority.make()
     parties = {**dict.fromkeys(NAMES, Party.SITE), "hub": Party.SERVER}
@@ -327,7 +329,7 @@ def test_row_10_the_ca_is_replaced_while_a_run_goes_on(
         assert shown == sorted(shown, key=shown.index)  # never back to the old one
     late = Authority(here.authority.certificate, here.authority.key).issue(here.folder / "late", Party.SITE, "site-1")
     with pytest.raises(grpc.RpcError):  # the old CA's word counts no more
-        here.bare(late).enroll()
+        here.client(late).enroll()
 
 
 # Row 13: names
@@ -336,7 +338,7 @@ def test_row_10_the_ca_is_replaced_while_a_run_goes_on(
 @pytest.mark.parametrize("lasts_s", [2.0, pytest.param(60.0, marks=pytest.mark.faults)])
 def test_row_13_a_name_that_is_unknown_for_a_while(
     lasts_s: float,
-    here: Realm,
+    here: TlsServer,
     recipe: Recipe,
     run: Callable[..., Run],
     undisturbed: Callable[[Recipe], str],
@@ -373,7 +375,7 @@ def way() -> Iterator[ConnectProxy]:
     proxy.die()
 
 
-class Trigger(Kept):
+class Trigger(MemoryAuditLog):
     """Does something once, when the site is about to send a chunk of its model in a round."""
 
     def __init__(self, do: Callable[[], None]) -> None:
@@ -399,7 +401,7 @@ def test_row_14_a_run_through_a_proxy_that_dies_and_returns(
         threading.Timer(1.0, way.start).start()
 
     trigger = Trigger(die)
-    with realm(tmp_path / "realm", live_server, recipe) as here:
+    with tls_server(tmp_path / "realm", live_server, recipe) as here:
         port = here.server.address.rpartition(":")[2]
         proxy = Proxy.read(f"http://ann:{PASSWORD}@{way.address}")
         here.authority.issue(here.identity(), Party.SERVER, "hub", ("fl.test", "127.0.0.1"))
@@ -413,7 +415,7 @@ def test_row_14_a_run_through_a_proxy_that_dies_and_returns(
 
 
 def test_row_14_a_proxy_that_wants_another_password(
-    here: Realm, way: ConnectProxy, client: Dial, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    here: TlsServer, way: ConnectProxy, client: Dial, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     here.register(folder := here.identity("site-1", Party.SITE))
@@ -438,7 +440,7 @@ def check_secret(said: str, folder: Path) -> None:
 @pytest.mark.parametrize("fault", ["away", "refuses", "unreadable", "other-setting"])
 def test_a_proxys_password_is_in_no_log_and_no_error(
     fault: str,
-    here: Realm,
+    here: TlsServer,
     way: ConnectProxy,
     client: Dial,
     tmp_path: Path,

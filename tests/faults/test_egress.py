@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from tests.support.audit_logs import audit
 from tests.support.pki import Authority
-from tests.support.recorded_messages import Said, Upload, handing_in, hiding, messages, uploads
+from tests.support.recorded_messages import SentMessage, Upload, handing_in, hiding, messages, uploads
 from tests.support.tls_recorder import Recorder
 
 from protofed.client.agent.agent import Agent
@@ -62,7 +62,7 @@ class Recording:
     recipe: Recipe
     data: SiteData
     connections: list[bytes]
-    said: list[Said]
+    said: list[SentMessage]
     told: list[journal.Record]
     heard: list[journal.Record]
 
@@ -225,7 +225,9 @@ def test_what_cannot_leave_would_be_found_if_it_did(recipe_of: Callable[..., Rec
     data = data_of(recipe_of("fedavg"))[RECORDED]
     image, labels = data.train.images[7].numpy(), data.train.labels.numpy()
     leaked = {"weight": image[0], "seen": np.bincount(labels, minlength=data.classes), "order": labels}
-    said = [Said(call, message.SerializeToString(), message) for call, message in handing_in({Part.BODY: leaked})]
+    said = [
+        SentMessage(call, message.SerializeToString(), message) for call, message in handing_in({Part.BODY: leaked})
+    ]
     assert hiding(secrets(data), said) >= {"image 7", "counts as int64", "labels as int64"}
 
 

@@ -18,8 +18,8 @@ import numpy as np
 import pytest
 from google.protobuf.message import Message
 from safetensors.numpy import load
-from tests.support.processes import Scene
-from tests.support.raw_client import FEDERATION, MODEL, Bare, Code, memory, refused, send_compressed, zeros
+from tests.support.processes import Processes
+from tests.support.raw_client import FEDERATION, MODEL, Code, RawClient, memory, refused, send_compressed, zeros
 
 from protofed.common import codec
 from protofed.common.config.recipe import Recipe
@@ -47,12 +47,12 @@ STRANGE_IDS = {
 @pytest.fixture
 def serve(live_server: Callable[..., Any], recipe_of: Callable[..., Recipe], tmp_path: Path) -> Iterator[Any]:
     """Starts a server of one run, and gives calls to it."""
-    opened: list[Bare] = []
+    opened: list[RawClient] = []
 
-    def start(*sites: str, method: str = "fedavg", **federation: object) -> list[Bare]:
+    def start(*sites: str, method: str = "fedavg", **federation: object) -> list[RawClient]:
         rules = {"min_sites": len(sites), "quorum": 1, "score_every": 0, **federation}
         address = live_server(recipe_of(method, federation=rules), tmp_path / "server").address
-        opened.extend(Bare(address, f"small-{method}", site).enroll() for site in sites)
+        opened.extend(RawClient(address, f"small-{method}", site).enroll() for site in sites)
         return opened
 
     yield start
@@ -61,7 +61,7 @@ def serve(live_server: Callable[..., Any], recipe_of: Callable[..., Recipe], tmp
 
 
 @pytest.fixture
-def site(serve: Callable[..., list[Bare]]) -> Bare:
+def site(serve: Callable[..., list[RawClient]]) -> RawClient:
     """The only site of a run whose first model is there."""
     (one,) = serve("site-1")
     assert one.push(one.task()).verdict == pb.VERDICT_ACCEPTED
@@ -93,7 +93,7 @@ def files(folder: Path) -> dict[Path, int]:
 
 
 @pytest.mark.parametrize("strange", STRANGE_IDS.values(), ids=STRANGE_IDS)
-def test_row_20_a_strange_id_touches_no_file(site: Bare, strange: str, tmp_path: Path) -> None:
+def test_row_20_a_strange_id_touches_no_file(site: RawClient, strange: str, tmp_path: Path) -> None:
     task, data, before = site.task(), codec.encode(MODEL), files(tmp_path)
     announced = site.announcement(task, data, MODEL)
     for field in ("run", "task_id"):
@@ -111,7 +111,7 @@ def test_row_20_a_strange_id_touches_no_file(site: Bare, strange: str, tmp_path:
 
 
 def test_row_45_an_update_for_a_closed_round_is_stale(
-    serve: Callable[..., list[Bare]], verdicts: Callable[[], list[Any]]
+    serve: Callable[..., list[RawClient]], verdicts: Callable[[], list[Any]]
 ) -> None:
     quick, late = serve("site-1", "site-2", deadline_s=1.0, grace=0.1)
     first = quick if quick.say("NextTask", next_task(quick)).HasField("task") else late
@@ -126,13 +126,13 @@ def test_row_45_an_update_for_a_closed_round_is_stale(
 
 
 @pytest.mark.parametrize(("field", "value"), [("run", "other-run"), ("task_id", "0" * 32)])
-def test_row_45_an_update_for_another_run_or_a_future_round_is_refused(site: Bare, field: str, value: str) -> None:
+def test_row_45_an_update_for_another_run_or_a_future_round_is_refused(site: RawClient, field: str, value: str) -> None:
     announced = site.announcement(site.task(), codec.encode(MODEL), MODEL, **{field: value})
     assert refused(site.say, "BeginUpload", announced)[0] is Code.INVALID_ARGUMENT
 
 
 def test_row_46_what_one_site_said_counts_for_no_other(
-    serve: Callable[..., list[Bare]], verdicts: Callable[[], list[Any]]
+    serve: Callable[..., list[RawClient]], verdicts: Callable[[], list[Any]]
 ) -> None:
     one, two = serve("site-1", "site-2")
     first = one if one.say("NextTask", next_task(one)).HasField("task") else two
@@ -151,7 +151,7 @@ def test_row_46_what_one_site_said_counts_for_no_other(
 
 
 def test_row_47_an_update_replayed_in_the_next_round_never_counts_again(
-    site: Bare, verdicts: Callable[[], list[Any]]
+    site: RawClient, verdicts: Callable[[], list[Any]]
 ) -> None:
     task = site.task()
     site.recorded.clear()
@@ -170,7 +170,7 @@ def test_row_47_an_update_replayed_in_the_next_round_never_counts_again(
     assert [row[2] for row in verdicts() if row[0] == following.round] == ["invalid"]
 
 
-def next_task(site: Bare) -> pb.NextTaskRequest:
+def next_task(site: RawClient) -> pb.NextTaskRequest:
     return pb.NextTaskRequest(caller=site.caller, run=site.run, wait_s=1)
 
 
@@ -185,15 +185,15 @@ def wait_until(condition: Callable[[], bool]) -> None:
 
 
 def test_row_49_no_message_takes_the_server_more_than_64_mib(tmp_path: Path, recipe_of: Callable[..., Recipe]) -> None:
-    scene = Scene.of(tmp_path, recipe_of("fedavg", federation={"min_sites": 1, "quorum": 1, "score_every": 0}))
-    process = scene.server()
+    processes = Processes.of(tmp_path, recipe_of("fedavg", federation={"min_sites": 1, "quorum": 1, "score_every": 0}))
+    process = processes.server()
     try:
-        site = Bare(scene.address, RUN).enroll()
+        site = RawClient(processes.address, RUN).enroll()
         assert site.push(site.task()).verdict == pb.VERDICT_ACCEPTED
         before = memory(process.pid)
         bomb = zeros(1 << 30)
         for call in ("Enroll", "PutChunk"):
-            assert b"grpc-status\x0212" in send_compressed(scene.address, call, bomb)  # UNIMPLEMENTED
+            assert b"grpc-status\x0212" in send_compressed(processes.address, call, bomb)  # UNIMPLEMENTED
         nested = b""
         for _ in range(1000):
             nested = b"\x0a" + _varint(len(nested)) + nested
@@ -212,7 +212,7 @@ def test_row_49_no_message_takes_the_server_more_than_64_mib(tmp_path: Path, rec
         assert memory(process.pid) - before < 64 << 20
         assert site.push(site.task()).verdict == pb.VERDICT_ACCEPTED
     finally:
-        scene.kill("server")
+        processes.kill("server")
 
 
 def _varint(number: int) -> bytes:
@@ -221,7 +221,7 @@ def _varint(number: int) -> bytes:
 
 
 @pytest.mark.parametrize("call", FEDERATION.methods_by_name)
-def test_row_51_an_empty_message_is_refused(site: Bare, call: str) -> None:
+def test_row_51_an_empty_message_is_refused(site: RawClient, call: str) -> None:
     assert site.raw(call, b"").code() is Code.INVALID_ARGUMENT
 
 
@@ -229,7 +229,7 @@ MARKER = b"never-to-be-stored"
 
 
 def test_row_52_unknown_fields_are_ignored_and_never_stored(
-    site: Bare, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    site: RawClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     unknown = b"\xfa\x3f" + bytes([len(MARKER)]) + MARKER  # field 1023
     say = site.say
@@ -242,7 +242,7 @@ def test_row_52_unknown_fields_are_ignored_and_never_stored(
     assert not [path for path in tmp_path.rglob("*") if path.is_file() and MARKER in path.read_bytes()]
 
 
-def test_row_52_unknown_enumerators_are_refused(site: Bare) -> None:
+def test_row_52_unknown_enumerators_are_refused(site: RawClient) -> None:
     task, data = site.task(), codec.encode(MODEL)
     announced = site.announcement(task, data, MODEL)
     announced.tensors[0].part = 77  # type: ignore[assignment]
@@ -263,7 +263,7 @@ VALUES = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 @pytest.mark.parametrize("value", VALUES.values(), ids=VALUES)
 def test_row_63_numbers_that_are_not_finite_are_invalid(
-    site: Bare, value: float, verdicts: Callable[[], list[Any]]
+    site: RawClient, value: float, verdicts: Callable[[], list[Any]]
 ) -> None:
     task, poisoned = site.task(), FIRST["w"].copy()
     poisoned[1, 2] = value
@@ -274,7 +274,7 @@ def test_row_63_numbers_that_are_not_finite_are_invalid(
 
 
 @pytest.mark.parametrize("value", [-0.0, 1e-45, -1e-45])
-def test_row_63_negative_zeros_and_denormals_are_accepted(site: Bare, value: float) -> None:
+def test_row_63_negative_zeros_and_denormals_are_accepted(site: RawClient, value: float) -> None:
     assert site.push(site.task(), body(w=np.full((2, 3), value, np.float32))).verdict == pb.VERDICT_ACCEPTED
 
 
@@ -290,13 +290,13 @@ SHAPES: dict[str, tuple[Payload, str]] = {
 
 
 @pytest.mark.parametrize(("payload", "reason"), SHAPES.values(), ids=SHAPES)
-def test_row_64_and_65_tensors_other_than_expected_are_named(site: Bare, payload: Payload, reason: str) -> None:
+def test_row_64_and_65_tensors_other_than_expected_are_named(site: RawClient, payload: Payload, reason: str) -> None:
     receipt = site.push(site.task(), payload)
     assert (receipt.verdict, receipt.reason) == (pb.VERDICT_INVALID, reason)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "int8", "bool", ">f4", "object", "F32"])
-def test_row_65_other_dtypes_cannot_be_announced(site: Bare, dtype: str) -> None:
+def test_row_65_other_dtypes_cannot_be_announced(site: RawClient, dtype: str) -> None:
     announced = site.announcement(site.task(), codec.encode(MODEL), MODEL)
     announced.tensors[0].dtype = dtype
     assert refused(site.say, "BeginUpload", announced)[0] is Code.INVALID_ARGUMENT
@@ -329,7 +329,7 @@ HEADERS: dict[str, bytes] = {
 
 @pytest.mark.parametrize("data", HEADERS.values(), ids=HEADERS)
 def test_row_65_and_66_a_header_that_lies_is_invalid_before_it_is_loaded(
-    site: Bare, data: bytes, monkeypatch: pytest.MonkeyPatch
+    site: RawClient, data: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     announced = Manifest(describe(MODEL), len(data), codec.digest(data))
 
@@ -348,14 +348,14 @@ def test_row_65_and_66_a_header_that_lies_is_invalid_before_it_is_loaded(
     "change",
     [{"shape": [0, 1 << 40]}, {"shape": [1 << 40]}, {"name": "../../x"}, {"name": "w\0"}, {"name": ""}],
 )
-def test_row_66_a_tensor_that_cannot_be_cannot_be_announced(site: Bare, change: dict[str, Any]) -> None:
+def test_row_66_a_tensor_that_cannot_be_cannot_be_announced(site: RawClient, change: dict[str, Any]) -> None:
     known: dict[str, Any] = {"part": pb.PART_BODY, "name": "w", "dtype": "float32", "shape": [2, 3]}
     tensor = pb.Tensor(**{**known, **change})
     announced = site.announcement(site.task(), codec.encode(MODEL), MODEL, tensors=[tensor])
     assert refused(site.say, "BeginUpload", announced)[0] is Code.INVALID_ARGUMENT
 
 
-def test_row_66_200_000_announced_tensors_are_refused_before_one_is_looked_at(site: Bare) -> None:
+def test_row_66_200_000_announced_tensors_are_refused_before_one_is_looked_at(site: RawClient) -> None:
     announced = site.announcement(site.task(), codec.encode(MODEL), MODEL)
     announced.tensors.extend([pb.Tensor()] * 200_000)
     code, text = refused(site.say, "BeginUpload", announced)
@@ -389,7 +389,7 @@ def test_row_67_updates_far_from_the_cohorts_are_set_aside(change: Array, aside:
 
 @pytest.mark.parametrize("weight", [-1.0, 0.0, 2.0**63, math.nan, math.inf, 0.5])
 def test_row_68_an_example_count_that_cannot_be_is_invalid(
-    site: Bare, weight: float, verdicts: Callable[[], list[Any]]
+    site: RawClient, weight: float, verdicts: Callable[[], list[Any]]
 ) -> None:
     receipt = site.push(site.task(), weight=weight)
     assert (receipt.verdict, receipt.reason) == (pb.VERDICT_INVALID, f"an example count of {weight}")
@@ -406,7 +406,7 @@ PROTOTYPES: dict[str, tuple[list[tuple[str, int]], str]] = {
 
 @pytest.mark.parametrize(("rows", "reason"), PROTOTYPES.values(), ids=PROTOTYPES)
 def test_row_69_prototypes_of_no_class_are_invalid(
-    serve: Callable[..., list[Bare]], rows: list[tuple[str, int]], reason: str
+    serve: Callable[..., list[RawClient]], rows: list[tuple[str, int]], reason: str
 ) -> None:
     (site,) = serve("site-1", method="fednh")
     assert site.push(site.task()).verdict == pb.VERDICT_ACCEPTED
@@ -420,7 +420,9 @@ def test_row_69_prototypes_of_no_class_are_invalid(
     assert (receipt.verdict, receipt.reason) == (pb.VERDICT_INVALID, reason)
 
 
-def test_row_69_a_huge_prototype_is_invalid_and_an_empty_one_does_no_harm(serve: Callable[..., list[Bare]]) -> None:
+def test_row_69_a_huge_prototype_is_invalid_and_an_empty_one_does_no_harm(
+    serve: Callable[..., list[RawClient]],
+) -> None:
     (site,) = serve("site-1", method="fednh")
     assert site.push(site.task()).verdict == pb.VERDICT_ACCEPTED
     update: Payload = {Part.BODY: FIRST, Part.HEAD: {"scale": np.ones((), np.float32)}}
@@ -436,7 +438,7 @@ def test_row_69_a_huge_prototype_is_invalid_and_an_empty_one_does_no_harm(serve:
 
 
 @pytest.mark.parametrize("kind", ["bytes", "zip", "elf"])
-def test_row_70_programs_in_place_of_a_payload_are_never_run(site: Bare, kind: str, tmp_path: Path) -> None:
+def test_row_70_programs_in_place_of_a_payload_are_never_run(site: RawClient, kind: str, tmp_path: Path) -> None:
     canary, file = tmp_path / "canary", tmp_path / "file"
     program = f"cposix\nsystem\n(S'touch {canary}'\ntR.".encode()
     file.write_bytes(program)

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
 import pytest
-from tests.faults.conftest import FaultScene
+from tests.faults.conftest import ProxiedProcesses
 from tests.support.pki import Authority
-from tests.support.raw_client import Bare, Code, memory, refused
+from tests.support.raw_client import Code, RawClient, memory, refused
 from tests.support.tls_server import still_served
 
 from protofed.common.config.recipe import Recipe
@@ -29,17 +29,17 @@ Opened = Callable[[], socket.socket]
 class Besieged:
     """A server over TLS with one legitimate site, and what strangers do to it."""
 
-    def __init__(self, here: FaultScene) -> None:
+    def __init__(self, here: ProxiedProcesses) -> None:
         here.authority = Authority.make()
         self.here, self.process = here, here.server()
         self.site = self.join("site-1")
         host, _, port = here.address.rpartition(":")
         self.address = host, int(port)
 
-    def join(self, name: str) -> Bare:
+    def join(self, name: str) -> RawClient:
         """A legitimate site that comes now."""
         identity = self.here.identity(Party.SITE, name)
-        return Bare(self.here.address, self.here.recipe.name, name, identity=identity).enroll()
+        return RawClient(self.here.address, self.here.recipe.name, name, identity=identity).enroll()
 
     def silent(self) -> socket.socket:
         """Connects and says nothing."""
@@ -94,10 +94,10 @@ class Besieged:
 
 @pytest.fixture
 def besieged(
-    scene: Callable[[Recipe], FaultScene], quick_recipe: Callable[..., Recipe], room_for_sockets: None
+    processes_of: Callable[[Recipe], ProxiedProcesses], quick_recipe: Callable[..., Recipe], room_for_sockets: None
 ) -> Iterator[Besieged]:
     """Its run waits for a second site."""
-    made = Besieged(scene(quick_recipe()))
+    made = Besieged(processes_of(quick_recipe()))
     yield made
     assert still_served(made.site)
     made.site.channel.close()
@@ -158,7 +158,7 @@ def test_row_07_whoever_does_not_speak_tls_is_hung_up_on_and_not_logged(besieged
     with ExitStack() as held:
         lines = {(who, n): held.enter_context(STRANGERS[who](besieged)) for who in STRANGERS for n in range(50)}
         seconds_until(lambda: all(closed(line) for line in lines.values()), HANDSHAKE_S + 2.0)
-    plain = Bare(besieged.here.address, besieged.here.recipe.name, "site-2")
+    plain = RawClient(besieged.here.address, besieged.here.recipe.name, "site-2")
     assert refused(plain.enroll)[0] is Code.UNAVAILABLE
     plain.channel.close()
     assert len(besieged.logged()) - before <= 1  # how many there were

@@ -21,8 +21,8 @@ from google.protobuf.message_factory import GetMessageClass
 from google_crc32c import value as crc32c
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.support.processes import Scene
-from tests.support.raw_client import DOCUMENTED, FEDERATION, MODEL, OPERATOR, Bare, memory
+from tests.support.processes import Processes
+from tests.support.raw_client import DOCUMENTED, FEDERATION, MODEL, OPERATOR, RawClient, memory
 
 from protofed.common import codec
 from protofed.common.config.recipe import Recipe
@@ -161,17 +161,17 @@ class Draft:
 class Target:
     """A server in a process of its own, and a site that goes on with its work between the cases."""
 
-    scene: Scene
+    processes: Processes
     known: dict[str, list[Any]] = field(default_factory=dict)
     lives: int = 0
 
     def __post_init__(self) -> None:
-        self.channel = grpc.insecure_channel(self.scene.address)
+        self.channel = grpc.insecure_channel(self.processes.address)
         self.stubs: dict[str, Any] = {path_of(method): self.channel.unary_unary(path_of(method)) for method in METHODS}
         self.data = codec.encode(MODEL)
-        self.spare = self.scene.recipe.model_copy(update={"name": SPARE}).wire()
-        with Operator(self.scene.address, plaintext=True) as operator:
-            operator.start(self.scene.recipe.model_copy(update={"name": SPARE}))
+        self.spare = self.processes.recipe.model_copy(update={"name": SPARE}).wire()
+        with Operator(self.processes.address, plaintext=True) as operator:
+            operator.start(self.processes.recipe.model_copy(update={"name": SPARE}))
 
     def case(self, rng: random.Random) -> Case:
         """What a hostile site could send now."""
@@ -191,7 +191,7 @@ class Target:
     def work(self) -> None:
         """An honest site takes part in a round, and tells what it was told."""
         self.lives += 1
-        site = Bare(self.scene.address, RUN, instance=f"honest-{self.lives}").enroll()
+        site = RawClient(self.processes.address, RUN, instance=f"honest-{self.lives}").enroll()
         try:
             site.push(site.task())
             task = site.task()
@@ -200,7 +200,7 @@ class Target:
         finally:
             site.channel.close()
 
-    def learn(self, site: Bare, task: pb.Task, upload: str) -> None:
+    def learn(self, site: RawClient, task: pb.Task, upload: str) -> None:
         """What a hostile site could know."""
         digest = codec.digest(self.data)
         self.known = {
@@ -239,15 +239,17 @@ class Target:
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory, recipe_of: Callable[..., Recipe]) -> Iterator[Target]:
     rules = {"min_sites": 1, "quorum": 1, "score_every": 0, "grace": 0.0, "deadline_s": 1.0, "max_attempts": 1_000_000}
-    scene = Scene.of(Path(tmp_path_factory.mktemp("fuzz")), recipe_of("fedavg", rounds=100_000, federation=rules))
-    scene.server()
+    processes = Processes.of(
+        Path(tmp_path_factory.mktemp("fuzz")), recipe_of("fedavg", rounds=100_000, federation=rules)
+    )
+    processes.server()
     try:
-        made = Target(scene)
+        made = Target(processes)
         made.work()
         yield made
         made.channel.close()
     finally:
-        scene.kill("server")
+        processes.kill("server")
 
 
 @settings(max_examples=500, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
@@ -259,8 +261,8 @@ def test_row_50_fuzzed_calls_meet_documented_codes_only(target: Target, rng: ran
 
 def test_row_50_after_them_the_server_works_on(target: Target) -> None:
     target.work()
-    assert target.scene.running["server"].poll() is None
-    with Operator(target.scene.address, plaintext=True) as operator:
+    assert target.processes.running["server"].poll() is None
+    with Operator(target.processes.address, plaintext=True) as operator:
         assert operator.show(RUN).info.status == "running"
         assert SPARE in [info.run for info in operator.runs()]
 
@@ -269,7 +271,7 @@ def test_row_50_after_them_the_server_works_on(target: Target) -> None:
 @pytest.mark.timeout(900)
 def test_row_50_a_hundred_thousand_cases_leave_memory_flat(target: Target) -> None:
     rng, free = random.Random(50), threading.Semaphore(AT_ONCE)  # noqa: S311  (the same cases every time)
-    process, under_way = target.scene.running["server"], []
+    process, under_way = target.processes.running["server"], []
     resident: list[int] = []
     for _ in range(100):
         target.work()

@@ -16,8 +16,8 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 from google.protobuf.message_factory import GetMessageClass
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tests.support.pki import Authority
-from tests.support.raw_client import FEDERATION, OPERATOR, Bare, Code, refused
-from tests.support.tls_server import Realm, realm, still_served
+from tests.support.raw_client import FEDERATION, OPERATOR, Code, RawClient, refused
+from tests.support.tls_server import TlsServer, still_served, tls_server
 
 from protofed.common.codec import digest
 from protofed.common.config.recipe import Recipe
@@ -33,22 +33,22 @@ NOW, DAY = datetime.now(UTC), timedelta(days=1)
 
 
 @pytest.fixture
-def town(live_server: Callable[..., Any], recipe_of: RecipeOf, tmp_path: Path) -> Iterator[Realm]:
+def tls(live_server: Callable[..., Any], recipe_of: RecipeOf, tmp_path: Path) -> Iterator[TlsServer]:
     """Its run goes on with one site."""
     rules = {"min_sites": 1, "quorum": 1, "score_every": 0}
-    with realm(tmp_path / "identities", live_server, recipe_of("fedavg", federation=rules)) as made:
+    with tls_server(tmp_path / "identities", live_server, recipe_of("fedavg", federation=rules)) as made:
         yield made
 
 
 @pytest.fixture
-def site(town: Realm) -> Bare:
+def site(tls: TlsServer) -> RawClient:
     """A legitimate one, which is there all the time."""
-    return town.site()
+    return tls.site()
 
 
-def said(town: Realm, code: Code) -> list[dict[str, Any]]:
+def said(tls: TlsServer, code: Code) -> list[dict[str, Any]]:
     """What the audit holds of the calls that ended so."""
-    return [dict(record.facts) for record in town.calls(code.name)]
+    return [dict(record.facts) for record in tls.calls(code.name)]
 
 
 # The handshake
@@ -63,25 +63,25 @@ OUTSIDERS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("how", OUTSIDERS.values(), ids=OUTSIDERS)
 def test_row_02_03_04_a_certificate_that_is_not_good_is_refused_in_the_handshake(
-    town: Realm, site: Bare, how: dict[str, Any]
+    tls: TlsServer, site: RawClient, how: dict[str, Any]
 ) -> None:
     """It is registered all the same, so that nothing else can be the reason."""
-    authority = Authority.make() if "authority" in how else town.authority
+    authority = Authority.make() if "authority" in how else tls.authority
     dates = {key: value for key, value in how.items() if key != "authority"}
-    folder = authority.issue(town.folder / "outsider", Party.SITE, "site-2", **dates)
-    town.know(folder)
-    (folder / "ca.pem").write_bytes(town.authority.pem)
-    code, text = refused(town.bare(folder, "site-2").enroll)
+    folder = authority.issue(tls.folder / "outsider", Party.SITE, "site-2", **dates)
+    tls.know(folder)
+    (folder / "ca.pem").write_bytes(tls.authority.pem)
+    code, text = refused(tls.client(folder, "site-2").enroll)
     assert code is Code.UNAVAILABLE
     assert "Socket closed" in text
     assert still_served(site)
-    assert "site-2" not in {record["peer"]["name"] for code in Code for record in said(town, code)}
-    assert "site-2" not in town.server.ledger.sites()
+    assert "site-2" not in {record["peer"]["name"] for code in Code for record in said(tls, code)}
+    assert "site-2" not in tls.server.ledger.sites()
 
 
-def test_row_01_nobody_comes_in_without_a_certificate(town: Realm, site: Bare) -> None:
-    trusted = grpc.ssl_channel_credentials(town.authority.pem)
-    with grpc.secure_channel(town.server.address, trusted) as channel:
+def test_row_01_nobody_comes_in_without_a_certificate(tls: TlsServer, site: RawClient) -> None:
+    trusted = grpc.ssl_channel_credentials(tls.authority.pem)
+    with grpc.secure_channel(tls.server.address, trusted) as channel:
         check = health_pb2_grpc.HealthStub(channel).Check
         code, text = refused(lambda: check(health_pb2.HealthCheckRequest(), timeout=10))
     assert (code, "Socket closed" in text) == (Code.UNAVAILABLE, True)
@@ -93,12 +93,12 @@ def test_row_02_handshakes_that_failed_are_counted_in_one_line(
 ) -> None:
     monkeypatch.setattr(server, "KNOCKS_EVERY_S", 2.0)
     began = time.monotonic()
-    with structlog.testing.capture_logs() as logs, realm(tmp_path, live_server, recipe_of("fedavg")) as town:
-        site = town.site()
+    with structlog.testing.capture_logs() as logs, tls_server(tmp_path, live_server, recipe_of("fedavg")) as tls:
+        site = tls.site()
         foreign = Authority.make().issue(tmp_path / "foreign", Party.SITE, "site-2")
-        (foreign / "ca.pem").write_bytes(town.authority.pem)
+        (foreign / "ca.pem").write_bytes(tls.authority.pem)
         for _ in range(7):
-            refused(town.bare(foreign, "site-2").enroll)
+            refused(tls.client(foreign, "site-2").enroll)
         told: list[Any] = []
         while sum(line["count"] for line in told) < 7:
             assert time.monotonic() < began + 20
@@ -112,73 +112,77 @@ def test_row_02_handshakes_that_failed_are_counted_in_one_line(
 # The calls of those who came in
 
 
-def test_row_08_a_site_cannot_speak_for_another(town: Realm, site: Bare) -> None:
-    liar = town.bare(town.identity("site-1", Party.SITE), "site-2")
-    other = town.site("site-2")
+def test_row_08_a_site_cannot_speak_for_another(tls: TlsServer, site: RawClient) -> None:
+    liar = tls.client(tls.identity("site-1", Party.SITE), "site-2")
+    other = tls.site("site-2")
     calls = [method.name for method in FEDERATION.methods]
     for call in calls:
         message = GetMessageClass(FEDERATION.methods_by_name[call].input_type)(caller=liar.caller)
         code, text = refused(liar.say, call, message)
         assert (code, "of site 'site-1' cannot speak for site 'site-2'" in text) == (Code.PERMISSION_DENIED, True), call
-    found = said(town, Code.PERMISSION_DENIED)
+    found = said(tls, Code.PERMISSION_DENIED)
     assert [record["call"] for record in found] == calls
     assert {record["peer"]["name"] for record in found} == {"site-1"}
     enrolled = GetMessageClass(FEDERATION.methods_by_name["Enroll"].input_type)(caller=liar.caller)
     assert found[calls.index("Enroll")]["digest"] == digest(enrolled.SerializeToString())
-    assert verify(town.server.audit_file) > len(calls)
+    assert verify(tls.server.audit_file) > len(calls)
     assert still_served(site)
     assert still_served(other)
 
 
-def test_row_08_a_call_that_does_not_say_whose_it_is_is_nobodys(town: Realm, site: Bare) -> None:
+def test_row_08_a_call_that_does_not_say_whose_it_is_is_nobodys(tls: TlsServer, site: RawClient) -> None:
     for method in FEDERATION.methods:
         code, text = refused(site.say, method.name, GetMessageClass(method.input_type)())
         assert (code, "cannot speak for site ''" in text) == (Code.PERMISSION_DENIED, True), method.name
     assert still_served(site)
 
 
-def test_row_08_a_site_is_no_operator_and_an_operator_no_site(town: Realm, site: Bare) -> None:
+def test_row_08_a_site_is_no_operator_and_an_operator_no_site(tls: TlsServer, site: RawClient) -> None:
     for method in OPERATOR.methods:
         code, text = refused(site.say, method.name, GetMessageClass(method.input_type)())
         assert (code, "this call is for an operator" in text) == (Code.PERMISSION_DENIED, True), method.name
-    boss = town.bare(town.identity("boss", Party.OPERATOR), "boss")
+    boss = tls.client(tls.identity("boss", Party.OPERATOR), "boss")
     code, text = refused(boss.enroll)
     assert (code, "this call is for a site" in text) == (Code.PERMISSION_DENIED, True)
-    assert [info.name for info in town.server.ledger.certificates() if info.party == "site"] == ["site-1"]
+    assert [info.name for info in tls.server.ledger.certificates() if info.party == "site"] == ["site-1"]
     assert still_served(site)
 
 
-def test_a_certificate_of_the_ca_that_nobody_registered_may_ask_for_health_only(town: Realm, site: Bare) -> None:
-    stranger = town.bare(town.identity("site-3", Party.SITE), "site-3")
+def test_a_certificate_of_the_ca_that_nobody_registered_may_ask_for_health_only(
+    tls: TlsServer, site: RawClient
+) -> None:
+    stranger = tls.client(tls.identity("site-3", Party.SITE), "site-3")
     code, text = refused(stranger.enroll)
     assert (code, "of site 'site-3' is not registered here" in text) == (Code.PERMISSION_DENIED, True)
     answer = health_pb2_grpc.HealthStub(stranger.channel).Check(health_pb2.HealthCheckRequest(), timeout=10)
     assert answer.status == health_pb2.HealthCheckResponse.SERVING
-    assert [record["call"] for record in said(town, Code.PERMISSION_DENIED)] == ["Enroll"]
-    town.register(town.identity("site-3", Party.SITE))
+    assert [record["call"] for record in said(tls, Code.PERMISSION_DENIED)] == ["Enroll"]
+    tls.register(tls.identity("site-3", Party.SITE))
     stranger.enroll()  # on the same connection
     assert still_served(site)
 
 
-def test_row_09_a_revoked_certificate_is_refused_at_its_next_call_on_a_live_connection(town: Realm, site: Bare) -> None:
-    gone = town.site("site-2")
+def test_row_09_a_revoked_certificate_is_refused_at_its_next_call_on_a_live_connection(
+    tls: TlsServer, site: RawClient
+) -> None:
+    gone = tls.site("site-2")
     assert still_served(gone)
-    with town.operator() as operator:
+    with tls.operator() as operator:
         (info,) = operator.revoke("site-2", "laptop [lost]")
     code, text = refused(still_served, gone)
     assert code is Code.PERMISSION_DENIED
     assert f"certificate {info.fingerprint[:16]} of site 'site-2' was revoked on {NOW:%Y}-" in text
     assert text.endswith(": laptop [lost]")
-    (record,) = said(town, Code.PERMISSION_DENIED)
+    (record,) = said(tls, Code.PERMISSION_DENIED)
     assert record["peer"] == {"fingerprint": info.fingerprint, "party": "site", "name": "site-2"}
-    assert refused(town.bare(town.identity("site-2", Party.SITE), "site-2").enroll)[0] is Code.PERMISSION_DENIED
+    assert refused(tls.client(tls.identity("site-2", Party.SITE), "site-2").enroll)[0] is Code.PERMISSION_DENIED
     assert still_served(site)
 
 
-def test_row_09_a_revoked_operator_is_refused_on_a_live_connection(town: Realm, site: Bare) -> None:
-    second = town.identity("second", Party.OPERATOR)
-    town.register(second)
-    with town.operator() as boss, Operator(town.server.address, second) as live:
+def test_row_09_a_revoked_operator_is_refused_on_a_live_connection(tls: TlsServer, site: RawClient) -> None:
+    second = tls.identity("second", Party.OPERATOR)
+    tls.register(second)
+    with tls.operator() as boss, Operator(tls.server.address, second) as live:
         assert live.runs()
         boss.revoke("second", "left")
         with pytest.raises(DeniedError, match=r"was revoked on .*: left"):
@@ -186,47 +190,47 @@ def test_row_09_a_revoked_operator_is_refused_on_a_live_connection(town: Realm, 
     assert still_served(site)
 
 
-def test_row_09_nobody_waits_for_a_site_whose_last_certificate_was_revoked(town: Realm, site: Bare) -> None:
+def test_row_09_nobody_waits_for_a_site_whose_last_certificate_was_revoked(tls: TlsServer, site: RawClient) -> None:
     task = site.task()
     assert task.kind == pb.TASK_KIND_INITIALISE
-    second = town.authority.issue(town.folder / "renewed", Party.SITE, "site-1")
-    town.register(second)
-    first = town.server.operation.certificates.all()[1].fingerprint
-    with town.operator() as operator:
+    second = tls.authority.issue(tls.folder / "renewed", Party.SITE, "site-1")
+    tls.register(second)
+    first = tls.server.operation.certificates.all()[1].fingerprint
+    with tls.operator() as operator:
         operator.revoke(first, "renewed")
-        assert town.server.ledger.task(task.task_id).is_open  # the site goes on with its other certificate
-        assert still_served(town.bare(second))
+        assert tls.server.ledger.task(task.task_id).is_open  # the site goes on with its other certificate
+        assert still_served(tls.client(second))
         operator.revoke("site-1", "left")
-    row = town.server.ledger.task(task.task_id)
+    row = tls.server.ledger.task(task.task_id)
     assert (row.is_open, "certificate revoked: left" in row.reason) == (False, True)
 
 
-def test_a_site_is_added_while_a_run_goes_on(town: Realm, site: Bare) -> None:
+def test_a_site_is_added_while_a_run_goes_on(tls: TlsServer, site: RawClient) -> None:
     assert site.push(site.task()).verdict == pb.VERDICT_ACCEPTED
-    newcomer = town.site("site-2")
+    newcomer = tls.site("site-2")
     assert site.push(site.task()).verdict == pb.VERDICT_ACCEPTED
     assert newcomer.task().round == 2
 
 
-def test_a_renewed_server_certificate_needs_no_restart(town: Realm, site: Bare) -> None:
-    before = (town.identity() / "cert.pem").read_bytes()
-    shown = town.authority.issue(town.folder / "renewed", Party.SERVER, "hub")
+def test_a_renewed_server_certificate_needs_no_restart(tls: TlsServer, site: RawClient) -> None:
+    before = (tls.identity() / "cert.pem").read_bytes()
+    shown = tls.authority.issue(tls.folder / "renewed", Party.SERVER, "hub")
     for name in ("key.pem", "cert.pem"):
-        (shown / name).replace(town.identity() / name)
-    assert (town.identity() / "cert.pem").read_bytes() != before
-    late = town.site("site-2")
-    host, _, port = town.server.address.rpartition(":")
-    assert ssl.get_server_certificate((host, int(port))) == (town.identity() / "cert.pem").read_text("ascii")
+        (shown / name).replace(tls.identity() / name)
+    assert (tls.identity() / "cert.pem").read_bytes() != before
+    late = tls.site("site-2")
+    host, _, port = tls.server.address.rpartition(":")
+    assert ssl.get_server_certificate((host, int(port))) == (tls.identity() / "cert.pem").read_text("ascii")
     assert still_served(late)
     assert still_served(site)
 
 
-def test_another_ca_is_taken_in_without_a_restart(town: Realm, site: Bare) -> None:
+def test_another_ca_is_taken_in_without_a_restart(tls: TlsServer, site: RawClient) -> None:
     second = Authority.make()
-    folder = second.issue(town.folder / "site-2", Party.SITE, "site-2")
-    (folder / "ca.pem").write_bytes(town.authority.pem)
-    town.register(folder)
-    assert refused(town.bare(folder, "site-2").enroll)[0] is Code.UNAVAILABLE
-    (town.identity() / "ca.pem").write_bytes(town.authority.pem + second.pem)
-    assert still_served(town.bare(folder, "site-2").enroll())
+    folder = second.issue(tls.folder / "site-2", Party.SITE, "site-2")
+    (folder / "ca.pem").write_bytes(tls.authority.pem)
+    tls.register(folder)
+    assert refused(tls.client(folder, "site-2").enroll)[0] is Code.UNAVAILABLE
+    (tls.identity() / "ca.pem").write_bytes(tls.authority.pem + second.pem)
+    assert still_served(tls.client(folder, "site-2").enroll())
     assert still_served(site)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.support.invariants import JOURNAL, Baseline, Found, check, leftovers, serves
+from tests.support.invariants import JOURNAL, Baseline, Checked, check, leftovers, serves
 
 from protofed.common import codec
 from protofed.common.config.recipe import Recipe
@@ -75,7 +75,7 @@ def folder(sound: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(sound, tmp_path / "copy"))
 
 
-def checked(folder: Path, **more: object) -> Found:
+def checked(folder: Path, **more: object) -> Checked:
     return check(folder / "server", RUN, sites=[folder / site for site in SITES], **more)  # type: ignore[arg-type]
 
 
@@ -103,7 +103,7 @@ def rewrite(path: Path, old: bytes, new: bytes) -> None:
 def test_a_sound_folder_passes_and_what_was_seen_is_told(folder: Path) -> None:
     final, before = newest(folder), sorted((folder / "server" / "blobs").iterdir())
     found = checked(folder, final=final, events=["verdict", "published"])
-    assert found == Found(published=3, updates=5, recomputed=3, receipts=5, recorded=9)
+    assert found == Checked(published=3, updates=5, recomputed=3, receipts=5, recorded=9)
     assert sorted((folder / "server" / "blobs").iterdir()) == before
 
 

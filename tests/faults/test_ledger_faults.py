@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from tests.server.conftest import TRAINERS, Lab, recipe
-from tests.support.operator_lab import Office
+from tests.support.operator_lab import OperatorLab
 
 from protofed.common.errors import OutOfSpaceError
 from protofed.common.protocol.messages import Role
@@ -24,32 +24,32 @@ JOURNAL = "journal.jsonl"
 
 
 @contextmanager
-def served(folder: Path) -> Iterator[Office]:
+def served(folder: Path) -> Iterator[OperatorLab]:
     """A server's state folder, in use."""
     ledger = Ledger(f"sqlite:///{folder / LEDGER_FILE}")
     journal = open_journal(folder / JOURNAL, ledger, give_up=False)
     ledger.attach(journal)
-    yield Office(recipe(), FolderBlobs(folder / "blobs"), ledger)
+    yield OperatorLab(recipe(), FolderBlobs(folder / "blobs"), ledger)
     journal.close()
     ledger.close()
 
 
-def play(office: Office, run: str) -> None:
+def play(lab: OperatorLab, run: str) -> None:
     """A run from its beginning to its end."""
-    office.start(run)
-    office.begin()
+    lab.start(run)
+    lab.begin()
     for value in (1.0, 2.0):
-        office.round(ann=value, bob=value, cyd=value)
-    assert office.statuses()[run] == "completed"
+        lab.round(ann=value, bob=value, cyd=value)
+    assert lab.statuses()[run] == "completed"
 
 
 def yesterday(folder: Path, found: Path) -> None:
     """The ledger is put back from a backup."""
-    with served(folder) as office:
-        play(office, "one")
+    with served(folder) as lab:
+        play(lab, "one")
     shutil.copytree(folder, found)
-    with served(folder) as office:
-        play(office, "two")
+    with served(folder) as lab:
+        play(lab, "two")
     shutil.copy(folder / JOURNAL, found)
 
 
@@ -57,10 +57,10 @@ def torn(keep: int) -> Callable[[Path, Path], None]:
     """The machine lost power, and of the WAL only so many bytes are left."""
 
     def tear(folder: Path, found: Path) -> None:
-        with served(folder) as office:
-            play(office, "one")
-        with served(folder) as office:
-            play(office, "two")
+        with served(folder) as lab:
+            play(lab, "one")
+        with served(folder) as lab:
+            play(lab, "two")
             shutil.copytree(folder, found)
         wal = found / f"{LEDGER_FILE}-wal"
         assert wal.stat().st_size > keep
@@ -109,8 +109,8 @@ def test_row_84_a_ledger_that_lacks_what_was_promised_is_served_only_when_that_i
 def test_row_84_a_journal_from_which_a_record_is_missing_is_not_served_from(
     tmp_path: Path, protofed: Callable[..., tuple[int, str]]
 ) -> None:
-    with served(tmp_path) as office:
-        play(office, "one")
+    with served(tmp_path) as lab:
+        play(lab, "one")
     lines = (tmp_path / JOURNAL).read_bytes().splitlines(keepends=True)
     (tmp_path / JOURNAL).write_bytes(b"".join(lines[:4] + lines[5:]))
     code, said = protofed(
@@ -143,17 +143,17 @@ NEVER = 10_000
 
 
 @pytest.fixture
-def office() -> Office:
+def lab() -> OperatorLab:
     """Round 1 of run `one` is published, of 1.0, and round 2 is open; `two` waits."""
-    office = Office(recipe(), MemoryBlobs(), Ledger(), keep_rounds=9)
-    office.start("one", rounds=9)
-    office.start("two")
-    office.begin()
-    office.round(ann=1.0, bob=1.0, cyd=1.0)
-    return office
+    lab = OperatorLab(recipe(), MemoryBlobs(), Ledger(), keep_rounds=9)
+    lab.start("one", rounds=9)
+    lab.start("two")
+    lab.begin()
+    lab.round(ann=1.0, bob=1.0, cyd=1.0)
+    return lab
 
 
-ORDERS: dict[str, tuple[Callable[[Office], object], Callable[[Office], bool]]] = {
+ORDERS: dict[str, tuple[Callable[[OperatorLab], object], Callable[[OperatorLab], bool]]] = {
     "start": (lambda o: o.start("three"), lambda o: o.statuses().get("three") == "queued"),
     "pause": (lambda o: o.operation.pause("one", paused=True), lambda o: o.statuses()["one"] == "paused"),
     "abort": (lambda o: o.operation.abort("one", "enough"), lambda o: o.statuses()["one"] == "aborted"),
@@ -164,88 +164,88 @@ ORDERS: dict[str, tuple[Callable[[Office], object], Callable[[Office], bool]]] =
 
 @pytest.mark.parametrize(("give", "obeyed"), ORDERS.values(), ids=ORDERS)
 def test_row_89_an_order_that_cannot_be_journalled_is_not_acknowledged(
-    office: Office, give: Callable[[Office], object], obeyed: Callable[[Office], bool]
+    lab: OperatorLab, give: Callable[[OperatorLab], object], obeyed: Callable[[OperatorLab], bool]
 ) -> None:
     journal = Full(0)
-    office.ledger.attach(journal)
+    lab.ledger.attach(journal)
     with pytest.raises(OutOfSpaceError):
-        give(office)
+        give(lab)
     journal.full_at = NEVER
-    if not obeyed(office):
-        give(office)
-    office.later(0.0)
-    assert obeyed(office)
-    office.restart()
-    assert obeyed(office)
+    if not obeyed(lab):
+        give(lab)
+    lab.later(0.0)
+    assert obeyed(lab)
+    lab.restart()
+    assert obeyed(lab)
 
 
-def test_row_89_what_an_order_did_in_the_ledger_alone_is_done(office: Office) -> None:
+def test_row_89_what_an_order_did_in_the_ledger_alone_is_done(lab: OperatorLab) -> None:
     """The process goes the ledger's way: no round is opened of a run that has ended there, and a new one goes on."""
     journal = Full(0)
-    office.ledger.attach(journal)
+    lab.ledger.attach(journal)
     orders: list[Callable[[], object]] = [
-        lambda: office.start("three"),
-        lambda: office.operation.abort("two", ""),
+        lambda: lab.start("three"),
+        lambda: lab.operation.abort("two", ""),
     ]
     for order in orders:
         with pytest.raises(OutOfSpaceError):
             order()
         journal.full_at += 1  # room for it, but not for the next one
     journal.full_at = NEVER
-    office.operation.abort("one", "")
-    office.later(0.0)
-    assert office.statuses() == {"one": "aborted", "two": "aborted", "three": "running"}
-    assert office.task("eva").run == "three"
-    assert office.operation.rounds("two") == []
+    lab.operation.abort("one", "")
+    lab.later(0.0)
+    assert lab.statuses() == {"one": "aborted", "two": "aborted", "three": "running"}
+    assert lab.task("eva").run == "three"
+    assert lab.operation.rounds("two") == []
 
 
-def test_row_89_a_run_that_went_back_in_the_ledger_alone_goes_on_from_there(office: Office) -> None:
+def test_row_89_a_run_that_went_back_in_the_ledger_alone_goes_on_from_there(lab: OperatorLab) -> None:
     journal = Full(0)
-    office.ledger.attach(journal)
+    lab.ledger.attach(journal)
     with pytest.raises(OutOfSpaceError):
-        office.operation.roll_back("one", 0)
+        lab.operation.roll_back("one", 0)
     journal.full_at = NEVER
     with pytest.raises(OutOfSpaceError):  # the server ends
-        office.later(0.0)
-    office.restart()
-    office.later(0.0)
-    assert office.value == 0.0
-    assert office.task("ann").round == 1
+        lab.later(0.0)
+    lab.restart()
+    lab.later(0.0)
+    assert lab.value == 0.0
+    assert lab.task("ann").round == 1
 
 
 @pytest.mark.parametrize("full_at", range(12))
 def test_row_89_a_run_whose_journal_is_full_at_any_record_ends_with_the_same_state(full_at: int) -> None:
-    office = Office(recipe(), MemoryBlobs(), Ledger())
+    lab = OperatorLab(recipe(), MemoryBlobs(), Ledger())
     journal = Full(full_at, refusals=2)
-    office.ledger.attach(journal)
+    lab.ledger.attach(journal)
     for _ in range(3):
         try:
-            go_on(office)
+            go_on(lab)
         except OutOfSpaceError:
-            office.restart()
+            lab.restart()
         else:
             break
     assert journal.refusals < 2
-    assert office.statuses() == {"one": "completed"}
-    assert office.value == 4.0
-    counted = [row.task.site for row in office.ledger.updates("one", 2) if row.counts]
+    assert lab.statuses() == {"one": "completed"}
+    assert lab.value == 4.0
+    counted = [row.task.site for row in lab.ledger.updates("one", 2) if row.counts]
     assert counted == ["ann", "bob", "cyd"]
     assert journal.events.count("verdict") == 7
-    assert journal.states == {row.state for row in office.ledger.rounds("one")}
+    assert journal.states == {row.state for row in lab.ledger.rounds("one")}
 
 
-def go_on(office: Office) -> None:
+def go_on(lab: OperatorLab) -> None:
     """Every site does what it is asked for, until the run is over."""
-    if "one" not in office.statuses():
-        office.start("one")
-    office.enroll("eva", role=Role.EVALUATOR)
-    office.enroll(*TRAINERS)
+    if "one" not in lab.statuses():
+        lab.start("one")
+    lab.enroll("eva", role=Role.EVALUATOR)
+    lab.enroll(*TRAINERS)
     values = {"ann": 3.0, "bob": 4.0, "cyd": 5.0}
     for _ in range(20):
-        office.later(PAUSE_S, alive=tuple(office.here))
-        asked = {site: office.asked(site) for site in office.here}
+        lab.later(PAUSE_S, alive=tuple(lab.here))
+        asked = {site: lab.asked(site) for site in lab.here}
         for site, kind in asked.items():
             if kind == "score":
-                office.score(site)
+                lab.score(site)
             elif kind is not None:
-                office.push(site, office.model(values.get(site, 0.0)))
+                lab.push(site, lab.model(values.get(site, 0.0)))

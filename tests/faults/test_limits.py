@@ -15,9 +15,9 @@ from typing import NoReturn
 
 import pytest
 from tests.conftest import Mount
-from tests.faults.conftest import SITES, FaultScene
+from tests.faults.conftest import SITES, ProxiedProcesses
 from tests.support.fault_proxy import Direction, Mode
-from tests.support.health_watch import NOT_SERVING, SERVING, Watch
+from tests.support.health_watch import NOT_SERVING, SERVING, HealthWatch
 from tests.support.invariants import JOURNAL, Baseline, leftovers, serves
 
 from protofed.common.config.recipe import Recipe
@@ -25,7 +25,7 @@ from protofed.common.failpoint import PATIENT_TEXT
 from protofed.common.storage import journal
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(900)]
-MakeScene = Callable[[Recipe], FaultScene]
+MakeProcesses = Callable[[Recipe], ProxiedProcesses]
 MakeRecipe = Callable[..., Recipe]
 Undisturbed = Callable[[Recipe], str]
 DESCRIPTORS = 64
@@ -48,7 +48,7 @@ def pour(file: FileIO, size: int) -> NoReturn:
         file.write(bytes(size))
 
 
-def ended_like(here: FaultScene, final: str) -> None:
+def ended_like(here: ProxiedProcesses, final: str) -> None:
     """Server and sites ended well, with what a run without faults gives; nothing that was acknowledged is lost."""
     assert here.finish(["server", *SITES]) == [0] * 3, here.logs()
     found, rounds = here.invariants(final=final), here.recipe.rounds
@@ -56,31 +56,31 @@ def ended_like(here: FaultScene, final: str) -> None:
     assert found.recorded > 0
 
 
-def told(here: FaultScene, name: str) -> str:
+def told(here: ProxiedProcesses, name: str) -> str:
     """A process's log."""
     return (here.folder / f"{name}.log").read_text(encoding="utf-8")
 
 
-def trainers_that_wait(here: FaultScene, seconds: int) -> None:
+def trainers_that_wait(here: ProxiedProcesses, seconds: int) -> None:
     """Both sites' daemons; each pauses once before it hands in its first update, and both are there now."""
     for site in SITES:
         here.trainer(site, fails=f"fit-done=sleep{seconds}")
     here.wait_for(lambda: list(here.task_statuses(1).values()) == ["started", "started"])
 
 
-def updates(here: FaultScene, round: int) -> int:
+def updates(here: ProxiedProcesses, round: int) -> int:
     """Verdicts of a round."""
     with here.ledger() as ledger:
         return len(ledger.updates(here.recipe.name, round, 1))
 
 
 def test_row_86_a_blocked_event_loop_is_told_and_passes(
-    scene: MakeScene, quick_recipe: MakeRecipe, undisturbed: Undisturbed
+    processes_of: MakeProcesses, quick_recipe: MakeRecipe, undisturbed: Undisturbed
 ) -> None:
     """NOT_SERVING when the loop can say so again, the stack of what blocked it in the log, SERVING a moment later."""
-    here = scene(quick_recipe())
+    here = processes_of(quick_recipe())
     here.server(fails="loop:3=sleep10")
-    watch = Watch(here.address)
+    watch = HealthWatch(here.address)
     here.trainers()
     here.wait_for(lambda: len(watch.heard) >= 3)
     assert watch.heard == [SERVING, NOT_SERVING, SERVING]
@@ -93,10 +93,10 @@ def test_row_86_a_blocked_event_loop_is_told_and_passes(
 
 
 def test_row_87_a_server_short_of_memory_takes_no_upload_and_lives(
-    scene: MakeScene, quick_recipe: MakeRecipe, undisturbed: Undisturbed, monkeypatch: pytest.MonkeyPatch
+    processes_of: MakeProcesses, quick_recipe: MakeRecipe, undisturbed: Undisturbed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Sites are told to wait and do; with room again the run goes on where it was."""
-    here = scene(quick_recipe())
+    here = processes_of(quick_recipe())
     with monkeypatch.context() as patched:
         patched.setenv("PROTOFED_SERVER_MEMORY_LIMIT_MB", "1")
         here.server()
@@ -113,10 +113,10 @@ def test_row_87_a_server_short_of_memory_takes_no_upload_and_lives(
 
 
 def test_row_88_a_server_out_of_descriptors_refuses_and_lives(
-    scene: MakeScene, quick_recipe: MakeRecipe, undisturbed: Undisturbed
+    processes_of: MakeProcesses, quick_recipe: MakeRecipe, undisturbed: Undisturbed
 ) -> None:
     """No crash while others hold them all, and nothing is lost; a legitimate daemon gets through when they go."""
-    here = scene(quick_recipe())
+    here = processes_of(quick_recipe())
     here.server()
     here.trainer("site-1")
     here.wait_for(lambda: "handed in" in told(here, "site-1"))  # the first model
@@ -141,10 +141,10 @@ def test_row_88_a_server_out_of_descriptors_refuses_and_lives(
 
 
 def test_row_88_71_updates_that_cannot_be_opened_now_are_not_taken_for_damaged(
-    scene: MakeScene, quick_recipe: MakeRecipe, undisturbed: Undisturbed
+    processes_of: MakeProcesses, quick_recipe: MakeRecipe, undisturbed: Undisturbed
 ) -> None:
     """Out of descriptors while it aggregates, the server waits and computes again: no update is set aside for that."""
-    here = scene(quick_recipe())
+    here = processes_of(quick_recipe())
     here.server(fails="aggregation-begun:2=sleep5")  # the first one is the model's
     here.trainers()
     here.wait_for(lambda: list(here.task_statuses(1).values()) == ["reported", "reported"])
@@ -157,10 +157,10 @@ def test_row_88_71_updates_that_cannot_be_opened_now_are_not_taken_for_damaged(
 
 @pytest.mark.parametrize("place", ["commit-recorded:2", "enroll-answered:1"])
 def test_row_90_an_unforeseen_error_tells_peers_nothing(
-    scene: MakeScene, quick_recipe: MakeRecipe, undisturbed: Undisturbed, place: str
+    processes_of: MakeProcesses, quick_recipe: MakeRecipe, undisturbed: Undisturbed, place: str
 ) -> None:
     """INTERNAL with an incident's id on the wire and in the site's log, the text only in the server's; it goes on."""
-    here = scene(quick_recipe())
+    here = processes_of(quick_recipe())
     here.server(fails=f"{place}=raise")
     heard: list[bytes] = []
 
@@ -183,10 +183,10 @@ def test_row_90_an_unforeseen_error_tells_peers_nothing(
 
 
 def test_row_58_a_disk_full_while_updates_come_takes_none_and_recovers(
-    scene: MakeScene, quick_recipe: MakeRecipe, undisturbed: Undisturbed, mount: Mount
+    processes_of: MakeProcesses, quick_recipe: MakeRecipe, undisturbed: Undisturbed, mount: Mount
 ) -> None:
     """RESOURCE_EXHAUSTED, no row and nothing half written; the same again succeeds when there is room."""
-    here = scene(quick_recipe())
+    here = processes_of(quick_recipe())
     mount(here.folder / "server", "size=40m")
     here.server()
     trainers_that_wait(here, 4)
@@ -200,10 +200,10 @@ def test_row_58_a_disk_full_while_updates_come_takes_none_and_recovers(
 
 
 def test_row_58_71_a_disk_full_while_a_state_is_stored_waits_for_room(
-    scene: MakeScene, quick_recipe: MakeRecipe, undisturbed: Undisturbed, mount: Mount
+    processes_of: MakeProcesses, quick_recipe: MakeRecipe, undisturbed: Undisturbed, mount: Mount
 ) -> None:
     """The aggregate is computed again when there is room; the updates stay."""
-    here = scene(quick_recipe())
+    here = processes_of(quick_recipe())
     mount(here.folder / "server", "size=40m")
     here.server(fails="aggregation-done:2=sleep5")  # the first one is the model's
     here.trainers()
@@ -217,10 +217,10 @@ def test_row_58_71_a_disk_full_while_a_state_is_stored_waits_for_room(
 
 
 def test_row_59_a_disk_that_turns_read_only_ends_the_server_and_nothing_is_acknowledged(
-    scene: MakeScene, quick_recipe: MakeRecipe, undisturbed: Undisturbed, mount: Mount
+    processes_of: MakeProcesses, quick_recipe: MakeRecipe, undisturbed: Undisturbed, mount: Mount
 ) -> None:
     """Exit code 74, which names the disk; repaired and started again, it takes what the sites have kept."""
-    here = scene(quick_recipe())
+    here = processes_of(quick_recipe())
     here.server()
     trainers_that_wait(here, 4)
     uploads = here.folder / "server" / "blobs" / "uploads"
@@ -235,10 +235,10 @@ def test_row_59_a_disk_that_turns_read_only_ends_the_server_and_nothing_is_ackno
 
 
 def test_row_89_while_the_journal_cannot_be_written_nothing_is_acknowledged(
-    scene: MakeScene, quick_recipe: MakeRecipe, undisturbed: Undisturbed, mount: Mount
+    processes_of: MakeProcesses, quick_recipe: MakeRecipe, undisturbed: Undisturbed, mount: Mount
 ) -> None:
     """Mutating calls are refused, or the server ends; every receipt that a site holds stands in the journal."""
-    here = scene(quick_recipe(rounds=6))
+    here = processes_of(quick_recipe(rounds=6))
     path, disk = here.folder / "server" / JOURNAL, here.folder / "disk"
     mount(disk, "size=1m")
     path.parent.mkdir()

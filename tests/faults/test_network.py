@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 
 import pytest
-from tests.faults.conftest import SITES, FaultScene
+from tests.faults.conftest import SITES, ProxiedProcesses
 from tests.support.fault_proxy import BOTH, PASS, Direction, Mode
 from tests.support.invariants import Baseline, serves
 
@@ -16,20 +16,20 @@ from protofed.common.config.recipe import Recipe
 
 pytestmark = pytest.mark.timeout(900)  # three processes, two of which import PyTorch, on a machine with other work
 NOTICED_WITHIN_S = 50.0  # keepalive after 30 s of silence, 20 s for the answer
-MakeScene = Callable[[Recipe], FaultScene]
+MakeProcesses = Callable[[Recipe], ProxiedProcesses]
 MakeRecipe = Callable[..., Recipe]
 
 
 @pytest.fixture
-def here(scene: MakeScene, quick_recipe: MakeRecipe) -> FaultScene:
+def here(processes_of: MakeProcesses, quick_recipe: MakeRecipe) -> ProxiedProcesses:
     """Three rounds, begun: the server and two sites at work."""
-    begun = scene(quick_recipe())
+    begun = processes_of(quick_recipe())
     begun.server()
     begun.trainers()
     return begun
 
 
-def ended_like(here: FaultScene, final: str) -> None:
+def ended_like(here: ProxiedProcesses, final: str) -> None:
     """Both sites and the server ended well, with what a run without faults gives."""
     assert here.finish(["server", *SITES]) == [0] * 3, here.logs()
     found = here.invariants(final=final)
@@ -43,7 +43,7 @@ def ended_like(here: FaultScene, final: str) -> None:
     "lasts_s", [3.0, pytest.param(60.0, marks=pytest.mark.faults), pytest.param(300.0, marks=pytest.mark.faults)]
 )
 def test_row_27_a_black_hole_while_a_model_is_fetched(
-    here: FaultScene, undisturbed: Callable[[Recipe], str], lasts_s: float
+    here: ProxiedProcesses, undisturbed: Callable[[Recipe], str], lasts_s: float
 ) -> None:
     """The site waits, tries again, and goes on when the way is back; a minute is noticed, three seconds are not."""
     proxy, chunks = here.behind("site-1"), []
@@ -64,7 +64,9 @@ def test_row_27_a_black_hole_while_a_model_is_fetched(
     assert (proxy.connections > before) == (lasts_s > NOTICED_WITHIN_S)
 
 
-def test_row_44_answers_to_commits_are_lost_five_times(here: FaultScene, undisturbed: Callable[[Recipe], str]) -> None:
+def test_row_44_answers_to_commits_are_lost_five_times(
+    here: ProxiedProcesses, undisturbed: Callable[[Recipe], str]
+) -> None:
     """Each answer dies on its way, the site asks again, and one update counts."""
     proxy = here.behind("site-1")
     lost: list[list[bytes]] = []
@@ -83,7 +85,7 @@ def test_row_44_answers_to_commits_are_lost_five_times(here: FaultScene, undistu
 
 
 @pytest.mark.faults
-def test_row_28_a_link_of_64_kbit_a_second(here: FaultScene, undisturbed: Callable[[Recipe], str]) -> None:
+def test_row_28_a_link_of_64_kbit_a_second(here: ProxiedProcesses, undisturbed: Callable[[Recipe], str]) -> None:
     """Each round takes the seconds that the model needs on that link, and nothing is lost."""
     here.behind("site-2").mode = Mode(rate=8_000.0)
     here.wait_for(here.over, patience_s=300.0)
@@ -92,10 +94,12 @@ def test_row_28_a_link_of_64_kbit_a_second(here: FaultScene, undisturbed: Callab
 
 
 @pytest.mark.faults
-def test_row_53_a_site_that_reads_and_writes_a_byte_a_second(scene: MakeScene, quick_recipe: MakeRecipe) -> None:
+def test_row_53_a_site_that_reads_and_writes_a_byte_a_second(
+    processes_of: MakeProcesses, quick_recipe: MakeRecipe
+) -> None:
     """Rounds close at their deadline without it, and the server does not grow."""
     rules = {"quorum": 1, "deadline_s": 4.0, "score_every": 0}
-    here = scene(quick_recipe(federation=rules, rounds=4))
+    here = processes_of(quick_recipe(federation=rules, rounds=4))
     here.server()
     here.trainers()
     here.wait_until_open(1)
@@ -112,7 +116,7 @@ def test_row_53_a_site_that_reads_and_writes_a_byte_a_second(scene: MakeScene, q
 @pytest.mark.faults
 @pytest.mark.parametrize("hole", [BOTH, frozenset({"up"})], ids=["row_54_pulled_cable", "row_55_one_way"])
 def test_a_half_open_connection_while_an_update_is_sent(
-    here: FaultScene, undisturbed: Callable[[Recipe], str], hole: frozenset[Direction]
+    here: ProxiedProcesses, undisturbed: Callable[[Recipe], str], hole: frozenset[Direction]
 ) -> None:
     """The server frees the connection within 50 s, and the site resumes on another."""
     proxy, chunks = here.behind("site-2"), []
@@ -134,7 +138,7 @@ def test_a_half_open_connection_while_an_update_is_sent(
 
 
 @pytest.mark.faults
-def test_row_56_connections_are_reset_at_random(here: FaultScene, undisturbed: Callable[[Recipe], str]) -> None:
+def test_row_56_connections_are_reset_at_random(here: ProxiedProcesses, undisturbed: Callable[[Recipe], str]) -> None:
     """One piece of ten, which is about three calls of ten, and the run ends as if nothing had been."""
     chance, resets = random.Random(56), []  # noqa: S311  (no secret)
 
@@ -153,7 +157,7 @@ def test_row_56_connections_are_reset_at_random(here: FaultScene, undisturbed: C
 
 
 @pytest.mark.faults
-def test_row_57_latency_of_two_seconds_and_cuts(here: FaultScene, undisturbed: Callable[[Recipe], str]) -> None:
+def test_row_57_latency_of_two_seconds_and_cuts(here: ProxiedProcesses, undisturbed: Callable[[Recipe], str]) -> None:
     """A round takes longer, and no more than that."""
     began, chance = time.monotonic(), random.Random(57)  # noqa: S311  (no secret)
     for site in SITES:

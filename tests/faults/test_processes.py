@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable
 
 import pytest
-from tests.faults.conftest import SITES, FaultScene
-from tests.support.health_watch import NOT_SERVING, SERVING, Watch
+from tests.faults.conftest import SITES, ProxiedProcesses
+from tests.support.health_watch import NOT_SERVING, SERVING, HealthWatch
 from tests.support.invariants import check, serves
 from tests.support.processes import Process
 
@@ -18,14 +18,14 @@ from protofed.common import failpoint
 from protofed.common.config.recipe import Recipe
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(900)]
-MakeScene = Callable[[Recipe], FaultScene]
+MakeProcesses = Callable[[Recipe], ProxiedProcesses]
 MakeRecipe = Callable[..., Recipe]
 Undisturbed = Callable[[Recipe], str]
 SERVER_PLACES = [place for place in failpoint.SERVER if place not in ("loop", "enroll-answered")]
 STOP_WITHIN_S = 30.0
 
 
-def ended_like(here: FaultScene, final: str | None) -> None:
+def ended_like(here: ProxiedProcesses, final: str | None) -> None:
     """Server and sites ended well, with what a run without faults gives; nothing that was acknowledged is lost."""
     assert here.finish(["server", *SITES]) == [0] * 3, here.logs()
     found, rounds = here.invariants(final=final), here.recipe.rounds
@@ -35,29 +35,29 @@ def ended_like(here: FaultScene, final: str | None) -> None:
     assert "Traceback" not in here.logs()
 
 
-def died(here: FaultScene, name: str, place: str) -> None:
+def died(here: ProxiedProcesses, name: str, place: str) -> None:
     """The process has killed itself at that place."""
     process = here.running[name]
     here.wait_for(lambda: process.poll() is not None)
     assert process.returncode == -signal.SIGKILL, f"{name} ended before it reached {place}\n{here.logs()}"
 
 
-def wait_until_all_train(here: FaultScene, round: int = 1) -> None:
+def wait_until_all_train(here: ProxiedProcesses, round: int = 1) -> None:
     """Until both sites are in the middle of the round."""
     here.wait_for(lambda: list(here.task_statuses(round).values()) == ["started", "started"])
 
 
-def attempts(here: FaultScene) -> list[tuple[int, int]]:
+def attempts(here: ProxiedProcesses) -> list[tuple[int, int]]:
     """All rounds that were opened, with their attempts."""
     with here.ledger() as ledger:
         return [(row.round, row.attempt) for row in ledger.rounds(here.recipe.name)]
 
 
 def test_row_60_71_81_a_server_killed_at_every_place_loses_and_doubles_nothing(
-    scene: MakeScene, quick_recipe: MakeRecipe, undisturbed: Undisturbed
+    processes_of: MakeProcesses, quick_recipe: MakeRecipe, undisturbed: Undisturbed
 ) -> None:
     """Chunk written, blob sealed, row written, broadcast, round opened, around the aggregation, state, round row."""
-    here = scene(quick_recipe(rounds=len(SERVER_PLACES)))
+    here = processes_of(quick_recipe(rounds=len(SERVER_PLACES)))
     here.server(fails=f"{SERVER_PLACES[0]}=kill")
     here.trainers()
     for place, after in zip(SERVER_PLACES, [*SERVER_PLACES[1:], None], strict=True):
@@ -69,11 +69,11 @@ def test_row_60_71_81_a_server_killed_at_every_place_loses_and_doubles_nothing(
 
 
 def test_row_30_38_a_daemon_killed_at_every_place_hands_in_once(
-    scene: MakeScene, quick_recipe: MakeRecipe, undisturbed: Undisturbed
+    processes_of: MakeProcesses, quick_recipe: MakeRecipe, undisturbed: Undisturbed
 ) -> None:
     """Base fetched, in a batch, after an epoch, fitted, staged, acknowledged, settled; two sites side by side."""
     plan = {"epochs": 2, "batch_size": 64, "lr": 0.05, "checkpoint": True}
-    here = scene(quick_recipe(plan=plan, rounds=len(failpoint.CLIENT)))
+    here = processes_of(quick_recipe(plan=plan, rounds=len(failpoint.CLIENT)))
     here.server()
     left = {site: iter(failpoint.CLIENT[number::2]) for number, site in enumerate(SITES)}
     armed = {site: next(places) for site, places in left.items()}
@@ -94,10 +94,10 @@ def test_row_30_38_a_daemon_killed_at_every_place_hands_in_once(
 
 
 def test_row_38_a_daemon_killed_after_a_chunk_has_no_update_row_and_resumes(
-    scene: MakeScene, quick_recipe: MakeRecipe, undisturbed: Undisturbed
+    processes_of: MakeProcesses, quick_recipe: MakeRecipe, undisturbed: Undisturbed
 ) -> None:
     """The server dies with it, and both come back: the chunk that was sent is there, the update is not."""
-    here = scene(quick_recipe())
+    here = processes_of(quick_recipe())
     here.server(fails="chunk-written:2=kill")  # the first one is the model's
     here.trainers()
     died(here, "server", "chunk-written")
@@ -113,10 +113,10 @@ def test_row_38_a_daemon_killed_after_a_chunk_has_no_update_row_and_resumes(
 
 
 def test_row_34_a_server_killed_while_all_train_takes_what_they_computed_meanwhile(
-    scene: MakeScene, quick_recipe: MakeRecipe, undisturbed: Undisturbed
+    processes_of: MakeProcesses, quick_recipe: MakeRecipe, undisturbed: Undisturbed
 ) -> None:
     """The sites train on, attach again and hand in: the same processes, the same invitations, one fit each."""
-    here = scene(quick_recipe())
+    here = processes_of(quick_recipe())
     here.server()
     for site in SITES:
         here.trainer(site, fails="batch-done:2=sleep5")
@@ -132,15 +132,15 @@ def test_row_34_a_server_killed_while_all_train_takes_what_they_computed_meanwhi
 
 
 def test_row_82_a_server_that_is_told_to_end_says_so_ends_well_and_goes_on_later(
-    scene: MakeScene, quick_recipe: MakeRecipe, undisturbed: Undisturbed
+    processes_of: MakeProcesses, quick_recipe: MakeRecipe, undisturbed: Undisturbed
 ) -> None:
     """NOT_SERVING first, exit 0 within its grace, and the round it was in goes on."""
-    here = scene(quick_recipe())
+    here = processes_of(quick_recipe())
     here.server()
     for site in SITES:
         here.trainer(site, fails="batch-done:2=sleep5")
     wait_until_all_train(here)
-    told = Watch(here.address)
+    told = HealthWatch(here.address)
     here.wait_for(lambda: told.heard == [SERVING])
     assert ends(here.running["server"]) == 0, here.logs()
     told.end()
@@ -151,10 +151,10 @@ def test_row_82_a_server_that_is_told_to_end_says_so_ends_well_and_goes_on_later
 
 
 def test_row_35_a_daemon_that_is_told_to_end_in_training_keeps_its_epochs(
-    scene: MakeScene, quick_recipe: MakeRecipe, undisturbed: Undisturbed
+    processes_of: MakeProcesses, quick_recipe: MakeRecipe, undisturbed: Undisturbed
 ) -> None:
     """Exit 0 within 30 s; started again it goes on behind the epoch that it had done, under the same invitation."""
-    here = scene(quick_recipe(plan={"epochs": 3, "batch_size": 64, "lr": 0.05, "checkpoint": True}))
+    here = processes_of(quick_recipe(plan={"epochs": 3, "batch_size": 64, "lr": 0.05, "checkpoint": True}))
     here.server()
     here.trainer("site-1", fails="epoch-done:2=sleep60")
     here.trainer("site-2")
@@ -169,10 +169,10 @@ def test_row_35_a_daemon_that_is_told_to_end_in_training_keeps_its_epochs(
 
 
 def test_row_16_the_newer_daemon_of_a_site_fences_the_older(
-    scene: MakeScene, quick_recipe: MakeRecipe, undisturbed: Undisturbed
+    processes_of: MakeProcesses, quick_recipe: MakeRecipe, undisturbed: Undisturbed
 ) -> None:
     """The older one ends with 76 and what to think of it; one update of the site counts."""
-    here = scene(quick_recipe())
+    here = processes_of(quick_recipe())
     here.server()
     here.trainer("site-2", fails="fit-done:2=sleep20")  # so that the run still goes on when the older one wakes
     here.trainer("site-1", fails="fit-done=sleep14")  # long enough for the newer one to start
@@ -187,10 +187,10 @@ def test_row_16_the_newer_daemon_of_a_site_fences_the_older(
 
 
 def test_row_15_a_second_server_ends_at_once(
-    scene: MakeScene, quick_recipe: MakeRecipe, undisturbed: Undisturbed
+    processes_of: MakeProcesses, quick_recipe: MakeRecipe, undisturbed: Undisturbed
 ) -> None:
     """In the same state folder or on the same port: it says why, and the first one is not disturbed."""
-    here = scene(quick_recipe())
+    here = processes_of(quick_recipe())
     here.server()
     for state, listen, code, says in (
         ("server", "127.0.0.1:0", 74, "is in use by another process"),
@@ -206,11 +206,11 @@ def test_row_15_a_second_server_ends_at_once(
 
 @pytest.mark.parametrize(("place", "said"), [("fit-done", '"stale"'), ("batch-done", "task called off")])
 def test_row_37_a_straggler_misses_rounds_and_takes_part_later(
-    scene: MakeScene, quick_recipe: MakeRecipe, place: str, said: str
+    processes_of: MakeProcesses, quick_recipe: MakeRecipe, place: str, said: str
 ) -> None:
     """Its rounds close without it, DEGRADED; what comes late is STALE, or is called off while it trains."""
     rules = {"quorum": 1, "deadline_s": 6.0, "grace": 0.4, "score_every": 0}
-    here = scene(quick_recipe(federation=rules, rounds=8))
+    here = processes_of(quick_recipe(federation=rules, rounds=8))
     here.server()
     here.trainer("site-1")
     slow = here.trainer("site-2", fails=f"{place}=sleep9")

@@ -25,7 +25,7 @@ import structlog
 import torch
 from google_crc32c import value as crc32c
 from tests.support.audit_logs import audit
-from tests.support.scripted_server import RUN, ByHand, Scene, first_model, site_data, work
+from tests.support.scripted_server import RUN, AgentHarness, ScriptedServer, first_model, site_data, work
 
 from protofed.client.agent import device
 from protofed.client.agent.agent import REJECTED_PAUSE_S
@@ -57,24 +57,24 @@ def plain_logs(quiet_logs: None) -> None:
     structlog.configure(processors=[structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)])
 
 
-def in_folder(folder: Path, recipe: dict[str, Any] = SOLO, **changes: Any) -> Scene:
+def in_folder(folder: Path, recipe: dict[str, Any] = SOLO, **changes: Any) -> AgentHarness:
     """A site with a state folder, whose first round has counted."""
-    scene = Scene(store=DiskStore(folder), recipe=recipe, checkpoints=partial(on_disk, folder), **changes)
-    scene.fit(1)
-    scene.agent().step(0.0)
-    return scene
+    harness = AgentHarness(store=DiskStore(folder), recipe=recipe, checkpoints=partial(on_disk, folder), **changes)
+    harness.fit(1)
+    harness.agent().step(0.0)
+    return harness
 
 
-def kept(scene: Scene) -> tuple[int, bytes, bytes]:
+def kept(harness: AgentHarness) -> tuple[int, bytes, bytes]:
     """What the site holds."""
-    held = scene.store.held("run", 9)
+    held = harness.store.held("run", 9)
     return held.round, codec.encode(held.memory), codec.encode(held.personal or {})
 
 
-def said(scene: Scene, task: Task, reason: FailureReason) -> None:
+def said(harness: AgentHarness, task: Task, reason: FailureReason) -> None:
     """All that the server heard of the task is this code, and it got nothing else of the site."""
-    assert scene.link.beats == [Progress(task.task_id, Activity.FAILED, failure=reason)]
-    assert scene.link.calls["push"] == scene.link.calls["report"] == 0
+    assert harness.link.beats == [Progress(task.task_id, Activity.FAILED, failure=reason)]
+    assert harness.link.calls["push"] == harness.link.calls["report"] == 0
 
 
 def never() -> None:
@@ -85,53 +85,53 @@ def never() -> None:
 
 
 def test_row_21_an_old_answer_sent_again_is_not_trained_on_again() -> None:
-    scene = Scene()
-    old, daemon = scene.fit(1), scene.agent()
+    harness = AgentHarness()
+    old, daemon = harness.fit(1), harness.agent()
     daemon.step(0.0)
-    scene.fit(2)
+    harness.fit(2)
     daemon.step(0.0)
-    before, trained = kept(scene), scene.now.check
-    scene.now.check = never  # type: ignore[method-assign]
-    scene.link.tasks.extend([old, replace(old, run="another")])
+    before, trained = kept(harness), harness.now.check
+    harness.now.check = never  # type: ignore[method-assign]
+    harness.link.tasks.extend([old, replace(old, run="another")])
     assert [daemon.step(0.0), daemon.step(0.0)] == [Wait(0.0)] * 2
-    assert scene.pauses == [REJECTED_PAUSE_S] * 2
-    assert (kept(scene), scene.link.calls["push"], scene.declined()) == (before, 2, [])
-    scene.now.check = trained  # type: ignore[method-assign]
-    again = scene.fit(1, task_id="rolled-back")  # the round, opened again: that is work
+    assert harness.pauses == [REJECTED_PAUSE_S] * 2
+    assert (kept(harness), harness.link.calls["push"], harness.declined()) == (before, 2, [])
+    harness.now.check = trained  # type: ignore[method-assign]
+    again = harness.fit(1, task_id="rolled-back")  # the round, opened again: that is work
     daemon.step(0.0)
-    assert scene.link.pushed[-1][0] == again
-    assert kept(scene)[0] == 1
+    assert harness.link.pushed[-1][0] == again
+    assert kept(harness)[0] == 1
 
 
 def test_row_21_what_is_handed_in_after_a_restart_is_not_trained_on_either(tmp_path: Path) -> None:
-    scene = Scene(store=DiskStore(tmp_path))
-    task = scene.fit(1)
-    scene.link.failing["push"] = [UnavailableError("the connection was closed")]
+    harness = AgentHarness(store=DiskStore(tmp_path))
+    task = harness.fit(1)
+    harness.link.failing["push"] = [UnavailableError("the connection was closed")]
     with pytest.raises(UnavailableError):
-        scene.agent().step(0.0)
-    scene.restart(tmp_path)
-    scene.now.check = never  # type: ignore[method-assign]
-    scene.link.tasks.append(task)
-    daemon = scene.agent()
+        harness.agent().step(0.0)
+    harness.restart(tmp_path)
+    harness.now.check = never  # type: ignore[method-assign]
+    harness.link.tasks.append(task)
+    daemon = harness.agent()
     work(daemon, 1)
-    assert (scene.pauses, scene.link.calls["push"]) == ([REJECTED_PAUSE_S], 2)
+    assert (harness.pauses, harness.link.calls["push"]) == ([REJECTED_PAUSE_S], 2)
 
 
 def test_what_a_restored_server_asks_for_again_is_trained_again(tmp_path: Path) -> None:
     """Its backup is older than the receipt: it insists, and gets the very same update."""
-    scene = Scene(store=DiskStore(tmp_path))
-    task, daemon = scene.fit(1), scene.agent()
+    harness = AgentHarness(store=DiskStore(tmp_path))
+    task, daemon = harness.fit(1), harness.agent()
     daemon.step(0.0)
-    scene.link.tasks.extend([task, task])
+    harness.link.tasks.extend([task, task])
     assert daemon.step(0.0) == Wait(0.0)
     assert daemon.step(0.0) == task
-    (_, first), (again, second) = scene.link.pushed
+    (_, first), (again, second) = harness.link.pushed
     assert (again, first.data) == (task, second.data)
-    assert (scene.store.held("run", 2).round, scene.store.unsettled("run"), scene.declined()) == (1, [], [])
+    assert (harness.store.held("run", 2).round, harness.store.unsettled("run"), harness.declined()) == (1, [], [])
 
 
 @dataclass
-class OtherBytes(ByHand):
+class OtherBytes(ScriptedServer):
     """A server that sends this site another model than the task names, its chunks in order."""
 
     def fetch(self, task: Task) -> bytes:
@@ -144,12 +144,12 @@ class OtherBytes(ByHand):
 
 
 def test_row_22_another_model_than_the_tasks_digest_is_refused() -> None:
-    scene = Scene()
-    scene.link = OtherBytes(scene.link.recipe)
-    task = scene.fit(1)
-    scene.now.check = never  # type: ignore[method-assign]
-    scene.agent().step(0.0)
-    said(scene, task, FailureReason.REFUSED)
+    harness = AgentHarness()
+    harness.link = OtherBytes(harness.link.recipe)
+    task = harness.fit(1)
+    harness.now.check = never  # type: ignore[method-assign]
+    harness.agent().step(0.0)
+    said(harness, task, FailureReason.REFUSED)
 
 
 @pytest.mark.parametrize(
@@ -166,13 +166,13 @@ def test_row_22_another_model_than_the_tasks_digest_is_refused() -> None:
     ],
 )
 def test_row_23_a_plan_out_of_range_is_declined_by_a_code(good: str, bad: str) -> None:
-    scene = Scene()
-    assert scene.link.recipe.count(good) == 1
-    scene.link.recipe = scene.link.recipe.replace(good, bad)
-    task = scene.fit(1)
-    scene.agent().step(0.0)
-    said(scene, task, FailureReason.REFUSED)
-    assert scene.link.calls["fetch"] == 0
+    harness = AgentHarness()
+    assert harness.link.recipe.count(good) == 1
+    harness.link.recipe = harness.link.recipe.replace(good, bad)
+    task = harness.fit(1)
+    harness.agent().step(0.0)
+    said(harness, task, FailureReason.REFUSED)
+    assert harness.link.calls["fetch"] == 0
 
 
 @pytest.mark.parametrize(
@@ -199,11 +199,11 @@ def test_row_24_without_a_policy_that_can_be_read_nothing_begins(
 
 
 def test_row_24_a_policy_that_names_nothing_lets_nothing_leave() -> None:
-    scene = Scene(rules={"methods": [], "parts": []})
-    tasks = [scene.offer(TaskKind.INITIALISE, 0), scene.fit(1), scene.score(1)]
-    work(scene.agent(), 3)
-    assert scene.declined() == [(task.task_id, FailureReason.POLICY) for task in tasks]
-    assert scene.link.calls == {"enroll": 1, "next_task": 3}
+    harness = AgentHarness(rules={"methods": [], "parts": []})
+    tasks = [harness.offer(TaskKind.INITIALISE, 0), harness.fit(1), harness.score(1)]
+    work(harness.agent(), 3)
+    assert harness.declined() == [(task.task_id, FailureReason.POLICY) for task in tasks]
+    assert harness.link.calls == {"enroll": 1, "next_task": 3}
 
 
 # 29: a full disk
@@ -291,10 +291,10 @@ def breaking(error: Exception, above: int = 0) -> Callable[[SplitModel], SplitMo
 
 
 def test_row_31_a_batch_that_does_not_fit_is_split_and_trained_on() -> None:
-    scene = Scene(wrap=breaking(torch.OutOfMemoryError("simulated"), above=2))
-    task = scene.fit(1)
-    scene.agent().step(0.0)
-    assert [pushed for pushed, _ in scene.link.pushed] == [task]
+    harness = AgentHarness(wrap=breaking(torch.OutOfMemoryError("simulated"), above=2))
+    task = harness.fit(1)
+    harness.agent().step(0.0)
+    assert [pushed for pushed, _ in harness.link.pushed] == [task]
 
 
 @pytest.mark.parametrize(
@@ -307,13 +307,13 @@ def test_row_31_a_batch_that_does_not_fit_is_split_and_trained_on() -> None:
 def test_row_31_a_device_that_fails_declines_the_task_and_the_daemon_lives(
     error: Exception, reason: FailureReason
 ) -> None:
-    scene = Scene(wrap=breaking(error))
-    task, daemon = scene.fit(1), scene.agent()
+    harness = AgentHarness(wrap=breaking(error))
+    task, daemon = harness.fit(1), harness.agent()
     daemon.step(0.0)
-    said(scene, task, reason)
-    scene.score(1)
+    said(harness, task, reason)
+    harness.score(1)
     daemon.step(0.0)
-    assert len(scene.link.scores) == 1
+    assert len(harness.link.scores) == 1
 
 
 def test_row_31_a_gpu_that_is_not_there_is_said_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -326,15 +326,15 @@ def test_row_31_a_gpu_that_is_not_there_is_said_at_the_start(monkeypatch: pytest
 
 
 def test_row_32_a_loss_that_is_no_number_ends_the_task_on_the_site(tmp_path: Path) -> None:
-    scene = in_folder(tmp_path)
-    before = kept(scene)
-    scene.link.pushed.clear()
-    scene.link.calls.clear()
-    scene.link.recipe = Recipe.model_validate({**SOLO, "plan": {**SOLO["plan"], "lr": 1e30, "epochs": 9}}).wire()
-    task = scene.fit(2)
-    scene.agent().step(0.0)
-    said(scene, task, FailureReason.NUMERIC)
-    assert (kept(scene), scene.store.unsettled("run")) == (before, [])
+    harness = in_folder(tmp_path)
+    before = kept(harness)
+    harness.link.pushed.clear()
+    harness.link.calls.clear()
+    harness.link.recipe = Recipe.model_validate({**SOLO, "plan": {**SOLO["plan"], "lr": 1e30, "epochs": 9}}).wire()
+    task = harness.fit(2)
+    harness.agent().step(0.0)
+    said(harness, task, FailureReason.NUMERIC)
+    assert (kept(harness), harness.store.unsettled("run")) == (before, [])
     assert not list((tmp_path / FOLDER).glob("*"))
 
 
@@ -363,11 +363,11 @@ def test_row_33_data_that_cannot_be_used_are_told_by_a_code_only(
     path = tmp_path / "patient-4711.npz"
     spoilt(how, path)
     source = Data(source="npz", root=path)
-    scene = Scene(load_data=lambda recipe: load_site(source, 0, recipe.input, recipe.classes))
-    tasks, daemon = [scene.fit(1), scene.score(1)], scene.agent()
+    harness = AgentHarness(load_data=lambda recipe: load_site(source, 0, recipe.input, recipe.classes))
+    tasks, daemon = [harness.fit(1), harness.score(1)], harness.agent()
     work(daemon, 2)
-    assert scene.link.beats == [Progress(task.task_id, Activity.FAILED, failure=FailureReason.DATA) for task in tasks]
-    assert "4711" not in repr(vars(scene.link))
+    assert harness.link.beats == [Progress(task.task_id, Activity.FAILED, failure=FailureReason.DATA) for task in tasks]
+    assert "4711" not in repr(vars(harness.link))
     assert "cannot take part" in capsys.readouterr().out
 
 
@@ -377,12 +377,12 @@ def test_row_33_a_site_of_one_class_is_a_site_like_others(method: str) -> None:
         mine = site_data().train
         return replace(site_data(), train=Examples(mine.images, torch.ones_like(mine.labels)))
 
-    scene = Scene(recipe={**RUN, "method": {"name": method}}, load_data=lonely, roles=frozenset(Role))
-    scene.fit(1)
-    scene.score(1)
-    work(scene.agent(), 2)
-    assert (scene.declined(), len(scene.link.pushed)) == ([], 1)
-    assert all(np.isfinite(value) for value in scene.link.scores[0].values())
+    harness = AgentHarness(recipe={**RUN, "method": {"name": method}}, load_data=lonely, roles=frozenset(Role))
+    harness.fit(1)
+    harness.score(1)
+    work(harness.agent(), 2)
+    assert (harness.declined(), len(harness.link.pushed)) == ([], 1)
+    assert all(np.isfinite(value) for value in harness.link.scores[0].values())
 
 
 # 35: SIGTERM
@@ -436,19 +436,19 @@ def jumping(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], float]]:
 def test_row_36_a_fit_and_its_heartbeats_go_on_when_the_clock_jumps(
     jumping: Callable[[], float], tmp_path: Path
 ) -> None:
-    scene = in_folder(tmp_path, now=DaemonStatus(run="run", heartbeat_s=0.01))
-    pulse = Heartbeat(scene.link, scene.now, lambda: 0)
+    harness = in_folder(tmp_path, now=DaemonStatus(run="run", heartbeat_s=0.01))
+    pulse = Heartbeat(harness.link, harness.now, lambda: 0)
     pulse.start()
-    scene.now.check = lambda: time.sleep(0.02)  # type: ignore[method-assign]
-    scene.fit(2)
-    work(scene.agent(), 1)
+    harness.now.check = lambda: time.sleep(0.02)  # type: ignore[method-assign]
+    harness.fit(2)
+    work(harness.agent(), 1)
     until = time.monotonic() + 10
-    while not any(beat.activity is Activity.TRAINING for beat in scene.link.beats):
+    while not any(beat.activity is Activity.TRAINING for beat in harness.link.beats):
         assert time.monotonic() < until
         time.sleep(0.01)
     pulse.stop()
     pulse.join(5.0)
-    assert kept(scene)[0] == 2
+    assert kept(harness)[0] == 2
 
 
 def test_row_36_patience_with_a_server_that_is_away_is_not_the_clocks(

@@ -22,7 +22,7 @@ from google_crc32c import value as crc32c
 from structlog.testing import capture_logs
 from tests.support.audit_logs import audit
 from tests.support.fault_proxy import Mode, Proxy
-from tests.support.raw_client import CALLS, Bare, Code, refused
+from tests.support.raw_client import CALLS, Code, RawClient, refused
 
 from protofed.client.privacy.policy import Policy, Released
 from protofed.client.privacy.rules import PolicyRules
@@ -92,18 +92,18 @@ def server(start: Callable[[], Any]) -> Any:
 
 
 @pytest.fixture
-def bare(server: Any) -> Iterator[Bare]:
-    """The only site, by bare calls; the first model is there."""
-    one = Bare(server.address, RUN).enroll()
+def client(server: Any) -> Iterator[RawClient]:
+    """The only site, by raw calls; the first model is there."""
+    one = RawClient(server.address, RUN).enroll()
     assert one.push(one.task(), FIRST).verdict == pb.VERDICT_ACCEPTED
     yield one
     one.channel.close()
 
 
 @pytest.fixture
-def task(bare: Bare) -> pb.Task:
+def task(client: RawClient) -> pb.Task:
     """To start from `FIRST`."""
-    return bare.task()
+    return client.task()
 
 
 @pytest.fixture
@@ -141,8 +141,8 @@ def ours(task: pb.Task) -> Task:
     return found
 
 
-def begin(bare: Bare, task: pb.Task, payload: Payload = UPDATE) -> pb.Upload:
-    ticket: pb.UploadTicket = bare.say("BeginUpload", bare.announcement(task, codec.encode(payload), payload))
+def begin(client: RawClient, task: pb.Task, payload: Payload = UPDATE) -> pb.Upload:
+    ticket: pb.UploadTicket = client.say("BeginUpload", client.announcement(task, codec.encode(payload), payload))
     return pb.Upload.FromString(ticket.upload.SerializeToString())
 
 
@@ -219,7 +219,7 @@ def test_row_25_a_download_that_is_cut_goes_on_by_chunk(
 @pytest.mark.parametrize("held", range(CHUNKS + 1))
 def test_row_25_another_daemon_and_another_server_go_on_where_they_stopped(
     held: int,
-    bare: Bare,
+    client: RawClient,
     task: pb.Task,
     server: Any,
     start: Callable[[], Any],
@@ -271,27 +271,27 @@ def test_row_26_a_flipped_bit_is_fetched_again_and_a_third_is_the_end(
 def test_row_38_only_missing_chunks_are_sent_again(
     held: int,
     restarted: str,
-    bare: Bare,
+    client: RawClient,
     task: pb.Task,
     server: Any,
     start: Callable[[], Any],
     daemon: Callable[..., GrpcLink],
     rows: Callable[[], Any],
 ) -> None:
-    upload = begin(bare, task)
+    upload = begin(client, task)
     for index in range(held):
-        bare.put(upload.id, index, pieces()[index])
+        client.put(upload.id, index, pieces()[index])
     assert rows() == []
     if restarted != "client":
         server.stop()
         server = start()
     assert rows() == []
     if restarted == "server":
-        bare.enroll()
-        assert list(begin(bare, task).received_chunks) == list(range(held))
+        client.enroll()
+        assert list(begin(client, task).received_chunks) == list(range(held))
         for index in range(held, CHUNKS):
-            bare.put(upload.id, index, pieces()[index])
-        assert bare.commit(task, upload.id).verdict == pb.VERDICT_ACCEPTED
+            client.put(upload.id, index, pieces()[index])
+        assert client.commit(task, upload.id).verdict == pb.VERDICT_ACCEPTED
     else:
         new = daemon(server.address)
         sent = Counted(new, "PutChunk")
@@ -301,7 +301,7 @@ def test_row_38_only_missing_chunks_are_sent_again(
 
 
 def test_row_39_what_is_never_committed_never_counts_and_is_collected(
-    bare: Bare,
+    client: RawClient,
     task: pb.Task,
     rows: Callable[[], Any],
     start: Callable[[], Any],
@@ -309,9 +309,9 @@ def test_row_39_what_is_never_committed_never_counts_and_is_collected(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    upload = begin(bare, task)
+    upload = begin(client, task)
     for index, data in enumerate(pieces()):
-        bare.put(upload.id, index, data)
+        client.put(upload.id, index, data)
     server.stop()
     past = time.time() - federation.UPLOADS_KEPT_S - 1
     os.utime(tmp_path / "server" / "blobs" / "uploads" / upload.id, (past, past))
@@ -320,55 +320,57 @@ def test_row_39_what_is_never_committed_never_counts_and_is_collected(
     while unfinished(tmp_path) and time.monotonic() < until:
         time.sleep(0.02)
     assert (unfinished(tmp_path), rows()) == ([], [])
-    bare.enroll()
-    assert bare.push(task, UPDATE).verdict == pb.VERDICT_ACCEPTED
+    client.enroll()
+    assert client.push(task, UPDATE).verdict == pb.VERDICT_ACCEPTED
 
 
 def test_row_40_a_commit_of_less_than_was_announced_is_refused(
-    bare: Bare, task: pb.Task, rows: Callable[[], Any], tmp_path: Path
+    client: RawClient, task: pb.Task, rows: Callable[[], Any], tmp_path: Path
 ) -> None:
     before = blobs(tmp_path)
-    upload = begin(bare, task)
+    upload = begin(client, task)
     for index in (0, 3):
-        bare.put(upload.id, index, pieces()[index])
-    code, text = refused(lambda: bare.commit(task, upload.id))
+        client.put(upload.id, index, pieces()[index])
+    code, text = refused(lambda: client.commit(task, upload.id))
     assert (code, text) == (Code.FAILED_PRECONDITION, "2 chunks are missing, the first is 1")
     for index in (1, 2):
-        bare.put(upload.id, index, bytes(CHUNK_BYTES))
-    assert refused(lambda: bare.commit(task, upload.id))[0] is Code.DATA_LOSS  # another digest
-    assert refused(lambda: bare.commit(task, upload.id))[0] is Code.FAILED_PRECONDITION  # dropped
+        client.put(upload.id, index, bytes(CHUNK_BYTES))
+    assert refused(lambda: client.commit(task, upload.id))[0] is Code.DATA_LOSS  # another digest
+    assert refused(lambda: client.commit(task, upload.id))[0] is Code.FAILED_PRECONDITION  # dropped
     assert (blobs(tmp_path), unfinished(tmp_path), rows()) == (before, [], [])
     for change in (-1, 1):  # within what the header may take
-        wrong = bare.say("BeginUpload", bare.announcement(task, DATA, UPDATE, total_bytes=len(DATA) + change)).upload
+        wrong = client.say(
+            "BeginUpload", client.announcement(task, DATA, UPDATE, total_bytes=len(DATA) + change)
+        ).upload
         for index, data in enumerate(pieces()[:-1]):
-            bare.put(wrong.id, index, data)
-        assert refused(lambda wrong=wrong: bare.put(wrong.id, CHUNKS - 1, pieces()[-1]))[0] is Code.DATA_LOSS
-        assert refused(lambda wrong=wrong: bare.commit(task, wrong.id))[0] is Code.FAILED_PRECONDITION
+            client.put(wrong.id, index, data)
+        assert refused(lambda wrong=wrong: client.put(wrong.id, CHUNKS - 1, pieces()[-1]))[0] is Code.DATA_LOSS
+        assert refused(lambda wrong=wrong: client.commit(task, wrong.id))[0] is Code.FAILED_PRECONDITION
     assert rows() == []
 
 
 def test_row_41_chunks_twice_and_in_any_order_are_one_and_out_of_range_none(
-    bare: Bare, task: pb.Task, rows: Callable[[], Any]
+    client: RawClient, task: pb.Task, rows: Callable[[], Any]
 ) -> None:
-    upload = begin(bare, task)
+    upload = begin(client, task)
     for index in (3, 1, 3, 1, 0):
-        bare.put(upload.id, index, pieces()[index])
+        client.put(upload.id, index, pieces()[index])
     for index, data in ((4, b""), (5, pieces()[3]), (2**31, pieces()[0]), (2**32 - 1, pieces()[0]), (2, pieces()[3])):
-        assert refused(lambda index=index, data=data: bare.put(upload.id, index, data))[0] is Code.DATA_LOSS
-    assert refused(lambda: bare.commit(task, upload.id))[1] == "1 chunks are missing, the first is 2"
-    bare.put(upload.id, 2, pieces()[2])
-    assert bare.commit(task, upload.id).verdict == pb.VERDICT_ACCEPTED
+        assert refused(lambda index=index, data=data: client.put(upload.id, index, data))[0] is Code.DATA_LOSS
+    assert refused(lambda: client.commit(task, upload.id))[1] == "1 chunks are missing, the first is 2"
+    client.put(upload.id, 2, pieces()[2])
+    assert client.commit(task, upload.id).verdict == pb.VERDICT_ACCEPTED
     assert rows() == [(1, "accepted")]
 
 
 def test_row_42_other_bytes_for_a_chunk_are_equivocation_and_change_nothing(
-    bare: Bare, task: pb.Task, rows: Callable[[], Any]
+    client: RawClient, task: pb.Task, rows: Callable[[], Any]
 ) -> None:
-    upload = begin(bare, task)
+    upload = begin(client, task)
     for index, data in enumerate(pieces()):
-        bare.put(upload.id, index, data)
+        client.put(upload.id, index, data)
     with capture_logs() as logs:
-        code, text = refused(lambda: bare.put(upload.id, 2, bytes(CHUNK_BYTES)))
+        code, text = refused(lambda: client.put(upload.id, 2, bytes(CHUNK_BYTES)))
     assert (code, text) == (Code.ALREADY_EXISTS, "chunk 2 was sent before with other bytes")
     (entry,) = [entry for entry in logs if entry["event"] == "equivocation"]
     assert {
@@ -378,13 +380,13 @@ def test_row_42_other_bytes_for_a_chunk_are_equivocation_and_change_nothing(
         "round": 1,
         "task_id": task.task_id,
     }.items() <= entry.items()
-    assert bare.commit(task, upload.id).verdict == pb.VERDICT_ACCEPTED
+    assert client.commit(task, upload.id).verdict == pb.VERDICT_ACCEPTED
     assert rows() == [(1, "accepted")]
 
 
 @pytest.mark.parametrize("damage", ["checksum", "short", "long"])
 def test_row_43_a_damaged_chunk_is_refused_and_sent_again(
-    damage: str, bare: Bare, task: pb.Task, server: Any, daemon: Callable[..., GrpcLink], rows: Callable[[], Any]
+    damage: str, client: RawClient, task: pb.Task, server: Any, daemon: Callable[..., GrpcLink], rows: Callable[[], Any]
 ) -> None:
     link = daemon(server.address)
     sent = Counted(link, "PutChunk")
@@ -404,7 +406,7 @@ def test_row_43_a_damaged_chunk_is_refused_and_sent_again(
 
 @pytest.mark.parametrize("call", ["BeginUpload", "PutChunk", "CommitUpload"])
 def test_row_44_a_lost_answer_is_asked_for_again_and_is_the_same(
-    call: str, bare: Bare, task: pb.Task, server: Any, daemon: Callable[..., GrpcLink], rows: Callable[[], Any]
+    call: str, client: RawClient, task: pb.Task, server: Any, daemon: Callable[..., GrpcLink], rows: Callable[[], Any]
 ) -> None:
     link = daemon(server.address)
     counted = Counted(link, call)
@@ -422,15 +424,15 @@ def test_row_44_a_lost_answer_is_asked_for_again_and_is_the_same(
 
 
 def test_row_48_of_two_updates_at_once_one_counts(
-    bare: Bare, task: pb.Task, rows: Callable[[], Any], tmp_path: Path
+    client: RawClient, task: pb.Task, rows: Callable[[], Any], tmp_path: Path
 ) -> None:
     payloads = [UPDATE, model(1.02), model(1.03)]
-    uploads = [begin(bare, task, payload) for payload in payloads]
+    uploads = [begin(client, task, payload) for payload in payloads]
     for upload, payload in zip(uploads[:2], payloads, strict=False):
         for index, data in enumerate(pieces(codec.encode(payload))):
-            bare.put(upload.id, index, data)
+            client.put(upload.id, index, data)
     with ThreadPoolExecutor(2) as pool:
-        calls = [pool.submit(bare.commit, task, upload.id) for upload in uploads[:2]]
+        calls = [pool.submit(client.commit, task, upload.id) for upload in uploads[:2]]
         errors = [call.exception(20) for call in calls]
     verdicts = sorted(call.result().verdict for call, error in zip(calls, errors, strict=True) if error is None)
     assert verdicts in ([pb.VERDICT_ACCEPTED], [pb.VERDICT_ACCEPTED, pb.VERDICT_INVALID])
@@ -438,9 +440,9 @@ def test_row_48_of_two_updates_at_once_one_counts(
         assert isinstance(error, grpc.RpcError)
         assert error.code() is Code.FAILED_PRECONDITION
     assert [verdict for _, verdict in rows()].count("accepted") == 1
-    assert refused(lambda: bare.put(uploads[2].id, 0, pieces()[0]))[0] is Code.FAILED_PRECONDITION
+    assert refused(lambda: client.put(uploads[2].id, 0, pieces()[0]))[0] is Code.FAILED_PRECONDITION
     assert unfinished(tmp_path) == []
-    late = bare.say("BeginUpload", bare.announcement(task, codec.encode(payloads[2]), payloads[2]))
+    late = client.say("BeginUpload", client.announcement(task, codec.encode(payloads[2]), payloads[2]))
     assert late.receipt.verdict == pb.VERDICT_INVALID
     assert "another update" in late.receipt.reason
 
@@ -448,7 +450,7 @@ def test_row_48_of_two_updates_at_once_one_counts(
 @pytest.mark.parametrize("full", ["posix_fallocate", "fsync"])
 def test_row_58_a_full_disk_is_waited_for(
     full: str,
-    bare: Bare,
+    client: RawClient,
     task: pb.Task,
     server: Any,
     daemon: Callable[..., GrpcLink],
@@ -466,14 +468,14 @@ def test_row_58_a_full_disk_is_waited_for(
 
     if full == "posix_fallocate":
         monkeypatch.setattr(os, full, call)
-        code, text = refused(lambda: begin(bare, task))
+        code, text = refused(lambda: begin(client, task))
         assert (code, str(tmp_path) in text) == (Code.RESOURCE_EXHAUSTED, False)
     else:
-        upload = begin(bare, task)
+        upload = begin(client, task)
         for index, data in enumerate(pieces()):
-            bare.put(upload.id, index, data)
+            client.put(upload.id, index, data)
         monkeypatch.setattr(os, full, call)
-        assert refused(lambda: bare.commit(task, upload.id))[0] is Code.RESOURCE_EXHAUSTED
+        assert refused(lambda: client.commit(task, upload.id))[0] is Code.RESOURCE_EXHAUSTED
     assert (blobs(tmp_path), unfinished(tmp_path), rows()) == (before, [], [])
     assert daemon(server.address).push(ours(task), released()).verdict is Verdict.ACCEPTED
     assert next(tries) > 3
@@ -481,18 +483,18 @@ def test_row_58_a_full_disk_is_waited_for(
 
 
 def test_row_60_a_server_that_dies_with_a_chunk_written_goes_on(
-    bare: Bare, task: pb.Task, server: Any, start: Callable[[], Any], rows: Callable[[], Any]
+    client: RawClient, task: pb.Task, server: Any, start: Callable[[], Any], rows: Callable[[], Any]
 ) -> None:
     """The chunk is there and its answer is not: as row 38, with the last chunk sent once more."""
-    upload = begin(bare, task)
-    bare.put(upload.id, 0, pieces()[0])
+    upload = begin(client, task)
+    client.put(upload.id, 0, pieces()[0])
     server.stop()
     start()
-    bare.enroll()
-    assert refused(lambda: bare.put(upload.id, 0, pieces()[0]))[0] is Code.FAILED_PRECONDITION  # begin it again
-    assert list(begin(bare, task).received_chunks) == [0]
-    bare.put(upload.id, 0, pieces()[0])
-    assert bare.push(task, UPDATE).verdict == pb.VERDICT_ACCEPTED
+    client.enroll()
+    assert refused(lambda: client.put(upload.id, 0, pieces()[0]))[0] is Code.FAILED_PRECONDITION  # begin it again
+    assert list(begin(client, task).received_chunks) == [0]
+    client.put(upload.id, 0, pieces()[0])
+    assert client.push(task, UPDATE).verdict == pb.VERDICT_ACCEPTED
     assert rows() == [(1, "accepted")]
 
 
@@ -500,40 +502,40 @@ def test_row_60_a_server_that_dies_with_a_chunk_written_goes_on(
 
 
 def test_row_61_a_flood_of_uploads_is_bounded_and_harms_nobody_else(
-    bare: Bare, task: pb.Task, rows: Callable[[], Any], tmp_path: Path
+    client: RawClient, task: pb.Task, rows: Callable[[], Any], tmp_path: Path
 ) -> None:
-    message, begun = bare.announcement(task, DATA, UPDATE), 0
+    message, begun = client.announcement(task, DATA, UPDATE), 0
     for number in range(1000):
         message.digest = codec.digest(number.to_bytes(2, "big"))
         with contextlib.suppress(grpc.RpcError):
-            bare.say("BeginUpload", message)
+            client.say("BeginUpload", message)
             begun += 1
     assert begun == 4
     assert len(unfinished(tmp_path)) == 2 * begun  # data and marks
-    code, text = refused(lambda: begin(bare, task))
+    code, text = refused(lambda: begin(client, task))
     assert code is Code.RESOURCE_EXHAUSTED
     assert "unfinished; commit one of them" in text
     assert rows() == []
 
 
-def test_row_61_uploads_for_a_closed_invitation_do_not_count(bare: Bare, task: pb.Task, tmp_path: Path) -> None:
-    message = bare.announcement(task, DATA, UPDATE)
+def test_row_61_uploads_for_a_closed_invitation_do_not_count(client: RawClient, task: pb.Task, tmp_path: Path) -> None:
+    message = client.announcement(task, DATA, UPDATE)
     for number in range(4):
         message.digest = codec.digest(bytes([number]))
-        bare.say("BeginUpload", message)
-    failed = pb.HeartbeatRequest(caller=bare.caller, run=RUN, task_id=task.task_id)
+        client.say("BeginUpload", message)
+    failed = pb.HeartbeatRequest(caller=client.caller, run=RUN, task_id=task.task_id)
     failed.activity, failed.failure = pb.ACTIVITY_FAILED, pb.FAILURE_DISK
-    bare.say("Heartbeat", failed)
-    again = bare.task()  # of the same round, opened again
+    client.say("Heartbeat", failed)
+    again = client.task()  # of the same round, opened again
     assert again.task_id != task.task_id
-    assert bare.push(again, UPDATE).verdict == pb.VERDICT_ACCEPTED
+    assert client.push(again, UPDATE).verdict == pb.VERDICT_ACCEPTED
     assert unfinished(tmp_path) == []
 
 
 def test_row_62_more_than_the_update_can_be_is_refused_at_the_declared_total(
-    bare: Bare, task: pb.Task, tmp_path: Path
+    client: RawClient, task: pb.Task, tmp_path: Path
 ) -> None:
-    ticket = bare.say("BeginUpload", bare.announcement(task, DATA, UPDATE, total_bytes=100 * len(DATA)))
+    ticket = client.say("BeginUpload", client.announcement(task, DATA, UPDATE, total_bytes=100 * len(DATA)))
     assert ticket.receipt.verdict == pb.VERDICT_INVALID
     assert f"{100 * len(DATA)} bytes announced" in ticket.receipt.reason
     assert unfinished(tmp_path) == []

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from tests.support.operator_lab import Office, office
+from tests.support.operator_lab import OperatorLab, operator_lab
 
 from protofed.common.errors import OutOfSpaceError
 from protofed.common.payload import Part
@@ -166,15 +166,15 @@ def test_a_round_that_the_last_process_published_is_its_own(lab: Lab) -> None:
 
 
 @pytest.fixture
-def queue() -> Office:
-    found = office()
+def queue() -> OperatorLab:
+    found = operator_lab()
     found.enroll("ann", "bob", "cyd")
     found.start("one")
     found.start("two")
     return found
 
 
-def test_runs_that_are_taken_up_again_are_recoveries(queue: Office) -> None:
+def test_runs_that_are_taken_up_again_are_recoveries(queue: OperatorLab) -> None:
     assert value(queue.metrics, "protofed_recoveries_total") == 0
     queue.restart()
     assert value(queue.metrics, "protofed_recoveries_total") == 2
@@ -183,7 +183,7 @@ def test_runs_that_are_taken_up_again_are_recoveries(queue: Office) -> None:
     assert value(queue.metrics, "protofed_recoveries_total") == 1
 
 
-def test_a_run_that_cannot_be_taken_up_is_none(queue: Office, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_cannot_be_taken_up_is_none(queue: OperatorLab, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("protofed.server.rounds.run_queue.recipe_of", _refuse)
     queue.restart()
     assert value(queue.metrics, "protofed_recoveries_total") == 0

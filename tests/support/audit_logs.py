@@ -10,7 +10,7 @@ from protofed.client.transport.audit import ClientAudit
 
 
 @dataclass
-class Kept:
+class MemoryAuditLog:
     """Lines in memory.
 
     Attributes:
@@ -35,4 +35,4 @@ class Kept:
 
 def audit() -> ClientAudit:
     """One that nobody looks at."""
-    return ClientAudit(Kept())
+    return ClientAudit(MemoryAuditLog())

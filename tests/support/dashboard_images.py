@@ -18,7 +18,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch
 from PIL import Image
-from tests.support.dashboards import NAMES, NO_GPU_HERE, board, of_panel
+from tests.support.dashboards import NAMES, NO_GPU_HERE, dashboard, of_panel
 from tests.support.monitored_pilot import Pilot, pilot, recipe
 from tests.support.panel_plots import DRAWN, ROW, Interval, Line
 from tests.support.panel_values import INK
@@ -62,7 +62,7 @@ def told(here: Pilot) -> str:
 
 def draw(name: str, found: Mapping[int, list[Line]], interval: Interval, events: str) -> Figure:
     """One dashboard, of what its panels' queries gave, by their ids."""
-    made = board(name)
+    made = dashboard(name)
     rows = max(panel["gridPos"]["y"] + panel["gridPos"]["h"] for panel in made["panels"])
     height = HEAD + rows * ROW + FOOT
     figure = Figure(figsize=(WIDTH, height), facecolor="#F2F3F5")
@@ -115,7 +115,7 @@ def place(figure: Figure, height: float, panel: dict[str, Any], lines: list[Line
 
 def answers(name: str, prometheus: Prometheus, interval: Interval) -> dict[int, list[Line]]:
     """What the queries of a dashboard gave, by the ids of its panels."""
-    return {panel["id"]: lines(name, panel, prometheus, interval) for panel in board(name)["panels"]}
+    return {panel["id"]: lines(name, panel, prometheus, interval) for panel in dashboard(name)["panels"]}
 
 
 def lines(name: str, panel: dict[str, Any], prometheus: Prometheus, interval: Interval) -> list[Line]:

@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
-BOARDS, PROMETHEUS = DEPLOY / "grafana" / "dashboards", DEPLOY / "prometheus"
+DASHBOARDS, PROMETHEUS = DEPLOY / "grafana" / "dashboards", DEPLOY / "prometheus"
 NAMES = ("rounds", "sites", "learning", "transport")
 NO_GPU_HERE = {("sites", "GPU memory", "A"), ("sites", "Sites now", "F")}  # queries without data on a CPU
 
@@ -21,7 +21,7 @@ NO_GPU_HERE = {("sites", "GPU memory", "A"), ("sites", "Sites now", "F")}  # que
 class Query:
     """One query of a panel."""
 
-    board: str
+    dashboard: str
     panel: str
     ref: str
     expression: str  # with Grafana's variables
@@ -38,15 +38,15 @@ class Query:
         return re.sub(r"\{\{(\w+)\}\}", lambda found: labels.get(found[1], ""), self.legend).strip()
 
 
-def board(name: str) -> dict[str, Any]:
+def dashboard(name: str) -> dict[str, Any]:
     """A dashboard's JSON."""
-    loaded: dict[str, Any] = json.loads((BOARDS / f"{name}.json").read_text(encoding="utf-8"))
+    loaded: dict[str, Any] = json.loads((DASHBOARDS / f"{name}.json").read_text(encoding="utf-8"))
     return loaded
 
 
 def queries(name: str) -> list[Query]:
     """All queries of a dashboard's panels, in their order."""
-    return [query for panel in board(name)["panels"] for query in of_panel(name, panel)]
+    return [query for panel in dashboard(name)["panels"] for query in of_panel(name, panel)]
 
 
 def of_panel(name: str, panel: dict[str, Any]) -> list[Query]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from tests.support.raw_client import MODEL, Bare
+from tests.support.raw_client import MODEL, RawClient
 
 from protofed.common.config.recipe import Recipe
 from protofed.common.payload import Part, Payload
@@ -23,19 +23,19 @@ RULES: dict[str, object] = {
 }
 
 
-def moved(by: float) -> Payload:
+def update_of(by: float) -> Payload:
     """An update that far from the first model, in every number of its body."""
     return {**MODEL, Part.BODY: {"w": MODEL[Part.BODY]["w"] + np.float32(by)}}
 
 
-def connect(address: str, sites: Sequence[str] = SITES) -> list[Bare]:
+def connect(address: str, sites: Sequence[str] = SITES) -> list[RawClient]:
     """Their daemons, enrolled; the model that all begin with is there."""
-    daemons = [Bare(address, RUN, site).enroll() for site in sites]
+    daemons = [RawClient(address, RUN, site).enroll() for site in sites]
     assert daemons[0].push(daemons[0].task()).verdict == pb.VERDICT_ACCEPTED
     return daemons
 
 
-def disturbed(start: Callable[..., Any], recipe_of: Callable[..., Recipe]) -> tuple[Any, list[Bare]]:
+def disturbed_run(start: Callable[..., Any], recipe_of: Callable[..., Recipe]) -> tuple[Any, list[RawClient]]:
     """A server whose round 1 used three updates: one was set aside, one site failed and one was late; one update was
     refused before it was right. Round 2 is open.
     """
@@ -43,7 +43,7 @@ def disturbed(start: Callable[..., Any], recipe_of: Callable[..., Recipe]) -> tu
     one, two, three, four, five, six = daemons = connect(server.address)
     tasks = {daemon.site: daemon.task() for daemon in daemons}
     task_ids = {site: task.task_id for site, task in tasks.items()}
-    beats: list[tuple[Bare, dict[str, Any]]] = [
+    beats: list[tuple[RawClient, dict[str, Any]]] = [
         (six, {"activity": pb.ACTIVITY_TRAINING, "epoch": 1, "epochs": 3, "making_progress": True}),
         (five, {"activity": pb.ACTIVITY_FAILED, "failure": pb.FAILURE_OUT_OF_MEMORY}),
     ]
@@ -54,12 +54,12 @@ def disturbed(start: Callable[..., Any], recipe_of: Callable[..., Recipe]) -> tu
     poisoned = {**MODEL, Part.BODY: {"w": np.full((2, 3), np.nan, np.float32)}}
     assert one.push(tasks[one.site], poisoned).verdict == pb.VERDICT_INVALID
     for daemon, by in ((one, 1.0), (two, 2.0), (four, 1e6), (three, 3.0)):
-        assert daemon.push(tasks[daemon.site], moved(by)).verdict == pb.VERDICT_ACCEPTED
+        assert daemon.push(tasks[daemon.site], update_of(by)).verdict == pb.VERDICT_ACCEPTED
     assert one.task().round == 2
     return server, daemons
 
 
-def hang_up(daemons: Sequence[Bare]) -> None:
+def close_channels(daemons: Sequence[RawClient]) -> None:
     """Close their channels."""
     for daemon in daemons:
         daemon.channel.close()

@@ -23,7 +23,7 @@ ROUNDS = 2
 
 
 @dataclass(frozen=True)
-class Ended:
+class FinishedRun:
     """One simulation's folder, and the scores of its last round by site and name."""
 
     recipe: Recipe
@@ -40,15 +40,15 @@ class Ended:
 
 
 @functools.cache
-def ended(recipe: str) -> Ended:
+def finished_run(recipe: str) -> FinishedRun:
     """Of a recipe as JSON; run once in a process."""
     read = Recipe.model_validate_json(recipe)
-    folder = Path(tempfile.mkdtemp(prefix="protofed-ended-"))
+    folder = Path(tempfile.mkdtemp(prefix="protofed-finished-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     with simulation(read, folder) as running:
         running.go()
         scores = running.ledger.scores(read.name)[read.rounds]
-    return Ended(read, folder, data_of(read)[EVALUATOR].test, scores)
+    return FinishedRun(read, folder, data_of(read)[EVALUATOR].test, scores)
 
 
 def probabilities(

@@ -12,7 +12,7 @@ SERVING: int = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING: int = health_pb2.HealthCheckResponse.NOT_SERVING
 
 
-class Watch:
+class HealthWatch:
     """Listens from now on.
 
     Attributes:

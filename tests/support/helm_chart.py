@@ -42,14 +42,14 @@ def load(path: Path) -> Object:
     return loaded
 
 
-def given(case: str) -> Object:
+def case_values(case: str) -> Object:
     """What a user says; the rest is the chart's."""
     return load(VALUES / f"{case}.yaml")
 
 
-def merged(said: Object) -> Object:
+def merged(values: Object) -> Object:
     """With the chart's own values, as Helm puts them together."""
-    return _over(load(CHART / "values.yaml"), said)
+    return _over(load(CHART / "values.yaml"), values)
 
 
 def schema() -> Object:
@@ -58,26 +58,26 @@ def schema() -> Object:
     return loaded
 
 
-def schema_errors(said: Object) -> list[str]:
+def schema_errors(values: Object) -> list[str]:
     """What the schema has against values: where, and why."""
     checker = importlib.import_module("jsonschema").Draft7Validator(schema())
-    found = [leaf for error in checker.iter_errors(merged(said)) for leaf in _leaves(error)]
+    found = [leaf for error in checker.iter_errors(merged(values)) for leaf in _leaves(error)]
     return [f"{'.'.join(map(str, error.absolute_path))}: {error.message}" for error in found]
 
 
 @functools.cache
 def objects(case: str) -> list[Object]:
     """All that the chart makes of a case's values; not to be changed."""
-    return rendered(given(case))
+    return rendered(case_values(case))
 
 
-def rendered(said: Object) -> list[Object]:
+def rendered(values: Object) -> list[Object]:
     """All that the chart makes of values.
 
     Raises:
         RefusedError: a template refuses them.
     """
-    asked = {"chart": str(CHART), "values": merged(said), "release": RELEASE, "namespace": NAMESPACE}
+    asked = {"chart": str(CHART), "values": merged(values), "release": RELEASE, "namespace": NAMESPACE}
     done = subprocess.run([_renderer()], input=json.dumps(asked), capture_output=True, text=True, check=False)
     if done.returncode:
         raise RefusedError(done.stderr)
@@ -113,7 +113,7 @@ def containers(stateful: Object) -> list[Object]:
     return [*pod(stateful)["initContainers"], *pod(stateful)["containers"]]
 
 
-def said(stateful: Object) -> Object:
+def parsed_arguments(stateful: Object) -> Object:
     """What the command line makes of the daemon's arguments."""
     name, start, *arguments = pod(stateful)["containers"][0]["args"]
     daemon = _commands().commands[name]

@@ -33,7 +33,7 @@ SERVES_WITHIN_S = 30.0
 
 
 @dataclass(frozen=True)
-class Found:
+class Checked:
     """How much a check had to look at: a test says what it expects, so that no check is of nothing.
 
     Attributes:
@@ -51,7 +51,7 @@ class Found:
     recorded: int
 
 
-class Shelf:
+class ReadOnlyBlobs:
     """The server's blobs, read-only: what is put is only addressed."""
 
     def __init__(self, folder: Path) -> None:
@@ -86,7 +86,7 @@ def check(
     final: str | None = None,
     events: Collection[str] = (),
     keep_rounds: int = 2,
-) -> Found:
+) -> Checked:
     """N1 to N4, N6 to N8 of a run whose processes have ended; N5 is `serves`, N7 of a process is `Baseline`.
 
     Args:
@@ -97,15 +97,15 @@ def check(
     """
     folders = list(sites)
     with closing(LedgerReader(f"sqlite:///{server / LEDGER_FILE}")) as records:
-        shelf, rounds = Shelf(server / "blobs"), records.rounds(run)
+        blobs, rounds = ReadOnlyBlobs(server / "blobs"), records.rounds(run)
         _check_rounds(rounds)
         published = [row for row in rounds if row.state is not None]
         accepted = {row.round: _accepted(records, row) for row in published}
         newest = published[-1].round if published else 0
         for number, rows in accepted.items():
             if number >= newest - keep_rounds:
-                _check_blobs(shelf, rows)
-        recomputed = _recompute(records, run, shelf, published, accepted)
+                _check_blobs(blobs, rows)
+        recomputed = _recompute(records, run, blobs, published, accepted)
         receipts = sum(_check_receipts(records, run, folder) for folder in folders)
         recorded = _check_journal(records, server / JOURNAL, events)
     for folder in (server, *folders):
@@ -114,7 +114,7 @@ def check(
         assert published, "N8: nothing was published"
         assert published[-1].state == final, "N8: the final state differs from that of a run without faults"
     counted = sum(row.counts for rows in accepted.values() for row in rows)
-    return Found(len(published), counted, recomputed, receipts, recorded)
+    return Checked(len(published), counted, recomputed, receipts, recorded)
 
 
 def leftovers(folder: Path) -> list[Path]:
@@ -186,20 +186,24 @@ def _accepted(records: LedgerReader, at: RoundRow) -> list[UpdateRow]:
     return rows
 
 
-def _check_blobs(shelf: Shelf, rows: Iterable[UpdateRow]) -> None:
+def _check_blobs(blobs: ReadOnlyBlobs, rows: Iterable[UpdateRow]) -> None:
     """N1, N3: there, whole, and finite."""
     for row in rows:
         if not row.counts:
             continue
-        assert shelf.has(row.digest), f"N1: the update of {row.task.site} in round {row.task.round} is gone"
-        data = shelf.get(row.digest)
+        assert blobs.has(row.digest), f"N1: the update of {row.task.site} in round {row.task.round} is gone"
+        data = blobs.get(row.digest)
         assert len(data) == row.bytes, f"N3: {row}"
         for tensors in codec.decode(data).values():
             assert all(np.isfinite(array).all() for array in tensors.values()), f"N3: {row}"
 
 
 def _recompute(
-    records: LedgerReader, run: str, shelf: Shelf, published: Sequence[RoundRow], accepted: dict[int, list[UpdateRow]]
+    records: LedgerReader,
+    run: str,
+    blobs: ReadOnlyBlobs,
+    published: Sequence[RoundRow],
+    accepted: dict[int, list[UpdateRow]],
 ) -> int:
     """N4: every state whose inputs are still there, bit for bit; how many those are."""
     known = records.run(run)
@@ -209,14 +213,14 @@ def _recompute(
     done, before = 0, None
     for row in published:
         used = [update for update in accepted[row.round] if update.counts]
-        if all(shelf.has(address) for address in [before, *(update.digest for update in used)] if address is not None):
-            publisher = Publisher(method, shelf, recipe.classes, recipe.federation.min_contributors)
+        if all(blobs.has(address) for address in [before, *(update.digest for update in used)] if address is not None):
+            publisher = Publisher(method, blobs, recipe.classes, recipe.federation.min_contributors)
             state = publisher.restore(before).state if before is not None else None
             again = publisher.publish(publisher.aggregated(state, used)).address
             assert again == row.state, f"N4: round {row.round} gives {again}, the ledger says {row.state}"
             done += 1
         before = row.state
-    assert before is None or shelf.has(before), "N4: the newest state is gone"
+    assert before is None or blobs.has(before), "N4: the newest state is gone"
     return done
 
 

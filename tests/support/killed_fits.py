@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from tests.support.scripted_server import RUN, Scene
+from tests.support.scripted_server import RUN, AgentHarness
 
 from protofed.client.state.disk_store import DiskStore
 from protofed.client.training.checkpoint import FOLDER, on_disk
@@ -29,8 +29,8 @@ def life(state: Path, batch: int | None) -> Callable[[], None]:
     """A daemon that is killed before this batch of its fit, or does it to the end."""
 
     def live() -> None:
-        scene = Scene(store=DiskStore(state), recipe=RECIPE, checkpoints=partial(on_disk, state))
-        before, left = codec.encode(scene.store.held("run", 9).memory), len(list_of(state))
+        harness = AgentHarness(store=DiskStore(state), recipe=RECIPE, checkpoints=partial(on_disk, state))
+        before, left = codec.encode(harness.store.held("run", 9).memory), len(list_of(state))
         trained: list[int | None] = []
 
         def check() -> None:
@@ -38,11 +38,11 @@ def life(state: Path, batch: int | None) -> Callable[[], None]:
                 os.kill(os.getpid(), signal.SIGKILL)
             trained.append(batch)
 
-        scene.now.check = check  # type: ignore[method-assign]
-        scene.fit(1, task_id="n1")
-        scene.agent().step(0.0)
-        ((_, released),) = scene.link.pushed
-        held = scene.store.held("run", 9)
+        harness.now.check = check  # type: ignore[method-assign]
+        harness.fit(1, task_id="n1")
+        harness.agent().step(0.0)
+        ((_, released),) = harness.link.pushed
+        held = harness.store.held("run", 9)
         assert held.personal is not None
         facts = {
             "before": before.hex(),

@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from tests.support.pki import Authority
-from tests.support.processes import Scene
+from tests.support.processes import Processes
 from tests.support.prometheus import Prometheus, target
 
 from protofed.common.config.recipe import Recipe
@@ -33,7 +33,7 @@ class Pilot:
         events: what happened when, for captions.
     """
 
-    snapshot: Scene
+    processes: Processes
     prometheus: Prometheus
     began: float = field(default_factory=time.time)
     events: list[tuple[float, str]] = field(default_factory=list)
@@ -46,33 +46,33 @@ class Pilot:
 
     def until_round(self, run: str, number: int) -> None:
         """Wait until a run has come so far, or has ended."""
-        self.snapshot.wait_for(lambda: self._round(run) >= number, 600)
+        self.processes.wait_for(lambda: self._round(run) >= number, 600)
 
     def until_ended(self, run: str) -> str:
         """Wait for it; how it ended."""
-        self.snapshot.wait_for(lambda: self._status(run) in ("completed", "failed", "aborted"), 600)
+        self.processes.wait_for(lambda: self._status(run) in ("completed", "failed", "aborted"), 600)
         self.events.append((time.time(), f"{run} {self._status(run)}"))
         return self._status(run)
 
     def lose(self, site: str, seconds: float) -> None:
         """Kill a site's daemon and start it again later."""
-        self.snapshot.kill(site)
+        self.processes.kill(site)
         self.events.append((time.time(), f"{site} is killed"))
         time.sleep(seconds)
-        join(self.snapshot, site)
-        self.snapshot.wait_for(lambda: site in scraped(self.snapshot))
-        self.prometheus.scrape(scraped(self.snapshot))
+        join(self.processes, site)
+        self.processes.wait_for(lambda: site in scraped(self.processes))
+        self.prometheus.scrape(scraped(self.processes))
         self.events.append((time.time(), f"{site} is back"))
 
     def operator(self) -> Operator:
-        return Operator(self.snapshot.address, self.snapshot.identity(Party.OPERATOR, "operator"), plaintext=False)
+        return Operator(self.processes.address, self.processes.identity(Party.OPERATOR, "operator"), plaintext=False)
 
     def _status(self, run: str) -> str:
         with self.operator() as operator:
             return {info.run: info.status for info in operator.runs()}[run]
 
     def _round(self, run: str) -> int:
-        with self.snapshot.ledger() as ledger:
+        with self.processes.ledger() as ledger:
             rounds = ledger.rounds(run)
         return 10**6 if self._status(run) == "failed" else rounds[-1].round if rounds else -1
 
@@ -110,50 +110,52 @@ def recipe(name: str, method: str, rounds: int, epochs: int = 6, **federation: o
 @contextmanager
 def pilot(folder: Path) -> Iterator[Pilot]:
     """Everything is there and waits for a run; nothing is left running afterwards."""
-    snapshot = Scene.of(folder, recipe("first", "fednh", 1))
-    snapshot.authority = Authority.make()
+    processes = Processes.of(folder, recipe("first", "fednh", 1))
+    processes.authority = Authority.make()
     try:
-        identity = snapshot.identity(Party.SERVER, "server")
+        identity = processes.identity(Party.SERVER, "server")
         ends = datetime.now(UTC) + timedelta(days=20)  # soon enough for an alert
-        snapshot.authority.issue(identity, Party.SERVER, "server", ends=ends)
-        snapshot.start("server", "server", "start", "--listen=127.0.0.1:0", "--metrics=127.0.0.1:0", party=Party.SERVER)
+        processes.authority.issue(identity, Party.SERVER, "server", ends=ends)
+        processes.start(
+            "server", "server", "start", "--listen=127.0.0.1:0", "--metrics=127.0.0.1:0", party=Party.SERVER
+        )
         address = folder / "server" / "address"
-        snapshot.wait_for(lambda: address.exists() or snapshot.running["server"].poll() is not None)
-        assert address.exists(), snapshot.logs()
-        snapshot.address = address.read_text(encoding="utf-8")
+        processes.wait_for(lambda: address.exists() or processes.running["server"].poll() is not None)
+        assert address.exists(), processes.logs()
+        processes.address = address.read_text(encoding="utf-8")
         server = target((folder / "server" / ADDRESS).read_text("utf-8"))
         with Prometheus(folder / "prometheus", server, {}, free_port()) as prometheus:
             for name in (EVALUATOR, *SITES):
-                join(snapshot, name)
-            snapshot.wait_for(lambda: len(scraped(snapshot)) == len(SITES) + 1)
-            prometheus.scrape(scraped(snapshot))
-            snapshot.wait_for(lambda: all_up(prometheus))
-            yield Pilot(snapshot, prometheus)
+                join(processes, name)
+            processes.wait_for(lambda: len(scraped(processes)) == len(SITES) + 1)
+            prometheus.scrape(scraped(processes))
+            processes.wait_for(lambda: all_up(prometheus))
+            yield Pilot(processes, prometheus)
     finally:
-        snapshot.end()
+        processes.end()
 
 
-def join(snapshot: Scene, name: str) -> None:
+def join(processes: Processes, name: str) -> None:
     """Start a daemon that stays, with metrics."""
     policy = shipped.folder("policies") / "open.toml"
     share = ("--role=evaluator",) if name == EVALUATOR else (f"--partition-index={SITES.index(name)}",)
-    (snapshot.folder / name / ADDRESS).unlink(missing_ok=True)
-    snapshot.start(
+    (processes.folder / name / ADDRESS).unlink(missing_ok=True)
+    processes.start(
         name,
         "client",
         "start",
-        f"--settings={snapshot.folder / 'site.toml'}",
+        f"--settings={processes.folder / 'site.toml'}",
         f"--site={name}",
-        f"--server={snapshot.address}",
+        f"--server={processes.address}",
         f"--policy={policy}",
         "--metrics=127.0.0.1:0",
         *share,
     )
 
 
-def scraped(snapshot: Scene) -> dict[str, str]:
+def scraped(processes: Processes) -> dict[str, str]:
     """Where each daemon that runs answers /metrics."""
-    files = {name: snapshot.folder / name / ADDRESS for name in (EVALUATOR, *SITES)}
+    files = {name: processes.folder / name / ADDRESS for name in (EVALUATOR, *SITES)}
     return {name: target(file.read_text("utf-8")) for name, file in files.items() if file.exists()}
 
 

@@ -18,7 +18,7 @@ from protofed.server.storage.ledger import Ledger
 
 
 @dataclass
-class Office(Lab):
+class OperatorLab(Lab):
     """A lab of many runs, with what stands on them.
 
     Attributes:
@@ -74,6 +74,6 @@ class Office(Lab):
             self.coordinator = current
 
 
-def office() -> Office:
+def operator_lab() -> OperatorLab:
     """In memory, without a run."""
-    return Office(recipe(), MemoryBlobs(), Ledger())
+    return OperatorLab(recipe(), MemoryBlobs(), Ledger())

@@ -14,7 +14,7 @@ REVOKED = datetime(2030, 5, 1, 12, tzinfo=UTC)
 
 
 @dataclass
-class Info:
+class CertificateInfo:
     """A server's message about a certificate."""
 
     party: str
@@ -27,19 +27,19 @@ class Info:
 
 
 @dataclass
-class StandIn:
+class OperatorStub:
     """What `certs` needs of an operator's connection."""
 
     address: str
     identity: Path | None
     plaintext: bool
-    known: ClassVar[dict[str, Info]] = {}
+    known: ClassVar[dict[str, CertificateInfo]] = {}
     dialled: ClassVar[list[tuple[str, Path | None, bool]]] = []
     down: ClassVar[bool] = False
 
-    def __enter__(self) -> StandIn:
+    def __enter__(self) -> OperatorStub:
         self.dialled.append((self.address, self.identity, self.plaintext))
-        if StandIn.down:
+        if OperatorStub.down:
             raise UnavailableError(f"no server at {self.address}")
         return self
 
@@ -49,13 +49,13 @@ class StandIn:
     def register(self, pem: str) -> None:
         one = read_certificate(pem.encode(), "pem")
         dates = one.not_before.timestamp(), one.not_after.timestamp()
-        self.known[one.fingerprint] = Info(one.party, one.name, one.fingerprint, *dates)
+        self.known[one.fingerprint] = CertificateInfo(one.party, one.name, one.fingerprint, *dates)
 
-    def revoke(self, name_or_fingerprint: str, reason: str) -> list[Info]:
+    def revoke(self, name_or_fingerprint: str, reason: str) -> list[CertificateInfo]:
         found = [one for one in self.known.values() if name_or_fingerprint in (one.name, one.fingerprint)]
         for one in found:
             one.revoked_at, one.reason = REVOKED.timestamp(), reason
         return found
 
-    def certificates(self) -> list[Info]:
+    def certificates(self) -> list[CertificateInfo]:
         return list(self.known.values())

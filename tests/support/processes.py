@@ -29,7 +29,7 @@ Process: TypeAlias = subprocess.Popen[bytes]
 
 
 @dataclass
-class Scene:
+class Processes:
     """A folder with a recipe, and the processes that were started in it.
 
     Attributes:

@@ -42,8 +42,8 @@ _DATA, _HEADERS, _RST_STREAM, _SETTINGS, _GOAWAY, _WINDOW_UPDATE = 0, 1, 3, 4, 7
 
 
 @dataclass
-class Bare:
-    """A site made of bare stubs, which answers its tasks as well as it is told to."""
+class RawClient:
+    """A site made of raw stubs, which answers its tasks as well as it is told to."""
 
     address: str
     run: str
@@ -72,7 +72,7 @@ class Bare:
         stub = self.channel.unary_unary(path, type(message).SerializeToString, answer.FromString)
         return stub(message, timeout=timeout)
 
-    def enroll(self) -> Bare:
+    def enroll(self) -> RawClient:
         """Say hello."""
         request = pb.EnrollRequest(
             caller=self.caller, protocol_version=PROTOCOL_VERSION, software_version="0", roles=[pb.ROLE_TRAINER]

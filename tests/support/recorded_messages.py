@@ -36,7 +36,7 @@ HEADERS = {
 
 
 @dataclass(frozen=True)
-class Said:
+class SentMessage:
     """One message, as its call names it and as it was on the wire."""
 
     call: str
@@ -54,7 +54,7 @@ class Upload:
     payload: Payload
 
 
-def messages(connections: Iterable[bytes | bytearray]) -> list[Said]:
+def messages(connections: Iterable[bytes | bytearray]) -> list[SentMessage]:
     """All messages of these connections.
 
     Raises:
@@ -64,7 +64,7 @@ def messages(connections: Iterable[bytes | bytearray]) -> list[Said]:
     return [_understood(call.path, data) for call in calls for data in _checked(call).messages()]
 
 
-def uploads(said: Sequence[Said]) -> list[Upload]:
+def uploads(said: Sequence[SentMessage]) -> list[Upload]:
     """Every upload, whole; no chunk is without one."""
     manifests = {(one.task_id, one.digest): one for one in of(said, pb.UploadManifest)}
     commits = {one.upload: one for one in of(said, pb.CommitRequest)}
@@ -77,12 +77,12 @@ def uploads(said: Sequence[Said]) -> list[Upload]:
     ]
 
 
-def of(said: Iterable[Said], kind: type[M]) -> list[M]:
+def of(said: Iterable[SentMessage], kind: type[M]) -> list[M]:
     """The messages of one kind."""
     return [one.message for one in said if isinstance(one.message, kind)]
 
 
-def hiding(needles: Mapping[str, bytes], said: Sequence[Said], connections: Iterable[bytes] = ()) -> set[str]:
+def hiding(needles: Mapping[str, bytes], said: Sequence[SentMessage], connections: Iterable[bytes] = ()) -> set[str]:
     """Which of these bytes were sent, as they are: on a connection, in a message, or across the chunks of an upload."""
     blobs = [upload.data for upload in uploads(said)]
     places = [*map(bytes, connections), *(one.data for one in said), *blobs]
@@ -113,7 +113,7 @@ def _checked(call: http2.Call) -> http2.Call:
     return call
 
 
-def _understood(path: str, data: bytes) -> Said:
+def _understood(path: str, data: bytes) -> SentMessage:
     method = CALLS[path]
     message = GetMessageClass(method.input_type).FromString(data)
     assert message.SerializeToString(deterministic=True) == data, f"{method.name}: other bytes than its fields give"
@@ -121,7 +121,7 @@ def _understood(path: str, data: bytes) -> Said:
     known.DiscardUnknownFields()
     assert known == message, f"{method.name} has fields that are not known"
     assert known.SerializeToString(deterministic=True) == data, f"{method.name} has fields that are not known"
-    return Said(method.name, data, message)
+    return SentMessage(method.name, data, message)
 
 
 def _whole(manifest: pb.UploadManifest, commit: pb.CommitRequest, chunks: Mapping[int, bytes]) -> Upload:

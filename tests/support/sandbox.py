@@ -20,7 +20,7 @@ DROP = f"setpriv --reuid {USER} --regid {USER} --clear-groups --no-new-privs --i
 ENVIRONMENT = {"PATH": "/usr/bin", "OMP_NUM_THREADS": "1", "TORCHINDUCTOR_CACHE_DIR": "/state"}
 
 
-class Confined:
+class Sandbox:
     """Commands in it see the system's programs, Python and protofed, and what is bound; no /tmp and nobody's home.
 
     Args:

@@ -64,7 +64,7 @@ RULES: dict[str, Any] = {
 
 
 @dataclass
-class ByHand:
+class ScriptedServer:
     """A link to a server by hand: hands out `tasks`, accepts what comes, and fails where `failing` says so."""
 
     recipe: str
@@ -125,7 +125,7 @@ def site_data() -> SiteData:
 
 
 @dataclass
-class Scene:
+class AgentHarness:
     """One site and its server."""
 
     store: Store = field(default_factory=MemoryStore)
@@ -141,7 +141,7 @@ class Scene:
     pauses: list[float] = field(default_factory=list)  # that the daemon made
 
     def __post_init__(self) -> None:
-        self.link = ByHand(Recipe.model_validate(self.recipe).wire())
+        self.link = ScriptedServer(Recipe.model_validate(self.recipe).wire())
 
     def agent(self) -> Agent:
         """A daemon that has just been started."""

@@ -59,15 +59,15 @@ def answer(
     return ServerReply(detail, sites, runs)
 
 
-def seen(*answers: ServerReply, now: float = NOW) -> RunSnapshot:
-    """The last answer as a scene, of who saw the others, too."""
+def snapshot_of(*answers: ServerReply, now: float = NOW) -> RunSnapshot:
+    """The last answer as a snapshot, of who saw the others, too."""
     memory = Memory()
     for one in answers:
         memory = memory.after(one)
     return snapshot(answers[-1], memory, now)
 
 
-def troubled(sites: int = 6) -> ServerReply:
+def mixed_reply(sites: int = 6) -> ServerReply:
     """Round 7 is tried again: of four sites each one reported, trains, failed, or was just invited; a site more is
     excluded. Round 4 was degraded.
     """

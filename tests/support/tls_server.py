@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.pki import Authority
-from tests.support.raw_client import Bare
+from tests.support.raw_client import RawClient
 
 from protofed.common.config.recipe import Recipe
 from protofed.common.pki.identity import Party, read_certificate
@@ -19,7 +19,7 @@ from protofed.protos.v1 import federation_pb2 as pb
 from protofed.server.storage.rows import CertificateRow
 
 
-class Realm:
+class TlsServer:
     """Identities under `folder`, all of one CA; whoever is a `site` here is registered.
 
     Attributes:
@@ -29,7 +29,7 @@ class Realm:
     def __init__(self, folder: Path) -> None:
         self.folder, self.authority = folder, Authority.make()
         self.server: Any = None
-        self._bare: list[Bare] = []
+        self._clients: list[RawClient] = []
 
     def identity(self, name: str = "hub", party: Party = Party.SERVER, **options: Any) -> Path:
         """Made when it is first asked for; a server's knows the operator."""
@@ -56,15 +56,15 @@ class Realm:
         """Its side of the wire."""
         return Operator(self.server.address, self.identity("boss", Party.OPERATOR))
 
-    def site(self, name: str = "site-1", run: str = "small-fedavg") -> Bare:
+    def site(self, name: str = "site-1", run: str = "small-fedavg") -> RawClient:
         """Registered, enrolled, and known to be served."""
         self.register(folder := self.identity(name, Party.SITE))
-        return self.bare(folder, name, run).enroll()
+        return self.client(folder, name, run).enroll()
 
-    def bare(self, folder: Path, name: str = "site-1", run: str = "small-fedavg") -> Bare:
+    def client(self, folder: Path, name: str = "site-1", run: str = "small-fedavg") -> RawClient:
         """A channel with an identity, whoever that lets in."""
-        self._bare.append(Bare(self.server.address, run, name, identity=folder))
-        return self._bare[-1]
+        self._clients.append(RawClient(self.server.address, run, name, identity=folder))
+        return self._clients[-1]
 
     def calls(self, code: str) -> list[Record]:
         """What the audit holds of calls that ended so."""
@@ -73,19 +73,19 @@ class Realm:
 
     def close(self) -> None:
         """Hang up."""
-        for bare in self._bare:
-            bare.channel.close()
+        for client in self._clients:
+            client.channel.close()
 
 
 @contextmanager
-def realm(folder: Path, live_server: Callable[..., Any], recipe: Recipe, **options: Any) -> Iterator[Realm]:
+def tls_server(folder: Path, live_server: Callable[..., Any], recipe: Recipe, **options: Any) -> Iterator[TlsServer]:
     """With its server."""
-    made = Realm(folder)
+    made = TlsServer(folder)
     made.server = live_server(recipe, identity=made.identity(), **options)
     yield made
     made.close()
 
 
-def still_served(site: Bare) -> bool:
+def still_served(site: RawClient) -> bool:
     """Whether the server talks to a legitimate site."""
     return isinstance(site.say("NextTask", pb.NextTaskRequest(caller=site.caller, run=site.run)), pb.NextTaskResponse)

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rich.console import Console
-from tests.support.processes import Scene
+from tests.support.processes import Processes
 
 from protofed.common.config.recipe import Recipe
 from protofed.deploy import shipped
@@ -34,16 +34,16 @@ def main() -> None:
     """Draw it."""
     target = Path(sys.argv[1]) if len(sys.argv) > 1 else PICTURE
     with tempfile.TemporaryDirectory() as folder:
-        snapshot = Scene.of(Path(folder), _recipe())
+        processes = Processes.of(Path(folder), _recipe())
         try:
-            snapshot.server()
-            snapshot.site("evaluator", "--role=evaluator")
+            processes.server()
+            processes.site("evaluator", "--role=evaluator")
             for share, name in enumerate(SITES):
-                snapshot.site(name, f"--partition-index={share}")
-            with Operator(snapshot.address, plaintext=True) as operator:
-                seen = _disturbed(snapshot, operator)
+                processes.site(name, f"--partition-index={share}")
+            with Operator(processes.address, plaintext=True) as operator:
+                seen = _disturbed(processes, operator)
         finally:
-            snapshot.end()
+            processes.end()
     console = Console(width=WIDTH, height=HEIGHT, record=True, file=io.StringIO(), force_terminal=True)
     console.print(WatchScreen(seen, HEIGHT))
     drawn = console.export_svg(title=f"protofed runs watch {seen.run}")
@@ -71,9 +71,9 @@ def _recipe() -> Recipe:
     )
 
 
-def _disturbed(snapshot: Scene, operator: Operator) -> Seen:
+def _disturbed(processes: Processes, operator: Operator) -> Seen:
     """The run in the middle of a round, when some sites have reported and others train."""
-    watcher = Watcher(operator, snapshot.recipe.name)
+    watcher = Watcher(operator, processes.recipe.name)
 
     def until(reached: Callable[[Seen], bool]) -> Seen:
         while not reached(seen := watcher.snapshot()):
@@ -83,9 +83,9 @@ def _disturbed(snapshot: Scene, operator: Operator) -> Seen:
         return seen
 
     until(lambda seen: seen.round == 3 and _training(seen) > 2)
-    snapshot.running[LATE].send_signal(signal.SIGSTOP)
+    processes.running[LATE].send_signal(signal.SIGSTOP)
     until(lambda seen: seen.round > 3)
-    snapshot.running[LATE].send_signal(signal.SIGCONT)
+    processes.running[LATE].send_signal(signal.SIGCONT)
     until(lambda seen: seen.round == 5)
     operator.exclude(OUT, "labels under review, ticket 4711")
     return until(lambda seen: seen.round > 7 and seen.reported > 0 and _training(seen) > 1)

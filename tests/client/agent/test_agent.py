@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import structlog
 import torch
-from tests.support.scripted_server import RULES, RUN, Scene, first_model, site_data, work
+from tests.support.scripted_server import RULES, RUN, AgentHarness, first_model, site_data, work
 from torch import nn
 
 from protofed.client.agent.agent import EXCLUDED_PAUSE_S, INCIDENT_PAUSE_S
@@ -54,12 +54,12 @@ def plain_logs(quiet_logs: None) -> None:
 def test_the_first_model_is_the_seeds_whoever_makes_it() -> None:
     made = []
     for name, seed in (("ann", 0), ("bob", 0), ("ann", 1)):
-        scene = Scene(name=name, recipe={**RUN, "seed": seed})
-        task = scene.offer(TaskKind.INITIALISE, 0)
-        scene.agent().step(0.0)
-        ((pushed, released),) = scene.link.pushed
+        harness = AgentHarness(name=name, recipe={**RUN, "seed": seed})
+        task = harness.offer(TaskKind.INITIALISE, 0)
+        harness.agent().step(0.0)
+        ((pushed, released),) = harness.link.pushed
         assert pushed == task
-        assert scene.store.unsettled("run") == []
+        assert harness.store.unsettled("run") == []
         made.append(released)
     assert made[0].data == made[1].data != made[2].data
     assert {spec.part for spec in made[0].manifest.tensors} == {Part.BODY, Part.HEAD}
@@ -67,13 +67,13 @@ def test_the_first_model_is_the_seeds_whoever_makes_it() -> None:
 
 
 def test_the_first_model_moves_no_other_random_number() -> None:
-    scene = Scene()
-    daemon = scene.agent()
+    harness = AgentHarness()
+    daemon = harness.agent()
     daemon.step(0.0)
-    scene.offer(TaskKind.INITIALISE, 0)
+    harness.offer(TaskKind.INITIALISE, 0)
     before = torch.get_rng_state()
     daemon.step(0.0)
-    assert len(scene.link.pushed) == 1
+    assert len(harness.link.pushed) == 1
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -81,130 +81,130 @@ def test_the_first_model_moves_no_other_random_number() -> None:
 
 
 def test_a_fit_is_on_the_sites_disk_before_it_is_pushed() -> None:
-    scene = Scene()
-    task = scene.fit(1)
+    harness = AgentHarness()
+    task = harness.fit(1)
 
     def staged(pushed: Task) -> None:
-        assert [held for held, _ in scene.store.unsettled("run")] == [pushed] == [task]
-        assert scene.store.held("run", 9) == SiteState()
+        assert [held for held, _ in harness.store.unsettled("run")] == [pushed] == [task]
+        assert harness.store.held("run", 9) == SiteState()
 
-    scene.link.before_push = staged
-    assert scene.agent().step(0.0) == task
-    ((_, released),) = scene.link.pushed
-    held = scene.store.held("run", 9)
+    harness.link.before_push = staged
+    assert harness.agent().step(0.0) == task
+    ((_, released),) = harness.link.pushed
+    held = harness.store.held("run", 9)
     assert held.personal is not None
     assert same_tensors(held.personal, codec.decode(released.data))  # FedAvg sends what it keeps
     assert released.metrics.keys() == {"loss"}
-    assert scene.store.unsettled("run") == []
-    assert scene.declined() == []
+    assert harness.store.unsettled("run") == []
+    assert harness.declined() == []
 
 
 def test_a_fit_is_repeatable_and_differs_by_site_and_round() -> None:
     made = {}
     for key in (("ann", 1, "a"), ("ann", 1, "b"), ("bob", 1, "a"), ("ann", 2, "a")):
-        scene = Scene(name=key[0])
-        scene.fit(key[1], task_id=key[2])
-        scene.agent().step(0.0)
-        made[key] = scene.link.pushed[0][1].data
+        harness = AgentHarness(name=key[0])
+        harness.fit(key[1], task_id=key[2])
+        harness.agent().step(0.0)
+        made[key] = harness.link.pushed[0][1].data
     assert made["ann", 1, "a"] == made["ann", 1, "b"]
     assert len(set(made.values())) == 3
 
 
 def test_memory_of_the_last_round_that_counted_is_the_next_ones_start() -> None:
-    scene = Scene(recipe={**RUN, "method": {"name": "solo"}})
-    daemon = scene.agent()
+    harness = AgentHarness(recipe={**RUN, "method": {"name": "solo"}})
+    daemon = harness.agent()
     seen: list[float] = []
     for number, verdict in ((1, Verdict.ACCEPTED), (2, Verdict.STALE), (3, Verdict.ACCEPTED)):
-        scene.link.verdict = verdict
-        scene.fit(number)
+        harness.link.verdict = verdict
+        harness.fit(number)
         daemon.step(0.0)
-        seen.append(scene.store.held("run", 9).round)
+        seen.append(harness.store.held("run", 9).round)
     assert seen == [1, 1, 3]
-    assert [codec.decode(released.data) for _, released in scene.link.pushed] == [{}, {}, {}]
+    assert [codec.decode(released.data) for _, released in harness.link.pushed] == [{}, {}, {}]
 
 
 def test_a_link_that_dies_in_a_push_is_mended_with_the_same_bytes() -> None:
-    scene = Scene()
-    task = scene.fit(1)
-    scene.link.failing["push"] = [NotEnrolledError("restarted")]
-    daemon = scene.agent()
+    harness = AgentHarness()
+    task = harness.fit(1)
+    harness.link.failing["push"] = [NotEnrolledError("restarted")]
+    daemon = harness.agent()
     assert daemon.step(0.0) == Wait(0.0)
-    assert scene.link.calls == {"enroll": 1, "next_task": 1, "fetch": 1, "push": 1}
+    assert harness.link.calls == {"enroll": 1, "next_task": 1, "fetch": 1, "push": 1}
     assert daemon.step(0.0) == Wait(1.0)  # handed in before anything else is asked for
-    assert scene.link.calls == {"enroll": 2, "next_task": 2, "fetch": 1, "push": 2}
-    (first, lost), (second, kept) = scene.link.tried
+    assert harness.link.calls == {"enroll": 2, "next_task": 2, "fetch": 1, "push": 2}
+    (first, lost), (second, kept) = harness.link.tried
     assert first.task_id == second.task_id == task.task_id
     assert (lost.data, lost.metrics) == (kept.data, kept.metrics)
-    assert scene.store.held("run", 2).round == 1
-    assert scene.declined() == []
+    assert harness.store.held("run", 2).round == 1
+    assert harness.declined() == []
 
 
 def test_a_restarted_daemon_hands_in_what_has_no_receipt(tmp_path: Path) -> None:
-    scene = Scene(store=DiskStore(tmp_path), rules={**RULES, "example_count": True})
-    task = scene.fit(1)
-    scene.link.failing["push"] = [UnavailableError("the connection was closed")]
+    harness = AgentHarness(store=DiskStore(tmp_path), rules={**RULES, "example_count": True})
+    task = harness.fit(1)
+    harness.link.failing["push"] = [UnavailableError("the connection was closed")]
     with pytest.raises(UnavailableError):
-        scene.agent().step(0.0)
-    scene.restart(tmp_path)
-    assert scene.agent().step(0.0) == Wait(1.0)
-    (_, lost), (again, kept) = scene.link.tried
+        harness.agent().step(0.0)
+    harness.restart(tmp_path)
+    assert harness.agent().step(0.0) == Wait(1.0)
+    (_, lost), (again, kept) = harness.link.tried
     assert again == task
     assert (lost.data, lost.metrics, lost.weight) == (kept.data, kept.metrics, kept.weight)
     assert kept.weight == 12.0
-    assert scene.link.calls["fetch"] == 1  # it was not trained again
-    assert scene.store.held("run", 2).round == 1
+    assert harness.link.calls["fetch"] == 1  # it was not trained again
+    assert harness.store.held("run", 2).round == 1
 
 
 def test_what_is_handed_in_late_is_forgotten_if_the_round_is_closed(tmp_path: Path) -> None:
-    scene = Scene(store=DiskStore(tmp_path))
-    scene.fit(1)
-    scene.link.failing["push"] = [UnavailableError("the connection was closed")]
+    harness = AgentHarness(store=DiskStore(tmp_path))
+    harness.fit(1)
+    harness.link.failing["push"] = [UnavailableError("the connection was closed")]
     with pytest.raises(UnavailableError):
-        scene.agent().step(0.0)
-    scene.restart(tmp_path)
-    scene.link.verdict = Verdict.STALE
-    scene.agent().step(0.0)
-    assert (scene.store.held("run", 9), scene.store.unsettled("run")) == (SiteState(), [])
+        harness.agent().step(0.0)
+    harness.restart(tmp_path)
+    harness.link.verdict = Verdict.STALE
+    harness.agent().step(0.0)
+    assert (harness.store.held("run", 9), harness.store.unsettled("run")) == (SiteState(), [])
 
 
 def test_what_is_handed_in_late_passes_the_policy_of_today(tmp_path: Path) -> None:
-    scene = Scene(store=DiskStore(tmp_path))
-    task = scene.fit(1)
-    scene.link.failing["push"] = [UnavailableError("the connection was closed")]
+    harness = AgentHarness(store=DiskStore(tmp_path))
+    task = harness.fit(1)
+    harness.link.failing["push"] = [UnavailableError("the connection was closed")]
     with pytest.raises(UnavailableError):
-        scene.agent().step(0.0)
-    scene.restart(tmp_path)
-    scene.rules["max_update_mb"] = 1e-6
-    scene.agent().step(0.0)
-    assert scene.link.pushed == []
-    assert scene.declined() == [(task.task_id, FailureReason.POLICY)]
+        harness.agent().step(0.0)
+    harness.restart(tmp_path)
+    harness.rules["max_update_mb"] = 1e-6
+    harness.agent().step(0.0)
+    assert harness.link.pushed == []
+    assert harness.declined() == [(task.task_id, FailureReason.POLICY)]
 
 
 def test_a_base_is_fetched_once() -> None:
-    scene = Scene()
-    daemon = scene.agent()
-    scene.fit(1)
-    scene.fit(2)
-    scene.score(2)
-    scene.fit(3, base=first_model(seed=6))
+    harness = AgentHarness()
+    daemon = harness.agent()
+    harness.fit(1)
+    harness.fit(2)
+    harness.score(2)
+    harness.fit(3, base=first_model(seed=6))
     for fetches in (1, 1, 1, 2):
         daemon.step(0.0)
-        assert scene.link.calls["fetch"] == fetches
-    assert scene.declined() == []
+        assert harness.link.calls["fetch"] == fetches
+    assert harness.declined() == []
 
 
 def test_what_the_server_did_not_take_is_handed_in_again_without_training() -> None:
-    scene = Scene()
-    task = scene.fit(1)
-    scene.link.failing["push"] = [OverQuotaError("too many uploads")]
-    daemon = scene.agent()
+    harness = AgentHarness()
+    task = harness.fit(1)
+    harness.link.failing["push"] = [OverQuotaError("too many uploads")]
+    daemon = harness.agent()
     daemon.step(0.0)
-    scene.now.check = never  # type: ignore[method-assign]
-    scene.link.tasks.append(task)
+    harness.now.check = never  # type: ignore[method-assign]
+    harness.link.tasks.append(task)
     daemon.step(0.0)
-    (_, first), (again, second) = scene.link.tried
+    (_, first), (again, second) = harness.link.tried
     assert (again, first.data) == (task, second.data)
-    assert (scene.store.held("run", 2).round, scene.store.unsettled("run"), scene.declined()) == (1, [], [])
+    assert (harness.store.held("run", 2).round, harness.store.unsettled("run"), harness.declined()) == (1, [], [])
 
 
 def never() -> None:
@@ -215,15 +215,15 @@ def never() -> None:
 
 
 def test_a_task_that_the_server_takes_back_ends_nothing() -> None:
-    scene = Scene()
-    daemon = scene.agent()
-    scene.fit(1)
-    scene.link.failing["push"] = [ProtocolError("no such task")]
+    harness = AgentHarness()
+    daemon = harness.agent()
+    harness.fit(1)
+    harness.link.failing["push"] = [ProtocolError("no such task")]
     daemon.step(0.0)
-    last = scene.fit(2)
+    last = harness.fit(2)
     daemon.step(0.0)
-    assert [task for task, _ in scene.link.pushed] == [last]
-    assert scene.declined() == []
+    assert [task for task, _ in harness.link.pushed] == [last]
+    assert harness.declined() == []
 
 
 @pytest.mark.parametrize(
@@ -231,20 +231,20 @@ def test_a_task_that_the_server_takes_back_ends_nothing() -> None:
     [{"methods": ["fednh"]}, {"parts": ["body", "prototypes"]}],
 )
 def test_a_run_that_the_policy_does_not_name_is_declined(rules: dict[str, Any]) -> None:
-    scene = Scene(rules={**RULES, **rules}, load_data=not_to_be_loaded)
-    tasks = [scene.offer(TaskKind.INITIALISE, 0), scene.fit(1), scene.score(1)]
-    work(scene.agent(), 3)
-    assert scene.declined() == [(task.task_id, FailureReason.POLICY) for task in tasks]
-    assert scene.link.calls == {"enroll": 1, "next_task": 3}  # nothing fetched, nothing pushed, nothing reported
+    harness = AgentHarness(rules={**RULES, **rules}, load_data=not_to_be_loaded)
+    tasks = [harness.offer(TaskKind.INITIALISE, 0), harness.fit(1), harness.score(1)]
+    work(harness.agent(), 3)
+    assert harness.declined() == [(task.task_id, FailureReason.POLICY) for task in tasks]
+    assert harness.link.calls == {"enroll": 1, "next_task": 3}  # nothing fetched, nothing pushed, nothing reported
 
 
 def test_an_update_that_the_policy_refuses_does_not_leave() -> None:
-    scene = Scene(rules={**RULES, "max_update_mb": 1e-6})
-    task = scene.fit(1)
-    scene.agent().step(0.0)
-    assert scene.declined() == [(task.task_id, FailureReason.POLICY)]
-    assert scene.link.calls["push"] == 0
-    assert (scene.store.held("run", 9), scene.store.unsettled("run")) == (SiteState(), [])
+    harness = AgentHarness(rules={**RULES, "max_update_mb": 1e-6})
+    task = harness.fit(1)
+    harness.agent().step(0.0)
+    assert harness.declined() == [(task.task_id, FailureReason.POLICY)]
+    assert harness.link.calls["push"] == 0
+    assert (harness.store.held("run", 9), harness.store.unsettled("run")) == (SiteState(), [])
 
 
 @pytest.mark.parametrize(
@@ -259,11 +259,11 @@ def test_an_update_that_the_policy_refuses_does_not_leave() -> None:
     ],
 )
 def test_a_run_that_this_site_cannot_make_sense_of_is_declined(table: dict[str, Any]) -> None:
-    scene = Scene(recipe={**RUN, **table}, load_data=not_to_be_loaded)
-    task = scene.fit(1)
-    scene.agent().step(0.0)
-    assert scene.declined() == [(task.task_id, FailureReason.REFUSED)]
-    assert scene.link.calls == {"enroll": 1, "next_task": 1}
+    harness = AgentHarness(recipe={**RUN, **table}, load_data=not_to_be_loaded)
+    task = harness.fit(1)
+    harness.agent().step(0.0)
+    assert harness.declined() == [(task.task_id, FailureReason.REFUSED)]
+    assert harness.link.calls == {"enroll": 1, "next_task": 1}
 
 
 @pytest.mark.parametrize(
@@ -281,23 +281,23 @@ def test_a_run_that_this_site_cannot_make_sense_of_is_declined(table: dict[str, 
     ],
 )
 def test_a_recipe_that_is_out_of_range_is_declined(said: str, instead: str) -> None:
-    scene = Scene(load_data=not_to_be_loaded)
-    assert said in scene.link.recipe
-    scene.link.recipe = scene.link.recipe.replace(said, instead)
-    task = scene.fit(1)
-    scene.agent().step(0.0)
-    assert scene.declined() == [(task.task_id, FailureReason.REFUSED)]
-    assert scene.link.calls == {"enroll": 1, "next_task": 1}
+    harness = AgentHarness(load_data=not_to_be_loaded)
+    assert said in harness.link.recipe
+    harness.link.recipe = harness.link.recipe.replace(said, instead)
+    task = harness.fit(1)
+    harness.agent().step(0.0)
+    assert harness.declined() == [(task.task_id, FailureReason.REFUSED)]
+    assert harness.link.calls == {"enroll": 1, "next_task": 1}
 
 
 def test_code_that_the_policy_does_not_name_is_never_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "site_of_evil.py").write_text("import pathlib; pathlib.Path(__file__).with_name('ran').touch()")
     monkeypatch.syspath_prepend(str(tmp_path))
-    scene = Scene(recipe={**RUN, "model": {"name": "site_of_evil:make"}})
-    scene.rules["plugins"] = ["site_of_evil:other"]
-    tasks = [scene.offer(TaskKind.INITIALISE, 0), scene.fit(1)]
-    work(scene.agent(), 2)
-    assert scene.declined() == [(task.task_id, FailureReason.REFUSED) for task in tasks]
+    harness = AgentHarness(recipe={**RUN, "model": {"name": "site_of_evil:make"}})
+    harness.rules["plugins"] = ["site_of_evil:other"]
+    tasks = [harness.offer(TaskKind.INITIALISE, 0), harness.fit(1)]
+    work(harness.agent(), 2)
+    assert harness.declined() == [(task.task_id, FailureReason.REFUSED) for task in tasks]
     assert "site_of_evil" not in sys.modules
     assert not (tmp_path / "ran").exists()
 
@@ -306,11 +306,11 @@ def test_a_run_that_the_sites_data_do_not_serve_is_declined() -> None:
     def broken(_: Recipe) -> SiteData:
         raise DataError("no data at /data")
 
-    scene = Scene(load_data=broken)
-    tasks = [scene.fit(1), scene.score(1)]
-    work(scene.agent(), 2)
-    assert scene.declined() == [(task.task_id, FailureReason.DATA) for task in tasks]
-    assert scene.link.calls == {"enroll": 1, "next_task": 2}
+    harness = AgentHarness(load_data=broken)
+    tasks = [harness.fit(1), harness.score(1)]
+    work(harness.agent(), 2)
+    assert harness.declined() == [(task.task_id, FailureReason.DATA) for task in tasks]
+    assert harness.link.calls == {"enroll": 1, "next_task": 2}
 
 
 def scoring_only(recipe: Recipe) -> SiteData:
@@ -377,12 +377,12 @@ class FullDisk(MemoryStore):
 def test_a_task_that_cannot_be_done_is_declined_by_its_reason(
     changes: dict[str, Any], kind: TaskKind, reason: FailureReason
 ) -> None:
-    scene = Scene(**changes)
-    first, second = (scene.offer(kind, number, first_model()) for number in (1, 2))
-    work(scene.agent(), 2)
-    assert scene.declined() == [(first.task_id, reason), (second.task_id, reason)]
-    assert scene.link.calls["push"] == scene.link.calls["report"] == 0
-    assert scene.store.held("run", 9) == SiteState()
+    harness = AgentHarness(**changes)
+    first, second = (harness.offer(kind, number, first_model()) for number in (1, 2))
+    work(harness.agent(), 2)
+    assert harness.declined() == [(first.task_id, reason), (second.task_id, reason)]
+    assert harness.link.calls["push"] == harness.link.calls["report"] == 0
+    assert harness.store.held("run", 9) == SiteState()
 
 
 def fednh(**parts: Any) -> Payload:
@@ -414,26 +414,26 @@ def fednh(**parts: Any) -> Payload:
     ],
 )
 def test_a_model_that_does_not_fit_is_declined(method: str, base: Payload, kind: TaskKind) -> None:
-    scene = Scene(recipe={**RUN, "method": {"name": method}}, roles=frozenset(Role))
-    task = scene.offer(kind, 1, base)
-    fine = scene.offer(kind, 2, fednh() if method == "fednh" else first_model())
-    work(scene.agent(), 2)
-    assert scene.declined() == [(task.task_id, FailureReason.REFUSED)]
-    done = [pushed.task_id for pushed, _ in scene.link.pushed] if kind is TaskKind.FIT else scene.link.scores
+    harness = AgentHarness(recipe={**RUN, "method": {"name": method}}, roles=frozenset(Role))
+    task = harness.offer(kind, 1, base)
+    fine = harness.offer(kind, 2, fednh() if method == "fednh" else first_model())
+    work(harness.agent(), 2)
+    assert harness.declined() == [(task.task_id, FailureReason.REFUSED)]
+    done = [pushed.task_id for pushed, _ in harness.link.pushed] if kind is TaskKind.FIT else harness.link.scores
     assert len(done) == 1
-    assert fine.task_id not in dict(scene.declined())
+    assert fine.task_id not in dict(harness.declined())
 
 
 @pytest.mark.parametrize("failure", ["garbage", "damaged"])
 def test_bytes_that_are_no_model_are_declined(failure: str) -> None:
-    scene = Scene()
-    task = scene.fit(1)
+    harness = AgentHarness()
+    task = harness.fit(1)
     if failure == "garbage":
-        scene.link.blobs[str(task.base_digest)] = b"\x80\x04garbage"
+        harness.link.blobs[str(task.base_digest)] = b"\x80\x04garbage"
     else:
-        scene.link.failing["fetch"] = [CodecError("arrived damaged 3 times")]
-    scene.agent().step(0.0)
-    assert scene.declined() == [(task.task_id, FailureReason.REFUSED)]
+        harness.link.failing["fetch"] = [CodecError("arrived damaged 3 times")]
+    harness.agent().step(0.0)
+    assert harness.declined() == [(task.task_id, FailureReason.REFUSED)]
 
 
 def not_to_be_loaded(_: Recipe) -> SiteData:
@@ -444,32 +444,32 @@ def not_to_be_loaded(_: Recipe) -> SiteData:
 
 
 def test_a_task_called_off_leaves_nothing_behind() -> None:
-    scene = Scene()
-    daemon = scene.agent()
-    scene.fit(1)
-    off = scene.fit(2)
-    last = scene.fit(3)
-    scene.now.called_off = off.task_id
+    harness = AgentHarness()
+    daemon = harness.agent()
+    harness.fit(1)
+    off = harness.fit(2)
+    last = harness.fit(3)
+    harness.now.called_off = off.task_id
     work(daemon, 3)
-    assert [(task.task_id, scene.link.calls["push"]) for task, _ in scene.link.tried] == [
+    assert [(task.task_id, harness.link.calls["push"]) for task, _ in harness.link.tried] == [
         ("n-fit-1", 2),
         (last.task_id, 2),
     ]
-    assert scene.declined() == []
-    assert (scene.store.unsettled("run"), scene.store.held("run", 3).round) == ([], 0)
-    assert scene.store.held("run", 4).round == 3
+    assert harness.declined() == []
+    assert (harness.store.unsettled("run"), harness.store.held("run", 3).round) == ([], 0)
+    assert harness.store.held("run", 4).round == 3
 
 
 def test_memory_is_as_before_a_task_that_was_called_off() -> None:
-    scene = Scene(recipe={**RUN, "method": {"name": "solo"}})
-    daemon = scene.agent()
-    scene.fit(1)
+    harness = AgentHarness(recipe={**RUN, "method": {"name": "solo"}})
+    daemon = harness.agent()
+    harness.fit(1)
     daemon.step(0.0)
-    before = scene.store.held("run", 9)
-    scene.now.called_off = scene.fit(2).task_id
+    before = harness.store.held("run", 9)
+    harness.now.called_off = harness.fit(2).task_id
     daemon.step(0.0)
-    assert scene.store.held("run", 9) is before
-    assert scene.store.unsettled("run") == []
+    assert harness.store.held("run", 9) is before
+    assert harness.store.unsettled("run") == []
 
 
 class Watched(DaemonStatus):
@@ -483,23 +483,23 @@ class Watched(DaemonStatus):
 
 
 def test_a_heartbeat_sees_how_far_training_is() -> None:
-    scene = Scene(now=Watched())
-    scene.now.seen = []  # type: ignore[attr-defined]
-    task = scene.fit(1)
-    daemon = scene.agent()
+    harness = AgentHarness(now=Watched())
+    harness.now.seen = []  # type: ignore[attr-defined]
+    task = harness.fit(1)
+    daemon = harness.agent()
     daemon.step(0.0)
     steps = [(epoch, 2, True) for epoch in (1, 1, 1, 2, 2, 2)]  # 12 examples in batches of 4
-    assert scene.now.seen == [Progress(task.task_id, Activity.TRAINING, *step, 77) for step in steps]  # type: ignore[attr-defined]
-    assert (scene.now.run, scene.now.heartbeat_s) == ("run", 0.125)
-    assert (scene.now.task_id, scene.now.activity) == ("", Activity.IDLE)
+    assert harness.now.seen == [Progress(task.task_id, Activity.TRAINING, *step, 77) for step in steps]  # type: ignore[attr-defined]
+    assert (harness.now.run, harness.now.heartbeat_s) == ("run", 0.125)
+    assert (harness.now.task_id, harness.now.activity) == ("", Activity.IDLE)
 
 
 def test_a_heartbeat_sees_the_upload() -> None:
-    scene = Scene()
-    task = scene.fit(1)
+    harness = AgentHarness()
+    task = harness.fit(1)
     seen: list[Progress] = []
-    scene.link.before_push = lambda _: seen.append(scene.now.progress(0))
-    scene.agent().step(0.0)
+    harness.link.before_push = lambda _: seen.append(harness.now.progress(0))
+    harness.agent().step(0.0)
     assert [(beat.task_id, beat.activity) for beat in seen] == [(task.task_id, Activity.UPLOADING)]
 
 
@@ -510,31 +510,31 @@ GLOBAL = {"global.accuracy", "global.balanced_accuracy"}
 
 
 def test_personal_scores_come_only_from_a_fit_that_counted() -> None:
-    scene = Scene()
-    daemon = scene.agent()
-    scene.score(1)
+    harness = AgentHarness()
+    daemon = harness.agent()
+    harness.score(1)
     for verdict in (Verdict.STALE, Verdict.ACCEPTED):
-        scene.link.verdict = verdict
-        scene.fit(2, task_id=verdict)
-        scene.score(2)
+        harness.link.verdict = verdict
+        harness.fit(2, task_id=verdict)
+        harness.score(2)
         work(daemon, 2)
     daemon.step(0.0)
-    assert [set(scores) for scores in scene.link.scores] == [set(), set(), PERSONAL]
+    assert [set(scores) for scores in harness.link.scores] == [set(), set(), PERSONAL]
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fednh", "solo"])
 def test_personal_scores_are_those_of_the_sites_own_model(method: str) -> None:
-    scene = Scene(recipe={**RUN, "method": {"name": method}, "plan": {"epochs": 20, "lr": 0.5}})
-    daemon = scene.agent()
+    harness = AgentHarness(recipe={**RUN, "method": {"name": method}, "plan": {"epochs": 20, "lr": 0.5}})
+    daemon = harness.agent()
     base, later = (fednh(), fednh(prototypes={"mean": -np.eye(3, 4, dtype=np.float32)}))
     if method != "fednh":
         base, later = first_model(), first_model(seed=6)
-    scene.fit(1, base)
-    scene.score(1, later)
+    harness.fit(1, base)
+    harness.score(1, later)
     work(daemon, 2)
-    personal = scene.store.held("run", 2).personal
+    personal = harness.store.held("run", 2).personal
     assert personal is not None
-    ((scores),) = scene.link.scores
+    ((scores),) = harness.link.scores
     assert scores["personal.accuracy"] == accuracy(method, personal)
     assert scores["personal.accuracy"] != accuracy(method, installed(method, later))
 
@@ -565,37 +565,37 @@ def test_a_model_is_scored_once_and_another_one_again(monkeypatch: pytest.Monkey
         return tally(model, data)
 
     monkeypatch.setattr(score_sets, "tally", counted)
-    scene = Scene()
-    daemon = scene.agent()
+    harness = AgentHarness()
+    daemon = harness.agent()
     done = []
     for number, task_id in ((1, "a"), (1, ""), (2, "b"), (2, "c")):  # round 2 is opened again
         if task_id:
-            scene.fit(number, first_model(seed=ord(task_id)), task_id)
+            harness.fit(number, first_model(seed=ord(task_id)), task_id)
             daemon.step(0.0)
-        scene.score(number, first_model(seed=number))
+        harness.score(number, first_model(seed=number))
         daemon.step(0.0)
         done.append(len(tallies))
     assert done == [1, 1, 2, 3]
-    assert scene.link.scores[0] == scene.link.scores[1]
+    assert harness.link.scores[0] == harness.link.scores[1]
 
 
 def test_an_evaluator_scores_the_global_model() -> None:
-    scene = Scene(roles=frozenset({Role.EVALUATOR}), load_data=scoring_only)
-    daemon = scene.agent()
+    harness = AgentHarness(roles=frozenset({Role.EVALUATOR}), load_data=scoring_only)
+    daemon = harness.agent()
     for seed in (5, 6):
-        scene.score(seed - 4, first_model(seed=seed))
+        harness.score(seed - 4, first_model(seed=seed))
         daemon.step(0.0)
-    assert [set(scores) for scores in scene.link.scores] == [GLOBAL, GLOBAL]
-    for seed, scores in zip((5, 6), scene.link.scores, strict=True):
+    assert [set(scores) for scores in harness.link.scores] == [GLOBAL, GLOBAL]
+    for seed, scores in zip((5, 6), harness.link.scores, strict=True):
         assert scores["global.accuracy"] == accuracy("fedavg", first_model(seed=seed))
 
 
 def test_a_daemon_of_both_roles_gives_both() -> None:
-    scene = Scene(roles=frozenset(Role))
-    scene.fit(1)
-    scene.score(1)
-    work(scene.agent(), 2)
-    assert set(scene.link.scores[0]) == PERSONAL | GLOBAL
+    harness = AgentHarness(roles=frozenset(Role))
+    harness.fit(1)
+    harness.score(1)
+    work(harness.agent(), 2)
+    assert set(harness.link.scores[0]) == PERSONAL | GLOBAL
 
 
 LOCAL = {f"{of}.local.{name}" for of in ("global", "personal") for name in ("accuracy", "balanced_accuracy")}
@@ -608,29 +608,29 @@ def with_local_test(recipe: Recipe) -> SiteData:
 
 
 def test_the_global_model_is_scored_on_a_sites_own_test_set_too() -> None:
-    scene = Scene(rules=WITH_LOCAL, load_data=with_local_test)
-    scene.score(1)  # before the site has a model of its own
-    scene.fit(2)
-    scene.score(2)
-    work(scene.agent(), 3)
-    assert scene.link.scores[0].keys() == {name for name in LOCAL if name.startswith("global")}
-    assert scene.link.scores[1].keys() == PERSONAL | LOCAL
-    assert scene.link.scores[1]["global.local.accuracy"] == scene.link.scores[0]["global.local.accuracy"]
+    harness = AgentHarness(rules=WITH_LOCAL, load_data=with_local_test)
+    harness.score(1)  # before the site has a model of its own
+    harness.fit(2)
+    harness.score(2)
+    work(harness.agent(), 3)
+    assert harness.link.scores[0].keys() == {name for name in LOCAL if name.startswith("global")}
+    assert harness.link.scores[1].keys() == PERSONAL | LOCAL
+    assert harness.link.scores[1]["global.local.accuracy"] == harness.link.scores[0]["global.local.accuracy"]
 
 
 def test_without_a_common_test_set_only_the_own_one_gives_scores() -> None:
     def own_only(recipe: Recipe) -> SiteData:
         return replace(with_local_test(recipe), test=no_examples(recipe.input))
 
-    scene = Scene(rules=WITH_LOCAL, load_data=own_only)
-    scene.fit(1)
-    scene.score(1)
-    work(scene.agent(), 2)
-    assert scene.link.scores[0].keys() == LOCAL
+    harness = AgentHarness(rules=WITH_LOCAL, load_data=own_only)
+    harness.fit(1)
+    harness.score(1)
+    work(harness.agent(), 2)
+    assert harness.link.scores[0].keys() == LOCAL
 
 
 def test_a_method_that_predicts_with_what_it_installs_is_scored_as_downloaded() -> None:
-    scene = Scene(
+    harness = AgentHarness(
         recipe={**RUN, "method": {"name": "cwfedavg"}},
         rules={
             **WITH_LOCAL,
@@ -640,30 +640,30 @@ def test_a_method_that_predicts_with_what_it_installs_is_scored_as_downloaded() 
         },
         load_data=with_local_test,
     )
-    scene.fit(1, first_model(seed=5))
+    harness.fit(1, first_model(seed=5))
     for seed in (6, 6, 7):
-        scene.score(1, first_model(seed=seed))
-    work(scene.agent(), 4)
-    assert [scores["personal.accuracy"] for scores in scene.link.scores] == [
+        harness.score(1, first_model(seed=seed))
+    work(harness.agent(), 4)
+    assert [scores["personal.accuracy"] for scores in harness.link.scores] == [
         accuracy("fedavg", first_model(seed=seed)) for seed in (6, 6, 7)
     ]
-    assert "global.local.accuracy" not in scene.link.scores[0]  # there is no model of all sites
+    assert "global.local.accuracy" not in harness.link.scores[0]  # there is no model of all sites
 
 
 def test_a_policy_names_what_is_told_of_every_class_once() -> None:
-    scene = Scene(roles=frozenset({Role.EVALUATOR}), rules={**RULES, "metrics": ["global.recall"]})
-    scene.score(1)
-    work(scene.agent(), 1)
-    assert scene.link.scores[0].keys() == {"global.recall.0", "global.recall.1", "global.recall.2"}
+    harness = AgentHarness(roles=frozenset({Role.EVALUATOR}), rules={**RULES, "metrics": ["global.recall"]})
+    harness.score(1)
+    work(harness.agent(), 1)
+    assert harness.link.scores[0].keys() == {"global.recall.0", "global.recall.1", "global.recall.2"}
 
 
 def test_scores_pass_the_policy() -> None:
-    scene = Scene(roles=frozenset(Role), rules={**RULES, "metrics": ["personal.pm_v"]})
-    scene.fit(1)
-    scene.score(1)
-    work(scene.agent(), 2)
-    assert set(scene.link.scores[0]) == {"personal.pm_v"}
-    assert scene.link.pushed[0][1].metrics == {}
+    harness = AgentHarness(roles=frozenset(Role), rules={**RULES, "metrics": ["personal.pm_v"]})
+    harness.fit(1)
+    harness.score(1)
+    work(harness.agent(), 2)
+    assert set(harness.link.scores[0]) == {"personal.pm_v"}
+    assert harness.link.pushed[0][1].metrics == {}
 
 
 # Enrolling
@@ -671,83 +671,83 @@ def test_scores_pass_the_policy() -> None:
 
 @pytest.mark.parametrize("call", ["enroll", "next_task"])
 def test_an_excluded_site_waits_and_enrolls_again(call: str) -> None:
-    scene = Scene()
-    task = scene.fit(1)
-    scene.link.failing[call] = [ExcludedError("by the operator")]
-    daemon = scene.agent()
+    harness = AgentHarness()
+    task = harness.fit(1)
+    harness.link.failing[call] = [ExcludedError("by the operator")]
+    daemon = harness.agent()
     assert daemon.step(0.0) == Wait(0.0)
-    assert scene.pauses == [EXCLUDED_PAUSE_S]
+    assert harness.pauses == [EXCLUDED_PAUSE_S]
     assert daemon.step(0.0) == task
-    assert scene.link.calls["enroll"] == 2
+    assert harness.link.calls["enroll"] == 2
 
 
 @pytest.mark.parametrize("call", ["enroll", "next_task", "push"])
 def test_after_an_incident_on_the_server_the_site_enrolls_again_and_loses_nothing(call: str) -> None:
-    scene = Scene()
-    task = scene.fit(1)
-    scene.link.failing[call] = [IncidentError("internal error, incident 0")]
-    daemon = scene.agent()
+    harness = AgentHarness()
+    task = harness.fit(1)
+    harness.link.failing[call] = [IncidentError("internal error, incident 0")]
+    daemon = harness.agent()
     assert daemon.step(0.0) == Wait(0.0)
-    assert scene.pauses == [INCIDENT_PAUSE_S]
+    assert harness.pauses == [INCIDENT_PAUSE_S]
     work(daemon, 1)
-    assert [pushed for pushed, _ in scene.link.pushed] == [task]
-    assert scene.link.calls["enroll"] == 2
-    assert scene.declined() == []
+    assert [pushed for pushed, _ in harness.link.pushed] == [task]
+    assert harness.link.calls["enroll"] == 2
+    assert harness.declined() == []
 
 
 def test_a_site_excluded_while_it_hands_in_does_so_when_it_is_admitted() -> None:
-    scene = Scene()
-    task = scene.fit(1)
-    scene.link.failing |= {"push": [ExcludedError("by the operator")], "enroll": [], "next_task": []}
-    daemon = scene.agent()
+    harness = AgentHarness()
+    task = harness.fit(1)
+    harness.link.failing |= {"push": [ExcludedError("by the operator")], "enroll": [], "next_task": []}
+    daemon = harness.agent()
     daemon.step(0.0)
-    scene.link.failing["next_task"] = [ExcludedError("by the operator")]
+    harness.link.failing["next_task"] = [ExcludedError("by the operator")]
     work(daemon, 2)
-    assert [pushed for pushed, _ in scene.link.pushed] == [task]
-    assert (scene.pauses, scene.declined()) == ([EXCLUDED_PAUSE_S], [])
+    assert [pushed for pushed, _ in harness.link.pushed] == [task]
+    assert (harness.pauses, harness.declined()) == ([EXCLUDED_PAUSE_S], [])
 
 
 @pytest.mark.parametrize("call", ["enroll", "next_task", "fetch", "push", "report"])
 def test_a_newer_daemon_ends_this_one(call: str) -> None:
-    scene = Scene()
-    scene.score(1) if call == "report" else scene.fit(1)
-    scene.link.failing[call] = [FencedError("a newer daemon has enrolled")]
+    harness = AgentHarness()
+    harness.score(1) if call == "report" else harness.fit(1)
+    harness.link.failing[call] = [FencedError("a newer daemon has enrolled")]
     with pytest.raises(FencedError):
-        scene.agent().step(0.0)
-    assert scene.declined() == []
+        harness.agent().step(0.0)
+    assert harness.declined() == []
 
 
 @pytest.mark.parametrize("call", ["next_task", "fetch", "report"])
 def test_a_server_that_has_restarted_is_greeted_again(call: str) -> None:
-    scene = Scene()
-    loads = scene.counting_loads()
-    task = scene.score(1) if call == "report" else scene.fit(1)
-    scene.link.failing[call] = [NotEnrolledError("restarted")]
-    daemon = scene.agent()
+    harness = AgentHarness()
+    loads = harness.counting_loads()
+    task = harness.score(1) if call == "report" else harness.fit(1)
+    harness.link.failing[call] = [NotEnrolledError("restarted")]
+    daemon = harness.agent()
     assert daemon.step(0.0) == Wait(0.0)
     if call != "next_task":
-        scene.link.tasks.append(task)
+        harness.link.tasks.append(task)
     assert daemon.step(0.0) == task
-    assert (scene.link.calls["enroll"], loads) == (2, ["run"])  # the same run: nothing is prepared twice
+    assert (harness.link.calls["enroll"], loads) == (2, ["run"])  # the same run: nothing is prepared twice
 
 
 def test_the_next_run_is_prepared_when_one_has_ended() -> None:
-    scene = Scene()
-    loads = scene.counting_loads()
-    daemon = scene.agent()
-    scene.link.tasks.append(Finished("all rounds are done", last=False))
+    harness = AgentHarness()
+    loads = harness.counting_loads()
+    daemon = harness.agent()
+    harness.link.tasks.append(Finished("all rounds are done", last=False))
     assert daemon.step(0.0) == Finished("all rounds are done", last=False)
-    assert scene.now.run == "run"
-    scene.link.run, scene.link.recipe = "next", Recipe.model_validate({**RUN, "name": "next"}).wire()
-    task = scene.fit(1)
+    assert harness.now.run == "run"
+    harness.link.run, harness.link.recipe = "next", Recipe.model_validate({**RUN, "name": "next"}).wire()
+    task = harness.fit(1)
     assert daemon.step(0.0) == task
-    assert (loads, scene.now.run, scene.link.pushed[0][0].run) == (["run", "next"], "next", "next")
+    assert (loads, harness.now.run, harness.link.pushed[0][0].run) == (["run", "next"], "next", "next")
 
 
 def test_a_server_without_a_run_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    scene = Scene()
+    harness = AgentHarness()
     over = Finished("nothing is queued", last=True)
-    monkeypatch.setattr(scene.link, "enroll", lambda _hold: over)
-    daemon = scene.agent()
+    monkeypatch.setattr(harness.link, "enroll", lambda _hold: over)
+    daemon = harness.agent()
     assert (daemon.step(0.0), daemon.step(0.0)) == (over, over)
-    assert scene.link.calls["next_task"] == 0
+    assert harness.link.calls["next_task"] == 0

@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from tests.support.scripted_server import RULES, RUN, Scene, first_model, work
+from tests.support.scripted_server import RULES, RUN, AgentHarness, first_model, work
 
 from protofed.client.agent.agent import Agent
 from protofed.client.agent.enrollment import HELD_PAUSE_S, TaskGate
@@ -50,14 +50,14 @@ def approvals(tmp_path: Path, clock: Clock) -> Approvals:
 
 
 @pytest.fixture
-def opened(tmp_path: Path, approvals: Approvals, clock: Clock) -> Callable[..., tuple[Scene, Agent]]:
+def opened(tmp_path: Path, approvals: Approvals, clock: Clock) -> Callable[..., tuple[AgentHarness, Agent]]:
     """A site with a state folder, and its daemon; both look at `clock`."""
 
-    def make(rules: dict[str, object]) -> tuple[Scene, Agent]:
-        scene = Scene(store=DiskStore(tmp_path / "state"), rules=rules)
-        daemon = scene.agent()
-        made = Agent(daemon._site, scene.link, scene.now, scene.pauses.append, _door(daemon, approvals, clock))
-        return scene, made
+    def make(rules: dict[str, object]) -> tuple[AgentHarness, Agent]:
+        harness = AgentHarness(store=DiskStore(tmp_path / "state"), rules=rules)
+        daemon = harness.agent()
+        made = Agent(daemon._site, harness.link, harness.now, harness.pauses.append, _door(daemon, approvals, clock))
+        return harness, made
 
     return make
 
@@ -69,174 +69,178 @@ def _door(daemon: Agent, approvals: Approvals, clock: Clock) -> TaskGate:
 # Approval
 
 
-def test_a_run_waits_until_it_is_approved(opened: Callable[..., tuple[Scene, Agent]], approvals: Approvals) -> None:
-    scene, daemon = opened(MANUAL)
-    loads = scene.counting_loads()
-    task = scene.fit(1)
+def test_a_run_waits_until_it_is_approved(
+    opened: Callable[..., tuple[AgentHarness, Agent]], approvals: Approvals
+) -> None:
+    harness, daemon = opened(MANUAL)
+    loads = harness.counting_loads()
+    task = harness.fit(1)
     work(daemon, 3)
-    assert scene.link.holds == [PauseReason.APPROVAL] * 3
-    assert scene.pauses == [HELD_PAUSE_S] * 3
-    assert (scene.link.calls["next_task"], loads, scene.now.run) == (0, [], "")
+    assert harness.link.holds == [PauseReason.APPROVAL] * 3
+    assert harness.pauses == [HELD_PAUSE_S] * 3
+    assert (harness.link.calls["next_task"], loads, harness.now.run) == (0, [], "")
     approvals.approve(approvals.offer("run"))
     work(daemon, 1)
-    assert scene.link.holds[3:] == [PauseReason.NONE]
-    assert [pushed for pushed, _ in scene.link.pushed] == [task]
-    assert scene.pauses == [HELD_PAUSE_S] * 3
+    assert harness.link.holds[3:] == [PauseReason.NONE]
+    assert [pushed for pushed, _ in harness.link.pushed] == [task]
+    assert harness.pauses == [HELD_PAUSE_S] * 3
 
 
 def test_an_approved_run_needs_no_other_one_after_a_restart(
-    opened: Callable[..., tuple[Scene, Agent]], approvals: Approvals, tmp_path: Path
+    opened: Callable[..., tuple[AgentHarness, Agent]], approvals: Approvals, tmp_path: Path
 ) -> None:
-    scene, daemon = opened(MANUAL)
+    harness, daemon = opened(MANUAL)
     work(daemon, 1)
     approvals.approve(approvals.offer("run"))
-    scene.restart(tmp_path / "state")
-    again = scene.agent()
-    scene.fit(1)
+    harness.restart(tmp_path / "state")
+    again = harness.agent()
+    harness.fit(1)
     work(again, 2)
-    assert scene.link.holds == [PauseReason.APPROVAL, PauseReason.APPROVAL, PauseReason.NONE]
-    assert len(scene.link.pushed) == 1
+    assert harness.link.holds == [PauseReason.APPROVAL, PauseReason.APPROVAL, PauseReason.NONE]
+    assert len(harness.link.pushed) == 1
 
 
-def test_an_approval_is_of_one_recipe(opened: Callable[..., tuple[Scene, Agent]], approvals: Approvals) -> None:
-    scene, daemon = opened(MANUAL)
+def test_an_approval_is_of_one_recipe(opened: Callable[..., tuple[AgentHarness, Agent]], approvals: Approvals) -> None:
+    harness, daemon = opened(MANUAL)
     work(daemon, 1)
     approvals.approve(approvals.offer("run"))
     work(daemon, 2)
-    scene.link.recipe = OTHER
-    scene.link.failing["next_task"] = [NotEnrolledError("restarted")]
-    scene.fit(1)
+    harness.link.recipe = OTHER
+    harness.link.failing["next_task"] = [NotEnrolledError("restarted")]
+    harness.fit(1)
     work(daemon, 4)
-    assert scene.link.holds[-3:] == [PauseReason.NONE, PauseReason.APPROVAL, PauseReason.APPROVAL]
-    assert scene.link.pushed == []
+    assert harness.link.holds[-3:] == [PauseReason.NONE, PauseReason.APPROVAL, PauseReason.APPROVAL]
+    assert harness.link.pushed == []
     assert approvals.status("run", OTHER) is ApprovalStatus.CHANGED
     approvals.approve(approvals.offer("run"))
     work(daemon, 2)
-    assert len(scene.link.pushed) == 1
+    assert len(harness.link.pushed) == 1
 
 
 def test_the_next_run_is_not_known_yet_and_so_not_approved(
-    opened: Callable[..., tuple[Scene, Agent]], approvals: Approvals
+    opened: Callable[..., tuple[AgentHarness, Agent]], approvals: Approvals
 ) -> None:
-    scene, daemon = opened(MANUAL)
+    harness, daemon = opened(MANUAL)
     work(daemon, 1)
     approvals.approve(approvals.offer("run"))
-    scene.link.tasks.append(Finished("completed", last=False))
+    harness.link.tasks.append(Finished("completed", last=False))
     work(daemon, 1)
-    scene.link.run = "next"
+    harness.link.run = "next"
     work(daemon, 2)
-    assert scene.link.holds == [PauseReason.APPROVAL, PauseReason.NONE, PauseReason.APPROVAL, PauseReason.APPROVAL]
+    assert harness.link.holds == [PauseReason.APPROVAL, PauseReason.NONE, PauseReason.APPROVAL, PauseReason.APPROVAL]
     assert {offer.run for offer in approvals.offers()} == {"run", "next"}
 
 
 def test_an_approval_that_is_taken_back_ends_at_the_next_task(
-    opened: Callable[..., tuple[Scene, Agent]], approvals: Approvals, tmp_path: Path
+    opened: Callable[..., tuple[AgentHarness, Agent]], approvals: Approvals, tmp_path: Path
 ) -> None:
-    scene, daemon = opened(MANUAL)
+    harness, daemon = opened(MANUAL)
     work(daemon, 1)
     approvals.approve(approvals.offer("run"))
     work(daemon, 2)
     (tmp_path / "state" / FOLDER / "run.json").unlink()
-    scene.fit(1)
+    harness.fit(1)
     work(daemon, 2)
-    assert scene.link.pushed == []
-    assert scene.link.holds[-1] is PauseReason.APPROVAL
+    assert harness.link.pushed == []
+    assert harness.link.holds[-1] is PauseReason.APPROVAL
 
 
 def test_what_was_computed_is_not_handed_in_while_the_site_waits(
-    opened: Callable[..., tuple[Scene, Agent]], tmp_path: Path
+    opened: Callable[..., tuple[AgentHarness, Agent]], tmp_path: Path
 ) -> None:
-    scene, daemon = opened(RULES)
-    scene.fit(1)
-    scene.link.failing["push"] = [NotEnrolledError("restarted")]
+    harness, daemon = opened(RULES)
+    harness.fit(1)
+    harness.link.failing["push"] = [NotEnrolledError("restarted")]
     work(daemon, 1)
-    scene.rules = MANUAL
-    scene.restart(tmp_path / "state")
-    work(scene.agent(), 2)
-    assert scene.link.calls["push"] == 1
+    harness.rules = MANUAL
+    harness.restart(tmp_path / "state")
+    work(harness.agent(), 2)
+    assert harness.link.calls["push"] == 1
 
 
 def test_a_site_without_a_place_for_approvals_has_none() -> None:
-    scene = Scene(rules=MANUAL)
-    scene.fit(1)
-    work(scene.agent(), 3)
-    assert scene.link.holds == [PauseReason.APPROVAL] * 3
+    harness = AgentHarness(rules=MANUAL)
+    harness.fit(1)
+    work(harness.agent(), 3)
+    assert harness.link.holds == [PauseReason.APPROVAL] * 3
 
 
-def test_a_server_that_has_no_run_is_asked_again_as_before(opened: Callable[..., tuple[Scene, Agent]]) -> None:
-    scene, daemon = opened(MANUAL)
+def test_a_server_that_has_no_run_is_asked_again_as_before(opened: Callable[..., tuple[AgentHarness, Agent]]) -> None:
+    harness, daemon = opened(MANUAL)
     over = Finished("nothing is queued", last=True)
-    scene.link.enroll = lambda _hold: over  # type: ignore[method-assign, misc, assignment]
+    harness.link.enroll = lambda _hold: over  # type: ignore[method-assign, misc, assignment]
     assert [daemon.step(0.0), daemon.step(0.0)] == [over, over]
-    assert scene.pauses == []
+    assert harness.pauses == []
 
 
 # Schedule
 
 
-def test_tasks_are_taken_in_the_sites_hours(opened: Callable[..., tuple[Scene, Agent]], clock: Clock) -> None:
-    scene, daemon = opened(NIGHTS)
-    first = scene.fit(1)
+def test_tasks_are_taken_in_the_sites_hours(opened: Callable[..., tuple[AgentHarness, Agent]], clock: Clock) -> None:
+    harness, daemon = opened(NIGHTS)
+    first = harness.fit(1)
     work(daemon, 2)
-    assert scene.link.holds == [PauseReason.SCHEDULE] * 2
+    assert harness.link.holds == [PauseReason.SCHEDULE] * 2
     clock.at(20)
     work(daemon, 1)
-    assert scene.link.holds[2:] == [PauseReason.NONE]
+    assert harness.link.holds[2:] == [PauseReason.NONE]
     clock.at(5)
-    second = scene.fit(2)
+    second = harness.fit(2)
     work(daemon, 2)
     clock.at(6)
-    third = scene.fit(3)
+    third = harness.fit(3)
     work(daemon, 3)
-    assert [task for task, _ in scene.link.pushed] == [first, second]
-    assert scene.link.holds[3:] == [PauseReason.SCHEDULE] * 3
-    assert list(scene.link.tasks) == [third]
-    assert scene.declined() == []
+    assert [task for task, _ in harness.link.pushed] == [first, second]
+    assert harness.link.holds[3:] == [PauseReason.SCHEDULE] * 3
+    assert list(harness.link.tasks) == [third]
+    assert harness.declined() == []
 
 
-def test_a_task_in_hand_is_finished(opened: Callable[..., tuple[Scene, Agent]], clock: Clock) -> None:
-    scene, daemon = opened(NIGHTS)
+def test_a_task_in_hand_is_finished(opened: Callable[..., tuple[AgentHarness, Agent]], clock: Clock) -> None:
+    harness, daemon = opened(NIGHTS)
     clock.at(5)
-    scene.link.before_push = lambda _: clock.at(6)
-    tasks = [scene.fit(1), scene.fit(2)]
+    harness.link.before_push = lambda _: clock.at(6)
+    tasks = [harness.fit(1), harness.fit(2)]
     work(daemon, 3)
-    assert [task for task, _ in scene.link.pushed] == tasks[:1]
-    assert scene.link.holds == [PauseReason.NONE, PauseReason.SCHEDULE, PauseReason.SCHEDULE]
+    assert [task for task, _ in harness.link.pushed] == tasks[:1]
+    assert harness.link.holds == [PauseReason.NONE, PauseReason.SCHEDULE, PauseReason.SCHEDULE]
 
 
-def test_a_task_that_comes_too_late_is_left_alone(opened: Callable[..., tuple[Scene, Agent]], clock: Clock) -> None:
+def test_a_task_that_comes_too_late_is_left_alone(
+    opened: Callable[..., tuple[AgentHarness, Agent]], clock: Clock
+) -> None:
     """The hours ended while the daemon waited for it."""
-    scene, daemon = opened(NIGHTS)
+    harness, daemon = opened(NIGHTS)
     clock.at(5)
     work(daemon, 1)
-    give, task = scene.link.next_task, scene.fit(1)
+    give, task = harness.link.next_task, harness.fit(1)
 
     def late(run: str, wait_s: float) -> Task | Wait | Finished:
         clock.at(6)
         return give(run, wait_s)
 
-    scene.link.next_task = late  # type: ignore[method-assign]
+    harness.link.next_task = late  # type: ignore[method-assign]
     assert daemon.step(0.0) == Wait(0.0)
     daemon.step(0.0)
-    assert (scene.link.pushed, scene.link.holds) == ([], [PauseReason.NONE, PauseReason.SCHEDULE])
-    assert scene.declined() == []
-    assert task not in scene.link.tasks
+    assert (harness.link.pushed, harness.link.holds) == ([], [PauseReason.NONE, PauseReason.SCHEDULE])
+    assert harness.declined() == []
+    assert task not in harness.link.tasks
 
 
 def test_both_have_to_be_fulfilled(
-    opened: Callable[..., tuple[Scene, Agent]], approvals: Approvals, clock: Clock
+    opened: Callable[..., tuple[AgentHarness, Agent]], approvals: Approvals, clock: Clock
 ) -> None:
-    scene, daemon = opened({**NIGHTS, "approval": "manual"})
+    harness, daemon = opened({**NIGHTS, "approval": "manual"})
     work(daemon, 2)
     clock.at(21)
     work(daemon, 2)
     approvals.approve(approvals.offer("run"))
     work(daemon, 1)
-    assert scene.link.holds == [*[PauseReason.SCHEDULE] * 2, *[PauseReason.APPROVAL] * 2, PauseReason.NONE]
+    assert harness.link.holds == [*[PauseReason.SCHEDULE] * 2, *[PauseReason.APPROVAL] * 2, PauseReason.NONE]
 
 
 def test_the_log_says_until_when() -> None:
-    rules = Scene(rules={**NIGHTS, "approval": "manual"}).agent()._site.policy.rules
+    rules = AgentHarness(rules={**NIGHTS, "approval": "manual"}).agent()._site.policy.rules
     door = TaskGate(rules, None, lambda: datetime(2026, 6, 1, 12, 0, tzinfo=UTC))
     assert door.until(PauseReason.SCHEDULE) == "until 2026-06-01 20:00 UTC"
     assert "protofed client approve" in door.until(PauseReason.APPROVAL)
@@ -306,36 +310,36 @@ def test_a_run_that_was_never_offered_cannot_be_approved(approvals: Approvals) -
 
 
 def test_a_full_disk_stops_no_run_that_needs_no_approval(
-    opened: Callable[..., tuple[Scene, Agent]], approvals: Approvals, monkeypatch: pytest.MonkeyPatch
+    opened: Callable[..., tuple[AgentHarness, Agent]], approvals: Approvals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(_: Assignment) -> None:
         raise OutOfSpaceError("no room")
 
     monkeypatch.setattr(approvals, "note", full)
     for rules, pushes in ((RULES, 1), (MANUAL, 0)):
-        scene = Scene(rules=rules)
-        made = scene.agent()
-        daemon = Agent(made._site, scene.link, scene.now, scene.pauses.append, _door(made, approvals, Clock()))
-        scene.fit(1)
+        harness = AgentHarness(rules=rules)
+        made = harness.agent()
+        daemon = Agent(made._site, harness.link, harness.now, harness.pauses.append, _door(made, approvals, Clock()))
+        harness.fit(1)
         work(daemon, 2)
-        assert len(scene.link.pushed) == pushes
+        assert len(harness.link.pushed) == pushes
 
 
 # What the gate refuses is told
 
 
 def test_what_the_gate_refuses_is_told_before_it_is_declined() -> None:
-    scene, told = Scene(rules={**RULES, "max_tensor_mb": 1e-5}), list[tuple[str, str]]()
+    harness, told = AgentHarness(rules={**RULES, "max_tensor_mb": 1e-5}), list[tuple[str, str]]()
 
     def refused(task: Task, why: PolicyViolationError) -> None:
-        assert scene.declined() == []
+        assert harness.declined() == []
         told.append((task.task_id, str(why)))
 
-    daemon = scene.agent()
-    task = scene.fit(1, first_model())
-    work(Agent(daemon._site, scene.link, scene.now, scene.pauses.append, refused=refused), 1)
+    daemon = harness.agent()
+    task = harness.fit(1, first_model())
+    work(Agent(daemon._site, harness.link, harness.now, harness.pauses.append, refused=refused), 1)
     assert told == [(task.task_id, "body/linear1.bias of 0.0 MB is above this site's max_tensor_mb = 1e-05")]
-    assert [task_id for task_id, _ in scene.declined()] == [task.task_id]
+    assert [task_id for task_id, _ in harness.declined()] == [task.task_id]
 
 
 @pytest.mark.parametrize("approval", ["automatic", "manual"])

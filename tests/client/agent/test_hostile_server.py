@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import structlog
 import torch
-from tests.support.scripted_server import RULES, RUN, Scene, work
+from tests.support.scripted_server import RULES, RUN, AgentHarness, work
 
 from protofed.client.agent.site import check_model, read
 from protofed.client.data.site_data import SiteData
@@ -83,12 +83,12 @@ HOSTILE = [
 
 @pytest.mark.parametrize(("path", "value"), HOSTILE, ids=lambda given: f"{given}"[:40])
 def test_a_recipe_that_no_honest_server_sends_is_declined_by_a_code(path: str, value: object) -> None:
-    scene = Scene(load_data=untouched)
-    scene.link.recipe = changed(path, value)
-    tasks = [scene.offer(TaskKind.INITIALISE, 0), scene.fit(1), scene.score(1)]
-    work(scene.agent(), 3)
-    assert scene.declined() == [(task.task_id, FailureReason.REFUSED) for task in tasks]
-    assert scene.link.calls == {"enroll": 1, "next_task": 3}
+    harness = AgentHarness(load_data=untouched)
+    harness.link.recipe = changed(path, value)
+    tasks = [harness.offer(TaskKind.INITIALISE, 0), harness.fit(1), harness.score(1)]
+    work(harness.agent(), 3)
+    assert harness.declined() == [(task.task_id, FailureReason.REFUSED) for task in tasks]
+    assert harness.link.calls == {"enroll": 1, "next_task": 3}
 
 
 @pytest.mark.parametrize(
@@ -97,11 +97,11 @@ def test_a_recipe_that_no_honest_server_sends_is_declined_by_a_code(path: str, v
     ids=lambda text: f"{text[:12]!r} {len(text)}",
 )
 def test_what_is_no_recipe_is_declined_by_a_code(text: str) -> None:
-    scene = Scene(load_data=untouched)
-    scene.link.recipe = text
-    task = scene.fit(1)
-    work(scene.agent(), 1)
-    assert scene.declined() == [(task.task_id, FailureReason.REFUSED)]
+    harness = AgentHarness(load_data=untouched)
+    harness.link.recipe = text
+    task = harness.fit(1)
+    work(harness.agent(), 1)
+    assert harness.declined() == [(task.task_id, FailureReason.REFUSED)]
 
 
 def test_every_value_of_a_recipe_that_is_honest_passes() -> None:
@@ -136,12 +136,12 @@ OTHER = "0123456789abcdef" * 4
 def test_a_run_of_images_prepared_otherwise_is_refused_before_one_is_read(
     told: str, pinned: str | None, why: str
 ) -> None:
-    scene = Scene(load_data=untouched, pinned=pinned)
-    scene.link.preprocessing_digest = told
-    task = scene.fit(1)
+    harness = AgentHarness(load_data=untouched, pinned=pinned)
+    harness.link.preprocessing_digest = told
+    task = harness.fit(1)
     with structlog.testing.capture_logs() as logs:
-        work(scene.agent(), 1)
-    assert scene.declined() == [(task.task_id, FailureReason.REFUSED)]
+        work(harness.agent(), 1)
+    assert harness.declined() == [(task.task_id, FailureReason.REFUSED)]
     said = [str(entry.get("why", "")) for entry in logs]
     assert any(why in text for text in said)
     assert max(map(len, said)) < 400
@@ -152,12 +152,12 @@ def test_a_run_of_images_prepared_otherwise_is_refused_before_one_is_read(
 def test_a_run_of_images_prepared_alike_is_taken_and_so_is_an_older_server_that_does_not_say(
     told: str, pinned: str | None
 ) -> None:
-    scene = Scene(pinned=pinned)
-    scene.link.preprocessing_digest = told
-    scene.fit(1)
-    work(scene.agent(), 1)
-    assert scene.declined() == []
-    assert len(scene.link.pushed) == 1
+    harness = AgentHarness(pinned=pinned)
+    harness.link.preprocessing_digest = told
+    harness.fit(1)
+    work(harness.agent(), 1)
+    assert harness.declined() == []
+    assert len(harness.link.pushed) == 1
 
 
 # Code
@@ -176,11 +176,13 @@ def trap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def test_no_module_is_imported_that_the_policy_does_not_name(trap: str, tmp_path: Path) -> None:
-    scene = Scene(load_data=untouched, rules={**RULES, "plugins": ["trap_for_servers:other", "trap_for_servers"]})
-    scene.link.recipe = changed("model.name", trap)
-    tasks = [scene.offer(TaskKind.INITIALISE, 0), scene.fit(1)]
-    work(scene.agent(), 2)
-    assert [task_id for task_id, _ in scene.declined()] == [task.task_id for task in tasks]
+    harness = AgentHarness(
+        load_data=untouched, rules={**RULES, "plugins": ["trap_for_servers:other", "trap_for_servers"]}
+    )
+    harness.link.recipe = changed("model.name", trap)
+    tasks = [harness.offer(TaskKind.INITIALISE, 0), harness.fit(1)]
+    work(harness.agent(), 2)
+    assert [task_id for task_id, _ in harness.declined()] == [task.task_id for task in tasks]
     assert "trap_for_servers" not in sys.modules
     assert not (tmp_path / "sprung").exists()
 
@@ -190,10 +192,10 @@ def test_whatever_breaks_while_a_run_is_prepared_the_daemon_lives(error: Excepti
     def broken(_: Recipe) -> SiteData:
         raise error
 
-    scene = Scene(load_data=broken)
-    task = scene.fit(1)
-    work(scene.agent(), 1)
-    assert scene.declined() == [(task.task_id, FailureReason.INTERNAL)]
+    harness = AgentHarness(load_data=broken)
+    task = harness.fit(1)
+    work(harness.agent(), 1)
+    assert harness.declined() == [(task.task_id, FailureReason.INTERNAL)]
 
 
 # Memory
@@ -231,18 +233,18 @@ def test_a_model_is_measured_without_a_random_number(name: str) -> None:
     ],
 )
 def test_a_task_that_is_not_of_the_run_is_declined_unfetched(kind: TaskKind, change: dict[str, Any]) -> None:
-    scene = Scene()
+    harness = AgentHarness()
     offer: dict[TaskKind, Callable[[], object]] = {
-        TaskKind.INITIALISE: lambda: scene.offer(TaskKind.INITIALISE, 0),
-        TaskKind.FIT: lambda: scene.fit(1),
-        TaskKind.SCORE: lambda: scene.score(1),
+        TaskKind.INITIALISE: lambda: harness.offer(TaskKind.INITIALISE, 0),
+        TaskKind.FIT: lambda: harness.fit(1),
+        TaskKind.SCORE: lambda: harness.score(1),
     }
     offer[kind]()
-    task = scene.link.tasks.pop()
-    scene.link.tasks.append(replace(task, **change))
-    work(scene.agent(), 1)
-    assert [failure for _, failure in scene.declined()] == [FailureReason.REFUSED]
-    assert scene.link.calls == {"enroll": 1, "next_task": 1}
+    task = harness.link.tasks.pop()
+    harness.link.tasks.append(replace(task, **change))
+    work(harness.agent(), 1)
+    assert [failure for _, failure in harness.declined()] == [FailureReason.REFUSED]
+    assert harness.link.calls == {"enroll": 1, "next_task": 1}
 
 
 SECONDS = [math.nan, math.inf, -math.inf, -1.0, 2 * LONGEST_S]

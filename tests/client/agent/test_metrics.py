@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from prometheus_client.exposition import generate_latest
-from tests.support.scripted_server import RULES, RUN, Scene, first_model, work
+from tests.support.scripted_server import RULES, RUN, AgentHarness, first_model, work
 
 from protofed.client.agent.agent import Agent
 from protofed.client.agent.heartbeat import DaemonStatus
@@ -57,10 +57,10 @@ def released(payload: dict[Part, Any]) -> Released:
     return Policy(rules).release(Update("ann", payload))
 
 
-def gate_of(metrics: ClientMetrics, scene: Scene) -> Agent:
+def gate_of(metrics: ClientMetrics, harness: AgentHarness) -> Agent:
     """A daemon whose refusals are counted."""
-    site = scene.agent()._site
-    return Agent(site, scene.link, scene.now, scene.pauses.append, refused=lambda _, why: metrics.refused(why))
+    site = harness.agent()._site
+    return Agent(site, harness.link, harness.now, harness.pauses.append, refused=lambda _, why: metrics.refused(why))
 
 
 def test_what_is_exposed_is_what_is_promised(tmp_path: Path) -> None:
@@ -148,9 +148,9 @@ def test_bytes_are_those_of_the_tensors_by_part() -> None:
 
 def test_what_the_gate_keeps_is_counted_by_its_part_and_told_by_no_name() -> None:
     metrics = ClientMetrics("ann")
-    scene = Scene(rules={**RULES, "max_tensor_mb": 1e-5})
-    scene.fit(1, first_model())
-    work(gate_of(metrics, scene), 1)
+    harness = AgentHarness(rules={**RULES, "max_tensor_mb": 1e-5})
+    harness.fit(1, first_model())
+    work(gate_of(metrics, harness), 1)
     assert by_part(metrics, REFUSALS) == {"body": 1.0}
     assert b"linear" not in generate_latest(metrics.registry)  # the tensor's name, which the log has
     for why in (
@@ -164,29 +164,29 @@ def test_what_the_gate_keeps_is_counted_by_its_part_and_told_by_no_name() -> Non
 
 @pytest.mark.parametrize(("rules", "part"), [({"parts": ["body"]}, "head"), ({"methods": ["solo"]}, WHOLE)])
 def test_a_run_that_the_policy_refuses_is_counted_task_by_task(rules: dict[str, Any], part: str) -> None:
-    metrics, scene = ClientMetrics("ann"), Scene(rules={**RULES, **rules})
-    daemon = gate_of(metrics, scene)
+    metrics, harness = ClientMetrics("ann"), AgentHarness(rules={**RULES, **rules})
+    daemon = gate_of(metrics, harness)
     for number in range(1, 4):
-        scene.fit(number)
+        harness.fit(number)
     work(daemon, 3)
-    assert len(scene.declined()) == 3
+    assert len(harness.declined()) == 3
     assert by_part(metrics, REFUSALS) == {part: 3.0}
 
 
 def test_examples_and_steps_are_counted_as_they_are_trained_on() -> None:
-    scene = Scene()
-    metrics = ClientMetrics("ann", scene.now)
+    harness = AgentHarness()
+    metrics = ClientMetrics("ann", harness.now)
     assert value(metrics, "protofed_client_samples_total") == 0
     assert value(metrics, "protofed_client_step_seconds_count") == 0
-    daemon, seen = scene.agent(), []
+    daemon, seen = harness.agent(), []
     for number in (1, 2):
-        scene.fit(number)
+        harness.fit(number)
         work(daemon, 1)
         seen.append(value(metrics, "protofed_client_samples_total"))
     assert seen == [24, 48]  # 12 examples, 2 epochs, and on from round to round
     steps, seconds = (value(metrics, f"protofed_client_step_seconds_{kind}") for kind in ("count", "sum"))
-    assert steps == scene.now.pace.steps > 0
-    assert seconds == scene.now.pace.seconds > 0
+    assert steps == harness.now.pace.steps > 0
+    assert seconds == harness.now.pace.seconds > 0
 
 
 def test_a_step_is_as_long_as_the_mean_of_the_recent_ones() -> None:
@@ -210,13 +210,13 @@ def test_a_step_is_as_long_as_the_mean_of_the_recent_ones() -> None:
 
 
 def test_telemetry_has_names_of_the_list_and_never_how_many_examples(tmp_path: Path) -> None:
-    scene = Scene(recipe={**RUN})
-    metrics = ClientMetrics("ann", scene.now, state=tmp_path)
-    scene.fit(1)
-    work(scene.agent(), 1)
+    harness = AgentHarness(recipe={**RUN})
+    metrics = ClientMetrics("ann", harness.now, state=tmp_path)
+    harness.fit(1)
+    work(harness.agent(), 1)
     told = metrics.telemetry()
     assert told.keys() == {name.value for name in Telemetry} - {"gpu_memory_bytes"}
-    assert scene.now.pace.examples == 24
+    assert harness.now.pace.examples == 24
     assert 24.0 not in told.values()
     assert told["disk_free_bytes"] % COARSE == 0
     exact = value(metrics, "protofed_client_disk_free_bytes")

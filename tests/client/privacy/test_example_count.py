@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.support.scripted_server import RULES, RUN, Scene
+from tests.support.scripted_server import RULES, RUN, AgentHarness
 
 from protofed.client.agent.heartbeat import DaemonStatus
 from protofed.client.data.site_data import Examples, SiteData
@@ -64,10 +64,10 @@ def site_data(examples: int) -> SiteData:
     return SiteData(train, train, Recipe.model_validate(RUN).input, 3)
 
 
-def trained(examples: int, **rules: Any) -> Scene:
+def trained(examples: int, **rules: Any) -> AgentHarness:
     """A site that has trained for one round and has sent its update."""
     recipe = {**RUN, "model": {"name": NAME}, "plan": {"epochs": EPOCHS, "batch_size": BATCH, "lr": 0.1}}
-    scene = Scene(
+    harness = AgentHarness(
         recipe=recipe,
         rules={**RULES, "plugins": [NAME], **rules},
         now=Watched(),
@@ -75,38 +75,38 @@ def trained(examples: int, **rules: Any) -> Scene:
     )
     choice = Recipe.model_validate(recipe)
     model = build(choice.model, choice.input, choice.classes, frozenset({NAME}))
-    scene.fit(1, {Part.BODY: dump(model.body), Part.HEAD: dump(model.head)})
-    scene.agent().step(0.0)
-    return scene
+    harness.fit(1, {Part.BODY: dump(model.body), Part.HEAD: dump(model.head)})
+    harness.agent().step(0.0)
+    return harness
 
 
-def sent(scene: Scene) -> Payload:
-    ((_, released),) = scene.link.pushed
+def sent(harness: AgentHarness) -> Payload:
+    ((_, released),) = harness.link.pushed
     return codec.decode(released.data)
 
 
-def heartbeats(scene: Scene) -> set[bytes]:
+def heartbeats(harness: AgentHarness) -> set[bytes]:
     """All that there is to be said of this round, as on the wire."""
-    assert isinstance(scene.now, Watched)
-    messages = (pb.HeartbeatRequest(run="run", **wire.pack_progress(progress)) for progress in scene.now.said)
+    assert isinstance(harness.now, Watched)
+    messages = (pb.HeartbeatRequest(run="run", **wire.pack_progress(progress)) for progress in harness.now.said)
     return {message.SerializeToString(deterministic=True) for message in messages}
 
 
 def test_heartbeats_say_the_same_whatever_the_number_of_batches() -> None:
-    scenes = [trained(examples) for examples in COUNTS]
-    batches = [len(scene.now.said) // 2 for scene in scenes]  # type: ignore[attr-defined]
+    harnesses = [trained(examples) for examples in COUNTS]
+    batches = [len(harness.now.said) // 2 for harness in harnesses]  # type: ignore[attr-defined]
     assert batches == [EPOCHS * examples // BATCH for examples in COUNTS]  # there was something to tell
-    few, *more = (heartbeats(scene) for scene in scenes)
+    few, *more = (heartbeats(harness) for harness in harnesses)
     assert len(few) == EPOCHS + 1  # each epoch, and the first one before its first batch was done
     assert all(said == few for said in more)
 
 
 def test_batch_normalisations_counter_is_the_same_whatever_the_number_of_batches() -> None:
-    scenes = [trained(examples) for examples in COUNTS]
-    assert [sent(scene)[Part.BODY][COUNTER].tolist() for scene in scenes] == [0, 0, 0]
-    whole = [{name: t for name, t in sent(scene)[Part.BODY].items() if t.dtype.kind != "f"} for scene in scenes]
+    harnesses = [trained(examples) for examples in COUNTS]
+    assert [sent(harness)[Part.BODY][COUNTER].tolist() for harness in harnesses] == [0, 0, 0]
+    whole = [{name: t for name, t in sent(harness)[Part.BODY].items() if t.dtype.kind != "f"} for harness in harnesses]
     assert [list(numbers) for numbers in whole] == [[COUNTER]] * 3  # no other whole number is sent at all
-    first, *others = (scene.link.pushed[0][1] for scene in scenes)
+    first, *others = (harness.link.pushed[0][1] for harness in harnesses)
     for other in others:
         assert astuple(other.manifest)[:2] == astuple(first.manifest)[:2]  # tensors and size
         assert other.weight is None
@@ -115,16 +115,16 @@ def test_batch_normalisations_counter_is_the_same_whatever_the_number_of_batches
 
 @pytest.mark.parametrize("examples", COUNTS)
 def test_the_sites_own_model_keeps_its_counter(examples: int) -> None:
-    scene = trained(examples)
-    personal = scene.store.held("run", 2).personal
+    harness = trained(examples)
+    personal = harness.store.held("run", 2).personal
     assert personal is not None
     assert personal[Part.BODY][COUNTER] == EPOCHS * examples // BATCH
 
 
 def test_where_the_number_of_examples_may_leave_so_does_the_counter() -> None:
-    scene = trained(12, example_count=True)
-    assert sent(scene)[Part.BODY][COUNTER] == EPOCHS * 3
-    assert scene.link.pushed[0][1].weight == 12
+    harness = trained(12, example_count=True)
+    assert sent(harness)[Part.BODY][COUNTER] == EPOCHS * 3
+    assert harness.link.pushed[0][1].weight == 12
 
 
 def test_weights_do_not_depend_on_the_counter() -> None:
@@ -132,11 +132,11 @@ def test_weights_do_not_depend_on_the_counter() -> None:
     recipe = Recipe.model_validate({**RUN, "model": {"name": NAME}})
     updates = []
     for counter in (0, 1234):
-        scene = Scene(recipe=recipe.model_dump(), rules={**RULES, "plugins": [NAME]})
+        harness = AgentHarness(recipe=recipe.model_dump(), rules={**RULES, "plugins": [NAME]})
         torch.manual_seed(3)
         model = build(recipe.model, recipe.input, recipe.classes, frozenset({NAME}))
         body = {**dump(model.body), COUNTER: np.array(counter)}
-        scene.fit(1, {Part.BODY: body, Part.HEAD: dump(model.head)})
-        scene.agent().step(0.0)
-        updates.append(scene.link.pushed[0][1].manifest.digest)
+        harness.fit(1, {Part.BODY: body, Part.HEAD: dump(model.head)})
+        harness.agent().step(0.0)
+        updates.append(harness.link.pushed[0][1].manifest.digest)
     assert updates[0] == updates[1]

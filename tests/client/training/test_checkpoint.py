@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.support.scripted_server import RUN, Scene, work
+from tests.support.scripted_server import RUN, AgentHarness, work
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -324,20 +324,20 @@ def test_what_another_task_left_goes_when_one_begins(tmp_path: Path) -> None:
 RECIPE = {**RUN, "method": {"name": "solo"}, "plan": {**RUN["plan"], "momentum": 0.9, "checkpoint": True}}
 
 
-def scene_in(folder: Path) -> Scene:
+def scene_in(folder: Path) -> AgentHarness:
     """A site with a state folder, whose first round has counted."""
-    scene = Scene(store=DiskStore(folder), recipe=RECIPE, checkpoints=partial(on_disk, folder))
-    scene.fit(1)
-    scene.agent().step(0.0)
-    return scene
+    harness = AgentHarness(store=DiskStore(folder), recipe=RECIPE, checkpoints=partial(on_disk, folder))
+    harness.fit(1)
+    harness.agent().step(0.0)
+    return harness
 
 
-def outcome(folder: Path, scene: Scene) -> tuple[list[bytes], bytes, float]:
+def outcome(folder: Path, harness: AgentHarness) -> tuple[list[bytes], bytes, float]:
     """What was handed in, and what the site keeps of it."""
-    held = scene.store.held("run", 9)
+    held = harness.store.held("run", 9)
     assert (held.round, left(folder)) == (2, [])
-    pushed = scene.link.pushed[-1][1]
-    return [released.data for _, released in scene.link.pushed], codec.encode(held.memory), pushed.metrics["loss"]
+    pushed = harness.link.pushed[-1][1]
+    return [released.data for _, released in harness.link.pushed], codec.encode(held.memory), pushed.metrics["loss"]
 
 
 @pytest.mark.parametrize("at", range(6))

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.audit_logs import Kept
+from tests.support.audit_logs import MemoryAuditLog
 
 from protofed.client.transport.audit import FILE, PLAINTEXT, ClientAudit
 from protofed.common.codec import digest
@@ -41,7 +41,7 @@ def test_a_line_says_where_who_what_how_much_and_which_bytes(tmp_path: Path) -> 
 
 
 def test_answers_refusals_and_servers_are_told() -> None:
-    kept = Kept()
+    kept = MemoryAuditLog()
     audit = ClientAudit(kept)
     audit.answered("CommitUpload", b"message", verdict="accepted")
     audit.answered("CommitUpload", b"message", code="ABORTED")
@@ -58,7 +58,7 @@ def test_answers_refusals_and_servers_are_told() -> None:
 
 @pytest.mark.parametrize("error", [OutOfSpaceError("full"), DiskFailureError("broken"), ValueError("too long")])
 def test_what_cannot_be_written_is_not_taken_for_written(error: Exception) -> None:
-    kept = Kept(failing=[error])
+    kept = MemoryAuditLog(failing=[error])
     audit = ClientAudit(kept)
     with pytest.raises(type(error)):
         send(audit)
@@ -66,7 +66,7 @@ def test_what_cannot_be_written_is_not_taken_for_written(error: Exception) -> No
     assert len(kept.lines) == 1
 
 
-class Slow(Kept):
+class Slow(MemoryAuditLog):
     """Writes when it is told to."""
 
     def __init__(self) -> None:

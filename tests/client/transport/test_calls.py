@@ -14,7 +14,7 @@ from typing import Any
 import grpc
 import pytest
 import structlog
-from tests.support.audit_logs import Kept
+from tests.support.audit_logs import MemoryAuditLog
 from tests.support.connect_proxy import ConnectProxy
 from tests.support.pki import Authority
 
@@ -117,12 +117,12 @@ def identity(authority: Authority, tmp_path: Path) -> LiveIdentity:
 
 
 @pytest.fixture
-def kept() -> Kept:
-    return Kept()
+def kept() -> MemoryAuditLog:
+    return MemoryAuditLog()
 
 
 @pytest.fixture
-def dial(identity: LiveIdentity, kept: Kept) -> Iterator[Callable[..., Calls]]:
+def dial(identity: LiveIdentity, kept: MemoryAuditLog) -> Iterator[Callable[..., Calls]]:
     made: list[Calls] = []
 
     def make(address: str, **options: Any) -> Calls:
@@ -158,7 +158,11 @@ def wait_for(condition: Callable[[], object]) -> None:
 
 
 def test_the_log_has_the_server_then_each_message_byte_for_byte(
-    serve: Callable[..., RawServer], dial: Callable[..., Calls], identity: LiveIdentity, kept: Kept, tmp_path: Path
+    serve: Callable[..., RawServer],
+    dial: Callable[..., Calls],
+    identity: LiveIdentity,
+    kept: MemoryAuditLog,
+    tmp_path: Path,
 ) -> None:
     server = serve()
     calls = dial(server.address)
@@ -175,7 +179,7 @@ def test_the_log_has_the_server_then_each_message_byte_for_byte(
 
 
 def test_every_attempt_has_a_line_and_errors_of_the_server_too(
-    serve: Callable[..., RawServer], dial: Callable[..., Calls], kept: Kept
+    serve: Callable[..., RawServer], dial: Callable[..., Calls], kept: MemoryAuditLog
 ) -> None:
     server = serve()
     server.failing = [Code.UNAVAILABLE, Code.RESOURCE_EXHAUSTED, Code.PERMISSION_DENIED]
@@ -186,7 +190,7 @@ def test_every_attempt_has_a_line_and_errors_of_the_server_too(
     assert len({facts["digest"] for _, facts in kept.lines if "digest" in facts}) == 1
 
 
-def test_receipts_are_told(serve: Callable[..., RawServer], dial: Callable[..., Calls], kept: Kept) -> None:
+def test_receipts_are_told(serve: Callable[..., RawServer], dial: Callable[..., Calls], kept: MemoryAuditLog) -> None:
     server = serve()
     server.reply = pb.Receipt(verdict=pb.VERDICT_STALE).SerializeToString()
     dial(server.address).ask("CommitUpload", pb.CommitRequest(run="r"), pb.Receipt)
@@ -194,7 +198,7 @@ def test_receipts_are_told(serve: Callable[..., RawServer], dial: Callable[..., 
 
 
 def test_a_full_disk_is_waited_for_and_nothing_leaves_meanwhile(
-    serve: Callable[..., RawServer], dial: Callable[..., Calls], kept: Kept
+    serve: Callable[..., RawServer], dial: Callable[..., Calls], kept: MemoryAuditLog
 ) -> None:
     server = serve()
     calls = dial(server.address)
@@ -208,7 +212,10 @@ def test_a_full_disk_is_waited_for_and_nothing_leaves_meanwhile(
 
 
 def test_close_ends_the_wait_for_room(
-    serve: Callable[..., RawServer], dial: Callable[..., Calls], kept: Kept, background: Callable[..., Future[Any]]
+    serve: Callable[..., RawServer],
+    dial: Callable[..., Calls],
+    kept: MemoryAuditLog,
+    background: Callable[..., Future[Any]],
 ) -> None:
     server = serve()
     calls = dial(server.address)
@@ -222,7 +229,7 @@ def test_close_ends_the_wait_for_room(
 
 
 def test_a_broken_disk_ends_all_calls_and_nothing_leaves(
-    serve: Callable[..., RawServer], dial: Callable[..., Calls], kept: Kept
+    serve: Callable[..., RawServer], dial: Callable[..., Calls], kept: MemoryAuditLog
 ) -> None:
     server = serve()
     calls = dial(server.address)
@@ -255,7 +262,7 @@ def test_plain_text_stays_on_this_machine(address: str, dial: Callable[..., Call
 def test_a_server_that_goes_wrong_later_is_named_and_waited_for(
     serve: Callable[..., RawServer],
     dial: Callable[..., Calls],
-    kept: Kept,
+    kept: MemoryAuditLog,
     background: Callable[..., Future[Any]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -323,7 +330,7 @@ def test_a_renewed_certificate_is_for_the_next_call_and_the_one_in_flight_ends(
 
 
 def test_a_server_that_is_away_is_diagnosed_again_only_after_a_while(
-    serve: Callable[..., RawServer], dial: Callable[..., Calls], kept: Kept, monkeypatch: pytest.MonkeyPatch
+    serve: Callable[..., RawServer], dial: Callable[..., Calls], kept: MemoryAuditLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks: list[str] = []
 

@@ -61,7 +61,7 @@ SOON = 10.0  # seconds after which a test gives up
 RUN = Assignment("run", "{}")
 
 
-class ByHand(rpc.FederationServicer):
+class ScriptedServicer(rpc.FederationServicer):
     """Answers each call as `on` says, and remembers what it was asked."""
 
     def __init__(self) -> None:
@@ -124,12 +124,12 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def server() -> ByHand:
-    return ByHand()
+def server() -> ScriptedServicer:
+    return ScriptedServicer()
 
 
 @pytest.fixture
-def start(server: ByHand) -> Iterator[Callable[[int], str]]:
+def start(server: ScriptedServicer) -> Iterator[Callable[[int], str]]:
     """Starts `server` on a port (0: any); its address."""
     started: list[grpc.Server] = []
 
@@ -189,13 +189,15 @@ def test_a_server_that_starts_late_is_waited_for(
 
 
 @pytest.mark.parametrize("code", [Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED, Code.RESOURCE_EXHAUSTED, Code.CANCELLED])
-def test_a_call_is_tried_again_until_it_is_answered(code: grpc.StatusCode, server: ByHand, link: GrpcLink) -> None:
+def test_a_call_is_tried_again_until_it_is_answered(
+    code: grpc.StatusCode, server: ScriptedServicer, link: GrpcLink
+) -> None:
     server.on["Enroll"] = one_by_one(refuse(code), refuse(code), server.on["Enroll"])
     assert link.enroll() == RUN
     assert len(server.asked) == 3
 
 
-def test_only_a_call_that_the_server_did_counts_as_its_answer(server: ByHand, link: GrpcLink) -> None:
+def test_only_a_call_that_the_server_did_counts_as_its_answer(server: ScriptedServicer, link: GrpcLink) -> None:
     assert link.answered_at == -math.inf
     done = server.on["Enroll"]
     server.on["Enroll"] = refuse(Code.PERMISSION_DENIED)
@@ -234,7 +236,7 @@ def test_it_gives_up_if_it_was_told_to_and_names_the_address(
     ],
 )
 def test_a_refusal_is_final_and_one_of_our_errors(
-    code: grpc.StatusCode, kind: type[Exception], server: ByHand, link: GrpcLink
+    code: grpc.StatusCode, kind: type[Exception], server: ScriptedServicer, link: GrpcLink
 ) -> None:
     server.on["NextTask"] = refuse(code)
     with pytest.raises(kind, match="as the server says") as refused:
@@ -243,7 +245,7 @@ def test_a_refusal_is_final_and_one_of_our_errors(
     assert len(server.asked) == 1
 
 
-def test_another_version_is_final(server: ByHand, link: GrpcLink) -> None:
+def test_another_version_is_final(server: ScriptedServicer, link: GrpcLink) -> None:
     server.on["Enroll"] = refuse(Code.FAILED_PRECONDITION, "client speaks 1, server 2")
     with pytest.raises(ProtocolError, match="client speaks 1, server 2") as refused:
         link.enroll()
@@ -253,7 +255,7 @@ def test_another_version_is_final(server: ByHand, link: GrpcLink) -> None:
 @pytest.mark.parametrize("waiting", ["away", "silent"])
 def test_close_ends_a_call_that_waits(
     waiting: str,
-    server: ByHand,
+    server: ScriptedServicer,
     start: Callable[[], str],
     connect: Callable[..., GrpcLink],
     background: Callable[..., Future[Any]],
@@ -279,7 +281,7 @@ def test_close_ends_a_call_that_waits(
 
 
 def test_close_ends_a_pause_between_tries(
-    server: ByHand, link: GrpcLink, background: Callable[..., Future[Any]], monkeypatch: pytest.MonkeyPatch
+    server: ScriptedServicer, link: GrpcLink, background: Callable[..., Future[Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pausing = threading.Event()
 
@@ -309,7 +311,7 @@ def test_a_closed_link_says_so(link: GrpcLink) -> None:
 
 
 def test_a_daemon_says_who_it_is_and_what_it_offers(
-    server: ByHand, start: Callable[[], str], connect: Callable[..., GrpcLink]
+    server: ScriptedServicer, start: Callable[[], str], connect: Callable[..., GrpcLink]
 ) -> None:
     assert connect(start(), frozenset(Role), give_up_after_s=SOON).enroll() == RUN
     ((_, request),) = server.asked
@@ -320,7 +322,7 @@ def test_a_daemon_says_who_it_is_and_what_it_offers(
 
 @pytest.mark.parametrize("answer", [Wait(2.5), Finished("done", last=True), None])
 def test_an_answer_is_what_the_server_said(
-    answer: Wait | Finished | None, server: ByHand, link: GrpcLink, task: Task
+    answer: Wait | Finished | None, server: ScriptedServicer, link: GrpcLink, task: Task
 ) -> None:
     server.on["NextTask"] = lambda *_: wire.pack_next(answer or task)
     assert link.next_task("run", 1.5) == (answer or task)
@@ -337,7 +339,9 @@ def test_an_answer_is_what_the_server_said(
         pb.NextTaskResponse(task=pb.Task(kind=pb.TASK_KIND_FIT, run="run", task_id="n1", base_digest="../../etc")),
     ],
 )
-def test_an_answer_that_cannot_be_read_is_refused(reply: pb.NextTaskResponse, server: ByHand, link: GrpcLink) -> None:
+def test_an_answer_that_cannot_be_read_is_refused(
+    reply: pb.NextTaskResponse, server: ScriptedServicer, link: GrpcLink
+) -> None:
     server.on["NextTask"] = lambda *_: reply
     with pytest.raises(ProtocolError):
         link.next_task("run", 0.0)
@@ -372,7 +376,7 @@ def flipped(request: Any, _context: Any) -> pb.Chunk:
     return pb.Chunk(index=request.index, data=data, crc32c=crc32c(data))
 
 
-def test_a_blob_is_fetched_in_chunks(server: ByHand, link: GrpcLink, task: Task) -> None:
+def test_a_blob_is_fetched_in_chunks(server: ScriptedServicer, link: GrpcLink, task: Task) -> None:
     server.on["GetChunk"] = chunk
     assert link.fetch(task) == BLOB
     asked = server.requests("GetChunk")
@@ -383,27 +387,27 @@ def test_a_blob_is_fetched_in_chunks(server: ByHand, link: GrpcLink, task: Task)
     assert link.bytes_moved == len(BLOB)
 
 
-def test_a_damaged_chunk_is_fetched_again(server: ByHand, link: GrpcLink, task: Task) -> None:
+def test_a_damaged_chunk_is_fetched_again(server: ScriptedServicer, link: GrpcLink, task: Task) -> None:
     server.on["GetChunk"] = one_by_one(cut, chunk)
     assert link.fetch(task) == BLOB
     assert len(server.asked) == 4
     assert len(BLOB) < link.bytes_moved < 2 * len(BLOB)
 
 
-def test_a_chunk_that_is_damaged_every_time_fails(server: ByHand, link: GrpcLink, task: Task) -> None:
+def test_a_chunk_that_is_damaged_every_time_fails(server: ScriptedServicer, link: GrpcLink, task: Task) -> None:
     server.on["GetChunk"] = lambda request, context: (cut if request.index == 1 else chunk)(request, context)
     with pytest.raises(CodecError, match="chunk 1 arrived damaged 3 times"):
         link.fetch(task)
     assert sum(request.index == 1 for request in server.requests("GetChunk")) == 3
 
 
-def test_a_blob_of_another_digest_is_fetched_again(server: ByHand, link: GrpcLink, task: Task) -> None:
+def test_a_blob_of_another_digest_is_fetched_again(server: ScriptedServicer, link: GrpcLink, task: Task) -> None:
     server.on["GetChunk"] = one_by_one(flipped, chunk)
     assert link.fetch(task) == BLOB
     assert len(server.asked) == 6
 
 
-def test_a_blob_of_another_digest_every_time_fails(server: ByHand, link: GrpcLink, task: Task) -> None:
+def test_a_blob_of_another_digest_every_time_fails(server: ScriptedServicer, link: GrpcLink, task: Task) -> None:
     server.on["GetChunk"] = flipped
     with pytest.raises(CodecError, match="arrived damaged 3 times"):
         link.fetch(task)
@@ -411,14 +415,16 @@ def test_a_blob_of_another_digest_every_time_fails(server: ByHand, link: GrpcLin
 
 
 def test_an_answer_above_the_limit_is_refused_rather_than_asked_for_for_ever(
-    server: ByHand, link: GrpcLink, task: Task
+    server: ScriptedServicer, link: GrpcLink, task: Task
 ) -> None:
     server.on["GetChunk"] = lambda *_: pb.Chunk(data=bytes(7 << 20))
     with pytest.raises(ProtocolError, match="larger than max"):
         link.fetch(task)
 
 
-def test_a_blob_that_is_not_for_this_site_is_a_task_that_is_over(server: ByHand, link: GrpcLink, task: Task) -> None:
+def test_a_blob_that_is_not_for_this_site_is_a_task_that_is_over(
+    server: ScriptedServicer, link: GrpcLink, task: Task
+) -> None:
     server.on["GetChunk"] = refuse(Code.PERMISSION_DENIED, "not part of the site's current task")
     with pytest.raises(ProtocolError, match="not part of") as refused:
         link.fetch(task)
@@ -426,7 +432,7 @@ def test_a_blob_that_is_not_for_this_site_is_a_task_that_is_over(server: ByHand,
 
 
 def test_a_download_outlives_its_daemon(
-    server: ByHand, start: Callable[[], str], connect: Callable[..., GrpcLink], task: Task, tmp_path: Path
+    server: ScriptedServicer, start: Callable[[], str], connect: Callable[..., GrpcLink], task: Task, tmp_path: Path
 ) -> None:
     server.on["GetChunk"] = lambda request, context: (refuse(Code.INTERNAL) if request.index == 2 else chunk)(
         request, context
@@ -443,7 +449,7 @@ def test_a_download_outlives_its_daemon(
     assert sorted(request.index for request in server.requests("GetChunk")) == [0, 1, 2, 2, 2]
 
 
-def test_a_task_without_a_base_has_nothing_to_fetch(server: ByHand, link: GrpcLink) -> None:
+def test_a_task_without_a_base_has_nothing_to_fetch(server: ScriptedServicer, link: GrpcLink) -> None:
     with pytest.raises(ProtocolError, match="nothing to fetch"):
         link.fetch(Task(TaskKind.INITIALISE, "run", 0, "n1", None, 0, 60.0))
     assert server.asked == []
@@ -455,7 +461,7 @@ def test_a_task_without_a_base_has_nothing_to_fetch(server: ByHand, link: GrpcLi
 class Uploads:
     """A server's end of an upload: keeps what is put, and accepts what is whole."""
 
-    def __init__(self, server: ByHand, *held: int) -> None:
+    def __init__(self, server: ScriptedServicer, *held: int) -> None:
         self.held, self.chunks = held, dict[int, bytes]()
         server.on |= {"BeginUpload": self.begin, "PutChunk": self.put, "CommitUpload": self.commit}
 
@@ -485,7 +491,7 @@ def released(numbers: int, *, example_count: bool = False) -> Released:
 FOUR_CHUNKS = 1_700_000  # numbers
 
 
-def test_only_missing_chunks_are_sent(server: ByHand, link: GrpcLink, task: Task) -> None:
+def test_only_missing_chunks_are_sent(server: ScriptedServicer, link: GrpcLink, task: Task) -> None:
     update, uploads = released(FOUR_CHUNKS), Uploads(server, 0, 2)
     assert link.push(task, update) == accepted(update.manifest.digest)
     assert uploads.chunks == {
@@ -496,13 +502,15 @@ def test_only_missing_chunks_are_sent(server: ByHand, link: GrpcLink, task: Task
     assert link.bytes_moved == sum(map(len, uploads.chunks.values()))
 
 
-def test_all_chunks_are_sent_to_a_server_that_has_none(server: ByHand, link: GrpcLink, task: Task) -> None:
+def test_all_chunks_are_sent_to_a_server_that_has_none(server: ScriptedServicer, link: GrpcLink, task: Task) -> None:
     update, uploads = released(FOUR_CHUNKS), Uploads(server)
     link.push(task, update)
     assert b"".join(uploads.chunks[index] for index in range(4)) == update.data
 
 
-def test_an_upload_says_what_it_will_be_before_a_byte_of_it_is_sent(server: ByHand, link: GrpcLink, task: Task) -> None:
+def test_an_upload_says_what_it_will_be_before_a_byte_of_it_is_sent(
+    server: ScriptedServicer, link: GrpcLink, task: Task
+) -> None:
     update = released(10)
     Uploads(server)
     link.push(task, update)
@@ -513,7 +521,7 @@ def test_an_upload_says_what_it_will_be_before_a_byte_of_it_is_sent(server: ByHa
 
 
 def test_what_leaves_is_told_once_before_it_does(
-    server: ByHand, start: Callable[[], str], connect: Callable[..., GrpcLink], task: Task
+    server: ScriptedServicer, start: Callable[[], str], connect: Callable[..., GrpcLink], task: Task
 ) -> None:
     told: list[tuple[Task, Released, int]] = []
     link = connect(start(), released=lambda task, what: told.append((task, what, len(server.asked))))
@@ -526,7 +534,7 @@ def test_what_leaves_is_told_once_before_it_does(
 
 @pytest.mark.parametrize("example_count", [False, True])
 def test_a_commit_carries_what_was_released_and_no_more(
-    example_count: bool, server: ByHand, link: GrpcLink, task: Task
+    example_count: bool, server: ScriptedServicer, link: GrpcLink, task: Task
 ) -> None:
     update = released(10, example_count=example_count)
     Uploads(server)
@@ -537,7 +545,9 @@ def test_a_commit_carries_what_was_released_and_no_more(
     assert (request.HasField("weight"), request.weight) == (example_count, 42.0 * example_count)
 
 
-def test_nothing_is_sent_for_an_update_that_was_decided_already(server: ByHand, link: GrpcLink, task: Task) -> None:
+def test_nothing_is_sent_for_an_update_that_was_decided_already(
+    server: ScriptedServicer, link: GrpcLink, task: Task
+) -> None:
     update = released(10)
     receipt = Receipt(Verdict.STALE, "round 3 is closed", update.manifest.digest, "seal")
     server.on["BeginUpload"] = lambda *_: pb.UploadTicket(receipt=wire.pack_receipt(receipt))
@@ -548,7 +558,7 @@ def test_nothing_is_sent_for_an_update_that_was_decided_already(server: ByHand, 
 @pytest.mark.parametrize("code", [Code.FAILED_PRECONDITION, Code.DATA_LOSS])
 @pytest.mark.parametrize("call", ["PutChunk", "CommitUpload"])
 def test_an_upload_that_is_not_whole_begins_again(
-    code: grpc.StatusCode, call: str, server: ByHand, link: GrpcLink, task: Task
+    code: grpc.StatusCode, call: str, server: ScriptedServicer, link: GrpcLink, task: Task
 ) -> None:
     update, uploads = released(10), Uploads(server)
     server.on[call] = one_by_one(refuse(code), refuse(code), server.on[call])
@@ -557,7 +567,7 @@ def test_an_upload_that_is_not_whole_begins_again(
     assert uploads.chunks == {0: update.data}
 
 
-def test_an_upload_that_never_gets_whole_fails(server: ByHand, link: GrpcLink, task: Task) -> None:
+def test_an_upload_that_never_gets_whole_fails(server: ScriptedServicer, link: GrpcLink, task: Task) -> None:
     Uploads(server)
     server.on["CommitUpload"] = refuse(Code.FAILED_PRECONDITION)
     with pytest.raises(ProtocolError, match="an upload of round 3 failed 3 times"):
@@ -566,7 +576,7 @@ def test_an_upload_that_never_gets_whole_fails(server: ByHand, link: GrpcLink, t
 
 
 @pytest.mark.parametrize("call", ["BeginUpload", "PutChunk", "CommitUpload"])
-def test_a_contradiction_is_final(call: str, server: ByHand, link: GrpcLink, task: Task) -> None:
+def test_a_contradiction_is_final(call: str, server: ScriptedServicer, link: GrpcLink, task: Task) -> None:
     Uploads(server)
     server.on[call] = refuse(Code.ALREADY_EXISTS, "chunk 0 was sent before with other bytes")
     with pytest.raises(ConflictError, match="sent before"):
@@ -575,7 +585,9 @@ def test_a_contradiction_is_final(call: str, server: ByHand, link: GrpcLink, tas
 
 
 @pytest.mark.parametrize("call", ["BeginUpload", "PutChunk", "CommitUpload"])
-def test_a_server_without_room_is_asked_again_later(call: str, server: ByHand, link: GrpcLink, task: Task) -> None:
+def test_a_server_without_room_is_asked_again_later(
+    call: str, server: ScriptedServicer, link: GrpcLink, task: Task
+) -> None:
     Uploads(server)
     server.on[call] = one_by_one(refuse(Code.RESOURCE_EXHAUSTED), server.on[call])
     assert link.push(task, released(10)).verdict is Verdict.ACCEPTED
@@ -583,7 +595,9 @@ def test_a_server_without_room_is_asked_again_later(call: str, server: ByHand, l
 
 
 @pytest.mark.parametrize("call", ["BeginUpload", "PutChunk", "CommitUpload"])
-def test_a_server_that_forgot_the_daemon_is_not_pressed(call: str, server: ByHand, link: GrpcLink, task: Task) -> None:
+def test_a_server_that_forgot_the_daemon_is_not_pressed(
+    call: str, server: ScriptedServicer, link: GrpcLink, task: Task
+) -> None:
     Uploads(server)
     server.on[call] = refuse(Code.UNAUTHENTICATED)
     with pytest.raises(NotEnrolledError):
@@ -594,7 +608,7 @@ def test_a_server_that_forgot_the_daemon_is_not_pressed(call: str, server: ByHan
 # Scores and heartbeats
 
 
-def test_scores_are_handed_in_as_released(server: ByHand, link: GrpcLink, task: Task) -> None:
+def test_scores_are_handed_in_as_released(server: ScriptedServicer, link: GrpcLink, task: Task) -> None:
     rules = PolicyRules.model_validate({"methods": [], "parts": [], "metrics": ["global.accuracy"]})
     scores: ReleasedScores = Policy(rules).release_scores({"global.accuracy": 0.25, "secret": 1.0})
     server.on["ReportScores"] = lambda *_: pb.Ack()
@@ -605,7 +619,7 @@ def test_scores_are_handed_in_as_released(server: ByHand, link: GrpcLink, task: 
 
 
 @pytest.mark.parametrize("signal", list(Signal))
-def test_a_heartbeat_brings_the_servers_signal(signal: Signal, server: ByHand, link: GrpcLink) -> None:
+def test_a_heartbeat_brings_the_servers_signal(signal: Signal, server: ScriptedServicer, link: GrpcLink) -> None:
     server.on["Heartbeat"] = lambda *_: pb.HeartbeatResponse(signal=wire.signal.pack(signal))
     progress = Progress("n1", Activity.FAILED, 1, 2, True, 5, FailureReason.NUMERIC)
     assert link.beat("run", progress) is signal
@@ -614,7 +628,9 @@ def test_a_heartbeat_brings_the_servers_signal(signal: Signal, server: ByHand, l
 
 
 @pytest.mark.parametrize("lost", [refuse(Code.UNAVAILABLE), refuse(Code.INTERNAL), lambda *_: pb.HeartbeatResponse()])
-def test_a_lost_heartbeat_is_not_repeated_and_stops_nothing(lost: Handler, server: ByHand, link: GrpcLink) -> None:
+def test_a_lost_heartbeat_is_not_repeated_and_stops_nothing(
+    lost: Handler, server: ScriptedServicer, link: GrpcLink
+) -> None:
     server.on["Heartbeat"] = lost
     assert link.beat("run", Progress("n1", Activity.TRAINING)) is Signal.CONTINUE
     assert len(server.asked) == 1

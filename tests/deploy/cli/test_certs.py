@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import typer
 from rich.console import Console
-from tests.support.operator_stub import Info, StandIn
+from tests.support.operator_stub import CertificateInfo, OperatorStub
 
 from protofed.common.pki.identity import Party, fingerprint, read_identity
 from protofed.deploy.certs.lifecycle import install, make_authority, read_request, request, sign_request
@@ -24,14 +24,14 @@ Cli = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture(autouse=True)
-def server(monkeypatch: pytest.MonkeyPatch) -> type[StandIn]:
-    monkeypatch.setattr(connection, "Operator", StandIn)
-    monkeypatch.setattr(StandIn, "known", {})
-    monkeypatch.setattr(StandIn, "dialled", [])
-    monkeypatch.setattr(StandIn, "down", False)
+def server(monkeypatch: pytest.MonkeyPatch) -> type[OperatorStub]:
+    monkeypatch.setattr(connection, "Operator", OperatorStub)
+    monkeypatch.setattr(OperatorStub, "known", {})
+    monkeypatch.setattr(OperatorStub, "dialled", [])
+    monkeypatch.setattr(OperatorStub, "down", False)
     for name in ("PROTOFED_OPERATOR_SERVER", "PROTOFED_OPERATOR_IDENTITY"):
         monkeypatch.delenv(name, raising=False)
-    return StandIn
+    return OperatorStub
 
 
 @pytest.fixture
@@ -72,14 +72,14 @@ def hospital(certs: Cli) -> Path:
     return Path("a")
 
 
-def known(folder: Path) -> dict[str, Info]:
+def known(folder: Path) -> dict[str, CertificateInfo]:
     """A site that a server has let in."""
     one = read_identity(folder, Party.SITE, datetime.now(UTC)).certificate
     dates = one.not_before.timestamp(), one.not_after.timestamp()
-    return {one.fingerprint: Info(one.party, one.name, one.fingerprint, *dates)}
+    return {one.fingerprint: CertificateInfo(one.party, one.name, one.fingerprint, *dates)}
 
 
-def test_the_whole_way_of_a_site(server: type[StandIn], certs: Cli) -> None:
+def test_the_whole_way_of_a_site(server: type[OperatorStub], certs: Cli) -> None:
     done(certs("init", "--ca", "ca"))
     done(certs("request", "--identity", "olga", "--operator", "olga"))
     done(certs("sign", "olga/operator-olga.request.pem", "--ca", "ca", "--yes"))
@@ -159,7 +159,7 @@ def test_another_ca_must_be_meant(hospital: Path, certs: Cli) -> None:
 
 
 def test_a_server_that_is_down_leaves_a_bundle_to_register_later(
-    certs: Cli, server: type[StandIn], monkeypatch: pytest.MonkeyPatch
+    certs: Cli, server: type[OperatorStub], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done(certs("init", "--ca", "ca"))
     done(certs("request", "--identity", "a", "--site", "a"))
@@ -175,7 +175,7 @@ def test_a_server_that_is_down_leaves_a_bundle_to_register_later(
 
 def test_a_revocation_is_shown_with_its_reason(hospital: Path, certs: Cli) -> None:
     online = ("--server", "fl.example.org:7443", "--identity", "olga")
-    StandIn.known.update(known(hospital))
+    OperatorStub.known.update(known(hospital))
     out = done(certs("revoke", "hospital-a", "--reason", "laptop stolen", *online))
     assert out.startswith("revoked: site 'hospital-a', fingerprint ")
     assert "laptop stolen" in out
@@ -189,7 +189,7 @@ def test_revoking_needs_a_server_and_a_reason(certs: Cli) -> None:
     refused(certs("revoke", "a", "--server", "127.0.0.1:1"), "--reason", code=2)
 
 
-def test_lists_of_a_folder_and_of_a_ca(hospital: Path, server: type[StandIn], certs: Cli) -> None:
+def test_lists_of_a_folder_and_of_a_ca(hospital: Path, server: type[OperatorStub], certs: Cli) -> None:
     own = json.loads(done(certs("list", "--identity", "a", "--json")))
     assert [(row["party"], row["days_left"]) for row in own] == [("site", 364), ("ca", 3649)]
     signed = json.loads(done(certs("list", "--ca", "ca", "--json")))

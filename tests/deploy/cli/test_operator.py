@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import structlog
 from rich.console import Console
-from tests.support.disturbed_run import RUN, SITES, disturbed, hang_up, moved
+from tests.support.disturbed_run import RUN, SITES, close_channels, disturbed_run, update_of
 from tests.support.pki import Authority
-from tests.support.tls_server import Realm, realm
+from tests.support.tls_server import TlsServer, tls_server
 
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import ConfigError, ProtocolError, StateError, UnavailableError
@@ -85,11 +85,11 @@ def troubled(
     live_server: Callable[..., Any], recipe_of: RecipeOf, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[tuple[Any, Any]]:
     """A run in which several things went wrong, and the daemons of its sites."""
-    found, daemons = disturbed(live_server, recipe_of)
+    found, daemons = disturbed_run(live_server, recipe_of)
     monkeypatch.setenv("PROTOFED_OPERATOR_SERVER", found.address)
     monkeypatch.setenv("PROTOFED_OPERATOR_PLAINTEXT", "1")
     yield found, daemons
-    hang_up(daemons)
+    close_channels(daemons)
 
 
 # Runs
@@ -174,7 +174,7 @@ def test_states_are_verified_and_one_that_differs_is_an_error(
     found = protofed.json("runs", "verify", RUN)
     assert [(row["round"], row["attempt"], row["finding"]) for row in found] == [(0, 1, "same"), (1, 1, "same")]
     with monkeypatch.context() as patched:
-        patched.setattr(FedAvgServer, "aggregate", lambda *_: moved(9.0))
+        patched.setattr(FedAvgServer, "aggregate", lambda *_: update_of(9.0))
         said = protofed.refuses(1, "runs", "verify", RUN)
     assert f"run {RUN}: the states of rounds 1 do not come out again" in said
     blob = server.blobs._path(found[1]["published"])
@@ -265,14 +265,14 @@ def test_plain_text_is_for_this_machine_only_and_only_when_it_is_wanted(
 
 
 @pytest.fixture
-def tls(live_server: Callable[..., Any], recipe_of: RecipeOf, tmp_path: Path) -> Iterator[Realm]:
+def tls(live_server: Callable[..., Any], recipe_of: RecipeOf, tmp_path: Path) -> Iterator[TlsServer]:
     """The same over TLS."""
-    with realm(tmp_path / "identities", live_server, recipe_of("fedavg")) as made:
+    with tls_server(tmp_path / "identities", live_server, recipe_of("fedavg")) as made:
         yield made
 
 
 def test_an_operator_is_known_by_its_certificate(
-    protofed: Terminal, tls: Realm, monkeypatch: pytest.MonkeyPatch
+    protofed: Terminal, tls: TlsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PROTOFED_OPERATOR_SERVER", tls.server.address)
     boss = tls.identity("boss", Party.OPERATOR)
@@ -282,7 +282,7 @@ def test_an_operator_is_known_by_its_certificate(
     assert "exclude each other" in protofed.refuses(78, "runs", "list", "--plaintext")
 
 
-def test_who_is_no_operator_is_told_why(protofed: Terminal, tls: Realm) -> None:
+def test_who_is_no_operator_is_told_why(protofed: Terminal, tls: TlsServer) -> None:
     def refuses(code: int, identity: Path) -> str:
         return protofed.refuses(code, "runs", "list", "--server", tls.server.address, "--identity", identity)
 
@@ -296,7 +296,7 @@ def test_who_is_no_operator_is_told_why(protofed: Terminal, tls: Realm) -> None:
     assert "it does not know the CA of our certificate" in refuses(69, foreign)
 
 
-def test_certificates_are_registered_listed_and_revoked(protofed: Terminal, tls: Realm) -> None:
+def test_certificates_are_registered_listed_and_revoked(protofed: Terminal, tls: TlsServer) -> None:
     pem = (tls.identity("site-1", Party.SITE) / "cert.pem").read_text("ascii")
     with tls.operator() as operator:
         info = operator.register(pem)
@@ -312,7 +312,7 @@ def test_certificates_are_registered_listed_and_revoked(protofed: Terminal, tls:
             operator.register(pem)
 
 
-def test_sites_are_listed_with_the_end_of_their_certificates(protofed: Terminal, tls: Realm) -> None:
+def test_sites_are_listed_with_the_end_of_their_certificates(protofed: Terminal, tls: TlsServer) -> None:
     tls.site("site-1")
     with tls.operator() as operator:
         (info,) = operator.sites()
@@ -322,7 +322,7 @@ def test_sites_are_listed_with_the_end_of_their_certificates(protofed: Terminal,
     assert time.strftime("%Y-%m-%d", time.gmtime(row.not_after)) in protofed.says("sites", "list", *where)
 
 
-def test_a_site_whose_certificate_is_revoked_is_listed_so_and_counts_in_no_round(tls: Realm) -> None:
+def test_a_site_whose_certificate_is_revoked_is_listed_so_and_counts_in_no_round(tls: TlsServer) -> None:
     tls.site("site-1")
     current = tls.server.runs.current
     assert current is not None

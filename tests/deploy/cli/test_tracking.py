@@ -6,15 +6,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.deploy.tracking.test_follower import RUN, Town, by_the_ledger, expect_same, read
+from tests.deploy.tracking.test_follower import RUN, RunLedger, by_the_ledger, expect_same, read
 
 from protofed.deploy.cli import main
 from protofed.server.verdicts import RoundOutcome
 
 
 @pytest.fixture
-def town(tmp_path: Path) -> Iterator[Town]:
-    here = Town(tmp_path)
+def run_ledger(tmp_path: Path) -> Iterator[RunLedger]:
+    here = RunLedger(tmp_path)
     yield here
     here.ledger.close()
 
@@ -26,21 +26,23 @@ def protofed(*arguments: object) -> int:
 
 
 def test_a_run_is_told_once_however_often_it_is_asked_for(
-    town: Town, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run_ledger: RunLedger, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    town.publish(0)
-    town.publish(1)
-    town.ledger.end_run(RUN, "aborted by the operator", RoundOutcome.ABORTED)
+    run_ledger.publish(0)
+    run_ledger.publish(1)
+    run_ledger.ledger.end_run(RUN, "aborted by the operator", RoundOutcome.ABORTED)
     for new in (2, 0):
         assert protofed("tracking", "sync", "--state", tmp_path, "--tensorboard", tmp_path / "tb") == 0
         assert f"{RUN}: {new} new of 2 rounds told to tensorboard" in capsys.readouterr().out
     scalars, texts = read(tmp_path / "tb" / RUN)
-    expect_same(scalars, by_the_ledger(town))
+    expect_same(scalars, by_the_ledger(run_ledger))
     assert texts["outcome"] == [(1, "aborted: aborted by the operator")]
 
 
-def test_all_runs_of_a_folder_are_told(town: Town, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    town.ledger.begin_run("second", town.row().fingerprint, "{}")
+def test_all_runs_of_a_folder_are_told(
+    run_ledger: RunLedger, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_ledger.ledger.begin_run("second", run_ledger.row().fingerprint, "{}")
     assert protofed("tracking", "sync", "--all", "--state", tmp_path, "--tensorboard", tmp_path / "tb") == 0
     assert [line.partition(":")[0] for line in capsys.readouterr().out.splitlines()] == [RUN, "second"]
 

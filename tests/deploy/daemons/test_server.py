@@ -18,7 +18,7 @@ from protofed.common.pki.identity import Party
 from protofed.deploy.operator.connection import Operator
 
 
-class Hub:
+class ServerProcess:
     """A server's process in a folder with its identity."""
 
     def __init__(self, folder: Path) -> None:
@@ -61,39 +61,43 @@ class Hub:
 
 
 @pytest.fixture
-def hub(tmp_path: Path) -> Iterator[Hub]:
-    made = Hub(tmp_path)
+def server(tmp_path: Path) -> Iterator[ServerProcess]:
+    made = ServerProcess(tmp_path)
     yield made
     for process in made.running:
         process.kill()
         process.wait()
 
 
-def test_it_tells_how_it_is_spoken_to_and_when_its_certificate_ends(hub: Hub) -> None:
-    address = hub.serve(f"--identity={hub.identity}")
-    with Operator(address, hub.boss) as operator:
+def test_it_tells_how_it_is_spoken_to_and_when_its_certificate_ends(server: ServerProcess) -> None:
+    address = server.serve(f"--identity={server.identity}")
+    with Operator(address, server.boss) as operator:
         assert operator.runs() == []
         (boss,) = operator.certificates()
-    hub.stop()
-    assert f"listening on {address} (TLS 1.3 as 'hub', certificate until {stamp(hub.ends)}), state in" in hub.log()
-    assert hub.log().count("this server's certificate ends soon") == 1
+    server.stop()
+    assert (
+        f"listening on {address} (TLS 1.3 as 'hub', certificate until {stamp(server.ends)}), state in" in server.log()
+    )
+    assert server.log().count("this server's certificate ends soon") == 1
     assert boss.party == "operator"
-    assert (hub.folder / "state" / "audit.jsonl").read_bytes()
+    assert (server.folder / "state" / "audit.jsonl").read_bytes()
 
 
-def test_plain_text_says_what_it_means(hub: Hub) -> None:
-    address = hub.serve("--plaintext")
+def test_plain_text_says_what_it_means(server: ServerProcess) -> None:
+    address = server.serve("--plaintext")
     with Operator(address, plaintext=True) as operator:
         assert operator.certificates() == []
-    hub.stop()
-    assert f"listening on {address} (plain text: any program on this machine may call" in hub.log()
+    server.stop()
+    assert f"listening on {address} (plain text: any program on this machine may call" in server.log()
 
 
-def test_a_connection_that_nobody_chose_or_that_cannot_be_is_refused_before_anything_is_made(hub: Hub) -> None:
-    assert "expected --identity FOLDER" in hub.refused()
-    assert "exclude each other" in hub.refused("--plaintext", f"--identity={hub.identity}")
-    assert "loopback" in hub.refused("--plaintext", "--listen=0.0.0.0:7443")
-    assert "expected a server's" in hub.refused(f"--identity={hub.boss}")
-    (hub.identity / "key.pem").chmod(0o644)
-    assert "can be read or changed by others" in hub.refused(f"--identity={hub.identity}")
-    assert not (hub.folder / "state").exists()
+def test_a_connection_that_nobody_chose_or_that_cannot_be_is_refused_before_anything_is_made(
+    server: ServerProcess,
+) -> None:
+    assert "expected --identity FOLDER" in server.refused()
+    assert "exclude each other" in server.refused("--plaintext", f"--identity={server.identity}")
+    assert "loopback" in server.refused("--plaintext", "--listen=0.0.0.0:7443")
+    assert "expected a server's" in server.refused(f"--identity={server.boss}")
+    (server.identity / "key.pem").chmod(0o644)
+    assert "can be read or changed by others" in server.refused(f"--identity={server.identity}")
+    assert not (server.folder / "state").exists()

@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.deploy.daemons.test_server import Hub
+from tests.deploy.daemons.test_server import ServerProcess
 
 
 @pytest.fixture
-def hub(tmp_path: Path) -> Iterator[Hub]:
-    made = Hub(tmp_path)
+def server(tmp_path: Path) -> Iterator[ServerProcess]:
+    made = ServerProcess(tmp_path)
     yield made
     for process in made.running:
         process.kill()
@@ -39,14 +39,14 @@ def get(url: str, path: str, trust: bytes, **headers: str) -> tuple[int, str]:
     return found
 
 
-def test_https_and_a_token_by_the_settings_and_the_port_by_the_command_line(hub: Hub, token: Path) -> None:
-    settings = hub.folder / "server.toml"
+def test_https_and_a_token_by_the_settings_and_the_port_by_the_command_line(server: ServerProcess, token: Path) -> None:
+    settings = server.folder / "server.toml"
     settings.write_text(
-        f'[metrics]\nlisten = "192.0.2.1:9"\nidentity = "{hub.identity}"\ntoken = "{token}"\n', encoding="utf-8"
+        f'[metrics]\nlisten = "192.0.2.1:9"\nidentity = "{server.identity}"\ntoken = "{token}"\n', encoding="utf-8"
     )
-    address = hub.serve(f"--identity={hub.identity}", f"--settings={settings}", "--metrics=127.0.0.1:0")
-    file = hub.folder / "state" / "metrics-address"
-    url, trust = file.read_text("utf-8"), hub.authority.pem
+    address = server.serve(f"--identity={server.identity}", f"--settings={settings}", "--metrics=127.0.0.1:0")
+    file = server.folder / "state" / "metrics-address"
+    url, trust = file.read_text("utf-8"), server.authority.pem
     assert url.startswith("https://127.0.0.1:")
     assert get(url, "/readyz", trust) == (200, "ready\n")
     assert get(url, "/healthz", trust) == (200, "alive\n")
@@ -56,34 +56,34 @@ def test_https_and_a_token_by_the_settings_and_the_port_by_the_command_line(hub:
     assert 'protofed_cert_expiry_timestamp_seconds{name="hub",role="server"} ' in text
     assert 'protofed_cert_expiry_timestamp_seconds{name="boss",role="operator"} ' in text
     assert "process_resident_memory_bytes " in text
-    assert str(hub.folder) not in text
-    hub.stop()
+    assert str(server.folder) not in text
+    server.stop()
     told = f"listening on {address} (TLS 1.3 as 'hub', certificate until "
-    assert told in hub.log()
-    assert f"), metrics on {url}/metrics, state in" in hub.log()
+    assert told in server.log()
+    assert f"), metrics on {url}/metrics, state in" in server.log()
     assert not file.exists()
 
 
-def test_without_metrics_there_is_no_other_port(hub: Hub) -> None:
-    hub.serve(f"--identity={hub.identity}")
-    assert not (hub.folder / "state" / "metrics-address").exists()
-    hub.stop()
-    assert ", metrics on" not in hub.log()
+def test_without_metrics_there_is_no_other_port(server: ServerProcess) -> None:
+    server.serve(f"--identity={server.identity}")
+    assert not (server.folder / "state" / "metrics-address").exists()
+    server.stop()
+    assert ", metrics on" not in server.log()
 
 
-def test_a_port_that_is_taken_ends_the_start(hub: Hub) -> None:
+def test_a_port_that_is_taken_ends_the_start(server: ServerProcess) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         taken = f"127.0.0.1:{other.getsockname()[1]}"
-        process = hub.start("--plaintext", "--listen=127.0.0.1:0", f"--metrics={taken}")
+        process = server.start("--plaintext", "--listen=127.0.0.1:0", f"--metrics={taken}")
         assert process.wait(timeout=60) == 69
-    assert f"cannot answer /metrics on {taken}: " in hub.log()
-    assert "free the port or take another" in hub.log()
+    assert f"cannot answer /metrics on {taken}: " in server.log()
+    assert "free the port or take another" in server.log()
 
 
-def test_what_cannot_be_used_is_refused_before_anything_is_made(hub: Hub, token: Path) -> None:
-    settings = hub.folder / "server.toml"
+def test_what_cannot_be_used_is_refused_before_anything_is_made(server: ServerProcess, token: Path) -> None:
+    settings = server.folder / "server.toml"
     settings.write_text(f'[metrics]\nlisten = "127.0.0.1:0"\ntoken = "{token}"\n', encoding="utf-8")
     token.chmod(0o644)
-    assert "can be read or changed by others" in hub.refused("--plaintext", f"--settings={settings}")
-    assert "expected host:port" in hub.refused("--plaintext", "--metrics=9100")
-    assert not (hub.folder / "state").exists()
+    assert "can be read or changed by others" in server.refused("--plaintext", f"--settings={settings}")
+    assert "expected host:port" in server.refused("--plaintext", "--metrics=9100")
+    assert not (server.folder / "state").exists()

@@ -17,7 +17,7 @@ import pytest
 from tests.support.connect_proxy import ConnectProxy
 from tests.support.doctor_rows import findings, rows, skipped
 from tests.support.pki import Authority
-from tests.support.tls_server import Realm, realm
+from tests.support.tls_server import TlsServer, tls_server
 
 from protofed.client.transport import diagnosis
 from protofed.client.transport.diagnosis import ConnectionDiagnosis, DiagnosisCode
@@ -40,9 +40,9 @@ Look = Callable[..., dict[str, CheckRow]]
 
 
 @pytest.fixture
-def town(live_server: Callable[..., Any], recipe_of: Callable[..., Recipe], tmp_path: Path) -> Iterator[Realm]:
+def tls(live_server: Callable[..., Any], recipe_of: Callable[..., Recipe], tmp_path: Path) -> Iterator[TlsServer]:
     """A server that knows site-1."""
-    with realm(tmp_path / "identities", live_server, recipe_of("fedavg")) as made:
+    with tls_server(tmp_path / "identities", live_server, recipe_of("fedavg")) as made:
         made.register(made.identity("site-1", Party.SITE))
         yield made
 
@@ -59,37 +59,39 @@ def examined(settings: dict[str, Any], site: SiteUnderCheck | None = None, clock
 
 
 @pytest.fixture
-def look(town: Realm, tmp_path: Path) -> Look:
+def look(tls: TlsServer, tmp_path: Path) -> Look:
     """The examination of site-1's daemon; settings may be changed."""
 
     def examine(clock: Any = utc_now, **changes: Any) -> dict[str, CheckRow]:
-        known = given(tmp_path, changes.pop("server", town.server.address), identity=town.folder / "site-site-1")
+        known = given(tmp_path, changes.pop("server", tls.server.address), identity=tls.folder / "site-site-1")
         return examined({**known, **changes}, clock=clock)
 
     return examine
 
 
-def issued(town: Realm, **options: Any) -> Path:
+def issued(tls: TlsServer, **options: Any) -> Path:
     """An identity of site-1 that is not quite right, but registered where that is possible."""
-    authority = options.pop("authority", town.authority)
-    folder: Path = authority.issue(town.folder / "other", Party.SITE, options.pop("name", "site-1"), **options)
-    town.know(folder)
+    authority = options.pop("authority", tls.authority)
+    folder: Path = authority.issue(tls.folder / "other", Party.SITE, options.pop("name", "site-1"), **options)
+    tls.know(folder)
     return folder
 
 
 # All well
 
 
-def test_a_daemon_that_would_work_is_well_and_nothing_is_left_behind(town: Realm, look: Look, tmp_path: Path) -> None:
+def test_a_daemon_that_would_work_is_well_and_nothing_is_left_behind(
+    tls: TlsServer, look: Look, tmp_path: Path
+) -> None:
     before = sorted(tmp_path.glob("*"))
-    calls = town.server.audit_file.read_bytes()
+    calls = tls.server.audit_file.read_bytes()
     found = look()
     assert findings(found) == []
     assert skipped(found) == {"metrics": "no metrics are asked for"}
     assert found["admission"].seen.endswith("is registered there")
     assert sorted(tmp_path.glob("*")) == before
-    assert town.server.audit_file.read_bytes() == calls
-    assert town.server.ledger.sites() == {}
+    assert tls.server.audit_file.read_bytes() == calls
+    assert tls.server.ledger.sites() == {}
 
 
 def test_plain_text(live_server: Callable[..., Any], recipe_of: Callable[..., Recipe], tmp_path: Path) -> None:
@@ -118,8 +120,8 @@ def test_by_a_clock_that_is_wrong_no_certificate_is_judged(look: Look) -> None:
     assert found["certificate"].state is State.FINE
 
 
-def test_a_clock_that_lets_no_connection_stand(town: Realm) -> None:
-    own = read_certificate((town.folder / "site-site-1" / "cert.pem").read_bytes(), "")
+def test_a_clock_that_lets_no_connection_stand(tls: TlsServer) -> None:
+    own = read_certificate((tls.folder / "site-site-1" / "cert.pem").read_bytes(), "")
     dates, fine = (
         ConnectionDiagnosis(DiagnosisCode.SERVER_DATES, "said"),
         ConnectionDiagnosis(DiagnosisCode.FINE, "said"),
@@ -161,8 +163,8 @@ def test_a_server_process_whose_clock_is_wrong(tmp_path: Path) -> None:
         ({"ends": NOW + 20 * DAY}, "certificate-ends-soon"),
     ],
 )
-def test_dates_of_the_certificate(options: dict[str, Any], name: str, town: Realm, look: Look) -> None:
-    found = look(identity=issued(town, **options))
+def test_dates_of_the_certificate(options: dict[str, Any], name: str, tls: TlsServer, look: Look) -> None:
+    found = look(identity=issued(tls, **options))
     assert findings(found)[0] == ("certificate", name)
     assert found["identity"].state is State.FINE
 
@@ -177,19 +179,19 @@ def test_dates_of_the_certificate(options: dict[str, Any], name: str, town: Real
         (lambda folder: (folder / "ca.pem").write_bytes(Authority.make().pem), "certificate-of-another-authority"),
     ],
 )
-def test_an_identity_that_cannot_be_used(spoil: Any, name: str, town: Realm, look: Look) -> None:
-    spoil(town.folder / "site-site-1")
+def test_an_identity_that_cannot_be_used(spoil: Any, name: str, tls: TlsServer, look: Look) -> None:
+    spoil(tls.folder / "site-site-1")
     found = look()
     assert findings(found) == [("identity", name)]
     assert skipped(found)["tls"] == "needs `server`"
     assert skipped(found)["server"] == "needs `identity`"
 
 
-def test_an_identity_of_somebody_else(town: Realm, look: Look) -> None:
+def test_an_identity_of_somebody_else(tls: TlsServer, look: Look) -> None:
     assert findings(look(site="site-2")) == [("identity", "identity-of-another")]
-    assert findings(look(identity=town.identity())) == [("identity", "identity-of-another")]
-    key = town.folder / "site-site-1" / "key.pem"
-    key.write_bytes((town.identity("site-2", Party.SITE) / "key.pem").read_bytes())
+    assert findings(look(identity=tls.identity())) == [("identity", "identity-of-another")]
+    key = tls.folder / "site-site-1" / "key.pem"
+    key.write_bytes((tls.identity("site-2", Party.SITE) / "key.pem").read_bytes())
     assert findings(look()) == [("identity", "key-mismatch")]
 
 
@@ -219,9 +221,9 @@ def test_a_proxy(status: int, name: str | None, look: Look) -> None:
     assert findings(look(proxy="https://odd")) == [("server", "proxy-away")]
 
 
-def test_a_server_of_another_authority(town: Realm, look: Look) -> None:
+def test_a_server_of_another_authority(tls: TlsServer, look: Look) -> None:
     other = Authority.make()
-    folder = other.issue(town.folder / "stranger", Party.SITE, "site-1")
+    folder = other.issue(tls.folder / "stranger", Party.SITE, "site-1")
     found = look(identity=folder)
     assert findings(found) == [("tls", "server-authority")]
     assert skipped(found)["admission"] == "needs `tls`"
@@ -237,21 +239,21 @@ def test_a_server_of_another_name(
     assert findings(examined(given(tmp_path, address, identity=own))) == [("tls", "server-name")]
 
 
-def test_a_certificate_that_is_not_registered_or_was_revoked(town: Realm, look: Look) -> None:
-    own = town.authority.issue(town.folder / "new", Party.SITE, "site-1")
+def test_a_certificate_that_is_not_registered_or_was_revoked(tls: TlsServer, look: Look) -> None:
+    own = tls.authority.issue(tls.folder / "new", Party.SITE, "site-1")
     found = look(identity=own)
     assert findings(found) == [("admission", "certificate-not-registered")]
-    town.register(own)
+    tls.register(own)
     assert findings(look(identity=own)) == []
-    with town.operator() as operator:
+    with tls.operator() as operator:
         operator.revoke(read_certificate((own / "cert.pem").read_bytes(), "").fingerprint, "lost")
     assert findings(look(identity=own)) == [("admission", "certificate-revoked")]
 
 
-def test_a_certificate_that_the_server_does_not_take(town: Realm, look: Look) -> None:
-    own = Authority.make().issue(town.folder / "foreign", Party.SITE, "site-1")
+def test_a_certificate_that_the_server_does_not_take(tls: TlsServer, look: Look) -> None:
+    own = Authority.make().issue(tls.folder / "foreign", Party.SITE, "site-1")
     both = own / "ca.pem"
-    both.write_bytes(both.read_bytes() + town.authority.pem)  # it trusts the server, which does not trust it
+    both.write_bytes(both.read_bytes() + tls.authority.pem)  # it trusts the server, which does not trust it
     assert findings(look(identity=own)) == [("tls", "certificate-refused")]
 
 

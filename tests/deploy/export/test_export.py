@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from safetensors import safe_open
-from tests.support.finished_runs import ROUNDS, Ended, accuracy, ended, probabilities
+from tests.support.finished_runs import ROUNDS, FinishedRun, accuracy, finished_run, probabilities
 
 from protofed.client.transport.audit import ClientAudit
 from protofed.common import codec
@@ -27,7 +27,7 @@ from protofed.server.methods.cwfedavg import CwFedAvgServer
 from protofed.server.methods.cwfedavg_private import CwFedAvgPrivateServer
 from protofed.server.operator.run_record import dossier
 
-Simulated = Callable[[str], Ended]
+Simulated = Callable[[str], FinishedRun]
 GLOBAL = ("fedavg", "fednh", "fedproc", "fedprp")
 WITHOUT = ("cwfedavg", "cwfedavg-private", "solo")
 SITES = ("site-1", "site-2", "site-3")
@@ -39,7 +39,7 @@ def simulated(recipe_of: Callable[..., Recipe]) -> Simulated:
     model = {"name": "mlp", "hidden": [16]}
     partition = {"kind": "dirichlet", "sites": 3, "beta": 0.1, "min_examples": 20, "min_classes": 2}
     data = {"source": "digits", "partition": partition}
-    return lambda method: ended(recipe_of(method, rounds=ROUNDS, model=model, data=data).model_dump_json())
+    return lambda method: finished_run(recipe_of(method, rounds=ROUNDS, model=model, data=data).model_dump_json())
 
 
 @pytest.fixture(scope="session")
@@ -81,7 +81,7 @@ def test_a_site_may_predict_with_its_private_head(recipe_of: Callable[..., Recip
     method = {"name": "fedprp", "head_epochs": 1, "prediction": "head"}
     recipe = recipe_of("fedprp", rounds=1, model={"name": "mlp", "hidden": [16]})
     recipe = recipe.model_copy(update={"method": NamedOptions.model_validate(method), "name": "by-head"})
-    done = ended(recipe.model_dump_json())
+    done = finished_run(recipe.model_dump_json())
     asked = ExportRequest(
         "by-head", "personal", tmp_path / "m", "safetensors", state=done.state, site_state=done.site("site-1")
     )
@@ -187,7 +187,7 @@ def test_a_damaged_state_is_not_exported(simulated: Simulated, wanted: Wants, tm
 def test_the_runs_names_and_preparation_go_with_the_model(recipe_of: Callable[..., Recipe], tmp_path: Path) -> None:
     names = tuple(f"digit {c}" for c in range(10))
     recipe = recipe_of("fedavg", rounds=1, model={"name": "mlp", "hidden": [4]}, class_names=names, name="named")
-    done = ended(recipe.model_dump_json())
+    done = finished_run(recipe.model_dump_json())
     made = export(ExportRequest(done.run, "global", tmp_path / "m", "safetensors", state=done.state))
     assert made.facts.model.classes == names
     input_ = Input(shape=(1, 8, 8), fit="pad", window=(50, 200))

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from safetensors.numpy import load, save
-from tests.support.finished_runs import Ended, ended
+from tests.support.finished_runs import FinishedRun, finished_run
 from tests.support.image_files import dicom
 
 from protofed.client.data.decoding import decode
@@ -43,13 +43,13 @@ cli.main(sys.argv[1:])
 
 
 @pytest.fixture(scope="module")
-def done(recipe_of: Callable[..., Recipe]) -> Ended:
+def done(recipe_of: Callable[..., Recipe]) -> FinishedRun:
     recipe = recipe_of("fednh", rounds=2, model={"name": "mlp", "hidden": [16]})
-    return ended(recipe.model_copy(update={"name": "predicting"}).model_dump_json())
+    return finished_run(recipe.model_copy(update={"name": "predicting"}).model_dump_json())
 
 
 @pytest.fixture(scope="module")
-def exported(done: Ended, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def exported(done: FinishedRun, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Both formats; no test may change it."""
     folder = tmp_path_factory.mktemp("exported") / "model"
     export(ExportRequest(done.run, "global", folder, state=done.state))
@@ -63,7 +63,7 @@ def model(exported: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def pngs(done: Ended, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def pngs(done: FinishedRun, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The test set as files, by class; grey values to 16 bits, so that they are the run's own."""
     folder = tmp_path_factory.mktemp("pngs")
     for index, (image, label) in enumerate(zip(done.test.images, done.test.labels, strict=True)):
@@ -84,7 +84,7 @@ def asked(model: Path, images: Path, tmp_path: Path, **changes: Any) -> Predicte
 
 @pytest.mark.parametrize("runtime", ["torch", "onnx"])
 def test_files_are_classified_as_the_run_did(
-    runtime: Any, exported: Path, pngs: Path, done: Ended, tmp_path: Path
+    runtime: Any, exported: Path, pngs: Path, done: FinishedRun, tmp_path: Path
 ) -> None:
     found = asked(exported, pngs, tmp_path, runtime=runtime, batch=50)
     rows = table(tmp_path / "p.csv")
@@ -107,7 +107,7 @@ def test_both_runtimes_agree(exported: Path, pngs: Path, tmp_path: Path) -> None
         assert all(float(one[f"p_{c}"]) == pytest.approx(float(other[f"p_{c}"]), abs=1e-5) for c in range(10))
 
 
-def test_an_archive_is_classified_like_files(exported: Path, done: Ended, tmp_path: Path) -> None:
+def test_an_archive_is_classified_like_files(exported: Path, done: FinishedRun, tmp_path: Path) -> None:
     np.savez(tmp_path / "some.npz", images=done.test.images[:30, 0].numpy())
     found = asked(exported, tmp_path / "some.npz", tmp_path)
     rows = table(tmp_path / "p.csv")
@@ -323,7 +323,7 @@ def test_onnx_runtime_is_enough(exported: Path, pngs: Path, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("package", ["onnx", "onnxscript", "onnxruntime"])
 def test_a_missing_package_is_named_with_its_remedy(
-    package: str, done: Ended, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    package: str, done: FinishedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import importlib
 

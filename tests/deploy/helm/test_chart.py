@@ -19,9 +19,9 @@ from tests.support.helm_chart import (
     named,
     objects,
     of_kind,
+    parsed_arguments,
     pod,
     rendering,
-    said,
     volume,
 )
 from tests.support.pki import Authority
@@ -91,7 +91,7 @@ def test_one_process_has_a_state_folder_that_stays(case: str) -> None:
         assert stateful["spec"]["replicas"] == 1
         assert claim["spec"]["accessModes"] in (["ReadWriteOncePod"], ["ReadWriteOnce"])
         assert mount == {"name": "state", "mountPath": "/var/lib/protofed"}
-        assert said(stateful)["state"] == Path(mount["mountPath"])
+        assert parsed_arguments(stateful)["state"] == Path(mount["mountPath"])
 
 
 @cases
@@ -105,7 +105,7 @@ def test_a_pod_is_restarted_when_it_is_dead_and_waited_for_until_it_is_ready(cas
             "liveness": "/healthz",
             "readiness": "/readyz",
         }
-        assert said(stateful)["metrics"] == f"0.0.0.0:{ports[asked['readiness']['port']]}"
+        assert parsed_arguments(stateful)["metrics"] == f"0.0.0.0:{ports[asked['readiness']['port']]}"
 
 
 @cases
@@ -122,7 +122,7 @@ def test_settings_make_sense_to_the_daemon(case: str, tmp_path: Path) -> None:
     for stateful in of_kind(case, "StatefulSet"):
         map_ = named(case, "ConfigMap", stateful["metadata"]["name"])
         (file := tmp_path / "settings.toml").write_text(map_["data"]["settings.toml"], encoding="utf-8")
-        arguments = said(stateful)
+        arguments = parsed_arguments(stateful)
         keys = ("listen", "identity", "state", "metrics", "site", "server", "policy", "role")
         options = {"roles" if key == "role" else key: arguments[key] for key in keys if arguments.get(key)}
         model: type[ClientSettings] | type[ServerSettings] = ClientSettings if "site" in options else ServerSettings

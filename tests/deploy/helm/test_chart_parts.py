@@ -7,15 +7,15 @@ from tests.support.helm_chart import (
     CHART,
     ROOT,
     RefusedError,
+    case_values,
     containers,
-    given,
     load,
     named,
     of_kind,
+    parsed_arguments,
     pod,
     rendered,
     rendering,
-    said,
     volume,
 )
 
@@ -26,12 +26,17 @@ pytestmark = rendering
 
 def test_sites_train_and_evaluators_score() -> None:
     roles = {
-        one["metadata"]["name"]: said(one)["role"] for one in of_kind("full", "StatefulSet") if "site" in said(one)
+        one["metadata"]["name"]: parsed_arguments(one)["role"]
+        for one in of_kind("full", "StatefulSet")
+        if "site" in parsed_arguments(one)
     }
     trainer, evaluator = [Role.TRAINER], [Role.EVALUATOR]
     assert roles == {"study-site-north": trainer, "study-site-south": trainer, "study-site-referee": evaluator}
-    assert said(named("full", "StatefulSet", "study-site-south"))["server"] == "study-server.ml.svc:443"
-    assert said(named("hospital", "StatefulSet", "study1-protofed-site-north"))["server"] == "hub.example.org:7443"
+    assert parsed_arguments(named("full", "StatefulSet", "study-site-south"))["server"] == "study-server.ml.svc:443"
+    assert (
+        parsed_arguments(named("hospital", "StatefulSet", "study1-protofed-site-north"))["server"]
+        == "hub.example.org:7443"
+    )
 
 
 def test_a_site_has_its_gpus_memory_and_data_and_changes_no_data() -> None:
@@ -96,7 +101,7 @@ def test_prometheus_finds_the_jobs_and_rules_that_the_alerts_are_written_for() -
 
 def test_other_settings_make_other_pods() -> None:
     """A daemon reads its settings when it starts."""
-    changed = given("full")
+    changed = case_values("full")
     changed["clients"][0]["policy"] = 'methods = ["solo"]\n'
     sums = [
         {
@@ -109,14 +114,14 @@ def test_other_settings_make_other_pods() -> None:
 
 
 def test_two_sites_of_one_name_are_refused() -> None:
-    twice = given("full")
+    twice = case_values("full")
     twice["evaluators"][0]["name"] = "north"
     with pytest.raises(RefusedError, match="site north is named twice among clients and evaluators"):
         rendered(twice)
 
 
 def test_a_site_that_could_not_reach_its_server_is_refused() -> None:
-    shut = given("hospital")
+    shut = case_values("hospital")
     shut["networkPolicy"]["siteEgress"] = []
     with pytest.raises(RefusedError, match="siteEgress: expected a rule to the server or the proxy"):
         rendered(shut)

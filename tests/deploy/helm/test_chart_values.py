@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import yaml
-from tests.support.helm_chart import CHART, ROOT, VALUES, Object, given, load, schema, schema_errors
+from tests.support.helm_chart import CHART, ROOT, VALUES, Object, case_values, load, schema, schema_errors
 
 from protofed.common.version import VERSION
 
@@ -54,7 +54,7 @@ WRONG: dict[str, tuple[Object, str]] = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_values_that_are_meant_pass(case: str) -> None:
-    assert schema_errors(given(case)) == []
+    assert schema_errors(case_values(case)) == []
 
 
 def test_values_that_the_readme_shows_pass() -> None:
@@ -69,8 +69,8 @@ def test_a_parent_chart_may_hand_on_its_globals() -> None:
 
 @pytest.mark.parametrize("case", WRONG)
 def test_wrong_values_are_refused_by_name(case: str) -> None:
-    said, told = WRONG[case]
-    assert any(told in line for line in schema_errors(said)), schema_errors(said)
+    values, told = WRONG[case]
+    assert any(told in line for line in schema_errors(values)), schema_errors(values)
 
 
 def _same_keys(values: Any, of: Object, whole: Object, at: str) -> list[str]:

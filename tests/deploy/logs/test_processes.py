@@ -51,7 +51,7 @@ RECIPE = {
 
 
 @dataclass
-class Town:
+class LoggedProcesses:
     """A folder, and the processes in it: the standard error of each is its log."""
 
     folder: Path
@@ -102,9 +102,9 @@ def settings(folder: Path, site: str, file: Path) -> str:
 
 
 @pytest.fixture(scope="module")
-def town(tmp_path_factory: pytest.TempPathFactory) -> Town:
+def logged(tmp_path_factory: pytest.TempPathFactory) -> LoggedProcesses:
     """A run that fails: the first call meets an error, the server takes no update, and a site's data are damaged."""
-    folder = tmp_path_factory.mktemp("town")
+    folder = tmp_path_factory.mktemp("logged")
     data = folder / "patients of north"
     data.mkdir()
     rng = np.random.default_rng(0)
@@ -113,7 +113,7 @@ def town(tmp_path_factory: pytest.TempPathFactory) -> Town:
     np.savez(data / NAMES[0], train_images=images, train_labels=labels, test_images=images, test_labels=labels)
     (data / NAMES[1]).write_bytes(b"not an archive")
     (folder / "recipe.toml").write_text(to_toml(Recipe.model_validate(RECIPE)), encoding="utf-8")
-    here = Town(folder)
+    here = LoggedProcesses(folder)
     try:
         listen = (
             "--listen=127.0.0.1:0",
@@ -147,9 +147,9 @@ def one(events: list[dict[str, Any]], event: str) -> dict[str, Any]:
     return next(found for found in events if found["event"] == event)
 
 
-def test_every_line_is_json_with_event_level_and_time(town: Town) -> None:
-    for name in town.running:
-        events = town.events(name)
+def test_every_line_is_json_with_event_level_and_time(logged: LoggedProcesses) -> None:
+    for name in logged.running:
+        events = logged.events(name)
         assert len(events) > 5
         for event in events:
             assert re.fullmatch(r"[a-z][^\d]*", event["event"]), event
@@ -159,9 +159,9 @@ def test_every_line_is_json_with_event_level_and_time(town: Town) -> None:
             assert all(key.endswith(UNITS) for key in named), named
 
 
-def test_every_event_of_a_daemon_names_its_site_and_what_it_works_on(town: Town) -> None:
+def test_every_event_of_a_daemon_names_its_site_and_what_it_works_on(logged: LoggedProcesses) -> None:
     for site in ("north", "south"):
-        events = town.events(site)
+        events = logged.events(site)
         assert {event["site"] for event in events} == {site}
         begun = [number for number, event in enumerate(events) if event["event"] == "task begun"]
         assert begun
@@ -170,8 +170,8 @@ def test_every_event_of_a_daemon_names_its_site_and_what_it_works_on(town: Town)
             assert events[number]["round"] == events[number + 1]["round"]
 
 
-def test_every_event_of_the_server_that_concerns_a_run_says_so(town: Town) -> None:
-    events = town.events("server")
+def test_every_event_of_the_server_that_concerns_a_run_says_so(logged: LoggedProcesses) -> None:
+    events = logged.events("server")
     for event in ("round opened", "update refused", "update accepted", "site declined", "round abandoned"):
         found = one(events, event)
         assert (found["run"], found["round"] in (0, 1)) == ("troubled", True)
@@ -181,29 +181,29 @@ def test_every_event_of_the_server_that_concerns_a_run_says_so(town: Town) -> No
     assert one(events, "the process ends")["exit_code"] == 1
 
 
-def test_an_incident_is_found_in_both_logs(town: Town) -> None:
-    (here,) = [event for event in town.events("server") if event["event"] == "incident"]
+def test_an_incident_is_found_in_both_logs(logged: LoggedProcesses) -> None:
+    (here,) = [event for event in logged.events("server") if event["event"] == "incident"]
     assert "RuntimeError" in here["exception"]
     assert here["call"] == "Federation/Enroll"
-    (there,) = [event for event in town.events(here["site"]) if event.get("incident") == here["incident"]]
+    (there,) = [event for event in logged.events(here["site"]) if event.get("incident") == here["incident"]]
     assert (there["event"], there["call"], there["level"]) == ("the server failed in a call", "Enroll", "error")
 
 
-def test_the_tracker_was_told_how_the_run_ended(town: Town) -> None:
-    said = json.loads((town.folder / "tb" / "troubled" / "protofed.json").read_bytes())
+def test_the_tracker_was_told_how_the_run_ended(logged: LoggedProcesses) -> None:
+    said = json.loads((logged.folder / "tb" / "troubled" / "protofed.json").read_bytes())
     assert (said["rounds"], said["outcome"].partition(":")[0]) == (1, "failed")
 
 
-def test_a_site_with_damaged_data_says_so_without_naming_them(town: Town) -> None:
-    said = one(town.events("south"), "this site cannot take part in the run")
+def test_a_site_with_damaged_data_says_so_without_naming_them(logged: LoggedProcesses) -> None:
+    said = one(logged.events("south"), "this site cannot take part in the run")
     assert "<data>" in said["why"]
-    assert one(town.events("south"), "task declined")["reason"] == "data"
+    assert one(logged.events("south"), "task declined")["reason"] == "data"
 
 
-def test_nothing_secret_stands_in_any_log(town: Town) -> None:
-    forbidden = [TOKEN, PASSWORD, str(town.folder / "patients of north"), "patients of north", *NAMES, "4711", "0817"]
-    for name in town.running:
-        text = town.text(name)
+def test_nothing_secret_stands_in_any_log(logged: LoggedProcesses) -> None:
+    forbidden = [TOKEN, PASSWORD, str(logged.folder / "patients of north"), "patients of north", *NAMES, "4711", "0817"]
+    for name in logged.running:
+        text = logged.text(name)
         for word in (*forbidden, "PRIVATE KEY"):
             assert word not in text, f"{name}: {word}"
         numbers = [int(number) for number in re.findall(r"(?<![\w.:-])\d+(?![\w.:-])", text)]

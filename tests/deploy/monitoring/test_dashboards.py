@@ -11,7 +11,7 @@ import yaml
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.cog.plugins import register_default_plugins
 from grafana_foundation_sdk.models.dashboard import Dashboard
-from tests.support.dashboards import BOARDS, DEPLOY, NAMES, board, of_panel, queries, rule_tests, rules
+from tests.support.dashboards import DASHBOARDS, DEPLOY, NAMES, dashboard, of_panel, queries, rule_tests, rules
 from tests.support.promql import distribution, named
 
 from protofed.client.agent.metrics import METRICS as OF_CLIENT
@@ -40,9 +40,9 @@ def expressions() -> Iterator[tuple[str, str]]:
     for name in NAMES:
         for query in queries(name):
             yield f"{name}, {query.panel}, {query.ref}", query.filled(3600, 60)
-        for one in board(name)["annotations"]["list"]:
+        for one in dashboard(name)["annotations"]["list"]:
             yield f"{name}, annotation {one['name']}", one["expr"]
-        for one in board(name)["templating"]["list"]:
+        for one in dashboard(name)["templating"]["list"]:
             if one["type"] == "query":
                 metric, label = one["query"]["query"].removeprefix("label_values(").rstrip(")").split(", ")
                 yield f"{name}, variable {one['name']}", f"count by ({label}) ({metric})"
@@ -103,8 +103,8 @@ def test_names_and_labels_are_found_wherever_they_stand() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_grafanas_own_model_of_a_dashboard_reads_all_of_it(name: str) -> None:
     register_default_plugins()
-    read = json.loads(JSONEncoder(sort_keys=True).encode(Dashboard.from_json(board(name))))
-    assert {path for path in lost(board(name), read) if path.rpartition(".")[2] not in UNKNOWN_TO_THE_SDK} == set()
+    read = json.loads(JSONEncoder(sort_keys=True).encode(Dashboard.from_json(dashboard(name))))
+    assert {path for path in lost(dashboard(name), read) if path.rpartition(".")[2] not in UNKNOWN_TO_THE_SDK} == set()
 
 
 def lost(ours: object, read: object, path: str = "") -> Iterator[str]:
@@ -121,7 +121,7 @@ def lost(ours: object, read: object, path: str = "") -> Iterator[str]:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_dashboard_can_be_found_again_and_asks_which_prometheus(name: str) -> None:
-    made = board(name)
+    made = dashboard(name)
     assert made["uid"] == f"protofed-{name}"
     assert made["schemaVersion"] >= 39
     assert [variable["name"] for variable in made["templating"]["list"]] == ["datasource", "run", "site"]
@@ -135,7 +135,7 @@ def test_a_dashboard_can_be_found_again_and_asks_which_prometheus(name: str) -> 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_panels_lie_side_by_side_and_explain_themselves(name: str) -> None:
-    panels = board(name)["panels"]
+    panels = dashboard(name)["panels"]
     assert len({panel["id"] for panel in panels}) == len(panels)
     assert len({panel["title"] for panel in panels}) == len(panels)
     taken: set[tuple[int, int]] = set()
@@ -166,4 +166,4 @@ def test_provisioning_names_what_is_there() -> None:
     (provider,) = yaml.safe_load((folder / "dashboards" / "protofed.yml").read_text("utf-8"))["providers"]
     assert source["type"] == "prometheus"
     assert provider["options"]["path"] == "${PROTOFED_DASHBOARDS}"
-    assert {path.stem for path in BOARDS.glob("*.json")} == set(NAMES)
+    assert {path.stem for path in DASHBOARDS.glob("*.json")} == set(NAMES)

@@ -47,9 +47,9 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
         here.run(recipe("wing", "fednh", 10))
         here.until_round("wing", 4)
         here.lose("west", 8)
-        assert here.until_ended("wing") == "completed", here.snapshot.logs()
+        assert here.until_ended("wing") == "completed", here.processes.logs()
         here.run(recipe("narrow", "fedavg", 3, max_update_norm=1e-6, max_attempts=2, deadline_s=5))
-        assert here.until_ended("narrow") == "failed", here.snapshot.logs()
+        assert here.until_ended("narrow") == "failed", here.processes.logs()
         time.sleep(4)
         yield Story(here, start, time.time())
 
@@ -138,8 +138,8 @@ def test_server_and_daemon_agree_on_what_both_tell(story: Story) -> None:
 
 def test_a_server_that_is_killed_is_told_of(story: Story) -> None:
     """The last test here: the pilot is over."""
-    prometheus, snapshot = story.pilot.prometheus, story.pilot.snapshot
-    snapshot.kill("server")
-    snapshot.wait_for(lambda: "ServerDown" in {series.labels["alertname"] for series in prometheus.now("ALERTS")})
+    prometheus, processes = story.pilot.prometheus, story.pilot.processes
+    processes.kill("server")
+    processes.wait_for(lambda: "ServerDown" in {series.labels["alertname"] for series in prometheus.now("ALERTS")})
     (down,) = prometheus.now('ALERTS{alertname="ServerDown"}')
     assert down.labels["severity"] == "critical"

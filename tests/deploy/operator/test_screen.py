@@ -1,4 +1,4 @@
-"""A scene on terminals of all sizes, in lines, and as JSON."""
+"""A snapshot on terminals of all sizes, in lines, and as JSON."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 from rich.console import Console
-from tests.support.server_replies import NOW, answer, attempt, info, published, score, seen, site, troubled
+from tests.support.server_replies import NOW, answer, attempt, info, mixed_reply, published, score, site, snapshot_of
 
 from protofed.deploy.operator.log_lines import changes
 from protofed.deploy.operator.screen import WatchScreen
@@ -36,13 +36,15 @@ def shown(snapshot: RunSnapshot, width: int, height: int | None = None) -> list[
 @pytest.mark.parametrize("sites", [0, 1, 5, 6, 40, 300])
 @pytest.mark.parametrize(("width", "height"), [(80, 24), (120, 40), (200, 60), (60, 20), (59, 15), (40, 12), (30, 9)])
 def test_no_line_is_longer_than_the_terminal_nor_below_its_end(width: int, height: int, sites: int) -> None:
-    lines = plainly(replace(seen(troubled(sites)), trouble="start it", queue="q " * 90), width, height).splitlines()
+    lines = plainly(
+        replace(snapshot_of(mixed_reply(sites)), trouble="start it", queue="q " * 90), width, height
+    ).splitlines()
     assert max(map(len, lines)) <= width
     assert len(lines) <= height
 
 
 def test_a_small_terminal_shows_the_header_and_what_is_worst() -> None:
-    text = plainly(seen(troubled(40)), 80, 24)
+    text = plainly(snapshot_of(mixed_reply(40)), 80, 24)
     for phrase in (
         "digits-fednh · fednh · running · 1 round degraded · 1 attempt abandoned",
         "round 7 of 20 ━━━━━━━━━━━━──────────────────────────── 6 done",
@@ -59,27 +61,27 @@ def test_a_small_terminal_shows_the_header_and_what_is_worst() -> None:
 
 
 def test_many_sites_do_not_overflow_and_those_left_out_are_counted() -> None:
-    lines = shown(seen(troubled(40)), 80, 24)
+    lines = shown(snapshot_of(mixed_reply(40)), 80, 24)
     assert sum(line.startswith("site-") for line in lines) == 5
     assert "and 35 more, 5 of them not well" in lines
-    wide = shown(seen(troubled(40)), 120, 40)
+    wide = shown(snapshot_of(mixed_reply(40)), 120, 40)
     named = sum(line.startswith("site-") for line in wide)
     assert f"and {40 - named} more that are well" in wide
-    everything = shown(seen(troubled(40)), 80)
+    everything = shown(snapshot_of(mixed_reply(40)), 80)
     assert sum(line.startswith("site-") for line in everything) == 40
     assert not any(line.startswith("and ") for line in everything)
 
 
 def test_what_others_wrote_is_never_taken_for_markup() -> None:
     for width in (80, 120, 200):
-        text = plainly(seen(troubled(6)), width)
+        text = plainly(snapshot_of(mixed_reply(6)), width)
         for phrase in ("[red]out-of-memory", "[bold]wrong", "epoch 1/3 [/]"):
             assert phrase in text
         assert "\x1b" not in text
 
 
 def test_a_bar_says_how_far_a_site_is_without_colours() -> None:
-    (line,) = [line for line in shown(seen(troubled(6)), 80) if line.startswith("site-01  ")]
+    (line,) = [line for line in shown(snapshot_of(mixed_reply(6)), 80) if line.startswith("site-01  ")]
     assert line.split() == [
         "site-01",
         "started",
@@ -96,14 +98,14 @@ def test_a_bar_says_how_far_a_site_is_without_colours() -> None:
 
 
 def test_telemetry_is_shown_where_there_is_room() -> None:
-    assert "GPU 3.2 GB · disk 120.0 GB free" in plainly(seen(troubled(6)), 140)
-    assert "GPU" not in plainly(seen(troubled(6)), 80)
-    assert "machine" not in plainly(seen(answer(sites=[site("a")])), 140)
+    assert "GPU 3.2 GB · disk 120.0 GB free" in plainly(snapshot_of(mixed_reply(6)), 140)
+    assert "GPU" not in plainly(snapshot_of(mixed_reply(6)), 80)
+    assert "machine" not in plainly(snapshot_of(answer(sites=[site("a")])), 140)
 
 
 def test_every_kind_of_telemetry_has_its_unit() -> None:
     told = {"step_seconds": 0.123456, "policy_refusals": 3.0, "bytes_released": 2e6, "gpu_memory_bytes": 0.0}
-    text = plainly(seen(answer(sites=[site("a", telemetry=told)])), 200)
+    text = plainly(snapshot_of(answer(sites=[site("a", telemetry=told)])), 200)
     assert "0.123 s a step · 3 refused by policy · 2.0 MB released" in text
     assert "GPU" not in text
 
@@ -112,17 +114,17 @@ def test_the_header_says_what_is_the_matter() -> None:
     def lines(snapshot: RunSnapshot) -> list[str]:
         return shown(snapshot, 100)[:6]
 
-    assert "no round was opened yet" in lines(seen(answer(phase="waiting for sites")))
+    assert "no round was opened yet" in lines(snapshot_of(answer(phase="waiting for sites")))
     queue = [info(run="other"), info(status="queued")]
-    waits = seen(answer(status="queued", runs=queue))
+    waits = snapshot_of(answer(status="queued", runs=queue))
     assert "next in the queue, behind other (running, round 7 of 20)" in lines(waits)
     silent = replace(waits, trouble="start it", silent_s=7.2)
     assert "no answer for 7 s, trying again; start it" in lines(silent)
-    failed = seen(answer(published(910, 920), status="failed", reason="disk [full]", ended_at=930.0))
+    failed = snapshot_of(answer(published(910, 920), status="failed", reason="disk [full]", ended_at=930.0))
     assert "disk [full]" in lines(failed)
     assert "took 20 s" in lines(failed)
-    assert "80 s so far · paused" in lines(seen(answer(published(920, 930), status="paused")))
-    deadline = seen(answer([attempt(1, "open", 985, a="started")], deadline_s=600.0))
+    assert "80 s so far · paused" in lines(snapshot_of(answer(published(920, 930), status="paused")))
+    deadline = snapshot_of(answer([attempt(1, "open", 985, a="started")], deadline_s=600.0))
     assert lines(deadline)[2].startswith("collecting for 15 s of at most 10 min · 0 of 0 sites reported")
 
 
@@ -131,7 +133,7 @@ def test_changes_for_the_better_and_worse_are_marked() -> None:
     second = answer(scores={6: [score("global.accuracy", 0.6), score("global.ece", 0.4)]})
     console = Console(file=io.StringIO(), width=100, force_terminal=True, color_system="standard")
     with console.capture() as captured:
-        console.print(WatchScreen(seen(first, second)))
+        console.print(WatchScreen(snapshot_of(first, second)))
     accuracy, ece = (line for line in captured.get().splitlines() if "global." in line)
     assert "\x1b[32m+0.1000" in accuracy
     assert "\x1b[31m+0.1000" in ece
@@ -156,12 +158,12 @@ def test_what_is_less_important_goes_first() -> None:
 
 
 def test_a_line_says_what_is_new_and_nothing_when_nothing_is() -> None:
-    before = seen(troubled(4))
+    before = snapshot_of(mixed_reply(4))
     assert changes(None, before) == [
         "digits-fednh · fednh · running · round 7 of 20",
         "round 7, try 2: open, 1 of 4 reported, 1 failed",
     ]
-    assert changes(before, seen(troubled(4), now=NOW + 100)) == []
+    assert changes(before, snapshot_of(mixed_reply(4), now=NOW + 100)) == []
 
 
 def test_rounds_sites_and_scores_have_their_lines() -> None:
@@ -170,7 +172,7 @@ def test_rounds_sites_and_scores_have_their_lines() -> None:
     after = [*rounds, attempt(3, "degraded", 930, 942, a="reported", b="late")]
     after[-1].sites[1].reason = "silent"
     second = answer(after, [site("a"), site("b", "silent")], {3: [score("x", 0.75)]}, round=3)
-    assert changes(seen(first), seen(first, second)) == [
+    assert changes(snapshot_of(first), snapshot_of(first, second)) == [
         "round 3: degraded after 12.0 s, 1 of 2 reported, 1 late · about 3 min more (by the last 3 rounds)",
         "round 3: b late: silent",
         "b: silent: training, epoch 2/5",
@@ -179,7 +181,7 @@ def test_rounds_sites_and_scores_have_their_lines() -> None:
 
 
 def test_a_line_says_that_nobody_answers_and_one_that_somebody_does_again() -> None:
-    well = seen(troubled(4))
+    well = snapshot_of(mixed_reply(4))
     silent = replace(well, trouble="start it", silent_s=3.0)
     assert changes(well, silent) == ["no answer for 3 s, trying again; start it"]
     assert changes(silent, replace(silent, silent_s=9.0)) == []
@@ -187,7 +189,7 @@ def test_a_line_says_that_nobody_answers_and_one_that_somebody_does_again() -> N
 
 
 def test_the_end_is_told_with_its_reason() -> None:
-    going, ended = seen(answer()), seen(answer(status="aborted", reason="enough", ended_at=990.0))
+    going, ended = snapshot_of(answer()), snapshot_of(answer(status="aborted", reason="enough", ended_at=990.0))
     assert changes(going, ended) == ["digits-fednh · fednh · aborted · round 7 of 20 · enough"]
 
 
@@ -195,7 +197,7 @@ def test_the_end_is_told_with_its_reason() -> None:
 
 
 def test_a_scene_is_json_with_all_its_fields() -> None:
-    told = json.loads(json.dumps(plain(seen(troubled(4)))))
+    told = json.loads(json.dumps(plain(snapshot_of(mixed_reply(4)))))
     assert (told["run"], told["status"], told["round"], told["rounds"]) == ("digits-fednh", "running", 7, 20)
     assert told["rest"]["by_rounds"] == 6
     assert told["sites"][1]["site"] == "site-02"

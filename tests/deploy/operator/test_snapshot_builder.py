@@ -1,9 +1,9 @@
-"""What a server says of a run, as a scene; worked out by hand."""
+"""What a server says of a run, as a snapshot; worked out by hand."""
 
 from __future__ import annotations
 
 import pytest
-from tests.support.server_replies import NOW, answer, attempt, info, published, score, seen, site, troubled
+from tests.support.server_replies import NOW, answer, attempt, info, mixed_reply, published, score, site, snapshot_of
 
 from protofed.common.protocol.messages import Activity, Progress
 from protofed.deploy.operator.snapshot import Attempt, Attention, Problem, TimeRemaining
@@ -14,33 +14,33 @@ from protofed.protos.v1 import operator_pb2 as pb
 
 
 def test_a_run_that_waits_for_its_sites_has_no_past() -> None:
-    now = seen(answer(phase="waiting for sites", round=0))
+    now = snapshot_of(answer(phase="waiting for sites", round=0))
     assert (now.phase, now.phase_s, now.seconds, now.rest, now.done) == ("waiting for sites", 110.0, None, None, 0)
     assert (now.history, now.sites, now.scores, now.problems) == ((), (), (), ())
 
 
 def test_a_phase_lasts_since_the_round_was_opened_or_published() -> None:
     rounds = published(910, 920, a="reported")
-    assert seen(answer([*rounds, attempt(2, "open", 985, a="started")])).phase_s == 15.0
-    scoring = seen(answer(rounds, phase="evaluating", deadline_s=600.0))
+    assert snapshot_of(answer([*rounds, attempt(2, "open", 985, a="started")])).phase_s == 15.0
+    scoring = snapshot_of(answer(rounds, phase="evaluating", deadline_s=600.0))
     assert (scoring.phase, scoring.phase_s, scoring.deadline_s) == ("evaluating", 80.0, None)
-    assert seen(answer([attempt(2, "open", 985, a="started")], deadline_s=600.0)).deadline_s == 600.0
+    assert snapshot_of(answer([attempt(2, "open", 985, a="started")], deadline_s=600.0)).deadline_s == 600.0
 
 
 def test_a_round_of_which_nobody_is_awaited_is_being_aggregated() -> None:
-    assert seen(answer([attempt(1, "open", 985, a="reported", b="started")])).phase == "collecting"
-    assert seen(answer([attempt(1, "open", 985, a="reported", b="failed")])).phase == "aggregating"
+    assert snapshot_of(answer([attempt(1, "open", 985, a="reported", b="started")])).phase == "collecting"
+    assert snapshot_of(answer([attempt(1, "open", 985, a="reported", b="failed")])).phase == "aggregating"
 
 
 def test_a_clock_behind_the_servers_gives_no_negative_times() -> None:
-    now = seen(answer([attempt(1, "open", 985, a="started")]), now=900.0)
+    now = snapshot_of(answer([attempt(1, "open", 985, a="started")]), now=900.0)
     assert (now.phase_s, now.seconds) == (0.0, 0.0)
 
 
 def test_a_run_takes_time_from_its_first_round_to_its_end() -> None:
     rounds = published(910, 920, 930)
-    assert seen(answer(rounds)).seconds == 90.0
-    assert seen(answer(rounds, status="completed", ended_at=935.0)).seconds == 25.0
+    assert snapshot_of(answer(rounds)).seconds == 90.0
+    assert snapshot_of(answer(rounds, status="completed", ended_at=935.0)).seconds == 25.0
 
 
 # The rest
@@ -49,7 +49,7 @@ def test_a_run_takes_time_from_its_first_round_to_its_end() -> None:
 def test_the_rest_is_as_the_last_rounds_were() -> None:
     """Periods 10, 12 and 20 s; 17 rounds are left, and 4 s of the next one are over."""
     rounds = published(910, 920, 932, 952)
-    assert seen(answer(rounds), now=956.0).rest == TimeRemaining(12 * 17 - 4, 10 * 17 - 4, 20 * 17 - 4, 3)
+    assert snapshot_of(answer(rounds), now=956.0).rest == TimeRemaining(12 * 17 - 4, 10 * 17 - 4, 20 * 17 - 4, 3)
 
 
 def test_attempts_that_were_abandoned_and_waits_between_rounds_count() -> None:
@@ -60,22 +60,22 @@ def test_attempts_that_were_abandoned_and_waits_between_rounds_count() -> None:
         attempt(2, "published", 940, 950),
         attempt(3, "degraded", 957, 965),
     ]
-    assert seen(answer(rounds), now=965.0).rest == TimeRemaining(15 * 17, 10 * 17, 30 * 17, 3)
+    assert snapshot_of(answer(rounds), now=965.0).rest == TimeRemaining(15 * 17, 10 * 17, 30 * 17, 3)
 
 
 def test_the_making_of_the_model_and_what_was_rolled_back_say_nothing_of_rounds() -> None:
     rounds = [attempt(0, "published", 900, 909), *published(910, 920, 930), attempt(3, "rolled-back", 930, 940)]
-    rest = seen(answer(rounds), now=940.0).rest
+    rest = snapshot_of(answer(rounds), now=940.0).rest
     assert rest == TimeRemaining(10 * 18 - 10, 10 * 18 - 10, 10 * 18 - 10, 2)
 
 
 @pytest.mark.parametrize("status", ["queued", "paused", "completed", "failed", "aborted"])
 def test_the_rest_of_a_run_that_does_not_go_on_is_not_estimated(status: str) -> None:
-    assert seen(answer(published(910, 920, 930), status=status)).rest is None
+    assert snapshot_of(answer(published(910, 920, 930), status=status)).rest is None
 
 
 def test_one_round_is_too_few() -> None:
-    assert seen(answer(published(910, 920))).rest is None
+    assert snapshot_of(answer(published(910, 920))).rest is None
 
 
 # Sites
@@ -93,7 +93,7 @@ def test_the_worst_site_comes_first_and_each_says_what_it_does() -> None:
         site("gone", "revoked", "laptop lost"),
         site("late", "away", "", progress_age_s=-1.0),
     ]
-    found = seen(answer([row], known)).sites
+    found = snapshot_of(answer([row], known)).sites
     assert [(one.site, one.care.name) for one in found] == [
         *((name, "BAD") for name in ("gone", "ill", "lost", "out", "quiet")),
         *((name, "HELD") for name in ("held", "late")),
@@ -114,9 +114,9 @@ def test_the_worst_site_comes_first_and_each_says_what_it_does() -> None:
 def test_progress_is_of_the_task_of_this_round() -> None:
     row = attempt(7, "open", 985, done="reported", at_work="started", failed="failed", aside="set-aside")
     known = [site(name) for name in ("done", "at-work", "failed", "aside", "other")]
-    shares = {one.site: one.progress for one in seen(answer([row], known)).sites}
+    shares = {one.site: one.progress for one in snapshot_of(answer([row], known)).sites}
     assert shares == {"done": 1.0, "at-work": 0.4, "failed": None, "aside": 1.0, "other": None}
-    unknown = seen(answer([attempt(7, "open", 985, a="started")], [site("a", progress=-1.0)])).sites
+    unknown = snapshot_of(answer([attempt(7, "open", 985, a="started")], [site("a", progress=-1.0)])).sites
     assert unknown[0].progress is None
 
 
@@ -126,7 +126,7 @@ def test_of_two_tasks_the_open_one_counts_else_the_one_that_went_wrong() -> None
         pb.SiteTask(site=name, kind="score", task_status=task_status)
         for name, task_status in zip("abc", ("started", "reported", "failed"), strict=True)
     )
-    assert {one.site: one.task_status for one in seen(answer([row])).sites} == {
+    assert {one.site: one.task_status for one in snapshot_of(answer([row])).sites} == {
         "a": "started",
         "b": "late",
         "c": "failed",
@@ -134,7 +134,7 @@ def test_of_two_tasks_the_open_one_counts_else_the_one_that_went_wrong() -> None
 
 
 def test_nobody_waits_for_a_site_when_the_run_has_ended() -> None:
-    now = seen(
+    now = snapshot_of(
         answer([attempt(7, "open", 985, a="late")], [site("b", "away", ""), site("c", "idle")], status="aborted")
     )
     assert [one.site for one in now.sites] == ["a", "c"]
@@ -147,15 +147,15 @@ def test_nobody_waits_for_a_site_when_the_run_has_ended() -> None:
 def test_attempts_count_who_reported_and_what_was_amiss() -> None:
     row = attempt(3, "degraded", 910, 922, a="reported", b="set-aside", c="late", d="late", e="not-needed")
     row.sites.add(site="judge", kind="score", task_status="failed")
-    (found,) = seen(answer([row])).history
+    (found,) = snapshot_of(answer([row])).history
     assert found == Attempt(3, 1, "degraded", "", 12.0, 5, 2, {"failed": 1, "late": 2, "set-aside": 1})
 
 
 def test_scores_change_since_the_scored_round_before() -> None:
     first = answer(scores={5: [score("global.accuracy", 0.5), score("global.ece", 0.3)]})
     second = answer(scores={6: [score("global.ece", 0.1), score("global.accuracy", 0.75), score("other", 1.0)]})
-    assert [one.mean_change for one in seen(first).scores] == [None, None]
-    found = {one.name: one for one in seen(first, second, second).scores}
+    assert [one.mean_change for one in snapshot_of(first).scores] == [None, None]
+    found = {one.name: one for one in snapshot_of(first, second, second).scores}
     assert list(found) == ["global.accuracy", "global.ece", "other"]
     assert found["global.accuracy"].mean_change == 0.25
     assert found["global.ece"].worst_change == pytest.approx(-0.2)
@@ -164,14 +164,14 @@ def test_scores_change_since_the_scored_round_before() -> None:
 
 
 def test_scores_of_single_classes_are_left_out() -> None:
-    assert [one.name for one in seen(troubled()).scores] == ["global.accuracy", "personal.pm_v"]
+    assert [one.name for one in snapshot_of(mixed_reply()).scores] == ["global.accuracy", "personal.pm_v"]
 
 
 def test_problems_are_told_the_newest_first() -> None:
     rounds = [attempt(1, "degraded", 910, 920, a="late", b="reported"), attempt(2, "abandoned", 920, 930, a="failed")]
     rounds[0].sites[1].refusals.append("not-finite: body/w")
     rounds[1].reason = "no quorum"
-    assert seen(answer(rounds)).problems == (
+    assert snapshot_of(answer(rounds)).problems == (
         Problem(2, 1, "", "abandoned", "no quorum"),
         Problem(2, 1, "a", "failed", ""),
         Problem(1, 1, "a", "late", ""),
@@ -197,12 +197,12 @@ def test_a_run_that_waits_says_behind_whom() -> None:
 
 
 def test_time_that_passes_is_no_change_and_what_happens_is() -> None:
-    before = troubled()
-    assert seen(before) == seen(before, now=NOW + 60)
-    later = troubled()
+    before = mixed_reply()
+    assert snapshot_of(before) == snapshot_of(before, now=NOW + 60)
+    later = mixed_reply()
     later.detail.rounds[-1].sites[1].task_status = "reported"
-    assert seen(later) != seen(before)
-    assert seen(before).sites[0].care is Attention.BAD
+    assert snapshot_of(later) != snapshot_of(before)
+    assert snapshot_of(before).sites[0].care is Attention.BAD
 
 
 def test_nothing_that_a_terminal_would_obey_comes_through() -> None:
@@ -210,7 +210,7 @@ def test_nothing_that_a_terminal_would_obey_comes_through() -> None:
     row = attempt(1, "abandoned", 910, 920, a="failed")
     row.reason = row.sites[0].reason = nasty
     row.sites[0].refusals.append(nasty)
-    now = seen(answer([row], [site("a", "excluded", excluded=nasty)], method=nasty, reason=nasty, phase=nasty))
+    now = snapshot_of(answer([row], [site("a", "excluded", excluded=nasty)], method=nasty, reason=nasty, phase=nasty))
     assert "\\" not in repr(now)
 
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 from rich.console import Console
-from tests.support.disturbed_run import RULES, RUN, disturbed, hang_up
-from tests.support.raw_client import Bare
+from tests.support.disturbed_run import RULES, RUN, close_channels, disturbed_run
+from tests.support.raw_client import RawClient
 
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import ConfigError, UnavailableError
@@ -35,11 +35,11 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def troubled(live_server: Start, recipe_of: RecipeOf) -> Iterator[tuple[Any, list[Bare]]]:
+def troubled(live_server: Start, recipe_of: RecipeOf) -> Iterator[tuple[Any, list[RawClient]]]:
     """A run in which several things went wrong, and the daemons of its sites."""
-    server, daemons = disturbed(live_server, recipe_of)
+    server, daemons = disturbed_run(live_server, recipe_of)
     yield server, daemons
-    hang_up(daemons)
+    close_channels(daemons)
 
 
 def connected(server: Any) -> Operator:
@@ -71,7 +71,7 @@ def abort(server: Any, reason: str = "enough") -> None:
 # What the server says
 
 
-def test_all_that_went_wrong_is_seen(troubled: tuple[Any, list[Bare]]) -> None:
+def test_all_that_went_wrong_is_seen(troubled: tuple[Any, list[RawClient]]) -> None:
     with connected(troubled[0]) as operator:
         operator.exclude("site-4", "wrong [data]")
         seen = Watcher(operator, RUN).snapshot()
@@ -88,7 +88,7 @@ def test_all_that_went_wrong_is_seen(troubled: tuple[Any, list[Bare]]) -> None:
     assert seen.seconds > 0
 
 
-def test_a_sites_progress_bytes_and_telemetry_come_through(troubled: tuple[Any, list[Bare]]) -> None:
+def test_a_sites_progress_bytes_and_telemetry_come_through(troubled: tuple[Any, list[RawClient]]) -> None:
     server, daemons = troubled
     daemon, task = daemons[1], daemons[1].task()
     beat: dict[str, Any] = {
@@ -110,7 +110,7 @@ def test_a_sites_progress_bytes_and_telemetry_come_through(troubled: tuple[Any, 
 
 
 def test_who_comes_late_asks_when_the_run_began(
-    troubled: tuple[Any, list[Bare]], monkeypatch: pytest.MonkeyPatch
+    troubled: tuple[Any, list[RawClient]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(watch_loop, "ATTEMPTS", 1)
     server, _ = troubled
@@ -124,7 +124,7 @@ def test_who_comes_late_asks_when_the_run_began(
 
 
 @pytest.mark.usefixtures("quick")
-def test_on_a_terminal_the_end_stays_and_all_else_is_gone(troubled: tuple[Any, list[Bare]]) -> None:
+def test_on_a_terminal_the_end_stays_and_all_else_is_gone(troubled: tuple[Any, list[RawClient]]) -> None:
     console = screen()
     with connected(troubled[0]) as operator:
         watcher = Watcher(operator, RUN)
@@ -139,7 +139,9 @@ def test_on_a_terminal_the_end_stays_and_all_else_is_gone(troubled: tuple[Any, l
 
 
 @pytest.mark.usefixtures("quick")
-def test_without_a_terminal_there_is_a_line_a_change_and_no_cursor_is_moved(troubled: tuple[Any, list[Bare]]) -> None:
+def test_without_a_terminal_there_is_a_line_a_change_and_no_cursor_is_moved(
+    troubled: tuple[Any, list[RawClient]],
+) -> None:
     server, _ = troubled
     console = Console(file=io.StringIO(), width=40)
 
@@ -164,7 +166,9 @@ def test_without_a_terminal_there_is_a_line_a_change_and_no_cursor_is_moved(trou
 
 
 @pytest.mark.usefixtures("quick")
-def test_json_lines_begin_change_and_end(troubled: tuple[Any, list[Bare]], capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_lines_begin_change_and_end(
+    troubled: tuple[Any, list[RawClient]], capsys: pytest.CaptureFixture[str]
+) -> None:
     server, _ = troubled
     with connected(server) as operator:
         watcher = Watcher(operator, RUN)
@@ -178,7 +182,7 @@ def test_json_lines_begin_change_and_end(troubled: tuple[Any, list[Bare]], capsy
 
 @pytest.mark.usefixtures("quick")
 def test_a_run_that_has_ended_is_told_once(
-    troubled: tuple[Any, list[Bare]], capsys: pytest.CaptureFixture[str]
+    troubled: tuple[Any, list[RawClient]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     abort(troubled[0])
     with connected(troubled[0]) as operator:
@@ -219,7 +223,7 @@ def test_a_restarted_server_is_waited_for(
     assert text.index("no answer for") < text.index("it answers again, after") < text.index("aborted")
 
 
-def test_a_server_that_hangs_is_called_silent_while_it_is_asked(troubled: tuple[Any, list[Bare]]) -> None:
+def test_a_server_that_hangs_is_called_silent_while_it_is_asked(troubled: tuple[Any, list[RawClient]]) -> None:
     now = [1000.0]
     with connected(troubled[0]) as operator:
         watcher = Watcher(operator, RUN, clock=lambda: now[0])
@@ -229,7 +233,9 @@ def test_a_server_that_hangs_is_called_silent_while_it_is_asked(troubled: tuple[
     assert (seen.trouble, seen.silent_s) == ("it is busy, or the network is down", 7.0)
 
 
-def test_at_the_start_there_has_to_be_a_server_and_a_run(troubled: tuple[Any, list[Bare]], unused_port: int) -> None:
+def test_at_the_start_there_has_to_be_a_server_and_a_run(
+    troubled: tuple[Any, list[RawClient]], unused_port: int
+) -> None:
     with connected(troubled[0]) as operator, pytest.raises(ConfigError, match="there is no run 'other'"):
         Watcher(operator, "other")
     with Operator(f"127.0.0.1:{unused_port}", plaintext=True) as operator, pytest.raises(UnavailableError):
@@ -259,7 +265,7 @@ def test_a_run_that_fails_is_exit_code_1(
 
 @pytest.mark.parametrize("more", [(), ("--json",)])
 def test_ctrl_c_is_exit_code_130(
-    troubled: tuple[Any, list[Bare]], monkeypatch: pytest.MonkeyPatch, more: tuple[str, ...]
+    troubled: tuple[Any, list[RawClient]], monkeypatch: pytest.MonkeyPatch, more: tuple[str, ...]
 ) -> None:
     def interrupt(_s: float) -> None:
         raise KeyboardInterrupt
@@ -271,7 +277,7 @@ def test_ctrl_c_is_exit_code_130(
 
 
 def test_at_ctrl_c_a_terminal_keeps_what_was_seen_last(
-    troubled: tuple[Any, list[Bare]], monkeypatch: pytest.MonkeyPatch
+    troubled: tuple[Any, list[RawClient]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupt(_s: float) -> None:
         raise KeyboardInterrupt

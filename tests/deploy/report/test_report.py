@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 
 import pytest
 import structlog
-from tests.support.disturbed_run import RUN, disturbed, hang_up
+from tests.support.disturbed_run import RUN, close_channels, disturbed_run
 
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import ConfigError, StateError
@@ -193,9 +193,9 @@ def test_a_run_of_any_size_has_a_page_of_sensible_size(
 @pytest.fixture
 def troubled(live_server: Callable[..., Any], recipe_of: RecipeOf) -> Iterator[Any]:
     """A server with a run in which several things went wrong."""
-    server, daemons = disturbed(live_server, recipe_of)
+    server, daemons = disturbed_run(live_server, recipe_of)
     yield server
-    hang_up(daemons)
+    close_channels(daemons)
 
 
 @pytest.fixture

@@ -38,7 +38,7 @@ SITES = ("ann", "bob", "eve")
 Seen = Mapping[str, list[tuple[int, float]]]
 
 
-class Town:
+class RunLedger:
     """A ledger with a run in it, written by hand."""
 
     def __init__(self, folder: Path) -> None:
@@ -86,8 +86,8 @@ class Town:
 
 
 @pytest.fixture
-def town(tmp_path: Path) -> Iterator[Town]:
-    here = Town(tmp_path)
+def run_ledger(tmp_path: Path) -> Iterator[RunLedger]:
+    here = RunLedger(tmp_path)
     yield here
     here.ledger.close()
 
@@ -95,14 +95,14 @@ def town(tmp_path: Path) -> Iterator[Town]:
 # Pages
 
 
-def test_a_page_is_what_the_ledger_says(town: Town) -> None:
-    town.publish(0)
-    attempt, _ = town.attempt(1)
-    town.ledger.abandon(RUN, 1, attempt, "no quorum")
-    town.publish(1, 0.5)
-    rows = town.ledger.rounds(RUN)
+def test_a_page_is_what_the_ledger_says(run_ledger: RunLedger) -> None:
+    run_ledger.publish(0)
+    attempt, _ = run_ledger.attempt(1)
+    run_ledger.ledger.abandon(RUN, 1, attempt, "no quorum")
+    run_ledger.publish(1, 0.5)
+    rows = run_ledger.ledger.rounds(RUN)
     last = rows[-1]
-    found = page(town.ledger, last, rows)
+    found = page(run_ledger.ledger, last, rows)
     assert last.closed_at is not None
     assert (found.round, found.attempt, found.at) == (1, 2, last.closed_at)
     assert found.numbers == pytest.approx(
@@ -131,22 +131,22 @@ def test_a_page_is_what_the_ledger_says(town: Town) -> None:
     )
 
 
-def test_a_round_is_told_when_nothing_more_will_be_known_of_it(town: Town) -> None:
+def test_a_round_is_told_when_nothing_more_will_be_known_of_it(run_ledger: RunLedger) -> None:
     def told() -> list[int]:
-        return [row.round for row in settled(town.ledger.rounds(RUN), town.row().ended_at is not None)]
+        return [row.round for row in settled(run_ledger.ledger.rounds(RUN), run_ledger.row().ended_at is not None)]
 
     assert told() == []
-    town.attempt(0)
+    run_ledger.attempt(0)
     assert told() == []
-    town.publish(0, scored=False)
+    run_ledger.publish(0, scored=False)
     assert told() == []  # perhaps it is being scored
-    town.attempt(1)
+    run_ledger.attempt(1)
     assert told() == [0]
-    town.publish(1, scored=True)
+    run_ledger.publish(1, scored=True)
     assert told() == [0, 1]
-    town.publish(2, scored=False)
+    run_ledger.publish(2, scored=False)
     assert told() == [0, 1]
-    town.ledger.end_run(RUN, "enough", RoundOutcome.ABORTED)
+    run_ledger.ledger.end_run(RUN, "enough", RoundOutcome.ABORTED)
     assert told() == [0, 1, 2]
 
 
@@ -190,11 +190,11 @@ def read(folder: Path) -> tuple[Seen, dict[str, list[tuple[int, str]]]]:
     return scalars, texts
 
 
-def by_the_ledger(town: Town) -> Seen:
+def by_the_ledger(run_ledger: RunLedger) -> Seen:
     """What every tracker should show."""
-    rows, shown = town.ledger.rounds(RUN), dict[str, list[tuple[int, float]]]()
-    for row in settled(rows, town.row().ended_at is not None):
-        for tag, number in page(town.ledger, row, rows).numbers.items():
+    rows, shown = run_ledger.ledger.rounds(RUN), dict[str, list[tuple[int, float]]]()
+    for row in settled(rows, run_ledger.row().ended_at is not None):
+        for tag, number in page(run_ledger.ledger, row, rows).numbers.items():
             shown.setdefault(tag, []).append((row.round, number))
     return shown
 
@@ -206,110 +206,112 @@ def expect_same(seen: Seen, wanted: Seen) -> None:
         assert [value for _, value in seen[tag]] == pytest.approx([value for _, value in points], rel=1e-6), tag
 
 
-def follow(town: Town, tracker: tracking.Tracker) -> int:
+def follow(run_ledger: RunLedger, tracker: tracking.Tracker) -> int:
     """As a process that begins now, tells what there is to tell, and ends."""
-    with closing(LedgerReader(town.url)) as records, tracker.open(town.row()) as book:
-        return tell(records, town.row(), book)
+    with closing(LedgerReader(run_ledger.url)) as records, tracker.open(run_ledger.row()) as book:
+        return tell(records, run_ledger.row(), book)
 
 
-def test_event_files_are_the_ledgers_numbers_and_say_recipe_and_outcome(town: Town, tmp_path: Path) -> None:
+def test_event_files_are_the_ledgers_numbers_and_say_recipe_and_outcome(run_ledger: RunLedger, tmp_path: Path) -> None:
     for number in range(3):
-        town.publish(number, 0.3 + number / 10)
-    town.ledger.end_run(RUN, "completed", RoundOutcome.COMPLETED)
-    assert follow(town, EventFiles(tmp_path / "tb")) == 3
+        run_ledger.publish(number, 0.3 + number / 10)
+    run_ledger.ledger.end_run(RUN, "completed", RoundOutcome.COMPLETED)
+    assert follow(run_ledger, EventFiles(tmp_path / "tb")) == 3
     scalars, texts = read(tmp_path / "tb" / RUN)
-    expect_same(scalars, by_the_ledger(town))
+    expect_same(scalars, by_the_ledger(run_ledger))
     ((step, recipe),) = texts["recipe"]
     assert (step, json.loads(recipe)) == (0, RECIPE)
     assert texts["outcome"] == [(2, "completed")]
 
 
-def test_after_restarts_nothing_is_told_twice_and_nothing_is_missing(town: Town, tmp_path: Path) -> None:
+def test_after_restarts_nothing_is_told_twice_and_nothing_is_missing(run_ledger: RunLedger, tmp_path: Path) -> None:
     tracker = EventFiles(tmp_path / "tb")
     for number in range(4):
-        town.publish(number, number / 10)
-        assert follow(town, tracker) == 1
-        assert follow(town, tracker) == 0
+        run_ledger.publish(number, number / 10)
+        assert follow(run_ledger, tracker) == 1
+        assert follow(run_ledger, tracker) == 0
     scalars, _ = read(tmp_path / "tb" / RUN)
-    expect_same(scalars, by_the_ledger(town))
+    expect_same(scalars, by_the_ledger(run_ledger))
 
 
 @pytest.mark.parametrize("lost", ["protofed.json", "events.out.tfevents.0000000002.protofed"])
 def test_a_process_killed_between_event_and_note_tells_no_round_twice(
-    lost: str, town: Town, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    lost: str, run_ledger: RunLedger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tracker, folder = EventFiles(tmp_path / "tb"), tmp_path / "tb" / RUN
-    town.publish(0)
-    follow(town, tracker)
-    town.publish(1)
+    run_ledger.publish(0)
+    follow(run_ledger, tracker)
+    run_ledger.publish(1)
     note = (folder / "protofed.json").read_bytes()
-    follow(town, tracker)
+    follow(run_ledger, tracker)
     if lost == "protofed.json":
         (folder / lost).write_bytes(note)  # the page is there, and nobody knows
     else:
         (folder / "protofed.json").write_bytes(note)
         (folder / lost).write_bytes((folder / lost).read_bytes()[:-40])  # half of it is there
-    assert follow(town, tracker) == 1
+    assert follow(run_ledger, tracker) == 1
     scalars, _ = read(folder)
-    expect_same(scalars, by_the_ledger(town))
+    expect_same(scalars, by_the_ledger(run_ledger))
 
 
-def test_a_folder_without_its_note_is_told_anew(town: Town, tmp_path: Path) -> None:
+def test_a_folder_without_its_note_is_told_anew(run_ledger: RunLedger, tmp_path: Path) -> None:
     tracker, folder = EventFiles(tmp_path / "tb"), tmp_path / "tb" / RUN
-    town.publish(0)
-    town.publish(1)
-    follow(town, tracker)
+    run_ledger.publish(0)
+    run_ledger.publish(1)
+    follow(run_ledger, tracker)
     (folder / "protofed.json").unlink()
-    assert follow(town, tracker) == 2
+    assert follow(run_ledger, tracker) == 2
     scalars, texts = read(folder)
-    expect_same(scalars, by_the_ledger(town))
+    expect_same(scalars, by_the_ledger(run_ledger))
     assert len(texts["recipe"]) == 1
 
 
-def test_a_rollback_takes_rounds_back(town: Town, tmp_path: Path) -> None:
+def test_a_rollback_takes_rounds_back(run_ledger: RunLedger, tmp_path: Path) -> None:
     tracker, folder = EventFiles(tmp_path / "tb"), tmp_path / "tb" / RUN
     for number in range(4):
-        town.publish(number, number / 10)
-    town.ledger.end_run(RUN, "completed", RoundOutcome.COMPLETED)
-    follow(town, tracker)
-    town.ledger.roll_back(RUN, 1)
-    assert follow(town, tracker) == 0
+        run_ledger.publish(number, number / 10)
+    run_ledger.ledger.end_run(RUN, "completed", RoundOutcome.COMPLETED)
+    follow(run_ledger, tracker)
+    run_ledger.ledger.roll_back(RUN, 1)
+    assert follow(run_ledger, tracker) == 0
     scalars, texts = read(folder)
     assert [step for step, _ in scalars["round/seconds"]] == [0, 1]
     assert texts["outcome"] == [(1, "goes on after round 1")]
-    town.publish(2, 0.9)
-    assert follow(town, tracker) == 1
+    run_ledger.publish(2, 0.9)
+    assert follow(run_ledger, tracker) == 1
     scalars, _ = read(folder)
-    expect_same(scalars, by_the_ledger(town))
+    expect_same(scalars, by_the_ledger(run_ledger))
     assert dict(scalars["scores/personal.accuracy/worst"])[2] == pytest.approx(0.9)
 
 
-def test_a_round_that_is_not_scored_yet_is_not_taken_back_by_a_rollback_to_it(town: Town, tmp_path: Path) -> None:
+def test_a_round_that_is_not_scored_yet_is_not_taken_back_by_a_rollback_to_it(
+    run_ledger: RunLedger, tmp_path: Path
+) -> None:
     tracker = EventFiles(tmp_path / "tb")
     for number in range(3):
-        town.publish(number, scored=False)
-    assert follow(town, tracker) == 2
-    town.ledger.roll_back(RUN, 1)
-    assert follow(town, tracker) == 0
+        run_ledger.publish(number, scored=False)
+    assert follow(run_ledger, tracker) == 2
+    run_ledger.ledger.roll_back(RUN, 1)
+    assert follow(run_ledger, tracker) == 0
     scalars, _ = read(tmp_path / "tb" / RUN)
     assert [step for step, _ in scalars["round/seconds"]] == [0, 1]
 
 
-def test_two_do_not_write_in_one_folder(town: Town, tmp_path: Path) -> None:
+def test_two_do_not_write_in_one_folder(run_ledger: RunLedger, tmp_path: Path) -> None:
     tracker = EventFiles(tmp_path / "tb")
     with (
-        tracker.open(town.row()),
+        tracker.open(run_ledger.row()),
         pytest.raises(StateError, match="in use"),
-        EventFiles(tmp_path / "tb").open(town.row()),
+        EventFiles(tmp_path / "tb").open(run_ledger.row()),
     ):
         pass
 
 
-def test_another_run_of_that_name_has_no_room_in_the_folder(town: Town, tmp_path: Path) -> None:
-    town.publish(0)
-    follow(town, EventFiles(tmp_path / "tb"))
+def test_another_run_of_that_name_has_no_room_in_the_folder(run_ledger: RunLedger, tmp_path: Path) -> None:
+    run_ledger.publish(0)
+    follow(run_ledger, EventFiles(tmp_path / "tb"))
     (tmp_path / "other").mkdir()
-    other = Town(tmp_path / "other")
+    other = RunLedger(tmp_path / "other")
     other.publish(0)
     with pytest.raises(StateError, match="another run of this name; give another folder"):
         follow(other, EventFiles(tmp_path / "tb"))
@@ -347,16 +349,16 @@ class Away:
         self.ended.set()
 
 
-def test_a_tracker_that_was_away_is_told_what_it_missed(town: Town, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tracker_that_was_away_is_told_what_it_missed(run_ledger: RunLedger, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tracking, "AGAIN_S", 0.01)
     tracker = Away(3)
-    town.publish(0)
-    town.publish(1)
+    run_ledger.publish(0)
+    run_ledger.publish(1)
     with capture_logs() as logs:
-        follower = Follower(town.url, tracker, 0.01)
+        follower = Follower(run_ledger.url, tracker, 0.01)
         follower.start()
-        town.publish(2)
-        town.ledger.end_run(RUN, "enough", RoundOutcome.FAILED)
+        run_ledger.publish(2)
+        run_ledger.ledger.end_run(RUN, "enough", RoundOutcome.FAILED)
         assert tracker.ended.wait(20)
         follower.stop()
     assert not follower.is_alive()
@@ -368,15 +370,15 @@ def test_a_tracker_that_was_away_is_told_what_it_missed(town: Town, monkeypatch:
     assert logs[0]["why"] == "ConnectionError: no route to host"
 
 
-def test_the_end_tells_the_last_rounds_or_says_that_they_are_missing(town: Town) -> None:
+def test_the_end_tells_the_last_rounds_or_says_that_they_are_missing(run_ledger: RunLedger) -> None:
     tracker = Away(0)
-    follower = Follower(town.url, tracker, 3600.0)
+    follower = Follower(run_ledger.url, tracker, 3600.0)
     follower.start()
-    town.publish(0)
+    run_ledger.publish(0)
     follower.stop()
     assert [found.round for found in tracker.pages] == [0]
     with capture_logs() as logs:
-        absent = Follower(town.url, Away(99), 3600.0)
+        absent = Follower(run_ledger.url, Away(99), 3600.0)
         absent.start()
         absent.stop()
     assert [entry["event"] for entry in logs] == [
@@ -384,32 +386,34 @@ def test_the_end_tells_the_last_rounds_or_says_that_they_are_missing(town: Town)
     ]
 
 
-def test_a_process_that_goes_on_writes_one_file_and_a_run_that_waits_has_none(town: Town, tmp_path: Path) -> None:
-    follower = Follower(town.url, EventFiles(tmp_path / "tb"), 3600.0)
+def test_a_process_that_goes_on_writes_one_file_and_a_run_that_waits_has_none(
+    run_ledger: RunLedger, tmp_path: Path
+) -> None:
+    follower = Follower(run_ledger.url, EventFiles(tmp_path / "tb"), 3600.0)
     follower._turn(last=False)
     assert not (tmp_path / "tb").exists()
     for number in range(3):
-        town.publish(number)
+        run_ledger.publish(number)
         follower._turn(last=False)
-    town.ledger.end_run(RUN, "enough", RoundOutcome.COMPLETED)
+    run_ledger.ledger.end_run(RUN, "enough", RoundOutcome.COMPLETED)
     follower._turn(last=False)
     assert len(list((tmp_path / "tb" / RUN).glob("events*"))) == 1
     scalars, _ = read(tmp_path / "tb" / RUN)
-    expect_same(scalars, by_the_ledger(town))
-    with EventFiles(tmp_path / "tb").open(town.row()):
+    expect_same(scalars, by_the_ledger(run_ledger))
+    with EventFiles(tmp_path / "tb").open(run_ledger.row()):
         pass  # nobody holds it any more
 
 
-def test_a_run_that_has_ended_is_looked_at_once(town: Town) -> None:
+def test_a_run_that_has_ended_is_looked_at_once(run_ledger: RunLedger) -> None:
     tracker = Away(0)
-    follower = Follower(town.url, tracker, 3600.0)
-    town.publish(0)
-    town.ledger.end_run(RUN, "enough", RoundOutcome.FAILED)
+    follower = Follower(run_ledger.url, tracker, 3600.0)
+    run_ledger.publish(0)
+    run_ledger.ledger.end_run(RUN, "enough", RoundOutcome.FAILED)
     follower._turn(last=False)
     tracker.failures = 1
     follower._turn(last=False)
     assert tracker.failures == 1
-    town.ledger.roll_back(RUN, 0)
+    run_ledger.ledger.roll_back(RUN, 0)
     follower._turn(last=False)
     assert tracker.failures == 0
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
-from tests.deploy.tracking.test_follower import RECIPE, RUN, Town, by_the_ledger, expect_same, follow
+from tests.deploy.tracking.test_follower import RECIPE, RUN, RunLedger, by_the_ledger, expect_same, follow
 
 from protofed.common.errors import ConfigError
 from protofed.deploy.logs.redaction import Hidden
@@ -24,8 +24,8 @@ pytestmark = pytest.mark.timeout(300)  # an import of seconds, and a database th
 
 
 @pytest.fixture
-def town(tmp_path: Path) -> Iterator[Town]:
-    here = Town(tmp_path)
+def run_ledger(tmp_path: Path) -> Iterator[RunLedger]:
+    here = RunLedger(tmp_path)
     yield here
     here.ledger.close()
 
@@ -52,33 +52,33 @@ def seen(tracker: Mlflow) -> Any:
 
 
 def test_a_run_is_there_with_its_numbers_recipe_and_outcome_however_often_processes_restart(
-    town: Town, mlflow: Callable[[], Mlflow], monkeypatch: pytest.MonkeyPatch
+    run_ledger: RunLedger, mlflow: Callable[[], Mlflow], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for number in range(2):
-        town.publish(number, number / 10)
-        assert follow(town, mlflow()) == 1
-    town.publish(2, 0.7)
+        run_ledger.publish(number, number / 10)
+        assert follow(run_ledger, mlflow()) == 1
+    run_ledger.publish(2, 0.7)
     killed = mlflow()
-    with killed.open(town.row()) as book, monkeypatch.context() as patch:
+    with killed.open(run_ledger.row()) as book, monkeypatch.context() as patch:
         patch.setattr(book, "_keep", lambda _told: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
-            tracking.tell(town.ledger, town.row(), book)
-    town.ledger.end_run(RUN, "all rounds are done", RoundOutcome.COMPLETED)
+            tracking.tell(run_ledger.ledger, run_ledger.row(), book)
+    run_ledger.ledger.end_run(RUN, "all rounds are done", RoundOutcome.COMPLETED)
     last = mlflow()
-    assert follow(town, last) == 1
+    assert follow(run_ledger, last) == 1
     run, points = seen(last)
-    expect_same(points, by_the_ledger(town))
+    expect_same(points, by_the_ledger(run_ledger))
     assert (run.info.run_name, run.info.status) == (RUN, "FINISHED")
-    assert run.info.end_time == int((town.row().ended_at or 0) * 1000)
+    assert run.info.end_time == int((run_ledger.row().ended_at or 0) * 1000)
     assert run.data.tags["protofed.outcome"] == "completed: all rounds are done"
     assert run.data.params["method.options.prototype_momentum"] == "0.9"
     assert run.data.params["plan.lr"] == json.dumps(RECIPE["plan"]["lr"])  # type: ignore[index]
 
-    town.ledger.roll_back(RUN, 1)
-    assert follow(town, mlflow()) == 0
-    town.publish(2, 0.9)
+    run_ledger.ledger.roll_back(RUN, 1)
+    assert follow(run_ledger, mlflow()) == 0
+    run_ledger.publish(2, 0.9)
     again = mlflow()
-    assert follow(town, again) == 1
+    assert follow(run_ledger, again) == 1
     run, points = seen(again)
     assert (run.info.status, run.data.tags["protofed.outcome"]) == ("RUNNING", "goes on")
     assert run.data.tags["protofed.rolled_back_to"] == "1"
@@ -87,21 +87,21 @@ def test_a_run_is_there_with_its_numbers_recipe_and_outcome_however_often_proces
 
 
 def test_a_server_that_does_not_answer_is_told_later_and_holds_nobody_up(
-    town: Town, mlflow: Callable[[], Mlflow], unused_port: int, monkeypatch: pytest.MonkeyPatch
+    run_ledger: RunLedger, mlflow: Callable[[], Mlflow], unused_port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tracking, "AGAIN_S", 0.01)
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     here, absent = mlflow(), Mlflow(f"http://ann:hunter@127.0.0.1:{unused_port}")
-    town.publish(0)
+    run_ledger.publish(0)
     with capture_logs() as logs:
-        follower = Follower(town.url, absent, 0.01)
+        follower = Follower(run_ledger.url, absent, 0.01)
         follower.start()
         until = time.monotonic() + 60
         while not logs:
             assert time.monotonic() < until
             time.sleep(0.02)
         began = time.monotonic()
-        town.publish(1)
+        run_ledger.publish(1)
         assert time.monotonic() - began < 5.0
         follower._tracker = here  # it is back
         while not any(entry["event"] == "a tracker was told what it had missed" for entry in logs):
@@ -111,7 +111,7 @@ def test_a_server_that_does_not_answer_is_told_later_and_holds_nobody_up(
     assert logs[0]["event"] == "a tracker cannot be told; trying again"
     assert "hunter" not in Hidden().clean(logs[0]["why"])
     _, points = seen(here)
-    expect_same(points, by_the_ledger(town))
+    expect_same(points, by_the_ledger(run_ledger))
 
 
 @pytest.mark.parametrize("uri", ["mlruns", "file:///tmp/mlruns", "http://", "sqlite:x"])

@@ -15,7 +15,7 @@ import structlog
 from sqlalchemy import create_engine
 from structlog.testing import capture_logs
 from tests.server.conftest import EVALUATOR, TRAINERS, daemon, model, recipe
-from tests.support.operator_lab import Office
+from tests.support.operator_lab import OperatorLab
 
 from protofed.common.errors import StateError
 from protofed.common.protocol.messages import Activity, PauseReason, Progress, Role
@@ -28,33 +28,33 @@ from protofed.server.storage.rows import CertificateRow
 
 
 class Scraped:
-    """An office whose ledger is a file, and what a scrape of it says."""
+    """An operator's lab whose ledger is a file, and what a scrape of it says."""
 
     def __init__(self, folder: Path, **tables: Any) -> None:
         self.folder, self.url = folder, f"sqlite:///{folder / 'ledger.sqlite'}"
-        self.office = Office(recipe(), MemoryBlobs(), Ledger(self.url))
+        self.lab = OperatorLab(recipe(), MemoryBlobs(), Ledger(self.url))
         self.records = LedgerReader(self.url)
-        self.certificates = Certificates(self.office.ledger)
+        self.certificates = Certificates(self.lab.ledger)
         self.lag: float | None = None
         self.collector = self._collector()
         if tables.pop("sites", True):
-            self.office.enroll(EVALUATOR, role=Role.EVALUATOR)
-            self.office.enroll(*TRAINERS)
-        self.office.start("one", **tables)
+            self.lab.enroll(EVALUATOR, role=Role.EVALUATOR)
+            self.lab.enroll(*TRAINERS)
+        self.lab.start("one", **tables)
 
     def restart(self) -> None:
-        self.office.restart()
+        self.lab.restart()
         self.collector = self._collector()
 
     def _collector(self) -> StateCollector:
-        office = self.office
+        lab = self.lab
         return StateCollector(
-            Watched(office.runs, office.presence, self.records, self.certificates, None, self.folder, lambda: self.lag)
+            Watched(lab.runs, lab.presence, self.records, self.certificates, None, self.folder, lambda: self.lag)
         )
 
     def first_model(self) -> None:
-        self.office.later(0)
-        self.office.push(EVALUATOR, model(0.0))
+        self.lab.later(0)
+        self.lab.push(EVALUATOR, model(0.0))
 
     def __call__(self, name: str, /, **labels: str) -> float | None:
         return next((value for found, value in self.series(name) if found == labels), None)
@@ -71,7 +71,7 @@ class Scraped:
 
     def close(self) -> None:
         self.records.close()
-        self.office.ledger.close()
+        self.lab.ledger.close()
 
 
 @pytest.fixture
@@ -110,62 +110,62 @@ def age(read: Scraped, site: str) -> float:
 
 
 def test_runs_by_their_status(read: Scraped) -> None:
-    read.office.start("two")
-    read.office.start("three")
-    read.office.operation.pause("two", paused=True)
-    read.office.operation.abort("three", "enough")
+    read.lab.start("two")
+    read.lab.start("three")
+    read.lab.operation.pause("two", paused=True)
+    read.lab.operation.abort("three", "enough")
     statuses = ("queued", "running", "paused", "completed", "failed", "aborted")
     assert [read("runs", status=one) for one in statuses] == [0, 1, 1, 0, 0, 1]
 
 
 def test_the_round_that_is_open(read: Scraped) -> None:
-    office = read.office
-    office.push("ann", model(1.0))
-    office.beat("bob", office.task("bob").task_id)
+    lab = read.lab
+    lab.push("ann", model(1.0))
+    lab.beat("bob", lab.task("bob").task_id)
     assert (read("round", run="one"), read("rounds_planned", run="one"), read.phase()) == (1, 2, ["collecting"])
     assert states_of(read, "round_sites") == {"invited": 1, "started": 1, "reported": 1}
     assert (read("round_quorum", run="one"), read("round_deadline_seconds", run="one")) == (2, 100)
-    assert read("round_opened_timestamp_seconds", run="one") == office.ledger.rounds("one")[-1].opened_at
+    assert read("round_opened_timestamp_seconds", run="one") == lab.ledger.rounds("one")[-1].opened_at
 
 
 def test_sites_that_are_late_or_failed(read: Scraped) -> None:
-    office = read.office
-    office.coordinator.dismiss("cyd", "excluded")
+    lab = read.lab
+    lab.coordinator.dismiss("cyd", "excluded")
     for site in ("ann", "bob"):
-        office.push(site, model(1.0))
+        lab.push(site, model(1.0))
     assert states_of(read, "round_sites") == {"reported": 2, "failed": 1}
 
 
 def test_the_states_of_a_rounds_sites_sum_to_those_invited(read: Scraped) -> None:
-    office = read.office
+    lab = read.lab
     for site in ("ann", "bob"):
-        office.push(site, model(1.0))
-    office.later(101.0)  # cyd does not answer
+        lab.push(site, model(1.0))
+    lab.later(101.0)  # cyd does not answer
     assert states_of(read, "round_sites") == {"reported": 2, "late": 1}
     assert {labels["state"] for labels, _ in read.series("round_sites")} == set(TASK_STATUSES)
 
 
 def test_a_run_that_has_ended_is_told_until_another_one_begins(read: Scraped) -> None:
     for _ in range(2):
-        read.office.round(ann=1.0, bob=2.0, cyd=3.0)
-    assert read.office.runs.current is None
+        read.lab.round(ann=1.0, bob=2.0, cyd=3.0)
+    assert read.lab.runs.current is None
     assert (read.phase(), read("round", run="one"), read("rounds_planned", run="one")) == (["finished"], 2, 2)
     assert read("round_opened_timestamp_seconds", run="one") is None
     assert read("runs", status="completed") == 1
-    read.office.start("two")
+    read.lab.start("two")
     assert (read("round", run="one"), read("round", run="two"), read.phase("two")) == (None, 0, ["idle"])
     assert read("checkpoint_timestamp_seconds") is None  # it has no state yet
 
 
 def test_a_run_that_was_stopped_has_no_open_round(read: Scraped) -> None:
-    read.office.operation.abort("one", "enough")
+    read.lab.operation.abort("one", "enough")
     assert (read("round_opened_timestamp_seconds", run="one"), read.phase()) == (None, ["finished"])
 
 
 def test_nothing_of_a_run_before_there_is_one(tmp_path: Path) -> None:
     with closing(Ledger(f"sqlite:///{tmp_path / 'ledger.sqlite'}")) as ledger:
-        office = Office(recipe(), MemoryBlobs(), ledger)
-        watched = Watched(office.runs, office.presence, ledger, Certificates(ledger), None, tmp_path, lambda: None)
+        lab = OperatorLab(recipe(), MemoryBlobs(), ledger)
+        watched = Watched(lab.runs, lab.presence, ledger, Certificates(ledger), None, tmp_path, lambda: None)
         found = {family.name: len(family.samples) for family in StateCollector(watched).collect()}
     assert found["protofed_runs"] == 6
     assert not found.keys() & {
@@ -180,7 +180,7 @@ def test_nothing_of_a_run_before_there_is_one(tmp_path: Path) -> None:
 
 
 def test_when_the_newest_state_was_published(read: Scraped) -> None:
-    closed = read.office.ledger.rounds("one")[0].closed_at
+    closed = read.lab.ledger.rounds("one")[0].closed_at
     assert read("checkpoint_timestamp_seconds") == closed is not None
 
 
@@ -188,7 +188,7 @@ def test_prototypes_of_the_newest_state_survive_a_restart(open_office: Callable[
     read = open_office(method={"name": "fednh"})
     read.first_model()
     assert read("prototype_min_distance") == pytest.approx(
-        read.office.ledger.rounds("one")[0].figures["prototype_min_distance"]
+        read.lab.ledger.rounds("one")[0].figures["prototype_min_distance"]
     )
     assert (read("prototype_shift"), read("prototype_classes_covered")) == (None, 0)
     read.restart()
@@ -200,17 +200,17 @@ def test_a_method_without_prototypes_tells_none(read: Scraped) -> None:
 
 
 def test_scores_of_the_newest_scored_round_by_scope_metric_and_stat(read: Scraped) -> None:
-    office = read.office
+    lab = read.lab
     for site in TRAINERS:
-        office.push(site, model(1.0))
+        lab.push(site, model(1.0))
     told = {
         EVALUATOR: {"global.accuracy": 0.75, "global.recall.3": 0.5, "global.many": 0.25},
         "ann": {"personal.accuracy": 0.5, "personal.ece": 0.25, "personal.local.pm_v": 0.5, "personal.recall": 1.0},
         "bob": {"personal.accuracy": 1.0, "personal.ece": 0.75, "personal.mrs.smith": 1.0, "secret.accuracy": 0.0},
     }
     for site, scores in told.items():
-        office.coordinator.report_scores(site, daemon(site), office.task(site).task_id, scores)
-    office.later(101.0)  # cyd does not answer
+        lab.coordinator.report_scores(site, daemon(site), lab.task(site).task_id, scores)
+    lab.later(101.0)  # cyd does not answer
     found = {tuple(labels.values()): value for labels, value in read.series("score")}
     assert {key: value for key, value in found.items() if key[2] == "mean"} == {
         ("global", "accuracy", "mean"): 0.75,
@@ -227,10 +227,10 @@ def test_scores_of_the_newest_scored_round_by_scope_metric_and_stat(read: Scrape
 
 
 def test_sites_and_what_they_do(read: Scraped) -> None:
-    office = read.office
-    task_id = office.task("ann").task_id
+    lab = read.lab
+    task_id = lab.task("ann").task_id
     progress = Progress(task_id, Activity.TRAINING, epoch=2, epochs=4)
-    office.runs.heartbeat("one", "ann", daemon("ann"), progress)
+    lab.runs.heartbeat("one", "ann", daemon("ann"), progress)
     assert states_of(read, "sites") == {"working": 1, "idle": 3}
     assert (read("site_epoch", site="ann"), read("site_progress_ratio", site="ann")) == (2, 0.25)
     assert (read("site_phase", site="ann", phase="training"), read("site_phase", site="ann", phase="idle")) == (
@@ -239,37 +239,37 @@ def test_sites_and_what_they_do(read: Scraped) -> None:
     )
     assert read("site_phase", site="bob", phase="idle") == 1
     assert len(read.series("site_phase")) == 4 * len(Activity)
-    office.clock.now += 60.0
+    lab.clock.now += 60.0
     assert age(read, "ann") == pytest.approx(60, abs=2.0)
     assert states_of(read, "sites") == {"silent": 4}
 
 
 def test_every_known_site_is_in_one_state_that_of_sites_list(read: Scraped) -> None:
-    office = read.office
-    office.enroll("dan", "eli", role=Role.TRAINER)
-    progress = Progress(office.task("ann").task_id, Activity.SCORING)
-    office.runs.heartbeat("one", "ann", daemon("ann"), progress)
-    office.presence.enroll("cyd", {Role.TRAINER}, daemon("cyd"), PauseReason.SCHEDULE)
-    office.presence.forget("dan")
-    office.operation.exclude("eli", "broken scanner")
-    office.operation.exclude("zoe", "has never come")
-    listed = Counter(report.status for report in office.operation.sites())
+    lab = read.lab
+    lab.enroll("dan", "eli", role=Role.TRAINER)
+    progress = Progress(lab.task("ann").task_id, Activity.SCORING)
+    lab.runs.heartbeat("one", "ann", daemon("ann"), progress)
+    lab.presence.enroll("cyd", {Role.TRAINER}, daemon("cyd"), PauseReason.SCHEDULE)
+    lab.presence.forget("dan")
+    lab.operation.exclude("eli", "broken scanner")
+    lab.operation.exclude("zoe", "has never come")
+    listed = Counter(report.status for report in lab.operation.sites())
     assert states_of(read, "sites") == listed == {"excluded": 2, "away": 1, "held": 1, "working": 1, "idle": 2}
     assert {labels["state"] for labels, _ in read.series("sites")} == set(SITE_STATES)
 
 
 def test_an_upload_comes_after_the_training(read: Scraped) -> None:
-    office = read.office
-    progress = Progress(office.task("ann").task_id, Activity.UPLOADING, epoch=3, epochs=3)
-    office.runs.heartbeat("one", "ann", daemon("ann"), progress)
+    lab = read.lab
+    progress = Progress(lab.task("ann").task_id, Activity.UPLOADING, epoch=3, epochs=3)
+    lab.runs.heartbeat("one", "ann", daemon("ann"), progress)
     assert read("site_progress_ratio", site="ann") == 1.0
 
 
 def test_after_a_restart_known_sites_are_waited_for_and_not_registered(read: Scraped) -> None:
     assert read("site_registered", site="ann") == 1
-    read.office.here.pop("ann")
+    read.lab.here.pop("ann")
     read.restart()
-    read.office.clock.now += 7.0
+    read.lab.clock.now += 7.0
     assert read("site_registered", site="ann") == 0
     assert age(read, "ann") == pytest.approx(7, abs=2.0)
     assert read("site_phase", site="ann", phase="idle") is None
@@ -277,15 +277,15 @@ def test_after_a_restart_known_sites_are_waited_for_and_not_registered(read: Scr
 
 
 def test_an_excluded_site_is_not_there(read: Scraped) -> None:
-    read.office.operation.exclude("ann", "broken scanner")
+    read.lab.operation.exclude("ann", "broken scanner")
     assert (read("site_registered", site="ann"), read("site_last_progress_timestamp_seconds", site="ann")) == (0, None)
 
 
 def test_telemetry_is_told_as_far_as_it_came(read: Scraped) -> None:
-    office = read.office
+    lab = read.lab
     numbers = {"gpu_memory_bytes": 5e9, "policy_refusals": 3.0}
-    progress = Progress(office.task("ann").task_id, Activity.TRAINING, telemetry=numbers)
-    office.runs.heartbeat("one", "ann", daemon("ann"), progress)
+    progress = Progress(lab.task("ann").task_id, Activity.TRAINING, telemetry=numbers)
+    lab.runs.heartbeat("one", "ann", daemon("ann"), progress)
     assert read("site_gpu_memory_bytes", site="ann") == 5e9
     assert read("site_policy_refusals_total", site="ann") == 3
     assert read("site_step_seconds", site="ann") is None
@@ -299,14 +299,14 @@ def test_the_last_certificate_of_each_name_counts_and_revoked_ones_do_not(read: 
     now = time.time()
 
     def known(number: int, party: str, name: str, ends: float, **more: Any) -> None:
-        read.office.ledger.register(CertificateRow(f"{number:064x}", party, name, 0.0, now + ends, now, **more))
+        read.lab.ledger.register(CertificateRow(f"{number:064x}", party, name, 0.0, now + ends, now, **more))
 
     known(1, "site", "ann", 100.0)
     known(2, "site", "ann", 5000.0)
     known(3, "site", "bob", -50.0)
     known(4, "operator", "boss", 700.0)
     known(5, "site", "cyd", 900.0, revoked_at=now, reason="lost")
-    read.certificates = Certificates(read.office.ledger)
+    read.certificates = Certificates(read.lab.ledger)
     read.collector = read._collector()
     found = {tuple(labels.values()): value for labels, value in read.series("cert_expiry_timestamp_seconds")}
     assert found == {("site", "ann"): now + 5000.0, ("site", "bob"): now - 50.0, ("operator", "boss"): now + 700.0}
@@ -372,7 +372,7 @@ def test_a_state_folder_that_is_gone_costs_only_its_own_metric(read: Scraped, mo
 
 def test_scrapes_beside_the_coordinator_never_fail(read: Scraped) -> None:
     """Sites come and go on one thread while another one scrapes."""
-    office, failed = read.office, []
+    lab, failed = read.lab, []
     end = threading.Event()
 
     def scrape() -> None:
@@ -385,7 +385,7 @@ def test_scrapes_beside_the_coordinator_never_fail(read: Scraped) -> None:
     thread.start()
     for number in range(300):
         site = f"guest-{number % 50}"
-        office.presence.enroll(site, {Role.TRAINER}, daemon(site)) if number % 3 else office.presence.forget(site)
+        lab.presence.enroll(site, {Role.TRAINER}, daemon(site)) if number % 3 else lab.presence.forget(site)
     end.set()
     thread.join(20)
     assert not thread.is_alive()

@@ -14,7 +14,7 @@ import pytest
 from prometheus_client import ProcessCollector
 from prometheus_client.parser import text_string_to_metric_families
 from tests.support.pki import Authority
-from tests.support.raw_client import MODEL, Bare
+from tests.support.raw_client import MODEL, RawClient
 
 from protofed.common import codec
 from protofed.common.config.recipe import Recipe
@@ -132,7 +132,7 @@ def test_what_is_exposed_is_what_is_promised(
     identity = Authority.make().issue(tmp_path / "site-1", Party.SITE, "site-1")
     server.operation.certificates.register((identity / "cert.pem").read_text(encoding="ascii"))
     take_turns(agents_of(recipe, linked(server.address)))
-    guest = Bare(server.address, recipe.name, "guest").enroll()  # no policy: all that can be told is told
+    guest = RawClient(server.address, recipe.name, "guest").enroll()  # no policy: all that can be told is told
     numbers = {name.value: 7.0 for name in Telemetry}
     beat = pb.HeartbeatRequest(caller=guest.caller, run=recipe.name, activity=pb.ACTIVITY_IDLE, telemetry=numbers)
     guest.say("Heartbeat", beat)
@@ -174,7 +174,7 @@ def test_refused_updates_abandoned_and_degraded_rounds_and_a_restart(
     federation = {"min_sites": 2, "quorum": 1, "deadline_s": 2.0, "grace": 0.5, "score_every": 0}
     recipe = recipe_of("fedavg", rounds=9, federation=federation)
     server = live_server(recipe, tmp_path / "state")
-    seen, sites = metered(server), [Bare(server.address, recipe.name, name).enroll() for name in ("ann", "bob")]
+    seen, sites = metered(server), [RawClient(server.address, recipe.name, name).enroll() for name in ("ann", "bob")]
     ann, bob = sites
     ann.push(ann.task())
     seen.wait_for("round", 1)
@@ -223,7 +223,7 @@ def test_bytes_that_move_both_ways_and_chunks_that_are_not_sent_again(
     recipe_of: Callable[..., Recipe], live_server: Callable[..., Any], metered: Callable[[Any], Metered]
 ) -> None:
     server = live_server(recipe_of("fedavg", federation={"min_sites": 1, "quorum": 1}))
-    seen, site = metered(server), Bare(server.address, "small-fedavg").enroll()
+    seen, site = metered(server), RawClient(server.address, "small-fedavg").enroll()
     model = {Part.BODY: {"w": np.zeros((1 << 20, 3), np.float32)}, Part.HEAD: {"weight": np.ones((10, 3), np.float32)}}
     task, data = site.task(), codec.encode(model)
     announced = site.announcement(task, data, model)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 from tests.server.conftest import TRAINERS, Later, announce, daemon, recipe
-from tests.support.operator_lab import Office, office
+from tests.support.operator_lab import OperatorLab, operator_lab
 
 from protofed.common.codec import Digest
 from protofed.common.errors import ConfigError, ConflictError, ExcludedError, NotEnrolledError
@@ -19,13 +19,13 @@ ALONE = {"min_sites": 1, "quorum": 1}
 
 
 @pytest.fixture
-def desk() -> Office:
+def desk() -> OperatorLab:
     """No run, no site."""
-    return office()
+    return operator_lab()
 
 
 @pytest.fixture
-def busy(desk: Office) -> Office:
+def busy(desk: OperatorLab) -> OperatorLab:
     """Round 1 of 2 of run `one` is open for ann, bob and cyd; `two` and `three` wait."""
     for run in ("one", "two", "three"):
         desk.start(run)
@@ -45,7 +45,7 @@ def busy(desk: Office) -> Office:
         ('{"name": "one", "ronds": 3}', "unknown key 'ronds': did you mean 'rounds'"),
     ],
 )
-def test_what_is_no_recipe_is_refused_with_its_place(desk: Office, text: str, phrase: str) -> None:
+def test_what_is_no_recipe_is_refused_with_its_place(desk: OperatorLab, text: str, phrase: str) -> None:
     with pytest.raises(ConfigError, match=phrase):
         desk.operation.start(text)
     assert desk.operation.runs() == []
@@ -62,21 +62,21 @@ def test_what_is_no_recipe_is_refused_with_its_place(desk: Office, text: str, ph
         ("}", "x" * 5_000),
     ],
 )
-def test_a_refusal_repeats_only_the_beginning_of_what_it_was_given(desk: Office, old: str, new: str) -> None:
+def test_a_refusal_repeats_only_the_beginning_of_what_it_was_given(desk: OperatorLab, old: str, new: str) -> None:
     with pytest.raises(ConfigError) as raised:
         desk.operation.start(recipe().model_dump_json().replace(old, new, 1))
     assert len(str(raised.value)) < 600
     assert desk.operation.runs() == []
 
 
-def test_an_unknown_method_is_refused_and_no_run_is_left_of_it(desk: Office) -> None:
+def test_an_unknown_method_is_refused_and_no_run_is_left_of_it(desk: OperatorLab) -> None:
     with pytest.raises(ConfigError, match="did you mean 'fedavg'"):
         desk.start("one", method={"name": "fedavgg"})
     assert desk.operation.runs() == []
     assert desk.start("one").status == "running"
 
 
-def test_a_name_is_used_once_also_when_its_run_has_ended(desk: Office) -> None:
+def test_a_name_is_used_once_also_when_its_run_has_ended(desk: OperatorLab) -> None:
     desk.start("one")
     with pytest.raises(ConflictError, match="there is a run 'one' already; give the recipe another name"):
         desk.start("one", rounds=9)
@@ -86,7 +86,7 @@ def test_a_name_is_used_once_also_when_its_run_has_ended(desk: Office) -> None:
     assert desk.statuses() == {"one": "aborted"}
 
 
-def test_sites_that_wait_are_told_of_a_new_run(desk: Office) -> None:
+def test_sites_that_wait_are_told_of_a_new_run(desk: OperatorLab) -> None:
     desk.enroll(*TRAINERS)
     desk.told.clear()
     desk.start("one")
@@ -97,7 +97,7 @@ def test_sites_that_wait_are_told_of_a_new_run(desk: Office) -> None:
 # The queue
 
 
-def test_runs_go_on_one_after_the_other_in_the_order_of_their_start(busy: Office) -> None:
+def test_runs_go_on_one_after_the_other_in_the_order_of_their_start(busy: OperatorLab) -> None:
     assert busy.statuses() == {"one": "running", "two": "queued", "three": "queued"}
     for value in (1.0, 2.0):
         busy.round(ann=value, bob=value, cyd=value)
@@ -111,7 +111,7 @@ def test_runs_go_on_one_after_the_other_in_the_order_of_their_start(busy: Office
     assert busy.asked("eva") is TaskKind.INITIALISE
 
 
-def test_a_run_that_cannot_go_on_has_failed_and_the_next_one_goes_on(busy: Office) -> None:
+def test_a_run_that_cannot_go_on_has_failed_and_the_next_one_goes_on(busy: OperatorLab) -> None:
     busy.runs.of("one")._driver.handle(phases.Broken("disk"))
     assert busy.statuses() == {"one": "failed", "two": "running", "three": "queued"}
     assert busy.operation.run("one").view.phase == "disk"
@@ -120,7 +120,7 @@ def test_a_run_that_cannot_go_on_has_failed_and_the_next_one_goes_on(busy: Offic
 # Orders to a run
 
 
-def test_a_paused_run_ends_its_round_and_opens_no_other_also_after_a_restart(busy: Office) -> None:
+def test_a_paused_run_ends_its_round_and_opens_no_other_also_after_a_restart(busy: OperatorLab) -> None:
     assert busy.operation.pause("one", paused=True).status == "paused"
     busy.round(ann=1.0, bob=1.0, cyd=1.0)
     busy.later(1.0)
@@ -135,7 +135,7 @@ def test_a_paused_run_ends_its_round_and_opens_no_other_also_after_a_restart(bus
     assert busy.task("ann").round == 2
 
 
-def test_a_pause_costs_no_patience(desk: Office) -> None:
+def test_a_pause_costs_no_patience(desk: OperatorLab) -> None:
     desk.start("one", federation={"site_wait_timeout_s": 10.0})
     desk.later(0.0)
     desk.operation.pause("one", paused=True)
@@ -147,7 +147,7 @@ def test_a_pause_costs_no_patience(desk: Office) -> None:
     assert desk.statuses() == {"one": "failed"}
 
 
-def test_a_run_that_goes_on_is_aborted_and_its_sites_stop(busy: Office) -> None:
+def test_a_run_that_goes_on_is_aborted_and_its_sites_stop(busy: OperatorLab) -> None:
     task = busy.task("ann")
     report = busy.operation.abort("one", "wrong data")
     assert (report.status, report.row.reason) == ("aborted", "wrong data")
@@ -155,7 +155,7 @@ def test_a_run_that_goes_on_is_aborted_and_its_sites_stop(busy: Office) -> None:
     assert {site_task.task.task_status for site_task in busy.operation.rounds("one")[1].tasks} == {"late"}
 
 
-def test_a_run_that_waits_is_aborted_before_it_began(busy: Office) -> None:
+def test_a_run_that_waits_is_aborted_before_it_began(busy: OperatorLab) -> None:
     assert busy.operation.abort("two", "").row.reason == "aborted by the operator"
     assert busy.statuses() == {"one": "running", "two": "aborted", "three": "queued"}
     assert busy.task("ann").run == "one"
@@ -164,7 +164,7 @@ def test_a_run_that_waits_is_aborted_before_it_began(busy: Office) -> None:
     assert busy.statuses()["three"] == "running"
 
 
-def test_a_run_is_aborted_while_it_is_aggregated(desk: Office) -> None:
+def test_a_run_is_aborted_while_it_is_aggregated(desk: OperatorLab) -> None:
     desk.work = workshop = Later()
     desk.restart()
     desk.start("one", federation=ALONE)
@@ -179,7 +179,7 @@ def test_a_run_is_aborted_while_it_is_aggregated(desk: Office) -> None:
 
 
 @pytest.mark.parametrize("order", ["abort", "pause", "resume"])
-def test_a_run_that_has_ended_takes_no_orders(busy: Office, order: str) -> None:
+def test_a_run_that_has_ended_takes_no_orders(busy: OperatorLab, order: str) -> None:
     busy.operation.abort("one", "enough")
     orders: dict[str, Callable[[], object]] = {
         "abort": lambda: busy.operation.abort("one", "again"),
@@ -191,7 +191,7 @@ def test_a_run_that_has_ended_takes_no_orders(busy: Office, order: str) -> None:
     assert busy.operation.run("one").row.reason == "enough"
 
 
-def test_an_ended_run_that_is_rolled_back_is_the_last_in_the_queue(busy: Office) -> None:
+def test_an_ended_run_that_is_rolled_back_is_the_last_in_the_queue(busy: OperatorLab) -> None:
     busy.round(ann=1.0, bob=1.0, cyd=1.0)
     busy.operation.abort("one", "enough")
     assert busy.operation.roll_back("one", 1).status == "queued"
@@ -206,7 +206,7 @@ def test_an_ended_run_that_is_rolled_back_is_the_last_in_the_queue(busy: Office)
     assert busy.value == 1.0
 
 
-def test_a_run_that_goes_on_keeps_its_place_when_it_is_rolled_back(busy: Office) -> None:
+def test_a_run_that_goes_on_keeps_its_place_when_it_is_rolled_back(busy: OperatorLab) -> None:
     busy.round(ann=1.0, bob=1.0, cyd=1.0)
     report = busy.operation.roll_back("one", 0)
     assert (report.status, report.view.rolled_back) == ("running", 2)
@@ -215,7 +215,7 @@ def test_a_run_that_goes_on_keeps_its_place_when_it_is_rolled_back(busy: Office)
     assert list(busy.statuses()) == ["one", "two", "three"]
 
 
-def test_a_run_that_nobody_knows_is_answered_with_those_that_are_known(busy: Office) -> None:
+def test_a_run_that_nobody_knows_is_answered_with_those_that_are_known(busy: OperatorLab) -> None:
     operation = busy.operation
     orders: list[Callable[[], object]] = [
         lambda: operation.run("four"),
@@ -229,7 +229,7 @@ def test_a_run_that_nobody_knows_is_answered_with_those_that_are_known(busy: Off
             order()
 
 
-def test_where_there_is_no_run_that_is_said(desk: Office) -> None:
+def test_where_there_is_no_run_that_is_said(desk: OperatorLab) -> None:
     with pytest.raises(ConfigError, match="expected one of: none yet"):
         desk.operation.run("x" * 5000)
 
@@ -237,7 +237,7 @@ def test_where_there_is_no_run_that_is_said(desk: Office) -> None:
 # Rounds
 
 
-def test_every_site_has_its_fate_in_every_round(desk: Office) -> None:
+def test_every_site_has_its_fate_in_every_round(desk: OperatorLab) -> None:
     desk.start("one", rounds=3, federation={"deadline_s": 100.0, "grace": 0.1})
     desk.begin()
     task = desk.task("cyd")
@@ -269,7 +269,7 @@ def test_every_site_has_its_fate_in_every_round(desk: Office) -> None:
     assert refused == {"cyd": [RejectionCode.BASE]}
 
 
-def test_what_was_set_aside_abandoned_and_is_open_is_told_apart(desk: Office) -> None:
+def test_what_was_set_aside_abandoned_and_is_open_is_told_apart(desk: OperatorLab) -> None:
     desk.start("one", rounds=4, federation={"max_attempts": 3})
     desk.begin()
     desk.round(ann=1.0, bob=1e6, cyd=1.0)
@@ -288,14 +288,14 @@ def test_what_was_set_aside_abandoned_and_is_open_is_told_apart(desk: Office) ->
     assert "more than 100 times the cohort's median" in aside.reason
 
 
-def test_a_published_state_is_verified(busy: Office) -> None:
+def test_a_published_state_is_verified(busy: OperatorLab) -> None:
     busy.round(ann=1.0, bob=2.0, cyd=4.0)
     assert busy.operation.verify("one", 1, 1).finding is VerificationResult.SAME
     with pytest.raises(ConfigError, match="published nothing in attempt 7 of round 1"):
         busy.operation.verify("one", 1, 7)
 
 
-def test_a_run_of_a_later_version_is_listed_without_its_recipe(busy: Office) -> None:
+def test_a_run_of_a_later_version_is_listed_without_its_recipe(busy: OperatorLab) -> None:
     busy.operation.abort("one", "enough")
     with busy.ledger._write() as connection:
         connection.exec_driver_sql("update runs set recipe = '{}' where run = 'one'")
@@ -307,7 +307,7 @@ def test_a_run_of_a_later_version_is_listed_without_its_recipe(busy: Office) -> 
 # Sites
 
 
-def test_sites_work_are_idle_silent_or_away(busy: Office) -> None:
+def test_sites_work_are_idle_silent_or_away(busy: OperatorLab) -> None:
     task_id = busy.task("ann").task_id
     busy.beat("ann", task_id, epoch=2, epochs=5, making_progress=True)
     assert (busy.site("ann").status, busy.site("ann").doing) == ("working", "training, epoch 2/5")
@@ -329,13 +329,13 @@ def test_sites_work_are_idle_silent_or_away(busy: Office) -> None:
     assert list(busy.site("eva").roles) == ["evaluator"]
 
 
-def test_no_site_is_silent_where_no_run_waits_for_it(desk: Office) -> None:
+def test_no_site_is_silent_where_no_run_waits_for_it(desk: OperatorLab) -> None:
     desk.enroll("ann")
     desk.later(100_000.0)
     assert desk.site("ann").status == "idle"
 
 
-def test_a_site_is_excluded_in_the_middle_of_a_round_and_nobody_waits_for_it(busy: Office) -> None:
+def test_a_site_is_excluded_in_the_middle_of_a_round_and_nobody_waits_for_it(busy: OperatorLab) -> None:
     task = busy.task("cyd")
     report = busy.operation.exclude("cyd", "wrong labels")
     assert (report.status, report.excluded) == ("excluded", "wrong labels")
@@ -358,7 +358,7 @@ def test_a_site_is_excluded_in_the_middle_of_a_round_and_nobody_waits_for_it(bus
     assert busy.value == 2.0
 
 
-def test_what_a_site_handed_in_before_it_was_excluded_counts(busy: Office) -> None:
+def test_what_a_site_handed_in_before_it_was_excluded_counts(busy: OperatorLab) -> None:
     assert busy.push("cyd", busy.model(4.0)).verdict is Verdict.ACCEPTED
     busy.operation.exclude("cyd", "")
     for site in ("ann", "bob"):
@@ -368,7 +368,7 @@ def test_what_a_site_handed_in_before_it_was_excluded_counts(busy: Office) -> No
     assert task.task_status == "reported"
 
 
-def test_an_excluded_site_is_not_invited_again_also_after_a_restart_until_it_is_admitted(desk: Office) -> None:
+def test_an_excluded_site_is_not_invited_again_also_after_a_restart_until_it_is_admitted(desk: OperatorLab) -> None:
     desk.start("one", federation={"min_sites": 2})
     desk.begin()
     desk.operation.exclude("cyd", "wrong labels")
@@ -388,7 +388,7 @@ def test_an_excluded_site_is_not_invited_again_also_after_a_restart_until_it_is_
     assert desk.site("cyd").status == "idle"
 
 
-def test_without_a_site_that_is_excluded_and_must_take_part_no_round_goes_on(desk: Office) -> None:
+def test_without_a_site_that_is_excluded_and_must_take_part_no_round_goes_on(desk: OperatorLab) -> None:
     desk.start("one", federation={"required_sites": ["cyd"]})
     desk.begin()
     desk.operation.exclude("cyd", "wrong labels")
@@ -401,7 +401,7 @@ def test_without_a_site_that_is_excluded_and_must_take_part_no_round_goes_on(des
     assert isinstance(desk.phase, phases.Idle)
 
 
-def test_a_site_that_has_never_been_seen_can_be_kept_out(desk: Office) -> None:
+def test_a_site_that_has_never_been_seen_can_be_kept_out(desk: OperatorLab) -> None:
     desk.operation.exclude("zoe", "")
     assert (desk.site("zoe").excluded, list(desk.site("zoe").roles)) == ("by the operator", [])
     with pytest.raises(ConfigError, match=r"site 'Zo e' is no id"):
@@ -409,14 +409,14 @@ def test_a_site_that_has_never_been_seen_can_be_kept_out(desk: Office) -> None:
 
 
 @pytest.mark.parametrize("reason", ["x" * 301, "two\nlines", "\x1b[31mred"])
-def test_a_reason_is_a_line_that_fits_into_every_answer(busy: Office, reason: str) -> None:
+def test_a_reason_is_a_line_that_fits_into_every_answer(busy: OperatorLab, reason: str) -> None:
     for order in (lambda: busy.operation.abort("one", reason), lambda: busy.operation.exclude("ann", reason)):
         with pytest.raises(ConfigError, match="a reason is one line of at most 300 characters"):
             order()
     assert busy.operation.abort("one", "é" * 300).row.reason == "é" * 300
 
 
-def test_a_name_that_is_not_known_is_not_echoed_whole(busy: Office) -> None:
+def test_a_name_that_is_not_known_is_not_echoed_whole(busy: OperatorLab) -> None:
     name, operation = "x" * 5_000, busy.operation
     orders: list[Callable[[], object]] = [
         lambda: operation.run(name),
@@ -431,7 +431,7 @@ def test_a_name_that_is_not_known_is_not_echoed_whole(busy: Office) -> None:
         assert len(str(error.value)) < 300
 
 
-def test_a_site_that_is_not_excluded_cannot_be_admitted(busy: Office) -> None:
+def test_a_site_that_is_not_excluded_cannot_be_admitted(busy: OperatorLab) -> None:
     for site in ("ann", "nobody"):
         with pytest.raises(ConfigError, match=f"site '{site}' is not excluded"):
             busy.operation.admit(site)

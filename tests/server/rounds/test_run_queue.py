@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from tests.server.conftest import Later
 from tests.server.conftest import recipe as recipe_of
-from tests.support.operator_lab import Office, office
+from tests.support.operator_lab import OperatorLab, operator_lab
 
 from protofed.common.codec import Digest
 from protofed.common.config.recipe import Recipe, parse_json
@@ -197,9 +197,9 @@ def test_a_restarted_server_goes_on_with_the_run_that_is_not_over(
 
 
 @pytest.fixture
-def desk() -> Office:
+def desk() -> OperatorLab:
     """Run `one` of 2 rounds has published round 1, of 1.0; `two` waits."""
-    desk = office()
+    desk = operator_lab()
     for run in ("one", "two"):
         desk.start(run)
     desk.begin()
@@ -207,13 +207,13 @@ def desk() -> Office:
     return desk
 
 
-def reason_of(desk: Office, run: str) -> str:
+def reason_of(desk: OperatorLab, run: str) -> str:
     row = desk.ledger.run(run)
     assert row is not None
     return row.reason or ""
 
 
-def test_a_run_whose_state_is_gone_has_failed_and_the_next_one_goes_on(desk: Office) -> None:
+def test_a_run_whose_state_is_gone_has_failed_and_the_next_one_goes_on(desk: OperatorLab) -> None:
     desk.blobs.discard(desk.address)
     desk.restart()
     assert desk.statuses() == {"one": "failed", "two": "running"}
@@ -224,7 +224,7 @@ def test_a_run_whose_state_is_gone_has_failed_and_the_next_one_goes_on(desk: Off
     assert desk.task("eva").run == "two"
 
 
-def test_it_goes_on_from_an_earlier_round_as_it_says(desk: Office) -> None:
+def test_it_goes_on_from_an_earlier_round_as_it_says(desk: OperatorLab) -> None:
     desk.blobs.discard(desk.address)
     desk.restart()
     with pytest.raises(ConfigError, match="no longer kept"):
@@ -241,7 +241,7 @@ def test_it_goes_on_from_an_earlier_round_as_it_says(desk: Office) -> None:
     [("fedavg", "fedhn", "did you mean 'fednh'?"), ("rounds", "ronds", "did you mean 'rounds'?")],
 )
 def test_a_run_of_a_recipe_that_this_version_does_not_know_has_failed(
-    desk: Office, old: str, new: str, phrase: str
+    desk: OperatorLab, old: str, new: str, phrase: str
 ) -> None:
     with desk.ledger._write() as connection:
         change = "update runs set recipe = replace(recipe, ?, ?) where run = 'one'"
@@ -251,7 +251,7 @@ def test_a_run_of_a_recipe_that_this_version_does_not_know_has_failed(
     assert phrase in reason_of(desk, "one")
 
 
-def test_recipes_of_runs_that_have_ended_may_be_given_again_and_no_others_of_their_name(desk: Office) -> None:
+def test_recipes_of_runs_that_have_ended_may_be_given_again_and_no_others_of_their_name(desk: OperatorLab) -> None:
     desk.operation.abort("one", "enough")
     desk.given = (recipe_of("one"), recipe_of("two"))
     desk.restart()
@@ -262,7 +262,7 @@ def test_recipes_of_runs_that_have_ended_may_be_given_again_and_no_others_of_the
 
 
 def test_a_server_without_a_run_answers_so_and_takes_one_later() -> None:
-    desk = office()
+    desk = operator_lab()
     desk.enroll(*SITES)
     assert desk.come_back("ann") == Finished(NO_RUN, last=True)
     assert desk.runs.finished
@@ -277,7 +277,7 @@ def test_a_server_without_a_run_answers_so_and_takes_one_later() -> None:
 
 
 def test_a_run_that_waits_for_sites_longer_than_its_patience_has_failed() -> None:
-    desk = office()
+    desk = operator_lab()
     desk.start("one", federation={"site_wait_timeout_s": 60.0})
     desk.start("two", federation={"site_wait_timeout_s": 60.0})
     desk.later(0.0)
@@ -290,7 +290,7 @@ def test_a_run_that_waits_for_sites_longer_than_its_patience_has_failed() -> Non
     assert desk.statuses()["two"] == "running"
 
 
-def test_patience_begins_again_with_every_round(desk: Office) -> None:
+def test_patience_begins_again_with_every_round(desk: OperatorLab) -> None:
     desk.operation.abort("one", "enough")
     desk.start("three", rounds=3, federation={"site_wait_timeout_s": 60.0, "stall_timeout_s": 10.0})
     desk.operation.abort("two", "enough")
@@ -306,7 +306,7 @@ def test_patience_begins_again_with_every_round(desk: Office) -> None:
 
 def test_a_server_that_dies_in_every_aggregation_gives_the_run_up() -> None:
     workshop = Later()
-    desk = office()
+    desk = operator_lab()
     desk.work = workshop
     desk.restart()
     desk.start("one", federation={"max_attempts": 3, "min_sites": 1, "quorum": 1})
@@ -457,7 +457,7 @@ def test_nobody_has_to_tell_a_held_site_that_no_run_is_left(two: RunQueue) -> No
 
 @pytest.mark.parametrize("hold", [PauseReason.APPROVAL, PauseReason.SCHEDULE])
 def test_the_operator_sees_why_a_site_is_held(hold: PauseReason) -> None:
-    desk = office()
+    desk = operator_lab()
     desk.start("one")
     desk.runs.enroll("ann", "d", PROTOCOL_VERSION, "0", "0", {Role.TRAINER}, hold)
     (seen,) = desk.operation.sites()

@@ -165,7 +165,7 @@ async def waiting(audit: ServerAudit, count: int) -> list[asyncio.Task[None]]:
 
 
 def test_nobody_is_answered_before_the_record_is_durable(audit: ServerAudit, path: Path, slow: Slow) -> None:
-    async def scene() -> None:
+    async def scenario() -> None:
         (task,) = await waiting(audit, 1)
         await slow.first()
         await asyncio.sleep(0.05)
@@ -174,11 +174,11 @@ def test_nobody_is_answered_before_the_record_is_durable(audit: ServerAudit, pat
         await task
         assert epochs(path) == [1]
 
-    asyncio.run(scene())
+    asyncio.run(scenario())
 
 
 def test_the_event_loop_goes_on_while_a_record_is_written(audit: ServerAudit, slow: Slow) -> None:
-    async def scene() -> None:
+    async def scenario() -> None:
         tasks = await waiting(audit, 1)
         await slow.first()
         for _ in range(100):
@@ -186,26 +186,26 @@ def test_the_event_loop_goes_on_while_a_record_is_written(audit: ServerAudit, sl
         slow.go.set()
         await asyncio.gather(*tasks)
 
-    asyncio.run(scene())
+    asyncio.run(scenario())
 
 
 def test_those_that_come_during_an_fsync_share_the_next_one_in_their_order(
     audit: ServerAudit, path: Path, slow: Slow
 ) -> None:
-    async def scene() -> None:
+    async def scenario() -> None:
         tasks = await waiting(audit, 1)
         await slow.first()
         tasks += await waiting(audit, 64)
         slow.go.set()
         await asyncio.gather(*tasks)
 
-    asyncio.run(scene())
+    asyncio.run(scenario())
     assert slow.begun == 2
     assert epochs(path) == [1, *range(1, 65)]
 
 
 def test_a_call_that_is_cut_short_is_recorded_all_the_same(audit: ServerAudit, path: Path, slow: Slow) -> None:
-    async def scene() -> None:
+    async def scenario() -> None:
         first = await waiting(audit, 1)
         await slow.first()
         gone, stays = await waiting(audit, 2)
@@ -213,7 +213,7 @@ def test_a_call_that_is_cut_short_is_recorded_all_the_same(audit: ServerAudit, p
         slow.go.set()
         await asyncio.gather(*first, stays)
 
-    asyncio.run(scene())
+    asyncio.run(scenario())
     assert epochs(path) == [1, 1, 2]
 
 
@@ -223,19 +223,19 @@ def test_what_waits_when_the_server_ends_is_written_once_and_in_order(
     audit = ServerAudit(path)
     slow = Slow(monkeypatch)
 
-    async def scene() -> None:
+    async def scenario() -> None:
         await waiting(audit, 1)
         await slow.first()
         await waiting(audit, 3)  # the loop ends now and cancels them all
 
     threading.Timer(0.1, slow.go.set).start()
-    asyncio.run(scene())
+    asyncio.run(scenario())
     audit.close()
     assert epochs(path) == [1, 1, 2, 3]
 
 
 def test_messages_are_let_go_when_they_are_recorded_and_when_they_cannot_be(audit: ServerAudit, disk: Disk) -> None:
-    async def scene(number: int | None) -> Any:
+    async def scenario(number: int | None) -> Any:
         disk.number = number
         noted = entry()
         watched = weakref.ref(noted)
@@ -246,7 +246,7 @@ def test_messages_are_let_go_when_they_are_recorded_and_when_they_cannot_be(audi
         return watched()
 
     for number in (None, errno.ENOSPC):
-        assert asyncio.run(scene(number)) is None
+        assert asyncio.run(scenario(number)) is None
 
 
 # When nothing can be written
@@ -263,7 +263,7 @@ async def refused(doing: Awaitable[None]) -> bool:
 def test_while_there_is_no_room_no_call_acts_and_then_the_log_says_so(
     audit: ServerAudit, path: Path, disk: Disk
 ) -> None:
-    async def scene() -> None:
+    async def scenario() -> None:
         assert not await refused(audit.ready("CommitUpload"))
         await audit.note(entry(1))
         disk.number = errno.ENOSPC
@@ -277,19 +277,19 @@ def test_while_there_is_no_room_no_call_acts_and_then_the_log_says_so(
         assert not await refused(audit.ready("BeginUpload"))
         await audit.note(entry(3))
 
-    asyncio.run(scene())
+    asyncio.run(scenario())
     assert epochs(path) == [1, 3]
     (resumed,) = (record for record in records(path) if record.event == "resumed")
     assert resumed.facts == {"unrecorded": {"CommitUpload": 1}, "refused": {"BeginUpload": 3}}
 
 
 def test_all_that_share_a_failed_write_are_refused(audit: ServerAudit, path: Path, disk: Disk) -> None:
-    async def scene() -> None:
+    async def scenario() -> None:
         disk.number = errno.ENOSPC
         tasks = await waiting(audit, 5)
         assert all(await asyncio.gather(*(refused(task) for task in tasks)))
 
-    asyncio.run(scene())
+    asyncio.run(scenario())
     assert path.read_bytes() == b""
 
 
@@ -305,7 +305,7 @@ def test_it_takes_more_than_room_for_one_record_to_go_on(
         assert len(data) == ROOM
         raise OutOfSpaceError("a little more would fit")
 
-    async def scene() -> None:
+    async def scenario() -> None:
         disk.number = errno.ENOSPC
         assert await refused(audit.note(entry(1)))
         disk.number = None
@@ -314,20 +314,20 @@ def test_it_takes_more_than_room_for_one_record_to_go_on(
             assert await refused(audit.ready("CommitUpload"))
         assert not await refused(audit.ready("CommitUpload"))
 
-    asyncio.run(scene())
+    asyncio.run(scenario())
     assert [record.event for record in records(path)] == ["resumed"]
     assert [file.name for file in path.parent.iterdir()] == [path.name]
 
 
 def test_names_of_calls_that_peers_invent_are_bounded(audit: ServerAudit, path: Path, disk: Disk) -> None:
-    async def scene() -> None:
+    async def scenario() -> None:
         disk.number = errno.ENOSPC
         for number in range(NAMES + 50):
             assert await refused(audit.note(entry(call=f"Invented{number}")))
         disk.number = None
         await audit.ready("CommitUpload")
 
-    asyncio.run(scene())
+    asyncio.run(scenario())
     (resumed,) = records(path)
     counted = resumed.facts["unrecorded"]
     assert isinstance(counted, dict)
@@ -336,14 +336,14 @@ def test_names_of_calls_that_peers_invent_are_bounded(audit: ServerAudit, path: 
 
 
 def test_a_broken_disk_is_a_failure_that_ends_the_server(audit: ServerAudit, disk: Disk) -> None:
-    async def scene() -> None:
+    async def scenario() -> None:
         disk.number = errno.EIO
         with pytest.raises(DiskFailureError, match="check the disk"):
             await audit.note(entry(1))
         with pytest.raises(DiskFailureError):
             await audit.ready("CommitUpload")
 
-    asyncio.run(scene())
+    asyncio.run(scenario())
 
 
 def test_an_unforeseen_error_reaches_those_who_wait(
@@ -352,14 +352,14 @@ def test_an_unforeseen_error_reaches_those_who_wait(
     def broken(*_: Any) -> None:
         raise ValueError("never thought of")
 
-    async def scene() -> None:
+    async def scenario() -> None:
         with monkeypatch.context() as patch:
             patch.setattr(Journal, "append_all", broken)
             with pytest.raises(ValueError, match="never thought of"):
                 await audit.note(entry(1))
         await audit.note(entry(2))
 
-    asyncio.run(scene())
+    asyncio.run(scenario())
     assert epochs(path) == [2]
 
 
@@ -369,13 +369,13 @@ def test_what_cannot_be_written_at_the_end_is_told(
     audit = ServerAudit(path)
     slow, disk = Slow(monkeypatch), Disk(monkeypatch)
 
-    async def scene() -> None:
+    async def scenario() -> None:
         await waiting(audit, 1)
         await slow.first()
         await waiting(audit, 2)
 
     threading.Timer(0.1, slow.go.set).start()
-    asyncio.run(scene())
+    asyncio.run(scenario())
     audit._thread.shutdown()
     disk.number = errno.ENOSPC
     audit.close()

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from google.protobuf.message_factory import GetMessageClass
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from tests.support.raw_client import FEDERATION, MODEL, Bare, refused
+from tests.support.raw_client import FEDERATION, MODEL, RawClient, refused
 
 from protofed.common import codec
 from protofed.common.config.recipe import Recipe
@@ -38,11 +38,11 @@ def server(live_server: Callable[..., Any], recipe_of: Callable[..., Recipe]) ->
 
 
 @pytest.fixture
-def connect(server: Any) -> Iterator[Callable[..., Bare]]:
-    opened: list[Bare] = []
+def connect(server: Any) -> Iterator[Callable[..., RawClient]]:
+    opened: list[RawClient] = []
 
-    def one(site: str = "site-1", instance: str = "a") -> Bare:
-        opened.append(Bare(server.address, RUN, site, instance))
+    def one(site: str = "site-1", instance: str = "a") -> RawClient:
+        opened.append(RawClient(server.address, RUN, site, instance))
         return opened[-1]
 
     yield one
@@ -51,11 +51,11 @@ def connect(server: Any) -> Iterator[Callable[..., Bare]]:
 
 
 @pytest.fixture
-def client(connect: Callable[..., Bare]) -> Bare:
+def client(connect: Callable[..., RawClient]) -> RawClient:
     return connect().enroll()
 
 
-def test_another_protocol_version_is_refused_naming_both(connect: Callable[..., Bare]) -> None:
+def test_another_protocol_version_is_refused_naming_both(connect: Callable[..., RawClient]) -> None:
     hello = pb.EnrollRequest(
         caller=connect().caller,
         protocol_version=PROTOCOL_VERSION + 1,
@@ -69,11 +69,11 @@ def test_another_protocol_version_is_refused_naming_both(connect: Callable[..., 
     assert "protofed 0.0.9" in text
 
 
-def test_a_stranger_is_told_to_enroll(connect: Callable[..., Bare]) -> None:
+def test_a_stranger_is_told_to_enroll(connect: Callable[..., RawClient]) -> None:
     assert refused(connect().task)[0] is Code.UNAUTHENTICATED
 
 
-def test_a_newer_daemon_fences_the_older(connect: Callable[..., Bare], client: Bare) -> None:
+def test_a_newer_daemon_fences_the_older(connect: Callable[..., RawClient], client: RawClient) -> None:
     newer = connect(instance="b").enroll()
     code, text = refused(client.task)
     assert code is Code.ABORTED
@@ -82,37 +82,41 @@ def test_a_newer_daemon_fences_the_older(connect: Callable[..., Bare], client: B
 
 
 @pytest.mark.parametrize("bad", ["../../x", "a" * 65, "A", "", "a\0b", "sité", "сайт"])
-def test_bad_ids_are_refused_before_anything_is_touched(bad: str, server: Any, connect: Callable[..., Bare]) -> None:
+def test_bad_ids_are_refused_before_anything_is_touched(
+    bad: str, server: Any, connect: Callable[..., RawClient]
+) -> None:
     before = sorted(server.blobs._folder.rglob("*"))
     client = connect(site=bad)
     assert refused(client.enroll)[0] is Code.INVALID_ARGUMENT
-    assert refused(Bare(server.address, bad).task)[0] is Code.INVALID_ARGUMENT
+    assert refused(RawClient(server.address, bad).task)[0] is Code.INVALID_ARGUMENT
     assert sorted(server.blobs._folder.rglob("*")) == before
 
 
-def test_empty_messages_are_refused(client: Bare) -> None:
+def test_empty_messages_are_refused(client: RawClient) -> None:
     calls = [method.name for method in FEDERATION.methods]
     empty = [GetMessageClass(method.input_type)() for method in FEDERATION.methods]
     codes = [refused(client.say, call, message)[0] for call, message in zip(calls, empty, strict=True)]
     assert codes == [Code.INVALID_ARGUMENT] * 8
 
 
-def test_unknown_calls_are_unimplemented(client: Bare) -> None:
+def test_unknown_calls_are_unimplemented(client: RawClient) -> None:
     call: Callable[..., bytes] = client.channel.unary_unary("/protofed.protos.v1.Federation/Reflect")
     assert refused(lambda: call(b"", timeout=10))[0] is Code.UNIMPLEMENTED
 
 
-def test_bytes_that_are_no_message_are_refused(client: Bare) -> None:
+def test_bytes_that_are_no_message_are_refused(client: RawClient) -> None:
     call: Callable[..., bytes] = client.channel.unary_unary("/protofed.protos.v1.Federation/BeginUpload")
     assert refused(lambda: call(b"\xff" * 100, timeout=10))[0] is Code.INVALID_ARGUMENT
     assert client.task()
 
 
-def test_messages_above_the_limit_are_refused(client: Bare) -> None:
+def test_messages_above_the_limit_are_refused(client: RawClient) -> None:
     assert refused(lambda: client.put("x", 0, bytes(8 << 20)))[0] is Code.RESOURCE_EXHAUSTED
 
 
-def test_unforeseen_errors_show_an_incident_and_nothing_else(client: Bare, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unforeseen_errors_show_an_incident_and_nothing_else(
+    client: RawClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def broken(*_: object) -> None:
         raise RuntimeError("patient 4711")
 
@@ -123,7 +127,7 @@ def test_unforeseen_errors_show_an_incident_and_nothing_else(client: Bare, monke
     assert "4711" not in text
 
 
-def test_a_full_round_over_bare_calls(client: Bare, server: Any) -> None:
+def test_a_full_round_over_bare_calls(client: RawClient, server: Any) -> None:
     first = client.task()
     assert (first.kind, first.round, first.base_digest) == (pb.TASK_KIND_INITIALISE, 0, "")
     assert client.push(first, MODEL).verdict == pb.VERDICT_ACCEPTED
@@ -137,7 +141,7 @@ def test_a_full_round_over_bare_calls(client: Bare, server: Any) -> None:
     assert (again.verdict, again.record_hash) == (pb.VERDICT_DUPLICATE, receipt.record_hash)
 
 
-def test_a_blob_is_for_those_whose_task_names_it(client: Bare, connect: Callable[..., Bare]) -> None:
+def test_a_blob_is_for_those_whose_task_names_it(client: RawClient, connect: Callable[..., RawClient]) -> None:
     client.push(client.task(), MODEL)
     fit = client.task()
     other = connect(site="site-2").enroll()
@@ -145,7 +149,7 @@ def test_a_blob_is_for_those_whose_task_names_it(client: Bare, connect: Callable
     assert refused(lambda: other.say("GetChunk", request))[0] is Code.PERMISSION_DENIED
 
 
-def test_another_sites_task_and_upload_are_refused(client: Bare, connect: Callable[..., Bare]) -> None:
+def test_another_sites_task_and_upload_are_refused(client: RawClient, connect: Callable[..., RawClient]) -> None:
     task, data = client.task(), codec.encode(MODEL)
     upload = client.say("BeginUpload", client.announcement(task, data, MODEL)).upload.id
     other = connect(site="site-2").enroll()
@@ -153,7 +157,7 @@ def test_another_sites_task_and_upload_are_refused(client: Bare, connect: Callab
     assert refused(lambda: other.put(upload, 0, data))[0] is Code.FAILED_PRECONDITION
 
 
-def test_chunks_are_checked_one_by_one(client: Bare) -> None:
+def test_chunks_are_checked_one_by_one(client: RawClient) -> None:
     task, data = client.task(), codec.encode(MODEL)
     upload = client.say("BeginUpload", client.announcement(task, data, MODEL)).upload.id
     assert refused(lambda: client.put(upload, 0, data, checksum=1))[0] is Code.DATA_LOSS
@@ -165,7 +169,7 @@ def test_chunks_are_checked_one_by_one(client: Bare) -> None:
     assert "the first is 0" in text
 
 
-def test_other_bytes_for_a_chunk_are_a_contradiction(client: Bare) -> None:
+def test_other_bytes_for_a_chunk_are_a_contradiction(client: RawClient) -> None:
     task, data = client.task(), codec.encode(MODEL)
     upload = client.say("BeginUpload", client.announcement(task, data, MODEL)).upload.id
     client.put(upload, 0, data)
@@ -174,7 +178,7 @@ def test_other_bytes_for_a_chunk_are_a_contradiction(client: Bare) -> None:
     assert (code, text) == (Code.ALREADY_EXISTS, "chunk 0 was sent before with other bytes")
 
 
-def test_a_site_that_begins_too_much_is_told_what_to_do(client: Bare) -> None:
+def test_a_site_that_begins_too_much_is_told_what_to_do(client: RawClient) -> None:
     task, data = client.task(), codec.encode(MODEL)
     messages = [client.announcement(task, data, MODEL, digest=codec.digest(bytes([number]))) for number in range(5)]
     for message in messages[:4]:
@@ -184,7 +188,7 @@ def test_a_site_that_begins_too_much_is_told_what_to_do(client: Bare) -> None:
     assert "4 uploads of this site are unfinished; commit one of them" in text
 
 
-def test_a_verdict_forgets_what_else_was_begun_for_the_task(client: Bare, server: Any) -> None:
+def test_a_verdict_forgets_what_else_was_begun_for_the_task(client: RawClient, server: Any) -> None:
     task, data = client.task(), codec.encode(MODEL)
     other = client.announcement(task, data, MODEL, digest=codec.digest(b"other"))
     upload = client.say("BeginUpload", other).upload.id
@@ -211,7 +215,7 @@ def test_a_failed_disk_ends_the_server_without_a_word_of_it_to_the_peer(tmp_path
     said: list[tuple[grpc.StatusCode, str]] = []
 
     def call(address: str) -> None:
-        client = Bare(address, RUN)
+        client = RawClient(address, RUN)
         said.append(refused(client.enroll))
         client.channel.close()
 
@@ -236,7 +240,7 @@ def test_a_failed_disk_ends_the_server_without_a_word_of_it_to_the_peer(tmp_path
     assert said == [(Code.RESOURCE_EXHAUSTED, "the server cannot store anything now; try again later")]
 
 
-def test_an_upload_goes_on_where_it_broke_off(client: Bare) -> None:
+def test_an_upload_goes_on_where_it_broke_off(client: RawClient) -> None:
     big = {**MODEL, Part.BODY: {"w": np.zeros((1 << 20, 1), dtype=np.float32)}}
     task, data = client.task(), codec.encode(big)
     announced = client.announcement(task, data, big)
@@ -245,7 +249,7 @@ def test_an_upload_goes_on_where_it_broke_off(client: Bare) -> None:
     assert list(client.say("BeginUpload", announced).upload.received_chunks) == [1]
 
 
-def test_bytes_that_are_not_what_was_announced_never_count(client: Bare) -> None:
+def test_bytes_that_are_not_what_was_announced_never_count(client: RawClient) -> None:
     task, data = client.task(), codec.encode(MODEL)
     upload = client.say("BeginUpload", client.announcement(task, data, MODEL)).upload.id
     client.put(upload, 0, bytes(len(data)))
@@ -258,7 +262,9 @@ def test_bytes_that_are_not_what_was_announced_never_count(client: Bare) -> None
     [{"run": "other"}, {"round": 7}, {"task_id": "f" * 32}, {"digest": "0" * 64}],
     ids=lambda c: next(iter(c)),
 )
-def test_a_commit_that_names_something_else_than_its_upload_is_refused(client: Bare, changes: dict[str, Any]) -> None:
+def test_a_commit_that_names_something_else_than_its_upload_is_refused(
+    client: RawClient, changes: dict[str, Any]
+) -> None:
     task, data = client.task(), codec.encode(MODEL)
     ticket = client.say("BeginUpload", client.announcement(task, data, MODEL))
     client.put(ticket.upload.id, 0, data)
@@ -267,14 +273,14 @@ def test_a_commit_that_names_something_else_than_its_upload_is_refused(client: B
     assert client.commit(task, ticket.upload.id).verdict == pb.VERDICT_ACCEPTED
 
 
-def test_values_that_are_not_finite_are_invalid(client: Bare) -> None:
+def test_values_that_are_not_finite_are_invalid(client: RawClient) -> None:
     poisoned = {**MODEL, Part.BODY: {"w": np.full((2, 3), np.nan, dtype=np.float32)}}
     receipt = client.push(client.task(), poisoned)
     assert receipt.verdict == pb.VERDICT_INVALID
     assert receipt.reason == "body/w has values that are not finite"
 
 
-def test_an_update_of_another_shape_is_invalid_before_a_byte_is_sent(client: Bare) -> None:
+def test_an_update_of_another_shape_is_invalid_before_a_byte_is_sent(client: RawClient) -> None:
     client.push(client.task(), MODEL)
     fit = client.task()
     receipt = client.push(fit, {**MODEL, Part.HEAD: {"weight": np.ones((3, 10), dtype=np.float32)}})

@@ -10,8 +10,8 @@ from typing import Any
 
 import grpc
 import pytest
-from tests.support.raw_client import FEDERATION, Bare, Code, refused
-from tests.support.tls_server import Realm, realm, still_served
+from tests.support.raw_client import FEDERATION, Code, RawClient, refused
+from tests.support.tls_server import TlsServer, still_served, tls_server
 
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import DiskFailureError, OutOfSpaceError
@@ -33,16 +33,16 @@ def server(live_server: Callable[..., Any], recipe_of: RecipeOf) -> Any:
 
 
 @pytest.fixture
-def site(server: Any) -> Iterator[Bare]:
-    made = Bare(server.address, RUN)
+def site(server: Any) -> Iterator[RawClient]:
+    made = RawClient(server.address, RUN)
     yield made
     made.channel.close()
 
 
 @pytest.fixture
-def town(live_server: Callable[..., Any], recipe_of: RecipeOf, tmp_path: Path) -> Iterator[Realm]:
+def tls(live_server: Callable[..., Any], recipe_of: RecipeOf, tmp_path: Path) -> Iterator[TlsServer]:
     """Over TLS; its run waits for sites."""
-    with realm(tmp_path / "identities", live_server, recipe_of("fedavg")) as made:
+    with tls_server(tmp_path / "identities", live_server, recipe_of("fedavg")) as made:
         yield made
 
 
@@ -55,7 +55,7 @@ def kept(server: Any) -> list[Any]:
 # Recorded, then answered
 
 
-def test_every_call_is_recorded_before_it_is_answered(server: Any, site: Bare) -> None:
+def test_every_call_is_recorded_before_it_is_answered(server: Any, site: RawClient) -> None:
     assert refused(site.task)[0] is Code.UNAUTHENTICATED
     site.enroll()
     refused(site.channel.unary_unary(f"/{FEDERATION.full_name}/Reboot"), b"x", timeout=10)
@@ -70,7 +70,7 @@ def test_every_call_is_recorded_before_it_is_answered(server: Any, site: Bare) -
     ]
 
 
-def test_a_call_that_its_peer_gave_up_is_recorded_too(server: Any, site: Bare) -> None:
+def test_a_call_that_its_peer_gave_up_is_recorded_too(server: Any, site: RawClient) -> None:
     site.enroll()
     site.site = "site-2"
     site.enroll()  # it waits: round 0 is another's
@@ -84,7 +84,7 @@ def test_a_call_that_its_peer_gave_up_is_recorded_too(server: Any, site: Bare) -
 
 
 def test_while_no_record_can_be_written_nothing_acts_and_nothing_is_answered(
-    server: Any, site: Bare, monkeypatch: pytest.MonkeyPatch
+    server: Any, site: RawClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     order = operator_pb2.RunName(run=RUN)
     with monkeypatch.context() as patched:
@@ -102,7 +102,9 @@ def full(*_: object) -> None:
     raise OutOfSpaceError("cannot write /state: No space left on device")
 
 
-def test_an_audit_whose_disk_fails_ends_the_server(server: Any, site: Bare, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_audit_whose_disk_fails_ends_the_server(
+    server: Any, site: RawClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def broken(*_: object) -> None:
         raise DiskFailureError("cannot write /state: Input/output error")
 
@@ -118,9 +120,9 @@ def test_an_audit_whose_disk_fails_ends_the_server(server: Any, site: Bare, monk
 # Bounded, by certificate
 
 
-def test_calls_without_a_message_take_the_room_of_their_own_certificate_only(town: Realm) -> None:
+def test_calls_without_a_message_take_the_room_of_their_own_certificate_only(tls: TlsServer) -> None:
     """They are counted before anything is received."""
-    greedy, other = town.site("site-1"), town.site("site-2")
+    greedy, other = tls.site("site-1"), tls.site("site-2")
     talk: Any = greedy.channel.stream_unary(f"/{FEDERATION.full_name}/PutChunk")
     never = threading.Event()
 
@@ -139,22 +141,22 @@ def test_calls_without_a_message_take_the_room_of_their_own_certificate_only(tow
     for call in calls:
         call.cancel()
     never.set()
-    assert [record.facts["call"] for record in town.calls("RESOURCE_EXHAUSTED")] == ["PutChunk"]
+    assert [record.facts["call"] for record in tls.calls("RESOURCE_EXHAUSTED")] == ["PutChunk"]
 
 
-def test_a_certificate_that_asks_too_often_is_put_off_and_others_are_not(town: Realm) -> None:
-    greedy, other = town.site("site-1"), town.site("site-2")
+def test_a_certificate_that_asks_too_often_is_put_off_and_others_are_not(tls: TlsServer) -> None:
+    greedy, other = tls.site("site-1"), tls.site("site-2")
     codes = [_code(still_served, greedy) for _ in range(int(2 * BURST))]
     assert {Code.OK, Code.RESOURCE_EXHAUSTED} == set(codes)
     assert codes[: int(BURST) - 8] == [Code.OK] * (int(BURST) - 8)
     assert still_served(other)
-    assert len(town.calls("RESOURCE_EXHAUSTED")) == 1  # of all that were refused in this minute
+    assert len(tls.calls("RESOURCE_EXHAUSTED")) == 1  # of all that were refused in this minute
     time.sleep(0.5)
     assert still_served(greedy)
 
 
-def test_certificates_that_nobody_registered_are_bounded_as_well(town: Realm) -> None:
-    stranger = town.bare(town.identity("site-3", Party.SITE), "site-3")
+def test_certificates_that_nobody_registered_are_bounded_as_well(tls: TlsServer) -> None:
+    stranger = tls.client(tls.identity("site-3", Party.SITE), "site-3")
     codes = [_code(stranger.enroll) for _ in range(int(BURST))]
     assert {Code.PERMISSION_DENIED, Code.RESOURCE_EXHAUSTED} == set(codes)
 

@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 import pytest
 from google.protobuf.message import Message
-from tests.support.disturbed_run import RUN, SITES, disturbed, hang_up
+from tests.support.disturbed_run import RUN, SITES, close_channels, disturbed_run
 
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import OutOfSpaceError
@@ -53,11 +53,11 @@ def desk(live_server: Callable[..., Any], recipe_of: RecipeOf) -> Iterator[Desk]
 @pytest.fixture
 def troubled(live_server: Callable[..., Any], recipe_of: RecipeOf) -> Iterator[Desk]:
     """A server whose round 1 is published, though not without faults."""
-    server, daemons = disturbed(live_server, recipe_of)
+    server, daemons = disturbed_run(live_server, recipe_of)
     desk = Desk(server)
     yield desk
     desk.channel.close()
-    hang_up(daemons)
+    close_channels(daemons)
 
 
 def test_a_run_is_queued_in_the_ledger_when_it_is_answered(desk: Desk, recipe_of: RecipeOf) -> None:

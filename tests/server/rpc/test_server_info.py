@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from tests.support.raw_client import FEDERATION, Bare
-from tests.support.tls_server import realm
+from tests.support.raw_client import FEDERATION, RawClient
+from tests.support.tls_server import tls_server
 
 from protofed.client.transport.channels import greet
 from protofed.common.clock import utc_now
@@ -34,18 +34,18 @@ def test_in_plain_text(live_server: Callable[..., Any], recipe_of: RecipeOf) -> 
 def test_whoever_has_a_certificate_is_told_how_it_stands(
     live_server: Callable[..., Any], recipe_of: RecipeOf, tmp_path: Path
 ) -> None:
-    with realm(tmp_path, live_server, recipe_of("fedavg")) as town:
-        folder = town.identity("site-1", Party.SITE)
+    with tls_server(tmp_path, live_server, recipe_of("fedavg")) as tls:
+        folder = tls.identity("site-1", Party.SITE)
         identity = LiveIdentity(folder, Party.SITE)
 
         def status() -> str | None:
-            said = greet(town.server.address, identity, None)
+            said = greet(tls.server.address, identity, None)
             return None if said is None else said.status
 
         assert status() == "unknown"
-        fingerprint = town.register(folder)
+        fingerprint = tls.register(folder)
         assert status() == "registered"
-        with town.operator() as operator:
+        with tls.operator() as operator:
             operator.revoke(fingerprint, "lost")
         assert status() == "revoked"
 
@@ -53,7 +53,7 @@ def test_whoever_has_a_certificate_is_told_how_it_stands(
 def test_only_a_health_check_is_greeted_and_it_is_the_standard_one(
     live_server: Callable[..., Any], recipe_of: RecipeOf
 ) -> None:
-    site = Bare(live_server(recipe_of("fedavg", federation={"min_sites": 1})).address, "small-fedavg")
+    site = RawClient(live_server(recipe_of("fedavg", federation={"min_sites": 1})).address, "small-fedavg")
     check: Any = health_pb2_grpc.HealthStub(site.channel).Check
     answer, call = check.with_call(health_pb2.HealthCheckRequest(), timeout=10)
     assert answer.status == health_pb2.HealthCheckResponse.SERVING

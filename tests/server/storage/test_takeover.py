@@ -7,7 +7,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from tests.support.processes import Process, Scene
+from tests.support.processes import Process, Processes
 
 from protofed.common.config.recipe import Recipe
 from protofed.common.pki.identity import Party
@@ -19,21 +19,21 @@ SITES = ("site-1", "site-2")
 
 
 @pytest.fixture
-def scene(
+def processes(
     tmp_path: Path, recipe_of: Callable[..., Recipe], kept_url: str, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Scene]:
+) -> Iterator[Processes]:
     """Two sites; what servers share is a database and a folder, their state folders are their own."""
     (tmp_path / "shared").mkdir()
     monkeypatch.setenv("PROTOFED_SERVER_LEDGER", kept_url)
     monkeypatch.setenv("PROTOFED_SERVER_BLOBS", str(tmp_path / "shared"))
     data = {"source": "digits", "partition": {"kind": "dirichlet", "sites": 2, "beta": 0.5}}
     federation = {"min_sites": 2, "quorum": 1.0, "heartbeat_s": 0.2}
-    here = Scene.of(tmp_path, recipe_of("fedavg", name="moved", data=data, federation=federation))
+    here = Processes.of(tmp_path, recipe_of("fedavg", name="moved", data=data, federation=federation))
     yield here
     here.end()
 
 
-def second(here: Scene) -> Process:
+def second(here: Processes) -> Process:
     """On the other machine: another state folder, the same address (as a name that leads elsewhere now)."""
     known = (f"--recipe={here.folder / 'recipe.toml'}", f"--listen={here.address}", "--until-finished")
     return here.start("second", "server", "start", *known, party=Party.SERVER)
@@ -47,24 +47,26 @@ def undisturbed(recipe: Recipe) -> str:
 
 
 @pytest.mark.timeout(600)
-def test_another_machine_goes_on_with_the_same_round(scene: Scene, kept_url: str) -> None:
-    first = scene.server(fails="upload-sealed:4=kill")  # the model, two updates of round 1, the first one of round 2
-    assert second(scene).wait(120) == 74  # while the first one serves
-    refused = (scene.folder / "second.log").read_text("utf-8")
+def test_another_machine_goes_on_with_the_same_round(processes: Processes, kept_url: str) -> None:
+    first = processes.server(
+        fails="upload-sealed:4=kill"
+    )  # the model, two updates of round 1, the first one of round 2
+    assert second(processes).wait(120) == 74  # while the first one serves
+    refused = (processes.folder / "second.log").read_text("utf-8")
     assert "in use by another" in refused, refused
     for share, site in enumerate(SITES):
-        scene.site(site, f"--partition-index={share}")
-    scene.wait_for(lambda: first.poll() is not None)
-    assert first.returncode == -9, scene.logs()
+        processes.site(site, f"--partition-index={share}")
+    processes.wait_for(lambda: first.poll() is not None)
+    assert first.returncode == -9, processes.logs()
     with closing(LedgerReader(kept_url)) as ledger:
         cut = ledger.rounds("moved")[-1]
     assert (cut.round, cut.state) == (2, None)
-    second(scene)
-    assert scene.finish(["second", *SITES]) == [0] * 3, scene.logs()
+    second(processes)
+    assert processes.finish(["second", *SITES]) == [0] * 3, processes.logs()
     with closing(LedgerReader(kept_url)) as ledger:
         rounds = ledger.rounds("moved")
     assert [(row.round, row.attempt) for row in rounds] == [(number, 1) for number in range(4)]  # none was begun anew
-    assert rounds[-1].state == undisturbed(scene.recipe)
-    assert (scene.folder / "second" / "blobs" / str(rounds[-1].state)).is_file()
-    told = [record.event for record in records(scene.folder / "second" / "journal.jsonl")]
+    assert rounds[-1].state == undisturbed(processes.recipe)
+    assert (processes.folder / "second" / "blobs" / str(rounds[-1].state)).is_file()
+    told = [record.event for record in records(processes.folder / "second" / "journal.jsonl")]
     assert told[0] == "adopted"  # what the first one promised
