@@ -91,7 +91,7 @@ def test_row_01_nobody_comes_in_without_a_certificate(tls: TlsServer, site: RawC
 def test_row_02_handshakes_that_failed_are_counted_in_one_line(
     live_server: Callable[..., Any], recipe_of: RecipeOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server, "KNOCKS_EVERY_S", 2.0)
+    monkeypatch.setattr(server, "HANDSHAKES_EVERY_S", 2.0)
     began = time.monotonic()
     with structlog.testing.capture_logs() as logs, tls_server(tmp_path, live_server, recipe_of("fedavg")) as tls:
         site = tls.site()

@@ -115,7 +115,7 @@ def test_runs_by_their_status(read: Scraped) -> None:
     read.lab.operation.pause("two", paused=True)
     read.lab.operation.abort("three", "enough")
     statuses = ("queued", "running", "paused", "completed", "failed", "aborted")
-    assert [read("runs", status=one) for one in statuses] == [0, 1, 1, 0, 0, 1]
+    assert [read("runs", state=one) for one in statuses] == [0, 1, 1, 0, 0, 1]
 
 
 def test_the_round_that_is_open(read: Scraped) -> None:
@@ -151,7 +151,7 @@ def test_a_run_that_has_ended_is_told_until_another_one_begins(read: Scraped) ->
     assert read.lab.runs.current is None
     assert (read.phase(), read("round", run="one"), read("rounds_planned", run="one")) == (["finished"], 2, 2)
     assert read("round_opened_timestamp_seconds", run="one") is None
-    assert read("runs", status="completed") == 1
+    assert read("runs", state="completed") == 1
     read.lab.start("two")
     assert (read("round", run="one"), read("round", run="two"), read.phase("two")) == (None, 0, ["idle"])
     assert read("checkpoint_timestamp_seconds") is None  # it has no state yet
@@ -335,13 +335,13 @@ def test_a_ledger_that_cannot_be_read_is_left_out_and_logged_once(
         with monkeypatch.context() as broken:
             broken.setattr(LedgerReader, "_read", locked)
             for _ in range(3):
-                assert read("runs", status="running") is None
+                assert read("runs", state="running") is None
                 assert read("round_phase", run="one", phase="collecting") == 1  # memory has it
                 assert read("state_disk_free_bytes") is not None
-        assert read("runs", status="running") == 1
+        assert read("runs", state="running") == 1
         with monkeypatch.context() as broken:
             broken.setattr(LedgerReader, "_read", locked)
-            assert read("runs", status="running") is None
+            assert read("runs", state="running") is None
     told = [entry for entry in logs if entry["event"].startswith("metrics are left out")]
     assert [(entry["of"], entry["why"]) for entry in told] == [
         ("ledger", "the database is locked"),
@@ -355,7 +355,7 @@ def test_a_writer_in_the_middle_of_a_transaction_holds_up_no_scrape(read: Scrape
         connection.exec_driver_sql("BEGIN IMMEDIATE")
         connection.exec_driver_sql("UPDATE runs SET reason = 'being written'")
         began = time.monotonic()
-        assert read("runs", status="running") == 1
+        assert read("runs", state="running") == 1
         assert time.monotonic() - began < 2.0
         connection.rollback()
     writer.dispose()
@@ -367,7 +367,7 @@ def test_a_state_folder_that_is_gone_costs_only_its_own_metric(read: Scraped, mo
 
     monkeypatch.setattr("protofed.server.monitoring.collector.shutil.disk_usage", gone)
     assert read("state_disk_free_bytes") is None
-    assert read("runs", status="running") == 1
+    assert read("runs", state="running") == 1
 
 
 def test_scrapes_beside_the_coordinator_never_fail(read: Scraped) -> None:
@@ -400,7 +400,7 @@ def test_a_full_disk_costs_no_metric(mount: Callable[[Path, str], None], tmp_pat
     with pytest.raises(OSError, match="No space left"):
         (folder / "filler").write_bytes(bytes(4 << 20))
     assert read("state_disk_free_bytes") == 0
-    assert (read("runs", status="running"), read("round_sites", state="invited")) == (1, 3)
+    assert (read("runs", state="running"), read("round_sites", state="invited")) == (1, 3)
     assert read("site_registered", site="ann") == 1
     (folder / "filler").unlink()
     read.close()
