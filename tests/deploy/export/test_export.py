@@ -25,7 +25,7 @@ from protofed.deploy.export.model_card import card
 from protofed.deploy.state_folder import open_state
 from protofed.server.methods.cwfedavg import CwFedAvgServer
 from protofed.server.methods.cwfedavg_private import CwFedAvgPrivateServer
-from protofed.server.operator.run_record import dossier
+from protofed.server.operator.run_record import run_record
 
 Simulated = Callable[[str], FinishedRun]
 GLOBAL = ("fedavg", "fednh", "fedproc", "fedprp")
@@ -289,9 +289,9 @@ class Served:
         found = published_states.of_folder(self._folder, run, round)
         return found.round, codec.encode(found.state) + self._damage
 
-    def dossier(self, run: str) -> Any:
+    def run_record(self, run: str) -> Any:
         with open_state(self._folder) as opened:
-            return json.loads(json.dumps(dossier(opened.records, opened.blobs, run)))
+            return json.loads(json.dumps(run_record(opened.records, opened.blobs, run)))
 
 
 def test_a_servers_state_is_the_same_model(simulated: Simulated, wanted: Wants, tmp_path: Path) -> None:

@@ -44,15 +44,15 @@ SECTIONS = [
 
 
 def told(folder: Path, recipe: Recipe, until: Callable[[Any], bool] = lambda _running: False) -> dict[str, Any]:
-    """The dossier of a simulation that goes on until then, or to its end."""
+    """The run record of a simulation that goes on until then, or to its end."""
     with simulation(recipe, folder) as running:
         running.go(until=lambda: until(running))
-    return cli_report.dossier_of(folder, recipe.name)
+    return cli_report.run_record_of(folder, recipe.name)
 
 
-def page(dossier: dict[str, Any]) -> tuple[str, dict[str, str]]:
+def page(run_record: dict[str, Any]) -> tuple[str, dict[str, str]]:
     """The HTML, which is also well-formed XML, and its sections' texts."""
-    html = report(dossier)
+    html = report(run_record)
     root = ElementTree.fromstring(html)  # noqa: S314  (our own)
     ids = [element.attrib["id"] for element in root.iter() if "id" in element.attrib]
     assert len(ids) == len(set(ids))
@@ -150,7 +150,7 @@ def test_a_run_that_was_aborted_before_its_first_round_says_so(tmp_path: Path, r
     with simulation(recipe_of("fednh"), tmp_path) as running:
         running.runs.tick()
         running.runs.abort("small-fednh", "the wrong classes")
-    _, sections = page(cli_report.dossier_of(tmp_path, None))
+    _, sections = page(cli_report.run_record_of(tmp_path, None))
     assert list(sections) == SECTIONS
     assert "The run was aborted on" in sections["summary"]
     assert "the wrong classes" in sections["summary"]
@@ -160,27 +160,29 @@ def test_a_run_that_was_aborted_before_its_first_round_says_so(tmp_path: Path, r
 
 
 def test_a_run_that_goes_on_is_told_as_it_is(tmp_path: Path, recipe_of: RecipeOf) -> None:
-    dossier = told(tmp_path, recipe_of("fednh"), until=lambda running: len(running.ledger.scores("small-fednh")) == 1)
-    assert "The run is going on, at round" in page(dossier)[1]["summary"]
+    run_record = told(
+        tmp_path, recipe_of("fednh"), until=lambda running: len(running.ledger.scores("small-fednh")) == 1
+    )
+    assert "The run is going on, at round" in page(run_record)[1]["summary"]
 
 
 @pytest.mark.parametrize(("sites", "rounds", "classes"), [(2, 5, 2), (40, 1000, 100)])
 def test_a_run_of_any_size_has_a_page_of_sensible_size(
     full: dict[str, Any], sites: int, rounds: int, classes: int
 ) -> None:
-    dossier = json.loads(json.dumps(full))
+    run_record = json.loads(json.dumps(full))
     names = [f"site-{number:02d}" for number in range(sites)]
     fit = next(task for task in full["rounds"][-1]["tasks"] if task["kind"] == "fit")
-    last = dossier["rounds"][-1] | {"tasks": [fit | {"site": name} for name in names]}
-    dossier["rounds"] = [last | {"round": number} for number in range(1, rounds + 1)]
+    last = run_record["rounds"][-1] | {"tasks": [fit | {"site": name} for name in names]}
+    run_record["rounds"] = [last | {"round": number} for number in range(1, rounds + 1)]
     own = {name: {"personal.pm_v": place / sites} for place, name in enumerate(names)}
-    dossier["scores"] = [{"round": number, "sites": own} for number in range(1, rounds + 1)]
+    run_record["scores"] = [{"round": number, "sites": own} for number in range(1, rounds + 1)]
     recalls = {name: {f"personal.recall.{c}": c / classes for c in range(classes)} for name in names}
-    dossier["classes"] |= {which: {"round": rounds, "sites": recalls} for which in ("newest", "best")}
-    dossier["recipe"] |= {"classes": classes, "rounds": rounds}
-    dossier["prototypes"] = {"round": rounds, "cosines": [[1.0] * classes] * classes}
-    dossier["norms"] = {"round": rounds, "part": "head", "sites": {name: [1.0] * classes for name in names}}
-    html, sections = page(dossier)
+    run_record["classes"] |= {which: {"round": rounds, "sites": recalls} for which in ("newest", "best")}
+    run_record["recipe"] |= {"classes": classes, "rounds": rounds}
+    run_record["prototypes"] = {"round": rounds, "cosines": [[1.0] * classes] * classes}
+    run_record["norms"] = {"round": rounds, "part": "head", "sites": {name: [1.0] * classes for name in names}}
+    html, sections = page(run_record)
     assert len(html) < 2e6
     assert sections["participation"].count("site-01") == 2  # of the calendar, and of the table behind it
     widest = max(len(row) for row in re.findall(r"<tr>.*?</tr>", html))
@@ -214,9 +216,9 @@ def spoken(capfd: pytest.CaptureFixture[str]) -> Iterator[Callable[..., tuple[in
 
 def test_every_update_that_was_not_used_is_there_with_its_reason(troubled: Any) -> None:
     with Operator(troubled.address, plaintext=True) as operator:
-        dossier = operator.dossier(RUN)
-    _, sections = page(dossier)
-    refused = [update for one in dossier["rounds"] for task in one["tasks"] for update in task["refused"]]
+        run_record = operator.run_record(RUN)
+    _, sections = page(run_record)
+    refused = [update for one in run_record["rounds"] for task in one["tasks"] for update in task["refused"]]
     assert len(refused) == 1
     assert refused[0]["reason"] in sections["refusals"]
     assert "set-aside" in sections["refusals"]
@@ -228,13 +230,13 @@ def test_every_update_that_was_not_used_is_there_with_its_reason(troubled: Any) 
 
 
 def test_what_a_site_says_is_text_and_nothing_else(plain: dict[str, Any]) -> None:
-    dossier = json.loads(json.dumps(plain))
+    run_record = json.loads(json.dumps(plain))
     evil = "<script>alert(1)</script> `<b>` & \"'"
     update = {"verdict": "invalid", "code": "damaged", "reason": evil, "bytes": 1, "digest": "0" * 64}
-    task = next(task for task in dossier["rounds"][-1]["tasks"] if task["kind"] == "fit")
+    task = next(task for task in run_record["rounds"][-1]["tasks"] if task["kind"] == "fit")
     task |= {"refused": [update], "task_status": "set-aside", "reason": evil}
-    dossier["run"]["reason"] = evil
-    html, sections = page(dossier)
+    run_record["run"]["reason"] = evil
+    html, sections = page(run_record)
     assert "<script" not in html
     assert "<b>" not in html
     assert sections["refusals"].count(evil) == 2
@@ -243,11 +245,11 @@ def test_what_a_site_says_is_text_and_nothing_else(plain: dict[str, Any]) -> Non
 
 def test_the_server_says_what_its_folder_says(troubled: Any, tmp_path: Path, spoken: Any) -> None:
     with Operator(troubled.address, plaintext=True) as operator:
-        assert operator.dossier(RUN) == cli_report.dossier_of(tmp_path / "server", RUN)
+        assert operator.run_record(RUN) == cli_report.run_record_of(tmp_path / "server", RUN)
         number, data = operator.state(RUN)
         assert (number, data) == (1, troubled.blobs.get(troubled.runs.current.published.address))
         assert operator.state(RUN, 0)[0] == 0
-        for call in (operator.dossier, operator.state):
+        for call in (operator.run_record, operator.state):
             with pytest.raises(ConfigError, match="no run 'other'"):
                 call("other")
     remote = spoken("report", RUN, "--server", troubled.address, "--plaintext", "--json")
@@ -266,9 +268,9 @@ def test_nothing_went_wrong_is_said_only_where_it_did_not(plain: dict[str, Any])
         ("failed", "training failed"),
         ("set-aside", "set aside"),
     ):
-        dossier = json.loads(json.dumps(plain))
-        next(one for one in dossier["rounds"][-1]["tasks"] if one["kind"] == "fit")["task_status"] = task_status
-        found = troubles(RunRecord(dossier))
+        run_record = json.loads(json.dumps(plain))
+        next(one for one in run_record["rounds"][-1]["tasks"] if one["kind"] == "fit")["task_status"] = task_status
+        found = troubles(RunRecord(run_record))
         assert any(said in sentence for sentence in found)
         assert "No update of site-1 was ever used." in found
 
@@ -318,7 +320,7 @@ def test_a_damaged_blob_is_as_one_that_is_not_kept(tmp_path: Path, recipe_of: Re
     assert found["prototypes"]["cosines"]
     path = tmp_path / "blobs" / found["rounds"][-1]["state"]
     path.write_bytes(path.read_bytes()[:-1] + b"!")
-    assert cli_report.dossier_of(tmp_path, None)["prototypes"]["round"] == 0
+    assert cli_report.run_record_of(tmp_path, None)["prototypes"]["round"] == 0
     with open_state(tmp_path) as kept, pytest.raises(StateError, match="has changed on disk"):
         kept.blobs.get(found["rounds"][-1]["state"])
     write_report(found, tmp_path / "report.html")

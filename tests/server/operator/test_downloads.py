@@ -1,4 +1,4 @@
-"""Dossiers and states in pieces."""
+"""Run records and states in pieces."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from protofed.common.errors import ConfigError
 from protofed.common.protocol.messages import CHUNK_BYTES
 from protofed.server.operator import downloads
 from protofed.server.operator.downloads import Downloads, published
-from protofed.server.operator.run_record import dossier
+from protofed.server.operator.run_record import run_record
 from protofed.server.storage.blobs import FolderBlobs
 from protofed.server.verdicts import RoundOutcome
 
@@ -32,32 +32,32 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("small")
-def test_the_pieces_are_one_dossier_though_the_run_goes_on(lab: Lab) -> None:
+def test_the_pieces_are_one_run_record_though_the_run_goes_on(lab: Lab) -> None:
     desk = Downloads(lab.ledger, lab.blobs)
-    expected = dossier(lab.ledger, lab.blobs, "test")
-    first = desk.dossier("test")
+    expected = run_record(lab.ledger, lab.blobs, "test")
+    first = desk.run_record("test")
     assert len(first.data) == PIECE < first.total
     lab.round(ann=1.0, bob=1.0, cyd=1.0)
     data = first.data
     while len(data) < first.total:
-        piece = desk.dossier("test", len(data), first.digest)
+        piece = desk.run_record("test", len(data), first.digest)
         assert (piece.total, piece.digest) == (first.total, first.digest)
         data += piece.data
     assert codec.digest(data) == first.digest
     assert json.loads(gzip.decompress(data)) == expected
-    assert desk.dossier("test").digest != first.digest
+    assert desk.run_record("test").digest != first.digest
 
 
 @pytest.mark.usefixtures("small")
-def test_a_dossier_that_is_not_kept_has_to_be_asked_for_anew(lab: Lab) -> None:
+def test_a_run_record_that_is_not_kept_has_to_be_asked_for_anew(lab: Lab) -> None:
     desk = Downloads(lab.ledger, lab.blobs)
-    first = desk.dossier("test")
+    first = desk.run_record("test")
     for number in range(downloads.KEPT):
         lab.ledger.end_run("test", f"reason {number}", RoundOutcome.ABORTED)
-        desk.dossier("test")
+        desk.run_record("test")
     for offset, address in ((PIECE, first.digest), (PIECE, ""), (0, "0" * 64)):
         with pytest.raises(ConfigError, match="from the beginning"):
-            desk.dossier("test", offset, address)
+            desk.run_record("test", offset, address)
 
 
 def test_equal_ledgers_give_equal_bytes(lab: Lab) -> None:

@@ -1,4 +1,4 @@
-"""What a dossier says of a run, by hand, from a ledger and blobs that a real coordinator wrote."""
+"""What a run record says of a run, by hand, from a ledger and blobs that a real coordinator wrote."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from protofed.common.codec import Digest
 from protofed.common.errors import ConfigError, FailureReason
 from protofed.common.payload import Part, Tensors
 from protofed.common.protocol.messages import Activity, TaskKind, Verdict
-from protofed.server.operator.run_record import MOST_CLASSES, best_round, cosines, dossier, similarity
+from protofed.server.operator.run_record import MOST_CLASSES, best_round, cosines, run_record, similarity
 from protofed.server.storage.blobs import MemoryBlobs
 from protofed.server.storage.rows import RoundRow
 from protofed.server.verdicts import RejectionCode, UpdateProblem
@@ -26,7 +26,7 @@ SITES = ("ann", "bob", "cyd")
 
 
 def seen(lab: Lab) -> dict[str, Any]:
-    found = dossier(lab.ledger, lab.blobs, "test")
+    found = run_record(lab.ledger, lab.blobs, "test")
     assert found == json.loads(json.dumps(found, allow_nan=False))
     return found
 
@@ -45,7 +45,7 @@ def tasks(found: dict[str, Any], place: int = -1) -> dict[tuple[str, str], dict[
 
 def test_a_run_that_is_not_known_is_an_error(lab: Lab) -> None:
     with pytest.raises(ConfigError, match="no run 'other'"):
-        dossier(lab.ledger, lab.blobs, "other")
+        run_record(lab.ledger, lab.blobs, "other")
 
 
 def test_a_run_without_sites_has_empty_parts(make: MakeLab) -> None:

@@ -103,12 +103,12 @@ def _metrics(folder: Path) -> str:
 
 def _report(folder: Path) -> str:
     """The line that says what the report is, or why there is none: the demo has done its work without it."""
-    from protofed.deploy.cli.report import dossier_of
+    from protofed.deploy.cli.report import run_record_of
 
     try:
         from protofed.deploy.report.report import write_report
 
-        path = write_report(dossier_of(folder / SERVER, RECIPES[0]), folder / "report.html")
+        path = write_report(run_record_of(folder / SERVER, RECIPES[0]), folder / "report.html")
     except (ModuleNotFoundError, ProtofedError) as error:
         return f"  (no report.html: {error})\n"
     return f"  {path.name:<18} {RECIPES[0]} for people who were not there: open it in a browser\n"

@@ -33,7 +33,7 @@ def report(
 ) -> None:
     """Write a run's report: one HTML file with everything in it, to be shown to people who were not there."""
     if state is not None:
-        found = dossier_of(state, run)
+        found = run_record_of(state, run)
     elif run is None:
         raise ConfigError("name the run, as `protofed runs list` has it, or a folder with --state")
     else:
@@ -45,7 +45,7 @@ def report(
     console.print(f"{where}: {where.stat().st_size / 1e3:,.0f} kB", soft_wrap=True, highlight=False, markup=False)
 
 
-def dossier_of(folder: Path, run: str | None) -> dict[str, Any]:
+def run_record_of(folder: Path, run: str | None) -> dict[str, Any]:
     """From a state folder.
 
     Raises:
@@ -53,22 +53,22 @@ def dossier_of(folder: Path, run: str | None) -> dict[str, Any]:
         ConfigError: it holds no such run, or several and none was named.
     """
     from protofed.deploy.state_folder import open_state
-    from protofed.server.operator.run_record import dossier
+    from protofed.server.operator.run_record import run_record
 
     with open_state(folder) as kept:
-        return dossier(kept.records, kept.blobs, kept.run(run))
+        return run_record(kept.records, kept.blobs, kept.run(run))
 
 
 def _asked(run: str, server: str, identity: Path | None, plaintext: bool) -> dict[str, Any]:
     from protofed.deploy.operator.connection import Operator
 
     with Operator(server, identity, plaintext) as operator, console.status(f"asking {server}"):
-        return operator.dossier(run)
+        return operator.run_record(run)
 
 
-def _write(dossier: dict[str, Any], out: Path) -> Path:
+def _write(run_record: dict[str, Any], out: Path) -> Path:
     try:
         from protofed.deploy.report.report import write_report
     except ModuleNotFoundError as error:
         raise ConfigError(f"{error.name} is not installed: reports need pip install 'protofed[report]'") from error
-    return write_report(dossier, out)
+    return write_report(run_record, out)

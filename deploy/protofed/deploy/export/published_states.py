@@ -79,11 +79,13 @@ def of_server(operator: Operator, run: str, round: int | None = None) -> Publish
         DataError: what came is not what the server's ledger names.
     """
     number, data = operator.state(run, round)
-    dossier = operator.dossier(run)
-    rows = [row for row in dossier["rounds"] if row["round"] == number and row["outcome"] in ("published", "degraded")]
+    run_record = operator.run_record(run)
+    rows = [
+        row for row in run_record["rounds"] if row["round"] == number and row["outcome"] in ("published", "degraded")
+    ]
     address = _state_digest(data, rows[-1]["state"] if rows else "", f"the state of round {number}")
-    recipe = parse_json(json.dumps(dossier["recipe"]), Recipe, f"the recipe of run '{run}'")
-    scores = {one["round"]: one["sites"] for one in dossier["scores"]}.get(number, {})
+    recipe = parse_json(json.dumps(run_record["recipe"]), Recipe, f"the recipe of run '{run}'")
+    scores = {one["round"]: one["sites"] for one in run_record["scores"]}.get(number, {})
     return PublishedState(recipe, number, address, codec.decode(data), scores)
 
 

@@ -31,7 +31,7 @@ OPTIONS = [
 ]
 PAGE = 50  # attempts in one call
 VERIFICATION_S = 3600.0
-DOCUMENT_S = 600.0  # until a dossier is made, or a large state is checked
+DOCUMENT_S = 600.0  # until a run record is made, or a large state is checked
 _ERRORS: dict[grpc.StatusCode, type[ProtofedError]] = {
     grpc.StatusCode.INVALID_ARGUMENT: ConfigError,
     grpc.StatusCode.ALREADY_EXISTS: ConfigError,
@@ -122,12 +122,12 @@ class Operator:
         request = pb.VerifyRoundRequest(run=run, round=row.round, attempt=row.attempt)
         return self._call(self._stub.VerifyRound, request, timeout=VERIFICATION_S)
 
-    def dossier(self, run: str) -> dict[str, Any]:
-        """All that a report says of a run, as the server's `dossier` has it."""
+    def run_record(self, run: str) -> dict[str, Any]:
+        """All that a report says of a run, as the server's `run_record` has it."""
 
         def ask(offset: int, address: str) -> pb.DownloadChunk:
-            request = pb.GetDossierRequest(run=run, offset=offset, digest=address)
-            return self._call(self._stub.GetDossier, request, timeout=DOCUMENT_S)
+            request = pb.GetRunRecordRequest(run=run, offset=offset, digest=address)
+            return self._call(self._stub.GetRunRecord, request, timeout=DOCUMENT_S)
 
         _, data = _whole(ask)
         return cast("dict[str, Any]", json.loads(gzip.decompress(data)))

@@ -20,7 +20,7 @@ MOST_IN_TABLE = 30  # classes
 
 def prototypes(facts: RunRecord) -> Section:
     """How alike the classes look to the model, and how much that still changes."""
-    told = facts.dossier["prototypes"]
+    told = facts.record["prototypes"]
     figures, missing = [], []
     if told["cosines"]:
         figures.append(_similarity(_array(told["cosines"]), facts.names, told["round"]))
@@ -48,7 +48,7 @@ def prototypes(facts: RunRecord) -> Section:
 
 def norms(facts: RunRecord) -> Section:
     """What the sites' last updates say of each class."""
-    told = facts.dossier["norms"]
+    told = facts.record["norms"]
     title = "Norms by class and site"
     if not told["sites"]:
         how = (
@@ -83,7 +83,7 @@ def settings(facts: RunRecord) -> Section:
 
 def provenance(facts: RunRecord) -> Section:
     """By what the run and its states can be found again, and checked."""
-    run, versions = facts.run, facts.dossier["versions"]
+    run, versions = facts.run, facts.record["versions"]
     rows = [
         ["run", run["name"]],
         ["began", day(run["began_at"])],

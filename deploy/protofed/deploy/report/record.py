@@ -1,4 +1,4 @@
-"""A dossier as a report reads it: scores, tasks and bytes, picked out and added up."""
+"""A run record as a report reads it: scores, tasks and bytes, picked out and added up."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ MANY_ROUNDS = 40  # of more, a table has some
 
 @dataclass(frozen=True)
 class RunRecord:
-    """What a dossier says; see `protofed.server.operator.run_record`."""
+    """What a run record says; see `protofed.server.operator.run_record`."""
 
-    dossier: Mapping[str, Any]
+    record: Mapping[str, Any]
 
     @property
     def run(self) -> Mapping[str, Any]:
         """Name, status, reason, dates."""
-        found: Mapping[str, Any] = self.dossier["run"]
+        found: Mapping[str, Any] = self.record["run"]
         return found
 
     @property
     def recipe(self) -> Mapping[str, Any]:
         """As the run was begun."""
-        found: Mapping[str, Any] = self.dossier["recipe"]
+        found: Mapping[str, Any] = self.record["recipe"]
         return found
 
     @property
@@ -62,7 +62,7 @@ class RunRecord:
     @property
     def attempts(self) -> Sequence[Mapping[str, Any]]:
         """At all rounds."""
-        found: Sequence[Mapping[str, Any]] = self.dossier["rounds"]
+        found: Sequence[Mapping[str, Any]] = self.record["rounds"]
         return found
 
     @property
@@ -74,12 +74,12 @@ class RunRecord:
     def sites(self) -> list[str]:
         """That were ever asked to train; where there are none yet, that are known as trainers."""
         asked = {task["site"] for _, task in self.tasks() if task["kind"] == "fit"}
-        return sorted(asked or {site for site, of in self.dossier["sites"].items() if "trainer" in of["roles"]})
+        return sorted(asked or {site for site, of in self.record["sites"].items() if "trainer" in of["roles"]})
 
     @property
     def evaluators(self) -> list[str]:
         """That scored the global model on the test set that all share."""
-        return [site for site, of in self.dossier["sites"].items() if "evaluator" in of["roles"]]
+        return [site for site, of in self.record["sites"].items() if "evaluator" in of["roles"]]
 
     def tasks(self) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any]]]:
         """Every invitation with its attempt."""
@@ -88,7 +88,7 @@ class RunRecord:
     @cached_property
     def scores(self) -> dict[int, dict[str, dict[str, float]]]:
         """By round, site and name, without those of single classes."""
-        return {one["round"]: one["sites"] for one in self.dossier["scores"]}
+        return {one["round"]: one["sites"] for one in self.record["scores"]}
 
     @cached_property
     def spreads(self) -> dict[int, dict[str, Spread]]:
@@ -130,7 +130,7 @@ class RunRecord:
     def by_class(self, which: str, family: str) -> dict[int, dict[str, float]]:
         """Of the `newest` or the `best` round, a family such as `global.recall`: by class and site."""
         found: dict[int, dict[str, float]] = {}
-        for site, told in self.dossier["classes"][which]["sites"].items():
+        for site, told in self.record["classes"][which]["sites"].items():
             for name, value in told.items():
                 stem, _, number = name.rpartition(".")
                 if stem == family:
@@ -139,7 +139,7 @@ class RunRecord:
 
     def round_of(self, which: str) -> int | None:
         """Of the `newest` or the `best` scores by class."""
-        number: int | None = self.dossier["classes"][which]["round"]
+        number: int | None = self.record["classes"][which]["round"]
         return number
 
     def figures(self, name: str) -> dict[int, float]:

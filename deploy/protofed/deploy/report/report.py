@@ -43,9 +43,9 @@ SECTIONS: Sequence[Callable[[RunRecord], Section]] = (
 )
 
 
-def report(dossier: Mapping[str, Any]) -> str:
-    """The HTML of a dossier: it needs no network, no script and no other file."""
-    facts = RunRecord(dossier)
+def report(run_record: Mapping[str, Any]) -> str:
+    """The HTML of a run record: it needs no network, no script and no other file."""
+    facts = RunRecord(run_record)
     with rc_context(STYLE):
         sections = [section(facts) for section in SECTIONS]
     run = facts.run
@@ -55,11 +55,11 @@ def report(dossier: Mapping[str, Any]) -> str:
     return rendered(Document(f"Run {run['name']}", subtitle, tiles, sections, foot, WORDS))
 
 
-def write_report(dossier: Mapping[str, Any], out: Path) -> Path:
+def write_report(run_record: Mapping[str, Any], out: Path) -> Path:
     """Its file; one that stood there is replaced.
 
     Raises:
         OutOfSpace, DiskFailure: it cannot be written.
     """
-    files.write(out, report(dossier).encode())
+    files.write(out, report(run_record).encode())
     return out

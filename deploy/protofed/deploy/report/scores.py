@@ -67,7 +67,7 @@ def by_class(facts: RunRecord) -> Section:
     drawn = Figure(title, says, points([facts.name(c) for c in shown_], series, "class"), numbers)
     lead = ["Recall is the share of a class's test images that a model names rightly; own models: mean over sites."]
     if rounds["newest"] != rounds["best"]:
-        lead.append(f"The best round is that with the largest {facts.dossier['classes']['judged_by']}.")
+        lead.append(f"The best round is that with the largest {facts.record['classes']['judged_by']}.")
     return Section("classes", "Class by class", lead=lead, figures=[drawn], missing=missing)
 
 

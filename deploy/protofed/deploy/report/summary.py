@@ -164,7 +164,7 @@ def _sites_amiss(facts: RunRecord) -> list[str]:
             found.append(f"Sites that {said}: {who}.")
     if never := sorted({site for site, _ in tasks} - {site for site, task in tasks if task == "reported"}):
         found.append(f"No update of {', '.join(never)} was ever used.")
-    for site, of in facts.dossier["sites"].items():
+    for site, of in facts.record["sites"].items():
         if of["excluded"]:
             found.append(f"{site} is excluded: {of['excluded']}.")
     return found

@@ -441,7 +441,7 @@ class VerifyRoundResponse(_message.Message):
 Global___VerifyRoundResponse: _TypeAlias = VerifyRoundResponse  # noqa: Y015
 
 @_typing.final
-class GetDossierRequest(_message.Message):
+class GetRunRecordRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     RUN_FIELD_NUMBER: _builtins.int
@@ -464,7 +464,7 @@ class GetDossierRequest(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___GetDossierRequest: _TypeAlias = GetDossierRequest  # noqa: Y015
+Global___GetRunRecordRequest: _TypeAlias = GetRunRecordRequest  # noqa: Y015
 
 @_typing.final
 class GetStateRequest(_message.Message):

@@ -74,9 +74,9 @@ class OperatorStub:
                 request_serializer=protofed_dot_protos_dot_v1_dot_operator__pb2.VerifyRoundRequest.SerializeToString,
                 response_deserializer=protofed_dot_protos_dot_v1_dot_operator__pb2.VerifyRoundResponse.FromString,
                 _registered_method=True)
-        self.GetDossier = channel.unary_unary(
-                '/protofed.protos.v1.Operator/GetDossier',
-                request_serializer=protofed_dot_protos_dot_v1_dot_operator__pb2.GetDossierRequest.SerializeToString,
+        self.GetRunRecord = channel.unary_unary(
+                '/protofed.protos.v1.Operator/GetRunRecord',
+                request_serializer=protofed_dot_protos_dot_v1_dot_operator__pb2.GetRunRecordRequest.SerializeToString,
                 response_deserializer=protofed_dot_protos_dot_v1_dot_operator__pb2.DownloadChunk.FromString,
                 _registered_method=True)
         self.GetState = channel.unary_unary(
@@ -169,7 +169,7 @@ class OperatorServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def GetDossier(self, request, context):
+    def GetRunRecord(self, request, context):
         """All that a report says of a run, as JSON that was compressed with gzip; in pieces.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -264,9 +264,9 @@ def add_OperatorServicer_to_server(servicer, server):
                     request_deserializer=protofed_dot_protos_dot_v1_dot_operator__pb2.VerifyRoundRequest.FromString,
                     response_serializer=protofed_dot_protos_dot_v1_dot_operator__pb2.VerifyRoundResponse.SerializeToString,
             ),
-            'GetDossier': grpc.unary_unary_rpc_method_handler(
-                    servicer.GetDossier,
-                    request_deserializer=protofed_dot_protos_dot_v1_dot_operator__pb2.GetDossierRequest.FromString,
+            'GetRunRecord': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetRunRecord,
+                    request_deserializer=protofed_dot_protos_dot_v1_dot_operator__pb2.GetRunRecordRequest.FromString,
                     response_serializer=protofed_dot_protos_dot_v1_dot_operator__pb2.DownloadChunk.SerializeToString,
             ),
             'GetState': grpc.unary_unary_rpc_method_handler(
@@ -532,7 +532,7 @@ class Operator:
             _registered_method=True)
 
     @staticmethod
-    def GetDossier(request,
+    def GetRunRecord(request,
             target,
             options=(),
             channel_credentials=None,
@@ -545,8 +545,8 @@ class Operator:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/protofed.protos.v1.Operator/GetDossier',
-            protofed_dot_protos_dot_v1_dot_operator__pb2.GetDossierRequest.SerializeToString,
+            '/protofed.protos.v1.Operator/GetRunRecord',
+            protofed_dot_protos_dot_v1_dot_operator__pb2.GetRunRecordRequest.SerializeToString,
             protofed_dot_protos_dot_v1_dot_operator__pb2.DownloadChunk.FromString,
             options,
             channel_credentials,

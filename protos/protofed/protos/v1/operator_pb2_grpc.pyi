@@ -41,7 +41,7 @@ class OperatorStub:
     RollBackRun: _grpc.UnaryUnaryMultiCallable[_operator_pb2.RollBackRunRequest, _operator_pb2.RunInfo]
     VerifyRound: _grpc.UnaryUnaryMultiCallable[_operator_pb2.VerifyRoundRequest, _operator_pb2.VerifyRoundResponse]
     """One published state, computed again from the ledger and the blobs."""
-    GetDossier: _grpc.UnaryUnaryMultiCallable[_operator_pb2.GetDossierRequest, _operator_pb2.DownloadChunk]
+    GetRunRecord: _grpc.UnaryUnaryMultiCallable[_operator_pb2.GetRunRecordRequest, _operator_pb2.DownloadChunk]
     """All that a report says of a run, as JSON that was compressed with gzip; in pieces."""
     GetState: _grpc.UnaryUnaryMultiCallable[_operator_pb2.GetStateRequest, _operator_pb2.DownloadChunk]
     """A state that a round published, as safetensors; in pieces."""
@@ -67,7 +67,7 @@ class OperatorAsyncStub(OperatorStub):
     RollBackRun: _aio.UnaryUnaryMultiCallable[_operator_pb2.RollBackRunRequest, _operator_pb2.RunInfo]  # type: ignore[assignment]
     VerifyRound: _aio.UnaryUnaryMultiCallable[_operator_pb2.VerifyRoundRequest, _operator_pb2.VerifyRoundResponse]  # type: ignore[assignment]
     """One published state, computed again from the ledger and the blobs."""
-    GetDossier: _aio.UnaryUnaryMultiCallable[_operator_pb2.GetDossierRequest, _operator_pb2.DownloadChunk]  # type: ignore[assignment]
+    GetRunRecord: _aio.UnaryUnaryMultiCallable[_operator_pb2.GetRunRecordRequest, _operator_pb2.DownloadChunk]  # type: ignore[assignment]
     """All that a report says of a run, as JSON that was compressed with gzip; in pieces."""
     GetState: _aio.UnaryUnaryMultiCallable[_operator_pb2.GetStateRequest, _operator_pb2.DownloadChunk]  # type: ignore[assignment]
     """A state that a round published, as safetensors; in pieces."""
@@ -140,9 +140,9 @@ class OperatorServicer(metaclass=_abc_1.ABCMeta):
         """One published state, computed again from the ledger and the blobs."""
 
     @_abc_1.abstractmethod
-    def GetDossier(
+    def GetRunRecord(
         self,
-        request: _operator_pb2.GetDossierRequest,
+        request: _operator_pb2.GetRunRecordRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_operator_pb2.DownloadChunk, _abc.Awaitable[_operator_pb2.DownloadChunk]]:
         """All that a report says of a run, as JSON that was compressed with gzip; in pieces."""

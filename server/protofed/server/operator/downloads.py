@@ -1,4 +1,4 @@
-"""What an operator fetches in pieces: the dossier of a run, and the states that it published."""
+"""What an operator fetches in pieces: the run record of a run, and the states that it published."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from protofed.common import codec
 from protofed.common.codec import Digest
 from protofed.common.errors import ConfigError, short
 from protofed.common.protocol.messages import CHUNK_BYTES
-from protofed.server.operator.run_record import BlobReader, dossier
+from protofed.server.operator.run_record import BlobReader, run_record
 from protofed.server.storage.blobs import Blobs, FolderBlobs
 from protofed.server.storage.reader import LedgerReader
 
-KEPT = 4  # dossiers of more than one piece, the newest; each is a few MB
+KEPT = 4  # run records of more than one piece, the newest; each is a few MB
 
 
 @dataclass(frozen=True)
@@ -34,11 +34,11 @@ class Downloads:
     def __init__(self, records: LedgerReader, blobs: Blobs) -> None:
         self._records, self._blobs = records, blobs
         self._lock = threading.Lock()
-        self._kept: dict[Digest, bytes] = {}  # dossiers whose next pieces may be asked for, the newest last
+        self._kept: dict[Digest, bytes] = {}  # run records whose next pieces may be asked for, the newest last
         self._sizes: dict[Digest, int] = {}  # of states that were found sound
 
-    def dossier(self, run: str, offset: int = 0, address: str = "") -> DownloadChunk:
-        """2 MiB of a run's dossier, which is JSON under gzip, from `offset` on.
+    def run_record(self, run: str, offset: int = 0, address: str = "") -> DownloadChunk:
+        """2 MiB of a run's run record, which is JSON under gzip, from `offset` on.
 
         Args:
             address: of the document whose first piece was received; empty: one that is made now.
@@ -49,7 +49,9 @@ class Downloads:
         with self._lock:
             data = self._kept.get(Digest(address))
         if data is None and (address or offset):
-            raise ConfigError(f"this dossier of run '{short(run)}' is not kept any more; ask for it from the beginning")
+            raise ConfigError(
+                f"this run record of run '{short(run)}' is not kept any more; ask for it from the beginning"
+            )
         if data is None:
             data = compressed(self._records, self._blobs, run)
             address = codec.digest(data)
@@ -86,8 +88,8 @@ class Downloads:
 
 
 def compressed(records: LedgerReader, blobs: BlobReader, run: str) -> bytes:
-    """A dossier as it travels; equal dossiers are equal bytes."""
-    return gzip.compress(json.dumps(dossier(records, blobs, run)).encode(), mtime=0)
+    """A run record as it travels; equal run records are equal bytes."""
+    return gzip.compress(json.dumps(run_record(records, blobs, run)).encode(), mtime=0)
 
 
 def published(records: LedgerReader, blobs: BlobReader, run: str, round: int | None = None) -> tuple[int, Digest]:

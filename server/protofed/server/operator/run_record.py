@@ -128,13 +128,13 @@ JUDGED_BY = (  # the first of these that was scored says which round was the bes
 Scores = Mapping[SiteId, Mapping[str, float]]
 
 
-def dossier(records: LedgerReader, blobs: BlobReader, run: str) -> dict[str, Any]:
-    """A run, whole; equal ledgers and blobs give equal dossiers.
+def run_record(records: LedgerReader, blobs: BlobReader, run: str) -> dict[str, Any]:
+    """A run, whole; equal ledgers and blobs give equal run records.
 
     Times are seconds of the Unix epoch, sizes bytes, scores as sites reported them. Its keys:
 
     run: name, status (completed, failed, aborted, paused or "going on"), reason, dates, fingerprint;
-    recipe: as it was begun; versions: of the software that made the dossier; sites: those that were invited;
+    recipe: as it was begun; versions: of the software that made the run record; sites: those that were invited;
     rounds: every attempt with every site's task, the refused updates, the digest of the state, and figures;
     scores: by round and site, without those of single classes; classes: of the newest and the best scored round, all;
     prototypes: cosines [C, C] of the newest state that is kept; norms: by site [C], of the newest updates that are.

@@ -62,9 +62,9 @@ class OperatorService(rpc.OperatorServicer):
             finding=found.finding, published=found.published, recomputed=found.recomputed or "", reason=found.reason
         )
 
-    async def GetDossier(self, request: pb.GetDossierRequest, context: Any) -> pb.DownloadChunk:
+    async def GetRunRecord(self, request: pb.GetRunRecordRequest, context: Any) -> pb.DownloadChunk:
         documents = self._operation.documents
-        return _piece(await self._aside(lambda: documents.dossier(request.run, request.offset, request.digest)))
+        return _piece(await self._aside(lambda: documents.run_record(request.run, request.offset, request.digest)))
 
     async def GetState(self, request: pb.GetStateRequest, context: Any) -> pb.DownloadChunk:
         documents, number = self._operation.documents, request.round if request.HasField("round") else None
