@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from protofed.deploy.doctor.checks import Check, CheckRow, State, examine
+from protofed.deploy.doctor.checks import Check, CheckRow, State, run_checks
 
 
 def rows(checks: Sequence[Check]) -> dict[str, CheckRow]:
     """Of an examination."""
-    return {row.check: row for row in examine(checks)}
+    return {row.check: row for row in run_checks(checks)}
 
 
 def findings(found: dict[str, CheckRow]) -> list[tuple[str, str]]:
@@ -19,4 +19,4 @@ def findings(found: dict[str, CheckRow]) -> list[tuple[str, str]]:
 
 def skipped(found: dict[str, CheckRow]) -> dict[str, str]:
     """Checks that were not made, and why."""
-    return {row.check: row.seen for row in found.values() if row.state is State.SKIPPED}
+    return {row.check: row.message for row in found.values() if row.state is State.SKIPPED}

@@ -88,7 +88,7 @@ def test_a_daemon_that_would_work_is_well_and_nothing_is_left_behind(
     found = look()
     assert findings(found) == []
     assert skipped(found) == {"metrics": "no metrics are asked for"}
-    assert found["admission"].seen.endswith("is registered there")
+    assert found["admission"].message.endswith("is registered there")
     assert sorted(tmp_path.glob("*")) == before
     assert tls.server.audit_file.read_bytes() == calls
     assert tls.server.ledger.sites() == {}
@@ -111,7 +111,7 @@ def test_a_clock_more_than_a_minute_off(off: int, named: bool, look: Look, monke
     found = look()
     assert findings(found) == ([("clock", "clock-wrong")] if named else [])
     if off == 7300:
-        assert "2 hours behind it" in found["clock"].seen
+        assert "2 hours behind it" in found["clock"].message
 
 
 def test_by_a_clock_that_is_wrong_no_certificate_is_judged(look: Look) -> None:
@@ -127,10 +127,10 @@ def test_a_clock_that_lets_no_connection_stand(tls: TlsServer) -> None:
         ConnectionDiagnosis(DiagnosisCode.FINE, "said"),
     )
     with pytest.raises(CheckFailedError, match="2 days before this site's certificate begins") as found:
-        doctor_dates.check_evidence(own, dates, own.not_before - 2 * DAY)
+        doctor_dates.check_clock_by_certificates(own, dates, own.not_before - 2 * DAY)
     assert found.value.name == "clock-wrong"
-    doctor_dates.check_evidence(own, fine, own.not_before - DAY)
-    doctor_dates.check_evidence(own, dates, own.not_before + DAY)
+    doctor_dates.check_clock_by_certificates(own, fine, own.not_before - DAY)
+    doctor_dates.check_clock_by_certificates(own, dates, own.not_before + DAY)
 
 
 @pytest.mark.skipif(shutil.which("faketime") is None, reason="faketime is not installed")
@@ -149,7 +149,7 @@ def test_a_server_process_whose_clock_is_wrong(tmp_path: Path) -> None:
         finally:
             os.killpg(process.pid, signal.SIGTERM)  # faketime starts it as a child
     assert findings(found) == [("clock", "clock-wrong")]
-    assert "2 days ahead of it" in found["clock"].seen
+    assert "2 days ahead of it" in found["clock"].message
 
 
 # Identities
@@ -274,14 +274,14 @@ def test_a_server_of_another_version(
         monkeypatch.setattr(interceptor, attribute, value)
     found = look()
     assert findings(found) == [("version", name)]
-    assert "server 9.9.9, protocol" in found["version"].seen
+    assert "server 9.9.9, protocol" in found["version"].message
 
 
 def test_a_server_that_says_nothing_of_itself(look: Look, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ServerInfo, "metadata", lambda _self: ())
     found = look()
     assert findings(found) == [("version", "version-differs")]
-    assert "older" in found["version"].seen
+    assert "older" in found["version"].message
     assert skipped(found).keys() == {"clock", "admission", "metrics"}
 
 
@@ -294,15 +294,15 @@ def test_a_policy_that_is_missing_or_has_a_typo(look: Look, tmp_path: Path) -> N
     file.write_text('metods = ["fednh"]\nparts = ["body"]\n', encoding="utf-8")
     found = look(policy=file)
     assert findings(found) == [("policy", "policy-invalid")]
-    assert "did you mean 'methods'?" in found["policy"].seen
+    assert "did you mean 'methods'?" in found["policy"].message
 
 
 def test_what_a_policy_lets_out(look: Look) -> None:
-    strict = look(policy=shipped.folder("policies") / "strict.toml")["policy"].seen
+    strict = look(policy=shipped.folder("policies") / "strict.toml")["policy"].message
     assert strict.startswith("methods fednh; parts body, head, prototypes; plugins none; ")
     assert "no class under 10 examples" in strict
     assert "decoys" in strict
-    assert "class_distribution_estimate" in look(policy=shipped.folder("policies") / "open.toml")["policy"].seen
+    assert "class_distribution_estimate" in look(policy=shipped.folder("policies") / "open.toml")["policy"].message
 
 
 def test_one_finding_hides_no_other(look: Look, tmp_path: Path, unused_port: int) -> None:

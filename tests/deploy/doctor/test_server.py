@@ -56,11 +56,11 @@ def issued(folder: Path, authority: Authority, **options: Any) -> Path:
 def look(hub: Path, tmp_path: Path) -> Look:
     """The examination of a server; settings may be changed."""
 
-    def examine(clock: Any = utc_now, **changes: Any) -> dict[str, CheckRow]:
+    def run_checks(clock: Any = utc_now, **changes: Any) -> dict[str, CheckRow]:
         told = {"listen": "127.0.0.1:0", "identity": hub, "state": tmp_path / "state", **changes}
         return rows(ServerDoctor(lambda: ServerSettings.model_validate(told), clock).checks())
 
-    return examine
+    return run_checks
 
 
 def ledger(folder: Path) -> Path:
@@ -79,7 +79,7 @@ def test_a_server_that_would_start_is_well_and_nothing_is_left_behind(look: Look
     found = look()
     assert findings(found) == []
     assert skipped(found).keys() == {"recipes", "blobs", "metrics"}
-    assert found["operators"].seen == "boss"
+    assert found["operators"].message == "boss"
     assert sorted(tmp_path.rglob("*")) == before
 
 
@@ -90,7 +90,7 @@ def test_blobs_elsewhere_have_a_folder_that_can_be_written(look: Look, tmp_path:
     (tmp_path / "shared").mkdir()
     found = look(blobs=tmp_path / "shared")
     assert findings(found) == []
-    assert "shared can be written by" in found["blobs"].seen
+    assert "shared can be written by" in found["blobs"].message
 
 
 def test_a_server_that_is_running_is_no_finding(look: Look, tmp_path: Path) -> None:
@@ -102,8 +102,8 @@ def test_a_server_that_is_running_is_no_finding(look: Look, tmp_path: Path) -> N
         lock.release()
         stale = look(listen=address)  # the address of a server that has died; another has its port
     assert findings(found) == []
-    assert "the server is running" in found["state folder"].seen
-    assert found["port"].seen == f"{address} is the running server's"
+    assert "the server is running" in found["state folder"].message
+    assert found["port"].message == f"{address} is the running server's"
     assert findings(stale) == [("port", "port-taken")]
 
 
@@ -139,11 +139,11 @@ def test_nobody_who_could_let_sites_in(hub: Path, look: Look, tmp_path: Path) ->
     writer = Ledger(f"sqlite:///{ledger(tmp_path / 'state')}")
     Certificates(writer).register(pem)
     writer.close()
-    assert look()["operators"].seen == "boss"
+    assert look()["operators"].message == "boss"
     (hub / "operators" / "hub.pem").write_bytes((hub / "cert.pem").read_bytes())
     found = look()
     assert findings(found) == [("operators", "operator-unusable")]
-    assert "certificate of server 'hub'" in found["operators"].seen
+    assert "certificate of server 'hub'" in found["operators"].message
 
 
 # Recipes
@@ -151,13 +151,13 @@ def test_nobody_who_could_let_sites_in(hub: Path, look: Look, tmp_path: Path) ->
 
 def test_recipes_are_taken_up_as_the_server_would(look: Look, tmp_path: Path) -> None:
     good = shipped.folder("recipes") / "digits-fednh.toml"
-    assert look(recipes=[good])["recipes"].seen == "digits-fednh"
+    assert look(recipes=[good])["recipes"].message == "digits-fednh"
     typo = tmp_path / "typo.toml"
     typo.write_text(good.read_text(encoding="utf-8").replace('"fednh"', '"fedhn"'), encoding="utf-8")
     found = look(recipes=[good, typo, tmp_path / "none.toml"])
     assert findings(found) == [("recipes", "recipe-invalid")]
     assert findings(look(recipes=[typo])) == [("recipes", "recipe-invalid")]
-    assert "did you mean 'fednh'?" in look(recipes=[typo])["recipes"].seen
+    assert "did you mean 'fednh'?" in look(recipes=[typo])["recipes"].message
 
 
 # State and ledger
@@ -179,7 +179,7 @@ def test_a_ledger_that_is_whole_is_left_as_it_is(look: Look, tmp_path: Path) -> 
     before = file.read_bytes()
     found = look()
     assert findings(found) == []
-    assert "is whole, version 02" in found["ledger"].seen
+    assert "is whole, version 02" in found["ledger"].message
     assert [path.name for path in (tmp_path / "state").iterdir()] == [LEDGER_FILE]
     assert file.read_bytes() == before
 
@@ -203,7 +203,7 @@ def test_a_ledger_of_protofed_0_1_is_refused_and_not_touched(look: Look, tmp_pat
     before = (tmp_path / "state" / LEDGER_FILE).read_bytes()
     found = look()
     assert findings(found) == [("ledger", "ledger-unusable")]
-    assert "protofed 0.1" in found["ledger"].seen
+    assert "protofed 0.1" in found["ledger"].message
     assert (tmp_path / "state" / LEDGER_FILE).read_bytes() == before
 
 
@@ -214,7 +214,7 @@ def test_a_ledger_of_a_newer_version_or_of_somebody_else(look: Look, tmp_path: P
     newer.close()
     found = look()
     assert findings(found) == [("ledger", "ledger-unusable")]
-    assert "use the newer protofed that wrote it" in found["ledger"].seen
+    assert "use the newer protofed that wrote it" in found["ledger"].message
     file.write_bytes(b"no database" * 999)
     assert findings(look()) == [("ledger", "ledger-unusable")]
 
@@ -223,7 +223,7 @@ def test_a_database_that_does_not_answer(look: Look, tmp_path: Path, unused_port
     pytest.importorskip("psycopg")
     found = look(ledger=f"postgresql+psycopg://ann:hunter2@127.0.0.1:{unused_port}/x")
     assert findings(found) == [("ledger", "database-unreachable")]
-    assert "connection" in found["ledger"].seen.lower()
+    assert "connection" in found["ledger"].message.lower()
     assert "hunter2" not in str(found)
 
 
@@ -256,7 +256,7 @@ def test_limits_that_are_small(look: Look, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(serving, "room", lambda wanted: wanted - 1)
     found = look(max_connections=1000)
     assert findings(found) == [("descriptors", "descriptors-few")]
-    assert "room for 999 connections" in found["descriptors"].seen
+    assert "enough for 999 connections" in found["descriptors"].message
 
 
 def test_a_memory_limit_that_nobody_can_watch(look: Look, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -270,5 +270,5 @@ def test_a_live_server_beside_it_is_not_disturbed(
     server = live_server(recipe_of("fedavg"), tmp_path / "state", identity=hub)
     found = look()
     assert findings(found) == []
-    assert found["ledger"].seen.endswith(".sqlite is whole, version " + found["ledger"].seen[-4:])
+    assert found["ledger"].message.endswith(".sqlite is whole, version " + found["ledger"].message[-4:])
     assert server.runs.current is not None

@@ -36,14 +36,14 @@ def look(folder: Path, site: SiteUnderCheck | None = None, **changes: Any) -> di
     """The checks that need no server."""
     told = {"site": "a", "policy": folder / "none", "state": folder / "state", "data": {"source": "digits"}, **changes}
     checks = ClientDoctor(lambda: ClientSettings.model_validate(told), site or SiteUnderCheck(quick=True)).checks()
-    return rows([Check(one.name, one.look, one.otherwise) for one in checks if one.name in OWN])
+    return rows([Check(one.name, one.run, one.otherwise) for one in checks if one.name in OWN])
 
 
 def test_a_machine_that_is_well(tmp_path: Path) -> None:
     found = look(tmp_path)
     assert findings(found) == []
     assert skipped(found) == {"metrics": "no metrics are asked for"}
-    assert "will be made" in found["state folder"].seen
+    assert "will be made" in found["state folder"].message
     assert not list(tmp_path.iterdir())
 
 
@@ -56,7 +56,7 @@ def test_a_folder_that_is_read_only(tmp_path: Path, mount: Mount, monkeypatch: p
     found = look(tmp_path)
     assert findings(found)[:1] == [("state folder", "state-not-writable")]
     assert ("cache", "state-not-writable") in findings(found)
-    assert "Read-only file system" in found["state folder"].seen
+    assert "Read-only file system" in found["state folder"].message
 
 
 def test_a_cache_that_is_read_only(tmp_path: Path, mount: Mount, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,9 +86,9 @@ def test_a_daemon_that_runs_is_no_finding(tmp_path: Path) -> None:
     lock = Lock(tmp_path / "state")
     found = look(tmp_path)
     lock.release()
-    assert found["state folder"].seen.endswith("the daemon is running")
+    assert found["state folder"].message.endswith("the daemon is running")
     assert findings(found) == []
-    assert "running" not in look(tmp_path)["state folder"].seen
+    assert "running" not in look(tmp_path)["state folder"].message
 
 
 # Software
@@ -143,7 +143,7 @@ def test_a_gpu_that_was_asked_for_and_is_not_there(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     found = look(tmp_path, device=name)
     assert findings(found) == [("device", "device-absent")]
-    assert why in found["device"].seen
+    assert why in found["device"].message
 
 
 def test_a_device_that_does_not_compute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,7 +158,7 @@ def test_shared_memory_that_is_small(tmp_path: Path, mount: Mount, monkeypatch: 
     monkeypatch.setattr(doctor_site, "SHARED_MEMORY", tmp_path / "shm")
     found = look(tmp_path)
     assert findings(found) == [("shared memory", "shared-memory-small")]
-    assert "has 16 MiB; data loaders of own models with workers" in found["shared memory"].seen
+    assert "has 16 MiB; data loaders with workers need at least 64" in found["shared memory"].message
     assert found["shared memory"].state is State.WARNING
 
 
@@ -178,17 +178,17 @@ def images(path: Path, shape: tuple[int, ...] = (90, 12, 12), classes: int = 3) 
 
 def test_data_are_loaded_and_not_counted_aloud(tmp_path: Path) -> None:
     found = look(tmp_path, SiteUnderCheck(), data=images(tmp_path / "own.npz"))["data"]
-    assert found.seen.startswith("npz: images of 1 x 12 x 12 [channels, height, width], with no run to compare")
-    assert not {"90", "45", "30", "15", "3"} & set(re.findall(r"\d+", found.seen))
+    assert found.message.startswith("npz: images of 1 x 12 x 12 [channels, height, width], with no run to compare")
+    assert not {"90", "45", "30", "15", "3"} & set(re.findall(r"\d+", found.message))
 
 
 def test_data_are_compared_with_a_run(tmp_path: Path, recipe_of: Callable[..., Recipe]) -> None:
     data, recipe = images(tmp_path / "own.npz"), recipe_of("fednh")  # 1 x 8 x 8
     found = look(tmp_path, SiteUnderCheck(recipe=lambda: recipe), data=data)
     assert findings(found) == [("data", "data-unusable")]
-    assert "[1, 12, 12]" in found["data"].seen
-    assert "[1, 8, 8]" in found["data"].seen
-    assert "as run small-fednh wants them" in look(tmp_path, SiteUnderCheck(recipe=lambda: recipe))["data"].seen
+    assert "[1, 12, 12]" in found["data"].message
+    assert "[1, 8, 8]" in found["data"].message
+    assert "as run small-fednh expects them" in look(tmp_path, SiteUnderCheck(recipe=lambda: recipe))["data"].message
 
 
 def test_data_are_compared_with_the_newest_run_that_the_server_offered(
@@ -198,14 +198,14 @@ def test_data_are_compared_with_the_newest_run_that_the_server_offered(
     Approvals(tmp_path / "state" / FOLDER).note(Assignment(recipe.name, recipe.wire()))
     found = look(tmp_path, SiteUnderCheck(), data=images(tmp_path / "own.npz", classes=12))
     assert findings(found) == [("data", "data-unusable")]
-    assert "as run small-fedavg wants them" in look(tmp_path, SiteUnderCheck())["data"].seen
+    assert "as run small-fedavg expects them" in look(tmp_path, SiteUnderCheck())["data"].message
 
 
 @pytest.mark.parametrize("quick", [True, False])
 def test_data_that_are_not_there(quick: bool, tmp_path: Path) -> None:
     found = look(tmp_path, SiteUnderCheck(quick=quick), data={"source": "cifar10", "root": tmp_path / "nowhere"})
     assert findings(found) == [("data", "data-unusable")]
-    assert "no data at" in found["data"].seen
+    assert "no data at" in found["data"].message
 
 
 def test_data_that_cannot_be_read(tmp_path: Path) -> None:
@@ -213,11 +213,11 @@ def test_data_that_cannot_be_read(tmp_path: Path) -> None:
     file.write_bytes(b"not an archive")
     data = {"source": "npz", "root": file}
     assert findings(look(tmp_path, SiteUnderCheck(), data=data)) == [("data", "data-unusable")]
-    assert look(tmp_path, data=data)["data"].seen == f"{file} can be opened; not loaded"
+    assert look(tmp_path, data=data)["data"].message == f"{file} can be opened; not loaded"
     cut = {"source": "digits", "partition": {"kind": "dirichlet", "sites": 3, "beta": 1.0}}
     found = look(tmp_path, SiteUnderCheck(), partition_index=3, data=cut)
     assert findings(found) == [("data", "data-unusable")]
-    assert "partition_index 3 of 3" in found["data"].seen
+    assert "partition_index 3 of 3" in found["data"].message
 
 
 @pytest.fixture
@@ -241,17 +241,17 @@ def test_of_image_files_all_labels_are_looked_at_and_a_sample_is_read(
     tmp_path: Path, folder: dict[str, Any], named: SiteUnderCheck, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fine = look(tmp_path, named, data=folder)["data"]
-    assert (fine.state, "a sample of its files can be read, as run small-fednh wants" in fine.seen) == (
+    assert (fine.state, "a sample of its files can be read, as run small-fednh expects" in fine.message) == (
         State.FINE,
         True,
     )
-    assert "with no run to compare them with" in look(tmp_path, SiteUnderCheck(), data=folder)["data"].seen
+    assert "with no run to compare them with" in look(tmp_path, SiteUnderCheck(), data=folder)["data"].message
     (tmp_path / "images" / "Malignent").mkdir()
     (tmp_path / "images" / "Malignent" / "x.png").write_bytes(b"")
     found = look(tmp_path, named, data=folder)
     assert findings(found) == [("data", "labels-unmapped")]
-    assert "'Malignent' (nearest: 'malignant')" in found["data"].seen
-    assert not {"1", "40", "20"} & set(re.findall(r"\d+", found["data"].seen))
+    assert "'Malignent' (nearest: 'malignant')" in found["data"].message
+    assert not {"1", "40", "20"} & set(re.findall(r"\d+", found["data"].message))
 
 
 def test_image_files_that_cannot_be_read_are_named_up_to_what_is_allowed(
@@ -261,15 +261,15 @@ def test_image_files_that_cannot_be_read_are_named_up_to_what_is_allowed(
         file.write_bytes(b"")
     found = look(tmp_path, named, data=folder)
     assert findings(found) == [("data", "images-unreadable")]
-    assert found["data"].seen.count(": empty") == 3
-    assert "; and others (`protofed client check` lists all)" in found["data"].seen
+    assert found["data"].message.count(": empty") == 3
+    assert "; and others (`protofed client check` lists all)" in found["data"].message
 
 
 def test_a_file_beside_the_class_folders_is_named(
     tmp_path: Path, folder: dict[str, Any], named: SiteUnderCheck
 ) -> None:
     (tmp_path / "images" / "notes.txt").write_text("x", encoding="utf-8")
-    assert "notes.txt: in no class's folder (" in look(tmp_path, named, data=folder)["data"].seen
+    assert "notes.txt: in no class's folder (" in look(tmp_path, named, data=folder)["data"].message
     assert findings(look(tmp_path, named, data={**folder, "max_unreadable_fraction": 0.1})) == []
 
 
@@ -283,7 +283,7 @@ def test_a_run_that_prepares_images_otherwise_than_pinned(
 def test_an_evaluator_needs_a_test_set_only(tmp_path: Path) -> None:
     np.savez(tmp_path / "t.npz", test_images=np.zeros((4, 5, 6), np.uint8), test_labels=np.arange(4))
     data = {"source": "npz", "root": tmp_path / "t.npz"}
-    assert "1 x 5 x 6" in look(tmp_path, SiteUnderCheck(), data=data, roles={"evaluator"})["data"].seen
+    assert "1 x 5 x 6" in look(tmp_path, SiteUnderCheck(), data=data, roles={"evaluator"})["data"].message
     assert findings(look(tmp_path, SiteUnderCheck(), data=data)) == [("data", "data-unusable")]
 
 
@@ -292,7 +292,7 @@ def test_an_evaluator_needs_a_test_set_only(tmp_path: Path) -> None:
 
 def test_where_metrics_would_be_answered(tmp_path: Path, unused_port: int) -> None:
     listen = f"127.0.0.1:{unused_port}"
-    assert look(tmp_path, metrics={"listen": listen})["metrics"].seen == f"{listen} is free"
+    assert look(tmp_path, metrics={"listen": listen})["metrics"].message == f"{listen} is free"
     for bad in ({"listen": "nowhere"}, {"listen": listen, "token": tmp_path / "none"}):
         assert findings(look(tmp_path, metrics=bad)) == [("metrics", "metrics-unusable")]
 
@@ -302,5 +302,5 @@ def test_a_port_for_metrics_that_is_taken(tmp_path: Path) -> None:
         where = {"listen": f"127.0.0.1:{other.getsockname()[1]}"}
         assert findings(look(tmp_path, metrics=where)) == [("metrics", "metrics-port-taken")]
         lock = Lock(tmp_path / "state")
-        assert "as by the daemon that is running" in look(tmp_path, metrics=where)["metrics"].seen
+        assert "as by the daemon that is running" in look(tmp_path, metrics=where)["metrics"].message
         lock.release()

@@ -23,8 +23,8 @@ from protofed.deploy.doctor.checks import (
     CheckRow,
     CheckSkippedError,
     State,
-    examine,
-    first,
+    first_finding,
+    run_checks,
     verdict,
 )
 from protofed.deploy.doctor.diagnoses import DIAGNOSES, diagnosis
@@ -85,12 +85,12 @@ def test_a_warning_or_nothing_to_look_at_keeps_nothing_else_from_being_looked_at
 def test_errors_have_names(error: Exception, name: str) -> None:
     found = rows([Check("one", fails(error), "recipe-invalid"), Check("two", lambda: "seen")])
     assert findings(found) == [("one", name)]
-    assert "said" in found["one"].seen
+    assert "said" in found["one"].message
 
 
 def test_it_is_told_which_check_is_being_made() -> None:
     told: list[str] = []
-    list(examine([Check("one", lambda: ""), Check("two", lambda: "", needs=("one",))], told.append))
+    list(run_checks([Check("one", lambda: ""), Check("two", lambda: "", needs=("one",))], told.append))
     assert told == ["one", "two"]
 
 
@@ -108,7 +108,7 @@ def test_it_is_told_which_check_is_being_made() -> None:
     ],
 )
 def test_the_verdict_names_the_first_finding(seen: list[CheckRow], strict: bool, name: str | None, said: str) -> None:
-    worst = first(seen, strict=strict)
+    worst = first_finding(seen, strict=strict)
     assert (worst and worst.name) == name
     assert said in verdict(seen, strict=strict)
 

@@ -97,14 +97,14 @@ def _look_at_client(
 
 def _tell(checks: Sequence[Check], *, strict: bool, as_json: bool) -> None:
     from protofed.deploy.doctor import table
-    from protofed.deploy.doctor.checks import examine, first, verdict
+    from protofed.deploy.doctor.checks import first_finding, run_checks, verdict
 
-    with Console(stderr=True).status("looking") as status:
-        rows = list(examine(checks, lambda name: status.update(f"looking at {name}")))
+    with Console(stderr=True).status("checking") as status:
+        rows = list(run_checks(checks, lambda name: status.update(f"checking {name}")))
     if as_json:
         print(json.dumps(table.plain(rows, strict=strict), indent=2, ensure_ascii=False))  # noqa: T201
     else:
         console.print(table.table(rows))
         console.print(verdict(rows, strict=strict), highlight=False)
-    if (worst := first(rows, strict=strict)) is not None:
+    if (worst := first_finding(rows, strict=strict)) is not None:
         raise typer.Exit(worst.code)

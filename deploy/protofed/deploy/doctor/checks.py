@@ -1,4 +1,4 @@
-"""`doctor`: looks at everything that a daemon needs, starts none, and leaves nothing behind."""
+"""The checks of `doctor`: what a check is, how checks are run, and the verdict. No daemon is started, no file left."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from protofed.deploy.doctor.diagnoses import INTERNAL, Diagnosis, diagnosis
 
 
 class State(StrEnum):
-    """How a check went."""
+    """A check's result; the values stand in the JSON output."""
 
     FINE = "fine"
     WARNING = "warning"
@@ -23,98 +23,103 @@ class State(StrEnum):
 
 @dataclass(frozen=True)
 class CheckRow:
-    """A check that was made, or was not."""
+    """One check's result.
+
+    Attributes:
+        message: what the check saw; of a skipped check, the reason.
+        diagnosis: None unless the state is FINDING or WARNING.
+    """
 
     check: str
     state: State
-    seen: str
+    message: str
     diagnosis: Diagnosis | None = None
 
 
 class CheckFailedError(Exception):
-    """Ends a check: something is wrong.
+    """A check found a problem.
 
     Args:
-        name: of the diagnosis.
+        name: of the diagnosis, as in `diagnoses.DIAGNOSES`.
     """
 
-    def __init__(self, name: str, seen: str) -> None:
-        super().__init__(seen)
+    def __init__(self, name: str, message: str) -> None:
+        super().__init__(message)
         self.name = name
 
 
 class CheckSkippedError(Exception):
-    """Ends a check: there is nothing to look at, and why."""
+    """A check does not apply; the text is the reason."""
 
 
 @dataclass(frozen=True)
 class Check:
-    """One thing to look at.
+    """One check.
 
     Attributes:
-        look: says what it saw, or raises `CheckFailedError` or `CheckSkippedError`.
-        otherwise: the diagnosis of our own errors.
-        needs: checks without which there is nothing to look at.
+        run: returns what it saw, in words; raises `CheckFailedError` or `CheckSkippedError`.
+        otherwise: name of the diagnosis for a `ProtofedError` that `run` raises.
+        needs: names of checks that must have passed before this one makes sense.
     """
 
     name: str
-    look: Callable[[], str]
+    run: Callable[[], str]
     otherwise: str = INTERNAL.name
     needs: tuple[str, ...] = ()
 
 
-def examine(checks: Sequence[Check], begin: Callable[[str], None] = lambda _name: None) -> Iterator[CheckRow]:
-    """Make all checks, in their order; none ends the others.
+def run_checks(checks: Sequence[Check], begin: Callable[[str], None] = lambda _name: None) -> Iterator[CheckRow]:
+    """Run all checks in order; a failed one skips those that need it and no other.
 
     Args:
-        begin: called with each check's name before it is made.
+        begin: called with each check's name before it runs.
     """
-    lacking: set[str] = set()
+    unmet: set[str] = set()  # skipped checks too, so that what depends on them is skipped in turn
     for check in checks:
         begin(check.name)
-        missing = next((need for need in check.needs if need in lacking), None)
-        row = _looked(check) if missing is None else CheckRow(check.name, State.SKIPPED, f"needs `{missing}`")
-        if row.state is State.FINDING or missing is not None:
-            lacking.add(check.name)
+        unmet_need = next((need for need in check.needs if need in unmet), None)
+        row = _run_check(check) if unmet_need is None else CheckRow(check.name, State.SKIPPED, f"needs `{unmet_need}`")
+        if row.state is State.FINDING or unmet_need is not None:
+            unmet.add(check.name)
         yield row
 
 
-def first(rows: Sequence[CheckRow], *, strict: bool) -> Diagnosis | None:
-    """The finding whose code the process ends with; warnings count if it is `strict`."""
-    counted = (State.FINDING, State.WARNING) if strict else (State.FINDING,)
-    return next((row.diagnosis for row in rows if row.state in counted), None)
+def first_finding(rows: Sequence[CheckRow], *, strict: bool) -> Diagnosis | None:
+    """The diagnosis whose code is the process's exit code; warnings count if `strict`. None: exit code 0."""
+    counting = (State.FINDING, State.WARNING) if strict else (State.FINDING,)
+    return next((row.diagnosis for row in rows if row.state in counting), None)
 
 
 def verdict(rows: Sequence[CheckRow], *, strict: bool) -> str:
-    """The last line."""
+    """The last line of the output: how many findings and warnings, and the exit code."""
     findings, warnings, skipped = (
         [row for row in rows if row.state is state] for state in (State.FINDING, State.WARNING, State.SKIPPED)
     )
-    worst = first(rows, strict=strict)
+    worst = first_finding(rows, strict=strict)
     counts = [count(len(findings), "finding")] if findings else []
     counts += [count(len(warnings), "warning")] if warnings else []
     if worst is not None:
         which = "the first is " if len(findings) + len(warnings) > 1 else ""
         return f"{', '.join(counts)}; {which}{worst.name}: exit code {worst.code}"
-    told = f" but for {', '.join(counts)}" if counts else ""
-    return f"all well{told}: {len(rows) - len(skipped)} checks, {len(skipped)} did not apply"
+    exceptions = f" but for {', '.join(counts)}" if counts else ""
+    return f"all well{exceptions}: {len(rows) - len(skipped)} checks, {len(skipped)} did not apply"
 
 
-def _looked(check: Check) -> CheckRow:
+def _run_check(check: Check) -> CheckRow:
     try:
-        return CheckRow(check.name, State.FINE, check.look())
-    except CheckSkippedError as why:
-        return CheckRow(check.name, State.SKIPPED, str(why))
-    except CheckFailedError as found:
-        return _row(check, found.name, str(found))
-    except IdentityError as error:
+        return CheckRow(check.name, State.FINE, check.run())
+    except CheckSkippedError as skipped:
+        return CheckRow(check.name, State.SKIPPED, str(skipped))
+    except CheckFailedError as failed:
+        return _row(check, failed.name, str(failed))
+    except IdentityError as error:  # a ProtofedError: it must be caught first, for it names its own diagnosis
         return _row(check, error.flaw, str(error))
     except ProtofedError as error:
         return _row(check, check.otherwise, str(error))
-    except Exception as error:  # what nobody foresaw must not hide what else there is to find
+    except Exception as error:  # an unforeseen error in one check must not hide the findings of the others
         return _row(check, INTERNAL.name, f"{type(error).__name__}: {error}")
 
 
-def _row(check: Check, name: str, seen: str) -> CheckRow:
-    known = diagnosis(name)
-    return CheckRow(check.name, State.WARNING if known.warns else State.FINDING, seen, known)
+def _row(check: Check, name: str, message: str) -> CheckRow:
+    known_diagnosis = diagnosis(name)
+    return CheckRow(check.name, State.WARNING if known_diagnosis.warns else State.FINDING, message, known_diagnosis)

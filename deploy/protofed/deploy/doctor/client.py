@@ -1,4 +1,4 @@
-"""`protofed client doctor`: what one site's daemon needs, with the very functions that the daemon calls."""
+"""`protofed client doctor`: the checks of one site's daemon, made with the functions that the daemon itself calls."""
 
 from __future__ import annotations
 
@@ -22,18 +22,28 @@ from protofed.common.version import VERSION
 from protofed.deploy.daemons import client_resources
 from protofed.deploy.doctor import dates, machine
 from protofed.deploy.doctor.checks import Check, CheckFailedError, CheckSkippedError
-from protofed.deploy.doctor.site import SiteUnderCheck, allowed
+from protofed.deploy.doctor.site import SiteUnderCheck, policy_summary
 
-LIBRARIES = ("torch", "torchvision", "grpcio", "numpy")
+LIBRARIES = ("torch", "torchvision", "grpcio", "numpy")  # whose versions are shown
+UNREACHABLE = frozenset(
+    {
+        DiagnosisCode.NO_NAME,
+        DiagnosisCode.NOTHING_LISTENS,
+        DiagnosisCode.NO_ANSWER,
+        DiagnosisCode.PROXY_AWAY,
+        DiagnosisCode.PROXY_PASSWORD,
+        DiagnosisCode.PROXY_REFUSES,
+    }
+)
 
 
 @dataclass
 class ClientDoctor:
-    """One examination.
+    """The checks of one site's daemon.
 
     Attributes:
-        read: the settings, as the daemon reads them.
-        site: what is looked at on the site's own machine.
+        read: reads the settings as the daemon does.
+        site: the checks of the site's own machine and data.
     """
 
     read: Callable[[], ClientSettings]
@@ -41,24 +51,24 @@ class ClientDoctor:
     clock: Callable[[], datetime] = utc_now
 
     def checks(self) -> list[Check]:
-        """In the order of the table: causes before what follows from them."""
+        """In the order of the table. Causes come first: the exit code is the first finding's."""
         settings, software, server = ("settings",), ("settings", "software"), ("settings", "software", "connection")
         return [
-            Check("settings", self.look_at_settings, "settings-invalid"),
-            Check("software", self.look_at_software),
-            Check("connection", self.look_at_connection, "connection-not-chosen", settings),
-            Check("clock", self.look_at_clock, needs=server),
-            Check("identity", self.look_at_identity, "identity-unreadable", ("settings", "connection")),
-            Check("certificate", self.look_at_dates, "identity-unreadable", ("settings", "connection", "identity")),
-            Check("server", self.look_at_way, "proxy-away", (*server, "identity")),
-            Check("tls", self.look_at_tls, needs=(*server, "server")),
-            Check("admission", self.look_at_admission, "server-busy", ("server", "tls")),
-            Check("version", self.look_at_version, "server-busy", ("server", "tls")),
-            Check("policy", self.look_at_policy, "policy-invalid", software),
+            Check("settings", self.check_settings, "settings-invalid"),
+            Check("software", self.check_software),
+            Check("connection", self.check_transport, "connection-not-chosen", settings),
+            Check("clock", self.check_clock, needs=server),
+            Check("identity", self.check_identity, "identity-unreadable", ("settings", "connection")),
+            Check("certificate", self.check_certificate, "identity-unreadable", ("settings", "connection", "identity")),
+            Check("server", self.check_route, "proxy-away", (*server, "identity")),
+            Check("tls", self.check_tls, needs=(*server, "server")),
+            Check("admission", self.check_admission, "server-busy", ("server", "tls")),
+            Check("version", self.check_version, "server-busy", ("server", "tls")),
+            Check("policy", self.check_policy, "policy-invalid", software),
             Check("state folder", lambda: self.site.state(self.settings), needs=settings),
             Check("disk", lambda: machine.disk(self.settings.state), needs=settings),
             Check("cache", lambda: self.site.cache(self.settings), needs=settings),
-            Check("metrics", self.look_at_metrics, "metrics-unusable", settings),
+            Check("metrics", self.check_metrics, "metrics-unusable", settings),
             Check("device", lambda: self.site.device(self.settings), "device-absent", software),
             Check("shared memory", self.site.shared_memory),
             Check("data", lambda: self.site.data(self.settings), "data-unusable", software),
@@ -66,132 +76,126 @@ class ClientDoctor:
 
     @cached_property
     def settings(self) -> ClientSettings:
-        """Of the daemon."""
+        """The daemon's settings. Raises what `read` raises: the first check reports it, the others need that check."""
         return self.read()
 
     @cached_property
     def identity(self) -> LiveIdentity | None:
-        """The site's, whatever its dates; None: plain text."""
+        """The site's identity, even one that has expired or is not valid yet; None: plain text."""
         if self.settings.identity is None:
             return None
+        # `certificate` judges the dates, by the server's clock if this one is wrong; so they must not stop the rest.
         at = dates.valid_time(self.settings.identity, self.clock())
         return client_resources.own_identity(self.settings, lambda: at)
 
     @cached_property
     def proxy(self) -> Proxy | None:
-        """On the way to the server."""
+        """The proxy to the server, from the settings; None: a direct connection."""
         return client_resources.own_proxy(self.settings)
 
     @cached_property
-    def met(self) -> ConnectionDiagnosis:
-        """How far a connection goes."""
-        return diagnose(self.settings.server, self._shown(), self.proxy, self.clock, whatever_own_dates=True)
+    def connection(self) -> ConnectionDiagnosis:
+        """The diagnosis of one TLS connection, made once: several checks read it."""
+        return diagnose(self.settings.server, self._own_identity(), self.proxy, self.clock, whatever_own_dates=True)
 
     @cached_property
-    def greeting(self) -> ServerInfo | None:
-        """Of the server; None: it says nothing of itself."""
+    def server_info(self) -> ServerInfo | None:
+        """The server's clock, versions and opinion of our certificate; None: a server too old to say."""
         return greet(self.settings.server, self.identity, self.proxy)
 
-    def look_at_settings(self) -> str:
-        """Keys, values, variables of the environment."""
+    def check_settings(self) -> str:
+        """Keys and values of file, command line and environment."""
         roles = " and ".join(sorted(self.settings.roles))
         return f"site {self.settings.site}, {roles}, server {self.settings.server}"
 
-    def look_at_software(self) -> str:
-        """Versions of what is installed; torch can be imported."""
-        told = machine.software("client", LIBRARIES)
+    def check_software(self) -> str:
+        """Versions of the installed libraries, and whether torch can be imported."""
+        versions = machine.software("client", LIBRARIES)
         machine.import_quietly(("torch", "torchvision"))
-        return told
+        return versions
 
-    def look_at_connection(self) -> str:
-        """Encrypted, or plain text that was asked for."""
+    def check_transport(self) -> str:
+        """An identity for TLS, or plain text on request."""
         check_connection(self.settings.server, self.settings.identity, self.settings.plaintext)
         return "plain text on this machine" if self.settings.plaintext else f"TLS, identity {self.settings.identity}"
 
-    def look_at_clock(self) -> str:
-        """Beside the server's; else by what certificates say."""
+    def check_clock(self) -> str:
+        """Against the server's clock or, without a connection, against the certificates' dates."""
         try:
-            found = self.met
-            if found.kind is DiagnosisCode.FINE and (greeting := self.greeting) is not None:
-                return dates.compare(self.clock(), greeting.time)
-            if (own := self._shown()) is not None:
-                dates.check_evidence(own.certificate, found, self.clock())
+            connection = self.connection
+            if connection.kind is DiagnosisCode.FINE and (server_info := self.server_info) is not None:
+                return dates.compare_clocks(self.clock(), server_info.time)
+            if (identity := self._own_identity()) is not None:
+                dates.check_clock_by_certificates(identity.certificate, connection, self.clock())
         except ProtofedError as error:
             raise CheckSkippedError("nothing to compare with: see what follows") from error
         raise CheckSkippedError("nothing to compare with: the server could not be asked")
 
-    def look_at_identity(self) -> str:
-        """Complete, private, this site's, and all of one CA; dates are another check's."""
-        own = self._shown()
-        if own is None:
+    def check_identity(self) -> str:
+        """Complete, private, of this site, and of one CA; `check_certificate` judges the dates."""
+        identity = self._own_identity()
+        if identity is None:
             raise CheckSkippedError("none in plain text")
-        return f"{own.certificate}, fingerprint {own.certificate.fingerprint[:16]}…"
+        return f"{identity.certificate}, fingerprint {identity.certificate.fingerprint[:16]}…"
 
-    def look_at_dates(self) -> str:
-        """By this machine's clock, or by the server's where this one is wrong."""
+    def check_certificate(self) -> str:
+        """The certificate's dates, by the server's clock if this machine's is wrong."""
         if self.settings.identity is None:
             raise CheckSkippedError("none in plain text")
-        at = self._right_time()
+        at = self._trusted_time()
         return dates.remaining(read_identity(self.settings.identity, Party.SITE, at).certificate, at)
 
-    def look_at_way(self) -> str:
-        """Name, port, proxy."""
-        away = (DiagnosisCode.NO_NAME, DiagnosisCode.NOTHING_LISTENS, DiagnosisCode.NO_ANSWER)
-        if self.met.kind in (
-            *away,
-            DiagnosisCode.PROXY_AWAY,
-            DiagnosisCode.PROXY_PASSWORD,
-            DiagnosisCode.PROXY_REFUSES,
-        ):
-            raise CheckFailedError(self.met.kind, self.met.text)
-        way = "" if self.proxy is None else f" through the proxy {self.proxy}"
-        return f"{self.settings.server} can be reached{way}"
+    def check_route(self) -> str:
+        """Name resolution, port and proxy: whether TCP reaches the server."""
+        if self.connection.kind in UNREACHABLE:
+            raise CheckFailedError(self.connection.kind, self.connection.text)
+        route = "" if self.proxy is None else f" through the proxy {self.proxy}"
+        return f"{self.settings.server} can be reached{route}"
 
-    def look_at_tls(self) -> str:
-        """Who answers, and whether it takes this site's certificate."""
+    def check_tls(self) -> str:
+        """The handshake: the server's certificate, and whether the server accepts this site's."""
         if self.identity is None:
             raise CheckSkippedError("plain text")
-        if self.met.kind is not DiagnosisCode.FINE:
-            raise CheckFailedError(
-                "server-busy" if self.met.kind is DiagnosisCode.BUSY else self.met.kind, self.met.text
-            )
-        return self.met.text
+        kind, text = self.connection.kind, self.connection.text
+        if kind is not DiagnosisCode.FINE:
+            raise CheckFailedError("server-busy" if kind is DiagnosisCode.BUSY else kind, text)
+        return text
 
-    def look_at_admission(self) -> str:
-        """Whether the server would let this site's calls in."""
-        greeting = self.greeting
+    def check_admission(self) -> str:
+        """Whether the server has registered this site's certificate and would answer its calls."""
+        server_info = self.server_info
         if self.identity is None:
-            raise CheckSkippedError("in plain text everybody is let in")
-        if greeting is None or not greeting.status:
+            raise CheckSkippedError("in plain text the server accepts everybody")
+        if server_info is None or not server_info.status:
             raise CheckSkippedError("the server does not say: it is of an older version")
-        own = f"certificate {self.identity.now().certificate.fingerprint[:16]}…"
-        match greeting.status:
+        certificate = f"certificate {self.identity.now().certificate.fingerprint[:16]}…"
+        match server_info.status:
             case status if status == REGISTERED:
-                return f"{own} is registered there"
+                return f"{certificate} is registered there"
             case "revoked":
-                raise CheckFailedError("certificate-revoked", f"{own} was revoked by the operator")
+                raise CheckFailedError("certificate-revoked", f"{certificate} was revoked by the operator")
             case status if status == UNKNOWN:
                 raise CheckFailedError(
-                    "certificate-not-registered", f"{own} is of the right CA, but not registered there"
+                    "certificate-not-registered", f"{certificate} is of the right CA, but not registered there"
                 )
-        raise CheckFailedError("certificate-expired", f"{own} is {greeting.status} for the server")
+        raise CheckFailedError("certificate-expired", f"{certificate} is {server_info.status} for the server")
 
-    def look_at_version(self) -> str:
-        """Of software and protocol, on both sides."""
-        greeting = self.greeting
-        if greeting is None:
+    def check_version(self) -> str:
+        """Software and protocol versions of both sides; only different protocols stop a daemon."""
+        server_info = self.server_info
+        if server_info is None:
             raise CheckFailedError(
                 "version-differs", f"the server does not say its version: it is older than {VERSION}"
             )
-        there = f"server {greeting.software}, protocol {greeting.protocol}"
-        if greeting.protocol != PROTOCOL_VERSION:
+        there = f"server {server_info.software}, protocol {server_info.protocol}"
+        if server_info.protocol != PROTOCOL_VERSION:
             raise CheckFailedError("protocol-mismatch", f"{there}; here {VERSION}, protocol {PROTOCOL_VERSION}")
-        if greeting.software != VERSION:
+        if server_info.software != VERSION:
             raise CheckFailedError("version-differs", f"{there}; here {VERSION}")
         return f"{there}, as here"
 
-    def look_at_policy(self) -> str:
-        """It can be read; what it lets out."""
+    def check_policy(self) -> str:
+        """The policy can be read, and what it allows."""
         from protofed.client.privacy.policy import Policy
 
         try:
@@ -199,21 +203,22 @@ class ClientDoctor:
         except PolicyViolationError as error:
             raise CheckFailedError("policy-missing", str(error)) from error
         plugins.allow(rules.plugins)
-        return allowed(rules)
+        return policy_summary(rules)
 
-    def look_at_metrics(self) -> str:
-        """Where they would be answered."""
-        return machine.metrics(self.settings.metrics, running=machine.held(self.settings.state))
+    def check_metrics(self) -> str:
+        """Whether the daemon could listen for scrapes."""
+        return machine.metrics(self.settings.metrics, running=machine.has_running_daemon(self.settings.state))
 
-    def _shown(self) -> Identity | None:
+    def _own_identity(self) -> Identity | None:
         return None if self.identity is None else self.identity.now()
 
-    def _right_time(self) -> datetime:
+    def _trusted_time(self) -> datetime:
+        """This machine's time, or the server's if both differ by more than `machine.CLOCK`."""
         here = self.clock()
         try:
-            greeting = self.greeting if self.met.kind is DiagnosisCode.FINE else None
+            server_info = self.server_info if self.connection.kind is DiagnosisCode.FINE else None
         except (ConfigError, UnavailableError):
             return here
-        if greeting is None or abs(here - greeting.time) <= machine.CLOCK:
+        if server_info is None or abs(here - server_info.time) <= machine.CLOCK:
             return here
-        return greeting.time
+        return server_info.time

@@ -1,4 +1,4 @@
-"""Clocks and dates: two clocks that differ, and certificates that are judged by the one that is right."""
+"""Clocks and certificate dates. A wrong clock makes valid certificates look expired, so clocks are compared first."""
 
 from __future__ import annotations
 
@@ -14,18 +14,26 @@ from protofed.deploy.doctor.checks import CheckFailedError
 from protofed.deploy.doctor.machine import CLOCK, SOON
 
 
-def compare(here: datetime, server: datetime) -> str:
-    """This machine's clock beside the server's."""
-    off = here - server
-    if abs(off) > CLOCK:
-        way = "ahead of" if off > timedelta() else "behind"
-        told = f"this clock says {stamp(here)}, the server's {stamp(server)}: {duration(abs(off))} {way} it"
-        raise CheckFailedError("clock-wrong", told)
-    return f"{stamp(here)}, within {max(1, round(abs(off).total_seconds()))} s of the server's"
+def compare_clocks(here: datetime, server: datetime) -> str:
+    """Compare this machine's clock with the server's; both times are aware, in UTC.
+
+    Raises:
+        CheckFailedError: they differ by more than `machine.CLOCK`.
+    """
+    offset = here - server
+    if abs(offset) > CLOCK:
+        direction = "ahead of" if offset > timedelta() else "behind"
+        text = f"this clock says {stamp(here)}, the server's {stamp(server)}: {duration(abs(offset))} {direction} it"
+        raise CheckFailedError("clock-wrong", text)
+    return f"{stamp(here)}, within {max(1, round(abs(offset).total_seconds()))} s of the server's"
 
 
-def check_evidence(own: Certificate, server: ConnectionDiagnosis, here: datetime) -> None:
-    """A clock that is so wrong that no connection can be made: both certificates begin later than it says."""
+def check_clock_by_certificates(own: Certificate, server: ConnectionDiagnosis, here: datetime) -> None:
+    """Detect a clock so far behind that TLS fails: by it, neither side's certificate is valid yet.
+
+    Raises:
+        CheckFailedError: that is so. One certificate alone proves nothing: it may really begin later.
+    """
     if here < own.not_before and server.kind is DiagnosisCode.SERVER_DATES:
         raise CheckFailedError(
             "clock-wrong",
@@ -35,7 +43,11 @@ def check_evidence(own: Certificate, server: ConnectionDiagnosis, here: datetime
 
 
 def remaining(certificate: Certificate, at: datetime) -> str:
-    """How long a certificate that is valid is so still."""
+    """The time that a valid certificate has left, in words.
+
+    Raises:
+        CheckFailedError: a warning, if it is less than `machine.SOON`.
+    """
     left = certificate.not_after - at
     text = f"{certificate}, valid until {stamp(certificate.not_after)}, {left.days} days"
     if left < SOON:
@@ -44,16 +56,19 @@ def remaining(certificate: Certificate, at: datetime) -> str:
 
 
 def valid_time(folder: Path, here: datetime) -> datetime:
-    """The time nearest to this clock's at which an identity's own dates are no reason to refuse it."""
+    """The time nearest to `here` at which the certificate in an identity's folder is valid.
+
+    With it, an identity can be read and its other properties checked although its certificate has expired.
+    """
     try:
-        own = read_certificate((folder / CERTIFICATE).read_bytes(), CERTIFICATE)
+        certificate = read_certificate((folder / CERTIFICATE).read_bytes(), CERTIFICATE)
     except (OSError, ConfigError):
-        return here  # what is wrong with it is said by whoever reads it whole
-    return min(max(here, own.not_before), own.not_after)
+        return here  # `read_identity`, which follows, reports what is wrong with the file
+    return min(max(here, certificate.not_before), certificate.not_after)
 
 
 def duration(span: timedelta) -> str:
-    """In the largest unit that fits."""
+    """In the largest unit of which there are at least two: `36 hours`, not `2 days`."""
     seconds = span.total_seconds()
     for unit, size in (("days", 86_400), ("hours", 3600), ("minutes", 60)):
         if seconds >= 2 * size:

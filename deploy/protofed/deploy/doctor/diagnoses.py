@@ -1,4 +1,7 @@
-"""All that `doctor` can find: a name, an exit code of its own that never changes, and what to do."""
+"""The registry of diagnoses: each has a name, an exit code and a remedy.
+
+Scripts depend on names and codes: neither ever changes.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +13,11 @@ from protofed.common.errors import unknown
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """One finding.
+    """One kind of finding.
 
     Attributes:
-        code: of the process, if it is the first finding; 10 to 63 and 80 to 82, apart from those of errors.
-        warns: what works today: fails under `--strict` only.
+        code: the exit code if this is the first finding; 10 to 63 and 80 to 82, for 64 to 78 are codes of errors.
+        warns: the daemon works all the same; a failure under `--strict` only.
     """
 
     name: str
@@ -29,14 +32,14 @@ BOTH = (
     Diagnosis("library-missing", 12, "pip install 'protofed[client]' at a site, pip install protofed for a server."),
     Diagnosis("library-old", 13, "pip install --upgrade protofed, with the constraints.txt that comes with it."),
     Diagnosis("clock-wrong", 14, "Set this machine's clock and keep it right (chrony, systemd-timesyncd)."),
-    Diagnosis("identity-missing", 15, "protofed certs request, have it approved, then protofed certs install."),
+    Diagnosis("identity-missing", 15, "protofed certs request, have it signed, then protofed certs install."),
     Diagnosis("identity-unreadable", 16, "Bring the file back, give it to the daemon's account, or install it again."),
     Diagnosis("identity-of-another", 17, "Give the --identity folder of this very site or server, or correct `site`."),
     Diagnosis("key-readable-by-others", 18, "chmod 600 key.pem; renew it if somebody may have read it."),
     Diagnosis("key-mismatch", 19, "Bring back the key that belongs to cert.pem, or protofed certs renew."),
     Diagnosis("certificate-of-another-authority", 20, "protofed certs install the bundle that the operator sent."),
     Diagnosis("authority-not-valid", 21, "Install a bundle of the new CA; if the dates look right, set the clock."),
-    Diagnosis("certificate-expired", 22, "protofed certs renew, have it approved, then protofed certs install."),
+    Diagnosis("certificate-expired", 22, "protofed certs renew, have it signed, then protofed certs install."),
     Diagnosis("certificate-not-yet-valid", 23, "Set this machine's clock, or wait until the certificate begins."),
     Diagnosis("certificate-ends-soon", 24, "protofed certs renew now; the daemon goes on meanwhile.", warns=True),
     Diagnosis("state-not-writable", 25, "Give the folder to the daemon's account, mount it writable, or move --state."),
@@ -78,8 +81,8 @@ CLIENT = (
     Diagnosis("protocol-mismatch", 57, "Install the same protofed on both sides."),
     Diagnosis("version-differs", 58, "Both speak one protocol; bring the older one up to date.", warns=True),
     Diagnosis("device-absent", 59, "Choose a device that is there, --device auto or cpu, or install the driver."),
-    Diagnosis("device-unusable", 60, "Look at nvidia-smi: another process, a fault, or a driver of another age."),
-    Diagnosis("shared-memory-small", 61, "docker run --shm-size=1g; only own code with workers needs it.", warns=True),
+    Diagnosis("device-unusable", 60, "Look at nvidia-smi: another process, a fault, or a driver that is too old."),
+    Diagnosis("shared-memory-small", 61, "docker run --shm-size=1g; only data loaders need it.", warns=True),
     Diagnosis("data-unusable", 62, "Mount or copy the data there, or correct the table [data] and `partition_index`."),
 )
 INTERNAL = Diagnosis("check-failed", 63, "Please report it, with what it says.")
@@ -88,21 +91,21 @@ IMAGES = (  # the codes from 64 to 78 are those of errors
     Diagnosis("images-unreadable", 81, "Repair or remove the files, or allow for some: data.max_unreadable_fraction."),
     Diagnosis("preprocessing-differs", 82, "Ask the operator which run it is; then correct data.preprocessing_digest."),
 )
-DIAGNOSES = {one.name: one for one in (*BOTH, *SERVER, *CLIENT, INTERNAL, *IMAGES)}
+DIAGNOSES = {entry.name: entry for entry in (*BOTH, *SERVER, *CLIENT, INTERNAL, *IMAGES)}
 
 
 def diagnosis(name: str) -> Diagnosis:
-    """By its name.
+    """The diagnosis of a name.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: there is none of that name.
     """
     if name not in DIAGNOSES:
         raise unknown("diagnosis", name, DIAGNOSES)
     return DIAGNOSES[name]
 
 
-def table(which: Iterable[Diagnosis] = tuple(DIAGNOSES.values())) -> str:
-    """As README has it, in Markdown."""
-    rows = (f"| {one.code} | `{one.name}`{' (warning)' if one.warns else ''} | {one.remedy} |" for one in which)
+def table(entries: Iterable[Diagnosis] = tuple(DIAGNOSES.values())) -> str:
+    """The table of the documentation, in Markdown."""
+    rows = (f"| {each.code} | `{each.name}`{' (warning)' if each.warns else ''} | {each.remedy} |" for each in entries)
     return "\n".join(("| code | finding | what to do |", "|---:|---|---|", *rows))

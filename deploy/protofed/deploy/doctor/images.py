@@ -1,4 +1,4 @@
-"""What the doctor sees of image files without reading all of them: every label, and a sample of the files."""
+"""The doctor's quick check of image files: all labels, and a sample of the files."""
 
 from __future__ import annotations
 
@@ -14,34 +14,36 @@ from protofed.common.errors import DataError, short
 from protofed.deploy.doctor.checks import CheckFailedError
 from protofed.deploy.site.survey import of_files
 
-SAMPLE, NAMED = 32, 3  # files that are read, and files that are named
+SAMPLE, NAMED = 32, 3  # files that are read, and unreadable ones that the message names
 
 
-def look(data: Data, input_: Input, class_names: Sequence[str]) -> str:
-    """Of a source `folder` or `manifest`.
+def check_images(data: Data, input_: Input, class_names: Sequence[str]) -> str:
+    """Check a source `folder` or `manifest`.
 
     Raises:
-        DataError: it cannot be used.
+        DataError: the source cannot be used.
         CheckFailedError: labels without a class, or more unreadable files than `data.max_unreadable_fraction` allows.
     """
-    found = image_files.scan(data, class_names, len(class_names))
+    scan = image_files.scan(data, class_names, len(class_names))
     try:
-        found.labels.check(found.unmapped)
+        scan.labels.check(scan.unmapped)
     except DataError as error:
         raise CheckFailedError("labels-unmapped", str(error)) from error
-    found.check()
-    if not found.items:
+    scan.check()
+    if not scan.items:
         raise DataError(f"{data.root} has no images of the run's classes; expected some")
-    _sample(found, data, input_)
+    _sample(scan, data, input_)
     return "its labels are known, and a sample of its files can be read"
 
 
-def _sample(found: Scan, data: Data, input_: Input) -> None:
-    drawn = random.Random(0).sample(list(found.items), min(SAMPLE, len(found.items)))  # noqa: S311  (no secret)
-    bad = [(seen.name, seen.why) for seen in of_files(replace(found, items=drawn), input_).images if seen.why]
-    astray = [(name, "in no class's folder") for name in found.astray]
-    many = len(bad) > ceil(data.max_unreadable_fraction * len(drawn))
-    if many or len(astray) > data.max_unreadable_fraction * (len(found.items) + len(astray)):
-        told = ", ".join(f"{short(name)}: {why}" for name, why in [*bad, *astray][:NAMED])
-        more = "; and others" if len(bad) + len(astray) > NAMED else ""
-        raise CheckFailedError("images-unreadable", f"{told}{more} (`protofed client check` lists all)")
+def _sample(scan: Scan, data: Data, input_: Input) -> None:
+    # A fixed seed: the same files every time, so that a repaired file shows in the next run of the doctor.
+    drawn = random.Random(0).sample(list(scan.items), min(SAMPLE, len(scan.items)))  # noqa: S311  (no secret)
+    unreadable = [(image.name, image.why) for image in of_files(replace(scan, items=drawn), input_).images if image.why]
+    astray = [(name, "in no class's folder") for name in scan.astray]
+    # `ceil`: one unreadable file in a small sample is allowed whenever the fraction is not 0.
+    many = len(unreadable) > ceil(data.max_unreadable_fraction * len(drawn))
+    if many or len(astray) > data.max_unreadable_fraction * (len(scan.items) + len(astray)):
+        listed = ", ".join(f"{short(name)}: {why}" for name, why in [*unreadable, *astray][:NAMED])
+        more = "; and others" if len(unreadable) + len(astray) > NAMED else ""
+        raise CheckFailedError("images-unreadable", f"{listed}{more} (`protofed client check` lists all)")

@@ -1,8 +1,10 @@
-"""What `doctor` looks at on the machine itself: software, folders, disks, ports."""
+"""Checks of the machine that server and site share: software, folders, disks, ports.
+
+Each returns what it saw, in words, and raises `CheckFailedError`.
+"""
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import fcntl
 import importlib
@@ -13,7 +15,7 @@ import shutil
 import socket
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from importlib import metadata
 from pathlib import Path
@@ -27,30 +29,41 @@ from protofed.common.version import VERSION
 from protofed.deploy.doctor.checks import CheckFailedError, CheckSkippedError
 
 FULL_BYTES, LOW_BYTES = 1 << 30, 5 << 30  # free on the disk of a state folder: a finding, a warning
-CLOCK = timedelta(seconds=60)  # how far two clocks may be apart
-SOON = timedelta(days=30)  # before a certificate ends
-_WANTED = re.compile(r"([\w.-]+)>=([\d.]+)(?:; extra == ['\"](\w+)['\"])?")
+CLOCK = timedelta(seconds=60)  # by which two clocks may differ
+SOON = timedelta(days=30)  # a certificate that ends within this time gives a warning
+_REQUIREMENT = re.compile(r"([\w.-]+)>=([\d.]+)(?:; extra == ['\"](\w+)['\"])?")
 
 
 def software(extra: str | None, shown: Sequence[str]) -> str:
-    """Versions; all libraries that this kind of install needs are there, and new enough."""
-    for said in metadata.requires("protofed") or ():
-        wanted = _WANTED.fullmatch(said)
-        if wanted and wanted[3] in (None, extra):
-            _check_library(wanted[1], wanted[2])
+    """The versions of what is installed; all libraries must be there and new enough.
+
+    Args:
+        extra: the extra of pyproject.toml whose libraries are needed, too; None: the base install.
+        shown: libraries whose versions are returned.
+    """
+    for line in metadata.requires("protofed") or ():
+        requirement = _REQUIREMENT.fullmatch(line)
+        if requirement and requirement[3] in (None, extra):
+            _check_library(requirement[1], requirement[2])
     python = ".".join(map(str, sys.version_info[:3]))
-    return ", ".join((f"protofed {VERSION}", f"Python {python}", *(f"{name} {_version(name)}" for name in shown)))
+    return ", ".join(
+        (f"protofed {VERSION}", f"Python {python}", *(f"{name} {metadata.version(name)}" for name in shown))
+    )
 
 
 def import_quietly(names: Sequence[str]) -> None:
-    """Import what sites need; what that leaves on disk goes into a folder that is removed again."""
+    """Import libraries; files that their import leaves on disk go into a folder that is removed again.
+
+    Raises:
+        CheckFailedError: one cannot be imported, or there is no folder for temporary files.
+    """
     try:
-        made = tempfile.TemporaryDirectory()
+        temporary = tempfile.TemporaryDirectory()
     except OSError as error:
         raise CheckFailedError(
             "state-not-writable", "no folder for temporary files can be written; set TMPDIR"
         ) from error
-    with made as scratch:
+    with temporary as scratch:
         before = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = before or scratch
         try:
@@ -64,42 +77,47 @@ def import_quietly(names: Sequence[str]) -> None:
 
 
 def writable(folder: Path, name: str = "state-not-writable") -> str:
-    """A file can be made in a folder or, if the daemon will make that, in the one around it; it is removed again."""
-    there = _existing(folder)
-    made = "" if there == folder else f", where {folder} will be made"
+    """Write a file in a folder or, if the daemon has yet to make it, in its nearest parent, and remove it again.
+
+    Args:
+        name: of the diagnosis if that fails.
+    """
+    existing = _existing(folder)
+    missing = "" if existing == folder else f", where {folder} will be made"
     try:
-        handle, probe = tempfile.mkstemp(prefix=f"{TEMPORARY}doctor-", dir=there)
+        handle, probe = tempfile.mkstemp(prefix=f"{TEMPORARY}doctor-", dir=existing)
         try:
             os.write(handle, b"protofed doctor\n")
-            os.fsync(handle)
+            os.fsync(handle)  # a full disk or a spent quota may show only when the data reach the disk
         finally:
             os.close(handle)
             Path(probe).unlink()
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise CheckFailedError("disk-full", f"{there}: {error.strerror}") from error
-        raise CheckFailedError(name, f"{there} cannot be written by {_user()}: {error.strerror}") from error
-    return f"{there} can be written by {_user()}{made}"
+            raise CheckFailedError("disk-full", f"{existing}: {error.strerror}") from error
+        raise CheckFailedError(name, f"{existing} cannot be written by {_user()}: {error.strerror}") from error
+    return f"{existing} can be written by {_user()}{missing}"
 
 
 def disk(folder: Path) -> str:
-    """Room on its disk."""
+    """Free space on the disk of a folder, which need not exist yet."""
     free = shutil.disk_usage(_existing(folder)).free
     text = f"{_size(free)} free on the disk of {folder}"
     if free < FULL_BYTES:
-        raise CheckFailedError("disk-full", f"{text}; at least {_size(FULL_BYTES)} are wanted")
+        raise CheckFailedError("disk-full", f"{text}; at least {_size(FULL_BYTES)} are needed")
     if free < LOW_BYTES:
-        raise CheckFailedError("disk-low", f"{text}; {_size(LOW_BYTES)} would be better")
+        raise CheckFailedError("disk-low", f"{text}; {_size(LOW_BYTES)} are recommended")
     return text
 
 
-def held(folder: Path) -> bool:
-    """Whether a daemon is running on a state folder. Looks at its lock, and makes none."""
+def has_running_daemon(folder: Path) -> bool:
+    """Whether a daemon is running on a state folder; tries the folder's lock, and makes no file."""
     try:
         handle = os.open(folder / "lock", os.O_RDONLY)
     except OSError:
         return False
     try:
+        # Refused while a daemon has its exclusive lock. Two doctors at a time share it and see no daemon in each other.
         fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except OSError:
         return True
@@ -109,10 +127,17 @@ def held(folder: Path) -> bool:
 
 
 def port(address: str, taken: str, unusable: str) -> str:
-    """Whether this machine could listen at an address, by listening there for a moment."""
+    """Whether a daemon could listen on an address: listens there for a moment.
+
+    Args:
+        address: host:port; an IPv6 address in brackets.
+        taken: name of the diagnosis if another process listens there.
+        unusable: likewise, if the address cannot be used at all.
+    """
     host, _, number = address.rpartition(":")
     host = host.strip("[]")
     try:
+        # `create_server` sets SO_REUSEADDR: connections of a daemon that just ended do not make the port look taken.
         with socket.create_server((host, int(number)), family=socket.AF_INET6 if ":" in host else socket.AF_INET):
             return f"{address} is free"
     except (ValueError, OverflowError) as error:
@@ -126,41 +151,35 @@ def port(address: str, taken: str, unusable: str) -> str:
 def metrics(where: Monitoring | None, *, running: bool) -> str:
     """Whether /metrics could be served.
 
+    Args:
+        running: a daemon runs on the same state folder, so the port may be taken by it.
+
     Raises:
         ConfigError: the address, the identity or the token cannot be used.
     """
     if where is None:
         raise CheckSkippedError("no metrics are asked for")
     Monitor(where, CollectorRegistry(), lambda: ())  # reads its files, and does not listen yet
-    with _taken_by_ourselves(running, "metrics-port-taken"):
-        return port(where.listen, "metrics-port-taken", "metrics-unusable")
-    return f"{where.listen} is taken, as by the daemon that is running"
-
-
-@contextlib.contextmanager
-def _taken_by_ourselves(running: bool, name: str) -> Iterator[None]:
     try:
-        yield
-    except CheckFailedError as found:
-        if not running or found.name != name:
+        return port(where.listen, "metrics-port-taken", "metrics-unusable")
+    except CheckFailedError as failed:
+        if not running or failed.name != "metrics-port-taken":
             raise
+    return f"{where.listen} is taken, as by the daemon that is running"
 
 
 def _check_library(name: str, least: str) -> None:
     try:
-        there = metadata.version(name)
+        installed = metadata.version(name)
     except metadata.PackageNotFoundError as error:
         raise CheckFailedError("library-missing", f"{name} is not installed; expected {least} or newer") from error
-    if _numbers(there) < _numbers(least):
-        raise CheckFailedError("library-old", f"{name} {there} is installed; expected {least} or newer")
+    if _numbers(installed) < _numbers(least):
+        raise CheckFailedError("library-old", f"{name} {installed} is installed; expected {least} or newer")
 
 
 def _numbers(version: str) -> tuple[int, ...]:
+    """`2.9.1+cu128` as (2, 9, 1): a local version, such as PyTorch's builds have, is no newer or older."""
     return tuple(int(part) for part in re.findall(r"\d+", version.partition("+")[0])[:3])
-
-
-def _version(name: str) -> str:
-    return metadata.version(name)
 
 
 def _existing(folder: Path) -> Path:
@@ -170,7 +189,7 @@ def _existing(folder: Path) -> Path:
 def _user() -> str:
     try:
         return pwd.getpwuid(os.getuid()).pw_name
-    except KeyError:
+    except KeyError:  # a container may run as a number without a name
         return f"user {os.getuid()}"
 
 

@@ -1,4 +1,4 @@
-"""`protofed server doctor`: what the aggregation server needs, with the very functions that it calls itself."""
+"""`protofed server doctor`: the checks of a server, made with the functions that the server itself calls."""
 
 from __future__ import annotations
 
@@ -37,63 +37,63 @@ from protofed.server.storage.filesystem import network_type_of
 
 LIBRARIES = ("grpcio", "numpy", "sqlalchemy", "cryptography")
 T = TypeVar("T")
-LEAST_MEMORY = 512 << 20  # a server without a run has 150 MB
+LEAST_MEMORY = 512 << 20  # bytes; a server without a run needs 150 MB
 
 
 @dataclass
 class ServerDoctor:
-    """One examination.
+    """The checks of one server.
 
     Attributes:
-        read: the settings, as the server reads them.
+        read: reads the settings as the server does.
     """
 
     read: Callable[[], ServerSettings]
     clock: Callable[[], datetime] = utc_now
 
     def checks(self) -> list[Check]:
-        """In the order of the table: causes before what follows from them."""
+        """In the order of the table. Causes come first: the exit code is the first finding's."""
         settings, identity = ("settings",), ("settings", "connection", "identity")
         return [
-            Check("settings", self.look_at_settings, "settings-invalid"),
+            Check("settings", self.check_settings, "settings-invalid"),
             Check("software", lambda: doctor_machine.software(None, LIBRARIES)),
-            Check("connection", self.look_at_connection, "connection-not-chosen", settings),
-            Check("clock", self.look_at_clock, needs=settings),
-            Check("identity", self.look_at_identity, "identity-unreadable", ("settings", "connection")),
-            Check("certificate", self.look_at_dates, "identity-unreadable", identity),
-            Check("operators", self.look_at_operators, "operator-unusable", identity),
-            Check("recipes", self.look_at_recipes, "recipe-invalid", settings),
-            Check("state folder", self.look_at_state, needs=settings),
+            Check("connection", self.check_transport, "connection-not-chosen", settings),
+            Check("clock", self.check_clock, needs=settings),
+            Check("identity", self.check_identity, "identity-unreadable", ("settings", "connection")),
+            Check("certificate", self.check_certificate, "identity-unreadable", identity),
+            Check("operators", self.check_operators, "operator-unusable", identity),
+            Check("recipes", self.check_recipes, "recipe-invalid", settings),
+            Check("state folder", self.check_state_folder, needs=settings),
             Check("disk", lambda: doctor_machine.disk(self.settings.state), needs=settings),
-            Check("blobs", self.look_at_blobs, needs=settings),
-            Check("ledger", self.look_at_ledger, "ledger-unusable", settings),
-            Check("port", self.look_at_port, needs=("settings", "connection")),
-            Check("metrics", self.look_at_metrics, "metrics-unusable", settings),
-            Check("memory", self.look_at_memory, "settings-invalid", settings),
-            Check("descriptors", self.look_at_descriptors, needs=settings),
+            Check("blobs", self.check_blobs, needs=settings),
+            Check("ledger", self.check_ledger, "ledger-unusable", settings),
+            Check("port", self.check_port, needs=("settings", "connection")),
+            Check("metrics", self.check_metrics, "metrics-unusable", settings),
+            Check("memory", self.check_memory, "settings-invalid", settings),
+            Check("descriptors", self.check_descriptors, needs=settings),
         ]
 
     @cached_property
     def settings(self) -> ServerSettings:
-        """Of the server."""
+        """The server's settings. Raises what `read` raises: the first check reports it, the others need that check."""
         return self.read()
 
     @cached_property
     def running(self) -> bool:
-        """Whether a server has the state folder."""
-        return doctor_machine.held(self.settings.state)
+        """Whether a server runs on the state folder."""
+        return doctor_machine.has_running_daemon(self.settings.state)
 
-    def look_at_settings(self) -> str:
-        """Keys, values, variables of the environment."""
+    def check_settings(self) -> str:
+        """Keys and values of file, command line and environment."""
         return f"listen {self.settings.listen}, state {self.settings.state}, {len(self.settings.recipes)} recipes"
 
-    def look_at_connection(self) -> str:
-        """Encrypted, or plain text that was asked for."""
+    def check_transport(self) -> str:
+        """An identity for TLS, or plain text on request."""
         check_connection(self.settings.listen, self.settings.identity, self.settings.plaintext)
         return "plain text on this machine" if self.settings.plaintext else f"TLS, identity {self.settings.identity}"
 
-    def look_at_clock(self) -> str:
-        """Nobody is there to compare with, but what was written before was not written later."""
+    def check_clock(self) -> str:
+        """The clock is wrong if the state was written in its future; there is no other clock to compare it with."""
         newest = max((path.stat().st_mtime for path in _files(self.settings.state)), default=0.0)
         written, now = datetime.fromtimestamp(newest, UTC), self.clock()
         if written - now > doctor_machine.CLOCK:
@@ -102,63 +102,66 @@ class ServerDoctor:
             )
         return f"{stamp(now)}; each site's doctor compares it with its own"
 
-    def look_at_identity(self) -> str:
-        """Complete, private, a server's, and all of one CA; dates are another check's."""
-        shown = self._identity(None)
-        hosts = ", ".join(shown.certificate.hosts)
-        return f"{shown.certificate} for {hosts}, fingerprint {shown.certificate.fingerprint[:16]}…"
+    def check_identity(self) -> str:
+        """Complete, private, a server's, and of one CA; `check_certificate` judges the dates."""
+        certificate = self._identity(None).certificate
+        return f"{certificate} for {', '.join(certificate.hosts)}, fingerprint {certificate.fingerprint[:16]}…"
 
-    def look_at_dates(self) -> str:
-        """Of the certificate and of its CA."""
+    def check_certificate(self) -> str:
+        """The dates of the certificate and of its CA."""
         now = self.clock()
         return doctor_dates.remaining(self._identity(now).certificate, now)
 
-    def look_at_operators(self) -> str:
-        """Somebody may begin runs and let sites in: as the identity's folder has them, or the ledger."""
+    def check_operators(self) -> str:
+        """At least one operator has a valid certificate, in the identity's folder or in the ledger.
+
+        Without one, nobody could start a run or register a site.
+        """
         if self.settings.identity is None:
-            raise CheckSkippedError("in plain text whoever calls is believed")
+            raise CheckSkippedError("in plain text the server accepts everybody")
         folder, now = self.settings.identity / FIRST_OPERATORS, self.clock()
         names = set()
         for path in sorted(folder.glob("*.pem")):
-            said = read_certificate(path.read_bytes(), str(path))
-            if said.party is not Party.OPERATOR:
-                raise CheckFailedError("operator-unusable", f"{path} is the {said}; expected operators' only")
-            if said.not_after > now:
-                names.add(said.name)
+            certificate = read_certificate(path.read_bytes(), str(path))
+            if certificate.party is not Party.OPERATOR:
+                raise CheckFailedError("operator-unusable", f"{path} is the {certificate}; expected operators' only")
+            if certificate.not_after > now:
+                names.add(certificate.name)
         names |= self._registered(now.timestamp())
         if not names:
             raise CheckFailedError("operator-unusable", f"no valid certificate in {folder}, and none in the ledger")
-        return f"{', '.join(sorted(names))}"
+        return ", ".join(sorted(names))
 
-    def look_at_recipes(self) -> str:
-        """As the server takes them up, in memory."""
+    def check_recipes(self) -> str:
+        """Each recipe can be queued: done with a ledger in memory, as the server does it with its own."""
         recipes = [read_recipe(path) for path in self.settings.recipes]
         if not recipes:
-            raise CheckSkippedError("none are given; runs are begun by `protofed runs start`")
-        with ExitStack() as opened:
-            RunQueue(recipes, open_server(None, opened))
+            raise CheckSkippedError("none are given; `protofed runs start` starts runs")
+        with ExitStack() as resources:
+            RunQueue(recipes, open_server(None, resources))
         return ", ".join(recipe.name for recipe in recipes)
 
-    def look_at_state(self) -> str:
-        """Writable, on a local disk, and whether a server has it."""
+    def check_state_folder(self) -> str:
+        """Writable and on a local disk, and whether a server runs on it."""
         state = self.settings.state
-        told = doctor_machine.writable(state)
+        message = doctor_machine.writable(state)
         if (kind := network_type_of(state)) and not self.settings.ledger:
             raise CheckFailedError(
                 "state-on-network", f"{state} is on a network file system ({kind}): SQLite loses writes there"
             )
-        return f"{told}; the server is running" if self.running else told
+        return f"{message}; the server is running" if self.running else message
 
-    def look_at_blobs(self) -> str:
-        """Where the settings say: there, writable, with room."""
+    def check_blobs(self) -> str:
+        """The folder that the settings name exists, is writable and has space."""
         if (folder := self.settings.blobs) is None:
             raise CheckSkippedError("they are in the state folder")
         if not folder.is_dir():
-            raise CheckFailedError("blobs-unusable", f"{folder} is not there")
+            # Not made here or by the server: an empty folder in place of an unmounted disk would look like lost models.
+            raise CheckFailedError("blobs-unusable", f"{folder} does not exist")
         return f"{doctor_machine.writable(folder, 'blobs-unusable')}; {doctor_machine.disk(folder)}"
 
-    def look_at_ledger(self) -> str:
-        """Whole, and of a version that this software has; it stays as it is."""
+    def check_ledger(self) -> str:
+        """Undamaged, and of a schema version that this software knows; it is not migrated."""
         where = "the database" if self.settings.ledger else f"{self._file}"
         if not self.settings.ledger and not self._file.exists():
             return f"{where} will be made"
@@ -168,19 +171,20 @@ class ServerDoctor:
         newer = "" if version == versions.NEWEST else f", which becomes {versions.NEWEST} when the server starts"
         return f"{where} is whole, version {version}{newer}"
 
-    def look_at_port(self) -> str:
-        """To be had, or this very server's."""
-        listen, said = self.settings.listen, server_process.read_address(self.settings.state)
-        if self.running and said is not None and said.rpartition(":")[2] == listen.rpartition(":")[2]:
-            return f"{said} is the running server's"
+    def check_port(self) -> str:
+        """The port is free, or the running server of this state folder listens on it."""
+        listen, current = self.settings.listen, server_process.read_address(self.settings.state)
+        # Ports only: the host may be written in two ways, as 0.0.0.0 and an address of this machine.
+        if self.running and current is not None and current.rpartition(":")[2] == listen.rpartition(":")[2]:
+            return f"{current} is the running server's"
         return doctor_machine.port(listen, "port-taken", "address-not-here")
 
-    def look_at_metrics(self) -> str:
-        """Where they would be answered."""
+    def check_metrics(self) -> str:
+        """Whether the server could listen for scrapes."""
         return doctor_machine.metrics(self.settings.metrics, running=self.running)
 
-    def look_at_memory(self) -> str:
-        """Above which no upload begins."""
+    def check_memory(self) -> str:
+        """The limit above which the memory guard makes uploads wait."""
         limit = memory_limit(self.settings.memory_limit_mb)
         if limit is None:
             return "no limit is set"
@@ -190,25 +194,27 @@ class ServerDoctor:
             )
         return f"uploads wait above {limit >> 20} MiB"
 
-    def look_at_descriptors(self) -> str:
-        """One a connection."""
-        wanted = self.settings.max_connections
-        if (room := serving.room(wanted)) < wanted:
-            raise CheckFailedError("descriptors-few", f"room for {room} connections; `max_connections` is {wanted}")
-        return f"room for {wanted} connections"
+    def check_descriptors(self) -> str:
+        """A connection takes one file descriptor: whether the process may open as many as the settings allow."""
+        allowed = self.settings.max_connections
+        if (possible := serving.room(allowed)) < allowed:
+            raise CheckFailedError(
+                "descriptors-few", f"enough for {possible} connections; `max_connections` is {allowed}"
+            )
+        return f"enough for {allowed} connections"
 
     @property
     def _file(self) -> Path:
         return self.settings.state / engine.LEDGER_FILE
 
     def _identity(self, now: datetime | None) -> Identity:
-        """None: whatever its dates."""
+        """The server's identity; without `now`, its dates are not judged."""
         if (folder := self.settings.identity) is None:
             raise CheckSkippedError("none in plain text")
         return read_identity(folder, Party.SERVER, now or doctor_dates.valid_time(folder, self.clock()))
 
     def _registered(self, now: float) -> set[str]:
-        """Operators that the ledger knows; a ledger that cannot be read is another check's."""
+        """Names of registered operators; none if the ledger cannot be read, which `check_ledger` reports."""
         if not self.settings.ledger and not self._file.exists():
             return set()
         table = schema.certificates
@@ -220,25 +226,27 @@ class ServerDoctor:
         except (ProtofedError, CheckFailedError):
             return set()
 
-    def _ledger(self, look: Callable[[Connection], T]) -> T:
-        """Read from it, whole or not at all.
+    def _ledger(self, query: Callable[[Connection], T]) -> T:
+        """Read from the ledger.
 
         Raises:
-            Found: the database does not answer.
+            CheckFailedError: the database does not answer.
             StateError: it cannot be read, is damaged, or of a version that this software does not know.
         """
         file = self._file
+        # Even a reader makes SQLite's -wal and -shm files, and the doctor leaves none behind. `still` prevents it, but
+        # must not be used while a server writes, and would not see what a killed one left in the -wal file.
         still = not self.running and not file.with_name(f"{file.name}-wal").exists()
         reader = engine.open_engine(self.settings.ledger or f"sqlite:///{file}", still=still)
         try:
             with reader.connect() as connection:
                 engine.check(connection)
-                return look(connection)
+                return query(connection)
         except SQLAlchemyError as error:
-            told = engine.state_error(error)
+            state_error = engine.state_error(error)
             if isinstance(error, OperationalError) and reader.dialect.name == "postgresql":
-                raise CheckFailedError("database-unreachable", str(told)) from error
-            raise told from error
+                raise CheckFailedError("database-unreachable", str(state_error)) from error
+            raise state_error from error
         finally:
             reader.dispose()
 

@@ -1,4 +1,7 @@
-"""What `protofed client doctor` looks at beside the network: policy, folders, device, data. Counts are never told."""
+"""Local checks of `protofed client doctor`: policy, folders, device, data. No message has a count of examples.
+
+The output is meant to be sent to whoever helps, so it must not disclose what the privacy policy may keep.
+"""
 
 from __future__ import annotations
 
@@ -22,30 +25,30 @@ if TYPE_CHECKING:
     from protofed.client.privacy.rules import PolicyRules
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  (looked at, nothing is made there)
-SHARED_BYTES = 64 << 20  # what Docker gives unless told otherwise; less fails at the first worker
+SHARED_BYTES = 64 << 20  # Docker's default; with less, a data loader fails at its first worker
 DRIVER = Path("/proc/driver/nvidia/version")
 SIZE = 256  # of a matrix that a device multiplies
 
 
 @dataclass(frozen=True)
 class SiteUnderCheck:
-    """How a site is looked at.
+    """The checks of a site's own machine.
 
     Attributes:
-        recipe: of the run that data are loaded for; None: of the newest that the server offered, or the data's own.
-        quick: only open the data.
+        recipe: reads the recipe that data are loaded for; None: of the newest run that the server offered, if any.
+        quick: open the data without loading them.
     """
 
     recipe: Callable[[], Recipe] | None = None
     quick: bool = False
 
     def state(self, settings: ClientSettings) -> str:
-        """Writable, and whether a daemon has it."""
-        told = machine.writable(settings.state)
-        return f"{told}; the daemon is running" if machine.held(settings.state) else told
+        """The state folder is writable, and whether a daemon runs on it."""
+        message = machine.writable(settings.state)
+        return f"{message}; the daemon is running" if machine.has_running_daemon(settings.state) else message
 
     def cache(self, settings: ClientSettings) -> str:
-        """Where PyTorch and Python put what they compile and unpack."""
+        """The folders for temporary files and for code that PyTorch compiles are writable."""
         try:
             temporary = Path(tempfile.gettempdir())
         except FileNotFoundError as error:
@@ -58,7 +61,7 @@ class SiteUnderCheck:
         return f"temporary files in {temporary}, compiled code in {compiled}"
 
     def device(self, settings: ClientSettings) -> str:
-        """The device is there, and computes."""
+        """The device exists and computes correctly."""
         import torch
 
         from protofed.client.agent import device
@@ -66,9 +69,9 @@ class SiteUnderCheck:
         try:
             where = device.pick(settings.device)
         except ConfigError as error:
-            raise CheckFailedError("device-absent", f"{error}{_why_absent(settings.device)}") from error
+            raise CheckFailedError("device-absent", f"{error}{_absence_reason(settings.device)}") from error
         try:
-            _compute(where)
+            _check_compute(where)
         except RuntimeError as error:
             raise CheckFailedError(
                 "device-unusable", f"{where} does not compute: {' '.join(str(error).split())[:200]}"
@@ -79,39 +82,42 @@ class SiteUnderCheck:
         return f"{where}, {torch.cuda.get_device_name(where)}, {free} of {whole} GiB free"
 
     def shared_memory(self) -> str:
-        """Its size."""
+        """Shared memory has room for the workers of a data loader."""
         try:
-            found = os.statvfs(SHARED_MEMORY)
+            usage = os.statvfs(SHARED_MEMORY)
         except OSError as error:
             raise CheckFailedError("shared-memory-small", f"{SHARED_MEMORY}: {error.strerror}") from error
-        size = found.f_blocks * found.f_frsize
+        size = usage.f_blocks * usage.f_frsize
         text = f"{SHARED_MEMORY} has {size >> 20} MiB"
         if size < SHARED_BYTES:
-            raise CheckFailedError(
-                "shared-memory-small", f"{text}; data loaders of own models with workers want 64 and more"
-            )
+            raise CheckFailedError("shared-memory-small", f"{text}; data loaders with workers need at least 64")
         return text
 
     def data(self, settings: ClientSettings) -> str:
-        """Readable, and of the run's shape."""
+        """The data are readable and have the run's shape, [channels, height, width].
+
+        Raises:
+            DataError, ConfigError: they cannot be used.
+        """
         client_resources.check_root(settings)
         if self.quick:
-            return _opened(settings)
+            return _check_readable(settings)
         from protofed.client.data.sources import NAMED, own_class_names, own_input
         from protofed.deploy.doctor import images
 
         if (recipe := self._recipe(settings)) is not None:
-            input_, classes, why = recipe.input, recipe.classes, f"as run {recipe.name} wants them"
+            input_, classes, comparison = recipe.input, recipe.classes, f"as run {recipe.name} expects them"
             class_names = recipe.class_names
             _check_pinned(settings, recipe)
         else:
-            (input_, classes), why = own_input(settings.data), "with no run to compare them with (--recipe names one)"
+            input_, classes = own_input(settings.data)
+            comparison = "with no run to compare them with (--recipe names one)"
             class_names = own_class_names(settings.data)
         if settings.data.source in NAMED:
-            return f"{settings.data.source}: {images.look(settings.data, input_, class_names)}, {why}"
+            return f"{settings.data.source}: {images.check_images(settings.data, input_, class_names)}, {comparison}"
         client.load_data(settings, input_, classes, class_names)
         shape = " x ".join(map(str, input_.shape))
-        return f"{settings.data.source}: images of {shape} [channels, height, width], {why}"
+        return f"{settings.data.source}: images of {shape} [channels, height, width], {comparison}"
 
     def _recipe(self, settings: ClientSettings) -> Recipe | None:
         if self.recipe is not None:
@@ -122,19 +128,19 @@ class SiteUnderCheck:
         return parse_json(offers[-1].recipe, Recipe, f"run {offers[-1].run}") if offers else None
 
 
-def allowed(rules: PolicyRules) -> str:
-    """What a policy lets out, in a line."""
-    more = [name for name in ("example_count", "class_distribution_estimate") if getattr(rules, name)]
-    less = [f"no class under {rules.min_samples_per_class} examples"] if rules.min_samples_per_class > 1 else []
-    less += ["decoys for absent classes"] if rules.hide_class_presence else []
-    less += [f"each run after `protofed client approve` ({rules.approval})"] if rules.approval != "automatic" else []
-    less += ["at set hours"] if rules.schedule else []
+def policy_summary(rules: PolicyRules) -> str:
+    """What a policy allows, in one line."""
+    disclosed = [name for name in ("example_count", "class_distribution_estimate") if getattr(rules, name)]
+    limits = [f"no class under {rules.min_samples_per_class} examples"] if rules.min_samples_per_class > 1 else []
+    limits += ["decoys for absent classes"] if rules.hide_class_presence else []
+    limits += [f"each run after `protofed client approve` ({rules.approval})"] if rules.approval != "automatic" else []
+    limits += ["at set hours"] if rules.schedule else []
     listed = [f"{name} {', '.join(sorted(getattr(rules, name))) or 'none'}" for name in ("methods", "parts", "plugins")]
-    return "; ".join([*listed, f"{len(rules.metrics)} scores", *more, *less])
+    return "; ".join([*listed, f"{len(rules.metrics)} scores", *disclosed, *limits])
 
 
-def _compute(where: torch.device) -> None:
-    """One kernel, with a result that is known."""
+def _check_compute(where: torch.device) -> None:
+    """Run one kernel whose result is known: a device that is listed may still fail, as a GPU without a kernel image."""
     import torch
 
     ones = torch.ones(SIZE, SIZE, device=where)
@@ -142,7 +148,7 @@ def _compute(where: torch.device) -> None:
         raise RuntimeError(f"{SIZE} x {SIZE} ones times themselves gave {total}")
 
 
-def _why_absent(name: str) -> str:
+def _absence_reason(name: str) -> str:
     import torch
 
     if not name.startswith("cuda"):
@@ -166,11 +172,11 @@ def _check_pinned(settings: ClientSettings, recipe: Recipe) -> None:
         raise CheckFailedError("preprocessing-differs", str(error)) from error
 
 
-def _opened(settings: ClientSettings) -> str:
-    """Without loading them: `--quick`."""
+def _check_readable(settings: ClientSettings) -> str:
+    """`--quick`: open the data without loading them."""
     root = settings.data.place
     if root is None or not root.exists():
-        return f"{settings.data.source}: comes along, or will be downloaded; not loaded"
+        return f"{settings.data.source}: is built in, or will be downloaded; not loaded"
     try:
         if root.is_dir():
             next(root.iterdir(), None)
