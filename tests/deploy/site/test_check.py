@@ -18,7 +18,7 @@ from PIL import Image
 from protofed.common.config.recipe import Recipe, read_recipe
 from protofed.deploy.cli import client_check, main
 from protofed.deploy.site.contact_sheet import sheet
-from protofed.deploy.site.survey import Seen, Survey
+from protofed.deploy.site.survey import Survey, SurveyedImage
 
 RECIPE = """\
 name = "skin"
@@ -278,7 +278,7 @@ def test_a_place_that_cannot_be_written_is_an_error_of_one_line(run: Run, tmp_pa
 @pytest.mark.parametrize("classes", [2, 100])
 def test_sheets_of_few_and_of_many_classes_are_wide_and_not_too_large(classes: int) -> None:
     pixels = np.zeros((3, 32, 32), np.uint8)
-    seen = [Seen(f"{place}.png", "own", place % classes, "train") for place in range(10 * classes)]
+    seen = [SurveyedImage(f"{place}.png", "own", place % classes, "train") for place in range(10 * classes)]
     made = sheet(Survey(seen, Counter(), Counter(), lambda _: pixels), [f"class {c}" for c in range(classes)], "all")
     with Image.open(BytesIO(made)) as picture:
         assert picture.width > picture.height

@@ -81,12 +81,12 @@ def test_a_run_moves_what_the_plan_says(
     (first, *updates), fetched = passing
     assert {spec.part for spec in first.manifest.tensors} == {Part.BODY, Part.HEAD}
     assert len(updates) == 3 * 2
-    required = {tensor.spec for tensor in plan.leaves if not tensor.optional}
+    required = {tensor.spec for tensor in plan.outgoing if not tensor.optional}
     for update in updates:
-        assert required <= set(update.manifest.tensors) <= {tensor.spec for tensor in plan.leaves}
-    assert {spec for update in updates for spec in update.manifest.tensors} == {t.spec for t in plan.leaves}
-    assert all(set(manifest) <= set(plan.comes) for manifest in fetched)
-    assert set(plan.comes) == set(fetched[-1])
+        assert required <= set(update.manifest.tensors) <= {tensor.spec for tensor in plan.outgoing}
+    assert {spec for update in updates for spec in update.manifest.tensors} == {t.spec for t in plan.outgoing}
+    assert all(set(manifest) <= set(plan.incoming) for manifest in fetched)
+    assert set(plan.incoming) == set(fetched[-1])
     assert {name for update in updates for name in update.metrics} == set(plan.scalars["after training"])
     reported = {_family(name) for sites in scores.values() for own in sites.values() for name in own}
     assert reported == {name for names in plan.scalars.values() for name in names} - {"loss"}
@@ -105,7 +105,7 @@ def test_a_shipped_policy_refuses_exactly_the_methods_that_it_does_not_name(
     site = Policy.read(shipped.folder("policies") / f"{name}.toml")
     plan = site_plan(recipe_of(method), site)
     assert bool(plan.refusals) == (method not in site.rules.methods)
-    assert {tensor.refused for tensor in plan.leaves} <= ({"methods"} if plan.refusals else {None})
+    assert {tensor.refused_by for tensor in plan.outgoing} <= ({"methods"} if plan.refusals else {None})
 
 
 def test_sizes_are_those_of_the_tensors(recipe_of: RecipeOf) -> None:
@@ -117,7 +117,7 @@ def test_sizes_are_those_of_the_tensors(recipe_of: RecipeOf) -> None:
 
 def test_a_part_that_is_not_allowed_is_refused_by_its_rule(recipe_of: RecipeOf) -> None:
     plan = site_plan(recipe_of("fednh"), policy("fednh", parts={"body", "head"}))
-    assert {tensor.spec.part: tensor.refused for tensor in plan.leaves} == {
+    assert {tensor.spec.part: tensor.refused_by for tensor in plan.outgoing} == {
         Part.BODY: None,
         Part.HEAD: None,
         Part.PROTOTYPES: "parts",
@@ -128,14 +128,14 @@ def test_a_part_that_is_not_allowed_is_refused_by_its_rule(recipe_of: RecipeOf) 
 def test_an_update_that_is_too_large_is_refused_whole(recipe_of: RecipeOf) -> None:
     assert not site_plan(recipe_of("fednh"), policy("fednh", max_update_mb=0.1)).refusals
     plan = site_plan(recipe_of("fednh"), policy("fednh", max_update_mb=0.05))
-    assert {tensor.refused for tensor in plan.leaves} == {"max_update_mb"}
+    assert {tensor.refused_by for tensor in plan.outgoing} == {"max_update_mb"}
     assert "max_update_mb = 0.05" in plan.refusals[0]
 
 
 def test_true_shares_exist_only_in_simulations(recipe_of: RecipeOf) -> None:
     recipe = with_options(recipe_of("cwfedavg"), shares="true")
     for plan in (site_plan(recipe), site_plan(recipe, policy("cwfedavg"))):
-        refused = {tensor.spec.part: tensor.refused for tensor in plan.leaves if tensor.refused}
+        refused = {tensor.spec.part: tensor.refused_by for tensor in plan.outgoing if tensor.refused_by}
         assert refused == {Part.LABEL_DISTRIBUTION: "outside simulations"}
     assert "label-distribution" in plan.refusals[0]
 
@@ -179,7 +179,7 @@ def test_a_model_that_the_site_does_not_name_is_never_run(recipe_of: RecipeOf) -
 
 def test_hidden_classes_get_a_prototype_each(recipe_of: RecipeOf) -> None:
     plan = site_plan(recipe_of("fednh"), policy("fednh", hide_class_presence=True, min_samples_per_class=3))
-    assert not any(tensor.optional or tensor.refused for tensor in plan.leaves)
+    assert not any(tensor.optional or tensor.refused_by for tensor in plan.outgoing)
     assert plan.sent_bytes[0] == plan.sent_bytes[1]
     assert "fewer than 3 examples (min_samples_per_class), gets a decoy" in plan.rules[0]
 
@@ -195,7 +195,7 @@ def test_a_part_about_classes_is_refused_by_the_rule_about_classes(
     method: str, changes: dict[str, Any], rule: str, part: str, recipe_of: RecipeOf
 ) -> None:
     plan = site_plan(recipe_of(method), policy(method, **changes))
-    assert {tensor.spec.part: tensor.refused for tensor in plan.leaves if tensor.refused} == {part: rule}
+    assert {tensor.spec.part: tensor.refused_by for tensor in plan.outgoing if tensor.refused_by} == {part: rule}
     assert plan.refusals
     assert all(f"part '{part}'" in why and f"({rule})" in why for why in plan.refusals)
 
@@ -205,7 +205,7 @@ def test_a_part_about_classes_is_refused_by_the_rule_about_classes(
 )
 def test_a_tensor_that_may_not_leave_keeps_all_of_them(changes: dict[str, Any], rule: str, recipe_of: RecipeOf) -> None:
     plan = site_plan(recipe_of("fedavg"), policy("fedavg", **changes))
-    assert {tensor.refused for tensor in plan.leaves} == {rule}
+    assert {tensor.refused_by for tensor in plan.outgoing} == {rule}
     assert len(plan.refusals) == 1
     assert rule in plan.refusals[0]
 
@@ -225,7 +225,7 @@ def test_what_the_policy_says_is_said_in_sentences(recipe_of: RecipeOf) -> None:
     ):
         assert said in plan.rules
         assert said in " ".join(printed(plan, 100, policy="mine").split())
-    assert "Heartbeats tell nothing of the site's machine (telemetry)." in plan.rules
+    assert "Heartbeats say nothing about the site's machine (telemetry)." in plan.rules
     assert plain(plan)["rules"] == plan.rules
     telling = site_plan(recipe_of("fedprp"), policy("fedprp", example_count=True))
     assert not [said for said in telling.rules if "example_count" in said]
@@ -237,8 +237,8 @@ def test_what_heartbeats_tell_of_the_machine_is_said_with_what_it_discloses(reci
     plan = site_plan(recipe_of("fedavg"), policy("fedavg", telemetry=["step_seconds", "disk_free_bytes"]))
     told = [said for said in plan.rules if "(telemetry)" in said]
     assert [said.partition(" (telemetry). ")[0] for said in told] == [
-        "Heartbeats tell disk_free_bytes",
-        "Heartbeats tell step_seconds",
+        "Heartbeats have disk_free_bytes",
+        "Heartbeats have step_seconds",
     ]
     assert told[1].endswith("roughly how many examples there are.")
     shown = " ".join(printed(plan, 100, policy="mine").split())
@@ -260,7 +260,7 @@ def test_it_can_be_read_in_a_terminal(method: str, recipe_of: RecipeOf) -> None:
         for text in (by_part, by_tensor):
             assert max(map(len, text.splitlines())) <= width
             assert "mine lets the site take part" in text
-        for tensor in plan.leaves:
+        for tensor in plan.outgoing:
             assert f" {tensor.spec.path} " in by_tensor
             assert f" {tensor.spec.part} " in by_part
             assert tensor.spec.part.discloses in " ".join(by_part.split())

@@ -96,7 +96,7 @@ def _draw(found: SiteCheck, file: Path) -> None:
     """
     from protofed.deploy.site.contact_sheet import sheet
 
-    wanted = found.wanted
+    wanted = found.request
     run = "own labels" if wanted.recipe is None else f"run {wanted.recipe.name}"
     shape = " x ".join(map(str, wanted.input.shape))
     names = [wanted.name(index) for index in range(wanted.classes)]

@@ -12,7 +12,7 @@ from protofed.client.data.image_files import Scan
 from protofed.common.config.recipe import Data, Input
 from protofed.common.errors import DataError, short
 from protofed.deploy.doctor.checks import CheckFailedError
-from protofed.deploy.site.survey import of_files
+from protofed.deploy.site.survey import survey_files
 
 SAMPLE, NAMED = 32, 3  # files that are read, and unreadable ones that the message names
 
@@ -37,9 +37,10 @@ def check_images(data: Data, input_: Input, class_names: Sequence[str]) -> str:
 
 
 def _sample(scan: Scan, data: Data, input_: Input) -> None:
-    # A fixed seed: the same files every time, so that a repaired file shows in the next run of the doctor.
+    # A fixed seed: the same files every time, so that a repaired file shows the next time.
     drawn = random.Random(0).sample(list(scan.items), min(SAMPLE, len(scan.items)))  # noqa: S311  (no secret)
-    unreadable = [(image.name, image.why) for image in of_files(replace(scan, items=drawn), input_).images if image.why]
+    sample = survey_files(replace(scan, items=drawn), input_)
+    unreadable = [(image.name, image.problem) for image in sample.images if image.problem]
     astray = [(name, "in no class's folder") for name in scan.astray]
     # `ceil`: one unreadable file in a small sample is allowed whenever the fraction is not 0.
     many = len(unreadable) > ceil(data.max_unreadable_fraction * len(drawn))

@@ -1,4 +1,4 @@
-"""`protofed client check`: a site's data as a run would have them, looked at on the spot. Nothing of it is sent."""
+"""`protofed client check`: examines a site's data as a run would use them. Nothing is sent."""
 
 from __future__ import annotations
 
@@ -21,73 +21,73 @@ from protofed.common.config.settings import ClientSettings
 from protofed.common.errors import ConfigError, DataError
 from protofed.deploy.console.progress import Bar
 from protofed.deploy.daemons import client, client_resources
-from protofed.deploy.site import survey as site_check_survey
-from protofed.deploy.site.check_result import OWN_TEST, TEST, TRAIN, Alike, CheckRequest, Counts, SiteCheck
-from protofed.deploy.site.survey import DRAWN, Seen, Survey, mean_and_std
+from protofed.deploy.site.check_result import OWN_TEST, TEST, TRAIN, CheckRequest, Counts, Duplicates, SiteCheck
+from protofed.deploy.site.survey import DRAWN, Survey, SurveyedImage, mean_and_std, survey_arrays, survey_files
 
 _MEMORY = Path("/proc/meminfo")
-_NOTHING = Scan([], Counter(), Counter(), [], [], [], LabelMap({}, frozenset(), ()))
+_EMPTY_SCAN = Scan([], Counter(), Counter(), [], [], [], LabelMap({}, frozenset(), ()))
 
 
-def site_check(settings: ClientSettings, recipe: Recipe | None, least: int | None, bar: Bar) -> SiteCheck:
-    """Look at all images of a site.
+def site_check(settings: ClientSettings, recipe: Recipe | None, min_samples: int | None, bar: Bar) -> SiteCheck:
+    """Read all images of a site, then load them as the daemon would.
 
     Args:
         recipe: None: there is no run to compare them with.
-        least: the policy's min_samples_per_class; None: no policy is known.
+        min_samples: the policy's min_samples_per_class; None: no policy was given.
 
     Raises:
-        DataError: without a recipe: there is nothing that could be looked at.
+        DataError: without a recipe, if the data cannot be read. With one, the error becomes the check's `refusal`.
     """
-    wanted = _wanted(settings, recipe)
-    found, survey, refusal = _surveyed(settings, wanted, bar)
+    request = _request(settings, recipe)
+    scan, survey, refusal = _surveyed(settings, request, bar)
     bar.say("loading them as the daemon does")
     loaded, refusal = _loaded(settings, recipe, refusal)
     return SiteCheck(
-        wanted=wanted,
+        request=request,
         source=settings.data.source,
         survey=survey,
-        stored=_stored(survey, wanted.classes),
-        taken=_taken(loaded, wanted.classes),
-        astray=found.astray,
-        groups=len({item.group for item in found.items} - {None}) or None,
-        crossing=[item.name for item in found.crossing],
-        ungrouped=[item.name for item in found.ungrouped],
-        alike=_alike(survey, loaded),
-        moments=mean_and_std([seen for seen in survey.images if seen.split in ("train", DRAWN)] or survey.images),
-        least=least,
-        memory=(_needed(survey, loaded, wanted.input), _available()),
+        stored=_stored(survey, request.classes),
+        used=_used(loaded, request.classes),
+        misplaced=scan.astray,
+        groups=len({item.group for item in scan.items} - {None}) or None,
+        crossing=[item.name for item in scan.crossing],
+        ungrouped=[item.name for item in scan.ungrouped],
+        duplicates=_duplicates(survey, loaded),
+        # A recipe's mean and std are of training images; a source that has only others is better than none.
+        moments=mean_and_std([image for image in survey.images if image.split in ("train", DRAWN)] or survey.images),
+        min_samples=min_samples,
+        memory=(_needed_bytes(survey, loaded, request.input), _available_bytes()),
         refusal=refusal,
     )
 
 
-def _surveyed(settings: ClientSettings, wanted: CheckRequest, bar: Bar) -> tuple[Scan, Survey, str | None]:
-    """All images, or why there are none that could be looked at."""
+def _surveyed(settings: ClientSettings, request: CheckRequest, bar: Bar) -> tuple[Scan, Survey, str | None]:
+    """The scan of the files, all images, and the reason if none could be read."""
     data = settings.data
     try:
         client_resources.check_root(settings)
         if data.source not in NAMED:
-            return _NOTHING, site_check_survey.of_arrays(data, wanted.class_names, bar.advance), None
-        found = image_files.scan(data, wanted.class_names, wanted.classes)
-        bar.expect(len(found.items))
-        return found, site_check_survey.of_files(found, wanted.input, bar.advance), None
+            return _EMPTY_SCAN, survey_arrays(data, request.class_names, bar.advance), None
+        scan = image_files.scan(data, request.class_names, request.classes)
+        bar.expect(len(scan.items))
+        return scan, survey_files(scan, request.input, bar.advance), None
     except DataError as error:
-        if wanted.recipe is None:
+        if request.recipe is None:
             raise
-        return _NOTHING, Survey([], Counter(), Counter(), lambda _: np.empty(0)), str(error)
+        return _EMPTY_SCAN, Survey([], Counter(), Counter(), lambda _: np.empty(0)), str(error)
 
 
-def _wanted(settings: ClientSettings, recipe: Recipe | None) -> CheckRequest:
+def _request(settings: ClientSettings, recipe: Recipe | None) -> CheckRequest:
     if recipe is not None:
         return CheckRequest(recipe.input, recipe.classes, recipe.class_names, recipe)
     client_resources.check_root(settings)
     input_, classes = own_input(settings.data)
-    own = own_class_names(settings.data)
-    return CheckRequest(input_, len(own) or classes, own, None)
+    class_names = own_class_names(settings.data)
+    return CheckRequest(input_, len(class_names) or classes, class_names, None)
 
 
 def _loaded(settings: ClientSettings, recipe: Recipe | None, refusal: str | None) -> tuple[SiteData | None, str | None]:
-    """As the daemon loads them, by its own functions, or why it would not."""
+    """The data as the daemon loads them, by its own functions, or the reason why it would refuse."""
     if recipe is None or refusal is not None:
         return None, refusal
     try:
@@ -99,37 +99,39 @@ def _loaded(settings: ClientSettings, recipe: Recipe | None, refusal: str | None
 
 def _stored(survey: Survey, classes: int) -> dict[str, Counts]:
     counts: dict[str, Counts] = {}
-    for seen in survey.images:
-        if seen.why is None and seen.index < classes:
-            counts.setdefault(seen.split, np.zeros(classes, np.int64))[seen.index] += 1
+    for image in survey.images:
+        if image.problem is None and image.index < classes:
+            counts.setdefault(image.split, np.zeros(classes, np.int64))[image.index] += 1
     return {split: counts[split] for split in ("train", "val", "test", DRAWN) if split in counts}
 
 
 def _sets(loaded: SiteData | None) -> dict[str, Examples]:
-    """What the daemon works with, without what is empty."""
+    """The daemon's sets of examples that are not empty."""
     if loaded is None:
         return {}
     named = {TRAIN: loaded.train, TEST: loaded.test, OWN_TEST: loaded.local_test}
     return {name: examples for name, examples in named.items() if examples is not None and len(examples)}
 
 
-def _taken(loaded: SiteData | None, classes: int) -> dict[str, Counts]:
-    return {name: np.bincount(found.labels.numpy(), minlength=classes) for name, found in _sets(loaded).items()}
+def _used(loaded: SiteData | None, classes: int) -> dict[str, Counts]:
+    return {name: np.bincount(examples.labels.numpy(), minlength=classes) for name, examples in _sets(loaded).items()}
 
 
-def _alike(survey: Survey, loaded: SiteData | None) -> Alike:
-    by_digest: dict[str, list[Seen]] = {}
-    for seen in survey.images:
-        if seen.digest is not None:
-            by_digest.setdefault(seen.digest, []).append(seen)
-    sets = [found for found in by_digest.values() if len(found) > 1]
-    differing = [found for found in sets if len({seen.index for seen in found}) > 1]
-    same = [found for found in sets if len({seen.index for seen in found}) == 1]
-    return Alike([*differing, *same], len(differing), None if loaded is None else _across(_sets(loaded)))
+def _duplicates(survey: Survey, loaded: SiteData | None) -> Duplicates:
+    by_digest: dict[str, list[SurveyedImage]] = {}
+    for image in survey.images:
+        if image.digest is not None:
+            by_digest.setdefault(image.digest, []).append(image)
+    sets = [images for images in by_digest.values() if len(images) > 1]
+    differing = [images for images in sets if len({image.index for image in images}) > 1]
+    same = [images for images in sets if len({image.index for image in images}) == 1]
+    # Counted on what the daemon loaded: with a drawn split, only then is it known which image is in which set.
+    across = None if loaded is None else _tested_and_trained_on(_sets(loaded))
+    return Duplicates([*differing, *same], len(differing), across)
 
 
-def _across(sets: Mapping[str, Examples]) -> int:
-    """Images to test on that are among those to train on."""
+def _tested_and_trained_on(sets: Mapping[str, Examples]) -> int:
+    """The number of test images that are equal to a training image."""
     if TRAIN not in sets:
         return 0
     train = set(_digests(sets[TRAIN]))
@@ -137,19 +139,19 @@ def _across(sets: Mapping[str, Examples]) -> int:
 
 
 def _digests(examples: Examples) -> list[bytes]:
+    """Of `examples.images`, [N, channels, H, W]."""
     return [blake3(image.tobytes()).digest() for image in examples.images.numpy()]
 
 
-def _needed(survey: Survey, loaded: SiteData | None, input_: Input) -> int:
-    """Bytes for the images, as they are and as they are kept for the model."""
+def _needed_bytes(survey: Survey, loaded: SiteData | None, input_: Input) -> int:
+    """Bytes for the images and their normalised copy; an estimate if the daemon could not load them."""
     if sets := _sets(loaded):
         return sum(examples.nbytes for examples in sets.values())
-    values = prod(input_.shape) * sum(seen.split != "val" for seen in survey.images)
-    return values + (4 * values if 4 * values <= KEPT_BYTES else 0)
+    values = prod(input_.shape) * sum(image.split != "val" for image in survey.images)
+    return values + (4 * values if 4 * values <= KEPT_BYTES else 0)  # as `Examples.nbytes`: uint8, and float32 if small
 
 
-def _available() -> int | None:
-    """Bytes of main memory that are free or can be freed."""
+def _available_bytes() -> int | None:
+    """Bytes of main memory that are free or can be freed; None where /proc/meminfo does not say."""
     lines = _MEMORY.read_text(encoding="ascii").splitlines() if _MEMORY.exists() else []
-    found = [int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:")]
-    return found[0] if found else None
+    return next((int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:")), None)

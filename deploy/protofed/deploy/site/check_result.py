@@ -1,4 +1,4 @@
-"""What `protofed client check` finds out about a site's images; numbers of examples among it, so it stays there."""
+"""The result of `protofed client check`. It has counts of examples, so it must not leave the site."""
 
 from __future__ import annotations
 
@@ -11,21 +11,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protofed.common.config.recipe import Input, Recipe
-from protofed.deploy.site.survey import DRAWN, Seen, Survey
+from protofed.deploy.site.survey import DRAWN, Survey, SurveyedImage
 
 TRAIN, TEST, OWN_TEST = "trains on", "tests on", "own test set"
-FAR = 1.0  # of the recipe's std: how far a mean may be off before a word is said about it
-WIDE = 3.0  # likewise, how many times a std may be larger or smaller
+FAR = 1.0  # a channel's mean may differ from the recipe's by this many of the recipe's stds without a warning
+WIDE = 3.0  # and its std may be this many times larger or smaller
 Counts: TypeAlias = NDArray[np.int64]  # [C]
 
 
 @dataclass(frozen=True, eq=False)
 class CheckRequest:
-    """What images are brought to, and the classes: a recipe's or, without one, the data's own.
+    """The input and classes that the data are checked for: a recipe's or, without one, the data's own.
 
     Attributes:
-        class_names: the classes by name; empty of a run that has numbers only.
-        recipe: None: what there is, and nothing to compare it with.
+        input: what images are converted to.
+        classes: their number, C.
+        class_names: C names, or none if the run's classes have numbers only.
+        recipe: None: there is no run to compare the data with.
     """
 
     input: Input
@@ -34,90 +36,95 @@ class CheckRequest:
     recipe: Recipe | None
 
     def name(self, index: int) -> str:
-        """Of a class."""
+        """The name of class `index`, 0..C-1."""
         return self.class_names[index] if self.class_names else f"{index}"
 
 
 @dataclass(frozen=True, eq=False)
-class Alike:
-    """Images that the model cannot tell apart: equal in every pixel that it sees.
+class Duplicates:
+    """Images that are equal in every pixel that the model sees.
 
     Attributes:
-        sets: names of images that are alike, by split; those of one label come after those of several.
-        differing: how many of the sets hold more than one label.
-        across: images of the daemon's test sets that it trains on, too; None: the data were not loaded.
+        sets: of equal images, two or more each; sets with several labels come first.
+        differing: number of sets with several labels.
+        across: number of images in the daemon's test sets that it also trains on; None: the data were not loaded.
     """
 
-    sets: Sequence[Sequence[Seen]]
+    sets: Sequence[Sequence[SurveyedImage]]
     differing: int
     across: int | None
 
 
 @dataclass(frozen=True, eq=False)
 class SiteCheck:
-    """What a site has, and whether its daemon would take part with it.
+    """What data a site has, and whether its daemon would take part in a run with them.
 
     Attributes:
-        stored: images by the source's own split (or DRAWN), [C] each; unreadable ones are not counted.
-        taken: what the daemon makes of them, [C] each, by TRAIN, TEST and OWN_TEST; empty where it refuses.
-        astray: files in no class's folder.
-        groups: how many; None: there are none.
-        crossing, ungrouped: images whose group is in train and test, or that have none.
-        moments: means and stds by channel, of pixels in 0..1; None: of no image.
-        least: examples below which the policy makes a class absent.
-        memory: bytes that the images need, and that are there; None: nobody can say.
-        refusal: why the daemon would take no part; None: it would.
+        source: `data.source` of the settings.
+        stored: readable images by the source's own split (or DRAWN), [C] each.
+        used: examples that the daemon works with, [C] each, by TRAIN, TEST and OWN_TEST; empty if it refuses.
+        misplaced: files in no class's folder, by name below the root.
+        groups: number of groups (of patients, say); None: the data have none.
+        crossing: images whose group is in both train and test.
+        ungrouped: images that have no group although others have.
+        moments: means and stds by channel, [channels] each, of pixels in 0..1; None: there is no readable image.
+        min_samples: examples below which the policy makes a class absent; None: no policy was given.
+        memory: bytes that the images need, and bytes that are available (None: unknown).
+        refusal: the reason why the daemon would not take part; None: it would.
     """
 
-    wanted: CheckRequest
+    request: CheckRequest
     source: str
     survey: Survey
     stored: Mapping[str, Counts]
-    taken: Mapping[str, Counts]
-    astray: Sequence[str]
+    used: Mapping[str, Counts]
+    misplaced: Sequence[str]
     groups: int | None
     crossing: Sequence[str]
     ungrouped: Sequence[str]
-    alike: Alike
+    duplicates: Duplicates
     moments: tuple[list[float], list[float]] | None
-    least: int | None
+    min_samples: int | None
     memory: tuple[int, int | None]
     refusal: str | None
 
     @property
-    def unreadable(self) -> list[Seen]:
-        """Files that are no image that the run can use."""
-        return [seen for seen in self.survey.images if seen.why is not None]
+    def unreadable(self) -> list[SurveyedImage]:
+        """Files that the run cannot use as an image."""
+        return [image for image in self.survey.images if image.problem is not None]
 
     @property
     def training(self) -> Counts:
-        """Examples to train on, [C]: as the daemon has them or, where it refuses, all that may be."""
-        if TRAIN in self.taken:
-            return self.taken[TRAIN]
-        none = np.zeros(self.wanted.classes, np.int64)
+        """Training examples by class, [C]: the daemon's or, if it refuses, all that are not held out by the source."""
+        if TRAIN in self.used:
+            return self.used[TRAIN]
+        none = np.zeros(self.request.classes, np.int64)
         return self.stored.get("train", none) + self.stored.get(DRAWN, none)
 
     @property
     def rare(self) -> list[str]:
-        """Classes that the policy makes absent, though there are some examples."""
-        some = (self.training > 0) & (self.training < (self.least or 0))
-        return [self.wanted.name(int(index)) for index in np.flatnonzero(some)]
+        """Names of classes that have examples, but fewer than the policy requires."""
+        some = (self.training > 0) & (self.training < (self.min_samples or 0))
+        return [self.request.name(int(index)) for index in np.flatnonzero(some)]
 
     @property
-    def off(self) -> list[str]:
-        """Channels whose pixels are far from what the recipe expects, in words."""
-        if self.moments is None or self.wanted.recipe is None:
+    def deviations(self) -> list[str]:
+        """A sentence for each channel far from the recipe's mean and std: most likely other images than expected."""
+        if self.moments is None or self.request.recipe is None:
             return []
-        shape, told = (len(self.moments[0]),), []
-        wanted = [np.broadcast_to(values, shape) for values in (self.wanted.input.mean, self.wanted.input.std)]
-        for channel, (mean, std, at, by) in enumerate(zip(*self.moments, *wanted, strict=True)):
-            if abs(mean - at) > FAR * by or not 1 / WIDE < std / by < WIDE:
-                told.append(f"channel {channel}: mean {mean:.3f}, std {std:.3f}; the recipe has {at:.3f}, {by:.3f}")
-        return told
+        shape, lines = (len(self.moments[0]),), []
+        # A recipe may give one number for all channels.
+        expected = [np.broadcast_to(values, shape) for values in (self.request.input.mean, self.request.input.std)]
+        for channel, (mean, std, to_mean, to_std) in enumerate(zip(*self.moments, *expected, strict=True)):
+            if abs(mean - to_mean) > FAR * to_std or not 1 / WIDE < std / to_std < WIDE:
+                lines.append(
+                    f"channel {channel}: mean {mean:.3f}, std {std:.3f}; the recipe has {to_mean:.3f}, {to_std:.3f}"
+                )
+        return lines
 
 
 def nearest(label: str, names: Sequence[str]) -> str | None:
-    """The class whose name is most like a label."""
+    """The class name that is most similar to a label; None: none is similar."""
     folded = {name.casefold(): name for name in names}
-    near = difflib.get_close_matches(label.casefold(), folded, n=1, cutoff=0.5)
-    return folded[near[0]] if near else None
+    matches = difflib.get_close_matches(label.casefold(), folded, n=1, cutoff=0.5)
+    return folded[matches[0]] if matches else None

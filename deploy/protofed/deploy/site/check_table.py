@@ -1,10 +1,10 @@
-"""What `protofed client check` found, for people and for programs."""
+"""The output of `protofed client check`: text for people, JSON for programs."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
 
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
@@ -12,120 +12,124 @@ from rich.text import Text
 
 from protofed.common.errors import short
 from protofed.deploy.site.check_result import OWN_TEST, TEST, TRAIN, SiteCheck, nearest
-from protofed.deploy.site.survey import DRAWN, Seen
+from protofed.deploy.site.survey import DRAWN, SurveyedImage
 
+T = TypeVar("T")
 MOST = 12  # lines of one list; --json has all
-_SPLITS = {"train": "train", "val": "val (left alone)", "test": "test", DRAWN: "images"}
+_SPLITS = {"train": "train", "val": "val (not used)", "test": "test", DRAWN: "images"}
 
 
-def show(found: SiteCheck, console: Console) -> None:
-    """Print it."""
-    console.print(_heading(found), highlight=False)
-    survey = found.survey
-    about = (
+def show(check: SiteCheck, console: Console) -> None:
+    """Print the result, section by section."""
+    console.print(_heading(check), highlight=False)
+    survey = check.survey
+    data_sections = (
         ("Classes", _classes),
         ("Own labels", _labels),
         ("Files", _files),
         ("Groups", _groups),
-        ("Duplicates", _alike),
+        ("Duplicates", _duplicates),
         ("Pixels", _pixels),
         ("Memory", _memory),
     )
-    looked_at = survey.images or survey.unmapped or survey.ignored or found.astray
-    for title, told in (*(about if looked_at else ()), ("Preparation", _preprocessing), ("Verdict", _verdict)):
-        if (block := told(found)) is not None:
+    has_data = survey.images or survey.unmapped or survey.ignored or check.misplaced
+    sections = (*(data_sections if has_data else ()), ("Preparation", _preprocessing), ("Verdict", _verdict))
+    for title, section in sections:
+        if (block := section(check)) is not None:
             console.print(f"\n[bold]{title}[/bold]", highlight=False)
             console.print(block, highlight=False)
 
 
-def plain(found: SiteCheck) -> dict[str, Any]:
-    """All of it, as JSON takes it. It has counts: it is not for others."""
-    wanted, names = found.wanted, [found.wanted.name(c) for c in range(found.wanted.classes)]
+def plain(check: SiteCheck) -> dict[str, Any]:
+    """The whole result for `--json`; it has counts of examples, so it is not to be sent to others."""
+    request, names = check.request, [check.request.name(c) for c in range(check.request.classes)]
     return {
-        "recipe": None if wanted.recipe is None else wanted.recipe.name,
-        "source": found.source,
-        "refusal": found.refusal,
+        "recipe": None if request.recipe is None else request.recipe.name,
+        "source": check.source,
+        "refusal": check.refusal,
         "classes": names,
-        "stored": {("all" if split == DRAWN else split): counts.tolist() for split, counts in found.stored.items()},
-        "taken": {name.replace(" ", "_"): counts.tolist() for name, counts in found.taken.items()},
-        "below_min_samples_per_class": found.rare,
+        "stored": {("all" if split == DRAWN else split): counts.tolist() for split, counts in check.stored.items()},
+        "taken": {name.replace(" ", "_"): counts.tolist() for name, counts in check.used.items()},
+        "below_min_samples_per_class": check.rare,
         "unmapped": {
-            label: {"images": count, "nearest": nearest(label, wanted.class_names)}
-            for label, count in sorted(found.survey.unmapped.items())
+            label: {"images": count, "nearest": nearest(label, request.class_names)}
+            for label, count in sorted(check.survey.unmapped.items())
         },
-        "ignored": dict(sorted(found.survey.ignored.items())),
-        "unreadable": [{"file": seen.name, "why": seen.why} for seen in found.unreadable],
-        "astray": list(found.astray),
-        "formats": dict(_formats(found).most_common()),
-        "sizes": dict(_sizes(found).most_common()),
-        "groups": found.groups,
-        "crossing": list(found.crossing),
-        "ungrouped": list(found.ungrouped),
-        "alike": [[_where(seen) for seen in alike] for alike in found.alike.sets],
-        "alike_with_several_labels": found.alike.differing,
-        "test_images_trained_on": found.alike.across,
-        "mean": None if found.moments is None else found.moments[0],
-        "std": None if found.moments is None else found.moments[1],
-        "far_from_the_recipe": found.off,
-        "memory_bytes": {"needed": found.memory[0], "available": found.memory[1]},
-        "preprocessing_digest": None if wanted.recipe is None else wanted.recipe.preprocessing_digest(),
+        "ignored": dict(sorted(check.survey.ignored.items())),
+        "unreadable": [{"file": seen.name, "why": seen.problem} for seen in check.unreadable],
+        "astray": list(check.misplaced),
+        "formats": dict(_formats(check).most_common()),
+        "sizes": dict(_sizes(check).most_common()),
+        "groups": check.groups,
+        "crossing": list(check.crossing),
+        "ungrouped": list(check.ungrouped),
+        "alike": [[_described(seen) for seen in duplicates] for duplicates in check.duplicates.sets],
+        "alike_with_several_labels": check.duplicates.differing,
+        "test_images_trained_on": check.duplicates.across,
+        "mean": None if check.moments is None else check.moments[0],
+        "std": None if check.moments is None else check.moments[1],
+        "far_from_the_recipe": check.deviations,
+        "memory_bytes": {"needed": check.memory[0], "available": check.memory[1]},
+        "preprocessing_digest": None if request.recipe is None else request.recipe.preprocessing_digest(),
     }
 
 
-def _heading(found: SiteCheck) -> Text:
-    recipe, shape = found.wanted.recipe, " x ".join(map(str, found.wanted.input.shape))
-    of = "no run to compare with" if recipe is None else f"run {recipe.name}"
+def _heading(check: SiteCheck) -> Text:
+    recipe, shape = check.request.recipe, " x ".join(map(str, check.request.input.shape))
+    run = "no run to compare with" if recipe is None else f"run {recipe.name}"
     return Text.assemble(
-        (f"source {found.source}, {of}", "bold"),
-        f": {found.wanted.classes} classes, images of {shape} [channels, height, width]\n",
+        (f"source {check.source}, {run}", "bold"),
+        f": {check.request.classes} classes, images of {shape} [channels, height, width]\n",
         ("Stays on this machine: it has numbers of examples, which no message to the server has.", "dim"),
     )
 
 
-def _classes(found: SiteCheck) -> RenderableType:
-    taken = {name: counts for name, counts in found.taken.items() if not _said_already(found, name)}
-    table = Table()
+def _classes(check: SiteCheck) -> RenderableType:
+    used = {name: counts for name, counts in check.used.items() if not _repeats_a_split(check, name)}
+    table = Table()  # of counts: those of images as stored, then those of examples as the daemon uses them
     table.add_column("class", overflow="fold")
     table.add_column("own labels", overflow="fold")
-    for name in (*map(_SPLITS.__getitem__, found.stored), *taken):
+    for name in (*map(_SPLITS.__getitem__, check.stored), *used):
         table.add_column(name, justify="right")
-    own = _own(found)
-    for index in range(found.wanted.classes):
-        numbers = [int(counts[index]) for counts in (*found.stored.values(), *taken.values())]
-        name = found.wanted.name(index)
-        labels = ", ".join(label for label in own.get(index, ()) if label != name)
+    own_labels = _own_labels(check)
+    for index in range(check.request.classes):
+        numbers = [int(counts[index]) for counts in (*check.stored.values(), *used.values())]
+        name = check.request.name(index)
+        labels = ", ".join(label for label in own_labels.get(index, ()) if label != name)
         table.add_row(Text(name), Text(labels), *(f"{number:,}" if number else "–" for number in numbers))
-    sums = [int(counts.sum()) for counts in (*found.stored.values(), *taken.values())]
+    sums = [int(counts.sum()) for counts in (*check.stored.values(), *used.values())]
     table.add_section()
     table.add_row("all", "", *(f"{number:,}" for number in sums))
-    return Group(table, *_about_classes(found))
+    return Group(table, *_about_classes(check))
 
 
-def _said_already(found: SiteCheck, name: str) -> bool:
-    """Of what the daemon makes of the images: whether that is a split of their own."""
+def _repeats_a_split(check: SiteCheck, name: str) -> bool:
+    """Whether the daemon uses exactly a split of the source, whose column the table has already."""
     split = {TRAIN: "train", TEST: "test"}.get(name, "")
-    return split in found.stored and found.stored[split].tolist() == found.taken[name].tolist()
+    return split in check.stored and check.stored[split].tolist() == check.used[name].tolist()
 
 
-def _own(found: SiteCheck) -> dict[int, list[str]]:
-    own: dict[int, set[str]] = {}
-    for seen in found.survey.images:
-        own.setdefault(seen.index, set()).add(seen.label)
-    return {index: sorted(labels) for index, labels in own.items()}
+def _own_labels(check: SiteCheck) -> dict[int, list[str]]:
+    own_labels: dict[int, set[str]] = {}
+    for seen in check.survey.images:
+        own_labels.setdefault(seen.index, set()).add(seen.label)
+    return {index: sorted(labels) for index, labels in own_labels.items()}
 
 
-def _about_classes(found: SiteCheck) -> Iterable[Text]:
-    if found.least is not None and found.least > 1:
-        rare = ", ".join(found.rare) or "none"
-        yield Text(f"Below the policy's min_samples_per_class = {found.least}, so that they count as absent: {rare}.")
-    if (left := {TEST, OWN_TEST} & set(found.taken)) and DRAWN in found.stored:
-        yield Text(f"What it {' and its '.join(sorted(left, reverse=True))} is held out by data.seed and data.*_share.")
+def _about_classes(check: SiteCheck) -> Iterable[Text]:
+    if check.min_samples is not None and check.min_samples > 1:
+        rare = ", ".join(check.rare) or "none"
+        limit = f"min_samples_per_class = {check.min_samples}"
+        yield Text(f"Below the policy's {limit}, so that they count as absent: {rare}.")
+    if (left := {TEST, OWN_TEST} & set(check.used)) and DRAWN in check.stored:
+        sets = " and its ".join(sorted(left, reverse=True))
+        yield Text(f"What it {sets} is held out by data.seed and data.*_fraction.")
 
 
-def _labels(found: SiteCheck) -> RenderableType | None:
+def _labels(check: SiteCheck) -> RenderableType | None:
     lines = []
-    for label, count in sorted(found.survey.unmapped.items()):
-        near = nearest(label, found.wanted.class_names)
+    for label, count in sorted(check.survey.unmapped.items()):
+        near = nearest(label, check.request.class_names)
         hint = f' (nearest: "{near}")' if near else ""
         lines.append(Text(f"- no class of the run: {short(label)!r}, {_images(count)}{hint}", style="red"))
     if lines:
@@ -133,112 +137,120 @@ def _labels(found: SiteCheck) -> RenderableType | None:
             Text('  Say in data.label_map what each is ("own" = "the run\'s"), or name it in data.ignore_labels.')
         )
     lines += [
-        Text(f"- ignored: {short(label)!r}, {_images(count)}") for label, count in sorted(found.survey.ignored.items())
+        Text(f"- ignored: {short(label)!r}, {_images(count)}") for label, count in sorted(check.survey.ignored.items())
     ]
     return Group(*lines) if lines else None
 
 
-def _files(found: SiteCheck) -> RenderableType:
-    seen, bad = len(found.survey.images), found.unreadable
-    what = "image" if found.survey.images and found.survey.images[0].format.startswith("array") else "file"
-    lines = [Text(f"{_count(seen, what)} with a class, {len(bad)} of them unreadable")]
-    lines += _listed(bad, lambda one: f"- {one.name}: {one.why}")
-    if found.astray:
-        lines.append(Text(f"{_count(len(found.astray), 'file')} in no class's folder (they count as unreadable)"))
-        lines += _listed(found.astray, lambda name: f"- {name}")
-    for title, counted in (("stored as", _formats(found)), ("width x height", _sizes(found))):
+def _files(check: SiteCheck) -> RenderableType:
+    images, unreadable = check.survey.images, check.unreadable
+    noun = "image" if images and images[0].format.startswith("array") else "file"
+    lines = [Text(f"{_count(len(images), noun)} with a class, {len(unreadable)} of them unreadable")]
+    lines += _truncated(unreadable, lambda image: f"- {image.name}: {image.problem}")
+    if check.misplaced:
+        lines.append(Text(f"{_count(len(check.misplaced), 'file')} in no class's folder (they count as unreadable)"))
+        lines += _truncated(check.misplaced, lambda name: f"- {name}")
+    for title, counted in (("stored as", _formats(check)), ("width x height", _sizes(check))):
         kinds = [f"{name} ({count:,})" for name, count in counted.most_common(MOST)]
         more = [f"and {len(counted) - MOST} others"] if len(counted) > MOST else []
         lines += [Text(f"{title}: {'; '.join([*kinds, *more])}")] if kinds else []
     return Group(*lines)
 
 
-def _groups(found: SiteCheck) -> RenderableType | None:
-    if found.groups is None and not found.ungrouped:
+def _groups(check: SiteCheck) -> RenderableType | None:
+    if check.groups is None and not check.ungrouped:
         return None
-    whole = "" if found.crossing or found.ungrouped else ", none of them in both train and test"
-    lines = [Text(f"{_count(found.groups or 0, 'group')}{whole}")]
-    for names, what in ((found.crossing, "are of groups in both train and test"), (found.ungrouped, "are in no group")):
+    whole = "" if check.crossing or check.ungrouped else ", none of them in both train and test"
+    lines = [Text(f"{_count(check.groups or 0, 'group')}{whole}")]
+    in_both, in_none = "are of groups in both train and test", "are in no group"
+    for names, problem in ((check.crossing, in_both), (check.ungrouped, in_none)):
         if names:
-            lines.append(Text(f"{_images(len(names))} {what}:", style="red"))
-            lines += _listed(names, lambda name: f"- {name}")
+            lines.append(Text(f"{_images(len(names))} {problem}:", style="red"))
+            lines += _truncated(names, lambda name: f"- {name}")
     return Group(*lines)
 
 
-def _alike(found: SiteCheck) -> RenderableType:
-    sets, alike = found.alike.sets, found.alike
+def _duplicates(check: SiteCheck) -> RenderableType:
+    sets, duplicates = check.duplicates.sets, check.duplicates
     images = sum(map(len, sets))
     lines = [Text(f"{_images(images)} in {_count(len(sets), 'set')} are equal in every pixel" if sets else "none")]
-    if alike.differing:
-        text = f"{_count(alike.differing, 'set')} of them with several labels, listed first"
+    if duplicates.differing:
+        text = f"{_count(duplicates.differing, 'set')} of them with several labels, listed first"
         lines.append(Text(text, style="yellow"))
-    if alike.across:
-        lines.append(Text(f"{_images(alike.across)} to test on are among those to train on", style="yellow"))
-    return Group(*lines, *_listed(sets, lambda one: f"- {' = '.join(map(_where, one[:4]))}{' = …' if one[4:] else ''}"))
+    if duplicates.across:
+        lines.append(Text(f"{_images(duplicates.across)} to test on are among those to train on", style="yellow"))
+
+    def line(equal: Sequence[SurveyedImage]) -> str:
+        return f"- {' = '.join(map(_described, equal[:4]))}{' = …' if equal[4:] else ''}"
+
+    return Group(*lines, *_truncated(sets, line))
 
 
-def _pixels(found: SiteCheck) -> RenderableType | None:
-    if found.moments is None:
+def _pixels(check: SiteCheck) -> RenderableType | None:
+    if check.moments is None:
         return None
-    mean, std = (", ".join(f"{value:.3f}" for value in values) for values in found.moments)
-    said = f"mean {mean}; std {std}, by channel, of pixels in 0..1"
-    if found.wanted.recipe is None:
-        return Text(said)
-    at, by = (", ".join(f"{v:.3f}" for v in values) for values in (found.wanted.input.mean, found.wanted.input.std))
-    lines = [Text(f"{said} (the recipe: mean {at}; std {by})")]
-    if found.off:
+    mean, std = (", ".join(f"{value:.3f}" for value in values) for values in check.moments)
+    text = f"mean {mean}; std {std}, by channel, of pixels in 0..1"
+    if check.request.recipe is None:
+        return Text(text)
+    input_ = check.request.input
+    mean, std = (", ".join(f"{value:.3f}" for value in values) for values in (input_.mean, input_.std))
+    lines = [Text(f"{text} (the recipe: mean {mean}; std {std})")]
+    if check.deviations:
         hint = "Far from the recipe's: are these images of the kind that the run is about, and input.window right?"
-        lines += [Text(f"- {line}", style="yellow") for line in found.off] + [Text(hint, style="yellow")]
+        lines += [Text(f"- {line}", style="yellow") for line in check.deviations] + [Text(hint, style="yellow")]
     return Group(*lines)
 
 
-def _memory(found: SiteCheck) -> Text:
-    needed, there = found.memory
-    said = f"the images take {_mb(needed)}" + ("" if there is None else f"; {_mb(there)} are free here")
-    return Text(said, style="yellow" if there is not None and needed > there else "")
+def _memory(check: SiteCheck) -> Text:
+    needed, available = check.memory
+    text = f"the images take {_mb(needed)}" + ("" if available is None else f"; {_mb(available)} are free here")
+    return Text(text, style="yellow" if available is not None and needed > available else "")
 
 
-def _preprocessing(found: SiteCheck) -> RenderableType | None:
-    if found.wanted.recipe is None:
+def _preprocessing(check: SiteCheck) -> RenderableType | None:
+    if check.request.recipe is None:
         return None
-    digest = found.wanted.recipe.preprocessing_digest()
+    digest = check.request.recipe.preprocessing_digest()
     return Group(
         Text(digest),
         Text('Compare it with the other sites\', or pin it: preprocessing_digest = "…" in [data] refuses every other.'),
     )
 
 
-def _verdict(found: SiteCheck) -> Text:
-    if found.refusal is not None:
-        return Text(f"The daemon would take no part: {found.refusal}", style="red")
-    if found.wanted.recipe is None:
-        return Text("A recipe says which classes and images a run wants: protofed client check RECIPE --settings FILE")
-    return Text(f"The daemon would take part in {found.wanted.recipe.name} with these data.", style="green")
+def _verdict(check: SiteCheck) -> Text:
+    if check.refusal is not None:
+        return Text(f"The daemon would take no part: {check.refusal}", style="red")
+    if check.request.recipe is None:
+        return Text("To compare the data with a run, name its recipe: protofed client check RECIPE --settings FILE")
+    return Text(f"The daemon would take part in {check.request.recipe.name} with these data.", style="green")
 
 
-def _listed(things: Sequence[Any], told: Any) -> list[Text]:
-    more = [Text(f"- and {len(things) - MOST} more: --json lists all")] if len(things) > MOST else []
-    return [Text(told(one)) for one in things[:MOST]] + more
+def _truncated(items: Sequence[T], line: Callable[[T], str]) -> list[Text]:
+    """The first `MOST` items, a line each, as `Text`: in names of files rich would read [x] as a style."""
+    more = [Text(f"- and {len(items) - MOST} more: --json lists all")] if len(items) > MOST else []
+    return [Text(line(item)) for item in items[:MOST]] + more
 
 
-def _where(seen: Seen) -> str:
-    return f"{seen.name} ({seen.label})" if seen.split in (DRAWN,) else f"{seen.name} ({seen.label}, {seen.split})"
+def _described(image: SurveyedImage) -> str:
+    split = "" if image.split == DRAWN else f", {image.split}"
+    return f"{image.name} ({image.label}{split})"
 
 
-def _formats(found: SiteCheck) -> Counter[str]:
-    return Counter(seen.format for seen in found.survey.images if seen.format)
+def _formats(check: SiteCheck) -> Counter[str]:
+    return Counter(seen.format for seen in check.survey.images if seen.format)
 
 
-def _sizes(found: SiteCheck) -> Counter[str]:
-    return Counter(" x ".join(map(str, seen.size)) for seen in found.survey.images if seen.size)
+def _sizes(check: SiteCheck) -> Counter[str]:
+    return Counter(" x ".join(map(str, seen.size)) for seen in check.survey.images if seen.size)
 
 
 def _images(count: int) -> str:
     return _count(count, "image")
 
 
-def _count(count: int, what: str) -> str:
-    return f"{count:,} {what}{'' if count == 1 else 's'}"
+def _count(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def _mb(size: int) -> str:

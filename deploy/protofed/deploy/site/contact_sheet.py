@@ -1,4 +1,4 @@
-"""A few images of every class as the model sees them, on one sheet: wrong labels and colours are seen at a glance."""
+"""The contact sheet: a few images of every class as the model sees them, so that wrong labels and colours show."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from protofed.deploy.site.survey import Pixels, Seen, Survey
+from protofed.deploy.site.survey import Pixels, Survey, SurveyedImage
 
-THUMB, SMALL_THUMB = 128, 96  # pixels, of few and of many classes: smaller images are enlarged by a whole factor
-MANY = 30  # classes
-MOST, LEAST, IN_ALL = 8, 3, 160  # images a class, and about how many on a sheet
-GAP, BORDER = 10, 24
-TITLE, CAPTION, HEADING = 15, 10, 20  # sizes of type
-WIDE = 1.4  # of the sheet: width by height
+THUMB, SMALL_THUMB = 128, 96  # pixels: the size of an image if there are few classes, and if there are many
+MANY = 30  # classes from which on images are small
+MOST, LEAST, IN_ALL = 8, 3, 160  # images of a class, and roughly of a sheet
+GAP, BORDER = 10, 24  # pixels
+TITLE, CAPTION, HEADING = 15, 10, 20  # font sizes in pixels
+WIDE = 1.4  # the sheet's width by its height
 INK, PALE, PAPER, LINE = "#1b1f24", "#5c6670", "#ffffff", "#d5dae0"
 
 
@@ -34,11 +34,11 @@ class SheetCell:
 
 
 def sheet(survey: Survey, names: Sequence[str], heading: str) -> bytes:
-    """A PNG with up to `MOST` images of each class, drawn at random, always the same ones.
+    """The sheet as PNG, with up to `MOST` images of each class; the same images are drawn every time.
 
     Args:
-        names: of the classes, 0..C-1; those without an image are named, too.
-        heading: of the sheet.
+        names: of the classes, 0..C-1; a class without images is shown, too.
+        heading: the title of the sheet.
     """
     thumb = THUMB if len(names) <= MANY else SMALL_THUMB
     each = max(LEAST, min(MOST, IN_ALL // max(1, len(names))))
@@ -51,7 +51,7 @@ def sheet(survey: Survey, names: Sequence[str], heading: str) -> bytes:
     draw = ImageDraw.Draw(page)
     draw.text((BORDER + GAP, BORDER), _fitted(heading, page.width - 2 * BORDER, HEADING), INK, _font(HEADING))
     for place, (name, cells) in enumerate(blocks):
-        column, row = divmod(place, rows)  # down the columns, as a list is read
+        column, row = divmod(place, rows)  # the classes go down the columns, as a printed list does
         _block(
             page, draw, (BORDER + column * width, BORDER + HEADING + 2 * GAP + row * height), name, cells, edge, each
         )
@@ -61,17 +61,18 @@ def sheet(survey: Survey, names: Sequence[str], heading: str) -> bytes:
 
 
 def _cells(survey: Survey, index: int, each: int, thumb: int) -> list[SheetCell]:
-    places = [place for place, seen in enumerate(survey.images) if seen.index == index and seen.why is None]
+    # Seeded by the class: one more image of another class does not change this one's sample.
+    places = [place for place, image in enumerate(survey.images) if image.index == index and image.problem is None]
     drawn = sorted(random.Random(index).sample(places, min(each, len(places))))  # noqa: S311  (no secret)
     return [_cell(survey.images[place], survey.pixels(place), thumb) for place in drawn]
 
 
-def _cell(seen: Seen, pixels: Pixels, thumb: int) -> SheetCell:
-    return SheetCell(_enlarged(picture(pixels), thumb), seen.label, seen.name.rpartition("/")[2])
+def _cell(image: SurveyedImage, pixels: Pixels, thumb: int) -> SheetCell:
+    return SheetCell(_enlarged(picture(pixels), thumb), image.label, image.name.rpartition("/")[2])
 
 
 def picture(pixels: Pixels) -> Image.Image:
-    """[channels, H, W] as people see it: grey of one channel, colours of three; else the first channel."""
+    """Pixels [channels, H, W] as RGB: three channels are colours; of any other number only the first is shown, grey."""
     array = pixels if pixels.dtype == np.uint8 else (pixels.clip(0, 1) * 255).round().astype(np.uint8)
     return Image.fromarray(np.ascontiguousarray(array.transpose(1, 2, 0)) if len(array) == 3 else array[0]).convert(
         "RGB"
@@ -79,7 +80,7 @@ def picture(pixels: Pixels) -> Image.Image:
 
 
 def _enlarged(image: Image.Image, thumb: int) -> Image.Image:
-    """Pixel by pixel as it is, several times as large; made smaller only where it is more than twice the room."""
+    """The image times a whole factor, so that each pixel stays visible; reduced only if over twice the thumb's size."""
     longest = max(image.size)
     if longest > 2 * thumb:
         image = image.copy()
@@ -97,7 +98,7 @@ def _block(
     edge: int,
     each: int,
 ) -> None:
-    """One class: its name over a row of images, each over its own label and file."""
+    """Draw one class: its name, and below it a row of images, each with its own label and file name."""
     left, top = corner
     width = each * (edge + GAP) - GAP
     draw.line((left + GAP, top, left + GAP + width, top), LINE)
@@ -108,14 +109,14 @@ def _block(
     for place, cell in enumerate(cells):
         x = left + GAP + place * (edge + GAP)
         page.paste(cell.picture, (x, under))
-        own = [] if cell.label == name else [cell.label]
-        for line, text in enumerate([*own, cell.file]):
+        lines = [] if cell.label == name else [cell.label]
+        for line, text in enumerate([*lines, cell.file]):
             y = under + edge + 3 + line * (CAPTION + 3)
             draw.text((x, y), _fitted(text, edge, CAPTION), PALE, _font(CAPTION))
 
 
 def _fitted(text: str, width: int, size: int) -> str:
-    """As much of a text as there is room for: names of files differ at their ends."""
+    """A text shortened to `width` pixels in its middle: names of files often differ only at their ends."""
     text = "".join(letter if letter.isprintable() else "?" for letter in text)
     if _font(size).getlength(text) <= width:
         return text
@@ -126,6 +127,7 @@ def _fitted(text: str, width: int, size: int) -> str:
 
 @cache
 def _font(size: int) -> ImageFont.FreeTypeFont:
-    import matplotlib  # comes along, with a typeface of most alphabets
+    # matplotlib brings a font with most alphabets. Pillow's own has few, and fonts of the system differ.
+    import matplotlib
 
     return ImageFont.truetype(str(Path(matplotlib.get_data_path()) / "fonts" / "ttf" / "DejaVuSans.ttf"), size)

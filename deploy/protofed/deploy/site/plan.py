@@ -1,4 +1,7 @@
-"""What a site would send, receive and keep for a recipe, from the code's own declarations; no data is touched."""
+"""`protofed client preview`: what a site would send, receive and keep in a run, from the method's own declarations.
+
+The halves of the method are run once on tensors of ones; the site's data are not read.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ from protofed.common.plugins import PluginKind, is_plugin
 from protofed.deploy.site.plan_rules import sentences
 from protofed.server.method import server_methods
 
-LOSS = "after training"
+LOSS = "after training"  # the rows of scalars: the models and data that a site's scores are of
 OWN, OWN_LOCAL = "own model, shared test set", "own model, own test set"
 GLOBAL_LOCAL, GLOBAL = "global model, own test set", "global model, by an evaluator"
 _PREFIXES = {OWN: "personal", OWN_LOCAL: "personal.local", GLOBAL_LOCAL: "global.local", GLOBAL: "global"}
@@ -32,17 +35,17 @@ _GROUPS, _PROBABILITIES = frozenset({"many", "medium", "few", "groups"}), frozen
 
 
 @dataclass(frozen=True)
-class Leaving:
+class OutgoingTensor:
     """A tensor of an update.
 
     Attributes:
-        optional: only sent for a class that the site has; where the policy hides those, all are sent.
-        refused: by which rule of the policy; None where it may leave, or no policy was given.
+        optional: sent only for classes that the site has; if the policy hides them, no tensor is optional.
+        refused_by: the policy's rule that keeps it; None: it may leave, or no policy was given.
     """
 
     spec: TensorSpec
     optional: bool
-    refused: str | None
+    refused_by: str | None
 
 
 @dataclass(frozen=True)
@@ -50,47 +53,47 @@ class SitePlan:
     """One site's part in a run.
 
     Attributes:
-        leaves: the largest update, tensor by tensor.
-        comes: the broadcast from round 2 on; that of round 1 can lack parts that sites make.
-        scalars: the names that the site offers, by what they are taken of.
-        released: likewise, those that the policy lets pass; all without a policy.
+        outgoing: the largest possible update, tensor by tensor.
+        incoming: the broadcast from round 2 on; that of round 1 may lack parts that sites make.
+        scalars: names of the scores that the site offers, by the model and data that they are of.
+        released: likewise, those that the policy releases; all without a policy.
         count_needed: the run weighs sites by their numbers of examples.
-        count_leaves: whether the number leaves; None without a policy.
-        remembers: what the method does on a site, in its own words: they name what it keeps for itself.
-        first_model: why the policy would not let the site make the run's first model, which holds nothing of a site.
-        rules: what the policy does to what leaves, and when, in sentences; none without a policy.
-        refusals: why the policy would refuse the run; empty where it would not, or without a policy.
+        count_leaves: whether the number of examples leaves; None without a policy.
+        method_summary: the first line of the client half's docstring, which names what the method keeps at a site.
+        first_model: the reason why the policy would not let the site send the run's initial model; None: it would.
+        rules: what the policy does to updates, and when, in sentences; none without a policy.
+        refusals: reasons why the policy would refuse the run; empty if it would not, or without a policy.
     """
 
     recipe: Recipe
-    leaves: tuple[Leaving, ...]
-    comes: tuple[TensorSpec, ...]
+    outgoing: tuple[OutgoingTensor, ...]
+    incoming: tuple[TensorSpec, ...]
     scalars: Mapping[str, tuple[str, ...]]
     released: Mapping[str, tuple[str, ...]]
     count_needed: bool
     count_leaves: bool | None
-    remembers: str
+    method_summary: str
     first_model: str | None
     rules: tuple[str, ...]
     refusals: tuple[str, ...]
 
     @property
     def sent_bytes(self) -> tuple[int, int]:
-        """Of an update: the least, of a site without any class of its own, and the most."""
-        return sum(t.spec.nbytes for t in self.leaves if not t.optional), sum(t.spec.nbytes for t in self.leaves)
+        """Bytes of an update: the least, of a site that has none of the classes, and the most."""
+        return sum(t.spec.nbytes for t in self.outgoing if not t.optional), sum(t.spec.nbytes for t in self.outgoing)
 
     @property
     def received_bytes(self) -> int:
-        """Of a broadcast."""
-        return sum(spec.nbytes for spec in self.comes)
+        """Bytes of a broadcast."""
+        return sum(spec.nbytes for spec in self.incoming)
 
 
 def site_plan(recipe: Recipe, policy: Policy | None = None) -> SitePlan:
-    """What a site would send, receive and keep, and what its policy says to it.
+    """What a site would send, receive and keep, and which of it its policy allows.
 
     Raises:
-        ConfigError: the recipe names a method, model or option that is not known.
-        PolicyViolation: its model is not of the catalogue, and the policy does not name it: it must not be run.
+        ConfigError: the recipe names an unknown method, model or option.
+        PolicyViolationError: the model is a plug-in that the policy does not name, so its code must not run here.
     """
     name, options = recipe.method.name, recipe.method.options
     allowed = None if policy is None else policy.rules.plugins
@@ -98,24 +101,25 @@ def site_plan(recipe: Recipe, policy: Policy | None = None) -> SitePlan:
     model = _first_model(recipe, policy)
     first = server.init(model, recipe.classes)
     expected = server.expects(first)
+    # One such update is aggregated below: it says what the server half sends from round 2 on.
     weight = 1.0 if expected.weight else None
-    update = Update("site", _ones(itertools.chain(expected.required, expected.optional)), weight=weight)
+    update = Update("site", _update_of_ones(itertools.chain(expected.required, expected.optional)), weight=weight)
     scalars = _scalars(recipe, client, global_model=server.global_model)
     hidden = policy is not None and policy.rules.hide_class_presence
-    refused = _refused_by(policy, name, update, recipe.classes)
+    refused_by = _refused_by(policy, name, update, recipe.classes)
     return SitePlan(
         recipe=recipe,
-        leaves=tuple(
-            Leaving(spec, optional, refused.get(spec.part))
+        outgoing=tuple(
+            OutgoingTensor(spec, optional, refused_by.get(spec.part))
             for specs, optional in ((expected.required, False), (expected.optional, not hidden))
             for spec in specs
         ),
-        comes=describe(server.broadcast(server.aggregate(first, [update]), "site")),
+        incoming=describe(server.broadcast(server.aggregate(first, [update]), "site")),
         scalars=scalars,
         released=_released(scalars, policy),
         count_needed=expected.weight,
         count_leaves=None if policy is None else policy.rules.example_count,
-        remembers=(type(client).__doc__ or "").strip().splitlines()[0],
+        method_summary=(type(client).__doc__ or "").strip().splitlines()[0],
         first_model=None if policy is None else _objection(policy, Update("site", model), recipe.classes),
         rules=() if policy is None else sentences(policy.rules, update.payload.keys()),
         refusals=() if policy is None else _refusals(policy, name, client, update, recipe.classes),
@@ -123,15 +127,15 @@ def site_plan(recipe: Recipe, policy: Policy | None = None) -> SitePlan:
 
 
 def plain(plan: SitePlan) -> dict[str, Any]:
-    """The plan as JSON takes it."""
+    """The plan for `--json`."""
     least, most = plan.sent_bytes
     return {
         "recipe": plan.recipe.name,
         "method": plan.recipe.method.name,
         "model": plan.recipe.model.name,
-        "leaves": [{**_plain(t.spec), "optional": t.optional, "refused": t.refused} for t in plan.leaves],
-        "comes": [_plain(spec) for spec in plan.comes],
-        "discloses": {part: part.discloses for part in dict.fromkeys(t.spec.part for t in plan.leaves)},
+        "leaves": [{**_plain(t.spec), "optional": t.optional, "refused": t.refused_by} for t in plan.outgoing],
+        "comes": [_plain(spec) for spec in plan.incoming],
+        "discloses": {part: part.discloses for part in dict.fromkeys(t.spec.part for t in plan.outgoing)},
         "bytes_per_round": {"sent_least": least, "sent_most": most, "received": plan.received_bytes},
         "scalars": plan.scalars,
         "released_scalars": plan.released,
@@ -154,16 +158,16 @@ def _plain(spec: TensorSpec) -> dict[str, Any]:
 
 def _first_model(recipe: Recipe, policy: Policy | None) -> Payload:
     allowed = frozenset() if policy is None else policy.rules.plugins
-    own = recipe.model.name not in set(architectures) and is_plugin(PluginKind.MODEL, recipe.model.name)
-    if policy is not None and own and recipe.model.name not in allowed:
+    plugin = recipe.model.name not in set(architectures) and is_plugin(PluginKind.MODEL, recipe.model.name)
+    if policy is not None and plugin and recipe.model.name not in allowed:
         raise PolicyViolationError(f"model '{recipe.model.name}' is not in this site's policy (plugins)")
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]):  # `build` draws weights: the caller's generator stays where it was
         model = build(recipe.model, recipe.input, recipe.classes, allowed)
     return {Part.BODY: dump(model.body), Part.HEAD: dump(model.head)}
 
 
-def _ones(specs: Iterable[TensorSpec]) -> Payload:
-    """An update that looks like a site's."""
+def _update_of_ones(specs: Iterable[TensorSpec]) -> Payload:
+    """An update of the declared shapes; the gate refuses values that are not finite, so it has ones."""
     payload: dict[Part, dict[str, Any]] = {}
     for spec in specs:
         payload.setdefault(spec.part, {})[spec.name] = np.ones(spec.shape, spec.dtype)
@@ -171,35 +175,35 @@ def _ones(specs: Iterable[TensorSpec]) -> Payload:
 
 
 def _refused_by(policy: Policy | None, method: str, update: Update, classes: int) -> dict[Part, str]:
-    """The rule by which the gate keeps a part here; a method or a size that is not allowed keeps all of them."""
-    found = dict.fromkeys(NOT_ON_THE_WIRE, "outside simulations")
+    """The rule by which the gate keeps each part; a method or a size that is not allowed keeps all of them."""
+    refusals = dict.fromkeys(NOT_ON_THE_WIRE, "outside simulations")
     if policy is None:
-        return found
+        return refusals
     if method not in policy.rules.methods:
         return dict.fromkeys(update.payload, "methods")
     for part in update.payload:
-        alone = _refusal(policy.admit, method, frozenset({part}))
-        found = ({part: alone.rule} if isinstance(alone, PolicyRefusedError) else {}) | found
-    if any(part in found for part in update.payload):
-        return found
-    whole = _refusal(policy.release, update, _every_class(classes))
-    return dict.fromkeys(update.payload, whole.rule) if isinstance(whole, PolicyRefusedError) else {}
+        refusal = _refusal(policy.admit, method, frozenset({part}))
+        refusals = ({part: refusal.rule} if isinstance(refusal, PolicyRefusedError) else {}) | refusals
+    if any(part in refusals for part in update.payload):
+        return refusals
+    refusal = _refusal(policy.release, update, _all_classes(classes))
+    return dict.fromkeys(update.payload, refusal.rule) if isinstance(refusal, PolicyRefusedError) else {}
 
 
 def _refusals(policy: Policy, name: str, client: ClientMethod, update: Update, classes: int) -> tuple[str, ...]:
-    """In the words of the gate itself, and of the server, which needs what the policy withholds."""
-    found = [_violation(policy.admit, name, client.sends), _objection(policy, update, classes)]
+    """The gate's own messages, and one for a weight that the server needs and the policy withholds."""
+    refusals = [_violation(policy.admit, name, client.sends), _objection(policy, update, classes)]
     if update.weight is not None and not policy.rules.example_count:
-        found.append("the run weighs sites by their numbers of examples, which this site's policy withholds")
-    return tuple(dict.fromkeys(why for why in found if why is not None))
+        refusals.append("the run weighs sites by their numbers of examples, which this site's policy withholds")
+    return tuple(dict.fromkeys(reason for reason in refusals if reason is not None))
 
 
 def _objection(policy: Policy, update: Update, classes: int) -> str | None:
-    return _violation(policy.release, update, _every_class(classes))
+    return _violation(policy.release, update, _all_classes(classes))
 
 
 def _violation(gate: Any, *arguments: Any) -> str | None:
-    return None if (refusal := _refusal(gate, *arguments)) is None else str(refusal)
+    return None if (violation := _refusal(gate, *arguments)) is None else str(violation)
 
 
 def _refusal(gate: Any, *arguments: Any) -> PolicyViolationError | None:
@@ -210,25 +214,25 @@ def _refusal(gate: Any, *arguments: Any) -> PolicyViolationError | None:
     return None
 
 
-def _every_class(classes: int) -> GateContext:
-    """Of a site that has examples enough of all: what others withhold, it would send."""
+def _all_classes(classes: int) -> GateContext:
+    """The gate's context at a site with enough examples of every class: its update is the largest that can leave."""
     return GateContext(np.full(classes, np.iinfo(np.int64).max), {}, b"plan")
 
 
 def _scalars(recipe: Recipe, client: ClientMethod, *, global_model: bool) -> dict[str, tuple[str, ...]]:
-    asked = recipe.evaluation
-    left_out = (frozenset() if asked.frequency_groups else _GROUPS) | (
-        frozenset() if asked.probabilities else _PROBABILITIES
+    evaluation = recipe.evaluation
+    left_out = (frozenset() if evaluation.frequency_groups else _GROUPS) | (
+        frozenset() if evaluation.probabilities else _PROBABILITIES
     )
-    taken = tuple(name for name in SCORES if name not in left_out)
-    of = [
+    score_names = tuple(name for name in SCORES if name not in left_out)
+    models = [
         OWN,
         OWN_LOCAL,
         *([GLOBAL_LOCAL] if client.personal == "trained" else []),
         *([GLOBAL] if global_model else []),
     ]
-    scores = {what: tuple(f"{_PREFIXES[what]}.{name}" for name in taken) for what in of}
-    if asked.probabilities and global_model:
+    scores = {model: tuple(f"{_PREFIXES[model]}.{name}" for name in score_names) for model in models}
+    if evaluation.probabilities and global_model:
         scores[GLOBAL] += tuple(sorted(RELIABILITY))
     return {LOSS: ("loss",), **scores, OWN: (*scores[OWN], "personal.pm_v", "personal.pm_l")}
 
@@ -236,4 +240,4 @@ def _scalars(recipe: Recipe, client: ClientMethod, *, global_model: bool) -> dic
 def _released(scalars: Mapping[str, tuple[str, ...]], policy: Policy | None) -> Mapping[str, tuple[str, ...]]:
     if policy is None:
         return scalars
-    return {of: tuple(policy.release_scores(dict.fromkeys(names, 0.0)).scores) for of, names in scalars.items()}
+    return {model: tuple(policy.release_scores(dict.fromkeys(names, 0.0)).scores) for model, names in scalars.items()}

@@ -1,4 +1,4 @@
-"""What a policy does to a run's updates, and when, in sentences for whoever answers for the site's data."""
+"""A policy's rules in sentences: what they do to a run's updates, for whoever answers for the site's data."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from protofed.common.payload import Part
 
 
 def sentences(rules: PolicyRules, parts: Collection[Part]) -> tuple[str, ...]:
-    """What holds for an update of these parts, each with its key in the policy.
+    """The rules that apply to an update of these parts, each with its key in the policy.
 
-    What depends on the site's data is said as a rule: a plan touches none.
+    What depends on the site's data is stated as a condition, for a plan does not read the data.
     """
     return (*_classes(rules, parts), *_tensors(rules), *_machine(rules), *_times(rules))
 
@@ -28,7 +28,7 @@ def _classes(rules: PolicyRules, parts: Collection[Part]) -> Iterator[str]:
     if Part.PROTOTYPES in parts and rules.min_samples_per_class > 1:
         yield f"No prototype leaves of a class with {few} here (min_samples_per_class)."
     if Part.CLASS_PRESENCE in parts and rules.min_samples_per_class > 1:
-        yield f"A class with {few} here is told to be absent (min_samples_per_class)."
+        yield f"A class with {few} here is reported as absent (min_samples_per_class)."
     if (TELLING | {Part.PROTOTYPES}) & set(parts) and not rules.hide_class_presence:
         yield "Which classes the site has is not hidden (hide_class_presence)."
     if Part.CLASS_SHARES in parts:
@@ -41,14 +41,15 @@ def _tensors(rules: PolicyRules) -> Iterator[str]:
     tensor, update = f"{rules.max_tensor_mb:g} MB (max_tensor_mb)", f"{rules.max_update_mb:g} MB (max_update_mb)"
     yield f"No tensor of more than {tensor} and no update of more than {update} leaves."
     if not rules.example_count:
+        # As BatchNorm's num_batches_tracked.
         yield "Counters of steps among weights leave as zeros: they would tell the number of examples (example_count)."
 
 
 def _machine(rules: PolicyRules) -> Iterator[str]:
     if not rules.telemetry:
-        yield "Heartbeats tell nothing of the site's machine (telemetry)."
+        yield "Heartbeats say nothing about the site's machine (telemetry)."
     for number in sorted(rules.telemetry):
-        yield f"Heartbeats tell {number} (telemetry). {number.discloses}"
+        yield f"Heartbeats have {number} (telemetry). {number.discloses}"
 
 
 def _times(rules: PolicyRules) -> Iterator[str]:
@@ -56,6 +57,6 @@ def _times(rules: PolicyRules) -> Iterator[str]:
         case "manual":
             yield "The site takes part once somebody has run `protofed client approve` for this recipe (approval)."
         case "automatic":
-            yield "The site takes part without asking anybody (approval)."
+            yield "The site takes part without anybody's approval (approval)."
     times = "; ".join(map(str, rules.schedule))
     yield f"Tasks are taken {times}, UTC (schedule)." if times else "Tasks are taken at any time (schedule)."

@@ -1,4 +1,4 @@
-"""A site's plan as whoever answers for the site's data reads it."""
+"""The output of `protofed client preview`: a site's plan in words, for whoever answers for the site's data."""
 
 from __future__ import annotations
 
@@ -9,30 +9,30 @@ from rich.console import Console
 from rich.table import Table
 
 from protofed.common.payload import Part, TensorSpec
-from protofed.deploy.site.plan import Leaving, SitePlan
+from protofed.deploy.site.plan import OutgoingTensor, SitePlan
 
 MODEL = f"{Part.BODY} and {Part.HEAD}"
 
 
 def show(plan: SitePlan, console: Console, *, tensors: bool = False, policy: str | None = None) -> None:
-    """Print it.
+    """Print the plan.
 
     Args:
-        tensors: every tensor by name, rather than a row a part.
-        policy: how the policy is called that the plan was made with, if there is one.
+        tensors: a row for every tensor, rather than for every part.
+        policy: the name of the policy that the plan was made with; None: without one.
     """
-    judged, recipe = policy is not None, plan.recipe
+    has_policy, recipe = policy is not None, plan.recipe
     method, model = recipe.method.name, recipe.model.name
     console.print(
         f"[bold]{recipe.name}[/bold]: method {method}, model {model}, {recipe.rounds} rounds", highlight=False
     )
-    leaving = _tensors(plan.leaves, judged) if tensors else _parts(plan.leaves, judged)
+    outgoing = _tensors(plan.outgoing, has_policy) if tensors else _parts(plan.outgoing, has_policy)
     for title, *blocks in (
-        ("Leaves the site, in every round that it takes part in", leaving, _total(plan)),
+        ("Leaves the site, in every round that it takes part in", outgoing, _total(plan)),
         ("What that discloses", _disclosed(plan)),
-        ("Single numbers beside the tensors", _numbers(plan, judged), _about_numbers(plan)),
-        ("Comes to the site, in every round that it takes part in", _coming(plan), _received(plan)),
-        ("Stays on the site", _staying(plan)),
+        ("Single numbers beside the tensors", _numbers(plan, has_policy), _about_numbers(plan)),
+        ("Comes to the site, in every round that it takes part in", _incoming(plan), _incoming_total(plan)),
+        ("Stays on the site", _kept_on_site(plan)),
         ("Before round 1", _first_model(plan)),
         ("Policy", *_rules(plan), _verdict(plan, policy)),
     ):
@@ -43,20 +43,23 @@ def show(plan: SitePlan, console: Console, *, tensors: bool = False, policy: str
         console.print("\n--tensors lists every tensor by name, shape and dtype.", highlight=False, style="dim")
 
 
-def _parts(leaves: Sequence[Leaving], judged: bool) -> Table:
+def _parts(outgoing: Sequence[OutgoingTensor], has_policy: bool) -> Table:
     table = _table("part", "tensors", "MB", "sent", "policy")
-    for (part, _), group in itertools.groupby(leaves, key=lambda leaving: (leaving.spec.part, leaving.optional)):
-        found = list(group)
-        specs = [leaving.spec for leaving in found]
-        table.add_row(part.value, _kind(specs), _mb(_size(specs)), _sent(found[0]), _judged(found[0], judged))
+    # The plan's order keeps the tensors of one part together, the required ones before the optional ones.
+    for (part, _), group in itertools.groupby(outgoing, key=lambda tensor: (tensor.spec.part, tensor.optional)):
+        tensors = list(group)
+        specs = [tensor.spec for tensor in tensors]
+        table.add_row(
+            part.value, _kind(specs), _mb(_size(specs)), _sent(tensors[0]), _policy_cell(tensors[0], has_policy)
+        )
     return table
 
 
-def _tensors(leaves: Sequence[Leaving], judged: bool) -> Table:
+def _tensors(outgoing: Sequence[OutgoingTensor], has_policy: bool) -> Table:
     table = _table("tensor", "of", "bytes", "sent", "policy")
-    for leaving in leaves:
-        spec = leaving.spec
-        table.add_row(spec.path, _kind([spec]), f"{spec.nbytes:,}", _sent(leaving), _judged(leaving, judged))
+    for tensor in outgoing:
+        spec = tensor.spec
+        table.add_row(spec.path, _kind([spec]), f"{spec.nbytes:,}", _sent(tensor), _policy_cell(tensor, has_policy))
     return table
 
 
@@ -73,16 +76,16 @@ def _total(plan: SitePlan) -> str:
 
 
 def _disclosed(plan: SitePlan) -> str:
-    parts = dict.fromkeys(leaving.spec.part for leaving in plan.leaves)
+    parts = dict.fromkeys(tensor.spec.part for tensor in plan.outgoing)
     return "\n".join(f"- {part}: {part.discloses}" for part in parts) or "Nothing: no tensor leaves."
 
 
-def _numbers(plan: SitePlan, judged: bool) -> Table:
-    table = _table("of", *(("leave", "stay: not in metrics") if judged else ("leave, if a policy names them",)))
-    for of, names in plan.scalars.items():
-        kept = [name for name in names if name not in plan.released[of]]
-        cells = [_names([name for name in names if name not in kept]), _names(kept)]
-        table.add_row(of, *cells[: len(table.columns) - 1])
+def _numbers(plan: SitePlan, has_policy: bool) -> Table:
+    table = _table("of", *(("leave", "stay: not in metrics") if has_policy else ("leave, if a policy names them",)))
+    for origin, names in plan.scalars.items():
+        withheld = [name for name in names if name not in plan.released[origin]]
+        cells = [_names([name for name in names if name not in withheld]), _names(withheld)]
+        table.add_row(origin, *cells[: len(table.columns) - 1])
     return table
 
 
@@ -100,24 +103,24 @@ def _about_numbers(plan: SitePlan) -> str:
     )
 
 
-def _coming(plan: SitePlan) -> Table:
+def _incoming(plan: SitePlan) -> Table:
     table = _table("part", "tensors", "MB")
-    for part, group in itertools.groupby(plan.comes, key=lambda spec: spec.part):
+    for part, group in itertools.groupby(plan.incoming, key=lambda spec: spec.part):
         specs = list(group)
         table.add_row(part.value, _kind(specs), _mb(_size(specs)))
     return table
 
 
-def _received(plan: SitePlan) -> str:
+def _incoming_total(plan: SitePlan) -> str:
     return f"In all {_mb(plan.received_bytes)} MB a round; in round 1 it can be less."
 
 
-def _staying(plan: SitePlan) -> str:
+def _kept_on_site(plan: SitePlan) -> str:
     return (
         "- images, labels, and how many there are of each class: no message has a field for them;\n"
         f"- the site's own model ({MODEL}) after each round, and an update until the server has answered;\n"
-        "- what the method keeps for itself from round to round. What it does here, in its own words: "
-        f"“{plan.remembers}”"
+        "- what the method keeps for itself from round to round. What it does here, by its own documentation: "
+        f"“{plan.method_summary}”"
     )
 
 
@@ -125,7 +128,7 @@ def _first_model(plan: SitePlan) -> str:
     declined = f" This site declines to: {plan.first_model}." if plan.first_model else ""
     return (
         "One participant, an evaluator if there is one, draws the first model from the "
-        f"recipe's seed and sends it ({MODEL}); it holds nothing of a site.{declined}"
+        f"recipe's seed and sends it ({MODEL}); it has learned nothing from a site's data.{declined}"
     )
 
 
@@ -135,31 +138,32 @@ def _rules(plan: SitePlan) -> list[str]:
 
 def _verdict(plan: SitePlan, policy: str | None) -> str:
     if policy is None:
-        return "None was given; --policy FILE says what one makes of this."
+        return "None was given; --policy FILE shows what a policy allows of this."
     if not plan.refusals:
         return f"[green]{policy} lets the site take part.[/green]"
-    return "\n".join([f"[red]{policy} refuses this run:[/red]", *(f"- {why}" for why in plan.refusals)])
+    return "\n".join([f"[red]{policy} refuses this run:[/red]", *(f"- {reason}" for reason in plan.refusals)])
 
 
-def _sent(leaving: Leaving) -> str:
-    return "own classes" if leaving.optional else "always"
+def _sent(tensor: OutgoingTensor) -> str:
+    return "own classes" if tensor.optional else "always"
 
 
-def _judged(leaving: Leaving, judged: bool) -> str:
-    if leaving.refused:
-        return f"[red]refused: {leaving.refused}[/red]"
-    return "[green]allowed[/green]" if judged else "–"
+def _policy_cell(tensor: OutgoingTensor, has_policy: bool) -> str:
+    if tensor.refused_by:
+        return f"[red]refused: {tensor.refused_by}[/red]"
+    return "[green]allowed[/green]" if has_policy else "–"
 
 
 def _kind(specs: Sequence[TensorSpec]) -> str:
-    """`10 × float32 [64]` where all are alike."""
+    """Number, dtype and shape, as `10 × float32 [64]`; without the shape if they differ."""
     dtypes, shapes = sorted({spec.dtype for spec in specs}), {spec.shape for spec in specs}
-    like = " and ".join(dtypes) + (rf" \{list(min(shapes))}" if len(shapes) == 1 and min(shapes) else "")
-    return like if len(specs) == 1 else f"{len(specs)} × {like}"
+    # The backslash keeps rich from reading the shape as markup.
+    kind = " and ".join(dtypes) + (rf" \{list(min(shapes))}" if len(shapes) == 1 and min(shapes) else "")
+    return kind if len(specs) == 1 else f"{len(specs)} × {kind}"
 
 
 def _names(names: Iterable[str]) -> str:
-    """Without what they are of."""
+    """The names without the prefix that their row has in common."""
     return ", ".join(name.rpartition(".")[2] for name in names) or "–"
 
 

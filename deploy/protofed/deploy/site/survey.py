@@ -1,4 +1,4 @@
-"""A site's images one by one, as a run would have them: what each is, which are alike, which cannot be read."""
+"""Reads a site's images one by one as a run would: label, format, digest and sums of pixels of each."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ from protofed.common.config.recipe import Data, Input
 from protofed.common.errors import DataError
 
 Pixels: TypeAlias = NDArray[Any]  # [channels, H, W], uint8, or float32 in 0..1
-AHEAD = 256  # files that are worked on at a time
-DRAWN = "no split"  # of images whose source has none of its own: settings and seed decide what is held out
+AHEAD = 256  # files that are submitted to the threads at a time
+DRAWN = "no split"  # the split of images whose source has none: settings and seed decide what is held out
 _DICOM_TAGS = ["Rows", "Columns", "BitsStored", "PhotometricInterpretation"]
 
 
 @dataclass(frozen=True)
-class Seen:
-    """One image that has a class of the run.
+class SurveyedImage:
+    """One image whose label is a class of the run.
 
     Attributes:
-        name: its path below the root or, of arrays, its place in them.
-        label: the site's own.
+        name: its path below the root; in an array file, its row.
+        label: the site's own label.
         index: the run's class, 0..C-1.
         split: train, val or test, or DRAWN.
-        format: how it is stored: "JPEG, RGB, 8 bits"; empty if that cannot be said.
-        size: width and height as stored; None if that cannot be said.
-        digest: BLAKE3 of what the model sees; None: it cannot be read.
-        why: that it cannot be read.
-        sums: [channels, 3]: of the pixels in 0..1, of their squares, and how many there are.
+        format: as stored, such as "JPEG, RGB, 8 bits"; empty if unknown.
+        size: width and height as stored; None if unknown.
+        digest: BLAKE3 of the pixels that the model sees; None: it cannot be read.
+        problem: the reason why it cannot be read; None: it can.
+        sums: [channels, 3]: sum of the pixels in 0..1, sum of their squares, number of pixels; None: it cannot be read.
     """
 
     name: str
@@ -53,70 +53,76 @@ class Seen:
     format: str = ""
     size: tuple[int, int] | None = None
     digest: str | None = None
-    why: str | None = None
+    problem: str | None = None
     sums: NDArray[np.float64] | None = None
 
 
 @dataclass(frozen=True, eq=False)
 class Survey:
-    """All images of a source, and how one of them is had again.
+    """All images of a source.
 
     Attributes:
         images: in the source's order.
-        ignored, unmapped: images by own label that have no class, as in `files.Scan`.
-        pixels: of the image in this place, as the model sees it before normalisation.
+        ignored, unmapped: numbers of images without a class, by own label, as in `image_files.Scan`.
+        pixels: reads image i of `images` again: [channels, H, W] as the model sees it before normalisation.
     """
 
-    images: Sequence[Seen]
+    images: Sequence[SurveyedImage]
     ignored: Counter[str]
     unmapped: Counter[str]
     pixels: Callable[[int], Pixels]
 
 
-def of_files(found: Scan, input_: Input, done: Callable[[], None] = lambda: None) -> Survey:
-    """Of a source `folder` or `manifest`; every file is read, several at a time.
+def survey_files(scan: Scan, input_: Input, on_image: Callable[[], None] = lambda: None) -> Survey:
+    """Read every file of a source `folder` or `manifest`, several at a time.
 
     Args:
-        done: told of every image.
+        on_image: called after every image.
 
     Raises:
-        DataError: something is missing that all files need.
+        DataError: something is missing that all files need, such as a decoder.
     """
-    images, items = list[Seen](), found.items
+    # `quiet` is entered once, around all threads: it changes the whole process's warning filters. Threads suffice, for
+    # Pillow releases the interpreter's lock while it decodes.
+    images, items = list[SurveyedImage](), scan.items
     with quiet(), ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         for first in range(0, len(items), AHEAD):
-            for seen in pool.map(partial(_of_file, input_=input_), items[first : first + AHEAD]):
-                images.append(seen)
-                done()
-    return Survey(images, found.ignored, found.unmapped, lambda place: decode(items[place].path, input_))
+            for image in pool.map(partial(_of_file, input_=input_), items[first : first + AHEAD]):
+                images.append(image)
+                on_image()
+    return Survey(images, scan.ignored, scan.unmapped, lambda place: decode(items[place].path, input_))
 
 
-def of_arrays(data: Data, class_names: Sequence[str], done: Callable[[], None] = lambda: None) -> Survey:
-    """Of a source with numbers for labels.
+def survey_arrays(data: Data, class_names: Sequence[str], on_image: Callable[[], None] = lambda: None) -> Survey:
+    """Read a source of arrays, whose labels are numbers.
+
+    Args:
+        on_image: called after every image.
 
     Raises:
         DataError: it is missing or unreadable.
     """
     train, test = arrays.read(rooted(data))
-    images, rows, unmapped = list[Seen](), list[Pixels](), Counter[str]()
+    images, rows, unmapped = list[SurveyedImage](), list[Pixels](), Counter[str]()
     ignored, names = Counter[str](), frozenset(map(plain, data.ignore_labels))
-    for split, half in (("train" if test is not None else DRAWN, train), ("test", test)):
-        if half is None:
+    for split, split_data in (("train" if test is not None else DRAWN, train), ("test", test)):
+        if split_data is None:
             continue
-        meant = _meant(half, data, class_names)
-        for row, number in enumerate(half.examples.labels.tolist()):
-            if (index := meant[number]) is None:
+        class_of = _class_of_numbers(split_data, data, class_names)
+        for row, number in enumerate(split_data.examples.labels.tolist()):
+            if (index := class_of[number]) is None:
                 (ignored if str(number) in names else unmapped)[str(number)] += 1
                 continue
-            rows.append(half.examples.images[row].numpy())
-            where = f"{'image' if split == DRAWN else split} {row}"
-            images.append(_measured(Seen(where, str(number), index, split), rows[-1], _array_format(rows[-1])))
-            done()
+            rows.append(split_data.examples.images[row].numpy())
+            name = f"{'image' if split == DRAWN else split} {row}"
+            image = SurveyedImage(name, str(number), index, split)
+            images.append(_with_pixels(image, rows[-1], _array_format(rows[-1])))
+            on_image()
     return Survey(images, ignored, unmapped, rows.__getitem__)
 
 
 def _format_of(path: Path) -> tuple[str, tuple[int, int] | None]:
-    """How a file says that it is stored, and width and height, if it says so; nothing is decoded."""
+    """Format, width and height from a file's header, without decoding it; empty and None if it cannot be read."""
     try:
         return _header(path)
     except Exception:  # decoders of damaged files raise anything
@@ -127,8 +133,8 @@ def _header(path: Path) -> tuple[str, tuple[int, int]]:
     if dicom.is_one(path):
         import pydicom
 
-        found = pydicom.dcmread(path, specific_tags=_DICOM_TAGS, stop_before_pixels=True)
-        return f"DICOM, {found.PhotometricInterpretation}, {found.BitsStored} bits", (found.Columns, found.Rows)
+        header = pydicom.dcmread(path, specific_tags=_DICOM_TAGS, stop_before_pixels=True)
+        return f"DICOM, {header.PhotometricInterpretation}, {header.BitsStored} bits", (header.Columns, header.Rows)
     from PIL import Image
 
     with Image.open(path, formats=FORMATS) as image:
@@ -137,32 +143,37 @@ def _header(path: Path) -> tuple[str, tuple[int, int]]:
         return f"{image.format}, {colours}, {bits} bit{'s' if bits > 1 else ''}", image.size
 
 
-def mean_and_std(images: Sequence[Seen]) -> tuple[list[float], list[float]] | None:
-    """By channel, of pixels in 0..1; None: of no image, or of images with different channels."""
-    sums = [seen.sums for seen in images if seen.sums is not None]
-    if not sums or len({len(one) for one in sums}) != 1:
+def mean_and_std(images: Sequence[SurveyedImage]) -> tuple[list[float], list[float]] | None:
+    """Means and stds by channel, [channels] each, of pixels in 0..1.
+
+    None: no image could be read, or they have different numbers of channels.
+    """
+    sums = [image.sums for image in images if image.sums is not None]
+    if not sums or len({len(channels) for channels in sums}) != 1:
         return None
     total, squares, count = np.sum(sums, axis=0).T  # [channels] each
     mean = total / count
+    # E[x²] − E[x]² may be slightly negative by rounding where all pixels are equal.
     return mean.tolist(), np.sqrt(np.maximum(squares / count - mean**2, 0)).tolist()
 
 
-def _of_file(item: IndexedFile, input_: Input) -> Seen:
-    seen = Seen(item.name, item.label, item.index, item.split or DRAWN)
+def _of_file(item: IndexedFile, input_: Input) -> SurveyedImage:
+    image = SurveyedImage(item.name, item.label, item.index, item.split or DRAWN)
     try:
         pixels = decoded(item.path, input_)
     except UnreadableImageError as error:
-        stored, size = _format_of(item.path)
-        return replace(seen, why=str(error), format=stored, size=size)
-    return _measured(seen, pixels, _format_of(item.path))
+        stored_as, size = _format_of(item.path)
+        return replace(image, problem=str(error), format=stored_as, size=size)
+    return _with_pixels(image, pixels, _format_of(item.path))
 
 
-def _measured(seen: Seen, pixels: Pixels, stored: tuple[str, tuple[int, int] | None]) -> Seen:
+def _with_pixels(image: SurveyedImage, pixels: Pixels, stored_as: tuple[str, tuple[int, int] | None]) -> SurveyedImage:
     unit = 255.0 if pixels.dtype == np.uint8 else 1.0
     flat = pixels.reshape(len(pixels), -1).astype(np.float64) / unit  # [channels, H * W]
     sums = np.stack((flat.sum(1), (flat**2).sum(1), np.full(len(flat), flat.shape[1])), axis=1)
+    # Shape and type are hashed, too: the same bytes may be another image.
     digest = blake3(repr((pixels.shape, pixels.dtype.name)).encode() + np.ascontiguousarray(pixels).tobytes())
-    return replace(seen, format=stored[0], size=stored[1], digest=digest.hexdigest(), sums=sums)
+    return replace(image, format=stored_as[0], size=stored_as[1], digest=digest.hexdigest(), sums=sums)
 
 
 def _array_format(pixels: Pixels) -> tuple[str, tuple[int, int]]:
@@ -171,14 +182,14 @@ def _array_format(pixels: Pixels) -> tuple[str, tuple[int, int]]:
     return f"array, {colours}, {8 * pixels.itemsize} bits", (width, height)
 
 
-def _meant(half: DataSplit, data: Data, class_names: Sequence[str]) -> dict[int, int | None]:
-    """The run's class of each number; None: of none."""
+def _class_of_numbers(split_data: DataSplit, data: Data, class_names: Sequence[str]) -> dict[int, int | None]:
+    """The run's class of each label that occurs; None: the label has no class."""
 
-    def one(number: int) -> int | None:
+    def class_of_number(number: int) -> int | None:
         try:
             _, classes = by_number(np.array([number]), data, class_names)
         except DataError:
             return None
         return int(classes[0]) if len(classes) else None
 
-    return {int(number): one(int(number)) for number in np.unique(half.examples.labels.numpy())}
+    return {int(number): class_of_number(int(number)) for number in np.unique(split_data.examples.labels.numpy())}
