@@ -56,11 +56,11 @@ def issued(folder: Path, authority: Authority, **options: Any) -> Path:
 def look(hub: Path, tmp_path: Path) -> Look:
     """The examination of a server; settings may be changed."""
 
-    def run_checks(clock: Any = utc_now, **changes: Any) -> dict[str, CheckRow]:
+    def examine(clock: Any = utc_now, **changes: Any) -> dict[str, CheckRow]:
         told = {"listen": "127.0.0.1:0", "identity": hub, "state": tmp_path / "state", **changes}
         return rows(ServerDoctor(lambda: ServerSettings.model_validate(told), clock).checks())
 
-    return run_checks
+    return examine
 
 
 def ledger(folder: Path) -> Path:
