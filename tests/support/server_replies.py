@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 from protofed.deploy.operator.snapshot import RunSnapshot
-from protofed.deploy.operator.snapshot_builder import Memory, ServerReply, snapshot
+from protofed.deploy.operator.snapshot_builder import ServerReply, WatchHistory, snapshot
 from protofed.protos.v1 import operator_pb2 as pb
 
 RUN = "digits-fednh"
@@ -61,7 +61,7 @@ def answer(
 
 def snapshot_of(*answers: ServerReply, now: float = NOW) -> RunSnapshot:
     """The last answer as a snapshot, of who saw the others, too."""
-    memory = Memory()
+    memory = WatchHistory()
     for one in answers:
         memory = memory.after(one)
     return snapshot(answers[-1], memory, now)

@@ -79,7 +79,7 @@ def _disturbed(processes: Processes, operator: Operator) -> Seen:
         while not reached(seen := watcher.snapshot()):
             assert not seen.ended, seen
             time.sleep(0.1)
-            watcher.look()
+            watcher.poll()
         return seen
 
     until(lambda seen: seen.round == 3 and _training(seen) > 2)

@@ -211,7 +211,7 @@ def test_a_server_of_nothing_says_what_to_do(protofed: Terminal) -> None:
     console = Console(width=80)
     with console.capture() as shown:
         console.print(tables.runs_table([]))
-    assert shown.get() == "No runs yet. Begin one with: protofed runs start RECIPE\n"
+    assert shown.get() == "No runs yet. Start one with: protofed runs start RECIPE\n"
 
 
 # Refusals

@@ -38,7 +38,7 @@ def connected(group: typer.Typer, name: str) -> Callable[[Callable[..., None]], 
 
             with Operator(server, identity, plaintext) as operator:
                 shown = not given.get("as_json")
-                operator.patience = progress(f"waiting for {server}", shown=shown, after_s=PATIENCE_S)
+                operator.waiting_display = progress(f"waiting for {server}", shown=shown, after_s=PATIENCE_S)
                 function(operator, **given)
 
         command: Any = act

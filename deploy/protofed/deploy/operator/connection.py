@@ -1,4 +1,4 @@
-"""The operator's side of the wire: `protofed runs …` and `protofed sites …`."""
+"""The operator's client: one method for each call of the server's operator service."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from protofed.common.pki.identity import Party, read_identity
 from protofed.protos.v1 import operator_pb2 as pb
 from protofed.protos.v1 import operator_pb2_grpc as rpc
 
-A = TypeVar("A")
-ANSWER_S = 30.0
+Response = TypeVar("Response")
+CALL_S = 30.0  # deadline of a call
 OPTIONS = [
-    ("grpc.enable_retries", 0),
-    ("grpc.enable_http_proxy", 0),
-    ("grpc.max_receive_message_length", 6 << 20),
-    ("grpc.max_reconnect_backoff_ms", 2_000),  # who watches sees within seconds that a server is back
+    ("grpc.enable_retries", 0),  # gRPC must not repeat an order by itself
+    ("grpc.enable_http_proxy", 0),  # else gRPC obeys http_proxy and its kind in the environment
+    ("grpc.max_receive_message_length", 6 << 20),  # the server's MESSAGE_BYTES; gRPC's default is 4 MiB
+    ("grpc.max_reconnect_backoff_ms", 2_000),  # `runs watch` notices within seconds that a server is back
 ]
 PAGE = 50  # attempts in one call
-VERIFICATION_S = 3600.0
-DOCUMENT_S = 600.0  # until a run record is made, or a large state is checked
+VERIFICATION_S = 3600.0  # deadlines: the server computes a state again,
+DOWNLOAD_S = 600.0  # or makes a run record, or checks a large state
 _ERRORS: dict[grpc.StatusCode, type[ProtofedError]] = {
     grpc.StatusCode.INVALID_ARGUMENT: ConfigError,
     grpc.StatusCode.ALREADY_EXISTS: ConfigError,
@@ -39,11 +39,11 @@ _ERRORS: dict[grpc.StatusCode, type[ProtofedError]] = {
     grpc.StatusCode.RESOURCE_EXHAUSTED: StateError,
 }
 
-_REMEDIES = {  # a server that does not take a certificate closes the connection without a word
-    "Socket closed": "it hung up: either it does not know the CA of our certificate, or one of us speaks plain text",
+_REMEDIES = {  # by a phrase of gRPC's details; a server that refuses a certificate closes the connection, and no more
+    "Socket closed": "it hung up: either it does not know the CA of our certificate, or one side speaks plain text",
     "CERTIFICATE_VERIFY_FAILED": "its certificate is not of a CA in our ca.pem; is it the right server?",
-    "Hostname Verification": "its certificate is for another address; give one that stands in it with --server",
-    "Peer name": "its certificate is for another address; give one that stands in it with --server",
+    "Hostname Verification": "its certificate is for another address; give one that it names with --server",
+    "Peer name": "its certificate is for another address; give one that it names with --server",
     "WRONG_VERSION_NUMBER": "it speaks plain text; give --plaintext in place of --identity",
 }
 
@@ -54,15 +54,15 @@ class Operator:
     Args:
         address: host:port.
         identity: folder with the operator's certificate.
-        plaintext: in place of it; on this machine only.
+        plaintext: instead of an identity; on this machine only.
 
     Attributes:
-        patience: entered while the first call waits for its answer, such as a `progress`.
+        waiting_display: entered while the first call waits for its reply, such as a `progress`.
 
     Raises:
-        Unavailable: from every method: there is no server at the address, or it does not take our certificate.
-        ConfigError: the server refuses the order, or the identity cannot be used; the text says why.
-        Denied: our certificate does not allow it.
+        UnavailableError: from every method: there is no server at the address, or it refuses our certificate.
+        ConfigError: the server refuses the order, or the identity cannot be used.
+        DeniedError: the certificate does not allow the call.
     """
 
     def __init__(self, address: str, identity: Path | None = None, plaintext: bool = False) -> None:
@@ -70,7 +70,7 @@ class Operator:
         self._address = address
         self._channel = _channel(address, identity)
         self._stub = rpc.OperatorStub(self._channel)
-        self.patience: AbstractContextManager[object] = nullcontext()
+        self.waiting_display: AbstractContextManager[object] = nullcontext()
 
     def __enter__(self) -> Operator:
         return self
@@ -87,7 +87,11 @@ class Operator:
         return list(self._call(self._stub.ListRuns, pb.ListRunsRequest()).runs)
 
     def show(self, run: str, newest: int | None = None) -> pb.RunDetail:
-        """A run with its rounds and every site's task: the newest so many attempts, or all, in as many calls."""
+        """A run with its rounds and every site's task.
+
+        Args:
+            newest: number of attempts, counted from the newest; None: all, in calls of `PAGE` each.
+        """
         if newest is not None:
             return self._call(self._stub.ShowRun, pb.ShowRunRequest(run=run, first=-newest, count=newest))
         detail = self._call(self._stub.ShowRun, pb.ShowRunRequest(run=run, count=PAGE))
@@ -97,12 +101,12 @@ class Operator:
         return detail
 
     def opened_at(self, run: str) -> float:
-        """When its first attempt at a round was opened, in seconds of the Unix epoch; 0: none was."""
+        """The Unix time at which the run's first attempt was opened; 0: none was."""
         first = self._call(self._stub.ShowRun, pb.ShowRunRequest(run=run, count=1)).rounds
         return first[0].opened_at if first else 0.0
 
     def pause(self, run: str) -> pb.RunInfo:
-        """Open no round of it from now on."""
+        """Open no new round of a run until it is resumed."""
         return self._call(self._stub.PauseRun, pb.RunName(run=run))
 
     def resume(self, run: str) -> pb.RunInfo:
@@ -110,70 +114,70 @@ class Operator:
         return self._call(self._stub.ResumeRun, pb.RunName(run=run))
 
     def abort(self, run: str, reason: str) -> pb.RunInfo:
-        """End it."""
+        """End a run for good."""
         return self._call(self._stub.AbortRun, pb.AbortRunRequest(run=run, reason=reason))
 
     def roll_back(self, run: str, to: int) -> pb.RunInfo:
-        """Go on from the state that a round published."""
+        """Continue a run from the state that round `to` published."""
         return self._call(self._stub.RollBackRun, pb.RollBackRunRequest(run=run, round=to))
 
     def verify(self, run: str, row: pb.RoundInfo) -> pb.VerifyRoundResponse:
-        """Compute a published state again, on the server."""
+        """Have the server compute a published state again from its updates."""
         request = pb.VerifyRoundRequest(run=run, round=row.round, attempt=row.attempt)
         return self._call(self._stub.VerifyRound, request, timeout=VERIFICATION_S)
 
     def run_record(self, run: str) -> dict[str, Any]:
-        """All that a report says of a run, as the server's `run_record` has it."""
+        """All that a report shows of a run, as JSON; `protofed.server.operator.run_record` makes it."""
 
-        def ask(offset: int, address: str) -> pb.DownloadChunk:
+        def fetch(offset: int, address: str) -> pb.DownloadChunk:
             request = pb.GetRunRecordRequest(run=run, offset=offset, digest=address)
-            return self._call(self._stub.GetRunRecord, request, timeout=DOCUMENT_S)
+            return self._call(self._stub.GetRunRecord, request, timeout=DOWNLOAD_S)
 
-        _, data = _whole(ask)
+        _, data = _download(fetch)
         return cast("dict[str, Any]", json.loads(gzip.decompress(data)))
 
     def state(self, run: str, round: int | None = None) -> tuple[int, bytes]:
-        """A state that a run published (None: the newest) as safetensors, and the round that it is of."""
-        wanted = round
+        """The round of a published state, and the state as safetensors; without `round`, the newest."""
+        requested = round
 
-        def ask(offset: int, _address: str) -> pb.DownloadChunk:
-            nonlocal wanted
-            request = pb.GetStateRequest(run=run, round=wanted, offset=offset)
-            piece = self._call(self._stub.GetState, request, timeout=DOCUMENT_S)
-            wanted = piece.round  # a newer one may be published meanwhile
-            return piece
+        def fetch(offset: int, _address: str) -> pb.DownloadChunk:
+            nonlocal requested
+            request = pb.GetStateRequest(run=run, round=requested, offset=offset)
+            chunk = self._call(self._stub.GetState, request, timeout=DOWNLOAD_S)
+            requested = chunk.round  # pins "the newest": another may be published before the next chunk
+            return chunk
 
-        return _whole(ask)
+        return _download(fetch)
 
     def sites(self) -> list[pb.SiteInfo]:
         """All sites."""
         return list(self._call(self._stub.ListSites, pb.ListSitesRequest()).sites)
 
     def exclude(self, site: str, reason: str) -> pb.SiteInfo:
-        """Keep a site out."""
+        """Exclude a site from runs."""
         return self._call(self._stub.ExcludeSite, pb.ExcludeSiteRequest(site=site, reason=reason))
 
     def admit(self, site: str) -> pb.SiteInfo:
-        """Let an excluded site in again."""
+        """Admit an excluded site again."""
         return self._call(self._stub.AdmitSite, pb.AdmitSiteRequest(site=site))
 
     def register(self, pem: str) -> pb.CertificateInfo:
-        """Let a certificate call."""
+        """Register a certificate (PEM), so that the server answers its calls."""
         return self._call(self._stub.RegisterCertificate, pb.RegisterCertificateRequest(pem=pem))
 
     def revoke(self, name_or_fingerprint: str, reason: str) -> list[pb.CertificateInfo]:
-        """Let a certificate, or all of a name, call no more: at once and for ever."""
+        """Revoke a certificate, or all of a name, at once and for good."""
         request = pb.RevokeCertificateRequest(certificate=name_or_fingerprint, reason=reason)
         return list(self._call(self._stub.RevokeCertificate, request).certificates)
 
     def certificates(self) -> list[pb.CertificateInfo]:
-        """All that were ever registered."""
+        """All certificates that were ever registered, revoked ones too."""
         return list(self._call(self._stub.ListCertificates, pb.ListCertificatesRequest()).certificates)
 
-    def _call(self, call: Callable[..., A], request: Message, timeout: float = ANSWER_S) -> A:
-        patience, self.patience = self.patience, nullcontext()
+    def _call(self, call: Callable[..., Response], request: Message, timeout: float = CALL_S) -> Response:
+        waiting_display, self.waiting_display = self.waiting_display, nullcontext()  # for the first call alone
         try:
-            with patience:
+            with waiting_display:
                 return call(request, timeout=timeout)
         except grpc.RpcError as error:
             code, text = error.code(), str(error.details())
@@ -182,19 +186,25 @@ class Operator:
             raise _ERRORS.get(code, ProtocolError)(text) from error
 
 
-def _whole(ask: Callable[[int, str], pb.DownloadChunk]) -> tuple[int, bytes]:
-    """A document of which each piece is asked for with its offset and the digest that the first one named.
+def _download(fetch: Callable[[int, str], pb.DownloadChunk]) -> tuple[int, bytes]:
+    """Download a document in chunks.
+
+    Args:
+        fetch: the chunk at an offset (bytes) of the document with a digest; an empty digest stands for the current one.
+
+    Returns:
+        The round that the document is of, and its bytes.
 
     Raises:
-        ProtocolError: the pieces are not those of one document.
+        ProtocolError: the chunks are not of one document, or it is damaged.
     """
-    first = ask(0, "")
+    first = fetch(0, "")
     data = bytearray(first.data)
     while len(data) < first.total_bytes:
-        piece = ask(len(data), first.digest)
-        if piece.digest != first.digest or not piece.data:
-            raise ProtocolError("the document became another one while it was fetched; ask for it again")
-        data += piece.data
+        chunk = fetch(len(data), first.digest)
+        if chunk.digest != first.digest or not chunk.data:
+            raise ProtocolError("the document changed while it was downloaded; ask for it again")
+        data += chunk.data
     if codec.digest(memoryview(data)) != first.digest:
         raise ProtocolError("the document arrived damaged; ask for it again")
     return first.round, bytes(data)
@@ -203,25 +213,25 @@ def _whole(ask: Callable[[int, str], pb.DownloadChunk]) -> tuple[int, bytes]:
 def _channel(address: str, identity: Path | None) -> grpc.Channel:
     if identity is None:
         return grpc.insecure_channel(address, OPTIONS)
-    own = read_identity(identity, Party.OPERATOR, datetime.now(UTC))
-    credentials = grpc.ssl_channel_credentials(own.authorities_pem, own.key_pem, own.certificate_pem)
+    operator = read_identity(identity, Party.OPERATOR, datetime.now(UTC))
+    credentials = grpc.ssl_channel_credentials(operator.authorities_pem, operator.key_pem, operator.certificate_pem)
     return grpc.secure_channel(address, credentials, OPTIONS)
 
 
-def _remedy(said: str) -> str:
-    """By what gRPC says of a connection that failed."""
+def _remedy(details: str) -> str:
+    """What to do about a failed connection, by the details of gRPC's error."""
     for phrase, remedy in _REMEDIES.items():
-        if phrase in said:
+        if phrase in details:
             return remedy
     return "start it, or give its address with --server"
 
 
 def plain(message: Message) -> dict[str, Any]:
-    """A message as JSON takes it, numbers as numbers."""
+    """A message for `--json`: protobuf's own JSON would have 64-bit integers as strings and leave out zeros."""
 
-    def value(found: Any) -> Any:
-        if isinstance(found, Message):
-            return plain(found)
-        return found if isinstance(found, str | int | float | bool) else [value(item) for item in found]
+    def converted(value: Any) -> Any:
+        if isinstance(value, Message):
+            return plain(value)
+        return value if isinstance(value, str | int | float | bool) else [converted(item) for item in value]
 
-    return {field.name: value(getattr(message, field.name)) for field in message.DESCRIPTOR.fields}
+    return {field.name: converted(getattr(message, field.name)) for field in message.DESCRIPTOR.fields}

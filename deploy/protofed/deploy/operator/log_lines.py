@@ -1,87 +1,89 @@
-"""What happened between two scenes, in words: for logs and for who watches without a terminal."""
+"""What changed between two snapshots, in lines of text: the output of `runs watch` without a terminal."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from protofed.deploy.console.tables import span
-from protofed.deploy.operator.screen_header import remaining, silence
+from protofed.deploy.operator.screen_header import no_answer, time_left
 from protofed.deploy.operator.snapshot import Attempt, RunSnapshot, SiteSnapshot
 
 SHOWN_SCORES = 3
 
 
-def changes(before: RunSnapshot | None, now: RunSnapshot) -> list[str]:
-    """A line a change; nothing if nothing happened."""
+def changes(before: RunSnapshot | None, after: RunSnapshot) -> list[str]:
+    """One line for each change from one snapshot to the next; without one before, the state of the run."""
     if before is None:
-        return [_status(now), *_round_lines(None, now)]
-    if now.trouble:
-        return [] if before.trouble else [silence(now)]
-    again = [f"it answers again, after {span(before.silent_s)}"] if before.trouble else []
-    return [*again, *_between(before, now)]
+        return [_status(after), *_round_lines(None, after)]
+    if after.trouble:
+        return [] if before.trouble else [no_answer(after)]  # once, not at every attempt to reach the server
+    recovered = [f"it answers again, after {span(before.silent_s)}"] if before.trouble else []
+    return [*recovered, *_between(before, after)]
 
 
-def _between(before: RunSnapshot, now: RunSnapshot) -> Iterator[str]:
-    yield from _round_lines(before, now)
-    yield from _problem_lines(before, now)
-    yield from _site_lines(before, now)
-    if now.scores and now.scored_round != before.scored_round:
-        yield _scores(now)
-    if (now.status, now.queue) != (before.status, before.queue):
-        yield _status(now)
+def _between(before: RunSnapshot, after: RunSnapshot) -> Iterator[str]:
+    yield from _round_lines(before, after)
+    yield from _problem_lines(before, after)
+    yield from _site_lines(before, after)
+    if after.scores and after.scored_round != before.scored_round:
+        yield _scores(after)
+    if (after.status, after.queue) != (before.status, before.queue):
+        yield _status(after)
 
 
 def _status(snapshot: RunSnapshot) -> str:
-    said = f"{snapshot.run} · {snapshot.method} · {snapshot.status} · round {snapshot.round} of {snapshot.rounds}"
-    return said + "".join(
+    text = f"{snapshot.run} · {snapshot.method} · {snapshot.status} · round {snapshot.round} of {snapshot.rounds}"
+    return text + "".join(
         f" · {part}"
         for part in (snapshot.queue, snapshot.reason if snapshot.ended and snapshot.reason != snapshot.status else "")
         if part
     )
 
 
-def _round_lines(before: RunSnapshot | None, now: RunSnapshot) -> Iterator[str]:
-    """Of attempts that are new, whose outcome is, or in which more sites have reported."""
-    known = {} if before is None else {(row.round, row.attempt): row for row in before.history}
-    for row in now.history if before is not None else now.history[-1:]:
-        was = known.get((row.round, row.attempt))
-        if was is None or (was.outcome, was.reported) != (row.outcome, row.reported):
-            yield _attempt(row) + (f" · {remaining(now.rest)}" if row.seconds is not None and now.rest else "")
+def _round_lines(before: RunSnapshot | None, after: RunSnapshot) -> Iterator[str]:
+    """Attempts that are new, have another outcome, or have more reports than before."""
+    previous = {} if before is None else {(row.round, row.attempt): row for row in before.history}
+    for row in after.history if before is not None else after.history[-1:]:
+        earlier = previous.get((row.round, row.attempt))
+        if earlier is None or (earlier.outcome, earlier.reported) != (row.outcome, row.reported):
+            yield _attempt(row) + (f" · {time_left(after.rest)}" if row.seconds is not None and after.rest else "")
 
 
 def _attempt(row: Attempt) -> str:
-    tried = f", try {row.attempt}" if row.attempt > 1 else ""
-    took = "" if row.seconds is None else f" after {row.seconds:.1f} s"
+    attempt = f", try {row.attempt}" if row.attempt > 1 else ""
+    duration = "" if row.seconds is None else f" after {row.seconds:.1f} s"
     failed = "".join(f", {number} {task_status}" for task_status, number in row.failed.items())
-    why = f": {row.reason}" if row.reason else ""
-    return f"round {row.round}{tried}: {row.outcome}{took}, {row.reported} of {row.invited} reported{failed}{why}"
+    reason = f": {row.reason}" if row.reason else ""
+    return (
+        f"round {row.round}{attempt}: {row.outcome}{duration}, {row.reported} of {row.invited} reported{failed}{reason}"
+    )
 
 
-def _problem_lines(before: RunSnapshot, now: RunSnapshot) -> Iterator[str]:
-    for problem in reversed([one for one in now.problems if one not in before.problems and one.site]):
+def _problem_lines(before: RunSnapshot, after: RunSnapshot) -> Iterator[str]:
+    for problem in reversed([problem for problem in after.problems if problem not in before.problems and problem.site]):
         yield f"round {problem.round}: {problem.site} {problem.what}" + (
             f": {problem.reason}" if problem.reason else ""
         )
 
 
-def _site_lines(before: RunSnapshot, now: RunSnapshot) -> Iterator[str]:
-    """Of sites that are not well any more, or are again; what a round says of them is said there."""
-    known = {site.site: site for site in before.sites}
-    for site in now.sites:
-        was = known.get(site.site)
-        moved = was is None or was.status != site.status
-        if moved and (_unwell(site) or (was is not None and _unwell(was))):
+def _site_lines(before: RunSnapshot, after: RunSnapshot) -> Iterator[str]:
+    """Sites whose status became bad or good again; failed tasks are among the problems."""
+    previous = {site.site: site for site in before.sites}
+    for site in after.sites:
+        earlier = previous.get(site.site)
+        moved = earlier is None or earlier.status != site.status
+        if moved and (_unwell(site) or (earlier is not None and _unwell(earlier))):
             yield f"{site.site}: {site.doing}"
 
 
 def _unwell(site: SiteSnapshot) -> bool:
-    """Those that are away come back by themselves when the server was restarted."""
+    # After a restart of the server all sites are away until their next heartbeat: no news.
     return site.status not in ("working", "idle", "away")
 
 
 def _scores(snapshot: RunSnapshot) -> str:
-    told = ", ".join(
+    listed = ", ".join(
         f"{score.name} {score.mean:.4f}" + ("" if score.mean_change is None else f" ({score.mean_change:+.4f})")
         for score in snapshot.scores[:SHOWN_SCORES]
     )
-    return f"scores after round {snapshot.scored_round}: {told}"
+    return f"scores after round {snapshot.scored_round}: {listed}"

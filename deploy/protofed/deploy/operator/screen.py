@@ -1,4 +1,4 @@
-"""A `RunSnapshot` on a terminal of any size: no line is longer than it is wide, and none is below its end."""
+"""The screen of `runs watch`: a `RunSnapshot` laid out for a terminal of any size, without wrapped or lost lines."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from protofed.deploy.operator.snapshot import (
     SiteSnapshot,
 )
 
-NARROW, WIDE = 60, 110  # columns below which a site's bar is left out, from which its telemetry is shown
-STRIP_CELL, STRIP_LABEL = 11, 10
+NARROW, WIDE = 60, 110  # terminal columns below which a site's bar is left out, and from which telemetry is shown
+STRIP_CELL, STRIP_LABEL = 11, 10  # columns
 
 
-_TOLD: dict[str, Callable[[float], str]] = {  # what is zero is not told
+_TELEMETRY: dict[str, Callable[[float], str]] = {  # the most important first: the end is cut; zeros are not shown
     "gpu_memory_bytes": lambda value: f"GPU {decimal(int(value))}",
     "step_seconds": lambda value: f"{value:.3g} s a step",
     "policy_refusals": lambda value: f"{value:.0f} refused by policy",
@@ -36,7 +36,11 @@ _TOLD: dict[str, Callable[[float], str]] = {  # what is zero is not told
 
 
 class WatchScreen:
-    """A snapshot as large as its terminal; without a height all of it."""
+    """A snapshot as a rich renderable.
+
+    Args:
+        height: lines of the terminal; None: all of the snapshot, however long.
+    """
 
     def __init__(self, snapshot: RunSnapshot, height: int | None = None) -> None:
         self._snapshot, self._height = snapshot, height
@@ -46,18 +50,20 @@ class WatchScreen:
 
 
 def parts(snapshot: RunSnapshot, width: int, height: int | None = None) -> list[RenderableType]:
-    """From the top: header, sites, what went wrong, scores, the last rounds."""
+    """The screen from its top: header, sites, problems, scores, the last rounds; `width` and `height` in characters."""
     top = header(snapshot, width)
-    there = Rows(len(snapshot.sites), len(snapshot.problems), len(snapshot.scores), len(_strip_rows(snapshot.history)))
-    rows = fitting(there, None if height is None else height - len(top))
-    shown: list[list[RenderableType]] = [
+    available = Rows(
+        len(snapshot.sites), len(snapshot.problems), len(snapshot.scores), len(_strip_rows(snapshot.history))
+    )
+    rows = fitting(available, None if height is None else height - len(top))
+    sections: list[list[RenderableType]] = [
         _sites(snapshot.sites, rows.sites, width),
         [_problems(snapshot.problems[: rows.problems], width)] if rows.problems else [],
         [_scores(snapshot, rows.scores, width)] if rows.scores else [],
         [_strip(snapshot.history, width)] if rows.strip else [],
     ]
     gap: list[RenderableType] = [Text()] if rows.gaps else []
-    return [*top, *(line for part in shown if part for line in (*gap, *part))]
+    return [*top, *(line for section in sections if section for line in (*gap, *section))]
 
 
 def _sites(sites: Sequence[SiteSnapshot], most: int, width: int) -> list[RenderableType]:
@@ -70,13 +76,13 @@ def _sites(sites: Sequence[SiteSnapshot], most: int, width: int) -> list[Rendera
     for site in sites[:most]:
         still = "" if site.still_s is None else f"{span(site.still_s)} ago"
         moved = decimal(site.bytes_moved) if site.bytes_moved else ""
-        cells = [_share(site), Text(still), Text(moved)][: len(columns)]
-        does = _does(site)
+        cells = [_progress_bar(site), Text(still), Text(moved)][: len(columns)]
+        activity = _activity(site)
         if machine:
-            does.truncate(width // 3, overflow="ellipsis")
-            cells.append(does)
+            activity.truncate(width // 3, overflow="ellipsis")
+            cells.append(activity)
         table.add_row(
-            _name(site.site, width), styled(site.task_status or "–"), *cells, _machine(site) if machine else does
+            _name(site.site, width), styled(site.task_status or "–"), *cells, _machine(site) if machine else activity
         )
     return [table, *_left_out(sites[most:])]
 
@@ -84,25 +90,24 @@ def _sites(sites: Sequence[SiteSnapshot], most: int, width: int) -> list[Rendera
 def _left_out(sites: Sequence[SiteSnapshot]) -> list[RenderableType]:
     if not sites:
         return []
-    ill = sum(site.care in (Attention.BAD, Attention.HELD) for site in sites)
-    return [_cut(f"and {len(sites)} more" + (f", {ill} of them not well" if ill else " that are well"), "dim")]
+    unwell = sum(site.care in (Attention.BAD, Attention.HELD) for site in sites)
+    return [_cut(f"and {len(sites)} more" + (f", {unwell} of them not well" if unwell else " that are well"), "dim")]
 
 
-def _does(site: SiteSnapshot) -> Text:
-    """What it does, or why it did not do what the round wanted."""
+def _activity(site: SiteSnapshot) -> Text:
+    """What the site does or, if its task of the round failed, the reason."""
     if site.task_status in FAILED and site.reason and site.status in ("working", "idle"):
         return _cut(site.reason, STYLES[site.task_status])
     return _cut(site.doing, STYLES.get(site.status, "") if site.care < Attention.AWAITED else "")
 
 
-def _share(site: SiteSnapshot) -> Text:
+def _progress_bar(site: SiteSnapshot) -> Text:
     return Text() if site.progress is None else bar(site.progress, 8)
 
 
 def _machine(site: SiteSnapshot) -> Text:
-    """What matters most first: of what does not fit, the end is cut."""
-    known = {name: tell(site.telemetry[name]) for name, tell in _TOLD.items() if site.telemetry.get(name)}
-    return _cut(" · ".join(known.values()))
+    shown = {name: render(site.telemetry[name]) for name, render in _TELEMETRY.items() if site.telemetry.get(name)}
+    return _cut(" · ".join(shown.values()))
 
 
 def _problems(problems: Sequence[Problem], width: int) -> RenderableType:
@@ -120,13 +125,13 @@ def _scores(snapshot: RunSnapshot, most: int, width: int) -> RenderableType:
     for score in snapshot.scores[:most]:
         mean, spread, worst = (Text(f"{value:.4f}") for value in (score.mean, score.std, score.worst))
         changes = _change(score.mean_change, score), _change(score.worst_change, score)
-        shown = [mean, changes[0], *([spread] if std else []), worst, changes[1], Text(str(score.sites))]
-        table.add_row(_cut(score.name), *shown)
+        cells = [mean, changes[0], *([spread] if std else []), worst, changes[1], Text(str(score.sites))]
+        table.add_row(_cut(score.name), *cells)
     return table
 
 
 def _change(by: float | None, score: ScoreSnapshot) -> Text:
-    """Green for the better."""
+    """A change, green if for the better; dim if it would round to zero in four decimals."""
     if by is None:
         return Text("")
     better = (by < 0) if score.lower_is_better else (by > 0)
@@ -158,13 +163,13 @@ def _strip_rows(history: Sequence[Attempt]) -> dict[str, list[Text]]:
 
 
 def _failed(row: Attempt) -> Text:
-    """`1 late`; of several kinds only how many."""
+    """The failed tasks of an attempt: `1 late`; of several kinds only their number."""
     total, kinds = sum(row.failed.values()), list(row.failed)
     return Text(f"{total} {kinds[0] if len(kinds) == 1 else 'failed'}" if total else "", "red")
 
 
 def _table(*columns: str, cut: str) -> Table:
-    """One line a row; where there is no room, the column `cut` ends with an ellipsis."""
+    """A table with one line a row; if the terminal is too narrow, the column `cut` is shortened."""
     table = Table(box=None, pad_edge=False, header_style="dim")
     for column in columns:
         table.add_column(Text(column, no_wrap=True, overflow="ellipsis"), no_wrap=column != cut, overflow="ellipsis")
@@ -176,7 +181,7 @@ def _cut(text: str, style: str = "") -> Text:
 
 
 def _name(site: str, width: int) -> Text:
-    """As long as a fifth of the screen lets it be."""
+    """A site's name, cut to a fifth of the screen so that long names leave the other columns their space."""
     text = Text(site)
     text.truncate(max(12, width // 5), overflow="ellipsis")
     return text

@@ -1,4 +1,4 @@
-"""The first lines of `runs watch`: where the run is, how far, and how long it has taken and will take."""
+"""The first lines of `runs watch`: the run's status, progress, time taken and time left."""
 
 from __future__ import annotations
 
@@ -8,39 +8,39 @@ from rich.text import Text
 from protofed.deploy.console.tables import count, span, styled
 from protofed.deploy.operator.snapshot import RunSnapshot, TimeRemaining
 
-WIDEST_BAR = 40
+WIDEST_BAR = 40  # characters
 
 
 def header(snapshot: RunSnapshot, width: int) -> list[Text]:
-    """One line each, none longer than the width."""
+    """The header's lines; rich cuts each at the width."""
     lines = [_title(snapshot), _rounds(snapshot, width), _phase(snapshot), _time(snapshot)]
     if snapshot.queue:
         lines.append(Text(snapshot.queue, "yellow"))
     if snapshot.ended and snapshot.reason not in ("", snapshot.status):
         lines.append(Text(snapshot.reason, "bold red" if snapshot.status == "failed" else ""))
     if snapshot.trouble:
-        lines.append(Text(silence(snapshot), "bold red"))
+        lines.append(Text(no_answer(snapshot), "bold red"))
     for line in lines:
         line.no_wrap, line.overflow = True, "ellipsis"
     return lines
 
 
 def bar(share: float, width: int) -> Text:
-    """A share as a bar that can be read without colours, too."""
+    """A share (0 to 1) as a bar of `width` characters; two kinds of line keep it readable without colours."""
     full = round(max(0.0, min(1.0, share)) * width)
     return Text.assemble(("━" * full, "green"), ("─" * (width - full), "dim"))
 
 
-def silence(snapshot: RunSnapshot) -> str:
-    """What is said of a server that does not answer."""
+def no_answer(snapshot: RunSnapshot) -> str:
+    """The line for a server that does not answer."""
     return f"no answer for {span(snapshot.silent_s)}, trying again; {snapshot.trouble}"
 
 
-def remaining(rest: TimeRemaining) -> str:
-    """The rest of a run, with how sure that is."""
-    likely, least, most = span(rest.likely), span(rest.least), span(rest.most)
+def time_left(estimate: TimeRemaining) -> str:
+    """The time that a run has left, with its range and the number of rounds that it is estimated from."""
+    likely, least, most = span(estimate.likely), span(estimate.least), span(estimate.most)
     between = "" if least == most else f"{least} to {most} "
-    return f"about {likely} more ({between}by the last {count(rest.by_rounds, 'round')})"
+    return f"about {likely} more ({between}by the last {count(estimate.by_rounds, 'round')})"
 
 
 def _title(snapshot: RunSnapshot) -> Text:
@@ -81,5 +81,5 @@ def _time(snapshot: RunSnapshot) -> Text:
     if snapshot.ended:
         return Text(f"took {span(snapshot.seconds)}")
     if snapshot.rest is not None:
-        return text.append(f" · {remaining(snapshot.rest)}")
+        return text.append(f" · {time_left(snapshot.rest)}")
     return text.append(" · paused" if snapshot.status == "paused" else " · too early to say how long it will take")

@@ -1,4 +1,4 @@
-"""Which rows of `runs watch` fit on a screen; what is less important goes first."""
+"""How many rows of each part of `runs watch` fit on a screen; the less important ones are left out first."""
 
 from __future__ import annotations
 
@@ -8,7 +8,12 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True)
 class Rows:
-    """How many rows of each part are shown; the strip has all its lines or none, `gaps` is 1 if parts stand apart."""
+    """Numbers of rows by part.
+
+    Attributes:
+        strip: lines of the last rounds: all of them or none.
+        gaps: blank lines before each part, 0 or 1.
+    """
 
     sites: int = 0
     problems: int = 0
@@ -17,32 +22,35 @@ class Rows:
     gaps: int = 0
 
     def lines(self, most_sites: int) -> int:
-        """With their headings, and a line on the sites that are not shown."""
+        """Lines on the screen: the rows with headings, and a line for the sites that are not shown."""
         tables = sum(1 + rows for rows in (self.sites, self.problems, self.scores) if rows)
         parts = sum(bool(rows) for rows in (self.sites, self.problems, self.scores, self.strip))
-        more = 0 < self.sites < most_sites
-        return tables + more + self.strip + self.gaps * parts
+        has_hidden_sites = 0 < self.sites < most_sites
+        return tables + has_hidden_sites + self.strip + self.gaps * parts
 
 
-def fitting(there: Rows, room: int | None) -> Rows:
-    """As many rows of what is there as fit into so many lines; None: all."""
+def fitting(available: Rows, room: int | None) -> Rows:
+    """As many of the available rows as fit into `room` lines; None: all.
+
+    Greedy: it raises one part after the other, in the order of `_priorities`, as long as all still fits.
+    """
     if room is None:
-        return replace(there, gaps=1)
+        return replace(available, gaps=1)
     rows = Rows()
-    for wish, numbers in _wishes(there):
+    for part, numbers in _priorities(available):
         for number in numbers:
-            more = replace(rows, **{wish: max(number, getattr(rows, wish))})
-            if more.lines(there.sites) <= room:
-                rows = more
+            larger = replace(rows, **{part: max(number, getattr(rows, part))})
+            if larger.lines(available.sites) <= room:
+                rows = larger
     return rows
 
 
-def _wishes(there: Rows) -> Iterator[tuple[str, Iterable[int]]]:
-    """From what matters most: a part, and how many rows of it, the fewest first."""
+def _priorities(available: Rows) -> Iterator[tuple[str, Iterable[int]]]:
+    """The parts by importance, each with the numbers of rows to try; a part comes again for more rows."""
     order = (("sites", 3), ("problems", 1), ("scores", 1), ("strip", 1), ("sites", 6), ("scores", 3), ("problems", 3))
-    for wish, most in order:
-        have = getattr(there, wish)
-        yield wish, [have] if wish == "strip" else range(1, min(most, have) + 1)
+    for part, most in order:
+        rows_of_part = getattr(available, part)
+        yield part, [rows_of_part] if part == "strip" else range(1, min(most, rows_of_part) + 1)
     yield "gaps", [1]
-    for wish in ("sites", "problems", "scores"):
-        yield wish, range(1, getattr(there, wish) + 1)
+    for part in ("sites", "problems", "scores"):
+        yield part, range(1, getattr(available, part) + 1)

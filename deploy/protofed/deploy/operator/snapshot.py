@@ -1,6 +1,6 @@
-"""What `runs watch` shows at one moment: plain data, which is also the JSON of `--json`, key by key.
+"""What `runs watch` shows at one moment: plain data, whose fields are also the keys of `--json`.
 
-What only passes by itself (seconds, bytes under way, telemetry) is left out of comparisons: two scenes differ when
+Fields that change by themselves (seconds, bytes, telemetry) do not count in comparisons: two snapshots differ only if
 something happened.
 """
 
@@ -10,26 +10,26 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 
-ENDED = ("completed", "failed", "aborted")
+ENDED = ("completed", "failed", "aborted")  # statuses of a run
 FAILED = ("failed", "late", "set-aside")  # task statuses
 
 
 class Attention(IntEnum):
-    """How much a site needs looking at; the worst is shown first."""
+    """How much attention a site needs; the least value is shown first."""
 
-    BAD = 0  # it failed, is silent, or somebody keeps it out
-    HELD = 1  # it is there and takes no task
+    BAD = 0  # its task failed, or it is silent or excluded
+    HELD = 1  # its daemon takes no tasks, or none has called since the server started
     AWAITED = 2  # the round waits for it
     WELL = 3
 
 
 @dataclass(frozen=True)
 class TimeRemaining:
-    """How long the rest of a run will take if its rounds go on as the last ones did, in seconds.
+    """An estimate of the time that a run has left, in seconds, from the durations of its last rounds.
 
     Attributes:
-        likely: by the median of those rounds; `least` and `most`: by the quickest and the slowest.
-        by_rounds: from so many of them.
+        likely: if each round takes their median; `least` and `most`: if each takes the shortest, or the longest.
+        by_rounds: the number of rounds that the estimate is from.
     """
 
     likely: float
@@ -40,14 +40,16 @@ class TimeRemaining:
 
 @dataclass(frozen=True)
 class SiteSnapshot:
-    """One site.
+    """One site at one moment.
 
     Attributes:
-        status: as in `sites list`; `doing` says it in words.
-        task_status: in the newest round; empty if it was not invited. `reason` explains one that failed.
-        progress: share of its task, 0 to 1; None: not known.
-        bytes_moved: by its daemon since that started, both ways.
-        still_s: seconds since it last got on; None: no daemon.
+        status: as in `sites list`; `doing` is the same in words.
+        task_status: of its task in the newest attempt; empty if it was not invited. `reason`: why it failed.
+        care: how much attention it needs.
+        progress: share of its task that is done, 0 to 1; None: unknown.
+        bytes_moved: by its daemon since the daemon's start, in both directions.
+        still_s: seconds since its last progress; None: it has no daemon.
+        telemetry: what its policy discloses of its machine, by name.
     """
 
     site: str
@@ -67,10 +69,10 @@ class Attempt:
     """One attempt at a round.
 
     Attributes:
-        outcome: open, published, degraded, abandoned, rolled-back, or unfinished where the run ended in it.
-        seconds: that it took; None while it is open.
-        reported: sites of those `invited`.
-        failed: task statuses failed, late or set-aside, each with its number.
+        outcome: open, published, degraded, abandoned, rolled-back, or unfinished if the run ended during it.
+        seconds: its duration; None while it is open.
+        reported: number of sites that reported, of those `invited`.
+        failed: number of tasks by status: failed, late, set-aside.
     """
 
     round: int
@@ -85,7 +87,12 @@ class Attempt:
 
 @dataclass(frozen=True)
 class ScoreSnapshot:
-    """One score over sites; the changes are those since the scored round before, None if that was not seen."""
+    """One score over sites.
+
+    Attributes:
+        worst: of all sites.
+        mean_change, worst_change: since the scored round before; None: the watcher has not seen that.
+    """
 
     name: str
     mean: float
@@ -99,7 +106,12 @@ class ScoreSnapshot:
 
 @dataclass(frozen=True)
 class Problem:
-    """Something that went wrong; `site` is empty for a whole attempt."""
+    """Something that went wrong in an attempt.
+
+    Attributes:
+        site: empty if the whole attempt failed.
+        what: abandoned, refused, or the status of the task.
+    """
 
     round: int
     attempt: int
@@ -113,15 +125,16 @@ class RunSnapshot:
     """A run at one moment.
 
     Attributes:
-        at: seconds of the Unix epoch.
-        queue: its place in it, in words; empty when it is not waiting.
-        done: rounds that were published.
-        phase_s: how long it has been in this phase; `deadline_s`: of a round that is collecting, where it is known.
-        seconds: since its first round was opened; None: none was.
-        rest: None: it is too early to say, the run is paused, or it has ended.
-        history: the newest attempts, the oldest first.
-        problems: of those attempts, the newest first.
-        trouble: why the server does not answer, empty if it does; all else is as it was `silent_s` ago.
+        at: Unix time.
+        queue: the run's place in the queue, in words; empty if it does not wait.
+        phase_s: seconds in this phase.
+        deadline_s: seconds that a collecting round may take; None: unknown, or another phase.
+        done: number of the newest published round.
+        seconds: since the run's first attempt was opened; None: none was.
+        rest: time that the run has left; None: it is too early to estimate, the run is paused, or it has ended.
+        history: the newest attempts, oldest first.
+        problems: of those attempts, newest first.
+        trouble: why the server does not answer, empty if it does; all other fields are `silent_s` seconds old.
     """
 
     at: float = field(compare=False)
@@ -155,5 +168,5 @@ class RunSnapshot:
 
     @property
     def ended(self) -> bool:
-        """Whether nothing will change any more."""
+        """Whether the run is over."""
         return self.status in ENDED

@@ -1,4 +1,4 @@
-"""What the server says, as a `RunSnapshot`: pure decisions, no clock and no terminal."""
+"""Builds a `RunSnapshot` from the server's replies: pure functions, without a clock or a terminal."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from protofed.deploy.operator.snapshot_sites import printable, sites
 from protofed.protos.v1 import operator_pb2 as pb
 
 PUBLISHED = ("published", "degraded")
-HEADLINES = ("global.accuracy", "personal.pm_v", "personal.pm_l")
+HEADLINES = ("global.accuracy", "personal.pm_v", "personal.pm_l")  # scores that are shown first
 MOST_PROBLEMS = 20
-FEWEST_PERIODS = 2  # rounds from which the rest is estimated
+FEWEST_PERIODS = 2  # rounds without which the time left is not estimated
 _ORDINALS = ("next", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth")
 
 
 @dataclass(frozen=True)
 class ServerReply:
-    """What the server said at one moment: the run with its newest attempts, its sites, and, if it waits, all runs."""
+    """The server's replies at one moment: a run with its newest attempts, the sites and, if the run waits, all runs."""
 
     detail: pb.RunDetail
     sites: Sequence[pb.SiteInfo] = ()
@@ -30,12 +30,12 @@ class ServerReply:
 
 
 @dataclass(frozen=True)
-class Memory:
-    """What a watcher knows beside the newest answer.
+class WatchHistory:
+    """What a watcher remembers from earlier replies.
 
     Attributes:
-        opened_at: when the run's first attempt was opened, in seconds of the Unix epoch; 0: none was.
-        scores: of the newest scored round, `scored_round`; `before`: of the one before.
+        opened_at: Unix time at which the run's first attempt was opened; 0: none was, or it is not known yet.
+        scores: of the newest scored round, `scored_round`; `before`: of the scored round before it.
     """
 
     opened_at: float = 0.0
@@ -43,10 +43,11 @@ class Memory:
     scores: Mapping[str, pb.Score] = field(default_factory=dict)
     before: Mapping[str, pb.Score] = field(default_factory=dict)
 
-    def after(self, answer: ServerReply) -> Memory:
-        """With what an answer adds."""
-        detail = answer.detail
+    def after(self, reply: ServerReply) -> WatchHistory:
+        """The history with a newer reply."""
+        detail = reply.detail
         opened_at = self.opened_at
+        # A reply has the newest attempts only: its first one is the run's first one if it has all of them.
         if detail.rounds and len(detail.rounds) == detail.attempts:
             opened_at = detail.rounds[0].opened_at
         newest = {score.name: score for score in detail.scores}
@@ -57,9 +58,9 @@ class Memory:
         )
 
 
-def snapshot(answer: ServerReply, memory: Memory, now: float) -> RunSnapshot:
-    """A run as it is `now`, in seconds of the Unix epoch."""
-    info, rounds = answer.detail.info, answer.detail.rounds
+def snapshot(reply: ServerReply, history: WatchHistory, now: float) -> RunSnapshot:
+    """The run at `now`, a Unix time."""
+    info, rounds = reply.detail.info, reply.detail.rounds
     ended = info.status in ENDED
     newest = rounds[-1] if rounds else None
     phase = _phase(info, newest)
@@ -70,7 +71,7 @@ def snapshot(answer: ServerReply, memory: Memory, now: float) -> RunSnapshot:
         method=printable(info.method),
         status=info.status,
         reason=printable(info.reason),
-        queue="" if ended else place(info.run, answer.runs),
+        queue="" if ended else place(info.run, reply.runs),
         phase=phase,
         phase_s=None if ended else max(0.0, now - _since(info, newest)),
         deadline_s=info.deadline_s or None if phase == "collecting" else None,
@@ -84,31 +85,34 @@ def snapshot(answer: ServerReply, memory: Memory, now: float) -> RunSnapshot:
         rolled_back=info.rolled_back,
         received_bytes=info.received_bytes,
         sent_bytes=info.sent_bytes,
-        seconds=max(0.0, (info.ended_at or now) - memory.opened_at) if memory.opened_at else None,
-        rest=rest(info, rounds, done, now),
-        sites=sites(answer.sites, newest, ended=ended),
+        seconds=max(0.0, (info.ended_at or now) - history.opened_at) if history.opened_at else None,
+        rest=time_remaining(info, rounds, done, now),
+        sites=sites(reply.sites, newest, ended=ended),
         history=tuple(_attempt(row, ended=ended) for row in rounds),
-        scored_round=answer.detail.scored_round,
-        scores=scores(memory),
+        scored_round=reply.detail.scored_round,
+        scores=scores(history),
         problems=tuple(problems(rounds))[:MOST_PROBLEMS],
     )
 
 
 def place(run: str, runs: Iterable[pb.RunInfo]) -> str:
-    """A waiting run's place in the queue, and who is before it."""
-    going = [info for info in runs if info.status not in ENDED]
-    names = [info.run for info in going]
-    if run not in names or not (ahead := going[: names.index(run)]):
+    """A waiting run's place in the queue and the runs ahead of it, in words; empty if none is ahead."""
+    unfinished = [info for info in runs if info.status not in ENDED]
+    names = [info.run for info in unfinished]
+    if run not in names or not (ahead := unfinished[: names.index(run)]):
         return ""
     waiting = len(ahead)
     ordinal = _ORDINALS[waiting - 1] if waiting <= len(_ORDINALS) else f"{waiting}th"
-    told = [f"{info.run} ({info.status}, round {info.round} of {info.rounds})" for info in ahead[:1]]
-    told += [f"{waiting - 1} more"] if waiting > 2 else [info.run for info in ahead[1:]]
-    return f"{ordinal} in the queue, behind {' and '.join(told)}"
+    names_ahead = [f"{info.run} ({info.status}, round {info.round} of {info.rounds})" for info in ahead[:1]]
+    names_ahead += [f"{waiting - 1} more"] if waiting > 2 else [info.run for info in ahead[1:]]
+    return f"{ordinal} in the queue, behind {' and '.join(names_ahead)}"
 
 
-def rest(info: pb.RunInfo, rounds: Sequence[pb.RoundInfo], done: int, now: float) -> TimeRemaining | None:
-    """From how far apart the last rounds were published: scoring, waiting and attempts that were abandoned count."""
+def time_remaining(info: pb.RunInfo, rounds: Sequence[pb.RoundInfo], done: int, now: float) -> TimeRemaining | None:
+    """An estimate from the times between the last publications; None: too few, or the run does not run.
+
+    Those times include scoring, waiting and abandoned attempts, which the durations of the attempts leave out.
+    """
     ends = [row for row in rounds if row.outcome in PUBLISHED and row.round > 0]
     if info.status != "running" or not ends:
         return None
@@ -116,22 +120,23 @@ def rest(info: pb.RunInfo, rounds: Sequence[pb.RoundInfo], done: int, now: float
     periods = [later - earlier for earlier, later in pairwise(times)]
     if len(periods) < FEWEST_PERIODS:
         return None
-    left, since = info.rounds - done, max(0.0, now - times[-1])
+    rounds_left, elapsed = info.rounds - done, max(0.0, now - times[-1])
 
-    def lasts(period: float) -> float:
-        return max(0.0, period * left - min(since, period))
+    def left(period: float) -> float:
+        # The time since the last publication belongs to the current round, which takes a period at least.
+        return max(0.0, period * rounds_left - min(elapsed, period))
 
-    return TimeRemaining(lasts(statistics.median(periods)), lasts(min(periods)), lasts(max(periods)), len(periods))
+    return TimeRemaining(left(statistics.median(periods)), left(min(periods)), left(max(periods)), len(periods))
 
 
-def scores(memory: Memory) -> tuple[ScoreSnapshot, ...]:
-    """The newest, those that are spoken of most first; not those of single classes."""
-    names = [name for name in memory.scores if not name.rpartition(".")[2].isdigit()]
-    return tuple(_score(memory, name) for name in sorted(names, key=_rank))
+def scores(history: WatchHistory) -> tuple[ScoreSnapshot, ...]:
+    """The newest scores, headlines first; without those of single classes, whose names end in a number."""
+    names = [name for name in history.scores if not name.rpartition(".")[2].isdigit()]
+    return tuple(_score(history, name) for name in sorted(names, key=_rank))
 
 
 def problems(rounds: Sequence[pb.RoundInfo]) -> Iterable[Problem]:
-    """What went wrong, the newest first: failed tasks, refused updates, attempts that were abandoned."""
+    """Abandoned attempts, failed tasks and refused updates, newest first."""
     for row in reversed(rounds):
         if row.outcome == "abandoned":
             yield Problem(row.round, row.attempt, "", "abandoned", printable(row.reason))
@@ -143,7 +148,7 @@ def problems(rounds: Sequence[pb.RoundInfo]) -> Iterable[Problem]:
 
 
 def _phase(info: pb.RunInfo, newest: pb.RoundInfo | None) -> str:
-    """In words; when the last update of a round is there, the server is at the aggregation."""
+    """The phase in words. The server says collecting until it publishes; once no task is open, it aggregates."""
     if info.phase == "collecting" and newest is not None and newest.sites:
         open_yet = any(task.task_status in ("invited", "started") for task in newest.sites)
         return "collecting" if open_yet else "aggregating"
@@ -168,8 +173,8 @@ def _attempt(row: pb.RoundInfo, *, ended: bool) -> Attempt:
     )
 
 
-def _score(memory: Memory, name: str) -> ScoreSnapshot:
-    new, old = memory.scores[name], memory.before.get(name)
+def _score(history: WatchHistory, name: str) -> ScoreSnapshot:
+    new, old = history.scores[name], history.before.get(name)
     return ScoreSnapshot(
         name=printable(name),
         mean=new.mean,

@@ -1,4 +1,4 @@
-"""What the server says of its sites, as rows of a `Scene`."""
+"""Builds the sites of a `RunSnapshot` from the server's replies."""
 
 from __future__ import annotations
 
@@ -13,45 +13,47 @@ _BAD_STATUSES = ("excluded", "silent", "revoked", "expired", "not-yet-valid")
 _NEVER = pb.SiteInfo(status="away", progress_age_s=-1.0, progress=-1.0)
 
 
-def sites(known: Iterable[pb.SiteInfo], newest: pb.RoundInfo | None, *, ended: bool) -> tuple[SiteSnapshot, ...]:
-    """Those that are there or were invited to the newest attempt, the worst first.
+def sites(reported: Iterable[pb.SiteInfo], newest: pb.RoundInfo | None, *, ended: bool) -> tuple[SiteSnapshot, ...]:
+    """All sites that the server knows or that were invited to the newest attempt, those with problems first.
 
     Args:
-        ended: the run has; nobody waits for a site any more.
+        reported: the server's list of sites.
+        newest: the newest attempt; None: there is none.
+        ended: the run is over: sites without a daemon and without a task are left out.
     """
     tasks = {} if newest is None else _site_tasks(newest)
-    infos = {info.site: info for info in known}
-    found = [_site(name, infos.get(name, _NEVER), tasks.get(name)) for name in {**infos, **tasks}]
+    infos = {info.site: info for info in reported}
+    rows = [_site(name, infos.get(name, _NEVER), tasks.get(name)) for name in {**infos, **tasks}]
     if ended:
-        found = [site for site in found if site.task_status or site.status != "away"]
-    return tuple(sorted(found, key=_order))
+        rows = [site for site in rows if site.task_status or site.status != "away"]
+    return tuple(sorted(rows, key=_order))
 
 
 def printable(text: str) -> str:
-    """What a peer or an operator wrote, without what a terminal would obey."""
+    """Text from a site or another operator, without control characters: a terminal would obey them."""
     return "".join(letter if letter.isprintable() else " " for letter in text)
 
 
 def _site_tasks(newest: pb.RoundInfo) -> dict[str, pb.SiteTask]:
-    """Of a site's tasks in an attempt, the open one, else the last one that went wrong, else the last."""
-    found: dict[str, pb.SiteTask] = {}
+    """One task for each site of an attempt: the open one, else the first that failed, else the last."""
+    tasks: dict[str, pb.SiteTask] = {}
     for task in newest.sites:
-        before = found.get(task.site)
-        if before is None or task.task_status in OPEN or before.task_status not in (*OPEN, *FAILED):
-            found[task.site] = task
-    return found
+        chosen = tasks.get(task.site)
+        if chosen is None or task.task_status in OPEN or chosen.task_status not in (*OPEN, *FAILED):
+            tasks[task.site] = task
+    return tasks
 
 
 def _site(name: str, info: pb.SiteInfo, task: pb.SiteTask | None) -> SiteSnapshot:
-    was = "" if task is None else task.task_status
+    task_status = "" if task is None else task.task_status
     return SiteSnapshot(
         site=name,
         status=info.status,
         doing=printable(_doing(info)),
-        task_status=was,
+        task_status=task_status,
         reason="" if task is None else printable(task.reason),
-        care=_care(info.status, was),
-        progress=_progress(info, was),
+        care=_care(info.status, task_status),
+        progress=_progress(info, task_status),
         bytes_moved=info.bytes_moved,
         still_s=None if info.progress_age_s < 0 else info.progress_age_s,
         telemetry=dict(sorted(info.telemetry.items())),
@@ -81,7 +83,7 @@ def _care(status: str, task_status: str) -> Attention:
 
 
 def _progress(info: pb.SiteInfo, task_status: str) -> float | None:
-    """Of the task of this attempt; what the daemon says of itself may still be about another."""
+    """Progress of the task of this attempt; a heartbeat may still be about an earlier task."""
     if task_status in DONE:
         return 1.0
     return info.progress if task_status in OPEN and info.progress >= 0 else None

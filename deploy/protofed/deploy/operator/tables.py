@@ -1,4 +1,4 @@
-"""What the operator is shown: tables of runs, rounds, tasks and sites."""
+"""The tables that `protofed runs` and `protofed sites` print."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from protofed.deploy.console.tables import count, plain_table, span, styled
 from protofed.protos.v1 import operator_pb2 as pb
 
 SHOWN_ROUNDS = 10
-CERTIFICATE_SOON_S = 30 * 86_400.0
+CERTIFICATE_SOON_S = 30 * 86_400.0  # a certificate with less time left is shown in red
 
 
 def runs_table(runs: Sequence[pb.RunInfo]) -> RenderableType:
-    """A row a run."""
+    """One row for each run; a hint if there are none."""
     if not runs:
-        return Text("No runs yet. Begin one with: protofed runs start RECIPE")
+        return Text("No runs yet. Start one with: protofed runs start RECIPE")
     table = plain_table("run", "method", "status", "round", "sites", "degraded", "queued", "phase")
     for info in runs:
         table.add_row(
@@ -38,7 +38,7 @@ def runs_table(runs: Sequence[pb.RunInfo]) -> RenderableType:
 
 
 def run_parts(detail: pb.RunDetail, *, everything: bool) -> list[RenderableType]:
-    """A run from the top: summary, rounds, what failed (or every site's task), scores."""
+    """The parts of `runs show`: summary, rounds, failed tasks (with `everything` all tasks), scores."""
     rounds = detail.rounds
     parts: list[RenderableType] = [_summary(detail.info), _rounds_table(rounds, ended=bool(detail.info.ended_at))]
     if len(rounds) < detail.attempts:
@@ -52,7 +52,7 @@ def run_parts(detail: pb.RunDetail, *, everything: bool) -> list[RenderableType]
 
 
 def sites_table(sites: Sequence[pb.SiteInfo]) -> RenderableType:
-    """A row a site."""
+    """One row for each site; a hint if there are none."""
     if not sites:
         return Text("No site has enrolled yet.")
     secure = any(info.certificate_until for info in sites)  # in plain text nobody has one
@@ -67,7 +67,7 @@ def sites_table(sites: Sequence[pb.SiteInfo]) -> RenderableType:
 
 
 def verification_table(run: str, found: Iterable[tuple[pb.RoundInfo, pb.VerifyRoundResponse]]) -> RenderableType:
-    """A row a published state."""
+    """One row for each state that the server computed again."""
     table = plain_table("round", "attempt", "state", "finding", "reason", title=f"run {run}: states computed again")
     for row, reply in found:
         why = reply.reason or (f"came out as {reply.recomputed[:16]}…" if reply.finding == "different" else "")
@@ -76,7 +76,7 @@ def verification_table(run: str, found: Iterable[tuple[pb.RoundInfo, pb.VerifyRo
 
 
 def _until(end: float) -> Text:
-    """The day on which a certificate ends; red when that is soon."""
+    """The day on which a certificate ends, in UTC; empty for 0, a site without a certificate."""
     if not end:
         return Text()
     soon = end - time.time() < CERTIFICATE_SOON_S
@@ -120,7 +120,7 @@ def _tasks_table(tasks: Iterable[tuple[pb.RoundInfo, pb.SiteTask]], title: str) 
 def _scores_table(detail: pb.RunDetail) -> Table:
     table = plain_table("score", "mean", "std", "worst", "sites", title=f"scores after round {detail.scored_round}")
     for score in detail.scores:
-        if not score.name.rpartition(".")[2].isdigit():  # of every class: in --json
+        if not score.name.rpartition(".")[2].isdigit():  # those of single classes are in --json only
             values = (f"{value:.4f}" for value in (score.mean, score.std, score.worst))
             table.add_row(score.name, *values, str(score.sites))
     return table

@@ -1,4 +1,4 @@
-"""`runs watch`: asks the server again and again and shows what it says, however often it is restarted meanwhile."""
+"""`runs watch`: polls the server and shows the run until it ends, also across restarts of the server."""
 
 from __future__ import annotations
 
@@ -17,69 +17,70 @@ from protofed.deploy.operator.connection import Operator
 from protofed.deploy.operator.log_lines import changes
 from protofed.deploy.operator.screen import WatchScreen
 from protofed.deploy.operator.snapshot import ENDED, RunSnapshot
-from protofed.deploy.operator.snapshot_builder import Memory, ServerReply, snapshot
+from protofed.deploy.operator.snapshot_builder import ServerReply, WatchHistory, snapshot
 
-EVERY_S = 1.0
-ATTEMPTS = 12  # the newest, which are shown and from which the rest is estimated
-SILENT_S = 5.0  # without an answer, although none was refused
+EVERY_S = 1.0  # between two polls
+ATTEMPTS = 12  # newest ones, which are shown and from which the time left is estimated
+SILENT_S = 5.0  # after which a call that has neither returned nor failed is shown as trouble
 
 
 @dataclass(frozen=True)
-class _Known:
-    answer: ServerReply
-    memory: Memory
-    heard_at: float
+class _LastReply:
+    reply: ServerReply
+    history: WatchHistory
+    received_at: float
     trouble: str = ""
 
 
 class Watcher:
-    """One run, as a server tells it.
+    """Polls one run.
 
     Args:
-        clock: seconds of the Unix epoch.
+        clock: returns the Unix time.
 
     Raises:
         ConfigError: there is no such run.
-        Unavailable: there is no server; only at the start.
+        UnavailableError: there is no server; only from the constructor.
     """
 
     def __init__(self, operator: Operator, run: str, clock: Callable[[], float] = time.time) -> None:
         self._operator, self._run, self._clock = operator, run, clock
-        answer = self._ask()
-        memory = Memory().after(answer)
-        self._known = _Known(answer, self._dated(memory, answer), clock())
+        reply = self._ask()
+        history = WatchHistory().after(reply)
+        self._last = _LastReply(reply, self._dated(history, reply), clock())
 
-    def look(self) -> None:
-        """Ask once more; a server that does not answer is no error."""
+    def poll(self) -> None:
+        """Poll the server once; if it does not answer, the next snapshot says so."""
         try:
-            answer = self._ask()
-            memory = self._dated(self._known.memory.after(answer), answer)
+            reply = self._ask()
+            history = self._dated(self._last.history.after(reply), reply)
         except UnavailableError as error:
-            self._known = replace(self._known, trouble=str(error).partition("; ")[2] or str(error))
+            self._last = replace(self._last, trouble=str(error).partition("; ")[2] or str(error))
         else:
-            self._known = _Known(answer, memory, self._clock())
+            self._last = _LastReply(reply, history, self._clock())
 
     def snapshot(self) -> RunSnapshot:
-        """The run now, as far as is known; from any thread, even while the server is asked."""
-        known, now = self._known, self._clock()
-        seen, silent = snapshot(known.answer, known.memory, now), now - known.heard_at
-        trouble = known.trouble or ("it is busy, or the network is down" if silent > SILENT_S else "")
-        return replace(seen, trouble=trouble, silent_s=silent) if trouble else seen
+        """The run by the last reply and the clock; callable from any thread, also while `poll` waits for the server."""
+        # One reference, replaced as a whole: the screen's thread never sees half of a reply.
+        last, now = self._last, self._clock()
+        current, silent_s = snapshot(last.reply, last.history, now), now - last.received_at
+        trouble = last.trouble or ("it is busy, or the network is down" if silent_s > SILENT_S else "")
+        return replace(current, trouble=trouble, silent_s=silent_s) if trouble else current
 
     def _ask(self) -> ServerReply:
         detail = self._operator.show(self._run, newest=ATTEMPTS)
         waits = detail.info.status not in (*ENDED, "running")
         return ServerReply(detail, self._operator.sites(), self._operator.runs() if waits else ())
 
-    def _dated(self, memory: Memory, answer: ServerReply) -> Memory:
-        """Who began to watch late asks once when the run began."""
-        if memory.opened_at or not answer.detail.attempts:
-            return memory
-        return replace(memory, opened_at=self._operator.opened_at(self._run))
+    def _dated(self, history: WatchHistory, reply: ServerReply) -> WatchHistory:
+        """The history with the run's start: one extra call if the replies began after it."""
+        if history.opened_at or not reply.detail.attempts:
+            return history
+        return replace(history, opened_at=self._operator.opened_at(self._run))
 
 
 def watch(watcher: Watcher, console: Console, *, as_json: bool = False) -> None:
-    """Show a run until it ends: live on a terminal, a line a change elsewhere, an object a change as JSON.
+    """Show a run until it ends: a live screen on a terminal, else a line for each change, or a JSON object.
 
     Raises:
         RunFailedError: it failed.
@@ -96,7 +97,7 @@ def watch(watcher: Watcher, console: Console, *, as_json: bool = False) -> None:
 
 
 def _live(watcher: Watcher, console: Console) -> None:
-    """On a screen of its own; how it ended (or how it was when nobody would see more) stays on the terminal."""
+    """Show the run on the terminal's alternate screen; the last view is printed when it ends or is interrupted."""
 
     def view() -> WatchScreen:
         return WatchScreen(watcher.snapshot(), console.size.height)
@@ -105,21 +106,21 @@ def _live(watcher: Watcher, console: Console) -> None:
         with Live(get_renderable=view, console=console, screen=True, refresh_per_second=2):
             while not watcher.snapshot().ended:
                 time.sleep(EVERY_S)
-                watcher.look()
+                watcher.poll()
     finally:
         console.print(WatchScreen(watcher.snapshot()))
 
 
-def _follow(watcher: Watcher, tell: Callable[[RunSnapshot], None]) -> None:
-    tell(watcher.snapshot())
+def _follow(watcher: Watcher, show: Callable[[RunSnapshot], None]) -> None:
+    show(watcher.snapshot())
     while not watcher.snapshot().ended:
         time.sleep(EVERY_S)
-        watcher.look()
-        tell(watcher.snapshot())
+        watcher.poll()
+        show(watcher.snapshot())
 
 
 class _Lines:
-    """A line a change, with its time."""
+    """Prints each change on a line with its time."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -133,7 +134,7 @@ class _Lines:
 
 
 class _JsonLines:
-    """An object a change, on one line each."""
+    """Prints a JSON object for each change, one a line."""
 
     def __init__(self) -> None:
         self._last: RunSnapshot | None = None
@@ -145,9 +146,9 @@ class _JsonLines:
             self._last = now
 
 
-def plain(seen: RunSnapshot) -> dict[str, object]:
-    """A snapshot as JSON takes it: its fields, and `care` in a word."""
-    told = asdict(seen)
-    for site, row in zip(seen.sites, told["sites"], strict=True):
+def plain(snapshot: RunSnapshot) -> dict[str, object]:
+    """A snapshot for `--json`: its fields, with `care` as a word."""
+    fields = asdict(snapshot)
+    for site, row in zip(snapshot.sites, fields["sites"], strict=True):
         row["care"] = site.care.name.lower()
-    return told
+    return fields
