@@ -136,4 +136,4 @@ def test_what_one_half_sends_the_other_expects(site: Site) -> None:
     for state in (Server().init(MODEL, 3), Server().aggregate(STATE, [Update("ann", made)])):
         expected = Server().expects(state)
         assert not expected.weight
-        assert intake.manifest_fault(Manifest(describe(made), len(data), codec.digest(data)), expected) is None
+        assert intake.manifest_problem(Manifest(describe(made), len(data), codec.digest(data)), expected) is None

@@ -140,8 +140,8 @@ def test_what_one_half_sends_the_other_expects(fixed: bool, local_of: LocalOf, l
     made = FedNHClient(fixed_scale=fixed).fit(local, received)
     assert made.payload.keys() <= FedNHClient.sends
     manifest = announced(made.payload)
-    assert intake.manifest_fault(manifest, Server(fixed_scale=fixed).expects(received)) is None
-    other = intake.manifest_fault(manifest, Server(fixed_scale=not fixed).expects(received))
+    assert intake.manifest_problem(manifest, Server(fixed_scale=fixed).expects(received)) is None
+    other = intake.manifest_problem(manifest, Server(fixed_scale=not fixed).expects(received))
     assert str(other) == (
         "head/scale is missing (1 in all)" if fixed else "head/scale is not part of this method's update"
     )

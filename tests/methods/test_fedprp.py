@@ -389,9 +389,9 @@ def test_what_one_half_sends_the_other_expects(state: Payload, site: Site) -> No
     made = FedPRPClient().fit(site(lr=0.01), state).payload
     expected = Server().expects(state)
     data = codec.encode(made)
-    assert intake.manifest_fault(Manifest(describe(made), len(data), codec.digest(data)), expected) is None
+    assert intake.manifest_problem(Manifest(describe(made), len(data), codec.digest(data)), expected) is None
     headed = codec.encode({**made, Part.HEAD: MODEL[Part.HEAD]})
     announced = Manifest(codec.manifest(headed), len(headed), codec.digest(headed))
-    fault = intake.manifest_fault(announced, expected)
+    fault = intake.manifest_problem(announced, expected)
     assert fault is not None
     assert fault.text.startswith("head/")

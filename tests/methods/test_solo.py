@@ -71,8 +71,8 @@ def test_the_server_expects_nothing_and_keeps_its_state() -> None:
     state = Server().init(COMMON, classes=2)
     expected = Server().expects(state)
     nothing, model = codec.encode({}), codec.encode(COMMON)
-    assert intake.manifest_fault(Manifest((), len(nothing), codec.digest(nothing)), expected) is None
-    fault = intake.manifest_fault(Manifest(describe(COMMON), len(model), codec.digest(model)), expected)
+    assert intake.manifest_problem(Manifest((), len(nothing), codec.digest(nothing)), expected) is None
+    fault = intake.manifest_problem(Manifest(describe(COMMON), len(model), codec.digest(model)), expected)
     assert fault is not None
     assert "not part of this method's update" in fault.text
     assert Server().aggregate(state, iter([Update("ann", {}), Update("bob", {})])) is state

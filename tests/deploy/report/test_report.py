@@ -114,7 +114,7 @@ def test_every_number_of_a_figure_stands_in_a_table(full: dict[str, Any], whole:
     recalls = full["classes"]["newest"]["sites"]["evaluator"]
     assert all(f"{100 * recalls[f'global.recall.{c}']:.1f}" in sections["classes"] for c in range(10))
     assert f"{full['prototypes']['cosines'][0][1]:.2f}" in sections["prototypes"]
-    assert f"{full['rounds'][-1]['figures']['prototype_shift']:.4f}" in sections["prototypes"]
+    assert f"{full['rounds'][-1]['statistics']['prototype_shift']:.4f}" in sections["prototypes"]
     received = sum(task["received"] for one in full["rounds"] for task in one["tasks"])
     assert megabytes(received) in sections["transfers"]
     assert "Reliability of the global model in round 2" in sections["calibration"]

@@ -24,7 +24,7 @@ def test_a_simulation_counts_for_itself(recipe_of: Callable[..., Recipe]) -> Non
         assert counted(metrics, "rounds_total", outcome="committed") == len(rounds) == 4
         assert counted(metrics, "round_seconds_sum", phase="collecting") == 0  # time stands still
         assert counted(other.runs._context.metrics, "rounds_total", outcome="committed") == 0
-        figures = [row.figures for row in rounds]
+        figures = [row.statistics for row in rounds]
     assert "prototype_shift" not in figures[0]
     assert all(found["classes_covered"] == 10 and found["prototype_shift"] > 0 for found in figures[1:])
     assert not [family.name for family in REGISTRY.collect() if family.name.startswith("protofed")]

@@ -65,7 +65,7 @@ class RunLedger:
         for task in tasks[:2]:
             self.ledger.judge(UpdateRow(task, Verdict.ACCEPTED, "", Digest("u" * 64), 500_000, {}, None))
         digest = Digest(f"{number:032}{attempt:032}")
-        self.ledger.publish(RUN, number, attempt, digest, complete=False, figures={"prototype_shift": accuracy / 10})
+        self.ledger.publish(RUN, number, attempt, digest, complete=False, statistics={"prototype_shift": accuracy / 10})
         if scored:
             self.score(number, attempt, accuracy)
 
@@ -117,7 +117,7 @@ def test_a_page_is_what_the_ledger_says(run_ledger: RunLedger) -> None:
             "sites/failed": 0.0,
             "transfer/received_mb": 1.0,
             "transfer/sent_mb": 12.0,
-            "figures/prototype_shift": 0.05,
+            "statistics/prototype_shift": 0.05,
             "scores/personal.accuracy/mean": 0.6,
             "scores/personal.accuracy/std": 0.1,
             "scores/personal.accuracy/worst": 0.5,

@@ -188,7 +188,7 @@ def test_prototypes_of_the_newest_state_survive_a_restart(open_office: Callable[
     read = open_office(method={"name": "fednh"})
     read.first_model()
     assert read("prototype_min_distance") == pytest.approx(
-        read.lab.ledger.rounds("one")[0].figures["prototype_min_distance"]
+        read.lab.ledger.rounds("one")[0].statistics["prototype_min_distance"]
     )
     assert (read("prototype_shift"), read("prototype_classes_covered")) == (None, 0)
     read.restart()

@@ -153,9 +153,9 @@ def test_what_is_exposed_is_what_is_promised(
     assert seen.value("update_norm_count") == sum(row.task.round > 0 for row in rows)
     rounds = seen.records.rounds(recipe.name)
     assert seen.value("rounds_total", outcome="committed") == len(rounds) == 4
-    assert seen.value("prototype_shift") == rounds[-1].figures["prototype_shift"] > 0
-    assert seen.value("prototype_min_distance") == rounds[-1].figures["prototype_min_distance"]
-    assert seen.value("prototype_classes_covered") == rounds[-1].figures["classes_covered"]
+    assert seen.value("prototype_shift") == rounds[-1].statistics["prototype_shift"] > 0
+    assert seen.value("prototype_min_distance") == rounds[-1].statistics["prototype_min_distance"]
+    assert seen.value("prototype_classes_covered") == rounds[-1].statistics["classes_covered"]
     scores = seen.records.scores(recipe.name, recipe.rounds)[recipe.rounds]
     assert seen.value("score", scope="global", metric="accuracy", stat="mean") == scores["evaluator"]["global.accuracy"]
     worst = min(scores[site]["personal.accuracy"] for site in ("site-1", "site-2"))

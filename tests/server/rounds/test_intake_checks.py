@@ -25,12 +25,12 @@ from protofed.server.rounds.intake import (
     BLOCK,
     HEADER_ROOM,
     MAX_SCALARS,
-    base_fault,
+    base_problem,
     examined,
-    first_model_fault,
-    manifest_fault,
-    scalars_fault,
-    size_fault,
+    first_model_problem,
+    manifest_problem,
+    scalars_problem,
+    size_problem,
 )
 from protofed.server.verdicts import RejectionCode, UpdateProblem
 
@@ -68,23 +68,23 @@ ROW = np.ones(FEATURES, np.float32)
 
 def test_an_update_as_expected_has_no_fault() -> None:
     for payload, expected in ((MODEL, FEDAVG), ({}, SoloServer().expects(MODEL))):
-        assert manifest_fault(manifest(payload), expected) is None
-        assert size_fault(manifest(payload)) is None
+        assert manifest_problem(manifest(payload), expected) is None
+        assert size_problem(manifest(payload)) is None
     address = codec.digest(b"a model")
-    assert base_fault(address, address) is None
-    assert base_fault(None, None) is None
+    assert base_problem(address, address) is None
+    assert base_problem(None, None) is None
 
 
 @pytest.mark.parametrize("other", [None, codec.digest(b"another")])
 def test_an_update_of_another_model_than_the_tasks_is_a_fault(other: codec.Digest | None) -> None:
     fault = UpdateProblem(RejectionCode.BASE, "it starts from another model than the task names")
-    assert base_fault(other, codec.digest(b"a model")) == fault
-    assert base_fault(codec.digest(b"a model"), other) == fault
+    assert base_problem(other, codec.digest(b"a model")) == fault
+    assert base_problem(codec.digest(b"a model"), other) == fault
 
 
 @pytest.mark.parametrize("held", [(), (0,), (1, 3), (0, 1, 2, 3)])
 def test_a_prototype_may_come_for_any_class_or_none(held: tuple[int, ...]) -> None:
-    assert manifest_fault(manifest(prototypes(**{f"c{c}": ROW for c in held})), FEDNH) is None
+    assert manifest_problem(manifest(prototypes(**{f"c{c}": ROW for c in held})), FEDNH) is None
 
 
 def without(payload: Payload, part: Part, name: str) -> Payload:
@@ -151,14 +151,14 @@ FAULTS: dict[str, tuple[Payload, ExpectedUpdate, str]] = {
 
 @pytest.mark.parametrize(("payload", "expected", "said"), FAULTS.values(), ids=FAULTS)
 def test_each_fault_is_named(payload: Payload, expected: ExpectedUpdate, said: str) -> None:
-    assert manifest_fault(manifest(payload), expected) == UpdateProblem(RejectionCode.TENSORS, said)
+    assert manifest_problem(manifest(payload), expected) == UpdateProblem(RejectionCode.TENSORS, said)
 
 
 def test_a_tensor_announced_twice_is_a_fault() -> None:
     twice = manifest(MODEL, tensors=(*describe(MODEL), describe(MODEL)[0]))
     fault = UpdateProblem(RejectionCode.TENSORS, "a tensor is announced twice")
-    assert manifest_fault(twice, FEDAVG) == fault
-    assert first_model_fault(twice, CLASSES) == fault
+    assert manifest_problem(twice, FEDAVG) == fault
+    assert first_model_problem(twice, CLASSES) == fault
 
 
 NUMBERS = sum(tensor.nbytes for tensor in describe(MODEL))
@@ -167,11 +167,11 @@ NUMBERS = sum(tensor.nbytes for tensor in describe(MODEL))
 @pytest.mark.parametrize("total", [0, NUMBERS - 1, NUMBERS, NUMBERS + HEADER_ROOM + 1, 5 << 30, 2**63])
 def test_a_total_that_cannot_be_is_a_fault(total: int) -> None:
     said = f"{total} bytes announced for tensors of {NUMBERS} bytes"
-    assert size_fault(manifest(MODEL, total_bytes=total)) == UpdateProblem(RejectionCode.SIZE, said)
+    assert size_problem(manifest(MODEL, total_bytes=total)) == UpdateProblem(RejectionCode.SIZE, said)
 
 
 def test_an_update_of_no_bytes_at_all_is_a_fault_even_where_no_tensor_is_expected() -> None:
-    fault = size_fault(manifest({}, total_bytes=0))
+    fault = size_problem(manifest({}, total_bytes=0))
     assert fault == UpdateProblem(RejectionCode.SIZE, "0 bytes announced for tensors of 0 bytes")
     assert str(fault) == fault.text
 
@@ -180,7 +180,7 @@ def test_an_update_of_no_bytes_at_all_is_a_fault_even_where_no_tensor_is_expecte
 
 
 def test_a_first_model_has_a_body_and_a_head() -> None:
-    assert first_model_fault(manifest(MODEL), CLASSES) is None
+    assert first_model_problem(manifest(MODEL), CLASSES) is None
 
 
 @pytest.mark.parametrize(
@@ -197,13 +197,13 @@ def test_a_first_model_has_a_body_and_a_head() -> None:
     ],
 )
 def test_a_first_model_without_a_proper_head_is_a_fault(payload: Payload, said: str) -> None:
-    assert first_model_fault(manifest(payload), CLASSES) == UpdateProblem(RejectionCode.TENSORS, said)
+    assert first_model_problem(manifest(payload), CLASSES) == UpdateProblem(RejectionCode.TENSORS, said)
 
 
 @pytest.mark.parametrize("shape", [(2**32, 2**32), (2**20, 2**20, 2**20)])
 def test_a_first_models_size_is_not_believed(shape: tuple[int, ...]) -> None:
     huge = manifest(MODEL, tensors=(*describe(MODEL), spec("body/huge", shape=shape)))
-    fault = size_fault(huge)
+    fault = size_problem(huge)
     assert fault is not None
     assert fault.code is RejectionCode.SIZE
 
@@ -295,12 +295,12 @@ def test_the_norm_goes_over_every_block_once() -> None:
 def test_differences_of_the_largest_numbers_do_not_overflow() -> None:
     assert of_bytes(of_numbers(3e38), of_numbers(-3e38), 1e39) == pytest.approx(6e38)
     huge = of_bytes(of_numbers(1e308, dtype=np.float64), of_numbers(-1e308, dtype=np.float64), math.inf)
-    assert huge == UpdateProblem(RejectionCode.NORM, "the update's norm is inf: this run lets in at most inf")
+    assert huge == UpdateProblem(RejectionCode.NORM, "the update's norm is inf: this run accepts at most inf")
 
 
 @pytest.mark.parametrize(("limit", "let_in"), [(5.0, True), (math.nextafter(5.0, 0), False), (1e-3, False)])
 def test_a_norm_above_the_largest_is_a_fault_with_both_numbers(limit: float, let_in: bool) -> None:
-    fault = UpdateProblem(RejectionCode.NORM, f"the update's norm is 5: this run lets in at most {limit:g}")
+    fault = UpdateProblem(RejectionCode.NORM, f"the update's norm is 5: this run accepts at most {limit:g}")
     assert of_bytes(of_numbers(3, 4), max_update_norm=limit) == (5.0 if let_in else fault)
 
 
@@ -362,23 +362,23 @@ def test_fewer_than_half_are_ever_set_aside(norms: list[float], factor: float) -
 
 @pytest.mark.parametrize("weight", [1.0, 2.5, 2.0**53 - 1, None])
 def test_a_usable_count_is_no_fault(weight: float | None) -> None:
-    assert scalars_fault({"loss": 0.5}, weight, ExpectedUpdate(())) is None
+    assert scalars_problem({"loss": 0.5}, weight, ExpectedUpdate(())) is None
 
 
 @pytest.mark.parametrize("weight", [0.0, -0.0, 0.5, 1e-60, -1.0, math.nan, math.inf, -math.inf, 2.0**53, 2.0**63])
 def test_a_count_that_is_none_is_a_fault(weight: float) -> None:
     for needed in (True, False):
-        assert scalars_fault({}, weight, ExpectedUpdate((), weight=needed)) == UpdateProblem(
+        assert scalars_problem({}, weight, ExpectedUpdate((), weight=needed)) == UpdateProblem(
             RejectionCode.COUNT, f"an example count of {weight}"
         )
 
 
 def test_a_withheld_count_is_a_fault_only_where_it_is_needed() -> None:
-    fault = scalars_fault({}, None, ExpectedUpdate((), weight=True))
+    fault = scalars_problem({}, None, ExpectedUpdate((), weight=True))
     assert fault is not None
     assert fault.code is RejectionCode.COUNT
     assert "total example count is missing" in fault.text
-    assert scalars_fault({}, None, ExpectedUpdate(())) is None
+    assert scalars_problem({}, None, ExpectedUpdate(())) is None
     assert FedAvgServer(weighting="examples").expects(MODEL).weight
     assert not FedAvgServer().expects(MODEL).weight
 
@@ -394,14 +394,14 @@ def test_a_withheld_count_is_a_fault_only_where_it_is_needed() -> None:
 )
 def test_scalars_that_cannot_be_used_are_a_fault(scalars: dict[str, float]) -> None:
     fault = UpdateProblem(RejectionCode.SCALARS, "metrics: expected at most 2048 finite numbers")
-    assert scalars_fault(scalars, None, ExpectedUpdate(())) == fault
+    assert scalars_problem(scalars, None, ExpectedUpdate(())) == fault
 
 
 @pytest.mark.parametrize("name", ["", "n" * 65, "loss\0", "lоss", "a b", "a/b", "loss\n"])
 def test_a_metric_of_an_odd_name_is_a_fault(name: str) -> None:
     fault = UpdateProblem(RejectionCode.SCALARS, "metrics: a name is 1 to 64 of A-Z, a-z, 0-9, '_', '.', '-'")
-    assert scalars_fault({"loss": 0.5, name: 1.0}, None, ExpectedUpdate(())) == fault
+    assert scalars_problem({"loss": 0.5, name: 1.0}, None, ExpectedUpdate(())) == fault
 
 
 def test_as_many_and_as_long_as_allowed_are_no_fault() -> None:
-    assert scalars_fault({f"{n:064}": 1.0 for n in range(64)}, None, ExpectedUpdate(())) is None
+    assert scalars_problem({f"{n:064}": 1.0 for n in range(64)}, None, ExpectedUpdate(())) is None

@@ -18,7 +18,7 @@ from protofed.deploy.simulation.simulation import simulation
 from protofed.server.method import ExpectedUpdate, server_methods
 from protofed.server.operator.verification import VerificationResult, verify_round
 from protofed.server.rounds.context import ServerContext
-from protofed.server.rounds.min_contributors import contributions, told_by_class, too_few, without
+from protofed.server.rounds.min_contributors import contributions, shows_classes, too_few, without
 from protofed.server.rounds.presence import SitePresence
 from protofed.server.rounds.publisher import Publisher
 from protofed.server.rounds.run_queue import RunQueue
@@ -173,8 +173,8 @@ def test_one_part_s_contributors_do_not_count_for_another() -> None:
 
 def test_bodies_tell_nothing_by_class() -> None:
     body, row = TensorSpec(Part.BODY, "w", "float32", (2,)), TensorSpec(Part.PROTOTYPES, "0", "float32", (3,))
-    assert not told_by_class(ExpectedUpdate((body,)))
-    assert told_by_class(ExpectedUpdate((body,), (row,)))
+    assert not shows_classes(ExpectedUpdate((body,)))
+    assert shows_classes(ExpectedUpdate((body,), (row,)))
 
 
 # A run's own rule

@@ -230,7 +230,7 @@ def test_a_site_that_is_held_is_known_and_counts_for_no_round(presence: SitePres
     for role, there in ((TRAINER, {"ann"}), (EVALUATOR, set())):
         assert presence.enrolled(role) == presence.alive(role, 10.0) == there
     assert ledger.sites().keys() == {"ann", "bob", "cyd"}
-    assert (presence.hold("ann"), presence.hold("bob"), presence.hold("eve")) == (
+    assert (presence.pause_reason("ann"), presence.pause_reason("bob"), presence.pause_reason("eve")) == (
         PauseReason.NONE,
         PauseReason.APPROVAL,
         PauseReason.NONE,

@@ -128,14 +128,14 @@ def test_when_no_run_is_left_everyone_who_is_alive_has_to_be_told(two: RunQueue,
     for _ in range(2):
         going_on(two).stop("enough")
     assert two.finished
-    assert not two.everyone_was_told()
+    assert not two.all_informed()
     assert ask(two, "two", "ann") == Finished("enough", last=True)
-    assert not two.everyone_was_told()
+    assert not two.all_informed()
     assert enroll(two, "bob") == Finished("enough", last=True)
-    assert two.everyone_was_told()
+    assert two.all_informed()
     enroll(two, "ann")
     clock.now += 1000.0
-    assert two.everyone_was_told()
+    assert two.all_informed()
 
 
 def test_being_told_of_one_finished_run_is_not_being_told_of_all(two: RunQueue) -> None:
@@ -143,7 +143,7 @@ def test_being_told_of_one_finished_run_is_not_being_told_of_all(two: RunQueue) 
     going_on(two).stop("enough")
     ask(two, "one", "ann")
     going_on(two).stop("enough")
-    assert not two.everyone_was_told()
+    assert not two.all_informed()
 
 
 def test_failed_runs_are_listed_with_their_reason(context: ServerContext, recipe: Callable[..., Recipe]) -> None:
@@ -273,7 +273,7 @@ def test_a_server_without_a_run_answers_so_and_takes_one_later() -> None:
     answer = desk.come_back("ann")
     assert isinstance(answer, Assignment)
     assert answer.run == "one"
-    assert not desk.runs.everyone_was_told()
+    assert not desk.runs.all_informed()
 
 
 def test_a_run_that_waits_for_sites_longer_than_its_patience_has_failed() -> None:
@@ -449,9 +449,9 @@ def test_nobody_has_to_tell_a_held_site_that_no_run_is_left(two: RunQueue) -> No
     held(two, "ann")
     for _ in range(2):
         going_on(two).stop("enough")
-    assert not two.everyone_was_told()
+    assert not two.all_informed()
     assert ask(two, "two", "bob") == Finished("enough", last=True)
-    assert two.everyone_was_told()
+    assert two.all_informed()
     assert held(two, "ann") == Finished("enough", last=True)
 
 

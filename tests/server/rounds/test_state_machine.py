@@ -345,9 +345,9 @@ def test_a_round_whose_updates_do_not_suffice_is_opened_again() -> None:
 
 def test_what_is_left_must_be_a_quorum_with_all_that_must_take_part() -> None:
     phase = Aggregating(1, 1, frozenset("abcd"), quorum=2, required=frozenset("a"))
-    assert not phase.lacks(frozenset("ab"))
-    assert phase.lacks(frozenset("a"))
-    assert phase.lacks(frozenset("bcd"))
+    assert not phase.is_short(frozenset("ab"))
+    assert phase.is_short(frozenset("a"))
+    assert phase.is_short(frozenset("bcd"))
 
 
 # Round 0

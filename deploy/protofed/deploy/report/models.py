@@ -32,7 +32,7 @@ def prototypes(facts: RunRecord) -> Section:
     panels = [
         Panel(title, "", {n: [v] for n, v in found.items()})
         for name, title in FIGURES.items()
-        if (found := facts.figures(name))
+        if (found := facts.statistics(name))
     ]
     if panels:
         says = "; ".join(f"{p.title}: {p.values[max(p.values)][0]:.3f} in round {max(p.values)}" for p in panels)

@@ -142,9 +142,9 @@ class RunRecord:
         number: int | None = self.record["classes"][which]["round"]
         return number
 
-    def figures(self, name: str) -> dict[int, float]:
-        """One of the figures that are recorded with rounds, such as `prototype_shift`."""
-        return {one["round"]: one["figures"][name] for one in self.rounds if name in one["figures"]}
+    def statistics(self, name: str) -> dict[int, float]:
+        """One of the statistics that are recorded with rounds, such as `prototype_shift`."""
+        return {one["round"]: one["statistics"][name] for one in self.rounds if name in one["statistics"]}
 
     def bytes_by(self, key: str) -> dict[Any, tuple[int, int]]:
         """Bytes received from and sent to sites; by `site`, or by `round` over all of its attempts."""

@@ -94,7 +94,7 @@ def page(records: LedgerReader, row: RoundRow, rows: Sequence[RoundRow]) -> Page
     numbers = {"round/seconds": at - row.opened_at, "round/attempts": float(len(attempts))}
     numbers["round/degraded"] = float(row.complete is False)
     numbers |= _sites(records, row) | _moved(records, row, attempts) | _scores(records, row)
-    numbers |= {f"figures/{name}": value for name, value in row.figures.items()}
+    numbers |= {f"statistics/{name}": value for name, value in row.statistics.items()}
     return Page(row.round, row.attempt, at, numbers)
 
 

@@ -158,8 +158,8 @@ def _state(records: LedgerReader, run: str) -> Families:
             (state_statistics.MIN_DISTANCE, metrics.MIN_DISTANCE),
         )
         for name, metric in prototypes:
-            if name in published.figures:
-                yield metric.family({(): published.figures[name]})
+            if name in published.statistics:
+                yield metric.family({(): published.statistics[name]})
     if (scored := records.newest(run, scored=True)) is not None:
         by_site = records.scores(run, scored.round).get(scored.round, {})
         wanted = {site: {n: v for n, v in scores.items() if _labels(n)} for site, scores in by_site.items()}
@@ -207,7 +207,7 @@ def _site_state(presence: SitePresence, site: SiteId, stall_timeout_s: float) ->
         return "excluded"
     if (found := presence.look(site)) is None:
         return "away"
-    if presence.hold(site):
+    if presence.pause_reason(site):
         return "held"
     if found[0] > stall_timeout_s:
         return "silent"

@@ -135,7 +135,7 @@ def run_record(records: LedgerReader, blobs: BlobReader, run: str) -> dict[str, 
 
     run: name, status (completed, failed, aborted, paused or "going on"), reason, dates, fingerprint;
     recipe: as it was begun; versions: of the software that made the run record; sites: those that were invited;
-    rounds: every attempt with every site's task, the refused updates, the digest of the state, and figures;
+    rounds: every attempt with every site's task, the refused updates, the digest of the state, and statistics;
     scores: by round and site, without those of single classes; classes: of the newest and the best scored round, all;
     prototypes: cosines [C, C] of the newest state that is kept; norms: by site [C], of the newest updates that are.
 
@@ -229,7 +229,7 @@ def _attempt(row: RoundRow, tasks: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "size": row.size,
         "quorum": row.quorum,
         "state": row.state or "",
-        "figures": dict(row.figures),
+        "statistics": dict(row.statistics),
         "tasks": list(tasks),
     }
 

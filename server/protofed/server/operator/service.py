@@ -185,7 +185,7 @@ class OperatorApi:
         alive = current is None or any(
             site in presence.alive(role, current.recipe.federation.stall_timeout_s) for role in Role
         )
-        if presence.hold(site) is not PauseReason.NONE:
+        if presence.pause_reason(site) is not PauseReason.NONE:
             return SiteReport(site, roles, "held", doing, age, "")
         status = "silent" if not alive else "idle" if doing in ("idle", Activity.FAILED) else "working"
         return SiteReport(site, roles, status, doing, age, "")

@@ -1,4 +1,4 @@
-"""The aggregation of one round, done: which updates it uses, the new state, and what to do when it cannot be kept."""
+"""Performs a round's aggregation: chooses the updates, computes the new state, publishes it; retries on a full disk."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from protofed.server.rounds.publisher import Published, Publisher
 from protofed.server.storage.rows import UpdateRow
 
 log = structlog.get_logger()
-SMALLEST_COHORT = 3  # of two norms that differ nobody can say which is odd
-PAUSE_S = 10.0  # until another try when the disk is full
-Computed: TypeAlias = Published | dict[SiteId, str] | Exception  # the new state, or whose update is damaged and why
+SMALLEST_COHORT = 3  # of two norms that differ, neither can be called the outlier
+PAUSE_S = 10.0  # before another attempt when the disk is full
+Computed: TypeAlias = Published | dict[SiteId, str] | Exception  # the new state, or reasons by site of a damaged update
 
 
 @dataclass(frozen=True)
@@ -30,8 +30,8 @@ class AggregationJob:
     """One round's aggregation.
 
     Attributes:
-        complete: the round got every update that it wanted.
-        silent: what is known of the sites that did not report.
+        complete: the round got all its updates, by their number and by required sites.
+        silent: by site that did not report, what is known of it in words.
     """
 
     phase: phases.Aggregating
@@ -40,10 +40,10 @@ class AggregationJob:
 
 
 class Aggregation:
-    """Aggregates the rounds of one run, one at a time; `then` is told how each went.
+    """Aggregates the rounds of one run, one at a time.
 
     Args:
-        then: called on the coordinator's thread with the event that follows and, of `Aggregated`, the new state.
+        then: called on the coordinator's thread with the new state, or with the event that says why there is none.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Aggregation:
 
     @property
     def job(self) -> AggregationJob | None:
-        """What is being aggregated, or waits for space on the disk."""
+        """The job that is being computed or waits for space on the disk."""
         return self._job
 
     @property
@@ -76,7 +76,7 @@ class Aggregation:
         self._aggregate(state)
 
     def tick(self, state: Payload | None) -> None:
-        """Try again when it is time to."""
+        """Retry, if a job waits for space and its pause is over."""
         if self._again_at is not None and self._context.clock() >= self._again_at:
             self._again_at = None
             self._aggregate(state)
@@ -89,29 +89,32 @@ class Aggregation:
         job = self._job
         assert job is not None  # noqa: S101  (begun)
         try:
-            deaths = self._note(job.phase)
-            used, aside = self._used(job.phase)
+            deaths = self._record_start(job.phase)
+            used, excluded = self._used(job.phase)
         except OutOfSpaceError as error:
             self._wait(error)
             return
-        if deaths >= self._rules.max_attempts:
-            why = f"the server died {deaths} times while it aggregated round {job.phase.round}"
-            self._end(phases.Broken(f"{why}; it may need more memory"))
+        if deaths >= self._rules.max_attempts:  # out of memory, most likely: a restart would die in it again, for ever
+            reason = f"the server died {deaths} times while it aggregated round {job.phase.round}"
+            self._end(phases.Broken(f"{reason}; it may need more memory"))
             return
-        if job.phase.lacks(frozenset(row.task.site for row in used)):
-            said = "; ".join(f"{site}: {why}" for site, why in aside.items())
-            missing = state_machine.missing(job.phase.required & aside.keys())
-            self._end(phases.Insufficient(f"{len(used)} updates are left, quorum {job.phase.quorum} ({said}){missing}"))
+        if job.phase.is_short(frozenset(row.task.site for row in used)):
+            reasons = "; ".join(f"{site}: {reason}" for site, reason in excluded.items())
+            missing = state_machine.missing(job.phase.required & excluded.keys())
+            text = f"{len(used)} updates are left, quorum {job.phase.quorum} ({reasons}){missing}"
+            self._end(phases.Insufficient(text))
             return
-        self._context.work(lambda: self._computed(job, state, used), lambda found: self._go_on(job, state, used, found))
+        self._context.work(
+            lambda: self._computed(job, state, used), lambda result: self._go_on(job, state, used, result)
+        )
 
-    def _note(self, phase: phases.Aggregating) -> int:
-        """Write down, once in a process, that the aggregation is begun; how many processes have died in it."""
+    def _record_start(self, phase: phases.Aggregating) -> int:
+        """Record in the ledger, once a process, that the aggregation begins; how many processes have died in it."""
         if self._noted:
             return 0
-        begun = self._ledger.begin_aggregation(self._run, phase.round, phase.attempt)
+        starts = self._ledger.begin_aggregation(self._run, phase.round, phase.attempt)
         self._noted = True
-        return begun - 1
+        return starts - 1
 
     def _wait(self, error: OutOfSpaceError) -> None:
         job = self._job
@@ -120,21 +123,22 @@ class Aggregation:
         self._again_at = self._context.clock() + PAUSE_S
 
     def _used(self, phase: phases.Aggregating) -> tuple[list[UpdateRow], dict[SiteId, str]]:
-        """The accepted updates that count, and those that do not, with the reason. A function of the ledger's rows: a
-        restarted server uses the same ones.
+        """The accepted updates that count, and by site the reason why another does not.
+
+        A function of the ledger's rows alone: a restarted server uses the same updates.
         """
         rows = self._ledger.updates(self._run, phase.round, phase.attempt)
         accepted = [row for row in rows if row.verdict is Verdict.ACCEPTED]
         norms = {row.task.site: row.norm for row in accepted if row.norm is not None}
-        odd = outliers(norms, self._rules.outlier_factor)
+        too_large = outliers(norms, self._rules.outlier_factor)
         for row in accepted:
-            if row.set_aside is None and row.task.site in odd:
-                self._set_aside(row, odd[row.task.site])
-        aside = {row.task.site: row.set_aside for row in accepted if row.set_aside is not None} | odd
-        return [row for row in accepted if row.task.site not in aside], aside
+            if row.set_aside is None and row.task.site in too_large:
+                self._set_aside(row, too_large[row.task.site])
+        excluded = {row.task.site: row.set_aside for row in accepted if row.set_aside is not None} | too_large
+        return [row for row in accepted if row.task.site not in excluded], excluded
 
     def _computed(self, job: AggregationJob, state: Payload | None, used: list[UpdateRow]) -> Computed:
-        """On the thread for work: touches no ledger."""
+        """Called on the worker thread, so it touches no ledger: that belongs to the coordinator's thread."""
         try:
             reach("aggregation-begun")
             new = self._publisher.aggregated(state, used)
@@ -143,39 +147,40 @@ class Aggregation:
         except OutOfSpaceError as error:
             return error
         except Exception as error:
+            # Whatever broke: if blobs are damaged, the round goes on without them; otherwise the run ends by name.
             if damaged := self._publisher.damaged(used):
                 return damaged
             log.exception("aggregation failed", run=self._run, round=job.phase.round)
             return error
 
-    def _go_on(self, job: AggregationJob, state: Payload | None, used: list[UpdateRow], found: Computed) -> None:
-        if self._job is not job:  # the run was ended meanwhile
+    def _go_on(self, job: AggregationJob, state: Payload | None, used: list[UpdateRow], result: Computed) -> None:
+        if self._job is not job:  # the operator ended the run while it was computed
             return
-        match found:
+        match result:
             case Published():
                 try:
-                    self._publish(job, found)
+                    self._publish(job, result)
                 except OutOfSpaceError as error:
                     self._wait(error)
                     return
-                self._end(found)
+                self._end(result)
             case OutOfSpaceError():
-                self._wait(found)
+                self._wait(result)
             case DiskFailureError():
-                raise found  # the server ends; another one, with a sound disk, aggregates
+                raise result  # the server ends; another one, with a sound disk, aggregates
             case dict():
                 for row in used:
-                    if row.task.site in found:
-                        self._set_aside(row, found[row.task.site])
+                    if row.task.site in result:
+                        self._set_aside(row, result[row.task.site])
                 self._aggregate(state)
             case _:
-                why = str(found) if isinstance(found, ProtofedError) else type(found).__name__
-                self._end(phases.Broken(f"round {job.phase.round} could not be aggregated: {why}"))
+                reason = str(result) if isinstance(result, ProtofedError) else type(result).__name__
+                self._end(phases.Broken(f"round {job.phase.round} could not be aggregated: {reason}"))
 
-    def _set_aside(self, row: UpdateRow, why: str) -> None:
+    def _set_aside(self, row: UpdateRow, reason: str) -> None:
         task = row.task
-        log.error("update set aside", run=self._run, round=task.round, site=task.site, digest=row.digest, why=why)
-        self._ledger.set_aside(row, why)
+        log.error("update set aside", run=self._run, round=task.round, site=task.site, digest=row.digest, why=reason)
+        self._ledger.set_aside(row, reason)
         self._context.metrics.set_aside()
 
     def _end(self, outcome: Published | phases.Insufficient | phases.Broken) -> None:
@@ -184,21 +189,22 @@ class Aggregation:
         self._then(job, outcome)
 
     def _publish(self, job: AggregationJob, new: Published) -> None:
-        """Blob first (it is durable already), ledger row second, old blobs go last."""
+        """Blob first (it is durable already), ledger row second, old blobs go last: a crash between loses nothing."""
         phase = job.phase
-        aside = any(row.set_aside for row in self._ledger.updates(self._run, phase.round, phase.attempt))
-        complete = job.complete and not aside
+        any_set_aside = any(row.set_aside for row in self._ledger.updates(self._run, phase.round, phase.attempt))
+        complete = job.complete and not any_set_aside
         reach("state-stored")
         task_status = "not-needed" if job.complete else "late"
         at = (self._run, phase.round, phase.attempt)
         self._ledger.publish(
-            *at, new.address, complete=complete, task_status=task_status, silent=job.silent, figures=new.figures
+            *at, new.address, complete=complete, task_status=task_status, silent=job.silent, statistics=new.statistics
         )
         reach("round-published")
         log.info("round published", run=self._run, round=phase.round, sites=len(phase.sites), complete=complete)
         if self._context.keep_rounds:
             self._publisher.prune(self._ledger, self._run, phase.round - self._context.keep_rounds)
-        self._context.metrics.round_ended("committed" if complete else "degraded")  # last: what fails is done again
+        # Counted last: whatever failed above is done again, and would be counted twice.
+        self._context.metrics.round_ended("committed" if complete else "degraded")
 
 
 def outliers(norms: Mapping[SiteId, float], factor: float | None) -> dict[SiteId, str]:

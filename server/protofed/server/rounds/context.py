@@ -1,4 +1,4 @@
-"""What a run stands on."""
+"""What one server's runs share: ledger, blobs, presence, clock, worker, metrics."""
 
 from __future__ import annotations
 
@@ -14,27 +14,28 @@ from protofed.server.storage.ledger import Ledger
 
 
 class RunJob(Protocol):
-    """Runs a job, here or on another thread, then `done` with its result on the coordinator's thread."""
+    """Runs a job on a worker thread (or inline), then `done` with its result on the coordinator's thread."""
 
     def __call__(self, job: Callable[[], Any], done: Callable[[Any], None]) -> None:
-        """Run it."""
+        """Run `job`; an exception of it is a defect, jobs return theirs."""
 
 
 def inline(job: Callable[[], Any], done: Callable[[Any], None]) -> None:
-    """`RunJob` of a simulation: at once."""
+    """The `RunJob` of a simulation: both at once, on the caller's thread."""
     done(job())
 
 
 @dataclass(frozen=True)
 class ServerContext:
-    """What a coordinator stands on; one server's runs share it.
+    """Made by `server.assembly.open_server`; passed to whatever needs the server's parts.
 
     Attributes:
-        clock: monotonic seconds.
-        notify: called with the sites that have something to ask for now; None: all.
+        clock: seconds, monotonic; stands still in a simulation.
+        work: runs aggregations.
+        notify: wakes the long polls of these sites, which have something to fetch now; None: of all.
         keep_rounds: rounds behind the newest whose blobs are kept; 0: all.
-        simulated: all sites are in this process: what protects one from another may be left out.
-        metrics: what is counted for Prometheus; a simulation has its own.
+        simulated: all sites are in this process, so what protects one from another may be left out.
+        metrics: counters and histograms for Prometheus; a simulation has its own.
     """
 
     ledger: Ledger

@@ -1,6 +1,7 @@
-"""The coordinator: what sites ask of one run, and what it answers. Knows no wire.
+"""One run as its sites and its operator see it: tasks, heartbeats, scores; pause, stop, roll-back. Knows no wire.
 
-All methods are called from one thread at a time; only `ServerContext.work` may run a job elsewhere.
+All methods are called from one thread at a time (the server's coordinator thread, a simulation's only one); aggregation
+alone runs elsewhere, through `ServerContext.work`. So no method here takes a lock.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ from protofed.server.method import NOTHING
 from protofed.server.rounds import phases
 from protofed.server.rounds.context import ServerContext
 from protofed.server.rounds.driver import Driver
-from protofed.server.rounds.intake import UploadIntake, scalars_fault
+from protofed.server.rounds.intake import UploadIntake, scalars_problem
 from protofed.server.rounds.publisher import Published
 
 
 class Coordinator:
-    """One run, as far as the ledger says it has come.
+    """A run, taken up where the ledger says that it stands.
 
     Raises:
         ConfigError: the recipe names an unknown method or option.
@@ -53,14 +54,14 @@ class Coordinator:
         return self._driver.published
 
     def tick(self) -> None:
-        """Let time act.
+        """Act on what is due by now: deadlines, sites that went silent, a retry after a full disk.
 
         Raises:
-            Exception: what broke the run before; the process has to end and start again from the ledger.
+            Exception: what broke the run earlier; the process has to end and start again from the ledger.
         """
         self._driver.tick()
 
-    # What the operator asks for
+    # Requests of the operator
 
     @property
     def paused(self) -> bool:
@@ -72,15 +73,15 @@ class Coordinator:
         self._driver.handle(phases.Stop(reason))
 
     def pause(self, *, paused: bool) -> None:
-        """Open no round from now on, or do again; a round that is open goes on to its end."""
+        """Open no further round, or open them again; an open round goes on to its end."""
         self._driver.pause(paused=paused)
 
     def roll_back(self, to: int) -> None:
         """Take up the state that a round published.
 
         Raises:
-            ConfigError: it published none, or its state is no longer kept.
-            Conflict: a round is being aggregated at this moment.
+            ConfigError: the round published no state, or its state is no longer kept.
+            ConflictError: a round is being aggregated now.
         """
         self._driver.roll_back(to)
 
@@ -88,10 +89,13 @@ class Coordinator:
         """Wait no longer for a site."""
         self._driver.dismiss(site, reason)
 
-    # What sites ask for
+    # Requests of sites
 
     def next_task(self, site: SiteId, instance: str) -> Task | Wait | Finished:
-        """What the site should do now."""
+        """The site's open task; Wait if it has none, Finished once the run has ended.
+
+        Asking twice gives the same task: a site that lost the answer, or was restarted, loses nothing.
+        """
         self._presence.seen(site, instance)
         if isinstance(self.phase, phases.FinishedPhase):
             return Finished(self.phase.reason, last=True)
@@ -106,8 +110,12 @@ class Coordinator:
         return row is not None and row.base_digest == address
 
     def heartbeat(self, site: SiteId, instance: str, progress: Progress) -> Signal:
-        """Note how far a site is; ABORT when nobody waits for its task any more."""
+        """Record a site's progress; ABORT when its task is no longer open.
+
+        The first heartbeat of a task marks it as started; one with a failure declines it.
+        """
         if progress.activity is Activity.IDLE:
+            # Without a mark any call counts as life: an idle daemon has no progress that could move.
             self._presence.seen(site, instance)
             return Signal.CONTINUE
         self._presence.seen(site, instance, progress)
@@ -121,21 +129,22 @@ class Coordinator:
         return Signal.CONTINUE
 
     def report_scores(self, site: SiteId, instance: str, task_id: str, scores: Scores) -> None:
-        """Take a site's scores; those that nobody waits for are dropped politely.
+        """Record a site's scores; scores that come too late are acknowledged and dropped.
 
         Raises:
-            ProtocolError: they are too many, or not finite.
+            ProtocolError: they are too many, badly named or not finite.
         """
         self._presence.seen(site, instance)
         row = self.intake.invitation(site, task_id, TaskKind.SCORE)
-        if fault := scalars_fault(scores, None, NOTHING):
-            raise ProtocolError(fault.text)
+        if problem := scalars_problem(scores, None, NOTHING):
+            raise ProtocolError(problem.text)
         if not self._invitations.has(row):
-            return
+            return  # an error would make the daemon retry what can never count
         self._ledger.add_scores(row, scores)
         self._driver.answered(row, phases.ScoresArrived(site))
 
     def _remaining(self) -> float:
+        """Seconds until the phase's deadline. A duration, not a time: sites' clocks may differ from ours."""
         rules, now = self.recipe.federation, self._clock()
         match self.phase:
             case phases.Collecting():

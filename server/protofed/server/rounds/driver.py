@@ -1,4 +1,8 @@
-"""What the round machine decides, done: invitations, aggregation, publication, for one run and from its ledger."""
+"""Performs what the round's state machine decides, for one run: invitations, aggregation, publication, end.
+
+The state machine is pure; every effect that it asks for happens here, in the order in which a restart can repeat it:
+blobs first, the ledger second, sites last.
+"""
 
 from __future__ import annotations
 
@@ -47,8 +51,8 @@ class Driver:
         self._method: ServerMethod = server_methods.build(recipe.method.name, recipe.method.options)
         self._rules = RoundRules(recipe.rounds, recipe.federation, Uniform(recipe.seed), in_time=not context.simulated)
         self._publisher = Publisher(self._method, context.blobs, recipe.classes, recipe.federation.min_contributors)
-        careful = replace(context, work=self._work)
-        self._aggregation = Aggregation(self._run, recipe.federation, self._publisher, careful, self._aggregation_ended)
+        guarded = replace(context, work=self._work)
+        self._aggregation = Aggregation(self._run, recipe.federation, self._publisher, guarded, self._aggregation_ended)
         self.invitations = Invitations(self._run, self._publisher, context)
         self._events: deque[phases.Event] = deque()
         self._draining = False
@@ -67,7 +71,7 @@ class Driver:
         return self._published
 
     def was_complete(self, row: TaskRow) -> bool | None:
-        """Whether the invitation's round had all that it wanted, while it is being aggregated; None: ask the ledger."""
+        """Whether the invitation's round got all its updates, while it is being aggregated; None: ask the ledger."""
         job = self._aggregation.job
         if job is None or (job.phase.round, job.phase.attempt) != (row.round, row.attempt):
             return None
@@ -80,46 +84,47 @@ class Driver:
         return self._method.expects(self.published.state)
 
     def answered(self, row: TaskRow, event: phases.Event) -> None:
-        """Close an invitation and go on from the event that closed it."""
+        """Close an invitation and advance by the event that closed it."""
         self.invitations.answered(row)
         self.handle(event)
 
     def tick(self) -> None:
-        """Let time act.
+        """Act on what is due by now.
 
         Raises:
-            Exception: what broke the coordinator before; the process has to end and start again from the ledger.
+            Exception: what broke the run earlier; the process has to end and start again from the ledger.
         """
         if self._broken is not None:
             raise self._broken
-        if self._republished:  # the last process published a state and died before it said so
+        if self._republished:  # the last process published a state and died before it went on to scoring
             self._republished = False
             self.handle(self._aggregated())
         self._aggregation.tick(self._state)
         self.handle(self._tick_event())
 
     def pause(self, *, paused: bool) -> None:
-        """Open no round from now on, or do again; a round that is open goes on to its end."""
+        """Open no further round, or open them again; an open round goes on to its end."""
         self._ledger.pause(self._run, paused=paused)
         self.paused = paused
         log.info("run paused" if paused else "run goes on", run=self._run)
 
     def roll_back(self, to: int) -> None:
-        """Take up the state that a round published; what came after it is put aside.
+        """Go on from the state that a round published; later attempts stay in the ledger, marked as rolled back.
 
         Raises:
             ConfigError: that round published none, or its state is no longer kept.
             StateError: its state is damaged.
-            Conflict: a round is being aggregated at this moment.
+            ConflictError: a round is being aggregated now.
         """
+        # A job that waits for space has computed nothing yet; a running one would publish on top of the wrong state.
         if self._aggregation.job is not None and not self._aggregation.waits_for_space:
             raise ConflictError("a round is being aggregated at this moment; try again in a few seconds")
-        found = {row.round: row.state for row in self._ledger.rounds(self._run) if row.state is not None}
-        kept = [number for number, state in found.items() if self._context.blobs.has(state)]
+        states = {row.round: row.state for row in self._ledger.rounds(self._run) if row.state is not None}
+        kept = [number for number, state in states.items() if self._context.blobs.has(state)]
         if to not in kept:
-            why = "is no longer kept (see keep_rounds)" if to in found else "does not exist"
-            raise ConfigError(f"the state of round {to} {why}; expected one of {_list(kept)}")
-        published = self._publisher.restore(found[to])
+            reason = "is no longer kept (see keep_rounds)" if to in states else "does not exist"
+            raise ConfigError(f"the state of round {to} {reason}; expected one of {_list(kept)}")
+        published = self._publisher.restore(states[to])  # before the ledger: a damaged state must not become current
         try:
             self._ledger.roll_back(self._run, to)
         except StateError as error:
@@ -133,12 +138,12 @@ class Driver:
         self._context.notify(None)
 
     def dismiss(self, site: SiteId, reason: str) -> None:
-        """Wait no longer for a site."""
+        """Decline a site's open task in its place: it is excluded, or takes no tasks now."""
         if (row := self.invitations.of(site)) is not None:
             self.decline(row, reason)
 
     def decline(self, row: TaskRow, reason: str) -> None:
-        """Note that a site does not do its task."""
+        """Record that a site does not do its task, and go on without it."""
         log.warning("site declined", run=self._run, round=row.round, site=row.site, reason=reason)
         self._ledger.set_task_status(row.task_id, "failed", reason)
         self.answered(row, phases.Declined(row.site, self._context.clock(), reason))
@@ -146,7 +151,7 @@ class Driver:
     def handle(self, event: phases.Event) -> None:
         """Advance by this event and all that follow from it, in order."""
         self._events.append(event)
-        if self._draining:
+        if self._draining:  # an effect raised this event (a simulation aggregates inline): the loop below takes it
             return
         self._draining = True
         try:
@@ -164,9 +169,9 @@ class Driver:
             named = phases.name(before), phases.name(self.phase)
             self._context.metrics.phase_changed(self._run, *named, self._context.clock())
             if isinstance(before, phases.Evaluating) and not isinstance(self.phase, phases.Evaluating):
-                self.invitations.clear()  # scores that come now are dropped, and no restart waits for them again
+                self.invitations.clear()  # later scores are dropped, and no restart waits for them again
                 self._ledger.mark_scored(self._run, before.round)
-                self._tell_scores(before.round)
+                self._log_scores(before.round)
             try:
                 for effect in effects:
                     self._perform(effect)
@@ -178,7 +183,7 @@ class Driver:
                 self._events.clear()
             closed = isinstance(before, phases.Aggregating | phases.Evaluating)
             if closed and isinstance(self.phase, phases.Idle):
-                self._events.append(self._tick_event())  # the next round opens now, not at the next tick
+                self._events.append(self._tick_event())  # open the next round now: a tick may be a second away
 
     def _perform(self, effect: phases.Effect) -> None:
         match effect:
@@ -214,44 +219,45 @@ class Driver:
         self.invitations.send(kind, number, attempt, sorted(sites), self._state, write)
 
     def _work(self, job: Callable[[], Any], done: Callable[[Any], None]) -> None:
-        """As the surroundings' work; an error at its end is never lost."""
+        """`ServerContext.work`, but an error in `done` breaks the run: an executor would swallow it."""
 
-        def careful(result: Any) -> None:
+        def guarded(result: Any) -> None:
             try:
                 done(result)
             except Exception as error:
                 self._broken = error
                 raise
 
-        self._context.work(job, careful)
+        self._context.work(job, guarded)
 
     def _aggregation_ended(self, job: AggregationJob, outcome: Published | phases.Insufficient | phases.Broken) -> None:
-        """The end of an aggregation, on the coordinator's thread."""
+        """Called on the coordinator's thread when an aggregation is over."""
         if isinstance(outcome, Published):
             self._published = outcome
             self.handle(self._aggregated())
         else:
             self.handle(outcome)
 
-    def _tell_scores(self, number: int) -> None:
-        of_round = self._ledger.scores(self._run, number).get(number, {})
-        told = spreads(of_round).items()
-        means = {name: round(spread.mean, 4) for name, spread in told if score_family(name) == name}  # no recalls
-        log.info("round scored", run=self._run, round=number, sites=len(of_round), scores=means)  # names are theirs
+    def _log_scores(self, number: int) -> None:
+        by_site = self._ledger.scores(self._run, number).get(number, {})
+        families = spreads(by_site).items()
+        # One number a family: a recall for each of a hundred classes would drown the log.
+        means = {name: round(spread.mean, 4) for name, spread in families if score_family(name) == name}
+        log.info("round scored", run=self._run, round=number, sites=len(by_site), scores=means)
 
     def _restore(self) -> phases.Phase:
-        """The phase that the ledger speaks of; a run that it does not know is begun."""
-        known = self._ledger.run(self._run)
-        if known is None:
+        """The phase that the ledger's rows amount to; a run that the ledger does not know begins."""
+        run = self._ledger.run(self._run)
+        if run is None:
             self._ledger.begin_run(self._run, self._recipe.fingerprint(), self._recipe.wire())
             return phases.Idle(0)
-        check_same(self._recipe, known)
-        self.paused = known.paused
+        check_same(self._recipe, run)
+        self.paused = run.paused
         rounds = self._ledger.rounds(self._run)
         states = [row.state for row in rounds if row.state]
-        if known.outcome is not None:
-            self._ended_with = states[-1] if states else None
-            return phases.FinishedPhase(known.reason or "", known.outcome)
+        if run.outcome is not None:
+            self._ended_with = states[-1] if states else None  # decoded on demand: most ended runs are only looked at
+            return phases.FinishedPhase(run.reason or "", run.outcome)
         if not rounds:
             return phases.Idle(0)
         self._published = self._publisher.restore(states[-1]) if states else None
@@ -264,8 +270,8 @@ class Driver:
         return resumed(last, tasks, self._context.clock(), tries, frozenset(self._recipe.federation.required_sites))
 
     def _tick_event(self) -> phases.Tick:
-        idle, presence = self._recipe.federation.stall_timeout_s, self._context.presence
-        trainers, evaluators = (presence.alive(role, idle) for role in (Role.TRAINER, Role.EVALUATOR))
+        timeout_s, presence = self._recipe.federation.stall_timeout_s, self._context.presence
+        trainers, evaluators = (presence.alive(role, timeout_s) for role in (Role.TRAINER, Role.EVALUATOR))
         return phases.Tick(
             self._context.clock(),
             presence.enrolled(Role.TRAINER),
@@ -276,7 +282,7 @@ class Driver:
         )
 
     def _next_attempt(self) -> int:
-        """Of the round that is to be opened: no attempt has it, those that were rolled back not either."""
+        """Number for the round that would open now. Attempts that were rolled back keep theirs, so rows stay unique."""
         return 1 + self._ledger.attempts(self._run, self.phase.round) if isinstance(self.phase, phases.Idle) else 0
 
     @property
@@ -284,7 +290,7 @@ class Driver:
         return self.published.state if self.published else None
 
     def _aggregated(self) -> phases.Aggregated:
-        """With everyone who could score now."""
+        """The event, with the sites that could score now."""
         tick = self._tick_event()
         evaluators = tick.evaluators if self._method.global_model else phases.NOBODY
         return phases.Aggregated(tick.now, evaluators, tick.trainers)

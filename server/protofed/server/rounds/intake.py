@@ -31,17 +31,20 @@ from protofed.server.storage.rows import TaskRow, UpdateRow
 from protofed.server.verdicts import RejectionCode, UpdateProblem
 
 log = structlog.get_logger()
-MAX_REJECTED = 8  # updates for one invitation: what was rejected stays in the ledger, and may not fill the disk
+MAX_REJECTED = 8  # updates for one invitation: each stays in the ledger, and a broken site must not fill the disk
 MAX_UPDATE_BYTES = 4 << 30
-LARGEST_JUMP = 10  # of a site's example count from one round to another: sites grow, but not by that much
+LARGEST_JUMP = 10  # factor between a site's example counts in two rounds: sites grow, but not by that much
 MAX_SCALARS = 2048  # a recall for each of some hundred classes, on two test sets
 HEADER_ROOM = codec.MAX_HEADER_BYTES
-BLOCK = 1 << 16  # numbers whose difference is held at a time: 512 KiB
+BLOCK = 1 << 16  # elements of a difference in memory at a time: 512 KiB in float64
 _SCALAR = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
 class UploadIntake:
-    """Takes the uploads of one run. All methods but `examine` are called from the coordinator's thread."""
+    """Judges the uploads of one run, in four calls: `begin`, then chunks, then `examine`, then `refuse` or `commit`.
+
+    All methods but `examine` are called from the coordinator's thread.
+    """
 
     def __init__(self, recipe: Recipe, context: ServerContext, driver: Driver) -> None:
         self._run, self._classes = recipe.name, recipe.classes
@@ -50,12 +53,12 @@ class UploadIntake:
         self._metrics, self._clock = context.metrics, context.clock
         self._driver = driver
         self._newest_base: tuple[Digest, Payload] | None = None  # most sites of a cohort start from the same model
-        self._loading = threading.Lock()  # transfers run on several threads, and one decoding serves them all
+        self._loading = threading.Lock()  # `examine` runs on several threads; a base is decoded once for all of them
 
     def begin(
         self, site: SiteId, instance: str, task_id: str, round: int, base: Digest | None, manifest: Manifest
     ) -> Receipt | None:
-        """Judge an upload before a byte of it is sent; None: send it.
+        """Judge an announced upload before a byte of it is sent; None: send it.
 
         Raises:
             ProtocolError: the site has no such task in this round, or too many updates were rejected for it.
@@ -70,25 +73,25 @@ class UploadIntake:
             raise ProtocolError(
                 f"{MAX_REJECTED} updates were refused for this task; see their reasons, and this site's log"
             )
-        fault = size_fault(manifest) or base_fault(base, row.base_digest)
-        if fault is None and row.kind is TaskKind.INITIALISE:
-            fault = first_model_fault(manifest, self._classes)
-        elif fault is None:
-            fault = manifest_fault(manifest, self._driver.expected(row))
-        return self._reject(row, manifest, fault) if fault else None
+        problem = size_problem(manifest) or base_problem(base, row.base_digest)
+        if problem is None and row.kind is TaskKind.INITIALISE:
+            problem = first_model_problem(manifest, self._classes)
+        elif problem is None:
+            problem = manifest_problem(manifest, self._driver.expected(row))
+        return self._reject(row, manifest, problem) if problem else None
 
     def examine(self, data: bytes, manifest: Manifest, base: Digest | None) -> UpdateProblem | float:
-        """What is wrong with the bytes of an update, or else its norm; may be called from any thread.
+        """The problem with an update's bytes, or else its norm. May be called from any thread.
 
         Raises:
-            StateError: the model that it started from cannot be read any more.
+            StateError: the model that it started from can no longer be read.
         """
         return examined(data, manifest, None if base is None else self._base_model(base), self._max_norm)
 
-    def refuse(self, site: SiteId, task_id: str, manifest: Manifest, fault: UpdateProblem) -> Receipt:
+    def refuse(self, site: SiteId, task_id: str, manifest: Manifest, problem: UpdateProblem) -> Receipt:
         """Record the problem that `examine` returned."""
         row = self.invitation(site, task_id, TaskKind.INITIALISE, TaskKind.FIT)
-        return self._reject(row, manifest, fault)
+        return self._reject(row, manifest, problem)
 
     def commit(
         self,
@@ -100,26 +103,33 @@ class UploadIntake:
         weight: float | None,
         norm: float | None,
     ) -> Receipt:
-        """Judge an update whose blob is durable and passed `examine`; ACCEPTED counts from here on."""
+        """Judge an update whose blob is durable and passed `examine`; an ACCEPTED one counts from here on.
+
+        Args:
+            metrics: what training reported, by name.
+            weight: the site's example count, if its policy discloses it.
+            norm: as `examine` gave it.
+        """
         self._presence.seen(site, instance)
         row = self.invitation(site, task_id, TaskKind.INITIALISE, TaskKind.FIT)
-        # The round may have closed, or another upload may have been accepted, since this one began.
+        # Since `begin`, the round may have closed, or another upload of this task may have been accepted.
         if (settled := self._settled(row, manifest)) is not None:
             return settled
-        fault = scalars_fault(metrics, weight, self._driver.expected(row))
-        fault = fault or jump_fault(weight, self._ledger.last_weight(self._run, site))
-        if fault is not None:
-            return self._reject(row, manifest, fault)
+        problem = scalars_problem(metrics, weight, self._driver.expected(row))
+        problem = problem or jump_problem(weight, self._ledger.last_weight(self._run, site))
+        if problem is not None:
+            return self._reject(row, manifest, problem)
         digest, total = manifest.digest, manifest.total_bytes
         receipt = self._record(UpdateRow(row, Verdict.ACCEPTED, "", digest, total, metrics, weight, norm=norm))
-        self._driver.answered(row, phases.Arrived(site, self._clock()))  # after the record: a restart finds it counted
+        # After the record: if the process dies here, the restarted one counts the update from the ledger.
+        self._driver.answered(row, phases.Arrived(site, self._clock()))
         return receipt
 
     def invitation(self, site: SiteId, task_id: str, *kinds: TaskKind) -> TaskRow:
-        """The invitation that a site's call answers; the ledger is asked if it is not the site's open one.
+        """The invitation that a site's call answers: its open one, or an older one from the ledger.
 
         Raises:
-            ProtocolError: there is none, or it is another site's, run's or kind of task's.
+            ProtocolError: there is none of this site, run and kind of task.
         """
         current = self._driver.invitations.of(site)
         row = current if current is not None and current.task_id == task_id else self._ledger.task(task_id)
@@ -128,9 +138,10 @@ class UploadIntake:
         return row
 
     def _settled(self, row: TaskRow, manifest: Manifest) -> Receipt | None:
-        """The verdict that stands without looking at the update; None while the invitation is open.
+        """The verdict that needs no look at the update; None while the invitation is open.
 
-        The update that counts closes its invitation, so an open one has no verdict yet.
+        The update that counts closes its invitation, so an open one has no verdict yet. A site that never heard its
+        verdict uploads again, and is told DUPLICATE: the same bytes count once.
         """
         if self._driver.invitations.has(row):
             return None
@@ -148,18 +159,18 @@ class UploadIntake:
             verdict, reason = Verdict.STALE, f"round {row.round} is closed"
         return self._record(UpdateRow(row, verdict, reason, manifest.digest, manifest.total_bytes, {}, None))
 
-    def _reject(self, row: TaskRow, manifest: Manifest, fault: UpdateProblem) -> Receipt:
+    def _reject(self, row: TaskRow, manifest: Manifest, problem: UpdateProblem) -> Receipt:
         digest, total = manifest.digest, manifest.total_bytes
-        return self._record(UpdateRow(row, Verdict.INVALID, fault.text, digest, total, {}, None, fault.code))
+        return self._record(UpdateRow(row, Verdict.INVALID, problem.text, digest, total, {}, None, problem.code))
 
     def _record(self, update: UpdateRow) -> Receipt:
-        """Write a verdict to the ledger; the receipt is durable when this returns."""
+        """Record a verdict; the receipt is durable when this returns, so it may be sent."""
         row, verdict = update.task, update.verdict
         if verdict is Verdict.ACCEPTED:
             log.info("update accepted", run=self._run, round=row.round, site=row.site, update_bytes=update.bytes)
         else:
-            why = {"verdict": verdict.value, "reason": update.reason}
-            log.warning("update refused", run=self._run, round=row.round, site=row.site, **why)
+            fields = {"verdict": verdict.value, "reason": update.reason}
+            log.warning("update refused", run=self._run, round=row.round, site=row.site, **fields)
         receipt = self._ledger.judge(update)
         self._metrics.judged(verdict, update.code)
         if verdict is Verdict.ACCEPTED and row.kind is TaskKind.FIT and update.norm is not None:
@@ -173,8 +184,8 @@ class UploadIntake:
             return self._newest_base[1]
 
 
-def size_fault(manifest: Manifest) -> UpdateProblem | None:
-    """Whether the announced total is within the limit and can be that of the announced tensors."""
+def size_problem(manifest: Manifest) -> UpdateProblem | None:
+    """Whether the announced total is within the limit and that of the announced tensors with one header."""
     numbers = sum(spec.nbytes for spec in manifest.tensors)
     if manifest.total_bytes > MAX_UPDATE_BYTES or not numbers < manifest.total_bytes <= numbers + HEADER_ROOM:
         return UpdateProblem(
@@ -183,15 +194,15 @@ def size_fault(manifest: Manifest) -> UpdateProblem | None:
     return None
 
 
-def base_fault(base: Digest | None, named: Digest | None) -> UpdateProblem | None:
+def base_problem(base: Digest | None, named: Digest | None) -> UpdateProblem | None:
     """Whether an update starts from the model that its task names."""
     return (
         None if base == named else UpdateProblem(RejectionCode.BASE, "it starts from another model than the task names")
     )
 
 
-def manifest_fault(manifest: Manifest, expected: ExpectedUpdate) -> UpdateProblem | None:
-    """Whether an upload is announced as the method expects it: names, dtypes, shapes."""
+def manifest_problem(manifest: Manifest, expected: ExpectedUpdate) -> UpdateProblem | None:
+    """Whether an upload announces what the method expects: names, dtypes, shapes."""
     announced = {spec.path: spec for spec in manifest.tensors}
     if len(announced) != len(manifest.tensors):
         return UpdateProblem(RejectionCode.TENSORS, "a tensor is announced twice")
@@ -207,8 +218,8 @@ def manifest_fault(manifest: Manifest, expected: ExpectedUpdate) -> UpdateProble
     return None
 
 
-def first_model_fault(manifest: Manifest, classes: int) -> UpdateProblem | None:
-    """Whether an upload is announced as a freshly made model: BODY, and HEAD with a real `weight` [C, D]."""
+def first_model_problem(manifest: Manifest, classes: int) -> UpdateProblem | None:
+    """Whether an upload announces a freshly made model: BODY, and HEAD with a floating-point `weight` [C, D]."""
     announced = {spec.path: spec for spec in manifest.tensors}
     if len(announced) != len(manifest.tensors):
         return UpdateProblem(RejectionCode.TENSORS, "a tensor is announced twice")
@@ -221,14 +232,14 @@ def first_model_fault(manifest: Manifest, classes: int) -> UpdateProblem | None:
 
 
 def examined(data: bytes, manifest: Manifest, base: Payload | None, max_update_norm: float) -> UpdateProblem | float:
-    """What is wrong with the bytes that came, or else the update's norm.
+    """The problem with the bytes of an update, or else its norm.
 
-    The norm is Euclidean, over all floating-point tensors together: of (update - base) for a tensor that the base holds
+    The norm is Euclidean, over all floating-point tensors together: of (update - base) for a tensor that the base has
     under the same path and shape, of the tensor itself for any other. Integer buffers are left out.
 
     Args:
-        base: what the update started from; None: it is a first model.
-        max_update_norm: the largest norm that is let in.
+        base: the model that the update started from; None: the update is a first model.
+        max_update_norm: the largest norm that the run accepts.
     """
     try:
         if codec.manifest(data) != tuple(sorted(manifest.tensors, key=lambda spec: spec.path)):
@@ -236,17 +247,19 @@ def examined(data: bytes, manifest: Manifest, base: Payload | None, max_update_n
         payload = codec.decode(data)
     except CodecError as error:
         return UpdateProblem(RejectionCode.DAMAGED, str(error))
-    norm = _norm(payload, base or {})
+    norm = _norm(payload, base or {})  # NaN and infinity carry into the norm: most updates need no second pass
     if math.isfinite(norm) and norm <= max_update_norm:
         return norm
     if path := codec.first_not_finite(payload):
         return UpdateProblem(RejectionCode.NOT_FINITE, f"{path} has values that are not finite")
-    text = f"the update's norm is {norm:.6g}: this run lets in at most {max_update_norm:g}"
+    text = f"the update's norm is {norm:.6g}: this run accepts at most {max_update_norm:g}"
     return UpdateProblem(RejectionCode.NORM, text)
 
 
-def scalars_fault(scalars: Mapping[str, float], weight: float | None, expected: ExpectedUpdate) -> UpdateProblem | None:
-    """Whether the numbers beside the tensors can be used."""
+def scalars_problem(
+    scalars: Mapping[str, float], weight: float | None, expected: ExpectedUpdate
+) -> UpdateProblem | None:
+    """Whether the numbers beside the tensors are usable: few enough, well named, finite, in range."""
     if len(scalars) > MAX_SCALARS or not all(map(math.isfinite, scalars.values())):
         return UpdateProblem(RejectionCode.SCALARS, f"metrics: expected at most {MAX_SCALARS} finite numbers")
     if not all(map(_SCALAR.fullmatch, scalars)):
@@ -254,13 +267,13 @@ def scalars_fault(scalars: Mapping[str, float], weight: float | None, expected: 
     if expected.weight and weight is None:
         text = "the total example count is missing: this run weights by it, and the site's policy withholds it"
         return UpdateProblem(RejectionCode.COUNT, text)
-    if weight is not None and not (math.isfinite(weight) and 1 <= weight < 2**53):
+    if weight is not None and not (math.isfinite(weight) and 1 <= weight < 2**53):  # 2**53: floats count exactly below
         return UpdateProblem(RejectionCode.COUNT, f"an example count of {weight}")
     return None
 
 
-def jump_fault(weight: float | None, before: float | None) -> UpdateProblem | None:
-    """Whether an example count is far from the one that the site told before in this run."""
+def jump_problem(weight: float | None, before: float | None) -> UpdateProblem | None:
+    """Whether an example count is implausibly far from the site's previous one in this run."""
     if weight is None or before is None or before / LARGEST_JUMP <= weight <= before * LARGEST_JUMP:
         return None
     text = f"an example count of {weight:g} after {before:g}: expected at most {LARGEST_JUMP} times more or less"
@@ -268,7 +281,7 @@ def jump_fault(weight: float | None, before: float | None) -> UpdateProblem | No
 
 
 def _norm(payload: Payload, base: Payload) -> float:
-    """In float64, in which no square of a float32 overflows; that of a huge float64 is infinite, and so is the norm."""
+    """Computed in float64, in which no square of a float32 overflows; a huge float64 makes the norm infinite."""
     total = 0.0
     with np.errstate(over="ignore", invalid="ignore"):
         for part, tensors in payload.items():
@@ -279,7 +292,7 @@ def _norm(payload: Payload, base: Payload) -> float:
 
 
 def _squares(array: Array, base: Array | None) -> float:
-    """Block by block: no temporary of the tensor's size, and the same sum whatever the number of threads."""
+    """Sum of squares, block by block: no temporary of the tensor's size, and the same sum on any number of threads."""
     flat, total = array.reshape(-1), 0.0
     origin = base.reshape(-1) if base is not None and base.shape == array.shape else None
     for start in range(0, flat.size, BLOCK):

@@ -1,4 +1,4 @@
-"""A run's open invitations: who was asked for what, until it is answered or nobody waits for it any more."""
+"""A run's open invitations: which site has which task, until it answers or the round closes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from protofed.server.storage.rows import TaskRow
 
 
 class Invitations:
-    """At most one a site."""
+    """At most one invitation is open for a site."""
 
     def __init__(self, run: str, publisher: Publisher, context: ServerContext) -> None:
         self._run, self._publisher, self._context = run, publisher, context
@@ -31,21 +31,21 @@ class Invitations:
         return current is not None and current.task_id == row.task_id
 
     def take_up(self, tasks: Iterable[TaskRow]) -> None:
-        """After a restart: those that the ledger has as open."""
+        """After a restart: restore those that the ledger has as open."""
         self._open = {task.site: task for task in tasks if task.is_open}
 
     def started(self, row: TaskRow) -> None:
-        """Note that a site works on its invitation."""
+        """Record, once, that a site works on its task."""
         if row.task_status == "invited":
             self._open[row.site] = replace(row, task_status="started")
             self._context.ledger.set_task_status(row.task_id, "started")
 
     def answered(self, row: TaskRow) -> None:
-        """It is closed; the ledger says how."""
+        """Close an invitation; the ledger has its outcome already."""
         del self._open[row.site]
 
     def clear(self) -> dict[SiteId, str]:
-        """Wait for nobody any more; what is known of those who have not answered."""
+        """Close all; by site that has not answered, what is known of it in words."""
         silent = {site: self._context.presence.last_seen(site) for site in self._open}
         self._open.clear()
         return silent
@@ -59,12 +59,17 @@ class Invitations:
         state: Payload | None,
         write: Callable[[Sequence[TaskRow]], None],
     ) -> None:
-        """Broadcast blobs first, ledger rows second (by `write`); then the sites are told."""
+        """Store the broadcast blobs, record the tasks (by `write`), wake the sites: in this order.
+
+        A crash in between leaves blobs that no task names (swept at the next start), or tasks that sites find when they
+        ask; never a task whose model is missing.
+        """
         sent = self._publisher.broadcasts(state, sites) if state is not None else {}
         reach("broadcast-stored")
         rows = []
         for site in sites:
             base, nbytes = sent.get(site, (None, 0))
+            # 128 random bits: a site cannot guess another site's task id, and no restart can repeat one.
             rows.append(TaskRow(secrets.token_hex(16), self._run, round, attempt, site, kind, base, nbytes))
         write(rows)
         reach("round-opened")

@@ -1,4 +1,4 @@
-"""What is published of a class comes from several sites: from a single one, it would be that site's own."""
+"""What is published of a class comes from `min_contributors` sites or more: from one alone, it would be that site's."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from protofed.common.errors import ConfigError
 from protofed.common.payload import Array, Part, Payload, Tensors
 from protofed.server.method import ExpectedUpdate
 
-FEWEST = 2  # outside of simulations
-BY_CLASS = frozenset({Part.PROTOTYPES, Part.CLASS_PRESENCE})  # parts that tell to which classes an update contributes
-Contribution: TypeAlias = tuple[Part, str]  # to a class
+FEWEST = 2  # allowed outside of simulations
+BY_CLASS = frozenset({Part.PROTOTYPES, Part.CLASS_PRESENCE})  # parts that show to which classes an update contributes
+Contribution: TypeAlias = tuple[Part, str]  # the part, and the class's number as text
 
 
 def check_contributors(recipe: Recipe, *, simulated: bool) -> None:
-    """That no class is published from one site alone where sites are real.
+    """Check that a recipe for real sites publishes no class from one site alone.
 
     Raises:
-        ConfigError: the recipe would have it.
+        ConfigError: it would.
     """
     if not simulated and recipe.federation.min_contributors < FEWEST:
         raise ConfigError(
@@ -32,13 +32,13 @@ def check_contributors(recipe: Recipe, *, simulated: bool) -> None:
         )
 
 
-def told_by_class(expected: ExpectedUpdate) -> bool:
-    """Whether such updates say to which classes they contribute."""
+def shows_classes(expected: ExpectedUpdate) -> bool:
+    """Whether such updates show to which classes they contribute."""
     return any(spec.part in BY_CLASS for spec in (*expected.required, *expected.optional))
 
 
 def contributions(data: bytes) -> frozenset[Contribution]:
-    """What an update contributes to: of prototypes, the header alone tells it.
+    """The classes that an encoded update contributes to; for prototypes its header is enough.
 
     Raises:
         CodecError: the bytes are no payload.
@@ -52,13 +52,13 @@ def contributions(data: bytes) -> frozenset[Contribution]:
 
 
 def too_few(updates: Iterable[bytes], fewest: int) -> frozenset[Contribution]:
-    """The contributions that fewer than `fewest` of a round's updates make."""
+    """The contributions that fewer than `fewest` of a round's encoded updates make."""
     counts = Counter(contribution for data in updates for contribution in contributions(data))
     return frozenset(contribution for contribution, count in counts.items() if count < fewest)
 
 
 def without(payload: Payload, withheld: frozenset[Contribution]) -> Payload:
-    """An update as if it did not make these contributions: no such prototypes [D], zeros in its presence [C]."""
+    """An update as if it did not make these contributions: their prototypes [D] removed, zeros in its presence [C]."""
     classes = {part: frozenset(c for of, c in withheld if of is part) for part in BY_CLASS & payload.keys()}
     changed: dict[Part, Tensors] = {}
     for part, dropped in classes.items():

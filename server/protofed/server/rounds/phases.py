@@ -1,4 +1,4 @@
-"""The words of the round machine: phases, the events that move them, and the effects that they ask for."""
+"""The alphabet of the round's state machine: phases, events that move them, effects that they ask for."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ class Idle:
     """Waiting for enough sites to open `round`.
 
     Attributes:
-        tries: attempts at it that were abandoned, one after the other.
-        since, again_at: seconds of the monotonic clock: when the wait began, None before a tick; no opening before.
+        tries: consecutive attempts at it that were abandoned.
+        since: when the wait began, in seconds of the monotonic clock; None before the first tick.
+        again_at: the round is not opened before, in seconds of the monotonic clock.
     """
 
     round: int
@@ -35,11 +36,11 @@ class Collecting:
     """Waiting for the cohort's updates.
 
     Attributes:
-        attempt: tells this try of the round from all others, those that were rolled back among them.
+        attempt: number of this try at the round; never reused, also not after a roll-back.
         size: updates after which nobody else is needed.
-        quorum: updates without which the round is abandoned.
-        opened, quorum_at: seconds of the coordinator's monotonic clock.
-        failed: sites that said that they cannot do the task.
+        quorum: fewest updates with which the round counts.
+        opened, quorum_at: when it opened and got its quorum, in seconds of the coordinator's monotonic clock.
+        failed: sites that declined the task.
         required: sites without which the round does not count.
     """
 
@@ -57,7 +58,7 @@ class Collecting:
 
     @property
     def has_quorum(self) -> bool:
-        """Whether the round could be closed with what is there."""
+        """Whether the round could close with the updates that it has."""
         return len(self.reported) >= self.quorum and self.required <= self.reported
 
     @property
@@ -68,7 +69,7 @@ class Collecting:
 
 @dataclass(frozen=True)
 class Aggregating:
-    """These sites' updates are being aggregated; a `quorum` of them is needed, and those that are required."""
+    """These sites' updates are being aggregated; `quorum` of them are needed, and those of all required sites."""
 
     round: int
     attempt: int
@@ -77,9 +78,9 @@ class Aggregating:
     required: Sites = NOBODY
     tries: int = 0
 
-    def lacks(self, left: Sites) -> bool:
-        """Whether these sites' updates alone are too few."""
-        return len(left) < self.quorum or not self.required <= left
+    def is_short(self, used: Sites) -> bool:
+        """Whether these sites' updates alone are too few: some were set aside after they had counted for the quorum."""
+        return len(used) < self.quorum or not self.required <= used
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,7 @@ class FinishedPhase:
 
     @property
     def failed(self) -> bool:
-        """Whether it ended otherwise than the recipe or the operator wanted."""
+        """Whether it ended neither by its recipe nor by the operator."""
         return self.outcome is RoundOutcome.FAILED
 
 
@@ -176,7 +177,7 @@ class ScoresArrived:
 
 @dataclass(frozen=True)
 class Insufficient:
-    """So many updates had to be set aside that the rest is no quorum."""
+    """So many updates were set aside that the rest is no quorum."""
 
     reason: str
 
@@ -213,7 +214,7 @@ class Aggregate:
     """Aggregate the updates of the round's reporting sites, in site order."""
 
     phase: Aggregating
-    complete: bool  # the round got all the updates it wanted
+    complete: bool  # the round got `size` updates, all required ones among them
 
 
 @dataclass(frozen=True)
@@ -227,14 +228,14 @@ class Abandon:
 
 @dataclass(frozen=True)
 class AskScores:
-    """Ask these sites for scores."""
+    """Send these sites a score task."""
 
     phase: Evaluating
 
 
 @dataclass(frozen=True)
 class Finish:
-    """Write down how the run ended and tell the sites."""
+    """Record how the run ended and wake the sites."""
 
     phase: FinishedPhase
 

@@ -1,4 +1,4 @@
-"""Who is there: the daemons that talk to the server now, and when they last got on."""
+"""Which sites' daemons talk to the server now, and when each last made progress."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from protofed.server.storage.ledger import Ledger
 
 @dataclass
 class _Presence:
-    instance: str | None  # None: presumed there, from before a restart
+    instance: str | None  # None: presumed alive, from before a restart
     roles: frozenset[Role]
-    mark: Hashable
-    moved_at: float
-    hold: PauseReason = PauseReason.NONE
-    told: Progress | None = None
+    mark: Hashable  # last value by which progress is told from repetition
+    moved_at: float  # seconds of the presence's clock
+    pause_reason: PauseReason = PauseReason.NONE
+    latest: Progress | None = None
 
 
 class SitePresence:
@@ -37,33 +37,40 @@ class SitePresence:
         self._excluded = ledger.excluded()
 
     def presume(self) -> None:
-        """After a restart in the middle of a run: all known sites count as alive until they were idle too long."""
+        """After a restart in the middle of a run: count all known sites as alive until their stall timeout.
+
+        Otherwise the first tick would see nobody alive and close or abandon the round before a daemon can call again.
+        """
         for site, roles in self._known.items():
             if site not in self._excluded:
                 self._present[site] = _Presence(None, frozenset(map(Role, roles)), None, self._clock())
 
-    def enroll(self, site: SiteId, roles: Iterable[Role], instance: str, hold: PauseReason = PauseReason.NONE) -> None:
-        """Enter a daemon; an older one of the same site is fenced from now on.
+    def enroll(
+        self, site: SiteId, roles: Iterable[Role], instance: str, pause_reason: PauseReason = PauseReason.NONE
+    ) -> None:
+        """Register a daemon; an older one of the same site is fenced from now on.
 
         Args:
-            hold: why it takes no task yet; such a site is known, but neither enrolled nor alive for a round.
+            pause_reason: why it takes no task yet; such a site is known, but neither enrolled nor alive for a round.
 
         Raises:
-            Excluded: the operator keeps the site out.
+            ExcludedError: the operator keeps the site out.
         """
         self._check_admitted(site)
         offered = frozenset(roles)
         self._remember(site, sorted(offered))
-        self._present[site] = _Presence(instance, offered, None, self._clock(), hold)
+        self._present[site] = _Presence(instance, offered, None, self._clock(), pause_reason)
 
     def seen(self, site: SiteId, instance: str, mark: Hashable = None) -> None:
-        """A daemon spoke. With a mark it is alive only as long as the mark changes, or says itself that training is
-        moving: progress, not noise.
+        """Record a daemon's call.
+
+        With a mark it counts as alive only while the mark changes or itself reports progress: a daemon whose training
+        hangs goes on beating, and must not be waited for.
 
         Raises:
-            Excluded: the operator keeps the site out.
-            NotEnrolled: this server has not met it yet.
-            Fenced: a newer daemon of the site has.
+            ExcludedError: the operator keeps the site out.
+            NotEnrolledError: this server process has not seen it enroll.
+            FencedError: a newer daemon of the site has enrolled.
         """
         self._check_admitted(site)
         presence = self._present.get(site)
@@ -72,80 +79,85 @@ class SitePresence:
         if presence.instance != instance:
             raise FencedError(f"a newer daemon of site {site} has enrolled; this one has to end")
         if isinstance(mark, Progress):
-            presence.told = mark
+            presence.latest = mark
         if mark is None or mark != presence.mark or (isinstance(mark, Progress) and mark.making_progress):
             presence.mark, presence.moved_at = mark, self._clock()
 
     def note(self, site: SiteId, progress: Progress) -> None:
-        """What a daemon that was `seen` told last: to be looked at, and no sign of progress."""
+        """Keep a daemon's latest report for screens and metrics; it is no sign of progress."""
         if (presence := self._present.get(site)) is not None:
-            presence.told = progress
+            presence.latest = progress
 
     def progress(self, site: SiteId) -> Progress | None:
-        """What the site's daemon told last; None: nothing since it enrolled. Asked from any thread."""
+        """The daemon's latest report; None: none since it enrolled. May be called from any thread."""
         presence = self._present.get(site)
-        return None if presence is None else presence.told
+        return None if presence is None else presence.latest
 
     def telemetry(self, site: SiteId) -> Mapping[str, float]:
-        """Numbers of the site's machine, by `common.telemetry`'s names, as far as its policy lets them pass."""
-        return {} if (told := self.progress(site)) is None else told.telemetry
+        """Numbers of the site's machine by `common.protocol.telemetry`'s names, as far as its policy lets them out."""
+        return {} if (latest := self.progress(site)) is None else latest.telemetry
 
     def exclude(self, site: SiteId, reason: str) -> None:
-        """Keep a site out from now on, whoever it is."""
+        """Refuse a site from now on; it need not have enrolled before."""
         self._remember(site, self._known.get(site, []))
         self._ledger.exclude(site, reason)
         self._excluded[site] = reason
         self._present.pop(site, None)
 
     def forget(self, site: SiteId) -> None:
-        """A site's daemon is not there any more, until it enrolls again."""
+        """Drop a site's daemon until it enrolls again: its certificate was revoked."""
         self._present.pop(site, None)
 
     def admit(self, site: SiteId) -> None:
-        """Let an excluded site in again."""
+        """Allow an excluded site to enroll again."""
         self._ledger.exclude(site, None)
         self._excluded.pop(site, None)
 
     def exclusion(self, site: SiteId) -> str | None:
-        """Why the operator keeps a site out; None: it may take part."""
+        """The operator's reason for excluding a site; None: it is not excluded."""
         return self._excluded.get(site)
 
     def look(self, site: SiteId) -> tuple[float, str] | None:
-        """Seconds since a daemon's last progress and what it does; None: no daemon of the site has enrolled."""
+        """Seconds since the daemon's last progress, and its activity in words; None: no daemon has enrolled."""
         presence = self._present.get(site)
         if presence is None or presence.instance is None:
             return None
-        return self._clock() - presence.moved_at, presence.hold.value or _doing(presence.mark)
+        return self._clock() - presence.moved_at, presence.pause_reason.value or _activity(presence.mark)
 
     def ages(self) -> dict[SiteId, float]:
-        """Seconds since the last progress of all that are there, or presumed to be. Asked from any thread."""
-        return {site: self._clock() - found.moved_at for site, found in list(self._present.items())}
+        """Seconds since the last progress, by site that is present or presumed so. May be called from any thread."""
+        # list(): the coordinator's thread may change the dictionary while a scrape walks it.
+        return {site: self._clock() - presence.moved_at for site, presence in list(self._present.items())}
 
-    def hold(self, site: SiteId) -> PauseReason:
-        """Why a site that is there takes no task."""
+    def pause_reason(self, site: SiteId) -> PauseReason:
+        """Why a present site takes no task now."""
         presence = self._present.get(site)
-        return PauseReason.NONE if presence is None else presence.hold
+        return PauseReason.NONE if presence is None else presence.pause_reason
 
     def last_seen(self, site: SiteId) -> str:
-        """What is known of a site that has not reported, in words."""
+        """What is known, in words, of a site that has not reported; goes into the ledger and onto screens."""
         if site in self._excluded:
             return f"excluded: {self._excluded[site]}"
-        if (found := self.look(site)) is None:
+        if (latest := self.look(site)) is None:
             return "not heard of since the server started"
-        return f"{found[1]}, last progress {found[0]:.0f} s ago"
+        age_s, activity = latest
+        return f"{activity}, last progress {age_s:.0f} s ago"
 
     def enrolled(self, role: Role) -> frozenset[SiteId]:
-        """All sites of a role that this server has met, and that take tasks."""
-        there = ((site, found.roles) for site, found in list(self._present.items()) if found.hold is PauseReason.NONE)
-        return frozenset(site for site, roles in there if role in roles)
+        """Sites of a role that are present and take tasks."""
+        return frozenset(
+            site
+            for site, presence in list(self._present.items())
+            if presence.pause_reason is PauseReason.NONE and role in presence.roles
+        )
 
     def alive(self, role: Role, stall_timeout_s: float) -> frozenset[SiteId]:
-        """Those that got on within the last `stall_timeout_s` seconds."""
+        """Enrolled sites that made progress within the last `stall_timeout_s` seconds."""
         since = self._clock() - stall_timeout_s
         return frozenset(site for site in self.enrolled(role) if self._present[site].moved_at >= since)
 
     def _remember(self, site: SiteId, roles: list[str]) -> None:
-        """Written down only when it is new: daemons that wait for a run enroll every few seconds."""
+        """Record a site's roles, if they changed: daemons that wait for a run enroll every few seconds."""
         if self._known.get(site) != roles:
             self._ledger.enroll(site, roles)
             self._known[site] = roles
@@ -155,8 +167,8 @@ class SitePresence:
             raise ExcludedError(f"the operator has excluded site {site}: {reason}")
 
 
-def _doing(mark: Hashable) -> str:
-    """The last progress that a daemon told, in words."""
+def _activity(mark: Hashable) -> str:
+    """A daemon's reported progress in words."""
     if not isinstance(mark, Progress):
         return "idle"
     if not mark.epochs:

@@ -1,4 +1,4 @@
-"""States and broadcasts as blobs: what the method computes, at the addresses where sites fetch it."""
+"""Runs a method's server half on blobs: decodes updates, aggregates them, stores states and broadcasts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from protofed.common.errors import OutOfSpaceError, StateError
 from protofed.common.payload import Payload, SiteId, Update
 from protofed.server.method import ServerMethod
 from protofed.server.rounds import min_contributors as contributors
-from protofed.server.rounds.state_statistics import figures
+from protofed.server.rounds.state_statistics import prototype_statistics
 from protofed.server.storage.blobs import Blobs
 from protofed.server.storage.ledger import Ledger
 from protofed.server.storage.rows import UpdateRow
@@ -19,23 +19,24 @@ from protofed.server.storage.rows import UpdateRow
 
 @dataclass(frozen=True)
 class Published:
-    """A state, its blob's address and what it says of itself in numbers (nothing of one that was restored)."""
+    """A published state, its blob's address and its statistics (none for a state that was restored)."""
 
     address: Digest
     state: Payload
-    figures: Mapping[str, float] = field(default_factory=dict)
+    statistics: Mapping[str, float] = field(default_factory=dict)
 
 
 class Publisher:
-    """One run's method, reading and writing blobs.
+    """One run's method over the blob store.
 
     Args:
-        min_contributors: updates of a round that must contribute to a class, or what is published of it stays.
+        min_contributors: a class to which fewer updates of a round contribute keeps what was published of it before.
     """
 
     def __init__(self, method: ServerMethod, blobs: Blobs, classes: int, min_contributors: int) -> None:
         self._method, self._blobs, self._classes, self._fewest = method, blobs, classes, min_contributors
-        self._stored: list[tuple[Payload, Digest, int]] = []  # payloads put lately, by identity
+        # Payloads stored lately, compared by identity: a method that sends all sites the same object is encoded once.
+        self._stored: list[tuple[Payload, Digest, int]] = []
 
     def restore(self, address: Digest) -> Published:
         """A state that was published before.
@@ -46,19 +47,20 @@ class Publisher:
         return Published(address, codec.decode(self._blobs.get(address)))
 
     def damaged(self, rows: Sequence[UpdateRow]) -> dict[SiteId, str]:
-        """The sites whose updates are no longer what was acknowledged, and why."""
+        """By site, why its acknowledged update can no longer be read."""
         found = {}
         for row in rows:
             try:
                 self._blobs.get(row.digest)
             except OutOfSpaceError:
-                continue  # it cannot be looked at now
+                continue  # no verdict on the blob: it could not be opened now
             except StateError as error:
                 found[row.task.site] = str(error)
         return found
 
     def aggregated(self, state: Payload | None, rows: Sequence[UpdateRow]) -> Payload:
-        """The state after these updates, in site order whatever theirs is; the first model makes the first state.
+        """The next state; the first model makes the first state. Updates are read in site order, one at a time: the
+        result does not depend on arrival, and memory holds one of them.
 
         Raises:
             StateError: an update's blob is gone or damaged, or the result is not finite.
@@ -73,27 +75,30 @@ class Publisher:
         return new
 
     def publish(self, state: Payload, before: Payload | None = None) -> Published:
-        """Keep a new state, durably, which was made from the one `before`.
+        """Store a new state durably, with statistics of its change from the state `before`.
 
         Raises:
-            OutOfSpace, DiskFailure: it could not be kept.
+            OutOfSpaceError, DiskFailureError: it could not be stored.
         """
         self._stored.clear()
-        return Published(self._store(state)[0], state, figures(before, state))
+        return Published(self._store(state)[0], state, prototype_statistics(before, state))
 
     def broadcasts(self, state: Payload, sites: Sequence[SiteId]) -> dict[SiteId, tuple[Digest, int]]:
-        """Address and size of what each site is sent; what is equal is stored once."""
+        """By site, digest and bytes of what it is sent; equal payloads are stored once."""
         return {site: self._store(self._method.broadcast(state, site)) for site in sites}
 
     def prune(self, ledger: Ledger, run: str, before: int) -> None:
-        """Discard blobs that only rounds before this one name."""
+        """Discard blobs that no round from `before` on names."""
         old, needed = ledger.referenced(run, before)
         for address in old - needed:
             self._blobs.discard(address)
 
     def _shared(self, state: Payload, rows: Sequence[UpdateRow]) -> Iterator[Update]:
-        """The updates without what too few of them contribute to; all are read before the first one is decoded."""
-        if self._fewest < contributors.FEWEST or not contributors.told_by_class(self._method.expects(state)):
+        """The updates without the classes to which too few of them contribute.
+
+        All headers are read before the first update is decoded: who contributes is known only when all are.
+        """
+        if self._fewest < contributors.FEWEST or not contributors.shows_classes(self._method.expects(state)):
             return self._updates(rows)
         withheld = contributors.too_few((self._blobs.get(row.digest) for row in rows), self._fewest)
         updates = self._updates(rows)

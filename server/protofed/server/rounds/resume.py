@@ -1,4 +1,4 @@
-"""Where a restarted server goes on: the phase of a run as a function of its ledger rows."""
+"""Where a restarted server continues: the phase of a run as a pure function of its ledger rows."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ def resumed(last: RoundRow, tasks: Sequence[TaskRow], now: float, tries: int, re
         last: the newest attempt.
         tasks: its invitations, those to score its model among them.
         now: seconds of the new process's monotonic clock; deadlines begin again.
-        tries: attempts at its round that were abandoned, one after the other.
-        required: sites without which no round but round 0 counts.
+        tries: attempts at its round that were abandoned.
+        required: sites without which no round counts, round 0 excepted.
     """
     scorings = [task for task in tasks if task.kind is TaskKind.SCORE]
     if last.state is not None and scorings:
         return Evaluating(last.round, frozenset(task.site for task in scorings if task.is_open), now)
-    if last.state is not None:  # published, and nobody asked for scores yet
+    if last.state is not None:  # published, but the process died before it asked for scores
         return Aggregating(last.round, last.attempt, frozenset())
     if last.abandoned is not None:
         return Idle(last.round, tries)
@@ -41,7 +41,7 @@ def resumed(last: RoundRow, tasks: Sequence[TaskRow], now: float, tries: int, re
         last.size,
         last.quorum,
         opened=now,
-        reported=by_status["reported"] | by_status["set-aside"],  # the aggregation had begun to look at them
+        reported=by_status["reported"] | by_status["set-aside"],  # set aside: the aggregation had begun, all had come
         failed=by_status["failed"],
         required=required if last.round else NOBODY,
         tries=tries,
@@ -50,7 +50,7 @@ def resumed(last: RoundRow, tasks: Sequence[TaskRow], now: float, tries: int, re
 
 
 def recipe_of(row: RunRow) -> Recipe:
-    """The recipe that a run was begun with; keys that came with a later version have their defaults.
+    """The recipe that a run began with; keys of later versions have their defaults.
 
     Raises:
         ConfigError: this version cannot read it.
@@ -59,7 +59,7 @@ def recipe_of(row: RunRow) -> Recipe:
 
 
 def check_same(recipe: Recipe, known: RunRow) -> None:
-    """That a run is continued with the recipe that it was begun with.
+    """Check that a run continues with the recipe that it began with.
 
     Raises:
         StateError: it was begun with another one.

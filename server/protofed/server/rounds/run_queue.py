@@ -1,4 +1,4 @@
-"""The server's runs: one at a time, in the order of the queue, which is the ledger's."""
+"""The server's runs: one at a time, in the order in which the ledger has them."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ NO_RUN = "no run is queued"
 
 
 class RunQueue:
-    """The run that goes on, those that wait for it, and those that have ended.
+    """The current run, those that wait for it, and those that have ended.
 
-    A run that was begun before a restart goes on from the ledger. One that cannot be taken up again, because its state
-    is damaged or its method is not known to this version, ends FAILED with the reason: none goes on for ever.
+    After a restart a run continues from the ledger. One that cannot (its state is damaged, its method unknown to this
+    version) ends FAILED with the reason, so that the runs behind it are not blocked for ever.
 
     Args:
         recipes: runs to queue, if the ledger does not know them yet; all are checked before the first one begins.
@@ -59,8 +59,8 @@ class RunQueue:
             raise ConfigError(f"two recipes have the same name: {', '.join(names)}; a run's name is used once")
         self._context, self._ledger = context, context.ledger
         self._live: dict[str, Coordinator] = {}  # those that have not ended, and those that ended in this process
-        self._told: set[SiteId] = set()
-        self._asked = set(names)  # the runs of which `failed` tells
+        self._informed: set[SiteId] = set()  # sites that know that no run is left
+        self._reportable = set(names)  # runs that `failed` speaks of
         known = {row.run: row for row in self._ledger.runs()}
         for recipe in recipes:
             if recipe.name in known:
@@ -74,8 +74,8 @@ class RunQueue:
 
     @property
     def current(self) -> Coordinator | None:
-        """The run that goes on."""
-        for coordinator in list(self._live.values()):  # asked from any thread
+        """The run that is going on; None if all have ended. May be called from any thread."""
+        for coordinator in list(self._live.values()):  # a copy: the coordinator's thread may add a run meanwhile
             if not isinstance(coordinator.phase, phases.FinishedPhase):
                 return coordinator
         return None
@@ -87,23 +87,23 @@ class RunQueue:
 
     @property
     def failed(self) -> list[str]:
-        """Of the runs that this process was given or took up: those that failed, with the reason."""
-        return [f"{row.run}: {row.reason}" for row in self._ledger.runs() if row.failed and row.run in self._asked]
+        """`run: reason` of each failed run among those that this process was given or took up."""
+        return [f"{row.run}: {row.reason}" for row in self._ledger.runs() if row.failed and row.run in self._reportable]
 
     def tick(self) -> None:
-        """Let time act on the run that goes on."""
+        """Act on what is due in the current run, and free the states of runs that have ended."""
         if (current := self.current) is not None:
             current.tick()
         ended = [run for run, coordinator in self._live.items() if isinstance(coordinator.phase, phases.FinishedPhase)]
         for run in ended[:-1] if self.current is None else ended:
-            del self._live[run]  # with its last state
+            del self._live[run]  # and with it a decoded model; `of` makes it again from the ledger
 
-    # What sites ask for
+    # Requests of sites
 
-    def everyone_was_told(self) -> bool:
-        """Whether every site that is alive knows that no run is left."""
-        idle = max((c.recipe.federation.stall_timeout_s for c in self._live.values()), default=0.0)
-        return frozenset().union(*(self._context.presence.alive(role, idle) for role in Role)) <= self._told
+    def all_informed(self) -> bool:
+        """Whether every site that is alive knows that no run is left: a server `--until-finished` may end."""
+        timeout_s = max((run.recipe.federation.stall_timeout_s for run in self._live.values()), default=0.0)
+        return frozenset().union(*(self._context.presence.alive(role, timeout_s) for role in Role)) <= self._informed
 
     def enroll(
         self,
@@ -111,32 +111,32 @@ class RunQueue:
         instance: str,
         protocol: int,
         software: str,
-        ours: str,
+        server_software: str,
         roles: Iterable[Role],
-        hold: PauseReason = PauseReason.NONE,
+        pause_reason: PauseReason = PauseReason.NONE,
     ) -> Assignment | Finished:
-        """Enter a daemon and give it the current run. Nobody waits for one that says why it takes no task.
+        """Register a daemon and give it the current run. A round does not wait for one that has a pause reason.
 
         Raises:
-            VersionMismatch: it speaks another version of the protocol.
-            Excluded: the operator keeps the site out.
+            VersionMismatchError: it speaks another version of the protocol.
+            ExcludedError: the operator keeps the site out.
         """
         if protocol != PROTOCOL_VERSION:
             raise VersionMismatchError(
-                f"the client (protofed {software}) speaks protocol {protocol}, this server (protofed {ours}) protocol "
-                f"{PROTOCOL_VERSION}; install the same protofed on both"
+                f"the client (protofed {software}) speaks protocol {protocol}, this server (protofed "
+                f"{server_software}) protocol {PROTOCOL_VERSION}; install the same protofed on both"
             )
-        self._context.presence.enroll(site, roles, instance, hold)
+        self._context.presence.enroll(site, roles, instance, pause_reason)
         if (current := self.current) is None:
             return self._finished(site)
-        if hold is not PauseReason.NONE:
-            current.dismiss(site, hold.value)
+        if pause_reason is not PauseReason.NONE:
+            current.dismiss(site, pause_reason.value)
         current.tick()
         recipe = current.recipe
         return Assignment(current.run, recipe.wire(), self._context.keep_rounds, recipe.preprocessing_digest())
 
     def next_task(self, run: str, site: SiteId, instance: str) -> Task | Wait | Finished:
-        """What the site should do now; Finished when its run is over."""
+        """The site's open task in this run; Finished once the run is over."""
         current = self.current
         if current is None or run != current.run:
             self._context.presence.seen(site, instance)
@@ -144,7 +144,7 @@ class RunQueue:
         return current.next_task(site, instance)
 
     def heartbeat(self, run: str, site: SiteId, instance: str, progress: Progress) -> Signal:
-        """Note how far a site is; an excluded one stops what it does."""
+        """Record a site's progress; ABORT if the site is excluded or nobody waits for its task."""
         if self._context.presence.exclusion(site) is not None:
             return Signal.ABORT
         current = self.current
@@ -157,7 +157,7 @@ class RunQueue:
         return signal
 
     def may_fetch(self, run: str, site: SiteId, address: Digest) -> bool:
-        """Whether the site's own open task names this blob; asked from any thread."""
+        """Whether the site's own open task names this blob. May be called from any thread."""
         current = self.current
         return current is not None and current.run == run and current.may_fetch(site, address)
 
@@ -174,7 +174,7 @@ class RunQueue:
             self._live[run] = Coordinator(recipe_of(row), self._context)
         return self._live[run]
 
-    # What the operator asks for
+    # Requests of the operator
 
     def start(self, recipe: Recipe) -> None:
         """Queue a run.
@@ -188,65 +188,65 @@ class RunQueue:
         try:
             self._live[recipe.name] = Coordinator(recipe, self._context)
         except OutOfSpaceError:
-            if (row := self._ledger.run(recipe.name)) is not None:  # it is queued; only the journal lacks it yet
+            if (row := self._ledger.run(recipe.name)) is not None:  # it is queued, and only the journal lacks it yet
                 self._take_up(row)
             raise
-        self._asked.add(recipe.name)
-        self._told.clear()
+        self._reportable.add(recipe.name)
+        self._informed.clear()
         log.info("run queued", run=recipe.name)
         self._context.notify(None)
 
     def abort(self, run: str, reason: str) -> None:
-        """End a run that goes on or waits.
+        """End a run that is going on or queued.
 
         Raises:
-            Conflict: it has ended.
+            ConflictError: it has ended.
         """
-        self._going_on(run).stop(reason)
+        self._unended(run).stop(reason)
 
     def pause(self, run: str, *, paused: bool) -> None:
-        """Open no round of a run, or do again.
+        """Open no further round of a run, or open them again.
 
         Raises:
-            Conflict: it has ended.
+            ConflictError: it has ended.
         """
-        self._going_on(run).pause(paused=paused)
+        self._unended(run).pause(paused=paused)
 
     def roll_back(self, run: str, to: int) -> None:
         """Go on with a run from the state that a round published; one that had ended is queued again, as the last one.
 
         Raises:
             ConfigError: that round published none, or its state is no longer kept.
-            Conflict: a round is being aggregated at this moment.
+            ConflictError: a round is being aggregated now.
         """
         coordinator = self.of(run)
         ended = isinstance(coordinator.phase, phases.FinishedPhase)
         coordinator.roll_back(to)
         if ended:
-            self._live[run] = self._live.pop(run)
-            self._told.clear()
+            self._live[run] = self._live.pop(run)  # to the end of the queue: a run that goes on is not interrupted
+            self._informed.clear()
 
     def exclude(self, site: SiteId, reason: str) -> None:
-        """Keep a site out from now on; nobody waits for it any more."""
+        """Refuse a site from now on; the open round goes on without it."""
         self._context.presence.exclude(site, reason)
         if (current := self.current) is not None:
             current.dismiss(site, f"excluded: {reason}")
         log.warning("site excluded", site=site, reason=reason)
 
     def admit(self, site: SiteId) -> None:
-        """Let an excluded site in again."""
+        """Allow an excluded site to enroll again."""
         self._context.presence.admit(site)
         log.info("site admitted", site=site)
 
-    def _going_on(self, run: str) -> Coordinator:
+    def _unended(self, run: str) -> Coordinator:
         coordinator = self.of(run)
         if isinstance(coordinator.phase, phases.FinishedPhase):
             raise ConflictError(f"run '{run}' has ended: {coordinator.phase.reason}")
         return coordinator
 
     def _take_up(self, row: RunRow) -> bool:
-        """Go on with a run from its ledger, or end it FAILED; whether it goes on."""
-        self._asked.add(row.run)
+        """Continue a run from its ledger rows, or end it FAILED; True if it continues."""
+        self._reportable.add(row.run)
         try:
             self._live[row.run] = Coordinator(recipe_of(row), self._context)
         except (ConfigError, StateError) as error:
@@ -258,6 +258,6 @@ class RunQueue:
 
     def _finished(self, site: SiteId, run: str = "") -> Finished:
         if self.finished:
-            self._told.add(site)
+            self._informed.add(site)
         row = self._ledger.run(run or next(reversed(self._live), ""))
         return Finished(NO_RUN if row is None else row.reason or "completed", last=self.finished)

@@ -1,4 +1,4 @@
-"""The round, decided in one pure function: no clock, socket, tensor or random generator in it.
+"""The round as one pure function `advance`: no clock, socket, tensor or random generator in it.
 
     Idle ──Tick[enough sites]──▶ Collecting ──Arrived × cohort | Tick[quorum, deadline]──▶ Aggregating
       ▲                              │ Tick[deadline, no quorum] → the same round again         │ Aggregated
@@ -6,7 +6,7 @@
       └── Idle(round + 1) or Finished ◀── Scored × sites | Tick ── Evaluating ◀─[every n rounds]┘
     any ──Stop | Broken──▶ Finished(reason, outcome)
 
-Round 0 makes the model: one site is asked for it, because the server has no torch.
+Round 0 makes the model: one site is asked for it, because the server runs without PyTorch.
 """
 
 from __future__ import annotations
@@ -47,9 +47,8 @@ from protofed.server.rounds.sampling import Sampler, cohort_size
 from protofed.server.verdicts import RoundOutcome
 
 Step: TypeAlias = tuple[Phase, list[Effect]]
-Within: TypeAlias = (
-    Tick | Arrived | Declined | Aggregated | Insufficient | ScoresArrived
-)  # all events but the run's end
+# All events but the two that end a run from any phase.
+Within: TypeAlias = Tick | Arrived | Declined | Aggregated | Insufficient | ScoresArrived
 
 
 @dataclass(frozen=True)
@@ -62,13 +61,18 @@ class RoundRules:
     in_time: bool = True  # a simulation's clock stands still
 
     def pause(self, round: int, tries: int) -> float:
-        """Seconds, so that sites that decline do not use up all attempts at once; round 0 asks another site."""
+        """Seconds before the next attempt: exponential, so that sites that decline do not use up all attempts at once.
+
+        Round 0 does not wait, since its next attempt asks another site.
+        """
         longest = self.federation.deadline_s if round and self.in_time else 0.0
+        # 32: 2**tries overflows no float, and any heartbeat times 2**32 is far beyond the deadline.
         return min(self.federation.heartbeat_s * 2.0 ** min(tries, 32), longest)
 
     def quorum(self, size: int) -> int:
         """Updates that a round of this size needs."""
         quorum = self.federation.quorum
+        # Rounded first: 0.7 * 10 is 7.000000000000001 in floats, and would need an eighth site.
         return quorum if isinstance(quorum, int) else max(1, math.ceil(round(quorum * size, 9)))
 
     def due(self, round: int, every: int) -> bool:
@@ -117,7 +121,8 @@ def _cohort(rules: RoundRules, phase: Idle, tick: Tick) -> Collecting | None:
     required = frozenset(rules.federation.required_sites)
     share = cohort_size(rules.federation.participation, tick.enrolled)
     quorum = rules.quorum(share)
-    size = max(share, quorum, len(required))  # a quorum that is a count may exceed the share: no round could close
+    # A quorum that is a count may exceed the share: a cohort of the share alone could then never close.
+    size = max(share, quorum, len(required))
     if len(tick.trainers) < max(rules.federation.min_sites, quorum) or not required <= tick.trainers:
         return None
     invited = math.ceil(round(size * rules.federation.over_selection, 9))
@@ -162,11 +167,11 @@ def _collect(rules: RoundRules, phase: Collecting, event: Within) -> Step:
 
 
 def _close_if_due(rules: RoundRules, phase: Collecting, now: float, hoped_for: Sites, reason: str = "") -> Step:
-    """Close when all is there, or when a quorum is and waiting for the rest is over.
+    """Close when all updates are there, or when a quorum is and the wait for the rest is over.
 
     Args:
-        hoped_for: awaited sites that are alive. A lost one is not waited for once the quorum is there, but it is
-            never a reason to abandon before the deadline: it may come back with its update.
+        hoped_for: awaited sites that are alive. With a quorum the round does not wait for a lost site; without one
+            a lost site is no reason to abandon before the deadline, since it may come back with its update.
         reason: code of the site that has just declined.
     """
     deadline = rules.federation.deadline_s

@@ -1,4 +1,4 @@
-"""What a state says of itself in a few numbers, kept with its round: how its prototypes lie and how far they moved."""
+"""A few numbers of a published state, kept with its round: how its prototypes lie and how far they moved."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from protofed.common.payload import Array, Part, Payload, Tensors
 from protofed.common.tensors import unit
 
 SHIFT, MIN_DISTANCE, COVERED = "prototype_shift", "prototype_min_distance", "classes_covered"
-BLOCK = 256  # classes whose distances to all others are held at a time
+BLOCK = 256  # classes whose distances to all others are in memory at a time
 
 
-def figures(before: Payload | None, after: Payload) -> dict[str, float]:
-    """Of the prototypes of a new state; what is not defined is left out, all of it without prototypes.
+def prototype_statistics(before: Payload | None, after: Payload) -> dict[str, float]:
+    """Statistics of a new state's prototypes; what is not defined is left out (everything, without prototypes).
 
-    The distance of two prototypes is 1 - cos, from 0 to 2; one of length 0 has none.
+    The distance of two prototypes is 1 - cos, from 0 to 2; a prototype of length 0 has none.
 
     Args:
         before: the state that it was made from; None: it is the first.
@@ -30,16 +30,16 @@ def figures(before: Payload | None, after: Payload) -> dict[str, float]:
     old = _by_class((before or {}).get(Part.PROTOTYPES, {}))
     both = sorted(c for c in new if c in old and old[c].shape == new[c].shape)
     covered = 0 if before is None else sum(c not in old or not np.array_equal(old[c], new[c]) for c in new)
-    found = {
+    values = {
         SHIFT: _mean_distance(_directions(old, both), _directions(new, both)),
         MIN_DISTANCE: _closest(_directions(new, sorted(new))),
         COVERED: float(covered),
     }
-    return {name: value for name, value in found.items() if value is not None}
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def _by_class(prototypes: Tensors) -> dict[int, Array]:
-    """{class: [D]}, of one matrix [C, D] or of a row for each class that has one."""
+    """Prototype [D] by class, from one matrix [C, D] (FedNH) or a row for each class that has one (FedPRP, FedProc)."""
     if "mean" in prototypes:
         return dict(enumerate(prototypes["mean"]))
     return {int(name): row for name, row in prototypes.items() if name.isdecimal()}
@@ -51,6 +51,7 @@ def _directions(rows: dict[int, Array], classes: list[int]) -> Array:
 
 
 def _mean_distance(old: Array, new: Array) -> float | None:
+    """Between rows [C, D] of the same classes; None if no class has a direction in both."""
     both = old.any(axis=1) & new.any(axis=1)  # [C]
     if not both.any():
         return None
@@ -59,14 +60,14 @@ def _mean_distance(old: Array, new: Array) -> float | None:
 
 
 def _closest(directions: Array) -> float | None:
-    """The smallest distance between two rows [C, D]; None if there are no two."""
-    known = directions[directions.any(axis=1)]
-    if len(known) < 2:
+    """The smallest distance between two rows [C, D]; None if fewer than two have a direction."""
+    nonzero = directions[directions.any(axis=1)]
+    if len(nonzero) < 2:
         return None
     largest = -1.0
-    for start in range(0, len(known), BLOCK):
-        cosines = known[start : start + BLOCK] @ known.T
+    for start in range(0, len(nonzero), BLOCK):
+        cosines = nonzero[start : start + BLOCK] @ nonzero.T
         rows = np.arange(len(cosines))
-        cosines[rows, start + rows] = -1  # of a prototype to itself
+        cosines[rows, start + rows] = -1  # a prototype is not its own neighbour
         largest = max(largest, float(cosines.max()))
     return min(2.0, max(0.0, 1 - largest))

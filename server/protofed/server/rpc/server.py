@@ -229,7 +229,7 @@ async def _tick(
                 collect_at = loop.time() + COLLECT_EVERY_S
             if until_finished and runs.finished:
                 finished_at = finished_at or loop.time()
-                if runs.everyone_was_told() or loop.time() > finished_at + LONGEST_WAIT_S + 5:
+                if runs.all_informed() or loop.time() > finished_at + LONGEST_WAIT_S + 5:
                     stop.set()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(stop.wait(), TICK_S)

@@ -181,7 +181,7 @@ class Ledger(LedgerReader):
         complete: bool,
         task_status: str | None = None,
         silent: Mapping[SiteId, str] | None = None,
-        figures: Mapping[str, float] | None = None,
+        statistics: Mapping[str, float] | None = None,
     ) -> None:
         """Close an attempt with the state that it gave; `silent` says of sites that did not report what they did.
 
@@ -189,7 +189,7 @@ class Ledger(LedgerReader):
             task_status: theirs; None: not-needed if the round is complete, or else late.
         """
         task_status = task_status or ("not-needed" if complete else "late")
-        found: dict[str, Any] = {"state": state, "complete": complete, "figures": dict(figures or {})}
+        found: dict[str, Any] = {"state": state, "complete": complete, "statistics": dict(statistics or {})}
         self._close(run, round, attempt, task_status, silent or {}, **found)
         self._promise("published", run=run, round=round, attempt=attempt, state=state, complete=complete)
 

@@ -206,7 +206,7 @@ def _run(row: Row[Any]) -> RunRow:
 
 def _round(row: Row[Any]) -> RoundRow:
     found = RoundRow(**row._mapping)
-    return replace(found, figures=found.figures or {})
+    return replace(found, statistics=found.statistics or {})
 
 
 def _task(row: Row[Any]) -> TaskRow:

@@ -90,7 +90,7 @@ class RoundRow:
         abandoned: why, if it was.
         aggregations: times that its aggregation was begun.
         rolled_back: the run went back to an earlier round afterwards.
-        figures: what its state says of itself in numbers; see `figures.figures`.
+        statistics: what its state says of itself in numbers; see `state_statistics`.
     """
 
     run: str
@@ -106,7 +106,7 @@ class RoundRow:
     closed_at: float | None = None
     aggregations: int = 0
     rolled_back: bool = False
-    figures: Mapping[str, float] = field(default_factory=dict)
+    statistics: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

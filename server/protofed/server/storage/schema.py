@@ -41,7 +41,9 @@ rounds = Table(
     Column("scored", Boolean, nullable=False, default=False),
     Column("aggregations", Integer, nullable=False, server_default=text("0")),  # times its aggregation was begun
     Column("rolled_back", Boolean, nullable=False, server_default=false()),  # the run went back to an earlier round
-    Column("figures", JSON),  # what the state says of itself in numbers; NULL: it published none, or an older version
+    Column(
+        "statistics", JSON
+    ),  # what the state says of itself in numbers; NULL: it published none, or an older version
 )
 tasks = Table(
     "tasks",

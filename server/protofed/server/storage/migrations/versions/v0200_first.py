@@ -47,7 +47,7 @@ def upgrade() -> None:
         Column("scored", Boolean, nullable=False, default=False),
         Column("aggregations", Integer, nullable=False, server_default=text("0")),
         Column("rolled_back", Boolean, nullable=False, server_default=false()),
-        Column("figures", JSON),
+        Column("statistics", JSON),
     )
     op.create_table(
         "tasks",
