@@ -142,5 +142,5 @@ def test_a_server_takes_a_held_site_for_no_round(
         answer = link.enroll(hold)
         assert isinstance(answer, Assignment)
         assert server.runs._context.presence.enrolled(Role.TRAINER) == there
-        assert server.runs._context.presence.hold("site-1") is hold
+        assert server.runs._context.presence.pause_reason("site-1") is hold
         assert isinstance(link.next_task(answer.run, 0.0), Task) == bool(there)
