@@ -55,7 +55,7 @@ class Story:
         request, bundle = self.folder / f"{name}.request.pem", self.folder / f"{name}.bundle.pem"
         self.protofed(place, "certs", "request", "--identity", identity, f"--{party}", name, *more, "--out", request)
         signing = ("--ca", self.folder / "ca", "--passphrase-file", self.folder / "passphrase", "--yes")
-        self.protofed("center", "certs", "approve", request, *signing, "--out", bundle)
+        self.protofed("center", "certs", "sign", request, *signing, "--out", bundle)
         self.protofed(place, "certs", "install", bundle, "--identity", identity)
         return bundle
 
