@@ -49,7 +49,7 @@ class LiveServer:
         self.runs = RunQueue([recipe], context)
         self.operation = OperatorApi(self.runs, context)
         if identity is not None:
-            self.operation.certificates.welcome(identity)
+            self.operation.certificates.register_first_operators(identity)
         self.audit_file = state / AUDIT_FILE
         audit = ServerAudit(self.audit_file)
         self._opened.callback(audit.close)

@@ -15,7 +15,7 @@ from tests.support.pki import Authority
 from protofed.common.errors import ConfigError, StateError
 from protofed.common.pki.identity import LiveIdentity, Party
 from protofed.common.storage.journal import records
-from protofed.server.access.certificates import Certificates, tell_expiry
+from protofed.server.access.certificates import Certificates, warn_of_expiry
 from protofed.server.storage.ledger import Ledger
 from protofed.server.storage.recovery import open_journal
 
@@ -123,18 +123,20 @@ def test_a_sites_last_certificate_counts_for_when_it_ends(issue: Issue, clock: C
 
 def test_the_first_operators_come_from_the_servers_folder_once(issue: Issue, clock: Clock, tmp_path: Path) -> None:
     certificates, folder = Certificates(Ledger(), clock), tmp_path / "hub"
-    certificates.welcome(folder)  # there is none
+    certificates.register_first_operators(folder)  # there is none
     (folder / "operators").mkdir(parents=True)
     (folder / "operators" / "boss.pem").write_bytes(issue("boss", Party.OPERATOR).read_bytes())
     (folder / "operators" / "old.pem").write_bytes(issue("old", Party.OPERATOR, days=-1).read_bytes())
-    certificates.welcome(folder)
+    certificates.register_first_operators(folder)
     assert [row.name for row in certificates.all()] == ["boss"]
     certificates.revoke("boss", "left")
-    certificates.welcome(folder)
+    certificates.register_first_operators(folder)
     assert [certificates.status(row) for row in certificates.all()] == ["revoked"]
     (folder / "operators" / "ann.pem").write_bytes(issue("ann").read_bytes())
-    with pytest.raises(ConfigError, match=r"ann.pem is the certificate of site 'ann'; here are operators' only"):
-        certificates.welcome(folder)
+    with pytest.raises(
+        ConfigError, match=r"ann.pem is the certificate of site 'ann'; expected operators' certificates only"
+    ):
+        certificates.register_first_operators(folder)
 
 
 # What must not be lost
@@ -174,12 +176,12 @@ def test_what_ends_soon_is_told_the_servers_own_too(tmp_path: Path) -> None:
         folder = authority.issue(tmp_path / name, Party.SITE, name, ends=ends)
         certificates.register((folder / "cert.pem").read_bytes())
     with structlog.testing.capture_logs() as logs:
-        tell_expiry(LiveIdentity(hub, Party.SERVER).now(), certificates)
+        warn_of_expiry(LiveIdentity(hub, Party.SERVER).now(), certificates)
     own, other = logs
     assert (own["log_level"], own["days_left"]) == ("warning", 29)
     assert "this server's certificate ends soon" in own["event"]
     assert (other["site"], other["until"][:10]) == ("ann", f"{soon:%Y-%m-%d}")
     fresh = authority.issue(tmp_path / "fresh", Party.SERVER, "hub")
     with structlog.testing.capture_logs() as logs:
-        tell_expiry(LiveIdentity(fresh, Party.SERVER).now(), Certificates(Ledger()))
+        warn_of_expiry(LiveIdentity(fresh, Party.SERVER).now(), Certificates(Ledger()))
     assert logs == []

@@ -1,4 +1,4 @@
-"""Who knocks and does not come in, and how many may stand at the door."""
+"""Handshakes that lead to no call, and how many connections there may be."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from protofed.server.rpc import server
 def test_a_handshake_without_a_call_counts_once() -> None:
     handshakes = HandshakeCounter()
     for _ in range(5):
-        handshakes.begun()
+        handshakes.handshake_started()
     for _ in range(3):
-        handshakes.inside("ipv4:127.0.0.1:1")
+        handshakes.call_arrived("ipv4:127.0.0.1:1")
     with structlog.testing.capture_logs() as logs:
-        assert handshakes.tell() == 4
-        handshakes.inside("ipv4:127.0.0.1:1")  # the same connection goes on
-        assert handshakes.tell() == 0
-        handshakes.begun()
-        handshakes.inside("ipv4:127.0.0.1:2")
-        assert handshakes.tell() == 0
-        handshakes.begun()
-        handshakes.inside("ipv4:127.0.0.1:2")
-        assert handshakes.tell() == 1
+        assert handshakes.log_failed() == 4
+        handshakes.call_arrived("ipv4:127.0.0.1:1")  # the same connection goes on
+        assert handshakes.log_failed() == 0
+        handshakes.handshake_started()
+        handshakes.call_arrived("ipv4:127.0.0.1:2")
+        assert handshakes.log_failed() == 0
+        handshakes.handshake_started()
+        handshakes.call_arrived("ipv4:127.0.0.1:2")
+        assert handshakes.log_failed() == 1
     assert [(line["count"], line["of"]) for line in logs] == [(4, 5), (1, 1)]
 
 
@@ -39,9 +39,9 @@ def test_nothing_is_kept_of_connections_that_have_ended() -> None:
     handshakes = HandshakeCounter()
     for minute in range(100):
         for port in range(10):
-            handshakes.inside(f"ipv4:127.0.0.1:{minute * 10 + port}")
-        handshakes.tell()
-    assert len(handshakes._inside | handshakes._before) == 10
+            handshakes.call_arrived(f"ipv4:127.0.0.1:{minute * 10 + port}")
+        handshakes.log_failed()
+    assert len(handshakes._calling | handshakes._calling_before) == 10
 
 
 @pytest.fixture

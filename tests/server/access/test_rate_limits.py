@@ -29,7 +29,7 @@ def calls(rate_limits: RateLimits, peer: Peer, call: str, most: int = 10_000) ->
     """How many one after another are let in."""
     for count in range(most):
         try:
-            with rate_limits.hold(peer, call):
+            with rate_limits.admit(peer, call):
                 pass
         except RateLimitError:
             return count
@@ -40,24 +40,24 @@ def calls(rate_limits: RateLimits, peer: Peer, call: str, most: int = 10_000) ->
 def test_so_many_are_in_flight_and_no_more_and_others_are_not_touched(held: RateLimits, call: str) -> None:
     with ExitStack() as open_calls:
         for _ in range(IN_FLIGHT):
-            open_calls.enter_context(held.hold(ANN, call))
+            open_calls.enter_context(held.admit(ANN, call))
         with pytest.raises(RateLimitError, match="16 calls of this certificate are in flight; try again later"):
-            open_calls.enter_context(held.hold(ANN, "GetChunk"))
-        with held.hold(BOB, call):
+            open_calls.enter_context(held.admit(ANN, "GetChunk"))
+        with held.admit(BOB, call):
             pass
-    with held.hold(ANN, call):
+    with held.admit(ANN, call):
         pass
 
 
 def test_a_call_that_fails_is_no_longer_in_flight(held: RateLimits) -> None:
     for _ in range(2 * IN_FLIGHT):
-        with pytest.raises(ValueError, match="broken"), held.hold(ANN, "PutChunk"):
+        with pytest.raises(ValueError, match="broken"), held.admit(ANN, "PutChunk"):
             raise ValueError("broken")
 
 
 def test_control_calls_have_a_rate_and_room_for_a_burst(held: RateLimits, clock: Clock) -> None:
     assert calls(held, ANN, "Heartbeat") == BURST
-    with pytest.raises(RateLimitError, match="more than 32 calls a second"), held.hold(ANN, "Heartbeat"):
+    with pytest.raises(RateLimitError, match="more than 32 calls a second"), held.admit(ANN, "Heartbeat"):
         pass
     clock.now += 1.0
     assert calls(held, ANN, "Heartbeat") == RATE_PER_S
@@ -86,14 +86,14 @@ def test_refusals_are_told_once_a_minute_with_their_number(held: RateLimits, clo
             clock.now += 0.5
             for _ in range(100):
                 try:
-                    with held.hold(ANN, "Heartbeat"):
+                    with held.admit(ANN, "Heartbeat"):
                         pass
                 except RateLimitError as error:
-                    told += error.told
+                    told += error.is_logged
     assert told == len(logs) == 1
     clock.now += 30.0
     calls(held, ANN, "Heartbeat")
-    with structlog.testing.capture_logs() as logs, pytest.raises(RateLimitError), held.hold(ANN, "Heartbeat"):
+    with structlog.testing.capture_logs() as logs, pytest.raises(RateLimitError), held.admit(ANN, "Heartbeat"):
         pass
     assert logs == []  # it was told by the call before
 
@@ -101,10 +101,10 @@ def test_refusals_are_told_once_a_minute_with_their_number(held: RateLimits, clo
 def test_what_is_remembered_of_certificates_is_bounded(
     held: RateLimits, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rate_limits, "_MOST", 10)
-    with held.hold(ANN, "PutChunk"):
+    monkeypatch.setattr(rate_limits, "_MAX_CERTIFICATES", 10)
+    with held.admit(ANN, "PutChunk"):
         for number in range(100):
             clock.now += 5.0
             calls(held, Peer(f"{number:064}", "site", "x"), "Heartbeat")
-        assert len(held._uses) <= 10
-        assert held._uses[ANN.fingerprint].calls == 1
+        assert len(held._usages) <= 10
+        assert held._usages[ANN.fingerprint].calls == 1

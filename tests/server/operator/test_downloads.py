@@ -52,11 +52,11 @@ def test_the_pieces_are_one_run_record_though_the_run_goes_on(lab: Lab) -> None:
 def test_a_run_record_that_is_not_kept_has_to_be_asked_for_anew(lab: Lab) -> None:
     desk = Downloads(lab.ledger, lab.blobs)
     first = desk.run_record("test")
-    for number in range(downloads.KEPT):
+    for number in range(downloads.MAX_KEPT):
         lab.ledger.end_run("test", f"reason {number}", RoundOutcome.ABORTED)
         desk.run_record("test")
     for offset, address in ((PIECE, first.digest), (PIECE, ""), (0, "0" * 64)):
-        with pytest.raises(ConfigError, match="from the beginning"):
+        with pytest.raises(ConfigError, match="from its beginning"):
             desk.run_record("test", offset, address)
 
 
@@ -79,7 +79,7 @@ def test_a_state_comes_in_pieces_of_two_mebibytes(make: MakeLab, tmp_path: Path)
 
 def test_a_state_that_is_not_there_is_an_error_that_names_those_that_are(lab: Lab, make: MakeLab) -> None:
     assert published(lab.ledger, lab.blobs, "test") == (0, lab.address)
-    with pytest.raises(ConfigError, match="no state of round 7; kept are those of 0"):
+    with pytest.raises(ConfigError, match="no state of round 7, but those of rounds 0"):
         published(lab.ledger, lab.blobs, "test", 7)
     with pytest.raises(ConfigError, match="no run 'other'"):
         published(lab.ledger, lab.blobs, "other")
@@ -93,5 +93,5 @@ def test_a_state_that_was_pruned_or_taken_back_is_not_offered(lab: Lab) -> None:
     lab.round(ann=1.0, bob=1.0, cyd=1.0)
     lab.blobs.discard(first)
     assert published(lab.ledger, lab.blobs, "test") == (1, lab.address)
-    with pytest.raises(ConfigError, match="kept are those of 1"):
+    with pytest.raises(ConfigError, match="but those of rounds 1"):
         published(lab.ledger, lab.blobs, "test", 0)

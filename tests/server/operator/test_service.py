@@ -114,7 +114,7 @@ def test_runs_go_on_one_after_the_other_in_the_order_of_their_start(busy: Operat
 def test_a_run_that_cannot_go_on_has_failed_and_the_next_one_goes_on(busy: OperatorLab) -> None:
     busy.runs.of("one")._driver.handle(phases.Broken("disk"))
     assert busy.statuses() == {"one": "failed", "two": "running", "three": "queued"}
-    assert busy.operation.run("one").view.phase == "disk"
+    assert busy.operation.run("one").overview.phase == "disk"
 
 
 # Orders to a run
@@ -209,7 +209,7 @@ def test_an_ended_run_that_is_rolled_back_is_the_last_in_the_queue(busy: Operato
 def test_a_run_that_goes_on_keeps_its_place_when_it_is_rolled_back(busy: OperatorLab) -> None:
     busy.round(ann=1.0, bob=1.0, cyd=1.0)
     report = busy.operation.roll_back("one", 0)
-    assert (report.status, report.view.rolled_back) == ("running", 2)
+    assert (report.status, report.overview.rolled_back) == ("running", 2)
     outcomes = {(one.row.round, one.row.attempt): one.outcome for one in busy.operation.rounds("one")}
     assert outcomes == {(0, 1): "published", (1, 1): "rolled-back", (2, 1): "rolled-back"}
     assert list(busy.statuses()) == ["one", "two", "three"]
@@ -310,8 +310,8 @@ def test_a_run_of_a_later_version_is_listed_without_its_recipe(busy: OperatorLab
 def test_sites_work_are_idle_silent_or_away(busy: OperatorLab) -> None:
     task_id = busy.task("ann").task_id
     busy.beat("ann", task_id, epoch=2, epochs=5, making_progress=True)
-    assert (busy.site("ann").status, busy.site("ann").doing) == ("working", "training, epoch 2/5")
-    assert (busy.site("bob").status, busy.site("bob").doing) == ("idle", "idle")
+    assert (busy.site("ann").status, busy.site("ann").activity_text) == ("working", "training, epoch 2/5")
+    assert (busy.site("bob").status, busy.site("bob").activity_text) == ("idle", "idle")
     busy.later(40.0, alive=("bob",))
     assert (busy.site("ann").status, busy.site("ann").progress_age_s) == ("working", 40.0)
     busy.later(20.0)

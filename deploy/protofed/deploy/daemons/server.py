@@ -76,7 +76,7 @@ def run_server(
         held.enter_context(follower.following(ledger_url(settings), trackers))
         operator = OperatorApi(runs, context)
         if settings.identity is not None:
-            operator.certificates.welcome(settings.identity)
+            operator.certificates.register_first_operators(settings.identity)
         metrics = monitor.start(runs, operator, context, identity, held)
 
         def announce(address: str) -> None:

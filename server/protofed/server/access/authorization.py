@@ -1,4 +1,6 @@
-"""Who may call what: the certificate behind a connection, looked up at every call. A live connection proves nothing."""
+"""Who may call what: the caller's certificate is looked up at every call, so that a revocation also stops the calls of
+connections that are already open.
+"""
 
 from __future__ import annotations
 
@@ -16,19 +18,20 @@ from protofed.common.protocol.server_info import REGISTERED, UNKNOWN
 from protofed.server.access.certificates import Certificates, date
 from protofed.server.storage.rows import CertificateRow
 
-PARTIES = {"Federation": Party.SITE, "Operator": Party.OPERATOR}  # whose a service is
-HEALTH = "Health"  # everybody's whose certificate the CA signed: it carries nothing
-_SOMEBODY = {Party.SITE: "a site", Party.OPERATOR: "an operator"}
-_CERTIFICATE = "x509_pem_cert"  # gRPC's name for it
+PARTIES = {"Federation": Party.SITE, "Operator": Party.OPERATOR}  # which party may call a service
+HEALTH = "Health"  # open to any certificate that the CA signed: its messages carry nothing
+_WITH_ARTICLE = {Party.SITE: "a site", Party.OPERATOR: "an operator"}
+# Of gRPC's auth context. Not `peer_identities()`, which changes its meaning as soon as a certificate has a SAN.
+_CERTIFICATE = "x509_pem_cert"
 
 
 @dataclass(frozen=True)
 class Peer:
-    """Who calls: of a certificate that the CA signed, whether it is registered here or not.
+    """The caller, by the certificate that the CA signed for it; `Access.check` says whether it is registered here.
 
     Attributes:
-        fingerprint: of the certificate; empty in plain text, where nobody can say who calls.
-        party: site, operator, server; "unknown" if the certificate does not say, "plaintext" if there is none.
+        fingerprint: SHA-256 of the certificate (DER), in hex; empty in plain text, where the caller is not known.
+        party: site, operator or server; "unknown" if the certificate does not say, "plaintext" without TLS.
         name: within the party.
     """
 
@@ -40,7 +43,7 @@ class Peer:
         return f"{self.party} '{self.name}'"
 
     def site(self) -> dict[str, str]:
-        """For the log: `site`, if it is one's."""
+        """Log field `site` if the caller is a site, else no field."""
         return {"site": self.name} if self.party == Party.SITE else {}
 
 
@@ -48,78 +51,80 @@ PLAINTEXT, NOBODY = Peer("", "plaintext", ""), Peer("", "unknown", "")
 
 
 class Access:
-    """The rules: a site's calls need a site's certificate and are the site's own, an operator's need an operator's.
+    """The rules: Federation calls need a site's certificate and name that very site; Operator calls need an operator's.
 
     Args:
-        certificates: those that are registered; None: the server speaks plain text, and believes what calls say.
-        clock: seconds of the Unix epoch.
+        certificates: the registered certificates; None: the server speaks plain text and believes what callers say.
+        clock: Unix time in seconds.
     """
 
     def __init__(self, certificates: Certificates | None, clock: Callable[[], float] = time.time) -> None:
         self._certificates, self._clock = certificates, clock
 
-    def peer(self, facts: Mapping[str, Iterable[bytes]]) -> Peer:
-        """Who is behind a connection.
-
-        Args:
-            facts: what gRPC knows of it (`auth_context`).
-        """
+    def peer(self, auth_context: Mapping[str, Iterable[bytes]]) -> Peer:
+        """The caller behind a connection; `auth_context` as gRPC gives it."""
         if self._certificates is None:
             return PLAINTEXT
-        pem = next(iter(facts.get(_CERTIFICATE, ())), None)
+        pem = next(iter(auth_context.get(_CERTIFICATE, ())), None)
         return NOBODY if pem is None else _peer(pem)
 
     def status(self, peer: Peer) -> str:
-        """Of a peer's certificate, in a word; empty in plain text."""
+        """Status of a certificate for its holder's `doctor`: registered, unknown, revoked, expired or not-yet-valid.
+
+        Empty in plain text.
+        """
         if self._certificates is None:
             return ""
         row = self._certificates.find(peer.fingerprint)
         if row is None:
             return UNKNOWN
-        return REGISTERED if (found := row.status(self._clock())) == "valid" else found
+        return REGISTERED if (status := row.status(self._clock())) == "valid" else status
 
     def check(self, peer: Peer, service: str, request: Any) -> None:
-        """Whether the peer may make this call now.
+        """Check that the peer may make this call now; `request` is the parsed message.
 
         Raises:
-            Denied: saying why.
+            DeniedError: it may not; the text says why and is sent to the peer.
+            KeyError: no party was given this service: a new service stays closed until `PARTIES` names it.
         """
         if self._certificates is None or service == HEALTH:
             return
-        wanted = PARTIES[service]
+        party = PARTIES[service]
         row = self._certificates.find(peer.fingerprint)
         if row is None:
             raise DeniedError(
-                f"{_named(peer)} is not registered here; the operator can do that: protofed certs register"
+                f"{_describe(peer)} is not registered here; the operator can do that: protofed certs register"
             )
         self._check_valid(row)
-        if row.party != wanted:
-            raise DeniedError(f"{_named(row)} is of no use here: this call is for {_SOMEBODY[wanted]}")
+        if row.party != party:
+            raise DeniedError(f"{_describe(row)} cannot make this call: this call is for {_WITH_ARTICLE[party]}")
+        # The name in the message only repeats the certificate's: a site cannot act as another one by naming it.
         caller = getattr(request, "caller", None)
-        if wanted is Party.SITE and (caller is None or caller.site != row.name):
-            said = "" if caller is None else short(caller.site)
-            raise DeniedError(f"{_named(row)} cannot speak for site '{said}'")
+        if party is Party.SITE and (caller is None or caller.site != row.name):
+            claimed = "" if caller is None else short(caller.site)
+            raise DeniedError(f"{_describe(row)} cannot speak for site '{claimed}'")
 
     def _check_valid(self, row: CertificateRow) -> None:
         match row.status(self._clock()):
             case "revoked":
-                raise DeniedError(f"{_named(row)} was revoked on {date(row.revoked_at or 0.0)}: {row.reason}")
+                raise DeniedError(f"{_describe(row)} was revoked on {date(row.revoked_at or 0.0)}: {row.reason}")
             case "expired":
-                raise DeniedError(f"{_named(row)} expired on {date(row.not_after)}; renew it: protofed certs renew")
+                raise DeniedError(f"{_describe(row)} expired on {date(row.not_after)}; renew it: protofed certs renew")
             case "not-yet-valid":
-                raise DeniedError(f"{_named(row)} is not valid before {date(row.not_before)}")
+                raise DeniedError(f"{_describe(row)} is not valid before {date(row.not_before)}")
 
 
 @lru_cache(maxsize=1024)
 def _peer(pem: bytes) -> Peer:
-    """What a certificate says never changes; whether that is still good is looked up each time."""
+    """Cached, because a certificate's content never changes; its validity and registration are checked at each call."""
     try:
-        said = read_certificate(pem, "the peer's certificate")
+        certificate = read_certificate(pem, "the peer's certificate")
     except ConfigError:
+        # Signed by our CA but not in protofed's form: the fingerprint still identifies the caller in the audit log.
         der = ssl.PEM_cert_to_DER_cert(pem.decode("ascii"))
         return Peer(hashlib.sha256(der).hexdigest(), "unknown", "")
-    return Peer(said.fingerprint, said.party, said.name)
+    return Peer(certificate.fingerprint, certificate.party, certificate.name)
 
 
-def _named(of: Peer | CertificateRow) -> str:
-    return f"certificate {of.fingerprint[:16]} of {of.party} '{of.name}'"
+def _describe(holder: Peer | CertificateRow) -> str:
+    return f"certificate {holder.fingerprint[:16]} of {holder.party} '{holder.name}'"

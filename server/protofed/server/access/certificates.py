@@ -1,4 +1,4 @@
-"""The certificates that may call this server, and those that no longer may."""
+"""The certificates that were registered with this server, valid, expired or revoked."""
 
 from __future__ import annotations
 
@@ -17,130 +17,152 @@ from protofed.server.storage.ledger import Ledger
 from protofed.server.storage.rows import CertificateRow
 
 log = structlog.get_logger()
-FIRST_OPERATORS = "operators"  # folder beside the server's own certificate: those who may register others
-SHORTEST = 8  # digits of a fingerprint that name it
-SOON_S = 30 * 86_400.0
+FIRST_OPERATORS = "operators"  # folder beside the server's certificate: the operators who register everybody else
+SHORTEST = 8  # hex digits of a fingerprint that are enough to name its certificate
+SOON_S = 30 * 86_400.0  # before the end of a certificate: the time in which the log warns
 
 
 class Certificates:
-    """What the ledger says, with a copy in memory that any thread may read; written on the ledger's thread.
+    """The ledger's certificates, with a copy in memory.
+
+    Every call looks its certificate up, so reading must not wait for the database: any thread may read the copy, and
+    only the ledger's thread registers and revokes.
 
     Args:
-        clock: seconds of the Unix epoch.
+        clock: Unix time in seconds.
     """
 
     def __init__(self, ledger: Ledger, clock: Callable[[], float] = time.time) -> None:
         self._ledger, self._clock = ledger, clock
-        self._known = {row.fingerprint: row for row in ledger.certificates()}
+        self._rows = {row.fingerprint: row for row in ledger.certificates()}
 
     def find(self, fingerprint: str) -> CertificateRow | None:
-        """A certificate that was registered, whatever became of it."""
-        return self._known.get(fingerprint)
+        """A registered certificate, whether it is still valid or not."""
+        return self._rows.get(fingerprint)
 
     def all(self) -> list[CertificateRow]:
-        """By party, name and the time they were registered."""
-        return sorted(self._known.values(), key=lambda row: (row.party, row.name, row.added_at))
+        """Sorted by party, name and the time of registration."""
+        return sorted(self._rows.values(), key=lambda row: (row.party, row.name, row.added_at))
 
     def status(self, row: CertificateRow) -> str:
-        """As `CertificateRow.status`, now."""
+        """As `CertificateRow.status`, by this object's clock."""
         return row.status(self._clock())
 
     def until(self, party: Party, name: str) -> float:
-        """When the last of somebody's valid certificates ends; 0: there is none."""
+        """When the last valid certificate of a name ends, in Unix time; 0: it has none."""
         return max((row.not_after for row in self._valid() if (row.party, row.name) == (party, name)), default=0.0)
 
     def ending(self, within_s: float = SOON_S) -> list[CertificateRow]:
-        """The valid certificates that end soon and have no successor yet."""
+        """Valid certificates that end within `within_s` seconds and whose holder has none that lasts longer."""
         until = self._clock() + within_s
         return [row for row in self._valid() if row.not_after < until and row.not_after == self._last(row)]
 
     def register(self, pem: str | bytes, where: str = "the certificate") -> CertificateRow:
-        """Let a certificate call; once more is no harm.
+        """Let a certificate call from now on; registering it again changes nothing.
+
+        Args:
+            where: names the certificate in errors, such as a path.
 
         Raises:
-            ConfigError: it is no site's or operator's, it has expired, or it was revoked.
+            ConfigError: it belongs to neither a site nor an operator, has expired or was revoked.
         """
-        said = read_certificate(pem.encode() if isinstance(pem, str) else pem, where)
-        if said.party is Party.SERVER:
+        certificate = read_certificate(pem.encode() if isinstance(pem, str) else pem, where)
+        if certificate.party is Party.SERVER:
             raise ConfigError(f"{where} is a server's; expected a site's or an operator's")
-        if (known := self.find(said.fingerprint)) is not None:
-            if known.revoked_at is not None:
-                told = f"was revoked on {date(known.revoked_at)}: {known.reason}"
-                raise ConfigError(f"{where} {told}; that is for ever: make a new key and certificate")
-            return known
-        begins, ends = said.not_before.timestamp(), said.not_after.timestamp()
-        row = CertificateRow(said.fingerprint, said.party, said.name, begins, ends, self._clock())
+        if (registered := self.find(certificate.fingerprint)) is not None:
+            if registered.revoked_at is not None:
+                raise ConfigError(
+                    f"{where} was revoked on {date(registered.revoked_at)}: {registered.reason}; "
+                    "that is for ever: make a new key and certificate"
+                )
+            return registered
+        begins, ends = certificate.not_before.timestamp(), certificate.not_after.timestamp()
+        row = CertificateRow(certificate.fingerprint, certificate.party, certificate.name, begins, ends, self._clock())
         if self.status(row) == "expired":
             raise ConfigError(f"{where} expired on {date(ends)}; expected one that is valid")
+        # Ledger first, memory second: what calls may rely on is on disk.
         self._ledger.register(row)
-        self._known[row.fingerprint] = row
-        log.info("certificate registered", **_whose(row), fingerprint=row.fingerprint)
+        self._rows[row.fingerprint] = row
+        log.info("certificate registered", **_holder(row), fingerprint=row.fingerprint)
         return row
 
     def revoke(self, which: str, reason: str) -> list[CertificateRow]:
-        """Let a certificate call no more, at once and for ever.
+        """Refuse every call of a certificate from now on; this cannot be undone.
 
         Args:
-            which: a fingerprint or its beginning, or a name: all certificates of that name.
+            which: a fingerprint or its first digits (at least `SHORTEST`), or a name: all certificates of that name.
+
+        Returns:
+            All certificates that `which` names; those that were revoked before keep their date and reason.
 
         Raises:
-            ConfigError: nobody has such a certificate, or it is somebody's whose other ones are not meant.
+            ConfigError: no certificate is registered under `which`, or certificates of several parties or names are.
         """
-        gone = []
-        for row in self._named(which):
+        revoked = []
+        for row in self._matching(which):
             if row.revoked_at is None:
                 row = replace(row, revoked_at=self._clock(), reason=reason)
                 self._ledger.revoke(row)
-                self._known[row.fingerprint] = row
-                log.warning("certificate revoked", **_whose(row), fingerprint=row.fingerprint, reason=reason)
-            gone.append(row)
-        return gone
+                self._rows[row.fingerprint] = row
+                log.warning("certificate revoked", **_holder(row), fingerprint=row.fingerprint, reason=reason)
+            revoked.append(row)
+        return revoked
 
-    def welcome(self, folder: Path) -> None:
-        """Register the first operators: the certificates in `operators/` of the server's identity folder.
+    def register_first_operators(self, folder: Path) -> None:
+        """Register the certificates in `operators/` of the server's identity folder; called at every start.
+
+        Without it nobody could register the first operator. Revoked certificates stay revoked though their files are
+        still there.
 
         Raises:
-            ConfigError: one of them is no operator's, or cannot be read.
+            ConfigError: a file is not an operator's certificate, or cannot be read.
         """
         for path in sorted((folder / FIRST_OPERATORS).glob("*.pem")):
-            said = read_certificate(path.read_bytes(), str(path))
-            if said.party is not Party.OPERATOR:
-                raise ConfigError(f"{path} is the {said}; here are operators' only, all others are registered by them")
-            if self.find(said.fingerprint) is None and said.not_after.timestamp() > self._clock():
+            certificate = read_certificate(path.read_bytes(), str(path))
+            if certificate.party is not Party.OPERATOR:
+                raise ConfigError(
+                    f"{path} is the {certificate}; expected operators' certificates only: they register all others"
+                )
+            if self.find(certificate.fingerprint) is None and certificate.not_after.timestamp() > self._clock():
                 self.register(path.read_bytes(), str(path))
 
-    def _named(self, which: str) -> Iterable[CertificateRow]:
-        exact = [row for row in self.all() if row.name == which]
-        begun = [row for row in self.all() if len(which) >= SHORTEST and row.fingerprint.startswith(which.lower())]
-        if not (found := exact or begun):
+    def _matching(self, which: str) -> Iterable[CertificateRow]:
+        by_name = [row for row in self.all() if row.name == which]
+        by_digits = [row for row in self.all() if len(which) >= SHORTEST and row.fingerprint.startswith(which.lower())]
+        if not (rows := by_name or by_digits):
             raise ConfigError(f"no certificate is registered under '{short(which)}'; `protofed certs list` has them")
-        if len({(row.party, row.name) for row in found}) > 1:
-            told = ", ".join(f"{row.party} {row.name}" for row in found)
-            raise ConfigError(f"'{short(which)}' is more than one ({told}); give a fingerprint")
-        return found
+        if len({(row.party, row.name) for row in rows}) > 1:
+            holders = ", ".join(f"{row.party} {row.name}" for row in rows)
+            raise ConfigError(f"'{short(which)}' is more than one ({holders}); give a fingerprint")
+        return rows
 
     def _valid(self) -> list[CertificateRow]:
-        return [row for row in list(self._known.values()) if self.status(row) == "valid"]
+        # A copy of the values: the ledger's thread may register one while another thread iterates.
+        return [row for row in list(self._rows.values()) if self.status(row) == "valid"]
 
     def _last(self, row: CertificateRow) -> float:
         return self.until(Party(row.party), row.name)
 
 
-def _whose(row: CertificateRow) -> dict[str, str]:
-    """For the log: `site` or `operator`."""
+def _holder(row: CertificateRow) -> dict[str, str]:
+    """Log field `site` or `operator`, with the name."""
     return {row.party: row.name}
 
 
 def date(seconds: float) -> str:
-    """Of the Unix epoch, as UTC in RFC 3339."""
+    """Unix time as UTC in RFC 3339."""
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def tell_expiry(own: Identity, certificates: Certificates) -> None:
-    """Warn of the certificates that will end soon, the server's own first."""
-    left = own.certificate.not_after.timestamp() - time.time()
-    if left < SOON_S:
-        told = {"until": date(own.certificate.not_after.timestamp()), "days_left": int(left // 86_400)}
-        log.warning("this server's certificate ends soon; renew it: protofed certs renew", **told)
+def warn_of_expiry(identity: Identity, certificates: Certificates) -> None:
+    """Log a warning for each certificate that ends within `SOON_S`, the server's own first; called once a day."""
+    ends = identity.certificate.not_after.timestamp()
+    seconds_left = ends - time.time()
+    if seconds_left < SOON_S:
+        log.warning(
+            "this server's certificate ends soon; renew it: protofed certs renew",
+            until=date(ends),
+            days_left=int(seconds_left // 86_400),
+        )
     for row in certificates.ending():
-        log.warning("a certificate ends soon", **_whose(row), until=date(row.not_after))
+        log.warning("a certificate ends soon", **_holder(row), until=date(row.not_after))

@@ -1,4 +1,4 @@
-"""How the server proves who it is, and whose certificates it takes: nobody comes in without one."""
+"""TLS of the server: its own identity and the CAs whose client certificates it accepts; every client needs one."""
 
 from __future__ import annotations
 
@@ -15,54 +15,60 @@ log = structlog.get_logger()
 
 
 class HandshakeCounter:
-    """Counts those who knock at the door, and those who come in. gRPC tells of no handshake how it ended."""
+    """Estimates failed handshakes: those that started, less the connections from which a call came.
+
+    gRPC's C core reports no failed handshake to Python, so a site with a wrong certificate would leave no trace here.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._begun = 0
-        self._inside: set[str] = set()
-        self._before: set[str] = set()
+        self._started = 0
+        self._calling: set[str] = set()  # connections with a call since `log_failed`
+        self._calling_before: set[str] = set()  # those of the interval before: their handshakes are counted already
 
-    def begun(self) -> None:
-        """A handshake; from any thread."""
+    def handshake_started(self) -> None:
+        """Count a handshake; called from any thread."""
         with self._lock:
-            self._begun += 1
+            self._started += 1
 
-    def inside(self, connection: str) -> None:
-        """A call came from this address and port; again and again, but from the event loop only."""
-        self._inside.add(connection)
+    def call_arrived(self, connection: str) -> None:
+        """Note the connection (`ipv4:address:port`) of a call; called at every call, by the event loop only."""
+        self._calling.add(connection)
 
-    def tell(self) -> int:
-        """Log how many handshakes led to no call since this was asked last, and give it back."""
+    def log_failed(self) -> int:
+        """Log and return how many handshakes since the last time led to no call."""
         with self._lock:
-            begun, self._begun = self._begun, 0
-        new = self._inside - self._before
-        self._before, self._inside = self._inside, set()
-        failed = max(0, begun - len(new))
+            started, self._started = self._started, 0
+        new = self._calling - self._calling_before
+        self._calling_before, self._calling = self._calling, set()
+        failed = max(0, started - len(new))
         if failed:
-            log.warning("connections without a call: handshakes failed, or nothing was said", count=failed, of=begun)
+            log.warning(
+                "connections without a call: the handshake failed or no call followed", count=failed, of=started
+            )
         return failed
 
 
 def server_credentials(live: LiveIdentity, handshakes: HandshakeCounter) -> grpc.ServerCredentials:
-    """TLS with client certificates; every handshake has the newest identity and authorities, a renewal no restart.
+    """TLS with client certificates. Each handshake uses the identity and CAs on disk, so a renewal needs no restart.
 
     Raises:
-        ConfigError: TLS 1.2 would be offered, too.
+        ConfigError: gRPC was imported before TLS 1.3 was required, and would offer TLS 1.2 too.
     """
     check_in_time()
-    shown = live.now()
+    current = live.now()
 
     def newest() -> grpc.ServerCertificateConfiguration | None:
-        nonlocal shown
-        handshakes.begun()
-        if (identity := live.now()) is shown:
+        # gRPC calls this at the start of every handshake: the only sign of one that fails.
+        nonlocal current
+        handshakes.handshake_started()
+        if (identity := live.now()) is current:
             return None
-        shown = identity
+        current = identity
         return _configuration(identity)
 
-    fetch: Any = newest  # None is "as before", though grpc's types do not say so
-    return grpc.dynamic_ssl_server_credentials(_configuration(shown), fetch, require_client_authentication=True)
+    fetch: Any = newest  # None means "as before", though grpc's types do not allow it
+    return grpc.dynamic_ssl_server_credentials(_configuration(current), fetch, require_client_authentication=True)
 
 
 def _configuration(identity: Identity) -> grpc.ServerCertificateConfiguration:

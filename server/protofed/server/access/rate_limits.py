@@ -1,4 +1,4 @@
-"""What one certificate may ask at a time, and how often: nobody takes the room of all others."""
+"""Limits on each certificate's calls in flight and calls a second, so that no caller can use up the server."""
 
 from __future__ import annotations
 
@@ -13,34 +13,39 @@ from protofed.common.errors import OverQuotaError
 from protofed.server.access.authorization import PLAINTEXT, Peer
 
 log = structlog.get_logger()
-IN_FLIGHT = 16  # calls; a daemon has 8 at most, and those of a connection that broke end within a minute
-RATE_PER_S, BURST = 32.0, 128.0  # control calls: a daemon needs a few in a minute
-BULK = frozenset({"GetChunk", "PutChunk", "GetState"})  # many and large: for them, the calls in flight are the limit
-TELL_EVERY_S = 60.0
-_MOST = 4096  # certificates that are remembered
+# Calls. A daemon has 8 in flight at most; those of its connection before, if that broke, end within a minute.
+IN_FLIGHT = 16
+RATE_PER_S, BURST = 32.0, 128.0  # token bucket for control calls: a daemon makes a few a minute
+BULK = frozenset({"GetChunk", "PutChunk", "GetState"})  # many and large: limited by the calls in flight alone
+LOG_EVERY_S = 60.0
+_MAX_CERTIFICATES = 4096  # in memory; above it, idle ones are dropped
 
 
 @dataclass
-class _Use:
-    """What a certificate uses now."""
+class _Usage:
+    """One certificate's token bucket and its calls in flight."""
 
     tokens: float
-    at: float
+    updated_at: float  # seconds of the monotonic clock, as `logged_at`
     calls: int = 0
-    refused: int = 0  # since it was told
-    told_at: float = -TELL_EVERY_S
+    refused: int = 0  # since the last log line
+    logged_at: float = -LOG_EVERY_S
 
 
 class RateLimitError(OverQuotaError):
-    """A call over a limit; `told`: it is the first one in a minute."""
+    """A call over a limit.
 
-    def __init__(self, message: str, *, told: bool) -> None:
+    Attributes:
+        is_logged: it was logged, as one a minute and certificate is; the interceptor audits only these.
+    """
+
+    def __init__(self, message: str, *, is_logged: bool) -> None:
         super().__init__(message)
-        self.told = told
+        self.is_logged = is_logged
 
 
 class RateLimits:
-    """Calls in flight and, for all but chunks, calls in a time; in plain text nobody is told apart.
+    """Counts the calls of each certificate; in plain text callers cannot be distinguished and nothing is limited.
 
     Args:
         clock: monotonic seconds.
@@ -48,49 +53,54 @@ class RateLimits:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._uses: dict[str, _Use] = {}
+        self._usages: dict[str, _Usage] = {}  # by fingerprint
 
     @contextmanager
-    def hold(self, peer: Peer, call: str) -> Iterator[None]:
-        """While a call is served.
+    def admit(self, peer: Peer, call: str) -> Iterator[None]:
+        """Count a call as in flight for as long as the context lasts; used on the event loop only.
 
         Raises:
-            TooMany: it is not, for now.
+            RateLimitError: too many calls are in flight, or came within the last seconds.
         """
         if peer is PLAINTEXT:
             yield
             return
-        use = self._use(peer)
-        if use.calls >= IN_FLIGHT:
-            raise self._refused(use, peer, f"{IN_FLIGHT} calls of this certificate are in flight")
-        if use.tokens < 1.0:
-            raise self._refused(use, peer, f"more than {RATE_PER_S:.0f} calls a second")
+        usage = self._usage(peer)
+        if usage.calls >= IN_FLIGHT:
+            raise self._refusal(usage, peer, f"{IN_FLIGHT} calls of this certificate are in flight")
+        # Bulk calls cost no token but need one: after many refusals (`charge`) they have to wait, too.
+        if usage.tokens < 1.0:
+            raise self._refusal(usage, peer, f"more than {RATE_PER_S:.0f} calls a second")
         if call not in BULK:
-            use.tokens -= 1.0
-        use.calls += 1
+            usage.tokens -= 1.0
+        usage.calls += 1
         try:
             yield
         finally:
-            use.calls -= 1
+            usage.calls -= 1
 
     def charge(self, peer: Peer) -> None:
-        """A call was refused: it counts once more, so that chunks nobody wants cannot come at any rate."""
+        """Take one more token for a call that was refused, so that even useless chunks cannot come at any rate."""
         if peer is not PLAINTEXT:
-            self._use(peer).tokens -= 1.0
+            self._usage(peer).tokens -= 1.0
 
-    def _use(self, peer: Peer) -> _Use:
-        """Up to date."""
+    def _usage(self, peer: Peer) -> _Usage:
+        """The certificate's usage, its bucket filled up to now."""
         now = self._clock()
-        if peer.fingerprint not in self._uses and len(self._uses) >= _MOST:
-            self._uses = {who: use for who, use in self._uses.items() if use.calls or now - use.at < BURST / RATE_PER_S}
-        use = self._uses.setdefault(peer.fingerprint, _Use(BURST, now))
-        use.tokens, use.at = min(BURST, use.tokens + (now - use.at) * RATE_PER_S), now
-        return use
+        if peer.fingerprint not in self._usages and len(self._usages) >= _MAX_CERTIFICATES:
+            self._usages = {
+                fingerprint: usage
+                for fingerprint, usage in self._usages.items()
+                if usage.calls or now - usage.updated_at < BURST / RATE_PER_S
+            }
+        usage = self._usages.setdefault(peer.fingerprint, _Usage(BURST, now))
+        usage.tokens, usage.updated_at = min(BURST, usage.tokens + (now - usage.updated_at) * RATE_PER_S), now
+        return usage
 
-    def _refused(self, use: _Use, peer: Peer, why: str) -> RateLimitError:
-        use.refused += 1
-        if told := self._clock() - use.told_at >= TELL_EVERY_S:
-            told_of = {"peer": str(peer), "fingerprint": peer.fingerprint, **peer.site()}
-            log.warning("too many calls", **told_of, why=why, refused=use.refused)
-            use.told_at, use.refused = self._clock(), 0
-        return RateLimitError(f"{why}; try again later", told=told)
+    def _refusal(self, usage: _Usage, peer: Peer, reason: str) -> RateLimitError:
+        usage.refused += 1
+        if is_due := self._clock() - usage.logged_at >= LOG_EVERY_S:
+            caller = {"peer": str(peer), "fingerprint": peer.fingerprint, **peer.site()}
+            log.warning("too many calls", **caller, why=reason, refused=usage.refused)
+            usage.logged_at, usage.refused = self._clock(), 0
+        return RateLimitError(f"{reason}; try again later", is_logged=is_due)

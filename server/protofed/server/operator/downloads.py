@@ -1,4 +1,4 @@
-"""What an operator fetches in pieces: the run record of a run, and the states that it published."""
+"""Documents that operators download in chunks: a run's record, and the states that it published."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from protofed.server.operator.run_record import BlobReader, run_record
 from protofed.server.storage.blobs import Blobs, FolderBlobs
 from protofed.server.storage.reader import LedgerReader
 
-KEPT = 4  # run records of more than one piece, the newest; each is a few MB
+MAX_KEPT = 4  # run records of more than one chunk, the newest; each is a few MB
 
 
 @dataclass(frozen=True)
 class DownloadChunk:
-    """One piece; `total` and `digest` are those of the whole document, `round` is a state's."""
+    """One chunk; `total` (bytes) and `digest` are those of the whole document, `round` is a state's."""
 
     data: bytes
     total: int
@@ -29,29 +29,28 @@ class DownloadChunk:
 
 
 class Downloads:
-    """Reads only; its methods take as long as a disk does and may be called on any threads at once."""
+    """Reads ledger and blobs; its methods block on the disk and may run on several threads at once."""
 
     def __init__(self, records: LedgerReader, blobs: Blobs) -> None:
         self._records, self._blobs = records, blobs
         self._lock = threading.Lock()
-        self._kept: dict[Digest, bytes] = {}  # run records whose next pieces may be asked for, the newest last
-        self._sizes: dict[Digest, int] = {}  # of states that were found sound
+        # A run's record changes with every round: later chunks come from the very bytes that the first one began.
+        self._kept: dict[Digest, bytes] = {}  # the newest last
+        self._sizes: dict[Digest, int] = {}  # bytes of states whose digest was checked
 
     def run_record(self, run: str, offset: int = 0, address: str = "") -> DownloadChunk:
-        """2 MiB of a run's run record, which is JSON under gzip, from `offset` on.
+        """A chunk of at most 2 MiB of a run's record (gzipped JSON), from byte `offset` on.
 
         Args:
-            address: of the document whose first piece was received; empty: one that is made now.
+            address: digest of the document whose first chunk was received; empty: make a new document.
 
         Raises:
-            ConfigError: there is no such run, or no such document any more.
+            ConfigError: there is no such run, or that document is no longer in memory.
         """
         with self._lock:
             data = self._kept.get(Digest(address))
         if data is None and (address or offset):
-            raise ConfigError(
-                f"this run record of run '{short(run)}' is not kept any more; ask for it from the beginning"
-            )
+            raise ConfigError(f"this record of run '{short(run)}' is no longer kept; fetch it again from its beginning")
         if data is None:
             data = compressed(self._records, self._blobs, run)
             address = codec.digest(data)
@@ -59,11 +58,16 @@ class Downloads:
         return DownloadChunk(data[offset : offset + CHUNK_BYTES], len(data), Digest(address))
 
     def state(self, run: str, round: int | None = None, offset: int = 0) -> DownloadChunk:
-        """2 MiB of a state from `offset` on; a blob is checked against its address with its first piece.
+        """A chunk of at most 2 MiB of a published state, from byte `offset` on.
+
+        The blob is read whole and checked against its digest with the first chunk; later chunks are read alone.
+
+        Args:
+            round: None: the newest that is kept.
 
         Raises:
             ConfigError: as `published`.
-            StateError: its blob is damaged.
+            StateError: the blob is damaged.
         """
         number, address = published(self._records, self._blobs, run, round)
         size = self._sizes.get(address)
@@ -83,32 +87,34 @@ class Downloads:
             return
         with self._lock:
             self._kept[address] = data
-            while len(self._kept) > KEPT:
+            while len(self._kept) > MAX_KEPT:
                 del self._kept[next(iter(self._kept))]
 
 
 def compressed(records: LedgerReader, blobs: BlobReader, run: str) -> bytes:
-    """A run record as it travels; equal run records are equal bytes."""
+    """A run's record as it is sent; equal records give equal bytes, so gzip's header has no time."""
     return gzip.compress(json.dumps(run_record(records, blobs, run)).encode(), mtime=0)
 
 
 def published(records: LedgerReader, blobs: BlobReader, run: str, round: int | None = None) -> tuple[int, Digest]:
-    """The round and the address of a state that a run published and that is still kept.
+    """Round and digest of a state that a run published and whose blob is still kept.
 
     Args:
         round: None: the newest.
 
     Raises:
-        ConfigError: there is no such run, or no such state any more; the text says which there are.
+        ConfigError: there is no such run, or that state is not kept; the text lists the rounds that are.
     """
     rows = records.rounds(run)
     if not rows and records.run(run) is None:
         raise ConfigError(f"there is no run '{short(run)}'; `protofed runs list` has all of them")
     states = {row.round: row.state for row in rows if row.state is not None}
-    for number in sorted(states, reverse=True) if round is None else (round,):  # one look at the disk, as a rule
+    for number in sorted(states, reverse=True) if round is None else (round,):  # newest first: one `has`, as a rule
         if number in states and blobs.has(states[number]):
             return number, states[number]
     if not (kept := [number for number in sorted(states) if blobs.has(states[number])]):
         raise ConfigError(f"run '{short(run)}' has published no model yet; expected one that has had a round")
-    there = ", ".join(map(str, kept[-10:]))
-    raise ConfigError(f"run '{short(run)}' holds no state of round {round}; kept are those of {there}: keep_rounds")
+    kept_rounds = ", ".join(map(str, kept[-10:]))
+    raise ConfigError(
+        f"run '{short(run)}' keeps no state of round {round}, but those of rounds {kept_rounds}; see keep_rounds"
+    )

@@ -1,4 +1,4 @@
-"""What a run looks like from outside, from its ledger alone: for tables, logs and reports."""
+"""One run summed up for tables, logs and reports, from its ledger alone."""
 
 from __future__ import annotations
 
@@ -14,16 +14,18 @@ from protofed.server.storage.rows import RoundRow
 
 @dataclass(frozen=True)
 class Overview:
-    """Where a run is.
+    """A run's progress.
 
     Attributes:
-        phase: waiting, collecting, aggregating, evaluating or how it ended.
-        invited, reported: sites of the current (or last) round.
-        seconds: since the first round was opened.
+        began: a round was opened.
+        phase: in words: "waiting for sites", "making the model", "collecting", "evaluating", "waiting",
+            "abandoned: <reason>", or how the run ended.
+        invited, reported: sites of the current (or last) round's fits.
+        seconds: from the opening of the first round until the run's end, or until now.
         received, sent: bytes of accepted updates and of the models that sites were asked to fetch.
-        scores: of the newest scored round, by name.
-        degraded: rounds that used fewer updates than they wanted.
-        attempts: at all rounds, those that were `abandoned` and `rolled_back` among them.
+        scores: of round `scored_round`, the newest scored one, by the score's name.
+        degraded: rounds that were published without some of the updates that they wanted.
+        attempts: at all rounds, `abandoned` and `rolled_back` ones included.
     """
 
     run: str
@@ -46,7 +48,7 @@ class Overview:
 
 
 def overview(ledger: LedgerReader, run: str) -> Overview | None:
-    """Where a run is; None if the ledger does not know it (yet)."""
+    """Sum up a run; None: the ledger has no such run (yet)."""
     row = ledger.run(run)
     if row is None:
         return None

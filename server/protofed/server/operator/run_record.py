@@ -1,4 +1,4 @@
-"""All that a report says of a run, as plain JSON, from its ledger and the blobs that are still kept."""
+"""A run's record: all that a report shows of it, as plain JSON, from its ledger and the blobs that are still kept."""
 
 from __future__ import annotations
 
@@ -19,87 +19,93 @@ from protofed.common.version import VERSION
 from protofed.server.storage.reader import LedgerReader
 from protofed.server.storage.rows import RoundRow, RunRow, TaskRow, UpdateRow
 
-MOST_CLASSES = 256  # of more, a matrix of all pairs is neither read nor drawn
-DECIMALS = 4
+MOST_CLASSES = 256  # with more, a matrix of all pairs is neither read nor drawn
+DECIMALS = 4  # of cosines and norms: they are drawn, and a record stays a few MB
 
 
 class BlobReader(Protocol):
-    """Blobs as a reader sees them."""
+    """Read access to blobs."""
 
     def get(self, address: Digest) -> bytes:
-        """The data, checked against its address."""
+        """The blob's bytes, checked against its digest; raises StateError if it is missing or damaged."""
 
     def has(self, address: Digest) -> bool:
-        """Whether it is there, sound or not."""
+        """Whether the blob exists; its bytes are not checked."""
 
 
 def similarity(rounds: Sequence[RoundRow], blobs: BlobReader, classes: int) -> dict[str, Any]:
-    """Cosines between the classes' prototypes [C, C] in the newest state that is kept, with its round.
+    """Cosines between the classes' prototypes, [classes, classes], in the newest state that is kept, with its round.
 
-    A class without a prototype has None in its row and column; without any prototypes `cosines` is empty.
+    A class without a prototype has None in its row and column; `cosines` is empty if the state has no prototypes.
     """
     for row in reversed(rounds):
         if row.state is None or row.rolled_back or (state := _read(blobs, row.state)) is None:
             continue
-        rows = _rows(state.get(Part.PROTOTYPES, {}), classes)
+        rows = _prototypes(state.get(Part.PROTOTYPES, {}), classes)
         return {"round": row.round, "cosines": [] if rows is None else _listed(cosines(rows))}
     return {"round": None, "cosines": []}
 
 
 def norms(records: LedgerReader, rounds: Sequence[RoundRow], blobs: BlobReader, classes: int) -> dict[str, Any]:
-    """Euclidean norms by class, {site: [C]}, of the newest round whose updates are kept: of the rows of the head that
-    sites sent, or else of their prototypes; a class that a site sent nothing of has None.
+    """Euclidean norms by class, {site: [classes]}, in the newest round whose updates are kept.
+
+    They are norms of the head's rows if sites sent a head, else of their prototypes; None for a class that a site sent
+    nothing of.
     """
     for row in reversed(rounds):
         if row.round == 0 or row.rolled_back:
             continue
         used = [update for update in records.updates(row.run, row.round, row.attempt) if update.counts]
-        found = {update.task.site: payload for update in used if (payload := _read(blobs, update.digest)) is not None}
-        if found:
-            return {"round": row.round, **_of_sites(found, classes)}
+        payloads = {
+            update.task.site: payload for update in used if (payload := _read(blobs, update.digest)) is not None
+        }
+        if payloads:
+            return {"round": row.round, **_site_norms(payloads, classes)}
     return {"round": None, "part": "", "sites": {}}
 
 
 def cosines(rows: Array) -> Array:
-    """Of all pairs of rows, [C, D] -> [C, C]; NaN with a row that is NaN or zero: it has no direction."""
+    """Cosines of all pairs of rows, [classes, dim] -> [classes, classes]; NaN where a row is NaN or zero."""
     directions = unit(np.asarray(rows, dtype=float))
-    directions[~np.any(directions, axis=1)] = np.nan
+    directions[~np.any(directions, axis=1)] = np.nan  # a zero row has no direction; 0 would look like "orthogonal"
     return np.asarray(directions @ directions.T)
 
 
-def _of_sites(payloads: Mapping[str, Payload], classes: int) -> dict[str, Any]:
-    """Of the first part that says something of classes."""
-    for part, read in ((Part.HEAD, _head), (Part.PROTOTYPES, _rows)):
-        rows = {site: read(payload.get(part, {}), classes) for site, payload in payloads.items()}
-        told = {site: _listed(np.linalg.norm(found, axis=1)) for site, found in rows.items() if found is not None}
-        if told:
-            return {"part": str(part), "sites": told}
+def _site_norms(payloads: Mapping[str, Payload], classes: int) -> dict[str, Any]:
+    """Norms of the first part that has a row for each class."""
+    for part, read in ((Part.HEAD, _head), (Part.PROTOTYPES, _prototypes)):
+        matrices = {site: read(payload.get(part, {}), classes) for site, payload in payloads.items()}
+        sites = {
+            site: _listed(np.linalg.norm(matrix, axis=1)) for site, matrix in matrices.items() if matrix is not None
+        }
+        if sites:
+            return {"part": str(part), "sites": sites}
     return {"part": "", "sites": {}}
 
 
 def _head(tensors: Tensors, classes: int) -> Array | None:
-    """The last matrix with a row a class, [C, D]; None: there is none."""
-    found = [tensors[name] for name in sorted(tensors) if tensors[name].ndim == 2 and len(tensors[name]) == classes]
-    return found[-1].astype(float) if found and classes <= MOST_CLASSES else None
+    """The classifier's weights [classes, dim]: the last matrix, by name, with a row for each class."""
+    matrices = [tensors[name] for name in sorted(tensors) if tensors[name].ndim == 2 and len(tensors[name]) == classes]
+    return matrices[-1].astype(float) if matrices and classes <= MOST_CLASSES else None
 
 
-def _rows(tensors: Tensors, classes: int) -> Array | None:
-    """Prototypes [C, D], NaN where a class has none: they come as one matrix, or by class; None: there are none."""
+def _prototypes(tensors: Tensors, classes: int) -> Array | None:
+    """Prototypes [classes, dim], NaN for a class without one; methods send them as one matrix "mean" or by class."""
     if classes > MOST_CLASSES:
         return None
     if "mean" in tensors:
         return tensors["mean"].astype(float)
-    known = {int(name): row for name, row in tensors.items() if name.isdecimal() and int(name) < classes}
-    if not known:
+    by_class = {int(name): row for name, row in tensors.items() if name.isdecimal() and int(name) < classes}
+    if not by_class:
         return None
-    rows = np.full((classes, next(iter(known.values())).size), np.nan)
-    for c, row in known.items():
+    rows = np.full((classes, next(iter(by_class.values())).size), np.nan)
+    for c, row in by_class.items():
         rows[c] = row.reshape(-1)
     return rows
 
 
 def _read(blobs: BlobReader, address: Digest) -> Payload | None:
-    """None: it is not kept any more, or not sound."""
+    """The decoded blob; None: it was discarded or is damaged, and a report shows the rest all the same."""
     if not blobs.has(address):
         return None
     try:
@@ -109,15 +115,15 @@ def _read(blobs: BlobReader, address: Digest) -> Payload | None:
 
 
 def _listed(values: Array) -> Any:
-    """As nested lists, rounded, with None for what is no number."""
+    """Nested lists, rounded, with None for NaN and infinity, which JSON has not."""
     if values.ndim > 1:
         return [_listed(row) for row in values]
     return [round(float(value), DECIMALS) if np.isfinite(value) else None for value in values]
 
 
 FORMAT = 1
-AT_A_TIME = 50  # rounds whose rows are read at once
-JUDGED_BY = (  # the first of these that was scored says which round was the best
+AT_A_TIME = 50  # rounds whose rows are read in one query: bounds memory for runs of thousands of rounds
+JUDGED_BY = (  # the first of these scores that a run has decides which round was the best
     "global.accuracy",
     "personal.local.accuracy",
     "personal.pm_v",
@@ -129,15 +135,16 @@ Scores = Mapping[SiteId, Mapping[str, float]]
 
 
 def run_record(records: LedgerReader, blobs: BlobReader, run: str) -> dict[str, Any]:
-    """A run, whole; equal ledgers and blobs give equal run records.
+    """The record of one run; equal ledgers and blobs give equal records.
 
-    Times are seconds of the Unix epoch, sizes bytes, scores as sites reported them. Its keys:
+    Times are Unix time in seconds, sizes bytes, scores as sites reported them. Its keys:
 
     run: name, status (completed, failed, aborted, paused or "going on"), reason, dates, fingerprint;
-    recipe: as it was begun; versions: of the software that made the run record; sites: those that were invited;
-    rounds: every attempt with every site's task, the refused updates, the digest of the state, and statistics;
-    scores: by round and site, without those of single classes; classes: of the newest and the best scored round, all;
-    prototypes: cosines [C, C] of the newest state that is kept; norms: by site [C], of the newest updates that are.
+    recipe: as the run was started with; versions: of the software that made the record; sites: those ever invited;
+    rounds: every attempt with every site's task, the refused updates, the state's digest and its statistics;
+    scores: by round and site, without scores of single classes; classes: those, of the newest and the best round;
+    prototypes: cosines [classes, classes] of the newest state kept; norms: {site: [classes]} of the newest updates
+    kept.
 
     Raises:
         ConfigError: there is no such run.
@@ -163,7 +170,7 @@ def run_record(records: LedgerReader, blobs: BlobReader, run: str) -> dict[str, 
 
 
 def outcome(row: RoundRow) -> str:
-    """What became of an attempt: open, published, degraded, abandoned or rolled-back."""
+    """The outcome of an attempt at a round: open, published, degraded, abandoned or rolled-back."""
     if row.rolled_back:
         return "rolled-back"
     if row.abandoned is not None:
@@ -174,9 +181,12 @@ def outcome(row: RoundRow) -> str:
 
 
 def best_round(scores: Mapping[int, Scores]) -> tuple[int, str] | None:
-    """The round with the largest mean over sites, the first of equals, and the score that says so."""
+    """The round with the largest mean over sites (the earliest of equals), and the name of the score it is judged by.
+
+    None if no site reported a score of `JUDGED_BY`.
+    """
     for name in JUDGED_BY:
-        means = {number: found[name].mean for number, sites in scores.items() if name in (found := spreads(sites))}
+        means = {number: by_name[name].mean for number, sites in scores.items() if name in (by_name := spreads(sites))}
         if means:
             return max(means, key=lambda number: (means[number], -number)), name
     return None
@@ -194,28 +204,25 @@ def _run(row: RunRow) -> dict[str, Any]:
 
 
 def _sites(records: LedgerReader, rounds: Sequence[Mapping[str, Any]]) -> dict[SiteId, dict[str, Any]]:
-    """Those that were invited at least once."""
+    """Sites that were invited at least once."""
     roles, excluded = records.sites(), records.excluded()
-    invited = sorted({task["site"] for one in rounds for task in one["tasks"]})
+    invited = sorted({task["site"] for attempt in rounds for task in attempt["tasks"]})
     return {site: {"roles": roles.get(site, []), "excluded": excluded.get(site, "")} for site in invited}
 
 
 def _attempts(records: LedgerReader, run: str, rounds: Sequence[RoundRow]) -> list[dict[str, Any]]:
-    """All of them, read some rounds at a time."""
-    found: list[dict[str, Any]] = []
+    attempts: list[dict[str, Any]] = []
     last = rounds[-1].round if rounds else -1
     for first in range(0, last + 1, AT_A_TIME):
         span = range(first, first + AT_A_TIME)
         commits: dict[str, list[UpdateRow]] = {}
         for update in records.updates(run, span):
             commits.setdefault(update.task.task_id, []).append(update)
-        statuses: dict[tuple[int, int], list[dict[str, Any]]] = {}
+        tasks: dict[tuple[int, int], list[dict[str, Any]]] = {}
         for task in records.tasks(run, span):
-            statuses.setdefault((task.round, task.attempt), []).append(
-                _task_status(task, commits.get(task.task_id, []))
-            )
-        found += [_attempt(row, statuses.get((row.round, row.attempt), [])) for row in rounds if row.round in span]
-    return found
+            tasks.setdefault((task.round, task.attempt), []).append(_task(task, commits.get(task.task_id, [])))
+        attempts += [_attempt(row, tasks.get((row.round, row.attempt), [])) for row in rounds if row.round in span]
+    return attempts
 
 
 def _attempt(row: RoundRow, tasks: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -234,45 +241,53 @@ def _attempt(row: RoundRow, tasks: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _task_status(task: TaskRow, commits: Sequence[UpdateRow]) -> dict[str, Any]:
-    """What became of an invitation; `sent` counts as `LedgerReader.moved` does."""
-    taken = [update for update in commits if update.verdict is Verdict.ACCEPTED]
+def _task(task: TaskRow, commits: Sequence[UpdateRow]) -> dict[str, Any]:
+    """A site's task and its outcome; `sent` (bytes) is counted as in `LedgerReader.moved`."""
+    accepted = [update for update in commits if update.verdict is Verdict.ACCEPTED]
     refused = [update for update in commits if update.verdict is not Verdict.ACCEPTED]
     return {
         "site": task.site,
         "kind": task.kind,
         "task_status": task.task_status,
-        "reason": task.reason or next((update.set_aside for update in taken if update.set_aside), ""),
+        "reason": task.reason or next((update.set_aside for update in accepted if update.set_aside), ""),
         "sent": task.base_bytes if task.kind is TaskKind.FIT else 0,
-        "received": sum(update.bytes for update in taken),
-        "norm": taken[0].norm if taken else None,
-        "loss": taken[0].metrics.get("loss") if taken else None,
+        "received": sum(update.bytes for update in accepted),
+        "norm": accepted[0].norm if accepted else None,
+        "loss": accepted[0].metrics.get("loss") if accepted else None,
         "refused": [_refused(update) for update in refused],
     }
 
 
 def _refused(update: UpdateRow) -> dict[str, Any]:
-    facts = {"verdict": update.verdict, "code": update.code, "reason": update.reason}
-    return {**facts, "bytes": update.bytes, "digest": update.digest}
+    return {
+        "verdict": update.verdict,
+        "code": update.code,
+        "reason": update.reason,
+        "bytes": update.bytes,
+        "digest": update.digest,
+    }
 
 
 def _scores(records: LedgerReader, run: str, rounds: Sequence[RoundRow]) -> dict[int, Scores]:
-    """By round, without those of single classes, which are many: one round at a time is read."""
+    """Scores by round and site, without those of single classes: 1000 classes have thousands of them a round."""
     numbers = sorted({row.round for row in rounds if row.state is not None and not row.rolled_back})
-    found = {number: records.scores(run, number).get(number, {}) for number in numbers}
-    return {number: _told(sites, by_class=False) for number, sites in found.items() if sites}
+    by_round = {number: records.scores(run, number).get(number, {}) for number in numbers}
+    return {number: _select(sites, by_class=False) for number, sites in by_round.items() if sites}
 
 
 def _by_class(records: LedgerReader, run: str, scores: Mapping[int, Scores]) -> dict[str, Any]:
-    """The scores of single classes, of the newest scored round and of the best one."""
+    """Scores of single classes, of the newest scored round and of the best one."""
     best = best_round(scores)
     chosen = {"newest": max(scores, default=None), "best": None if best is None else best[0]}
-    read = {n: _told(records.scores(run, n).get(n, {}), by_class=True) for n in chosen.values() if n is not None}
-    told = {which: {"round": n, "sites": {} if n is None else read[n]} for which, n in chosen.items()}
-    return {"judged_by": "" if best is None else best[1], **told}
+    by_round = {n: _select(records.scores(run, n).get(n, {}), by_class=True) for n in chosen.values() if n is not None}
+    rounds = {which: {"round": n, "sites": {} if n is None else by_round[n]} for which, n in chosen.items()}
+    return {"judged_by": "" if best is None else best[1], **rounds}
 
 
-def _told(sites: Scores, *, by_class: bool) -> dict[SiteId, dict[str, float]]:
-    """Only those of single classes, or only the others."""
-    told = {s: {n: v for n, v in own.items() if (score_family(n) != n) is by_class} for s, own in sites.items()}
-    return {site: own for site, own in told.items() if own}
+def _select(sites: Scores, *, by_class: bool) -> dict[SiteId, dict[str, float]]:
+    """Only scores of single classes, or only the others; sites without any are left out."""
+    selected = {
+        site: {name: value for name, value in scores.items() if (score_family(name) != name) is by_class}
+        for site, scores in sites.items()
+    }
+    return {site: scores for site, scores in selected.items() if scores}

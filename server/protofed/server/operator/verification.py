@@ -1,4 +1,4 @@
-"""Published states, computed again: whether ledger and blobs still give the bytes that sites were sent."""
+"""Recomputes published states: whether ledger and blobs still give the very bytes that sites were sent."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from protofed.server.storage.rows import RoundRow
 
 
 class VerificationResult(StrEnum):
-    """What came of computing a state again."""
+    """Result of recomputing a state."""
 
     SAME = "same"
-    DIFFERENT = "different"  # other bytes came out than were published
-    DAMAGED = "damaged"  # an input, or the published state, is no longer what it was
-    NOT_KEPT = "not-kept"  # an input was discarded in its time: see keep_rounds
+    DIFFERENT = "different"  # the recomputed bytes differ from the published ones
+    DAMAGED = "damaged"  # an input or the published state no longer matches its digest
+    NOT_KEPT = "not-kept"  # an input was discarded as keep_rounds asks
 
 
 @dataclass(frozen=True)
 class Verified:
-    """One published state, and what came out; `recomputed` is None where nothing did."""
+    """Digests of a state as published and as recomputed; None where it could not be recomputed, for `reason`."""
 
     finding: VerificationResult
     published: Digest
@@ -37,19 +37,19 @@ class Verified:
 
 
 def verify_round(records: LedgerReader, blobs: Blobs, run: str, round: int, attempt: int) -> Verified:
-    """Compute the state of a published round again, from the state before it and the updates that it used.
+    """Recompute the state of a published round from the state before it and the updates that it used.
 
     Raises:
         ConfigError: there is no such round, it published nothing, or this version cannot read its recipe.
     """
-    known = records.run(run)
+    run_row = records.run(run)
     rows = records.rounds(run, rolled_back=True)
-    found = [row for row in rows if (row.round, row.attempt) == (round, attempt)]
-    if known is None or not found or found[0].state is None:
+    attempts = [row for row in rows if (row.round, row.attempt) == (round, attempt)]
+    if run_row is None or not attempts or attempts[0].state is None:
         raise ConfigError(f"run '{short(run)}' published nothing in attempt {attempt} of round {round}")
-    recipe, row, published = recipe_of(known), found[0], found[0].state
+    recipe, row, published = recipe_of(run_row), attempts[0], attempts[0].state
     used = [update for update in records.updates(run, round, attempt) if update.counts]
-    before = _before(row, rows)
+    before = _state_before(row, rows)
     inputs = [update.digest for update in used] + ([before] if before else [])
     for address in [*inputs, published]:
         if not blobs.has(address):
@@ -59,7 +59,7 @@ def verify_round(records: LedgerReader, blobs: Blobs, run: str, round: int, atte
     method = server_methods.build(recipe.method.name, recipe.method.options)
     publisher = Publisher(method, blobs, recipe.classes, recipe.federation.min_contributors)
     try:
-        blobs.get(published)
+        blobs.get(published)  # raises if the published blob itself is damaged
         state = publisher.restore(before).state if before else None
         recomputed = codec.digest(codec.encode(publisher.aggregated(state, used)))
     except StateError as error:
@@ -69,8 +69,12 @@ def verify_round(records: LedgerReader, blobs: Blobs, run: str, round: int, atte
     )
 
 
-def _before(row: RoundRow, rows: list[RoundRow]) -> Digest | None:
-    """The state that a round was made from: the newest of the round before it when it was opened."""
+def _state_before(row: RoundRow, rows: list[RoundRow]) -> Digest | None:
+    """The state that a round started from.
+
+    After a roll-back a round number has several published attempts; the round used the newest that existed when it was
+    opened.
+    """
     earlier = [
         r for r in rows if r.round == row.round - 1 and r.state is not None and (r.closed_at or 0) <= row.opened_at
     ]

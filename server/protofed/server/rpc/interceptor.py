@@ -133,10 +133,10 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
 
     async def _serve(self, service: str, name: str, handler: Any, context: Any) -> bytes | None:
         """Peer, limits, what `_act` does, audit, answer."""
-        self._handshakes.inside(context.peer())
+        self._handshakes.call_arrived(context.peer())
         call = _Call(service, name, self._access.peer(context.auth_context()))
         try:
-            with self._limits.hold(call.peer, name):
+            with self._limits.admit(call.peer, name):
                 await self._judged(self._act(call, handler, context), call)
                 await self._note(call)
         except asyncio.CancelledError:
@@ -144,7 +144,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             raise
         except RateLimitError as error:
             call.code, call.text = grpc.StatusCode.RESOURCE_EXHAUSTED, str(error)
-            if error.told:  # all of a flood would fill the disk
+            if error.is_logged:  # all of a flood would fill the disk
                 await self._note(call)
         # Behind the `except`: an abort within it would keep the error, its traceback and so the message alive.
         if call.code is not grpc.StatusCode.OK:

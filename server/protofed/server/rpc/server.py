@@ -18,7 +18,7 @@ from protofed.common.failpoint import reach
 from protofed.common.pki.identity import LiveIdentity
 from protofed.protos.v1 import federation_pb2_grpc, operator_pb2_grpc
 from protofed.server.access.authorization import Access
-from protofed.server.access.certificates import Certificates, tell_expiry
+from protofed.server.access.certificates import Certificates, warn_of_expiry
 from protofed.server.access.credentials import HandshakeCounter, server_credentials
 from protofed.server.access.rate_limits import RateLimits
 from protofed.server.monitoring.readiness import ServerReadiness, identity_usable
@@ -207,10 +207,10 @@ async def _tell_of_certificates(
     expiry_at = clock()
     while True:
         if identity is not None and clock() >= expiry_at:
-            tell_expiry(identity.now(), certificates)
+            warn_of_expiry(identity.now(), certificates)
             expiry_at = clock() + EXPIRY_EVERY_S
         await asyncio.sleep(HANDSHAKES_EVERY_S)
-        handshakes.tell()
+        handshakes.log_failed()
 
 
 async def _tick(
