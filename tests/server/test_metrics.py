@@ -294,8 +294,8 @@ def test_a_phase_that_another_process_began_is_not_timed(lab: Lab) -> None:
 
 def test_bytes_of_a_chunk_go_to_parts_by_their_shares() -> None:
     metrics = ServerMetrics()
-    metrics.moved("in", {Part.BODY: 0.75, Part.HEAD: 0.25}, 1000)
-    metrics.moved("in", {Part.BODY: 1.0}, 100)
+    metrics.bytes_transferred("in", {Part.BODY: 0.75, Part.HEAD: 0.25}, 1000)
+    metrics.bytes_transferred("in", {Part.BODY: 1.0}, 100)
     assert value(metrics, "protofed_transfer_bytes_total", direction="in", part="body") == 850
     assert value(metrics, "protofed_transfer_bytes_total", direction="in", part="head") == 250
     assert value(metrics, "protofed_transfer_bytes_total", direction="out", part="body") is None

@@ -1,5 +1,6 @@
-"""What the server tells Prometheus: names, labels and meanings are a public contract. Here is what is counted when it
-happens; what can be read when somebody asks is in `monitoring.collector`.
+"""The server's metrics. Names, labels and meanings are a public contract: dashboards and alerts rely on them.
+
+`ServerMetrics` counts events when they happen; gauges that can be read at any time come from `monitoring.collector`.
 """
 
 from __future__ import annotations
@@ -13,16 +14,22 @@ from protofed.common.payload import Part
 from protofed.common.protocol.messages import Verdict
 from protofed.server.verdicts import RejectionCode
 
-BUILD = Metric("protofed_build_info", "gauge", ("version", "protocol"), "1; which protofed this is.")
+BUILD = Metric(
+    "protofed_build_info",
+    "gauge",
+    ("version", "protocol"),
+    "Always 1; its labels are the version of protofed and of its protocol.",
+)
 RUNS = Metric("protofed_runs", "gauge", ("state",), "Runs: queued, running, paused, completed, failed, aborted.")
-ROUND = Metric("protofed_round", "gauge", ("run",), "The run's round; 0 makes the first model.")
-PLANNED = Metric("protofed_rounds_planned", "gauge", ("run",), "Rounds of its recipe.")
+ROUND = Metric("protofed_round", "gauge", ("run",), "The run's current round; round 0 makes the first model.")
+PLANNED = Metric("protofed_rounds_planned", "gauge", ("run",), "Rounds that the run's recipe asks for.")
 PHASE = Metric(
-    "protofed_round_phase", "gauge", ("run", "phase"), "1 of one: idle, collecting, aggregating, evaluating, finished."
+    "protofed_round_phase",
+    "gauge",
+    ("run", "phase"),
+    "1 for the current phase, 0 for the others: idle, collecting, aggregating, evaluating, finished.",
 )
-SECONDS = Metric(
-    "protofed_round_seconds", "histogram", ("phase",), "How long it took to collect, aggregate and evaluate."
-)
+SECONDS = Metric("protofed_round_seconds", "histogram", ("phase",), "Seconds that a round's phase took.")
 ROUND_SITES = Metric(
     "protofed_round_sites",
     "gauge",
@@ -34,15 +41,15 @@ OPENED = Metric(
     "protofed_round_opened_timestamp_seconds",
     "gauge",
     ("run",),
-    "When the open round was opened; absent if none is.",
+    "Unix time at which the open round was opened; absent while no round is open.",
 )
-DEADLINE = Metric("protofed_round_deadline_seconds", "gauge", ("run",), "How long a round waits for its sites.")
-QUORUM = Metric("protofed_round_quorum", "gauge", ("run",), "Updates without which the newest round does not count.")
+DEADLINE = Metric("protofed_round_deadline_seconds", "gauge", ("run",), "Seconds a round waits for its sites.")
+QUORUM = Metric("protofed_round_quorum", "gauge", ("run",), "Updates that the newest round needs, or is abandoned.")
 ROUNDS = Metric(
     "protofed_rounds_total",
     "counter",
     ("outcome",),
-    "Attempts at rounds that ended: committed, degraded (with fewer updates than wanted) or abandoned.",
+    "Attempts at rounds that ended: committed, degraded (published without some of its updates) or abandoned.",
 )
 UPDATES = Metric(
     "protofed_updates_total",
@@ -56,7 +63,7 @@ BYTES = Metric(
     "protofed_transfer_bytes_total", "counter", ("direction", "part"), "Bytes of chunks from (in) and to (out) sites."
 )
 RESUMED = Metric(
-    "protofed_transfer_resumed_chunks_total", "counter", (), "Chunks of broken uploads that need not be sent again."
+    "protofed_transfer_resumed_chunks_total", "counter", (), "Chunks of broken uploads that sites need not send again."
 )
 SITES = Metric(
     "protofed_sites",
@@ -67,51 +74,72 @@ SITES = Metric(
     "allows), working, idle.",
 )
 LAST_PROGRESS = Metric(
-    "protofed_site_last_progress_timestamp_seconds", "gauge", ("site",), "When the site last made progress."
+    "protofed_site_last_progress_timestamp_seconds", "gauge", ("site",), "Unix time of the site's last progress."
 )
-PROGRESS = Metric("protofed_site_progress_ratio", "gauge", ("site",), "Share of its task that a site has done.")
+PROGRESS = Metric("protofed_site_progress_ratio", "gauge", ("site",), "Share of its task that a site has done, 0 to 1.")
 COVERED = Metric(
     "protofed_prototype_classes_covered", "gauge", (), "Classes whose prototype the newest round's updates moved."
 )
 SHIFT = Metric(
-    "protofed_prototype_shift", "gauge", (), "Mean cosine distance of the prototypes to those of the round before."
+    "protofed_prototype_shift",
+    "gauge",
+    (),
+    "Mean cosine distance, 0 to 2, of the prototypes to those of the round before.",
 )
 MIN_DISTANCE = Metric(
-    "protofed_prototype_min_distance", "gauge", (), "Smallest cosine distance between two classes' prototypes."
+    "protofed_prototype_min_distance", "gauge", (), "Smallest cosine distance between two classes' prototypes, 0 to 2."
 )
 SCORE = Metric("protofed_score", "gauge", ("scope", "metric", "stat"), "Newest scores: mean, std and worst over sites.")
-CHECKPOINT = Metric("protofed_checkpoint_timestamp_seconds", "gauge", (), "When the newest state was published.")
+CHECKPOINT = Metric("protofed_checkpoint_timestamp_seconds", "gauge", (), "Unix time of the newest published state.")
 RECOVERIES = Metric(
-    "protofed_recoveries_total", "counter", (), "Runs that this process took up from the ledger when it started."
+    "protofed_recoveries_total", "counter", (), "Runs that this process resumed from the ledger when it started."
 )
 CERT_EXPIRY = Metric(
-    "protofed_cert_expiry_timestamp_seconds", "gauge", ("role", "name"), "When the last certificate of a name ends."
+    "protofed_cert_expiry_timestamp_seconds",
+    "gauge",
+    ("role", "name"),
+    "Unix time at which the last certificate of a name ends.",
 )
-EVENT_LOOP_LAG = Metric("protofed_event_loop_lag_seconds", "gauge", (), "How late the event loop is.")
-STATE_DISK_FREE = Metric("protofed_state_disk_free_bytes", "gauge", (), "Free on the disk of the state folder.")
+EVENT_LOOP_LAG = Metric("protofed_event_loop_lag_seconds", "gauge", (), "Seconds by which the event loop is late.")
+STATE_DISK_FREE = Metric("protofed_state_disk_free_bytes", "gauge", (), "Bytes free on the state folder's disk.")
 SITE_PHASE = Metric(
     "protofed_site_phase",
     "gauge",
     ("site", "phase"),
-    "1 of one: idle, downloading, training, scoring, uploading, failed.",
+    "1 for what the site does, 0 for the others: idle, downloading, training, scoring, uploading, failed.",
 )
-SITE_EPOCH = Metric("protofed_site_epoch", "gauge", ("site",), "Epoch of its training.")
+SITE_EPOCH = Metric("protofed_site_epoch", "gauge", ("site",), "Epoch of the site's training.")
 SITE_REGISTERED = Metric("protofed_site_registered", "gauge", ("site",), "1: its daemon is enrolled; 0: it is not.")
-TELEMETRY = {  # by the names of a heartbeat; only what the site's policy allows is there
+TELEMETRY = {  # by the heartbeat's names; absent for a site whose policy does not allow them
     "gpu_memory_bytes": Metric(
-        "protofed_site_gpu_memory_bytes", "gauge", ("site",), "GPU memory in use; if its policy tells it."
+        "protofed_site_gpu_memory_bytes",
+        "gauge",
+        ("site",),
+        "Bytes of GPU memory in use, if the site's policy allows telling.",
     ),
     "disk_free_bytes": Metric(
-        "protofed_site_disk_free_bytes", "gauge", ("site",), "Free on its disk; if its policy tells it."
+        "protofed_site_disk_free_bytes",
+        "gauge",
+        ("site",),
+        "Bytes free on its disk, if the site's policy allows telling.",
     ),
     "step_seconds": Metric(
-        "protofed_site_step_seconds", "gauge", ("site",), "Mean of its recent training steps; if its policy tells it."
+        "protofed_site_step_seconds",
+        "gauge",
+        ("site",),
+        "Mean seconds of its recent training steps, if the site's policy allows telling.",
     ),
     "policy_refusals": Metric(
-        "protofed_site_policy_refusals_total", "counter", ("site",), "What its policy kept; if its policy tells it."
+        "protofed_site_policy_refusals_total",
+        "counter",
+        ("site",),
+        "Updates and runs that the site's policy refused, if it allows telling.",
     ),
     "bytes_released": Metric(
-        "protofed_site_bytes_released_total", "counter", ("site",), "What left it; if its policy tells it."
+        "protofed_site_bytes_released_total",
+        "counter",
+        ("site",),
+        "Bytes of tensors that the site's policy released, if it allows telling.",
     ),
 }
 METRICS: tuple[Metric, ...] = (
@@ -119,70 +147,73 @@ METRICS: tuple[Metric, ...] = (
     RESUMED, SITES, LAST_PROGRESS, PROGRESS, COVERED, SHIFT, MIN_DISTANCE, SCORE, CHECKPOINT, RECOVERIES, CERT_EXPIRY,
     EVENT_LOOP_LAG, STATE_DISK_FREE, SITE_PHASE, SITE_EPOCH, SITE_REGISTERED, *TELEMETRY.values(),
 )  # fmt: skip
+# Buckets of the histograms: from the 0.1 s of a simulated round to a day of training at a hospital.
 PHASE_SECONDS = (0.1, 0.3, 1, 3, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200, 14_400, 43_200, 86_400)
 NORMS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000)
 OUTCOMES = ("committed", "degraded", "abandoned")
 
 
 class ServerMetrics:
-    """What one server (or simulation) has counted since it started, in a registry of its own.
+    """Counters of one server (or simulation) since its start, in a registry of its own; any thread may count.
 
-    Each thing is counted where it has become durable, by the process that made it so, once: what is done again after a
-    restart or a full disk is counted when it succeeds, and what a roll-back puts aside stays counted. Any thread may
-    count.
+    An event is counted once, by the process that made it durable: an action repeated after a restart or a full disk is
+    counted when it succeeds, and what a roll-back undoes stays counted, since a counter never falls.
 
     Attributes:
-        lag: of the event loop, in seconds; None: there is none.
+        lag: seconds by which the event loop is late; None: there is no loop.
     """
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self.lag: Callable[[], float | None] = lambda: None
         self._seconds = SECONDS.histogram(self.registry, PHASE_SECONDS)
-        self._began: dict[str, float] = {}  # the phase of each run
+        self._phase_began: dict[str, float] = {}  # by run, in monotonic seconds
         self._rounds, self._updates = ROUNDS.counter(self.registry), UPDATES.counter(self.registry)
         self._norms, self._bytes = NORM.histogram(self.registry, NORMS), BYTES.counter(self.registry)
         self._resumed, self._recoveries = RESUMED.counter(self.registry), RECOVERIES.counter(self.registry)
-        for outcome in OUTCOMES:  # from 0 on: Prometheus does not see the increase of what comes as 1
+        for outcome in OUTCOMES:  # exported as 0: `increase()` misses the first event of a series that begins at 1
             self._rounds.labels(outcome)
-        for verdict in (*(known.value for known in Verdict if known is not Verdict.INVALID), "set-aside"):
+        for verdict in (*(verdict.value for verdict in Verdict if verdict is not Verdict.INVALID), "set-aside"):
             self._updates.labels(verdict, "")
         for code in RejectionCode:
             self._updates.labels(Verdict.INVALID.value, code.value)
 
     def phase_changed(self, run: str, before: str, after: str, now: float) -> None:
-        """Tell how long a phase took that this process saw begin; `now` in seconds of a monotonic clock."""
+        """Observe how long a phase took, if this process saw it begin; `now` in monotonic seconds."""
         if before == after:
             return
-        began, self._began[run] = self._began.get(run), now
+        began, self._phase_began[run] = self._phase_began.get(run), now
         if began is not None and before != "idle":
             self._seconds.labels(before).observe(now - began)
 
     def round_ended(self, outcome: str) -> None:
-        """An attempt at a round, as one of `OUTCOMES`."""
+        """An attempt at a round ended; `outcome` is one of `OUTCOMES`."""
         self._rounds.labels(outcome).inc()
 
-    def judged(self, verdict: Verdict, code: str = "") -> None:
-        """A verdict was given; `code` is that of a refusal."""
+    def update_judged(self, verdict: Verdict, code: str = "") -> None:
+        """A verdict on an update was recorded; `code` (of `RejectionCode`) with INVALID only."""
         self._updates.labels(verdict.value, code).inc()
 
-    def moved_model(self, norm: float) -> None:
-        """The norm of an accepted update."""
+    def update_norm(self, norm: float) -> None:
+        """Observe the Euclidean norm of an accepted update less its base."""
         self._norms.observe(norm)
 
-    def set_aside(self) -> None:
-        """An accepted update was left out."""
+    def update_set_aside(self) -> None:
+        """An accepted update was left out of its round's aggregation."""
         self._updates.labels("set-aside", "").inc()
 
-    def moved(self, direction: str, shares: Mapping[Part, float], nbytes: int) -> None:
-        """Bytes of a chunk came `in` or went `out`; its blob's parts have them by their shares of all its numbers."""
+    def bytes_transferred(self, direction: str, shares: Mapping[Part, float], nbytes: int) -> None:
+        """A chunk of `nbytes` came `in` or went `out`.
+
+        A chunk does not say which tensors it carries, so its bytes are split by the parts' `shares` of the whole blob.
+        """
         for part, share in shares.items():
             self._bytes.labels(direction, part.value).inc(share * nbytes)
 
-    def resumed(self, chunks: int) -> None:
-        """Chunks need not be sent again."""
+    def chunks_resumed(self, chunks: int) -> None:
+        """`chunks` of a resumed upload are there already and need not be sent again."""
         self._resumed.inc(chunks)
 
-    def recovered(self) -> None:
-        """A run goes on that an earlier process had begun."""
+    def run_recovered(self) -> None:
+        """A run that an earlier process started goes on."""
         self._recoveries.inc()

@@ -20,7 +20,7 @@ from tests.support.operator_lab import OperatorLab
 from protofed.common.errors import StateError
 from protofed.common.protocol.messages import Activity, PauseReason, Progress, Role
 from protofed.server.access.certificates import Certificates
-from protofed.server.monitoring.collector import SITE_STATES, TASK_STATUSES, StateCollector, Watched
+from protofed.server.monitoring.collector import SITE_STATES, TASK_STATUSES, CollectorSources, StateCollector
 from protofed.server.storage.blobs import MemoryBlobs
 from protofed.server.storage.ledger import Ledger
 from protofed.server.storage.reader import LedgerReader
@@ -49,7 +49,9 @@ class Scraped:
     def _collector(self) -> StateCollector:
         lab = self.lab
         return StateCollector(
-            Watched(lab.runs, lab.presence, self.records, self.certificates, None, self.folder, lambda: self.lag)
+            CollectorSources(
+                lab.runs, lab.presence, self.records, self.certificates, None, self.folder, lambda: self.lag
+            )
         )
 
     def first_model(self) -> None:
@@ -165,7 +167,7 @@ def test_a_run_that_was_stopped_has_no_open_round(read: Scraped) -> None:
 def test_nothing_of_a_run_before_there_is_one(tmp_path: Path) -> None:
     with closing(Ledger(f"sqlite:///{tmp_path / 'ledger.sqlite'}")) as ledger:
         lab = OperatorLab(recipe(), MemoryBlobs(), ledger)
-        watched = Watched(lab.runs, lab.presence, ledger, Certificates(ledger), None, tmp_path, lambda: None)
+        watched = CollectorSources(lab.runs, lab.presence, ledger, Certificates(ledger), None, tmp_path, lambda: None)
         found = {family.name: len(family.samples) for family in StateCollector(watched).collect()}
     assert found["protofed_runs"] == 6
     assert not found.keys() & {

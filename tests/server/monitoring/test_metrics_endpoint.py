@@ -27,7 +27,7 @@ from protofed.common.protocol.telemetry import Telemetry
 from protofed.deploy.simulation.simulation import agents_of
 from protofed.protos.v1 import federation_pb2 as pb
 from protofed.server.metrics import METRICS, OPENED
-from protofed.server.monitoring.collector import StateCollector, Watched
+from protofed.server.monitoring.collector import CollectorSources, StateCollector
 from protofed.server.storage.reader import LedgerReader
 
 Samples: TypeAlias = dict[tuple[str, frozenset[tuple[str, str]]], float]
@@ -42,7 +42,7 @@ class Metered:
         self.records = LedgerReader(str(server.ledger._engine.url))
         certificates, metrics = server.operation.certificates, server.context.metrics
         state = server.audit_file.parent
-        seen = Watched(
+        seen = CollectorSources(
             server.runs, server.context.presence, self.records, certificates, None, state, lambda: metrics.lag()
         )
         registry.register(StateCollector(seen))

@@ -461,4 +461,4 @@ def test_the_operator_sees_why_a_site_is_held(hold: PauseReason) -> None:
     desk.start("one")
     desk.runs.enroll("ann", "d", PROTOCOL_VERSION, "0", "0", {Role.TRAINER}, hold)
     (seen,) = desk.operation.sites()
-    assert (seen.site, seen.status, seen.doing) == ("ann", "held", hold.value)
+    assert (seen.site, seen.status, seen.activity_text) == ("ann", "held", hold.value)

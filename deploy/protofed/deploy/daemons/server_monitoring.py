@@ -11,7 +11,7 @@ from protofed.common.monitoring.http import Monitor
 from protofed.common.pki.identity import LiveIdentity
 from protofed.deploy.daemons.metrics_endpoint import answering
 from protofed.server.metrics import ServerMetrics
-from protofed.server.monitoring.collector import StateCollector, Watched
+from protofed.server.monitoring.collector import CollectorSources, StateCollector
 from protofed.server.monitoring.readiness import ServerReadiness, ledger_writable, state_writable
 from protofed.server.operator.service import OperatorApi
 from protofed.server.rounds.context import ServerContext
@@ -53,16 +53,16 @@ class ServerMonitor:
             Unavailable: the port is taken.
         """
         state = self._settings.state
-        self.readiness.require("ledger", ledger_writable(context.ledger), polite=True)
-        self.readiness.require("state", state_writable(state), polite=True)
+        self.readiness.require("ledger", ledger_writable(context.ledger), blocks_calls=False)
+        self.readiness.require("state", state_writable(state), blocks_calls=False)
         if (state / BLOBS).is_symlink():
-            self.readiness.require("blobs", state_writable(state / BLOBS, "folder of the blobs"), polite=True)
+            self.readiness.require("blobs", state_writable(state / BLOBS, "folder of the blobs"), blocks_calls=False)
         if self._monitor is None:
             return ""
         records = LedgerReader(ledger_url(self._settings))
         held.callback(records.close)
         metrics = self.metrics
-        watched = Watched(
+        watched = CollectorSources(
             runs, context.presence, records, operation.certificates, identity, state, lambda: metrics.lag()
         )
         metrics.registry.register(StateCollector(watched))

@@ -1,1 +1,1 @@
-"""What the server tells Prometheus and its health checks."""
+"""What Prometheus and health checks read from the server."""

@@ -1,5 +1,7 @@
-"""What the server tells Prometheus of how things are, read when somebody asks: from memory, and from a connection to
-the ledger of its own. Nothing here waits for the coordinator's thread, nor does that wait for anything here.
+"""Metrics that are read at each scrape: from memory, and from the ledger over a connection of the collector's own.
+
+A scrape never waits for the coordinator's thread, nor the coordinator for a scrape, so that a slow database or a long
+aggregation cannot blind the monitoring.
 """
 
 from __future__ import annotations
@@ -37,23 +39,23 @@ Families: TypeAlias = Iterable[Family]
 STATUSES = ("queued", "running", "paused", *(outcome.value for outcome in RoundOutcome))
 TASK_STATUSES = ("invited", "started", "reported", "set-aside", "failed", "late", "not-needed")  # of `TaskRow`
 SITE_STATES = ("excluded", "away", "held", "silent", "working", "idle")
-SCORES = (  # sites name scores as they like: no other name becomes a label
+SCORES = (  # the only names that become labels: sites choose names freely, and each new label costs Prometheus memory
     *("accuracy", "balanced_accuracy", "auroc", "ece", "many", "medium", "few", "groups", "pm_v", "pm_l"),
 )
 SCOPES = ("global", "personal")
-LOCAL = "local."  # on the site's own test set
-STALL_TIMEOUT_S = float(
-    Federation.model_fields["stall_timeout_s"].default
-)  # where no run says when a site counts as lost
+LOCAL = "local."  # prefix of scores on the site's own test set
+STALL_TIMEOUT_S = float(Federation.model_fields["stall_timeout_s"].default)  # while no run is active to say it
 
 
 @dataclass(frozen=True)
-class Watched:
-    """What is looked at.
+class CollectorSources:
+    """Where the collector reads from.
 
     Attributes:
-        records: a connection that nobody else uses.
-        lag: of the event loop, in seconds; None: it does not run yet.
+        records: a connection of its own: the coordinator's must not be used by another thread.
+        identity: None: plain text.
+        state: the state folder.
+        lag: of the event loop, in seconds; None: the loop does not run yet.
     """
 
     runs: RunQueue
@@ -66,39 +68,43 @@ class Watched:
 
 
 class StateCollector(Collector):
-    """One scrape after the other; what cannot be read is left out of a scrape, and logged when that begins."""
+    """Collects all state at each scrape; scrapes come one at a time.
 
-    def __init__(self, watched: Watched) -> None:
-        self._watched = watched
+    Metrics that cannot be read are left out, which is logged once until they can be read again: a gap in one graph is
+    better than a scrape that fails and takes every graph with it.
+    """
+
+    def __init__(self, sources: CollectorSources) -> None:
+        self._sources = sources
         self._left_out: set[str] = set()
 
     def collect(self) -> Families:
-        """All that can be read now."""
+        """Called by prometheus_client at each scrape, in a thread of the HTTP server."""
         for part in (_process, _run_now, _ledger, _sites, _known_sites, _telemetry, _certificates, _disk):
             yield from self._read(part)
 
-    def _read(self, part: Callable[[Watched], Families]) -> Families:
+    def _read(self, part: Callable[[CollectorSources], Families]) -> Families:
         name = part.__name__.strip("_")
         try:
-            found = list(part(self._watched))
-        except Exception as error:  # whatever it is: the rest can be told
+            families = list(part(self._sources))
+        except Exception as error:  # any error: the other metrics are still read
             if name not in self._left_out:
                 self._left_out.add(name)
                 log.warning("metrics are left out: they cannot be read", of=name, why=f"{error}")
             return []
         self._left_out.discard(name)
-        return found
+        return families
 
 
-def _process(watched: Watched) -> Families:
+def _process(sources: CollectorSources) -> Families:
     yield metrics.BUILD.family({(VERSION, str(PROTOCOL_VERSION)): 1})
-    if (lag := watched.lag()) is not None:
+    if (lag := sources.lag()) is not None:
         yield metrics.EVENT_LOOP_LAG.family({(): lag})
 
 
-def _run_now(watched: Watched) -> Families:
-    """Of the run that goes on, as memory has it: it can be told even if the ledger cannot be read."""
-    if (current := watched.runs.current) is not None:
+def _run_now(sources: CollectorSources) -> Families:
+    """The active run's phase and round, from memory: they are there even if the ledger cannot be read."""
+    if (current := sources.runs.current) is not None:
         phase = current.phase
         yield _one_hot(metrics.PHASE, current.run, phases.name(phase), phases.PHASES)
         yield from _recipe(current.recipe)
@@ -111,24 +117,24 @@ def _recipe(recipe: Recipe) -> Families:
     yield metrics.DEADLINE.family({(recipe.name,): recipe.federation.deadline_s})
 
 
-def _ledger(watched: Watched) -> Families:
-    """The queue; of the run that goes on, or of the last one that ended, its newest round, state and scores."""
-    current, rows = watched.runs.current, watched.records.runs()
+def _ledger(sources: CollectorSources) -> Families:
+    """The queue, and the newest round, state and scores of the active run or else of the run that ended last."""
+    current, rows = sources.runs.current, sources.records.runs()
     statuses = [_status(row, None if current is None else current.run) for row in rows]
     yield metrics.RUNS.family({(status,): statuses.count(status) for status in STATUSES})
-    shown = [row for row in rows if current is not None and row.run == current.run]
+    active = [row for row in rows if current is not None and row.run == current.run]
     ended = sorted((row for row in rows if row.ended_at is not None), key=lambda row: row.ended_at or 0)
-    if not (shown := shown or ended[-1:]):
+    if not (chosen := active or ended[-1:]):
         return
-    (row,) = shown
-    newest = watched.records.newest(row.run)
+    (row,) = chosen
+    newest = sources.records.newest(row.run)
     if row.ended_at is not None:
         yield _one_hot(metrics.PHASE, row.run, "finished", phases.PHASES)
         yield metrics.ROUND.family({(row.run,): newest.round if newest else 0})
         yield from _recipe(recipe_of(row))
     if newest is not None:
-        yield from _round(watched.records, row, newest)
-    yield from _state(watched.records, row.run)
+        yield from _round(sources.records, row, newest)
+    yield from _state(sources.records, row.run)
 
 
 def _status(row: RunRow, current: str | None) -> str:
@@ -148,7 +154,7 @@ def _round(records: LedgerReader, run: RunRow, newest: RoundRow) -> Families:
 
 
 def _state(records: LedgerReader, run: str) -> Families:
-    """Of the newest state and of the newest one that was scored."""
+    """Age and prototypes of the newest state, and the newest scores, which may be of an earlier round."""
     if (published := records.newest(run, published=True)) is not None:
         if published.closed_at is not None:
             yield metrics.CHECKPOINT.family({(): published.closed_at})
@@ -162,82 +168,85 @@ def _state(records: LedgerReader, run: str) -> Families:
                 yield metric.family({(): published.statistics[name]})
     if (scored := records.newest(run, scored=True)) is not None:
         by_site = records.scores(run, scored.round).get(scored.round, {})
-        wanted = {site: {n: v for n, v in scores.items() if _labels(n)} for site, scores in by_site.items()}
+        labelled = {site: {n: v for n, v in scores.items() if _labels(n)} for site, scores in by_site.items()}
         values = {}
-        for name, found in spreads(wanted).items():
+        for name, spread in spreads(labelled).items():
             for stat in ("mean", "std", "worst"):
-                values[(*_labels(name), stat)] = float(getattr(found, stat))
+                values[(*_labels(name), stat)] = float(getattr(spread, stat))
         yield metrics.SCORE.family(values)
 
 
 def _labels(score: str) -> tuple[str, ...]:
-    """Scope and metric of a score; empty of one that is not told, as recalls by class and names that nobody knows."""
+    """Labels (scope, metric) of a score; empty for one that is not exported: recalls by class, unknown names."""
     scope, _, metric = score.partition(".")
     return (scope, metric) if scope in SCOPES and metric.removeprefix(LOCAL) in SCORES else ()
 
 
-def _sites(watched: Watched) -> Families:
-    presence = watched.presence
+def _sites(sources: CollectorSources) -> Families:
+    """Sites of which a daemon is enrolled, or is presumed to be after a restart of the server."""
+    presence = sources.presence
     ages, now = presence.ages(), time.time()
-    told = {site: progress for site in ages if (progress := presence.progress(site)) is not None}
-    there = {site for site in ages if presence.look(site) is not None}
+    reported = {site: progress for site in ages if (progress := presence.progress(site)) is not None}
+    enrolled = {site for site in ages if presence.look(site) is not None}
+    # A time, not an age: Prometheus computes `time() - x`, which keeps growing when scrapes fail.
     yield metrics.LAST_PROGRESS.family({(site,): now - age for site, age in ages.items()})
-    yield metrics.PROGRESS.family({(site,): progress.share or 0.0 for site, progress in told.items()})
-    yield metrics.SITE_EPOCH.family({(site,): progress.epoch for site, progress in told.items()})
-    doing = {site: told[site].activity if site in told else Activity.IDLE for site in there}
+    yield metrics.PROGRESS.family({(site,): progress.share or 0.0 for site, progress in reported.items()})
+    yield metrics.SITE_EPOCH.family({(site,): progress.epoch for site, progress in reported.items()})
+    activities = {site: reported[site].activity if site in reported else Activity.IDLE for site in enrolled}
     values: dict[tuple[str, ...], float] = {
-        (site, one.value): float(one is activity) for site, activity in doing.items() for one in Activity
+        (site, label.value): float(label is activity) for site, activity in activities.items() for label in Activity
     }
     yield metrics.SITE_PHASE.family(values)
 
 
-def _known_sites(watched: Watched) -> Families:
-    """Of all sites that ever came, or that the operator excluded before they did."""
-    presence, current = watched.presence, watched.runs.current
+def _known_sites(sources: CollectorSources) -> Families:
+    """All sites that ever enrolled, or that the operator excluded before they did; each in exactly one state."""
+    presence, current = sources.presence, sources.runs.current
     stall_timeout_s = STALL_TIMEOUT_S if current is None else current.recipe.federation.stall_timeout_s
-    known = watched.records.sites()
-    states = [_site_state(presence, site, stall_timeout_s) for site in known]
+    sites = sources.records.sites()
+    states = [_site_state(presence, site, stall_timeout_s) for site in sites]
     yield metrics.SITES.family({(state,): states.count(state) for state in SITE_STATES})
-    yield metrics.SITE_REGISTERED.family({(site,): float(presence.look(site) is not None) for site in known})
+    yield metrics.SITE_REGISTERED.family({(site,): float(presence.look(site) is not None) for site in sites})
 
 
 def _site_state(presence: SitePresence, site: SiteId, stall_timeout_s: float) -> str:
     """One of `SITE_STATES`."""
     if presence.exclusion(site) is not None:
         return "excluded"
-    if (found := presence.look(site)) is None:
+    if (daemon := presence.look(site)) is None:
         return "away"
     if presence.pause_reason(site):
         return "held"
-    if found[0] > stall_timeout_s:
+    age_s, _ = daemon
+    if age_s > stall_timeout_s:
         return "silent"
-    told = presence.progress(site)
-    return "idle" if told is None or told.activity in (Activity.IDLE, Activity.FAILED) else "working"
+    progress = presence.progress(site)
+    return "idle" if progress is None or progress.activity in (Activity.IDLE, Activity.FAILED) else "working"
 
 
-def _telemetry(watched: Watched) -> Families:
-    """What sites tell of their machines, as far as their policies let it pass."""
-    told = {site: watched.presence.telemetry(site) for site in watched.presence.ages()}
+def _telemetry(sources: CollectorSources) -> Families:
+    """Numbers of sites' machines that their heartbeats carry, as far as each site's policy allows."""
+    telemetry = {site: sources.presence.telemetry(site) for site in sources.presence.ages()}
     for name, metric in metrics.TELEMETRY.items():
-        yield metric.family({(site,): numbers[name] for site, numbers in told.items() if name in numbers})
+        yield metric.family({(site,): numbers[name] for site, numbers in telemetry.items() if name in numbers})
 
 
-def _certificates(watched: Watched) -> Families:
-    """When the last one of each name ends; what was revoked ends for nobody."""
+def _certificates(sources: CollectorSources) -> Families:
+    """When the last certificate of each name ends; revoked ones do not count, or their expiry would raise alerts."""
     ends = dict[tuple[str, ...], float]()
-    if watched.identity is not None:
-        own = watched.identity.now().certificate
-        ends["server", own.name] = own.not_after.timestamp()
-    for row in watched.certificates.all():
+    if sources.identity is not None:
+        certificate = sources.identity.now().certificate
+        ends["server", certificate.name] = certificate.not_after.timestamp()
+    for row in sources.certificates.all():
         if row.revoked_at is None:
             key = (row.party, row.name)
             ends[key] = max(row.not_after, ends.get(key, row.not_after))
     yield metrics.CERT_EXPIRY.family(ends)
 
 
-def _disk(watched: Watched) -> Families:
-    yield metrics.STATE_DISK_FREE.family({(): shutil.disk_usage(watched.state).free})
+def _disk(sources: CollectorSources) -> Families:
+    yield metrics.STATE_DISK_FREE.family({(): shutil.disk_usage(sources.state).free})
 
 
-def _one_hot(metric: Metric, of: str, now: str, all_of_them: Iterable[str]) -> Family:
-    return metric.family({(of, one): float(one == now) for one in all_of_them})
+def _one_hot(metric: Metric, run: str, current: str, phase_names: Iterable[str]) -> Family:
+    return metric.family({(run, name): float(name == current) for name in phase_names})

@@ -181,7 +181,7 @@ class Aggregation:
         task = row.task
         log.error("update set aside", run=self._run, round=task.round, site=task.site, digest=row.digest, why=reason)
         self._ledger.set_aside(row, reason)
-        self._context.metrics.set_aside()
+        self._context.metrics.update_set_aside()
 
     def _end(self, outcome: Published | phases.Insufficient | phases.Broken) -> None:
         job, self._job = self._job, None

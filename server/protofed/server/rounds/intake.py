@@ -148,7 +148,7 @@ class UploadIntake:
         self._ledger.settle_promises()
         if (counted := self._ledger.accepted(row)) is not None:
             if counted.digest == manifest.digest:
-                self._metrics.judged(Verdict.DUPLICATE)
+                self._metrics.update_judged(Verdict.DUPLICATE)
                 return replace(counted.receipt(), verdict=Verdict.DUPLICATE)
             log.error("equivocation", run=self._run, round=row.round, site=row.site, digest=manifest.digest)
             problem = "another update was already accepted for this task"
@@ -172,9 +172,9 @@ class UploadIntake:
             fields = {"verdict": verdict.value, "reason": update.reason}
             log.warning("update refused", run=self._run, round=row.round, site=row.site, **fields)
         receipt = self._ledger.judge(update)
-        self._metrics.judged(verdict, update.code)
+        self._metrics.update_judged(verdict, update.code)
         if verdict is Verdict.ACCEPTED and row.kind is TaskKind.FIT and update.norm is not None:
-            self._metrics.moved_model(update.norm)
+            self._metrics.update_norm(update.norm)
         return receipt
 
     def _base_model(self, base: Digest) -> Payload:

@@ -67,7 +67,7 @@ class RunQueue:
                 check_same(recipe, known[recipe.name])
         for row in known.values():
             if row.outcome is None and self._take_up(row):
-                context.metrics.recovered()
+                context.metrics.run_recovered()
         for recipe in recipes:
             if recipe.name not in known:
                 self.start(recipe)

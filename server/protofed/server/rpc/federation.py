@@ -118,7 +118,7 @@ class FederationService(rpc.FederationServicer):
         data = await self._transfer(self._blobs.chunk, digest, request.index)
         if not data:
             raise ProtocolError(f"chunk {request.index} lies behind the end of the blob")
-        self._metrics.moved("out", await self._transfer(self._shares, digest), len(data))
+        self._metrics.bytes_transferred("out", await self._transfer(self._shares, digest), len(data))
         return pb.Chunk(index=request.index, data=data, crc32c=crc32c(data))
 
     async def BeginUpload(self, request: pb.UploadManifest, context: Any) -> pb.UploadTicket:
@@ -147,7 +147,7 @@ class FederationService(rpc.FederationServicer):
             whose = {"site": known.upload.site, "task_id": known.upload.task_id}
             log.error("equivocation", run=known.run, round=known.round, **whose, why=str(error))
             raise
-        self._metrics.moved("in", _shares(known.manifest.tensors), len(request.data))
+        self._metrics.bytes_transferred("in", _shares(known.manifest.tensors), len(request.data))
         return pb.ChunkAck()
 
     async def CommitUpload(self, request: pb.CommitRequest, context: Any) -> pb.Receipt:
@@ -199,7 +199,7 @@ class FederationService(rpc.FederationServicer):
     def _resumed(self, upload: Upload, held: Collection[int]) -> int:
         """How many chunks are there already; each is counted once, however often an upload is begun again."""
         known = self._uploads.get(str(upload))
-        self._metrics.resumed(max(0, len(held) - (known.resumed if known else 0)))
+        self._metrics.chunks_resumed(max(0, len(held) - (known.resumed if known else 0)))
         return len(held)
 
     def _read_shares(self, address: Digest) -> Mapping[Part, float]:

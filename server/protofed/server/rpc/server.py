@@ -153,7 +153,7 @@ def _require(
     watchdog: Watchdog,
 ) -> None:
     ready.require("identity", identity_usable(identity))
-    ready.require("audit", lambda: audit.missing, polite=True)
+    ready.require("audit", lambda: audit.missing, blocks_calls=False)
     ready.require("disk", lambda: "" if interceptor.failure is None else "it has failed, and the server ends")
     ready.require("loop", lambda: "the event loop is blocked; the log says where" if watchdog.blocked else "")
 
