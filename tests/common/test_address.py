@@ -21,7 +21,7 @@ def test_plain_text_may_be_used_on_the_machine_itself(address: str) -> None:
     "address", ["0.0.0.0:7443", "[::]:7443", "192.0.2.7:7443", "example.org:7443", "localhost.example.org:1"]
 )
 def test_plain_text_leaves_the_machine_by_no_means(address: str) -> None:
-    with pytest.raises(ConfigError, match=r"loopback addresses only.*--identity FOLDER"):
+    with pytest.raises(ConfigError, match="--identity"):
         check_connection(address, None, plaintext=True)
 
 
@@ -32,7 +32,7 @@ def test_an_identity_may_be_used_anywhere(address: str) -> None:
 
 @pytest.mark.parametrize("address", ["127.0.0.1:7443", "fl.example.org:7443"])
 def test_neither_is_refused_on_every_address_and_both_ways_out_are_said(address: str) -> None:
-    with pytest.raises(ConfigError, match=r"--identity FOLDER.*or --plaintext, which works on a loopback address only"):
+    with pytest.raises(ConfigError, match=r"--identity.*--plaintext"):
         check_connection(address, None, plaintext=False)
 
 

@@ -99,7 +99,7 @@ def test_a_list_of_one_site_counts_in_place_of_what_the_process_was_allowed() ->
 @pytest.mark.usefixtures("registered")
 @pytest.mark.parametrize(("typo", "meant"), [("proxx", "prox"), ("knwon", "known")])
 def test_an_unknown_name_is_told_the_nearest_plugins_among_them(typo: str, meant: str) -> None:
-    with pytest.raises(ConfigError, match=rf"^unknown method '{typo}': did you mean '{meant}'\?$"):
+    with pytest.raises(ConfigError, match=rf"'{typo}'.*'{meant}'"):
         half("server").get(typo)
 
 
@@ -122,7 +122,7 @@ def test_each_half_takes_its_options_and_leaves_the_others() -> None:
     options = {"mu": 0.5, "weighting": "examples"}
     assert client.build("prox", options).mu == 0.5  # type: ignore[attr-defined]
     assert server.build("prox", options) == Known("examples")
-    with pytest.raises(ConfigError, match="did you mean 'mu'"):
+    with pytest.raises(ConfigError, match="'mu'"):
         client.build("prox", {"mo": 0.5})
 
 

@@ -467,7 +467,7 @@ def test_row_36_patience_with_a_server_that_is_away_is_not_the_clocks(
         give_up_after_s=0.5,
     )
     began = time.monotonic()
-    with pytest.raises(UnavailableError, match="no answer from"):
+    with pytest.raises(UnavailableError):
         link.enroll()
     assert 0.5 <= time.monotonic() - began < 20
     link.close()

@@ -78,7 +78,7 @@ def test_floating_point_files_hold_zero_to_one_or_need_a_window(tmp_path: Path) 
     half = save(tmp_path / "a.tif", np.full((4, 4), 0.5, np.float32))
     assert decode(half, GREY).tolist() == np.full((1, 4, 4), 0.5).tolist()
     loud = save(tmp_path / "b.tif", np.full((4, 4), -300, np.float32))
-    with pytest.raises(UnreadableImageError, match=r"outside 0 to 1, which need input\.window"):
+    with pytest.raises(UnreadableImageError, match=r"input\.window"):
         decode(loud, GREY)
     assert decode(loud, input_((1, 4, 4), window=(-300, 100))).tolist() == np.full((1, 4, 4), 0.5).tolist()
     with pytest.raises(UnreadableImageError, match="no numbers"):
@@ -87,14 +87,14 @@ def test_floating_point_files_hold_zero_to_one_or_need_a_window(tmp_path: Path) 
 
 def test_signed_and_long_values_need_a_window(tmp_path: Path) -> None:
     path = save(tmp_path / "a.tif", np.full((4, 4), -5, np.int32))
-    with pytest.raises(UnreadableImageError, match=r"outside 0 to 65535, which need input\.window"):
+    with pytest.raises(UnreadableImageError, match=r"input\.window"):
         decode(path, GREY)
     assert decode(path, input_((1, 4, 4), window=(0, 20)))[0, 0, 0] == 0.25
 
 
 def test_colours_are_converted_only_where_the_run_says_so(tmp_path: Path) -> None:
     grey, colour = save(tmp_path / "g.png", ramp(channels=1)), save(tmp_path / "c.png")
-    with pytest.raises(UnreadableImageError, match=r"grey, and the run takes RGB images only \(input\.colours\)"):
+    with pytest.raises(UnreadableImageError, match=r"input\.colours"):
         decode(grey, RGB)
     with pytest.raises(UnreadableImageError, match="RGB, and the run takes grey"):
         decode(colour, GREY)
@@ -179,7 +179,7 @@ def bands(height: int, width: int) -> NDArray[np.uint8]:
 
 def test_another_size_is_refused_unless_it_is_to_be_fitted(tmp_path: Path) -> None:
     path = save(tmp_path / "a.png", ramp(5, 4))
-    with pytest.raises(UnreadableImageError, match=r"4 x 5 pixels, and the run takes 4 x 4 only \(input\.fit\)"):
+    with pytest.raises(UnreadableImageError, match=r"input\.fit"):
         decode(path, RGB)
 
 

@@ -50,7 +50,7 @@ def test_folders_may_be_split_already(tmp_path: Path) -> None:
         ("val/nv/00.png", "val"),
     ]
     (tmp_path / "nv").mkdir()
-    with pytest.raises(DataError, match="a folder 'test' beside 1 others"):
+    with pytest.raises(DataError, match="'test'"):
         folder(tmp_path)
 
 
@@ -101,7 +101,7 @@ def test_a_root_that_is_not_there_is_refused(tmp_path: Path, monkeypatch: pytest
     with pytest.raises(DataError, match=r"there is no folder .*none"):
         folder(tmp_path / "none")
     for source in ("folder", "manifest"):
-        with pytest.raises(DataError, match=r"no data\.root; set it to the"):
+        with pytest.raises(DataError, match=r"data\.root"):
             scan(settings(source, tmp_path).model_copy(update={"root": None}), RUN, 2)
     with pytest.raises(DataError, match=r"cannot read .*No such file"):
         scan(settings("manifest", tmp_path / "no.csv"), RUN, 2)
@@ -130,7 +130,7 @@ def test_a_relative_root_is_looked_for_where_the_environment_says(
 
 def test_names_need_a_run_that_names_its_classes(tmp_path: Path) -> None:
     for class_names in ((), ("mel",)):
-        with pytest.raises(DataError, match="the recipe has no `class_names`"):
+        with pytest.raises(DataError, match="class_names"):
             scan(settings("folder", tmp_path), class_names, 2)
 
 
@@ -148,19 +148,19 @@ def test_labels_that_mean_nothing_are_refused_by_name_with_the_nearest(tmp_path:
     classes(tmp_path, {"MEL": 2, "nevus": 1, "zzz": 1, "nv": 1})
     found = folder(tmp_path)
     assert found.unmapped == {"MEL": 2, "nevus": 1, "zzz": 1}
-    with pytest.raises(DataError, match=r"run: 'MEL' \(nearest: 'mel'\), 'nevus' \(nearest: 'nv'\), 'zzz'; say in"):
+    with pytest.raises(DataError, match=r"'MEL'.*'mel'.*'nevus'.*'nv'.*'zzz'"):
         found.check()
 
 
 def test_a_column_of_something_else_is_not_listed_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(labels, "MOST_NAMED", 2)
     classes(tmp_path, {f"q{number}": 1 for number in range(5)})
-    with pytest.raises(DataError, match="'q0', 'q1' and 3 more"):
+    with pytest.raises(DataError, match=r"'q0'.*'q1'"):
         folder(tmp_path).check()
 
 
 def test_a_map_to_no_class_of_the_run_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"no class of the run: 'mell' \(nearest: 'mel'\); expected one of: mel, nv"):
+    with pytest.raises(DataError, match=r"'mell'.*'mel'"):
         folder(tmp_path, label_map={"a": "mell", "b": "nv"})
 
 

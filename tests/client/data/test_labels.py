@@ -33,9 +33,9 @@ def test_numbers_are_classes_unless_something_else_is_said() -> None:
 
 def test_numbers_with_names_are_the_runs_by_name() -> None:
     assert mapped(("a", "b"), label_map={"0": "b", "2": "a"}, ignore_labels=["1"]) == ([0, 2], [1, 0])
-    with pytest.raises(DataError, match=r"labels that are no class of the run: '1', '2'; say in data\.label_map"):
+    with pytest.raises(DataError, match=r"data\.label_map"):
         mapped(("a", "b"), label_map={"0": "b"})
-    with pytest.raises(DataError, match=r"data\.label_map leads to 'b', but the recipe has no `class_names`"):
+    with pytest.raises(DataError, match=r"data\.label_map.*class_names"):
         mapped(label_map={"0": "b"})
 
 
@@ -74,7 +74,7 @@ def test_groups_of_an_npz_stay_on_one_side(tmp_path: Path) -> None:
     for only in apart:
         with pytest.raises(DataError, match="only one of train and test has groups"):
             load(npz(tmp_path, {only: apart[only]}), RGB)
-    with pytest.raises(DataError, match=r"test_group has shape \[1\]; expected one value for each image"):
+    with pytest.raises(DataError, match="test_group"):
         load(npz(tmp_path, {**apart, "test_group": ["a"]}), RGB)
 
 
@@ -120,12 +120,12 @@ def test_medmnist_is_read_by_its_library(name: str, tmp_path: Path) -> None:
 
 
 def test_a_medmnist_that_cannot_be_had_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(DataError, match=r"unknown data\.dataset 'dermanist': did you mean 'dermamnist'\?"):
+    with pytest.raises(DataError, match=r"data\.dataset.*'dermanist'.*'dermamnist'"):
         load(medmnist(tmp_path, "dermamnist", "dermanist"), RGB)
     for name in ("organmnist3d", "dermamnist_65"):
-        with pytest.raises(DataError, match=r"unknown data\.dataset"):
+        with pytest.raises(DataError, match=r"data\.dataset"):
             load(medmnist(tmp_path, "dermamnist", name), RGB)
-    with pytest.raises(DataError, match=r"no usable bloodmnist\.npz in .*data\.download = true or data\.root") as said:
+    with pytest.raises(DataError, match=r"bloodmnist\.npz.*data\.download.*data\.root") as said:
         load(medmnist(tmp_path, "dermamnist", "bloodmnist"), RGB)
     assert "\n" not in str(said.value)
     monkeypatch.setitem(sys.modules, "medmnist", None)

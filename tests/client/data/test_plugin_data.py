@@ -65,13 +65,13 @@ def test_a_dataset_is_read_with_its_options_and_cut_by_a_partition_with_its_own(
 
 @pytest.mark.parametrize("name", ["one_list", "raises"])
 def test_a_dataset_that_gives_something_else_is_refused(name: str) -> None:
-    with pytest.raises(DataError, match=f"source 'outside_data:{name}'"):
+    with pytest.raises(DataError, match=f"'outside_data:{name}'"):
         load_sites(data(f"outside_data:{name}"), GREY, 2)
 
 
 @pytest.mark.parametrize("name", ["twice", "beyond", "nobody"])
 def test_a_partition_that_gives_something_else_is_refused(name: str) -> None:
-    with pytest.raises(DataError, match=f"partition 'outside_data:{name}'"):
+    with pytest.raises(DataError, match=f"'outside_data:{name}'"):
         load_sites(data(partition={"kind": f"outside_data:{name}"}), GREY, 2)
 
 

@@ -44,7 +44,7 @@ def test_a_split_of_the_files_own_is_kept(tmp_path: Path) -> None:
     assert (shades(source.train.images), source.train.labels.tolist()) == ([0, 1, 10, 11, 12], [0, 0, 1, 1, 1])
     assert (shades(source.test.images), source.test.labels.tolist()) == ([100, 101, 110, 111, 112], [0, 0, 1, 1, 1])
     assert source.train.images.dtype == torch.uint8
-    with pytest.raises(DataError, match=r"remove data\.test_fraction"):
+    with pytest.raises(DataError, match=r"data\.test_fraction"):
         folder(tmp_path, test_fraction=0.3)
 
 
@@ -150,7 +150,7 @@ def test_a_simulation_that_would_divide_groups_is_refused(tmp_path: Path) -> Non
     data = settings(
         "folder", tmp_path, group_pattern=r"(\d)\.", partition={"kind": "dirichlet", "sites": 2, "beta": 1.0}
     )
-    with pytest.raises(DataError, match="'dirichlet' would divide groups among sites; expected 'whole', or 'column'"):
+    with pytest.raises(DataError, match=r"'dirichlet'.*'whole'.*'column'"):
         load_sites(data, RGB, 2, class_names=RUN)
 
 
@@ -158,7 +158,7 @@ def test_an_evaluator_and_a_daemon_get_the_vocabulary_too(tmp_path: Path) -> Non
     data = settings("folder", split(tmp_path, mel=1, nv=2))
     assert load_test(data, RGB, 2, class_names=RUN).test.labels.tolist() == [0, 1, 1]
     assert load_site(data, 0, RGB, 2, class_names=RUN[::-1]).train.labels.tolist() == [1, 0, 0]
-    with pytest.raises(DataError, match="has no `class_names`"):
+    with pytest.raises(DataError, match="class_names"):
         load_site(data, 0, RGB, 2)
 
 

@@ -132,7 +132,7 @@ def test_calls_are_waited_for_without_an_end_and_a_lost_launcher_is_seen(monkeyp
     calls = board(store, "run").calls()
     assert next(calls) == Call(PREPARE, {"recipe": "{}"})
     assert store.looks == 5
-    with pytest.raises(LostError, match="the launcher does not answer any more: the connection was closed"):
+    with pytest.raises(LostError):
         next(calls)
     assert store.looks == 9
 

@@ -223,7 +223,7 @@ def test_close_ends_the_wait_for_room(
     asking = background(calls.ask, "Enroll", HELLO, pb.EnrollResponse)
     wait_for(lambda: kept.writes > 3)
     calls.close()
-    with pytest.raises(UnavailableError, match="closed"):
+    with pytest.raises(UnavailableError):
         asking.result(SOON)
     assert server.asked == []
 
@@ -237,7 +237,7 @@ def test_a_broken_disk_ends_all_calls_and_nothing_leaves(
     kept.failing = [DiskFailureError("broken")]
     assert calls.once("Heartbeat", BEAT, pb.HeartbeatResponse, 5.0) is None  # from a thread that cannot end the daemon
     for _ in range(2):
-        with pytest.raises(DiskFailureError, match="broken") as raised:
+        with pytest.raises(DiskFailureError) as raised:
             calls.ask("NextTask", HELLO, pb.NextTaskResponse)
     assert raised.value.exit_code == StateError.exit_code == 74
     assert server.calls == ["Enroll"]
@@ -343,7 +343,7 @@ def test_a_server_that_is_away_is_diagnosed_again_only_after_a_while(
     calls = dial(server.address, give_up_after_s=1.0)
     calls.ask("Enroll", HELLO, pb.EnrollResponse)
     server.stop()
-    with pytest.raises(UnavailableError, match="no answer from"):
+    with pytest.raises(UnavailableError):
         calls.ask("NextTask", HELLO, pb.NextTaskResponse)
     assert len(looks) == 1
     assert len(kept.of("sent")) > 5

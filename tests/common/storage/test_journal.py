@@ -286,7 +286,7 @@ def test_reading_holds_one_line_at_a_time(tmp_path: Path) -> None:
 def test_a_file_that_cannot_be_had_is_an_error_of_ours(tmp_path: Path, path: str) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "file").touch()
-    with pytest.raises(DiskFailureError, match="cannot write"):
+    with pytest.raises(DiskFailureError):
         Journal(tmp_path / path)
     with pytest.raises(StateError, match="expected a journal"):
         verify(tmp_path / path)

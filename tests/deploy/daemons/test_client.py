@@ -235,7 +235,7 @@ def test_the_option_changes_the_address_and_keeps_the_rest_of_the_settings(tmp_p
         listen="127.0.0.1:2", token=Path("token")
     )
     file.write_text(file.read_text() + "port = 3\n")
-    with pytest.raises(ConfigError, match=r"unknown key 'metrics\.port'"):
+    with pytest.raises(ConfigError, match=r"'metrics\.port'"):
         read_settings(ClientSettings, file, {})
 
 
@@ -250,7 +250,7 @@ def test_data_in_the_common_folder_are_found_at_the_start(tmp_path: Path, monkey
     said = {"site": "ann", "policy": "p.toml", "state": "s", "data": {"source": "manifest", "root": "list.csv"}}
     settings = ClientSettings.model_validate(said)
     monkeypatch.setenv("PROTOFED_DATA", str(tmp_path))
-    with pytest.raises(DataError, match=r"no data at .*list\.csv"):
+    with pytest.raises(DataError, match=r"list\.csv"):
         client_resources.check_root(settings)
     (tmp_path / "list.csv").write_text("path,label\n", encoding="utf-8")
     client_resources.check_root(settings)

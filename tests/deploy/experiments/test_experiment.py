@@ -77,7 +77,7 @@ def test_recipes_are_shortened_and_never_lengthened(most: int, rounds: int, reci
 
 
 def test_what_cannot_be_told_apart_is_not_compared(recipe_of: Recipes, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="two recipes have the name 'small-fedavg'"):
+    with pytest.raises(ConfigError, match="'small-fedavg'"):
         jobs_of([recipe_of("fedavg"), recipe_of("fedavg", seed=1)], None, None, tmp_path)
     with pytest.raises(ConfigError, match="each once"):
         jobs_of([recipe_of("fedavg")], [1, 1], None, tmp_path)
@@ -177,9 +177,9 @@ def test_columns_may_be_named(recipe_of: Recipes) -> None:
     }
     assert "ounds shortened to 7" in comparison.caption
     assert "over seeds" not in comparison.caption
-    with pytest.raises(ConfigError, match=r"did you mean 'global\.accuracy'"):
+    with pytest.raises(ConfigError, match=r"'global\.accuracy'"):
         Comparison.of([(recipe, result_of(recipe, 0, 0.2))], ["global.acuracy"])
-    with pytest.raises(ConfigError, match="did you mean 'worst'"):
+    with pytest.raises(ConfigError, match="'worst'"):
         Comparison.of([(recipe, result_of(recipe, 0, 0.2))], ["loss:wurst"])
 
 

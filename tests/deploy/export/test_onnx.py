@@ -83,7 +83,7 @@ def test_a_model_is_made_again_from_its_weights(head: Any) -> None:
     pixels = np.random.default_rng(0).random((5, *SMALL.shape), dtype=np.float32)
     for one, other in zip(answers(first, pixels), answers(again, pixels), strict=True):
         assert torch.equal(one, other)
-    with pytest.raises(ConfigError, match="not those of model 'digits-cnn'"):
+    with pytest.raises(ConfigError, match="'digits-cnn'"):
         rebuilt(NamedOptions(name="digits-cnn"), SMALL, 10, head, first.weights())
 
 
@@ -107,7 +107,7 @@ def test_a_layer_that_onnx_does_not_know_is_named() -> None:
 
 def test_a_model_larger_than_a_file_may_be_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(onnx, "LARGEST", 1000)
-    with pytest.raises(ConfigError, match="--format safetensors"):
+    with pytest.raises(ConfigError, match="--format"):
         to_onnx(DeployedModel(build(MLP, SMALL, 10), SMALL), SMALL, {})
 
 

@@ -199,7 +199,7 @@ def test_an_ablation_goes_over_one_option_and_all_seeds(recipe_of: Recipes) -> N
         ablation([*results, made(0.5, 0.1, rounds=7)], "method.prototype_momentum", "global.accuracy")
     with pytest.raises(ConfigError, match="expected several values"):
         ablation(results[1:], "method.prototype_momentum", "global.accuracy")
-    with pytest.raises(ConfigError, match=r"did you mean 'global\.accuracy'"):
+    with pytest.raises(ConfigError, match=r"'global\.accuracy'"):
         ablation(results, "method.prototype_momentum", "global.acuracy")
     with pytest.raises(ConfigError, match="finished"):
         ablation([], "method.prototype_momentum", "global.accuracy")
@@ -234,7 +234,7 @@ def test_each_method_has_its_pictures(
 
 def test_a_simulations_state_needs_its_recipe(folders: dict[str, Path], recipe_of: Recipes, tmp_path: Path) -> None:
     state = folders["fednh"] / "state"
-    with pytest.raises(ConfigError, match="add --recipe"):
+    with pytest.raises(ConfigError, match="--recipe"):
         open_run(state)
     run = open_run(state, tiny(recipe_of, "fednh"))
     assert run.label == "small-fednh"

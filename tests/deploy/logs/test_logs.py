@@ -102,7 +102,7 @@ def test_a_format_or_level_that_there_is_not_is_refused(
     variable: str, value: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(variable, value)
-    with pytest.raises(ConfigError, match=f"{variable}: unknown value '{value}'"):
+    with pytest.raises(ConfigError, match=rf"{variable}.*'{value}'"):
         setup.configure()
 
 

@@ -87,11 +87,11 @@ def test_without_a_certificate_nothing_but_health_is_allowed(access: Access, fac
 def test_a_sites_call_needs_its_own_certificate(access: Access, certificates: Certificates, issue: Issue) -> None:
     pem = issue("ann")
     peer = access.peer(seen(pem))
-    with pytest.raises(DeniedError, match=f"certificate {peer.fingerprint[:16]} of site 'ann' is not registered here"):
+    with pytest.raises(DeniedError, match=rf"{peer.fingerprint[:16]}.*'ann'"):
         access.check(peer, "Federation", enroll("ann"))
     certificates.register(pem)
     access.check(peer, "Federation", enroll("ann"))
-    with pytest.raises(DeniedError, match="of site 'ann' cannot speak for site 'bob'"):
+    with pytest.raises(DeniedError, match=r"'ann'.*'bob'"):
         access.check(peer, "Federation", enroll("bob"))
     with pytest.raises(DeniedError, match=r"cannot speak for site 'a{79}…'"):
         access.check(peer, "Federation", enroll("a" * 9_000))

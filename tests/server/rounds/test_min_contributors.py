@@ -190,7 +190,7 @@ def test_a_server_refuses_one_contributor_and_a_simulation_takes_it(recipe_of: R
         assert running.coordinator.recipe.federation.min_contributors == 1
     ledger = Ledger("sqlite://")
     context = ServerContext(ledger, MemoryBlobs(), SitePresence(ledger, float), float)
-    with pytest.raises(ConfigError, match=r"federation.min_contributors = 1 .* one site alone; .*only simulations"):
+    with pytest.raises(ConfigError, match=r"federation\.min_contributors"):
         RunQueue([recipe], context)
     assert not ledger.runs()  # nothing was begun
     runs = RunQueue([], context)

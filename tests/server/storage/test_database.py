@@ -95,7 +95,7 @@ def test_a_disk_that_is_full_while_the_ledger_is_made_leaves_none(
         connection.execute("PRAGMA max_page_count=4")
 
     monkeypatch.setattr("protofed.server.storage.database._durable", no_room)
-    with pytest.raises(OutOfSpaceError, match="full"):
+    with pytest.raises(OutOfSpaceError):
         open_ledger(f"sqlite:///{path}")
     with closing(sqlite3.connect(path)) as file:
         assert file.execute("SELECT count(*) FROM sqlite_master").fetchone() == (0,)
