@@ -42,9 +42,10 @@ def test_daemons_that_come_before_the_server_take_part_and_end_with_it(
     assert here.final_digest() == simulated(recipe)
 
 
-def test_a_daemon_killed_in_training_and_started_again_loses_nothing(
+def test_a_daemon_and_the_server_killed_in_training_and_started_again_lose_nothing(
     processes_of: Callable[..., Any], recipe: Recipe
 ) -> None:
+    """The daemon first, then the server: the round that both die in counts each site once."""
     here = processes_of(recipe)
     here.server()
     here.sites()
@@ -52,21 +53,10 @@ def test_a_daemon_killed_in_training_and_started_again_loses_nothing(
     here.kill("site-2")
     assert here.task_statuses(number)["site-2"] == "started"
     here.site("site-2", "--partition-index=1")
-    assert here.finish(["server", *SITES]) == [0] * 5, here.logs()
-    assert set(here.task_statuses(number).values()) == {"reported"}
-    assert here.final_digest() == simulated(recipe)
-
-
-def test_a_server_killed_while_sites_train_continues_the_same_round(
-    processes_of: Callable[..., Any], recipe: Recipe
-) -> None:
-    here = processes_of(recipe)
-    here.server()
-    here.sites()
-    here.wait_until_trains("site-1")
     here.kill("server")
     here.server()
     assert here.finish(["server", *SITES]) == [0] * 5, here.logs()
+    assert set(here.task_statuses(number).values()) == {"reported"}
     assert here.final_digest() == simulated(recipe)
 
 

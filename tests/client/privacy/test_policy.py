@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import protofed.client.methods  # noqa: F401  (registers the client halves)
 from protofed.client.method import client_methods
 from protofed.client.privacy.policy import (
     GateContext,
@@ -101,9 +102,9 @@ def test_a_run_is_refused_by_the_rule_that_does_not_name_it() -> None:
     policy().admit("fedavg", frozenset())
     with pytest.raises(PolicyViolationError, match="'fednh'"):
         policy().admit("fednh", both)
-    with pytest.raises(PolicyRefusedError, match=r"'fedavg'.*'prototypes'.*\(parts\)") as found:
+    with pytest.raises(PolicyRefusedError) as found:
         policy().admit("fedavg", both | {Part.PROTOTYPES})
-    assert found.value.part is Part.PROTOTYPES
+    assert (found.value.rule, found.value.part) == ("parts", Part.PROTOTYPES)
 
 
 def test_what_is_released_is_the_update_and_no_more() -> None:
@@ -302,9 +303,9 @@ def test_a_stricter_policy_is_stricter_in_everything() -> None:
     ],
 )
 def test_a_run_that_is_about_classes_is_refused_before_it_begins(part: Part, changes: Any, rule: str) -> None:
-    with pytest.raises(PolicyRefusedError, match=rf"'{part}'.*{rule}") as refused:
+    with pytest.raises(PolicyRefusedError) as refused:
         policy(parts=[part], **changes).admit("fedavg", frozenset({part}))
-    assert refused.value.rule == rule
+    assert (refused.value.rule, refused.value.part) == (rule, part)
 
 
 def test_a_policy_whose_folder_may_not_be_read_allows_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -206,7 +206,7 @@ def test_a_smaller_last_batch_is_not_made_larger(local_of: LocalOf) -> None:
 def test_one_example_too_many_ends_the_task(local_of: LocalOf) -> None:
     local = local_of(PIXELS, batch_size=7)
     before = weights(local)
-    with pytest.raises(TaskFailedError, match="not even one example") as failed:
+    with pytest.raises(TaskFailedError) as failed:
         train(local, Short(squares(local), 0))
     assert failed.value.reason is FailureReason.OUT_OF_MEMORY
     assert weights(local) == before
@@ -220,7 +220,7 @@ def test_a_loss_that_is_not_finite_ends_the_task(bad: float, local_of: LocalOf) 
         mean = cast("Tensor", local.model(x)).mean()
         return mean * bad if local.steps.epoch == 2 else mean
 
-    with pytest.raises(TaskFailedError, match=r"epoch 2; lower plan\.lr") as failed:
+    with pytest.raises(TaskFailedError, match=r"plan\.lr") as failed:
         train(local, loss)
     assert failed.value.reason is FailureReason.NUMERIC
     assert local.steps.epoch == 2

@@ -126,7 +126,7 @@ def test_a_clock_that_lets_no_connection_stand(tls: TlsServer) -> None:
         ConnectionDiagnosis(DiagnosisCode.SERVER_DATES, "said"),
         ConnectionDiagnosis(DiagnosisCode.FINE, "said"),
     )
-    with pytest.raises(CheckFailedError, match="2 days before this site's certificate begins") as found:
+    with pytest.raises(CheckFailedError) as found:
         doctor_dates.check_clock_by_certificates(own, dates, own.not_before - 2 * DAY)
     assert found.value.name == "clock-wrong"
     doctor_dates.check_clock_by_certificates(own, fine, own.not_before - DAY)

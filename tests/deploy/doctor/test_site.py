@@ -102,8 +102,9 @@ def test_a_library_that_is_missing_or_old(monkeypatch: pytest.MonkeyPatch) -> No
     assert findings(rows(checks)) == [("software", "library-missing")]
     monkeypatch.setattr(metadata, "requires", lambda _name: ["nowhere>=1.0; extra == 'report'"])
     assert findings(rows(checks)) == []
-    with pytest.raises(CheckFailedError, match="nowhere_at_all cannot be imported"):
+    with pytest.raises(CheckFailedError, match="nowhere_at_all") as failed:
         machine.import_quietly(("nowhere_at_all",))
+    assert failed.value.name == "library-missing"
 
 
 def test_software_is_looked_at_where_no_temporary_file_can_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,7 +112,7 @@ def test_software_is_looked_at_where_no_temporary_file_can_be_written(monkeypatc
         raise FileNotFoundError
 
     monkeypatch.setattr(tempfile, "TemporaryDirectory", full)
-    with pytest.raises(CheckFailedError, match="set TMPDIR") as found:
+    with pytest.raises(CheckFailedError) as found:
         machine.import_quietly(("json",))
     assert found.value.name == "state-not-writable"
 
