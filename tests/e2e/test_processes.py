@@ -60,6 +60,7 @@ def test_a_daemon_and_the_server_killed_in_training_and_started_again_lose_nothi
     assert here.final_digest() == simulated(recipe)
 
 
+@pytest.mark.slow  # tests/faults ends each of them alone, tests/deploy/daemons by the same signal
 def test_sigterm_ends_server_and_daemon_in_order_and_they_go_on_later(
     processes_of: Callable[..., Any], recipe: Recipe
 ) -> None:
