@@ -20,7 +20,7 @@ from protofed.deploy.cli import report as cli_report
 from protofed.deploy.operator.connection import Operator
 from protofed.deploy.report.record import RunRecord, megabytes
 from protofed.deploy.report.report import report, write_report
-from protofed.deploy.report.summary import troubles
+from protofed.deploy.report.summary import problems
 from protofed.deploy.simulation.simulation import simulation
 from protofed.deploy.state_folder import open_state
 
@@ -262,7 +262,7 @@ def test_the_server_says_what_its_folder_says(troubled: Any, tmp_path: Path, spo
 
 
 def test_nothing_went_wrong_is_said_only_where_it_did_not(plain: dict[str, Any]) -> None:
-    assert troubles(RunRecord(plain))[0].startswith("Nothing went wrong")
+    assert problems(RunRecord(plain))[0].startswith("Nothing went wrong")
     for task_status, said in (
         ("late", "did not report in time"),
         ("failed", "training failed"),
@@ -270,7 +270,7 @@ def test_nothing_went_wrong_is_said_only_where_it_did_not(plain: dict[str, Any])
     ):
         run_record = json.loads(json.dumps(plain))
         next(one for one in run_record["rounds"][-1]["tasks"] if one["kind"] == "fit")["task_status"] = task_status
-        found = troubles(RunRecord(run_record))
+        found = problems(RunRecord(run_record))
         assert any(said in sentence for sentence in found)
         assert "No update of site-1 was ever used." in found
 

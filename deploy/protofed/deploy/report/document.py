@@ -1,4 +1,4 @@
-"""What a report is made of, and how it becomes one HTML file that needs nothing else."""
+"""The parts of a report, and their rendering as one self-contained HTML page."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from matplotlib.figure import Figure as Drawing
 
 TEMPLATES = Path(__file__).parent / "templates"
 STYLE: Any = {  # of matplotlib
-    "svg.fonttype": "none",  # letters stay letters: small, searchable, in the reader's own font
-    "svg.hashsalt": "protofed",
+    "svg.fonttype": "none",  # text stays text: small, searchable, in the reader's own font
+    "svg.hashsalt": "protofed",  # else matplotlib draws ids at random, and a report differs every time
     "font.size": 9,
     "axes.edgecolor": "0.4",
     "axes.titlesize": 10,
@@ -32,11 +32,11 @@ _REFERENCE = re.compile(r"url\(#([^)]+)\)")
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell of a table with a look of its own, of the style sheet; what it `says` is shown under a pointer."""
+    """A cell of a table with a class of the style sheet; `description` is its tooltip."""
 
     text: str
-    look: str = ""
-    says: str = ""
+    css_class: str = ""
+    description: str = ""
 
 
 Row: TypeAlias = Sequence[str | Cell]
@@ -47,32 +47,37 @@ class Table:
     """Rows under a header.
 
     Attributes:
-        words: so many first columns are read as words, the others are numbers, which end at the right.
-        folded: behind a line that opens it: the numbers behind a figure.
-        look: a class of the style sheet.
+        text_columns: number of leading columns with text; the others have numbers and are aligned to the right.
+        folded: shown only on a click, as the numbers behind a figure are.
+        css_class: a class of the style sheet.
     """
 
     caption: str
     header: Sequence[str]
     rows: Sequence[Row]
-    words: int = 1
+    text_columns: int = 1
     folded: bool = False
-    look: str = ""
+    css_class: str = ""
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A drawing with its name, and in words what can be seen in it."""
+    """A drawing with its title, a description for those who cannot see it, and the numbers behind it."""
 
     title: str
-    says: str
+    description: str
     drawing: Drawing
     numbers: Table | None = None
 
 
 @dataclass(frozen=True)
 class Section:
-    """A part of a report; `missing` says what it does not show and how to get that."""
+    """A section of a report, in the order of its attributes; in texts, `backticks` mark code.
+
+    Attributes:
+        key: the anchor in the page.
+        missing: sentences on what is not shown, and how to get it.
+    """
 
     key: str
     title: str
@@ -85,78 +90,86 @@ class Section:
 
 @dataclass(frozen=True)
 class Tile:
-    """One number that matters, large."""
+    """A headline number; `note` is small print below it."""
 
     label: str
     value: str
-    beside: str = ""
+    note: str = ""
 
 
 @dataclass(frozen=True)
 class Document:
-    """A report, whole."""
+    """A whole report; `glossary` has (word, meaning) pairs."""
 
     title: str
     subtitle: str
     tiles: Sequence[Tile]
     sections: Sequence[Section]
     foot: str
-    words: Sequence[tuple[str, str]] = ()  # what the words mean
+    glossary: Sequence[tuple[str, str]] = ()
 
 
-def rendered(document: Document) -> str:
-    """The HTML; all that is not ours is escaped."""
+def render(document: Document) -> str:
+    """The page's HTML. Names and reasons that sites and operators wrote are escaped."""
     loader = jinja2.FileSystemLoader(TEMPLATES)
     environment = jinja2.Environment(
         loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     style = Markup((TEMPLATES / "report.css").read_text(encoding="utf-8"))  # noqa: S704  (our own file)
-    environment.filters["coded"] = coded
-    figures = {id(one): svg(one, f"f{n}") for n, one in enumerate(_figures(document), start=1)}
+    environment.filters["with_code"] = with_code
+    # By id(): figures are not hashable, and each needs a prefix that no other has.
+    figures = {id(figure): svg(figure, f"f{n}") for n, figure in enumerate(_figures(document), start=1)}
     return environment.get_template("report.html.j2").render(
-        document=document, style=style, svg=lambda one: figures[id(one)], is_cell=lambda cell: isinstance(cell, Cell)
+        document=document,
+        style=style,
+        svg=lambda figure: figures[id(figure)],
+        is_cell=lambda cell: isinstance(cell, Cell),
     )
 
 
-def coded(text: str) -> Markup:
-    """Text in which what stands between backticks is code."""
+def with_code(text: str) -> Markup:
+    """Text whose parts between backticks become <code>; everything is escaped."""
     form = ("{}", "<code>{}</code>")
-    return Markup("").join(Markup(form[place % 2]).format(part) for place, part in enumerate(text.split("`")))  # noqa: S704
+    return Markup("").join(Markup(form[index % 2]).format(part) for index, part in enumerate(text.split("`")))  # noqa: S704
 
 
 def svg(figure: Figure, prefix: str) -> Markup:
-    """A drawing as an element of a page: named, described, as wide as there is room, its ids its own."""
-    held = BytesIO()
-    with rc_context(STYLE):  # of the writer; what is drawn was drawn in it, too
-        figure.drawing.savefig(held, format="svg", dpi=160, metadata={"Date": None})
-    root = ElementTree.fromstring(held.getvalue())  # noqa: S314  (just written by ourselves)
+    """A drawing as an <svg> element with title and description, which scales with the page.
+
+    Args:
+        prefix: of all ids in it; different for each figure of the page.
+    """
+    buffer = BytesIO()
+    with rc_context(STYLE):  # `savefig` reads it again: drawing within it is not enough
+        figure.drawing.savefig(buffer, format="svg", dpi=160, metadata={"Date": None})
+    root = ElementTree.fromstring(buffer.getvalue())  # noqa: S314  (just written by ourselves)
     for element in root.iter():
-        _at_home(element, prefix)
+        _localise(element, prefix)
     for metadata in root.findall("metadata"):
         root.remove(metadata)
     for name in ("width", "height", "version"):
         root.attrib.pop(name, None)
     width = f"max-width: {figure.drawing.get_figwidth() * 7:.1f}rem"  # no larger than it was drawn for
     root.attrib |= {"role": "img", "aria-labelledby": f"{prefix}-title {prefix}-desc", "style": width}
-    for place, (tag, text) in enumerate((("title", figure.title), ("desc", figure.says))):
-        told = ElementTree.Element(tag, {"id": f"{prefix}-{tag}"})
-        told.text = text
-        root.insert(place, told)
+    for index, (tag, text) in enumerate((("title", figure.title), ("desc", figure.description))):
+        element = ElementTree.Element(tag, {"id": f"{prefix}-{tag}"})
+        element.text = text
+        root.insert(index, element)
     return Markup(ElementTree.tostring(root, encoding="unicode"))  # noqa: S704  (escaped by the XML writer)
 
 
-def _at_home(element: ElementTree.Element, prefix: str) -> None:
-    """In HTML, elements have no namespace, and all ids of a page are different."""
+def _localise(element: ElementTree.Element, prefix: str) -> None:
+    """Adapt an SVG element to HTML, where elements have no namespace and ids are unique in the page."""
     element.tag = element.tag.rpartition("}")[2]
-    own = {name.rpartition("}")[2]: value for name, value in element.attrib.items()}
-    if "id" in own:
-        own["id"] = f"{prefix}-{own['id']}"
-    if own.get("href", "").startswith("#"):
-        own["href"] = f"#{prefix}-{own['href'][1:]}"
+    attributes = {name.rpartition("}")[2]: value for name, value in element.attrib.items()}
+    if "id" in attributes:
+        attributes["id"] = f"{prefix}-{attributes['id']}"
+    if attributes.get("href", "").startswith("#"):
+        attributes["href"] = f"#{prefix}-{attributes['href'][1:]}"
     element.attrib.clear()
-    element.attrib |= {name: _REFERENCE.sub(rf"url(#{prefix}-\1)", value) for name, value in own.items()}
+    element.attrib |= {name: _REFERENCE.sub(rf"url(#{prefix}-\1)", value) for name, value in attributes.items()}
     if element.tag == "style" and element.text:
-        element.text = ""  # matplotlib's rule for all of the page: joins and caps of lines
+        element.text = ""  # matplotlib's style sheet (line joins and caps) would apply to the whole page
 
 
 def _figures(document: Document) -> list[Figure]:

@@ -1,4 +1,4 @@
-"""The drawings of a report: told apart by colour and by shape, so that they also work in black and white."""
+"""The drawings of a report; series differ in colour and in marker or line, so they are readable in black and white."""
 
 from __future__ import annotations
 
@@ -17,14 +17,19 @@ from protofed.common.payload import Array
 from protofed.deploy.experiments.curves import COLOURS
 
 WIDTH = 8.6  # inches
-LONGEST_NAME, LETTERS = 28, 90  # of a name on an axis; of all of them side by side
-NAMED = 24  # more classes than that have room for some of their numbers only
+LONGEST_NAME, LETTERS = 28, 90  # characters of one name on an axis, and of all before they are turned
+NAMED = 24  # ticks that fit on an axis: of more classes only some are labelled
 BLUE, ORANGE, GREEN = COLOURS[0], COLOURS[1], COLOURS[2]
 
 
 @dataclass(frozen=True)
 class Panel:
-    """A value over rounds: a line of means, with a band from the smallest to the largest where there are several."""
+    """A value over rounds: a line of means, with a band from the smallest to the largest value if there are several.
+
+    Attributes:
+        unit: "%" for shares, which are drawn times 100; else the values are drawn as they are.
+        values: of all sites, by round.
+    """
 
     title: str
     unit: str
@@ -33,7 +38,13 @@ class Panel:
 
 @dataclass(frozen=True)
 class Series:
-    """Points, one a class or site; hollow ones are of another round than the others."""
+    """Points of one kind.
+
+    Attributes:
+        values: shares (0 to 1) by the name of a class or site.
+        marker: of matplotlib.
+        hollow: not filled: the points are of another round than those of the other series.
+    """
 
     label: str
     values: Mapping[str, float]
@@ -43,7 +54,7 @@ class Series:
 
 
 def over_rounds(panels: Sequence[Panel]) -> Figure:
-    """Panels, two in a row."""
+    """A figure of panels, two in a row."""
     rows = -(-len(panels) // 2)
     figure = Figure(figsize=(WIDTH, 2.5 * rows), layout="constrained")
     grid = figure.subplots(rows, 2, squeeze=False).flat
@@ -55,18 +66,18 @@ def over_rounds(panels: Sequence[Panel]) -> Figure:
 
 
 def points(names: Sequence[str], series: Sequence[Series], label: str) -> Figure:
-    """Values 0 to 100 over names that stand side by side."""
+    """Shares in percent over names on the horizontal axis, which is labelled `label`; series are shifted apart."""
     figure = Figure(figsize=(WIDTH, 3.2), layout="constrained")
     axes = figure.add_subplot()
     shift = np.linspace(-0.2, 0.2, len(series)) if len(series) > 1 and len(names) <= NAMED else [0.0] * len(series)
-    for by, one in zip(shift, series, strict=True):
-        known = [place for place, name in enumerate(names) if name in one.values]
-        face = "white" if one.hollow else one.colour
-        heights = [100 * one.values[names[place]] for place in known]
+    for offset, points_of in zip(shift, series, strict=True):
+        places = [place for place, name in enumerate(names) if name in points_of.values]
+        face = "white" if points_of.hollow else points_of.colour
+        heights = [100 * points_of.values[names[place]] for place in places]
         size = 6 if len(names) <= NAMED else 4
-        look: Any = {"ms": size, "color": one.colour, "mfc": face, "mew": 1.2, "clip_on": False, "zorder": 3}
-        axes.plot(np.array(known) + by, heights, one.marker, label=one.label, **look)
-    _named(axes, names)
+        style: Any = {"ms": size, "color": points_of.colour, "mfc": face, "mew": 1.2, "clip_on": False, "zorder": 3}
+        axes.plot(np.array(places) + offset, heights, points_of.marker, label=points_of.label, **style)
+    _name_ticks(axes, names)
     axes.set_ylim(0, 104)
     axes.set_ylabel("%", rotation=0, labelpad=10)
     axes.grid(axis="y", color="0.9", linewidth=0.8)
@@ -76,15 +87,24 @@ def points(names: Sequence[str], series: Sequence[Series], label: str) -> Figure
     return figure
 
 
-def lying(names: Sequence[str], series: Sequence[Series]) -> Figure:
-    """Values 0 to 100 of names that stand below one another, the first on top."""
+def horizontal_points(names: Sequence[str], series: Sequence[Series]) -> Figure:
+    """Shares in percent over names on the vertical axis, the first on top; dotted lines are means."""
     figure = Figure(figsize=(WIDTH, 1.1 + 0.24 * len(names)), layout="constrained")
     axes = figure.add_subplot()
-    for one in series:
-        known = [place for place, name in enumerate(names) if name in one.values]
-        widths = [100 * one.values[names[place]] for place in known]
-        axes.plot(widths, known, one.marker, ms=6, color=one.colour, label=one.label, clip_on=False, zorder=3)
-        axes.axvline(float(np.mean(widths)), color=one.colour, linewidth=1, linestyle=":")
+    for points_of in series:
+        places = [place for place, name in enumerate(names) if name in points_of.values]
+        widths = [100 * points_of.values[names[place]] for place in places]
+        axes.plot(
+            widths,
+            places,
+            points_of.marker,
+            ms=6,
+            color=points_of.colour,
+            label=points_of.label,
+            clip_on=False,
+            zorder=3,
+        )
+        axes.axvline(float(np.mean(widths)), color=points_of.colour, linewidth=1, linestyle=":")
     axes.set_yticks(range(len(names)), names)
     axes.set_ylim(len(names) - 0.5, -0.5)
     axes.set_xlim(0, 100)
@@ -96,7 +116,7 @@ def lying(names: Sequence[str], series: Sequence[Series]) -> Figure:
 
 
 def volumes(by_round: Mapping[int, tuple[int, int]]) -> Figure:
-    """Bytes received and sent, by round, in MB."""
+    """Bytes (received, sent) by round, drawn in MB of 10^6 bytes."""
     figure = Figure(figsize=(WIDTH, 2.6), layout="constrained")
     axes = figure.add_subplot()
     numbers = sorted(by_round)
@@ -114,7 +134,13 @@ def volumes(by_round: Mapping[int, tuple[int, int]]) -> Figure:
 
 
 def matrix(values: Array, rows: Sequence[str], columns: Sequence[str], unit: str, *, signed: bool) -> Figure:
-    """A heat map [rows, columns], grey where there is no number; small ones have their numbers written in."""
+    """A heat map of values [rows, columns].
+
+    Args:
+        values: NaN is grey; up to 144 values are written into their cells.
+        unit: the label of the colour bar.
+        signed: colours reach from -max to max, else from 0 to max.
+    """
     height = min(5.6, 1.4 + 0.42 * len(rows)) if signed else min(7.5, 1.2 + 0.26 * len(rows))
     figure = Figure(figsize=(min(WIDTH, height + 1.2) if signed else WIDTH, height), layout="constrained")
     axes = figure.add_subplot()
@@ -122,25 +148,29 @@ def matrix(values: Array, rows: Sequence[str], columns: Sequence[str], unit: str
     axes.set_facecolor("0.85")
     axes.spines[:].set_visible(False)
     cmap, low = ("PuOr_r", -limit) if signed else ("Blues", 0.0)
-    shown = axes.imshow(np.ma.masked_invalid(values), cmap=cmap, vmin=low, vmax=limit or 1.0, aspect="auto")
-    _named(axes, columns)
+    image = axes.imshow(np.ma.masked_invalid(values), cmap=cmap, vmin=low, vmax=limit or 1.0, aspect="auto")
+    _name_ticks(axes, columns)
     few = len(rows) <= 2 * NAMED
     places = range(len(rows)) if few else range(0, len(rows), -(-len(rows) // NAMED))
     axes.set_yticks(list(places), [rows[place] for place in places], fontsize=8)
     if values.size <= 144:
-        _written(axes, values, shown.cmap, low, limit or 1.0)
-    figure.colorbar(shown, ax=axes, shrink=0.9, pad=0.02, label=unit)
+        _write_values(axes, values, image.cmap, low, limit or 1.0)
+    figure.colorbar(image, ax=axes, shrink=0.9, pad=0.02, label=unit)
     return figure
 
 
 def reliability(bins: Mapping[int, tuple[float, float, float]]) -> Figure:
-    """Share of right answers over confidence, by bin: (accuracy, confidence, share of the answers)."""
+    """A reliability diagram: accuracy over confidence.
+
+    Args:
+        bins: (accuracy, mean confidence, share of the answers) by bin, each 0 to 1; the share is the size of a point.
+    """
     figure = Figure(figsize=(4.6, 3.8), layout="constrained")
     axes = figure.add_subplot()
-    found = np.array([bins[number] for number in sorted(bins)])  # [bins, 3]
+    table = np.array([bins[number] for number in sorted(bins)])  # [bins, 3]
     axes.plot([0, 100], [0, 100], color="0.5", linewidth=1, linestyle="--", label="perfectly calibrated")
-    axes.plot(100 * found[:, 1], 100 * found[:, 0], color=BLUE, linewidth=1)
-    axes.scatter(100 * found[:, 1], 100 * found[:, 0], 12 + 300 * found[:, 2], color=BLUE, alpha=0.8, label="answers")
+    axes.plot(100 * table[:, 1], 100 * table[:, 0], color=BLUE, linewidth=1)
+    axes.scatter(100 * table[:, 1], 100 * table[:, 0], 12 + 300 * table[:, 2], color=BLUE, alpha=0.8, label="answers")
     axes.set_xlim(0, 103)
     axes.set_ylim(0, 103)
     axes.set_xlabel("how sure the model is, %")
@@ -173,16 +203,17 @@ def _rounds(axes: Axes) -> None:
     axes.margins(x=0.03)
 
 
-def _named(axes: Axes, names: Sequence[str]) -> None:
+def _name_ticks(axes: Axes, names: Sequence[str]) -> None:
     every = 1 if len(names) <= NAMED else -(-len(names) // NAMED)
-    shown = [short(name, LONGEST_NAME) for name in names[::every]]
-    turned = 90 if sum(map(len, shown)) > LETTERS else 0
-    axes.set_xticks(range(0, len(names), every), shown, rotation=turned, fontsize=8)
+    labels = [short(name, LONGEST_NAME) for name in names[::every]]
+    turned = 90 if sum(map(len, labels)) > LETTERS else 0
+    axes.set_xticks(range(0, len(names), every), labels, rotation=turned, fontsize=8)
 
 
-def _written(axes: Axes, values: Array, cmap: Colormap, low: float, high: float) -> None:
+def _write_values(axes: Axes, values: Array, cmap: Colormap, low: float, high: float) -> None:
     for (row, column), value in np.ndenumerate(values):
         if np.isfinite(value):
             red, green, blue, _ = cmap((value - low) / (high - low))
+            # Luma weights of ITU-R BT.601: white on dark cells, black on light ones.
             ink = "white" if 0.3 * red + 0.59 * green + 0.11 * blue < 0.5 else "black"
             axes.text(column, row, f"{value:.2f}", ha="center", va="center", fontsize=6.5, color=ink)

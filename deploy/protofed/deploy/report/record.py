@@ -1,4 +1,4 @@
-"""A run record as a report reads it: scores, tasks and bytes, picked out and added up."""
+"""A run record as a report reads it, and how numbers are written in a report."""
 
 from __future__ import annotations
 
@@ -23,76 +23,81 @@ LABELS = {
     "local.ece": "calibration error on the sites' own test sets (lower is better)",
 }
 GROUPS = ("many", "medium", "few", "groups")
-MANY_ROUNDS = 40  # of more, a table has some
+MANY_ROUNDS = 40  # rows of a table by round; of more rounds it shows some
 
 
 @dataclass(frozen=True)
 class RunRecord:
-    """What a run record says; see `protofed.server.operator.run_record`."""
+    """A run record, with the numbers that a report needs picked out and added up.
 
-    record: Mapping[str, Any]
+    Attributes:
+        raw: the record's JSON; `protofed.server.operator.run_record` makes it and describes its keys.
+    """
+
+    raw: Mapping[str, Any]
 
     @property
     def run(self) -> Mapping[str, Any]:
         """Name, status, reason, dates."""
-        found: Mapping[str, Any] = self.record["run"]
-        return found
+        run: Mapping[str, Any] = self.raw["run"]
+        return run
 
     @property
     def recipe(self) -> Mapping[str, Any]:
-        """As the run was begun."""
-        found: Mapping[str, Any] = self.record["recipe"]
-        return found
+        """The recipe that the run was started with."""
+        recipe: Mapping[str, Any] = self.raw["recipe"]
+        return recipe
 
     @property
     def classes(self) -> int:
-        """C."""
+        """The number of classes, C."""
         return int(self.recipe["classes"])
 
     def name(self, c: int) -> str:
-        """Of a class, as the run calls it; else its number."""
+        """The name of class c, or its number if the run's classes have no names."""
         class_names = self.recipe.get("class_names") or ()
         return str(class_names[c]) if class_names else str(c)
 
     @property
     def names(self) -> list[str]:
-        """Of all classes, [C]."""
+        """The names of all classes, [C]."""
         return [self.name(c) for c in range(self.classes)]
 
     @property
     def attempts(self) -> Sequence[Mapping[str, Any]]:
-        """At all rounds."""
-        found: Sequence[Mapping[str, Any]] = self.record["rounds"]
-        return found
+        """All attempts at all rounds, in the ledger's order."""
+        attempts: Sequence[Mapping[str, Any]] = self.raw["rounds"]
+        return attempts
 
     @property
     def rounds(self) -> list[Mapping[str, Any]]:
-        """The attempts that published a state which still counts, without round 0: it makes the first model."""
-        return [one for one in self.attempts if one["round"] and one["outcome"] in ("published", "degraded")]
+        """The attempts that published a state which was not rolled back; not round 0, which makes the first model."""
+        published = ("published", "degraded")
+        return [attempt for attempt in self.attempts if attempt["round"] and attempt["outcome"] in published]
 
     @property
     def sites(self) -> list[str]:
-        """That were ever asked to train; where there are none yet, that are known as trainers."""
-        asked = {task["site"] for _, task in self.tasks() if task["kind"] == "fit"}
-        return sorted(asked or {site for site, of in self.record["sites"].items() if "trainer" in of["roles"]})
+        """Sites that were ever invited to train or, before the first round, that have the role of a trainer."""
+        invited = {task["site"] for _, task in self.tasks() if task["kind"] == "fit"}
+        return sorted(invited or self._sites_with_role("trainer"))
 
     @property
     def evaluators(self) -> list[str]:
-        """That scored the global model on the test set that all share."""
-        return [site for site, of in self.record["sites"].items() if "evaluator" in of["roles"]]
+        """Sites that score the global model on the shared test set."""
+        return self._sites_with_role("evaluator")
 
     def tasks(self) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any]]]:
-        """Every invitation with its attempt."""
-        return ((one, task) for one in self.attempts for task in one["tasks"])
+        """Every task with its attempt: (attempt, task)."""
+        return ((attempt, task) for attempt in self.attempts for task in attempt["tasks"])
 
     @cached_property
     def scores(self) -> dict[int, dict[str, dict[str, float]]]:
-        """By round, site and name, without those of single classes."""
-        return {one["round"]: one["sites"] for one in self.record["scores"]}
+        """Scores by round, site and name, without those of single classes."""
+        return {scored["round"]: scored["sites"] for scored in self.raw["scores"]}
 
     @cached_property
     def spreads(self) -> dict[int, dict[str, Spread]]:
-        """By round and name, over the sites."""
+        """Mean, std and worst over sites, by round and name of the score."""
         return {number: spreads(sites) for number, sites in self.scores.items()}
 
     @property
@@ -101,84 +106,92 @@ class RunRecord:
         return max(self.scores, default=None)
 
     @property
-    def last(self) -> Mapping[str, Spread]:
-        """The newest scores over the sites, by name."""
+    def latest_spreads(self) -> Mapping[str, Spread]:
+        """The spreads of the newest scored round, by name of the score."""
         return {} if self.newest is None else self.spreads[self.newest]
 
-    def own(self, name: str) -> dict[str, float]:
-        """A newest score by site."""
+    def site_scores(self, name: str) -> dict[str, float]:
+        """A score of the newest scored round, by site."""
         sites = {} if self.newest is None else self.scores[self.newest]
-        return {site: told[name] for site, told in sites.items() if name in told}
+        return {site: scores[name] for site, scores in sites.items() if name in scores}
 
     def worst(self, name: str) -> tuple[str, float]:
-        """The site that does worst by a newest score that there is, and its value."""
+        """The site with the worst value of a score in the newest scored round, which must have it, and the value."""
         pick = max if lower_is_better(name) else min
-        return pick(self.own(name).items(), key=lambda pair: pair[1])
+        return pick(self.site_scores(name).items(), key=lambda pair: pair[1])
 
     def series(self, name: str) -> dict[int, list[float]]:
         """A score's values over sites, by round."""
-        values = {n: [told[name] for told in sites.values() if name in told] for n, sites in self.scores.items()}
-        return {number: found for number, found in values.items() if found}
+        values = {n: [scores[name] for scores in sites.values() if name in scores] for n, sites in self.scores.items()}
+        return {number: of_sites for number, of_sites in values.items() if of_sites}
 
     def losses(self) -> dict[int, list[float]]:
-        """Of training, over sites, by round."""
+        """Training losses over sites, by round."""
         values = {
-            one["round"]: [task["loss"] for task in one["tasks"] if task["loss"] is not None] for one in self.rounds
+            attempt["round"]: [task["loss"] for task in attempt["tasks"] if task["loss"] is not None]
+            for attempt in self.rounds
         }
-        return {number: found for number, found in values.items() if found}
+        return {number: of_sites for number, of_sites in values.items() if of_sites}
 
     def by_class(self, which: str, family: str) -> dict[int, dict[str, float]]:
-        """Of the `newest` or the `best` round, a family such as `global.recall`: by class and site."""
-        found: dict[int, dict[str, float]] = {}
-        for site, told in self.record["classes"][which]["sites"].items():
-            for name, value in told.items():
+        """A family of scores such as `global.recall`, by class and site.
+
+        Args:
+            which: of the `newest` or of the `best` scored round.
+        """
+        values: dict[int, dict[str, float]] = {}
+        for site, scores in self.raw["classes"][which]["sites"].items():
+            for name, value in scores.items():
                 stem, _, number = name.rpartition(".")
                 if stem == family:
-                    found.setdefault(int(number), {})[site] = value
-        return dict(sorted(found.items()))
+                    values.setdefault(int(number), {})[site] = value
+        return dict(sorted(values.items()))
 
     def round_of(self, which: str) -> int | None:
-        """Of the `newest` or the `best` scores by class."""
-        number: int | None = self.record["classes"][which]["round"]
+        """The round of the `newest` or the `best` scores by class."""
+        number: int | None = self.raw["classes"][which]["round"]
         return number
 
     def statistics(self, name: str) -> dict[int, float]:
-        """One of the statistics that are recorded with rounds, such as `prototype_shift`."""
-        return {one["round"]: one["statistics"][name] for one in self.rounds if name in one["statistics"]}
+        """A statistic of the states, such as `prototype_shift`, by round."""
+        return {attempt["round"]: attempt["statistics"][name] for attempt in self.rounds if name in attempt["statistics"]}
 
     def bytes_by(self, key: str) -> dict[Any, tuple[int, int]]:
-        """Bytes received from and sent to sites; by `site`, or by `round` over all of its attempts."""
-        moved: dict[Any, tuple[int, int]] = {}
-        for one, task in self.tasks():
-            place = task["site"] if key == "site" else one["round"]
-            received, sent = moved.get(place, (0, 0))
-            moved[place] = received + task["received"], sent + task["sent"]
-        return {place: both for place, both in sorted(moved.items()) if any(both)}
+        """Bytes (received from sites, sent to sites), by `site` or by `round` over all of its attempts."""
+        totals: dict[Any, tuple[int, int]] = {}
+        for attempt, task in self.tasks():
+            group = task["site"] if key == "site" else attempt["round"]
+            received, sent = totals.get(group, (0, 0))
+            totals[group] = received + task["received"], sent + task["sent"]
+        return {group: both for group, both in sorted(totals.items()) if any(both)}
+
+    def _sites_with_role(self, role: str) -> list[str]:
+        return [site for site, fields in self.raw["sites"].items() if role in fields["roles"]]
 
 
 def percent(share: float) -> str:
-    """One decimal: 0.928 is 92.8 %."""
+    """A share in percent with one decimal: 0.928 is 92.8 %."""
     return f"{100 * share:.1f} %"
 
 
-def shown(name: str, value: float) -> str:
-    """A score as people read it; shares in percent, errors of calibration and losses as they are."""
+def formatted(name: str, value: float) -> str:
+    """A score's value: shares in percent, without the sign; calibration errors, losses and areas as they are."""
     return f"{value:.3f}" if name.rpartition(".")[2] in ("ece", "loss", "auroc") else f"{100 * value:.1f}"
 
 
 def label(name: str) -> str:
-    """A score's name without whose model it is of, in words."""
-    rest = name.partition(".")[2]
-    return LABELS.get(rest, rest)
+    """A score's name in words, without the model (`global.`, `personal.`) that it is of."""
+    score = name.partition(".")[2]
+    return LABELS.get(score, score)
 
 
-def day(seconds: float | None) -> str:
-    """UTC, RFC 3339."""
+def utc(seconds: float | None) -> str:
+    """A Unix time as `2026-01-31 12:00:00Z`."""
     return "–" if not seconds else datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
 
 
-def lasted(seconds: float) -> str:
-    """A time in words."""
+def duration(seconds: float) -> str:
+    """Seconds in the unit that suits them: `90 s`, `3 min`, `2 h 5 min`, `3.2 days`."""
     if seconds < 120:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)
@@ -187,12 +200,12 @@ def lasted(seconds: float) -> str:
 
 
 def megabytes(count: float) -> str:
-    """1 MB is 10^6 bytes."""
+    """Bytes in MB of 10^6 bytes, without the unit."""
     return f"{count / 1e6:.2f}" if count < 1e8 else f"{count / 1e6:,.0f}"
 
 
-def some(numbers: Sequence[int], most: int = MANY_ROUNDS) -> list[int]:
-    """At most so many of them, evenly, with the first and the last."""
+def thinned(numbers: Sequence[int], most: int = MANY_ROUNDS) -> list[int]:
+    """At most `most` of the numbers, evenly spaced, the first and the last among them."""
     if len(numbers) <= most:
         return list(numbers)
-    return [numbers[round(place * (len(numbers) - 1) / (most - 1))] for place in range(most)]
+    return [numbers[round(index * (len(numbers) - 1) / (most - 1))] for index in range(most)]

@@ -11,8 +11,8 @@ from matplotlib import rc_context
 from protofed.common.storage import files
 from protofed.common.version import VERSION
 from protofed.deploy.report import models, rounds, scores, summary
-from protofed.deploy.report.document import STYLE, Document, Section, rendered
-from protofed.deploy.report.record import RunRecord, day
+from protofed.deploy.report.document import STYLE, Document, Section, render
+from protofed.deploy.report.record import RunRecord, utc
 
 WORDS = (
     ("site, round", "A site is a hospital or another holder of data; in a round the sites train and send an update."),
@@ -21,7 +21,7 @@ WORDS = (
     ("balanced accuracy", "The mean of the recalls of all classes: rare classes count as much as common ones."),
     ("PM(V), PM(L)", "Accuracy of own models on the site's classes; with each class weighted by its frequency there."),
     ("std", "Population standard deviation over sites: the smaller, the fairer."),
-    ("update, refused, set aside", "What a site sends after training; not taken; taken, and left out afterwards."),
+    ("update, refused, set aside", "What a site sends after training; not accepted; accepted, and left out afterwards."),
     ("degraded round", "One that went on with fewer updates than it wanted."),
 )
 
@@ -44,22 +44,22 @@ SECTIONS: Sequence[Callable[[RunRecord], Section]] = (
 
 
 def report(run_record: Mapping[str, Any]) -> str:
-    """The HTML of a run record: it needs no network, no script and no other file."""
-    facts = RunRecord(run_record)
+    """A run record (JSON) as one HTML page, which needs no network, no script and no other file."""
+    record = RunRecord(run_record)
     with rc_context(STYLE):
-        sections = [section(facts) for section in SECTIONS]
-    run = facts.run
-    subtitle = f"Federated learning, {run['status']}, {day(run['began_at'])} to {day(run['ended_at'])}"
+        sections = [section(record) for section in SECTIONS]
+    run = record.run
+    subtitle = f"Federated learning, {run['status']}, {utc(run['began_at'])} to {utc(run['ended_at'])}"
     foot = f"Made by protofed {VERSION}. Times are UTC. Scores are those that the sites reported."
-    tiles = summary.tiles(facts)
-    return rendered(Document(f"Run {run['name']}", subtitle, tiles, sections, foot, WORDS))
+    tiles = summary.tiles(record)
+    return render(Document(f"Run {run['name']}", subtitle, tiles, sections, foot, WORDS))
 
 
 def write_report(run_record: Mapping[str, Any], out: Path) -> Path:
-    """Its file; one that stood there is replaced.
+    """Write the report of a run record to `out`, replacing a file that is there.
 
     Raises:
-        OutOfSpace, DiskFailure: it cannot be written.
+        OutOfSpaceError, DiskFailureError: it cannot be written.
     """
     files.write(out, report(run_record).encode())
     return out

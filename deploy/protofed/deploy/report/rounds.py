@@ -1,4 +1,4 @@
-"""Sections of a report on what happened: participation, updates that were not taken, and transfers."""
+"""Sections of a report on what happened: participation, updates that were not used, and transfers."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 from protofed.deploy.console.tables import count
 from protofed.deploy.report.document import Cell, Figure, Row, Section, Table
 from protofed.deploy.report.plots import volumes
-from protofed.deploy.report.record import RunRecord, megabytes, some
+from protofed.deploy.report.record import RunRecord, megabytes, thinned
 
-COLUMNS = 50  # of the calendar; more rounds share one, in which the worst status is shown
-TASK_STATUSES = {  # the worst first: letter, look, and what it means
+COLUMNS = 50  # of the calendar; if there are more rounds, several share a column
+TASK_STATUSES = {  # the worst first: letter, class of the style sheet, meaning
     "refused": ("X", "task-refused", "its update was refused, and none was taken"),
     "set-aside": ("A", "task-aside", "its update was set aside"),
     "failed": ("F", "task-failed", "it reported that it cannot train"),
@@ -22,115 +22,123 @@ TASK_STATUSES = {  # the worst first: letter, look, and what it means
     "not-needed": ("n", "task-unneeded", "the round had enough updates without it"),
     "reported": ("●", "task-ok", "its update was used"),
 }
-NOT_ASKED = ("·", "task-none", "not invited")
+NOT_INVITED = ("·", "task-none", "not invited")
 MOST_LISTED = 500
 
 
-def participation(facts: RunRecord) -> Section:
-    """Site by round, by status."""
-    sites, attempts = facts.sites, [one for one in facts.attempts if one["round"]]
+def participation(record: RunRecord) -> Section:
+    """A calendar of sites by rounds, with the status of each task, and a table of attempts with problems."""
+    sites, attempts = record.sites, [attempt for attempt in record.attempts if attempt["round"]]
     if not sites or not attempts:
         return Section("participation", "Who took part when", missing=["No round has been opened yet."])
-    spans = _spans(sorted({one["round"] for one in attempts}))
+    spans = _spans(sorted({attempt["round"] for attempt in attempts}))
     tasks: dict[tuple[str, int], list[str]] = {}
-    for one, task in facts.tasks():
-        if task["kind"] == "fit" and one["round"]:
-            tasks.setdefault((task["site"], one["round"]), []).append(_task_status(task))
+    for attempt, task in record.tasks():
+        if task["kind"] == "fit" and attempt["round"]:
+            tasks.setdefault((task["site"], attempt["round"]), []).append(_task_status(task))
     rows: list[Row] = [[site, *(_cell(site, span, tasks) for span in spans)] for site in sites]
     header = ["site", *(str(span[0]) if place % 5 == 0 else "" for place, span in enumerate(spans))]
     width = max(map(len, spans))
-    several = f" A column is up to {width} rounds; it shows the worst that happened to the site in them."
+    several = f"A column is up to {width} rounds; it shows the worst that happened to the site in them."
     lead = "A column is a round. Of rounds with several attempts the worst status is shown." if width == 1 else several
-    used = sorted({task for found in tasks.values() for task in found}, key=list(TASK_STATUSES).index)
-    calendar = Table("Sites by rounds", header, rows, look="calendar")
+    statuses = sorted({status for of_round in tasks.values() for status in of_round}, key=list(TASK_STATUSES).index)
+    calendar = Table("Sites by rounds", header, rows, css_class="calendar")
     legend = Table(
         "Signs",
         ["sign", "meaning"],
-        [[Cell(TASK_STATUSES[f][0], TASK_STATUSES[f][1]), TASK_STATUSES[f][2]] for f in used],
+        [[Cell(letter, css_class), meaning] for letter, css_class, meaning in map(TASK_STATUSES.__getitem__, statuses)],
         2,
     )
     return Section(
         "participation",
         "Who took part when",
-        lead=[lead.strip()],
-        tables=[calendar, legend, _tally(sites, tasks, used), *_attempts(facts)],
+        lead=[lead],
+        tables=[calendar, legend, _tally(sites, tasks, statuses), *_attempts(record)],
     )
 
 
-def refusals(facts: RunRecord) -> Section:
+def refusals(record: RunRecord) -> Section:
     """Every update that was not used, with its reason."""
     rows: list[list[str]] = []
-    for one, task in facts.tasks():
-        at = [f"{one['round']}" + (f" (attempt {one['attempt']})" if one["attempt"] > 1 else ""), task["site"]]
-        rows += [[*at, u["code"] or u["verdict"], u["reason"], megabytes(u["bytes"])] for u in task["refused"]]
+    for attempt, task in record.tasks():
+        again = f" (attempt {attempt['attempt']})" if attempt["attempt"] > 1 else ""
+        key = [f"{attempt['round']}{again}", task["site"]]
+        rows += [[*key, u["code"] or u["verdict"], u["reason"], megabytes(u["bytes"])] for u in task["refused"]]
         if task["task_status"] == "set-aside":
-            rows.append([*at, "set-aside", task["reason"], megabytes(task["received"])])
+            rows.append([*key, "set-aside", task["reason"], megabytes(task["received"])])
     if not rows:
-        return Section("refusals", "Updates that were not used", lead=["None: every update that came was used."])
+        return Section("refusals", "Updates that were not used", lead=["None: every update that arrived was used."])
     header = ["round", "site", "what", "reason", "MB"]
-    table = Table(count(len(rows), "update"), header, rows[:MOST_LISTED], words=4, look="long")
-    left = len(rows) - MOST_LISTED
-    missing = [f"{left:,} more are not listed; `protofed report RUN --json` has all of them."] if left > 0 else []
+    table = Table(count(len(rows), "update"), header, rows[:MOST_LISTED], text_columns=4, css_class="long")
+    unlisted = len(rows) - MOST_LISTED
+    more = f"{unlisted:,} more are not listed; `protofed report RUN --json` has all of them."
+    missing = [more] if unlisted > 0 else []
     return Section("refusals", "Updates that were not used", tables=[table], missing=missing)
 
 
-def transfers(facts: RunRecord) -> Section:
-    """What went over the wire."""
-    by_round, by_site = facts.bytes_by("round"), facts.bytes_by("site")
+def transfers(record: RunRecord) -> Section:
+    """Bytes of updates and models, by round and by site."""
+    by_round, by_site = record.bytes_by("round"), record.bytes_by("site")
     if not by_round:
         return Section("transfers", "Transfers", missing=["Nothing has been sent yet."])
     received, sent = (sum(both[place] for both in by_site.values()) for place in (0, 1))
     largest = max(by_round, key=lambda number: sum(by_round[number]))
-    says = (
+    description = (
         f"{megabytes(received)} MB were received in updates and {megabytes(sent)} MB sent in models to be trained; "
         f"most in round {largest}: {megabytes(sum(by_round[largest]))} MB."
     )
-    shown_ = {number: by_round[number] for number in some(list(by_round))}
-    numbers = _volumes("The numbers behind", "round", {str(number): both for number, both in shown_.items()}, True)
+    charted = {number: by_round[number] for number in thinned(list(by_round))}
+    numbers = _volumes("The numbers behind", "round", {str(number): both for number, both in charted.items()}, True)
     table = _volumes("By site, over all rounds", "site", {**by_site, "all": (received, sent)}, False)
     return Section(
         "transfers",
         "Transfers",
-        lead=["Of updates that were taken, and of models that sites were asked to fetch and train. 1 MB is 10⁶ bytes."],
-        figures=[Figure("Bytes by round", says, volumes(by_round), numbers)],
+        lead=["Of updates that were accepted, and of models that sites were invited to train. 1 MB is 10⁶ bytes."],
+        figures=[Figure("Bytes by round", description, volumes(by_round), numbers)],
         tables=[table],
     )
 
 
 def _task_status(task: Mapping[str, Any]) -> str:
-    refused = task["refused"] and not task["received"]
+    refused = task["refused"] and not task["received"]  # a site may send another update after a refused one
     return "refused" if refused else task["task_status"] if task["task_status"] in TASK_STATUSES else "invited"
 
 
 def _spans(numbers: Sequence[int]) -> list[list[int]]:
-    """At most COLUMNS of them."""
+    """The rounds in at most `COLUMNS` groups."""
     width = -(-len(numbers) // COLUMNS)
     return [list(numbers[first : first + width]) for first in range(0, len(numbers), width)]
 
 
 def _cell(site: str, span: Sequence[int], tasks: Mapping[tuple[str, int], Sequence[str]]) -> Cell:
-    found = [task_status for number in span for task_status in tasks.get((site, number), [])]
-    letter, look, meaning = TASK_STATUSES[min(found, key=list(TASK_STATUSES).index)] if found else NOT_ASKED
+    statuses = [status for number in span for status in tasks.get((site, number), [])]
+    worst = min(statuses, key=list(TASK_STATUSES).index, default=None)
+    letter, css_class, meaning = NOT_INVITED if worst is None else TASK_STATUSES[worst]
     when = f"round {span[0]}" if len(span) == 1 else f"rounds {span[0]} to {span[-1]}"
-    return Cell(letter, look, f"{site}, {when}: {meaning}")
+    return Cell(letter, css_class, f"{site}, {when}: {meaning}")
 
 
-def _tally(sites: Sequence[str], tasks: Mapping[tuple[str, int], Sequence[str]], used: Sequence[str]) -> Table:
+def _tally(sites: Sequence[str], tasks: Mapping[tuple[str, int], Sequence[str]], statuses: Sequence[str]) -> Table:
     rows: list[Row] = []
     for site in sites:
-        counts = Counter(task_status for (who, _), found in tasks.items() if who == site for task_status in found)
-        rows.append([site, str(sum(counts.values())), *(str(counts[task_status]) for task_status in used)])
-    return Table("Invitations to train, and what became of them", ["site", "invited", *used], rows, folded=True)
+        counts = Counter(status for (name, _), of_round in tasks.items() if name == site for status in of_round)
+        rows.append([site, str(sum(counts.values())), *(str(counts[status]) for status in statuses)])
+    return Table("Invitations to train, and what became of them", ["site", "invited", *statuses], rows, folded=True)
 
 
-def _attempts(facts: RunRecord) -> list[Table]:
-    """Those that were not as wanted."""
-    odd = [one for one in facts.attempts if one["outcome"] in ("degraded", "abandoned", "rolled-back")]
-    rows = [[str(one["round"]), str(one["attempt"]), one["outcome"], one["reason"] or "–"] for one in odd]
+def _attempts(record: RunRecord) -> list[Table]:
+    """The table of degraded, abandoned and rolled back attempts, if there are any."""
+    rows = [
+        [str(attempt["round"]), str(attempt["attempt"]), attempt["outcome"], attempt["reason"] or "–"]
+        for attempt in record.attempts
+        if attempt["outcome"] in ("degraded", "abandoned", "rolled-back")
+    ]
+    if not rows:
+        return []
     header = ["round", "attempt", "outcome", "reason"]
-    return [Table("Rounds that were not as wanted", header, rows[-MOST_LISTED:], words=4, look="long")] if rows else []
+    return [Table("Rounds with problems", header, rows[-MOST_LISTED:], text_columns=4, css_class="long")]
 
 
-def _volumes(caption: str, what: str, moved: Mapping[str, tuple[int, int]], folded: bool) -> Table:
+def _volumes(caption: str, noun: str, moved: Mapping[str, tuple[int, int]], folded: bool) -> Table:
     rows = [[place, megabytes(received), megabytes(sent)] for place, (received, sent) in moved.items()]
-    return Table(f"{caption}, in MB", [what, "received", "sent"], rows, folded=folded)
+    return Table(f"{caption}, in MB", [noun, "received", "sent"], rows, folded=folded)

@@ -8,8 +8,18 @@ import numpy as np
 
 from protofed.common.statistics import lower_is_better, spread
 from protofed.deploy.report.document import Cell, Figure, Row, Section, Table
-from protofed.deploy.report.plots import BLUE, GREEN, ORANGE, Panel, Series, lying, over_rounds, points, reliability
-from protofed.deploy.report.record import GROUPS, RunRecord, label, percent, shown, some
+from protofed.deploy.report.plots import (
+    BLUE,
+    GREEN,
+    ORANGE,
+    Panel,
+    Series,
+    horizontal_points,
+    over_rounds,
+    points,
+    reliability,
+)
+from protofed.deploy.report.record import GROUPS, RunRecord, formatted, label, percent, thinned
 
 WHOSE = {"global": "Global model", "personal": "Own models"}
 CURVES = {  # by score, what its panel is called
@@ -22,138 +32,142 @@ CURVES = {  # by score, what its panel is called
     "global.local.accuracy": "Global model: on the sites' test sets",
 }
 FAIR = ("personal.pm_v", "personal.pm_l", "personal.balanced_accuracy", "personal.local.accuracy")
-MOST_CLASSES = 100  # drawn; of more, those that are found least
+MOST_CLASSES = 100  # that are drawn; of more classes, those with the least recall
 PROBABILITIES = "add `[evaluation] probabilities = true` to the recipe"
 RELIABILITY = "global.reliability"
 POLICY = "the sites' policies must name"
 
 
-def curves(facts: RunRecord) -> Section:
-    """Scores and losses over rounds."""
-    panels = [Panel(title, "%", found) for name, title in CURVES.items() if (found := facts.series(name))]
-    if losses := facts.losses():
+def curves(record: RunRecord) -> Section:
+    """Scores and training losses over rounds."""
+    panels = [Panel(title, "%", values) for name, title in CURVES.items() if (values := record.series(name))]
+    if losses := record.losses():
         panels.append(Panel("Training loss at the sites", "", losses))
     if not panels:
         return Section("curves", "Over the rounds", missing=["No round has been scored yet."])
-    says = "; ".join(_course(panel) for panel in panels)
+    description = "; ".join(_first_and_last(panel) for panel in panels)
     numbers = Table("The numbers behind", ["round", *(p.title for p in panels)], _means(panels), 0, folded=True)
-    drawn = Figure("Scores over the rounds", f"{says}.", over_rounds(panels), numbers)
+    figure = Figure("Scores over the rounds", f"{description}.", over_rounds(panels), numbers)
     lead = "Lines are means over sites, bands reach from the worst to the best site."
-    return Section("curves", "Over the rounds", lead=[lead], figures=[drawn])
+    return Section("curves", "Over the rounds", lead=[lead], figures=[figure])
 
 
-def by_class(facts: RunRecord) -> Section:
-    """Recall: the share of a class's test images that a model finds."""
-    newest = {whose: _recalls(facts, "newest", whose) for whose in WHOSE}
-    missing = [_unsaid(whose) for whose, found in newest.items() if not found]
+def by_class(record: RunRecord) -> Section:
+    """Recall of each class: the share of its test images that a model finds."""
+    newest = {whose: _recalls(record, "newest", whose) for whose in WHOSE}
+    missing = [_missing_recalls(whose) for whose, recalls in newest.items() if not recalls]
     if not any(newest.values()):
         return Section("classes", "Class by class", missing=missing)
-    rounds = {which: facts.round_of(which) for which in ("newest", "best")}
+    rounds = {which: record.round_of(which) for which in ("newest", "best")}
     series, series_of = [], {"global": (BLUE, "o"), "personal": (ORANGE, "^")}
     for whose, (colour, marker) in series_of.items():
         for which in ("newest", "best") if rounds["newest"] != rounds["best"] else ("newest",):
-            if found := _recalls(facts, which, whose):
+            if recalls := _recalls(record, which, whose):
                 text = f"{WHOSE[whose]}, {which} scores (round {rounds[which]})"
-                series.append(
-                    Series(text, {facts.name(c): v for c, v in found.items()}, colour, marker, hollow=which == "best")
-                )
-    low = {c: min(found[c] for found in newest.values() if c in found) for c in sorted(set().union(*newest.values()))}
-    shown_ = sorted(sorted(low, key=lambda c: (low[c], c))[:MOST_CLASSES])
-    says = f"Recall of each class in %, from 0 to 100. {_least(facts, newest)}."
-    title = (
-        "Recall by class" if len(shown_) == len(low) else f"Recall of the {len(shown_)} classes that are found least"
-    )
-    numbers = _recall_table(facts, rounds)
-    drawn = Figure(title, says, points([facts.name(c) for c in shown_], series, "class"), numbers)
+                values = {record.name(c): recall for c, recall in recalls.items()}
+                series.append(Series(text, values, colour, marker, hollow=which == "best"))
+    scored = sorted(set().union(*newest.values()))
+    least = {c: min(recalls[c] for recalls in newest.values() if c in recalls) for c in scored}
+    drawn_classes = sorted(sorted(least, key=lambda c: (least[c], c))[:MOST_CLASSES])
+    description = f"Recall of each class in %, from 0 to 100. {_least(record, newest)}."
+    some_classes = f"Recall of the {len(drawn_classes)} classes that are found least"
+    title = "Recall by class" if len(drawn_classes) == len(scored) else some_classes
+    numbers = _recall_table(record, rounds)
+    figure = Figure(title, description, points([record.name(c) for c in drawn_classes], series, "class"), numbers)
     lead = ["Recall is the share of a class's test images that a model names rightly; own models: mean over sites."]
     if rounds["newest"] != rounds["best"]:
-        lead.append(f"The best round is that with the largest {facts.record['classes']['judged_by']}.")
-    return Section("classes", "Class by class", lead=lead, figures=[drawn], missing=missing)
+        lead.append(f"The best round is that with the largest {record.raw['classes']['judged_by']}.")
+    return Section("classes", "Class by class", lead=lead, figures=[figure], missing=missing)
 
 
-def groups(facts: RunRecord) -> Section:
-    """Many, medium, few."""
+def groups(record: RunRecord) -> Section:
+    """Accuracy on frequent, medium and rare classes."""
     rows: list[Row] = []
     for whose, name in WHOSE.items():
-        found = [facts.last.get(f"{whose}.{group}") for group in GROUPS]
-        if any(one is not None for one in found):
-            rows.append([name, *("–" if one is None else shown("", one.mean) for one in found)])
+        spreads = [record.latest_spreads.get(f"{whose}.{group}") for group in GROUPS]
+        if any(spread is not None for spread in spreads):
+            rows.append([name, *("–" if spread is None else formatted("", spread.mean) for spread in spreads)])
     if not rows:
-        how = (
+        missing = (
             "Not scored: add `[evaluation] frequency_groups = true` to the recipe, with `class_order` if class 0 is "
             "not the commonest."
         )
-        return Section("groups", "Frequent and rare classes", missing=[how])
+        return Section("groups", "Frequent and rare classes", missing=[missing])
     header = ["model", "many (commonest 20 %)", "medium (next 30 %)", "few (rarest 50 %)", "mean of the three"]
-    table = Table(f"Accuracy on groups of classes in round {facts.newest}, in %", header, rows)
+    table = Table(f"Accuracy on groups of classes in round {record.newest}, in %", header, rows)
     return Section("groups", "Frequent and rare classes", tables=[table])
 
 
-def fairness(facts: RunRecord) -> Section:
-    """How different the sites' own models do."""
-    names = [name for name in FAIR if name in facts.last]
+def fairness(record: RunRecord) -> Section:
+    """How far apart the sites' own models are."""
+    names = [name for name in FAIR if name in record.latest_spreads]
     if not names:
-        how = f"No site has reported a score of its own model: {POLICY} `personal.pm_v` and the like (`metrics`)."
-        return Section("fairness", "Site by site", missing=[how])
-    sites = sorted({site for name in names for site in facts.own(name)})
+        missing = f"No site has reported a score of its own model: {POLICY} `personal.pm_v` and the like (`metrics`)."
+        return Section("fairness", "Site by site", missing=[missing])
+    sites = sorted({site for name in names for site in record.site_scores(name)})
     looks = zip(names, (BLUE, ORANGE, GREEN, "black"), ("o", "^", "s", "D"), strict=False)
-    series = [Series(CURVES[name], facts.own(name), colour, marker) for name, colour, marker in looks]
-    says = "; ".join(_apart(facts, name) for name in names)
-    drawn = Figure("Every site's own model", f"{says}.", lying(sites, series))
-    return Section("fairness", "Site by site", figures=[drawn], tables=[_site_table(facts, names, sites)])
+    series = [Series(CURVES[name], record.site_scores(name), colour, marker) for name, colour, marker in looks]
+    description = "; ".join(_spread_text(record, name) for name in names)
+    figure = Figure("Every site's own model", f"{description}.", horizontal_points(sites, series))
+    return Section("fairness", "Site by site", figures=[figure], tables=[_site_table(record, names, sites)])
 
 
-def calibration(facts: RunRecord) -> Section:
-    """Whether a model is right as often as it is sure."""
+def calibration(record: RunRecord) -> Section:
+    """Expected calibration error over rounds, and the reliability diagram of the newest global model."""
     panels = [
-        Panel(f"{WHOSE[whose]}: calibration error", "", found)
+        Panel(f"{WHOSE[whose]}: calibration error", "", values)
         for whose in WHOSE
-        if (found := facts.series(f"{whose}.ece"))
+        if (values := record.series(f"{whose}.ece"))
     ]
     if not panels:
         return Section("calibration", "Calibration", missing=[f"Not scored: {PROBABILITIES}."])
     numbers = Table("The numbers behind", ["round", *(p.title for p in panels)], _means(panels, 4), 0, folded=True)
-    says = "; ".join(f"{p.title}: {np.mean(p.values[max(p.values)]):.3f} in round {max(p.values)}" for p in panels)
-    figures = [Figure("Expected calibration error over the rounds", f"{says}.", over_rounds(panels), numbers)]
-    bins = _bins(facts)
+    description = "; ".join(
+        f"{p.title}: {np.mean(p.values[max(p.values)]):.3f} in round {max(p.values)}" for p in panels
+    )
+    figures = [Figure("Expected calibration error over the rounds", f"{description}.", over_rounds(panels), numbers)]
+    bins = _bins(record)
     if bins:
-        figures.append(_reliability(facts, bins))
+        figures.append(_reliability(record, bins))
     lead = ["A model is well calibrated if, of all answers of which it is 80 % sure, 80 % are right. 0 is perfect."]
     missing = [] if bins else [f"No reliability diagram: it takes an evaluator whose policy names `{RELIABILITY}.*`."]
     return Section("calibration", "Calibration", lead=lead, figures=figures, missing=missing)
 
 
-def _bins(facts: RunRecord) -> dict[int, tuple[float, float, float]]:
-    """By bin: accuracy, mean confidence, share of the answers; means over evaluators."""
-    read = [facts.by_class("newest", f"{RELIABILITY}.{name}") for name in ("accuracy", "confidence", "share")]
-    numbers = sorted(set(read[0]) & set(read[1]) & set(read[2]))
-    accuracy, confidence, share = ({n: float(np.mean(list(of[n].values()))) for n in numbers} for of in read)
+def _bins(record: RunRecord) -> dict[int, tuple[float, float, float]]:
+    """(accuracy, mean confidence, share of the answers) by bin; means over evaluators.
+
+    The names of bins end in a number, as those of classes do, so `by_class` reads them, too.
+    """
+    values = [record.by_class("newest", f"{RELIABILITY}.{name}") for name in ("accuracy", "confidence", "share")]
+    numbers = sorted(set(values[0]) & set(values[1]) & set(values[2]))
+    accuracy, confidence, share = ({n: float(np.mean(list(by_bin[n].values()))) for n in numbers} for by_bin in values)
     return {n: (accuracy[n], confidence[n], share[n]) for n in numbers}
 
 
-def _reliability(facts: RunRecord, bins: Mapping[int, tuple[float, float, float]]) -> Figure:
+def _reliability(record: RunRecord, bins: Mapping[int, tuple[float, float, float]]) -> Figure:
     sure = max(bins, key=lambda number: bins[number][2])
     accuracy, confidence, share = bins[sure]
-    says = (
+    description = (
         f"Most answers ({percent(share)}) are {percent(confidence)} sure on average, and {percent(accuracy)} of them "
         "are right. Points below the dashed line: the model is surer than it should be. Large points: many answers."
     )
-    rows = [[str(n), *(shown("", value) for value in of)] for n, of in bins.items()]
+    rows = [[str(n), *(formatted("", value) for value in values)] for n, values in bins.items()]
     header = ["bin", "right, %", "sure, %", "share of the answers, %"]
     numbers = Table("The numbers behind", header, rows, 0, folded=True)
-    return Figure(f"Reliability of the global model in round {facts.newest}", says, reliability(bins), numbers)
+    return Figure(f"Reliability of the global model in round {record.newest}", description, reliability(bins), numbers)
 
 
-def _course(panel: Panel) -> str:
-    first, last = min(panel.values), max(panel.values)
+def _first_and_last(panel: Panel) -> str:
+    rounds = min(panel.values), max(panel.values)
     form = percent if panel.unit == "%" else "{:.3f}".format
-    began, ended = (form(float(np.mean(panel.values[number]))) for number in (first, last))
-    return f"{panel.title}: {began} in round {first}, {ended} in round {last}"
+    first, last = (f"{form(float(np.mean(panel.values[number])))} in round {number}" for number in rounds)
+    return f"{panel.title}: {first}, {last}"
 
 
 def _means(panels: list[Panel], digits: int = 3) -> list[list[str]]:
     rows = []
-    for number in some(sorted(set().union(*(panel.values for panel in panels)))):
+    for number in thinned(sorted(set().union(*(panel.values for panel in panels)))):
         cells = []
         for panel in panels:
             mean = float(np.mean(panel.values[number])) if number in panel.values else None
@@ -162,56 +176,59 @@ def _means(panels: list[Panel], digits: int = 3) -> list[list[str]]:
     return rows
 
 
-def _recalls(facts: RunRecord, which: str, whose: str) -> dict[int, float]:
-    return {c: float(np.mean(list(of.values()))) for c, of in facts.by_class(which, f"{whose}.recall").items()}
+def _recalls(record: RunRecord, which: str, whose: str) -> dict[int, float]:
+    """Recall by class, mean over sites; of the global model, over evaluators."""
+    by_class = record.by_class(which, f"{whose}.recall")
+    return {c: float(np.mean(list(by_site.values()))) for c, by_site in by_class.items()}
 
 
-def _least(facts: RunRecord, newest: Mapping[str, Mapping[int, float]]) -> str:
-    told = []
-    for whose, found in newest.items():
-        if found:
-            worst = min(found, key=lambda c: (found[c], c))
+def _least(record: RunRecord, newest: Mapping[str, Mapping[int, float]]) -> str:
+    sentences = []
+    for whose, recalls in newest.items():
+        if recalls:
+            worst, recall = min(recalls.items(), key=lambda item: (item[1], item[0]))
             find = "finds" if whose == "global" else "find"
-            told.append(f"{WHOSE[whose]} {find} class {facts.name(worst)} least: {percent(found[worst])}")
-    return "; ".join(told)
+            sentences.append(f"{WHOSE[whose]} {find} class {record.name(worst)} least: {percent(recall)}")
+    return "; ".join(sentences)
 
 
-def _recall_table(facts: RunRecord, rounds: Mapping[str, int | None]) -> Table:
-    shared = [_recalls(facts, which, "global") for which in rounds]
-    own = facts.by_class("newest", "personal.recall")
-    best = _recalls(facts, "best", "personal")
+def _recall_table(record: RunRecord, rounds: Mapping[str, int | None]) -> Table:
+    shared = [_recalls(record, which, "global") for which in rounds]
+    own = record.by_class("newest", "personal.recall")
+    best = _recalls(record, "best", "personal")
     rows = []
     for c in sorted(set().union(*shared, own)):
         values = list(own.get(c, {}).values())
-        extent = f"{shown('', min(values))} to {shown('', max(values))}" if values else "–"
-        mean = shown("", float(np.mean(values))) if values else "–"
-        told = [shown("", of[c]) if c in of else "–" for of in shared]
-        rows.append([facts.name(c), *told, mean, shown("", best[c]) if c in best else "–", extent])
+        extent = f"{formatted('', min(values))} to {formatted('', max(values))}" if values else "–"
+        mean = formatted("", float(np.mean(values))) if values else "–"
+        cells = [formatted("", recalls[c]) if c in recalls else "–" for recalls in shared]
+        rows.append([record.name(c), *cells, mean, formatted("", best[c]) if c in best else "–", extent])
     header = ["class", "global, newest", "global, best", "own, newest", "own, best", "own, newest: worst to best site"]
     return Table("The numbers behind, in %", header, rows, 0, folded=True)
 
 
-def _unsaid(whose: str) -> str:
+def _missing_recalls(whose: str) -> str:
     if whose == "global":
         return "No recalls of the global model: they take an evaluator (`--role evaluator`) and a global model."
     return f"No recalls of the sites' own models: {POLICY} `personal.recall`, which tells of a site's classes."
 
 
-def _apart(facts: RunRecord, name: str) -> str:
-    own, told = facts.own(name), facts.last[name]
-    (worst, least), best = facts.worst(name), max(own, key=lambda site: own[site])
+def _spread_text(record: RunRecord, name: str) -> str:
+    scores, over_sites = record.site_scores(name), record.latest_spreads[name]
+    (worst, least), best = record.worst(name), max(scores, key=lambda site: scores[site])
     return (
-        f"{CURVES[name]}: mean {percent(told.mean)}, standard deviation {100 * told.std:.1f}, worst {worst} with "
-        f"{percent(least)}, best {best} with {percent(own[best])}"
+        f"{CURVES[name]}: mean {percent(over_sites.mean)}, standard deviation {100 * over_sites.std:.1f}, "
+        f"worst {worst} with {percent(least)}, best {best} with {percent(scores[best])}"
     )
 
 
-def _site_table(facts: RunRecord, names: list[str], sites: list[str]) -> Table:
-    own = {name: facts.own(name) for name in names}
+def _site_table(record: RunRecord, names: list[str], sites: list[str]) -> Table:
+    scores = {name: record.site_scores(name) for name in names}
     rows: list[Row] = [
-        [site, *(shown(name, own[name][site]) if site in own[name] else "–" for name in names)] for site in sites
+        [site, *(formatted(name, scores[name][site]) if site in scores[name] else "–" for name in names)]
+        for site in sites
     ]
-    for what in ("mean", "std", "worst"):
-        told = {n: getattr(spread(list(own[n].values()), lower_is_better(n)), what) for n in names}
-        rows.append([Cell(what, "total"), *(Cell(shown(name, told[name]), "total") for name in names)])
-    return Table(f"Own models in round {facts.newest}, in %", ["site", *map(label, names)], rows)
+    for statistic in ("mean", "std", "worst"):
+        totals = {n: getattr(spread(list(scores[n].values()), lower_is_better(n)), statistic) for n in names}
+        rows.append([Cell(statistic, "total"), *(Cell(formatted(name, totals[name]), "total") for name in names)])
+    return Table(f"Own models in round {record.newest}, in %", ["site", *map(label, names)], rows)
