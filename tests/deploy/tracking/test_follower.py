@@ -19,8 +19,8 @@ from protofed.common.errors import ConfigError, StateError
 from protofed.common.payload import SiteId
 from protofed.common.protocol.messages import TaskKind, Verdict
 from protofed.deploy.tracking import follower as tracking
-from protofed.deploy.tracking.follower import Follower, tell, trackers
-from protofed.deploy.tracking.pages import Page, TrackedRun, page, settled
+from protofed.deploy.tracking.follower import Follower, sync_run, trackers
+from protofed.deploy.tracking.round_metrics import RoundMetrics, TrackedRun, complete_rounds, round_metrics
 from protofed.deploy.tracking.tensorboard import EventFiles
 from protofed.server.storage.ledger import Ledger
 from protofed.server.storage.reader import LedgerReader
@@ -102,7 +102,7 @@ def test_a_page_is_what_the_ledger_says(run_ledger: RunLedger) -> None:
     run_ledger.publish(1, 0.5)
     rows = run_ledger.ledger.rounds(RUN)
     last = rows[-1]
-    found = page(run_ledger.ledger, last, rows)
+    found = round_metrics(run_ledger.ledger, last, rows)
     assert last.closed_at is not None
     assert (found.round, found.attempt, found.at) == (1, 2, last.closed_at)
     assert found.numbers == pytest.approx(
@@ -133,7 +133,9 @@ def test_a_page_is_what_the_ledger_says(run_ledger: RunLedger) -> None:
 
 def test_a_round_is_told_when_nothing_more_will_be_known_of_it(run_ledger: RunLedger) -> None:
     def told() -> list[int]:
-        return [row.round for row in settled(run_ledger.ledger.rounds(RUN), run_ledger.row().ended_at is not None)]
+        return [
+            row.round for row in complete_rounds(run_ledger.ledger.rounds(RUN), run_ledger.row().ended_at is not None)
+        ]
 
     assert told() == []
     run_ledger.attempt(0)
@@ -193,8 +195,8 @@ def read(folder: Path) -> tuple[Seen, dict[str, list[tuple[int, str]]]]:
 def by_the_ledger(run_ledger: RunLedger) -> Seen:
     """What every tracker should show."""
     rows, shown = run_ledger.ledger.rounds(RUN), dict[str, list[tuple[int, float]]]()
-    for row in settled(rows, run_ledger.row().ended_at is not None):
-        for tag, number in page(run_ledger.ledger, row, rows).numbers.items():
+    for row in complete_rounds(rows, run_ledger.row().ended_at is not None):
+        for tag, number in round_metrics(run_ledger.ledger, row, rows).numbers.items():
             shown.setdefault(tag, []).append((row.round, number))
     return shown
 
@@ -209,7 +211,7 @@ def expect_same(seen: Seen, wanted: Seen) -> None:
 def follow(run_ledger: RunLedger, tracker: tracking.Tracker) -> int:
     """As a process that begins now, tells what there is to tell, and ends."""
     with closing(LedgerReader(run_ledger.url)) as records, tracker.open(run_ledger.row()) as book:
-        return tell(records, run_ledger.row(), book)
+        return sync_run(records, run_ledger.row(), book)
 
 
 def test_event_files_are_the_ledgers_numbers_and_say_recipe_and_outcome(run_ledger: RunLedger, tmp_path: Path) -> None:
@@ -327,8 +329,8 @@ class Away:
     name = "away"
 
     def __init__(self, failures: int) -> None:
-        self.failures, self.pages = failures, list[Page]()
-        self.told, self.ended = TrackedRun(), threading.Event()
+        self.failures, self.rounds = failures, list[RoundMetrics]()
+        self.tracked, self.ended = TrackedRun(), threading.Event()
 
     @contextmanager
     def open(self, row: RunRow) -> Iterator[Away]:
@@ -337,20 +339,20 @@ class Away:
             raise ConnectionError("no route to host")
         yield self
 
-    def take_back(self, rounds: int) -> None:
+    def roll_back(self, rounds: int) -> None:
         raise AssertionError
 
-    def write(self, page: Page) -> None:
-        self.pages.append(page)
-        self.told = TrackedRun((*self.told.attempts, page.attempt), self.told.outcome)
+    def write(self, metrics: RoundMetrics) -> None:
+        self.rounds.append(metrics)
+        self.tracked = TrackedRun((*self.tracked.attempts, metrics.attempt), self.tracked.outcome)
 
     def end(self, row: RunRow) -> None:
-        self.told = TrackedRun(self.told.attempts, "ended")
+        self.tracked = TrackedRun(self.tracked.attempts, "ended")
         self.ended.set()
 
 
 def test_a_tracker_that_was_away_is_told_what_it_missed(run_ledger: RunLedger, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tracking, "AGAIN_S", 0.01)
+    monkeypatch.setattr(tracking, "RETRY_S", 0.01)
     tracker = Away(3)
     run_ledger.publish(0)
     run_ledger.publish(1)
@@ -362,10 +364,10 @@ def test_a_tracker_that_was_away_is_told_what_it_missed(run_ledger: RunLedger, m
         assert tracker.ended.wait(20)
         follower.stop()
     assert not follower.is_alive()
-    assert [found.round for found in tracker.pages] == [0, 1, 2]
+    assert [found.round for found in tracker.rounds] == [0, 1, 2]
     assert [entry["event"] for entry in logs] == [
-        *["a tracker cannot be told; trying again"] * 3,
-        "a tracker was told what it had missed",
+        *["a tracker failed; trying again"] * 3,
+        "a tracker has caught up",
     ]
     assert logs[0]["why"] == "ConnectionError: no route to host"
 
@@ -376,13 +378,13 @@ def test_the_end_tells_the_last_rounds_or_says_that_they_are_missing(run_ledger:
     follower.start()
     run_ledger.publish(0)
     follower.stop()
-    assert [found.round for found in tracker.pages] == [0]
+    assert [found.round for found in tracker.rounds] == [0]
     with capture_logs() as logs:
         absent = Follower(run_ledger.url, Away(99), 3600.0)
         absent.start()
         absent.stop()
     assert [entry["event"] for entry in logs] == [
-        "a tracker lacks the newest rounds; `protofed tracking sync` tells it"
+        "a tracker lacks the newest rounds; `protofed tracking sync` adds them"
     ]
 
 
@@ -390,13 +392,13 @@ def test_a_process_that_goes_on_writes_one_file_and_a_run_that_waits_has_none(
     run_ledger: RunLedger, tmp_path: Path
 ) -> None:
     follower = Follower(run_ledger.url, EventFiles(tmp_path / "tb"), 3600.0)
-    follower._turn(last=False)
+    follower._poll(last=False)
     assert not (tmp_path / "tb").exists()
     for number in range(3):
         run_ledger.publish(number)
-        follower._turn(last=False)
+        follower._poll(last=False)
     run_ledger.ledger.end_run(RUN, "enough", RoundOutcome.COMPLETED)
-    follower._turn(last=False)
+    follower._poll(last=False)
     assert len(list((tmp_path / "tb" / RUN).glob("events*"))) == 1
     scalars, _ = read(tmp_path / "tb" / RUN)
     expect_same(scalars, by_the_ledger(run_ledger))
@@ -409,12 +411,12 @@ def test_a_run_that_has_ended_is_looked_at_once(run_ledger: RunLedger) -> None:
     follower = Follower(run_ledger.url, tracker, 3600.0)
     run_ledger.publish(0)
     run_ledger.ledger.end_run(RUN, "enough", RoundOutcome.FAILED)
-    follower._turn(last=False)
+    follower._poll(last=False)
     tracker.failures = 1
-    follower._turn(last=False)
+    follower._poll(last=False)
     assert tracker.failures == 1
     run_ledger.ledger.roll_back(RUN, 0)
-    follower._turn(last=False)
+    follower._poll(last=False)
     assert tracker.failures == 0
 
 

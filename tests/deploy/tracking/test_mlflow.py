@@ -60,9 +60,9 @@ def test_a_run_is_there_with_its_numbers_recipe_and_outcome_however_often_proces
     run_ledger.publish(2, 0.7)
     killed = mlflow()
     with killed.open(run_ledger.row()) as book, monkeypatch.context() as patch:
-        patch.setattr(book, "_keep", lambda _told: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(book, "_save_tracked", lambda _tracked: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
-            tracking.tell(run_ledger.ledger, run_ledger.row(), book)
+            tracking.sync_run(run_ledger.ledger, run_ledger.row(), book)
     run_ledger.ledger.end_run(RUN, "all rounds are done", RoundOutcome.COMPLETED)
     last = mlflow()
     assert follow(run_ledger, last) == 1
@@ -89,7 +89,7 @@ def test_a_run_is_there_with_its_numbers_recipe_and_outcome_however_often_proces
 def test_a_server_that_does_not_answer_is_told_later_and_holds_nobody_up(
     run_ledger: RunLedger, mlflow: Callable[[], Mlflow], unused_port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tracking, "AGAIN_S", 0.01)
+    monkeypatch.setattr(tracking, "RETRY_S", 0.01)
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     here, absent = mlflow(), Mlflow(f"http://ann:hunter@127.0.0.1:{unused_port}")
     run_ledger.publish(0)
@@ -104,11 +104,11 @@ def test_a_server_that_does_not_answer_is_told_later_and_holds_nobody_up(
         run_ledger.publish(1)
         assert time.monotonic() - began < 5.0
         follower._tracker = here  # it is back
-        while not any(entry["event"] == "a tracker was told what it had missed" for entry in logs):
+        while not any(entry["event"] == "a tracker has caught up" for entry in logs):
             assert time.monotonic() < until
             time.sleep(0.02)
         follower.stop()
-    assert logs[0]["event"] == "a tracker cannot be told; trying again"
+    assert logs[0]["event"] == "a tracker failed; trying again"
     assert "hunter" not in Hidden().clean(logs[0]["why"])
     _, points = seen(here)
     expect_same(points, by_the_ledger(run_ledger))

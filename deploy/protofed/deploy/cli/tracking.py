@@ -47,8 +47,8 @@ def sync(
         for row in _wanted(there, run, everything=everything):
             for tracker in trackers:
                 with tracker.open(row) as book:
-                    new = follower.tell(there.records, row, book)
-                    rounds = len(book.told.attempts)
+                    new = follower.sync_run(there.records, row, book)
+                    rounds = len(book.tracked.attempts)
                 told = f"{row.run}: {new} new of {rounds} rounds told to {tracker.name}"
                 console.print(told, soft_wrap=True, highlight=False, markup=False)
 

@@ -154,7 +154,9 @@ class RunRecord:
 
     def statistics(self, name: str) -> dict[int, float]:
         """A statistic of the states, such as `prototype_shift`, by round."""
-        return {attempt["round"]: attempt["statistics"][name] for attempt in self.rounds if name in attempt["statistics"]}
+        return {
+            attempt["round"]: attempt["statistics"][name] for attempt in self.rounds if name in attempt["statistics"]
+        }
 
     def bytes_by(self, key: str) -> dict[Any, tuple[int, int]]:
         """Bytes (received from sites, sent to sites), by `site` or by `round` over all of its attempts."""

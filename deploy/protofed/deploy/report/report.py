@@ -21,7 +21,10 @@ WORDS = (
     ("balanced accuracy", "The mean of the recalls of all classes: rare classes count as much as common ones."),
     ("PM(V), PM(L)", "Accuracy of own models on the site's classes; with each class weighted by its frequency there."),
     ("std", "Population standard deviation over sites: the smaller, the fairer."),
-    ("update, refused, set aside", "What a site sends after training; not accepted; accepted, and left out afterwards."),
+    (
+        "update, refused, set aside",
+        "What a site sends after training; not accepted; accepted, but left out later.",
+    ),
     ("degraded round", "One that went on with fewer updates than it wanted."),
 )
 

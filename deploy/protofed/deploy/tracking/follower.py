@@ -1,7 +1,7 @@
-"""Experiment trackers that follow a server's runs by reading its ledger: none can hold a run up, or lose a round.
+"""Experiment trackers follow a server's runs by reading its ledger: none can delay a run or lose a round.
 
-What a tracker has been told is kept with the tracker: so it is told each round once, however often anybody restarts,
-and what it missed while it was away it is told later.
+What a tracker has is recorded with the tracker itself. So each round is written once, however often the server or the
+tracker restarts, and rounds that ended while the tracker was away are written later.
 """
 
 from __future__ import annotations
@@ -16,148 +16,158 @@ from typing import Protocol
 import structlog
 
 from protofed.common.errors import ConfigError
-from protofed.deploy.tracking.pages import Page, TrackedRun, outcome, page, published, settled, still_true
+from protofed.deploy.tracking.round_metrics import (
+    RoundMetrics,
+    TrackedRun,
+    complete_rounds,
+    outcome,
+    published,
+    round_metrics,
+    valid_rounds,
+)
 from protofed.server.storage.reader import LedgerReader
 from protofed.server.storage.rows import RunRow
 
 log = structlog.get_logger()
-EVERY_S = 2.0
-AGAIN_S, LONGEST_S = 10.0, 300.0  # after a failure, and after many
-LAST_S = 15.0  # that the end of a server waits for a tracker
+EVERY_S = 2.0  # between two looks at the ledger
+RETRY_S, MAX_RETRY_S = 10.0, 300.0  # after one failure, doubled with each further one, up to the second
+STOP_S = 15.0  # that a server waits for a tracker when it stops
 
 
-class Book(Protocol):
-    """One run as a tracker has it."""
+class RunWriter(Protocol):
+    """Writes one run to a tracker; each method also records what the tracker has then."""
 
     @property
-    def told(self) -> TrackedRun:
-        """What it has."""
+    def tracked(self) -> TrackedRun:
+        """What the tracker has of the run."""
 
-    def take_back(self, rounds: int) -> None:
-        """Of its rounds only so many are still true: the run was rolled back."""
+    def roll_back(self, rounds: int) -> None:
+        """Keep the first `rounds` rounds only: the run was rolled back."""
 
-    def write(self, page: Page) -> None:
+    def write(self, metrics: RoundMetrics) -> None:
         """Add the next round."""
 
     def end(self, row: RunRow) -> None:
-        """Say how the run has ended, or that it goes on again."""
+        """Write the run's outcome, or that it continues after all."""
 
 
 class Tracker(Protocol):
-    """A tracker; whatever its methods raise is tried again later."""
+    """An experiment tracker. Its methods may raise anything: the follower tries again later."""
 
     name: str
 
     @contextmanager
-    def open(self, row: RunRow) -> Iterator[Book]:
-        """One run's, made if it is missing."""
+    def open(self, row: RunRow) -> Iterator[RunWriter]:
+        """The writer of a run, which the tracker creates if it does not have it."""
 
 
-def tell(records: LedgerReader, row: RunRow, book: Book) -> int:
-    """Tell a tracker what it does not have yet of a run; how many rounds that were."""
-    rows = records.rounds(row.run)
-    keep = still_true(book.told, published(rows))
-    if keep < len(book.told.attempts):
-        book.take_back(keep)
-    new = settled(rows, row.ended_at is not None)[keep:]
-    for one in new:
-        book.write(page(records, one, rows))
-    if outcome(row) != book.told.outcome:
-        book.end(row)
+def sync_run(ledger: LedgerReader, row: RunRow, writer: RunWriter) -> int:
+    """Write the rounds that a tracker does not have yet of a run, and its outcome; the number of rounds."""
+    rows = ledger.rounds(row.run)
+    valid = valid_rounds(writer.tracked, published(rows))
+    if valid < len(writer.tracked.attempts):
+        writer.roll_back(valid)
+    new = complete_rounds(rows, row.ended_at is not None)[valid:]
+    for round_row in new:
+        writer.write(round_metrics(ledger, round_row, rows))
+    if outcome(row) != writer.tracked.outcome:
+        writer.end(row)
     return len(new)
 
 
 class Follower(threading.Thread):
-    """Tells one tracker of all runs, as they go on.
+    """A thread that writes all runs of a ledger to one tracker as they go on.
 
     Args:
-        url: of the ledger.
+        url: of the ledger's database.
+        every_s: seconds between two looks at the ledger.
     """
 
     def __init__(self, url: str, tracker: Tracker, every_s: float = EVERY_S) -> None:
         super().__init__(name=f"tracker-{tracker.name}", daemon=True)
         self._url, self._tracker, self._every_s = url, tracker, every_s
         self._end = threading.Event()
-        self._books: dict[str, tuple[Book, ExitStack]] = {}  # of runs that go on
-        self._done: dict[str, RunRow] = {}  # of which there is nothing more to tell
-        self._failed = 0  # times, since it last went well
+        self._writers: dict[str, tuple[RunWriter, ExitStack]] = {}  # of running runs
+        self._finished: dict[str, RunRow] = {}  # runs that were written to their end
+        self._failed = 0  # consecutive failures
 
     def run(self) -> None:
-        """Follow until stopped, then once more to the end."""
+        """Follow until stopped, then write once more what is new."""
         ending = False
         while not ending:
-            rest_s = min(AGAIN_S * 2 ** (self._failed - 1), LONGEST_S) if self._failed else self._every_s
-            ending = self._end.wait(rest_s)
-            self._turn(last=ending)
-        self._release(*self._books)
+            wait_s = min(RETRY_S * 2 ** (self._failed - 1), MAX_RETRY_S) if self._failed else self._every_s
+            ending = self._end.wait(wait_s)
+            self._poll(last=ending)
+        self._close(*self._writers)
 
     def stop(self) -> None:
-        """Tell what there is to tell, and end; a tracker that does not answer is not waited for long."""
+        """Write what is new and end; waits for at most `STOP_S`. The thread is a daemon, so a stuck one is left."""
         self._end.set()
-        self.join(LAST_S)
+        self.join(STOP_S)
 
-    def _turn(self, *, last: bool) -> None:
+    def _poll(self, *, last: bool) -> None:
         try:
-            with closing(LedgerReader(self._url)) as records:
-                for row in records.runs():
-                    self._follow(records, row)
-        except Exception as error:  # whatever a tracker does
+            with closing(LedgerReader(self._url)) as ledger:
+                for row in ledger.runs():
+                    self._follow(ledger, row)
+        except Exception as error:  # a tracker's library may raise anything; the server must not notice
             self._failed += 1
-            self._release(*self._books)
-            told = {"tracker": self._tracker.name, "why": f"{type(error).__name__}: {error}"[:500]}
+            self._close(*self._writers)
+            fields = {"tracker": self._tracker.name, "why": f"{type(error).__name__}: {error}"[:500]}
             if last:
-                log.error("a tracker lacks the newest rounds; `protofed tracking sync` tells it", **told)
+                log.error("a tracker lacks the newest rounds; `protofed tracking sync` adds them", **fields)
             else:
-                log.warning("a tracker cannot be told; trying again", **told)
+                log.warning("a tracker failed; trying again", **fields)
             return
         if self._failed:
-            log.info("a tracker was told what it had missed", tracker=self._tracker.name)
+            log.info("a tracker has caught up", tracker=self._tracker.name)
         self._failed = 0
 
-    def _follow(self, records: LedgerReader, row: RunRow) -> None:
+    def _follow(self, ledger: LedgerReader, row: RunRow) -> None:
         ended = row.ended_at is not None
-        if self._done.get(row.run) == row or not (ended or records.attempts(row.run, 0)):
+        # Rows are compared, for a run that ended may go on after a rollback. One without a round has nothing to write.
+        if self._finished.get(row.run) == row or not (ended or ledger.attempts(row.run, 0)):
             return
-        if row.run not in self._books:
-            with ExitStack() as held:
-                book = held.enter_context(self._tracker.open(row))
-                self._books[row.run] = book, held.pop_all()
-        tell(records, row, self._books[row.run][0])
+        if row.run not in self._writers:
+            with ExitStack() as resources:
+                writer = resources.enter_context(self._tracker.open(row))
+                self._writers[row.run] = writer, resources.pop_all()
+        sync_run(ledger, row, self._writers[row.run][0])
         if ended:
-            self._release(row.run)
-            self._done[row.run] = row
+            self._close(row.run)
+            self._finished[row.run] = row
 
-    def _release(self, *runs: str) -> None:
-        """A tracker that was away is opened anew."""
+    def _close(self, *runs: str) -> None:
+        """Close writers: at the end of a run, and after a failure, so that the tracker is opened anew."""
         for run in runs:
-            _, held = self._books.pop(run)
-            held.close()
+            _, resources = self._writers.pop(run)
+            resources.close()
 
 
 def trackers(tensorboard: Path | None, mlflow: str | None) -> list[Tracker]:
-    """Those that are asked for.
+    """The trackers that the settings name: a folder for TensorBoard, a URI for MLflow.
 
     Raises:
-        ConfigError: what one of them needs is not installed, or its address cannot be used.
+        ConfigError: a library that one of them needs is not installed, or its address cannot be used.
     """
-    found: list[Tracker] = []
+    chosen: list[Tracker] = []
     if tensorboard is not None:
         _check_installed("tensorboardX", "tensorboard")
         from protofed.deploy.tracking.tensorboard import EventFiles
 
-        found.append(EventFiles(tensorboard))
+        chosen.append(EventFiles(tensorboard))
     if mlflow is not None:
         _check_installed("mlflow", "mlflow")
         from protofed.deploy.tracking.mlflow import Mlflow
 
-        found.append(Mlflow(mlflow))
-    return found
+        chosen.append(Mlflow(mlflow))
+    return chosen
 
 
 @contextmanager
-def following(url: str, told: Sequence[Tracker]) -> Iterator[None]:
-    """Followers of a ledger, one for each tracker, so that none waits for another."""
-    followers = [Follower(url, tracker) for tracker in told]
+def following(url: str, trackers: Sequence[Tracker]) -> Iterator[None]:
+    """Run a follower of the ledger for each tracker; separate threads, so that a slow tracker delays no other."""
+    followers = [Follower(url, tracker) for tracker in trackers]
     for follower in followers:
         follower.start()
     try:

@@ -1,0 +1,135 @@
+"""What experiment trackers get of a run: the numbers of every finished round, from the ledger alone."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from protofed.common.protocol.messages import TaskKind, Verdict, score_family
+from protofed.common.statistics import spreads
+from protofed.server.storage.reader import LedgerReader
+from protofed.server.storage.rows import RoundRow, RunRow
+
+MB = 1e6
+
+
+@dataclass(frozen=True)
+class RoundMetrics:
+    """The numbers of one round.
+
+    Attributes:
+        attempt: the one that published the round's state.
+        at: Unix time at which that attempt was closed.
+        numbers: by tag, such as `scores/global.accuracy/mean`.
+    """
+
+    round: int
+    attempt: int
+    at: float
+    numbers: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class TrackedRun:
+    """What a tracker has of a run.
+
+    Attributes:
+        attempts: for each round, from round 0, the attempt whose numbers it has.
+        outcome: how the run ended; empty: it goes on.
+    """
+
+    attempts: tuple[int, ...] = ()
+    outcome: str = ""
+
+    def pack(self) -> dict[str, object]:
+        """For JSON. Nearly all rounds need one attempt, so only the others are listed."""
+        again = {str(number): attempt for number, attempt in enumerate(self.attempts) if attempt != 1}
+        return {"rounds": len(self.attempts), "again": again, "outcome": self.outcome}
+
+    @classmethod
+    def unpack(cls, packed: Mapping[str, object]) -> TrackedRun:
+        """The inverse of `pack`.
+
+        Raises:
+            ValueError, TypeError, KeyError: `pack` has not made this.
+        """
+        count, again = packed["rounds"], packed["again"]
+        if not isinstance(count, int) or not isinstance(again, dict):
+            raise TypeError("expected what `pack` gives")
+        return cls(tuple(int(again.get(str(number), 1)) for number in range(count)), str(packed["outcome"]))
+
+
+def outcome(row: RunRow) -> str:
+    """How a run ended, in words; empty while it goes on."""
+    if row.outcome is None:
+        return ""
+    return row.outcome.value if row.reason in (None, row.outcome) else f"{row.outcome.value}: {row.reason}"
+
+
+def published(rows: Sequence[RoundRow]) -> list[RoundRow]:
+    """The attempts that published a state, one for each round from round 0; `rows` has none that was rolled back."""
+    return [row for row in rows if row.state is not None]
+
+
+def valid_rounds(tracked: TrackedRun, published_rows: Sequence[RoundRow]) -> int:
+    """The number of rounds, from round 0, that a tracker has of the same attempts as the ledger."""
+    for number, (attempt, row) in enumerate(zip(tracked.attempts, published_rows, strict=False)):
+        if attempt != row.attempt:
+            return number
+    return min(len(tracked.attempts), len(published_rows))
+
+
+def complete_rounds(rows: Sequence[RoundRow], ended: bool) -> list[RoundRow]:
+    """The published rounds whose numbers are final: they were scored, or the run has gone on or ended."""
+    published_rows = published(rows)
+    if published_rows and not (ended or published_rows[-1].scored or rows[-1].round > published_rows[-1].round):
+        return published_rows[:-1]
+    return published_rows
+
+
+def round_metrics(ledger: LedgerReader, row: RoundRow, rows: Sequence[RoundRow]) -> RoundMetrics:
+    """The numbers of a published round.
+
+    Args:
+        rows: all attempts of the run that were not rolled back.
+    """
+    at = row.closed_at or row.opened_at
+    attempts = {attempt.attempt for attempt in rows if attempt.round == row.round}
+    numbers = {"round/seconds": at - row.opened_at, "round/attempts": float(len(attempts))}
+    numbers["round/degraded"] = float(row.complete is False)
+    numbers |= _sites(ledger, row) | _transfers(ledger, row, attempts) | _scores(ledger, row)
+    numbers |= {f"statistics/{name}": value for name, value in row.statistics.items()}
+    return RoundMetrics(row.round, row.attempt, at, numbers)
+
+
+def _sites(ledger: LedgerReader, row: RoundRow) -> dict[str, float]:
+    statuses = [
+        task.task_status for task in ledger.tasks(row.run, row.round, row.attempt) if task.kind is not TaskKind.SCORE
+    ]
+    count = Counter(statuses)
+    counts = {
+        "invited": len(statuses),
+        "reported": count["reported"] + count["set-aside"],
+        "set_aside": count["set-aside"],
+    }
+    counts |= {"late": count["late"], "failed": count["failed"]}
+    return {f"sites/{name}": float(number) for name, number in counts.items()}
+
+
+def _transfers(ledger: LedgerReader, row: RoundRow, attempts: set[int]) -> dict[str, float]:
+    """MB (10^6 bytes) over all attempts at the round, counted as `LedgerReader.moved` counts them."""
+    updates = [update for update in ledger.updates(row.run, row.round) if update.task.attempt in attempts]
+    tasks = [task for task in ledger.tasks(row.run, row.round) if task.attempt in attempts]
+    received = sum(update.bytes for update in updates if update.verdict is Verdict.ACCEPTED)
+    sent = sum(task.base_bytes for task in tasks if task.kind is TaskKind.FIT)
+    return {"transfer/received_mb": received / MB, "transfer/sent_mb": sent / MB}
+
+
+def _scores(ledger: LedgerReader, row: RoundRow) -> dict[str, float]:
+    """Scores over sites; those of single classes have a group of their own, for they are many."""
+    numbers: dict[str, float] = {}
+    for name, spread in spreads(ledger.scores(row.run, row.round).get(row.round, {})).items():
+        group = "scores" if score_family(name) == name else "classes"
+        numbers |= {f"{group}/{name}/{stat}": getattr(spread, stat) for stat in ("mean", "std", "worst")}
+    return numbers
