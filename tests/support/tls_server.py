@@ -50,7 +50,7 @@ class TlsServer:
         """Let a certificate in that the server would not register, valid for ever for all that it knows."""
         said = read_certificate((folder / "cert.pem").read_bytes(), str(folder))
         row = CertificateRow(said.fingerprint, said.party, said.name, 0.0, 1e10, 0.0)
-        self.server.operation.certificates._known[row.fingerprint] = row
+        self.server.operation.certificates._rows[row.fingerprint] = row
 
     def operator(self) -> Operator:
         """Its side of the wire."""

@@ -44,7 +44,7 @@ class LiveServer:
         self._loop, self._stop = asyncio.new_event_loop(), asyncio.Event()
         state.mkdir(parents=True, exist_ok=True)
         executors, notifier, self._opened = Executors(), TaskNotifier(), ExitStack()
-        context = open_server(state, self._opened, work=executors.aggregate, notify=notifier.ring)
+        context = open_server(state, self._opened, work=executors.aggregate, notify=notifier.notify)
         self.context, self.ledger, self.blobs = context, context.ledger, context.blobs
         self.runs = RunQueue([recipe], context)
         self.operation = OperatorApi(self.runs, context)

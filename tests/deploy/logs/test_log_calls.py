@@ -25,7 +25,7 @@ KEYS = IDS | {
     *("library", "text", "line", "thread", "exit_code"),  # of what others say
     *("tracker", "rounds", "ranks"),
 }
-SPLATS = frozenset({"told", "told_of", "whose", "at", "call.concerns()", "_whose(row)", "why", "peer.site()"})
+SPLATS = frozenset({"fields", "caller", "told", "whose", "at", "_holder(row)", "why", "peer.site()"})
 
 
 def log_calls(tree: ast.AST) -> Iterator[ast.Call]:

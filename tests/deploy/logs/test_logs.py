@@ -89,11 +89,11 @@ def test_the_environment_chooses_format_and_level(
 
 
 def test_debug_goes_over_the_environments_level(said: Read, monkeypatch: pytest.MonkeyPatch) -> None:
-    log.debug("looking for room again")
+    log.debug("trying to write audit records again")
     assert said() == []
     monkeypatch.setenv(setup.LEVEL, "error")
     setup.configure(debug=True)
-    log.debug("looking for room again")
+    log.debug("trying to write audit records again")
     assert only(said)["level"] == "debug"
 
 

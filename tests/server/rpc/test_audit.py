@@ -20,7 +20,7 @@ from protofed.common.storage import files
 from protofed.common.storage.journal import Journal, Record, records
 from protofed.protos.v1 import federation_pb2 as pb
 from protofed.server.access.authorization import PLAINTEXT, Peer
-from protofed.server.rpc.audit import NAMES, ROOM, AuditEntry, ServerAudit
+from protofed.server.rpc.audit import MAX_NAMES, TRIAL_BYTES, AuditEntry, ServerAudit
 
 ANN = Peer("ab" * 32, "site", "ann")
 
@@ -302,7 +302,7 @@ def test_it_takes_more_than_room_for_one_record_to_go_on(
     audit: ServerAudit, path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(folder: Path, data: bytes) -> None:
-        assert len(data) == ROOM
+        assert len(data) == TRIAL_BYTES
         raise OutOfSpaceError("a little more would fit")
 
     async def scenario() -> None:
@@ -322,7 +322,7 @@ def test_it_takes_more_than_room_for_one_record_to_go_on(
 def test_names_of_calls_that_peers_invent_are_bounded(audit: ServerAudit, path: Path, disk: Disk) -> None:
     async def scenario() -> None:
         disk.number = errno.ENOSPC
-        for number in range(NAMES + 50):
+        for number in range(MAX_NAMES + 50):
             assert await refused(audit.note(entry(call=f"Invented{number}")))
         disk.number = None
         await audit.ready("CommitUpload")
@@ -331,7 +331,7 @@ def test_names_of_calls_that_peers_invent_are_bounded(audit: ServerAudit, path: 
     (resumed,) = records(path)
     counted = resumed.facts["unrecorded"]
     assert isinstance(counted, dict)
-    assert len(counted) == NAMES + 1
+    assert len(counted) == MAX_NAMES + 1
     assert counted["others"] == 50
 
 

@@ -55,13 +55,13 @@ def test_there_is_no_limit_where_there_are_no_groups(tmp_path: Path) -> None:
 
 def test_memory_is_short_above_the_limit_and_only_then() -> None:
     now = 100
-    shedding = MemoryGuard(100, lambda: now)
-    assert not shedding.short()
+    guard = MemoryGuard(100, lambda: now)
+    assert not guard.short()
     now = 101
-    assert shedding.short()
-    assert shedding.short()
+    assert guard.short()
+    assert guard.short()
     now = 99
-    assert not shedding.short()
+    assert not guard.short()
 
 
 def test_without_a_limit_it_never_is() -> None:
@@ -75,9 +75,9 @@ def test_what_was_freed_is_given_back_before_anyone_is_refused() -> None:
 
 def test_a_change_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
     now = 0
-    shedding = MemoryGuard(100, lambda: now)
+    guard = MemoryGuard(100, lambda: now)
     for now in (0, 200, 200, 0, 0):  # noqa: B007
-        shedding.short()
+        guard.short()
     told = capsys.readouterr().out
     assert (told.count("memory is short"), told.count("memory is free again")) == (1, 1)
 

@@ -66,7 +66,7 @@ def run_server(
             blobs_folder=settings.blobs,
             recover=recover,
             work=executors.aggregate,
-            notify=notifier.ring,
+            notify=notifier.notify,
             keep_rounds=settings.keep_rounds,
             metrics=monitor.metrics,
         )

@@ -1,9 +1,9 @@
-"""What came to the server and what it answered: a record for every call, durable before the answer is given.
+"""The server's audit log: a record of every call and its answer, durable before the answer is sent.
 
-Calls that come while one group of records is written wait for the next one, so that they share an fsync; hashing and
-writing have a thread of their own. Memory is bounded by the calls in flight, since each waits for its record.
+Calls that arrive while one group of records is written form the next group and share its fsync; hashing and writing
+run on a thread of their own. Memory is bounded by the calls in flight, since each waits for its record.
 
-Health checks are not recorded: they carry nothing, and come every few seconds from whatever watches the server.
+Health checks are not recorded: they carry nothing, and come every few seconds from whatever monitors the server.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ from protofed.server.access.authorization import Peer
 
 log = structlog.get_logger()
 AUDIT_FILE = "audit.jsonl"  # of the state folder
-ROOM = 256 << 10  # bytes that must be free before calls act again
-NAMES = 100  # of calls that are counted apart
+TRIAL_BYTES = 256 << 10  # that must fit on the disk before calls act again
+MAX_NAMES = 100  # of calls that are counted each under its name
 FULL = "RESOURCE_EXHAUSTED"  # gRPC's code for what `ready` refuses
-CALL = "call"
-RESUMED = "resumed"  # what could not be recorded while there was no room; before the first record after it
+CALL = "call"  # event: one call
+RESUMED = "resumed"  # event: what could not be recorded on a full disk; precedes the first record after it
 
 
 @dataclass(frozen=True)
 class AuditEntry:
-    """A call that was answered, or is about to be.
+    """A call whose answer is about to be sent, or that was cut short.
 
     Attributes:
-        call: as in the service: `CommitUpload`.
-        request: as it came.
-        message: the same, parsed; None where it could not be.
-        code: of gRPC: `OK`, `INVALID_ARGUMENT`.
-        reply: as it will go; empty with any code but `OK`.
+        call: the method's name, such as `CommitUpload`.
+        request: the bytes received.
+        message: the request parsed; None if it could not be.
+        code: gRPC's status, such as `OK` or `INVALID_ARGUMENT`.
+        reply: the bytes to be sent; empty with any code but `OK`.
     """
 
     call: str
@@ -55,9 +55,9 @@ class AuditEntry:
     reply: bytes
 
     def facts(self) -> dict[str, Fact]:
-        """What the record says."""
+        """The fields of its record: the request's digest and identifying fields, never its content."""
         peer: dict[str, Fact] = {"fingerprint": self.peer.fingerprint, "party": self.peer.party, "name": self.peer.name}
-        told: dict[str, Fact] = {
+        record: dict[str, Fact] = {
             "peer": peer,
             "call": self.call,
             "facts": {} if self.message is None else wire.facts(self.message),
@@ -67,72 +67,74 @@ class AuditEntry:
             "answer_bytes": len(self.reply),
         }
         verdict = wire.verdict_of(self.call, self.reply)
-        return {**told, "verdict": verdict} if verdict else told
+        return {**record, "verdict": verdict} if verdict else record
 
 
 @dataclass
 class _Gap:
-    """Calls since the last record that could be written: of none of them an answer was given."""
+    """Calls since the last record that could be written; none of them was answered."""
 
-    unrecorded: Counter[str] = field(default_factory=Counter)  # that may have acted
-    refused: Counter[str] = field(default_factory=Counter)  # before they acted
+    unrecorded: Counter[str] = field(default_factory=Counter)  # calls that may have acted
+    refused: Counter[str] = field(default_factory=Counter)  # calls refused before they acted
 
     def add(self, entry: AuditEntry) -> None:
-        to = self.refused if entry.code == FULL else self.unrecorded
-        to[entry.call if entry.call in to or len(to) < NAMES else "others"] += 1  # a peer may call what it likes
+        counts = self.refused if entry.code == FULL else self.unrecorded
+        # Peers choose the names they call: without a bound, invented ones would fill memory and the record.
+        counts[entry.call if entry.call in counts or len(counts) < MAX_NAMES else "others"] += 1
 
     def record(self) -> tuple[str, Mapping[str, Fact]]:
         return RESUMED, {"unrecorded": {**self.unrecorded}, "refused": {**self.refused}}
 
 
 @dataclass(eq=False)
-class _QueuedEntries:
-    """A call until its record is durable; without an entry it only asks whether there is room again."""
+class _Queued:
+    """A call that waits for its record to be durable; without an entry it only tests whether records can be written."""
 
     entry: AuditEntry | None
     done: asyncio.Future[None]
 
 
 class ServerAudit:
-    """The one writer of an audit log; used from one event loop.
+    """The only writer of an audit log; used from one event loop.
 
     Raises:
-        StateError: the log is not as it was left, or cannot be written.
+        StateError: the log was changed since it was closed, or cannot be written.
     """
 
     def __init__(self, path: Path) -> None:
         self._journal, self._thread = Journal(path), ThreadPoolExecutor(1, "audit")
         self._trial = path.resolve().with_name(f"{path.stem}.trial")
-        self._queue: list[_QueuedEntries] = []
+        self._queue: list[_Queued] = []
         self._writer: asyncio.Task[None] | None = None
-        self._gap: _Gap | None = None
+        self._gap: _Gap | None = None  # None: the newest records could be written
 
     @property
     def missing(self) -> str:
-        """Why calls are refused; nothing while they can be recorded."""
+        """Why calls are refused; empty while they can be recorded."""
         return "" if self._gap is None else "calls cannot be recorded, and are refused until they can; make room"
 
     async def note(self, entry: AuditEntry) -> None:
-        """Record a call; the answer may be given when this returns. Recorded even if the waiting is cancelled.
+        """Record a call; its answer may be sent when this returns. A cancelled call's record is written all the same.
 
         Raises:
-            OutOfSpace: it was not recorded, and calls are refused by `ready` until records can be written again.
-            DiskFailure: nobody knows what is on the disk: the server has to end.
+            OutOfSpaceError: it was not recorded, and `ready` refuses calls until records can be written again.
+            DiskFailureError: what is on the disk is unknown: the server has to end.
         """
         await self._put(entry)
 
     async def ready(self, call: str) -> None:
-        """Before a call acts: whether it could be recorded, as far as is known. One that is refused is noted, too.
+        """Check before a call acts that it could be recorded; a call that is refused here is recorded, too.
 
         Raises:
-            OutOfSpace, DiskFailure: the last record could not be written, nor can one now. The call must not act.
+            OutOfSpaceError, DiskFailureError: the last record could not be written, nor can one now. The call must not
+                act.
         """
         if self._gap is not None:
-            log.debug("looking for room again", call=call)
+            log.debug("trying to write audit records again", call=call)
             await self._put(None)
 
     def close(self) -> None:
-        """Write what waits (its calls were cut short), then release the file. The event loop may have ended."""
+        """Write the queued records (their calls were cut short), then close the file; the event loop may have ended."""
         self._thread.shutdown()
         left, self._queue = [waiting.entry for waiting in self._queue if waiting.entry is not None], []
         try:
@@ -143,38 +145,39 @@ class ServerAudit:
 
     async def _put(self, entry: AuditEntry | None) -> None:
         loop = asyncio.get_running_loop()
-        self._queue.append(waiting := _QueuedEntries(entry, loop.create_future()))
+        self._queue.append(waiting := _Queued(entry, loop.create_future()))
         if self._writer is None or self._writer.done():
             self._writer = loop.create_task(self._write())
         await waiting.done
 
     async def _write(self) -> None:
-        """Group by group, until nobody waits."""
+        """Write group after group until the queue is empty."""
         loop = asyncio.get_running_loop()
         while self._queue:
             group, self._queue = self._queue, []
             error = None
             try:
                 entries = [waiting.entry for waiting in group if waiting.entry is not None]
+                # Shielded: when the server ends meanwhile, a group that has left the queue is still written.
                 await asyncio.shield(loop.run_in_executor(self._thread, self._append, entries))
-            except Exception as failed:  # whatever it is: those who wait must know
-                error = failed.with_traceback(None)  # which would keep the messages alive
-            self._tell(group, error)
+            except Exception as failed:  # any error: each waiting call must get it
+                error = failed.with_traceback(None)  # a traceback would keep the calls' messages in memory
+            self._resolve(group, error)
 
     def _append(self, entries: Sequence[AuditEntry]) -> None:
         records: list[tuple[str, Mapping[str, Fact]]] = []
         if self._gap is not None:
-            self._try_room()
+            self._check_free_space()
             records.append(self._gap.record())
         records += [(CALL, entry.facts()) for entry in entries]
         self._journal.append_all(records)
 
-    def _try_room(self) -> None:
-        """Whether there is room for many records: one might just fit, and the next call act without another."""
-        files.write(self._trial, secrets.token_bytes(ROOM))  # nothing that a file system could compress
+    def _check_free_space(self) -> None:
+        """Check that many records fit: if only one did, the next call would act and then not be recorded."""
+        files.write(self._trial, secrets.token_bytes(TRIAL_BYTES))  # random: no file system can compress it
         self._trial.unlink()
 
-    def _tell(self, group: Sequence[_QueuedEntries], error: Exception | None) -> None:
+    def _resolve(self, group: Sequence[_Queued], error: Exception | None) -> None:
         if error is None:
             self._gap = None
         else:
@@ -185,9 +188,9 @@ class ServerAudit:
             if error is None:
                 waiting.done.set_result(None)
             else:
-                waiting.done.set_exception(type(error)(*error.args))
+                waiting.done.set_exception(type(error)(*error.args))  # one each: a shared one collects tracebacks
 
-    def _note_gap(self, group: Sequence[_QueuedEntries], error: Exception) -> None:
+    def _note_gap(self, group: Sequence[_Queued], error: Exception) -> None:
         if self._gap is None:
             log.error("calls are refused: they cannot be recorded", why=str(error))
             self._gap = _Gap()

@@ -1,4 +1,4 @@
-"""Where a server's work runs, and how waiting calls are woken."""
+"""The server's threads, and how waiting NextTask calls are woken."""
 
 from __future__ import annotations
 
@@ -15,7 +15,13 @@ log = structlog.get_logger()
 
 
 class Executors:
-    """Where blocking work runs; `control` is the coordinator's only thread."""
+    """Threads for blocking work, all of which stays off the event loop.
+
+    Attributes:
+        control: the coordinator's only thread, so that its state needs no locks.
+        transfer: chunks, examination of updates, downloads.
+        work: aggregation, one at a time.
+    """
 
     def __init__(self) -> None:
         self.control = ThreadPoolExecutor(1, "control")
@@ -23,45 +29,46 @@ class Executors:
         self.work = ThreadPoolExecutor(1, "work")
 
     def aggregate(self, job: Callable[[], Any], done: Callable[[Any], None]) -> None:
-        """`Work` of a server: the job on its own thread, its end on the coordinator's."""
+        """`Work` of `ServerContext`: run `job` on the work thread, then `done` with its result on the coordinator's."""
         self.work.submit(job).add_done_callback(lambda future: self.control.submit(_logged, done, future.result()))
 
     def close(self) -> None:
-        """Finish what was begun."""
+        """Wait for all submitted work; `work` first, since the end of an aggregation is submitted to `control`."""
         for pool in (self.work, self.control, self.transfer):
             pool.shutdown()
 
 
 class TaskNotifier:
-    """Wakes the waiting NextTask calls of sites that have something to do."""
+    """Wakes waiting NextTask calls when there may be a task for their sites."""
 
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._notifier: dict[SiteId, asyncio.Event] = {}
+        self._events: dict[SiteId, asyncio.Event] = {}
 
     def attach(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Ring on this loop from now on."""
+        """Wake calls on this loop from now on; before, `notify` does nothing, as nobody waits yet."""
         self._loop = loop
 
-    def ring(self, sites: Iterable[SiteId] | None) -> None:
-        """From any thread: these sites (None: all) should ask again."""
+    def notify(self, sites: Iterable[SiteId] | None) -> None:
+        """Wake the calls of these sites (None: all); called from any thread."""
         if self._loop is not None:
-            self._loop.call_soon_threadsafe(self._ring, None if sites is None else list(sites))
+            # asyncio.Event is not thread-safe, so it is set on the loop's thread.
+            self._loop.call_soon_threadsafe(self._set, None if sites is None else list(sites))
 
-    def of(self, site: SiteId) -> asyncio.Event:
-        """The site's bell, silent."""
-        bell = self._notifier.setdefault(site, asyncio.Event())
-        bell.clear()
-        return bell
+    def event(self, site: SiteId) -> asyncio.Event:
+        """The site's event, cleared; take it before asking for a task, or a notification in between is lost."""
+        event = self._events.setdefault(site, asyncio.Event())
+        event.clear()
+        return event
 
-    def _ring(self, sites: list[SiteId] | None) -> None:
-        for site in self._notifier if sites is None else sites:
-            if site in self._notifier:
-                self._notifier[site].set()
+    def _set(self, sites: list[SiteId] | None) -> None:
+        for site in self._events if sites is None else sites:
+            if site in self._events:
+                self._events[site].set()
 
 
 def _logged(function: Callable[[Any], None], argument: Any) -> None:
-    """Errors on the coordinator's thread are never lost."""
+    """Log errors here: nobody looks at the future of a callback."""
     try:
         function(argument)
     except Exception:

@@ -1,7 +1,7 @@
-"""The wire as the server sees it: what sites call.
+"""gRPC service `Federation`: what sites call.
 
-Nothing heavy runs on the event loop. The coordinator lives on one thread (`control`), chunks are read and written on
-others (`transfer`), and aggregation has its own (`work`): gRPC's keepalive cannot see a blocked loop.
+Nothing heavy runs on the event loop, since gRPC's keepalive cannot see a blocked loop: the coordinator runs on one
+thread (`control`), chunks are read and written on others (`transfer`), and aggregation has its own (`work`).
 """
 
 from __future__ import annotations
@@ -46,48 +46,53 @@ from protofed.server.verdicts import UpdateProblem
 
 log = structlog.get_logger()
 T = TypeVar("T")
-LONGEST_WAIT_S = 20.0
-UPLOADS_KEPT_S = 24 * 3600.0  # unfinished ones, without a chunk
+LONGEST_WAIT_S = 20.0  # of NextTask: no call is held open for a round, which proxies and connection ages would break
+UPLOADS_KEPT_S = 24 * 3600.0  # of an unfinished upload, after its last chunk
 
 
 @dataclass(frozen=True)
 class _Announced:
-    """An upload that was begun: where it belongs and what it will be."""
+    """An upload that was begun: the task it answers and its manifest."""
 
     upload: Upload
     run: str
     round: int
     base: Digest | None
     manifest: Manifest
-    resumed: int = 0  # chunks that an earlier try left, as far as they were counted
+    resumed: int = 0  # chunks that an earlier attempt left and that metrics have counted
 
 
 class FederationService(rpc.FederationServicer):
-    """Federation calls, each a few lines around the coordinator."""
+    """Calls of sites, each a few lines around the coordinator; `federation.proto` documents what each is for.
+
+    The interceptor has checked that the caller is the site that its message names.
+    """
 
     def __init__(
         self,
         runs: RunQueue,
         blobs: FolderBlobs,
-        threads: Executors,
+        executors: Executors,
         notifier: TaskNotifier,
-        shedding: MemoryGuard,
+        memory: MemoryGuard,
         metrics: ServerMetrics,
     ) -> None:
-        self._runs, self._blobs, self._threads, self._notifier = runs, blobs, threads, notifier
-        self._shedding, self._metrics = shedding, metrics
+        self._runs, self._blobs, self._executors, self._notifier = runs, blobs, executors, notifier
+        self._memory, self._metrics = memory, metrics
         self._shares = lru_cache(maxsize=256)(self._read_shares)
-        self._uploads: dict[str, _Announced] = {}
+        self._uploads: dict[str, _Announced] = {}  # by upload id; after a restart, sites begin their uploads again
 
     async def Enroll(self, request: pb.EnrollRequest, context: Any) -> pb.EnrollResponse:
         site, instance = _caller(request.caller)
         roles = [wire.role.unpack(number) for number in request.roles]
         if not roles:
             raise ProtocolError("a daemon offers at least one role")
-        software, hold = request.software_version[:40], wire.unpack_hold(request.hold)
-        said = (request.protocol_version, software, VERSION, roles, hold)
-        answer = await self._control(self._runs.enroll, site, instance, *said)
-        if isinstance(answer, Assignment) and hold is PauseReason.NONE:  # a daemon that waits asks every few seconds
+        software, pause_reason = request.software_version[:40], wire.unpack_hold(request.hold)
+        answer = await self._control(
+            self._runs.enroll, site, instance, request.protocol_version, software, VERSION, roles, pause_reason
+        )
+        # Not logged for a paused daemon: it enrolls again every few seconds.
+        if isinstance(answer, Assignment) and pause_reason is PauseReason.NONE:
             log.info("enrolled", site=site, run=answer.run, roles=[role.value for role in roles], software=software)
         reach("enroll-answered")
         return wire.pack_enrolled(answer)
@@ -97,12 +102,12 @@ class FederationService(rpc.FederationServicer):
         clock = asyncio.get_running_loop().time
         until = clock() + min(max(0.0, request.wait_s), LONGEST_WAIT_S)  # NaN is 0, too
         while True:
-            bell = self._notifier.of(site)
+            event = self._notifier.event(site)  # before asking: a task that appears meanwhile sets it
             answer = await self._control(self._runs.next_task, read_id(request.run), site, instance)
             if not isinstance(answer, Wait) or clock() >= until:
                 return wire.pack_next(answer)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(bell.wait(), until - clock())
+                await asyncio.wait_for(event.wait(), until - clock())
 
     async def Heartbeat(self, request: pb.HeartbeatRequest, context: Any) -> pb.HeartbeatResponse:
         site, instance = _caller(request.caller)
@@ -117,7 +122,7 @@ class FederationService(rpc.FederationServicer):
             raise DeniedError("this blob is not part of the site's current task")
         data = await self._transfer(self._blobs.chunk, digest, request.index)
         if not data:
-            raise ProtocolError(f"chunk {request.index} lies behind the end of the blob")
+            raise ProtocolError(f"chunk {request.index} is past the end of the blob")
         self._metrics.bytes_transferred("out", await self._transfer(self._shares, digest), len(data))
         return pb.Chunk(index=request.index, data=data, crc32c=crc32c(data))
 
@@ -130,24 +135,32 @@ class FederationService(rpc.FederationServicer):
         if receipt is not None:
             await self._close(site, task_id, receipt.verdict)
             return pb.UploadTicket(receipt=wire.pack_receipt(receipt))
-        if await self._transfer(self._shedding.short):
+        if await self._transfer(self._memory.short):
             raise OverQuotaError("the server is short of memory; try again later")
         await self._transfer(self._blobs.uploads.drop_but, site, task_id)  # a site has one open invitation at a time
-        upload = Upload(site, task_id, manifest.digest)  # the same after a restart, so that chunks are found again
-        held = await self._transfer(self._blobs.uploads.begin, upload, manifest.total_bytes)
-        self._uploads[str(upload)] = _Announced(upload, run, request.round, base, manifest, self._resumed(upload, held))
-        return pb.UploadTicket(upload=pb.Upload(id=str(upload), received_chunks=sorted(held)))
+        # The id follows from the content: after a restart of either side the chunks are found again.
+        upload = Upload(site, task_id, manifest.digest)
+        received = await self._transfer(self._blobs.uploads.begin, upload, manifest.total_bytes)
+        resumed = self._count_resumed(upload, received)
+        self._uploads[str(upload)] = _Announced(upload, run, request.round, base, manifest, resumed)
+        return pb.UploadTicket(upload=pb.Upload(id=str(upload), received_chunks=sorted(received)))
 
     async def PutChunk(self, request: pb.Chunk, context: Any) -> pb.ChunkAck:
-        known = self._announced(_caller(request.caller)[0], request.upload)
-        write = self._blobs.uploads.write
+        announced = self._announced(_caller(request.caller)[0], request.upload)
+        upload = announced.upload
         try:
-            await self._transfer(write, known.upload, request.index, request.data, request.crc32c)
-        except ConflictError as error:
-            whose = {"site": known.upload.site, "task_id": known.upload.task_id}
-            log.error("equivocation", run=known.run, round=known.round, **whose, why=str(error))
+            await self._transfer(self._blobs.uploads.write, upload, request.index, request.data, request.crc32c)
+        except ConflictError as error:  # other bytes for a chunk that was received: no retry does that
+            log.error(
+                "equivocation",
+                run=announced.run,
+                round=announced.round,
+                site=upload.site,
+                task_id=upload.task_id,
+                why=str(error),
+            )
             raise
-        self._metrics.bytes_transferred("in", _shares(known.manifest.tensors), len(request.data))
+        self._metrics.bytes_transferred("in", _shares(announced.manifest.tensors), len(request.data))
         return pb.ChunkAck()
 
     async def CommitUpload(self, request: pb.CommitRequest, context: Any) -> pb.Receipt:
@@ -182,28 +195,28 @@ class FederationService(rpc.FederationServicer):
         return pb.Ack()
 
     async def collect(self) -> None:
-        """Forget uploads that nobody goes on with."""
-        if gone := await self._transfer(self._blobs.uploads.collect, UPLOADS_KEPT_S, time.time()):
-            log.info("unfinished uploads collected", uploads=gone)
+        """Delete unfinished uploads that got no chunk for `UPLOADS_KEPT_S`; called once a minute."""
+        if collected := await self._transfer(self._blobs.uploads.collect, UPLOADS_KEPT_S, time.time()):
+            log.info("unfinished uploads collected", uploads=collected)
         self._forget()
 
     async def _close(self, site: SiteId, task_id: str, verdict: Verdict) -> None:
-        """Every verdict but INVALID closes an invitation: what else was begun for it can never count."""
+        """Drop a task's uploads: every verdict but INVALID closes the invitation, so none of them can count."""
         if verdict is not Verdict.INVALID:
             await self._transfer(self._blobs.uploads.drop_of, site, task_id)
             self._forget()
 
     def _forget(self) -> None:
-        self._uploads = {name: known for name, known in self._uploads.items() if known.upload in self._blobs.uploads}
+        self._uploads = {key: known for key, known in self._uploads.items() if known.upload in self._blobs.uploads}
 
-    def _resumed(self, upload: Upload, held: Collection[int]) -> int:
-        """How many chunks are there already; each is counted once, however often an upload is begun again."""
-        known = self._uploads.get(str(upload))
-        self._metrics.chunks_resumed(max(0, len(held) - (known.resumed if known else 0)))
-        return len(held)
+    def _count_resumed(self, upload: Upload, received: Collection[int]) -> int:
+        """Count the chunks received before; each once, however often the upload is begun again."""
+        earlier = self._uploads.get(str(upload))
+        self._metrics.chunks_resumed(max(0, len(received) - (earlier.resumed if earlier else 0)))
+        return len(received)
 
     def _read_shares(self, address: Digest) -> Mapping[Part, float]:
-        """What parts a blob has; nothing of one that cannot be read, whose sites are told so otherwise."""
+        """Shares of a blob's bytes by part, for metrics; empty if it cannot be read, which GetChunk itself reports."""
         try:
             beginning = self._blobs.chunk(address, 0) + self._blobs.chunk(address, 1)  # longer than any header
             return _shares(codec.named(beginning))
@@ -213,18 +226,19 @@ class FederationService(rpc.FederationServicer):
     def _announced(self, site: SiteId, upload: str) -> _Announced:
         announced = self._uploads.get(upload)
         if announced is None or announced.upload.site != site:
+            # Also after a restart of the server: the site begins again and is told which chunks are there.
             raise IncompleteUploadError("no such upload of this site; begin it again")
         return announced
 
     async def _control(self, function: Callable[..., T], *arguments: Any) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._threads.control, function, *arguments)
+        return await asyncio.get_running_loop().run_in_executor(self._executors.control, function, *arguments)
 
     async def _transfer(self, function: Callable[..., T], *arguments: Any) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._threads.transfer, function, *arguments)
+        return await asyncio.get_running_loop().run_in_executor(self._executors.transfer, function, *arguments)
 
 
 def _shares(specs: Iterable[TensorSpec]) -> Mapping[Part, float]:
-    """Of a blob's numbers, by part."""
+    """Each part's share of a blob's bytes."""
     sizes: dict[Part, int] = {}
     for spec in specs:
         sizes[spec.part] = sizes.get(spec.part, 0) + spec.nbytes

@@ -1,4 +1,4 @@
-"""The outermost layer of every call: who calls, how much and how often, what it may, what is kept of it."""
+"""The outermost layer of every call: rate and size limits, access, audit, and errors as gRPC codes."""
 
 from __future__ import annotations
 
@@ -38,17 +38,19 @@ from protofed.server.access.rate_limits import RateLimitError, RateLimits
 from protofed.server.rpc.audit import AuditEntry, ServerAudit
 
 log = structlog.get_logger()
-MESSAGE_BYTES = 6 << 20  # the most that gRPC takes in
-MANIFEST_BYTES = 1 << 20  # thousands of tensors; as many empty ones take 36 times as much when they are parsed
-SMALL_BYTES = 256 << 10  # any other message: 2048 scores, or a recipe
-_ROOM = {"PutChunk": MESSAGE_BYTES, "BeginUpload": MANIFEST_BYTES}
+MESSAGE_BYTES = 6 << 20  # gRPC's limit for any message; a chunk has 2 MiB
+# A manifest of thousands of tensors. Not more: one full of empty tensors takes 36 times its size once it is parsed.
+MANIFEST_BYTES = 1 << 20
+SMALL_BYTES = 256 << 10  # any other message, such as 2048 scores or a recipe
+_MAX_BYTES = {"PutChunk": MESSAGE_BYTES, "BeginUpload": MANIFEST_BYTES}
 
 
 class UnimplementedError(ProtocolError):
-    """Nothing of this name is offered."""
+    """The server has no method of this name."""
 
 
-CODES: list[tuple[type[Exception], grpc.StatusCode, str]] = [  # and a fixed text, where ours is not for a peer
+# The first class that matches decides. A text replaces the error's own where that would tell a peer about our disks.
+CODES: list[tuple[type[Exception], grpc.StatusCode, str]] = [
     (NotEnrolledError, grpc.StatusCode.UNAUTHENTICATED, ""),
     (FencedError, grpc.StatusCode.ABORTED, ""),
     (VersionMismatchError, grpc.StatusCode.FAILED_PRECONDITION, ""),
@@ -68,7 +70,7 @@ CODES: list[tuple[type[Exception], grpc.StatusCode, str]] = [  # and a fixed tex
 
 @dataclass
 class _Call:
-    """What is known of one call so far, and what becomes of it."""
+    """One call: its request as far as it was read, and its answer."""
 
     service: str
     name: str
@@ -78,35 +80,37 @@ class _Call:
     code: grpc.StatusCode = grpc.StatusCode.OK
     text: str = ""
     reply: bytes = b""
-    noted: bool = False
+    is_noted: bool = False  # its record was handed to the audit
 
     @property
     def is_audited(self) -> bool:
-        """All calls are, but those of a service that carries nothing and is asked every few seconds."""
+        """All calls but health checks are audited."""
         return self.service != HEALTH
 
-    def concerns(self) -> dict[str, str | int]:
-        """For the log: the site that calls, and the run, round or site that its message names."""
-        told: dict[str, str | int] = {**self.peer.site()}
+    def log_fields(self) -> dict[str, str | int]:
+        """The calling site, and the run, round or site that its message names."""
+        fields: dict[str, str | int] = {**self.peer.site()}
         if self.message is not None:
-            fields = self.message.DESCRIPTOR.fields_by_name
-            told |= {key: getattr(self.message, key) for key in ("run", "round", "site") if key in fields}
-            told |= {"site": self.message.caller.site} if "caller" in fields else {}
-        return {key: short(value) if isinstance(value, str) else value for key, value in told.items() if value != ""}
+            names = self.message.DESCRIPTOR.fields_by_name
+            fields |= {key: getattr(self.message, key) for key in ("run", "round", "site") if key in names}
+            fields |= {"site": self.message.caller.site} if "caller" in names else {}
+        return {key: short(value) if isinstance(value, str) else value for key, value in fields.items() if value != ""}
 
     def entry(self) -> AuditEntry:
-        """For the audit."""
+        """Its entry of the audit log."""
         return AuditEntry(short(self.name), self.peer, self.request, self.message, self.code.name, self.reply)
 
 
 class CallInterceptor(grpc.aio.ServerInterceptor):
-    """The one way into the server; nothing of an unforeseen error leaves it.
+    """Every call passes here. Of an unexpected error the peer gets an incident's number, never the text.
+
+    Without it gRPC sends the text of any exception of a handler to the peer.
 
     Args:
-        stop: set when the disk has failed: nothing can be promised any more, so the server ends.
+        stop: set by a failure of the disk, after which nothing can be promised: the server ends.
 
     Attributes:
-        failure: with which it ends.
+        failure: the failure of the disk with which the server ends; None: there was none.
     """
 
     def __init__(
@@ -119,66 +123,70 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
     async def intercept_service(
         self, continuation: Callable[[Any], Awaitable[Any]], handler_call_details: Any
     ) -> grpc.RpcMethodHandler[Any, Any]:
-        """Every call comes as a stream of messages: so it is known who calls before the first one is received."""
+        """Serve every unary call as a stream of requests.
+
+        gRPC reads and parses a unary request before the handler runs; a stream's is read when we ask for it, after the
+        caller's limits were checked.
+        """
         handler = await continuation(handler_call_details)
         path, _, name = handler_call_details.method.rpartition("/")
         service = "" if handler is None else path.rpartition(".")[2]
 
-        async def answered(_messages: Any, context: Any) -> Any:
+        async def serve(_messages: Any, context: Any) -> Any:
             return await self._serve(service, name, handler, context)
 
         if handler is not None and handler.unary_unary is not None:
-            return grpc.stream_unary_rpc_method_handler(answered)
-        return grpc.stream_stream_rpc_method_handler(answered, None, getattr(handler, "response_serializer", None))
+            return grpc.stream_unary_rpc_method_handler(serve)
+        return grpc.stream_stream_rpc_method_handler(serve, None, getattr(handler, "response_serializer", None))
 
     async def _serve(self, service: str, name: str, handler: Any, context: Any) -> bytes | None:
-        """Peer, limits, what `_act` does, audit, answer."""
+        """Identify the peer, count the call, act, record it, answer."""
         self._handshakes.call_arrived(context.peer())
         call = _Call(service, name, self._access.peer(context.auth_context()))
         try:
             with self._limits.admit(call.peer, name):
-                await self._judged(self._act(call, handler, context), call)
+                await self._with_code(self._act(call, handler, context), call)
                 await self._note(call)
         except asyncio.CancelledError:
             self._note_later(call)
             raise
         except RateLimitError as error:
             call.code, call.text = grpc.StatusCode.RESOURCE_EXHAUSTED, str(error)
-            if error.is_logged:  # all of a flood would fill the disk
+            if error.is_logged:  # one a minute: recording every call of a flood would fill the disk
                 await self._note(call)
-        # Behind the `except`: an abort within it would keep the error, its traceback and so the message alive.
+        # Outside of the `except`: an abort raised in it would keep the error, its traceback and so the message alive.
         if call.code is not grpc.StatusCode.OK:
             await context.abort(call.code, call.text)
         return call.reply if handler.unary_unary is not None else None
 
     async def _act(self, call: _Call, handler: Any, context: Any) -> None:
-        """Room in the audit, size, message, access, handler."""
+        """Check that the call can be audited, its size, its message and its access, cheapest first; then handle it."""
         if handler is None:
             raise UnimplementedError("this server has no such method")
         if call.is_audited:
             await self._audit.ready(call.name)
         call.request = await _received(context)
-        room = _ROOM.get(call.name, SMALL_BYTES)
-        if len(call.request) > room:
-            raise OverQuotaError(f"a message of {len(call.request)} bytes: this call takes at most {room}")
+        max_bytes = _MAX_BYTES.get(call.name, SMALL_BYTES)
+        if len(call.request) > max_bytes:
+            raise OverQuotaError(f"a message of {len(call.request)} bytes: this call takes at most {max_bytes}")
         call.message = handler.request_deserializer(call.request)
         self._access.check(call.peer, call.service, call.message)
         if call.service == HEALTH:
-            await context.send_initial_metadata(self._greeting(call.peer).metadata())
+            await context.send_initial_metadata(self._server_info(call.peer).metadata())
         if handler.unary_unary is None:
             await handler.unary_stream(call.message, context)  # it writes its answers itself
         else:
             call.reply = handler.response_serializer(await handler.unary_unary(call.message, context))
 
-    def _greeting(self, peer: Peer) -> ServerInfo:
-        """For whoever asks whether all is well, and wants to know with whom: `protofed client doctor`."""
+    def _server_info(self, peer: Peer) -> ServerInfo:
+        """Clock, versions and the peer's certificate status, which `protofed client doctor` compares with its own."""
         return ServerInfo(utc_now(), VERSION, PROTOCOL_VERSION, self._access.status(peer))
 
-    async def _judged(self, doing: Awaitable[None], call: _Call) -> None:
-        """Do it; an error becomes the call's code and text."""
+    async def _with_code(self, action: Awaitable[None], call: _Call) -> None:
+        """Await the action; an error becomes the call's code and text."""
         try:
-            await doing
-        except grpc.aio.AbortError:
+            await action
+        except grpc.aio.AbortError:  # gRPC's own, of a call that is answered already
             raise
         except Exception as error:
             call.code, call.text = self._refusal(error, call)
@@ -187,15 +195,15 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
 
     async def _note(self, call: _Call) -> None:
         if call.is_audited:
-            call.noted = True
-            await self._judged(self._audit.note(call.entry()), call)
+            call.is_noted = True
+            await self._with_code(self._audit.note(call.entry()), call)
 
     def _note_later(self, call: _Call) -> None:
-        """Of a call that was cut short, and may have acted: nobody waits for its record."""
-        if not call.noted:
+        """Record a call that was cut short, as it may have acted; nobody waits for its record."""
+        if not call.is_noted:
             call.code, call.reply = grpc.StatusCode.CANCELLED, b""
             task = asyncio.get_running_loop().create_task(self._note(call))
-            self._cut_short.add(task)
+            self._cut_short.add(task)  # the loop holds tasks weakly: without this one might vanish unfinished
             task.add_done_callback(self._cut_short.discard)
 
     def _refusal(self, error: Exception, call: _Call) -> tuple[grpc.StatusCode, str]:
@@ -203,13 +211,13 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             log.error("the disk has failed; the server ends", why=str(error))
             self.failure = error
             self._stop.set()
-        told = {"call": f"{call.service}/{short(call.name)}", "peer": str(call.peer), **call.concerns()}
+        fields = {"call": f"{call.service}/{short(call.name)}", "peer": str(call.peer), **call.log_fields()}
         for kind, code, text in CODES:
             if isinstance(error, kind):
-                log.info("call refused", **told, why=str(error))
+                log.info("call refused", **fields, why=str(error))
                 return code, text or str(error)
         incident = new_incident()
-        log.exception("incident", incident=incident, **told)
+        log.exception("incident", incident=incident, **fields)
         return grpc.StatusCode.INTERNAL, incident_text(incident)
 
 
@@ -217,7 +225,7 @@ async def _received(context: Any) -> bytes:
     """The call's one message.
 
     Raises:
-        DecodeError: there is none, or it is larger than gRPC takes in, which answers that itself.
+        DecodeError: there is none, or it is larger than gRPC accepts; gRPC has then answered the call itself.
     """
     data = await context.read()
     if not isinstance(data, bytes):

@@ -1,4 +1,4 @@
-"""The server on its port: options of gRPC, health, time, and an orderly end."""
+"""Runs the gRPC server: its options, health, periodic work, and an orderly end."""
 
 from __future__ import annotations
 
@@ -36,35 +36,38 @@ from protofed.server.storage.blobs import Blobs, FolderBlobs
 log = structlog.get_logger()
 COLLECT_EVERY_S = 60.0  # unfinished uploads
 TICK_S = 0.5
-OPTIONS = [
-    ("grpc.so_reuseport", 0),  # two servers would share a port silently
+OPTIONS = [  # each was measured to matter: PROTOCOL §4
+    ("grpc.so_reuseport", 0),  # the default lets two servers share a port silently
     ("grpc.max_receive_message_length", MESSAGE_BYTES),
-    ("grpc.compression_enabled_algorithms_bitset", 1),  # none: a compressed bomb is refused unopened
+    ("grpc.compression_enabled_algorithms_bitset", 1),  # none: a compressed bomb is refused without unpacking it
     ("grpc.max_send_message_length", MESSAGE_BYTES),
     ("grpc.max_metadata_size", 8 << 10),
     ("grpc.max_concurrent_streams", 256),
     ("grpc.server_handshake_timeout_ms", 10_000),
     ("grpc.max_connection_idle_ms", 300_000),  # without a call: a daemon makes one every few seconds
     ("grpc.keepalive_time_ms", 30_000),
-    ("grpc.http2.ping_timeout_ms", 20_000),  # keepalive_timeout_ms does nothing (PROTOCOL §4)
+    (
+        "grpc.http2.ping_timeout_ms",
+        20_000,
+    ),  # else a dead peer goes unnoticed for 62 s (keepalive_timeout_ms does nothing)
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
-    ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+    ("grpc.http2.min_ping_interval_without_data_ms", 10_000),  # at most half the clients' keepalive
 ]
-CONNECTIONS = 4096  # silent ones leave after the handshake's 10 s: room for thousands of them beside all sites
-CALLS = 4096  # at a time, of all together
+CONNECTIONS = 4096  # silent ones are closed after the handshake's 10 s: thousands of them leave sites enough
+CALLS = 4096  # in flight, of all peers together
 EXPIRY_EVERY_S = 86_400.0
 HANDSHAKES_EVERY_S = 60.0
-_SPARE_DESCRIPTORS = 256
+_SPARE_DESCRIPTORS = 256  # for files, the ledger and the metrics' port
 
 
 @dataclass(frozen=True)
 class Served:
-    """What calls reach.
+    """What the gRPC services stand on.
 
     Attributes:
-        audit: where every call is recorded.
-        identity: the server's; None: plain text, and whoever reaches the port is believed.
+        audit: records every call.
+        identity: the server's; None: plain text, in which the server believes whoever reaches the port.
     """
 
     runs: RunQueue
@@ -87,17 +90,19 @@ async def serve(
     max_connections: int = CONNECTIONS,
     readiness: ServerReadiness | None = None,
 ) -> None:
-    """Serve until `stop` is set, or until the runs are finished and the sites know it.
+    """Serve until `stop` is set or, with `until_finished`, until all runs have ended and the sites know it.
 
     Args:
         listen: host:port; port 0 takes a free one.
-        memory_limit: bytes of this process above which no upload is begun; None: there is none.
+        stop: also set by `serve` itself, when the disk fails or the coordinator breaks.
         started: called with the address once calls are answered.
-        readiness: learns what has to hold here; gRPC's health follows all of it.
+        memory_limit: bytes of resident memory above which no upload may begin; None: no limit.
+        max_connections: fewer, if the process may not open as many descriptors.
+        readiness: gets this function's requirements; gRPC's health follows all of them.
 
     Raises:
-        Unavailable: the port is taken.
-        StateError: the ledger, the blobs or the audit cannot be written any more.
+        UnavailableError: the port is taken.
+        StateError: the ledger, the blobs or the audit log can no longer be written.
     """
     if not isinstance(blobs := served.blobs, FolderBlobs):
         raise TypeError("uploads need a folder: open the server with a state folder")
@@ -118,12 +123,13 @@ async def serve(
     watchdog.start()
     metrics.lag = lambda: watchdog.lag_s
     ticker = asyncio.create_task(_tick(served.runs, service, executors, stop, until_finished=until_finished))
-    tellers = (_tell_health(health, ready), _tell_of_certificates(identity, certificates, handshakes))
-    beside = [asyncio.create_task(teller) for teller in tellers]
+    reporters = (_follow_health(health, ready), _log_certificates(identity, certificates, handshakes))
+    background = [asyncio.create_task(reporter) for reporter in reporters]
     await stop.wait()
-    for task in beside:
+    for task in background:
         task.cancel()
     watchdog.stop()
+    # In this order: health says NOT_SERVING, calls end, the last tick ends, then the threads finish their work.
     await _stop(server, health, ready)
     try:
         await ticker
@@ -187,22 +193,26 @@ def _listen(server: grpc.aio.Server, listen: str, credentials: grpc.ServerCreden
 
 
 def room(connections: int) -> int:
-    """As many of them as this process may have descriptors for; it takes all that it may."""
+    """How many connections this process has file descriptors for, at most `connections`.
+
+    Raises the process's soft limit as far as the hard limit allows: without a descriptor gRPC cannot accept, and a
+    flood of silent connections would shut sites out.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     limit = 1 << 20 if hard == resource.RLIM_INFINITY else hard
-    wanted = connections + _SPARE_DESCRIPTORS
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (min(wanted, limit), hard))
-    if wanted > limit:
+    needed = connections + _SPARE_DESCRIPTORS
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(needed, limit), hard))
+    if needed > limit:
         connections = max(1, limit - _SPARE_DESCRIPTORS)
         log.warning("fewer connections than wanted: raise `ulimit -n`", connections=connections, descriptors=limit)
     return connections
 
 
-async def _tell_of_certificates(
+async def _log_certificates(
     identity: LiveIdentity | None, certificates: Certificates, handshakes: HandshakeCounter
 ) -> None:
-    """Once a minute how many did not come in; at the start and once a day whose certificate ends soon."""
+    """Log failed handshakes once a minute, and certificates that end soon at the start and once a day."""
     clock = asyncio.get_running_loop().time
     expiry_at = clock()
     while True:
@@ -216,7 +226,7 @@ async def _tell_of_certificates(
 async def _tick(
     runs: RunQueue, service: FederationService, executors: Executors, stop: asyncio.Event, *, until_finished: bool
 ) -> None:
-    """Let time act twice a second; on uploads that nobody goes on with, once a minute."""
+    """Let the run queue act on deadlines twice a second, and delete abandoned uploads once a minute."""
     loop = asyncio.get_running_loop()
     finished_at: float | None = None
     collect_at = loop.time()
@@ -228,26 +238,27 @@ async def _tick(
                 await service.collect()
                 collect_at = loop.time() + COLLECT_EVERY_S
             if until_finished and runs.finished:
+                # Sites learn of the end at their next call, which may be a NextTask that waits; lost ones never do.
                 finished_at = finished_at or loop.time()
                 if runs.all_informed() or loop.time() > finished_at + LONGEST_WAIT_S + 5:
                     stop.set()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(stop.wait(), TICK_S)
     finally:
-        stop.set()  # a coordinator that broke ends the server: nothing is acknowledged that is not durable
+        stop.set()  # a broken coordinator ends the server: nothing is acknowledged that is not durable
 
 
-async def _tell_health(health: HealthServicer, ready: ServerReadiness) -> None:
-    """Not serving while calls are not answered, as while the event loop was blocked a moment ago."""
-    known: list[str] = []
+async def _follow_health(health: HealthServicer, ready: ServerReadiness) -> None:
+    """Keep gRPC's health up to date, and log when the server becomes unready or ready."""
+    before: list[str] = []
     while True:
         await asyncio.sleep(TICK_S)
-        if (missing := ready.missing()) != known:
+        if (missing := ready.missing()) != before:
             log.warning("not ready", missing=missing) if missing else log.info("ready again")
-            known = missing
+            before = missing
             await _set_health(health, ready)
 
 
 async def _set_health(health: HealthServicer, ready: ServerReadiness) -> None:
-    states = health_pb2.HealthCheckResponse
-    await health.set("", states.SERVING if ready.answers else states.NOT_SERVING)
+    response = health_pb2.HealthCheckResponse
+    await health.set("", response.SERVING if ready.answers else response.NOT_SERVING)
