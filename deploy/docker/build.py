@@ -1,4 +1,7 @@
-"""The steps of the images' build stages: an environment in /opt/protofed, without pip, and its list of components."""
+"""The steps of the images' build: an environment in /opt/protofed, without pip, and its list of components (SBOM).
+
+The Dockerfile calls each step by its name, as `build.py STEP ARGUMENT…`; pip runs from /tools, which no image has.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ CUDA_WITHOUT = "ACCELERATOR=cuda: this PyTorch has no CUDA; leave TORCH_INDEX_UR
 
 
 def torch(accelerator: str, index: str) -> None:
-    """PyTorch alone, where it comes from an index of its own."""
+    """Install PyTorch alone if it comes from an index of its own; its dependencies come from the usual index later."""
     if accelerator not in ACCELERATORS:
         sys.exit(f"ACCELERATOR={accelerator}: expected {' or '.join(ACCELERATORS)}")
     _environment()
@@ -30,13 +33,13 @@ def torch(accelerator: str, index: str) -> None:
 
 
 def dependencies(extras: str) -> None:
-    """What protofed needs with these extras, before protofed itself: its code changes more often."""
+    """Install what protofed needs with these extras: a layer of its own, for protofed's code changes more often."""
     _environment()
     _pip("install", "--no-compile", *requirements(Path("pyproject.toml"), extras))
 
 
 def requirements(project: Path, extras: str) -> list[str]:
-    """The base install's and those of the extras, which are separated by commas."""
+    """The requirements of pyproject.toml for the base install and for extras, which are separated by commas."""
     table = tomllib.loads(project.read_text(encoding="utf-8"))["project"]
     optional: dict[str, list[str]] = table["optional-dependencies"]
     names = [name for name in extras.split(",") if name]
@@ -45,22 +48,22 @@ def requirements(project: Path, extras: str) -> list[str]:
     return sorted({*table["dependencies"], *(line for name in names for line in optional[name])})
 
 
-def accelerator(wanted: str) -> None:
-    """Whether PyTorch is of the kind that was asked for."""
+def accelerator(requested: str) -> None:
+    """Check that PyTorch is a build for the requested accelerator: `cuda` without CUDA fails, the reverse is a note."""
     code = (ENVIRONMENT / "bin/python", "-c", "import torch; print(torch.version.cuda or '')")
     cuda = subprocess.run(code, check=True, capture_output=True).stdout.strip()  # noqa: S603  (this file's own)
-    if wanted == "cuda" and not cuda:
+    if requested == "cuda" and not cuda:
         sys.exit(CUDA_WITHOUT)
-    if wanted == "cpu" and cuda:
+    if requested == "cpu" and cuda:
         _say(CPU_WITH_CUDA)
 
 
 def finish(wheel: str) -> None:
-    """Protofed itself; all of it fits together, is precompiled and is listed."""
+    """Install protofed itself, check that all versions fit and are pinned, compile all modules, and write the SBOM."""
     _pip("install", "--no-compile", "--no-deps", wheel)
     _pip("check")
     if loose := unpinned(ENVIRONMENT, *map(Path, PINS)):
-        sys.exit(f"{' and '.join(PINS)} lack {', '.join(loose)}: every version in an image is one that was tested")
+        sys.exit(f"{' and '.join(PINS)} lack {', '.join(loose)}: every version in an image must be one that was tested")
     _compile()
     SHARE.mkdir(parents=True, exist_ok=True)
     listing = ("environment", "--pyproject=pyproject.toml", "--output-reproducible", "--validate")
@@ -68,15 +71,16 @@ def finish(wheel: str) -> None:
 
 
 def unpinned(environment: Path, *constraints: Path) -> list[str]:
-    """What is installed in another version than the constraints', or without one; builds (+cpu) count as the same."""
+    """Installed packages, as `name==version`, that no constraint pins to this version; `+cpu` and such are ignored."""
     lines = [line.strip() for path in constraints for line in path.read_text(encoding="utf-8").splitlines()]
-    known = {(_plain(name), version) for name, _, version in (line.partition("==") for line in lines)}
-    there = distributions(path=[str(path) for path in environment.glob("lib/python*/site-packages")])
-    installed = {(_plain(one.name), one.version.partition("+")[0]) for one in there}
-    return sorted(f"{name}=={version}" for name, version in installed - known if name != "protofed")
+    pinned = {(_plain(name), version) for name, _, version in (line.partition("==") for line in lines)}
+    packages = distributions(path=[str(path) for path in environment.glob("lib/python*/site-packages")])
+    installed = {(_plain(package.name), package.version.partition("+")[0]) for package in packages}
+    return sorted(f"{name}=={version}" for name, version in installed - pinned if name != "protofed")
 
 
 def _plain(name: str) -> str:
+    """A distribution's name as PEP 503 normalises it."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
@@ -86,11 +90,11 @@ def _environment() -> None:
 
 
 def _compile() -> None:
-    """All modules, for a root that may be read-only; what they were made from is looked at no more, as copies have
-    other times. Some packages bring files for later versions of Python: those cannot be.
-    """
-    how = ("-m", "compileall", "-qq", "-j", "0", "--invalidation-mode", "unchecked-hash", ENVIRONMENT / "lib")
-    subprocess.run([ENVIRONMENT / "bin/python", *how], check=False)  # noqa: S603  (this file's own)
+    """Compile all modules, for an image may run with a read-only root."""
+    # unchecked-hash: Python does not compare .pyc files with their sources, whose times change as layers are copied.
+    # check=False: some packages bring files for later versions of Python, which do not compile.
+    options = ("-m", "compileall", "-qq", "-j", "0", "--invalidation-mode", "unchecked-hash", ENVIRONMENT / "lib")
+    subprocess.run([ENVIRONMENT / "bin/python", *options], check=False)  # noqa: S603  (this file's own)
 
 
 def _pip(*arguments: str) -> None:
@@ -98,7 +102,7 @@ def _pip(*arguments: str) -> None:
 
 
 def _run(*command: str | Path) -> None:
-    """Its output is shown; its failure ends the build."""
+    """Run a command with its output shown; a failure ends the build."""
     subprocess.run(command, check=True)  # noqa: S603  (the commands are this file's)
 
 

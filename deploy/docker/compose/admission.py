@@ -1,4 +1,4 @@
-"""The job `admission` of compose.yaml: the operator lets in the certificates that the job `certificates` has made."""
+"""The job `admission` of compose.yaml: the operator registers the certificates that the job `certificates` made."""
 
 from __future__ import annotations
 
@@ -14,29 +14,32 @@ ADMIT, PREVIOUS = "admit", "previous"  # as in certificates.py
 
 
 def admit(server: str, identity: Path) -> None:
-    """Register everybody; an operator whose own certificate is new is let in by the previous one first.
+    """Register the certificates of all parties.
+
+    A server refuses an operator's renewed certificate until it is registered; then the previous one registers it first.
 
     Raises:
-        ProtofedError: the server does not answer, or takes neither of the operator's certificates.
+        ProtofedError: the server does not answer, or accepts neither of the operator's certificates.
     """
-    waiting = sorted((identity / ADMIT).glob("*.pem"), key=lambda path: path.stem != "operator")
+    # The operator's first: `certificates[:1]` below.
+    certificates = sorted((identity / ADMIT).glob("*.pem"), key=lambda path: path.stem != "operator")
     try:
-        _register(server, identity, waiting)
+        _register(server, identity, certificates)
     except DeniedError:
         if not (identity / PREVIOUS).is_dir():
             raise
-        _register(server, identity / PREVIOUS, waiting[:1])
-        _register(server, identity, waiting)
+        _register(server, identity / PREVIOUS, certificates[:1])
+        _register(server, identity, certificates)
 
 
-def _register(server: str, identity: Path, waiting: list[Path]) -> None:
+def _register(server: str, identity: Path, certificates: list[Path]) -> None:
     with Operator(server, identity) as operator:
-        for path in waiting:
+        for path in certificates:
             try:
                 operator.register(path.read_text(encoding="ascii"))
-                sys.stdout.write(f"{path.stem}: let in\n")
-            except ConfigError as error:  # it was revoked: that is meant, and the others are let in
-                sys.stdout.write(f"{path.stem}: not let in: {error}\n")
+                sys.stdout.write(f"{path.stem}: registered\n")
+            except ConfigError as error:  # a revoked one stays out, and must not keep out the others
+                sys.stdout.write(f"{path.stem}: not registered: {error}\n")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""The job `certificates` of compose.yaml: a CA, and an identity for everybody, each in a volume of its own.
+"""The job `certificates` of compose.yaml: makes a CA and an identity for each party, each in a volume of its own.
 
-Once more it changes nothing, but for what ends soon, and for a server that is to be reached by other names. A running
-daemon takes a renewed identity up by itself.
+Run again, it renews only certificates that end soon, and the server's if its names have changed. A running daemon
+notices a renewed identity by itself.
 """
 
 from __future__ import annotations
@@ -24,21 +24,22 @@ from protofed.deploy.certs import files as certs_files
 from protofed.deploy.certs import lifecycle as certs
 from protofed.deploy.certs import request as certs_request
 
-MOUNTED = Path("/identities")  # a volume for each name
+MOUNTED = Path("/identities")  # with a volume for each party and the CA
 CA, SERVER, OPERATOR = "ca", "server", "operator"
-ADMIT, PREVIOUS = "admit", "previous"  # of the operator: whom to let in, and who it was before its renewal
-INSIDE = (SERVER,)  # how clients in compose's networks call the server
+ADMIT, PREVIOUS = "admit", "previous"  # the operator's folders: certificates to register; its identity before renewal
+COMPOSE_HOSTS = (SERVER,)  # how clients in compose's networks call the server
 DAYS, RENEWED_BEFORE = 365, timedelta(days=30)
 
 
 @dataclass(frozen=True)
 class Job:
-    """Whose identities there are to be.
+    """The identities to make.
 
     Attributes:
-        folder: with a folder for each party and the CA.
+        folder: has a folder for each party and the CA.
         sites: their ids.
-        hosts: names and addresses by which the server is reached.
+        hosts: names and addresses by which clients reach the server.
+        now: aware, in UTC.
     """
 
     folder: Path
@@ -47,42 +48,47 @@ class Job:
     now: datetime
 
     def run(self) -> None:
-        """Make or renew what has to be, and tell of each."""
+        """Make or renew identities where needed, and print what was done with each.
+
+        Raises:
+            ProtofedError: a file cannot be read or written, or a name cannot be used.
+        """
         authority = self._authority()
         parties = {SERVER: Party.SERVER, OPERATOR: Party.OPERATOR} | dict.fromkeys(self.sites, Party.SITE)
         for name, party in parties.items():
-            asked, why = self._request(name, party)
-            if asked is not None:
-                signed = certs.sign_request(certs.read_request(asked, name), authority, DAYS, now=self.now)
+            signing_request, action = self._request(name, party)
+            if signing_request is not None:
+                signed = certs.sign_request(certs.read_request(signing_request, name), authority, DAYS, now=self.now)
                 certs.install(self.folder / name, signed, now=self.now)
-            own = _certificate(self.folder / name)
-            sys.stdout.write(f"{name}: {why}; valid until {stamp(own.not_after)}\n")
+            certificate = _certificate(self.folder / name)
+            sys.stdout.write(f"{name}: {action}; valid until {stamp(certificate.not_after)}\n")
         self._publish()
 
     def _authority(self) -> certs.Authority:
         folder = self.folder / CA
         if (folder / certs_authority.CERTIFICATE).exists():
             return certs.read_authority(folder)
-        (folder / certs_authority.KEY).unlink(missing_ok=True)  # of a job that was interrupted: it has signed nothing
+        # A key without a certificate is of an interrupted job: it has signed nothing, and would be in the way.
+        (folder / certs_authority.KEY).unlink(missing_ok=True)
         return certs.make_authority(folder, "protofed compose", now=self.now)
 
     def _request(self, name: str, party: Party) -> tuple[bytes | None, str]:
-        """For the next certificate, if there is to be one, and why."""
+        """The signing request for a party's next certificate (None: it needs none), and what is done, in words."""
         folder, hosts = self.folder / name, tuple(self.hosts) if party is Party.SERVER else ()
         if not (folder / CERTIFICATE).exists():
             return certs.request(folder, party, name, hosts), "made"
-        own = _certificate(folder)
-        if own.not_after - self.now < RENEWED_BEFORE:
+        certificate = _certificate(folder)
+        if certificate.not_after - self.now < RENEWED_BEFORE:
             _keep_previous(folder)
             return certs.renew(folder), "renewed"
-        if set(own.hosts) != set(certs_request.check_hosts(party, hosts)):
-            path = folder / NEXT_KEY
+        if set(certificate.hosts) != set(certs_request.check_hosts(party, hosts)):
+            path = folder / NEXT_KEY  # there already if a job was interrupted after making it
             key = certs_files.read_key(path) if path.exists() else certs_files.make_key(path)
             return certs_request.make_request(party, name, hosts, key), f"renewed for {' '.join(hosts)}"
         return None, "kept"
 
     def _publish(self) -> None:
-        """The operator's certificate to the server, everybody else's to the operator, who lets them in."""
+        """Copy the operator's certificate to the server, and all certificates to the operator, who registers them."""
         operator = self.folder / OPERATOR
         _copy(operator / CERTIFICATE, self.folder / SERVER / "operators" / f"{OPERATOR}.pem")
         for name in (OPERATOR, *self.sites):
@@ -94,14 +100,14 @@ def _certificate(folder: Path) -> Certificate:
 
 
 def _keep_previous(folder: Path) -> None:
-    """The server knows it, and the new one only after its next start or when the old one has let it in."""
+    """Keep the operator's identity, for the server accepts the new one only after a restart or its registration."""
     (folder / PREVIOUS).mkdir(mode=0o700, exist_ok=True)
     for name in (CERTIFICATE, KEY, AUTHORITIES):
         shutil.copy2(folder / name, folder / PREVIOUS / name)
 
 
 def _copy(source: Path, target: Path) -> None:
-    """Written only where it differs."""
+    """Copy a file unless the target is equal already."""
     data = source.read_bytes()
     if not target.exists() or target.read_bytes() != data:
         target.parent.mkdir(exist_ok=True)
@@ -109,7 +115,7 @@ def _copy(source: Path, target: Path) -> None:
 
 
 if __name__ == "__main__":
-    names = dict.fromkeys((*INSIDE, *os.environ.get("SERVER_HOSTS", "").split()))
+    names = dict.fromkeys((*COMPOSE_HOSTS, *os.environ.get("SERVER_HOSTS", "").split()))
     try:
         Job(MOUNTED, sys.argv[1:], tuple(names), datetime.now(UTC)).run()
     except ProtofedError as error:

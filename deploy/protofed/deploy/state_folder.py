@@ -1,4 +1,4 @@
-"""A state folder looked at from outside: of a server, also while it runs, of a simulation, or of a comparison's job."""
+"""Reads a state folder of a server (also a running one), of a simulation, or of a job of `compare`; changes nothing."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from protofed.common.errors import ConfigError, StateError
 from protofed.server.storage.database import LEDGER_FILE
 from protofed.server.storage.reader import LedgerReader
 
-INSIDE = (".", "state", "server")  # of `server` and `simulate`; of a job of `compare`; of `demo`
+SUBFOLDERS = (".", "state", "server")  # that hold the ledger: of `server` and `simulate`; of `compare`; of `demo`
 
 
 @dataclass(frozen=True)
-class KeptBlobs:
-    """Blobs of a folder in which nothing is changed, not even what a killed process left there."""
+class ReadOnlyBlobs:
+    """The blobs of a folder. Unlike `FolderBlobs` it removes no leftovers, for a server may be writing them."""
 
     folder: Path
 
     def get(self, address: Digest) -> bytes:
-        """The data, checked against its address.
+        """A blob's bytes, checked against its address, the digest.
 
         Raises:
-            StateError: it is not there (any more), or is no longer what it was.
+            StateError: it is missing, or it has changed on disk.
         """
         try:
             data = (self.folder / address).read_bytes()
@@ -36,50 +36,50 @@ class KeptBlobs:
         return data
 
     def has(self, address: Digest) -> bool:
-        """Whether it is there, sound or not."""
+        """Whether the blob exists; its content is not checked."""
         return (self.folder / address).exists()
 
 
 @dataclass(frozen=True)
 class StateFolder:
-    """What there is to read in a state folder."""
+    """An open state folder."""
 
     folder: Path
-    records: LedgerReader
-    blobs: KeptBlobs
+    ledger: LedgerReader
+    blobs: ReadOnlyBlobs
 
-    def run(self, named: str | None) -> str:
-        """The run that is meant: the one of that name, or the only one.
+    def run(self, name: str | None) -> str:
+        """The name of an existing run: `name`, or that of the only run if it is None.
 
         Raises:
-            ConfigError: there is none, or there are several and none was named.
+            ConfigError: there is no such run, or there are several and none was named.
         """
-        names = [row.run for row in self.records.runs()]
-        if named in names:
-            return named
-        if named is None and len(names) == 1:
+        names = [row.run for row in self.ledger.runs()]
+        if name in names:
+            return name
+        if name is None and len(names) == 1:
             return names[0]
-        there = ", ".join(names) or "none yet"
-        if named is None:
-            raise ConfigError(f"{self.folder} holds {len(names)} runs; name one of: {there}")
-        raise ConfigError(f"{self.folder} holds no run '{named[:80]}'; expected one of: {there}")
+        names_text = ", ".join(names) or "none yet"
+        if name is None:
+            raise ConfigError(f"{self.folder} holds {len(names)} runs; name one of: {names_text}")
+        raise ConfigError(f"{self.folder} holds no run '{name[:80]}'; expected one of: {names_text}")
 
 
 @contextmanager
 def open_state(folder: Path) -> Iterator[StateFolder]:
-    """Look into a state folder; a server may write in it meanwhile.
+    """Open a state folder for reading; a server may write in it meanwhile.
 
     Raises:
-        StateError: it is none, or its ledger is damaged.
+        StateError: it is not a state folder, or its ledger is damaged.
     """
-    found = [folder / inside for inside in INSIDE if (folder / inside / LEDGER_FILE).is_file()]
-    if not found:
+    candidates = [folder / name for name in SUBFOLDERS if (folder / name / LEDGER_FILE).is_file()]
+    if not candidates:
         raise StateError(
             f"{folder} holds no {LEDGER_FILE}; expected the --state folder of a server or of `simulate`, or a job of "
-            "`compare` (a ledger in PostgreSQL is asked through its server: --server)"
+            "`compare` (a ledger in PostgreSQL is read through its server: --server)"
         )
-    records = LedgerReader(f"sqlite:///{found[0] / LEDGER_FILE}")
+    ledger = LedgerReader(f"sqlite:///{candidates[0] / LEDGER_FILE}")
     try:
-        yield StateFolder(found[0], records, KeptBlobs(found[0] / "blobs"))
+        yield StateFolder(candidates[0], ledger, ReadOnlyBlobs(candidates[0] / "blobs"))
     finally:
-        records.close()
+        ledger.close()

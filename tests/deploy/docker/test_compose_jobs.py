@@ -180,4 +180,4 @@ def test_a_site_that_was_revoked_stays_out_and_keeps_nobody_else_out(
     server.revoked.add(found["site-1/cert.pem"])
     admission.admit("server:7443", tmp_path / "operator")
     assert server.known == {found["operator/cert.pem"], found["site-2/cert.pem"]}
-    assert "site-1: not let in: was revoked" in capsys.readouterr().out
+    assert "site-1: not registered: was revoked" in capsys.readouterr().out

@@ -291,7 +291,7 @@ class Served:
 
     def run_record(self, run: str) -> Any:
         with open_state(self._folder) as opened:
-            return json.loads(json.dumps(run_record(opened.records, opened.blobs, run)))
+            return json.loads(json.dumps(run_record(opened.ledger, opened.blobs, run)))
 
 
 def test_a_servers_state_is_the_same_model(simulated: Simulated, wanted: Wants, tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ def run_record_of(folder: Path, run: str | None) -> dict[str, Any]:
     from protofed.server.operator.run_record import run_record
 
     with open_state(folder) as kept:
-        return run_record(kept.records, kept.blobs, kept.run(run))
+        return run_record(kept.ledger, kept.blobs, kept.run(run))
 
 
 def _asked(run: str, server: str, identity: Path | None, plaintext: bool) -> dict[str, Any]:

@@ -47,14 +47,14 @@ def sync(
         for row in _wanted(there, run, everything=everything):
             for tracker in trackers:
                 with tracker.open(row) as book:
-                    new = follower.sync_run(there.records, row, book)
+                    new = follower.sync_run(there.ledger, row, book)
                     rounds = len(book.tracked.attempts)
                 told = f"{row.run}: {new} new of {rounds} rounds told to {tracker.name}"
                 console.print(told, soft_wrap=True, highlight=False, markup=False)
 
 
 def _wanted(there: StateFolder, run: str | None, *, everything: bool) -> Sequence[RunRow]:
-    rows = there.records.runs()
+    rows = there.ledger.runs()
     if everything:
         return rows
     name = there.run(run)

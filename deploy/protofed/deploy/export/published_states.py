@@ -49,10 +49,10 @@ def of_folder(folder: Path, run: str, round: int | None = None) -> PublishedStat
     """
     with open_state(folder) as opened:
         name = opened.run(run)
-        row = opened.records.run(name)
-        number, address = published(opened.records, opened.blobs, name, round)
+        row = opened.ledger.run(name)
+        number, address = published(opened.ledger, opened.blobs, name, round)
         data = opened.blobs.get(address)
-        scores = opened.records.scores(name, number).get(number, {})
+        scores = opened.ledger.scores(name, number).get(number, {})
     assert row is not None  # noqa: S101  (`opened.run` found it)
     return PublishedState(recipe_of(row), number, address, codec.decode(data), scores)
 
@@ -60,7 +60,7 @@ def of_folder(folder: Path, run: str, round: int | None = None) -> PublishedStat
 def recipe_in(folder: Path, run: str) -> Recipe:
     """The recipe of a run in such a folder."""
     with open_state(folder) as opened:
-        row = opened.records.run(opened.run(run))
+        row = opened.ledger.run(opened.run(run))
     assert row is not None  # noqa: S101  (`opened.run` found it)
     return recipe_of(row)
 
@@ -68,7 +68,7 @@ def recipe_in(folder: Path, run: str) -> Recipe:
 def scores_in(folder: Path, run: str, round: int) -> Mapping[SiteId, Mapping[str, float]]:
     """The scores that were recorded after a round, by site and name."""
     with open_state(folder) as opened:
-        return opened.records.scores(run, round).get(round, {})
+        return opened.ledger.scores(run, round).get(round, {})
 
 
 def of_server(operator: Operator, run: str, round: int | None = None) -> PublishedState:
