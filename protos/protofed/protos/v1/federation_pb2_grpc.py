@@ -80,56 +80,59 @@ class FederationServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Enroll(self, request, context):
-        """Version check, then the run to work on. A newer daemon of the same site fences the older one.
+        """First call of a daemon, and again for each run: checks versions and answers the run to work on. The newest daemon
+        of a site fences older ones, whose calls fail with ABORTED.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def NextTask(self, request, context):
-        """Answered when a task appears, after wait_s (at most 20 s) at the latest.
+        """Asked by an idle daemon. Answered as soon as there is a task, or after wait_s (at most 20 s).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Heartbeat(self, request, context):
-        """From a task of its own in the daemon, so that hours of training look alive and a hung one does not.
+        """Sent by a thread of the daemon's every few seconds while it works on a run. A site whose heartbeats show no
+        progress for the run's stall_timeout_s is no longer waited for.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetChunk(self, request, context):
-        """One chunk of a blob that the site's own open task names.
+        """One chunk of the blob that the site's own open task names as its base; other blobs are denied.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def BeginUpload(self, request, context):
-        """What an upload will be, tensor by tensor: refused before a byte of it is sent, or resumed where it broke off.
+        """Announces an update tensor by tensor: it is refused before a byte of it is sent, or resumed where it broke off.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def PutChunk(self, request, context):
-        """In any order, any number of times.
+        """One chunk of an upload; chunks may come in any order and any number of times, four at once as a rule.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CommitUpload(self, request, context):
-        """The verdict; an accepted update counts from here on.
+        """Sent when all chunks are there; answers the verdict. An accepted update counts from here on, and only from here.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ReportScores(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Answers a task of kind SCORE; scores that come too late are dropped without an error.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')

@@ -139,7 +139,8 @@ class OperatorServicer:
         raise NotImplementedError('Method not implemented!')
 
     def PauseRun(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Opens no further round until ResumeRun; the open round goes on.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -151,33 +152,35 @@ class OperatorServicer:
         raise NotImplementedError('Method not implemented!')
 
     def AbortRun(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Ends a run for good.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RollBackRun(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Continues a run from the state of an earlier round, if keep_rounds has kept it.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def VerifyRound(self, request, context):
-        """One published state, computed again from the ledger and the blobs.
+        """Recomputes a published state from the ledger and the blobs and compares its bytes.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetRunRecord(self, request, context):
-        """All that a report says of a run, as JSON that was compressed with gzip; in pieces.
+        """All that a report shows of a run, as gzipped JSON, chunk by chunk.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetState(self, request, context):
-        """A state that a round published, as safetensors; in pieces.
+        """A state that a round published, as safetensors, chunk by chunk.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -190,7 +193,8 @@ class OperatorServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ExcludeSite(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Refuses all calls of a site from now on, until AdmitSite.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -202,14 +206,14 @@ class OperatorServicer:
         raise NotImplementedError('Method not implemented!')
 
     def RegisterCertificate(self, request, context):
-        """A certificate may call from the moment that this is answered; one that was revoked never may again.
+        """A certificate may call from this answer on; a revoked one can never be registered again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RevokeCertificate(self, request, context):
-        """those that were revoked by it
+        """Refuses a certificate from now on; answers all that the request named.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
