@@ -187,12 +187,12 @@ class ClientDoctor:
             raise CheckFailedError(
                 "version-differs", f"the server does not say its version: it is older than {VERSION}"
             )
-        there = f"server {server_info.software}, protocol {server_info.protocol}"
+        text = f"server {server_info.software}, protocol {server_info.protocol}"
         if server_info.protocol != PROTOCOL_VERSION:
-            raise CheckFailedError("protocol-mismatch", f"{there}; here {VERSION}, protocol {PROTOCOL_VERSION}")
+            raise CheckFailedError("protocol-mismatch", f"{text}; here {VERSION}, protocol {PROTOCOL_VERSION}")
         if server_info.software != VERSION:
-            raise CheckFailedError("version-differs", f"{there}; here {VERSION}")
-        return f"{there}, as here"
+            raise CheckFailedError("version-differs", f"{text}; here {VERSION}")
+        return f"{text}, as here"
 
     def check_policy(self) -> str:
         """The policy can be read, and what it allows."""
@@ -202,7 +202,7 @@ class ClientDoctor:
             rules = Policy.read(self.settings.policy).rules
         except PolicyViolationError as error:
             raise CheckFailedError("policy-missing", str(error)) from error
-        plugins.allow(rules.plugins)
+        plugins.allow(rules.plugins)  # of the whole process: `data`, which comes later, may need a plug-in
         return policy_summary(rules)
 
     def check_metrics(self) -> str:

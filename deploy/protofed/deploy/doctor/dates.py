@@ -28,17 +28,17 @@ def compare_clocks(here: datetime, server: datetime) -> str:
     return f"{stamp(here)}, within {max(1, round(abs(offset).total_seconds()))} s of the server's"
 
 
-def check_clock_by_certificates(own: Certificate, server: ConnectionDiagnosis, here: datetime) -> None:
+def check_clock_by_certificates(certificate: Certificate, server: ConnectionDiagnosis, here: datetime) -> None:
     """Detect a clock so far behind that TLS fails: by it, neither side's certificate is valid yet.
 
     Raises:
         CheckFailedError: that is so. One certificate alone proves nothing: it may really begin later.
     """
-    if here < own.not_before and server.kind is DiagnosisCode.SERVER_DATES:
+    if here < certificate.not_before and server.kind is DiagnosisCode.SERVER_DATES:
         raise CheckFailedError(
             "clock-wrong",
-            f"this clock says {stamp(here)}: {duration(own.not_before - here)} before this site's certificate begins, "
-            "and the server's is not valid yet either",
+            f"this clock says {stamp(here)}: {duration(certificate.not_before - here)} before this site's certificate "
+            "begins, and the server's is not valid yet either",
         )
 
 

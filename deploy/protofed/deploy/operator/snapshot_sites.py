@@ -10,6 +10,7 @@ from protofed.protos.v1 import operator_pb2 as pb
 OPEN = ("invited", "started")
 DONE = ("reported", "set-aside")
 _BAD_STATUSES = ("excluded", "silent", "revoked", "expired", "not-yet-valid")
+# Of an invited site that the server does not list; -1 is unknown, where protobuf's default of 0 would be a number.
 _NEVER = pb.SiteInfo(status="away", progress_age_s=-1.0, progress=-1.0)
 
 
@@ -90,4 +91,5 @@ def _progress(info: pb.SiteInfo, task_status: str) -> float | None:
 
 
 def _order(site: SiteSnapshot) -> tuple[Attention, float, str]:
+    # The slowest first: the round waits for it. Unknown progress counts as less than none.
     return site.care, -1.0 if site.progress is None else site.progress, site.site

@@ -66,12 +66,12 @@ def sites_table(sites: Sequence[pb.SiteInfo]) -> RenderableType:
     return table
 
 
-def verification_table(run: str, found: Iterable[tuple[pb.RoundInfo, pb.VerifyRoundResponse]]) -> RenderableType:
+def verification_table(run: str, replies: Iterable[tuple[pb.RoundInfo, pb.VerifyRoundResponse]]) -> RenderableType:
     """One row for each state that the server computed again."""
     table = plain_table("round", "attempt", "state", "finding", "reason", title=f"run {run}: states computed again")
-    for row, reply in found:
-        why = reply.reason or (f"came out as {reply.recomputed[:16]}…" if reply.finding == "different" else "")
-        table.add_row(str(row.round), str(row.attempt), f"{reply.published[:16]}…", styled(reply.finding), why)
+    for row, reply in replies:
+        reason = reply.reason or (f"came out as {reply.recomputed[:16]}…" if reply.finding == "different" else "")
+        table.add_row(str(row.round), str(row.attempt), f"{reply.published[:16]}…", styled(reply.finding), reason)
     return table
 
 
@@ -94,8 +94,8 @@ def _summary(info: pb.RunInfo) -> Text:
         text.append(f" · {count(info.rolled_back, 'attempt')} rolled back", "dim")
     text.append(f" · {decimal(info.received_bytes + info.sent_bytes)}")
     text.append(f" · {span((info.ended_at or time.time()) - info.began_at)}")
-    told = info.reason or info.phase
-    return text if told == info.status else text.append(f"\n{told}")
+    detail = info.reason or info.phase
+    return text if detail == info.status else text.append(f"\n{detail}")
 
 
 def _rounds_table(rounds: Iterable[pb.RoundInfo], *, ended: bool) -> Table:
@@ -112,8 +112,10 @@ def _rounds_table(rounds: Iterable[pb.RoundInfo], *, ended: bool) -> Table:
 def _tasks_table(tasks: Iterable[tuple[pb.RoundInfo, pb.SiteTask]], title: str) -> Table:
     table = plain_table("round", "attempt", "site", "task", "status", "reason", title=title)
     for row, task in tasks:
-        why = "; ".join([*([task.reason] if task.reason else []), *(f"refused as {why}" for why in task.refusals)])
-        table.add_row(str(row.round), str(row.attempt), task.site, task.kind, styled(task.task_status), why)
+        # Refusals do not fail a task: the site may send another update.
+        reasons = [*([task.reason] if task.reason else []), *(f"refused as {code}" for code in task.refusals)]
+        status = styled(task.task_status)
+        table.add_row(str(row.round), str(row.attempt), task.site, task.kind, status, "; ".join(reasons))
     return table
 
 

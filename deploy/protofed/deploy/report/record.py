@@ -90,6 +90,7 @@ class RunRecord:
         """Every task with its attempt: (attempt, task)."""
         return ((attempt, task) for attempt in self.attempts for task in attempt["tasks"])
 
+    # A frozen dataclass may have cached properties: they write into __dict__, past __setattr__.
     @cached_property
     def scores(self) -> dict[int, dict[str, dict[str, float]]]:
         """Scores by round, site and name, without those of single classes."""

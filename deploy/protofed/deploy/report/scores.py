@@ -67,6 +67,7 @@ def by_class(record: RunRecord) -> Section:
                 values = {record.name(c): recall for c, recall in recalls.items()}
                 series.append(Series(text, values, colour, marker, hollow=which == "best"))
     scored = sorted(set().union(*newest.values()))
+    # By the worse of both models: a class that either of them misses must not be left out of the drawing.
     least = {c: min(recalls[c] for recalls in newest.values() if c in recalls) for c in scored}
     drawn_classes = sorted(sorted(least, key=lambda c: (least[c], c))[:MOST_CLASSES])
     description = f"Recall of each class in %, from 0 to 100. {_least(record, newest)}."

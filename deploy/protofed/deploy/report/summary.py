@@ -12,6 +12,7 @@ from protofed.deploy.report.record import GROUPS, LABELS, RunRecord, duration, f
 from protofed.server.operator.run_record import JUDGED_BY
 
 NAMED_SITES = 12
+# Scores of own models, in the order in which the server judges runs by them.
 OWN = tuple(name for name in JUDGED_BY if name.startswith("personal."))
 
 
@@ -55,6 +56,7 @@ def own_score(record: RunRecord) -> str | None:
 def problems(record: RunRecord) -> list[str]:
     """One sentence for each problem of the run; a single one that there was none, if rounds were published."""
     sentences = [*_round_problems(record), *_site_problems(record)]
+    # Of a run that failed or was aborted, `_outcome` gives the reason: "nothing went wrong" would contradict it.
     if sentences or not record.rounds or record.run["status"] in ("failed", "aborted"):
         return sentences
     return ["Nothing went wrong: no round was repeated, no update was refused, every site reported."]

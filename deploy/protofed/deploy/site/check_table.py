@@ -56,14 +56,14 @@ def plain(check: SiteCheck) -> dict[str, Any]:
             for label, count in sorted(check.survey.unmapped.items())
         },
         "ignored": dict(sorted(check.survey.ignored.items())),
-        "unreadable": [{"file": seen.name, "why": seen.problem} for seen in check.unreadable],
+        "unreadable": [{"file": image.name, "why": image.problem} for image in check.unreadable],
         "astray": list(check.misplaced),
         "formats": dict(_formats(check).most_common()),
         "sizes": dict(_sizes(check).most_common()),
         "groups": check.groups,
         "crossing": list(check.crossing),
         "ungrouped": list(check.ungrouped),
-        "alike": [[_described(seen) for seen in duplicates] for duplicates in check.duplicates.sets],
+        "alike": [[_described(image) for image in duplicates] for duplicates in check.duplicates.sets],
         "alike_with_several_labels": check.duplicates.differing,
         "test_images_trained_on": check.duplicates.across,
         "mean": None if check.moments is None else check.moments[0],
@@ -77,6 +77,7 @@ def plain(check: SiteCheck) -> dict[str, Any]:
 def _heading(check: SiteCheck) -> Text:
     recipe, shape = check.request.recipe, " x ".join(map(str, check.request.input.shape))
     run = "no run to compare with" if recipe is None else f"run {recipe.name}"
+    # `Text`, here and below: names of classes, labels and files may have brackets, in which rich would read markup.
     return Text.assemble(
         (f"source {check.source}, {run}", "bold"),
         f": {check.request.classes} classes, images of {shape} [channels, height, width]\n",
@@ -111,8 +112,8 @@ def _repeats_a_split(check: SiteCheck, name: str) -> bool:
 
 def _own_labels(check: SiteCheck) -> dict[int, list[str]]:
     own_labels: dict[int, set[str]] = {}
-    for seen in check.survey.images:
-        own_labels.setdefault(seen.index, set()).add(seen.label)
+    for image in check.survey.images:
+        own_labels.setdefault(image.index, set()).add(image.label)
     return {index: sorted(labels) for index, labels in own_labels.items()}
 
 
@@ -238,11 +239,11 @@ def _described(image: SurveyedImage) -> str:
 
 
 def _formats(check: SiteCheck) -> Counter[str]:
-    return Counter(seen.format for seen in check.survey.images if seen.format)
+    return Counter(image.format for image in check.survey.images if image.format)
 
 
 def _sizes(check: SiteCheck) -> Counter[str]:
-    return Counter(" x ".join(map(str, seen.size)) for seen in check.survey.images if seen.size)
+    return Counter(" x ".join(map(str, image.size)) for image in check.survey.images if image.size)
 
 
 def _images(count: int) -> str:

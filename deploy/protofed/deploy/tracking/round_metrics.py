@@ -74,6 +74,7 @@ def published(rows: Sequence[RoundRow]) -> list[RoundRow]:
 
 def valid_rounds(tracked: TrackedRun, published_rows: Sequence[RoundRow]) -> int:
     """The number of rounds, from round 0, that a tracker has of the same attempts as the ledger."""
+    # Not strict: a tracker may lack the newest rounds, or have more than a run that was rolled back.
     for number, (attempt, row) in enumerate(zip(tracked.attempts, published_rows, strict=False)):
         if attempt != row.attempt:
             return number
@@ -82,6 +83,7 @@ def valid_rounds(tracked: TrackedRun, published_rows: Sequence[RoundRow]) -> int
 
 def complete_rounds(rows: Sequence[RoundRow], ended: bool) -> list[RoundRow]:
     """The published rounds whose numbers are final: they were scored, or the run has gone on or ended."""
+    # Scores arrive after a round is published, so the newest round is incomplete until they are in or nobody sends any.
     published_rows = published(rows)
     if published_rows and not (ended or published_rows[-1].scored or rows[-1].round > published_rows[-1].round):
         return published_rows[:-1]
