@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
+
 import pytest
 
 from protofed.common.errors import ConfigError
@@ -34,3 +37,20 @@ def test_a_comparison_has_means_and_deviations_over_seeds() -> None:
 def test_an_unknown_key_is_refused() -> None:
     with pytest.raises(ConfigError):
         load_recipe("digits-fednh", plan__lrr=0.1)
+
+
+@pytest.mark.parametrize("package", ["pandas", "matplotlib"])
+def test_a_missing_package_names_the_extra(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] == package]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, package, None)
+    monkeypatch.delitem(sys.modules, "protofed.lab")
+    with pytest.raises(ModuleNotFoundError, match=r"protofed\[lab\]") as missing:
+        importlib.import_module("protofed.lab")
+    assert missing.value.name is not None
+    assert missing.value.name.partition(".")[0] == package
+
+
+def test_quiet_runs_print_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    compare(["digits-fedavg"], rounds=1, plan__epochs=1, quiet=True)
+    assert capfd.readouterr() == ("", "")

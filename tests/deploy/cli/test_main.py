@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+from typer.main import get_command
 
 from protofed.common.storage.files import Lock
 from protofed.deploy import shipped
@@ -235,6 +236,32 @@ def test_an_old_command_is_refused_by_its_new_name(old: str, new: str, protofed:
     assert new in err
 
 
-def test_a_command_of_today_is_no_old_one() -> None:
-    today = ("client start --site a", "server --help", "client", "runs start site", "sites list", "certs sign x --ca y")
-    assert [now_called(line.split()) for line in today] == [None] * len(today)
+TODAY = (
+    "client start --site a",
+    "server --help",
+    "client",
+    "runs start site",
+    "sites list",
+    "certs sign x --ca y",
+    "runs abort a --reason --share",
+    "runs abort a --reason=--share",
+    "client start --site --share=1",
+    "simulate -- --share",
+)
+
+
+@pytest.mark.parametrize("line", TODAY)
+def test_a_command_of_today_is_no_old_one(line: str) -> None:
+    assert now_called(line.split(), main.app) is None
+
+
+@pytest.mark.parametrize("line", ["client start --plaintext --share 1", "client start --site a --share 1"])
+def test_an_old_option_is_found_behind_flags_and_values(line: str) -> None:
+    assert now_called(line.split(), main.app) is not None
+
+
+def test_the_help_has_the_hospital_first_and_every_command_once(protofed: Cli) -> None:
+    _, out, _ = protofed("--help")
+    places = [out.index(f"{panel} \u2500") for panel in (main.HOSPITAL, main.COORDINATOR, main.RESEARCHER)]
+    assert places == sorted(places)
+    assert sorted(main.ORDER) == sorted(get_command(main.app).commands)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from typer.core import TyperGroup
 
 from protofed.common import failpoint
 from protofed.common.errors import ConfigError, ProtofedError
@@ -25,7 +26,22 @@ from protofed.deploy.cli.tracking import tracking
 from protofed.deploy.daemons.pid1 import end_when_told
 from protofed.deploy.logs import setup
 
+# As `--help` lists them: the hospital's first, then the coordinator's, then the researcher's.
+ORDER = (
+    *("client", "server", "runs", "sites", "certs", "audit", "report", "export", "predict"),
+    *("simulate", "compare", "figures", "tracking", "new", "demo"),
+)
+
+
+class _ByReader(TyperGroup):
+    """Commands in the order of their readers; Typer by itself puts all commands before all groups."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return sorted(self.commands, key=ORDER.index)
+
+
 app = typer.Typer(
+    cls=_ByReader,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
@@ -74,7 +90,7 @@ def main(arguments: list[str] | None = None) -> None:
     end_when_told()
     try:
         failpoint.arm(os.environ.get(failpoint.VARIABLE))
-        if (message := now_called(sys.argv[1:] if arguments is None else arguments)) is not None:
+        if (message := now_called(sys.argv[1:] if arguments is None else arguments, app)) is not None:
             _say(message, ConfigError(message), 2)
             sys.exit(2)
         app(arguments)

@@ -1,4 +1,4 @@
-"""Bars for work that takes longer than a moment: on standard error, on a terminal only; elsewhere nothing is shown."""
+"""Bars for work that takes longer than a moment: on a terminal's standard error and in a notebook, nowhere else."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ from rich.progress import (
 )
 from rich.table import Column
 from rich.text import Text
+
+from protofed.deploy.console.notebook import NotebookBars, bars_for
 
 T = TypeVar("T")
 AFTER_S = 0.7  # what is done sooner needs no bar
@@ -72,13 +74,17 @@ def progress(
         shown: give `not as_json`: who reads JSON wants no bar.
         stays: its last state is left on the screen; else it is gone when the work is done.
         after_s: work that is done within so many seconds never shows one.
-        console: in place of standard error.
+        console: in place of standard error; a notebook is one, too.
     """
     where = console or Console(stderr=True)
-    bars = Progress(*_columns(unit), console=where, transient=not stays)
+    bars = bars_for(where, *_columns(unit), transient=not stays)
     bar = Bar(bars, bars.add_task(what, total=total, doing=""))
-    if not (shown and where.is_terminal):
+    if not shown or not (where.is_terminal or where.is_jupyter):
         yield bar
+        return
+    if isinstance(bars, NotebookBars):
+        with bars.after(after_s):
+            yield bar
         return
     patience = threading.Timer(after_s, bars.start)
     patience.daemon = True

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from rich.console import Console
+
 from protofed.deploy.console.processes import end, interruption
 from protofed.deploy.experiments.experiment import LOG, ExperimentJob
 from protofed.deploy.experiments.view import CompareView
@@ -51,8 +53,13 @@ class Place(Protocol):
         """Leave none of them running; all that is done of them may be lost but results."""
 
 
-def run_jobs(jobs: Sequence[ExperimentJob], at_once: int, place: Place) -> dict[ExperimentJob, str]:
+def run_jobs(
+    jobs: Sequence[ExperimentJob], at_once: int, place: Place, *, quiet: bool = False
+) -> dict[ExperimentJob, str]:
     """Run the jobs that have no result yet, `at_once` side by side; why jobs failed, of those that did.
+
+    Args:
+        quiet: show no progress.
 
     Raises:
         KeyboardInterrupt: Ctrl-C or SIGTERM; no process is left, and the same jobs go on from what the place has kept.
@@ -60,7 +67,8 @@ def run_jobs(jobs: Sequence[ExperimentJob], at_once: int, place: Place) -> dict[
     waiting = deque(job for job in jobs if not is_done(job))
     running: set[ExperimentJob] = set()
     failures: dict[ExperimentJob, str] = {}
-    with interruption() as check, CompareView(jobs, set(waiting)) as view:
+    console = Console(stderr=True, quiet=quiet)
+    with interruption() as check, CompareView(jobs, set(waiting), console) as view:
         try:
             while waiting or running:
                 check()

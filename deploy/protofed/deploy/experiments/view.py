@@ -1,4 +1,4 @@
-"""How a comparison's jobs get on: a bar a job on a terminal, a line a job elsewhere; on standard error."""
+"""How a comparison's jobs get on: a bar a job on a terminal and in a notebook, else a line a job on standard error."""
 
 from __future__ import annotations
 
@@ -6,17 +6,10 @@ from collections.abc import Collection, Sequence
 from types import TracebackType
 
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TaskID,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Column
 
+from protofed.deploy.console.notebook import bars_for
 from protofed.deploy.experiments.experiment import ExperimentJob
 
 
@@ -31,16 +24,17 @@ class CompareView:
         self, jobs: Sequence[ExperimentJob], to_run: Collection[ExperimentJob], console: Console | None = None
     ) -> None:
         self._console = console or Console(stderr=True)
-        self._bars = Progress(
+        self._has_bars = self._console.is_terminal or self._console.is_jupyter
+        self._bars = bars_for(
+            self._console,
             TextColumn("{task.fields[name]}", markup=False, table_column=Column(no_wrap=True)),
             BarColumn(pulse_style="bar.back"),  # a waiting job's bar stands still
             MofNCompleteColumn(),
             TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis")),
             TimeElapsedColumn(),
             TimeRemainingColumn(),
-            console=self._console,
             speed_estimate_period=600,  # seconds; a round may last minutes
-            disable=not self._console.is_terminal,
+            disable=not self._has_bars,
         )
         self._few = len(jobs) < self._console.height - 2
         self._ended, self._count = len(jobs) - len(to_run), len(jobs)
@@ -107,5 +101,5 @@ class CompareView:
 
     def _line(self, text: str) -> None:
         """For those who see no bars."""
-        if not self._console.is_terminal:
+        if not self._has_bars:
             self.say(text)

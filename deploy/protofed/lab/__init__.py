@@ -18,7 +18,8 @@ try:
     from protofed.deploy.experiments.curves import FAMILIES, over_rounds, picture
     from protofed.deploy.experiments.job import run_job
 except ModuleNotFoundError as error:
-    hint = f"{error.name} is not installed: notebooks need pip install 'protofed[lab]'"
+    missing = (error.name or "").partition(".")[0]
+    hint = f"{missing} is not installed: notebooks need pip install 'protofed[lab]'"
     raise ModuleNotFoundError(hint, name=error.name) from error
 
 from protofed.common.config.recipe import Recipe, parse
@@ -126,6 +127,10 @@ def simulate(
 ) -> SimulationResult:
     """Run a recipe in this process, as `protofed simulate` does.
 
+    Args:
+        quiet: show no progress.
+        overrides: as of `load_recipe`.
+
     Raises:
         ConfigError, DataError: the recipe or its data cannot be used.
         RunFailedError: the run failed.
@@ -142,9 +147,19 @@ def simulate(
 
 
 def compare(
-    recipes: Sequence[str | Path | Recipe], seeds: Sequence[int] | None = None, *, device: str = "cpu", **overrides: Any
+    recipes: Sequence[str | Path | Recipe],
+    seeds: Sequence[int] | None = None,
+    *,
+    device: str = "cpu",
+    quiet: bool = False,
+    **overrides: Any,
 ) -> ComparisonResult:
     """Run recipes times seeds side by side in processes of their own, as `protofed compare` does.
+
+    Args:
+        seeds: of runs and data; None: the recipes' own.
+        quiet: show no progress.
+        overrides: of every recipe, as of `load_recipe`.
 
     Raises:
         ConfigError: the recipes cannot be compared.
@@ -155,7 +170,7 @@ def compare(
         jobs = jobs_of(read, seeds, None, Path(folder))
         for job in jobs:
             job.claim()
-        if failures := run_jobs(jobs, usable_cores(), Processes(device)):
+        if failures := run_jobs(jobs, usable_cores(), Processes(device), quiet=quiet):
             raise RunFailedError("; ".join(f"{job.name}: {why}" for job, why in failures.items()))
         return ComparisonResult(
             {one.name: [_result(job) for job in jobs if job.recipe.name == one.name] for one in read}
