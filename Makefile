@@ -5,7 +5,7 @@ PB := protos/protofed/protos/v1
 PROTOC = .venv/bin/python -m grpc_tools.protoc -I protos --plugin=protoc-gen-mypy=.venv/bin/protoc-gen-mypy \
 	--plugin=protoc-gen-mypy_grpc=.venv/bin/protoc-gen-mypy_grpc
 
-.PHONY: help demo compose-demo test test-fast docs format slow faults e2e postgres check bench leakage dashboards images version wheelhouse sbom dependencies protos \
+.PHONY: help demo compose-demo test test-fast docs format notebook slow faults e2e postgres check bench leakage dashboards images version wheelhouse sbom dependencies protos \
 	pictures constraints clean
 help:            ## this list
 	@sed -n 's/^\([a-z0-9-]*\):.*##/\1\t/p' Makefile
@@ -52,6 +52,9 @@ format: .venv/ready     ## bring the code into the house's form
 
 docs: .venv/ready       ## site/: the documents as pages, the reference from the code; a link that leads nowhere is an error
 	NO_MKDOCS_2_WARNING=1 .venv/bin/python -m mkdocs build
+
+notebook: .venv/ready   ## docs/tutorials/lab.ipynb with the outputs of a new run
+	.venv/bin/python -m tests.support.notebook
 
 check: .venv/ready      ## formatter, linter, types, layers, generated code, no pickles
 	.venv/bin/ruff format --check .

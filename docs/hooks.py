@@ -5,6 +5,8 @@
   of the site under repository/, Markdown as a page, and the link leads there. A missing file is a warning, which
   fails `make docs`.
 * The API pages are made: one for each room of each wing.
+* A notebook becomes a page beside it, as docs/notebooks.py makes it; links to a notebook lead to its page, but for the
+  page's own, which downloads it.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from docs import notebooks
 from docs.tables import GENERATED, WINGS
 from mkdocs.plugins import get_plugin_logger
 from mkdocs.structure.files import File, Files
@@ -40,6 +43,12 @@ def on_files(files: Files, config: Any) -> Files:
     for name, content in _api().items():
         files.append(File.generated(config, f"reference/api/{name}.md", content=content))
     todo = [file.src_uri for file in files if file.src_uri.endswith(".md")]
+    for uri in [file.src_uri for file in files if file.src_uri.endswith(".ipynb")]:
+        markdown, pictures = notebooks.page(ROOT / "docs" / uri)
+        files.append(File.generated(config, _page_of(uri), content=markdown))
+        for name, picture in pictures.items():
+            files.append(File.generated(config, f"{posixpath.dirname(uri)}/{name}", content=picture))
+        todo += _targets(uri, markdown)
     todo += [f"{OUTSIDE}/{name}" for name in ("CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")]
     while todo:
         uri = todo.pop()
@@ -60,6 +69,8 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
     def led(link: re.Match[str]) -> str:
         target = _site_uri(uri, link[2])
+        if target and target.endswith(".ipynb") and _page_of(target) != uri:
+            target = _page_of(target)
         relative = posixpath.relpath(target, posixpath.dirname(uri) or ".") if target else link[2]
         return f"{link[1]}{relative}{link[3] or ''}{link[4]}"
 
@@ -83,6 +94,10 @@ def _site_uri(uri: str, link: str) -> str | None:
         return None
     path = posixpath.normpath(posixpath.join(posixpath.dirname(_in_repository(uri)), link))
     return path.removeprefix("docs/") if path.startswith("docs/") else f"{OUTSIDE}/{path}"
+
+
+def _page_of(notebook: str) -> str:
+    return f"{notebook.removesuffix('.ipynb')}.md"
 
 
 def _in_repository(uri: str) -> str:

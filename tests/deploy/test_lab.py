@@ -6,6 +6,7 @@ import importlib
 import sys
 
 import pytest
+import structlog
 
 from protofed.common.errors import ConfigError
 from protofed.deploy.simulation.simulation import simulation
@@ -20,7 +21,7 @@ def test_a_simulation_ends_in_the_same_state_as_the_command_lines() -> None:
     assert result.recipe.plan.lr == 0.05
     assert result.scores.index.names == ["round", "site"]
     assert result.curves().index[-1] == 2
-    assert result.figure().axes
+    assert result.figure()._repr_png_().startswith(b"\x89PNG")
     assert "<table" in result._repr_html_()
     with pytest.raises(ConfigError):
         result.figure("no.such.score")
@@ -52,5 +53,8 @@ def test_a_missing_package_names_the_extra(package: str, monkeypatch: pytest.Mon
 
 
 def test_quiet_runs_print_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    configuration = structlog.get_config()
+    simulate("digits-fedavg", rounds=1, plan__epochs=1, quiet=True)
     compare(["digits-fedavg"], rounds=1, plan__epochs=1, quiet=True)
+    assert structlog.get_config() == configuration
     assert capfd.readouterr() == ("", "")

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import tempfile
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import structlog
 
 try:
     import pandas as pd
@@ -138,6 +142,7 @@ def simulate(
     read = load_recipe(recipe, **overrides)
     with (
         tempfile.TemporaryDirectory(prefix="protofed-") as folder,
+        _only_warnings_logged(),
         progress(read.name, read.rounds, "rounds", shown=not quiet, stays=True) as bar,
     ):
         (job,) = jobs_of([read], None, None, Path(folder))
@@ -175,6 +180,20 @@ def compare(
         return ComparisonResult(
             {one.name: [_result(job) for job in jobs if job.recipe.name == one.name] for one in read}
         )
+
+
+@contextmanager
+def _only_warnings_logged() -> Iterator[None]:
+    """The log of a run would fill the cell; how the notebook's own code logs is not changed for good."""
+    was_configured, before = structlog.is_configured(), structlog.get_config()
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
+    try:
+        yield
+    finally:
+        if was_configured:
+            structlog.configure(**before)
+        else:
+            structlog.reset_defaults()
 
 
 def _result(job: ExperimentJob) -> Result:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping, Sequence
 from io import BytesIO
 from itertools import pairwise
@@ -75,9 +76,18 @@ def spaced(heights: Sequence[float], gap: float) -> list[float]:
     return moved
 
 
-def picture(series: Mapping[str, tuple[list[int], NDArray[np.float64]]], title: str) -> Figure:
+class NotebookFigure(Figure):
+    """A figure that a notebook shows by itself; it knows how to show others only once pyplot was imported."""
+
+    def _repr_png_(self) -> bytes:
+        drawn = io.BytesIO()
+        self.savefig(drawn, format="png", dpi=100)
+        return drawn.getvalue()
+
+
+def picture(series: Mapping[str, tuple[list[int], NDArray[np.float64]]], title: str) -> NotebookFigure:
     """A line for each series in percent: its name, rounds and values [seeds, rounds]."""
-    figure = Figure(figsize=(7.2, 4.2), layout="constrained")
+    figure = NotebookFigure(figsize=(7.2, 4.2), layout="constrained")
     axes = figure.add_subplot()
     for place, (rounds, values) in enumerate(series.values()):
         colour, style = _look(place)
