@@ -23,7 +23,7 @@ def page(notebook: Path) -> tuple[str, dict[str, bytes]]:
             if "image/png" in data:
                 name = f"{notebook.stem}-{len(pictures)}.png"
                 pictures[name] = base64.b64decode("".join(data["image/png"]))
-                parts.append(f"![{_text(data)}]({name})")
+                parts.append(f"![The figure that the code above draws]({name})")
             elif "text/html" in data:
                 parts.append("".join(data["text/html"]))
             else:
