@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import json
+import sys
 import tomllib
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from protofed.common.config.recipe import Recipe
+from protofed.common.config.settings import ServerSettings, read_settings
 from protofed.common.errors import ConfigError
 from protofed.deploy import shipped
 from protofed.deploy.cli.main import app
+from protofed.deploy.daemons.server import recipes_of
 from protofed.deploy.overrides import from_keywords
+from protofed.deploy.site.plan import site_plan
 
 
 def test_assignments_go_over_the_recipe_with_the_types_of_toml() -> None:
@@ -38,13 +43,83 @@ def test_keywords_nest_by_underscores_dots_and_dicts() -> None:
     assert from_keywords(given) == {"plan": {"lr": 0.1, "epochs": 2}, "evaluation": {"every": 3}, "rounds": 4}
 
 
-def test_a_dry_run_prints_the_recipe_that_would_run_and_makes_nothing(tmp_path: Path) -> None:
-    state = tmp_path / "state"
-    called = ["simulate", "digits-fednh", "--dry-run", "--set", "plan.lr=0.125", "--state", str(state)]
-    found = CliRunner().invoke(app, called)
+RECIPE = shipped.folder("recipes") / "digits-fednh.toml"
+
+
+def dry(*words: object) -> Result:
+    return CliRunner().invoke(app, [str(word) for word in (*words, "--dry-run")])
+
+
+def folder_of(words: tuple[object, ...], tmp_path: Path) -> list[object]:
+    """The words with `STATE` in the folder of the test."""
+    return [tmp_path / "state" if word == "STATE" else word for word in words]
+
+
+READERS: dict[str, tuple[object, ...]] = {
+    "simulate": ("simulate", RECIPE, "--state", "STATE"),
+    "server": ("server", "start", "--recipe", RECIPE, "--plaintext", "--state", "STATE"),
+    "runs": ("runs", "start", RECIPE, "--plaintext", "--server", "127.0.0.1:9"),
+}
+
+
+@pytest.mark.parametrize("words", READERS.values(), ids=READERS)
+def test_a_dry_run_prints_the_changed_recipe_and_what_leaves_a_site_and_makes_nothing(
+    words: tuple[object, ...], tmp_path: Path
+) -> None:
+    found = dry(*folder_of(words, tmp_path), "--set", "plan.lr=0.125")
     assert found.exit_code == 0
     assert Recipe.model_validate(tomllib.loads(found.stdout)) == shipped.recipe("digits-fednh", ["plan.lr=0.125"])
-    assert not state.exists()
+    (sent,) = [line for line in found.stdout.splitlines() if line.startswith("# leaves a site each round: ")]
+    plan = site_plan(shipped.recipe("digits-fednh"))
+    assert {part.strip() for part in sent.split(": ")[1].split(";")[0].split(",")} == {
+        tensor.spec.part.value for tensor in plan.outgoing
+    }
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("words", READERS.values(), ids=READERS)
+def test_a_dry_run_refuses_what_a_method_does_not_know(words: tuple[object, ...], tmp_path: Path) -> None:
+    found = dry(*folder_of(words, tmp_path), "--set", "method.momentun=0.5")
+    assert isinstance(found.exception, ConfigError)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_only_a_simulation_needs_data_in_its_recipe(tmp_path: Path) -> None:
+    text = RECIPE.read_text(encoding="utf-8").partition("[data]")[0]
+    (tmp_path / "no-data.toml").write_text(text, encoding="utf-8")
+    assert isinstance(dry("simulate", tmp_path / "no-data.toml").exception, ConfigError)
+    assert dry("runs", "start", tmp_path / "no-data.toml", "--plaintext").exit_code == 0
+
+
+def test_a_dry_run_without_pytorch_still_has_the_recipe(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "protofed.deploy.site.plan", None)
+    found = dry("runs", "start", RECIPE, "--plaintext")
+    assert Recipe.model_validate(tomllib.loads(found.stdout)) == shipped.recipe("digits-fednh")
+
+
+NO_RECIPE: dict[str, tuple[str, ...]] = {
+    "server": ("server", "start", "--plaintext", "--state", "STATE"),
+    "figures": ("figures", "STATE"),
+    "export": ("export", "run", "--model", "global", "--out", "STATE"),
+    "check": ("client", "check"),
+}
+
+
+@pytest.mark.parametrize("words", NO_RECIPE.values(), ids=NO_RECIPE)
+def test_set_without_a_recipe_is_refused(words: tuple[str, ...], tmp_path: Path) -> None:
+    called = [str(word) for word in folder_of(words, tmp_path)]
+    found = CliRunner().invoke(app, [*called, "--set", "rounds=2"])
+    assert isinstance(found.exception, ConfigError)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_server_and_its_doctor_read_recipes_with_the_same_overrides(tmp_path: Path) -> None:
+    settings = read_settings(ServerSettings, None, {"recipes": [RECIPE], "plaintext": True, "state": tmp_path})
+    (read,) = recipes_of(settings, ["rounds=2"])
+    assert read == shipped.recipe("digits-fednh", ["rounds=2"])
+    words = ["server", "doctor", "--recipe", str(RECIPE), "--plaintext", "--state", str(tmp_path), "--json"]
+    checks = json.loads(CliRunner().invoke(app, [*words, "--set", "method.momentun=0.5"]).stdout)
+    assert "momentun" in json.dumps(checks)
 
 
 def test_a_dry_run_of_a_comparison_has_every_recipe_with_every_seed(tmp_path: Path) -> None:

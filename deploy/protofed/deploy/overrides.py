@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from protofed.common.config.recipe import Recipe, overlay, parse
@@ -46,3 +46,12 @@ def with_overrides(recipe: Recipe, table: Mapping[str, Any]) -> Recipe:
     if not table:
         return recipe
     return parse(overlay(recipe.model_dump(mode="json"), dict(table)), Recipe, f"recipe '{recipe.name}'")
+
+
+def leaves(table: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    """Every key of nested tables with its path, as `plan.lr`, and what it is set to."""
+    for key, value in table.items():
+        if isinstance(value, dict):
+            yield from leaves(value, f"{path}{key}.")
+        else:
+            yield f"{path}{key}", value

@@ -15,11 +15,10 @@ import structlog
 
 try:
     import pandas as pd
-    from matplotlib.figure import Figure
 
     from protofed.client.agent import device as devices
     from protofed.deploy.experiments.compare import usable_cores
-    from protofed.deploy.experiments.curves import FAMILIES, over_rounds, picture
+    from protofed.deploy.experiments.curves import FAMILIES, NotebookFigure, over_rounds, picture
     from protofed.deploy.experiments.job import run_job
 except ModuleNotFoundError as error:
     missing = (error.name or "").partition(".")[0]
@@ -60,7 +59,7 @@ class ComparisonResult:
         seeds = self.scores.groupby(["recipe", "seed", "round"], sort=False).mean()
         return seeds.groupby(["recipe", "round"], sort=False).agg(["mean", "std"])
 
-    def figure(self, metric: str = "global.accuracy") -> Figure:
+    def figure(self, metric: str = "global.accuracy") -> NotebookFigure:
         """A line a recipe: a score in percent over rounds, with a band over seeds.
 
         Raises:

@@ -7,6 +7,7 @@ import re
 import socket
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.main import get_command
@@ -264,4 +265,5 @@ def test_the_help_has_the_hospital_first_and_every_command_once(protofed: Cli) -
     _, out, _ = protofed("--help")
     places = [out.index(f"{panel} \u2500") for panel in (main.HOSPITAL, main.COORDINATOR, main.RESEARCHER)]
     assert places == sorted(places)
-    assert sorted(main.ORDER) == sorted(get_command(main.app).commands)
+    group: Any = get_command(main.app)
+    assert sorted(main.ORDER) == sorted(group.commands)

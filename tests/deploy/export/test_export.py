@@ -307,3 +307,11 @@ def test_what_a_server_sends_is_checked_against_its_ledger(simulated: Simulated,
     served = Served(simulated("fednh").state, damage=b"x")
     with pytest.raises(DataError, match="the ledger says"):
         export(wanted("fednh", "global", tmp_path / "m", state=None, operator=served))
+
+
+def test_a_dry_run_says_what_would_be_written_and_writes_nothing(wanted: Wants, tmp_path: Path) -> None:
+    said = export(wanted("fednh", "global", tmp_path / "m", dry_run=True))
+    assert not (tmp_path / "m").exists()
+    written = export(wanted("fednh", "global", tmp_path / "m"))
+    assert said.files.keys() == written.files.keys()
+    assert said.facts.origin.weights == written.facts.origin.weights

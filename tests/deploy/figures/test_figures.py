@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -221,7 +222,11 @@ def test_each_method_has_its_pictures(
     assert set(kinds(own)) == {"norms-cwfedavg"}
     assert own[0].parent == folders["cwfedavg"] / "figures"
     both = [folders["fednh"], folders["fedprp"]]
-    drawn = draw(FiguresRequest(both, tmp_path, groups="round:0,6,8,9"))
+    asked = FiguresRequest(both, tmp_path, groups="round:0,6,8,9")
+    planned = draw(replace(asked, dry_run=True))
+    assert list(tmp_path.iterdir()) == []
+    drawn = draw(asked)
+    assert planned == drawn
     assert set(kinds(drawn)) == {"prototypes-fednh", "tsne", "groups"}
     with pytest.raises(SystemExit) as ended:
         main.main(["figures", str(folders["spiral"]), "--out", str(tmp_path / "spiral")])

@@ -15,6 +15,7 @@ from rich.console import Console
 
 from protofed.common import plugins
 from protofed.common.errors import DataError, StateError
+from protofed.deploy.cli.overrides import Set, needs_recipe
 
 if TYPE_CHECKING:
     from protofed.common.config.recipe import Recipe
@@ -42,12 +43,15 @@ def check(
         Path | None, typer.Option(help="A picture to write: some images a class, as the model sees them.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON, with all files by name.")] = False,
+    assignments: Set = None,
 ) -> None:
     """Look at a site's data as a run would have them; nothing is sent. 65 if the daemon would take no part."""
     from protofed.deploy import shipped
 
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))  # what it says tells enough
-    wanted = None if recipe is None else shipped.recipe(recipe)
+    if recipe is None:
+        needs_recipe(assignments, "a recipe")
+    wanted = None if recipe is None else shipped.recipe(recipe, assignments or ())
     said = _settings(settings, {"policy": policy, "roles": role, "partition_index": partition_index})
     with _bar(shown=not as_json) as bar:
         from protofed.deploy.site import check_table  # with PyTorch, which takes seconds

@@ -48,6 +48,6 @@ def compare(
     wanted = CompareRequest(out, read_seeds(seeds), rounds, jobs, device, output, metric or (), ray, gpus_per_job)
     chosen = experiment.varied(read, vary) if vary else read
     if dry_run:
-        show_dry_run([job.recipe for job in experiment.jobs_of(chosen, wanted.seeds, rounds, out)])
+        show_dry_run([job.recipe for job in experiment.jobs_of(chosen, wanted.seeds, rounds, out)], simulated=True)
         return
     compare(chosen, wanted)

@@ -12,11 +12,18 @@ import structlog
 import typer
 from rich.console import Console
 
+from protofed.deploy.cli.overrides import Set, needs_recipe
+
 if TYPE_CHECKING:
     from protofed.deploy.doctor.checks import Check
 
 console = Console()
-NOT_SETTINGS = ("until_finished", "recover", "give_up_after")  # taken, so that a daemon's command line can be copied
+NOT_SETTINGS = (
+    "until_finished",
+    "recover",
+    "give_up_after",
+    "dry_run",
+)  # taken, so that a daemon's command line can be copied
 KEYS = {"recipe": "recipes", "role": "roles"}  # of the settings, where an option has another name
 AsJson = Annotated[bool, typer.Option("--json", help="Print it as JSON.")]
 Strict = Annotated[bool, typer.Option("--strict", help="Warnings fail, too.")]
@@ -33,7 +40,8 @@ def of_server(start: Callable[..., None]) -> Callable[..., None]:
 
 def of_client(start: Callable[..., None]) -> Callable[..., None]:
     """The command with the options of `client start`."""
-    more = {"for_recipe": (ForRecipe, None), "quick": (Quick, False), "strict": (Strict, False)}
+    more = {"for_recipe": (ForRecipe, None), "assignments": (Set, None), "quick": (Quick, False)}
+    more |= {"strict": (Strict, False)}
     return _like(start, _look_at_client, {**more, "as_json": (AsJson, False)})
 
 
@@ -77,12 +85,20 @@ def _look_at_server(file: Path | None, given: dict[str, Any], *, strict: bool, a
     from protofed.common.config.settings import ServerSettings, read_settings
     from protofed.deploy.doctor.server import ServerDoctor
 
-    found = ServerDoctor(lambda: read_settings(ServerSettings, file, given))
+    assignments = given.pop("assignments", None) or ()
+    found = ServerDoctor(lambda: read_settings(ServerSettings, file, given), assignments=assignments)
     _tell(found.checks(), strict=strict, as_json=as_json)
 
 
 def _look_at_client(
-    file: Path | None, given: dict[str, Any], *, for_recipe: str | None, quick: bool, strict: bool, as_json: bool
+    file: Path | None,
+    given: dict[str, Any],
+    *,
+    for_recipe: str | None,
+    assignments: Sequence[str] | None,
+    quick: bool,
+    strict: bool,
+    as_json: bool,
 ) -> None:
     """What a site's daemon needs: identity, the way to the server, policy, device, data. It does not enroll."""
     from protofed.common.config.settings import ClientSettings, read_settings
@@ -90,7 +106,9 @@ def _look_at_client(
     from protofed.deploy.doctor.client import ClientDoctor
     from protofed.deploy.doctor.site import SiteUnderCheck
 
-    site = SiteUnderCheck(None if for_recipe is None else lambda: shipped.recipe(for_recipe), quick)
+    if for_recipe is None:
+        needs_recipe(assignments, "--recipe")
+    site = SiteUnderCheck(None if for_recipe is None else lambda: shipped.recipe(for_recipe, assignments or ()), quick)
     found = ClientDoctor(lambda: read_settings(ClientSettings, file, given), site)
     _tell(found.checks(), strict=strict, as_json=as_json)
 

@@ -11,6 +11,7 @@ from rich.console import Console
 
 from protofed.common.errors import ConfigError, DataError
 from protofed.deploy.cli.connection import LOCAL, Identity, Plaintext, Server
+from protofed.deploy.cli.overrides import DryWrite, Set, needs_recipe
 
 if TYPE_CHECKING:
     from protofed.common.config.recipe import Data, Recipe
@@ -56,6 +57,8 @@ def export(
     allow_plugin: Allowed = None,
     force: Annotated[bool, typer.Option("--force", help="Replace a model that is in --out.")] = False,
     as_json: AsJson = False,
+    assignments: Set = None,
+    dry_run: DryWrite = False,
 ) -> None:
     """Export a model of a run: weights, ONNX and a model card. A personal one is made at the site and sent nowhere."""
     from protofed.deploy.export.export import ExportRequest
@@ -69,20 +72,21 @@ def export(
         state=state,
         site_state=site_state,
         site_data=_site_data(settings, partition_index),
-        recipe=_recipe(recipe),
+        recipe=_recipe(recipe, assignments),
         classes=classes,
         allowed=frozenset(allow_plugin or ()),
         force=force,
+        dry_run=dry_run,
     )
     if state is not None or model == "personal":
-        _say(_exported(wanted), as_json)
+        _say(_exported(wanted), as_json, dry_run=dry_run)
         return
     from dataclasses import replace
 
     from protofed.deploy.operator.connection import Operator
 
     with Operator(server, identity, plaintext) as operator:
-        _say(_exported(replace(wanted, operator=operator)), as_json)
+        _say(_exported(replace(wanted, operator=operator)), as_json, dry_run=dry_run)
 
 
 def predict(
@@ -130,11 +134,19 @@ def _exported(wanted: ExportRequest) -> Exported:
         return work(wanted)
 
 
-def _say(made: Exported, as_json: bool) -> None:
+def _say(made: Exported, as_json: bool, *, dry_run: bool) -> None:
     facts = made.facts
     if as_json:
         table = facts.model_dump(mode="json")
-        _print({"folder": str(made.folder), "files": dict(made.files), "difference": made.difference, **table})
+        _print(
+            {
+                "folder": str(made.folder),
+                "dry_run": dry_run,
+                "files": dict(made.files),
+                "difference": made.difference,
+                **table,
+            }
+        )
         return
     origin, shape = facts.origin, list(facts.model.input.shape)
     whose = f" of site {origin.site}" if origin.site else ""
@@ -145,6 +157,8 @@ def _say(made: Exported, as_json: bool) -> None:
     lines += [f"  {name}: {size / 1e6:.2f} MB" for name, size in made.files.items()]
     if made.difference is not None:
         lines.append(f"  ONNX Runtime and PyTorch differ by at most {made.difference:.1e} in probabilities")
+    if dry_run:
+        lines.insert(0, "dry run: nothing was written")
     scores = {name: value for name, value in facts.scores.values.items() if name.endswith("accuracy")}
     lines += [f"  {name}: {value:.4f}" for name, value in scores.items()] or [f"  no scores: {facts.scores.of}"]
     console.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)
@@ -163,10 +177,13 @@ def _run(name: str) -> str:
     return check_id("run", name)
 
 
-def _recipe(name: str | None) -> Recipe | None:
+def _recipe(name: str | None, assignments: list[str] | None) -> Recipe | None:
     from protofed.deploy import shipped
 
-    return None if name is None else shipped.recipe(name)
+    if name is None:
+        needs_recipe(assignments, "--recipe")
+        return None
+    return shipped.recipe(name, assignments or ())
 
 
 def _site_data(file: Path | None, partition_index: int | None) -> tuple[Data, int] | None:

@@ -10,6 +10,7 @@ from rich.console import Console
 
 from protofed.common.errors import ProtofedError
 from protofed.deploy.cli.connection import connected
+from protofed.deploy.cli.overrides import DryRun, Set, show_dry_run
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -37,14 +38,19 @@ def start(
     name: Annotated[str | None, typer.Option(help="The run's name; else the recipe's.")] = None,
     watch: Annotated[bool, typer.Option("--watch", help="Stay and watch it.")] = False,
     as_json: AsJson = False,
+    assignments: Set = None,
+    dry_run: DryRun = False,
 ) -> None:
     """Queue a run; it begins when those before it have ended."""
     from protofed.common.ids import check_id
     from protofed.deploy import shipped
 
-    read = shipped.recipe(recipe)
+    read = shipped.recipe(recipe, assignments or ())
     if name is not None:
         read = read.model_copy(update={"name": check_id("run", name)})
+    if dry_run:
+        show_dry_run([read], simulated=False)
+        return
     info = operator.start(read)
     if not (watch and as_json):  # each line of which is an object
         _tell(info, as_json, f"{info.run}: {info.status}")

@@ -3,30 +3,85 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated
 
 import typer
 
 from protofed.common.config.recipe import Recipe
+from protofed.common.errors import ConfigError
+from protofed.deploy.overrides import leaves
 
 Set = Annotated[
-    list[str] | None, typer.Option("--set", help="KEY=VALUE in TOML over what the recipe says, as plan.lr=0.1; again.")
+    list[str] | None,
+    typer.Option("--set", help="KEY=VALUE in TOML, as plan.lr=0.1: replaces a key of the recipe. May be repeated."),
 ]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Check the recipe, print what would run, and start nothing.")]
+DryRun = Annotated[
+    bool,
+    typer.Option(
+        "--dry-run", help="Check the recipe; print it, its sites and what they send; start and write nothing."
+    ),
+]
+DryWrite = Annotated[
+    bool, typer.Option("--dry-run", help="Do all the work, print what would be written, and write nothing.")
+]
 
 
-def show_dry_run(recipes: Sequence[Recipe]) -> None:
-    """Print each recipe in full as TOML, a key a line, after the method and the model were built from it.
+def show_dry_run(recipes: Sequence[Recipe], *, simulated: bool) -> None:
+    """Print each recipe as TOML, a key a line, with comments on its sites and on what leaves a site.
+
+    Args:
+        simulated: the sites are those of the recipe's [data]; else daemons, which have data of their own.
 
     Raises:
-        ConfigError: a method, model or option that is not known, or a recipe without [data].
+        ConfigError: an unknown method, model or option, or a recipe without [data] that would be simulated.
     """
-    from protofed.deploy.experiments.experiment import leaves
-    from protofed.deploy.simulation.simulation import check_recipe
-
     for recipe in recipes:
-        parameters = check_recipe(recipe)
-        typer.echo(f"# {recipe.rounds} rounds of {recipe.method.name}; {recipe.model.name}: {parameters} parameters")
+        if simulated and recipe.data is None:
+            raise ConfigError(f"recipe '{recipe.name}' has no [data]; a simulation needs to know what its sites hold")
+        for line in (_what(recipe), _sites(recipe, simulated=simulated), *_sent(recipe)):
+            typer.echo(f"# {line}")
         for key, value in leaves(recipe.model_dump(mode="json", exclude_none=True)):
             typer.echo(f"{key} = {json.dumps(value, ensure_ascii=False)}")
+
+
+def needs_recipe(assignments: Sequence[str] | None, option: str) -> None:
+    """Where a command reads a recipe only if it is given one.
+
+    Raises:
+        ConfigError: there are assignments.
+    """
+    if assignments:
+        raise ConfigError(f"--set changes a recipe, and none was given; add {option}")
+
+
+def _what(recipe: Recipe) -> str:
+    return f"{recipe.name}: {recipe.rounds} rounds of {recipe.method.name}, model {recipe.model.name}"
+
+
+def _sites(recipe: Recipe, *, simulated: bool) -> str:
+    federation = recipe.federation
+    if simulated and recipe.data is not None:
+        partition = recipe.data.partition
+        sites = getattr(partition, "sites", None)
+        found = f"{sites} and an evaluator" if sites else "as the data have them, and an evaluator"
+        return f"sites: {found}, of {recipe.data.source} data, partition {partition.kind}"
+    required = f", {', '.join(federation.required_sites)} among them" if federation.required_sites else ""
+    return f"sites: all that take part; a round needs {federation.min_sites} trainers{required}"
+
+
+def _sent(recipe: Recipe) -> Iterator[str]:
+    """What leaves a site that has all classes and a policy that allows everything; needs PyTorch."""
+    try:
+        from protofed.deploy.simulation.simulation import everything
+        from protofed.deploy.site.plan import site_plan
+    except ModuleNotFoundError as error:
+        yield f"what leaves a site: not known, {error.name} is not installed here (pip install 'protofed[client]')"
+        return
+    plan = site_plan(recipe, everything(recipe))
+    parts = ", ".join(dict.fromkeys(tensor.spec.part.value for tensor in plan.outgoing)) or "no tensors"
+    count = " and the number of examples" if plan.count_needed else ""
+    yield f"leaves a site each round: {parts}{count}; at most {plan.sent_bytes[1]:,} bytes"
+    for of, names in plan.scalars.items():
+        yield f"leaves a site as numbers, {of}: {', '.join(names)}"
+    yield "a site's policy can withhold any of it: `protofed client preview RECIPE --policy FILE`"

@@ -10,6 +10,7 @@ from rich.console import Console
 
 from protofed.deploy.cli import doctor
 from protofed.deploy.cli.options import Metrics, Settings, State, UntilFinished, health, log_as_daemon
+from protofed.deploy.cli.overrides import DryRun, Set, show_dry_run
 from protofed.deploy.cli.tracking import TensorBoard
 
 server = typer.Typer(no_args_is_help=True, help="The aggregation server: start it, check its prerequisites.")
@@ -33,19 +34,26 @@ def start(
     recover: Annotated[
         bool, typer.Option("--recover", help="Go on although the ledger has lost some of what it promised.")
     ] = False,
+    assignments: Set = None,
+    dry_run: DryRun = False,
 ) -> None:
     """Run the aggregation server; runs are begun by --recipe, or any time later by `protofed runs start`."""
     from protofed.common.config.settings import ServerSettings, read_settings
     from protofed.common.malloc import keep_memory
-    from protofed.deploy.daemons.server import run_server
+    from protofed.deploy.daemons.server import recipes_of, run_server
 
-    log_as_daemon(context)
-    keep_memory()
+    if not dry_run:
+        log_as_daemon(context)
+        keep_memory()
     given: dict[str, Any] = {"recipes": recipe, "listen": listen, "state": state, "metrics": metrics}
     given |= {"identity": identity, "plaintext": plaintext or None, "tensorboard": tensorboard}
     said = read_settings(ServerSettings, settings, given)
+    if dry_run:
+        show_dry_run(recipes_of(said, assignments or ()), simulated=False)
+        return
     run_server(
         said,
+        assignments or (),
         until_finished=until_finished,
         recover=recover,
         started=lambda where: console.print(f"listening on {where}, state in {said.state}", soft_wrap=True),

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from protofed.deploy.cli.overrides import DryRun, Set, show_dry_run
+from protofed.deploy.cli.overrides import DryRun, DryWrite, Set, needs_recipe, show_dry_run
 
 console = Console()
 
@@ -32,7 +32,7 @@ def simulate(
 
     read = shipped.recipe(recipe, assignments or ())
     if dry_run:
-        show_dry_run([read])
+        show_dry_run([read], simulated=True)
         return
     keep_memory()
     view = simulate_with_progress(read, state, device, policy)
@@ -56,13 +56,16 @@ def figures(
     ] = None,
     metric: Annotated[str, typer.Option(help="A score, as `compare` has it.")] = "global.accuracy",
     assignments: Set = None,
+    dry_run: DryWrite = False,
 ) -> None:
     """Draw finished runs as the papers do: prototypes, embeddings, head norms, groups of classes, ablations."""
     from protofed.deploy import shipped
     from protofed.deploy.figures.figures import FiguresRequest, draw
 
+    if not recipe:
+        needs_recipe(assignments, "--recipe")
     recipes = [shipped.recipe(name, assignments or ()) for name in recipe or []]
-    for path in draw(FiguresRequest(folders, out, recipes, groups, ablation, metric)):
+    for path in draw(FiguresRequest(folders, out, recipes, groups, ablation, metric, dry_run)):
         console.print(path, soft_wrap=True, highlight=False)
 
 

@@ -54,7 +54,7 @@ class NotebookBars(Progress):
         finally:
             self.stop()
 
-    def update(self, task_id: TaskID, **changes: Any) -> None:  # type: ignore[override]  # same keywords
+    def update(self, task_id: TaskID, **changes: Any) -> None:
         """As rich's."""
         super().update(task_id, **changes)
         self.refresh()
@@ -78,6 +78,6 @@ class NotebookBars(Progress):
             return
         self._drawn = time.monotonic()
         if self._output is None:
-            self._output = display({"text/plain": text}, raw=True, display_id=True)
+            self._output = display({"text/plain": text}, raw=True, display_id=True)  # type: ignore[no-untyped-call]
         else:
             self._output.update({"text/plain": text}, raw=True)

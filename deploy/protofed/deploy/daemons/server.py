@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -14,15 +14,16 @@ import structlog
 from protofed.common import plugins
 from protofed.common.address import check_connection
 from protofed.common.clock import stamp
-from protofed.common.config.recipe import read_recipe
+from protofed.common.config.recipe import Recipe, read_recipe
 from protofed.common.config.settings import ServerSettings
-from protofed.common.errors import RunFailedError
+from protofed.common.errors import ConfigError, RunFailedError
 from protofed.common.pki.certificate import Party
 from protofed.common.pki.identity import LiveIdentity
 from protofed.common.storage import files
 from protofed.common.version import VERSION
 from protofed.deploy.daemons.server_monitoring import ServerMonitor, ledger_url
 from protofed.deploy.logs import setup
+from protofed.deploy.overrides import read_overrides, with_overrides
 from protofed.deploy.tracking import follower
 from protofed.server.assembly import open_server
 from protofed.server.operator.service import OperatorApi
@@ -36,12 +37,33 @@ log = structlog.get_logger()
 ADDRESS_FILE = "address"  # of the state folder: where the server listens, for those who let it choose a port
 
 
+def recipes_of(settings: ServerSettings, assignments: Sequence[str]) -> list[Recipe]:
+    """The recipes that a server's settings name, each with the same overrides.
+
+    Args:
+        assignments: as of `--set`.
+
+    Raises:
+        ConfigError: a recipe cannot be used, or there are assignments and no recipe.
+    """
+    table = read_overrides(assignments)
+    if table and not settings.recipes:
+        raise ConfigError("--set changes recipes, and none was given; add --recipe")
+    return [with_overrides(read_recipe(path), table) for path in settings.recipes]
+
+
 def run_server(
-    settings: ServerSettings, *, until_finished: bool, recover: bool, started: Callable[[str], None]
+    settings: ServerSettings,
+    assignments: Sequence[str] = (),
+    *,
+    until_finished: bool,
+    recover: bool,
+    started: Callable[[str], None],
 ) -> None:
     """Serve until SIGTERM or SIGINT, or until all runs are finished.
 
     Args:
+        assignments: over what the recipes say, as of `--set`.
         recover: go on although the ledger has lost some of what it promised.
         started: called with the address and how it is spoken to, once calls are answered.
 
@@ -55,7 +77,7 @@ def run_server(
     plugins.allow(settings.plugins)
     check_connection(settings.listen, settings.identity, settings.plaintext)
     identity = None if settings.identity is None else LiveIdentity(settings.identity, Party.SERVER)
-    recipes, limit = [read_recipe(path) for path in settings.recipes], memory_limit(settings.memory_limit_mb)
+    recipes, limit = recipes_of(settings, assignments), memory_limit(settings.memory_limit_mb)
     monitor, trackers = ServerMonitor(settings), follower.trackers(settings.tensorboard, settings.mlflow)
     with ExitStack() as held:
         executors, notifier = Executors(), TaskNotifier()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -16,7 +16,6 @@ from sqlalchemy.exc import OperationalError, SQLAlchemyError
 
 from protofed.common.address import check_connection
 from protofed.common.clock import stamp, utc_now
-from protofed.common.config.recipe import read_recipe
 from protofed.common.config.settings import ServerSettings
 from protofed.common.errors import ProtofedError
 from protofed.common.pki.certificate import Party, read_certificate
@@ -46,10 +45,12 @@ class ServerDoctor:
 
     Attributes:
         read: reads the settings as the server does.
+        assignments: over what the recipes say, as of `--set`.
     """
 
     read: Callable[[], ServerSettings]
     clock: Callable[[], datetime] = utc_now
+    assignments: Sequence[str] = ()
 
     def checks(self) -> list[Check]:
         """In the order of the table. Causes come first: the exit code is the first finding's."""
@@ -134,7 +135,7 @@ class ServerDoctor:
 
     def check_recipes(self) -> str:
         """Each recipe can be queued: done with a ledger in memory, as the server does it with its own."""
-        recipes = [read_recipe(path) for path in self.settings.recipes]
+        recipes = server_process.recipes_of(self.settings, self.assignments)
         if not recipes:
             raise CheckSkippedError("none are given; `protofed runs start` starts runs")
         with ExitStack() as resources:

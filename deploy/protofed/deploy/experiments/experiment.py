@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from protofed.common.config.recipe import Recipe, StrictModel, parse, parse_json
 from protofed.common.errors import ConfigError, StateError
 from protofed.common.payload import SiteId
 from protofed.common.storage import files
+from protofed.deploy.overrides import leaves
 
 _CONTENTS, _RECIPE, RESULT = "comparison.json", "recipe.json", "result.json"
 LOG = "job.log"
@@ -218,12 +219,3 @@ def _difference(held: Recipe, wanted: Recipe) -> str:
     theirs, ours = dict(leaves(held.model_dump())), dict(leaves(wanted.model_dump()))
     key = next(key for key in theirs | ours if theirs.get(key) != ours.get(key))
     return f"{key} is {theirs.get(key)} there and {ours.get(key)} here"
-
-
-def leaves(table: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
-    """Every key of nested tables with its path, as `plan.lr`, and what it is set to."""
-    for key, value in table.items():
-        if isinstance(value, dict):
-            yield from leaves(value, f"{path}{key}.")
-        else:
-            yield f"{path}{key}", value

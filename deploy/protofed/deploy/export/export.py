@@ -46,6 +46,7 @@ class ExportRequest:
         recipe: of the run, where neither a state nor the site's folder has it.
         classes: file with a name a line.
         allowed: plug-ins that may be imported.
+        dry_run: make and check the model, and write nothing.
     """
 
     run: str
@@ -61,11 +62,12 @@ class ExportRequest:
     classes: Path | None = None
     allowed: frozenset[str] = frozenset()
     force: bool = False
+    dry_run: bool = False
 
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written; `difference` is that of ONNX Runtime and PyTorch, None without ONNX."""
+    """What was written, or would be; `difference` is that of ONNX Runtime and PyTorch, None without ONNX."""
 
     folder: Path
     facts: ModelFacts
@@ -74,7 +76,7 @@ class Exported:
 
 
 def export(wanted: ExportRequest) -> Exported:
-    """Make the model, check it, and write its folder.
+    """Make the model, check it, and write its folder, unless it is a dry run.
 
     Raises:
         ConfigError: there is no such model, or an option does not fit.
@@ -96,7 +98,8 @@ def export(wanted: ExportRequest) -> Exported:
     if wanted.format in ("onnx", "both"):
         files[GRAPH] = onnx.to_onnx(made.model, made.recipe.input, facts.strings())
         difference = onnx.difference(made.model, made.recipe.input, files[GRAPH])
-    model_folder.write(wanted.out, facts, files, card(facts, files, difference))
+    if not wanted.dry_run:
+        model_folder.write(wanted.out, facts, files, card(facts, files, difference))
     return Exported(wanted.out, facts, {name: len(data) for name, data in files.items()}, difference)
 
 

@@ -30,6 +30,7 @@ class FiguresRequest:
         folders: jobs, comparisons (all of their jobs), or states of simulations; the first one's classes are grouped.
         recipes: of the folders that are a simulation's state, in their order.
         groups: of classes, as `read_groups` reads them.
+        dry_run: draw, and write nothing.
         ablation: the option over which a metric is drawn; None: the methods' own pictures.
     """
 
@@ -39,10 +40,11 @@ class FiguresRequest:
     groups: str | None = None
     ablation: str | None = None
     metric: str = "global.accuracy"
+    dry_run: bool = False
 
 
 def draw(asked: FiguresRequest) -> list[Path]:
-    """Draw them; their paths.
+    """Draw them; the paths that were written, or would be.
 
     Raises:
         StateError: a folder holds no finished run.
@@ -54,7 +56,8 @@ def draw(asked: FiguresRequest) -> list[Path]:
     if asked.ablation is not None:
         results = [result for folder in folders if (result := ExperimentJob.claimed(folder).result()) is not None]
         found = ablation(results, asked.ablation, asked.metric)
-        return save(draw_ablation(found), out, f"{asked.ablation}-{asked.metric}".replace(".", "-").replace(":", "-"))
+        name = f"{asked.ablation}-{asked.metric}".replace(".", "-").replace(":", "-")
+        return save(draw_ablation(found), out, name, dry_run=asked.dry_run)
     recipes = chain(asked.recipes, repeat(None))
     runs = [open_run(folder, None if (folder / "recipe.json").exists() else next(recipes)) for folder in folders]
     with progress("drawing") as bar:
@@ -65,7 +68,7 @@ def draw(asked: FiguresRequest) -> list[Path]:
     if not drawn:
         methods = ", ".join(sorted({run.recipe.method.name for run in runs}))
         raise ConfigError(f"there are no pictures of {methods}; expected a method with a global model, or cwfedavg")
-    return [path for name, figure in drawn for path in save(figure, out, name)]
+    return [path for name, figure in drawn for path in save(figure, out, name, dry_run=asked.dry_run)]
 
 
 def _own(runs: Sequence[FinishedRun], groups: str | None) -> Iterator[tuple[str, Figure]]:

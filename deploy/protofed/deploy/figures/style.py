@@ -70,12 +70,11 @@ def scatter(axes: Axes, points: Array, labels: Array, size: float) -> None:
         axes.scatter(x, y, size, colours, marker=marker, alpha=0.55, linewidths=0, rasterized=True)
 
 
-def save(figure: Figure, out: Path, name: str) -> list[Path]:
-    """As .png and .svg; their paths. Equal pictures are equal files."""
-    paths: list[Path] = []
-    for suffix in ("png", "svg"):
-        paths.append(out / f"{name}.{suffix}")
-        files.write(paths[-1], rendered(figure, suffix))
+def save(figure: Figure, out: Path, name: str, *, dry_run: bool = False) -> list[Path]:
+    """As .png and .svg; their paths. Equal pictures are equal files. A dry run writes none."""
+    paths = [out / f"{name}.{suffix}" for suffix in ("png", "svg")]
+    for path in () if dry_run else paths:
+        files.write(path, rendered(figure, path.suffix[1:]))
     return paths
 
 

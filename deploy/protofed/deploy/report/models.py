@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from protofed.common.payload import Array
-from protofed.deploy.experiments.experiment import leaves
+from protofed.deploy.overrides import leaves
 from protofed.deploy.report.document import Figure, Section, Table
 from protofed.deploy.report.plots import Panel, matrix, over_rounds
 from protofed.deploy.report.record import RunRecord, thinned, utc

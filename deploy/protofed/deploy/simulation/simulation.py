@@ -16,7 +16,7 @@ from protofed.client.agent.agent import Agent, Site
 from protofed.client.data.site import load_sites, load_test
 from protofed.client.data.site_data import SiteData
 from protofed.client.method import client_methods
-from protofed.client.models.catalogue import build, device_model
+from protofed.client.models.catalogue import device_model
 from protofed.client.privacy.policy import Policy
 from protofed.client.privacy.rules import PolicyRules
 from protofed.client.state.disk_store import DiskStore, MemoryStore, Store
@@ -30,7 +30,6 @@ from protofed.common.payload import Part, SiteId
 from protofed.common.protocol.messages import MOST_BYTES, Role, Task
 from protofed.deploy.simulation.direct_link import DirectLink as DirectLink
 from protofed.server.assembly import open_server
-from protofed.server.method import server_methods
 from protofed.server.rounds.coordinator import Coordinator
 from protofed.server.rounds.run_queue import RunQueue
 from protofed.server.storage.blobs import Blobs
@@ -106,20 +105,6 @@ def simulated(policy: Policy) -> Policy:
 def simulated_secret(recipe: Recipe, site: SiteId) -> bytes:
     """In place of what only a site knows, so that a simulation under a policy that hides classes can be repeated."""
     return hashlib.blake2b(f"simulated/{recipe.seed}/{site}".encode(), digest_size=32).digest()
-
-
-def check_recipe(recipe: Recipe) -> int:
-    """Build a recipe's two method halves and its model, read no data; how many numbers the model has.
-
-    Raises:
-        ConfigError: the recipe has no [data], or names a method, model or option that is not known.
-    """
-    if recipe.data is None:
-        raise ConfigError(f"recipe '{recipe.name}' has no [data]; a simulation needs to know what its sites hold")
-    for methods in (client_methods, server_methods):
-        methods.build(recipe.method.name, recipe.method.options)
-    model = build(recipe.model, recipe.input, recipe.classes, frozenset({recipe.model.name}))
-    return sum(parameter.numel() for parameter in model.parameters())
 
 
 def agents_of(
