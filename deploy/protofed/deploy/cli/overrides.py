@@ -67,7 +67,7 @@ def _sites(recipe: Recipe, *, simulated: bool) -> str:
         found = f"{sites} and an evaluator" if sites else "as the data have them, and an evaluator"
         return f"sites: {found}, of {recipe.data.source} data, partition {partition.kind}"
     required = f", {', '.join(federation.required_sites)} among them" if federation.required_sites else ""
-    return f"sites: all that take part; a round needs {federation.min_sites} trainers{required}"
+    return f"sites: all that take part; a round opens with at least {federation.min_sites} trainers{required}"
 
 
 def _sent(recipe: Recipe) -> Iterator[str]:
@@ -76,7 +76,7 @@ def _sent(recipe: Recipe) -> Iterator[str]:
         from protofed.deploy.simulation.simulation import everything
         from protofed.deploy.site.plan import site_plan
     except ModuleNotFoundError as error:
-        yield f"what leaves a site: not known, {error.name} is not installed here (pip install 'protofed[client]')"
+        yield f"not checked: method and model, and what leaves a site; {error.name} is not installed here"
         return
     plan = site_plan(recipe, everything(recipe))
     parts = ", ".join(dict.fromkeys(tensor.spec.part.value for tensor in plan.outgoing)) or "no tensors"
