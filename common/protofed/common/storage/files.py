@@ -22,7 +22,7 @@ def write(path: Path, data: bytes) -> None:
     Raises:
         OutOfSpace, DiskFailure: the folder is full, read-only or gone; whatever stood at `path` still stands.
     """
-    temporary = path.with_name(f"{TEMPORARY}{path.name}-{secrets.token_hex(4)}")
+    temporary = path.with_name(temporary_name(path.name))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with temporary.open("wb") as file:
@@ -35,6 +35,11 @@ def write(path: Path, data: bytes) -> None:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
         raise write_error(path, error) from error
+
+
+def temporary_name(name: str) -> str:
+    """A fresh name for a temporary file of this purpose, which `sweep` knows as ours."""
+    return f"{TEMPORARY}{name}-{secrets.token_hex(4)}"
 
 
 def write_error(path: Path, error: OSError) -> StateError:

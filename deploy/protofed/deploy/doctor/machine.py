@@ -24,7 +24,7 @@ from prometheus_client import CollectorRegistry
 
 from protofed.common.config.settings import Monitoring
 from protofed.common.monitoring.http import Monitor
-from protofed.common.storage.files import TEMPORARY
+from protofed.common.storage.files import temporary_name
 from protofed.common.version import VERSION
 from protofed.deploy.doctor.checks import CheckFailedError, CheckSkippedError
 
@@ -85,13 +85,14 @@ def writable(folder: Path, name: str = "state-not-writable") -> str:
     existing = _existing(folder)
     missing = "" if existing == folder else f", where {folder} will be made"
     try:
-        handle, probe = tempfile.mkstemp(prefix=f"{TEMPORARY}doctor-", dir=existing)
+        probe = existing / temporary_name("doctor")
+        handle = os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         try:
             os.write(handle, b"protofed doctor\n")
             os.fsync(handle)  # a full disk or a spent quota may show only when the data reach the disk
         finally:
             os.close(handle)
-            Path(probe).unlink()
+            probe.unlink()
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise CheckFailedError("disk-full", f"{existing}: {error.strerror}") from error

@@ -107,13 +107,14 @@ def _quality(record: RunRecord) -> list[str]:
             f"{'the' if sentences else 'The'} sites' own models reach {percent(last[own].mean)} on average "
             f"({label(own)})" + (f"; the worst is that of {site} with {percent(value)}" if several else "")
         )
-    sentence = ", ".join(sentences)
+    clauses = [", ".join(sentences)] if sentences else []
     by_class = record.by_class("newest", "global.recall")
     recalls = {c: sum(of_sites.values()) / len(of_sites) for c, of_sites in by_class.items()}
     if recalls:
         c = min(recalls, key=lambda number: recalls[number])
-        sentence += f"; class {record.name(c)} is found least by the global model, {percent(recalls[c])} of its images"
-    return [f"{sentence}."] if sentence else []
+        least = f"class {record.name(c)} is found least by the global model, {percent(recalls[c])} of its images"
+        clauses.append(least if clauses else least[0].upper() + least[1:])
+    return [f"{'; '.join(clauses)}."] if clauses else []
 
 
 def _model_comparison(record: RunRecord) -> Table | None:
