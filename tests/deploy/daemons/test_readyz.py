@@ -19,7 +19,7 @@ from protofed.common.monitoring.http import Monitor
 from protofed.common.pki.identity import Party
 from protofed.deploy.cli.main import main
 from protofed.deploy.daemons import readyz
-from protofed.deploy.daemons.metrics_endpoint import METRICS_FILE, answering
+from protofed.deploy.daemons.metrics_endpoint import METRICS_FILE, serve_metrics
 from protofed.deploy.daemons.readyz import missing
 
 Answering = Callable[..., AbstractContextManager[str]]
@@ -31,7 +31,7 @@ def daemon(tmp_path: Path) -> Answering:
 
     def answer(*lacks: str, listen: str = "127.0.0.1:0", **where: Path) -> AbstractContextManager[str]:
         monitor = Monitor(Monitoring(listen=listen, **where), CollectorRegistry(), lambda: lacks)
-        return answering(monitor, tmp_path)
+        return serve_metrics(monitor, tmp_path)
 
     return answer
 

@@ -41,7 +41,7 @@ def as_it_was(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     root.handlers, warnings.showwarning = before, shown
     threading.excepthook, sys.unraisablehook = hooks
     rendering.LineRenderer._torn = False
-    setup._Setup.hidden, setup._Setup.about, setup._Setup.stream = Hidden(), dict, False
+    setup._Setup.hidden, setup._Setup.fields, setup._Setup.stream = Hidden(), dict, False
     setup._Setup.debug = False
 
 
@@ -139,7 +139,7 @@ def test_what_peers_wrote_moves_no_cursor_and_begins_no_line_on_a_terminal(
 
 def test_every_event_of_a_daemon_names_its_site_from_any_thread_and_its_own_keys_come_first(said: Read) -> None:
     work: dict[str, object] = {"run": "r", "round": 2}
-    setup.about(lambda: {"site": "ann", **work})
+    setup.bind_fields(lambda: {"site": "ann", **work})
     thread = threading.Thread(target=lambda: log.info("handed in", round=1))
     thread.start()
     thread.join()
@@ -152,7 +152,7 @@ def test_every_event_of_a_daemon_names_its_site_from_any_thread_and_its_own_keys
 
 
 def test_what_cannot_be_asked_costs_no_line(said: Read) -> None:
-    setup.about(lambda: 1 / 0)  # type: ignore[arg-type, return-value]
+    setup.bind_fields(lambda: 1 / 0)  # type: ignore[arg-type, return-value]
     log.info("ready")
     assert only(said)["event"] == "ready"
 
@@ -192,7 +192,7 @@ def test_a_library_with_lines_of_its_own_is_made_to_speak_like_the_others(said: 
     loud = logging.getLogger("loud.inner")
     loud.propagate = False
     loud.addHandler(logging.StreamHandler())
-    capture.take_over("loud")
+    capture.redirect("loud")
     loud.warning("no kernel")
     assert only(said)["library"] == "loud.inner"
 
@@ -212,18 +212,18 @@ def test_what_a_thread_dies_of_is_an_event_and_other_hooks_are_still_asked(said:
 
 def test_a_daemons_last_words_are_an_event_and_a_commands_are_not(said: Read) -> None:
     error = ConfigError("why")
-    assert not setup.last_words("no such recipe", 78, error)
+    assert not setup.log_exit("no such recipe", 78, error)
     setup.configure(daemon=True)
-    assert setup.last_words("no such recipe", 78, error)
+    assert setup.log_exit("no such recipe", 78, error)
     line = only(said)
     assert (line["event"], line["why"], line["exit_code"]) == ("the process ends", "no such recipe", 78)
     assert "exception" not in line
     setup.configure(daemon=True, debug=True)
-    assert setup.last_words("no such recipe", 78, error)
+    assert setup.log_exit("no such recipe", 78, error)
     assert "ConfigError: why" in only(said)["exception"]
     setup.configure(debug=True)
     with pytest.raises(ConfigError):
-        setup.last_words("no such recipe", 78, error)
+        setup.log_exit("no such recipe", 78, error)
 
 
 # What is hidden

@@ -23,7 +23,7 @@ from protofed.deploy.cli.renamed import now_called
 from protofed.deploy.cli.report import report
 from protofed.deploy.cli.server import server
 from protofed.deploy.cli.tracking import tracking
-from protofed.deploy.daemons.pid1 import end_when_told
+from protofed.deploy.daemons.pid1 import end_on_sigterm
 from protofed.deploy.logs import setup
 
 # As `--help` lists them: the hospital's first, then the coordinator's, then the researcher's.
@@ -87,7 +87,7 @@ def _global(
 
 def main(arguments: list[str] | None = None) -> None:
     """Entry point of `protofed`; always ends in SystemExit."""
-    end_when_told()
+    end_on_sigterm()
     try:
         failpoint.arm(os.environ.get(failpoint.VARIABLE))
         if (message := now_called(sys.argv[1:] if arguments is None else arguments, app)) is not None:
@@ -108,5 +108,5 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _say(message: str, error: Exception, exit_code: int) -> None:
-    if not setup.last_words(message, exit_code, error):
+    if not setup.log_exit(message, exit_code, error):
         print(f"protofed: {message}", file=sys.stderr)  # noqa: T201

@@ -25,4 +25,4 @@ def health(state: RunningState) -> None:
     """Ask a running daemon whether it is ready: ends with 0, or with 1 and one line of what it lacks."""
     from protofed.deploy.daemons import readyz
 
-    raise typer.Exit(readyz.tell(state))
+    raise typer.Exit(readyz.report(state))

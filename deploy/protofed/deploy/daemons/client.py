@@ -1,4 +1,8 @@
-"""What `protofed client` starts: one site's daemon as a process."""
+"""The client daemon's composition root: what `protofed client start` runs.
+
+PyTorch and grpc are imported inside functions, after the settings and the identity were checked: importing them takes
+seconds, and a wrong setting is reported at once.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +30,7 @@ from protofed.common.storage.journal import Journal
 from protofed.common.version import VERSION
 from protofed.deploy.daemons import client_ranks
 from protofed.deploy.daemons.client_resources import check_root, own_identity, own_proxy
-from protofed.deploy.daemons.metrics_endpoint import answering
+from protofed.deploy.daemons.metrics_endpoint import serve_metrics
 from protofed.deploy.daemons.signals import stoppable
 from protofed.deploy.logs import capture, setup
 
@@ -45,29 +49,33 @@ if TYPE_CHECKING:
     from protofed.client.transport.grpc_link import GrpcLink
 
 log = structlog.get_logger()
-LONGEST_PAUSE_S = 60.0
+LONGEST_PAUSE_S = 60.0  # a server cannot keep a site away for longer with one answer
 
 
 def run_client(settings: ClientSettings, *, until_finished: bool, give_up_after_s: float | None) -> None:
-    """Take part until SIGTERM or SIGINT, or until the server has no run left; several processes do so as one.
+    """Take part until SIGTERM or SIGINT. Under torchrun, rank 0 is the daemon and the other ranks train with it.
+
+    Args:
+        until_finished: end also when the server has no further run.
+        give_up_after_s: seconds without an answer of the server after which the daemon ends; None: never.
 
     Raises:
-        PolicyViolation: there is no policy.
+        PolicyViolationError: there is no policy.
         ConfigError, DataError, StateError: a setting, the identity, the data or the state folder cannot be used; or
             what answers at the server's address is not the server.
-        Unavailable: the server did not answer for `give_up_after_s`, or another process of this site has ended.
-        Fenced: a newer daemon of this site has enrolled.
+        UnavailableError: the server did not answer for `give_up_after_s`, or another rank has ended.
+        FencedError: a newer daemon of this site has enrolled.
     """
     setup.hide_site(settings)
     client_ranks.check_download(settings, launch := launched(os.environ))
     if launch is not None and launch.rank:
         _follow(settings, launch)
         return
-    setup.about(lambda: {"site": settings.site})
+    setup.bind_fields(lambda: {"site": settings.site})
     check_connection(settings.server, settings.identity, settings.plaintext)
     identity = own_identity(settings)
     check_root(settings)
-    where = _device(settings, launch)
+    device = _device(settings, launch)
 
     from protofed.client.agent.agent import Agent
     from protofed.client.agent.heartbeat import DaemonStatus, Heartbeat
@@ -79,15 +87,15 @@ def run_client(settings: ClientSettings, *, until_finished: bool, give_up_after_
 
     policy, proxy = Policy.read(settings.policy), own_proxy(settings)
     plugins.allow(policy.rules.plugins)
-    with stoppable(), ExitStack() as held:
-        over = held.enter_context(client_ranks.leading(launch, where))
-        store, now = DiskStore(settings.state), DaemonStatus()
-        setup.about(lambda: {"site": settings.site, **now.at_work()})
-        held.callback(store.close)
+    with stoppable(), ExitStack() as stack:
+        distribute = stack.enter_context(client_ranks.leading(launch, device))
+        store, status = DiskStore(settings.state), DaemonStatus()
+        setup.bind_fields(lambda: {"site": settings.site, **status.at_work()})
+        stack.callback(store.close)
         journal = Journal(settings.state / FILE)
-        held.callback(journal.close)
+        stack.callback(journal.close)
         audit = ClientAudit(journal)
-        metrics = ClientMetrics(settings.site, now, lambda: link.answered_at, settings.state, where, identity)
+        metrics = ClientMetrics(settings.site, status, lambda: link.answered_at, settings.state, device, identity)
         link = GrpcLink(
             settings.server,
             settings.site,
@@ -100,74 +108,75 @@ def run_client(settings: ClientSettings, *, until_finished: bool, give_up_after_
             give_up_after_s=give_up_after_s,
             released=metrics.released,
         )
-        _beat(
-            Heartbeat(link, now, lambda: link.bytes_moved, lambda: policy.release_telemetry(metrics.telemetry())),
+        _start_heartbeat(
+            Heartbeat(link, status, lambda: link.bytes_moved, lambda: policy.release_telemetry(metrics.telemetry())),
             link,
-            held,
+            stack,
         )
-        _tell_start(settings, identity)
-        load = _watched(settings, identity, metrics, where, held)
-        site = over(_site(settings, policy, store, where, load))
-        agent = Agent(site, link, now, refused=lambda task, why: _refused(metrics, audit, task, why))
+        _log_start(settings, identity)
+        load = _monitored_loading(settings, identity, metrics, device, stack)
+        site = distribute(_site(settings, policy, store, device, load))
+        agent = Agent(site, link, status, refused=lambda task, error: _refused(metrics, audit, task, error))
         _take_part(agent, until_finished=until_finished)
 
 
-def _beat(pulse: Heartbeat, link: GrpcLink, held: ExitStack) -> None:
-    pulse.start()
-    for end in (partial(pulse.join, 5.0), link.close, pulse.stop):  # the last one first
-        held.callback(end)
+def _start_heartbeat(heartbeat: Heartbeat, link: GrpcLink, stack: ExitStack) -> None:
+    heartbeat.start()
+    # An ExitStack calls the last one first: stop, close the link so that a beat under way fails, then join.
+    for end in (partial(heartbeat.join, 5.0), link.close, heartbeat.stop):
+        stack.callback(end)
 
 
-def _watched(
+def _monitored_loading(
     settings: ClientSettings,
     identity: LiveIdentity | None,
     metrics: ClientMetrics,
-    where: torch.device,
-    held: ExitStack,
+    device: torch.device,
+    stack: ExitStack,
 ) -> Loading:
-    """How data are loaded, and whoever asks is told how that went."""
+    """The loader of the site's data; until `stack` is closed, /metrics and /readyz answer and report its progress."""
     from protofed.client.agent.readiness import DaemonReadiness, Loading
 
-    load = Loading(partial(_load, settings, where), settings.data.place)
-    ready = DaemonReadiness(settings.server, identity, metrics, where, load, settings.policy)
+    load = Loading(partial(_load, settings, device), settings.data.place)
+    ready = DaemonReadiness(settings.server, identity, metrics, device, load, settings.policy)
     monitor = None if settings.metrics is None else Monitor(settings.metrics, metrics.registry, ready)
-    held.enter_context(answering(monitor, settings.state))
+    stack.enter_context(serve_metrics(monitor, settings.state))
     return load
 
 
 def _follow(settings: ClientSettings, launch: Launch) -> None:
-    """As another process than the daemon: without connection, identity or state folder."""
-    setup.about(lambda: {"site": settings.site, "rank": launch.rank})
+    """Run as a rank other than 0: without connection to the server, identity or state folder."""
+    setup.bind_fields(lambda: {"site": settings.site, "rank": launch.rank})
     check_root(settings)
-    where = _device(settings, launch)
+    device = _device(settings, launch)
 
     from protofed.client.privacy.policy import Policy
     from protofed.client.state.store import MemoryStore
 
-    policy, load = Policy.read(settings.policy), partial(_load, settings, where)
+    policy, load = Policy.read(settings.policy), partial(_load, settings, device)
     plugins.allow(policy.rules.plugins)
     with stoppable():
-        client_ranks.following(launch, where, _site(settings, policy, MemoryStore(), where, load))
+        client_ranks.following(launch, device, _site(settings, policy, MemoryStore(), device, load))
 
 
 def _device(settings: ClientSettings, launch: Launch | None) -> torch.device:
-    """Where it trains; PyTorch is set up as the settings say."""
-    # torchvision makes a folder for compiled code when it is imported: there may be no other place to write to.
+    """The device to train on; also imports PyTorch and sets its number of threads."""
+    # torchvision creates a folder for compiled code when it is imported; in a container only the state is writable.
     if launch is None or not launch.rank:
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(settings.state))
-    import torch  # seconds of import, only where it is needed
+    import torch
 
-    capture.take_over("torch")
+    capture.redirect("torch")
 
-    from protofed.client.agent import device
+    from protofed.client.agent import device as devices
 
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
-    return device.pick(launch.device(settings.device, torch.cuda.device_count()) if launch else settings.device)
+    return devices.pick(launch.device(settings.device, torch.cuda.device_count()) if launch else settings.device)
 
 
 def _site(
-    settings: ClientSettings, policy: Policy, store: Store, where: torch.device, load: Callable[[Recipe], SiteData]
+    settings: ClientSettings, policy: Policy, store: Store, device: torch.device, load: Callable[[Recipe], SiteData]
 ) -> Site:
     from protofed.client.agent.site import Site
     from protofed.client.models.catalogue import device_model
@@ -179,28 +188,34 @@ def _site(
         policy,
         store,
         load,
-        lambda recipe: device_model(recipe, where, policy.rules.plugins),
+        lambda recipe: device_model(recipe, device, policy.rules.plugins),
         checkpoints=partial(on_disk, settings.state),
         preprocessing_digest=settings.data.preprocessing_digest,
     )
 
 
-def _tell_start(settings: ClientSettings, identity: LiveIdentity | None) -> None:
+def _log_start(settings: ClientSettings, identity: LiveIdentity | None) -> None:
     from protofed.client.transport.server_check import days_left
 
     if identity is None:
         log.info("starting in plain text", server=settings.server, version=VERSION)
         return
-    own = identity.now().certificate
-    told = {"certificate": str(own), "until": stamp(own.not_after), "days_left": days_left(own)}
-    log.info("starting", server=settings.server, version=VERSION, **told)
+    certificate = identity.now().certificate
+    log.info(
+        "starting",
+        server=settings.server,
+        version=VERSION,
+        certificate=str(certificate),
+        until=stamp(certificate.not_after),
+        days_left=days_left(certificate),
+    )
 
 
 def load_data(settings: ClientSettings, input_: Input, classes: int, class_names: Sequence[str] = ()) -> SiteData:
-    """What this site trains on or, without the role of a trainer, scores on; on the CPU.
+    """The site's data on the CPU: training and test set of a trainer; of a site that only evaluates, the test set.
 
     Raises:
-        DataError: it cannot be used.
+        DataError: they cannot be used.
     """
     from protofed.client.data.site import load_site, load_test
 
@@ -209,13 +224,13 @@ def load_data(settings: ClientSettings, input_: Input, classes: int, class_names
     return load_test(settings.data, input_, classes, class_names=class_names)
 
 
-def _load(settings: ClientSettings, where: torch.device, recipe: Recipe) -> SiteData:
-    return load_data(settings, recipe.input, recipe.classes, recipe.class_names).placed(where)
+def _load(settings: ClientSettings, device: torch.device, recipe: Recipe) -> SiteData:
+    return load_data(settings, recipe.input, recipe.classes, recipe.class_names).placed(device)
 
 
-def _refused(metrics: ClientMetrics, audit: ClientAudit, task: Task, why: PolicyViolationError) -> None:
-    metrics.refused(why)
-    audit.refused(task, why)
+def _refused(metrics: ClientMetrics, audit: ClientAudit, task: Task, error: PolicyViolationError) -> None:
+    metrics.refused(error)
+    audit.refused(task, error)
 
 
 def _take_part(agent: Agent, *, until_finished: bool) -> None:
@@ -223,8 +238,9 @@ def _take_part(agent: Agent, *, until_finished: bool) -> None:
     while not (isinstance(answer := agent.step(20.0), Finished) and answer.last and until_finished):
         match answer:
             case Finished(last=True):
-                time.sleep(5.0)  # a long-lived server will have another run
-            case Wait(retry_after_s):  # of a server that answers at once, however often it is asked
+                time.sleep(5.0)  # a long-lived server may get another run
+            case Wait(retry_after_s):
+                # Counted from the question: a server that held the call open has used the time up already.
                 pause = asked_at + retry_after_s - time.monotonic()
                 time.sleep(max(0.0, min(pause, LONGEST_PAUSE_S)))
         asked_at = time.monotonic()

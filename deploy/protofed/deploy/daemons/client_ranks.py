@@ -1,4 +1,4 @@
-"""A site's daemon as several processes, one for each GPU, as torchrun starts them on one machine or on several."""
+"""A site's daemon as several processes (ranks), one for each GPU, started by torchrun on one machine or several."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ log = structlog.get_logger()
 
 
 def check_download(settings: ClientSettings, launch: Launch | None) -> None:
-    """That not all processes write the same files at once.
+    """Refuse `data.download` under torchrun.
 
     Raises:
-        ConfigError: they would.
+        ConfigError: all ranks would write the same files at once.
     """
     if launch is not None and settings.data.download:
         raise ConfigError(
@@ -37,19 +37,21 @@ def check_download(settings: ClientSettings, launch: Launch | None) -> None:
 
 
 @contextmanager
-def leading(launch: Launch | None, where: torch.device) -> Iterator[Callable[[Site], Site]]:
-    """Lets a site's runs and fits be the work of all processes, if there are others; in the end they end, too.
+def leading(launch: Launch | None, device: torch.device) -> Iterator[Callable[[Site], Site]]:
+    """For rank 0: yields what turns a site into one whose runs and fits are done by all ranks; at the end, ends them.
+
+    Without torchrun the site stays as it is.
 
     Raises:
-        Unavailable: another one has ended; torchrun starts all of them again, and the task is taken up again.
+        UnavailableError: another rank has ended; torchrun restarts all of them, and the task is resumed.
     """
     if launch is None:
         yield lambda site: site
         return
     from protofed.client.distributed.leader import Leader
 
-    with _joined(launch, where) as (team, board):
-        log.info("several processes train as one", ranks=team.size, device=str(where))
+    with _joined(launch, device) as (team, board):
+        log.info("several processes train as one", ranks=team.size, device=str(device))
         leader = Leader(team, board)
         try:
             yield leader.over
@@ -57,26 +59,26 @@ def leading(launch: Launch | None, where: torch.device) -> Iterator[Callable[[Si
             leader.end()
 
 
-def following(launch: Launch, where: torch.device, site: Site) -> None:
-    """Train with the daemon, as long as it is there.
+def following(launch: Launch, device: torch.device, site: Site) -> None:
+    """For all other ranks: train with rank 0 until it ends.
 
     Raises:
-        Unavailable: it, or another process, has ended otherwise than in order.
+        UnavailableError: rank 0 or another rank has died.
     """
     from protofed.client.distributed.leader import follow
 
-    with _joined(launch, where) as (team, board):
-        log.info("following the daemon", ranks=team.size, device=str(where), version=VERSION)
+    with _joined(launch, device) as (team, board):
+        log.info("following the daemon", ranks=team.size, device=str(device), version=VERSION)
         follow(team, board, site)
 
 
 @contextmanager
-def _joined(launch: Launch, where: torch.device) -> Iterator[tuple[Team, CallBoard]]:
+def _joined(launch: Launch, device: torch.device) -> Iterator[tuple[Team, CallBoard]]:
     from protofed.client.distributed.environment import joined
     from protofed.client.distributed.team import LostError
 
     try:
-        with joined(launch, where) as both:
-            yield both
-    except LostError as lost:
-        raise UnavailableError(f"{lost}; torchrun starts all of them again, as far as --max-restarts lets it") from lost
+        with joined(launch, device) as team_and_board:
+            yield team_and_board
+    except LostError as error:
+        raise UnavailableError(f"{error}; torchrun starts all of them again, up to --max-restarts times") from error

@@ -1,4 +1,4 @@
-"""What a daemon's settings lead to, as its doctor looks at it, too: identity, proxy, data."""
+"""Opens what a daemon's settings name (identity, proxy, data), for the daemon and for its `doctor`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def own_identity(settings: ClientSettings, clock: Callable[[], datetime] = utc_now) -> LiveIdentity | None:
-    """The site's identity; None: plain text.
+    """The site's identity; None: plain text. `clock` says when certificates are valid.
 
     Raises:
         ConfigError: it cannot be used, or is another site's.
@@ -34,7 +34,7 @@ def own_identity(settings: ClientSettings, clock: Callable[[], datetime] = utc_n
 
 
 def own_proxy(settings: ClientSettings) -> Proxy | None:
-    """On the way to the server; None: there is none.
+    """The proxy on the way to the server; None: there is none. Removes `no_proxy` from the environment.
 
     Raises:
         ConfigError: it cannot be used.
@@ -45,16 +45,16 @@ def own_proxy(settings: ClientSettings) -> Proxy | None:
         return None
     if settings.plaintext:
         raise ConfigError("proxy: plain text stays on this machine; remove the setting, or give --identity")
-    for name in ("no_grpc_proxy", "no_proxy"):  # gRPC would let them overrule the setting
+    for name in ("no_grpc_proxy", "no_proxy"):  # gRPC's C core reads them, and they would overrule the setting
         os.environ.pop(name, None)
     return Proxy.read(settings.proxy)
 
 
 def check_root(settings: ClientSettings) -> None:
-    """Say at once that the data are not there, not when the first run begins.
+    """Check at the start that the data's folder exists: without this, the first run would fail hours later.
 
     Raises:
-        DataError: they are not.
+        DataError: it does not exist.
     """
     root = settings.data.place
     if root is not None and not root.exists() and not settings.data.download:

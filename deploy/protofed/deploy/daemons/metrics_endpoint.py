@@ -1,4 +1,4 @@
-"""Where a process is asked for its metrics and whether it is ready, for as long as it lives."""
+"""Serves /metrics, /healthz and /readyz while a daemon lives, and writes down where."""
 
 from __future__ import annotations
 
@@ -12,18 +12,20 @@ from protofed.common.monitoring.http import Monitor
 from protofed.common.storage import files
 
 log = structlog.get_logger()
-METRICS_FILE = "metrics-address"  # of the state folder: a URL, for those who let it choose a port
+METRICS_FILE = "metrics-address"  # in the state folder: the URL, which is not known before if the port is 0
 
 
 @contextmanager
-def answering(monitor: Monitor | None, state: Path) -> Iterator[str]:
-    """A process answers /metrics, /healthz and /readyz meanwhile, if it has a monitor; yields the URL before them.
+def serve_metrics(monitor: Monitor | None, state: Path) -> Iterator[str]:
+    """Serve /metrics, /healthz and /readyz inside the context; yields the URL before these paths.
+
+    Without a monitor nothing is served, and the URL is empty.
 
     Raises:
-        Unavailable: the port is taken.
+        UnavailableError: the port is taken.
         StateError: the state folder cannot be written.
     """
-    (state / METRICS_FILE).unlink(missing_ok=True)  # of a process that was killed
+    (state / METRICS_FILE).unlink(missing_ok=True)  # left by a process that was killed
     if monitor is None:
         yield ""
         return

@@ -1,4 +1,4 @@
-"""What a process has to do itself when it is the first of its container."""
+"""What a process must do itself when it is process 1 of a container."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import os
 import signal
 
 
-def end_when_told() -> None:
-    """SIGTERM ends this process from now on, as Ctrl-C does; a daemon replaces it by its own handler later.
+def end_on_sigterm() -> None:
+    """Let SIGTERM end this process as Ctrl-C does; a daemon later sets its own handler.
 
-    The kernel gives process 1 no default action: what it has no handler for it ignores, and loading PyTorch takes
-    longer than the patience of whoever stops a container.
+    Process 1 ignores every signal that it has no handler for, and importing PyTorch can take longer than the 10 s
+    after which a container's engine kills it.
     """
     if os.getpid() == 1:
         signal.signal(signal.SIGTERM, signal.default_int_handler)

@@ -1,7 +1,7 @@
 """Asks the daemon of a state folder whether it is ready.
 
-`python -I -m protofed.deploy.daemons.readyz FOLDER` is the health check of the images, every few seconds beside a
-daemon at work: it does without all that the command line imports.
+`python -I -m protofed.deploy.daemons.readyz FOLDER` is the images' health check. It runs every few seconds beside a
+working daemon, so it imports nothing but the standard library.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import sys
 from pathlib import Path
 from urllib.parse import urlsplit
 
-ADDRESS_FILE = "metrics-address"  # monitoring.METRICS_FILE, without all that its module imports
-WAIT_S = 5.0  # for the connection, and for each piece of the answer
+ADDRESS_FILE = "metrics-address"  # as metrics_endpoint.METRICS_FILE, whose module imports too much
+WAIT_S = 5.0  # for the connection, and for each read of the answer
 LONGEST_ANSWER = 1 << 16  # bytes
-EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104  (where a daemon that listens there is asked)
+LOOPBACK_OF = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104  (a daemon that listens on all addresses)
 
 
 def missing(state: Path) -> list[str]:
-    """What keeps the daemon of a state folder from its work, by its own /readyz; empty: nothing does."""
+    """What the daemon of a state folder lacks, by its own /readyz; empty: it is ready."""
     try:
         url = (state / ADDRESS_FILE).read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -39,16 +39,16 @@ def _ask(url: str) -> tuple[int, list[str]]:
     Raises:
         OSError, ValueError: nobody answers, or what answers speaks no HTTP.
     """
-    where = urlsplit(url)
-    host, port = EVERYWHERE.get(where.hostname or "", where.hostname or ""), where.port
-    if where.scheme == "https":
+    address = urlsplit(url)
+    host, port = LOOPBACK_OF.get(address.hostname or "", address.hostname or ""), address.port
+    if address.scheme == "https":
         connection: http.client.HTTPConnection = _encrypted(host, port)
     else:
         connection = http.client.HTTPConnection(host, port, timeout=WAIT_S)
     try:
         connection.request("GET", "/readyz")
-        answer = connection.getresponse()
-        return answer.status, answer.read(LONGEST_ANSWER).decode("utf-8", "replace").splitlines()
+        response = connection.getresponse()
+        return response.status, response.read(LONGEST_ANSWER).decode("utf-8", "replace").splitlines()
     except http.client.HTTPException as error:
         raise ValueError(f"{type(error).__name__}: {error}") from error
     finally:
@@ -56,19 +56,20 @@ def _ask(url: str) -> tuple[int, list[str]]:
 
 
 def _encrypted(host: str, port: int | None) -> http.client.HTTPSConnection:
-    """Its certificate is not looked at: nothing secret is sent, and the address stands in the daemon's own folder."""
+    """A connection that does not check the certificate: nothing secret is sent, and the address is the daemon's own."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     return http.client.HTTPSConnection(host, port, timeout=WAIT_S, context=context)
 
 
-def tell(state: Path) -> int:
-    """Print in one line what is missing; 0 where nothing is, else 1."""
-    lacks = missing(state)
-    line = "; ".join(lacks) or "ready"
-    print("".join(letter if letter.isprintable() else " " for letter in line))  # noqa: T201  (a stranger may answer)
-    return 1 if lacks else 0
+def report(state: Path) -> int:
+    """Print what is missing, or "ready", in one line; the exit code: 0 if nothing is missing, else 1."""
+    reasons = missing(state)
+    line = "; ".join(reasons) or "ready"
+    # Another program may have taken the port: what it answers must not control a terminal.
+    print("".join(letter if letter.isprintable() else " " for letter in line))  # noqa: T201
+    return 1 if reasons else 0
 
 
 if __name__ == "__main__":
-    sys.exit(tell(Path(sys.argv[1])))
+    sys.exit(report(Path(sys.argv[1])))

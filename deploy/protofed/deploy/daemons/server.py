@@ -1,4 +1,4 @@
-"""What `protofed server` starts: the aggregation server as a process."""
+"""The server's composition root: what `protofed server start` runs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from protofed.server.rpc.memory_guard import memory_limit
 from protofed.server.rpc.server import Served, serve
 
 log = structlog.get_logger()
-ADDRESS_FILE = "address"  # of the state folder: where the server listens, for those who let it choose a port
+ADDRESS_FILE = "address"  # in the state folder: host:port, which is not known before if the port is 0
 
 
 def recipes_of(settings: ServerSettings, assignments: Sequence[str]) -> list[Recipe]:
@@ -60,17 +60,18 @@ def run_server(
     recover: bool,
     started: Callable[[str], None],
 ) -> None:
-    """Serve until SIGTERM or SIGINT, or until all runs are finished.
+    """Serve until SIGTERM or SIGINT.
 
     Args:
-        assignments: over what the recipes say, as of `--set`.
-        recover: go on although the ledger has lost some of what it promised.
-        started: called with the address and how it is spoken to, once calls are answered.
+        until_finished: end also when all runs have ended.
+        assignments: the values of `--set`, which override the recipes'.
+        recover: start although the ledger has lost some of what the server promised to sites.
+        started: called with one line (address, TLS or plain text, metrics) once calls are answered.
 
     Raises:
         ConfigError: a recipe, the address or the identity cannot be used.
-        StateError: the state folder is another server's, damaged, or older than what was promised.
-        Unavailable: the port is taken.
+        StateError: the state folder is used by another server, damaged, or older than what was promised.
+        UnavailableError: the port is taken.
         RunFailedError: a run failed (only with `until_finished`).
     """
     setup.hide_server(settings)
@@ -79,11 +80,11 @@ def run_server(
     identity = None if settings.identity is None else LiveIdentity(settings.identity, Party.SERVER)
     recipes, limit = recipes_of(settings, assignments), memory_limit(settings.memory_limit_mb)
     monitor, trackers = ServerMonitor(settings), follower.trackers(settings.tensorboard, settings.mlflow)
-    with ExitStack() as held:
+    with ExitStack() as stack:
         executors, notifier = Executors(), TaskNotifier()
         context = open_server(
             settings.state,
-            held,
+            stack,
             ledger_url=ledger_url(settings),
             blobs_folder=settings.blobs,
             recover=recover,
@@ -93,17 +94,17 @@ def run_server(
             metrics=monitor.metrics,
         )
         audit = ServerAudit(settings.state / AUDIT_FILE)
-        held.callback(audit.close)
+        stack.callback(audit.close)
         runs = RunQueue(recipes, context)
-        held.enter_context(follower.following(ledger_url(settings), trackers))
+        stack.enter_context(follower.following(ledger_url(settings), trackers))
         operator = OperatorApi(runs, context)
         if settings.identity is not None:
             operator.certificates.register_first_operators(settings.identity)
-        metrics = monitor.start(runs, operator, context, identity, held)
+        metrics = monitor.start(runs, operator, context, identity, stack)
 
         def announce(address: str) -> None:
             _announce(settings.state, address, metrics)
-            started(f"{address} ({_how(identity)}){f', metrics on {metrics}/metrics' if metrics else ''}")
+            started(f"{address} ({_security(identity)}){f', metrics on {metrics}/metrics' if metrics else ''}")
 
         async def main() -> None:
             await serve(
@@ -123,29 +124,29 @@ def run_server(
 
 
 def _announce(state: Path, address: str, metrics: str) -> None:
-    """To those who look into the state folder, or at the log."""
+    """Write the address into the state folder and the log."""
     files.write(state / ADDRESS_FILE, address.encode())
-    told = {"metrics": metrics} if metrics else {}
-    log.info("serving", address=address, version=VERSION, state=str(state), **told)
+    fields = {"metrics": metrics} if metrics else {}
+    log.info("serving", address=address, version=VERSION, state=str(state), **fields)
 
 
 def _stopped_by_signals() -> asyncio.Event:
-    """Set when the process is told to end."""
+    """An event that SIGTERM and SIGINT set."""
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     return stop
 
 
-def _how(identity: LiveIdentity | None) -> str:
+def _security(identity: LiveIdentity | None) -> str:
     if identity is None:
         return "plain text: any program on this machine may call, as any site and as operator"
-    shown = identity.now().certificate
-    return f"TLS 1.3 as '{shown.name}', certificate until {stamp(shown.not_after)}"
+    certificate = identity.now().certificate
+    return f"TLS 1.3 as '{certificate.name}', certificate until {stamp(certificate.not_after)}"
 
 
 def read_address(state: Path) -> str | None:
-    """Where the server of a state folder listens, once it does."""
+    """host:port of the server of a state folder; None: it has not answered calls yet."""
     with contextlib.suppress(FileNotFoundError):
         return (state / ADDRESS_FILE).read_text(encoding="utf-8")
     return None

@@ -9,7 +9,7 @@ from prometheus_client import ProcessCollector
 from protofed.common.config.settings import ServerSettings
 from protofed.common.monitoring.http import Monitor
 from protofed.common.pki.identity import LiveIdentity
-from protofed.deploy.daemons.metrics_endpoint import answering
+from protofed.deploy.daemons.metrics_endpoint import serve_metrics
 from protofed.server.metrics import ServerMetrics
 from protofed.server.monitoring.collector import CollectorSources, StateCollector
 from protofed.server.monitoring.readiness import ServerReadiness, ledger_writable, state_writable
@@ -22,12 +22,12 @@ from protofed.server.storage.reader import LedgerReader
 
 
 def ledger_url(settings: ServerSettings) -> str:
-    """Of the database, which is in the state folder unless the settings name another one."""
+    """SQLAlchemy URL of the ledger's database: a file in the state folder, unless the settings name another one."""
     return settings.ledger or f"sqlite:///{settings.state / LEDGER_FILE}"
 
 
 class ServerMonitor:
-    """What is counted and what has to hold, and where both can be asked for, if the settings say so.
+    """The server's metrics and readiness, served over HTTP if the settings have a [metrics].
 
     Raises:
         ConfigError: the [metrics] of the settings cannot be used.
@@ -36,35 +36,36 @@ class ServerMonitor:
     def __init__(self, settings: ServerSettings) -> None:
         self.metrics, self.readiness = ServerMetrics(), ServerReadiness()
         self._settings = settings
-        where, registry = settings.metrics, self.metrics.registry
-        self._monitor = None if where is None else Monitor(where, registry, self.readiness.missing)
+        endpoint, registry = settings.metrics, self.metrics.registry
+        self._monitor = None if endpoint is None else Monitor(endpoint, registry, self.readiness.missing)
 
     def start(
         self,
         runs: RunQueue,
-        operation: OperatorApi,
+        operator: OperatorApi,
         context: ServerContext,
         identity: LiveIdentity | None,
-        held: ExitStack,
+        stack: ExitStack,
     ) -> str:
-        """Answer until `held` is closed; the URL before /metrics, or nothing.
+        """Serve until `stack` is closed; returns the URL before /metrics, empty if nothing is served.
 
         Raises:
-            Unavailable: the port is taken.
+            UnavailableError: the port is taken.
         """
         state = self._settings.state
         self.readiness.require("ledger", ledger_writable(context.ledger), blocks_calls=False)
         self.readiness.require("state", state_writable(state), blocks_calls=False)
-        if (state / BLOBS).is_symlink():
+        if (state / BLOBS).is_symlink():  # blobs on a disk of their own, which can be full while the state's is not
             self.readiness.require("blobs", state_writable(state / BLOBS, "folder of the blobs"), blocks_calls=False)
         if self._monitor is None:
             return ""
         records = LedgerReader(ledger_url(self._settings))
-        held.callback(records.close)
+        stack.callback(records.close)
         metrics = self.metrics
-        watched = CollectorSources(
-            runs, context.presence, records, operation.certificates, identity, state, lambda: metrics.lag()
+        # `serve` sets `metrics.lag` later, hence the lambda.
+        sources = CollectorSources(
+            runs, context.presence, records, operator.certificates, identity, state, lambda: metrics.lag()
         )
-        metrics.registry.register(StateCollector(watched))
+        metrics.registry.register(StateCollector(sources))
         ProcessCollector(registry=metrics.registry)
-        return held.enter_context(answering(self._monitor, state))
+        return stack.enter_context(serve_metrics(self._monitor, state))

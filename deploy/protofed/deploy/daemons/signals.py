@@ -1,4 +1,4 @@
-"""How a process that works is told to end."""
+"""Ends a working process on SIGTERM and SIGINT."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from types import FrameType
 
 
 class StoppedError(BaseException):
-    """The process was told to end (SIGTERM, SIGINT); everything that counts is on disk."""
+    """SIGTERM or SIGINT came; all that counts is on disk. No `except Exception` catches a BaseException."""
 
 
 @contextmanager
 def stoppable() -> Iterator[None]:
-    """SIGTERM and SIGINT end what runs inside, quietly."""
+    """SIGTERM and SIGINT end the work inside the context without an error; main thread only."""
 
     def stop(_number: int, _frame: FrameType | None) -> None:
         raise StoppedError

@@ -1,4 +1,4 @@
-"""What others say goes the same way as our own events: warnings, libraries' logs, errors that nobody caught."""
+"""Turns warnings, libraries' logs and uncaught errors into events of our own log, redacted like all others."""
 
 from __future__ import annotations
 
@@ -15,36 +15,37 @@ log = structlog.get_logger()
 
 
 class _Records(logging.Handler):
-    """Libraries' logs, from warnings upwards."""
+    """Logs libraries' records of level warning and above."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """One record, one event."""
+        """Log one record as one event."""
         try:
             text = record.getMessage()
-        except Exception:  # whatever a library gave as arguments
+        except Exception:  # the library's arguments do not fit its format
             text = str(record.msg)
-        tell = log.error if record.levelno >= logging.ERROR else log.warning
-        tell("a library says", library=record.name, text=text, exc_info=record.exc_info or None)
+        write = log.error if record.levelno >= logging.ERROR else log.warning
+        write("a library says", library=record.name, text=text, exc_info=record.exc_info or None)
 
 
 class _Hook:
-    """In place of one of Python's hooks; somebody's own is asked after it."""
+    """Replaces one of Python's exception hooks; a hook that another library had set is still called."""
 
-    def __init__(self, event: str, before: Any, default: Any) -> None:
-        self._event, self._before = event, None if before is default else before
+    def __init__(self, event: str, previous: Any, default: Any) -> None:
+        # Python's default would print the traceback a second time, and unredacted.
+        self._event, self._previous = event, None if previous is default else previous
 
-    def __call__(self, found: Any) -> None:
-        kind, error, trace = found.exc_type, found.exc_value, found.exc_traceback
+    def __call__(self, args: Any) -> None:
+        kind, error, trace = args.exc_type, args.exc_value, args.exc_traceback
         if kind is not SystemExit:
-            thread = getattr(getattr(found, "thread", None), "name", None)
-            told = {"thread": thread} if thread else {}
-            log.error(self._event, **told, exc_info=(kind, error if error is not None else kind(), trace))
-        if self._before is not None:
-            self._before(found)
+            thread = getattr(getattr(args, "thread", None), "name", None)
+            fields = {"thread": thread} if thread else {}
+            log.error(self._event, **fields, exc_info=(kind, error if error is not None else kind(), trace))
+        if self._previous is not None:
+            self._previous(args)
 
 
-def listen() -> None:
-    """Take in what libraries say, from now on."""
+def install_handlers() -> None:
+    """Log warnings and libraries' records from now on; calling it again changes nothing."""
     root = logging.getLogger()
     for handler in [handler for handler in root.handlers if isinstance(handler, _Records)]:
         root.removeHandler(handler)
@@ -52,22 +53,22 @@ def listen() -> None:
     warnings.showwarning = _warned
 
 
-def take_over(library: str) -> None:
-    """Let what a library says, which writes its own lines once it is imported, come this way, too."""
+def redirect(library: str) -> None:
+    """Remove a library's own log handlers, so that its records reach ours; call it after the import that sets them."""
     for name, logger in list(logging.root.manager.loggerDict.items()):
         if isinstance(logger, logging.Logger) and (name == library or name.startswith(f"{library}.")):
             logger.handlers = []
             logger.propagate = True
 
 
-def catch() -> None:
-    """Take in what threads and finalizers die of, too: a daemon's log is all that is left of it."""
+def install_hooks() -> None:
+    """Log errors that end threads or occur in finalizers, too; for daemons, whose log is all that is left of them."""
     if not isinstance(threading.excepthook, _Hook):
-        own = threading.excepthook
-        threading.excepthook = _Hook("a thread ended with an error", own, threading.__excepthook__)
+        thread_hook = threading.excepthook
+        threading.excepthook = _Hook("a thread ended with an error", thread_hook, threading.__excepthook__)
     if not isinstance(sys.unraisablehook, _Hook):
-        before = sys.unraisablehook
-        sys.unraisablehook = _Hook("an error that nobody could catch", before, sys.__unraisablehook__)
+        unraisable_hook = sys.unraisablehook
+        sys.unraisablehook = _Hook("an error that nobody could catch", unraisable_hook, sys.__unraisablehook__)
 
 
 def _warned(
@@ -78,12 +79,12 @@ def _warned(
     file: TextIO | None = None,  # noqa: ARG001  (Python's signature)
     line: str | None = None,  # noqa: ARG001
 ) -> None:
-    """In place of `warnings.showwarning`."""
+    """Replaces `warnings.showwarning`."""
     log.warning("a library warns", library=_library(filename), kind=category.__name__, text=str(message), line=lineno)
 
 
 def _library(filename: str) -> str:
-    """`torch.nn.modules.conv` of its file; of one that is not installed, only its name."""
+    """The module's name by its file, such as `torch.nn.modules.conv`; outside of site-packages, only the file's."""
     path = Path(filename).with_suffix("")
     parts = path.parts
     installed = parts.index("site-packages") if "site-packages" in parts else len(parts) - 2

@@ -1,4 +1,4 @@
-"""What no line of a log may show: names of data files, passwords, tokens, keys, and numbers by the list."""
+"""Removes from log lines what must never be in them: names of data files, passwords, tokens, keys, lists of numbers."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from pathlib import Path
 from urllib.parse import quote, unquote, urlsplit
 
 DATA, SECRET, NUMBERS = "<data>", "<secret>", "<numbers>"
-MOST_NAMES = 20_000  # of files below one root that are known by name; others still by their suffix or folder
-SHORTEST_NAME = 5  # of one without a suffix: shorter ones are words
-SHORTEST_SECRET = 6  # one that is shorter is looked for as a word only
+MOST_NAMES = 20_000  # files of one folder hidden by name; further ones are still hidden by suffix or folder
+SHORTEST_NAME = 5  # characters of a name without suffix: a shorter one would hide ordinary words
+SHORTEST_SECRET = 6  # characters: a shorter secret is hidden only where it is a whole word
 _SUFFIXES = (
     r"avif|bmp|dcm|dicom|gif|h5|hdf5|jp2|jpe?g|mha|mhd|mrxs|ndpi|nii|nii\.gz|npy|npz|nrrd|png|svs|tga|tiff?|webp"
 )
@@ -30,7 +30,10 @@ _ALWAYS = (
 
 
 class Hidden:
-    """What a process hides; threads share it."""
+    """What a process hides; any thread may use it.
+
+    Tuples are replaced, never changed, so that `clean` needs no lock.
+    """
 
     def __init__(self) -> None:
         self._folders: tuple[re.Pattern[str], ...] = ()
@@ -38,24 +41,26 @@ class Hidden:
         self._names: frozenset[str] = frozenset()
 
     def folder(self, root: Path) -> None:
-        """Hide a file or folder of data, all that lies below it, and the names of its files wherever they stand."""
-        said, there = str(root), os.path.abspath(root)
-        ways = {there, os.path.realpath(root)} | ({said} if "/" in said or root.suffix else set())
-        ways |= {quote(way) for way in ways}
-        self._folders += tuple(_below(way) for way in sorted(ways - {"/"}, key=len, reverse=True))
+        """Hide a data file or folder with every path below it, and its files' names wherever they occur."""
+        given, absolute = str(root), os.path.abspath(root)
+        # Libraries write a path as they were given it, resolved, or quoted in a URL. A bare word would hide too much.
+        paths = {absolute, os.path.realpath(root)} | ({given} if "/" in given or root.suffix else set())
+        paths |= {quote(path) for path in paths}
+        # The longest first: a shorter one would leave the rest of a longer one behind.
+        self._folders += tuple(_below(path) for path in sorted(paths - {"/"}, key=len, reverse=True))
         names = set(islice(_files(root), MOST_NAMES))
-        spaced = {name for name in names if not _WORD.fullmatch(name)}
+        spaced = {name for name in names if not _WORD.fullmatch(name)}  # `clean` compares names word by word
         self._folders += tuple(re.compile(re.escape(name)) for name in spaced)
         self._names |= {name for name in names - spaced if "." in name.strip(".") or len(name) >= SHORTEST_NAME}
 
     def secret(self, text: str) -> None:
-        """Hide these characters, also as they stand in a URL or an HTTP header."""
-        for one in {text, quote(text, safe=""), unquote(text)} - {""}:
-            found = re.escape(one) if len(one) >= SHORTEST_SECRET else rf"(?<!\w){re.escape(one)}(?!\w)"
-            self._secrets += (re.compile(found),)
+        """Hide a secret, also in its quoted form of URLs."""
+        for form in {text, quote(text, safe=""), unquote(text)} - {""}:
+            pattern = re.escape(form) if len(form) >= SHORTEST_SECRET else rf"(?<!\w){re.escape(form)}(?!\w)"
+            self._secrets += (re.compile(pattern),)
 
     def url(self, url: str) -> None:
-        """Hide the password of a URL, and the header that is made of it."""
+        """Hide the password of a URL, and the Basic authorization header made of it; an invalid URL wholly."""
         try:
             parts = urlsplit(url)
         except ValueError:
@@ -63,11 +68,11 @@ class Hidden:
             return
         if parts.password:
             self.secret(parts.password)
-            said = f"{unquote(parts.username or '')}:{unquote(parts.password)}"
-            self.secret(b64encode(said.encode()).decode("ascii"))
+            credentials = f"{unquote(parts.username or '')}:{unquote(parts.password)}"
+            self.secret(b64encode(credentials.encode()).decode("ascii"))
 
     def clean(self, text: str) -> str:
-        """The text without any of it."""
+        """The text with "<data>", "<secret>" and "<numbers>" in place of all that is hidden."""
         for secret in self._secrets:
             text = secret.sub(SECRET, text)
         for folder in self._folders:
@@ -76,20 +81,20 @@ class Hidden:
         text = _WORD.sub(self._word, text)
         return _COUNT.sub(NUMBERS, _NUMBERS.sub(NUMBERS, text))
 
-    def _word(self, found: re.Match[str]) -> str:
-        word = found[0].rstrip(".")
-        named = word.rpartition("/")[2] in self._names or _IMAGE.search(word)
-        return DATA + found[0][len(word) :] if named else found[0]
+    def _word(self, match: re.Match[str]) -> str:
+        word = match[0].rstrip(".")
+        is_data = word.rpartition("/")[2] in self._names or _IMAGE.search(word)
+        return DATA + match[0][len(word) :] if is_data else match[0]
 
 
-def _below(way: str) -> re.Pattern[str]:
-    """A path as it stands in a text, with what follows it; names may have spaces, so that more may go than the path."""
-    here = rf"(?<![\w.-]){re.escape(way)}(?![\w-])(?!\.\w)"
-    return re.compile(rf"""{here}(?:/+(?:(?!; | \(|: |, )[^'"\n])*)?""")
+def _below(path: str) -> re.Pattern[str]:
+    """Matches a path and what follows it; since names may have spaces, it may take more of the text than the path."""
+    itself = rf"(?<![\w.-]){re.escape(path)}(?![\w-])(?!\.\w)"
+    return re.compile(rf"""{itself}(?:/+(?:(?!; | \(|: |, )[^'"\n])*)?""")
 
 
 def _files(root: Path) -> Iterable[str]:
     if root.is_file():
         yield root.name
-    for _, _, files in os.walk(root):  # of what cannot be read there is nothing
+    for _, _, files in os.walk(root):  # leaves out folders that cannot be read
         yield from files

@@ -1,6 +1,7 @@
-"""Logs: one event a line; for people on a terminal, JSON elsewhere. On standard error, so that results stay apart.
+"""Sets up logging: one event a line on standard error, readable on a terminal and JSON elsewhere.
 
-Three keys find what belongs together: `run`, `round` and `site`; a fourth, `incident`, is in the logs of both sides.
+Standard output is for results alone. The keys `run`, `round` and `site` connect events; `incident` connects the logs of
+both sides of a failed call.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from protofed.common.config.data import common_folder
 from protofed.common.errors import ConfigError, unknown
 from protofed.deploy.logs import capture
 from protofed.deploy.logs.redaction import Hidden
-from protofed.deploy.logs.rendering import KEPT, LineRenderer, plain, printable
+from protofed.deploy.logs.rendering import FIRST_KEYS, LineRenderer, plain, printable
 
 if TYPE_CHECKING:
     from protofed.common.config.settings import ClientSettings, Monitoring, ServerSettings
@@ -29,52 +30,55 @@ FORMAT, LEVEL = "PROTOFED_LOG_FORMAT", "PROTOFED_LOG_LEVEL"  # environment varia
 FORMATS = ("json", "console")
 LEVELS = {name: logging.getLevelNamesMapping()[name.upper()] for name in ("debug", "info", "warning", "error")}
 _MLFLOW_SECRETS = ("MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN")
-Known = Mapping[str, object]
+Fields = Mapping[str, object]
 log = structlog.get_logger()
 
 
 class _Setup:
-    """Of this process."""
+    """The logging state of this process."""
 
     hidden = Hidden()
-    about: Callable[[], Known] = staticmethod(dict)
+    fields: Callable[[], Fields] = staticmethod(dict)
     debug = False
-    stream = False  # standard error is a daemon's log, in JSON, and nothing else
+    stream = False  # standard error is a daemon's JSON log and must have nothing else
 
 
 def configure(*, debug: bool = False, daemon: bool = False) -> None:
-    """Set up logging for this process, anew.
+    """Set up logging for this process; a second call starts anew.
 
     Args:
-        debug: debug logs, whatever the environment says.
-        daemon: the process lives on, and its log is all that is known of it.
+        debug: log debug events, whatever the environment says.
+        daemon: log errors of threads too, and the process's end.
 
     Raises:
-        ConfigError: the environment asks for a format or a level that there is not.
+        ConfigError: PROTOFED_LOG_FORMAT or PROTOFED_LOG_LEVEL has an unknown value.
     """
-    if sys.stderr is None:  # closed by whoever started us: the next file that is opened must not take its place
-        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  (for good)
+    if sys.stderr is None:  # started with it closed: the next file opened would get its descriptor, and our log lines
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  (open until the end)
     console = _chosen(FORMAT, FORMATS, "console" if sys.stderr.isatty() else "json") == "console"
     level = LEVELS["debug" if debug else _chosen(LEVEL, tuple(LEVELS), "info")]
-    _Setup.hidden, _Setup.about = Hidden(), dict
+    _Setup.hidden, _Setup.fields = Hidden(), dict
     _Setup.debug, _Setup.stream = debug, daemon and not console
     structlog.configure(
         processors=_processors(console),
         wrapper_class=structlog.make_filtering_bound_logger(level),
         logger_factory=lambda *_: LineRenderer(),
     )
-    capture.listen()
+    capture.install_handlers()
     if daemon:
-        capture.catch()
+        capture.install_hooks()
 
 
-def about(known: Callable[[], Known]) -> None:
-    """What every event of this process says, asked when it is logged, from any thread; its own keys come first."""
-    _Setup.about = known
+def bind_fields(fields: Callable[[], Fields]) -> None:
+    """Add fields to every event of this process; `fields` is called at each event, on any thread.
+
+    An event's own fields win over these.
+    """
+    _Setup.fields = fields
 
 
 def hide(*folders: Path | None, secrets: tuple[str, ...] = (), urls: tuple[str | None, ...] = ()) -> None:
-    """Never show these folders (or files) of data and what is in them, these secrets, and passwords of these URLs."""
+    """Never show these data folders (or files), their files' names, these secrets, and these URLs' passwords."""
     for folder in folders:
         if folder is not None:
             _Setup.hidden.folder(folder)
@@ -86,23 +90,23 @@ def hide(*folders: Path | None, secrets: tuple[str, ...] = (), urls: tuple[str |
 
 
 def hide_site(settings: ClientSettings) -> None:
-    """Of a client daemon: its data, its proxy's password, its token."""
+    """Hide a client daemon's data, its proxy's password and its metrics' token."""
     proxy = None if settings.proxy is None else settings.proxy.get_secret_value()
     data = settings.data
     hide(data.root, data.place, common_folder(), secrets=_token(settings.metrics), urls=(proxy,))
 
 
 def hide_server(settings: ServerSettings) -> None:
-    """Of a server: the passwords of its database and of its tracker, its token."""
+    """Hide the passwords of a server's database and tracker, and its metrics' token."""
     tracker = tuple(os.environ[name] for name in _MLFLOW_SECRETS if os.environ.get(name))
     hide(secrets=(*_token(settings.metrics), *tracker), urls=(settings.ledger, settings.mlflow))
 
 
-def last_words(message: str, exit_code: int, error: Exception) -> bool:
-    """Of a daemon that ends, where its log is JSON: as its last event; else False.
+def log_exit(message: str, exit_code: int, error: Exception) -> bool:
+    """Log the error that ends a daemon as its last event; False if its log is not JSON: print the message instead.
 
     Raises:
-        Exception: the error itself, with `debug`, where there is no such event to show its traceback.
+        Exception: `error` itself, with `debug` and without a JSON log: Python then prints the traceback.
     """
     if _Setup.stream:
         log.error("the process ends", why=message, exit_code=exit_code, exc_info=error if _Setup.debug else None)
@@ -113,60 +117,60 @@ def last_words(message: str, exit_code: int, error: Exception) -> bool:
 
 def _token(monitoring: Monitoring | None) -> tuple[str, ...]:
     if monitoring is not None and monitoring.token is not None:
-        with suppress(OSError, UnicodeDecodeError):  # whoever needs it says what is wrong with it
+        with suppress(OSError, UnicodeDecodeError):  # the monitor, which needs the file, reports what is wrong with it
             return (monitoring.token.read_text(encoding="utf-8").strip(),)
     return ()
 
 
-def _chosen(variable: str, known: tuple[str, ...], default: str) -> str:
-    said = os.environ.get(variable, "").lower() or default
-    if said not in known:
-        raise ConfigError(f"{variable}: {unknown('value', said, known)}")
-    return said
+def _chosen(variable: str, options: tuple[str, ...], default: str) -> str:
+    value = os.environ.get(variable, "").lower() or default
+    if value not in options:
+        raise ConfigError(f"{variable}: {unknown('value', value, options)}")
+    return value
 
 
 def _processors(console: bool) -> list[Processor]:
-    # plain tracebacks: others show the values of every frame, and a site's values are its patients'
+    # Plain tracebacks: rich ones show the local variables of every frame, which at a site are patients' data.
     render = structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
     return [
-        _with_known,
+        _with_fields,
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="%H:%M:%S" if console else "iso", utc=not console),
         _with_traceback,
-        _cleaned,
+        _cleaned,  # after all that adds text, before all that renders it
         *([_printable, render] if console else [structlog.processors.JSONRenderer()]),
     ]
 
 
-def _with_known(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+def _with_fields(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
     try:
-        return {**_Setup.about(), **event}
-    except Exception:  # a log line is written, whatever becomes of what it would have told
+        return {**_Setup.fields(), **event}
+    except Exception:  # the event is logged even without them
         return event
 
 
 def _with_traceback(logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
-    found = event.get("exc_info")
-    kind = sys.exc_info()[0] if found is True else type(found)
+    exc_info = event.get("exc_info")
+    kind = sys.exc_info()[0] if exc_info is True else type(exc_info)
     try:
         return structlog.processors.format_exc_info(logger, method, event)
-    except Exception:  # an error whose text cannot be had
+    except Exception:  # an error whose __str__ fails
         return {**event, "exception": str(kind and kind.__name__)}
 
 
 def _cleaned(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
-    """As JSON has it, and nothing that is hidden; what cannot even be looked at is left out."""
-    told: dict[str, Any] = {}
-    first = [key for key in KEPT if key in event]
-    for key in (*first, *(key for key in event if key not in {*KEPT, "exc_info"})):
+    """The event with plain, redacted values; of a value whose conversion fails only the type."""
+    cleaned: dict[str, Any] = {}
+    first = [key for key in FIRST_KEYS if key in event]
+    for key in (*first, *(key for key in event if key not in {*FIRST_KEYS, "exc_info"})):
         value = event[key]
         try:
-            told[key] = plain(value, str if key in KEPT else _Setup.hidden.clean)
-        except Exception:  # a value that fails when it is looked at
-            told[key] = f"<{type(value).__name__}>"
-    return told
+            cleaned[key] = plain(value, str if key in FIRST_KEYS else _Setup.hidden.clean)
+        except Exception:  # any object may be logged, and its methods may fail
+            cleaned[key] = f"<{type(value).__name__}>"
+    return cleaned
 
 
 def _printable(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
-    """Of a traceback, which is not quoted as other values are."""
+    """Escapes control characters in the traceback: structlog quotes all other values, but not this one."""
     return {**event, "exception": printable(event["exception"])} if "exception" in event else event

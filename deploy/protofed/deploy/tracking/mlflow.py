@@ -127,7 +127,7 @@ def _client(uri: str) -> Any:
     # MLflow's own tables use an option that the newest SQLAlchemy warns about.
     warnings.filterwarnings("ignore", "The ``noload`` loader strategy is deprecated", DeprecationWarning, r"mlflow\..*")
     client = import_module("mlflow.tracking").MlflowClient(uri)
-    capture.take_over("mlflow")
+    capture.redirect("mlflow")
     return client
 
 
