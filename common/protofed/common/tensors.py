@@ -12,7 +12,7 @@ TINY = 1e-12
 
 
 def unit(rows: Array) -> Array:
-    """Rows divided by their norm; a zero row stays zero. [..., D] -> [..., D]."""
+    """Rows [N, D], or [D] alone, divided by their norms; a zero row stays zero."""
     norms = np.linalg.norm(rows, axis=-1, keepdims=True)
     return np.asarray(rows / np.maximum(norms, TINY), dtype=rows.dtype)
 

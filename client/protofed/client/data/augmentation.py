@@ -37,13 +37,13 @@ def normaliser(input_: Input, dtype: torch.dtype, device: torch.device) -> Calla
 
 
 def draw_crop_flips(count: int, rng: torch.Generator) -> Tensor:
-    """[count, 3] int64 on the CPU: top and left edge of the crop in the padded image, and 1 for a flip."""
+    """Random moves [N, 3] int64 on the CPU: top and left edge of the crop in the padded image, and 1 for a flip."""
     edges = torch.randint(2 * PADDING + 1, (count, 2), generator=rng)
     return torch.cat((edges, torch.randint(2, (count, 1), generator=rng)), dim=1)
 
 
 def draw_crop_flip_rotations(count: int, rng: torch.Generator) -> Tensor:
-    """[count, 5] float64 on the CPU: as `draw_crop_flips`, then cosine and sine of a turn of up to 15 degrees.
+    """Random moves [N, 5] float64 on the CPU: as `draw_crop_flips`, then cosine and sine of a turn of up to 15 degrees.
 
     Double precision, and no trigonometry on the device: every device must pick the same pixel.
     """
@@ -64,7 +64,9 @@ def crop_flip(images: Tensor, moves: Tensor) -> Tensor:
 
 
 def reflect_crop_flip(images: Tensor, moves: Tensor) -> Tensor:
-    """As `crop_flip`, but the border mirrors the image about its outermost pixels (FedProc on CIFAR-10, METHODS §4.4).
+    """`crop_flip` of [N, channels, H, W] with a border that mirrors the image about its outermost pixels.
+
+    FedProc on CIFAR-10 (METHODS §4.4).
 
     Images smaller than the border are mirrored again and again.
     """

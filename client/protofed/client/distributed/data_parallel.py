@@ -74,7 +74,7 @@ class _Joined(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, own: Tensor, team: Team, rows: slice, count: int) -> Tensor:
-        """[rows, D] -> [count, D]."""
+        """This rank's rows [R, D] -> all rows [N, D], the same on every rank."""
         ctx.rows, ctx.size = rows, team.size
         whole = own.new_zeros(count, *own.shape[1:])
         whole[rows] = own
@@ -82,7 +82,7 @@ class _Joined(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        """[count, D] -> [rows, D]."""
+        """Gradients [N, D] -> [R, D]; times the ranks, since each rank's loss is divided by their number."""
         return gradients[0][ctx.rows] * ctx.size, None, None, None
 
 
@@ -91,13 +91,13 @@ class _Sum(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, own: Tensor, team: Team) -> Tensor:
-        """Of the same shape everywhere."""
+        """The sum over all ranks of tensors of one shape [...]."""
         ctx.team = team
         return team.add(own.clone())
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        """Likewise a sum."""
+        """Gradients of one shape [...] are summed likewise."""
         return ctx.team.add(gradients[0].clone()), None
 
 

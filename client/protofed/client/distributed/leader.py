@@ -177,13 +177,13 @@ class _Checkpoints:
         self._team, self._own = team, own
 
     def read(self, call: int) -> Mapping[str, Tensor] | None:
-        """What rank 0 kept."""
+        """Rank 0's checkpoint, sent to all: tensors of any shapes [...] by name."""
         kept = self._own.read(call)
         data = self._team.give((b"" if kept is None else save(dict(kept))) if self._team.leads else None)
         return load(data) if data else None
 
     def keep(self, call: int, tensors: Mapping[str, Tensor]) -> None:
-        """On rank 0's disk alone."""
+        """Write tensors of any shapes [...], on rank 0's disk alone."""
         self._own.keep(call, tensors)
 
 

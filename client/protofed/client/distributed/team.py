@@ -91,7 +91,7 @@ class Team:
             )
 
     def add(self, tensor: Tensor) -> Tensor:
-        """The sum over all ranks, in place; the same bits everywhere."""
+        """Sum a tensor of one shape [...] over all ranks, in place; the result has the same bits everywhere."""
         self.agree(tensor.numel())
         _exchange(lambda: dist.all_reduce(tensor, group=self._numbers))
         return tensor
@@ -106,11 +106,11 @@ class Team:
         return buffer.numpy().tobytes()
 
     def backward(self, loss: Tensor) -> None:
-        """Every rank has the loss of the whole batch: each takes its share of it."""
+        """Gradients of a loss []: every rank has the whole batch's, so each takes its share of it."""
         (loss / self.size).backward()  # type: ignore[no-untyped-call]
 
     def add_up(self, gradients: Sequence[Tensor]) -> None:
-        """All gradients over all ranks, in one exchange."""
+        """Sum gradients of any shapes [...] over all ranks, in one exchange: its latency is paid once a step."""
         if not gradients:
             return
         flat = self.add(torch.cat([gradient.flatten() for gradient in gradients]))

@@ -56,7 +56,7 @@ class FedProcClient:
         ahead = int(self.gpc_from_start)  # rounds before the paper's t = 0
         alpha = 1 - (local.round - 1 - ahead) / (local.rounds - ahead) if known.any() else 0.0
 
-        def loss(images: Tensor, labels: Tensor) -> Tensor:
+        def loss(images: Tensor, labels: Tensor) -> Tensor:  # [B, channels, H, W], [B] -> []
             features = local.model.body(images)
             contrast = prototypical_contrast(normalize(features, dim=1), labels, centers, known)
             return alpha * contrast + (1 - alpha) * cross_entropy(local.model.head(features), labels)

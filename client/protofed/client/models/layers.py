@@ -14,7 +14,7 @@ class Unit(nn.Module):
     """Rows divided by their norm; a zero row stays zero. [B, D] -> [B, D]."""
 
     def forward(self, features: Tensor) -> Tensor:
-        """Unit rows, with the `eps` of FedNH's and FedProc's released codes (1e-12)."""
+        """Unit rows [B, D], with the `eps` of FedNH's and FedProc's released codes (1e-12)."""
         return normalize(features, dim=-1)
 
 

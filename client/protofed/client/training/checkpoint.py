@@ -1,6 +1,6 @@
-"""An interrupted fit goes on at its newest epoch: all that training changes, on the site's disk, of one fit at a time.
+"""Checkpoints on the site's disk: an interrupted fit goes on after its newest epoch. One fit's are kept at a time.
 
-A fit that begins anew instead, for want of an undamaged checkpoint, ends with the same bytes.
+A fit that starts again instead, for want of an undamaged checkpoint, ends with the same bytes.
 """
 
 from __future__ import annotations
@@ -31,29 +31,33 @@ _NAME = re.compile(r"[0-9a-f]{16}-\d{3}\.safetensors")  # only files of such a n
 
 @contextmanager
 def on_disk(state: Path, task: Task) -> Iterator[Checkpoints]:
-    """One task's checkpoints, in a site's state folder; those of any other task go.
+    """One task's checkpoints in a site's state folder; those of other tasks are removed.
 
-    They go, too, when the task's work is done, fails or is called off; a process that ends meanwhile leaves them.
+    These are removed when the task is done, fails or is called off; a process that is killed leaves them for the next.
     """
-    kept = DiskCheckpoints(state / FOLDER, task)
-    kept.clear(others=True)
+    checkpoints = DiskCheckpoints(state / FOLDER, task)
+    checkpoints.clear(others=True)
     try:
-        yield kept
-    except Exception:  # not what ends the process
-        kept.clear()
+        yield checkpoints
+    except Exception:  # not BaseException: what ends the process must leave them for the next one
+        checkpoints.clear()
         raise
-    kept.clear()
+    checkpoints.clear()
 
 
 class DiskCheckpoints:
-    """A file for each call of `train`, sealed for this very task, software and call: others are damaged or foreign."""
+    """A file for each call of `train`, with a MAC under a key of this task and software.
+
+    A file of another task, another version or a damaged disk fails the MAC, and is not read.
+    """
 
     def __init__(self, folder: Path, task: Task) -> None:
-        facts = (VERSION, torch.__version__, task.run, task.round, task.task_id, task.base_digest)
-        self._folder, self._key = folder, blake3("/".join(map(str, facts)).encode())
+        # The versions belong to the key: another PyTorch may compute other bytes from the same checkpoint.
+        identity = (VERSION, torch.__version__, task.run, task.round, task.task_id, task.base_digest)
+        self._folder, self._key = folder, blake3("/".join(map(str, identity)).encode())
 
     def read(self, call: int) -> Mapping[str, Tensor] | None:
-        """What was kept of this call."""
+        """This call's checkpoint: tensors of any shapes [...] by name, on the CPU."""
         try:
             data = self._path(call).read_bytes()
         except FileNotFoundError:
@@ -68,7 +72,7 @@ class DiskCheckpoints:
         return load(content)
 
     def keep(self, call: int, tensors: Mapping[str, Tensor]) -> None:
-        """Write it, durably."""
+        """Write this call's tensors, of any shapes [...] and on any device, durably."""
         content = save({name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()})
         try:
             files.write(self._path(call), content + self._seal(call, content))
@@ -76,7 +80,7 @@ class DiskCheckpoints:
             log.warning("an epoch cannot be kept; training goes on", why=str(error))
 
     def clear(self, *, others: bool = False) -> None:
-        """Remove these checkpoints, or all that others left."""
+        """Remove this task's checkpoints, or with `others` those of all other tasks."""
         if others:
             files.sweep([self._folder])
         for path in self._folder.glob("*.safetensors"):

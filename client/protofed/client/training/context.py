@@ -29,12 +29,14 @@ class FitProgress:
 
 
 class Throughput:
-    """How much this daemon has trained, and how fast. It stays on the site: steps and examples would tell of its data.
+    """How much this daemon has trained, and how fast.
+
+    Its counts stay on the site: steps and examples together give away the size of the data set.
 
     Attributes:
-        examples: that were trained on, each as often as it was.
-        steps: that were done.
-        seconds: that these took, with what came between them.
+        examples: trained on since the daemon began, repetitions counted.
+        steps: optimizer steps done.
+        seconds: wall time of these steps, with data loading and checks in between.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -44,11 +46,11 @@ class Throughput:
         self.seconds = 0.0
 
     def start(self) -> None:
-        """Training begins."""
+        """Begin to measure: the time since the last fit belongs to no step."""
         self._at = self._clock()
 
     def step(self, examples: int) -> None:
-        """A step was done; called by one thread alone, without a lock."""
+        """Count a step. Only the training thread calls this, so it takes no lock."""
         now = self._clock()
         self._gaps.append(now - self._at)
         self.seconds += now - self._at
@@ -58,81 +60,86 @@ class Throughput:
 
     @property
     def step_seconds(self) -> float | None:
-        """The mean of recent steps, with what came between them; None before the first."""
-        gaps = tuple(self._gaps)
+        """Mean seconds of the last `RECENT_STEPS` steps; None before the first. Read from the heartbeat's thread."""
+        gaps = tuple(self._gaps)  # a copy: the training thread appends meanwhile
         return sum(gaps) / len(gaps) if gaps else None
 
 
 class Checkpoints(Protocol):
-    """Where one fit keeps its training's newest epochs; calls of `train` are numbered from 1 in their order."""
+    """Where one fit keeps the newest epoch of each call of `train`; calls are numbered from 1 in their order."""
 
     def read(self, call: int) -> Mapping[str, Tensor] | None:
-        """What was kept last of this call, whole and undamaged; else None."""
+        """The newest checkpoint of this call: tensors of any shapes by name; None if none is whole and undamaged."""
 
     def keep(self, call: int, tensors: Mapping[str, Tensor]) -> None:
-        """Keep these in place of what was kept of this call before. A disk that is full stops no training."""
+        """Replace this call's checkpoint by these tensors of any shapes. A full disk stops no training."""
 
 
 class NoCheckpoints:
-    """A fit that begins anew when it was interrupted."""
+    """Keeps nothing: an interrupted fit starts again."""
 
     def read(self, call: int) -> None:
-        """Nothing was kept."""
+        """Always None."""
 
     def keep(self, call: int, tensors: Mapping[str, Tensor]) -> None:
-        """Nothing is."""
+        """Drop them."""
 
 
 class Ranks(Protocol):
-    """The processes that train for this site as one; each does all that `train` does, and takes its part of it."""
+    """The processes that train for this site as one: each runs all of `train` on its share of every batch."""
 
     def backward(self, loss: Tensor) -> None:
-        """The gradients of this process's part of a batch's mean loss, added to those of its parameters."""
+        """Accumulate this process's share of the gradients of a whole batch's mean loss []."""
 
     def add_up(self, gradients: Sequence[Tensor]) -> None:
-        """All parts together, in place; OutOfMemoryError if memory did not suffice for another one."""
+        """Sum gradients, each of its parameter's shape, over all processes in place.
+
+        Raises:
+            OutOfMemoryError: another process ran out of memory in this step.
+        """
 
     def short_of_memory(self, error: torch.OutOfMemoryError) -> None:
-        """Here or elsewhere: nobody goes on with this step, and all will try it again."""
+        """Agree that this step failed for want of memory, here or elsewhere; all processes repeat it."""
 
     def seed(self, seed: int, call: int, epoch: int) -> None:
-        """Seed what layers draw from by themselves, before an epoch of a call of `train`."""
+        """Seed the default generators of layers such as dropout, before an epoch of a call of `train`."""
 
 
 class SingleProcess:
-    """One process, as almost everywhere."""
+    """The `Ranks` of a site that trains in one process."""
 
     def backward(self, loss: Tensor) -> None:
-        """All gradients."""
+        """Accumulate all gradients of a batch's mean loss []."""
         loss.backward()  # type: ignore[no-untyped-call]
 
     def add_up(self, gradients: Sequence[Tensor]) -> None:
-        """They are whole."""
+        """Nothing to add: one process has them whole."""
 
     def short_of_memory(self, error: torch.OutOfMemoryError) -> None:
-        """Nobody else is to be told."""
+        """Nobody to agree with."""
 
     def seed(self, seed: int, call: int, epoch: int) -> None:
-        """They draw on."""
+        """Nothing to align: `seeded` has seeded the only process."""
 
 
 @dataclass
 class FitContext:
-    """What a fit works on.
+    """Everything that a method's client half may touch in one round.
 
     Attributes:
-        rounds: of the whole run; schedules need it.
+        rounds: of the whole run; learning rate schedules need it.
         model: made by `install` from what was received; after `fit` it is the personal model
             of a method whose `personal` is "trained".
         classes: C, of the run.
-        rng: of the CPU, seeded by (run, round, site); all randomness of a fit comes from it.
-        memory: what the site keeps from round to round for this run; counts only if the update does.
-        steps: progress, written by the training loop.
-        pace: likewise; of the daemon, not only of this round.
-        check: called between batches; raises when the task was called off.
+        rng: a CPU generator seeded by (run, round, site); all randomness of a fit comes from it.
+        memory: tensors of any shapes that the site keeps from round to round for this run; they are stored with the
+            update, so an update that never counted leaves the memory of the round before.
+        steps: progress, written by the training loop for the heartbeat.
+        pace: throughput of the daemon, over all its fits.
+        check: called between batches; raises CalledOffError when the server has called the task off.
         checkpoints: used by the training loop, if the plan asks for it.
         trainings: calls of `train` so far.
-        ranks: the processes that do it together.
+        ranks: the processes that train together.
     """
 
     site: SiteId
@@ -152,15 +159,15 @@ class FitContext:
     ranks: Ranks = field(default_factory=SingleProcess)
 
     def update(self, payload: Payload, **metrics: float) -> Update:
-        """What this site offers; the policy decides what of it leaves."""
+        """The update that this site offers; the policy decides what of it leaves."""
         return Update(self.site, payload, metrics, weight=float(len(self.data.train)))
 
 
 def seeded(seed: int, round: int, site: SiteId, device: torch.device) -> torch.Generator:
-    """The generator of one fit, of the CPU: equal in a simulation and on a site.
+    """The CPU generator of one fit, equal in a simulation and on a site.
 
-    PyTorch's own ones are seeded, too, for layers that draw by themselves, such as dropout; the device's only where it
-    is used, because `torch.manual_seed` would look for all of them each time.
+    PyTorch's default generators are seeded, too, for layers that draw by themselves, such as dropout; the device's only
+    where it is used, because `torch.manual_seed` visits every device each time.
     """
     digest = hashlib.blake2b(f"{seed}/{round}/{site}".encode(), digest_size=7).digest()
     number = int.from_bytes(digest, "big")

@@ -21,7 +21,7 @@ class Tally:
     """How a model did on a test set; all on the CPU.
 
     Attributes:
-        correct: [C] int64, examples of the class that the model recognises.
+        correct: [C] int64, examples of the class that the model classifies rightly.
         totals: [C] int64, examples of the class; at least one in all.
         probabilities: [N, C] float32, softmax of what the model gives, log-probabilities or not.
         labels: [N] int64.
@@ -34,7 +34,7 @@ class Tally:
 
 
 def tally(model: nn.Module, data: SiteData, examples: Examples | None = None, batch: int = 512) -> Tally:
-    """The model's answers, on its own device and in evaluation mode; afterwards its modes are put back.
+    """The model's predictions, on its own device and in evaluation mode; its modules' modes are restored.
 
     Args:
         examples: what to score on, of the run's shape and classes; `data.test` if not given.

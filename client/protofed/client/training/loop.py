@@ -1,4 +1,4 @@
-"""Verbs that client halves compose: the one SGD loop, and class means."""
+"""What client halves compose: the one SGD loop `train`, class means, and small helpers around them."""
 
 from __future__ import annotations
 
@@ -28,19 +28,20 @@ def train(
     """The plan's epochs of stochastic gradient descent on the site's training examples.
 
     A batch that does not fit into the device's memory is split into micro-batches whose gradients are added up. If the
-    plan asks for checkpoints, a fit that was interrupted goes on here after the last epoch that it had done. Where
-    several processes train as one, all of them are here with the same arguments.
+    plan asks for checkpoints, an interrupted fit goes on here after the last epoch that it had done. Where several
+    processes train as one, each of them calls this with the same arguments.
 
     Args:
-        loss: batch mean; it sees a part of the batch when memory is short.
-        parameters: what is trained; by default all of the model.
+        loss: images [B, channels, H, W] and labels [B] -> the batch's mean loss []. When memory is short it is called
+            with parts of a batch.
+        parameters: what is trained, tensors of any shapes; by default all parameters of the model.
         epochs: in place of the plan's.
 
     Returns:
         The mean loss over all examples seen.
 
     Raises:
-        TaskFailure: the loss is not finite, or one example alone does not fit into memory.
+        TaskFailedError: the loss is not finite, or one example alone does not fit into memory.
     """
     plan, model = local.plan, local.model
     trained = [p for p in (model.parameters() if parameters is None else parameters) if p.requires_grad]
@@ -60,7 +61,7 @@ def train(
             step(images, labels)
             local.pace.step(len(labels))
             reach("batch-done")
-        if not math.isfinite(total := training.total.item()):  # once an epoch: it waits for the device
+        if not math.isfinite(total := training.total.item()):  # once an epoch: `item` waits for the device
             raise TaskFailedError(FailureReason.NUMERIC, f"the loss is {total} in epoch {steps.epoch}; lower plan.lr")
         keep(local, training, steps.epoch)
         reach("epoch-done")
@@ -68,13 +69,13 @@ def train(
 
 
 def named(means: Mapping[int, Tensor]) -> Tensors:
-    """Class means as tensors of a payload."""
+    """Class means {class: [D]} as the tensors of a payload's part, named by class."""
     return {str(c): mean.cpu().numpy() for c, mean in means.items()}
 
 
 @contextmanager
 def frozen(module: nn.Module) -> Iterator[None]:
-    """No parameter of the module gets a gradient meanwhile."""
+    """Meanwhile no parameter of the module gets a gradient; those that did, do so again afterwards."""
     free = [parameter for parameter in module.parameters() if parameter.requires_grad]
     for parameter in free:
         parameter.requires_grad_(False)
@@ -86,7 +87,7 @@ def frozen(module: nn.Module) -> Iterator[None]:
 
 
 def stacked(rows: Mapping[str, Array], classes: int, like: Tensor) -> tuple[Tensor, Tensor]:
-    """Prototypes by class name as one matrix [C, D], and which classes have one, [C] bool; on `like`'s device.
+    """Prototypes [D] by class name as one matrix [C, D], and which classes have one, [C] bool; on `like`'s device.
 
     Args:
         like: [.., D], whose dtype and device the matrix takes.
@@ -100,19 +101,19 @@ def stacked(rows: Mapping[str, Array], classes: int, like: Tensor) -> tuple[Tens
             raise CodecError(
                 f"prototype '{name}' is {row.shape}: expected a class of 0 to {classes - 1}, {tuple(matrix.shape[1:])}"
             )
-        matrix[int(name)] = torch.from_numpy(np.array(row))
+        matrix[int(name)] = torch.from_numpy(np.array(row))  # a copy: rows of a received payload are read-only
         known[int(name)] = True
     return matrix, known.to(like.device)
 
 
 def remembered(local: FitContext, part: Part, name: str, first: Tensor) -> Tensor:
-    """A tensor of the site's memory, on the CPU; `first` while it has none."""
-    kept = local.memory.get(part, {})
-    return torch.from_numpy(np.array(kept[name])) if name in kept else first
+    """A tensor [...] of the site's memory, on the CPU; `first`, of the same shape, while the site has none."""
+    tensors = local.memory.get(part, {})
+    return torch.from_numpy(np.array(tensors[name])) if name in tensors else first
 
 
 def learning_rate(plan: Plan, round: int, rounds: int) -> float:
-    """Of a round, counted from 1."""
+    """The learning rate of a round, counted from 1, of a run of `rounds`."""
     match plan.schedule:
         case "constant":
             return plan.lr
@@ -127,9 +128,11 @@ def class_means(
 ) -> dict[int, Tensor]:
     """The mean of `embed(images)` [B, D] over the site's training examples of each class that it has: {class: [D]}.
 
-    With `weigh` it is a weighted mean; weights are positive.
+    In evaluation mode, without augmentation. A class without examples at the site is missing from the result.
 
-    In evaluation mode, without augmentation; a class that the site does not hold is not there.
+    Args:
+        embed: images [B, channels, H, W] -> features [B, D].
+        weigh: features [B, D] and labels [B] -> positive weights [B]; the mean is weighted by them.
     """
     local.model.eval()
     sums = counts = None
@@ -137,6 +140,7 @@ def class_means(
         for images, labels in local.data.ordered(local.data.train, 512):
             local.check()
             features = embed(images)
+            # Sums in float32 at least: thousands of bfloat16 features would lose whole digits.
             features = features.to(torch.promote_types(features.dtype, torch.float32))
             if sums is None or counts is None:
                 sums = features.new_zeros(local.classes, features.shape[1])
@@ -153,10 +157,10 @@ def class_means(
 
 
 class _Step:
-    """One optimizer step, in as many micro-batches as memory asks for, and by as many processes as there are."""
+    """One optimizer step: in as many micro-batches as memory needs, by as many processes as there are."""
 
-    def __init__(self, loss: Loss, training: Training, clip: float | None, ranks: Ranks) -> None:
-        self._loss, self._training, self._clip, self._ranks = loss, training, clip, ranks
+    def __init__(self, loss: Loss, training: Training, max_grad_norm: float | None, ranks: Ranks) -> None:
+        self._loss, self._training, self._max_grad_norm, self._ranks = loss, training, max_grad_norm, ranks
 
     def __call__(self, images: Tensor, labels: Tensor) -> None:
         training = self._training
@@ -168,10 +172,10 @@ class _Step:
             except torch.OutOfMemoryError as error:
                 self._ranks.short_of_memory(error)
                 self._shrink(len(labels))
-        if self._clip is not None:
-            nn.utils.clip_grad_norm_(training.trained, self._clip)
+        if self._max_grad_norm is not None:
+            nn.utils.clip_grad_norm_(training.trained, self._max_grad_norm)
         training.optimizer.step()
-        training.total += loss * len(labels)
+        training.total += loss * len(labels)  # stays on the device: no step waits for it
         training.seen += len(labels)
 
     def _gradients(self, images: Tensor, labels: Tensor) -> Tensor:
@@ -182,8 +186,9 @@ class _Step:
             self._ranks.backward(loss)
             return loss.detach()
         parts = []
-        for some, their in zip(torch.split(images, size), torch.split(labels, size), strict=True):
-            part = self._loss(some, their) * (len(their) / len(labels))
+        for micro_images, micro_labels in zip(torch.split(images, size), torch.split(labels, size), strict=True):
+            # Weighted by its share, so that the parts' gradients add up to those of the whole batch's mean.
+            part = self._loss(micro_images, micro_labels) * (len(micro_labels) / len(labels))
             self._ranks.backward(part)
             parts.append(part.detach())
         return torch.stack(parts).sum()
@@ -192,8 +197,8 @@ class _Step:
         size = min(self._training.size or batch, batch)
         if size == 1:
             raise TaskFailedError(FailureReason.OUT_OF_MEMORY, "not even one example fits into the device's memory")
-        self._training.size = (size + 1) // 2
-        self._training.optimizer.zero_grad(set_to_none=True)
+        self._training.size = (size + 1) // 2  # halved, and kept for all later steps of this call
+        self._training.optimizer.zero_grad(set_to_none=True)  # frees the gradients before the cache is emptied
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
 
@@ -209,11 +214,12 @@ def _optimizer(plan: Plan, trained: list[Tensor], lr: float) -> torch.optim.Opti
 
 
 def _with_precision(plan: Plan, local: FitContext, loss: Loss) -> Loss:
-    """bfloat16 autocast and channels_last on a GPU, if the plan asks for it."""
+    """The loss under bfloat16 autocast and in channels_last layout, on a GPU and if the plan asks for it."""
     if local.data.device.type != "cuda" or not plan.amp:
         return loss
 
     def cast(images: Tensor, labels: Tensor) -> Tensor:
+        """[B, channels, H, W], [B] -> []."""
         with torch.autocast("cuda", torch.bfloat16):
             return loss(images.contiguous(memory_format=torch.channels_last), labels)
 

@@ -1,4 +1,4 @@
-"""All that one call of `train` changes, as tensors by name, and back."""
+"""What one call of `train` changes, to and from a checkpoint: weights, optimizer, generators, sums."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ _MOMENTS = "optimizer."
 
 @dataclass
 class Training:
-    """One call of `train`: what it changes, beside the model.
+    """What one call of `train` changes, the model aside.
 
     Attributes:
         trained: parameters, of the model or not.
-        total: [], the sum of the losses of all examples seen, on the device.
-        size: of a micro-batch; 0: whole batches fit into memory.
+        total: [], sum of the losses of all examples seen, on the device.
+        seen: examples in that sum.
+        size: examples in a micro-batch; 0: whole batches fit into memory.
     """
 
     trained: list[Tensor]
@@ -33,7 +34,7 @@ class Training:
 
 
 def keep(local: FitContext, training: Training, epoch: int) -> None:
-    """Keep the end of an epoch, if the plan asks for it."""
+    """Write a checkpoint after an epoch, if the plan asks for them."""
     if not local.plan.checkpoint:
         return
     counts = torch.tensor([epoch, training.seen, training.size])
@@ -43,7 +44,7 @@ def keep(local: FitContext, training: Training, epoch: int) -> None:
 
 
 def restore(local: FitContext, training: Training) -> int:
-    """Go on where this call of `train` was interrupted; the last epoch that is done, 0 for a new beginning."""
+    """Take up this call's checkpoint; the last epoch that it has done, 0 if there is none that fits."""
     kept = local.checkpoints.read(local.trainings) if local.plan.checkpoint else None
     if kept is None:
         return 0
@@ -53,7 +54,7 @@ def restore(local: FitContext, training: Training) -> int:
         return 0
     with torch.no_grad():
         for name, tensor in tensors.items():
-            tensor.copy_(kept[name])
+            tensor.copy_(kept[name])  # in place: the optimizer and the method's closures hold these very tensors
     for name, generator in generators.items():
         generator.set_state(kept[name])
     _give_moments(training.optimizer, kept)
@@ -63,7 +64,7 @@ def restore(local: FitContext, training: Training) -> int:
 
 
 def _tensors(local: FitContext, training: Training) -> dict[str, Tensor]:
-    """The live tensors that training changes: of the model, with all its buffers, and what is trained outside of it."""
+    """The live tensors that training changes: the model's, with all its buffers, and those trained outside of it."""
     named = (*local.model.named_parameters(), *local.model.named_buffers())
     model: dict[str, Tensor] = {f"model.{name}": tensor for name, tensor in named}
     own = {id(tensor) for tensor in model.values()}

@@ -1,4 +1,4 @@
-"""Losses of the methods, as functions of tensors; each is the mean of a batch."""
+"""Loss terms of the methods as functions of tensors; each is a batch mean."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TINY = 1e-12
 
 
 def class_shares(weight: Tensor) -> Tensor:
-    """The class distribution that a linear head's row norms tell, [C, D] -> [C] (cwFedAVG, eq. of p~; METHODS 3.1)."""
+    """Class distribution estimated from a linear head's row norms, [C, D] -> [C] (cwFedAVG's p~; METHODS 3.1)."""
     norms: Tensor = torch.linalg.vector_norm(weight, dim=1)
     return norms / norms.sum().clamp_min(TINY)
 

@@ -77,7 +77,7 @@ def cosines(rows: Array) -> Array:
 
 
 def within_and_between(similarity: Array, groups: Groups) -> tuple[float, float] | None:
-    """Means over pairs of two classes of one group, and of two groups; None where there are no such pairs."""
+    """Means of a similarity [C, C] over pairs of classes of one group and of two groups; None without such pairs."""
     group = np.full(len(similarity), -1)
     for number, members in enumerate(groups.values()):
         group[list(members)] = number

@@ -79,5 +79,5 @@ def save(figure: Figure, out: Path, name: str, *, dry_run: bool = False) -> list
 
 
 def percent(values: Array | Sequence[float]) -> Array:
-    """Shares times 100."""
+    """Shares of any shape [...] times 100."""
     return 100 * np.asarray(values, dtype=float)

@@ -29,13 +29,13 @@ def maxsep(classes: int, features: int, rng: np.random.Generator) -> Rows:
 
 
 def orthogonal(classes: int, features: int, rng: np.random.Generator) -> Rows:
-    """What the released code starts from: orthonormal rows, or for C > D orthonormal columns."""
+    """The released code's start, rows [C, D]: orthonormal, or for C > D with orthonormal columns."""
     size = max(classes, features)
     return _rotation(size, rng)[:classes, :features]
 
 
 def smallest_distance(rows: Rows) -> float:
-    """The distance of the closest pair of rows."""
+    """The Euclidean distance of the closest pair of rows [C, D]."""
     distances = np.linalg.norm(rows[:, None] - rows[None], axis=-1)
     return float(distances[~np.eye(len(rows), dtype=bool)].min())
 

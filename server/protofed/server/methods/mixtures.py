@@ -16,13 +16,13 @@ FACTORS = "factors"  # Q [C, R]: class model j is sum_r Q[j, r] * row r
 
 
 def stacked(models: Sequence[Payload], parts: Iterable[Part]) -> dict[str, Array]:
-    """These parts of R models, R along the first axis, as tensors of one part: `body.conv1.weight`, ..."""
+    """These parts of R models as tensors [R, ...] of one part, named `body.conv1.weight`, ..."""
     names = [(part, name) for part in parts for name in models[0][part]]
     return {f"{part}.{name}": np.stack([model[part][name] for model in models]) for part, name in names}
 
 
 def row(rows: Tensors, r: int) -> dict[Part, dict[str, Array]]:
-    """The r-th of the models that were stacked."""
+    """The r-th of R models that `stacked` put into tensors [R, ...]."""
     model: dict[Part, dict[str, Array]] = {}
     for path, stack in rows.items():
         if path != FACTORS:
