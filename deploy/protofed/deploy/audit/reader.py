@@ -1,8 +1,8 @@
-"""What audit logs tell: messages one by one, and summed up by run and round.
+"""Reads an audit log: messages one by one, and summed up by run and round.
 
-A site's log has the events sent, answered, refused and server; a server's has call and resumed. Both have of a message
-its fields (`wire.facts`). A chunk names its upload, whose id has the task's task_id; what announced the upload has the
-same task_id and tells the round.
+A site's log has the events sent, answered, refused and server; a server's has call and resumed. Both record a message's
+fields (`wire.facts`). A chunk names only its upload, whose id contains the task_id; the round comes from the message
+that announced the upload, which has the same task_id.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from protofed.common.ids import read_id
 from protofed.common.storage.journal import HalfLineError, Record, TamperedError
 from protofed.deploy.audit.verify import AuditError, read
 
-RECENT = 1000  # messages of a site's log that may still be answered; a daemon has a handful under way
-POLICY = "policy"  # in place of gRPC's word
+RECENT = 1000  # messages of a site's log that may still be answered; a daemon has a handful in flight
+POLICY = "policy"  # in place of gRPC's code
 
 
 @dataclass
 class Message:
-    """One message of a log: sent by the site, or received by the server.
+    """One message of a log: sent by the site, or received by the server. Its attributes are keys of `--json`.
 
     Attributes:
-        at: UTC.
+        at: UTC in RFC 3339.
         who: in a server's log, the site or operator that called; empty in a site's.
-        run, round: empty and 0 where the message is of none.
+        run, round: empty and 0 if the message belongs to none.
         size: bytes.
         answer_size: bytes; None in a site's log.
         digest: BLAKE3-256 of its bytes.
         said: its fields.
         verdict: of a receipt.
-        error: gRPC's word; empty if there was none.
+        error: gRPC's code; empty if the call succeeded.
     """
 
     at: str
@@ -53,21 +53,21 @@ class Message:
 
 
 @dataclass
-class Sum:
-    """What a log tells of one round or, as round 0, of a run outside of rounds.
+class RoundSummary:
+    """The messages of one round or, as round 0, of a run outside of rounds.
 
     Attributes:
         size, answer_size: bytes.
-        who: in a server's log, all that called.
-        parts: tensors and bytes by part, as announced; each update counts once, however often it was tried.
+        callers: in a server's log, the sites and operators that called.
+        parts: number of tensors and bytes by part, as announced; an update counts once, however often it was sent.
         verdicts: of receipts.
-        errors: calls that failed; `policy` are updates that the site's own policy did not let out.
+        errors: failed calls by code; `policy` counts updates that the site's own policy refused.
     """
 
     messages: int = 0
     size: int = 0
     answer_size: int | None = None
-    who: set[str] = field(default_factory=set)
+    callers: set[str] = field(default_factory=set)
     parts: dict[str, tuple[int, int]] = field(default_factory=dict)
     verdicts: Counter[str] = field(default_factory=Counter)
     errors: Counter[str] = field(default_factory=Counter)
@@ -75,159 +75,161 @@ class Sum:
 
 @dataclass
 class AuditSummary:
-    """What a log tells.
+    """A log's content.
 
     Attributes:
-        sums: by run and round.
-        messages: one by one, if they were asked for.
-        notes: what is no message, with its time: who answered for the server, calls that could not be recorded.
+        rounds: by run and round.
+        messages: one by one, if they were requested.
+        notes: (time, text) of records other than messages: whose certificate the server showed, calls that could not be
+            recorded.
     """
 
-    sums: dict[tuple[str, int], Sum] = field(default_factory=dict)
+    rounds: dict[tuple[str, int], RoundSummary] = field(default_factory=dict)
     messages: list[Message] = field(default_factory=list)
     notes: list[tuple[str, str]] = field(default_factory=list)
 
 
-def tell(
+def summarize(
     path: Path, *, run: str | None = None, round: int | None = None, messages: bool = False, shown: bool = True
 ) -> AuditSummary:
-    """Read a log, checking it, and sum up what it tells.
+    """Read a log, check it, and sum up its messages.
 
     Args:
-        run, round: only of these.
-        messages: each of them, too.
-        shown: how far it is, on a terminal.
+        run, round: only messages of these.
+        messages: keep each message, too.
+        shown: show a progress bar on a terminal.
 
     Raises:
-        AuditError: naming the first bad record and its line.
+        AuditError: the log was changed; names the first bad record and its line.
     """
-    told = AuditSummary()
-    reader = _Reader(told, run, round, messages)
+    summary = AuditSummary()
+    reader = _Reader(summary, run, round, messages)
     try:
         for record in read(path, shown=shown):
             reader.read(record)
-    except HalfLineError as end:
-        told.notes.append(("", str(end)))
+    except HalfLineError as end:  # the daemon may be writing it just now
+        summary.notes.append(("", str(end)))
     except TamperedError as error:
         raise AuditError(str(error)) from error
-    return told
+    return summary
 
 
 class _Reader:
-    """Sums up records, in their order."""
+    """Adds records, in their order, to a summary."""
 
-    def __init__(self, told: AuditSummary, run: str | None, round: int | None, messages: bool) -> None:
-        self._told, self._run, self._round, self._messages = told, run, round, messages
-        self._places: dict[str, tuple[str, int]] = {}  # run and round, by the task_id of a task
-        self._recent: dict[str, Message] = {}  # by digest
+    def __init__(self, summary: AuditSummary, run: str | None, round: int | None, messages: bool) -> None:
+        self._summary, self._run, self._round, self._messages = summary, run, round, messages
+        self._rounds: dict[str, tuple[str, int]] = {}  # run and round, by task_id
+        # By digest, the oldest first: an `answered` record names its message so. Bounded, since logs can be huge.
+        self._recent: dict[str, Message] = {}
         self._announced: set[tuple[str, ...]] = set()
 
     def read(self, record: Record) -> None:
         """Add a record."""
-        facts: Mapping[str, Any] = record.facts
+        fields: Mapping[str, Any] = record.facts
         match record.event:
             case "sent" | "call":
-                self._message(self._placed(_message(record.at, facts)))
-            case "answered" if facts.get("digest") in self._recent:
-                self._answered(self._recent[facts["digest"]], facts)
-            case "refused" if self._wanted(*(where := (facts.get("run", ""), facts.get("round", 0)))):
-                self._sum(*where).errors[POLICY] += 1
-                self._told.notes.append((record.at, _note(record.event, facts)))
+                self._message(self._with_round(_message(record.at, fields)))
+            case "answered" if fields.get("digest") in self._recent:
+                self._answered(self._recent[fields["digest"]], fields)
+            case "refused" if self._selected(*(key := (fields.get("run", ""), fields.get("round", 0)))):
+                self._of(*key).errors[POLICY] += 1
+                self._summary.notes.append((record.at, _note(record.event, fields)))
             case "server" | "resumed" | "torn":
-                self._told.notes.append((record.at, _note(record.event, facts)))
+                self._summary.notes.append((record.at, _note(record.event, fields)))
 
     def _message(self, message: Message) -> None:
         self._recent[message.digest] = message
         if len(self._recent) > RECENT:
             del self._recent[next(iter(self._recent))]
-        if not self._wanted(message.run, message.round):
+        if not self._selected(message.run, message.round):
             return
         if self._messages:
-            self._told.messages.append(message)
-        found = self._sum(message.run, message.round)
-        found.messages += 1
-        found.size += message.size
+            self._summary.messages.append(message)
+        summary = self._of(message.run, message.round)
+        summary.messages += 1
+        summary.size += message.size
         if message.answer_size is not None:
-            found.answer_size = (found.answer_size or 0) + message.answer_size
-        found.who |= {message.who} - {""}
-        self._count(found, message)
-        self._announce(found, message)
+            summary.answer_size = (summary.answer_size or 0) + message.answer_size
+        summary.callers |= {message.who} - {""}
+        self._count(summary, message)
+        self._announce(summary, message)
 
-    def _answered(self, message: Message, facts: Mapping[str, Any]) -> None:
-        message.verdict, message.error = facts.get("verdict", ""), facts.get("code", "")
-        if self._wanted(message.run, message.round):
-            self._count(self._sum(message.run, message.round), message)
+    def _answered(self, message: Message, fields: Mapping[str, Any]) -> None:
+        message.verdict, message.error = fields.get("verdict", ""), fields.get("code", "")
+        if self._selected(message.run, message.round):
+            self._count(self._of(message.run, message.round), message)
 
-    def _count(self, found: Sum, message: Message) -> None:
+    def _count(self, summary: RoundSummary, message: Message) -> None:
         if message.verdict:
-            found.verdicts[message.verdict] += 1
+            summary.verdicts[message.verdict] += 1
         if message.error:
-            found.errors[message.error] += 1
+            summary.errors[message.error] += 1
 
-    def _announce(self, found: Sum, message: Message) -> None:
-        """Add an update's tensors, the first time that it is announced."""
-        said = message.said
-        update = (message.who, said.get("task_id", ""), said.get("digest", ""))
-        if not isinstance(said.get("parts"), list) or update in self._announced:
+    def _announce(self, summary: RoundSummary, message: Message) -> None:
+        """Add an update's tensors when it is announced for the first time; a resumed upload is announced again."""
+        fields = message.said
+        update = (message.who, fields.get("task_id", ""), fields.get("digest", ""))
+        if not isinstance(fields.get("parts"), list) or update in self._announced:
             return
         self._announced.add(update)
-        for part, tensors, size in said["parts"]:
-            before = found.parts.get(part, (0, 0))
-            found.parts[part] = (before[0] + tensors, before[1] + size)
+        for part, tensors, size in fields["parts"]:
+            before = summary.parts.get(part, (0, 0))
+            summary.parts[part] = (before[0] + tensors, before[1] + size)
 
-    def _placed(self, message: Message) -> Message:
-        """With its run and round, if an earlier message tells them."""
+    def _with_round(self, message: Message) -> Message:
+        """The message with its run and round, if it or an earlier one of its task names them."""
         task_id = message.said.get("task_id") or message.said.get("upload", "").rpartition(".")[0].rpartition(".")[2]
         if task_id and message.round:
-            self._places[task_id] = message.run, message.round
+            self._rounds[task_id] = message.run, message.round
         elif task_id:
-            message.run, message.round = self._places.get(task_id, (message.run, message.round))
+            message.run, message.round = self._rounds.get(task_id, (message.run, message.round))
         return message
 
-    def _wanted(self, run: str, round: int) -> bool:
+    def _selected(self, run: str, round: int) -> bool:
         return self._run in (None, run) and self._round in (None, round)
 
-    def _sum(self, run: str, round: int) -> Sum:
-        return self._told.sums.setdefault((run, round), Sum())
+    def _of(self, run: str, round: int) -> RoundSummary:
+        return self._summary.rounds.setdefault((run, round), RoundSummary())
 
 
-def _message(at: str, facts: Mapping[str, Any]) -> Message:
-    """Of a record `sent` or `call`."""
-    said, peer = facts.get("facts", facts), facts.get("peer", {})
+def _message(at: str, fields: Mapping[str, Any]) -> Message:
+    """The message of a record `sent` (whose fields are the message's) or `call` (which has them under "facts")."""
+    content, peer = fields.get("facts", fields), fields.get("peer", {})
     return Message(
         at,
-        facts["call"],
-        (peer.get("name") or said.get("site", "")) if peer else "",
-        _run(said.get("run", "")),
-        said.get("round", 0),
-        facts["bytes"],
-        facts.get("answer_bytes"),
-        facts["digest"],
-        said,
-        facts.get("verdict", ""),
-        "" if facts.get("code", "OK") == "OK" else facts["code"],
+        fields["call"],
+        (peer.get("name") or content.get("site", "")) if peer else "",
+        _run(content.get("run", "")),
+        content.get("round", 0),
+        fields["bytes"],
+        fields.get("answer_bytes"),
+        fields["digest"],
+        content,
+        fields.get("verdict", ""),
+        "" if fields.get("code", "OK") == "OK" else fields["code"],
     )
 
 
-def _run(said: str) -> str:
-    """Nothing, if it cannot be a run: a peer may say what it likes."""
+def _run(name: str) -> str:
+    """The run's name; empty if it cannot be one: refused calls are recorded too, with whatever a peer sent."""
     with contextlib.suppress(ProtocolError):
-        return read_id(said)
+        return read_id(name)
     return ""
 
 
-def _note(event: str, facts: Mapping[str, Any]) -> str:
+def _note(event: str, fields: Mapping[str, Any]) -> str:
     match event:
         case "refused":
-            return f"refused by the policy, round {facts.get('round')} of run {facts.get('run')}: {facts.get('why')}"
+            return f"refused by the policy, round {fields.get('round')} of run {fields.get('run')}: {fields.get('why')}"
         case "server":
-            return f"server {facts.get('server')}: {facts.get('finding')} {facts.get('certificate')} {facts.get('why')}"
+            return f"server {fields.get('server')}: {fields.get('finding')} {fields.get('certificate')} {fields.get('why')}"
         case "resumed":
-            lost = f"not recorded, nor answered: {_calls(facts['unrecorded'])}"
-            return f"there was no room for records: {lost}; refused before they acted: {_calls(facts['refused'])}"
+            lost = f"not recorded, nor answered: {_calls(fields['unrecorded'])}"
+            return f"there was no room for records: {lost}; refused before they acted: {_calls(fields['refused'])}"
         case _:
-            return f"half a line of {facts.get('bytes')} bytes, left by a killed process, was cut off"
+            return f"half a line of {fields.get('bytes')} bytes, left by a killed process, was cut off"
 
 
-def _calls(counted: Mapping[str, int]) -> str:
-    return ", ".join(f"{number} × {call}" for call, number in sorted(counted.items())) or "none"
+def _calls(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{number} × {call}" for call, number in sorted(counts.items())) or "none"

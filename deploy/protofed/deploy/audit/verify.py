@@ -1,4 +1,4 @@
-"""Audit logs: whether one is as it was written."""
+"""Verifies audit logs: whether a log still is what was written."""
 
 from __future__ import annotations
 
@@ -15,21 +15,22 @@ AUDIT_FILE = "audit.jsonl"  # of a state folder, a site's or a server's
 
 
 class AuditError(ProtofedError):
-    """An audit log is not what was written."""
+    """An audit log was changed since it was written."""
 
     exit_code = 1
 
 
 @dataclass(frozen=True)
 class AuditStatus:
-    """A log that is as it was written, as far as it can tell by itself.
+    """A log whose chain of hashes is whole. A log that was cut off at its end has one, too: compare `newest`.
 
     Attributes:
-        first, last: when, in UTC; empty when there are no records.
-        newest: the hash of the last record.
-        cut: half lines that were cut off after a process had been killed.
-        half: what is said of half a line at the end; empty if there is none.
-        found: of the hashes that were looked for, where: the number of the record.
+        count: of records.
+        first, last: time of the first and last record in UTC; empty if there are no records.
+        newest: hash of the last record.
+        torn: half lines of killed processes, which a record says were cut off.
+        half_line: describes half a line at the log's end; empty if there is none.
+        numbers: record numbers (from 1) by hash, of the expected hashes that the log has.
     """
 
     path: Path
@@ -37,61 +38,61 @@ class AuditStatus:
     first: str = ""
     last: str = ""
     newest: str = ""
-    cut: int = 0
-    half: str = ""
-    found: dict[str, int] = field(default_factory=dict)
+    torn: int = 0
+    half_line: str = ""
+    numbers: dict[str, int] = field(default_factory=dict)
 
 
 def log_file(path: Path) -> Path:
-    """The log itself, for a file or a state folder.
+    """The log's file, given itself or its state folder.
 
     Raises:
         ConfigError: there is none.
     """
-    found = path / AUDIT_FILE if path.is_dir() else path
-    if not found.is_file():
+    file = path / AUDIT_FILE if path.is_dir() else path
+    if not file.is_file():
         raise ConfigError(f"{path}: no audit log; expected a file, or a state folder with {AUDIT_FILE}")
-    return found
+    return file
 
 
 def verify(path: Path, expected: Collection[str] = ()) -> AuditStatus:
     """Read a log whole and check every record against the one before.
 
     Args:
-        expected: hashes that may be in it.
+        expected: hashes to look for; printed by an earlier `verify` and kept elsewhere.
 
     Raises:
-        AuditError: naming the first bad record and its line.
+        AuditError: names the first bad record and its line.
     """
-    wanted, count, cut, first, last, half = frozenset(expected), 0, 0, None, None, ""
-    found: dict[str, int] = {}
+    hashes, count, torn, first, last, half_line = frozenset(expected), 0, 0, None, None, ""
+    numbers: dict[str, int] = {}
     try:
         for record in read(path):
             first, last, count = first or record, record, count + 1
-            cut += record.event == TORN
-            if record.hash in wanted:
-                found[record.hash] = record.seq
-    except HalfLineError as end:
-        half = str(end)
+            torn += record.event == TORN
+            if record.hash in hashes:
+                numbers[record.hash] = record.seq
+    except HalfLineError as end:  # no tampering: the daemon may be writing it just now, or was killed
+        half_line = str(end)
     except TamperedError as error:
         raise AuditError(str(error)) from error
     if first is None or last is None:
-        return AuditStatus(path, half=half)
-    return AuditStatus(path, count, first.at, last.at, last.hash, cut, half, found)
+        return AuditStatus(path, half_line=half_line)
+    return AuditStatus(path, count, first.at, last.at, last.hash, torn, half_line, numbers)
 
 
 def read(path: Path, *, shown: bool = True) -> Iterator[Record]:
-    """As `records`, behind a bar on a terminal if it may be `shown`."""
+    """The records of a log, each checked, with a progress bar on a terminal if `shown`."""
     size = path.stat().st_size if path.is_file() else None
     with progress("reading the log", size, BYTES, shown=shown) as bar:
         yield from records(path, bar.to)
 
 
 def read_hash(text: str) -> str:
-    """A hash as `verify` prints it.
+    """A hash as `verify` prints it: 64 hex digits.
 
     Raises:
-        ConfigError: it is none.
+        ConfigError: the text is no hash.
     """
     if not is_digest(text):
         raise ConfigError(
@@ -101,7 +102,7 @@ def read_hash(text: str) -> str:
 
 
 def missing(expected: str, logs: Iterable[AuditStatus]) -> str:
-    """What is said of a hash that none of these logs has."""
+    """The error for an expected hash that none of these logs has."""
     ends = ", ".join(f"{log.path} ends with record {log.count}" for log in logs)
     return (
         f"no record has the hash {expected}: since it was printed, records were cut off at the end, or the log was "

@@ -1,4 +1,4 @@
-"""Audit logs as whoever answers for the data reads them."""
+"""Audit logs as tables and JSON, for those who answer for the data."""
 
 from __future__ import annotations
 
@@ -10,70 +10,86 @@ from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
 
-from protofed.deploy.audit.reader import AuditSummary, Message, Sum
+from protofed.deploy.audit.reader import AuditSummary, Message, RoundSummary
 from protofed.deploy.audit.verify import AuditStatus
 
 NONE = "–"
-WRAPPED = ("run", "who", "outcome", "call", "what")  # all others are as wide as what is in them
+WRAPPED = ("run", "who", "outcome", "call", "what")  # columns that may break lines; digits must not
 
 
-def status_lines(found: AuditStatus, expected: Iterable[str]) -> Iterable[str]:
-    """What `verify` says of a good log."""
-    if not found.count:
-        yield f"{found.path}: good, but there are no records"
+def status_lines(status: AuditStatus, expected: Iterable[str]) -> Iterable[str]:
+    """The lines that `audit verify` prints for a good log."""
+    if not status.count:
+        yield f"{status.path}: good, but there are no records"
     else:
-        yield f"{found.path}: good, {found.count} records from {found.first} to {found.last}"
-        yield f"  newest hash {found.newest}"
-    for wanted in expected:
-        if wanted in found.found:
-            yield f"  {wanted[:16]}… is record {found.found[wanted]}: nothing up to it was changed since"
-    if found.cut:
-        yield f"  {found.cut} half lines of killed processes were cut off, as records say"
-    if found.half:
-        yield f"  {found.half}"
+        yield f"{status.path}: good, {status.count} records from {status.first} to {status.last}"
+        yield f"  newest hash {status.newest}"
+    for digest in expected:
+        if digest in status.numbers:
+            yield f"  {digest[:16]}… is record {status.numbers[digest]}: nothing up to it was changed since"
+    if status.torn:
+        yield f"  {status.torn} half lines of killed processes were cut off, as records say"
+    if status.half_line:
+        yield f"  {status.half_line}"
 
 
-def told_parts(told: AuditSummary, *, messages: bool) -> Iterable[RenderableType]:
-    """What a log tells: rounds, messages if they were asked for, notes."""
-    if not told.sums:
+def summary_parts(summary: AuditSummary, *, messages: bool) -> Iterable[RenderableType]:
+    """Tables of the rounds, of the messages if requested, and of the notes."""
+    if not summary.rounds:
         yield Text("No messages.")
     else:
-        yield _rounds(told)
-    if messages and told.messages:
+        yield _rounds(summary)
+    if messages and summary.messages:
         yield Text()
-        yield _messages(told.messages)
-    if told.notes:
+        yield _messages(summary.messages)
+    if summary.notes:
         yield Text()
-        yield _notes(told.notes)
+        yield _notes(summary.notes)
 
 
-def plain(told: AuditSummary, *, messages: bool) -> dict[str, Any]:
-    """The same as plain data."""
-    listed: dict[str, Any] = {
-        "rounds": [_plain_sum(*where, found) for where, found in sorted(told.sums.items())],
-        "notes": [{"at": at, "what": what} for at, what in told.notes],
+def plain(summary: AuditSummary, *, messages: bool) -> dict[str, Any]:
+    """The same as plain data, for JSON."""
+    content: dict[str, Any] = {
+        "rounds": [_plain_round(*key, round_summary) for key, round_summary in sorted(summary.rounds.items())],
+        "notes": [{"at": at, "what": text} for at, text in summary.notes],
     }
-    return {**listed, "messages": [vars(message) for message in told.messages]} if messages else listed
+    return {**content, "messages": [vars(message) for message in summary.messages]} if messages else content
 
 
-def _plain_sum(run: str, round: int, found: Sum) -> dict[str, Any]:
-    parts = [{"part": part, "tensors": count, "bytes": size} for part, (count, size) in sorted(found.parts.items())]
-    counted = {"messages": found.messages, "bytes": found.size, "answer_bytes": found.answer_size}
-    told = {"parts": parts, "verdicts": dict(found.verdicts), "errors": dict(found.errors)}
-    return {"run": run, "round": round, "who": sorted(found.who), **counted, **told}
+def _plain_round(run: str, number: int, summary: RoundSummary) -> dict[str, Any]:
+    return {
+        "run": run,
+        "round": number,
+        "who": sorted(summary.callers),
+        "messages": summary.messages,
+        "bytes": summary.size,
+        "answer_bytes": summary.answer_size,
+        "parts": [
+            {"part": part, "tensors": count, "bytes": size} for part, (count, size) in sorted(summary.parts.items())
+        ],
+        "verdicts": dict(summary.verdicts),
+        "errors": dict(summary.errors),
+    }
 
 
-def _rounds(told: AuditSummary) -> Table:
-    """A row a round; before the rounds of a run, one for what is of none."""
-    received = any(found.answer_size is not None for found in told.sums.values())
-    columns = ("callers", "messages", "received", "answered") if received else ("messages", "sent")
+def _rounds(summary: AuditSummary) -> Table:
+    """A row for each round; the messages of a run that belong to no round come before its rounds."""
+    # Only a server's log has answers' sizes.
+    is_server = any(round_summary.answer_size is not None for round_summary in summary.rounds.values())
+    columns = ("callers", "messages", "received", "answered") if is_server else ("messages", "sent")
     table = _table("run", "round", *columns, "tensors", "outcome")
-    shown = ""
-    for (run, number), found in sorted(told.sums.items()):
-        sizes = (str(len(found.who)), str(found.messages), _size(found.size), _size(found.answer_size or 0))
-        row = (*(sizes if received else sizes[1:3]), _parts(found), _counted(found.verdicts + found.errors))
-        table.add_row(*map(_text, ("" if run == shown and run else run or NONE, str(number or NONE), *row)))
-        shown = run
+    previous = ""
+    for (run, number), round_summary in sorted(summary.rounds.items()):
+        sizes = (
+            str(len(round_summary.callers)),
+            str(round_summary.messages),
+            _size(round_summary.size),
+            _size(round_summary.answer_size or 0),
+        )
+        outcome = _counted(round_summary.verdicts + round_summary.errors)
+        row = (*(sizes if is_server else sizes[1:3]), _parts(round_summary), outcome)
+        table.add_row(*map(_text, ("" if run == previous and run else run or NONE, str(number or NONE), *row)))
+        previous = run
     return table
 
 
@@ -82,21 +98,21 @@ def _messages(messages: Sequence[Message]) -> Table:
     table = _table("time (UTC)", *(["who"] if named else []), "call", "run", "round", "bytes", "digest", "answer")
     for message in messages:
         answer = message.verdict or message.error.lower().replace("_", " ")
-        what = (message.call, message.run or NONE, str(message.round or NONE), str(message.size), message.digest[:8])
-        table.add_row(*map(_text, (_time(message.at), *([message.who] if named else []), *what, answer)))
+        cells = (message.call, message.run or NONE, str(message.round or NONE), str(message.size), message.digest[:8])
+        table.add_row(*map(_text, (_time(message.at), *([message.who] if named else []), *cells, answer)))
     return table
 
 
 def _notes(notes: Iterable[tuple[str, str]]) -> Table:
     table = _table("time (UTC)", "what")
-    for at, what in notes:
-        table.add_row(*map(_text, (_time(at), what)))
+    for at, text in notes:
+        table.add_row(*map(_text, (_time(at), text)))
     return table
 
 
 def _text(cell: str) -> Text:
-    """What peers wrote is neither markup nor a terminal's commands."""
-    return Text("".join(one if one.isprintable() or one == "\n" else f"\\x{ord(one):02x}" for one in cell))
+    """A cell as plain text: peers chose some of it, and rich would take brackets for markup, terminals for commands."""
+    return Text("".join(c if c.isprintable() or c == "\n" else f"\\x{ord(c):02x}" for c in cell))
 
 
 def _size(count: int) -> str:
@@ -107,8 +123,8 @@ def _time(at: str) -> str:
     return at.replace("T", " ").removesuffix("Z")
 
 
-def _parts(found: Sum) -> str:
-    return "\n".join(f"{count} {part}, {_size(size)}" for part, (count, size) in sorted(found.parts.items()))
+def _parts(summary: RoundSummary) -> str:
+    return "\n".join(f"{count} {part}, {_size(size)}" for part, (count, size) in sorted(summary.parts.items()))
 
 
 def _counted(counts: Mapping[str, int]) -> str:

@@ -41,7 +41,7 @@ def verify(
         good.append(status)
         for line in status_lines(status, wanted):
             console.print(line, soft_wrap=True, highlight=False, markup=False)
-    bad += [audit.missing(one, good) for one in wanted if not any(one in status.found for status in good)]
+    bad += [audit.missing(one, good) for one in wanted if not any(one in status.numbers for status in good)]
     if bad:
         raise audit.AuditError("\n".join(bad))
 
@@ -57,11 +57,11 @@ def show(
     """What left a site, or what came to a server and was answered: by run and round."""
     from protofed.deploy.audit import verify as audit
     from protofed.deploy.audit import view
-    from protofed.deploy.audit.reader import tell
+    from protofed.deploy.audit.reader import summarize
 
-    told = tell(audit.log_file(path), run=run, round=round, messages=messages, shown=not as_json)
+    summary = summarize(audit.log_file(path), run=run, round=round, messages=messages, shown=not as_json)
     if as_json:
-        print(json.dumps(view.plain(told, messages=messages), indent=2))  # noqa: T201
+        print(json.dumps(view.plain(summary, messages=messages), indent=2))  # noqa: T201
         return
-    for part in view.told_parts(told, messages=messages):
+    for part in view.summary_parts(summary, messages=messages):
         console.print(part)

@@ -361,7 +361,7 @@ class Assignment(_message.Message):
     recipe: _builtins.str
     """JSON; the daemon checks every value before it uses it"""
     keep_rounds: _builtins.int
-    """rounds that the run may be rolled back by: the site keeps its state of them; 0: all"""
+    """rounds that the run may be rolled back by: sites keep their state of them; 0: all"""
     preprocessing_digest: _builtins.str
     """of how images and labels are prepared; the site's must equal it; empty: no check"""
     def __init__(
