@@ -223,7 +223,8 @@ def _note(event: str, fields: Mapping[str, Any]) -> str:
         case "refused":
             return f"refused by the policy, round {fields.get('round')} of run {fields.get('run')}: {fields.get('why')}"
         case "server":
-            return f"server {fields.get('server')}: {fields.get('finding')} {fields.get('certificate')} {fields.get('why')}"
+            server = f"server {fields.get('server')}: {fields.get('finding')}"
+            return f"{server} {fields.get('certificate')} {fields.get('why')}"
         case "resumed":
             lost = f"not recorded, nor answered: {_calls(fields['unrecorded'])}"
             return f"there was no room for records: {lost}; refused before they acted: {_calls(fields['refused'])}"

@@ -1,6 +1,6 @@
-"""The authority (CA) of a federation: a folder on a machine that need not be on any network.
+"""The certificate authority (CA) of a federation: a folder, on a machine that needs no network.
 
-ca-key.pem   its key, for its owner only (0600)      issued/   every certificate that it signed
+ca-key.pem   its key, readable by its owner only (0600)      issued/   every certificate that it signed
 ca.pem       its certificate, which all parties get
 """
 
@@ -23,8 +23,8 @@ from protofed.deploy.certs import files as certs_files
 from protofed.deploy.certs.request import Request, subject
 
 CERTIFICATE, KEY, ISSUED = "ca.pem", "ca-key.pem", "issued"
-SKEW = timedelta(hours=1)  # certificates begin this much earlier: clocks of hospitals differ
-NOTHING = dict.fromkeys(
+SKEW = timedelta(hours=1)  # certificates begin this much in the past, because the hospitals' clocks differ
+NO_OTHER_USAGE = dict.fromkeys(  # x509.KeyUsage wants each of them named
     ("content_commitment", "key_encipherment", "data_encipherment", "key_agreement", "encipher_only", "decipher_only"),
     False,
 )
@@ -32,7 +32,7 @@ NOTHING = dict.fromkeys(
 
 @dataclass(frozen=True)
 class Authority:
-    """A CA that can sign."""
+    """A CA with its key, which never leaves the CA's machine."""
 
     folder: Path
     certificate: x509.Certificate
@@ -40,7 +40,7 @@ class Authority:
 
     @property
     def pem(self) -> bytes:
-        """Its certificate."""
+        """Its certificate as PEM text."""
         return self.certificate.public_bytes(Encoding.PEM)
 
 
@@ -51,17 +51,18 @@ def make_authority(
     passphrase: bytes | None = None,
     now: datetime | None = None,
 ) -> Authority:
-    """A new CA in `folder`.
+    """Make a new CA in `folder`.
 
     Args:
-        name: for eyes only; a part of its key's fingerprint is added, so that no two CAs have the same.
-        passphrase: encrypts its key.
+        name: shown to people; digits of the key's fingerprint are added, so that no two CAs have the same name.
+        days: until its certificate ends.
+        passphrase: encrypts its key; None: the key is stored unencrypted.
 
     Raises:
-        ConfigError: there is one already, or the name cannot be one.
-        OutOfSpace, DiskFailure: the folder cannot be written.
+        ConfigError: the folder has a CA already, or the name is invalid.
+        OutOfSpaceError, DiskFailureError: the folder cannot be written.
     """
-    if any((folder / one).exists() for one in (CERTIFICATE, KEY)):
+    if any((folder / name).exists() for name in (CERTIFICATE, KEY)):
         raise ConfigError(f"{folder} has a CA already; take another folder for a new one")
     if not (name.isprintable() and 0 < len(name.strip()) <= 48):
         raise ConfigError(f"name {short(name)!r}: expected 1 to 48 printable characters")
@@ -73,10 +74,10 @@ def make_authority(
 
 
 def read_authority(folder: Path, passphrase: bytes | None = None) -> Authority:
-    """The CA in a folder.
+    """Read the CA in a folder.
 
     Raises:
-        ConfigError: there is none, or its key cannot be read.
+        ConfigError: there is none, its key cannot be read, or the key belongs to another certificate.
     """
     if not (folder / CERTIFICATE).exists():
         raise ConfigError(f"{folder} has no CA; make one by `protofed certs init --ca {folder}`")
@@ -90,7 +91,7 @@ def read_authority(folder: Path, passphrase: bytes | None = None) -> Authority:
 
 
 def sign(authority: Authority, request: Request, days: int, now: datetime) -> bytes:
-    """A certificate for a request, as PEM text; it ends no later than the CA's own.
+    """Sign a request; the certificate as PEM text. It is valid for `days`, but never beyond the CA's own end.
 
     Raises:
         ConfigError: the CA is not valid now.
@@ -103,6 +104,7 @@ def sign(authority: Authority, request: Request, days: int, now: datetime) -> by
         )
     issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.key.public_key())
     builder = (
+        # Within the CA's dates: outside of them the chain would not verify.
         _builder(max(begins, now - SKEW), min(ends, now + timedelta(days=days)))
         .subject_name(subject(request.name))
         .issuer_name(authority.certificate.subject)
@@ -119,12 +121,13 @@ def sign(authority: Authority, request: Request, days: int, now: datetime) -> by
 
 def _self_signed(name: str, key: ec.EllipticCurvePrivateKey, now: datetime, days: int) -> x509.Certificate:
     public = key.public_key()
-    named = subject(f"{name} {certs_files.key_fingerprint(public)[:9].replace(' ', '')}")
+    full_name = subject(f"{name} {certs_files.key_fingerprint(public)[:9].replace(' ', '')}")
     builder = (
         _builder(now - SKEW, now + timedelta(days=days))
-        .subject_name(named)
-        .issuer_name(named)
+        .subject_name(full_name)
+        .issuer_name(full_name)
         .public_key(public)
+        # path_length=0: it signs parties, never another CA.
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(_usage(signs_others=True), critical=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
@@ -139,5 +142,5 @@ def _builder(begins: datetime, ends: datetime) -> x509.CertificateBuilder:
 
 def _usage(*, signs_others: bool) -> x509.KeyUsage:
     return x509.KeyUsage(
-        digital_signature=not signs_others, key_cert_sign=signs_others, crl_sign=signs_others, **NOTHING
+        digital_signature=not signs_others, key_cert_sign=signs_others, crl_sign=signs_others, **NO_OTHER_USAGE
     )

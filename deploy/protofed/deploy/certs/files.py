@@ -1,4 +1,4 @@
-"""Files that certificates and their keys come in."""
+"""Reads and writes the files of certificates and keys."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from protofed.common.errors import ConfigError
 from protofed.common.pki.certificate import UNREADABLE
 from protofed.common.storage import files
 
-LONGEST = 256 << 10  # bytes: what is larger is no certificate, and is not read
+LONGEST = 256 << 10  # bytes; a larger file cannot be a certificate and is not read
 
 
 def read(path: Path) -> bytes:
-    """A file of certificates or a request.
+    """Read a file of certificates or a request.
 
     Raises:
-        ConfigError: it cannot be read, is too long, or holds a private key.
+        ConfigError: it cannot be read, is too long, or contains a private key.
     """
     try:
         with path.open("rb") as file:
@@ -42,10 +42,10 @@ def read(path: Path) -> bytes:
 
 
 def refuse_keys(data: bytes, where: str) -> None:
-    """Keys stay where they were made.
+    """Refuse what somebody sent if it contains a private key: a key that was sent is no secret any more.
 
     Raises:
-        ConfigError: there is a private key in what somebody sent.
+        ConfigError: it does; `where` names it.
     """
     if b"PRIVATE KEY-----" in data:
         raise ConfigError(
@@ -55,10 +55,10 @@ def refuse_keys(data: bytes, where: str) -> None:
 
 
 def make_key(path: Path, passphrase: bytes | None = None) -> ec.EllipticCurvePrivateKey:
-    """A new P-256 key, durably in `path` (0600); folders on the way are made for their owner only.
+    """Make a P-256 key and write it durably to `path` (mode 0600); missing folders are made with mode 0700.
 
     Raises:
-        OutOfSpace, DiskFailure: it cannot be written.
+        OutOfSpaceError, DiskFailureError: it cannot be written.
     """
     key = ec.generate_private_key(ec.SECP256R1())
     encryption = BestAvailableEncryption(passphrase) if passphrase else NoEncryption()
@@ -68,10 +68,10 @@ def make_key(path: Path, passphrase: bytes | None = None) -> ec.EllipticCurvePri
 
 
 def read_key(path: Path, passphrase: bytes | None = None) -> ec.EllipticCurvePrivateKey:
-    """The P-256 key in a file.
+    """Read a P-256 key.
 
     Raises:
-        ConfigError: it is none, the passphrase is missing or wrong, or others can read it.
+        ConfigError: the file has none, the passphrase is missing or wrong, or other users can read the file.
     """
     try:
         mode, data = path.stat().st_mode & 0o777, path.read_bytes()
@@ -93,7 +93,7 @@ def read_key(path: Path, passphrase: bytes | None = None) -> ec.EllipticCurvePri
 
 
 def is_encrypted(path: Path) -> bool:
-    """Whether a key needs a passphrase."""
+    """Whether the file has a key that needs a passphrase."""
     return path.is_file() and b"BEGIN ENCRYPTED PRIVATE KEY" in path.read_bytes()
 
 
@@ -101,12 +101,12 @@ def key_fingerprint(key: ec.EllipticCurvePublicKey) -> str:
     """SHA-256 of a public key (SubjectPublicKeyInfo, DER) in groups of four, to be read out over the telephone."""
     digest = Hash(SHA256())
     digest.update(key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo))
-    found = digest.finalize().hex()
-    return " ".join(found[at : at + 4] for at in range(0, len(found), 4))
+    digits = digest.finalize().hex()
+    return " ".join(digits[at : at + 4] for at in range(0, len(digits), 4))
 
 
 def _write_private(path: Path, data: bytes) -> None:
-    """As `archive.write`, but nobody else can read the file at any moment."""
+    """As `storage.files.write`, but the file has mode 0600 from its creation: other users can never open it."""
     temporary = path.with_name(f"{files.TEMPORARY}{path.name}-{secrets.token_hex(4)}")
     try:
         handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

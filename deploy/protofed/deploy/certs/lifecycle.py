@@ -1,10 +1,10 @@
-"""Certificates from request to installation: keys are made where they are used, and one small file goes each way.
+"""Certificates from request to installation. Keys are made where they are used; one small file goes each way.
 
-The request (a CSR) goes from a party to the operator of the CA, the bundle (the certificate and all CA certificates)
-comes back; neither is secret.
+A party sends the request (a CSR) to the operator of the CA and gets the bundle back: its certificate and all CA
+certificates. Neither is secret.
 
-One CA takes over from another while all goes on: renew every certificate with the old CA and `--also` the new one, so
-that everybody trusts both; then with the new one and `--also` the old one; then with the new one alone.
+To replace a CA without a stop, renew every certificate three times: with the old CA and `--also` the new one, so that
+everybody trusts both; then with the new one and `--also` the old one; then with the new one alone.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Bundle:
-    """What comes back for a request."""
+    """The CA's answer to a request: the party's certificate and the CAs to trust."""
 
     certificate: Certificate
     certificate_pem: bytes
@@ -62,18 +62,18 @@ class Bundle:
 
     @property
     def authorities_pem(self) -> bytes:
-        """As in ca.pem."""
+        """The CA certificates as PEM text, as in ca.pem."""
         return b"".join(authority.public_bytes(Encoding.PEM) for authority in self.authorities)
 
 
 def request(folder: Path, party: Party, name: str, hosts: Sequence[str] = ()) -> bytes:
-    """A request for the first certificate of an identity folder, as PEM text; makes its key, or takes the one there.
+    """A request for the first certificate of an identity folder, as PEM text; makes the folder's key if it has none.
 
     Args:
-        hosts: DNS names and addresses at which a server is dialled; nobody else has any.
+        hosts: DNS names and addresses at which sites dial a server; other parties have none.
 
     Raises:
-        ConfigError: the folder has a certificate already, or the name or a host is none.
+        ConfigError: the folder has a certificate already, or the name or a host is invalid.
     """
     if (folder / CERTIFICATE).exists():
         raise ConfigError(
@@ -84,7 +84,9 @@ def request(folder: Path, party: Party, name: str, hosts: Sequence[str] = ()) ->
 
 
 def renew(folder: Path) -> bytes:
-    """A request for the next certificate of an identity folder: a new key, the same party, name and hosts.
+    """A request for the next certificate of an identity folder: a new key; the same party, name and hosts.
+
+    The old key and certificate stay in use until `install`.
 
     Raises:
         ConfigError: the folder has no certificate.
@@ -96,56 +98,57 @@ def renew(folder: Path) -> bytes:
 
 
 def sign_request(
-    asked: Request, authority: Authority, days: int = 365, also: bytes | None = None, now: datetime | None = None
+    request: Request, authority: Authority, days: int = 365, also: bytes | None = None, now: datetime | None = None
 ) -> bytes:
-    """The bundle for a request, as PEM text; a copy of the certificate stays in the CA's folder `issued`.
+    """Sign a request; the bundle as PEM text. A copy of the certificate stays in the CA's folder `issued`.
 
     Args:
-        also: further CA certificates for everybody to trust, while one CA takes over from another.
+        also: PEM text of further CA certificates that the party shall trust, while a CA is being replaced.
 
     Raises:
-        ConfigError: the CA is not valid now, or `also` has something else than CA certificates.
+        ConfigError: the CA is not valid now, or `also` has other certificates than of CAs.
     """
-    others = load(also, "--also") if also else []
-    if not all(is_authority(one) for one in others):
+    further = load(also, "--also") if also else []
+    if not all(is_authority(certificate) for certificate in further):
         raise ConfigError("--also: expected CA certificates only, such as the ca.pem of the other CA")
-    pem = sign(authority, asked, days, now or datetime.now(UTC))
-    made = read_certificate(pem, "certificate")
-    storage_files.write(authority.folder / ISSUED / f"{made.party}-{made.name}-{made.fingerprint[:16]}.pem", pem)
-    told = f"protofed: {made}, valid until {stamp(made.not_after)}\nfingerprint: {made.fingerprint}\n"
-    return told.encode() + pem + _joined((authority.certificate, *others))
+    pem = sign(authority, request, days, now or datetime.now(UTC))
+    issued = read_certificate(pem, "certificate")
+    storage_files.write(authority.folder / ISSUED / f"{issued.party}-{issued.name}-{issued.fingerprint[:16]}.pem", pem)
+    header = f"protofed: {issued}, valid until {stamp(issued.not_after)}\nfingerprint: {issued.fingerprint}\n"
+    return header.encode() + pem + _joined((authority.certificate, *further))
 
 
 def read_bundle(data: bytes, where: str) -> Bundle:
-    """A bundle; dates and signatures are not checked yet.
+    """Parse a bundle; dates and signatures are checked by `install`.
 
     Raises:
-        ConfigError: it is none.
+        ConfigError: it is no bundle; `where` names it.
     """
     certs_files.refuse_keys(data, where)
     if b"CERTIFICATE REQUEST-----" in data:
-        raise ConfigError(f"{where} is the request; send it to the operator, who approves it and sends a bundle")
-    found = load(data, where)
-    authorities = tuple(one for one in found if is_authority(one))
-    own = [one.public_bytes(Encoding.PEM) for one in found if not is_authority(one)]
-    if len(own) != 1 or not authorities:
+        raise ConfigError(f"{where} is the request; send it to the operator, who signs it and sends a bundle")
+    certificates = load(data, where)
+    authorities = tuple(certificate for certificate in certificates if is_authority(certificate))
+    pems = [certificate.public_bytes(Encoding.PEM) for certificate in certificates if not is_authority(certificate)]
+    if len(pems) != 1 or not authorities:
         raise ConfigError(
-            f"{where}: {len(own)} certificates and {len(authorities)} CA certificates; expected one and at least one, "
+            f"{where}: {len(pems)} certificates and {len(authorities)} CA certificates; expected one and at least one, "
             "as `protofed certs sign` writes them"
         )
-    return Bundle(read_certificate(own[0], where), own[0], authorities)
+    return Bundle(read_certificate(pems[0], where), pems[0], authorities)
 
 
 def install(folder: Path, data: bytes, *, new_ca: bool = False, now: datetime | None = None) -> Bundle:
-    """Put a bundle into use; a daemon that reads the folder meanwhile finds the old or the new set, never a mixture.
+    """Install a bundle; a daemon that reads the folder meanwhile finds the old or the new set, never a mixture.
 
     Args:
-        data: the bundle as it came.
-        new_ca: whether other CAs than before may be trusted from now on.
+        data: the bundle's bytes.
+        new_ca: allow that the set of trusted CAs changes.
 
     Raises:
-        ConfigError: the bundle is none, or not for this folder's key, party and name, or it could not be used.
-        OutOfSpace, DiskFailure: the folder cannot be written; the same again goes on where it stopped.
+        ConfigError: it is no bundle, is not for this folder's key, party and name, is not valid now, or changes the CAs
+            without `new_ca`.
+        OutOfSpaceError, DiskFailureError: the folder cannot be written; installing again continues where it stopped.
     """
     bundle = read_bundle(data, "the bundle")
     key = _own_key(folder, bundle)
@@ -157,16 +160,15 @@ def install(folder: Path, data: bytes, *, new_ca: bool = False, now: datetime | 
         raise ConfigError(_changed(before, bundle.authorities))
     # The old certificate needs the old CAs, the new one the new CAs: both are there while the certificates change.
     storage_files.write(folder / AUTHORITIES, _joined((*bundle.authorities, *before)))
-    # From here on key.next.pem is the key (`identity` takes whichever of the two belongs to the certificate) ...
+    # From here on key.next.pem is the key: `identity` uses whichever of the two belongs to the certificate.
     storage_files.write(folder / CERTIFICATE, bundle.certificate_pem)
-    # ... and now by its proper name.
     key.replace(folder / KEY)
     storage_files.write(folder / AUTHORITIES, bundle.authorities_pem)
     return bundle
 
 
 def authority_name(authority: x509.Certificate) -> str:
-    """As people know a CA: its name and its fingerprint."""
+    """A CA's name and fingerprint, for people to compare."""
     return f"{_common_name(authority)} (SHA-256 {authority.fingerprint(SHA256()).hex()})"
 
 
@@ -175,16 +177,16 @@ def _key(path: Path) -> ec.EllipticCurvePrivateKey:
 
 
 def _own_key(folder: Path, bundle: Bundle) -> Path:
-    wanted = load(bundle.certificate_pem, "the bundle")[0].public_key()
-    present = [path for path in (folder / KEY, folder / NEXT_KEY) if path.exists()]
-    own = {path: certs_files.read_key(path).public_key() for path in present}
-    for path, key in own.items():
-        if key == wanted:
+    signed = load(bundle.certificate_pem, "the bundle")[0].public_key()
+    paths = [path for path in (folder / KEY, folder / NEXT_KEY) if path.exists()]
+    keys = {path: certs_files.read_key(path).public_key() for path in paths}
+    for path, key in keys.items():
+        if key == signed:
             return path
-    shown = certs_files.key_fingerprint(wanted) if isinstance(wanted, ec.EllipticCurvePublicKey) else "no P-256 key"
-    have = " or ".join(certs_files.key_fingerprint(key) for key in own.values()) or "none"
+    expected = certs_files.key_fingerprint(signed) if isinstance(signed, ec.EllipticCurvePublicKey) else "no P-256 key"
+    present = " or ".join(certs_files.key_fingerprint(key) for key in keys.values()) or "none"
     raise ConfigError(
-        f"the bundle with the {bundle.certificate} is for another key ({shown}) than {folder} has ({have}); "
+        f"the bundle with the {bundle.certificate} is for another key ({expected}) than {folder} has ({present}); "
         "give the --identity folder in which the request was made"
     )
 
@@ -204,18 +206,18 @@ def _authorities(folder: Path) -> tuple[x509.Certificate, ...]:
 
 
 def _changed(before: Sequence[x509.Certificate], after: Sequence[x509.Certificate]) -> str:
-    added = [f"new: {authority_name(one)}" for one in after if one not in before]
-    gone = [f"gone: {authority_name(one)}" for one in before if one not in after]
+    added = [f"new: {authority_name(authority)}" for authority in after if authority not in before]
+    removed = [f"gone: {authority_name(authority)}" for authority in before if authority not in after]
     return (
-        f"the bundle changes which CAs this party trusts; {'; '.join([*added, *gone])}. Ask the operator over the "
+        f"the bundle changes which CAs this party trusts; {'; '.join([*added, *removed])}. Ask the operator over the "
         "telephone whether this is meant, then install it with --new-ca"
     )
 
 
 def _joined(authorities: Sequence[x509.Certificate]) -> bytes:
-    return b"".join(one.public_bytes(Encoding.PEM) for one in dict.fromkeys(authorities))
+    return b"".join(authority.public_bytes(Encoding.PEM) for authority in dict.fromkeys(authorities))
 
 
 def _common_name(authority: x509.Certificate) -> str:
-    found = authority.subject.get_attributes_for_oid(x509.oid.NameOID.COMMON_NAME)
-    return str(found[0].value) if found else "CA"
+    names = authority.subject.get_attributes_for_oid(x509.oid.NameOID.COMMON_NAME)
+    return str(names[0].value) if names else "CA"

@@ -1,4 +1,4 @@
-"""Requests for a certificate (CSR): a party makes one, the operator of the CA reads it."""
+"""Certificate signing requests (CSR): a party makes one, the operator of the CA checks and signs it."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ KINDS = (x509.UniformResourceIdentifier, x509.DNSName, x509.IPAddress)
 
 @dataclass(frozen=True)
 class Request:
-    """All that the CA takes from a request; usages and dates are its own to decide.
+    """All that the CA adopts from a request; it decides usages and dates itself, whatever the request says.
 
     Attributes:
-        hosts: DNS names and IP addresses, of a server only.
+        hosts: a server's DNS names and IP addresses; empty for other parties.
     """
 
     party: Party
@@ -38,12 +38,12 @@ class Request:
 
     @property
     def fingerprint(self) -> str:
-        """The public key's, to be compared over the telephone."""
+        """The public key's fingerprint, to be compared over the telephone."""
         return key_fingerprint(self.key)
 
     @property
     def names(self) -> x509.SubjectAlternativeName:
-        """As they stand in a certificate."""
+        """Party, name and hosts as a certificate's subject alternative names."""
         return alternative_names(self.party, self.name, self.hosts)
 
 
@@ -51,27 +51,27 @@ def make_request(party: Party, name: str, hosts: Sequence[str], key: ec.Elliptic
     """A request as PEM text, signed by the key that it is for.
 
     Raises:
-        ConfigError: the name is no id, or the hosts are none.
+        ConfigError: the name is no id, or the hosts are invalid.
     """
     checked = check_hosts(party, hosts)
     builder = x509.CertificateSigningRequestBuilder().subject_name(subject(check_id(party, name)))
-    made = builder.add_extension(alternative_names(party, name, checked), critical=False).sign(key, SHA256())
-    told = f"protofed: request for a certificate of {party} '{name}'\nkey: {key_fingerprint(key.public_key())}\n"
-    return told.encode() + made.public_bytes(Encoding.PEM)
+    request = builder.add_extension(alternative_names(party, name, checked), critical=False).sign(key, SHA256())
+    header = f"protofed: request for a certificate of {party} '{name}'\nkey: {key_fingerprint(key.public_key())}\n"
+    return header.encode() + request.public_bytes(Encoding.PEM)
 
 
 def read_request(pem: bytes, where: str) -> Request:
-    """A request, checked.
+    """Parse a request and check it; `where` names it in errors.
 
     Raises:
-        ConfigError: it is none, its signature is wrong, its key is no ECDSA P-256 key, or it names nobody.
+        ConfigError: it is no request, its signature is wrong, its key is not ECDSA P-256, or it names no party.
     """
     refuse_keys(pem, where)
     try:
-        found = x509.load_pem_x509_csr(pem)
-        signed, key = found.is_signature_valid, found.public_key()
-        names = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    except x509.ExtensionNotFound:
+        csr = x509.load_pem_x509_csr(pem)
+        signed, key = csr.is_signature_valid, csr.public_key()
+        names = csr.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:  # `read_names` below refuses it in its own words
         names = x509.SubjectAlternativeName([])
     except UNREADABLE as error:
         raise ConfigError(
@@ -89,10 +89,10 @@ def read_request(pem: bytes, where: str) -> Request:
 
 
 def check_hosts(party: Party, hosts: Sequence[str]) -> tuple[str, ...]:
-    """A server's hosts, in lower case and each once; nobody else has any.
+    """A server's hosts in lower case, without duplicates; empty for other parties.
 
     Raises:
-        ConfigError: a server has none, another party has some, or one is neither a DNS name nor an address.
+        ConfigError: a server has no host, another party has some, or a host is neither a DNS name nor an IP address.
     """
     if party is not Party.SERVER and hosts:
         raise ConfigError(f"a {party} has no hosts; only a server's certificate names them")
@@ -102,13 +102,13 @@ def check_hosts(party: Party, hosts: Sequence[str]) -> tuple[str, ...]:
 
 
 def alternative_names(party: Party, name: str, hosts: Sequence[str]) -> x509.SubjectAlternativeName:
-    """Party and name as a URI, then the hosts."""
+    """Subject alternative names: party and name as a URI, then the hosts."""
     uri = x509.UniformResourceIdentifier(f"{SCHEME}{party}/{name}")
     return x509.SubjectAlternativeName([uri, *(_general(host) for host in hosts)])
 
 
 def subject(name: str) -> x509.Name:
-    """For eyes only: who it is stands in the alternative names."""
+    """The subject, which only people read: programs take party and name from the alternative names."""
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
 
 

@@ -1,4 +1,4 @@
-"""What certificates look like to people: whose, which, and how long still."""
+"""Tables of certificates: party, name, fingerprint, dates and days left."""
 
 from __future__ import annotations
 
@@ -29,8 +29,9 @@ class CertRow:
     """A certificate in a list.
 
     Attributes:
-        party: also "ca".
-        revoked: when and why; None: it is not, or nobody here knows.
+        party: site, operator, server or "ca".
+        fingerprint: SHA-256 of the certificate, in hex.
+        revoked: when and why; None: not revoked, or unknown, since only a server knows of revocations.
     """
 
     party: str
@@ -41,85 +42,88 @@ class CertRow:
     revoked: str | None = None
 
     def days_left(self, now: datetime) -> int:
-        """Whole days; negative from the moment on at which it has expired."""
+        """Whole days until it ends; negative once it has expired."""
         return (self.not_after - now).days
 
     def plain(self, now: datetime) -> dict[str, Any]:
-        """As JSON has it."""
+        """The row as plain data, for JSON."""
         dates = {"not_before": stamp(self.not_before), "not_after": stamp(self.not_after)}
         return {**asdict(self), **dates, "days_left": self.days_left(now)}
 
 
 def of_identity(folder: Path) -> list[CertRow]:
-    """The certificate of an identity folder, and the CAs that it trusts.
+    """The certificate of an identity folder and the CAs that it trusts.
 
     Raises:
         ConfigError: a file is missing or damaged.
     """
-    own = read_certificate(files.read(folder / CERTIFICATE), str(folder / CERTIFICATE))
-    return [_row(own), *_authorities(folder / AUTHORITIES)]
+    certificate = read_certificate(files.read(folder / CERTIFICATE), str(folder / CERTIFICATE))
+    return [_row(certificate), *_authorities(folder / AUTHORITIES)]
 
 
 def of_authority(folder: Path) -> list[CertRow]:
-    """A CA and all that it has signed, by party and name, the newest last.
+    """A CA and all certificates that it signed, sorted by party and name, the newest last.
 
     Raises:
         ConfigError: there is no CA, or a file is damaged.
     """
     issued = [read_certificate(files.read(path), str(path)) for path in (folder / ISSUED).glob("*.pem")]
-    issued.sort(key=lambda one: (one.party, one.name, one.not_before))
+    issued.sort(key=lambda certificate: (certificate.party, certificate.name, certificate.not_before))
     return [*_authorities(folder / AUTHORITIES), *map(_row, issued)]
 
 
 def of_server(certificates: Iterable[Any]) -> list[CertRow]:
-    """What a server knows: messages whose times are seconds since 1970."""
+    """A server's certificates, as `CertificateInfo` messages."""
     return [
-        CertRow(one.party, one.name, one.fingerprint, _at(one.not_before), _at(one.not_after), _revocation(one))
-        for one in certificates
+        CertRow(info.party, info.name, info.fingerprint, _at(info.not_before), _at(info.not_after), _revocation(info))
+        for info in certificates
     ]
 
 
 def table(rows: Sequence[CertRow], now: datetime) -> RenderableType:
-    """A row a certificate; what ends soon is yellow (30 days) or red (7)."""
+    """A row for each certificate; one that ends soon is yellow (30 days) or red (7)."""
     if not rows:
         return Text("No certificates yet. Ask for one with: protofed certs request")
-    shown = Table(box=None, header_style="bold", pad_edge=False)
+    certificates = Table(box=None, header_style="bold", pad_edge=False)
     for column in ("party", "name", "fingerprint", "from", "until", "days left", "revoked"):
-        shown.add_column(
+        certificates.add_column(
             column, no_wrap=column not in ("name", "revoked"), justify="right" if "left" in column else "left"
         )
     for row in rows:
         days = row.days_left(now)
         left = Text("expired" if days < 0 else str(days), style=style(days))
-        dates = (f"{when:%Y-%m-%d}" for when in (row.not_before, row.not_after))
-        shown.add_row(row.party, row.name, row.fingerprint[:16], *dates, left, Text(row.revoked or "", style="red"))
-    return shown
+        dates = (f"{date:%Y-%m-%d}" for date in (row.not_before, row.not_after))
+        revoked = Text(row.revoked or "", style="red")
+        certificates.add_row(row.party, row.name, row.fingerprint[:16], *dates, left, revoked)
+    return certificates
 
 
 def style(days: int) -> str:
-    """How a number of days left is shown."""
+    """The rich style of a number of days left."""
     return "bold red" if days < RED_DAYS else "yellow" if days < YELLOW_DAYS else ""
 
 
 def _authorities(path: Path) -> list[CertRow]:
     if not path.exists():
         raise ConfigError(f"cannot read {path}: No such file; expected the CA's certificate beside the others")
-    return [_authority(one) for one in load(files.read(path), str(path))]
+    return [_authority(certificate) for certificate in load(files.read(path), str(path))]
 
 
-def _authority(one: x509.Certificate) -> CertRow:
-    name = one.subject.get_attributes_for_oid(x509.oid.NameOID.COMMON_NAME)
-    dates = (one.not_valid_before_utc, one.not_valid_after_utc)
-    return CertRow("ca", str(name[0].value) if name else "", one.fingerprint(SHA256()).hex(), *dates)
+def _authority(certificate: x509.Certificate) -> CertRow:
+    names = certificate.subject.get_attributes_for_oid(x509.oid.NameOID.COMMON_NAME)
+    dates = (certificate.not_valid_before_utc, certificate.not_valid_after_utc)
+    return CertRow("ca", str(names[0].value) if names else "", certificate.fingerprint(SHA256()).hex(), *dates)
 
 
-def _row(one: Certificate) -> CertRow:
-    return CertRow(one.party, one.name, one.fingerprint, one.not_before, one.not_after)
+def _row(certificate: Certificate) -> CertRow:
+    return CertRow(
+        certificate.party, certificate.name, certificate.fingerprint, certificate.not_before, certificate.not_after
+    )
 
 
 def _at(seconds: float) -> datetime:
     return datetime.fromtimestamp(seconds, UTC)
 
 
-def _revocation(one: Any) -> str | None:
-    return f"{stamp(_at(one.revoked_at))}: {one.reason}" if one.revoked_at else None
+def _revocation(info: Any) -> str | None:
+    return f"{stamp(_at(info.revoked_at))}: {info.reason}" if info.revoked_at else None

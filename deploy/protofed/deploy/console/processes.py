@@ -1,4 +1,4 @@
-"""Processes that a command starts and that must not outlive it."""
+"""Child processes of a command, which must not outlive it."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-POLITE_S = 10.0
+TERMINATE_S = 10.0  # between SIGTERM and SIGKILL, for all processes together
 
 
 @contextmanager
 def interruption() -> Iterator[Callable[[], None]]:
-    """Ctrl-C and SIGTERM take effect only where the yielded function is called.
+    """Inside, Ctrl-C and SIGTERM raise KeyboardInterrupt only where the yielded function is called.
 
-    A KeyboardInterrupt in the middle of starting a process would lose that process.
+    An interrupt between a process's start and its assignment to a variable would leave nobody to end it.
     """
     stop = threading.Event()
 
@@ -35,10 +35,10 @@ def interruption() -> Iterator[Callable[[], None]]:
 
 
 def end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
-    """Ask politely, the last one first, then insist."""
+    """Send SIGTERM, to the last one first (clients before their server), and SIGKILL after `TERMINATE_S` seconds."""
     for process in reversed(processes):
         process.terminate()
-    until = time.monotonic() + POLITE_S
+    until = time.monotonic() + TERMINATE_S
     for process in processes:
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(max(0.1, until - time.monotonic()))

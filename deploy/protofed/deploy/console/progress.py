@@ -1,4 +1,4 @@
-"""Bars for work that takes longer than a moment: on a terminal's standard error and in a notebook, nowhere else."""
+"""Progress bars for work that takes a while: on a terminal's standard error and in a notebook, nowhere else."""
 
 from __future__ import annotations
 
@@ -25,33 +25,33 @@ from rich.text import Text
 from protofed.deploy.console.notebook import NotebookBars, bars_for
 
 T = TypeVar("T")
-AFTER_S = 0.7  # what is done sooner needs no bar
+AFTER_S = 0.7  # work that ends sooner shows no bar
 BYTES = "bytes"
 
 
 class Bar:
-    """One bar, told how far the work is; it may be told from any thread."""
+    """One progress bar; any thread may update it."""
 
     def __init__(self, bars: Progress, task: TaskID) -> None:
         self._bars, self._task = bars, task
 
-    def to(self, done: float, doing: str | None = None) -> None:
-        """So much is done in all, and what goes on now."""
+    def to(self, done: float, activity: str | None = None) -> None:
+        """Set how much is done in all and, if given, the current activity."""
         self._bars.update(self._task, completed=done)
-        if doing is not None:
-            self.say(doing)
+        if activity is not None:
+            self.say(activity)
 
     def advance(self, more: float = 1.0) -> None:
-        """So much more is done."""
+        """Add to how much is done."""
         self._bars.advance(self._task, more)
 
     def expect(self, total: float | None) -> None:
-        """So much is to be done, as is known now."""
-        self._bars.update(self._task, total=total or None)
+        """Set the total once it is known."""
+        self._bars.update(self._task, total=total or None)  # rich: None pulses, but 0 shows a finished bar
 
-    def say(self, doing: str) -> None:
-        """What goes on now, in a few words."""
-        self._bars.update(self._task, doing=doing)
+    def say(self, activity: str) -> None:
+        """Set the current activity, in a few words."""
+        self._bars.update(self._task, activity=activity)
 
 
 @contextmanager
@@ -65,40 +65,41 @@ def progress(
     after_s: float = AFTER_S,
     console: Console | None = None,
 ) -> Iterator[Bar]:
-    """A bar for the work that is done inside.
+    """A bar for the work done inside.
 
     Args:
-        what: in one or two words, such as "reading the log".
-        total: of what is to be done; None: nobody knows, the bar only moves.
+        what: the work, in a few words, such as "reading the log".
+        total: amount of work; None: unknown, the bar only moves.
         unit: of `total`, such as "rounds"; BYTES are shown as kB, MB, GB.
-        shown: give `not as_json`: who reads JSON wants no bar.
-        stays: its last state is left on the screen; else it is gone when the work is done.
-        after_s: work that is done within so many seconds never shows one.
-        console: in place of standard error; a notebook is one, too.
+        shown: False hides the bar, as with `--json`.
+        stays: leave the bar's last state on the screen instead of removing it.
+        after_s: seconds after which the bar appears.
+        console: where to show it, such as a notebook's; None: standard error.
     """
-    where = console or Console(stderr=True)
-    bars = bars_for(where, *_columns(unit), transient=not stays)
-    bar = Bar(bars, bars.add_task(what, total=total, doing=""))
-    if not shown or not (where.is_terminal or where.is_jupyter):
+    screen = console or Console(stderr=True)
+    bars = bars_for(screen, *_columns(unit), transient=not stays)
+    bar = Bar(bars, bars.add_task(what, total=total, activity=""))
+    if not shown or not (screen.is_terminal or screen.is_jupyter):
         yield bar
         return
     if isinstance(bars, NotebookBars):
         with bars.after(after_s):
             yield bar
         return
-    patience = threading.Timer(after_s, bars.start)
-    patience.daemon = True
-    patience.start()
+    timer = threading.Timer(after_s, bars.start)
+    timer.daemon = True
+    timer.start()
     try:
         yield bar
     finally:
-        patience.cancel()
-        patience.join()
+        # Joined before `stop`: a timer that has just fired would start the bar after it, for ever.
+        timer.cancel()
+        timer.join()
         bars.stop()
 
 
 def each(items: Iterable[T], what: str, unit: str = "", *, shown: bool = True) -> Iterator[T]:
-    """The items one after the other, behind a bar; its length is known if theirs is."""
+    """Yield the items behind a progress bar, which shows a total if `items` has a length."""
     with progress(what, len(items) if isinstance(items, Sized) else None, unit, shown=shown) as bar:
         for item in items:
             yield item
@@ -106,19 +107,19 @@ def each(items: Iterable[T], what: str, unit: str = "", *, shown: bool = True) -
 
 
 def _columns(unit: str) -> list[ProgressColumn]:
-    said = Column(no_wrap=True, overflow="ellipsis", ratio=1)
+    activity = Column(no_wrap=True, overflow="ellipsis", ratio=1)
     return [
         TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True)),
         BarColumn(bar_width=24),
         _Amount(unit),
         TimeElapsedColumn(),
         TimeRemainingColumn(),
-        TextColumn("{task.fields[doing]}", markup=False, table_column=said),
+        TextColumn("{task.fields[activity]}", markup=False, table_column=activity),
     ]
 
 
 class _Amount(ProgressColumn):
-    """How much of how much."""
+    """Column with the amount done and the total."""
 
     def __init__(self, unit: str) -> None:
         super().__init__(Column(no_wrap=True))

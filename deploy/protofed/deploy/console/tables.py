@@ -1,4 +1,4 @@
-"""What the tables of an operator have in common: words with their colours, times, cells that are only text."""
+"""Building blocks of the operator's tables: colours of status words, durations, cells of plain text."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ STYLES = {
     "refused": "red",
     "away": "yellow",
 }
-# Columns of any width; all others are as wide as what is in them.
+# Columns that may break lines; the others are as wide as their content, so that words and numbers stay whole.
 WRAPPED = ("run", "site", "tasks", "reason", "phase", "doing")
 
 
 class _Plain(Table):
-    """A table whose cells are text: what a peer or the operator wrote is never taken for markup."""
+    """A table whose cells are plain text: rich would take brackets in a site's or an operator's words for markup."""
 
     def add_row(self, *cells: RenderableType | None, **options: Any) -> None:
         super().add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in cells), **options)
 
 
 def plain_table(*columns: str, title: str | None = None) -> Table:
-    """A table without lines, in which words and numbers are never cut."""
+    """A table without lines whose cells are folded, never cut."""
     title = f"\n{title}" if title else None
     table = _Plain(title=title, title_justify="left", box=None, pad_edge=False, header_style="dim")
     for column in columns:
@@ -51,17 +51,17 @@ def plain_table(*columns: str, title: str | None = None) -> Table:
 
 
 def styled(word: str) -> Text:
-    """A word of the system in its colour."""
+    """A status or outcome in its colour."""
     return Text(word, STYLES.get(word, ""))
 
 
-def count(number: int, what: str) -> str:
+def count(number: int, noun: str) -> str:
     """`1 round`, `2 rounds`, `3 classes`."""
-    return f"{number:,} {what}{'' if number == 1 else 'es' if what.endswith('s') else 's'}"
+    return f"{number:,} {noun}{'' if number == 1 else 'es' if noun.endswith('s') else 's'}"
 
 
 def span(seconds: float) -> str:
-    """A time in its largest unit of which it has at least two."""
+    """A duration in the largest unit of which it has at least two: `119 s`, `2 min`."""
     for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
         if seconds >= 2 * size:
             return f"{seconds / size:.0f} {unit}"

@@ -18,7 +18,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy as On
 from protofed.common.config.recipe import parse_json
 from protofed.common.storage import files
 from protofed.common.version import VERSION
-from protofed.deploy.console.processes import POLITE_S
+from protofed.deploy.console.processes import TERMINATE_S
 from protofed.deploy.experiments.experiment import RESULT, ExperimentJob, Result
 from protofed.deploy.experiments.jobs import JobProgress
 from protofed.deploy.experiments.ray_node import DATA, NodeOrder, NodeResult, carry_out
@@ -105,7 +105,7 @@ class Tasks:
         with contextlib.suppress(RayError):
             for task in self._tasks.values():
                 ray.cancel(task, force=False)
-            self._wait(POLITE_S + 2)
+            self._wait(TERMINATE_S + 2)
             for task in self._tasks.values():
                 ray.cancel(task, force=True)
             self._wait(1)
