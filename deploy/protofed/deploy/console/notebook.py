@@ -1,6 +1,6 @@
-"""Bars in a notebook: one output of the cell, which is replaced as the work gets on and stays readable when saved.
+"""Progress bars in a notebook: one output of the cell, replaced as the work advances, readable in a saved notebook.
 
-Rich's own need ipywidgets, whose outputs a saved notebook shows as `Output()`.
+Rich's own bars need ipywidgets, whose outputs a saved notebook shows as `Output()`.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ _REDRAW_S = 0.2  # every update is a message to the browser
 
 
 def bars_for(console: Console, *columns: ProgressColumn, **options: Any) -> Progress:
-    """Rich's bars on a console; in a notebook, those of this module."""
+    """Rich's bars on a terminal, `NotebookBars` in a notebook; `options` as of rich's `Progress`."""
     kind = NotebookBars if console.is_jupyter else Progress
     return kind(*columns, console=console, **options)
 
 
 class NotebookBars(Progress):
-    """Bars that are drawn when they are updated, by the thread that updates them: it is the one that runs the cell."""
+    """Bars drawn at their updates, on the updating thread, which must be the one that runs the cell."""
 
     _output: Any = None
     _begin = math.inf  # time.monotonic() from which on they are shown
     _drawn = -math.inf
 
     def start(self) -> None:
-        """Show them from now on."""
+        """Show the bars from now on."""
         self._begin = time.monotonic()
         self.refresh()
 
     def stop(self) -> None:
-        """Leave the last state, or an empty output of transient bars that were shown."""
+        """Draw the last state; transient bars leave an empty output."""
         if self.live.transient and self._output is not None:
             self._draw("")
         elif not self.live.transient and time.monotonic() >= self._begin:
@@ -47,7 +47,7 @@ class NotebookBars(Progress):
 
     @contextmanager
     def after(self, seconds: float) -> Iterator[None]:
-        """Show them while the work inside lasts, once it has lasted so long."""
+        """Show the bars inside, once the work has taken `seconds`."""
         self._begin = time.monotonic() + seconds
         try:
             yield
@@ -55,17 +55,17 @@ class NotebookBars(Progress):
             self.stop()
 
     def update(self, task_id: TaskID, **changes: Any) -> None:
-        """As rich's."""
+        """As `Progress.update`, then draw."""
         super().update(task_id, **changes)
         self.refresh()
 
     def refresh(self) -> None:
-        """Draw, unless that was done a moment ago."""
+        """Draw, unless the last drawing was less than `_REDRAW_S` ago."""
         if time.monotonic() >= max(self._begin, self._drawn + _REDRAW_S):
             self._draw(self.text())
 
     def text(self) -> str:
-        """The bars as plain text, a line each."""
+        """The bars as plain text, one line for each."""
         page = Console(file=io.StringIO(), width=WIDTH, force_jupyter=False, force_terminal=False, color_system=None)
         with page.capture() as drawn:
             page.print(self.get_renderable())

@@ -53,7 +53,7 @@ def overview(ledger: LedgerReader, run: str) -> Overview | None:
     if row is None:
         return None
     history = ledger.rounds(run, rolled_back=True)
-    rounds = [r for r in history if not r.rolled_back]
+    rounds = [r for r in history if not r.rolled_back]  # the rounds that led to the current state
     last = rounds[-1] if rounds else None
     number = last.round if last else 0
     current = ledger.tasks(run, last.round, last.attempt) if last else []
@@ -66,6 +66,7 @@ def overview(ledger: LedgerReader, run: str) -> Overview | None:
         round=number,
         phase=row.reason or "ended" if row.ended_at else _phase(last, any(t.kind is TaskKind.SCORE for t in current)),
         invited=len(fits),
+        # A site whose update was set aside did report: the aggregation left its update out later.
         reported=sum(task.task_status in ("reported", "set-aside") for task in fits),
         received=received,
         sent=sent,

@@ -210,7 +210,7 @@ class OperatorApi:
         for site in {SiteId(row.name) for row in revoked if row.party == Party.SITE}:
             if self.certificates.until(Party.SITE, site):
                 continue
-            self._context.presence.forget(site)
+            self._context.presence.forget(site)  # or the next round would invite it and wait for it
             if current is not None:
                 current.dismiss(site, f"certificate revoked: {reason}")
         return revoked

@@ -183,7 +183,7 @@ class FederationService(rpc.FederationServicer):
             weight = request.weight if request.HasField("weight") else None
             metrics = dict(request.metrics)
             receipt = await self._control(intake.commit, site, instance, task_id, manifest, metrics, weight, norm)
-        self._uploads.pop(request.upload, None)
+        self._uploads.pop(request.upload, None)  # only now: a commit that failed is repeated with the same upload
         reach("commit-recorded")
         await self._close(site, task_id, receipt.verdict)
         return wire.pack_receipt(receipt)
