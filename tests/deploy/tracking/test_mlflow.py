@@ -34,10 +34,12 @@ def run_ledger(tmp_path: Path) -> Iterator[RunLedger]:
 def mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], Mlflow]]:
     """Trackers of one file, each as of a process that begins now; in an environment that is put back."""
     for name in ("MLFLOW_DISABLE_TELEMETRY", "MLFLOW_CONFIGURE_LOGGING", "MLFLOW_HTTP_REQUEST_MAX_RETRIES"):
-        monkeypatch.setenv(name, "1")
+        monkeypatch.setenv(name, "1")  # so that it is unset again afterwards, whatever the tracker makes of it
+        monkeypatch.delenv(name)
     before = logging.getLogger().handlers[:]
     yield lambda: Mlflow(f"sqlite:///{tmp_path / 'mlflow.db'}")
     assert logging.getLogger().handlers == before, "MLflow has changed how this process logs"
+    assert not logging.getLogger("alembic").handlers, "MLflow has changed how other libraries log"
 
 
 def seen(tracker: Mlflow) -> Any:
