@@ -119,7 +119,7 @@ def test_nothing_is_signed_unless_somebody_compared(certs: Cli, monkeypatch: pyt
     done(certs("init", "--ca", "ca"))
     done(certs("request", "--identity", "a", "--site", "a"))
     asked = ("sign", "a/site-a.request.pem", "--ca", "ca")
-    refused(certs(*asked), "nobody is there to ask", "--yes")
+    refused(certs(*asked), "no terminal to ask on", "--yes")
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
     monkeypatch.setattr(typer, "confirm", Answer(no=True))
     assert certs(*asked)[0] == 1

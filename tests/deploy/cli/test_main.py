@@ -15,7 +15,7 @@ from typer.main import get_command
 from protofed.common.storage.files import Lock
 from protofed.deploy import shipped
 from protofed.deploy.cli import main
-from protofed.deploy.cli.renamed import now_called
+from protofed.deploy.cli.renamed import replacement_message
 
 Cli = Callable[..., tuple[int, str, str]]
 RECIPE = shipped.folder("recipes") / "digits-fednh.toml"
@@ -253,12 +253,12 @@ TODAY = (
 
 @pytest.mark.parametrize("line", TODAY)
 def test_a_command_of_today_is_no_old_one(line: str) -> None:
-    assert now_called(line.split(), main.app) is None
+    assert replacement_message(line.split(), main.app) is None
 
 
 @pytest.mark.parametrize("line", ["client start --plaintext --share 1", "client start --site a --share 1"])
 def test_an_old_option_is_found_behind_flags_and_values(line: str) -> None:
-    assert now_called(line.split(), main.app) is not None
+    assert replacement_message(line.split(), main.app) is not None
 
 
 def test_the_help_has_the_hospital_first_and_every_command_once(protofed: Cli) -> None:

@@ -110,7 +110,7 @@ def test_a_run_is_started_by_its_file_or_name_and_listed(protofed: Terminal) -> 
 
 @pytest.mark.usefixtures("server")
 def test_a_run_is_paused_resumed_and_ended(protofed: Terminal) -> None:
-    assert protofed.says("runs", "pause", RUN) == f"{RUN}: paused, after round 0 no other is opened\n"
+    assert protofed.says("runs", "pause", RUN) == f"{RUN}: paused, no round opens after round 0\n"
     assert protofed.says("runs", "resume", RUN) == f"{RUN}: running\n"
     told = protofed.says("runs", "abort", RUN, "--reason", "wrong [data] [/]")
     assert told == f"{RUN}: aborted in round 0: wrong [data] [/]\n"
@@ -129,7 +129,7 @@ def test_orders_are_told_as_json(protofed: Terminal) -> None:
 
 @pytest.mark.usefixtures("troubled")
 def test_a_run_goes_back_and_says_so(protofed: Terminal) -> None:
-    assert protofed.says("runs", "rollback", RUN, 0) == f"{RUN}: goes on after round 0 (running)\n"
+    assert protofed.says("runs", "rollback", RUN, 0) == f"{RUN}: continues after round 0 (running)\n"
     assert protofed.json("runs", "rollback", RUN, 0)["rolled_back"] >= 2
     out = protofed.says("runs", "show", RUN)
     assert "rolled-back" in out
@@ -176,7 +176,7 @@ def test_states_are_verified_and_one_that_differs_is_an_error(
     with monkeypatch.context() as patched:
         patched.setattr(FedAvgServer, "aggregate", lambda *_: update_of(9.0))
         said = protofed.refuses(1, "runs", "verify", RUN)
-    assert f"run {RUN}: the states of rounds 1 do not come out again" in said
+    assert f"run {RUN}: the states of rounds 1 cannot be reproduced" in said
     blob = server.blobs._path(found[1]["published"])
     blob.write_bytes(b"rotten")
     code, out, _ = protofed("runs", "verify", RUN)

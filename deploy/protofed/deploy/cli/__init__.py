@@ -2,4 +2,5 @@
 
 from protofed.common.grpc_environment import require_tls_1_3
 
-require_tls_1_3()  # here, because the commands' modules import gRPC, which reads it once, when it is imported
+# Before any command's module is imported: some import gRPC, which reads this environment variable once, at import.
+require_tls_1_3()

@@ -1,4 +1,4 @@
-"""`protofed audit …`: what left a site, or came to a server; and whether its log is as it was written."""
+"""`protofed audit …`: list what left a site or reached a server, and check that the log was not altered."""
 
 from __future__ import annotations
 
@@ -9,52 +9,61 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-audit = typer.Typer(no_args_is_help=True, help="The audit log of a site or a server: check it, read it.")
+audit = typer.Typer(no_args_is_help=True, help="Check and read the audit log of a site or a server.")
 console = Console()
 
 
 @audit.command("verify")
 def verify(
-    paths: Annotated[list[Path], typer.Argument(metavar="PATH...", help="Audit logs, or state folders that have one.")],
+    paths: Annotated[list[Path], typer.Argument(metavar="PATH...", help="Audit logs, or state folders with one.")],
     expect: Annotated[
         list[str] | None,
         typer.Option(
             metavar="HASH",
-            help="A newest hash that this printed earlier: a log that was cut off at its end or written anew since "
-            "then does not have it. Keep it where nobody can write who can write the log.",
+            help="A newest hash that `verify` printed earlier. A log truncated or rewritten since then lacks it. "
+            "Keep the hash where those who can write the log cannot.",
         ),
     ] = None,
 ) -> None:
-    """Check every record of a log against the one before. Exit code 1, naming the first bad one, if there is one."""
+    """Check the hash chain of audit logs. Exit code 1, with the first broken record, if a log was altered.
+
+    Example: `protofed audit verify /var/lib/protofed`
+    """
     from protofed.deploy.audit import verify as audit
     from protofed.deploy.audit.view import status_lines
 
-    wanted = [audit.read_hash(text) for text in expect or []]
-    good: list[audit.AuditStatus] = []
-    bad: list[str] = []
+    expected = [audit.read_hash(text) for text in expect or []]
+    intact: list[audit.AuditStatus] = []
+    problems: list[str] = []
     for path in [audit.log_file(path) for path in paths]:
         try:
-            status = audit.verify(path, wanted)
+            status = audit.verify(path, expected)
         except audit.AuditError as error:
-            bad.append(str(error))
+            problems.append(str(error))
             continue
-        good.append(status)
-        for line in status_lines(status, wanted):
+        intact.append(status)
+        for line in status_lines(status, expected):
             console.print(line, soft_wrap=True, highlight=False, markup=False)
-    bad += [audit.missing(one, good) for one in wanted if not any(one in status.numbers for status in good)]
-    if bad:
-        raise audit.AuditError("\n".join(bad))
+    # A hash need not be in every log: several logs may be checked against the hashes of all of them at once.
+    problems += [audit.missing(newest, intact) for newest in expected if not any(newest in s.numbers for s in intact)]
+    if problems:
+        raise audit.AuditError("\n".join(problems))
 
 
 @audit.command("show")
 def show(
-    path: Annotated[Path, typer.Argument(help="An audit log, or a state folder that has one.")],
-    run: Annotated[str | None, typer.Option(help="Only of this run.")] = None,
-    round: Annotated[int | None, typer.Option(min=0, help="Only of this round; 0: of none.")] = None,
-    messages: Annotated[bool, typer.Option("--messages", help="Every message, not only their sums.")] = False,
+    path: Annotated[Path, typer.Argument(help="An audit log, or a state folder with one.")],
+    run: Annotated[str | None, typer.Option(help="Only this run.")] = None,
+    round: Annotated[
+        int | None, typer.Option(min=0, help="Only this round; 0: messages that belong to no round.")
+    ] = None,
+    messages: Annotated[bool, typer.Option("--messages", help="List every message, not only totals.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False,
 ) -> None:
-    """What left a site, or what came to a server and was answered: by run and round."""
+    """List what left a site, or what a server received and sent, by run and round.
+
+    Example: `protofed audit show /var/lib/protofed --run RUN --messages`
+    """
     from protofed.deploy.audit import verify as audit
     from protofed.deploy.audit import view
     from protofed.deploy.audit.reader import summarize

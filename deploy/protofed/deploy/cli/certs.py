@@ -1,4 +1,4 @@
-"""`protofed certs …`: who may take part, from a CA that need not be on any network."""
+"""`protofed certs …`: issue, install and revoke certificates; the CA can stay offline."""
 
 from __future__ import annotations
 
@@ -18,34 +18,39 @@ if TYPE_CHECKING:
     from protofed.deploy.certs.lifecycle import Bundle
     from protofed.deploy.operator.connection import Operator
 
-certs = typer.Typer(no_args_is_help=True, help="Certificates: an offline CA, and keys that stay where they are made.")
+certs = typer.Typer(
+    no_args_is_help=True,
+    help="Certificates of sites, servers and operators. An offline CA signs; private keys stay where they are made.",
+)
 console = Console(soft_wrap=True, highlight=False)
 Ca = Annotated[Path, typer.Option(help="The CA's folder.")]
 Identity = Annotated[Path, typer.Option(help="The identity folder: cert.pem, key.pem, ca.pem.")]
-Passphrase = Annotated[Path | None, typer.Option(help="File whose first line encrypts the CA's key.")]
-Out = Annotated[Path | None, typer.Option(help="File to write; else one beside the others.")]
+Passphrase = Annotated[Path | None, typer.Option(help="File whose first line is the passphrase of the CA's key.")]
+Out = Annotated[Path | None, typer.Option(help="File to write; default: beside its input.")]
 Server = Annotated[str | None, typer.Option(envvar="PROTOFED_OPERATOR_SERVER", help="host:port of the server.")]
-Online = Annotated[str | None, typer.Option("--server", help="host:port of a server to ask; else nothing is dialled.")]
-Me = Annotated[
+Online = Annotated[
+    str | None, typer.Option("--server", help="host:port of a server; without it, no connection is made.")
+]
+OperatorIdentity = Annotated[
     Path | None, typer.Option("--identity", envvar="PROTOFED_OPERATOR_IDENTITY", help="The operator's identity folder.")
 ]
-Plaintext = Annotated[bool, typer.Option("--plaintext", help="Talk to --server unencrypted: loopback only.")]
+Plaintext = Annotated[bool, typer.Option("--plaintext", help="No TLS to --server; loopback only.")]
 
 
 @certs.command("init")
 def init(
     ca: Ca,
-    name: Annotated[str, typer.Option(help="The CA's name, for eyes only.")] = "protofed CA",
-    days: Annotated[int, typer.Option(min=1, max=36500, help="How long it is valid.")] = 3650,
+    name: Annotated[str, typer.Option(help="The CA's display name.")] = "protofed CA",
+    days: Annotated[int, typer.Option(min=1, max=36500, help="Days it is valid.")] = 3650,
     passphrase_file: Passphrase = None,
 ) -> None:
-    """Make a CA; keep its folder off the network."""
+    """Create a CA. Keep its folder on an offline machine."""
     from protofed.deploy.certs.lifecycle import authority_name, make_authority
     from protofed.deploy.cli.certs_prompts import passphrase
 
-    made = make_authority(ca, name, days, passphrase(passphrase_file))
-    console.print(f"CA: {authority_name(made.certificate)}", markup=False)
-    console.print(f"valid until {_day(made.certificate.not_valid_after_utc)}, in {ca}", markup=False)
+    created = make_authority(ca, name, days, passphrase(passphrase_file))
+    console.print(f"CA: {authority_name(created.certificate)}", markup=False)
+    console.print(f"valid until {_day(created.certificate.not_valid_after_utc)}, in {ca}", markup=False)
     if passphrase_file is None:
         console.print("its key is not encrypted: keep the folder where nobody else can read it", style="yellow")
 
@@ -53,13 +58,16 @@ def init(
 @certs.command("request")
 def request(
     identity: Identity,
-    site: Annotated[str | None, typer.Option(help="Ask as a site, by its id.")] = None,
-    operator: Annotated[str | None, typer.Option(help="Ask as an operator, by name.")] = None,
-    server: Annotated[str | None, typer.Option(help="Ask as a server, by name.")] = None,
-    host: Annotated[list[str] | None, typer.Option(help="DNS name or address of the server; several times.")] = None,
+    site: Annotated[str | None, typer.Option(help="Request for the site with this id.")] = None,
+    operator: Annotated[str | None, typer.Option(help="Request for the operator with this name.")] = None,
+    server: Annotated[str | None, typer.Option(help="Request for the server with this name.")] = None,
+    host: Annotated[list[str] | None, typer.Option(help="DNS name or address of the server. May be repeated.")] = None,
     out: Out = None,
 ) -> None:
-    """Make a key, which stays here, and a request to send to the operator of the CA."""
+    """Create a private key, which stays here, and a request to send to the CA's operator.
+
+    Example: `protofed certs request --site hospital-a --identity identity`
+    """
     from protofed.common.pki.identity import Party
     from protofed.deploy.certs.lifecycle import request
 
@@ -67,44 +75,44 @@ def request(
     named = [(party, name) for party, name in given.items() if name is not None]
     if len(named) != 1:
         raise ConfigError("expected exactly one of --site ID, --operator NAME and --server NAME")
-    _hand_out(request(identity, *named[0], host or ()), identity, out)
+    _write_request(request(identity, *named[0], host or ()), identity, out)
 
 
 @certs.command("renew")
 def renew(identity: Identity, out: Out = None) -> None:
-    """Make the next key and a request for the same name; the present certificate stays in use until `install`."""
+    """Create a new key and a request for the same name. The current certificate stays in use until `install`."""
     from protofed.deploy.certs.lifecycle import renew
 
-    _hand_out(renew(identity), identity, out)
+    _write_request(renew(identity), identity, out)
 
 
 @certs.command("sign")
 def sign(
     request: Annotated[Path, typer.Argument(help="The request, as the site sent it.")],
     ca: Ca,
-    days: Annotated[int, typer.Option(min=1, max=3650, help="How long the certificate is valid.")] = 365,
-    also: Annotated[Path | None, typer.Option(help="Another CA's ca.pem, for everybody to trust as well.")] = None,
+    days: Annotated[int, typer.Option(min=1, max=3650, help="Days the certificate is valid.")] = 365,
+    also: Annotated[Path | None, typer.Option(help="Another CA's ca.pem that the party should also trust.")] = None,
     out: Out = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask: the key's fingerprint was compared.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask; you have compared the key's fingerprint.")] = False,
     passphrase_file: Passphrase = None,
     server: Online = None,
-    identity: Me = None,
+    identity: OperatorIdentity = None,
     plaintext: Plaintext = False,
 ) -> None:
-    """Sign a request, after its key's fingerprint was compared over the telephone; with --server, let it in at once."""
+    """Sign a request after comparing its key's fingerprint by telephone. With --server, also register it there."""
     from protofed.deploy.certs import files
     from protofed.deploy.certs.lifecycle import read_bundle, read_request, sign_request
     from protofed.deploy.cli.certs_prompts import authority, confirm
 
-    asked = read_request(files.read(request), str(request))
+    to_sign = read_request(files.read(request), str(request))
     signing = authority(ca, passphrase_file)
-    confirm(asked, days, console, yes=yes)
-    bundle = sign_request(asked, signing, days, files.read(also) if also else None)
-    path = _write(bundle, out or request.with_name(f"{asked.party}-{asked.name}.bundle.pem"))
+    confirm(to_sign, days, console, yes=yes)
+    bundle = sign_request(to_sign, signing, days, files.read(also) if also else None)
+    path = _write(bundle, out or request.with_name(f"{to_sign.party}-{to_sign.name}.bundle.pem"))
     signed = read_bundle(bundle, str(path))
     console.print(f"signed: {_dates(signed.certificate)}", markup=False)
     console.print(f"send {path} back: `protofed certs install` takes it", markup=False)
-    if server is not None and asked.party != "server":
+    if server is not None and to_sign.party != "server":
         _register(signed, path, server, identity, plaintext)
     else:
         console.print(_next_step(signed.certificate, path), markup=False)
@@ -112,26 +120,28 @@ def sign(
 
 @certs.command("register")
 def register(
-    bundle: Annotated[Path, typer.Argument(help="The bundle that `approve` wrote.")],
+    bundle: Annotated[Path, typer.Argument(help="The bundle that `sign` wrote.")],
     server: Server = None,
-    identity: Me = None,
+    identity: OperatorIdentity = None,
     plaintext: Plaintext = False,
 ) -> None:
-    """Let a certificate in that was signed on a machine from which the server cannot be reached."""
+    """Register a certificate that was signed on a machine without access to the server."""
     from protofed.deploy.certs import files
     from protofed.deploy.certs.lifecycle import read_bundle
 
     signed = read_bundle(files.read(bundle), str(bundle))
-    _register(signed, bundle, _needed(server), identity, plaintext)
+    _register(signed, bundle, _required(server), identity, plaintext)
 
 
 @certs.command("install")
 def install(
     bundle: Annotated[Path, typer.Argument(help="The bundle, as the operator sent it.")],
     identity: Identity,
-    new_ca: Annotated[bool, typer.Option("--new-ca", help="Other CAs than before are meant.")] = False,
+    new_ca: Annotated[
+        bool, typer.Option("--new-ca", help="Accept that the bundle's CAs differ from the installed ones.")
+    ] = False,
 ) -> None:
-    """Put a certificate into use; a running daemon takes it up by itself."""
+    """Install a signed certificate. A running daemon picks it up without a restart."""
     from protofed.deploy.certs import files
     from protofed.deploy.certs.lifecycle import authority_name, install
 
@@ -144,36 +154,38 @@ def install(
 
 @certs.command("revoke")
 def revoke(
-    certificate: Annotated[str, typer.Argument(help="A name, for all its certificates, or a fingerprint.")],
-    reason: Annotated[str, typer.Option(help="Why; whoever still uses it is told.")],
+    certificate: Annotated[str, typer.Argument(help="A fingerprint, or a name for all of its certificates.")],
+    reason: Annotated[str, typer.Option(help="Why; shown to whoever still uses it.")],
     server: Server = None,
-    identity: Me = None,
+    identity: OperatorIdentity = None,
     plaintext: Plaintext = False,
 ) -> None:
-    """Let a certificate in no longer, from its next call on."""
-    with _connect(_needed(server), identity, plaintext) as there:
-        revoked = there.revoke(certificate, reason)
-    for one in revoked:
-        told = f"revoked: {one.party} '{one.name}', fingerprint {one.fingerprint}, from its next call on: {reason}"
-        console.print(told, markup=False)
+    """Revoke a certificate; the server refuses its next call."""
+    with _connect(_required(server), identity, plaintext) as operator:
+        revoked = operator.revoke(certificate, reason)
+    for entry in revoked:
+        line = (
+            f"revoked: {entry.party} '{entry.name}', fingerprint {entry.fingerprint}, from its next call on: {reason}"
+        )
+        console.print(line, markup=False)
 
 
 @certs.command("list")
 def list_certificates(
-    identity: Me = None,
-    ca: Annotated[Path | None, typer.Option(help="The CA's folder: what it has signed.")] = None,
+    identity: OperatorIdentity = None,
+    ca: Annotated[Path | None, typer.Option(help="The CA's folder: list what it has signed.")] = None,
     server: Online = None,
     plaintext: Plaintext = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False,
 ) -> None:
-    """Certificates with their dates: of an identity folder, of a CA (--ca), or all that a server knows (--server)."""
+    """List certificates and their dates: of an identity folder, of a CA (--ca), or of a server (--server)."""
     from protofed.deploy.certs import table
 
     if ca is not None:
         rows = table.of_authority(ca)
     elif server is not None:
-        with _connect(server, identity, plaintext) as there:
-            rows = table.of_server(there.certificates())
+        with _connect(server, identity, plaintext) as operator:
+            rows = table.of_server(operator.certificates())
     elif identity is not None:
         rows = table.of_identity(identity)
     else:
@@ -185,15 +197,15 @@ def list_certificates(
         Console().print(table.table(rows, now))
 
 
-def _hand_out(made: bytes, identity: Path, out: Path | None) -> None:
+def _write_request(pem: bytes, identity: Path, out: Path | None) -> None:
     from protofed.deploy.certs.lifecycle import read_request
 
-    asked = read_request(made, "the request")
-    path = _write(made, out or identity / f"{asked.party}-{asked.name}.request.pem")
+    request = read_request(pem, "the request")
+    path = _write(pem, out or identity / f"{request.party}-{request.name}.request.pem")
     console.print(f"request: {path}", markup=False)
-    console.print(f"key:     {asked.fingerprint}", markup=False)
+    console.print(f"key:     {request.fingerprint}", markup=False)
     console.print(
-        "send the request to the operator of the CA, and read the key's fingerprint to each other over the telephone; "
+        "send the request to the operator of the CA and compare the key's fingerprint with them over the telephone; "
         f"then `protofed certs install BUNDLE --identity {shlex.quote(str(identity))}`; the private key stays here",
         markup=False,
     )
@@ -201,10 +213,12 @@ def _hand_out(made: bytes, identity: Path, out: Path | None) -> None:
 
 def _register(signed: Bundle, path: Path, server: str, identity: Path | None, plaintext: bool) -> None:
     try:
-        with _connect(server, identity, plaintext) as there:
-            there.register(signed.certificate_pem.decode())
+        with _connect(server, identity, plaintext) as operator:
+            operator.register(signed.certificate_pem.decode())
     except ProtofedError as error:
-        raise type(error)(f"not registered: {error}; try again by `protofed certs register {path}`") from error
+        # The same class, so that the exit code stays; the certificate is signed already, and signing again would
+        # issue a second one.
+        raise type(error)(f"not registered: {error}; try again with `protofed certs register {path}`") from error
     console.print(f"registered at {server}: {signed.certificate}", markup=False)
 
 
@@ -213,7 +227,7 @@ def _next_step(signed: Certificate, path: Path) -> str:
         return "a server's certificate needs no registration"
     first = ", or copy it to the folder `operators` of the server's identity folder before the server starts"
     return (
-        f"the server lets it in after `protofed certs register {path} --server host:port`"
+        f"the server accepts it after `protofed certs register {path} --server host:port`"
         f"{first if signed.party == 'operator' else ''}"
     )
 
@@ -224,9 +238,9 @@ def _connect(server: str, identity: Path | None, plaintext: bool) -> Operator:
     return connection.Operator(server, identity=identity, plaintext=plaintext)
 
 
-def _needed(server: str | None) -> str:
+def _required(server: str | None) -> str:
     if server is None:
-        raise ConfigError("expected --server host:port, where certificates are let in and kept out")
+        raise ConfigError("expected --server host:port: certificates are registered and revoked at a server")
     return server
 
 

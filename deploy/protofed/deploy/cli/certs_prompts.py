@@ -1,4 +1,4 @@
-"""What `protofed certs` asks of a person: that a fingerprint was compared, and the passphrase of a CA's key."""
+"""Prompts of `protofed certs`: confirm a fingerprint, enter the passphrase of the CA's key."""
 
 from __future__ import annotations
 
@@ -14,27 +14,29 @@ from protofed.deploy.certs.authority import KEY, Authority, read_authority
 from protofed.deploy.certs.request import Request
 
 
-def confirm(asked: Request, days: int, console: Console, *, yes: bool) -> None:
-    """Show what is about to be signed, and go on only if a person says that it is right.
+def confirm(request: Request, days: int, console: Console, *, yes: bool) -> None:
+    """Show the request and its key's fingerprint, and return only if the person confirms both.
 
     Raises:
-        ConfigError: there is no terminal, and `yes` was not given.
-        typer.Abort: the person says no.
+        ConfigError: standard input is no terminal, and `yes` was not given.
+        typer.Abort: the person declined.
     """
-    console.print(f"about to sign, for {days} days: {asked.party} '{asked.name}' {' '.join(asked.hosts)}", markup=False)
-    console.print(f"key: {asked.fingerprint}", markup=False)
+    console.print(
+        f"about to sign, for {days} days: {request.party} '{request.name}' {' '.join(request.hosts)}", markup=False
+    )
+    console.print(f"key: {request.fingerprint}", markup=False)
     if yes:
         return
     if not sys.stdin.isatty():
-        raise ConfigError("nobody is there to ask; compare the key's fingerprint with the party's, then give --yes")
+        raise ConfigError("no terminal to ask on; compare the key's fingerprint with the party's, then give --yes")
     typer.confirm("Is this the fingerprint that the party reads to you over the telephone?", abort=True)
 
 
 def authority(folder: Path, passphrase_file: Path | None) -> Authority:
-    """The CA in a folder, with the passphrase from the file or from the terminal if its key needs one.
+    """Read the CA in a folder; the passphrase, if its key needs one, comes from the file or the terminal.
 
     Raises:
-        ConfigError: there is none, or no passphrase, or not the right one.
+        ConfigError: the folder holds no CA, or the passphrase is missing or wrong.
     """
     given = passphrase(passphrase_file)
     if given is None and files.is_encrypted(folder / KEY):
@@ -45,10 +47,10 @@ def authority(folder: Path, passphrase_file: Path | None) -> Authority:
 
 
 def passphrase(path: Path | None) -> bytes | None:
-    """The first line of a file, if there is one to read.
+    """The first line of a passphrase file, without its line end; None without a file.
 
     Raises:
-        ConfigError: it cannot be read, or is empty.
+        ConfigError: the file cannot be read, or is empty.
     """
     if path is None:
         return None

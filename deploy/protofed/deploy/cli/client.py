@@ -1,4 +1,4 @@
-"""`protofed client …`: what a hospital types: its daemon, its data, and the runs that it takes part in."""
+"""`protofed client …`: a hospital's commands for its daemon, its data and the runs it takes part in."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from protofed.client.privacy.policy import Policy
     from protofed.common.config.recipe import Recipe
 
-client = typer.Typer(no_args_is_help=True, help="A hospital's site: its daemon, its data, the runs it takes part in.")
+client = typer.Typer(no_args_is_help=True, help="For hospitals: run the site's daemon, check its data, approve runs.")
 console = Console()
-PolicyFile = Annotated[Path | None, typer.Option("--policy", help="The site's policy: it says what of this may leave.")]
+PolicyFile = Annotated[Path | None, typer.Option("--policy", help="The site's policy: what may leave the site.")]
 State = Annotated[Path, typer.Option(help="The state folder of the site's daemon.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print it as JSON.")]
 
@@ -37,25 +37,28 @@ def start(
     settings: Settings = None,
     site: Annotated[str | None, typer.Option(help="This site's id.")] = None,
     server: Annotated[str | None, typer.Option(help="host:port of the server.")] = None,
-    policy: Annotated[Path | None, typer.Option(help="The site's policy: what may leave.")] = None,
+    policy: Annotated[Path | None, typer.Option(help="The site's policy: what may leave the site.")] = None,
     state: StateOption = None,
-    role: Annotated[list[str] | None, typer.Option(help="trainer, evaluator or both (twice).")] = None,
+    role: Annotated[list[str] | None, typer.Option(help="trainer or evaluator. Repeat for both.")] = None,
     partition_index: Annotated[
-        int | None, typer.Option(help="Which of data.partition's sites this is, from 0.")
+        int | None, typer.Option(help="This site's index in the partition of the data, from 0.")
     ] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N.")] = None,
     identity: Annotated[Path | None, typer.Option(help="Folder with the site's cert.pem, key.pem and ca.pem.")] = None,
     plaintext: Annotated[bool, typer.Option("--plaintext", help="No TLS; only on this machine.")] = False,
     proxy: Annotated[
-        str | None, typer.Option(help="http://host:port; with a password better in the --settings file.")
+        str | None, typer.Option(help="http://host:port. Put a password into the --settings file instead.")
     ] = None,
     metrics: Metrics = None,
     until_finished: UntilFinished = False,
     give_up_after: Annotated[
-        float | None, typer.Option(help="Seconds without an answer after which to end; else never.")
+        float | None, typer.Option(help="Exit after this many seconds without an answer; default: never.")
     ] = None,
 ) -> None:
-    """Run one site's client daemon."""
+    """Run the site's daemon: it waits for runs of the server and trains on the site's data.
+
+    Example: `protofed client start --settings site.toml`
+    """
     from protofed.common.config.settings import ClientSettings, read_settings
     from protofed.common.malloc import keep_memory
     from protofed.deploy.daemons.client import run_client
@@ -71,8 +74,8 @@ def start(
         "proxy": proxy,
     }
     given |= {"metrics": metrics}
-    said = read_settings(ClientSettings, settings, given)
-    run_client(said, until_finished=until_finished, give_up_after_s=give_up_after)
+    daemon_settings = read_settings(ClientSettings, settings, given)
+    run_client(daemon_settings, until_finished=until_finished, give_up_after_s=give_up_after)
 
 
 client.command("check")(check)
@@ -82,40 +85,45 @@ client.command("check")(check)
 def preview(
     recipe: Annotated[str, typer.Argument(help="A recipe's file, or the name of one that comes with protofed.")],
     policy: PolicyFile = None,
-    tensors: Annotated[bool, typer.Option("--tensors", help="Every tensor by name, not only a row a part.")] = False,
+    tensors: Annotated[
+        bool, typer.Option("--tensors", help="List every tensor by name, not only one row per part.")
+    ] = False,
     as_json: AsJson = False,
     assignments: Set = None,
 ) -> None:
-    """What a site would send, receive and keep for a recipe; no data is touched. 77 if the policy would refuse."""
+    """Show what a site would send, receive and keep for a recipe. Reads no data. Exit code 77 if the policy refuses.
+
+    Example: `protofed client preview digits-fednh --policy policy.toml`
+    """
     from protofed.deploy import shipped
 
-    _show(shipped.recipe(recipe, assignments or ()), policy, tensors=tensors, as_json=as_json)
+    _show_plan(shipped.recipe(recipe, assignments or ()), policy, tensors=tensors, as_json=as_json)
 
 
 @client.command("approve")
 def approve(
-    run: Annotated[str, typer.Argument(help="A run that the server offers: see `protofed client runs`.")],
+    run: Annotated[str, typer.Argument(help="An offered run; `protofed client runs` lists them.")],
     state: State,
     policy: PolicyFile = None,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
 ) -> None:
-    """Show what a run would send, then let the site take part in it: with this recipe, and no other.
+    """Show what a run would send, then approve it: this recipe only. A changed recipe needs a new approval.
 
-    77 if the policy would refuse.
+    Exit code 77 if the policy refuses.
     """
     approvals = _approvals(state)
     offer = approvals.offer(run)
-    _show(_recipe(offer), policy, tensors=False, as_json=False)
+    _show_plan(_recipe(offer), policy, tensors=False, as_json=False)
     about = f"run {offer.run}, recipe {offer.digest[:16]}…, offered {offer.at}"
     if not yes:
         typer.confirm(f"Take part in {about}?", abort=True)
     approvals.approve(offer)
-    console.print(f"approved: {about}; the daemon goes on within seconds", highlight=False)
+    console.print(f"approved: {about}; the daemon continues within seconds", highlight=False)
 
 
 @client.command("runs")
 def runs(state: State, as_json: AsJson = False) -> None:
-    """The runs that the server offered to this site, and which of them are approved (if the policy asks for that)."""
+    """List the runs that the server offered to this site, and whether each is approved (if the policy requires it)."""
     approvals = _approvals(state)
     rows = [_row(approvals, offer) for offer in approvals.offers()]
     if as_json:
@@ -131,16 +139,16 @@ def runs(state: State, as_json: AsJson = False) -> None:
 
 @client.command("deny")
 def deny(
-    run: Annotated[str, typer.Argument(help="A run that the server offers: see `protofed client runs`.")], state: State
+    run: Annotated[str, typer.Argument(help="An offered run; `protofed client runs` lists them.")], state: State
 ) -> None:
-    """Take no part in a run, whatever the policy says, until `protofed client approve`. A fit under way still ends."""
+    """Refuse a run, whatever the policy says, until `protofed client approve`. A fit in progress still completes."""
     approvals = _approvals(state)
     offer = approvals.offer(run)
     approvals.deny(offer)
-    console.print(f"denied: run {offer.run}; its daemon takes no more tasks of it", highlight=False)
+    console.print(f"denied: run {offer.run}; the daemon accepts no more of its tasks", highlight=False)
 
 
-def _show(recipe: Recipe, file: Path | None, *, tensors: bool, as_json: bool) -> None:
+def _show_plan(recipe: Recipe, file: Path | None, *, tensors: bool, as_json: bool) -> None:
     from protofed.deploy.console.progress import progress
 
     with progress(f"building {recipe.model.name}", shown=not as_json):
@@ -192,6 +200,7 @@ def _row(approvals: Approvals, offer: Offer) -> dict[str, str | int]:
 
 
 def _printable(name: str) -> str:
+    # The recipe came from the server: its names must not carry control characters to the hospital's terminal.
     return "".join(letter for letter in name if letter.isprintable())
 
 

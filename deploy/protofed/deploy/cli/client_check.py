@@ -1,4 +1,4 @@
-"""`protofed client check`: whether a site's data fit a run, before its daemon is started."""
+"""`protofed client check`: whether a site's data fit a run, before its daemon starts."""
 
 from __future__ import annotations
 
@@ -24,93 +24,105 @@ if TYPE_CHECKING:
     from protofed.deploy.site.check_result import SiteCheck
 
 console = Console()
-_UNSAID = "unsaid"  # of a daemon's settings that the data have nothing to do with
+_PLACEHOLDER = "unsaid"  # for settings that a daemon requires and this check does not use
 
 
 def check(
     recipe: Annotated[
-        str | None, typer.Argument(help="A recipe's file, or a name; without one: what is there.")
+        str | None, typer.Argument(help="A recipe's file or shipped name; default: only describe the data.")
     ] = None,
-    settings: Annotated[Path | None, typer.Option(help="The daemon's settings: TOML with a table [data].")] = None,
+    settings: Annotated[
+        Path | None, typer.Option(help="The daemon's settings file (TOML), with its data table.")
+    ] = None,
     policy: Annotated[
-        Path | None, typer.Option(help="The site's policy: below which number a class is absent.")
+        Path | None,
+        typer.Option(help="The site's policy: a class with fewer examples than its minimum counts as absent."),
     ] = None,
-    role: Annotated[list[str] | None, typer.Option(help="trainer, evaluator or both (twice).")] = None,
+    role: Annotated[list[str] | None, typer.Option(help="trainer or evaluator. Repeat for both.")] = None,
     partition_index: Annotated[
-        int | None, typer.Option(help="Which of data.partition's sites this is, from 0.")
+        int | None, typer.Option(help="This site's index in the partition of the data, from 0.")
     ] = None,
     contact_sheet: Annotated[
-        Path | None, typer.Option(help="A picture to write: some images a class, as the model sees them.")
+        Path | None, typer.Option(help="Write a picture with some images of each class, as the model sees them.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON, with all files by name.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with every file by name.")] = False,
     assignments: Set = None,
 ) -> None:
-    """Look at a site's data as a run would have them; nothing is sent. 65 if the daemon would take no part."""
+    """Read the site's data as a run would read them. Sends nothing. Exit code 65 if the data do not fit the run.
+
+    Example: `protofed client check RECIPE --settings site.toml`
+    """
     from protofed.deploy import shipped
 
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))  # what it says tells enough
+    structlog.configure(
+        wrapper_class=structlog.make_filtering_bound_logger(50)
+    )  # the printed result already says what the log would
     if recipe is None:
         needs_recipe(assignments, "a recipe")
-    wanted = None if recipe is None else shipped.recipe(recipe, assignments or ())
-    said = _settings(settings, {"policy": policy, "roles": role, "partition_index": partition_index})
+    run_recipe = None if recipe is None else shipped.recipe(recipe, assignments or ())
+    daemon_settings = _settings(settings, {"policy": policy, "roles": role, "partition_index": partition_index})
     with _bar(shown=not as_json) as bar:
         from protofed.deploy.site import check_table  # with PyTorch, which takes seconds
 
-        found = _look(said, wanted, bar)
+        result = _check_site(daemon_settings, run_recipe, bar)
         if contact_sheet is not None:
             bar.say("drawing the contact sheet")
-            _draw(found, contact_sheet)
+            _draw(result, contact_sheet)
     if as_json:
-        print(json.dumps(check_table.plain(found), indent=2, ensure_ascii=False))  # noqa: T201
+        print(json.dumps(check_table.plain(result), indent=2, ensure_ascii=False))  # noqa: T201
     else:
-        check_table.show(found, console)
+        check_table.show(result, console)
         if contact_sheet is not None:
             console.print(f"\ncontact sheet: {contact_sheet} (it shows the site's images)", highlight=False)
-    if found.refusal is not None:
+    if result.refusal is not None:
         raise typer.Exit(DataError.exit_code)
 
 
 def _settings(file: Path | None, given: dict[str, Any]) -> ClientSettings:
-    """A daemon's; what has nothing to do with data need not be said."""
+    """The daemon's settings, with placeholders for required ones that are not about data."""
     from protofed.common.config.recipe import read_table
     from protofed.common.config.settings import ClientSettings, read_settings
 
-    said = {} if file is None else read_table(file)
+    from_file = {} if file is None else read_table(file)
     for name in ("site", "policy", "state"):
-        if given.get(name) is None and name not in said and f"PROTOFED_CLIENT_{name.upper()}" not in os.environ:
-            given = {**given, name: _UNSAID}
+        variable = f"PROTOFED_CLIENT_{name.upper()}"
+        if given.get(name) is None and name not in from_file and variable not in os.environ:
+            given = {**given, name: _PLACEHOLDER}
     return read_settings(ClientSettings, file, given)
 
 
-def _look(settings: ClientSettings, recipe: Recipe | None, bar: Bar) -> SiteCheck:
+def _check_site(settings: ClientSettings, recipe: Recipe | None, bar: Bar) -> SiteCheck:
     from protofed.client.privacy.policy import Policy
     from protofed.deploy.site.check import site_check
 
-    known = settings.policy != Path(_UNSAID)
-    rules = Policy.read(settings.policy).rules if known else None
+    has_policy = settings.policy != Path(_PLACEHOLDER)
+    rules = Policy.read(settings.policy).rules if has_policy else None
     plugins.allow(rules.plugins if rules else ())
     return site_check(settings, recipe, rules.min_samples_per_class if rules else None, bar)
 
 
-def _draw(found: SiteCheck, file: Path) -> None:
-    """For this user only.
+def _draw(result: SiteCheck, file: Path) -> None:
+    """Write the contact sheet, readable by this user only: it shows patients' images.
 
     Raises:
-        StateError: it cannot be written.
+        StateError: the file cannot be written.
     """
     from protofed.deploy.site.contact_sheet import sheet
 
-    wanted = found.request
-    run = "own labels" if wanted.recipe is None else f"run {wanted.recipe.name}"
-    shape = " x ".join(map(str, wanted.input.shape))
-    names = [wanted.name(index) for index in range(wanted.classes)]
-    picture = sheet(found.survey, names, f"{run}: images as the model sees them, {shape}")
+    request = result.request
+    run = "own labels" if request.recipe is None else f"run {request.recipe.name}"
+    shape = " x ".join(map(str, request.input.shape))
+    names = [request.name(index) for index in range(request.classes)]
+    picture = sheet(result.survey, names, f"{run}: images as the model sees them, {shape}")
     try:
+        # O_EXCL after unlink: an existing file would keep its wider permissions, and a link would be followed.
         file.unlink(missing_ok=True)
         with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as opened:
             opened.write(picture)
     except OSError as error:
-        raise StateError(f"cannot write {file}: {error.strerror}; give --contact-sheet a place in a folder") from error
+        raise StateError(
+            f"cannot write {file}: {error.strerror}; give --contact-sheet a file in an existing folder"
+        ) from error
 
 
 @contextmanager

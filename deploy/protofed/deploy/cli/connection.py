@@ -1,4 +1,4 @@
-"""What all commands have in common that talk to a server as its operator: where it is, and who one is."""
+"""The connection options that all operator commands share: the server's address and the operator's identity."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 LOCAL = "127.0.0.1:7443"
-PATIENCE_S = 2.0  # before it is said that the server has not answered yet
+WAIT_DISPLAY_DELAY_S = 2.0  # quick answers show no 'waiting for …' line
 Server = Annotated[str, typer.Option(envvar="PROTOFED_OPERATOR_SERVER", help="host:port of the server.")]
 Identity = Annotated[
     Path | None, typer.Option(envvar="PROTOFED_OPERATOR_IDENTITY", help="Folder with the operator's certificate.")
@@ -18,7 +18,7 @@ Identity = Annotated[
 Plaintext = Annotated[
     bool, typer.Option("--plaintext", envvar="PROTOFED_OPERATOR_PLAINTEXT", help="No TLS; only on this machine.")
 ]
-OPTIONS: dict[str, tuple[Any, object]] = {  # type and default, as they stand behind a command's own
+OPTIONS: dict[str, tuple[Any, object]] = {  # name -> (type, default); they follow a command's own options
     "server": (Server, LOCAL),
     "identity": (Identity, None),
     "plaintext": (Plaintext, False),
@@ -26,25 +26,26 @@ OPTIONS: dict[str, tuple[Any, object]] = {  # type and default, as they stand be
 
 
 def connected(group: typer.Typer, name: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """A command whose first argument is an `Operator`; in its place the command line has the options of a connection.
+    """Register a command whose first argument is an `Operator`; the command line has the connection options instead.
 
-    gRPC is imported only when the command runs: `--help` is quick.
+    gRPC is imported only when the command runs, so that `--help` stays fast.
     """
 
     def register(function: Callable[..., None]) -> Callable[..., None]:
-        def act(*, server: str, identity: Path | None, plaintext: bool, **given: object) -> None:
+        def run_command(*, server: str, identity: Path | None, plaintext: bool, **given: object) -> None:
             from protofed.deploy.console.progress import progress
             from protofed.deploy.operator.connection import Operator
 
             with Operator(server, identity, plaintext) as operator:
                 shown = not given.get("as_json")
-                operator.waiting_display = progress(f"waiting for {server}", shown=shown, after_s=PATIENCE_S)
+                operator.waiting_display = progress(f"waiting for {server}", shown=shown, after_s=WAIT_DISPLAY_DELAY_S)
                 function(operator, **given)
 
-        command: Any = act
+        # Typer reads the signature and the annotations separately; both must name the same parameters.
+        command: Any = run_command
         parameters = _parameters(function)
         command.__signature__ = inspect.Signature(parameters)
-        command.__annotations__ = {one.name: one.annotation for one in parameters}
+        command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
         command.__doc__ = function.__doc__
         group.command(name)(command)
         return function
@@ -53,11 +54,12 @@ def connected(group: typer.Typer, name: str) -> Callable[[Callable[..., None]], 
 
 
 def _parameters(function: Callable[..., None]) -> list[inspect.Parameter]:
-    """As Typer reads them: the function's own but for the operator, then those of a connection."""
+    """The function's parameters without the operator, then the connection options."""
+    # `Operator` is imported for type checking only, so the name cannot be resolved here; its type is not needed.
     hints = get_type_hints(function, localns={"Operator": object}, include_extras=True)
-    own = list(inspect.signature(function).parameters.values())[1:]
-    more = [
+    own_parameters = list(inspect.signature(function).parameters.values())[1:]
+    connection_parameters = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
         for name, (kind, default) in OPTIONS.items()
     ]
-    return [*(one.replace(annotation=hints[one.name]) for one in own), *more]
+    return [*(each.replace(annotation=hints[each.name]) for each in own_parameters), *connection_parameters]

@@ -1,4 +1,4 @@
-"""`protofed client doctor` and `server doctor`: the options of the daemons, and what keeps these from working."""
+"""`protofed client doctor` and `server doctor`: check a daemon's prerequisites, with the options of its `start`."""
 
 from __future__ import annotations
 
@@ -18,79 +18,80 @@ if TYPE_CHECKING:
     from protofed.deploy.doctor.checks import Check
 
 console = Console()
-NOT_SETTINGS = (
-    "until_finished",
-    "recover",
-    "give_up_after",
-    "dry_run",
-)  # taken, so that a daemon's command line can be copied
-KEYS = {"recipe": "recipes", "role": "roles"}  # of the settings, where an option has another name
+# Options of `start` that doctor accepts and ignores, so that a daemon's command line can be copied as it is.
+NOT_SETTINGS = ("until_finished", "recover", "give_up_after", "dry_run")
+KEYS = {"recipe": "recipes", "role": "roles"}  # option -> settings key, where the two differ
 AsJson = Annotated[bool, typer.Option("--json", help="Print it as JSON.")]
-Strict = Annotated[bool, typer.Option("--strict", help="Warnings fail, too.")]
-Quick = Annotated[bool, typer.Option("--quick", help="Open the data, but do not load them.")]
+Strict = Annotated[bool, typer.Option("--strict", help="Treat warnings as failures.")]
+Quick = Annotated[bool, typer.Option("--quick", help="Open the data but do not load them.")]
 ForRecipe = Annotated[
-    str | None, typer.Option("--recipe", help="Of a run, whose data shape is compared: a file, or a name.")
+    str | None, typer.Option("--recipe", help="Compare the data with this recipe: a file, or a shipped name.")
 ]
 
 
 def of_server(start: Callable[..., None]) -> Callable[..., None]:
-    """The command with the options of `server start`."""
-    return _like(start, _look_at_server, {"strict": (Strict, False), "as_json": (AsJson, False)})
+    """The doctor command with the options of `server start` and its own."""
+    return _with_daemon_options(start, _check_server, {"strict": (Strict, False), "as_json": (AsJson, False)})
 
 
 def of_client(start: Callable[..., None]) -> Callable[..., None]:
-    """The command with the options of `client start`."""
-    more = {"for_recipe": (ForRecipe, None), "assignments": (Set, None), "quick": (Quick, False)}
-    more |= {"strict": (Strict, False)}
-    return _like(start, _look_at_client, {**more, "as_json": (AsJson, False)})
+    """The doctor command with the options of `client start` and its own."""
+    extra_options = {"for_recipe": (ForRecipe, None), "assignments": (Set, None), "quick": (Quick, False)}
+    extra_options |= {"strict": (Strict, False)}
+    return _with_daemon_options(start, _check_client, {**extra_options, "as_json": (AsJson, False)})
 
 
-def _like(
-    start: Callable[..., None], look: Callable[..., None], more: dict[str, tuple[Any, object]]
+def _with_daemon_options(
+    start: Callable[..., None], check: Callable[..., None], extra_options: dict[str, tuple[Any, object]]
 ) -> Callable[..., None]:
-    """A command with a daemon's options and some of its own, which gets the first ones as a table."""
+    """A command with the options of `start` and extra ones; `check` gets the former as a table of settings."""
     hints = get_type_hints(start, include_extras=True)
-    shared = [one for one in inspect.signature(start).parameters.values() if one.name != "context"]
+    shared = [parameter for parameter in inspect.signature(start).parameters.values() if parameter.name != "context"]
 
-    def act(*, settings: Path | None, **given: Any) -> None:
-        own = {option: given.pop(option) for option in more}
+    def run_command(*, settings: Path | None, **given: Any) -> None:
+        own_options = {option: given.pop(option) for option in extra_options}
         for option in NOT_SETTINGS:
             given.pop(option, None)
-        structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))  # the table tells enough
-        look(settings, options(given), **own)
+        structlog.configure(
+            wrapper_class=structlog.make_filtering_bound_logger(50)
+        )  # CRITICAL only: the table shows the results
+        check(settings, options(given), **own_options)
 
     parameters = [
-        *(one.replace(annotation=hints[one.name], kind=inspect.Parameter.KEYWORD_ONLY) for one in shared),
+        *(each.replace(annotation=hints[each.name], kind=inspect.Parameter.KEYWORD_ONLY) for each in shared),
         *(
             inspect.Parameter(option, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
-            for option, (kind, default) in more.items()
+            for option, (kind, default) in extra_options.items()
         ),
     ]
-    command: Any = act
+    command: Any = run_command
     command.__signature__ = inspect.Signature(parameters)
-    command.__annotations__ = {one.name: one.annotation for one in parameters}
-    command.__doc__ = look.__doc__
-    return act
+    command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    command.__doc__ = check.__doc__
+    return run_command
 
 
 def options(given: dict[str, Any]) -> dict[str, Any]:
-    """What a daemon's command line gives to its settings."""
+    """Settings from a daemon's options: settings keys, and None for flags that were not given."""
     if listen := given.get("metrics"):
         given = {**given, "metrics": {"listen": listen}}
     return {KEYS.get(name, name): value or None if value is False else value for name, value in given.items()}
 
 
-def _look_at_server(file: Path | None, given: dict[str, Any], *, strict: bool, as_json: bool) -> None:
-    """What the server needs: identity, operators, recipes, state folder, ledger, port, limits. Nothing is started."""
+def _check_server(file: Path | None, given: dict[str, Any], *, strict: bool, as_json: bool) -> None:
+    """Check the server's identity, operators, recipes, state folder, ledger, port and limits. Starts nothing.
+
+    Example: `protofed server doctor --settings server.toml`
+    """
     from protofed.common.config.settings import ServerSettings, read_settings
     from protofed.deploy.doctor.server import ServerDoctor
 
     assignments = given.pop("assignments", None) or ()
-    found = ServerDoctor(lambda: read_settings(ServerSettings, file, given), assignments=assignments)
-    _tell(found.checks(), strict=strict, as_json=as_json)
+    doctor = ServerDoctor(lambda: read_settings(ServerSettings, file, given), assignments=assignments)
+    _report_checks(doctor.checks(), strict=strict, as_json=as_json)
 
 
-def _look_at_client(
+def _check_client(
     file: Path | None,
     given: dict[str, Any],
     *,
@@ -100,7 +101,10 @@ def _look_at_client(
     strict: bool,
     as_json: bool,
 ) -> None:
-    """What a site's daemon needs: identity, the way to the server, policy, device, data. It does not enroll."""
+    """Check the site's identity, connection to the server, policy, device and data. Does not enroll.
+
+    Example: `protofed client doctor --settings site.toml`
+    """
     from protofed.common.config.settings import ClientSettings, read_settings
     from protofed.deploy import shipped
     from protofed.deploy.doctor.client import ClientDoctor
@@ -109,11 +113,11 @@ def _look_at_client(
     if for_recipe is None:
         needs_recipe(assignments, "--recipe")
     site = SiteUnderCheck(None if for_recipe is None else lambda: shipped.recipe(for_recipe, assignments or ()), quick)
-    found = ClientDoctor(lambda: read_settings(ClientSettings, file, given), site)
-    _tell(found.checks(), strict=strict, as_json=as_json)
+    doctor = ClientDoctor(lambda: read_settings(ClientSettings, file, given), site)
+    _report_checks(doctor.checks(), strict=strict, as_json=as_json)
 
 
-def _tell(checks: Sequence[Check], *, strict: bool, as_json: bool) -> None:
+def _report_checks(checks: Sequence[Check], *, strict: bool, as_json: bool) -> None:
     from protofed.deploy.doctor import table
     from protofed.deploy.doctor.checks import first_finding, run_checks, verdict
 

@@ -1,4 +1,4 @@
-"""`protofed export` and `protofed predict`: a model leaves a run, and is used."""
+"""`protofed export` writes a run's model to a folder; `protofed predict` classifies images with it."""
 
 from __future__ import annotations
 
@@ -19,51 +19,54 @@ if TYPE_CHECKING:
     from protofed.deploy.export.predict import Predicted
 
 console = Console()
-told = Console(stderr=True)
+error_console = Console(stderr=True)
 AsJson = Annotated[bool, typer.Option("--json", help="Print it as JSON.")]
 Allowed = Annotated[
     list[str] | None,
-    typer.Option("--allow-plugin", help="Plug-in, or package.module:attribute, whose code may be run."),
+    typer.Option("--allow-plugin", help="Plug-in, or package.module:attribute, whose code may run. May be repeated."),
 ]
 
 
 class UnreadableImagesError(DataError):
-    """Some images could not be read; the others were done."""
+    """Some images could not be read; the others were classified."""
 
 
 def export(
     run: Annotated[str, typer.Argument(help="The run's name.")],
-    model: Annotated[str, typer.Option(help="global, class:N (of cwfedavg) or personal (on the site's machine).")],
+    model: Annotated[str, typer.Option(help="global, class:N (cwfedavg) or personal (on the site's machine).")],
     out: Annotated[Path, typer.Option(help="Folder for the model.")],
     output: Annotated[
-        Literal["safetensors", "onnx", "both"], typer.Option("--format", help="Of the weights.")
+        Literal["safetensors", "onnx", "both"], typer.Option("--format", help="Format of the weights.")
     ] = "both",
-    round_: Annotated[int | None, typer.Option("--round", min=0, help="Else the newest that is kept.")] = None,
+    round_: Annotated[int | None, typer.Option("--round", min=0, help="Default: the newest kept round.")] = None,
     state: Annotated[
-        Path | None, typer.Option(help="Read this state folder of a server or of `simulate`, and ask no server.")
+        Path | None, typer.Option(help="Read this state folder of a server or of `simulate`; connect to no server.")
     ] = None,
     server: Server = LOCAL,
     identity: Identity = None,
     plaintext: Plaintext = False,
-    site_state: Annotated[Path | None, typer.Option(help="personal: state folder of the site's daemon.")] = None,
+    site_state: Annotated[Path | None, typer.Option(help="With personal: state folder of the site's daemon.")] = None,
     settings: Annotated[
-        Path | None, typer.Option(help="personal, with cwfedavg-private: the daemon's --settings, for its data.")
+        Path | None, typer.Option(help="With personal and cwfedavg-private: the daemon's --settings, for its data.")
     ] = None,
     partition_index: Annotated[
         int | None, typer.Option(min=0, help="With --settings: the daemon's --partition-index.")
     ] = None,
-    recipe: Annotated[str | None, typer.Option(help="The run's recipe, where no folder has it.")] = None,
-    classes: Annotated[Path | None, typer.Option(help="Text file with the classes' names, one a line.")] = None,
+    recipe: Annotated[str | None, typer.Option(help="The run's recipe, if no given folder has it.")] = None,
+    classes: Annotated[Path | None, typer.Option(help="Text file with the class names, one per line.")] = None,
     allow_plugin: Allowed = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace a model that is in --out.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace a model in --out.")] = False,
     as_json: AsJson = False,
     assignments: Set = None,
     dry_run: DryWrite = False,
 ) -> None:
-    """Export a model of a run: weights, ONNX and a model card. A personal one is made at the site and sent nowhere."""
+    """Export a run's model: weights, ONNX and a model card. A personal model is built at the site and sent nowhere.
+
+    Example: `protofed export RUN --model global --out model`
+    """
     from protofed.deploy.export.export import ExportRequest
 
-    wanted = ExportRequest(
+    request = ExportRequest(
         run=_run(run),
         kind=model,
         out=out,
@@ -79,71 +82,75 @@ def export(
         dry_run=dry_run,
     )
     if state is not None or model == "personal":
-        _say(_exported(wanted), as_json, dry_run=dry_run)
+        _show_exported(_export_with_progress(request), as_json, dry_run=dry_run)
         return
     from dataclasses import replace
 
     from protofed.deploy.operator.connection import Operator
 
     with Operator(server, identity, plaintext) as operator:
-        _say(_exported(replace(wanted, operator=operator)), as_json, dry_run=dry_run)
+        _show_exported(_export_with_progress(replace(request, operator=operator)), as_json, dry_run=dry_run)
 
 
 def predict(
-    model: Annotated[Path, typer.Argument(help="Folder of `protofed export`.")],
-    images: Annotated[Path, typer.Argument(help="Folder with images (all levels), or an .npz.")],
-    out: Annotated[Path, typer.Option(help="The table, CSV.")],
+    model: Annotated[Path, typer.Argument(help="Folder that `protofed export` wrote.")],
+    images: Annotated[Path, typer.Argument(help="Folder with images, searched recursively, or an .npz.")],
+    out: Annotated[Path, typer.Option(help="CSV file to write.")],
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "cpu",
-    batch: Annotated[int, typer.Option(min=1, help="Images at a time.")] = 64,
-    runtime: Annotated[Literal["auto", "onnx", "torch"], typer.Option(help="What computes.")] = "auto",
+    batch: Annotated[int, typer.Option(min=1, help="Images per batch.")] = 64,
+    runtime: Annotated[Literal["auto", "onnx", "torch"], typer.Option(help="Inference runtime.")] = "auto",
     allow_plugin: Allowed = None,
     skip_unreadable: Annotated[
-        bool, typer.Option("--skip-unreadable", help="End with 0 although some images cannot be read.")
+        bool, typer.Option("--skip-unreadable", help="Exit code 0 even if some images cannot be read.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Classify images with an exported model. 65 if some cannot be read; the others are done all the same."""
+    """Classify images with an exported model. Exit code 65 if some cannot be read; the others are still classified.
+
+    Example: `protofed predict model images --out predictions.csv`
+    """
     from protofed.deploy.export import predict as work
 
-    asked = work.PredictRequest(model, images, out, runtime, device, batch, frozenset(allow_plugin or ()), not as_json)
-    found = work.predict(asked)
-    bad = len(found.unreadable)
+    allowed = frozenset(allow_plugin or ())
+    request = work.PredictRequest(model, images, out, runtime, device, batch, allowed, not as_json)
+    result = work.predict(request)
+    unreadable_count = len(result.unreadable)
     if as_json:
-        unreadable = [vars(one) for one in found.unreadable]
-        _print({"out": str(out), "images": found.done, "runtime": found.runtime, "unreadable": unreadable})
+        unreadable = [vars(image) for image in result.unreadable]
+        _print_json({"out": str(out), "images": result.done, "runtime": result.runtime, "unreadable": unreadable})
     else:
-        _list(found, work.SHOWN)
+        _list_unreadable(result, work.SHOWN)
         console.print(
-            f"{found.done} images by {found.runtime}, {bad} unreadable: {out}",
+            f"{result.done} images by {result.runtime}, {unreadable_count} unreadable: {out}",
             markup=False,
             highlight=False,
             soft_wrap=True,
         )
-    if bad and not skip_unreadable:
+    if unreadable_count and not skip_unreadable:
         raise UnreadableImagesError(
-            f"{bad} of {bad + found.done} images cannot be read, such as {found.unreadable[0].path}; repair or remove "
-            "them, or add --skip-unreadable"
+            f"{unreadable_count} of {unreadable_count + result.done} images cannot be read, such as "
+            f"{result.unreadable[0].path}; repair or remove them, or add --skip-unreadable"
         )
 
 
-def _exported(wanted: ExportRequest) -> Exported:
+def _export_with_progress(request: ExportRequest) -> Exported:
     from protofed.deploy.console.progress import progress
     from protofed.deploy.export.export import export as work
 
-    with progress(f"exporting {wanted.kind}"):
-        return work(wanted)
+    with progress(f"exporting {request.kind}"):
+        return work(request)
 
 
-def _say(made: Exported, as_json: bool, *, dry_run: bool) -> None:
-    facts = made.facts
+def _show_exported(exported: Exported, as_json: bool, *, dry_run: bool) -> None:
+    facts = exported.facts
     if as_json:
         table = facts.model_dump(mode="json")
-        _print(
+        _print_json(
             {
-                "folder": str(made.folder),
+                "folder": str(exported.folder),
                 "dry_run": dry_run,
-                "files": dict(made.files),
-                "difference": made.difference,
+                "files": dict(exported.files),
+                "difference": exported.difference,
                 **table,
             }
         )
@@ -151,12 +158,12 @@ def _say(made: Exported, as_json: bool, *, dry_run: bool) -> None:
     origin, shape = facts.origin, list(facts.model.input.shape)
     whose = f" of site {origin.site}" if origin.site else ""
     lines = [
-        f"{made.folder}: {origin.kind} model{whose}, run {origin.run}, round {origin.round}, input [N, "
+        f"{exported.folder}: {origin.kind} model{whose}, run {origin.run}, round {origin.round}, input [N, "
         f"{', '.join(map(str, shape))}], {len(facts.model.classes)} classes"
     ]
-    lines += [f"  {name}: {size / 1e6:.2f} MB" for name, size in made.files.items()]
-    if made.difference is not None:
-        lines.append(f"  ONNX Runtime and PyTorch differ by at most {made.difference:.1e} in probabilities")
+    lines += [f"  {name}: {size / 1e6:.2f} MB" for name, size in exported.files.items()]
+    if exported.difference is not None:
+        lines.append(f"  ONNX Runtime and PyTorch differ by at most {exported.difference:.1e} in probabilities")
     if dry_run:
         lines.insert(0, "dry run: nothing was written")
     scores = {name: value for name, value in facts.scores.values.items() if name.endswith("accuracy")}
@@ -164,11 +171,11 @@ def _say(made: Exported, as_json: bool, *, dry_run: bool) -> None:
     console.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)
 
 
-def _list(found: Predicted, most: int) -> None:
-    for one in found.unreadable[:most]:
-        told.print(f"unreadable: {one.path}: {one.why}", markup=False, highlight=False, soft_wrap=True)
-    if (more := len(found.unreadable) - most) > 0:
-        told.print(f"and {more} more")
+def _list_unreadable(result: Predicted, limit: int) -> None:
+    for image in result.unreadable[:limit]:
+        error_console.print(f"unreadable: {image.path}: {image.why}", markup=False, highlight=False, soft_wrap=True)
+    if (more := len(result.unreadable) - limit) > 0:
+        error_console.print(f"and {more} more")
 
 
 def _run(name: str) -> str:
@@ -187,22 +194,22 @@ def _recipe(name: str | None, assignments: list[str] | None) -> Recipe | None:
 
 
 def _site_data(file: Path | None, partition_index: int | None) -> tuple[Data, int] | None:
-    """What the site's daemon trains on, by its settings' file."""
+    """The data of the site's daemon and its partition index, from the daemon's settings file."""
     from protofed.common.config.recipe import Data, parse, read_table
 
     if file is None:
         if partition_index is not None:
-            raise ConfigError("--partition-index goes with --settings, which say of what it is a share; add them")
+            raise ConfigError("--partition-index needs --settings, which define the partition; add it")
         return None
     table = read_table(file)
     data = parse(dict(table.get("data", {})), Data, f"{file}, [data]")
     number = table.get("partition_index") if partition_index is None else partition_index
     if number is None and data.partition.kind != "whole":
         raise ConfigError(
-            "--settings cuts its data into several sites; add --partition-index, as the site's daemon is given it"
+            "--settings partitions its data into several sites; add the --partition-index of the site's daemon"
         )
     return data, int(number or 0)
 
 
-def _print(found: object) -> None:
-    print(json.dumps(found, indent=2))  # noqa: T201
+def _print_json(result: object) -> None:
+    print(json.dumps(result, indent=2))  # noqa: T201

@@ -1,4 +1,4 @@
-"""The command line. Errors are one or two lines and an exit code; tracebacks only with --debug."""
+"""Entry point and command tree of `protofed`. Errors are one or two lines and an exit code; --debug adds tracebacks."""
 
 from __future__ import annotations
 
@@ -19,36 +19,36 @@ from protofed.deploy.cli.certs import certs
 from protofed.deploy.cli.client import client
 from protofed.deploy.cli.compare import compare
 from protofed.deploy.cli.new import new
-from protofed.deploy.cli.renamed import now_called
+from protofed.deploy.cli.renamed import replacement_message
 from protofed.deploy.cli.report import report
 from protofed.deploy.cli.server import server
 from protofed.deploy.cli.tracking import tracking
 from protofed.deploy.daemons.pid1 import end_on_sigterm
 from protofed.deploy.logs import setup
 
-# As `--help` lists them: the hospital's first, then the coordinator's, then the researcher's.
+# The order in `--help`: commands of the hospital, then of the coordinator, then of the researcher.
 ORDER = (
     *("client", "server", "runs", "sites", "certs", "audit", "report", "export", "predict"),
     *("simulate", "compare", "figures", "tracking", "new", "demo"),
 )
 
 
-class _ByReader(TyperGroup):
-    """Commands in the order of their readers; Typer by itself puts all commands before all groups."""
+class _AudienceOrder(TyperGroup):
+    """Lists commands by audience; by default Typer lists all commands before all groups."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         return sorted(self.commands, key=ORDER.index)
 
 
 app = typer.Typer(
-    cls=_ByReader,
+    cls=_AudienceOrder,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
     help="Federated learning for sites whose classes are skewed.",
-    epilog="Exit codes: 0 done · 1 a run failed, or not ready · 2 wrong arguments · 65 data · 69 server or port not "
-    "to be had · 70 internal · 74 state folder · 76 protocol or version · 77 policy · 78 recipe or setting · "
-    "130 interrupted · 10 to 63, 80 to 82: findings of doctor",
+    epilog="Exit codes: 0 done · 1 a run failed, or not ready · 2 wrong arguments · 65 data · 69 server or port "
+    "unavailable · 70 internal · 74 state folder · 76 protocol or version · 77 policy · 78 recipe or setting · "
+    "130 interrupted · 10 to 63, 80 to 82: problems found by doctor",
 )
 HOSPITAL, COORDINATOR, RESEARCHER = "Hospital", "Coordinator", "Researcher"
 app.add_typer(client, name="client", rich_help_panel=HOSPITAL)
@@ -69,44 +69,51 @@ app.command("demo", rich_help_panel=RESEARCHER)(simulate.demo)
 console = Console()
 
 
-def _version(asked: bool) -> None:
-    if asked:
+def _version(requested: bool) -> None:
+    if requested:
         console.print(f"protofed {VERSION}")
         raise typer.Exit
 
 
 @app.callback()
 def _global(
-    debug: Annotated[bool, typer.Option("--debug", help="Tracebacks and debug logs.")] = False,
-    version: Annotated[  # noqa: ARG001  (answered by its callback)
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and end.")
+    debug: Annotated[bool, typer.Option("--debug", help="Print tracebacks and debug logs.")] = False,
+    version: Annotated[  # noqa: ARG001  (its callback prints and exits)
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
     setup.configure(debug=debug)
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Entry point of `protofed`; always ends in SystemExit."""
+    """Entry point of `protofed`; always ends in SystemExit.
+
+    Args:
+        arguments: the words after `protofed`; None: those of the process. Tests pass their own.
+    """
     end_on_sigterm()
     try:
         failpoint.arm(os.environ.get(failpoint.VARIABLE))
-        if (message := now_called(sys.argv[1:] if arguments is None else arguments, app)) is not None:
-            _say(message, ConfigError(message), 2)
+        if (message := replacement_message(sys.argv[1:] if arguments is None else arguments, app)) is not None:
+            _report_error(message, ConfigError(message), 2)
             sys.exit(2)
         app(arguments)
     except KeyboardInterrupt:
         sys.exit(130)
     except ProtofedError as error:
-        _say(str(error), error, error.exit_code)
+        _report_error(str(error), error, error.exit_code)
         sys.exit(error.exit_code)
     except ModuleNotFoundError as error:
-        _say(f"{error.name} is not installed: sites and simulations need pip install 'protofed[client]'", error, 78)
+        # A server-only installation lacks PyTorch; commands import what they need when they run, so it shows up here.
+        needed = "sites and simulations need pip install 'protofed[client]'"
+        _report_error(f"{error.name} is not installed: {needed}", error, 78)
         sys.exit(78)
     except Exception as error:
-        _say(f"internal error: {type(error).__name__}: {error}; run again with --debug for details", error, 70)
+        _report_error(f"internal error: {type(error).__name__}: {error}; run again with --debug for details", error, 70)
         sys.exit(70)
 
 
-def _say(message: str, error: Exception, exit_code: int) -> None:
+def _report_error(message: str, error: Exception, exit_code: int) -> None:
+    # A daemon reports its exit in its log, as one more JSON line; everything else prints it.
     if not setup.log_exit(message, exit_code, error):
         print(f"protofed: {message}", file=sys.stderr)  # noqa: T201

@@ -1,4 +1,4 @@
-"""`protofed new`: begin something of one's own."""
+"""`protofed new`: start a package of your own from a template."""
 
 from __future__ import annotations
 
@@ -8,21 +8,24 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-new = typer.Typer(no_args_is_help=True, help="Write the beginning of a package of your own.")
+new = typer.Typer(no_args_is_help=True, help="Start a package of your own from a template.")
 console = Console()
 
 
 @new.callback()
 def _group() -> None:
-    """Keep `method` a command of its own, though there is no other one yet."""
+    """Keep `method` a subcommand: Typer merges a single command into its group unless the group has a callback."""
 
 
 @new.command("method")
 def method(
-    name: Annotated[str, typer.Argument(help="Of the method, as recipes name it: my-method.")],
-    into: Annotated[Path, typer.Option(help="Folder in which the package's folder is made.")] = Path(),
+    name: Annotated[str, typer.Argument(help="The method's name in recipes, as my-method.")],
+    into: Annotated[Path, typer.Option(help="Folder in which to create the package's folder.")] = Path(),
 ) -> None:
-    """Write a package with a method of your own: both halves, a recipe, tests and the entry point; FedAvg at first."""
+    """Create a package for your own method: client and server halves, recipe, tests, entry point. It starts as FedAvg.
+
+    Example: `protofed new method my-method`
+    """
     from protofed.deploy.templates.new_method import new_method
 
     for path in (files := new_method(name, into)):

@@ -1,4 +1,4 @@
-"""Options that several commands share, and what a daemon's command sets up first."""
+"""Options and logging that the daemons' commands share, and `health`."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ import typer
 
 from protofed.deploy.logs import setup
 
-State = Annotated[Path | None, typer.Option(help="Folder for everything that must survive.")]
-Settings = Annotated[Path | None, typer.Option(help="TOML file; the environment and these options override it.")]
-Metrics = Annotated[str | None, typer.Option(help="host:port of /metrics, /healthz, /readyz; port 0 takes a free one.")]
-UntilFinished = Annotated[bool, typer.Option("--until-finished", help="End when no run is left.")]
-RunningState = Annotated[Path, typer.Option("--state", help="The daemon's state folder; the daemon has --metrics.")]
+State = Annotated[Path | None, typer.Option(help="Folder for everything that must survive a restart.")]
+Settings = Annotated[Path | None, typer.Option(help="TOML file; environment variables and options override it.")]
+Metrics = Annotated[str | None, typer.Option(help="host:port of /metrics, /healthz, /readyz; port 0 picks a free one.")]
+UntilFinished = Annotated[bool, typer.Option("--until-finished", help="Exit when no run is left.")]
+RunningState = Annotated[Path, typer.Option("--state", help="State folder of a daemon that runs with --metrics.")]
 
 
 def log_as_daemon(context: typer.Context) -> None:
-    """Log as a process that lives on: its log is all that is known of it."""
+    """Switch to the log format of a long-running process; `--debug` of the root command still counts."""
     setup.configure(debug=bool(context.find_root().params.get("debug")), daemon=True)
 
 
 def health(state: RunningState) -> None:
-    """Ask a running daemon whether it is ready: ends with 0, or with 1 and one line of what it lacks."""
+    """Check that a running daemon is ready. Exit code 0, or 1 and one line that says what is missing."""
     from protofed.deploy.daemons import readyz
 
     raise typer.Exit(readyz.report(state))

@@ -1,4 +1,4 @@
-"""`--set` and `--dry-run`: what every command that reads a recipe shares."""
+"""`--set` and `--dry-run`, for every command that reads a recipe."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from protofed.deploy.overrides import leaves
 
 Set = Annotated[
     list[str] | None,
-    typer.Option("--set", help="KEY=VALUE in TOML, as plan.lr=0.1: replaces a key of the recipe. May be repeated."),
+    typer.Option("--set", help="KEY=VALUE in TOML, as plan.lr=0.1: replace a key of the recipe. May be repeated."),
 ]
 DryRun = Annotated[
     bool,
     typer.Option(
-        "--dry-run", help="Check the recipe; print it, its sites and what they send; start and write nothing."
+        "--dry-run", help="Check and print the recipe, its sites and what they send; start and write nothing."
     ),
 ]
 DryWrite = Annotated[
@@ -28,7 +28,7 @@ DryWrite = Annotated[
 
 
 def show_dry_run(recipes: Sequence[Recipe], *, simulated: bool) -> None:
-    """Print each recipe as TOML, a key a line, with comments on its sites and on what leaves a site.
+    """Print each recipe as TOML, one key per line, with comments on its sites and on what leaves a site.
 
     Args:
         simulated: the sites are those of the recipe's [data]; else daemons, which have data of their own.
@@ -39,14 +39,17 @@ def show_dry_run(recipes: Sequence[Recipe], *, simulated: bool) -> None:
     for recipe in recipes:
         if simulated and recipe.data is None:
             raise ConfigError(f"recipe '{recipe.name}' has no [data]; a simulation needs to know what its sites hold")
-        for line in (_what(recipe), _sites(recipe, simulated=simulated), *_sent(recipe)):
+        for line in (_title(recipe), _sites(recipe, simulated=simulated), *_outgoing(recipe)):
             typer.echo(f"# {line}")
         for key, value in leaves(recipe.model_dump(mode="json", exclude_none=True)):
             typer.echo(f"{key} = {json.dumps(value, ensure_ascii=False)}")
 
 
 def needs_recipe(assignments: Sequence[str] | None, option: str) -> None:
-    """Where a command reads a recipe only if it is given one.
+    """Refuse `--set` when no recipe was given. Called by commands whose recipe is optional.
+
+    Args:
+        option: what to add, as named in the error.
 
     Raises:
         ConfigError: there are assignments.
@@ -55,7 +58,7 @@ def needs_recipe(assignments: Sequence[str] | None, option: str) -> None:
         raise ConfigError(f"--set changes a recipe, and none was given; add {option}")
 
 
-def _what(recipe: Recipe) -> str:
+def _title(recipe: Recipe) -> str:
     return f"{recipe.name}: {recipe.rounds} rounds of {recipe.method.name}, model {recipe.model.name}"
 
 
@@ -64,14 +67,17 @@ def _sites(recipe: Recipe, *, simulated: bool) -> str:
     if simulated and recipe.data is not None:
         partition = recipe.data.partition
         sites = getattr(partition, "sites", None)
-        found = f"{sites} and an evaluator" if sites else "as the data have them, and an evaluator"
-        return f"sites: {found}, of {recipe.data.source} data, partition {partition.kind}"
+        count = f"{sites} and an evaluator" if sites else "as the data define them, and an evaluator"
+        return f"sites: {count}, of {recipe.data.source} data, partition {partition.kind}"
     required = f", {', '.join(federation.required_sites)} among them" if federation.required_sites else ""
     return f"sites: all that take part; a round opens with at least {federation.min_sites} trainers{required}"
 
 
-def _sent(recipe: Recipe) -> Iterator[str]:
-    """What leaves a site that has all classes and a policy that allows everything; needs PyTorch."""
+def _outgoing(recipe: Recipe) -> Iterator[str]:
+    """What leaves a site that has all classes and a policy that allows everything.
+
+    Without PyTorch, as on a server, one line says that this was not checked.
+    """
     try:
         from protofed.deploy.simulation.simulation import everything
         from protofed.deploy.site.plan import site_plan

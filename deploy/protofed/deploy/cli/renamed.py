@@ -1,4 +1,4 @@
-"""Commands that were called otherwise before 0.2: whoever types an old word is told the new one."""
+"""Commands and options renamed in 0.2: the old word gets an error that names the new one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Final
 import typer
 from typer.main import get_command
 
-COMMANDS: Final[Mapping[tuple[str, ...], str]] = {  # the first words of an old command line -> the command now
+COMMANDS: Final[Mapping[tuple[str, ...], str]] = {  # first words of an old command line -> today's command
     ("site", "check"): "client check",
     ("site", "plan"): "client preview",
     ("site", "runs"): "client runs",
@@ -22,15 +22,16 @@ COMMANDS: Final[Mapping[tuple[str, ...], str]] = {  # the first words of an old 
     ("pictures",): "figures",
     ("track",): "tracking sync",
 }
-GROUPS: Final = ("client", "server")  # these were commands: options stood where a command stands now
+GROUPS: Final = ("client", "server")  # commands before 0.2: options followed where a subcommand follows now
 OPTIONS: Final[Mapping[str, str]] = {"--share": "--partition-index"}
 
 
-def now_called(arguments: Sequence[str], app: typer.Typer) -> str | None:
-    """What an old command line is called now, in a sentence; None: it is no old one.
+def replacement_message(arguments: Sequence[str], app: typer.Typer) -> str | None:
+    """The message for a command line in old words; None if it is not one.
 
     Args:
-        app: the commands of today, which say what options take a value.
+        arguments: the words after `protofed`.
+        app: today's commands; they define which options take a value.
     """
     words = [word for word in arguments if word != "--debug"]
     for old, new in COMMANDS.items():
@@ -47,7 +48,7 @@ def now_called(arguments: Sequence[str], app: typer.Typer) -> str | None:
 
 
 def _options(words: Sequence[str], command: Any) -> Iterator[str]:
-    """The names of the options among the words, read as Click reads them: what follows an option can be its value."""
+    """The option names among the words, as Click parses them: the word after an option may be its value."""
     rest = iter(words)
     for word in rest:
         name, assigned, _ = word.partition("=")
@@ -57,10 +58,12 @@ def _options(words: Sequence[str], command: Any) -> Iterator[str]:
             command = getattr(command, "commands", {}).get(word, command)
             continue
         yield name
-        taking = any(
-            name in one.opts and not one.is_flag and not one.count for one in command.params if _is_option(one)
+        takes_value = any(
+            name in option.opts and not option.is_flag and not option.count
+            for option in command.params
+            if _is_option(option)
         )
-        if taking and not assigned:
+        if takes_value and not assigned:
             next(rest, None)
 
 

@@ -1,4 +1,4 @@
-"""`protofed report`: a run as one HTML file."""
+"""`protofed report`: write a run's report as one HTML file."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from protofed.common.errors import ConfigError
 from protofed.deploy.cli.connection import LOCAL, Identity, Plaintext, Server
 
 console = Console()
-Run = Annotated[str | None, typer.Argument(help="The run's name; may be left out where --state holds only one.")]
-Out = Annotated[Path | None, typer.Option(help="The file; else RUN-report.html here.")]
+Run = Annotated[str | None, typer.Argument(help="The run's name; optional if --state holds only one run.")]
+Out = Annotated[Path | None, typer.Option(help="File to write; default: RUN-report.html in this folder.")]
 State = Annotated[
     Path | None,
-    typer.Option(help="Read this state folder of a server (it may run) or of `simulate`, and ask no server."),
+    typer.Option(help="Read this state folder of a server (it may be running) or of `simulate`; connect to no server."),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print all that the report is made of as JSON, and write none.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the report's data as JSON instead of writing the report.")]
 
 
 def report(
@@ -31,35 +31,41 @@ def report(
     plaintext: Plaintext = False,
     as_json: AsJson = False,
 ) -> None:
-    """Write a run's report: one HTML file with everything in it, to be shown to people who were not there."""
+    """Write a run's report for readers without access to the server: one self-contained HTML file.
+
+    Example: `protofed report RUN --out report.html`
+    """
     if state is not None:
-        found = run_record_of(state, run)
+        run_record = run_record_of(state, run)
     elif run is None:
-        raise ConfigError("name the run, as `protofed runs list` has it, or a folder with --state")
+        raise ConfigError("name a run from `protofed runs list`, or a folder with --state")
     else:
-        found = _asked(run, server, identity, plaintext)
+        run_record = _fetch(run, server, identity, plaintext)
     if as_json:
-        print(json.dumps(found, indent=2))  # noqa: T201
+        print(json.dumps(run_record, indent=2))  # noqa: T201
         return
-    where = _write(found, out or Path(f"{found['run']['name']}-report.html"))
-    console.print(f"{where}: {where.stat().st_size / 1e3:,.0f} kB", soft_wrap=True, highlight=False, markup=False)
+    path = _write(run_record, out or Path(f"{run_record['run']['name']}-report.html"))
+    console.print(f"{path}: {path.stat().st_size / 1e3:,.0f} kB", soft_wrap=True, highlight=False, markup=False)
 
 
 def run_record_of(folder: Path, run: str | None) -> dict[str, Any]:
-    """From a state folder.
+    """The run record of one run in a state folder.
+
+    Args:
+        run: its name; None if the folder holds only one run.
 
     Raises:
-        StateError: it is none.
-        ConfigError: it holds no such run, or several and none was named.
+        StateError: the folder is no state folder.
+        ConfigError: the folder has no such run, or several and none was named.
     """
     from protofed.deploy.state_folder import open_state
     from protofed.server.operator.run_record import run_record
 
-    with open_state(folder) as kept:
-        return run_record(kept.ledger, kept.blobs, kept.run(run))
+    with open_state(folder) as folder_state:
+        return run_record(folder_state.ledger, folder_state.blobs, folder_state.run(run))
 
 
-def _asked(run: str, server: str, identity: Path | None, plaintext: bool) -> dict[str, Any]:
+def _fetch(run: str, server: str, identity: Path | None, plaintext: bool) -> dict[str, Any]:
     from protofed.deploy.operator.connection import Operator
 
     with Operator(server, identity, plaintext) as operator, console.status(f"asking {server}"):

@@ -13,7 +13,9 @@ from protofed.deploy.cli.options import Metrics, Settings, State, UntilFinished,
 from protofed.deploy.cli.overrides import DryRun, Set, show_dry_run
 from protofed.deploy.cli.tracking import TensorBoard
 
-server = typer.Typer(no_args_is_help=True, help="The aggregation server: start it, check its prerequisites.")
+server = typer.Typer(
+    no_args_is_help=True, help="For coordinators: start the aggregation server, check its prerequisites and health."
+)
 console = Console()
 
 
@@ -21,8 +23,10 @@ console = Console()
 def start(
     context: typer.Context,
     settings: Settings = None,
-    recipe: Annotated[list[Path] | None, typer.Option(help="Recipe of a run; several run one after the other.")] = None,
-    listen: Annotated[str | None, typer.Option(help="host:port; port 0 takes a free one.")] = None,
+    recipe: Annotated[
+        list[Path] | None, typer.Option(help="Recipe of a run. May be repeated; runs execute in this order.")
+    ] = None,
+    listen: Annotated[str | None, typer.Option(help="host:port; port 0 picks a free one.")] = None,
     identity: Annotated[
         Path | None, typer.Option(help="Folder with the server's cert.pem, key.pem and ca.pem, and operators/*.pem.")
     ] = None,
@@ -32,12 +36,16 @@ def start(
     tensorboard: TensorBoard = None,
     until_finished: UntilFinished = False,
     recover: Annotated[
-        bool, typer.Option("--recover", help="Go on although the ledger has lost some of what it promised.")
+        bool,
+        typer.Option("--recover", help="Start even though the ledger lost records that it had confirmed to sites."),
     ] = False,
     assignments: Set = None,
     dry_run: DryRun = False,
 ) -> None:
-    """Run the aggregation server; runs are begun by --recipe, or any time later by `protofed runs start`."""
+    """Run the aggregation server. Start runs with --recipe, or later with `protofed runs start`.
+
+    Example: `protofed server start --settings server.toml --recipe recipe.toml`
+    """
     from protofed.common.config.settings import ServerSettings, read_settings
     from protofed.common.malloc import keep_memory
     from protofed.deploy.daemons.server import recipes_of, run_server
@@ -47,16 +55,18 @@ def start(
         keep_memory()
     given: dict[str, Any] = {"recipes": recipe, "listen": listen, "state": state, "metrics": metrics}
     given |= {"identity": identity, "plaintext": plaintext or None, "tensorboard": tensorboard}
-    said = read_settings(ServerSettings, settings, given)
+    server_settings = read_settings(ServerSettings, settings, given)
     if dry_run:
-        show_dry_run(recipes_of(said, assignments or ()), simulated=False)
+        show_dry_run(recipes_of(server_settings, assignments or ()), simulated=False)
         return
     run_server(
-        said,
+        server_settings,
         assignments or (),
         until_finished=until_finished,
         recover=recover,
-        started=lambda where: console.print(f"listening on {where}, state in {said.state}", soft_wrap=True),
+        started=lambda address: console.print(
+            f"listening on {address}, state in {server_settings.state}", soft_wrap=True
+        ),
     )
 
 

@@ -1,4 +1,4 @@
-"""`protofed simulate`, `figures` and `demo`: what needs no second machine."""
+"""`protofed simulate`, `figures` and `demo`: commands that need no second machine."""
 
 from __future__ import annotations
 
@@ -15,17 +15,22 @@ console = Console()
 
 
 def simulate(
-    recipe: Annotated[str, typer.Argument(help="A recipe's file, or the name of one that comes with protofed.")],
+    recipe: Annotated[str, typer.Argument(help="A recipe's file, or the name of a shipped one.")],
     state: Annotated[
-        Path | None, typer.Option(help="Folder in which the simulation survives; an unfinished one in it goes on.")
+        Path | None, typer.Option(help="Folder that keeps the simulation; an unfinished one in it continues.")
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "cpu",
-    policy: Annotated[Path | None, typer.Option(help="Of the sites; else all that the method sends leaves.")] = None,
+    policy: Annotated[
+        Path | None, typer.Option(help="Policy of all sites; default: everything that the method sends may leave.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the scores as JSON.")] = False,
     assignments: Set = None,
     dry_run: DryRun = False,
 ) -> None:
-    """Run a recipe in one process: the same coordinator, agents and methods without the network."""
+    """Run a recipe in one process: the same coordinator, agents and methods without a network.
+
+    Example: `protofed simulate digits-fednh`
+    """
     from protofed.common.malloc import keep_memory
     from protofed.deploy import shipped
     from protofed.deploy.simulation.run_tables import scores_json, simulate_with_progress
@@ -42,23 +47,28 @@ def simulate(
 
 def figures(
     folders: Annotated[
-        list[Path], typer.Argument(help="Jobs of `compare`, its whole --out, or --state folders of `simulate`.")
+        list[Path], typer.Argument(help="Jobs of `compare`, its --out folder, or --state folders of `simulate`.")
     ],
-    out: Annotated[Path | None, typer.Option(help="Folder for .png and .svg; else FOLDER/figures.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for .png and .svg; default: FOLDER/figures.")] = None,
     recipe: Annotated[
-        list[str] | None, typer.Option(help="Of each FOLDER that is a state, in their order: a file, or a name.")
+        list[str] | None, typer.Option(help="Recipe of each state folder, in their order: a file, or a shipped name.")
     ] = None,
     groups: Annotated[
-        str | None, typer.Option(help="Of classes, such as vehicles:0,1,8,9;animals:2,3,4,5,6,7; else the data's own.")
+        str | None,
+        typer.Option(help="Groups of classes, as vehicles:0,1,8,9;animals:2,3,4,5,6,7; default: the data's own."),
     ] = None,
     ablation: Annotated[
-        str | None, typer.Option(help="Draw --metric over this option instead, in which the runs differ: method.wdr.")
+        str | None,
+        typer.Option(help="Draw --metric against this option instead, in which the runs differ, as method.wdr."),
     ] = None,
-    metric: Annotated[str, typer.Option(help="A score, as `compare` has it.")] = "global.accuracy",
+    metric: Annotated[str, typer.Option(help="A score, as in the columns of `compare`.")] = "global.accuracy",
     assignments: Set = None,
     dry_run: DryWrite = False,
 ) -> None:
-    """Draw finished runs as the papers do: prototypes, embeddings, head norms, groups of classes, ablations."""
+    """Plot finished runs as the papers do: prototypes, embeddings, head norms, groups of classes, ablations.
+
+    Example: `protofed figures runs/compare`
+    """
     from protofed.deploy import shipped
     from protofed.deploy.figures.figures import FiguresRequest, draw
 
@@ -72,7 +82,7 @@ def figures(
 def demo(
     keep: Annotated[Path, typer.Option(help="Folder for the demo's state, logs and scores.")] = Path("runs/demo"),
 ) -> None:
-    """A server and five sites on this machine: FedNH beside FedAvg and training alone, over gRPC."""
+    """Run a server, five sites and an evaluator on this machine: FedNH, FedAvg and local training, over gRPC."""
     from protofed.deploy.cli.demo import run_demo
 
     run_demo(keep, console)
