@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from protofed.common.errors import StateError
-from protofed.deploy.cli.demo import MADE, MARKER, empty_folder
+from protofed.deploy.cli.demo import CREATED, MARKER, empty_folder
 
 
 def start(folder: Path) -> subprocess.Popen[str]:
@@ -79,7 +79,7 @@ def test_a_former_demos_folder_loses_what_the_demo_made_and_nothing_else(tmp_pat
     (elsewhere / "kept.txt").touch()
     folder = tmp_path / "demo"
     empty_folder(folder)
-    for name in MADE:
+    for name in CREATED:
         (folder / name).touch()
     (folder / "site-1").unlink()
     (folder / "site-1").symlink_to(elsewhere)
