@@ -25,7 +25,7 @@ from protofed.client.data.site_data import SiteData
 from protofed.client.method import client_methods
 from protofed.client.models.catalogue import device_model
 from protofed.client.privacy.policy import Policy
-from protofed.client.state.disk_store import MemoryStore
+from protofed.client.state.store import MemoryStore
 from protofed.client.transport.audit import FILE, ClientAudit
 from protofed.client.transport.grpc_link import GrpcLink
 from protofed.common import codec

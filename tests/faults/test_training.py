@@ -34,7 +34,7 @@ from protofed.client.data.site import load_site
 from protofed.client.data.site_data import Examples, SiteData
 from protofed.client.models.split import SplitModel
 from protofed.client.state.disk_store import DiskStore
-from protofed.client.state.downloads import MemoryDownloads, receive
+from protofed.client.state.downloads import MemoryDownloads, download
 from protofed.client.training.checkpoint import FOLDER, on_disk
 from protofed.client.transport import calls
 from protofed.client.transport.grpc_link import GrpcLink
@@ -67,7 +67,7 @@ def in_folder(folder: Path, recipe: dict[str, Any] = SOLO, **changes: Any) -> Ag
 
 def kept(harness: AgentHarness) -> tuple[int, bytes, bytes]:
     """What the site holds."""
-    held = harness.store.held("run", 9)
+    held = harness.store.last_counted("run", 9)
     return held.round, codec.encode(held.memory), codec.encode(held.personal or {})
 
 
@@ -127,7 +127,11 @@ def test_what_a_restored_server_asks_for_again_is_trained_again(tmp_path: Path) 
     assert daemon.step(0.0) == task
     (_, first), (again, second) = harness.link.pushed
     assert (again, first.data) == (task, second.data)
-    assert (harness.store.held("run", 2).round, harness.store.unsettled("run"), harness.declined()) == (1, [], [])
+    assert (harness.store.last_counted("run", 2).round, harness.store.unsettled("run"), harness.declined()) == (
+        1,
+        [],
+        [],
+    )
 
 
 @dataclass
@@ -140,7 +144,7 @@ class OtherBytes(ScriptedServer):
         assert len(other) <= CHUNK_BYTES
         with ThreadPoolExecutor(1) as pool:
             self.calls["fetch"] += 1
-            return receive(MemoryDownloads(), task.base_digest, len(other), lambda _: (other, crc32c(other)), pool)
+            return download(MemoryDownloads(), task.base_digest, len(other), lambda _: (other, crc32c(other)), pool)
 
 
 def test_row_22_another_model_than_the_tasks_digest_is_refused() -> None:

@@ -30,7 +30,7 @@ def life(state: Path, batch: int | None) -> Callable[[], None]:
 
     def live() -> None:
         harness = AgentHarness(store=DiskStore(state), recipe=RECIPE, checkpoints=partial(on_disk, state))
-        before, left = codec.encode(harness.store.held("run", 9).memory), len(list_of(state))
+        before, left = codec.encode(harness.store.last_counted("run", 9).memory), len(list_of(state))
         trained: list[int | None] = []
 
         def check() -> None:
@@ -42,7 +42,7 @@ def life(state: Path, batch: int | None) -> Callable[[], None]:
         harness.fit(1, task_id="n1")
         harness.agent().step(0.0)
         ((_, released),) = harness.link.pushed
-        held = harness.store.held("run", 9)
+        held = harness.store.last_counted("run", 9)
         assert held.personal is not None
         facts = {
             "before": before.hex(),

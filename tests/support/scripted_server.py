@@ -18,7 +18,8 @@ from protofed.client.models.catalogue import build
 from protofed.client.models.split import SplitModel, dump
 from protofed.client.privacy.policy import Policy, Released, ReleasedScores
 from protofed.client.privacy.rules import PolicyRules
-from protofed.client.state.disk_store import DiskStore, MemoryStore, Store
+from protofed.client.state.disk_store import DiskStore
+from protofed.client.state.store import MemoryStore, Store
 from protofed.common import codec
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import FailureReason

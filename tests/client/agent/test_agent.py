@@ -19,7 +19,8 @@ from protofed.client.agent.agent import EXCLUDED_PAUSE_S, INCIDENT_PAUSE_S
 from protofed.client.agent.heartbeat import DaemonStatus
 from protofed.client.data.site_data import SiteData, no_examples
 from protofed.client.models.split import SplitModel
-from protofed.client.state.disk_store import DiskStore, MemoryStore, SiteState
+from protofed.client.state.disk_store import DiskStore
+from protofed.client.state.store import MemoryStore, SiteState
 from protofed.client.training import score_sets
 from protofed.client.training.evaluation import Tally, tally
 from protofed.common import codec
@@ -86,12 +87,12 @@ def test_a_fit_is_on_the_sites_disk_before_it_is_pushed() -> None:
 
     def staged(pushed: Task) -> None:
         assert [held for held, _ in harness.store.unsettled("run")] == [pushed] == [task]
-        assert harness.store.held("run", 9) == SiteState()
+        assert harness.store.last_counted("run", 9) == SiteState()
 
     harness.link.before_push = staged
     assert harness.agent().step(0.0) == task
     ((_, released),) = harness.link.pushed
-    held = harness.store.held("run", 9)
+    held = harness.store.last_counted("run", 9)
     assert held.personal is not None
     assert same_tensors(held.personal, codec.decode(released.data))  # FedAvg sends what it keeps
     assert released.metrics.keys() == {"loss"}
@@ -118,7 +119,7 @@ def test_memory_of_the_last_round_that_counted_is_the_next_ones_start() -> None:
         harness.link.verdict = verdict
         harness.fit(number)
         daemon.step(0.0)
-        seen.append(harness.store.held("run", 9).round)
+        seen.append(harness.store.last_counted("run", 9).round)
     assert seen == [1, 1, 3]
     assert [codec.decode(released.data) for _, released in harness.link.pushed] == [{}, {}, {}]
 
@@ -135,7 +136,7 @@ def test_a_link_that_dies_in_a_push_is_mended_with_the_same_bytes() -> None:
     (first, lost), (second, kept) = harness.link.tried
     assert first.task_id == second.task_id == task.task_id
     assert (lost.data, lost.metrics) == (kept.data, kept.metrics)
-    assert harness.store.held("run", 2).round == 1
+    assert harness.store.last_counted("run", 2).round == 1
     assert harness.declined() == []
 
 
@@ -152,7 +153,7 @@ def test_a_restarted_daemon_hands_in_what_has_no_receipt(tmp_path: Path) -> None
     assert (lost.data, lost.metrics, lost.weight) == (kept.data, kept.metrics, kept.weight)
     assert kept.weight == 12.0
     assert harness.link.calls["fetch"] == 1  # it was not trained again
-    assert harness.store.held("run", 2).round == 1
+    assert harness.store.last_counted("run", 2).round == 1
 
 
 def test_what_is_handed_in_late_is_forgotten_if_the_round_is_closed(tmp_path: Path) -> None:
@@ -164,7 +165,7 @@ def test_what_is_handed_in_late_is_forgotten_if_the_round_is_closed(tmp_path: Pa
     harness.restart(tmp_path)
     harness.link.verdict = Verdict.STALE
     harness.agent().step(0.0)
-    assert (harness.store.held("run", 9), harness.store.unsettled("run")) == (SiteState(), [])
+    assert (harness.store.last_counted("run", 9), harness.store.unsettled("run")) == (SiteState(), [])
 
 
 def test_what_is_handed_in_late_passes_the_policy_of_today(tmp_path: Path) -> None:
@@ -204,7 +205,11 @@ def test_what_the_server_did_not_take_is_handed_in_again_without_training() -> N
     daemon.step(0.0)
     (_, first), (again, second) = harness.link.tried
     assert (again, first.data) == (task, second.data)
-    assert (harness.store.held("run", 2).round, harness.store.unsettled("run"), harness.declined()) == (1, [], [])
+    assert (harness.store.last_counted("run", 2).round, harness.store.unsettled("run"), harness.declined()) == (
+        1,
+        [],
+        [],
+    )
 
 
 def never() -> None:
@@ -244,7 +249,7 @@ def test_an_update_that_the_policy_refuses_does_not_leave() -> None:
     harness.agent().step(0.0)
     assert harness.declined() == [(task.task_id, FailureReason.POLICY)]
     assert harness.link.calls["push"] == 0
-    assert (harness.store.held("run", 9), harness.store.unsettled("run")) == (SiteState(), [])
+    assert (harness.store.last_counted("run", 9), harness.store.unsettled("run")) == (SiteState(), [])
 
 
 @pytest.mark.parametrize(
@@ -382,7 +387,7 @@ def test_a_task_that_cannot_be_done_is_declined_by_its_reason(
     work(harness.agent(), 2)
     assert harness.declined() == [(first.task_id, reason), (second.task_id, reason)]
     assert harness.link.calls["push"] == harness.link.calls["report"] == 0
-    assert harness.store.held("run", 9) == SiteState()
+    assert harness.store.last_counted("run", 9) == SiteState()
 
 
 def fednh(**parts: Any) -> Payload:
@@ -456,8 +461,8 @@ def test_a_task_called_off_leaves_nothing_behind() -> None:
         (last.task_id, 2),
     ]
     assert harness.declined() == []
-    assert (harness.store.unsettled("run"), harness.store.held("run", 3).round) == ([], 0)
-    assert harness.store.held("run", 4).round == 3
+    assert (harness.store.unsettled("run"), harness.store.last_counted("run", 3).round) == ([], 0)
+    assert harness.store.last_counted("run", 4).round == 3
 
 
 def test_memory_is_as_before_a_task_that_was_called_off() -> None:
@@ -465,10 +470,10 @@ def test_memory_is_as_before_a_task_that_was_called_off() -> None:
     daemon = harness.agent()
     harness.fit(1)
     daemon.step(0.0)
-    before = harness.store.held("run", 9)
+    before = harness.store.last_counted("run", 9)
     harness.now.called_off = harness.fit(2).task_id
     daemon.step(0.0)
-    assert harness.store.held("run", 9) is before
+    assert harness.store.last_counted("run", 9) is before
     assert harness.store.unsettled("run") == []
 
 
@@ -532,7 +537,7 @@ def test_personal_scores_are_those_of_the_sites_own_model(method: str) -> None:
     harness.fit(1, base)
     harness.score(1, later)
     work(daemon, 2)
-    personal = harness.store.held("run", 2).personal
+    personal = harness.store.last_counted("run", 2).personal
     assert personal is not None
     ((scores),) = harness.link.scores
     assert scores["personal.accuracy"] == accuracy(method, personal)

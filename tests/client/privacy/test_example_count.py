@@ -116,7 +116,7 @@ def test_batch_normalisations_counter_is_the_same_whatever_the_number_of_batches
 @pytest.mark.parametrize("examples", COUNTS)
 def test_the_sites_own_model_keeps_its_counter(examples: int) -> None:
     harness = trained(examples)
-    personal = harness.store.held("run", 2).personal
+    personal = harness.store.last_counted("run", 2).personal
     assert personal is not None
     assert personal[Part.BODY][COUNTER] == EPOCHS * examples // BATCH
 

@@ -18,7 +18,8 @@ import pytest
 from google_crc32c import value as crc32c
 
 from protofed.client.privacy import site_secret
-from protofed.client.state.disk_store import DiskStore, FitOutcome, MemoryStore, SiteState, Store
+from protofed.client.state.disk_store import DiskStore
+from protofed.client.state.store import FitOutcome, MemoryStore, SiteState, Store
 from protofed.common.codec import Digest, digest
 from protofed.common.errors import OutOfSpaceError, ProtocolError, StateError
 from protofed.common.ids import read_id
@@ -91,14 +92,14 @@ def store(request: pytest.FixtureRequest) -> Store:
 
 
 def test_nothing_is_held_before_the_first_round(store: Store) -> None:
-    assert store.held("run", 1) == SiteState(round=0, memory={}, personal=None)
+    assert store.last_counted("run", 1) == SiteState(round=0, memory={}, personal=None)
     assert store.unsettled("run") == []
 
 
 def test_a_staged_outcome_does_not_count_yet(store: Store) -> None:
     counted(store, 1)
     store.stage(task(2), outcome(2))
-    assert number(store.held("run", 3)) == 1
+    assert number(store.last_counted("run", 3)) == 1
 
 
 @pytest.mark.parametrize("weight", [5.0, None])
@@ -116,7 +117,7 @@ def test_an_accepted_outcome_is_held_whole(verdict: Verdict, store: Store) -> No
     given = outcome(2)
     store.stage(task(2), given)
     store.settle(task(2), receipt(verdict))
-    held = store.held("run", 3)
+    held = store.last_counted("run", 3)
     assert (held.round, task_ids(store)) == (2, [])
     assert same_tensors(held.memory, given.memory)
     assert held.personal is not None
@@ -128,14 +129,14 @@ def test_any_other_verdict_forgets_it(verdict: Verdict, store: Store) -> None:
     counted(store, 1)
     store.stage(task(2), outcome(2))
     store.settle(task(2), receipt(verdict))
-    assert (number(store.held("run", 3)), task_ids(store)) == (1, [])
+    assert (number(store.last_counted("run", 3)), task_ids(store)) == (1, [])
 
 
 def test_a_round_sees_nothing_of_its_own_or_a_later_number(store: Store) -> None:
     counted(store, 2, 3)
-    assert number(store.held("run", 4)) == 3
-    assert number(store.held("run", 3)) != 3  # the server was rolled back, or the round is opened again
-    assert number(store.held("run", 2)) is None
+    assert number(store.last_counted("run", 4)) == 3
+    assert number(store.last_counted("run", 3)) != 3  # the server was rolled back, or the round is opened again
+    assert number(store.last_counted("run", 2)) is None
 
 
 def test_a_round_that_is_opened_again_replaces_what_it_gave(store: Store) -> None:
@@ -143,23 +144,23 @@ def test_a_round_that_is_opened_again_replaces_what_it_gave(store: Store) -> Non
     store.stage(task(2, "again"), outcome(20))
     assert task_ids(store) == ["again"]
     store.settle(task(2, "again"), receipt())
-    assert number(store.held("run", 3)) == 20
+    assert number(store.last_counted("run", 3)) == 20
 
 
 def test_runs_do_not_see_each_other(store: Store) -> None:
     counted(store, 1)
     store.stage(task(2, run="other"), outcome(2))
-    assert (store.held("other", 9), task_ids(store)) == (SiteState(), [])
+    assert (store.last_counted("other", 9), task_ids(store)) == (SiteState(), [])
     store.settle(task(2, run="other"), receipt())
-    assert (number(store.held("other", 9)), number(store.held("run", 9))) == (2, 1)
+    assert (number(store.last_counted("other", 9)), number(store.last_counted("run", 9))) == (2, 1)
 
 
 def test_a_method_without_memory_and_tensors_is_kept_too(store: Store) -> None:
     store.stage(task(1), FitOutcome(Update("ann", {}), {}, outcome(1).personal))
     assert store.unsettled("run")[0][1].payload == {}
     store.settle(task(1), receipt())
-    assert store.held("run", 2).memory == {}
-    assert store.held("run", 2).personal is not None
+    assert store.last_counted("run", 2).memory == {}
+    assert store.last_counted("run", 2).personal is not None
 
 
 def test_death_loses_nothing(reopen: Open) -> None:
@@ -167,15 +168,15 @@ def test_death_loses_nothing(reopen: Open) -> None:
     counted(before, 1)
     before.stage(task(2), outcome(2))
     after = reopen()
-    assert (number(after.held("run", 9)), task_ids(after)) == (1, ["task_id-2"])
+    assert (number(after.last_counted("run", 9)), task_ids(after)) == (1, ["task_id-2"])
     after.settle(task(2), receipt())
-    assert number(reopen().held("run", 9)) == 2
+    assert number(reopen().last_counted("run", 9)) == 2
 
 
 def test_earlier_rounds_are_there_for_a_server_that_is_rolled_back(reopen: Open) -> None:
     store = reopen()
     counted(store, 1, 2, 3)
-    assert [number(store.held("run", before)) for before in (4, 3, 2, 1)] == [3, 2, 1, None]
+    assert [number(store.last_counted("run", before)) for before in (4, 3, 2, 1)] == [3, 2, 1, None]
 
 
 def test_only_some_rounds_are_kept(tmp_path: Path) -> None:
@@ -183,7 +184,7 @@ def test_only_some_rounds_are_kept(tmp_path: Path) -> None:
     store.retain(1)
     counted(store, 1, 2, 5, 9)
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["000005", "000009"]
-    assert [number(store.held("run", before)) for before in (10, 9, 5)] == [9, 5, None]
+    assert [number(store.last_counted("run", before)) for before in (10, 9, 5)] == [9, 5, None]
     store.close()
 
 
@@ -205,7 +206,7 @@ def test_what_comes_after_a_rolled_back_round_never_happened(reopen: Open) -> No
     counted(store, 5, 6, 7)
     store.stage(task(8), outcome(8))
     counted(store, 4)  # the server begins again, with less than what is kept here
-    assert (number(store.held("run", 5)), number(store.held("run", 99)), task_ids(store)) == (4, 4, [])
+    assert (number(store.last_counted("run", 5)), number(store.last_counted("run", 99)), task_ids(store)) == (4, 4, [])
 
 
 def test_an_update_that_is_handed_in_late_takes_nothing_from_later_rounds(reopen: Open) -> None:
@@ -213,7 +214,7 @@ def test_an_update_that_is_handed_in_late_takes_nothing_from_later_rounds(reopen
     store.stage(task(1), outcome(1))
     counted(store, 2, 3)
     store.settle(task(1), receipt(Verdict.DUPLICATE))
-    assert [number(store.held("run", before)) for before in (4, 3, 2)] == [3, 2, 1]
+    assert [number(store.last_counted("run", before)) for before in (4, 3, 2)] == [3, 2, 1]
 
 
 def test_an_update_leaves_the_disk_once_it_is_settled(reopen: Open, tmp_path: Path) -> None:
@@ -228,9 +229,9 @@ def test_an_update_leaves_the_disk_once_it_is_settled(reopen: Open, tmp_path: Pa
 
 def test_what_is_fetched_outlives_the_daemon_and_is_no_run(reopen: Open, tmp_path: Path) -> None:
     store = reopen()
-    store.incoming.begin(digest(b"base"), 4)
-    store.incoming.write(digest(b"base"), 0, b"base", crc32c(b"base"))
-    assert reopen().incoming.begin(digest(b"base"), 4) == {0}
+    store.downloads.begin(digest(b"base"), 4)
+    store.downloads.write(digest(b"base"), 0, b"base", crc32c(b"base"))
+    assert reopen().downloads.begin(digest(b"base"), 4) == {0}
     counted(reopen(), 1)
     (hidden,) = (path.name for path in (tmp_path / "state").iterdir() if path.is_dir() and path.name != "run")
     with pytest.raises(ProtocolError):
@@ -254,7 +255,7 @@ def test_a_damaged_memory_is_an_error_and_never_a_fresh_start(
     counted(store, 1, 2)
     hurt(tmp_path / "state" / "run" / "000002" / name, damage)
     with pytest.raises(StateError, match=rf"000002/{name} cannot be read .*restore it, or remove its folder"):
-        store.held("run", 3)
+        store.last_counted("run", 3)
 
 
 @pytest.mark.parametrize("name", ["update.safetensors", "task.json"])
@@ -297,7 +298,7 @@ def test_a_stage_that_cannot_be_written_leaves_the_former_state(
             store.stage(task(2, "again"), outcome(20))
     for now in (store, reopen()):
         assert task_ids(now) == (["task_id-2"] if before == "staged" else [])
-        assert number(now.held("run", 3)) == (2 if before == "counted" else 1)
+        assert number(now.last_counted("run", 3)) == (2 if before == "counted" else 1)
     assert list((tmp_path / "state").rglob(f"{files.TEMPORARY}*")) == []
     store = reopen()
     store.stage(task(2, "again"), outcome(20))
@@ -347,7 +348,7 @@ def test_death_while_a_round_is_removed_leaves_no_half_of_it(
             REMOVALS[during](store)
     store = reopen()
     assert set(task_ids(store)) <= {"again", "task_id-4"}
-    held = [store.held("run", before) for before in (5, 4, 3, 2)]
+    held = [store.last_counted("run", before) for before in (5, 4, 3, 2)]
     assert all(a.round >= b.round for a, b in pairwise(held))  # and all that is there can be read
     assert list((tmp_path / "state").rglob(f"{files.TEMPORARY}*")) == []
 

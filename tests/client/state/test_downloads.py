@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from google_crc32c import value as crc32c
 
-from protofed.client.state.downloads import BlobDownloads, DiskDownloads, MemoryDownloads, receive
+from protofed.client.state.downloads import BlobDownloads, DiskDownloads, MemoryDownloads, download
 from protofed.common.codec import Digest, digest
 from protofed.common.errors import CodecError, OutOfSpaceError
 from protofed.common.protocol.messages import CHUNK_BYTES
@@ -50,14 +50,14 @@ def pool() -> Iterator[ThreadPoolExecutor]:
 
 
 @pytest.fixture(params=["memory", "folder"])
-def incoming(request: pytest.FixtureRequest, tmp_path: Path) -> BlobDownloads:
-    return MemoryDownloads() if request.param == "memory" else DiskDownloads(tmp_path / "incoming")
+def downloads(request: pytest.FixtureRequest, tmp_path: Path) -> BlobDownloads:
+    return MemoryDownloads() if request.param == "memory" else DiskDownloads(tmp_path / "downloads")
 
 
 @pytest.fixture
 def fetch(pool: ThreadPoolExecutor) -> Callable[..., bytes]:
-    def one(incoming: BlobDownloads, peer: Peer, address: Digest | None = None) -> bytes:
-        return receive(incoming, address or digest(peer.data), len(peer.data), peer, pool)
+    def one(downloads: BlobDownloads, peer: Peer, address: Digest | None = None) -> bytes:
+        return download(downloads, address or digest(peer.data), len(peer.data), peer, pool)
 
     return one
 
@@ -66,51 +66,51 @@ def fetch(pool: ThreadPoolExecutor) -> Callable[..., bytes]:
 
 
 @pytest.mark.parametrize("size", [1, CHUNK_BYTES, CHUNK_BYTES + 1, 2 * CHUNK_BYTES + 1000])
-def test_a_blob_is_received_whole(incoming: BlobDownloads, fetch: Callable[..., bytes], size: int) -> None:
+def test_a_blob_is_received_whole(downloads: BlobDownloads, fetch: Callable[..., bytes], size: int) -> None:
     peer = Peer(DATA[:size])
-    assert fetch(incoming, peer) == DATA[:size]
+    assert fetch(downloads, peer) == DATA[:size]
     assert peer.asked == list(range(-(-size // CHUNK_BYTES)))
 
 
 @pytest.mark.parametrize("times", [1, 2])
 def test_a_damaged_chunk_alone_is_asked_for_again(
-    incoming: BlobDownloads, fetch: Callable[..., bytes], times: int
+    downloads: BlobDownloads, fetch: Callable[..., bytes], times: int
 ) -> None:
     peer = Peer()
     peer.damage = {1: times}
-    assert fetch(incoming, peer) == DATA
+    assert fetch(downloads, peer) == DATA
     assert peer.asked == [0, *[1] * (times + 1), 2]
 
 
 def test_a_chunk_that_arrives_damaged_three_times_is_an_error(
-    incoming: BlobDownloads, fetch: Callable[..., bytes]
+    downloads: BlobDownloads, fetch: Callable[..., bytes]
 ) -> None:
     peer = Peer()
     peer.damage = {1: 3}
     with pytest.raises(CodecError, match="chunk 1 arrived damaged 3 times"):
-        fetch(incoming, peer)
-    assert fetch(incoming, peer) == DATA
+        fetch(downloads, peer)
+    assert fetch(downloads, peer) == DATA
 
 
 @pytest.mark.parametrize("times", [1, 2])
 def test_a_blob_whose_digest_is_wrong_is_fetched_again(
-    incoming: BlobDownloads, fetch: Callable[..., bytes], times: int
+    downloads: BlobDownloads, fetch: Callable[..., bytes], times: int
 ) -> None:
     peer = Peer()
     peer.lie = {2: times}
-    assert fetch(incoming, peer) == DATA
+    assert fetch(downloads, peer) == DATA
     assert peer.asked == [0, 1, 2] * (times + 1)
 
 
 def test_a_blob_whose_digest_is_wrong_three_times_is_an_error_and_is_not_kept(
-    incoming: BlobDownloads, fetch: Callable[..., bytes]
+    downloads: BlobDownloads, fetch: Callable[..., bytes]
 ) -> None:
     peer = Peer()
     peer.lie = {2: 3}
     with pytest.raises(CodecError, match=f"{ADDRESS}"):
-        fetch(incoming, peer)
-    assert incoming.whole(ADDRESS) is None
-    assert fetch(incoming, peer) == DATA
+        fetch(downloads, peer)
+    assert downloads.cached(ADDRESS) is None
+    assert fetch(downloads, peer) == DATA
 
 
 # The folder
@@ -119,11 +119,11 @@ def test_a_blob_whose_digest_is_wrong_three_times_is_an_error_and_is_not_kept(
 @pytest.fixture
 def restart(tmp_path: Path) -> Callable[[], DiskDownloads]:
     """Another daemon of the same site."""
-    return lambda: DiskDownloads(tmp_path / "incoming")
+    return lambda: DiskDownloads(tmp_path / "downloads")
 
 
 def names(folder: Path) -> set[str]:
-    return {path.name for path in (folder / "incoming").iterdir()}
+    return {path.name for path in (folder / "downloads").iterdir()}
 
 
 @pytest.mark.parametrize("dies_at", [0, 1, 2])
@@ -155,10 +155,10 @@ def test_a_kept_blob_that_changed_is_fetched_again(
 ) -> None:
     peer = Peer()
     fetch(restart(), peer)
-    (tmp_path / "incoming" / ADDRESS).write_bytes(damage)
+    (tmp_path / "downloads" / ADDRESS).write_bytes(damage)
     assert fetch(restart(), peer) == DATA
     assert peer.asked == [0, 1, 2, 0, 1, 2]
-    assert restart().whole(ADDRESS) == DATA
+    assert restart().cached(ADDRESS) == DATA
 
 
 def test_only_the_newest_are_kept_and_what_was_used_last_is_new(
@@ -167,8 +167,8 @@ def test_only_the_newest_are_kept_and_what_was_used_last_is_new(
     blobs = [bytes([number]) * 10 for number in range(4)]
     for number, blob in enumerate(blobs[:2]):
         fetch(restart(), Peer(blob))
-        os.utime(tmp_path / "incoming" / digest(blob), (number, number))
-    assert restart().whole(digest(blobs[0])) == blobs[0]
+        os.utime(tmp_path / "downloads" / digest(blob), (number, number))
+    assert restart().cached(digest(blobs[0])) == blobs[0]
     fetch(restart(), Peer(blobs[2]))
     assert names(tmp_path) == {digest(blobs[0]), digest(blobs[2])}
 
@@ -178,14 +178,14 @@ def test_what_was_begun_for_a_task_that_is_over_goes_with_the_next_that_is_whole
 ) -> None:
     peer = Peer()
     peer.dies_at = 1
-    incoming = restart()
+    downloads = restart()
     with pytest.raises(ConnectionError):
-        fetch(incoming, peer)
+        fetch(downloads, peer)
     assert names(tmp_path) == {f"{ADDRESS}.part", f"{ADDRESS}.part.held"}
-    fetch(incoming, Peer(b"next"))
+    fetch(downloads, Peer(b"next"))
     assert names(tmp_path) == {digest(b"next")}
     peer.dies_at = None
-    assert fetch(incoming, peer) == DATA
+    assert fetch(downloads, peer) == DATA
 
 
 def test_a_full_disk_is_said_and_the_next_try_succeeds(
@@ -197,10 +197,10 @@ def test_a_full_disk_is_said_and_the_next_try_succeeds(
     def full(*_: int) -> None:
         raise OSError(28, "No space left on device")
 
-    peer, incoming = Peer(), restart()
+    peer, downloads = Peer(), restart()
     with monkeypatch.context() as disk:
         disk.setattr(os, "posix_fallocate", full)
         with pytest.raises(OutOfSpaceError):
-            fetch(incoming, peer)
+            fetch(downloads, peer)
     assert (peer.asked, names(tmp_path)) == ([], set())
-    assert fetch(incoming, peer) == DATA
+    assert fetch(downloads, peer) == DATA

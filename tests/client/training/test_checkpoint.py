@@ -334,7 +334,7 @@ def scene_in(folder: Path) -> AgentHarness:
 
 def outcome(folder: Path, harness: AgentHarness) -> tuple[list[bytes], bytes, float]:
     """What was handed in, and what the site keeps of it."""
-    held = harness.store.held("run", 9)
+    held = harness.store.last_counted("run", 9)
     assert (held.round, left(folder)) == (2, [])
     pushed = harness.link.pushed[-1][1]
     return [released.data for _, released in harness.link.pushed], codec.encode(held.memory), pushed.metrics["loss"]
@@ -345,13 +345,13 @@ def test_a_daemon_that_dies_in_a_fit_goes_on_with_the_same_task_id(at: int, tmp_
     calm, stormy = scene_in(tmp_path / "calm"), scene_in(tmp_path / "stormy")
     calm.fit(2)
     work(calm.agent(), 1)
-    before, stormy.now.check = stormy.store.held("run", 9), Deadly(at)  # type: ignore[method-assign]
+    before, stormy.now.check = stormy.store.last_counted("run", 9), Deadly(at)  # type: ignore[method-assign]
     task = stormy.fit(2)
     with pytest.raises(KilledError):
         stormy.agent().step(0.0)
     assert len(left(tmp_path / "stormy")) == (at >= 3)
     stormy.restart(tmp_path / "stormy")
-    after, counting = stormy.store.held("run", 9), Deadly()
+    after, counting = stormy.store.last_counted("run", 9), Deadly()
     assert codec.encode(before.memory) == codec.encode(after.memory)  # an unfinished fit changes no memory
     stormy.now.check = counting  # type: ignore[method-assign]
     stormy.link.tasks.append(task)

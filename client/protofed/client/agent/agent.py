@@ -19,7 +19,7 @@ from protofed.client.models.catalogue import build
 from protofed.client.models.split import dump
 from protofed.client.privacy.policy import Released
 from protofed.client.privacy.update_checks import LOOKED_AT
-from protofed.client.state.disk_store import FitOutcome
+from protofed.client.state.store import FitOutcome
 from protofed.client.training.context import FitProgress
 from protofed.client.transport.link import Link
 from protofed.common.errors import (
@@ -207,7 +207,7 @@ class Agent:
                 return
         base = self._bases.of(task)
         with self._site.checkpoints(task) as kept:
-            held = self._site.store.held(task.run, task.round)
+            held = self._site.store.last_counted(task.run, task.round)
             local = run.local(self._site.name, task, held, self._now, kept)
             self._now.activity = Activity.TRAINING
             update = self._site.fit(run, task, local, base)

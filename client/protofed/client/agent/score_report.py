@@ -6,7 +6,7 @@ from protofed.client.agent.base_models import BaseModelCache
 from protofed.client.agent.heartbeat import DaemonStatus
 from protofed.client.agent.site import PreparedRun, Site
 from protofed.client.models.split import load
-from protofed.client.state.disk_store import SiteState
+from protofed.client.state.store import SiteState
 from protofed.client.training.context import NoCheckpoints
 from protofed.client.training.score_sets import of_personal, on_local_test, on_test
 from protofed.common.codec import Digest
@@ -27,7 +27,7 @@ class Scorer:
 
     def scores(self, run: PreparedRun, task: Task) -> Scores:
         """All that the site's roles can tell."""
-        held = self._site.store.held(task.run, task.round + 1)
+        held = self._site.store.last_counted(task.run, task.round + 1)
         scores: dict[str, float] = {}
         if Role.TRAINER in self._site.roles:
             scores |= self._of_personal(run, task, held)

@@ -19,7 +19,7 @@ from protofed.client.models.catalogue import architectures
 from protofed.client.models.split import SplitModel
 from protofed.client.privacy.decoys import run_secret
 from protofed.client.privacy.policy import GateContext, Policy
-from protofed.client.state.disk_store import SiteState, Store
+from protofed.client.state.store import SiteState, Store
 from protofed.client.training.context import Checkpoints, FitContext, NoCheckpoints, seeded
 from protofed.common.config.recipe import MOST_ROUNDS, Input, NamedOptions, Recipe, parse_json
 from protofed.common.errors import ConfigError, FailureReason, TaskFailedError, short

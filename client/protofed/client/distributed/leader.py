@@ -21,7 +21,7 @@ from protofed.client.agent.site import PreparedRun, Site, prepare
 from protofed.client.data.site_data import SiteData
 from protofed.client.distributed.data_parallel import shared
 from protofed.client.distributed.team import ElsewhereError, LostError, Team
-from protofed.client.state.disk_store import SiteState
+from protofed.client.state.store import SiteState
 from protofed.client.training.context import Checkpoints, FitContext, NoCheckpoints
 from protofed.common import codec
 from protofed.common.config.recipe import Recipe

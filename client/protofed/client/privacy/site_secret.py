@@ -13,7 +13,7 @@ from protofed.common.storage import files
 FILE, BYTES = ".secret", 32  # no run's name begins with a dot
 
 
-def own_secret(folder: Path) -> bytes:
+def load_or_create(folder: Path) -> bytes:
     """The folder's, made when it is first asked for.
 
     Raises:

@@ -1,6 +1,4 @@
-"""What a site keeps on disk, by (run, round): memory and personal model, written with the update that they belong to,
-and counted only once the server's receipt is there.
-"""
+"""A site's state on disk: one folder for each run and round, which counts once it has the server's receipt."""
 
 from __future__ import annotations
 
@@ -14,15 +12,11 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
-from protofed.client.privacy.approval import FOLDER as APPROVALS
+from protofed.client.privacy.approval import FOLDER as APPROVALS_FOLDER
 from protofed.client.privacy.approval import Approvals
-from protofed.client.privacy.site_secret import own_secret
+from protofed.client.privacy.site_secret import load_or_create
 from protofed.client.state.downloads import DiskDownloads
-from protofed.client.state.store import COUNTED
-from protofed.client.state.store import FitOutcome as FitOutcome
-from protofed.client.state.store import MemoryStore as MemoryStore
-from protofed.client.state.store import SiteState as SiteState
-from protofed.client.state.store import Store as Store
+from protofed.client.state.store import COUNTED, FitOutcome, SiteState
 from protofed.common import codec
 from protofed.common.errors import CodecError, StateError
 from protofed.common.payload import Payload, Update
@@ -30,157 +24,163 @@ from protofed.common.protocol.messages import Receipt, Task, TaskKind
 from protofed.common.storage import files
 from protofed.common.version import VERSION
 
-_ROUND = re.compile(r"[0-9]{6,}")  # the folder of a round; no other name is ever moved or removed
-_LEFT = re.compile(re.escape(files.TEMPORARY) + _ROUND.pattern + r"(-[0-9a-f]{8})?")  # of a process that was killed
-INCOMING = ".incoming"
+_ROUND = re.compile(r"[0-9]{6,}")  # name of a round's folder; no other name is ever moved or removed
+# What a killed process leaves of a round: a stage that was not renamed yet, or a removal that was not finished.
+_TEMPORARY = re.compile(re.escape(files.TEMPORARY) + _ROUND.pattern + r"(-[0-9a-f]{8})?")
+DOWNLOADS_FOLDER = ".incoming"  # run names cannot begin with a dot, so no run's folder collides with it
 
 
 class DiskStore:
-    """One folder a round: update, memory and personal model appear in it together, the receipt makes them count.
+    """The store of a daemon. The files of a round appear together by one rename; the receipt makes them count.
 
     Args:
-        folder: of this site alone; a lock file keeps a second daemon out.
-        secret: in place of the folder's own, in a simulation.
+        folder: this site's state folder, locked until `close`: a second daemon gets StateError.
+        secret: replaces the folder's own secret, so that a simulation can be repeated.
 
     Attributes:
-        incoming: what the site fetches, beside what it keeps; no run's name begins with a dot.
+        downloads: blobs that the site fetches; they survive the daemon, too.
+        approvals: the site's approvals of runs, in the same folder.
     """
 
     def __init__(self, folder: Path, secret: bytes | None = None) -> None:
         self._folder, self._secret = folder, secret
-        self._keep: int | None = 3  # counted rounds, the newest among them; None: all
+        self._keep: int | None = 3  # counted rounds, the newest included; None: all
         self._lock = files.Lock(folder)
-        self.incoming = DiskDownloads(folder / INCOMING)
-        self.approvals: Approvals | None = Approvals(folder / APPROVALS)
+        self.downloads = DiskDownloads(folder / DOWNLOADS_FOLDER)
+        self.approvals: Approvals | None = Approvals(folder / APPROVALS_FOLDER)
         for run in folder.iterdir():
-            for left in run.glob(f"{files.TEMPORARY}*") if run.is_dir() else ():
-                if _LEFT.fullmatch(left.name):
-                    shutil.rmtree(left, ignore_errors=True)
+            for path in run.glob(f"{files.TEMPORARY}*") if run.is_dir() else ():
+                if _TEMPORARY.fullmatch(path.name):  # a user's own file with such a prefix stays
+                    shutil.rmtree(path, ignore_errors=True)
 
     def secret(self) -> bytes:
-        """Made when it is first asked for."""
-        return self._secret or own_secret(self._folder)
+        """The site's secret; the first call creates it in the folder."""
+        return self._secret or load_or_create(self._folder)
 
     def received(self, task: Task) -> Payload:
-        """As it was staged."""
+        """See `Store.received`; empty if the gate needed nothing of the base."""
         path = self._round(task.run, task.round) / "received.safetensors"
-        return _read(path) if path.exists() else {}
+        return _read_payload(path) if path.exists() else {}
 
-    def held(self, run: str, before: int) -> SiteState:
-        """What counted last; damaged files are an error, never a fresh start."""
-        rounds = [number for number in self._rounds(run) if number < before and self._counts(run, number)]
+    def last_counted(self, run: str, before: int) -> SiteState:
+        """See `Store.last_counted`. Damaged files raise StateError: starting afresh would lose the site's memory."""
+        rounds = [number for number in self._rounds(run) if number < before and self._is_counted(run, number)]
         if not rounds:
             return SiteState()
-        here = self._round(run, max(rounds))
-        return SiteState(max(rounds), _read(here / "memory.safetensors"), _read(here / "personal.safetensors"))
+        folder = self._round(run, max(rounds))
+        memory, personal = (_read_payload(folder / f"{name}.safetensors") for name in ("memory", "personal"))
+        return SiteState(max(rounds), memory, personal)
 
     def unsettled(self, run: str) -> list[tuple[Task, Update]]:
-        """Updates without a receipt, the oldest first."""
-        return [_staged(self._round(run, number)) for number in self._rounds(run) if not self._counts(run, number)]
+        """See `Store.unsettled`."""
+        rounds = [number for number in self._rounds(run) if not self._is_counted(run, number)]
+        return [_read_staged(self._round(run, number)) for number in rounds]
 
     def stage(self, task: Task, outcome: FitOutcome) -> None:
-        """Write the whole folder under a temporary name, then rename it.
+        """See `Store.stage`. All files are written under a temporary name, then the folder is renamed.
 
-        What this site has of that round and of later ones goes: the server was rolled back, or begins again.
+        Removes what is stored of this round and of later ones: the server rolled the run back, or reopened the round.
         """
-        here = self._round(task.run, task.round)
-        temporary = here.with_name(f"{files.TEMPORARY}{here.name}")
+        folder = self._round(task.run, task.round)
+        temporary = folder.with_name(f"{files.TEMPORARY}{folder.name}")
         shutil.rmtree(temporary, ignore_errors=True)
         update = outcome.update
         scalars = {"site": update.site, "metrics": dict(update.metrics), "weight": update.weight}
-        facts = {"task": asdict(task), "update": scalars}
-        parts = [("update", update.payload), ("memory", outcome.memory), ("personal", outcome.personal)]
-        parts += [("received", outcome.received)] if outcome.received else []
+        record = {"task": asdict(task), "update": scalars}
+        payloads = [("update", update.payload), ("memory", outcome.memory), ("personal", outcome.personal)]
+        payloads += [("received", outcome.received)] if outcome.received else []
         try:
-            files.write(temporary / "task.json", json.dumps(facts).encode())
-            for name, payload in parts:
+            files.write(temporary / "task.json", json.dumps(record).encode())
+            for name, payload in payloads:
                 files.write(temporary / f"{name}.safetensors", codec.encode(payload))
-        except StateError:  # a full disk is not kept full by what it had no room for
+        except StateError:  # free the space again: the next attempt needs all of it
             shutil.rmtree(temporary, ignore_errors=True)
             raise
         try:
+            # Only now, so that a failed write leaves the former outcome in place.
             self._discard(task.run, [number for number in self._rounds(task.run) if number >= task.round])
-            os.replace(temporary, here)
-            files.sync_folder(here.parent)
+            os.replace(temporary, folder)
+            files.sync_folder(folder.parent)
         except OSError as error:
-            raise files.write_error(here, error) from error
+            raise files.write_error(folder, error) from error
 
     def settle(self, task: Task, receipt: Receipt) -> None:
-        """The receipt first; then what is no longer needed goes."""
-        here = self._round(task.run, task.round)
+        """See `Store.settle`. Also removes the rounds that `retain` no longer asks for."""
+        folder = self._round(task.run, task.round)
         if receipt.verdict not in COUNTED:
             self._discard(task.run, [task.round])
             return
-        files.write(here / "receipt.json", json.dumps(asdict(receipt)).encode())
+        # The receipt before any removal: a crash in between leaves files too many, never a round too few.
+        files.write(folder / "receipt.json", json.dumps(asdict(receipt)).encode())
         for name in ("update", "received"):
-            (here / f"{name}.safetensors").unlink(missing_ok=True)
+            (folder / f"{name}.safetensors").unlink(missing_ok=True)
         rounds = self._rounds(task.run)
-        counted = [number for number in rounds if self._counts(task.run, number)]
+        counted = [number for number in rounds if self._is_counted(task.run, number)]
         if self._keep is not None and len(counted) >= self._keep:
             self._discard(task.run, [number for number in rounds if number < counted[-self._keep]])
 
     def settled(self, run: str) -> frozenset[str]:
-        """The task_ids of the counted rounds that are kept."""
-        counted = [number for number in self._rounds(run) if self._counts(run, number)]
-        return frozenset(_task(self._round(run, number)).task_id for number in counted)
+        """See `Store.settled`."""
+        counted = [number for number in self._rounds(run) if self._is_counted(run, number)]
+        return frozenset(_read_task(self._round(run, number)).task_id for number in counted)
 
     def retain(self, rounds: int) -> None:
-        """Keep so many counted rounds behind the newest; 0: all."""
+        """See `Store.retain`; takes effect at the next `settle`."""
         self._keep = rounds + 1 if rounds else None
 
     def close(self) -> None:
-        """Let another daemon have the folder."""
+        """Unlock the folder for another daemon."""
         self._lock.release()
 
     def _rounds(self, run: str) -> list[int]:
         folder = self._folder / run
-        names = [here.name for here in folder.iterdir()] if folder.is_dir() else []
+        names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
         return sorted(int(name) for name in names if _ROUND.fullmatch(name))
 
-    def _counts(self, run: str, number: int) -> bool:
+    def _is_counted(self, run: str, number: int) -> bool:
         return (self._round(run, number) / "receipt.json").exists()
 
     def _discard(self, run: str, rounds: Iterable[int]) -> None:
-        """Rename, then remove: whoever dies in between leaves nothing that looks like a round."""
         for number in rounds:
-            here = self._round(run, number)
-            gone = here.with_name(f"{files.TEMPORARY}{here.name}-{secrets.token_hex(4)}")
-            os.replace(here, gone)
-            shutil.rmtree(gone, ignore_errors=True)
+            folder = self._round(run, number)
+            # rmtree is not atomic: after the rename, a crash in it leaves nothing that reads as a round.
+            renamed = folder.with_name(f"{files.TEMPORARY}{folder.name}-{secrets.token_hex(4)}")
+            os.replace(folder, renamed)
+            shutil.rmtree(renamed, ignore_errors=True)
 
     def _round(self, run: str, number: int) -> Path:
         return self._folder / run / f"{number:06d}"
 
 
-def _staged(here: Path) -> tuple[Task, Update]:
-    task = _task(here)
-    return task, Update(payload=_read(here / "update.safetensors"), **_facts(here, "update"))
+def _read_staged(folder: Path) -> tuple[Task, Update]:
+    task = _read_task(folder)  # first: it refuses a folder of another version before its payload is parsed
+    return task, Update(payload=_read_payload(folder / "update.safetensors"), **_read_record(folder, "update"))
 
 
-def _task(here: Path) -> Task:
-    facts = _facts(here, "task")
-    return Task(**{**facts, "kind": TaskKind(facts["kind"])})
+def _read_task(folder: Path) -> Task:
+    record = _read_record(folder, "task")
+    return Task(**{**record, "kind": TaskKind(record["kind"])})
 
 
-def _facts(here: Path, about: str) -> dict[str, Any]:
-    """Of `task.json`: the task, or the scalars of the update."""
-    path = here / "task.json"
+def _read_record(folder: Path, section: str) -> dict[str, Any]:
+    """One section of `task.json`: `task`, or `update`, the scalars of the update."""
+    path = folder / "task.json"
     try:
-        facts = json.loads(path.read_text(encoding="utf-8"))[about]
-        if "nonce" in facts:  # as 0.1 called a task's id
+        record = json.loads(path.read_text(encoding="utf-8"))[section]
+        if "nonce" in record:  # 0.1's name of task_id
             raise StateError(
-                f"{here} was written by protofed 0.1, which {VERSION} does not read; let 0.1 end its runs, then start "
-                "with an empty state folder"
+                f"{folder} was written by protofed 0.1, which {VERSION} does not read; let 0.1 end its runs, then "
+                "start with an empty state folder"
             )
-        known = {field.name for field in fields(Task if about == "task" else Update)} - {"payload"}
-        if set(facts) != known:
-            raise ValueError(f"{about} has other fields than {', '.join(sorted(known))}")
-        return dict(facts)
+        expected = {field.name for field in fields(Task if section == "task" else Update)} - {"payload"}
+        if set(record) != expected:
+            raise ValueError(f"{section} has other fields than {', '.join(sorted(expected))}")
+        return dict(record)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise _damaged(path, error) from error
 
 
-def _read(path: Path) -> Payload:
+def _read_payload(path: Path) -> Payload:
     try:
         return codec.decode(path.read_bytes())
     except (OSError, CodecError) as error:

@@ -1,4 +1,4 @@
-"""What a site fetches: chunks that outlive the daemon, so that one that starts again asks only for those it lacks."""
+"""Blobs that a site fetches in chunks. On disk, chunks survive the daemon: its successor fetches only the rest."""
 
 from __future__ import annotations
 
@@ -16,135 +16,140 @@ from protofed.common.errors import CodecError
 from protofed.common.protocol.chunks import Partial, check_place, check_sum, chunks
 
 log = structlog.get_logger()
-TRIES = 3  # of bytes that arrived damaged
-PART = ".part"  # ends the name of a blob that is not whole yet
+MAX_ATTEMPTS = 3  # for a chunk, and for a whole blob, that arrives damaged
+PART = ".part"  # suffix of a blob that is incomplete
 
 
 class BlobDownloads(Protocol):
-    """Blobs on their way to this site."""
+    """Where `download` stores the chunks of blobs. An address is the blob's BLAKE3-256 digest in hex."""
 
-    def whole(self, address: Digest) -> bytes | None:
-        """A blob that came before, checked; None: fetch it."""
+    def cached(self, address: Digest) -> bytes | None:
+        """A blob that was downloaded earlier, its digest checked; None: download it."""
 
     def begin(self, address: Digest, total: int) -> frozenset[int]:
-        """Make room for a blob; the chunks that are held already."""
+        """Reserve `total` bytes for a blob; returns the indices of the chunks that are already stored."""
 
     def write(self, address: Digest, index: int, data: bytes, checksum: int) -> None:
-        """Keep one chunk, from any thread; CodecError if it does not belong there, or arrived damaged."""
+        """Store one chunk, from any thread; CodecError if its place, size or CRC-32C is wrong."""
 
     def seal(self, address: Digest) -> bytes:
-        """The blob, whole; CodecError if it is not what was asked for, and all of it has to come again."""
+        """The complete blob; CodecError if its digest is not `address`, and then all chunks are dropped."""
 
 
 class MemoryDownloads:
-    """Of a daemon that keeps nothing; one blob at a time."""
+    """Downloads of a daemon without a state folder: one blob at a time, nothing cached."""
 
     def __init__(self) -> None:
         self._total, self._chunks = 0, dict[int, bytes]()
 
-    def whole(self, address: Digest) -> bytes | None:
-        """Never."""
+    def cached(self, address: Digest) -> bytes | None:
+        """Always None."""
         return None
 
     def begin(self, address: Digest, total: int) -> frozenset[int]:
-        """From the beginning."""
+        """See `BlobDownloads.begin`; drops the chunks of the blob before."""
         self._total, self._chunks = total, {}
         return frozenset()
 
     def write(self, address: Digest, index: int, data: bytes, checksum: int) -> None:
-        """Keep one chunk."""
+        """See `BlobDownloads.write`."""
         check_sum(index, data, checksum)
         check_place(index, len(data), self._total)
         self._chunks[index] = data
 
     def seal(self, address: Digest) -> bytes:
-        """The blob."""
+        """See `BlobDownloads.seal`."""
         data = b"".join(self._chunks[index] for index in sorted(self._chunks))
         self._chunks = {}
         if digest(data) != address:
-            raise CodecError("the digest of all chunks is not the one that was asked for")
+            raise CodecError("the digest of all chunks is not the one that was requested")
         return data
 
 
 class DiskDownloads:
-    """Files of a folder. Blobs that came whole stay for a daemon that is restarted in training; the newest ones only.
+    """Downloads as files of a folder; complete blobs stay for a daemon that is restarted in the middle of training.
 
     Args:
-        keep: how many.
+        keep: how many complete blobs stay, the newest first.
 
     Raises:
-        OutOfSpace, DiskFailure: from `begin`, `write` and `seal`.
+        OutOfSpaceError, DiskFailureError: from `begin`, `write` and `seal`.
     """
 
     def __init__(self, folder: Path, keep: int = 2) -> None:
         self._folder, self._keep = folder, keep
         self._partials: dict[Digest, Partial] = {}
 
-    def whole(self, address: Digest) -> bytes | None:
-        """A blob that came before; one that is damaged is as good as none."""
+    def cached(self, address: Digest) -> bytes | None:
+        """See `BlobDownloads.cached`; a damaged or unreadable file counts as absent."""
         path = self._folder / address
         with contextlib.suppress(OSError):
             data = path.read_bytes()
             if digest(data) == address:
-                os.utime(path)
+                os.utime(path)  # `seal` keeps the blobs that were used last
                 return data
         return None
 
     def begin(self, address: Digest, total: int) -> frozenset[int]:
-        """Go on where an earlier daemon stopped."""
+        """See `BlobDownloads.begin`; continues what an earlier process left."""
         return self._partials.setdefault(address, Partial(self._folder / f"{address}{PART}")).begin(total)
 
     def write(self, address: Digest, index: int, data: bytes, checksum: int) -> None:
-        """Keep one chunk."""
+        """See `BlobDownloads.write`."""
         self._partials[address].write(index, data, checksum)
 
     def seal(self, address: Digest) -> bytes:
-        """The blob. Older ones go, and whatever else was begun."""
+        """See `BlobDownloads.seal`. Removes older blobs and every other incomplete one."""
+        # No fsync: after a power cut the digest check in `cached` finds a torn file, and it is fetched again.
         data = self._partials[address].seal(address, self._folder / address, durable=False)
         self._partials = {}
-        with contextlib.suppress(OSError):  # what stays is in nobody's way
-            ours = [path for path in self._folder.iterdir() if is_digest(path.name.partition(".")[0])]
-            whole = [path for path in ours if not path.suffix]
-            newest = sorted(whole, key=lambda path: path.stat().st_mtime_ns)[-self._keep :]
-            for path in set(ours) - set(newest):
+        with contextlib.suppress(OSError):  # a failed clean-up costs only disk space
+            blobs = [path for path in self._folder.iterdir() if is_digest(path.name.partition(".")[0])]
+            complete = [path for path in blobs if not path.suffix]
+            newest = sorted(complete, key=lambda path: path.stat().st_mtime_ns)[-self._keep :]
+            for path in set(blobs) - set(newest):
                 path.unlink()
         return data
 
 
-def receive(
-    incoming: BlobDownloads, address: Digest, total: int, ask: Callable[[int], tuple[bytes, int]], pool: Executor
+def download(
+    downloads: BlobDownloads,
+    address: Digest,
+    total: int,
+    fetch_chunk: Callable[[int], tuple[bytes, int]],
+    pool: Executor,
 ) -> bytes:
-    """A blob, of which only the chunks that are not held yet are asked for.
+    """Fetch a blob's missing chunks in parallel and return the whole blob.
 
     Args:
-        total: its bytes.
-        ask: a chunk and its CRC-32C, by index; called on the pool's threads.
+        total: the blob's size in bytes.
+        fetch_chunk: chunk index -> (data, CRC-32C); called on the pool's threads.
 
     Raises:
-        CodecError: it arrived damaged, again and again.
+        CodecError: it arrived damaged `MAX_ATTEMPTS` times.
     """
-    if (data := incoming.whole(address)) is not None:
+    if (data := downloads.cached(address)) is not None:
         return data
-    for _ in range(TRIES):
-        held = incoming.begin(address, total)
-        missing = [index for index in range(chunks(total)) if index not in held]
-        list(pool.map(lambda index: _receive_chunk(incoming, address, index, ask), missing))
+    for _ in range(MAX_ATTEMPTS):
+        stored = downloads.begin(address, total)
+        missing = [index for index in range(chunks(total)) if index not in stored]
+        list(pool.map(lambda index: _download_chunk(downloads, address, index, fetch_chunk), missing))
         try:
-            return incoming.seal(address)
-        except CodecError as error:
+            return downloads.seal(address)
+        except CodecError as error:  # every chunk matched its own CRC: no telling which one is wrong, so all again
             log.warning("download damaged, fetching again", blob=address, why=str(error))
-    raise CodecError(f"blob {address} arrived damaged {TRIES} times")
+    raise CodecError(f"blob {address} arrived damaged {MAX_ATTEMPTS} times")
 
 
-def _receive_chunk(
-    incoming: BlobDownloads, address: Digest, index: int, ask: Callable[[int], tuple[bytes, int]]
+def _download_chunk(
+    downloads: BlobDownloads, address: Digest, index: int, fetch_chunk: Callable[[int], tuple[bytes, int]]
 ) -> None:
-    for _ in range(TRIES):
-        data, checksum = ask(index)
+    for _ in range(MAX_ATTEMPTS):
+        data, checksum = fetch_chunk(index)
         try:
-            incoming.write(address, index, data, checksum)
+            downloads.write(address, index, data, checksum)
         except CodecError as error:
             log.warning("chunk damaged, fetching again", blob=address, why=str(error))
         else:
             return
-    raise CodecError(f"chunk {index} arrived damaged {TRIES} times")
+    raise CodecError(f"chunk {index} arrived damaged {MAX_ATTEMPTS} times")

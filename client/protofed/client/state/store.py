@@ -1,4 +1,4 @@
-"""What a site keeps from round to round, and what it keeps it in."""
+"""What a site keeps from round to round, and the store that keeps it: the protocol, and one in memory."""
 
 from __future__ import annotations
 
@@ -11,12 +11,19 @@ from protofed.client.privacy.site_secret import BYTES
 from protofed.common.payload import Payload, Update
 from protofed.common.protocol.messages import Receipt, Task, Verdict
 
+# DUPLICATE counts too: the server stored this update earlier and only its first answer was lost.
 COUNTED = (Verdict.ACCEPTED, Verdict.DUPLICATE)
 
 
 @dataclass(frozen=True)
 class SiteState:
-    """What a site holds after the last round that counted (0: none yet)."""
+    """A site's state after a counted round, i.e. one whose update the server accepted.
+
+    Attributes:
+        round: number of that round; 0: no round counted yet.
+        memory: the method's own tensors on the site, such as control variates.
+        personal: the site's personal model, parts body and head; None before the first counted round.
+    """
 
     round: int = 0
     memory: Payload = field(default_factory=dict)
@@ -25,10 +32,10 @@ class SiteState:
 
 @dataclass(frozen=True)
 class FitOutcome:
-    """What a fit gave: an update for the server, and what the site keeps if it counts.
+    """The result of a fit: an update for the server, and the state that the site keeps once the update counts.
 
     Attributes:
-        received: what of the base the gate looks at again when the update is handed in late.
+        received: the parts of the base that the gate needs again if the update is handed in after a restart.
     """
 
     update: Update
@@ -38,85 +45,84 @@ class FitOutcome:
 
 
 class Store(Protocol):
-    """A site's own storage.
+    """A site's own storage, owned by its agent. A fit is first staged, then settled by the server's receipt.
 
-    Attributes:
-        approvals: of runs; None: the site cannot approve any.
+    On disk every method raises StateError if a file is damaged or cannot be written.
     """
 
     @property
     def approvals(self) -> Approvals | None:
-        """Of runs."""
+        """The runs that the site's operator approved; None: this store cannot record approvals."""
 
     def secret(self) -> bytes:
-        """Random bytes that only this site knows, always the same."""
+        """The site's secret, `site_secret.BYTES` random bytes: the same at every call."""
 
     def received(self, task: Task) -> Payload:
-        """What was staged as received with a fit that is not settled."""
+        """`FitOutcome.received` of a task that is staged and not settled."""
 
-    def held(self, run: str, before: int) -> SiteState:
-        """What counted in the newest round before this one."""
+    def last_counted(self, run: str, before: int) -> SiteState:
+        """The state after the newest counted round below `before`; an empty state if there is none."""
 
     def unsettled(self, run: str) -> list[tuple[Task, Update]]:
-        """Updates that were computed but have no receipt yet: the daemon or its connection died in between."""
+        """Staged updates without a receipt, the oldest first: the daemon or its connection died in between."""
 
     def stage(self, task: Task, outcome: FitOutcome) -> None:
-        """Keep a fit's outcome, durably, before it is pushed."""
+        """Store a fit's outcome durably; the agent calls this before it uploads the update."""
 
     def settle(self, task: Task, receipt: Receipt) -> None:
-        """Keep the receipt: the outcome counts from now on, or is forgotten."""
+        """Store the receipt: the staged outcome counts if the verdict is in `COUNTED`, else it is removed."""
 
     def settled(self, run: str) -> frozenset[str]:
-        """The task_ids of the tasks whose outcomes count, as far as they are kept."""
+        """The task_ids of the counted rounds that are still stored."""
 
     def retain(self, rounds: int) -> None:
-        """Keep what the run may be rolled back to: so many rounds behind the newest that counts; 0: all."""
+        """Set how many counted rounds behind the newest stay, for a run that may be rolled back; 0: all."""
 
 
 class MemoryStore:
-    """A site of a simulation.
+    """The store of a site in a simulation; nothing survives the process.
 
     Args:
-        secret: so that a simulation can be repeated; else random.
+        secret: fixed, so that a simulation can be repeated; None: drawn at random.
     """
 
     approvals: Approvals | None = None
 
     def __init__(self, secret: bytes | None = None) -> None:
         self._secret = secret or secrets.token_bytes(BYTES)
-        self._held: dict[str, SiteState] = {}
-        self._staged: dict[str, tuple[Task, FitOutcome]] = {}
+        self._counted: dict[str, SiteState] = {}  # by run
+        self._staged: dict[str, tuple[Task, FitOutcome]] = {}  # by task_id
 
     def secret(self) -> bytes:
-        """As it was given."""
+        """The secret given to the constructor, or drawn there."""
         return self._secret
 
     def received(self, task: Task) -> Payload:
-        """As it was staged."""
+        """See `Store.received`; KeyError if the task is not staged."""
         return self._staged[task.task_id][1].received
 
-    def held(self, run: str, before: int) -> SiteState:
-        """What counted last."""
-        held = self._held.get(run, SiteState())
-        return held if held.round < before else SiteState()
+    def last_counted(self, run: str, before: int) -> SiteState:
+        """See `Store.last_counted`; only the newest round is stored, so an earlier one starts from an empty state."""
+        state = self._counted.get(run, SiteState())
+        return state if state.round < before else SiteState()
 
     def unsettled(self, run: str) -> list[tuple[Task, Update]]:
-        """Updates without a receipt."""
+        """See `Store.unsettled`."""
         return [(task, outcome.update) for task, outcome in self._staged.values() if task.run == run]
 
     def stage(self, task: Task, outcome: FitOutcome) -> None:
-        """Keep a fit's outcome."""
+        """See `Store.stage`."""
         self._staged[task.task_id] = (task, outcome)
 
     def settle(self, task: Task, receipt: Receipt) -> None:
-        """Count the outcome, or forget it."""
+        """See `Store.settle`."""
         _, outcome = self._staged.pop(task.task_id)
         if receipt.verdict in COUNTED:
-            self._held[task.run] = SiteState(task.round, outcome.memory, outcome.personal)
+            self._counted[task.run] = SiteState(task.round, outcome.memory, outcome.personal)
 
     def settled(self, run: str) -> frozenset[str]:
-        """None: what an old task would do here is lost with the process anyway."""
+        """Always empty: a repeated task could only hurt state on disk, and this state ends with the process."""
         return frozenset()
 
     def retain(self, rounds: int) -> None:
-        """Only the newest round is kept: simulations are not rolled back."""
+        """Does nothing: simulations are not rolled back, so the newest round is enough."""

@@ -11,7 +11,7 @@ import structlog
 from google_crc32c import value as crc32c
 
 from protofed.client.privacy.policy import Released, ReleasedScores
-from protofed.client.state.downloads import TRIES, BlobDownloads, MemoryDownloads, receive
+from protofed.client.state.downloads import MAX_ATTEMPTS, BlobDownloads, MemoryDownloads, download
 from protofed.client.transport.audit import ClientAudit
 from protofed.client.transport.calls import Calls
 from protofed.client.transport.proxy import Proxy
@@ -50,7 +50,7 @@ class GrpcLink:
         identity: this site's; None: plain text, which stays on this machine.
         proxy: on the way to the server.
         audit: has a line of each message before it is sent.
-        incoming: where downloads are kept, so that they outlive the daemon; None: in memory.
+        downloads: where downloads are kept, so that they outlive the daemon; None: in memory.
         give_up_after_s: seconds without an answer after which calls raise `Unavailable`; None: never.
         released: told what the gate let out, before it is sent.
 
@@ -68,13 +68,13 @@ class GrpcLink:
         identity: LiveIdentity | None,
         audit: ClientAudit,
         proxy: Proxy | None = None,
-        incoming: BlobDownloads | None = None,
+        downloads: BlobDownloads | None = None,
         give_up_after_s: float | None = None,
         released: Callable[[Task, Released], None] = lambda _task, _released: None,
     ) -> None:
         self._caller, self._roles = pb.Caller(site=site, instance=instance), sorted(roles)
         self._calls = Calls(address, identity=identity, proxy=proxy, audit=audit, give_up_after_s=give_up_after_s)
-        self._incoming, self._released = incoming or MemoryDownloads(), released
+        self._downloads, self._released = downloads or MemoryDownloads(), released
         self._pool = ThreadPoolExecutor(IN_FLIGHT, "chunks")
         self.bytes_moved, self._counting = 0, threading.Lock()  # chunks move on several threads
 
@@ -109,14 +109,14 @@ class GrpcLink:
         if task.base_digest is None:
             raise ProtocolError("the task has nothing to fetch")
         try:
-            return receive(self._incoming, task.base_digest, task.base_bytes, partial(self._chunk, task), self._pool)
+            return download(self._downloads, task.base_digest, task.base_bytes, partial(self._chunk, task), self._pool)
         except ExcludedError as error:  # PERMISSION_DENIED: of a blob, that the task is not open any more
             raise ProtocolError(str(error)) from error
 
     def push(self, task: Task, released: Released) -> Receipt:
         """Begin, send what the server lacks, commit; from the beginning again if the server forgot the upload."""
         self._released(task, released)
-        for tried in range(TRIES):
+        for tried in range(MAX_ATTEMPTS):
             ticket = self._calls.ask("BeginUpload", self._announce(task, released.manifest), pb.UploadTicket)
             if ticket.WhichOneof("answer") == "receipt":
                 return wire.unpack_receipt(ticket.receipt)
@@ -126,7 +126,7 @@ class GrpcLink:
                 return wire.unpack_receipt(self._calls.ask("CommitUpload", commit, pb.Receipt))
             except (IncompleteUploadError, CodecError) as error:
                 log.warning("upload begins again", run=task.run, round=task.round, tried=tried + 1, why=str(error))
-        raise ProtocolError(f"an upload of round {task.round} failed {TRIES} times; see the server's log")
+        raise ProtocolError(f"an upload of round {task.round} failed {MAX_ATTEMPTS} times; see the server's log")
 
     def report(self, task: Task, released: ReleasedScores) -> None:
         """Hand in scores."""

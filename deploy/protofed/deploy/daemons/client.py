@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from protofed.client.agent.site import Site
     from protofed.client.data.site_data import SiteData
     from protofed.client.privacy.policy import Policy
-    from protofed.client.state.disk_store import Store
+    from protofed.client.state.store import Store
     from protofed.client.transport.audit import ClientAudit
     from protofed.client.transport.grpc_link import GrpcLink
 
@@ -104,7 +104,7 @@ def run_client(settings: ClientSettings, *, until_finished: bool, give_up_after_
             identity=identity,
             proxy=proxy,
             audit=audit,
-            incoming=store.incoming,
+            downloads=store.downloads,
             give_up_after_s=give_up_after_s,
             released=metrics.released,
         )

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from protofed.client.privacy.approval import FOLDER, Approvals
-from protofed.client.state.disk_store import INCOMING
+from protofed.client.state.disk_store import DOWNLOADS_FOLDER
 from protofed.client.transport.audit import FILE as AUDIT
 from protofed.common import codec
 from protofed.common.codec import Digest, digest
@@ -77,7 +77,7 @@ def newest_base(folder: Path, run: str, held: KeptRound) -> Base:
         ConfigError: it has none any more.
     """
     address, scored = _last_fetched(folder, run)
-    path = folder / INCOMING / (address or "none")
+    path = folder / DOWNLOADS_FOLDER / (address or "none")
     try:
         data = path.read_bytes()
     except OSError as error:

@@ -64,7 +64,7 @@ class FinishedRun:
         """What the site's last fit left, BODY and HEAD; None if none of its updates counted."""
         store = DiskStore(self.folder / "sites" / site)
         try:
-            return store.held(self.recipe.name, self.recipe.rounds + 1).personal
+            return store.last_counted(self.recipe.name, self.recipe.rounds + 1).personal
         finally:
             store.close()
 

@@ -19,7 +19,8 @@ from protofed.client.method import client_methods
 from protofed.client.models.catalogue import device_model
 from protofed.client.privacy.policy import Policy
 from protofed.client.privacy.rules import PolicyRules
-from protofed.client.state.disk_store import DiskStore, MemoryStore, Store
+from protofed.client.state.disk_store import DiskStore
+from protofed.client.state.store import MemoryStore, Store
 from protofed.client.training.score_sets import SCALARS
 from protofed.client.transport.link import Link
 from protofed.common import plugins
