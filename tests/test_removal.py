@@ -54,11 +54,11 @@ def test_checkpoints(tmp_path: Path, folder: Path) -> None:
 
 
 def test_fetched_blobs(folder: Path) -> None:
-    incoming = DiskDownloads(folder, keep=1)
+    downloads = DiskDownloads(folder, keep=1)
     for data in (b"old", b"new"):
-        incoming.begin(digest(data), len(data))
-        incoming.write(digest(data), 0, data, crc32c(data))
-        incoming.seal(digest(data))
+        downloads.begin(digest(data), len(data))
+        downloads.write(digest(data), 0, data, crc32c(data))
+        downloads.seal(digest(data))
     check(folder)
     assert {path.name for path in folder.iterdir()} == {*THEIRS, digest(b"new")}
 

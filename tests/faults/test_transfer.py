@@ -202,7 +202,7 @@ def test_row_25_a_download_that_is_cut_goes_on_by_chunk(
     chunk: int, beside: int, task: pb.Task, proxy: Proxy, daemon: Callable[..., GrpcLink], tmp_path: Path
 ) -> None:
     proxy.mode = Mode(cut={"down": chunk * CHUNK_BYTES + beside})
-    link = daemon(proxy.address, incoming=DiskDownloads(tmp_path / "incoming"))
+    link = daemon(proxy.address, downloads=DiskDownloads(tmp_path / "downloads"))
     asked, answered = Counted(link, "GetChunk"), list[int]()
     asked.after = lambda number: answered.append(asked.requests[number].index)
     with ThreadPoolExecutor(1) as pool:
@@ -226,13 +226,13 @@ def test_row_25_another_daemon_and_another_server_go_on_where_they_stopped(
     daemon: Callable[..., GrpcLink],
     tmp_path: Path,
 ) -> None:
-    incoming = DiskDownloads(tmp_path / "incoming")
-    incoming.begin(ours(task).base_digest or codec.Digest(""), task.base_bytes)
+    downloads = DiskDownloads(tmp_path / "downloads")
+    downloads.begin(ours(task).base_digest or codec.Digest(""), task.base_bytes)
     data = pieces(codec.encode(FIRST))
     for index in range(held):
-        incoming.write(ours(task).base_digest or codec.Digest(""), index, data[index], crc32c(data[index]))
+        downloads.write(ours(task).base_digest or codec.Digest(""), index, data[index], crc32c(data[index]))
     server.stop()
-    link = daemon(start().address, incoming=DiskDownloads(tmp_path / "incoming"))
+    link = daemon(start().address, downloads=DiskDownloads(tmp_path / "downloads"))
     asked = Counted(link, "GetChunk")
     assert link.fetch(ours(task)) == codec.encode(FIRST)
     assert sorted(request.index for request in asked.requests) == list(range(held, CHUNKS))
@@ -241,9 +241,9 @@ def test_row_25_another_daemon_and_another_server_go_on_where_they_stopped(
 def test_row_26_a_flipped_bit_is_fetched_again_and_a_third_is_the_end(
     task: pb.Task, proxy: Proxy, daemon: Callable[..., GrpcLink], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    link = daemon(proxy.address, incoming=DiskDownloads(tmp_path / "incoming"))
+    link = daemon(proxy.address, downloads=DiskDownloads(tmp_path / "downloads"))
     asked, flips = Counted(link, "GetChunk"), itertools.count()
-    real = link._chunk
+    real = link._get_chunk
 
     def flipped(task: Task, index: int) -> tuple[bytes, int]:
         data, checksum = real(task, index)
@@ -252,15 +252,15 @@ def test_row_26_a_flipped_bit_is_fetched_again_and_a_third_is_the_end(
             checksum = crc32c(data)  # inside what TLS and CRC protect
         return data, checksum
 
-    monkeypatch.setattr(link, "_chunk", flipped)
+    monkeypatch.setattr(link, "_get_chunk", flipped)
     assert link.fetch(ours(task)) == codec.encode(FIRST)
     assert len(asked.requests) == 3 * CHUNKS
-    for path in (tmp_path / "incoming").iterdir():
+    for path in (tmp_path / "downloads").iterdir():
         path.unlink()
     flips = itertools.count(-1)
     with pytest.raises(CodecError, match="arrived damaged 3 times"):
         link.fetch(ours(task))
-    assert list((tmp_path / "incoming").iterdir()) == []
+    assert list((tmp_path / "downloads").iterdir()) == []
 
 
 # Uploads

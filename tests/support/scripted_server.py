@@ -81,16 +81,16 @@ class ScriptedServer:
     pushed: list[tuple[Task, Released]] = field(default_factory=list)
     scores: list[dict[str, float]] = field(default_factory=list)
     beats: list[Progress] = field(default_factory=list)
-    holds: list[PauseReason] = field(default_factory=list)  # that were said, one at each enrolling
+    pause_reasons: list[PauseReason] = field(default_factory=list)  # one for each call of enroll
 
     def _called(self, name: str) -> None:
         self.calls[name] += 1
         if self.failing.get(name):
             raise self.failing[name].pop(0)
 
-    def enroll(self, hold: PauseReason = PauseReason.NONE) -> Assignment | Finished:
+    def enroll(self, pause_reason: PauseReason = PauseReason.NONE) -> Assignment | Finished:
         self._called("enroll")
-        self.holds.append(hold)
+        self.pause_reasons.append(pause_reason)
         return Assignment(self.run, self.recipe, preprocessing_digest=self.preprocessing_digest)
 
     def next_task(self, run: str, wait_s: float) -> Task | Wait | Finished:

@@ -76,12 +76,12 @@ def test_a_run_waits_until_it_is_approved(
     loads = harness.counting_loads()
     task = harness.fit(1)
     work(daemon, 3)
-    assert harness.link.holds == [PauseReason.APPROVAL] * 3
+    assert harness.link.pause_reasons == [PauseReason.APPROVAL] * 3
     assert harness.pauses == [HELD_PAUSE_S] * 3
     assert (harness.link.calls["next_task"], loads, harness.now.run) == (0, [], "")
     approvals.approve(approvals.offer("run"))
     work(daemon, 1)
-    assert harness.link.holds[3:] == [PauseReason.NONE]
+    assert harness.link.pause_reasons[3:] == [PauseReason.NONE]
     assert [pushed for pushed, _ in harness.link.pushed] == [task]
     assert harness.pauses == [HELD_PAUSE_S] * 3
 
@@ -96,7 +96,7 @@ def test_an_approved_run_needs_no_other_one_after_a_restart(
     again = harness.agent()
     harness.fit(1)
     work(again, 2)
-    assert harness.link.holds == [PauseReason.APPROVAL, PauseReason.APPROVAL, PauseReason.NONE]
+    assert harness.link.pause_reasons == [PauseReason.APPROVAL, PauseReason.APPROVAL, PauseReason.NONE]
     assert len(harness.link.pushed) == 1
 
 
@@ -109,7 +109,7 @@ def test_an_approval_is_of_one_recipe(opened: Callable[..., tuple[AgentHarness, 
     harness.link.failing["next_task"] = [NotEnrolledError("restarted")]
     harness.fit(1)
     work(daemon, 4)
-    assert harness.link.holds[-3:] == [PauseReason.NONE, PauseReason.APPROVAL, PauseReason.APPROVAL]
+    assert harness.link.pause_reasons[-3:] == [PauseReason.NONE, PauseReason.APPROVAL, PauseReason.APPROVAL]
     assert harness.link.pushed == []
     assert approvals.status("run", OTHER) is ApprovalStatus.CHANGED
     approvals.approve(approvals.offer("run"))
@@ -127,7 +127,12 @@ def test_the_next_run_is_not_known_yet_and_so_not_approved(
     work(daemon, 1)
     harness.link.run = "next"
     work(daemon, 2)
-    assert harness.link.holds == [PauseReason.APPROVAL, PauseReason.NONE, PauseReason.APPROVAL, PauseReason.APPROVAL]
+    assert harness.link.pause_reasons == [
+        PauseReason.APPROVAL,
+        PauseReason.NONE,
+        PauseReason.APPROVAL,
+        PauseReason.APPROVAL,
+    ]
     assert {offer.run for offer in approvals.offers()} == {"run", "next"}
 
 
@@ -142,7 +147,7 @@ def test_an_approval_that_is_taken_back_ends_at_the_next_task(
     harness.fit(1)
     work(daemon, 2)
     assert harness.link.pushed == []
-    assert harness.link.holds[-1] is PauseReason.APPROVAL
+    assert harness.link.pause_reasons[-1] is PauseReason.APPROVAL
 
 
 def test_what_was_computed_is_not_handed_in_while_the_site_waits(
@@ -162,7 +167,7 @@ def test_a_site_without_a_place_for_approvals_has_none() -> None:
     harness = AgentHarness(rules=MANUAL)
     harness.fit(1)
     work(harness.agent(), 3)
-    assert harness.link.holds == [PauseReason.APPROVAL] * 3
+    assert harness.link.pause_reasons == [PauseReason.APPROVAL] * 3
 
 
 def test_a_server_that_has_no_run_is_asked_again_as_before(opened: Callable[..., tuple[AgentHarness, Agent]]) -> None:
@@ -180,10 +185,10 @@ def test_tasks_are_taken_in_the_sites_hours(opened: Callable[..., tuple[AgentHar
     harness, daemon = opened(NIGHTS)
     first = harness.fit(1)
     work(daemon, 2)
-    assert harness.link.holds == [PauseReason.SCHEDULE] * 2
+    assert harness.link.pause_reasons == [PauseReason.SCHEDULE] * 2
     clock.at(20)
     work(daemon, 1)
-    assert harness.link.holds[2:] == [PauseReason.NONE]
+    assert harness.link.pause_reasons[2:] == [PauseReason.NONE]
     clock.at(5)
     second = harness.fit(2)
     work(daemon, 2)
@@ -191,7 +196,7 @@ def test_tasks_are_taken_in_the_sites_hours(opened: Callable[..., tuple[AgentHar
     third = harness.fit(3)
     work(daemon, 3)
     assert [task for task, _ in harness.link.pushed] == [first, second]
-    assert harness.link.holds[3:] == [PauseReason.SCHEDULE] * 3
+    assert harness.link.pause_reasons[3:] == [PauseReason.SCHEDULE] * 3
     assert list(harness.link.tasks) == [third]
     assert harness.declined() == []
 
@@ -203,7 +208,7 @@ def test_a_task_in_hand_is_finished(opened: Callable[..., tuple[AgentHarness, Ag
     tasks = [harness.fit(1), harness.fit(2)]
     work(daemon, 3)
     assert [task for task, _ in harness.link.pushed] == tasks[:1]
-    assert harness.link.holds == [PauseReason.NONE, PauseReason.SCHEDULE, PauseReason.SCHEDULE]
+    assert harness.link.pause_reasons == [PauseReason.NONE, PauseReason.SCHEDULE, PauseReason.SCHEDULE]
 
 
 def test_a_task_that_comes_too_late_is_left_alone(
@@ -222,7 +227,7 @@ def test_a_task_that_comes_too_late_is_left_alone(
     harness.link.next_task = late  # type: ignore[method-assign]
     assert daemon.step(0.0) == Wait(0.0)
     daemon.step(0.0)
-    assert (harness.link.pushed, harness.link.holds) == ([], [PauseReason.NONE, PauseReason.SCHEDULE])
+    assert (harness.link.pushed, harness.link.pause_reasons) == ([], [PauseReason.NONE, PauseReason.SCHEDULE])
     assert harness.declined() == []
     assert task not in harness.link.tasks
 
@@ -236,7 +241,7 @@ def test_both_have_to_be_fulfilled(
     work(daemon, 2)
     approvals.approve(approvals.offer("run"))
     work(daemon, 1)
-    assert harness.link.holds == [*[PauseReason.SCHEDULE] * 2, *[PauseReason.APPROVAL] * 2, PauseReason.NONE]
+    assert harness.link.pause_reasons == [*[PauseReason.SCHEDULE] * 2, *[PauseReason.APPROVAL] * 2, PauseReason.NONE]
 
 
 def test_the_log_says_until_when() -> None:

@@ -166,8 +166,8 @@ def test_the_log_has_the_server_then_each_message_byte_for_byte(
 ) -> None:
     server = serve()
     calls = dial(server.address)
-    assert calls.ask("Enroll", HELLO, pb.EnrollResponse) == pb.EnrollResponse()
-    calls.once("Heartbeat", BEAT, pb.HeartbeatResponse, 5.0)
+    assert calls.call("Enroll", HELLO, pb.EnrollResponse) == pb.EnrollResponse()
+    calls.call_once("Heartbeat", BEAT, pb.HeartbeatResponse, 5.0)
     assert [event for event, _ in kept.lines] == ["server", "sent", "sent"]
     assert kept.of("server")[0]["certificate"] == fingerprint((tmp_path / "server-0" / "cert.pem").read_bytes())
     assert kept.of("server")[0]["finding"] == "fine"
@@ -184,7 +184,7 @@ def test_every_attempt_has_a_line_and_errors_of_the_server_too(
     server = serve()
     server.failing = [Code.UNAVAILABLE, Code.RESOURCE_EXHAUSTED, Code.PERMISSION_DENIED]
     with pytest.raises(ExcludedError, match="as told"):
-        dial(server.address).ask("Enroll", HELLO, pb.EnrollResponse)
+        dial(server.address).call("Enroll", HELLO, pb.EnrollResponse)
     assert len(kept.of("sent")) == len(server.asked) == 3
     assert [facts["code"] for facts in kept.of("answered")] == ["RESOURCE_EXHAUSTED", "PERMISSION_DENIED"]
     assert len({facts["digest"] for _, facts in kept.lines if "digest" in facts}) == 1
@@ -193,7 +193,7 @@ def test_every_attempt_has_a_line_and_errors_of_the_server_too(
 def test_receipts_are_told(serve: Callable[..., RawServer], dial: Callable[..., Calls], kept: MemoryAuditLog) -> None:
     server = serve()
     server.reply = pb.Receipt(verdict=pb.VERDICT_STALE).SerializeToString()
-    dial(server.address).ask("CommitUpload", pb.CommitRequest(run="r"), pb.Receipt)
+    dial(server.address).call("CommitUpload", pb.CommitRequest(run="r"), pb.Receipt)
     assert [facts["verdict"] for facts in kept.of("answered")] == ["stale"]
 
 
@@ -202,10 +202,10 @@ def test_a_full_disk_is_waited_for_and_nothing_leaves_meanwhile(
 ) -> None:
     server = serve()
     calls = dial(server.address)
-    calls.ask("Enroll", HELLO, pb.EnrollResponse)
+    calls.call("Enroll", HELLO, pb.EnrollResponse)
     kept.failing = [OutOfSpaceError("full")] * 3
     with structlog.testing.capture_logs() as logs:
-        calls.ask("NextTask", pb.NextTaskRequest(run="r"), pb.NextTaskResponse)
+        calls.call("NextTask", pb.NextTaskRequest(run="r"), pb.NextTaskResponse)
     assert kept.writes == 6
     assert len(server.asked) == len(kept.of("sent")) == 2
     assert [entry["why"] for entry in logs] == ["full"]
@@ -220,7 +220,7 @@ def test_close_ends_the_wait_for_room(
     server = serve()
     calls = dial(server.address)
     kept.failing = [OutOfSpaceError("full")] * 1_000_000
-    asking = background(calls.ask, "Enroll", HELLO, pb.EnrollResponse)
+    asking = background(calls.call, "Enroll", HELLO, pb.EnrollResponse)
     wait_for(lambda: kept.writes > 3)
     calls.close()
     with pytest.raises(UnavailableError):
@@ -233,12 +233,14 @@ def test_a_broken_disk_ends_all_calls_and_nothing_leaves(
 ) -> None:
     server = serve()
     calls = dial(server.address)
-    calls.ask("Enroll", HELLO, pb.EnrollResponse)
+    calls.call("Enroll", HELLO, pb.EnrollResponse)
     kept.failing = [DiskFailureError("broken")]
-    assert calls.once("Heartbeat", BEAT, pb.HeartbeatResponse, 5.0) is None  # from a thread that cannot end the daemon
+    assert (
+        calls.call_once("Heartbeat", BEAT, pb.HeartbeatResponse, 5.0) is None
+    )  # from a thread that cannot end the daemon
     for _ in range(2):
         with pytest.raises(DiskFailureError) as raised:
-            calls.ask("NextTask", HELLO, pb.NextTaskResponse)
+            calls.call("NextTask", HELLO, pb.NextTaskResponse)
     assert raised.value.exit_code == StateError.exit_code == 74
     assert server.calls == ["Enroll"]
 
@@ -247,7 +249,7 @@ def test_an_answer_that_is_no_message_is_refused(serve: Callable[..., RawServer]
     server = serve()
     server.reply = b"\xff\xff\xff"
     with pytest.raises(ProtocolError, match="answer to Enroll cannot be read"):
-        dial(server.address).ask("Enroll", HELLO, pb.EnrollResponse)
+        dial(server.address).call("Enroll", HELLO, pb.EnrollResponse)
 
 
 # With whom
@@ -266,15 +268,15 @@ def test_a_server_that_goes_wrong_later_is_named_and_waited_for(
     background: Callable[..., Future[Any]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(server_check, "LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr(server_check, "DIAGNOSE_EVERY_S", 0.0)
     good = serve()
     calls = dial(good.address)
-    calls.ask("Enroll", HELLO, pb.EnrollResponse)
+    calls.call("Enroll", HELLO, pb.EnrollResponse)
     good.stop()
     port = int(good.address.rpartition(":")[2])
     wrong = serve(port, Authority.make())
     with structlog.testing.capture_logs() as logs:
-        asking = background(calls.ask, "NextTask", HELLO, pb.NextTaskResponse)
+        asking = background(calls.call, "NextTask", HELLO, pb.NextTaskResponse)
         wait_for(lambda: len(kept.of("server")) == 2)
         assert not asking.done()
     wrong.stop()
@@ -308,16 +310,16 @@ def test_a_renewed_certificate_is_for_the_next_call_and_the_one_in_flight_ends(
     calls = dial(server.address)
     server.hold = "NextTask"
     before = identity.now().certificate.fingerprint
-    waiting = background(calls.ask, "NextTask", HELLO, pb.NextTaskResponse)
+    waiting = background(calls.call, "NextTask", HELLO, pb.NextTaskResponse)
     assert server.held.wait(SOON)
 
     authority.issue(tmp_path / "ann", Party.SITE, "ann")
-    calls.ask("Enroll", HELLO, pb.EnrollResponse)
+    calls.call("Enroll", HELLO, pb.EnrollResponse)
     after = identity.now().certificate.fingerprint
     assert not waiting.done()
     server.go.set()
     waiting.result(SOON)
-    calls.ask("Enroll", HELLO, pb.EnrollResponse)
+    calls.call("Enroll", HELLO, pb.EnrollResponse)
 
     assert [(call, shown) for call, _, shown in server.asked] == [
         ("NextTask", before),
@@ -341,10 +343,10 @@ def test_a_server_that_is_away_is_diagnosed_again_only_after_a_while(
     monkeypatch.setattr(server_check, "diagnose", look)
     server = serve()
     calls = dial(server.address, give_up_after_s=1.0)
-    calls.ask("Enroll", HELLO, pb.EnrollResponse)
+    calls.call("Enroll", HELLO, pb.EnrollResponse)
     server.stop()
     with pytest.raises(UnavailableError):
-        calls.ask("NextTask", HELLO, pb.NextTaskResponse)
+        calls.call("NextTask", HELLO, pb.NextTaskResponse)
     assert len(looks) == 1
     assert len(kept.of("sent")) > 5
 
@@ -357,7 +359,7 @@ def test_a_certificate_that_ends_soon_is_told_of_once_a_day(
     calls = dial(serve().address, identity=soon)
     with structlog.testing.capture_logs() as logs:
         for _ in range(3):
-            calls.ask("Enroll", HELLO, pb.EnrollResponse)
+            calls.call("Enroll", HELLO, pb.EnrollResponse)
     told = [entry for entry in logs if "ends soon" in entry["event"]]
     assert [(entry["days_left"], entry["log_level"]) for entry in told] == [(7, "warning")]
 
@@ -370,10 +372,10 @@ def test_through_a_proxy_whatever_the_environment_says(
         monkeypatch.setenv(name, f"http://{other.address}")
     for name in ("no_proxy", "no_grpc_proxy"):
         monkeypatch.delenv(name, raising=False)
-    dial(server.address).ask("Enroll", HELLO, pb.EnrollResponse)
+    dial(server.address).call("Enroll", HELLO, pb.EnrollResponse)
     assert (way.asked, other.asked) == ([], [])
     calls = dial(server.address, proxy=Proxy.read(f"http://ann:hunter2%40home@{way.address}"))
-    calls.ask("Enroll", HELLO, pb.EnrollResponse)
+    calls.call("Enroll", HELLO, pb.EnrollResponse)
     assert way.asked == [server.address] * 2  # to look, and to call
     assert other.asked == []
     assert server.calls == ["Enroll"] * 2

@@ -41,7 +41,7 @@ def identity(authority: Authority, tmp_path: Path) -> Identity:
 
 @pytest.fixture(autouse=True)
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(diagnosis, "PATIENCE_S", 0.5)
+    monkeypatch.setattr(diagnosis, "STEP_TIMEOUT_S", 0.5)
 
 
 def of(folder: Path) -> Identity:

@@ -437,13 +437,13 @@ def test_a_download_outlives_its_daemon(
     )
     address = start()
     for _ in range(2):  # the last chunk never comes
-        link = connect(address, incoming=DiskDownloads(tmp_path))
+        link = connect(address, downloads=DiskDownloads(tmp_path))
         with pytest.raises(ProtocolError):
             link.fetch(task)
         link.close()  # ends what is in flight
     server.on["GetChunk"] = chunk
     for _ in range(2):
-        assert connect(address, incoming=DiskDownloads(tmp_path)).fetch(task) == BLOB
+        assert connect(address, downloads=DiskDownloads(tmp_path)).fetch(task) == BLOB
     assert sorted(request.index for request in server.requests("GetChunk")) == [0, 1, 2, 2, 2]
 
 
@@ -522,7 +522,7 @@ def test_what_leaves_is_told_once_before_it_does(
     server: ScriptedServicer, start: Callable[[], str], connect: Callable[..., GrpcLink], task: Task
 ) -> None:
     told: list[tuple[Task, Released, int]] = []
-    link = connect(start(), released=lambda task, what: told.append((task, what, len(server.asked))))
+    link = connect(start(), on_release=lambda task, what: told.append((task, what, len(server.asked))))
     update, uploads = released(10), Uploads(server)
     server.on["CommitUpload"] = one_by_one(refuse(Code.FAILED_PRECONDITION), uploads.commit)  # it begins again
     link.push(task, update)

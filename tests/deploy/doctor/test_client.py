@@ -200,7 +200,7 @@ def test_an_identity_of_somebody_else(tls: TlsServer, look: Look) -> None:
 
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(diagnosis, "PATIENCE_S", 0.5)
+    monkeypatch.setattr(diagnosis, "STEP_TIMEOUT_S", 0.5)
 
 
 def test_nobody_there(look: Look, unused_port: int) -> None:

@@ -12,7 +12,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tests.support.raw_client import FEDERATION, RawClient
 from tests.support.tls_server import tls_server
 
-from protofed.client.transport.channels import greet
+from protofed.client.transport.channels import fetch_server_info
 from protofed.common.clock import utc_now
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import UnavailableError
@@ -25,7 +25,7 @@ RecipeOf = Callable[..., Recipe]
 
 
 def test_in_plain_text(live_server: Callable[..., Any], recipe_of: RecipeOf) -> None:
-    said = greet(live_server(recipe_of("fedavg")).address, None, None)
+    said = fetch_server_info(live_server(recipe_of("fedavg")).address, None, None)
     assert said is not None
     assert (said.software, said.protocol, said.status) == (VERSION, PROTOCOL_VERSION, "")
     assert abs(utc_now() - said.time) < timedelta(seconds=30)
@@ -39,7 +39,7 @@ def test_whoever_has_a_certificate_is_told_how_it_stands(
         identity = LiveIdentity(folder, Party.SITE)
 
         def status() -> str | None:
-            said = greet(tls.server.address, identity, None)
+            said = fetch_server_info(tls.server.address, identity, None)
             return None if said is None else said.status
 
         assert status() == "unknown"
@@ -71,4 +71,4 @@ def test_only_a_health_check_is_greeted_and_it_is_the_standard_one(
 
 def test_nobody_there(unused_port: int) -> None:
     with pytest.raises(UnavailableError):
-        greet(f"127.0.0.1:{unused_port}", None, None, timeout=2.0)
+        fetch_server_info(f"127.0.0.1:{unused_port}", None, None, timeout=2.0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from protofed.client.agent.heartbeat import DaemonStatus
-from protofed.client.transport.link import Link, received
+from protofed.client.transport.link import Link, decode_base
 from protofed.common.codec import Digest
 from protofed.common.errors import ProtocolError
 from protofed.common.failpoint import reach
@@ -24,7 +24,7 @@ class BaseModelCache:
             raise ProtocolError(f"a {task.kind} task without a model to start from")
         if self._newest is None or self._newest[0] != task.base_digest:
             self._now.activity = Activity.DOWNLOADING
-            self._newest = (task.base_digest, received(self._link.fetch(task)))
+            self._newest = (task.base_digest, decode_base(self._link.fetch(task)))
             reach("fetched")
         return self._newest[1]
 

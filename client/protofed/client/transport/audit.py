@@ -1,4 +1,4 @@
-"""What left this site: a line for every message before it is sent, durable before it is sent; never data themselves."""
+"""The client's audit log: one line for every message, durable before the message is sent; never the data in it."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from protofed.common.errors import DiskFailureError, PolicyViolationError, State
 from protofed.common.protocol.messages import Task
 from protofed.common.storage.journal import Fact
 
-FILE = "audit.jsonl"  # of the state folder
+FILE = "audit.jsonl"  # in the state folder
 PLAINTEXT = "plaintext"  # in place of a certificate's fingerprint
-Entry: TypeAlias = tuple[str, Mapping[str, Fact]]  # event, facts
+Entry: TypeAlias = tuple[str, Mapping[str, Fact]]  # event, its fields
 
 
 class AuditLines(Protocol):
     """Where the lines go: a `Journal`."""
 
     def append_all(self, entries: Sequence[Entry]) -> None:
-        """Add lines, all durable when it returns; OutOfSpace or DiskFailure, and none of them was added."""
+        """Append lines durably; on OutOfSpaceError or DiskFailureError none of them was added."""
 
 
 @dataclass(eq=False)
 class _QueuedLine:
-    """A line until it is written."""
+    """A line that waits for the thread that writes."""
 
     entry: Entry
     done: bool = False
@@ -34,60 +34,66 @@ class _QueuedLine:
 
 
 class ClientAudit:
-    """One daemon's; threads share it, and lines that come at the same time share an fsync.
+    """The audit log of one daemon. Threads share it, and lines that arrive together share an fsync.
 
-    Every method raises OutOfSpace (nothing was written, the same again may succeed) or DiskFailure.
+    Every method returns once its line is durable.
+
+    Raises:
+        OutOfSpaceError: from every method: nothing was written, and the same call may succeed later.
+        DiskFailureError: from every method: the log cannot be trusted any more; end the process.
     """
 
     def __init__(self, lines: AuditLines) -> None:
         self._lines, self._queue = lines, list[_QueuedLine]()
-        self._queueing, self._writing = threading.Lock(), threading.Lock()
+        # Two locks: while one thread waits for the disk, the others can queue their lines for the next fsync.
+        self._queue_lock, self._write_lock = threading.Lock(), threading.Lock()
 
     def sent(self, server: str, certificate: str, call: str, facts: Mapping[str, Fact], message: bytes) -> None:
-        """Before each attempt to send a message.
+        """A message that is about to be sent; called before each attempt.
 
         Args:
-            server: its address.
-            certificate: this site's, by its fingerprint; or `PLAINTEXT`.
-            facts: what the message says, without data.
-            message: as it is sent.
+            server: host:port.
+            certificate: fingerprint of this site's, or `PLAINTEXT`.
+            facts: the message's fields without their data, from `wire.facts`.
+            message: the bytes to be sent; the line has their size and digest.
         """
-        where: dict[str, Fact] = {"server": server, "certificate": certificate, "call": call}
-        self._add("sent", {**where, "facts": dict(facts), "bytes": len(message), "digest": digest(message)})
+        target: dict[str, Fact] = {"server": server, "certificate": certificate, "call": call}
+        self._add("sent", {**target, "facts": dict(facts), "bytes": len(message), "digest": digest(message)})
 
     def answered(self, call: str, message: bytes, *, verdict: str = "", code: str = "") -> None:
-        """A receipt's verdict, or the error that the server answered `message` with."""
-        found = {"verdict": verdict} if verdict else {"code": code}
-        self._add("answered", {"call": call, "digest": digest(message), **found})
+        """The server's answer to `message`: the verdict of a receipt, or a gRPC status code."""
+        outcome = {"verdict": verdict} if verdict else {"code": code}
+        self._add("answered", {"call": call, "digest": digest(message), **outcome})
 
-    def refused(self, task: Task, why: PolicyViolationError) -> None:
-        """What the site's own policy did not let out: nothing of it was sent."""
-        self._add("refused", {"run": task.run, "round": task.round, "task_id": task.task_id, "why": str(why)})
+    def refused(self, task: Task, reason: PolicyViolationError) -> None:
+        """An update that the site's own policy refused; nothing of it was sent."""
+        self._add("refused", {"run": task.run, "round": task.round, "task_id": task.task_id, "why": str(reason)})
 
     def server(self, address: str, finding: str, fingerprint: str | None, why: str) -> None:
-        """Who answered at the server's address, if it is somebody else than before, or not the one that was meant."""
+        """The certificate seen at the server's address; called when it changes, or is not to be trusted."""
         self._add("server", {"server": address, "finding": finding, "certificate": fingerprint, "why": why})
 
-    def _add(self, event: str, facts: Mapping[str, Fact]) -> None:
-        waiting = _QueuedLine((event, facts))
-        with self._queueing:
-            self._queue.append(waiting)
-        with self._writing:
-            if not waiting.done:
+    def _add(self, event: str, fields: Mapping[str, Fact]) -> None:
+        line = _QueuedLine((event, fields))
+        with self._queue_lock:
+            self._queue.append(line)
+        with self._write_lock:
+            if not line.done:  # another thread may have written it while this one waited for the lock
                 self._write()
-        if waiting.error is not None:
-            raise waiting.error
+        if line.error is not None:
+            raise line.error
 
     def _write(self) -> None:
-        """All that queued while the one before was written."""
-        with self._queueing:
+        """Write all lines that were queued during the write before."""
+        with self._queue_lock:
             batch, self._queue = self._queue, []
+        # What the lines report if append_all ends by something that is not caught below, such as KeyboardInterrupt.
         error: Exception | None = DiskFailureError("the audit log's writer was interrupted; start this process again")
         try:
-            self._lines.append_all([waiting.entry for waiting in batch])
+            self._lines.append_all([line.entry for line in batch])
             error = None
-        except (StateError, ValueError, TypeError) as failed:
-            error = failed
+        except (StateError, ValueError, TypeError) as failure:
+            error = failure
         finally:
-            for waiting in batch:
-                waiting.done, waiting.error = True, error
+            for line in batch:
+                line.done, line.error = True, error

@@ -1,7 +1,7 @@
-"""Calls over gRPC: with `channels`, the only file of the client that knows it.
+"""Calls over gRPC; with `channels`, the only client file that imports it.
 
-Our own retries, with full jitter: gRPC's run a handler twice. A server that is not there yet, restarts or goes away is
-waited for; without end, unless told otherwise. What is sent was written to the audit log before, byte for byte.
+Calls retry with full jitter while the server is away: without end, unless `give_up_after_s` is set. The retries are
+ours because gRPC's run a handler twice. Each message is in the audit log before it is sent.
 """
 
 from __future__ import annotations
@@ -44,11 +44,12 @@ from protofed.common.storage.journal import Fact
 
 log = structlog.get_logger()
 A = TypeVar("A", bound=Message)
-SAY_EVERY_S = 30.0
+WARN_EVERY_S = 30.0
 _SERVICE = "/protofed.protos.v1.Federation/"
 _CLOSED = "the connection was closed"
 _UNANSWERED = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
-_AWAY = (*_UNANSWERED, grpc.StatusCode.RESOURCE_EXHAUSTED)  # CANCELLED: a server that ends cancels what is under way
+# Retried. CANCELLED is how a server that stops ends its calls; RESOURCE_EXHAUSTED, a rate limit or a full disk there.
+_RETRIED = (*_UNANSWERED, grpc.StatusCode.RESOURCE_EXHAUSTED)
 _ERRORS: dict[grpc.StatusCode, type[ProtocolError] | type[CodecError]] = {
     grpc.StatusCode.UNAUTHENTICATED: NotEnrolledError,
     grpc.StatusCode.ABORTED: FencedError,
@@ -61,26 +62,27 @@ _ERRORS: dict[grpc.StatusCode, type[ProtocolError] | type[CodecError]] = {
 
 
 @dataclass(frozen=True)
-class _Sending:
-    """A call's message as it is sent, however often."""
+class _Request:
+    """A serialised request, the same bytes at every attempt: the audit log has their digest."""
 
     call: str
     data: bytes
-    facts: Mapping[str, Fact]
-    timeout: float
+    facts: Mapping[str, Fact]  # for the audit log
+    timeout: float  # seconds, of one attempt
 
 
 class Calls:
-    """One daemon's calls; threads share them.
+    """All calls of one daemon; threads share them.
 
     Args:
         address: host:port.
-        identity: this site's; None: plain text, which never leaves the machine.
-        proxy: on the way to the server; with an identity only.
+        identity: this site's certificate and key; None: plain text, on loopback only.
+        proxy: between the site and the server; used only with an identity.
+        audit: gets a line before each attempt.
         give_up_after_s: seconds without an answer after which calls raise `UnavailableError`; None: never.
 
     Attributes:
-        answered_at: when the server last did what a call asked for, in monotonic seconds.
+        answered_at: monotonic time of the last successful call; -inf before the first.
 
     Raises:
         ConfigError: plain text would leave the machine.
@@ -97,134 +99,143 @@ class Calls:
     ) -> None:
         if identity is None:
             check_loopback(address)
-        self._address, self._audit, self._give_up = address, audit, give_up_after_s
-        self._lookout = identity and ServerProbe(address, identity, proxy, audit, self._record)
+        self._address, self._audit, self._give_up_after_s = address, audit, give_up_after_s
+        self._probe = identity and ServerProbe(address, identity, proxy, audit, self._record)
         self._channels = Channels(address, identity, proxy)
-        self._closed, self._broken = threading.Event(), list[DiskFailureError]()
-        self._said_at = -SAY_EVERY_S
+        self._closed = threading.Event()
+        self._audit_failure: DiskFailureError | None = None  # once set, nothing is sent any more, by any thread
+        self._warned_at = -WARN_EVERY_S
         self.answered_at = -math.inf
 
     def close(self) -> None:
-        """End the connection; calls that wait for the server end, too."""
+        """Close the connection; calls that wait for the server raise UnavailableError."""
         self._closed.set()
         self._channels.close()
 
-    def ask(self, call: str, message: Message, answer: type[A], timeout: float = 30.0) -> A:
-        """The call's answer, however long the server is away.
+    def call(self, name: str, message: Message, reply_type: type[A], timeout: float = 30.0) -> A:
+        """Call a method of the service and wait for its reply, however long the server is away.
+
+        Args:
+            timeout: seconds of one attempt.
 
         Raises:
             ProtocolError, CodecError: the server refuses the call.
             ConfigError: the server cannot be trusted, from the first calls only; nothing was sent.
-            DiskFailure: the audit log cannot be written; nothing was sent.
-            Unavailable: the connection was closed, or nothing answered for too long.
+            DiskFailureError: the audit log cannot be written; nothing was sent.
+            UnavailableError: the connection was closed, or nothing answered for `give_up_after_s`.
         """
-        sending = _prepare(call, message, timeout)
-        began, pause = time.monotonic(), 0.25
+        request = _serialise(name, message, timeout)
+        started_at, pause = time.monotonic(), 0.25
         while True:
             try:
-                found = self._lookout and self._lookout.before_call()
-                if not found:
-                    return self._send(sending, answer)
-                why = found.text
+                diagnosis = self._probe and self._probe.before_call()
+                if not diagnosis:
+                    return self._send(request, reply_type)
+                reason = diagnosis.text
             except grpc.RpcError as error:
                 self._raise_if_final(error)
-                why = self._why(error)
-            self._raise_if_late(began, why)
-            if self._is_due():
-                log.warning("the server does not answer; trying again", server=self._address, why=why)
+                reason = self._explain(error)
+            self._raise_if_late(started_at, reason)
+            if self._may_warn():
+                log.warning("the server does not answer; trying again", server=self._address, why=reason)
             if self._closed.wait(random.uniform(0, pause)):  # noqa: S311  (full jitter, no secret)
                 raise UnavailableError(_CLOSED)
             pause = min(2 * pause, 8.0)
 
-    def once(self, call: str, message: Message, answer: type[A], timeout: float) -> A | None:
-        """The call's answer, or None; it is not repeated."""
+    def call_once(self, name: str, message: Message, reply_type: type[A], timeout: float) -> A | None:
+        """The reply to a single attempt; None: it failed."""
         try:
-            return self._send(_prepare(call, message, timeout), answer)
-        except (grpc.RpcError, ProtocolError, UnavailableError, DiskFailureError):  # a broken disk ends the next `ask`
+            return self._send(_serialise(name, message, timeout), reply_type)
+        # DiskFailureError: the heartbeat's thread cannot end the daemon, but the agent's next `call` raises it again.
+        except (grpc.RpcError, ProtocolError, UnavailableError, DiskFailureError):
             return None
 
-    def _send(self, sending: _Sending, answer: type[A]) -> A:
+    def _send(self, request: _Request, reply_type: type[A]) -> A:
         """One attempt."""
         if self._closed.is_set():
             raise UnavailableError(_CLOSED)
         with self._channels.take() as (channel, identity):
             own = PLAINTEXT if identity is None else identity.certificate.fingerprint
-            self._record(lambda: self._audit.sent(self._address, own, sending.call, sending.facts, sending.data))
+            self._record(lambda: self._audit.sent(self._address, own, request.call, request.facts, request.data))
             try:
-                make: Any = channel.unary_unary(_SERVICE + sending.call)  # bytes to bytes
-                reply: bytes = make(sending.data, timeout=sending.timeout)
-            except ValueError as error:  # gRPC's word for a channel that was closed
+                method: Any = channel.unary_unary(_SERVICE + request.call)  # bytes to bytes
+                data: bytes = method(request.data, timeout=request.timeout)
+            except ValueError as error:  # what gRPC raises on a channel that was closed
                 raise UnavailableError(_CLOSED) from error
             except grpc.RpcError as error:
-                _tell_incident(sending, error)
+                _log_incident(request, error)
                 if (code := error.code()) not in _UNANSWERED:
-                    self._record(lambda: self._audit.answered(sending.call, sending.data, code=code.name))
+                    self._record(lambda: self._audit.answered(request.call, request.data, code=code.name))
                 raise
         try:
-            found, verdict = answer.FromString(reply), wire.verdict_of(sending.call, reply)
+            reply, verdict = reply_type.FromString(data), wire.verdict_of(request.call, data)
         except DecodeError as error:
             raise ProtocolError(
-                f"the server's answer to {sending.call} cannot be read; its version may differ"
+                f"the server's answer to {request.call} cannot be read; its version may differ"
             ) from error
         if verdict:
-            self._record(lambda: self._audit.answered(sending.call, sending.data, verdict=verdict))
+            self._record(lambda: self._audit.answered(request.call, request.data, verdict=verdict))
         self.answered_at = time.monotonic()
-        return found
+        return reply
 
     def _record(self, write: Callable[[], None]) -> None:
-        """Write a line of the audit log, however long there is no room for it."""
+        """Write a line of the audit log; wait for space while the disk is full."""
         while True:
-            if self._broken:
-                raise self._broken[0]
+            if self._audit_failure is not None:
+                raise self._audit_failure
             try:
                 return write()
             except OutOfSpaceError as error:
-                if self._is_due():
+                if self._may_warn():
                     log.warning("nothing is sent while the audit log cannot be written; trying again", why=str(error))
             except DiskFailureError as error:
-                self._broken.append(error)
+                self._audit_failure = error
                 raise
             if self._closed.wait(random.uniform(0, 4.0)):  # noqa: S311
                 raise UnavailableError(_CLOSED)
 
-    def _why(self, error: grpc.RpcError) -> str:
-        """What a failed call means."""
-        said = f"{error.code().name.lower()}: {error.details()}"[:160]
-        found = self._lookout and error.code() is grpc.StatusCode.UNAVAILABLE and self._lookout.after_failure()
-        if not found:
-            return said
-        if found.kind is DiagnosisCode.FINE:
-            self._channels.dial_again()
-        return found.text if found.kind is not DiagnosisCode.FINE else f"{said}; {found.text} now"
+    def _explain(self, error: grpc.RpcError) -> str:
+        """Why a call failed, for the log: gRPC's own words, or a diagnosis where those say nothing."""
+        status = f"{error.code().name.lower()}: {error.details()}"[:160]
+        diagnosis = self._probe and error.code() is grpc.StatusCode.UNAVAILABLE and self._probe.after_failure()
+        if not diagnosis:
+            return status
+        if diagnosis.kind is DiagnosisCode.FINE:
+            # The server is back; the old channel may still wait for its own back-off.
+            self._channels.redial()
+            return f"{status}; {diagnosis.text} now"
+        return diagnosis.text
 
-    def _is_due(self) -> bool:
-        """Whether it is time to say again that something keeps the calls from being made."""
-        due = time.monotonic() >= self._said_at + SAY_EVERY_S
-        self._said_at = time.monotonic() if due else self._said_at
+    def _may_warn(self) -> bool:
+        """Whether the last warning is `WARN_EVERY_S` old; if so, its time is now."""
+        due = time.monotonic() >= self._warned_at + WARN_EVERY_S
+        self._warned_at = time.monotonic() if due else self._warned_at
         return due
 
     def _raise_if_final(self, error: grpc.RpcError) -> None:
         code, text = error.code(), str(error.details())
         if self._closed.is_set():
             raise UnavailableError(_CLOSED) from error
-        if code not in _AWAY or "larger than max" in text:
+        # gRPC reports a message over the size limit as RESOURCE_EXHAUSTED, too; that would never pass.
+        if code not in _RETRIED or "larger than max" in text:
             raise _ERRORS.get(code, ProtocolError)(text) from error
 
-    def _raise_if_late(self, began: float, why: str) -> None:
-        away = time.monotonic() - began
-        if self._give_up is not None and away >= self._give_up:
+    def _raise_if_late(self, started_at: float, reason: str) -> None:
+        elapsed = time.monotonic() - started_at
+        if self._give_up_after_s is not None and elapsed >= self._give_up_after_s:
             raise UnavailableError(
-                f"no answer from {self._address} for {away:.0f} s ({why}); "
+                f"no answer from {self._address} for {elapsed:.0f} s ({reason}); "
                 "start the server, or check the address and the firewall"
             )
 
 
-def _tell_incident(sending: _Sending, error: grpc.RpcError) -> None:
-    """The server says no more than its number: what it was stands under that number in the server's log."""
+def _log_incident(request: _Request, error: grpc.RpcError) -> None:
+    """Log the number of an incident on the server: the server's log says under that number what happened."""
     if error.code() is grpc.StatusCode.INTERNAL and (incident := incident_in(str(error.details()))):
-        at = {key: sending.facts[key] for key in ("site", "run", "round") if key in sending.facts}
-        log.error("the server failed in a call", call=sending.call, incident=incident, **at)
+        at = {key: request.facts[key] for key in ("site", "run", "round") if key in request.facts}
+        log.error("the server failed in a call", call=request.call, incident=incident, **at)
 
 
-def _prepare(call: str, message: Message, timeout: float) -> _Sending:
-    return _Sending(call, message.SerializeToString(deterministic=True), wire.facts(message), timeout)
+def _serialise(call: str, message: Message, timeout: float) -> _Request:
+    # Deterministic, so that equal messages have equal digests in the audit log.
+    return _Request(call, message.SerializeToString(deterministic=True), wire.facts(message), timeout)

@@ -1,4 +1,4 @@
-"""Channels of gRPC to the server, as the site's identity and its proxy have it."""
+"""gRPC channels to the server, by the site's identity and its proxy."""
 
 from __future__ import annotations
 
@@ -16,92 +16,101 @@ from protofed.common.grpc_environment import check_in_time
 from protofed.common.pki.identity import Identity, LiveIdentity
 from protofed.common.protocol.server_info import ServerInfo, read_greeting
 
+# Each option was measured to matter: docs/explanation/protocol.md, section 4.
 OPTIONS: list[tuple[str, Any]] = [
-    ("grpc.enable_retries", 0),
+    ("grpc.enable_retries", 0),  # gRPC's own retries run a handler twice; `calls` has ours
     ("grpc.max_receive_message_length", 6 << 20),
     ("grpc.max_send_message_length", 6 << 20),
     ("grpc.keepalive_time_ms", 30_000),
-    ("grpc.http2.ping_timeout_ms", 20_000),  # keepalive_timeout_ms does nothing (PROTOCOL §4)
+    ("grpc.http2.ping_timeout_ms", 20_000),  # keepalive_timeout_ms does nothing
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.initial_reconnect_backoff_ms", 200),
-    ("grpc.min_reconnect_backoff_ms", 10_000),  # also what a slow link has for its connection to stand
+    ("grpc.min_reconnect_backoff_ms", 10_000),  # also the time that a slow link gets to establish a connection
     ("grpc.max_reconnect_backoff_ms", 5_000),
-    ("grpc.use_local_subchannel_pool", 1),  # a new channel is a new connection
+    ("grpc.use_local_subchannel_pool", 1),  # else a new channel may share the old one's connection and its failures
 ]
 _HEALTH = "/grpc.health.v1.Health/Check"
 
 
-def greet(address: str, identity: LiveIdentity | None, proxy: Proxy | None, timeout: float = 10.0) -> ServerInfo | None:
-    """Ask whether a server is well, over a connection of its own, and give back how it greets.
+def fetch_server_info(
+    address: str, identity: LiveIdentity | None, proxy: Proxy | None, timeout: float = 10.0
+) -> ServerInfo | None:
+    """Call a server's health check over a connection of its own; an empty message is all that is sent.
 
-    An empty message is all that is sent; nobody enrolls. None: it says nothing of itself.
+    Args:
+        timeout: seconds.
+
+    Returns:
+        What the server says of itself in the answer's metadata; None: nothing.
 
     Raises:
-        Unavailable: there was no answer.
+        UnavailableError: there was no answer.
     """
     channels = Channels(address, identity, proxy)
     try:
         with channels.take() as (channel, _):
-            ask: Any = channel.unary_unary(_HEALTH)  # bytes to bytes
-            _reply, call = ask.with_call(b"", timeout=timeout)
+            check: Any = channel.unary_unary(_HEALTH)  # bytes to bytes
+            _reply, call = check.with_call(b"", timeout=timeout)
             return read_greeting(dict(call.initial_metadata()))
     except grpc.RpcError as error:
-        said = f"{error.code().name.lower()}: {error.details()}"[:160]
-        raise UnavailableError(f"{address} does not answer a health check ({said})") from error
+        status = f"{error.code().name.lower()}: {error.details()}"[:160]
+        raise UnavailableError(f"{address} does not answer a health check ({status})") from error
     finally:
         channels.close()
 
 
 @dataclass(eq=False)
 class _Channel:
-    """A channel, whose it is, and how many calls are on it."""
+    """A channel, the identity it was opened with, and the number of calls on it."""
 
-    way: grpc.Channel
+    grpc_channel: grpc.Channel
     identity: Identity | None
     calls: int = 0
 
 
 class Channels:
-    """Channels to one address: a new one when the identity was renewed. The old one ends with the last of its calls."""
+    """Channels to one address. A renewed identity opens a new channel; the old one closes with the last of its calls.
+
+    gRPC reads certificates once for each channel, so a renewal needs a new one.
+    """
 
     def __init__(self, address: str, identity: LiveIdentity | None, proxy: Proxy | None) -> None:
         self._address, self._identity, self._proxy = address, identity, proxy
-        self._lock, self._open = threading.Lock(), [self._dial()]  # the last one is for new calls
+        self._lock, self._open = threading.Lock(), [self._dial()]  # new calls use the last one
 
     @contextmanager
     def take(self) -> Iterator[tuple[grpc.Channel, Identity | None]]:
-        """The channel for one call, and whose it is."""
+        """A channel for one call, and the identity it was opened with."""
         with self._lock:
             if self._identity is not None and self._identity.now() is not self._open[-1].identity:
                 self._open.append(self._dial())
-            taken = self._open[-1]
-            taken.calls += 1
-            self._hang_up()
+            channel = self._open[-1]
+            channel.calls += 1
+            self._close_unused()
         try:
-            yield taken.way, taken.identity
+            yield channel.grpc_channel, channel.identity
         finally:
             with self._lock:
-                taken.calls -= 1
-                self._hang_up()
+                channel.calls -= 1
+                self._close_unused()
 
-    def dial_again(self) -> None:
-        """Calls to come take a new channel, which has no memory of failures."""
+    def redial(self) -> None:
+        """Open a new channel for later calls, free of the reconnect back-off that the old one has built up."""
         with self._lock:
             self._open.append(self._dial())
-            self._hang_up()
+            self._close_unused()
 
     def close(self) -> None:
-        """End all calls."""
+        """Close all channels, which ends their calls."""
         with self._lock:
             for channel in self._open:
-                channel.way.close()
+                channel.grpc_channel.close()
 
-    def _hang_up(self) -> None:
-        """End what is not for new calls and has none left."""
+    def _close_unused(self) -> None:
         for channel in self._open[:-1]:
             if not channel.calls:
-                channel.way.close()
+                channel.grpc_channel.close()
                 self._open.remove(channel)
 
     def _dial(self) -> _Channel:
@@ -110,5 +119,6 @@ class Channels:
         check_in_time()
         identity = self._identity.now()
         credentials = grpc.ssl_channel_credentials(identity.authorities_pem, identity.key_pem, identity.certificate_pem)
-        way = [("grpc.enable_http_proxy", 0)] if self._proxy is None else [("grpc.http_proxy", self._proxy.url)]
-        return _Channel(grpc.secure_channel(self._address, credentials, [*OPTIONS, *way]), identity)
+        # Only the setting counts: without it, gRPC would take a proxy from the environment.
+        proxy = [("grpc.enable_http_proxy", 0)] if self._proxy is None else [("grpc.http_proxy", self._proxy.url)]
+        return _Channel(grpc.secure_channel(self._address, credentials, [*OPTIONS, *proxy]), identity)

@@ -1,6 +1,7 @@
-"""Why the server cannot be reached, in one sentence and with a remedy; without gRPC, which says `Socket closed`.
+"""Why the server cannot be reached, in one sentence with a remedy.
 
-A connection is made as a call would make it, by TLS 1.3 and through the proxy if there is one, and nothing is sent.
+gRPC says `Socket closed` for almost everything, so this connects by itself, as a call would: through the proxy if there
+is one, by TLS 1.3 with the site's certificate. No request is sent.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ from protofed.common.pki.identity import Identity, check_dates
 
 
 class DiagnosisCode(StrEnum):
-    """What was found."""
+    """How far a connection came."""
 
     FINE = "fine"
-    OWN_CERTIFICATE = "own-certificate"  # missing, expired, not valid yet: this side says so
+    OWN_CERTIFICATE = "own-certificate"  # of this side, expired or not valid yet: found before anything is sent
     NO_NAME = "name-unknown"
     NOTHING_LISTENS = "nothing-listens"
     NO_ANSWER = "no-answer"
@@ -36,13 +37,13 @@ class DiagnosisCode(StrEnum):
     SERVER_AUTHORITY = "server-authority"
     SERVER_NAME = "server-name"
     SERVER_DATES = "server-dates"
-    REFUSED = "certificate-refused"  # ours, by the server
+    REFUSED = "certificate-refused"  # this side's, by the server
     BUSY = "busy"
 
 
-UNTRUSTED = frozenset(
-    {DiagnosisCode.SERVER_AUTHORITY, DiagnosisCode.SERVER_NAME, DiagnosisCode.SERVER_DATES}
-)  # somebody else may be there
+# Another server may answer at the address.
+UNTRUSTED = frozenset({DiagnosisCode.SERVER_AUTHORITY, DiagnosisCode.SERVER_NAME, DiagnosisCode.SERVER_DATES})
+# Waiting does not help. SERVER_DATES is not among them: the operator may renew the certificate, or a clock be set.
 LASTING = frozenset(
     {
         DiagnosisCode.OWN_CERTIFICATE,
@@ -55,7 +56,12 @@ LASTING = frozenset(
 
 @dataclass(frozen=True)
 class ConnectionDiagnosis:
-    """What is wrong, and what to do; of a server that showed a certificate, the fingerprint of that."""
+    """The result of `diagnose`.
+
+    Attributes:
+        text: what is wrong and what to do, for the log and the screen.
+        server_fingerprint: SHA-256 of the certificate that the server showed; None: it showed none.
+    """
 
     kind: DiagnosisCode
     text: str
@@ -63,14 +69,14 @@ class ConnectionDiagnosis:
 
 
 class DiagnosisError(Exception):
-    """Ends a probe."""
+    """Ends `diagnose`, from whatever depth."""
 
     def __init__(self, kind: DiagnosisCode, text: str, server_fingerprint: str | None = None) -> None:
         super().__init__(text)
-        self.finding = ConnectionDiagnosis(kind, text, server_fingerprint)
+        self.diagnosis = ConnectionDiagnosis(kind, text, server_fingerprint)
 
 
-PATIENCE_S = 10.0  # of each step
+STEP_TIMEOUT_S = 10.0  # for the connection, and for each read
 _EXPIRED, _TOO_EARLY, _WRONG_NAMES = 10, 9, (62, 64)  # OpenSSL's X509_V_ERR_…
 
 
@@ -80,27 +86,28 @@ def diagnose(
     proxy: Proxy | None = None,
     clock: Callable[[], datetime] = utc_now,
     *,
-    whatever_own_dates: bool = False,
+    ignore_own_dates: bool = False,
 ) -> ConnectionDiagnosis:
-    """Connect and say how far that goes.
+    """Connect to the server and say how far that goes; takes up to `STEP_TIMEOUT_S` for each step.
 
     Args:
         address: host:port.
-        identity: this side's; None: plain text, of which only the connection is tried.
-        whatever_own_dates: show the own certificate also if it is not valid by this clock, which may be wrong.
+        identity: this side's; None: plain text, where only the TCP connection is tried.
+        clock: the current time, UTC.
+        ignore_own_dates: use the own certificate even if this clock, which may be wrong, says that it is not valid.
     """
     try:
         if identity is None:
             _connect(address, proxy).close()
             return ConnectionDiagnosis(DiagnosisCode.FINE, f"something listens at {address}")
-        if not whatever_own_dates:
-            _check_own(identity, clock())
-        return _shake_hands(address, identity, proxy, clock)
-    except DiagnosisError as found:
-        return found.finding
+        if not ignore_own_dates:
+            _check_own_dates(identity, clock())
+        return _handshake(address, identity, proxy, clock)
+    except DiagnosisError as error:
+        return error.diagnosis
 
 
-def _check_own(identity: Identity, now: datetime) -> None:
+def _check_own_dates(identity: Identity, now: datetime) -> None:
     try:
         check_dates(identity.certificate, identity.folder, now)
     except ConfigError as error:
@@ -108,37 +115,38 @@ def _check_own(identity: Identity, now: datetime) -> None:
 
 
 def _connect(address: str, proxy: Proxy | None) -> socket.socket:
-    """A connection to the server."""
     host, _, port = address.rpartition(":")
     host = host.strip("[]")
     if proxy is None:
         return _dial(host, int(port), f"the server {address}", DiagnosisCode.NOTHING_LISTENS, DiagnosisCode.NO_ANSWER)
     line = _dial(proxy.host, proxy.port, f"the proxy {proxy}", DiagnosisCode.PROXY_AWAY, DiagnosisCode.PROXY_AWAY)
     try:
-        status = proxy.ask(line, host, int(port))
+        status = proxy.connect(line, host, int(port))
     except OSError:
         status = 0
     if status // 100 != 2:
         line.close()
-        raise _refusal(status, proxy, address)
+        raise _explain_proxy_status(status, proxy, address)
     return line
 
 
-def _dial(host: str, port: int, who: str, nothing: DiagnosisCode, silent: DiagnosisCode) -> socket.socket:
+def _dial(host: str, port: int, target: str, if_refused: DiagnosisCode, if_unanswered: DiagnosisCode) -> socket.socket:
+    """A TCP connection to the server or the proxy; `target` names it in the errors."""
     try:
-        return socket.create_connection((host, port), PATIENCE_S)
-    except (socket.gaierror, UnicodeError) as error:
-        kind = DiagnosisCode.NO_NAME if silent is DiagnosisCode.NO_ANSWER else silent
-        text = f"the name '{host}' of {who} does not resolve; correct it, or ask who runs this network's DNS"
+        return socket.create_connection((host, port), STEP_TIMEOUT_S)
+    except (socket.gaierror, UnicodeError) as error:  # UnicodeError: a label that IDNA cannot encode
+        kind = DiagnosisCode.NO_NAME if if_unanswered is DiagnosisCode.NO_ANSWER else if_unanswered
+        text = f"the name '{host}' of {target} does not resolve; correct it, or ask who runs this network's DNS"
         raise DiagnosisError(kind, text) from error
     except ConnectionRefusedError as error:
-        raise DiagnosisError(nothing, f"nothing listens at {who}; start it, or correct address and port") from error
+        text = f"nothing listens at {target}; start it, or correct address and port"
+        raise DiagnosisError(if_refused, text) from error
     except OSError as error:
-        text = f"{who} does not answer ({error}); look for a firewall in between, or correct the address"
-        raise DiagnosisError(silent, text) from error
+        text = f"{target} does not answer ({error}); look for a firewall in between, or correct the address"
+        raise DiagnosisError(if_unanswered, text) from error
 
 
-def _refusal(status: int, proxy: Proxy, address: str) -> DiagnosisError:
+def _explain_proxy_status(status: int, proxy: Proxy, address: str) -> DiagnosisError:
     match status:
         case 407:
             text = f"the proxy {proxy} wants another user and password (407); correct the setting `proxy`"
@@ -153,7 +161,7 @@ def _refusal(status: int, proxy: Proxy, address: str) -> DiagnosisError:
     return DiagnosisError(DiagnosisCode.PROXY_REFUSES, text)
 
 
-def _shake_hands(
+def _handshake(
     address: str, identity: Identity, proxy: Proxy | None, clock: Callable[[], datetime]
 ) -> ConnectionDiagnosis:
     host = address.rpartition(":")[0].strip("[]")
@@ -161,48 +169,50 @@ def _shake_hands(
         try:
             tls = _context(identity).wrap_socket(line, server_hostname=host)
         except ssl.SSLCertVerificationError as error:
-            raise _distrust(error, address, host, identity, proxy, clock()) from error
+            raise _explain_untrusted(error, address, host, identity, proxy, clock()) from error
         except (OSError, ValueError) as error:
-            raise _no_handshake(error, address) from error
+            raise _explain_no_handshake(error, address) from error
         with tls:
-            seen = tls.getpeercert(binary_form=True) or b""
-            return _first_words(tls, address, identity, fingerprint(_pem(seen)))
+            certificate = tls.getpeercert(binary_form=True) or b""
+            return _await_server(tls, address, identity, fingerprint(_pem(certificate)))
 
 
 def _context(identity: Identity) -> ssl.SSLContext:
-    context = _bare()
+    context = _tls_1_3()
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # as gRPC does
     context.hostname_checks_common_name = False
     context.load_verify_locations(cadata=identity.authorities_pem.decode("ascii", "replace"))
-    with open(os.memfd_create("identity"), "wb") as both:  # what was read, which on disk may be newer by now
-        both.write(identity.certificate_pem + b"\n" + identity.key_pem)
-        both.flush()
-        context.load_cert_chain(f"/proc/self/fd/{both.fileno()}")
+    # load_cert_chain takes a path only, and the files on disk may be newer than this identity: so by a memfd.
+    with open(os.memfd_create("identity"), "wb") as file:
+        file.write(identity.certificate_pem + b"\n" + identity.key_pem)
+        file.flush()
+        context.load_cert_chain(f"/proc/self/fd/{file.fileno()}")
     return context
 
 
-def _bare() -> ssl.SSLContext:
+def _tls_1_3() -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.set_alpn_protocols(["h2"])
     return context
 
 
-def _first_words(tls: ssl.SSLSocket, address: str, identity: Identity, server: str) -> ConnectionDiagnosis:
-    """TLS 1.3: whether the server takes our certificate shows only in what it says next."""
+def _await_server(tls: ssl.SSLSocket, address: str, identity: Identity, server: str) -> ConnectionDiagnosis:
+    # In TLS 1.3 the client's handshake ends before the server has checked the client's certificate: whether it is
+    # accepted shows only in the first byte that follows, HTTP/2's SETTINGS, or an alert.
     try:
-        words = tls.recv(1)
+        first = tls.recv(1)
     except TimeoutError:
         text = f"{address} has taken the connection and does not answer: it is busy, or hangs; look into its log"
         return ConnectionDiagnosis(DiagnosisCode.BUSY, text, server)
     except OSError as error:
-        return ConnectionDiagnosis(DiagnosisCode.REFUSED, _refused(address, identity.certificate, error), server)
-    if not words:
-        return ConnectionDiagnosis(DiagnosisCode.REFUSED, _refused(address, identity.certificate, None), server)
+        return ConnectionDiagnosis(DiagnosisCode.REFUSED, _refusal_text(address, identity.certificate, error), server)
+    if not first:
+        return ConnectionDiagnosis(DiagnosisCode.REFUSED, _refusal_text(address, identity.certificate, None), server)
     return ConnectionDiagnosis(DiagnosisCode.FINE, f"{address} answers, and takes the {identity.certificate}", server)
 
 
-def _refused(address: str, own: Certificate, error: OSError | None) -> str:
+def _refusal_text(address: str, own: Certificate, error: OSError | None) -> str:
     reason = str(getattr(error, "reason", "") or "").lower()
     alert = f" ({reason.rpartition('alert_')[2].replace('_', ' ')})" if "alert" in reason else ""
     return (
@@ -211,7 +221,7 @@ def _refused(address: str, own: Certificate, error: OSError | None) -> str:
     )
 
 
-def _no_handshake(error: Exception, address: str) -> DiagnosisError:
+def _explain_no_handshake(error: Exception, address: str) -> DiagnosisError:
     reason = str(getattr(error, "reason", "") or "")
     if "WRONG_VERSION_NUMBER" in reason or "HTTP_REQUEST" in reason or "RECORD" in reason:
         return DiagnosisError(
@@ -219,38 +229,38 @@ def _no_handshake(error: Exception, address: str) -> DiagnosisError:
         )
     if "PROTOCOL_VERSION" in reason or "UNSUPPORTED_PROTOCOL" in reason:
         return DiagnosisError(
-            DiagnosisCode.OLD_TLS, f"{address} does not speak TLS 1.3; bring it, or what stands before it, up to date"
+            DiagnosisCode.OLD_TLS, f"{address} does not speak TLS 1.3; upgrade it, or the gateway in front of it"
         )
-    text = f"{address} ends the connection before TLS stands ({error}): it has no room, or something in between does so"
+    text = f"{address} ends the connection during the TLS handshake ({error}): it has no room, or a firewall ends it"
     return DiagnosisError(DiagnosisCode.BUSY, f"{text}; look into the server's log")
 
 
-def _distrust(
+def _explain_untrusted(
     error: ssl.SSLCertVerificationError, address: str, host: str, identity: Identity, proxy: Proxy | None, now: datetime
 ) -> DiagnosisError:
-    """What is wrong with the certificate that the server showed."""
-    pem = _shown(address, host, proxy)
-    seen = fingerprint(pem) if pem else None
-    shows = f"{address} shows a certificate (fingerprint {seen[:16]}…)" if seen else f"{address} shows one"
+    # OpenSSL's error does not have the certificate that it rejects: fetch it by a second connection.
+    pem = _fetch_certificate(address, host, proxy)
+    server = fingerprint(pem) if pem else None
+    shows = f"{address} shows a certificate (fingerprint {server[:16]}…)" if server else f"{address} shows one"
     if error.verify_code in _WRONG_NAMES:
         text = (
-            f"{shows} of {_hosts(pem)}, not of '{host}'; nothing was sent. Correct the address, or have the server's "
+            f"{shows} of {_hosts(pem)}, not of '{host}'; nothing was sent. "
+            "Correct the address, or have the server's certificate made for it"
         )
-        text += "certificate made for it"
-        return DiagnosisError(DiagnosisCode.SERVER_NAME, text, seen)
+        return DiagnosisError(DiagnosisCode.SERVER_NAME, text, server)
     if error.verify_code in (_EXPIRED, _TOO_EARLY):
         text = f"{shows} {_dates(pem)}; it is {stamp(now)} here. Is the clock right? If so, the operator must renew it"
-        return DiagnosisError(DiagnosisCode.SERVER_DATES, text, seen)
+        return DiagnosisError(DiagnosisCode.SERVER_DATES, text, server)
     text = (
         f"{shows} that {identity.folder / 'ca.pem'} does not vouch for ({error.verify_message}); nothing was sent. "
         "It may be another server: correct the address, or install the bundle that the operator sent"
     )
-    return DiagnosisError(DiagnosisCode.SERVER_AUTHORITY, text, seen)
+    return DiagnosisError(DiagnosisCode.SERVER_AUTHORITY, text, server)
 
 
-def _shown(address: str, host: str, proxy: Proxy | None) -> bytes:
-    """The certificate that the server shows to anybody; nothing of ours is shown to it."""
-    context = _bare()
+def _fetch_certificate(address: str, host: str, proxy: Proxy | None) -> bytes:
+    """The server's certificate in PEM, unverified; empty if there is none. This side's certificate is not shown."""
+    context = _tls_1_3()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     try:
         with _connect(address, proxy) as line, context.wrap_socket(line, server_hostname=host) as tls:
@@ -266,13 +276,13 @@ def _pem(der: bytes) -> bytes:
 def _hosts(pem: bytes) -> str:
     try:
         return ", ".join(read_certificate(pem, "").hosts) or "no host"
-    except ConfigError:  # nobody whom protofed knows
-        return "others"
+    except ConfigError:  # not one that protofed issued
+        return "other hosts"
 
 
 def _dates(pem: bytes) -> str:
     try:
-        seen = read_certificate(pem, "")
+        certificate = read_certificate(pem, "")
     except ConfigError:
         return "that is not valid now"
-    return f"valid from {stamp(seen.not_before)} until {stamp(seen.not_after)}"
+    return f"valid from {stamp(certificate.not_before)} until {stamp(certificate.not_after)}"

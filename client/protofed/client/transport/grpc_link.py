@@ -1,4 +1,4 @@
-"""The link over gRPC: our types to and from messages. Channels and retries are those of `calls`."""
+"""The link over gRPC: protocol types to and from protobuf messages. `calls` retries, `channels` connects."""
 
 from __future__ import annotations
 
@@ -38,24 +38,28 @@ from protofed.common.version import VERSION
 from protofed.protos.v1 import federation_pb2 as pb
 
 log = structlog.get_logger()
-IN_FLIGHT = 4
+IN_FLIGHT = 4  # chunks at a time: with 2 MiB each, unary calls reach 2 GB/s on loopback
 
 
 class GrpcLink:
-    """One daemon's connection.
+    """The link of one daemon; see `Link` for its methods.
 
     Args:
         address: host:port.
-        instance: this very daemon, among those of its site.
-        identity: this site's; None: plain text, which stays on this machine.
-        proxy: on the way to the server.
-        audit: has a line of each message before it is sent.
-        downloads: where downloads are kept, so that they outlive the daemon; None: in memory.
-        give_up_after_s: seconds without an answer after which calls raise `Unavailable`; None: never.
-        released: told what the gate let out, before it is sent.
+        instance: id of this daemon process; the server fences older ones of the same site.
+        identity: this site's certificate and key; None: plain text, on loopback only.
+        proxy: between the site and the server.
+        audit: gets a line before each message is sent.
+        downloads: stores fetched chunks; None: in memory, lost with the daemon.
+        give_up_after_s: seconds without an answer after which calls raise `UnavailableError`; None: never.
+        on_release: called with each update that is about to be uploaded, for the metrics.
 
-    Every call raises ConfigError if, at the first contact, the server cannot be trusted, and DiskFailure if the audit
-    log cannot be written; then nothing was sent.
+    Attributes:
+        bytes_moved: of chunks, both directions, since the start.
+
+    Raises:
+        ConfigError: from the first calls: the server cannot be trusted; nothing was sent.
+        DiskFailureError: from every call: the audit log cannot be written; nothing was sent.
     """
 
     def __init__(
@@ -70,78 +74,89 @@ class GrpcLink:
         proxy: Proxy | None = None,
         downloads: BlobDownloads | None = None,
         give_up_after_s: float | None = None,
-        released: Callable[[Task, Released], None] = lambda _task, _released: None,
+        on_release: Callable[[Task, Released], None] = lambda _task, _released: None,
     ) -> None:
         self._caller, self._roles = pb.Caller(site=site, instance=instance), sorted(roles)
         self._calls = Calls(address, identity=identity, proxy=proxy, audit=audit, give_up_after_s=give_up_after_s)
-        self._downloads, self._released = downloads or MemoryDownloads(), released
+        self._downloads, self._on_release = downloads or MemoryDownloads(), on_release
         self._pool = ThreadPoolExecutor(IN_FLIGHT, "chunks")
-        self.bytes_moved, self._counting = 0, threading.Lock()  # chunks move on several threads
+        self.bytes_moved, self._bytes_lock = 0, threading.Lock()  # the pool's threads count
 
     @property
     def answered_at(self) -> float:
-        """When the server last did what a call asked for, in monotonic seconds; -inf: never yet."""
+        """Monotonic time of the last successful call; -inf before the first."""
         return self._calls.answered_at
 
     def close(self) -> None:
-        """End the connection; calls that wait for the server end, too."""
+        """Close the connection; calls that wait for the server raise UnavailableError."""
         self._calls.close()
         self._pool.shutdown(cancel_futures=True)
 
-    def enroll(self, hold: PauseReason = PauseReason.NONE) -> Assignment | Finished:
-        """Say hello with versions and roles."""
-        said = {"roles": [wire.role.pack(role) for role in self._roles], "hold": wire.pack_hold(hold)}
+    def enroll(self, pause_reason: PauseReason = PauseReason.NONE) -> Assignment | Finished:
+        """See `Link.enroll`; ProtocolError if the server does not speak this protocol version."""
         request = pb.EnrollRequest(
-            caller=self._caller, protocol_version=PROTOCOL_VERSION, software_version=VERSION, **said
+            caller=self._caller,
+            protocol_version=PROTOCOL_VERSION,
+            software_version=VERSION,
+            roles=[wire.role.pack(role) for role in self._roles],
+            hold=wire.pack_hold(pause_reason),
         )
         try:
-            return wire.unpack_enrolled(self._calls.ask("Enroll", request, pb.EnrollResponse))
-        except IncompleteUploadError as error:  # FAILED_PRECONDITION: at Enroll, the version
+            return wire.unpack_enrolled(self._calls.call("Enroll", request, pb.EnrollResponse))
+        except IncompleteUploadError as error:  # FAILED_PRECONDITION, which at Enroll is about the version
             raise ProtocolError(str(error)) from error
 
     def next_task(self, run: str, wait_s: float) -> Task | Wait | Finished:
-        """What to do now."""
+        """See `Link.next_task`."""
         request = pb.NextTaskRequest(caller=self._caller, run=run, wait_s=wait_s)
-        return wire.unpack_next(self._calls.ask("NextTask", request, pb.NextTaskResponse, wait_s + 20))
+        timeout = wait_s + 20  # the server answers after wait_s; the rest is for a slow network
+        return wire.unpack_next(self._calls.call("NextTask", request, pb.NextTaskResponse, timeout))
 
     def fetch(self, task: Task) -> bytes:
-        """The task's base, in chunks, its digest checked."""
+        """See `Link.fetch`; the base comes in chunks, of which stored ones are not fetched again."""
         if task.base_digest is None:
             raise ProtocolError("the task has nothing to fetch")
         try:
-            return download(self._downloads, task.base_digest, task.base_bytes, partial(self._chunk, task), self._pool)
-        except ExcludedError as error:  # PERMISSION_DENIED: of a blob, that the task is not open any more
+            return download(
+                self._downloads, task.base_digest, task.base_bytes, partial(self._get_chunk, task), self._pool
+            )
+        except ExcludedError as error:  # PERMISSION_DENIED, which for a blob means that the task is closed
             raise ProtocolError(str(error)) from error
 
     def push(self, task: Task, released: Released) -> Receipt:
-        """Begin, send what the server lacks, commit; from the beginning again if the server forgot the upload."""
-        self._released(task, released)
-        for tried in range(MAX_ATTEMPTS):
-            ticket = self._calls.ask("BeginUpload", self._announce(task, released.manifest), pb.UploadTicket)
+        """See `Link.push`: begin, put the chunks that the server lacks, commit; start over if the upload is gone there.
+
+        Raises:
+            ProtocolError: `MAX_ATTEMPTS` uploads failed.
+        """
+        self._on_release(task, released)
+        for attempt in range(1, MAX_ATTEMPTS + 1):
+            ticket = self._calls.call("BeginUpload", self._announce(task, released.manifest), pb.UploadTicket)
             if ticket.WhichOneof("answer") == "receipt":
                 return wire.unpack_receipt(ticket.receipt)
             try:
-                self._send(ticket.upload, released.data)
+                self._put_missing(ticket.upload, released.data)
                 commit = self._commit(task, released, ticket)
-                return wire.unpack_receipt(self._calls.ask("CommitUpload", commit, pb.Receipt))
+                return wire.unpack_receipt(self._calls.call("CommitUpload", commit, pb.Receipt))
+            # The upload is gone at the server, or its bytes arrived damaged there.
             except (IncompleteUploadError, CodecError) as error:
-                log.warning("upload begins again", run=task.run, round=task.round, tried=tried + 1, why=str(error))
+                log.warning("upload begins again", run=task.run, round=task.round, tried=attempt, why=str(error))
         raise ProtocolError(f"an upload of round {task.round} failed {MAX_ATTEMPTS} times; see the server's log")
 
     def report(self, task: Task, released: ReleasedScores) -> None:
-        """Hand in scores."""
+        """See `Link.report`."""
         request = pb.ScoresRequest(
             caller=self._caller, run=task.run, round=task.round, task_id=task.task_id, scores=dict(released.scores)
         )
-        self._calls.ask("ReportScores", request, pb.Ack)
+        self._calls.call("ReportScores", request, pb.Ack)
 
     def beat(self, run: str, progress: Progress) -> Signal:
-        """One heartbeat; a lost one is not repeated."""
+        """See `Link.beat`."""
         request = pb.HeartbeatRequest(caller=self._caller, run=run, **wire.pack_progress(progress))
-        reply = self._calls.once("Heartbeat", request, pb.HeartbeatResponse, 10.0)
+        reply = self._calls.call_once("Heartbeat", request, pb.HeartbeatResponse, 10.0)
         try:
             return Signal.CONTINUE if reply is None else wire.signal.unpack(reply.signal)
-        except ProtocolError:
+        except ProtocolError:  # a signal of a newer server
             return Signal.CONTINUE
 
     def _announce(self, task: Task, manifest: Manifest) -> pb.UploadManifest:
@@ -169,22 +184,22 @@ class GrpcLink:
             weight=released.weight,
         )
 
-    def _chunk(self, task: Task, index: int) -> tuple[bytes, int]:
+    def _get_chunk(self, task: Task, index: int) -> tuple[bytes, int]:
         request = pb.GetChunkRequest(caller=self._caller, run=task.run, digest=task.base_digest or "", index=index)
-        chunk = self._calls.ask("GetChunk", request, pb.Chunk, 120.0)
-        self._count(len(chunk.data))
+        chunk = self._calls.call("GetChunk", request, pb.Chunk, 120.0)
+        self._count_bytes(len(chunk.data))
         return chunk.data, chunk.crc32c
 
-    def _send(self, upload: pb.Upload, data: bytes) -> None:
+    def _put_missing(self, upload: pb.Upload, data: bytes) -> None:
         missing = sorted(set(range(chunks(len(data)))) - set(upload.received_chunks))
-        list(self._pool.map(lambda index: self._put(upload.id, data, index), missing))
+        list(self._pool.map(lambda index: self._put_chunk(upload.id, data, index), missing))
 
-    def _put(self, upload: str, data: bytes, index: int) -> None:
+    def _put_chunk(self, upload: str, data: bytes, index: int) -> None:
         part = data[index * CHUNK_BYTES : (index + 1) * CHUNK_BYTES]
         chunk = pb.Chunk(caller=self._caller, upload=upload, index=index, data=part, crc32c=crc32c(part))
-        self._calls.ask("PutChunk", chunk, pb.ChunkAck, 120.0)
-        self._count(len(part))
+        self._calls.call("PutChunk", chunk, pb.ChunkAck, 120.0)
+        self._count_bytes(len(part))
 
-    def _count(self, moved: int) -> None:
-        with self._counting:
-            self.bytes_moved += moved
+    def _count_bytes(self, size: int) -> None:
+        with self._bytes_lock:
+            self.bytes_moved += size

@@ -1,4 +1,4 @@
-"""The wire as the client sees it."""
+"""The wire as the agent sees it: one protocol that gRPC and the simulation implement."""
 
 from __future__ import annotations
 
@@ -12,44 +12,44 @@ from protofed.common.protocol.messages import Assignment, Finished, PauseReason,
 
 
 class Link(Protocol):
-    """One daemon's connection; every call returns only when it has an answer, however long the server is away.
+    """One daemon's connection to the server. Calls block until they are answered, however long the server is away.
 
     Raises:
-        NotEnrolled: from any call: enroll again.
-        Fenced: from any call: a newer daemon of this site has taken over.
-        ProtocolError: the server refuses the call for good.
+        NotEnrolledError: from any call: enroll again.
+        FencedError: from any call: a newer daemon of this site has taken over.
+        ProtocolError: from any call: the server refuses it, and would refuse it again.
     """
 
-    def enroll(self, hold: PauseReason = PauseReason.NONE) -> Assignment | Finished:
-        """Say hello, and why this daemon takes no task yet; the run to work on."""
+    def enroll(self, pause_reason: PauseReason = PauseReason.NONE) -> Assignment | Finished:
+        """Enroll, with the reason why this daemon takes no tasks yet; returns the run to work on."""
 
     def next_task(self, run: str, wait_s: float) -> Task | Wait | Finished:
-        """What to do now; waits up to `wait_s` for it."""
+        """Ask for a task; the server answers after `wait_s` seconds at the latest."""
 
     def fetch(self, task: Task) -> bytes:
         """The task's base blob, its digest checked."""
 
     def push(self, task: Task, released: Released) -> Receipt:
-        """Upload and commit; the verdict."""
+        """Upload an update and commit it; returns the server's receipt."""
 
     def report(self, task: Task, released: ReleasedScores) -> None:
-        """Hand in scores."""
+        """Report the scores of a SCORE task."""
 
     def beat(self, run: str, progress: Progress) -> Signal:
-        """Say how far this site is. Not repeated when it is lost."""
+        """Send one heartbeat. A lost one is not repeated and answers CONTINUE."""
 
 
-def received(data: bytes) -> Payload:
-    """What was fetched; looking for something that is not in it raises CodecError.
+def decode_base(data: bytes) -> Payload:
+    """A fetched base as a payload whose lookups raise CodecError instead of KeyError.
+
+    A method takes from it what it needs; the agent then declines a task whose base lacks a part or a tensor.
 
     Raises:
         CodecError: the bytes are no payload.
     """
-    return _Received({part: _Received(tensors) for part, tensors in codec.decode(data).items()})
+    return _StrictDict({part: _StrictDict(tensors) for part, tensors in codec.decode(data).items()})
 
 
-class _Received(dict[Any, Any]):
-    """A payload, or a part of one, of which a method takes what it needs: a task without it is declined."""
-
+class _StrictDict(dict[Any, Any]):
     def __missing__(self, name: Any) -> Any:
         raise CodecError(f"the model that was received has no '{name}'")

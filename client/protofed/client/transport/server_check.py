@@ -1,4 +1,4 @@
-"""Who answers at the server's address: looked at before anything is sent, and again when calls fail."""
+"""Check who answers at the server's address: before the first call is sent, and again when calls fail."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from protofed.common.pki.certificate import Certificate
 from protofed.common.pki.identity import LiveIdentity
 
 log = structlog.get_logger()
-LOOK_EVERY_S = 30.0
+DIAGNOSE_EVERY_S = 30.0
 REMIND_FROM_DAYS = 30
 REMIND_EVERY_S = 86_400.0
 
 
 class ServerProbe:
-    """One daemon's; threads share it.
+    """Diagnoses the connection of one daemon; threads share it.
 
     Args:
-        record: makes sure that a line of the audit log is written.
+        record: runs a write to the audit log, and repeats it while the disk is full.
     """
 
     def __init__(
@@ -39,59 +39,60 @@ class ServerProbe:
     ) -> None:
         self._address, self._identity, self._proxy = address, identity, proxy
         self._audit, self._record = audit, record
-        self._looking = threading.Lock()
-        self._seen: tuple[DiagnosisCode, str | None] | None = None  # the last line of the audit log
-        self._met = False
-        self._looked_at = self._reminded_at = -REMIND_EVERY_S
+        self._lock = threading.Lock()  # one diagnosis at a time: each may take seconds
+        self._last_audited: tuple[DiagnosisCode, str | None] | None = None
+        self._reached = False
+        # Never yet. Monotonic time may begin at 0 with the machine.
+        self._diagnosed_at = self._reminded_at = -REMIND_EVERY_S
 
     def before_call(self) -> ConnectionDiagnosis | None:
-        """Until the server was seen once, what keeps it from that; None: call it.
+        """What keeps this daemon from the server, until it was reached once; None: send the call.
 
         Raises:
-            ConfigError: what was found will not pass by waiting; nothing was sent.
+            ConfigError: the problem will not pass by waiting; nothing was sent.
         """
         self._remind(self._identity.now().certificate)
-        if self._met:
+        if self._reached:
             return None
-        with self._looking:
-            if self._met:
+        with self._lock:
+            if self._reached:  # by the thread that had the lock
                 return None
-            found = self._look()
-        if found.kind in LASTING and not self._met:
-            raise ConfigError(found.text)
-        return None if found.kind is DiagnosisCode.FINE else found
+            diagnosis = self._diagnose()
+        if diagnosis.kind in LASTING and not self._reached:
+            raise ConfigError(diagnosis.text)
+        return None if diagnosis.kind is DiagnosisCode.FINE else diagnosis
 
     def after_failure(self) -> ConnectionDiagnosis | None:
-        """Why calls fail; None: it was looked at a moment ago, or is being so."""
-        if time.monotonic() < self._looked_at + LOOK_EVERY_S or not self._looking.acquire(blocking=False):
+        """Why calls fail; None: diagnosed within `DIAGNOSE_EVERY_S`, or by another thread right now."""
+        if time.monotonic() < self._diagnosed_at + DIAGNOSE_EVERY_S or not self._lock.acquire(blocking=False):
             return None
         try:
-            return self._look()
+            return self._diagnose()
         finally:
-            self._looking.release()
+            self._lock.release()
 
-    def _look(self) -> ConnectionDiagnosis:
-        found = diagnose(self._address, self._identity.now(), self._proxy)
-        self._looked_at = time.monotonic()
-        self._met |= found.kind is DiagnosisCode.FINE
-        seen = (found.kind, found.server_fingerprint)
-        if seen != self._seen and found.kind in UNTRUSTED | {DiagnosisCode.FINE, DiagnosisCode.REFUSED}:
-            self._record(lambda: self._audit.server(self._address, *seen, found.text))
-            self._seen = seen
-        return found
+    def _diagnose(self) -> ConnectionDiagnosis:
+        diagnosis = diagnose(self._address, self._identity.now(), self._proxy)
+        self._diagnosed_at = time.monotonic()
+        self._reached |= diagnosis.kind is DiagnosisCode.FINE
+        server = (diagnosis.kind, diagnosis.server_fingerprint)
+        if server != self._last_audited and diagnosis.kind in UNTRUSTED | {DiagnosisCode.FINE, DiagnosisCode.REFUSED}:
+            self._record(lambda: self._audit.server(self._address, *server, diagnosis.text))
+            self._last_audited = server
+        return diagnosis
 
     def _remind(self, certificate: Certificate) -> None:
-        """Say daily that the certificate ends soon, or has ended."""
+        """Log once a day that the certificate ends soon, or has ended."""
         left = days_left(certificate)
         if left < REMIND_FROM_DAYS and time.monotonic() >= self._reminded_at + REMIND_EVERY_S:
             self._reminded_at = time.monotonic()
-            told = {"site": certificate.name, "until": stamp(certificate.not_after), "days_left": left}
+            fields = {"site": certificate.name, "until": stamp(certificate.not_after), "days_left": left}
             if left >= 0:
-                log.warning("this site's certificate ends soon; ask for a new one", **told)
+                log.warning("this site's certificate ends soon; ask for a new one", **fields)
             else:
-                log.error("this site's certificate has ended; ask for a new one", **told)
+                log.error("this site's certificate has ended; ask for a new one", **fields)
 
 
 def days_left(certificate: Certificate) -> int:
-    """Whole days, below 0 once it has ended."""
+    """Whole days until the certificate ends; negative once it has ended."""
     return (certificate.not_after - utc_now()).days

@@ -106,7 +106,7 @@ def run_client(settings: ClientSettings, *, until_finished: bool, give_up_after_
             audit=audit,
             downloads=store.downloads,
             give_up_after_s=give_up_after_s,
-            released=metrics.released,
+            on_release=metrics.released,
         )
         _start_heartbeat(
             Heartbeat(link, status, lambda: link.bytes_moved, lambda: policy.release_telemetry(metrics.telemetry())),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
 
-from protofed.client.transport.channels import greet
+from protofed.client.transport.channels import fetch_server_info
 from protofed.client.transport.diagnosis import ConnectionDiagnosis, DiagnosisCode, diagnose
 from protofed.client.transport.proxy import Proxy
 from protofed.common import plugins
@@ -96,12 +96,12 @@ class ClientDoctor:
     @cached_property
     def connection(self) -> ConnectionDiagnosis:
         """The diagnosis of one TLS connection, made once: several checks read it."""
-        return diagnose(self.settings.server, self._own_identity(), self.proxy, self.clock, whatever_own_dates=True)
+        return diagnose(self.settings.server, self._own_identity(), self.proxy, self.clock, ignore_own_dates=True)
 
     @cached_property
     def server_info(self) -> ServerInfo | None:
         """The server's clock, versions and opinion of our certificate; None: a server too old to say."""
-        return greet(self.settings.server, self.identity, self.proxy)
+        return fetch_server_info(self.settings.server, self.identity, self.proxy)
 
     def check_settings(self) -> str:
         """Keys and values of file, command line and environment."""

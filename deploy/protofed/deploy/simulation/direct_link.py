@@ -34,9 +34,9 @@ class DirectLink:
     roles: frozenset[Role]
     instance: str = "simulated"
 
-    def enroll(self, hold: PauseReason = PauseReason.NONE) -> Assignment | Finished:
+    def enroll(self, pause_reason: PauseReason = PauseReason.NONE) -> Assignment | Finished:
         """Say hello."""
-        return self.runs.enroll(self.site, self.instance, PROTOCOL_VERSION, VERSION, VERSION, self.roles, hold)
+        return self.runs.enroll(self.site, self.instance, PROTOCOL_VERSION, VERSION, VERSION, self.roles, pause_reason)
 
     def next_task(self, run: str, wait_s: float) -> Task | Wait | Finished:
         """What to do now; a simulation never waits."""
