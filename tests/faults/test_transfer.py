@@ -164,20 +164,20 @@ class Counted:
         self._call, self._send, self._kind = call, link._calls._send, GetMessageClass(CALLS[call].input_type)
         link._calls._send = self.send  # type: ignore[method-assign]
 
-    def send(self, sending: Any, answer: Any) -> Any:
+    def send(self, request: Any, reply_type: Any) -> Any:
         """One attempt."""
-        if sending.call != self._call:
-            return self._send(sending, answer)
+        if request.call != self._call:
+            return self._send(request, reply_type)
         number = len(self.requests)
-        self.requests.append(self._kind.FromString(sending.data))
+        self.requests.append(self._kind.FromString(request.data))
         self.before(number)
-        found = self._send(sending, answer)
+        found = self._send(request, reply_type)
         self.after(number)
         return found
 
 
 class LostError(grpc.RpcError):
-    """The connection broke before the answer was there."""
+    """The connection broke before the answer arrived."""
 
     def code(self) -> grpc.StatusCode:
         return Code.UNAVAILABLE
