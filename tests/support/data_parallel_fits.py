@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 import protofed.server.methods  # noqa: F401  (registers the server halves)
-from protofed.client.agent.heartbeat import CalledOffError, DaemonStatus
+from protofed.client.agent.heartbeat import DaemonStatus, TaskAbortedError
 from protofed.client.agent.site import PreparedRun, Site, prepare
 from protofed.client.data.site_data import Examples, SiteData
 from protofed.client.distributed.environment import joined, launched
@@ -215,7 +215,7 @@ def _fitted(
 ) -> tuple[Update, Payload]:
     task, now = _task(round), DaemonStatus()
     now.check = check  # type: ignore[method-assign]
-    local = run.local("ann", task, SiteState(0, memory), now, kept or NoCheckpoints())
+    local = run.fit_context("ann", task, SiteState(0, memory), now, kept or NoCheckpoints())
     return site.fit(run, task, local, received), local.memory
 
 
@@ -224,7 +224,7 @@ def _task(round: int) -> Task:
 
 
 def _calling_off(at: int | None) -> Callable[[], None]:
-    return _raising(at, CalledOffError())
+    return _raising(at, TaskAbortedError())
 
 
 def _interrupting(at: int) -> Callable[[], None]:
@@ -266,7 +266,7 @@ def main(folder: Path, names: list[str]) -> None:
                 try:
                     arrays: dict[str, Any] = outcome(CASES[name], site, False, folder)
                     np.savez(folder / f"{name}.npz", **arrays)
-                except (ProtofedError, CalledOffError, ValueError) as error:
+                except (ProtofedError, TaskAbortedError, ValueError) as error:
                     reason = error.reason if isinstance(error, TaskFailedError) else "-"
                     (folder / f"{name}.txt").write_text(f"{type(error).__name__} {reason} {error}")
 

@@ -162,8 +162,8 @@ class MethodConformance:
         released: list[Released] = []
         release = Policy.release
 
-        def recorded(policy: Policy, update: Update, background: GateContext | None = None) -> Released:
-            released.append(release(policy, update, background))
+        def recorded(policy: Policy, update: Update, context: GateContext | None = None) -> Released:
+            released.append(release(policy, update, context))
             return released[-1]
 
         monkeypatch.setattr(Policy, "release", recorded)

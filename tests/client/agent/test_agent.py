@@ -454,7 +454,7 @@ def test_a_task_called_off_leaves_nothing_behind() -> None:
     harness.fit(1)
     off = harness.fit(2)
     last = harness.fit(3)
-    harness.now.called_off = off.task_id
+    harness.now.aborted_task_id = off.task_id
     work(daemon, 3)
     assert [(task.task_id, harness.link.calls["push"]) for task, _ in harness.link.tried] == [
         ("n-fit-1", 2),
@@ -471,7 +471,7 @@ def test_memory_is_as_before_a_task_that_was_called_off() -> None:
     harness.fit(1)
     daemon.step(0.0)
     before = harness.store.last_counted("run", 9)
-    harness.now.called_off = harness.fit(2).task_id
+    harness.now.aborted_task_id = harness.fit(2).task_id
     daemon.step(0.0)
     assert harness.store.last_counted("run", 9) is before
     assert harness.store.unsettled("run") == []

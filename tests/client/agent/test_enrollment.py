@@ -13,7 +13,7 @@ import pytest
 from tests.support.scripted_server import RULES, RUN, AgentHarness, first_model, work
 
 from protofed.client.agent.agent import Agent
-from protofed.client.agent.enrollment import HELD_PAUSE_S, TaskGate
+from protofed.client.agent.enrollment import PAUSED_RETRY_S, TaskGate
 from protofed.client.privacy.approval import FOLDER, MOST_OFFERED, Approvals, ApprovalStatus
 from protofed.client.privacy.rules import PolicyRules
 from protofed.client.state.disk_store import DiskStore
@@ -77,13 +77,13 @@ def test_a_run_waits_until_it_is_approved(
     task = harness.fit(1)
     work(daemon, 3)
     assert harness.link.pause_reasons == [PauseReason.APPROVAL] * 3
-    assert harness.pauses == [HELD_PAUSE_S] * 3
+    assert harness.pauses == [PAUSED_RETRY_S] * 3
     assert (harness.link.calls["next_task"], loads, harness.now.run) == (0, [], "")
     approvals.approve(approvals.offer("run"))
     work(daemon, 1)
     assert harness.link.pause_reasons[3:] == [PauseReason.NONE]
     assert [pushed for pushed, _ in harness.link.pushed] == [task]
-    assert harness.pauses == [HELD_PAUSE_S] * 3
+    assert harness.pauses == [PAUSED_RETRY_S] * 3
 
 
 def test_an_approved_run_needs_no_other_one_after_a_restart(
@@ -257,13 +257,13 @@ def test_the_log_says_until_when() -> None:
 
 def test_what_is_offered_is_written_down_once(approvals: Approvals, clock: Clock) -> None:
     offered = Assignment("run", OTHER)
-    approvals.note(offered)
+    approvals.record_offer(offered)
     first = approvals.offer("run")
     assert (first.recipe, first.at) == (OTHER, "2026-06-01T12:00:00Z")
     clock.now += timedelta(hours=1)
-    approvals.note(offered)
+    approvals.record_offer(offered)
     assert approvals.offers() == [first]
-    approvals.note(replace(offered, recipe=OTHER + " "))
+    approvals.record_offer(replace(offered, recipe=OTHER + " "))
     (second,) = approvals.offers()
     assert second.digest != first.digest
     assert second.at == "2026-06-01T13:00:00Z"
@@ -272,7 +272,7 @@ def test_what_is_offered_is_written_down_once(approvals: Approvals, clock: Clock
 @pytest.mark.parametrize("text", [b"", b"{}", b"[]", b'{"run": "run", "digest": "x", "at": ""}', b"\xff\xfe"])
 def test_an_approval_that_cannot_be_read_is_none(text: bytes, approvals: Approvals, tmp_path: Path) -> None:
     offered = Assignment("run", OTHER)
-    approvals.note(offered)
+    approvals.record_offer(offered)
     approvals.approve(approvals.offer("run"))
     path = tmp_path / "state" / FOLDER / "run.json"
     assert json.loads(path.read_text())["digest"] == approvals.offer("run").digest
@@ -281,7 +281,7 @@ def test_an_approval_that_cannot_be_read_is_none(text: bytes, approvals: Approva
 
 
 def test_an_approval_of_another_run_is_none_for_this_one(approvals: Approvals, tmp_path: Path) -> None:
-    approvals.note(Assignment("one", OTHER))
+    approvals.record_offer(Assignment("one", OTHER))
     approvals.approve(approvals.offer("one"))
     folder = tmp_path / "state" / FOLDER
     os.rename(folder / "one.json", folder / "two.json")
@@ -291,16 +291,16 @@ def test_an_approval_of_another_run_is_none_for_this_one(approvals: Approvals, t
 def test_a_server_cannot_fill_the_disk_with_runs(approvals: Approvals, clock: Clock, tmp_path: Path) -> None:
     for number in range(MOST_OFFERED + 3):
         clock.now += timedelta(seconds=1)
-        approvals.note(Assignment(f"run-{number}", "{}"))
+        approvals.record_offer(Assignment(f"run-{number}", "{}"))
     assert len(approvals.offers()) == MOST_OFFERED
     assert approvals.offers()[-1].run == f"run-{MOST_OFFERED + 2}"
-    approvals.note(Assignment("large", "x" * (MOST_RECIPE_BYTES + 1)))
+    approvals.record_offer(Assignment("large", "x" * (MOST_RECIPE_BYTES + 1)))
     assert not (tmp_path / "state" / FOLDER / "large.seen.json").exists()
 
 
 @pytest.mark.parametrize("run", ["../run", "a/b", "", ".hidden"])
 def test_a_name_that_is_no_id_touches_no_file(run: str, approvals: Approvals, tmp_path: Path) -> None:
-    for call in (lambda: approvals.note(Assignment(run, OTHER)), lambda: approvals.offer(run)):
+    for call in (lambda: approvals.record_offer(Assignment(run, OTHER)), lambda: approvals.offer(run)):
         with pytest.raises(ConfigError, match="is no id"):
             call()
     assert list(tmp_path.rglob("*")) == []
@@ -309,7 +309,7 @@ def test_a_name_that_is_no_id_touches_no_file(run: str, approvals: Approvals, tm
 def test_a_run_that_was_never_offered_cannot_be_approved(approvals: Approvals) -> None:
     with pytest.raises(ConfigError, match="was offered no run yet"):
         approvals.offer("run")
-    approvals.note(Assignment("other-run", OTHER))
+    approvals.record_offer(Assignment("other-run", OTHER))
     with pytest.raises(ConfigError, match="'other-run'"):
         approvals.offer("othr-run")
 
@@ -320,7 +320,7 @@ def test_a_full_disk_stops_no_run_that_needs_no_approval(
     def full(_: Assignment) -> None:
         raise OutOfSpaceError("no room")
 
-    monkeypatch.setattr(approvals, "note", full)
+    monkeypatch.setattr(approvals, "record_offer", full)
     for rules, pushes in ((RULES, 1), (MANUAL, 0)):
         harness = AgentHarness(rules=rules)
         made = harness.agent()
@@ -342,7 +342,7 @@ def test_what_the_gate_refuses_is_told_before_it_is_declined() -> None:
 
     daemon = harness.agent()
     task = harness.fit(1, first_model())
-    work(Agent(daemon._site, harness.link, harness.now, harness.pauses.append, refused=refused), 1)
+    work(Agent(daemon._site, harness.link, harness.now, harness.pauses.append, on_refusal=refused), 1)
     assert told == [(task.task_id, "body/linear1.bias of 0.0 MB is above this site's max_tensor_mb = 1e-05")]
     assert [task_id for task_id, _ in harness.declined()] == [task.task_id]
 
@@ -353,14 +353,14 @@ def test_a_denied_run_waits_whatever_the_policy_until_it_is_approved(
 ) -> None:
     rules = PolicyRules.model_validate({**RULES, "approval": approval})
     gate, run = TaskGate(rules, approvals, clock), Assignment("run", OTHER)
-    gate.note(run)
+    gate.record_offer(run)
     approvals.approve(approvals.offer("run"))
-    assert gate.hold(run) is PauseReason.NONE
+    assert gate.pause_reason(run) is PauseReason.NONE
     approvals.deny(approvals.offer("run"))
-    assert gate.hold(run) is PauseReason.APPROVAL
+    assert gate.pause_reason(run) is PauseReason.APPROVAL
     assert approvals.status("run", OTHER) is ApprovalStatus.DENIED
-    assert gate.hold(Assignment("next", OTHER)) is (
+    assert gate.pause_reason(Assignment("next", OTHER)) is (
         PauseReason.NONE if approval == "automatic" else PauseReason.APPROVAL
     )
     approvals.approve(approvals.offer("run"))
-    assert gate.hold(run) is PauseReason.NONE
+    assert gate.pause_reason(run) is PauseReason.NONE

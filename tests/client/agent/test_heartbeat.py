@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from tests.support.scripted_server import RULES
 
-from protofed.client.agent.heartbeat import CalledOffError, DaemonStatus, Heartbeat
+from protofed.client.agent.heartbeat import DaemonStatus, Heartbeat, TaskAbortedError
 from protofed.client.privacy.policy import Policy
 from protofed.client.privacy.rules import PolicyRules
 from protofed.client.training.context import FitProgress
@@ -106,7 +106,7 @@ def test_a_task_that_is_called_off_ends_at_its_next_check() -> None:
     with beating(ear, now):
         for _ in range(3):  # the second beat comes after the first one's answer was heeded
             ear.heard.get(timeout=SOON)
-        with pytest.raises(CalledOffError):
+        with pytest.raises(TaskAbortedError):
             now.check()
 
 
@@ -121,13 +121,13 @@ def test_calling_off_one_task_is_not_calling_off_the_next() -> None:
     with beating(ear, now):
         for _ in range(3):
             ear.heard.get(timeout=SOON)
-    assert now.called_off == "n1"
+    assert now.aborted_task_id == "n1"
     now.check()
 
 
 def test_an_idle_daemon_is_never_called_off() -> None:
     now = DaemonStatus(run="run")
-    assert now.called_off == now.task_id == ""
+    assert now.aborted_task_id == now.task_id == ""
     now.check()
 
 

@@ -15,7 +15,7 @@ import structlog
 import torch
 from tests.support.scripted_server import RULES, RUN, AgentHarness, work
 
-from protofed.client.agent.site import check_model, read
+from protofed.client.agent.site import check_model, read_recipe
 from protofed.client.data.site_data import SiteData
 from protofed.common.config.recipe import MOST_CLASSES, MOST_ROUNDS, Recipe
 from protofed.common.errors import ConfigError, FailureReason, ProtocolError
@@ -105,19 +105,19 @@ def test_what_is_no_recipe_is_declined_by_a_code(text: str) -> None:
 
 
 def test_every_value_of_a_recipe_that_is_honest_passes() -> None:
-    assert read(Assignment("run", Recipe.model_validate(RUN).wire())) == Recipe.model_validate(RUN)
+    assert read_recipe(Assignment("run", Recipe.model_validate(RUN).wire())) == Recipe.model_validate(RUN)
     most = {**RUN, "rounds": MOST_ROUNDS, "plan": {"epochs": 100_000, "batch_size": 1_000_000}}
-    assert read(Assignment("run", Recipe.model_validate(most).wire(), MOST_ROUNDS)).rounds == MOST_ROUNDS
+    assert read_recipe(Assignment("run", Recipe.model_validate(most).wire(), MOST_ROUNDS)).rounds == MOST_ROUNDS
 
 
 def test_a_key_of_a_newer_server_is_told_as_one() -> None:
     with pytest.raises(ConfigError, match=r"'plan\.warm_up'"):
-        read(Assignment("run", changed("plan.warm_up", 3)))
+        read_recipe(Assignment("run", changed("plan.warm_up", 3)))
 
 
 def test_rounds_to_be_kept_have_a_bound() -> None:
     with pytest.raises(ConfigError, match="keep_rounds = 4294967295"):
-        read(Assignment("run", Recipe.model_validate(RUN).wire(), 2**32 - 1))
+        read_recipe(Assignment("run", Recipe.model_validate(RUN).wire(), 2**32 - 1))
 
 
 OWN = Recipe.model_validate(RUN).preprocessing_digest()

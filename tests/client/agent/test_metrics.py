@@ -60,7 +60,9 @@ def released(payload: dict[Part, Any]) -> Released:
 def gate_of(metrics: ClientMetrics, harness: AgentHarness) -> Agent:
     """A daemon whose refusals are counted."""
     site = harness.agent()._site
-    return Agent(site, harness.link, harness.now, harness.pauses.append, refused=lambda _, why: metrics.refused(why))
+    return Agent(
+        site, harness.link, harness.now, harness.pauses.append, on_refusal=lambda _, why: metrics.count_refusal(why)
+    )
 
 
 def test_what_is_exposed_is_what_is_promised(tmp_path: Path) -> None:
@@ -106,7 +108,7 @@ def test_a_lost_gpu_or_disk_is_absent_and_breaks_no_scrape(tmp_path: Path, monke
 
 def test_two_daemons_in_one_process_do_not_share_their_numbers() -> None:
     one, two = ClientMetrics("ann"), ClientMetrics("bob")
-    one.refused(PolicyViolationError("no"))
+    one.count_refusal(PolicyViolationError("no"))
     assert one.registry.get_sample_value(REFUSALS, {"site": "ann", "part": WHOLE}) == 1
     assert two.registry.get_sample_value(REFUSALS, {"site": "bob", "part": WHOLE}) == 0
 
@@ -138,11 +140,11 @@ def test_bytes_are_those_of_the_tensors_by_part() -> None:
     assert value(metrics, RELEASED, part="body") == 0  # there from the beginning, so that a first one is an increase
     body = {"w": np.ones((2, 3), np.float32), "n": np.array(7, np.int64)}
     update = released({Part.BODY: body, Part.PROTOTYPES: {"0": np.ones(5, np.float32)}})
-    metrics.released(TASK, update)
+    metrics.count_release(TASK, update)
     assert by_part(metrics, RELEASED) == {"body": 32.0, "prototypes": 20.0}
-    metrics.released(TASK, update)  # the same again: its answer was lost
+    metrics.count_release(TASK, update)  # the same again: its answer was lost
     assert by_part(metrics, RELEASED) == {"body": 32.0, "prototypes": 20.0}
-    metrics.released(Task(TaskKind.FIT, "run", 2, "n2", None, 0, 60.0), update)
+    metrics.count_release(Task(TaskKind.FIT, "run", 2, "n2", None, 0, 60.0), update)
     assert by_part(metrics, RELEASED) == {"body": 64.0, "prototypes": 40.0}
 
 
@@ -158,7 +160,7 @@ def test_what_the_gate_keeps_is_counted_by_its_part_and_told_by_no_name() -> Non
         PolicyRefusedError("max_update_mb", "no"),
         PolicyViolationError("no"),
     ):
-        metrics.refused(why)
+        metrics.count_refusal(why)
     assert by_part(metrics, REFUSALS) == {"body": 1.0, "head": 1.0, WHOLE: 2.0}
 
 
@@ -227,9 +229,9 @@ def test_telemetry_has_names_of_the_list_and_never_how_many_examples(tmp_path: P
 
 def test_what_was_counted_is_telemetry_too() -> None:
     metrics = ClientMetrics("ann")
-    metrics.refused(PolicyRefusedError("parts", "no", part=Part.HEAD))
-    metrics.refused(PolicyRefusedError("max_update_mb", "no"))
-    metrics.released(TASK, released({Part.BODY: {"w": np.ones(4, np.float32)}}))
+    metrics.count_refusal(PolicyRefusedError("parts", "no", part=Part.HEAD))
+    metrics.count_refusal(PolicyRefusedError("max_update_mb", "no"))
+    metrics.count_release(TASK, released({Part.BODY: {"w": np.ones(4, np.float32)}}))
     assert metrics.telemetry() == {"policy_refusals": 2.0, "bytes_released": 16.0}
 
 

@@ -12,7 +12,7 @@ from tests.support.scripted_server import RUN, site_data
 
 from protofed.client.agent import readiness
 from protofed.client.agent.metrics import ClientMetrics
-from protofed.client.agent.readiness import DaemonReadiness, Loading
+from protofed.client.agent.readiness import DaemonReadiness, SiteDataLoader
 from protofed.client.data.site_data import SiteData
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import DataError
@@ -32,7 +32,7 @@ def ready(tmp_path: Path) -> DaemonReadiness:
     policy = tmp_path / "policy.toml"
     policy.write_text(POLICY)
     metrics = ClientMetrics("ann", answered_at=lambda: 0.0, clock=lambda: 1.0)
-    loading = Loading(lambda _: site_data(), None)
+    loading = SiteDataLoader(lambda _: site_data(), None)
     return DaemonReadiness("server:7443", None, metrics, torch.device("cpu"), loading, policy)
 
 
@@ -74,7 +74,7 @@ def test_a_gpu_that_is_lost_is_said_in_one_line(ready: DaemonReadiness, monkeypa
 
 def test_a_root_is_looked_into_until_the_data_are_loaded(ready: DaemonReadiness, tmp_path: Path) -> None:
     root = tmp_path / "data"
-    loading = Loading(lambda _: site_data(), root)
+    loading = SiteDataLoader(lambda _: site_data(), root)
     waiting = replace(ready, loading=loading)
     (line,) = waiting()
     assert line.startswith("data: data.root cannot be read: No such file or directory; ")
@@ -90,7 +90,7 @@ def test_a_root_is_looked_into_until_the_data_are_loaded(ready: DaemonReadiness,
 
 def test_data_that_could_not_be_loaded_are_missing_until_they_are(ready: DaemonReadiness, tmp_path: Path) -> None:
     there = [False]
-    loading = Loading(lambda recipe: site_data() if there[0] else unreadable(recipe), tmp_path)
+    loading = SiteDataLoader(lambda recipe: site_data() if there[0] else unreadable(recipe), tmp_path)
     held = replace(ready, loading=loading)
     assert held() == []
     with pytest.raises(DataError):
@@ -113,5 +113,5 @@ def test_a_policy_that_could_not_be_read_again_is_missing(ready: DaemonReadiness
 
 def test_all_that_is_missing_is_said_at_once(ready: DaemonReadiness) -> None:
     ready.policy.unlink()
-    bare = replace(ready, metrics=ClientMetrics("ann"), loading=Loading(unreadable, Path("/nowhere/at/all")))
+    bare = replace(ready, metrics=ClientMetrics("ann"), loading=SiteDataLoader(unreadable, Path("/nowhere/at/all")))
     assert [line.partition(":")[0] for line in bare()] == ["enrolled", "data", "policy"]

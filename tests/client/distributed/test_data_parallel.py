@@ -22,7 +22,7 @@ pytestmark = pytest.mark.timeout(600)  # processes that import PyTorch, on a mac
 PATIENCE_S = 500
 APART = {"other-data", "idle"}
 FAILING = {
-    "called-off": "CalledOffError -",
+    "called-off": "TaskAbortedError -",
     "fails-forward": f"ElsewhereError {FailureReason.INTERNAL} rank 1 of",
     "fails-backward": f"ElsewhereError {FailureReason.INTERNAL} rank 1 of",
     "fails-in-means": f"ElsewhereError {FailureReason.INTERNAL} rank 1 of",

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from protofed.client.privacy.schedule import Window, is_open, opens
+from protofed.client.privacy.schedule import Window, is_open, next_opening
 
 
 def window(begins: str, until: str, *days: str) -> Window:
@@ -48,7 +48,7 @@ WEEKEND, ALWAYS = window("00:00", "00:00", "sat", "sun"), window("12:00", "12:00
     ],
 )
 def test_a_window_holds_its_beginning_and_not_its_end(held: Window, now: str, expected: bool) -> None:
-    assert held.holds(at(now)) is expected
+    assert held.contains(at(now)) is expected
     assert is_open([held], at(now)) is expected
 
 
@@ -60,8 +60,8 @@ def test_any_window_opens_and_none_is_always() -> None:
 
 @pytest.mark.parametrize(("now", "expected"), [("02 09:00", "05 08:00"), ("05 18:00", "08 08:00")])
 def test_a_closed_site_opens_at_the_next_window(now: str, expected: str) -> None:
-    assert opens([WORK], at(now)) == at(expected)
-    assert opens([WORK, NIGHT], at(now)) == min(at(expected), NIGHT.next(at(now)))
+    assert next_opening([WORK], at(now)) == at(expected)
+    assert next_opening([WORK, NIGHT], at(now)) == min(at(expected), NIGHT.next_begin(at(now)))
 
 
 @pytest.mark.parametrize(

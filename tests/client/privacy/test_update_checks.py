@@ -45,15 +45,15 @@ def known(**changes: Any) -> GateContext:
     return GateContext(**{**fields, **changes})
 
 
-def let(payload: Payload, background: GateContext | None = None, **changes: Any) -> Payload:
+def let(payload: Payload, context: GateContext | None = None, **changes: Any) -> Payload:
     """What leaves."""
     update = Update("ann", payload, {"loss": 0.5}, 56.0)
-    return codec.decode(Policy(rules(**changes)).release(update, background or known()).data)
+    return codec.decode(Policy(rules(**changes)).release(update, context or known()).data)
 
 
-def refused(payload: Payload, background: GateContext | None = None, **changes: Any) -> PolicyRefusedError:
+def refused(payload: Payload, context: GateContext | None = None, **changes: Any) -> PolicyRefusedError:
     with pytest.raises(PolicyRefusedError) as found:
-        Policy(rules(**changes)).release(Update("ann", payload), background)
+        Policy(rules(**changes)).release(Update("ann", payload), context)
     return found.value
 
 
@@ -211,19 +211,19 @@ def reachable(root: object) -> list[object]:
 
 
 def test_nothing_that_the_gate_looked_at_can_be_got_at_from_what_it_released() -> None:
-    background = known()
+    context = known()
     released = Policy(rules(hide_class_presence=True, min_samples_per_class=2)).release(
-        Update("ann", MADE, {"loss": 0.5}, 56.0), background
+        Update("ann", MADE, {"loss": 0.5}, 56.0), context
     )
     got = reachable(released)
     assert released.data in got
-    for secret in (background, background.examples, background.secret, background.received):
+    for secret in (context, context.examples, context.secret, context.received):
         assert not any(one is secret for one in got)
-    assert background.secret not in released.data
-    assert background.examples.tobytes() not in released.data
-    for text in (repr(background), repr(released)):
+    assert context.secret not in released.data
+    assert context.examples.tobytes() not in released.data
+    for text in (repr(context), repr(released)):
         assert "40" not in text
-        assert repr(background.secret) not in text
+        assert repr(context.secret) not in text
 
 
 @pytest.mark.parametrize("one", update_checks.CHECKS)

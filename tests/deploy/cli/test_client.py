@@ -75,7 +75,7 @@ def test_a_run_that_the_policy_refuses_is_not_approved(
     run: Run, tmp_path: Path, recipe_of: Callable[..., Recipe]
 ) -> None:
     recipe, approvals = recipe_of("fedavg"), Approvals(tmp_path / FOLDER)
-    approvals.note(Assignment(recipe.name, recipe.wire()))
+    approvals.record_offer(Assignment(recipe.name, recipe.wire()))
     strict = POLICIES / "strict.toml"
     code, out, _ = run("approve", recipe.name, "--state", tmp_path, "--policy", strict, "--yes")
     assert code == 77
@@ -102,7 +102,7 @@ def test_runs_are_listed_with_how_they_stand(run: Run, approvals: Approvals, rec
     assert status() == "waiting"
     approvals.approve(approvals.offer(recipe.name))
     assert status() == "approved"
-    approvals.note(Assignment(recipe.name, recipe.wire() + " "))
+    approvals.record_offer(Assignment(recipe.name, recipe.wire() + " "))
     assert status() == "changed since it was approved"
     assert recipe.name in run("runs", "--state", tmp_path)[1]
 
@@ -111,9 +111,9 @@ def test_what_a_server_says_is_shown_and_not_obeyed(run: Run, tmp_path: Path, re
     approvals = Approvals(tmp_path / FOLDER)
     told = json.loads(recipe.wire())
     told["method"]["name"] = "[bold]\x1b[2Jfednh[/bold]"
-    approvals.note(Assignment("styled", json.dumps(told)))
-    approvals.note(Assignment("broken", "{"))
-    approvals.note(Assignment("with-data", json.dumps({**told, "data": {"source": "digits"}})))
+    approvals.record_offer(Assignment("styled", json.dumps(told)))
+    approvals.record_offer(Assignment("broken", "{"))
+    approvals.record_offer(Assignment("with-data", json.dumps({**told, "data": {"source": "digits"}})))
     code, out, _ = run("runs", "--state", tmp_path)
     assert code == 0
     assert "\x1b[2J" not in out

@@ -196,7 +196,7 @@ def test_data_are_compared_with_the_newest_run_that_the_server_offered(
     tmp_path: Path, recipe_of: Callable[..., Recipe]
 ) -> None:
     recipe = recipe_of("fedavg")
-    Approvals(tmp_path / "state" / FOLDER).note(Assignment(recipe.name, recipe.wire()))
+    Approvals(tmp_path / "state" / FOLDER).record_offer(Assignment(recipe.name, recipe.wire()))
     found = look(tmp_path, SiteUnderCheck(), data=images(tmp_path / "own.npz", classes=12))
     assert findings(found) == [("data", "data-unusable")]
     assert "as run small-fedavg expects them" in look(tmp_path, SiteUnderCheck())["data"].message

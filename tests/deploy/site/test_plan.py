@@ -46,8 +46,8 @@ def passing(monkeypatch: pytest.MonkeyPatch) -> tuple[list[Released], list[tuple
     fetched: list[tuple[TensorSpec, ...]] = []
     release, fetch = Policy.release, DirectLink.fetch
 
-    def released_too(policy: Policy, update: Update, background: GateContext | None = None) -> Released:
-        released.append(release(policy, update, background))
+    def released_too(policy: Policy, update: Update, context: GateContext | None = None) -> Released:
+        released.append(release(policy, update, context))
         return released[-1]
 
     def fetched_too(link: DirectLink, task: Task) -> bytes:

@@ -1,4 +1,4 @@
-"""The client daemon's loop: enroll, take a task, do it, hand it in; the same over gRPC and in a simulation."""
+"""The agent, a client daemon's loop: enroll, take a task, work on it, push the result; over gRPC and in simulations."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import torch
 from protofed.client.agent.base_models import BaseModelCache
 from protofed.client.agent.enrollment import Enrollment, TaskGate
 from protofed.client.agent.failure_codes import FORESEEN, reason_of
-from protofed.client.agent.heartbeat import CalledOffError, DaemonStatus
+from protofed.client.agent.heartbeat import DaemonStatus, TaskAbortedError
 from protofed.client.agent.score_report import Scorer
 from protofed.client.agent.site import PreparedRun, prepare
 from protofed.client.agent.site import Site as Site
 from protofed.client.models.catalogue import build
 from protofed.client.models.split import dump
 from protofed.client.privacy.policy import Released
-from protofed.client.privacy.update_checks import LOOKED_AT
+from protofed.client.privacy.update_checks import GATE_INPUTS
 from protofed.client.state.store import FitOutcome
 from protofed.client.training.context import FitProgress
 from protofed.client.transport.link import Link
@@ -38,11 +38,12 @@ from protofed.common.payload import Part, Payload, Update
 from protofed.common.protocol.messages import Activity, Assignment, Finished, Progress, Task, TaskKind, Wait
 
 log = structlog.get_logger()
-REJECTED_PAUSE_S = 1.0  # before the server is asked again for a task that can be worked on
+REJECTED_PAUSE_S = 1.0  # so that a server that repeats a wrong task is not asked in a tight loop
 EXCLUDED_PAUSE_S = 30.0
 INCIDENT_PAUSE_S = 2.0
-# The server has restarted, the operator wants this site to wait, or a call failed there: the site enrolls again.
-_AGAIN_AFTER_S: dict[type[ProtocolError], float] = {
+# Errors after which the site enrolls again, and the pause before it: the server has restarted, the operator excluded
+# this site for now, or a call failed unforeseen at the server.
+_ENROLL_AGAIN_AFTER_S: dict[type[ProtocolError], float] = {
     NotEnrolledError: 0.0,
     ExcludedError: EXCLUDED_PAUSE_S,
     IncidentError: INCIDENT_PAUSE_S,
@@ -50,101 +51,102 @@ _AGAIN_AFTER_S: dict[type[ProtocolError], float] = {
 
 
 class Agent:
-    """One site's agent.
+    """Works for one site on the tasks that the server gives it; single-threaded but for the heartbeat.
 
     Args:
-        now: shared with the heartbeat; a simulation has none.
-        pause: sleeps that many seconds.
-        door: whether the site takes tasks; else as its policy and its approvals say.
-        refused: told what the gate did not let out.
+        status: shared with the heartbeat and the metrics; None in a simulation, which has neither.
+        pause: sleeps for so many seconds.
+        gate: decides when the site takes tasks; None: by its policy and its approvals.
+        on_refusal: called with each update, or run, that the site's policy refused.
     """
 
     def __init__(
         self,
         site: Site,
         link: Link,
-        now: DaemonStatus | None = None,
+        status: DaemonStatus | None = None,
         pause: Callable[[float], None] = time.sleep,
-        door: TaskGate | None = None,
-        refused: Callable[[Task, PolicyViolationError], None] = lambda _task, _why: None,
+        gate: TaskGate | None = None,
+        on_refusal: Callable[[Task, PolicyViolationError], None] = lambda _task, _violation: None,
     ) -> None:
-        self._site, self._link, self._now, self._pause, self._refused = (
-            site,
-            link,
-            now or DaemonStatus(),
-            pause,
-            refused,
-        )
-        self._entrance = Enrollment(link, door or TaskGate(site.policy.rules, site.store.approvals))
+        self._site, self._link, self._status = site, link, status or DaemonStatus()
+        self._pause, self._on_refusal = pause, on_refusal
+        self._enrollment = Enrollment(link, gate or TaskGate(site.policy.rules, site.store.approvals))
         self._assignment: Assignment | None = None
         self._enrolled = False
         self._run: PreparedRun | TaskFailedError = TaskFailedError(FailureReason.REFUSED, "no run was prepared")
-        self._settled: set[str] = set()  # task_ids of this run whose receipt is there
-        self._bases = BaseModelCache(link, self._now)
-        self._scorer = Scorer(site, self._now, self._bases)
+        self._settled: set[str] = set()  # task_ids of this run that have a receipt
+        self._bases = BaseModelCache(link, self._status)
+        self._scorer = Scorer(site, self._status, self._bases)
 
     def step(self, wait_s: float) -> Task | Wait | Finished:
-        """Ask for a task and do it; what the server said.
+        """Enroll if need be, ask for a task and work on it; returns the server's answer.
+
+        The daemon calls this in a loop until `Finished`, or until it is stopped.
+
+        Args:
+            wait_s: how many seconds the server may wait for a task to appear.
 
         Raises:
-            Fenced: a newer daemon of this site has taken over.
+            FencedError: a newer daemon of this site has taken over.
         """
         try:
-            if not self._may_go_on() and (instead := self._enroll()) is not None:
+            if not self._takes_tasks() and (instead := self._enroll()) is not None:
                 return instead
             assert self._assignment is not None  # noqa: S101  (enrolled)
             answer = self._link.next_task(self._assignment.run, wait_s)
             if isinstance(answer, Task):
                 if not self._is_new(answer, self._assignment.run):
-                    return self._again(REJECTED_PAUSE_S)
-                if not self._may_go_on():
-                    return self._again(0.0)
-                self._do(answer)
-        except tuple(_AGAIN_AFTER_S) as error:
-            tell = log.info if isinstance(error, NotEnrolledError) else log.warning  # the others are somebody's to mend
-            tell("enrolling again", site=self._site.name, why=str(error))
+                    return self._wait(REJECTED_PAUSE_S)
+                if not self._takes_tasks():  # the schedule ended, or the run was denied, while the server waited
+                    return self._wait(0.0)
+                self._work_on(answer)
+        except tuple(_ENROLL_AGAIN_AFTER_S) as error:
+            level = log.info if isinstance(error, NotEnrolledError) else log.warning  # a restart needs no attention
+            level("enrolling again", site=self._site.name, why=str(error))
             self._enrolled = False
-            return self._again(_AGAIN_AFTER_S[type(error)])
+            return self._wait(_ENROLL_AGAIN_AFTER_S[type(error)])
         if isinstance(answer, Finished):
             log.info("run finished", run=self._assignment.run, reason=answer.reason)
             self._enrolled = False
-            self._entrance.leave()
+            self._enrollment.leave()
         return answer
 
-    def _may_go_on(self) -> bool:
-        """Whether it is enrolled, and still takes tasks of its run."""
-        self._enrolled = self._enrolled and self._entrance.may_stay()
+    def _takes_tasks(self) -> bool:
+        """Whether the site is enrolled, and its gate is still open for the run."""
+        self._enrolled = self._enrolled and self._enrollment.may_stay()
         return self._enrolled
 
     def _is_new(self, task: Task, run: str) -> bool:
-        """Whether it is work to do: an old answer, sent again, is not, unless a server that was restored insists."""
+        """Whether a task is of this run and not settled yet: a replayed answer of the server is neither."""
         new = task.run == run and task.task_id not in self._settled
         if not new:
-            why = "it was handed in before" if task.run == run else f"this daemon works for run {run}"
-            log.error("task rejected", run=task.run, round=task.round, task_id=task.task_id, why=why)
+            reason = "it was handed in before" if task.run == run else f"this daemon works for run {run}"
+            log.error("task rejected", run=task.run, round=task.round, task_id=task.task_id, why=reason)
+            # Rejected once only: a server that was restored from a backup gives the same task again, and needs it.
             self._settled.discard(task.task_id)
         return new
 
-    def _again(self, pause_s: float) -> Wait:
+    def _wait(self, pause_s: float) -> Wait:
         self._pause(pause_s)
         return Wait(0.0)
 
     def _enroll(self) -> Finished | Wait | None:
-        answer = self._entrance.enroll()
+        answer = self._enrollment.enroll()
         if not isinstance(answer, Assignment):
-            return self._again(answer.retry_after_s) if isinstance(answer, Wait) else answer
+            return self._wait(answer.retry_after_s) if isinstance(answer, Wait) else answer
         if answer != self._assignment:
             self._prepare(answer)
-        self._assignment, self._enrolled, self._now.run = answer, True, answer.run
+        self._assignment, self._enrolled, self._status.run = answer, True, answer.run
         if isinstance(self._run, PreparedRun):
             for task, update in self._site.store.unsettled(answer.run):
                 log.info("handing in what has no receipt yet", run=task.run, round=task.round)
-                self._attempt(task, lambda task=task, update=update: self._hand_in(task, update))  # type: ignore[misc]
+                self._attempt(task, lambda task=task, update=update: self._push_staged(task, update))  # type: ignore[misc]
         return None
 
     def _prepare(self, assignment: Assignment) -> None:
-        """A run that is refused is declined task by task."""
-        self._bases.forget()
+        """Prepare the run; of one that is refused, `_prepared` then declines every task by the same reason."""
+        self._bases.clear()
         try:
             self._run = prepare(self._site, assignment)
         except TaskFailedError as failure:
@@ -153,25 +155,25 @@ class Agent:
             return
         self._settled = set(self._site.store.settled(assignment.run))
         self._site.store.retain(assignment.keep_rounds)
-        self._now.heartbeat_s = self._run.recipe.federation.heartbeat_s
+        self._status.heartbeat_s = self._run.recipe.federation.heartbeat_s
         log.info("ready", run=assignment.run, site=self._site.name, device=str(self._run.data.device))
 
-    def _do(self, task: Task) -> None:
+    def _work_on(self, task: Task) -> None:
         log.info("task begun", run=task.run, round=task.round, kind=task.kind.value)
-        self._now.task_id, self._now.steps = task.task_id, FitProgress()
+        self._status.task_id, self._status.steps = task.task_id, FitProgress()
         work = {TaskKind.INITIALISE: self._initialise, TaskKind.FIT: self._fit, TaskKind.SCORE: self._score}
         self._attempt(task, lambda: work[task.kind](task))
 
     def _attempt(self, task: Task, work: Callable[[], None]) -> None:
-        """Do it, or tell the server by a reason code that it cannot be done; details stay in this site's log."""
-        self._now.task_id, self._now.round = task.task_id, task.round
+        """Run `work`, or decline the task by a reason code; the error's text stays in this site's log."""
+        self._status.task_id, self._status.round = task.task_id, task.round
         try:
             work()
-        except CalledOffError:
+        except TaskAbortedError:
             log.info("task called off", run=task.run, round=task.round)
         except TaskFailedError as failure:
             self._decline(task, failure.reason, str(failure))
-        except (NotEnrolledError, FencedError, IncidentError):
+        except (NotEnrolledError, FencedError, IncidentError):  # about the daemon, not the task: `step` handles them
             raise
         except ProtocolError as error:
             log.warning("the server does not take this task any more", run=task.run, round=task.round, why=str(error))
@@ -179,60 +181,62 @@ class Agent:
             self._decline(task, reason_of(error), str(error))
         except ProtofedError:
             raise
-        except Exception as error:  # a driver, or a site's own model: this task is declined, the daemon lives
+        except Exception as error:  # from a driver, or a site's own model: decline this task, keep the daemon alive
             log.exception("task failed unforeseen", run=task.run, round=task.round)
             self._decline(task, reason_of(error), f"{type(error).__name__}: {error}")
         finally:
-            self._now.task_id, self._now.activity = "", Activity.IDLE
+            self._status.task_id, self._status.activity = "", Activity.IDLE
 
-    def _decline(self, task: Task, reason: FailureReason, why: str) -> None:
-        log.error("task declined", run=task.run, round=task.round, reason=reason.value, why=why)
+    def _decline(self, task: Task, reason: FailureReason, text: str) -> None:
+        log.error("task declined", run=task.run, round=task.round, reason=reason.value, why=text)
         self._link.beat(task.run, Progress(task.task_id, Activity.FAILED, failure=reason))
 
     def _initialise(self, task: Task) -> None:
-        """Make the run's first model from its seed; it holds nothing of this site."""
+        """Make the run's first model from its seed; it contains nothing of this site's data."""
         run = self._prepared(task)
-        with torch.random.fork_rng():
+        with torch.random.fork_rng():  # the global generator also serves the site's own layers
             torch.manual_seed(run.recipe.seed)
             model = build(run.recipe.model, run.recipe.input, run.recipe.classes, self._site.policy.rules.plugins)
         first = {Part.BODY: dump(model.body), Part.HEAD: dump(model.head)}
         self._push(task, self._release(task, Update(self._site.name, first), {}))
 
     def _fit(self, task: Task) -> None:
-        """Train, unless that was done before: the server did not take the update then, and now asks for it again."""
+        """Train and push; an update of this task that is staged already is pushed without training again."""
         run = self._prepared(task)
         for staged, update in self._site.store.unsettled(task.run):
             if staged.task_id == task.task_id:
-                self._hand_in(task, update)
+                self._push_staged(task, update)
                 return
-        base = self._bases.of(task)
-        with self._site.checkpoints(task) as kept:
-            held = self._site.store.last_counted(task.run, task.round)
-            local = run.local(self._site.name, task, held, self._now, kept)
-            self._now.activity = Activity.TRAINING
-            update = self._site.fit(run, task, local, base)
+        base = self._bases.get(task)
+        with self._site.checkpoints(task) as checkpoints:
+            state = self._site.store.last_counted(task.run, task.round)
+            context = run.fit_context(self._site.name, task, state, self._status, checkpoints)
+            self._status.activity = Activity.TRAINING
+            update = self._site.fit(run, task, context, base)
             reach("fit-done")
-            looked_at = {part: tensors for part, tensors in base.items() if part in LOOKED_AT}
-            released = self._release(task, update, looked_at)  # what may not leave is not kept to be handed in, either
-            personal = {Part.BODY: dump(local.model.body), Part.HEAD: dump(local.model.head)}
-            self._site.store.stage(task, FitOutcome(update, local.memory, personal, looked_at))
+            received = {part: tensors for part, tensors in base.items() if part in GATE_INPUTS}
+            # Before staging: an update that the policy refuses must not wait on disk to be pushed later.
+            released = self._release(task, update, received)
+            personal = {Part.BODY: dump(context.model.body), Part.HEAD: dump(context.model.head)}
+            self._site.store.stage(task, FitOutcome(update, context.memory, personal, received))
             reach("staged")
+        # Outside of the block: the update is staged, so a crash while it is pushed needs no checkpoints any more.
         self._push(task, released)
 
-    def _hand_in(self, task: Task, update: Update) -> None:
+    def _push_staged(self, task: Task, update: Update) -> None:
         self._push(task, self._release(task, update, self._site.store.received(task)))
 
     def _release(self, task: Task, update: Update, received: Payload) -> Released:
-        """Through the site's gate: the last function before the wire."""
-        background = self._prepared(task).background(self._site, task, received)
+        """Pass the update through the site's policy: the last function before the link."""
+        context = self._prepared(task).gate_context(self._site, task, received)
         try:
-            return self._site.policy.release(update, background)
+            return self._site.policy.release(update, context)
         except PolicyViolationError as violation:
-            self._refused(task, violation)
+            self._on_refusal(task, violation)
             raise
 
     def _push(self, task: Task, released: Released) -> None:
-        self._now.activity = Activity.UPLOADING
+        self._status.activity = Activity.UPLOADING
         receipt = self._link.push(task, released)
         reach("pushed")
         why = {"reason": receipt.reason} if receipt.reason else {}
@@ -241,18 +245,21 @@ class Agent:
         if task.kind is TaskKind.FIT:
             self._site.store.settle(task, receipt)
             reach("settled")
-            self._scorer.forget()
+            self._scorer.clear()
 
     def _score(self, task: Task) -> None:
         scores = self._scorer.scores(self._prepared(task), task)
         self._link.report(task, self._site.policy.release_scores(scores))
 
     def _prepared(self, task: Task) -> PreparedRun:
+        """The run, if the task is one of it.
+
+        Raises:
+            TaskFailedError: the run could not be prepared, or the task is not one of this run.
+        """
         if isinstance(self._run, TaskFailedError):
-            if isinstance(
-                why := self._run.__cause__, PolicyViolationError
-            ):  # of the whole run, before anything was trained
-                self._refused(task, why)
+            if isinstance(violation := self._run.__cause__, PolicyViolationError):  # the policy refused the whole run
+                self._on_refusal(task, violation)
             raise TaskFailedError(self._run.reason, str(self._run))
-        self._run.check(task)
+        self._run.check_task(task)
         return self._run

@@ -1,4 +1,4 @@
-"""The models that tasks start from."""
+"""The base models that tasks start from."""
 
 from __future__ import annotations
 
@@ -12,22 +12,27 @@ from protofed.common.protocol.messages import Activity, Task
 
 
 class BaseModelCache:
-    """The newest one is kept."""
+    """Holds the newest base: the FIT and the SCORE task of a round often start from the same one."""
 
-    def __init__(self, link: Link, now: DaemonStatus) -> None:
-        self._link, self._now = link, now
+    def __init__(self, link: Link, status: DaemonStatus) -> None:
+        self._link, self._status = link, status
         self._newest: tuple[Digest, Payload] | None = None
 
-    def of(self, task: Task) -> Payload:
-        """The task's base, fetched once; looking for something that is not in it raises CodecError."""
+    def get(self, task: Task) -> Payload:
+        """The task's base, fetched unless it is the cached one; see `decode_base` for lookups in it.
+
+        Raises:
+            ProtocolError: the task names no base.
+            CodecError: the base is no payload.
+        """
         if task.base_digest is None:
             raise ProtocolError(f"a {task.kind} task without a model to start from")
         if self._newest is None or self._newest[0] != task.base_digest:
-            self._now.activity = Activity.DOWNLOADING
+            self._status.activity = Activity.DOWNLOADING
             self._newest = (task.base_digest, decode_base(self._link.fetch(task)))
             reach("fetched")
         return self._newest[1]
 
-    def forget(self) -> None:
-        """Another run begins."""
+    def clear(self) -> None:
+        """Free the memory; called when the daemon turns to another run."""
         self._newest = None

@@ -1,4 +1,4 @@
-"""Where a daemon trains."""
+"""The setting `device`: where a daemon trains."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from protofed.common.errors import ConfigError
 
 
 def pick(name: str) -> torch.device:
-    """`auto` (a GPU if there is one), `cpu`, `cuda` or `cuda:N`.
+    """The device of the name `auto` (a GPU if there is one), `cpu`, `cuda` or `cuda:N`.
 
     Raises:
         ConfigError: another name, or a GPU that is not there.

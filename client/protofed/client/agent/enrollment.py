@@ -1,4 +1,4 @@
-"""Whether a site takes tasks, and how it says so to the server."""
+"""Whether a site takes tasks at present, and how it enrolls at the server accordingly."""
 
 from __future__ import annotations
 
@@ -9,40 +9,45 @@ import structlog
 
 from protofed.client.privacy.approval import Approvals, ApprovalStatus
 from protofed.client.privacy.rules import PolicyRules
-from protofed.client.privacy.schedule import is_open, opens
+from protofed.client.privacy.schedule import is_open, next_opening
 from protofed.client.transport.link import Link
 from protofed.common.clock import utc_now
 from protofed.common.errors import StateError
 from protofed.common.protocol.messages import Assignment, Finished, PauseReason, Wait
 
 log = structlog.get_logger()
-HELD_PAUSE_S = 5.0
+PAUSED_RETRY_S = 5.0
 
 
 class TaskGate:
-    """Whether the site takes tasks at this moment: its policy's schedule, and the approval of the run.
+    """Decides whether the site takes tasks now: by its policy's schedule and by the approval of the run.
 
     Args:
-        approvals: of this site; None: nothing is ever approved.
-        now: in UTC.
+        approvals: of this site; None: no run is ever approved.
+        now: the current time, UTC.
     """
 
     def __init__(self, rules: PolicyRules, approvals: Approvals | None, now: Callable[[], datetime] = utc_now) -> None:
         self._rules, self._approvals, self._now = rules, approvals, now
 
-    def hold(self, offered: Assignment | None) -> PauseReason:
-        """Why not; NONE: it does. A run that is not known yet is not approved."""
+    def pause_reason(self, offered: Assignment | None) -> PauseReason:
+        """Why the site takes no tasks of the offered run; NONE: it takes them.
+
+        Args:
+            offered: None: the run is not known yet, and so not approved.
+        """
         if not is_open(self._rules.schedule, self._now()):
             return PauseReason.SCHEDULE
         status = self._status(offered)
+        # A denial counts even where runs need no approval.
         automatic = self._rules.approval == "automatic" and status is not ApprovalStatus.DENIED
         return PauseReason.NONE if automatic or status is ApprovalStatus.APPROVED else PauseReason.APPROVAL
 
-    def note(self, offered: Assignment) -> None:
-        """Let whoever approves runs see this one. A disk that is full stops no run that needs no approval."""
+    def record_offer(self, offered: Assignment) -> None:
+        """Record the run for `protofed client runs`; a full disk is only logged, as most policies need no approval."""
         if self._approvals is not None:
             try:
-                self._approvals.note(offered)
+                self._approvals.record_offer(offered)
             except StateError as error:
                 log.warning("what the server offers could not be written down", run=offered.run, why=str(error))
 
@@ -51,11 +56,11 @@ class TaskGate:
             return ApprovalStatus.WAITING
         return self._approvals.status(offered.run, offered.recipe)
 
-    def until(self, hold: PauseReason) -> str:
-        """What has to happen, in words."""
-        match hold:
+    def until(self, reason: PauseReason) -> str:
+        """When a pause ends, in words for the log; empty for NONE."""
+        match reason:
             case PauseReason.SCHEDULE:
-                return f"until {opens(self._rules.schedule, self._now()):%Y-%m-%d %H:%M} UTC"
+                return f"until {next_opening(self._rules.schedule, self._now()):%Y-%m-%d %H:%M} UTC"
             case PauseReason.APPROVAL:
                 return "until `protofed client approve` lets it take part"
             case PauseReason.NONE:
@@ -63,38 +68,41 @@ class TaskGate:
 
 
 class Enrollment:
-    """A daemon's way in: it enrolls as held until it may take tasks, then as one that does.
+    """Enrolls the daemon as paused until its gate is open, then as one that takes tasks.
 
-    A daemon whose runs need approval says hello as held before it knows the run, so that no round counts on it.
+    The server counts only the latter among a round's sites. A daemon learns which run it is by enrolling: where runs
+    need approval, it therefore enrolls as paused first.
     """
 
-    def __init__(self, link: Link, door: TaskGate) -> None:
-        self._link, self._door = link, door
+    def __init__(self, link: Link, gate: TaskGate) -> None:
+        self._link, self._gate = link, gate
         self._offered: Assignment | None = None
-        self._held = PauseReason.NONE
+        self._logged = PauseReason.NONE
 
     def enroll(self) -> Assignment | Finished | Wait:
-        """The run whose tasks this site takes from now on; or how long to wait before asking again."""
-        said = self._door.hold(self._offered)
-        answer = self._link.enroll(said)
+        """The run whose tasks this site takes from now on; Wait: it is paused, enroll again after that time."""
+        reported = self._gate.pause_reason(self._offered)
+        answer = self._link.enroll(reported)
         if isinstance(answer, Finished):
             self._offered = None
             return answer
         self._offered = answer
-        self._door.note(answer)
-        hold = self._door.hold(answer)
-        if hold is not self._held:
-            if hold is PauseReason.NONE:
+        self._gate.record_offer(answer)
+        reason = self._gate.pause_reason(answer)
+        if reason is not self._logged:
+            if reason is PauseReason.NONE:
                 log.info("this site takes tasks", run=answer.run)
             else:
-                log.info("this site takes no task yet", run=answer.run, hold=hold.value, why=self._door.until(hold))
-            self._held = hold
-        return answer if hold is said is PauseReason.NONE else Wait(HELD_PAUSE_S if hold is said else 0.0)
+                log.info("this site takes no task yet", run=answer.run, hold=reason.value, why=self._gate.until(reason))
+            self._logged = reason
+        if reason is not reported:  # known only now that the run is: tell the server at once
+            return Wait(0.0)
+        return answer if reason is PauseReason.NONE else Wait(PAUSED_RETRY_S)
 
     def may_stay(self) -> bool:
-        """Whether the site still takes tasks of the run that it enrolled for."""
-        return self._door.hold(self._offered) is PauseReason.NONE
+        """Whether the gate is still open for the run that the site enrolled for."""
+        return self._gate.pause_reason(self._offered) is PauseReason.NONE
 
     def leave(self) -> None:
-        """The run has ended; the next one is not known."""
+        """Forget the run, which has ended: the next one needs an approval of its own."""
         self._offered = None

@@ -1,4 +1,4 @@
-"""Which reason code the server is told for which error: all else about it stays in the site's log."""
+"""The reason code that the server gets for an error. Its text stays in the site's log: it may name paths or data."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _REASONS: dict[type[Exception], FailureReason] = {
     StateError: FailureReason.DISK,
     torch.OutOfMemoryError: FailureReason.OUT_OF_MEMORY,
 }
-FORESEEN = tuple(_REASONS)
+FORESEEN = tuple(_REASONS)  # errors that need no traceback in the log
 
 
 def reason_of(error: Exception) -> FailureReason:
-    """The code; INTERNAL for what nobody foresaw."""
+    """The code of an error; INTERNAL for unforeseen ones."""
     for kind, reason in _REASONS.items():
         if isinstance(error, kind):
             return reason

@@ -13,85 +13,99 @@ from protofed.client.training.context import FitProgress, Throughput
 from protofed.client.transport.link import Link
 from protofed.common.protocol.messages import Activity, Progress, Signal
 
-# The site's own, and long: a server that chose it could tell one batch from the next, and count them.
-MOVING_S = 60.0
+# Fixed at the site, and long: a server that could shorten it would see single batches, and count the examples.
+PROGRESS_WINDOW_S = 60.0
 
 
-class CalledOffError(Exception):
-    """Nobody waits for the task any more."""
+class TaskAbortedError(Exception):
+    """The server no longer waits for the task that is being worked on."""
 
 
 @dataclass
 class DaemonStatus:
-    """What the daemon is doing; the heartbeat reads it.
+    """What the daemon is doing. The agent and its training write it, the heartbeat's thread and the metrics read it.
 
     Attributes:
         clock: monotonic seconds.
-        moved_at: when training last got on, by that clock.
+        progressed_at: when training last finished a batch, by that clock.
     """
 
     run: str = ""
     task_id: str = ""
-    round: int = 0  # of the task that has the task_id
+    round: int = 0  # of the task with `task_id`
     activity: Activity = Activity.IDLE
     steps: FitProgress = field(default_factory=FitProgress)
-    pace: Throughput = field(default_factory=Throughput)  # never in `progress`
-    called_off: str = ""  # the task_id that the server no longer waits for
-    heartbeat_s: float = 1.0  # the run's own, once there is a run
+    pace: Throughput = field(default_factory=Throughput)  # for the site's own metrics; never sent
+    aborted_task_id: str = ""  # the task that the server no longer waits for
+    heartbeat_s: float = 1.0  # replaced by the run's, once there is a run
     clock: Callable[[], float] = time.monotonic
-    moved_at: float = -math.inf
+    progressed_at: float = -math.inf
 
     def progress(self, bytes_moved: int, telemetry: Mapping[str, float] | None = None) -> Progress:
-        """For a heartbeat: of training, the epoch, and whether it moved within `MOVING_S`.
+        """The content of a heartbeat: of training only the epoch, and whether it got on within `PROGRESS_WINDOW_S`.
 
         Args:
-            telemetry: as far as the site's policy lets it pass.
+            bytes_moved: by the link, since the daemon's start.
+            telemetry: the numbers that the site's policy releases.
         """
-        moving, steps = self.activity is Activity.TRAINING and self.clock() - self.moved_at < MOVING_S, self.steps
+        recent = self.clock() - self.progressed_at < PROGRESS_WINDOW_S
+        making_progress, steps = self.activity is Activity.TRAINING and recent, self.steps
         return Progress(
-            self.task_id, self.activity, steps.epoch, steps.epochs, moving, bytes_moved, telemetry=telemetry or {}
+            self.task_id,
+            self.activity,
+            steps.epoch,
+            steps.epochs,
+            making_progress,
+            bytes_moved,
+            telemetry=telemetry or {},
         )
 
-    def at_work(self) -> dict[str, str | int]:
-        """For the log: run and round of the task that is worked on, if there is one."""
+    def log_fields(self) -> dict[str, str | int]:
+        """Run and round of the current task, for the log; empty while the daemon is idle."""
         return {"run": self.run, "round": self.round} if self.task_id else {}
 
     def check(self) -> None:
-        """Between batches: notes that training moves. Raises CalledOffError if the server called this task off."""
-        self.moved_at = self.clock()
-        if self.called_off and self.called_off == self.task_id:
-            raise CalledOffError
+        """Called by the training loop between batches.
+
+        Raises:
+            TaskAbortedError: the server no longer waits for this task.
+        """
+        self.progressed_at = self.clock()
+        if self.aborted_task_id and self.aborted_task_id == self.task_id:
+            raise TaskAbortedError
 
 
 class Heartbeat(threading.Thread):
-    """Beats while the daemon lives.
+    """Sends a heartbeat every `status.heartbeat_s` while the daemon works for a run.
 
     Args:
-        now: what the agent is doing; told here when the server called its task off.
-        bytes_moved: of this daemon so far.
-        telemetry: what the site's policy lets pass of its machine's numbers; else nothing is told of it.
+        status: what the agent is doing; the server's ABORT is stored in it.
+        bytes_moved: by the link, since the daemon's start.
+        telemetry: the numbers that the site's policy releases; None: none are sent.
     """
 
     def __init__(
         self,
         link: Link,
-        now: DaemonStatus,
+        status: DaemonStatus,
         bytes_moved: Callable[[], int],
         telemetry: Callable[[], ReleasedTelemetry] | None = None,
     ) -> None:
-        super().__init__(name="pulse", daemon=True)
-        self._link, self._now, self._bytes_moved, self._telemetry = link, now, bytes_moved, telemetry
+        # A daemon thread: a process that crashes must not live on by its heartbeats.
+        super().__init__(name="heartbeat", daemon=True)
+        self._link, self._status, self._bytes_moved, self._telemetry = link, status, bytes_moved, telemetry
         self._end = threading.Event()
 
     def run(self) -> None:
-        """Beat until stopped."""
-        while not self._end.wait(self._now.heartbeat_s):
-            if self._now.run:
+        """Send heartbeats until `stop`."""
+        while not self._end.wait(self._status.heartbeat_s):
+            if self._status.run:
                 numbers = self._telemetry().numbers if self._telemetry else {}
-                progress = self._now.progress(self._bytes_moved(), numbers)
-                if self._link.beat(self._now.run, progress) is Signal.ABORT:
-                    self._now.called_off = progress.task_id
+                progress = self._status.progress(self._bytes_moved(), numbers)
+                if self._link.beat(self._status.run, progress) is Signal.ABORT:
+                    # The task of that heartbeat: the agent may have taken another one in the meantime.
+                    self._status.aborted_task_id = progress.task_id
 
     def stop(self) -> None:
-        """End after the beat that is under way."""
+        """End the thread after the heartbeat that is being sent."""
         self._end.set()

@@ -1,7 +1,7 @@
-"""What a client daemon tells its site's Prometheus: names, labels and meanings are a public contract.
+"""A client daemon's metrics for its site's Prometheus; names, labels and meanings are a public contract.
 
-Nothing of it leaves the site but the numbers of `telemetry`, and those only as the site's policy says. A part is all
-that is told of what was released or refused: never a tensor's name, nor a value.
+They stay on the site, but for the numbers of `telemetry`, which the site's policy may release. Updates are counted by
+part only: no metric has the name or a value of a tensor.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from protofed.common.protocol.messages import Activity, Task
 from protofed.common.protocol.telemetry import Telemetry
 from protofed.common.version import VERSION
 
-ANSWERED_WITHIN_S = 180.0  # an idle daemon asks every few seconds, one that works beats
-WHOLE = "update"  # in place of a part: what concerns all of an update, or the run
-COARSE = 10**8  # bytes: what others write on the disk cannot be followed from outside, file by file
+ANSWERED_WITHIN_S = 180.0  # generous: an idle daemon asks every few seconds, a working one sends heartbeats
+WHOLE = "update"  # label in place of a part: a refusal of the whole update, or of the run
+COARSE = 10**8  # bytes; free space is rounded down to it, so that nobody outside can follow single files of others
 PARTS = sorted(set(Part) - NOT_ON_THE_WIRE)
 Values: TypeAlias = Mapping[tuple[str, ...], float]
 
@@ -65,21 +65,21 @@ METRICS = (PHASE, EPOCH, SAMPLES, STEP, GPU, REGISTERED, REFUSALS, RELEASED, DIS
 
 
 class ClientMetrics:
-    """What one daemon has counted since it started, and what can be read of it now, in a registry of its own.
+    """The counters of one daemon since its start, and gauges read at each scrape, in a registry of their own.
 
     Args:
-        now: what the daemon does.
-        answered_at: when the server last did what a call asked for, in monotonic seconds.
-        state: the folder whose disk is looked at; None: none is.
-        device: where it trains; GPU memory is told of a GPU only.
-        identity: whose certificate is looked at; None: plain text.
+        status: what the daemon is doing; None: idle.
+        answered_at: monotonic time of the last successful call to the server.
+        state: folder whose disk is measured; None: no disk metric.
+        device: where the daemon trains; a CPU has no memory metric.
+        identity: whose certificate's end is exported; None: plain text.
         clock: monotonic seconds.
     """
 
     def __init__(
         self,
         site: SiteId,
-        now: DaemonStatus | None = None,
+        status: DaemonStatus | None = None,
         answered_at: Callable[[], float] = lambda: -math.inf,
         state: Path | None = None,
         device: torch.device | None = None,
@@ -87,80 +87,81 @@ class ClientMetrics:
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._site, self._now, self._answered_at, self._clock = site, now or DaemonStatus(), answered_at, clock
+        self._site, self._status, self._answered_at, self._clock = site, status or DaemonStatus(), answered_at, clock
         self._state, self._device, self._identity = state, device, identity
-        self._counting = threading.Lock()
+        self._lock = threading.Lock()  # the agent's thread counts, Prometheus's and the heartbeat's read
+        # All labels from the start: a counter that appears with its first event hides that event from `increase`.
         self._refusals, self._bytes = Counter(dict.fromkeys([*PARTS, WHOLE], 0)), Counter(dict.fromkeys(PARTS, 0))
-        self._last = ("", "")
+        self._last_released = ("", "")  # task_id and digest
         self.registry = CollectorRegistry()
         self.registry.register(self)
         ProcessCollector(registry=self.registry)
 
-    def refused(self, why: PolicyViolationError) -> None:
-        """Something did not leave."""
-        part = why.part if isinstance(why, PolicyRefusedError) else None
-        with self._counting:
+    def count_refusal(self, violation: PolicyViolationError) -> None:
+        """Count an update, or a run, that the site's policy refused."""
+        part = violation.part if isinstance(violation, PolicyRefusedError) else None
+        with self._lock:
             self._refusals[part or WHOLE] += 1
 
-    def released(self, task: Task, released: Released) -> None:
-        """Something leaves; the same again, because an answer was lost, is not counted again."""
-        with self._counting:
-            if (update := (task.task_id, released.manifest.digest)) == self._last:
+    def count_release(self, task: Task, released: Released) -> None:
+        """Count the bytes of an update that is about to be uploaded; a repeated upload of it is not counted again."""
+        with self._lock:
+            if (update := (task.task_id, released.manifest.digest)) == self._last_released:
                 return
-            self._last = update
+            self._last_released = update
             for spec in released.manifest.tensors:
                 self._bytes[spec.part] += spec.nbytes
 
     def answered(self) -> bool:
-        """Whether the server did what a call asked for, and not long ago."""
+        """Whether a call to the server succeeded within `ANSWERED_WITHIN_S`."""
         return self._clock() - self._answered_at() < ANSWERED_WITHIN_S
 
     def telemetry(self) -> dict[str, float]:
-        """What may be measured of the machine and the daemon; what of it is sent is for the policy to say."""
-        with self._counting:
+        """Numbers of the machine and the daemon by name; `Policy.release_telemetry` decides which of them are sent."""
+        with self._lock:
             counted = {
                 Telemetry.POLICY_REFUSALS: float(self._refusals.total()),
                 Telemetry.BYTES_RELEASED: float(self._bytes.total()),
             }
         measured = {
             Telemetry.GPU_MEMORY_BYTES: self._gpu_memory(),
-            Telemetry.DISK_FREE_BYTES: _coarse(self._disk_free()),
-            Telemetry.STEP_SECONDS: self._now.pace.step_seconds,
+            Telemetry.DISK_FREE_BYTES: _rounded(self._disk_free()),
+            Telemetry.STEP_SECONDS: self._status.pace.step_seconds,
         }
         return {name.value: value for name, value in (counted | measured).items() if value is not None}
 
     def collect(self) -> Iterator[Family]:
-        """For the registry."""
+        """Called by the registry at each scrape."""
         for metric, values in self._values().items():
             yield metric.family({(self._site, *labels): value for labels, value in values.items()})
-        yield STEP.summary({(self._site,): (self._now.pace.steps, self._now.pace.seconds)})
+        yield STEP.summary({(self._site,): (self._status.pace.steps, self._status.pace.seconds)})
 
     def describe(self) -> Iterator[Family]:
-        """For the registry: names, without looking at anything."""
+        """Called by the registry when this collector is registered; without it, the registry would call `collect`."""
         return (metric.summary({}) if metric is STEP else metric.family({}) for metric in METRICS)
 
     def _values(self) -> dict[Metric, Values]:
-        """Gauges and counters by the labels behind the site's."""
-        now = self._now
-        with self._counting:
+        """Gauges and counters, by the labels that follow `site`; empty where there is nothing to measure."""
+        status = self._status
+        with self._lock:
             refusals, released = dict(self._refusals), dict(self._bytes)
         return {
-            PHASE: {(phase,): float(phase is now.activity) for phase in Activity},
-            EPOCH: {(): now.steps.epoch},
-            SAMPLES: {(): now.pace.examples},
-            GPU: _there(self._gpu_memory()),
+            PHASE: {(phase,): float(phase is status.activity) for phase in Activity},
+            EPOCH: {(): status.steps.epoch},
+            SAMPLES: {(): status.pace.examples},
+            GPU: _if_known(self._gpu_memory()),
             REGISTERED: {(): float(self.answered())},
             REFUSALS: {(part,): count for part, count in refusals.items()},
             RELEASED: {(part,): count for part, count in released.items()},
-            DISK_FREE: _there(self._disk_free()),
-            CERT_EXPIRY: _there(self._certificate_end()),
+            DISK_FREE: _if_known(self._disk_free()),
+            CERT_EXPIRY: _if_known(self._certificate_end()),
             BUILD: {(VERSION,): 1.0},
         }
 
     def _gpu_memory(self) -> float | None:
         if self._device is None or self._device.type != "cuda":
             return None
-        with contextlib.suppress(RuntimeError):  # a GPU that is lost has none to tell
+        with contextlib.suppress(RuntimeError):  # the GPU was lost; readiness says so
             return float(torch.cuda.memory_reserved(self._device))
         return None
 
@@ -173,9 +174,9 @@ class ClientMetrics:
         return None if self._identity is None else self._identity.now().certificate.not_after.timestamp()
 
 
-def _coarse(size: float | None) -> float | None:
+def _rounded(size: float | None) -> float | None:
     return None if size is None else size // COARSE * COARSE
 
 
-def _there(value: float | None) -> Values:
+def _if_known(value: float | None) -> Values:
     return {} if value is None else {(): value}

@@ -1,4 +1,4 @@
-"""What a site reports of a round: scores of its own model, as a trainer, and of the global one, as an evaluator."""
+"""The scores that a site reports for a round: of its own model as a trainer, of the global one as an evaluator."""
 
 from __future__ import annotations
 
@@ -15,49 +15,50 @@ from protofed.common.protocol.messages import Activity, Role, Scores, Task
 
 
 class Scorer:
-    """One site's."""
+    """Computes a site's scores; those of its own model once for each model."""
 
-    def __init__(self, site: Site, now: DaemonStatus, bases: BaseModelCache) -> None:
-        self._site, self._now, self._bases = site, now, bases
-        self._personal: tuple[tuple[str, int, Digest | None], Scores] | None = None  # of which model, and which
+    def __init__(self, site: Site, status: DaemonStatus, bases: BaseModelCache) -> None:
+        self._site, self._status, self._bases = site, status, bases
+        self._personal: tuple[tuple[str, int, Digest | None], Scores] | None = None  # which model's, and its scores
 
-    def forget(self) -> None:
-        """The site's own model is another one now."""
+    def clear(self) -> None:
+        """Forget the personal model's scores; called when a fit was settled."""
         self._personal = None
 
     def scores(self, run: PreparedRun, task: Task) -> Scores:
-        """All that the site's roles can tell."""
-        held = self._site.store.last_counted(task.run, task.round + 1)
+        """All scores that the site's roles give, by name; the policy still decides which of them leave."""
+        state = self._site.store.last_counted(task.run, task.round + 1)
         scores: dict[str, float] = {}
         if Role.TRAINER in self._site.roles:
-            scores |= self._of_personal(run, task, held)
+            scores |= self._trainer_scores(run, task, state)
         if Role.EVALUATOR in self._site.roles:
             self._install(run, task, SiteState())
             scores |= on_test(run.model, run.data, run.recipe)
         return scores
 
-    def _of_personal(self, run: PreparedRun, task: Task, held: SiteState) -> Scores:
-        """Of the site's own model, taken once for each model; and of the global one on the site's own test set."""
+    def _trainer_scores(self, run: PreparedRun, task: Task, state: SiteState) -> Scores:
+        """Scores of the site's own model, and of the global one on the site's own test set."""
+        # An "installed" personal model is made from the base, so another base makes another model.
         installed = run.method.personal == "installed"
-        model = (task.run, held.round, task.base_digest if installed else None)
-        if self._personal is None or self._personal[0] != model:
-            self._personal = model, self._taken(run, task, held, installed=installed)
-        found = dict(self._personal[1])
+        key = (task.run, state.round, task.base_digest if installed else None)
+        if self._personal is None or self._personal[0] != key:
+            self._personal = key, self._personal_scores(run, task, state, installed=installed)
+        scores = dict(self._personal[1])
         if not installed and run.data.local_test is not None:
             self._install(run, task, SiteState())
-            found |= on_local_test(run.model, run.data, run.recipe, "global")
-        return found
+            scores |= on_local_test(run.model, run.data, run.recipe, "global")
+        return scores
 
-    def _taken(self, run: PreparedRun, task: Task, held: SiteState, *, installed: bool) -> Scores:
-        if not installed and held.personal is None:
+    def _personal_scores(self, run: PreparedRun, task: Task, state: SiteState, *, installed: bool) -> Scores:
+        if not installed and state.personal is None:
             return {}
-        self._install(run, task, held)  # puts the method's own head in place
-        if not installed and held.personal is not None:
-            load(run.model.body, held.personal[Part.BODY])
-            load(run.model.head, held.personal[Part.HEAD])
+        self._install(run, task, state)  # also where the method replaces the head: the weights below need the right one
+        if not installed and state.personal is not None:
+            load(run.model.body, state.personal[Part.BODY])
+            load(run.model.head, state.personal[Part.HEAD])
         return of_personal(run.model, run.data, run.recipe)
 
-    def _install(self, run: PreparedRun, task: Task, held: SiteState) -> None:
-        base = self._bases.of(task)
-        self._now.activity = Activity.SCORING
-        run.method.install(run.local(self._site.name, task, held, self._now, NoCheckpoints()), base)
+    def _install(self, run: PreparedRun, task: Task, state: SiteState) -> None:
+        base = self._bases.get(task)
+        self._status.activity = Activity.SCORING
+        run.method.install(run.fit_context(self._site.name, task, state, self._status, NoCheckpoints()), base)

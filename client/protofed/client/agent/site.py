@@ -1,4 +1,4 @@
-"""A site as its agent knows it, and a run as far as the site has prepared for it."""
+"""A site and its resources, and a run that the site has checked and prepared."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from protofed.common.protocol.messages import MOST_BYTES, MOST_RECIPE_BYTES, Ass
 from protofed.common.version import VERSION
 
 log = structlog.get_logger()
-_ROUNDS: dict[TaskKind, Callable[[int], tuple[int, int]]] = {  # of a run with so many
+_ROUNDS: dict[TaskKind, Callable[[int], tuple[int, int]]] = {  # first and last valid round, by the run's rounds
     TaskKind.INITIALISE: lambda _: (0, 0),
     TaskKind.FIT: lambda rounds: (1, rounds),
     TaskKind.SCORE: lambda rounds: (1, rounds),
@@ -37,20 +37,20 @@ _ROUNDS: dict[TaskKind, Callable[[int], tuple[int, int]]] = {  # of a run with s
 
 
 def no_checkpoints(_: Task) -> AbstractContextManager[Checkpoints]:
-    """Of a site without a state folder, as in a simulation."""
+    """The checkpoints of a site without a state folder, as in a simulation: none."""
     return nullcontext(NoCheckpoints())
 
 
 @dataclass(frozen=True)
 class Site:
-    """Who this agent is and what it has.
+    """An agent's identity and resources.
 
     Attributes:
         load_data: the site's data, brought to the recipe's input; raises DataError.
-        build_model: a model on the device; a simulation shares one among its sites.
-        checkpoints: of a fit, as long as it is worked on.
-        preprocessing_digest: digest that every run's must equal; None: any run's that the server says rightly.
-        fit: what a task of that kind is; several processes may do it together.
+        build_model: a model on the site's device; the sites of a simulation share one.
+        checkpoints: opens the checkpoints of a fit and closes them after it.
+        preprocessing_digest: pinned in the site's settings: runs with another are refused; None: not pinned.
+        fit: runs a FIT task; replaced where several processes train together.
     """
 
     name: SiteId
@@ -68,17 +68,17 @@ class Site:
 
 @dataclass(frozen=True)
 class PreparedRun:
-    """One run, as far as this site has prepared for it."""
+    """A run that passed all checks of this site, with everything that its tasks need."""
 
     recipe: Recipe
     method: ClientMethod
     model: SplitModel
     data: SiteData
 
-    def local(
-        self, site: SiteId, task: Task, held: SiteState, now: DaemonStatus, checkpoints: Checkpoints
+    def fit_context(
+        self, site: SiteId, task: Task, state: SiteState, status: DaemonStatus, checkpoints: Checkpoints
     ) -> FitContext:
-        """What the method works on in one task; what the site holds stays as it is."""
+        """The context of one task for the method; the method may change its memory without changing `state`."""
         recipe = self.recipe
         return FitContext(
             site=site,
@@ -89,24 +89,28 @@ class PreparedRun:
             classes=recipe.classes,
             plan=recipe.plan,
             rng=seeded(recipe.seed, task.round, site, self.data.device),
-            memory={part: dict(tensors) for part, tensors in held.memory.items()},
-            steps=now.steps,
-            pace=now.pace,
-            check=now.check,
+            memory={part: dict(tensors) for part, tensors in state.memory.items()},
+            steps=status.steps,
+            pace=status.pace,
+            check=status.check,
             checkpoints=checkpoints,
         )
 
-    def background(self, site: Site, task: Task, received: Payload) -> GateContext:
-        """What the gate has to know to let an update of this task pass."""
+    def gate_context(self, site: Site, task: Task, received: Payload) -> GateContext:
+        """The facts by which the gate decides on an update of this task; they stay on the site.
+
+        Args:
+            received: the parts of the base that are in `GATE_INPUTS`.
+        """
         examples = np.bincount(self.data.train.labels.cpu().numpy(), minlength=self.recipe.classes)
         hides = site.policy.rules.hide_class_presence
         return GateContext(examples, received, run_secret(site.store.secret(), task.run) if hides else b"")
 
-    def check(self, task: Task) -> None:
-        """What a task says, beside what the wire's types say.
+    def check_task(self, task: Task) -> None:
+        """Check a task against the run; its types were checked when the message was unpacked.
 
         Raises:
-            TaskFailure: it is not a task of this run.
+            TaskFailedError: its round is not one of the run, or its base is larger than `MOST_BYTES`.
         """
         least, most = _ROUNDS[task.kind](self.recipe.rounds)
         if not least <= task.round <= most:
@@ -120,13 +124,13 @@ class PreparedRun:
 
 
 def prepare(site: Site, assignment: Assignment) -> PreparedRun:
-    """Check all that the server says before any of it is used, then load the data.
+    """Check everything that the server sent before any of it is used, then build the model and load the data.
 
     Raises:
-        TaskFailure: this site takes no part in the run; the reason is that of all its tasks.
+        TaskFailedError: this site takes no part in the run; all its tasks are declined by this error's reason.
     """
     try:
-        recipe = read(assignment)
+        recipe = read_recipe(assignment)
         check_preprocessing(recipe, assignment.preprocessing_digest, site.preprocessing_digest)
         method = client_methods.build(recipe.method.name, recipe.method.options, site.policy.rules.plugins)
         site.policy.admit(recipe.method.name, method.sends)
@@ -134,16 +138,16 @@ def prepare(site: Site, assignment: Assignment) -> PreparedRun:
         return PreparedRun(recipe, method, site.build_model(recipe), site.load_data(recipe))
     except FORESEEN as error:
         raise TaskFailedError(reason_of(error), str(error)) from error
-    except Exception as error:  # a driver, or a site's own model: the daemon lives
+    except Exception as error:  # from a driver, or a site's own model: keep the daemon alive
         log.exception("run failed to be prepared", run=assignment.run)
         raise TaskFailedError(reason_of(error), f"{type(error).__name__}: {error}") from error
 
 
-def read(assignment: Assignment) -> Recipe:
-    """The recipe that the server gave, every value of it checked.
+def read_recipe(assignment: Assignment) -> Recipe:
+    """Parse and validate the recipe that the server sent.
 
     Raises:
-        ConfigError: it cannot be used; nothing of it was.
+        ConfigError: it is too large or invalid, or contains a [data] table.
     """
     if (size := len(assignment.recipe.encode())) > MOST_RECIPE_BYTES:
         raise ConfigError(f"a recipe of {size} bytes: expected at most {MOST_RECIPE_BYTES}")
@@ -158,20 +162,22 @@ def read(assignment: Assignment) -> Recipe:
     return recipe
 
 
-def check_preprocessing(recipe: Recipe, told: str = "", pinned: str | None = None) -> None:
-    """That this software brings images to the model as the server's does, and as the site has it pinned.
+def check_preprocessing(recipe: Recipe, server_digest: str = "", pinned: str | None = None) -> None:
+    """Check that this software preprocesses images as the server's does, and as the site's settings pin it.
 
     Args:
-        told: the server's digest; empty, of an older server: not compared.
+        server_digest: the server's `Recipe.preprocessing_digest()`; empty: not compared.
+        pinned: `data.preprocessing_digest` of the settings; None: not pinned.
 
     Raises:
-        ConfigError: it does not; no image was read.
+        ConfigError: a digest differs; no image was read.
     """
     own = recipe.preprocessing_digest()
-    if told and told != own:
+    if server_digest and server_digest != own:
         raise ConfigError(
-            f"the server prepares images otherwise than this site's software for run {recipe.name} (digest "
-            f"{told[:16]}…, here {own[:16]}…): upgrade the older of the two, so that both have the same protofed"
+            f"the server prepares images otherwise than this site's software for run {recipe.name} "
+            f"(digest {server_digest[:16]}…, here {own[:16]}…): upgrade the older of the two, so that both have the "
+            "same protofed"
         )
     if pinned is not None and pinned != own:
         raise ConfigError(
@@ -182,17 +188,18 @@ def check_preprocessing(recipe: Recipe, told: str = "", pinned: str | None = Non
 
 
 def check_model(choice: NamedOptions, input_: Input, classes: int) -> None:
-    """That a model of the catalogue is not larger than a site takes one, before memory is asked for it.
+    """Check that a catalogue model is not larger than `MOST_BYTES`, before memory is allocated for it.
 
     Raises:
-        ConfigError: it is, or there is no such model.
+        ConfigError: it is larger, or there is no such model.
     """
-    if choice.name not in set(architectures) and is_plugin(PluginKind.MODEL, choice.name):  # its policy names it
-        return
+    if choice.name not in set(architectures) and is_plugin(PluginKind.MODEL, choice.name):
+        return  # the site's own code, which its policy names
     architecture = architectures.build(choice.name, choice.options)
-    if min(input_.shape[1:]) < architecture.smallest:  # `build` says so
-        return
+    if min(input_.shape[1:]) < architecture.smallest:
+        return  # `build_model` refuses it with a better message
     try:
+        # On the meta device parameters have shapes but no storage, so options that ask for terabytes cost nothing.
         with torch.device("meta"), torch.random.fork_rng(devices=[]):
             model = architecture.build(input_, classes)
         nbytes = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))

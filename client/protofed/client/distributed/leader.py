@@ -159,7 +159,7 @@ def _take_part(team: Team, call: Call, site: Site, run: PreparedRun | None) -> P
         raise ConfigError("a fit of a run that was not prepared")
     task = Task(**{**call.facts, "kind": TaskKind(call.facts["kind"])})
     received, memory = (codec.decode(team.give(None)) for _ in range(2))
-    local = run.local(site.name, task, SiteState(0, memory), DaemonStatus(), NoCheckpoints())
+    local = run.fit_context(site.name, task, SiteState(0, memory), DaemonStatus(), NoCheckpoints())
     _fit(team, run, local, received)
     return run
 

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from protofed.client.agent.failure_codes import reason_of
-from protofed.client.agent.heartbeat import CalledOffError
+from protofed.client.agent.heartbeat import TaskAbortedError
 from protofed.common.errors import FailureReason, TaskFailedError
 
 WELL, SHORT, CALLED_OFF, FAILED = 0, 1, 2, 3  # FAILED + the number of a reason
@@ -161,7 +161,7 @@ class Team:
 
 
 def _word(error: Exception) -> int:
-    if isinstance(error, CalledOffError):
+    if isinstance(error, TaskAbortedError):
         return CALLED_OFF
     reason = error.reason if isinstance(error, TaskFailedError) else reason_of(error)
     return FAILED + REASONS.index(reason)

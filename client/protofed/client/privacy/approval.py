@@ -1,6 +1,6 @@
-"""Which runs whoever answers for the site's data has approved: files of the state folder, one a run.
+"""The site's approvals of runs: files in the state folder, by run.
 
-The daemon writes down what it is offered; `protofed client approve` approves one recipe, by its digest.
+The daemon records the runs that the server offers; `protofed client approve` approves one recipe, by its digest.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from protofed.common.ids import check_id
 from protofed.common.protocol.messages import MOST_RECIPE_BYTES, Assignment
 from protofed.common.storage import files
 
-FOLDER = ".approvals"  # of the state folder; no run's name begins with a dot
+FOLDER = ".approvals"  # in the state folder; run names cannot begin with a dot
 OFFERED, APPROVED, DENIED = ".seen.json", ".json", ".denied.json"
-MOST_OFFERED = 100  # runs that are remembered: a server that invents some must not fill the disk
+MOST_OFFERED = 100  # offers stored: a server that invents runs must not fill the disk
 
 
 class ApprovalStatus(StrEnum):
-    """Of a run, at this site."""
+    """The status of a run at this site."""
 
     WAITING = "waiting"
     CHANGED = "changed since it was approved"
@@ -41,9 +41,9 @@ class Offer:
     """A run as the server offered it.
 
     Attributes:
-        recipe: its JSON, as it came.
-        digest: of that.
-        at: UTC, RFC 3339.
+        recipe: its JSON, byte for byte as received.
+        digest: BLAKE3-256 of that JSON.
+        at: when it was first offered with this recipe, UTC, RFC 3339.
     """
 
     run: str
@@ -54,7 +54,12 @@ class Offer:
 
 @dataclass(frozen=True)
 class Approval:
-    """What was approved: this very recipe."""
+    """An approval, or a denial, of one recipe.
+
+    Attributes:
+        digest: of the recipe's JSON: a run with another one needs another approval.
+        at: UTC, RFC 3339.
+    """
 
     run: str
     digest: str
@@ -65,61 +70,66 @@ _OFFER, _APPROVAL = TypeAdapter(Offer), TypeAdapter(Approval)
 
 
 class Approvals:
-    """Of one site. The daemon and the command line may use them at the same time.
+    """The approvals of one site. The daemon and the command line may use them at the same time: every write is atomic.
 
     Args:
-        folder: `FOLDER` of the site's state folder; made when it is first written to.
-        now: in UTC.
+        folder: `FOLDER` of the site's state folder; created by the first write.
+        now: the current time, UTC.
     """
 
     def __init__(self, folder: Path, now: Callable[[], datetime] = utc_now) -> None:
         self._folder, self._now = folder, now
 
-    def note(self, assignment: Assignment) -> None:
-        """Write down what the server offers, once."""
-        known = self._offer(check_id("run", assignment.run))
-        fresh = digest(assignment.recipe.encode())
-        if (known is None or known.digest != fresh) and len(assignment.recipe.encode()) <= MOST_RECIPE_BYTES:
-            offer = Offer(assignment.run, assignment.recipe, fresh, self._stamp())
+    def record_offer(self, assignment: Assignment) -> None:
+        """Record what the server offers, unless the same recipe is recorded; called at each enrolling.
+
+        Raises:
+            ProtocolError: the run's name is none.
+            StateError: it cannot be written.
+        """
+        recorded = self._read_offer(check_id("run", assignment.run))  # the name becomes a file's: check it first
+        offered = digest(assignment.recipe.encode())
+        if (recorded is None or recorded.digest != offered) and len(assignment.recipe.encode()) <= MOST_RECIPE_BYTES:
+            offer = Offer(assignment.run, assignment.recipe, offered, self._stamp())
             self._write(assignment.run + OFFERED, asdict(offer))
-            for old in self.offers()[:-MOST_OFFERED]:
-                (self._folder / (old.run + OFFERED)).unlink(missing_ok=True)
+            for oldest in self.offers()[:-MOST_OFFERED]:
+                (self._folder / (oldest.run + OFFERED)).unlink(missing_ok=True)
 
     def offers(self) -> list[Offer]:
-        """All runs that the server offered, the newest last."""
+        """All recorded offers, the newest last; unreadable ones are left out."""
         names = [path.name.removesuffix(OFFERED) for path in self._folder.glob(f"*{OFFERED}")]
         return sorted(
-            (offer for name in names if (offer := self._offer(name))), key=lambda offer: (offer.at, offer.run)
+            (offer for name in names if (offer := self._read_offer(name))), key=lambda offer: (offer.at, offer.run)
         )
 
     def offer(self, run: str) -> Offer:
-        """What the server offered as this run.
+        """The recorded offer of a run.
 
         Raises:
-            ConfigError: nothing yet.
+            ConfigError: there is none.
         """
-        found, runs = self._offer(check_id("run", run)), [offer.run for offer in self.offers()]
-        if found is None and not runs:
-            why = "was offered no run yet; start its daemon, or correct --state"
-            raise ConfigError(f"the site of {self._folder.parent} {why}")
-        if found is None:
+        offer, runs = self._read_offer(check_id("run", run)), [offer.run for offer in self.offers()]
+        if offer is None and not runs:
+            problem = "was offered no run yet; start its daemon, or correct --state"
+            raise ConfigError(f"the site of {self._folder.parent} {problem}")
+        if offer is None:
             raise unknown("run", run, runs)
-        return found
+        return offer
 
     def approve(self, offer: Offer) -> None:
-        """Take part in this run with this recipe, and no other; an earlier denial ends."""
+        """Approve the run with this recipe and no other; this replaces an earlier denial."""
         self._write(offer.run + APPROVED, asdict(Approval(offer.run, offer.digest, self._stamp())))
         (self._folder / (offer.run + DENIED)).unlink(missing_ok=True)
 
     def deny(self, offer: Offer) -> None:
-        """Take no part in this run, whatever its recipe and the policy, until it is approved."""
+        """Deny the run, whatever its recipe and even under a policy that approves automatically; `approve` lifts it."""
         self._write(offer.run + DENIED, asdict(Approval(offer.run, offer.digest, self._stamp())))
 
     def status(self, run: str, recipe: str) -> ApprovalStatus:
-        """Of a run with this recipe; an approval that cannot be read is none.
+        """The status of a run with this recipe (its JSON). An approval that cannot be read counts as none.
 
         Raises:
-            StateError: whether the run was denied cannot be told, because the folder cannot be read.
+            StateError: the folder cannot be read, so the run may have been denied.
         """
         try:
             (self._folder / (check_id("run", run) + DENIED)).stat()
@@ -136,13 +146,13 @@ class Approvals:
             return ApprovalStatus.APPROVED if same else ApprovalStatus.CHANGED
         return ApprovalStatus.WAITING
 
-    def _offer(self, run: str) -> Offer | None:
+    def _read_offer(self, run: str) -> Offer | None:
         with contextlib.suppress(OSError, ValidationError):
             return _OFFER.validate_json((self._folder / (run + OFFERED)).read_bytes())
         return None
 
-    def _write(self, name: str, facts: dict[str, str]) -> None:
-        files.write(self._folder / name, json.dumps(facts).encode())
+    def _write(self, name: str, record: dict[str, str]) -> None:
+        files.write(self._folder / name, json.dumps(record).encode())
 
     def _stamp(self) -> str:
         return f"{self._now():%Y-%m-%dT%H:%M:%SZ}"

@@ -1,4 +1,4 @@
-"""The site's gate. It belongs to the site and fails closed: what the policy does not name does not leave."""
+"""The gate: everything that leaves a site passes its policy. It fails closed: what no rule names stays."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _GATE = object()
 
 @dataclass(frozen=True)
 class Released:
-    """An update that the policy let pass, as bytes; only `Policy.release` makes one."""
+    """An update that the policy released, as bytes. Only `Policy.release` can make one, so links need not check."""
 
     manifest: Manifest
     data: bytes = field(repr=False)
     metrics: Scores
     weight: float | None
-    _gate: InitVar[object] = None  # not kept: `dataclasses.replace` makes no other one of it
+    _gate: InitVar[object] = None  # an InitVar is not stored, so `dataclasses.replace` cannot copy it
 
     def __post_init__(self, _gate: object) -> None:
         if _gate is not _GATE:
@@ -37,7 +37,7 @@ class Released:
 
 @dataclass(frozen=True)
 class ReleasedScores:
-    """Scores that the policy let pass; only `Policy.release_scores` makes one."""
+    """Scores that the policy released; only `Policy.release_scores` can make one."""
 
     scores: Scores
     _gate: InitVar[object] = None
@@ -49,7 +49,7 @@ class ReleasedScores:
 
 @dataclass(frozen=True)
 class ReleasedTelemetry:
-    """Numbers of the site's machine that the policy let pass; only `Policy.release_telemetry` makes one."""
+    """Numbers of the site's machine that the policy released; only `Policy.release_telemetry` can make one."""
 
     numbers: Mapping[str, float]
     _gate: InitVar[object] = None
@@ -61,60 +61,66 @@ class ReleasedTelemetry:
 
 @dataclass(frozen=True)
 class Policy:
-    """What may leave this site."""
+    """Decides what may leave this site."""
 
     rules: PolicyRules
 
     @classmethod
     def read(cls, path: Path) -> Policy:
-        """The policy of a file.
+        """Read a policy file (TOML).
 
         Raises:
-            PolicyViolation: there is no such file: no policy, no participation.
-            ConfigError: it cannot be read or understood.
+            PolicyViolationError: there is no such file: no policy, no participation.
+            ConfigError: it cannot be read, or is invalid.
         """
         try:
-            there = path.is_file()
+            exists = path.is_file()
         except OSError as error:
             raise ConfigError(f"cannot read {path}: {error.strerror}; expected the site's policy") from error
-        if not there:
+        if not exists:
             raise PolicyViolationError(
                 f"no policy at {path}: a site takes part only under a policy of its own; "
                 "start from one in deploy/policies and name it with --policy"
             )
         rules = read_toml(path, PolicyRules)
-        if refused := rules.parts & NOT_ON_THE_WIRE:
-            raise ConfigError(f"{path}: part '{min(refused)}' exists only in simulations; remove it")
+        if simulated := rules.parts & NOT_ON_THE_WIRE:
+            raise ConfigError(f"{path}: part '{min(simulated)}' exists only in simulations; remove it")
         return cls(rules)
 
     def admit(self, method: str, sends: frozenset[Part]) -> None:
-        """Refuse a run before anything is trained for it.
+        """Check a run's method before anything is trained for it.
+
+        Args:
+            sends: the parts that the method's updates have.
 
         Raises:
-            PolicyViolation: naming the rule.
+            PolicyRefusedError: naming the rule.
         """
         if method not in self.rules.methods:
             allowed = ", ".join(sorted(self.rules.methods))
             raise PolicyRefusedError("methods", f"method '{method}' is not in this site's policy (methods: {allowed})")
         for part in sorted(sends):
             if part not in self.rules.parts:
-                why = f"method '{method}' sends '{part}', which is not in this site's policy (parts)"
-                raise PolicyRefusedError("parts", why, part=part)
-            if (untold := update_checks.untold(self.rules, part)) is not None:
-                raise PolicyRefusedError(*untold, part=part)
+                text = f"method '{method}' sends '{part}', which is not in this site's policy (parts)"
+                raise PolicyRefusedError("parts", text, part=part)
+            if (refusal := update_checks.refusal_of_part(self.rules, part)) is not None:
+                raise PolicyRefusedError(*refusal, part=part)
 
-    def release(self, update: Update, background: GateContext | None = None) -> Released:
-        """Let an update pass, as far as the rules say so: with only the scalars that they name, without prototypes of
-        classes that have too few examples, with decoys where the site hides its classes.
+    def release(self, update: Update, context: GateContext | None = None) -> Released:
+        """Check an update, remove and disguise what the rules demand, and encode the rest.
+
+        Of the scalars, those stay that the rules do not name; prototypes of classes with too few examples stay, too;
+        a site that hides its classes sends decoys in their place.
 
         Args:
-            background: what the gate has to know for that; without it, an update that needs it is refused.
+            context: facts about the site that some rules need; None: an update that needs them is refused.
 
         Raises:
-            Refusal: naming the rule; nothing of the update has left.
+            PolicyRefusedError: naming the rule; nothing of the update has left.
         """
         update_checks.check(self.rules, update.payload)
-        leaving = update_checks.disguise(self.rules, update.payload, background)
+        leaving = update_checks.disguise(self.rules, update.payload, context)
+        # Sizes last: decoys count, and withheld rows do not.
         update_checks.check_tensor_sizes(self.rules, leaving)
         data = codec.encode(leaving)
         update_checks.check_size(self.rules, len(data))
@@ -123,11 +129,11 @@ class Policy:
         return Released(manifest, data, self._named(update.metrics), weight, _GATE)
 
     def release_scores(self, scores: Scores) -> ReleasedScores:
-        """Let the scores pass that the policy names."""
+        """The scores that the policy names; the others stay."""
         return ReleasedScores(self._named(scores), _GATE)
 
     def release_telemetry(self, measured: Mapping[str, float]) -> ReleasedTelemetry:
-        """Let the numbers of the site's machine pass that the policy names; one that is none stays, too."""
+        """The numbers that the policy names; of these, negative and non-finite ones stay, too."""
         named = {name.value: measured[name] for name in sorted(self.rules.telemetry) if name in measured}
         return ReleasedTelemetry(
             {name: value for name, value in named.items() if math.isfinite(value) and value >= 0}, _GATE

@@ -1,4 +1,4 @@
-"""A site's policy, as its file says it."""
+"""The keys of a site's policy file."""
 
 from __future__ import annotations
 

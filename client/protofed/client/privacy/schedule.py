@@ -1,4 +1,4 @@
-"""When a site takes tasks: windows of the week, in UTC."""
+"""When a site takes tasks: weekly windows, in UTC."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from protofed.common.config.table import StrictModel
 
 
 class Day(StrEnum):
-    """Of the week, in its order."""
+    """A day of the week; the order is that of `datetime.weekday`."""
 
     MON = "mon"
     TUE = "tue"
@@ -28,7 +28,7 @@ DAYS = tuple(Day)
 
 
 class Window(StrictModel):
-    """From one time of the day until another; `until` that is not later is one of the next day."""
+    """A daily window of time, which may last over midnight."""
 
     days: Annotated[frozenset[Day], Field(min_length=1)] = frozenset(DAYS)  # on which it begins
     begins: Annotated[time, Field(alias="from")]  # 20:00, in UTC
@@ -41,20 +41,22 @@ class Window(StrictModel):
             raise ValueError("expected a time without a zone, as 20:00: schedules are in UTC")
         return value
 
-    def holds(self, now: datetime) -> bool:
-        """Whether `now`, in UTC, lies in it."""
-        return any(begin <= now < end for begin, end in map(self._of, (now, now - timedelta(days=1))) if begin)
+    def contains(self, now: datetime) -> bool:
+        """Whether `now`, UTC, is in the window."""
+        days = (now, now - timedelta(days=1))  # a window that began yesterday may last until today
+        return any(begin <= now < end for begin, end in map(self._on, days) if begin)
 
-    def next(self, now: datetime) -> datetime:
-        """When it begins next."""
+    def next_begin(self, now: datetime) -> datetime:
+        """When the window begins next, at `now` (UTC) at the earliest."""
+        # Eight days: today's window may have begun already, and its day come again only in a week.
         days = (now + timedelta(days=ahead) for ahead in range(8))
-        return min(begin for begin, _ in map(self._of, days) if begin and begin >= now)
+        return min(begin for begin, _ in map(self._on, days) if begin and begin >= now)
 
-    def _of(self, day: datetime) -> tuple[datetime | None, datetime]:
-        """Begin and end of the one that begins on this day, if one does."""
+    def _on(self, day: datetime) -> tuple[datetime | None, datetime]:
+        """Begin and end of the window of this day; the begin is None if the day is not one of `days`."""
         begin, end = (datetime.combine(day, at, day.tzinfo) for at in (self.begins, self.until))
-        ends = end if end > begin else end + timedelta(days=1)
-        return (begin if DAYS[day.weekday()] in self.days else None), ends
+        end += timedelta(days=0 if end > begin else 1)
+        return (begin if DAYS[day.weekday()] in self.days else None), end
 
     def __str__(self) -> str:
         days = "daily" if len(self.days) == len(DAYS) else ", ".join(day for day in DAYS if day in self.days)
@@ -62,10 +64,10 @@ class Window(StrictModel):
 
 
 def is_open(schedule: Sequence[Window], now: datetime) -> bool:
-    """Whether a site takes tasks at this time, in UTC; always, if it has no schedule."""
-    return not schedule or any(window.holds(now) for window in schedule)
+    """Whether a site takes tasks at `now`, UTC; always, if the schedule is empty."""
+    return not schedule or any(window.contains(now) for window in schedule)
 
 
-def opens(schedule: Sequence[Window], now: datetime) -> datetime:
-    """When a closed site takes tasks again."""
-    return min(window.next(now) for window in schedule)
+def next_opening(schedule: Sequence[Window], now: datetime) -> datetime:
+    """When a site that takes no tasks at `now`, UTC, takes them again; its schedule is not empty."""
+    return min(window.next_begin(now) for window in schedule)

@@ -1,4 +1,4 @@
-"""A site's secret: random bytes in its state folder, which nobody else may read and which never leave it."""
+"""A site's secret: random bytes in its state folder, readable by the daemon's user only, which never leave it."""
 
 from __future__ import annotations
 
@@ -10,18 +10,19 @@ from pathlib import Path
 from protofed.common.errors import StateError
 from protofed.common.storage import files
 
-FILE, BYTES = ".secret", 32  # no run's name begins with a dot
+FILE, BYTES = ".secret", 32  # run names cannot begin with a dot
 
 
 def load_or_create(folder: Path) -> bytes:
-    """The folder's, made when it is first asked for.
+    """The secret of a state folder, `BYTES` long; created if there is none.
 
     Raises:
-        StateError: it is damaged, and no other one may take its place silently; or it cannot be written.
+        StateError: it cannot be read or written, or is damaged. It is never replaced silently: decoys drawn from
+            another secret would differ from those of earlier rounds, and give the hidden classes away.
     """
     path = folder / FILE
     if not path.exists():
-        _make(path)
+        _create(path)
     try:
         secret = path.read_bytes()
     except OSError as error:
@@ -31,7 +32,8 @@ def load_or_create(folder: Path) -> bytes:
     return secret
 
 
-def _make(path: Path) -> None:
+def _create(path: Path) -> None:
+    # Not `files.write`: the mode must be 0600 before the first byte is in the file.
     temporary = path.with_name(f"{files.TEMPORARY}{path.name}-{secrets.token_hex(4)}")
     try:
         handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

@@ -1,4 +1,4 @@
-"""What the gate does with an update, rule by rule: pure functions that refuse, withhold or disguise."""
+"""The policy's rules on updates, one pure function each: they refuse an update, or withhold or disguise parts of it."""
 
 from __future__ import annotations
 
@@ -12,35 +12,35 @@ from protofed.client.privacy.rules import PolicyRules
 from protofed.common.errors import PolicyViolationError
 from protofed.common.payload import Array, Part, Payload, Tensors
 
-LOOKED_AT = frozenset({Part.PROTOTYPES})  # of what was received
-# Say which classes a site has, and nothing else.
-TELLING = frozenset({Part.CLASS_PRESENCE, Part.CLASS_SHARES, Part.LABEL_DISTRIBUTION})
+GATE_INPUTS = frozenset({Part.PROTOTYPES})  # parts of the base that the rules need
+# Parts that consist of nothing but which classes a site has, or how many examples of each.
+CLASS_REVEALING = frozenset({Part.CLASS_PRESENCE, Part.CLASS_SHARES, Part.LABEL_DISTRIBUTION})
 
 
 class PolicyRefusedError(PolicyViolationError):
-    """An update that may not leave.
+    """The policy refuses an update or a run.
 
     Args:
-        rule: the key of the policy.
-        what: what it refuses, and why.
-        tensor: which one, `part/name`, if it is one.
-        part: which one, if it is about one: the tensor's, or as given.
+        rule: the policy's key.
+        text: what is refused and why; names the rule.
+        tensor: `part/name`, if a single tensor is refused.
+        part: the part that is refused, if there is one; taken from `tensor` if that is given.
     """
 
-    def __init__(self, rule: str, what: str, tensor: str | None = None, part: Part | None = None) -> None:
-        super().__init__(what)
+    def __init__(self, rule: str, text: str, tensor: str | None = None, part: Part | None = None) -> None:
+        super().__init__(text)
         self.rule, self.tensor = rule, tensor
         self.part = Part(tensor.partition("/")[0]) if tensor else part
 
 
 @dataclass(frozen=True)
 class GateContext:
-    """What the gate looks at and never sends.
+    """Facts about the site that the rules need; they never leave it, nor appear in a `repr`.
 
     Attributes:
-        examples: how many the site trains on, by class, [C] int64.
-        received: what the fit started from, as far as it is `LOOKED_AT`.
-        secret: of this run alone, from what only the site knows; decoys are drawn from it.
+        examples: number of training examples by class, [C] int64.
+        received: the base's parts that are in `GATE_INPUTS`.
+        secret: `decoys.run_secret` of this run; empty where the site does not hide its classes.
     """
 
     examples: Array = field(repr=False)
@@ -53,53 +53,53 @@ Disguise = Callable[[PolicyRules, Payload, GateContext | None], Payload]
 
 
 def check(rules: PolicyRules, payload: Payload) -> None:
-    """All that can be said of an update before it is disguised.
+    """Run all `CHECKS` on an update as the method made it.
 
     Raises:
-        Refusal: naming the rule.
+        PolicyRefusedError: naming the rule.
     """
-    for one in CHECKS:
-        one(rules, payload)
+    for check_rule in CHECKS:
+        check_rule(rules, payload)
 
 
-def disguise(rules: PolicyRules, payload: Payload, background: GateContext | None) -> Payload:
-    """What leaves of an update that passed `check`.
+def disguise(rules: PolicyRules, payload: Payload, context: GateContext | None) -> Payload:
+    """Run all `DISGUISES` on an update that passed `check`; returns what may leave.
 
     Raises:
-        Refusal: the gate has not been told what it has to know for that.
+        PolicyRefusedError: a rule needs the context, and there is none; or a part has not the shape that it needs.
     """
-    for one in DISGUISES:
-        payload = one(rules, payload, background)
+    for disguise_part in DISGUISES:
+        payload = disguise_part(rules, payload, context)
     return payload
 
 
 def check_parts(rules: PolicyRules, payload: Payload) -> None:
-    """`parts` names every part."""
+    """Rule `parts`: it names every part of the update."""
     for part in sorted(payload):
         if part not in rules.parts:
             raise PolicyRefusedError("parts", f"part '{part}' is not in this site's policy (parts)", part=part)
 
 
-def check_telling(rules: PolicyRules, payload: Payload) -> None:
-    """Nothing that is about classes alone is beside the rules that are about classes."""
+def check_class_revealing(rules: PolicyRules, payload: Payload) -> None:
+    """Rules `class_distribution_estimate` and `hide_class_presence`, on parts that they refuse as a whole."""
     for part in sorted(payload):
-        if (why := untold(rules, part)) is not None:
-            raise PolicyRefusedError(*why, part=part)
+        if (refusal := refusal_of_part(rules, part)) is not None:
+            raise PolicyRefusedError(*refusal, part=part)
 
 
-def untold(rules: PolicyRules, part: Part) -> tuple[str, str] | None:
-    """The rule by which a part that `parts` names stays all the same, and why."""
+def refusal_of_part(rules: PolicyRules, part: Part) -> tuple[str, str] | None:
+    """The rule that refuses a part although `parts` names it, and the reason; None: no rule does."""
     if part is Part.CLASS_SHARES and not rules.class_distribution_estimate:
-        why = "is an estimate of the class distribution, which this site's policy does not let out"
-        return "class_distribution_estimate", f"part '{part}' {why} (class_distribution_estimate)"
-    if part in TELLING and rules.hide_class_presence:
-        why = "says which classes the site has, and nothing else: there is no way to send it and to hide them"
-        return "hide_class_presence", f"part '{part}' {why} (hide_class_presence)"
+        reason = "is an estimate of the class distribution, which this site's policy does not let out"
+        return "class_distribution_estimate", f"part '{part}' {reason} (class_distribution_estimate)"
+    if part in CLASS_REVEALING and rules.hide_class_presence:
+        reason = "says which classes the site has, and nothing else: there is no way to send it and to hide them"
+        return "hide_class_presence", f"part '{part}' {reason} (hide_class_presence)"
     return None
 
 
 def check_dtypes(rules: PolicyRules, payload: Payload) -> None:
-    """`dtypes` names every tensor's."""
+    """Rule `dtypes`: it names the dtype of every tensor."""
     for path, tensor in _tensors(payload):
         if tensor.dtype.name not in rules.dtypes:
             allowed = ", ".join(sorted(rules.dtypes)) or "none"
@@ -109,14 +109,14 @@ def check_dtypes(rules: PolicyRules, payload: Payload) -> None:
 
 
 def check_finite(_: PolicyRules, payload: Payload) -> None:
-    """Every number is one."""
+    """Not a key of the policy: an update with NaN or infinities never leaves."""
     for path, tensor in _tensors(payload):
         if tensor.dtype.kind == "f" and not np.isfinite(tensor).all():
             raise PolicyRefusedError("finite", f"{path} has values that are not finite; nothing was sent", path)
 
 
 def check_tensor_sizes(rules: PolicyRules, payload: Payload) -> None:
-    """No tensor is above `max_tensor_mb`."""
+    """Rule `max_tensor_mb`, in units of 10^6 bytes."""
     for path, tensor in _tensors(payload):
         if tensor.nbytes > rules.max_tensor_mb * 1e6:
             size, most = f"{tensor.nbytes / 1e6:.1f} MB", f"max_tensor_mb = {rules.max_tensor_mb:g}"
@@ -124,73 +124,78 @@ def check_tensor_sizes(rules: PolicyRules, payload: Payload) -> None:
 
 
 def check_size(rules: PolicyRules, nbytes: int) -> None:
-    """All together is not above `max_update_mb`."""
+    """Rule `max_update_mb`, in units of 10^6 bytes, on the encoded update of `nbytes`."""
     if nbytes > rules.max_update_mb * 1e6:
         size, most = f"{nbytes / 1e6:.1f} MB", f"max_update_mb = {rules.max_update_mb:g}"
         raise PolicyRefusedError("max_update_mb", f"an update of {size} is above this site's {most}")
 
 
-def disguise_presence(rules: PolicyRules, payload: Payload, background: GateContext | None) -> Payload:
-    """A class with too few examples is one that the site does not have."""
+def disguise_presence(rules: PolicyRules, payload: Payload, context: GateContext | None) -> Payload:
+    """Rule `min_samples_per_class` on class-presence, [C]: clear the flags of classes with fewer examples."""
     if Part.CLASS_PRESENCE not in payload or rules.min_samples_per_class == 1:
         return payload
-    there = _present(rules, _known(background, "min_samples_per_class"))
+    present = _present(rules, _require(context, "min_samples_per_class"))
     return {
         **payload,
         Part.CLASS_PRESENCE: {
-            name: np.where(there, flags, np.zeros_like(flags))
+            name: np.where(present, flags, np.zeros_like(flags))
             for name, flags in payload[Part.CLASS_PRESENCE].items()
-            if _is_of_classes(flags, there)
+            if _has_class_shape(flags, present)
         },
     }
 
 
-def disguise_prototypes(rules: PolicyRules, payload: Payload, background: GateContext | None) -> Payload:
-    """Prototypes of classes with too few examples stay; where classes are hidden, all that are not there get decoys."""
+def disguise_prototypes(rules: PolicyRules, payload: Payload, context: GateContext | None) -> Payload:
+    """Rules `min_samples_per_class` and `hide_class_presence` on prototypes, one row [D] a class.
+
+    Rows of classes with fewer examples stay; with `hide_class_presence` decoys of all missing classes leave instead.
+    """
     prototypes = payload.get(Part.PROTOTYPES)
     if prototypes is None or (rules.min_samples_per_class == 1 and not rules.hide_class_presence):
         return payload
-    known = _known(background, "hide_class_presence" if rules.hide_class_presence else "min_samples_per_class")
-    there = _present(rules, known)
-    made = _rows(prototypes, len(there))
-    own = {c: row for c, row in made.items() if there[c]}
+    context = _require(context, "hide_class_presence" if rules.hide_class_presence else "min_samples_per_class")
+    present = _present(rules, context)
+    rows = _rows(prototypes, len(present))
+    leaving = {c: row for c, row in rows.items() if present[c]}
     if rules.hide_class_presence:
-        own |= _decoys(own, made, there, known)
-    return {**payload, Part.PROTOTYPES: {str(c): own[c] for c in sorted(own)}}
+        leaving |= _decoys(leaving, rows, present, context)
+    return {**payload, Part.PROTOTYPES: {str(c): leaving[c] for c in sorted(leaving)}}
 
 
 def disguise_counters(rules: PolicyRules, payload: Payload, _: GateContext | None) -> Payload:
-    """Counters of steps are zeros: with the epochs and the batch size they tell the number of examples."""
+    """Rule `example_count`: zero all step counters, which with epochs and batch size give the number of examples."""
     if rules.example_count:
         return payload
     return {
-        part: {name: np.zeros_like(array) if _counts(name, array) else array for name, array in tensors.items()}
+        part: {name: np.zeros_like(array) if _may_be_counter(name, array) else array for name, array in tensors.items()}
         for part, tensors in payload.items()
     }
 
 
-def _counts(name: str, array: Array) -> bool:
-    """Any single whole number may be a counter, whatever its name; BatchNorm's, in stacked models, are several."""
+def _may_be_counter(name: str, array: Array) -> bool:
+    # Any single integer, whatever its name; BatchNorm's counters have more than one element in stacked models.
     return array.dtype.kind != "f" and (array.size == 1 or name.endswith("num_batches_tracked"))
 
 
-def _decoys(own: dict[int, Array], made: dict[int, Array], there: Array, known: GateContext) -> dict[int, Array]:
-    shapes = {row.shape for row in made.values()}
+def _decoys(own: dict[int, Array], rows: dict[int, Array], present: Array, context: GateContext) -> dict[int, Array]:
+    """Decoys for the classes that are not in `own`; `rows` gives the shape of prototypes even if `own` is empty."""
+    shapes = {row.shape for row in rows.values()}
+    # The server chose what was received: rows of other shapes or without finite numbers must not make decoys.
     received = {
         c: row
-        for c, row in by_class(known.received.get(Part.PROTOTYPES, {})).items()
-        if c < len(there) and row.shape in (shapes or {row.shape}) and np.isfinite(row).all()
+        for c, row in by_class(context.received.get(Part.PROTOTYPES, {})).items()
+        if c < len(present) and row.shape in (shapes or {row.shape}) and np.isfinite(row).all()
     }
     if not own and not received:
-        why = "no class has examples enough for a prototype, and none was received to make decoys of"
-        raise PolicyRefusedError("hide_class_presence", f"{why} (hide_class_presence, min_samples_per_class)")
-    if not known.secret:
+        reason = "no class has examples enough for a prototype, and none was received to make decoys of"
+        raise PolicyRefusedError("hide_class_presence", f"{reason} (hide_class_presence, min_samples_per_class)")
+    if not context.secret:
         raise PolicyRefusedError("hide_class_presence", "decoys need a secret of the site's own (hide_class_presence)")
-    return decoys(own, sorted(set(range(len(there))) - own.keys()), received, known.secret)
+    return decoys(own, sorted(set(range(len(present))) - own.keys()), received, context.secret)
 
 
 def _rows(prototypes: Tensors, classes: int) -> dict[int, Array]:
-    """By class; a tensor that is no class's row could tell anything."""
+    """Rows [D] by class. Any other tensor is refused: the rules cannot say what it reveals."""
     for name, tensor in prototypes.items():
         if not name.isdecimal() or int(name) >= classes or tensor.ndim != 1:
             path, expected = f"{Part.PROTOTYPES}/{name}", f"one row for each class from 0 to {classes - 1}"
@@ -200,30 +205,31 @@ def _rows(prototypes: Tensors, classes: int) -> dict[int, Array]:
     return {int(name): row for name, row in prototypes.items()}
 
 
-def _is_of_classes(flags: Array, there: Array) -> bool:
-    if flags.shape != there.shape:
-        path, shapes = f"{Part.CLASS_PRESENCE}", f"{list(flags.shape)}: expected {list(there.shape)}, a flag a class"
+def _has_class_shape(flags: Array, present: Array) -> bool:
+    """True, or PolicyRefusedError."""
+    if flags.shape != present.shape:
+        path, shapes = f"{Part.CLASS_PRESENCE}", f"{list(flags.shape)}: expected {list(present.shape)}, a flag a class"
         raise PolicyRefusedError("min_samples_per_class", f"{path} is {shapes}", path)
     return True
 
 
-def _present(rules: PolicyRules, known: GateContext) -> Array:
-    return np.asarray(known.examples >= rules.min_samples_per_class)
+def _present(rules: PolicyRules, context: GateContext) -> Array:
+    """[C] bool: which classes have enough examples to be shown."""
+    return np.asarray(context.examples >= rules.min_samples_per_class)
 
 
-def _known(background: GateContext | None, rule: str) -> GateContext:
-    if background is None:
-        raise PolicyRefusedError(
-            rule, f"the gate was not told what the site has, so that it lets no class pass ({rule})"
-        )
-    return background
+def _require(context: GateContext | None, rule: str) -> GateContext:
+    if context is None:
+        raise PolicyRefusedError(rule, f"the gate does not know the site's classes, so no class may leave ({rule})")
+    return context
 
 
 def _tensors(payload: Payload) -> Iterator[tuple[str, Array]]:
+    """`part/name` and tensor, in a fixed order, so that the same update is always refused for the same tensor."""
     for part in sorted(payload):
         for name in sorted(payload[part]):
             yield f"{part}/{name}", payload[part][name]
 
 
-CHECKS: tuple[Check, ...] = (check_parts, check_telling, check_dtypes, check_finite)
+CHECKS: tuple[Check, ...] = (check_parts, check_class_revealing, check_dtypes, check_finite)
 DISGUISES: tuple[Disguise, ...] = (disguise_presence, disguise_prototypes, disguise_counters)

@@ -182,10 +182,10 @@ def _approvals(state: Path) -> Approvals:
 
 
 def _recipe(offer: Offer) -> Recipe:
-    from protofed.client.agent.site import read
+    from protofed.client.agent.site import read_recipe
     from protofed.common.protocol.messages import Assignment
 
-    return read(Assignment(offer.run, offer.recipe))
+    return read_recipe(Assignment(offer.run, offer.recipe))
 
 
 def _row(approvals: Approvals, offer: Offer) -> dict[str, str | int]:

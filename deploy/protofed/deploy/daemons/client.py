@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from protofed.client.agent.agent import Agent
     from protofed.client.agent.heartbeat import Heartbeat
     from protofed.client.agent.metrics import ClientMetrics
-    from protofed.client.agent.readiness import Loading
+    from protofed.client.agent.readiness import SiteDataLoader
     from protofed.client.agent.site import Site
     from protofed.client.data.site_data import SiteData
     from protofed.client.privacy.policy import Policy
@@ -90,7 +90,7 @@ def run_client(settings: ClientSettings, *, until_finished: bool, give_up_after_
     with stoppable(), ExitStack() as stack:
         distribute = stack.enter_context(client_ranks.leading(launch, device))
         store, status = DiskStore(settings.state), DaemonStatus()
-        setup.bind_fields(lambda: {"site": settings.site, **status.at_work()})
+        setup.bind_fields(lambda: {"site": settings.site, **status.log_fields()})
         stack.callback(store.close)
         journal = Journal(settings.state / FILE)
         stack.callback(journal.close)
@@ -106,7 +106,7 @@ def run_client(settings: ClientSettings, *, until_finished: bool, give_up_after_
             audit=audit,
             downloads=store.downloads,
             give_up_after_s=give_up_after_s,
-            on_release=metrics.released,
+            on_release=metrics.count_release,
         )
         _start_heartbeat(
             Heartbeat(link, status, lambda: link.bytes_moved, lambda: policy.release_telemetry(metrics.telemetry())),
@@ -116,7 +116,7 @@ def run_client(settings: ClientSettings, *, until_finished: bool, give_up_after_
         _log_start(settings, identity)
         load = _monitored_loading(settings, identity, metrics, device, stack)
         site = distribute(_site(settings, policy, store, device, load))
-        agent = Agent(site, link, status, refused=lambda task, error: _refused(metrics, audit, task, error))
+        agent = Agent(site, link, status, on_refusal=lambda task, error: _refused(metrics, audit, task, error))
         _take_part(agent, until_finished=until_finished)
 
 
@@ -133,11 +133,11 @@ def _monitored_loading(
     metrics: ClientMetrics,
     device: torch.device,
     stack: ExitStack,
-) -> Loading:
+) -> SiteDataLoader:
     """The loader of the site's data; until `stack` is closed, /metrics and /readyz answer and report its progress."""
-    from protofed.client.agent.readiness import DaemonReadiness, Loading
+    from protofed.client.agent.readiness import DaemonReadiness, SiteDataLoader
 
-    load = Loading(partial(_load, settings, device), settings.data.place)
+    load = SiteDataLoader(partial(_load, settings, device), settings.data.place)
     ready = DaemonReadiness(settings.server, identity, metrics, device, load, settings.policy)
     monitor = None if settings.metrics is None else Monitor(settings.metrics, metrics.registry, ready)
     stack.enter_context(serve_metrics(monitor, settings.state))
@@ -229,7 +229,7 @@ def _load(settings: ClientSettings, device: torch.device, recipe: Recipe) -> Sit
 
 
 def _refused(metrics: ClientMetrics, audit: ClientAudit, task: Task, error: PolicyViolationError) -> None:
-    metrics.refused(error)
+    metrics.count_refusal(error)
     audit.refused(task, error)
 
 

@@ -97,10 +97,10 @@ def offered_recipe(folder: Path, run: str) -> Recipe:
     Raises:
         ConfigError: it offered none, or one that cannot be used.
     """
-    from protofed.client.agent.site import read
+    from protofed.client.agent.site import read_recipe
 
     offer = Approvals(folder / FOLDER).offer(run)
-    return read(Assignment(offer.run, offer.recipe))
+    return read_recipe(Assignment(offer.run, offer.recipe))
 
 
 def _last_fetched(folder: Path, run: str) -> tuple[Digest | None, int | None]:

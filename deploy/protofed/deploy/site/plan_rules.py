@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 
 from protofed.client.privacy.rules import PolicyRules
-from protofed.client.privacy.update_checks import TELLING
+from protofed.client.privacy.update_checks import CLASS_REVEALING
 from protofed.common.payload import Part
 
 
@@ -29,7 +29,7 @@ def _classes(rules: PolicyRules, parts: Collection[Part]) -> Iterator[str]:
         yield f"No prototype leaves of a class with {few} here (min_samples_per_class)."
     if Part.CLASS_PRESENCE in parts and rules.min_samples_per_class > 1:
         yield f"A class with {few} here is reported as absent (min_samples_per_class)."
-    if (TELLING | {Part.PROTOTYPES}) & set(parts) and not rules.hide_class_presence:
+    if (CLASS_REVEALING | {Part.PROTOTYPES}) & set(parts) and not rules.hide_class_presence:
         yield "Which classes the site has is not hidden (hide_class_presence)."
     if Part.CLASS_SHARES in parts:
         may = "may" if rules.class_distribution_estimate else "may not"
