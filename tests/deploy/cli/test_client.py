@@ -42,7 +42,7 @@ def recipe(recipe_of: Callable[..., Recipe]) -> Recipe:
 def approvals(tmp_path: Path, recipe: Recipe) -> Approvals:
     """Of a site whose server offered it one run."""
     made = Approvals(tmp_path / FOLDER)
-    made.note(Assignment(recipe.name, recipe.wire()))
+    made.record_offer(Assignment(recipe.name, recipe.wire()))
     return made
 
 
