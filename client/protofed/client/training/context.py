@@ -136,7 +136,7 @@ class FitContext:
             update, so an update that never counted leaves the memory of the round before.
         steps: progress, written by the training loop for the heartbeat.
         pace: throughput of the daemon, over all its fits.
-        check: called between batches; raises CalledOffError when the server has called the task off.
+        check: called between batches; raises TaskAbortedError when the server no longer waits for the task.
         checkpoints: used by the training loop, if the plan asks for it.
         trainings: calls of `train` so far.
         ranks: the processes that train together.
