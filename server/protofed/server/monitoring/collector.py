@@ -17,7 +17,7 @@ import structlog
 from prometheus_client.core import Metric as Family
 from prometheus_client.registry import Collector
 
-from protofed.common.config.recipe import Federation, Recipe
+from protofed.common.config.recipe import Recipe
 from protofed.common.monitoring.metric import Metric
 from protofed.common.payload import SiteId
 from protofed.common.pki.identity import LiveIdentity
@@ -44,7 +44,6 @@ SCORES = (  # the only names that become labels: sites choose names freely, and 
 )
 SCOPES = ("global", "personal")
 LOCAL = "local."  # prefix of scores on the site's own test set
-STALL_TIMEOUT_S = float(Federation.model_fields["stall_timeout_s"].default)  # while no run is active to say it
 
 
 @dataclass(frozen=True)
@@ -201,10 +200,9 @@ def _sites(sources: CollectorSources) -> Families:
 
 def _known_sites(sources: CollectorSources) -> Families:
     """All sites that ever enrolled, or that the operator excluded before they did; each in exactly one state."""
-    presence, current = sources.presence, sources.runs.current
-    stall_timeout_s = STALL_TIMEOUT_S if current is None else current.recipe.federation.stall_timeout_s
+    presence = sources.presence
     sites = sources.records.sites()
-    states = [_site_state(presence, site, stall_timeout_s) for site in sites]
+    states = [_site_state(presence, site, sources.runs.stall_timeout_s) for site in sites]
     yield metrics.SITES.family({(state,): states.count(state) for state in SITE_STATES})
     yield metrics.SITE_REGISTERED.family({(site,): float(presence.look(site) is not None) for site in sites})
 

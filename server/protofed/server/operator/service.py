@@ -180,7 +180,7 @@ class OperatorApi:
         return self._site(site, self._records.sites()[site])
 
     def _presence(self, site: SiteId, roles: Sequence[str]) -> SiteReport:
-        presence, current = self._context.presence, self._runs.current
+        presence = self._context.presence
         if (reason := presence.exclusion(site)) is not None:
             return SiteReport(site, roles, "excluded", "", None, reason)
         if (invalid := self._invalid_certificate(site)) is not None:
@@ -188,10 +188,7 @@ class OperatorApi:
         if (daemon := presence.look(site)) is None:
             return SiteReport(site, roles, "away", "", None, "")
         age_s, activity = daemon
-        # How long a site may be silent is the run's to say; without a run no site counts as silent.
-        alive = current is None or any(
-            site in presence.alive(role, current.recipe.federation.stall_timeout_s) for role in Role
-        )
+        alive = any(site in presence.alive(role, self._runs.stall_timeout_s) for role in Role)
         if presence.pause_reason(site) is not PauseReason.NONE:
             return SiteReport(site, roles, "held", activity, age_s, "")
         status = "silent" if not alive else "idle" if activity in ("idle", Activity.FAILED) else "working"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 
 import structlog
@@ -79,6 +80,11 @@ class RunQueue:
             if not isinstance(coordinator.phase, phases.FinishedPhase):
                 return coordinator
         return None
+
+    @property
+    def stall_timeout_s(self) -> float:
+        """Seconds without progress after which a site counts as silent; infinite while no run waits for any site."""
+        return math.inf if (current := self.current) is None else current.recipe.federation.stall_timeout_s
 
     @property
     def finished(self) -> bool:
