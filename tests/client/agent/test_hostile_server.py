@@ -149,9 +149,7 @@ def test_a_run_of_images_prepared_otherwise_is_refused_before_one_is_read(
 
 @pytest.mark.parametrize("pinned", [None, OWN])
 @pytest.mark.parametrize("told", ["", OWN])
-def test_a_run_of_images_prepared_alike_is_taken_and_so_is_an_older_server_that_does_not_say(
-    told: str, pinned: str | None
-) -> None:
+def test_a_run_of_images_prepared_alike_is_taken(told: str, pinned: str | None) -> None:
     harness = AgentHarness(pinned=pinned)
     harness.link.preprocessing_digest = told
     harness.fit(1)

@@ -108,7 +108,7 @@ def test_answers_to_next_task_come_back(answer: Task | Wait | Finished) -> None:
 
 
 @quick
-@given(st.one_of(finished, st.builds(Assignment, ids, words, counts, st.just("") | digests)))
+@given(st.one_of(finished, st.builds(Assignment, ids, words, counts, digests)))
 def test_answers_to_enroll_come_back(answer: Assignment | Finished) -> None:
     assert wire.unpack_enrolled(sent(wire.pack_enrolled(answer))) == answer
 
@@ -183,7 +183,7 @@ def test_a_bad_id_is_refused_wherever_it_stands(value: str) -> None:
     with pytest.raises(ProtocolError, match="an id is"):
         read_id(value)
     with pytest.raises(ProtocolError, match="an id is"):
-        wire.unpack_enrolled(pb.EnrollResponse(assignment=pb.Assignment(run=value, recipe="{}")))
+        wire.unpack_enrolled(pb.EnrollResponse(assignment=pb.Assignment(run=value, recipe="{}", preprocessing_digest=DIGEST)))
     if value:
         with pytest.raises(ProtocolError, match="an id is"):
             wire.unpack_progress(pb.HeartbeatRequest(task_id=value, activity=pb.ACTIVITY_TRAINING))
@@ -211,9 +211,8 @@ def test_a_bad_digest_is_refused_wherever_it_stands(value: str) -> None:
         lambda: wire.unpack_receipt(receipt),
         lambda: wire.unpack_manifest(manifest_message(Manifest((), 0, Digest(value)))),
     ]
-    if value:  # an older server says no preparation
-        told = pb.Assignment(run="run", recipe="{}", preprocessing_digest=value)
-        refused.append(lambda: wire.unpack_enrolled(pb.EnrollResponse(assignment=told)))
+    assignment = pb.Assignment(run="run", recipe="{}", preprocessing_digest=value)
+    refused.append(lambda: wire.unpack_enrolled(pb.EnrollResponse(assignment=assignment)))
     if value:  # a first task has no base
         refused.append(lambda: wire.unpack_task(wire.pack_task(replace(TASK, base_digest=Digest(value)))))
     for read in refused:

@@ -166,7 +166,8 @@ def check_preprocessing(recipe: Recipe, server_digest: str = "", pinned: str | N
     """Check that this software preprocesses images as the server's does, and as the site's settings pin it.
 
     Args:
-        server_digest: the server's `Recipe.preprocessing_digest()`; empty: not compared.
+        server_digest: the server's `Recipe.preprocessing_digest()`; empty, where the recipe comes from the
+            site's own files: not compared.
         pinned: `data.preprocessing_digest` of the settings; None: not pinned.
 
     Raises:

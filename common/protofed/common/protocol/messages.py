@@ -87,7 +87,8 @@ class Assignment:
     Attributes:
         recipe: as JSON.
         keep_rounds: rounds to which the run may be rolled back, so that sites keep their memory of them; 0: all.
-        preprocessing_digest: the server's `Recipe.preprocessing_digest()`, which the site's must equal; empty: none.
+        preprocessing_digest: the server's `Recipe.preprocessing_digest()`, which the site's must equal;
+            empty only where an assignment is read from a site's own files.
     """
 
     run: str

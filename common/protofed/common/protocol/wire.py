@@ -157,8 +157,8 @@ def unpack_enrolled(message: pb.EnrollResponse) -> Assignment | Finished:
     match message.WhichOneof("answer"):
         case "assignment":
             said = message.assignment
-            preprocessing_digest = read_digest(said.preprocessing_digest) if said.preprocessing_digest else ""
-            return Assignment(read_id(said.run), said.recipe, said.keep_rounds, preprocessing_digest)
+            digest = read_digest(said.preprocessing_digest)
+            return Assignment(read_id(said.run), said.recipe, said.keep_rounds, digest)
         case "finished":
             return Finished(message.finished.reason, message.finished.last)
         case _:
