@@ -229,7 +229,7 @@ def edit(model: Path, change: Callable[[dict[str, Any]], object]) -> None:
 @pytest.mark.parametrize(
     ("change", "phrase"),
     [
-        (lambda c: c.update(format="other"), "not of this software"),
+        (lambda c: c.update(format="other"), "not a protofed model"),
         (lambda c: c.update(format_version=2), "format_version 2; this protofed reads 1"),
         (lambda c: c.update(surprise=1), "unknown key 'surprise'"),
         (lambda c: c["model"].update(head="other"), "head"),

@@ -1,7 +1,7 @@
-"""Images for an exported model, from a folder or an .npz, prepared as the run's sites prepare theirs.
+"""Read images for an exported model from a folder or an .npz, prepared as the run's sites prepare theirs.
 
-A run that takes images of one size and colour only says nothing of others: they are stretched to its size, grey is
-repeated for RGB, RGB becomes grey by ITU-R 601.
+A recipe with `fit = "exact"` does not define other sizes and colours. Here they are stretched to the model's size, grey
+is repeated for RGB, and RGB becomes grey by ITU-R 601.
 """
 
 from __future__ import annotations
@@ -23,47 +23,51 @@ from protofed.common.errors import ConfigError, DataError
 
 Pixels: TypeAlias = NDArray[np.float32]  # [channels, H, W], 0..1
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".gif", ".webp", ".jp2", ".dcm", ".dicom"})
-KEYS = ("images", "test_images")  # of an .npz, the first that is there
-MODES = {1: "L", 3: "RGB"}  # Pillow's names by channels
+KEYS = ("images", "test_images")  # names of the array in an .npz; the first one found is used
+MODES = {1: "L", 3: "RGB"}  # number of channels -> Pillow's mode
 _FOREIGN = (OSError, ValueError, TypeError, SyntaxError, EOFError, IndexError, zlib.error)
 
 
 @dataclass(frozen=True)
 class UnreadableFile:
-    """An image that could not be read, and why."""
+    """An image that could not be read, and the reason."""
 
     path: str
     why: str
 
 
 def prepared(input_: Input) -> Input:
-    """The run's, but that images of other sizes and colours are taken, too."""
+    """The run's input settings, changed to accept images of other sizes and colours."""
     fit = "stretch" if input_.fit == "exact" else input_.fit
     return input_.model_copy(update={"fit": fit, "colours": "convert"})
 
 
 class Images(Protocol):
-    """Images by number."""
+    """A sequence of images, read one at a time."""
 
     def __len__(self) -> int:
-        """How many there are."""
+        """The number of images."""
 
     def name(self, index: int) -> str:
-        """What the table calls one."""
+        """The image's name in the output table."""
 
     def read(self, index: int) -> Pixels:
-        """One of them as the model takes it; UnreadableError."""
+        """The image as the model's input: float32 [channels, H, W] in 0..1.
+
+        Raises:
+            UnreadableError: the file is damaged or of an unknown format.
+        """
 
 
 def images_of(path: Path, input_: Input) -> Images:
-    """The images of a folder (all levels, hidden files left out) or of an .npz.
+    """The images of a folder (searched recursively, without hidden files) or of an .npz.
 
     Args:
-        input_: of the model.
+        input_: the model's input settings.
 
     Raises:
-        DataError: there are none.
-        ConfigError: the model's channels are not those of any image file.
+        DataError: there are no images.
+        ConfigError: no image file has the model's number of channels.
     """
     _check_pillow()
     if path.is_file() and path.suffix.lower() == ".npz":
@@ -72,23 +76,23 @@ def images_of(path: Path, input_: Input) -> Images:
         raise DataError(f"there is no folder {path}; expected one with images, or an .npz file")
     if (channels := input_.shape[0]) not in MODES:
         raise ConfigError(f"the model takes images of {channels} channels, which image files do not have; give an .npz")
-    found = [path / name for name in sorted(folder.files(path)) if _is_image(path / name)]
-    if not found:
+    files_found = [path / name for name in sorted(folder.files(path)) if _is_image(path / name)]
+    if not files_found:
         raise DataError(f"{path} has no images; expected files {', '.join(sorted(SUFFIXES))}, at any level")
-    return FolderImages(path, found, prepared(input_))
+    return FolderImages(path, files_found, prepared(input_))
 
 
 def _is_image(file: Path) -> bool:
-    """By its name; DICOM files often have no suffix."""
+    """By its suffix; DICOM files often have none, so a file without one is opened."""
     try:
         return file.suffix.lower() in SUFFIXES or (not file.suffix and dicom.is_one(file))
     except OSError:
-        return True  # it cannot be read, and will be listed
+        return True  # unreadable: keep it, so that it is reported
 
 
 @dataclass(frozen=True)
 class FolderImages:
-    """Files, by their paths below one folder."""
+    """The image files below one folder."""
 
     folder: Path
     files: Sequence[Path]
@@ -98,35 +102,37 @@ class FolderImages:
         return len(self.files)
 
     def name(self, index: int) -> str:
-        """Its path below the folder."""
+        """The file's path relative to the folder."""
         return self.files[index].relative_to(self.folder).as_posix()
 
     def read(self, index: int) -> Pixels:
-        """As the run's sites read theirs."""
+        """Decode the file as the run's sites do: float32 [channels, H, W] in 0..1."""
         return _unit(decoding.decode(self.files[index], self.input))
 
 
 class ArchiveImages:
     """One array of an .npz: uint8 or uint16 [N, H, W] or [N, H, W, channels], or floats in 0..1.
 
-    All of it is in memory: that is how such files are packed.
+    The whole array is in memory: a compressed .npz cannot be read in part.
 
     Raises:
-        DataError: it cannot be read, or holds no such array.
+        DataError: the file cannot be read, or holds no such array.
     """
 
     def __init__(self, path: Path, input_: Input) -> None:
         self._stem, self._shape = path.name, input_.shape
-        self._input = input_.model_copy(update={"window": None})  # arrays have no units
+        self._input = input_.model_copy(update={"window": None})  # arrays carry no units to which a window could apply
         try:
             with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
                 key = next((key for key in KEYS if key in archive), None)
-                found = sorted(archive)
+                array_names = sorted(archive)
                 array = archive[key] if key else None
         except (*_FOREIGN, zipfile.BadZipFile) as error:
             raise DataError(f"cannot read {path} ({error}); expected an .npz of plain arrays") from error
         if array is None:
-            raise DataError(f"{path} holds {', '.join(found) or 'nothing'}; expected an array {' or '.join(KEYS)}")
+            raise DataError(
+                f"{path} holds {', '.join(array_names) or 'nothing'}; expected an array {' or '.join(KEYS)}"
+            )
         if (
             array.ndim not in (3, 4)
             or not len(array)
@@ -142,11 +148,11 @@ class ArchiveImages:
         return len(self._array)
 
     def name(self, index: int) -> str:
-        """The file's name and the image's number."""
+        """The file's name and the image's index."""
         return f"{self._stem}#{index}"
 
     def read(self, index: int) -> Pixels:
-        """As it is where it has the model's channels and size, else brought to them."""
+        """The image as float32 [channels, H, W] in 0..1, converted if its channels or size are not the model's."""
         from PIL import Image
 
         image = self._array[index]  # [H, W, channels]
@@ -169,19 +175,19 @@ def batches(
 ) -> Iterator[tuple[list[str], NDArray[np.float32], list[UnreadableFile]]]:
     """Names and pixels [B, channels, H, W] of so many images at a time, and those among them that cannot be read."""
     for first in range(0, len(images), size):
-        names, read, bad = list[str](), list[Pixels](), list[UnreadableFile]()
+        names, read, unreadable = list[str](), list[Pixels](), list[UnreadableFile]()
         for index in range(first, min(first + size, len(images))):
             try:
                 read.append(images.read(index))
                 names.append(images.name(index))
             except UnreadableError as error:
-                bad.append(UnreadableFile(images.name(index), str(error)))
+                unreadable.append(UnreadableFile(images.name(index), str(error)))
         pixels = np.stack(read) if read else np.zeros((0, *shape), dtype=np.float32)
-        yield names, pixels, bad
+        yield names, pixels, unreadable
 
 
 def _unit(pixels: NDArray[Any]) -> Pixels:
-    """Whole numbers as shares of the largest one."""
+    """Scale integers by the largest value of their type to 0..1; floats stay."""
     scale = 1.0 if pixels.dtype.kind == "f" else float(np.iinfo(pixels.dtype).max)
     return np.asarray(pixels / np.float32(scale), dtype=np.float32)
 

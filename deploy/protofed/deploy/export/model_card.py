@@ -1,4 +1,4 @@
-"""MODEL_CARD.md: what an exported model is, for whoever finds it a year later."""
+"""MODEL_CARD.md: describe an exported model for readers without the run at hand."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from protofed.deploy.export.model_folder import FACTS, GRAPH, WEIGHTS, ModelFact
 
 HEADS = {
     "own": "`logits` come from a linear classifier.",
-    "cosine": "`logits` are scaled cosines between the image's features and one prototype a class.",
-    "nearest": "`logits` are minus the distances between the image's features and one prototype a class; minus "
+    "cosine": "`logits` are scaled cosines between the image's features and one prototype per class.",
+    "nearest": "`logits` are minus the distances between the image's features and one prototype per class; minus "
     "infinity, and probability 0, for a class that has no prototype.",
 }
 FITS = {
@@ -21,17 +21,18 @@ FITS = {
     "crop": "of other sizes the middle, scaled",
     "pad": "other sizes scaled into it, with black beside",
 }
-SHOWN_CLASSES = 100  # of the table; the rest is in model.json
+SHOWN_CLASSES = 100  # rows of the table; the rest is in model.json
 
 
 def card(facts: ModelFacts, files: Iterable[str], difference: float | None) -> str:
-    """The card of a model whose folder holds these files of weights.
+    """The text of the card, as Markdown.
 
     Args:
-        difference: between ONNX Runtime and PyTorch, where there is ONNX.
+        files: the weight files in the folder.
+        difference: largest absolute difference of probabilities between ONNX Runtime and PyTorch; None without ONNX.
     """
     sections = (
-        f"# {_title(facts)}\n\n{_what(facts)}",
+        f"# {_title(facts)}\n\n{_description(facts)}",
         f"## Input and output\n\n{_input(facts)}\n\n{HEADS[facts.model.head]} "
         "`probabilities` are their softmax. The predicted class is the one with the largest.",
         f"## Classes\n\n{_classes(facts)}",
@@ -50,16 +51,16 @@ def _title(facts: ModelFacts) -> str:
     return f"{whose.get(origin.kind, f'model of class {origin.kind[6:]}')} of run {origin.run}, round {origin.round}"
 
 
-def _what(facts: ModelFacts) -> str:
+def _description(facts: ModelFacts) -> str:
     origin, spec = facts.origin, facts.model
     trained = paper(origin.method.name).cited
-    what = f"An image classifier ({spec.architecture.name}, {len(spec.classes)} classes), trained with {trained} "
+    text = f"An image classifier ({spec.architecture.name}, {len(spec.classes)} classes), trained with {trained} "
     if origin.kind == "global":
-        return what + "by several sites together; no site's images left it."
+        return text + "by several sites together; no site's images left it."
     if origin.kind == "personal":
-        return what + f"for site {origin.site}: it is fitted to that site's images and class frequencies."
+        return text + f"for site {origin.site}: it is fitted to that site's images and class frequencies."
     name = spec.classes[int(origin.kind[6:])]
-    return what + f"by several sites together; it leans on the sites that have much of class '{name}'."
+    return text + f"by several sites together; it leans on the sites that have much of class '{name}'."
 
 
 def _input(facts: ModelFacts) -> str:
@@ -118,12 +119,12 @@ def _use(facts: ModelFacts) -> str:
 
 
 def _preprocessing(input_: Input) -> str:
-    told = [FITS[input_.fit]] if input_.fit != "exact" else []
-    told += ["grey repeated for RGB, or RGB made grey"] if input_.colours == "convert" else []
+    notes = [FITS[input_.fit]] if input_.fit != "exact" else []
+    notes += ["grey repeated for RGB, or RGB made grey"] if input_.colours == "convert" else []
     if input_.window is not None:
         centre, width = input_.window
-        told.append(f"values of {centre - width / 2:g} to {centre + width / 2:g}, in the files' own units, as 0 to 1")
-    return f" (in the run: {'; '.join(told)}; `protofed predict` does it)" if told else ""
+        notes.append(f"values of {centre - width / 2:g} to {centre + width / 2:g}, in the files' own units, as 0 to 1")
+    return f" (in the run: {'; '.join(notes)}; `protofed predict` does it)" if notes else ""
 
 
 def _limits(facts: ModelFacts) -> str:
@@ -145,8 +146,8 @@ def _files(facts: ModelFacts, files: set[str], difference: float | None) -> str:
     if WEIGHTS in files:
         lines.append(f"- `{WEIGHTS}`: weights by name (`body.…`, `head.…`), with these facts as metadata.")
     if GRAPH in files:
-        told = "" if difference is None else f" Its probabilities differ from PyTorch's by at most {difference:.1e}."
-        lines.append(f"- `{GRAPH}`: the whole model for ONNX Runtime and others.{told}")
+        notes = "" if difference is None else f" Its probabilities differ from PyTorch's by at most {difference:.1e}."
+        lines.append(f"- `{GRAPH}`: the whole model for ONNX Runtime and others.{notes}")
     lines += ["", "```sh", "protofed predict THIS_FOLDER IMAGES --out predictions.csv", "```"]
     return "\n".join(lines + (["", "```python", _snippet(facts), "```"] if GRAPH in files else []))
 
@@ -168,8 +169,8 @@ def _snippet(facts: ModelFacts) -> str:
         )
         imports = "import numpy as np\nimport onnxruntime\nfrom PIL import Image"
     session = f'model = onnxruntime.InferenceSession("{GRAPH}")'
-    asked = '(probabilities,) = model.run(["probabilities"], {"pixels": pixels})\nprint(probabilities[0].argmax())'
-    return f"{imports}\n\n{session}\n{load}\n{asked}"
+    run_model = '(probabilities,) = model.run(["probabilities"], {"pixels": pixels})\nprint(probabilities[0].argmax())'
+    return f"{imports}\n\n{session}\n{load}\n{run_model}"
 
 
 def _sentence(text: str) -> str:

@@ -1,4 +1,4 @@
-"""A folder with an exported model: the weights in one or two formats, and what is known of them. No torch in here."""
+"""Read and write a folder with an exported model: weights in one or two formats, and `model.json`. Imports no torch."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ Name = Annotated[str, Field(min_length=1, max_length=LONGEST_NAME)]
 
 
 class Spec(StrictModel):
-    """What is needed to make the model again and to use it.
+    """What is needed to rebuild the model and to use it.
 
     Attributes:
         architecture: as in a recipe's [model].
-        head: what stands behind the body; see `models.deployed`.
-        input: shape, and the mean and standard deviation that the model itself takes pixels of 0..1 to.
+        head: how logits are computed from the body's features; see `client.models.inference`.
+        input: shape, and the mean and standard deviation with which the model itself normalises pixels of 0..1.
         classes: their names, by index.
     """
 
@@ -47,12 +47,13 @@ class Origin(StrictModel):
     """Where the model comes from.
 
     Attributes:
-        kind: global, class:N or personal; `site` is a personal model's.
-        round: whose published state it was made of, or whose training a personal model is the end of.
+        kind: global, class:N or personal.
+        site: of a personal model; else None.
+        round: the round of the published state, or of a personal model's training.
         recipe: fingerprint of the run's recipe.
-        state: BLAKE3 of the server's state, or of what a site was sent; none where a site made it alone.
+        state: BLAKE3 of the server's state, or of the model that the site was sent; None if no server's was used.
         weights: BLAKE3 of body and head as protofed encodes a payload.
-        at: of the export, UTC, RFC 3339.
+        at: time of the export, UTC, RFC 3339.
     """
 
     kind: Annotated[str, Field(pattern=r"^(global|personal|class:\d+)$")]
@@ -68,14 +69,14 @@ class Origin(StrictModel):
 
 
 class ModelScores(StrictModel):
-    """Scores as they were recorded in the run; `of` says of what, and `values` is empty where none are at hand."""
+    """Scores as recorded in the run; `of` says on what, or why `values` is empty."""
 
     of: str
     values: dict[str, float] = Field(default_factory=dict)
 
 
 class ModelFacts(StrictModel):
-    """All that is said of a model, in every file of its folder."""
+    """The description of a model, repeated in the metadata of every weight file."""
 
     format: Literal["protofed-model"] = FORMAT
     format_version: Literal[1] = VERSION
@@ -84,49 +85,52 @@ class ModelFacts(StrictModel):
     scores: ModelScores
 
     def strings(self) -> dict[str, str]:
-        """As the metadata of safetensors and ONNX files: JSON, unless it is a text already."""
+        """As metadata of safetensors and ONNX files, whose values are strings: JSON, except for plain strings."""
         table = self.model_dump(mode="json")
         return {key: value if isinstance(value, str) else json.dumps(value) for key, value in table.items()}
 
 
 class ModelContents(ModelFacts):
-    """`model.json`: the facts, and the BLAKE3 of each file with weights."""
+    """`model.json`: the description, and the BLAKE3 of each weight file."""
 
     files: Annotated[dict[File, Hash], Field(min_length=1)]
 
     @property
     def facts(self) -> ModelFacts:
-        """Without the files."""
+        """The description without the files' digests."""
         return ModelFacts(model=self.model, origin=self.origin, scores=self.scores)
 
 
 def check_vacant(folder: Path, *, force: bool) -> None:
-    """That nothing in the folder would be lost.
+    """Check that an export to the folder would overwrite nothing but an exported model.
 
     Raises:
-        ConfigError: it holds something, or is a file; with `force`: files of ours by name, but no model.
+        ConfigError: the folder is a file or not empty; with `force`: it holds files with an export's names and others,
+            but no `model.json`.
     """
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"{folder} is a file; expected a folder in --out")
-    there = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
-    if there and not force:
+    existing = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    if existing and not force:
         raise ConfigError(f"{folder} is not empty; take another --out, or --force to replace the model in it")
-    ours = {CARD, WEIGHTS, GRAPH}
-    if FACTS not in there and there & ours and there - ours:  # an export that was killed leaves no more than `ours`
+    own_names = {CARD, WEIGHTS, GRAPH}
+    if (
+        FACTS not in existing and existing & own_names and existing - own_names
+    ):  # an export that was killed leaves no more than `ours`
         raise ConfigError(f"{folder} holds no exported model, but files of yours; take another --out")
 
 
 def write(folder: Path, facts: ModelFacts, files: Mapping[File, bytes], card: str) -> None:
-    """Write a model. `model.json` comes last: a folder without it is no model yet.
+    """Write a model. `model.json` is removed first and written last: a folder without it is not a model.
 
     Raises:
-        OutOfSpace, DiskFailure: it cannot be written.
+        OutOfSpace, DiskFailure: a file cannot be written.
     """
-    for old in (FACTS, CARD, WEIGHTS, GRAPH):
+    for name in (FACTS, CARD, WEIGHTS, GRAPH):
         try:
-            (folder / old).unlink(missing_ok=True)
+            (folder / name).unlink(missing_ok=True)
         except OSError as error:
-            raise storage_files.write_error(folder / old, error) from error
+            raise storage_files.write_error(folder / name, error) from error
     for name, data in files.items():
         storage_files.write(folder / name, data)
     storage_files.write(folder / CARD, card.encode())
@@ -135,10 +139,10 @@ def write(folder: Path, facts: ModelFacts, files: Mapping[File, bytes], card: st
 
 
 def read(folder: Path) -> ModelContents:
-    """What a folder says of its model.
+    """Read `model.json`.
 
     Raises:
-        DataError: it holds no model, or one that was damaged or made by something else.
+        DataError: the folder holds no model, or one that is damaged, changed or of another format version.
     """
     path = folder / FACTS
     try:
@@ -146,12 +150,12 @@ def read(folder: Path) -> ModelContents:
             data = file.read(LARGEST_FACTS)
         table = json.loads(data)
     except OSError as error:
-        why = f"cannot read {path}: {error.strerror}"
-        raise DataError(f"{why}; expected a folder that `protofed export` wrote") from error
+        reason = f"cannot read {path}: {error.strerror}"
+        raise DataError(f"{reason}; expected a folder that `protofed export` wrote") from error
     except ValueError as error:
         raise DataError(f"{path} is damaged: it is not JSON; export the model again") from error
     if not isinstance(table, dict) or table.get("format") != FORMAT:
-        raise DataError(f'{path} is not of this software: expected "format": "{FORMAT}"')
+        raise DataError(f'{path} is not a protofed model: expected "format": "{FORMAT}"')
     if (version := table.get("format_version")) != VERSION:
         raise DataError(
             f"{path} has format_version {short(repr(version))}; this protofed reads {VERSION}: update it, or export "
@@ -164,10 +168,10 @@ def read(folder: Path) -> ModelContents:
 
 
 def read_file(folder: Path, contents: ModelContents, name: File) -> bytes:
-    """One of a model's files, checked against its digest.
+    """Read a weight file and check its digest.
 
     Raises:
-        DataError: it is not there, or not what was exported.
+        DataError: the file is missing, or its digest is not that of `model.json`.
     """
     if name not in contents.files:
         raise DataError(f"{folder} was exported without {name}; export the model again with --format both")
@@ -180,31 +184,31 @@ def read_file(folder: Path, contents: ModelContents, name: File) -> bytes:
     return data
 
 
-def check_strings(where: Path, found: Mapping[str, str], contents: ModelContents) -> None:
-    """That a file's own metadata say the same as `model.json`.
+def check_strings(where: Path, metadata: Mapping[str, str], contents: ModelContents) -> None:
+    """Check that a file's own metadata match `model.json`.
 
     Raises:
-        DataError: they do not.
+        DataError: they differ.
     """
     expected = contents.facts.strings()
-    different = sorted(key for key in expected if found.get(key) != expected[key])
+    different = sorted(key for key in expected if metadata.get(key) != expected[key])
     if different:
         raise DataError(f"{where} and {FACTS} differ in '{different[0]}'; one of them was changed: export it again")
 
 
 def read_names(path: Path, classes: int) -> tuple[str, ...]:
-    """Names of classes from a file, one a line, in the order of their numbers.
+    """Read class names from a text file, one per line, in index order.
 
     Raises:
-        ConfigError: it cannot be read, or has another number of names, or one twice.
+        ConfigError: the file cannot be read, has another number of names, a name twice, or one that is too long.
     """
     try:
         names = tuple(line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip())
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read {path}: {error}; expected a text file with one class name a line") from error
+        raise ConfigError(f"cannot read {path}: {error}; expected a text file with one class name per line") from error
     if len(names) != classes or len(set(names)) != classes or max(map(len, names)) > LONGEST_NAME:
         raise ConfigError(
-            f"{path} has {len(names)} names; expected {classes}, one a line, each another, at most {LONGEST_NAME} "
+            f"{path} has {len(names)} names; expected {classes}, one per line, all different, at most {LONGEST_NAME} "
             "characters long"
         )
     return names

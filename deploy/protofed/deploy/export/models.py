@@ -1,4 +1,4 @@
-"""Which model is exported: all sites' together, one class's of cwFedAVG, or a site's own, as it predicts with it."""
+"""Build the model to export: the global one, one class's (cwFedAVG), or the one that a site predicts with."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from protofed.server.methods.cwfedavg import CwFedAvgServer
 from protofed.server.methods.cwfedavg_private import CwFedAvgPrivateServer
 
 KINDS = "global, class:N or personal"
-INSTEAD = {  # of a global model
+INSTEAD = {  # what to export if the method has no global model
     "cwfedavg": "take --model class:N for a class's, or --model personal at a site",
     "cwfedavg-private": "take --model class:N for the body with a class's head, or --model personal at a site",
     "solo": "every site trains alone; take --model personal at a site",
@@ -36,7 +36,13 @@ INSTEAD = {  # of a global model
 
 @dataclass(frozen=True)
 class BuiltModel:
-    """A model and what it was made of; `state` is None where nothing that a server published went into it."""
+    """A model and its origin.
+
+    Attributes:
+        kind: global, class:N or personal.
+        round: whose published state or training it comes from.
+        state: digest of the published state, or of the model that the site was sent; None if no server's was used.
+    """
 
     model: DeployedModel
     recipe: Recipe
@@ -46,96 +52,100 @@ class BuiltModel:
     site: SiteId | None = None
 
 
-def read_kind(said: str) -> tuple[str, int | None]:
-    """`global`, `personal`, or `class` with its number.
+def read_kind(text: str) -> tuple[str, int | None]:
+    """Parse --model: `global`, `personal`, or `class` and its index.
 
     Raises:
-        ConfigError: anything else.
+        ConfigError: the text is none of these.
     """
-    kind, colon, number = said.partition(":")
-    if said in ("global", "personal"):
-        return said, None
+    kind, colon, number = text.partition(":")
+    if text in ("global", "personal"):
+        return text, None
     if kind == "class" and colon and number.isascii() and number.isdigit():
         return kind, int(number)
-    raise ConfigError(f"--model {said[:40]}: expected {KINDS}")
+    raise ConfigError(f"--model {text[:40]}: expected {KINDS}")
 
 
-def global_model(found: PublishedState, allowed: frozenset[str] = frozenset()) -> BuiltModel:
-    """What an evaluator scores: body and head, or body and prototypes, as the method predicts with them.
+def global_model(published: PublishedState, allowed: frozenset[str] = frozenset()) -> BuiltModel:
+    """The model that an evaluator scores: the body with the head or the prototypes, as the method predicts.
 
     Raises:
         ConfigError: the method has no global model, or the architecture cannot be built here.
     """
-    recipe, half = found.recipe, _server_half(found.recipe)
+    recipe, half = published.recipe, _server_half(published.recipe)
     if not half.global_model:
         instead = INSTEAD.get(recipe.method.name, "take --model personal at a site")
         raise ConfigError(f"method {recipe.method.name} has no global model; {instead}")
     model = _fresh(recipe, allowed)
-    _install(model, recipe, found.round, half.broadcast(found.state, EVALUATOR), {})
-    return BuiltModel(DeployedModel(model, recipe.input), recipe, "global", found.round, found.address)
+    _install(model, recipe, published.round, half.broadcast(published.state, EVALUATOR), {})
+    return BuiltModel(DeployedModel(model, recipe.input), recipe, "global", published.round, published.address)
 
 
-def class_model(found: PublishedState, c: int, allowed: frozenset[str] = frozenset()) -> BuiltModel:
-    """The global model of one class, of cwFedAVG; of the private one, the body with that class's head.
+def class_model(published: PublishedState, c: int, allowed: frozenset[str] = frozenset()) -> BuiltModel:
+    """The model of class `c`: that class's global model (cwfedavg), or the body with its head (cwfedavg-private).
 
     Raises:
-        ConfigError: the method has no such models, or the run no such class.
+        ConfigError: the method has no models by class, or the run has no such class.
     """
-    recipe, half = found.recipe, _server_half(found.recipe)
+    recipe, half = published.recipe, _server_half(published.recipe)
     if not isinstance(half, CwFedAvgServer | CwFedAvgPrivateServer):
         raise ConfigError(f"method {recipe.method.name} has no models by class; only cwfedavg and cwfedavg-private do")
     if not 0 <= c < recipe.classes:
         raise ConfigError(
             f"--model class:{c}: the run has {recipe.classes} classes; expected 0 to {recipe.classes - 1}"
         )
-    model, payload = _fresh(recipe, allowed), half.class_model(found.state, c)
+    model, payload = _fresh(recipe, allowed), half.class_model(published.state, c)
     load(model.body, payload[Part.BODY])
     load(model.head, payload[Part.HEAD])
-    return BuiltModel(DeployedModel(model, recipe.input), recipe, f"class:{c}", found.round, found.address)
+    return BuiltModel(DeployedModel(model, recipe.input), recipe, f"class:{c}", published.round, published.address)
 
 
-def trained_model(recipe: Recipe, held: KeptRound, allowed: frozenset[str] = frozenset()) -> BuiltModel:
-    """A site's own model where that is what its training left."""
+def trained_model(recipe: Recipe, kept_round: KeptRound, allowed: frozenset[str] = frozenset()) -> BuiltModel:
+    """A site's own model, for methods that predict with what the last training left."""
     half = client_methods.build(recipe.method.name, recipe.method.options)
     model = _fresh(recipe, allowed)
-    put_head(model, held.personal, recipe.classes, by_own=getattr(half, "prediction", "") == "head")
-    made = DeployedModel(model, recipe.input)
-    return BuiltModel(made, recipe, "personal", held.round, held.started_from, held.site)
+    put_head(model, kept_round.personal, recipe.classes, by_own=getattr(half, "prediction", "") == "head")
+    deployed = DeployedModel(model, recipe.input)
+    return BuiltModel(deployed, recipe, "personal", kept_round.round, kept_round.started_from, kept_round.site)
 
 
 def installed_model(
-    recipe: Recipe, held: KeptRound, base: Base | None, data: SiteData | None, allowed: frozenset[str] = frozenset()
+    recipe: Recipe,
+    kept_round: KeptRound,
+    base: Base | None,
+    data: SiteData | None,
+    allowed: frozenset[str] = frozenset(),
 ) -> BuiltModel:
-    """A site's own model where that is made of what it was sent last and of what it remembers.
+    """A site's own model, for methods that build it from the last received model and the site's memory.
 
     Args:
-        base: None: the method needs none.
-        data: the site's; None: the method does not look at it.
+        base: the model that the site was sent; None if the method needs none.
+        data: the site's own data; None if the method does not use them.
     """
     model = _fresh(recipe, allowed)
-    number = held.round if base is None else base.round
-    _install(model, recipe, number, {} if base is None else base.payload, held.memory, data)
-    made = DeployedModel(model, recipe.input)
-    return BuiltModel(made, recipe, "personal", number, None if base is None else base.address, held.site)
+    number = kept_round.round if base is None else base.round
+    _install(model, recipe, number, {} if base is None else base.payload, kept_round.memory, data)
+    deployed = DeployedModel(model, recipe.input)
+    return BuiltModel(deployed, recipe, "personal", number, None if base is None else base.address, kept_round.site)
 
 
-def sent_to(found: PublishedState, site: SiteId) -> Payload:
-    """What a site is sent of a state."""
-    return _server_half(found.recipe).broadcast(found.state, site)
+def sent_to(published: PublishedState, site: SiteId) -> Payload:
+    """The payload that the server sends to a site for a state."""
+    return _server_half(published.recipe).broadcast(published.state, site)
 
 
-def needs_base(recipe: Recipe, held: KeptRound) -> bool:
-    """Whether a site's own model is made of what the server sent, as the site was sent it."""
-    return is_installed(recipe) and Part.BODY not in held.memory
+def needs_base(recipe: Recipe, kept_round: KeptRound) -> bool:
+    """Whether a site's own model needs the model that the server sent; not if the site's memory has a body."""
+    return is_installed(recipe) and Part.BODY not in kept_round.memory
 
 
 def is_installed(recipe: Recipe) -> bool:
-    """Whether a site predicts with what `install` makes, not with what its last training left."""
+    """Whether a site predicts with the model that `install` builds, not with what its last training left."""
     return client_methods.build(recipe.method.name, recipe.method.options).personal == "installed"
 
 
 def mixes_by_data(recipe: Recipe) -> bool:
-    """Whether a site's own model depends on its class frequencies, which nobody else knows."""
+    """Whether a site's own model depends on its class frequencies, which only the site knows."""
     return recipe.method.name == "cwfedavg-private"
 
 
@@ -144,7 +154,7 @@ def _server_half(recipe: Recipe) -> ServerMethod:
 
 
 def _fresh(recipe: Recipe, allowed: frozenset[str]) -> SplitModel:
-    """Its own parameters are all replaced; those that torch draws meanwhile change nobody else's."""
+    """A new model. All its parameters are replaced, so their random values must not advance torch's global RNG."""
     check_model(recipe.model, recipe.input, recipe.classes)
     with torch.random.fork_rng(devices=[]):
         return build(recipe.model, recipe.input, recipe.classes, allowed)
@@ -153,7 +163,8 @@ def _fresh(recipe: Recipe, allowed: frozenset[str]) -> SplitModel:
 def _install(
     model: SplitModel, recipe: Recipe, round: int, received: Payload, memory: Payload, data: SiteData | None = None
 ) -> None:
-    """As a site does before it predicts."""
+    """Install the received payload and memory in the model, as a site does before it predicts."""
+    # Methods that do not use the data still get a context with some: one black image.
     blank = Examples(torch.zeros(1, *recipe.input.shape, dtype=torch.uint8), torch.zeros(1, dtype=torch.int64))
     local = FitContext(
         site=EVALUATOR,

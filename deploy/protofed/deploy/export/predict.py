@@ -1,4 +1,4 @@
-"""`protofed predict`: classes and probabilities of images, by an exported model."""
+"""`protofed predict`: classes and probabilities of images from an exported model."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from protofed.deploy.export import model_folder
 from protofed.deploy.export.images import UnreadableFile, batches, images_of
 from protofed.deploy.export.runtime import Runtime, chosen, predictor
 
-SHOWN = 20  # unreadable images; the rest are only counted
+SHOWN = 20  # unreadable images listed; the rest are only counted
 
 
 @dataclass(frozen=True)
 class PredictRequest:
-    """What to predict, with what.
+    """The options of one prediction.
 
     Attributes:
-        model: folder of `protofed export`.
+        model: folder that `protofed export` wrote.
         images: folder, or .npz.
-        out: the table, CSV.
-        batch: images at a time: bounds memory.
+        out: the CSV file to write.
+        batch: images per batch; it bounds memory.
         allowed: plug-ins that may be imported.
-        shown: a progress bar, on a terminal.
+        shown: show a progress bar, on a terminal.
     """
 
     model: Path
@@ -49,39 +49,39 @@ class PredictRequest:
 
 @dataclass
 class Predicted:
-    """What came of it."""
+    """The outcome: which runtime computed, how many images were classified, and which could not be read."""
 
     runtime: Literal["onnx", "torch"]
     done: int = 0
     unreadable: list[UnreadableFile] = field(default_factory=list)
 
 
-def predict(asked: PredictRequest) -> Predicted:
-    """Write one row an image, in the order of their names: path, class, name, probability, p_NAME of every class.
+def predict(request: PredictRequest) -> Predicted:
+    """Write one row per image, ordered by name: path, class, name, probability, and p_NAME for every class.
 
-    The table appears when all is done. Images that cannot be read have no row.
+    The file appears only when it is complete. Unreadable images have no row.
 
     Raises:
-        DataError: there is no model, it was damaged or changed, or there are no images.
-        ConfigError: what computes is not installed, or the device is not there.
+        DataError: the model is missing, damaged or changed, or there are no images.
+        ConfigError: the runtime is not installed, or the device is not available.
     """
-    contents = model_folder.read(asked.model)
+    contents = model_folder.read(request.model)
     spec = contents.model
     shape, names = spec.input.shape, spec.classes
-    runtime = chosen(asked.model, contents, asked.runtime, asked.device)
-    answer = predictor(asked.model, contents, runtime, asked.device, asked.allowed)
-    images = images_of(asked.images, spec.input)
-    found = Predicted(runtime)
-    with _table(asked.out) as file, progress("predicting", len(images), "images", shown=asked.shown) as bar:
+    runtime = chosen(request.model, contents, request.runtime, request.device)
+    answer = predictor(request.model, contents, runtime, request.device, request.allowed)
+    images = images_of(request.images, spec.input)
+    result = Predicted(runtime)
+    with _table(request.out) as file, progress("predicting", len(images), "images", shown=request.shown) as bar:
         table = csv.writer(file)
         table.writerow(["path", "class", "name", "probability", *(f"p_{name}" for name in names)])
-        for paths, pixels, bad in batches(images, shape, asked.batch):
+        for paths, pixels, unreadable in batches(images, shape, request.batch):
             if paths:
                 table.writerows(_rows(paths, _checked(answer(pixels), len(names)), names))
-            found.done += len(paths)
-            found.unreadable += bad
-            bar.advance(len(paths) + len(bad))
-    return found
+            result.done += len(paths)
+            result.unreadable += unreadable
+            bar.advance(len(paths) + len(unreadable))
+    return result
 
 
 def _rows(paths: Iterable[str], probabilities: NDArray[np.float32], names: tuple[str, ...]) -> Iterator[list[object]]:
@@ -101,7 +101,7 @@ def _checked(probabilities: NDArray[np.float32], classes: int) -> NDArray[np.flo
 
 @contextmanager
 def _table(path: Path) -> Iterator[IO[str]]:
-    """A file that is there when it is whole."""
+    """Open a text file that gets its name only when it is complete."""
     if path.is_dir():
         raise ConfigError(f"--out {path} is a folder; expected the name of a .csv file")
     unfinished = path.with_name(f"{TEMPORARY}{path.name}-{secrets.token_hex(4)}")
@@ -110,7 +110,7 @@ def _table(path: Path) -> Iterator[IO[str]]:
         with unfinished.open("w", encoding="utf-8", errors="surrogateescape", newline="") as file:
             yield file
         os.replace(unfinished, path)
-    except OSError as error:  # what is read inside has its own errors
+    except OSError as error:  # of the table only: reading images raises other classes
         raise write_error(path, error) from error
     finally:
         with suppress(OSError):

@@ -1,4 +1,4 @@
-"""The states of runs that models are made of: of a state folder, also beside a running server, or of a server."""
+"""Read published states and their scores, from a state folder (the server may be running) or over a connection."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class PublishedState:
     """A state that a run published.
 
     Attributes:
-        address: its digest, as the ledger has it; that of the bytes is the same.
-        scores: recorded after that round, by site and name; empty if none were.
+        address: its digest in the ledger, checked against the bytes.
+        scores: recorded after that round, by site and score name; empty if there are none.
     """
 
     recipe: Recipe
@@ -38,14 +38,14 @@ class PublishedState:
 
 
 def of_folder(folder: Path, run: str, round: int | None = None) -> PublishedState:
-    """A state in the folder of a server or of a simulation.
+    """Read a state from the folder of a server or of a simulation.
 
     Args:
         round: None: the newest.
 
     Raises:
-        StateError: there is no ledger, or it or the state is damaged.
-        ConfigError: there is no such run, or no such state any more.
+        StateError: the ledger is missing, or the ledger or the state is damaged.
+        ConfigError: the folder has no such run, or no longer keeps that state.
     """
     with open_state(folder) as opened:
         name = opened.run(run)
@@ -58,7 +58,7 @@ def of_folder(folder: Path, run: str, round: int | None = None) -> PublishedStat
 
 
 def recipe_in(folder: Path, run: str) -> Recipe:
-    """The recipe of a run in such a folder."""
+    """The recipe of a run in a state folder; errors as `of_folder`."""
     with open_state(folder) as opened:
         row = opened.ledger.run(opened.run(run))
     assert row is not None  # noqa: S101  (`opened.run` found it)
@@ -66,17 +66,20 @@ def recipe_in(folder: Path, run: str) -> Recipe:
 
 
 def scores_in(folder: Path, run: str, round: int) -> Mapping[SiteId, Mapping[str, float]]:
-    """The scores that were recorded after a round, by site and name."""
+    """The scores recorded after a round, by site and score name; errors as `of_folder`."""
     with open_state(folder) as opened:
         return opened.ledger.scores(run, round).get(round, {})
 
 
 def of_server(operator: Operator, run: str, round: int | None = None) -> PublishedState:
-    """A state of a server's run, fetched.
+    """Download a state of a run from a server.
+
+    Args:
+        round: None: the newest.
 
     Raises:
-        ConfigError: there is no such run, or no such state any more.
-        DataError: what came is not what the server's ledger names.
+        ConfigError: the server has no such run, or no longer keeps that state.
+        DataError: the bytes do not have the digest of the server's ledger.
     """
     number, data = operator.state(run, round)
     run_record = operator.run_record(run)
@@ -85,16 +88,16 @@ def of_server(operator: Operator, run: str, round: int | None = None) -> Publish
     ]
     address = _state_digest(data, rows[-1]["state"] if rows else "", f"the state of round {number}")
     recipe = parse_json(json.dumps(run_record["recipe"]), Recipe, f"the recipe of run '{run}'")
-    scores = {one["round"]: one["sites"] for one in run_record["scores"]}.get(number, {})
+    scores = {entry["round"]: entry["sites"] for entry in run_record["scores"]}.get(number, {})
     return PublishedState(recipe, number, address, codec.decode(data), scores)
 
 
-def _state_digest(data: bytes, expected: str, what: str) -> Digest:
-    """The digest of what was read, which is the one that the ledger has.
+def _state_digest(data: bytes, expected: str, label: str) -> Digest:
+    """The digest of the bytes.
 
     Raises:
-        DataError: it is another one.
+        DataError: it is not the expected one.
     """
-    if (found := digest(data)) != expected:
-        raise DataError(f"{what} has digest {found[:16]}…, and the ledger says {expected[:16]}…; nothing is exported")
-    return found
+    if (actual := digest(data)) != expected:
+        raise DataError(f"{label} has digest {actual[:16]}…, and the ledger says {expected[:16]}…; nothing is exported")
+    return actual

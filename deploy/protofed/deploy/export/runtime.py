@@ -1,4 +1,4 @@
-"""What computes predictions: ONNX Runtime, or PyTorch. Each is imported only where it is used."""
+"""Inference with ONNX Runtime or PyTorch. Each is imported only when used: either may be missing."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ PROVIDERS = {"cpu": ["CPUExecutionProvider"], "cuda": ["CUDAExecutionProvider", 
 
 
 def chosen(folder: Path, contents: ModelContents, runtime: Runtime, device: str) -> Literal["onnx", "torch"]:
-    """ONNX Runtime where it is installed, the model was exported for it and no GPU is asked for; else PyTorch.
+    """Choose the runtime: ONNX Runtime if it is installed, the model has an ONNX file and `device` is cpu.
 
     Raises:
-        ConfigError: neither is there, or not the one that is asked for.
+        ConfigError: the requested runtime, or any that fits the model's files, is not installed.
     """
     files: dict[Literal["onnx", "torch"], str] = {"onnx": GRAPH, "torch": WEIGHTS}
     installed = {name: find_spec(package) is not None for name, package in NEEDED.items()}
@@ -50,11 +50,14 @@ def chosen(folder: Path, contents: ModelContents, runtime: Runtime, device: str)
 def predictor(
     folder: Path, contents: ModelContents, runtime: Literal["onnx", "torch"], device: str, allowed: frozenset[str]
 ) -> Predictor:
-    """The model, ready.
+    """Load the model.
+
+    Returns:
+        A function of pixels float32 [N, channels, H, W] in 0..1 to probabilities float32 [N, C].
 
     Raises:
-        DataError: its file is damaged, or another than `model.json` tells of.
-        ConfigError: the device is not there, or the architecture cannot be built.
+        DataError: the file is damaged, or is not the one that `model.json` describes.
+        ConfigError: the device is not available, or the architecture cannot be built.
     """
     if runtime == "onnx":
         return _onnx(folder, contents, device)
@@ -64,22 +67,22 @@ def predictor(
 def _onnx(folder: Path, contents: ModelContents, device: str) -> Predictor:
     onnxruntime: Any = import_module("onnxruntime")
     kind, _, index = device.partition(":")
-    wanted = _providers("cuda" if kind == "auto" and _has_cuda(onnxruntime) else kind.replace("auto", "cpu"), device)
-    if not set(wanted) <= set(onnxruntime.get_available_providers()):
+    providers = _providers("cuda" if kind == "auto" and _has_cuda(onnxruntime) else kind.replace("auto", "cpu"), device)
+    if not set(providers) <= set(onnxruntime.get_available_providers()):
         raise ConfigError(f"device '{device}': this onnxruntime has no GPU; take --runtime torch or --device cpu")
     data = read_file(folder, contents, GRAPH)
     options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3  # errors
-    settings = [{"device_id": index or "0"} if one.startswith("CUDA") else {} for one in wanted]
+    options.log_severity_level = 3  # 3: errors only; its warnings about the graph do not concern the user
+    settings = [{"device_id": index or "0"} if provider.startswith("CUDA") else {} for provider in providers]
     try:
-        session = onnxruntime.InferenceSession(data, options, providers=wanted, provider_options=settings)
-    except Exception as error:  # its own kinds of errors, and RuntimeError
+        session = onnxruntime.InferenceSession(data, options, providers=providers, provider_options=settings)
+    except Exception as error:  # onnxruntime raises classes of its own, and RuntimeError
         raise DataError(f"{folder / GRAPH} cannot be used: {str(error)[:200]}; export the model again") from error
     check_strings(folder / GRAPH, session.get_modelmeta().custom_metadata_map, contents)
 
     def predict(pixels: NDArray[np.float32]) -> NDArray[np.float32]:
-        found: NDArray[np.float32] = session.run(["probabilities"], {"pixels": pixels})[0]
-        return found
+        probabilities: NDArray[np.float32] = session.run(["probabilities"], {"pixels": pixels})[0]
+        return probabilities
 
     return predict
 
@@ -102,8 +105,8 @@ def _torch(folder: Path, contents: ModelContents, device: str, allowed: frozense
 
     where, spec, weights = devices.pick(device), contents.model, _weights(folder, contents)
     classes = len(spec.classes)
-    own = spec.architecture.name not in set(architectures)
-    if own and is_plugin(PluginKind.MODEL, spec.architecture.name) and spec.architecture.name not in allowed:
+    is_custom = spec.architecture.name not in set(architectures)
+    if is_custom and is_plugin(PluginKind.MODEL, spec.architecture.name) and spec.architecture.name not in allowed:
         raise ConfigError(
             f"the model is made by {spec.architecture.name}, code that is not protofed's; if you trust it and it is "
             f"installed here: --allow-plugin {spec.architecture.name} (or --runtime onnx, which needs no such code)"
@@ -114,7 +117,7 @@ def _torch(folder: Path, contents: ModelContents, device: str, allowed: frozense
 
 
 def _weights(folder: Path, contents: ModelContents) -> Payload:
-    """Body and head, checked against both digests."""
+    """Read body and head. Two checks: the file's digest, and the digest of the weights as protofed encodes them."""
     from safetensors import SafetensorError, safe_open
     from safetensors.numpy import load
 
@@ -133,9 +136,9 @@ def _weights(folder: Path, contents: ModelContents) -> Payload:
             raise DataError(f"{folder / WEIGHTS} has a tensor '{path[:80]}'; expected only body.… and head.…")
         weights[Part(part)][name] = array
     try:
-        found = codec.digest(codec.encode(weights))
+        actual = codec.digest(codec.encode(weights))
     except CodecError as error:
         raise DataError(f"{folder / WEIGHTS} is damaged: {error}; export the model again") from error
-    if found != contents.origin.weights:
-        raise DataError(f"{folder / WEIGHTS} does not hold the weights that {FACTS} tells of; export the model again")
+    if actual != contents.origin.weights:
+        raise DataError(f"{folder / WEIGHTS} does not hold the weights that {FACTS} describes; export the model again")
     return weights

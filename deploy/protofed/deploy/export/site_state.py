@@ -1,4 +1,4 @@
-"""What a site keeps of a run, looked at from outside: nothing in its folder is changed, its daemon may go on."""
+"""Read what a site keeps of a run. Read-only: the site's daemon may be running."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ from protofed.common.storage.journal import HalfLineError, records
 
 @dataclass(frozen=True)
 class KeptRound:
-    """What a site holds after one of its rounds that counted.
+    """What a site keeps of one accepted round.
 
     Attributes:
-        started_from: digest of the model that it was sent for that round's training.
+        started_from: digest of the model that the site trained from in that round.
+        memory: what the method carries from round to round at this site.
         personal: BODY and HEAD as the training left them.
     """
 
@@ -38,7 +39,7 @@ class KeptRound:
 
 @dataclass(frozen=True)
 class Base:
-    """A model that the site was sent; `round` is that of the state that it was made of."""
+    """A model that the site was sent; `round` is the round of its state."""
 
     address: Digest
     round: int
@@ -46,11 +47,14 @@ class Base:
 
 
 def kept(folder: Path, run: str, round: int | None = None) -> KeptRound:
-    """What a site keeps of a round (None: the newest) of a run.
+    """Read what a site keeps of a run.
+
+    Args:
+        round: None: the newest.
 
     Raises:
-        ConfigError: it keeps nothing of it.
-        StateError: what it keeps is damaged.
+        ConfigError: the site keeps nothing of that run or round.
+        StateError, DataError: a file is damaged.
     """
     rounds = {
         int(path.parent.name): path.parent
@@ -62,19 +66,20 @@ def kept(folder: Path, run: str, round: int | None = None) -> KeptRound:
         raise ConfigError(f"the site of {folder} keeps no model of run '{short(run)}'; it has those of runs: {runs}")
     number = max(rounds) if round is None else round
     if number not in rounds:
-        there = ", ".join(map(str, sorted(rounds)))
-        raise ConfigError(f"the site of {folder} keeps no model of round {number}; it has those of rounds {there}")
-    here = rounds[number]
-    facts = _facts(here / "task.json")
-    memory, personal = (_read(here / f"{name}.safetensors") for name in ("memory", "personal"))
+        round_list = ", ".join(map(str, sorted(rounds)))
+        raise ConfigError(f"the site of {folder} keeps no model of round {number}; it has those of rounds {round_list}")
+    round_folder = rounds[number]
+    facts = _facts(round_folder / "task.json")
+    memory, personal = (_read(round_folder / f"{name}.safetensors") for name in ("memory", "personal"))
     return KeptRound(str(facts["update"]["site"]), number, Digest(str(facts["task"]["base_digest"])), memory, personal)
 
 
-def newest_base(folder: Path, run: str, held: KeptRound) -> Base:
-    """The newest model of a run that the site was sent and still has, by its own audit log.
+def newest_base(folder: Path, run: str, kept_round: KeptRound) -> Base:
+    """The newest model of a run that the site was sent and still has, found through its audit log.
 
     Raises:
-        ConfigError: it has none any more.
+        ConfigError: the site no longer has one.
+        StateError: the file's digest differs.
     """
     address, scored = _last_fetched(folder, run)
     path = folder / DOWNLOADS_FOLDER / (address or "none")
@@ -82,20 +87,21 @@ def newest_base(folder: Path, run: str, held: KeptRound) -> Base:
         data = path.read_bytes()
     except OSError as error:
         raise ConfigError(
-            f"the site of {folder} does not have the model any more that it was sent last of run '{short(run)}'; "
+            f"the site of {folder} no longer has the model that it was sent last of run '{short(run)}'; "
             "give the server's state with --state, or let its daemon take part again"
         ) from error
     if digest(data) != address:
         raise StateError(f"{path} is damaged: its digest differs; let the site's daemon fetch it again")
-    after = held.round - 1 if address == held.started_from else held.round
-    return Base(address, after if scored is None else scored, _decoded(path, data))
+    # A model fetched for training is the previous round's state; one fetched after training is this round's.
+    round_of_base = kept_round.round - 1 if address == kept_round.started_from else kept_round.round
+    return Base(address, round_of_base if scored is None else scored, _decoded(path, data))
 
 
 def offered_recipe(folder: Path, run: str) -> Recipe:
     """The recipe that the server offered to the site as this run.
 
     Raises:
-        ConfigError: it offered none, or one that cannot be used.
+        ConfigError: the server offered none, or this version cannot use it.
     """
     from protofed.client.agent.site import read_recipe
 
@@ -104,21 +110,21 @@ def offered_recipe(folder: Path, run: str) -> Recipe:
 
 
 def _last_fetched(folder: Path, run: str) -> tuple[Digest | None, int | None]:
-    """Of the run's models the one that was asked for last; and the round that it was scored for since, if it was."""
+    """The digest of the run's model that was downloaded last, and the round as which the site scored it."""
     newest: Digest | None = None
     scored: int | None = None
-    if not (folder / AUDIT).exists():  # a simulated site's
+    if not (folder / AUDIT).exists():  # simulated sites keep no audit log
         return None, None
     try:
         for record in records(folder / AUDIT):
-            said = record.facts.get("facts")
-            if not isinstance(said, Mapping) or said.get("run") != run:
+            fields = record.facts.get("facts")
+            if not isinstance(fields, Mapping) or fields.get("run") != run:
                 continue
-            if record.facts.get("call") == "GetChunk" and said.get("digest") != newest:
-                newest, scored = Digest(str(said.get("digest"))), None
+            if record.facts.get("call") == "GetChunk" and fields.get("digest") != newest:
+                newest, scored = Digest(str(fields.get("digest"))), None
             elif record.facts.get("call") == "ReportScores":
-                scored = int(str(said.get("round")))
-    except HalfLineError:  # the daemon is writing just now
+                scored = int(str(fields.get("round")))
+    except HalfLineError:  # the daemon is writing the last line
         pass
     return newest, scored
 
