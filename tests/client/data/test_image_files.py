@@ -63,7 +63,7 @@ def test_what_systems_leave_behind_is_left_out_by_name(name: str, tmp_path: Path
         (place / name).parent.mkdir(exist_ok=True)
         (place / name).write_bytes(b"x")
     found = folder(tmp_path)
-    assert ([item.name for item in found.items], list(found.astray)) == (["nv/00.png"], [])
+    assert ([item.name for item in found.items], list(found.misplaced)) == (["nv/00.png"], [])
 
 
 def test_what_lies_in_no_class_is_astray_and_what_is_unknown_an_item(tmp_path: Path) -> None:
@@ -71,12 +71,12 @@ def test_what_lies_in_no_class_is_astray_and_what_is_unknown_an_item(tmp_path: P
     (tmp_path / "readme.txt").write_text("about")
     (tmp_path / "nv" / "notes.txt").write_text("about")
     found = folder(tmp_path)
-    assert list(found.astray) == ["readme.txt"]
+    assert list(found.misplaced) == ["readme.txt"]
     assert [item.name for item in found.items] == ["nv/00.png", "nv/notes.txt"]
     for name in ("train", "test"):
         classes(tmp_path / "split" / name, {"nv": 1})
     save(tmp_path / "split" / "train" / "loose.png")
-    assert list(folder(tmp_path / "split").astray) == ["train/loose.png"]
+    assert list(folder(tmp_path / "split").misplaced) == ["train/loose.png"]
 
 
 def test_links_out_of_the_folder_are_refused_and_counted(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from tests.support.image_files import ramp, save, settings
 
-from protofed.client.data.sources import load, own_class_names, own_input
+from protofed.client.data.sources import infer_class_names, infer_input, load
 from protofed.common.config.recipe import Data
 from protofed.common.errors import DataError
 
@@ -29,15 +29,15 @@ def test_it_is_the_images_own(
     for half, of in halves.items():
         arrays |= {f"{half}_images": np.zeros(of, np.uint8), f"{half}_labels": np.full(of[0], classes - 1)}
     np.savez(tmp_path / "a.npz", **arrays)
-    found, count = own_input(Data(source="npz", root=tmp_path / "a.npz"))
+    found, count = infer_input(Data(source="npz", root=tmp_path / "a.npz"))
     assert (found.shape, count) == (shape, classes)
 
 
 def test_there_are_always_two_classes(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", test_images=np.zeros((2, 3, 3), np.uint8), test_labels=np.zeros(2, np.int64))
-    assert own_input(Data(source="npz", root=tmp_path / "a.npz"))[1] == 2
+    assert infer_input(Data(source="npz", root=tmp_path / "a.npz"))[1] == 2
     with pytest.raises(DataError, match="cannot read"):
-        own_input(Data(source="npz", root=tmp_path / "none.npz"))
+        infer_input(Data(source="npz", root=tmp_path / "none.npz"))
 
 
 def test_of_files_it_is_the_first_readable_ones_and_the_names_are_their_own(tmp_path: Path) -> None:
@@ -54,18 +54,18 @@ def test_of_files_it_is_the_first_readable_ones_and_the_names_are_their_own(tmp_
         "test_fraction": 0.5,
     }
     data = settings("folder", tmp_path, **more)
-    found, count = own_input(data)
+    found, count = infer_input(data)
     assert (found.shape, found.fit, found.colours, count) == ((3, 5, 7), "stretch", "convert", 2)
-    assert own_class_names(data) == ("A", "mel")
-    assert load(data, found, own_class_names(data)).train.images.shape[1:] == (3, 5, 7)
+    assert infer_class_names(data) == ("A", "mel")
+    assert load(data, found, infer_class_names(data)).train.images.shape[1:] == (3, 5, 7)
 
 
 def test_files_none_of_which_is_an_image_are_refused(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "0.png").write_bytes(b"damaged")
     with pytest.raises(DataError, match="none of the first 1 files is an image"):
-        own_input(settings("folder", tmp_path))
+        infer_input(settings("folder", tmp_path))
 
 
 def test_numbers_have_no_names() -> None:
-    assert own_class_names(Data(source="digits")) == ()
+    assert infer_class_names(Data(source="digits")) == ()

@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 from tests.support.image_files import RGB, classes, input_, save, settings, shade
 
 from protofed.client.data import reading
-from protofed.client.data.decoding import Pixels, decoded
+from protofed.client.data.decoding import Pixels, decode_file
 from protofed.client.data.reading import read_images
 from protofed.client.data.site import load_site, load_sites, load_test
 from protofed.client.data.sources import Source, load
@@ -74,9 +74,9 @@ def test_threads_that_overtake_one_another_change_nothing(tmp_path: Path, monkey
 
     def slow(path: Path, input_: Input) -> Pixels:
         time.sleep(0.02 * (int(path.stem) % 3 == 0))
-        return decoded(path, input_)
+        return decode_file(path, input_)
 
-    monkeypatch.setattr(reading, "decoded", slow)
+    monkeypatch.setattr(reading, "decode_file", slow)
     monkeypatch.setattr(reading, "AHEAD_BYTES", 1)  # of 8 at a time, not all at once
     images, why = read_images(paths, RGB)
     assert images[:, 0, 0, 0].tolist() == list(range(10))

@@ -1,4 +1,4 @@
-"""What is done to raw pixels on their way to the model: pure functions of whole batches, alike on every device."""
+"""Normalisation and augmentation of batches: pure functions with equal results on every device."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LARGEST_TURN = 15.0  # degrees, to either side
 
 @dataclass(frozen=True)
 class Augmentation:
-    """What moves a batch of images at random.
+    """A random movement of images, in two steps: draw on the CPU, then move on the images' device.
 
     Attributes:
         draw: count and a generator of the CPU -> [count, ...], all random numbers for so many images, on the CPU.

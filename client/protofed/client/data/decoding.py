@@ -1,6 +1,6 @@
-"""From an image file to what the model takes: one function of a path and the run's `[input]`.
+"""From an image file to the model's input: one function of a path and the run's `[input]`.
 
-In this order: the photograph is turned as its EXIF says, colours are converted, values become 0..1, the size is fitted.
+The order is fixed: rotate as EXIF says, convert colours, scale values to 0..1, fit the size.
 """
 
 from __future__ import annotations
@@ -26,44 +26,54 @@ if TYPE_CHECKING:
 Pixels: TypeAlias = NDArray[Any]  # [channels, H, W], uint8, or float32 in 0..1
 FORMATS = ("PNG", "JPEG", "TIFF", "BMP", "GIF", "WEBP", "JPEG2000")
 _GREYS = ("L", "F")
-_DEEP = ("I;16", "I;16L", "I;16B", "I;16N")  # Pillow's modes of 16 bits
+_DEEP = ("I;16", "I;16L", "I;16B", "I;16N")  # Pillow's 16-bit modes
 
 
 def decode(path: Path, input_: Input) -> Pixels:
-    """One image file (PNG, JPEG, TIFF, BMP, GIF, WebP, JPEG 2000; DICOM), by its content, as the run wants it.
+    """Decode one image file (PNG, JPEG, TIFF, BMP, GIF, WebP, JPEG 2000; DICOM), recognised by content, not suffix.
 
     Returns:
         [channels, H, W]: uint8 from 8-bit files without `input.window`, else float32 in 0..1.
 
     Raises:
-        Unreadable: empty, truncated, of an unknown type, of several frames, too large, partly transparent, of a size
-            or colours that the run takes only with `input.fit` or `input.colours`.
+        UnreadableImageError: empty, truncated, of an unknown type, of several frames, too large, partly transparent, or
+            of a size or colours that the run accepts only with another `input.fit` or `input.colours`.
         DataError: it is DICOM, and pydicom is not installed; or the run has more channels than image files.
     """
-    with quiet():
-        return decoded(path, input_)
+    with silence_decoders():
+        return decode_file(path, input_)
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
-    """No word of a decoder about odd files: it would go to the log, with what stands in them. Of the whole process."""
+def silence_decoders() -> Iterator[None]:
+    """Silence the decoders' warnings, which quote the files' content; changes the whole process's filters."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
 
 
-def decoded(path: Path, input_: Input) -> Pixels:
-    """As `decode`, for many threads at once: whoever calls it is `quiet`."""
+def decode_file(path: Path, input_: Input) -> Pixels:
+    """As `decode`, for several threads at once, inside of one `silence_decoders`.
+
+    `warnings.catch_warnings` is not thread-safe, so it must be entered once around all threads.
+    """
     if input_.shape[0] not in (1, 3):
         raise DataError(f"input.shape has {input_.shape[0]} channels; image files have 1 or 3: expected a source npz")
-    return brought(opened(path, input_.window), input_)
+    return fit_to_input(open_image(path, input_.window), input_)
 
 
-def brought(image: Image, input_: Input) -> Pixels:
-    """As the run wants it: an image of mode L or RGB of 8 bits, or F (grey) in 0..1.
+def fit_to_input(image: Image, input_: Input) -> Pixels:
+    """Convert the colours, values and size of an image as the run's `[input]` says.
+
+    Args:
+        image: mode L or RGB of 8 bits, or F (grey) in 0..1.
+
+    Returns:
+        [channels, H, W] as of `decode`.
 
     Raises:
-        Unreadable: of a size or colours that the run takes only with `input.fit` or `input.colours`.
+        UnreadableImageError: of a size or colours that the run accepts only with another `input.fit` or
+            `input.colours`.
     """
     image = _coloured(image, input_)
     if input_.window is not None and image.mode != "F":
@@ -75,32 +85,33 @@ def brought(image: Image, input_: Input) -> Pixels:
     return np.ascontiguousarray(np.broadcast_to(pixels, input_.shape))
 
 
-def opened(path: Path, window: tuple[float, float] | None) -> Image:
-    """An image as its file means it: mode L or RGB of 8 bits, or F (grey) in 0..1.
+def open_image(path: Path, window: tuple[float, float] | None) -> Image:
+    """Read an image file; returns mode L or RGB of 8 bits, or F (grey) in 0..1.
+
+    Args:
+        window: centre and width, for files of more than 8 bits.
 
     Raises:
-        Unreadable: see `decode`.
-        DataError: see `decode`.
+        UnreadableImageError, DataError: as `decode`.
     """
     _check_file(path)
     try:
-        found = dicom.read(path, window) if dicom.is_one(path) else _read(path, window)
+        return dicom.read(path, window) if dicom.is_dicom(path) else _read(path, window)
     except (DataError, MemoryError):
         raise
-    except Exception as error:  # decoders of damaged files raise anything
+    except Exception as error:  # decoders raise anything on damaged files; their texts may quote the content
         raise UnreadableImageError(f"truncated, damaged or of no known type ({type(error).__name__})") from error
-    return found
 
 
 def _check_file(path: Path) -> None:
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError as error:
         raise UnreadableImageError(f"{error.strerror}".lower()) from error
-    if not stat.S_ISREG(found.st_mode):  # a pipe would never end
+    if not stat.S_ISREG(status.st_mode):  # a pipe would never end
         raise UnreadableImageError("no regular file")
-    if not 0 < found.st_size <= MOST_FILE_BYTES:
-        raise UnreadableImageError("empty" if not found.st_size else f"larger than {MOST_FILE_BYTES >> 20} MiB")
+    if not 0 < status.st_size <= MOST_FILE_BYTES:
+        raise UnreadableImageError("empty" if not status.st_size else f"larger than {MOST_FILE_BYTES >> 20} MiB")
 
 
 def _read(path: Path, window: tuple[float, float] | None) -> Image:
@@ -111,14 +122,15 @@ def _read(path: Path, window: tuple[float, float] | None) -> Image:
             raise UnreadableImageError(f"{frames} frames or pages; expected one image a file")
         if image.width * image.height > MOST_PIXELS:
             raise UnreadableImageError(f"{image.width} x {image.height} pixels; expected at most {MOST_PIXELS:,}")
+        # Pillow reads colours of 16 bits as 8 bits without a word; only the raw mode of its tiles shows it.
         if image.mode not in ("I", *_DEEP) and any(";16" in str(tile.args) for tile in image.tile):
             raise UnreadableImageError("colours of 16 bits; expected 8 bits, or 16 in grey")
-        image.load()
-        return _plain(ImageOps.exif_transpose(image), window)
+        image.load()  # only now are pixels decoded: all checks above read the header
+        return _simplified(ImageOps.exif_transpose(image), window)
 
 
-def _plain(image: Image, window: tuple[float, float] | None) -> Image:
-    """Pillow's many modes as L, RGB or F in 0..1."""
+def _simplified(image: Image, window: tuple[float, float] | None) -> Image:
+    """Pillow's many modes reduced to L, RGB, or F in 0..1."""
     if image.mode in (*_DEEP, "I", "F"):
         return _floats(_deep(image, window))
     if image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info:
@@ -133,8 +145,8 @@ def _plain(image: Image, window: tuple[float, float] | None) -> Image:
 
 
 def _deep(image: Image, window: tuple[float, float] | None) -> NDArray[np.float32]:
-    """Values of more than 8 bits in 0..1: by the run's window, or 16 bits by 65535."""
-    values = np.asarray(image).astype(np.float64)  # of either byte order
+    """[H, W], values of more than 8 bits scaled to 0..1: by the run's window, or 16 bits by 65535."""
+    values = np.asarray(image).astype(np.float64)  # native byte order, whatever the file's
     if not np.isfinite(values).all():
         raise UnreadableImageError("values that are no numbers")
     if window is not None:
@@ -148,32 +160,32 @@ def _deep(image: Image, window: tuple[float, float] | None) -> NDArray[np.float3
 
 
 def _opaque(image: Image) -> Image:
-    """Without its alpha, which must not matter."""
-    whole = image.convert("RGBA")
-    if whole.getchannel("A").getextrema() != (255, 255):
+    """The image without its alpha channel, which must be opaque: a background to blend with would be a guess."""
+    rgba = image.convert("RGBA")
+    if rgba.getchannel("A").getextrema() != (255, 255):
         raise UnreadableImageError("partly transparent; expected an opaque image")
-    if image.mode == "P" or image.mode == "PA":
-        return whole.convert("RGB" if not _is_grey(image) else "L")
-    return whole.convert("L" if image.mode in ("LA", "La", "L") else "RGB")
+    if image.mode in ("P", "PA"):
+        return rgba.convert("RGB" if not _is_grey(image) else "L")
+    return rgba.convert("L" if image.mode in ("LA", "La", "L") else "RGB")
 
 
 def _is_grey(image: Image) -> bool:
-    """Of an image with a palette: whether that has shades of grey only."""
+    """Whether the palette of an image has shades of grey only."""
     colours = np.array(image.getpalette("RGB") or [0, 0, 0]).reshape(-1, 3)
     return bool((colours == colours[:, :1]).all())
 
 
 def _coloured(image: Image, input_: Input) -> Image:
-    """Grey where the run wants grey, and where it wants colours only if it says so."""
+    """Convert between grey and RGB, if `input.colours` allows it. Grey for an RGB run stays one channel here."""
     channels = 1 if image.mode in _GREYS else 3
     if channels == input_.shape[0]:
         return image
     if input_.colours == "exact":
-        said = {1: "grey", 3: "RGB"}
+        names = {1: "grey", 3: "RGB"}
         raise UnreadableImageError(
-            f"{said[channels]}, and the run takes {said[input_.shape[0]]} images only (input.colours)"
+            f"{names[channels]}, and the run takes {names[input_.shape[0]]} images only (input.colours)"
         )
-    return image.convert("L") if channels == 3 else image  # ITU-R 601; grey is repeated in the end
+    return image.convert("L") if channels == 3 else image  # luma of ITU-R 601; `fit_to_input` repeats grey
 
 
 def _windowed(values: NDArray[Any], window: tuple[float, float]) -> NDArray[np.float32]:
@@ -181,18 +193,18 @@ def _windowed(values: NDArray[Any], window: tuple[float, float]) -> NDArray[np.f
 
 
 def _floats(plane: NDArray[np.float32]) -> Image:
-    """[H, W] as an image of mode F."""
+    """A plane [H, W] as an image of mode F."""
     from PIL import Image
 
     return Image.fromarray(np.ascontiguousarray(plane))
 
 
 def _fitted(image: Image, input_: Input) -> Pixels:
-    """[H, W] or [H, W, 3] of the run's size."""
+    """[H, W] or [H, W, 3] with the run's H and W."""
     height, width = input_.shape[1:]
     if image.size == (width, height):
         return np.asarray(image)
-    across, down = width / image.width, height / image.height
+    ratios = width / image.width, height / image.height
     match input_.fit:
         case "exact":
             raise UnreadableImageError(
@@ -201,29 +213,29 @@ def _fitted(image: Image, input_: Input) -> Pixels:
         case "stretch":
             return _resized(image, width, height)
         case "crop":
-            return _centred(_scaled(image, max(across, down)), height, width)
+            return _centred(_scaled(image, max(ratios)), height, width)
         case "pad":
-            return _centred(_scaled(image, min(across, down)), height, width)
+            return _centred(_scaled(image, min(ratios)), height, width)
 
 
-def _scaled(image: Image, by: float) -> Pixels:
-    return _resized(image, max(1, round(image.width * by)), max(1, round(image.height * by)))
+def _scaled(image: Image, factor: float) -> Pixels:
+    return _resized(image, max(1, round(image.width * factor)), max(1, round(image.height * factor)))
 
 
 def _resized(image: Image, width: int, height: int) -> Pixels:
     from PIL.Image import Resampling
 
-    found = np.asarray(image.resize((width, height), Resampling.BILINEAR))
-    return found.clip(0, 1) if image.mode == "F" else found
+    pixels = np.asarray(image.resize((width, height), Resampling.BILINEAR))
+    return pixels.clip(0, 1) if image.mode == "F" else pixels  # interpolation may exceed 1 by rounding
 
 
 def _centred(pixels: Pixels, height: int, width: int) -> Pixels:
-    """The middle of an image, or the image in the middle of black."""
+    """[height, width, ...]: crop to the middle where the image is larger, pad with black where it is smaller."""
     for axis, size in enumerate((height, width)):
         spare = size - pixels.shape[axis]
         if spare < 0:
             pixels = np.take(pixels, np.arange(-spare // 2, -spare // 2 + size), axis)
-        before = [(0, 0)] * pixels.ndim
-        before[axis] = (max(spare, 0) // 2, max(spare, 0) - max(spare, 0) // 2)
-        pixels = np.pad(pixels, before)
+        margins = [(0, 0)] * pixels.ndim
+        margins[axis] = (max(spare, 0) // 2, max(spare, 0) - max(spare, 0) // 2)
+        pixels = np.pad(pixels, margins)
     return pixels

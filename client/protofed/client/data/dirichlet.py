@@ -1,4 +1,4 @@
-"""The papers' label-skewed partitions, one loop: a Dirichlet draw deals every class, and a full site gets no more.
+"""The papers' label-skewed partitions in one loop: each class is dealt by a Dirichlet draw, to sites that are not full.
 
 NumPy only, pure functions of labels and a generator.
 """
@@ -28,16 +28,19 @@ def dirichlet(
 
     Args:
         labels: [N]; its classes are dealt in sorted order.
-        sites: how many.
+        sites: number of sites, K.
         beta: concentration of the symmetric Dirichlet distribution, by class over sites.
-        rng: the legacy generator, for the sake of the paper's own partitions.
-        min_examples: that every site has at least.
-        min_classes: that every site has at least; 2 in the paper.
+        rng: NumPy's legacy generator, which the released code draws from.
+        min_examples: of every site.
+        min_classes: of every site; 2 in the paper.
+
+    Returns:
+        For each of the K sites its examples, sorted.
 
     Raises:
         DataError: no such partition exists, or none was found in `ATTEMPTS` draws.
     """
-    rng.permutation(len(labels))  # drawn and never used by the released code: kept, for equal partitions
+    rng.permutation(len(labels))  # the released code draws it and never uses it; without it later draws would differ
     return [np.sort(site) for site in _drawn(labels, sites, beta, rng, min_examples, min_classes)]
 
 
@@ -76,7 +79,7 @@ def niid_bench_dirichlet(
 def _drawn(
     labels: Labels, sites: int, beta: float, rng: np.random.RandomState, min_examples: int, min_classes: int
 ) -> list[Indices]:
-    """Draws until every site has its minima; in the order dealt."""
+    """Draw until every site has its minima; each site's examples in the order dealt."""
     minima = f"at least {min_examples} examples" + (f" and {min_classes} classes" if min_classes else "") + " each"
     if sites * min_examples > len(labels) or min_classes > len(np.unique(labels)):
         raise DataError(
@@ -84,9 +87,9 @@ def _drawn(
             "lower partition.sites or the minima"
         )
     for _ in range(ATTEMPTS):
-        held = _draw(labels, sites, beta, rng, min_classes)  # [K, classes]
-        if min(len(site) for site in held) >= min_examples and _fewest_classes(labels, held) >= min_classes:
-            return held
+        dealt = _draw(labels, sites, beta, rng, min_classes)
+        if min(len(site) for site in dealt) >= min_examples and _fewest_classes(labels, dealt) >= min_classes:
+            return dealt
     raise DataError(
         f"no partition of {len(labels)} examples into {sites} sites with beta {beta:g}, {minima}, "
         f"in {ATTEMPTS} draws; raise partition.beta or lower the minima"
@@ -94,29 +97,30 @@ def _drawn(
 
 
 def _draw(labels: Labels, sites: int, beta: float, rng: np.random.RandomState, min_classes: int) -> list[Indices]:
-    """One attempt: [K] index arrays, of any size; all empty where the proportions came out as no numbers."""
-    held: list[list[Indices]] = [[] for _ in range(sites)]
+    """One attempt: K index arrays of any size; all empty if no site that is not full got any proportion."""
+    dealt: list[list[Indices]] = [[] for _ in range(sites)]
     for rank, c in enumerate(np.unique(labels)):
         indices = shuffled(labels, c, rng)
-        room = np.array([sum(map(len, site)) < len(labels) / sites for site in held])  # [K]
-        proportions = rng.dirichlet(np.repeat(beta, sites)) * room
-        if not proportions.sum() > 0:  # a tiny beta: all mass on sites that are full
+        has_room = np.array([sum(map(len, site)) < len(labels) / sites for site in dealt])  # [K]
+        proportions = rng.dirichlet(np.repeat(beta, sites)) * has_room
+        # With a tiny beta all mass may be on full sites, and `dirichlet` itself may give NaN: both fail `> 0`.
+        if not proportions.sum() > 0:
             return [np.empty(0, np.int64)] * sites
         cuts = (np.cumsum(proportions / proportions.sum()) * len(indices)).astype(int)[:-1]
         chunks = np.split(indices, cuts)
         if rank >= min_classes:
-            _swap(chunks, held, min_classes)
-        for site, chunk in zip(held, chunks, strict=True):
+            _swap(chunks, dealt, min_classes)
+        for site, chunk in zip(dealt, chunks, strict=True):
             site.extend([chunk] if len(chunk) else [])
-    return [np.concatenate([np.empty(0, np.int64), *site]) for site in held]
+    return [np.concatenate([np.empty(0, np.int64), *site]) for site in dealt]
 
 
-def _swap(chunks: list[Indices], held: list[list[Indices]], min_classes: int) -> None:
-    """The released code's help for sites short of classes: the n-th of these swaps with the n-th site from the end."""
-    short = [k for k, site in enumerate(held) if len(site) < min_classes]
+def _swap(chunks: list[Indices], dealt: list[list[Indices]], min_classes: int) -> None:
+    """As in the released code, the n-th site that is short of classes swaps chunks with the n-th site from the end."""
+    short = [k for k, site in enumerate(dealt) if len(site) < min_classes]
     for place, k in enumerate(short, start=1):
         chunks[k], chunks[-place] = chunks[-place], chunks[k]
 
 
-def _fewest_classes(labels: Labels, held: list[Indices]) -> int:
-    return min(len(np.unique(labels[site])) for site in held)
+def _fewest_classes(labels: Labels, dealt: list[Indices]) -> int:
+    return min(len(np.unique(labels[site])) for site in dealt)

@@ -1,4 +1,4 @@
-"""One line of what a site has, before anybody asks what its label means."""
+"""An image file that a site has, with the site's own label for it."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ SPLITS: tuple[Split, ...] = get_args(Split)
 
 @dataclass(frozen=True)
 class FileEntry:
-    """A file and what the site says of it.
+    """An image file, not opened yet.
 
     Attributes:
-        path: where it lies.
         name: its path below the root (of a manifest: below the manifest's folder), with slashes.
-        label: the site's own.
-        split: the files' own; None: they have none.
-        group: what must stay together, as a patient; None: there are no groups. Never shown.
-        row: of a manifest, as a spreadsheet counts (the heading is row 1).
+        label: the site's own label, normalised.
+        split: as the site's files are split; None: they are not.
+        group: examples of one group, such as a patient, stay together; None: there are no groups. Not in the repr,
+            as it may identify a patient.
+        row: of a manifest, as a spreadsheet counts (the heading is row 1); None: not from a manifest.
     """
 
     path: Path
@@ -31,6 +31,6 @@ class FileEntry:
     row: int | None = None
 
 
-def leads_out(path: Path, root: Path) -> bool:
-    """Whether links lead a path out of its root, which is a real path itself."""
+def leaves_root(path: Path, root: Path) -> bool:
+    """Whether links lead `path` out of `root`, which is resolved itself."""
     return not path.resolve().is_relative_to(root)

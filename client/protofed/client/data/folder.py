@@ -1,4 +1,4 @@
-"""Images in a folder for each class: `root/class/...`, or `root/{train,val,test}/class/...`; the path says it all."""
+"""The source `folder`: images in a folder for each class, `root/class/...` or `root/{train,val,test}/class/...`."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from protofed.client.data.file_entry import SPLITS, FileEntry, Split, leads_out
-from protofed.client.data.labels import plain
+from protofed.client.data.file_entry import SPLITS, FileEntry, Split, leaves_root
+from protofed.client.data.labels import normalise
 from protofed.common.errors import DataError
 
-# What systems leave in folders, by its name in small letters; names that begin with a point are left out, too.
+# Names, in lower case, that operating systems and servers leave in folders; hidden names are left out, too.
 _LEFTOVERS = frozenset(
     {"thumbs.db", "ehthumbs.db", "desktop.ini", "dicomdir", "__macosx", "@eadir", "lost+found", "$recycle.bin"}
     | {"system volume information", "icon\r"}
@@ -19,13 +19,13 @@ _LEFTOVERS = frozenset(
 
 
 def read(root: Path, group: str | None) -> tuple[list[FileEntry], list[str]]:
-    """All files below a folder, sorted by name.
+    """All files below `root`, sorted by name.
 
     Args:
-        group: regex with one (group), sought in each file's path below the root.
+        group: regex with one (group), searched in each file's path below the root.
 
     Returns:
-        What lies in a class's folder, at any depth, and the names of what does not.
+        The files in class folders, at any depth, and the names of files outside of any.
 
     Raises:
         DataError: no such folder, a folder that cannot be read, links out of it, a split beside class folders.
@@ -33,20 +33,20 @@ def read(root: Path, group: str | None) -> tuple[list[FileEntry], list[str]]:
     if not root.is_dir():
         raise DataError(f"there is no folder {root}; expected one with a folder of images for each class")
     has_splits = _has_splits(root)
-    entries, astray = list[FileEntry](), list[str]()
+    entries, misplaced = list[FileEntry](), list[str]()
     for name in sorted(files(root)):
         *folders, _ = name.split("/")
-        split: Split | None = next((one for one in SPLITS if has_splits and folders[:1] == [one]), None)
+        split: Split | None = next((split for split in SPLITS if has_splits and folders[:1] == [split]), None)
         if len(folders) < 1 + has_splits:
-            astray.append(plain(name))
+            misplaced.append(normalise(name))
             continue
-        label = plain(folders[has_splits])
-        entries.append(FileEntry(root / name, plain(name), label, split, _group(name, group)))
-    return entries, astray
+        label = normalise(folders[has_splits])
+        entries.append(FileEntry(root / name, normalise(name), label, split, _group(name, group)))
+    return entries, misplaced
 
 
 def files(root: Path) -> Iterator[str]:
-    """Paths below the root, in no order; what systems leave in folders, and what is hidden, is left out.
+    """Paths of files below `root`, relative and unordered, without hidden ones and `_LEFTOVERS`.
 
     Raises:
         DataError: a folder that cannot be read, links out of the root.
@@ -59,10 +59,11 @@ def files(root: Path) -> Iterator[str]:
     for folder, folders, names in os.walk(root, onerror=fail):
         here = Path(folder)
         folders[:] = [name for name in folders if not _left_over(name)]
-        outside += sum((here / name).is_symlink() for name in folders)  # nor into it: its files would count twice
+        # Links to folders are refused even within the root: their files would count twice.
+        outside += sum((here / name).is_symlink() for name in folders)
         for name in names:
             if not _left_over(name):
-                outside += leads_out(here / name, real)
+                outside += leaves_root(here / name, real)
                 yield (here / name).relative_to(root).as_posix()
     if outside:
         raise DataError(
@@ -77,13 +78,13 @@ def _has_splits(root: Path) -> bool:
         folders = {entry.name for entry in root.iterdir() if entry.is_dir() and not _left_over(entry.name)}
     except OSError as error:
         raise DataError(f"cannot read {root}: {error.strerror}; make it readable for this user") from error
-    known = folders & set(SPLITS)
-    if known and folders - known:
+    splits = folders & set(SPLITS)
+    if splits and folders - splits:
         raise DataError(
-            f"{root} has a folder '{min(known)}' beside {len(folders - known)} others; expected train, val and test "
+            f"{root} has a folder '{min(splits)}' beside {len(folders - splits)} others; expected train, val and test "
             "with a folder for each class in them, or folders of classes alone"
         )
-    return bool(known)
+    return bool(splits)
 
 
 def _left_over(name: str) -> bool:
@@ -91,5 +92,5 @@ def _left_over(name: str) -> bool:
 
 
 def _group(name: str, pattern: str | None) -> str | None:
-    found = re.search(pattern, name) if pattern is not None else None
-    return found[1] if found else None
+    match = re.search(pattern, name) if pattern is not None else None
+    return match[1] if match else None

@@ -1,4 +1,4 @@
-"""What image files a site has, without looking at a pixel: the sources `folder` and `manifest`."""
+"""The image files of the sources `folder` and `manifest`: names, labels and groups, without opening a file."""
 
 from __future__ import annotations
 
@@ -15,38 +15,40 @@ from protofed.common.errors import DataError
 
 @dataclass(frozen=True)
 class IndexedFile(FileEntry):
-    """One image file, not opened yet; `index` is the run's class, 0..C-1."""
+    """An image file with its class in the run: `index`, 0..C-1."""
 
     index: int = field(kw_only=True)
 
 
 @dataclass(frozen=True)
 class Scan:
-    """What there is, in a fixed order: by name, or as the manifest has it.
+    """All files of a source, in a fixed order: by name, or as in the manifest.
 
     Attributes:
-        items: all that have a class of the run.
-        ignored: files by own label, left out because `data.ignore_labels` names it.
-        unmapped: files by own label that is no class and in neither `data.label_map` nor `data.ignore_labels`.
-        astray: files in no class folder, by name below the root; they count as unreadable.
-        ungrouped: items that `data.group_pattern` does not match; one is too many.
-        crossing: items of groups that are in both train and test of the files' own split; one is too many.
-        labels: what the site's labels mean.
+        items: the files whose label maps to a class of the run.
+        ignored: number of files by label, for labels that `data.ignore_labels` names.
+        unmapped: number of files by label, for labels that are no class, and in neither `data.label_map` nor
+            `data.ignore_labels`.
+        misplaced: names of files outside of any class folder; they count as unreadable.
+        ungrouped: items that `data.group_pattern` does not match; `check` refuses any.
+        crossing: items of groups that are in both train and test of the files' own split; `check` refuses any.
+        labels: maps the site's labels to the run's classes.
     """
 
     items: Sequence[IndexedFile]
     ignored: Counter[str]
     unmapped: Counter[str]
-    astray: Sequence[str]
+    misplaced: Sequence[str]
     ungrouped: Sequence[IndexedFile]
     crossing: Sequence[IndexedFile]
     labels: LabelMap
 
     def check(self) -> None:
-        """That the items can be used as they are.
+        """Check that the items can be used.
 
         Raises:
-            DataError: labels that are unmapped (all by name, each with its nearest class), ungrouped or crossing items.
+            DataError: there are unmapped labels (the text names each, with the nearest class), or ungrouped or crossing
+                items.
         """
         self.labels.check(self.unmapped)
         if self.ungrouped:
@@ -64,13 +66,14 @@ class Scan:
 
 
 def scan(data: Data, class_names: Sequence[str], classes: int) -> Scan:
-    """What a source `folder` or `manifest` holds; pixels are left to `decode`.
+    """List the files of a source `folder` or `manifest` and map their labels; no file is opened.
 
-    It answers also where labels are unmapped or groups wrong, so that all of it can be shown at once: `Scan.check`
-    refuses them.
+    Unmapped labels and wrong groups are no errors here, so that `protofed client check` can show all of them at once;
+    `Scan.check` refuses them.
 
     Args:
-        class_names: the run's classes by name, 0..classes - 1.
+        class_names: the run's class names, in the order of their indices.
+        classes: C.
 
     Raises:
         DataError: no root, no class_names, a manifest with wrong rows, paths or links that lead out of the root.
@@ -80,35 +83,35 @@ def scan(data: Data, class_names: Sequence[str], classes: int) -> Scan:
             f"the recipe has no `class_names`: labels of source {data.source} are names, and the run must name its own"
         )
     labels = LabelMap.of(data, class_names)
-    entries, astray = listed(data)
+    entries, misplaced = list_files(data)
     items = [_item(entry, labels.classes[entry.label]) for entry in entries if entry.label in labels.classes]
     rest = [entry.label for entry in entries if entry.label not in labels.classes]
     return Scan(
         items=items,
         ignored=Counter(label for label in rest if label in labels.ignored),
         unmapped=Counter(label for label in rest if label not in labels.ignored),
-        astray=astray,
+        misplaced=misplaced,
         ungrouped=[item for item in items if data.group_pattern is not None and item.group is None],
         crossing=[] if data.merge_test_into_train else _crossing(items),
         labels=labels,
     )
 
 
-def listed(data: Data) -> tuple[list[FileEntry], list[str]]:
-    """All files of a source `folder` or `manifest` with their own labels, and those that lie astray.
+def list_files(data: Data) -> tuple[list[FileEntry], list[str]]:
+    """All files of a source `folder` or `manifest` with their own labels, and the names of misplaced ones.
 
     Raises:
-        DataError: as `scan`, but for labels.
+        DataError: as `scan`, except for labels.
     """
-    root = rooted(data).root
+    root = with_root(data).root
     if root is None:
         what = "folder with a folder of images for each class" if data.source == "folder" else "manifest, a .csv file"
         raise DataError(f"source {data.source} has no data.root; set it to the {what}")
     return folder.read(root, data.group_pattern) if data.source == "folder" else (manifest.read(root), [])
 
 
-def rooted(data: Data) -> Data:
-    """With a root that is relative, or not given, in the folder that `PROTOFED_DATA` names, if it names one."""
+def with_root(data: Data) -> Data:
+    """`data` with its root resolved: a relative or missing one is in the folder that `PROTOFED_DATA` names, if set."""
     return data.model_copy(update={"root": data.place or common_folder()})
 
 
@@ -117,7 +120,7 @@ def _item(entry: FileEntry, index: int) -> IndexedFile:
 
 
 def _crossing(items: Sequence[IndexedFile]) -> list[IndexedFile]:
-    """In items' order; what is in no group crosses nothing."""
+    """The items of groups in both train and test, in the order of `items`."""
     train, test = ({item.group for item in items if item.split == split} for split in ("train", "test"))
-    both = train & test - {None}
+    both = train & test - {None}  # items without a group cross nothing
     return [item for item in items if item.split in ("train", "test") and item.group in both]

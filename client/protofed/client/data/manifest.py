@@ -1,6 +1,6 @@
-"""A table of images: a .csv with the columns path and label and, where the site has them, split and group.
+"""The source `manifest`: a .csv of images with the columns path and label and, optional, split and group.
 
-Errors name rows, as a spreadsheet counts them, and never what stands in them: that may be about patients.
+Errors name rows, as a spreadsheet counts them, and never a row's content, which may be about patients.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
-from protofed.client.data.file_entry import SPLITS, FileEntry, Split, leads_out
-from protofed.client.data.labels import plain
+from protofed.client.data.file_entry import SPLITS, FileEntry, Split, leaves_root
+from protofed.client.data.labels import normalise
 from protofed.common.errors import DataError
 
 NEEDED, OPTIONAL = ("path", "label"), ("split", "group")
@@ -21,10 +21,10 @@ _DRIVE = re.compile(r"[A-Za-z]:")
 
 
 def read(file: Path) -> list[FileEntry]:
-    """The rows of a manifest, in its order; empty rows are left out.
+    """The files that a manifest lists, in its order; empty rows are skipped.
 
     Raises:
-        DataError: no such file or no table, a column that is missing, rows that are wrong, by their number.
+        DataError: the file is missing or no table, a column is missing, or a row is wrong; names the row's number.
     """
     records = _records(file)
     optional = [name for name in OPTIONAL if any(cells.get(name) for _, cells in records)]
@@ -32,16 +32,17 @@ def read(file: Path) -> list[FileEntry]:
     entries, rows = list[FileEntry](), dict[str, int]()
     for row, cells in records:
         where = f"{file}, row {row}"
-        if lacking := [name for name in (*NEEDED, *optional) if not cells[name]]:
-            raise DataError(f"{where} has no {' and no '.join(lacking)}; expected one in every row, or none at all")
+        if missing := [name for name in (*NEEDED, *optional) if not cells[name]]:
+            raise DataError(f"{where} has no {' and no '.join(missing)}; expected one in every row, or none at all")
         name = _name(cells["path"], where)
-        if leads_out(root / name, root):
+        if leaves_root(root / name, root):
             raise DataError(f"{where}: links lead its path out of the manifest's folder; expected a file in it")
         if name in rows:
             raise DataError(f"{where} has the path of row {rows[name]}; expected every image once")
         rows[name] = row
         group = cells["group"] if "group" in optional else None
-        entries.append(FileEntry(root / name, name, plain(cells["label"]), _split(cells, optional, where), group, row))
+        label, split = normalise(cells["label"]), _split(cells, optional, where)
+        entries.append(FileEntry(root / name, name, label, split, group, row))
     return entries
 
 
@@ -56,22 +57,23 @@ def _records(file: Path) -> list[tuple[int, Mapping[str, str]]]:
                 f"{file}, row {first}: expected one column '{name}' in the heading, of {', '.join(NEEDED)} and, "
                 f"optional, {', '.join(OPTIONAL)}"
             )
-    found = list[tuple[int, Mapping[str, str]]]()
+    records = list[tuple[int, Mapping[str, str]]]()
     for row, cells in rows:
         if len(cells) != len(columns):
             raise DataError(f"{file}, row {row} has {len(cells)} cells; expected {len(columns)}, as the heading has")
-        found.append((row, dict(zip(columns, cells, strict=True))))
-    return found
+        records.append((row, dict(zip(columns, cells, strict=True))))
+    return records
 
 
 def _rows(file: Path) -> Iterator[tuple[int, Sequence[str]]]:
-    """Number and cells, without spaces around them, of every row that is not empty."""
+    """Number and stripped cells of every row that is not empty."""
     row = 0
     try:
-        with file.open(encoding="utf-8-sig", newline="") as opened:
-            separator = _separator(opened.readline())
-            opened.seek(0)
-            for row, cells in enumerate(csv.reader(opened, delimiter=separator, strict=True), start=1):
+        # utf-8-sig: Excel begins its "CSV UTF-8" with a byte order mark, which would become part of the first heading.
+        with file.open(encoding="utf-8-sig", newline="") as stream:
+            separator = _separator(stream.readline())
+            stream.seek(0)
+            for row, cells in enumerate(csv.reader(stream, delimiter=separator, strict=True), start=1):
                 if any(stripped := [cell.strip() for cell in cells]):
                     yield row, stripped
     except OSError as error:
@@ -83,12 +85,12 @@ def _rows(file: Path) -> Iterator[tuple[int, Sequence[str]]]:
 
 
 def _separator(heading: str) -> str:
-    """Whichever divides the heading most often: Excel's depends on its language."""
+    """The separator that the heading has most of: Excel's depends on its language."""
     return max(SEPARATORS, key=heading.count)
 
 
 def _name(cell: str, where: str) -> str:
-    """The path below the manifest's folder; Windows' separators will do."""
+    """The path below the manifest's folder, with slashes; Windows' backslashes are accepted."""
     path = PurePosixPath(cell.replace("\\", "/"))
     if path.is_absolute() or ".." in path.parts or _DRIVE.match(cell) or "\0" in cell:
         raise DataError(

@@ -1,4 +1,4 @@
-"""From a site's files to examples: all of them are decoded, by several threads, into one tensor."""
+"""Read a site's image files into examples: decode them with several threads into one tensor."""
 
 from __future__ import annotations
 
@@ -15,113 +15,119 @@ import structlog
 import torch
 from numpy.typing import NDArray
 
-from protofed.client.data.decoding import Pixels, decoded, quiet
+from protofed.client.data.decoding import Pixels, decode_file, silence_decoders
 from protofed.client.data.image_error import UnreadableImageError
 from protofed.client.data.image_files import IndexedFile, Scan, scan
 from protofed.client.data.site_data import Examples
-from protofed.client.data.split import DataSplit, held_out, refuse_test_share
+from protofed.client.data.split import DataSplit, draw_test_rows, refuse_test_fraction
 from protofed.common.config.recipe import Data, Input
 from protofed.common.errors import DataError
 
 MOST_THREADS = 8
-AHEAD_BYTES = 64 << 20  # of decoded images that wait for their place in the tensor
+AHEAD_BYTES = 64 << 20  # of decoded images that are not in the tensor yet
 MOST_AHEAD = 256  # images
 log = structlog.get_logger()
 
 
 def read(data: Data, input_: Input, class_names: Sequence[str]) -> tuple[DataSplit, DataSplit]:
-    """A source `folder` or `manifest` as training and test examples; files marked val are left alone.
+    """Read a source `folder` or `manifest` as training and test examples; files of the split val are left out.
 
-    Without a split of their own, what is held out is drawn before any file is read: that one of them becomes
-    unreadable moves no other.
+    If the files have no split, the test set is drawn before any file is opened: so a file that becomes unreadable moves
+    no other one between the sets.
 
     Raises:
         DataError: as `scan` and `Scan.check`; no images, or more unreadable ones than `data.max_unreadable_fraction`.
     """
-    found = scan(data, class_names, len(class_names))
-    found.check()
-    train, test = _halves(found.items, data)
+    files = scan(data, class_names, len(class_names))
+    files.check()
+    train, test = _split_items(files.items, data)
     items = [*train, *test]
-    images, why = read_images([item.path for item in items], input_)
-    _tolerate(why, found, data)
-    kept = np.array([reason is None for reason in why], bool)
-    there = int(kept[: len(train)].sum())
-    rows = np.flatnonzero(kept)
-    return _half(items, images, rows[:there], slice(there)), _half(items, images, rows[there:], slice(there, None))
+    images, reasons = read_images([item.path for item in items], input_)
+    _check_unreadable(reasons, files, data)
+    readable = np.array([reason is None for reason in reasons], bool)
+    count = int(readable[: len(train)].sum())  # `images` has the readable ones only: first those for training
+    rows = np.flatnonzero(readable)
+    train_split = _examples(items, images, rows[:count], slice(count))
+    return train_split, _examples(items, images, rows[count:], slice(count, None))
 
 
 def read_images(paths: Sequence[Path], input_: Input) -> tuple[NDArray[np.generic], list[str | None]]:
-    """The images that can be read, in the order of their paths.
+    """Read the images that can be read, in the order of their paths.
 
     Returns:
-        [n, channels, H, W], uint8, or float32 in 0..1 where any file has more than 8 bits; and for each path why it
+        [n, channels, H, W], uint8, or float32 in 0..1 if any file has more than 8 bits; and for each path why it
         cannot be read, or None.
 
     Raises:
-        DataError: something is missing that all files need.
+        DataError: something is missing that all files need, such as a decoder.
     """
     images: NDArray[np.generic] = np.empty((0, *input_.shape), np.uint8)
-    why, filled = list[str | None](), 0
+    reasons, filled = list[str | None](), 0
+    # `pool.map` decodes ahead without bound, so paths are given to it in portions.
     ahead = max(MOST_THREADS, min(MOST_AHEAD, AHEAD_BYTES // (4 * prod(input_.shape))))
-    with quiet(), ThreadPoolExecutor(min(MOST_THREADS, len(os.sched_getaffinity(0)))) as pool:
+    with silence_decoders(), ThreadPoolExecutor(min(MOST_THREADS, len(os.sched_getaffinity(0)))) as pool:
         for first in range(0, len(paths), ahead):
-            for found in pool.map(partial(_tried, input_=input_), paths[first : first + ahead]):
-                why.append(found if isinstance(found, str) else None)
-                if not isinstance(found, str):
-                    images = _room(images, filled, found.dtype, len(paths))
-                    images[filled] = found if found.dtype == images.dtype else found / np.float32(255)
+            for result in pool.map(partial(_decode_or_reason, input_=input_), paths[first : first + ahead]):
+                reasons.append(result if isinstance(result, str) else None)
+                if not isinstance(result, str):
+                    images = _allocated(images, filled, result.dtype, len(paths))
+                    images[filled] = result if result.dtype == images.dtype else result / np.float32(255)
                     filled += 1
-    return images[:filled], why
+    return images[:filled], reasons
 
 
-def _tried(path: Path, input_: Input) -> Pixels | str:
+def _decode_or_reason(path: Path, input_: Input) -> Pixels | str:
     try:
-        return decoded(path, input_)
+        return decode_file(path, input_)
     except UnreadableImageError as error:
         return str(error)
 
 
-def _room(images: NDArray[np.generic], filled: int, dtype: np.dtype[np.generic], count: int) -> NDArray[np.generic]:
-    """Where all images have their place, of a dtype that holds the next one too; what is filled stays."""
+def _allocated(
+    images: NDArray[np.generic], filled: int, dtype: np.dtype[np.generic], count: int
+) -> NDArray[np.generic]:
+    """`images` [count, channels, H, W], allocated at the first image, and again at the first of more than 8 bits."""
     if len(images) and (images.dtype == dtype or dtype == np.uint8):
         return images
-    room = np.empty((count, *images.shape[1:]), dtype)
-    for row in range(filled):  # 8 bits, before the first file that has more; one by one, for memory's sake
-        room[row] = images[row].astype(np.float32) / np.float32(255)
-    return room
+    larger = np.empty((count, *images.shape[1:]), dtype)
+    for row in range(filled):  # one by one: all at once would need another copy of all images
+        larger[row] = images[row].astype(np.float32) / np.float32(255)
+    return larger
 
 
-def _halves(items: Sequence[IndexedFile], data: Data) -> tuple[list[IndexedFile], list[IndexedFile]]:
+def _split_items(items: Sequence[IndexedFile], data: Data) -> tuple[list[IndexedFile], list[IndexedFile]]:
     train = [item for item in items if item.split in (None, "train")]
     test = [item for item in items if item.split == "test"]
     if not train and not test:
         raise DataError(f"{data.root} has no images to train on or to test; expected some of the run's classes")
     if test:
-        refuse_test_share(data)
+        refuse_test_fraction(data)
         return train, test
     group = np.array([item.group for item in train]) if train[0].group is not None else None
-    rows = held_out(np.array([item.index for item in train]), group, data)
-    kept, held = ([train[row] for row in some] for some in rows)
-    return kept, held
+    rows = draw_test_rows(np.array([item.index for item in train]), group, data)
+    train_items, test_items = ([train[row] for row in half] for half in rows)
+    return train_items, test_items
 
 
-def _tolerate(why: Sequence[str | None], found: Scan, data: Data) -> None:
-    reasons = Counter(reason for reason in why if reason is not None)
-    reasons.update(["in no class's folder"] * len(found.astray))
-    bad, of = reasons.total(), len(why) + len(found.astray)
-    if bad > data.max_unreadable_fraction * of:
-        most, times = reasons.most_common(1)[0]
+def _check_unreadable(reasons: Sequence[str | None], files: Scan, data: Data) -> None:
+    counts = Counter(reason for reason in reasons if reason is not None)
+    counts.update(["in no class's folder"] * len(files.misplaced))
+    unreadable, total = counts.total(), len(reasons) + len(files.misplaced)
+    if unreadable > data.max_unreadable_fraction * total:
+        most_frequent, times = counts.most_common(1)[0]
         raise DataError(
-            f"{bad} of {of} images cannot be read ({times}: {most}), "
+            f"{unreadable} of {total} images cannot be read ({times}: {most_frequent}), "
             f"and data.max_unreadable_fraction allows {data.max_unreadable_fraction:g}; "
             "`protofed client check` lists them"
         )
-    if bad:
-        log.warning("images cannot be read and are left out", count=bad)
+    if unreadable:
+        log.warning("images cannot be read and are left out", count=unreadable)
 
 
-def _half(items: Sequence[IndexedFile], images: NDArray[np.generic], rows: NDArray[np.intp], place: slice) -> DataSplit:
-    """The items in these rows, whose images have this place."""
+def _examples(
+    items: Sequence[IndexedFile], images: NDArray[np.generic], rows: NDArray[np.intp], place: slice
+) -> DataSplit:
+    """The split of `items[rows]`, whose images are `images[place]`."""
     labels = torch.tensor([items[row].index for row in rows], dtype=torch.int64)
     groups = [items[row].group for row in rows]
     group = np.array(groups) if items[0].group is not None else None

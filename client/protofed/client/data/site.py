@@ -1,4 +1,4 @@
-"""From `[data]` to sites: load the source, give it its long tail, cut it; equal settings give equal sites."""
+"""From `[data]` to sites: load the source, give it its long tail, partition it. Equal settings give equal sites."""
 
 from __future__ import annotations
 
@@ -19,31 +19,31 @@ from protofed.common.errors import DataError
 from protofed.common.plugins import PluginKind, line
 from protofed.common.plugins import load as load_plugin
 
-_LONG_TAIL = 1  # beside data.seed, so that the tail and the partition draw from streams of their own
+_LONG_TAIL_STREAM = 1  # seeds the tail together with data.seed: its draws must not move those of the partition
 
 
 def load_sites(data: Data, input_: Input, classes: int, class_names: Sequence[str] = ()) -> list[SiteData]:
     """All sites of a simulation, on the CPU. They share one test set, which is empty with `data.merge_test_into_train`.
 
-    Each has a `local_test` besides with `data.local_test_fraction`, with `data.local_test`, or, cut by a column, where
+    Each also has a `local_test` with `data.local_test_fraction`, with `data.local_test`, or, cut by a column, where
     the source has a test_site column: then its own rows of the test set.
 
     Args:
-        data: where the images come from, and how they are cut.
-        input_: what they are brought to.
+        data: where the images come from, and how they are partitioned.
+        input_: the shape and values that the model takes.
         classes: C.
-        class_names: the classes by name, where the run names them: files need it.
+        class_names: the run's class names; files need them, empty if the run has none.
 
     Raises:
-        DataError: the source cannot be used, or cannot be cut as `data` says.
+        DataError: the source cannot be used, or not partitioned as `data` says.
     """
     source = _long_tailed(data, input_, classes, class_names)
     cut = _cut(source, data)
-    return [_site(source, cut, share, input_, classes) for share in range(len(cut.train))]
+    return [_site(source, cut, index, input_, classes) for index in range(len(cut.train))]
 
 
 def load_site(data: Data, index: int, input_: Input, classes: int, class_names: Sequence[str] = ()) -> SiteData:
-    """A daemon's own: the `index`-th of `load_sites`, counted from 0; of a source that is not cut, all of it.
+    """The data of one site's daemon: the `index`-th of `load_sites`, from 0; a whole source if it is not partitioned.
 
     Raises:
         DataError: as `load_sites`, or there is no such site.
@@ -58,8 +58,8 @@ def load_site(data: Data, index: int, input_: Input, classes: int, class_names: 
 
 
 def load_test(data: Data, input_: Input, classes: int, class_names: Sequence[str] = ()) -> SiteData:
-    """An evaluator's, and nothing to train on: the source's whole test set; with
-    `data.merge_test_into_train`, all local test sets.
+    """An evaluator's data, without training examples: the source's test set, or with `data.merge_test_into_train` all
+    local test sets together.
 
     Raises:
         DataError: the source cannot be used; with `data.merge_test_into_train`, as `load_sites`.
@@ -72,12 +72,12 @@ def load_test(data: Data, input_: Input, classes: int, class_names: Sequence[str
 
 @dataclass(frozen=True, eq=False)
 class _Cut:
-    """A source cut into sites.
+    """A source partitioned into sites.
 
     Attributes:
-        train: each site's rows of the source's training examples.
-        pool: what local test sets are taken from: the source's test set, or its training examples.
-        local: each site's rows of the pool; none at all where sites have no test set of their own.
+        train: each site's indices into the source's training examples.
+        pool: the examples that local test sets are taken from: the source's test set, or its training examples.
+        local: each site's indices into the pool; empty list: sites have no local test sets.
     """
 
     train: list[Indices]
@@ -86,7 +86,7 @@ class _Cut:
 
 
 def _long_tailed(data: Data, input_: Input, classes: int, class_names: Sequence[str]) -> Source:
-    """The source after its long tail, checked whole before it is cut."""
+    """The source with its long tail. Labels are checked here, once for all sites."""
     source = load(data, input_, class_names)
     if not len(source.train):
         raise DataError("there are no training examples; expected at least one")
@@ -94,7 +94,7 @@ def _long_tailed(data: Data, input_: Input, classes: int, class_names: Sequence[
         check_labels(examples, classes)
     if data.long_tail is None:
         return source
-    rng = np.random.RandomState([data.seed, _LONG_TAIL])
+    rng = np.random.RandomState([data.seed, _LONG_TAIL_STREAM])
     kept = partition.long_tail(_labels(source.train), data.long_tail, rng)
     columns = (source.site_column, source.group_column)
     site, group = (None if column is None else column[kept] for column in columns)
@@ -118,7 +118,7 @@ def _cut(source: Source, data: Data) -> _Cut:
 
 
 def _check_groups(column: Column, sites: list[Indices], how: kinds.Partition) -> None:
-    """That no group is at two sites: what one trains on would be another's test set."""
+    """Check that no group is at two sites: what one site trains on could be in another's test set."""
     if not isinstance(how, kinds.Whole | kinds.ColumnPartition):
         raise DataError(
             f"partition '{how.kind}' would divide groups among sites; expected 'whole', or 'column' with each group at "
@@ -136,7 +136,7 @@ def _held_out(
 
 
 def _partition(source: Source, how: kinds.Partition, rng: np.random.RandomState) -> list[Indices]:
-    """Each site's examples of the source's training set."""
+    """Each site's indices into the source's training examples."""
     labels = _labels(source.train)
     match how:
         case kinds.Whole():
@@ -164,7 +164,7 @@ def _by_plugin(kind: str, options: dict[str, Any], labels: Labels, rng: np.rando
     try:
         sites = [np.sort(np.asarray(site, dtype=np.int64)) for site in cut(labels, rng, **options)]
         dealt = np.concatenate(sites)
-    except Exception as error:  # foreign code: it may raise anything
+    except Exception as error:  # a plug-in may raise anything
         raise DataError(f"partition '{kind}' failed: {line(error)}; expected each site's indices") from error
     if len(np.unique(dealt)) < len(dealt) or not np.isin(dealt, np.arange(len(labels))).all():
         raise DataError(f"partition '{kind}' gave an index twice, or one outside 0 to {len(labels) - 1}")
@@ -181,7 +181,7 @@ def _column(source: Source) -> Column:
 
 
 def _own_rows(column: Column, test_column: Column) -> list[Indices]:
-    """Each site's own rows of the test set."""
+    """Each site's indices into the test set, by its site column."""
     sites = np.unique(column)
     rows = [np.flatnonzero(test_column == site) for site in sites]
     for site, own in zip(sites, rows, strict=True):
@@ -190,9 +190,9 @@ def _own_rows(column: Column, test_column: Column) -> list[Indices]:
     return rows
 
 
-def _site(source: Source, cut: _Cut, share: int, input_: Input, classes: int) -> SiteData:
-    train = _rows(source.train, cut.train[share])
-    local = _rows(cut.pool, cut.local[share]) if cut.local else None
+def _site(source: Source, cut: _Cut, index: int, input_: Input, classes: int) -> SiteData:
+    train = _rows(source.train, cut.train[index])
+    local = _rows(cut.pool, cut.local[index]) if cut.local else None
     return SiteData(train, source.test, input_, classes, local_test=local)
 
 
@@ -201,5 +201,5 @@ def _labels(examples: Examples) -> Labels:
 
 
 def _rows(examples: Examples, rows: Indices) -> Examples:
-    """These rows in the source's order; all of them are no copy."""
+    """The examples of these indices, in the source's order; no copy if they are all."""
     return examples if len(rows) == len(examples) else examples.take(torch.from_numpy(np.sort(rows)))

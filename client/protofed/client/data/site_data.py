@@ -1,4 +1,4 @@
-"""One site's examples as methods use them: normalised batches on the device, in the same order on every device."""
+"""A site's examples as methods use them: normalised batches on its device, in the same order on every device."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ KEPT_BYTES = 1 << 30  # a normalised copy up to this size is kept; a larger one 
 
 @dataclass(frozen=True, eq=False)
 class Examples:
-    """Images and their labels; sites that share a test set share one of these.
+    """Images and their labels. Sites with a common test set share one object, and so its copies on devices.
 
     Attributes:
         images: [N, channels, H, W], uint8, or float32 in 0..1.
@@ -35,7 +35,7 @@ class Examples:
 
     images: Tensor
     labels: Tensor
-    _made: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False)  # what `_once` made, for all sites
+    _made: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False)  # the results of `_once`
 
     def __post_init__(self) -> None:
         images, labels = self.images, self.labels
@@ -89,15 +89,15 @@ class Examples:
 
 
 def no_examples(input_: Input) -> Examples:
-    """Of the run's shape, and none of them."""
+    """No examples, [0, channels, H, W] of the run's input."""
     return Examples(torch.empty(0, *input_.shape, dtype=torch.uint8), torch.empty(0, dtype=torch.int64))
 
 
 def check_shape(examples: Examples, input_: Input) -> None:
-    """That the images have the size that the run fixes for all sites; nothing is resized or repeated silently.
+    """Check that the images have the run's input shape; nothing is resized or repeated silently.
 
     Raises:
-        DataError: naming both sizes.
+        DataError: naming both shapes.
     """
     if examples.images.shape[1:] != input_.shape:
         raise DataError(
@@ -112,12 +112,12 @@ class SiteData:
 
     Attributes:
         train: what the site trains on; never empty, unless it only scores.
-        test: what all sites' models are scored on; empty only where there is a `local_test`, and no such set.
-        input: what the run brings images to.
-        classes: C, of the run: of all sites together.
+        test: the common test set, for all sites' models; empty only if there is a `local_test` and no common one.
+        input: shape and normalisation of the run's images.
+        classes: C of the run, over all sites.
         device: where batches are made.
-        scores_only: an evaluator's data, without any to train on.
-        local_test: what this site's own model is scored on besides, of the site's own class distribution; never empty.
+        scores_only: an evaluator's data, without training examples.
+        local_test: a test set of the site's own class distribution, for its own model; None or not empty.
 
     Raises:
         DataError: no examples, images of another shape than the run's, or labels outside 0..classes - 1.
@@ -132,27 +132,27 @@ class SiteData:
     local_test: Examples | None = None
 
     def __post_init__(self) -> None:
-        for name, examples, may_lack in (
+        for name, examples, may_be_empty in (
             ("training", self.train, self.scores_only),
             ("test", self.test, self.local_test is not None),
             ("local test", self.local_test, False),
         ):
             if examples is None:
                 continue
-            if not len(examples) and not may_lack:
+            if not len(examples) and not may_be_empty:
                 raise DataError(f"there are no {name} examples; expected at least one")
             check_shape(examples, self.input)
             check_labels(examples, self.classes)
 
     @classmethod
     def for_scoring(cls, test: Examples, input_: Input, classes: int) -> SiteData:
-        """An evaluator's: a test set only."""
+        """The data of an evaluator: a test set only."""
         return cls(no_examples(input_), test, input_, classes, scores_only=True)
 
     def placed(self, device: torch.device) -> SiteData:
         """The same data for training on `device`: moved there if it fits, else in page-locked memory of the host.
 
-        Sites that share a test set still share it there.
+        Sites that share a test set share it there, too.
         """
         train, test, local = self.train, self.test, self.local_test
         size = train.nbytes + test.nbytes + (0 if local is None else local.nbytes)
@@ -217,7 +217,7 @@ class SiteData:
             yield finish(moved), self._moved(self.train.labels.index_select(0, rows))
 
     def _prepared(self, examples: Examples) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-        """Images to take batches of, and what remains to be done to a batch: nothing, wherever memory allows."""
+        """Images to take batches from, and the function that finishes a batch: the identity where memory allows it."""
         if examples.kept_bytes and examples.images.device.type == self.device.type:
             return examples.normalised(self.input), lambda images: images
         finish = normaliser(self.input, examples.images.dtype, self.device)
@@ -228,13 +228,13 @@ class SiteData:
 
 
 def fits(size: int, device: torch.device) -> bool:
-    """Whether `size` bytes are at most a quarter of a GPU's free memory: the rest is the model's."""
+    """Whether `size` bytes are at most a quarter of a GPU's free memory; the rest is left for the model."""
     free, _ = torch.cuda.mem_get_info(device)
     return size <= free / 4
 
 
 def check_labels(examples: Examples, classes: int) -> None:
-    """That labels are 0 to classes - 1.
+    """Check that labels are in 0..classes - 1.
 
     Raises:
         DataError: naming what they are.

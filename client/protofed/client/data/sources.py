@@ -1,6 +1,6 @@
-"""Where images come from: files in folders or in a manifest, an .npz, MedMNIST's and torchvision's sets.
+"""Load a source: files in folders or in a manifest, an .npz, MedMNIST's and torchvision's sets, plug-ins.
 
-Failures are DataErrors.
+Every failure is a DataError.
 """
 
 from __future__ import annotations
@@ -12,30 +12,30 @@ import numpy as np
 import torch
 
 from protofed.client.data import arrays, groups, image_files, reading
-from protofed.client.data.decoding import opened, quiet
+from protofed.client.data.decoding import open_image, silence_decoders
 from protofed.client.data.image_error import UnreadableImageError
-from protofed.client.data.labels import plain
+from protofed.client.data.labels import normalise
 from protofed.client.data.site_data import Examples, check_shape, no_examples
 from protofed.client.data.split import Column as Column
-from protofed.client.data.split import DataSplit, held_out, refuse_test_share
+from protofed.client.data.split import DataSplit, draw_test_rows, refuse_test_fraction
 from protofed.common.config.recipe import Data, Input
 from protofed.common.errors import DataError
 
-NAMED = frozenset({"folder", "manifest"})  # sources whose labels are names
-_TRIED = 20  # files, for one whose size can be told
+LABELLED_BY_NAME = frozenset({"folder", "manifest"})  # sources whose labels are names, not numbers
+_TRIED = 20  # files that are tried for one that can be read
 
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """One source, whole.
+    """A whole source, before it is partitioned.
 
     Attributes:
         train: may be empty: an evaluator's .npz may have a test set only.
         test: the source's own, or held out; empty with `data.merge_test_into_train`.
-        site_column: of the training examples, where the source says which site each comes from.
-        test_site_column: likewise of the test examples.
-        group_column: of the training examples, where the source says which of them stay together; never shown.
-        test_group_column: likewise of the test examples.
+        site_column: the site of each training example; None: the source does not say.
+        test_site_column: likewise for the test examples.
+        group_column: the group of each training example, such as a patient; None: there are none. Never shown.
+        test_group_column: likewise for the test examples.
     """
 
     train: Examples
@@ -46,71 +46,69 @@ class Source:
     test_group_column: Column | None = None
 
     @classmethod
-    def of(cls, train: DataSplit, test: DataSplit) -> Source:
-        """Of its halves."""
+    def from_splits(cls, train: DataSplit, test: DataSplit) -> Source:
+        """The source of a training and a test split."""
         return cls(train.examples, test.examples, train.site, test.site, train.group, test.group)
 
 
 def load(data: Data, input_: Input, class_names: Sequence[str] = ()) -> Source:
-    """The source that `data` names; its partition and long tail are left to `site`.
+    """Load the source that `data` names; `site` adds its long tail and its partition.
 
-    A root that is relative, or not given, is looked for in the folder that `PROTOFED_DATA` names, if it names one.
+    A relative or missing root is looked up in the folder that `PROTOFED_DATA` names, if set.
 
     Args:
-        class_names: the run's classes by name; empty: it has only numbers, which files are not labelled with.
+        class_names: the run's class names; empty: the run has none, and then files cannot be used.
 
     Raises:
-        DataError: it is missing, unreadable, of another shape than the run's input, or its labels mean nothing in the
-            run.
+        DataError: the source is missing, unreadable, of another shape than the run's input, or has labels that are no
+            class of the run.
     """
     train, test = _read(data, input_, class_names)
-    for half in (train, test):
-        check_shape(half.examples, input_)
+    for split in (train, test):
+        check_shape(split.examples, input_)
     if data.merge_test_into_train:
-        return Source.of(_joined(train, test), test.take(np.empty(0, np.int64)))
+        return Source.from_splits(_joined(train, test), test.take(np.empty(0, np.int64)))
     _check_apart(train, test)
-    return Source.of(train, test)
+    return Source.from_splits(train, test)
 
 
-def own_input(data: Data) -> tuple[Input, int]:
-    """The images' own shape, and classes enough for their labels: for whoever knows of no run yet.
+def infer_input(data: Data) -> tuple[Input, int]:
+    """An input with the images' own shape, and C for their labels: for checks before there is a run.
 
-    Files may differ in shape: then it is the first one's, and the others are brought to it.
+    Files may differ in shape: then it is the shape of the first one, and the others are fitted to it.
 
     Raises:
         DataError: the source is missing or unreadable.
     """
-    if data.source in NAMED:
-        return _first_shape(data), max(2, len(own_class_names(data)))
-    train, test = _read(data, Input(shape=(1, 1, 1)), ())
+    if data.source in LABELLED_BY_NAME:
+        return _first_shape(data), max(2, len(infer_class_names(data)))
+    train, test = _read(data, Input(shape=(1, 1, 1)), ())  # any shape: `load` alone compares it with the images
     examples = train.examples if len(train.examples) else test.examples
     labels = torch.cat((train.examples.labels, test.examples.labels, torch.ones(1, dtype=torch.int64)))
     channels, height, width = examples.images.shape[1:]
     return Input(shape=(channels, height, width)), int(labels.max()) + 1
 
 
-def own_class_names(data: Data) -> tuple[str, ...]:
-    """The classes that a source's own names come to, sorted; none of a source that has numbers.
+def infer_class_names(data: Data) -> tuple[str, ...]:
+    """The class names that a source's own labels map to, sorted; empty for a source with numbers for labels.
 
     Raises:
         DataError: the source is missing or unreadable.
     """
-    if data.source not in NAMED:
+    if data.source not in LABELLED_BY_NAME:
         return ()
-    ignored, meant = (
-        set(map(plain, data.ignore_labels)),
-        {plain(own): plain(name) for own, name in data.label_map.items()},
-    )
-    entries, _ = image_files.listed(data)
-    return tuple(sorted({meant.get(entry.label, entry.label) for entry in entries if entry.label not in ignored}))
+    ignored = set(map(normalise, data.ignore_labels))
+    mapped = {normalise(own): normalise(name) for own, name in data.label_map.items()}
+    entries, _ = image_files.list_files(data)
+    return tuple(sorted({mapped.get(entry.label, entry.label) for entry in entries if entry.label not in ignored}))
 
 
 def _first_shape(data: Data) -> Input:
-    entries, _ = image_files.listed(data)
+    entries, _ = image_files.list_files(data)
     for entry in entries[:_TRIED]:
         try:
-            with quiet():
-                image = opened(entry.path, None)
+            with silence_decoders():
+                image = open_image(entry.path, None)
         except UnreadableImageError:
             continue
         channels = 3 if image.mode == "RGB" else 1
@@ -119,22 +117,22 @@ def _first_shape(data: Data) -> Input:
 
 
 def _read(data: Data, input_: Input, class_names: Sequence[str]) -> tuple[DataSplit, DataSplit]:
-    """With the run's classes; a source without training examples has none of `input_`'s shape."""
-    if data.source in NAMED:
+    """The training and test splits with the run's labels; a missing training split is empty, of `input_`'s shape."""
+    if data.source in LABELLED_BY_NAME:
         return reading.read(data, input_, class_names)
-    data = image_files.rooted(data)
-    train, test = (half and half.relabelled(data, class_names) for half in arrays.read(data))
+    data = image_files.with_root(data)
+    train, test = (split and split.relabelled(data, class_names) for split in arrays.read(data))
     if test is not None:
-        refuse_test_share(data)
+        refuse_test_fraction(data)
         return train or DataSplit(no_examples(input_)), test
     if train is None:
         raise DataError(f"source {data.source} has no images; expected some to train on or to test")
-    kept, held = held_out(train.examples.labels.numpy(), train.group, data)
-    return (train if data.merge_test_into_train else train.take(kept)), train.take(held)
+    train_rows, test_rows = draw_test_rows(train.examples.labels.numpy(), train.group, data)
+    return (train if data.merge_test_into_train else train.take(train_rows)), train.take(test_rows)
 
 
 def _joined(train: DataSplit, test: DataSplit) -> DataSplit:
-    """Training examples, then test examples, with the columns that both have."""
+    """One split of the training examples, then the test examples, with the columns that both have."""
     both = Examples(
         torch.cat((train.examples.images, test.examples.images)),
         torch.cat((train.examples.labels, test.examples.labels)),
@@ -147,7 +145,7 @@ def _joined(train: DataSplit, test: DataSplit) -> DataSplit:
 
 
 def _check_apart(train: DataSplit, test: DataSplit) -> None:
-    """Groups on either side, where there are both sides."""
+    """Check that no group is in both train and test."""
     if not len(train.examples) or not len(test.examples) or train.group is None is test.group:
         return
     if train.group is None or test.group is None:

@@ -1,4 +1,4 @@
-"""Training or test examples with what their source says of each, and how a test set is held out of one half."""
+"""A split (training or test examples with their sites and groups), and the drawing of a test set."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from protofed.common.errors import DataError
 
 Column: TypeAlias = NDArray[Any]  # [N], one value an example
 
-TEST_SHARE = 0.3  # of a source without a test set, unless data.test_fraction says otherwise
+DEFAULT_TEST_FRACTION = 0.3  # of a source without a test set, if data.test_fraction is not set
 
 
 @dataclass(frozen=True, eq=False)
 class DataSplit:
-    """One half of a source.
+    """The training or the test examples of a source.
 
     Attributes:
-        site: which site each comes from, where the source says so.
-        group: which examples stay together, where it says so.
+        site: the site of each example; None: the source does not say.
+        group: the group of each example, such as a patient, whose examples stay together; None: there are none.
     """
 
     examples: Examples
@@ -36,15 +36,15 @@ class DataSplit:
     group: Column | None = None
 
     def take(self, rows: Indices) -> DataSplit:
-        """These rows, in this order."""
+        """The examples of these indices [n], in this order."""
         site, group = (None if column is None else column[rows] for column in (self.site, self.group))
         return DataSplit(self.examples.take(torch.from_numpy(rows)), site, group)
 
     def relabelled(self, data: Data, class_names: Sequence[str]) -> DataSplit:
-        """With the run's classes in place of the source's numbers, and without what is ignored.
+        """The split with the run's classes in place of the source's numbers, without the labels that are ignored.
 
         Raises:
-            DataError: numbers that mean nothing in the run.
+            DataError: as `labels.by_number`.
         """
         if not data.label_map and not data.ignore_labels:
             return self
@@ -53,39 +53,47 @@ class DataSplit:
         return DataSplit(Examples(kept.examples.images, torch.from_numpy(classes)), kept.site, kept.group)
 
 
-def held_out(labels: Labels, group: Column | None, data: Data) -> tuple[Indices, Indices]:
-    """Rows of the training and the test set of a source that has no test set, drawn by data.seed.
+def draw_test_rows(labels: Labels, group: Column | None, data: Data) -> tuple[Indices, Indices]:
+    """Draw a test set, by data.seed, from a source that has none.
 
-    Without groups, as many test examples of every class: the share of what the rarest class has. With groups, the
-    share of every class, as near as whole groups come to it. With `data.merge_test_into_train` the test set is empty:
-    what is held out would only come back.
+    Without groups every class gets the same number of test examples: the fraction of the rarest class's count. With
+    groups it is the fraction of each class, as near as whole groups allow. With `data.merge_test_into_train` the test
+    set is empty, as it would only be merged back.
+
+    Args:
+        labels: [N].
+        group: [N]; None: no groups.
+
+    Returns:
+        Indices of the training and of the test examples, sorted.
 
     Raises:
-        DataError: that is less than one example.
+        DataError: the test set would be empty.
     """
     if data.merge_test_into_train:
         return np.arange(len(labels)), np.empty(0, np.int64)
-    share, rng = TEST_SHARE if data.test_fraction is None else data.test_fraction, np.random.default_rng(data.seed)
+    fraction = DEFAULT_TEST_FRACTION if data.test_fraction is None else data.test_fraction
+    rng = np.random.default_rng(data.seed)
     if group is not None:
-        return groups.hold_out(labels, group, share, rng)
+        return groups.hold_out(labels, group, fraction, rng)
     present, sizes = np.unique(labels, return_counts=True)
     fewest = sizes.min(initial=len(labels))
-    if not (each := int(share * fewest)):
+    if not (each := int(fraction * fewest)):
         raise DataError(
-            f"holding out {share:g} of the rarest class's {fewest} examples leaves no test set; add test_images and "
+            f"holding out {fraction:g} of the rarest class's {fewest} examples leaves no test set; add test_images and "
             "test_labels (of files: folders train and test, or a column split), or raise data.test_fraction"
         )
-    drawn = [rng.choice(np.flatnonzero(labels == c), each, replace=False) for c in present]
-    out = np.zeros(len(labels), dtype=bool)
-    out[np.concatenate(drawn)] = True
-    return np.flatnonzero(~out), np.flatnonzero(out)
+    chosen = [rng.choice(np.flatnonzero(labels == c), each, replace=False) for c in present]
+    in_test = np.zeros(len(labels), dtype=bool)
+    in_test[np.concatenate(chosen)] = True
+    return np.flatnonzero(~in_test), np.flatnonzero(in_test)
 
 
-def refuse_test_share(data: Data) -> None:
-    """Of a source that has a test set.
+def refuse_test_fraction(data: Data) -> None:
+    """Refuse `data.test_fraction` for a source that has a test set of its own.
 
     Raises:
-        DataError: `data.test_fraction` is set.
+        DataError: it is set.
     """
     if data.test_fraction is not None:
         raise DataError(f"source {data.source} has a test set of its own; remove data.test_fraction")

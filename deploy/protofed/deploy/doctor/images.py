@@ -41,7 +41,7 @@ def _sample(scan: Scan, data: Data, input_: Input) -> None:
     drawn = random.Random(0).sample(list(scan.items), min(SAMPLE, len(scan.items)))  # noqa: S311  (no secret)
     sample = survey_files(replace(scan, items=drawn), input_)
     unreadable = [(image.name, image.problem) for image in sample.images if image.problem]
-    astray = [(name, "in no class's folder") for name in scan.astray]
+    astray = [(name, "in no class's folder") for name in scan.misplaced]
     # `ceil`: one unreadable file in a small sample is allowed whenever the fraction is not 0.
     many = len(unreadable) > ceil(data.max_unreadable_fraction * len(drawn))
     if many or len(astray) > data.max_unreadable_fraction * (len(scan.items) + len(astray)):

@@ -102,7 +102,7 @@ class SiteUnderCheck:
         client_resources.check_root(settings)
         if self.quick:
             return _check_readable(settings)
-        from protofed.client.data.sources import NAMED, own_class_names, own_input
+        from protofed.client.data.sources import LABELLED_BY_NAME, infer_class_names, infer_input
         from protofed.deploy.doctor import images
 
         if (recipe := self._recipe(settings)) is not None:
@@ -110,10 +110,10 @@ class SiteUnderCheck:
             class_names = recipe.class_names
             _check_pinned(settings, recipe)
         else:
-            input_, classes = own_input(settings.data)
+            input_, classes = infer_input(settings.data)
             comparison = "with no run to compare them with (--recipe names one)"
-            class_names = own_class_names(settings.data)
-        if settings.data.source in NAMED:
+            class_names = infer_class_names(settings.data)
+        if settings.data.source in LABELLED_BY_NAME:
             return f"{settings.data.source}: {images.check_images(settings.data, input_, class_names)}, {comparison}"
         client.load_data(settings, input_, classes, class_names)
         shape = " x ".join(map(str, input_.shape))

@@ -85,7 +85,7 @@ def images_of(path: Path, input_: Input) -> Images:
 def _is_image(file: Path) -> bool:
     """By its suffix; DICOM files often have none, so a file without one is opened."""
     try:
-        return file.suffix.lower() in SUFFIXES or (not file.suffix and dicom.is_one(file))
+        return file.suffix.lower() in SUFFIXES or (not file.suffix and dicom.is_dicom(file))
     except OSError:
         return True  # unreadable: keep it, so that it is reported
 
@@ -163,11 +163,12 @@ class ArchiveImages:
             return _unit(np.moveaxis(image, 2, 0))
         if image.shape[2] == 1 and image.dtype != np.uint8:
             deep = image[..., 0] if floats else image[..., 0] / np.iinfo(image.dtype).max
-            return decoding.brought(Image.fromarray(deep.astype(np.float32)), self._input)
+            return decoding.fit_to_input(Image.fromarray(deep.astype(np.float32)), self._input)
         if image.dtype != np.uint8 or image.shape[2] not in MODES or self._shape[0] not in MODES:
             expected = [*self._shape[1:], self._shape[0]]
             raise UnreadableError(f"{image.dtype} of shape {list(image.shape)}; expected {expected}, or uint8")
-        return _unit(decoding.brought(Image.fromarray(image[..., 0] if image.shape[2] == 1 else image), self._input))
+        plane = image[..., 0] if image.shape[2] == 1 else image
+        return _unit(decoding.fit_to_input(Image.fromarray(plane), self._input))
 
 
 def batches(

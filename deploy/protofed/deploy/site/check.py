@@ -15,7 +15,7 @@ from protofed.client.data import image_files
 from protofed.client.data.image_files import Scan
 from protofed.client.data.labels import LabelMap
 from protofed.client.data.site_data import KEPT_BYTES, Examples, SiteData
-from protofed.client.data.sources import NAMED, own_class_names, own_input
+from protofed.client.data.sources import LABELLED_BY_NAME, infer_class_names, infer_input
 from protofed.common.config.recipe import Input, Recipe
 from protofed.common.config.settings import ClientSettings
 from protofed.common.errors import ConfigError, DataError
@@ -48,7 +48,7 @@ def site_check(settings: ClientSettings, recipe: Recipe | None, min_samples: int
         survey=survey,
         stored=_stored(survey, request.classes),
         used=_used(loaded, request.classes),
-        misplaced=scan.astray,
+        misplaced=scan.misplaced,
         groups=len({item.group for item in scan.items} - {None}) or None,
         crossing=[item.name for item in scan.crossing],
         ungrouped=[item.name for item in scan.ungrouped],
@@ -66,7 +66,7 @@ def _surveyed(settings: ClientSettings, request: CheckRequest, bar: Bar) -> tupl
     data = settings.data
     try:
         client_resources.check_root(settings)
-        if data.source not in NAMED:
+        if data.source not in LABELLED_BY_NAME:
             return _EMPTY_SCAN, survey_arrays(data, request.class_names, bar.advance), None
         scan = image_files.scan(data, request.class_names, request.classes)
         bar.expect(len(scan.items))
@@ -81,8 +81,8 @@ def _request(settings: ClientSettings, recipe: Recipe | None) -> CheckRequest:
     if recipe is not None:
         return CheckRequest(recipe.input, recipe.classes, recipe.class_names, recipe)
     client_resources.check_root(settings)
-    input_, classes = own_input(settings.data)
-    class_names = own_class_names(settings.data)
+    input_, classes = infer_input(settings.data)
+    class_names = infer_class_names(settings.data)
     return CheckRequest(input_, len(class_names) or classes, class_names, None)
 
 

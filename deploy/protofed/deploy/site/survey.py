@@ -16,10 +16,10 @@ from blake3 import blake3
 from numpy.typing import NDArray
 
 from protofed.client.data import arrays, dicom
-from protofed.client.data.decoding import FORMATS, decode, decoded, quiet
+from protofed.client.data.decoding import FORMATS, decode, decode_file, silence_decoders
 from protofed.client.data.image_error import UnreadableImageError
-from protofed.client.data.image_files import IndexedFile, Scan, rooted
-from protofed.client.data.labels import by_number, plain
+from protofed.client.data.image_files import IndexedFile, Scan, with_root
+from protofed.client.data.labels import by_number, normalise
 from protofed.client.data.split import DataSplit
 from protofed.common.config.recipe import Data, Input
 from protofed.common.errors import DataError
@@ -82,10 +82,10 @@ def survey_files(scan: Scan, input_: Input, on_image: Callable[[], None] = lambd
     Raises:
         DataError: something is missing that all files need, such as a decoder.
     """
-    # `quiet` is entered once, around all threads: it changes the whole process's warning filters. Threads suffice, for
-    # Pillow releases the interpreter's lock while it decodes.
+    # `silence_decoders` is entered once, around all threads: it changes the whole process's warning filters. Threads
+    # suffice, for Pillow releases the interpreter's lock while it decodes.
     images, items = list[SurveyedImage](), scan.items
-    with quiet(), ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+    with silence_decoders(), ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         for first in range(0, len(items), AHEAD):
             for image in pool.map(partial(_of_file, input_=input_), items[first : first + AHEAD]):
                 images.append(image)
@@ -102,9 +102,9 @@ def survey_arrays(data: Data, class_names: Sequence[str], on_image: Callable[[],
     Raises:
         DataError: it is missing or unreadable.
     """
-    train, test = arrays.read(rooted(data))
+    train, test = arrays.read(with_root(data))
     images, rows, unmapped = list[SurveyedImage](), list[Pixels](), Counter[str]()
-    ignored, names = Counter[str](), frozenset(map(plain, data.ignore_labels))
+    ignored, names = Counter[str](), frozenset(map(normalise, data.ignore_labels))
     for split, split_data in (("train" if test is not None else DRAWN, train), ("test", test)):
         if split_data is None:
             continue
@@ -130,7 +130,7 @@ def _format_of(path: Path) -> tuple[str, tuple[int, int] | None]:
 
 
 def _header(path: Path) -> tuple[str, tuple[int, int]]:
-    if dicom.is_one(path):
+    if dicom.is_dicom(path):
         import pydicom
 
         header = pydicom.dcmread(path, specific_tags=_DICOM_TAGS, stop_before_pixels=True)
@@ -160,7 +160,7 @@ def mean_and_std(images: Sequence[SurveyedImage]) -> tuple[list[float], list[flo
 def _of_file(item: IndexedFile, input_: Input) -> SurveyedImage:
     image = SurveyedImage(item.name, item.label, item.index, item.split or DRAWN)
     try:
-        pixels = decoded(item.path, input_)
+        pixels = decode_file(item.path, input_)
     except UnreadableImageError as error:
         stored_as, size = _format_of(item.path)
         return replace(image, problem=str(error), format=stored_as, size=size)
