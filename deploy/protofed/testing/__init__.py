@@ -1,4 +1,4 @@
-"""What the tests of a method outside protofed need: the suite that every method passes. It needs pytest.
+"""Test support for methods outside protofed: the suite that every method must pass. Needs pytest.
 
 from protofed.testing.conformance import MethodConformance
 
@@ -9,4 +9,6 @@ recipe_file = Path(__file__).parents[1] / "recipes" / "digits-fedprox.toml"
 
 import pytest
 
-pytest.register_assert_rewrite("protofed.testing.conformance")  # asserts show values, though it is no test file
+pytest.register_assert_rewrite(
+    "protofed.testing.conformance"
+)  # pytest rewrites asserts to show values only in test files and registered modules

@@ -1,5 +1,5 @@
-"""What every method promises: it learns, it can be repeated, interrupted and moved to another transport, and nothing
-leaves a site but what it declares. A method's tests subclass `MethodConformance`.
+"""The conformance suite: a method learns, repeats bit for bit, survives interruption and another transport, and sends
+only the parts that it declares. A method's tests subclass `MethodConformance`.
 """
 
 from __future__ import annotations
@@ -28,12 +28,19 @@ from protofed.server.operator.verification import VerificationResult, verify_rou
 from protofed.testing.live_server import LiveServer, links
 from protofed.testing.small_recipe import small_recipe
 
-CHANCE, LEARNT, PERSONAL = 0.1, 0.4, 0.75  # accuracy on ten classes: by chance, at least; a site's own on its classes
-LONELY_CLASSES = {"long_tail": 0.05, "partition": {"kind": "shards", "sites": 5, "shards": 2}}  # many have one site
+CHANCE, LEARNT, PERSONAL = (
+    0.1,
+    0.4,
+    0.75,
+)  # accuracy on ten classes: of guessing; required of a model; of a site's own model on its classes
+LONELY_CLASSES = {
+    "long_tail": 0.05,
+    "partition": {"kind": "shards", "sites": 5, "shards": 2},
+}  # shards: most classes are at one site only
 
 
 class MethodResult(NamedTuple):
-    """Of one undisturbed simulation: the digest of its last state, and scores by round and site."""
+    """The result of an uninterrupted simulation: the digest of its last state, and the scores by round and site."""
 
     digest: str
     scores: Mapping[int, Mapping[str, Scores]]
@@ -43,8 +50,8 @@ class MethodConformance:
     """The suite for one method.
 
     Attributes:
-        name: of the method, as a recipe names it.
-        recipe_file: a recipe on the digits that uses it, from which it learns in a few seconds.
+        name: the method's name in recipes.
+        recipe_file: a recipe on the digits with which the method learns in a few seconds.
     """
 
     name: ClassVar[str]
@@ -52,24 +59,24 @@ class MethodConformance:
 
     @pytest.fixture
     def method(self) -> str:
-        """The method's name; it may be loaded."""
+        """The method's name; its plug-in is allowed to load."""
         plugins.allow({self.name})
         return self.name
 
     @pytest.fixture
     def recipe(self, method: str) -> Recipe:
-        """The recipe from which it learns."""
+        """The recipe of `recipe_file`."""
         return read_recipe(self.recipe_file)
 
     @pytest.fixture(scope="class")
     @classmethod
     def results(cls) -> dict[str, MethodResult]:
-        """By method: computed once."""
+        """Results by method, shared by the tests of a class: each simulation takes seconds."""
         return {}
 
     @pytest.fixture
     def simulated(self, method: str, results: dict[str, MethodResult]) -> MethodResult:
-        """Of the small recipe."""
+        """The result of the small recipe."""
         if method not in results:
             with simulation(small_recipe(method)) as running:
                 running.go()
@@ -100,9 +107,9 @@ class MethodConformance:
         assert last["personal.pm_v"].mean > PERSONAL
 
     def test_two_simulations_give_the_same_bytes(self, method: str, simulated: MethodResult) -> None:
-        with simulation(small_recipe(method)) as again:
-            again.go()
-            assert _result(again).digest == simulated.digest
+        with simulation(small_recipe(method)) as repeated:
+            repeated.go()
+            assert _result(repeated).digest == simulated.digest
 
     def test_grpc_gives_the_bytes_and_scores_of_the_simulation(
         self, method: str, simulated: MethodResult, tmp_path: Path
@@ -131,7 +138,7 @@ class MethodConformance:
         recipe = small_recipe(method)
         with simulation(recipe, tmp_path) as running:
             running.go()
-            running.runs.roll_back(recipe.name, 1)  # sites go back to what they remembered then
+            running.runs.roll_back(recipe.name, 1)  # sites restore their memory of that round
             assert not running.runs.finished
             running.go()
             assert _result(running) == simulated
@@ -142,18 +149,18 @@ class MethodConformance:
             running.go()
             published = [row for row in running.ledger.rounds(recipe.name) if row.state is not None]
             assert len(published) == recipe.rounds + 1
-            for row in published[1:]:  # what round 0 was made from is no longer kept
-                found = verify_round(running.ledger, running.blobs, recipe.name, row.round, row.attempt)
-                assert found.finding is VerificationResult.SAME
+            for row in published[1:]:  # the first model, from which round 0 came, is not kept
+                verification = verify_round(running.ledger, running.blobs, recipe.name, row.round, row.attempt)
+                assert verification.finding is VerificationResult.SAME
 
     @pytest.mark.parametrize("rounds_before", [0, 1, 2])
     def test_a_restart_between_rounds_changes_nothing(
         self, method: str, rounds_before: int, simulated: MethodResult, tmp_path: Path
     ) -> None:
         recipe = small_recipe(method)
-        with simulation(recipe, tmp_path) as begun:
-            begun.go(until=lambda: _published_rounds(begun) > rounds_before)
-            assert not begun.runs.finished
+        with simulation(recipe, tmp_path) as interrupted:
+            interrupted.go(until=lambda: _published_rounds(interrupted) > rounds_before)
+            assert not interrupted.runs.finished
         with simulation(recipe, tmp_path) as resumed:
             resumed.go()
             assert _result(resumed).digest == simulated.digest
@@ -183,7 +190,9 @@ class MethodConformance:
             running.go()
             assert codec.first_not_finite(_state(running)) is None
             scores = running.ledger.scores(recipe.name).values()
-            values = [value for by_site in scores for of_site in by_site.values() for value in of_site.values()]
+            values = [
+                value for by_site in scores for score_values in by_site.values() for value in score_values.values()
+            ]
         assert values
         assert np.isfinite(values).all()
 
@@ -200,7 +209,7 @@ class MethodConformance:
 
 
 def _take_turns(agents: Sequence[Agent]) -> None:
-    """Give every agent its turn until the run has ended for all of them."""
+    """Let the agents work in turns until the run has ended for all of them."""
     over: set[int] = set()
     for _ in range(2000):
         for number, agent in enumerate(agents):

@@ -1,4 +1,4 @@
-"""A real server, and links to it, in the process of a test."""
+"""A real gRPC server, and links to it, in the test's process."""
 
 from __future__ import annotations
 
@@ -26,15 +26,17 @@ Connect: TypeAlias = Callable[[str, frozenset[Role]], GrpcLink]
 
 
 class LiveServer:
-    """A real server on a thread of this process.
+    """A real server on a thread of this process; ready when the constructor returns.
 
     Args:
-        identity: folder with the server's; None: it speaks plain text.
+        state: its state folder; created if missing.
+        listen: host:port; port 0 picks a free one.
+        identity: the server's identity folder; None: no TLS.
         options: of `serve`.
 
     Attributes:
-        address: where it listens.
-        runs, operation, around: what it serves; read them only.
+        address: host:port on which it listens.
+        runs, operation, context: what the server thread uses; tests only read them.
     """
 
     def __init__(
@@ -43,8 +45,8 @@ class LiveServer:
         self._address: Future[str] = Future()
         self._loop, self._stop = asyncio.new_event_loop(), asyncio.Event()
         state.mkdir(parents=True, exist_ok=True)
-        executors, notifier, self._opened = Executors(), TaskNotifier(), ExitStack()
-        context = open_server(state, self._opened, work=executors.aggregate, notify=notifier.notify)
+        executors, notifier, self._resources = Executors(), TaskNotifier(), ExitStack()
+        context = open_server(state, self._resources, work=executors.aggregate, notify=notifier.notify)
         self.context, self.ledger, self.blobs = context, context.ledger, context.blobs
         self.runs = RunQueue([recipe], context)
         self.operation = OperatorApi(self.runs, context)
@@ -52,10 +54,10 @@ class LiveServer:
             self.operation.certificates.register_first_operators(identity)
         self.audit_file = state / AUDIT_FILE
         audit = ServerAudit(self.audit_file)
-        self._opened.callback(audit.close)
-        own = None if identity is None else LiveIdentity(identity, Party.SERVER)
+        self._resources.callback(audit.close)
+        server_identity = None if identity is None else LiveIdentity(identity, Party.SERVER)
         main = serve(
-            Served(self.runs, self.operation, self.blobs, audit, executors, notifier, own),
+            Served(self.runs, self.operation, self.blobs, audit, executors, notifier, server_identity),
             listen,
             self._stop,
             started=self._address.set_result,
@@ -67,37 +69,41 @@ class LiveServer:
         self.address = self._address.result(timeout=20)
 
     def join(self) -> None:
-        """Wait until it has ended by itself."""
+        """Wait until the server has ended by itself.
+
+        Raises:
+            TimeoutError: it still runs after 20 seconds.
+        """
         self._thread.join(timeout=20)
         if self._thread.is_alive():
             raise TimeoutError("the server does not end")
 
     def stop(self) -> None:
-        """End it in order."""
+        """Shut the server down and close its files; may be called twice."""
         if not self._loop.is_closed():
             if self._thread.is_alive():
                 self._loop.call_soon_threadsafe(self._stop.set)
             self.join()
             self._loop.close()
-            self._opened.close()
+            self._resources.close()
 
 
 class NoAudit:
-    """Audit lines that nobody looks at."""
+    """An audit log that keeps nothing."""
 
     def append_all(self, entries: Sequence[Entry]) -> None:
-        """Keep none of them."""
+        """Discard the entries."""
 
 
 @contextmanager
 def links(address: str) -> Iterator[Connect]:
-    """Makes links in plain text to the server at an address; all are closed at the end."""
-    with ExitStack() as opened:
+    """A function that opens links without TLS to the server at an address; all are closed on exit."""
+    with ExitStack() as resources:
 
         def connect(site: str, roles: frozenset[Role]) -> GrpcLink:
             audit = ClientAudit(NoAudit())
             link = GrpcLink(address, site, "tested", roles, identity=None, audit=audit, give_up_after_s=20)
-            opened.callback(link.close)
+            resources.callback(link.close)
             return link
 
         yield connect

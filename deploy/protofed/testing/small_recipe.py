@@ -1,4 +1,4 @@
-"""The recipe on which methods are tested: seconds of training, on data that come with scikit-learn."""
+"""The recipe for tests of methods: seconds of training, on the digits that scikit-learn ships."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ def small_recipe(method: str, /, **changes: object) -> Recipe:
     """Three rounds of three sites on the digits.
 
     Args:
-        changes: tables in place of its own.
+        changes: top-level keys and tables that replace the recipe's own.
     """
     table: dict[str, object] = {
         "name": f"small-{method}",

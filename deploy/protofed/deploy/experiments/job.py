@@ -62,7 +62,7 @@ def _go(running: Simulation, clock: _Stopwatch, tell: Callable[[int, str], None]
             noted = done
 
     turned()
-    running.go(turned=turned)
+    running.go(on_task=turned)
 
 
 def _result(running: Simulation, seconds: float) -> Result:

@@ -1,4 +1,4 @@
-"""The link of a simulation: a function call through the codec and the same intake as an upload's."""
+"""The link of a simulation: function calls, through the codec and the same intake as an upload."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from protofed.server.verdicts import UpdateProblem
 
 @dataclass(frozen=True)
 class DirectLink:
-    """The link of a simulated site."""
+    """The link of a simulated site; see `Link` for the methods."""
 
     runs: RunQueue
     blobs: Blobs
@@ -35,24 +35,24 @@ class DirectLink:
     instance: str = "simulated"
 
     def enroll(self, pause_reason: PauseReason = PauseReason.NONE) -> Assignment | Finished:
-        """Say hello."""
+        """Enroll the site."""
         return self.runs.enroll(self.site, self.instance, PROTOCOL_VERSION, VERSION, VERSION, self.roles, pause_reason)
 
     def next_task(self, run: str, wait_s: float) -> Task | Wait | Finished:
-        """What to do now; a simulation never waits."""
+        """The site's next task. `wait_s` is ignored: in one process nothing arrives while it waits."""
         return self.runs.next_task(run, self.site, self.instance)
 
     def fetch(self, task: Task) -> bytes:
-        """The task's base."""
+        """The bytes of the task's base model."""
         assert task.base_digest is not None  # noqa: S101  (the agent has asked)
         return self.blobs.get(task.base_digest)
 
     def push(self, task: Task, released: Released) -> Receipt:
-        """Through the same intake as an upload."""
+        """Hand in an update; begin, examine and commit in the order of an upload over gRPC."""
         intake, manifest = self.runs.of(task.run).intake, released.manifest
-        decided = intake.begin(self.site, self.instance, task.task_id, task.round, task.base_digest, manifest)
-        if decided is not None:
-            return decided
+        receipt = intake.begin(self.site, self.instance, task.task_id, task.round, task.base_digest, manifest)
+        if receipt is not None:
+            return receipt
         norm = intake.examine(released.data, manifest, task.base_digest)
         if isinstance(norm, UpdateProblem):
             return intake.refuse(self.site, task.task_id, manifest, norm)
@@ -60,9 +60,9 @@ class DirectLink:
         return intake.commit(self.site, self.instance, task.task_id, manifest, released.metrics, released.weight, norm)
 
     def report(self, task: Task, released: ReleasedScores) -> None:
-        """Hand in scores."""
+        """Report scores."""
         self.runs.of(task.run).report_scores(self.site, self.instance, task.task_id, released.scores)
 
     def beat(self, run: str, progress: Progress) -> Signal:
-        """Say how far the site is; only failures are said in a simulation."""
+        """Report progress; simulated sites report only failures."""
         return self.runs.heartbeat(run, self.site, self.instance, progress)

@@ -1,4 +1,4 @@
-"""Runs as tables and numbers."""
+"""Tables and JSON of runs, and `simulate` with a progress bar."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from protofed.server.rounds.phases import Aggregating, Collecting, Evaluating, F
 
 
 def progress_table(recipes: Sequence[Recipe], views: Mapping[str, Overview | None], title: str) -> Table:
-    """One row a run: where it is, its newest means in percent, and what it moved."""
+    """One row per run: its phase, its newest mean scores in percent, its traffic in MB (10^6 bytes) and its seconds."""
     table = Table(title=title, title_justify="left")
     for name in ("method", "round", "phase", "sites"):
         table.add_column(name, no_wrap=True)
     for name in ("GM", "PM(V)", "PM(L)", "MB", "s"):
         table.add_column(name, justify="right", no_wrap=True)
-    waiting = False  # the first run that has not begun waits for sites, the others for it
+    waiting = False  # runs execute one by one: the first unstarted run waits for sites, later ones are queued
     for recipe in recipes:
         view = views.get(recipe.name)
         waiting = waiting or (view is not None and view.began and not view.ended)
@@ -51,7 +51,7 @@ def progress_table(recipes: Sequence[Recipe], views: Mapping[str, Overview | Non
 
 
 def scores_table(recipes: Sequence[Recipe], views: Mapping[str, Overview | None], title: str) -> Table:
-    """One row a run: its final scores in percent."""
+    """One row per run: its final scores in percent."""
     table = Table(title=title, title_justify="left", caption=CAPTION, caption_justify="left")
     table.add_column("method", no_wrap=True)
     for name in ("GM", "PM(V)", "worst site", "PM(L)", "balanced"):
@@ -80,7 +80,7 @@ CAPTION = (
 
 
 def scores_json(views: Sequence[Overview]) -> list[dict[str, Any]]:
-    """Runs as plain data."""
+    """Runs as JSON-ready data; scores are fractions, not percent."""
     return [asdict(view) for view in views]
 
 
@@ -88,21 +88,25 @@ def simulate_with_progress(recipe: Recipe, state: Path | None, device: str, poli
     """Simulate a recipe behind a progress bar, then show its scores.
 
     Args:
-        policy: of the sites; None: all that the method sends leaves.
+        state: folder that keeps the simulation; None: in memory.
+        device: auto, cpu, cuda or cuda:N.
+        policy: file with the policy of all sites; None: everything that the method sends may leave.
 
     Raises:
         PolicyViolation: there is no such policy.
         ConfigError, DataError: the recipe or its data cannot be used.
         RunFailedError: the run failed.
     """
-    under = None if policy is None else Policy.read(policy)
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(30))  # the bar tells enough
+    site_policy = None if policy is None else Policy.read(policy)
+    structlog.configure(
+        wrapper_class=structlog.make_filtering_bound_logger(30)
+    )  # 30: warnings only, the bar shows the progress
     with (
         progress(recipe.name, recipe.rounds, "rounds", stays=True) as bar,
-        simulation(recipe, state, devices.pick(device), policy=under) as running,
+        simulation(recipe, state, devices.pick(device), policy=site_policy) as running,
     ):
         bar.say("making the model")
-        running.go(turned=lambda: bar.to(*status(running.coordinator.phase, recipe.rounds)))
+        running.go(on_task=lambda: bar.to(*status(running.coordinator.phase, recipe.rounds)))
         view = overview(running.ledger, recipe.name)
     assert view is not None  # noqa: S101  (it was just run)
     Console(stderr=True).print(scores_table([recipe], {recipe.name: view}, recipe.name))
@@ -112,7 +116,7 @@ def simulate_with_progress(recipe: Recipe, state: Path | None, device: str, poli
 
 
 def status(phase: Phase, rounds: int) -> tuple[int, str]:
-    """Rounds that are wholly done, and what goes on now."""
+    """The number of complete rounds, and the current activity in words."""
     match phase:
         case Collecting():
             return max(phase.round - 1, 0), f"training {len(phase.reported)}/{len(phase.cohort)}"

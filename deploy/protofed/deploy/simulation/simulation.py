@@ -1,4 +1,4 @@
-"""A simulation is a deployment in one process: the same coordinator, agents, methods, gate and codec; the link is a
+"""Simulate a deployment in one process: the same coordinator, agents, methods, privacy gate and codec; the link is a
 function call through the codec, and time stands still.
 """
 
@@ -41,10 +41,10 @@ EVALUATOR = "evaluator"
 
 @dataclass(frozen=True)
 class Simulation:
-    """One recipe's run, ready to go.
+    """One recipe's run, ready to start. Made by `simulation`, which closes it.
 
     Attributes:
-        data: what each site holds, the evaluator not among them.
+        data: each site's data, without the evaluator's.
         agents: the evaluator first, then the sites in order.
     """
 
@@ -57,32 +57,35 @@ class Simulation:
 
     @property
     def coordinator(self) -> Coordinator:
-        """Of the recipe's run."""
+        """The coordinator of the recipe's run."""
         return self.runs.of(self.recipe.name)
 
-    def go(self, until: Callable[[], bool] = lambda: False, turned: Callable[[], None] = lambda: None) -> None:
-        """Give every site its turn, again and again, until the run has ended (or `until` says so, between two rows of
-        turns). `turned` is called after every task.
+    def go(self, until: Callable[[], bool] = lambda: False, on_task: Callable[[], None] = lambda: None) -> None:
+        """Let the agents work in turns until the run ends.
+
+        Args:
+            until: stop early; asked before every pass over the agents.
+            on_task: called after every task.
 
         Raises:
-            ConfigError: nobody can do anything any more, as with more `min_sites` than there are sites.
+            ConfigError: no agent has a task and the run has not ended, as with fewer sites than `min_sites`.
         """
         while not self.runs.finished and not until():
             self.runs.tick()
-            worked = False
+            any_task = False
             for agent in self.agents:
                 if isinstance(agent.step(0.0), Task):
-                    worked = True
-                    turned()
-            if not worked and not self.runs.finished:
-                wanted = self.recipe.federation.min_sites
+                    any_task = True
+                    on_task()
+            if not any_task and not self.runs.finished:
+                min_sites = self.recipe.federation.min_sites
                 raise ConfigError(
-                    f"the run cannot go on: {len(self.agents) - 1} sites, and federation.min_sites is {wanted}"
+                    f"the run cannot continue: {len(self.agents) - 1} sites, and federation.min_sites is {min_sites}"
                 )
 
 
 def everything(recipe: Recipe) -> Policy:
-    """The policy of simulated sites: all parts, this method, the plug-ins that it names. Nothing leaves the process."""
+    """A policy for simulated sites that allows the recipe's method, all parts and its plug-ins."""
     return Policy(
         PolicyRules(
             methods=frozenset({recipe.method.name}),
@@ -99,12 +102,12 @@ def everything(recipe: Recipe) -> Policy:
 
 
 def simulated(policy: Policy) -> Policy:
-    """What a site's policy is in a simulation: nobody is asked for an approval, and there is no time of the day."""
+    """A site's policy without approval and schedule: in a simulation there is no person to ask, and no time of day."""
     return Policy(policy.rules.model_copy(update={"approval": "automatic", "schedule": ()}))
 
 
 def simulated_secret(recipe: Recipe, site: SiteId) -> bytes:
-    """In place of what only a site knows, so that a simulation under a policy that hides classes can be repeated."""
+    """A stand-in, 32 bytes, for the secret that only a real site knows: from the seed, so that runs repeat."""
     return hashlib.blake2b(f"simulated/{recipe.seed}/{site}".encode(), digest_size=32).digest()
 
 
@@ -116,30 +119,34 @@ def agents_of(
     data: Mapping[SiteId, SiteData] | None = None,
     policy: Policy | None = None,
 ) -> list[Agent]:
-    """The evaluator and all sites of a recipe's [data], the same wherever their links lead.
+    """The agents of the evaluator and of all sites of a recipe's [data], for any kind of link.
 
     Args:
-        data: as of `data_of`, if that was called before.
-        policy: of the sites, as far as one has a say in a simulation (see `simulated`); the evaluator, which holds
-            nothing of a site, has `everything`.
+        connect: makes the link of a site with its roles.
+        store: makes the store of a site; None: in memory.
+        data: the result of `data_of`, if the caller already has it.
+        policy: of the sites, without what `simulated` removes; None: `everything`. The evaluator, which holds no
+            site's data, always has `everything`.
 
     Raises:
-        ConfigError: the recipe has no [data], or names a method, model or option that is not known.
-        DataError: its data cannot be had.
+        ConfigError: the recipe has no [data], or names an unknown method, model or option.
+        DataError: its data cannot be loaded.
     """
     client_methods.build(recipe.method.name, recipe.method.options)
-    where = device or torch.device("cpu")
-    free = everything(recipe)
-    under = free if policy is None else simulated(policy)
-    shared = device_model(recipe, where, under.rules.plugins)  # sites have their turns one by one
+    on_device = device or torch.device("cpu")
+    unrestricted = everything(recipe)
+    site_policy = unrestricted if policy is None else simulated(policy)
+    shared = device_model(
+        recipe, on_device, site_policy.rules.plugins
+    )  # one model for all: agents work in turns and load their state first
 
     def agent(name: SiteId, examples: SiteData) -> Agent:
         role = Role.EVALUATOR if name == EVALUATOR else Role.TRAINER
-        own = MemoryStore(simulated_secret(recipe, name)) if store is None else store(name)
-        rules, roles = free if role is Role.EVALUATOR else under, frozenset({role})
-        return Agent(Site(name, roles, rules, own, lambda _: examples, lambda _: shared), connect(name, roles))
+        site_store = MemoryStore(simulated_secret(recipe, name)) if store is None else store(name)
+        rules, roles = unrestricted if role is Role.EVALUATOR else site_policy, frozenset({role})
+        return Agent(Site(name, roles, rules, site_store, lambda _: examples, lambda _: shared), connect(name, roles))
 
-    return [agent(name, examples.placed(where)) for name, examples in (data or data_of(recipe)).items()]
+    return [agent(name, examples.placed(on_device)) for name, examples in (data or data_of(recipe)).items()]
 
 
 @contextmanager
@@ -150,51 +157,51 @@ def simulation(
     sites: Sequence[SiteData] | None = None,
     policy: Policy | None = None,
 ) -> Iterator[Simulation]:
-    """A simulation of a recipe; `sites` as in `data_of`, `policy` as in `agents_of`.
+    """Open a simulation of a recipe; `sites` as in `data_of`, `policy` as in `agents_of`.
 
     Args:
-        state: a folder in which it survives; without one it lives in memory. An unfinished run in it goes on.
+        state: folder that keeps the simulation; an unfinished run in it continues. None: in memory.
 
     Raises:
         ConfigError: the recipe cannot be used.
-        DataError: its data cannot be had.
+        DataError: its data cannot be loaded.
         StateError: the folder is in use, or holds another recipe's run of this name.
     """
     plugins.allow((everything(recipe) if policy is None else policy).rules.plugins)
-    with ExitStack() as opened:
-        context = open_server(state, opened, simulated=True)
+    with ExitStack() as resources:
+        context = open_server(state, resources, simulated=True)
         runs, blobs = RunQueue([recipe], context), context.blobs
 
         def store(name: SiteId) -> Store:
             if state is None:
                 return MemoryStore(simulated_secret(recipe, name))
             folder = DiskStore(state / "sites" / name, simulated_secret(recipe, name))
-            opened.callback(folder.close)
+            resources.callback(folder.close)
             return folder
 
         data = data_of(recipe, sites)
         agents = agents_of(
             recipe, lambda name, roles: DirectLink(runs, blobs, name, roles), store, device, data, policy
         )
-        of_sites = {name: held for name, held in data.items() if name != EVALUATOR}
+        of_sites = {name: site_data for name, site_data in data.items() if name != EVALUATOR}
         yield Simulation(recipe, runs, context.ledger, blobs, of_sites, agents)
 
 
 def site_names(count: int) -> list[SiteId]:
-    """site-1 … site-K, all of one length, so that their order is the order of their names."""
+    """site-1 … site-K, zero-padded to one length, so that sorting by name keeps the order."""
     width = len(str(count))
     return [f"site-{number:0{width}d}" for number in range(1, count + 1)]
 
 
 def data_of(recipe: Recipe, sites: Sequence[SiteData] | None = None) -> dict[SiteId, SiteData]:
-    """What the evaluator, who comes first, and every site hold.
+    """The data of the evaluator (first) and of every site, by name.
 
     Args:
-        sites: in place of those of the recipe's [data]; the evaluator then shares the first one's test set.
+        sites: used instead of the recipe's [data]; the evaluator then scores on the first site's test set.
 
     Raises:
         ConfigError: the recipe has no [data].
-        DataError: its data cannot be had.
+        DataError: its data cannot be loaded.
     """
     if sites is not None:
         test = SiteData.for_scoring(sites[0].test, recipe.input, recipe.classes)

@@ -1,4 +1,4 @@
-"""Write the package of a new method: both halves, a recipe, its tests and a pyproject with the entry point."""
+"""Create the package of a new method: both halves, a recipe, tests and a pyproject with the entry point."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from protofed.server.method import server_methods
 
 TEMPLATES = Path(__file__).parent / "method"
 NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*", re.ASCII)
-LONGEST = 50  # with what stands around it in a recipe's name, which has 64
+LONGEST = 50  # characters; the recipe is named digits-NAME, and a recipe's name has at most 64
 
 
 def new_method(name: str, into: Path) -> list[Path]:
-    """Write the package of method `name` as a new folder `into`/`name`.
+    """Create the package of method `name` in the new folder `into`/`name`.
 
     Returns:
-        The files, in the order in which one reads them.
+        The files, in reading order.
 
     Raises:
-        ConfigError: the name cannot be that of a method and of a package, or is taken; the folder exists, or cannot be
+        ConfigError: the name is not valid for a method and a package, or is taken; or the folder exists or cannot be
             written.
     """
     package = check_name(name)
@@ -54,7 +54,7 @@ def new_method(name: str, into: Path) -> list[Path]:
 
 
 def check_name(name: str) -> str:
-    """The Python package of a method of that name.
+    """The name of the Python package for a method.
 
     Raises:
         ConfigError: as `new_method`.
@@ -63,7 +63,7 @@ def check_name(name: str) -> str:
     if not NAME.fullmatch(name) or len(name) > LONGEST or keyword.iskeyword(package):
         raise ConfigError(
             f"method name '{short(name)}': expected at most {LONGEST} lower-case letters, digits and single hyphens, "
-            "a letter first, and no word of Python's"
+            "a letter first, and no Python keyword"
         )
     if name in set(server_methods) or is_plugin(PluginKind.METHOD, name):
         raise ConfigError(f"there is a method '{name}' already; choose another name")
