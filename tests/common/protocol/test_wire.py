@@ -183,7 +183,9 @@ def test_a_bad_id_is_refused_wherever_it_stands(value: str) -> None:
     with pytest.raises(ProtocolError, match="an id is"):
         read_id(value)
     with pytest.raises(ProtocolError, match="an id is"):
-        wire.unpack_enrolled(pb.EnrollResponse(assignment=pb.Assignment(run=value, recipe="{}", preprocessing_digest=DIGEST)))
+        wire.unpack_enrolled(
+            pb.EnrollResponse(assignment=pb.Assignment(run=value, recipe="{}", preprocessing_digest=DIGEST))
+        )
     if value:
         with pytest.raises(ProtocolError, match="an id is"):
             wire.unpack_progress(pb.HeartbeatRequest(task_id=value, activity=pb.ACTIVITY_TRAINING))
