@@ -127,9 +127,9 @@ OTHER = "0123456789abcdef" * 4
 @pytest.mark.parametrize(
     ("told", "pinned", "why"),
     [
-        (OTHER, None, "the server prepares images otherwise than this site's software"),
+        (OTHER, None, "the server preprocesses images differently from this site's software"),
         (OTHER, OTHER, "upgrade the older of the two"),
-        (OWN, OTHER, "otherwise than this site's settings have it pinned"),
+        (OWN, OTHER, "differently from what this site's settings pin"),
         ("", "x" * 10_000, "correct data.preprocessing_digest"),
     ],
 )

@@ -36,31 +36,48 @@ COARSE = 10**8  # bytes; free space is rounded down to it, so that nobody outsid
 PARTS = sorted(set(Part) - NOT_ON_THE_WIRE)
 Values: TypeAlias = Mapping[tuple[str, ...], float]
 
-PHASE = Metric("protofed_client_phase", "gauge", ("site", "phase"), f"1 of one: {', '.join(Activity)}.")
-EPOCH = Metric("protofed_client_epoch", "gauge", ("site",), "Epoch of its training; 0 before the first.")
-SAMPLES = Metric(
-    "protofed_client_samples_total", "counter", ("site",), "Examples trained on, each as often as it was; never sent."
+PHASE = Metric(
+    "protofed_client_phase",
+    "gauge",
+    ("site", "phase"),
+    f"1 for what the daemon is doing, else 0: {', '.join(Activity)}.",
 )
-STEP = Metric("protofed_client_step_seconds", "summary", ("site",), "How long training steps took; never sent.")
-GPU = Metric("protofed_client_gpu_memory_bytes", "gauge", ("site",), "GPU memory that it holds; absent on a CPU.")
+EPOCH = Metric("protofed_client_epoch", "gauge", ("site",), "Epoch of the current training; 0 before the first.")
+SAMPLES = Metric(
+    "protofed_client_samples_total", "counter", ("site",), "Examples trained on, counted in every epoch; never sent."
+)
+STEP = Metric(
+    "protofed_client_step_seconds",
+    "summary",
+    ("site",),
+    "Duration of training steps, with the time between them; never sent.",
+)
+GPU = Metric(
+    "protofed_client_gpu_memory_bytes", "gauge", ("site",), "GPU memory that PyTorch has reserved; absent on a CPU."
+)
 REGISTERED = Metric(
     "protofed_client_registered",
     "gauge",
     ("site",),
-    f"1: the server did what it asked for within the last {ANSWERED_WITHIN_S:.0f} s.",
+    f"1 if a call to the server succeeded within the last {ANSWERED_WITHIN_S:.0f} s, else 0.",
 )
 REFUSALS = Metric(
     "protofed_client_policy_refusals_total",
     "counter",
     ("site", "part"),
-    f"What the site's policy kept, by the first part that it refused; {WHOLE}: all of an update, or the run.",
+    f"Refusals by the site's policy, by the first part that it refused; {WHOLE}: the whole update, or the run.",
 )
 RELEASED = Metric(
-    "protofed_client_bytes_released_total", "counter", ("site", "part"), "Of tensors that its policy let out."
+    "protofed_client_bytes_released_total",
+    "counter",
+    ("site", "part"),
+    "Bytes of tensors that the site's policy released.",
 )
-DISK_FREE = Metric("protofed_client_disk_free_bytes", "gauge", ("site",), "Free on the disk of its state folder.")
-CERT_EXPIRY = Metric("protofed_client_cert_expiry_timestamp_seconds", "gauge", ("site",), "When its certificate ends.")
-BUILD = Metric("protofed_client_build_info", "gauge", ("site", "version"), "1; which protofed this is.")
+DISK_FREE = Metric("protofed_client_disk_free_bytes", "gauge", ("site",), "Free bytes on the disk of the state folder.")
+CERT_EXPIRY = Metric(
+    "protofed_client_cert_expiry_timestamp_seconds", "gauge", ("site",), "When the site's certificate ends, Unix time."
+)
+BUILD = Metric("protofed_client_build_info", "gauge", ("site", "version"), "1; the version is the label.")
 METRICS = (PHASE, EPOCH, SAMPLES, STEP, GPU, REGISTERED, REFUSALS, RELEASED, DISK_FREE, CERT_EXPIRY, BUILD)
 
 

@@ -176,13 +176,13 @@ def check_preprocessing(recipe: Recipe, server_digest: str = "", pinned: str | N
     own = recipe.preprocessing_digest()
     if server_digest and server_digest != own:
         raise ConfigError(
-            f"the server prepares images otherwise than this site's software for run {recipe.name} "
+            f"the server preprocesses images differently from this site's software for run {recipe.name} "
             f"(digest {server_digest[:16]}…, here {own[:16]}…): upgrade the older of the two, so that both have the "
             "same protofed"
         )
     if pinned is not None and pinned != own:
         raise ConfigError(
-            f"run {recipe.name} prepares images otherwise than this site's settings have it pinned (digest "
+            f"run {recipe.name} preprocesses images differently from what this site's settings pin (digest "
             f"{own}, pinned {short(pinned)}): compare them with `protofed client check`, then correct "
             "data.preprocessing_digest"
         )

@@ -54,7 +54,7 @@ def draw_crop_flip_rotations(count: int, rng: torch.Generator) -> Tensor:
 
 
 def crop_flip(images: Tensor, moves: Tensor) -> Tensor:
-    """Every image cropped from itself in a black border, then flipped left to right or not.
+    """Pad every image with black, crop it to its size, then flip it left to right or not.
 
     Args:
         images: [B, channels, H, W], raw pixels: the border is 0 before normalisation.
@@ -80,7 +80,7 @@ def crop_flip_rotate(images: Tensor, moves: Tensor) -> Tensor:
 
 
 def rotate(images: Tensor, turns: Tensor) -> Tensor:
-    """Every image turned counter-clockwise about its centre: nearest pixel, of the same size, black beyond the edges.
+    """Rotate every image counter-clockwise about its centre: nearest pixel, same size, black beyond the edges.
 
     Args:
         images: [B, channels, H, W].
@@ -89,10 +89,12 @@ def rotate(images: Tensor, turns: Tensor) -> Tensor:
     count, channels, height, width = images.shape
     down, right = (torch.arange(n, device=images.device) - (n - 1) / 2 for n in (height, width))  # from the centre
     cos, sin = turns.T.view(2, count, 1, 1)
-    columns = (cos * right - sin * down.unsqueeze(1) + (width - 1) / 2).round().long()  # [B, H, W]: from where
+    # Backwards, from each target pixel to its source: forwards would leave holes.
+    columns = (cos * right - sin * down.unsqueeze(1) + (width - 1) / 2).round().long()  # [B, H, W]: the source's column
     rows = (sin * right + cos * down.unsqueeze(1) + (height - 1) / 2).round().long()
     inside = (rows >= 0) & (rows < height) & (columns >= 0) & (columns < width)
     flat = rows.clamp(0, height - 1) * width + columns.clamp(0, width - 1)
+    # One `gather` for the whole batch copies pixels exactly, so every device gives the same result.
     index = flat.view(count, 1, -1).expand(-1, channels, -1)
     turned: Tensor = images.flatten(2).gather(2, index).view(images.shape) * inside.unsqueeze(1)
     return turned
@@ -118,7 +120,7 @@ def _cropped(bordered: Tensor, moves: Tensor) -> Tensor:
 
 
 def _mirrored(size: int, device: torch.device) -> Tensor:
-    """[size + 2 * PADDING]: which of `size` pixels stands where in a row with its mirrored border."""
-    period = max(2 * size - 2, 1)
+    """[size + 2 * PADDING]: the index of the pixel at each place of a row of `size` with its mirrored border."""
+    period = max(2 * size - 2, 1)  # the outermost pixels are not repeated; a single pixel has period 1
     place = torch.arange(-PADDING, size + PADDING, device=device) % period
     return torch.where(place < size, place, period - place)

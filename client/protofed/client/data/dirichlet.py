@@ -47,14 +47,15 @@ def dirichlet(
 def pfllib_dirichlet(
     labels: Labels, sites: int, beta: float, rng: np.random.RandomState, min_examples: int = 1
 ) -> list[Indices]:
-    """PFLlib's label-skewed partition (METHODS §3.4): FedNH's without what that adds.
+    """PFLlib's label-skewed partition (METHODS §3.4) of labels [N]; arguments as `dirichlet`.
 
-    No permutation is drawn first and no site is helped to a second class. With `RandomState(1)` the sites are those of
+    No permutation is drawn first, and no site is helped to a second class. With `RandomState(1)` the sites are those of
     cwFedAVG's release, which asks for one example a site; later versions of PFLlib ask for 40, or half of the mean if
     that is less.
 
     Returns:
-        In the order dealt: that is what `hold_out` has to permute for the released test sets.
+        For each site its examples, in the order dealt: `partition.hold_out` must permute that order to draw the
+        released test sets.
 
     Raises:
         DataError: as `dirichlet`.
@@ -65,10 +66,10 @@ def pfllib_dirichlet(
 def niid_bench_dirichlet(
     labels: Labels, sites: int, beta: float, rng: np.random.RandomState, min_examples: int = 10
 ) -> list[Indices]:
-    """NIID-Bench's, MOON's and FedProc's label-skewed partition (METHODS §4.4).
+    """NIID-Bench's, MOON's and FedProc's label-skewed partition (METHODS §4.4) of labels [N].
 
-    The draws are those of `pfllib_dirichlet`, the usual minimum is another. The released code shuffles each site's
-    examples in the end, which decides nothing here.
+    The draws are those of `pfllib_dirichlet`, with another default of the minimum. The released code also shuffles each
+    site's examples in the end, which does not change the partition. Each site's examples are sorted.
 
     Raises:
         DataError: as `dirichlet`.

@@ -54,7 +54,7 @@ class Examples:
         return len(self.labels)
 
     def take(self, indices: Tensor) -> Examples:
-        """A copy of these rows, in this order; `indices` is [n] int64 on the images' device."""
+        """A copy of the examples of these indices, [n] int64 on the images' device, in this order."""
         return Examples(self.images.index_select(0, indices), self.labels.index_select(0, indices))
 
     def on(self, device: torch.device) -> Examples:
@@ -72,13 +72,13 @@ class Examples:
 
     @property
     def kept_bytes(self) -> int:
-        """Size of `normalised` where that is worth keeping, else 0."""
+        """Size of `normalised` in bytes; 0: it is above `KEPT_BYTES`, and so made batch by batch."""
         size = 4 * self.images.numel()
         return size if size <= KEPT_BYTES else 0
 
     @property
     def nbytes(self) -> int:
-        """Memory for the images, as they are and as they are kept for the model."""
+        """Bytes of the images and labels, and of the normalised copy."""
         return self.images.nbytes + self.labels.nbytes + self.kept_bytes
 
     def _once(self, key: Hashable, make: Callable[[], T]) -> T:
@@ -191,7 +191,7 @@ class SiteData:
         return self._augmented(order, size, transform, transform.draw(len(order), rng))
 
     def ordered(self, examples: Examples, size: int) -> Iterator[Batch]:
-        """`examples` of this site, once and in their own order, without augmentation: for scores and class means."""
+        """One pass over `examples` of this site in their order, without augmentation: for scores and class means."""
         images, finish = self._prepared(examples)
         for some, labels in zip(torch.split(images, size), torch.split(examples.labels, size), strict=True):
             if len(labels):

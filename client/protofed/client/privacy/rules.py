@@ -16,19 +16,19 @@ Megabytes = Annotated[float, Field(gt=0)]
 
 
 class PolicyRules(StrictModel):
-    """Every list is complete: there is no "all". What is not said is on the safe side."""
+    """Lists of names are complete: there is no "all", and an empty one allows nothing."""
 
-    methods: frozenset[str]  # by name
-    parts: frozenset[Part]  # what tensors may disclose
-    metrics: frozenset[str] = frozenset()  # scalars by name, without a class's number at its end; the others stay
-    telemetry: frozenset[Telemetry] = frozenset()  # numbers of the site's machine that its heartbeats may tell
-    plugins: frozenset[str] = frozenset()  # what a run may name of code beside protofed, as `protofed.common.plugins`
-    dtypes: frozenset[DType] = frozenset({"float32", "int64"})  # of the tensors that may leave
-    max_tensor_mb: Megabytes = 256.0  # of one tensor that leaves
-    max_update_mb: Megabytes = 1024.0  # of all that leaves in a round
+    methods: frozenset[str]  # names of the methods that runs may use
+    parts: frozenset[Part]  # parts of updates that may leave
+    metrics: frozenset[str] = frozenset()  # scalars that may leave, by name without the number of a class at its end
+    telemetry: frozenset[Telemetry] = frozenset()  # numbers of the site's machine that heartbeats may contain
+    plugins: frozenset[str] = frozenset()  # code outside of protofed that a run may name, as `protofed.common.plugins`
+    dtypes: frozenset[DType] = frozenset({"float32", "int64"})  # of tensors that may leave
+    max_tensor_mb: Megabytes = 256.0  # of one tensor, in 10^6 bytes
+    max_update_mb: Megabytes = 1024.0  # of one update, in 10^6 bytes
     example_count: bool = False  # whether the total number of examples may be sent
-    class_distribution_estimate: bool = False  # whether part class-shares may leave, beside being in `parts`
-    min_samples_per_class: Annotated[int, Field(ge=1)] = 1  # a class with fewer examples is one that is not there
-    hide_class_presence: bool = False  # send decoys for classes that are not there
+    class_distribution_estimate: bool = False  # whether part class-shares may leave, if `parts` names it, too
+    min_samples_per_class: Annotated[int, Field(ge=1)] = 1  # a class with fewer examples counts as absent
+    hide_class_presence: bool = False  # send decoys for absent classes
     approval: Literal["automatic", "manual"] = "automatic"  # manual: each run needs `protofed client approve`
     schedule: tuple[Window, ...] = ()  # when tasks are taken, in UTC; none: always
