@@ -57,7 +57,7 @@ def running_in(folder: Path) -> list[int]:
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):  # it may just have ended
-            if f"experiment_job\0{folder}/" in path.read_text(errors="replace"):
+            if f"experiments.job\0{folder}/" in path.read_text(errors="replace"):
                 found.append(int(path.parent.name))
     return found
 
