@@ -9,6 +9,5 @@ recipe_file = Path(__file__).parents[1] / "recipes" / "digits-fedprox.toml"
 
 import pytest
 
-pytest.register_assert_rewrite(
-    "protofed.testing.conformance"
-)  # pytest rewrites asserts to show values only in test files and registered modules
+# pytest shows the values of a failed assert only in test files and in modules that are registered before their import.
+pytest.register_assert_rewrite("protofed.testing.conformance")

@@ -57,7 +57,7 @@ class Monitor:
         """Answer from now on; the URL that it does under.
 
         Raises:
-            Unavailable: the port is taken, or the address is not this machine's.
+            UnavailableError: the port is taken, or the address is not this machine's.
         """
         host, port = self._host_and_port
         try:

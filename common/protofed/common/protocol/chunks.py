@@ -63,7 +63,7 @@ class Partial:
 
         Raises:
             CodecError: it does not belong there, or its CRC-32C is wrong.
-            Conflict: other bytes were sent for it before.
+            ConflictError: other bytes were sent for it before.
             Incomplete: nothing was begun, or it is gone.
         """
         check_sum(index, data, checksum)

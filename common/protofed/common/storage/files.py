@@ -20,7 +20,7 @@ def write(path: Path, data: bytes) -> None:
     """Replace `path` by `data`, durably: temporary name, write, fsync, rename, fsync of the folder.
 
     Raises:
-        OutOfSpace, DiskFailure: the folder is full, read-only or gone; whatever stood at `path` still stands.
+        OutOfSpaceError, DiskFailureError: the folder is full, read-only or gone; whatever stood at `path` still stands.
     """
     temporary = path.with_name(temporary_name(path.name))
     try:

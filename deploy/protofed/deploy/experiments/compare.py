@@ -57,7 +57,7 @@ def compare(recipes: Sequence[Recipe], wanted: CompareRequest) -> None:
         ConfigError: the recipes cannot be compared, no result has such a metric, or there is no such format.
         StateError: the folder is in use, or holds something else.
         RunFailedError: jobs failed; the others were run and written nevertheless.
-        Unavailable: there is no such cluster.
+        UnavailableError: there is no such cluster.
     """
     _check(wanted)
     if not recipes:

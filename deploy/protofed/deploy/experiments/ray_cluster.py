@@ -48,7 +48,7 @@ def cluster(address: str, device: str, gpus_per_job: float | None, cores: int) -
 
     Raises:
         ConfigError: it has no node for such a job, or one of its nodes has another version of protofed.
-        Unavailable: it cannot be joined.
+        UnavailableError: it cannot be joined.
     """
     where, gpus = resources(device, gpus_per_job)
     with ExitStack() as held:
@@ -117,7 +117,7 @@ def _quietly(address: str, **options: Any) -> None:
     """With nothing of Ray's on the terminal.
 
     Raises:
-        Unavailable: there is no cluster, or it is another version's.
+        UnavailableError: there is no cluster, or it is another version's.
     """
     for tries_left in reversed(range(_STARTS if address == LOCAL else 1)):
         try:

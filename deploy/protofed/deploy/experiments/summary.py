@@ -65,7 +65,7 @@ def summary(scores: Scores, cohorts: Mapping[int, Collection[SiteId]], tested: M
 
     Args:
         scores: by round, site and name.
-        cohorts: the sites that each scored round invited.
+        cohorts: by scored round, the sites whose updates it aggregated.
         tested: n_k, examples in each site's own test set; empty where they are not known.
 
     Raises:

@@ -114,9 +114,8 @@ def check_vacant(folder: Path, *, force: bool) -> None:
     if existing and not force:
         raise ConfigError(f"{folder} is not empty; take another --out, or --force to replace the model in it")
     own_names = {CARD, WEIGHTS, GRAPH}
-    if (
-        FACTS not in existing and existing & own_names and existing - own_names
-    ):  # an export that was killed leaves no more than `ours`
+    # An export that was killed leaves nothing but files of our names.
+    if FACTS not in existing and existing & own_names and existing - own_names:
         raise ConfigError(f"{folder} holds no exported model, but files of yours; take another --out")
 
 
@@ -124,7 +123,7 @@ def write(folder: Path, facts: ModelFacts, files: Mapping[File, bytes], card: st
     """Write a model. `model.json` is removed first and written last: a folder without it is not a model.
 
     Raises:
-        OutOfSpace, DiskFailure: a file cannot be written.
+        OutOfSpaceError, DiskFailureError: a file cannot be written.
     """
     for name in (FACTS, CARD, WEIGHTS, GRAPH):
         try:

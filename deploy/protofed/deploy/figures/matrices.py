@@ -199,7 +199,3 @@ def _shares(axes: Axes, matrix: Array, rows: Sequence[str], most: float, title: 
         axes.set_xticks(range(matrix.shape[1]))
     axes.tick_params(labelsize=8, length=0)
     return shown
-
-
-def _source(run: FinishedRun) -> str:
-    return run.recipe.data.source if run.recipe.data else ""

@@ -93,7 +93,7 @@ def simulate_with_progress(recipe: Recipe, state: Path | None, device: str, poli
         policy: file with the policy of all sites; None: everything that the method sends may leave.
 
     Raises:
-        PolicyViolation: there is no such policy.
+        PolicyViolationError: there is no such policy.
         ConfigError, DataError: the recipe or its data cannot be used.
         RunFailedError: the run failed.
     """

@@ -187,7 +187,7 @@ class RunQueue:
 
         Raises:
             ConfigError: the recipe cannot be used.
-            Conflict: there is a run of this name.
+            ConflictError: there is a run of this name.
         """
         if self._ledger.run(recipe.name) is not None:
             raise ConflictError(f"there is a run '{recipe.name}' already; give the recipe another name")

@@ -54,8 +54,8 @@ class Uploads:
         """Make room for `total` bytes; the chunks that an earlier try left.
 
         Raises:
-            OverQuota: the site has too much under way; nothing was allocated.
-            OutOfSpace, DiskFailure: there is no room; nothing is left of the upload.
+            OverQuotaError: the site has too much under way; nothing was allocated.
+            OutOfSpaceError, DiskFailureError: there is no room; nothing is left of the upload.
         """
         with self._lock:
             self._check(upload, total)
