@@ -82,7 +82,7 @@ class Journal:
         """Add a line, durably.
 
         Raises:
-            OutOfSpaceError, DiskFailureError: nothing was added; after a DiskFailureError nobody knows what is on the disk.
+            OutOfSpaceError, DiskFailureError: nothing was added; after the latter nobody knows what is on the disk.
             ValueError, TypeError: a fact that JSON does not have, or more than `LONGEST` bytes.
         """
         self.append_all([(event, facts)])
