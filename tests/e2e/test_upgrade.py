@@ -1,0 +1,71 @@
+"""A run that an older release left in its middle is taken up by this one and ends as if nothing was."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.support.kept_release import PARTS, SITES, STOPPED_IN, kept_recipe, restore, start
+from tests.support.processes import Scene
+
+from protofed.deploy.cli import main as cli
+from protofed.deploy.simulation.simulation import simulation
+
+pytestmark = pytest.mark.timeout(600)  # three processes that import PyTorch, on a machine with other work
+GOLDEN = Path(__file__).parents[1] / "golden"
+RELEASES = sorted(GOLDEN.glob("v*_*_*"))  # every one since compatibility was promised
+AUDIT_FILE = "audit.jsonl"
+
+
+@pytest.fixture(params=RELEASES, ids=lambda folder: str(folder.name))
+def kept(request: pytest.FixtureRequest) -> Path:
+    """What a release left."""
+    folder: Path = request.param
+    return folder
+
+
+@pytest.fixture
+def here(kept: Path, tmp_path: Path) -> Iterator[Scene]:
+    scene = restore(kept, tmp_path)
+    try:
+        yield scene
+    finally:
+        scene.end()
+
+
+def audited(folder: Path, capsys: pytest.CaptureFixture[str]) -> int:
+    """The exit code of `audit verify` for a part's log."""
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["audit", "verify", str(folder / AUDIT_FILE)])
+    capsys.readouterr()
+    return int(ended.value.code or 0)
+
+
+def test_the_first_release_with_a_promise_is_kept() -> None:
+    assert GOLDEN / "v0_2_0" in RELEASES
+
+
+def test_a_run_of_an_older_release_goes_on_to_the_same_end(
+    here: Scene, kept: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    old_lines = {name: (kept / name / AUDIT_FILE).read_text(encoding="utf-8") for name in PARTS}
+    with here.ledger() as ledger:
+        before = [(row.round, row.state) for row in ledger.rounds(here.recipe.name) if row.state]
+    assert before[-1][0] == STOPPED_IN - 1
+    start(here)
+    assert here.finish(["server", *SITES]) == [0] * 3, here.logs()
+
+    with here.ledger() as ledger:
+        after = [(row.round, row.state) for row in ledger.rounds(here.recipe.name) if row.state]
+    assert after[: len(before)] == before  # nothing published is published again
+    with simulation(kept_recipe()) as undisturbed:
+        undisturbed.go()
+        assert undisturbed.coordinator.published is not None
+        assert here.final_digest() == undisturbed.coordinator.published.address
+
+    for name in PARTS:  # one chain: what this release appended hangs on the last record of the older one
+        log = (here.folder / name / AUDIT_FILE).read_text(encoding="utf-8")
+        assert log.startswith(old_lines[name])
+        assert len(log) > len(old_lines[name])
+        assert audited(here.folder / name, capsys) == 0
