@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from tests.support.kept_release import PARTS, SITES, STOPPED_IN, kept_recipe, restore, start
-from tests.support.processes import Scene
+from tests.support.processes import Processes
 
 from protofed.deploy.cli import main as cli
 from protofed.deploy.simulation.simulation import simulation
@@ -26,12 +26,12 @@ def kept(request: pytest.FixtureRequest) -> Path:
 
 
 @pytest.fixture
-def here(kept: Path, tmp_path: Path) -> Iterator[Scene]:
-    scene = restore(kept, tmp_path)
+def here(kept: Path, tmp_path: Path) -> Iterator[Processes]:
+    processes = restore(kept, tmp_path)
     try:
-        yield scene
+        yield processes
     finally:
-        scene.end()
+        processes.end()
 
 
 def audited(folder: Path, capsys: pytest.CaptureFixture[str]) -> int:
@@ -47,7 +47,7 @@ def test_the_first_release_with_a_promise_is_kept() -> None:
 
 
 def test_a_run_of_an_older_release_goes_on_to_the_same_end(
-    here: Scene, kept: Path, capsys: pytest.CaptureFixture[str]
+    here: Processes, kept: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     old_lines = {name: (kept / name / AUDIT_FILE).read_text(encoding="utf-8") for name in PARTS}
     with here.ledger() as ledger:

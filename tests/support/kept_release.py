@@ -17,7 +17,7 @@ import tempfile
 from contextlib import closing
 from pathlib import Path
 
-from tests.support.processes import Scene
+from tests.support.processes import Processes
 
 from protofed.common.config.recipe import Recipe
 from protofed.server.storage.database import LEDGER_FILE
@@ -43,28 +43,28 @@ def kept_recipe() -> Recipe:
     )
 
 
-def start(scene: Scene) -> None:
+def start(processes: Processes) -> None:
     """The server and its sites, as far as they do not run."""
-    scene.server()
+    processes.server()
     for index, site in enumerate(SITES):
-        scene.site(site, f"--partition-index={index}")
+        processes.site(site, f"--partition-index={index}")
 
 
 def make(target: Path) -> None:
     """Play the run as far as `STOPPED_IN` and keep what its processes left."""
     with tempfile.TemporaryDirectory() as folder:
-        scene = Scene.of(Path(folder), kept_recipe())
+        processes = Processes.of(Path(folder), kept_recipe())
         try:
-            start(scene)
-            while scene.wait_until_trains(SITES[1]) < STOPPED_IN:
+            start(processes)
+            while processes.wait_until_trains(SITES[1]) < STOPPED_IN:
                 pass
             for name in (*SITES, "server"):
-                scene.running[name].send_signal(signal.SIGTERM)
-                assert scene.running[name].wait(60) == 0, scene.logs()
+                processes.running[name].send_signal(signal.SIGTERM)
+                assert processes.running[name].wait(60) == 0, processes.logs()
         finally:
-            scene.end()
+            processes.end()
         for name in PARTS:
-            shutil.copytree(scene.folder / name, target / name, ignore=shutil.ignore_patterns(*PROCESS_FILES))
+            shutil.copytree(processes.folder / name, target / name, ignore=shutil.ignore_patterns(*PROCESS_FILES))
     server = target / "server"
     with closing(sqlite3.connect(server / LEDGER_FILE)) as ledger:
         lines = [line.rstrip() for statement in ledger.iterdump() for line in statement.splitlines()]
@@ -73,9 +73,9 @@ def make(target: Path) -> None:
         file.unlink()
 
 
-def restore(kept: Path, folder: Path) -> Scene:
-    """A scene that goes on where the kept one stopped."""
-    scene = Scene.of(folder, kept_recipe())
+def restore(kept: Path, folder: Path) -> Processes:
+    """Processes that go on where the kept one stopped."""
+    processes = Processes.of(folder, kept_recipe())
     for name in PARTS:
         shutil.copytree(kept / name, folder / name)
     server = folder / "server"
@@ -83,7 +83,7 @@ def restore(kept: Path, folder: Path) -> Scene:
         ledger.executescript((server / LEDGER_SQL).read_text(encoding="utf-8"))
         ledger.execute("PRAGMA journal_mode=WAL")
     (server / LEDGER_SQL).unlink()
-    return scene
+    return processes
 
 
 if __name__ == "__main__":
