@@ -60,6 +60,7 @@ def start_ranks(here: Processes, name: str, *more: str) -> subprocess.Popen[byte
         "-m",
         "protofed.deploy.cli",
         "client",
+        "start",
         *site,
         *own,
         "--device=cpu",
