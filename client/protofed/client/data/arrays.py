@@ -17,12 +17,32 @@ import torch
 from numpy.typing import NDArray
 
 from protofed.client.data.site_data import Examples
-from protofed.client.data.spiral import spiral
 from protofed.client.data.split import Column, DataSplit
 from protofed.common.config.data import SOURCES
 from protofed.common.config.recipe import Data
 from protofed.common.errors import DataError, unknown
 from protofed.common.plugins import PluginKind, line, load
+
+SPIRAL_ARMS = 6
+POINTS_PER_ARM = 800  # points an arm
+_SPIRAL_TURN = 0.55 * 2 * np.pi  # of an arm from its inner to its outer end
+_SPIRAL_NOISE = 0.1  # standard deviation of the angle, in radians; arms are 1.05 apart
+
+
+def spiral(seed: int) -> Examples:
+    """The arms of a spiral, a class an arm: an example whose embedding can be drawn (FedNH, Dai et al., AAAI 2023).
+
+    4,800 points of 6 classes as images [1, 1, 2]: x and y in 0..1, around (0.5, 0.5).
+    """
+    rng = np.random.default_rng(seed)
+    labels = np.repeat(np.arange(SPIRAL_ARMS), POINTS_PER_ARM)
+    along = rng.uniform(0, 1, len(labels))  # 0: the inner end, 1: the outer one
+    angle = 2 * np.pi * labels / SPIRAL_ARMS + _SPIRAL_TURN * along + rng.normal(0, _SPIRAL_NOISE, len(labels))
+    radius = 0.05 + 0.45 * along
+    points = 0.5 + radius[:, None] * np.stack((np.cos(angle), np.sin(angle)), axis=1)  # [N, 2]
+    images = torch.from_numpy(points.astype(np.float32)).reshape(-1, 1, 1, 2)
+    return Examples(images, torch.from_numpy(labels))
+
 
 Arrays: TypeAlias = tuple[NDArray[Any], NDArray[Any]]  # images [N, H, W] or [N, H, W, channels], labels [N] or [N, 1]
 Halves: TypeAlias = tuple[DataSplit | None, DataSplit | None]

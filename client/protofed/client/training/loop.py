@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from protofed.client.training.checkpoint import Training, keep, restore
 from protofed.client.training.context import FitContext, Ranks
-from protofed.client.training.loop_state import Training, keep, restore
 from protofed.common.config.recipe import Plan
 from protofed.common.errors import CodecError, FailureReason, TaskFailedError
 from protofed.common.failpoint import reach
