@@ -50,7 +50,7 @@ class CompareRequest:
     gpus_per_job: float | None = None
 
 
-def compare(recipes: Sequence[Recipe], wanted: CompareRequest) -> None:
+def compare(recipes: Sequence[Recipe], request: CompareRequest) -> None:
     """Run what is not done yet, then write and print what all of it gave; without recipes, only the latter.
 
     Raises:
@@ -59,18 +59,18 @@ def compare(recipes: Sequence[Recipe], wanted: CompareRequest) -> None:
         RunFailedError: jobs failed; the others were run and written nevertheless.
         UnavailableError: there is no such cluster.
     """
-    _check(wanted)
+    _check(request)
     if not recipes:
-        read_contents(wanted.out)  # before the folder is made
-    with _opened(wanted.out):
+        read_contents(request.out)  # before the folder is made
+    with _locked(request.out):
         failures = {}
         if recipes:
-            jobs = _prepare(recipes, wanted)
-            failures = _run(jobs, wanted)
-        report(wanted)
+            jobs = _prepare(recipes, request)
+            failures = _run(jobs, request)
+        report(request)
     if failures:
-        told = "".join(f"\n  {job.name}: {why}; see {job.log}" for job, why in failures.items())
-        raise RunFailedError(f"{len(failures)} of {len(jobs)} jobs failed:{told}")
+        details = "".join(f"\n  {job.name}: {reason}; see {job.log}" for job, reason in failures.items())
+        raise RunFailedError(f"{len(failures)} of {len(jobs)} jobs failed:{details}")
 
 
 def read_seeds(text: str | None) -> list[int] | None:
@@ -86,34 +86,34 @@ def read_seeds(text: str | None) -> list[int] | None:
     return [int(seed) for seed in text.split(",")]
 
 
-def report(wanted: CompareRequest) -> None:
+def report(request: CompareRequest) -> None:
     """Tables and curves of a folder's results into the folder; the table to standard output, too."""
-    contents = read_contents(wanted.out)
-    jobs = [ExperimentJob.claimed(wanted.out / name) for name in contents.jobs]
-    comparison = Comparison.of([(job.recipe, job.result()) for job in jobs], wanted.metrics, contents.shortened)
+    contents = read_contents(request.out)
+    jobs = [ExperimentJob.claimed(request.out / name) for name in contents.jobs]
+    comparison = Comparison.of([(job.recipe, job.result()) for job in jobs], request.metrics, contents.shortened)
     for suffix, written in FORMATS.items():
-        files.write(wanted.out / f"table.{suffix}", written(comparison).encode())
-    pictures = draw(comparison.results, wanted.out)
-    if wanted.format is None:
+        files.write(request.out / f"table.{suffix}", written(comparison).encode())
+    pictures = draw(comparison.results, request.out)
+    if request.format is None:
         show(comparison, Console(width=None if sys.stdout.isatty() else WIDTH))
     else:
-        print(FORMATS[wanted.format](comparison), end="")  # noqa: T201
+        print(FORMATS[request.format](comparison), end="")  # noqa: T201
     curves = " · curve-*.png and .svg" if pictures else ""
     Console(stderr=True).print(
-        f"In {wanted.out}: table.md, table.csv, table.json{curves}", soft_wrap=True, highlight=False
+        f"In {request.out}: table.md, table.csv, table.json{curves}", soft_wrap=True, highlight=False
     )
 
 
-def _check(wanted: CompareRequest) -> None:
-    """Before anything is made."""
-    if wanted.format is not None and wanted.format not in FORMATS:
-        raise unknown("format", wanted.format, FORMATS)
-    if wanted.ray is not None:
-        _set_up_ray(wanted.ray)
+def _check(request: CompareRequest) -> None:
+    """Refuse what cannot work before a folder or a process is made."""
+    if request.format is not None and request.format not in FORMATS:
+        raise unknown("format", request.format, FORMATS)
+    if request.ray is not None:
+        _set_up_ray(request.ray)
         from protofed.deploy.experiments.ray_cluster import resources
 
-        resources(wanted.device, wanted.gpus_per_job)
-    elif wanted.gpus_per_job is not None:
+        resources(request.device, request.gpus_per_job)
+    elif request.gpus_per_job is not None:
         raise ConfigError("--gpus-per-job is for --ray; without it, jobs share the --device")
 
 
@@ -126,30 +126,30 @@ def _set_up_ray(address: str) -> None:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # it would tell its makers that it was used
 
 
-def _run(jobs: Sequence[ExperimentJob], wanted: CompareRequest) -> dict[ExperimentJob, str]:
-    cores = wanted.at_once or usable_cores()
-    if wanted.ray is None or all(is_done(job) for job in jobs):
-        return run_jobs(jobs, cores, Processes(wanted.device))
+def _run(jobs: Sequence[ExperimentJob], request: CompareRequest) -> dict[ExperimentJob, str]:
+    cores = request.at_once or usable_cores()
+    if request.ray is None or all(is_done(job) for job in jobs):
+        return run_jobs(jobs, cores, Processes(request.device))
     from protofed.deploy.experiments.ray_cluster import cluster
 
-    with cluster(wanted.ray, wanted.device, wanted.gpus_per_job, cores) as place:
-        return run_jobs(jobs, wanted.at_once or place.room, place)
+    with cluster(request.ray, request.device, request.gpus_per_job, cores) as place:
+        return run_jobs(jobs, request.at_once or place.room, place)
 
 
-def _prepare(recipes: Sequence[Recipe], wanted: CompareRequest) -> list[ExperimentJob]:
+def _prepare(recipes: Sequence[Recipe], request: CompareRequest) -> list[ExperimentJob]:
     """Jobs in their folders, none of which holds anything else."""
-    jobs = jobs_of(recipes, wanted.seeds, wanted.rounds, wanted.out)
+    jobs = jobs_of(recipes, request.seeds, request.rounds, request.out)
     for job in jobs:
         job.check()
     longest = max(recipe.rounds for recipe in recipes)
-    write_contents(wanted.out, jobs, wanted.rounds if wanted.rounds and wanted.rounds < longest else None)
+    write_contents(request.out, jobs, request.rounds if request.rounds and request.rounds < longest else None)
     for job in jobs:
         job.claim()
     return jobs
 
 
 @contextmanager
-def _opened(out: Path) -> Iterator[None]:
+def _locked(out: Path) -> Iterator[None]:
     """The folder, for this process alone."""
     refuse_foreign(out)
     lock = files.Lock(out)
@@ -160,5 +160,5 @@ def _opened(out: Path) -> Iterator[None]:
 
 
 def usable_cores() -> int:
-    """That this process may use."""
+    """Cores that this process may use: a container or taskset may allow fewer than the machine has."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -61,7 +61,7 @@ class Summary:
 
 
 def summary(scores: Scores, cohorts: Mapping[int, Collection[SiteId]], tested: Mapping[SiteId, int]) -> Summary:
-    """All of it.
+    """Everything that reports say of a finished run.
 
     Args:
         scores: by round, site and name.

@@ -54,7 +54,7 @@ class Comparison:
     def of(
         cls, jobs: Sequence[tuple[Recipe, Result | None]], metrics: Sequence[str] = (), shortened: int | None = None
     ) -> Comparison:
-        """What these jobs gave.
+        """The comparison of these jobs, finished or not.
 
         Args:
             metrics: names of the only columns; none: the usual ones that the results have.
@@ -118,12 +118,12 @@ def _fitting(columns: Sequence[tuple[str, ...]], width: int) -> list[list[tuple[
 
 
 def _width(column: tuple[str, ...]) -> int:
-    """With its padding and its line."""
+    """Characters, with the padding and the line that rich draws."""
     return max(map(len, column)) + 3
 
 
 def markdown(comparison: Comparison) -> str:
-    """The same for a page."""
+    """As a Markdown table with its caption."""
     headers = _headers(comparison)
     lines = [headers, ["---", *["---:"] * (len(headers) - 1)], *_cells(comparison)]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines) + f"\n\n{comparison.caption}\n"
@@ -169,13 +169,13 @@ def _headers(comparison: Comparison) -> list[str]:
 
 
 def _cells(comparison: Comparison) -> list[list[str]]:
-    """Rows as people read them."""
+    """Rows as text: percent, mean ± deviation."""
     return [[row.label, _seeds(row), *(_cell(row, column) for column in comparison.columns)] for row in comparison.rows]
 
 
 def _seeds(row: ComparisonRow) -> str:
-    done, wanted = len(row.finished), len(row.seeds)
-    return str(wanted) if done == wanted else f"{done} of {wanted}"
+    done, total = len(row.finished), len(row.seeds)
+    return str(total) if done == total else f"{done} of {total}"
 
 
 def _cell(row: ComparisonRow, column: TableColumn) -> str:

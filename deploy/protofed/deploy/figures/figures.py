@@ -21,6 +21,8 @@ from protofed.deploy.figures.plane import MOST, by_angle, by_neighbours, draw_an
 from protofed.deploy.figures.scores import ablation, draw_ablation, draw_groups, group_recalls
 from protofed.deploy.figures.style import save
 
+log = structlog.get_logger()
+
 
 @dataclass(frozen=True)
 class FiguresRequest:
@@ -43,7 +45,7 @@ class FiguresRequest:
     dry_run: bool = False
 
 
-def draw(asked: FiguresRequest) -> list[Path]:
+def draw(request: FiguresRequest) -> list[Path]:
     """Draw them; the paths that were written, or would be.
 
     Raises:
@@ -51,28 +53,28 @@ def draw(asked: FiguresRequest) -> list[Path]:
         ConfigError: there is nothing to be drawn of these runs, or an option that cannot be used.
     """
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(30))
-    out = asked.out or asked.folders[0] / "figures"
-    folders = list(chain.from_iterable(map(_jobs, asked.folders)))
-    if asked.ablation is not None:
+    out = request.out or request.folders[0] / "figures"
+    folders = list(chain.from_iterable(map(_jobs, request.folders)))
+    if request.ablation is not None:
         results = [result for folder in folders if (result := ExperimentJob.claimed(folder).result()) is not None]
-        found = ablation(results, asked.ablation, asked.metric)
-        name = f"{asked.ablation}-{asked.metric}".replace(".", "-").replace(":", "-")
-        return save(draw_ablation(found), out, name, dry_run=asked.dry_run)
-    recipes = chain(asked.recipes, repeat(None))
+        values = ablation(results, request.ablation, request.metric)
+        name = f"{request.ablation}-{request.metric}".replace(".", "-").replace(":", "-")
+        return save(draw_ablation(values), out, name, dry_run=request.dry_run)
+    recipes = chain(request.recipes, repeat(None))
     runs = [open_run(folder, None if (folder / "recipe.json").exists() else next(recipes)) for folder in folders]
     with progress("drawing") as bar:
         drawn = []
-        for name, figure in chain(_own(runs, asked.groups), _of_features(runs), _of_groups(runs)):
+        for name, figure in chain(_of_each_run(runs, request.groups), _of_features(runs), _of_groups(runs)):
             bar.say(f"{name} is done")
             drawn.append((name, figure))
     if not drawn:
         methods = ", ".join(sorted({run.recipe.method.name for run in runs}))
         raise ConfigError(f"there are no pictures of {methods}; expected a method with a global model, or cwfedavg")
-    return [path for name, figure in drawn for path in save(figure, out, name, dry_run=asked.dry_run)]
+    return [path for name, figure in drawn for path in save(figure, out, name, dry_run=request.dry_run)]
 
 
-def _own(runs: Sequence[FinishedRun], groups: str | None) -> Iterator[tuple[str, Figure]]:
-    """Those that a run has for itself."""
+def _of_each_run(runs: Sequence[FinishedRun], groups: str | None) -> Iterator[tuple[str, Figure]]:
+    """Pictures of a single run, for methods that have one."""
     for run in runs:
         match run.recipe.method.name:
             case "fednh":
@@ -85,24 +87,26 @@ def _own(runs: Sequence[FinishedRun], groups: str | None) -> Iterator[tuple[str,
 
 def _of_features(runs: Sequence[FinishedRun]) -> Iterator[tuple[str, Figure]]:
     """Runs with a global model and a test set side by side, by how many dimensions their embeddings have."""
-    seen = [(run, embedded(run, MOST)) for run in runs if run.server_half.global_model]
-    flat = [(run, of) for run, of in seen if of.features.shape[1] == 2]
-    deep = [(run, of) for run, of in seen if of.features.shape[1] > 2]
+    embeddings = [(run, embedded(run, MOST)) for run in runs if run.server_half.global_model]
+    flat = [(run, test) for run, test in embeddings if test.features.shape[1] == 2]
+    deep = [(run, test) for run, test in embeddings if test.features.shape[1] > 2]
     if flat:
-        yield "directions", draw_angles(inputs_plane(flat[0][1]), [by_angle(run, of) for run, of in flat])
+        yield "directions", draw_angles(inputs_plane(flat[0][1]), [by_angle(run, test) for run, test in flat])
     if deep:
-        yield "tsne", draw_tsne([by_neighbours(run, of) for run, of in deep], names_of(deep[0][0]))
+        yield "tsne", draw_tsne([by_neighbours(run, test) for run, test in deep], names_of(deep[0][0]))
 
 
 def _of_groups(runs: Sequence[FinishedRun]) -> Iterator[tuple[str, Figure]]:
-    found = {
+    by_run = {
         run.label: recalls
         for run in runs
         if (recalls := group_recalls(run.scores, run.recipe.classes, run.recipe.evaluation.class_order))
     }
-    sizes = {len(recalls) for recalls in found.values()}
+    sizes = {len(recalls) for recalls in by_run.values()}
     if len(sizes) == 1:
-        yield "groups", draw_groups(found)
+        yield "groups", draw_groups(by_run)
+    elif sizes:
+        log.warning("no picture of groups: the runs have different numbers of them", runs=sorted(by_run))
 
 
 def _jobs(folder: Path) -> list[Path]:
