@@ -7,7 +7,7 @@ firewall needs no inbound rule. Control is small unary calls; bytes move as cont
 
 No message can carry raw data or label counts, and none ever will: see Part.
 
-Digests are BLAKE3-256 in hex. Ids (site, run, task_id, instance) match [a-z0-9][a-z0-9-]{0,63}. Calls may be
+Digests are BLAKE3-256 in hex. Ids (site, run, task_id, instance) match `[a-z0-9][a-z0-9-]{0,63}`. Calls may be
 repeated: a daemon that lost an answer, or was restarted, asks again and loses nothing.
 """
 
