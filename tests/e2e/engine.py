@@ -208,7 +208,7 @@ def stage(folder: Path) -> Story:
         "RECIPES": str(ROOT / "tests" / "e2e"),
     }
     own = (DEPLOY / "sites" / "digits.toml").read_text(encoding="utf-8")
-    (folder / "north.toml").write_text(f"share = 4\n{own}", encoding="utf-8")
+    (folder / "north.toml").write_text(f"partition_index = 4\n{own}", encoding="utf-8")
     (folder / "images").mkdir()
     hospital = {
         "COMPOSE_PROFILES": "cpu",
