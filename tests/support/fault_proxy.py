@@ -15,6 +15,7 @@ from typing import Any, Literal, TypeAlias
 Direction: TypeAlias = Literal["up", "down"]  # client to server, server to client
 BOTH: frozenset[Direction] = frozenset({"up", "down"})
 PIECE = 1 << 16
+PATIENCE_S = 60  # for the loop's thread, on a machine that is busy with other tests
 
 
 @dataclass(frozen=True)
@@ -73,24 +74,24 @@ class Proxy:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="proxy", daemon=True)
         self._thread.start()
-        server = self._do(asyncio.start_server(self._accept, "127.0.0.1", 0, limit=PIECE)).result(10)
+        server = self._do(asyncio.start_server(self._accept, "127.0.0.1", 0, limit=PIECE)).result(PATIENCE_S)
         self._server = server
         self.address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
 
     def reset(self, share: float = 1.0, chance: random.Random | None = None) -> int:
         """Reset this share of the live connections; how many those were."""
-        hit: int = self._do(self._reset(share, chance or random.Random(0))).result(10)  # noqa: S311  (no secret)
+        hit: int = self._do(self._reset(share, chance or random.Random(0))).result(PATIENCE_S)  # noqa: S311  (no secret)
         return hit
 
     def half_close(self, direction: Direction) -> None:
         """Say to whom this direction leads that nothing more will come; the other direction stays."""
-        self._do(self._half_close(direction)).result(10)
+        self._do(self._half_close(direction)).result(PATIENCE_S)
 
     def close(self) -> None:
         """End all connections and the thread."""
-        self._do(self._close()).result(10)
+        self._do(self._close()).result(PATIENCE_S)
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(10)
+        self._thread.join(PATIENCE_S)
         self._loop.close()
 
     def _do(self, work: Coroutine[Any, Any, Any]) -> Future[Any]:
@@ -139,6 +140,8 @@ class Proxy:
                 self._forward(both, "down", back, client)
         except* OSError:  # of either side, or one that we make
             connection.reset()
+        except* asyncio.CancelledError:  # by `close`; the callback of a stream would log it as an error
+            pass
         finally:
             self._live.discard(connection)
             for writer in (client, server):

@@ -23,7 +23,7 @@ KEYS = IDS | {
     *("missing", "where"),
     *("connections", "descriptors", "in_s", "for_s", "limit_mb", "update_bytes"),
     *("library", "text", "line", "thread", "exit_code"),  # of what others say
-    *("tracker", "rounds", "ranks"),
+    *("tracker", "runs", "rounds", "ranks"),
 }
 SPLATS = frozenset({"fields", "caller", "told", "whose", "at", "_holder(row)", "why", "peer.site()"})
 
