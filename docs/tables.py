@@ -31,7 +31,7 @@ from protofed.client.privacy.schedule import Window
 from protofed.common import failpoint
 from protofed.common.citations import PAPERS
 from protofed.common.config import data, recipe, settings
-from protofed.common.config.input import Input
+from protofed.common.config.tables import Input
 from protofed.common.monitoring.metric import table as metrics_table
 from protofed.common.payload import NOT_ON_THE_WIRE, Part
 from protofed.common.protocol.telemetry import Telemetry

@@ -20,9 +20,9 @@ from tests.e2e import pilot_guide
 from protofed.client.agent.metrics import METRICS as CLIENT_METRICS
 from protofed.client.method import client_methods
 from protofed.client.privacy.rules import PolicyRules
-from protofed.common.config.input import Input
 from protofed.common.config.recipe import Data, Evaluation, Federation, Plan, Recipe, parse
 from protofed.common.config.settings import ClientSettings, Monitoring, ServerSettings, read_settings
+from protofed.common.config.tables import Input
 from protofed.common.payload import NOT_ON_THE_WIRE, Part
 from protofed.deploy.doctor.diagnoses import DIAGNOSES
 from protofed.deploy.operator import snapshot

@@ -35,7 +35,7 @@ from protofed.client.data.site_data import Examples, SiteData
 from protofed.client.models.split import SplitModel
 from protofed.client.state.disk_store import DiskStore
 from protofed.client.state.downloads import MemoryDownloads, download
-from protofed.client.training.checkpoint import FOLDER, on_disk
+from protofed.client.training.checkpointing import FOLDER, on_disk
 from protofed.client.transport import calls
 from protofed.client.transport.grpc_link import GrpcLink
 from protofed.common import codec

@@ -31,7 +31,7 @@ from protofed.client.models.split import SplitModel, dump
 from protofed.client.privacy.policy import Policy
 from protofed.client.privacy.rules import PolicyRules
 from protofed.client.state.store import MemoryStore, SiteState
-from protofed.client.training.checkpoint import DiskCheckpoints
+from protofed.client.training.checkpointing import DiskCheckpoints
 from protofed.client.training.context import Checkpoints, NoCheckpoints
 from protofed.common.config.recipe import Input, Recipe
 from protofed.common.errors import ProtofedError, TaskFailedError

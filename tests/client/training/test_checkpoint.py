@@ -19,7 +19,7 @@ from protofed.client.data.site_data import Examples, SiteData
 from protofed.client.method import client_methods
 from protofed.client.models.split import SplitModel, dump
 from protofed.client.state.disk_store import DiskStore
-from protofed.client.training.checkpoint import FOLDER, DiskCheckpoints, on_disk
+from protofed.client.training.checkpointing import FOLDER, DiskCheckpoints, on_disk
 from protofed.client.training.context import Checkpoints, FitContext, NoCheckpoints, seeded
 from protofed.client.training.loop import train
 from protofed.common import codec

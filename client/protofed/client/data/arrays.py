@@ -1,4 +1,4 @@
-"""Sources that come as arrays with numbers for labels: digits, an .npz, torchvision's and MedMNIST's sets, plug-ins.
+"""Sources of arrays with integer labels: digits, a spiral, an .npz, torchvision's and MedMNIST's sets, plug-ins.
 
 Each answers with its training half and, where it has one, its test half. Failures are DataErrors.
 """
@@ -23,32 +23,14 @@ from protofed.common.config.recipe import Data
 from protofed.common.errors import DataError, unknown
 from protofed.common.plugins import PluginKind, line, load
 
-SPIRAL_ARMS = 6
-POINTS_PER_ARM = 800  # points an arm
-_SPIRAL_TURN = 0.55 * 2 * np.pi  # of an arm from its inner to its outer end
-_SPIRAL_NOISE = 0.1  # standard deviation of the angle, in radians; arms are 1.05 apart
-
-
-def spiral(seed: int) -> Examples:
-    """The arms of a spiral, a class an arm: an example whose embedding can be drawn (FedNH, Dai et al., AAAI 2023).
-
-    4,800 points of 6 classes as images [1, 1, 2]: x and y in 0..1, around (0.5, 0.5).
-    """
-    rng = np.random.default_rng(seed)
-    labels = np.repeat(np.arange(SPIRAL_ARMS), POINTS_PER_ARM)
-    along = rng.uniform(0, 1, len(labels))  # 0: the inner end, 1: the outer one
-    angle = 2 * np.pi * labels / SPIRAL_ARMS + _SPIRAL_TURN * along + rng.normal(0, _SPIRAL_NOISE, len(labels))
-    radius = 0.05 + 0.45 * along
-    points = 0.5 + radius[:, None] * np.stack((np.cos(angle), np.sin(angle)), axis=1)  # [N, 2]
-    images = torch.from_numpy(points.astype(np.float32)).reshape(-1, 1, 1, 2)
-    return Examples(images, torch.from_numpy(labels))
-
-
 Arrays: TypeAlias = tuple[NDArray[Any], NDArray[Any]]  # images [N, H, W] or [N, H, W, channels], labels [N] or [N, 1]
 Halves: TypeAlias = tuple[DataSplit | None, DataSplit | None]
 
 _TORCHVISION = {"cifar10": "CIFAR10", "cifar100": "CIFAR100", "mnist": "MNIST", "fashion-mnist": "FashionMNIST"}
 _COLUMNS = ("site", "group")
+_ARMS, _ARM_POINTS = 6, 800
+_ARM_TURN = 0.55 * 2 * np.pi  # radians of an arm from its inner to its outer end
+_ANGLE_STD = 0.1  # radians; neighbouring arms are 2 pi / 6 = 1.05 apart, so that classes do not overlap
 # What NumPy, torchvision and medmnist raise on files that are missing, damaged or something else.
 _FOREIGN = (
     OSError,
@@ -74,7 +56,7 @@ def read(data: Data) -> Halves:
         case "digits":
             return _digits(), None
         case "spiral":
-            return DataSplit(spiral(data.seed)), None
+            return DataSplit(_spiral(data.seed)), None
         case "npz":
             return _npz(data)
         case "medmnist":
@@ -92,6 +74,21 @@ def _digits() -> DataSplit:
     digits = load_digits()
     images = torch.from_numpy(digits.images).float().div(16).unsqueeze(1)
     return DataSplit(Examples(images, torch.from_numpy(digits.target).long()))
+
+
+def _spiral(seed: int) -> Examples:
+    """4,800 points on the arms of a spiral, a class an arm, as images [4800, 1, 1, 2]: x and y in 0..1.
+
+    An embedding of two features can be drawn, as Dai et al. (AAAI 2023) do.
+    """
+    rng = np.random.default_rng(seed)
+    labels = np.repeat(np.arange(_ARMS), _ARM_POINTS)
+    along = rng.uniform(0, 1, len(labels))  # 0: the inner end, 1: the outer one
+    angle = 2 * np.pi * labels / _ARMS + _ARM_TURN * along + rng.normal(0, _ANGLE_STD, len(labels))
+    radius = 0.05 + 0.45 * along
+    points = 0.5 + radius[:, None] * np.stack((np.cos(angle), np.sin(angle)), axis=1)  # [N, 2]
+    images = torch.from_numpy(points.astype(np.float32)).reshape(-1, 1, 1, 2)
+    return Examples(images, torch.from_numpy(labels))
 
 
 def _torchvision(name: str, data: Data) -> Halves:

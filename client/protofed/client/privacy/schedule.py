@@ -9,7 +9,7 @@ from typing import Annotated
 
 from pydantic import Field, field_validator
 
-from protofed.common.config.table import StrictModel
+from protofed.common.config.tables import StrictModel
 
 
 class Day(StrEnum):

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from protofed.client.training.checkpoint import Training, keep, restore
+from protofed.client.training.checkpointing import Training, keep, restore
 from protofed.client.training.context import FitContext, Ranks
 from protofed.common.config.recipe import Plan
 from protofed.common.errors import CodecError, FailureReason, TaskFailedError

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, TypeAlias, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
-from protofed.common.config.table import Share, StrictModel
+from protofed.common.config.tables import Share, StrictModel
 from protofed.common.errors import short, unknown
 from protofed.common.plugins import PluginKind, is_plugin
 

@@ -13,10 +13,10 @@ from pydantic import BaseModel, Field, ValidationError, model_validator
 from protofed.common.codec import Digest, digest
 from protofed.common.config.data import Data as Data
 from protofed.common.config.data import Dirichlet as Dirichlet
-from protofed.common.config.input import Input as Input
-from protofed.common.config.table import NamedOptions as NamedOptions
-from protofed.common.config.table import Share
-from protofed.common.config.table import StrictModel as StrictModel
+from protofed.common.config.tables import Input as Input
+from protofed.common.config.tables import NamedOptions as NamedOptions
+from protofed.common.config.tables import Share
+from protofed.common.config.tables import StrictModel as StrictModel
 from protofed.common.errors import ConfigError, short
 from protofed.common.ids import Id as Id
 from protofed.common.protocol.messages import LONGEST_S

@@ -180,7 +180,7 @@ def _site(
 ) -> Site:
     from protofed.client.agent.site import Site
     from protofed.client.models.catalogue import device_model
-    from protofed.client.training.checkpoint import on_disk
+    from protofed.client.training.checkpointing import on_disk
 
     return Site(
         settings.site,

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from protofed.client.data import decoding, dicom, folder
 from protofed.client.data.image_error import UnreadableImageError as UnreadableError
-from protofed.common.config.input import Input
+from protofed.common.config.tables import Input
 from protofed.common.errors import ConfigError, DataError
 
 Pixels: TypeAlias = NDArray[np.float32]  # [channels, H, W], 0..1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from protofed.common.citations import paper
-from protofed.common.config.input import Input
+from protofed.common.config.tables import Input
 from protofed.common.protocol.messages import score_family
 from protofed.deploy.export.images import MODES
 from protofed.deploy.export.model_folder import FACTS, GRAPH, WEIGHTS, ModelFacts

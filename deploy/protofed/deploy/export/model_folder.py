@@ -11,7 +11,7 @@ from pydantic import Field
 
 from protofed.common.codec import digest
 from protofed.common.config.recipe import MOST_CLASSES, Input, StrictModel, parse_json
-from protofed.common.config.table import NamedOptions
+from protofed.common.config.tables import NamedOptions
 from protofed.common.errors import ConfigError, DataError, short
 from protofed.common.storage import files as storage_files
 

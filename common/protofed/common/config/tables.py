@@ -1,0 +1,75 @@
+"""Tables that recipes, settings and policies share: strict ones, a name with options, and `[input]`."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+Share = Annotated[float, Field(gt=0, le=1)]
+Mean = Annotated[float, Field(ge=-1000, le=1000)]
+Std = Annotated[float, Field(ge=1e-6, le=1000)]
+Level = Annotated[float, Field(ge=-1e6, le=1e6)]
+Width = Annotated[float, Field(gt=0, le=1e6)]
+# Bounds of what a recipe from a server may make a site allocate or walk through.
+MAX_IMAGE_VALUES = 1 << 24  # of one image, in all channels
+MAX_TEXT, MAX_VALUES, MAX_DEPTH, MAX_NUMBER = 200, 1000, 4, 1e12  # characters, values of a list, lists in lists
+
+
+class StrictModel(BaseModel):
+    """A TOML table whose keys are all known and whose numbers are all finite: JSON has no others."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class NamedOptions(BaseModel):
+    """A name with the options that its registry checks: `[method]` and `[model]`."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+    name: Annotated[str, Field(max_length=MAX_TEXT)]
+
+    @model_validator(mode="after")
+    def _plain(self) -> NamedOptions:
+        for name, value in self.options.items():
+            _check_plain(name, value)
+        return self
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Everything beside the name."""
+        return dict(self.model_extra or {})
+
+
+def _check_plain(name: str, value: object, depth: int = 0) -> None:
+    """Options come over the wire: their numbers are finite, and none is larger than any method or model needs."""
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+    if len(items) > MAX_VALUES or depth > MAX_DEPTH or (isinstance(value, str) and len(value) > MAX_TEXT):
+        raise ValueError(
+            f"{name[:40]} is larger than any option: expected at most {MAX_VALUES} values, {MAX_TEXT} characters"
+        )
+    if (
+        isinstance(value, int | float) and not abs(value) <= MAX_NUMBER
+    ):  # `not <=` rather than `>`: NaN compares false with everything
+        raise ValueError(f"{name[:40]}: expected a finite number of at most {MAX_NUMBER:g}")
+    for item in items:
+        _check_plain(name, item, depth + 1)
+
+
+class Input(StrictModel):
+    """`[input]`: the shape and normalisation that every site brings its images to; the run fixes it for all sites."""
+
+    shape: tuple[int, int, int]  # channels, height, width
+    mean: tuple[Mean, ...] = (0.5,)  # by channel, of pixels in 0..1; one value serves all channels
+    std: tuple[Std, ...] = (0.5,)  # likewise; pixels become (pixel - mean) / std
+    fit: Literal["exact", "stretch", "crop", "pad"] = "exact"  # images of another size; exact: refused
+    colours: Literal["exact", "convert"] = "exact"  # grey where colour is meant, or the other way round
+    window: tuple[Level, Width] | None = None  # centre and width, in the files' own units, that become 0..1
+
+    @model_validator(mode="after")
+    def _channels(self) -> Input:
+        if min(self.shape) < 1 or any(len(values) not in (1, self.shape[0]) for values in (self.mean, self.std)):
+            raise ValueError("expected shape = [channels, height, width] and mean, std of one value or one a channel")
+        if math.prod(self.shape) > MAX_IMAGE_VALUES:
+            raise ValueError(f"shape = {list(self.shape)}: expected at most {MAX_IMAGE_VALUES:,} values an image")
+        return self
