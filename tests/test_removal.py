@@ -45,8 +45,8 @@ def test_checkpoints(tmp_path: Path, folder: Path) -> None:
     ours = DiskCheckpoints(folder, Task(TaskKind.FIT, "run", 1, "n1", None, 0, 60.0))
     other = folder / f"{'0' * 16}-000.safetensors"
     other.touch()
-    ours.keep(0, {})
-    ours.clear(others=True)
+    ours.write(0, {})
+    ours.clear(other_tasks=True)
     ours.clear()
     check(folder)
     assert not other.exists()

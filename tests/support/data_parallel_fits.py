@@ -24,8 +24,9 @@ import protofed.server.methods  # noqa: F401  (registers the server halves)
 from protofed.client.agent.heartbeat import DaemonStatus, TaskAbortedError
 from protofed.client.agent.site import PreparedRun, Site, prepare
 from protofed.client.data.site_data import Examples, SiteData
-from protofed.client.distributed.environment import joined, launched
+from protofed.client.distributed.launch import launched
 from protofed.client.distributed.leader import Leader, follow
+from protofed.client.distributed.rendezvous import joined_ranks
 from protofed.client.models.catalogue import build
 from protofed.client.models.split import SplitModel, dump
 from protofed.client.privacy.policy import Policy
@@ -254,14 +255,14 @@ def main(folder: Path, names: list[str]) -> None:
     launch = launched(os.environ)
     assert launch is not None
     longest = timedelta(seconds=10 if names == ["idle"] else 300)
-    with joined(launch, torch.device("cpu"), longest) as (team, board):
+    with joined_ranks(launch, torch.device("cpu"), longest) as (team, board):
         if launch.rank:
             follow(team, board, site_of(other="other-data" in names))
             return
         with ExitStack() as ends:
             leader = Leader(team, board)
             ends.callback(leader.end)
-            site = leader.over(site_of())
+            site = leader.wrap(site_of())
             for name in names:
                 try:
                     arrays: dict[str, Any] = outcome(CASES[name], site, False, folder)

@@ -58,12 +58,12 @@ def test_a_beat_says_what_the_daemon_does_at_that_time() -> None:
     ear, now, moved = Ear(), DaemonStatus(run="run", heartbeat_s=0.005), [10]
     with beating(ear, now, lambda: moved[0]):
         assert ear.heard.get(timeout=SOON) == ("run", Progress("", Activity.IDLE, bytes_moved=10))
-        now.task_id, now.activity, now.steps = "n1", Activity.TRAINING, FitProgress(2, 5)
+        now.task_id, now.activity, now.fit_progress = "n1", Activity.TRAINING, FitProgress(2, 5)
         moved[0] = 99
         ear.hears(Progress("n1", Activity.TRAINING, 2, 5, False, 99))
         now.check()  # a batch is done
         ear.hears(Progress("n1", Activity.TRAINING, 2, 5, True, 99))
-        now.steps.epoch = 3  # written in place by the training loop
+        now.fit_progress.epoch = 3  # written in place by the training loop
         ear.hears(Progress("n1", Activity.TRAINING, 3, 5, True, 99))
 
 

@@ -67,8 +67,8 @@ def gate_of(metrics: ClientMetrics, harness: AgentHarness) -> Agent:
 
 def test_what_is_exposed_is_what_is_promised(tmp_path: Path) -> None:
     now = DaemonStatus()
-    now.pace.start()
-    now.pace.step(4)
+    now.throughput.start()
+    now.throughput.step(4)
     promised = {metric.name: (metric.kind, metric.labels) for metric in METRICS}
     assert exposed(ClientMetrics("ann", now, state=tmp_path)) == {
         name: told for name, told in promised.items() if name not in GPU_ONLY | TLS_ONLY
@@ -86,7 +86,7 @@ def test_with_a_gpu_and_a_certificate_all_of_it_is_there(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: {"cuda:1": 7 << 30}[str(device)])
     now = DaemonStatus()
-    now.pace.step(1)
+    now.throughput.step(1)
     metrics = ClientMetrics(
         "ann", now, state=tmp_path, device=torch.device("cuda:1"), identity=LiveIdentity(site_identity, Party.SITE)
     )
@@ -116,7 +116,7 @@ def test_two_daemons_in_one_process_do_not_share_their_numbers() -> None:
 @pytest.mark.parametrize("activity", Activity)
 def test_a_daemon_is_in_one_phase(activity: Activity) -> None:
     now = DaemonStatus(activity=activity)
-    now.steps.epoch = 3
+    now.fit_progress.epoch = 3
     metrics = ClientMetrics("ann", now)
     phases = {phase.value: value(metrics, "protofed_client_phase", phase=phase) for phase in Activity}
     assert phases == {phase.value: float(phase is activity) for phase in Activity}
@@ -187,20 +187,20 @@ def test_examples_and_steps_are_counted_as_they_are_trained_on() -> None:
         seen.append(value(metrics, "protofed_client_samples_total"))
     assert seen == [24, 48]  # 12 examples, 2 epochs, and on from round to round
     steps, seconds = (value(metrics, f"protofed_client_step_seconds_{kind}") for kind in ("count", "sum"))
-    assert steps == harness.now.pace.steps > 0
-    assert seconds == harness.now.pace.seconds > 0
+    assert steps == harness.now.throughput.steps > 0
+    assert seconds == harness.now.throughput.seconds > 0
 
 
 def test_a_step_is_as_long_as_the_mean_of_the_recent_ones() -> None:
     at, told = [50.0], list[tuple[float | None, int]]()
-    pace = Throughput(lambda: at[0])
+    throughput = Throughput(lambda: at[0])
 
     def train(*steps: float) -> None:
-        pace.start()
+        throughput.start()
         for seconds in steps:
             at[0] += seconds
-            pace.step(4)
-        told.append((pace.step_seconds, pace.examples))
+            throughput.step(4)
+        told.append((throughput.step_seconds, throughput.examples))
         at[0] += 3600.0  # nobody trains
 
     train()
@@ -208,7 +208,8 @@ def test_a_step_is_as_long_as_the_mean_of_the_recent_ones() -> None:
     train(4.0)
     train(*[0.25] * RECENT_STEPS)
     assert told == [(None, 0), (1.0, 8), (2.0, 12), (0.25, 12 + 4 * RECENT_STEPS)]
-    assert (pace.steps, pace.seconds) == (3 + RECENT_STEPS, 6.0 + 0.25 * RECENT_STEPS)  # all, not only recent ones
+    # All steps, not only recent ones.
+    assert (throughput.steps, throughput.seconds) == (3 + RECENT_STEPS, 6.0 + 0.25 * RECENT_STEPS)
 
 
 def test_telemetry_has_names_of_the_list_and_never_how_many_examples(tmp_path: Path) -> None:
@@ -218,7 +219,7 @@ def test_telemetry_has_names_of_the_list_and_never_how_many_examples(tmp_path: P
     work(harness.agent(), 1)
     told = metrics.telemetry()
     assert told.keys() == {name.value for name in Telemetry} - {"gpu_memory_bytes"}
-    assert harness.now.pace.examples == 24
+    assert harness.now.throughput.examples == 24
     assert 24.0 not in told.values()
     assert told["disk_free_bytes"] % COARSE == 0
     exact = value(metrics, "protofed_client_disk_free_bytes")

@@ -13,9 +13,10 @@ import pytest
 from tests.support.data_parallel_fits import CASES, outcome, site_of
 
 from protofed.client.distributed import leader as ranks_work
-from protofed.client.distributed.environment import Launch, launched, met
+from protofed.client.distributed.launch import Launch, launched
 from protofed.client.distributed.leader import END, FIT, PREPARE, Call, CallBoard
-from protofed.client.distributed.team import LostError
+from protofed.client.distributed.rendezvous import start_name
+from protofed.client.distributed.team import RankLostError
 from protofed.common.errors import ConfigError, FailureReason
 
 pytestmark = pytest.mark.timeout(600)  # processes that import PyTorch, on a machine with other work
@@ -23,9 +24,9 @@ PATIENCE_S = 500
 APART = {"other-data", "idle"}
 FAILING = {
     "called-off": "TaskAbortedError -",
-    "fails-forward": f"ElsewhereError {FailureReason.INTERNAL} rank 1 of",
-    "fails-backward": f"ElsewhereError {FailureReason.INTERNAL} rank 1 of",
-    "fails-in-means": f"ElsewhereError {FailureReason.INTERNAL} rank 1 of",
+    "fails-forward": f"OtherRankError {FailureReason.INTERNAL} rank 1 of",
+    "fails-backward": f"OtherRankError {FailureReason.INTERNAL} rank 1 of",
+    "fails-in-means": f"OtherRankError {FailureReason.INTERNAL} rank 1 of",
     "daemon-fails": "ValueError - patient",
     "nan": f"TaskFailedError {FailureReason.NUMERIC}",
     "short-for-ever": f"TaskFailedError {FailureReason.OUT_OF_MEMORY}",
@@ -80,7 +81,7 @@ def test_a_rank_with_other_data_is_refused(tmp_path: Path) -> None:
         .read_text()
         .startswith(f"TaskFailedError {FailureReason.DATA} the run cannot be prepared")
     )
-    assert "the training data here are others than rank 0's: copy the same to every node" in said
+    assert "the training data here differ from rank 0's: copy the same to every node" in said
 
 
 @pytest.mark.slow
@@ -127,12 +128,12 @@ def board(store: Keys, name: str) -> CallBoard:
 
 
 def test_calls_are_waited_for_without_an_end_and_a_lost_launcher_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ranks_work, "LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr(ranks_work, "POLL_S", 0.0)
     store = Slow()
     calls = board(store, "run").calls()
     assert next(calls) == Call(PREPARE, {"recipe": "{}"})
     assert store.looks == 5
-    with pytest.raises(LostError):
+    with pytest.raises(RankLostError):
         next(calls)
     assert store.looks == 9
 
@@ -142,10 +143,10 @@ def test_calls_come_in_order_until_the_end_and_nothing_of_another_start() -> Non
     leader = board(store, "this")
     leader.write(Call(FIT, {"round": 1}))
     others = board(store, "this").calls()
-    assert next(others).facts == {"round": 1}
+    assert next(others).fields == {"round": 1}
     for call in (Call(FIT, {"round": 2}), Call(END, {})):
         leader.write(call)
-    assert [call.facts["round"] for call in others] == [2]
+    assert [call.fields["round"] for call in others] == [2]
     assert not store.check(["this/1"])  # what was done does not stay
     board(store, "next").write(Call(END, {}))
     assert list(board(store, "next").calls()) == []
@@ -156,9 +157,9 @@ def test_ranks_that_died_leave_nothing_that_the_next_ones_take_for_an_answer() -
     names = []
     for _ in range(3):  # starts of all ranks, over a store that stays
         with ThreadPoolExecutor(3) as ranks:
-            late = [ranks.submit(met, store, rank, 3) for rank in (0, 2)]
+            late = [ranks.submit(start_name, store, rank, 3) for rank in (0, 2)]
             too_early = wait(late[:1], timeout=0.5).done  # without rank 1, although there was one
-            (name,) = {found.result(60) for found in [*late, ranks.submit(met, store, 1, 3)]}
+            (name,) = {found.result(60) for found in [*late, ranks.submit(start_name, store, 1, 3)]}
             names.append(name)
             assert not too_early
     assert len(set(names)) == 3

@@ -174,7 +174,7 @@ def linear_head(rows: Any = ROWS) -> nn.Linear:
 
 def around(rows: Any, known: list[bool], by_own: bool = False) -> PrototypeHead:
     head = PrototypeHead(linear_head(), 3, by_own)
-    head.keep(torch.tensor(rows, dtype=torch.float64), torch.tensor(known))
+    head.set_prototypes(torch.tensor(rows, dtype=torch.float64), torch.tensor(known))
     return head
 
 
@@ -195,7 +195,7 @@ def test_a_class_without_a_prototype_is_never_predicted_though_the_feature_is_ze
 def test_near_neighbours_far_from_the_origin_are_told_apart() -> None:
     prototypes = [[1e4, 1e4], [1e4 + 0.01, 1e4], [0.0, 0.0]]
     head = PrototypeHead(nn.Linear(2, 3), 3)
-    head.keep(torch.tensor(prototypes), torch.ones(3))
+    head.set_prototypes(torch.tensor(prototypes), torch.ones(3))
     many = torch.tensor([[1e4 + 0.01, 1e4]]).repeat(64, 1)  # past the size from which distances are products
     assert head(many).argmax(dim=1).tolist() == [1] * 64
 
@@ -224,7 +224,7 @@ def test_prototypes_travel_with_the_own_head() -> None:
 
 def test_kept_prototypes_are_a_copy_and_replace_the_former() -> None:
     head, rows = around(ROWS, [True] * 3), torch.zeros(3, 2).double()
-    head.keep(rows, torch.tensor([False, True, True]))
+    head.set_prototypes(rows, torch.tensor([False, True, True]))
     rows += 1
     assert torch.equal(head.prototypes, torch.zeros(3, 2).double())
     assert head.known.tolist() == [0.0, 1.0, 1.0]

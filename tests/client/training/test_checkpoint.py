@@ -204,7 +204,7 @@ def test_a_checkpoint_counts_for_its_own_task_only(other: dict[str, Any], tmp_pa
     theirs = DiskCheckpoints(tmp_path, Task(**{**vars(TASK), **other}))
     ours, tensors = DiskCheckpoints(tmp_path, TASK), {"w": torch.ones(3)}
     for kept in (ours, theirs):
-        kept.keep(1, tensors)
+        kept.write(1, tensors)
     a, b = sorted(tmp_path.iterdir())
     content = a.read_bytes(), b.read_bytes()
     assert content[0] != content[1]
@@ -216,7 +216,7 @@ def test_a_checkpoint_counts_for_its_own_task_only(other: dict[str, Any], tmp_pa
 
 def test_a_checkpoint_counts_for_its_own_call_only(tmp_path: Path) -> None:
     kept = DiskCheckpoints(tmp_path, TASK)
-    kept.keep(1, {"w": torch.ones(3)})
+    kept.write(1, {"w": torch.ones(3)})
     (first,) = tmp_path.iterdir()
     first.rename(tmp_path / first.name.replace("001", "002"))
     assert kept.read(1) is kept.read(2) is None
@@ -236,7 +236,7 @@ def test_a_checkpoint_of_another_model_is_not_used(body: nn.Module, tmp_path: Pa
 
 def test_an_unreadable_checkpoint_is_as_good_as_none(tmp_path: Path) -> None:
     kept = DiskCheckpoints(tmp_path, TASK)
-    kept.keep(1, {"w": torch.ones(3)})
+    kept.write(1, {"w": torch.ones(3)})
     (file,) = tmp_path.iterdir()
     file.unlink()
     file.mkdir()
@@ -298,8 +298,8 @@ def test_a_disk_that_is_full_stops_no_training(tmp_path: Path, monkeypatch: pyte
 @pytest.mark.parametrize("error", [None, ValueError("declined, or called off"), KilledError()])
 def test_checkpoints_go_when_the_task_is_over(error: BaseException | None, tmp_path: Path) -> None:
     with suppress(ValueError, KilledError), on_disk(tmp_path, TASK) as kept:
-        kept.keep(1, {"w": torch.ones(3)})
-        kept.keep(2, {"w": torch.ones(3)})
+        kept.write(1, {"w": torch.ones(3)})
+        kept.write(2, {"w": torch.ones(3)})
         assert len(left(tmp_path)) == 2
         if error is not None:
             raise error
@@ -308,7 +308,7 @@ def test_checkpoints_go_when_the_task_is_over(error: BaseException | None, tmp_p
 
 def test_what_another_task_left_goes_when_one_begins(tmp_path: Path) -> None:
     with suppress(KilledError), on_disk(tmp_path, TASK) as kept:
-        kept.keep(1, {"w": torch.ones(3)})
+        kept.write(1, {"w": torch.ones(3)})
         raise KilledError
     (tmp_path / FOLDER / f"{files.TEMPORARY}half-0123abcd").write_bytes(b"half")
     mine = left(tmp_path)[-1]

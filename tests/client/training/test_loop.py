@@ -121,7 +121,7 @@ def test_epochs_are_the_plans_unless_given(local_of: LocalOf) -> None:
         local = local_of([1.0], lr=0.1, epochs=3)
         train(local, mean_of(local), only_body(local), epochs)
         assert weights(local)[0] == pytest.approx(left, abs=1e-12)
-        assert local.steps.epochs == (epochs or 3)
+        assert local.fit_progress.epochs == (epochs or 3)
 
 
 def test_training_is_in_training_mode_and_epochs_are_shuffled_by_the_sites_generator() -> None:
@@ -218,17 +218,17 @@ def test_a_loss_that_is_not_finite_ends_the_task(bad: float, local_of: LocalOf) 
 
     def loss(x: Tensor, _: Tensor) -> Tensor:
         mean = cast("Tensor", local.model(x)).mean()
-        return mean * bad if local.steps.epoch == 2 else mean
+        return mean * bad if local.fit_progress.epoch == 2 else mean
 
     with pytest.raises(TaskFailedError, match=r"plan\.lr") as failed:
         train(local, loss)
     assert failed.value.reason is FailureReason.NUMERIC
-    assert local.steps.epoch == 2
+    assert local.fit_progress.epoch == 2
 
 
 def test_a_reader_sees_how_far_training_is(local_of: LocalOf) -> None:
     local = local_of([1, 2, 3], batch_size=2, epochs=2)
-    reader = local.steps = FitProgress()  # what the heartbeat holds since before the training began
+    reader = local.fit_progress = FitProgress()  # what the heartbeat holds since before the training began
     seen = []
 
     def loss(x: Tensor, y: Tensor) -> Tensor:

@@ -32,3 +32,17 @@ def test_a_client_daemon_imports_nothing_of_the_server(tmp_path: Path, unused_po
     ended, *loaded = done.stdout.splitlines()
     assert ended == "exit 69", done.stderr
     assert loaded == [""]
+
+
+def test_a_wrong_setting_is_reported_before_pytorch_and_grpc_are_imported(tmp_path: Path) -> None:
+    """They take seconds."""
+    settings = shipped.folder("sites") / "digits.toml"
+    arguments = [
+        *("client", "start", f"--settings={settings}", "--site=site-1", "--partition-index=0"),  # no identity
+        *(f"--policy={shipped.folder('policies') / 'open.toml'}", f"--state={tmp_path / 'state'}"),
+    ]
+    script = SCRIPT.replace('("protofed.server", "sqlalchemy", "alembic")', '("torch", "grpc")')
+    done = subprocess.run([sys.executable, "-c", script, *arguments], capture_output=True, text=True, check=True)
+    ended, loaded = done.stdout.splitlines()
+    assert ended == "exit 78", done.stderr
+    assert loaded == ""

@@ -41,7 +41,7 @@ def headed(model: SplitModel, head: str, classes: int) -> SplitModel:
         model.head = CosineHead(nn.functional.normalize(rows), 10.0, fixed=True)
     elif head == "nearest":
         own = PrototypeHead(model.head, classes)
-        own.keep(rows, torch.ones(classes).index_fill(0, torch.tensor([3]), 0))
+        own.set_prototypes(rows, torch.ones(classes).index_fill(0, torch.tensor([3]), 0))
         model.head = own
     return model
 

@@ -160,7 +160,7 @@ class Agent:
 
     def _work_on(self, task: Task) -> None:
         log.info("task begun", run=task.run, round=task.round, kind=task.kind.value)
-        self._status.task_id, self._status.steps = task.task_id, FitProgress()
+        self._status.task_id, self._status.fit_progress = task.task_id, FitProgress()
         work = {TaskKind.INITIALISE: self._initialise, TaskKind.FIT: self._fit, TaskKind.SCORE: self._score}
         self._attempt(task, lambda: work[task.kind](task))
 

@@ -34,8 +34,8 @@ class DaemonStatus:
     task_id: str = ""
     round: int = 0  # of the task with `task_id`
     activity: Activity = Activity.IDLE
-    steps: FitProgress = field(default_factory=FitProgress)
-    pace: Throughput = field(default_factory=Throughput)  # for the site's own metrics; never sent
+    fit_progress: FitProgress = field(default_factory=FitProgress)
+    throughput: Throughput = field(default_factory=Throughput)  # for the site's own metrics; never sent
     aborted_task_id: str = ""  # the task that the server no longer waits for
     heartbeat_s: float = 1.0  # replaced by the run's, once there is a run
     clock: Callable[[], float] = time.monotonic
@@ -49,12 +49,12 @@ class DaemonStatus:
             telemetry: the numbers that the site's policy releases.
         """
         recent = self.clock() - self.progressed_at < PROGRESS_WINDOW_S
-        making_progress, steps = self.activity is Activity.TRAINING and recent, self.steps
+        making_progress, fit = self.activity is Activity.TRAINING and recent, self.fit_progress
         return Progress(
             self.task_id,
             self.activity,
-            steps.epoch,
-            steps.epochs,
+            fit.epoch,
+            fit.epochs,
             making_progress,
             bytes_moved,
             telemetry=telemetry or {},

@@ -143,7 +143,7 @@ class ClientMetrics:
         measured = {
             Telemetry.GPU_MEMORY_BYTES: self._gpu_memory(),
             Telemetry.DISK_FREE_BYTES: _rounded(self._disk_free()),
-            Telemetry.STEP_SECONDS: self._status.pace.step_seconds,
+            Telemetry.STEP_SECONDS: self._status.throughput.step_seconds,
         }
         return {name.value: value for name, value in (counted | measured).items() if value is not None}
 
@@ -151,7 +151,7 @@ class ClientMetrics:
         """Called by the registry at each scrape."""
         for metric, values in self._values().items():
             yield metric.family({(self._site, *labels): value for labels, value in values.items()})
-        yield STEP.summary({(self._site,): (self._status.pace.steps, self._status.pace.seconds)})
+        yield STEP.summary({(self._site,): (self._status.throughput.steps, self._status.throughput.seconds)})
 
     def describe(self) -> Iterator[Family]:
         """Called by the registry when this collector is registered; without it, the registry would call `collect`."""
@@ -164,8 +164,8 @@ class ClientMetrics:
             refusals, released = dict(self._refusals), dict(self._bytes)
         return {
             PHASE: {(phase,): float(phase is status.activity) for phase in Activity},
-            EPOCH: {(): status.steps.epoch},
-            SAMPLES: {(): status.pace.examples},
+            EPOCH: {(): status.fit_progress.epoch},
+            SAMPLES: {(): status.throughput.examples},
             GPU: _if_known(self._gpu_memory()),
             REGISTERED: {(): float(self.answered())},
             REFUSALS: {(part,): count for part, count in refusals.items()},

@@ -90,8 +90,8 @@ class PreparedRun:
             plan=recipe.plan,
             rng=seeded(recipe.seed, task.round, site, self.data.device),
             memory={part: dict(tensors) for part, tensors in state.memory.items()},
-            steps=status.steps,
-            pace=status.pace,
+            fit_progress=status.fit_progress,
+            throughput=status.throughput,
             check=status.check,
             checkpoints=checkpoints,
         )

@@ -1,4 +1,4 @@
-"""How ranks share the work on a batch: each takes its examples through the model's body, then all have all features.
+"""How ranks share a batch: each computes the body's features of its own examples, then all gather all features.
 
 Heads and losses see the whole batch on every rank, so a loss need not be a mean over examples: FedPRP's softmax over
 the batch is what it is in one process. Normalisation over a batch is over the whole batch, too.
@@ -22,8 +22,8 @@ _Norm: TypeAlias = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d
 
 @contextmanager
 def shared(body: nn.Module, team: Team) -> Iterator[None]:
-    """Meanwhile, every call of `body` is the work of all ranks; all of them make it, with the same batch."""
-    parts = _Parts(team)
+    """Within the `with` block all ranks compute each call of `body` together; all call it with the same batch."""
+    parts = _SplitBatches(team)
     with ExitStack() as replaced:
         for module in body.modules():
             if isinstance(module, _NORMS):
@@ -32,44 +32,49 @@ def shared(body: nn.Module, team: Team) -> Iterator[None]:
         yield
 
 
-class _Parts:
-    """Of one body's batches."""
+class _SplitBatches:
+    """Forward functions of one body and its normalisation layers, for batches that are split over the ranks."""
 
     def __init__(self, team: Team) -> None:
         self._team = team
-        self._on_way: tuple[int, int] | None = None  # of the batch in the body: examples here, and all of them
+        self._counts: tuple[int, int] | None = None  # of the batch in the body: this rank's examples, and all
 
     def body(self, forward: Forward) -> Forward:
-        """[B, channels, height, width] -> [B, D]; of them this rank computes its own."""
+        """The body's forward function, [B, channels, height, width] -> [B, D], of which this rank computes its rows."""
 
-        def joined(images: Tensor) -> Tensor:
+        def gathered(images: Tensor) -> Tensor:
             rows = self._team.rows(len(images))
             if rows is None:
                 return forward(images)
-            self._on_way = rows.stop - rows.start, len(images)
+            self._counts = rows.stop - rows.start, len(images)
             try:
                 own = forward(images[rows])
             finally:
-                self._on_way = None
-            return cast("Tensor", _Joined.apply(own, self._team, rows, len(images)))
+                self._counts = None
+            return cast("Tensor", _GatherRows.apply(own, self._team, rows, len(images)))
 
-        return joined
+        return gathered
 
     def norm(self, layer: _Norm, forward: Forward) -> Forward:
-        """Batch normalisation by mean and variance of the examples of all ranks, where it is not by running ones."""
+        """The layer's forward function, with mean and variance over all ranks' examples, unless it uses running ones.
 
-        def over_all(images: Tensor) -> Tensor:
-            if self._on_way is None or not (layer.training or layer.running_mean is None):
+        Images [B, channels, ...] -> the same shape. `torch.nn.SyncBatchNorm` does this on GPUs only.
+        """
+
+        def over_all_ranks(images: Tensor) -> Tensor:
+            if self._counts is None or not (layer.training or layer.running_mean is None):
                 return forward(images)
-            own, all_ = self._on_way
-            return _normalised(layer, images, images.numel() // images.shape[1] * all_ // own, self._team)
+            own_count, total_count = self._counts
+            return _normalised(layer, images, images.numel() // images.shape[1] * total_count // own_count, self._team)
 
-        return over_all
+        return over_all_ranks
 
 
-class _Joined(torch.autograd.Function):
-    """The rows of all ranks. The loss behind it is on every rank, and each takes 1/size of it (`Team.backward`): the
-    gradient of a rank's own rows is size times what comes back.
+class _GatherRows(torch.autograd.Function):
+    """Gather the rows of all ranks.
+
+    Every rank computes the same loss from them and backpropagates 1/size of it (`Team.backward`), so the gradient of a
+    rank's own rows is size times what arrives here.
     """
 
     @staticmethod
@@ -78,41 +83,42 @@ class _Joined(torch.autograd.Function):
         ctx.rows, ctx.size = rows, team.size
         whole = own.new_zeros(count, *own.shape[1:])
         whole[rows] = own
-        return team.add(whole)
+        return team.sum(whole)  # zeros elsewhere: the sum puts the rows together
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        """Gradients [N, D] -> [R, D]; times the ranks, since each rank's loss is divided by their number."""
+        """Gradients [N, D] -> [R, D], times the number of ranks."""
         return gradients[0][ctx.rows] * ctx.size, None, None, None
 
 
-class _Sum(torch.autograd.Function):
-    """Over all ranks, each of which goes on with it: the sum of what they come to is differentiated."""
+class _SumOverRanks(torch.autograd.Function):
+    """Sum over all ranks. Each rank's loss depends on the sum, so gradients are summed over all ranks, too."""
 
     @staticmethod
     def forward(ctx: Any, own: Tensor, team: Team) -> Tensor:
         """The sum over all ranks of tensors of one shape [...]."""
         ctx.team = team
-        return team.add(own.clone())
+        return team.sum(own.clone())
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        """Gradients of one shape [...] are summed likewise."""
-        return ctx.team.add(gradients[0].clone()), None
+        """The sum over all ranks of gradients of one shape [...]."""
+        return ctx.team.sum(gradients[0].clone()), None
 
 
 def _normalised(layer: _Norm, images: Tensor, count: int, team: Team) -> Tensor:
-    """As the layer does it in training (Ioffe and Szegedy, ICML 2015), over all ranks; running statistics move on.
+    """Batch normalisation in training (Ioffe and Szegedy, ICML 2015) over all ranks; updates the running statistics.
 
     Args:
-        count: of examples and places that a channel's mean is over.
+        images: this rank's, [B, channels, ...].
+        count: values that a channel's mean is over, of all ranks: examples times positions.
     """
     dims = [dim for dim in range(images.dim()) if dim != 1]
     shape = [-1 if dim == 1 else 1 for dim in range(images.dim())]
     x = images.to(torch.promote_types(images.dtype, torch.float32))
 
     def total(values: Tensor) -> Tensor:
-        return cast("Tensor", _Sum.apply(values.sum(dims), team))
+        return cast("Tensor", _SumOverRanks.apply(values.sum(dims), team))
 
     mean = total(x) / count  # [channels]
     centred = x - mean.view(shape)
@@ -121,30 +127,31 @@ def _normalised(layer: _Norm, images: Tensor, count: int, team: Team) -> Tensor:
     if layer.affine:
         normal = normal * layer.weight.view(shape) + layer.bias.view(shape)
     with torch.no_grad():
-        _move_on(layer, mean, variance * (count / max(count - 1, 1)))
+        # Running variance is the unbiased one, as in PyTorch.
+        _update_running(layer, mean, variance * (count / max(count - 1, 1)))
     return normal.to(images.dtype)
 
 
-def _move_on(layer: _Norm, mean: Tensor, variance: Tensor) -> None:
+def _update_running(layer: _Norm, mean: Tensor, variance: Tensor) -> None:
     if not layer.training or layer.running_mean is None or layer.running_var is None:
         return
     assert layer.num_batches_tracked is not None  # noqa: S101  (there with the two others)
     layer.num_batches_tracked.add_(1)
-    share = 1 / float(layer.num_batches_tracked) if layer.momentum is None else layer.momentum
-    layer.running_mean.lerp_(mean.to(layer.running_mean), share)
-    layer.running_var.lerp_(variance.to(layer.running_var), share)
+    weight = 1 / float(layer.num_batches_tracked) if layer.momentum is None else layer.momentum
+    layer.running_mean.lerp_(mean.to(layer.running_mean), weight)
+    layer.running_var.lerp_(variance.to(layer.running_var), weight)
 
 
 @contextmanager
 def _replaced(module: nn.Module, forward: Forward) -> Iterator[None]:
-    """The module computes this meanwhile; its names and numbers stay what they are."""
-    own = vars(module)
-    before = own.get("forward")
-    own["forward"] = forward
+    """Within the `with` block the module computes `forward`; its parameters and buffers keep their names."""
+    attributes = vars(module)  # an instance attribute hides the class's method, and no wrapper renames the parameters
+    before = attributes.get("forward")
+    attributes["forward"] = forward
     try:
         yield
     finally:
         if before is None:
-            del own["forward"]
+            del attributes["forward"]
         else:
-            own["forward"] = before
+            attributes["forward"] = before

@@ -53,7 +53,7 @@ class FedPRPClient:
         load(local.model.body, received[Part.BODY])
         head = local.model.head = PrototypeHead.around(local.model.head, local.classes, self.prediction == "head")
         load(head.own, local.memory.get(Part.HEAD, received[Part.HEAD]))
-        head.keep(*stacked(received.get(Part.PROTOTYPES, {}), local.classes, head.prototypes))
+        head.set_prototypes(*stacked(received.get(Part.PROTOTYPES, {}), local.classes, head.prototypes))
 
     def fit(self, local: FitContext, received: Payload) -> Update:
         """Head first, then body (eqs. 3 and 4), then the prototypes of the new body (eq. 7)."""
@@ -73,6 +73,6 @@ class FedPRPClient:
             return cross_entropy(head.own(features), labels) + self.intra * intra + self.inter * inter
 
         loss = train(local, objective, [*body.parameters(), eps])
-        head.keep(*stacked(own := named(class_means(local, body)), local.classes, head.prototypes))
+        head.set_prototypes(*stacked(own := named(class_means(local, body)), local.classes, head.prototypes))
         local.memory.update({Part.HEAD: dump(head.own), Part.PROTOTYPES: {"margins": eps.detach().cpu().numpy()}})
         return local.update({Part.BODY: dump(body), Part.PROTOTYPES: own}, loss=loss)

@@ -105,7 +105,7 @@ class PrototypeHead(nn.Module):
         """A model's head, that `around` has put there."""
         return _checked(model, cls)
 
-    def keep(self, prototypes: Tensor, known: Tensor) -> None:
+    def set_prototypes(self, prototypes: Tensor, known: Tensor) -> None:
         """Classify by these prototypes, [C, D], as far as they are known, [C]."""
         self.prototypes.copy_(prototypes)
         self.known.copy_(known)

@@ -1,7 +1,7 @@
-"""Checkpoints of an interrupted fit: what one call of `train` changes, and the site's disk that it is kept on.
+"""Checkpoints of an interrupted fit: what one call of `train` changes, and the site's disk that it is checkpoint on.
 
 A fit goes on after its newest epoch. One that starts again instead, for want of an undamaged checkpoint, ends with the
-same bytes. One fit's checkpoints are kept at a time.
+same bytes. One fit's checkpoints are checkpoint at a time.
 """
 
 from __future__ import annotations
@@ -27,69 +27,73 @@ from protofed.common.version import VERSION
 
 log = structlog.get_logger()
 FOLDER = ".fit"  # of the site's state folder, among those of its runs: no run can have this name
-_SEAL_BYTES = 32
+_MAC_BYTES = 32
 _NAME = re.compile(r"[0-9a-f]{16}-\d{3}\.safetensors")  # only files of such a name are ever removed
 _MOMENTS = "optimizer."
 
 
 @dataclass
-class Training:
-    """What one call of `train` changes, the model aside.
+class TrainingState:
+    """What one call of `train` changes, besides the model.
 
     Attributes:
-        trained: parameters, of the model or not.
-        total: [], sum of the losses of all examples seen, on the device.
-        seen: examples in that sum.
-        size: examples in a micro-batch; 0: whole batches fit into memory.
+        trained: parameters of any shapes, of the model or of the method alone.
+        total: [], sum of the losses of `examples` examples, on the device.
+        examples: trained on so far, repetitions counted.
+        micro_batch: examples in a micro-batch; 0: whole batches fit into memory.
     """
 
     trained: list[Tensor]
     optimizer: torch.optim.Optimizer
     total: Tensor
-    seen: int = 0
-    size: int = 0
+    examples: int = 0
+    micro_batch: int = 0
 
 
-def keep(local: FitContext, training: Training, epoch: int) -> None:
+def save_epoch(local: FitContext, state: TrainingState, epoch: int) -> None:
     """Write a checkpoint after an epoch, if the plan asks for them."""
     if not local.plan.checkpoint:
         return
-    counts = torch.tensor([epoch, training.seen, training.size])
-    states = {name: generator.get_state() for name, generator in _generators(local).items()}
-    tensors = _tensors(local, training) | states | _moments(training.optimizer) | {"counts": counts}
-    local.checkpoints.keep(local.trainings, tensors)
+    counts = torch.tensor([epoch, state.examples, state.micro_batch])
+    generators = {name: generator.get_state() for name, generator in _generators(local).items()}
+    tensors = _tensors(local, state) | generators | _moments(state.optimizer) | {"counts": counts}
+    local.checkpoints.write(local.train_calls, tensors)
 
 
-def restore(local: FitContext, training: Training) -> int:
-    """Take up this call's checkpoint; the last epoch that it has done, 0 if there is none that fits."""
-    kept = local.checkpoints.read(local.trainings) if local.plan.checkpoint else None
-    if kept is None:
+def restore_epoch(local: FitContext, state: TrainingState) -> int:
+    """Load this call's checkpoint into the model and `state`; the last epoch done, 0 if no checkpoint fits."""
+    checkpoint = local.checkpoints.read(local.train_calls) if local.plan.checkpoint else None
+    if checkpoint is None:
         return 0
-    tensors, generators = _tensors(local, training), _generators(local)
-    if not _fit_to(kept, tensors, generators.keys() | {"counts"}):
-        log.warning("a checkpoint is of another model; training begins anew", round=local.round)
+    tensors, generators = _tensors(local, state), _generators(local)
+    if not _fits(checkpoint, tensors, generators.keys() | {"counts"}):
+        log.warning("a checkpoint is of another model; training starts over", round=local.round)
         return 0
     with torch.no_grad():
         for name, tensor in tensors.items():
-            tensor.copy_(kept[name])  # in place: the optimizer and the method's closures hold these very tensors
+            tensor.copy_(checkpoint[name])  # in place: the optimizer and the method's closures hold these very tensors
     for name, generator in generators.items():
-        generator.set_state(kept[name])
-    _give_moments(training.optimizer, kept)
-    epoch, training.seen, training.size = kept["counts"].tolist()
-    log.info("training goes on", round=local.round, training=local.trainings, after_epoch=epoch)
+        generator.set_state(checkpoint[name])
+    _load_moments(state.optimizer, checkpoint)
+    epoch, state.examples, state.micro_batch = checkpoint["counts"].tolist()
+    log.info("training continues from a checkpoint", round=local.round, training=local.train_calls, after_epoch=epoch)
     return int(epoch)
 
 
-def _tensors(local: FitContext, training: Training) -> dict[str, Tensor]:
-    """The live tensors that training changes: the model's, with all its buffers, and those trained outside of it."""
+def _tensors(local: FitContext, state: TrainingState) -> dict[str, Tensor]:
+    """The live tensors that training changes: the model's, with all its buffers, and those trained beside it.
+
+    Parameters of the model are in `trained`, too: by identity, so that each is written once.
+    """
     named = (*local.model.named_parameters(), *local.model.named_buffers())
     model: dict[str, Tensor] = {f"model.{name}": tensor for name, tensor in named}
-    own = {id(tensor) for tensor in model.values()}
-    beside = {f"trained.{n}": tensor for n, tensor in enumerate(training.trained) if id(tensor) not in own}
-    return model | beside | {"total": training.total}
+    in_model = {id(tensor) for tensor in model.values()}
+    beside = {f"trained.{n}": tensor for n, tensor in enumerate(state.trained) if id(tensor) not in in_model}
+    return model | beside | {"total": state.total}
 
 
 def _generators(local: FitContext) -> dict[str, torch.Generator]:
+    # The default ones, too: layers such as dropout draw from them.
     generators = {"rng.site": local.rng, "rng.cpu": torch.default_generator}
     if (device := local.data.device).type == "cuda":
         index = torch.cuda.current_device() if device.index is None else device.index
@@ -97,10 +101,12 @@ def _generators(local: FitContext) -> dict[str, torch.Generator]:
     return generators
 
 
-def _fit_to(kept: Mapping[str, Tensor], tensors: Mapping[str, Tensor], others: set[str]) -> bool:
-    names = {name for name in kept if not name.startswith(_MOMENTS)}
-    return names == tensors.keys() | others and all(
-        (kept[name].shape, kept[name].dtype) == (tensor.shape, tensor.dtype) for name, tensor in tensors.items()
+def _fits(checkpoint: Mapping[str, Tensor], tensors: Mapping[str, Tensor], other_names: set[str]) -> bool:
+    # Moments aside: an optimizer makes them in its first step, so there are none yet to compare with.
+    names = {name for name in checkpoint if not name.startswith(_MOMENTS)}
+    return names == tensors.keys() | other_names and all(
+        (checkpoint[name].shape, checkpoint[name].dtype) == (tensor.shape, tensor.dtype)
+        for name, tensor in tensors.items()
     )
 
 
@@ -115,9 +121,9 @@ def _moments(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     }
 
 
-def _give_moments(optimizer: torch.optim.Optimizer, kept: Mapping[str, Tensor]) -> None:
+def _load_moments(optimizer: torch.optim.Optimizer, checkpoint: Mapping[str, Tensor]) -> None:
     state: dict[int, dict[str, Tensor]] = {}
-    for path, tensor in kept.items():
+    for path, tensor in checkpoint.items():
         if path.startswith(_MOMENTS):
             number, name = path.removeprefix(_MOMENTS).split(".", 1)
             state.setdefault(int(number), {})[name] = tensor
@@ -128,10 +134,10 @@ def _give_moments(optimizer: torch.optim.Optimizer, kept: Mapping[str, Tensor]) 
 def on_disk(state: Path, task: Task) -> Iterator[Checkpoints]:
     """One task's checkpoints in a site's state folder; those of other tasks are removed.
 
-    These are removed when the task is done, fails or is called off; a process that is killed leaves them for the next.
+    They are removed when the task is done, fails or is aborted; a process that is killed leaves them for the next.
     """
     checkpoints = DiskCheckpoints(state / FOLDER, task)
-    checkpoints.clear(others=True)
+    checkpoints.clear(other_tasks=True)  # left by a daemon that died; their task may be over
     try:
         yield checkpoints
     except Exception:  # not BaseException: what ends the process must leave them for the next one
@@ -158,28 +164,29 @@ class DiskCheckpoints:
         except FileNotFoundError:
             return None
         except OSError as error:
-            log.warning("a checkpoint cannot be read; training begins anew", why=str(error.strerror))
+            log.warning("a checkpoint cannot be read; training starts over", reason=str(error.strerror))
             return None
-        content, seal = data[:-_SEAL_BYTES], data[-_SEAL_BYTES:]
-        if seal != self._seal(call, content):
-            log.warning("a checkpoint is damaged; training begins anew", path=str(self._path(call)))
+        content, mac = data[:-_MAC_BYTES], data[-_MAC_BYTES:]
+        if mac != self._mac(call, content):
+            log.warning("a checkpoint is damaged; training starts over", path=str(self._path(call)))
             return None
         return load(content)
 
-    def keep(self, call: int, tensors: Mapping[str, Tensor]) -> None:
+    def write(self, call: int, tensors: Mapping[str, Tensor]) -> None:
         """Write this call's tensors, of any shapes [...] and on any device, durably."""
+        # Cloned: safetensors refuses tensors that share memory, such as tied weights.
         content = save({name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()})
         try:
-            files.write(self._path(call), content + self._seal(call, content))
+            files.write(self._path(call), content + self._mac(call, content))
         except StateError as error:
-            log.warning("an epoch cannot be kept; training goes on", why=str(error))
+            log.warning("cannot write an epoch's checkpoint; training continues", reason=str(error))
 
-    def clear(self, *, others: bool = False) -> None:
-        """Remove this task's checkpoints, or with `others` those of all other tasks."""
-        if others:
+    def clear(self, *, other_tasks: bool = False) -> None:
+        """Remove this task's checkpoints, or with `other_tasks` those of all other tasks."""
+        if other_tasks:
             files.sweep([self._folder])
         for path in self._folder.glob("*.safetensors"):
-            if _NAME.fullmatch(path.name) and path.name.startswith(self._name) is not others:
+            if _NAME.fullmatch(path.name) and path.name.startswith(self._name) is not other_tasks:
                 with contextlib.suppress(OSError):
                     path.unlink()
 
@@ -190,5 +197,5 @@ class DiskCheckpoints:
     def _path(self, call: int) -> Path:
         return self._folder / f"{self._name}-{call:03d}.safetensors"
 
-    def _seal(self, call: int, content: bytes) -> bytes:
+    def _mac(self, call: int, content: bytes) -> bytes:
         return blake3(content, key=self._key.digest()).update(str(call).encode()).digest()

@@ -17,12 +17,12 @@ from protofed.client.models.split import SplitModel
 from protofed.common.config.recipe import Plan
 from protofed.common.payload import Part, Payload, SiteId, Tensors, Update
 
-RECENT_STEPS = 64
+RECENT_STEPS = 64  # that `step_seconds` averages
 
 
 @dataclass
 class FitProgress:
-    """How far the training of this round is; read by the heartbeat while training goes on."""
+    """How far the training of this round is; written by the training loop, read by the heartbeat's thread."""
 
     epoch: int = 0
     epochs: int = 0
@@ -40,29 +40,29 @@ class Throughput:
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
-        self._clock, self._at = clock, 0.0
-        self._gaps: deque[float] = deque(maxlen=RECENT_STEPS)  # seconds
+        self._clock, self._last_step = clock, 0.0
+        self._durations: deque[float] = deque(maxlen=RECENT_STEPS)  # seconds
         self.examples = self.steps = 0
         self.seconds = 0.0
 
     def start(self) -> None:
         """Begin to measure: the time since the last fit belongs to no step."""
-        self._at = self._clock()
+        self._last_step = self._clock()
 
     def step(self, examples: int) -> None:
         """Count a step. Only the training thread calls this, so it takes no lock."""
         now = self._clock()
-        self._gaps.append(now - self._at)
-        self.seconds += now - self._at
-        self._at = now
+        self._durations.append(now - self._last_step)
+        self.seconds += now - self._last_step
+        self._last_step = now
         self.steps += 1
         self.examples += examples
 
     @property
     def step_seconds(self) -> float | None:
         """Mean seconds of the last `RECENT_STEPS` steps; None before the first. Read from the heartbeat's thread."""
-        gaps = tuple(self._gaps)  # a copy: the training thread appends meanwhile
-        return sum(gaps) / len(gaps) if gaps else None
+        durations = tuple(self._durations)  # a copy: the training thread appends meanwhile
+        return sum(durations) / len(durations) if durations else None
 
 
 class Checkpoints(Protocol):
@@ -71,7 +71,7 @@ class Checkpoints(Protocol):
     def read(self, call: int) -> Mapping[str, Tensor] | None:
         """The newest checkpoint of this call: tensors of any shapes by name; None if none is whole and undamaged."""
 
-    def keep(self, call: int, tensors: Mapping[str, Tensor]) -> None:
+    def write(self, call: int, tensors: Mapping[str, Tensor]) -> None:
         """Replace this call's checkpoint by these tensors of any shapes. A full disk stops no training."""
 
 
@@ -81,8 +81,8 @@ class NoCheckpoints:
     def read(self, call: int) -> None:
         """Always None."""
 
-    def keep(self, call: int, tensors: Mapping[str, Tensor]) -> None:
-        """Drop them."""
+    def write(self, call: int, tensors: Mapping[str, Tensor]) -> None:
+        """Discard them."""
 
 
 class Ranks(Protocol):
@@ -91,15 +91,15 @@ class Ranks(Protocol):
     def backward(self, loss: Tensor) -> None:
         """Accumulate this process's share of the gradients of a whole batch's mean loss []."""
 
-    def add_up(self, gradients: Sequence[Tensor]) -> None:
+    def sum_gradients(self, gradients: Sequence[Tensor]) -> None:
         """Sum gradients, each of its parameter's shape, over all processes in place.
 
         Raises:
             OutOfMemoryError: another process ran out of memory in this step.
         """
 
-    def short_of_memory(self, error: torch.OutOfMemoryError) -> None:
-        """Agree that this step failed for want of memory, here or elsewhere; all processes repeat it."""
+    def ran_out_of_memory(self, error: torch.OutOfMemoryError) -> None:
+        """Agree that this step ran out of memory, here or on another process; all of them repeat it."""
 
     def seed(self, seed: int, call: int, epoch: int) -> None:
         """Seed the default generators of layers such as dropout, before an epoch of a call of `train`."""
@@ -112,11 +112,11 @@ class SingleProcess:
         """Accumulate all gradients of a batch's mean loss []."""
         loss.backward()  # type: ignore[no-untyped-call]
 
-    def add_up(self, gradients: Sequence[Tensor]) -> None:
+    def sum_gradients(self, gradients: Sequence[Tensor]) -> None:
         """Nothing to add: one process has them whole."""
 
-    def short_of_memory(self, error: torch.OutOfMemoryError) -> None:
-        """Nobody to agree with."""
+    def ran_out_of_memory(self, error: torch.OutOfMemoryError) -> None:
+        """Nothing to do: no other process repeats the step."""
 
     def seed(self, seed: int, call: int, epoch: int) -> None:
         """Nothing to align: `seeded` has seeded the only process."""
@@ -127,18 +127,18 @@ class FitContext:
     """Everything that a method's client half may touch in one round.
 
     Attributes:
-        rounds: of the whole run; learning rate schedules need it.
+        rounds: of the whole run; learning rate schedules and FedProc's loss need it.
         model: made by `install` from what was received; after `fit` it is the personal model
             of a method whose `personal` is "trained".
         classes: C, of the run.
         rng: a CPU generator seeded by (run, round, site); all randomness of a fit comes from it.
         memory: tensors of any shapes that the site keeps from round to round for this run; they are stored with the
             update, so an update that never counted leaves the memory of the round before.
-        steps: progress, written by the training loop for the heartbeat.
-        pace: throughput of the daemon, over all its fits.
+        fit_progress: progress, written by the training loop for the heartbeat.
+        throughput: that of the daemon, over all its fits.
         check: called between batches; raises TaskAbortedError when the server no longer waits for the task.
         checkpoints: used by the training loop, if the plan asks for it.
-        trainings: calls of `train` so far.
+        train_calls: calls of `train` so far.
         ranks: the processes that train together.
     """
 
@@ -151,11 +151,11 @@ class FitContext:
     plan: Plan
     rng: torch.Generator
     memory: dict[Part, Tensors]
-    steps: FitProgress = field(default_factory=FitProgress)
-    pace: Throughput = field(default_factory=Throughput)
+    fit_progress: FitProgress = field(default_factory=FitProgress)
+    throughput: Throughput = field(default_factory=Throughput)
     check: Callable[[], None] = lambda: None
     checkpoints: Checkpoints = field(default_factory=NoCheckpoints)
-    trainings: int = 0
+    train_calls: int = 0
     ranks: Ranks = field(default_factory=SingleProcess)
 
     def update(self, payload: Payload, **metrics: float) -> Update:

@@ -18,12 +18,12 @@ BELOW_ONE = 1 - 2**-53  # the largest confidence of the last bin: torchmetrics g
 
 @dataclass(frozen=True, eq=False)
 class Tally:
-    """How a model did on a test set; all on the CPU.
+    """A model's predictions on a test set, counted by class; all on the CPU.
 
     Attributes:
         correct: [C] int64, examples of the class that the model classifies rightly.
         totals: [C] int64, examples of the class; at least one in all.
-        probabilities: [N, C] float32, softmax of what the model gives, log-probabilities or not.
+        probabilities: [N, C] float32, softmax of the model's output, be it logits or log-probabilities.
         labels: [N] int64.
     """
 
@@ -50,8 +50,8 @@ def tally(model: nn.Module, data: SiteData, examples: Examples | None = None, ba
         logits = torch.cat([model(x.to(device)) for x, _ in data.ordered(examples, batch)]).float().cpu()  # [N, C]
     labels = examples.labels.cpu()
     correct = labels[logits.argmax(1) == labels]
-    counts = [some.bincount(minlength=data.classes) for some in (correct, labels)]
-    return Tally(counts[0], counts[1], logits.softmax(1), labels)
+    correct_by_class, totals = (some.bincount(minlength=data.classes) for some in (correct, labels))
+    return Tally(correct_by_class, totals, logits.softmax(1), labels)
 
 
 def scores(tally: Tally, groups: Mapping[str, Sequence[int]] | None = None) -> dict[str, float]:
@@ -64,57 +64,57 @@ def scores(tally: Tally, groups: Mapping[str, Sequence[int]] | None = None) -> d
     """
     present = tally.totals.nonzero().flatten()  # [P] the classes that the test set has
     recalls = tally.correct[present].double() / tally.totals[present]
-    found = {
+    values = {
         "accuracy": int(tally.correct.sum()) / int(tally.totals.sum()),
         "balanced_accuracy": float(recalls.mean()),
     }
-    found |= {f"recall.{c}": recall for c, recall in zip(present.tolist(), recalls.tolist(), strict=True)}
-    return found | _of_groups(tally, groups or {})
+    values |= {f"recall.{c}": recall for c, recall in zip(present.tolist(), recalls.tolist(), strict=True)}
+    return values | _of_groups(tally, groups or {})
 
 
 def probabilistic_scores(tally: Tally) -> dict[str, float]:
-    """Scores of the probabilities; neither of a model that has diverged to infinities or NaN.
+    """Scores of the probabilities; empty for a model that has diverged to infinities or NaN.
 
-    `auroc`: macro one-vs-rest over the classes that the test set has, which are to be at least two;
+    `auroc`: macro one-vs-rest over the classes that the test set has, left out where that is one class;
     `ece`: expected calibration error of the largest probability, l1, 15 bins of equal width that own their lower edge.
 
     Only the columns of the classes that the test set has are ranked. They stay probabilities over all C classes:
     one-vs-rest looks at one column at a time, and a class without examples has no curve. The calibration is that of
-    the event "the answer is right", in float64: torchmetrics adds up several classes in float32.
+    the event "the prediction is correct", in float64: torchmetrics adds up several classes in float32.
     """
-    from torchmetrics.functional.classification import binary_calibration_error, multiclass_auroc  # takes seconds
+    from torchmetrics.functional.classification import binary_calibration_error, multiclass_auroc  # seconds of imports
 
     if not tally.probabilities.isfinite().all():
         return {}
     present = tally.totals.nonzero().flatten()  # [P]
-    confidence, answer = tally.probabilities.double().max(1)
-    right = (answer == tally.labels).long()
-    found = {"ece": float(binary_calibration_error(confidence.clamp(max=BELOW_ONE), right, BINS, "l1"))}
+    confidence, predicted = tally.probabilities.double().max(1)
+    correct = (predicted == tally.labels).long()
+    values = {"ece": float(binary_calibration_error(confidence.clamp(max=BELOW_ONE), correct, BINS, "l1"))}
     if len(present) > 1:
         numbers = (tally.totals > 0).cumsum(0) - 1  # [C] a class's column among those that are present
         ranked = tally.probabilities[:, present]
-        found["auroc"] = float(multiclass_auroc(ranked, numbers[tally.labels], len(present)))
-    return found
+        values["auroc"] = float(multiclass_auroc(ranked, numbers[tally.labels], len(present)))
+    return values
 
 
 def reliability(tally: Tally) -> dict[str, float]:
-    """How often a model is right when it is so sure, by bin of `ece`: what a reliability diagram is drawn of.
+    """Accuracy by confidence, in the bins of `ece`: what a reliability diagram draws.
 
-    `reliability.accuracy.<b>`, `.confidence.<b>` and `.share.<b>`: of the answers in bin b the share that is right and
-    the mean largest probability, and the bin's share of all answers; of bins with answers only. Nothing of a model
-    that has diverged. The sum over b of share |accuracy - confidence| is `ece`.
+    `reliability.accuracy.<b>`, `.confidence.<b>` and `.share.<b>`: of the predictions in bin b the share that is
+    correct and the mean largest probability, and the bin's share of all predictions; empty bins are left out. Empty
+    for a model that has diverged. The sum over b of share |accuracy - confidence| is `ece`.
     """
     if not tally.probabilities.isfinite().all():
         return {}
-    confidence, answer = tally.probabilities.double().max(1)
+    confidence, predicted = tally.probabilities.double().max(1)
     bins = (confidence.clamp(max=BELOW_ONE) * BINS).long()  # [N]
-    found: dict[str, float] = {}
+    values: dict[str, float] = {}
     for b in sorted(set(bins.tolist())):
-        here = bins == b
-        found[f"reliability.accuracy.{b}"] = float((answer == tally.labels)[here].double().mean())
-        found[f"reliability.confidence.{b}"] = float(confidence[here].mean())
-        found[f"reliability.share.{b}"] = float(here.double().mean())
-    return found
+        in_bin = bins == b
+        values[f"reliability.accuracy.{b}"] = float((predicted == tally.labels)[in_bin].double().mean())
+        values[f"reliability.confidence.{b}"] = float(confidence[in_bin].mean())
+        values[f"reliability.share.{b}"] = float(in_bin.double().mean())
+    return values
 
 
 def personal_scores(tally: Tally, frequencies: Tensor) -> dict[str, float]:
@@ -152,14 +152,14 @@ def groups_of(classes: int, order: tuple[int, ...] = ()) -> dict[str, list[int]]
 
 
 def _of_groups(tally: Tally, groups: Mapping[str, Sequence[int]]) -> dict[str, float]:
-    shares = {name: _share(tally, _members(classes, len(tally.totals))) for name, classes in groups.items()}
-    found = {name: share for name, share in shares.items() if share is not None}
-    return found | {"groups": sum(found.values()) / len(found)} if found and len(found) == len(groups) else found
+    shares = {name: _share(tally, _members(group, len(tally.totals))) for name, group in groups.items()}
+    values = {name: share for name, share in shares.items() if share is not None}
+    return values | {"groups": sum(values.values()) / len(values)} if values and len(values) == len(groups) else values
 
 
-def _members(classes: Sequence[int], of: int) -> Tensor:
-    """[C], 1 for the classes that are named."""
-    return torch.zeros(of).index_fill(0, torch.tensor(classes, dtype=torch.int64), 1)
+def _members(group: Sequence[int], classes: int) -> Tensor:
+    """[C], 1 for the classes of the group, else 0."""
+    return torch.zeros(classes).index_fill(0, torch.tensor(group, dtype=torch.int64), 1)
 
 
 def _share(tally: Tally, weights: Tensor) -> float | None:
@@ -171,7 +171,7 @@ def _share(tally: Tally, weights: Tensor) -> float | None:
 
 @contextmanager
 def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode; afterwards every module is in the mode that it was in, which need not be one for all."""
+    """Evaluation mode; afterwards every module is in its own former mode, as a method may have frozen some of them."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:

@@ -1,4 +1,4 @@
-"""What client halves compose: the one SGD loop `train`, class means, and small helpers around them."""
+"""What client halves compose: the SGD loop `train`, class means, and small helpers around them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from protofed.client.training.checkpointing import Training, keep, restore
+from protofed.client.training.checkpointing import TrainingState, restore_epoch, save_epoch
 from protofed.client.training.context import FitContext, Ranks
 from protofed.common.config.recipe import Plan
 from protofed.common.errors import CodecError, FailureReason, TaskFailedError
@@ -38,7 +38,7 @@ def train(
         epochs: in place of the plan's.
 
     Returns:
-        The mean loss over all examples seen.
+        The mean loss over all examples trained on, repetitions counted.
 
     Raises:
         TaskFailedError: the loss is not finite, or one example alone does not fit into memory.
@@ -46,26 +46,28 @@ def train(
     plan, model = local.plan, local.model
     trained = [p for p in (model.parameters() if parameters is None else parameters) if p.requires_grad]
     optimizer = _optimizer(plan, trained, learning_rate(plan, local.round, local.rounds))
-    training = Training(trained, optimizer, torch.zeros((), device=local.data.device))
-    step = _Step(_with_precision(plan, local, loss), training, plan.max_grad_norm, local.ranks)
+    state = TrainingState(trained, optimizer, torch.zeros((), device=local.data.device))
+    step = _Step(_with_precision(plan, local, loss), state, plan.max_grad_norm, local.ranks)
     model.train()
     epochs = plan.epochs if epochs is None else epochs
-    steps = local.steps  # written in place: the heartbeat reads it
-    steps.epochs = epochs
-    local.trainings += 1
-    local.pace.start()
-    for steps.epoch in range(restore(local, training) + 1, epochs + 1):
-        local.ranks.seed(local.rng.initial_seed(), local.trainings, steps.epoch)
+    progress = local.fit_progress  # written in place: the heartbeat reads it
+    progress.epochs = epochs
+    local.train_calls += 1
+    local.throughput.start()
+    for progress.epoch in range(restore_epoch(local, state) + 1, epochs + 1):
+        local.ranks.seed(local.rng.initial_seed(), local.train_calls, progress.epoch)
         for images, labels in local.data.batches(plan.batch_size, local.rng, plan.augmentation, plan.drop_last):
             local.check()
             step(images, labels)
-            local.pace.step(len(labels))
+            local.throughput.step(len(labels))
             reach("batch-done")
-        if not math.isfinite(total := training.total.item()):  # once an epoch: `item` waits for the device
-            raise TaskFailedError(FailureReason.NUMERIC, f"the loss is {total} in epoch {steps.epoch}; lower plan.lr")
-        keep(local, training, steps.epoch)
+        if not math.isfinite(total := state.total.item()):  # once an epoch: `item` waits for the device
+            raise TaskFailedError(
+                FailureReason.NUMERIC, f"the loss is {total} in epoch {progress.epoch}; lower plan.lr"
+            )
+        save_epoch(local, state, progress.epoch)
         reach("epoch-done")
-    return training.total.item() / max(training.seen, 1)
+    return state.total.item() / max(state.examples, 1)
 
 
 def named(means: Mapping[int, Tensor]) -> Tensors:
@@ -75,14 +77,14 @@ def named(means: Mapping[int, Tensor]) -> Tensors:
 
 @contextmanager
 def frozen(module: nn.Module) -> Iterator[None]:
-    """Meanwhile no parameter of the module gets a gradient; those that did, do so again afterwards."""
-    free = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    for parameter in free:
+    """Within the `with` block no parameter of the module is trained; afterwards those are that were before."""
+    trainable = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    for parameter in trainable:
         parameter.requires_grad_(False)
     try:
         yield
     finally:
-        for parameter in free:
+        for parameter in trainable:
             parameter.requires_grad_(True)
 
 
@@ -159,28 +161,28 @@ def class_means(
 class _Step:
     """One optimizer step: in as many micro-batches as memory needs, by as many processes as there are."""
 
-    def __init__(self, loss: Loss, training: Training, max_grad_norm: float | None, ranks: Ranks) -> None:
-        self._loss, self._training, self._max_grad_norm, self._ranks = loss, training, max_grad_norm, ranks
+    def __init__(self, loss: Loss, state: TrainingState, max_grad_norm: float | None, ranks: Ranks) -> None:
+        self._loss, self._state, self._max_grad_norm, self._ranks = loss, state, max_grad_norm, ranks
 
     def __call__(self, images: Tensor, labels: Tensor) -> None:
-        training = self._training
+        state = self._state
         while True:
             try:
                 loss = self._gradients(images, labels)
-                self._ranks.add_up([p.grad for p in training.trained if p.grad is not None])
+                self._ranks.sum_gradients([p.grad for p in state.trained if p.grad is not None])
                 break
             except torch.OutOfMemoryError as error:
-                self._ranks.short_of_memory(error)
+                self._ranks.ran_out_of_memory(error)
                 self._shrink(len(labels))
         if self._max_grad_norm is not None:
-            nn.utils.clip_grad_norm_(training.trained, self._max_grad_norm)
-        training.optimizer.step()
-        training.total += loss * len(labels)  # stays on the device: no step waits for it
-        training.seen += len(labels)
+            nn.utils.clip_grad_norm_(state.trained, self._max_grad_norm)
+        state.optimizer.step()
+        state.total += loss * len(labels)  # stays on the device: no step waits for it
+        state.examples += len(labels)
 
     def _gradients(self, images: Tensor, labels: Tensor) -> Tensor:
-        self._training.optimizer.zero_grad(set_to_none=True)
-        size = self._training.size or len(labels)
+        self._state.optimizer.zero_grad(set_to_none=True)
+        size = self._state.micro_batch or len(labels)
         if size >= len(labels):
             loss = self._loss(images, labels)
             self._ranks.backward(loss)
@@ -194,11 +196,11 @@ class _Step:
         return torch.stack(parts).sum()
 
     def _shrink(self, batch: int) -> None:
-        size = min(self._training.size or batch, batch)
+        size = min(self._state.micro_batch or batch, batch)
         if size == 1:
             raise TaskFailedError(FailureReason.OUT_OF_MEMORY, "not even one example fits into the device's memory")
-        self._training.size = (size + 1) // 2  # halved, and kept for all later steps of this call
-        self._training.optimizer.zero_grad(set_to_none=True)  # frees the gradients before the cache is emptied
+        self._state.micro_batch = (size + 1) // 2  # halved, and kept for all later steps of this call
+        self._state.optimizer.zero_grad(set_to_none=True)  # frees the gradients before the cache is emptied
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
 

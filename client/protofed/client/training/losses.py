@@ -21,7 +21,7 @@ def class_shares(weight: Tensor) -> Tensor:
 def distribution_gap(weight: Tensor, frequencies: Tensor) -> Tensor:
     """CwFedAVG's weight distribution regularizer: Omega = ||p - p~||_2, not squared. [C, D], [C] -> [].
 
-    At Omega = 0, where it has no derivative, the gradient is zero.
+    At Omega = 0, where it has no derivative, PyTorch's gradient is zero.
     """
     gap: Tensor = torch.linalg.vector_norm(class_shares(weight) - frequencies)
     return gap
@@ -39,7 +39,7 @@ def prototypical_contrast(features: Tensor, labels: Tensor, centers: Tensor, kno
     """
     counted = known[labels]
     if not counted.any():
-        return features.sum() * 0.0
+        return features.sum() * 0.0  # not a constant: the caller differentiates it
     cosines = features[counted] @ normalize(centers, dim=1).T  # [counted, C]
     logits = cosines.masked_fill(~known, -torch.inf)
     return cross_entropy(logits, labels[counted], reduction="sum") / len(labels)
@@ -75,18 +75,19 @@ def inter_class(
     Returns:
         The mean over the batch's classes of the mean over each class's examples.
     """
-    own = labels.unsqueeze(0) == torch.arange(len(centroids), device=labels.device).unsqueeze(1)  # [C, B]
-    present = own.any(dim=1)
-    own, margins = own[present], margins[present]
-    far = _distances(centroids[present], features, distance)  # [classes of the batch, B]
-    scores = torch.log_softmax(-(far + margins.unsqueeze(1) * own) / temperature, dim=1)
-    return -((scores * own).sum(dim=1) / own.sum(dim=1)).mean()
+    members = labels.unsqueeze(0) == torch.arange(len(centroids), device=labels.device).unsqueeze(1)  # [C, B]
+    present = members.any(dim=1)
+    members, margins = members[present], margins[present]  # [P, B], [P]: P classes are in the batch
+    distances = _distances(centroids[present], features, distance)  # [P, B]
+    scores = torch.log_softmax(-(distances + margins.unsqueeze(1) * members) / temperature, dim=1)
+    return -((scores * members).sum(dim=1) / members.sum(dim=1)).mean()
 
 
 def _distances(centroids: Tensor, features: Tensor, distance: Distance) -> Tensor:
-    """[classes, D], [B, D] -> [classes, B]."""
+    """[P, D], [B, D] -> [P, B]."""
     if distance == "euclidean":
-        far: Tensor = torch.linalg.vector_norm(centroids.unsqueeze(1) - features.unsqueeze(0), dim=2)
-        return far
+        # Not `torch.cdist`: the matrix product that it may use cancels digits between near neighbours.
+        distances: Tensor = torch.linalg.vector_norm(centroids.unsqueeze(1) - features.unsqueeze(0), dim=2)
+        return distances
     cosines = normalize(centroids, dim=1) @ normalize(features, dim=1).T
     return 1 - cosines if distance == "cosine" else cosines

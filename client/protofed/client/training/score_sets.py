@@ -24,30 +24,35 @@ SCALARS = RELIABILITY | {"loss", "personal.pm_v", "personal.pm_l"} | {f"{of}.{na
 
 
 def on_test(model: nn.Module, data: SiteData, recipe: Recipe) -> dict[str, float]:
-    """`global.<score>`: the global model on the test set that all sites share; for an evaluator."""
-    told = tally(model, data)
-    bins = reliability(told) if recipe.evaluation.probabilities else {}  # of a site's own set they would tell more
-    return prefixed("global", _scores(told, recipe) | bins)
+    """`global.<score>` of the global model on the test set that all sites share; evaluators call it."""
+    predictions = tally(model, data)
+    # Of the shared test set only: on a site's own one, the bins would disclose more of its examples.
+    bins = reliability(predictions) if recipe.evaluation.probabilities else {}
+    return prefixed("global", _scores(predictions, recipe) | bins)
 
 
 def on_local_test(model: nn.Module, data: SiteData, recipe: Recipe, prefix: str) -> dict[str, float]:
-    """`<prefix>.local.<score>`: on the site's own test set; nothing where there is none."""
+    """`<prefix>.local.<score>` on the site's own test set; empty where it has none."""
     if data.local_test is None:
         return {}
     return prefixed(f"{prefix}.local", _scores(tally(model, data, data.local_test), recipe))
 
 
 def of_personal(model: nn.Module, data: SiteData, recipe: Recipe) -> dict[str, float]:
-    """`personal.<score>` on the shared test set, with PM(V) and PM(L), and `personal.local.<score>` on the own one."""
-    own = on_local_test(model, data, recipe, "personal")
+    """Scores of the site's own model.
+
+    `personal.<score>`, PM(V) and PM(L) on the shared test set where the site has it, and `personal.local.<score>` on
+    its own one.
+    """
+    local_scores = on_local_test(model, data, recipe, "personal")
     if not len(data.test):
-        return own
-    told = tally(model, data)
-    shared = _scores(told, recipe) | personal_scores(told, data.label_frequencies())
-    return prefixed("personal", shared) | own
+        return local_scores
+    predictions = tally(model, data)
+    shared = _scores(predictions, recipe) | personal_scores(predictions, data.label_frequencies())
+    return prefixed("personal", shared) | local_scores
 
 
-def _scores(told: Tally, recipe: Recipe) -> dict[str, float]:
-    asked = recipe.evaluation
-    groups = groups_of(recipe.classes, asked.class_order) if asked.frequency_groups else {}
-    return scores(told, groups) | (probabilistic_scores(told) if asked.probabilities else {})
+def _scores(predictions: Tally, recipe: Recipe) -> dict[str, float]:
+    settings = recipe.evaluation
+    groups = groups_of(recipe.classes, settings.class_order) if settings.frequency_groups else {}
+    return scores(predictions, groups) | (probabilistic_scores(predictions) if settings.probabilities else {})

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from protofed.client.distributed.environment import Launch, launched
+from protofed.client.distributed.launch import Launch, launched
 from protofed.common import plugins
 from protofed.common.address import check_connection
 from protofed.common.clock import stamp

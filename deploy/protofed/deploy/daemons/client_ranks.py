@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from protofed.client.distributed.environment import Launch
+from protofed.client.distributed.launch import Launch
 from protofed.common.config.settings import ClientSettings
 from protofed.common.errors import ConfigError, UnavailableError
 from protofed.common.version import VERSION
@@ -54,7 +54,7 @@ def leading(launch: Launch | None, device: torch.device) -> Iterator[Callable[[S
         log.info("several processes train as one", ranks=team.size, device=str(device))
         leader = Leader(team, board)
         try:
-            yield leader.over
+            yield leader.wrap
         finally:
             leader.end()
 
@@ -74,11 +74,11 @@ def following(launch: Launch, device: torch.device, site: Site) -> None:
 
 @contextmanager
 def _joined(launch: Launch, device: torch.device) -> Iterator[tuple[Team, CallBoard]]:
-    from protofed.client.distributed.environment import joined
-    from protofed.client.distributed.team import LostError
+    from protofed.client.distributed.rendezvous import joined_ranks
+    from protofed.client.distributed.team import RankLostError
 
     try:
-        with joined(launch, device) as team_and_board:
+        with joined_ranks(launch, device) as team_and_board:
             yield team_and_board
-    except LostError as error:
+    except RankLostError as error:
         raise UnavailableError(f"{error}; torchrun starts all of them again, up to --max-restarts times") from error
