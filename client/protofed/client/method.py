@@ -1,8 +1,8 @@
-"""What a method does on a site, with PyTorch; and all that the author of a client half needs, in this one place.
+"""The client half of a method, in PyTorch: its protocol, and all that its author imports from protofed.
 
-A client half is a frozen dataclass that is a `ClientMethod`; its fields are the options that a recipe may set. The
-methods of protofed import nothing else of protofed, and what is exported here stays: a package of your own does the
-same (`protofed new method NAME` writes one; `protofed.common.plugins` says how a recipe names it).
+A client half is a frozen dataclass with the members of `ClientMethod`; its fields are the options that a recipe may
+set. protofed's own methods import nothing else of protofed, and what is exported here stays. `protofed new method NAME`
+writes a package with a method of your own; `protofed.common.plugins` says how a recipe names it.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ __all__ = [
     "train",
 ]
 
-# What a site itself predicts with: what its last fit left in `local.model`, or what `install` makes of the newest
-# broadcast and of the site's memory.
+# The model that a site itself predicts with: as its last fit left `local.model`, or as `install` makes it of the newest
+# broadcast and the site's memory.
 Personal: TypeAlias = Literal["trained", "installed"]
 
 
@@ -71,16 +71,30 @@ class ClientMethod(Protocol):
 
     @property
     def sends(self) -> frozenset[Part]:
-        """The parts that may be in its updates; a policy that does not allow them all refuses the run."""
+        """The parts that its updates may have; a site whose policy does not allow all of them refuses the run."""
 
     def install(self, local: FitContext, received: Payload) -> None:
-        """Make `local.model` the model that was received, whatever it was before.
+        """Load the received model into `local.model`, whatever that was before; called before a fit and to score.
 
-        Without memory, as an evaluator has none, that is the global model, if the method has one.
+        Evaluators have no memory: for them it is the global model, if the method has one.
+
+        Args:
+            received: tensors of any shapes by part, which may be read-only; a server sent them, so nothing about them
+                is certain.
+
+        Raises:
+            CodecError, KeyError: tensors are missing, or have other names or shapes than the model's.
         """
 
     def fit(self, local: FitContext, received: Payload) -> Update:
-        """Train from what was received."""
+        """Train on the site's examples, starting from what was received; called once in each round.
+
+        Returns:
+            `local.update(...)` of the parts in `sends`; `local.model` is the site's own model afterwards.
+
+        Raises:
+            TaskFailedError: the site cannot do the task.
+        """
 
 
 client_methods: Registry[ClientMethod] = Registry("method", half="client")

@@ -1,4 +1,4 @@
-"""Addresses, and how each may be spoken to."""
+"""Addresses of servers, and whether a connection may be in plain text."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from protofed.common.errors import ConfigError
 
 
 def check_connection(address: str, identity: Path | None, plaintext: bool) -> None:
-    """A connection is either encrypted and both ends are known, or plain text that was asked for and stays here.
+    """Check that a connection is either mutually authenticated TLS, or explicitly plain text within this machine.
 
     Args:
-        address: host:port, where to listen or what to dial.
-        identity: folder with one's certificate; None: there is none.
-        plaintext: whether plain text was asked for by name.
+        address: host:port, to listen on or to connect to.
+        identity: folder with this party's certificate; None: there is none.
+        plaintext: whether the user chose plain text.
 
     Raises:
-        ConfigError: the address is none, both or neither were asked for, or plain text would leave the machine.
+        ConfigError: the address is invalid, both or neither were given, or plain text would leave the machine.
     """
     host, _ = host_and_port(address)
     if identity is not None and plaintext:
@@ -35,19 +35,19 @@ def check_connection(address: str, identity: Path | None, plaintext: bool) -> No
 
 
 def check_loopback(address: str) -> None:
-    """Plain text never leaves the machine.
+    """Check that only this machine reaches an address.
 
     Raises:
-        ConfigError: the address is another machine's, or all of this one's.
+        ConfigError: it is not a loopback address; 0.0.0.0, which is all of this machine's, is none.
     """
     check_connection(address, None, plaintext=True)
 
 
 def host_and_port(address: str) -> tuple[str, int]:
-    """The two of `host:port`, an IPv6 host without its brackets.
+    """Host and port of `host:port`; an IPv6 host is returned without its brackets.
 
     Raises:
-        ConfigError: the address is none.
+        ConfigError: the address is not of this form.
     """
     host, _, port = address.rpartition(":")
     if not host or not (port.isascii() and port.isdigit() and int(port) < 1 << 16):

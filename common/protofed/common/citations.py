@@ -1,4 +1,4 @@
-"""What methods are called, and where they come from: for reports and model cards, which are made without torch."""
+"""Names and papers of the methods, for reports and model cards: without torch, which the methods themselves need."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Paper:
-    """A method's name in prose, and its source as the README's table has it; empty: there is none."""
+    """A method's name in prose and its paper, as in the README's table; `source` is empty where there is none."""
 
     title: str
     source: str = ""
 
     @property
     def cited(self) -> str:
-        """`FedNH (Dai et al., AAAI 2023)`."""
+        """The name with its citation, as `FedNH (Dai et al., AAAI 2023)`."""
         return f"{self.title} ({self.source})" if self.source else self.title
 
 
@@ -31,5 +31,5 @@ PAPERS: Mapping[str, Paper] = {
 
 
 def paper(method: str) -> Paper:
-    """Of a method; one that this version does not know is called by its name."""
+    """The name and paper of a method; for a plug-in's, its name in the recipe alone."""
     return PAPERS.get(method, Paper(method))

@@ -1,4 +1,4 @@
-"""The wall clock, which may jump: for the dates of certificates, never for how long something takes."""
+"""The wall clock, which may jump: for dates, such as those of certificates, never for durations."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from datetime import UTC, datetime
 
 
 def utc_now() -> datetime:
-    """What the machine's clock says."""
+    """The wall clock's time, with the time zone UTC."""
     return datetime.now(UTC)
 
 
 def stamp(when: datetime) -> str:
-    """UTC in RFC 3339, to the second."""
+    """A time with time zone as text: RFC 3339 in UTC, to the second."""
     return when.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,6 +1,6 @@
-"""One codec for wire and disk: a payload is a safetensors file whose names are `part/name`.
+"""The codec of payloads on the wire and on disk: a safetensors file whose tensors are named `part/name`.
 
-Reading trusts nothing: the header is bounded and checked before any tensor is made, because safetensors itself
+Decoding trusts nothing: the header is bounded and checked before any tensor is allocated, because safetensors itself
 accepts duplicate names, endless lists and shapes such as (0, 2**40).
 """
 
@@ -25,7 +25,7 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 MAX_TENSORS = 20_000
 MAX_HEADER_BYTES = 4 << 20
-MAX_ELEMENTS = 1 << 33
+MAX_ELEMENTS = 1 << 33  # of one tensor
 DTYPES = {"F32": "float32", "F64": "float64", "I64": "int64"}
 TENSOR_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}")
 
@@ -41,24 +41,29 @@ def digest(data: bytes | memoryview) -> Digest:
 
 
 def encode(payload: Payload) -> bytes:
-    """The payload's one byte string: equal payloads give equal bytes, whatever the order of their keys."""
+    """The payload as bytes; equal payloads give equal bytes, whatever the order of their keys.
+
+    Raises:
+        CodecError: a tensor's name, dtype or shape is one that `decode` would refuse.
+    """
     flat: dict[str, Array] = {}
     for part in sorted(payload):
         for name in sorted(payload[part]):
             _check_name(name)
+            # Reshaped, because `ascontiguousarray` makes a 0-d array one of shape [1].
             array = np.ascontiguousarray(payload[part][name]).reshape(payload[part][name].shape)
             if array.dtype.name not in DTYPES.values() or not array.dtype.isnative:
                 raise CodecError(f"{part}/{name} is {array.dtype}: expected one of {', '.join(DTYPES.values())}")
-            _checked_shape(f"{part}/{name}", array.shape)  # what could not be read again is not written
+            _check_shape(f"{part}/{name}", array.shape)  # `decode` must accept it
             flat[f"{part}/{name}"] = array
     return save(flat)
 
 
 def manifest(data: bytes) -> tuple[TensorSpec, ...]:
-    """What a blob holds, read from its checked header alone, sorted by path.
+    """The tensors of a blob by its checked header, sorted by path; the tensors' data are not read.
 
     Raises:
-        CodecError: with the first thing that is wrong.
+        CodecError: the bytes are no payload; the text names the first problem.
     """
     header, body = _header(data)
     if len(header) > MAX_TENSORS:
@@ -70,11 +75,11 @@ def manifest(data: bytes) -> tuple[TensorSpec, ...]:
     return tuple(specs)
 
 
-def named(beginning: bytes) -> tuple[TensorSpec, ...]:
-    """What a blob of ours holds, from its beginning; the rest of it is not looked at.
+def header_specs(beginning: bytes) -> tuple[TensorSpec, ...]:
+    """The tensors of a blob by its first bytes; whether the rest fits the header is not checked.
 
     Raises:
-        CodecError: the header is not all there, or not one.
+        CodecError: the header is incomplete or invalid.
     """
     header, _ = _header(beginning)
     return tuple(_spec(path, entry) for path, entry in header.items())
@@ -84,7 +89,7 @@ def decode(data: bytes) -> Payload:
     """The payload of a blob.
 
     Raises:
-        CodecError: the bytes are no payload; nothing was allocated for tensors before the header was checked.
+        CodecError: the bytes are no payload; nothing is allocated for tensors before the header is checked.
     """
     specs = manifest(data)
     try:
@@ -98,7 +103,7 @@ def decode(data: bytes) -> Payload:
 
 
 def first_not_finite(payload: Payload) -> str | None:
-    """The path of the first floating-point tensor with NaN or infinity in it, if any."""
+    """`part/name` of the first floating-point tensor of any shape with NaN or infinity; None: all are finite."""
     for part in sorted(payload):
         for name, array in sorted(payload[part].items()):
             if array.dtype.kind == "f" and not np.isfinite(array).all():
@@ -125,7 +130,7 @@ def _without_duplicates(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     table: dict[str, Any] = {}
     for key, value in pairs:
         if key in table:
-            raise CodecError(f"{key[:80]!r} stands twice in the header")
+            raise CodecError(f"{key[:80]!r} is twice in the header")
         table[key] = value
     return table
 
@@ -138,10 +143,11 @@ def _spec(path: str, entry: Any) -> TensorSpec:
     dtype, shape = (entry.get("dtype"), entry.get("shape")) if isinstance(entry, dict) else (None, None)
     if not isinstance(dtype, str) or dtype not in DTYPES:
         raise CodecError(f"{path} has dtype {str(dtype)[:20]}: expected one of {', '.join(DTYPES)}")
-    return TensorSpec(Part(part), name, DTYPES[dtype], _checked_shape(path, shape))
+    return TensorSpec(Part(part), name, DTYPES[dtype], _check_shape(path, shape))
 
 
-def _checked_shape(path: str, shape: Any) -> tuple[int, ...]:
+def _check_shape(path: str, shape: Any) -> tuple[int, ...]:
+    # `type(n) is int`: JSON's true and false are of a subclass of int.
     sizes = isinstance(shape, list | tuple) and len(shape) <= 8 and all(type(n) is int and n > 0 for n in shape)
     if not sizes or math.prod(shape) > MAX_ELEMENTS:
         raise CodecError(f"{path} has shape {str(shape)[:60]}: expected at most 8 positive sizes, 2^33 elements")

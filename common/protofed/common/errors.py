@@ -1,4 +1,4 @@
-"""What can go wrong, as users meet it: one line that says what was expected and what to do.
+"""All errors that users see, with exit codes; each text is one line with what was expected and what to do.
 
 ProtofedError                  70
 ├── ConfigError                78   a recipe, a setting or an option that cannot be used
@@ -7,18 +7,18 @@ ProtofedError                  70
 ├── CodecError                 76   bytes that are not a payload of ours
 ├── ProtocolError              76   a peer of another version, or one that breaks the protocol
 │   ├── VersionMismatchError        client and server speak different versions
-│   ├── IncompleteUploadError       an upload lacks chunks, or was never begun
+│   ├── IncompleteUploadError       an upload lacks chunks, or was not begun
 │   ├── NotEnrolledError            the server does not know this daemon (any more)
 │   ├── FencedError                 a newer daemon of the same site has taken over
 │   ├── ExcludedError               the operator has excluded the site
 │   ├── DeniedError                 the certificate does not allow the call
-│   ├── ConflictError               what was said before is contradicted, or a name is taken
-│   ├── OverQuotaError              more than one site may have at a time
+│   ├── ConflictError               a request contradicts an earlier one, or a name is taken
+│   ├── OverQuotaError              more at a time than one site may have
 │   └── IncidentError               the peer failed, and only its own log says why
-├── UnavailableError           69   a peer or a port that cannot be had now
+├── UnavailableError           69   a peer that does not answer now, or a port that is taken
 ├── StateError                 74   a state folder that is locked or damaged
-│   ├── OutOfSpaceError             a full disk: the same again succeeds when there is room
-│   └── DiskFailureError            a disk that cannot be written: what was written before may be lost, too
+│   ├── OutOfSpaceError             a full disk: the same write succeeds when there is room
+│   └── DiskFailureError            a disk that cannot be written: earlier writes may be lost, too
 └── TaskFailedError                 a task that this site cannot do; reported to the server by its reason
 """
 
@@ -31,7 +31,7 @@ from typing import ClassVar
 
 
 class ProtofedError(Exception):
-    """Base of all errors that users are told about; `exit_code` is that of the command line."""
+    """Base of all errors that users see; `exit_code` is the command line's (BSD's sysexits.h, but for 1)."""
 
     exit_code: ClassVar[int] = 70
 
@@ -71,7 +71,7 @@ class VersionMismatchError(ProtocolError):
 
 
 class IncompleteUploadError(ProtocolError):
-    """An upload lacks chunks, or was never begun: the site begins it again, and sends what is missing."""
+    """An upload lacks chunks, or was not begun: the site begins it again and sends the missing ones."""
 
 
 class NotEnrolledError(ProtocolError):
@@ -91,11 +91,11 @@ class DeniedError(ProtocolError):
 
 
 class ConflictError(ProtocolError):
-    """What was said before is contradicted (equivocation), or a name is taken."""
+    """A request contradicts an earlier one of its sender (equivocation), or a name is taken."""
 
 
 class OverQuotaError(ProtocolError):
-    """More than one site may have at a time: it tries again later."""
+    """More at a time than one site may have: it tries again later."""
 
 
 class IncidentError(ProtocolError):
@@ -103,7 +103,7 @@ class IncidentError(ProtocolError):
 
 
 class UnavailableError(ProtofedError):
-    """A peer or a port that cannot be had now."""
+    """A peer that does not answer now, or a port that is taken."""
 
     exit_code = 69
 
@@ -115,11 +115,11 @@ class StateError(ProtofedError):
 
 
 class OutOfSpaceError(StateError):
-    """A full disk: nothing was written, and the same again succeeds when there is room."""
+    """A full disk: nothing was written, and the same write succeeds when there is room."""
 
 
 class DiskFailureError(StateError):
-    """A disk that cannot be written. After a failed fsync nobody knows what is on it: a server then ends."""
+    """A disk that cannot be written. After a failed fsync its content is uncertain: a server then ends."""
 
 
 class RunFailedError(ProtofedError):
@@ -129,7 +129,7 @@ class RunFailedError(ProtofedError):
 
 
 class FailureReason(StrEnum):
-    """Why a site could not do a task: all that the server is told."""
+    """Why a site could not do a task: all that it reports to the server."""
 
     OUT_OF_MEMORY = "out-of-memory"
     NUMERIC = "numeric"
@@ -145,7 +145,7 @@ class TaskFailedError(ProtofedError):
     """A task that this site cannot do.
 
     Args:
-        reason: the code that the server is told; the message stays on the site.
+        reason: the code that the server gets; the message stays on the site.
         message: what happened and what to do, for this site's own log.
     """
 
@@ -155,13 +155,13 @@ class TaskFailedError(ProtofedError):
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> ConfigError:
-    """An error that names `name` and the nearest of `known`."""
+    """An error that names the unknown `name` and the most similar of `known`; the caller raises it."""
     names = sorted(known)
-    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    hint = f"did you mean '{near[0]}'?" if near else f"expected one of: {', '.join(names)}"
+    similar = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    hint = f"did you mean '{similar[0]}'?" if similar else f"expected one of: {', '.join(names)}"
     return ConfigError(f"unknown {kind} '{short(name)}': {hint}")
 
 
-def short(text: str, most: int = 80) -> str:
-    """What somebody gave, as far as a line has room for it."""
-    return text if len(text) <= most else f"{text[: most - 1]}…"
+def short(text: str, limit: int = 80) -> str:
+    """A text from outside, cut to at most `limit` characters for an error's line."""
+    return text if len(text) <= limit else f"{text[: limit - 1]}…"

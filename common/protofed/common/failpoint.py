@@ -1,6 +1,6 @@
-"""Named places where a test lets a process die, hang or fail: PROTOFED_FAILPOINT="name:2=kill" acts the second time.
+"""Named points where a test makes a process die, hang or fail: PROTOFED_FAILPOINT="name:2=kill" acts the second time.
 
-Actions: `kill` (SIGKILL to itself), `sleep10` (block for 10 s), `raise` (an error whose text no peer may read).
+Actions: `kill` (SIGKILL to itself), `sleep10` (block for 10 s), `raise` (an error whose text no peer may get).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from protofed.common.errors import ConfigError, unknown
 
 VARIABLE = "PROTOFED_FAILPOINT"
-PATIENT_TEXT = "patient Jane Doe, born 1970-01-01"  # what no peer may ever read
+PATIENT_TEXT = "patient Jane Doe, born 1970-01-01"  # of `raise`; tests look for it in what peers get
 SERVER = (
     *("chunk-written", "upload-sealed", "commit-recorded", "enroll-answered", "loop"),
     *("broadcast-stored", "round-opened", "aggregation-begun", "aggregation-done", "state-stored", "round-published"),
@@ -24,33 +24,33 @@ CLIENT = ("fetched", "batch-done", "epoch-done", "fit-done", "staged", "pushed",
 NAMES = (*SERVER, *CLIENT)
 
 
-_armed: tuple[str, int, str, Iterator[int]] | None = None  # where, the how manieth time, what; times until now
+_armed: tuple[str, int, str, Iterator[int]] | None = None  # point, the n-th time, action; counter of times
 
 
 def arm(setting: str | None) -> None:
-    """Set what `reach` does from now on; the environment's word, taken once at the process's start.
+    """Set what `reach` does from now on; called once at a process's start, with the environment variable's value.
 
     Raises:
-        ConfigError: an unknown name, or another syntax.
+        ConfigError: an unknown name, or a wrong syntax.
     """
     global _armed
     if not setting:
         _armed = None
         return
-    said = re.fullmatch(r"([a-z-]+)(?::([1-9]\d*))?=(kill|raise|sleep\d+)", setting)
-    if said is None:
+    match = re.fullmatch(r"([a-z-]+)(?::([1-9]\d*))?=(kill|raise|sleep\d+)", setting)
+    if match is None:
         raise ConfigError(f"{VARIABLE}={setting}: expected name[:times]=kill, raise or sleep and seconds")
-    if said[1] not in NAMES:
-        raise unknown("failpoint", said[1], NAMES)
-    _armed = said[1], int(said[2] or 1), said[3], itertools.count(1)
+    if match[1] not in NAMES:
+        raise unknown("failpoint", match[1], NAMES)
+    _armed = match[1], int(match[2] or 1), match[3], itertools.count(1)
 
 
 def reach(name: str) -> None:
-    """Do here what was set for this place, if anything was."""
+    """Act if this point is armed; one comparison if none is."""
     if _armed is None:
         return
-    place, nth, action, times = _armed
-    if place != name or next(times) != nth:
+    point, nth, action, times = _armed
+    if point != name or next(times) != nth:
         return
     if action == "kill":
         os.kill(os.getpid(), signal.SIGKILL)

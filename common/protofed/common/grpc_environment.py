@@ -1,8 +1,8 @@
-"""What gRPC must find in the environment when it is first imported.
+"""Environment variables that gRPC reads when it is first imported.
 
-TLS 1.3 only: gRPC's Python has no setting for the version, but with certificates of elliptic curves the one suite that
-is left to TLS 1.2 cannot be used. And no lines of its own on standard error: who floods a server with broken
-handshakes would fill its disk with them.
+They leave only TLS 1.3: gRPC for Python has no setting for the version, but the only suite allowed for TLS 1.2 needs an
+RSA certificate, and protofed's are of elliptic curves. They also keep gRPC from writing to standard error: a flood of
+broken handshakes would fill the server's disk with its lines.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def require_tls_1_3() -> None:
 
 
 def check_in_time() -> None:
-    """Whether gRPC found the environment; asked before credentials are made.
+    """Check that the environment is set; called before credentials are made.
 
     Raises:
         ConfigError: gRPC was imported before `require_tls_1_3` was called.

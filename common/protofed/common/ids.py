@@ -1,4 +1,4 @@
-"""Ids of runs, sites, tasks and daemons: what they may look like, wherever they come from."""
+"""The form of all ids, of runs, sites, tasks and daemons, wherever they come from."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ID = re.compile(PATTERN)
 
 
 def check_id(kind: str, value: str) -> str:
-    """`value`, if it can be an id.
+    """`value`, checked; for ids that users give.
 
     Raises:
         ConfigError: it has other characters than a-z, 0-9 and '-', begins with '-', or has not 1 to 64 of them.
@@ -26,7 +26,11 @@ def check_id(kind: str, value: str) -> str:
 
 
 def read_id(value: str) -> str:
-    """`value`, if it can be an id (run, site, task_id, instance)."""
+    """`value`, checked; for ids in messages (run, site, task_id, instance).
+
+    Raises:
+        ProtocolError: as `check_id`; the text does not repeat the value, which is a peer's.
+    """
     if not _ID.fullmatch(value):
         raise ProtocolError("an id is 1 to 64 of a-z, 0-9 and '-', the first no '-'")
     return value

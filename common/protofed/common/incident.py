@@ -1,24 +1,24 @@
-"""The number of an error that nobody foresaw: the one word about it that the logs of both sides share."""
+"""The number of an unforeseen error, by which the logs of both ends refer to it."""
 
 from __future__ import annotations
 
 import re
 import secrets
 
-_TOLD = re.compile(r"\bincident ([0-9a-f]{8})\b")
+_INCIDENT = re.compile(r"\bincident ([0-9a-f]{8})\b")
 
 
 def new_incident() -> str:
-    """Eight hexadecimal digits."""
+    """A new number: eight random hexadecimal digits."""
     return secrets.token_hex(4)
 
 
 def incident_text(incident: str) -> str:
-    """All that a peer is told."""
+    """All that a peer gets to know of an unforeseen error."""
     return f"internal error, incident {incident}"
 
 
 def incident_in(text: str) -> str | None:
-    """The incident that a peer tells of, if it does."""
-    found = _TOLD.search(text)
-    return found[1] if found else None
+    """The incident in a peer's text, if there is one."""
+    match = _INCIDENT.search(text)
+    return match[1] if match else None

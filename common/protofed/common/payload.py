@@ -1,4 +1,4 @@
-"""The one shape of data: model, broadcast, update, state, memory and checkpoint are payloads."""
+"""Payloads, tensors by part and name: the form of models, broadcasts, updates and memories."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Tensors: TypeAlias = Mapping[str, Array]
 
 
 class Part(StrEnum):
-    """What a tensor discloses. There is no part for raw data or label counts, and there will be none."""
+    """A tensor's kind by what it discloses. None is for raw data or label counts, and none ever will be."""
 
     BODY = "body"
     HEAD = "head"
@@ -29,7 +29,7 @@ class Part(StrEnum):
 
     @property
     def discloses(self) -> str:
-        """What a site tells by sending it, in a sentence for whoever has to allow it."""
+        """What a site discloses by sending it: a sentence for those who decide about the policy."""
         return _DISCLOSES[self]
 
 
@@ -43,16 +43,16 @@ _DISCLOSES = {
     Part.CLASS_MODELS: "Global models by class, or what they are made of; only the server sends them.",
     Part.LABEL_DISTRIBUTION: "The site's true class distribution: only in simulations, no policy can allow it.",
 }
-NOT_ON_THE_WIRE = frozenset({Part.LABEL_DISTRIBUTION})
+NOT_ON_THE_WIRE = frozenset({Part.LABEL_DISTRIBUTION})  # only simulations have it
 Payload: TypeAlias = Mapping[Part, Tensors]
 
 
 @dataclass(frozen=True)
 class Update:
-    """What a site's fit gives; it leaves the site only through `Policy.release`.
+    """The result of a site's fit; it leaves the site only through `Policy.release`.
 
     Attributes:
-        site: who.
+        site: whose.
         payload: tensors by part.
         metrics: scalars, each allowed by name in the policy.
         weight: total example count, only if the policy discloses it.
@@ -66,7 +66,7 @@ class Update:
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """One tensor of a manifest: everything about it but its numbers."""
+    """A tensor's part, name, dtype and shape, without its data: an entry of a manifest."""
 
     part: Part
     name: str
@@ -80,12 +80,12 @@ class TensorSpec:
 
     @property
     def nbytes(self) -> int:
-        """Size of its numbers in bytes."""
+        """Size of the tensor's data in bytes."""
         return math.prod(self.shape) * np.dtype(self.dtype).itemsize
 
 
 def describe(payload: Payload) -> tuple[TensorSpec, ...]:
-    """The payload's manifest, sorted by path."""
+    """The specs of a payload's tensors of any shapes, sorted by path."""
     specs = [
         TensorSpec(part, name, array.dtype.name, array.shape)
         for part, tensors in payload.items()

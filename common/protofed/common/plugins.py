@@ -1,4 +1,4 @@
-"""Plug-ins: methods, models, datasets and partitions of packages outside protofed, found by a name in a recipe.
+"""Plug-ins: methods, models, datasets and partitions of packages outside protofed, named in a recipe.
 
 A recipe names a plug-in as it names what comes with protofed, by an entry point of an installed package:
 
@@ -7,7 +7,7 @@ A recipe names a plug-in as it names what comes with protofed, by an entry point
 
 or without one by its path, `package.module:attribute`. What the path must hold:
 
-- method: a `MethodPlugin`. Its two halves are found separately, because the server has no torch and a site does not
+- method: a `MethodPlugin`. Its two halves are imported separately, because the server has no torch and a site does not
   import the server;
 - model: a factory(input, classes, **options) that returns a `protofed.client.models.split.SplitModel`;
 - dataset: a function(data) of a `protofed.common.config.data.Data` (with `data.options`) that returns two
@@ -15,9 +15,9 @@ or without one by its path, `package.module:attribute`. What the path must hold:
 - partition: a function(labels, rng, **options) of labels [N], int64, and a `numpy.random.RandomState` that returns for
   each site the indices of its examples, int64.
 
-Nothing is imported that this process was not told by name to allow: a daemon is told by `plugins` in the site's policy
-or in the server's settings, `simulate` by the recipe that its user gave it. A recipe that comes from elsewhere selects
-among these names and adds none. A name that comes with protofed is never looked for among plug-ins.
+A process imports only plug-ins that it is configured to allow by name: a daemon by `plugins` in the site's policy or
+the server's settings, `simulate` by the recipe that its user gives. A recipe that comes from elsewhere selects among
+these names and adds none. A name that comes with protofed is never looked up among plug-ins.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class PluginKind(StrEnum):
 
 @dataclass(frozen=True)
 class MethodPlugin:
-    """Where a method's halves are; its module imports neither of them.
+    """A method of another package; the module with this object must import neither half.
 
     Attributes:
         client: `package.module:Class` of a `protofed.client.method.ClientMethod`, a frozen dataclass; or the name of a
@@ -66,10 +66,10 @@ _allowed: set[str] = set()
 
 
 def allow(names: Iterable[str]) -> None:
-    """Let this process load these plug-ins, too; called where a command or a daemon starts, before anything is loaded.
+    """Allow this process to load these plug-ins, too; commands and daemons call it first.
 
     Args:
-        names: as recipes name them; those that come with protofed do no harm here.
+        names: as in recipes; names that come with protofed have no effect.
     """
     _allowed.update(names)
 
@@ -77,21 +77,21 @@ def allow(names: Iterable[str]) -> None:
 def is_plugin(kind: PluginKind, name: str) -> bool:
     """Whether a name that does not come with protofed is a path, or an entry point of an installed package.
 
-    Only the packages' metadata are read; nothing of them is imported.
+    Reads only the metadata of installed packages; imports nothing.
     """
     return ":" in name or name in _entry_points(kind)
 
 
 def load(kind: PluginKind, name: str, known: Iterable[str], allowed: Container[str] | None = None) -> Any:
-    """What a plug-in's path holds.
+    """Import the object of a plug-in.
 
     Args:
         name: of an entry point, or a path.
-        known: the names of this kind that come with protofed, for the error's nearest one.
-        allowed: None: what this process was allowed by `allow`.
+        known: the names of this kind that come with protofed, for the error's suggestion.
+        allowed: names that may be imported; None: those passed to `allow`.
 
     Raises:
-        ConfigError: no such plug-in, one that is not allowed (then nothing of it was imported), or one that cannot be
+        ConfigError: there is no such plug-in, it is not allowed (then nothing of it is imported), or it cannot be
             imported.
     """
     path = name if ":" in name else _entry_points(kind).get(name)
@@ -102,57 +102,63 @@ def load(kind: PluginKind, name: str, known: Iterable[str], allowed: Container[s
             f"{kind} '{short(name)}' is a plug-in that is not allowed here: add it to `plugins` in the site's policy, "
             "or in the server's settings"
         )
-    return imported(path, f"{kind} '{name}'")
+    return import_object(path, f"{kind} '{name}'")
 
 
-def imported(path: str, what: str) -> Any:
-    """The object at `package.module:attribute`; call it only with a path that is allowed.
+def import_object(path: str, label: str) -> Any:
+    """Import the object at `package.module:attribute`; the caller has checked that it is allowed.
+
+    Args:
+        label: the beginning of an error's text.
 
     Raises:
-        ConfigError: there is no such module or attribute; it begins with `what`.
+        ConfigError: there is no such module or attribute.
     """
     module_name, _, attribute = path.partition(":")
     try:
         module = import_module(module_name)
     except Exception as error:  # a module's top level is foreign code: it may raise anything
         raise ConfigError(
-            f"{what}: module '{module_name}' cannot be imported: {line(error)}; "
+            f"{label}: module '{module_name}' cannot be imported: {error_line(error)}; "
             "expected package.module:attribute, installed in this process's environment"
         ) from error
     try:
         return reduce(getattr, attribute.split("."), module)
     except AttributeError as error:
-        raise ConfigError(f"{what}: module '{module_name}' has no '{attribute}'") from error
+        raise ConfigError(f"{label}: module '{module_name}' has no '{attribute}'") from error
 
 
-def of_type(found: object, expected: type[P], what: str) -> P:
-    """What was found, of the type that was expected.
+def check_type(value: object, expected: type[P], label: str) -> P:
+    """`value`, checked to be an `expected`.
+
+    Args:
+        label: the beginning of an error's text.
 
     Raises:
-        ConfigError: it is something else.
+        ConfigError: it is of another type.
     """
-    if not isinstance(found, expected):
-        raise ConfigError(f"{what} is a {type(found).__name__}: expected a {expected.__name__}")
-    return found
+    if not isinstance(value, expected):
+        raise ConfigError(f"{label} is a {type(value).__name__}: expected a {expected.__name__}")
+    return value
 
 
-def line(error: Exception) -> str:
-    """A foreign error as one line: its kind and the first line of what it says."""
+def error_line(error: Exception) -> str:
+    """The error of a plug-in's code in one line: its class and the first line of its text."""
     text = str(error).strip().splitlines()
     return f"{type(error).__name__}: {text[0][:200]}" if text else type(error).__name__
 
 
 def _entry_points(kind: PluginKind) -> dict[str, str]:
-    """Path by name.
+    """The paths of entry points of a kind, by name.
 
     Raises:
-        ConfigError: two packages register one name: nobody could tell which of them was allowed.
+        ConfigError: two packages register one name, so it is unclear which of them was allowed.
     """
-    found: dict[str, str] = {}
+    paths: dict[str, str] = {}
     for point in entry_points(group=f"protofed.{kind}s"):
-        if found.setdefault(point.name, point.value) != point.value:
+        if paths.setdefault(point.name, point.value) != point.value:
             raise ConfigError(
-                f"{kind} '{point.name}' is registered by two packages, as {found[point.name]} and as {point.value}; "
+                f"{kind} '{point.name}' is registered by two packages, as {paths[point.name]} and as {point.value}; "
                 "uninstall one of them"
             )
-    return found
+    return paths

@@ -1,4 +1,4 @@
-"""Names to classes, by explicit lists or plug-ins: a name that nobody registered is an error, never a default."""
+"""Classes by name, registered or of plug-ins; an unknown name is an error, never a default."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Generic, Literal, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from protofed.common.errors import ConfigError, short, unknown
-from protofed.common.plugins import MethodPlugin, PluginKind, imported, load, of_type
+from protofed.common.plugins import MethodPlugin, PluginKind, check_type, import_object, load
 from protofed.common.renamed import RENAMED
 
 T = TypeVar("T")
@@ -20,8 +20,8 @@ class Registry(Generic[T]):
     """Frozen dataclasses by name; their fields are the options that a recipe may set.
 
     Args:
-        kind: of what, for errors.
-        half: which half of a method these are: then a name that is not registered may be that of a plug-in.
+        kind: of what, for errors: "method", "model".
+        half: of methods, which half these classes are; a name that is not registered may then be a plug-in's.
     """
 
     def __init__(self, kind: str, half: Literal["client", "server"] | None = None) -> None:
@@ -30,12 +30,12 @@ class Registry(Generic[T]):
         self._foreign: dict[str, tuple[str, ...]] = {}
 
     def register(self, *names: str, **names_with_options: tuple[str, ...]) -> Callable[[C], C]:
-        """Enter a class under one or more names.
+        """Register a class under one or more names.
 
         Args:
             names: names whose options are all fields of this class.
-            names_with_options: names with the options that the *other* half of the method takes, so that each
-                half can tell a typo from an option that is not its own.
+            names_with_options: names with the options of the *other* half of the method, so that each half can tell
+                an option of the other from a typo.
         """
 
         def enter(cls: C) -> C:
@@ -52,37 +52,37 @@ class Registry(Generic[T]):
         return iter(sorted(self._classes))
 
     def get(self, name: str) -> type[T]:
-        """The class of that name; errors as of `build`."""
-        return self._found(name)[0]
+        """The class of a name; errors as of `build`."""
+        return self._resolve(name)[0]
 
     def options(self, name: str) -> set[str]:
-        """The options that the class of that name takes itself."""
+        """The options of this half or model."""
         return _fields(self.get(name))
 
     def foreign(self, name: str) -> set[str]:
-        """The options that are left to the other half."""
-        return self._found(name)[1]
+        """The options of the other half."""
+        return self._resolve(name)[1]
 
     def build(self, name: str, options: Mapping[str, Any], allowed: Container[str] | None = None) -> T:
-        """An instance with these options, those of the other half left out.
+        """An instance with these options; those of the other half are ignored.
 
         Args:
-            allowed: plug-ins that may be imported; None: those that this process was allowed.
+            allowed: plug-ins that may be imported; None: those that `plugins.allow` has allowed in this process.
 
         Raises:
             ConfigError: an unknown name or option (with the nearest known one), a value out of range, or a plug-in
                 that is not allowed or cannot be used.
         """
-        cls, foreign = self._found(name, allowed)
-        own = _fields(cls)
-        known = own | foreign
+        cls, foreign = self._resolve(name, allowed)
+        options_of_half = _fields(cls)
+        known = options_of_half | foreign
         for option in options:
             if (new := RENAMED.get(f"{self._kind}.{option}")) in known:
                 raise ConfigError(f"unknown option '{option}' of {self._kind} {name}: it is called '{new}'")
             if option not in known:
                 raise unknown(f"option of {self._kind} {name}", option, known or {"(none)"})
         try:
-            return TypeAdapter(cls).validate_python({k: v for k, v in options.items() if k in own})
+            return TypeAdapter(cls).validate_python({k: v for k, v in options.items() if k in options_of_half})
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(str(step) for step in first["loc"])
@@ -90,18 +90,18 @@ class Registry(Generic[T]):
                 f"{self._kind} {name}: {where} = {short(repr(first['input']))}: {first['msg']}"
             ) from error
 
-    def _found(self, name: str, allowed: Container[str] | None = None) -> tuple[type[T], set[str]]:
+    def _resolve(self, name: str, allowed: Container[str] | None = None) -> tuple[type[T], set[str]]:
         """The class of that name, and the options of the other half."""
         if name in self._classes:
             return self._classes[name], set(self._foreign[name])
         if self._half is None:
             raise unknown(self._kind, name, self._classes)
-        what = f"{self._kind} '{name}'"
-        plugin = of_type(load(PluginKind.METHOD, name, self._classes, allowed), MethodPlugin, what)
+        label = f"{self._kind} '{name}'"
+        plugin = check_type(load(PluginKind.METHOD, name, self._classes, allowed), MethodPlugin, label)
         path = plugin.client if self._half == "client" else plugin.server
-        cls: type[T] = imported(path, what) if ":" in path else self.get(path)
+        cls: type[T] = import_object(path, label) if ":" in path else self.get(path)
         if not isinstance(cls, type) or not hasattr(cls, "__dataclass_fields__"):
-            raise ConfigError(f"{what}: {path} is no dataclass; expected the {self._half} half of a method")
+            raise ConfigError(f"{label}: {path} is no dataclass; expected the {self._half} half of a method")
         return cls, {*plugin.client_options, *plugin.server_options} - _fields(cls)
 
 

@@ -1,11 +1,11 @@
-"""Keys that were called otherwise while 0.2.0 was written: whoever still has an old file is told the new name."""
+"""Former names of keys, from before 0.2.0: the error for an old file names the new key."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Final
 
-RENAMED: Final[Mapping[str, str]] = {  # the place in the file -> the key's name now, in the same table
+RENAMED: Final[Mapping[str, str]] = {  # former path -> new name, in the same table
     "vocabulary": "class_names",
     "plan.batch": "batch_size",
     "plan.decay": "lr_decay",

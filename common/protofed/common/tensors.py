@@ -1,4 +1,4 @@
-"""Verbs on arrays that server halves compose. Every result has the dtype of what went in."""
+"""Functions on arrays that server halves compose. Every result has the dtype of its input."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ def unit(rows: Array) -> Array:
 
 
 class Mean:
-    """A weighted mean of payload parts, folded one at a time: one model of memory, whatever the number of sites.
+    """A weighted mean of payload parts, added one by one: it needs one model's memory, whatever the number of sites.
 
-    Floating-point tensors are averaged; integer ones (BatchNorm's counters) take the maximum (METHODS §9.9).
+    Floating-point tensors of any shapes are averaged; of integer ones (BatchNorm's counters) it is the maximum
+    (METHODS §9.9).
     """
 
     def __init__(self, parts: Iterable[Part]) -> None:
@@ -30,7 +31,7 @@ class Mean:
         self._weight = 0.0
 
     def add(self, payload: Payload, weight: float = 1.0) -> None:
-        """Fold one payload in; the caller fixes the order."""
+        """Add one payload. The caller fixes the order of payloads: floating-point sums depend on it."""
         self._weight += weight
         for part in self._parts:
             sums = self._sums.setdefault(part, {})
@@ -38,12 +39,12 @@ class Mean:
                 if array.dtype.kind != "f":
                     sums[name] = np.asarray(np.maximum(sums[name], array)) if name in sums else array.copy()
                 elif name not in sums:
-                    sums[name] = np.asarray(array * array.dtype.type(weight))  # a product of 0-d arrays is none
+                    sums[name] = np.asarray(array * array.dtype.type(weight))  # NumPy makes a scalar of a 0-d product
                 else:
                     sums[name] += self._weighted(array, weight)
 
     def result(self) -> dict[Part, Tensors]:
-        """The mean of what was added.
+        """The mean of the payloads added, each tensor of its own shape.
 
         Raises:
             ValueError: nothing was added, or all weights were zero.
@@ -58,7 +59,7 @@ class Mean:
     def _weighted(self, array: Array, weight: float) -> Array:
         if weight == 1.0:
             return array
-        key = (array.shape, array.dtype)
+        key = (array.shape, array.dtype)  # one buffer for all tensors of a shape, of all sites
         if key not in self._scratch:
             self._scratch[key] = np.empty_like(array)
         buffer = self._scratch[key]
@@ -67,20 +68,20 @@ class Mean:
 
 
 class HolderMeans:
-    """By class, the mean of the rows of the sites that hold it, every site counting alike."""
+    """The mean of each class's rows over the sites that have the class, each site with the same weight."""
 
     def __init__(self) -> None:
         self._sums: dict[str, Array] = {}
         self._holders: dict[str, int] = {}
 
     def add(self, rows: Tensors) -> None:
-        """One site's rows, {class: [D]}; the caller fixes the order."""
+        """Add one site's rows, {class: [D]}. The caller fixes the order of sites: floating-point sums depend on it."""
         for name, row in rows.items():
             self._sums[name] = self._sums[name] + row if name in self._sums else row
             self._holders[name] = self._holders.get(name, 0) + 1
 
     def result(self) -> dict[str, Array]:
-        """{class: [D]}; a class that nobody holds is not there."""
+        """{class: [D]}, without classes that no site has."""
         return {
             name: np.asarray(total / total.dtype.type(self._holders[name]))
             for name, total in sorted(self._sums.items())
@@ -88,7 +89,7 @@ class HolderMeans:
 
 
 def same_tensors(left: Mapping[Part, Tensors], right: Mapping[Part, Tensors]) -> bool:
-    """Whether two payloads hold the same numbers under the same names."""
+    """Whether two payloads have equal tensors, of any shapes, under the same names."""
     return left.keys() == right.keys() and all(
         left[part].keys() == right[part].keys()
         and all(np.array_equal(array, right[part][name]) for name, array in left[part].items())

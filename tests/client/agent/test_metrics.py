@@ -93,7 +93,7 @@ def test_with_a_gpu_and_a_certificate_all_of_it_is_there(
     assert exposed(metrics).keys() == {metric.name for metric in METRICS}
     assert value(metrics, "protofed_client_gpu_memory_bytes") == 7 << 30
     ends = value(metrics, "protofed_client_cert_expiry_timestamp_seconds")
-    assert ends == LiveIdentity(site_identity, Party.SITE).now().certificate.not_after.timestamp()
+    assert ends == LiveIdentity(site_identity, Party.SITE).current().certificate.not_after.timestamp()
 
 
 def test_a_lost_gpu_or_disk_is_absent_and_breaks_no_scrape(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

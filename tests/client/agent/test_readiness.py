@@ -46,7 +46,7 @@ def test_an_identity_is_usable_until_its_last_day(
     identity = LiveIdentity(Authority.make().issue(tmp_path / "identity", Party.SITE, "ann"), Party.SITE)
     held = replace(ready, identity=identity)
     assert held() == []
-    ends = identity.now().certificate.not_after
+    ends = identity.current().certificate.not_after
     monkeypatch.setattr(readiness, "utc_now", lambda: ends.replace(year=ends.year + 1))
     (line,) = held()
     assert line.startswith("identity: the ")

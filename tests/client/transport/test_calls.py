@@ -171,7 +171,7 @@ def test_the_log_has_the_server_then_each_message_byte_for_byte(
     assert [event for event, _ in kept.lines] == ["server", "sent", "sent"]
     assert kept.of("server")[0]["certificate"] == fingerprint((tmp_path / "server-0" / "cert.pem").read_bytes())
     assert kept.of("server")[0]["finding"] == "fine"
-    own = identity.now().certificate.fingerprint
+    own = identity.current().certificate.fingerprint
     for (call, received, shown), facts in zip(server.asked, kept.of("sent"), strict=True):
         assert (facts["call"], facts["digest"], facts["bytes"]) == (call, digest(received), len(received))
         assert facts["certificate"] == shown == own
@@ -309,13 +309,13 @@ def test_a_renewed_certificate_is_for_the_next_call_and_the_one_in_flight_ends(
     server = serve()
     calls = dial(server.address)
     server.hold = "NextTask"
-    before = identity.now().certificate.fingerprint
+    before = identity.current().certificate.fingerprint
     waiting = background(calls.call, "NextTask", HELLO, pb.NextTaskResponse)
     assert server.held.wait(SOON)
 
     authority.issue(tmp_path / "ann", Party.SITE, "ann")
     calls.call("Enroll", HELLO, pb.EnrollResponse)
-    after = identity.now().certificate.fingerprint
+    after = identity.current().certificate.fingerprint
     assert not waiting.done()
     server.go.set()
     waiting.result(SOON)

@@ -88,7 +88,7 @@ def test_what_is_missing_or_damaged_is_said(break_it: Break, problem: IdentityPr
     break_it(site)
     with pytest.raises(IdentityError, match=re.escape(names)) as found:
         read_identity(site, Party.SITE, NOW)
-    assert found.value.flaw is problem
+    assert found.value.problem is problem
     assert "PRIVATE" not in str(found.value)
     assert found.value.exit_code == 78
 
@@ -112,7 +112,7 @@ def test_an_encrypted_key_is_said_to_be_one(site: Path) -> None:
     write_key(site / "key.pem", key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(b"word")))
     with pytest.raises(IdentityError, match="without a passphrase") as found:
         read_identity(site, Party.SITE, NOW)
-    assert found.value.flaw is IdentityProblem.UNREADABLE
+    assert found.value.problem is IdentityProblem.UNREADABLE
 
 
 def test_a_key_of_another_kind_is_not_the_certificates(site: Path) -> None:
@@ -120,14 +120,14 @@ def test_a_key_of_another_kind_is_not_the_certificates(site: Path) -> None:
     write_key(site / "key.pem", key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
     with pytest.raises(IdentityError) as found:
         read_identity(site, Party.SITE, NOW)
-    assert found.value.flaw is IdentityProblem.KEY_OTHER
+    assert found.value.problem is IdentityProblem.KEY_OTHER
 
 
 @pytest.mark.parametrize("party", [Party.OPERATOR, Party.SERVER])
 def test_another_partys_certificate_is_refused(party: Party, site: Path) -> None:
     with pytest.raises(IdentityError, match=f"'hospital-a'.*certs request --{party}") as found:
         read_identity(site, party, NOW)
-    assert found.value.flaw is IdentityProblem.ANOTHERS
+    assert found.value.problem is IdentityProblem.ANOTHERS
 
 
 @pytest.mark.parametrize(
@@ -144,21 +144,21 @@ def test_a_certificate_for_another_use_is_refused(
     folder = authority.issue(tmp_path, party, "a", begins=BEGINS, ends=ENDS, usage=usage)
     with pytest.raises(IdentityError, match=re.escape(wanted)) as found:
         read_identity(folder, party, NOW)
-    assert found.value.flaw is IdentityProblem.ANOTHERS
+    assert found.value.problem is IdentityProblem.ANOTHERS
 
 
 def test_a_certificate_of_another_ca_is_refused(authority: Authority, site: Path) -> None:
     (site / "ca.pem").write_bytes(Authority.make("other").pem)
     with pytest.raises(IdentityError, match=r"'hospital-a'.*ca\.pem") as found:
         read_identity(site, Party.SITE, NOW)
-    assert found.value.flaw is IdentityProblem.AUTHORITY
+    assert found.value.problem is IdentityProblem.AUTHORITY
 
 
 def test_a_certificate_is_no_ca(authority: Authority, site: Path, tmp_path: Path) -> None:
     (site / "ca.pem").write_bytes((site / "cert.pem").read_bytes())
     with pytest.raises(IdentityError) as found:
         read_identity(site, Party.SITE, NOW)
-    assert found.value.flaw is IdentityProblem.AUTHORITY
+    assert found.value.problem is IdentityProblem.AUTHORITY
 
 
 def test_two_cas_are_trusted_while_one_takes_over(authority: Authority, site: Path) -> None:
@@ -176,7 +176,7 @@ def test_two_cas_are_trusted_while_one_takes_over(authority: Authority, site: Pa
 def test_dates_are_said_with_the_clocks(now: datetime, problem: IdentityProblem, remedy: str, site: Path) -> None:
     with pytest.raises(IdentityError, match=rf"2030-04-01T12:00:00Z.*2030-05-31T12:00:00Z.*{remedy}") as found:
         read_identity(site, Party.SITE, now)
-    assert found.value.flaw is problem
+    assert found.value.problem is problem
 
 
 @pytest.mark.parametrize("now", [BEGINS, ENDS])
@@ -189,7 +189,7 @@ def test_an_expired_ca_is_said_to_be_the_reason(tmp_path: Path) -> None:
     folder = old.issue(tmp_path, Party.SITE, "a", begins=BEGINS, ends=ENDS)
     with pytest.raises(IdentityError, match=r"2030-04-30T12:00:00Z.*2030-05-01") as found:
         read_identity(folder, Party.SITE, NOW)
-    assert found.value.flaw is IdentityProblem.AUTHORITY_DATES
+    assert found.value.problem is IdentityProblem.AUTHORITY_DATES
 
 
 @pytest.mark.parametrize("name", ["../../x", "A", "a b", "", "a" * 65, "%D0%B0", "a/b", "a\0"])

@@ -36,7 +36,7 @@ def renewed(authority: Authority, folder: Path) -> dict[str, bytes]:
 
 
 def test_the_same_identity_is_given_while_nothing_changes(live: LiveIdentity) -> None:
-    assert live.now() is live.now()
+    assert live.current() is live.current()
 
 
 def test_a_folder_that_cannot_be_used_is_refused_at_the_start(tmp_path: Path) -> None:
@@ -47,13 +47,13 @@ def test_a_folder_that_cannot_be_used_is_refused_at_the_start(tmp_path: Path) ->
 def test_a_renewal_is_taken_up_and_a_half_way_state_is_not(
     authority: Authority, site: Path, live: LiveIdentity, tmp_path: Path
 ) -> None:
-    before, new = live.now(), renewed(authority, tmp_path / "new")
+    before, new = live.current(), renewed(authority, tmp_path / "new")
     with structlog.testing.capture_logs() as logs:
         (site / "cert.pem").write_bytes(new["cert.pem"])
-        assert live.now() is before
-        assert live.now() is before
+        assert live.current() is before
+        assert live.current() is before
         (site / "key.pem").write_bytes(new["key.pem"])
-        after = live.now()
+        after = live.current()
     assert after.certificate_pem == new["cert.pem"]
     assert after.key_pem == new["key.pem"]
     assert [entry["event"] for entry in logs] == ["a renewed identity cannot be used", "identity renewed"]
@@ -63,35 +63,35 @@ def test_a_renewal_is_taken_up_and_a_half_way_state_is_not(
 
 @pytest.mark.parametrize("name", ["cert.pem", "key.pem", "ca.pem"])
 def test_the_last_good_identity_stays_when_a_file_vanishes(name: str, site: Path, live: LiveIdentity) -> None:
-    before, data = live.now(), (site / name).read_bytes()
+    before, data = live.current(), (site / name).read_bytes()
     (site / name).unlink()
-    assert live.now() is before
+    assert live.current() is before
     write_key(site / name, data)
-    assert live.now() == before
+    assert live.current() == before
 
 
 def test_a_certificate_of_tomorrow_is_taken_up_tomorrow(authority: Authority, site: Path) -> None:
     clock = Clock()
     live = LiveIdentity(site, Party.SITE, clock)
-    before = live.now()
+    before = live.current()
     tomorrow = NOW + timedelta(days=1)
     authority.issue(site, Party.SITE, "hospital-a", begins=tomorrow, ends=ENDS)
-    assert live.now() is before
+    assert live.current() is before
     clock.now = tomorrow
-    assert live.now().certificate.not_before == tomorrow
+    assert live.current().certificate.not_before == tomorrow
 
 
 def test_a_pending_key_changes_nothing_until_its_certificate_is_there(
     authority: Authority, site: Path, live: LiveIdentity, tmp_path: Path
 ) -> None:
-    before, new = live.now(), renewed(authority, tmp_path / "new")
+    before, new = live.current(), renewed(authority, tmp_path / "new")
     write_key(site / "key.next.pem", new["key.pem"])
-    assert live.now() == before
+    assert live.current() == before
     (site / "cert.pem").write_bytes(new["cert.pem"])
-    assert live.now().key_pem == new["key.pem"]
+    assert live.current().key_pem == new["key.pem"]
     assert read_identity(site, Party.SITE, NOW).key_pem == new["key.pem"]
 
 
 def test_another_ca_is_taken_up(authority: Authority, site: Path, live: LiveIdentity) -> None:
     (site / "ca.pem").write_bytes(authority.pem + Authority.make("next").pem)
-    assert live.now().authorities_pem == (site / "ca.pem").read_bytes()
+    assert live.current().authorities_pem == (site / "ca.pem").read_bytes()

@@ -16,8 +16,7 @@ from tests.support.pki import Authority
 from protofed.common.codec import DTYPES, MAX_TENSORS, digest
 from protofed.common.payload import Part, TensorSpec
 from protofed.common.pki.certificate import Party, fingerprint
-from protofed.common.protocol import wire
-from protofed.common.protocol.audit_fields import LONGEST_LIST, LONGEST_TEXT, MAX_ITEMS
+from protofed.common.protocol.audit_fields import LONGEST_LIST, LONGEST_TEXT, MAX_ITEMS, audit_fields
 from protofed.common.storage import journal
 from protofed.protos.v1 import federation_pb2 as pb
 from protofed.protos.v1 import operator_pb2 as op
@@ -92,7 +91,7 @@ SAID: list[tuple[Any, dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("message", "said"), SAID, ids=[type(message).__name__ for message, _ in SAID])
 def test_a_message_is_told_by_its_fields_and_without_content(message: Any, said: dict[str, Any]) -> None:
-    told = wire.facts(message)
+    told = audit_fields(message)
     assert told == said
     assert CONTENT not in json.dumps(told)
 
@@ -105,7 +104,7 @@ def test_no_number_that_could_be_measured_is_ever_told() -> None:
             if field.cpp_type in (field.CPPTYPE_DOUBLE, field.CPPTYPE_FLOAT):
                 setattr(message, field.name, 3.14159)
                 floats.append(field.name)
-        told = wire.facts(message)
+        told = audit_fields(message)
         assert told == dict.fromkeys(floats, True)
 
 
@@ -125,16 +124,16 @@ def test_parts_and_bytes_are_those_of_the_manifest() -> None:
     message = pb.UploadManifest(
         tensors=[pb.Tensor(part=pb.PART_HEAD, name=spec.name, dtype=spec.dtype, shape=spec.shape) for spec in specs]
     )
-    told = wire.facts(message)
+    told = audit_fields(message)
     assert told["parts"] == [["head", len(specs), sum(spec.nbytes for spec in specs)]]
 
 
 def test_a_certificate_is_told_by_its_fingerprint(tmp_path: Path) -> None:
     folder = Authority.make().issue(tmp_path / "ann", Party.OPERATOR, "ann")
     pem = (folder / "cert.pem").read_bytes()
-    told = wire.facts(op.RegisterCertificateRequest(pem=pem.decode()))
+    told = audit_fields(op.RegisterCertificateRequest(pem=pem.decode()))
     assert told == {"pem": f"sha-256 {fingerprint(pem)}"}
-    other = wire.facts(op.RegisterCertificateRequest(pem="nonsense"))
+    other = audit_fields(op.RegisterCertificateRequest(pem="nonsense"))
     assert other == {"pem": f"no certificate: 8 characters, blake3-256 {digest(b'nonsense')}"}
 
 
@@ -148,16 +147,16 @@ def manifest(count: int, name: str) -> pb.UploadManifest:
 
 
 def test_the_longest_list_of_tensors_has_room_in_a_line_and_keeps_its_sums() -> None:
-    told = wire.facts(manifest(MAX_TENSORS, "w" * 190))
+    told = audit_fields(manifest(MAX_TENSORS, "w" * 190))
     assert len(json.dumps(told)) < 500
     assert str(told["tensors"]).startswith("20000 items, ")
     assert told["parts"] == [["body", 10_000, 80_000], ["head", 10_000, 80_000]]
-    other = wire.facts(manifest(MAX_TENSORS, "v" * 190))
+    other = audit_fields(manifest(MAX_TENSORS, "v" * 190))
     assert other["tensors"] != told["tensors"], "its digest tells one list from another"
 
 
 def test_the_tensors_of_a_large_model_are_all_listed() -> None:
-    told = wire.facts(manifest(1000, "layer4.2.downsample.1.running_mean"))
+    told = audit_fields(manifest(1000, "layer4.2.downsample.1.running_mean"))
     assert isinstance(told["tensors"], list)
     assert len(told["tensors"]) == 1000
 
@@ -182,12 +181,12 @@ HOSTILE = [
 
 @pytest.mark.parametrize("message", HOSTILE, ids=range(len(HOSTILE)))
 def test_whatever_a_peer_sends_its_line_is_bounded_json(message: Any) -> None:
-    line = json.dumps(wire.facts(message), allow_nan=False)
+    line = json.dumps(audit_fields(message), allow_nan=False)
     assert len(line) < 2 * LONGEST_LIST + 20 * LONGEST_TEXT < journal.LONGEST / 8
 
 
 def test_of_a_list_that_no_payload_has_only_the_length_is_told() -> None:
-    told = wire.facts(pb.UploadManifest(tensors=[pb.Tensor()] * (MAX_ITEMS + 1), total_bytes=5))
+    told = audit_fields(pb.UploadManifest(tensors=[pb.Tensor()] * (MAX_ITEMS + 1), total_bytes=5))
     assert told == {"tensors": f"{MAX_ITEMS + 1} items", "total_bytes": 5}
 
 
@@ -199,4 +198,4 @@ def test_whatever_can_be_parsed_can_be_told(data: bytes) -> None:
             message = kind.FromString(data)
         except DecodeError:
             continue
-        json.dumps(wire.facts(message), allow_nan=False)
+        json.dumps(audit_fields(message), allow_nan=False)

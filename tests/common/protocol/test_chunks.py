@@ -23,7 +23,7 @@ from protofed.common.errors import (
     OutOfSpaceError,
     StateError,
 )
-from protofed.common.protocol.chunks import Partial, chunks
+from protofed.common.protocol.chunks import PartialBlob, chunk_count
 from protofed.common.protocol.messages import CHUNK_BYTES
 from protofed.common.storage import files as storage_files
 
@@ -33,14 +33,14 @@ TOTAL = len(DATA)
 
 
 @pytest.fixture
-def partial(tmp_path: Path) -> Partial:
-    return Partial(tmp_path / "data")
+def partial(tmp_path: Path) -> PartialBlob:
+    return PartialBlob(tmp_path / "data")
 
 
 @pytest.fixture
-def reopen(tmp_path: Path) -> Callable[[], Partial]:
+def reopen(tmp_path: Path) -> Callable[[], PartialBlob]:
     """Another process, of the same file."""
-    return lambda: Partial(tmp_path / "data")
+    return lambda: PartialBlob(tmp_path / "data")
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def piece(index: int) -> bytes:
     return DATA[index * CHUNK_BYTES : (index + 1) * CHUNK_BYTES]
 
 
-def send(partial: Partial, *indices: int) -> None:
+def send(partial: PartialBlob, *indices: int) -> None:
     for index in indices:
         partial.write(index, piece(index), crc32c(piece(index)))
 
@@ -75,13 +75,13 @@ def fails(code: int) -> Callable[..., Any]:
     [(0, 0), (1, 1), (CHUNK_BYTES - 1, 1), (CHUNK_BYTES, 1), (CHUNK_BYTES + 1, 2), (2 * CHUNK_BYTES, 2)],
 )
 def test_chunks_are_counted(total: int, count: int) -> None:
-    assert chunks(total) == count
+    assert chunk_count(total) == count
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2), (1, 1, 0, 2, 0)])
 @pytest.mark.parametrize("durable", [True, False])
 def test_chunks_in_any_order_and_twice_make_the_blob(
-    partial: Partial, target: Path, tmp_path: Path, order: tuple[int, ...], *, durable: bool
+    partial: PartialBlob, target: Path, tmp_path: Path, order: tuple[int, ...], *, durable: bool
 ) -> None:
     assert partial.begin(TOTAL) == frozenset()
     assert partial.total == TOTAL
@@ -91,7 +91,7 @@ def test_chunks_in_any_order_and_twice_make_the_blob(
     assert (files(tmp_path), partial.total) == ({"whole"}, 0)
 
 
-def test_an_empty_blob_has_no_chunk_and_can_be_sealed(partial: Partial, target: Path) -> None:
+def test_an_empty_blob_has_no_chunk_and_can_be_sealed(partial: PartialBlob, target: Path) -> None:
     assert partial.begin(0) == frozenset()
     assert partial.seal(digest(b""), target) == b""
     assert target.read_bytes() == b""
@@ -99,7 +99,7 @@ def test_an_empty_blob_has_no_chunk_and_can_be_sealed(partial: Partial, target: 
 
 @pytest.mark.parametrize("sent", [(), (0,), (2,), (0, 2), (1, 2), (0, 1, 2)])
 def test_it_goes_on_where_another_process_left_it(
-    reopen: Callable[[], Partial], target: Path, sent: tuple[int, ...]
+    reopen: Callable[[], PartialBlob], target: Path, sent: tuple[int, ...]
 ) -> None:
     first = reopen()
     first.begin(TOTAL)
@@ -113,7 +113,7 @@ def test_it_goes_on_where_another_process_left_it(
 
 @pytest.mark.parametrize("sent", [(), (0,), (0, 2), (1, 2)])
 def test_a_hole_is_named_and_what_is_there_is_kept(
-    partial: Partial, target: Path, tmp_path: Path, sent: tuple[int, ...]
+    partial: PartialBlob, target: Path, tmp_path: Path, sent: tuple[int, ...]
 ) -> None:
     partial.begin(TOTAL)
     send(partial, *sent)
@@ -124,14 +124,14 @@ def test_a_hole_is_named_and_what_is_there_is_kept(
     assert partial.begin(TOTAL) == set(sent)
 
 
-def test_a_hole_filled_with_zeros_by_the_disk_is_not_taken_for_data(partial: Partial, target: Path) -> None:
+def test_a_hole_filled_with_zeros_by_the_disk_is_not_taken_for_data(partial: PartialBlob, target: Path) -> None:
     zeros = bytes(CHUNK_BYTES + 5)
     partial.begin(len(zeros))
     with pytest.raises(IncompleteUploadError):
         partial.seal(digest(zeros), target)
 
 
-def test_another_size_begins_anew(partial: Partial, target: Path) -> None:
+def test_another_size_begins_anew(partial: PartialBlob, target: Path) -> None:
     partial.begin(TOTAL)
     send(partial, 0, 1)
     assert partial.begin(TOTAL + 1) == frozenset()
@@ -142,7 +142,7 @@ def test_another_size_begins_anew(partial: Partial, target: Path) -> None:
 @pytest.mark.parametrize("index", [-1, 3, 4, 2**31, 2**32 - 1])
 @pytest.mark.parametrize("data", [piece(0), piece(2), b""], ids=["full", "last", "empty"])
 def test_an_index_out_of_range_is_refused_and_writes_nothing(
-    partial: Partial, tmp_path: Path, index: int, data: bytes
+    partial: PartialBlob, tmp_path: Path, index: int, data: bytes
 ) -> None:
     partial.begin(TOTAL)
     with pytest.raises(CodecError, match="does not belong"):
@@ -155,7 +155,7 @@ def test_an_index_out_of_range_is_refused_and_writes_nothing(
     ("index", "size"),
     [(0, 0), (0, 1000), (0, CHUNK_BYTES - 1), (0, CHUNK_BYTES + 1), (2, 999), (2, 1001), (2, CHUNK_BYTES)],
 )
-def test_a_chunk_of_the_wrong_size_is_refused(partial: Partial, index: int, size: int) -> None:
+def test_a_chunk_of_the_wrong_size_is_refused(partial: PartialBlob, index: int, size: int) -> None:
     partial.begin(TOTAL)
     data = bytes(size)
     with pytest.raises(CodecError, match="does not belong"):
@@ -163,7 +163,7 @@ def test_a_chunk_of_the_wrong_size_is_refused(partial: Partial, index: int, size
     assert partial.begin(TOTAL) == frozenset()
 
 
-def test_a_chunk_that_was_damaged_on_its_way_is_refused_and_can_be_sent_again(partial: Partial, target: Path) -> None:
+def test_a_chunk_that_was_damaged_is_refused_and_can_be_sent_again(partial: PartialBlob, target: Path) -> None:
     partial.begin(TOTAL)
     damaged = bytearray(piece(1))
     damaged[7] ^= 1
@@ -176,7 +176,7 @@ def test_a_chunk_that_was_damaged_on_its_way_is_refused_and_can_be_sent_again(pa
 
 @pytest.mark.parametrize("at", [0, 1, CHUNK_BYTES - 1])
 def test_other_bytes_for_a_chunk_that_is_held_are_a_conflict_and_change_nothing(
-    reopen: Callable[[], Partial], target: Path, at: int
+    reopen: Callable[[], PartialBlob], target: Path, at: int
 ) -> None:
     partial = reopen()
     partial.begin(TOTAL)
@@ -189,7 +189,7 @@ def test_other_bytes_for_a_chunk_that_is_held_are_a_conflict_and_change_nothing(
     assert partial.seal(ADDRESS, target) == DATA
 
 
-def test_another_digest_is_dropped_and_can_begin_again(partial: Partial, target: Path, tmp_path: Path) -> None:
+def test_another_digest_is_dropped_and_can_begin_again(partial: PartialBlob, target: Path, tmp_path: Path) -> None:
     partial.begin(TOTAL)
     send(partial, 0, 1, 2)
     with pytest.raises(CodecError, match="digest of all chunks is not the one"):
@@ -203,7 +203,7 @@ def test_another_digest_is_dropped_and_can_begin_again(partial: Partial, target:
     assert partial.seal(ADDRESS, target) == DATA
 
 
-def test_what_a_crash_tore_is_found_by_the_digest(partial: Partial, target: Path, tmp_path: Path) -> None:
+def test_what_a_crash_tore_is_found_by_the_digest(partial: PartialBlob, target: Path, tmp_path: Path) -> None:
     partial.begin(TOTAL)
     send(partial, 0, 1, 2)
     with (tmp_path / "data").open("r+b") as file:  # the mark reached the disk, and half of its chunk did not
@@ -215,15 +215,15 @@ def test_what_a_crash_tore_is_found_by_the_digest(partial: Partial, target: Path
     assert partial.begin(TOTAL) == frozenset()
 
 
-def test_what_was_never_begun_is_incomplete(partial: Partial, target: Path, tmp_path: Path) -> None:
+def test_what_was_never_begun_is_incomplete(partial: PartialBlob, target: Path, tmp_path: Path) -> None:
     with pytest.raises(IncompleteUploadError):
         send(partial, 0)
     with pytest.raises(IncompleteUploadError):
         partial.seal(ADDRESS, target)
-    assert (files(tmp_path), partial.total, partial.touched) == (set(), 0, 0.0)
+    assert (files(tmp_path), partial.total, partial.last_chunk_at) == (set(), 0, 0.0)
 
 
-def test_a_sealed_one_takes_no_chunk(partial: Partial, target: Path) -> None:
+def test_a_sealed_one_takes_no_chunk(partial: PartialBlob, target: Path) -> None:
     partial.begin(TOTAL)
     send(partial, 0, 1, 2)
     partial.seal(ADDRESS, target)
@@ -232,7 +232,7 @@ def test_a_sealed_one_takes_no_chunk(partial: Partial, target: Path) -> None:
     assert target.read_bytes() == DATA
 
 
-def test_dropping_leaves_nothing_and_may_be_repeated(partial: Partial, tmp_path: Path) -> None:
+def test_dropping_leaves_nothing_and_may_be_repeated(partial: PartialBlob, tmp_path: Path) -> None:
     partial.begin(TOTAL)
     send(partial, 0)
     for _ in range(2):
@@ -243,7 +243,7 @@ def test_dropping_leaves_nothing_and_may_be_repeated(partial: Partial, tmp_path:
 
 
 def test_files_that_go_away_under_it_are_incomplete_and_begin_again(
-    partial: Partial, target: Path, tmp_path: Path
+    partial: PartialBlob, target: Path, tmp_path: Path
 ) -> None:
     for path in ("data", "data.held"):
         for late in (lambda: send(partial, 0), lambda: partial.seal(ADDRESS, target)):
@@ -255,7 +255,7 @@ def test_files_that_go_away_under_it_are_incomplete_and_begin_again(
 
 
 @pytest.mark.parametrize("left", ["data", "data.held"])
-def test_half_of_a_beginning_is_begun_again(reopen: Callable[[], Partial], target: Path, left: str) -> None:
+def test_half_of_a_beginning_is_begun_again(reopen: Callable[[], PartialBlob], target: Path, left: str) -> None:
     """Killed between the two files, with a mark that belongs to nothing."""
     target.with_name(left).write_bytes(b"\1\1\1" if left == "data.held" else bytes(TOTAL))
     partial = reopen()
@@ -264,16 +264,16 @@ def test_half_of_a_beginning_is_begun_again(reopen: Callable[[], Partial], targe
     assert partial.seal(ADDRESS, target) == DATA
 
 
-def test_it_says_when_it_was_touched_last(partial: Partial, tmp_path: Path) -> None:
+def test_it_says_when_it_was_touched_last(partial: PartialBlob, tmp_path: Path) -> None:
     partial.begin(TOTAL)
     for touch in (lambda: send(partial, 1), lambda: partial.begin(TOTAL)):
         os.utime(tmp_path / "data", (1000.0, 1000.0))
-        assert partial.touched == 1000.0
+        assert partial.last_chunk_at == 1000.0
         touch()
-        assert partial.touched > 1000.0
+        assert partial.last_chunk_at > 1000.0
 
 
-def test_chunks_may_come_on_many_threads(partial: Partial, target: Path) -> None:
+def test_chunks_may_come_on_many_threads(partial: PartialBlob, target: Path) -> None:
     partial.begin(TOTAL)
     threads = [threading.Thread(target=send, args=(partial, *order)) for order in ((0, 1, 2), (2, 1, 0), (1, 2, 0))]
     for thread in threads:
@@ -295,7 +295,7 @@ FULL = [
 
 @pytest.mark.parametrize(("code", "kind"), FULL)
 def test_no_room_leaves_nothing(
-    partial: Partial, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, kind: type[StateError]
+    partial: PartialBlob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, kind: type[StateError]
 ) -> None:
     with monkeypatch.context() as disk:
         disk.setattr(os, "posix_fallocate", fails(code))
@@ -307,7 +307,12 @@ def test_no_room_leaves_nothing(
 
 @pytest.mark.parametrize(("code", "kind"), FULL)
 def test_a_failed_fsync_is_never_taken_for_a_sealed_blob(
-    partial: Partial, target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, kind: type[StateError]
+    partial: PartialBlob,
+    target: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    code: int,
+    kind: type[StateError],
 ) -> None:
     partial.begin(TOTAL)
     send(partial, 0, 1, 2)
@@ -329,7 +334,7 @@ def small_disk(tmp_path: Path, mount: Mount) -> Path:
 
 def test_a_full_disk_is_out_of_space_and_the_same_again_succeeds_when_there_is_room(small_disk: Path) -> None:
     (small_disk / "other").write_bytes(bytes(2 << 20))
-    partial = Partial(small_disk / "data")
+    partial = PartialBlob(small_disk / "data")
     with pytest.raises(OutOfSpaceError):
         partial.begin(TOTAL)
     assert files(small_disk) == {"other"}
@@ -340,7 +345,7 @@ def test_a_full_disk_is_out_of_space_and_the_same_again_succeeds_when_there_is_r
 
 
 def test_what_is_made_durable_is_the_data_and_then_its_name(
-    partial: Partial, target: Path, monkeypatch: pytest.MonkeyPatch
+    partial: PartialBlob, target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     synced: list[str] = []
     real = os.fsync
@@ -358,7 +363,7 @@ def test_what_is_made_durable_is_the_data_and_then_its_name(
 
 
 def test_a_folder_that_cannot_be_synced_is_an_error(
-    partial: Partial, target: Path, monkeypatch: pytest.MonkeyPatch
+    partial: PartialBlob, target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(storage_files, "sync_folder", fails(errno.EIO))
     partial.begin(TOTAL)

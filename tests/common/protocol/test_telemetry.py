@@ -8,8 +8,9 @@ import pytest
 
 from protofed.common.errors import ProtocolError
 from protofed.common.protocol import wire
+from protofed.common.protocol.audit_fields import audit_fields
 from protofed.common.protocol.messages import Activity, Progress
-from protofed.common.protocol.telemetry import MOST, Telemetry, told
+from protofed.common.protocol.telemetry import MAX_NUMBERS, Telemetry, read_telemetry
 from protofed.protos.v1 import federation_pb2 as pb
 
 NUMBERS = {name.value: 1.5 + number for number, name in enumerate(Telemetry)}
@@ -24,7 +25,7 @@ def test_the_list_is_closed_and_says_what_each_number_discloses() -> None:
         "bytes_released",
     }
     assert all(name.discloses.endswith(".") for name in Telemetry)
-    assert len({name.discloses for name in Telemetry}) == len(Telemetry) < MOST
+    assert len({name.discloses for name in Telemetry}) == len(Telemetry) < MAX_NUMBERS
 
 
 def test_it_comes_back_from_the_wire() -> None:
@@ -35,8 +36,8 @@ def test_it_comes_back_from_the_wire() -> None:
 
 def test_a_newer_client_may_say_more_and_is_heard_as_far_as_it_is_understood() -> None:
     newer = NUMBERS | {"fan_speed": math.nan, "samples": 100.0}
-    assert told(newer) == NUMBERS
-    assert told({f"newer_{number}": 0.0 for number in range(MOST)}) == {}
+    assert read_telemetry(newer) == NUMBERS
+    assert read_telemetry({f"newer_{number}": 0.0 for number in range(MAX_NUMBERS)}) == {}
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, -1e-9])
@@ -47,14 +48,14 @@ def test_what_is_no_measurement_is_refused(bad: float) -> None:
 
 
 def test_no_heartbeat_is_a_long_one() -> None:
-    many = {f"name_{number}": 0.0 for number in range(MOST + 1)}
-    with pytest.raises(ProtocolError, match=f"{MOST + 1} numbers of telemetry: expected at most {MOST}"):
+    many = {f"name_{number}": 0.0 for number in range(MAX_NUMBERS + 1)}
+    with pytest.raises(ProtocolError, match=f"{MAX_NUMBERS + 1} numbers of telemetry: expected at most {MAX_NUMBERS}"):
         wire.unpack_progress(pb.HeartbeatRequest(activity=pb.ACTIVITY_IDLE, telemetry=many))
 
 
 def test_an_audit_log_names_the_numbers_and_does_not_tell_them() -> None:
     said = pb.HeartbeatRequest(telemetry={"step_seconds": 0.125, "disk_free_bytes": 7e9})
-    assert wire.facts(said) == {"telemetry": ["disk_free_bytes", "step_seconds"]}
+    assert audit_fields(said) == {"telemetry": ["disk_free_bytes", "step_seconds"]}
 
 
 def test_progress_is_the_same_whatever_the_telemetry() -> None:

@@ -14,6 +14,7 @@ from protofed.client.transport.audit import ClientAudit as SiteAudit
 from protofed.common import codec
 from protofed.common.errors import PolicyViolationError
 from protofed.common.protocol import wire
+from protofed.common.protocol.audit_fields import audit_fields
 from protofed.common.protocol.messages import Task, TaskKind
 from protofed.common.storage.journal import Journal, Record
 from protofed.deploy.cli import audit as cli_audit
@@ -102,7 +103,7 @@ def site_log(tmp_path: Path) -> Path:
     for call, message, reply in fit("ann", 1, ACCEPTED):
         data = message.SerializeToString()
         for _ in range(2 if call == "BeginUpload" else 1):  # the first is lost
-            audit.sent("fl.example.org:7443", "ab" * 32, call, wire.facts(message), data)
+            audit.sent("fl.example.org:7443", "ab" * 32, call, audit_fields(message), data)
         if call == "BeginUpload":
             audit.answered(call, data, code="UNAVAILABLE")
         if verdict := wire.verdict_of(call, reply):

@@ -52,11 +52,11 @@ def test_a_renewal_has_a_new_key_and_the_same_name(authority: Authority, tmp_pat
         folder, approved(lifecycle.request(folder, Party.SERVER, "main", ["localhost", "127.0.0.1"]), authority)
     )
     live = LiveIdentity(folder, Party.SERVER)
-    before, asked = live.now(), lifecycle.renew(folder)
-    assert live.now() == before, "a pending renewal changes nothing"
+    before, asked = live.current(), lifecycle.renew(folder)
+    assert live.current() == before, "a pending renewal changes nothing"
     assert lifecycle.renew(folder) != before.certificate_pem, "it can be asked for again"
     lifecycle.install(folder, approved(asked, authority))
-    after = live.now()
+    after = live.current()
     assert (after.certificate.name, after.certificate.hosts) == ("main", ("localhost", "127.0.0.1"))
     assert after.key_pem != before.key_pem
     assert not (folder / "key.next.pem").exists()
@@ -108,11 +108,11 @@ def test_what_cannot_be_installed_changes_nothing(authority: Authority, other: A
 def test_one_ca_takes_over_from_another_in_three_steps(authority: Authority, other: Authority, site: Path) -> None:
     live = LiveIdentity(site, Party.SITE)
     lifecycle.install(site, approved(lifecycle.renew(site), authority, other), new_ca=True)
-    assert live.now().authorities_pem == authority.pem + other.pem
+    assert live.current().authorities_pem == authority.pem + other.pem
     lifecycle.install(site, approved(lifecycle.renew(site), other, authority))
-    assert live.now().authorities_pem == other.pem + authority.pem
+    assert live.current().authorities_pem == other.pem + authority.pem
     lifecycle.install(site, approved(lifecycle.renew(site), other), new_ca=True)
-    assert live.now().authorities_pem == other.pem
+    assert live.current().authorities_pem == other.pem
 
 
 def test_only_cas_are_trusted_as_such(authority: Authority, site: Path) -> None:

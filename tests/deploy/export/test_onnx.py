@@ -1,4 +1,4 @@
-"""ONNX Runtime answers as PyTorch does, for every head and for every architecture that the papers use."""
+"""ONNX Runtime predicts as PyTorch does, for every head and for every architecture that the papers use."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import nn
 
 from protofed.client.models.catalogue import architectures, build
 from protofed.client.models.heads import CosineHead, PrototypeHead
-from protofed.client.models.inference import DeployedModel, NearestHead, answers, rebuilt
+from protofed.client.models.inference import DeployedModel, NearestHead, predict, rebuild
 from protofed.client.models.split import SplitModel
 from protofed.common.config.recipe import Input, NamedOptions
 from protofed.common.errors import ConfigError
@@ -63,13 +63,13 @@ def test_a_class_without_prototype_has_no_probability() -> None:
     pixels = torch.rand(4, *SMALL.shape)
     with torch.no_grad():
         expected = source((pixels - 0.4) / 0.2)
-    logits, probabilities = answers(DeployedModel(source, SMALL), pixels.numpy())
+    logits, probabilities = predict(DeployedModel(source, SMALL), pixels.numpy())
     torch.testing.assert_close(logits, expected)
     assert (logits[:, 3] == -torch.inf).all()
     assert (probabilities[:, 3] == 0).all()
 
 
-def test_without_any_prototype_the_own_head_answers() -> None:
+def test_without_any_prototype_the_linear_head_predicts() -> None:
     model = build(MLP, SMALL, 10)
     model.head = PrototypeHead(model.head, 10)
     assert DeployedModel(model, SMALL).head == "own"
@@ -79,12 +79,12 @@ def test_without_any_prototype_the_own_head_answers() -> None:
 def test_a_model_is_made_again_from_its_weights(head: Any) -> None:
     torch.manual_seed(0)
     first = DeployedModel(headed(build(MLP, SMALL, 10), head, 10), SMALL)
-    again = rebuilt(MLP, SMALL, 10, head, first.weights())
+    again = rebuild(MLP, SMALL, 10, head, first.weights())
     pixels = np.random.default_rng(0).random((5, *SMALL.shape), dtype=np.float32)
-    for one, other in zip(answers(first, pixels), answers(again, pixels), strict=True):
-        assert torch.equal(one, other)
+    for expected, actual in zip(predict(first, pixels), predict(again, pixels), strict=True):
+        assert torch.equal(expected, actual)
     with pytest.raises(ConfigError, match="'digits-cnn'"):
-        rebuilt(NamedOptions(name="digits-cnn"), SMALL, 10, head, first.weights())
+        rebuild(NamedOptions(name="digits-cnn"), SMALL, 10, head, first.weights())
 
 
 def test_a_wrong_graph_is_never_taken_for_the_model() -> None:

@@ -146,7 +146,7 @@ def test_the_copied_identity_can_be_used_where_a_secret_s_files_cannot(tmp_path:
     (secret / "key.pem").chmod(0o440)
     with pytest.raises(IdentityError) as refused:
         read_identity(secret, Party.SERVER, utc_now())
-    assert refused.value.flaw == IdentityProblem.KEY_OPEN
+    assert refused.value.problem == IdentityProblem.KEY_OPEN
     (copied := tmp_path / "identity").mkdir()
     script = pod(stateful)["initContainers"][0]["command"][2]
     script = re.sub(r"(?<=\s)/(?=secret|operators|identity)", f"{tmp_path}/", script)

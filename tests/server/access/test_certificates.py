@@ -174,12 +174,12 @@ def test_what_ends_soon_is_told_the_servers_own_too(tmp_path: Path) -> None:
         folder = authority.issue(tmp_path / name, Party.SITE, name, ends=ends)
         certificates.register((folder / "cert.pem").read_bytes())
     with structlog.testing.capture_logs() as logs:
-        warn_of_expiry(LiveIdentity(hub, Party.SERVER).now(), certificates)
+        warn_of_expiry(LiveIdentity(hub, Party.SERVER).current(), certificates)
     own, other = logs
     assert (own["log_level"], own["days_left"]) == ("warning", 29)
     assert "this server's certificate ends soon" in own["event"]
     assert (other["site"], other["until"][:10]) == ("ann", f"{soon:%Y-%m-%d}")
     fresh = authority.issue(tmp_path / "fresh", Party.SERVER, "hub")
     with structlog.testing.capture_logs() as logs:
-        warn_of_expiry(LiveIdentity(fresh, Party.SERVER).now(), Certificates(Ledger()))
+        warn_of_expiry(LiveIdentity(fresh, Party.SERVER).current(), Certificates(Ledger()))
     assert logs == []

@@ -188,7 +188,7 @@ class ClientMetrics:
         return None
 
     def _certificate_end(self) -> float | None:
-        return None if self._identity is None else self._identity.now().certificate.not_after.timestamp()
+        return None if self._identity is None else self._identity.current().certificate.not_after.timestamp()
 
 
 def _rounded(size: float | None) -> float | None:

@@ -86,7 +86,7 @@ class DaemonReadiness:
     def _identity(self) -> str:
         if self.identity is None:
             return ""
-        own = self.identity.now()
+        own = self.identity.current()
         return _error_text(lambda: check_dates(own.certificate, own.folder, utc_now()))
 
     def _enrolled(self) -> str:

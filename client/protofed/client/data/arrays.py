@@ -21,7 +21,7 @@ from protofed.client.data.split import Column, DataSplit
 from protofed.common.config.data import SOURCES
 from protofed.common.config.recipe import Data
 from protofed.common.errors import DataError, unknown
-from protofed.common.plugins import PluginKind, line, load
+from protofed.common.plugins import PluginKind, error_line, load
 
 Arrays: TypeAlias = tuple[NDArray[Any], NDArray[Any]]  # images [N, H, W] or [N, H, W, channels], labels [N] or [N, 1]
 Halves: TypeAlias = tuple[DataSplit | None, DataSplit | None]
@@ -136,7 +136,9 @@ def _plugin(data: Data) -> Halves:
     try:
         train, test = read(data)
     except Exception as error:  # foreign code: it may raise anything
-        raise DataError(f"source '{data.source}' failed: {line(error)}; expected two DataSplits, or None") from error
+        raise DataError(
+            f"source '{data.source}' failed: {error_line(error)}; expected two DataSplits, or None"
+        ) from error
     for half in (train, test):
         if not isinstance(half, DataSplit | None):
             raise DataError(f"source '{data.source}' gave a {type(half).__name__}: expected two DataSplits, or None")

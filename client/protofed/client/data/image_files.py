@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from protofed.client.data import folder, manifest
 from protofed.client.data.file_entry import FileEntry
 from protofed.client.data.labels import LabelMap
-from protofed.common.config.data import Data, common_folder
+from protofed.common.config.data import Data, data_folder
 from protofed.common.errors import DataError
 
 
@@ -112,7 +112,7 @@ def list_files(data: Data) -> tuple[list[FileEntry], list[str]]:
 
 def with_root(data: Data) -> Data:
     """`data` with its root resolved: a relative or missing one is in the folder that `PROTOFED_DATA` names, if set."""
-    return data.model_copy(update={"root": data.place or common_folder()})
+    return data.model_copy(update={"root": data.place or data_folder()})
 
 
 def _item(entry: FileEntry, index: int) -> IndexedFile:

@@ -16,7 +16,7 @@ from protofed.client.data.sources import Column, Source, load
 from protofed.common.config import data as kinds
 from protofed.common.config.recipe import Data, Input
 from protofed.common.errors import DataError
-from protofed.common.plugins import PluginKind, line
+from protofed.common.plugins import PluginKind, error_line
 from protofed.common.plugins import load as load_plugin
 
 _LONG_TAIL_STREAM = 1  # seeds the tail together with data.seed: its draws must not move those of the partition
@@ -165,7 +165,7 @@ def _by_plugin(kind: str, options: dict[str, Any], labels: Labels, rng: np.rando
         sites = [np.sort(np.asarray(site, dtype=np.int64)) for site in cut(labels, rng, **options)]
         dealt = np.concatenate(sites)
     except Exception as error:  # a plug-in may raise anything
-        raise DataError(f"partition '{kind}' failed: {line(error)}; expected each site's indices") from error
+        raise DataError(f"partition '{kind}' failed: {error_line(error)}; expected each site's indices") from error
     if len(np.unique(dealt)) < len(dealt) or not np.isin(dealt, np.arange(len(labels))).all():
         raise DataError(f"partition '{kind}' gave an index twice, or one outside 0 to {len(labels) - 1}")
     return sites

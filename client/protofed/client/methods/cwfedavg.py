@@ -26,9 +26,9 @@ from protofed.client.method import (
 @client_methods.register(cwfedavg=("layers", "weighting"))
 @dataclass(frozen=True)
 class CwFedAvgClient:
-    """Train the mixed model so that the norms of its head's rows tell the site's class distribution.
+    """Train the model that the server mixed for this site; WDR shapes the head's row norms like the class distribution.
 
-    That is what WDR is for: the server learns an estimate of the distribution, as part CLASS_SHARES.
+    From these norms the server gets an estimate of the site's class distribution, as part CLASS_SHARES.
     """
 
     personal: ClassVar[Personal] = "installed"
@@ -38,16 +38,16 @@ class CwFedAvgClient:
 
     @property
     def sends(self) -> frozenset[Part]:
-        """The model, and what the server mixes by."""
+        """The model and the class shares, by which the server weights this site's model for each class."""
         return frozenset({Part.BODY, Part.HEAD, self._shares_part})
 
     def install(self, local: FitContext, received: Payload) -> None:
-        """The model that the server mixed for this site."""
+        """Load the model that the server mixed for this site."""
         load(local.model.body, received[Part.BODY])
         load(local.model.head, received[Part.HEAD])
 
     def fit(self, local: FitContext, received: Payload) -> Update:
-        """Cross-entropy + lambda Omega."""
+        """Minimise cross-entropy + lambda Omega."""
         self.install(local, received)
         weight, p = local.model.head.get_parameter("weight"), local.data.label_frequencies()  # [C, D], [C]
         if self.wdr:

@@ -1,4 +1,4 @@
-"""cwFedAVG with mixing on the sites: Lee and Choi, arXiv 2406.07800v1, client side (METHODS §3.7 b), last layer"""
+"""cwFedAVG with mixing on the sites: Lee and Choi, arXiv 2406.07800v1, client side (METHODS §3.7 b), last layer."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ class CwFedAvgPrivateClient:
     sends: ClassVar[frozenset[Part]] = frozenset({Part.BODY, Part.HEAD, Part.CLASS_PRESENCE})
 
     def install(self, local: FitContext, received: Payload) -> None:
-        """Global body; head = sum_j p_j head_j."""
+        """Global body; head = sum_j p_j head_j of the class heads [C, ...], with the site's class frequencies p [C]."""
         p = local.data.label_frequencies().cpu().numpy()  # [C]
         load(local.model.body, received[Part.BODY])
         heads = received[Part.CLASS_MODELS].items()
         load(local.model.head, {name: np.tensordot(p.astype(stack.dtype), stack, 1) for name, stack in heads})
 
     def fit(self, local: FitContext, received: Payload) -> Update:
-        """Cross-entropy, as in FedAvg."""
+        """Minimise the cross-entropy, as in FedAvg."""
         self.install(local, received)
         loss = train(local, lambda x, y: cross_entropy(local.model(x), y))
         present = (local.data.label_frequencies() > 0).to(next(local.model.head.parameters()))

@@ -19,12 +19,12 @@ class FedAvgClient:
     sends: ClassVar[frozenset[Part]] = frozenset({Part.BODY, Part.HEAD})
 
     def install(self, local: FitContext, received: Payload) -> None:
-        """The global model."""
+        """Load the global model."""
         load(local.model.body, received[Part.BODY])
         load(local.model.head, received[Part.HEAD])
 
     def fit(self, local: FitContext, received: Payload) -> Update:
-        """w_k <- SGD(w)."""
+        """w_k <- SGD(w), the inner loop of ClientUpdate."""
         self.install(local, received)
         loss = train(local, lambda x, y: cross_entropy(local.model(x), y))
         return local.update({Part.BODY: dump(local.model.body), Part.HEAD: dump(local.model.head)}, loss=loss)

@@ -27,7 +27,7 @@ from protofed.client.method import (
 @client_methods.register(fednh=("prototype_momentum", "prototype_init", "prototype_seed", "scale"))
 @dataclass(frozen=True)
 class FedNHClient:
-    """Train the body against fixed prototypes, then send class means; absent classes are simply not sent."""
+    """Train the body against fixed prototypes, then send class means; classes that the site lacks are not sent."""
 
     personal: ClassVar[Personal] = "trained"
     sends: ClassVar[frozenset[Part]] = frozenset({Part.BODY, Part.HEAD, Part.PROTOTYPES})
@@ -44,7 +44,7 @@ class FedNHClient:
         local.model.head = head
 
     def fit(self, local: FitContext, received: Payload) -> Update:
-        """Eq. (2), then eq. (3) with the new body."""
+        """Train by eq. (2), then compute the class means [D] of eq. (3) with the trained body."""
         self.install(local, received)
         loss = train(local, lambda x, y: cross_entropy(local.model(x), y))  # eq. (2)
         means = class_means(local, lambda x: normalize(local.model.body(x), dim=1), self._weigher(local))  # eq. (3)

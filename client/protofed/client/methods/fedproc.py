@@ -28,7 +28,7 @@ from protofed.client.method import (
 @client_methods.register(fedproc=("weighting",))
 @dataclass(frozen=True)
 class FedProcClient:
-    """l = alpha l_gpc + (1 - alpha) l_ce with alpha = 1 - t/T: first features near global prototypes, then classes."""
+    """l = alpha l_gpc + (1 - alpha) l_ce with alpha = 1 - t/T: first align features with prototypes, then classify."""
 
     personal: ClassVar[Personal] = "trained"
     sends: ClassVar[frozenset[Part]] = frozenset({Part.BODY, Part.HEAD, Part.PROTOTYPES})
@@ -37,12 +37,12 @@ class FedProcClient:
     prototypes: Literal["mean", "unit"] = "mean"  # of unit features; "unit": only the mean's direction leaves
 
     def install(self, local: FitContext, received: Payload) -> None:
-        """The global model."""
+        """Load the global model."""
         load(local.model.body, received[Part.BODY])
         load(local.model.head, received[Part.HEAD])
 
     def fit(self, local: FitContext, received: Payload) -> Update:
-        """Train, then the class means of the new features."""
+        """Train, then send the class means [D] of the trained body's unit features."""
         self.install(local, received)
         loss = 0.0 if self._only_prototypes(local) else self._train(local, received)
         means = class_means(local, lambda x: normalize(local.model.body(x), dim=1))

@@ -35,7 +35,7 @@ from protofed.client.method import (
 @client_methods.register(fedprp=("prototype_momentum",))
 @dataclass(frozen=True)
 class FedPRPClient:
-    """A private head, then the shared body against CE, intra-class and inter-class losses; then own prototypes."""
+    """Train the private head, then the shared body on three losses; send the body and its class prototypes."""
 
     personal: ClassVar[Personal] = "trained"
     sends: ClassVar[frozenset[Part]] = frozenset({Part.BODY, Part.PROTOTYPES})
@@ -49,14 +49,14 @@ class FedPRPClient:
     compat: Literal["paper", "authors"] = "paper"  # authors: eq. (9) with their code's negated cosine, margins fixed
 
     def install(self, local: FitContext, received: Payload) -> None:
-        """Global body, nearest global prototype; the site's private head (before its first fit, the run's first)."""
+        """Global body and prototypes [C, D]; the site's private head, before its first fit the run's initial one."""
         load(local.model.body, received[Part.BODY])
         head = local.model.head = PrototypeHead.around(local.model.head, local.classes, self.prediction == "head")
         load(head.own, local.memory.get(Part.HEAD, received[Part.HEAD]))
         head.set_prototypes(*stacked(received.get(Part.PROTOTYPES, {}), local.classes, head.prototypes))
 
     def fit(self, local: FitContext, received: Payload) -> Update:
-        """Head first, then body (eqs. 3 and 4), then the prototypes of the new body (eq. 7)."""
+        """Head, then body (eqs. 3 and 4), then the prototypes of the trained body (eq. 7)."""
         self.install(local, received)
         body, head, released = local.model.body, PrototypeHead.of(local.model), self.compat == "authors"
         centroids = stacked(named(class_means(local, body)), local.classes, head.prototypes)[0]
@@ -73,6 +73,6 @@ class FedPRPClient:
             return cross_entropy(head.own(features), labels) + self.intra * intra + self.inter * inter
 
         loss = train(local, objective, [*body.parameters(), eps])
-        head.set_prototypes(*stacked(own := named(class_means(local, body)), local.classes, head.prototypes))
+        head.set_prototypes(*stacked(prototypes := named(class_means(local, body)), local.classes, head.prototypes))
         local.memory.update({Part.HEAD: dump(head.own), Part.PROTOTYPES: {"margins": eps.detach().cpu().numpy()}})
-        return local.update({Part.BODY: dump(body), Part.PROTOTYPES: own}, loss=loss)
+        return local.update({Part.BODY: dump(body), Part.PROTOTYPES: prototypes}, loss=loss)

@@ -19,13 +19,13 @@ class SoloClient:
     sends: ClassVar[frozenset[Part]] = frozenset()
 
     def install(self, local: FitContext, received: Payload) -> None:
-        """The site's own model; before its first round the common one."""
-        own = local.memory if Part.BODY in local.memory else received
-        load(local.model.body, own[Part.BODY])
-        load(local.model.head, own[Part.HEAD])
+        """Load the site's own model; before its first fit, the run's initial one."""
+        model = local.memory if Part.BODY in local.memory else received
+        load(local.model.body, model[Part.BODY])
+        load(local.model.head, model[Part.HEAD])
 
     def fit(self, local: FitContext, received: Payload) -> Update:
-        """Train on, keep the model, send nothing but the loss."""
+        """Train the site's model further, keep it in memory, send nothing but the loss."""
         self.install(local, received)
         loss = train(local, lambda x, y: cross_entropy(local.model(x), y))
         local.memory.update({Part.BODY: dump(local.model.body), Part.HEAD: dump(local.model.head)})

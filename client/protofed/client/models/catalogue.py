@@ -16,7 +16,7 @@ from protofed.client.models.simple_cnn import SimpleCNN
 from protofed.client.models.split import SplitModel
 from protofed.common.config.recipe import Input, NamedOptions, Recipe
 from protofed.common.errors import ConfigError
-from protofed.common.plugins import PluginKind, line, load
+from protofed.common.plugins import PluginKind, error_line, load
 from protofed.common.registry import Registry
 
 FACTORY = "a factory(input, classes, **options) that returns a SplitModel"
@@ -25,7 +25,7 @@ FACTORY = "a factory(input, classes, **options) that returns a SplitModel"
 class Architecture(Protocol):
     """A frozen dataclass whose fields are the options of one model."""
 
-    smallest: ClassVar[int]  # pixels a side that the model needs
+    smallest: ClassVar[int]  # pixels a side that the model needs at least
 
     def build(self, images: Input, classes: int) -> SplitModel:
         """A fresh model, its parameters drawn from torch's global generator."""
@@ -43,9 +43,9 @@ architectures.register("resnet50")(ResNet50)
 
 
 def build(choice: NamedOptions, images: Input, classes: int, allowed: frozenset[str] = frozenset()) -> SplitModel:
-    """The model of a recipe, on the CPU, tried once on blank images.
+    """The model of a recipe, on the CPU, checked by one forward pass of blank images.
 
-    Parameters are drawn from torch's global generator, which the trial leaves as it is.
+    Parameters are drawn from torch's global generator, which that pass leaves as it is.
 
     Args:
         choice: a name of the catalogue, or a plug-in, with options.
@@ -55,18 +55,18 @@ def build(choice: NamedOptions, images: Input, classes: int, allowed: frozenset[
             the server, and a server must not make a site run code of its choosing.
 
     Raises:
-        ConfigError: unknown name or option, a plug-in that is not allowed or not usable, or a model that does not
-            bring these images to [B, C].
+        ConfigError: unknown name or option, a plug-in that is not allowed or not usable, or a model that does not map
+            these images to logits [B, C].
     """
     if choice.name in set(architectures):
-        model = _catalogued(choice, images, classes)
+        model = _from_catalogue(choice, images, classes)
     else:
-        model = _own(choice, images, classes, allowed)
-    _try(choice.name, model, images, classes)
+        model = _from_plugin(choice, images, classes, allowed)
+    _check(choice.name, model, images, classes)
     return model
 
 
-def _catalogued(choice: NamedOptions, images: Input, classes: int) -> SplitModel:
+def _from_catalogue(choice: NamedOptions, images: Input, classes: int) -> SplitModel:
     architecture = architectures.build(choice.name, choice.options)
     if min(images.shape[1:]) < (side := architecture.smallest):
         raise ConfigError(
@@ -76,36 +76,37 @@ def _catalogued(choice: NamedOptions, images: Input, classes: int) -> SplitModel
     return architecture.build(images, classes)
 
 
-def _own(choice: NamedOptions, images: Input, classes: int, allowed: frozenset[str]) -> SplitModel:
+def _from_plugin(choice: NamedOptions, images: Input, classes: int, allowed: frozenset[str]) -> SplitModel:
     factory = load(PluginKind.MODEL, choice.name, architectures, allowed)
     try:
         model = factory(images, classes, **choice.options)
     except Exception as error:  # it is the user's code: it may raise anything
         options = ", ".join(choice.options) or "none"
         raise ConfigError(
-            f"model '{choice.name}' failed with options: {options}: {line(error)}; expected {FACTORY}"
+            f"model '{choice.name}' failed with options: {options}: {error_line(error)}; expected {FACTORY}"
         ) from error
     if not isinstance(model, SplitModel):
         raise ConfigError(f"model '{choice.name}' returned a {type(model).__name__}: expected {FACTORY}")
     return model
 
 
-def _try(name: str, model: SplitModel, images: Input, classes: int) -> None:
-    """Refuse a model that does not give [2, D] features and [2, C] logits for two blank images."""
+def _check(name: str, model: SplitModel, images: Input, classes: int) -> None:
+    """Refuse a model that does not map two blank images to [2, D] features and [2, C] logits."""
     expected = f"expected features [2, D] and logits [2, {classes}]"
-    given = f"2 images of {list(images.shape)}"
+    images_text = f"2 images of {list(images.shape)}"
     try:
         features, logits = _shapes(model, images)
     except Exception as error:  # torch raises several kinds, a user's own layer any
-        raise ConfigError(f"model '{name}' cannot take {given}: {line(error)}; {expected}") from error
+        raise ConfigError(f"model '{name}' cannot take {images_text}: {error_line(error)}; {expected}") from error
     if len(features) != 2 or logits != (2, classes):
         raise ConfigError(
-            f"model '{name}' gives features {list(features)} and logits {list(logits)} for {given}: {expected}"
+            f"model '{name}' gives features {list(features)} and logits {list(logits)} for {images_text}: {expected}"
         )
 
 
 def _shapes(model: SplitModel, images: Input) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Shapes of features and logits; a copy is run, so that modes, buffers and the global generator stay."""
+    """Shapes of features and logits; a copy computes them, so that modes, buffers and the global generator stay."""
+    # Two images, so that a lost batch dimension shows.
     trial = copy.deepcopy(model).eval()
     blank = torch.zeros(2, *images.shape)
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
@@ -113,8 +114,8 @@ def _shapes(model: SplitModel, images: Input) -> tuple[tuple[int, ...], tuple[in
 
 
 def device_model(recipe: Recipe, device: torch.device, allowed: frozenset[str]) -> SplitModel:
-    """A recipe's model where it will be trained."""
+    """A recipe's model on the device where it is trained; a daemon and a simulation call it when a run begins."""
     model = build(recipe.model, recipe.input, recipe.classes, allowed)
     model.to(device=device)
-    model.to(memory_format=torch.channels_last)  # 1.2 to 2 times faster on CPUs, too
+    model.to(memory_format=torch.channels_last)  # convolutions are 1.2 to 2 times faster, on CPUs, too
     return model

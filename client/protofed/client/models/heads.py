@@ -1,4 +1,4 @@
-"""Heads that methods put in the place of a model's own."""
+"""Heads with prototypes, which methods put in place of a model's linear one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from protofed.common.errors import CodecError
 from protofed.common.payload import Array
 
 H = TypeVar("H", bound=nn.Module)
-EXACT = "donot_use_mm_for_euclid_dist"  # of torch.cdist: no cancellation between near neighbours
+EXACT = "donot_use_mm_for_euclid_dist"  # mode of torch.cdist: its matrix product cancels digits of near neighbours
 
 
 class CosineHead(nn.Module):
@@ -26,11 +26,11 @@ class CosineHead(nn.Module):
     Args:
         prototypes: one row a class, [C, D], copied; frozen: a buffer, so no optimizer sees it. Rows are used as they
             are: unit length is the caller's to give.
-        scale: the logit scale s, one number; it takes the prototypes' dtype and device.
+        scale: the logit scale s, one number; converted to the prototypes' dtype and device.
         fixed: the scale is a buffer; otherwise it is a parameter (as in the authors' runs, METHODS 1.2).
 
     Raises:
-        CodecError: prototypes that are no matrix of floats, or a scale of more than one number: both may be received.
+        CodecError: prototypes that are no matrix of floats, or a scale of more than one number: the server sends both.
     """
 
     prototypes: Tensor  # [C, D]
@@ -56,12 +56,12 @@ class CosineHead(nn.Module):
 
     @classmethod
     def of(cls, model: SplitModel) -> CosineHead:
-        """A model's head, that `like` has made."""
+        """A model's head, which `like` must have made."""
         return _checked(model, cls)
 
     @classmethod
     def like(cls, head: nn.Module, fixed: bool) -> CosineHead:
-        """One to load into, with the shape [C, D], dtype and device of a model's own head or an earlier round's."""
+        """A head to load into, with shape [C, D], dtype and device of a linear head or of an earlier cosine head."""
         state = head.state_dict()
         rows: Tensor = state["prototypes" if "prototypes" in state else "weight"]
         return cls(torch.zeros_like(rows), 1.0, fixed)
@@ -74,10 +74,10 @@ class CosineHead(nn.Module):
 class PrototypeHead(nn.Module):
     """Nearest-prototype classification around a model's own head: FedPRP (Guo et al., TNNLS 2024, eq. 12).
 
-    The state dict holds `own.*`, `prototypes` [C, D] and `known` [C], so both ways to predict travel together.
+    The state dict holds `own.*`, `prototypes` [C, D] and `known` [C]: a stored model can predict either way.
 
     Args:
-        own: the linear head that is trained.
+        own: the model's linear head, which is trained.
         classes: C.
         by_own: predict with `own` rather than with prototypes.
     """
@@ -94,7 +94,7 @@ class PrototypeHead(nn.Module):
 
     @classmethod
     def around(cls, head: nn.Module, classes: int, by_own: bool) -> PrototypeHead:
-        """The head itself if it is one already, else one around it."""
+        """`head` itself if it is a PrototypeHead, else a new one around it."""
         if not isinstance(head, PrototypeHead):
             return cls(head, classes, by_own)
         head.by_own = by_own
@@ -102,18 +102,18 @@ class PrototypeHead(nn.Module):
 
     @classmethod
     def of(cls, model: SplitModel) -> PrototypeHead:
-        """A model's head, that `around` has put there."""
+        """A model's head, which `around` must have made."""
         return _checked(model, cls)
 
     def set_prototypes(self, prototypes: Tensor, known: Tensor) -> None:
-        """Classify by these prototypes, [C, D], as far as they are known, [C]."""
+        """Classify by these prototypes, [C, D], of the classes that `known` [C] marks."""
         self.prototypes.copy_(prototypes)
         self.known.copy_(known)
 
     def forward(self, features: Tensor) -> Tensor:
         """[B, D] -> [B, C]: minus the Euclidean distance to each prototype, minus infinity for a class without one.
 
-        Before there is any prototype, and with `by_own`, the own head's logits.
+        With `by_own`, and while no class has a prototype, the linear head's logits.
         """
         if self.by_own or not self.known.any():
             return cast("Tensor", self.own(features))

@@ -1,4 +1,4 @@
-"""A model as it is used after a run: pixels in, probabilities out, without what only training needs."""
+"""A trained model for prediction: pixels in, probabilities out, without what only training needs."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from protofed.common.config.recipe import Input, NamedOptions
 from protofed.common.errors import CodecError, ConfigError
 from protofed.common.payload import Part, Payload
 
-# What stands behind the body: the architecture's own classifier, cosines to prototypes, or distances to them.
+# What turns features into logits: the architecture's own classifier, cosines to prototypes, or distances to them.
 Head: TypeAlias = Literal["own", "cosine", "nearest"]
 
 
 class NearestHead(nn.Module):
     """Minus the Euclidean distance to each prototype: FedPRP (Guo et al., TNNLS 2024, eq. 12).
 
-    What `PrototypeHead` computes, written without a branch and without `cdist`, so that it can be exported.
+    Computes what `PrototypeHead` does, without a branch and without `cdist`, so that it can be exported to ONNX.
 
     Args:
         prototypes: one row a class, [C, D].
@@ -44,15 +44,15 @@ class NearestHead(nn.Module):
 
 
 class DeployedModel(nn.Module):
-    """A model with the run's normalisation in front of it and a softmax behind it, in evaluation mode.
+    """The run's normalisation, a trained model and a softmax, in evaluation mode.
 
     Attributes:
-        model: body and head; its tensors are all that is trained.
-        head: which kind of head it has.
+        model: body and head; only these have trained tensors.
+        head: the kind of the model's head.
     """
 
     mean: Tensor  # [channels or 1, 1, 1]
-    std: Tensor
+    std: Tensor  # [channels or 1, 1, 1]
 
     def __init__(self, model: SplitModel, images: Input) -> None:
         super().__init__()
@@ -68,11 +68,11 @@ class DeployedModel(nn.Module):
         return logits, logits.softmax(1)
 
     def weights(self) -> Payload:
-        """What was trained, as BODY and HEAD."""
+        """The trained tensors of any shapes, as BODY and HEAD."""
         return {Part.BODY: dump(self.model.body), Part.HEAD: dump(self.model.head)}
 
 
-def rebuilt(
+def rebuild(
     choice: NamedOptions,
     images: Input,
     classes: int,
@@ -80,13 +80,17 @@ def rebuilt(
     weights: Payload,
     allowed: frozenset[str] = frozenset(),
 ) -> DeployedModel:
-    """The model that `DeployedModel.weights` was taken of.
+    """The model whose `DeployedModel.weights` these are.
 
     Args:
-        allowed: own factories that may be imported.
+        choice: the architecture, with options.
+        images: what the model is given, with its normalisation.
+        head: the kind of head that the weights are of.
+        weights: tensors as of `DeployedModel.weights`.
+        allowed: plug-ins that may be imported.
 
     Raises:
-        ConfigError: the architecture is not known, not allowed, or other than that of the weights.
+        ConfigError: the architecture is unknown, not allowed, or not that of the weights.
     """
     model = build(choice, images, classes, allowed)
     try:
@@ -99,10 +103,11 @@ def rebuilt(
 
 
 def put_head(model: SplitModel, weights: Payload, classes: int, *, by_own: bool) -> None:
-    """Load what a site's fit left (BODY and HEAD) into a fresh model, the method's head around or in place of its own.
+    """Load a site's own model (BODY and HEAD) into a fresh one, whose head becomes one of the method's kind.
 
     Args:
-        by_own: of a head with prototypes, predict with the private one.
+        weights: tensors of any shapes, as the site's fit left them; their names tell the kind of head.
+        by_own: predict with the site's linear head rather than with prototypes, where there are both.
 
     Raises:
         CodecError: the tensors are another model's.
@@ -126,7 +131,7 @@ def _blank(own: nn.Module, head: Head, classes: int) -> nn.Module:
 
 
 def _simplified(head: nn.Module) -> tuple[nn.Module, Head]:
-    """What a head predicts with, and nothing else."""
+    """A head without what only training needs, and its kind."""
     if isinstance(head, PrototypeHead):
         if head.by_own or not head.known.any():
             return head.own, "own"
@@ -136,8 +141,8 @@ def _simplified(head: nn.Module) -> tuple[nn.Module, Head]:
     return head, "cosine" if isinstance(head, CosineHead) else "own"
 
 
-def answers(model: DeployedModel, pixels: np.ndarray[tuple[int, ...], np.dtype[np.float32]]) -> list[Tensor]:
-    """Logits and probabilities, [B, C] each, for pixels [B, channels, H, W] in 0..1, wherever the model is."""
+def predict(model: DeployedModel, pixels: np.ndarray[tuple[int, ...], np.dtype[np.float32]]) -> list[Tensor]:
+    """Logits and probabilities, [B, C] each on the CPU, of pixels [B, channels, H, W] in 0..1; on any device."""
     with torch.inference_mode():
-        given = torch.from_numpy(pixels).to(model.mean.device)
-        return [cast("Tensor", found).float().cpu() for found in model(given)]
+        batch = torch.from_numpy(pixels).to(model.mean.device)
+        return [cast("Tensor", output).float().cpu() for output in model(batch)]

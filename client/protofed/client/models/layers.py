@@ -1,4 +1,4 @@
-"""Layers that several models of the catalogue have in common."""
+"""Layers that several models of the catalogue share."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Unit(nn.Module):
 
 
 def convolutions(images: Input, first: int, second: int) -> tuple[dict[str, nn.Module], int]:
-    """Two 5x5 convolutions without padding, each with ReLU and 2x2 max-pooling, flattened: the layers and their size.
+    """Two 5x5 convolutions without padding, each with ReLU and 2x2 max-pooling, then flattened.
 
     Args:
         images: of `CONVOLVED` pixels a side or more.
@@ -27,7 +27,7 @@ def convolutions(images: Input, first: int, second: int) -> tuple[dict[str, nn.M
         second: channels of the second one.
 
     Returns:
-        The layers by name, [B, channels, height, width] -> [B, size], and that size.
+        The layers by name, [B, channels, height, width] -> [B, size], and `size`.
     """
     channels, height, width = images.shape
     layers = {
@@ -39,11 +39,11 @@ def convolutions(images: Input, first: int, second: int) -> tuple[dict[str, nn.M
         "pool2": nn.MaxPool2d(2),
         "flatten": nn.Flatten(),
     }
-    return layers, second * _left(height) * _left(width)
+    return layers, second * _output_side(height) * _output_side(width)
 
 
-def _left(side: int) -> int:
-    """Pixels a side that two convolutions leave."""
+def _output_side(side: int) -> int:
+    """Pixels a side after both convolutions and poolings."""
     return ((side - 4) // 2 - 4) // 2
 
 
@@ -51,12 +51,12 @@ def embedding(features: int, projection: int, unit: bool) -> dict[str, nn.Module
     """Last layers of a body: MOON's projection head (Li et al., CVPR 2021; FedProc's too), then unit length.
 
     Args:
-        features: D that the network before them gives, [B, D].
-        projection: Q that the two linear layers bring it to, [B, Q]; 0: neither layer.
+        features: D of the network before them, [B, D].
+        projection: Q that the two linear layers map it to, [B, Q]; 0: neither layer.
         unit: rows of unit length, as in FedProc's released code (METHODS 4.2); MOON's has none.
 
     Returns:
-        The layers by the released code's names; none where both are off.
+        The layers by the released code's names; empty where both are off.
     """
     layers: dict[str, nn.Module] = {}
     if projection:

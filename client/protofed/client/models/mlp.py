@@ -31,8 +31,8 @@ class MLP:
         """Body [B, channels, height, width] -> [B, hidden[-1]], head -> [B, classes]."""
         body = nn.Sequential()
         body.add_module("flatten", nn.Flatten())
-        for i, (wide, narrow) in enumerate(pairwise((prod(images.shape), *self.hidden)), start=1):
-            body.add_module(f"linear{i}", nn.Linear(wide, narrow))
+        for i, (inputs, outputs) in enumerate(pairwise((prod(images.shape), *self.hidden)), start=1):
+            body.add_module(f"linear{i}", nn.Linear(inputs, outputs))
             if i < len(self.hidden) or not self.signed:
                 body.add_module(f"relu{i}", nn.ReLU())
         return SplitModel(body, nn.Linear(self.hidden[-1], classes, bias=self.bias))

@@ -27,7 +27,7 @@ from protofed.common.config.recipe import Input
 
 @dataclass(frozen=True)
 class ResNet:
-    """What the depths have in common; the defaults are those of FedNH's baselines on TinyImageNet.
+    """The options of both depths; the defaults are those of FedNH's baselines on TinyImageNet.
 
     GroupNorm is the default because it has no running statistics, which differ from site to site under skew.
     """
@@ -51,7 +51,7 @@ class ResNet:
         if self.stem == "small":
             net.maxpool = nn.Identity()
         if self.no_norm:
-            _leave_out_norms(net)
+            _remove_norms(net)
         features = net.fc.in_features
         net.fc = nn.Sequential(OrderedDict(embedding(features, self.projection, self.normalize)))  # the head is ours
         return SplitModel(net, nn.Linear(self.projection or features, classes, self.bias))
@@ -67,8 +67,8 @@ class ResNet:
         return conv
 
 
-def _leave_out_norms(net: nn.Module) -> None:
-    """Put the identity in the place of the stem's and the main branches' layers; shortcuts keep theirs."""
+def _remove_norms(net: nn.Module) -> None:
+    """Replace the normalisation layers of stem and main branches by the identity; those of shortcuts stay."""
     for module in net.modules():
         for name in ("bn1", "bn2", "bn3"):
             if hasattr(module, name):

@@ -31,23 +31,23 @@ class SplitModel(nn.Module):
 
 
 def dump(module: nn.Module) -> Tensors:
-    """Parameters and buffers by name, as contiguous NumPy copies on the CPU."""
+    """Parameters and buffers of any shapes by name, as contiguous NumPy copies on the CPU."""
     return {name: np.array(t.detach().cpu().numpy(), order="C") for name, t in module.state_dict().items()}
 
 
 def load(module: nn.Module, tensors: Tensors) -> None:
-    """Copy tensors into a module of the same names and shapes.
+    """Copy tensors of any shapes into a module's parameters and buffers of the same names and shapes.
 
     Raises:
-        CodecError: with the first name or shape that differs; the module is as before.
+        CodecError: naming the first name or shape that differs; the module is unchanged.
     """
-    own = module.state_dict()
-    if own.keys() != tensors.keys():
-        different = sorted(own.keys() ^ tensors.keys())
+    state = module.state_dict()
+    if state.keys() != tensors.keys():
+        different = sorted(state.keys() ^ tensors.keys())
         raise CodecError(f"the model and what was received differ in {different[0]} and {len(different) - 1} more")
     for name, array in tensors.items():
-        if tuple(own[name].shape) != array.shape:
-            raise CodecError(f"{name} is {array.shape}: the model expects {tuple(own[name].shape)}")
+        if tuple(state[name].shape) != array.shape:
+            raise CodecError(f"{name} is {array.shape}: the model expects {tuple(state[name].shape)}")
     with torch.no_grad():
-        for name, target in own.items():
-            target.copy_(torch.from_numpy(np.array(tensors[name])))
+        for name, target in state.items():
+            target.copy_(torch.from_numpy(np.array(tensors[name])))  # a copy: received arrays are read-only

@@ -13,7 +13,7 @@ import structlog
 
 from protofed.common.codec import Digest, digest, is_digest
 from protofed.common.errors import CodecError
-from protofed.common.protocol.chunks import Partial, check_place, check_sum, chunks
+from protofed.common.protocol.chunks import PartialBlob, check_checksum, check_position, chunk_count
 
 log = structlog.get_logger()
 MAX_ATTEMPTS = 3  # for a chunk, and for a whole blob, that arrives damaged
@@ -53,8 +53,8 @@ class MemoryDownloads:
 
     def write(self, address: Digest, index: int, data: bytes, checksum: int) -> None:
         """See `BlobDownloads.write`."""
-        check_sum(index, data, checksum)
-        check_place(index, len(data), self._total)
+        check_checksum(index, data, checksum)
+        check_position(index, len(data), self._total)
         self._chunks[index] = data
 
     def seal(self, address: Digest) -> bytes:
@@ -78,7 +78,7 @@ class DiskDownloads:
 
     def __init__(self, folder: Path, keep: int = 2) -> None:
         self._folder, self._keep = folder, keep
-        self._partials: dict[Digest, Partial] = {}
+        self._partials: dict[Digest, PartialBlob] = {}
 
     def cached(self, address: Digest) -> bytes | None:
         """See `BlobDownloads.cached`; a damaged or unreadable file counts as absent."""
@@ -92,7 +92,7 @@ class DiskDownloads:
 
     def begin(self, address: Digest, total: int) -> frozenset[int]:
         """See `BlobDownloads.begin`; continues what an earlier process left."""
-        return self._partials.setdefault(address, Partial(self._folder / f"{address}{PART}")).begin(total)
+        return self._partials.setdefault(address, PartialBlob(self._folder / f"{address}{PART}")).begin(total)
 
     def write(self, address: Digest, index: int, data: bytes, checksum: int) -> None:
         """See `BlobDownloads.write`."""
@@ -132,7 +132,7 @@ def download(
         return data
     for _ in range(MAX_ATTEMPTS):
         stored = downloads.begin(address, total)
-        missing = [index for index in range(chunks(total)) if index not in stored]
+        missing = [index for index in range(chunk_count(total)) if index not in stored]
         list(pool.map(lambda index: _download_chunk(downloads, address, index, fetch_chunk), missing))
         try:
             return downloads.seal(address)

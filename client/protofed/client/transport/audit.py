@@ -54,7 +54,7 @@ class ClientAudit:
         Args:
             server: host:port.
             certificate: fingerprint of this site's, or `PLAINTEXT`.
-            facts: the message's fields without their data, from `wire.facts`.
+            facts: the message's fields without their data, from `audit_fields`.
             message: the bytes to be sent; the line has their size and digest.
         """
         target: dict[str, Fact] = {"server": server, "certificate": certificate, "call": call}

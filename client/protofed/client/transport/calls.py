@@ -40,6 +40,7 @@ from protofed.common.errors import (
 from protofed.common.incident import incident_in
 from protofed.common.pki.identity import LiveIdentity
 from protofed.common.protocol import wire
+from protofed.common.protocol.audit_fields import audit_fields
 from protofed.common.storage.journal import Fact
 
 log = structlog.get_logger()
@@ -238,4 +239,4 @@ def _log_incident(request: _Request, error: grpc.RpcError) -> None:
 
 def _serialise(call: str, message: Message, timeout: float) -> _Request:
     # Deterministic, so that equal messages have equal digests in the audit log.
-    return _Request(call, message.SerializeToString(deterministic=True), wire.facts(message), timeout)
+    return _Request(call, message.SerializeToString(deterministic=True), audit_fields(message), timeout)

@@ -14,7 +14,7 @@ from protofed.client.transport.proxy import Proxy
 from protofed.common.errors import UnavailableError
 from protofed.common.grpc_environment import check_in_time
 from protofed.common.pki.identity import Identity, LiveIdentity
-from protofed.common.protocol.server_info import ServerInfo, read_greeting
+from protofed.common.protocol.server_info import ServerInfo, read_server_info
 
 # Each option was measured to matter: docs/explanation/protocol.md, section 4.
 OPTIONS: list[tuple[str, Any]] = [
@@ -52,7 +52,7 @@ def fetch_server_info(
         with channels.take() as (channel, _):
             check: Any = channel.unary_unary(_HEALTH)  # bytes to bytes
             _reply, call = check.with_call(b"", timeout=timeout)
-            return read_greeting(dict(call.initial_metadata()))
+            return read_server_info(dict(call.initial_metadata()))
     except grpc.RpcError as error:
         status = f"{error.code().name.lower()}: {error.details()}"[:160]
         raise UnavailableError(f"{address} does not answer a health check ({status})") from error
@@ -83,7 +83,7 @@ class Channels:
     def take(self) -> Iterator[tuple[grpc.Channel, Identity | None]]:
         """A channel for one call, and the identity it was opened with."""
         with self._lock:
-            if self._identity is not None and self._identity.now() is not self._open[-1].identity:
+            if self._identity is not None and self._identity.current() is not self._open[-1].identity:
                 self._open.append(self._dial())
             channel = self._open[-1]
             channel.calls += 1
@@ -117,7 +117,7 @@ class Channels:
         if self._identity is None:
             return _Channel(grpc.insecure_channel(self._address, [*OPTIONS, ("grpc.enable_http_proxy", 0)]), None)
         check_in_time()
-        identity = self._identity.now()
+        identity = self._identity.current()
         credentials = grpc.ssl_channel_credentials(identity.authorities_pem, identity.key_pem, identity.certificate_pem)
         # Only the setting counts: without it, gRPC would take a proxy from the environment.
         proxy = [("grpc.enable_http_proxy", 0)] if self._proxy is None else [("grpc.http_proxy", self._proxy.url)]

@@ -19,7 +19,7 @@ from protofed.common.errors import CodecError, ExcludedError, IncompleteUploadEr
 from protofed.common.payload import SiteId
 from protofed.common.pki.identity import LiveIdentity
 from protofed.common.protocol import wire
-from protofed.common.protocol.chunks import chunks
+from protofed.common.protocol.chunks import chunk_count
 from protofed.common.protocol.messages import (
     CHUNK_BYTES,
     PROTOCOL_VERSION,
@@ -99,7 +99,7 @@ class GrpcLink:
             protocol_version=PROTOCOL_VERSION,
             software_version=VERSION,
             roles=[wire.role.pack(role) for role in self._roles],
-            hold=wire.pack_hold(pause_reason),
+            hold=wire.pack_pause_reason(pause_reason),
         )
         try:
             return wire.unpack_enrolled(self._calls.call("Enroll", request, pb.EnrollResponse))
@@ -191,7 +191,7 @@ class GrpcLink:
         return chunk.data, chunk.crc32c
 
     def _put_missing(self, upload: pb.Upload, data: bytes) -> None:
-        missing = sorted(set(range(chunks(len(data)))) - set(upload.received_chunks))
+        missing = sorted(set(range(chunk_count(len(data)))) - set(upload.received_chunks))
         list(self._pool.map(lambda index: self._put_chunk(upload.id, data, index), missing))
 
     def _put_chunk(self, upload: str, data: bytes, index: int) -> None:

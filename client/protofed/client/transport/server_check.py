@@ -51,7 +51,7 @@ class ServerProbe:
         Raises:
             ConfigError: the problem will not pass by waiting; nothing was sent.
         """
-        self._remind(self._identity.now().certificate)
+        self._remind(self._identity.current().certificate)
         if self._reached:
             return None
         with self._lock:
@@ -72,7 +72,7 @@ class ServerProbe:
             self._lock.release()
 
     def _diagnose(self) -> ConnectionDiagnosis:
-        diagnosis = diagnose(self._address, self._identity.now(), self._proxy)
+        diagnosis = diagnose(self._address, self._identity.current(), self._proxy)
         self._diagnosed_at = time.monotonic()
         self._reached |= diagnosis.kind is DiagnosisCode.FINE
         server = (diagnosis.kind, diagnosis.server_fingerprint)

@@ -16,13 +16,13 @@ from protofed.common.plugins import PluginKind, is_plugin
 
 
 class Whole(StrictModel):
-    """Every site holds all of the source: for a daemon whose source is its own data."""
+    """Every site has all of the source: for a daemon whose source is its own data."""
 
     kind: Literal["whole"] = "whole"
 
 
 class Dirichlet(StrictModel):
-    """Every class is dealt by a Dirichlet draw (FedNH's partition)."""
+    """Each class is divided among the sites by a Dirichlet draw (FedNH's partition)."""
 
     kind: Literal["dirichlet"]
     sites: Annotated[int, Field(ge=1)]  # into how many
@@ -32,7 +32,7 @@ class Dirichlet(StrictModel):
 
 
 class PfllibDirichlet(StrictModel):
-    """The same without a minimum of classes, as PFLlib draws it (cwFedAVG's practical setting)."""
+    """As `Dirichlet` without a minimum of classes, as PFLlib draws it (cwFedAVG's practical setting)."""
 
     kind: Literal["pfllib-dirichlet"]
     sites: Annotated[int, Field(ge=1)]  # into how many
@@ -41,7 +41,7 @@ class PfllibDirichlet(StrictModel):
 
 
 class NiidBenchDirichlet(StrictModel):
-    """The same as NIID-Bench and MOON draw it (FedProc's partition)."""
+    """As `Dirichlet`, as NIID-Bench and MOON draw it (FedProc's partition)."""
 
     kind: Literal["niid-bench-dirichlet"]
     sites: Annotated[int, Field(ge=1)]  # into how many
@@ -50,7 +50,7 @@ class NiidBenchDirichlet(StrictModel):
 
 
 class Pathological(StrictModel):
-    """Every site holds a few whole classes' shares (PFLlib's and cwFedAVG's pathological setting)."""
+    """Every site has shares of a few classes and no others (PFLlib's and cwFedAVG's pathological setting)."""
 
     kind: Literal["pathological"]
     sites: Annotated[int, Field(ge=1)]  # into how many
@@ -59,7 +59,7 @@ class Pathological(StrictModel):
 
 
 class Shards(StrictModel):
-    """Every class is cut into shards and every site is dealt as many (FedPRP's sharding)."""
+    """Each class is cut into shards, and every site gets the same number of them (FedPRP's sharding)."""
 
     kind: Literal["shards"]
     sites: Annotated[int, Field(ge=1)]  # into how many
@@ -73,20 +73,20 @@ class ColumnPartition(StrictModel):
 
 
 class PluginPartition(BaseModel):
-    """As a plug-in cuts it; its options are checked where it is called."""
+    """A plug-in's partition; its options are checked where it is called."""
 
     model_config = ConfigDict(extra="allow", frozen=True, allow_inf_nan=False)
     kind: str
 
     @model_validator(mode="after")
-    def _known(self) -> PluginPartition:
+    def _check_kind(self) -> PluginPartition:
         if not is_plugin(PluginKind.PARTITION, self.kind):
             raise ValueError(str(unknown("partition", self.kind, KINDS)))
         return self
 
     @property
     def options(self) -> dict[str, Any]:
-        """Everything beside the kind."""
+        """All keys of the table but `kind`."""
         return dict(self.model_extra or {})
 
 
@@ -119,13 +119,13 @@ SOURCES: tuple[str, ...] = get_args(Source)
 _GROUPS = {"manifest": "add a column `group`", "npz": "add arrays train_group and test_group"}
 
 
-def common_folder() -> Path | None:
-    """What `PROTOFED_DATA` names, if it names one."""
-    named = os.environ.get("PROTOFED_DATA")
-    return Path(named) if named else None
+def data_folder() -> Path | None:
+    """The folder that the environment variable `PROTOFED_DATA` names, if it is set."""
+    folder = os.environ.get("PROTOFED_DATA")
+    return Path(folder) if folder else None
 
 
-def _known(source: str) -> str:
+def _check_source(source: str) -> str:
     if source not in SOURCES and not is_plugin(PluginKind.DATASET, source):
         raise ValueError(str(unknown("source", source, SOURCES)))
     return source
@@ -134,7 +134,7 @@ def _known(source: str) -> str:
 class Data(StrictModel):
     """Where images come from, and how one source is cut into sites; a simulation's, or one daemon's own."""
 
-    source: Annotated[str, AfterValidator(_known)]  # one of `Source`, or a plug-in
+    source: Annotated[str, AfterValidator(_check_source)]  # one of `Source`, or a plug-in
     options: Mapping[str, Any] = {}  # of a source that is a plug-in, for it to read
     root: Path | None = None  # the folder of images or of a library's set; the file of an npz or a manifest (.csv)
     dataset: str | None = None  # medmnist only: which of its sets, as dermamnist or dermamnist_64
@@ -160,12 +160,12 @@ class Data(StrictModel):
 
     @property
     def place(self) -> Path | None:
-        """The root where it is: a relative one in the folder that `PROTOFED_DATA` names, if it names one."""
-        common = common_folder()
-        return common / self.root if common is not None and self.root is not None else self.root
+        """`root`, a relative one below the folder that `PROTOFED_DATA` names, if it is set."""
+        folder = data_folder()
+        return folder / self.root if folder is not None and self.root is not None else self.root
 
     @model_validator(mode="after")
-    def _of_its_source(self) -> Data:
+    def _check_source_options(self) -> Data:
         if self.options and self.source in SOURCES:
             raise ValueError(f"source {self.source} has no options; remove them")
         if (self.dataset is not None) != (self.source == "medmnist"):
@@ -174,14 +174,14 @@ class Data(StrictModel):
             raise ValueError(
                 f"group_pattern is of source folder; for source {self.source} {_GROUPS.get(self.source, 'remove it')}"
             )
-        if self.group_pattern is not None and _groups_of(self.group_pattern) != 1:
+        if self.group_pattern is not None and _group_count(self.group_pattern) != 1:
             raise ValueError("group_pattern: expected a regular expression with one (group) in it, as '/(P[0-9]+)_'")
         if both := sorted(self.ignore_labels & set(self.label_map)):
             raise ValueError(f"'{short(both[0])}' is in label_map and in ignore_labels; expected it in one of them")
         return self
 
     @model_validator(mode="after")
-    def _one_way_to_test(self) -> Data:
+    def _check_test_set(self) -> Data:
         if self.local_test is not None and self.local_test_fraction is not None:
             raise ValueError("expected local_test or local_test_fraction, not both")
         if self.merge_test_into_train and self.local_test_fraction is None:
@@ -191,8 +191,8 @@ class Data(StrictModel):
         return self
 
 
-def _groups_of(pattern: str) -> int | None:
-    """How many; None: it is no regular expression."""
+def _group_count(pattern: str) -> int | None:
+    """Number of groups in a regular expression; None: `pattern` is none."""
     try:
         return re.compile(pattern).groups
     except re.error:

@@ -1,4 +1,4 @@
-"""A run's recipe: TOML read into frozen models; an unknown key is an error that names the nearest known one."""
+"""A run's recipe: TOML parsed into frozen models; an unknown key is an error that names the nearest known one."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ Every = Annotated[int, Field(ge=0, le=MOST_ROUNDS)]
 Sites = Annotated[int, Field(ge=1, le=MOST_SITES)]
 Order = Annotated[tuple[int, ...], Field(max_length=MOST_CLASSES)]
 ClassName = Annotated[str, Field(pattern=r"^\S(?:.{0,78}\S)?$")]
-PREPROCESSING = 1  # raised when the same `[input]` comes to mean other pixels
-DEEPEST = 8  # files that extend one another
+PREPROCESSING = 1  # incremented when the same `[input]` gives other pixels than before
+MAX_EXTENDED = 8  # files of one chain of `extends`, which may be circular
 M = TypeVar("M", bound=BaseModel)
 
 
 class Plan(StrictModel):
-    """Local training: what one fit does on a site."""
+    """Local training: one fit on a site."""
 
     epochs: Annotated[int, Field(ge=1, le=100_000)] = 1  # over the site's examples, in each round
     batch_size: Annotated[int, Field(ge=1, le=1_000_000)] = 64  # examples; over all ranks, if there are several
@@ -55,7 +55,7 @@ class Plan(StrictModel):
 
 
 class Federation(StrictModel):
-    """Rounds: who is invited, how long is waited, and when scores are taken."""
+    """Rounds: which sites are invited, how long the server waits, and when scores are taken."""
 
     min_sites: Sites = 2  # trainers that must be there before a round is opened
     participation: Share = 1.0  # share of the enrolled trainers that a round needs
@@ -77,7 +77,7 @@ class Federation(StrictModel):
 
 
 class Evaluation(StrictModel):
-    """Which scores are taken, beside those that every run has."""
+    """Scores in addition to those that every run has."""
 
     frequency_groups: bool = (
         False  # accuracy on many (the first 20 % of classes), medium (the next 30 %) and few (the rest)
@@ -87,7 +87,7 @@ class Evaluation(StrictModel):
 
 
 class Recipe(StrictModel):
-    """One run, whole."""
+    """One run: all that a server, its sites or a simulation need to carry it out."""
 
     name: Id  # of the run, unique at its server
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] = 0  # of the model, the batches and who is invited
@@ -109,60 +109,62 @@ class Recipe(StrictModel):
         return self
 
     @model_validator(mode="after")
-    def _order(self) -> Recipe:
+    def _class_order(self) -> Recipe:
         if (order := self.evaluation.class_order) and sorted(order) != list(range(self.classes)):
             raise ValueError(f"evaluation.class_order: expected each of 0 to {self.classes - 1} once")
         return self
 
     def wire(self) -> str:
-        """As JSON, for sites: without the simulation's data, which would name paths."""
+        """As JSON, for sites: without `data`, which is a simulation's and names paths."""
         return self.model_dump_json(exclude={"data"})
 
     def preprocessing_digest(self) -> Digest:
-        """Equal where sites bring their images and labels to the model in the same way."""
-        means = {"input": self.input.model_dump(), "class_names": self.class_names, "version": PREPROCESSING}
-        return digest(json.dumps(means, sort_keys=True).encode())
+        """A digest that is equal for recipes by which sites preprocess images and number classes in the same way."""
+        fields = {"input": self.input.model_dump(), "class_names": self.class_names, "version": PREPROCESSING}
+        return digest(json.dumps(fields, sort_keys=True).encode())
 
     @property
     def names(self) -> frozenset[str]:
-        """All names that it chooses by, of which some may be plug-ins: what a user allows who runs it on purpose."""
+        """All names of methods, models and data in it, of which some may be plug-ins; `simulate` allows them."""
         data = () if self.data is None else (self.data.source, self.data.partition.kind)
         return frozenset({self.method.name, self.model.name, *data})
 
     def fingerprint(self) -> Digest:
-        """Equal for equal runs: a restarted server continues only the recipe that it began."""
+        """A digest that is equal for equal runs: a restarted server continues a run only with the same recipe."""
         return digest(self.wire().encode())
 
 
 def read_recipe(path: Path) -> Recipe:
-    """A recipe's file; with `extends = "other.toml"`, a path beside it, what it says goes over what the other says.
+    """A recipe from a file; with `extends = "other.toml"`, a path relative to it, over that file's keys.
 
-    Tables are merged key by key, but one that changes its `name` or `kind` replaces the other's: its options are other
-    ones.
+    Tables are merged as by `overlay`.
 
     Raises:
-        ConfigError: as `read_toml`; or files that extend each other.
+        ConfigError: as of `read_toml`, or a chain of `extends` that is too long or circular.
     """
     table, extending = read_table(path), [path]
     while (base := table.pop("extends", None)) is not None:
         extending.append(extending[-1].parent / str(base))
-        if len(extending) > DEEPEST:
-            raise ConfigError(f"{path} extends {DEEPEST} files; expected one that extends nothing at the end")
+        if len(extending) > MAX_EXTENDED:
+            raise ConfigError(f"{path} extends {MAX_EXTENDED} files; expected one that extends nothing at the end")
         table = overlay(read_table(extending[-1]), table)
     return parse(table, Recipe, str(path))
 
 
 def overlay(base: dict[str, Any], table: dict[str, Any]) -> dict[str, Any]:
-    """`base` with `table` over it, key by key; a table that changes its `name` or `kind` replaces the other's."""
+    """`base` updated by `table`, key by key.
+
+    A table that changes its `name` or `kind` replaces the other's as a whole, whose options are of another class.
+    """
     merged = {**base, **table}
     for key, value in table.items():
         old = base.get(key)
-        if isinstance(old, dict) and isinstance(value, dict) and not _replaces(value, old):
+        if isinstance(old, dict) and isinstance(value, dict) and not _replaces_base(value, old):
             merged[key] = overlay(old, value)
     return merged
 
 
-def _replaces(table: dict[str, Any], base: dict[str, Any]) -> bool:
+def _replaces_base(table: dict[str, Any], base: dict[str, Any]) -> bool:
     return any(key in table and table[key] != base.get(key) for key in ("name", "kind"))
 
 
@@ -170,13 +172,13 @@ def read_toml(path: Path, model: type[M]) -> M:
     """A TOML file as `model`.
 
     Raises:
-        ConfigError: no such file, no TOML, an unknown key, or a value out of range, with its place in the file.
+        ConfigError: no such file, no TOML, an unknown key, or a value out of range, with the path of the key.
     """
     return parse(read_table(path), model, str(path))
 
 
 def read_table(path: Path) -> dict[str, Any]:
-    """A TOML file as it stands.
+    """A TOML file as plain tables and values.
 
     Raises:
         ConfigError: there is no such file, or it is no TOML.
@@ -214,22 +216,23 @@ def parse_json(text: str, model: type[M], where: str) -> M:
 
 
 def explain(error: ValidationError, model: type[BaseModel]) -> str:
-    """The first thing that is wrong, in one line, with what was expected there."""
-    first = min(error.errors(), key=lambda found: found["type"] != "extra_forbidden")  # a typo explains what is missing
-    path = ".".join(str(step) for step in first["loc"])
-    if first["type"] == "extra_forbidden":
+    """The first problem in one line, with what was expected."""
+    # Unknown keys first: a typo explains a missing key.
+    problem = min(error.errors(), key=lambda details: details["type"] != "extra_forbidden")
+    path = ".".join(str(step) for step in problem["loc"])
+    if problem["type"] == "extra_forbidden":
         keys = _keys(model)
         if (new := RENAMED.get(path.removeprefix("recipe."))) in keys:
             return f"unknown key '{path}': it is called '{new}'"
-        near = difflib.get_close_matches(str(first["loc"][-1]), keys, n=1, cutoff=0.5)
+        near = difflib.get_close_matches(str(problem["loc"][-1]), keys, n=1, cutoff=0.5)
         return f"unknown key '{short(path)}'" + (f": did you mean '{near[0]}'?" if near else "; remove it")
-    if first["type"] == "missing":
+    if problem["type"] == "missing":
         return f"'{path}' is missing; add it"
-    return f"{path} = {short(repr(first['input']))}: {first['msg']}" if path else first["msg"]
+    return f"{path} = {short(repr(problem['input']))}: {problem['msg']}" if path else problem["msg"]
 
 
 def _keys(model: type[BaseModel]) -> set[str]:
-    """Every key that may stand anywhere in a model's tables."""
+    """Every key of a model and of the tables within it."""
     keys: set[str] = set()
     for definition in [(schema := model.model_json_schema()), *schema.get("$defs", {}).values()]:
         keys |= set(definition.get("properties", {}))

@@ -17,11 +17,12 @@ from protofed.common.errors import ConfigError, unknown
 from protofed.common.ids import Id
 from protofed.common.protocol.messages import Role
 
-Secret: TypeAlias = Annotated[SecretStr, BeforeValidator(str)]  # an error shows what it was given: never a secret
+# Any input becomes a str first, which is always valid: an error of validation would quote it.
+Secret: TypeAlias = Annotated[SecretStr, BeforeValidator(str)]
 
 
 class Monitoring(StrictModel):
-    """Where a process answers /metrics, /healthz and /readyz."""
+    """The HTTP endpoint of a daemon with /metrics, /healthz and /readyz."""
 
     listen: str  # host:port; port 0 takes a free one
     identity: Path | None = None  # folder with cert.pem and key.pem: HTTPS in place of HTTP
@@ -29,7 +30,7 @@ class Monitoring(StrictModel):
 
 
 class ServerSettings(BaseSettings):
-    """`protofed server`."""
+    """Settings of `protofed server start`."""
 
     model_config = SettingsConfigDict(env_prefix="PROTOFED_SERVER_", env_nested_delimiter="__", extra="forbid")
 
@@ -50,7 +51,7 @@ class ServerSettings(BaseSettings):
 
 
 class ClientSettings(BaseSettings):
-    """`protofed client`."""
+    """Settings of `protofed client start`, one site's daemon."""
 
     model_config = SettingsConfigDict(env_prefix="PROTOFED_CLIENT_", env_nested_delimiter="__", extra="forbid")
 
@@ -75,19 +76,22 @@ S = TypeVar("S", bound=BaseSettings)
 
 
 def read_settings(model: type[S], file: Path | None, arguments: Mapping[str, Any]) -> S:
-    """Settings from a file, the environment and the command line, the last one first; None there is no word.
+    """Settings from a file, the environment and the command line; a later one of these overrides the earlier.
+
+    Args:
+        arguments: options of the command line by setting; None and empty ones are not given.
 
     Raises:
-        ConfigError: no such file, an unknown key or a value out of range.
+        ConfigError: no such file, an unknown key or variable, or a value out of range.
     """
     table = {} if file is None else read_table(file)
     _check_environment(model)
-    said = {name: value for name, value in arguments.items() if value not in (None, [], ())}
-    if isinstance(said.get("metrics"), str):  # the command line has an address only; the rest is the table's
-        said["metrics"] = {"listen": said["metrics"]}
+    values = {name: value for name, value in arguments.items() if value not in (None, [], ())}
+    if isinstance(values.get("metrics"), str):  # the command line has only an address; its other keys are in the file
+        values["metrics"] = {"listen": values["metrics"]}
     try:
-        return _layered(model, table)(**said)
-    except SettingsError as error:  # a list or a table in the environment
+        return _layered(model, table)(**values)
+    except SettingsError as error:  # of a list or a table in the environment, which pydantic-settings reads as JSON
         raise ConfigError(f"environment: {error}; expected JSON there") from error
     except ValidationError as error:
         raise ConfigError(
@@ -96,7 +100,7 @@ def read_settings(model: type[S], file: Path | None, arguments: Mapping[str, Any
 
 
 def _check_environment(model: type[BaseSettings]) -> None:
-    """A misspelt variable would be ignored silently."""
+    """Refuse an unknown variable with our prefix: pydantic-settings would ignore a misspelt one silently."""
     prefix = model.model_config.get("env_prefix", "")
     for name in os.environ:
         if name.upper().startswith(prefix):
@@ -110,6 +114,7 @@ def _check_environment(model: type[BaseSettings]) -> None:
 def _layered(model: type[S], table: dict[str, Any]) -> type[S]:
     """The model with the file's table as its lowest source, below the environment."""
 
+    # pydantic-settings takes its sources from a classmethod, so the table of this call needs a class of its own.
     class Layered(model):  # type: ignore[valid-type, misc]
         @classmethod
         def settings_customise_sources(cls, settings_cls: Any, **sources: Any) -> Any:  # noqa: ARG003

@@ -24,7 +24,7 @@ class StrictModel(BaseModel):
 
 
 class NamedOptions(BaseModel):
-    """A name with the options that its registry checks: `[method]` and `[model]`."""
+    """A name with options, which the registry of that name checks: `[method]` and `[model]`."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
     name: Annotated[str, Field(max_length=MAX_TEXT)]
@@ -37,7 +37,7 @@ class NamedOptions(BaseModel):
 
     @property
     def options(self) -> dict[str, Any]:
-        """Everything beside the name."""
+        """All keys of the table but `name`."""
         return dict(self.model_extra or {})
 
 

@@ -1,6 +1,6 @@
 """/metrics, /healthz and /readyz of a daemon, over HTTP or HTTPS, on threads of their own.
 
-What is asked here must be answered when the daemon is in trouble: nothing waits for its event loop or other threads.
+It must answer when the daemon is in trouble, so nothing here waits for the daemon's event loop or other threads.
 """
 
 from __future__ import annotations
@@ -27,20 +27,19 @@ from protofed.common.errors import ConfigError, UnavailableError
 from protofed.common.pki.https import Https, check_private
 
 log = structlog.get_logger()
-SILENCE_S = 5.0  # of a peer, within its request or while it reads the answer
-LONGEST_S = 20.0  # of one connection, however it goes
-CONNECTIONS = 32  # at a time; one more is closed at once
-POLL_S = 0.1  # how soon an end is noticed
+SILENCE_S = 5.0  # that a peer may pause within its request or while it reads the answer
+LONGEST_S = 20.0  # of one connection: a peer that sends a byte every 4 s never pauses for long
+CONNECTIONS = 32  # at a time, a thread each; further ones are closed at once
+POLL_S = 0.1  # between two checks for `stop` and for connections that last too long
 PLAIN = "text/plain; charset=utf-8"
 
 
 class Monitor:
-    """One HTTP server.
-
-    /metrics is the registry's; /healthz says that the process lives; /readyz what it lacks to do its work, a line each.
+    """One HTTP server: /metrics of a registry, /healthz (the process runs), /readyz (it can do its work).
 
     Args:
-        ready: what is missing now; asked on any thread.
+        where: address, and the identity and token if there are any.
+        ready: what the daemon lacks to do its work, a line each; called on any thread.
 
     Raises:
         ConfigError: the address, the identity or the token cannot be used.
@@ -54,7 +53,7 @@ class Monitor:
         self._server: _Server | None = None
 
     def start(self) -> str:
-        """Answer from now on; the URL that it does under.
+        """Begin to answer; returns the URL.
 
         Raises:
             UnavailableError: the port is taken, or the address is not this machine's.
@@ -63,26 +62,26 @@ class Monitor:
         try:
             self._server = _Server(host, port, self._tls, self._answer)
         except OSError as error:
-            told = f"cannot answer /metrics on {self._where.listen}: {error.strerror or error}"
-            raise UnavailableError(f"{told}; free the port or take another") from error
+            text = f"cannot answer /metrics on {self._where.listen}: {error.strerror or error}"
+            raise UnavailableError(f"{text}; free the port or take another") from error
         threading.Thread(target=self._server.serve_forever, args=(POLL_S,), name="monitor", daemon=True).start()
         if self._token is None and not is_loopback(host):
             log.warning(
                 "metrics without a token: whoever reaches this port can read the sites' names and scores",
                 listen=self._where.listen,
             )
-        shown = f"[{host}]" if ":" in host else host
-        return f"{'http' if self._tls is None else 'https'}://{shown}:{self._server.server_address[1]}"
+        url_host = f"[{host}]" if ":" in host else host
+        return f"{'http' if self._tls is None else 'https'}://{url_host}:{self._server.server_address[1]}"
 
     def stop(self) -> None:
-        """Answer no more."""
+        """Stop answering and free the port."""
         if self._server is not None:
             self._server.shutdown()
             self._server.server_close()
             self._server = None
 
     def _answer(self, path: str, headers: Any) -> tuple[HTTPStatus, str, bytes]:
-        """Status, type and body of the answer to GET."""
+        """Status, content type and body of the answer to a GET."""
         match path:
             case "/healthz":
                 return HTTPStatus.OK, PLAIN, b"alive\n"
@@ -98,15 +97,15 @@ class Monitor:
             case _:
                 return HTTPStatus.NOT_FOUND, PLAIN, b"here are /metrics, /healthz and /readyz\n"
 
-    def _may_read(self, said: str) -> bool:
+    def _may_read(self, authorization: str) -> bool:
         if self._token is None:
             return True
-        scheme, _, token = said.partition(" ")
+        scheme, _, token = authorization.partition(" ")
         return scheme.lower() == "bearer" and hmac.compare_digest(token.strip().encode(), self._token)
 
 
 class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
-    """Hands each connection to a thread, ends those that last too long, and takes in only so many."""
+    """A thread for each connection, up to `CONNECTIONS`, each for `LONGEST_S` at most."""
 
     allow_reuse_address, daemon_threads = True, True
     request_queue_size = CONNECTIONS
@@ -115,13 +114,13 @@ class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
         self, host: str, port: int, tls: Https | None, answer: Callable[[str, Any], tuple[HTTPStatus, str, bytes]]
     ) -> None:
         self.answer, self._tls = answer, tls
-        self._open: dict[socket.socket, float] = {}  # since when
+        self._open: dict[socket.socket, float] = {}  # when it was accepted, monotonic seconds
         self._lock = threading.Lock()
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         super().__init__((host, port), _Handler)
 
     def verify_request(self, request: Any, client_address: Any) -> bool:
-        """Whether there is room for one more."""
+        """Whether to accept the connection; called by socketserver before it starts a thread."""
         with self._lock:
             if len(self._open) >= CONNECTIONS:
                 return False
@@ -129,46 +128,48 @@ class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
             return True
 
     def finish_request(self, request: Any, client_address: Any) -> None:
-        """On the connection's own thread: a handshake holds up nobody else."""
+        """Handle the connection, on its own thread."""
         request.settimeout(SILENCE_S)
         if self._tls is None:
             _Handler(request, client_address, self)
             return
+        # The handshake is here, not on the accepting thread: a slow peer delays nobody else. Of a duplicate, because
+        # `wrap_socket` takes its socket over, and socketserver closes the original.
         with self._tls.context().wrap_socket(request.dup(), server_side=True) as wrapped:
             _Handler(wrapped, client_address, self)
 
     def shutdown_request(self, request: Any) -> None:
-        """The connection is over."""
+        """Close the connection; called by socketserver when its thread ends."""
         with self._lock:
             self._open.pop(request, None)
         super().shutdown_request(request)
 
     def service_actions(self) -> None:
-        """Now and then: end what lasts too long."""
+        """End connections that last too long; called by `serve_forever` every `POLL_S`."""
         now = time.monotonic()
         with self._lock:
             late = [request for request, since in self._open.items() if now - since > LONGEST_S]
         for request in late:
-            _cut(request)
+            _shut(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A peer that goes away, is too slow or speaks no TLS is nobody's fault here."""
+        """Log at debug level: a peer that disconnects, is too slow or speaks no TLS is no error of this daemon."""
         log.debug("monitor: a connection ended early", why=str(sys.exc_info()[1]))
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """One request, GET only, without a body; the connection ends with the answer."""
+    """One GET request without a body; the connection is closed after the answer."""
 
     server: _Server
     error_message_format, error_content_type = "%(message)s\n", PLAIN
 
     def do_GET(self) -> None:
-        """Answer it."""
+        """Answer a GET; `http.server` finds the method by this name, and answers others with 501."""
         try:
             status, kind, body = self.server.answer(self.path.partition("?")[0], self.headers)
-        except Exception as error:  # no traceback: a token would stand in it
-            why = f"{type(error).__name__}: {error}"
-            log.error("monitor: no answer", path=self.path.partition("?")[0][:80], why=why)
+        except Exception as error:  # logged without a traceback, whose local variables may have the token
+            text = f"{type(error).__name__}: {error}"
+            log.error("monitor: no answer", path=self.path.partition("?")[0][:80], why=text)
             status, kind, body = HTTPStatus.INTERNAL_SERVER_ERROR, PLAIN, b"see this daemon's log\n"
         self.send_response(status)
         if status is HTTPStatus.UNAUTHORIZED:
@@ -179,11 +180,11 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def send_response(self, code: int, message: str | None = None) -> None:
-        """Without the name and version of any software."""
+        """The status line alone: the default would add the names and versions of this software."""
         self.send_response_only(code, message)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Scrapes come every few seconds."""
+        """Nothing: scrapes come every few seconds."""
 
 
 def _read_token(path: Path) -> bytes:
@@ -197,8 +198,8 @@ def _read_token(path: Path) -> bytes:
     return token
 
 
-def _cut(request: socket.socket) -> None:
+def _shut(request: socket.socket) -> None:
     try:
         request.shutdown(socket.SHUT_RDWR)
-    except OSError:  # it has gone already
+    except OSError:  # the peer has closed it already
         return

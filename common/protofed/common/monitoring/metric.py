@@ -1,4 +1,4 @@
-"""Metrics as data: what a process tells Prometheus, for the code that counts, the tests and the documents."""
+"""Metrics as data: names, labels and meanings, for the code that counts, for tests and for the documents."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, disable_cre
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, SummaryMetricFamily
 
 Kind: TypeAlias = Literal["gauge", "counter", "histogram", "summary"]
-disable_created_metrics()  # type: ignore[no-untyped-call]  # a series beside each counter, of when it was made: nobody asks for it
+disable_created_metrics()  # type: ignore[no-untyped-call]  # `_created` series, of which nothing is made
 
 
 @dataclass(frozen=True)
 class Metric:
     """One metric; its name, labels and meaning are a public contract.
 
-    A point in time is a gauge `…_timestamp_seconds` of the Unix epoch: ages and what is left are for PromQL's `time()`.
+    A point in time is a gauge `…_timestamp_seconds` in Unix time: PromQL computes ages and remaining times by `time()`.
 
     Attributes:
-        labels: never one whose value would be a path, a count of labels or text that a site has made up.
+        labels: their names. No value may be a path, a count of labels, or text that a site chooses.
     """
 
     name: str
@@ -29,29 +29,37 @@ class Metric:
     help: str
 
     def counter(self, registry: CollectorRegistry) -> Counter:
-        """To be counted at events."""
+        """A counter in this registry, to be incremented at events."""
         return Counter(self.name, self.help, self.labels, registry=registry)
 
     def histogram(self, registry: CollectorRegistry, buckets: Sequence[float]) -> Histogram:
-        """To be observed at events."""
+        """A histogram in this registry, to be given observations at events.
+
+        Args:
+            buckets: upper edges, in the metric's unit.
+        """
         return Histogram(self.name, self.help, self.labels, buckets=buckets, registry=registry)
 
     def family(self, values: Mapping[tuple[str, ...], float]) -> GaugeMetricFamily | CounterMetricFamily:
-        """A gauge's or a counter's values by labels, read when somebody asks for them: what a collector yields."""
+        """A gauge's or a counter's values by label values, as a collector yields them at a scrape.
+
+        Raises:
+            ValueError: values for another number of labels; the same in `summary`.
+        """
         kind = CounterMetricFamily if self.kind == "counter" else GaugeMetricFamily
-        made: GaugeMetricFamily | CounterMetricFamily = kind(self.name, self.help, labels=self.labels)
+        family: GaugeMetricFamily | CounterMetricFamily = kind(self.name, self.help, labels=self.labels)
         for labels, value in values.items():
             self._check(labels)
-            made.add_metric(labels, value)
-        return made
+            family.add_metric(labels, value)
+        return family
 
     def summary(self, values: Mapping[tuple[str, ...], tuple[int, float]]) -> SummaryMetricFamily:
-        """Counts and sums of what was observed, by labels; without quantiles."""
-        made = SummaryMetricFamily(self.name, self.help, labels=self.labels)
+        """Counts and sums of observations by label values; without quantiles."""
+        family = SummaryMetricFamily(self.name, self.help, labels=self.labels)
         for labels, (count, total) in values.items():
             self._check(labels)
-            made.add_metric(labels, count, total)
-        return made
+            family.add_metric(labels, count, total)
+        return family
 
     def _check(self, labels: Sequence[str]) -> None:
         if len(labels) != len(self.labels):
@@ -59,10 +67,10 @@ class Metric:
 
 
 def table(metrics: Iterable[Metric]) -> str:
-    """Metrics as a table in Markdown."""
-    rows = [f"| `{metric.name}{_braces(metric.labels)}` | {metric.kind} | {metric.help} |" for metric in metrics]
+    """A table of metrics in Markdown, for the reference pages."""
+    rows = [f"| `{metric.name}{_in_braces(metric.labels)}` | {metric.kind} | {metric.help} |" for metric in metrics]
     return "\n".join(["| metric | kind | what it is |", "|---|---|---|", *rows])
 
 
-def _braces(labels: Sequence[str]) -> str:
+def _in_braces(labels: Sequence[str]) -> str:
     return f"{{{','.join(labels)}}}" if labels else ""

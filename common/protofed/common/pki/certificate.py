@@ -1,4 +1,4 @@
-"""Certificates: whom one names, until when, and whether it can be used as what it is given for."""
+"""X.509 certificates: whom they name, how long they are valid, and what they may be used for."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 from protofed.common.errors import ConfigError
 from protofed.common.ids import check_id
 
-SCHEME = "protofed://"
-UNREADABLE = (
+SCHEME = "protofed://"  # of the URI among the alternative names: protofed://PARTY/NAME
+UNREADABLE = (  # what `cryptography` raises on a certificate or key that is damaged or of an unknown kind
     ValueError,
     TypeError,
     UnsupportedAlgorithm,
@@ -27,7 +27,7 @@ UNREADABLE = (
 
 
 class Party(StrEnum):
-    """As what somebody takes part; a site's roles (trainer, evaluator) are something else."""
+    """Whom a certificate is for. Not to be confused with a site's roles (trainer, evaluator)."""
 
     SERVER = "server"
     SITE = "site"
@@ -43,7 +43,7 @@ USAGES = {
 
 @dataclass(frozen=True)
 class Certificate:
-    """What a certificate says.
+    """The fields of a certificate that protofed uses.
 
     Attributes:
         name: a site's id, or the name of an operator or a server.
@@ -64,31 +64,32 @@ class Certificate:
 
 
 def read_certificate(pem: bytes, where: str) -> Certificate:
-    """What the one certificate in `pem` says; neither dates nor signature are checked.
+    """The only certificate in `pem`; neither dates nor signature are checked.
 
     Args:
-        where: what errors call it, such as the path.
+        where: its name in errors, such as the path.
 
     Raises:
-        ConfigError: it is no certificate, there are several, or it names nobody whom protofed knows.
+        ConfigError: `pem` is no certificate, or several, or its alternative names are not protofed's.
     """
-    found = load(pem, where)
-    if len(found) != 1:
-        raise ConfigError(f"{where}: {len(found)} certificates; expected exactly one")
+    certificates = load(pem, where)
+    if len(certificates) != 1:
+        raise ConfigError(f"{where}: {len(certificates)} certificates; expected exactly one")
+    certificate = certificates[0]
     try:
-        names = found[0].extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except (x509.ExtensionNotFound, *UNREADABLE):
         names = x509.SubjectAlternativeName([])
     party, name, hosts = read_names(names, where)
-    begins, ends = found[0].not_valid_before_utc, found[0].not_valid_after_utc
-    return Certificate(party, name, found[0].fingerprint(hashes.SHA256()).hex(), begins, ends, hosts)
+    not_before, not_after = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+    return Certificate(party, name, certificate.fingerprint(hashes.SHA256()).hex(), not_before, not_after, hosts)
 
 
 def fingerprint(pem: bytes) -> str:
     """SHA-256 of the DER form of the first certificate in `pem`, 64 hexadecimal digits.
 
     Raises:
-        ConfigError: it is no certificate.
+        ConfigError: `pem` is no certificate.
     """
     return load(pem, "certificate")[0].fingerprint(hashes.SHA256()).hex()
 
@@ -108,10 +109,10 @@ def load(pem: bytes, where: str) -> list[x509.Certificate]:
 
 
 def read_names(names: x509.SubjectAlternativeName, where: str) -> tuple[Party, str, tuple[str, ...]]:
-    """Party, name and hosts in the alternative names of a certificate or of a request for one.
+    """Party, name and hosts from the alternative names of a certificate or of a signing request.
 
     Raises:
-        ConfigError: they are not protofed's.
+        ConfigError: they have not exactly one URI, or it is not of the form protofed://PARTY/NAME.
     """
     uris = names.get_values_for_type(x509.UniformResourceIdentifier)
     party, _, name = uris[0].removeprefix(SCHEME).partition("/") if len(uris) == 1 else ("", "", "")
@@ -126,22 +127,22 @@ def read_names(names: x509.SubjectAlternativeName, where: str) -> tuple[Party, s
 
 
 def signer(certificate: x509.Certificate, authorities: Sequence[x509.Certificate]) -> x509.Certificate | None:
-    """Which of the authorities signed the certificate itself; there are none in between."""
-    return next((one for one in authorities if is_authority(one) and _signed(certificate, one)), None)
+    """The authority that signed the certificate directly, if one did; intermediate CAs are not supported."""
+    return next((ca for ca in authorities if is_authority(ca) and _signed(certificate, ca)), None)
 
 
 def is_authority(certificate: x509.Certificate) -> bool:
-    """Whether it may sign others: a CA by its basic constraints and by its key usage."""
+    """Whether it may sign certificates: a CA by its basic constraints and by its key usage."""
     try:
-        found = certificate.extensions
-        constraints = found.get_extension_for_class(x509.BasicConstraints).value
-        return constraints.ca and found.get_extension_for_class(x509.KeyUsage).value.key_cert_sign
+        extensions = certificate.extensions
+        constraints = extensions.get_extension_for_class(x509.BasicConstraints).value
+        return constraints.ca and extensions.get_extension_for_class(x509.KeyUsage).value.key_cert_sign
     except (x509.ExtensionNotFound, *UNREADABLE):
         return False
 
 
 def has_usage(certificate: x509.Certificate, party: Party) -> bool:
-    """Whether it is made for dialling (site, operator) or for answering (server)."""
+    """Whether its extended key usage fits the party: a TLS client's (site, operator) or server's (server)."""
     try:
         usages = certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
     except (x509.ExtensionNotFound, *UNREADABLE):

@@ -1,4 +1,4 @@
-"""A certificate for HTTPS: a folder's, taken up again when it is renewed."""
+"""The certificate of an HTTPS endpoint, from a folder; reloaded when it is renewed."""
 
 from __future__ import annotations
 
@@ -15,21 +15,23 @@ log = structlog.get_logger()
 
 
 class Https:
-    """A folder's certificate and key, read again when they change; what cannot be used is logged, and the last stays.
+    """A folder's certificate and key, reloaded when they change.
+
+    New files that cannot be used are logged, and the last usable ones stay. Threads may share it.
 
     Raises:
-        ConfigError: they cannot be used at the start.
+        ConfigError: at the start, they cannot be used.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._lock = folder, threading.Lock()
-        self._version = self._look()
+        self._version = self._file_versions()
         self._context = self._load()
 
     def context(self) -> ssl.SSLContext:
-        """With the newest usable certificate."""
+        """A TLS context with the newest usable certificate; called for every connection."""
         with self._lock:
-            if (version := self._look()) != self._version:
+            if (version := self._file_versions()) != self._version:
                 self._version = version
                 try:
                     self._context = self._load()
@@ -37,29 +39,34 @@ class Https:
                     log.warning("the new certificate for https cannot be used; the last one stays", why=str(error))
             return self._context
 
-    def _look(self) -> tuple[tuple[int, int] | None, ...]:
+    def _file_versions(self) -> tuple[tuple[int, int] | None, ...]:
         return tuple(_stat(self._folder / name) for name in (CERTIFICATE, KEY, NEXT_KEY))
 
     def _load(self) -> ssl.SSLContext:
         certificate = self._folder / CERTIFICATE
         keys = [path for name in (KEY, NEXT_KEY) if (path := self._folder / name).exists()]
+        # Either key, as in `identity`: a renewal installs the certificate before it replaces the key.
         for key in keys:
             check_private(key, "`chmod 600` it")
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
             context.minimum_version = ssl.TLSVersion.TLSv1_2
             try:
+                # An empty password: without one, OpenSSL would ask on the terminal.
                 context.load_cert_chain(certificate, key, password=lambda: "")
-            except (OSError, ValueError):  # no PEM, another key's, or with a passphrase
+            except (OSError, ValueError):  # no PEM, not the certificate's key, or with a passphrase
                 continue
             return context
         raise ConfigError(f"{self._folder}: expected {CERTIFICATE}, and its private key in {KEY} without a passphrase")
 
 
 def check_private(path: Path, remedy: str) -> None:
-    """Nobody else can read or change a file.
+    """Check that only the owner can read or change a file.
+
+    Args:
+        remedy: what to do about it, for the error.
 
     Raises:
-        ConfigError: somebody can, or there is none.
+        ConfigError: others can, or the file is missing.
     """
     try:
         mode = path.stat().st_mode & 0o777
@@ -71,7 +78,7 @@ def check_private(path: Path, remedy: str) -> None:
 
 def _stat(path: Path) -> tuple[int, int] | None:
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError:
         return None
-    return found.st_mtime_ns, found.st_ino
+    return status.st_mtime_ns, status.st_ino

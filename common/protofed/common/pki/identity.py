@@ -1,10 +1,10 @@
-"""Who one is on the wire: a folder with a certificate, its key and the authorities (CAs) that one trusts.
+"""A party's identity: a folder with its certificate, its private key and the authorities (CAs) that it trusts.
 
     cert.pem   the certificate        key.pem   its private key, for its owner only (0600)
     ca.pem     one CA certificate, or several while one CA takes over from another
 
-A renewed key waits as `key.next.pem`, and counts as the key as soon as cert.pem belongs to it: every step of an
-installation leaves a folder that can be used.
+A renewal's key waits as `key.next.pem` and is used as soon as cert.pem is its certificate, so every step of an
+installation leaves a usable folder.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from protofed.common.pki.certificate import (
 
 
 class IdentityProblem(StrEnum):
-    """Of an identity's folder."""
+    """What is wrong with an identity's folder; codes of `doctor` and of the logs."""
 
     MISSING = "identity-missing"
     UNREADABLE = "identity-unreadable"
-    ANOTHERS = "identity-of-another"  # party, site or use
+    ANOTHERS = "identity-of-another"  # another party, site or key usage
     KEY_OPEN = "key-readable-by-others"
     KEY_OTHER = "key-mismatch"
     EARLY = "certificate-not-yet-valid"
@@ -49,11 +49,11 @@ class IdentityProblem(StrEnum):
 
 
 class IdentityError(ConfigError):
-    """An identity that cannot be used."""
+    """An identity cannot be used."""
 
-    def __init__(self, flaw: IdentityProblem, message: str) -> None:
+    def __init__(self, problem: IdentityProblem, message: str) -> None:
         super().__init__(message)
-        self.flaw = flaw
+        self.problem = problem
 
 
 __all__ = [
@@ -77,7 +77,7 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True)
 class Identity:
-    """A folder's certificate, key and CAs, which fit each other."""
+    """A folder's certificate, key and CAs, checked against each other."""
 
     folder: Path
     certificate: Certificate
@@ -87,12 +87,14 @@ class Identity:
 
 
 def read_identity(folder: Path, party: Party, now: datetime) -> Identity:
-    """The identity in a folder, checked for all that would make a handshake fail without a word.
+    """The identity in a folder, checked for everything that would make a TLS handshake fail without a reason.
 
     Raises:
-        ConfigError: a file is missing or unreadable, others can read the key, it is not the certificate's, or the
-            certificate is another party's, made for another use, not signed by a CA in ca.pem, or not valid now.
+        ConfigError: mostly an IdentityError with its problem: a file is missing or unreadable, others can read the key,
+            it is not the certificate's, or the certificate is another party's, made for another use, not signed by a CA
+            in ca.pem, or not valid now.
     """
+    # All files of one moment: an installation may replace them one by one meanwhile.
     for _ in range(10):
         before = _version(folder)
         files = {name: data for name in NAMES if (data := _read(folder / name)) is not None}
@@ -103,10 +105,10 @@ def read_identity(folder: Path, party: Party, now: datetime) -> Identity:
 
 
 def check_identity(folder: Path, files: Files, party: Party, now: datetime) -> Identity:
-    """The identity that a folder with these files has.
+    """The identity that a folder with these files would have; an installation checks it before it writes them.
 
     Raises:
-        ConfigError: as `read_identity`, but for who may read the key.
+        ConfigError: as of `read_identity`, except for the key's permissions.
     """
     _check_complete(folder, files, party)
     path = folder / CERTIFICATE
@@ -119,7 +121,8 @@ def check_identity(folder: Path, files: Files, party: Party, now: datetime) -> I
         )
     if not has_usage(load(files[CERTIFICATE], str(path))[0], party):
         raise IdentityError(
-            IdentityProblem.ANOTHERS, f"{path}: the {certificate} is not made for {_use(party)}; {_ask(folder)}"
+            IdentityProblem.ANOTHERS,
+            f"{path}: the {certificate} is not made for {_usage(party)}; {_advice(folder)}",
         )
     key = _matching_key(folder, files)
     check_dates(certificate, folder, now)
@@ -128,10 +131,10 @@ def check_identity(folder: Path, files: Files, party: Party, now: datetime) -> I
 
 
 def check_dates(certificate: Certificate, folder: Path, now: datetime) -> None:
-    """The certificate is valid now.
+    """Check that the certificate is valid now.
 
     Raises:
-        ConfigError: it is not yet, or no longer.
+        IdentityError: it is not valid yet, or has expired.
     """
     dates = f"valid from {stamp(certificate.not_before)} until {stamp(certificate.not_after)}; it is {stamp(now)} now"
     if now < certificate.not_before:
@@ -139,17 +142,17 @@ def check_dates(certificate: Certificate, folder: Path, now: datetime) -> None:
         raise IdentityError(IdentityProblem.EARLY, text)
     if now > certificate.not_after:
         raise IdentityError(
-            IdentityProblem.EXPIRED, f"the {certificate} in {folder} has expired: {dates}. {_ask(folder)}"
+            IdentityProblem.EXPIRED, f"the {certificate} in {folder} has expired: {dates}. {_advice(folder)}"
         )
 
 
 class LiveIdentity:
-    """A folder's identity, read again whenever its files change, so that a renewal needs no restart.
+    """A folder's identity, reloaded whenever its files change, so that a renewal needs no restart.
 
-    New files that cannot be used are logged once, and the last good ones stay. Threads may share it.
+    New files that cannot be used are logged once, and the last usable ones stay. Threads may share it.
 
     Raises:
-        ConfigError: the folder cannot be used at the start.
+        ConfigError: at the start, the folder cannot be used.
     """
 
     def __init__(self, folder: Path, party: Party, clock: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
@@ -159,8 +162,8 @@ class LiveIdentity:
         self._refused: Version | None = None
         self._identity = read_identity(folder, party, clock())
 
-    def now(self) -> Identity:
-        """The newest usable identity: the very same object while nothing has changed. It may have expired since."""
+    def current(self) -> Identity:
+        """The newest usable identity, the same object while nothing changes; it may have expired since it was read."""
         with self._lock:
             version = _version(self._folder)
             if version != self._version:
@@ -185,16 +188,16 @@ class LiveIdentity:
 
 
 def _version(folder: Path) -> Version:
-    """Changes whenever one of the files is written, replaced or removed."""
+    """A value that changes whenever one of the files is written, replaced or removed."""
     return tuple(_stat(folder / name) for name in NAMES)
 
 
 def _stat(path: Path) -> tuple[int, ...] | None:
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError:
         return None
-    return found.st_mode, found.st_ino, found.st_mtime_ns, found.st_ctime_ns, found.st_size
+    return status.st_mode, status.st_ino, status.st_mtime_ns, status.st_ctime_ns, status.st_size
 
 
 def _read(path: Path) -> bytes | None:
@@ -209,12 +212,14 @@ def _read(path: Path) -> bytes | None:
 
 def _check_complete(folder: Path, files: Files, party: Party) -> None:
     if CERTIFICATE not in files:
-        waiting = f"`protofed certs install BUNDLE --identity {folder}` once the operator has approved the request"
-        begin = f"make one by `protofed certs request --{party} ... --identity {folder}`, then `certs install`"
-        todo = waiting if KEY in files else begin
-        raise IdentityError(IdentityProblem.MISSING, f"certificate missing: {folder / CERTIFICATE}; {todo}")
+        install = f"`protofed certs install BUNDLE --identity {folder}` once the operator has approved the request"
+        request = f"make one by `protofed certs request --{party} ... --identity {folder}`, then `certs install`"
+        advice = install if KEY in files else request
+        raise IdentityError(IdentityProblem.MISSING, f"certificate missing: {folder / CERTIFICATE}; {advice}")
     if KEY not in files and NEXT_KEY not in files:
-        raise IdentityError(IdentityProblem.MISSING, f"key missing: {folder / KEY}; bring it back, or {_ask(folder)}")
+        raise IdentityError(
+            IdentityProblem.MISSING, f"key missing: {folder / KEY}; bring it back, or {_advice(folder)}"
+        )
     if AUTHORITIES not in files:
         text = f"CA certificate missing: {folder / AUTHORITIES}; `protofed certs install BUNDLE` writes it again"
         raise IdentityError(IdentityProblem.MISSING, text)
@@ -222,25 +227,25 @@ def _check_complete(folder: Path, files: Files, party: Party) -> None:
 
 def _check_private(folder: Path) -> None:
     for path in (folder / KEY, folder / NEXT_KEY):
-        if (found := _stat(path)) is not None and (mode := found[0] & 0o777) & 0o077:
+        if (version := _stat(path)) is not None and (mode := version[0] & 0o777) & 0o077:
             raise IdentityError(
                 IdentityProblem.KEY_OPEN,
                 f"{path} can be read or changed by others (mode {mode:04o}); expected 0600: `chmod 600 {path}`, and if "
-                f"somebody may have read it, {_ask(folder)}",
+                f"somebody may have read it, {_advice(folder)}",
             )
 
 
 def _matching_key(folder: Path, files: Files) -> bytes:
-    wanted = load(files[CERTIFICATE], CERTIFICATE)[0].public_key()
-    form = (Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+    certified = load(files[CERTIFICATE], CERTIFICATE)[0].public_key()
+    expected = certified.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
     for name in (KEY, NEXT_KEY):
-        if name in files and _public(files[name], folder / name) == wanted.public_bytes(*form):
+        if name in files and _public_key(files[name], folder / name) == expected:
             return files[name]
     text = f"{folder / KEY} is not the key of {folder / CERTIFICATE}; bring back the one that belongs to it, or "
-    raise IdentityError(IdentityProblem.KEY_OTHER, text + _ask(folder))
+    raise IdentityError(IdentityProblem.KEY_OTHER, text + _advice(folder))
 
 
-def _public(key: bytes, path: Path) -> bytes:
+def _public_key(key: bytes, path: Path) -> bytes:
     try:
         return (
             load_pem_private_key(key, None).public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
@@ -251,23 +256,24 @@ def _public(key: bytes, path: Path) -> bytes:
 
 
 def _check_signer(folder: Path, files: Files, certificate: Certificate, now: datetime) -> None:
-    found = signer(load(files[CERTIFICATE], CERTIFICATE)[0], load(files[AUTHORITIES], str(folder / AUTHORITIES)))
-    if found is None:
+    authority = signer(load(files[CERTIFICATE], CERTIFICATE)[0], load(files[AUTHORITIES], str(folder / AUTHORITIES)))
+    if authority is None:
         text = f"the {certificate} in {folder} is not signed by a CA in {AUTHORITIES}; "
         text += "install the bundle that the operator sent, or ask for it again"
         raise IdentityError(IdentityProblem.AUTHORITY, text)
-    begins, ends = found.not_valid_before_utc, found.not_valid_after_utc
-    if not begins <= now <= ends:
+    not_before, not_after = authority.not_valid_before_utc, authority.not_valid_after_utc
+    if not not_before <= now <= not_after:
         raise IdentityError(
             IdentityProblem.AUTHORITY_DATES,
-            f"the CA that signed the {certificate} in {folder} is valid from {stamp(begins)} until {stamp(ends)}; "
-            f"it is {stamp(now)} now. Is this machine's clock right? If so, ask for a bundle of the new CA",
+            f"the CA that signed the {certificate} in {folder} is valid from {stamp(not_before)} "
+            f"until {stamp(not_after)}; it is {stamp(now)} now. Is this machine's clock right? If so, ask for a bundle "
+            "of the new CA",
         )
 
 
-def _use(party: Party) -> str:
+def _usage(party: Party) -> str:
     return "answering as a server (serverAuth)" if party is Party.SERVER else "dialling a server (clientAuth)"
 
 
-def _ask(folder: Path) -> str:
+def _advice(folder: Path) -> str:
     return f"ask for a new one by `protofed certs renew --identity {folder}`"

@@ -1,7 +1,7 @@
-"""What an audit log says of a message: everything that it tells, and no content.
+"""What audit logs record of a message: all of its fields, without content.
 
-By descriptor, so that a new field is told without a line here, and closed: of what could carry data there is only a
-size, a name or a digest. Texts and lists are bounded, whatever a peer sends.
+By protobuf descriptor, so that a new field is recorded without a line here, and safe by default: of a type that could
+carry data there is only a size, a name or a digest. Texts and lists are bounded, whatever a peer sends.
 """
 
 from __future__ import annotations
@@ -25,62 +25,62 @@ from protofed.common.storage.journal import Fact
 
 LONGEST_TEXT = 1000  # characters; an operator's reason is shorter
 LONGEST_LIST = 128 << 10  # bytes as JSON: about 2000 tensors
-MAX_ITEMS = MAX_TENSORS  # of a list that is looked at
+MAX_ITEMS = MAX_TENSORS  # of a list whose items are read
 MAX_DIMENSIONS = 8
 _ITEMSIZE = {name: np.dtype(name).itemsize for name in DTYPES.values()}
 _FLOATS = (FieldDescriptor.CPPTYPE_DOUBLE, FieldDescriptor.CPPTYPE_FLOAT)
 
 
-def facts(message: Message) -> dict[str, Fact]:
-    """What a request says, by field; as on the wire, what is 0 or empty is left out.
+def audit_fields(message: Message) -> dict[str, Fact]:
+    """A request's fields by name; as on the wire, fields that are 0 or empty are left out.
 
-    Words, ids, digests and whole numbers are told as they are. Of `bytes` there is the size, of a floating-point
-    number only `True`, of a map its sorted keys, of a recipe its digest, of a certificate its fingerprint. The fields
-    of `caller` stand beside the others. A tensor is `body/conv.weight float32 [32, 1, 3, 3]`, and `parts` has
+    Words, ids, digests and integers are recorded as they are. Of `bytes` there is the size, of a floating-point number
+    only `True`, of a map its sorted keys, of a recipe its digest, of a certificate its fingerprint. The fields of
+    `caller` stand beside the others. A tensor is `body/conv.weight float32 [32, 1, 3, 3]`, and `parts` has
     `[part, tensors, bytes]` of each part.
 
     A text of more than `LONGEST_TEXT` characters, or a list of more than `LONGEST_LIST` bytes, becomes its length and
     digest; `parts` stays. Of a list of more than `MAX_ITEMS` there is only the length.
     """
-    told: dict[str, Fact] = {}
+    fields: dict[str, Fact] = {}
     for field, value in message.ListFields():
         if field.is_repeated and len(value) > MAX_ITEMS:
-            told[field.name] = f"{len(value)} items"  # whatever they are: looking at each takes time
+            fields[field.name] = f"{len(value)} items"  # not read: each item takes time, and a peer chose how many
             continue
         if field.message_type is not None and not field.is_repeated:
-            told |= facts(value)
+            fields |= audit_fields(value)
         else:
-            told[field.name] = _bounded(_SPECIAL.get(field.name, _plain)(field, value))
+            fields[field.name] = _bounded(_SPECIAL.get(field.name, _plain)(field, value))
         if field.name == "tensors":
-            told["parts"] = _parts(value)
-    return told
+            fields["parts"] = _parts(value)
+    return fields
 
 
 def _plain(field: FieldDescriptor, value: Any) -> Fact:
     if field.message_type is not None and not field.message_type.GetOptions().map_entry:
         return f"{len(value)} × {field.message_type.name}"
     if field.is_repeated:
-        return [_bounded(_one(field, item)) for item in (sorted(value) if field.message_type else value)]
-    return _one(field, value)
+        return [_bounded(_item(field, item)) for item in (sorted(value) if field.message_type else value)]
+    return _item(field, value)
 
 
-def _one(field: FieldDescriptor, value: Any) -> Fact:
+def _item(field: FieldDescriptor, value: Any) -> Fact:
     """A single value; of a map, a key."""
     if field.message_type is not None:
         return str(value)
     if field.enum_type is not None:
-        return _word(field.enum_type, value)
+        return _enum_name(field.enum_type, value)
     if field.cpp_type in _FLOATS:
-        return True
+        return True  # a loss or a score discloses something; that it was sent does not
     if isinstance(value, bytes):
         return f"{len(value)} bytes"
-    told: Fact = value
-    return told
+    plain: Fact = value
+    return plain
 
 
 @lru_cache(maxsize=256)
-def _word(kind: EnumDescriptor, number: int) -> str:
-    """`class-presence` for PART_CLASS_PRESENCE; an unknown one is its number."""
+def _enum_name(kind: EnumDescriptor, number: int) -> str:
+    """`class-presence` for PART_CLASS_PRESENCE; the number, if it is unknown."""
     if number not in kind.values_by_number:
         return str(number)
     prefix = kind.values_by_number[0].name.removesuffix("UNSPECIFIED")
@@ -92,7 +92,7 @@ def _tensors(_: FieldDescriptor, tensors: Iterable[Any]) -> Fact:
 
 
 def _part(tensor: Any) -> str:
-    return _word(tensor.DESCRIPTOR.fields_by_name["part"].enum_type, tensor.part)
+    return _enum_name(tensor.DESCRIPTOR.fields_by_name["part"].enum_type, tensor.part)
 
 
 def _shape(tensor: Any) -> str:
@@ -100,12 +100,12 @@ def _shape(tensor: Any) -> str:
 
 
 def _parts(tensors: Iterable[Any]) -> Fact:
-    """`[part, tensors, bytes]` of each part; what no payload can hold has no bytes."""
+    """`[part, tensors, bytes]` of each part; tensors that no payload can have count 0 bytes."""
     sizes: dict[str, list[int]] = defaultdict(list)
     for tensor in tensors:
         possible = len(tensor.shape) <= MAX_DIMENSIONS
         sizes[_part(tensor)].append(math.prod(tensor.shape) * _ITEMSIZE.get(tensor.dtype, 0) if possible else 0)
-    return _bounded([[part, len(found), sum(found)] for part, found in sorted(sizes.items())])
+    return _bounded([[part, len(part_sizes), sum(part_sizes)] for part, part_sizes in sorted(sizes.items())])
 
 
 def _recipe(_: FieldDescriptor, text: str) -> Fact:
@@ -127,12 +127,12 @@ _SPECIAL: dict[str, Callable[[FieldDescriptor, Any], Fact]] = {
 }
 
 
-def _bounded(fact: Fact) -> Fact:
-    if isinstance(fact, str) and len(fact) > LONGEST_TEXT:
-        return _digested(fact)
-    if isinstance(fact, list) and len(text := json.dumps(fact)) > LONGEST_LIST:
-        return f"{len(fact)} items, {_digested(text)} as JSON"
-    return fact
+def _bounded(value: Fact) -> Fact:
+    if isinstance(value, str) and len(value) > LONGEST_TEXT:
+        return _digested(value)
+    if isinstance(value, list) and len(text := json.dumps(value)) > LONGEST_LIST:
+        return f"{len(value)} items, {_digested(text)} as JSON"
+    return value
 
 
 def _digested(text: str) -> str:

@@ -1,7 +1,7 @@
-"""A blob that arrives in chunks, in any order, while its sender and its receiver may die and start again.
+"""A blob that arrives in chunks, in any order, while its sender and its receiver may die and restart.
 
-The data lie at their place in one file; a second one beside it has a byte a chunk that says which are held. Nothing is
-made durable before the whole is sealed: what a crash tore is found by the digest, and the blob begins again.
+One file has the data, each chunk at its offset; a second one beside it has a byte a chunk that marks those received.
+Nothing is made durable before the blob is sealed: the digest detects what a crash tore, and the blob is sent again.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from protofed.common.errors import CodecError, ConflictError, IncompleteUploadEr
 from protofed.common.protocol.messages import CHUNK_BYTES
 from protofed.common.storage import files
 
-MARKS = ".held"  # ends the name of the file that says which chunks are held
+MARKS = ".held"  # suffix of the file that marks which chunks are received
 
 
-class Partial:
-    """One blob on its way; all methods may be called by several threads at once.
+class PartialBlob:
+    """One blob on its way; several threads may call all methods at once.
 
-    Each but the properties raises OutOfSpace or DiskFailure when the disk says so.
+    Every method may raise OutOfSpaceError or DiskFailureError.
 
     Args:
-        path: of the data. What an earlier process left there is taken up.
+        path: of the data. The chunks that an earlier process left there are reused.
     """
 
     def __init__(self, path: Path) -> None:
@@ -38,59 +38,63 @@ class Partial:
 
     @property
     def total(self) -> int:
-        """Bytes that were announced; 0 once it is sealed or dropped."""
+        """Announced size in bytes; 0 once the blob is sealed or dropped."""
         return self._total or 0
 
     @property
-    def touched(self) -> float:
-        """When a chunk came last, in seconds of the wall clock; 0.0 once it is sealed or dropped."""
+    def last_chunk_at(self) -> float:
+        """When the last chunk arrived, in Unix time; 0.0 once the blob is sealed or dropped."""
         with contextlib.suppress(FileNotFoundError):
             return self._path.stat().st_mtime
         return 0.0
 
     def begin(self, total: int) -> frozenset[int]:
-        """Make room for `total` bytes; the chunks that an earlier try of the same size left."""
+        """Allocate `total` bytes; the chunks that are there from an earlier upload of the same size."""
         with self._lock, self._on_disk():
-            held = self._held(total)
-            if held is None:
-                held = self._allocate(total)
-            os.utime(self._path)
+            received = self._resumable(total)
+            if received is None:
+                received = self._allocate(total)
+            os.utime(self._path)  # counts as activity: `last_chunk_at` decides when an upload is abandoned
             self._total = total
-            return held
+            return received
 
     def write(self, index: int, data: bytes, checksum: int) -> None:
-        """Keep one chunk; the same one again changes nothing.
+        """Write one chunk; the same chunk again changes nothing.
+
+        Args:
+            checksum: CRC-32C of `data`, computed by the sender.
 
         Raises:
-            CodecError: it does not belong there, or its CRC-32C is wrong.
-            ConflictError: other bytes were sent for it before.
-            Incomplete: nothing was begun, or it is gone.
+            CodecError: index or size are not of this blob, or the checksum is wrong.
+            ConflictError: the chunk was sent before with other bytes.
+            IncompleteUploadError: the blob was not begun, or its file is gone.
         """
-        check_sum(index, data, checksum)
+        check_checksum(index, data, checksum)
         with self._lock, self._on_disk():
-            check_place(index, len(data), self._begun())
+            check_position(index, len(data), self._announced())
             if self._has(index):
                 self._compare(index, data)
                 return
             with self._path.open("r+b") as file:
                 file.seek(index * CHUNK_BYTES)
                 file.write(data)
-            with self._marks.open("r+b") as marks:  # only now: a chunk is marked when its bytes are there
+            with self._marks.open("r+b") as marks:  # after the bytes: a crash in between marks nothing
                 marks.seek(index)
                 marks.write(b"\1")
 
     def seal(self, address: Digest, target: Path, *, durable: bool = True) -> bytes:
-        """Move the whole to `target` of the same disk; its data.
+        """Move the complete blob to `target` on the same disk; returns its data.
 
         Args:
-            durable: it outlives a power cut; False where it can be had again, and is checked when it is read.
+            address: the digest that was announced.
+            durable: survive a power cut; False for a cache whose blobs are checked when they are read.
 
         Raises:
-            Incomplete: chunks are missing; or nothing was begun, or it is gone.
-            CodecError: it is not what was announced; it is dropped.
+            IncompleteUploadError: chunks are missing, the blob was not begun, or its file is gone.
+            CodecError: the data have another digest; they are dropped.
         """
         with self._lock, self._on_disk():
-            if missing := sorted(set(range(chunks(self._begun()))) - self._marked()):
+            if missing := sorted(set(range(chunk_count(self._announced()))) - self._marked()):
                 raise IncompleteUploadError(f"{len(missing)} chunks are missing, the first is {missing[0]}")
             data = self._path.read_bytes()
             if digest(data) != address:
@@ -105,20 +109,20 @@ class Partial:
             return data
 
     def drop(self) -> None:
-        """Forget it; may be repeated."""
+        """Remove the data and marks; a second call does nothing."""
         with self._lock, self._on_disk():
             self._remove()
 
-    def _begun(self) -> int:
+    def _announced(self) -> int:
         if self._total is None:
             raise IncompleteUploadError("nothing was begun, or it is gone; begin it again")
         return self._total
 
-    def _held(self, total: int) -> frozenset[int] | None:
-        """None: there is nothing that could be gone on with."""
+    def _resumable(self, total: int) -> frozenset[int] | None:
+        """The chunks received earlier; None: there is no file of this size to continue."""
         try:
-            held = self._marked()
-            return held if self._path.stat().st_size == total else None
+            received = self._marked()
+            return received if self._path.stat().st_size == total else None
         except FileNotFoundError:
             return None
 
@@ -135,14 +139,14 @@ class Partial:
                 raise ConflictError(f"chunk {index} was sent before with other bytes")
 
     def _allocate(self, total: int) -> frozenset[int]:
-        """The data first: nothing is marked that has no room."""
+        """Create both files. The data's first: a full disk must leave no marks."""
         self._remove()
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             with self._path.open("wb") as file:
                 if total:
                     os.posix_fallocate(file.fileno(), 0, total)
-            self._marks.write_bytes(bytes(chunks(total)))
+            self._marks.write_bytes(bytes(chunk_count(total)))
         except OSError:
             self._remove()
             raise
@@ -153,11 +157,12 @@ class Partial:
             with self._path.open("rb") as file:
                 os.fsync(file.fileno())
         except OSError:
-            self._remove()  # nobody knows what is on the disk now, and a second fsync would not tell
+            # After a failed fsync the kernel may drop dirty pages, and a second fsync succeeds without them.
+            self._remove()
             raise
 
     def _remove(self) -> None:
-        """The marks first: none is left that another blob's chunks could be taken for."""
+        """The marks first: marks without data would be taken for another blob's chunks."""
         self._total = None
         self._marks.unlink(missing_ok=True)
         self._path.unlink(missing_ok=True)
@@ -173,18 +178,26 @@ class Partial:
             raise files.write_error(self._path, error) from error
 
 
-def chunks(total: int) -> int:
-    """How many chunks a blob of `total` bytes has."""
+def chunk_count(total: int) -> int:
+    """Number of chunks of a blob of `total` bytes."""
     return -(-total // CHUNK_BYTES)
 
 
-def check_sum(index: int, data: bytes, checksum: int) -> None:
-    """Whether a chunk came as it was sent, or CodecError."""
+def check_checksum(index: int, data: bytes, checksum: int) -> None:
+    """Check that a chunk arrived as it was sent.
+
+    Raises:
+        CodecError: its CRC-32C is not `checksum`.
+    """
     if crc32c(data) != checksum:
         raise CodecError(f"chunk {index} arrived damaged; send it again")
 
 
-def check_place(index: int, size: int, total: int) -> None:
-    """Whether a chunk of this index and size is part of a blob of `total` bytes, or CodecError."""
-    if not 0 <= index < chunks(total) or size != min(CHUNK_BYTES, total - index * CHUNK_BYTES):
+def check_position(index: int, size: int, total: int) -> None:
+    """Check that a chunk of this index and size belongs to a blob of `total` bytes.
+
+    Raises:
+        CodecError: it does not.
+    """
+    if not 0 <= index < chunk_count(total) or size != min(CHUNK_BYTES, total - index * CHUNK_BYTES):
         raise CodecError(f"chunk {index} of {size} bytes does not belong to a blob of {total} bytes")

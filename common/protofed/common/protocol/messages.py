@@ -1,4 +1,4 @@
-"""What server and client say to each other, without the wire: tasks, receipts, progress, scores."""
+"""What server and client exchange, independent of protobuf: tasks, receipts, progress, scores."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from protofed.common.payload import TensorSpec
 
 PROTOCOL_VERSION = 1
 CHUNK_BYTES = 2 << 20
-MOST_BYTES = 4 << 30  # of a model, as large as sites take one
+MOST_BYTES = 4 << 30  # the largest model that sites accept
 MOST_RECIPE_BYTES = 1 << 20
-LONGEST_S = 1e9  # of any time that is told: thirty years
+LONGEST_S = 1e9  # seconds; bounds every duration that is read: thirty years
 
 
 class Role(StrEnum):
-    """What a client daemon offers: to train on its data, or to score the global model on a public test set."""
+    """What a client daemon does: train on its data, or score the global model on a public test set."""
 
     TRAINER = "trainer"
     EVALUATOR = "evaluator"
 
 
 class PauseReason(StrEnum):
-    """Why a daemon that is there takes no task yet; it is not counted among the sites of a round."""
+    """Why a connected daemon takes no task yet; a round does not count it among its sites."""
 
     NONE = ""
     APPROVAL = "awaiting approval"
@@ -33,9 +33,9 @@ class PauseReason(StrEnum):
 
 
 class TaskKind(StrEnum):
-    """What a task asks for."""
+    """The work of a task."""
 
-    INITIALISE = "initialise"  # round 0: make the model from the run's seed; the server has no torch
+    INITIALISE = "initialise"  # round 0: draw the model from the run's seed, on a site: the server has no torch
     FIT = "fit"
     SCORE = "score"
 
@@ -45,9 +45,9 @@ class Task:
     """One piece of work for one site.
 
     Attributes:
-        task_id: names this very invitation: a round that is opened again has other task_ids.
-        base: the blob to start from; None when there is nothing yet (INITIALISE).
-        base_bytes: its size.
+        task_id: of this invitation: a round that is opened again has other task_ids.
+        base_digest: of the blob to start from; None when there is none yet (INITIALISE).
+        base_bytes: size of that blob.
         remaining_s: seconds until the round's deadline, by the server's monotonic clock.
     """
 
@@ -62,7 +62,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Wait:
-    """Nothing to do now: ask again after this many seconds."""
+    """No task now: the daemon asks again after this many seconds."""
 
     retry_after_s: float
 
@@ -73,7 +73,7 @@ class Finished:
 
     Attributes:
         reason: why, in words.
-        last: the server has no other run queued.
+        last: whether no other run is queued, so that a daemon with `--until-finished` ends.
     """
 
     reason: str
@@ -82,11 +82,11 @@ class Finished:
 
 @dataclass(frozen=True)
 class Assignment:
-    """What Enroll answers when there is a run.
+    """The answer to Enroll when there is a run.
 
     Attributes:
         recipe: as JSON.
-        keep_rounds: rounds to which the run may be rolled back, so that sites keep their memory of them; 0: all.
+        keep_rounds: how many past rounds the run may be rolled back to: sites keep their memory of so many; 0: all.
         preprocessing_digest: the server's `Recipe.preprocessing_digest()`, which the site's must equal;
             empty only where an assignment is read from a site's own files.
     """
@@ -102,8 +102,8 @@ class Verdict(StrEnum):
 
     ACCEPTED = "accepted"
     DUPLICATE = "duplicate"  # the same digest again: the stored receipt
-    STALE = "stale"  # the round is closed: polite, never fatal
-    NOT_NEEDED = "not-needed"  # the cohort was already complete
+    STALE = "stale"  # the round is closed; no error of the site's
+    NOT_NEEDED = "not-needed"  # the round already had all the updates that it needed
     INVALID = "invalid"
 
 
@@ -119,7 +119,7 @@ class Receipt:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What an upload will be, said before a byte of it is sent."""
+    """What an upload will be, announced before its data."""
 
     tensors: tuple[TensorSpec, ...]
     total_bytes: int
@@ -139,10 +139,15 @@ class Activity(StrEnum):
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a site is with its task; `failure` is set when it cannot go on.
+    """How far a site is with its task; `failure` is set when it cannot continue.
 
-    Nothing in it depends on how many examples the site has: there are no batches, nor shares of an epoch, which would
-    tell how many batches there are. `making_progress` says no more than that training got on lately.
+    Nothing in it depends on the number of the site's examples: batches or shares of an epoch would disclose it.
+    `making_progress` says only whether training has finished a batch lately.
+
+    Attributes:
+        epoch: of the current call of `train`, counted from 1; 0 before the first.
+        epochs: of that call.
+        bytes_moved: over the connection, since the daemon's start.
     """
 
     task_id: str
@@ -152,11 +157,11 @@ class Progress:
     making_progress: bool = False
     bytes_moved: int = 0
     failure: FailureReason | None = None
-    telemetry: Mapping[str, float] = field(default_factory=dict, compare=False)  # numbers that change are no progress
+    telemetry: Mapping[str, float] = field(default_factory=dict, compare=False)  # changing numbers are no progress
 
     @property
     def share(self) -> float | None:
-        """Of the training that goes on, the epochs that are done, 0 to 1; None: this daemon's task has none."""
+        """Completed share of the task by epochs, 0 to 1; None for a task without training."""
         match self.activity:
             case Activity.DOWNLOADING:
                 return 0.0
@@ -171,13 +176,13 @@ class Signal(StrEnum):
     """The server's answer to a heartbeat."""
 
     CONTINUE = "continue"
-    ABORT = "abort"  # nobody waits for this task any more
+    ABORT = "abort"  # the server no longer waits for this task
 
 
 Scores = Mapping[str, float]
 
 
 def score_family(name: str) -> str:
-    """`global.recall` of `global.recall.3`: what is told of every class has one name; others are their own family."""
+    """`global.recall` of `global.recall.3`: the score without its class; a score that has none is its own family."""
     stem, _, last = name.rpartition(".")
     return stem if last.isdigit() else name

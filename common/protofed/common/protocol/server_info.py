@@ -1,4 +1,4 @@
-"""What a server says of itself with its answer to a health check: its time and versions, and whether it knows the peer.
+"""What a server adds to its answer to a health check: its time and versions, and the status of the peer's certificate.
 
 It travels as initial metadata, so that the check itself stays the standard one.
 """
@@ -13,17 +13,21 @@ from protofed.common.clock import stamp
 from protofed.common.errors import short
 
 TIME, SOFTWARE, PROTOCOL, STATUS = "protofed-time", "protofed-version", "protofed-protocol", "protofed-certificate"
-REGISTERED, UNKNOWN = "registered", "unknown"  # of a certificate; else why it is let in no more: revoked, expired, …
+REGISTERED, UNKNOWN = (
+    "registered",
+    "unknown",
+)  # of a certificate; others: why it is refused
 
 
 @dataclass(frozen=True)
 class ServerInfo:
-    """One answer's.
+    """The server's time and versions, and the status of the peer's certificate; for `doctor` and the client's log.
 
     Attributes:
         time: of the server's clock, UTC.
-        software, protocol: its versions.
-        status: of the peer's certificate, as this server has it; empty in plain text.
+        software: version of protofed.
+        protocol: version of the protocol.
+        status: of the peer's certificate at this server; empty on a connection in plain text.
     """
 
     time: datetime
@@ -32,16 +36,19 @@ class ServerInfo:
     status: str = ""
 
     def metadata(self) -> tuple[tuple[str, str], ...]:
-        """As it travels: lower-case names, ASCII values."""
-        said = (TIME, stamp(self.time)), (SOFTWARE, self.software), (PROTOCOL, str(self.protocol))
-        return (*said, (STATUS, self.status)) if self.status else said
+        """As initial metadata: gRPC wants lower-case names and ASCII values."""
+        fields = (TIME, stamp(self.time)), (SOFTWARE, self.software), (PROTOCOL, str(self.protocol))
+        return (*fields, (STATUS, self.status)) if self.status else fields
 
 
-def read_greeting(metadata: Mapping[str, str | bytes]) -> ServerInfo | None:
-    """What was said; None: nothing that can be understood, as by a server that is older than greetings."""
-    said = {name: short(str(metadata.get(name, ""))) for name in (TIME, SOFTWARE, PROTOCOL, STATUS)}
+def read_server_info(metadata: Mapping[str, str | bytes]) -> ServerInfo | None:
+    """The server's info in a health check's initial metadata; None if it has none, or none that can be read.
+
+    What answers at an address need not be a server of protofed, so texts are cut short.
+    """
+    fields = {name: short(str(metadata.get(name, ""))) for name in (TIME, SOFTWARE, PROTOCOL, STATUS)}
     try:
-        time = datetime.fromisoformat(said[TIME])
-        return ServerInfo(time.astimezone(UTC), said[SOFTWARE], int(said[PROTOCOL]), said[STATUS])
+        time = datetime.fromisoformat(fields[TIME])
+        return ServerInfo(time.astimezone(UTC), fields[SOFTWARE], int(fields[PROTOCOL]), fields[STATUS])
     except ValueError:
         return None

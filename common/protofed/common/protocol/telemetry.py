@@ -1,4 +1,4 @@
-"""What heartbeats may tell of a site's machine and daemon: a closed list, from which the site's policy chooses."""
+"""Numbers of a site's machine and daemon in heartbeats: a closed list, of which the site's policy allows some."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from enum import StrEnum
 
 from protofed.common.errors import ProtocolError
 
-MOST = 32  # numbers in a heartbeat; there is room for those of newer clients
+MAX_NUMBERS = 32  # in a heartbeat; more than there are, for those of newer clients
 
 
 class Telemetry(StrEnum):
-    """One number of a site's daemon. There is none for examples, batches or labels, and there will be none."""
+    """A number that a daemon may send. None counts examples, batches or labels, and none ever will."""
 
     GPU_MEMORY_BYTES = "gpu_memory_bytes"
     DISK_FREE_BYTES = "disk_free_bytes"
@@ -22,7 +22,7 @@ class Telemetry(StrEnum):
 
     @property
     def discloses(self) -> str:
-        """What a site tells by sending it, in a sentence for whoever has to allow it."""
+        """What a site discloses by sending it: a sentence for those who decide about the policy."""
         return _DISCLOSES[self]
 
 
@@ -37,15 +37,15 @@ _DISCLOSES = {
 }
 
 
-def told(said: Mapping[str, float]) -> dict[str, float]:
-    """Of a heartbeat's numbers, those that this version knows; a newer client may say more.
+def read_telemetry(numbers: Mapping[str, float]) -> dict[str, float]:
+    """The numbers of a heartbeat that this version knows; a newer client may send more.
 
     Raises:
-        ProtocolError: there are too many, or a known one is negative or not finite.
+        ProtocolError: there are more than MAX_NUMBERS, or a known one is negative or not finite.
     """
-    if len(said) > MOST:
-        raise ProtocolError(f"{len(said)} numbers of telemetry: expected at most {MOST}")
-    known = {name.value: said[name] for name in Telemetry if name in said}
+    if len(numbers) > MAX_NUMBERS:
+        raise ProtocolError(f"{len(numbers)} numbers of telemetry: expected at most {MAX_NUMBERS}")
+    known = {name.value: numbers[name] for name in Telemetry if name in numbers}
     for name, value in known.items():
         if not (math.isfinite(value) and value >= 0):
             raise ProtocolError(f"telemetry {name} is {value}: expected a finite number, 0 or more")

@@ -1,6 +1,6 @@
-"""Messages of the wire to and from our own types; the only place outside the two ends that knows the messages.
+"""Protobuf messages to and from the types of `messages`; besides the two ends, nothing else uses the generated code.
 
-Reading is strict: an unknown enumerator or a bad id is a ProtocolError, never a default.
+Reading is strict: an unknown enumerator or an invalid id is a ProtocolError, never a default.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from protofed.common.codec import DTYPES, MAX_TENSORS, TENSOR_NAME, Digest, is_d
 from protofed.common.errors import FailureReason, PolicyViolationError, ProtocolError
 from protofed.common.ids import read_id
 from protofed.common.payload import NOT_ON_THE_WIRE, Part, TensorSpec
-from protofed.common.protocol.audit_fields import facts as facts  # of any request; for audit logs
 from protofed.common.protocol.messages import (
     LONGEST_S,
     Activity,
@@ -31,19 +30,19 @@ from protofed.common.protocol.messages import (
     Verdict,
     Wait,
 )
-from protofed.common.protocol.telemetry import told
+from protofed.common.protocol.telemetry import read_telemetry
 from protofed.protos.v1 import federation_pb2 as pb
 
 E = TypeVar("E", bound=StrEnum)
 DIGEST_ALGORITHM = "blake3-256"
-MAX_TOTAL = 2**53  # what every ledger can count
+MAX_TOTAL = 2**53  # bytes; what every ledger and every JSON reader can count
 
 
 class _Enum(Generic[E]):
     """Enumerators by name: `body` is PART_BODY."""
 
-    def __init__(self, ours: type[E], theirs: Any, prefix: str, without: Collection[E] = ()) -> None:
-        self._to = {member: theirs.Value(f"{prefix}_{member.name}") for member in ours if member not in without}
+    def __init__(self, members: type[E], message_enum: Any, prefix: str, without: Collection[E] = ()) -> None:
+        self._to = {m: message_enum.Value(f"{prefix}_{m.name}") for m in members if m not in without}
         self._from = {number: member for member, number in self._to.items()}
         self._prefix = prefix
 
@@ -71,19 +70,23 @@ _hold = _Enum(PauseReason, pb.Hold, "HOLD", without=(PauseReason.NONE,))
 
 
 def read_digest(value: str) -> Digest:
-    """`value`, if it is a BLAKE3-256 in hex."""
+    """`value`, checked.
+
+    Raises:
+        ProtocolError: it is no BLAKE3-256 in hex.
+    """
     if not is_digest(value):
         raise ProtocolError("a digest is 64 of 0-9 and a-f")
     return Digest(value)
 
 
-def pack_hold(hold: PauseReason) -> Any:
-    """Why a daemon takes no task, if it takes none."""
-    return pb.HOLD_UNSPECIFIED if hold is PauseReason.NONE else _hold.pack(hold)
+def pack_pause_reason(reason: PauseReason) -> Any:
+    """The field `hold` of a request."""
+    return pb.HOLD_UNSPECIFIED if reason is PauseReason.NONE else _hold.pack(reason)
 
 
-def unpack_hold(number: int) -> PauseReason:
-    """Why a daemon takes no task, if it takes none."""
+def unpack_pause_reason(number: int) -> PauseReason:
+    """From the field `hold` of a request."""
     return _hold.unpack(number) if number else PauseReason.NONE
 
 
@@ -114,7 +117,7 @@ def unpack_task(message: pb.Task) -> Task:
 
 
 def _seconds(value: float) -> float:
-    if not 0 <= value <= LONGEST_S:  # nor not a number
+    if not 0 <= value <= LONGEST_S:  # not `value < 0 or …`, which NaN would pass
         raise ProtocolError(f"{value} seconds: expected 0 to {LONGEST_S:.0f}")
     return value
 
@@ -156,9 +159,9 @@ def unpack_enrolled(message: pb.EnrollResponse) -> Assignment | Finished:
     """The answer to Enroll."""
     match message.WhichOneof("answer"):
         case "assignment":
-            said = message.assignment
-            digest = read_digest(said.preprocessing_digest)
-            return Assignment(read_id(said.run), said.recipe, said.keep_rounds, digest)
+            fields = message.assignment
+            digest = read_digest(fields.preprocessing_digest)
+            return Assignment(read_id(fields.run), fields.recipe, fields.keep_rounds, digest)
         case "finished":
             return Finished(message.finished.reason, message.finished.last)
         case _:
@@ -181,7 +184,7 @@ def unpack_receipt(message: pb.Receipt) -> Receipt:
 
 
 def verdict_of(call: str, reply: bytes) -> str:
-    """The verdict in the answer to a call (`CommitUpload`), where it has one; else nothing."""
+    """The verdict in a serialised answer to the call of this name, for audit logs; empty where there is none."""
     match call:
         case "CommitUpload":
             receipt = pb.Receipt.FromString(reply)
@@ -201,7 +204,7 @@ def pack_tensors(manifest: Manifest) -> list[pb.Tensor]:
 
 
 def unpack_manifest(message: pb.UploadManifest) -> Manifest:
-    """An upload's manifest."""
+    """An upload's manifest, with its sizes bounded before anything is allocated for them."""
     if message.digest_algorithm != DIGEST_ALGORITHM:
         raise ProtocolError(f"digest algorithm '{message.digest_algorithm[:20]}': expected {DIGEST_ALGORITHM}")
     if len(message.tensors) > MAX_TENSORS:
@@ -228,12 +231,12 @@ def pack_progress(progress: Progress) -> dict[str, Any]:
     fields = {
         name: getattr(progress, name) for name in ("epoch", "epochs", "making_progress", "bytes_moved", "task_id")
     }
-    lost = {"failure": failure.pack(progress.failure)} if progress.failure else {}
-    return {**fields, **lost, "activity": activity.pack(progress.activity), "telemetry": dict(progress.telemetry)}
+    failed = {"failure": failure.pack(progress.failure)} if progress.failure else {}
+    return {**fields, **failed, "activity": activity.pack(progress.activity), "telemetry": dict(progress.telemetry)}
 
 
 def unpack_progress(message: pb.HeartbeatRequest) -> Progress:
-    """A site's progress."""
+    """A site's progress, of a heartbeat."""
     return Progress(
         task_id=read_id(message.task_id) if message.task_id else "",
         activity=activity.unpack(message.activity),
@@ -242,5 +245,5 @@ def unpack_progress(message: pb.HeartbeatRequest) -> Progress:
         making_progress=message.making_progress,
         bytes_moved=message.bytes_moved,
         failure=failure.unpack(message.failure) if message.failure else None,
-        telemetry=told(message.telemetry),
+        telemetry=read_telemetry(message.telemetry),
     )

@@ -13,14 +13,14 @@ from pathlib import Path
 from protofed.common.errors import DiskFailureError, OutOfSpaceError, StateError
 
 TEMPORARY = ".tmp-"
-_RANDOM = "[0-9a-f]" * 8  # ends the name of each temporary file: no file of a user's is taken for one
+_RANDOM = "[0-9a-f]" * 8  # ends the name of each temporary file, so that `sweep` removes no user's file
 
 
 def write(path: Path, data: bytes) -> None:
     """Replace `path` by `data`, durably: temporary name, write, fsync, rename, fsync of the folder.
 
     Raises:
-        OutOfSpaceError, DiskFailureError: the folder is full, read-only or gone; whatever stood at `path` still stands.
+        OutOfSpaceError, DiskFailureError: the disk is full, the folder read-only or gone; `path` is as before.
     """
     temporary = path.with_name(temporary_name(path.name))
     try:
@@ -38,19 +38,20 @@ def write(path: Path, data: bytes) -> None:
 
 
 def temporary_name(name: str) -> str:
-    """A fresh name for a temporary file of this purpose, which `sweep` knows as ours."""
+    """A fresh name for a temporary file that becomes `name`; `sweep` removes files of such names."""
     return f"{TEMPORARY}{name}-{secrets.token_hex(4)}"
 
 
 def write_error(path: Path, error: OSError) -> StateError:
-    """What a failed write of `path` means."""
+    """The error that a failed write of `path` is for its caller: repeat it later, or stop."""
+    # EMFILE and ENFILE too: a lack of file handles passes, as a lack of space does.
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE):
         return OutOfSpaceError(f"cannot write {path}: {error.strerror}; free space, or raise the limit")
     return DiskFailureError(f"cannot write {path}: {error.strerror}; check the disk, make the folder writable")
 
 
 def sync_folder(folder: Path) -> None:
-    """Make the names in a folder durable."""
+    """Make the names in a folder durable: fsync of a file alone does not cover its name."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -59,7 +60,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def sweep(folders: Iterable[Path]) -> int:
-    """Remove the temporary files that a killed process left in these folders; how many there were."""
+    """Remove the temporary files that a killed process left in these folders; returns their number."""
     left = [path for folder in folders if folder.is_dir() for path in folder.glob(f"{TEMPORARY}*-{_RANDOM}")]
     for path in left:
         path.unlink(missing_ok=True)
@@ -67,10 +68,10 @@ def sweep(folders: Iterable[Path]) -> int:
 
 
 class Lock:
-    """Keeps a state folder for one process; makes the folder if it is missing.
+    """An exclusive lock of a state folder for one process; creates the folder if it is missing.
 
     Raises:
-        StateError: another process has it, or it cannot be written.
+        StateError: another process has the lock, or the folder cannot be written.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -86,5 +87,5 @@ class Lock:
             raise StateError(f"{folder} is in use by another process; stop it or take another folder") from error
 
     def release(self) -> None:
-        """Let another process have the folder; a process that dies does so, too."""
+        """Release the folder for another process; the kernel does so when this one dies."""
         os.close(self._handle)

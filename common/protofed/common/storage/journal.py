@@ -1,7 +1,7 @@
-"""An append-only record: JSON lines, each with the hash of the line before, each durable before `append` returns.
+"""An append-only log: JSON lines, each with the hash of the line before, each durable before `append` returns.
 
-Editing, removing, moving or adding a line breaks the chain. Cutting lines off the end does not, nor does writing all of
-it anew: keep the newest hash elsewhere, and look for it later.
+Editing, removing, moving or inserting a line breaks the chain of hashes. Cutting lines off the end does not, nor does
+rewriting the whole file: against these, keep the newest hash elsewhere and look it up later.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from protofed.common.errors import DiskFailureError, StateError
 from protofed.common.storage import files
 
 Fact: TypeAlias = str | int | float | bool | list["Fact"] | dict[str, "Fact"] | None
-TORN = "torn"  # the event that tells of half a line, left by a killed process and cut off
-LONGEST = 4 << 20  # bytes of a line: bounds what a reader holds
-TOLD_EVERY = 1000  # records
+TORN = "torn"  # event: half a line, left by a killed process, was cut off
+LONGEST = 4 << 20  # bytes of a line: bounds a reader's memory
+PROGRESS_EVERY = 1000  # records between two calls of `on_progress`
 
 
 @dataclass(frozen=True)
@@ -39,11 +39,11 @@ class Record:
     hash: str = ""
 
     def line(self) -> bytes:
-        """As it stands in the file."""
+        """The bytes of this record in the file, one form for equal records."""
         return json.dumps(vars(self), sort_keys=True, separators=(",", ":"), allow_nan=False).encode() + b"\n"
 
     def sealed(self) -> Record:
-        """With the hash of all the rest."""
+        """This record with `hash` computed over all its other fields."""
         return replace(self, hash=blake3(replace(self, hash="").line()).hexdigest())
 
 
@@ -51,18 +51,19 @@ NOTHING = Record(0, "", "", {}, "")
 
 
 class TamperedError(StateError):
-    """A line that is not what was written there. All lines before are good, but for the last of them, perhaps."""
+    """A line is not what was written there. All lines before it are intact, except perhaps the one just before."""
 
 
 class HalfLineError(StateError):
-    """The file ends within a line: its writer was killed, or is writing just now. All lines before are good."""
+    """The file ends within a line: its writer was killed, or is writing right now. All lines before are intact."""
 
 
 class Journal:
-    """The one writer of a file; makes it if it is missing. Threads may share it.
+    """The only writer of a file; creates it if it is missing. Threads may share it.
 
     Raises:
-        StateError: the last line is not what was written, or (OutOfSpace, DiskFailure) the file cannot be written.
+        StateError: the last line is not what was written.
+        OutOfSpaceError, DiskFailureError: the file cannot be written.
     """
 
     def __init__(self, path: Path) -> None:
@@ -75,22 +76,23 @@ class Journal:
             raise files.write_error(path, error) from error
         self._last, self._end, torn = self._tail(os.fstat(self._file).st_size)
         if torn:
-            self._cut()
+            self._truncate()
             self.append(TORN, bytes=torn)
 
     def append(self, event: str, **facts: Fact) -> None:
         """Add a line, durably.
 
         Raises:
-            OutOfSpaceError, DiskFailureError: nothing was added; after the latter nobody knows what is on the disk.
-            ValueError, TypeError: a fact that JSON does not have, or more than `LONGEST` bytes.
+            OutOfSpaceError: nothing was added.
+            DiskFailureError: nothing was added, and what is on the disk is uncertain: the process must end.
+            ValueError, TypeError: a value that JSON does not have, or a line of more than `LONGEST` bytes.
         """
         self.append_all([(event, facts)])
 
     def append_all(self, entries: Sequence[tuple[str, Mapping[str, Fact]]]) -> None:
         """Add lines, (event, facts) each, with one fsync: all of them or, when it raises, none.
 
-        A process that is killed meanwhile may leave some of them, the first ones.
+        A process that is killed in between may leave only the first ones.
 
         Raises:
             As `append`.
@@ -122,12 +124,12 @@ class Journal:
             while lines:
                 lines = lines[os.write(self._file, lines) :]
             os.fsync(self._file)
-        except BaseException:  # a signal's handler may raise anywhere
-            self._cut()
+        except BaseException:  # also what a signal handler raises: the file must not end within a line
+            self._truncate()
             raise
 
-    def _cut(self) -> None:
-        """Back to the last whole line."""
+    def _truncate(self) -> None:
+        """Cut the file back to its last whole line."""
         try:
             os.ftruncate(self._file, self._end)
             os.fsync(self._file)
@@ -135,9 +137,13 @@ class Journal:
             raise DiskFailureError(f"{self._path} ends in half a line: {error.strerror}; check the disk") from error
 
     def _tail(self, size: int) -> tuple[Record, int, int]:
-        """The last whole line, where it ends, and the bytes of half a one behind it; reads no more than that takes."""
+        """The last whole record, where its line ends, and how many bytes of a torn line follow it.
+
+        Reads two lines' worth from the end, however long the file is.
+        """
         *lines, torn = os.pread(self._file, 2 * LONGEST, max(0, size - 2 * LONGEST)).split(b"\n")
         half = len(torn)
+        # After a power cut the end of a line, newline included, may be on the disk without its beginning.
         if lines and not torn and _parsed(lines[-1]) is None:
             half = len(lines.pop()) + 1
         if half == size:
@@ -148,47 +154,51 @@ class Journal:
         return last, size - half, half
 
 
-def records(path: Path, read: Callable[[int], object] = lambda _: None) -> Iterator[Record]:
+def records(path: Path, on_progress: Callable[[int], object] = lambda _: None) -> Iterator[Record]:
     """Every record, checked against the one before; one line at a time is in memory.
 
     Args:
-        read: told now and then how many bytes were read.
+        on_progress: called every `PROGRESS_EVERY` records with the number of bytes read so far.
 
     Raises:
-        HalfLine: behind the last whole line there is half a one.
-        Tampered: naming the first line that was edited, removed, put in or moved.
+        HalfLineError: the file ends within a line.
+        TamperedError: naming the first line that was edited, removed, inserted or moved.
         StateError: the file cannot be read.
     """
     last = NOTHING
     try:
         with path.open("rb") as file:
             while line := file.readline(LONGEST + 1):
-                now = _parsed(line)
+                record = _parsed(line)
                 if not line.endswith(b"\n") and len(line) <= LONGEST:
-                    raise HalfLineError(_half(path, last, line))
-                if now is None or (now.seq, now.prev) != (last.seq + 1, last.hash) or now.sealed().line() != line:
-                    raise TamperedError(_bad(path, last))
-                yield (last := now)
-                if last.seq % TOLD_EVERY == 0:
-                    read(file.tell())
+                    raise HalfLineError(_half_line_text(path, last, line))
+                if (
+                    record is None
+                    or (record.seq, record.prev) != (last.seq + 1, last.hash)
+                    or record.sealed().line() != line
+                ):
+                    raise TamperedError(_tampered_text(path, last))
+                yield (last := record)
+                if last.seq % PROGRESS_EVERY == 0:
+                    on_progress(file.tell())
     except OSError as error:
         raise StateError(f"cannot read {path}: {error.strerror}; expected a journal") from error
 
 
 def verify(path: Path) -> int:
-    """How many records there are, all checked as by `records`."""
+    """The number of records, all checked; errors as of `records`."""
     return sum(1 for _ in records(path))
 
 
-def _bad(path: Path, last: Record) -> str:
-    """What is wrong behind the last good record; each of the good ones is on the line of its number."""
+def _tampered_text(path: Path, last: Record) -> str:
+    # Record n is on line n: a torn line is cut off before the next is written.
     return (
         f"{path}: line {last.seq + 1}: record {last.seq + 1} is not what was written there: it, or the one before it, "
-        "was edited, put in, taken out or moved; ask for a backup"
+        "was edited, inserted, removed or moved; ask for a backup"
     )
 
 
-def _half(path: Path, last: Record, line: bytes) -> str:
+def _half_line_text(path: Path, last: Record, line: bytes) -> str:
     return (
         f"{path}: line {last.seq + 1}: only {len(line)} bytes of record {last.seq + 1}: its writer is writing now, or "
         "was killed while it wrote, and cuts them off when it starts again"

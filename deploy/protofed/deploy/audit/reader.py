@@ -1,7 +1,7 @@
 """Reads an audit log: messages one by one, and summed up by run and round.
 
 A site's log has the events sent, answered, refused and server; a server's has call and resumed. Both record a message's
-fields (`wire.facts`). A chunk names only its upload, whose id contains the task_id; the round comes from the message
+fields (`audit_fields`). A chunk names only its upload, whose id contains the task_id; the round comes from the message
 that announced the upload, which has the same task_id.
 """
 

@@ -200,7 +200,7 @@ def _log_start(settings: ClientSettings, identity: LiveIdentity | None) -> None:
     if identity is None:
         log.info("starting in plain text", server=settings.server, version=VERSION)
         return
-    certificate = identity.now().certificate
+    certificate = identity.current().certificate
     log.info(
         "starting",
         server=settings.server,

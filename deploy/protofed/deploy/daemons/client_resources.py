@@ -25,7 +25,7 @@ def own_identity(settings: ClientSettings, clock: Callable[[], datetime] = utc_n
     if settings.identity is None:
         return None
     identity = LiveIdentity(settings.identity, Party.SITE, clock)
-    if (name := identity.now().certificate.name) != settings.site:
+    if (name := identity.current().certificate.name) != settings.site:
         text = f"the certificate in {settings.identity} is of site '{name}', and this is site '{settings.site}'; "
         raise IdentityError(
             IdentityProblem.ANOTHERS, text + "correct the setting `site`, or give its --identity folder"

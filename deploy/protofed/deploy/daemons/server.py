@@ -141,7 +141,7 @@ def _stopped_by_signals() -> asyncio.Event:
 def _security(identity: LiveIdentity | None) -> str:
     if identity is None:
         return "plain text: any program on this machine may call, as any site and as operator"
-    certificate = identity.now().certificate
+    certificate = identity.current().certificate
     return f"TLS 1.3 as '{certificate.name}', certificate until {stamp(certificate.not_after)}"
 
 

@@ -113,7 +113,7 @@ def _run_check(check: Check) -> CheckRow:
     except CheckFailedError as failed:
         return _row(check, failed.name, str(failed))
     except IdentityError as error:  # a ProtofedError: it must be caught first, for it names its own diagnosis
-        return _row(check, error.flaw, str(error))
+        return _row(check, error.problem, str(error))
     except ProtofedError as error:
         return _row(check, check.otherwise, str(error))
     except Exception as error:  # an unforeseen error in one check must not hide the findings of the others

@@ -168,7 +168,7 @@ class ClientDoctor:
             raise CheckSkippedError("in plain text the server accepts everybody")
         if server_info is None or not server_info.status:
             raise CheckSkippedError("the server does not say: it is of an older version")
-        certificate = f"certificate {self.identity.now().certificate.fingerprint[:16]}…"
+        certificate = f"certificate {self.identity.current().certificate.fingerprint[:16]}…"
         match server_info.status:
             case status if status == REGISTERED:
                 return f"{certificate} is registered there"
@@ -210,7 +210,7 @@ class ClientDoctor:
         return machine.metrics(self.settings.metrics, running=machine.has_running_daemon(self.settings.state))
 
     def _own_identity(self) -> Identity | None:
-        return None if self.identity is None else self.identity.now()
+        return None if self.identity is None else self.identity.current()
 
     def _trusted_time(self) -> datetime:
         """This machine's time, or the server's if both differ by more than `machine.CLOCK`."""

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from protofed.client.models.inference import DeployedModel, answers
+from protofed.client.models.inference import DeployedModel, predict
 from protofed.common.config.recipe import Input
 from protofed.common.errors import ConfigError, ProtofedError
 
@@ -77,7 +77,7 @@ def difference(model: DeployedModel, images: Input, data: bytes, seed: int = 0) 
     worst = 0.0
     for count in BATCH_SIZES:
         pixels = rng.random((count, *images.shape), dtype=np.float32)
-        _, expected = answers(model, pixels)
+        _, expected = predict(model, pixels)
         actual = session.run(["probabilities"], {PIXELS: pixels})[0]
         worst = max(worst, float(np.abs(actual - expected.numpy()).max()))
     if math.isnan(worst) or worst > TOLERANCE:

@@ -101,7 +101,7 @@ def _torch(folder: Path, contents: ModelContents, device: str, allowed: frozense
     from protofed.client.agent import device as devices
     from protofed.client.agent.site import check_model
     from protofed.client.models.catalogue import architectures
-    from protofed.client.models.inference import answers, rebuilt
+    from protofed.client.models.inference import predict, rebuild
 
     where, spec, weights = devices.pick(device), contents.model, _weights(folder, contents)
     classes = len(spec.classes)
@@ -112,8 +112,8 @@ def _torch(folder: Path, contents: ModelContents, device: str, allowed: frozense
             f"installed here: --allow-plugin {spec.architecture.name} (or --runtime onnx, which needs no such code)"
         )
     check_model(spec.architecture, spec.input, classes)
-    model = rebuilt(spec.architecture, spec.input, classes, spec.head, weights, allowed).to(where)
-    return lambda pixels: np.asarray(answers(model, pixels)[1].numpy(), dtype=np.float32)
+    model = rebuild(spec.architecture, spec.input, classes, spec.head, weights, allowed).to(where)
+    return lambda pixels: np.asarray(predict(model, pixels)[1].numpy(), dtype=np.float32)
 
 
 def _weights(folder: Path, contents: ModelContents) -> Payload:

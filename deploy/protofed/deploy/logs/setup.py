@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
 
-from protofed.common.config.data import common_folder
+from protofed.common.config.data import data_folder
 from protofed.common.errors import ConfigError, unknown
 from protofed.deploy.logs import capture
 from protofed.deploy.logs.redaction import Hidden
@@ -93,7 +93,7 @@ def hide_site(settings: ClientSettings) -> None:
     """Hide a client daemon's data, its proxy's password and its metrics' token."""
     proxy = None if settings.proxy is None else settings.proxy.get_secret_value()
     data = settings.data
-    hide(data.root, data.place, common_folder(), secrets=_token(settings.metrics), urls=(proxy,))
+    hide(data.root, data.place, data_folder(), secrets=_token(settings.metrics), urls=(proxy,))
 
 
 def hide_server(settings: ServerSettings) -> None:

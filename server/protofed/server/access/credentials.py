@@ -56,13 +56,13 @@ def server_credentials(live: LiveIdentity, handshakes: HandshakeCounter) -> grpc
         ConfigError: gRPC was imported before TLS 1.3 was required, and would offer TLS 1.2 too.
     """
     check_in_time()
-    current = live.now()
+    current = live.current()
 
     def newest() -> grpc.ServerCertificateConfiguration | None:
         # gRPC calls this at the start of every handshake: the only sign of one that fails.
         nonlocal current
         handshakes.handshake_started()
-        if (identity := live.now()) is current:
+        if (identity := live.current()) is current:
             return None
         current = identity
         return _configuration(identity)

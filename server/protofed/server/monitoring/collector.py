@@ -233,7 +233,7 @@ def _certificates(sources: CollectorSources) -> Families:
     """When the last certificate of each name ends; revoked ones do not count, or their expiry would raise alerts."""
     ends = dict[tuple[str, ...], float]()
     if sources.identity is not None:
-        certificate = sources.identity.now().certificate
+        certificate = sources.identity.current().certificate
         ends["server", certificate.name] = certificate.not_after.timestamp()
     for row in sources.certificates.all():
         if row.revoked_at is None:

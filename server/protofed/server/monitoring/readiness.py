@@ -62,7 +62,7 @@ def identity_usable(identity: LiveIdentity | None) -> Callable[[], str]:
     def missing() -> str:
         if identity is None:
             return ""
-        certificate, now = identity.now().certificate, utc_now()
+        certificate, now = identity.current().certificate, utc_now()
         if now < certificate.not_before:
             return f"the server's certificate is valid only from {stamp(certificate.not_before)}; is the clock right?"
         if now > certificate.not_after:

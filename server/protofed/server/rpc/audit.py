@@ -22,6 +22,7 @@ import structlog
 from protofed.common.codec import digest
 from protofed.common.errors import StateError
 from protofed.common.protocol import wire
+from protofed.common.protocol.audit_fields import audit_fields
 from protofed.common.storage import files
 from protofed.common.storage.journal import Fact, Journal
 from protofed.server.access.authorization import Peer
@@ -60,7 +61,7 @@ class AuditEntry:
         record: dict[str, Fact] = {
             "peer": peer,
             "call": self.call,
-            "facts": {} if self.message is None else wire.facts(self.message),
+            "facts": {} if self.message is None else audit_fields(self.message),
             "bytes": len(self.request),
             "digest": digest(self.request),
             "code": self.code,

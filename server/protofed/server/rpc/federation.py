@@ -87,7 +87,7 @@ class FederationService(rpc.FederationServicer):
         roles = [wire.role.unpack(number) for number in request.roles]
         if not roles:
             raise ProtocolError("a daemon offers at least one role")
-        software, pause_reason = request.software_version[:40], wire.unpack_hold(request.hold)
+        software, pause_reason = request.software_version[:40], wire.unpack_pause_reason(request.hold)
         answer = await self._control(
             self._runs.enroll, site, instance, request.protocol_version, software, VERSION, roles, pause_reason
         )
@@ -219,7 +219,7 @@ class FederationService(rpc.FederationServicer):
         """Shares of a blob's bytes by part, for metrics; empty if it cannot be read, which GetChunk itself reports."""
         try:
             beginning = self._blobs.chunk(address, 0) + self._blobs.chunk(address, 1)  # longer than any header
-            return _shares(codec.named(beginning))
+            return _shares(codec.header_specs(beginning))
         except (CodecError, StateError):
             return {}
 

@@ -217,7 +217,7 @@ async def _log_certificates(
     expiry_at = clock()
     while True:
         if identity is not None and clock() >= expiry_at:
-            warn_of_expiry(identity.now(), certificates)
+            warn_of_expiry(identity.current(), certificates)
             expiry_at = clock() + EXPIRY_EVERY_S
         await asyncio.sleep(HANDSHAKES_EVERY_S)
         handshakes.log_failed()

@@ -11,7 +11,7 @@ from protofed.common import failpoint
 from protofed.common.codec import Digest, is_digest
 from protofed.common.errors import IncompleteUploadError, OverQuotaError
 from protofed.common.payload import SiteId
-from protofed.common.protocol.chunks import MARKS, Partial
+from protofed.common.protocol.chunks import MARKS, PartialBlob
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Upload:
 class Uploads:
     """The unfinished uploads, as files of a folder; those of an earlier process are taken up.
 
-    `write`, `seal` and `drop` raise what `Partial` raises.
+    `write`, `seal` and `drop` raise what `PartialBlob` raises.
     """
 
     def __init__(self, folder: Path, quota: Quota) -> None:
@@ -59,7 +59,7 @@ class Uploads:
         """
         with self._lock:
             self._check(upload, total)
-            partial = self._open.setdefault(upload, Partial(self._folder / str(upload)))
+            partial = self._open.setdefault(upload, PartialBlob(self._folder / str(upload)))
             try:
                 return partial.begin(total)
             finally:
@@ -92,9 +92,9 @@ class Uploads:
 
     def collect(self, older_than_s: float, now: float) -> int:
         """Forget what was not touched for so long, `now` by the wall clock, in seconds; how many that were."""
-        return self._drop(lambda _, partial: now - partial.touched > older_than_s)
+        return self._drop(lambda _, partial: now - partial.last_chunk_at > older_than_s)
 
-    def _drop(self, which: Callable[[Upload, Partial], bool]) -> int:
+    def _drop(self, which: Callable[[Upload, PartialBlob], bool]) -> int:
         with self._lock:
             gone = [partial for upload, partial in self._open.items() if which(upload, partial)]
             for partial in gone:
@@ -114,20 +114,20 @@ class Uploads:
                 "commit another upload first, or send less"
             )
 
-    def _get(self, upload: Upload) -> Partial:
+    def _get(self, upload: Upload) -> PartialBlob:
         partial = self._open.get(upload)
         if partial is None:
             raise IncompleteUploadError("no such upload; begin it again")
         return partial
 
     def _tidy(self) -> None:
-        """Only what was dropped or sealed leaves: two `Partial`s of one file never write to it."""
+        """Only what was dropped or sealed leaves: two `PartialBlob`s of one file never write to it."""
         for upload in [upload for upload, partial in self._open.items() if not partial.total]:
             del self._open[upload]
 
-    def _found(self) -> dict[Upload, Partial]:
+    def _found(self) -> dict[Upload, PartialBlob]:
         paths = list(self._folder.iterdir())
-        found = {upload: Partial(path) for path in paths if (upload := _named(path.name)) is not None}
+        found = {upload: PartialBlob(path) for path in paths if (upload := _named(path.name)) is not None}
         for path in paths:  # marks without data; whatever else lies here is not ours to remove
             upload = _named(path.name.removesuffix(MARKS))
             if path.name.endswith(MARKS) and upload is not None and upload not in found:
