@@ -44,9 +44,11 @@ if TYPE_CHECKING:
     from protofed.client.agent.site import Site
     from protofed.client.data.site_data import SiteData
     from protofed.client.privacy.policy import Policy
+    from protofed.client.state.disk_store import DiskStore
     from protofed.client.state.store import Store
     from protofed.client.transport.audit import ClientAudit
     from protofed.client.transport.grpc_link import GrpcLink
+    from protofed.client.transport.proxy import Proxy
 
 log = structlog.get_logger()
 LONGEST_PAUSE_S = 60.0  # a server cannot keep a site away for longer with one answer
@@ -83,7 +85,6 @@ def run_client(settings: ClientSettings, *, until_finished: bool, give_up_after_
     from protofed.client.privacy.policy import Policy
     from protofed.client.state.disk_store import DiskStore
     from protofed.client.transport.audit import FILE, ClientAudit
-    from protofed.client.transport.grpc_link import GrpcLink
 
     policy, proxy = Policy.read(settings.policy), own_proxy(settings)
     plugins.allow(policy.rules.plugins)
@@ -96,18 +97,7 @@ def run_client(settings: ClientSettings, *, until_finished: bool, give_up_after_
         stack.callback(journal.close)
         audit = ClientAudit(journal)
         metrics = ClientMetrics(settings.site, status, lambda: link.answered_at, settings.state, device, identity)
-        link = GrpcLink(
-            settings.server,
-            settings.site,
-            secrets.token_hex(8),
-            settings.roles,
-            identity=identity,
-            proxy=proxy,
-            audit=audit,
-            downloads=store.downloads,
-            give_up_after_s=give_up_after_s,
-            on_release=metrics.count_release,
-        )
+        link = _link(settings, identity, proxy, audit, store, metrics, give_up_after_s)
         _start_heartbeat(
             Heartbeat(link, status, lambda: link.bytes_moved, lambda: policy.release_telemetry(metrics.telemetry())),
             link,
@@ -118,6 +108,32 @@ def run_client(settings: ClientSettings, *, until_finished: bool, give_up_after_
         site = distribute(_site(settings, policy, store, device, load))
         agent = Agent(site, link, status, on_refusal=lambda task, error: _refused(metrics, audit, task, error))
         _take_part(agent, until_finished=until_finished)
+
+
+def _link(
+    settings: ClientSettings,
+    identity: LiveIdentity | None,
+    proxy: Proxy | None,
+    audit: ClientAudit,
+    store: DiskStore,
+    metrics: ClientMetrics,
+    give_up_after_s: float | None,
+) -> GrpcLink:
+    """The connection of this start of the daemon: its instance id is new, so that an older one is fenced off."""
+    from protofed.client.transport.grpc_link import GrpcLink
+
+    return GrpcLink(
+        settings.server,
+        settings.site,
+        secrets.token_hex(8),
+        settings.roles,
+        identity=identity,
+        proxy=proxy,
+        audit=audit,
+        downloads=store.downloads,
+        give_up_after_s=give_up_after_s,
+        on_release=metrics.count_release,
+    )
 
 
 def _start_heartbeat(heartbeat: Heartbeat, link: GrpcLink, stack: ExitStack) -> None:

@@ -26,6 +26,7 @@ from protofed.deploy.logs import setup
 from protofed.deploy.overrides import read_overrides, with_overrides
 from protofed.deploy.tracking import follower
 from protofed.server.assembly import open_server
+from protofed.server.monitoring.readiness import ServerReadiness
 from protofed.server.operator.service import OperatorApi
 from protofed.server.rounds.run_queue import RunQueue
 from protofed.server.rpc.audit import AUDIT_FILE, ServerAudit
@@ -106,21 +107,33 @@ def run_server(
             _announce(settings.state, address, metrics)
             started(f"{address} ({_security(identity)}){f', metrics on {metrics}/metrics' if metrics else ''}")
 
-        async def main() -> None:
-            await serve(
-                Served(runs, operator, context.blobs, audit, executors, notifier, identity),
-                settings.listen,
-                _stopped_by_signals(),
-                started=announce,
-                until_finished=until_finished,
-                memory_limit=limit,
-                max_connections=settings.max_connections,
-                readiness=monitor.readiness,
-            )
-
-        asyncio.run(main())
+        served = Served(runs, operator, context.blobs, audit, executors, notifier, identity)
+        asyncio.run(
+            _serve_until_signal(served, settings, limit, monitor.readiness, announce, until_finished=until_finished)
+        )
         if until_finished and runs.failed:
             raise RunFailedError(f"run failed: {'; '.join(runs.failed)}")
+
+
+async def _serve_until_signal(
+    served: Served,
+    settings: ServerSettings,
+    memory_limit_bytes: int | None,
+    readiness: ServerReadiness,
+    announce: Callable[[str], None],
+    *,
+    until_finished: bool,
+) -> None:
+    await serve(
+        served,
+        settings.listen,
+        _stopped_by_signals(),
+        started=announce,
+        until_finished=until_finished,
+        memory_limit=memory_limit_bytes,
+        max_connections=settings.max_connections,
+        readiness=readiness,
+    )
 
 
 def _announce(state: Path, address: str, metrics: str) -> None:
