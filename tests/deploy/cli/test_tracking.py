@@ -33,7 +33,7 @@ def test_a_run_is_told_once_however_often_it_is_asked_for(
     run_ledger.ledger.end_run(RUN, "aborted by the operator", RoundOutcome.ABORTED)
     for new in (2, 0):
         assert protofed("tracking", "sync", "--state", tmp_path, "--tensorboard", tmp_path / "tb") == 0
-        assert f"{RUN}: {new} new of 2 rounds told to tensorboard" in capsys.readouterr().out
+        assert f"{RUN}: {new} new of 2 rounds sent to tensorboard" in capsys.readouterr().out
     scalars, texts = read(tmp_path / "tb" / RUN)
     expect_same(scalars, by_the_ledger(run_ledger))
     assert texts["outcome"] == [(1, "aborted: aborted by the operator")]
@@ -51,7 +51,7 @@ def test_all_runs_of_a_folder_are_told(
     ("arguments", "phrase"),
     [
         (["--tensorboard", "tb"], "say by --state where the runs are"),
-        (["--state", "."], "say whom to tell: --tensorboard FOLDER, --mlflow URI, or both"),
+        (["--state", "."], "expected a tracker: --tensorboard FOLDER, --mlflow URI, or both"),
         (["--state", ".", "--mlflow", "mlruns"], "sqlite:///PATH"),
     ],
 )

@@ -34,7 +34,7 @@ class Message:
         size: bytes.
         answer_size: bytes; None in a site's log.
         digest: BLAKE3-256 of its bytes.
-        said: its fields.
+        fields: of the message, by name.
         verdict: of a receipt.
         error: gRPC's code; empty if the call succeeded.
     """
@@ -47,7 +47,7 @@ class Message:
     size: int
     answer_size: int | None
     digest: str
-    said: dict[str, Any]
+    fields: dict[str, Any]
     verdict: str = ""
     error: str = ""
 
@@ -168,7 +168,7 @@ class _Reader:
 
     def _announce(self, summary: RoundSummary, message: Message) -> None:
         """Add an update's tensors when it is announced for the first time; a resumed upload is announced again."""
-        fields = message.said
+        fields = message.fields
         update = (message.who, fields.get("task_id", ""), fields.get("digest", ""))
         if not isinstance(fields.get("parts"), list) or update in self._announced:
             return
@@ -179,7 +179,9 @@ class _Reader:
 
     def _with_round(self, message: Message) -> Message:
         """The message with its run and round, if it or an earlier one of its task names them."""
-        task_id = message.said.get("task_id") or message.said.get("upload", "").rpartition(".")[0].rpartition(".")[2]
+        task_id = (
+            message.fields.get("task_id") or message.fields.get("upload", "").rpartition(".")[0].rpartition(".")[2]
+        )
         if task_id and message.round:
             self._rounds[task_id] = message.run, message.round
         elif task_id:

@@ -48,14 +48,14 @@ def sync(
         raise ConfigError("say by --state where the runs are: the folder of a server, or of `simulate`")
     trackers = follower.trackers(tensorboard, mlflow)
     if not trackers:
-        raise ConfigError("say whom to tell: --tensorboard FOLDER, --mlflow URI, or both")
+        raise ConfigError("expected a tracker: --tensorboard FOLDER, --mlflow URI, or both")
     with open_state(state) as folder:
         for row in _chosen_rows(folder, run, everything=everything):
             for tracker in trackers:
                 with tracker.open(row) as book:
                     new = follower.sync_run(folder.ledger, row, book)
                     rounds = len(book.tracked.attempts)
-                line = f"{row.run}: {new} new of {rounds} rounds told to {tracker.name}"
+                line = f"{row.run}: {new} new of {rounds} rounds sent to {tracker.name}"
                 console.print(line, soft_wrap=True, highlight=False, markup=False)
 
 

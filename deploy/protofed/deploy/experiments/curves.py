@@ -19,7 +19,7 @@ from protofed.common.statistics import spreads
 from protofed.common.storage import files
 from protofed.deploy.experiments.experiment import Result
 
-# Okabe and Ito's colours, told apart by colour-blind readers; yellow is too pale for a line on white.
+# Okabe and Ito's colours, distinguished by colour-blind readers; yellow is too pale for a line on white.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
 STYLES = ("-", "--", ":")  # when the colours are used up
 FAMILIES = {

@@ -153,12 +153,12 @@ def varied(recipes: Sequence[Recipe], vary: str) -> list[Recipe]:
     """
     path, equals, values = vary.partition("=")
     try:
-        told = tomllib.loads(f"values = [{values}]")["values"] if equals else []
+        parsed = tomllib.loads(f"values = [{values}]")["values"] if equals else []
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"'{vary}': {values} are no TOML values ({error}); text needs quotes") from error
-    if not told:
+    if not parsed:
         raise ConfigError(f"'{vary}': expected a key and values, as in method.prototype_momentum=0.1,0.5,0.9")
-    return [_with(recipe, path.split("."), value) for recipe in recipes for value in told]
+    return [_with(recipe, path.split("."), value) for recipe in recipes for value in parsed]
 
 
 def _with(recipe: Recipe, path: Sequence[str], value: object) -> Recipe:

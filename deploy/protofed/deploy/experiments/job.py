@@ -30,11 +30,11 @@ from protofed.deploy.simulation.simulation import Simulation, simulation
 _SECONDS = "seconds"
 
 
-def run_job(job: ExperimentJob, device: torch.device, tell: Callable[[int, str], None]) -> None:
+def run_job(job: ExperimentJob, device: torch.device, report: Callable[[int, str], None]) -> None:
     """Simulate the job from where it is to its end and write its result.
 
     Args:
-        tell: called with the rounds that are done and what goes on.
+        report: called with the rounds that are done and what goes on.
 
     Raises:
         ConfigError, DataError: the recipe or its data cannot be used.
@@ -42,21 +42,21 @@ def run_job(job: ExperimentJob, device: torch.device, tell: Callable[[int, str],
         RunFailedError: the run failed.
     """
     clock = _Stopwatch(job.folder / _SECONDS)
-    tell(0, "loading")
+    report(0, "loading")
     with simulation(job.recipe, job.state, device) as running:
-        _go(running, clock, tell)
+        _go(running, clock, report)
         if running.runs.failed:
             raise RunFailedError(f"run failed: {running.runs.failed[0]}; remove {job.folder} to begin it again")
         job.write_result(_result(running, clock.seconds))
 
 
-def _go(running: Simulation, clock: _Stopwatch, tell: Callable[[int, str], None]) -> None:
+def _go(running: Simulation, clock: _Stopwatch, report: Callable[[int, str], None]) -> None:
     noted = -1
 
     def turned() -> None:
         nonlocal noted
         done, doing = status(running.coordinator.phase, running.recipe.rounds)
-        tell(done, doing)
+        report(done, doing)
         if done != noted:
             clock.note()
             noted = done
@@ -122,7 +122,7 @@ def _end_with_parent() -> None:
 
 
 def main(folder: Path, device: str) -> None:
-    """Entry point of the process; always ends in SystemExit, unless it is told to stop."""
+    """Entry point of the process; always ends in SystemExit, unless it is asked to stop."""
     _end_with_parent()
     setup.configure()
     keep_memory()
@@ -139,7 +139,7 @@ def main(folder: Path, device: str) -> None:
         except Exception as error:
             _say(failed=f"internal error: {type(error).__name__}: {error}")
             raise
-    sys.exit(1)  # told to stop
+    sys.exit(1)  # asked to stop
 
 
 if __name__ == "__main__":

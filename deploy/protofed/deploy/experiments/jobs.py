@@ -1,4 +1,4 @@
-"""Jobs of a comparison side by side, wherever they run: as processes of this machine, unless told otherwise."""
+"""Jobs of a comparison side by side, wherever they run: by default as processes of this machine."""
 
 from __future__ import annotations
 
@@ -104,11 +104,11 @@ class Processes:
         self._workers[job] = Worker.start(job.folder, self.device)
 
     def look(self) -> list[JobProgress]:
-        """What the processes have said since."""
+        """What the processes have reported since."""
         news = [self._look(job, worker) for job, worker in self._workers.items()]
-        for told in news:
-            if told.ended:
-                del self._workers[told.job]
+        for update in news:
+            if update.ended:
+                del self._workers[update.job]
         return news
 
     def end(self) -> None:
@@ -123,7 +123,7 @@ class Processes:
 
 @dataclass
 class Worker:
-    """The process of a job's folder, and what it said last."""
+    """The process of a job's folder, and what it reported last."""
 
     process: subprocess.Popen[bytes]
     done: int = 0
@@ -150,13 +150,13 @@ class Worker:
         return cls(process)
 
     def listen(self) -> None:
-        """Take in what the process has said since."""
+        """Take in what the process has reported since."""
         assert self.process.stdout is not None  # noqa: S101  (a pipe)
         *lines, self._unread = (self._unread + (self.process.stdout.read() or b"")).split(b"\n")
         for line in lines:
-            said = json.loads(line)
-            self.done, self.doing = said.get("done", self.done), said.get("doing", self.doing)
-            self._failed = said.get("failed")
+            status = json.loads(line)
+            self.done, self.doing = status.get("done", self.done), status.get("doing", self.doing)
+            self._failed = status.get("failed")
 
     def failure(self, *, kept: bool = True) -> str | None:
         """Why the ended process failed; None if it did what it had to. What it had done is `kept`, or is not."""

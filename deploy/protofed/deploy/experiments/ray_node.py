@@ -57,18 +57,18 @@ class NodeResult(StrictModel):
     log: str = ""
 
 
-def carry_out(order: str, tell: Callable[[int, str], None]) -> str:
+def carry_out(order: str, report: Callable[[int, str], None]) -> str:
     """Do what an `NodeOrder` says and give an `NodeResult`.
 
     Args:
-        tell: called with the rounds that are done and what goes on, when either changes.
+        report: called with the rounds that are done and what goes on, when either changes.
     """
     asked, node = parse_json(order, NodeOrder, "an order"), platform.node()
     if asked.protofed != VERSION:
         return NodeResult(node=node, failed=f"protofed {VERSION} is there, not {asked.protofed}").model_dump_json()
     with _folder(asked) as folder:
         kept = folder == asked.folder
-        failed = _run(folder, asked, tell, kept)
+        failed = _run(folder, asked, report, kept)
         result = None if failed or kept else (folder / RESULT).read_text(encoding="utf-8")
         log = "" if kept else _end_of(folder / LOG)
     return NodeResult(node=node, failed=failed, result=result, log=log).model_dump_json()
@@ -88,14 +88,14 @@ def _folder(asked: NodeOrder) -> Iterator[Path]:
         yield folder
 
 
-def _run(folder: Path, asked: NodeOrder, tell: Callable[[int, str], None], kept: bool) -> str | None:
+def _run(folder: Path, asked: NodeOrder, report: Callable[[int, str], None], kept: bool) -> str | None:
     data = {DATA: asked.data} if asked.data and DATA not in os.environ else {}
-    worker, told = Worker.start(folder, asked.device, **data), (0, "")
+    worker, reported = Worker.start(folder, asked.device, **data), (0, "")
     try:
         while worker.process.poll() is None:
             worker.listen()
-            if told != (told := (worker.done, worker.doing)):
-                tell(*told)
+            if reported != (reported := (worker.done, worker.doing)):
+                report(*reported)
             time.sleep(_LOOK_S)
     finally:  # also when it is cancelled
         end([worker.process])

@@ -30,20 +30,20 @@ class ProgressBoard:
     """An actor beside the caller on which jobs write how they get on."""
 
     def __init__(self) -> None:
-        self._told: dict[str, tuple[int, str]] = {}
+        self._by_job: dict[str, tuple[int, str]] = {}
 
-    def tell(self, job: str, done: int, doing: str) -> None:
+    def report(self, job: str, done: int, doing: str) -> None:
         """So many rounds are done, and this goes on."""
-        self._told[job] = (done, doing)
+        self._by_job[job] = (done, doing)
 
     def read(self) -> str:
         """JSON: [done, doing] by job, of those that have said something."""
-        return json.dumps(self._told)
+        return json.dumps(self._by_job)
 
 
 def _carry_out(job: str, order: str, board: str) -> str:
-    told = ray.get_actor(board)
-    return carry_out(order, lambda done, doing: told.tell.remote(job, done, doing))
+    board_actor = ray.get_actor(board)
+    return carry_out(order, lambda done, doing: board_actor.report.remote(job, done, doing))
 
 
 @dataclass
@@ -86,12 +86,12 @@ class Tasks:
 
     def look(self) -> list[JobProgress]:
         """What the board says, and what has ended."""
-        told, ended = self._told(), set()
+        progress, ended = self._progress(), set()
         if self._tasks:
             ended = set(ray.wait(list(self._tasks.values()), num_returns=len(self._tasks), timeout=0)[0])
         news = []
         for job, task in list(self._tasks.items()):
-            done, doing = told.get(job.name, (0, "waiting for the cluster"))
+            done, doing = progress.get(job.name, (0, "waiting for the cluster"))
             if task not in ended:
                 news.append(JobProgress(job, done, doing))
                 continue
@@ -116,12 +116,12 @@ class Tasks:
         if self._tasks:
             ray.wait(list(self._tasks.values()), num_returns=len(self._tasks), timeout=seconds)
 
-    def _told(self) -> Mapping[str, tuple[int, str]]:
+    def _progress(self) -> Mapping[str, tuple[int, str]]:
         try:
-            told: dict[str, tuple[int, str]] = json.loads(ray.get(self._board.read.remote(), timeout=5))
+            progress: dict[str, tuple[int, str]] = json.loads(ray.get(self._board.read.remote(), timeout=5))
         except RayError:  # the view waits; the tasks tell whether something is wrong
             return {}
-        return told
+        return progress
 
     def _settle(self, job: ExperimentJob, task: Any) -> str | None:
         """Keep what came back; why the job failed, if it did."""

@@ -145,8 +145,8 @@ def draw_prototypes(run: FinishedRun, groups: Groups) -> Figure:
     ):
         shown = _cosines(axes, matrix, groups, class_names(run.recipe), max(limit, 0.05))
         means = within_and_between(matrix, groups)
-        told = f"\nmean {means[0]:+.2f} within groups, {means[1]:+.2f} between" if means else ""
-        axes.set_title(f"{when}{told}", loc="left", fontsize=9)
+        means_note = f"\nmean {means[0]:+.2f} within groups, {means[1]:+.2f} between" if means else ""
+        axes.set_title(f"{when}{means_note}", loc="left", fontsize=9)
     figure.colorbar(shown, ax=figure.axes, shrink=0.7, pad=0.02).ax.tick_params(labelsize=8)
     return figure
 

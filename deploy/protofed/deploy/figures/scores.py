@@ -76,8 +76,8 @@ def ablation(results: Sequence[Result], option: str, metric: str) -> Ablation:
     summaries = [summarise(result) for result in results]
     column = named(metric, summaries)
     found: dict[float, list[float]] = {}
-    for result, told in zip(results, summaries, strict=True):
-        if (score := column.read(told)) is not None:
+    for result, of_run in zip(results, summaries, strict=True):
+        if (score := column.read(of_run)) is not None:
             found.setdefault(option_of(result.recipe, option), []).append(score)
     if len(found) < 2:
         raise ConfigError(f"the runs have {option} = {', '.join(map(str, found)) or 'none'}; expected several values")
