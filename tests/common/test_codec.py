@@ -135,7 +135,7 @@ def test_a_digest_is_blake3() -> None:
 
 @pytest.mark.parametrize("dtype", ["float16", "bool", "object", "int32", "uint8", "complex64", ">f4", ">i8", "U3"])
 def test_other_dtypes_are_not_written(dtype: str) -> None:
-    with pytest.raises(CodecError, match="body/x"):
+    with pytest.raises(CodecError, match=r"body/x is .*float32"):
         encode({Part.BODY: {"x": np.zeros(2, dtype)}})
 
 
@@ -150,7 +150,7 @@ def test_bad_names_are_not_written(name: str) -> None:
 
 @pytest.mark.parametrize("shape", [(0,), (3, 0, 2), (1,) * 9])
 def test_what_could_not_be_read_again_is_not_written(shape: tuple[int, ...]) -> None:
-    with pytest.raises(CodecError, match="body/x"):
+    with pytest.raises(CodecError, match="body/x has shape"):
         encode({Part.BODY: {"x": np.zeros(shape)}})
 
 

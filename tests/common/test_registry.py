@@ -66,7 +66,7 @@ def test_an_unknown_name_is_told_the_nearest(animals: Registry[Animal], typo: st
 
 
 def test_a_name_like_none_is_told_all(animals: Registry[Animal]) -> None:
-    with pytest.raises(ConfigError, match="'xyz'"):
+    with pytest.raises(ConfigError, match="unknown animal 'xyz'"):
         animals.get("xyz")
     with pytest.raises(ConfigError, match="unknown animal ''"):
         animals.options("")
@@ -78,7 +78,7 @@ def test_an_unknown_option_is_told_the_nearest(animals: Registry[Animal]) -> Non
 
 
 def test_an_option_of_what_has_none_is_an_error(animals: Registry[Animal]) -> None:
-    with pytest.raises(ConfigError, match="'legs'"):
+    with pytest.raises(ConfigError, match=r"unknown option .*'legs'"):
         animals.build("fish", {"legs": 0})
 
 
@@ -89,7 +89,7 @@ def test_an_option_of_the_other_half_is_accepted_and_left_out(animals: Registry[
 
 
 def test_a_foreign_option_is_foreign_to_that_name_only(animals: Registry[Animal]) -> None:
-    with pytest.raises(ConfigError, match="'pack'"):
+    with pytest.raises(ConfigError, match=r"unknown option .*'pack'"):
         animals.build("dog", {"pack": 7})
 
 
@@ -119,9 +119,9 @@ def test_a_value_out_of_range_is_named_with_what_was_expected(
 
 
 def test_a_name_is_registered_once(animals: Registry[Animal]) -> None:
-    with pytest.raises(ConfigError, match="'dog'"):
+    with pytest.raises(ConfigError, match="'dog' is registered twice"):
         animals.register("dog")(Fish)
-    with pytest.raises(ConfigError, match="'wolf'"):
+    with pytest.raises(ConfigError, match="'wolf' is registered twice"):
         animals.register("cat", wolf=())(Fish)
     assert animals.get("dog") is Dog
 

@@ -304,7 +304,7 @@ def test_the_private_head_can_predict(site: Site) -> None:
 )
 def test_options_out_of_range_are_refused_by_name(option: dict[str, Any]) -> None:
     (name,) = option
-    with pytest.raises(ConfigError, match=f"{name}"):
+    with pytest.raises(ConfigError, match=f"fedprp: {name} = "):
         (server_methods if name == "prototype_momentum" else client_methods).build("fedprp", option)
 
 

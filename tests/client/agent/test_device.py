@@ -43,7 +43,7 @@ def test_a_gpu_that_is_not_there_is_refused(gpus: int, name: str, monkeypatch: p
 @pytest.mark.parametrize("name", ["gpu", "", "CPU", "cuda:", "cuda:-1", "cuda:1x", "cuda0", "mps", "cpu:0", "auto "])
 def test_other_names_are_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     machine(monkeypatch, 2)
-    with pytest.raises(ConfigError, match=f"'{name}'"):
+    with pytest.raises(ConfigError, match=f"'{name}': expected auto"):
         pick(name)
 
 

@@ -158,7 +158,7 @@ def test_an_evaluator_and_a_daemon_get_the_vocabulary_too(tmp_path: Path) -> Non
     data = settings("folder", split(tmp_path, mel=1, nv=2))
     assert load_test(data, RGB, 2, class_names=RUN).test.labels.tolist() == [0, 1, 1]
     assert load_site(data, 0, RGB, 2, class_names=RUN[::-1]).train.labels.tolist() == [1, 0, 0]
-    with pytest.raises(DataError, match="class_names"):
+    with pytest.raises(DataError, match="no `class_names`"):
         load_site(data, 0, RGB, 2)
 
 

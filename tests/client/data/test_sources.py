@@ -211,7 +211,7 @@ def test_a_damaged_torchvision_set_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("source", ["npz", "mnist"])
 def test_a_source_in_a_file_needs_its_root(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PROTOFED_DATA", raising=False)
-    with pytest.raises(DataError, match=r"data\.root"):
+    with pytest.raises(DataError, match=r"no data\.root"):
         load(settings(source), DIGITS)
 
 

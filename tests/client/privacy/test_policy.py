@@ -100,7 +100,7 @@ def test_a_run_is_refused_by_the_rule_that_does_not_name_it() -> None:
     both = frozenset({Part.BODY, Part.HEAD})
     policy().admit("fedavg", both)
     policy().admit("fedavg", frozenset())
-    with pytest.raises(PolicyViolationError, match="'fednh'"):
+    with pytest.raises(PolicyViolationError, match=r"'fednh'.*\(methods"):
         policy().admit("fednh", both)
     with pytest.raises(PolicyRefusedError) as found:
         policy().admit("fedavg", both | {Part.PROTOTYPES})
@@ -143,7 +143,7 @@ def test_the_size_is_that_of_all_the_bytes() -> None:
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_numbers_that_are_not_finite_do_not_leave(bad: float) -> None:
-    with pytest.raises(PolicyViolationError, match="head/b"):
+    with pytest.raises(PolicyViolationError, match=r"head/b .*not finite"):
         policy().release(update(payload={Part.BODY: BODY, Part.HEAD: {"b": np.array([1.0, bad], np.float32)}}))
 
 
@@ -219,7 +219,7 @@ def test_only_the_open_policy_lets_a_class_distribution_be_estimated() -> None:
 
 
 def test_no_policy_file_can_name_a_part_that_exists_only_in_simulations(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="'label-distribution'"):
+    with pytest.raises(ConfigError, match="'label-distribution' exists only in simulations"):
         read(tmp_path / "policy.toml", VALID.replace('"body"', '"label-distribution"'))
 
 
@@ -313,5 +313,5 @@ def test_a_policy_whose_folder_may_not_be_read_allows_nothing(tmp_path: Path, mo
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(Path, "is_file", denied)
-    with pytest.raises(ConfigError, match=r"policy\.toml"):
+    with pytest.raises(ConfigError, match=r"policy\.toml: Permission denied"):
         Policy.read(tmp_path / "policy.toml")

@@ -107,7 +107,7 @@ def test_a_blob_whose_digest_is_wrong_three_times_is_an_error_and_is_not_kept(
 ) -> None:
     peer = Peer()
     peer.lie = {2: 3}
-    with pytest.raises(CodecError, match=f"{ADDRESS}"):
+    with pytest.raises(CodecError, match=f"{ADDRESS} arrived damaged"):
         fetch(downloads, peer)
     assert downloads.cached(ADDRESS) is None
     assert fetch(downloads, peer) == DATA

@@ -223,7 +223,7 @@ def test_close_ends_the_wait_for_room(
     asking = background(calls.call, "Enroll", HELLO, pb.EnrollResponse)
     wait_for(lambda: kept.writes > 3)
     calls.close()
-    with pytest.raises(UnavailableError):
+    with pytest.raises(UnavailableError, match="closed"):
         asking.result(SOON)
     assert server.asked == []
 
@@ -345,7 +345,7 @@ def test_a_server_that_is_away_is_diagnosed_again_only_after_a_while(
     calls = dial(server.address, give_up_after_s=1.0)
     calls.call("Enroll", HELLO, pb.EnrollResponse)
     server.stop()
-    with pytest.raises(UnavailableError):
+    with pytest.raises(UnavailableError, match="no answer"):
         calls.call("NextTask", HELLO, pb.NextTaskResponse)
     assert len(looks) == 1
     assert len(kept.of("sent")) > 5

@@ -272,7 +272,7 @@ def test_close_ends_a_call_that_waits(
     assert not call.done()
     began = time.monotonic()
     link.close()
-    with pytest.raises(UnavailableError):
+    with pytest.raises(UnavailableError, match="connection was closed"):
         call.result(SOON)
     assert time.monotonic() - began < 1
     over.set()
@@ -293,14 +293,14 @@ def test_close_ends_a_pause_between_tries(
     assert pausing.wait(SOON)
     began = time.monotonic()
     link.close()
-    with pytest.raises(UnavailableError):
+    with pytest.raises(UnavailableError, match="connection was closed"):
         call.result(SOON)
     assert time.monotonic() - began < 1
 
 
 def test_a_closed_link_says_so(link: GrpcLink) -> None:
     link.close()
-    with pytest.raises(UnavailableError):
+    with pytest.raises(UnavailableError, match="connection was closed"):
         link.enroll()
     assert link.beat("run", Progress("n1", Activity.TRAINING)) is Signal.CONTINUE  # from another thread, just too late
 
@@ -577,7 +577,7 @@ def test_an_upload_that_never_gets_whole_fails(server: ScriptedServicer, link: G
 def test_a_contradiction_is_final(call: str, server: ScriptedServicer, link: GrpcLink, task: Task) -> None:
     Uploads(server)
     server.on[call] = refuse(Code.ALREADY_EXISTS, "chunk 0 was sent before with other bytes")
-    with pytest.raises(ConflictError):
+    with pytest.raises(ConflictError, match="sent before"):
         link.push(task, released(10))
     assert len(server.requests(call)) == 1
 

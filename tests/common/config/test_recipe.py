@@ -300,7 +300,7 @@ def test_every_augmentation_has_a_name(augment: str) -> None:
 
 
 def test_no_such_file(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"nowhere\.toml"):
+    with pytest.raises(ConfigError, match=r"cannot read .*nowhere\.toml"):
         read_toml(tmp_path / "nowhere.toml", Recipe)
     with pytest.raises(ConfigError, match="cannot read"):
         read_table(tmp_path)
@@ -309,7 +309,7 @@ def test_no_such_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", [b"name = ", b"\xff\xfe", b"{}", b"name = 'a'\nname = 'b'\n"])
 def test_no_toml(tmp_path: Path, text: bytes) -> None:
     (tmp_path / "r.toml").write_bytes(text)
-    with pytest.raises(ConfigError, match=r"r\.toml"):
+    with pytest.raises(ConfigError, match=r"r\.toml is not TOML"):
         read_toml(tmp_path / "r.toml", Recipe)
 
 
@@ -417,7 +417,7 @@ def test_files_that_extend_each_other_are_refused(tmp_path: Path) -> None:
 
 def test_what_is_extended_must_be_there(tmp_path: Path) -> None:
     (tmp_path / "r.toml").write_text('extends = "nowhere.toml"\n')
-    with pytest.raises(ConfigError, match=r"nowhere\.toml"):
+    with pytest.raises(ConfigError, match=r"cannot read .*nowhere\.toml"):
         read_recipe(tmp_path / "r.toml")
 
 

@@ -108,7 +108,7 @@ def test_a_wrong_setting_is_named_with_its_file(tmp_path: Path, line: str, said:
 
 
 def test_a_missing_setting_is_named() -> None:
-    with pytest.raises(ConfigError, match="'site'"):
+    with pytest.raises(ConfigError, match="'site' is missing"):
         read_settings(ClientSettings, None, {"policy": "p.toml", "state": "s", "data": {"source": "digits"}})
 
 

@@ -127,7 +127,7 @@ def test_a_hole_is_named_and_what_is_there_is_kept(
 def test_a_hole_filled_with_zeros_by_the_disk_is_not_taken_for_data(partial: PartialBlob, target: Path) -> None:
     zeros = bytes(CHUNK_BYTES + 5)
     partial.begin(len(zeros))
-    with pytest.raises(IncompleteUploadError):
+    with pytest.raises(IncompleteUploadError, match="chunks are missing"):
         partial.seal(digest(zeros), target)
 
 
@@ -184,7 +184,7 @@ def test_other_bytes_for_a_chunk_that_is_held_are_a_conflict_and_change_nothing(
     other = bytearray(piece(1))
     other[at] ^= 1
     for one in (partial, reopen()):
-        with pytest.raises(ConflictError):
+        with pytest.raises(ConflictError, match="sent before with other bytes"):
             one.write(1, bytes(other), crc32c(bytes(other)))
     assert partial.seal(ADDRESS, target) == DATA
 
@@ -196,7 +196,7 @@ def test_another_digest_is_dropped_and_can_begin_again(partial: PartialBlob, tar
         partial.seal(digest(b"another"), target)
     assert files(tmp_path) == set()
     for late in (lambda: send(partial, 0), lambda: partial.seal(ADDRESS, target)):
-        with pytest.raises(IncompleteUploadError):
+        with pytest.raises(IncompleteUploadError, match="begin it again"):
             late()
     assert partial.begin(TOTAL) == frozenset()
     send(partial, 0, 1, 2)
@@ -216,9 +216,9 @@ def test_what_a_crash_tore_is_found_by_the_digest(partial: PartialBlob, target: 
 
 
 def test_what_was_never_begun_is_incomplete(partial: PartialBlob, target: Path, tmp_path: Path) -> None:
-    with pytest.raises(IncompleteUploadError):
+    with pytest.raises(IncompleteUploadError, match="begin it again"):
         send(partial, 0)
-    with pytest.raises(IncompleteUploadError):
+    with pytest.raises(IncompleteUploadError, match="begin it again"):
         partial.seal(ADDRESS, target)
     assert (files(tmp_path), partial.total, partial.last_chunk_at) == (set(), 0, 0.0)
 
@@ -250,7 +250,7 @@ def test_files_that_go_away_under_it_are_incomplete_and_begin_again(
             assert partial.begin(TOTAL) == frozenset()
             send(partial, 0, 1, 2)
             (tmp_path / path).unlink()
-            with pytest.raises(IncompleteUploadError):
+            with pytest.raises(IncompleteUploadError, match="begin it again"):
                 late()
 
 

@@ -77,7 +77,7 @@ def test_recipes_are_shortened_and_never_lengthened(most: int, rounds: int, reci
 
 
 def test_what_cannot_be_told_apart_is_not_compared(recipe_of: Recipes, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="'small-fedavg'"):
+    with pytest.raises(ConfigError, match=r"two recipes .*'small-fedavg'"):
         jobs_of([recipe_of("fedavg"), recipe_of("fedavg", seed=1)], None, None, tmp_path)
     with pytest.raises(ConfigError, match="each once"):
         jobs_of([recipe_of("fedavg")], [1, 1], None, tmp_path)

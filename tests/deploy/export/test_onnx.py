@@ -83,7 +83,7 @@ def test_a_model_is_made_again_from_its_weights(head: Any) -> None:
     pixels = np.random.default_rng(0).random((5, *SMALL.shape), dtype=np.float32)
     for expected, actual in zip(predict(first, pixels), predict(again, pixels), strict=True):
         assert torch.equal(expected, actual)
-    with pytest.raises(ConfigError, match="'digits-cnn'"):
+    with pytest.raises(ConfigError, match="not those of model 'digits-cnn'"):
         rebuild(NamedOptions(name="digits-cnn"), SMALL, 10, head, first.weights())
 
 

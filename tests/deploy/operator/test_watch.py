@@ -236,7 +236,7 @@ def test_a_server_that_hangs_is_called_silent_while_it_is_asked(troubled: tuple[
 def test_at_the_start_there_has_to_be_a_server_and_a_run(
     troubled: tuple[Any, list[RawClient]], unused_port: int
 ) -> None:
-    with connected(troubled[0]) as operator, pytest.raises(ConfigError, match="'other'"):
+    with connected(troubled[0]) as operator, pytest.raises(ConfigError, match="no run 'other'"):
         Watcher(operator, "other")
     with Operator(f"127.0.0.1:{unused_port}", plaintext=True) as operator, pytest.raises(UnavailableError):
         Watcher(operator, RUN)

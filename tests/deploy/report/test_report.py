@@ -250,7 +250,7 @@ def test_the_server_says_what_its_folder_says(troubled: Any, tmp_path: Path, spo
         assert (number, data) == (1, troubled.blobs.get(troubled.runs.current.published.address))
         assert operator.state(RUN, 0)[0] == 0
         for call in (operator.run_record, operator.state):
-            with pytest.raises(ConfigError, match="'other'"):
+            with pytest.raises(ConfigError, match="no run 'other'"):
                 call("other")
     remote = spoken("report", RUN, "--server", troubled.address, "--plaintext", "--json")
     local = spoken("report", "--state", tmp_path / "server", "--json")

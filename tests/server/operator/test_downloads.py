@@ -81,7 +81,7 @@ def test_a_state_that_is_not_there_is_an_error_that_names_those_that_are(lab: La
     assert published(lab.ledger, lab.blobs, "test") == (0, lab.address)
     with pytest.raises(ConfigError, match="no state of round 7, but those of rounds 0"):
         published(lab.ledger, lab.blobs, "test", 7)
-    with pytest.raises(ConfigError, match="'other'"):
+    with pytest.raises(ConfigError, match="no run 'other'"):
         published(lab.ledger, lab.blobs, "other")
     waiting = make()
     with pytest.raises(ConfigError, match="has published no model yet"):

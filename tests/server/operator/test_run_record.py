@@ -44,7 +44,7 @@ def tasks(found: dict[str, Any], place: int = -1) -> dict[tuple[str, str], dict[
 
 
 def test_a_run_that_is_not_known_is_an_error(lab: Lab) -> None:
-    with pytest.raises(ConfigError, match="'other'"):
+    with pytest.raises(ConfigError, match="no run 'other'"):
         run_record(lab.ledger, lab.blobs, "other")
 
 

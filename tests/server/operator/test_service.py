@@ -78,10 +78,10 @@ def test_an_unknown_method_is_refused_and_no_run_is_left_of_it(desk: OperatorLab
 
 def test_a_name_is_used_once_also_when_its_run_has_ended(desk: OperatorLab) -> None:
     desk.start("one")
-    with pytest.raises(ConflictError, match="'one'"):
+    with pytest.raises(ConflictError, match="'one' already"):
         desk.start("one", rounds=9)
     desk.operation.abort("one", "enough")
-    with pytest.raises(ConflictError, match="'one'"):
+    with pytest.raises(ConflictError, match="'one' already"):
         desk.start("one", rounds=9)
     assert desk.statuses() == {"one": "aborted"}
 
@@ -225,7 +225,7 @@ def test_a_run_that_nobody_knows_is_answered_with_those_that_are_known(busy: Ope
         lambda: operation.roll_back("four", 0),
     ]
     for order in orders:
-        with pytest.raises(ConfigError, match="'four'"):
+        with pytest.raises(ConfigError, match="no run 'four'"):
             order()
 
 
@@ -433,5 +433,5 @@ def test_a_name_that_is_not_known_is_not_echoed_whole(busy: OperatorLab) -> None
 
 def test_a_site_that_is_not_excluded_cannot_be_admitted(busy: OperatorLab) -> None:
     for site in ("ann", "nobody"):
-        with pytest.raises(ConfigError, match=f"'{site}'"):
+        with pytest.raises(ConfigError, match=f"'{site}' is not excluded"):
             busy.operation.admit(site)

@@ -257,7 +257,7 @@ def test_recipes_of_runs_that_have_ended_may_be_given_again_and_no_others_of_the
     desk.restart()
     assert desk.statuses() == {"one": "aborted", "two": "running"}
     desk.given = (recipe_of("one", rounds=3),)
-    with pytest.raises(StateError, match="'one'"):
+    with pytest.raises(StateError, match="'one' of another recipe"):
         desk.restart()
 
 

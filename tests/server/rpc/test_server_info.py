@@ -70,5 +70,5 @@ def test_only_a_health_check_is_greeted_and_it_is_the_standard_one(
 
 
 def test_nobody_there(unused_port: int) -> None:
-    with pytest.raises(UnavailableError):
+    with pytest.raises(UnavailableError, match="health check"):
         fetch_server_info(f"127.0.0.1:{unused_port}", None, None, timeout=2.0)

@@ -105,7 +105,7 @@ def test_a_blob_that_changed_on_disk_is_never_given(
     data = bytearray(b"data")
     damage(data)
     (tmp_path / address).write_bytes(data)
-    with pytest.raises(StateError, match=f"{address}"):
+    with pytest.raises(StateError, match=f"{address} has changed on disk"):
         folder.get(address)
 
 

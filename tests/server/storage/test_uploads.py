@@ -65,9 +65,9 @@ def test_a_name_says_whose_it_is() -> None:
 
 
 def test_what_was_never_begun_is_incomplete(uploads: Uploads, tmp_path: Path) -> None:
-    with pytest.raises(IncompleteUploadError):
+    with pytest.raises(IncompleteUploadError, match="begin it again"):
         send(uploads, upload())
-    with pytest.raises(IncompleteUploadError):
+    with pytest.raises(IncompleteUploadError, match="begin it again"):
         uploads.seal(upload(), tmp_path / "target")
     assert files(tmp_path) == set()
 
@@ -186,7 +186,7 @@ def test_what_was_not_touched_for_long_is_collected(
     assert [upload(site) in after for site in ("ann", "bob", "eve")] == [False, True, True]
     assert len(files(tmp_path)) == 4
     assert after.collect(3600.0, now) == 0
-    with pytest.raises(IncompleteUploadError):
+    with pytest.raises(IncompleteUploadError, match="begin it again"):
         send(after, upload("ann"))
 
 
