@@ -40,8 +40,12 @@ payloads = st.dictionaries(st.sampled_from(Part), st.dictionaries(names, arrays(
 
 
 def blob(header: Any, body: bytes = b"") -> bytes:
-    """A blob with this header, right or wrong."""
-    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    """A blob with this header, right or wrong; a table's is written as the codec does."""
+    if isinstance(header, bytes):
+        text = header
+    else:
+        text = json.dumps(header, separators=(",", ":")).encode()
+        text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text + body
 
 
@@ -71,6 +75,8 @@ def test_a_payload_comes_back_bit_for_bit(payload: Payload) -> None:
     data = encode(payload)
     assert bits(decode(data)) == bits(payload)
     assert manifest(data) == describe(payload)
+    assert codec.encoded_size(describe(payload)) == len(data)
+    assert bits(codec.view(data)) == bits(payload)
 
 
 @quick
@@ -256,6 +262,48 @@ def test_a_manifest_is_read_only_where_the_body_has_its_size(size: int) -> None:
     assert manifest(blob({"body/x": entry()}, bytes(4))) == (TensorSpec(Part.BODY, "x", "float32", (1,)),)
     with pytest.raises(CodecError, match=f"the tensors take 4 bytes, the blob holds {size}"):
         manifest(blob({"body/x": entry()}, bytes(size)))
+
+
+def rewritten(change: Callable[[bytes], bytes]) -> bytes:
+    """A sound blob with another text of the same header."""
+    data = encode(small())
+    end = 8 + int.from_bytes(data[:8], "little")
+    return blob(change(data[8:end]), data[end:])
+
+
+@pytest.mark.parametrize("room", [1, 8, 4096, 3 << 20])
+@pytest.mark.parametrize("filler", [b" ", b"\n", b"\t"])
+def test_a_padded_header_is_refused(room: int, filler: bytes) -> None:
+    for padded in (rewritten(lambda text: text + filler * room), rewritten(lambda text: filler * room + text)):
+        with pytest.raises(CodecError, match="padded"):
+            decode(padded)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda text: text.replace(b":[", b": ["),
+        lambda text: text.replace(b"body/w", b"bod\\u0079/w"),
+        lambda text: json.dumps(dict(reversed(json.loads(text).items())), separators=(",", ":")).encode(),
+        lambda text: text.rstrip(),
+        lambda text: text.replace(b'"shape"', b'"more":[1],"shape"'),
+    ],
+    ids=["spaces", "escapes", "another order", "unaligned", "another key"],
+)
+def test_tensors_have_one_encoding(change: Callable[[bytes], bytes]) -> None:
+    data = rewritten(change)
+    assert data != encode(small())
+    with pytest.raises(CodecError, match="in another order"):
+        decode(data)
+
+
+def test_a_view_copies_nothing_and_cannot_be_written_to() -> None:
+    data = encode({Part.BODY: {"w": np.ones(1 << 20)}})  # 8 MiB
+    tracemalloc.start()
+    array = codec.view(data)[Part.BODY]["w"]
+    assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    tracemalloc.stop()
+    assert not array.flags.writeable
 
 
 @pytest.mark.parametrize("length", [9, 2**31, 50 << 20, 2**63, 2**64 - 1])

@@ -1,7 +1,8 @@
 """The codec of payloads on the wire and on disk: a safetensors file whose tensors are named `part/name`.
 
 Decoding trusts nothing: the header is bounded and checked before any tensor is allocated, because safetensors itself
-accepts duplicate names, endless lists and shapes such as (0, 2**40).
+accepts duplicate names, endless lists, shapes such as (0, 2**40) and any padding. Tensors have one encoding, and only
+that one is read: a blob's size follows from its manifest, and no byte of it is free to carry anything else.
 """
 
 from __future__ import annotations
@@ -14,8 +15,7 @@ from typing import Any, NewType
 
 import numpy as np
 from blake3 import blake3
-from safetensors import SafetensorError
-from safetensors.numpy import load, save
+from safetensors.numpy import save
 
 from protofed.common.errors import CodecError
 from protofed.common.payload import Array, Part, Payload, TensorSpec
@@ -27,6 +27,9 @@ MAX_TENSORS = 20_000
 MAX_HEADER_BYTES = 4 << 20
 MAX_ELEMENTS = 1 << 33  # of one tensor
 DTYPES = {"F32": "float32", "F64": "float64", "I64": "int64"}
+_NAMES = {name: short for short, name in DTYPES.items()}
+_DTYPE_ORDER = {"int64": 0, "float64": 1, "float32": 2}  # of tensors within a blob, as safetensors writes them
+_LENGTH_BYTES, _ALIGNMENT = 8, 8  # of the header's length field; of the tensors' data
 TENSOR_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}")
 
 
@@ -72,7 +75,15 @@ def manifest(data: bytes) -> tuple[TensorSpec, ...]:
     total = sum(spec.nbytes for spec in specs)
     if total != body:
         raise CodecError(f"the tensors take {total} bytes, the blob holds {body}")
+    if data[_LENGTH_BYTES : len(data) - body] != _canonical_header(specs):
+        raise CodecError("the header is not the one that its tensors have: it is padded, or in another order")
     return tuple(specs)
+
+
+def encoded_size(specs: Iterable[TensorSpec]) -> int:
+    """Size in bytes of the blob that `encode` makes of tensors of these specs, in any order."""
+    specs = list(specs)
+    return _LENGTH_BYTES + len(_canonical_header(specs)) + sum(spec.nbytes for spec in specs)
 
 
 def header_specs(beginning: bytes) -> tuple[TensorSpec, ...]:
@@ -86,19 +97,28 @@ def header_specs(beginning: bytes) -> tuple[TensorSpec, ...]:
 
 
 def decode(data: bytes) -> Payload:
-    """The payload of a blob.
+    """The payload of a blob, in memory of its own.
 
     Raises:
         CodecError: the bytes are no payload; nothing is allocated for tensors before the header is checked.
     """
+    return {part: {name: array.copy() for name, array in tensors.items()} for part, tensors in view(data).items()}
+
+
+def view(data: bytes) -> Payload:
+    """The payload of a blob without a copy: read-only arrays, each of which keeps all of `data` in memory.
+
+    Raises:
+        CodecError: the bytes are no payload.
+    """
     specs = manifest(data)
-    try:
-        flat = load(data)
-    except SafetensorError as error:
-        raise CodecError(f"not a payload: {error}") from error
+    starts, at = {}, len(data) - sum(spec.nbytes for spec in specs)
+    for spec in sorted(specs, key=_position):
+        starts[spec.path], at = at, at + spec.nbytes
     parts: dict[Part, dict[str, Array]] = {}
     for spec in specs:
-        parts.setdefault(spec.part, {})[spec.name] = flat[spec.path]
+        flat: Array = np.frombuffer(data, spec.dtype, math.prod(spec.shape), starts[spec.path])
+        parts.setdefault(spec.part, {})[spec.name] = flat.reshape(spec.shape)
     return parts
 
 
@@ -112,9 +132,9 @@ def first_not_finite(payload: Payload) -> str | None:
 
 
 def _header(data: bytes) -> tuple[dict[str, Any], int]:
-    if len(data) < 8:
+    if len(data) < _LENGTH_BYTES:
         raise CodecError(f"{len(data)} bytes: shorter than the length field of a payload")
-    length = int.from_bytes(data[:8], "little")
+    length = int.from_bytes(data[:_LENGTH_BYTES], "little")
     if length > min(MAX_HEADER_BYTES, len(data) - 8):
         raise CodecError(f"header of {length} bytes in a blob of {len(data)}: cut short, or not a payload")
     try:
@@ -124,6 +144,21 @@ def _header(data: bytes) -> tuple[dict[str, Any], int]:
     if not isinstance(header, dict):
         raise CodecError("the header is not a table: not a payload")
     return header, len(data) - 8 - length
+
+
+def _canonical_header(specs: Iterable[TensorSpec]) -> bytes:
+    """The header that safetensors writes for these tensors: JSON without spaces, then spaces up to the alignment."""
+    entries, at = {}, 0
+    for spec in sorted(specs, key=_position):
+        end = at + spec.nbytes
+        entries[spec.path] = {"dtype": _NAMES[spec.dtype], "shape": spec.shape, "data_offsets": [at, end]}
+        at = end
+    text = json.dumps(entries, separators=(",", ":")).encode("ascii")
+    return text + b" " * (-len(text) % _ALIGNMENT)
+
+
+def _position(spec: TensorSpec) -> tuple[int, str]:
+    return _DTYPE_ORDER[spec.dtype], spec.path
 
 
 def _without_duplicates(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:

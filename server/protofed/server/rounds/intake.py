@@ -35,7 +35,6 @@ MAX_REJECTED = 8  # updates for one invitation: each stays in the ledger, and a 
 MAX_UPDATE_BYTES = 4 << 30
 LARGEST_JUMP = 10  # factor between a site's example counts in two rounds: sites grow, but not by that much
 MAX_SCALARS = 2048  # a recall for each of some hundred classes, on two test sets
-HEADER_ROOM = codec.MAX_HEADER_BYTES
 BLOCK = 1 << 16  # elements of a difference in memory at a time: 512 KiB in float64
 _SCALAR = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
@@ -185,12 +184,11 @@ class UploadIntake:
 
 
 def size_problem(manifest: Manifest) -> UpdateProblem | None:
-    """Whether the announced total is within the limit and that of the announced tensors with one header."""
-    numbers = sum(spec.nbytes for spec in manifest.tensors)
-    if manifest.total_bytes > MAX_UPDATE_BYTES or not numbers < manifest.total_bytes <= numbers + HEADER_ROOM:
-        return UpdateProblem(
-            RejectionCode.SIZE, f"{manifest.total_bytes} bytes announced for tensors of {numbers} bytes"
-        )
+    """Whether the announced total is within the limit and the one that the announced tensors are encoded to."""
+    expected = codec.encoded_size(manifest.tensors)
+    if manifest.total_bytes > MAX_UPDATE_BYTES or manifest.total_bytes != expected:
+        text = f"{manifest.total_bytes} bytes announced for tensors that are encoded to {expected}"
+        return UpdateProblem(RejectionCode.SIZE, text)
     return None
 
 
@@ -244,7 +242,7 @@ def examined(data: bytes, manifest: Manifest, base: Payload | None, max_update_n
     try:
         if codec.manifest(data) != tuple(sorted(manifest.tensors, key=lambda spec: spec.path)):
             return UpdateProblem(RejectionCode.CONTENTS, "the upload holds other tensors than were announced")
-        payload = codec.decode(data)
+        payload = codec.view(data)  # no copy: an update takes its own size of memory while it is examined
     except CodecError as error:
         return UpdateProblem(RejectionCode.DAMAGED, str(error))
     norm = _norm(payload, base or {})  # NaN and infinity carry into the norm: most updates need no second pass
