@@ -13,6 +13,7 @@ import pytest
 import structlog
 import torch
 
+from protofed.client.agent import heartbeat
 from protofed.common.config.recipe import Recipe
 from protofed.testing.live_server import Connect, LiveServer, links
 from protofed.testing.small_recipe import small_recipe
@@ -55,6 +56,14 @@ def linked() -> Iterator[Callable[[str], Connect]]:
 def recipe_of() -> Callable[..., Recipe]:
     """Small recipes on the digits, by method."""
     return small_recipe
+
+
+@pytest.fixture(scope="session")
+def quick_heartbeats() -> Iterator[None]:
+    """Daemons in this process beat as often as their recipe says: tests do not wait a second for each beat."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(heartbeat, "SHORTEST_S", 0.001)
+        yield
 
 
 @pytest.fixture

@@ -73,7 +73,10 @@ class Recording:
 
 @pytest.fixture(scope="module", params=sorted(client_methods))
 def recording(
-    request: pytest.FixtureRequest, recipe_of: Callable[..., Recipe], tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest,
+    recipe_of: Callable[..., Recipe],
+    tmp_path_factory: pytest.TempPathFactory,
+    quick_heartbeats: None,
 ) -> Recording:
     """Of one method."""
     return record(recipe_of(str(request.param), rounds=ROUNDS), tmp_path_factory.mktemp("egress"))

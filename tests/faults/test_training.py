@@ -437,6 +437,7 @@ def jumping(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], float]]:
     monkeypatch.undo()
 
 
+@pytest.mark.usefixtures("quick_heartbeats")
 def test_row_36_a_fit_and_its_heartbeats_go_on_when_the_clock_jumps(
     jumping: Callable[[], float], tmp_path: Path
 ) -> None:

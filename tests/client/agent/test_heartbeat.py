@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from tests.support.scripted_server import RULES
 
+from protofed.client.agent import heartbeat
 from protofed.client.agent.heartbeat import DaemonStatus, Heartbeat, TaskAbortedError
 from protofed.client.privacy.policy import Policy
 from protofed.client.privacy.rules import PolicyRules
@@ -19,6 +20,7 @@ from protofed.common.protocol import wire
 from protofed.common.protocol.messages import Activity, Progress, Signal
 from protofed.protos.v1 import federation_pb2 as pb
 
+pytestmark = pytest.mark.usefixtures("quick_heartbeats")
 SOON = 5.0  # seconds after which a test gives up
 
 
@@ -123,6 +125,21 @@ def test_calling_off_one_task_is_not_calling_off_the_next() -> None:
             ear.heard.get(timeout=SOON)
     assert now.aborted_task_id == "n1"
     now.check()
+
+
+@pytest.mark.parametrize("heartbeat_s", [1e-9, 0.001, 0.1])
+def test_no_recipe_makes_a_daemon_beat_more_often_than_the_site_allows(
+    heartbeat_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert heartbeat.DaemonStatus().heartbeat_s >= 1.0
+    monkeypatch.setattr(heartbeat, "SHORTEST_S", 0.2)
+    ear, times = Ear(), []
+    began = time.monotonic()
+    with beating(ear, DaemonStatus(run="run", heartbeat_s=heartbeat_s)):
+        for _ in range(3):
+            ear.heard.get(timeout=SOON)
+            times.append(time.monotonic() - began)
+    assert all(at >= 0.2 * beats for beats, at in enumerate(times, start=1))
 
 
 def test_an_idle_daemon_is_never_called_off() -> None:

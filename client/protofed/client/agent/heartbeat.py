@@ -15,6 +15,9 @@ from protofed.common.protocol.messages import Activity, Progress, Signal
 
 # Fixed at the site, and long: a server that could shorten it would see single batches, and count the examples.
 PROGRESS_WINDOW_S = 60.0
+# Between two heartbeats, whatever the recipe says: with `heartbeat_s = 0.001` a daemon sent 80 a second, each a line of
+# two audit logs. The server needs one within `stall_timeout_s` (120 s).
+SHORTEST_S = 1.0
 
 
 class TaskAbortedError(Exception):
@@ -76,7 +79,7 @@ class DaemonStatus:
 
 
 class Heartbeat(threading.Thread):
-    """Sends a heartbeat every `status.heartbeat_s` while the daemon works for a run.
+    """Sends a heartbeat every `status.heartbeat_s`, at least `SHORTEST_S`, while the daemon works for a run.
 
     Args:
         status: what the agent is doing; the server's ABORT is stored in it.
@@ -98,7 +101,7 @@ class Heartbeat(threading.Thread):
 
     def run(self) -> None:
         """Send heartbeats until `stop`."""
-        while not self._end.wait(self._status.heartbeat_s):
+        while not self._end.wait(max(SHORTEST_S, self._status.heartbeat_s)):
             if self._status.run:
                 numbers = self._telemetry().numbers if self._telemetry else {}
                 progress = self._status.progress(self._bytes_moved(), numbers)

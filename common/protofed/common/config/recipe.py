@@ -73,7 +73,9 @@ class Federation(StrictModel):
     score_every: Every = 1  # rounds; 0: only the last
     score_personal_every: Every | None = None  # likewise for sites' own models; None: as score_every
     score_deadline_s: Seconds = 600.0  # after that a round goes on without the scores that are missing
-    heartbeat_s: Annotated[float, Field(ge=0.001, le=3600)] = 5.0  # between a daemon's heartbeats
+    heartbeat_s: Annotated[float, Field(ge=0.001, le=3600)] = (
+        5.0  # between a daemon's heartbeats; it takes 1 s at least
+    )
 
 
 class Evaluation(StrictModel):
