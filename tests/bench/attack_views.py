@@ -61,12 +61,6 @@ def rows_of(tensors: Tensors, classes: int) -> Scores | None:
     return np.stack([np.asarray(tensors.get(str(c), nothing), np.float64) for c in range(classes)])
 
 
-def moved(seen: Seen) -> Scores | None:
-    """Rows sent less rows received, [C, D]."""
-    sent, received = rows(seen.sent, seen.classes), rows(seen.received, seen.classes)
-    return None if sent is None or received is None else sent - received
-
-
 def cosines(left: Scores | None, right: Scores | None) -> Scores | None:
     """Row by row, [C]."""
     if left is None or right is None:

@@ -19,7 +19,6 @@ from tests.bench.attack_views import (
     cosines,
     head,
     mean_of,
-    moved,
     nanmean,
     probabilities,
     rows,
@@ -28,7 +27,6 @@ from tests.bench.attack_views import (
 )
 
 from protofed.common.payload import Part
-from protofed.common.tensors import TINY, unit
 
 Attack: TypeAlias = Callable[[Seen], Scores | None]  # None: this method sends nothing that it could use
 
@@ -86,29 +84,9 @@ def noise_prior(seen: Seen) -> Scores | None:
     return None if after is None or before is None else np.log(after.mean(axis=0)) - np.log(before.mean(axis=0))
 
 
-def row_distance(seen: Seen) -> Scores | None:
-    """How far the row that was sent is from the received one, against the site's median: decoys are all alike."""
-    steps = moved(seen)
-    if steps is None:
-        return None
-    norms = np.linalg.norm(steps, axis=1)
-    return np.asarray(np.abs(norms - np.nanmedian(norms)) / max(float(np.nanmedian(norms)), TINY))
-
-
 def row_agreement(seen: Seen) -> Scores | None:
     """How well the row agrees with other sites' rows of the class."""
     return cosines(rows(seen.sent, seen.classes), mean_of([rows_of(theirs, seen.classes) for theirs in seen.others]))
-
-
-def row_drift(seen: Seen) -> Scores | None:
-    """How much the row moved along with the site's other rows: real ones share what training did to the body."""
-    steps = moved(seen)
-    if steps is None:
-        return None
-    directions = unit(steps)
-    alike = np.abs(directions @ directions.T)
-    np.fill_diagonal(alike, np.nan)
-    return nanmean(alike, axis=1)
 
 
 # With examples of every class
@@ -145,9 +123,7 @@ def public_spread(seen: Seen) -> Scores | None:
 BY_CLASS: Mapping[str, Attack] = {
     "what is sent": presence,
     "shares sent": shares,
-    "row distance": row_distance,
     "row agreement": row_agreement,
-    "row drift": row_drift,
 }
 MODEL: Mapping[str, Attack] = {
     "head norms": head_norms,
@@ -166,11 +142,3 @@ WITH_DATA: Mapping[str, Attack] = {
 def mean_over_rounds(scores: Sequence[Scores]) -> Scores | None:
     """Of one attack, [C]; a class counts in the rounds that say something of it."""
     return nanmean(np.stack(scores), axis=0) if scores else None
-
-
-def row_consistency(rounds: Sequence[Seen]) -> Scores | None:
-    """Whether a row moves the same way round after round: a decoy walks at random, [C]."""
-    steps = [found for seen in rounds if (found := moved(seen)) is not None]
-    if not steps:
-        return None
-    return np.asarray(np.linalg.norm(nanmean(unit(np.stack(steps)), axis=0), axis=1))  # of [rounds, C, D]

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import rankdata
 from tests.bench.attack_views import Scores, Seen
-from tests.bench.attacks import Attack, mean_over_rounds, row_consistency
+from tests.bench.attacks import Attack, mean_over_rounds
 
 Counts: TypeAlias = NDArray[np.int64]  # examples by class, [C]
 ROUNDS = {"round 1": slice(0, 1), "all rounds": slice(None)}
@@ -48,12 +48,6 @@ def tried(attacks: Mapping[str, Attack], victims: Sequence[Victim]) -> list[Foun
             ]
             found += _judged(name, rounds, scores, victims)
     return found
-
-
-def tried_over_rounds(victims: Sequence[Victim]) -> list[Found]:
-    """The attack that needs several rounds."""
-    scores = [row_consistency(victim.seen) for victim in victims]
-    return _judged("row consistency", "all rounds", scores, victims)
 
 
 def _judged(name: str, rounds: str, scores: Sequence[Scores | None], victims: Sequence[Victim]) -> list[Found]:

@@ -10,7 +10,7 @@ from tests.bench import attacks
 from tests.bench.attack_views import Scores, Seen
 from tests.bench.leakage import Outcome, cells, every_attack, markdown
 from tests.bench.leakage_runs import Case, attacked
-from tests.bench.leakage_scores import Found, Victim, auc, correlation, strongest, tried, tried_over_rounds
+from tests.bench.leakage_scores import Found, Victim, auc, correlation, strongest, tried
 
 from protofed.common.payload import Array, Part, Payload
 from protofed.common.tensors import unit
@@ -72,29 +72,13 @@ def test_rows_that_are_sent_and_flags_say_which_classes_there_are() -> None:
         assert found.tolist() == HAS.tolist()
 
 
-def disguised(round: int) -> Seen:
-    """Real rows that drift together, all rounds alike, and decoys that go anywhere, all equally far."""
-    old, way = unit(draw(1, CLASSES, WIDTH)), unit(draw(2, WIDTH))
-    real = old + np.array([0.2, 0.3, 0.4, 0, 0, 0])[:, None] * unit(way + 0.3 * unit(draw(3, CLASSES, WIDTH)))
-    anywhere = old + 0.3 * unit(draw(10 + round, CLASSES, WIDTH))
-    sent = np.where(HAS[:, None], real, anywhere)
-    others = [{str(c): row for c, row in enumerate(real + 0.05 * draw(20 + round, CLASSES, WIDTH))}]
-    return seen(rows(sent), {Part.PROTOTYPES: {"mean": old}}, others)
-
-
-def test_decoys_are_found_by_where_they_go() -> None:
-    victim = Victim([disguised(number) for number in range(8)], (100 * SHARES).astype(np.int64))
-    found = {(one.attack, one.rounds): one.auc for one in tried(attacks.BY_CLASS, [victim])}
-    assert found["what is sent", "all rounds"] == 0.5  # all rows are there
-    assert found["row drift", "all rounds"] == found["row agreement", "all rounds"] == 1
-    assert [(one.attack, one.auc) for one in tried_over_rounds([victim])] == [("row consistency", 1.0)]
-
-
-def test_decoys_that_are_all_as_far_as_the_median_are_found_by_that() -> None:
-    found = attacks.row_distance(disguised(0))
+def test_rows_that_agree_with_other_sites_are_of_the_class() -> None:
+    real = unit(draw(1, CLASSES, WIDTH))
+    sent = np.where(HAS[:, None], real, unit(draw(2, CLASSES, WIDTH)))
+    others = [{str(c): row for c, row in enumerate(real + 0.05 * draw(3, CLASSES, WIDTH))}]
+    found = attacks.row_agreement(seen(rows(sent), {}, others))
     assert found is not None
-    assert sorted(found)[:3] == pytest.approx([0] * 3, abs=1e-6)
-    assert auc(-found, ~HAS) > 0.8
+    assert auc(found, HAS) == 1
 
 
 # The model
@@ -169,7 +153,6 @@ def test_an_attack_without_anything_to_work_on_says_nothing() -> None:
     everything = {**attacks.BY_CLASS, **attacks.MODEL, **attacks.WITH_DATA}
     said = {name for name, attack in everything.items() if attack(bare) is not None}
     assert said == {"public spread"}  # it needs the body alone
-    assert attacks.row_consistency([bare, bare]) is None
     assert not tried(attacks.BY_CLASS, [Victim([bare], np.array([1, 0, 0, 0, 0, 0]))])
 
 
@@ -178,10 +161,10 @@ def test_an_attack_without_anything_to_work_on_says_nothing() -> None:
 
 def test_a_cell_names_the_strongest_attack() -> None:
     found = [Found("weak", "round 1", 0.6, 0.9), Found("strong", "all rounds", 0.8, 0.1)]
-    case = Case("digits-fednh", {"hide_class_presence": True, "min_samples_per_class": 10})
+    case = Case("digits-fednh", {"example_count": True, "min_samples_per_class": 10})
     outcome = Outcome(case, found, [], found[:1], {"personal.pm_v": 0.5})
     row = cells(outcome)
-    assert row[:4] == ["fednh", "hide_class_presence, min_samples_per_class = 10", "0.80 strong, all rounds", "–"]
+    assert row[:4] == ["fednh", "example_count, min_samples_per_class = 10", "0.80 strong, all rounds", "–"]
     assert row[5:] == ["0.90 weak, round 1", "0.90 weak, round 1", "–", "50.0"]
     assert f"| {' | '.join(row)} |\n" in markdown([row])
     assert every_attack([outcome]).count("\n") == 5

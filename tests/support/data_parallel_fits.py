@@ -170,7 +170,7 @@ def site_of(other: bool = False) -> Site:
     """That trains."""
     models = frozenset(f"tests.support.data_parallel_fits:{name}" for name in ("plain", "normed", "trapped"))
     rules = PolicyRules(methods=frozenset(METHODS), parts=frozenset(Part) - NOT_ON_THE_WIRE, plugins=models)
-    rules = rules.model_copy(update={"class_distribution_estimate": True})
+    rules = rules.model_copy(update={"class_distribution_estimate": True, "min_samples_per_class": 1})
     return Site(
         "ann",
         frozenset({Role.TRAINER}),

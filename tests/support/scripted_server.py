@@ -52,6 +52,7 @@ RUN: dict[str, Any] = {
 RULES: dict[str, Any] = {
     "methods": ["fedavg", "fednh", "solo"],
     "parts": ["body", "head", "prototypes"],
+    "min_samples_per_class": 1,
     "metrics": [
         "loss",
         "global.accuracy",

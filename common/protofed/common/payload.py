@@ -35,10 +35,10 @@ class Part(StrEnum):
 
 _DISCLOSES = {
     Part.BODY: "Weights and buffers of the feature extractor, trained on the site's examples.",
-    Part.HEAD: "Weights of the classifier, whose norms can hint at how common each class is; "
+    Part.HEAD: "Weights of the classifier, whose biases and rows tell about how common each class is; "
     "or the scalars of a cosine head.",
     Part.PROTOTYPES: "Class means of features; which ones are there tells which classes the site has.",
-    Part.CLASS_PRESENCE: "Which classes the site has, and nothing of how much of each.",
+    Part.CLASS_PRESENCE: "Which classes the site has; not how much of each.",
     Part.CLASS_SHARES: "An estimate of the site's class distribution, read from the norms of its head.",
     Part.CLASS_MODELS: "Global models by class, or what they are made of; only the server sends them.",
     Part.LABEL_DISTRIBUTION: "The site's true class distribution: only in simulations, no policy can allow it.",

@@ -233,7 +233,7 @@ def test_a_task_that_the_server_takes_back_ends_nothing() -> None:
 
 @pytest.mark.parametrize(
     "rules",
-    [{"methods": ["fednh"]}, {"parts": ["body", "prototypes"]}],
+    [{"methods": ["fednh"]}, {"parts": ["body", "prototypes"]}, {"hide_class_presence": True}],
 )
 def test_a_run_that_the_policy_does_not_name_is_declined(rules: dict[str, Any]) -> None:
     harness = AgentHarness(rules={**RULES, **rules}, load_data=not_to_be_loaded)

@@ -65,6 +65,7 @@ def test_a_file_is_read(tmp_path: Path) -> None:
     assert (rules.example_count, rules.plugins) == (False, frozenset())  # what is not said is not allowed
     assert rules.telemetry == frozenset()
     assert (rules.class_distribution_estimate, sorted(rules.dtypes)) == (False, ["float32", "int64"])
+    assert (rules.min_samples_per_class, rules.hide_class_presence) == (10, False)
     assert (rules.approval, rules.schedule) == ("automatic", ())
 
 
@@ -185,7 +186,7 @@ def test_a_released_update_does_not_print_its_numbers() -> None:
     assert "gate" not in repr(released)
 
 
-ENOUGH = GateContext(np.full(10, 1000), {}, b"secret")  # of each class
+ENOUGH = GateContext(np.full(10, 1000))  # of each class
 EVERYTHING = {
     part: {"0" if part is Part.PROTOTYPES else "w": np.ones(3, np.float32)}
     for part in (Part.BODY, Part.HEAD, Part.PROTOTYPES)
@@ -239,14 +240,34 @@ def test_the_standard_policy_lets_models_prototypes_and_single_scores_out() -> N
 
 def test_the_strict_policy_lets_no_number_about_the_site_out() -> None:
     strict = Policy.read(shipped.folder("policies") / "strict.toml")
-    strict.admit("fednh", client_methods.build("fednh", {}).sends)
-    for method in set(client_methods) - {"fednh"}:
-        with pytest.raises(PolicyViolationError, match=f"'{method}'"):
-            strict.admit(method, client_methods.build(method, {}).sends)
-    released = strict.release(update(payload=EVERYTHING, metrics=dict.fromkeys(SCALARS, 0.5)), ENOUGH)
+    released = strict.release(update(metrics=dict.fromkeys(SCALARS, 0.5)), ENOUGH)
     assert (released.metrics, released.weight) == ({}, None)
     assert strict.release_scores(dict.fromkeys(SCALARS, 0.5)).scores == {}
     assert strict.rules.plugins == frozenset()
+
+
+def test_under_the_strict_policy_a_site_takes_part_in_no_run_before_there_is_a_secure_sum() -> None:
+    strict = Policy.read(shipped.folder("policies") / "strict.toml")
+    rules = {}
+    for method in client_methods:
+        with pytest.raises(PolicyRefusedError) as refused:
+            strict.admit(method, client_methods.build(method, {}).sends)
+        rules[method] = refused.value.rule
+    assert rules.pop("fednh") == "hide_class_presence"
+    assert set(rules.values()) == {"methods"}
+    with pytest.raises(PolicyRefusedError):
+        strict.release(update(payload=EVERYTHING), ENOUGH)
+
+
+def test_a_head_with_a_row_a_class_is_no_head_for_a_site_that_hides_its_classes() -> None:
+    hides, shows = policy(hide_class_presence=True), policy()
+    scalars = {"scale": np.array(3.0, np.float32), "shift": np.ones(1, np.float32)}
+    hides.admit_head(scalars, 10)
+    for tensor in (np.ones((10, 4)), np.ones((4, 10)), np.ones(10)):
+        shows.admit_head({"weight": tensor}, 10)
+        with pytest.raises(PolicyRefusedError) as refused:
+            hides.admit_head({**scalars, "weight": tensor}, 10)
+        assert (refused.value.rule, refused.value.tensor) == ("hide_class_presence", "head/weight")
 
 
 MEASURED = {"disk_free_bytes": 5e8, "step_seconds": 0.25, "policy_refusals": 0.0}
@@ -298,6 +319,7 @@ def test_a_stricter_policy_is_stricter_in_everything() -> None:
     ("part", "changes", "rule"),
     [
         (Part.CLASS_SHARES, {}, "class_distribution_estimate"),
+        (Part.PROTOTYPES, {"hide_class_presence": True}, "hide_class_presence"),
         (Part.CLASS_PRESENCE, {"hide_class_presence": True}, "hide_class_presence"),
         (Part.CLASS_SHARES, {"class_distribution_estimate": True, "hide_class_presence": True}, "hide_class_presence"),
     ],

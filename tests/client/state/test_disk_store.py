@@ -8,7 +8,6 @@ import os
 import shutil
 import stat
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -364,17 +363,20 @@ def dies_after(first: str) -> Callable[..., None]:
     return removed
 
 
-# What the gate needs again
-
-
-def test_what_was_received_is_there_until_the_outcome_is_settled(store: Store, tmp_path: Path) -> None:
-    received: Payload = {Part.PROTOTYPES: {"mean": np.eye(3, dtype=np.float32)}}
-    store.stage(task(1), replace(outcome(1), received=received))
-    assert same_tensors(store.received(task(1)), received)
+def test_a_stage_of_release_0_2_0_is_handed_in_and_what_it_had_received_is_of_no_use(
+    reopen: Open, tmp_path: Path
+) -> None:
+    """0.2.0 kept the received prototypes beside an update, to make decoys of them again."""
+    store = reopen()
+    store.stage(task(1), outcome(1))
+    (tmp_path / "state" / "run" / "000001" / "received.safetensors").write_bytes(b"not read")
+    store = reopen()
+    assert task_ids(store) == ["task_id-1"]
     store.settle(task(1), receipt())
-    assert list(tmp_path.rglob("received*")) == []
-    store.stage(task(2), outcome(2))
-    assert store.received(task(2)) == {}
+    assert number(store.last_counted("run", 2)) == 1
+
+
+# The site's secret
 
 
 def test_a_secret_is_made_once_and_nobody_else_may_read_it(reopen: Open, tmp_path: Path) -> None:

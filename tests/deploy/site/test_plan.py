@@ -104,6 +104,9 @@ def test_a_shipped_policy_refuses_exactly_the_methods_that_it_does_not_name(
 ) -> None:
     site = Policy.read(shipped.folder("policies") / f"{name}.toml")
     plan = site_plan(recipe_of(method), site)
+    if name == "strict" and method in site.rules.methods:  # it declines all runs, before one offers a secure sum
+        assert {t.refused_by for t in plan.outgoing if t.spec.part is Part.PROTOTYPES} == {"hide_class_presence"}
+        return
     assert bool(plan.refusals) == (method not in site.rules.methods)
     assert {tensor.refused_by for tensor in plan.outgoing} <= ({"methods"} if plan.refusals else {None})
 
@@ -177,17 +180,28 @@ def test_a_model_that_the_site_does_not_name_is_never_run(recipe_of: RecipeOf) -
         site_plan(recipe, policy("fednh"))
 
 
-def test_hidden_classes_get_a_prototype_each(recipe_of: RecipeOf) -> None:
-    plan = site_plan(recipe_of("fednh"), policy("fednh", hide_class_presence=True, min_samples_per_class=3))
-    assert not any(tensor.optional or tensor.refused_by for tensor in plan.outgoing)
-    assert plan.sent_bytes[0] == plan.sent_bytes[1]
-    assert "fewer than 3 examples (min_samples_per_class), gets a decoy" in plan.rules[0]
+@pytest.mark.parametrize(
+    ("method", "kept"),
+    [
+        ("fednh", {"prototypes"}),  # its head is a scalar
+        ("fedavg", {"head"}),
+        ("cwfedavg-private", {"head", "class-presence"}),
+    ],
+)
+def test_a_site_that_hides_its_classes_keeps_every_row_a_class(
+    method: str, kept: set[str], recipe_of: RecipeOf
+) -> None:
+    plan = site_plan(recipe_of(method), policy(method, hide_class_presence=True))
+    refused = {tensor.spec.part.value: tensor.refused_by for tensor in plan.outgoing if tensor.refused_by}
+    assert refused == dict.fromkeys(kept, "hide_class_presence")
+    assert plan.refusals
+    assert all("(hide_class_presence)" in why and "secure sum" in why for why in plan.refusals)
+    assert "secure sum (hide_class_presence)" in plan.rules[0]
 
 
 @pytest.mark.parametrize(
     ("method", "changes", "rule", "part"),
     [
-        ("cwfedavg-private", {"hide_class_presence": True}, "hide_class_presence", "class-presence"),
         ("cwfedavg", {"class_distribution_estimate": False}, "class_distribution_estimate", "class-shares"),
     ],
 )
@@ -290,7 +304,10 @@ def run(capfd: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str
 def test_the_command_ends_with_77_where_the_policy_refuses(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     policies = shipped.folder("policies")
     assert run(capfd, "digits-fednh")[0] == 0
-    assert run(capfd, "digits-fednh", "--policy", policies / "strict.toml")[0] == 0
+    assert run(capfd, "digits-fednh", "--policy", policies / "standard.toml")[0] == 0
+    code, out = run(capfd, "digits-fednh", "--policy", policies / "strict.toml", "--json")
+    assert code == 77
+    assert {leaf["part"] for leaf in json.loads(out)["leaves"] if leaf["refused"]} == {"prototypes"}
     code, out = run(capfd, "digits-fedavg", "--policy", policies / "strict.toml")
     assert code == 77
     assert "refuses this run" in out

@@ -18,7 +18,6 @@ from protofed.client.agent.site import Site as Site
 from protofed.client.models.catalogue import build
 from protofed.client.models.split import dump
 from protofed.client.privacy.policy import Released
-from protofed.client.privacy.update_checks import GATE_INPUTS
 from protofed.client.state.store import FitOutcome
 from protofed.client.training.context import FitProgress
 from protofed.client.transport.link import Link
@@ -34,7 +33,7 @@ from protofed.common.errors import (
     TaskFailedError,
 )
 from protofed.common.failpoint import reach
-from protofed.common.payload import Part, Payload, Update
+from protofed.common.payload import Part, Update
 from protofed.common.protocol.messages import Activity, Assignment, Finished, Progress, Task, TaskKind, Wait
 
 log = structlog.get_logger()
@@ -198,7 +197,7 @@ class Agent:
             torch.manual_seed(run.recipe.seed)
             model = build(run.recipe.model, run.recipe.input, run.recipe.classes, self._site.policy.rules.plugins)
         first = {Part.BODY: dump(model.body), Part.HEAD: dump(model.head)}
-        self._push(task, self._release(task, Update(self._site.name, first), {}))
+        self._push(task, self._release(task, Update(self._site.name, first)))
 
     def _fit(self, task: Task) -> None:
         """Train and push; an update of this task that is staged already is pushed without training again."""
@@ -214,21 +213,20 @@ class Agent:
             self._status.activity = Activity.TRAINING
             update = self._site.fit(run, task, context, base)
             reach("fit-done")
-            received = {part: tensors for part, tensors in base.items() if part in GATE_INPUTS}
             # Before staging: an update that the policy refuses must not wait on disk to be pushed later.
-            released = self._release(task, update, received)
+            released = self._release(task, update)
             personal = {Part.BODY: dump(context.model.body), Part.HEAD: dump(context.model.head)}
-            self._site.store.stage(task, FitOutcome(update, context.memory, personal, received))
+            self._site.store.stage(task, FitOutcome(update, context.memory, personal))
             reach("staged")
         # Outside of the block: the update is staged, so a crash while it is pushed needs no checkpoints any more.
         self._push(task, released)
 
     def _push_staged(self, task: Task, update: Update) -> None:
-        self._push(task, self._release(task, update, self._site.store.received(task)))
+        self._push(task, self._release(task, update))
 
-    def _release(self, task: Task, update: Update, received: Payload) -> Released:
+    def _release(self, task: Task, update: Update) -> Released:
         """Pass the update through the site's policy: the last function before the link."""
-        context = self._prepared(task).gate_context(self._site, task, received)
+        context = self._prepared(task).gate_context()
         try:
             return self._site.policy.release(update, context)
         except PolicyViolationError as violation:

@@ -16,14 +16,13 @@ from protofed.client.agent.heartbeat import DaemonStatus
 from protofed.client.data.site_data import SiteData
 from protofed.client.method import ClientMethod, client_methods
 from protofed.client.models.catalogue import architectures
-from protofed.client.models.split import SplitModel
-from protofed.client.privacy.decoys import run_secret
+from protofed.client.models.split import SplitModel, dump
 from protofed.client.privacy.policy import GateContext, Policy
 from protofed.client.state.store import SiteState, Store
 from protofed.client.training.context import Checkpoints, FitContext, NoCheckpoints, seeded
 from protofed.common.config.recipe import MOST_ROUNDS, Input, NamedOptions, Recipe, parse_json
 from protofed.common.errors import ConfigError, FailureReason, TaskFailedError, short
-from protofed.common.payload import Payload, SiteId, Update
+from protofed.common.payload import Part, Payload, SiteId, Update
 from protofed.common.plugins import PluginKind, is_plugin
 from protofed.common.protocol.messages import MOST_BYTES, MOST_RECIPE_BYTES, Assignment, Role, Task, TaskKind
 from protofed.common.version import VERSION
@@ -96,15 +95,9 @@ class PreparedRun:
             checkpoints=checkpoints,
         )
 
-    def gate_context(self, site: Site, task: Task, received: Payload) -> GateContext:
-        """The facts by which the gate decides on an update of this task; they stay on the site.
-
-        Args:
-            received: the parts of the base that are in `GATE_INPUTS`.
-        """
-        examples = np.bincount(self.data.train.labels.cpu().numpy(), minlength=self.recipe.classes)
-        hides = site.policy.rules.hide_class_presence
-        return GateContext(examples, received, run_secret(site.store.secret(), task.run) if hides else b"")
+    def gate_context(self) -> GateContext:
+        """The facts by which the gate decides on an update; they stay on the site."""
+        return GateContext(np.bincount(self.data.train.labels.cpu().numpy(), minlength=self.recipe.classes))
 
     def check_task(self, task: Task) -> None:
         """Check a task against the run; its types were checked when the message was unpacked.
@@ -135,7 +128,11 @@ def prepare(site: Site, assignment: Assignment) -> PreparedRun:
         method = client_methods.build(recipe.method.name, recipe.method.options, site.policy.rules.plugins)
         site.policy.admit(recipe.method.name, method.sends)
         check_model(recipe.model, recipe.input, recipe.classes)
-        return PreparedRun(recipe, method, site.build_model(recipe), site.load_data(recipe))
+        model = site.build_model(recipe)
+        # By the model's own head: which tensors of it a method sends is known only after the first fit.
+        if Part.HEAD in method.sends:
+            site.policy.admit_head(dump(model.head), recipe.classes)
+        return PreparedRun(recipe, method, model, site.load_data(recipe))
     except FORESEEN as error:
         raise TaskFailedError(reason_of(error), str(error)) from error
     except Exception as error:  # from a driver, or a site's own model: keep the daemon alive

@@ -14,7 +14,7 @@ from protofed.client.privacy.update_checks import PolicyRefusedError as PolicyRe
 from protofed.common import codec
 from protofed.common.config.recipe import read_toml
 from protofed.common.errors import ConfigError, PolicyViolationError
-from protofed.common.payload import NOT_ON_THE_WIRE, Part, Update, describe
+from protofed.common.payload import NOT_ON_THE_WIRE, Part, Tensors, Update, describe
 from protofed.common.protocol.messages import Manifest, Scores, score_family
 
 _GATE = object()
@@ -106,11 +106,22 @@ class Policy:
             if (refusal := update_checks.refusal_of_part(self.rules, part)) is not None:
                 raise PolicyRefusedError(*refusal, part=part)
 
-    def release(self, update: Update, context: GateContext | None = None) -> Released:
-        """Check an update, remove and disguise what the rules demand, and encode the rest.
+    def admit_head(self, head: Tensors, classes: int) -> None:
+        """Check the model of a run whose method sends the head: under `hide_class_presence` it has no row a class.
 
-        Of the scalars, those stay that the rules do not name; prototypes of classes with too few examples stay, too;
-        a site that hides its classes sends decoys in their place.
+        Args:
+            head: tensors of any values, of which the method may send all.
+            classes: C, of the run.
+
+        Raises:
+            PolicyRefusedError: naming the rule and the tensor.
+        """
+        update_checks.check_head_rows(self.rules, head, classes)
+
+    def release(self, update: Update, context: GateContext | None = None) -> Released:
+        """Check an update, remove what the rules demand, and encode the rest.
+
+        Of the scalars, those stay that the rules do not name; prototypes of classes with too few examples stay, too.
 
         Args:
             context: facts about the site that some rules need; None: an update that needs them is refused.
@@ -118,9 +129,9 @@ class Policy:
         Raises:
             PolicyRefusedError: naming the rule; nothing of the update has left.
         """
-        update_checks.check(self.rules, update.payload)
-        leaving = update_checks.disguise(self.rules, update.payload, context)
-        # Sizes last: decoys count, and withheld rows do not.
+        update_checks.check(self.rules, update.payload, context)
+        leaving = update_checks.withhold(self.rules, update.payload, context)
+        # Sizes last: withheld rows do not count.
         update_checks.check_tensor_sizes(self.rules, leaving)
         data = codec.encode(leaving)
         update_checks.check_size(self.rules, len(data))

@@ -28,7 +28,7 @@ class PolicyRules(StrictModel):
     max_update_mb: Megabytes = 1024.0  # of one update, in 10^6 bytes
     example_count: bool = False  # whether the total number of examples may be sent
     class_distribution_estimate: bool = False  # whether part class-shares may leave, if `parts` names it, too
-    min_samples_per_class: Annotated[int, Field(ge=1)] = 1  # a class with fewer examples counts as absent
-    hide_class_presence: bool = False  # send decoys for absent classes
+    min_samples_per_class: Annotated[int, Field(ge=1)] = 10  # a class with fewer examples counts as absent
+    hide_class_presence: bool = False  # what has a row a class leaves only under a secure sum: no run offers one yet
     approval: Literal["automatic", "manual"] = "automatic"  # manual: each run needs `protofed client approve`
     schedule: tuple[Window, ...] = ()  # when tasks are taken, in UTC; none: always

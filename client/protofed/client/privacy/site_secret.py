@@ -17,8 +17,8 @@ def load_or_create(folder: Path) -> bytes:
     """The secret of a state folder, `BYTES` long; created if there is none.
 
     Raises:
-        StateError: it cannot be read or written, or is damaged. It is never replaced silently: decoys drawn from
-            another secret would differ from those of earlier rounds, and give the hidden classes away.
+        StateError: it cannot be read or written, or is damaged. It is never replaced silently: a fit that is resumed
+            with another secret would not be the one that was begun.
     """
     path = folder / FILE
     if not path.exists():

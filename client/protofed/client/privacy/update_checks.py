@@ -1,4 +1,4 @@
-"""The policy's rules on updates, one pure function each: they refuse an update, or withhold or disguise parts of it."""
+"""The policy's rules on updates, one pure function each: they refuse an update, or withhold parts of it."""
 
 from __future__ import annotations
 
@@ -7,14 +7,18 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from protofed.client.privacy.decoys import by_class, decoys
 from protofed.client.privacy.rules import PolicyRules
 from protofed.common.errors import PolicyViolationError
 from protofed.common.payload import Array, Part, Payload, Tensors
 
-GATE_INPUTS = frozenset({Part.PROTOTYPES})  # parts of the base that the rules need
-# Parts that consist of nothing but which classes a site has, or how many examples of each.
-CLASS_REVEALING = frozenset({Part.CLASS_PRESENCE, Part.CLASS_SHARES, Part.LABEL_DISTRIBUTION})
+# Parts with one row or number a class: which of them are there, or how large they are, tells which classes a site has.
+BY_CLASS = frozenset(
+    {Part.PROTOTYPES, Part.CLASS_PRESENCE, Part.CLASS_SHARES, Part.CLASS_MODELS, Part.LABEL_DISTRIBUTION}
+)
+HIDDEN_CLASSES = (
+    "this site's policy hides which classes it has, and so lets such rows leave only under a secure sum, which no run "
+    "offers yet: deny the run, or decide that the server may know the classes, and set hide_class_presence = false"
+)
 
 
 class PolicyRefusedError(PolicyViolationError):
@@ -39,48 +43,44 @@ class GateContext:
 
     Attributes:
         examples: number of training examples by class, [C] int64.
-        received: the base's parts that are in `GATE_INPUTS`.
-        secret: `decoys.run_secret` of this run; empty where the site does not hide its classes.
     """
 
     examples: Array = field(repr=False)
-    received: Payload = field(repr=False)
-    secret: bytes = field(repr=False)
 
 
-Check = Callable[[PolicyRules, Payload], None]
-Disguise = Callable[[PolicyRules, Payload, GateContext | None], Payload]
+Check = Callable[[PolicyRules, Payload, GateContext | None], None]
+Withhold = Callable[[PolicyRules, Payload, GateContext | None], Payload]
 
 
-def check(rules: PolicyRules, payload: Payload) -> None:
+def check(rules: PolicyRules, payload: Payload, context: GateContext | None) -> None:
     """Run all `CHECKS` on an update as the method made it.
 
     Raises:
         PolicyRefusedError: naming the rule.
     """
     for check_rule in CHECKS:
-        check_rule(rules, payload)
+        check_rule(rules, payload, context)
 
 
-def disguise(rules: PolicyRules, payload: Payload, context: GateContext | None) -> Payload:
-    """Run all `DISGUISES` on an update that passed `check`; returns what may leave.
+def withhold(rules: PolicyRules, payload: Payload, context: GateContext | None) -> Payload:
+    """Run all of `WITHHOLDING` on an update that passed `check`; returns what may leave.
 
     Raises:
         PolicyRefusedError: a rule needs the context, and there is none; or a part has not the shape that it needs.
     """
-    for disguise_part in DISGUISES:
-        payload = disguise_part(rules, payload, context)
+    for withhold_from in WITHHOLDING:
+        payload = withhold_from(rules, payload, context)
     return payload
 
 
-def check_parts(rules: PolicyRules, payload: Payload) -> None:
+def check_parts(rules: PolicyRules, payload: Payload, _: GateContext | None) -> None:
     """Rule `parts`: it names every part of the update."""
     for part in sorted(payload):
         if part not in rules.parts:
             raise PolicyRefusedError("parts", f"part '{part}' is not in this site's policy (parts)", part=part)
 
 
-def check_class_revealing(rules: PolicyRules, payload: Payload) -> None:
+def check_class_revealing(rules: PolicyRules, payload: Payload, _: GateContext | None) -> None:
     """Rules `class_distribution_estimate` and `hide_class_presence`, on parts that they refuse as a whole."""
     for part in sorted(payload):
         if (refusal := refusal_of_part(rules, part)) is not None:
@@ -92,13 +92,33 @@ def refusal_of_part(rules: PolicyRules, part: Part) -> tuple[str, str] | None:
     if part is Part.CLASS_SHARES and not rules.class_distribution_estimate:
         reason = "is an estimate of the class distribution, which this site's policy does not let out"
         return "class_distribution_estimate", f"part '{part}' {reason} (class_distribution_estimate)"
-    if part in CLASS_REVEALING and rules.hide_class_presence:
-        reason = "says which classes the site has, and nothing else: there is no way to send it and to hide them"
-        return "hide_class_presence", f"part '{part}' {reason} (hide_class_presence)"
+    if part in BY_CLASS and rules.hide_class_presence:
+        return "hide_class_presence", f"part '{part}' has a row a class (hide_class_presence); {HIDDEN_CLASSES}"
     return None
 
 
-def check_dtypes(rules: PolicyRules, payload: Payload) -> None:
+def check_head(rules: PolicyRules, payload: Payload, context: GateContext | None) -> None:
+    """Rule `hide_class_presence` on the head: no tensor of it has a row a class."""
+    if Part.HEAD in payload and rules.hide_class_presence:
+        check_head_rows(rules, payload[Part.HEAD], len(_require(context, "hide_class_presence").examples))
+
+
+def check_head_rows(rules: PolicyRules, head: Tensors, classes: int) -> None:
+    """Rule `hide_class_presence` on the tensors of a head, whether trained yet or not.
+
+    Training moves the rows and biases of the classes that a site has, in proportion to their shares.
+
+    Args:
+        classes: C, of the run; a tensor with a dimension of that size counts as one with class rows.
+    """
+    for name in sorted(head) if rules.hide_class_presence else ():
+        if classes in head[name].shape:
+            path = f"{Part.HEAD}/{name}"
+            text = f"{path} {list(head[name].shape)} has a row a class (hide_class_presence); {HIDDEN_CLASSES}"
+            raise PolicyRefusedError("hide_class_presence", text, path)
+
+
+def check_dtypes(rules: PolicyRules, payload: Payload, _: GateContext | None) -> None:
     """Rule `dtypes`: it names the dtype of every tensor."""
     for path, tensor in _tensors(payload):
         if tensor.dtype.name not in rules.dtypes:
@@ -108,7 +128,7 @@ def check_dtypes(rules: PolicyRules, payload: Payload) -> None:
             )
 
 
-def check_finite(_: PolicyRules, payload: Payload) -> None:
+def check_finite(_: PolicyRules, payload: Payload, __: GateContext | None) -> None:
     """Not a key of the policy: an update with NaN or infinities never leaves."""
     for path, tensor in _tensors(payload):
         if tensor.dtype.kind == "f" and not np.isfinite(tensor).all():
@@ -130,7 +150,7 @@ def check_size(rules: PolicyRules, nbytes: int) -> None:
         raise PolicyRefusedError("max_update_mb", f"an update of {size} is above this site's {most}")
 
 
-def disguise_presence(rules: PolicyRules, payload: Payload, context: GateContext | None) -> Payload:
+def withhold_flags(rules: PolicyRules, payload: Payload, context: GateContext | None) -> Payload:
     """Rule `min_samples_per_class` on class-presence, [C]: clear the flags of classes with fewer examples."""
     if Part.CLASS_PRESENCE not in payload or rules.min_samples_per_class == 1:
         return payload
@@ -145,24 +165,16 @@ def disguise_presence(rules: PolicyRules, payload: Payload, context: GateContext
     }
 
 
-def disguise_prototypes(rules: PolicyRules, payload: Payload, context: GateContext | None) -> Payload:
-    """Rules `min_samples_per_class` and `hide_class_presence` on prototypes, one row [D] a class.
-
-    Rows of classes with fewer examples stay; with `hide_class_presence` decoys of all missing classes leave instead.
-    """
-    prototypes = payload.get(Part.PROTOTYPES)
-    if prototypes is None or (rules.min_samples_per_class == 1 and not rules.hide_class_presence):
+def withhold_prototypes(rules: PolicyRules, payload: Payload, context: GateContext | None) -> Payload:
+    """Rule `min_samples_per_class` on prototypes, one row [D] a class: those of classes with fewer examples stay."""
+    if Part.PROTOTYPES not in payload or rules.min_samples_per_class == 1:
         return payload
-    context = _require(context, "hide_class_presence" if rules.hide_class_presence else "min_samples_per_class")
-    present = _present(rules, context)
-    rows = _rows(prototypes, len(present))
-    leaving = {c: row for c, row in rows.items() if present[c]}
-    if rules.hide_class_presence:
-        leaving |= _decoys(leaving, rows, present, context)
-    return {**payload, Part.PROTOTYPES: {str(c): leaving[c] for c in sorted(leaving)}}
+    present = _present(rules, _require(context, "min_samples_per_class"))
+    rows = _rows(payload[Part.PROTOTYPES], len(present))
+    return {**payload, Part.PROTOTYPES: {str(c): rows[c] for c in sorted(rows) if present[c]}}
 
 
-def disguise_counters(rules: PolicyRules, payload: Payload, _: GateContext | None) -> Payload:
+def withhold_counters(rules: PolicyRules, payload: Payload, _: GateContext | None) -> Payload:
     """Rule `example_count`: zero all step counters, which with epochs and batch size give the number of examples."""
     if rules.example_count:
         return payload
@@ -175,23 +187,6 @@ def disguise_counters(rules: PolicyRules, payload: Payload, _: GateContext | Non
 def _may_be_counter(name: str, array: Array) -> bool:
     # Any single integer, whatever its name; BatchNorm's counters have more than one element in stacked models.
     return array.dtype.kind != "f" and (array.size == 1 or name.endswith("num_batches_tracked"))
-
-
-def _decoys(own: dict[int, Array], rows: dict[int, Array], present: Array, context: GateContext) -> dict[int, Array]:
-    """Decoys for the classes that are not in `own`; `rows` gives the shape of prototypes even if `own` is empty."""
-    shapes = {row.shape for row in rows.values()}
-    # The server chose what was received: rows of other shapes or without finite numbers must not make decoys.
-    received = {
-        c: row
-        for c, row in by_class(context.received.get(Part.PROTOTYPES, {})).items()
-        if c < len(present) and row.shape in (shapes or {row.shape}) and np.isfinite(row).all()
-    }
-    if not own and not received:
-        reason = "no class has examples enough for a prototype, and none was received to make decoys of"
-        raise PolicyRefusedError("hide_class_presence", f"{reason} (hide_class_presence, min_samples_per_class)")
-    if not context.secret:
-        raise PolicyRefusedError("hide_class_presence", "decoys need a secret of the site's own (hide_class_presence)")
-    return decoys(own, sorted(set(range(len(present))) - own.keys()), received, context.secret)
 
 
 def _rows(prototypes: Tensors, classes: int) -> dict[int, Array]:
@@ -231,5 +226,5 @@ def _tensors(payload: Payload) -> Iterator[tuple[str, Array]]:
             yield f"{part}/{name}", payload[part][name]
 
 
-CHECKS: tuple[Check, ...] = (check_parts, check_class_revealing, check_dtypes, check_finite)
-DISGUISES: tuple[Disguise, ...] = (disguise_presence, disguise_prototypes, disguise_counters)
+CHECKS: tuple[Check, ...] = (check_parts, check_class_revealing, check_head, check_dtypes, check_finite)
+WITHHOLDING: tuple[Withhold, ...] = (withhold_flags, withhold_prototypes, withhold_counters)

@@ -57,11 +57,6 @@ class DiskStore:
         """The site's secret; the first call creates it in the folder."""
         return self._secret or load_or_create(self._folder)
 
-    def received(self, task: Task) -> Payload:
-        """See `Store.received`; empty if the gate needed nothing of the base."""
-        path = self._round(task.run, task.round) / "received.safetensors"
-        return _read_payload(path) if path.exists() else {}
-
     def last_counted(self, run: str, before: int) -> SiteState:
         """See `Store.last_counted`. Damaged files raise StateError: starting afresh would lose the site's memory."""
         rounds = [number for number in self._rounds(run) if number < before and self._is_counted(run, number)]
@@ -88,7 +83,6 @@ class DiskStore:
         scalars = {"site": update.site, "metrics": dict(update.metrics), "weight": update.weight}
         record = {"task": asdict(task), "update": scalars}
         payloads = [("update", update.payload), ("memory", outcome.memory), ("personal", outcome.personal)]
-        payloads += [("received", outcome.received)] if outcome.received else []
         try:
             files.write(temporary / "task.json", json.dumps(record).encode())
             for name, payload in payloads:
@@ -112,8 +106,7 @@ class DiskStore:
             return
         # The receipt before any removal: a crash in between leaves files too many, never a round too few.
         files.write(folder / "receipt.json", json.dumps(asdict(receipt)).encode())
-        for name in ("update", "received"):
-            (folder / f"{name}.safetensors").unlink(missing_ok=True)
+        (folder / "update.safetensors").unlink(missing_ok=True)
         rounds = self._rounds(task.run)
         counted = [number for number in rounds if self._is_counted(task.run, number)]
         if self._keep is not None and len(counted) >= self._keep:

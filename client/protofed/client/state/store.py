@@ -32,16 +32,11 @@ class SiteState:
 
 @dataclass(frozen=True)
 class FitOutcome:
-    """The result of a fit: an update for the server, and the state that the site keeps once the update counts.
-
-    Attributes:
-        received: the parts of the base that the gate needs again if the update is handed in after a restart.
-    """
+    """The result of a fit: an update for the server, and the state that the site keeps once the update counts."""
 
     update: Update
     memory: Payload
     personal: Payload
-    received: Payload = field(default_factory=dict)
 
 
 class Store(Protocol):
@@ -56,9 +51,6 @@ class Store(Protocol):
 
     def secret(self) -> bytes:
         """The site's secret, `site_secret.BYTES` random bytes: the same at every call."""
-
-    def received(self, task: Task) -> Payload:
-        """`FitOutcome.received` of a task that is staged and not settled."""
 
     def last_counted(self, run: str, before: int) -> SiteState:
         """The state after the newest counted round below `before`; an empty state if there is none."""
@@ -96,10 +88,6 @@ class MemoryStore:
     def secret(self) -> bytes:
         """The secret given to the constructor, or drawn there."""
         return self._secret
-
-    def received(self, task: Task) -> Payload:
-        """See `Store.received`; KeyError if the task is not staged."""
-        return self._staged[task.task_id][1].received
 
     def last_counted(self, run: str, before: int) -> SiteState:
         """See `Store.last_counted`; only the newest round is stored, so an earlier one starts from an empty state."""

@@ -132,7 +132,7 @@ def policy_summary(rules: PolicyRules) -> str:
     """What a policy allows, in one line."""
     disclosed = [name for name in ("example_count", "class_distribution_estimate") if getattr(rules, name)]
     limits = [f"no class under {rules.min_samples_per_class} examples"] if rules.min_samples_per_class > 1 else []
-    limits += ["decoys for absent classes"] if rules.hide_class_presence else []
+    limits += ["nothing with a row a class"] if rules.hide_class_presence else []
     limits += [f"each run after `protofed client approve` ({rules.approval})"] if rules.approval != "automatic" else []
     limits += ["at set hours"] if rules.schedule else []
     listed = [f"{name} {', '.join(sorted(getattr(rules, name))) or 'none'}" for name in ("methods", "parts", "plugins")]

@@ -71,7 +71,7 @@ def norms(record: RunRecord) -> Section:
     if section["part"] == "head":
         lead = "In a trained head, a class that is common at a site tends to have a larger norm: this page hints at it."
     else:
-        lead = "Which prototypes a site sent tells which classes it has, unless its policy hides them behind decoys."
+        lead = "Which prototypes a site sent tells which classes it has."
     classes = record.names
     table = _matrix_table(values.T, classes, sites, "class")
     drawn = Figure(f"Norms of the {noun}", description, matrix(values.T, classes, sites, "norm", signed=False), table)

@@ -97,6 +97,7 @@ def everything(recipe: Recipe) -> Policy:
             max_update_mb=MOST_BYTES / 1e6,
             example_count=True,
             class_distribution_estimate=True,
+            min_samples_per_class=1,
         )
     )
 

@@ -22,7 +22,7 @@ from protofed.client.privacy.policy import GateContext, Policy, PolicyRefusedErr
 from protofed.client.training.score_sets import RELIABILITY, SCORES
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import PolicyViolationError
-from protofed.common.payload import NOT_ON_THE_WIRE, Part, Payload, TensorSpec, Update, describe
+from protofed.common.payload import NOT_ON_THE_WIRE, Part, Payload, Tensors, TensorSpec, Update, describe
 from protofed.common.plugins import PluginKind, is_plugin
 from protofed.deploy.site.plan_rules import sentences
 from protofed.server.method import server_methods
@@ -39,7 +39,7 @@ class OutgoingTensor:
     """A tensor of an update.
 
     Attributes:
-        optional: sent only for classes that the site has; if the policy hides them, no tensor is optional.
+        optional: sent only for classes that the site has.
         refused_by: the policy's rule that keeps it; None: it may leave, or no policy was given.
     """
 
@@ -105,13 +105,12 @@ def site_plan(recipe: Recipe, policy: Policy | None = None) -> SitePlan:
     weight = 1.0 if expected.weight else None
     update = Update("site", _update_of_ones(itertools.chain(expected.required, expected.optional)), weight=weight)
     scalars = _scalars(recipe, client, global_model=server.global_model)
-    hidden = policy is not None and policy.rules.hide_class_presence
     refused_by = _refused_by(policy, name, update, recipe.classes)
     return SitePlan(
         recipe=recipe,
         outgoing=tuple(
             OutgoingTensor(spec, optional, refused_by.get(spec.part))
-            for specs, optional in ((expected.required, False), (expected.optional, not hidden))
+            for specs, optional in ((expected.required, False), (expected.optional, True))
             for spec in specs
         ),
         incoming=describe(server.broadcast(server.aggregate(first, [update]), "site")),
@@ -122,7 +121,7 @@ def site_plan(recipe: Recipe, policy: Policy | None = None) -> SitePlan:
         method_summary=(type(client).__doc__ or "").strip().splitlines()[0],
         first_model=None if policy is None else _objection(policy, Update("site", model), recipe.classes),
         rules=() if policy is None else sentences(policy.rules, update.payload.keys()),
-        refusals=() if policy is None else _refusals(policy, name, client, update, recipe.classes),
+        refusals=() if policy is None else _refusals(policy, name, client, update, model[Part.HEAD], recipe.classes),
     )
 
 
@@ -183,6 +182,8 @@ def _refused_by(policy: Policy | None, method: str, update: Update, classes: int
         return dict.fromkeys(update.payload, "methods")
     for part in update.payload:
         refusal = _refusal(policy.admit, method, frozenset({part}))
+        if refusal is None and part is Part.HEAD:
+            refusal = _refusal(policy.admit_head, update.payload[part], classes)
         refusals = ({part: refusal.rule} if isinstance(refusal, PolicyRefusedError) else {}) | refusals
     if any(part in refusals for part in update.payload):
         return refusals
@@ -190,9 +191,14 @@ def _refused_by(policy: Policy | None, method: str, update: Update, classes: int
     return dict.fromkeys(update.payload, refusal.rule) if isinstance(refusal, PolicyRefusedError) else {}
 
 
-def _refusals(policy: Policy, name: str, client: ClientMethod, update: Update, classes: int) -> tuple[str, ...]:
+def _refusals(
+    policy: Policy, name: str, client: ClientMethod, update: Update, head: Tensors, classes: int
+) -> tuple[str, ...]:
     """The gate's own messages, and one for a weight that the server needs and the policy withholds."""
-    refusals = [_violation(policy.admit, name, client.sends), _objection(policy, update, classes)]
+    refusals = [_violation(policy.admit, name, client.sends)]
+    if Part.HEAD in client.sends and refusals == [None]:  # as the site prepares the run
+        refusals.append(_violation(policy.admit_head, head, classes))
+    refusals.append(_objection(policy, update, classes))
     if update.weight is not None and not policy.rules.example_count:
         refusals.append("the run weighs sites by their numbers of examples, which this site's policy withholds")
     return tuple(dict.fromkeys(reason for reason in refusals if reason is not None))
@@ -216,7 +222,7 @@ def _refusal(gate: Any, *arguments: Any) -> PolicyViolationError | None:
 
 def _all_classes(classes: int) -> GateContext:
     """The gate's context at a site with enough examples of every class: its update is the largest that can leave."""
-    return GateContext(np.full(classes, np.iinfo(np.int64).max), {}, b"plan")
+    return GateContext(np.full(classes, np.iinfo(np.int64).max))
 
 
 def _scalars(recipe: Recipe, client: ClientMethod, *, global_model: bool) -> dict[str, tuple[str, ...]]:

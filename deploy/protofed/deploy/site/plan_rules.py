@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 
 from protofed.client.privacy.rules import PolicyRules
-from protofed.client.privacy.update_checks import CLASS_REVEALING
+from protofed.client.privacy.update_checks import BY_CLASS
 from protofed.common.payload import Part
 
 
@@ -19,17 +19,17 @@ def sentences(rules: PolicyRules, parts: Collection[Part]) -> tuple[str, ...]:
 
 def _classes(rules: PolicyRules, parts: Collection[Part]) -> Iterator[str]:
     few = f"fewer than {rules.min_samples_per_class} examples"
-    if Part.PROTOTYPES in parts and rules.hide_class_presence:
+    if rules.hide_class_presence:
         yield (
-            f"A prototype leaves for every class (hide_class_presence). One of which the site has none, or {few} "
-            "(min_samples_per_class), gets a decoy, drawn from a secret of the site's own."
+            "Nothing with a row a class leaves, neither a prototype nor a trained head's row, before a run offers a "
+            "secure sum (hide_class_presence)."
         )
         return
     if Part.PROTOTYPES in parts and rules.min_samples_per_class > 1:
         yield f"No prototype leaves of a class with {few} here (min_samples_per_class)."
     if Part.CLASS_PRESENCE in parts and rules.min_samples_per_class > 1:
         yield f"A class with {few} here is reported as absent (min_samples_per_class)."
-    if (CLASS_REVEALING | {Part.PROTOTYPES}) & set(parts) and not rules.hide_class_presence:
+    if BY_CLASS & set(parts):
         yield "Which classes the site has is not hidden (hide_class_presence)."
     if Part.CLASS_SHARES in parts:
         may = "may" if rules.class_distribution_estimate else "may not"
