@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -197,14 +198,9 @@ def test_every_shipped_policy_is_tested_here() -> None:
     assert {path.stem for path in shipped.folder("policies").glob("*.toml")} == {"standard", "strict", "open"}
 
 
-# Methods that make the coordinator estimate a site's class distribution, and scores that tell of its classes.
+# Methods that make the coordinator estimate a site's class distribution, and scores of a site's own data or model.
 ESTIMATING = {"cwfedavg"}
-OF_CLASSES = {
-    name
-    for name in SCALARS
-    if not name.startswith("global.") or name.startswith("global.local.")
-    if name.rpartition(".")[2] in ("recall", "many", "medium", "few", "groups", "auroc", "ece")
-}
+OWN = {name for name in SCALARS if not name.startswith("global.") or name.startswith("global.local.")}
 
 
 def test_only_the_open_policy_lets_a_class_distribution_be_estimated() -> None:
@@ -224,18 +220,40 @@ def test_no_policy_file_can_name_a_part_that_exists_only_in_simulations(tmp_path
         read(tmp_path / "policy.toml", VALID.replace('"body"', '"label-distribution"'))
 
 
-def test_the_standard_policy_lets_models_prototypes_and_single_scores_out() -> None:
+def test_the_standard_policy_lets_models_prototypes_and_an_evaluators_scores_out() -> None:
     standard = Policy.read(shipped.folder("policies") / "standard.toml")
     for method in set(client_methods) - ESTIMATING:
         standard.admit(method, client_methods.build(method, {}).sends)
-    scalars = dict.fromkeys(SCALARS - OF_CLASSES, 0.5)
-    withheld = dict.fromkeys([*OF_CLASSES, "personal.local.recall.3", "label.counts"], 3.0)
+    scalars = dict.fromkeys(SCALARS - OWN, 0.5)
+    withheld = dict.fromkeys([*OWN, "personal.local.recall.3", "label.counts"], 3.0)
     released = standard.release(update(payload=EVERYTHING, metrics={**scalars, **withheld}), ENOUGH)
     assert {spec.part for spec in released.manifest.tensors} == EVERYTHING.keys()
     assert released.metrics == scalars
     assert standard.release_scores({**scalars, **withheld}).scores == scalars
     assert released.weight is None
     assert standard.rules.plugins == frozenset()
+
+
+@pytest.mark.parametrize("name", ["strict", "standard", "open"])
+def test_only_the_open_policy_lets_a_site_tell_of_itself_by_scores(name: str) -> None:
+    rules = Policy.read(shipped.folder("policies") / f"{name}.toml").rules
+    assert bool(rules.metrics & OWN) == (name == "open")
+
+
+TELLING = ("personal.pm_v", "personal.accuracy", "personal.local.accuracy", "global.local.accuracy")
+
+
+@pytest.mark.parametrize("score", TELLING)
+def test_a_policy_that_hides_classes_and_names_a_score_that_tells_them_is_refused(tmp_path: Path, score: str) -> None:
+    hides = VALID.replace('"loss"', f'"global.accuracy", "{score}"') + "hide_class_presence = "
+    with pytest.raises(ConfigError, match=rf"metrics: '{re.escape(score)}'.*hide_class_presence"):
+        read(tmp_path / "policy.toml", f"{hides}true\n")
+    assert score in read(tmp_path / "policy.toml", f"{hides}false\n").rules.metrics
+
+
+def test_a_policy_that_hides_classes_may_name_an_evaluators_scores(tmp_path: Path) -> None:
+    text = VALID.replace('"loss"', '"global.accuracy", "global.recall"') + "hide_class_presence = true\n"
+    assert read(tmp_path / "policy.toml", text).rules.hide_class_presence
 
 
 def test_the_strict_policy_lets_no_number_about_the_site_out() -> None:

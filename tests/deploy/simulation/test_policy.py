@@ -129,6 +129,7 @@ def test_digits_learn_under_every_shipped_policy(name: str) -> None:
         assert running.runs.failed == []
         scores = running.ledger.scores(recipe.name)[recipe.rounds]
     assert scores[EVALUATOR]["global.accuracy"] > 0.6
+    assert (scores.keys() == {EVALUATOR}) == (name != "open")
 
 
 def test_a_server_takes_a_held_site_for_no_round(

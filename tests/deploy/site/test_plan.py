@@ -165,6 +165,18 @@ def test_only_scores_that_the_policy_names_leave(recipe_of: RecipeOf) -> None:
     assert "personal.auroc" not in plan.scalars[OWN]
 
 
+def test_each_score_says_what_can_be_computed_from_it(recipe_of: RecipeOf) -> None:
+    plan = site_plan(recipe_of("fednh"), policy("fednh", metrics={"global.accuracy", "personal.pm_l"}))
+    shown, sentences = " ".join(printed(plan, 100, policy="mine").split()), plain(plan)["scalars_disclose"]
+    assert sentences.keys() == {name for names in plan.scalars.values() for name in names}
+    assert f"personal.pm_l: {sentences['personal.pm_l']}" in shown
+    assert sentences["personal.pm_v"] not in shown  # it stays
+    assert "protofed client scores" in shown
+    everything = printed(site_plan(recipe_of("fednh")), 100)
+    assert all(sentence in " ".join(everything.split()) for sentence in sentences.values())
+    assert "protofed client scores" not in everything
+
+
 def test_the_first_model_is_judged_apart(recipe_of: RecipeOf) -> None:
     plan = site_plan(recipe_of("fedprp"), policy("fedprp", parts={"body", "prototypes"}))
     assert not plan.refusals

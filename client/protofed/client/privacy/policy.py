@@ -9,6 +9,7 @@ from pathlib import Path
 
 from protofed.client.privacy import update_checks
 from protofed.client.privacy.rules import PolicyRules as PolicyRules
+from protofed.client.privacy.score_disclosures import tells_of_classes
 from protofed.client.privacy.update_checks import GateContext as GateContext
 from protofed.client.privacy.update_checks import PolicyRefusedError as PolicyRefusedError
 from protofed.common import codec
@@ -85,6 +86,12 @@ class Policy:
         rules = read_toml(path, PolicyRules)
         if simulated := rules.parts & NOT_ON_THE_WIRE:
             raise ConfigError(f"{path}: part '{min(simulated)}' exists only in simulations; remove it")
+        telling = sorted(filter(tells_of_classes, rules.metrics))
+        if rules.hide_class_presence and telling:
+            raise ConfigError(
+                f"{path}: metrics: '{telling[0]}' tells which classes the site has, which hide_class_presence = true "
+                "hides; remove personal.* and *.local.* from metrics, or set hide_class_presence = false"
+            )
         return cls(rules)
 
     def admit(self, method: str, sends: frozenset[Part]) -> None:

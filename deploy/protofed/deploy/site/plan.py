@@ -19,6 +19,7 @@ from protofed.client.method import ClientMethod, client_methods
 from protofed.client.models.catalogue import architectures, build
 from protofed.client.models.split import dump
 from protofed.client.privacy.policy import GateContext, Policy, PolicyRefusedError
+from protofed.client.privacy.score_disclosures import discloses
 from protofed.client.training.score_sets import RELIABILITY, SCORES
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import PolicyViolationError
@@ -138,6 +139,7 @@ def plain(plan: SitePlan) -> dict[str, Any]:
         "bytes_per_round": {"sent_least": least, "sent_most": most, "received": plan.received_bytes},
         "scalars": plan.scalars,
         "released_scalars": plan.released,
+        "scalars_disclose": {name: discloses(name) for names in plan.scalars.values() for name in names},
         "example_count": {"needed": plan.count_needed, "leaves": plan.count_leaves},
         "first_model_refused": plan.first_model,
         "rules": plan.rules,

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from rich.console import Console
 from rich.table import Table
 
+from protofed.client.privacy.score_disclosures import discloses
 from protofed.common.payload import Part, TensorSpec
 from protofed.deploy.site.plan import OutgoingTensor, SitePlan
 
@@ -30,7 +31,12 @@ def show(plan: SitePlan, console: Console, *, tensors: bool = False, policy: str
     for title, *blocks in (
         ("Leaves the site, in every round that it takes part in", outgoing, _total(plan)),
         ("What that discloses", _disclosed(plan)),
-        ("Single numbers beside the tensors", _numbers(plan, has_policy), _about_numbers(plan)),
+        (
+            "Single numbers beside the tensors",
+            _numbers(plan, has_policy),
+            *_what_numbers_disclose(plan),
+            _about_numbers(plan),
+        ),
         ("Comes to the site, in every round that it takes part in", _incoming(plan), _incoming_total(plan)),
         ("Stays on the site", _kept_on_site(plan)),
         ("Before round 1", _first_model(plan)),
@@ -87,6 +93,18 @@ def _numbers(plan: SitePlan, has_policy: bool) -> Table:
         cells = [_names([name for name in names if name not in withheld]), _names(withheld)]
         table.add_row(origin, *cells[: len(table.columns) - 1])
     return table
+
+
+def _what_numbers_disclose(plan: SitePlan) -> Iterator[str]:
+    """What can be computed from the scores that leave, one line a sentence; then where those are that stay."""
+    by_sentence: dict[str, list[str]] = {}
+    for name in itertools.chain(*plan.released.values()):
+        by_sentence.setdefault(discloses(name), []).append(name)
+    if by_sentence:
+        yield "What a server can compute from those that leave, with the updates:"
+        yield "\n".join(f"- {', '.join(names)}: {sentence}" for sentence, names in by_sentence.items())
+    if any(len(plan.released[origin]) < len(names) for origin, names in plan.scalars.items()):
+        yield "The others stay on the site, where `protofed client scores` shows them."
 
 
 def _about_numbers(plan: SitePlan) -> str:

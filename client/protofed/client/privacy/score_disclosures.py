@@ -1,0 +1,44 @@
+"""What a server can compute from each score that leaves a site: for whoever decides about the policy's `metrics`."""
+
+from __future__ import annotations
+
+from protofed.common.protocol.messages import score_family
+
+LOSS, PERSONAL, LOCAL = "loss", "personal.", ".local."
+
+
+def is_own(name: str) -> bool:
+    """Whether a score is of the site's own data or its own model, unlike an evaluator's of the global model."""
+    return name == LOSS or tells_of_classes(name)
+
+
+def tells_of_classes(name: str) -> bool:
+    """Whether a score tells which classes the site has, so that `hide_class_presence` excludes it."""
+    return name.startswith(PERSONAL) or LOCAL in name
+
+
+def discloses(name: str) -> str:
+    """What a server can compute from a score, with the site's updates and the shared test set: one sentence."""
+    family = score_family(name)
+    if family in _BY_NAME:
+        return _BY_NAME[family]
+    if LOCAL in family:
+        return _BY_LOCAL_SCORE.get(family.rpartition(".")[2], _LOCAL)
+    return _PERSONAL if family.startswith(PERSONAL) else _GLOBAL
+
+
+_BY_NAME = {
+    "loss": "The mean over the site's own training examples: with models that a server chooses for it, how many "
+    "examples of each class the site has.",
+    "personal.pm_l": "It weighs each class by its frequency at the site: over some rounds, exactly how many examples of "
+    "each class the site has.",
+    "personal.pm_v": "The mean over the classes that the site has: which classes these are.",
+}
+_BY_LOCAL_SCORE = {
+    "accuracy": "k right answers of m: how many examples the site's own test set has; over some rounds, how many of "
+    "each class.",
+    "recall": "One fraction k/m a class: which classes the site's own test set has, and how many examples of each.",
+}
+_LOCAL = "Taken over the site's own test set: which classes it has; over some rounds, how many examples of each."
+_PERSONAL = "How well the site's own model knows each class: which classes the site has, and which are common there."
+_GLOBAL = "Nothing of the site's own data: it is of the run's model, on the test set that all share."

@@ -1,0 +1,24 @@
+"""Every score says what it discloses, and those of a site's own data are told from an evaluator's."""
+
+from __future__ import annotations
+
+import pytest
+
+from protofed.client.privacy.score_disclosures import discloses, is_own, tells_of_classes
+from protofed.client.training.score_sets import SCALARS
+
+NOTHING = discloses("global.accuracy")
+
+
+@pytest.mark.parametrize("name", sorted(SCALARS))
+def test_exactly_scores_of_the_sites_own_disclose_something_of_it(name: str) -> None:
+    assert is_own(name) == (not name.startswith("global.") or name.startswith("global.local."))
+    assert tells_of_classes(name) == (is_own(name) and name != "loss")
+    assert (discloses(name) == NOTHING) == (not is_own(name))
+    assert discloses(name).endswith(".")
+
+
+def test_a_score_of_a_class_discloses_what_its_family_does() -> None:
+    assert discloses("personal.local.recall.3") == discloses("personal.local.recall") != discloses("personal.recall")
+    assert is_own("personal.recall.3")
+    assert not is_own("global.recall.3")
