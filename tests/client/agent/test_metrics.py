@@ -69,6 +69,7 @@ def test_what_is_exposed_is_what_is_promised(tmp_path: Path) -> None:
     now = DaemonStatus()
     now.throughput.start()
     now.throughput.step(4)
+    now.own_scores = {"loss": 0.5}
     promised = {metric.name: (metric.kind, metric.labels) for metric in METRICS}
     assert exposed(ClientMetrics("ann", now, state=tmp_path)) == {
         name: told for name, told in promised.items() if name not in GPU_ONLY | TLS_ONLY
@@ -76,7 +77,7 @@ def test_what_is_exposed_is_what_is_promised(tmp_path: Path) -> None:
     for metric in METRICS:
         assert metric.name.startswith("protofed_client_")
         assert metric.labels[0] == "site"
-        assert set(metric.labels) <= {"site", "phase", "part", "version"}
+        assert set(metric.labels) <= {"site", "phase", "part", "score", "version"}
         assert metric.name.endswith("_total") == (metric.kind == "counter")
         assert metric.help.endswith(".")
 
@@ -85,7 +86,7 @@ def test_with_a_gpu_and_a_certificate_all_of_it_is_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, site_identity: Path
 ) -> None:
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: {"cuda:1": 7 << 30}[str(device)])
-    now = DaemonStatus()
+    now = DaemonStatus(own_scores={"loss": 0.5})
     now.throughput.step(1)
     metrics = ClientMetrics(
         "ann", now, state=tmp_path, device=torch.device("cuda:1"), identity=LiveIdentity(site_identity, Party.SITE)
@@ -94,6 +95,17 @@ def test_with_a_gpu_and_a_certificate_all_of_it_is_there(
     assert value(metrics, "protofed_client_gpu_memory_bytes") == 7 << 30
     ends = value(metrics, "protofed_client_cert_expiry_timestamp_seconds")
     assert ends == LiveIdentity(site_identity, Party.SITE).current().certificate.not_after.timestamp()
+
+
+def test_the_sites_own_scores_are_for_its_own_prometheus_and_in_no_heartbeat() -> None:
+    status = DaemonStatus()
+    metrics = ClientMetrics("ann", status)
+    assert value(metrics, "protofed_client_score", score="personal.pm_l") is None
+    status.own_scores = {"personal.pm_l": 0.25, "loss": 1.5}
+    assert value(metrics, "protofed_client_score", score="personal.pm_l") == 0.25
+    assert value(metrics, "protofed_client_score", score="loss") == 1.5
+    assert not any("score" in name or "loss" in name for name in metrics.telemetry())
+    assert not any("score" in str(field) for field in vars(status.progress(0)))
 
 
 def test_a_lost_gpu_or_disk_is_absent_and_breaks_no_scrape(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

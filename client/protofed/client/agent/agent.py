@@ -12,7 +12,7 @@ from protofed.client.agent.base_models import BaseModelCache
 from protofed.client.agent.enrollment import Enrollment, TaskGate
 from protofed.client.agent.failure_codes import FORESEEN, reason_of
 from protofed.client.agent.heartbeat import DaemonStatus, TaskAbortedError
-from protofed.client.agent.score_report import Scorer
+from protofed.client.agent.score_report import OwnScoreKeeper, Scorer
 from protofed.client.agent.site import PreparedRun, prepare
 from protofed.client.agent.site import Site as Site
 from protofed.client.models.catalogue import build
@@ -77,6 +77,7 @@ class Agent:
         self._settled: set[str] = set()  # task_ids of this run that have a receipt
         self._bases = BaseModelCache(link, self._status)
         self._scorer = Scorer(site, self._status, self._bases)
+        self._own_scores = OwnScoreKeeper(site, self._status)
 
     def step(self, wait_s: float) -> Task | Wait | Finished:
         """Enroll if need be, ask for a task and work on it; returns the server's answer.
@@ -154,6 +155,7 @@ class Agent:
             return
         self._settled = set(self._site.store.settled(assignment.run))
         self._site.store.retain(assignment.keep_rounds)
+        self._own_scores.take_up(assignment.run)
         self._status.heartbeat_s = self._run.recipe.federation.heartbeat_s
         log.info("ready", run=assignment.run, site=self._site.name, device=str(self._run.data.device))
 
@@ -218,6 +220,7 @@ class Agent:
             personal = {Part.BODY: dump(context.model.body), Part.HEAD: dump(context.model.head)}
             self._site.store.stage(task, FitOutcome(update, context.memory, personal))
             reach("staged")
+            self._own_scores.keep(task, update.metrics)
         # Outside of the block: the update is staged, so a crash while it is pushed needs no checkpoints any more.
         self._push(task, released)
 
@@ -247,6 +250,7 @@ class Agent:
 
     def _score(self, task: Task) -> None:
         scores = self._scorer.scores(self._prepared(task), task)
+        self._own_scores.keep(task, scores)  # a policy that releases none keeps them from the server, not from the site
         self._link.report(task, self._site.policy.release_scores(scores))
 
     def _prepared(self, task: Task) -> PreparedRun:

@@ -31,6 +31,7 @@ class DaemonStatus:
     Attributes:
         clock: monotonic seconds.
         progressed_at: when training last finished a batch, by that clock.
+        own_scores: the newest of the site's own scores of the run, by family; never sent.
     """
 
     run: str = ""
@@ -43,6 +44,7 @@ class DaemonStatus:
     heartbeat_s: float = 1.0  # replaced by the run's, once there is a run
     clock: Callable[[], float] = time.monotonic
     progressed_at: float = -math.inf
+    own_scores: Mapping[str, float] = field(default_factory=dict)
 
     def progress(self, bytes_moved: int, telemetry: Mapping[str, float] | None = None) -> Progress:
         """The content of a heartbeat: of training only the epoch, and whether it got on within `PROGRESS_WINDOW_S`.

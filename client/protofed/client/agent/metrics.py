@@ -77,8 +77,15 @@ DISK_FREE = Metric("protofed_client_disk_free_bytes", "gauge", ("site",), "Free 
 CERT_EXPIRY = Metric(
     "protofed_client_cert_expiry_timestamp_seconds", "gauge", ("site",), "When the site's certificate ends, Unix time."
 )
+SCORE = Metric(
+    "protofed_client_score",
+    "gauge",
+    ("site", "score"),
+    "Newest of the site's own scores of its run, without those of single classes: loss, personal.*, *.local.*; "
+    "they leave only if the site's policy names them.",
+)
 BUILD = Metric("protofed_client_build_info", "gauge", ("site", "version"), "1; the version is the label.")
-METRICS = (PHASE, EPOCH, SAMPLES, STEP, GPU, REGISTERED, REFUSALS, RELEASED, DISK_FREE, CERT_EXPIRY, BUILD)
+METRICS = (PHASE, EPOCH, SAMPLES, STEP, GPU, REGISTERED, REFUSALS, RELEASED, DISK_FREE, CERT_EXPIRY, SCORE, BUILD)
 
 
 class ClientMetrics:
@@ -172,6 +179,7 @@ class ClientMetrics:
             RELEASED: {(part,): count for part, count in released.items()},
             DISK_FREE: _if_known(self._disk_free()),
             CERT_EXPIRY: _if_known(self._certificate_end()),
+            SCORE: {(name,): value for name, value in status.own_scores.items()},
             BUILD: {(VERSION,): 1.0},
         }
 

@@ -1,17 +1,23 @@
-"""The scores that a site reports for a round: of its own model as a trainer, of the global one as an evaluator."""
+"""The scores that a site takes of a round: of its own model as a trainer, of the global one as an evaluator."""
 
 from __future__ import annotations
+
+import structlog
 
 from protofed.client.agent.base_models import BaseModelCache
 from protofed.client.agent.heartbeat import DaemonStatus
 from protofed.client.agent.site import PreparedRun, Site
 from protofed.client.models.split import load
+from protofed.client.privacy.score_disclosures import is_own
 from protofed.client.state.store import SiteState
 from protofed.client.training.context import NoCheckpoints
 from protofed.client.training.score_sets import of_personal, on_local_test, on_test
 from protofed.common.codec import Digest
+from protofed.common.errors import StateError
 from protofed.common.payload import Part
-from protofed.common.protocol.messages import Activity, Role, Scores, Task
+from protofed.common.protocol.messages import Activity, Role, Scores, Task, score_family
+
+log = structlog.get_logger()
 
 
 class Scorer:
@@ -62,3 +68,40 @@ class Scorer:
         base = self._bases.get(task)
         self._status.activity = Activity.SCORING
         run.method.install(run.fit_context(self._site.name, task, state, self._status, NoCheckpoints()), base)
+
+
+class OwnScoreKeeper:
+    """Shows the site its own scores, whatever its policy lets leave: in its metrics, its log and its state folder."""
+
+    def __init__(self, site: Site, status: DaemonStatus) -> None:
+        self._site, self._status = site, status
+
+    def take_up(self, run: str) -> None:
+        """Show what was kept of a run, in place of another run's."""
+        kept = self._site.store.own_scores
+        try:
+            self._status.own_scores = {} if kept is None else _families(kept.latest(run))
+        except StateError as error:
+            self._status.own_scores = {}
+            log.warning("the site's own scores cannot be read", run=run, why=str(error))
+
+    def keep(self, task: Task, scores: Scores) -> None:
+        """Keep those of a task's scores that are the site's own; a disk that takes none is only logged."""
+        own = {name: value for name, value in scores.items() if is_own(name)}
+        if not own:
+            return
+        families = _families(own)
+        self._status.own_scores = {**self._status.own_scores, **families}
+        if (kept := self._site.store.own_scores) is None:
+            return  # a simulation without a state folder: hundreds of sites would share one log
+        rounded = {name: round(value, 4) for name, value in families.items()}
+        log.info("own scores", run=task.run, round=task.round, scores=rounded)
+        try:
+            kept.record(task.run, task.round, own)
+        except StateError as error:
+            log.warning("the site's own scores could not be written", run=task.run, why=str(error))
+
+
+def _families(scores: Scores) -> dict[str, float]:
+    """Without the scores of single classes, of which there may be thousands."""
+    return {name: value for name, value in scores.items() if score_family(name) == name}

@@ -30,8 +30,8 @@ def discloses(name: str) -> str:
 _BY_NAME = {
     "loss": "The mean over the site's own training examples: with models that a server chooses for it, how many "
     "examples of each class the site has.",
-    "personal.pm_l": "It weighs each class by its frequency at the site: over some rounds, exactly how many examples of "
-    "each class the site has.",
+    "personal.pm_l": "It weighs each class by its frequency at the site: over some rounds, exactly how many examples "
+    "of each class the site has.",
     "personal.pm_v": "The mean over the classes that the site has: which classes these are.",
 }
 _BY_LOCAL_SCORE = {

@@ -16,6 +16,8 @@ from protofed.client.privacy.approval import FOLDER as APPROVALS_FOLDER
 from protofed.client.privacy.approval import Approvals
 from protofed.client.privacy.site_secret import load_or_create
 from protofed.client.state.downloads import DiskDownloads
+from protofed.client.state.own_scores import FOLDER as SCORES_FOLDER
+from protofed.client.state.own_scores import OwnScores
 from protofed.client.state.store import COUNTED, FitOutcome, SiteState
 from protofed.common import codec
 from protofed.common.errors import CodecError, StateError
@@ -40,6 +42,7 @@ class DiskStore:
     Attributes:
         downloads: blobs that the site fetches; they survive the daemon, too.
         approvals: the site's approvals of runs, in the same folder.
+        own_scores: the site's own scores, in the same folder.
     """
 
     def __init__(self, folder: Path, secret: bytes | None = None) -> None:
@@ -48,6 +51,8 @@ class DiskStore:
         self._lock = files.Lock(folder)
         self.downloads = DiskDownloads(folder / DOWNLOADS_FOLDER)
         self.approvals: Approvals | None = Approvals(folder / APPROVALS_FOLDER)
+        self.own_scores: OwnScores | None = OwnScores(folder / SCORES_FOLDER)
+        files.sweep([folder / SCORES_FOLDER])
         for run in folder.iterdir():
             for path in run.glob(f"{files.TEMPORARY}*") if run.is_dir() else ():
                 if _TEMPORARY.fullmatch(path.name):  # a user's own file with such a prefix stays

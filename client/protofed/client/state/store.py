@@ -8,6 +8,7 @@ from typing import Protocol
 
 from protofed.client.privacy.approval import Approvals
 from protofed.client.privacy.site_secret import BYTES
+from protofed.client.state.own_scores import OwnScores
 from protofed.common.payload import Payload, Update
 from protofed.common.protocol.messages import Receipt, Task, Verdict
 
@@ -49,6 +50,10 @@ class Store(Protocol):
     def approvals(self) -> Approvals | None:
         """The runs that the site's operator approved; None: this store cannot record approvals."""
 
+    @property
+    def own_scores(self) -> OwnScores | None:
+        """The site's own scores of its runs; None: this store keeps none."""
+
     def secret(self) -> bytes:
         """The site's secret, `site_secret.BYTES` random bytes: the same at every call."""
 
@@ -79,6 +84,7 @@ class MemoryStore:
     """
 
     approvals: Approvals | None = None
+    own_scores: OwnScores | None = None
 
     def __init__(self, secret: bytes | None = None) -> None:
         self._secret = secret or secrets.token_bytes(BYTES)

@@ -15,6 +15,7 @@ from protofed.common import plugins
 from protofed.common.errors import ConfigError, PolicyViolationError, short
 from protofed.deploy.cli import doctor
 from protofed.deploy.cli.client_check import check
+from protofed.deploy.cli.client_scores import scores
 from protofed.deploy.cli.options import Metrics, Settings, UntilFinished, health, log_as_daemon
 from protofed.deploy.cli.options import State as StateOption
 from protofed.deploy.cli.overrides import Set
@@ -146,6 +147,9 @@ def deny(
     offer = approvals.offer(run)
     approvals.deny(offer)
     console.print(f"denied: run {offer.run}; the daemon accepts no more of its tasks", highlight=False)
+
+
+client.command("scores")(scores)
 
 
 def _show_plan(recipe: Recipe, file: Path | None, *, tensors: bool, as_json: bool) -> None:

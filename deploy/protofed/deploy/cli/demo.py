@@ -56,7 +56,8 @@ def run_demo(folder: Path, console: Console) -> None:
         f"One aggregation server, one evaluator and {len(SITES)} sites, seven processes, each with\n"
         "its own key and certificate, talk gRPC over mutual TLS on 127.0.0.1.\n"
         "The data are handwritten digits; rare classes are a tenth as frequent, and every\n"
-        "site has different classes.\n"
+        "site has different classes. The policy is open.toml, for public data only: it lets the\n"
+        "sites' own scores leave, from which a server can compute their label counts.\n"
     )
     started_at, views = time.monotonic(), dict[str, Overview | None]()
     with (
@@ -147,7 +148,7 @@ def _processes(folder: Path, check: Callable[[], None]) -> Iterator[dict[str, su
     """Start the server, then the daemons; end all of them on exit, also after an error."""
     running: dict[str, subprocess.Popen[bytes]] = {}
     recipes = shipped.folder("recipes")
-    policy = shipped.folder("policies") / "open.toml"  # the digits are public: no class is withheld for being rare
+    policy = shipped.folder("policies") / "open.toml"  # the digits are public: no class and no score is withheld
     try:
         chosen = [f"--recipe={recipes / name}.toml" for name in RECIPES]
         with progress("starting the server"):

@@ -1,0 +1,77 @@
+"""`client scores`: a site's own scores from its state folder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from protofed.client.state.own_scores import FOLDER, OwnScores
+from protofed.common.errors import ConfigError
+from protofed.deploy.cli import client_scores, main
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+    """The command's exit code and what it printed, on a terminal of 100 columns."""
+    monkeypatch.setattr(client_scores.console, "width", 100)
+
+    def call(*arguments: object) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as ended:
+            main.main(["client", "scores", *map(str, arguments)])
+        out, err = capfd.readouterr()
+        return int(ended.value.code or 0), out, err
+
+    return call
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> OwnScores:
+    """Of a site that was scored twice in one run, and trained once more."""
+    made = OwnScores(tmp_path / FOLDER)
+    for number, pm_l in ((1, 0.5), (2, 0.75)):
+        made.record("digits", number, {"loss": 1.0 / number})
+        made.record("digits", number, {"personal.pm_l": pm_l, "personal.recall.3": 0.125})
+    made.record("digits", 3, {"loss": 0.25})
+    return made
+
+
+def test_a_table_by_round(run: Run, kept: OwnScores, tmp_path: Path) -> None:
+    code, out, _ = run("--state", tmp_path)
+    assert code == 0
+    rows = [line.strip("│").replace("│", " ").split() for line in out.splitlines() if line.startswith("│")]
+    assert rows == [["1", "1.0000", "0.5000"], ["2", "0.5000", "0.7500"], ["3", "0.2500", "–"]]
+    assert "digits" in out
+    assert "recall" not in out
+    assert kept.runs() == ["digits"]
+
+
+def test_json_has_the_scores_of_single_classes_too(run: Run, kept: OwnScores, tmp_path: Path) -> None:
+    code, out, _ = run("digits", "--state", tmp_path, "--json")
+    printed = json.loads(out)
+    assert (code, printed["run"]) == (0, "digits")
+    assert [scored["round"] for scored in printed["rounds"]] == [1, 2, 3]
+    assert printed["rounds"][1]["scores"] == kept.rounds("digits")[1].scores
+    assert printed["rounds"][1]["scores"]["personal.recall.3"] == 0.125
+
+
+def test_a_site_without_scores_says_so(run: Run, tmp_path: Path) -> None:
+    code, out, _ = run("--state", tmp_path)
+    assert (code, out.startswith("none yet")) == (0, True)
+    assert json.loads(run("--state", tmp_path, "--json")[1]) == {"run": None, "rounds": []}
+    assert run("digits", "--state", tmp_path)[0] == ConfigError.exit_code
+
+
+def test_what_is_wrong_is_named(run: Run, kept: OwnScores, tmp_path: Path) -> None:
+    code, _, err = run("--state", tmp_path / "none")
+    assert (code, "--state" in err) == (ConfigError.exit_code, True)
+    code, _, err = run("digit", "--state", tmp_path)
+    assert (code, "did you mean 'digits'?" in err) == (ConfigError.exit_code, True)
+    kept.record("other", 1, {"loss": 0.5})
+    (tmp_path / FOLDER / "digits.jsonl").write_text("{}")
+    code, _, err = run("digits", "--state", tmp_path)
+    assert (code != 0, "digits.jsonl" in err) == (True, True)
