@@ -46,6 +46,8 @@ build server "${server_image:-protofed-server:0.2.0}"
 build "site-1$suffix" "${client_image:-protofed-client:0.2.0}"
 
 say "starting server, evaluator and five sites"
+[ -n "$(setting SITES_POLICY)" ] ||
+    echo "Their policy is open.toml, for public data only: the sites' own scores leave, and tell their label counts."
 # shellcheck disable=SC2086
 $compose up -d --no-build $sites
 
