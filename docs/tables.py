@@ -26,6 +26,7 @@ import protofed.server.methods  # noqa: F401  (both register their halves)
 from protofed.client.agent.metrics import METRICS as CLIENT_METRICS
 from protofed.client.method import client_methods
 from protofed.client.models.catalogue import architectures
+from protofed.client.privacy.limits import Limits
 from protofed.client.privacy.rules import PolicyRules
 from protofed.client.privacy.schedule import Window
 from protofed.common import failpoint
@@ -178,6 +179,11 @@ def sources() -> str:
 def policy() -> str:
     """Keys of a policy."""
     return keys(PolicyRules)
+
+
+def limits() -> str:
+    """Keys of a policy's `[limits]`."""
+    return keys(Limits)
 
 
 def schedule() -> str:
@@ -371,6 +377,7 @@ GENERATED: Mapping[str, Callable[[], str]] = {
     "client-settings": lambda: keys(settings.ClientSettings, "PROTOFED_CLIENT_"),
     "monitoring-settings": lambda: keys(settings.Monitoring),
     "policy": policy,
+    "limits": limits,
     "schedule": schedule,
     "telemetry": telemetry,
     "parts": parts,

@@ -19,6 +19,7 @@ from tests.e2e import pilot_guide
 
 from protofed.client.agent.metrics import METRICS as CLIENT_METRICS
 from protofed.client.method import client_methods
+from protofed.client.privacy.limits import Limits
 from protofed.client.privacy.rules import PolicyRules
 from protofed.common.config.recipe import Data, Evaluation, Federation, Plan, Recipe, parse
 from protofed.common.config.settings import ClientSettings, Monitoring, ServerSettings, read_settings
@@ -161,7 +162,12 @@ def test_every_option_of_a_method_is_listed(name: str) -> None:
     ("model", "name"),
     [
         *((model, "recipe") for model in (Recipe, Plan, Federation, Evaluation, Data)),
-        *((PolicyRules, "policy"), (ServerSettings, "server-settings"), (ClientSettings, "client-settings")),
+        *(
+            (PolicyRules, "policy"),
+            (Limits, "limits"),
+            (ServerSettings, "server-settings"),
+            (ClientSettings, "client-settings"),
+        ),
     ],
 )
 def test_every_key_is_listed(model: Any, name: str) -> None:

@@ -27,8 +27,9 @@ from protofed.client.data.site_data import Examples, SiteData
 from protofed.client.distributed.launch import launched
 from protofed.client.distributed.leader import Leader, follow
 from protofed.client.distributed.rendezvous import joined_ranks
-from protofed.client.models.catalogue import build
+from protofed.client.models.catalogue import architectures, build
 from protofed.client.models.split import SplitModel, dump
+from protofed.client.privacy.limits import unlimited
 from protofed.client.privacy.policy import Policy
 from protofed.client.privacy.rules import PolicyRules
 from protofed.client.state.store import MemoryStore, SiteState
@@ -169,7 +170,10 @@ def data(input_: Input, other: bool = False) -> SiteData:
 def site_of(other: bool = False) -> Site:
     """That trains."""
     models = frozenset(f"tests.support.data_parallel_fits:{name}" for name in ("plain", "normed", "trapped"))
-    rules = PolicyRules(methods=frozenset(METHODS), parts=frozenset(Part) - NOT_ON_THE_WIRE, plugins=models)
+    limits = unlimited(set(architectures))
+    rules = PolicyRules(
+        methods=frozenset(METHODS), parts=frozenset(Part) - NOT_ON_THE_WIRE, plugins=models, limits=limits
+    )
     rules = rules.model_copy(update={"class_distribution_estimate": True, "min_samples_per_class": 1})
     return Site(
         "ann",

@@ -14,8 +14,9 @@ from protofed.client.agent.agent import Agent, Site
 from protofed.client.agent.heartbeat import DaemonStatus
 from protofed.client.agent.site import no_checkpoints
 from protofed.client.data.site_data import Examples, SiteData
-from protofed.client.models.catalogue import build
+from protofed.client.models.catalogue import architectures, build
 from protofed.client.models.split import SplitModel, dump
+from protofed.client.privacy.limits import unlimited
 from protofed.client.privacy.policy import Policy, Released, ReleasedScores
 from protofed.client.privacy.rules import PolicyRules
 from protofed.client.state.disk_store import DiskStore
@@ -62,6 +63,7 @@ RULES: dict[str, Any] = {
         "personal.pm_v",
         "personal.pm_l",
     ],
+    "limits": unlimited(set(architectures)).model_dump(),  # `RUN` is as small as can be
 }
 
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from protofed.client.data.site_data import Examples, SiteData
 from protofed.client.models.split import SplitModel
 from protofed.client.training.context import FitContext, FitProgress
-from protofed.client.training.loop import Loss, class_means, frozen, learning_rate, named, remembered, stacked, train
+from protofed.client.training.loop import Loss, class_means, frozen, named, remembered, stacked, train
 from protofed.common.config.recipe import Input, Plan
 from protofed.common.errors import CodecError, DataError, FailureReason, TaskFailedError
 from protofed.common.payload import Part, Tensors
@@ -84,7 +84,7 @@ def test_optimizers(optimizer: str, decay: float, expected: float, local_of: Loc
 def test_schedules_count_rounds_from_1(plan: dict[str, object], rates: dict[int, float], local_of: LocalOf) -> None:
     for number, rate in rates.items():
         made = Plan.model_validate({"lr": 0.8, **plan})
-        assert learning_rate(made, number, 4) == pytest.approx(rate, abs=1e-12)
+        assert made.learning_rate(number, 4) == pytest.approx(rate, abs=1e-12)
         local = local_of([1.0], lr=0.8, round=number, rounds=4, **plan)
         train(local, mean_of(local), only_body(local))
         assert weights(local)[0] == pytest.approx(1 - rate, abs=1e-12)

@@ -124,9 +124,11 @@ def logged(tmp_path_factory: pytest.TempPathFactory) -> LoggedProcesses:
         here.start(
             "server", "server", "start", *listen, fails="enroll-answered=raise", MLFLOW_TRACKING_PASSWORD=PASSWORD
         )
+        policy = (shipped.folder("policies") / "open.toml").read_text(encoding="utf-8")
+        (folder / "policy.toml").write_text(policy.replace("\nlr = 1.0\n", "\nlr = 50.0\n"), encoding="utf-8")
         common = (
             f"--server={here.address()}",
-            f"--policy={shipped.folder('policies') / 'open.toml'}",
+            f"--policy={folder / 'policy.toml'}",
             "--until-finished",
         )
         for site, name in zip(("north", "south"), NAMES, strict=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import structlog
@@ -17,9 +17,12 @@ from protofed.client.data.site_data import SiteData
 from protofed.client.method import ClientMethod, client_methods
 from protofed.client.models.catalogue import architectures
 from protofed.client.models.split import SplitModel, dump
+from protofed.client.privacy import run_limits
 from protofed.client.privacy.policy import GateContext, Policy
+from protofed.client.privacy.run_limits import RunFacts
 from protofed.client.state.store import SiteState, Store
 from protofed.client.training.context import Checkpoints, FitContext, NoCheckpoints, seeded
+from protofed.common.codec import digest
 from protofed.common.config.recipe import MOST_ROUNDS, Input, NamedOptions, Recipe, parse_json
 from protofed.common.errors import ConfigError, FailureReason, TaskFailedError, short
 from protofed.common.payload import Part, Payload, SiteId, Update
@@ -132,7 +135,12 @@ def prepare(site: Site, assignment: Assignment) -> PreparedRun:
         # By the model's own head: which tensors of it a method sends is known only after the first fit.
         if Part.HEAD in method.sends:
             site.policy.admit_head(dump(model.head), recipe.classes)
-        return PreparedRun(recipe, method, model, site.load_data(recipe))
+        facts = RunFacts(digest(assignment.recipe.encode()), method.sends, site.policy.rules.plugins)
+        run_limits.admit(recipe, site.policy.rules.limits, facts)
+        data = site.load_data(recipe)
+        # Again: how far a fit moves the model depends on the number of examples.
+        run_limits.admit(recipe, site.policy.rules.limits, replace(facts, examples=len(data.train) or None))
+        return PreparedRun(recipe, method, model, data)
     except FORESEEN as error:
         raise TaskFailedError(reason_of(error), str(error)) from error
     except Exception as error:  # from a driver, or a site's own model: keep the daemon alive

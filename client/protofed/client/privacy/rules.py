@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from protofed.client.privacy.limits import Limits
 from protofed.client.privacy.schedule import Window
 from protofed.common.config.recipe import StrictModel
 from protofed.common.payload import Part
@@ -32,3 +33,4 @@ class PolicyRules(StrictModel):
     hide_class_presence: bool = False  # what has a row a class leaves only under a secure sum: no run offers one yet
     approval: Literal["automatic", "manual"] = "automatic"  # manual: each run needs `protofed client approve`
     schedule: tuple[Window, ...] = ()  # when tasks are taken, in UTC; none: always
+    limits: Limits = Limits()  # what a server may ask

@@ -45,7 +45,7 @@ def train(
     """
     plan, model = local.plan, local.model
     trained = [p for p in (model.parameters() if parameters is None else parameters) if p.requires_grad]
-    optimizer = _optimizer(plan, trained, learning_rate(plan, local.round, local.rounds))
+    optimizer = _optimizer(plan, trained, plan.learning_rate(local.round, local.rounds))
     state = TrainingState(trained, optimizer, torch.zeros((), device=local.data.device))
     step = _Step(_with_precision(plan, local, loss), state, plan.max_grad_norm, local.ranks)
     model.train()
@@ -112,17 +112,6 @@ def remembered(local: FitContext, part: Part, name: str, first: Tensor) -> Tenso
     """A tensor [...] of the site's memory, on the CPU; `first`, of the same shape, while the site has none."""
     tensors = local.memory.get(part, {})
     return torch.from_numpy(np.array(tensors[name])) if name in tensors else first
-
-
-def learning_rate(plan: Plan, round: int, rounds: int) -> float:
-    """The learning rate of a round, counted from 1, of a run of `rounds`."""
-    match plan.schedule:
-        case "constant":
-            return plan.lr
-        case "exponential":
-            return float(plan.lr * plan.lr_decay ** (round - 1))
-        case "cosine":
-            return plan.lr * (1 + math.cos(math.pi * (round - 1) / rounds)) / 2
 
 
 def class_means(

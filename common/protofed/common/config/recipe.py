@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import math
 import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -52,6 +53,16 @@ class Plan(StrictModel):
     )
     amp: bool = True  # bfloat16 autocast and channels_last on a GPU; the CPU trains in float32
     checkpoint: bool = False  # keep each epoch on the site's disk, so that an interrupted fit goes on there
+
+    def learning_rate(self, round: int, rounds: int) -> float:
+        """The learning rate of a round, counted from 1, of a run of `rounds`; it never rises."""
+        match self.schedule:
+            case "constant":
+                return self.lr
+            case "exponential":
+                return float(self.lr * self.lr_decay ** (round - 1))
+            case "cosine":
+                return self.lr * (1 + math.cos(math.pi * (round - 1) / rounds)) / 2
 
 
 class Federation(StrictModel):

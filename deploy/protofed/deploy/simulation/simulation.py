@@ -16,7 +16,8 @@ from protofed.client.agent.agent import Agent, Site
 from protofed.client.data.site import load_sites, load_test
 from protofed.client.data.site_data import SiteData
 from protofed.client.method import client_methods
-from protofed.client.models.catalogue import device_model
+from protofed.client.models.catalogue import architectures, device_model
+from protofed.client.privacy.limits import unlimited
 from protofed.client.privacy.policy import Policy
 from protofed.client.privacy.rules import PolicyRules
 from protofed.client.state.disk_store import DiskStore
@@ -98,6 +99,7 @@ def everything(recipe: Recipe) -> Policy:
             example_count=True,
             class_distribution_estimate=True,
             min_samples_per_class=1,
+            limits=unlimited(set(architectures)),
         )
     )
 

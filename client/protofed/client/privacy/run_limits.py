@@ -1,0 +1,186 @@
+"""A run against the policy's `[limits]`: pure checks, each with what is asked and what is allowed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from protofed.client.privacy.limits import Limits
+from protofed.client.privacy.update_checks import PolicyRefusedError
+from protofed.common.codec import Digest
+from protofed.common.config.recipe import Input, NamedOptions, Plan, Recipe
+from protofed.common.errors import short
+from protofed.common.payload import Part
+
+# Of a larger momentum the sum below would be a difference of nearly equal numbers; it only grows with it.
+MOST_MOMENTUM = 0.99
+LABELLED = frozenset({Part.HEAD, Part.PROTOTYPES})  # parts whose movement tells labels
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """What a site knows of a run beside its recipe.
+
+    Attributes:
+        digest: of the recipe's JSON as the server sent it.
+        sends: the parts that the method's updates may have.
+        plugins: code that the policy names: a model among it needs no place in `models`.
+        cohort: sites that a round aggregates at least, as the server announces; None: not known yet, not checked.
+        examples: of the site's training set; None: not loaded yet, or none: what depends on them is not checked.
+    """
+
+    digest: Digest
+    sends: frozenset[Part]
+    plugins: frozenset[str] = frozenset()
+    cohort: int | None = None
+    examples: int | None = None
+
+
+@dataclass(frozen=True)
+class LimitCheck:
+    """One limit and one run.
+
+    Attributes:
+        key: of `[limits]`.
+        asked: what the recipe says, or what follows from it at this site.
+        allowed: what the policy allows.
+        holds: whether the run keeps the limit.
+    """
+
+    key: str
+    asked: str
+    allowed: str
+    holds: bool
+
+    @property
+    def rule(self) -> str:
+        """The policy's key, as errors and the audit log name it."""
+        return f"limits.{self.key}"
+
+
+def admit(recipe: Recipe, limits: Limits, facts: RunFacts) -> None:
+    """Check a run before anything is trained for it.
+
+    Raises:
+        PolicyRefusedError: naming the first rule that it breaks. The text may follow from the site's number of
+            examples: it must not leave the site.
+    """
+    for check in checks(recipe, limits, facts):
+        if not check.holds:
+            text = f"{check.asked}: this site's policy allows {check.allowed} ({check.rule})"
+            raise PolicyRefusedError(check.rule, text)
+
+
+def checks(recipe: Recipe, limits: Limits, facts: RunFacts) -> tuple[LimitCheck, ...]:
+    """Every limit that can be checked by these facts, in the order of the policy's keys."""
+    return (
+        *_model(recipe.model, limits, facts.plugins),
+        *_input(recipe.input, limits),
+        *_plan(recipe, limits),
+        *_movement(recipe, limits, facts),
+        *_method(recipe, limits),
+        *_server(limits, facts),
+    )
+
+
+def steps_per_epoch(plan: Plan, examples: int) -> int:
+    """Optimizer steps of one epoch on `examples` training examples, at least one, as `SiteData.batches` makes them."""
+    size = min(plan.batch_size, examples)
+    return examples // size if plan.drop_last else math.ceil(examples / size)
+
+
+def step_sum(plan: Plan, steps: int, rate: float) -> float:
+    """How far one fit of `steps` optimizer steps of learning rate `rate` moves along a constant gradient of norm 1.
+
+    Without momentum this is the sum of the learning rates; with it, step t moves by (1 - m^t) / (1 - m) rates.
+    """
+    m = min(plan.momentum, MOST_MOMENTUM) if plan.optimizer == "sgd" else 0.0
+    return rate * (steps - m * (1 - m**steps) / (1 - m)) / (1 - m)
+
+
+def _model(model: NamedOptions, limits: Limits, plugins: frozenset[str]) -> Iterator[LimitCheck]:
+    named = ", ".join(sorted(limits.models)) or "none"
+    yield LimitCheck("models", f"model '{model.name}'", named, model.name in limits.models | plugins)
+    name, value = max(_numbers(model.options), key=lambda pair: abs(pair[1]), default=("", 0.0))
+    asked = f"model.{name} = {value:g}" if name else "a model without numbers"
+    yield LimitCheck("max_width", asked, f"at most {limits.max_width}", abs(value) <= limits.max_width)
+
+
+def _input(images: Input, limits: Limits) -> Iterator[LimitCheck]:
+    least, most = limits.sides
+    sides = images.shape[1:]
+    holds = least <= min(sides) and max(sides) <= most
+    yield LimitCheck("sides", f"images of {sides[0]}x{sides[1]} pixels", f"sides from {least} to {most}", holds)
+    asked = f"input.std = {list(images.std)}, input.mean = {list(images.mean)}"
+    if not limits.min_std:
+        yield LimitCheck("min_std", asked, "any", True)
+        return
+    holds = (
+        limits.min_std <= min(images.std) and max(images.std) <= 1 and 0 <= min(images.mean) <= max(images.mean) <= 1
+    )
+    yield LimitCheck("min_std", asked, f"std from {limits.min_std:g} to 1 and mean from 0 to 1", holds)
+
+
+def _plan(recipe: Recipe, limits: Limits) -> Iterator[LimitCheck]:
+    plan, (least, most) = recipe.plan, limits.batches
+    holds = least <= plan.batch_size <= most
+    yield LimitCheck("batches", f"plan.batch_size = {plan.batch_size}", f"{least} to {most}", holds)
+    for key, name, value, limit in (
+        ("epochs", "plan.epochs", plan.epochs, limits.epochs),
+        ("lr", "plan.lr", plan.lr, limits.lr),
+        ("weight_decay", "plan.weight_decay", plan.weight_decay, limits.weight_decay),
+        ("rounds", "rounds", recipe.rounds, limits.rounds),
+    ):
+        yield LimitCheck(key, f"{name} = {value:g}", f"at most {limit:g}", value <= limit)
+    norm = plan.max_grad_norm
+    asked = "plan.max_grad_norm is not set" if norm is None else f"plan.max_grad_norm = {norm:g}"
+    holds = norm is None or norm >= limits.min_grad_norm
+    yield LimitCheck("min_grad_norm", asked, f"at least {limits.min_grad_norm:g}, or none", holds)
+
+
+def _movement(recipe: Recipe, limits: Limits, facts: RunFacts) -> Iterator[LimitCheck]:
+    if facts.examples is None:
+        return
+    plan = recipe.plan
+    steps = steps_per_epoch(plan, facts.examples)
+    asked = f"{steps} optimizer steps an epoch with this site's examples and plan.batch_size = {plan.batch_size}"
+    yield LimitCheck("steps", asked, f"at least {limits.steps}", steps >= limits.steps)
+    if not facts.sends & LABELLED:
+        return
+    # Rates only fall from round to round: the last one moves the least.
+    moved = step_sum(plan, steps * plan.epochs, plan.learning_rate(recipe.rounds, recipe.rounds))
+    asked = (
+        f"learning rates that add up to {moved:.3g} over {steps * plan.epochs} steps of a fit here, in the last round"
+    )
+    yield LimitCheck("min_step_sum", asked, f"at least {limits.min_step_sum:g}", moved >= limits.min_step_sum)
+
+
+def _method(recipe: Recipe, limits: Limits) -> Iterator[LimitCheck]:
+    # A tiny temperature is a huge factor: of a number and its inverse, the larger one counts.
+    sizes = [(max(abs(value), 1 / abs(value)), name, value) for name, value in _numbers(recipe.method.options) if value]
+    size, name, value = max(sizes, default=(0.0, "", 0.0))
+    asked = f"method.{name} = {value:g}" if name else "a method without numbers"
+    most = limits.max_method_number
+    yield LimitCheck("max_method_number", asked, f"{1 / most:g} to {most:g}, or 0", size <= most)
+
+
+def _server(limits: Limits, facts: RunFacts) -> Iterator[LimitCheck]:
+    if facts.cohort is not None:
+        asked, allowed = f"rounds of {facts.cohort} sites or more", f"at least {limits.min_cohort}"
+        yield LimitCheck("min_cohort", asked, allowed, facts.cohort >= limits.min_cohort)
+    allowed = ", ".join(short(pinned) for pinned in sorted(limits.recipes)) or "any recipe"
+    holds = not limits.recipes or facts.digest in limits.recipes
+    yield LimitCheck("recipes", f"a recipe of digest {short(facts.digest)}", allowed, holds)
+
+
+def _numbers(value: object, name: str = "") -> Iterator[tuple[str, float]]:
+    """Every number in options, lists and tables within them included, by the option's name; flags are none."""
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from _numbers(inner, name or str(key))
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from _numbers(inner, name)
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        yield name, float(value)

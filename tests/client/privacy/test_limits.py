@@ -1,0 +1,208 @@
+"""What a server may ask: every limit passes at its bound and refuses beyond it, by its own name."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+import protofed.client.methods  # noqa: F401  (registers the client halves)
+from protofed.client.method import client_methods
+from protofed.client.models.catalogue import architectures
+from protofed.client.privacy.limits import Limits, unlimited
+from protofed.client.privacy.policy import Policy
+from protofed.client.privacy.rules import PolicyRules
+from protofed.client.privacy.run_limits import RunFacts, admit, checks, step_sum, steps_per_epoch
+from protofed.client.privacy.update_checks import PolicyRefusedError
+from protofed.common.codec import Digest
+from protofed.common.config.recipe import Plan, Recipe
+from protofed.common.payload import Part
+from protofed.deploy import shipped
+
+OPEN = unlimited(set(architectures))
+DIGEST, OTHER = Digest("a" * 64), "b" * 64
+FACTS = RunFacts(DIGEST, frozenset({Part.BODY, Part.HEAD}), cohort=3, examples=100)
+RECIPE: dict[str, Any] = {
+    "name": "run",
+    "rounds": 10,
+    "classes": 3,
+    "input": {"shape": [1, 16, 24], "mean": [0.5], "std": [0.25]},
+    "method": {"name": "fedprp", "intra": 8.0, "temperature": 0.25},
+    "model": {"name": "mlp", "hidden": [64, 32]},
+    "plan": {"epochs": 2, "batch_size": 32, "lr": 0.1, "weight_decay": 0.001, "max_grad_norm": 5.0},
+}
+POLICIES = {path.stem: Policy.read(path).rules for path in shipped.folder("policies").glob("*.toml")}
+# Points on a line have two coordinates, which is no image.
+NOT_FOR_HOSPITALS = {
+    "spiral-fedavg-balanced",
+    "spiral-fedavg-longtail",
+    "spiral-fednh-balanced",
+    "spiral-fednh-longtail",
+}
+
+
+def limits(**changes: Any) -> Limits:
+    return Limits.model_validate({**OPEN.model_dump(), **changes})
+
+
+def recipe(**changes: Any) -> Recipe:
+    return Recipe.model_validate({**RECIPE, **changes})
+
+
+def refused(asked: Recipe, allowed: Limits, facts: RunFacts = FACTS) -> str:
+    with pytest.raises(PolicyRefusedError) as error:
+        admit(asked, allowed, facts)
+    assert f"({error.value.rule})" in str(error.value)
+    return error.value.rule
+
+
+@pytest.mark.parametrize(
+    ("key", "at", "beyond"),
+    [
+        ("models", ["mlp"], ["resnet18"]),
+        ("models", ["mlp", "resnet18"], []),
+        ("max_width", 64, 63),
+        ("sides", [16, 24], [17, 24]),
+        ("sides", [16, 24], [16, 23]),
+        ("min_std", 0.25, 0.26),
+        ("batches", [32, 32], [33, 64]),
+        ("batches", [32, 32], [1, 31]),
+        ("epochs", 2, 1),
+        ("lr", 0.1, 0.099),
+        ("weight_decay", 0.001, 0.0009),
+        ("rounds", 10, 9),
+        ("steps", 4, 5),  # 100 examples in batches of 32
+        ("min_step_sum", 0.8, 0.81),  # 8 steps of 0.1
+        ("min_grad_norm", 5.0, 5.1),
+        ("max_method_number", 8.0, 7.9),
+        ("min_cohort", 3, 4),
+        ("recipes", [DIGEST, OTHER], [OTHER]),
+    ],
+)
+def test_a_run_passes_at_the_limit_and_is_refused_beyond_it(key: str, at: Any, beyond: Any) -> None:
+    admit(recipe(), limits(**{key: at}), FACTS)
+    assert refused(recipe(), limits(**{key: beyond})) == f"limits.{key}"
+
+
+def test_without_limits_nothing_is_refused() -> None:
+    admit(recipe(plan={"batch_size": 1_000_000, "lr": 1e5}), OPEN, dataclasses.replace(FACTS, cohort=1, examples=1))
+
+
+@pytest.mark.parametrize(
+    "images", [{"std": [0.25, 1.5, 0.25]}, {"mean": [1000.0]}, {"mean": [-0.1]}, {"std": [0.25, 0.01, 0.25]}]
+)
+def test_no_channel_is_blown_up_or_flattened(images: dict[str, Any]) -> None:
+    asked = recipe(input={**RECIPE["input"], "shape": [3, 16, 24], **images})
+    assert refused(asked, limits(min_std=0.05)) == "limits.min_std"
+
+
+@pytest.mark.parametrize("options", [{"temperature": 0.001}, {"intra": 1e9}, {"weights": [[1.0], [-1e4]]}])
+def test_numbers_of_a_method_are_bounded_with_their_inverse_and_at_any_depth(options: dict[str, Any]) -> None:
+    asked = recipe(method={"name": "fedprp", **options})
+    assert refused(asked, limits(max_method_number=999)) == "limits.max_method_number"
+
+
+def test_an_option_that_is_off_is_no_small_number() -> None:
+    admit(recipe(method={"name": "fedprp", "intra": 0.0, "flag": True}), limits(max_method_number=1), FACTS)
+
+
+def test_a_plug_in_that_the_policy_names_may_be_trained() -> None:
+    named = dataclasses.replace(FACTS, plugins=frozenset({"mlp"}))
+    admit(recipe(), limits(models=["resnet18"]), named)
+
+
+def test_what_needs_the_data_waits_for_them_and_what_needs_the_server_for_its_word() -> None:
+    allowed = limits(steps=1000, min_step_sum=1000, min_cohort=1000)
+    admit(recipe(), allowed, dataclasses.replace(FACTS, examples=None, cohort=None))
+    assert refused(recipe(), allowed, dataclasses.replace(FACTS, cohort=None)) == "limits.steps"
+
+
+def test_a_method_that_sends_neither_head_nor_prototypes_may_move_little() -> None:
+    body_only = dataclasses.replace(FACTS, sends=frozenset({Part.BODY}))
+    admit(recipe(), limits(min_step_sum=1e9), body_only)
+
+
+@pytest.mark.parametrize(
+    ("plan", "moved"),
+    [
+        ({}, 0.8),
+        ({"optimizer": "adam", "momentum": 0.9}, 0.8),
+        ({"momentum": 0.5}, 0.1 * sum((1 - 0.5**t) / 0.5 for t in range(1, 9))),
+        ({"schedule": "exponential", "lr_decay": 0.5}, 0.8 * 0.5**9),
+        ({"schedule": "cosine"}, 0.8 * 0.0244717418524232),
+        ({"drop_last": True}, 0.6),
+        ({"epochs": 5}, 2.0),
+    ],
+)
+def test_movement_is_counted_in_the_last_round_with_momentum(plan: dict[str, Any], moved: float) -> None:
+    asked = recipe(plan={**RECIPE["plan"], **plan})
+    admit(asked, limits(min_step_sum=moved - 1e-6), FACTS)
+    assert refused(asked, limits(min_step_sum=moved + 1e-6)) == "limits.min_step_sum"
+
+
+def test_a_momentum_near_one_counts_no_more_than_it_moves() -> None:
+    plan = Plan(momentum=1 - 1e-12)
+    assert 0 < step_sum(plan, 1, 1.0) == pytest.approx(1.0)
+    assert step_sum(plan, 100, 1.0) <= 100 * 101 / 2
+
+
+@pytest.mark.parametrize(
+    ("drop_last", "examples", "steps"), [(False, 65, 3), (True, 65, 2), (True, 5, 1), (False, 5, 1)]
+)
+def test_steps_are_those_that_training_takes(drop_last: bool, examples: int, steps: int) -> None:
+    assert steps_per_epoch(Plan(batch_size=32, drop_last=drop_last), examples) == steps
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        {"sides": [9, 8]},
+        {"sides": [8]},
+        {"lr": 0},
+        {"lr": float("nan")},
+        {"recipes": ["not a digest"]},
+        {"learning_rate": 0.1},
+        {"epochs": "many"},
+        {"steps": 0},
+    ],
+)
+def test_limits_that_cannot_be_understood_are_no_limits(table: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        Limits.model_validate(table)
+
+
+def test_a_policy_that_says_nothing_has_the_standard_limits() -> None:
+    silent = PolicyRules(methods=frozenset({"fedavg"}), parts=frozenset({Part.BODY}))
+    assert silent.limits == Limits() == POLICIES["standard"].limits
+
+
+@pytest.mark.parametrize("name", sorted(POLICIES))
+def test_a_shipped_policy_states_every_limit(name: str, tmp_path: Path) -> None:
+    assert POLICIES[name].limits.model_fields_set == Limits.model_fields.keys()
+
+
+def test_a_stricter_policy_has_tighter_limits() -> None:
+    for tight, wide in (("strict", "standard"), ("standard", "open")):
+        narrow, loose = POLICIES[tight].limits, POLICIES[wide].limits
+        assert narrow.models <= loose.models
+        for low, high in ((narrow.sides, loose.sides), (narrow.batches, loose.batches)):
+            assert high[0] <= low[0] <= low[1] <= high[1]
+        for key in ("max_width", "epochs", "lr", "weight_decay", "rounds", "max_method_number", "max_base_change"):
+            assert getattr(narrow, key) < getattr(loose, key), key
+        for key in ("tasks_per_day", "scorings_per_day", "max_rollback_rounds"):
+            assert getattr(narrow, key) < getattr(loose, key), key
+        for key in ("min_std", "steps", "min_step_sum", "min_grad_norm", "min_cohort"):
+            assert getattr(narrow, key) > getattr(loose, key), key
+        assert narrow.check_base >= loose.check_base
+
+
+@pytest.mark.parametrize("path", sorted(shipped.folder("recipes").glob("*.toml")), ids=lambda path: path.stem)
+def test_every_shipped_recipe_keeps_the_standard_limits_but_those_of_points(path: Path) -> None:
+    asked = shipped.recipe(path.stem)
+    facts = RunFacts(DIGEST, client_methods.build(asked.method.name, asked.method.options).sends)
+    admit(asked, POLICIES["open"].limits, facts)
+    broken = {check.key for check in checks(asked, POLICIES["standard"].limits, facts) if not check.holds}
+    assert broken == ({"models", "sides"} if path.stem in NOT_FOR_HOSPITALS else set())
