@@ -13,11 +13,15 @@ from pathlib import Path
 from protofed.common.errors import DiskFailureError, OutOfSpaceError, StateError
 
 TEMPORARY = ".tmp-"
+PRIVATE, PUBLIC = 0o600, 0o666  # modes of a new file, less the umask
 _RANDOM = "[0-9a-f]" * 8  # ends the name of each temporary file, so that `sweep` removes no user's file
 
 
-def write(path: Path, data: bytes) -> None:
+def write(path: Path, data: bytes, mode: int = PRIVATE) -> None:
     """Replace `path` by `data`, durably: temporary name, write, fsync, rename, fsync of the folder.
+
+    Args:
+        mode: `PRIVATE`, or `PUBLIC` for what is made to be shown.
 
     Raises:
         OutOfSpaceError, DiskFailureError: the disk is full, the folder read-only or gone; `path` is as before.
@@ -25,7 +29,7 @@ def write(path: Path, data: bytes) -> None:
     temporary = path.with_name(temporary_name(path.name))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("wb") as file:
+        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())

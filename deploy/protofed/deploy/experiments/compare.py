@@ -92,7 +92,7 @@ def report(request: CompareRequest) -> None:
     jobs = [ExperimentJob.claimed(request.out / name) for name in contents.jobs]
     comparison = Comparison.of([(job.recipe, job.result()) for job in jobs], request.metrics, contents.shortened)
     for suffix, written in FORMATS.items():
-        files.write(request.out / f"table.{suffix}", written(comparison).encode())
+        files.write(request.out / f"table.{suffix}", written(comparison).encode(), files.PUBLIC)
     pictures = draw(comparison.results, request.out)
     if request.format is None:
         show(comparison, Console(width=None if sys.stdout.isatty() else WIDTH))

@@ -48,7 +48,7 @@ def draw(results: Mapping[str, Sequence[Result]], out: Path) -> list[Path]:
         figure = picture(series, title)
         for suffix in ("png", "svg"):
             paths.append(out / f"curve-{name.replace('.', '-')}.{suffix}")
-            files.write(paths[-1], rendered(figure, suffix))
+            files.write(paths[-1], rendered(figure, suffix), files.PUBLIC)
     return paths
 
 

@@ -74,7 +74,7 @@ def save(figure: Figure, out: Path, name: str, *, dry_run: bool = False) -> list
     """As .png and .svg; their paths. Equal pictures are equal files. A dry run writes none."""
     paths = [out / f"{name}.{suffix}" for suffix in ("png", "svg")]
     for path in () if dry_run else paths:
-        files.write(path, rendered(figure, path.suffix[1:]))
+        files.write(path, rendered(figure, path.suffix[1:]), files.PUBLIC)
     return paths
 
 
