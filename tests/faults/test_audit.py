@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,14 @@ from typing import Any
 import grpc
 import pytest
 from tests.conftest import Mount
+from tests.support.processes import Processes
 from tests.support.raw_client import MODEL, RawClient, refused
 
 from protofed.client.transport.audit import ClientAudit as SiteAudit
-from protofed.common import codec
+from protofed.common import codec, failpoint
 from protofed.common.config.recipe import Recipe
 from protofed.common.storage.journal import Journal, Record, records, verify
+from protofed.common.storage.segments import SEGMENT_BYTES, segments
 from protofed.deploy.cli import main
 from protofed.protos.v1 import federation_pb2 as pb
 
@@ -226,3 +229,46 @@ def test_row_92_a_log_that_was_cut_off_lacks_the_hash_of_before(
     assert f"no record has the hash {before}" in said
     assert "ends with record 6" in said
     assert verifier(log, "--expect", earlier)[0] == 0, "up to there nothing was changed"
+
+
+# A log whose next line begins a new segment
+
+
+@pytest.fixture
+def nearly_full() -> Callable[[Path], int]:
+    """Fills a log's first segment; returns its number of records."""
+
+    def fill(path: Path) -> int:
+        journal = Journal(path)
+        while path.stat().st_size < SEGMENT_BYTES:
+            journal.append("server", why="x" * 4_000_000)
+        journal.close()
+        return verify(path)
+
+    return fill
+
+
+@pytest.mark.parametrize(("killed", "point"), zip(("server", "site-1"), failpoint.JOURNAL, strict=True))
+def test_daemons_killed_while_a_segment_begins_finish_the_run_with_whole_logs(
+    tmp_path: Path, nearly_full: Callable[[Path], int], recipe_of: Callable[..., Recipe], killed: str, point: str
+) -> None:
+    processes = Processes.of(tmp_path, recipe_of("fedavg", rounds=1, federation={"min_sites": 1, "quorum": 1.0}))
+    fails = f"{point}=kill"
+    filled = nearly_full(tmp_path / killed / "audit.jsonl")
+    try:
+        server = processes.server(fails=fails if killed == "server" else "")
+        site = processes.site("site-1", "--partition-index=0", fails=fails if killed == "site-1" else "")
+        victim = server if killed == "server" else site
+        assert victim.wait(60) == -signal.SIGKILL, processes.logs()
+        if killed == "server":
+            server = processes.server()
+        else:
+            site = processes.site("site-1", "--partition-index=0")
+        assert server.wait(90) == site.wait(90) == 0, processes.logs()
+    finally:
+        processes.end()
+    for name in ("server", "site-1"):
+        assert verify(tmp_path / name / "audit.jsonl") > 0
+    log = tmp_path / killed / "audit.jsonl"
+    assert [segment.number for segment in segments(log)] == [1, 2]
+    assert verify(log) > filled + 1

@@ -21,7 +21,8 @@ SERVER = (
     *("broadcast-stored", "round-opened", "aggregation-begun", "aggregation-done", "state-stored", "round-published"),
 )
 CLIENT = ("fetched", "batch-done", "epoch-done", "fit-done", "staged", "pushed", "settled")
-NAMES = (*SERVER, *CLIENT)
+JOURNAL = ("segment-full", "segment-begun")  # of the daemon whose audit log begins a new segment
+NAMES = (*SERVER, *CLIENT, *JOURNAL)
 
 
 _armed: tuple[str, int, str, Iterator[int]] | None = None  # point, the n-th time, action; counter of times

@@ -12,7 +12,7 @@ from protofed.common.errors import DiskFailureError, PolicyViolationError, State
 from protofed.common.protocol.messages import Task
 from protofed.common.storage.journal import Fact
 
-FILE = "audit.jsonl"  # in the state folder
+FILE = "audit.jsonl"  # in the state folder: the first segment
 PLAINTEXT = "plaintext"  # in place of a certificate's fingerprint
 Entry: TypeAlias = tuple[str, Mapping[str, Fact]]  # event, its fields
 

@@ -1,7 +1,10 @@
 """An append-only log: JSON lines, each with the hash of the line before, each durable before `append` returns.
 
 Editing, removing, moving or inserting a line breaks the chain of hashes. Cutting lines off the end does not, nor does
-rewriting the whole file: against these, keep the newest hash elsewhere and look it up later.
+rewriting the whole log: against these, keep the newest hash elsewhere and look it up later.
+
+A log that rotates is several files (`segments`). The chain runs through them: a later segment's first record is a
+`segment`, with the hash of the last record before it as its `prev`.
 """
 
 from __future__ import annotations
@@ -14,15 +17,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TypeAlias
+from typing import IO, TypeAlias
 
 from blake3 import blake3
 
+from protofed.common import failpoint
 from protofed.common.errors import DiskFailureError, StateError
 from protofed.common.storage import files
+from protofed.common.storage.segments import Segment, segment_path, segments
 
 Fact: TypeAlias = str | int | float | bool | list["Fact"] | dict[str, "Fact"] | None
 TORN = "torn"  # event: half a line, left by a killed process, was cut off
+SEGMENT = "segment"  # event: a segment with this number begins
 LONGEST = 4 << 20  # bytes of a line: bounds a reader's memory
 PROGRESS_EVERY = 1000  # records between two calls of `on_progress`
 
@@ -51,7 +57,7 @@ NOTHING = Record(0, "", "", {}, "")
 
 
 class TamperedError(StateError):
-    """A line is not what was written there. All lines before it are intact, except perhaps the one just before."""
+    """A line or a segment is not what was written. All lines before are intact, except perhaps the one just before."""
 
 
 class HalfLineError(StateError):
@@ -59,21 +65,27 @@ class HalfLineError(StateError):
 
 
 class Journal:
-    """The only writer of a file; creates it if it is missing. Threads may share it.
+    """The only writer of a log; creates it if it is missing. Threads may share it.
+
+    Args:
+        path: of the first segment.
+        segment_bytes: a segment of at least so many bytes is followed by a new one; None: there is one only.
 
     Raises:
         StateError: the last line is not what was written.
-        OutOfSpaceError, DiskFailureError: the file cannot be written.
+        OutOfSpaceError, DiskFailureError: the newest segment cannot be written.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._path, self._lock = path, threading.Lock()
+    def __init__(self, path: Path, segment_bytes: int | None = None) -> None:
+        self._journal, self._segment_bytes, self._lock = path, segment_bytes, threading.Lock()
+        newest = [Segment(1, path), *segments(path)][-1]
+        self._number, self._path = newest.number, newest.path
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+            self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
             files.sync_folder(path.parent)
         except OSError as error:
-            raise files.write_error(path, error) from error
+            raise files.write_error(self._path, error) from error
         self._last, self._end, torn = self._tail(os.fstat(self._file).st_size)
         if torn:
             self._truncate()
@@ -98,8 +110,9 @@ class Journal:
             As `append`.
         """
         with self._lock:
-            at = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-            last, lines = self._last, []
+            if self._segment_bytes is not None and self._end >= self._segment_bytes and entries:
+                self._begin_segment(self._number + 1)
+            at, last, lines = _now(), self._last, list[bytes]()
             for event, facts in entries:
                 last = Record(last.seq + 1, at, event, facts, last.hash).sealed()
                 if len(line := last.line()) > LONGEST:
@@ -116,6 +129,23 @@ class Journal:
     def close(self) -> None:
         """Release the file."""
         os.close(self._file)
+
+    def _begin_segment(self, number: int) -> None:
+        """Go on in a new file, which gets its name with its first record in it: a kill leaves all of it or nothing."""
+        path = segment_path(self._journal, number)
+        if path.exists():
+            raise DiskFailureError(f"{path} was made by another process; start this one again")
+        first = Record(self._last.seq + 1, _now(), SEGMENT, {"number": number}, self._last.hash).sealed()
+        failpoint.reach("segment-full")
+        files.write(path, first.line())
+        failpoint.reach("segment-begun")
+        try:
+            begun = os.open(path, os.O_RDWR | os.O_APPEND)
+        except OSError as error:
+            raise files.write_error(path, error) from error
+        os.close(self._file)
+        self._file, self._path, self._number = begun, path, number
+        self._last, self._end = first, len(first.line())
 
     def _write(self, lines: bytes) -> None:
         if os.fstat(self._file).st_size != self._end:
@@ -146,7 +176,7 @@ class Journal:
         # After a power cut the end of a line, newline included, may be on the disk without its beginning.
         if lines and not torn and _parsed(lines[-1]) is None:
             half = len(lines.pop()) + 1
-        if half == size:
+        if half == size and self._number == 1:
             return NOTHING, 0, half
         last = _parsed(lines[-1]) if lines else None
         if last is None or last.sealed().line() != lines[-1] + b"\n":
@@ -155,34 +185,38 @@ class Journal:
 
 
 def records(path: Path, on_progress: Callable[[int], object] = lambda _: None) -> Iterator[Record]:
-    """Every record, checked against the one before; one line at a time is in memory.
+    """Every record of all segments, checked against the one before; one line at a time is in memory.
+
+    The oldest segments may be missing, since they may be moved to an archive: the first record then is a `segment`.
 
     Args:
+        path: of the first segment, there or not; or of a later one, which is read alone.
         on_progress: called every `PROGRESS_EVERY` records with the number of bytes read so far.
 
     Raises:
-        HalfLineError: the file ends within a line.
-        TamperedError: naming the first line that was edited, removed, inserted or moved.
-        StateError: the file cannot be read.
+        HalfLineError: the newest segment ends within a line.
+        TamperedError: naming the first line that was edited, removed, inserted or moved; or the segment that is
+            missing, truncated, or not the one that was there.
+        StateError: a file cannot be read.
     """
-    last = NOTHING
-    try:
-        with path.open("rb") as file:
-            while line := file.readline(LONGEST + 1):
-                record = _parsed(line)
-                if not line.endswith(b"\n") and len(line) <= LONGEST:
-                    raise HalfLineError(_half_line_text(path, last, line))
-                if (
-                    record is None
-                    or (record.seq, record.prev) != (last.seq + 1, last.hash)
-                    or record.sealed().line() != line
-                ):
-                    raise TamperedError(_tampered_text(path, last))
-                yield (last := record)
-                if last.seq % PROGRESS_EVERY == 0:
-                    on_progress(file.tell())
-    except OSError as error:
-        raise StateError(f"cannot read {path}: {error.strerror}; expected a journal") from error
+    found = segments(path) or [Segment(1, path)]
+    last, done = NOTHING, 0
+    before: Segment | None = None
+    for segment in found:
+        if before is not None and segment.number != before.number + 1:
+            raise TamperedError(_missing_text(path, before, segment))
+        try:
+            with segment.path.open("rb") as file:
+                last = _start(segment, before, last, file.readline(LONGEST + 1))
+                file.seek(0)
+                for record in _chained(segment.path, file, last, is_newest=segment is found[-1]):
+                    yield (last := record)
+                    if last.seq % PROGRESS_EVERY == 0:
+                        on_progress(done + file.tell())
+                done += file.tell()
+        except OSError as error:
+            raise StateError(f"cannot read {segment.path}: {error.strerror}; expected a journal") from error
+        before = segment
 
 
 def verify(path: Path) -> int:
@@ -190,19 +224,72 @@ def verify(path: Path) -> int:
     return sum(1 for _ in records(path))
 
 
-def _tampered_text(path: Path, last: Record) -> str:
-    # Record n is on line n: a torn line is cut off before the next is written.
+def _start(segment: Segment, before: Segment | None, last: Record, line: bytes) -> Record:
+    """What the segment's first record has to follow: `last`, if the segment before is there.
+
+    Raises:
+        TamperedError: it does not, or it is not this segment's first record.
+    """
+    if segment.number == 1:
+        return last
+    first = _parsed(line)
+    if first is None or first.event != SEGMENT or first.facts.get("number") != segment.number:
+        raise TamperedError(
+            f"{segment.path}: line 1: expected the record with which segment {segment.number} begins: the file was "
+            "exchanged, or cut off at its beginning; ask for a backup"
+        )
+    if before is None:
+        return replace(NOTHING, seq=first.seq - 1, hash=first.prev)
+    if first.seq > last.seq + 1:
+        raise TamperedError(
+            f"{before.path}: records {last.seq + 1} to {first.seq - 1} are missing: it was cut off at its end, or "
+            "exchanged; ask for a backup"
+        )
+    if (first.seq, first.prev) != (last.seq + 1, last.hash):
+        raise TamperedError(
+            f"{segment.path}: record {first.seq} does not follow record {last.seq}, the last one of {before.path}: one "
+            "of the two files was exchanged, or that record was edited; ask for a backup"
+        )
+    return last
+
+
+def _chained(path: Path, file: IO[bytes], last: Record, *, is_newest: bool) -> Iterator[Record]:
+    """The records of one file, each checked against the one before."""
+    number = 0
+    while line := file.readline(LONGEST + 1):
+        number, record = number + 1, _parsed(line)
+        if is_newest and not line.endswith(b"\n") and len(line) <= LONGEST:
+            raise HalfLineError(_half_line_text(path, number, last, line))
+        if record is None or (record.seq, record.prev) != (last.seq + 1, last.hash) or record.sealed().line() != line:
+            raise TamperedError(_tampered_text(path, number, last))
+        yield (last := record)
+
+
+def _missing_text(path: Path, before: Segment, after: Segment) -> str:
+    names = [segment_path(path, number).name for number in range(before.number + 1, after.number)]
+    missing = names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"
     return (
-        f"{path}: line {last.seq + 1}: record {last.seq + 1} is not what was written there: it, or the one before it, "
+        f"{path.parent}: {missing} is missing between {before.path.name} and {after.path.name}; only the oldest "
+        "segments may be moved away: bring it back, or ask for a backup"
+    )
+
+
+def _tampered_text(path: Path, line: int, last: Record) -> str:
+    return (
+        f"{path}: line {line}: record {last.seq + 1} is not what was written there: it, or the one before it, "
         "was edited, inserted, removed or moved; ask for a backup"
     )
 
 
-def _half_line_text(path: Path, last: Record, line: bytes) -> str:
+def _half_line_text(path: Path, number: int, last: Record, line: bytes) -> str:
     return (
-        f"{path}: line {last.seq + 1}: only {len(line)} bytes of record {last.seq + 1}: its writer is writing now, or "
+        f"{path}: line {number}: only {len(line)} bytes of record {last.seq + 1}: its writer is writing now, or "
         "was killed while it wrote, and cuts them off when it starts again"
     )
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def _parsed(line: bytes) -> Record | None:

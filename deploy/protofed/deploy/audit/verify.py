@@ -9,9 +9,10 @@ from pathlib import Path
 from protofed.common.codec import is_digest
 from protofed.common.errors import ConfigError, ProtofedError, short
 from protofed.common.storage.journal import TORN, HalfLineError, Record, TamperedError, records
+from protofed.common.storage.segments import segments
 from protofed.deploy.console.progress import BYTES, progress
 
-AUDIT_FILE = "audit.jsonl"  # of a state folder, a site's or a server's
+AUDIT_FILE = "audit.jsonl"  # of a state folder, a site's or a server's: the first segment
 
 
 class AuditError(ProtofedError):
@@ -26,15 +27,21 @@ class AuditStatus:
 
     Attributes:
         count: of records.
+        last_number: of the last record; more than `count` if the oldest segments are not here.
+        missing_segments: how many of the oldest segments are not here.
+        before: hash of the record before the first one here; empty if the log begins here.
         first, last: time of the first and last record in UTC; empty if there are no records.
         newest: hash of the last record.
         torn: half lines of killed processes, which a record says were cut off.
         half_line: describes half a line at the log's end; empty if there is none.
-        numbers: record numbers (from 1) by hash, of the expected hashes that the log has.
+        numbers: record numbers (from 1) by hash, of the expected hashes that the log has; `before` may be one of them.
     """
 
     path: Path
     count: int = 0
+    last_number: int = 0
+    missing_segments: int = 0
+    before: str = ""
     first: str = ""
     last: str = ""
     newest: str = ""
@@ -44,13 +51,13 @@ class AuditStatus:
 
 
 def log_file(path: Path) -> Path:
-    """The log's file, given itself or its state folder.
+    """The log's first segment (it may be in an archive), given any segment or the state folder; a later one: itself.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: there is no log.
     """
     file = path / AUDIT_FILE if path.is_dir() else path
-    if not file.is_file():
+    if not segments(file):
         raise ConfigError(f"{path}: no audit log; expected a file, or a state folder with {AUDIT_FILE}")
     return file
 
@@ -68,6 +75,8 @@ def verify(path: Path, expected: Collection[str] = ()) -> AuditStatus:
     numbers: dict[str, int] = {}
     try:
         for record in read(path):
+            if first is None and record.prev in hashes:
+                numbers[record.prev] = record.seq - 1
             first, last, count = first or record, record, count + 1
             torn += record.event == TORN
             if record.hash in hashes:
@@ -78,12 +87,15 @@ def verify(path: Path, expected: Collection[str] = ()) -> AuditStatus:
         raise AuditError(str(error)) from error
     if first is None or last is None:
         return AuditStatus(path, half_line=half_line)
-    return AuditStatus(path, count, first.at, last.at, last.hash, torn, half_line, numbers)
+    missing = segments(path)[0].number - 1 if first.prev else 0
+    return AuditStatus(
+        path, count, last.seq, missing, first.prev, first.at, last.at, last.hash, torn, half_line, numbers
+    )
 
 
 def read(path: Path, *, shown: bool = True) -> Iterator[Record]:
     """The records of a log, each checked, with a progress bar on a terminal if `shown`."""
-    size = path.stat().st_size if path.is_file() else None
+    size = sum(segment.path.stat().st_size for segment in segments(path)) or None
     with progress("reading the log", size, BYTES, shown=shown) as bar:
         yield from records(path, bar.to)
 
@@ -103,8 +115,12 @@ def read_hash(text: str) -> str:
 
 def missing(expected: str, logs: Iterable[AuditStatus]) -> str:
     """The error for an expected hash that none of these logs has."""
-    ends = ", ".join(f"{log.path} ends with record {log.count}" for log in logs)
+    ends = ", ".join(
+        f"{log.path} begins with record {log.last_number - log.count + 1}, ends with record {log.last_number}"
+        for log in logs
+    )
     return (
-        f"no record has the hash {expected}: since it was printed, records were cut off at the end, or the log was "
-        f"written anew; {ends or 'no log is good'}; ask for a backup"
+        f"no record has the hash {expected}: since it was printed, its segment was moved to an archive (name it, too), "
+        "records were cut off at the end, or the log was written anew; "
+        f"{ends or 'no log is good'}; ask for a backup"
     )

@@ -24,6 +24,10 @@ def status_lines(status: AuditStatus, expected: Iterable[str]) -> Iterable[str]:
     else:
         yield f"{status.path}: good, {status.count} records from {status.first} to {status.last}"
         yield f"  newest hash {status.newest}"
+    if status.before:
+        moved = status.last_number - status.count
+        yield f"  records 1 to {moved} are not here, of {_segments(status.missing_segments)}:"
+        yield f"  where they are, the last of them has the hash {status.before}; --expect it there"
     for digest in expected:
         if digest in status.numbers:
             yield f"  {digest[:16]}… is record {status.numbers[digest]}: nothing up to it was changed since"
@@ -31,6 +35,10 @@ def status_lines(status: AuditStatus, expected: Iterable[str]) -> Iterable[str]:
         yield f"  {status.torn} half lines of killed processes were cut off, as records say"
     if status.half_line:
         yield f"  {status.half_line}"
+
+
+def _segments(count: int) -> str:
+    return "segment 1" if count == 1 else f"segments 1 to {count}"
 
 
 def summary_parts(summary: AuditSummary, *, messages: bool) -> Iterable[RenderableType]:

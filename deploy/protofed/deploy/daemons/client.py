@@ -27,6 +27,7 @@ from protofed.common.monitoring.http import Monitor
 from protofed.common.pki.identity import LiveIdentity
 from protofed.common.protocol.messages import Finished, Role, Task, Wait
 from protofed.common.storage.journal import Journal
+from protofed.common.storage.segments import SEGMENT_BYTES
 from protofed.common.version import VERSION
 from protofed.deploy.daemons import client_ranks
 from protofed.deploy.daemons.client_resources import check_root, own_identity, own_proxy
@@ -93,7 +94,7 @@ def run_client(settings: ClientSettings, *, until_finished: bool, give_up_after_
         store, status = DiskStore(settings.state), DaemonStatus()
         setup.bind_fields(lambda: {"site": settings.site, **status.log_fields()})
         stack.callback(store.close)
-        journal = Journal(settings.state / FILE)
+        journal = Journal(settings.state / FILE, SEGMENT_BYTES)
         stack.callback(journal.close)
         audit = ClientAudit(journal)
         metrics = ClientMetrics(settings.site, status, lambda: link.answered_at, settings.state, device, identity)

@@ -18,6 +18,7 @@ from protofed.common.errors import CodecError, ConfigError, DataError, StateErro
 from protofed.common.payload import Payload, SiteId
 from protofed.common.protocol.messages import Assignment
 from protofed.common.storage.journal import HalfLineError, records
+from protofed.common.storage.segments import segments
 
 
 @dataclass(frozen=True)
@@ -113,7 +114,7 @@ def _last_fetched(folder: Path, run: str) -> tuple[Digest | None, int | None]:
     """The digest of the run's model that was downloaded last, and the round as which the site scored it."""
     newest: Digest | None = None
     scored: int | None = None
-    if not (folder / AUDIT).exists():  # simulated sites keep no audit log
+    if not segments(folder / AUDIT):  # simulated sites keep no audit log
         return None, None
     try:
         for record in records(folder / AUDIT):

@@ -25,10 +25,11 @@ from protofed.common.protocol import wire
 from protofed.common.protocol.audit_fields import audit_fields
 from protofed.common.storage import files
 from protofed.common.storage.journal import Fact, Journal
+from protofed.common.storage.segments import SEGMENT_BYTES
 from protofed.server.access.authorization import Peer
 
 log = structlog.get_logger()
-AUDIT_FILE = "audit.jsonl"  # of the state folder
+AUDIT_FILE = "audit.jsonl"  # of the state folder: the first segment
 TRIAL_BYTES = 256 << 10  # that must fit on the disk before calls act again
 MAX_NAMES = 100  # of calls that are counted each under its name
 FULL = "RESOURCE_EXHAUSTED"  # gRPC's code for what `ready` refuses
@@ -103,7 +104,7 @@ class ServerAudit:
     """
 
     def __init__(self, path: Path) -> None:
-        self._journal, self._thread = Journal(path), ThreadPoolExecutor(1, "audit")
+        self._journal, self._thread = Journal(path, SEGMENT_BYTES), ThreadPoolExecutor(1, "audit")
         self._trial = path.resolve().with_name(f"{path.stem}.trial")
         self._queue: list[_Queued] = []
         self._writer: asyncio.Task[None] | None = None
