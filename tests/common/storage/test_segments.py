@@ -106,6 +106,11 @@ def cut(file: Path, at: int) -> None:
     file.write_bytes(b"".join(file.read_bytes().splitlines(keepends=True)[:at]))
 
 
+def remove(*paths: Path) -> None:
+    for file in paths:
+        file.unlink()
+
+
 def swap(one: Path, other: Path) -> None:
     kept = one.read_bytes()
     one.write_bytes(other.read_bytes())
@@ -122,9 +127,16 @@ def of_another_log(path: Path) -> None:
     shutil.copy(segment_path(other, 3), segment_path(path, 3))
 
 
+def without_the_beginning(path: Path) -> None:
+    """The first segment is in an archive, and the second has lost its first record."""
+    path.unlink()
+    second = segment_path(path, 2)
+    second.write_bytes(b"".join(second.read_bytes().splitlines(keepends=True)[1:]))
+
+
 TAMPERINGS: list[tuple[Callable[[Path], object], str]] = [
     (lambda path: segment_path(path, 2).unlink(), r"audit\.000002\.jsonl is missing between audit\.jsonl"),
-    (lambda path: (segment_path(path, 2).unlink(), segment_path(path, 3).unlink()), r"000002\.jsonl to audit\.000003"),
+    (lambda path: remove(segment_path(path, 2), segment_path(path, 3)), r"000002\.jsonl to audit\.000003"),
     (lambda path: cut(segment_path(path, 2), 2), r"audit\.000002\.jsonl: records \d+ to \d+ are missing"),
     (lambda path: cut(segment_path(path, 2), 0), r"audit\.000002\.jsonl: line 1"),
     (lambda path: cut(path, 1), r"audit\.jsonl: records 2 to \d+ are missing"),
@@ -132,7 +144,7 @@ TAMPERINGS: list[tuple[Callable[[Path], object], str]] = [
     (lambda path: swap(segment_path(path, 2), segment_path(path, 3)), r"audit\.000002\.jsonl: line 1"),
     (lambda path: swap(path, segment_path(path, 2)), r"audit\.jsonl: line 1: record 1 is not"),
     (of_another_log, r"audit\.000003\.jsonl: record \d+ does not follow record \d+, the last one of audit\.000002"),
-    (lambda path: path.unlink() or cut(segment_path(path, 2), 0), r"audit\.000002\.jsonl: line 1"),
+    (without_the_beginning, r"audit\.000002\.jsonl: line 1"),
 ]
 
 
