@@ -1,7 +1,8 @@
-"""What a server can infer about sites from what they send it: `make leakage`; a table, and the same as markdown.
+"""What a server can infer about sites from what they send it: `make leakage`; two tables, and the same as markdown.
 
-Simulations on the digits, attacked with the scores of `attacks`, which know the truth only to be judged. They are
-simple ones: what they find is there, and a stronger one may find more.
+First, simulations on the digits, attacked with the scores of `attacks`, which know the truth only to be judged. They
+are simple ones: what they find is there, and a stronger one may find more. Second, `leakage_attacks`, by which a server
+or a site gets at more than it is sent.
 """
 
 from __future__ import annotations
@@ -18,10 +19,11 @@ import structlog
 import torch
 from rich.console import Console
 from rich.table import Table
-from tests.bench import attacks
+from tests.bench import attacks, leakage_attacks
 from tests.bench.leakage_runs import SCORED, Case, attacked
 from tests.bench.leakage_scores import Found, strongest, tried
 
+ATTACKS = "attacks"
 FEW: dict[str, Any] = {"min_samples_per_class": 10}
 CASES = (
     Case("digits-fedavg"),
@@ -48,7 +50,7 @@ def main() -> None:
     """Print the table, and write it."""
     arguments = _arguments()
     torch.set_num_threads(1)
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     seeds = [int(seed) for seed in arguments.seeds.split(",")]
     outcomes = []
     for case in CASES:
@@ -56,9 +58,16 @@ def main() -> None:
             outcomes.append(outcome(case, seeds, arguments.rounds))
             Console(stderr=True).print(f"{case.recipe} {case.said}", highlight=False)
     rows = [cells(outcome) for outcome in outcomes]
-    Console(width=170).print(table(rows, seeds))
+    title = f"presence: area under the ROC curve; shares: correlation; seeds {seeds}"
+    pages = [markdown(COLUMNS, rows), every_attack(outcomes)] if rows else []
+    if rows:
+        Console(width=170).print(table(COLUMNS, rows, title))
+    if arguments.only in ("", ATTACKS):
+        attacked_rows = leakage_attacks.rows()
+        Console(width=170).print(table(leakage_attacks.COLUMNS, attacked_rows, "what attacks recover, by policy"))
+        pages.append(markdown(leakage_attacks.COLUMNS, attacked_rows))
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    arguments.out.write_text(markdown(rows) + "\n" + every_attack(outcomes), encoding="utf-8")
+    arguments.out.write_text("\n".join(pages), encoding="utf-8")
 
 
 def outcome(case: Case, seeds: Sequence[int], rounds: int) -> Outcome:
@@ -104,19 +113,19 @@ def _cell(found: Found | None, by: str) -> str:
     return "–" if found is None else f"{getattr(found, by):.2f} {found.attack}, {found.rounds}"
 
 
-def table(rows: Sequence[Sequence[str]], seeds: Sequence[int]) -> Table:
+def table(columns: Sequence[str], rows: Sequence[Sequence[str]], title: str) -> Table:
     """For the terminal."""
-    made = Table(title=f"presence: area under the ROC curve; shares: correlation; seeds {seeds}", title_justify="left")
-    for column in COLUMNS:
+    made = Table(title=title, title_justify="left")
+    for column in columns:
         made.add_column(column)
     for row in rows:
         made.add_row(*row)
     return made
 
 
-def markdown(rows: Sequence[Sequence[str]]) -> str:
+def markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """The same, for a page."""
-    return _lines([COLUMNS, ["---"] * len(COLUMNS), *rows])
+    return _lines([columns, ["---"] * len(columns), *rows])
 
 
 def every_attack(outcomes: Sequence[Outcome]) -> str:
@@ -139,7 +148,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=Path("runs/leakage.md"))
     parser.add_argument("--seeds", default="0,1,2")
     parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--only", default="", help="part of a recipe's name")
+    parser.add_argument("--only", default="", help="part of a recipe's name, or attacks: the second table alone")
     return parser.parse_args()
 
 

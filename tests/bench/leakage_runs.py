@@ -109,7 +109,7 @@ def sites_seen(running: Simulation) -> dict[SiteId, list[Seen]]:
             return tuple(model.body(images).double().numpy() for images in (test.normalised(recipe.input), noise))
 
     seen: dict[SiteId, list[Seen]] = {site: [] for site in running.data}
-    for sent, received in _rounds(running):
+    for sent, received in rounds_of(running):
         known = {id(payload): features(payload) for payload in received.values()}
         for site, payload in sent.items():
             (after, noise_after), (before, noise_before) = features(payload), known[id(received[site])]
@@ -121,7 +121,7 @@ def sites_seen(running: Simulation) -> dict[SiteId, list[Seen]]:
     return seen
 
 
-def _rounds(running: Simulation) -> Iterator[tuple[dict[SiteId, Payload], dict[SiteId, Payload]]]:
+def rounds_of(running: Simulation) -> Iterator[tuple[dict[SiteId, Payload], dict[SiteId, Payload]]]:
     """What was sent, and what it started from, by site."""
     for number in range(1, running.recipe.rounds + 1):
         rows = [row for row in running.ledger.updates(running.recipe.name, number) if row.task.kind is TaskKind.FIT]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tests.bench import attacks
 from tests.bench.attack_views import Scores, Seen
-from tests.bench.leakage import Outcome, cells, every_attack, markdown
+from tests.bench.leakage import COLUMNS, Outcome, cells, every_attack, markdown
 from tests.bench.leakage_runs import Case, attacked
 from tests.bench.leakage_scores import Found, Victim, auc, correlation, strongest, tried
 
@@ -166,7 +166,7 @@ def test_a_cell_names_the_strongest_attack() -> None:
     row = cells(outcome)
     assert row[:4] == ["fednh", "example_count, min_samples_per_class = 10", "0.80 strong, all rounds", "–"]
     assert row[5:] == ["0.90 weak, round 1", "0.90 weak, round 1", "–", "50.0"]
-    assert f"| {' | '.join(row)} |\n" in markdown([row])
+    assert f"| {' | '.join(row)} |\n" in markdown(COLUMNS, [row])
     assert every_attack([outcome]).count("\n") == 5
     assert strongest([], "auc") is None
 

@@ -1,0 +1,90 @@
+"""A server that chooses recipe, model and base, against the agent of one real site; and what the site answers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from tests.attacks.policies import policy_of
+from tests.support.scripted_server import AgentHarness
+
+from protofed.client.data.site_data import SiteData
+from protofed.client.models.catalogue import build
+from protofed.client.models.split import SplitModel, dump
+from protofed.common import codec
+from protofed.common.config.recipe import Recipe
+from protofed.common.payload import Part, Payload
+from protofed.common.protocol.messages import TaskKind
+from protofed.deploy import shipped
+from protofed.deploy.simulation.simulation import EVALUATOR, data_of
+
+# Makes the base of a round from what the site sent in the round before; None in round 1.
+Lure = Callable[[Payload | None], Payload]
+
+
+def recipe_like(name: str, **changes: Mapping[str, Any] | Any) -> Recipe:
+    """A shipped recipe with changes, table by table."""
+    table = json.loads(shipped.recipe(name).model_dump_json())
+    for key, value in changes.items():
+        table[key] = {**table[key], **value} if isinstance(value, Mapping) and key in ("plan", "federation") else value
+    return Recipe.model_validate(table)
+
+
+def sites_of(recipe: Recipe) -> Iterator[SiteData]:
+    """The data of the recipe's sites, one after the other."""
+    return (data for name, data in data_of(recipe).items() if name != EVALUATOR)
+
+
+def public_of(recipe: Recipe) -> SiteData:
+    """The test set that all may have, the attacker too."""
+    return data_of(recipe)[EVALUATOR]
+
+
+def honest_model(recipe: Recipe) -> SplitModel:
+    """The model that the recipe's seed makes."""
+    with torch.random.fork_rng():
+        torch.manual_seed(recipe.seed)
+        return build(recipe.model, recipe.input, recipe.classes)
+
+
+def as_payload(model: SplitModel) -> Payload:
+    """Body and head."""
+    return {Part.BODY: dump(model.body), Part.HEAD: dump(model.head)}
+
+
+def always(base: Payload) -> Lure:
+    """This base, whatever the site sent."""
+    return lambda _: base
+
+
+def facing(policy: str, recipe: Recipe, data: SiteData) -> AgentHarness:
+    """A site with these data under a policy by name; `offer` gives it tasks."""
+    rules = policy_of(policy, recipe).rules.model_dump()
+    wire = json.loads(recipe.wire())
+    harness = AgentHarness(recipe=wire, rules=rules, load_data=lambda _: data, name="site-1")
+    harness.link.run = recipe.name
+    return harness
+
+
+def pixels_of(data: SiteData) -> NDArray[np.float64]:
+    """The site's training images, [N, D] in 0..1."""
+    images = data.train.images
+    return np.asarray(images.double().flatten(1).numpy() / (255.0 if images.dtype == torch.uint8 else 1.0))
+
+
+def updates(policy: str, recipe: Recipe, data: SiteData, lures: Sequence[Lure]) -> list[Payload]:
+    """The updates of a site to a server that sends these bases in rounds 1, 2, …; as many as the site sent."""
+    harness = facing(policy, recipe, data)
+    agent = harness.agent()
+    sent: list[Payload] = []
+    for number, lure in enumerate(lures, start=1):
+        harness.offer(TaskKind.FIT, number, lure(sent[-1] if sent else None))
+        agent.step(0.0)
+        if len(harness.link.pushed) < number:
+            break
+        sent.append(codec.decode(harness.link.pushed[-1][1].data))
+    return sent

@@ -1,0 +1,31 @@
+"""Class shares from cwFedAVG with mixing on the sites: class heads that are unit vectors come back as the mixture."""
+
+from __future__ import annotations
+
+import numpy as np
+from tests.attacks.hostile_server import always, as_payload, honest_model, recipe_like, sites_of, updates
+from tests.attacks.outcome import Outcome
+
+from protofed.common.payload import Part
+from protofed.server.methods.cwfedavg_private import CwFedAvgPrivateServer
+
+LARGE = 1000.0
+
+
+def attack(policy: str) -> Outcome:
+    """Recovered: classes whose share at the site the uploaded bias holds, over all sites."""
+    plan = {"epochs": 1, "batch_size": 10**6, "lr": 1e-30, "momentum": 0.0, "weight_decay": 0.0}
+    recipe = recipe_like("digits-cwfedavg-private", plan=plan)
+    base = CwFedAvgPrivateServer().init(as_payload(honest_model(recipe)), recipe.classes)
+    unit = LARGE * np.eye(recipe.classes, dtype=np.float32)
+    base = {**base, Part.CLASS_MODELS: {**base[Part.CLASS_MODELS], "bias": unit}}
+    found = of = answered = 0
+    for data in sites_of(recipe):
+        shares = np.bincount(data.train.labels.numpy(), minlength=recipe.classes) / len(data.train)
+        sent = updates(policy, recipe, data, [always(base)])
+        held = shares > 0
+        of += int(held.sum())
+        if sent:
+            answered += 1
+            found += int((np.abs(sent[0][Part.HEAD]["bias"] / LARGE - shares) < 1e-4)[held].sum())
+    return Outcome(found, of, declined=not answered)

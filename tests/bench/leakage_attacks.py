@@ -1,0 +1,81 @@
+"""The second table of `make leakage`: attacks that were found on protofed 0.2.0, run again under every shipped policy.
+
+A server that keeps what it gets, one that chooses recipe, model and base, and a site that lies. The first column says
+what the attack came to on 0.2.0 under its standard.toml.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tests.attacks import (
+    counts_by_heads,
+    counts_by_scores,
+    lying_site,
+    presence,
+    private_mixture,
+    rare_units,
+    score_oracle,
+    trap_weights,
+)
+from tests.attacks.outcome import Outcome
+from tests.attacks.policies import SHIPPED
+
+COLUMNS = ("attack", "after", "0.2.0, standard", *SHIPPED)
+
+
+@dataclass(frozen=True)
+class Attack:
+    """One attack.
+
+    Attributes:
+        after: what it tries to learn.
+        before: what it came to on 0.2.0 under standard.toml.
+    """
+
+    name: str
+    after: str
+    before: str
+    run: Callable[[str], Outcome]
+
+
+ON_SITES = (
+    Attack("PM(L) of 20 rounds, with the updates", "label counts of sites", "4 of 5", counts_by_scores.attack),
+    Attack("constant models to score", "shares of classes", "50 of 50", score_oracle.attack),
+    Attack("one large step through sorted thresholds", "images", "183 of 229", trap_weights.one_large_step),
+    Attack("sorted thresholds, honest plan", "images", "43 of 229", trap_weights.plan_within_limits),
+    Attack("sorted thresholds in noise, honest plan", "images", "3 of 229", trap_weights.hidden_in_noise),
+    Attack("a layer that hardly any image wakes", "images", "108 of 229", rare_units.all_units),
+    Attack("one unit in ten that hardly any image wakes", "images", "27 of 229", rare_units.few_units),
+    Attack("a body that is blind", "label counts of sites", "4 of 5", counts_by_heads.blind_body),
+    Attack("a step too small to matter", "label counts of sites", "5 of 5", counts_by_heads.tiny_step),
+    Attack("class heads that are unit vectors", "shares of classes", "26 of 26", private_mixture.attack),
+    Attack("which prototypes are sent", "classes of sites", "21 of 26", presence.rows_sent),
+)
+
+
+@dataclass(frozen=True)
+class Lie:
+    """One lie of a site to an honest server, whatever the policies of the others."""
+
+    name: str
+    before: str
+    run: Callable[[], str]
+
+
+ON_THE_SERVER = (
+    Lie("an evaluator's first model of zeros begins the run", "1 of 1", lambda: str(lying_site.first_model())),
+    Lie("share of the model of a site that claims 9e15 examples", "100 %", lambda: f"{lying_site.claimed_count():.0%}"),
+    Lie("rounds with an update scaled by 60", "3 of 5", lambda: str(lying_site.scaled_update())),
+    Lie("forged scores that are stored", "2004 of 2004", lambda: str(lying_site.forged_scores())),
+)
+
+
+def rows() -> list[list[str]]:
+    """Run all of it, minutes; the table's rows."""
+    found = [
+        [attack.name, attack.after, attack.before, *(str(attack.run(policy)) for policy in SHIPPED)]
+        for attack in ON_SITES
+    ]
+    return found + [[lie.name, "–", lie.before, *[lie.run()] * len(SHIPPED)] for lie in ON_THE_SERVER]
