@@ -31,7 +31,8 @@ HEADS = {  # class head j: all weights j + 1, all biases 10 (j + 1)
     "weight": np.ones((3, 3, 2)) * np.array([1.0, 2.0, 3.0])[:, None, None],
     "bias": np.ones((3, 3)) * np.array([10.0, 20.0, 30.0])[:, None],
 }
-STATE: Payload = {Part.BODY: MODEL[Part.BODY], Part.CLASS_MODELS: HEADS}
+STATE: Payload = {**MODEL, Part.CLASS_MODELS: HEADS}
+MINIMUM = {"lr": 1e-30}  # of a server that wants what it sent back untrained
 
 
 @pytest.fixture
@@ -62,6 +63,19 @@ def test_a_site_mixes_by_its_own_true_distribution(site: Site) -> None:
     assert CwFedAvgPrivateClient.personal == "installed"
 
 
+def test_one_step_from_the_mean_by_hand(local_of: LocalOf, linear: Linear) -> None:
+    """One example (1, 0) of class 0, a body of ones, a head of zeros: every class gets 1/3, so with lr 0.3 the biases
+    move by 0.3 (y - 1/3) = (0.2, -0.1, -0.1), each row of the weight by that times the features (1, 1), and the body,
+    behind a head of zeros, not at all. The class heads appear nowhere.
+    """
+    local = local_of(linear(np.full((2, 2), 9.0), 3), [[1.0, 0.0]], [0], 3, lr=0.3)
+    mean = {Part.BODY: {"0.weight": np.ones((2, 2))}, Part.HEAD: {"weight": np.zeros((3, 2)), "bias": np.zeros(3)}}
+    sent = CwFedAvgPrivateClient().fit(local, {**mean, Part.CLASS_MODELS: HEADS}).payload
+    np.testing.assert_allclose(sent[Part.HEAD]["bias"], [0.2, -0.1, -0.1], atol=1e-12)
+    np.testing.assert_allclose(sent[Part.HEAD]["weight"], [[0.2, 0.2], [-0.1, -0.1], [-0.1, -0.1]], atol=1e-12)
+    np.testing.assert_allclose(sent[Part.BODY]["0.weight"], np.ones((2, 2)), atol=1e-12)
+
+
 def test_identical_heads_are_the_plain_model(site: Site) -> None:
     state = Server().init(MODEL, 3)
     local = site()
@@ -73,16 +87,48 @@ def test_identical_heads_are_the_plain_model(site: Site) -> None:
         assert same_tensors(Server().class_model(state, c), MODEL)
 
 
-def test_training_is_fedavgs_from_the_mixture(site: Site) -> None:
+def test_training_is_fedavgs_from_the_mean(site: Site) -> None:
     plan = {"lr": 0.01, "epochs": 2, "batch_size": 2, "momentum": 0.9}
     ours, plain = site(**plan), site(**plan)
-    CwFedAvgPrivateClient().install(plain, STATE)
-    mixture = held(plain)
     made = CwFedAvgPrivateClient().fit(ours, STATE)
-    assert FedAvgClient().fit(plain, mixture).metrics == made.metrics
+    assert FedAvgClient().fit(plain, MODEL).metrics == made.metrics
     assert same_tensors(held(ours), held(plain))
-    assert not same_tensors(held(ours), mixture)
+    assert not same_tensors(held(ours), MODEL)
     assert same_tensors({part: made.payload[part] for part in (Part.BODY, Part.HEAD)}, held(ours))
+
+
+def trap() -> Payload:
+    """Class heads 1000 e_j: a mixture of them by p has the biases 1000 p.
+
+    No bias of the mean is zero: beside zero, floating point shows a step of any size, as of every head that is trained.
+    """
+    heads = {"weight": np.zeros((3, 3, 2)), "bias": 1000.0 * np.eye(3)}
+    mean = {**MODEL[Part.HEAD], "bias": np.array([0.1, 0.3, -0.2])}
+    return {Part.BODY: MODEL[Part.BODY], Part.HEAD: mean, Part.CLASS_MODELS: heads}
+
+
+@pytest.mark.parametrize("plan", [MINIMUM, {"lr": 0.05, "epochs": 2, "batch_size": 2}])
+def test_what_is_sent_does_not_depend_on_the_class_heads(plan: dict[str, Any], site: Site) -> None:
+    plain = {**trap(), Part.CLASS_MODELS: HEADS}
+    sent = [CwFedAvgPrivateClient().fit(site(**plan), state).payload for state in (plain, trap())]
+    assert codec.encode(sent[0]) == codec.encode(sent[1])
+
+
+def test_a_server_that_sends_class_heads_to_read_shares_from_gets_its_own_mean_back(
+    local_of: LocalOf, linear: Linear
+) -> None:
+    """With a learning rate of 1e-30 nothing is trained: two sites with the same classes, 3 to 1 and 1 to 3, send the
+    same bytes, and none of the biases is 1000 p.
+    """
+    sent = []
+    for labels in ([0, 0, 0, 2], [0, 2, 2, 2]):
+        local = local_of(linear(np.eye(2), 3), np.ones((4, 2)), labels, 3, **MINIMUM)
+        payload = CwFedAvgPrivateClient().fit(local, trap()).payload
+        assert payload[Part.HEAD]["bias"].tolist() == [0.1, 0.3, -0.2]
+        sent.append(codec.encode(payload))
+        CwFedAvgPrivateClient().install(local, trap())  # the site's own model, which stays, does have them
+        assert dump(local.model.head)["bias"].tolist() == [250.0 * labels.count(c) for c in range(3)]
+    assert sent[0] == sent[1]
 
 
 def test_nothing_but_which_classes_there_are_leaves(local_of: LocalOf, linear: Linear) -> None:
@@ -98,10 +144,11 @@ def test_nothing_but_which_classes_there_are_leaves(local_of: LocalOf, linear: L
 
 
 def test_the_servers_step_by_hand() -> None:
-    """Class 0 has two holders, class 2 one, class 1 none: its head stays. The body is of all, whatever their counts."""
+    """Class 0 has two holders, class 2 one, class 1 none: its head stays. The mean is of all, whatever their counts."""
     updates = [update(1.0, [0], 1000.0), update(5.0, [0, 2], 1.0), update(9.0, [], 1.0)]
     new = Server().aggregate(STATE, iter(updates))
     assert new[Part.BODY]["0.weight"].tolist() == [[5.0, 5.0]] * 2
+    assert (new[Part.HEAD]["weight"].tolist(), new[Part.HEAD]["bias"].tolist()) == ([[5.0, 5.0]] * 3, [5.0] * 3)
     heads = [Server().class_model(new, c)[Part.HEAD] for c in range(3)]
     assert [sorted({*head["weight"].flat, *head["bias"].flat}) for head in heads] == [[3.0], [2.0, 20.0], [5.0]]
     assert {name: t.shape for name, t in new[Part.CLASS_MODELS].items()} == {"weight": (3, 3, 2), "bias": (3, 3)}
@@ -128,6 +175,14 @@ def test_how_much_a_site_claims_has_no_say(present: Any) -> None:
 def test_every_site_is_sent_the_same() -> None:
     assert Server().broadcast(STATE, "ann") is Server().broadcast(STATE, "bob") is STATE
     assert not Server.global_model
+
+
+def test_a_run_of_release_0_2_0_goes_on_and_its_rounds_give_their_bytes() -> None:
+    """Its states had no mean head: sites train from that of the class heads, and what is published keeps its form."""
+    old: Payload = {Part.BODY: MODEL[Part.BODY], Part.CLASS_MODELS: HEADS}
+    sent = Server().broadcast(old, "ann")
+    assert (sent[Part.HEAD]["weight"].tolist(), sent[Part.HEAD]["bias"].tolist()) == ([[2.0, 2.0]] * 3, [20.0] * 3)
+    assert Server().aggregate(old, [update(1.0, [0])]).keys() == {Part.BODY, Part.CLASS_MODELS}
 
 
 def test_what_one_half_sends_the_other_expects(site: Site) -> None:

@@ -14,21 +14,26 @@ from protofed.client.method import FitContext, Part, Payload, Personal, Update, 
 @client_methods.register("cwfedavg-private")
 @dataclass(frozen=True)
 class CwFedAvgPrivateClient:
-    """The site mixes the class heads by its own true distribution, which never leaves it; no WDR is needed."""
+    """Train the plain mean, as in FedAvg; the site's own model mixes the class heads by its true distribution and stays.
+
+    The mixture is never trained: what is sent would otherwise begin where the site's distribution put it, and a server
+    that chose the class heads would read it from there. No WDR is needed.
+    """
 
     personal: ClassVar[Personal] = "installed"
     sends: ClassVar[frozenset[Part]] = frozenset({Part.BODY, Part.HEAD, Part.CLASS_PRESENCE})
 
     def install(self, local: FitContext, received: Payload) -> None:
-        """Global body; head = sum_j p_j head_j of the class heads [C, ...], with the site's class frequencies p [C]."""
+        """Mean body; head = sum_j p_j head_j of the class heads [C, ...], with the site's class frequencies p [C]."""
         p = local.data.label_frequencies().cpu().numpy()  # [C]
         load(local.model.body, received[Part.BODY])
         heads = received[Part.CLASS_MODELS].items()
         load(local.model.head, {name: np.tensordot(p.astype(stack.dtype), stack, 1) for name, stack in heads})
 
     def fit(self, local: FitContext, received: Payload) -> Update:
-        """Minimise the cross-entropy, as in FedAvg."""
-        self.install(local, received)
+        """Minimise the cross-entropy from the mean body and head, as in FedAvg."""
+        load(local.model.body, received[Part.BODY])
+        load(local.model.head, received[Part.HEAD])
         loss = train(local, lambda x, y: cross_entropy(local.model(x), y))
         present = (local.data.label_frequencies() > 0).to(next(local.model.head.parameters()))
         model = {Part.BODY: dump(local.model.body), Part.HEAD: dump(local.model.head)}

@@ -26,9 +26,10 @@ from protofed.server.method import (
 @server_methods.register("cwfedavg-private")
 @dataclass(frozen=True)
 class CwFedAvgPrivateServer:
-    """Body: FedAvg. Class heads: the mean of the heads of the sites that have the class; every site is sent all C.
+    """Body and head: FedAvg, for training. Class heads: the mean of the heads of the sites that have the class.
 
-    A site tells which classes it has, never how much of each: p_ij would need a secure sum, so holders count alike.
+    Every site is sent all of it and mixes the class heads itself, for its own predictions. It tells which classes it has,
+    never how much of each: p_ij would need a secure sum, so holders count alike.
     """
 
     global_model: ClassVar[bool] = False
@@ -36,11 +37,13 @@ class CwFedAvgPrivateServer:
     def init(self, model: Payload, classes: int) -> Payload:
         """Every class head is the first head."""
         heads = {name: np.stack([array] * classes) for name, array in model[Part.HEAD].items()}
-        return {Part.BODY: model[Part.BODY], Part.CLASS_MODELS: heads}
+        return {Part.BODY: model[Part.BODY], Part.HEAD: model[Part.HEAD], Part.CLASS_MODELS: heads}
 
     def broadcast(self, state: Payload, site: SiteId) -> Payload:
-        """Body and all class heads."""
-        return state
+        """Mean body and head, and all class heads; of a run begun with 0.2.0, which had no mean head, the class heads'."""
+        if Part.HEAD in state:
+            return state
+        return {**state, Part.HEAD: {name: stack.mean(axis=0) for name, stack in state[Part.CLASS_MODELS].items()}}
 
     def class_model(self, state: Payload, c: int) -> Payload:
         """The body with one class's head."""
@@ -55,14 +58,15 @@ class CwFedAvgPrivateServer:
 
     def aggregate(self, state: Payload, updates: Iterable[Update]) -> Payload:
         """A class that nobody has keeps its head."""
-        body, heads = Mean((Part.BODY,)), {name: HolderMeans() for name in state[Part.CLASS_MODELS]}
+        mean = Mean(tuple(part for part in (Part.BODY, Part.HEAD) if part in state))
+        heads = {name: HolderMeans() for name in state[Part.CLASS_MODELS]}
         for update in updates:
-            body.add(update.payload)
+            mean.add(update.payload)
             held = np.flatnonzero(update.payload[Part.CLASS_PRESENCE]["present"] > 0)
             for name, means in heads.items():
                 means.add(dict.fromkeys(map(str, held), update.payload[Part.HEAD][name]))
         new = {name: _replaced(state[Part.CLASS_MODELS][name], means.result()) for name, means in heads.items()}
-        return {**body.result(), Part.CLASS_MODELS: new}
+        return {**mean.result(), Part.CLASS_MODELS: new}
 
 
 def _replaced(stack: Array, rows: dict[str, Array]) -> Array:
