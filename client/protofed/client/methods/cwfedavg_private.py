@@ -14,7 +14,7 @@ from protofed.client.method import FitContext, Part, Payload, Personal, Update, 
 @client_methods.register("cwfedavg-private")
 @dataclass(frozen=True)
 class CwFedAvgPrivateClient:
-    """Train the plain mean, as in FedAvg; the site's own model mixes the class heads by its true distribution and stays.
+    """Train the plain mean, as in FedAvg; the site's own model mixes the class heads by its true shares and stays.
 
     The mixture is never trained: what is sent would otherwise begin where the site's distribution put it, and a server
     that chose the class heads would read it from there. No WDR is needed.

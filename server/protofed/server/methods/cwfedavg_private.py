@@ -28,8 +28,8 @@ from protofed.server.method import (
 class CwFedAvgPrivateServer:
     """Body and head: FedAvg, for training. Class heads: the mean of the heads of the sites that have the class.
 
-    Every site is sent all of it and mixes the class heads itself, for its own predictions. It tells which classes it has,
-    never how much of each: p_ij would need a secure sum, so holders count alike.
+    Every site is sent all of it and mixes the class heads itself, for its own predictions. It tells which classes it
+    has, never how much of each: p_ij would need a secure sum, so holders count alike.
     """
 
     global_model: ClassVar[bool] = False
@@ -40,7 +40,7 @@ class CwFedAvgPrivateServer:
         return {Part.BODY: model[Part.BODY], Part.HEAD: model[Part.HEAD], Part.CLASS_MODELS: heads}
 
     def broadcast(self, state: Payload, site: SiteId) -> Payload:
-        """Mean body and head, and all class heads; of a run begun with 0.2.0, which had no mean head, the class heads'."""
+        """Mean body and head, and all class heads; for a run begun with 0.2.0 the head is the class heads' mean."""
         if Part.HEAD in state:
             return state
         return {**state, Part.HEAD: {name: stack.mean(axis=0) for name, stack in state[Part.CLASS_MODELS].items()}}
