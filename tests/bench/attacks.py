@@ -55,19 +55,13 @@ def head_norms(seen: Seen) -> Scores | None:
 
 
 def head_gradient(seen: Seen) -> Scores | None:
-    """How far the head's bias went up: its gradient is predicted less true frequency (Wainakh et al., PoPETs 2022).
-
-    Of a site that mixes class heads itself, it is taken against their mean, which in round 1 is where it began.
-    """
+    """How far the head's bias went up: its gradient is predicted less true frequency (Wainakh et al., PoPETs 2022)."""
     sent, received = seen.sent.get(Part.HEAD, {}), seen.received.get(Part.HEAD, {})
-    if "bias" not in sent:
-        return None
-    before = received["bias"] if "bias" in received else seen.received[Part.CLASS_MODELS]["bias"].mean(axis=0)
-    return np.asarray(sent["bias"] - before, np.float64)
+    return np.asarray(sent["bias"] - received["bias"], np.float64) if "bias" in sent else None
 
 
 def head_mixture(seen: Seen) -> Scores | None:
-    """Of which received class heads the sent one is made: a site that mixes them itself began with that mixture."""
+    """Of which received class heads the sent one is made: up to 0.2.0 a site began with its mixture of them."""
     if Part.CLASS_MODELS not in seen.received or Part.HEAD not in seen.sent:
         return None
     heads = [seen.received[Part.CLASS_MODELS][name].reshape(seen.classes, -1) for name in sorted(seen.sent[Part.HEAD])]

@@ -69,8 +69,9 @@ def test_one_step_from_the_mean_by_hand(local_of: LocalOf, linear: Linear) -> No
     behind a head of zeros, not at all. The class heads appear nowhere.
     """
     local = local_of(linear(np.full((2, 2), 9.0), 3), [[1.0, 0.0]], [0], 3, lr=0.3)
-    mean = {Part.BODY: {"0.weight": np.ones((2, 2))}, Part.HEAD: {"weight": np.zeros((3, 2)), "bias": np.zeros(3)}}
-    sent = CwFedAvgPrivateClient().fit(local, {**mean, Part.CLASS_MODELS: HEADS}).payload
+    body, head = {"0.weight": np.ones((2, 2))}, {"weight": np.zeros((3, 2)), "bias": np.zeros(3)}
+    received: Payload = {Part.BODY: body, Part.HEAD: head, Part.CLASS_MODELS: HEADS}
+    sent = CwFedAvgPrivateClient().fit(local, received).payload
     np.testing.assert_allclose(sent[Part.HEAD]["bias"], [0.2, -0.1, -0.1], atol=1e-12)
     np.testing.assert_allclose(sent[Part.HEAD]["weight"], [[0.2, 0.2], [-0.1, -0.1], [-0.1, -0.1]], atol=1e-12)
     np.testing.assert_allclose(sent[Part.BODY]["0.weight"], np.ones((2, 2)), atol=1e-12)
