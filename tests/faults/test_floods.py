@@ -6,19 +6,24 @@ import os
 import resource
 import socket
 import ssl
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
 
+import grpc
 import pytest
 from tests.faults.conftest import ProxiedProcesses
 from tests.support.pki import Authority
 from tests.support.raw_client import Code, RawClient, memory, refused
-from tests.support.tls_server import still_served
+from tests.support.tls_server import TlsServer, still_served, tls_server
 
 from protofed.common.config.recipe import Recipe
 from protofed.common.pki.identity import Party
+from protofed.server.rpc.connections import PER_CERTIFICATE
 
 MIB = 1 << 20
 HANDSHAKE_S, JOIN_S = 10.0, 5.0
@@ -141,6 +146,136 @@ def seconds_until(condition: Callable[[], bool], patience_s: float) -> float:
     return time.monotonic() - began
 
 
+# Certificates that are not registered
+
+ROOM = 256  # connections; 4096 unless a test says otherwise
+
+
+class Strangers:
+    """Whole TLS and HTTP/2 connections with one certificate that is not registered, as many as can be had."""
+
+    def __init__(self, server: TlsServer) -> None:
+        folder = server.identity("stranger", Party.SITE)
+        self._context = ssl.create_default_context(cafile=str(folder / "ca.pem"))
+        self._context.load_cert_chain(folder / "cert.pem", folder / "key.pem")
+        self._context.set_alpn_protocols(["h2"])
+        host, _, port = server.server.address.rpartition(":")
+        self._address, self.lines = (host, int(port)), list[socket.socket]()
+
+    def one(self) -> ssl.SSLSocket | None:
+        """Connected for good, were it not for the guard; None: there is no room."""
+        try:
+            line = self._context.wrap_socket(
+                socket.create_connection(self._address, timeout=JOIN_S), server_hostname="localhost"
+            )
+            line.sendall(PREFACE + bytes(3) + b"\4" + bytes(5))  # and its SETTINGS, which are empty
+            return line
+        except OSError:
+            return None
+
+    def open(self, count: int) -> None:
+        """Try so many times."""
+        self.lines += [line for _ in range(count) if (line := self.one()) is not None]
+
+    def held(self) -> int:
+        """How many are open at the server still."""
+        still = []
+        for line in self.lines:
+            if closed(line):
+                line.close()
+            else:
+                still.append(line)
+        self.lines = still
+        return len(still)
+
+    def close(self) -> None:
+        for line in self.lines:
+            line.close()
+
+
+@pytest.fixture
+def crowded(
+    tmp_path: Path, live_server: Callable[..., Any], recipe_of: Callable[..., Recipe]
+) -> Iterator[tuple[TlsServer, Strangers]]:
+    """A server with room for few connections, and strangers who want all of them."""
+    with tls_server(tmp_path, live_server, recipe_of("fedavg"), max_connections=ROOM) as server:
+        strangers = Strangers(server)
+        yield server, strangers
+        strangers.close()
+
+
+def test_one_certificate_that_is_not_registered_leaves_room_for_sites(crowded: tuple[TlsServer, Strangers]) -> None:
+    """It once held all connections, for minutes, and no site could connect."""
+    server, strangers = crowded
+    site, ended = server.site("site-1"), threading.Event()
+
+    def flood() -> None:
+        while not ended.is_set():
+            strangers.open(ROOM)
+
+    flooding = threading.Thread(target=flood)
+    flooding.start()
+    try:
+        wait_for(lambda: len(strangers.lines) >= 2 * ROOM)  # all that there is room for, and again
+        server.register(folder := server.identity("site-2", Party.SITE))
+        newcomer, began = server.client(folder, "site-2"), time.monotonic()
+        wait_for(lambda: enrols(newcomer))
+        assert time.monotonic() - began < JOIN_S
+        assert still_served(site)
+    finally:
+        ended.set()
+        flooding.join()
+    wait_for(lambda: strangers.held() <= ROOM // 4)
+    assert still_served(newcomer)
+
+
+def test_a_caller_whose_certificate_is_not_registered_is_told_so_and_hung_up_on(
+    crowded: tuple[TlsServer, Strangers],
+) -> None:
+    server, _ = crowded
+    stranger = server.client(server.identity("stranger", Party.SITE), "stranger")
+    states: list[grpc.ChannelConnectivity] = []
+    stranger.channel.subscribe(states.append)
+    code, text = refused(stranger.enroll)
+    assert code is Code.PERMISSION_DENIED
+    assert "not registered here" in text
+    wait_for(lambda: bool(states) and states[-1] is grpc.ChannelConnectivity.IDLE)
+    server.register(server.identity("stranger", Party.SITE))
+    assert still_served(stranger.enroll())  # the same client, once it is registered
+
+
+def test_one_site_holds_a_few_connections_and_those_that_it_uses(crowded: tuple[TlsServer, Strangers]) -> None:
+    server, _ = crowded
+    server.register(folder := server.identity("site-1", Party.SITE))
+    clients = [server.client(folder, "site-1") for _ in range(2 * PER_CERTIFICATE)]
+    states: list[list[grpc.ChannelConnectivity]] = [[] for _ in clients]
+    for client, seen in zip(clients, states, strict=True):
+        client.channel.subscribe(seen.append)
+        client.enroll()
+    wait_for(lambda: sum(map(hung_up, states)) == PER_CERTIFICATE)
+    assert [hung_up(seen) for seen in states] == [True] * PER_CERTIFICATE + [False] * PER_CERTIFICATE  # the oldest
+    assert still_served(clients[-1])
+
+
+def hung_up(states: list[grpc.ChannelConnectivity]) -> bool:
+    """Whether a channel was connected and is no more."""
+    return grpc.ChannelConnectivity.READY in states and states[-1] is grpc.ChannelConnectivity.IDLE
+
+
+def enrols(client: RawClient) -> bool:
+    """Whether it gets through."""
+    try:
+        client.enroll()
+    except grpc.RpcError:
+        return False
+    return True
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    """Until it holds; fails if it does not."""
+    seconds_until(condition, 30.0)
+
+
 # Row 7
 
 STRANGERS: dict[str, Callable[[Besieged], socket.socket]] = {
@@ -185,7 +320,8 @@ def test_row_11_a_site_joins_while_1500_strangers_hold_connections(besieged: Bes
         crowd(lambda: besieged.saying(hello), 500) as half,
         crowd(besieged.preface, 500) as greeting,
     ):
-        assert besieged.descriptors() >= idle + 1400  # they are all inside
+        # Inside, as many as one address may have: a quarter of 4096, and those that came since the last sweep.
+        assert besieged.descriptors() >= idle + 900
         began = time.monotonic()
         newcomer = besieged.join("site-2")
         assert time.monotonic() - began < JOIN_S
@@ -209,7 +345,7 @@ def test_row_12_of_10000_connections_as_many_are_held_as_there_is_room_for(besie
     for _ in range(4):
         with crowd(besieged.silent, 10_000) as strangers:
             seconds_until(lambda: sum(map(closed, strangers)) >= 5_000, 5.0)  # those over the cap, at once
-            assert idle + 3_000 < besieged.descriptors() <= idle + 4_096
+            assert idle + 900 < besieged.descriptors() <= idle + 4_096  # all of one address
             assert still_served(besieged.site)
             seconds_until(lambda: all(map(closed, strangers)), HANDSHAKE_S + 5.0)
             assert still_served(besieged.site)

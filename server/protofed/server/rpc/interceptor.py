@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,12 +31,13 @@ from protofed.common.errors import (
 )
 from protofed.common.incident import incident_text, new_incident
 from protofed.common.protocol.messages import PROTOCOL_VERSION
-from protofed.common.protocol.server_info import ServerInfo
+from protofed.common.protocol.server_info import REGISTERED, ServerInfo
 from protofed.common.version import VERSION
 from protofed.server.access.authorization import HEALTH, Access, Peer
 from protofed.server.access.credentials import HandshakeCounter
 from protofed.server.access.rate_limits import RateLimitError, RateLimits
 from protofed.server.rpc.audit import AuditEntry, ServerAudit
+from protofed.server.rpc.connections import ConnectionGuard
 
 log = structlog.get_logger()
 MESSAGE_BYTES = 6 << 20  # gRPC's limit for any message; a chunk has 2 MiB
@@ -108,15 +110,23 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
 
     Args:
         stop: set by a failure of the disk, after which nothing can be promised: the server ends.
+        guard: closes connections; None: in plain text, in which callers cannot be distinguished.
 
     Attributes:
         failure: the failure of the disk with which the server ends; None: there was none.
     """
 
     def __init__(
-        self, stop: asyncio.Event, access: Access, limits: RateLimits, audit: ServerAudit, handshakes: HandshakeCounter
+        self,
+        stop: asyncio.Event,
+        access: Access,
+        limits: RateLimits,
+        audit: ServerAudit,
+        handshakes: HandshakeCounter,
+        guard: ConnectionGuard | None = None,
     ) -> None:
         self._stop, self._access, self._limits, self._audit, self._handshakes = stop, access, limits, audit, handshakes
+        self._guard = guard
         self._cut_short: set[asyncio.Task[None]] = set()
         self.failure: DiskFailureError | None = None
 
@@ -144,7 +154,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         self._handshakes.call_arrived(context.peer())
         call = _Call(service, name, self._access.peer(context.auth_context()))
         try:
-            with self._limits.admit(call.peer, name):
+            with self._connection(call, context.peer()), self._limits.admit(call.peer, name):
                 await self._with_code(self._act(call, handler, context), call)
                 await self._note(call)
         except asyncio.CancelledError:
@@ -158,6 +168,18 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         if call.code is not grpc.StatusCode.OK:
             await context.abort(call.code, call.text)
         return call.reply if handler.unary_unary is not None else None
+
+    @contextmanager
+    def _connection(self, call: _Call, connection: str) -> Iterator[None]:
+        """Tell the guard whose connection it is; that of a caller who may not call is closed after its answer."""
+        if self._guard is None:
+            yield
+            return
+        registered = self._access.status(call.peer) == REGISTERED
+        if not registered and call.service != HEALTH:
+            self._guard.refused(connection)
+        with self._guard.call(connection, call.peer.fingerprint if registered else ""):
+            yield
 
     async def _act(self, call: _Call, handler: Any, context: Any) -> None:
         """Check that the call can be audited, its size, its message and its access, cheapest first; then handle it."""

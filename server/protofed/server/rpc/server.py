@@ -25,6 +25,7 @@ from protofed.server.monitoring.readiness import ServerReadiness, identity_usabl
 from protofed.server.operator.service import OperatorApi
 from protofed.server.rounds.run_queue import RunQueue
 from protofed.server.rpc.audit import ServerAudit
+from protofed.server.rpc.connections import ConnectionGuard
 from protofed.server.rpc.executors import Executors, TaskNotifier
 from protofed.server.rpc.federation import LONGEST_WAIT_S, FederationService
 from protofed.server.rpc.interceptor import MESSAGE_BYTES, CallInterceptor
@@ -110,21 +111,25 @@ async def serve(
     served.notifier.attach(loop)
     handshakes, certificates = HandshakeCounter(), served.operator.certificates
     access = Access(None if identity is None else certificates)
-    interceptor = CallInterceptor(stop, access, RateLimits(), served.audit, handshakes)
+    connections = room(max_connections)
+    connection_guard = None if identity is None else ConnectionGuard(connections, loop.time)
+    interceptor = CallInterceptor(stop, access, RateLimits(), served.audit, handshakes, connection_guard)
     metrics, guard = served.operator.metrics, MemoryGuard(memory_limit)
     service = FederationService(served.runs, blobs, executors, served.notifier, guard, metrics)
     operator = OperatorService(served.operator, executors)
     health, ready, watchdog = HealthServicer(), readiness or ServerReadiness(), Watchdog(loop)
     _require(ready, identity, served.audit, interceptor, watchdog)
-    server = _server(interceptor, room(max_connections), service, operator, health)
+    server = _server(interceptor, connections, service, operator, health)
     port = _listen(server, listen, None if identity is None else server_credentials(identity, handshakes))
     await _start(server, health, ready)
     started(f"{listen.rpartition(':')[0]}:{port}")
     watchdog.start()
     metrics.lag = lambda: watchdog.lag_s
     ticker = asyncio.create_task(_tick(served.runs, service, executors, stop, until_finished=until_finished))
-    reporters = (_follow_health(health, ready), _log_certificates(identity, certificates, handshakes))
-    background = [asyncio.create_task(reporter) for reporter in reporters]
+    watchers = [_follow_health(health, ready), _log_certificates(identity, certificates, handshakes)]
+    if connection_guard is not None:
+        watchers.append(connection_guard.watch(port))
+    background = [asyncio.create_task(watcher) for watcher in watchers]
     await stop.wait()
     for task in background:
         task.cancel()

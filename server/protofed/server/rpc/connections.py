@@ -1,0 +1,212 @@
+"""Which connections stay open, so that no caller holds them all.
+
+gRPC limits all connections together and closes idle ones after minutes, whoever has them; it does not let Python refuse
+or close a single one. So the sockets of the server's port are looked up among this process's descriptors, and those
+that have to go are shut down, upon which gRPC closes them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from ipaddress import IPv6Address, ip_address, ip_network
+from pathlib import Path
+from typing import TypeAlias
+from urllib.parse import unquote
+
+import structlog
+
+log = structlog.get_logger()
+# Of one registered certificate. A daemon has one connection, and another for each renewal, `doctor` or break that the
+# server has not noticed yet (50 s); those that were used last stay.
+PER_CERTIFICATE = 16
+# Shares of all connections that strangers may have: those from which no call of a registered certificate came yet.
+# The oldest are closed first, so that a site, which calls as soon as it is connected, gets through a flood. 1024 of
+# 4096 are five for each of 200 sites behind one address that all come back at once.
+PER_ADDRESS, STRANGERS = 1 / 4, 1 / 2
+STRANGER_S = 30.0  # in which the first call of a registered certificate has to come; a handshake gets 10 s
+REFUSED_S = 1.0  # after a refused call: the caller reads its answer first
+EVERY_S, BUSY_EVERY_S = 1.0, 0.2  # between two sweeps; busy: strangers have more than one address's share
+LOG_EVERY_S = 60.0
+_DESCRIPTORS = Path("/dev/fd")  # of this process, on Linux and macOS
+
+Endpoint: TypeAlias = tuple[str, int]  # address and port of a peer
+
+
+@dataclass
+class Connection:
+    """One connection; times are of the monotonic clock, in seconds.
+
+    Attributes:
+        opened_at: when it was first seen.
+        certificate: fingerprint of the registered certificate whose call came last; empty: a stranger's.
+        called_at: when the last call arrived.
+        calls: in flight.
+        refused_at: when a call was first refused because its certificate is not registered; None: none was.
+    """
+
+    opened_at: float
+    certificate: str = ""
+    called_at: float = 0.0
+    calls: int = 0
+    refused_at: float | None = None
+
+
+class ConnectionGuard:
+    """Closes connections of callers whose certificate is not registered, and those above a share.
+
+    All methods are called on the event loop.
+
+    Args:
+        room: connections that the server has room for.
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, room: int, clock: Callable[[], float]) -> None:
+        self._room, self._clock = room, clock
+        self._connections: dict[Endpoint, Connection] = {}
+        self._closed, self._logged_at = 0, -LOG_EVERY_S
+
+    @contextmanager
+    def call(self, peer: str, certificate: str) -> Iterator[None]:
+        """Note a call for as long as the context lasts.
+
+        Args:
+            peer: as gRPC names it: `ipv4:address:port`.
+            certificate: fingerprint of its registered certificate; empty: it has none.
+        """
+        now = self._clock()
+        connection = self._connections.setdefault(endpoint(peer), Connection(now))
+        connection.certificate, connection.called_at = certificate, now
+        connection.calls += 1
+        try:
+            yield
+        finally:
+            connection.calls -= 1
+
+    def refused(self, peer: str) -> None:
+        """Note that a call was refused because its certificate is not registered, or no longer valid."""
+        connection = self._connections.setdefault(endpoint(peer), Connection(self._clock()))
+        if connection.refused_at is None:
+            connection.refused_at = self._clock()
+
+    async def watch(self, port: int) -> None:
+        """Sweep until cancelled."""
+        loop = asyncio.get_running_loop()
+        while True:
+            with contextlib.suppress(OSError):  # no descriptor is left to list them with: gRPC accepts none either
+                found = await loop.run_in_executor(None, _open, port)
+                surplus = [(found[key], key) for key in self.sweep(found)]
+                await loop.run_in_executor(None, _shut_down, surplus)
+            strangers = sum(not connection.certificate for connection in self._connections.values())
+            await asyncio.sleep(BUSY_EVERY_S if strangers > self._room * PER_ADDRESS else EVERY_S)
+
+    def sweep(self, found: Iterable[Endpoint]) -> list[Endpoint]:
+        """Take note of the connections that are open now; those that have to be closed."""
+        now = self._clock()
+        self._connections = {key: self._connections.get(key) or Connection(now) for key in found}
+        surplus = surplus_of(self._connections, self._room, now)
+        self._closed += len(surplus)
+        if self._closed and now - self._logged_at >= LOG_EVERY_S:
+            log.warning("connections closed: without a registered certificate, or too many", count=self._closed)
+            self._closed, self._logged_at = 0, now
+        return surplus
+
+
+def surplus_of(connections: Mapping[Endpoint, Connection], room: int, now: float) -> list[Endpoint]:
+    """The connections that have to be closed: refused ones, late strangers, and those above a share."""
+    gone = {key for key, connection in connections.items() if _is_over(connection, now)}
+    by_certificate, by_address = defaultdict(list), defaultdict(list)
+    for key, connection in connections.items():
+        if key not in gone and connection.certificate:
+            by_certificate[connection.certificate].append(key)
+        elif key not in gone:
+            by_address[_network(key[0])].append(key)
+
+    def latest_use(key: Endpoint) -> tuple[bool, float]:
+        return connections[key].calls > 0, connections[key].called_at
+
+    for keys in by_certificate.values():
+        gone.update(_all_but_last(sorted(keys, key=latest_use), PER_CERTIFICATE))
+    strangers: list[Endpoint] = []
+    for keys in by_address.values():
+        keys.sort(key=lambda key: connections[key].opened_at)
+        surplus = _all_but_last(keys, int(room * PER_ADDRESS))
+        gone.update(surplus)
+        strangers += keys[len(surplus) :]
+    strangers.sort(key=lambda key: connections[key].opened_at)
+    gone.update(_all_but_last(strangers, int(room * STRANGERS)))
+    return sorted(gone)
+
+
+def endpoint(peer: str) -> Endpoint:
+    """Address and port of a peer that gRPC names `ipv4:address:port` or `ipv6:%5Baddress%5D:port`."""
+    host, _, port = unquote(peer).partition(":")[2].rpartition(":")
+    return _address(host.strip("[]")), int(port)
+
+
+def _is_over(connection: Connection, now: float) -> bool:
+    if connection.refused_at is not None and now - connection.refused_at >= REFUSED_S:
+        return True
+    return not connection.certificate and now - connection.opened_at >= STRANGER_S
+
+
+def _all_but_last(keys: list[Endpoint], count: int) -> list[Endpoint]:
+    return keys[: max(0, len(keys) - count)]
+
+
+@lru_cache(maxsize=4096)
+def _address(host: str) -> str:
+    """The address in one form: a socket for both versions names an IPv4 peer `::ffff:1.2.3.4`."""
+    address = ip_address(host.partition("%")[0])
+    if isinstance(address, IPv6Address) and address.ipv4_mapped is not None:
+        address = address.ipv4_mapped
+    return str(address)
+
+
+@lru_cache(maxsize=4096)
+def _network(address: str) -> str:
+    """Who counts as one address: with IPv6, everybody has a network of 2^64."""
+    return address if ":" not in address else str(ip_network(f"{address}/64", strict=False))
+
+
+def _open(port: int) -> dict[Endpoint, int]:
+    """Descriptors of the connections to a port of this process, by peer."""
+    found: dict[Endpoint, int] = {}
+    for name in os.listdir(_DESCRIPTORS):
+        with contextlib.suppress(OSError, ValueError):  # no socket, not connected, or closed in the meantime
+            if (peer := _peer(int(name), port)) is not None:
+                found[peer] = int(name)
+    return found
+
+
+def _shut_down(connections: Iterable[tuple[int, Endpoint]]) -> None:
+    for descriptor, expected in connections:
+        with contextlib.suppress(OSError):  # closed in the meantime
+            copy = os.dup(descriptor)  # of which nobody else disposes: the check below holds until the socket is shut
+            with socket.socket(fileno=copy) as connection:
+                if _of(connection) == expected:
+                    connection.shutdown(socket.SHUT_RDWR)
+
+
+def _peer(descriptor: int, port: int) -> Endpoint | None:
+    """The peer of a connection to this port; None: the descriptor is another one's."""
+    connection = socket.socket(fileno=descriptor)
+    try:
+        if connection.family not in (socket.AF_INET, socket.AF_INET6) or connection.getsockname()[1] != port:
+            return None
+        return _of(connection)
+    finally:
+        connection.detach()  # gRPC's: it stays open
+
+
+def _of(connection: socket.socket) -> Endpoint:
+    host, port = connection.getpeername()[:2]
+    return _address(host), port
