@@ -18,11 +18,16 @@ import grpc
 import pytest
 from tests.faults.conftest import ProxiedProcesses
 from tests.support.pki import Authority
-from tests.support.raw_client import Code, RawClient, memory, refused
+from tests.support.raw_client import MODEL, Code, RawClient, memory, refused
 from tests.support.tls_server import TlsServer, still_served, tls_server
 
+from protofed.common import codec
 from protofed.common.config.recipe import Recipe
 from protofed.common.pki.identity import Party
+from protofed.common.protocol.pushback import LONGEST_S, retry_after_s
+from protofed.protos.v1 import federation_pb2 as pb
+from protofed.server.access.budgets import DAY_S, HOUR_S, Budget
+from protofed.server.rpc import federation
 from protofed.server.rpc.connections import PER_CERTIFICATE
 
 MIB = 1 << 20
@@ -198,7 +203,8 @@ def crowded(
     tmp_path: Path, live_server: Callable[..., Any], recipe_of: Callable[..., Recipe]
 ) -> Iterator[tuple[TlsServer, Strangers]]:
     """A server with room for few connections, and strangers who want all of them."""
-    with tls_server(tmp_path, live_server, recipe_of("fedavg"), max_connections=ROOM) as server:
+    recipe = recipe_of("fedavg", federation={"min_sites": 1, "quorum": 1, "score_every": 0})
+    with tls_server(tmp_path, live_server, recipe, max_connections=ROOM) as server:
         strangers = Strangers(server)
         yield server, strangers
         strangers.close()
@@ -274,6 +280,65 @@ def enrols(client: RawClient) -> bool:
 def wait_for(condition: Callable[[], bool]) -> None:
     """Until it holds; fails if it does not."""
     seconds_until(condition, 30.0)
+
+
+# Budgets
+
+
+@pytest.fixture
+def frugal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Budgets that a test can use up."""
+    for name in ("DOWNLOADED", "UPLOADED", "EXAMINED"):
+        monkeypatch.setattr(federation, name, Budget(name, 10_000, 0, DAY_S))
+    for name in ("ENROLLMENTS", "BEGINNINGS"):
+        monkeypatch.setattr(federation, name, Budget(name, 20, 0, HOUR_S))
+
+
+def test_work_that_is_asked_for_again_and_again_is_refused_with_the_time_to_wait(
+    frugal: None, crowded: tuple[TlsServer, Strangers]
+) -> None:
+    """Each of these was done as often as it was asked for."""
+    server, _ = crowded
+    hostile = server.site("site-1")
+    assert hostile.push(hostile.task()).verdict == pb.VERDICT_ACCEPTED
+    task, data = hostile.task(), codec.encode(MODEL)
+    begin = hostile.announcement(task, data, MODEL)
+    upload = hostile.say("BeginUpload", begin).upload.id
+    chunk = pb.GetChunkRequest(caller=hostile.caller, run=hostile.run, digest=task.base_digest, index=0)
+    floods: dict[str, Callable[[], object]] = {
+        "GetChunk": lambda: hostile.say("GetChunk", chunk),
+        "PutChunk": lambda: hostile.put(upload, 0, data),
+        "BeginUpload": lambda: hostile.say("BeginUpload", begin),
+        "Enroll": hostile.enroll,
+    }
+    for name, flood in floods.items():
+        error = first_refusal(flood, 100)
+        assert (name, error.code()) == (name, Code.RESOURCE_EXHAUSTED)
+        assert 0.0 < retry_after_s(error.trailing_metadata()) <= LONGEST_S
+    other = server.site("site-2")
+    assert still_served(other)
+    assert still_served(hostile)  # other calls are not touched
+
+
+def test_an_update_is_not_examined_again_and_again(frugal: None, crowded: tuple[TlsServer, Strangers]) -> None:
+    server, _ = crowded
+    hostile = server.site("site-1")
+    assert hostile.push(hostile.task()).verdict == pb.VERDICT_ACCEPTED
+    task, data = hostile.task(), codec.encode(MODEL)
+    upload = hostile.say("BeginUpload", hostile.announcement(task, data, MODEL)).upload.id
+    refusals = [refused(hostile.commit, task, upload)[0] for _ in range(100)]  # without its only chunk
+    assert set(refusals) == {Code.FAILED_PRECONDITION, Code.RESOURCE_EXHAUSTED}
+    assert refusals.count(Code.FAILED_PRECONDITION) == 10_000 // len(data)
+
+
+def first_refusal(flood: Callable[[], object], most: int) -> Any:
+    """Of so many calls, at most."""
+    for _ in range(most):
+        try:
+            flood()
+        except grpc.RpcError as error:
+            return error
+    raise AssertionError(f"{most} times, and never refused")
 
 
 # Row 7

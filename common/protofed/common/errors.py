@@ -95,7 +95,15 @@ class ConflictError(ProtocolError):
 
 
 class OverQuotaError(ProtocolError):
-    """More at a time than one site may have: it tries again later."""
+    """More at a time than one site may have: it tries again later.
+
+    Attributes:
+        retry_after_s: seconds after which that may succeed; None: it is not known.
+    """
+
+    def __init__(self, message: str, *, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
 
 
 class IncidentError(ProtocolError):

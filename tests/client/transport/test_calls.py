@@ -47,12 +47,16 @@ class RawServer(grpc.GenericRpcHandler):
 
     Attributes:
         failing: codes of the next answers.
+        trailing: metadata of those.
+        times: when calls came, by the monotonic clock.
         hold: calls of these names wait for `go`.
     """
 
     def __init__(self, folder: Path, trusted: bytes, port: int = 0) -> None:
         self.asked: list[tuple[str, bytes, str]] = []
         self.failing: list[grpc.StatusCode] = []
+        self.trailing: tuple[tuple[str, str], ...] = ()
+        self.times: list[float] = []
         self.reply, self.hold, self.held, self.go = b"", "", threading.Event(), threading.Event()
         pair = (folder / "key.pem").read_bytes(), (folder / "cert.pem").read_bytes()
         self._server = grpc.server(ThreadPoolExecutor(8), options=[("grpc.so_reuseport", 0)])
@@ -75,7 +79,9 @@ class RawServer(grpc.GenericRpcHandler):
         def answer(request: bytes, context: Any) -> bytes:
             (pem,) = context.auth_context()["x509_pem_cert"]
             self.asked.append((call, request, fingerprint(pem)))
+            self.times.append(time.monotonic())
             if self.failing:
+                context.set_trailing_metadata(self.trailing)
                 context.abort(self.failing.pop(0), "as told")
             if call == self.hold:
                 self.held.set()
@@ -188,6 +194,40 @@ def test_every_attempt_has_a_line_and_errors_of_the_server_too(
     assert len(kept.of("sent")) == len(server.asked) == 3
     assert [facts["code"] for facts in kept.of("answered")] == ["RESOURCE_EXHAUSTED", "PERMISSION_DENIED"]
     assert len({facts["digest"] for _, facts in kept.lines if "digest" in facts}) == 1
+
+
+def test_the_next_attempt_comes_no_sooner_than_the_server_asks_for(
+    serve: Callable[..., RawServer], dial: Callable[..., Calls]
+) -> None:
+    server = serve()
+    server.failing, server.trailing = [Code.RESOURCE_EXHAUSTED] * 2, (("grpc-retry-pushback-ms", "400"),)
+    dial(server.address).call("Heartbeat", BEAT, pb.HeartbeatResponse)
+    first, second, third = server.times
+    assert second - first >= 0.4
+    assert third - second >= 0.4
+
+
+def test_whoever_waits_for_the_server_can_still_be_closed(
+    serve: Callable[..., RawServer], dial: Callable[..., Calls]
+) -> None:
+    server = serve()
+    server.failing, server.trailing = [Code.RESOURCE_EXHAUSTED], (("grpc-retry-pushback-ms", "60000"),)
+    calls, failed = dial(server.address), Future[None]()
+
+    def call() -> None:
+        try:
+            calls.call("Heartbeat", BEAT, pb.HeartbeatResponse)
+        except UnavailableError as error:
+            failed.set_exception(error)
+
+    waiting = threading.Thread(target=call)
+    waiting.start()
+    until = time.monotonic() + SOON
+    while not server.asked and time.monotonic() < until:
+        time.sleep(0.01)
+    calls.close()
+    waiting.join(SOON)
+    assert isinstance(failed.exception(0), UnavailableError)
 
 
 def test_receipts_are_told(serve: Callable[..., RawServer], dial: Callable[..., Calls], kept: MemoryAuditLog) -> None:

@@ -10,7 +10,15 @@ from tests.server.conftest import Clock
 
 from protofed.server.access import rate_limits
 from protofed.server.access.authorization import PLAINTEXT, Peer
-from protofed.server.access.rate_limits import BURST, IN_FLIGHT, RATE_PER_S, RateLimitError, RateLimits
+from protofed.server.access.rate_limits import (
+    BURST,
+    IN_FLIGHT,
+    LOG_BURST,
+    LOG_LINES_PER_S,
+    RATE_PER_S,
+    RateLimitError,
+    RateLimits,
+)
 
 ANN, BOB = Peer("a" * 64, "site", "ann"), Peer("b" * 64, "site", "bob")
 
@@ -63,6 +71,35 @@ def test_control_calls_have_a_rate_and_room_for_a_burst(held: RateLimits, clock:
     assert calls(held, ANN, "Heartbeat") == RATE_PER_S
     clock.now += 1000.0
     assert calls(held, ANN, "Heartbeat") == BURST
+
+
+def test_a_refusal_says_when_the_next_call_may_come(held: RateLimits, clock: Clock) -> None:
+    calls(held, ANN, "Heartbeat")
+    for _ in range(64):
+        held.charge(ANN)
+    with pytest.raises(RateLimitError) as error, held.admit(ANN, "Heartbeat"):
+        pass
+    assert error.value.retry_after_s == 65 / RATE_PER_S
+    clock.now += 65 / RATE_PER_S
+    assert calls(held, ANN, "Heartbeat") == 1
+    clock.now += 1.0
+    with ExitStack() as open_calls:
+        for _ in range(IN_FLIGHT):
+            open_calls.enter_context(held.admit(ANN, "PutChunk"))
+        with pytest.raises(RateLimitError) as error:
+            open_calls.enter_context(held.admit(ANN, "PutChunk"))
+    assert error.value.retry_after_s is not None
+    assert 0.0 < error.value.retry_after_s < 1.0
+
+
+def test_the_log_gets_some_lines_of_one_certificates_refusals_and_the_number_of_others(
+    held: RateLimits, clock: Clock
+) -> None:
+    counts = [held.unlogged(ANN) for _ in range(1000)]
+    assert counts == [0] * int(LOG_BURST) + [None] * (1000 - int(LOG_BURST))
+    assert held.unlogged(BOB) == held.unlogged(PLAINTEXT) == 0
+    clock.now += 1 / LOG_LINES_PER_S
+    assert [held.unlogged(ANN) for _ in range(2)] == [1000 - int(LOG_BURST), None]
 
 
 def test_chunks_have_no_rate_unless_nobody_wants_them(held: RateLimits) -> None:

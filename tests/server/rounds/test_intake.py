@@ -13,6 +13,7 @@ from protofed.common.errors import FailureReason, ProtocolError
 from protofed.common.payload import Part
 from protofed.common.protocol.messages import Receipt, TaskKind, Verdict
 from protofed.server.rounds import phases
+from protofed.server.rounds.intake import MAX_REJECTED
 from protofed.server.verdicts import RejectionCode, UpdateProblem
 
 if TYPE_CHECKING:
@@ -127,6 +128,35 @@ def test_an_over_selected_update_is_not_needed_and_does_not_count(make: MakeLab)
     assert lab.value == 2.0
     statuses = {row.site: row.task_status for row in lab.ledger.tasks("test", 1) if row.kind is TaskKind.FIT}
     assert statuses == {"ann": "reported", "bob": "reported", "cyd": "not-needed"}
+
+
+def test_asking_again_after_a_closed_round_adds_no_row_and_other_updates_only_some(lab: Lab) -> None:
+    task = lab.task("cyd")
+    lab.push("ann", lab.model(1.0))
+    lab.push("bob", lab.model(3.0))
+    lab.later(51.0, alive=("ann", "bob"))
+    receipts = [lab.push("cyd", lab.model(100.0), task) for _ in range(20)]
+    assert len({receipt.record_hash for receipt in receipts}) == 1
+    assert verdicts(lab, 1).count(("cyd", "stale")) == 1
+    for value in range(1, MAX_REJECTED):
+        assert lab.push("cyd", lab.model(float(value)), task).verdict is Verdict.STALE
+    for value in range(50, 60):
+        with pytest.raises(ProtocolError, match="updates were refused for this task"):
+            lab.push("cyd", lab.model(float(value)), task)
+    assert verdicts(lab, 1).count(("cyd", "stale")) == MAX_REJECTED
+    assert lab.push("cyd", lab.model(100.0), task) == receipts[0]  # what was said once is still said
+
+
+def test_other_updates_after_the_one_that_counts_add_only_some_rows(lab: Lab) -> None:
+    task = lab.task("ann")
+    assert lab.push("ann", lab.model(1.0), task).verdict is Verdict.ACCEPTED
+    for value in range(2, 2 + MAX_REJECTED):
+        for _ in range(3):
+            assert lab.push("ann", lab.model(float(value)), task).verdict is Verdict.INVALID
+    with pytest.raises(ProtocolError, match="updates were refused for this task"):
+        lab.push("ann", lab.model(99.0), task)
+    assert verdicts(lab, 1) == [("ann", "accepted")] + [("ann", "invalid")] * MAX_REJECTED
+    assert lab.push("ann", lab.model(1.0), task).verdict is Verdict.DUPLICATE
 
 
 def test_an_update_of_a_site_that_said_it_could_not_is_refused_politely(lab: Lab) -> None:

@@ -1,7 +1,8 @@
 """Calls over gRPC; with `channels`, the only client file that imports it.
 
-Calls retry with full jitter while the server is away: without end, unless `give_up_after_s` is set. The retries are
-ours because gRPC's run a handler twice. Each message is in the audit log before it is sent.
+Calls retry with full jitter while the server is away: without end, unless `give_up_after_s` is set; where the server
+says when to try again, not before that. The retries are ours because gRPC's run a handler twice. Each message is in the
+audit log before it is sent.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ from protofed.common.incident import incident_in
 from protofed.common.pki.identity import LiveIdentity
 from protofed.common.protocol import wire
 from protofed.common.protocol.audit_fields import audit_fields
+from protofed.common.protocol.pushback import retry_after_s
 from protofed.common.storage.journal import Fact
 
 log = structlog.get_logger()
@@ -128,6 +130,7 @@ class Calls:
         request = _serialise(name, message, timeout)
         started_at, pause = time.monotonic(), 0.25
         while True:
+            pushback = 0.0  # seconds that the server asks to wait
             try:
                 diagnosis = self._probe and self._probe.before_call()
                 if not diagnosis:
@@ -136,10 +139,11 @@ class Calls:
             except grpc.RpcError as error:
                 self._raise_if_final(error)
                 reason = self._explain(error)
+                pushback = retry_after_s(error.trailing_metadata())
             self._raise_if_late(started_at, reason)
             if self._may_warn():
                 log.warning("the server does not answer; trying again", server=self._address, why=reason)
-            if self._closed.wait(random.uniform(0, pause)):  # noqa: S311  (full jitter, no secret)
+            if self._closed.wait(pushback + random.uniform(0, pause)):  # noqa: S311  (full jitter, no secret)
                 raise UnavailableError(_CLOSED)
             pause = min(2 * pause, 8.0)
 

@@ -17,7 +17,10 @@ log = structlog.get_logger()
 IN_FLIGHT = 16
 RATE_PER_S, BURST = 32.0, 128.0  # token bucket for control calls: a daemon makes a few a minute
 BULK = frozenset({"GetChunk", "PutChunk", "GetState"})  # many and large: limited by the calls in flight alone
+IN_FLIGHT_RETRY_S = 0.1
 LOG_EVERY_S = 60.0
+# Lines of refused calls of one certificate; each names how many before it were left out.
+LOG_BURST, LOG_LINES_PER_S = 60.0, 0.1
 _MAX_CERTIFICATES = 4096  # in memory; above it, idle ones are dropped
 
 
@@ -29,6 +32,8 @@ class _Usage:
     updated_at: float  # seconds of the monotonic clock, as `logged_at`
     calls: int = 0
     refused: int = 0  # since the last log line
+    lines: float = LOG_BURST  # that may be written now
+    unlogged: int = 0  # refused calls since the last line
     logged_at: float = -LOG_EVERY_S
 
 
@@ -39,8 +44,8 @@ class RateLimitError(OverQuotaError):
         is_logged: it was logged, as one a minute and certificate is; the interceptor audits only these.
     """
 
-    def __init__(self, message: str, *, is_logged: bool) -> None:
-        super().__init__(message)
+    def __init__(self, message: str, *, is_logged: bool, retry_after_s: float) -> None:
+        super().__init__(message, retry_after_s=retry_after_s)
         self.is_logged = is_logged
 
 
@@ -84,6 +89,18 @@ class RateLimits:
         if peer is not PLAINTEXT:
             self._usage(peer).tokens -= 1.0
 
+    def unlogged(self, peer: Peer) -> int | None:
+        """How many refused calls were not logged before this one, which may be; None: this one may not, either."""
+        if peer is PLAINTEXT:
+            return 0
+        usage = self._usage(peer)
+        if usage.lines < 1.0:
+            usage.unlogged += 1
+            return None
+        usage.lines -= 1.0
+        count, usage.unlogged = usage.unlogged, 0
+        return count
+
     def _usage(self, peer: Peer) -> _Usage:
         """The certificate's usage, its bucket filled up to now."""
         now = self._clock()
@@ -94,7 +111,9 @@ class RateLimits:
                 if usage.calls or now - usage.updated_at < BURST / RATE_PER_S
             }
         usage = self._usages.setdefault(peer.fingerprint, _Usage(BURST, now))
-        usage.tokens, usage.updated_at = min(BURST, usage.tokens + (now - usage.updated_at) * RATE_PER_S), now
+        passed_s, usage.updated_at = now - usage.updated_at, now
+        usage.tokens = min(BURST, usage.tokens + passed_s * RATE_PER_S)
+        usage.lines = min(LOG_BURST, usage.lines + passed_s * LOG_LINES_PER_S)
         return usage
 
     def _refusal(self, usage: _Usage, peer: Peer, reason: str) -> RateLimitError:
@@ -103,4 +122,6 @@ class RateLimits:
             caller = {"peer": str(peer), "fingerprint": peer.fingerprint, **peer.site()}
             log.warning("too many calls", **caller, why=reason, refused=usage.refused)
             usage.logged_at, usage.refused = self._clock(), 0
-        return RateLimitError(f"{reason}; try again later", is_logged=is_due)
+        # With tokens left, the calls in flight were too many: the shortest of those ends at once.
+        wait_s = max(IN_FLIGHT_RETRY_S, (1.0 - usage.tokens) / RATE_PER_S)
+        return RateLimitError(f"{reason}; try again later", is_logged=is_due, retry_after_s=wait_s)

@@ -68,10 +68,7 @@ class UploadIntake:
             raise ProtocolError(f"the task belongs to round {row.round}, not to round {round}")
         if (settled := self._settled(row, manifest)) is not None:
             return settled
-        if self._ledger.refused(task_id) >= MAX_REJECTED:
-            raise ProtocolError(
-                f"{MAX_REJECTED} updates were refused for this task; see their reasons, and this site's log"
-            )
+        self._check_refusals(task_id)
         problem = size_problem(manifest) or base_problem(base, row.base_digest)
         if problem is None and row.kind is TaskKind.INITIALISE:
             problem = first_model_problem(manifest, self._classes)
@@ -149,6 +146,8 @@ class UploadIntake:
             if counted.digest == manifest.digest:
                 self._metrics.update_judged(Verdict.DUPLICATE)
                 return replace(counted.receipt(), verdict=Verdict.DUPLICATE)
+            if (known := self._judged(row, manifest, Verdict.INVALID)) is not None:
+                return known
             log.error("equivocation", run=self._run, round=row.round, site=row.site, digest=manifest.digest)
             problem = "another update was already accepted for this task"
             return self._reject(row, manifest, UpdateProblem(RejectionCode.EQUIVOCATION, problem))
@@ -156,7 +155,27 @@ class UploadIntake:
             verdict, reason = Verdict.NOT_NEEDED, f"round {row.round} had all the updates it needed"
         else:
             verdict, reason = Verdict.STALE, f"round {row.round} is closed"
+        if (known := self._judged(row, manifest, verdict)) is not None:
+            return known
         return self._record(UpdateRow(row, verdict, reason, manifest.digest, manifest.total_bytes, {}, None))
+
+    def _judged(self, row: TaskRow, manifest: Manifest, verdict: Verdict) -> Receipt | None:
+        """The recorded verdict on an update for a closed invitation: asking again must not add a row each time.
+
+        Raises:
+            ProtocolError: it is not recorded, and too many others are.
+        """
+        known = self._ledger.judged(row, manifest.digest)
+        if known is not None and known.verdict is verdict:
+            return known.receipt()
+        self._check_refusals(row.task_id)
+        return None
+
+    def _check_refusals(self, task_id: str) -> None:
+        if self._ledger.refused(task_id) >= MAX_REJECTED:
+            raise ProtocolError(
+                f"{MAX_REJECTED} updates were refused for this task; see their reasons, and this site's log"
+            )
 
     def _reject(self, row: TaskRow, manifest: Manifest, problem: UpdateProblem) -> Receipt:
         digest, total = manifest.digest, manifest.total_bytes

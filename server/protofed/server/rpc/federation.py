@@ -32,11 +32,21 @@ from protofed.common.failpoint import reach
 from protofed.common.ids import read_id
 from protofed.common.payload import Part, SiteId, TensorSpec
 from protofed.common.protocol import wire
-from protofed.common.protocol.messages import Assignment, Manifest, PauseReason, Verdict, Wait
+from protofed.common.protocol.messages import CHUNK_BYTES, Assignment, Manifest, PauseReason, Verdict, Wait
 from protofed.common.version import VERSION
 from protofed.protos.v1 import federation_pb2 as pb
 from protofed.protos.v1 import federation_pb2_grpc as rpc
+from protofed.server.access.budgets import (
+    BEGINNINGS,
+    DOWNLOADED,
+    ENROLLMENTS,
+    EXAMINED,
+    UPLOADED,
+    Budget,
+    Budgets,
+)
 from protofed.server.metrics import ServerMetrics
+from protofed.server.rounds.intake import UploadIntake
 from protofed.server.rounds.run_queue import RunQueue
 from protofed.server.rpc.executors import Executors, TaskNotifier
 from protofed.server.rpc.memory_guard import MemoryGuard
@@ -47,6 +57,9 @@ from protofed.server.verdicts import UpdateProblem
 log = structlog.get_logger()
 T = TypeVar("T")
 LONGEST_WAIT_S = 20.0  # of NextTask: no call is held open for a round, which proxies and connection ages would break
+# At a time, of all sites: each takes its update's size of memory. Two threads remain for chunks.
+EXAMINATIONS = 2
+MEMORY_RETRY_S = 30.0  # memory is short until an aggregation or an examination ends
 UPLOADS_KEPT_S = 24 * 3600.0  # of an unfinished upload, after its last chunk
 
 
@@ -76,9 +89,11 @@ class FederationService(rpc.FederationServicer):
         notifier: TaskNotifier,
         memory: MemoryGuard,
         metrics: ServerMetrics,
+        budgets: Budgets,
     ) -> None:
         self._runs, self._blobs, self._executors, self._notifier = runs, blobs, executors, notifier
-        self._memory, self._metrics = memory, metrics
+        self._memory, self._metrics, self._budgets = memory, metrics, budgets
+        self._examinations = asyncio.Semaphore(EXAMINATIONS)
         self._shares = lru_cache(maxsize=256)(self._read_shares)
         self._uploads: dict[str, _Announced] = {}  # by upload id; after a restart, sites begin their uploads again
 
@@ -87,6 +102,7 @@ class FederationService(rpc.FederationServicer):
         roles = [wire.role.unpack(number) for number in request.roles]
         if not roles:
             raise ProtocolError("a daemon offers at least one role")
+        self._budgets.spend(site, ENROLLMENTS)
         software, pause_reason = request.software_version[:40], wire.unpack_pause_reason(request.hold)
         answer = await self._control(
             self._runs.enroll, site, instance, request.protocol_version, software, VERSION, roles, pause_reason
@@ -120,6 +136,8 @@ class FederationService(rpc.FederationServicer):
         digest = wire.read_digest(request.digest)
         if not self._runs.may_fetch(read_id(request.run), site, digest):
             raise DeniedError("this blob is not part of the site's current task")
+        size = await self._transfer(self._blobs.size, digest)
+        self._budgets.spend(site, DOWNLOADED, min(size, CHUNK_BYTES), key=digest, size=size)
         data = await self._transfer(self._blobs.chunk, digest, request.index)
         if not data:
             raise ProtocolError(f"chunk {request.index} is past the end of the blob")
@@ -128,6 +146,7 @@ class FederationService(rpc.FederationServicer):
 
     async def BeginUpload(self, request: pb.UploadManifest, context: Any) -> pb.UploadTicket:
         site, instance = _caller(request.caller)
+        self._budgets.spend(site, BEGINNINGS)
         manifest, task_id, run = wire.unpack_manifest(request), read_id(request.task_id), read_id(request.run)
         base = wire.read_digest(request.base_digest) if request.base_digest else None
         intake = (await self._control(self._runs.of, run)).intake
@@ -136,7 +155,7 @@ class FederationService(rpc.FederationServicer):
             await self._close(site, task_id, receipt.verdict)
             return pb.UploadTicket(receipt=wire.pack_receipt(receipt))
         if await self._transfer(self._memory.short):
-            raise OverQuotaError("the server is short of memory; try again later")
+            raise OverQuotaError("the server is short of memory; try again later", retry_after_s=MEMORY_RETRY_S)
         await self._transfer(self._blobs.uploads.drop_but, site, task_id)  # a site has one open invitation at a time
         # The id follows from the content: after a restart of either side the chunks are found again.
         upload = Upload(site, task_id, manifest.digest)
@@ -148,6 +167,7 @@ class FederationService(rpc.FederationServicer):
     async def PutChunk(self, request: pb.Chunk, context: Any) -> pb.ChunkAck:
         announced = self._announced(_caller(request.caller)[0], request.upload)
         upload = announced.upload
+        self._spend(UPLOADED, announced, len(request.data))
         try:
             await self._transfer(self._blobs.uploads.write, upload, request.index, request.data, request.crc32c)
         except ConflictError as error:  # other bytes for a chunk that was received: no retry does that
@@ -175,8 +195,8 @@ class FederationService(rpc.FederationServicer):
         ):
             raise ProtocolError("this names another run, round, task or digest than the upload was begun with")
         intake = (await self._control(self._runs.of, announced.run)).intake
-        data = await self._transfer(self._blobs.seal, announced.upload)
-        norm = await self._transfer(intake.examine, data, manifest, announced.base)
+        self._spend(EXAMINED, announced, manifest.total_bytes)
+        norm = await self._examined(intake, announced)
         if isinstance(norm, UpdateProblem):
             receipt = await self._control(intake.refuse, site, task_id, manifest, norm)
         else:
@@ -199,6 +219,26 @@ class FederationService(rpc.FederationServicer):
         if collected := await self._transfer(self._blobs.uploads.collect, UPLOADS_KEPT_S, time.time()):
             log.info("unfinished uploads collected", uploads=collected)
         self._forget()
+
+    async def _examined(self, intake: UploadIntake, announced: _Announced) -> UpdateProblem | float:
+        """Seal and examine an upload, `EXAMINATIONS` at a time, also if the calls that wait for them are cut short."""
+
+        def examine() -> UpdateProblem | float:
+            return intake.examine(self._blobs.seal(announced.upload), announced.manifest, announced.base)
+
+        def ended(work: asyncio.Future[Any]) -> None:
+            self._examinations.release()
+            if not work.cancelled():
+                work.exception()  # nobody else asks for it after a call was cut short, and asyncio would complain
+
+        await self._examinations.acquire()
+        work = asyncio.get_running_loop().run_in_executor(self._executors.transfer, examine)
+        work.add_done_callback(ended)
+        return await asyncio.shield(work)  # a thread cannot be cancelled
+
+    def _spend(self, budget: Budget, announced: _Announced, amount: int) -> None:
+        upload = announced.upload
+        self._budgets.spend(upload.site, budget, amount, key=upload.task_id, size=announced.manifest.total_bytes)
 
     async def _close(self, site: SiteId, task_id: str, verdict: Verdict) -> None:
         """Drop a task's uploads: every verdict but INVALID closes the invitation, so none of them can count."""

@@ -31,6 +31,7 @@ from protofed.common.errors import (
 )
 from protofed.common.incident import incident_text, new_incident
 from protofed.common.protocol.messages import PROTOCOL_VERSION
+from protofed.common.protocol.pushback import retry_metadata
 from protofed.common.protocol.server_info import REGISTERED, ServerInfo
 from protofed.common.version import VERSION
 from protofed.server.access.authorization import HEALTH, Access, Peer
@@ -81,6 +82,7 @@ class _Call:
     message: Any = None
     code: grpc.StatusCode = grpc.StatusCode.OK
     text: str = ""
+    retry_after_s: float | None = None  # of a call over a limit
     reply: bytes = b""
     is_noted: bool = False  # its record was handed to the audit
 
@@ -162,11 +164,12 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             raise
         except RateLimitError as error:
             call.code, call.text = grpc.StatusCode.RESOURCE_EXHAUSTED, str(error)
+            call.retry_after_s = error.retry_after_s
             if error.is_logged:  # one a minute: recording every call of a flood would fill the disk
                 await self._note(call)
         # Outside of the `except`: an abort raised in it would keep the error, its traceback and so the message alive.
         if call.code is not grpc.StatusCode.OK:
-            await context.abort(call.code, call.text)
+            await context.abort(call.code, call.text, retry_metadata(call.retry_after_s))
         return call.reply if handler.unary_unary is not None else None
 
     @contextmanager
@@ -212,6 +215,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             raise
         except Exception as error:
             call.code, call.text = self._refusal(error, call)
+            call.retry_after_s = error.retry_after_s if isinstance(error, OverQuotaError) else None
             call.reply = b""
             self._limits.charge(call.peer)
 
@@ -236,7 +240,9 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         fields = {"call": f"{call.service}/{short(call.name)}", "peer": str(call.peer), **call.log_fields()}
         for kind, code, text in CODES:
             if isinstance(error, kind):
-                log.info("call refused", **fields, why=str(error))
+                if (unlogged := self._limits.unlogged(call.peer)) is not None:
+                    more = {"unlogged": unlogged} if unlogged else {}
+                    log.info("call refused", **fields, **more, why=str(error))
                 return code, text or str(error)
         incident = new_incident()
         log.exception("incident", incident=incident, **fields)

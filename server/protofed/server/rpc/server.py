@@ -18,6 +18,7 @@ from protofed.common.failpoint import reach
 from protofed.common.pki.identity import LiveIdentity
 from protofed.protos.v1 import federation_pb2_grpc, operator_pb2_grpc
 from protofed.server.access.authorization import Access
+from protofed.server.access.budgets import Budgets
 from protofed.server.access.certificates import Certificates, warn_of_expiry
 from protofed.server.access.credentials import HandshakeCounter, server_credentials
 from protofed.server.access.rate_limits import RateLimits
@@ -115,7 +116,7 @@ async def serve(
     connection_guard = None if identity is None else ConnectionGuard(connections, loop.time)
     interceptor = CallInterceptor(stop, access, RateLimits(), served.audit, handshakes, connection_guard)
     metrics, guard = served.operator.metrics, MemoryGuard(memory_limit)
-    service = FederationService(served.runs, blobs, executors, served.notifier, guard, metrics)
+    service = FederationService(served.runs, blobs, executors, served.notifier, guard, metrics, Budgets())
     operator = OperatorService(served.operator, executors)
     health, ready, watchdog = HealthServicer(), readiness or ServerReadiness(), Watchdog(loop)
     _require(ready, identity, served.audit, interceptor, watchdog)

@@ -114,6 +114,13 @@ class FolderBlobs:
         """Forget data."""
         self._path(address).unlink(missing_ok=True)
 
+    def size(self, address: Digest) -> int:
+        """Size of a blob in bytes."""
+        try:
+            return self._path(address).stat().st_size
+        except OSError as error:
+            raise StateError(f"blob {address} cannot be read: {error.strerror}") from error
+
     def chunk(self, address: Digest, index: int) -> bytes:
         """The `index`-th 2 MiB of a blob; empty behind its end."""
         try:

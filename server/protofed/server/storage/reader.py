@@ -93,6 +93,12 @@ class LedgerReader:
         rows = self._read(query)
         return _update(rows[0], task) if rows else None
 
+    def judged(self, task: TaskRow, digest: Digest) -> UpdateRow | None:
+        """The newest verdict on an update of these bytes for an invitation, if there is one."""
+        query = select(db.updates).where(db.updates.c.task_id == task.task_id, db.updates.c.digest == digest)
+        rows = self._read(query.order_by(db.updates.c.id.desc()).limit(1))
+        return _update(rows[0], task) if rows else None
+
     def updates(self, run: str, round: int | range | None = None, attempt: int | None = None) -> list[UpdateRow]:
         """All commits of a run (of a round or some, of one attempt) by rounds and sites, the refused ones too."""
         tasks = {task.task_id: task for task in self.tasks(run, round, attempt)}
