@@ -10,15 +10,17 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 from tests.support.scripted_server import RULES, RUN, AgentHarness, first_model, work
 
 from protofed.client.agent.agent import Agent
 from protofed.client.agent.enrollment import PAUSED_RETRY_S, TaskGate
 from protofed.client.privacy.approval import FOLDER, MOST_OFFERED, Approvals, ApprovalStatus
+from protofed.client.privacy.policy import Policy
 from protofed.client.privacy.rules import PolicyRules
 from protofed.client.state.disk_store import DiskStore
 from protofed.common.config.recipe import Recipe
-from protofed.common.errors import ConfigError, NotEnrolledError, OutOfSpaceError, PolicyViolationError
+from protofed.common.errors import ConfigError, FailureReason, NotEnrolledError, OutOfSpaceError, PolicyViolationError
 from protofed.common.protocol.messages import MOST_RECIPE_BYTES, Assignment, Finished, PauseReason, Task, Wait
 
 MANUAL = {**RULES, "approval": "manual"}
@@ -63,7 +65,7 @@ def opened(tmp_path: Path, approvals: Approvals, clock: Clock) -> Callable[..., 
 
 
 def _door(daemon: Agent, approvals: Approvals, clock: Clock) -> TaskGate:
-    return TaskGate(daemon._site.policy.rules, approvals, clock)
+    return TaskGate(lambda: daemon._site.policy.rules, approvals, clock)
 
 
 # Approval
@@ -246,7 +248,8 @@ def test_both_have_to_be_fulfilled(
 
 def test_the_log_says_until_when() -> None:
     rules = AgentHarness(rules={**NIGHTS, "approval": "manual"}).agent()._site.policy.rules
-    door = TaskGate(rules, None, lambda: datetime(2026, 6, 1, 12, 0, tzinfo=UTC))
+    door = TaskGate(lambda: rules, None, lambda: datetime(2026, 6, 1, 12, 0, tzinfo=UTC))
+    assert door.pause_reason(None) is PauseReason.SCHEDULE
     assert door.until(PauseReason.SCHEDULE) == "until 2026-06-01 20:00 UTC"
     assert "protofed client approve" in door.until(PauseReason.APPROVAL)
     assert door.until(PauseReason.NONE) == ""
@@ -352,7 +355,7 @@ def test_a_denied_run_waits_whatever_the_policy_until_it_is_approved(
     approval: str, approvals: Approvals, clock: Clock
 ) -> None:
     rules = PolicyRules.model_validate({**RULES, "approval": approval})
-    gate, run = TaskGate(rules, approvals, clock), Assignment("run", OTHER)
+    gate, run = TaskGate(lambda: rules, approvals, clock), Assignment("run", OTHER)
     gate.record_offer(run)
     approvals.approve(approvals.offer("run"))
     assert gate.pause_reason(run) is PauseReason.NONE
@@ -364,3 +367,61 @@ def test_a_denied_run_waits_whatever_the_policy_until_it_is_approved(
     )
     approvals.approve(approvals.offer("run"))
     assert gate.pause_reason(run) is PauseReason.NONE
+
+
+def test_an_edited_policy_counts_for_the_next_task() -> None:
+    harness = AgentHarness()
+    daemon = harness.agent()
+    rules = [daemon._site.policy.rules]
+    daemon._site.read_policy = lambda: Policy(rules[-1])
+    tasks = [harness.fit(1), harness.fit(2)]
+    daemon.step(0.0)
+    assert [task.task_id for task, _ in harness.link.pushed] == [tasks[0].task_id]
+    rules.append(rules[0].model_copy(update={"methods": frozenset({"fednh"})}))
+    daemon.step(0.0)
+    assert len(harness.link.pushed) == 1
+    assert harness.declined() == [(tasks[1].task_id, FailureReason.POLICY)]
+
+
+def test_an_edit_while_the_server_waits_counts_for_the_task_that_it_gives() -> None:
+    harness = AgentHarness()
+    daemon = harness.agent()
+    rules = [daemon._site.policy.rules]
+    daemon._site.read_policy = lambda: Policy(rules[-1])
+    daemon.step(0.0)  # enrolled
+    harness.fit(1)
+    given = harness.link.next_task
+
+    def edited_meanwhile(run: str, wait_s: float) -> Task | Wait | Finished:
+        rules.append(rules[0].model_copy(update={"methods": frozenset()}))
+        return given(run, wait_s)
+
+    harness.link.next_task = edited_meanwhile  # type: ignore[method-assign]
+    assert isinstance(daemon.step(0.0), Wait)
+    assert (harness.link.tried, harness.link.beats) == ([], [])  # it asks for the task again, under the new policy
+
+
+def test_while_its_policy_cannot_be_read_a_site_takes_no_task_and_says_so_once() -> None:
+    harness = AgentHarness()
+    daemon = harness.agent()
+    policy, readable = daemon._site.policy, [True]
+
+    def read() -> Policy:
+        if not readable[-1]:
+            raise ConfigError("policy.toml is not TOML")
+        return policy
+
+    daemon._site.read_policy = read
+    daemon.step(0.0)
+    harness.fit(1)
+    readable.append(False)
+    with capture_logs() as logs:
+        for _ in range(3):
+            assert isinstance(daemon.step(0.0), Wait)
+    assert [line["why"] for line in logs if line["log_level"] == "error"] == ["policy.toml is not TOML"]
+    assert harness.link.pause_reasons[-1] is PauseReason.APPROVAL
+    assert not harness.link.tried
+    readable.append(True)
+    while not harness.link.pushed:
+        daemon.step(0.0)
+    assert harness.link.beats == []

@@ -18,6 +18,7 @@ from protofed.client.agent.site import Site as Site
 from protofed.client.models.catalogue import build
 from protofed.client.models.split import dump
 from protofed.client.privacy.policy import Released
+from protofed.client.privacy.rules import PolicyRules
 from protofed.client.state.store import FitOutcome
 from protofed.client.training.context import FitProgress
 from protofed.client.transport.link import Link
@@ -70,7 +71,7 @@ class Agent:
     ) -> None:
         self._site, self._link, self._status = site, link, status or DaemonStatus()
         self._pause, self._on_refusal = pause, on_refusal
-        self._enrollment = Enrollment(link, gate or TaskGate(site.policy.rules, site.store.approvals))
+        self._enrollment = Enrollment(link, gate or TaskGate(self._rules, site.store.approvals))
         self._assignment: Assignment | None = None
         self._enrolled = False
         self._run: PreparedRun | TaskFailedError = TaskFailedError(FailureReason.REFUSED, "no run was prepared")
@@ -114,8 +115,20 @@ class Agent:
 
     def _takes_tasks(self) -> bool:
         """Whether the site is enrolled, and its gate is still open for the run."""
-        self._enrolled = self._enrolled and self._enrollment.may_stay()
+        open_ = self._enrollment.may_stay()  # first: a policy that has changed ends the enrolment
+        self._enrolled = self._enrolled and open_
         return self._enrolled
+
+    def _rules(self) -> PolicyRules:
+        """The policy as its file says now; the run is checked again under one that has changed.
+
+        Raises:
+            ConfigError, PolicyViolationError: it cannot be read.
+        """
+        if self._site.refresh_policy():
+            log.info("the policy has changed: the run is checked again")
+            self._assignment, self._enrolled = None, False
+        return self._site.policy.rules
 
     def _is_new(self, task: Task, run: str) -> bool:
         """Whether a task is of this run and not settled yet: a replayed answer of the server is neither."""

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime
 
 import structlog
 
 from protofed.client.privacy.approval import Approvals, ApprovalStatus
+from protofed.client.privacy.policy_file import UNREADABLE
 from protofed.client.privacy.rules import PolicyRules
-from protofed.client.privacy.schedule import is_open, next_opening
+from protofed.client.privacy.schedule import Window, is_open, next_opening
 from protofed.client.transport.link import Link
 from protofed.common.clock import utc_now
 from protofed.common.errors import StateError
@@ -23,12 +24,20 @@ class TaskGate:
     """Decides whether the site takes tasks now: by its policy's schedule and by the approval of the run.
 
     Args:
+        rules: the policy's rules as they are now; raises ConfigError or PolicyViolationError while it cannot be read.
         approvals: of this site; None: no run is ever approved.
         now: the current time, UTC.
     """
 
-    def __init__(self, rules: PolicyRules, approvals: Approvals | None, now: Callable[[], datetime] = utc_now) -> None:
+    def __init__(
+        self,
+        rules: Callable[[], PolicyRules],
+        approvals: Approvals | None,
+        now: Callable[[], datetime] = utc_now,
+    ) -> None:
         self._rules, self._approvals, self._now = rules, approvals, now
+        self._problem = ""  # why the policy cannot be read
+        self._schedule: Sequence[Window] = ()  # as it was last read
 
     def pause_reason(self, offered: Assignment | None) -> PauseReason:
         """Why the site takes no tasks of the offered run; NONE: it takes them.
@@ -36,11 +45,13 @@ class TaskGate:
         Args:
             offered: None: the run is not known yet, and so not approved.
         """
-        if not is_open(self._rules.schedule, self._now()):
+        if (rules := self._readable_rules()) is None:
+            return PauseReason.APPROVAL  # to the server it is the same: somebody at the site must act first
+        if not is_open(rules.schedule, self._now()):
             return PauseReason.SCHEDULE
         status = self._status(offered)
         # A denial counts even where runs need no approval.
-        automatic = self._rules.approval == "automatic" and status is not ApprovalStatus.DENIED
+        automatic = rules.approval == "automatic" and status is not ApprovalStatus.DENIED
         return PauseReason.NONE if automatic or status is ApprovalStatus.APPROVED else PauseReason.APPROVAL
 
     def record_offer(self, offered: Assignment) -> None:
@@ -51,6 +62,21 @@ class TaskGate:
             except StateError as error:
                 log.warning("what the server offers could not be written down", run=offered.run, why=str(error))
 
+    def _readable_rules(self) -> PolicyRules | None:
+        """The policy's rules; None: it cannot be read, which is logged once, and again when it can."""
+        problem, rules = "", None
+        try:
+            rules = self._rules()
+            self._schedule = rules.schedule
+        except UNREADABLE as error:
+            problem = str(error)
+        if problem and not self._problem:
+            log.error("this site takes no task: its policy cannot be read", why=problem)
+        if self._problem and not problem:
+            log.info("the policy can be read again")
+        self._problem = problem
+        return rules
+
     def _status(self, offered: Assignment | None) -> ApprovalStatus:
         if offered is None or self._approvals is None:
             return ApprovalStatus.WAITING
@@ -60,7 +86,9 @@ class TaskGate:
         """When a pause ends, in words for the log; empty for NONE."""
         match reason:
             case PauseReason.SCHEDULE:
-                return f"until {next_opening(self._rules.schedule, self._now()):%Y-%m-%d %H:%M} UTC"
+                return f"until {next_opening(self._schedule, self._now()):%Y-%m-%d %H:%M} UTC"
+            case PauseReason.APPROVAL if self._problem:
+                return f"until its policy can be read: {self._problem}"
             case PauseReason.APPROVAL:
                 return "until `protofed client approve` lets it take part"
             case PauseReason.NONE:

@@ -43,11 +43,12 @@ def no_checkpoints(_: Task) -> AbstractContextManager[Checkpoints]:
     return nullcontext(NoCheckpoints())
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Site:
-    """An agent's identity and resources.
+    """An agent's identity and resources; of these, only the policy ever changes.
 
     Attributes:
+        policy: as `refresh_policy` last read it: one task has one policy.
         load_data: the site's data, brought to the recipe's input; raises DataError.
         build_model: a model on the site's device; the sites of a simulation share one.
         checkpoints: opens the checkpoints of a fit and closes them after it.
@@ -66,6 +67,16 @@ class Site:
     fit: Callable[[PreparedRun, Task, FitContext, Payload], Update] = lambda run, _, local, base: run.method.fit(
         local, base
     )
+    read_policy: Callable[[], Policy] | None = None  # None: the policy never changes, as in a simulation
+
+    def refresh_policy(self) -> bool:
+        """Read the policy again; whether it has changed, so that runs must be prepared again.
+
+        Raises:
+            ConfigError, PolicyViolationError: it cannot be read; `policy` must not be used before it can.
+        """
+        before, self.policy = self.policy, self.policy if self.read_policy is None else self.read_policy()
+        return self.policy != before
 
 
 @dataclass(frozen=True)

@@ -159,6 +159,7 @@ def follow(team: Team, board: CallBoard, site: Site) -> None:
 
 
 def _prepare(team: Team, call: Call, site: Site) -> PreparedRun:
+    site.refresh_policy()
     run = prepare(site, Assignment(call.fields["run"], call.fields["recipe"]))
     if team.broadcast(None) != _digest(run.data):
         raise DataError("the training data here differ from rank 0's: copy the same to every node")

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 import structlog
 
 from protofed.client.distributed.launch import Launch, launched
-from protofed.common import plugins
 from protofed.common.address import check_connection
 from protofed.common.clock import stamp
 from protofed.common.config.recipe import Input, Recipe
@@ -44,7 +43,7 @@ if TYPE_CHECKING:
     from protofed.client.agent.readiness import SiteDataLoader
     from protofed.client.agent.site import Site
     from protofed.client.data.site_data import SiteData
-    from protofed.client.privacy.policy import Policy
+    from protofed.client.privacy.policy_file import PolicyFile
     from protofed.client.state.disk_store import DiskStore
     from protofed.client.state.store import Store
     from protofed.client.transport.audit import ClientAudit
@@ -83,12 +82,12 @@ def run_client(settings: ClientSettings, *, until_finished: bool, give_up_after_
     from protofed.client.agent.agent import Agent
     from protofed.client.agent.heartbeat import DaemonStatus, Heartbeat
     from protofed.client.agent.metrics import ClientMetrics
-    from protofed.client.privacy.policy import Policy
+    from protofed.client.privacy.policy_file import PolicyFile
     from protofed.client.state.disk_store import DiskStore
     from protofed.client.transport.audit import FILE, ClientAudit
 
-    policy, proxy = Policy.read(settings.policy), own_proxy(settings)
-    plugins.allow(policy.rules.plugins)
+    policy, proxy = PolicyFile(settings.policy), own_proxy(settings)
+    policy()  # without one that can be read nothing begins
     with stoppable(), ExitStack() as stack:
         distribute = stack.enter_context(client_ranks.leading(launch, device))
         store, status = DiskStore(settings.state), DaemonStatus()
@@ -100,7 +99,7 @@ def run_client(settings: ClientSettings, *, until_finished: bool, give_up_after_
         metrics = ClientMetrics(settings.site, status, lambda: link.answered_at, settings.state, device, identity)
         link = _link(settings, identity, proxy, audit, store, metrics, give_up_after_s)
         _start_heartbeat(
-            Heartbeat(link, status, lambda: link.bytes_moved, lambda: policy.release_telemetry(metrics.telemetry())),
+            Heartbeat(link, status, lambda: link.bytes_moved, lambda: policy.telemetry(metrics.telemetry())),
             link,
             stack,
         )
@@ -167,11 +166,11 @@ def _follow(settings: ClientSettings, launch: Launch) -> None:
     check_root(settings)
     device = _device(settings, launch)
 
-    from protofed.client.privacy.policy import Policy
+    from protofed.client.privacy.policy_file import PolicyFile
     from protofed.client.state.store import MemoryStore
 
-    policy, load = Policy.read(settings.policy), partial(_load, settings, device)
-    plugins.allow(policy.rules.plugins)
+    policy, load = PolicyFile(settings.policy), partial(_load, settings, device)
+    policy()
     with stoppable():
         client_ranks.following(launch, device, _site(settings, policy, MemoryStore(), device, load))
 
@@ -193,7 +192,7 @@ def _device(settings: ClientSettings, launch: Launch | None) -> torch.device:
 
 
 def _site(
-    settings: ClientSettings, policy: Policy, store: Store, device: torch.device, load: Callable[[Recipe], SiteData]
+    settings: ClientSettings, policy: PolicyFile, store: Store, device: torch.device, load: Callable[[Recipe], SiteData]
 ) -> Site:
     from protofed.client.agent.site import Site
     from protofed.client.models.catalogue import device_model
@@ -202,12 +201,13 @@ def _site(
     return Site(
         settings.site,
         settings.roles,
-        policy,
+        policy(),
         store,
         load,
-        lambda recipe: device_model(recipe, device, policy.rules.plugins),
+        lambda recipe: device_model(recipe, device, policy().rules.plugins),
         checkpoints=partial(on_disk, settings.state),
         preprocessing_digest=settings.data.preprocessing_digest,
+        read_policy=policy,
     )
 
 

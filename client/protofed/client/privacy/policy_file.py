@@ -1,0 +1,55 @@
+"""A policy that may be edited while the daemon runs: read again when its file has changed."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from protofed.client.privacy.policy import Policy, ReleasedTelemetry
+from protofed.client.privacy.rules import PolicyRules
+from protofed.common import plugins
+from protofed.common.errors import ConfigError, PolicyViolationError
+
+UNREADABLE = (ConfigError, PolicyViolationError)  # what `Policy.read` raises
+NOTHING = Policy(PolicyRules(methods=frozenset(), parts=frozenset()))
+
+
+class PolicyFile:
+    """The policy of a daemon; any thread may ask for it."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._read: tuple[tuple[int, ...], Policy] | None = (
+            None  # signature of the file that was read, and what it says
+        )
+
+    def __call__(self) -> Policy:
+        """What the file says now; it is parsed only if it has changed. Its plug-ins may be loaded from then on.
+
+        Raises:
+            PolicyViolationError: there is no such file.
+            ConfigError: it cannot be read, or is invalid: an earlier version of it does not count any more.
+        """
+        signature = self._signature()  # before reading: an edit in between is noticed by the next call
+        if self._read is None or signature is None or self._read[0] != signature:
+            self._read = None
+            policy = Policy.read(self._path)
+            plugins.allow(policy.rules.plugins)
+            self._read = None if signature is None else (signature, policy)
+            return policy
+        return self._read[1]
+
+    def telemetry(self, measured: dict[str, float]) -> ReleasedTelemetry:
+        """The numbers that the file names now; none while it cannot be read."""
+        try:
+            policy = self()
+        except UNREADABLE:
+            policy = NOTHING
+        return policy.release_telemetry(measured)
+
+    def _signature(self) -> tuple[int, ...] | None:
+        try:
+            status = os.stat(self._path)  # of what a link points to: a mounted policy is replaced by moving a link
+        except OSError:
+            return None
+        return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns

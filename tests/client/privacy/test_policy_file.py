@@ -1,0 +1,55 @@
+"""A policy that is edited counts at once; one that cannot be read counts for nothing."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from protofed.client.privacy.policy import Policy
+from protofed.client.privacy.policy_file import UNREADABLE, PolicyFile
+
+TEXT = 'methods = ["fedavg"]\nparts = ["body"]\ntelemetry = ["disk_free_bytes"]\n'
+MEASURED = {"disk_free_bytes": 5.0, "step_seconds": 1.0}
+
+
+def test_an_edit_counts_from_the_next_question_on(tmp_path: Path) -> None:
+    (path := tmp_path / "policy.toml").write_text(TEXT)
+    policy = PolicyFile(path)
+    assert policy() == Policy.read(path)
+    path.write_text(TEXT.replace("fedavg", "fednh"))
+    assert policy().rules.methods == {"fednh"}
+
+
+def test_a_file_that_has_not_changed_is_parsed_once(tmp_path: Path) -> None:
+    (path := tmp_path / "policy.toml").write_text(TEXT)
+    policy = PolicyFile(path)
+    assert policy() is policy()
+
+
+def test_a_link_that_is_moved_to_another_file_counts(tmp_path: Path) -> None:
+    (path := tmp_path / "policy.toml").symlink_to("first.toml")
+    (tmp_path / "first.toml").write_text(TEXT)
+    (tmp_path / "second.toml").write_text(TEXT.replace("fedavg", "fednhh"))
+    policy = PolicyFile(path)
+    policy()
+    (tmp_path / "link").symlink_to("second.toml")
+    os.replace(tmp_path / "link", path)
+    assert policy().rules.methods == {"fednhh"}
+
+
+@pytest.mark.parametrize("text", [None, "methods = [", "", TEXT + "allow_all = true\n", TEXT + "[limits]\nlr = 0\n"])
+def test_a_file_that_cannot_be_read_allows_nothing_until_it_can(text: str | None, tmp_path: Path) -> None:
+    (path := tmp_path / "policy.toml").write_text(TEXT)
+    policy = PolicyFile(path)
+    assert dict(policy.telemetry(MEASURED).numbers) == {"disk_free_bytes": 5.0}
+    path.unlink()
+    if text is not None:
+        path.write_text(text)
+    for _ in range(2):
+        with pytest.raises(UNREADABLE):
+            policy()
+    assert dict(policy.telemetry(MEASURED).numbers) == {}
+    path.write_text(TEXT)
+    assert policy().rules.methods == {"fedavg"}
