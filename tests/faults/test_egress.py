@@ -196,14 +196,29 @@ def test_row_91_only_the_numbers_leave_that_the_policy_names(recording: Recordin
 
 def test_row_91_of_the_machine_only_those_numbers_leave_that_the_policy_names(recording: Recording) -> None:
     beats = [one.message for one in recording.said if isinstance(one.message, pb.HeartbeatRequest)]
-    said = [set(beat.telemetry) for beat in beats]
-    names = set().union(*said)
+    names = {name for beat in beats for name in beat.telemetry}
     assert {"disk_free_bytes", "policy_refusals"} <= names <= Policy.read(POLICY).rules.telemetry
     sent: list[Any] = [record.facts for record in recording.told if record.event == "sent"]
-    told = [fact["facts"].get("telemetry", []) for fact in sent if fact["call"] == "Heartbeat"]
-    assert Counter(map(tuple, told)) == Counter(tuple(sorted(one)) for one in said)
+    told = [fact["facts"].get("telemetry", {}) for fact in sent if fact["call"] == "Heartbeat"]
+    values = Counter(tuple(sorted(beat.telemetry.items())) for beat in beats)
+    assert Counter(tuple(sorted(one.items())) for one in told) == values, "names and values"
     seen = float(len(recording.data.train))
     assert not [beat for beat in beats if seen in beat.telemetry.values() or ROUNDS * seen in beat.telemetry.values()]
+
+
+def test_row_91_every_score_that_leaves_is_in_the_audit_log_with_its_value(recording: Recording) -> None:
+    sent: list[Any] = [record.facts for record in recording.told if record.event == "sent"]
+    reports = [one.message for one in recording.said if isinstance(one.message, pb.ScoresRequest)]
+    told = [fact["facts"]["scores"] for fact in sent if fact["call"] == "ReportScores"]
+    assert sorted(told, key=str) == sorted((dict(report.scores) for report in reports), key=str)
+
+
+def test_row_91_each_task_that_the_server_gave_is_in_the_audit_log(recording: Recording) -> None:
+    tasks: list[Any] = [record.facts for record in recording.told if record.event == "task"]
+    announced = [one.message for one in recording.said if isinstance(one.message, pb.UploadManifest)]
+    given = {(task["run"], task.get("round", 0), task["task_id"], task.get("base_digest", "")) for task in tasks}
+    assert {(one.run, one.round, one.task_id, one.base_digest) for one in announced} <= given
+    assert {task["kind"] for task in tasks} >= {"initialise", "fit"}
 
 
 def test_row_91_the_audit_log_tells_of_every_message(recording: Recording) -> None:

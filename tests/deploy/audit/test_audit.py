@@ -24,6 +24,7 @@ from protofed.protos.v1 import operator_pb2 as op
 from protofed.server.access.authorization import Peer
 from protofed.server.rpc.audit import AuditEntry, ServerAudit
 
+KEPT = Path(__file__).parents[2] / "golden" / "v0_2_0"
 Protofed: TypeAlias = Callable[..., tuple[int, str, str]]
 OPERATOR = Peer("0e" * 32, "operator", "jo")
 ACCEPTED = pb.Receipt(verdict=pb.VERDICT_ACCEPTED, digest="0" * 64).SerializeToString()
@@ -33,6 +34,9 @@ TENSORS = [
     pb.Tensor(part=pb.PART_BODY, name="conv.bias", dtype="float32", shape=[10]),
     pb.Tensor(part=pb.PART_PROTOTYPES, name="prototypes", dtype="float32", shape=[3, 4]),
 ]
+
+
+BASE: dict[str, Any] = {"run": "run-1", "round": 1, "base_digest": "ba5e" * 16}
 
 
 def caller(site: str) -> pb.Caller:
@@ -103,11 +107,14 @@ def site_log(tmp_path: Path) -> Path:
     for call, message, reply in fit("ann", 1, ACCEPTED):
         data = message.SerializeToString()
         for _ in range(2 if call == "BeginUpload" else 1):  # the first is lost
-            audit.sent("fl.example.org:7443", "ab" * 32, call, audit_fields(message), data)
+            audit.sent("fl.example.org:7443", "ab" * 32, call, audit_fields(message, values=True), data)
         if call == "BeginUpload":
             audit.answered(call, data, code="UNAVAILABLE")
         if verdict := wire.verdict_of(call, reply):
             audit.answered(call, data, verdict=verdict)
+    audit.task(audit_fields(pb.Task(kind=pb.TASK_KIND_INITIALISE, run="run-1", task_id="n0ann"), values=True))
+    for remaining in (9.0, 8.0):  # given again
+        audit.task(audit_fields(pb.Task(**BASE, kind=pb.TASK_KIND_FIT, task_id="n1ann", remaining_s=remaining)))
     task = Task(TaskKind.FIT, "run-1", 2, "n2ann", None, 0, 9.0)
     audit.refused(task, PolicyViolationError("prototypes/prototypes: not allowed"))
     journal.close()
@@ -254,6 +261,26 @@ def test_a_site_tells_what_left_it_and_what_its_policy_refused(protofed: Protofe
         "server fl.example.org",
         "refused by the policy, round 2 of run run-1",
     ]
+
+
+def test_a_site_tells_which_models_it_was_given(protofed: Protofed, site_log: Path) -> None:
+    _, out, _ = protofed("show", site_log, "--json")
+    told = [(row["round"], row["kind"], row["given"], row["base_digest"]) for row in json.loads(out)["tasks"]]
+    assert told == [(0, "initialise", 1, ""), (1, "fit", 2, "ba5e" * 16)]
+    assert "ba5e" in protofed("show", site_log)[1]
+    assert protofed("show", site_log, "--bases")[1] == f"run-1 1 fit {'ba5e' * 16}\n"
+    assert protofed("show", site_log, "--bases", "--round", "2")[1].strip() == ""
+
+
+def test_values_that_left_are_in_the_table_of_messages(protofed: Protofed, site_log: Path) -> None:
+    assert "loss 0.5" in protofed("show", site_log, "--messages")[1]
+
+
+def test_logs_of_0_2_0_have_names_alone_and_are_shown(protofed: Protofed) -> None:
+    code, out, _ = protofed("show", KEPT / "site-1", "--messages")
+    assert code == 0
+    assert "personal.accuracy" in out
+    assert json.loads(protofed("show", KEPT / "site-1", "--json")[1])["tasks"] == []
 
 
 def test_one_run_or_round_is_told_alone(protofed: Protofed, server_log: Path) -> None:

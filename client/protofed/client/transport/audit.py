@@ -1,4 +1,7 @@
-"""The client's audit log: one line for every message, durable before the message is sent; never the data in it."""
+"""The client's audit log: one line for every message, durable before it is sent, and one for every task that was given.
+
+Never the data in a message; but the values of scores and other numbers, which are what was disclosed.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +57,7 @@ class ClientAudit:
         Args:
             server: host:port.
             certificate: fingerprint of this site's, or `PLAINTEXT`.
-            facts: the message's fields without their data, from `audit_fields`.
+            facts: the message's fields without its tensors, from `audit_fields`.
             message: the bytes to be sent; the line has their size and digest.
         """
         target: dict[str, Fact] = {"server": server, "certificate": certificate, "call": call}
@@ -64,6 +67,14 @@ class ClientAudit:
         """The server's answer to `message`: the verdict of a receipt, or a gRPC status code."""
         outcome = {"verdict": verdict} if verdict else {"code": code}
         self._add("answered", {"call": call, "digest": digest(message), **outcome})
+
+    def task(self, facts: Mapping[str, Fact]) -> None:
+        """A task that the server gave, before anything is done for it.
+
+        Args:
+            facts: its fields, from `audit_fields`: kind, run, round, task_id, the digest of the model to start from.
+        """
+        self._add("task", facts)
 
     def refused(self, task: Task, reason: PolicyViolationError) -> None:
         """An update that the site's own policy refused; nothing of it was sent."""

@@ -155,6 +155,16 @@ class Calls:
         except (grpc.RpcError, ProtocolError, UnavailableError, DiskFailureError):
             return None
 
+    def record_task(self, task: Message) -> None:
+        """Write the audit log's line of a task that the server gave.
+
+        Raises:
+            DiskFailureError: the audit log cannot be written; nothing is sent any more.
+            UnavailableError: the connection was closed while the disk was full.
+        """
+        fields = audit_fields(task, values=True)
+        self._record(lambda: self._audit.task(fields))
+
     def _send(self, request: _Request, reply_type: type[A]) -> A:
         """One attempt."""
         if self._closed.is_set():
@@ -243,4 +253,4 @@ def _log_incident(request: _Request, error: grpc.RpcError) -> None:
 
 def _serialise(call: str, message: Message, timeout: float) -> _Request:
     # Deterministic, so that equal messages have equal digests in the audit log.
-    return _Request(call, message.SerializeToString(deterministic=True), audit_fields(message), timeout)
+    return _Request(call, message.SerializeToString(deterministic=True), audit_fields(message, values=True), timeout)

@@ -110,7 +110,10 @@ class GrpcLink:
         """See `Link.next_task`."""
         request = pb.NextTaskRequest(caller=self._caller, run=run, wait_s=wait_s)
         timeout = wait_s + 20  # the server answers after wait_s; the rest is for a slow network
-        return wire.unpack_next(self._calls.call("NextTask", request, pb.NextTaskResponse, timeout))
+        response = self._calls.call("NextTask", request, pb.NextTaskResponse, timeout)
+        if response.WhichOneof("answer") == "task":
+            self._calls.record_task(response.task)
+        return wire.unpack_next(response)
 
     def fetch(self, task: Task) -> bytes:
         """See `Link.fetch`; the base comes in chunks, of which stored ones are not fetched again."""

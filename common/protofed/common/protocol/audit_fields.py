@@ -1,7 +1,8 @@
 """What audit logs record of a message: all of its fields, without content.
 
 By protobuf descriptor, so that a new field is recorded without a line here, and safe by default: of a type that could
-carry data there is only a size, a name or a digest. Texts and lists are bounded, whatever a peer sends.
+carry data there is only a size, a name or a digest. Texts and lists are bounded, whatever a peer sends. A site's own
+log has the values of numbers and scores, too: who answers for the data reads there what exactly was disclosed.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ _ITEMSIZE = {name: np.dtype(name).itemsize for name in DTYPES.values()}
 _FLOATS = (FieldDescriptor.CPPTYPE_DOUBLE, FieldDescriptor.CPPTYPE_FLOAT)
 
 
-def audit_fields(message: Message) -> dict[str, Fact]:
-    """A request's fields by name; as on the wire, fields that are 0 or empty are left out.
+def audit_fields(message: Message, *, values: bool = False) -> dict[str, Fact]:
+    """A message's fields by name; as on the wire, fields that are 0 or empty are left out.
 
     Words, ids, digests and integers are recorded as they are. Of `bytes` there is the size, of a floating-point number
     only `True`, of a map its sorted keys, of a recipe its digest, of a certificate its fingerprint. The fields of
@@ -41,6 +42,9 @@ def audit_fields(message: Message) -> dict[str, Fact]:
 
     A text of more than `LONGEST_TEXT` characters, or a list of more than `LONGEST_LIST` bytes, becomes its length and
     digest; `parts` stays. Of a list of more than `MAX_ITEMS` there is only the length.
+
+    Args:
+        values: record floating-point numbers and maps as they are; a number that is not finite becomes a text.
     """
     fields: dict[str, Fact] = {}
     for field, value in message.ListFields():
@@ -48,7 +52,9 @@ def audit_fields(message: Message) -> dict[str, Fact]:
             fields[field.name] = f"{len(value)} items"  # not read: each item takes time, and a peer chose how many
             continue
         if field.message_type is not None and not field.is_repeated:
-            fields |= audit_fields(value)
+            fields |= audit_fields(value, values=values)
+        elif values and _is_measured(field):
+            fields[field.name] = _bounded(_valued(field, value))
         else:
             fields[field.name] = _bounded(_SPECIAL.get(field.name, _plain)(field, value))
         if field.name == "tensors":
@@ -62,6 +68,27 @@ def _plain(field: FieldDescriptor, value: Any) -> Fact:
     if field.is_repeated:
         return [_bounded(_item(field, item)) for item in (sorted(value) if field.message_type else value)]
     return _item(field, value)
+
+
+def _is_measured(field: FieldDescriptor) -> bool:
+    """Whether the field is a floating-point number, or a map to such numbers."""
+    if field.message_type is not None and field.message_type.GetOptions().map_entry:
+        return field.message_type.fields_by_name["value"].cpp_type in _FLOATS
+    return field.cpp_type in _FLOATS
+
+
+def _valued(field: FieldDescriptor, value: Any) -> Fact:
+    if field.message_type is not None:
+        return {_text(key): _number(value[key]) for key in sorted(value)}
+    return [_number(item) for item in value] if field.is_repeated else _number(value)
+
+
+def _number(value: float) -> Fact:
+    return value if math.isfinite(value) else str(value)  # JSON has no other numbers
+
+
+def _text(key: object) -> str:
+    return str(_bounded(str(key)))
 
 
 def _item(field: FieldDescriptor, value: Any) -> Fact:
@@ -130,7 +157,7 @@ _SPECIAL: dict[str, Callable[[FieldDescriptor, Any], Fact]] = {
 def _bounded(value: Fact) -> Fact:
     if isinstance(value, str) and len(value) > LONGEST_TEXT:
         return _digested(value)
-    if isinstance(value, list) and len(text := json.dumps(value)) > LONGEST_LIST:
+    if isinstance(value, list | dict) and len(text := json.dumps(value)) > LONGEST_LIST:
         return f"{len(value)} items, {_digested(text)} as JSON"
     return value
 

@@ -1,8 +1,8 @@
 """Reads an audit log: messages one by one, and summed up by run and round.
 
-A site's log has the events sent, answered, refused and server; a server's has call and resumed. Both record a message's
-fields (`audit_fields`). A chunk names only its upload, whose id contains the task_id; the round comes from the message
-that announced the upload, which has the same task_id.
+A site's log has the events sent, answered, task, refused and server; a server's has call and resumed. Both record a
+message's fields (`audit_fields`). A chunk names only its upload, whose id contains the task_id; the round comes from
+the message that announced the upload, which has the same task_id.
 """
 
 from __future__ import annotations
@@ -74,17 +74,32 @@ class RoundSummary:
 
 
 @dataclass
+class TasksGiven:
+    """The tasks of one kind with one base that the server gave to the site in one round.
+
+    Attributes:
+        count: each time that a task was given counts.
+        fields: of the newest one, by name.
+    """
+
+    count: int = 0
+    fields: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
 class AuditSummary:
     """A log's content.
 
     Attributes:
         rounds: by run and round.
+        tasks: by run, round, kind and the digest of the base ("" for a task without one); of a site's log.
         messages: one by one, if they were requested.
         notes: (time, text) of records other than messages: whose certificate the server showed, calls that could not be
             recorded.
     """
 
     rounds: dict[tuple[str, int], RoundSummary] = field(default_factory=dict)
+    tasks: dict[tuple[str, int, str, str], TasksGiven] = field(default_factory=dict)
     messages: list[Message] = field(default_factory=list)
     notes: list[tuple[str, str]] = field(default_factory=list)
 
@@ -132,11 +147,21 @@ class _Reader:
                 self._message(self._with_round(_message(record.at, fields)))
             case "answered" if fields.get("digest") in self._recent:
                 self._answered(self._recent[fields["digest"]], fields)
+            case "task":
+                self._task(fields)
             case "refused" if self._selected(*(key := (fields.get("run", ""), fields.get("round", 0)))):
                 self._of(*key).errors[POLICY] += 1
                 self._summary.notes.append((record.at, _note(record.event, fields)))
             case "server" | "resumed" | "torn":
                 self._summary.notes.append((record.at, _note(record.event, fields)))
+
+    def _task(self, fields: Mapping[str, Any]) -> None:
+        run, number = _run(fields.get("run", "")), fields.get("round", 0)
+        self._rounds[fields.get("task_id", "")] = run, number
+        if self._selected(run, number):
+            key = run, number, fields.get("kind", ""), fields.get("base_digest", "")
+            given = self._summary.tasks.setdefault(key, TasksGiven())
+            given.count, given.fields = given.count + 1, dict(fields)
 
     def _message(self, message: Message) -> None:
         self._recent[message.digest] = message

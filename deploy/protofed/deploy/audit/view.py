@@ -14,7 +14,7 @@ from protofed.deploy.audit.reader import AuditSummary, Message, RoundSummary
 from protofed.deploy.audit.verify import AuditStatus
 
 NONE = "–"
-WRAPPED = ("run", "who", "outcome", "call", "what")  # columns that may break lines; digits must not
+WRAPPED = ("run", "who", "outcome", "call", "what", "base")  # columns that may break lines; digits must not
 
 
 def status_lines(status: AuditStatus, expected: Iterable[str]) -> Iterable[str]:
@@ -42,11 +42,14 @@ def _segments(count: int) -> str:
 
 
 def summary_parts(summary: AuditSummary, *, messages: bool) -> Iterable[RenderableType]:
-    """Tables of the rounds, of the messages if requested, and of the notes."""
+    """Tables of the rounds, of the tasks given, of the messages if requested, and of the notes."""
     if not summary.rounds:
         yield Text("No messages.")
     else:
         yield _rounds(summary)
+    if summary.tasks:
+        yield Text()
+        yield _tasks(summary)
     if messages and summary.messages:
         yield Text()
         yield _messages(summary.messages)
@@ -59,6 +62,17 @@ def plain(summary: AuditSummary, *, messages: bool) -> dict[str, Any]:
     """The same as plain data, for JSON."""
     content: dict[str, Any] = {
         "rounds": [_plain_round(*key, round_summary) for key, round_summary in sorted(summary.rounds.items())],
+        "tasks": [
+            {
+                "run": run,
+                "round": number,
+                "kind": kind,
+                "base_digest": base,
+                "given": tasks.count,
+                "fields": tasks.fields,
+            }
+            for (run, number, kind, base), tasks in sorted(summary.tasks.items())
+        ],
         "notes": [{"at": at, "what": text} for at, text in summary.notes],
     }
     return {**content, "messages": [vars(message) for message in summary.messages]} if messages else content
@@ -101,14 +115,45 @@ def _rounds(summary: AuditSummary) -> Table:
     return table
 
 
+def base_lines(summary: AuditSummary) -> Iterable[str]:
+    """`run round kind digest` of each model that the server gave: equal lines at sites that were given the same."""
+    for run, number, kind, base in sorted(summary.tasks):
+        if base:
+            yield printable(f"{run} {number} {kind} {base}")
+
+
+def _tasks(summary: AuditSummary) -> Table:
+    table = _table("run", "round", "task", "given", "base")
+    previous = ""
+    for (run, number, kind, base), tasks in sorted(summary.tasks.items()):
+        row = ("" if run == previous and run else run or NONE, str(number), kind, str(tasks.count), base or NONE)
+        table.add_row(*map(_text, row))
+        previous = run
+    return table
+
+
 def _messages(messages: Sequence[Message]) -> Table:
     named = any(message.who for message in messages)
     table = _table("time (UTC)", *(["who"] if named else []), "call", "run", "round", "bytes", "digest", "answer")
     for message in messages:
-        answer = message.verdict or message.error.lower().replace("_", " ")
+        answer = "\n".join([message.verdict or message.error.lower().replace("_", " "), *_values(message)])
         cells = (message.call, message.run or NONE, str(message.round or NONE), str(message.size), message.digest[:8])
         table.add_row(*map(_text, (_time(message.at), *([message.who] if named else []), *cells, answer)))
     return table
+
+
+def _values(message: Message) -> Iterable[str]:
+    """`loss 0.51` of each number that was disclosed; an older log has the names alone."""
+    for name in ("metrics", "scores", "telemetry"):
+        values = message.fields.get(name)
+        if isinstance(values, Mapping):
+            yield from (
+                f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}" for key, value in values.items()
+            )
+        elif isinstance(values, list):
+            yield from map(str, values)
+    if isinstance(weight := message.fields.get("weight"), float):
+        yield f"weight {weight:g}"
 
 
 def _notes(notes: Iterable[tuple[str, str]]) -> Table:
@@ -119,8 +164,13 @@ def _notes(notes: Iterable[tuple[str, str]]) -> Table:
 
 
 def _text(cell: str) -> Text:
-    """A cell as plain text: peers chose some of it, and rich would take brackets for markup, terminals for commands."""
-    return Text("".join(c if c.isprintable() or c == "\n" else f"\\x{ord(c):02x}" for c in cell))
+    """A cell as plain text: peers chose some of it, and rich would take brackets for markup."""
+    return Text("\n".join(map(printable, cell.split("\n"))))
+
+
+def printable(text: str) -> str:
+    """The text without what a terminal would take for commands."""
+    return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in text)
 
 
 def _size(count: int) -> str:
@@ -142,7 +192,7 @@ def _counted(counts: Mapping[str, int]) -> str:
 def _table(*columns: str) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
     for name in columns:
-        right = name in ("round", "callers", "messages", "received", "answered", "sent", "bytes")
+        right = name in ("round", "callers", "messages", "received", "answered", "sent", "bytes", "given")
         table.add_column(
             name,
             justify="right" if right else "left",

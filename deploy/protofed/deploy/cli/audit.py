@@ -58,9 +58,14 @@ def show(
         int | None, typer.Option(min=0, help="Only this round; 0: messages that belong to no round.")
     ] = None,
     messages: Annotated[bool, typer.Option("--messages", help="List every message, not only totals.")] = False,
+    bases: Annotated[
+        bool, typer.Option("--bases", help="Print only `run round task digest` of each model that the server gave.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False,
 ) -> None:
-    """List what left a site, or what a server received and sent, by run and round.
+    """List what left a site and which tasks it was given, or what a server received and sent, by run and round.
+
+    Two sites that were given the same models print the same with --bases; only cwfedavg makes one for each site.
 
     Example: `protofed audit show /var/lib/protofed --run RUN --messages`
     """
@@ -68,9 +73,12 @@ def show(
     from protofed.deploy.audit import view
     from protofed.deploy.audit.reader import summarize
 
-    summary = summarize(audit.log_file(path), run=run, round=round, messages=messages, shown=not as_json)
+    summary = summarize(audit.log_file(path), run=run, round=round, messages=messages, shown=not (as_json or bases))
     if as_json:
         print(json.dumps(view.plain(summary, messages=messages), indent=2))  # noqa: T201
+        return
+    if bases:
+        print(*view.base_lines(summary), sep="\n")  # noqa: T201
         return
     for part in view.summary_parts(summary, messages=messages):
         console.print(part)
