@@ -144,7 +144,7 @@ class FailureReason(StrEnum):
     DATA = "data"
     DISK = "disk"
     POLICY = "policy"
-    REFUSED = "refused"  # the task itself: unknown method, option out of range
+    REFUSED = "refused"  # the task itself: unknown method, option out of range; or its update, by the server
     DEVICE = "device"
     INTERNAL = "internal"
 

@@ -35,7 +35,7 @@ from protofed.common.errors import (
 )
 from protofed.common.failpoint import reach
 from protofed.common.payload import Part, Update
-from protofed.common.protocol.messages import Activity, Assignment, Finished, Progress, Task, TaskKind, Wait
+from protofed.common.protocol.messages import Activity, Assignment, Finished, Progress, Task, TaskKind, Verdict, Wait
 
 log = structlog.get_logger()
 REJECTED_PAUSE_S = 1.0  # so that a server that repeats a wrong task is not asked in a tight loop
@@ -260,6 +260,10 @@ class Agent:
             self._site.store.settle(task, receipt)
             reach("settled")
             self._scorer.clear()
+        if receipt.verdict is Verdict.INVALID:
+            # The same training gives the same update: without a refusal of ours the server would ask again until the
+            # deadline, and a simulation, whose clock stands still, for ever.
+            raise TaskFailedError(FailureReason.REFUSED, f"the server refuses the update: {receipt.reason}")
 
     def _score(self, task: Task) -> None:
         scores = self._scorer.scores(self._prepared(task), task)

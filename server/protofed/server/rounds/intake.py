@@ -178,8 +178,12 @@ class UploadIntake:
             )
 
     def _reject(self, row: TaskRow, manifest: Manifest, problem: UpdateProblem) -> Receipt:
+        """Record a refusal. A site of this version then declines its task; for others the last one closes it."""
         digest, total = manifest.digest, manifest.total_bytes
-        return self._record(UpdateRow(row, Verdict.INVALID, problem.text, digest, total, {}, None, problem.code))
+        receipt = self._record(UpdateRow(row, Verdict.INVALID, problem.text, digest, total, {}, None, problem.code))
+        if self._driver.invitations.has(row) and self._ledger.refused(row.task_id) >= MAX_REJECTED:
+            self._driver.decline(row, f"{MAX_REJECTED} updates were refused")
+        return receipt
 
     def _record(self, update: UpdateRow) -> Receipt:
         """Record a verdict; the receipt is durable when this returns, so it may be sent."""
