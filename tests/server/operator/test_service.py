@@ -285,7 +285,7 @@ def test_what_was_set_aside_abandoned_and_is_open_is_told_apart(desk: OperatorLa
     assert reports[2, 1].row.abandoned == "0 updates at the deadline, quorum 2"
     (aside,) = [task.task for task in reports[1, 1].tasks if task.task.task_status == "set-aside"]
     assert aside.site == "bob"
-    assert "more than 100 times the cohort's median" in aside.reason
+    assert "more than 20 times the cohort's median" in aside.reason
 
 
 def test_a_published_state_is_verified(busy: OperatorLab) -> None:

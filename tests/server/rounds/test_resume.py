@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import contextlib
+import json
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.support.kept_release import kept_recipe
 
+from protofed.common.codec import Digest
 from protofed.common.errors import FailureReason, NotEnrolledError, StateError
 from protofed.common.protocol.messages import Finished, Role, Task, TaskKind, Verdict
 from protofed.server.rounds import phases
+from protofed.server.rounds.resume import check_same
 from protofed.server.storage.blobs import FolderBlobs
 from protofed.server.storage.ledger import Ledger
+from protofed.server.storage.rows import RunRow
 from protofed.server.verdicts import RoundOutcome
 
 if TYPE_CHECKING:
     from tests.server.conftest import Fragile, Lab, Later, MakeLab
 
 SITES = ("ann", "bob", "cyd")
+KEPT = Path(__file__).parents[2] / "golden" / "v0_2_0"
 VALUES = {"ann": 1.0, "bob": 2.0, "cyd": 6.0}
 
 # Every phase
@@ -191,6 +198,28 @@ def test_a_failed_run_stays_failed(lab: Lab) -> None:
 def test_another_recipe_under_the_same_name_is_refused(make: MakeLab, lab: Lab) -> None:
     with pytest.raises(StateError, match="another recipe"):
         make(blobs=lab.blobs, ledger=lab.ledger, plan={"lr": 0.5})
+
+
+def test_a_run_of_0_2_0_goes_on_under_the_defaults_of_today(make: MakeLab, lab: Lab) -> None:
+    began_with = json.loads(lab.recipe.wire())
+    assert not began_with["federation"].keys() & {"max_relative_norm", "max_weight_ratio"}
+    began_with["federation"]["outlier_factor"] = 100.0
+    row = lab.ledger.run("test")
+    assert row is not None
+    known = replace(row, recipe=json.dumps(began_with))
+    check_same(lab.recipe, known)
+    for rules in ({"outlier_factor": 50.0}, {"max_weight_ratio": 9.0}, {"max_relative_norm": 9.0}, {"quorum": 1}):
+        changed = lab.recipe.federation.model_copy(update=rules)
+        with pytest.raises(StateError, match="another recipe"):
+            check_same(lab.recipe.model_copy(update={"federation": changed}), known)
+
+
+def test_the_recipe_that_the_kept_release_recorded_is_the_same_recipe_today() -> None:
+    lines = (KEPT / "server" / "ledger.sql").read_text(encoding="utf-8").splitlines()
+    (insert,) = [line for line in lines if line.startswith('INSERT INTO "runs"')]
+    recorded = insert[insert.index("{") : insert.rindex("}") + 1]
+    assert "outlier_factor" in recorded
+    check_same(kept_recipe(), RunRow("kept", Digest(""), recorded, 0, 0.0, None, None, None, paused=False))
 
 
 def test_a_state_that_is_gone_is_said_at_once(lab: Lab) -> None:

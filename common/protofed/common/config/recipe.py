@@ -32,6 +32,9 @@ Order = Annotated[tuple[int, ...], Field(max_length=MOST_CLASSES)]
 ClassName = Annotated[str, Field(pattern=r"^\S(?:.{0,78}\S)?$")]
 PREPROCESSING = 1  # incremented when the same `[input]` gives other pixels than before
 MAX_EXTENDED = 8  # files of one chain of `extends`, which may be circular
+# Keys that 0.2.0 does not know, by table. A recipe that leaves them at their defaults is sent and recorded without
+# them, so that its daemons go on, and its runs are continued as runs of the same recipe.
+SINCE_0_2_0: dict[str, frozenset[str]] = {"federation": frozenset({"max_relative_norm", "max_weight_ratio"})}
 M = TypeVar("M", bound=BaseModel)
 
 
@@ -80,7 +83,9 @@ class Federation(StrictModel):
     max_attempts: Annotated[int, Field(ge=1, le=1_000_000)] = 5  # of one round below quorum, before the run fails
     site_wait_timeout_s: Seconds = 604_800.0  # that a round waits for enough sites, before the run fails
     max_update_norm: Annotated[float, Field(gt=0)] = 1e9  # of an update less the model that it starts from
-    outlier_factor: Annotated[float, Field(ge=2)] | None = 100.0  # times the cohort's median norm: set aside
+    max_relative_norm: Annotated[float, Field(gt=0)] = 20.0  # the same, as a multiple of that model's own norm
+    outlier_factor: Annotated[float, Field(ge=2)] | None = 20.0  # times the cohort's median norm: set aside
+    max_weight_ratio: Annotated[float, Field(ge=1)] = 4.0  # a site's example count over the cohort's median: capped
     score_every: Every = 1  # rounds; 0: only the last
     score_personal_every: Every | None = None  # likewise for sites' own models; None: as score_every
     score_deadline_s: Seconds = 600.0  # after that a round goes on without the scores that are missing
@@ -128,8 +133,13 @@ class Recipe(StrictModel):
         return self
 
     def wire(self) -> str:
-        """As JSON, for sites: without `data`, which is a simulation's and names paths."""
-        return self.model_dump_json(exclude={"data"})
+        """As JSON, for sites: without `data`, which is a simulation's and names paths, and newer keys' defaults."""
+        newer: dict[str, set[str]] = {}
+        for table, keys in SINCE_0_2_0.items():
+            options: BaseModel = getattr(self, table)
+            defaults = {key: type(options).model_fields[key].default for key in keys}
+            newer[table] = {key for key, default in defaults.items() if getattr(options, key) == default}
+        return self.model_dump_json(exclude={"data": True, **newer})
 
     def preprocessing_digest(self) -> Digest:
         """A digest that is equal for recipes by which sites preprocess images and number classes in the same way."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
@@ -16,6 +17,7 @@ from protofed.common.protocol.messages import PROTOCOL_VERSION, TaskKind, Verdic
 from protofed.common.statistics import spreads
 from protofed.common.tensors import unit
 from protofed.common.version import VERSION
+from protofed.server.rounds.aggregation import WEIGHT_CAP
 from protofed.server.storage.reader import LedgerReader
 from protofed.server.storage.rows import RoundRow, RunRow, TaskRow, UpdateRow
 
@@ -213,6 +215,7 @@ def _sites(records: LedgerReader, rounds: Sequence[Mapping[str, Any]]) -> dict[S
 def _attempts(records: LedgerReader, run: str, rounds: Sequence[RoundRow]) -> list[dict[str, Any]]:
     attempts: list[dict[str, Any]] = []
     last = rounds[-1].round if rounds else -1
+    caps = {(row.round, row.attempt): row.statistics.get(WEIGHT_CAP, math.inf) for row in rounds}
     for first in range(0, last + 1, AT_A_TIME):
         span = range(first, first + AT_A_TIME)
         commits: dict[str, list[UpdateRow]] = {}
@@ -220,7 +223,7 @@ def _attempts(records: LedgerReader, run: str, rounds: Sequence[RoundRow]) -> li
             commits.setdefault(update.task.task_id, []).append(update)
         tasks: dict[tuple[int, int], list[dict[str, Any]]] = {}
         for task in records.tasks(run, span):
-            tasks.setdefault((task.round, task.attempt), []).append(_task(task, commits.get(task.task_id, [])))
+            tasks.setdefault((task.round, task.attempt), []).append(_task(task, commits.get(task.task_id, []), caps))
         attempts += [_attempt(row, tasks.get((row.round, row.attempt), [])) for row in rounds if row.round in span]
     return attempts
 
@@ -236,13 +239,21 @@ def _attempt(row: RoundRow, tasks: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "size": row.size,
         "quorum": row.quorum,
         "state": row.state or "",
-        "statistics": dict(row.statistics),
+        "statistics": {name: value for name, value in row.statistics.items() if name != WEIGHT_CAP},
         "tasks": list(tasks),
     }
 
 
-def _task(task: TaskRow, commits: Sequence[UpdateRow]) -> dict[str, Any]:
-    """A site's task and its outcome; `sent` (bytes) is counted as in `LedgerReader.moved`."""
+def _task(task: TaskRow, commits: Sequence[UpdateRow], weight_caps: Mapping[tuple[int, int], float]) -> dict[str, Any]:
+    """A site's task and its outcome; `sent` (bytes) is counted as in `LedgerReader.moved`.
+
+    `weight_capped`: the site claimed more examples than its update counts with. Neither number is in the record, which
+    others are shown; the cap is a statistic of the round, and the ledger has the claim.
+
+    Args:
+        weight_caps: by round and attempt.
+    """
+    most = weight_caps.get((task.round, task.attempt), math.inf)
     accepted = [update for update in commits if update.verdict is Verdict.ACCEPTED]
     refused = [update for update in commits if update.verdict is not Verdict.ACCEPTED]
     return {
@@ -253,6 +264,7 @@ def _task(task: TaskRow, commits: Sequence[UpdateRow]) -> dict[str, Any]:
         "sent": task.base_bytes if task.kind is TaskKind.FIT else 0,
         "received": sum(update.bytes for update in accepted),
         "norm": accepted[0].norm if accepted else None,
+        "weight_capped": any(update.counts and (update.weight or 0.0) > most for update in accepted),
         "loss": accepted[0].metrics.get("loss") if accepted else None,
         "refused": [_refused(update) for update in refused],
     }

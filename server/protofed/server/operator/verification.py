@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -10,6 +11,7 @@ from protofed.common import codec
 from protofed.common.codec import Digest
 from protofed.common.errors import ConfigError, StateError, short
 from protofed.server.method import server_methods
+from protofed.server.rounds.aggregation import WEIGHT_CAP, capped
 from protofed.server.rounds.publisher import Publisher
 from protofed.server.rounds.resume import recipe_of
 from protofed.server.storage.blobs import Blobs
@@ -61,7 +63,9 @@ def verify_round(records: LedgerReader, blobs: Blobs, run: str, round: int, atte
     try:
         blobs.get(published)  # raises if the published blob itself is damaged
         state = publisher.restore(before).state if before else None
-        recomputed = codec.digest(codec.encode(publisher.aggregated(state, used)))
+        most = row.statistics.get(WEIGHT_CAP, math.inf)  # rounds of 0.2.0 have none
+        counted = [capped(update, most) for update in used]
+        recomputed = codec.digest(codec.encode(publisher.aggregated(state, counted)))
     except StateError as error:
         return Verified(VerificationResult.DAMAGED, published, reason=str(error))
     return Verified(

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from statistics import median_high
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from statistics import median_high, median_low
 from typing import TypeAlias
 
 import structlog
@@ -20,7 +21,8 @@ from protofed.server.rounds.publisher import Published, Publisher
 from protofed.server.storage.rows import UpdateRow
 
 log = structlog.get_logger()
-SMALLEST_COHORT = 3  # of two norms that differ, neither can be called the outlier
+WEIGHT_CAP = "weight_cap"  # a round's statistic: `weight_cap`, in rounds of a method that weighs by example counts
+PAIR = 2
 PAUSE_S = 10.0  # before another attempt when the disk is full
 Computed: TypeAlias = Published | dict[SiteId, str] | Exception  # the new state, or reasons by site of a damaged update
 
@@ -141,9 +143,12 @@ class Aggregation:
         """Called on the worker thread, so it touches no ledger: that belongs to the coordinator's thread."""
         try:
             reach("aggregation-begun")
-            new = self._publisher.aggregated(state, used)
+            most = weight_cap(used, self._rules.max_weight_ratio) if self._publisher.weighs(state) else math.inf
+            new = self._publisher.aggregated(state, [self._capped(row, most) for row in used])
             reach("aggregation-done")
-            return self._publisher.publish(new, state)
+            published = self._publisher.publish(new, state)
+            statistics = {WEIGHT_CAP: most} if most < math.inf else {}
+            return replace(published, statistics={**published.statistics, **statistics})
         except OutOfSpaceError as error:
             return error
         except Exception as error:
@@ -152,6 +157,18 @@ class Aggregation:
                 return damaged
             log.exception("aggregation failed", run=self._run, round=job.phase.round)
             return error
+
+    def _capped(self, row: UpdateRow, most: float) -> UpdateRow:
+        if (counted := capped(row, most)) is not row:
+            log.warning(
+                "example count capped",
+                run=self._run,
+                round=row.task.round,
+                site=row.task.site,
+                claimed=row.weight,
+                counted=counted.weight,
+            )
+        return counted
 
     def _go_on(self, job: AggregationJob, state: Payload | None, used: list[UpdateRow], result: Computed) -> None:
         if self._job is not job:  # the operator ended the run while it was computed
@@ -211,19 +228,35 @@ def outliers(norms: Mapping[SiteId, float], factor: float | None) -> dict[SiteId
     """The accepted updates of a cohort that are set aside, each with the reason.
 
     An update is set aside if its norm exceeds `factor` times the median of its cohort's, the upper one of an even
-    number: for a factor of at least 1 that is always fewer than half. Nobody is set aside in a cohort of fewer than
-    three, nor where the median is zero: most updates then do not say how large a change should be, and whoever did
-    train would be the one to go (`max_update_norm` still holds).
+    number: for a factor of at least 1 that is always fewer than half. Of two updates it is the larger one, by the
+    smaller: which of them is the broken one cannot be told, and an update that is too small does less harm. Nobody is
+    set aside where the median is zero: most updates then do not say how large a change should be, and whoever did
+    train would be the one to go (`max_relative_norm` still holds).
 
     Args:
         norms: of all accepted updates of one round, as `examined` gives them.
         factor: None or 0 turns the rule off.
     """
-    if not factor or len(norms) < SMALLEST_COHORT:
+    if not factor or not norms:
         return {}
-    median = median_high(norms.values())
+    median = median_low(norms.values()) if len(norms) == PAIR else median_high(norms.values())
     return {
         site: f"its norm of {norm:.6g} is more than {factor:g} times the cohort's median of {median:.6g}"
         for site, norm in sorted(norms.items())
         if 0 < factor * median < norm
     }
+
+
+def weight_cap(rows: Iterable[UpdateRow], ratio: float) -> float:
+    """The largest example count that an update of these counts with: `ratio` times the median of their claims.
+
+    The median is the lower one of an even number: of two sites, neither counts more than `ratio` times the other.
+    Infinite where no site discloses its count.
+    """
+    claims = [row.weight for row in rows if row.weight is not None]
+    return ratio * median_low(claims) if claims else math.inf
+
+
+def capped(row: UpdateRow, most: float) -> UpdateRow:
+    """The update as the aggregation counts it; the ledger keeps what its site claims."""
+    return row if row.weight is None or row.weight <= most else replace(row, weight=most)

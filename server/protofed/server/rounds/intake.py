@@ -48,10 +48,12 @@ class UploadIntake:
     def __init__(self, recipe: Recipe, context: ServerContext, driver: Driver) -> None:
         self._run, self._classes = recipe.name, recipe.classes
         self._max_norm = recipe.federation.max_update_norm
+        self._max_relative_norm = recipe.federation.max_relative_norm
         self._ledger, self._presence, self._blobs = context.ledger, context.presence, context.blobs
         self._metrics, self._clock = context.metrics, context.clock
         self._driver = driver
-        self._newest_base: tuple[Digest, Payload] | None = None  # most sites of a cohort start from the same model
+        # Most sites of a cohort start from the same model: its digest, itself and its norm.
+        self._newest_base: tuple[Digest, Payload, float] | None = None
         self._loading = threading.Lock()  # `examine` runs on several threads; a base is decoded once for all of them
 
     def begin(
@@ -82,7 +84,11 @@ class UploadIntake:
         Raises:
             StateError: the model that it started from can no longer be read.
         """
-        return examined(data, manifest, None if base is None else self._base_model(base), self._max_norm)
+        if base is None:
+            return examined(data, manifest, None, self._max_norm)
+        model, norm = self._base_model(base)
+        # A base of zeros has no norm to measure by.
+        return examined(data, manifest, model, min(self._max_norm, self._max_relative_norm * norm or math.inf))
 
     def refuse(self, site: SiteId, task_id: str, manifest: Manifest, problem: UpdateProblem) -> Receipt:
         """Record the problem that `examine` returned."""
@@ -199,11 +205,13 @@ class UploadIntake:
             self._metrics.update_norm(update.norm)
         return receipt
 
-    def _base_model(self, base: Digest) -> Payload:
+    def _base_model(self, base: Digest) -> tuple[Payload, float]:
+        """The model and its norm."""
         with self._loading:
             if self._newest_base is None or self._newest_base[0] != base:
-                self._newest_base = base, codec.decode(self._blobs.get(base))
-            return self._newest_base[1]
+                model = codec.decode(self._blobs.get(base))
+                self._newest_base = base, model, _norm(model, {})
+            return self._newest_base[1:]
 
 
 def size_problem(manifest: Manifest) -> UpdateProblem | None:

@@ -58,6 +58,10 @@ class Publisher:
                 found[row.task.site] = str(error)
         return found
 
+    def weighs(self, state: Payload | None) -> bool:
+        """Whether the method weighs updates by their sites' example counts; a first model is one update."""
+        return state is not None and self._method.expects(state).weight
+
     def aggregated(self, state: Payload | None, rows: Sequence[UpdateRow]) -> Payload:
         """The next state; the first model makes the first state. Updates are read in site order, one at a time: the
         result does not depend on arrival, and memory holds one of them.

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from protofed.common.config.recipe import Recipe, parse_json
+from protofed.common.config.recipe import Federation, Recipe, parse_json
 from protofed.common.errors import StateError
 from protofed.common.protocol.messages import TaskKind
 from protofed.server.rounds.phases import NOBODY, Aggregating, Collecting, Evaluating, Idle, Phase, Sites
 from protofed.server.storage.rows import RoundRow, RunRow, TaskRow
+
+FORMER_DEFAULTS = {"outlier_factor": 100.0}  # of [federation] in 0.2.0; ledgers hold recipes with their defaults
 
 
 def resumed(last: RoundRow, tasks: Sequence[TaskRow], now: float, tries: int, required: Sites) -> Phase:
@@ -61,10 +63,20 @@ def recipe_of(row: RunRow) -> Recipe:
 def check_same(recipe: Recipe, known: RunRow) -> None:
     """Check that a run continues with the recipe that it began with.
 
+    A default that has changed since the run began is no difference: the run goes on with the present one.
+
     Raises:
         StateError: it was begun with another one.
     """
-    if recipe.fingerprint() != recipe_of(known).fingerprint():
+    began_with = recipe_of(known)
+    rules = began_with.federation
+    changed = {
+        key: getattr(Federation(), key)
+        for key, former in FORMER_DEFAULTS.items()
+        if getattr(rules, key) == former and getattr(recipe.federation, key) == getattr(Federation(), key)
+    }
+    began_with = began_with.model_copy(update={"federation": rules.model_copy(update=changed)})
+    if recipe.fingerprint() != began_with.fingerprint():
         raise StateError(
             f"the state folder holds a run '{recipe.name}' of another recipe; give the recipe another name, "
             "or the server another state folder"
