@@ -217,9 +217,10 @@ class Lab:
         return self.coordinator.intake.commit(site, daemon(site), task.task_id, manifest, metrics or {}, weight, found)
 
     def score(self, site: SiteId, value: float = 0.5, task: Task | None = None) -> None:
-        """Report one score."""
+        """Report one score: the one that the site's role gives."""
         task = task or self.task(site)
-        self.coordinator.report_scores(site, daemon(site), task.task_id, {"accuracy": value})
+        name = "global.accuracy" if self.here[site] is Role.EVALUATOR else "personal.accuracy"
+        self.coordinator.report_scores(site, daemon(site), task.task_id, {name: value})
 
     def beat(self, site: SiteId, task_id: str, **fields: Any) -> Signal:
         """A heartbeat."""

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from statistics import median_low
 
 from protofed.common.payload import SiteId
+
+PAIR = 2  # of two values that differ, neither is the odd one out
 
 
 @dataclass(frozen=True)
 class Spread:
     """Mean, population standard deviation (METHODS §7) and worst value of a score over the sites that have it.
 
-    `worst` is the smallest value, or the largest where lower is better.
+    Of a score of the global model that three evaluators or more report, `mean` is the median: they score the same model
+    on the same test set, and no one of them must own the figure. `worst` is the smallest value, or the largest where
+    lower is better.
     """
 
     mean: float
@@ -38,4 +43,11 @@ def spreads(by_site: Mapping[SiteId, Mapping[str, float]]) -> dict[str, Spread]:
     """Each score over the sites that report it."""
     names = sorted({name for scores in by_site.values() for name in scores})
     values = {name: [scores[name] for scores in by_site.values() if name in scores] for name in names}
-    return {name: spread(scores, lower_is_better(name)) for name, scores in values.items()}
+    found = {name: spread(scores, lower_is_better(name)) for name, scores in values.items()}
+    medians = {name: median_low(scores) for name, scores in values.items() if len(scores) > PAIR and _is_shared(name)}
+    return found | {name: replace(found[name], mean=value) for name, value in medians.items()}
+
+
+def _is_shared(name: str) -> bool:
+    """Whether a score is one of the global model on the test set that all share, an evaluator's."""
+    return name.startswith("global.") and not name.startswith("global.local.")

@@ -58,6 +58,12 @@ UPDATES = Metric(
     "Verdicts on updates: accepted, duplicate, stale, not-needed, invalid (with the reason's code); set-aside: "
     "left out after it was accepted.",
 )
+SCORES_REFUSED = Metric(
+    "protofed_scores_refused_total",
+    "counter",
+    (),
+    "Reports of scores that were refused whole: a name or value that no score of the run has, or of another role.",
+)
 NORM = Metric("protofed_update_norm", "histogram", (), "Norms of accepted updates: how far each moved the model.")
 BYTES = Metric(
     "protofed_transfer_bytes_total", "counter", ("direction", "part"), "Bytes of chunks from (in) and to (out) sites."
@@ -144,8 +150,9 @@ TELEMETRY = {  # by the heartbeat's names; absent for a site whose policy does n
 }
 METRICS: tuple[Metric, ...] = (
     BUILD, RUNS, ROUND, PLANNED, PHASE, SECONDS, ROUND_SITES, OPENED, DEADLINE, QUORUM, ROUNDS, UPDATES, NORM, BYTES,
-    RESUMED, SITES, LAST_PROGRESS, PROGRESS, COVERED, SHIFT, MIN_DISTANCE, SCORE, CHECKPOINT, RECOVERIES, CERT_EXPIRY,
-    EVENT_LOOP_LAG, STATE_DISK_FREE, SITE_PHASE, SITE_EPOCH, SITE_REGISTERED, *TELEMETRY.values(),
+    RESUMED, SCORES_REFUSED, SITES, LAST_PROGRESS, PROGRESS, COVERED, SHIFT, MIN_DISTANCE, SCORE, CHECKPOINT,
+    RECOVERIES, CERT_EXPIRY, EVENT_LOOP_LAG, STATE_DISK_FREE, SITE_PHASE, SITE_EPOCH, SITE_REGISTERED,
+    *TELEMETRY.values(),
 )  # fmt: skip
 # Buckets of the histograms: from the 0.1 s of a simulated round to a day of training at a hospital.
 PHASE_SECONDS = (0.1, 0.3, 1, 3, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200, 14_400, 43_200, 86_400)
@@ -171,6 +178,7 @@ class ServerMetrics:
         self._rounds, self._updates = ROUNDS.counter(self.registry), UPDATES.counter(self.registry)
         self._norms, self._bytes = NORM.histogram(self.registry, NORMS), BYTES.counter(self.registry)
         self._resumed, self._recoveries = RESUMED.counter(self.registry), RECOVERIES.counter(self.registry)
+        self._scores_refused = SCORES_REFUSED.counter(self.registry)
         for outcome in OUTCOMES:  # exported as 0: `increase()` misses the first event of a series that begins at 1
             self._rounds.labels(outcome)
         for verdict in (*(verdict.value for verdict in Verdict if verdict is not Verdict.INVALID), "set-aside"):
@@ -193,6 +201,10 @@ class ServerMetrics:
     def update_judged(self, verdict: Verdict, code: str = "") -> None:
         """A verdict on an update was recorded; `code` (of `RejectionCode`) with INVALID only."""
         self._updates.labels(verdict.value, code).inc()
+
+    def scores_refused(self) -> None:
+        """A site's report of scores was refused."""
+        self._scores_refused.inc()
 
     def update_norm(self, norm: float) -> None:
         """Observe the Euclidean norm of an accepted update less its base."""

@@ -25,7 +25,7 @@ class RejectionCode(StrEnum):
     CONTENTS = "contents"  # the bytes are a payload of other tensors than were announced
     NOT_FINITE = "not-finite"  # a tensor holds NaN or infinity
     NORM = "norm"  # the update is further from its base than the run allows
-    SCALARS = "scalars"  # the metrics are too many, badly named or not finite
+    SCALARS = "scalars"  # the metrics have a name or value that no training gives, or are too many
     COUNT = "count"  # the example count is withheld where it is needed, or cannot be
     EQUIVOCATION = "equivocation"  # another update was already accepted for the same task
 

@@ -22,11 +22,11 @@ from protofed.client.privacy.policy import (
     ReleasedTelemetry,
 )
 from protofed.client.privacy.rules import PolicyRules
-from protofed.client.training.score_sets import SCALARS
 from protofed.common import codec
 from protofed.common.config.recipe import read_table
 from protofed.common.errors import ConfigError, PolicyViolationError
 from protofed.common.payload import Part, Tensors, Update, describe
+from protofed.common.protocol.score_names import SCALARS
 from protofed.common.protocol.telemetry import Telemetry
 from protofed.common.tensors import same_tensors
 from protofed.deploy import shipped

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from protofed.client.privacy.score_disclosures import discloses, is_own, tells_of_classes
-from protofed.client.training.score_sets import SCALARS
+from protofed.common.protocol.score_names import SCALARS
 
 NOTHING = discloses("global.accuracy")
 
@@ -22,3 +22,8 @@ def test_a_score_of_a_class_discloses_what_its_family_does() -> None:
     assert discloses("personal.local.recall.3") == discloses("personal.local.recall") != discloses("personal.recall")
     assert is_own("personal.recall.3")
     assert not is_own("global.recall.3")
+
+
+def test_a_number_of_a_plugins_own_is_the_sites() -> None:
+    assert is_own("train.drift")
+    assert discloses("train.drift") != NOTHING

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from protofed.client.data.site_data import Examples, SiteData
 from protofed.client.training.evaluation import (
-    BINS,
     Tally,
     groups_of,
     personal_scores,
@@ -27,6 +26,7 @@ from protofed.client.training.evaluation import (
 )
 from protofed.common.config.recipe import Input
 from protofed.common.errors import ConfigError, DataError
+from protofed.common.protocol.score_names import BINS
 from protofed.common.statistics import spread
 
 GOLDEN = Path(__file__).parents[2] / "golden"

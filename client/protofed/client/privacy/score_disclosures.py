@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from protofed.common.protocol.messages import score_family
 
-LOSS, PERSONAL, LOCAL = "loss", "personal.", ".local."
+LOSS, TRAINING, PERSONAL, LOCAL = "loss", "train.", "personal.", ".local."
 
 
 def is_own(name: str) -> bool:
     """Whether a score is of the site's own data or its own model, unlike an evaluator's of the global model."""
-    return name == LOSS or tells_of_classes(name)
+    return name == LOSS or name.startswith(TRAINING) or tells_of_classes(name)
 
 
 def tells_of_classes(name: str) -> bool:
@@ -22,6 +22,8 @@ def discloses(name: str) -> str:
     family = score_family(name)
     if family in _BY_NAME:
         return _BY_NAME[family]
+    if family.startswith(TRAINING):
+        return _TRAINING
     if LOCAL in family:
         return _BY_LOCAL_SCORE.get(family.rpartition(".")[2], _LOCAL)
     return _PERSONAL if family.startswith(PERSONAL) else _GLOBAL
@@ -39,6 +41,7 @@ _BY_LOCAL_SCORE = {
     "each class.",
     "recall": "One fraction k/m a class: which classes the site's own test set has, and how many examples of each.",
 }
+_TRAINING = "A number of a plug-in's own, computed on the site's training examples: its author knows what it tells."
 _LOCAL = "Taken over the site's own test set: which classes it has; over some rounds, how many examples of each."
 _PERSONAL = "How well the site's own model knows each class: which classes the site has, and which are common there."
 _GLOBAL = "Nothing of the site's own data: it is of the run's model, on the test set that all share."

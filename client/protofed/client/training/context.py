@@ -16,6 +16,7 @@ from protofed.client.data.site_data import SiteData
 from protofed.client.models.split import SplitModel
 from protofed.common.config.recipe import Plan
 from protofed.common.payload import Part, Payload, SiteId, Tensors, Update
+from protofed.common.protocol.score_names import LOSS
 
 RECENT_STEPS = 64  # that `step_seconds` averages
 
@@ -159,8 +160,13 @@ class FitContext:
     ranks: Ranks = field(default_factory=SingleProcess)
 
     def update(self, payload: Payload, **metrics: float) -> Update:
-        """The update that this site offers; the policy decides what of it leaves."""
-        return Update(self.site, payload, metrics, weight=float(len(self.data.train)))
+        """The update that this site offers; the policy decides what of it leaves.
+
+        Args:
+            metrics: `loss`, and up to 16 numbers of the method's own, which become `train.<name>`.
+        """
+        named = {name if name == LOSS else f"train.{name}": value for name, value in metrics.items()}
+        return Update(self.site, payload, named, weight=float(len(self.data.train)))
 
 
 def seeded(seed: int, round: int, site: SiteId, device: torch.device) -> torch.Generator:

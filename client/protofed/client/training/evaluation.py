@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from protofed.client.data.site_data import Examples, SiteData
 from protofed.common.errors import ConfigError, DataError
+from protofed.common.protocol.score_names import BINS
 
-BINS = 15  # of the calibration error, as in Guo et al., ICML 2017
 BELOW_ONE = 1 - 2**-53  # the largest confidence of the last bin: torchmetrics gives exactly 1 a bin of its own
 
 

@@ -1,4 +1,4 @@
-"""Which scores a site takes of which model, on which test set, and how they are named."""
+"""Which scores a site takes of which model, on which test set; `common.protocol.score_names` has their names."""
 
 from __future__ import annotations
 
@@ -16,11 +16,6 @@ from protofed.client.training.evaluation import (
     tally,
 )
 from protofed.common.config.recipe import Recipe
-
-SCORES = ("accuracy", "balanced_accuracy", "recall", "auroc", "ece", "many", "medium", "few", "groups")
-TESTS = ("global", "personal", "global.local", "personal.local")
-RELIABILITY = frozenset(f"global.reliability.{name}" for name in ("accuracy", "confidence", "share"))
-SCALARS = RELIABILITY | {"loss", "personal.pm_v", "personal.pm_l"} | {f"{of}.{name}" for of in TESTS for name in SCORES}
 
 
 def on_test(model: nn.Module, data: SiteData, recipe: Recipe) -> dict[str, float]:

@@ -22,7 +22,6 @@ from protofed.client.privacy.policy import Policy
 from protofed.client.privacy.rules import PolicyRules
 from protofed.client.state.disk_store import DiskStore
 from protofed.client.state.store import MemoryStore, Store
-from protofed.client.training.score_sets import SCALARS
 from protofed.client.transport.link import Link
 from protofed.common import plugins
 from protofed.common.codec import DTYPES
@@ -30,6 +29,7 @@ from protofed.common.config.recipe import Recipe
 from protofed.common.errors import ConfigError
 from protofed.common.payload import Part, SiteId
 from protofed.common.protocol.messages import MOST_BYTES, Role, Task
+from protofed.common.protocol.score_names import SCALARS
 from protofed.deploy.simulation.direct_link import DirectLink as DirectLink
 from protofed.server.assembly import open_server
 from protofed.server.rounds.coordinator import Coordinator

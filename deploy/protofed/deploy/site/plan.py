@@ -20,11 +20,11 @@ from protofed.client.models.catalogue import architectures, build
 from protofed.client.models.split import dump
 from protofed.client.privacy.policy import GateContext, Policy, PolicyRefusedError
 from protofed.client.privacy.score_disclosures import discloses
-from protofed.client.training.score_sets import RELIABILITY, SCORES
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import PolicyViolationError
 from protofed.common.payload import NOT_ON_THE_WIRE, Part, Payload, Tensors, TensorSpec, Update, describe
 from protofed.common.plugins import PluginKind, is_plugin
+from protofed.common.protocol.score_names import RELIABILITY, SCORES
 from protofed.deploy.site.plan_rules import sentences
 from protofed.server.method import server_methods
 

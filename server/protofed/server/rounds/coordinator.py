@@ -20,11 +20,11 @@ from protofed.common.protocol.messages import (
     TaskKind,
     Wait,
 )
-from protofed.server.method import NOTHING
+from protofed.common.protocol.score_names import ScoreNames
 from protofed.server.rounds import phases
 from protofed.server.rounds.context import ServerContext
 from protofed.server.rounds.driver import Driver
-from protofed.server.rounds.intake import UploadIntake, scalars_problem
+from protofed.server.rounds.intake import UploadIntake
 from protofed.server.rounds.publisher import Published
 
 
@@ -39,9 +39,12 @@ class Coordinator:
     def __init__(self, recipe: Recipe, context: ServerContext) -> None:
         self.recipe, self.run = recipe, recipe.name
         self._ledger, self._presence, self._clock = context.ledger, context.presence, context.clock
+        self._metrics = context.metrics
         self._driver = Driver(recipe, context)
         self._invitations = self._driver.invitations
         self.intake = UploadIntake(recipe, context, self._driver)
+        switched_on = {key for key, value in recipe.evaluation if value is True}
+        self._score_names = ScoreNames(recipe.classes, switched_on)
 
     @property
     def phase(self) -> phases.Phase:
@@ -129,17 +132,20 @@ class Coordinator:
         return Signal.CONTINUE
 
     def report_scores(self, site: SiteId, instance: str, task_id: str, scores: Scores) -> None:
-        """Record a site's scores; scores that come too late are acknowledged and dropped.
+        """Record a site's scores, once for each task; scores that come too late are acknowledged and dropped.
 
         Raises:
-            ProtocolError: they are too many, badly named or not finite.
+            ProtocolError: one of them has a name that this run or the site's role does not have, or a value that no
+                score has; none of them counts, and the site is not asked again.
         """
         self._presence.seen(site, instance)
         row = self.intake.invitation(site, task_id, TaskKind.SCORE)
-        if problem := scalars_problem(scores, None, NOTHING):
-            raise ProtocolError(problem.text)
         if not self._invitations.has(row):
             return  # an error would make the daemon retry what can never count
+        if problem := self._score_names.problem(scores, self._presence.roles(site)):
+            self._metrics.scores_refused()
+            self._driver.decline(row, "its scores were refused")
+            raise ProtocolError(f"scores refused: {problem}")
         self._ledger.add_scores(row, scores)
         self._driver.answered(row, phases.ScoresArrived(site))
 

@@ -9,9 +9,7 @@ update that passes it.
 from __future__ import annotations
 
 import math
-import re
 import threading
-from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -23,6 +21,7 @@ from protofed.common.config.recipe import Recipe
 from protofed.common.errors import CodecError, ProtocolError
 from protofed.common.payload import Array, Part, Payload, SiteId, TensorSpec
 from protofed.common.protocol.messages import Manifest, Receipt, Scores, TaskKind, Verdict
+from protofed.common.protocol.score_names import metrics_problem
 from protofed.server.method import ExpectedUpdate
 from protofed.server.rounds import phases
 from protofed.server.rounds.context import ServerContext
@@ -34,9 +33,7 @@ log = structlog.get_logger()
 MAX_REJECTED = 8  # updates for one invitation: each stays in the ledger, and a broken site must not fill the disk
 MAX_UPDATE_BYTES = 4 << 30
 LARGEST_JUMP = 10  # factor between a site's example counts in two rounds: sites grow, but not by that much
-MAX_SCALARS = 2048  # a recall for each of some hundred classes, on two test sets
 BLOCK = 1 << 16  # elements of a difference in memory at a time: 512 KiB in float64
-_SCALAR = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
 class UploadIntake:
@@ -285,14 +282,10 @@ def examined(data: bytes, manifest: Manifest, base: Payload | None, max_update_n
     return UpdateProblem(RejectionCode.NORM, text)
 
 
-def scalars_problem(
-    scalars: Mapping[str, float], weight: float | None, expected: ExpectedUpdate
-) -> UpdateProblem | None:
-    """Whether the numbers beside the tensors are usable: few enough, well named, finite, in range."""
-    if len(scalars) > MAX_SCALARS or not all(map(math.isfinite, scalars.values())):
-        return UpdateProblem(RejectionCode.SCALARS, f"metrics: expected at most {MAX_SCALARS} finite numbers")
-    if not all(map(_SCALAR.fullmatch, scalars)):
-        return UpdateProblem(RejectionCode.SCALARS, "metrics: a name is 1 to 64 of A-Z, a-z, 0-9, '_', '.', '-'")
+def scalars_problem(metrics: Scores, weight: float | None, expected: ExpectedUpdate) -> UpdateProblem | None:
+    """Whether the numbers beside the tensors are those of a training, each in its range."""
+    if (text := metrics_problem(metrics)) is not None:
+        return UpdateProblem(RejectionCode.SCALARS, text)
     if expected.weight and weight is None:
         text = "the total example count is missing: this run weights by it, and the site's policy withholds it"
         return UpdateProblem(RejectionCode.COUNT, text)

@@ -117,6 +117,11 @@ class SitePresence:
         """The operator's reason for excluding a site; None: it is not excluded."""
         return self._excluded.get(site)
 
+    def roles(self, site: SiteId) -> frozenset[Role]:
+        """The roles that a site is enrolled with."""
+        presence = self._present.get(site)
+        return frozenset() if presence is None else presence.roles
+
     def look(self, site: SiteId) -> tuple[float, str] | None:
         """Seconds since the daemon's last progress, and its activity in words; None: no daemon has enrolled."""
         presence = self._present.get(site)

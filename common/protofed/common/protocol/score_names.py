@@ -1,0 +1,118 @@
+"""The closed list of numbers that sites may report: their names, who reports them, and the range of each.
+
+Sites name their scores by it, policies choose from it, and the server refuses whatever is not in it: a name that nobody
+computes, or a value that no model can have, must reach no table, report or alert.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from protofed.common.errors import short
+from protofed.common.protocol.messages import Role, Scores
+
+BINS = 15  # of the calibration error and the reliability diagram, as in Guo et al., ICML 2017
+SCORES = ("accuracy", "balanced_accuracy", "recall", "auroc", "ece", "many", "medium", "few", "groups")
+# By the prefix of a score, the role that takes it. The scores of the global model on the shared test set are the
+# federation's headline: evaluators take them, and nobody else.
+TESTS = {
+    "global": Role.EVALUATOR,
+    "personal": Role.TRAINER,
+    "global.local": Role.TRAINER,
+    "personal.local": Role.TRAINER,
+}
+RELIABILITY = frozenset(f"global.reliability.{name}" for name in ("accuracy", "confidence", "share"))
+ONE = 1 + 1e-6  # the largest score: sums in float32 may exceed 1 by their rounding
+LOSS = "loss"
+MOST_LOSS = 1e9  # a loss of training; a model that gives more has diverged
+OWN_METRIC = re.compile(r"train\.[a-z][a-z0-9_]{0,31}")  # a number that a plug-in's method reports of its training
+MOST_OWN_METRICS, MOST_OWN_METRIC = 16, 1e9  # of one update, and the largest absolute value of one
+_INDEX = re.compile(r"0|[1-9][0-9]{0,5}")  # one spelling for each number, ASCII digits only
+
+Indexed = Literal["none", "class", "bin"]
+Needs = Literal["", "frequency_groups", "probabilities"]  # the key of [evaluation] without which nobody has the score
+
+
+@dataclass(frozen=True)
+class ScoreFamily:
+    """Scores of one name but for the number at its end; all of them are shares, from 0 to 1."""
+
+    role: Role
+    indexed: Indexed = "none"
+    needs: Needs = ""
+
+
+def _families() -> Iterator[tuple[str, ScoreFamily]]:
+    groups, probabilities = ("many", "medium", "few", "groups"), ("auroc", "ece")
+    for test, role in TESTS.items():
+        for score in SCORES:
+            needs: Needs = "frequency_groups" if score in groups else "probabilities" if score in probabilities else ""
+            yield f"{test}.{score}", ScoreFamily(role, "class" if score == "recall" else "none", needs)
+    for name in ("personal.pm_v", "personal.pm_l"):
+        yield name, ScoreFamily(Role.TRAINER)
+    for name in RELIABILITY:
+        yield name, ScoreFamily(Role.EVALUATOR, "bin", "probabilities")
+
+
+FAMILIES = dict(_families())
+SCALARS = FAMILIES.keys() | {LOSS}  # whatever a policy may name of protofed's own
+
+
+@dataclass(frozen=True)
+class ScoreNames:
+    """The scores that one run can have.
+
+    Attributes:
+        classes: of the run, C.
+        evaluation: keys of `[evaluation]` that the recipe switches on.
+    """
+
+    classes: int
+    evaluation: Collection[str] = ()
+
+    def problem(self, scores: Scores, roles: Collection[Role]) -> str | None:
+        """Why a site of these roles cannot report these scores, by the first one's name; None: it can.
+
+        There can be no more scores than names, so their number needs no bound of its own.
+        """
+        for name, value in sorted(scores.items()):
+            if (family := self._family(name)) is None:
+                return f"'{short(name)}' is no score of this run"
+            if family.role not in roles:
+                return f"'{name}' is a score that only a site enrolled as {family.role} reports"
+            if not 0 <= value <= ONE:
+                return f"{name} = {value:g}: expected 0 to 1"
+        return None
+
+    def _family(self, name: str) -> ScoreFamily | None:
+        if (family := FAMILIES.get(name)) is not None and family.indexed == "none":
+            return family if self._is_on(family) else None
+        stem, _, index = name.rpartition(".")
+        family = FAMILIES.get(stem)
+        if family is None or family.indexed == "none" or not self._is_on(family) or not _INDEX.fullmatch(index):
+            return None
+        return family if int(index) < (BINS if family.indexed == "bin" else self.classes) else None
+
+    def _is_on(self, family: ScoreFamily) -> bool:
+        return not family.needs or family.needs in self.evaluation
+
+
+def metrics_problem(metrics: Scores) -> str | None:
+    """Why an update cannot have these numbers beside it; None: it can.
+
+    They are the training's `loss`, and `train.<name>` of a plug-in's method.
+    """
+    for name, value in sorted(metrics.items()):
+        if name == LOSS:
+            if not 0 <= value <= MOST_LOSS:
+                return f"{LOSS} = {value:g}: expected 0 to {MOST_LOSS:g}"
+        elif not OWN_METRIC.fullmatch(name):
+            return f"'{short(name)}' is no number of a training: expected '{LOSS}' or 'train.<name>'"
+        elif not abs(value) <= MOST_OWN_METRIC:  # NaN, too
+            return f"{name} = {value:g}: expected at most {MOST_OWN_METRIC:g} in size"
+    if len(metrics.keys() - {LOSS}) > MOST_OWN_METRICS:
+        return f"{len(metrics)} numbers of a training: expected at most {MOST_OWN_METRICS} beside '{LOSS}'"
+    return None
