@@ -435,3 +435,36 @@ def test_a_state_of_protofed_0_1_is_refused_in_one_sentence(tmp_path: Path) -> N
     with pytest.raises(StateError, match=r"protofed 0\.1, which .* does not read; .* empty state folder"):
         store.unsettled("run")
     store.close()
+
+
+# The last base that was accepted
+
+
+def test_the_last_base_replaces_the_one_before_and_survives(tmp_path: Path) -> None:
+    store = DiskStore(tmp_path)
+    assert store.last_base("run") is None
+    for number in (3, 4, 2):  # the last one after a roll-back
+        store.keep_base("run", number, outcome(number).personal)
+        assert [path.name for path in (tmp_path / "run").iterdir()] == [f"base-{number:06d}.safetensors"]
+    store.close()
+    kept = DiskStore(tmp_path).last_base("run")
+    assert kept is not None
+    assert (kept[0], same_tensors(kept[1], outcome(2).personal)) == (2, True)
+
+
+def test_a_damaged_base_is_an_error_rather_than_none(tmp_path: Path) -> None:
+    store = DiskStore(tmp_path)
+    store.keep_base("run", 1, outcome(1).personal)
+    (tmp_path / "run" / "base-000001.safetensors").write_bytes(b"half")
+    with pytest.raises(StateError):
+        store.last_base("run")
+
+
+def test_what_a_killed_process_left_of_a_base_goes(tmp_path: Path) -> None:
+    store = DiskStore(tmp_path)
+    store.keep_base("run", 1, outcome(1).personal)
+    store.close()
+    left = tmp_path / "run" / f"{files.temporary_name('base-000002.safetensors')}"
+    left.write_bytes(b"half")
+    DiskStore(tmp_path).close()
+    assert not left.exists()

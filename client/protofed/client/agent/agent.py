@@ -6,16 +6,16 @@ import time
 from collections.abc import Callable
 
 import structlog
-import torch
 
+from protofed.client.agent.base_guard import BaseGuard
 from protofed.client.agent.base_models import BaseModelCache
 from protofed.client.agent.enrollment import Enrollment, TaskGate
 from protofed.client.agent.failure_codes import FORESEEN, reason_of
+from protofed.client.agent.first_model import first_model
 from protofed.client.agent.heartbeat import DaemonStatus, TaskAbortedError
 from protofed.client.agent.score_report import OwnScoreKeeper, Scorer
 from protofed.client.agent.site import PreparedRun, prepare
 from protofed.client.agent.site import Site as Site
-from protofed.client.models.catalogue import build
 from protofed.client.models.split import dump
 from protofed.client.privacy.policy import Released
 from protofed.client.privacy.rules import PolicyRules
@@ -76,7 +76,8 @@ class Agent:
         self._enrolled = False
         self._run: PreparedRun | TaskFailedError = TaskFailedError(FailureReason.REFUSED, "no run was prepared")
         self._settled: set[str] = set()  # task_ids of this run that have a receipt
-        self._bases = BaseModelCache(link, self._status)
+        self._guard = BaseGuard(site)
+        self._bases = BaseModelCache(link, self._status, self._check_base)
         self._scorer = Scorer(site, self._status, self._bases)
         self._own_scores = OwnScoreKeeper(site, self._status)
 
@@ -208,10 +209,7 @@ class Agent:
     def _initialise(self, task: Task) -> None:
         """Make the run's first model from its seed; it contains nothing of this site's data."""
         run = self._prepared(task)
-        with torch.random.fork_rng():  # the global generator also serves the site's own layers
-            torch.manual_seed(run.recipe.seed)
-            model = build(run.recipe.model, run.recipe.input, run.recipe.classes, self._site.policy.rules.plugins)
-        first = {Part.BODY: dump(model.body), Part.HEAD: dump(model.head)}
+        first = first_model(run.recipe, self._site.policy.rules.plugins)
         self._push(task, self._release(task, Update(self._site.name, first)))
 
     def _fit(self, task: Task) -> None:
@@ -236,6 +234,13 @@ class Agent:
             self._own_scores.keep(task, update.metrics)
         # Outside of the block: the update is staged, so a crash while it is pushed needs no checkpoints any more.
         self._push(task, released)
+
+    def _check_base(self, task: Task, base: Payload) -> None:
+        try:
+            self._guard.check(self._prepared(task), task, base)
+        except PolicyViolationError as violation:
+            self._on_refusal(task, violation)
+            raise
 
     def _push_staged(self, task: Task, update: Update) -> None:
         self._push(task, self._release(task, update))

@@ -29,6 +29,8 @@ from protofed.common.version import VERSION
 _ROUND = re.compile(r"[0-9]{6,}")  # name of a round's folder; no other name is ever moved or removed
 # What a killed process leaves of a round: a stage that was not renamed yet, or a removal that was not finished.
 _TEMPORARY = re.compile(re.escape(files.TEMPORARY) + _ROUND.pattern + r"(-[0-9a-f]{8})?")
+_TEMPORARY_BASE = re.compile(re.escape(files.TEMPORARY) + r"base-[0-9]{6,}\.safetensors-[0-9a-f]{8}")
+_BASE = re.compile(r"base-([0-9]{6,})\.safetensors")  # the last base that was accepted, with its round
 DOWNLOADS_FOLDER = ".incoming"  # run names cannot begin with a dot, so no run's folder collides with it
 
 
@@ -57,6 +59,8 @@ class DiskStore:
             for path in run.glob(f"{files.TEMPORARY}*") if run.is_dir() else ():
                 if _TEMPORARY.fullmatch(path.name):  # a user's own file with such a prefix stays
                     shutil.rmtree(path, ignore_errors=True)
+                elif _TEMPORARY_BASE.fullmatch(path.name):
+                    path.unlink(missing_ok=True)
 
     def secret(self) -> bytes:
         """The site's secret; the first call creates it in the folder."""
@@ -70,6 +74,19 @@ class DiskStore:
         folder = self._round(run, max(rounds))
         memory, personal = (_read_payload(folder / f"{name}.safetensors") for name in ("memory", "personal"))
         return SiteState(max(rounds), memory, personal)
+
+    def last_base(self, run: str) -> tuple[int, Payload] | None:
+        """See `Store.last_base`. A damaged file raises StateError: without it a server could send any model."""
+        bases = self._bases(run)
+        return None if not bases else (max(bases), _read_payload(bases[max(bases)]))
+
+    def keep_base(self, run: str, round: int, base: Payload) -> None:
+        """See `Store.keep_base`. The new file is durable before the old one goes."""
+        path = self._folder / run / f"base-{round:06d}.safetensors"
+        files.write(path, codec.encode(base))
+        for stored in self._bases(run).values():
+            if stored != path:
+                stored.unlink(missing_ok=True)
 
     def unsettled(self, run: str) -> list[tuple[Task, Update]]:
         """See `Store.unsettled`."""
@@ -129,6 +146,11 @@ class DiskStore:
     def close(self) -> None:
         """Unlock the folder for another daemon."""
         self._lock.release()
+
+    def _bases(self, run: str) -> dict[int, Path]:
+        folder = self._folder / run
+        names = [_BASE.fullmatch(path.name) for path in folder.iterdir()] if folder.is_dir() else []
+        return {int(name[1]): folder / name[0] for name in names if name}
 
     def _rounds(self, run: str) -> list[int]:
         folder = self._folder / run

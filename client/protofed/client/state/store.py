@@ -60,6 +60,16 @@ class Store(Protocol):
     def last_counted(self, run: str, before: int) -> SiteState:
         """The state after the newest counted round below `before`; an empty state if there is none."""
 
+    def last_base(self, run: str) -> tuple[int, Payload] | None:
+        """The last base that `keep_base` stored for a run, with its round; None: there is none."""
+
+    def keep_base(self, run: str, round: int, base: Payload) -> None:
+        """Store durably the base that the site accepted last, in place of the one before.
+
+        Args:
+            round: that published it; 0: the first model.
+        """
+
     def unsettled(self, run: str) -> list[tuple[Task, Update]]:
         """Staged updates without a receipt, the oldest first: the daemon or its connection died in between."""
 
@@ -90,6 +100,7 @@ class MemoryStore:
         self._secret = secret or secrets.token_bytes(BYTES)
         self._counted: dict[str, SiteState] = {}  # by run
         self._staged: dict[str, tuple[Task, FitOutcome]] = {}  # by task_id
+        self._bases: dict[str, tuple[int, Payload]] = {}  # by run
 
     def secret(self) -> bytes:
         """The secret given to the constructor, or drawn there."""
@@ -99,6 +110,14 @@ class MemoryStore:
         """See `Store.last_counted`; only the newest round is stored, so an earlier one starts from an empty state."""
         state = self._counted.get(run, SiteState())
         return state if state.round < before else SiteState()
+
+    def last_base(self, run: str) -> tuple[int, Payload] | None:
+        """See `Store.last_base`."""
+        return self._bases.get(run)
+
+    def keep_base(self, run: str, round: int, base: Payload) -> None:
+        """See `Store.keep_base`."""
+        self._bases[run] = (round, base)
 
     def unsettled(self, run: str) -> list[tuple[Task, Update]]:
         """See `Store.unsettled`."""

@@ -1,0 +1,85 @@
+"""Checks every model that the server sends before the site trains or scores with it; `privacy.base_checks` decides."""
+
+from __future__ import annotations
+
+import structlog
+
+from protofed.client.agent.first_model import first_model
+from protofed.client.agent.site import PreparedRun, Site
+from protofed.client.privacy.base_checks import (
+    BaseProblem,
+    BaseStatistics,
+    change_problem,
+    finite_problem,
+    first_problem,
+    statistics,
+    structure_problem,
+)
+from protofed.client.privacy.policy import PolicyRefusedError
+from protofed.common.payload import Payload
+from protofed.common.protocol.messages import Task, TaskKind
+
+log = structlog.get_logger()
+WHAT_TO_DO = (
+    "nothing was trained. Compare the digest with another site's audit log, and ask the coordinator what was sent; "
+    "limits.max_base_change and limits.check_base of the policy say what this site accepts"
+)
+
+
+class BaseGuard:
+    """Remembers, durably, the last base that the site accepted of each run; a base is checked once."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+        self._accepted: tuple[str, str | None, bool] | None = None  # run, digest, whether as the model of round 1
+        self._built: tuple[str, BaseStatistics] | None = None  # recipe's digest, the model that this site builds
+
+    def check(self, run: PreparedRun, task: Task, base: Payload) -> None:
+        """Accept the base of a FIT or SCORE task, or refuse it.
+
+        Raises:
+            PolicyRefusedError: naming the check, the layer and the base's digest.
+            StateError: the last base cannot be read, or this one cannot be stored.
+        """
+        if not self._site.policy.rules.limits.check_base:
+            return
+        version = version_of(task)
+        key = (task.run, task.base_digest, version == 0)
+        if key == self._accepted:
+            return
+        if (problem := self._problem(run, task, base, version)) is not None:
+            raise _refusal(task, problem)
+        self._site.store.keep_base(task.run, version, base)
+        self._accepted = key
+        log.info("model accepted", run=task.run, round=task.round, digest=task.base_digest)
+
+    def _problem(self, run: PreparedRun, task: Task, base: Payload, version: int) -> BaseProblem | None:
+        if (problem := finite_problem(base)) is not None:
+            return problem
+        built = first_model(run.recipe, self._site.policy.rules.plugins) if version == 0 else None
+        if built is not None and (problem := first_problem(base, built, run.recipe.method.options)) is not None:
+            return problem
+        if (problem := structure_problem(base, self._statistics(run, built))) is not None:
+            return problem
+        last = self._site.store.last_base(task.run) if version else None
+        if last is None:  # the site joins later: only what the built model tells
+            return None
+        rounds = max(1, abs(version - last[0]))
+        return change_problem(base, last[1], self._site.policy.rules.limits.max_base_change * rounds)
+
+    def _statistics(self, run: PreparedRun, built: Payload | None) -> BaseStatistics:
+        """Of the built model; the model itself is not kept in memory."""
+        recipe = run.recipe.fingerprint()
+        if self._built is None or self._built[0] != recipe:
+            self._built = recipe, statistics(built or first_model(run.recipe, self._site.policy.rules.plugins))
+        return self._built[1]
+
+
+def version_of(task: Task) -> int:
+    """The round that published the task's base; 0: the first model."""
+    return task.round - 1 if task.kind is TaskKind.FIT else task.round
+
+
+def _refusal(task: Task, problem: BaseProblem) -> PolicyRefusedError:
+    text = f"the model of round {task.round} (digest {task.base_digest}) is refused by check '{problem.check}': "
+    return PolicyRefusedError("limits.check_base", f"{text}{problem.layer} {problem.text}; {WHAT_TO_DO}", problem.layer)

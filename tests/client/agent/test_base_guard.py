@@ -1,0 +1,159 @@
+"""A site trains and scores only with models that its own build, and what it saw before, allow."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import structlog
+from tests.support.scripted_server import RULES, RUN, AgentHarness, work
+
+from protofed.client.agent import base_guard
+from protofed.client.agent.agent import Agent
+from protofed.client.agent.first_model import first_model
+from protofed.client.privacy.policy import PolicyRefusedError
+from protofed.client.state.disk_store import DiskStore
+from protofed.client.state.store import MemoryStore
+from protofed.common.config.recipe import Recipe
+from protofed.common.errors import FailureReason, PolicyViolationError
+from protofed.common.payload import Part, Payload
+from protofed.common.protocol.messages import Task
+
+CHECKED = {**RULES, "limits": {**RULES["limits"], "check_base": True, "max_base_change": 1.0}}
+SEEDS_OWN = first_model(Recipe.model_validate(RUN), frozenset())
+
+
+def scaled(by: float, model: Payload = SEEDS_OWN) -> Payload:
+    """Every weight of the body times a number: it moves by `by - 1` of its norm."""
+    return {**model, Part.BODY: {name: (array * by).astype(array.dtype) for name, array in model[Part.BODY].items()}}
+
+
+def harness(**options: Any) -> AgentHarness:
+    return AgentHarness(rules=dict(CHECKED), **options)
+
+
+def declined_by_policy(site: AgentHarness, *tasks: Task) -> bool:
+    return site.declined() == [(task.task_id, FailureReason.POLICY) for task in tasks]
+
+
+def test_round_one_starts_from_what_the_site_builds_itself() -> None:
+    site = harness()
+    site.fit(1, SEEDS_OWN)
+    work(site.agent(), 1)
+    assert len(site.link.pushed) == 1
+
+
+def test_a_chosen_first_model_is_refused_by_the_policy_with_layer_check_and_digest() -> None:
+    site = harness()
+    chosen = site.fit(1, scaled(1.1))
+    refused: list[tuple[Task, PolicyViolationError]] = []
+    daemon = site.agent()
+    daemon._on_refusal = lambda task, violation: refused.append((task, violation))
+    with structlog.testing.capture_logs() as logs:
+        work(daemon, 1)
+    assert site.link.pushed == []
+    assert declined_by_policy(site, chosen)
+    ((task, violation),) = refused
+    assert task == chosen
+    assert isinstance(violation, PolicyRefusedError)
+    assert (violation.rule, violation.part) == ("limits.check_base", Part.BODY)
+    assert str(chosen.base_digest) in str(violation)
+    assert any("first-model" in str(entry.get("why")) and "body/" in str(entry.get("why")) for entry in logs)
+    assert site.store.last_base("run") is None  # what was refused is no measure for the next one
+
+
+def test_a_policy_may_leave_the_check_out() -> None:
+    site = AgentHarness(rules=dict(RULES))
+    site.fit(1, scaled(1.1))
+    work(site.agent(), 1)
+    assert len(site.link.pushed) == 1
+
+
+def test_later_models_move_within_the_bound_from_the_last_one_seen() -> None:
+    site = harness()
+    daemon = site.agent()
+    site.fit(1, SEEDS_OWN)
+    site.fit(2, scaled(1.8))
+    far = site.fit(3, scaled(4.0))
+    near = site.fit(3, scaled(3.5), task_id="again")
+    work(daemon, 4)
+    assert declined_by_policy(site, far)
+    assert [task.task_id for task, _ in site.link.pushed][-1] == near.task_id
+    kept = site.store.last_base("run")
+    assert kept is not None
+    assert kept[0] == 2
+
+
+def test_rounds_that_the_site_missed_widen_the_bound() -> None:
+    site = AgentHarness(rules=dict(CHECKED), recipe={**RUN, "rounds": 9})
+    daemon = site.agent()
+    site.fit(1, SEEDS_OWN)
+    site.fit(4, scaled(3.5))  # 2.5 norms in three rounds
+    work(daemon, 2)
+    assert [task.round for task, _ in site.link.pushed] == [1, 4]
+
+
+def test_the_last_model_survives_the_daemon(tmp_path: Path) -> None:
+    site = harness(store=DiskStore(tmp_path))
+    site.fit(1, SEEDS_OWN)
+    site.fit(2, scaled(1.8))
+    work(site.agent(), 2)
+    site.restart(tmp_path)
+    far = site.fit(3, scaled(4.0))
+    work(site.agent(), 1)
+    assert declined_by_policy(site, far)
+
+
+def test_a_site_that_joins_later_compares_with_what_it_builds() -> None:
+    site = harness()
+    daemon = site.agent()
+    huge = site.fit(3, scaled(11.0))
+    site.fit(3, scaled(9.0), task_id="smaller")
+    work(daemon, 2)
+    assert declined_by_policy(site, huge)
+    assert len(site.link.pushed) == 1
+
+
+def test_a_model_to_be_scored_is_checked_too() -> None:
+    site = harness()
+    daemon = site.agent()
+    site.fit(1, SEEDS_OWN)
+    work(daemon, 1)
+    constant = {**SEEDS_OWN, Part.BODY: {name: np.zeros_like(a) for name, a in SEEDS_OWN[Part.BODY].items()}}
+    task = site.score(1, constant)
+    work(daemon, 1)
+    assert declined_by_policy(site, task)
+    assert site.link.scores == []
+
+
+def test_a_base_is_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    checked: list[int] = []
+    before = base_guard.structure_problem
+
+    def counted(*given: Any) -> Any:
+        checked.append(1)
+        return before(*given)
+
+    monkeypatch.setattr(base_guard, "structure_problem", counted)
+    site = harness()
+    daemon = site.agent()
+    site.fit(1, SEEDS_OWN)
+    site.score(1, scaled(1.2))
+    site.fit(2, scaled(1.2))
+    work(daemon, 3)
+    assert (len(site.link.pushed), len(site.link.scores), len(checked)) == (2, 1, 2)
+
+
+def test_the_first_model_counts_as_such_even_if_it_was_seen_as_another() -> None:
+    site = harness()
+    daemon: Agent = site.agent()
+    site.fit(2, scaled(1.5))
+    first = site.fit(1, scaled(1.5), task_id="back")
+    work(daemon, 2)
+    assert declined_by_policy(site, first)
+
+
+def test_sites_share_no_memory_of_bases() -> None:
+    assert MemoryStore().last_base("run") is None
