@@ -34,7 +34,7 @@ from protofed.common.errors import (
     TaskFailedError,
 )
 from protofed.common.failpoint import reach
-from protofed.common.payload import Part, Update
+from protofed.common.payload import Part, Payload, Update
 from protofed.common.protocol.messages import Activity, Assignment, Finished, Progress, Task, TaskKind, Verdict, Wait
 
 log = structlog.get_logger()
