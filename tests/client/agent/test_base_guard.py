@@ -10,9 +10,9 @@ import pytest
 import structlog
 from tests.support.scripted_server import RULES, RUN, AgentHarness, work
 
-from protofed.client.agent import base_guard
 from protofed.client.agent.agent import Agent
 from protofed.client.agent.first_model import first_model
+from protofed.client.privacy import base_checks
 from protofed.client.privacy.policy import PolicyRefusedError
 from protofed.client.state.disk_store import DiskStore
 from protofed.client.state.store import MemoryStore
@@ -130,13 +130,13 @@ def test_a_model_to_be_scored_is_checked_too() -> None:
 
 def test_a_base_is_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
     checked: list[int] = []
-    before = base_guard.structure_problem
+    before = base_checks.structure_problem
 
     def counted(*given: Any) -> Any:
         checked.append(1)
         return before(*given)
 
-    monkeypatch.setattr(base_guard, "structure_problem", counted)
+    monkeypatch.setattr("protofed.client.agent.base_guard.structure_problem", counted)
     site = harness()
     daemon = site.agent()
     site.fit(1, SEEDS_OWN)
