@@ -13,8 +13,10 @@ import pytest
 import structlog
 from tests.support.disturbed_run import RUN, close_channels, disturbed_run
 
+from protofed.client.privacy.policy import Policy
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import ConfigError, StateError
+from protofed.deploy import shipped
 from protofed.deploy.cli import main
 from protofed.deploy.cli import report as cli_report
 from protofed.deploy.operator.connection import Operator
@@ -43,9 +45,14 @@ SECTIONS = [
 ]
 
 
-def told(folder: Path, recipe: Recipe, until: Callable[[Any], bool] = lambda _running: False) -> dict[str, Any]:
+def told(
+    folder: Path,
+    recipe: Recipe,
+    until: Callable[[Any], bool] = lambda _running: False,
+    policy: Policy | None = None,
+) -> dict[str, Any]:
     """The run record of a simulation that goes on until then, or to its end."""
-    with simulation(recipe, folder) as running:
+    with simulation(recipe, folder, policy=policy) as running:
         running.go(until=lambda: until(running))
     return cli_report.run_record_of(folder, recipe.name)
 
@@ -187,6 +194,53 @@ def test_a_run_of_any_size_has_a_page_of_sensible_size(
     assert sections["participation"].count("site-01") == 2  # of the calendar, and of the table behind it
     widest = max(len(row) for row in re.findall(r"<tr>.*?</tr>", html))
     assert widest < 12_000
+
+
+# Sites that keep their own scores
+
+
+STANDARD = Policy.read(shipped.folder("policies") / "standard.toml")
+KEPT = "keep the scores of their own models (their policies)"
+EVALUATION = {"frequency_groups": True, "probabilities": True}
+
+
+def test_where_sites_keep_their_scores_the_page_says_so_and_shows_an_evaluators(
+    tmp_path: Path, recipe_of: RecipeOf
+) -> None:
+    run_record = told(tmp_path, recipe_of("fednh", rounds=2, evaluation=EVALUATION), policy=STANDARD)
+    html, sections = page(run_record)
+    assert run_record["classes"]["judged_by"] == "global.accuracy"
+    assert RunRecord(run_record).keeping == ["site-1", "site-2", "site-3"]
+    for section in ("summary", "curves", "classes", "fairness"):
+        assert f"The sites {KEPT}" in sections[section], section
+    assert "The global model was scored by evaluator." in sections["summary"]
+    assert "own models: mean" not in sections["summary"]
+    assert "own, newest" not in sections["classes"]
+    assert "Own models" not in sections["curves"] + sections["groups"] + sections["calibration"]
+    assert "personal." not in html
+    assert not re.search(r"\bnan\b", html, re.IGNORECASE)
+    assert "<svg" not in html[html.index('id="fairness"') : html.index('id="calibration"')]
+
+
+def test_without_a_global_model_either_nothing_is_claimed(tmp_path: Path, recipe_of: RecipeOf) -> None:
+    run_record = told(tmp_path, recipe_of("solo", rounds=1, evaluation=EVALUATION), policy=STANDARD)
+    html, sections = page(run_record)
+    assert (run_record["scores"], run_record["classes"]["judged_by"]) == ([], "")
+    for section in ("summary", "curves", "classes", "groups", "fairness", "calibration"):
+        assert KEPT in sections[section], section
+    assert "scored by evaluator" not in sections["summary"]
+    assert "[evaluation]" not in sections["groups"] + sections["calibration"]  # the recipe has it
+    assert not re.search(r"\bnan\b", html, re.IGNORECASE)
+
+
+def test_sites_that_tell_are_told_from_those_that_keep(full: dict[str, Any]) -> None:
+    scores = [
+        {**scored, "sites": {site: of for site, of in scored["sites"].items() if site != "site-2"}}
+        for scored in full["scores"]
+    ]
+    some = {**full, "scores": scores}
+    assert (RunRecord(full).keeping, RunRecord(some).keeping) == ([], ["site-2"])
+    assert f"1 of 3 sites {KEPT}" in page(some)[1]["fairness"]
 
 
 # What went wrong

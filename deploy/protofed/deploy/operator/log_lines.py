@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from protofed.deploy.console.tables import span
+from protofed.deploy.operator.kept_scores import sentence
 from protofed.deploy.operator.screen_header import no_answer, time_left
 from protofed.deploy.operator.snapshot import Attempt, RunSnapshot, SiteSnapshot
 
@@ -27,6 +28,8 @@ def _between(before: RunSnapshot, after: RunSnapshot) -> Iterator[str]:
     yield from _site_lines(before, after)
     if after.scores and after.scored_round != before.scored_round:
         yield _scores(after)
+    if after.keeping and after.keeping != before.keeping:
+        yield sentence(after.keeping)
     if (after.status, after.queue) != (before.status, before.queue):
         yield _status(after)
 

@@ -6,6 +6,7 @@ from rich.filesize import decimal
 from rich.text import Text
 
 from protofed.deploy.console.tables import count, span, styled
+from protofed.deploy.operator.kept_scores import sentence
 from protofed.deploy.operator.snapshot import RunSnapshot, TimeRemaining
 
 WIDEST_BAR = 40  # characters
@@ -18,6 +19,8 @@ def header(snapshot: RunSnapshot, width: int) -> list[Text]:
         lines.append(Text(snapshot.queue, "yellow"))
     if snapshot.ended and snapshot.reason not in ("", snapshot.status):
         lines.append(Text(snapshot.reason, "bold red" if snapshot.status == "failed" else ""))
+    if snapshot.keeping:
+        lines.append(Text(sentence(snapshot.keeping), "dim"))
     if snapshot.trouble:
         lines.append(Text(no_answer(snapshot), "bold red"))
     for line in lines:

@@ -134,6 +134,7 @@ class RunSnapshot:
         rest: time that the run has left; None: it is too early to estimate, the run is paused, or it has ended.
         history: the newest attempts, oldest first.
         problems: of those attempts, newest first.
+        keeping: sites that answered a request for scores of their own models and sent none: their policies keep them.
         trouble: why the server does not answer, empty if it does; all other fields are `silent_s` seconds old.
     """
 
@@ -163,6 +164,7 @@ class RunSnapshot:
     scored_round: int
     scores: tuple[ScoreSnapshot, ...]
     problems: tuple[Problem, ...]
+    keeping: int = 0
     trouble: str = ""
     silent_s: float = field(default=0.0, compare=False)
 

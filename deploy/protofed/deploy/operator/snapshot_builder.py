@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from protofed.common.statistics import lower_is_better
+from protofed.deploy.operator.kept_scores import keeping
 from protofed.deploy.operator.snapshot import ENDED, FAILED, Attempt, Problem, RunSnapshot, ScoreSnapshot, TimeRemaining
 from protofed.deploy.operator.snapshot_sites import printable, sites
 from protofed.protos.v1 import operator_pb2 as pb
@@ -92,6 +93,7 @@ def snapshot(reply: ServerReply, history: WatchHistory, now: float) -> RunSnapsh
         scored_round=reply.detail.scored_round,
         scores=scores(history),
         problems=tuple(problems(rounds))[:MOST_PROBLEMS],
+        keeping=keeping(reply.detail),
     )
 
 

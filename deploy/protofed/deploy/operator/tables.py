@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from protofed.deploy.console.tables import count, plain_table, span, styled
+from protofed.deploy.operator.kept_scores import keeping, sentence
 from protofed.protos.v1 import operator_pb2 as pb
 
 SHOWN_ROUNDS = 10
@@ -48,6 +49,8 @@ def run_parts(detail: pb.RunDetail, *, everything: bool) -> list[RenderableType]
         parts.append(_tasks_table(tasks, "every site's task" if everything else "what failed"))
     if detail.scores:
         parts.append(_scores_table(detail))
+    if sites := keeping(detail):
+        parts.append(Text(sentence(sites), style="dim"))
     return parts
 
 

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any
 
+from protofed.client.privacy.score_disclosures import is_own
 from protofed.common.statistics import Spread, lower_is_better, spreads
 
 LABELS = {
@@ -86,6 +87,12 @@ class RunRecord:
         """Sites that score the global model on the shared test set."""
         return self._sites_with_role("evaluator")
 
+    @property
+    def scored_by(self) -> list[str]:
+        """Evaluators that sent a score of the global model; none where the method has no such model."""
+        scoring = {site for sites in self.scores.values() for site, names in sites.items() if names}
+        return [site for site in self.evaluators if site in scoring]
+
     def tasks(self) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any]]]:
         """Every task with its attempt: (attempt, task)."""
         return ((attempt, task) for attempt in self.attempts for task in attempt["tasks"])
@@ -125,6 +132,16 @@ class RunRecord:
         """A score's values over sites, by round."""
         values = {n: [scores[name] for scores in sites.values() if name in scores] for n, sites in self.scores.items()}
         return {number: of_sites for number, of_sites in values.items() if of_sites}
+
+    @cached_property
+    def keeping(self) -> list[str]:
+        """Sites that trained, answered a request for scores and sent none of their own: their policies keep them."""
+        trained, scored = (
+            {task["site"] for _, task in self.tasks() if (task["kind"], task["task_status"]) == (kind, "reported")}
+            for kind in ("fit", "score")
+        )
+        telling = {site for sites in self.scores.values() for site, names in sites.items() if any(map(is_own, names))}
+        return sorted(trained & scored - telling)
 
     def losses(self) -> dict[int, list[float]]:
         """Training losses over sites, by round."""

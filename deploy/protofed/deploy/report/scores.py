@@ -8,6 +8,7 @@ import numpy as np
 
 from protofed.common.statistics import lower_is_better, spread
 from protofed.deploy.report.document import Cell, Figure, Row, Section, Table
+from protofed.deploy.report.kept_scores import kept_scores
 from protofed.deploy.report.plots import (
     BLUE,
     GREEN,
@@ -34,8 +35,11 @@ CURVES = {  # by score, what its panel is called
 FAIR = ("personal.pm_v", "personal.pm_l", "personal.balanced_accuracy", "personal.local.accuracy")
 MOST_CLASSES = 100  # that are drawn; of more classes, those with the least recall
 PROBABILITIES = "add `[evaluation] probabilities = true` to the recipe"
+FREQUENCY_GROUPS = (
+    "add `[evaluation] frequency_groups = true` to the recipe, with `class_order` if class 0 is not the commonest"
+)
 RELIABILITY = "global.reliability"
-POLICY = "the sites' policies must name"
+OWN_MEAN = "; own models: mean over sites"
 
 
 def curves(record: RunRecord) -> Section:
@@ -43,19 +47,20 @@ def curves(record: RunRecord) -> Section:
     panels = [Panel(title, "%", values) for name, title in CURVES.items() if (values := record.series(name))]
     if losses := record.losses():
         panels.append(Panel("Training loss at the sites", "", losses))
+    kept = kept_scores(record)
     if not panels:
-        return Section("curves", "Over the rounds", missing=["No round has been scored yet."])
+        return Section("curves", "Over the rounds", missing=[kept or "No round has been scored yet."])
     description = "; ".join(_first_and_last(panel) for panel in panels)
     numbers = Table("The numbers behind", ["round", *(p.title for p in panels)], _means(panels), 0, folded=True)
     figure = Figure("Scores over the rounds", f"{description}.", over_rounds(panels), numbers)
-    lead = "Lines are means over sites, bands reach from the worst to the best site."
-    return Section("curves", "Over the rounds", lead=[lead], figures=[figure])
+    lead = ["Lines are means over sites, bands reach from the worst to the best site."]
+    return Section("curves", "Over the rounds", lead=lead, figures=[figure], missing=[kept] if kept else [])
 
 
 def by_class(record: RunRecord) -> Section:
     """Recall of each class: the share of its test images that a model finds."""
     newest = {whose: _recalls(record, "newest", whose) for whose in WHOSE}
-    missing = [_missing_recalls(whose) for whose, recalls in newest.items() if not recalls]
+    missing = [_missing_recalls(record, whose) for whose, recalls in newest.items() if not recalls]
     if not any(newest.values()):
         return Section("classes", "Class by class", missing=missing)
     rounds = {which: record.round_of(which) for which in ("newest", "best")}
@@ -75,7 +80,8 @@ def by_class(record: RunRecord) -> Section:
     title = "Recall by class" if len(drawn_classes) == len(scored) else some_classes
     numbers = _recall_table(record, rounds)
     figure = Figure(title, description, points([record.name(c) for c in drawn_classes], series, "class"), numbers)
-    lead = ["Recall is the share of a class's test images that a model names rightly; own models: mean over sites."]
+    own = OWN_MEAN if newest["personal"] else ""
+    lead = [f"Recall is the share of a class's test images that a model names rightly{own}."]
     if rounds["newest"] != rounds["best"]:
         lead.append(f"The best round is that with the largest {record.raw['classes']['judged_by']}.")
     return Section("classes", "Class by class", lead=lead, figures=[figure], missing=missing)
@@ -89,10 +95,7 @@ def groups(record: RunRecord) -> Section:
         if any(spread is not None for spread in spreads):
             rows.append([name, *("–" if spread is None else formatted("", spread.mean) for spread in spreads)])
     if not rows:
-        missing = (
-            "Not scored: add `[evaluation] frequency_groups = true` to the recipe, with `class_order` if class 0 is "
-            "not the commonest."
-        )
+        missing = _not_scored(record, "frequency_groups", FREQUENCY_GROUPS)
         return Section("groups", "Frequent and rare classes", missing=[missing])
     header = ["model", "many (commonest 20 %)", "medium (next 30 %)", "few (rarest 50 %)", "mean of the three"]
     table = Table(f"Accuracy on groups of classes in round {record.newest}, in %", header, rows)
@@ -103,14 +106,16 @@ def fairness(record: RunRecord) -> Section:
     """How far apart the sites' own models are."""
     names = [name for name in FAIR if name in record.latest_spreads]
     if not names:
-        missing = f"No site has reported a score of its own model: {POLICY} `personal.pm_v` and the like (`metrics`)."
+        missing = kept_scores(record) or "No site has reported a score of its own model."
         return Section("fairness", "Site by site", missing=[missing])
     sites = sorted({site for name in names for site in record.site_scores(name)})
     looks = zip(names, (BLUE, ORANGE, GREEN, "black"), ("o", "^", "s", "D"), strict=False)
     series = [Series(CURVES[name], record.site_scores(name), colour, marker) for name, colour, marker in looks]
     description = "; ".join(_spread_text(record, name) for name in names)
     figure = Figure("Every site's own model", f"{description}.", horizontal_points(sites, series))
-    return Section("fairness", "Site by site", figures=[figure], tables=[_site_table(record, names, sites)])
+    kept = kept_scores(record)
+    tables, missing = [_site_table(record, names, sites)], [kept] if kept else []
+    return Section("fairness", "Site by site", figures=[figure], tables=tables, missing=missing)
 
 
 def calibration(record: RunRecord) -> Section:
@@ -121,7 +126,7 @@ def calibration(record: RunRecord) -> Section:
         if (values := record.series(f"{whose}.ece"))
     ]
     if not panels:
-        return Section("calibration", "Calibration", missing=[f"Not scored: {PROBABILITIES}."])
+        return Section("calibration", "Calibration", missing=[_not_scored(record, "probabilities", PROBABILITIES)])
     numbers = Table("The numbers behind", ["round", *(p.title for p in panels)], _means(panels, 4), 0, folded=True)
     description = "; ".join(
         f"{p.title}: {np.mean(p.values[max(p.values)]):.3f} in round {max(p.values)}" for p in panels
@@ -203,15 +208,24 @@ def _recall_table(record: RunRecord, rounds: Mapping[str, int | None]) -> Table:
         extent = f"{formatted('', min(values))} to {formatted('', max(values))}" if values else "–"
         mean = formatted("", float(np.mean(values))) if values else "–"
         cells = [formatted("", recalls[c]) if c in recalls else "–" for recalls in shared]
-        rows.append([record.name(c), *cells, mean, formatted("", best[c]) if c in best else "–", extent])
-    header = ["class", "global, newest", "global, best", "own, newest", "own, best", "own, newest: worst to best site"]
+        own_cells = [mean, formatted("", best[c]) if c in best else "–", extent] if own else []
+        rows.append([record.name(c), *cells, *own_cells])
+    own_header = ["own, newest", "own, best", "own, newest: worst to best site"] if own else []
+    header = ["class", "global, newest", "global, best", *own_header]
     return Table("The numbers behind, in %", header, rows, 0, folded=True)
 
 
-def _missing_recalls(whose: str) -> str:
+def _not_scored(record: RunRecord, key: str, advice: str) -> str:
+    """Why scores of `[evaluation] key` are absent."""
+    if not record.recipe.get("evaluation", {}).get(key):
+        return f"Not scored: {advice}."
+    return kept_scores(record) or "No site has reported these scores yet."
+
+
+def _missing_recalls(record: RunRecord, whose: str) -> str:
     if whose == "global":
         return "No recalls of the global model: they take an evaluator (`--role evaluator`) and a global model."
-    return f"No recalls of the sites' own models: {POLICY} `personal.recall`, which tells of a site's classes."
+    return kept_scores(record) or "No recalls of the sites' own models: they would tell which classes a site has."
 
 
 def _spread_text(record: RunRecord, name: str) -> str:

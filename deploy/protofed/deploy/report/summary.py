@@ -8,6 +8,7 @@ from protofed.common.citations import paper
 from protofed.common.statistics import Spread
 from protofed.deploy.console.tables import count as counted
 from protofed.deploy.report.document import Section, Table, Tile
+from protofed.deploy.report.kept_scores import kept_scores
 from protofed.deploy.report.record import GROUPS, LABELS, RunRecord, duration, formatted, label, megabytes, percent, utc
 from protofed.server.operator.run_record import JUDGED_BY
 
@@ -24,9 +25,7 @@ def summary(record: RunRecord) -> Section:
         lead=[_trained(record), _participants(record), _outcome(record), *_quality(record)],
         points=problems(record),
         tables=[table] if (table := _model_comparison(record)) is not None else [],
-        missing=[]
-        if record.latest_spreads
-        else ["No scores were reported: the run has not got as far as a scored round."],
+        missing=_missing(record),
     )
 
 
@@ -62,6 +61,14 @@ def problems(record: RunRecord) -> list[str]:
     return ["Nothing went wrong: no round was repeated, no update was refused, every site reported."]
 
 
+def _missing(record: RunRecord) -> list[str]:
+    if record.latest_spreads:
+        return []
+    if record.keeping:
+        return ["No scores are here: no evaluator scored a model of all sites, and the sites keep their own."]
+    return ["No scores were reported: the run has not got as far as a scored round."]
+
+
 def _trained(record: RunRecord) -> str:
     recipe = record.recipe
     method = paper(recipe["method"]["name"]).title
@@ -72,7 +79,7 @@ def _trained(record: RunRecord) -> str:
 
 
 def _participants(record: RunRecord) -> str:
-    sites, evaluators = record.sites, record.evaluators
+    sites, evaluators = record.sites, record.scored_by
     if not sites:
         return "No site was asked to train."
     named = ", ".join(sites[:NAMED_SITES]) + (", …" if len(sites) > NAMED_SITES else "")
@@ -114,7 +121,8 @@ def _quality(record: RunRecord) -> list[str]:
         c = min(recalls, key=lambda number: recalls[number])
         least = f"class {record.name(c)} is found least by the global model, {percent(recalls[c])} of its images"
         clauses.append(least if clauses else least[0].upper() + least[1:])
-    return [f"{'; '.join(clauses)}."] if clauses else []
+    kept = kept_scores(record)
+    return [*([f"{'; '.join(clauses)}."] if clauses else []), *([kept] if kept else [])]
 
 
 def _model_comparison(record: RunRecord) -> Table | None:
@@ -125,8 +133,12 @@ def _model_comparison(record: RunRecord) -> Table | None:
     ordered = sorted(scores, key=lambda score: (order.index(score) if score in order else len(order), score))
     if not ordered:
         return None
+    title = f"Scores of round {record.newest}, in % where nothing else is said"
+    if not any(name.startswith("personal.") for name in names):
+        rows = [[label(f"global.{score}"), _pair(record, score)[0]] for score in ordered]
+        return Table(title, ["score", "global model"], rows)
     return Table(
-        f"Scores of round {record.newest}, in % where nothing else is said",
+        title,
         ["score", "global model", "own models: mean", "± std", "worst", "worst site"],
         [[label(f"global.{score}"), *_pair(record, score)] for score in ordered],
     )

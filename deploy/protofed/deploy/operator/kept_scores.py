@@ -1,0 +1,33 @@
+"""How many sites keep the scores of their own models to themselves, as their policies say: absent is not missing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from protofed.client.privacy.score_disclosures import is_own
+from protofed.protos.v1 import operator_pb2 as pb
+
+
+def keeping(detail: pb.RunDetail) -> int:
+    """Sites that answered the newest request for scores of their own models and sent none.
+
+    Sites are asked after the rounds that `score_personal_every` names; of another round's scores nothing follows.
+    """
+    rows = [row for row in detail.rounds if row.round >= detail.scored_round and row.outcome != "rolled-back"]
+    answered = next((sites for row in reversed(rows) if (sites := _answered(row.sites))), frozenset[str]())
+    telling = max((score.sites for score in detail.scores if is_own(score.name)), default=0)
+    return max(0, len(answered) - telling)
+
+
+def sentence(sites: int) -> str:
+    """For people who would look for these scores."""
+    if sites == 1:
+        return "1 site keeps the scores of its own model (its policy)"
+    return f"{sites:,} sites keep the scores of their own models (their policies)"
+
+
+def _answered(tasks: Iterable[pb.SiteTask]) -> frozenset[str]:
+    """Sites that trained in the round, so that they have a model of their own, and answered when asked for scores."""
+    reported = [task for task in tasks if task.task_status == "reported"]
+    trained = {task.site for task in reported if task.kind == "fit"}
+    return frozenset(task.site for task in reported if task.kind == "score" and task.site in trained)

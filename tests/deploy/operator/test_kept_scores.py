@@ -1,0 +1,91 @@
+"""Scores that sites keep are absent by their policies, and the screens say so; other absences they leave alone."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+from rich.console import Console
+from tests.support.server_replies import answer, attempt, score, snapshot_of
+
+from protofed.deploy.operator.kept_scores import keeping, sentence
+from protofed.deploy.operator.log_lines import changes
+from protofed.deploy.operator.screen import WatchScreen
+from protofed.deploy.operator.snapshot_builder import ServerReply
+from protofed.deploy.operator.tables import run_parts
+from protofed.protos.v1 import operator_pb2 as pb
+
+GLOBAL, OWN = score("global.accuracy", 0.9, sites=1), score("personal.pm_v", 0.8, sites=1)
+
+
+def scored(round: int, scores: str = "reported", **fits: Any) -> pb.RoundInfo:
+    """A round after which the sites that trained, and the evaluator, were asked for scores."""
+    row = attempt(round, "published", 900.0 + round, 901.0 + round, **fits)
+    for site in [*fits, "evaluator"]:
+        row.sites.add(site=site, kind="score", task_status=scores)
+    return row
+
+
+def kept(*rounds: pb.RoundInfo, scores: dict[int, list[pb.Score]] | None = None) -> int:
+    return keeping(answer(rounds, scores=scores).detail)
+
+
+def test_sites_that_answer_without_scores_keep_them() -> None:
+    both = scored(2, a="reported", b="reported")
+    assert kept(both, scores={2: [GLOBAL]}) == 2
+    assert kept(both, scores={2: [GLOBAL, OWN]}) == 1
+    assert kept(both, scores={2: [score("personal.pm_v", 0.8, sites=2)]}) == 0
+    assert kept(both) == 2  # nobody sent any: no evaluator, or no model of all sites
+
+
+@pytest.mark.parametrize("status", ["invited", "started", "late", "failed"])
+def test_who_has_not_answered_keeps_nothing(status: str) -> None:
+    assert kept(scored(2, status, a="reported")) == 0
+
+
+def test_who_has_no_model_of_its_own_keeps_nothing() -> None:
+    assert kept(scored(2, a="failed")) == 0
+    assert kept(attempt(2, "published", 910, 920, a="reported")) == 0
+
+
+def test_a_round_after_which_only_evaluators_are_asked_says_nothing() -> None:
+    """`score_personal_every = 2`: the scores at hand are of round 3, after which no trainer was asked."""
+    told, evaluator_only = scored(2, a="reported"), attempt(3, "published", 920, 930, a="reported")
+    evaluator_only.sites.add(site="evaluator", kind="score", task_status="reported")
+    assert kept(told, evaluator_only, scores={3: [GLOBAL]}) == 0
+    assert kept(told, evaluator_only, scores={2: [GLOBAL]}) == 1
+
+
+def test_a_round_that_was_rolled_back_says_nothing() -> None:
+    row = scored(2, a="reported")
+    row.outcome = "rolled-back"
+    assert kept(row) == 0
+
+
+def shown(reply: ServerReply, width: int = 80) -> tuple[str, str]:
+    """`runs watch` and `runs show`."""
+    console = Console(file=io.StringIO(), width=width)
+    console.print(WatchScreen(snapshot_of(reply), None))
+    watched = console.file.getvalue()  # type: ignore[attr-defined]
+    for part in run_parts(reply.detail, everything=False):
+        console.print(part)
+    return watched, console.file.getvalue()[len(watched) :]  # type: ignore[attr-defined]
+
+
+def test_every_screen_says_it() -> None:
+    reply = answer([scored(2, a="reported", b="reported")], scores={2: [GLOBAL]})
+    assert snapshot_of(reply).keeping == 2
+    for text in shown(reply):
+        assert sentence(2) in text
+        assert "nan" not in text
+    silent = answer([scored(2, a="reported", b="reported")], scores={2: [score("personal.pm_v", 0.8, sites=2)]})
+    assert not any("keep" in text for text in shown(silent))
+
+
+def test_a_log_says_it_once() -> None:
+    before = snapshot_of(answer([attempt(2, "published", 910, 920, a="reported")]))
+    first = snapshot_of(answer([scored(2, a="reported")], scores={2: [GLOBAL]}))
+    later = snapshot_of(answer([scored(2, a="reported"), scored(3, a="reported")], scores={3: [GLOBAL]}))
+    assert sentence(1) in changes(before, first)
+    assert sentence(1) not in changes(first, later)
