@@ -14,6 +14,7 @@ import pytest
 from safetensors import safe_open
 from tests.support.finished_runs import ROUNDS, FinishedRun, accuracy, finished_run, probabilities
 
+from protofed.client.state.own_scores import FOLDER
 from protofed.client.transport.audit import ClientAudit
 from protofed.common import codec
 from protofed.common.config.recipe import Input, NamedOptions, Recipe
@@ -72,9 +73,24 @@ def test_a_personal_model_scores_as_the_site_reported(
     method: str, site: str, simulated: Simulated, wanted: Wants, tmp_path: Path
 ) -> None:
     done = simulated(method)
-    export(wanted(method, "personal", tmp_path / "m", site_state=done.site(site), recipe=done.recipe))
+    made = export(wanted(method, "personal", tmp_path / "m", site_state=done.site(site), recipe=done.recipe))
     recorded = done.scores[site]["personal.accuracy"]
     assert accuracy(tmp_path / "m", done.test) == pytest.approx(recorded, abs=1e-9)
+    assert made.facts.scores.values["personal.accuracy"] == recorded
+
+
+@pytest.mark.parametrize("server", [True, False])
+def test_a_site_needs_no_server_for_the_scores_of_its_own_model(
+    server: bool, simulated: Simulated, wanted: Wants, tmp_path: Path
+) -> None:
+    done, site = simulated("solo"), tmp_path / "site"
+    state = done.state if server else None
+    shutil.copytree(done.site("site-1"), site)
+    asked = wanted("solo", "personal", tmp_path / "m", site_state=site, state=state, recipe=done.recipe)
+    assert export(asked).facts.scores.values["personal.pm_l"] == done.scores["site-1"]["personal.pm_l"]
+    shutil.rmtree(site / FOLDER)  # as 0.2.0 left it: the server has what the policy released
+    asked = wanted("solo", "personal", tmp_path / "old", site_state=site, state=state, recipe=done.recipe)
+    assert ("personal.pm_l" in export(asked).facts.scores.values) == server
 
 
 def test_a_site_may_predict_with_its_private_head(recipe_of: Callable[..., Recipe], tmp_path: Path) -> None:

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Literal
 from safetensors.numpy import save
 
 from protofed.client.data.site_data import SiteData
+from protofed.client.state.own_scores import FOLDER as SCORES_FOLDER
+from protofed.client.state.own_scores import OwnScores
 from protofed.common import codec, plugins
 from protofed.common.clock import utc_now
 from protofed.common.config.recipe import Data, Recipe
@@ -135,7 +137,7 @@ def _personal(request: ExportRequest) -> tuple[BuiltModel, ModelScores]:
     kept_round = site_state.kept(folder, request.run, None if models.is_installed(recipe) else request.round)
     if not models.is_installed(recipe):
         built = models.trained_model(recipe, kept_round, request.allowed)
-        return built, _own_scores(request, kept_round, built.round)
+        return built, _own_scores(request, folder, kept_round, built.round)
     base = None
     if models.needs_base(recipe, kept_round):
         base = _base(request, folder, kept_round)
@@ -143,7 +145,7 @@ def _personal(request: ExportRequest) -> tuple[BuiltModel, ModelScores]:
         kept_round = site_state.kept(folder, request.run, request.round)
     data = _data(request, recipe, kept_round) if models.mixes_by_data(recipe) else None
     built = models.installed_model(recipe, kept_round, base, data, request.allowed)
-    return built, _own_scores(request, kept_round, built.round)
+    return built, _own_scores(request, folder, kept_round, built.round)
 
 
 def _base(request: ExportRequest, folder: Path, kept_round: KeptRound) -> site_state.Base:
@@ -201,15 +203,16 @@ def _data(request: ExportRequest, recipe: Recipe, kept_round: KeptRound) -> Site
     )
 
 
-def _own_scores(request: ExportRequest, kept_round: KeptRound, round: int) -> ModelScores:
-    if request.state is None:
-        return ModelScores(
-            of="a site does not keep the scores that it reported; `protofed report` on the server has them"
-        )
-    values = published_states.scores_in(request.state, request.run, round).get(kept_round.site, {})
+def _own_scores(request: ExportRequest, folder: Path, kept_round: KeptRound, round: int) -> ModelScores:
+    """The site's own, as it keeps them; a site of 0.2.0 kept none, and the server has what its policy released."""
+    kept = OwnScores(folder / SCORES_FOLDER)
+    rounds = kept.rounds(request.run) if request.run in kept.runs() else []
+    values = next((scored.scores for scored in rounds if scored.round == round), {})
+    if not values and request.state is not None:
+        values = published_states.scores_in(request.state, request.run, round).get(kept_round.site, {})
     personal_scores = {name: value for name, value in values.items() if name.startswith("personal.")}
     return ModelScores(
-        of=_of(f"by site {kept_round.site}", round) if personal_scores else f"none were taken after round {round}",
+        of=_of(f"by site {kept_round.site}", round) if personal_scores else f"the site has none of round {round}",
         values=personal_scores,
     )
 

@@ -243,7 +243,10 @@ class Driver:
         families = spreads(by_site).items()
         # One number a family: a recall for each of a hundred classes would drown the log.
         means = {name: round(spread.mean, 4) for name, spread in families if score_family(name) == name}
-        log.info("round scored", run=self._run, round=number, sites=len(by_site), scores=means)
+        if by_site:
+            log.info("round scored", run=self._run, round=number, sites=len(by_site), scores=means)
+        else:  # answered, or not in time: no number of sites is claimed
+            log.info("no score of this round was sent", run=self._run, round=number)
 
     def _restore(self) -> phases.Phase:
         """The phase that the ledger's rows amount to; a run that the ledger does not know begins."""
