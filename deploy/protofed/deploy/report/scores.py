@@ -104,16 +104,15 @@ def groups(record: RunRecord) -> Section:
 
 def fairness(record: RunRecord) -> Section:
     """How far apart the sites' own models are."""
-    names = [name for name in FAIR if name in record.latest_spreads]
+    names, kept = [name for name in FAIR if name in record.latest_spreads], kept_scores(record)
     if not names:
-        missing = kept_scores(record) or "No site has reported a score of its own model."
-        return Section("fairness", "Site by site", missing=[missing])
+        reason = kept or "No site has reported a score of its own model."
+        return Section("fairness", "Site by site", missing=[reason])
     sites = sorted({site for name in names for site in record.site_scores(name)})
     looks = zip(names, (BLUE, ORANGE, GREEN, "black"), ("o", "^", "s", "D"), strict=False)
     series = [Series(CURVES[name], record.site_scores(name), colour, marker) for name, colour, marker in looks]
     description = "; ".join(_spread_text(record, name) for name in names)
     figure = Figure("Every site's own model", f"{description}.", horizontal_points(sites, series))
-    kept = kept_scores(record)
     tables, missing = [_site_table(record, names, sites)], [kept] if kept else []
     return Section("fairness", "Site by site", figures=[figure], tables=tables, missing=missing)
 
