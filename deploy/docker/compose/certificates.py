@@ -115,6 +115,7 @@ def _copy(source: Path, target: Path) -> None:
 
 
 if __name__ == "__main__":
+    os.umask(0o077)
     names = dict.fromkeys((*COMPOSE_HOSTS, *os.environ.get("SERVER_HOSTS", "").split()))
     try:
         Job(MOUNTED, sys.argv[1:], tuple(names), datetime.now(UTC)).run()

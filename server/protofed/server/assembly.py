@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from protofed.common.payload import SiteId
-from protofed.common.storage.files import Lock
+from protofed.common.storage import files
 from protofed.server.metrics import ServerMetrics
 from protofed.server.rounds.context import RunJob, ServerContext, inline
 from protofed.server.rounds.presence import SitePresence
@@ -53,7 +53,8 @@ def open_server(
         StateError: the folder is another process's, damaged, or older than what was promised.
     """
     if state is not None:
-        opened.callback(Lock(state).release)
+        files.make_private(state)
+        opened.callback(files.Lock(state).release)
     ledger = Ledger(ledger_url or ("sqlite://" if state is None else f"sqlite:///{state / LEDGER_FILE}"))
     opened.callback(ledger.close)
     blobs: Blobs = MemoryBlobs()

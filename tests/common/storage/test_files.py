@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from protofed.common.errors import StateError
 from protofed.common.storage import files
@@ -139,3 +141,67 @@ def test_a_lock_where_no_folder_can_be_is_a_state_error(tmp_path: Path) -> None:
         Lock(tmp_path / "file")
     with pytest.raises(StateError, match="expected a folder that can be written"):
         Lock(tmp_path / "file" / "below")
+
+
+# Whose files they are
+
+
+@pytest.fixture
+def open_umask() -> Iterator[None]:
+    before = os.umask(0o022)
+    yield
+    os.umask(before)
+
+
+def mode(path: Path) -> int:
+    return path.stat().st_mode & 0o777
+
+
+@pytest.mark.usefixtures("open_umask")
+def test_a_file_is_its_owners_alone_unless_it_is_made_to_be_shown(tmp_path: Path) -> None:
+    (tmp_path / "x").write_bytes(b"as an older version left it")
+    files.write(tmp_path / "x", b"1")
+    files.write(tmp_path / "shown", b"1", files.PUBLIC)
+    assert mode(tmp_path / "x") == 0o600
+    assert mode(tmp_path / "shown") == 0o644
+
+
+@pytest.mark.usefixtures("open_umask")
+def test_a_new_state_folder_is_private_without_a_word(tmp_path: Path) -> None:
+    with capture_logs() as logs:
+        files.make_private(tmp_path / "a" / "state")
+        files.make_private(tmp_path / "a" / "state")
+    assert mode(tmp_path / "a" / "state") == 0o700
+    assert logs == []
+
+
+@pytest.mark.parametrize("before", [0o755, 0o750, 0o777, 0o701])
+def test_an_existing_state_folder_is_closed_to_others_and_told_once(tmp_path: Path, before: int) -> None:
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state").chmod(before)
+    with capture_logs() as logs:
+        files.make_private(tmp_path / "state")
+        files.make_private(tmp_path / "state")
+    assert mode(tmp_path / "state") == 0o700
+    assert [line["mode"] for line in logs] == [f"{before:04o}"]
+
+
+def test_a_state_folder_of_another_account_is_used_with_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "state").mkdir(mode=0o755)
+    (tmp_path / "state").chmod(0o755)
+
+    def denied(*_: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(Path, "chmod", denied)
+    with capture_logs() as logs:
+        files.make_private(tmp_path / "state")
+    assert [line["why"] for line in logs] == ["Operation not permitted"]
+
+
+def test_a_state_folder_that_cannot_be_is_a_state_error(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(StateError, match="expected a folder that can be written"):
+        files.make_private(tmp_path / "file" / "below")

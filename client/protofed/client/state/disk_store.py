@@ -50,6 +50,7 @@ class DiskStore:
     def __init__(self, folder: Path, secret: bytes | None = None) -> None:
         self._folder, self._secret = folder, secret
         self._keep: int | None = 3  # counted rounds, the newest included; None: all
+        files.make_private(folder)
         self._lock = files.Lock(folder)
         self.downloads = DiskDownloads(folder / DOWNLOADS_FOLDER)
         self.approvals: Approvals | None = Approvals(folder / APPROVALS_FOLDER)

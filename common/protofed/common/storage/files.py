@@ -7,11 +7,15 @@ import errno
 import fcntl
 import os
 import secrets
+import stat
 from collections.abc import Iterable
 from pathlib import Path
 
+import structlog
+
 from protofed.common.errors import DiskFailureError, OutOfSpaceError, StateError
 
+log = structlog.get_logger()
 TEMPORARY = ".tmp-"
 PRIVATE, PUBLIC = 0o600, 0o666  # modes of a new file, less the umask
 _RANDOM = "[0-9a-f]" * 8  # ends the name of each temporary file, so that `sweep` removes no user's file
@@ -39,6 +43,28 @@ def write(path: Path, data: bytes, mode: int = PRIVATE) -> None:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
         raise write_error(path, error) from error
+
+
+def make_private(folder: Path) -> None:
+    """Make a state folder that only its owner can enter; an existing one is closed to others, and the log says so.
+
+    Raises:
+        StateError: the folder cannot be made.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        mode = stat.S_IMODE(folder.stat().st_mode)
+    except OSError as error:
+        raise _unusable(folder, error) from error
+    if not mode & 0o077:
+        return
+    fields = {"folder": str(folder), "mode": f"{mode:04o}"}
+    try:
+        folder.chmod(mode & ~0o077)
+    except OSError as error:  # another account owns it, such as of a volume in Kubernetes
+        log.warning("others may enter the state folder; let its owner run `chmod 700`", **fields, why=error.strerror)
+    else:
+        log.warning("the state folder was open to others; now it has mode 0700", **fields)
 
 
 def temporary_name(name: str) -> str:
@@ -71,6 +97,10 @@ def sweep(folders: Iterable[Path]) -> int:
     return len(left)
 
 
+def _unusable(folder: Path, error: OSError) -> StateError:
+    return StateError(f"cannot use {folder}: {error.strerror}; expected a folder that can be written")
+
+
 class Lock:
     """An exclusive lock of a state folder for one process; creates the folder if it is missing.
 
@@ -83,7 +113,7 @@ class Lock:
             folder.mkdir(parents=True, exist_ok=True)
             self._handle = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as error:
-            raise StateError(f"cannot use {folder}: {error.strerror}; expected a folder that can be written") from error
+            raise _unusable(folder, error) from error
         try:
             fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:

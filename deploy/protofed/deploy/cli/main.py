@@ -67,6 +67,8 @@ app.add_typer(tracking, name="tracking", rich_help_panel=RESEARCHER)
 app.add_typer(new, name="new", rich_help_panel=RESEARCHER)
 app.command("demo", rich_help_panel=RESEARCHER)(simulate.demo)
 console = Console()
+# Commands whose files are made to be shown. All others write state, keys, archives or what names sites.
+SHOWN = ("simulate", "compare", "figures", "tracking", "new", "demo")
 
 
 def _version(requested: bool) -> None:
@@ -77,12 +79,16 @@ def _version(requested: bool) -> None:
 
 @app.callback()
 def _global(
+    context: typer.Context,
     debug: Annotated[bool, typer.Option("--debug", help="Print tracebacks and debug logs.")] = False,
     version: Annotated[  # noqa: ARG001  (its callback prints and exits)
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
     setup.configure(debug=debug)
+    if context.invoked_subcommand not in SHOWN:
+        umask = os.umask(0o077)
+        context.call_on_close(lambda: os.umask(umask))  # tests run commands in their own process
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import io
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -12,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from protofed.common.config.recipe import Recipe
+from protofed.common.csv_cells import Table as CsvTable
 from protofed.common.statistics import Spread, spread
 from protofed.deploy.experiments.columns import TableColumn, named, summarise, usual
 from protofed.deploy.experiments.experiment import Result
@@ -132,15 +132,15 @@ def markdown(comparison: Comparison) -> str:
 def comma_separated(comparison: Comparison) -> str:
     """Exact fractions: a line for each recipe and seed, then its mean and standard deviation."""
     text = io.StringIO()
-    written = csv.writer(text, lineterminator="\n")
+    written = CsvTable(text, "\n")
     headers = [column.header for column in comparison.columns]
-    written.writerow(["recipe", "seed", *headers])
+    written.row(["recipe", "seed", *headers])
     for row in comparison.rows:
         for seed in row.finished:
-            written.writerow([row.label, seed, *(row.values[header].get(seed, "") for header in headers)])
+            written.row([row.label, seed, *(row.values[header].get(seed, "") for header in headers)])
         over = [row.over_seeds(header) for header in headers]
-        written.writerow([row.label, "mean", *("" if found is None else found.mean for found in over)])
-        written.writerow([row.label, "std", *("" if found is None else found.std for found in over)])
+        written.row([row.label, "mean", *("" if found is None else found.mean for found in over)])
+        written.row([row.label, "std", *("" if found is None else found.std for found in over)])
     return text.getvalue()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import os
 import secrets
 from collections.abc import Iterable, Iterator
@@ -14,6 +13,7 @@ from typing import IO, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from protofed.common.csv_cells import Table
 from protofed.common.errors import ConfigError, DataError
 from protofed.common.storage.files import TEMPORARY, write_error
 from protofed.deploy.console.progress import progress
@@ -73,11 +73,12 @@ def predict(request: PredictRequest) -> Predicted:
     images = images_of(request.images, spec.input)
     result = Predicted(runtime)
     with _table(request.out) as file, progress("predicting", len(images), "images", shown=request.shown) as bar:
-        table = csv.writer(file)
-        table.writerow(["path", "class", "name", "probability", *(f"p_{name}" for name in names)])
+        table = Table(file)
+        table.row(["path", "class", "name", "probability", *(f"p_{name}" for name in names)])
         for paths, pixels, unreadable in batches(images, shape, request.batch):
             if paths:
-                table.writerows(_rows(paths, _checked(answer(pixels), len(names)), names))
+                for row in _rows(paths, _checked(answer(pixels), len(names)), names):
+                    table.row(row)
             result.done += len(paths)
             result.unreadable += unreadable
             bar.advance(len(paths) + len(unreadable))
