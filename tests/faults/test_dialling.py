@@ -112,7 +112,7 @@ class Run:
         def connect(name: str, roles: frozenset[Any]) -> GrpcLink:
             folder = here.identity(name, Party.SITE)
             if name not in unknown:
-                here.register(folder)
+                here.register(folder, *roles)
             link = GrpcLink(
                 address or here.server.address,
                 name,
@@ -317,7 +317,7 @@ def test_row_10_the_ca_is_replaced_while_a_run_goes_on(
         new.issue(folders[name], party, name)
         (folders[name] / "ca.pem").write_bytes(both)
         if party is Party.SITE:
-            here.server.operation.register((folders[name] / "cert.pem").read_text("ascii"))
+            here.server.operation.register((folders[name] / "cert.pem").read_text("ascii"), renewal=True)
     sites.go(until=lambda: published(here, recipe) == 3)
     trust(new.pem)
     sites.go()

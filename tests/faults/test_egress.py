@@ -37,7 +37,7 @@ from protofed.common.protocol.messages import Finished, Role, score_family
 from protofed.common.storage import journal
 from protofed.common.storage.journal import Journal
 from protofed.deploy import shipped
-from protofed.deploy.simulation.simulation import agents_of, data_of
+from protofed.deploy.simulation.simulation import EVALUATOR, agents_of, data_of
 from protofed.protos.v1 import federation_pb2 as pb
 from protofed.testing.live_server import LiveServer
 
@@ -92,7 +92,8 @@ def record(recipe: Recipe, folder: Path, load: Load | None = None) -> Recording:
         held.callback(server.stop)
         for site in data:
             authority.issue(folder / site, Party.SITE, site)
-            server.operation.certificates.register((folder / site / "cert.pem").read_bytes())
+            roles = [Role.EVALUATOR if site == EVALUATOR else Role.TRAINER]
+            server.operation.certificates.register((folder / site / "cert.pem").read_bytes(), roles=roles)
         recorder = Recorder(server.address, folder / "recorder", folder / RECORDED)
         held.callback(recorder.close)
 

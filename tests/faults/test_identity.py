@@ -21,8 +21,9 @@ from tests.support.tls_server import TlsServer, still_served, tls_server
 
 from protofed.common.codec import digest
 from protofed.common.config.recipe import Recipe
-from protofed.common.errors import DeniedError
+from protofed.common.errors import ConfigError, DeniedError
 from protofed.common.pki.identity import Party
+from protofed.common.protocol.messages import PROTOCOL_VERSION, Role
 from protofed.common.storage.journal import verify
 from protofed.deploy.operator.connection import Operator
 from protofed.protos.v1 import federation_pb2 as pb
@@ -162,6 +163,37 @@ def test_a_certificate_of_the_ca_that_nobody_registered_may_ask_for_health_only(
     assert still_served(site)
 
 
+def test_a_role_that_is_not_registered_is_refused_by_name(tls: TlsServer, site: RawClient) -> None:
+    claim = pb.EnrollRequest(caller=site.caller, protocol_version=PROTOCOL_VERSION, roles=[pb.ROLE_EVALUATOR])
+    code, text = refused(site.say, "Enroll", claim)
+    assert code is Code.PERMISSION_DENIED
+    assert "of site 'site-1' is registered as trainer, not as evaluator" in text
+    (record,) = said(tls, Code.PERMISSION_DENIED)
+    assert (record["call"], record["peer"]["name"]) == ("Enroll", "site-1")
+    assert tls.server.context.presence.roles("site-1") == {Role.TRAINER}
+    assert still_served(site)
+    tls.register(tls.identity("site-1", Party.SITE), "trainer", "evaluator")
+    site.say("Enroll", claim)  # on the same connection
+    assert tls.server.context.presence.roles("site-1") == {Role.EVALUATOR}
+
+
+def test_a_daemon_in_a_role_that_was_taken_from_it_has_to_enroll_again(tls: TlsServer, site: RawClient) -> None:
+    task = site.task()
+    tls.register(tls.identity("site-1", Party.SITE), "evaluator")
+    row = tls.server.ledger.task(task.task_id)
+    assert (row.is_open, "registered as evaluator" in row.reason) == (False, True)
+    assert refused(still_served, site)[0] is Code.UNAUTHENTICATED
+    assert refused(site.enroll)[0] is Code.PERMISSION_DENIED
+
+
+def test_a_second_certificate_of_a_site_is_kept_out(tls: TlsServer, site: RawClient) -> None:
+    second = tls.authority.issue(tls.folder / "second", Party.SITE, "site-1")
+    with pytest.raises(ConfigError, match=r"site 'site-1' has a certificate .*--renewal"):
+        tls.register(second)
+    assert refused(tls.client(second).enroll)[0] is Code.PERMISSION_DENIED
+    assert still_served(site)  # nobody has fenced it
+
+
 def test_row_09_a_revoked_certificate_is_refused_at_its_next_call_on_a_live_connection(
     tls: TlsServer, site: RawClient
 ) -> None:
@@ -181,7 +213,7 @@ def test_row_09_a_revoked_certificate_is_refused_at_its_next_call_on_a_live_conn
 
 def test_row_09_a_revoked_operator_is_refused_on_a_live_connection(tls: TlsServer, site: RawClient) -> None:
     second = tls.identity("second", Party.OPERATOR)
-    tls.register(second)
+    tls.register(second, "operator")
     with tls.operator() as boss, Operator(tls.server.address, second) as live:
         assert live.runs()
         boss.revoke("second", "left")
@@ -194,7 +226,7 @@ def test_row_09_nobody_waits_for_a_site_whose_last_certificate_was_revoked(tls: 
     task = site.task()
     assert task.kind == pb.TASK_KIND_INITIALISE
     second = tls.authority.issue(tls.folder / "renewed", Party.SITE, "site-1")
-    tls.register(second)
+    tls.register(second, renewal=True)
     first = tls.server.operation.certificates.all()[1].fingerprint
     with tls.operator() as operator:
         operator.revoke(first, "renewed")

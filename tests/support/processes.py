@@ -19,6 +19,7 @@ from tests.support.pki import Authority
 from protofed.common import failpoint
 from protofed.common.config.recipe import Recipe
 from protofed.common.pki.identity import Party
+from protofed.common.protocol.messages import Role
 from protofed.deploy import shipped
 from protofed.deploy.operator.connection import Operator
 from protofed.server.storage.database import LEDGER_FILE
@@ -99,7 +100,8 @@ class Processes:
                 shutil.copy(operators / "cert.pem", folder / "operators" / "operator.pem")
             if party is Party.SITE:
                 with Operator(self.address, self.identity(Party.OPERATOR, "operator"), plaintext=False) as operator:
-                    operator.register((folder / "cert.pem").read_text(encoding="ascii"))
+                    roles = [Role.EVALUATOR if name == "evaluator" else Role.TRAINER]
+                    operator.register((folder / "cert.pem").read_text(encoding="ascii"), roles)
         return folder
 
     def sites(self) -> None:

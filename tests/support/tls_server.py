@@ -41,15 +41,15 @@ class TlsServer:
                 shutil.copy(self.identity("boss", Party.OPERATOR) / "cert.pem", folder / "operators" / "boss.pem")
         return folder
 
-    def register(self, folder: Path) -> str:
+    def register(self, folder: Path, *roles: str, renewal: bool = False) -> str:
         """Let a certificate in; its fingerprint."""
         with self.operator() as operator:
-            return operator.register((folder / "cert.pem").read_text("ascii")).fingerprint
+            return operator.register((folder / "cert.pem").read_text("ascii"), roles, renewal=renewal).fingerprint
 
     def know(self, folder: Path) -> None:
         """Let a certificate in that the server would not register, valid for ever for all that it knows."""
         said = read_certificate((folder / "cert.pem").read_bytes(), str(folder))
-        row = CertificateRow(said.fingerprint, said.party, said.name, 0.0, 1e10, 0.0)
+        row = CertificateRow(said.fingerprint, said.party, said.name, 0.0, 1e10, 0.0, roles=("trainer",))
         self.server.operation.certificates._rows[row.fingerprint] = row
 
     def operator(self) -> Operator:

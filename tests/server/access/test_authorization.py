@@ -55,8 +55,8 @@ def seen(pem: bytes) -> dict[str, list[bytes]]:
     return {"transport_security_type": [b"ssl"], "x509_pem_cert": [pem]}
 
 
-def enroll(site: str) -> pb.EnrollRequest:
-    return pb.EnrollRequest(caller=pb.Caller(site=site, instance="a"))
+def enroll(site: str, *roles: pb.Role.ValueType) -> pb.EnrollRequest:
+    return pb.EnrollRequest(caller=pb.Caller(site=site, instance="a"), roles=roles)
 
 
 def test_a_peer_is_whom_its_certificate_names(access: Access, issue: Issue) -> None:
@@ -102,11 +102,30 @@ def test_a_sites_call_needs_its_own_certificate(access: Access, certificates: Ce
 
 def test_an_operators_certificate_is_for_orders_only(access: Access, certificates: Certificates, issue: Issue) -> None:
     pem = issue("boss", Party.OPERATOR)
-    certificates.register(pem)
+    certificates.register(pem, roles=["operator"])
     peer = access.peer(seen(pem))
     access.check(peer, "Operator", object())
     with pytest.raises(DeniedError, match="this call is for a site"):
         access.check(peer, "Federation", enroll("boss"))
+
+
+def test_a_claim_is_no_role(access: Access, certificates: Certificates, issue: Issue) -> None:
+    pem, both = issue("ann"), (pb.ROLE_TRAINER, pb.ROLE_EVALUATOR)
+    certificates.register(pem)
+    peer = access.peer(seen(pem))
+    access.check(peer, "Federation", enroll("ann", pb.ROLE_TRAINER))
+    for claimed in ((pb.ROLE_EVALUATOR,), both):
+        with pytest.raises(DeniedError, match=r"as trainer, not as evaluator; .*--role evaluator --role trainer$"):
+            access.check(peer, "Federation", enroll("ann", *claimed))
+    certificates.register(pem, roles=["trainer", "evaluator"])
+    access.check(peer, "Federation", enroll("ann", *both))
+    certificates.register(pem, roles=["evaluator"])
+    with pytest.raises(DeniedError, match="as evaluator, not as trainer"):
+        access.check(peer, "Federation", enroll("ann", *both))
+
+
+def test_in_plain_text_a_claim_stands() -> None:
+    Access(None).check(PLAINTEXT, "Federation", enroll("ann", pb.ROLE_TRAINER, pb.ROLE_EVALUATOR))
 
 
 def test_a_revoked_certificate_is_told_when_and_why(access: Access, certificates: Certificates, issue: Issue) -> None:

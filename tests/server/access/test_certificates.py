@@ -12,7 +12,7 @@ import structlog
 from tests.server.conftest import Clock
 from tests.support.pki import Authority
 
-from protofed.common.errors import ConfigError, StateError
+from protofed.common.errors import ConfigError, ConflictError, StateError
 from protofed.common.pki.identity import LiveIdentity, Party
 from protofed.common.storage.journal import records
 from protofed.server.access.certificates import Certificates, warn_of_expiry
@@ -50,7 +50,8 @@ def test_what_is_registered_and_revoked_survives_a_restart(url: str, issue: Issu
     ledger = Ledger(url)
     certificates = Certificates(ledger, clock)
     ann = certificates.register(issue("ann").read_text("ascii"))
-    boss = certificates.register(issue("boss", Party.OPERATOR).read_bytes())
+    boss = certificates.register(issue("boss", Party.OPERATOR).read_bytes(), roles=["operator"])
+    assert (ann.roles, boss.roles) == (("trainer",), ("operator",))
     assert (ann.party, ann.name, ann.added_at, ann.revoked_at) == ("site", "ann", clock.now, None)
     clock.now += 60
     (gone,) = certificates.revoke("ann", "lost")
@@ -92,9 +93,9 @@ def test_what_could_never_call_is_not_registered(
 def test_a_name_means_all_its_certificates_and_nobody_elses(issue: Issue, clock: Clock) -> None:
     certificates = Certificates(Ledger(), clock)
     for copy in ("", "-renewed"):
-        certificates.register(issue("ann", copy=copy).read_bytes())
-    for party in (Party.SITE, Party.OPERATOR):
-        certificates.register(issue("bob", party).read_bytes())
+        certificates.register(issue("ann", copy=copy).read_bytes(), renewal=bool(copy))
+    for party, role in ((Party.SITE, "trainer"), (Party.OPERATOR, "operator")):
+        certificates.register(issue("bob", party).read_bytes(), roles=[role])
     with pytest.raises(ConfigError, match="'bob' is more than one"):
         certificates.revoke("bob", "left")
     for unknown in ("cyd", "", certificates.all()[0].fingerprint[:7]):
@@ -108,7 +109,7 @@ def test_a_sites_last_certificate_counts_for_when_it_ends(issue: Issue, clock: C
     certificates = Certificates(Ledger(), clock)
     old = certificates.register(issue("ann", days=10).read_bytes())
     assert certificates.ending() == [old]
-    new = certificates.register(issue("ann", days=300, copy="-new").read_bytes())
+    new = certificates.register(issue("ann", days=300, copy="-new").read_bytes(), renewal=True)
     assert certificates.until(Party.SITE, "ann") == new.not_after
     assert certificates.ending() == []
     certificates.revoke(new.fingerprint, "lost")
@@ -116,6 +117,80 @@ def test_a_sites_last_certificate_counts_for_when_it_ends(issue: Issue, clock: C
     assert certificates.until(Party.OPERATOR, "ann") == 0.0
     clock.now += 11 * DAY_S
     assert (certificates.until(Party.SITE, "ann"), certificates.ending()) == (0.0, [])
+
+
+# A second certificate of a name
+
+
+def test_a_second_certificate_of_a_name_is_a_renewal_or_refused(issue: Issue, clock: Clock) -> None:
+    certificates = Certificates(Ledger(), clock)
+    first = certificates.register(issue("ann", days=10).read_bytes())
+    second = issue("ann", copy="-2").read_bytes()
+    with pytest.raises(ConflictError, match=rf"site 'ann'.*{first.fingerprint[:16]}.*--renewal"):
+        certificates.register(second)
+    assert certificates.all() == [first]
+    certificates.register(issue("ann", Party.OPERATOR).read_bytes(), roles=["operator"])  # another party's name
+    clock.now += 11 * DAY_S  # the first has expired: nobody else speaks for the name
+    assert certificates.register(second).name == "ann"
+
+
+def test_a_name_whose_certificate_was_revoked_gets_another_without_ado(issue: Issue, clock: Clock) -> None:
+    certificates = Certificates(Ledger(), clock)
+    certificates.register(issue("ann").read_bytes())
+    certificates.revoke("ann", "lost")
+    assert certificates.status(certificates.register(issue("ann", copy="-2").read_bytes())) == "valid"
+
+
+# Roles
+
+
+def test_roles_stand_in_the_registration(issue: Issue, clock: Clock, url: str) -> None:
+    ledger = Ledger(url)
+    certificates = Certificates(ledger, clock)
+    assert certificates.register(issue("ann").read_bytes()).roles == ("trainer",)
+    eva = certificates.register(issue("eva").read_bytes(), roles=["evaluator"])
+    bob = certificates.register(issue("bob").read_bytes(), roles=["evaluator", "trainer", "trainer"])
+    assert (eva.roles, bob.roles) == (("evaluator",), ("trainer", "evaluator"))
+    ledger.close()
+    again = Certificates(Ledger(url), clock)
+    assert {row.name: row.roles for row in again.all()} == {
+        "ann": ("trainer",),
+        "bob": ("trainer", "evaluator"),
+        "eva": ("evaluator",),
+    }
+
+
+def test_a_renewal_keeps_its_roles_and_a_registration_can_change_them(issue: Issue, clock: Clock) -> None:
+    certificates = Certificates(Ledger(), clock)
+    old = certificates.register(issue("eva", days=10).read_bytes(), roles=["evaluator"])
+    clock.now += 1
+    pem = issue("eva", copy="-2").read_bytes()
+    new = certificates.register(pem, renewal=True)
+    assert new.roles == ("evaluator",)
+    assert certificates.register(pem, roles=["trainer"]).roles == ("trainer",)
+    assert certificates.roles(Party.SITE, "eva") == {"trainer", "evaluator"}
+    certificates.revoke(old.fingerprint, "renewed")
+    assert certificates.roles(Party.SITE, "eva") == {"trainer"}
+    found = certificates.find(new.fingerprint)
+    assert found is not None
+    assert (found.roles, found.added_at) == (("trainer",), clock.now)
+
+
+@pytest.mark.parametrize(
+    ("party", "roles"),
+    [
+        (Party.SITE, ["operator"]),
+        (Party.SITE, ["trainer", "spy"]),
+        (Party.OPERATOR, []),
+        (Party.OPERATOR, ["trainer"]),
+        (Party.OPERATOR, ["operator", "evaluator"]),
+    ],
+)
+def test_nobody_gets_a_role_by_accident(issue: Issue, clock: Clock, party: Party, roles: list[str]) -> None:
+    certificates = Certificates(Ledger(), clock)
+    with pytest.raises(ConfigError, match="role"):
+        certificates.register(issue("ann", party).read_bytes(), roles=roles)
+    assert certificates.all() == []
 
 
 # The first operators
@@ -128,10 +203,12 @@ def test_the_first_operators_come_from_the_servers_folder_once(issue: Issue, clo
     (folder / "operators" / "boss.pem").write_bytes(issue("boss", Party.OPERATOR).read_bytes())
     (folder / "operators" / "old.pem").write_bytes(issue("old", Party.OPERATOR, days=-1).read_bytes())
     certificates.register_first_operators(folder)
-    assert [row.name for row in certificates.all()] == ["boss"]
-    certificates.revoke("boss", "left")
+    assert [(row.name, row.roles) for row in certificates.all()] == [("boss", ("operator",))]
+    (folder / "operators" / "boss.pem").write_bytes(issue("boss", Party.OPERATOR, copy="-2").read_bytes())
+    certificates.register_first_operators(folder)  # a renewal, by whoever may write into the server's own folder
+    assert len(certificates.revoke("boss", "left")) == 2
     certificates.register_first_operators(folder)
-    assert [certificates.status(row) for row in certificates.all()] == ["revoked"]
+    assert [certificates.status(row) for row in certificates.all()] == ["revoked", "revoked"]
     (folder / "operators" / "ann.pem").write_bytes(issue("ann").read_bytes())
     with pytest.raises(ConfigError, match=r"ann\.pem.*'ann'"):
         certificates.register_first_operators(folder)

@@ -18,6 +18,7 @@ from protofed.common.errors import StateError
 from protofed.server.storage import migrate as versions
 from protofed.server.storage import schema as db
 from protofed.server.storage.database import open_engine, open_ledger
+from protofed.server.storage.ledger import Ledger
 
 OLD = (Path(__file__).parents[2] / "golden" / "ledger_0001.sql").read_text(encoding="utf-8")
 MIGRATIONS = Path(versions.__file__).with_name("migrations")
@@ -106,6 +107,31 @@ def test_a_ledger_of_the_newest_version_is_not_copied(tmp_path: Path) -> None:
         with opened(f"sqlite:///{path}"):
             pass
     assert [path.name for path in tmp_path.iterdir()] == ["ledger.sqlite"]
+
+
+# Older versions
+
+OF_0_2_0 = (Path(__file__).parents[2] / "golden" / "v0_2_0" / "server" / "ledger.sql").read_text(encoding="utf-8")
+
+
+def test_certificates_of_0_2_0_keep_the_roles_that_they_could_claim(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.sqlite"
+    with closing(sqlite3.connect(path)) as file:
+        file.executescript(OF_0_2_0)
+        known = [("a" * 64, "site", "ann", None), ("b" * 64, "site", "bob", 3.0), ("c" * 64, "operator", "olga", None)]
+        for fingerprint, party, name, revoked in known:
+            row = (fingerprint, party, name, 0.0, 9e9, 1.0, revoked, None)
+            file.execute("INSERT INTO certificates VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
+        file.commit()
+    ledger = Ledger(f"sqlite:///{path}")
+    both = ("trainer", "evaluator")
+    assert {row.name: (row.roles, row.revoked_at) for row in ledger.certificates()} == {
+        "ann": (both, None),
+        "bob": (both, 3.0),
+        "olga": (("operator",), None),
+    }
+    ledger.close()
+    assert path.with_name(f"{path.name}.before-0201").exists()
 
 
 # What is refused

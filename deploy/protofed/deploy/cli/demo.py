@@ -18,6 +18,7 @@ from rich.live import Live
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import ProtofedError, StateError
 from protofed.common.pki.identity import CERTIFICATE, Party
+from protofed.common.protocol.messages import Role
 from protofed.common.storage.files import Lock, write
 from protofed.deploy import shipped
 from protofed.deploy.certs import lifecycle
@@ -195,7 +196,8 @@ def _register(folder: Path, address: str) -> None:
 
     with Operator(address, _identity(folder, OPERATOR), plaintext=False) as operator:
         for name in (*SITES, EVALUATOR):
-            operator.register((_identity(folder, name) / CERTIFICATE).read_text(encoding="ascii"))
+            roles = [Role.EVALUATOR if name == EVALUATOR else Role.TRAINER]
+            operator.register((_identity(folder, name) / CERTIFICATE).read_text(encoding="ascii"), roles)
 
 
 def _start(folder: Path, name: str, *arguments: str) -> subprocess.Popen[bytes]:

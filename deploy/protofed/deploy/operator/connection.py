@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
@@ -161,9 +161,15 @@ class Operator:
         """Admit an excluded site again."""
         return self._call(self._stub.AdmitSite, pb.AdmitSiteRequest(site=site))
 
-    def register(self, pem: str) -> pb.CertificateInfo:
-        """Register a certificate (PEM), so that the server answers its calls."""
-        return self._call(self._stub.RegisterCertificate, pb.RegisterCertificateRequest(pem=pem))
+    def register(self, pem: str, roles: Sequence[str] = (), *, renewal: bool = False) -> pb.CertificateInfo:
+        """Register a certificate (PEM), so that the server answers its calls.
+
+        Args:
+            roles: none: as `RegisterCertificateRequest.roles` in operator.proto says.
+            renewal: allow that its name has a valid certificate.
+        """
+        request = pb.RegisterCertificateRequest(pem=pem, roles=roles, renewal=renewal)
+        return self._call(self._stub.RegisterCertificate, request)
 
     def revoke(self, name_or_fingerprint: str, reason: str) -> list[pb.CertificateInfo]:
         """Revoke a certificate, or all of a name, at once and for good."""

@@ -715,16 +715,28 @@ class RegisterCertificateRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     PEM_FIELD_NUMBER: _builtins.int
+    ROLES_FIELD_NUMBER: _builtins.int
+    RENEWAL_FIELD_NUMBER: _builtins.int
     pem: _builtins.str
     """the certificate of a site or an operator"""
+    renewal: _builtins.bool
+    """allows that the name has a certificate that is still valid"""
+    @_builtins.property
+    def roles(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Granted to the certificate: trainer, evaluator (sites), operator (operators). None: a renewal and a certificate that
+        is registered already keep what they have; a site's first one is a trainer's.
+        """
+
     def __init__(
         self,
         *,
         pem: _builtins.str = ...,
+        roles: _abc.Iterable[_builtins.str] | None = ...,
+        renewal: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["pem", b"pem"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["pem", b"pem", "renewal", b"renewal", "roles", b"roles"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -804,6 +816,7 @@ class CertificateInfo(_message.Message):
     ADDED_AT_FIELD_NUMBER: _builtins.int
     REVOKED_AT_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
+    ROLES_FIELD_NUMBER: _builtins.int
     fingerprint: _builtins.str
     """SHA-256 of its DER, in hex"""
     party: _builtins.str
@@ -819,6 +832,8 @@ class CertificateInfo(_message.Message):
     """0: it was not"""
     reason: _builtins.str
     """of its revocation"""
+    @_builtins.property
+    def roles(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
         self,
         *,
@@ -831,10 +846,11 @@ class CertificateInfo(_message.Message):
         added_at: _builtins.float = ...,
         revoked_at: _builtins.float = ...,
         reason: _builtins.str = ...,
+        roles: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["added_at", b"added_at", "fingerprint", b"fingerprint", "name", b"name", "not_after", b"not_after", "not_before", b"not_before", "party", b"party", "reason", b"reason", "revoked_at", b"revoked_at", "status", b"status"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["added_at", b"added_at", "fingerprint", b"fingerprint", "name", b"name", "not_after", b"not_after", "not_before", b"not_before", "party", b"party", "reason", b"reason", "revoked_at", b"revoked_at", "roles", b"roles", "status", b"status"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -206,7 +206,8 @@ class OperatorServicer:
         raise NotImplementedError('Method not implemented!')
 
     def RegisterCertificate(self, request, context):
-        """A certificate may call from this answer on; a revoked one can never be registered again.
+        """A certificate may call from this answer on, in the roles that the registration grants; a revoked one can never be
+        registered again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -55,7 +55,9 @@ class OperatorStub:
     """Refuses all calls of a site from now on, until AdmitSite."""
     AdmitSite: _grpc.UnaryUnaryMultiCallable[_operator_pb2.AdmitSiteRequest, _operator_pb2.SiteInfo]
     RegisterCertificate: _grpc.UnaryUnaryMultiCallable[_operator_pb2.RegisterCertificateRequest, _operator_pb2.CertificateInfo]
-    """A certificate may call from this answer on; a revoked one can never be registered again."""
+    """A certificate may call from this answer on, in the roles that the registration grants; a revoked one can never be
+    registered again.
+    """
     RevokeCertificate: _grpc.UnaryUnaryMultiCallable[_operator_pb2.RevokeCertificateRequest, _operator_pb2.ListCertificatesResponse]
     """Refuses a certificate from now on; answers all that the request named."""
     ListCertificates: _grpc.UnaryUnaryMultiCallable[_operator_pb2.ListCertificatesRequest, _operator_pb2.ListCertificatesResponse]
@@ -85,7 +87,9 @@ class OperatorAsyncStub(OperatorStub):
     """Refuses all calls of a site from now on, until AdmitSite."""
     AdmitSite: _aio.UnaryUnaryMultiCallable[_operator_pb2.AdmitSiteRequest, _operator_pb2.SiteInfo]  # type: ignore[assignment]
     RegisterCertificate: _aio.UnaryUnaryMultiCallable[_operator_pb2.RegisterCertificateRequest, _operator_pb2.CertificateInfo]  # type: ignore[assignment]
-    """A certificate may call from this answer on; a revoked one can never be registered again."""
+    """A certificate may call from this answer on, in the roles that the registration grants; a revoked one can never be
+    registered again.
+    """
     RevokeCertificate: _aio.UnaryUnaryMultiCallable[_operator_pb2.RevokeCertificateRequest, _operator_pb2.ListCertificatesResponse]  # type: ignore[assignment]
     """Refuses a certificate from now on; answers all that the request named."""
     ListCertificates: _aio.UnaryUnaryMultiCallable[_operator_pb2.ListCertificatesRequest, _operator_pb2.ListCertificatesResponse]  # type: ignore[assignment]
@@ -196,7 +200,9 @@ class OperatorServicer(metaclass=_abc_1.ABCMeta):
         request: _operator_pb2.RegisterCertificateRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_operator_pb2.CertificateInfo, _abc.Awaitable[_operator_pb2.CertificateInfo]]:
-        """A certificate may call from this answer on; a revoked one can never be registered again."""
+        """A certificate may call from this answer on, in the roles that the registration grants; a revoked one can never be
+        registered again.
+        """
 
     @_abc_1.abstractmethod
     def RevokeCertificate(

@@ -14,6 +14,7 @@ from typing import Any
 
 from protofed.common.errors import ConfigError, DeniedError, short
 from protofed.common.pki.certificate import Party, read_certificate
+from protofed.common.protocol import wire
 from protofed.common.protocol.server_info import REGISTERED, UNKNOWN
 from protofed.server.access.certificates import Certificates, date
 from protofed.server.storage.rows import CertificateRow
@@ -51,7 +52,8 @@ PLAINTEXT, NOBODY = Peer("", "plaintext", ""), Peer("", "unknown", "")
 
 
 class Access:
-    """The rules: Federation calls need a site's certificate and name that very site; Operator calls need an operator's.
+    """The rules: Federation calls need a site's certificate, name that very site and claim only the roles that its
+    registration grants; Operator calls need an operator's certificate.
 
     Args:
         certificates: the registered certificates; None: the server speaks plain text and believes what callers say.
@@ -98,11 +100,8 @@ class Access:
         self._check_valid(row)
         if row.party != party:
             raise DeniedError(f"{_describe(row)} cannot make this call: this call is for {_WITH_ARTICLE[party]}")
-        # The name in the message only repeats the certificate's: a site cannot act as another one by naming it.
-        caller = getattr(request, "caller", None)
-        if party is Party.SITE and (caller is None or caller.site != row.name):
-            claimed = "" if caller is None else short(caller.site)
-            raise DeniedError(f"{_describe(row)} cannot speak for site '{claimed}'")
+        if party is Party.SITE:
+            _check_site_call(row, request)
 
     def _check_valid(self, row: CertificateRow) -> None:
         match row.status(self._clock()):
@@ -112,6 +111,22 @@ class Access:
                 raise DeniedError(f"{_describe(row)} expired on {date(row.not_after)}; renew it: protofed certs renew")
             case "not-yet-valid":
                 raise DeniedError(f"{_describe(row)} is not valid before {date(row.not_before)}")
+
+
+def _check_site_call(row: CertificateRow, request: Any) -> None:
+    """Check that a site speaks for itself, and enrolls in no role but those that it is registered with."""
+    # The name in the message only repeats the certificate's: a site cannot act as another one by naming it.
+    caller = getattr(request, "caller", None)
+    if caller is None or caller.site != row.name:
+        claimed = "" if caller is None else short(caller.site)
+        raise DeniedError(f"{_describe(row)} cannot speak for site '{claimed}'")
+    roles = {wire.role.unpack(number).value for number in getattr(request, "roles", ())}  # only Enroll has them
+    if foreign := roles - set(row.roles):
+        wanted = " ".join(f"--role {role}" for role in sorted({*row.roles, *foreign}))
+        raise DeniedError(
+            f"{_describe(row)} is registered as {' and '.join(row.roles)}, not as {' and '.join(sorted(foreign))}; leave "
+            f"that out of the setting `roles`, or have the operator grant it: protofed certs register BUNDLE {wanted}"
+        )
 
 
 @lru_cache(maxsize=1024)

@@ -10,9 +10,11 @@ from pathlib import Path
 
 import structlog
 
-from protofed.common.errors import ConfigError, short
+from protofed.common.errors import ConfigError, ConflictError, short
 from protofed.common.pki.certificate import Party, read_certificate
 from protofed.common.pki.identity import Identity
+from protofed.common.protocol.messages import Role
+from protofed.common.protocol.roles import OPERATOR, check_roles
 from protofed.server.storage.ledger import Ledger
 from protofed.server.storage.rows import CertificateRow
 
@@ -52,38 +54,53 @@ class Certificates:
         """When the last valid certificate of a name ends, in Unix time; 0: it has none."""
         return max((row.not_after for row in self._valid() if (row.party, row.name) == (party, name)), default=0.0)
 
+    def roles(self, party: Party, name: str) -> frozenset[str]:
+        """The roles that the valid certificates of a name have."""
+        rows = [row for row in self._valid() if (row.party, row.name) == (party, name)]
+        return frozenset(role for row in rows for role in row.roles)
+
     def ending(self, within_s: float = SOON_S) -> list[CertificateRow]:
         """Valid certificates that end within `within_s` seconds and whose holder has none that lasts longer."""
         until = self._clock() + within_s
         return [row for row in self._valid() if row.not_after < until and row.not_after == self._last(row)]
 
-    def register(self, pem: str | bytes, where: str = "the certificate") -> CertificateRow:
-        """Let a certificate call from now on; registering it again changes nothing.
+    def register(
+        self, pem: str | bytes, where: str = "the certificate", roles: Iterable[str] = (), *, renewal: bool = False
+    ) -> CertificateRow:
+        """Let a certificate call from now on; registering it again changes only its roles, if some are given.
 
         Args:
             where: names the certificate in errors, such as a path.
+            roles: what its holder may be. None: a renewal has those of the name's newest certificate; a site's first
+                certificate is a trainer's; an operator's must be named.
+            renewal: allow that the name has a valid certificate.
 
         Raises:
-            ConfigError: it belongs to neither a site nor an operator, has expired or was revoked.
+            ConfigError: it belongs to neither a site nor an operator, has expired, was revoked, or cannot have a role.
+            ConflictError: the name has a valid certificate, and this is no renewal.
         """
         certificate = read_certificate(pem.encode() if isinstance(pem, str) else pem, where)
         if certificate.party is Party.SERVER:
             raise ConfigError(f"{where} is a server's; expected a site's or an operator's")
+        granted = check_roles(certificate.party, roles)
         if (registered := self.find(certificate.fingerprint)) is not None:
             if registered.revoked_at is not None:
                 raise ConfigError(
                     f"{where} was revoked on {date(registered.revoked_at)}: {registered.reason}; "
                     "that is for ever: make a new key and certificate"
                 )
-            return registered
+            return self._grant(registered, granted)
         begins, ends = certificate.not_before.timestamp(), certificate.not_after.timestamp()
         row = CertificateRow(certificate.fingerprint, certificate.party, certificate.name, begins, ends, self._clock())
         if self.status(row) == "expired":
             raise ConfigError(f"{where} expired on {date(ends)}; expected one that is valid")
+        if not renewal:
+            self._check_first(row)
+        row = replace(row, roles=granted or self._default_roles(row, renewal=renewal))
         # Ledger first, memory second: what calls may rely on is on disk.
         self._ledger.register(row)
         self._rows[row.fingerprint] = row
-        log.info("certificate registered", **_holder(row), fingerprint=row.fingerprint)
+        log.info("certificate registered", **_holder(row), fingerprint=row.fingerprint, roles=list(row.roles))
         return row
 
     def revoke(self, which: str, reason: str) -> list[CertificateRow]:
@@ -124,7 +141,42 @@ class Certificates:
                     f"{path} is the {certificate}; expected operators' certificates only: they register all others"
                 )
             if self.find(certificate.fingerprint) is None and certificate.not_after.timestamp() > self._clock():
-                self.register(path.read_bytes(), str(path))
+                # Whoever can write into this folder runs the server, and may renew an operator's certificate there.
+                self.register(path.read_bytes(), str(path), (OPERATOR,), renewal=True)
+
+    def _check_first(self, row: CertificateRow) -> None:
+        """Refuse a second certificate of a name: another key that speaks for it and can fence its daemon."""
+        for other in self._of(row):
+            if self.status(other) in ("valid", "not-yet-valid"):
+                raise ConflictError(
+                    f"{row.party} '{row.name}' has a certificate that is valid until {date(other.not_after)} "
+                    f"(fingerprint {other.fingerprint[:16]}); if {row.party} '{row.name}' itself asked for another, "
+                    "register that with --renewal; else do not, and ask who sent it"
+                )
+
+    def _default_roles(self, row: CertificateRow, *, renewal: bool) -> tuple[str, ...]:
+        if renewal and (others := self._of(row)):
+            return others[-1].roles
+        if row.party == Party.OPERATOR:
+            raise ConfigError(
+                f"operator '{row.name}' would command this server's runs and certificates; if that is meant, register "
+                "the certificate with --role operator"
+            )
+        return (Role.TRAINER.value,)
+
+    def _grant(self, row: CertificateRow, roles: tuple[str, ...]) -> CertificateRow:
+        """Give a registered certificate other roles; none: it keeps what it has."""
+        if not roles or roles == row.roles:
+            return row
+        row = replace(row, roles=roles)
+        self._ledger.grant(row)
+        self._rows[row.fingerprint] = row
+        log.warning("roles of a certificate changed", **_holder(row), fingerprint=row.fingerprint, roles=list(roles))
+        return row
+
+    def _of(self, row: CertificateRow) -> list[CertificateRow]:
+        """All registered certificates of a certificate's name, the newest last."""
+        return [other for other in self.all() if (other.party, other.name) == (row.party, row.name)]
 
     def _matching(self, which: str) -> Iterable[CertificateRow]:
         by_name = [row for row in self.all() if row.name == which]

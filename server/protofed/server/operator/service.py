@@ -196,21 +196,26 @@ class OperatorApi:
 
     # Certificates
 
-    def register(self, pem: str) -> CertificateRow:
-        """Let a certificate (PEM text) call from now on."""
-        return self.certificates.register(pem)
+    def register(self, pem: str, roles: Sequence[str] = (), *, renewal: bool = False) -> CertificateRow:
+        """Let a certificate (PEM text) call from now on. A daemon in a role that this takes away must enroll again."""
+        row = self.certificates.register(pem, roles=roles, renewal=renewal)
+        site = SiteId(row.name)
+        if row.party == Party.SITE and self._context.presence.roles(site) - self.certificates.roles(Party.SITE, site):
+            self._dismiss(site, f"registered as {' and '.join(row.roles)}")
+        return row
 
     def revoke(self, which: str, reason: str) -> list[CertificateRow]:
         """Revoke a certificate, or all of a name. The open round stops waiting for a site that has no other."""
         revoked = self.certificates.revoke(which, _checked(reason) or "by the operator")
-        current = self._runs.current
         for site in {SiteId(row.name) for row in revoked if row.party == Party.SITE}:
-            if self.certificates.until(Party.SITE, site):
-                continue
-            self._context.presence.forget(site)  # or the next round would invite it and wait for it
-            if current is not None:
-                current.dismiss(site, f"certificate revoked: {reason}")
+            if not self.certificates.until(Party.SITE, site):
+                self._dismiss(site, f"certificate revoked: {reason}")
         return revoked
+
+    def _dismiss(self, site: SiteId, reason: str) -> None:
+        self._context.presence.forget(site)  # or the next round would invite it and wait for it
+        if (current := self._runs.current) is not None:
+            current.dismiss(site, reason)
 
     def _invalid_certificate(self, site: SiteId) -> CertificateRow | None:
         """The newest certificate of a site that has no valid one; None: it has one, or none was ever registered."""

@@ -14,7 +14,7 @@ from protofed.server.storage.ledger import Ledger
 @dataclass
 class _Presence:
     instance: str | None  # None: presumed alive, from before a restart
-    roles: frozenset[Role]
+    roles: frozenset[Role]  # claimed, and granted by the registration of the certificate
     mark: Hashable  # last value by which progress is told from repetition
     moved_at: float  # seconds of the presence's clock
     pause_reason: PauseReason = PauseReason.NONE
@@ -51,6 +51,7 @@ class SitePresence:
         """Register a daemon; an older one of the same site is fenced from now on.
 
         Args:
+            roles: that its certificate has: `access.authorization` has checked that.
             pause_reason: why it takes no task yet; such a site is known, but neither enrolled nor alive for a round.
 
         Raises:
@@ -147,6 +148,14 @@ class SitePresence:
             return "not heard of since the server started"
         age_s, activity = latest
         return f"{activity}, last progress {age_s:.0f} s ago"
+
+    def roles(self, site: SiteId) -> frozenset[Role]:
+        """The roles in which a present site enrolled; empty: it is not present. May be called from any thread.
+
+        The registration grants each of them (`access.authorization` refuses others); in plain text they are claimed.
+        """
+        presence = self._present.get(site)
+        return frozenset() if presence is None else presence.roles
 
     def enrolled(self, role: Role) -> frozenset[SiteId]:
         """Sites of a role that are present and take tasks."""

@@ -87,7 +87,9 @@ class OperatorService(rpc.OperatorServicer):
         return _site(await self._control(lambda: self._operator.admit(request.site)))
 
     async def RegisterCertificate(self, request: pb.RegisterCertificateRequest, context: Any) -> pb.CertificateInfo:
-        return self._certificate(await self._control(lambda: self._operator.register(request.pem)))
+        register = self._operator.register
+        row = await self._control(lambda: register(request.pem, request.roles, renewal=request.renewal))
+        return self._certificate(row)
 
     async def RevokeCertificate(
         self, request: pb.RevokeCertificateRequest, context: Any

@@ -94,7 +94,16 @@ class Ledger(LedgerReader):
         """Let a certificate call."""
         with self._write() as connection:
             connection.execute(insert(db.certificates).values(**asdict(row)))
-        self._promise("certificate-registered", fingerprint=row.fingerprint, party=row.party, name=row.name)
+        who = {"fingerprint": row.fingerprint, "party": row.party, "name": row.name}
+        self._promise("certificate-registered", **who, roles=list(row.roles))
+
+    def grant(self, row: CertificateRow) -> None:
+        """Replace the roles of a registered certificate."""
+        here = db.certificates.c.fingerprint == row.fingerprint
+        with self._write() as connection:
+            connection.execute(update(db.certificates).where(here).values(roles=list(row.roles)))
+        who = {"fingerprint": row.fingerprint, "party": row.party, "name": row.name}
+        self._promise("certificate-roles", **who, roles=list(row.roles))
 
     def revoke(self, row: CertificateRow) -> None:
         """Let a certificate call no more."""

@@ -43,7 +43,8 @@ class LedgerReader:
 
     def certificates(self) -> list[CertificateRow]:
         """Every certificate that was ever registered."""
-        return [CertificateRow(**row._mapping) for row in self._read(select(db.certificates))]
+        rows = self._read(select(db.certificates))
+        return [CertificateRow(**{**row._mapping, "roles": tuple(row.roles)}) for row in rows]
 
     def run(self, run: str) -> RunRow | None:
         """A run, if the ledger knows it."""

@@ -115,6 +115,7 @@ class CertificateRow:
 
     Attributes:
         revoked_at: None: it was not; `reason` says why it was.
+        roles: granted by the registration; `common.protocol.roles` has them.
     """
 
     fingerprint: str
@@ -125,6 +126,7 @@ class CertificateRow:
     added_at: float
     revoked_at: float | None = None
     reason: str | None = None
+    roles: tuple[str, ...] = ()
 
     def status(self, now: float) -> str:
         """Valid, revoked, expired or not-yet-valid."""
