@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,6 +25,7 @@ class CertificateInfo:
     not_after: float
     revoked_at: float = 0.0
     reason: str = ""
+    roles: Sequence[str] = ()
 
 
 @dataclass
@@ -36,6 +38,7 @@ class OperatorStub:
     known: ClassVar[dict[str, CertificateInfo]] = {}
     dialled: ClassVar[list[tuple[str, Path | None, bool]]] = []
     down: ClassVar[bool] = False
+    renewals: ClassVar[list[bool]] = []  # what each registration said
 
     def __enter__(self) -> OperatorStub:
         self.dialled.append((self.address, self.identity, self.plaintext))
@@ -46,10 +49,13 @@ class OperatorStub:
     def __exit__(self, *_: object) -> None:
         """Nothing is open."""
 
-    def register(self, pem: str) -> None:
+    def register(self, pem: str, roles: Sequence[str] = (), *, renewal: bool = False) -> CertificateInfo:
         one = read_certificate(pem.encode(), "pem")
         dates = one.not_before.timestamp(), one.not_after.timestamp()
-        self.known[one.fingerprint] = CertificateInfo(one.party, one.name, one.fingerprint, *dates)
+        info = CertificateInfo(one.party, one.name, one.fingerprint, *dates, roles=roles or ["trainer"])
+        self.known[one.fingerprint] = info
+        self.renewals.append(renewal)
+        return info
 
     def revoke(self, name_or_fingerprint: str, reason: str) -> list[CertificateInfo]:
         found = [one for one in self.known.values() if name_or_fingerprint in (one.name, one.fingerprint)]

@@ -29,6 +29,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> type[OperatorStub]:
     monkeypatch.setattr(OperatorStub, "known", {})
     monkeypatch.setattr(OperatorStub, "dialled", [])
     monkeypatch.setattr(OperatorStub, "down", False)
+    monkeypatch.setattr(OperatorStub, "renewals", [])
     for name in ("PROTOFED_OPERATOR_SERVER", "PROTOFED_OPERATOR_IDENTITY"):
         monkeypatch.delenv(name, raising=False)
     return OperatorStub
@@ -72,6 +73,16 @@ def hospital(certs: Cli) -> Path:
     return Path("a")
 
 
+def fingerprint_of(path: str) -> str:
+    """The key's fingerprint, as the party reads it out."""
+    return read_request(Path(path).read_bytes(), path).fingerprint
+
+
+def signing(path: str, party: str, name: str, ca: str = "ca") -> tuple[str, ...]:
+    """`sign` as typed by somebody who knows the party and has telephoned."""
+    return ("sign", path, "--ca", ca, f"--{party}", name, "--fingerprint", fingerprint_of(path))
+
+
 def known(folder: Path) -> dict[str, CertificateInfo]:
     """A site that a server has let in."""
     one = read_identity(folder, Party.SITE, datetime.now(UTC)).certificate
@@ -82,11 +93,11 @@ def known(folder: Path) -> dict[str, CertificateInfo]:
 def test_the_whole_way_of_a_site(server: type[OperatorStub], certs: Cli) -> None:
     done(certs("init", "--ca", "ca"))
     done(certs("request", "--identity", "olga", "--operator", "olga"))
-    done(certs("sign", "olga/operator-olga.request.pem", "--ca", "ca", "--yes"))
+    done(certs(*signing("olga/operator-olga.request.pem", "operator", "olga")))
     done(certs("install", "olga/operator-olga.bundle.pem", "--identity", "olga"))
     done(certs("request", "--identity", "a", "--site", "hospital-a"))
     online = ("--server", "fl.example.org:7443", "--identity", "olga")
-    done(certs("sign", "a/site-hospital-a.request.pem", "--ca", "ca", "--yes", *online))
+    done(certs(*signing("a/site-hospital-a.request.pem", "site", "hospital-a"), *online))
     done(certs("install", "a/site-hospital-a.bundle.pem", "--identity", "a"))
     found = read_identity(Path("a"), Party.SITE, datetime.now(UTC))
     assert server.dialled == [("fl.example.org:7443", Path("olga"), False)]
@@ -99,7 +110,7 @@ def test_requests_say_what_to_send_and_what_to_compare(certs: Cli) -> None:
     key = next(line.removeprefix("key:").strip() for line in out.splitlines() if line.startswith("key:"))
     assert len(key.split()) == 16
     done(certs("init", "--ca", "ca"))
-    told = done(certs("sign", "s/server-main.request.pem", "--ca", "ca", "--yes", "--out", "answer.pem"))
+    told = done(certs(*signing("s/server-main.request.pem", "server-name", "main"), "--out", "answer.pem"))
     assert key in told
     assert "server 'main' fl.example.org ::1" in told
     assert "valid until" in told
@@ -115,11 +126,82 @@ def test_a_request_is_for_one_party(given: tuple[str, ...], certs: Cli) -> None:
     assert not Path("x").exists()
 
 
+@pytest.mark.parametrize("given", [(), ("--site", "a", "--server-name", "a"), ("--server", "h:1")])
+def test_whoever_signs_says_for_whom(given: tuple[str, ...], certs: Cli) -> None:
+    done(certs("init", "--ca", "ca"))
+    done(certs("request", "--identity", "a", "--site", "a"))
+    refused(certs("sign", "a/site-a.request.pem", "--ca", "ca", *given), "expected exactly one of --site ID")
+    assert not list(Path("ca/issued").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("asked", "hosts"),
+    [(("operator", "a"), ()), (("site", "b"), ()), (("server", "a"), ("--host", "fl.example.org"))],
+)
+def test_a_request_that_is_for_somebody_else_is_not_signed(
+    asked: tuple[str, str], hosts: tuple[str, ...], certs: Cli
+) -> None:
+    """What a hospital sends as its own may name an operator, another hospital or the server."""
+    party, name = asked
+    done(certs("init", "--ca", "ca"))
+    done(certs("request", "--identity", "x", f"--{party}", name, *hosts, "--out", "sent.pem"))
+    refused(
+        certs(*signing("sent.pem", "site", "a"), "--server", "127.0.0.1:7443", "--plaintext"),
+        f"sent.pem is a request for {party} '{name}'; expected one for site 'a'",
+    )
+    assert not list(Path("ca/issued").iterdir())
+    assert not OperatorStub.known
+
+
+def test_the_key_is_the_one_that_was_read_out(certs: Cli) -> None:
+    done(certs("init", "--ca", "ca"))
+    out = done(certs("request", "--identity", "a", "--site", "a"))
+    done(certs("request", "--identity", "evil", "--site", "a", "--out", "sent.pem"))
+    read_out = next(line.removeprefix("key:").strip() for line in out.splitlines() if line.startswith("key:"))
+    asked = ("sign", "sent.pem", "--ca", "ca", "--site", "a", "--fingerprint")
+    refused(certs(*asked, read_out), "sent.pem has the key", fingerprint_of("sent.pem"), "do not sign it")
+    for malformed in ("", read_out[:9], read_out + " 00", "z" * 64):
+        refused(certs(*asked, malformed), "expected 64 hexadecimal digits")
+    assert not list(Path("ca/issued").iterdir())
+    own = ("sign", "a/site-a.request.pem", "--ca", "ca", "--site", "a", "--fingerprint")
+    done(certs(*own, f"SHA256:{read_out.upper().replace(' ', ':')}"))
+
+
+def test_a_second_certificate_of_a_name_is_signed_as_a_renewal_only(hospital: Path, certs: Cli) -> None:
+    done(certs("request", "--identity", "evil", "--site", "hospital-a", "--out", "sent.pem"))
+    asked = signing("sent.pem", "site", "hospital-a")
+    refused(certs(*asked), "signed a certificate of site 'hospital-a'", "--renewal")
+    assert len(list(Path("ca/issued").iterdir())) == 1
+    done(certs("request", "--identity", "b", "--site", "hospital", "--out", "b.pem"))
+    done(certs(*signing("b.pem", "site", "hospital")))  # another name
+
+
+def test_roles_go_to_the_server_and_foreign_ones_are_refused_before_signing(
+    certs: Cli, server: type[OperatorStub]
+) -> None:
+    done(certs("init", "--ca", "ca"))
+    done(certs("request", "--identity", "eva", "--site", "eva"))
+    asked, online = signing("eva/site-eva.request.pem", "site", "eva"), ("--server", "127.0.0.1:7443", "--plaintext")
+    refused(certs(*asked, *online, "--role", "operator"), "role 'operator' is none of a site")
+    assert not list(Path("ca/issued").iterdir())
+    out = done(certs(*asked, *online, "--role", "evaluator", "--role", "trainer"))
+    assert "registered at 127.0.0.1:7443 as trainer and evaluator: certificate of site 'eva'" in out
+    done(certs("register", "eva/site-eva.bundle.pem", "--role", "evaluator", *online))
+    [row] = json.loads(done(certs("list", "--json", *online)))
+    assert row["roles"] == ["evaluator"]
+    assert "evaluator" in done(certs("list", *online))
+    refused(certs("register", "eva/site-eva.bundle.pem", "--role", "spy", *online), "role 'spy' is none of a site")
+    done(certs("request", "--identity", "olga", "--operator", "olga"))
+    done(certs(*signing("olga/operator-olga.request.pem", "operator", "olga"), *online))
+    assert [list(one.roles) for one in server.known.values()] == [["evaluator"], ["operator"]]
+    assert server.renewals == [False] * 3
+
+
 def test_nothing_is_signed_unless_somebody_compared(certs: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     done(certs("init", "--ca", "ca"))
     done(certs("request", "--identity", "a", "--site", "a"))
-    asked = ("sign", "a/site-a.request.pem", "--ca", "ca")
-    refused(certs(*asked), "no terminal to ask on", "--yes")
+    asked = ("sign", "a/site-a.request.pem", "--ca", "ca", "--site", "a")
+    refused(certs(*asked), "no terminal to ask on", "--fingerprint")
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
     monkeypatch.setattr(typer, "confirm", Answer(no=True))
     assert certs(*asked)[0] == 1
@@ -140,10 +222,14 @@ class Answer:
             raise typer.Abort
 
 
-def test_a_renewal_and_its_installation(hospital: Path, certs: Cli) -> None:
+def test_a_renewal_and_its_installation(hospital: Path, server: type[OperatorStub], certs: Cli) -> None:
     before = read_identity(hospital, Party.SITE, datetime.now(UTC))
-    done(certs("renew", "--identity", "a", "--out", "again.pem"))
-    done(certs("sign", "again.pem", "--ca", "ca", "--yes", "--days", 30, "--out", "bundle.pem"))
+    assert "--renewal" in done(certs("renew", "--identity", "a", "--out", "again.pem"))
+    asked = (*signing("again.pem", "site", "hospital-a"), "--days", 30, "--out", "bundle.pem")
+    refused(certs(*asked), "--renewal")
+    online = ("--server", "127.0.0.1:7443", "--plaintext")
+    done(certs(*asked, "--renewal", *online))
+    assert server.renewals == [True]
     done(certs("install", "bundle.pem", "--identity", "a"))
     after = read_identity(hospital, Party.SITE, datetime.now(UTC))
     assert after.key_pem != before.key_pem
@@ -153,7 +239,7 @@ def test_a_renewal_and_its_installation(hospital: Path, certs: Cli) -> None:
 def test_another_ca_must_be_meant(hospital: Path, certs: Cli) -> None:
     done(certs("init", "--ca", "ca2", "--name", "second"))
     done(certs("renew", "--identity", "a", "--out", "again.pem"))
-    done(certs("sign", "again.pem", "--ca", "ca2", "--also", "ca/ca.pem", "--yes", "--out", "b.pem"))
+    done(certs(*signing("again.pem", "site", "hospital-a", "ca2"), "--also", "ca/ca.pem", "--out", "b.pem"))
     refused(certs("install", "b.pem", "--identity", "a"), "changes which CAs", "new: second ", "--new-ca")
     assert "trusted: second " in done(certs("install", "b.pem", "--identity", "a", "--new-ca"))
 
@@ -165,8 +251,9 @@ def test_a_server_that_is_down_leaves_a_bundle_to_register_later(
     done(certs("request", "--identity", "a", "--site", "a"))
     monkeypatch.setattr(server, "down", True)
     online = ("--server", "127.0.0.1:7443", "--plaintext")
-    answer = certs("sign", "a/site-a.request.pem", "--ca", "ca", "--yes", *online)
-    refused(answer, "not registered: no server", "protofed certs register a/site-a.bundle.pem", code=69)
+    answer = certs(*signing("a/site-a.request.pem", "site", "a"), "--role", "evaluator", "--renewal", *online)
+    command = "protofed certs register a/site-a.bundle.pem --role evaluator --renewal"
+    refused(answer, "not registered: no server", command, code=69)
     monkeypatch.setattr(server, "down", False)
     assert "registered at 127.0.0.1:7443" in done(certs("register", "a/site-a.bundle.pem", *online))
     assert [one.name for one in server.known.values()] == ["a"]
@@ -216,7 +303,7 @@ def test_a_ca_with_a_passphrase(certs: Cli, tmp_path: Path) -> None:
     assert "not encrypted" not in out
     assert "sesame" not in out
     done(certs("request", "--identity", "a", "--site", "a"))
-    asked = ("sign", "a/site-a.request.pem", "--ca", "ca", "--yes")
+    asked = signing("a/site-a.request.pem", "site", "a")
     refused(certs(*asked), "is encrypted; give --passphrase-file")
     done(certs(*asked, "--passphrase-file", "word"))
 
@@ -224,7 +311,7 @@ def test_a_ca_with_a_passphrase(certs: Cli, tmp_path: Path) -> None:
 def test_a_ca_is_never_overwritten(certs: Cli) -> None:
     assert "not encrypted" in done(certs("init", "--ca", "ca"))
     refused(certs("init", "--ca", "ca"), "ca has a CA already")
-    refused(certs("sign", "none.pem", "--ca", "ca", "--yes"), "cannot read none.pem: No such file")
+    refused(certs("sign", "none.pem", "--ca", "ca", "--site", "a"), "cannot read none.pem: No such file")
 
 
 def test_a_file_that_is_far_too_long_is_not_read(certs: Cli, tmp_path: Path) -> None:

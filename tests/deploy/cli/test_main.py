@@ -243,7 +243,7 @@ TODAY = (
     "client",
     "runs start site",
     "sites list",
-    "certs sign x --ca y",
+    "certs sign x --ca y --site z",
     "runs abort a --reason --share",
     "runs abort a --reason=--share",
     "client start --site --share=1",

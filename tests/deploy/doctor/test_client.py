@@ -243,7 +243,7 @@ def test_a_certificate_that_is_not_registered_or_was_revoked(tls: TlsServer, loo
     own = tls.authority.issue(tls.folder / "new", Party.SITE, "site-1")
     found = look(identity=own)
     assert findings(found) == [("admission", "certificate-not-registered")]
-    tls.register(own)
+    tls.register(own, renewal=True)
     assert findings(look(identity=own)) == []
     with tls.operator() as operator:
         operator.revoke(read_certificate((own / "cert.pem").read_bytes(), "").fingerprint, "lost")

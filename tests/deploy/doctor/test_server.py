@@ -137,7 +137,7 @@ def test_nobody_who_could_let_sites_in(hub: Path, look: Look, tmp_path: Path) ->
     (hub / "operators" / "boss.pem").unlink()
     assert findings(look()) == [("operators", "operator-unusable")]
     writer = Ledger(f"sqlite:///{ledger(tmp_path / 'state')}")
-    Certificates(writer).register(pem)
+    Certificates(writer).register(pem, roles=["operator"])
     writer.close()
     assert look()["operators"].message == "boss"
     (hub / "operators" / "hub.pem").write_bytes((hub / "cert.pem").read_bytes())

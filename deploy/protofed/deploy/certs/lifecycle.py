@@ -98,20 +98,31 @@ def renew(folder: Path) -> bytes:
 
 
 def sign_request(
-    request: Request, authority: Authority, days: int = 365, also: bytes | None = None, now: datetime | None = None
+    request: Request,
+    authority: Authority,
+    days: int = 365,
+    also: bytes | None = None,
+    now: datetime | None = None,
+    *,
+    renewal: bool = False,
 ) -> bytes:
     """Sign a request; the bundle as PEM text. A copy of the certificate stays in the CA's folder `issued`.
 
     Args:
         also: PEM text of further CA certificates that the party shall trust, while a CA is being replaced.
+        renewal: allow that the CA has signed a certificate of this party and name that is still valid.
 
     Raises:
-        ConfigError: the CA is not valid now, or `also` has other certificates than of CAs.
+        ConfigError: the CA is not valid now, `also` has other certificates than of CAs, or the name has a certificate
+            and this is no renewal.
     """
+    now = now or datetime.now(UTC)
     further = load(also, "--also") if also else []
     if not all(is_authority(certificate) for certificate in further):
         raise ConfigError("--also: expected CA certificates only, such as the ca.pem of the other CA")
-    pem = sign(authority, request, days, now or datetime.now(UTC))
+    if not renewal:
+        _check_first(request, authority, now)
+    pem = sign(authority, request, days, now)
     issued = read_certificate(pem, "certificate")
     storage_files.write(authority.folder / ISSUED / f"{issued.party}-{issued.name}-{issued.fingerprint[:16]}.pem", pem)
     header = f"protofed: {issued}, valid until {stamp(issued.not_after)}\nfingerprint: {issued.fingerprint}\n"
@@ -170,6 +181,17 @@ def install(folder: Path, data: bytes, *, new_ca: bool = False, now: datetime | 
 def authority_name(authority: x509.Certificate) -> str:
     """A CA's name and fingerprint, for people to compare."""
     return f"{_common_name(authority)} (SHA-256 {authority.fingerprint(SHA256()).hex()})"
+
+
+def _check_first(request: Request, authority: Authority, now: datetime) -> None:
+    for path in (authority.folder / ISSUED).glob(f"{request.party}-{request.name}-*.pem"):
+        other = read_certificate(certs_files.read(path), str(path))
+        if (other.party, other.name) == (request.party, request.name) and other.not_after > now:
+            raise ConfigError(
+                f"this CA has signed a certificate of {request.party} '{request.name}' that is valid until "
+                f"{stamp(other.not_after)} ({path}); if {request.party} '{request.name}' itself asks for another one, "
+                "sign with --renewal; else do not, and ask who sent it"
+            )
 
 
 def _key(path: Path) -> ec.EllipticCurvePrivateKey:

@@ -88,6 +88,38 @@ def read_request(pem: bytes, where: str) -> Request:
     return Request(party, name, check_hosts(party, hosts), key)
 
 
+def check_addressee(request: Request, party: Party, name: str, where: str) -> None:
+    """Check that a request is for whom its signer means, since whoever sent it wrote the name into it.
+
+    Raises:
+        ConfigError: it is for another party or name.
+    """
+    if (request.party, request.name) != (party, check_id(party, name)):
+        raise ConfigError(
+            f"{where} is a request for {request.party} '{request.name}'; expected one for {party} '{name}': do not "
+            "sign it, and ask who sent it"
+        )
+
+
+def check_key(request: Request, expected: str, where: str) -> None:
+    """Check that a request has the key whose fingerprint its party read out, with or without spaces and colons.
+
+    Raises:
+        ConfigError: it has another one, or `expected` is no fingerprint.
+    """
+    digits = expected.lower().removeprefix("sha256:").replace(" ", "").replace(":", "")
+    if not re.fullmatch("[0-9a-f]{64}", digits):
+        raise ConfigError(
+            f"fingerprint {short(expected)!r}: expected 64 hexadecimal digits, as `protofed certs request` printed "
+            "them where the request was made"
+        )
+    if digits != request.fingerprint.replace(" ", ""):
+        raise ConfigError(
+            f"{where} has the key {request.fingerprint}, and the party's is {short(expected)}: do not sign it; "
+            "somebody else made it, or it was made again"
+        )
+
+
 def check_hosts(party: Party, hosts: Sequence[str]) -> tuple[str, ...]:
     """A server's hosts in lower case, without duplicates; empty for other parties.
 

@@ -31,6 +31,7 @@ class CertRow:
     Attributes:
         party: site, operator, server or "ca".
         fingerprint: SHA-256 of the certificate, in hex.
+        roles: that its registration grants; empty: only a server knows them.
         revoked: when and why; None: not revoked, or unknown, since only a server knows of revocations.
     """
 
@@ -40,6 +41,7 @@ class CertRow:
     not_before: datetime
     not_after: datetime
     revoked: str | None = None
+    roles: tuple[str, ...] = ()
 
     def days_left(self, now: datetime) -> int:
         """Whole days until it ends; negative once it has expired."""
@@ -74,10 +76,7 @@ def of_authority(folder: Path) -> list[CertRow]:
 
 def of_server(certificates: Iterable[Any]) -> list[CertRow]:
     """A server's certificates, as `CertificateInfo` messages."""
-    return [
-        CertRow(info.party, info.name, info.fingerprint, _at(info.not_before), _at(info.not_after), _revocation(info))
-        for info in certificates
-    ]
+    return [_registered(info) for info in certificates]
 
 
 def table(rows: Sequence[CertRow], now: datetime) -> RenderableType:
@@ -85,7 +84,10 @@ def table(rows: Sequence[CertRow], now: datetime) -> RenderableType:
     if not rows:
         return Text("No certificates yet. Ask for one with: protofed certs request")
     certificates = Table(box=None, header_style="bold", pad_edge=False)
-    for column in ("party", "name", "fingerprint", "from", "until", "days left", "revoked"):
+    columns = ["party", "name", "fingerprint", "from", "until", "days left", "revoked"]
+    if has_roles := any(row.roles for row in rows):
+        columns.insert(2, "roles")
+    for column in columns:
         certificates.add_column(
             column, no_wrap=column not in ("name", "revoked"), justify="right" if "left" in column else "left"
         )
@@ -94,7 +96,8 @@ def table(rows: Sequence[CertRow], now: datetime) -> RenderableType:
         left = Text("expired" if days < 0 else str(days), style=style(days))
         dates = (f"{date:%Y-%m-%d}" for date in (row.not_before, row.not_after))
         revoked = Text(row.revoked or "", style="red")
-        certificates.add_row(row.party, row.name, row.fingerprint[:16], *dates, left, revoked)
+        roles = [", ".join(row.roles)] if has_roles else []
+        certificates.add_row(row.party, row.name, *roles, row.fingerprint[:16], *dates, left, revoked)
     return certificates
 
 
@@ -119,6 +122,11 @@ def _row(certificate: Certificate) -> CertRow:
     return CertRow(
         certificate.party, certificate.name, certificate.fingerprint, certificate.not_before, certificate.not_after
     )
+
+
+def _registered(info: Any) -> CertRow:
+    dates = (_at(info.not_before), _at(info.not_after))
+    return CertRow(info.party, info.name, info.fingerprint, *dates, _revocation(info), tuple(info.roles))
 
 
 def _at(seconds: float) -> datetime:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -14,7 +16,7 @@ from rich.console import Console
 from protofed.common.errors import ConfigError, ProtofedError
 
 if TYPE_CHECKING:
-    from protofed.common.pki.identity import Certificate
+    from protofed.common.pki.identity import Certificate, Party
     from protofed.deploy.certs.lifecycle import Bundle
     from protofed.deploy.operator.connection import Operator
 
@@ -33,6 +35,13 @@ Online = Annotated[
 ]
 OperatorIdentity = Annotated[
     Path | None, typer.Option("--identity", envvar="PROTOFED_OPERATOR_IDENTITY", help="The operator's identity folder.")
+]
+Renewal = Annotated[bool, typer.Option("--renewal", help="Allow that the name has a certificate that is still valid.")]
+Roles = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--role", help="trainer or evaluator; of an operator: operator. May be repeated; a site's default: trainer."
+    ),
 ]
 Plaintext = Annotated[bool, typer.Option("--plaintext", help="No TLS to --server; loopback only.")]
 
@@ -71,11 +80,8 @@ def request(
     from protofed.common.pki.identity import Party
     from protofed.deploy.certs.lifecycle import request
 
-    given = {Party.SITE: site, Party.OPERATOR: operator, Party.SERVER: server}
-    named = [(party, name) for party, name in given.items() if name is not None]
-    if len(named) != 1:
-        raise ConfigError("expected exactly one of --site ID, --operator NAME and --server NAME")
-    _write_request(request(identity, *named[0], host or ()), identity, out)
+    party, name = _party({Party.SITE: site, Party.OPERATOR: operator, Party.SERVER: server}, "--server")
+    _write_request(request(identity, party, name, host or ()), identity, out)
 
 
 @certs.command("renew")
@@ -84,36 +90,55 @@ def renew(identity: Identity, out: Out = None) -> None:
     from protofed.deploy.certs.lifecycle import renew
 
     _write_request(renew(identity), identity, out)
+    console.print("say that it is a renewal: they sign it with --renewal", markup=False)
 
 
 @certs.command("sign")
 def sign(
     request: Annotated[Path, typer.Argument(help="The request, as the site sent it.")],
     ca: Ca,
+    site: Annotated[str | None, typer.Option(help="The site that you mean it for.")] = None,
+    operator: Annotated[str | None, typer.Option(help="The operator that you mean it for.")] = None,
+    server_name: Annotated[str | None, typer.Option(help="The server that you mean it for.")] = None,
+    fingerprint: Annotated[
+        str | None, typer.Option(help="The key's fingerprint, as the party read it to you; without it, you are asked.")
+    ] = None,
+    renewal: Renewal = False,
     days: Annotated[int, typer.Option(min=1, max=3650, help="Days the certificate is valid.")] = 365,
     also: Annotated[Path | None, typer.Option(help="Another CA's ca.pem that the party should also trust.")] = None,
     out: Out = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask; you have compared the key's fingerprint.")] = False,
     passphrase_file: Passphrase = None,
+    role: Roles = None,
     server: Online = None,
     identity: OperatorIdentity = None,
     plaintext: Plaintext = False,
 ) -> None:
-    """Sign a request after comparing its key's fingerprint by telephone. With --server, also register it there."""
+    """Sign a request after comparing its key's fingerprint by telephone. With --server, also register it there.
+
+    Example: `protofed certs sign north.request --ca ca --site north`
+    """
+    from protofed.common.pki.identity import Party
+    from protofed.common.protocol.roles import check_roles
     from protofed.deploy.certs import files
     from protofed.deploy.certs.lifecycle import read_bundle, read_request, sign_request
+    from protofed.deploy.certs.request import check_addressee
     from protofed.deploy.cli.certs_prompts import authority, confirm
 
+    party, name = _party({Party.SITE: site, Party.OPERATOR: operator, Party.SERVER: server_name}, "--server-name")
+    roles = check_roles(party, role or ())  # before anything is signed
     to_sign = read_request(files.read(request), str(request))
+    check_addressee(to_sign, party, name, str(request))
     signing = authority(ca, passphrase_file)
-    confirm(to_sign, days, console, yes=yes)
-    bundle = sign_request(to_sign, signing, days, files.read(also) if also else None)
+    confirm(to_sign, days, console, fingerprint, str(request))
+    bundle = sign_request(to_sign, signing, days, files.read(also) if also else None, renewal=renewal)
     path = _write(bundle, out or request.with_name(f"{to_sign.party}-{to_sign.name}.bundle.pem"))
     signed = read_bundle(bundle, str(path))
     console.print(f"signed: {_dates(signed.certificate)}", markup=False)
     console.print(f"send {path} back: `protofed certs install` takes it", markup=False)
-    if server is not None and to_sign.party != "server":
-        _register(signed, path, server, identity, plaintext)
+    if server is not None and party is not Party.SERVER:
+        # Whoever names an operator here has said so: that is the role.
+        registration = Registration(roles or (("operator",) if party is Party.OPERATOR else ()), renewal)
+        _register(signed, path, registration, server, identity, plaintext)
     else:
         console.print(_next_step(signed.certificate, path), markup=False)
 
@@ -121,16 +146,23 @@ def sign(
 @certs.command("register")
 def register(
     bundle: Annotated[Path, typer.Argument(help="The bundle that `sign` wrote.")],
+    role: Roles = None,
+    renewal: Renewal = False,
     server: Server = None,
     identity: OperatorIdentity = None,
     plaintext: Plaintext = False,
 ) -> None:
-    """Register a certificate that was signed on a machine without access to the server."""
+    """Register a certificate at the server in its roles; once more, with --role, changes them.
+
+    Example: `protofed certs register north.bundle --role trainer --role evaluator --server hub.example:7443`
+    """
+    from protofed.common.protocol.roles import check_roles
     from protofed.deploy.certs import files
     from protofed.deploy.certs.lifecycle import read_bundle
 
     signed = read_bundle(files.read(bundle), str(bundle))
-    _register(signed, bundle, _required(server), identity, plaintext)
+    registration = Registration(check_roles(signed.certificate.party, role or ()), renewal)
+    _register(signed, bundle, registration, _required(server), identity, plaintext)
 
 
 @certs.command("install")
@@ -211,25 +243,55 @@ def _write_request(pem: bytes, identity: Path, out: Path | None) -> None:
     )
 
 
-def _register(signed: Bundle, path: Path, server: str, identity: Path | None, plaintext: bool) -> None:
+def _party(named: Mapping[Party, str | None], server_option: str) -> tuple[Party, str]:
+    given = [(party, name) for party, name in named.items() if name is not None]
+    if len(given) != 1:
+        raise ConfigError(f"expected exactly one of --site ID, --operator NAME and {server_option} NAME")
+    return given[0]
+
+
+@dataclass(frozen=True)
+class Registration:
+    """What a registration grants.
+
+    Attributes:
+        roles: none: the server decides, as operator.proto says.
+        renewal: the name may have a certificate that is still valid.
+    """
+
+    roles: tuple[str, ...]
+    renewal: bool
+
+    @property
+    def options(self) -> str:
+        """As options of `certs register`, each after a space."""
+        return "".join(f" --role {role}" for role in self.roles) + (" --renewal" if self.renewal else "")
+
+
+def _register(
+    signed: Bundle, path: Path, registration: Registration, server: str, identity: Path | None, plaintext: bool
+) -> None:
+    pem, options = signed.certificate_pem.decode(), registration.options
     try:
         with _connect(server, identity, plaintext) as operator:
-            operator.register(signed.certificate_pem.decode())
+            info = operator.register(pem, registration.roles, renewal=registration.renewal)
     except ProtofedError as error:
         # The same class, so that the exit code stays; the certificate is signed already, and signing again would
         # issue a second one.
-        raise type(error)(f"not registered: {error}; try again with `protofed certs register {path}`") from error
-    console.print(f"registered at {server}: {signed.certificate}", markup=False)
+        raise type(error)(
+            f"not registered: {error}; try again with `protofed certs register {path}{options}`"
+        ) from error
+    console.print(f"registered at {server} as {' and '.join(info.roles)}: {signed.certificate}", markup=False)
 
 
 def _next_step(signed: Certificate, path: Path) -> str:
     if signed.party == "server":
         return "a server's certificate needs no registration"
-    first = ", or copy it to the folder `operators` of the server's identity folder before the server starts"
-    return (
-        f"the server accepts it after `protofed certs register {path} --server host:port`"
-        f"{first if signed.party == 'operator' else ''}"
-    )
+    command = f"protofed certs register {path} --server host:port"
+    if signed.party == "operator":
+        folder = "copy it to the folder `operators` of the server's identity folder before the server starts"
+        return f"the server accepts it after `{command} --role operator`, or {folder}"
+    return f"the server accepts it after `{command}`; --role evaluator if it scores rather than trains"
 
 
 def _connect(server: str, identity: Path | None, plaintext: bool) -> Operator:

@@ -11,24 +11,32 @@ from rich.console import Console
 from protofed.common.errors import ConfigError
 from protofed.deploy.certs import files
 from protofed.deploy.certs.authority import KEY, Authority, read_authority
-from protofed.deploy.certs.request import Request
+from protofed.deploy.certs.request import Request, check_key
 
 
-def confirm(request: Request, days: int, console: Console, *, yes: bool) -> None:
-    """Show the request and its key's fingerprint, and return only if the person confirms both.
+def confirm(request: Request, days: int, console: Console, fingerprint: str | None, where: str) -> None:
+    """Show the request and its key's fingerprint, and return only if that is the party's.
+
+    Args:
+        fingerprint: that the party read out; None: the person at the terminal compares.
+        where: names the request in errors.
 
     Raises:
-        ConfigError: standard input is no terminal, and `yes` was not given.
+        ConfigError: the fingerprint is another one, or there is neither one nor a terminal.
         typer.Abort: the person declined.
     """
     console.print(
         f"about to sign, for {days} days: {request.party} '{request.name}' {' '.join(request.hosts)}", markup=False
     )
     console.print(f"key: {request.fingerprint}", markup=False)
-    if yes:
+    if fingerprint is not None:
+        check_key(request, fingerprint, where)
         return
     if not sys.stdin.isatty():
-        raise ConfigError("no terminal to ask on; compare the key's fingerprint with the party's, then give --yes")
+        raise ConfigError(
+            "no terminal to ask on; have the party read you its key's fingerprint over the telephone (`protofed certs "
+            "request` printed it there) and give that as --fingerprint"
+        )
     typer.confirm("Is this the fingerprint that the party reads to you over the telephone?", abort=True)
 
 

@@ -124,8 +124,9 @@ def _check_site_call(row: CertificateRow, request: Any) -> None:
     if foreign := roles - set(row.roles):
         wanted = " ".join(f"--role {role}" for role in sorted({*row.roles, *foreign}))
         raise DeniedError(
-            f"{_describe(row)} is registered as {' and '.join(row.roles)}, not as {' and '.join(sorted(foreign))}; leave "
-            f"that out of the setting `roles`, or have the operator grant it: protofed certs register BUNDLE {wanted}"
+            f"{_describe(row)} is registered as {' and '.join(row.roles)}, not as {' and '.join(sorted(foreign))}; "
+            f"leave that out of the setting `roles`, or have the operator grant it: "
+            f"protofed certs register BUNDLE {wanted}"
         )
 
 
