@@ -119,7 +119,10 @@ class SitePresence:
         return self._excluded.get(site)
 
     def roles(self, site: SiteId) -> frozenset[Role]:
-        """The roles that a site is enrolled with."""
+        """The roles in which a present site enrolled; empty: it is not present. May be called from any thread.
+
+        The registration grants each of them (`access.authorization` refuses others); in plain text they are claimed.
+        """
         presence = self._present.get(site)
         return frozenset() if presence is None else presence.roles
 
@@ -148,14 +151,6 @@ class SitePresence:
             return "not heard of since the server started"
         age_s, activity = latest
         return f"{activity}, last progress {age_s:.0f} s ago"
-
-    def roles(self, site: SiteId) -> frozenset[Role]:
-        """The roles in which a present site enrolled; empty: it is not present. May be called from any thread.
-
-        The registration grants each of them (`access.authorization` refuses others); in plain text they are claimed.
-        """
-        presence = self._present.get(site)
-        return frozenset() if presence is None else presence.roles
 
     def enrolled(self, role: Role) -> frozenset[SiteId]:
         """Sites of a role that are present and take tasks."""
