@@ -174,7 +174,9 @@ def site_of(other: bool = False) -> Site:
     rules = PolicyRules(
         methods=frozenset(METHODS), parts=frozenset(Part) - NOT_ON_THE_WIRE, plugins=models, limits=limits
     )
-    rules = rules.model_copy(update={"class_distribution_estimate": True, "min_samples_per_class": 1})
+    rules = rules.model_copy(
+        update={"class_distribution_estimate": True, "min_samples_per_class": 1, "min_images_per_unit": 1}
+    )
     return Site(
         "ann",
         frozenset({Role.TRAINER}),

@@ -63,6 +63,7 @@ RULES: dict[str, Any] = {
         "personal.pm_v",
         "personal.pm_l",
     ],
+    "min_images_per_unit": 1,
     "limits": unlimited(set(architectures)).model_dump(),  # `RUN` is as small as can be
 }
 

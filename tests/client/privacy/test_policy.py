@@ -328,6 +328,7 @@ def test_a_stricter_policy_is_stricter_in_everything() -> None:
         assert one.metrics <= other.metrics
         assert one.telemetry <= other.telemetry
         assert one.min_samples_per_class > other.min_samples_per_class
+        assert one.min_images_per_unit > other.min_images_per_unit
         assert one.hide_class_presence >= other.hide_class_presence
         assert one.class_distribution_estimate <= other.class_distribution_estimate
     assert (strict.hide_class_presence, standard.hide_class_presence, open_.hide_class_presence) == (True, False, False)

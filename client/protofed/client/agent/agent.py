@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import structlog
 
@@ -18,6 +19,7 @@ from protofed.client.agent.site import PreparedRun, prepare
 from protofed.client.agent.site import Site as Site
 from protofed.client.models.split import dump
 from protofed.client.privacy.policy import Released
+from protofed.client.privacy.rare_units import withhold_rare_units
 from protofed.client.privacy.rules import PolicyRules
 from protofed.client.state.store import FitOutcome
 from protofed.client.training.context import FitProgress
@@ -226,6 +228,9 @@ class Agent:
             self._status.activity = Activity.TRAINING
             update = self._site.fit(run, task, context, base)
             reach("fit-done")
+            fewest = self._site.policy.rules.min_images_per_unit
+            leaving = withhold_rare_units(update.payload, base, context.model, context.data, fewest)
+            update = replace(update, payload=leaving)
             # Before staging: an update that the policy refuses must not wait on disk to be pushed later.
             released = self._release(task, update)
             personal = {Part.BODY: dump(context.model.body), Part.HEAD: dump(context.model.head)}

@@ -30,6 +30,7 @@ class PolicyRules(StrictModel):
     example_count: bool = False  # whether the total number of examples may be sent
     class_distribution_estimate: bool = False  # whether part class-shares may leave, if `parts` names it, too
     min_samples_per_class: Annotated[int, Field(ge=1)] = 10  # a class with fewer examples counts as absent
+    min_images_per_unit: Annotated[int, Field(ge=1)] = 4  # a unit that fewer images activate leaves as it was received
     hide_class_presence: bool = False  # what has a row a class leaves only under a secure sum: no run offers one yet
     approval: Literal["automatic", "manual"] = "automatic"  # manual: each run needs `protofed client approve`
     schedule: tuple[Window, ...] = ()  # when tasks are taken, in UTC; none: always

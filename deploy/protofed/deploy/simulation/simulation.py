@@ -99,6 +99,7 @@ def everything(recipe: Recipe) -> Policy:
             example_count=True,
             class_distribution_estimate=True,
             min_samples_per_class=1,
+            min_images_per_unit=1,
             limits=unlimited(set(architectures)),
         )
     )

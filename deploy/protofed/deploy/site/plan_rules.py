@@ -37,6 +37,9 @@ def _classes(rules: PolicyRules, parts: Collection[Part]) -> Iterator[str]:
 
 
 def _tensors(rules: PolicyRules) -> Iterator[str]:
+    if rules.min_images_per_unit > 1:
+        few = f"fewer than {rules.min_images_per_unit} training images"
+        yield f"Units of the model that {few} activate leave as they were received (min_images_per_unit)."
     yield f"Only tensors of {' and '.join(sorted(rules.dtypes)) or 'no type'} leave (dtypes)."
     tensor, update = f"{rules.max_tensor_mb:g} MB (max_tensor_mb)", f"{rules.max_update_mb:g} MB (max_update_mb)"
     yield f"No tensor of more than {tensor} and no update of more than {update} leaves."

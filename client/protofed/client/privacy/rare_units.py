@@ -1,0 +1,196 @@
+"""Rule `min_images_per_unit`: what a unit learnt from very few images does not leave.
+
+A unit with a ReLU gets a gradient only from the images for which it is active. If that is a single image, its row moves
+by this image times a number. Such a unit's rows, and the weights of the next layer that read it, leave as received.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from protofed.client.data.site_data import SiteData
+from protofed.client.models.split import SplitModel, load
+from protofed.client.privacy.update_checks import PolicyRefusedError
+from protofed.common.payload import Array, Part, Payload
+
+RECTIFIERS = (nn.ReLU, nn.ReLU6)  # as modules: a plug-in that calls functions instead is not seen
+BATCH = 512  # images at a time, as in evaluation
+Observer = Callable[[str, nn.Module, Tensor, Tensor], None]  # name, module, its input and its output
+
+
+@dataclass
+class UnitLayer:
+    """One call of a rectifier in the body.
+
+    Attributes:
+        units: C, channels of a convolution or outputs of a linear layer.
+        rows: tensors [C, ...], by part and name, that make these units.
+        columns: tensors [O, C * n, ...] that read them.
+    """
+
+    units: int
+    rows: list[tuple[Part, str]]
+    columns: list[tuple[Part, str]] = field(default_factory=list)
+
+
+def withhold_rare_units(payload: Payload, base: Payload, model: SplitModel, data: SiteData, fewest: int) -> Payload:
+    """The update, in which units that are active for fewer than `fewest` training images are as received.
+
+    A unit counts as rare if it is so in the received model, or if it is in the trained one without being dead there.
+
+    Args:
+        payload: an update; one without a body is returned as it is.
+        base: what the fit started from.
+        model: as the fit left it; it is so again afterwards.
+
+    Raises:
+        PolicyRefusedError: a tensor that reads a rare unit was not received: there is nothing to put in its place.
+    """
+    if fewest <= 1 or Part.BODY not in payload or not len(data.train):
+        return payload
+    layers = unit_layers(model, data)
+    trained = {name: tensor.clone() for name, tensor in model.body.state_dict().items()}
+    after = active_images(model, data, layers)
+    try:
+        load(model.body, base[Part.BODY])
+        before = active_images(model, data, layers)
+    finally:
+        model.body.load_state_dict(trained)
+    withheld = payload
+    for layer, received, own in zip(layers, before, after, strict=True):
+        rare = (received < fewest) | ((own > 0) & (own < fewest))
+        if rare.any():
+            withheld = _as_received(withheld, base, layer, rare)
+    return withheld
+
+
+def unit_layers(model: SplitModel, data: SiteData) -> list[UnitLayer]:
+    """The rectifiers of the body in the order of their calls, found by passing one image through it."""
+    trace = _Trace()
+    image, _ = next(iter(data.ordered(data.train, 1)))
+    with _observed(model.body, trace.record):
+        trace.finish(model.body(image), model.head)
+    return trace.layers
+
+
+def active_images(model: SplitModel, data: SiteData, layers: Sequence[UnitLayer]) -> list[Array]:
+    """For each layer the number of training images, [C] int64, for which a unit is active at any place."""
+    counts = [torch.zeros(layer.units, dtype=torch.int64) for layer in layers]
+    calls: list[Tensor] = []
+
+    def count(_name: str, module: nn.Module, _input: Tensor, output: Tensor) -> None:
+        if isinstance(module, RECTIFIERS):
+            calls.append((output.flatten(2) > 0).any(2).sum(0) if output.ndim > 2 else (output > 0).sum(0))
+
+    with _observed(model.body, count):
+        for images, _ in data.ordered(data.train, BATCH):
+            calls.clear()
+            model.body(images)
+            for total, active in zip(counts, calls, strict=True):
+                total += active.cpu()
+    return [total.numpy() for total in counts]
+
+
+class _Trace:
+    """Follows one image: which tensors make each rectifier's units, and which read them."""
+
+    def __init__(self) -> None:
+        self.layers: list[UnitLayer] = []
+        self._since: list[tuple[str, nn.Module]] = []  # modules with parameters since the last rectifier
+        self._reads: dict[int, UnitLayer] = {}  # address of an activation -> the rectifier that made it
+        self._alive: list[Tensor] = []  # so that no address is used twice
+
+    def record(self, name: str, module: nn.Module, input_: Tensor, output: Tensor) -> None:
+        """A module of the body without submodules was called."""
+        self._alive += [input_, output]
+        source = self._reads.get(input_.data_ptr())
+        if isinstance(module, RECTIFIERS):
+            self._add(output.shape[1])
+            self._reads[output.data_ptr()] = self.layers[-1]
+        elif weight := _weight(module):
+            self._since.append((name, module))
+            if source is not None and weight[1:] and weight[1] % source.units == 0:
+                source.columns.append((Part.BODY, _path(name, "weight")))
+        elif source is not None:  # pooling, flattening, dropout: the units are still told apart
+            self._reads[output.data_ptr()] = source
+
+    def finish(self, features: Tensor, head: nn.Module) -> None:
+        """The head reads what the body gave."""
+        source, weight = self._reads.get(features.data_ptr()), _weight(head)
+        if source is not None and weight[1:] and weight[1] % source.units == 0:
+            source.columns.append((Part.HEAD, "weight"))
+
+    def _add(self, units: int) -> None:
+        # All of them: after a residual sum, both branches' last layers, and their normalisations, make the units.
+        rows = [
+            (Part.BODY, _path(name, parameter))
+            for name, module in self._since
+            for parameter, tensor in module.named_parameters(recurse=False)
+            if tensor.shape[:1] == (units,)
+        ]
+        self.layers.append(UnitLayer(units, rows))
+        self._since = []
+
+
+def _path(module: str, parameter: str) -> str:
+    return f"{module}.{parameter}" if module else parameter
+
+
+def _weight(module: nn.Module) -> tuple[int, ...]:
+    """Shape of a module's own weight; empty: it has none."""
+    weight = dict(module.named_parameters(recurse=False)).get("weight")
+    return () if weight is None else tuple(weight.shape)
+
+
+@contextmanager
+def _observed(body: nn.Module, call: Observer) -> Iterator[None]:
+    """In evaluation mode and without gradients, `call` is told of every call of a module without submodules."""
+    modes = [(module, module.training) for module in body.modules()]
+    hooks = [
+        module.register_forward_hook(lambda module, inputs, output, name=name: call(name, module, inputs[0], output))
+        for name, module in body.named_modules()
+        if not any(True for _ in module.children())
+    ]
+    body.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+        for module, training in modes:
+            module.training = training
+
+
+def _as_received(payload: Payload, base: Payload, layer: UnitLayer, rare: Array) -> Payload:
+    """The payload with rare units' rows and columns of `base`; `rare` is [C] bool."""
+    parts = {part: dict(tensors) for part, tensors in payload.items()}
+    for by_row, tensors in ((True, layer.rows), (False, layer.columns)):
+        for part, name in tensors:
+            if name not in parts.get(part, {}):
+                continue  # the method does not send it
+            own, received = parts[part][name], base.get(part, {}).get(name)
+            if received is None or received.shape != own.shape:
+                raise PolicyRefusedError(
+                    "min_images_per_unit",
+                    f"{part}/{name} reads units that few images activate, and was not received: nothing can take the "
+                    "place of what it learnt from them (min_images_per_unit)",
+                    f"{part}/{name}",
+                )
+            parts[part][name] = _mixed(own, received, rare, by_row=by_row)
+    return parts
+
+
+def _mixed(own: Array, received: Array, rare: Array, *, by_row: bool) -> Array:
+    mixed = np.array(own, order="C")
+    units = (len(rare), -1) if by_row else (len(own), len(rare), -1)
+    view = mixed.reshape(units)  # a view: the copy is contiguous
+    where = rare if by_row else (slice(None), rare)
+    view[where] = received.reshape(units)[where]
+    return mixed
