@@ -56,7 +56,7 @@ def trained(model: SplitModel, data: SiteData, lr: float = 0.05, steps: int = 3)
     for _ in range(steps):
         for images, labels in data.ordered(data.train, 8):
             optimizer.zero_grad()
-            nn.functional.cross_entropy(model(images), labels).backward()
+            nn.functional.cross_entropy(model(images), labels).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
     return parts(model)
 
@@ -154,7 +154,7 @@ def test_where_every_unit_is_rare_the_layers_around_rectifiers_leave_as_they_cam
     base = parts(model)
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter += 0.01
+            parameter.add_(0.01)
     after = parts(model)
     left = withhold_rare_units(after, base, model, data, EXAMPLES + 1)
     last = {"digits-cnn": {"linear.bias"}, "simple-cnn": {"l2.bias"}}  # no rectifier follows
@@ -173,7 +173,7 @@ def test_columns_of_a_flattened_channel_are_those_of_its_pixels() -> None:
     assert len(rare) < 32
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter += 1e-6
+            parameter.add_(1e-6)
     left = withhold_rare_units(parts(model), base, model, data, 4)
     same = left[Part.BODY]["linear.weight"] == base[Part.BODY]["linear.weight"]
     assert same.all(axis=0).nonzero()[0].tolist() == [16 * unit + pixel for unit in rare for pixel in range(16)]
