@@ -32,7 +32,8 @@ def other(tmp_path: Path) -> Authority:
 
 
 def approved(asked: bytes, authority: Authority, also: Authority | None = None) -> bytes:
-    return lifecycle.sign_request(lifecycle.read_request(asked, "request"), authority, also=also.pem if also else None)
+    asked_for = lifecycle.read_request(asked, "request")
+    return lifecycle.sign_request(asked_for, authority, also=also.pem if also else None, renewal=True)
 
 
 @pytest.fixture

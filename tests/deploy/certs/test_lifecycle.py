@@ -39,7 +39,7 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 
 
 def approved(asked: bytes, authority: Authority, days: int = 365) -> bytes:
-    return lifecycle.sign_request(lifecycle.read_request(asked, "request"), authority, days)
+    return lifecycle.sign_request(lifecycle.read_request(asked, "request"), authority, days, renewal=True)
 
 
 def joined(folder: Path, authority: Authority, party: Party = Party.SITE, name: str = "a") -> Path:
@@ -131,6 +131,18 @@ def test_a_copy_of_what_was_signed_stays_with_the_ca(authority: Authority) -> No
     made = lifecycle.read_bundle(approved(custom("protofed://operator/olga"), authority), "bundle")
     copy = authority.folder / "issued" / f"operator-olga-{made.certificate.fingerprint[:16]}.pem"
     assert copy.read_bytes() == made.certificate_pem
+
+
+def test_a_name_with_a_valid_certificate_gets_another_as_a_renewal_only(tmp_path: Path) -> None:
+    authority = make_authority(tmp_path / "ca", now=NOW)
+    asked = lifecycle.read_request(lifecycle.request(tmp_path / "a", Party.SITE, "a"), "request")
+    other = lifecycle.read_request(lifecycle.request(tmp_path / "b", Party.SITE, "a-1"), "request")
+    lifecycle.sign_request(asked, authority, days=30, now=NOW)
+    with pytest.raises(ConfigError, match=r"site 'a' that is valid until .*--renewal"):
+        lifecycle.sign_request(asked, authority, now=NOW + timedelta(days=29))
+    lifecycle.sign_request(other, authority, now=NOW)  # another name, though it begins alike
+    assert len(list((tmp_path / "ca" / "issued").iterdir())) == 2
+    lifecycle.sign_request(asked, authority, now=NOW + timedelta(days=31))
 
 
 def test_nothing_outlives_its_ca(tmp_path: Path) -> None:
