@@ -11,6 +11,7 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
+import structlog
 from google.protobuf.message_factory import GetMessageClass
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tests.support.raw_client import FEDERATION, MODEL, RawClient, refused
@@ -176,6 +177,16 @@ def test_other_bytes_for_a_chunk_are_a_contradiction(client: RawClient) -> None:
     client.put(upload, 0, data)
     code, text = refused(lambda: client.put(upload, 0, bytes(len(data))))
     assert (code, text) == (Code.ALREADY_EXISTS, "chunk 0 was sent before with other bytes")
+
+
+def test_a_contradiction_is_logged_once_however_often_it_comes(client: RawClient) -> None:
+    task, data = client.task(), codec.encode(MODEL)
+    upload = client.say("BeginUpload", client.announcement(task, data, MODEL)).upload.id
+    client.put(upload, 0, data)
+    with structlog.testing.capture_logs() as logs:
+        for _ in range(5):
+            assert refused(lambda: client.put(upload, 0, bytes(len(data))))[0] is Code.ALREADY_EXISTS
+    assert [line["event"] for line in logs].count("equivocation") == 1
 
 
 def test_a_site_that_begins_too_much_is_told_what_to_do(client: RawClient) -> None:

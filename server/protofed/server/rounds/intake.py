@@ -206,7 +206,7 @@ class UploadIntake:
         """The model and its norm."""
         with self._loading:
             if self._newest_base is None or self._newest_base[0] != base:
-                model = codec.decode(self._blobs.get(base))
+                model = codec.view(self._blobs.get(base))
                 self._newest_base = base, model, _norm(model, {})
             return self._newest_base[1:]
 

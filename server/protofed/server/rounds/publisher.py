@@ -110,7 +110,7 @@ class Publisher:
 
     def _updates(self, rows: Sequence[UpdateRow]) -> Iterator[Update]:
         for row in rows:
-            yield Update(row.task.site, codec.decode(self._blobs.get(row.digest)), row.metrics, row.weight)
+            yield Update(row.task.site, codec.view(self._blobs.get(row.digest)), row.metrics, row.weight)
 
     def _store(self, payload: Payload) -> tuple[Digest, int]:
         for known, address, nbytes in self._stored:

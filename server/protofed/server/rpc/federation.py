@@ -96,6 +96,7 @@ class FederationService(rpc.FederationServicer):
         self._examinations = asyncio.Semaphore(EXAMINATIONS)
         self._shares = lru_cache(maxsize=256)(self._read_shares)
         self._uploads: dict[str, _Announced] = {}  # by upload id; after a restart, sites begin their uploads again
+        self._equivocal: set[str] = set()  # ids of those of which it is logged
 
     async def Enroll(self, request: pb.EnrollRequest, context: Any) -> pb.EnrollResponse:
         site, instance = _caller(request.caller)
@@ -171,14 +172,10 @@ class FederationService(rpc.FederationServicer):
         try:
             await self._transfer(self._blobs.uploads.write, upload, request.index, request.data, request.crc32c)
         except ConflictError as error:  # other bytes for a chunk that was received: no retry does that
-            log.error(
-                "equivocation",
-                run=announced.run,
-                round=announced.round,
-                site=upload.site,
-                task_id=upload.task_id,
-                why=str(error),
-            )
+            if request.upload not in self._equivocal:  # once: the same chunk may come again and again
+                self._equivocal.add(request.upload)
+                fields = {"run": announced.run, "round": announced.round, "site": upload.site}
+                log.error("equivocation", **fields, task_id=upload.task_id, why=str(error))
             raise
         self._metrics.bytes_transferred("in", _shares(announced.manifest.tensors), len(request.data))
         return pb.ChunkAck()
@@ -248,6 +245,7 @@ class FederationService(rpc.FederationServicer):
 
     def _forget(self) -> None:
         self._uploads = {key: known for key, known in self._uploads.items() if known.upload in self._blobs.uploads}
+        self._equivocal &= self._uploads.keys()
 
     def _count_resumed(self, upload: Upload, received: Collection[int]) -> int:
         """Count the chunks received before; each once, however often the upload is begun again."""
