@@ -248,7 +248,7 @@ def nearly_full() -> Callable[[Path], int]:
     return fill
 
 
-@pytest.mark.parametrize(("killed", "point"), zip(("server", "site-1"), failpoint.JOURNAL, strict=True))
+@pytest.mark.parametrize(("killed", "point"), list(zip(("server", "site-1"), failpoint.JOURNAL, strict=True)))
 def test_daemons_killed_while_a_segment_begins_finish_the_run_with_whole_logs(
     tmp_path: Path, nearly_full: Callable[[Path], int], recipe_of: Callable[..., Recipe], killed: str, point: str
 ) -> None:
