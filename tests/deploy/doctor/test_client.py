@@ -302,7 +302,12 @@ def test_what_a_policy_lets_out(look: Look) -> None:
     assert strict.startswith("methods fednh; parts body, head, prototypes; plugins none; ")
     assert "no class under 16 examples" in strict
     assert "nothing with a row a class" in strict
-    assert "class_distribution_estimate" in look(policy=shipped.folder("policies") / "open.toml")["policy"].message
+    assert "0 scores, none of the site's own" in strict
+    standard = look(policy=shipped.folder("policies") / "standard.toml")["policy"].message
+    assert "12 scores, none of the site's own" in standard
+    open_ = look(policy=shipped.folder("policies") / "open.toml")["policy"].message
+    assert "class_distribution_estimate" in open_
+    assert "9 of the site's own: they tell its label counts" in open_
 
 
 def test_one_finding_hides_no_other(look: Look, tmp_path: Path, unused_port: int) -> None:

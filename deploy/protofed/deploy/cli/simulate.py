@@ -21,7 +21,10 @@ def simulate(
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "cpu",
     policy: Annotated[
-        Path | None, typer.Option(help="Policy of all sites; default: everything that the method sends may leave.")
+        Path | None,
+        typer.Option(
+            help="Policy of all sites; default: all that the method sends may leave, and all scores, their own too."
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the scores as JSON.")] = False,
     assignments: Set = None,

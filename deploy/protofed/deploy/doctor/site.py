@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from protofed.client.privacy.score_disclosures import is_own
 from protofed.common.config.recipe import Recipe, parse_json
 from protofed.common.config.settings import ClientSettings
 from protofed.common.errors import ConfigError
@@ -136,7 +137,9 @@ def policy_summary(rules: PolicyRules) -> str:
     limits += [f"each run after `protofed client approve` ({rules.approval})"] if rules.approval != "automatic" else []
     limits += ["at set hours"] if rules.schedule else []
     listed = [f"{name} {', '.join(sorted(getattr(rules, name))) or 'none'}" for name in ("methods", "parts", "plugins")]
-    return "; ".join([*listed, f"{len(rules.metrics)} scores", *disclosed, *limits])
+    own = sum(map(is_own, rules.metrics))
+    telling = f"{own} of the site's own: they tell its label counts" if own else "none of the site's own"
+    return "; ".join([*listed, f"{len(rules.metrics)} scores, {telling}", *disclosed, *limits])
 
 
 def _check_compute(where: torch.device) -> None:

@@ -71,6 +71,9 @@ def scores_table(recipes: Sequence[Recipe], views: Mapping[str, Overview | None]
     return table
 
 
+RELEASES_ALL = (
+    "Simulated sites release all scores, their own too; --policy FILE shows what a server gets under a policy."
+)
 HEADLINES = ("global.accuracy", "personal.pm_v", "personal.pm_l")
 CAPTION = (
     "GM: the global model on the balanced test set. PM(V): each site's own model on the classes that the site has; "
@@ -110,6 +113,8 @@ def simulate_with_progress(recipe: Recipe, state: Path | None, device: str, poli
         view = overview(running.ledger, recipe.name)
     assert view is not None  # noqa: S101  (it was just run)
     Console(stderr=True).print(scores_table([recipe], {recipe.name: view}, recipe.name))
+    if policy is None:
+        Console(stderr=True).print(RELEASES_ALL, style="dim", highlight=False)
     if view.failed:
         raise RunFailedError(f"run failed: {view.run}: {view.phase}")
     return view
