@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from protofed.client.privacy.policy import Policy
 from protofed.client.privacy.policy_file import UNREADABLE, PolicyFile
@@ -53,3 +54,17 @@ def test_a_file_that_cannot_be_read_allows_nothing_until_it_can(text: str | None
     assert dict(policy.telemetry(MEASURED).numbers) == {}
     path.write_text(TEXT)
     assert policy().rules.methods == {"fedavg"}
+
+
+def test_a_policy_that_releases_the_sites_own_scores_is_warned_of_once_for_each_version(tmp_path: Path) -> None:
+    own = 'metrics = ["global.accuracy", "loss", "personal.pm_l"]\n'
+    (path := tmp_path / "policy.toml").write_text(TEXT + own)
+    policy = PolicyFile(path)
+    with capture_logs() as logs:
+        policy()
+        policy()
+    assert [(line["log_level"], line["scores"]) for line in logs] == [("warning", ["loss", "personal.pm_l"])]
+    path.write_text(TEXT + own.replace(', "loss", "personal.pm_l"', ""))
+    with capture_logs() as logs:
+        policy()
+    assert logs == []

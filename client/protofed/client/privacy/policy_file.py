@@ -5,11 +5,15 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import structlog
+
 from protofed.client.privacy.policy import Policy, ReleasedTelemetry
 from protofed.client.privacy.rules import PolicyRules
+from protofed.client.privacy.score_disclosures import is_own
 from protofed.common import plugins
 from protofed.common.errors import ConfigError, PolicyViolationError
 
+log = structlog.get_logger()
 UNREADABLE = (ConfigError, PolicyViolationError)  # what `Policy.read` raises
 NOTHING = Policy(PolicyRules(methods=frozenset(), parts=frozenset()))
 
@@ -35,6 +39,7 @@ class PolicyFile:
             self._read = None
             policy = Policy.read(self._path)
             plugins.allow(policy.rules.plugins)
+            _warn_of_own_scores(policy.rules)
             self._read = None if signature is None else (signature, policy)
             return policy
         return self._read[1]
@@ -53,3 +58,13 @@ class PolicyFile:
         except OSError:
             return None
         return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
+
+def _warn_of_own_scores(rules: PolicyRules) -> None:
+    # Also of a copy of 0.2.0's standard.toml, which named them before anybody had solved for the counts.
+    if own := sorted(filter(is_own, rules.metrics)):
+        log.warning(
+            "the policy releases the site's own scores: a server can compute its label counts from them: for public "
+            "data only; take them out of metrics otherwise",
+            scores=own,
+        )
