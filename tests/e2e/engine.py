@@ -32,7 +32,7 @@ from tests.e2e.engine_compose import (
     missing,
     often_scraped,
 )
-from tests.e2e.networks import expect, wait_for
+from tests.e2e.networks import expect, spoken_key, wait_for
 
 from protofed.common.version import VERSION
 
@@ -145,9 +145,10 @@ def train(story: Story) -> None:
 def join(story: Story) -> None:
     """A hospital with compose.site.yaml: asks, is approved, installs, starts; through the port that is published."""
     request = ("request", "--identity", ".", "--site", NORTH, "--out", "site.request")
-    story.north.run("identity", *request)
+    key = spoken_key(story.north.run("identity", *request))
     asked = story.north.run("identity", "site.request", entrypoint="cat")
-    sign = ("sign", "/dev/stdin", "--ca", ".", "--yes", "--out", "north.bundle", "--server", "server:7443")
+    whom = ("--site", NORTH, "--fingerprint", key)
+    sign = ("sign", "/dev/stdin", "--ca", ".", *whom, "--out", "north.bundle", "--server", "server:7443")
     story.compose.run("ca", "certs", *sign, stdin=asked)
     bundle = story.compose.run("ca", "north.bundle", entrypoint="cat")
     story.north.run("identity", "install", "/dev/stdin", "--identity", ".", stdin=bundle)

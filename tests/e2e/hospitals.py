@@ -17,7 +17,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from tests.e2e.networks import Networks, expect, wait_for
+from tests.e2e.networks import Networks, expect, spoken_key, wait_for
 
 from protofed.deploy import shipped
 
@@ -53,8 +53,10 @@ class Story:
     def certify(self, place: str, identity: Path, party: str, name: str, *more: str) -> Path:
         """Asked for there, signed on the operator's machine, installed there; the bundle that went back."""
         request, bundle = self.folder / f"{name}.request.pem", self.folder / f"{name}.bundle.pem"
-        self.protofed(place, "certs", "request", "--identity", identity, f"--{party}", name, *more, "--out", request)
-        signing = ("--ca", self.folder / "ca", "--passphrase-file", self.folder / "passphrase", "--yes")
+        asked = ("--identity", identity, f"--{party}", name, *more, "--out", request)
+        key = spoken_key(self.protofed(place, "certs", "request", *asked))
+        whom = (f"--{'server-name' if party == 'server' else party}", name, "--fingerprint", key)
+        signing = ("--ca", self.folder / "ca", "--passphrase-file", self.folder / "passphrase", *whom)
         self.protofed("center", "certs", "sign", request, *signing, "--out", bundle)
         self.protofed(place, "certs", "install", bundle, "--identity", identity)
         return bundle

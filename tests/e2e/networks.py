@@ -105,6 +105,12 @@ class Networks:
         _ip("-n", _full(place), *arguments)
 
 
+def spoken_key(said: str) -> str:
+    """The fingerprint that `certs request` printed, as a party reads it out over the telephone."""
+    (key,) = [line.removeprefix("key:").strip() for line in said.splitlines() if line.startswith("key:")]
+    return key
+
+
 def expect(holds: bool, what: str) -> None:
     """End it all, unless it is so."""
     if not holds:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import sys
@@ -24,6 +25,8 @@ from tests.e2e.pilot_guide import COORDINATOR, ROOT, Again, Block, Mail, images_
 HUB, NAME = "10.78.0.1", "hub.example"
 HOSPITALS = ("north", "south")
 JOINS = "west"
+_SIGNING = re.compile(r"protofed certs sign (?P<request>\S+)")
+_PRINTED_KEY = re.compile(r"^request: (\S+)\nkey: +(.+)$", re.MULTILINE)
 # Only its own home is there, at the same place on every machine; $1: the folder of all, $2: the machine.
 AT_HOME = """
 mount --bind "$1/machines/$2" "$1/home"
@@ -40,6 +43,7 @@ class Pilot:
     Attributes:
         first: what they type in each new terminal.
         daemons: of each machine, in a terminal of its own.
+        keys: fingerprints that `certs request` and `certs renew` printed, by the file of the request.
     """
 
     net: Networks
@@ -48,6 +52,7 @@ class Pilot:
     began: float = field(default_factory=time.monotonic)
     first: str = ""
     daemons: dict[str, int] = field(default_factory=dict)
+    keys: dict[str, str] = field(default_factory=dict)
 
     def say(self, text: str) -> None:
         sys.stdout.write(f"{time.monotonic() - self.began:6.1f} s  {text}\n")
@@ -72,11 +77,24 @@ class Pilot:
 
     def type_(self, place: str, text: str) -> str:
         """Type something at a machine, in a new terminal; what that prints."""
+        text = self._telephoned(text)
         done = self.net.run(place, *self._terminal(place, text), check=False)
         shown = "\n".join(f"          {line}" for line in (done.stdout + done.stderr).splitlines()[-60:])
         self.say(f"at {place}:\n{text.strip()}\n{shown}")
         expect(done.returncode == 0, f"at {place} this ends with 0, not {done.returncode}: {text}\n{shown}")
+        self.keys |= dict(_PRINTED_KEY.findall(done.stdout))
         return done.stdout
+
+    def _telephoned(self, text: str) -> str:
+        """`certs sign` asks at a terminal about the key; here the answer is what the party's machine printed."""
+
+        def answered(found: re.Match[str]) -> str:
+            request = found["request"]
+            made_here = f"--out {request}" in text.partition(found[0])[0]
+            key = f"$(sed -n 's/^key: //p' {request})" if made_here else self.keys[request]
+            return f'{found[0]} --fingerprint "{key}"'
+
+        return _SIGNING.sub(answered, text)
 
     def follow(self) -> None:
         """Do all of it, in its order."""

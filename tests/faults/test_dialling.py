@@ -419,7 +419,8 @@ def test_row_14_a_proxy_that_wants_another_password(
 ) -> None:
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     here.register(folder := here.identity("site-1", Party.SITE))
-    code, said = client(here.server.address, f"--identity={folder}", f"--proxy=http://ann:{PASSWORD}x@{way.address}")
+    monkeypatch.setenv("PROTOFED_CLIENT_PROXY", f"http://ann:{PASSWORD}x@{way.address}")
+    code, said = client(here.server.address, f"--identity={folder}")
     assert code == 78, said
     assert f"the proxy {way.address} wants another user and password (407)" in said
     assert re.search(

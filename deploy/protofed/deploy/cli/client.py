@@ -48,7 +48,7 @@ def start(
     identity: Annotated[Path | None, typer.Option(help="Folder with the site's cert.pem, key.pem and ca.pem.")] = None,
     plaintext: Annotated[bool, typer.Option("--plaintext", help="No TLS; only on this machine.")] = False,
     proxy: Annotated[
-        str | None, typer.Option(help="http://host:port. Put a password into the --settings file instead.")
+        str | None, typer.Option(help="http://host:port. With a password: PROTOFED_CLIENT_PROXY or --settings.")
     ] = None,
     metrics: Metrics = None,
     until_finished: UntilFinished = False,

@@ -19,6 +19,7 @@ from protofed.deploy.cli.certs import certs
 from protofed.deploy.cli.client import client
 from protofed.deploy.cli.compare import compare
 from protofed.deploy.cli.new import new
+from protofed.deploy.cli.passwords import refuse_passwords
 from protofed.deploy.cli.renamed import replacement_message
 from protofed.deploy.cli.report import report
 from protofed.deploy.cli.server import server
@@ -100,7 +101,9 @@ def main(arguments: list[str] | None = None) -> None:
     end_on_sigterm()
     try:
         failpoint.arm(os.environ.get(failpoint.VARIABLE))
-        if (message := replacement_message(sys.argv[1:] if arguments is None else arguments, app)) is not None:
+        words = sys.argv[1:] if arguments is None else arguments
+        refuse_passwords(words)
+        if (message := replacement_message(words, app)) is not None:
             _report_error(message, ConfigError(message), 2)
             sys.exit(2)
         app(arguments)

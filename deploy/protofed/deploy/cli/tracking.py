@@ -33,7 +33,10 @@ def sync(
         typer.Option(help="State folder of a server (it may be running), of `simulate`, or a job of `compare`."),
     ] = None,
     tensorboard: TensorBoard = None,
-    mlflow: Annotated[str | None, typer.Option(help="URI of MLflow: http(s)://…, or sqlite:///FILE.")] = None,
+    mlflow: Annotated[
+        str | None,
+        typer.Option(envvar="PROTOFED_TRACKING_MLFLOW", help="URI of MLflow: http(s)://…, or sqlite:///FILE."),
+    ] = None,
 ) -> None:
     """Copy new rounds to TensorBoard or MLflow. Each round is copied once, however often you call this.
 
@@ -43,7 +46,7 @@ def sync(
     from protofed.deploy.state_folder import open_state
     from protofed.deploy.tracking import follower
 
-    setup.hide(urls=(mlflow,))  # before anything logs it: the address may contain a password
+    setup.hide(urls=(mlflow,))  # before anything logs it: the address, from the environment, may contain a password
     if state is None:
         raise ConfigError("say by --state where the runs are: the folder of a server, or of `simulate`")
     trackers = follower.trackers(tensorboard, mlflow)
