@@ -53,7 +53,7 @@ class Story:
     def certify(self, place: str, identity: Path, party: str, name: str, *more: str) -> Path:
         """Asked for there, signed on the operator's machine, installed there; the bundle that went back."""
         request, bundle = self.folder / f"{name}.request.pem", self.folder / f"{name}.bundle.pem"
-        asked = ("--identity", identity, f"--{party}", name, *more, "--out", request)
+        asked: tuple[str | Path, ...] = ("--identity", identity, f"--{party}", name, *more, "--out", request)
         key = spoken_key(self.protofed(place, "certs", "request", *asked))
         whom = (f"--{'server-name' if party == 'server' else party}", name, "--fingerprint", key)
         signing = ("--ca", self.folder / "ca", "--passphrase-file", self.folder / "passphrase", *whom)
