@@ -240,7 +240,7 @@ def test_only_the_open_policy_lets_a_site_tell_of_itself_by_scores(name: str) ->
     assert bool(rules.metrics & OWN) == (name == "open")
 
 
-TELLING = ("personal.pm_v", "personal.accuracy", "personal.local.accuracy", "global.local.accuracy")
+TELLING = ("personal.pm_v", "personal.accuracy", "personal.local.accuracy", "global.local.accuracy", "train.pairs")
 
 
 @pytest.mark.parametrize("score", TELLING)

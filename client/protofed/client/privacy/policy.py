@@ -90,7 +90,7 @@ class Policy:
         if rules.hide_class_presence and telling:
             raise ConfigError(
                 f"{path}: metrics: '{telling[0]}' tells which classes the site has, which hide_class_presence = true "
-                "hides; remove personal.* and *.local.* from metrics, or set hide_class_presence = false"
+                "hides; leave only global.* without *.local.* in metrics, or set hide_class_presence = false"
             )
         return cls(rules)
 

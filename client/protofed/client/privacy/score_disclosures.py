@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from protofed.common.protocol.messages import score_family
 
-LOSS, TRAINING, PERSONAL, LOCAL = "loss", "train.", "personal.", ".local."
+GLOBAL, LOSS, TRAINING, LOCAL = "global.", "loss", "train.", ".local."
 
 
 def is_own(name: str) -> bool:
-    """Whether a score is of the site's own data or its own model, unlike an evaluator's of the global model."""
-    return name == LOSS or name.startswith(TRAINING) or tells_of_classes(name)
+    """Whether a score is of the site's own data or its own model: all but an evaluator's of the global model."""
+    return not name.startswith(GLOBAL) or LOCAL in name
 
 
 def tells_of_classes(name: str) -> bool:
-    """Whether a score tells which classes the site has, so that `hide_class_presence` excludes it."""
-    return name.startswith(PERSONAL) or LOCAL in name
+    """Whether a score tells which classes the site has, or may (a plug-in's): `hide_class_presence` excludes it."""
+    return is_own(name) and name != LOSS
 
 
 def discloses(name: str) -> str:
@@ -26,7 +26,7 @@ def discloses(name: str) -> str:
         return _TRAINING
     if LOCAL in family:
         return _BY_LOCAL_SCORE.get(family.rpartition(".")[2], _LOCAL)
-    return _PERSONAL if family.startswith(PERSONAL) else _GLOBAL
+    return _PERSONAL if is_own(family) else _GLOBAL
 
 
 _BY_NAME = {
@@ -44,4 +44,6 @@ _BY_LOCAL_SCORE = {
 _TRAINING = "A number of a plug-in's own, computed on the site's training examples: its author knows what it tells."
 _LOCAL = "Taken over the site's own test set: which classes it has; over some rounds, how many examples of each."
 _PERSONAL = "How well the site's own model knows each class: which classes the site has, and which are common there."
-_GLOBAL = "Nothing of the site's own data: it is of the run's model, on the test set that all share."
+_GLOBAL = (
+    "Nothing of what a site trains on: only an evaluator takes it, of the run's model, on a test set that all may know."
+)
