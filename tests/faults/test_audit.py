@@ -272,3 +272,16 @@ def test_daemons_killed_while_a_segment_begins_finish_the_run_with_whole_logs(
     log = tmp_path / killed / "audit.jsonl"
     assert [segment.number for segment in segments(log)] == [1, 2]
     assert verify(log) > filled + 1
+
+
+def test_a_chunk_that_is_put_again_and_again_does_not_fill_the_log(
+    live_server: Callable[..., Any], recipe_of: Callable[..., Recipe]
+) -> None:
+    server = live_server(recipe_of("fedavg", federation={"min_sites": 1, "quorum": 1.0, "heartbeat_s": 0.1}))
+    site = RawClient(server.address, "small-fedavg").enroll()
+    upload = uploaded(site, site.task())
+    before = server.audit_file.stat().st_size
+    for _ in range(300):
+        site.put(upload, 0, codec.encode(MODEL))
+    assert server.audit_file.stat().st_size == before
+    site.channel.close()

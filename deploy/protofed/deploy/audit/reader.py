@@ -1,8 +1,8 @@
 """Reads an audit log: messages one by one, and summed up by run and round.
 
-A site's log has the events sent, answered, task, refused and server; a server's has call and resumed. Both record a
-message's fields (`audit_fields`). A chunk names only its upload, whose id contains the task_id; the round comes from
-the message that announced the upload, which has the same task_id.
+A site's log has the events sent, answered, task, refused and server; a server's has call, counted and resumed. Both
+record a message's fields (`audit_fields`). A chunk names only its upload, whose id contains the task_id; the round
+comes from the message that announced the upload, which has the same task_id.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ class _Reader:
             case "refused" if self._selected(*(key := (fields.get("run", ""), fields.get("round", 0)))):
                 self._of(*key).errors[POLICY] += 1
                 self._summary.notes.append((record.at, _note(record.event, fields)))
-            case "server" | "resumed" | "torn":
+            case "server" | "resumed" | "torn" | "counted":
                 self._summary.notes.append((record.at, _note(record.event, fields)))
 
     def _task(self, fields: Mapping[str, Any]) -> None:
@@ -255,6 +255,9 @@ def _note(event: str, fields: Mapping[str, Any]) -> str:
         case "resumed":
             lost = f"not recorded, nor answered: {_calls(fields['unrecorded'])}"
             return f"there was no room for records: {lost}; refused before they acted: {_calls(fields['refused'])}"
+        case "counted":
+            peer = f"{fields['peer'].get('party')} '{fields['peer'].get('name')}'"
+            return f"{peer} without lines of their own: {_calls(fields['calls'])}; {fields.get('bytes')} bytes"
         case _:
             return f"half a line of {fields.get('bytes')} bytes, left by a killed process, was cut off"
 

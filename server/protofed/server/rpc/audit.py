@@ -1,14 +1,18 @@
-"""The server's audit log: a record of every call and its answer, durable before the answer is sent.
+"""The server's audit log: a record of each call and its answer, durable before the answer is sent.
 
 Calls that arrive while one group of records is written form the next group and share its fsync; hashing and writing
 run on a thread of their own. Memory is bounded by the calls in flight, since each waits for its record.
 
-Health checks are not recorded: they carry nothing, and come every few seconds from whatever monitors the server.
+Health checks are not recorded: they carry nothing, and come every few seconds from whatever monitors the server. What a
+caller repeats, or does above its budget of lines, is counted (`LineBudget`): one record a minute has the numbers, and a
+kill loses those of the last minute.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
 import secrets
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -27,6 +31,7 @@ from protofed.common.storage import files
 from protofed.common.storage.journal import Fact, Journal
 from protofed.common.storage.segments import SEGMENT_BYTES
 from protofed.server.access.authorization import Peer
+from protofed.server.rpc.line_budget import EVERY_S, Counts, LineBudget
 
 log = structlog.get_logger()
 AUDIT_FILE = "audit.jsonl"  # of the state folder: the first segment
@@ -34,6 +39,7 @@ TRIAL_BYTES = 256 << 10  # that must fit on the disk before calls act again
 MAX_NAMES = 100  # of calls that are counted each under its name
 FULL = "RESOURCE_EXHAUSTED"  # gRPC's code for what `ready` refuses
 CALL = "call"  # event: one call
+COUNTED = "counted"  # event: calls of one peer without records of their own
 RESUMED = "resumed"  # event: what could not be recorded on a full disk; precedes the first record after it
 
 
@@ -56,6 +62,11 @@ class AuditEntry:
     code: str
     reply: bytes
 
+    @property
+    def verdict(self) -> str:
+        """Of the receipt that answers it; empty if there is none."""
+        return wire.verdict_of(self.call, self.reply)
+
     def facts(self) -> dict[str, Fact]:
         """The fields of its record: the request's digest and identifying fields, never its content."""
         peer: dict[str, Fact] = {"fingerprint": self.peer.fingerprint, "party": self.peer.party, "name": self.peer.name}
@@ -68,8 +79,7 @@ class AuditEntry:
             "code": self.code,
             "answer_bytes": len(self.reply),
         }
-        verdict = wire.verdict_of(self.call, self.reply)
-        return {**record, "verdict": verdict} if verdict else record
+        return {**record, "verdict": self.verdict} if self.verdict else record
 
 
 @dataclass
@@ -103,7 +113,10 @@ class ServerAudit:
         StateError: the log was changed since it was closed, or cannot be written.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, lines: LineBudget | None = None) -> None:
+        self._lines = lines or LineBudget()
+        self._timer: asyncio.TimerHandle | None = None
+        self._counting: asyncio.Task[None] | None = None  # the loop holds tasks weakly
         self._journal, self._thread = Journal(path, SEGMENT_BYTES), ThreadPoolExecutor(1, "audit")
         self._trial = path.resolve().with_name(f"{path.stem}.trial")
         self._queue: list[_Queued] = []
@@ -116,13 +129,18 @@ class ServerAudit:
         return "" if self._gap is None else "calls cannot be recorded, and are refused until they can; make room"
 
     async def note(self, entry: AuditEntry) -> None:
-        """Record a call; its answer may be sent when this returns. A cancelled call's record is written all the same.
+        """Record or count a call; its answer may be sent when this returns.
+
+        A cancelled call's record is written all the same.
 
         Raises:
             OutOfSpaceError: it was not recorded, and `ready` refuses calls until records can be written again.
             DiskFailureError: what is on the disk is unknown: the server has to end.
         """
-        await self._put(entry)
+        if self._gap is None and not self._lines.admits(entry):
+            self._write_counts_later()
+        else:
+            await self._put(entry)
 
     async def ready(self, call: str) -> None:
         """Check before a call acts that it could be recorded; a call that is refused here is recorded, too.
@@ -140,10 +158,25 @@ class ServerAudit:
         self._thread.shutdown()
         left, self._queue = [waiting.entry for waiting in self._queue if waiting.entry is not None], []
         try:
-            self._append(left)
+            self._append(left, self._lines.take(older_than_s=0.0))
         except StateError as error:
             log.error("calls were not recorded", calls=[entry.call for entry in left], why=str(error))
         self._journal.close()
+
+    def _write_counts_later(self) -> None:
+        """Have the counts written within `EVERY_S`, also if no call comes meanwhile."""
+        loop = asyncio.get_running_loop()
+        if self._timer is None or self._timer.when() < loop.time():
+            self._timer = loop.call_later(EVERY_S, self._begin_counts)
+
+    def _begin_counts(self) -> None:
+        self._counting = asyncio.get_running_loop().create_task(self._write_counts())
+
+    async def _write_counts(self) -> None:
+        with contextlib.suppress(StateError):  # they are kept, and the next call is told
+            await self._put(None)
+        if self._lines.is_counting:
+            self._write_counts_later()
 
     async def _put(self, entry: AuditEntry | None) -> None:
         loop = asyncio.get_running_loop()
@@ -157,22 +190,28 @@ class ServerAudit:
         loop = asyncio.get_running_loop()
         while self._queue:
             group, self._queue = self._queue, []
-            error = None
+            error, counted = None, self._lines.take()
             try:
                 entries = [waiting.entry for waiting in group if waiting.entry is not None]
                 # Shielded: when the server ends meanwhile, a group that has left the queue is still written.
-                await asyncio.shield(loop.run_in_executor(self._thread, self._append, entries))
+                sizes = await asyncio.shield(loop.run_in_executor(self._thread, self._append, entries, counted))
+                for entry, size in zip(entries, sizes, strict=True):
+                    self._lines.charge(entry.peer, size)
             except Exception as failed:  # any error: each waiting call must get it
+                self._lines.give_back(counted)
                 error = failed.with_traceback(None)  # a traceback would keep the calls' messages in memory
             self._resolve(group, error)
 
-    def _append(self, entries: Sequence[AuditEntry]) -> None:
+    def _append(self, entries: Sequence[AuditEntry], counted: Sequence[Counts]) -> list[int]:
+        """Write the records; about how many bytes each entry's has."""
         records: list[tuple[str, Mapping[str, Fact]]] = []
         if self._gap is not None:
             self._check_free_space()
             records.append(self._gap.record())
-        records += [(CALL, entry.facts()) for entry in entries]
-        self._journal.append_all(records)
+        records += [(COUNTED, counts.facts()) for counts in counted]
+        facts = [entry.facts() for entry in entries]
+        self._journal.append_all([*records, *((CALL, fields) for fields in facts)])
+        return [len(json.dumps(fields)) for fields in facts]
 
     def _check_free_space(self) -> None:
         """Check that many records fit: if only one did, the next call would act and then not be recorded."""
