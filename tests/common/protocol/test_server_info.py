@@ -13,7 +13,7 @@ NOON = datetime(2030, 5, 1, 12, tzinfo=UTC)
 
 @pytest.mark.parametrize("status", [REGISTERED, "revoked", ""])
 def test_it_is_read_as_it_was_said(status: str) -> None:
-    said = ServerInfo(NOON, "0.1.0", 1, status)
+    said = ServerInfo(NOON, "0.1.0", 1, status, ("trainer", "evaluator") if status else ())
     assert read_server_info(dict(said.metadata())) == said
 
 

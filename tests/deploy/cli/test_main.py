@@ -227,6 +227,7 @@ OLD = {
     "--debug client --plaintext": "client start",
     "client start --share 1": "--partition-index",
     "client start --share=1": "--partition-index",
+    "certs sign x --ca y --yes": "--fingerprint",
 }
 
 

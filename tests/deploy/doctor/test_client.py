@@ -239,6 +239,13 @@ def test_a_server_of_another_name(
     assert findings(examined(given(tmp_path, address, identity=own))) == [("tls", "server-name")]
 
 
+def test_a_role_that_is_not_registered(tls: TlsServer, look: Look) -> None:
+    both = ["trainer", "evaluator"]
+    assert findings(look(roles=both)) == [("admission", "role-not-registered")]
+    tls.register(tls.identity("site-1", Party.SITE), *both)
+    assert findings(look(roles=both)) == []
+
+
 def test_a_certificate_that_is_not_registered_or_was_revoked(tls: TlsServer, look: Look) -> None:
     own = tls.authority.issue(tls.folder / "new", Party.SITE, "site-1")
     found = look(identity=own)

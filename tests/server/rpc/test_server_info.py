@@ -42,9 +42,15 @@ def test_whoever_has_a_certificate_is_told_how_it_stands(
             said = fetch_server_info(tls.server.address, identity, None)
             return None if said is None else said.status
 
+        def roles() -> tuple[str, ...]:
+            said = fetch_server_info(tls.server.address, identity, None)
+            return () if said is None else said.roles
+
+        assert roles() == ()
         assert status() == "unknown"
         fingerprint = tls.register(folder)
         assert status() == "registered"
+        assert roles() == ("trainer",)
         with tls.operator() as operator:
             operator.revoke(fingerprint, "lost")
         assert status() == "revoked"

@@ -13,6 +13,7 @@ from protofed.common.clock import stamp
 from protofed.common.errors import short
 
 TIME, SOFTWARE, PROTOCOL, STATUS = "protofed-time", "protofed-version", "protofed-protocol", "protofed-certificate"
+ROLES = "protofed-roles"
 REGISTERED, UNKNOWN = (
     "registered",
     "unknown",
@@ -28,17 +29,21 @@ class ServerInfo:
         software: version of protofed.
         protocol: version of the protocol.
         status: of the peer's certificate at this server; empty on a connection in plain text.
+        roles: that the registration of the peer's certificate grants; empty: none, plain text, or a server of 0.2.
     """
 
     time: datetime
     software: str
     protocol: int
     status: str = ""
+    roles: tuple[str, ...] = ()
 
     def metadata(self) -> tuple[tuple[str, str], ...]:
         """As initial metadata: gRPC wants lower-case names and ASCII values."""
         fields = (TIME, stamp(self.time)), (SOFTWARE, self.software), (PROTOCOL, str(self.protocol))
-        return (*fields, (STATUS, self.status)) if self.status else fields
+        status = ((STATUS, self.status),) if self.status else ()
+        roles = ((ROLES, ",".join(self.roles)),) if self.roles else ()
+        return (*fields, *status, *roles)
 
 
 def read_server_info(metadata: Mapping[str, str | bytes]) -> ServerInfo | None:
@@ -46,9 +51,10 @@ def read_server_info(metadata: Mapping[str, str | bytes]) -> ServerInfo | None:
 
     What answers at an address need not be a server of protofed, so texts are cut short.
     """
-    fields = {name: short(str(metadata.get(name, ""))) for name in (TIME, SOFTWARE, PROTOCOL, STATUS)}
+    fields = {name: short(str(metadata.get(name, ""))) for name in (TIME, SOFTWARE, PROTOCOL, STATUS, ROLES)}
+    roles = tuple(fields[ROLES].split(",")) if fields[ROLES] else ()
     try:
         time = datetime.fromisoformat(fields[TIME])
-        return ServerInfo(time.astimezone(UTC), fields[SOFTWARE], int(fields[PROTOCOL]), fields[STATUS])
+        return ServerInfo(time.astimezone(UTC), fields[SOFTWARE], int(fields[PROTOCOL]), fields[STATUS], roles)
     except ValueError:
         return None

@@ -23,6 +23,9 @@ COMMANDS: Final[Mapping[tuple[str, ...], str]] = {  # first words of an old comm
     ("track",): "tracking sync",
 }
 GROUPS: Final = ("client", "server")  # commands before 0.2: options followed where a subcommand follows now
+GONE: Final[Mapping[tuple[str, str, str], str]] = {  # command and option -> what to do in its place
+    ("certs", "sign", "--yes"): "--fingerprint FINGERPRINT, as the party reads it to you",
+}
 OPTIONS: Final[Mapping[str, str]] = {"--share": "--partition-index"}
 
 
@@ -39,6 +42,9 @@ def replacement_message(arguments: Sequence[str], app: typer.Typer) -> str | Non
             return f"`protofed {' '.join(old)}` is now `protofed {new}`"
     if len(words) > 1 and words[0] in GROUPS and words[1].startswith("-") and words[1] != "--help":
         return f"`protofed {words[0]}` with options is now `protofed {words[0]} start`"
+    for (*command, option), instead in GONE.items():
+        if words[:2] == command and option in words:
+            return f"{option} of `protofed {' '.join(command)}` is now {instead}"
     if not OPTIONS.keys() & {word.partition("=")[0] for word in words}:
         return None
     for name in _options(words, get_command(app)):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
@@ -171,6 +171,7 @@ class ClientDoctor:
         certificate = f"certificate {self.identity.current().certificate.fingerprint[:16]}…"
         match server_info.status:
             case status if status == REGISTERED:
+                self._check_roles(server_info.roles)
                 return f"{certificate} is registered there"
             case "revoked":
                 raise CheckFailedError("certificate-revoked", f"{certificate} was revoked by the operator")
@@ -179,6 +180,15 @@ class ClientDoctor:
                     "certificate-not-registered", f"{certificate} is of the right CA, but not registered there"
                 )
         raise CheckFailedError("certificate-expired", f"{certificate} is {server_info.status} for the server")
+
+    def _check_roles(self, registered: Sequence[str]) -> None:
+        """Whether the server would let this daemon enroll in its roles; one of 0.2 says nothing of them."""
+        foreign = {role.value for role in self.settings.roles} - set(registered)
+        if registered and foreign:
+            raise CheckFailedError(
+                "role-not-registered",
+                f"registered as {' and '.join(registered)}; `roles` has {' and '.join(sorted(foreign))}, too",
+            )
 
     def check_version(self) -> str:
         """Software and protocol versions of both sides; only different protocols stop a daemon."""

@@ -78,6 +78,7 @@ CLIENT = (
     Diagnosis("server-busy", 54, "Try again in a minute; then look into the server's log."),
     Diagnosis("certificate-not-registered", 55, "Have the operator register it: protofed certs register."),
     Diagnosis("certificate-revoked", 56, "That is for ever: ask the operator why, then request a new one."),
+    Diagnosis("role-not-registered", 83, "Correct `roles`, or have the operator grant it: certs register --role."),
     Diagnosis("protocol-mismatch", 57, "Install the same protofed on both sides."),
     Diagnosis("version-differs", 58, "Both speak one protocol; bring the older one up to date.", warns=True),
     Diagnosis("device-absent", 59, "Choose a device that is there, --device auto or cpu, or install the driver."),

@@ -82,6 +82,11 @@ class Access:
             return UNKNOWN
         return REGISTERED if (status := row.status(self._clock())) == "valid" else status
 
+    def roles(self, peer: Peer) -> tuple[str, ...]:
+        """Roles that the registration of a certificate grants, for its holder's `doctor`; empty in plain text."""
+        row = self._certificates.find(peer.fingerprint) if self._certificates is not None else None
+        return () if row is None else row.roles
+
     def check(self, peer: Peer, service: str, request: Any) -> None:
         """Check that the peer may make this call now; `request` is the parsed message.
 

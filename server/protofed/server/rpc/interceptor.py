@@ -205,7 +205,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
 
     def _server_info(self, peer: Peer) -> ServerInfo:
         """Clock, versions and the peer's certificate status, which `protofed client doctor` compares with its own."""
-        return ServerInfo(utc_now(), VERSION, PROTOCOL_VERSION, self._access.status(peer))
+        return ServerInfo(utc_now(), VERSION, PROTOCOL_VERSION, self._access.status(peer), self._access.roles(peer))
 
     async def _with_code(self, action: Awaitable[None], call: _Call) -> None:
         """Await the action; an error becomes the call's code and text."""
