@@ -75,6 +75,7 @@ class ScriptedServer:
     recipe: str
     run: str = "run"
     preprocessing_digest: str = ""
+    min_cohort: int = 1
     tasks: deque[Task | Wait | Finished] = field(default_factory=deque)
     blobs: dict[str, bytes] = field(default_factory=dict)
     failing: dict[str, list[Exception]] = field(default_factory=dict)  # call -> raised one after the other
@@ -95,7 +96,9 @@ class ScriptedServer:
     def enroll(self, pause_reason: PauseReason = PauseReason.NONE) -> Assignment | Finished:
         self._called("enroll")
         self.pause_reasons.append(pause_reason)
-        return Assignment(self.run, self.recipe, preprocessing_digest=self.preprocessing_digest)
+        return Assignment(
+            self.run, self.recipe, preprocessing_digest=self.preprocessing_digest, min_cohort=self.min_cohort
+        )
 
     def next_task(self, run: str, wait_s: float) -> Task | Wait | Finished:
         self._called("next_task")

@@ -756,3 +756,12 @@ def test_a_server_without_a_run_is_left_alone(monkeypatch: pytest.MonkeyPatch) -
     daemon = harness.agent()
     assert (daemon.step(0.0), daemon.step(0.0)) == (over, over)
     assert harness.link.calls["next_task"] == 0
+
+
+@pytest.mark.parametrize(("announced", "declines"), [(3, False), (2, True)])
+def test_a_run_of_smaller_cohorts_than_the_policy_says_is_declined(announced: int, declines: bool) -> None:
+    harness = AgentHarness(rules={**RULES, "limits": {**RULES["limits"], "min_cohort": 3}})
+    harness.link.min_cohort = announced
+    task = harness.fit(1)
+    harness.agent().step(0.0)
+    assert harness.declined() == ([(task.task_id, FailureReason.POLICY)] if declines else [])

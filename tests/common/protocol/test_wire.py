@@ -312,7 +312,7 @@ def test_random_bytes_are_read_strictly_or_not_at_all(data: bytes) -> None:
 
 FIELDS = {
     "Ack": "",
-    "Assignment": "keep_rounds preprocessing_digest recipe run",
+    "Assignment": "keep_rounds min_cohort preprocessing_digest recipe run",
     "Caller": "instance site",
     "Chunk": "caller crc32c data index upload",
     "ChunkAck": "",

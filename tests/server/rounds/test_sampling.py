@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from itertools import combinations
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protofed.server.rounds.sampling import Uniform, cohort_size
+from protofed.common.config.recipe import Federation
+from protofed.server.rounds.sampling import Uniform, cohort_size, min_cohort
 
 SITES = tuple("abcdef")
 quick = settings(max_examples=100, deadline=None, derandomize=True)
@@ -77,3 +79,21 @@ def test_a_cohort_is_the_share_of_the_sites_rounded_up_and_never_empty(rate: flo
 @given(st.integers(1, 100), st.integers(1, 500))
 def test_percents_are_taken_exactly(percent: int, sites: int) -> None:
     assert cohort_size(percent / 100, [str(n) for n in range(sites)]) == -(-percent * sites // 100)
+
+
+@pytest.mark.parametrize(
+    ("federation", "least"),
+    [
+        ({}, 1),  # half of two sites
+        ({"min_sites": 3}, 2),
+        ({"min_sites": 10, "quorum": 1.0}, 10),
+        ({"min_sites": 100, "participation": 0.1, "quorum": 1.0}, 10),
+        ({"min_sites": 10, "participation": 0.07, "quorum": 0.5}, 1),
+        ({"min_sites": 1, "quorum": 3}, 3),  # no round opens with fewer
+        ({"min_sites": 5, "quorum": 0.2, "required_sites": ["a", "b", "c"]}, 3),
+        ({"min_sites": 2, "quorum": 1, "required_sites": ["a", "a"]}, 1),
+        ({"min_sites": 4, "over_selection": 3.0, "quorum": 0.5}, 2),
+    ],
+)
+def test_what_sites_are_told_of_the_cohort_is_what_every_round_has(federation: dict[str, Any], least: int) -> None:
+    assert min_cohort(Federation.model_validate(federation)) == least

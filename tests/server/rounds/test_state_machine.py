@@ -35,6 +35,7 @@ from protofed.server.rounds.phases import (
     Stop,
     Tick,
 )
+from protofed.server.rounds.sampling import quorum_of
 from protofed.server.rounds.state_machine import RoundRules, advance
 from protofed.server.verdicts import RoundOutcome
 
@@ -249,7 +250,7 @@ def test_a_product_that_rounds_up_does_not_invite_one_site_more() -> None:
     phase, _ = advance(rules(participation=0.07, over_selection=1.1), Idle(1), Tick(0.0, names, names, NOBODY))
     assert isinstance(phase, Collecting)
     assert (phase.size, len(phase.cohort)) == (7, 8)  # 0.07 * 100 and 7 * 1.1 exceed 7 and 7.7 in floating point
-    assert rules(quorum=0.07).quorum(100) == 7
+    assert quorum_of(rules(quorum=0.07).federation, 100) == 7
 
 
 def test_a_quorum_larger_than_the_share_enlarges_the_round() -> None:

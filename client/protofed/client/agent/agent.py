@@ -21,6 +21,8 @@ from protofed.client.models.split import dump
 from protofed.client.privacy.policy import Released
 from protofed.client.privacy.rare_units import withhold_rare_units
 from protofed.client.privacy.rules import PolicyRules
+from protofed.client.privacy.update_checks import PolicyRefusedError
+from protofed.client.state.daily_counts import Counted
 from protofed.client.state.store import FitOutcome
 from protofed.client.training.context import FitProgress
 from protofed.client.transport.link import Link
@@ -210,7 +212,7 @@ class Agent:
 
     def _initialise(self, task: Task) -> None:
         """Make the run's first model from its seed; it contains nothing of this site's data."""
-        run = self._prepared(task)
+        run = self._begun(task)
         first = first_model(run.recipe, self._site.policy.rules.plugins)
         self._push(task, self._release(task, Update(self._site.name, first)))
 
@@ -221,6 +223,7 @@ class Agent:
             if staged.task_id == task.task_id:
                 self._push_staged(task, update)
                 return
+        self._begun(task)
         base = self._bases.get(task)
         with self._site.checkpoints(task) as checkpoints:
             state = self._site.store.last_counted(task.run, task.round)
@@ -276,9 +279,26 @@ class Agent:
             raise TaskFailedError(FailureReason.REFUSED, f"the server refuses the update: {receipt.reason}")
 
     def _score(self, task: Task) -> None:
-        scores = self._scorer.scores(self._prepared(task), task)
+        scores = self._scorer.scores(self._begun(task), task)
         self._own_scores.keep(task, scores)  # a policy that releases none keeps them from the server, not from the site
         self._link.report(task, self._site.policy.release_scores(scores))
+
+    def _begun(self, task: Task) -> PreparedRun:
+        """The run, once the task is counted among today's.
+
+        Raises:
+            TaskFailedError: as of `_prepared`.
+            PolicyRefusedError: the policy allows no more of them today.
+        """
+        run, counts, limits = self._prepared(task), self._site.store.daily_counts, self._site.policy.rules.limits
+        kind = Counted.SCORINGS if task.kind is TaskKind.SCORE else Counted.TASKS
+        most = limits.scorings_per_day if kind is Counted.SCORINGS else limits.tasks_per_day
+        if counts is None or (again := counts.begin(kind, task.task_id, most)) is None:
+            return run
+        text = f"{most} were begun today; none is until {again:%Y-%m-%d %H:%M} UTC (limits.{kind})"
+        violation = PolicyRefusedError(f"limits.{kind}", text)
+        self._on_refusal(task, violation)
+        raise violation
 
     def _prepared(self, task: Task) -> PreparedRun:
         """The run, if the task is one of it.

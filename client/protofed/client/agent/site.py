@@ -146,7 +146,8 @@ def prepare(site: Site, assignment: Assignment) -> PreparedRun:
         # By the model's own head: which tensors of it a method sends is known only after the first fit.
         if Part.HEAD in method.sends:
             site.policy.admit_head(dump(model.head), recipe.classes)
-        facts = RunFacts(digest(assignment.recipe.encode()), method.sends, site.policy.rules.plugins)
+        offered, plugins = digest(assignment.recipe.encode()), site.policy.rules.plugins
+        facts = RunFacts(offered, method.sends, plugins, assignment.min_cohort)
         run_limits.admit(recipe, site.policy.rules.limits, facts)
         data = site.load_data(recipe)
         # Again: how far a fit moves the model depends on the number of examples.

@@ -160,7 +160,8 @@ def follow(team: Team, board: CallBoard, site: Site) -> None:
 
 def _prepare(team: Team, call: Call, site: Site) -> PreparedRun:
     site.refresh_policy()
-    run = prepare(site, Assignment(call.fields["run"], call.fields["recipe"]))
+    cohort = site.policy.rules.limits.min_cohort  # rank 0 alone knows what the server announced, and has checked it
+    run = prepare(site, Assignment(call.fields["run"], call.fields["recipe"], min_cohort=cohort))
     if team.broadcast(None) != _digest(run.data):
         raise DataError("the training data here differ from rank 0's: copy the same to every node")
     log.info("ready", run=call.fields["run"], device=str(run.data.device), ranks=team.size)

@@ -15,6 +15,8 @@ from typing import Any
 from protofed.client.privacy.approval import FOLDER as APPROVALS_FOLDER
 from protofed.client.privacy.approval import Approvals
 from protofed.client.privacy.site_secret import load_or_create
+from protofed.client.state.daily_counts import FILE as COUNTS_FILE
+from protofed.client.state.daily_counts import DailyCounts
 from protofed.client.state.downloads import DiskDownloads
 from protofed.client.state.own_scores import FOLDER as SCORES_FOLDER
 from protofed.client.state.own_scores import OwnScores
@@ -45,6 +47,7 @@ class DiskStore:
         downloads: blobs that the site fetches; they survive the daemon, too.
         approvals: the site's approvals of runs, in the same folder.
         own_scores: the site's own scores, in the same folder.
+        daily_counts: how many tasks the site began today, in the same folder.
     """
 
     def __init__(self, folder: Path, secret: bytes | None = None) -> None:
@@ -55,6 +58,7 @@ class DiskStore:
         self.downloads = DiskDownloads(folder / DOWNLOADS_FOLDER)
         self.approvals: Approvals | None = Approvals(folder / APPROVALS_FOLDER)
         self.own_scores: OwnScores | None = OwnScores(folder / SCORES_FOLDER)
+        self.daily_counts: DailyCounts | None = DailyCounts(folder / COUNTS_FILE)
         files.sweep([folder / SCORES_FOLDER])
         for run in folder.iterdir():
             for path in run.glob(f"{files.TEMPORARY}*") if run.is_dir() else ():

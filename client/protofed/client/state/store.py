@@ -8,6 +8,7 @@ from typing import Protocol
 
 from protofed.client.privacy.approval import Approvals
 from protofed.client.privacy.site_secret import BYTES
+from protofed.client.state.daily_counts import DailyCounts
 from protofed.client.state.own_scores import OwnScores
 from protofed.common.payload import Payload, Update
 from protofed.common.protocol.messages import Receipt, Task, Verdict
@@ -54,6 +55,10 @@ class Store(Protocol):
     def own_scores(self) -> OwnScores | None:
         """The site's own scores of its runs; None: this store keeps none."""
 
+    @property
+    def daily_counts(self) -> DailyCounts | None:
+        """How many tasks the site began today; None: they are not counted."""
+
     def secret(self) -> bytes:
         """The site's secret, `site_secret.BYTES` random bytes: the same at every call."""
 
@@ -95,6 +100,7 @@ class MemoryStore:
 
     approvals: Approvals | None = None
     own_scores: OwnScores | None = None
+    daily_counts: DailyCounts | None = None  # time stands still in a simulation
 
     def __init__(self, secret: bytes | None = None) -> None:
         self._secret = secret or secrets.token_bytes(BYTES)

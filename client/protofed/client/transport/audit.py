@@ -76,6 +76,14 @@ class ClientAudit:
         """
         self._add("task", facts)
 
+    def run(self, facts: Mapping[str, Fact]) -> None:
+        """What the server says of the run that it offers, once, and again when it says something else.
+
+        Args:
+            facts: its fields, from `audit_fields`: run, digest of the recipe, least cohort.
+        """
+        self._add("run", facts)
+
     def refused(self, task: Task, reason: PolicyViolationError) -> None:
         """An update that the site's own policy refused; nothing of it was sent."""
         self._add("refused", {"run": task.run, "round": task.round, "task_id": task.task_id, "why": str(reason)})

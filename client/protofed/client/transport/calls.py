@@ -106,6 +106,7 @@ class Calls:
         self._probe = identity and ServerProbe(address, identity, proxy, audit, self._record)
         self._channels = Channels(address, identity, proxy)
         self._closed = threading.Event()
+        self._offered: Mapping[str, Fact] = {}  # the newest run that the log has a line of
         self._audit_failure: DiskFailureError | None = None  # once set, nothing is sent any more, by any thread
         self._warned_at = -WARN_EVERY_S
         self.answered_at = -math.inf
@@ -164,6 +165,17 @@ class Calls:
         """
         fields = audit_fields(task, values=True)
         self._record(lambda: self._audit.task(fields))
+
+    def record_run(self, assignment: Message) -> None:
+        """Write the audit log's line of a run that the server offers, unless it offered the same before.
+
+        Raises:
+            DiskFailureError, UnavailableError: as of `record_task`.
+        """
+        fields = audit_fields(assignment, values=True)
+        if fields != self._offered:
+            self._record(lambda: self._audit.run(fields))
+            self._offered = fields
 
     def _send(self, request: _Request, reply_type: type[A]) -> A:
         """One attempt."""

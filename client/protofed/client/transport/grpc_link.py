@@ -102,9 +102,12 @@ class GrpcLink:
             hold=wire.pack_pause_reason(pause_reason),
         )
         try:
-            return wire.unpack_enrolled(self._calls.call("Enroll", request, pb.EnrollResponse))
+            response = self._calls.call("Enroll", request, pb.EnrollResponse)
         except IncompleteUploadError as error:  # FAILED_PRECONDITION, which at Enroll is about the version
             raise ProtocolError(str(error)) from error
+        if response.WhichOneof("answer") == "assignment":
+            self._calls.record_run(response.assignment)
+        return wire.unpack_enrolled(response)
 
     def next_task(self, run: str, wait_s: float) -> Task | Wait | Finished:
         """See `Link.next_task`."""

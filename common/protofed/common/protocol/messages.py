@@ -89,12 +89,14 @@ class Assignment:
         keep_rounds: how many past rounds the run may be rolled back to: sites keep their memory of so many; 0: all.
         preprocessing_digest: the server's `Recipe.preprocessing_digest()`, which the site's must equal;
             empty only where an assignment is read from a site's own files.
+        min_cohort: no round is aggregated from fewer sites' updates, as the server says.
     """
 
     run: str
     recipe: str
     keep_rounds: int = 2
     preprocessing_digest: str = ""
+    min_cohort: int = 1
 
 
 class Verdict(StrEnum):

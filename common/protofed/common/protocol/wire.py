@@ -161,7 +161,8 @@ def unpack_enrolled(message: pb.EnrollResponse) -> Assignment | Finished:
         case "assignment":
             fields = message.assignment
             digest = read_digest(fields.preprocessing_digest)
-            return Assignment(read_id(fields.run), fields.recipe, fields.keep_rounds, digest)
+            cohort = max(fields.min_cohort, 1)  # a server of 0.2.0 announces none
+            return Assignment(read_id(fields.run), fields.recipe, fields.keep_rounds, digest, cohort)
         case "finished":
             return Finished(message.finished.reason, message.finished.last)
         case _:

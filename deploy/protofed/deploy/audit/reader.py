@@ -152,6 +152,8 @@ class _Reader:
             case "refused" if self._selected(*(key := (fields.get("run", ""), fields.get("round", 0)))):
                 self._of(*key).errors[POLICY] += 1
                 self._summary.notes.append((record.at, _note(record.event, fields)))
+            case "run" if self._run in (None, fields.get("run")):
+                self._summary.notes.append((record.at, _note(record.event, fields)))
             case "server" | "resumed" | "torn" | "counted":
                 self._summary.notes.append((record.at, _note(record.event, fields)))
 
@@ -249,6 +251,9 @@ def _note(event: str, fields: Mapping[str, Any]) -> str:
     match event:
         case "refused":
             return f"refused by the policy, round {fields.get('round')} of run {fields.get('run')}: {fields.get('why')}"
+        case "run":
+            offered = f"run {fields.get('run')} was offered, recipe {fields.get('recipe')}"
+            return f"{offered}; the server aggregates {fields.get('min_cohort', 1)} sites or more in a round"
         case "server":
             server = f"server {fields.get('server')}: {fields.get('finding')}"
             return f"{server} {fields.get('certificate')} {fields.get('why')}"

@@ -106,8 +106,14 @@ def everything(recipe: Recipe) -> Policy:
 
 
 def simulated(policy: Policy) -> Policy:
-    """A site's policy without approval and schedule: in a simulation there is no person to ask, and no time of day."""
-    return Policy(policy.rules.model_copy(update={"approval": "automatic", "schedule": ()}))
+    """A site's policy without approval, schedule and limits a day: in a simulation nobody can be asked, and time stands
+    still.
+    """
+    every_day = unlimited(policy.rules.limits.models)
+    limits = policy.rules.limits.model_copy(
+        update={"tasks_per_day": every_day.tasks_per_day, "scorings_per_day": every_day.scorings_per_day}
+    )
+    return Policy(policy.rules.model_copy(update={"approval": "automatic", "schedule": (), "limits": limits}))
 
 
 def simulated_secret(recipe: Recipe, site: SiteId) -> bytes:

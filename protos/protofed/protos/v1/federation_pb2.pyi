@@ -357,6 +357,7 @@ class Assignment(_message.Message):
     RECIPE_FIELD_NUMBER: _builtins.int
     KEEP_ROUNDS_FIELD_NUMBER: _builtins.int
     PREPROCESSING_DIGEST_FIELD_NUMBER: _builtins.int
+    MIN_COHORT_FIELD_NUMBER: _builtins.int
     run: _builtins.str
     recipe: _builtins.str
     """JSON; the daemon checks every value before it uses it"""
@@ -364,6 +365,8 @@ class Assignment(_message.Message):
     """rounds that the run may be rolled back by: sites keep their state of them; 0: all"""
     preprocessing_digest: _builtins.str
     """of how images and labels are prepared; the site's must equal it; empty: no check"""
+    min_cohort: _builtins.int
+    """no round is aggregated from fewer sites' updates; 0, as of 0.2.0: 1"""
     def __init__(
         self,
         *,
@@ -371,10 +374,11 @@ class Assignment(_message.Message):
         recipe: _builtins.str = ...,
         keep_rounds: _builtins.int = ...,
         preprocessing_digest: _builtins.str = ...,
+        min_cohort: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["keep_rounds", b"keep_rounds", "preprocessing_digest", b"preprocessing_digest", "recipe", b"recipe", "run", b"run"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["keep_rounds", b"keep_rounds", "min_cohort", b"min_cohort", "preprocessing_digest", b"preprocessing_digest", "recipe", b"recipe", "run", b"run"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

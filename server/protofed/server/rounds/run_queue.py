@@ -33,6 +33,7 @@ from protofed.server.rounds import phases
 from protofed.server.rounds.context import ServerContext
 from protofed.server.rounds.coordinator import Coordinator
 from protofed.server.rounds.resume import check_same, recipe_of
+from protofed.server.rounds.sampling import min_cohort
 from protofed.server.storage.rows import RunRow
 from protofed.server.verdicts import RoundOutcome
 
@@ -139,7 +140,8 @@ class RunQueue:
             current.dismiss(site, pause_reason.value)
         current.tick()
         recipe = current.recipe
-        return Assignment(current.run, recipe.wire(), self._context.keep_rounds, recipe.preprocessing_digest())
+        cohort = min_cohort(recipe.federation)
+        return Assignment(current.run, recipe.wire(), self._context.keep_rounds, recipe.preprocessing_digest(), cohort)
 
     def next_task(self, run: str, site: SiteId, instance: str) -> Task | Wait | Finished:
         """The site's open task in this run; Finished once the run is over."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence, Sized
 from dataclasses import dataclass
 from typing import Protocol
 
 from blake3 import blake3
 
+from protofed.common.config.recipe import Federation
 from protofed.common.payload import SiteId
 
 
@@ -35,6 +36,23 @@ class Uniform:
         return frozenset(ranked[:size])
 
 
-def cohort_size(rate: float, enrolled: Collection[SiteId]) -> int:
+def quorum_of(federation: Federation, size: int) -> int:
+    """Updates that a round of this size needs, or is abandoned."""
+    quorum = federation.quorum
+    # Rounded first: 0.7 * 10 is 7.000000000000001 in floats, and would need an eighth site.
+    return quorum if isinstance(quorum, int) else max(1, math.ceil(round(quorum * size, 9)))
+
+
+def min_cohort(federation: Federation) -> int:
+    """The least number of sites whose updates any round aggregates, as sites are told.
+
+    A round opens with `min_sites` trainers at least, invites its share of them, and is abandoned below its quorum, also
+    when updates were set aside after they had arrived. It never counts without its required sites.
+    """
+    least = cohort_size(federation.participation, range(federation.min_sites))
+    return max(quorum_of(federation, least), len(set(federation.required_sites)))
+
+
+def cohort_size(rate: float, enrolled: Sized) -> int:
     """ceil(rate * K), at least 1; the product is rounded first, for 0.07 * 100 is 7.000000000000001."""
     return max(1, math.ceil(round(rate * len(enrolled), 9)))

@@ -43,7 +43,7 @@ from protofed.server.rounds.phases import (
     Stop,
     Tick,
 )
-from protofed.server.rounds.sampling import Sampler, cohort_size
+from protofed.server.rounds.sampling import Sampler, cohort_size, quorum_of
 from protofed.server.verdicts import RoundOutcome
 
 Step: TypeAlias = tuple[Phase, list[Effect]]
@@ -68,12 +68,6 @@ class RoundRules:
         longest = self.federation.deadline_s if round and self.in_time else 0.0
         # 32: 2**tries overflows no float, and any heartbeat times 2**32 is far beyond the deadline.
         return min(self.federation.heartbeat_s * 2.0 ** min(tries, 32), longest)
-
-    def quorum(self, size: int) -> int:
-        """Updates that a round of this size needs."""
-        quorum = self.federation.quorum
-        # Rounded first: 0.7 * 10 is 7.000000000000001 in floats, and would need an eighth site.
-        return quorum if isinstance(quorum, int) else max(1, math.ceil(round(quorum * size, 9)))
 
     def due(self, round: int, every: int) -> bool:
         """Whether scores are taken after this round; 0: only after the last one."""
@@ -120,7 +114,7 @@ def _open_if_enough(rules: RoundRules, phase: Idle, tick: Tick) -> Step:
 def _cohort(rules: RoundRules, phase: Idle, tick: Tick) -> Collecting | None:
     required = frozenset(rules.federation.required_sites)
     share = cohort_size(rules.federation.participation, tick.enrolled)
-    quorum = rules.quorum(share)
+    quorum = quorum_of(rules.federation, share)
     # A quorum that is a count may exceed the share: a cohort of the share alone could then never close.
     size = max(share, quorum, len(required))
     if len(tick.trainers) < max(rules.federation.min_sites, quorum) or not required <= tick.trainers:
