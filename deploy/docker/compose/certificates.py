@@ -60,6 +60,7 @@ class Job:
             if signing_request is not None:
                 # Made here a moment ago, so no telephone; `renewal`: an interrupted job signs for a name again.
                 request = certs.read_request(signing_request, name)
+                certs_request.check_addressee(request, party, name, name)
                 signed = certs.sign_request(request, authority, DAYS, now=self.now, renewal=True)
                 certs.install(self.folder / name, signed, now=self.now)
             certificate = _certificate(self.folder / name)

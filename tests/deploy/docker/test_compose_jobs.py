@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import ModuleType
@@ -118,6 +119,7 @@ class Server:
     def __init__(self) -> None:
         self.known: set[bytes] = set()
         self.revoked: set[bytes] = set()
+        self.roles: dict[str, list[str]] = {}
 
     def operator(self, _server: str, identity: Path) -> Any:
         return _Connection(self, (identity / "cert.pem").read_bytes())
@@ -133,12 +135,14 @@ class _Connection:
     def __exit__(self, *_: object) -> None:
         return
 
-    def register(self, pem: str) -> None:
+    def register(self, pem: str, roles: Sequence[str], *, renewal: bool) -> None:
         if self.own not in self.server.known:
             raise DeniedError("not registered here")
         if pem.encode() in self.server.revoked:
             raise ConfigError("was revoked")
         self.server.known.add(pem.encode())
+        self.server.roles[read_certificate(pem.encode(), "pem").name] = list(roles)
+        assert renewal  # or a site whose certificate this job renewed would be kept out
 
 
 @pytest.fixture
@@ -154,6 +158,26 @@ def test_everybody_is_let_in(tmp_path: Path, server: Server) -> None:
     server.known.add(found["operator/cert.pem"])
     admission.admit("server:7443", tmp_path / "operator")
     assert server.known == {found[f"{name}/cert.pem"] for name in ("operator", *SITES)}
+    # None for a site: a trainer at first, and later what the operator made of it.
+    assert server.roles == {"operator": ["operator"], **{site: [] for site in SITES}}
+
+
+def test_the_evaluator_is_let_in_as_such(tmp_path: Path, server: Server) -> None:
+    (tmp_path / "evaluator").mkdir()
+    for name in ("ca", "server", "operator"):
+        (tmp_path / name).mkdir()
+    certificates.Job(tmp_path, ["evaluator"], HOSTS, NOW).run()
+    server.known.add(files(tmp_path)["operator/cert.pem"])
+    admission.admit("server:7443", tmp_path / "operator")
+    assert server.roles["evaluator"] == ["evaluator"]
+
+
+def test_a_folder_with_somebody_elses_certificate_is_not_renewed(tmp_path: Path) -> None:
+    run(tmp_path)
+    for name in ("cert.pem", "key.pem"):
+        (tmp_path / "site-1" / name).write_bytes((tmp_path / "operator" / name).read_bytes())
+    with pytest.raises(ConfigError, match="request for operator 'operator'; expected one for site 'site-1'"):
+        run(tmp_path, NOW + timedelta(days=336))
 
 
 def test_a_renewed_operator_is_let_in_by_the_one_it_was(tmp_path: Path, server: Server) -> None:
