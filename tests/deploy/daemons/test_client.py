@@ -22,7 +22,7 @@ from protofed.client.transport.audit import FILE
 from protofed.common.config.recipe import Recipe
 from protofed.common.config.settings import ClientSettings, Monitoring, read_settings
 from protofed.common.errors import ConfigError, DataError
-from protofed.common.protocol.messages import Activity
+from protofed.common.protocol.messages import Activity, Finished, Task, TaskKind, Wait
 from protofed.common.protocol.telemetry import Telemetry
 from protofed.common.storage import journal
 from protofed.deploy import shipped
@@ -254,3 +254,60 @@ def test_data_in_the_common_folder_are_found_at_the_start(tmp_path: Path, monkey
         client_resources.check_root(settings)
     (tmp_path / "list.csv").write_text("path,label\n", encoding="utf-8")
     client_resources.check_root(settings)
+
+
+# A server that answers at once, every time
+
+
+class Answering:
+    """An agent to which the server gives these answers, and then ends."""
+
+    def __init__(self, clock: Clock, *answers: Task | Wait | Finished) -> None:
+        self._clock, self._answers, self.asked = clock, iter(answers), list[float]()
+
+    def step(self, wait_s: float) -> Task | Wait | Finished:
+        self.asked.append(self._clock.now)
+        return next(self._answers, Finished("completed", last=True))
+
+
+class Clock:
+    """Seconds pass only while somebody sleeps."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(client, "time", made)
+    return made
+
+
+FIT = Task(TaskKind.FIT, "run", 1, "n1", None, 0, 60.0)
+
+
+@pytest.mark.parametrize("answer", [Wait(0.0), Finished("completed", last=False)], ids=["wait", "finished"])
+def test_a_server_that_always_says_ask_again_now_is_asked_once_a_second(answer: Wait | Finished, clock: Clock) -> None:
+    agent: Any = Answering(clock, *[answer] * 100)
+    client._take_part(agent, until_finished=True)
+    assert agent.asked[client.IDLE_STEPS] == 0.0  # a few times at once: at a restart that is right
+    assert clock.now == len(agent.asked) - 1 - client.IDLE_STEPS
+
+
+def test_tasks_are_taken_as_fast_as_they_come(clock: Clock) -> None:
+    agent: Any = Answering(clock, *[FIT, Wait(0.0)] * 100)
+    client._take_part(agent, until_finished=True)
+    assert clock.now == 0.0
+
+
+def test_the_servers_pauses_are_kept_within_a_minute(clock: Clock) -> None:
+    agent: Any = Answering(clock, Wait(7.0), Wait(1e6), FIT)
+    client._take_part(agent, until_finished=True)
+    assert agent.asked == [0.0, 7.0, 67.0, 67.0]

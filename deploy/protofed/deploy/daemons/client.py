@@ -52,6 +52,9 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger()
 LONGEST_PAUSE_S = 60.0  # a server cannot keep a site away for longer with one answer
+# A server that answers "ask again now" every time would have a daemon ask at the network's speed, and fill its audit
+# log. An honest one does so once or twice in a row: at a restart, and between two runs.
+IDLE_STEPS, SHORTEST_IDLE_S = 5, 1.0
 
 
 def run_client(settings: ClientSettings, *, until_finished: bool, give_up_after_s: float | None) -> None:
@@ -251,13 +254,15 @@ def _refused(metrics: ClientMetrics, audit: ClientAudit, task: Task, error: Poli
 
 
 def _take_part(agent: Agent, *, until_finished: bool) -> None:
-    asked_at = time.monotonic()
+    asked_at, idle = time.monotonic(), 0
     while not (isinstance(answer := agent.step(20.0), Finished) and answer.last and until_finished):
+        idle = 0 if isinstance(answer, Task) else idle + 1
+        pause = SHORTEST_IDLE_S if idle > IDLE_STEPS else 0.0
         match answer:
             case Finished(last=True):
-                time.sleep(5.0)  # a long-lived server may get another run
+                pause = 5.0  # a long-lived server may get another run
             case Wait(retry_after_s):
-                # Counted from the question: a server that held the call open has used the time up already.
-                pause = asked_at + retry_after_s - time.monotonic()
-                time.sleep(max(0.0, min(pause, LONGEST_PAUSE_S)))
+                pause = max(pause, min(retry_after_s, LONGEST_PAUSE_S))
+        # Counted from the question: a server that held the call open has used the time up already.
+        time.sleep(max(0.0, asked_at + pause - time.monotonic()))
         asked_at = time.monotonic()
