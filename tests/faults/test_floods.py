@@ -290,8 +290,8 @@ def frugal(monkeypatch: pytest.MonkeyPatch) -> None:
     """Budgets that a test can use up."""
     for name in ("DOWNLOADED", "UPLOADED", "EXAMINED"):
         monkeypatch.setattr(federation, name, Budget(name, 10_000, 0, DAY_S))
-    for name in ("ENROLLMENTS", "BEGINNINGS"):
-        monkeypatch.setattr(federation, name, Budget(name, 20, 0, HOUR_S))
+    for name in ("HEARTBEATS", "ENROLLMENTS", "BEGINNINGS"):
+        monkeypatch.setattr(federation, name, Budget(name, 10, 0, HOUR_S))
 
 
 def test_work_that_is_asked_for_again_and_again_is_refused_with_the_time_to_wait(
@@ -305,16 +305,21 @@ def test_work_that_is_asked_for_again_and_again_is_refused_with_the_time_to_wait
     begin = hostile.announcement(task, data, MODEL)
     upload = hostile.say("BeginUpload", begin).upload.id
     chunk = pb.GetChunkRequest(caller=hostile.caller, run=hostile.run, digest=task.base_digest, index=0)
+    beat = pb.HeartbeatRequest(caller=hostile.caller, run=hostile.run, activity=pb.ACTIVITY_IDLE)
     floods: dict[str, Callable[[], object]] = {
         "GetChunk": lambda: hostile.say("GetChunk", chunk),
         "PutChunk": lambda: hostile.put(upload, 0, data),
         "BeginUpload": lambda: hostile.say("BeginUpload", begin),
+        "Heartbeat": lambda: hostile.say("Heartbeat", beat),
         "Enroll": hostile.enroll,
     }
     for name, flood in floods.items():
         error = first_refusal(flood, 100)
         assert (name, error.code()) == (name, Code.RESOURCE_EXHAUSTED)
         assert 0.0 < retry_after_s(error.trailing_metadata()) <= LONGEST_S
+        for _ in range(5):
+            assert refused(flood)[0] is Code.RESOURCE_EXHAUSTED
+    assert len(server.calls(Code.RESOURCE_EXHAUSTED.name)) == 1  # in the audit: one a minute, of all
     other = server.site("site-2")
     assert still_served(other)
     assert still_served(hostile)  # other calls are not touched

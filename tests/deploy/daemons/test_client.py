@@ -302,7 +302,8 @@ def test_a_server_that_always_says_ask_again_now_is_asked_once_a_second(answer: 
 
 
 def test_tasks_are_taken_as_fast_as_they_come(clock: Clock) -> None:
-    agent: Any = Answering(clock, *[FIT, Wait(0.0)] * 100)
+    answers: list[Task | Wait | Finished] = [FIT, Wait(0.0)] * 100
+    agent: Any = Answering(clock, *answers)
     client._take_part(agent, until_finished=True)
     assert clock.now == 0.0
 

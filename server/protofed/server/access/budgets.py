@@ -11,12 +11,11 @@ from dataclasses import dataclass
 
 import structlog
 
-from protofed.common.errors import OverQuotaError
 from protofed.common.payload import SiteId
+from protofed.server.access.rate_limits import LOG_EVERY_S, RateLimitError
 
 log = structlog.get_logger()
 HOUR_S, DAY_S = 3600.0, 86_400.0
-LOG_EVERY_S = 60.0
 _MAX_BUCKETS = 16_384  # in memory; above it, the full ones are dropped, then the oldest
 
 
@@ -43,6 +42,8 @@ class Budget:
 # A paused daemon enrolls every 5 s (720 an hour), once more when its pause changes, and again after each restart. Each
 # may write a row, and wakes the coordinator.
 ENROLLMENTS = Budget("enrollments", 1200, 0, HOUR_S)
+# One a second at most since daemons refuse more; of an older one's five a second, two are still heard.
+HEARTBEATS = Budget("heartbeats", 7200, 0, HOUR_S)
 # One per upload; at most three more if chunks arrive damaged; while the server is short of memory, two a minute.
 BEGINNINGS = Budget("beginnings of uploads", 600, 0, HOUR_S)
 # Chunks of one model, one upload, and the examination of that. Once each; again as often as a connection breaks within
@@ -53,7 +54,7 @@ UPLOADED = Budget("bytes for one task", 64 << 20, 16, DAY_S)
 EXAMINED = Budget("bytes of updates to examine for one task", 64 << 20, 16, DAY_S)
 
 
-class OverBudgetError(OverQuotaError):
+class OverBudgetError(RateLimitError):
     """A site asked for more than its budget."""
 
 
@@ -97,10 +98,10 @@ class Budgets:
         bucket.left = min(bucket.capacity, bucket.left + (now - bucket.updated_at) * rate)
         bucket.updated_at = now
         if bucket.left < amount:
-            self._log(site, budget, now)
             period = "hour" if budget.period_s == HOUR_S else "day"
             raise OverBudgetError(
                 f"this site is above its {budget.what} of {bucket.capacity:.0f} in one {period}; try again later",
+                is_logged=self._log(site, budget, now),
                 retry_after_s=(amount - bucket.left) / rate,
             )
         bucket.left -= amount
@@ -120,7 +121,9 @@ class Budgets:
         self._buckets = {where: used[where] for where in newest}
         self._logged_at.clear()
 
-    def _log(self, site: SiteId, budget: Budget, now: float) -> None:
-        if now - self._logged_at.get(site, -LOG_EVERY_S) >= LOG_EVERY_S:
+    def _log(self, site: SiteId, budget: Budget, now: float) -> bool:
+        """Whether this refusal is logged: one a minute and site is."""
+        if is_due := now - self._logged_at.get(site, -LOG_EVERY_S) >= LOG_EVERY_S:
             self._logged_at[site] = now
             log.warning("over budget", site=site, budget=budget.what)
+        return is_due

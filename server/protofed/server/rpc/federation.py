@@ -41,6 +41,7 @@ from protofed.server.access.budgets import (
     DOWNLOADED,
     ENROLLMENTS,
     EXAMINED,
+    HEARTBEATS,
     UPLOADED,
     Budget,
     Budgets,
@@ -128,6 +129,7 @@ class FederationService(rpc.FederationServicer):
 
     async def Heartbeat(self, request: pb.HeartbeatRequest, context: Any) -> pb.HeartbeatResponse:
         site, instance = _caller(request.caller)
+        self._budgets.spend(site, HEARTBEATS)
         progress = wire.unpack_progress(request)
         signal = await self._control(self._runs.heartbeat, read_id(request.run), site, instance, progress)
         return pb.HeartbeatResponse(signal=wire.signal.pack(signal))

@@ -85,11 +85,12 @@ class _Call:
     retry_after_s: float | None = None  # of a call over a limit
     reply: bytes = b""
     is_noted: bool = False  # its record was handed to the audit
+    is_flood: bool = False  # refused as one of too many: of those one a minute is recorded, or they would fill the disk
 
     @property
     def is_audited(self) -> bool:
-        """All calls but health checks are audited."""
-        return self.service != HEALTH
+        """All calls but health checks, and all but one a minute of a flood, are audited."""
+        return self.service != HEALTH and not self.is_flood
 
     def log_fields(self) -> dict[str, str | int]:
         """The calling site, and the run, round or site that its message names."""
@@ -164,9 +165,8 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             raise
         except RateLimitError as error:
             call.code, call.text = grpc.StatusCode.RESOURCE_EXHAUSTED, str(error)
-            call.retry_after_s = error.retry_after_s
-            if error.is_logged:  # one a minute: recording every call of a flood would fill the disk
-                await self._note(call)
+            call.retry_after_s, call.is_flood = error.retry_after_s, not error.is_logged
+            await self._note(call)
         # Outside of the `except`: an abort raised in it would keep the error, its traceback and so the message alive.
         if call.code is not grpc.StatusCode.OK:
             await context.abort(call.code, call.text, retry_metadata(call.retry_after_s))
@@ -216,6 +216,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         except Exception as error:
             call.code, call.text = self._refusal(error, call)
             call.retry_after_s = error.retry_after_s if isinstance(error, OverQuotaError) else None
+            call.is_flood = isinstance(error, RateLimitError) and not error.is_logged
             call.reply = b""
             self._limits.charge(call.peer)
 
