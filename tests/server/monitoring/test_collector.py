@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections import Counter
@@ -17,10 +18,12 @@ from structlog.testing import capture_logs
 from tests.server.conftest import EVALUATOR, TRAINERS, daemon, model, recipe
 from tests.support.operator_lab import OperatorLab
 
-from protofed.common.errors import StateError
-from protofed.common.protocol.messages import Activity, PauseReason, Progress, Role
+from protofed.common.errors import ProtocolError, StateError
+from protofed.common.protocol.messages import Activity, PauseReason, Progress, Role, Verdict
 from protofed.server.access.certificates import Certificates
 from protofed.server.monitoring.collector import SITE_STATES, TASK_STATUSES, CollectorSources, StateCollector
+from protofed.server.operator.overview import overview
+from protofed.server.operator.run_record import run_record
 from protofed.server.storage.blobs import MemoryBlobs
 from protofed.server.storage.ledger import Ledger
 from protofed.server.storage.reader import LedgerReader
@@ -225,6 +228,30 @@ def test_scores_of_the_newest_scored_round_by_scope_metric_and_stat(open_office:
     }
     assert (found["personal", "accuracy", "std"], found["personal", "accuracy", "worst"]) == (0.25, 0.5)
     assert found["personal", "ece", "worst"] == 0.75
+
+
+def test_a_trainers_forged_score_reaches_no_metric_no_record_and_no_table(read: Scraped) -> None:
+    lab = read.lab
+    fit = lab.task("ann")
+    assert lab.push("ann", model(1.0), fit, metrics={"global.accuracy": 1e308}).verdict is Verdict.INVALID
+    for site in TRAINERS:
+        lab.push(site, model(1.0))
+    forged = {"personal.accuracy": 0.5, "global.accuracy": 1e308}
+    with pytest.raises(ProtocolError):
+        lab.coordinator.report_scores("ann", daemon("ann"), lab.task("ann").task_id, forged)
+    for site in ("bob", "cyd", EVALUATOR):
+        lab.score(site)
+    shown = overview(read.records, "one")
+    assert shown is not None
+    assert {name: (value.worst, value.sites) for name, value in shown.scores.items()} == {
+        "global.accuracy": (0.5, 1),
+        "personal.accuracy": (0.5, 2),
+    }
+    assert all(value in (0.0, 0.5) for _, value in read.series("score"))
+    told = json.dumps(run_record(read.records, lab.blobs, "one"))
+    assert "e+308" not in told
+    assert lab.ledger.scores("one")[1].keys() == {"bob", "cyd", EVALUATOR}
+    assert lab.metrics.registry.get_sample_value("protofed_scores_refused_total") == 1
 
 
 # Sites
