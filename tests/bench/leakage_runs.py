@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -86,8 +85,7 @@ def posed(recipe: Recipe, policy: Policy) -> Simulation:
 
     def agent(name: SiteId) -> Agent:
         roles = frozenset({Role.EVALUATOR if name == EVALUATOR else Role.TRAINER})
-        store = MemoryStore(hashlib.blake2b(f"{recipe.seed}/{name}".encode(), digest_size=32).digest())
-        site = Site(name, roles, policy, store, lambda _: data[name], lambda _: model)
+        site = Site(name, roles, policy, MemoryStore(), lambda _: data[name], lambda _: model)
         return Agent(site, DirectLink(runs, blobs, name, roles))
 
     sites = {name: held for name, held in data.items() if name != EVALUATOR}

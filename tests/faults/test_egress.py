@@ -126,7 +126,7 @@ def daemon(data: SiteData, link: GrpcLink, recipe: Recipe, held: ExitStack, load
     held.callback(pulse.join, 5.0)
     held.callback(pulse.stop)
     model = device_model(recipe, data.device, policy.rules.plugins)
-    site = Site(RECORDED, TRAINER, policy, MemoryStore(bytes(32)), load or (lambda _: data), lambda _: model)
+    site = Site(RECORDED, TRAINER, policy, MemoryStore(), load or (lambda _: data), lambda _: model)
     return Agent(site, link, now)
 
 

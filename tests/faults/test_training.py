@@ -25,7 +25,7 @@ import structlog
 import torch
 from google_crc32c import value as crc32c
 from tests.support.audit_logs import audit
-from tests.support.scripted_server import RUN, AgentHarness, ScriptedServer, first_model, site_data, work
+from tests.support.scripted_server import RUN, AgentHarness, ScriptedServer, first_model, give_secret, site_data, work
 
 from protofed.client.agent import device
 from protofed.client.agent.agent import REJECTED_PAUSE_S
@@ -59,6 +59,7 @@ def plain_logs(quiet_logs: None) -> None:
 
 def in_folder(folder: Path, recipe: dict[str, Any] = SOLO, **changes: Any) -> AgentHarness:
     """A site with a state folder, whose first round has counted."""
+    give_secret(folder)  # one for all sites: what they keep is compared
     harness = AgentHarness(store=DiskStore(folder), recipe=recipe, checkpoints=partial(on_disk, folder), **changes)
     harness.fit(1)
     harness.agent().step(0.0)

@@ -32,6 +32,7 @@ from protofed.client.models.split import SplitModel, dump
 from protofed.client.privacy.limits import unlimited
 from protofed.client.privacy.policy import Policy
 from protofed.client.privacy.rules import PolicyRules
+from protofed.client.privacy.site_secret import BYTES
 from protofed.client.state.store import MemoryStore, SiteState
 from protofed.client.training.checkpointing import DiskCheckpoints
 from protofed.client.training.context import Checkpoints, NoCheckpoints
@@ -71,6 +72,7 @@ class Case:
     pause_s: float = 0.0
     restart: bool = False
     others: bool = False  # the ranks have other data
+    secret: bool = False  # batches are drawn of the daemon's secret, which the other ranks have not
 
     def recipe(self, alone: bool) -> Recipe:
         """Its run."""
@@ -104,6 +106,7 @@ CASES: dict[str, Case] = {
     "short-forward": Case(model="trapped", trap={"rank": 1, "at": 2, "what": "short"}),
     "short-backward": Case(model="trapped", trap={"rank": 0, "at": 2, "what": "short-backward"}),
     "short-for-ever": Case(model="trapped", trap={"rank": 1, "at": 0, "what": "short"}),
+    "secret": Case(secret=True),
     "other-data": Case(others=True),
     "again": Case("fedprp"),  # after all that
     "idle": Case(pause_s=12.0),
@@ -167,21 +170,28 @@ def data(input_: Input, other: bool = False) -> SiteData:
     return SiteData(examples, examples, input_, 3)
 
 
-def site_of(other: bool = False) -> Site:
+class KnownSecret(MemoryStore):
+    """Of the daemon, whether it trains alone or leads."""
+
+    def secret(self) -> bytes:
+        """Always the same."""
+        return b"s" * BYTES
+
+
+def site_of(other: bool = False, secret: bool = False) -> Site:
     """That trains."""
     models = frozenset(f"tests.support.data_parallel_fits:{name}" for name in ("plain", "normed", "trapped"))
     limits = unlimited(set(architectures))
     rules = PolicyRules(
         methods=frozenset(METHODS), parts=frozenset(Part) - NOT_ON_THE_WIRE, plugins=models, limits=limits
     )
-    rules = rules.model_copy(
-        update={"class_distribution_estimate": True, "min_samples_per_class": 1, "min_images_per_unit": 1}
-    )
+    lax = {"class_distribution_estimate": True, "min_samples_per_class": 1, "min_images_per_unit": 1}
+    rules = rules.model_copy(update={**lax, "batch_order": "secret" if secret else "recipe"})
     return Site(
         "ann",
         frozenset({Role.TRAINER}),
         Policy(rules),
-        MemoryStore(),
+        KnownSecret(),
         lambda recipe: data(recipe.input, other),
         lambda recipe: build(recipe.model, recipe.input, recipe.classes, models),
     )
@@ -268,8 +278,8 @@ def main(folder: Path, names: list[str]) -> None:
         with ExitStack() as ends:
             leader = Leader(team, board)
             ends.callback(leader.end)
-            site = leader.wrap(site_of())
             for name in names:
+                site = leader.wrap(site_of(secret=CASES[name].secret))
                 try:
                     arrays: dict[str, Any] = outcome(CASES[name], site, False, folder)
                     np.savez(folder / f"{name}.npz", **arrays)

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from tests.support.scripted_server import RUN, AgentHarness
+from tests.support.scripted_server import RUN, AgentHarness, give_secret
 
 from protofed.client.state.disk_store import DiskStore
 from protofed.client.training.checkpointing import FOLDER, on_disk
@@ -82,6 +82,7 @@ def main(folder: Path) -> None:
     outcomes = {}
     for batch in (None, *range(CHECKS)):
         state = folder / str(batch)
+        give_secret(state)  # one for all: what they hand in is compared
         ends = [] if batch is None else [forked(life(state, batch))]
         ends.append(forked(life(state, None)))
         outcomes[str(batch)] = {"ends": ends, **json.loads((state / "outcome.json").read_text(encoding="utf-8"))}

@@ -103,7 +103,7 @@ def test_a_fit_is_on_the_sites_disk_before_it_is_pushed() -> None:
 def test_a_fit_is_repeatable_and_differs_by_site_and_round() -> None:
     made = {}
     for key in (("ann", 1, "a"), ("ann", 1, "b"), ("bob", 1, "a"), ("ann", 2, "a")):
-        harness = AgentHarness(name=key[0])
+        harness = AgentHarness(name=key[0], rules={**RULES, "batch_order": "recipe"})
         harness.fit(key[1], task_id=key[2])
         harness.agent().step(0.0)
         made[key] = harness.link.pushed[0][1].data

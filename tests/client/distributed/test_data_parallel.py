@@ -53,7 +53,7 @@ def done(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 def check_equal(folder: Path, name: str) -> None:
     """To one process, but for the order in which numbers are added."""
-    alone = outcome(CASES[name], site_of(), alone=True)
+    alone = outcome(CASES[name], site_of(secret=CASES[name].secret), alone=True)
     with np.load(folder / f"{name}.npz") as found:
         assert set(found) == alone.keys()
         assert len(alone) >= 5

@@ -132,7 +132,7 @@ def test_weights_do_not_depend_on_the_counter() -> None:
     recipe = Recipe.model_validate({**RUN, "model": {"name": NAME}})
     updates = []
     for counter in (0, 1234):
-        harness = AgentHarness(recipe=recipe.model_dump(), rules={**RULES, "plugins": [NAME]})
+        harness = AgentHarness(recipe=recipe.model_dump(), rules={**RULES, "plugins": [NAME], "batch_order": "recipe"})
         torch.manual_seed(3)
         model = build(recipe.model, recipe.input, recipe.classes, frozenset({NAME}))
         body = {**dump(model.body), COUNTER: np.array(counter)}

@@ -66,7 +66,7 @@ def test_a_file_is_read(tmp_path: Path) -> None:
     assert (rules.example_count, rules.plugins) == (False, frozenset())  # what is not said is not allowed
     assert rules.telemetry == frozenset()
     assert (rules.class_distribution_estimate, sorted(rules.dtypes)) == (False, ["float32", "int64"])
-    assert (rules.min_samples_per_class, rules.hide_class_presence) == (10, False)
+    assert (rules.min_samples_per_class, rules.hide_class_presence, rules.batch_order) == (10, False, "secret")
     assert (rules.approval, rules.schedule) == ("automatic", ())
 
 
@@ -331,6 +331,7 @@ def test_a_stricter_policy_is_stricter_in_everything() -> None:
         assert one.min_images_per_unit > other.min_images_per_unit
         assert one.hide_class_presence >= other.hide_class_presence
         assert one.class_distribution_estimate <= other.class_distribution_estimate
+    assert [rules.batch_order for rules in (strict, standard, open_)] == ["secret", "secret", "recipe"]
     assert (strict.hide_class_presence, standard.hide_class_presence, open_.hide_class_presence) == (True, False, False)
 
 

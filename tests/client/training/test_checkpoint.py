@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.support.scripted_server import RUN, AgentHarness, work
+from tests.support.scripted_server import RUN, AgentHarness, give_secret, work
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -326,6 +326,7 @@ RECIPE = {**RUN, "method": {"name": "solo"}, "plan": {**RUN["plan"], "momentum":
 
 def scene_in(folder: Path) -> AgentHarness:
     """A site with a state folder, whose first round has counted."""
+    give_secret(folder)  # one for all sites: what they hand in is compared
     harness = AgentHarness(store=DiskStore(folder), recipe=RECIPE, checkpoints=partial(on_disk, folder))
     harness.fit(1)
     harness.agent().step(0.0)

@@ -17,7 +17,7 @@ from protofed.common.payload import Part
 from protofed.common.protocol.messages import Assignment, PauseReason, Receipt, Role, Task
 from protofed.deploy import shipped
 from protofed.deploy.simulation.direct_link import DirectLink
-from protofed.deploy.simulation.simulation import EVALUATOR, agents_of, everything, simulated_secret, simulation
+from protofed.deploy.simulation.simulation import EVALUATOR, agents_of, everything, simulation
 
 RecipeOf = Callable[..., Recipe]
 WITH_PROTOTYPES = ("fednh", "fedproc", "fedprp")
@@ -87,22 +87,15 @@ def test_grpc_gives_the_bytes_of_the_simulation_under_the_same_policy(
         assert digest(plain) not in digests
 
 
-def test_a_simulation_asks_nobody_and_has_no_time_of_the_day(recipe_of: RecipeOf) -> None:
+def test_a_simulation_asks_nobody_and_has_neither_a_time_of_the_day_nor_a_secret(recipe_of: RecipeOf) -> None:
     recipe = recipe_of("fednh", rounds=1)
     never = {"days": ["mon"], "from": "00:00", "until": "00:01"}
     digests = set()
-    for changes in ({}, {"approval": "manual"}, {"schedule": [never]}):
+    for changes in ({}, {"approval": "manual"}, {"schedule": [never]}, {"batch_order": "secret"}):
         with simulation(recipe, policy=careful(recipe, **changes)) as running:
             running.go()
             digests.add(digest(running))
     assert len(digests) == 1
-
-
-def test_simulated_secrets_differ_by_site_and_seed(recipe_of: RecipeOf) -> None:
-    one, other = recipe_of("fednh"), recipe_of("fednh", seed=1)
-    secrets = [simulated_secret(one, "site-1"), simulated_secret(one, "site-2"), simulated_secret(other, "site-1")]
-    assert len(set(secrets)) == 3
-    assert simulated_secret(one, "site-1") == secrets[0]
 
 
 @pytest.mark.parametrize("method", sorted({*WITH_PROTOTYPES, "fedavg", "cwfedavg", "cwfedavg-private"}))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import structlog
@@ -20,6 +20,7 @@ from protofed.client.models.split import SplitModel, dump
 from protofed.client.privacy import run_limits
 from protofed.client.privacy.policy import GateContext, Policy
 from protofed.client.privacy.run_limits import RunFacts
+from protofed.client.privacy.site_secret import run_seed
 from protofed.client.state.store import SiteState, Store
 from protofed.client.training.context import Checkpoints, FitContext, NoCheckpoints, seeded
 from protofed.common.codec import digest
@@ -81,12 +82,17 @@ class Site:
 
 @dataclass(frozen=True)
 class PreparedRun:
-    """A run that passed all checks of this site, with everything that its tasks need."""
+    """A run that passed all checks of this site, with everything that its tasks need.
+
+    Attributes:
+        seed: of batches, augmentation and dropout; by the policy the recipe's, or one of the site's secret.
+    """
 
     recipe: Recipe
     method: ClientMethod
     model: SplitModel
     data: SiteData
+    seed: int = field(repr=False)
 
     def fit_context(
         self, site: SiteId, task: Task, state: SiteState, status: DaemonStatus, checkpoints: Checkpoints
@@ -101,7 +107,7 @@ class PreparedRun:
             data=self.data,
             classes=recipe.classes,
             plan=recipe.plan,
-            rng=seeded(recipe.seed, task.round, site, self.data.device),
+            rng=seeded(self.seed, task.round, site, self.data.device),
             memory={part: dict(tensors) for part, tensors in state.memory.items()},
             fit_progress=status.fit_progress,
             throughput=status.throughput,
@@ -152,12 +158,24 @@ def prepare(site: Site, assignment: Assignment) -> PreparedRun:
         data = site.load_data(recipe)
         # Again: how far a fit moves the model depends on the number of examples.
         run_limits.admit(recipe, site.policy.rules.limits, replace(facts, examples=len(data.train) or None))
-        return PreparedRun(recipe, method, model, data)
+        return PreparedRun(recipe, method, model, data, _seed(site, assignment.run, recipe))
     except FORESEEN as error:
         raise TaskFailedError(reason_of(error), str(error)) from error
     except Exception as error:  # from a driver, or a site's own model: keep the daemon alive
         log.exception("run failed to be prepared", run=assignment.run)
         raise TaskFailedError(reason_of(error), f"{type(error).__name__}: {error}") from error
+
+
+def _seed(site: Site, run: str, recipe: Recipe) -> int:
+    """The seed of a run's fits, by rule `batch_order`.
+
+    With the recipe's, a server knows which examples made which step, and so more of each than their sum tells.
+    """
+    match site.policy.rules.batch_order:
+        case "secret":
+            return run_seed(site.store.secret(), run)
+        case "recipe":
+            return recipe.seed
 
 
 def read_recipe(assignment: Assignment) -> Recipe:

@@ -22,7 +22,7 @@ from protofed.client.data.site_data import SiteData
 from protofed.client.distributed.data_parallel import shared
 from protofed.client.distributed.team import OtherRankError, RankLostError, Team
 from protofed.client.state.store import SiteState
-from protofed.client.training.context import Checkpoints, FitContext, NoCheckpoints
+from protofed.client.training.context import Checkpoints, FitContext, NoCheckpoints, generator
 from protofed.common import codec
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import ConfigError, DataError, FailureReason, TaskFailedError
@@ -128,6 +128,7 @@ class Leader:
         with self._team.together():
             self._team.broadcast(codec.encode(received))
             self._team.broadcast(codec.encode(local.memory))
+            self._team.broadcast(str(local.rng.initial_seed()).encode())
             return _fit(self._team, run, local, received)
 
     def end(self) -> None:
@@ -174,6 +175,8 @@ def _take_part(team: Team, call: Call, site: Site, run: PreparedRun | None) -> P
     task = Task(**{**call.fields, "kind": TaskKind(call.fields["kind"])})
     received, memory = (codec.decode(team.broadcast(None)) for _ in range(2))
     local = run.fit_context(site.name, task, SiteState(0, memory), DaemonStatus(), NoCheckpoints())
+    # Rank 0's, which may come from its site's secret: this rank has another.
+    local.rng = generator(int(team.broadcast(None)), run.data.device)
     _fit(team, run, local, received)
     return run
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import secrets
 from pathlib import Path
@@ -30,6 +31,11 @@ def load_or_create(folder: Path) -> bytes:
     if len(secret) != BYTES:
         raise StateError(f"{path} holds {len(secret)} bytes, not {BYTES}; restore it, or remove it to have another one")
     return secret
+
+
+def run_seed(secret: bytes, run: str) -> int:
+    """A run's seed that only this site can make, 32 bytes: the same after a restart, unlinkable between runs."""
+    return int.from_bytes(hashlib.blake2b(run.encode(), key=secret, digest_size=32).digest(), "big")
 
 
 def _create(path: Path) -> None:

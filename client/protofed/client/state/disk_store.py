@@ -41,7 +41,6 @@ class DiskStore:
 
     Args:
         folder: this site's state folder, locked until `close`: a second daemon gets StateError.
-        secret: replaces the folder's own secret, so that a simulation can be repeated.
 
     Attributes:
         downloads: blobs that the site fetches; they survive the daemon, too.
@@ -50,8 +49,8 @@ class DiskStore:
         daily_counts: how many tasks the site began today, in the same folder.
     """
 
-    def __init__(self, folder: Path, secret: bytes | None = None) -> None:
-        self._folder, self._secret = folder, secret
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
         self._keep: int | None = 3  # counted rounds, the newest included; None: all
         files.make_private(folder)
         self._lock = files.Lock(folder)
@@ -69,7 +68,7 @@ class DiskStore:
 
     def secret(self) -> bytes:
         """The site's secret; the first call creates it in the folder."""
-        return self._secret or load_or_create(self._folder)
+        return load_or_create(self._folder)
 
     def last_counted(self, run: str, before: int) -> SiteState:
         """See `Store.last_counted`. Damaged files raise StateError: starting afresh would lose the site's memory."""

@@ -92,24 +92,20 @@ class Store(Protocol):
 
 
 class MemoryStore:
-    """The store of a site in a simulation; nothing survives the process.
-
-    Args:
-        secret: fixed, so that a simulation can be repeated; None: drawn at random.
-    """
+    """The store of a site in a simulation; nothing survives the process."""
 
     approvals: Approvals | None = None
     own_scores: OwnScores | None = None
     daily_counts: DailyCounts | None = None  # time stands still in a simulation
 
-    def __init__(self, secret: bytes | None = None) -> None:
-        self._secret = secret or secrets.token_bytes(BYTES)
+    def __init__(self) -> None:
+        self._secret = secrets.token_bytes(BYTES)
         self._counted: dict[str, SiteState] = {}  # by run
         self._staged: dict[str, tuple[Task, FitOutcome]] = {}  # by task_id
         self._bases: dict[str, tuple[int, Payload]] = {}  # by run
 
     def secret(self) -> bytes:
-        """The secret given to the constructor, or drawn there."""
+        """Drawn by the constructor."""
         return self._secret
 
     def last_counted(self, run: str, before: int) -> SiteState:

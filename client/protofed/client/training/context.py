@@ -132,7 +132,7 @@ class FitContext:
         model: made by `install` from what was received; after `fit` it is the personal model
             of a method whose `personal` is "trained".
         classes: C, of the run.
-        rng: a CPU generator seeded by (run, round, site); all randomness of a fit comes from it.
+        rng: a CPU generator made by `seeded`; all randomness of a fit comes from it.
         memory: tensors of any shapes that the site keeps from round to round for this run; they are stored with the
             update, so an update that never counted leaves the memory of the round before.
         fit_progress: progress, written by the training loop for the heartbeat.
@@ -170,13 +170,21 @@ class FitContext:
 
 
 def seeded(seed: int, round: int, site: SiteId, device: torch.device) -> torch.Generator:
-    """The CPU generator of one fit, equal in a simulation and on a site.
+    """The CPU generator of one fit: of batches, augmentation and dropout.
+
+    Args:
+        seed: the run's, or by the policy (`batch_order`) one that only the site can make.
+    """
+    digest = hashlib.blake2b(f"{seed}/{round}/{site}".encode(), digest_size=7).digest()
+    return generator(int.from_bytes(digest, "big"), device)
+
+
+def generator(number: int, device: torch.device) -> torch.Generator:
+    """A CPU generator with this seed.
 
     PyTorch's default generators are seeded, too, for layers that draw by themselves, such as dropout; the device's only
     where it is used, because `torch.manual_seed` visits every device each time.
     """
-    digest = hashlib.blake2b(f"{seed}/{round}/{site}".encode(), digest_size=7).digest()
-    number = int.from_bytes(digest, "big")
     torch.default_generator.manual_seed(number)
     if device.type == "cuda":
         torch.cuda.manual_seed(number)

@@ -4,7 +4,6 @@ function call through the codec, and time stands still.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -100,25 +99,23 @@ def everything(recipe: Recipe) -> Policy:
             class_distribution_estimate=True,
             min_samples_per_class=1,
             min_images_per_unit=1,
+            batch_order="recipe",
             limits=unlimited(set(architectures)),
         )
     )
 
 
 def simulated(policy: Policy) -> Policy:
-    """A site's policy without approval, schedule and limits a day: in a simulation nobody can be asked, and time stands
-    still.
+    """A site's policy as a simulation keeps it, without approval, schedule and limits a day.
+
+    Nobody can be asked, and time stands still; batches follow the recipe's seed, so that runs repeat.
     """
     every_day = unlimited(policy.rules.limits.models)
     limits = policy.rules.limits.model_copy(
         update={"tasks_per_day": every_day.tasks_per_day, "scorings_per_day": every_day.scorings_per_day}
     )
-    return Policy(policy.rules.model_copy(update={"approval": "automatic", "schedule": (), "limits": limits}))
-
-
-def simulated_secret(recipe: Recipe, site: SiteId) -> bytes:
-    """A stand-in, 32 bytes, for the secret that only a real site knows: from the seed, so that runs repeat."""
-    return hashlib.blake2b(f"simulated/{recipe.seed}/{site}".encode(), digest_size=32).digest()
+    changes = {"approval": "automatic", "schedule": (), "batch_order": "recipe", "limits": limits}
+    return Policy(policy.rules.model_copy(update=changes))
 
 
 def agents_of(
@@ -152,7 +149,7 @@ def agents_of(
 
     def agent(name: SiteId, examples: SiteData) -> Agent:
         role = Role.EVALUATOR if name == EVALUATOR else Role.TRAINER
-        site_store = MemoryStore(simulated_secret(recipe, name)) if store is None else store(name)
+        site_store = MemoryStore() if store is None else store(name)
         rules, roles = unrestricted if role is Role.EVALUATOR else site_policy, frozenset({role})
         return Agent(Site(name, roles, rules, site_store, lambda _: examples, lambda _: shared), connect(name, roles))
 
@@ -184,8 +181,8 @@ def simulation(
 
         def store(name: SiteId) -> Store:
             if state is None:
-                return MemoryStore(simulated_secret(recipe, name))
-            folder = DiskStore(state / "sites" / name, simulated_secret(recipe, name))
+                return MemoryStore()
+            folder = DiskStore(state / "sites" / name)
             resources.callback(folder.close)
             return folder
 

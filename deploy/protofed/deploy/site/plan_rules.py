@@ -14,7 +14,7 @@ def sentences(rules: PolicyRules, parts: Collection[Part]) -> tuple[str, ...]:
 
     What depends on the site's data is stated as a condition, for a plan does not read the data.
     """
-    return (*_classes(rules, parts), *_tensors(rules), *_machine(rules), *_times(rules))
+    return (*_classes(rules, parts), *_tensors(rules), *_order(rules), *_machine(rules), *_times(rules))
 
 
 def _classes(rules: PolicyRules, parts: Collection[Part]) -> Iterator[str]:
@@ -53,6 +53,14 @@ def _machine(rules: PolicyRules) -> Iterator[str]:
         yield "Heartbeats say nothing about the site's machine (telemetry)."
     for number in sorted(rules.telemetry):
         yield f"Heartbeats have {number} (telemetry). {number.discloses}"
+
+
+def _order(rules: PolicyRules) -> Iterator[str]:
+    match rules.batch_order:
+        case "secret":
+            yield "Which examples make which step is drawn from a secret of the site's own (batch_order)."
+        case "recipe":
+            yield "Which examples make which step follows the recipe's seed, which the server knows (batch_order)."
 
 
 def _times(rules: PolicyRules) -> Iterator[str]:
