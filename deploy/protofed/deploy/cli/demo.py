@@ -57,8 +57,8 @@ def run_demo(folder: Path, console: Console) -> None:
         f"One aggregation server, one evaluator and {len(SITES)} sites, seven processes, each with\n"
         "its own key and certificate, talk gRPC over mutual TLS on 127.0.0.1.\n"
         "The data are handwritten digits; rare classes are a tenth as frequent, and every\n"
-        "site has different classes. The policy is open.toml, for public data only: it lets the\n"
-        "sites' own scores leave, from which a server can compute their label counts.\n"
+        "site has different classes. The policy is open.toml, for public data only: the\n"
+        "sites' own scores leave, and a server can compute their label counts from them.\n"
     )
     started_at, views = time.monotonic(), dict[str, Overview | None]()
     with (
@@ -90,7 +90,8 @@ def run_demo(folder: Path, console: Console) -> None:
         "  site-*/            what each site kept; audit.jsonl: every message that left it\n"
         "  *.log              one JSON line per event\n"
         "  ca/, identities/   certificates and keys of this demo\n"
-        f"`protofed audit show {folder / SITES[0]}` lists what left that site.",
+        f"`protofed audit show {folder / SITES[0]}` lists what left that site,\n"
+        f"`protofed client scores --state {folder / SITES[0]}` the scores of its own.",
         soft_wrap=True,
         highlight=False,
     )
