@@ -283,7 +283,7 @@ def aggregating(ledger: Ledger, workshop: Later) -> Lab:
     lab = Lab(small(rounds=3), MemoryBlobs(), ledger, work=workshop)
     lab.enroll(*TRAINERS)
     lab.later(0)
-    lab.push("ann", lab.model(0.0))
+    lab.first_models()
     workshop.finish()
     for site, value in zip(TRAINERS, (1.0, 2.0, 6.0), strict=True):
         lab.push(site, lab.model(value))
@@ -409,7 +409,8 @@ def arrived(method: str, order: Sequence[str]) -> Digest:
     lab.enroll("eva", role=Role.EVALUATOR)
     lab.enroll(*TRAINERS)
     lab.later(0)
-    lab.push("eva", first_model(3, 8))
+    for site in lab.makers():
+        lab.push(site, first_model(3, 8))
     for _ in range(2):
         for site in order:
             row = lab.coordinator._driver.invitations.of(site)

@@ -164,12 +164,21 @@ class Lab:
             self.presence.enroll(site, {role}, daemon(site))
 
     def begin(self) -> Lab:
-        """All sites are there and the evaluator has made the first model, of zeros: round 1 is open."""
+        """All sites are there and two of them have made the same first model, of zeros: round 1 is open."""
         self.enroll(EVALUATOR, role=Role.EVALUATOR)
         self.enroll(*TRAINERS)
         self.later(0)
-        assert self.push(EVALUATOR, model(0.0)).verdict is Verdict.ACCEPTED
+        self.first_models()
         return self
+
+    def first_models(self) -> None:
+        """Every site that is asked for a first model makes one of zeros."""
+        for site in self.makers():
+            assert self.push(site, model(0.0)).verdict is Verdict.ACCEPTED
+
+    def makers(self) -> list[SiteId]:
+        """The sites that are asked for a first model now."""
+        return [site for site in self.here if self.asked(site) is TaskKind.INITIALISE]
 
     def later(self, seconds: float, alive: tuple[SiteId, ...] = ()) -> None:
         """Time passes; only these sites are heard of before it is noticed."""

@@ -78,7 +78,8 @@ def test_a_run_moves_what_the_plan_says(
     with simulation(recipe) as running:
         running.go()
         scores = running.ledger.scores(recipe.name)
-    (first, *updates), fetched = passing
+    (first, same, *updates), fetched = passing
+    assert first.manifest == same.manifest
     assert {spec.part for spec in first.manifest.tensors} == {Part.BODY, Part.HEAD}
     assert len(updates) == 3 * 2
     required = {tensor.spec for tensor in plan.outgoing if not tensor.optional}

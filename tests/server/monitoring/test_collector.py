@@ -59,7 +59,7 @@ class Scraped:
 
     def first_model(self) -> None:
         self.lab.later(0)
-        self.lab.push(EVALUATOR, model(0.0))
+        self.lab.first_models()
 
     def __call__(self, name: str, /, **labels: str) -> float | None:
         return next((value for found, value in self.series(name) if found == labels), None)

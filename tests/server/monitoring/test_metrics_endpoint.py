@@ -176,7 +176,8 @@ def test_refused_updates_abandoned_and_degraded_rounds_and_a_restart(
     server = live_server(recipe, tmp_path / "state")
     seen, sites = metered(server), [RawClient(server.address, recipe.name, name).enroll() for name in ("ann", "bob")]
     ann, bob = sites
-    ann.push(ann.task())
+    for site in sites:
+        site.push(site.task())  # the first model
     seen.wait_for("round", 1)
     seen.wait_for("rounds_total", 1, outcome="abandoned")
     fits = [site.task() for site in sites]

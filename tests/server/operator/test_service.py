@@ -10,7 +10,7 @@ from tests.support.operator_lab import OperatorLab, operator_lab
 
 from protofed.common.codec import Digest
 from protofed.common.errors import ConfigError, ConflictError, ExcludedError, NotEnrolledError
-from protofed.common.protocol.messages import Activity, Assignment, Progress, Signal, TaskKind, Verdict
+from protofed.common.protocol.messages import Activity, Assignment, Progress, Signal, Verdict
 from protofed.server.operator.verification import VerificationResult
 from protofed.server.rounds import phases
 from protofed.server.verdicts import RejectionCode
@@ -108,7 +108,7 @@ def test_runs_go_on_one_after_the_other_in_the_order_of_their_start(busy: Operat
     assert busy.statuses() == {"one": "completed", "two": "aborted", "three": "running"}
     busy.later(0.0)
     assert busy.coordinator.run == "three"
-    assert busy.asked("eva") is TaskKind.INITIALISE
+    assert busy.makers()
 
 
 def test_a_run_that_cannot_go_on_has_failed_and_the_next_one_goes_on(busy: OperatorLab) -> None:

@@ -34,16 +34,81 @@ def test_nobody_is_asked_for_anything_before_there_are_sites(make: MakeLab) -> N
     assert lab.ledger.rounds("test") == []
 
 
-def test_round_0_asks_the_evaluator_for_a_model_and_the_trainers_for_nothing(make: MakeLab) -> None:
+def test_round_0_asks_two_trainers_for_a_model_and_nobody_else_for_anything(make: MakeLab) -> None:
     lab = make()
     lab.enroll("eva", role=Role.EVALUATOR)
     lab.enroll("ann", "bob", "cyd")
     lab.later(0)
-    task = lab.task("eva")
+    makers = lab.makers()
+    assert len(makers) == 2
+    task = lab.task(makers[0])
     assert (task.kind, task.round, task.base_digest, task.base_bytes) == (TaskKind.INITIALISE, 0, None, 0)
-    assert [lab.asked(site) for site in ("ann", "bob", "cyd")] == [None, None, None]
-    lab.push("eva", lab.model(0.0))
-    assert isinstance(lab.coordinator.next_task("eva", "daemon-eva"), Wait)
+    assert [lab.asked(site) for site in ("ann", "bob", "cyd", "eva") if site not in makers] == [None, None]
+    lab.push(makers[0], lab.model(0.0))
+    assert isinstance(lab.coordinator.next_task(makers[0], f"daemon-{makers[0]}"), Wait)
+    assert lab.coordinator.published is None  # one site's word is none
+    lab.push(makers[1], lab.model(0.0))
+    assert lab.value == 0.0
+
+
+def reasons(lab: Lab) -> list[str]:
+    return [row.abandoned for row in lab.ledger.rounds("test") if row.round == 0 and row.abandoned]
+
+
+def test_first_models_that_differ_do_not_count_and_all_sites_are_asked(make: MakeLab) -> None:
+    lab = make()
+    lab.enroll("ann", "bob", "cyd")
+    lab.later(0)
+    one, other = lab.makers()
+    lab.push(one, lab.model(0.0))
+    lab.push(other, lab.model(1.0))
+    assert lab.coordinator.published is None
+    (reason,) = reasons(lab)
+    for site, value in ((one, 0.0), (other, 1.0)):
+        digest = lab.announce(lab.model(value))[0].digest
+        assert f"{site}: its first model {digest[:16]}" in reason
+    assert "versions of PyTorch" in reason
+    lab.later(0)
+    assert set(lab.makers()) == {"ann", "bob", "cyd"}
+    (third,) = {"ann", "bob", "cyd"} - {one, other}
+    lab.push(other, lab.model(1.0))
+    lab.push(one, lab.model(0.0))
+    assert lab.coordinator.published is None  # all are waited for
+    lab.push(third, lab.model(0.0))
+    assert lab.value == 0.0
+    tasks = {row.site: (row.task_status, row.reason) for row in lab.ledger.tasks("test", 0, 2)}
+    assert tasks[other][0] == "set-aside"
+    assert "1 of 3 sites" in tasks[other][1]
+
+
+def test_a_run_whose_sites_never_agree_on_the_first_model_stops_and_names_their_digests(make: MakeLab) -> None:
+    lab = make(federation={"max_attempts": 2})
+    lab.enroll("ann", "bob", "cyd")
+    for _ in range(2):
+        lab.later(0)
+        for site in lab.makers():
+            lab.push(site, lab.model(float(ord(site[0]))))
+    assert isinstance(lab.phase, phases.FinishedPhase)
+    assert lab.phase.failed
+    for site in ("ann", "bob", "cyd"):
+        assert lab.announce(lab.model(float(ord(site[0]))))[0].digest[:16] in lab.phase.reason
+
+
+def test_a_federation_of_one_site_needs_one_first_model(make: MakeLab) -> None:
+    lab = make(federation={"min_sites": 1, "quorum": 1})
+    lab.enroll("ann")
+    lab.later(0)
+    lab.push("ann", lab.model(0.0))
+    assert lab.value == 0.0
+
+
+def test_a_first_model_is_no_larger_than_the_recipe_says(make: MakeLab) -> None:
+    lab = make(federation={"max_model_mb": 1e-4})
+    lab.enroll("ann", "bob", "cyd")
+    lab.later(0)
+    receipt = lab.push(lab.makers()[0], lab.model(0.0))
+    assert receipt.verdict is Verdict.INVALID
+    assert "max_model_mb" in receipt.reason
 
 
 def test_the_first_model_opens_round_1_at_once_for_all_trainers_with_the_same_base(lab: Lab) -> None:
@@ -110,7 +175,10 @@ def test_the_order_of_arrival_does_not_change_a_bit(make: MakeLab, order: tuple[
 
 def test_sites_are_told_when_there_is_something_to_ask_for(make: MakeLab) -> None:
     lab = make().begin()
-    assert lab.told == [frozenset({"eva"}), frozenset({"ann", "bob", "cyd"})]
+    makers, trainers = lab.told
+    assert makers is not None
+    assert (len(makers), makers < {"ann", "bob", "cyd"}) == (2, True)
+    assert trainers == frozenset({"ann", "bob", "cyd"})
     lab.coordinator.stop("enough")
     assert lab.told[-1] is None
 
@@ -370,14 +438,15 @@ def test_failures_that_make_the_quorum_unreachable_abandon_at_once(lab: Lab) -> 
     assert lab.asked("ann") is TaskKind.FIT
 
 
-def test_a_site_that_cannot_make_the_model_is_followed_by_another(make: MakeLab) -> None:
+def test_when_a_site_cannot_make_the_model_all_are_asked(make: MakeLab) -> None:
     lab = make()
     lab.enroll("eva", role=Role.EVALUATOR)
     lab.enroll("ann", "bob", "cyd")
     lab.later(0)
-    lab.beat("eva", lab.task("eva").task_id, activity=Activity.FAILED, failure=FailureReason.REFUSED)
+    failing, _ = lab.makers()
+    lab.beat(failing, lab.task(failing).task_id, activity=Activity.FAILED, failure=FailureReason.REFUSED)
     lab.later(0)
-    assert (lab.asked("eva"), lab.asked("ann")) == (None, TaskKind.INITIALISE)
+    assert set(lab.makers()) == {"ann", "bob", "cyd"}
 
 
 def test_a_hung_site_is_lost_although_its_heart_beats(lab: Lab) -> None:
@@ -537,7 +606,7 @@ def test_while_a_round_is_aggregated_nothing_moves_and_late_updates_are_stale(ma
     lab.enroll("eva", role=Role.EVALUATOR)
     lab.enroll("ann", "bob", "cyd")
     lab.later(0)
-    lab.push("eva", lab.model(0.0))
+    lab.first_models()
     assert isinstance(lab.phase, phases.Aggregating)
     workshop.finish()
     late = lab.task("cyd")
@@ -557,7 +626,7 @@ def test_an_aggregation_that_ends_after_the_run_was_stopped_changes_nothing(make
     lab = make(work=workshop)
     lab.enroll("ann", "bob", "cyd")
     lab.later(0)
-    lab.push("ann", lab.model(0.0))
+    lab.first_models()
     lab.coordinator.stop("enough")
     workshop.finish()
     assert lab.phase == phases.FinishedPhase("enough", RoundOutcome.ABORTED)

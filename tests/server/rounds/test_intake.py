@@ -196,19 +196,21 @@ def test_a_first_model_has_no_base(make: MakeLab) -> None:
     lab = make()
     lab.enroll(*SITES)
     lab.later(0)
-    task = lab.task("ann")
-    assert lab.push("ann", lab.model(0.0), replace(task, base_digest=Digest("0" * 64))).verdict is Verdict.INVALID
-    assert lab.push("ann", lab.model(0.0), task).verdict is Verdict.ACCEPTED
+    maker = lab.makers()[0]
+    task = lab.task(maker)
+    assert lab.push(maker, lab.model(0.0), replace(task, base_digest=Digest("0" * 64))).verdict is Verdict.INVALID
+    assert lab.push(maker, lab.model(0.0), task).verdict is Verdict.ACCEPTED
 
 
 def test_a_first_model_of_the_wrong_shape_is_refused_and_a_right_one_still_taken(make: MakeLab) -> None:
     lab = make()
     lab.enroll(*SITES)
     lab.later(0)
-    bad = lab.push("ann", {Part.BODY: lab.model(0.0)[Part.BODY]})
+    maker = lab.makers()[0]
+    bad = lab.push(maker, {Part.BODY: lab.model(0.0)[Part.BODY]})
     assert (bad.verdict, bad.reason) == (Verdict.INVALID, "a first model needs a head with weight [3, D]")
     assert lab.coordinator.published is None
-    assert lab.push("ann", lab.model(0.0)).verdict is Verdict.ACCEPTED
+    assert lab.push(maker, lab.model(0.0)).verdict is Verdict.ACCEPTED
 
 
 def test_an_update_of_the_wrong_shape_is_refused_by_name_and_a_right_one_still_taken(lab: Lab) -> None:

@@ -156,7 +156,7 @@ def test_a_tensor_announced_twice_is_a_fault() -> None:
     twice = manifest(MODEL, tensors=(*describe(MODEL), describe(MODEL)[0]))
     fault = UpdateProblem(RejectionCode.TENSORS, "a tensor is announced twice")
     assert manifest_problem(twice, FEDAVG) == fault
-    assert first_model_problem(twice, CLASSES) == fault
+    assert first_model_problem(twice, CLASSES, 512.0) == fault
 
 
 SIZE = len(codec.encode(MODEL))
@@ -179,7 +179,7 @@ def test_an_update_of_no_bytes_at_all_is_a_fault_even_where_no_tensor_is_expecte
 
 
 def test_a_first_model_has_a_body_and_a_head() -> None:
-    assert first_model_problem(manifest(MODEL), CLASSES) is None
+    assert first_model_problem(manifest(MODEL), CLASSES, 512.0) is None
 
 
 @pytest.mark.parametrize(
@@ -196,7 +196,7 @@ def test_a_first_model_has_a_body_and_a_head() -> None:
     ],
 )
 def test_a_first_model_without_a_proper_head_is_a_fault(payload: Payload, said: str) -> None:
-    assert first_model_problem(manifest(payload), CLASSES) == UpdateProblem(RejectionCode.TENSORS, said)
+    assert first_model_problem(manifest(payload), CLASSES, 512.0) == UpdateProblem(RejectionCode.TENSORS, said)
 
 
 @pytest.mark.parametrize("shape", [(2**32, 2**32), (2**20, 2**20, 2**20)])

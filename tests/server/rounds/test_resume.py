@@ -165,7 +165,7 @@ def test_a_run_between_two_rounds_goes_on_with_the_second(make: MakeLab, worksho
     lab = make(federation={"score_every": 0}, work=workshop)
     lab.enroll(*SITES)
     lab.later(0.0)
-    lab.push("ann", lab.model(0.0))
+    lab.first_models()
     workshop.finish()
     for site in SITES:
         lab.push(site, lab.model(VALUES[site]))
@@ -269,7 +269,7 @@ def work(lab: Lab, site: str, unanswered: dict[str, tuple[Task, float]]) -> None
     if isinstance(answer, Task) and answer.kind is TaskKind.SCORE:
         lab.score(site, answer.round / 4, answer)
     elif isinstance(answer, Task):
-        value = VALUES.get(site, 0.0) * (answer.round + 1)
+        value = VALUES[site] * (answer.round + 1) if answer.round else 0.0  # all sites make the same first model
         unanswered[site] = answer, value
         assert lab.push(site, lab.model(value), answer).verdict is Verdict.ACCEPTED
         del unanswered[site]

@@ -131,7 +131,7 @@ def test_a_round_that_is_being_aggregated_is_waited_for(make: MakeLab, workshop:
     lab = make(work=workshop)
     lab.enroll(*SITES)
     lab.later(0)
-    lab.push("ann", lab.model(0.0))
+    lab.first_models()
     with pytest.raises(ConflictError, match="try again"):
         lab.coordinator.roll_back(0)
     workshop.finish()

@@ -89,8 +89,11 @@ def test_a_daemon_is_given_the_current_run_whole(two: RunQueue) -> None:
     assert answer.preprocessing_digest == going_on(two).recipe.preprocessing_digest()
 
 
-def test_the_first_trainer_is_asked_for_the_model_at_once(two: RunQueue) -> None:
+def test_the_first_two_trainers_are_asked_for_the_model_at_once(two: RunQueue) -> None:
     enroll(two, "ann")
+    assert isinstance(ask(two, "one", "ann"), Wait)
+    enroll(two, "bob")
+    assert isinstance(ask(two, "one", "bob"), Task)
     assert isinstance(ask(two, "one", "ann"), Task)
 
 
@@ -154,7 +157,8 @@ def test_failed_runs_are_listed_with_their_reason(context: ServerContext, recipe
 
 
 def test_a_heartbeat_of_another_run_is_aborted(two: RunQueue) -> None:
-    enroll(two, "ann")
+    for site in ("ann", "bob"):
+        enroll(two, site)
     task_id = ask(two, "one", "ann").task_id
     progress = Progress(task_id, Activity.TRAINING)
     assert two.heartbeat("two", "ann", "d-ann", progress) is Signal.ABORT
@@ -221,7 +225,7 @@ def test_a_run_whose_state_is_gone_has_failed_and_the_next_one_goes_on(desk: Ope
     assert "`protofed runs rollback one` to an earlier round" in reason_of(desk, "one")
     assert desk.runs.failed == [f"one: {reason_of(desk, 'one')}"]
     desk.later(0.0)
-    assert desk.task("eva").run == "two"
+    assert desk.task(desk.makers()[0]).run == "two"
 
 
 def test_it_goes_on_from_an_earlier_round_as_it_says(desk: OperatorLab) -> None:
@@ -295,7 +299,7 @@ def test_patience_begins_again_with_every_round(desk: OperatorLab) -> None:
     desk.start("three", rounds=3, federation={"site_wait_timeout_s": 60.0, "stall_timeout_s": 10.0})
     desk.operation.abort("two", "enough")
     desk.later(0.0)
-    desk.push("eva", desk.model(0.0))
+    desk.first_models()
     desk.clock.now += 59.0
     for site in SITES:
         desk.presence.seen(site, f"daemon-{site}")
@@ -424,18 +428,20 @@ def test_a_held_site_is_told_of_the_run_and_no_round_counts_on_it(two: RunQueue)
     assert isinstance(answer, Assignment)
     assert answer.run == "one"
     assert isinstance(ask(two, "one", "ann"), Wait)
-    enroll(two, "bob")
+    for site in ("bob", "cyd"):
+        enroll(two, site)
     assert isinstance(ask(two, "one", "bob"), Task)
     enroll(two, "ann")
-    assert isinstance(ask(two, "one", "ann"), Wait)  # bob makes the model
+    assert isinstance(ask(two, "one", "ann"), Wait)  # bob and cyd make the model
 
 
 def test_a_site_that_leaves_is_not_waited_for(two: RunQueue) -> None:
-    enroll(two, "ann")
+    for site in ("ann", "bob"):
+        enroll(two, site)
     task = ask(two, "one", "ann")
     assert isinstance(task, Task)
     held(two, "ann", PauseReason.SCHEDULE)
-    enroll(two, "bob")
+    enroll(two, "cyd")
     two.tick()
     assert isinstance(ask(two, "one", "bob"), Task)
     assert isinstance(ask(two, "one", "ann"), Wait)

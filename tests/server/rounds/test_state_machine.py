@@ -354,40 +354,34 @@ def test_what_is_left_must_be_a_quorum_with_all_that_must_take_part() -> None:
 # Round 0
 
 
-def test_round_0_asks_an_evaluator_rather_than_a_trainer() -> None:
-    phase, effects = advance(rules(min_sites=4), Idle(0), tick(3.0, trainers="a", evaluators="z"))
-    opened = Collecting(0, 1, frozenset("z"), size=1, quorum=1, opened=3.0)
+def test_round_0_asks_two_trainers_and_no_evaluator() -> None:
+    phase, effects = advance(rules(min_sites=4), Idle(0), tick(3.0, trainers="cab", evaluators="az"))
+    opened = Collecting(0, 1, frozenset("ab"), size=2, quorum=2, opened=3.0)
     assert (phase, effects) == (opened, [Open(opened)])
 
 
-def test_round_0_asks_a_trainer_when_there_is_no_evaluator() -> None:
-    phase, _ = advance(rules(), Idle(0), tick(trainers="ba"))
+@pytest.mark.parametrize("trainers", ["", "a"])
+def test_round_0_does_not_open_before_two_trainers_are_there(trainers: str) -> None:
+    assert advance(rules(), Idle(0), tick(trainers=trainers, evaluators="xyz")) == (Idle(0, since=0.0), [])
+
+
+@pytest.mark.parametrize("single", [{"min_sites": 1}, {"min_contributors": 1}])
+def test_one_site_makes_the_model_where_one_may_make_a_round_or_a_class(single: dict[str, int]) -> None:
+    phase, _ = advance(rules(**single), Idle(0), tick(trainers="a"))
     assert isinstance(phase, Collecting)
-    assert phase.cohort == frozenset("a")
+    assert (phase.cohort, phase.size, phase.quorum) == (frozenset("a"), 1, 1)
 
 
-def test_round_0_does_not_open_while_nobody_is_there() -> None:
-    assert advance(rules(), Idle(0), tick(trainers="")) == (Idle(0, since=0.0), [])
-
-
-def test_round_0_asks_another_site_after_a_failure() -> None:
-    here = tick(1.0, trainers="ab", evaluators="z")
-    asked = []
-    phase: Phase = Idle(0)
-    for _ in range(4):
-        phase, _ = advance(rules(), phase, here)
-        assert isinstance(phase, Collecting)
-        (site,) = phase.cohort
-        asked.append(site)
-        phase, effects = advance(rules(), phase, Declined(site, 1.0))
-        assert [type(effect) for effect in effects] == [Abandon]
-    assert asked == ["z", "a", "b", "z"]
-
-
-def test_a_site_with_both_roles_is_asked_for_the_model_once() -> None:
-    phase, _ = advance(rules(), Idle(0, tries=1), tick(trainers="ab", evaluators="a"))
+def test_round_0_asks_all_trainers_after_a_failure_and_waits_for_them() -> None:
+    phase, effects = walk(rules(), Idle(0), tick(1.0, trainers="abc"), Declined("a", 1.0))
+    assert [type(effect) for effect in effects] == [Open, Abandon]
+    phase, _ = advance(rules(), phase, tick(1.0, trainers="abc"))
     assert isinstance(phase, Collecting)
-    assert phase.cohort == frozenset("b")
+    assert (phase.cohort, phase.size, phase.quorum) == (frozenset("abc"), 3, 2)
+    phase, effects = walk(rules(), phase, Arrived("b", 2.0), Arrived("c", 2.0))
+    assert isinstance(phase, Collecting)  # the third may agree with one of them
+    _, effects = advance(rules(), phase, Declined("a", 3.0))
+    assert [type(effect) for effect in effects] == [Aggregate]
 
 
 def test_the_first_model_is_not_scored() -> None:

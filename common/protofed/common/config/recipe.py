@@ -20,7 +20,7 @@ from protofed.common.config.tables import Share
 from protofed.common.config.tables import StrictModel as StrictModel
 from protofed.common.errors import ConfigError, short
 from protofed.common.ids import Id as Id
-from protofed.common.protocol.messages import LONGEST_S
+from protofed.common.protocol.messages import LONGEST_S, MOST_BYTES
 from protofed.common.renamed import RENAMED
 
 Augment = Literal["none", "crop-flip", "reflect-crop-flip", "crop-flip-rotate"]
@@ -34,7 +34,9 @@ PREPROCESSING = 1  # incremented when the same `[input]` gives other pixels than
 MAX_EXTENDED = 8  # files of one chain of `extends`, which may be circular
 # Keys that 0.2.0 does not know, by table. A recipe that leaves them at their defaults is sent and recorded without
 # them, so that its daemons go on, and its runs are continued as runs of the same recipe.
-SINCE_0_2_0: dict[str, frozenset[str]] = {"federation": frozenset({"max_relative_norm", "max_weight_ratio"})}
+SINCE_0_2_0: dict[str, frozenset[str]] = {
+    "federation": frozenset({"max_model_mb", "max_relative_norm", "max_weight_ratio"})
+}
 M = TypeVar("M", bound=BaseModel)
 
 
@@ -83,6 +85,7 @@ class Federation(StrictModel):
     max_attempts: Annotated[int, Field(ge=1, le=1_000_000)] = 5  # of one round below quorum, before the run fails
     site_wait_timeout_s: Seconds = 604_800.0  # that a round waits for enough sites, before the run fails
     max_update_norm: Annotated[float, Field(gt=0)] = 1e9  # of an update less the model that it starts from
+    max_model_mb: Annotated[float, Field(gt=0, le=MOST_BYTES / 1e6)] = 512.0  # of the first model, in 10^6 bytes
     max_relative_norm: Annotated[float, Field(gt=0)] = 20.0  # the same, as a multiple of that model's own norm
     outlier_factor: Annotated[float, Field(ge=2)] | None = 20.0  # times the cohort's median norm: set aside
     max_weight_ratio: Annotated[float, Field(ge=1)] = 4.0  # a site's example count over the cohort's median: capped

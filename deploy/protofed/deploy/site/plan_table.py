@@ -145,8 +145,8 @@ def _kept_on_site(plan: SitePlan) -> str:
 def _first_model(plan: SitePlan) -> str:
     declined = f" This site declines to: {plan.first_model}." if plan.first_model else ""
     return (
-        "One participant, an evaluator if there is one, draws the first model from the "
-        f"recipe's seed and sends it ({MODEL}); it has learned nothing from a site's data.{declined}"
+        "Two sites (in a run of one: that one) draw the first model from the "
+        f"recipe's seed and send it ({MODEL}); it has learned nothing from a site's data.{declined}"
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from statistics import median_high, median_low
@@ -10,6 +11,7 @@ from typing import TypeAlias
 
 import structlog
 
+from protofed.common.codec import Digest
 from protofed.common.config.recipe import Federation
 from protofed.common.errors import DiskFailureError, OutOfSpaceError, ProtofedError
 from protofed.common.failpoint import reach
@@ -132,11 +134,16 @@ class Aggregation:
         rows = self._ledger.updates(self._run, phase.round, phase.attempt)
         accepted = [row for row in rows if row.verdict is Verdict.ACCEPTED]
         norms = {row.task.site: row.norm for row in accepted if row.norm is not None}
-        too_large = outliers(norms, self._rules.outlier_factor)
+        if phase.round:
+            unusable = outliers(norms, self._rules.outlier_factor)
+        else:
+            unusable = disagreeing(
+                {row.task.site: row.digest for row in accepted if row.set_aside is None}, phase.quorum
+            )
         for row in accepted:
-            if row.set_aside is None and row.task.site in too_large:
-                self._set_aside(row, too_large[row.task.site])
-        excluded = {row.task.site: row.set_aside for row in accepted if row.set_aside is not None} | too_large
+            if row.set_aside is None and row.task.site in unusable:
+                self._set_aside(row, unusable[row.task.site])
+        excluded = {row.task.site: row.set_aside for row in accepted if row.set_aside is not None} | unusable
         return [row for row in accepted if row.task.site not in excluded], excluded
 
     def _computed(self, job: AggregationJob, state: Payload | None, used: list[UpdateRow]) -> Computed:
@@ -260,3 +267,20 @@ def weight_cap(rows: Iterable[UpdateRow], ratio: float) -> float:
 def capped(row: UpdateRow, most: float) -> UpdateRow:
     """The update as the aggregation counts it; the ledger keeps what its site claims."""
     return row if row.weight is None or row.weight <= most else replace(row, weight=most)
+
+
+def disagreeing(models: Mapping[SiteId, Digest], quorum: int) -> dict[SiteId, str]:
+    """The first models that do not count, each with the reason; all, unless one alone has the most sites, and a quorum.
+
+    Args:
+        models: digest by site. A payload has one encoding, so equal models have equal digests.
+    """
+    makers = Counter(models.values())
+    most = max(makers.values(), default=0)
+    best = [model for model, count in makers.items() if count == most >= quorum]
+    cause = "different versions of PyTorch or protofed, or a model of its own"
+    return {
+        site: f"its first model {model[:16]}… is that of {makers[model]} of {len(models)} sites: {cause}"
+        for site, model in sorted(models.items())
+        if best != [model]
+    }

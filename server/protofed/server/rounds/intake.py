@@ -46,6 +46,7 @@ class UploadIntake:
         self._run, self._classes = recipe.name, recipe.classes
         self._max_norm = recipe.federation.max_update_norm
         self._max_relative_norm = recipe.federation.max_relative_norm
+        self._max_model_mb = recipe.federation.max_model_mb
         self._ledger, self._presence, self._blobs = context.ledger, context.presence, context.blobs
         self._metrics, self._clock = context.metrics, context.clock
         self._driver = driver
@@ -70,7 +71,7 @@ class UploadIntake:
         self._check_refusals(task_id)
         problem = size_problem(manifest) or base_problem(base, row.base_digest)
         if problem is None and row.kind is TaskKind.INITIALISE:
-            problem = first_model_problem(manifest, self._classes)
+            problem = first_model_problem(manifest, self._classes, self._max_model_mb)
         elif problem is None:
             problem = manifest_problem(manifest, self._driver.expected(row))
         return self._reject(row, manifest, problem) if problem else None
@@ -244,8 +245,15 @@ def manifest_problem(manifest: Manifest, expected: ExpectedUpdate) -> UpdateProb
     return None
 
 
-def first_model_problem(manifest: Manifest, classes: int) -> UpdateProblem | None:
-    """Whether an upload announces a freshly made model: BODY, and HEAD with a floating-point `weight` [C, D]."""
+def first_model_problem(manifest: Manifest, classes: int, max_model_mb: float) -> UpdateProblem | None:
+    """Whether an upload announces a freshly made model: BODY, and HEAD with a floating-point `weight` [C, D].
+
+    Args:
+        max_model_mb: the recipe's, in 10^6 bytes: of a first model nothing else says how large it is.
+    """
+    if manifest.total_bytes > max_model_mb * 1e6:
+        text = f"a first model of {manifest.total_bytes} bytes: this run accepts max_model_mb = {max_model_mb:g}"
+        return UpdateProblem(RejectionCode.SIZE, text)
     announced = {spec.path: spec for spec in manifest.tensors}
     if len(announced) != len(manifest.tensors):
         return UpdateProblem(RejectionCode.TENSORS, "a tensor is announced twice")

@@ -6,7 +6,8 @@
       └── Idle(round + 1) or Finished ◀── Scored × sites | Tick ── Evaluating ◀─[every n rounds]┘
     any ──Stop | Broken──▶ Finished(reason, outcome)
 
-Round 0 makes the model: one site is asked for it, because the server runs without PyTorch.
+Round 0 makes the model: sites are asked for it, because the server runs without PyTorch, and it counts when two of them
+made the same one bit for bit.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ from protofed.server.rounds.phases import (
 from protofed.server.rounds.sampling import Sampler, cohort_size, quorum_of
 from protofed.server.verdicts import RoundOutcome
 
+AGREEING = 2  # a first model that one site alone made would be whatever that site sent
 Step: TypeAlias = tuple[Phase, list[Effect]]
 # All events but the two that end a run from any phase.
 Within: TypeAlias = Tick | Arrived | Declined | Aggregated | Insufficient | ScoresArrived
@@ -63,11 +65,16 @@ class RoundRules:
     def pause(self, round: int, tries: int) -> float:
         """Seconds before the next attempt: exponential, so that sites that decline do not use up all attempts at once.
 
-        Round 0 does not wait, since its next attempt asks another site.
+        Round 0 does not wait, since its next attempt asks all sites.
         """
         longest = self.federation.deadline_s if round and self.in_time else 0.0
         # 32: 2**tries overflows no float, and any heartbeat times 2**32 is far beyond the deadline.
         return min(self.federation.heartbeat_s * 2.0 ** min(tries, 32), longest)
+
+    @property
+    def first_models(self) -> int:
+        """Sites that must make the same first model; one, where a single site may make up a round or a class."""
+        return 1 if min(self.federation.min_sites, self.federation.min_contributors) == 1 else AGREEING
 
     def due(self, round: int, every: int) -> bool:
         """Whether scores are taken after this round; 0: only after the last one."""
@@ -100,7 +107,7 @@ def _open_if_enough(rules: RoundRules, phase: Idle, tick: Tick) -> Step:
         return replace(phase, since=tick.now), []
     if tick.now < phase.again_at:
         return phase, []
-    opened = _cohort(rules, phase, tick) if phase.round else _maker_of_the_model(phase, tick)
+    opened = _cohort(rules, phase, tick) if phase.round else _makers_of_the_model(rules, phase, tick)
     if opened is not None:
         return opened, [Open(opened)]
     since = tick.now if phase.since is None else phase.since
@@ -133,13 +140,15 @@ def _cohort(rules: RoundRules, phase: Idle, tick: Tick) -> Collecting | None:
     )
 
 
-def _maker_of_the_model(phase: Idle, tick: Tick) -> Collecting | None:
-    """One site makes the model; an evaluator rather than a hospital, another one after a failure."""
-    candidates = sorted(tick.evaluators) + sorted(tick.trainers - tick.evaluators)
-    if not candidates:
+def _makers_of_the_model(rules: RoundRules, phase: Idle, tick: Tick) -> Collecting | None:
+    """As many trainers as must agree; all of them once an attempt has failed, so that those who agree are found."""
+    needed, candidates = rules.first_models, sorted(tick.trainers)
+    if len(candidates) < needed:
         return None
-    chosen = frozenset({candidates[phase.tries % len(candidates)]})
-    return Collecting(0, tick.attempt, chosen, size=1, quorum=1, opened=tick.now, tries=phase.tries)
+    retried = phase.tries > 0
+    makers = frozenset(candidates) if retried else rules.sampler(0, candidates, needed)
+    size = len(makers) if retried and needed > 1 else needed
+    return Collecting(0, tick.attempt, makers, size=size, quorum=needed, opened=tick.now, tries=phase.tries)
 
 
 def _collect(rules: RoundRules, phase: Collecting, event: Within) -> Step:
