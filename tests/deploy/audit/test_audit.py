@@ -313,6 +313,16 @@ def test_calls_that_were_not_recorded_are_told(protofed: Protofed, tmp_path: Pat
     assert "not recorded, nor answered: 1 × CommitUpload; refused before they acted: 3 × BeginUpload" in said
 
 
+def test_calls_that_were_counted_are_told(protofed: Protofed, tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "audit.jsonl")
+    peer = {"fingerprint": "ab" * 32, "party": "site", "name": "ann"}
+    journal.append("counted", peer=peer, calls={"PutChunk OK": 4999, "Heartbeat OK": 7}, bytes=123456)
+    journal.close()
+    (note,) = json.loads(protofed("show", tmp_path, "--json")[1])["notes"]
+    assert "site 'ann'" in note["what"]
+    assert "4999 × PutChunk OK" in note["what"]
+
+
 def test_a_log_that_was_changed_is_not_shown(protofed: Protofed, site_log: Path) -> None:
     lines = log_lines(site_log)
     (site_log / "audit.jsonl").write_bytes(b"".join([*lines[:2], *lines[3:]]))
