@@ -315,7 +315,7 @@ def test_calls_that_were_not_recorded_are_told(protofed: Protofed, tmp_path: Pat
 
 def test_calls_that_were_counted_are_told(protofed: Protofed, tmp_path: Path) -> None:
     journal = Journal(tmp_path / "audit.jsonl")
-    peer = {"fingerprint": "ab" * 32, "party": "site", "name": "ann"}
+    peer: dict[str, Any] = {"fingerprint": "ab" * 32, "party": "site", "name": "ann"}
     journal.append("counted", peer=peer, calls={"PutChunk OK": 4999, "Heartbeat OK": 7}, bytes=123456)
     journal.close()
     (note,) = json.loads(protofed("show", tmp_path, "--json")[1])["notes"]
