@@ -21,7 +21,7 @@ class PolicyRules(StrictModel):
 
     methods: frozenset[str]  # names of the methods that runs may use
     parts: frozenset[Part]  # parts of updates that may leave
-    metrics: frozenset[str] = frozenset()  # scalars that may leave, by name without the number of a class at its end
+    metrics: frozenset[str] = frozenset()  # scores that may leave, without a class's number; own ones tell label counts
     telemetry: frozenset[Telemetry] = frozenset()  # numbers of the site's machine that heartbeats may contain
     plugins: frozenset[str] = frozenset()  # code outside of protofed that a run may name, as `protofed.common.plugins`
     dtypes: frozenset[DType] = frozenset({"float32", "int64"})  # of tensors that may leave
