@@ -302,6 +302,13 @@ def test_certificates_are_registered_listed_and_revoked(protofed: Terminal, tls:
         info = operator.register(pem)
         assert (info.party, info.name, info.status) == ("site", "site-1", "valid")
         assert operator.register(pem) == info
+        assert list(info.roles) == ["trainer"]
+        assert list(operator.register(pem, ["evaluator"]).roles) == ["evaluator"]
+        with pytest.raises(ConfigError, match="role 'operator' is none of a site"):
+            operator.register(pem, ["operator"])
+        second = tls.authority.issue(tls.folder / "second", Party.SITE, "site-1") / "cert.pem"
+        with pytest.raises(ConfigError, match="--renewal"):
+            operator.register(second.read_text("ascii"))
         assert [(one.party, one.name) for one in operator.certificates()] == [("operator", "boss"), ("site", "site-1")]
         with pytest.raises(ConfigError, match=r"no certificate .*'site-2'"):
             operator.revoke("site-2", "lost")
