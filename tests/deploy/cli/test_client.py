@@ -42,7 +42,7 @@ def recipe(recipe_of: Callable[..., Recipe]) -> Recipe:
 def approvals(tmp_path: Path, recipe: Recipe) -> Approvals:
     """Of a site whose server offered it one run."""
     made = Approvals(tmp_path / FOLDER)
-    made.record_offer(Assignment(recipe.name, recipe.wire()))
+    made.record_offer(Assignment(recipe.name, recipe.wire(), min_cohort=3))
     return made
 
 
@@ -75,7 +75,7 @@ def test_a_run_that_the_policy_refuses_is_not_approved(
     run: Run, tmp_path: Path, recipe_of: Callable[..., Recipe]
 ) -> None:
     recipe, approvals = recipe_of("fedavg"), Approvals(tmp_path / FOLDER)
-    approvals.record_offer(Assignment(recipe.name, recipe.wire()))
+    approvals.record_offer(Assignment(recipe.name, recipe.wire(), min_cohort=3))
     strict = POLICIES / "strict.toml"
     code, out, _ = run("approve", recipe.name, "--state", tmp_path, "--policy", strict, "--yes")
     assert code == 77
@@ -139,3 +139,36 @@ def test_a_folder_that_is_not_there_is_not_made(arguments: tuple[str, ...], run:
     assert code == 78
     assert "expected the --state of the site's daemon" in err
     assert not (tmp_path / "elsewhere").exists()
+
+
+def test_what_a_run_asks_is_shown_beside_the_limits_and_a_broken_one_is_named(
+    run: Run, tmp_path: Path, recipe: Recipe
+) -> None:
+    approvals, standard = Approvals(tmp_path / FOLDER), POLICIES / "standard.toml"
+    greedy = json.loads(recipe.wire())
+    greedy["plan"] |= {"lr": 1e5, "batch_size": 1_000_000}
+    approvals.record_offer(Assignment(recipe.name, json.dumps(greedy), min_cohort=1))
+    code, out, _ = run("approve", recipe.name, "--state", tmp_path, "--policy", standard, "--yes")
+    assert code == 77
+    for rule in ("limits.lr", "limits.batches", "limits.min_cohort"):
+        assert f"({rule})" in " ".join(out.split())
+    assert approvals.status(recipe.name, json.dumps(greedy)) is ApprovalStatus.WAITING
+    (row,) = json.loads(run("runs", "--state", tmp_path, "--json")[1])
+    assert (row["cohort"], row["plan"]) == (1, "1 epochs of 1000000, lr 100000")
+    assert row["asked"].keys() >= {"method", "model", "input", "plan", "optimizer", "learning rate", "rounds", "cohort"}
+
+
+def test_a_cohort_that_shrinks_is_offered_anew(run: Run, approvals: Approvals, recipe: Recipe) -> None:
+    assert approvals.offer(recipe.name).min_cohort == 3
+    approvals.record_offer(Assignment(recipe.name, recipe.wire(), min_cohort=1))
+    assert approvals.offer(recipe.name).min_cohort == 1
+
+
+def test_an_offer_of_the_version_before_announces_no_cohort(
+    approvals: Approvals, recipe: Recipe, tmp_path: Path
+) -> None:
+    (file,) = (tmp_path / FOLDER).glob("*.seen.json")
+    table = json.loads(file.read_text())
+    del table["min_cohort"]
+    file.write_text(json.dumps(table))
+    assert approvals.offer(recipe.name).min_cohort == 1

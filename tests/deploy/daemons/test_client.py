@@ -30,7 +30,10 @@ from protofed.deploy.daemons import client, client_resources, metrics_endpoint, 
 from protofed.testing.live_server import LiveServer
 
 PATIENCE_S = 240.0  # an event that never comes; a machine that runs other tests is slow
-RULES = 'methods = ["fednh"]\nparts = ["body", "head", "prototypes"]\nmetrics = ["loss"]\n'
+RULES = (
+    'methods = ["fednh"]\nparts = ["body", "head", "prototypes"]\nmetrics = ["loss"]\n'
+    "limits = { min_cohort = 1 }\n"  # of `ONE_SITE`
+)
 ONE_SITE: dict[str, Any] = {
     "rounds": 2,
     "federation": {"min_sites": 1, "quorum": 1, "heartbeat_s": 0.05},

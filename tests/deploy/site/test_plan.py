@@ -293,6 +293,21 @@ def test_it_can_be_read_in_a_terminal(method: str, recipe_of: RecipeOf) -> None:
             assert tensor.spec.part.discloses in " ".join(by_part.split())
 
 
+def test_each_limit_stands_beside_what_the_run_asks(recipe_of: RecipeOf) -> None:
+    read = recipe_of("fednh", plan={"lr": 0.7, "batch_size": 32})
+    plan = site_plan(read, policy("fednh"), cohort=1, examples=20)
+    broken = {check.key for check in plan.limits if not check.holds}
+    assert broken == {"lr", "steps", "min_step_sum", "min_cohort"}
+    for key in broken:
+        assert any(f"(limits.{key})" in reason for reason in plan.refusals)
+    text = " ".join(printed(plan, 100, policy="mine").split())
+    assert "What the server asks for" in text
+    assert {"lr", "min_cohort"} <= {check["key"] for check in plain(plan)["limits"] if not check["holds"]}
+    unknown = site_plan(read, policy("fednh"))
+    assert not {"steps", "min_step_sum", "min_cohort"} & {check.key for check in unknown.limits}
+    assert site_plan(read).limits == ()
+
+
 def test_it_is_the_same_as_json(recipe_of: RecipeOf) -> None:
     read = json.loads(json.dumps(plain(site_plan(recipe_of("fednh"), policy("fedavg")))))
     assert read["leaves"][0] == {

@@ -44,12 +44,14 @@ class Offer:
         recipe: its JSON, byte for byte as received.
         digest: BLAKE3-256 of that JSON.
         at: when it was first offered with this recipe, UTC, RFC 3339.
+        min_cohort: no round is aggregated from fewer sites, as the server said; a server of 0.2.0 says nothing of it.
     """
 
     run: str
     recipe: str
     digest: str
     at: str
+    min_cohort: int = 1
 
 
 @dataclass(frozen=True)
@@ -89,8 +91,9 @@ class Approvals:
         """
         recorded = self._read_offer(check_id("run", assignment.run))  # the name becomes a file's: check it first
         offered = digest(assignment.recipe.encode())
-        if (recorded is None or recorded.digest != offered) and len(assignment.recipe.encode()) <= MOST_RECIPE_BYTES:
-            offer = Offer(assignment.run, assignment.recipe, offered, self._stamp())
+        same = recorded is not None and (recorded.digest, recorded.min_cohort) == (offered, assignment.min_cohort)
+        if not same and len(assignment.recipe.encode()) <= MOST_RECIPE_BYTES:
+            offer = Offer(assignment.run, assignment.recipe, offered, self._stamp(), assignment.min_cohort)
             self._write(assignment.run + OFFERED, asdict(offer))
             for oldest in self.offers()[:-MOST_OFFERED]:
                 (self._folder / (oldest.run + OFFERED)).unlink(missing_ok=True)
@@ -151,7 +154,7 @@ class Approvals:
             return _OFFER.validate_json((self._folder / (run + OFFERED)).read_bytes())
         return None
 
-    def _write(self, name: str, record: dict[str, str]) -> None:
+    def _write(self, name: str, record: dict[str, str | int]) -> None:
         files.write(self._folder / name, json.dumps(record).encode())
 
     def _stamp(self) -> str:

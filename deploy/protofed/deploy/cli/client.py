@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from protofed.common import plugins
+from protofed.common.codec import Digest
 from protofed.common.errors import ConfigError, PolicyViolationError, short
 from protofed.deploy.cli import doctor
 from protofed.deploy.cli.client_check import check
@@ -29,6 +30,9 @@ client = typer.Typer(no_args_is_help=True, help="For hospitals: run the site's d
 console = Console()
 PolicyFile = Annotated[Path | None, typer.Option("--policy", help="The site's policy: what may leave the site.")]
 State = Annotated[Path, typer.Option(help="The state folder of the site's daemon.")]
+Examples = Annotated[
+    int | None, typer.Option(min=1, help="Training examples here, for what depends on them; `check` counts them.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print it as JSON.")]
 
 
@@ -86,19 +90,23 @@ client.command("check")(check)
 def preview(
     recipe: Annotated[str, typer.Argument(help="A recipe's file, or the name of one that comes with protofed.")],
     policy: PolicyFile = None,
+    examples: Examples = None,
     tensors: Annotated[
         bool, typer.Option("--tensors", help="List every tensor by name, not only one row per part.")
     ] = False,
     as_json: AsJson = False,
     assignments: Set = None,
 ) -> None:
-    """Show what a site would send, receive and keep for a recipe. Reads no data. Exit code 77 if the policy refuses.
+    """Show what a recipe asks, beside the policy's limits, and what a site would send, receive and keep.
+
+    Reads no data. Exit code 77 if the policy refuses.
 
     Example: `protofed client preview digits-fednh --policy policy.toml`
     """
     from protofed.deploy import shipped
 
-    _show_plan(shipped.recipe(recipe, assignments or ()), policy, tensors=tensors, as_json=as_json)
+    read = shipped.recipe(recipe, assignments or ())
+    _show_plan(read, policy, tensors=tensors, as_json=as_json, examples=examples)
 
 
 @client.command("approve")
@@ -106,15 +114,16 @@ def approve(
     run: Annotated[str, typer.Argument(help="An offered run; `protofed client runs` lists them.")],
     state: State,
     policy: PolicyFile = None,
+    examples: Examples = None,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
 ) -> None:
-    """Show what a run would send, then approve it: this recipe only. A changed recipe needs a new approval.
+    """Show what a run asks and what it would send, then approve it: this recipe only; a changed one must be again.
 
     Exit code 77 if the policy refuses.
     """
     approvals = _approvals(state)
     offer = approvals.offer(run)
-    _show_plan(_recipe(offer), policy, tensors=False, as_json=False)
+    _show_plan(_recipe(offer), policy, examples=examples, offer=offer)
     about = f"run {offer.run}, recipe {offer.digest[:16]}…, offered {offer.at}"
     if not yes:
         typer.confirm(f"Take part in {about}?", abort=True)
@@ -131,10 +140,11 @@ def runs(state: State, as_json: AsJson = False) -> None:
         print(json.dumps(rows, indent=2))  # noqa: T201
         return
     table = Table()
-    for name in ("run", "method", "model", "rounds", "offered", "approval"):
+    shown = ("run", "method", "model", "plan", "rounds", "cohort", "offered", "approval")
+    for name in shown:
         table.add_column(name, overflow="fold")
     for row in rows:
-        table.add_row(*(Text(str(row[name])) for name in ("run", "method", "model", "rounds", "offered", "approval")))
+        table.add_row(*(Text(str(row[name])) for name in shown))
     console.print(table)
 
 
@@ -152,7 +162,15 @@ def deny(
 client.command("scores")(scores)
 
 
-def _show_plan(recipe: Recipe, file: Path | None, *, tensors: bool, as_json: bool) -> None:
+def _show_plan(
+    recipe: Recipe,
+    file: Path | None,
+    *,
+    examples: int | None,
+    offer: Offer | None = None,
+    tensors: bool = False,
+    as_json: bool = False,
+) -> None:
     from protofed.deploy.console.progress import progress
 
     with progress(f"building {recipe.model.name}", shown=not as_json):
@@ -160,7 +178,8 @@ def _show_plan(recipe: Recipe, file: Path | None, *, tensors: bool, as_json: boo
         from protofed.deploy.site.plan import plain, site_plan
 
         policy = None if file is None else _policy(file)
-        plan = site_plan(recipe, policy)
+        digest, cohort = (None, None) if offer is None else (Digest(offer.digest), offer.min_cohort)
+        plan = site_plan(recipe, policy, digest=digest, cohort=cohort, examples=examples)
     if as_json:
         print(json.dumps(plain(plan), indent=2))  # noqa: T201
     else:
@@ -192,15 +211,26 @@ def _recipe(offer: Offer) -> Recipe:
     return read_recipe(Assignment(offer.run, offer.recipe))
 
 
-def _row(approvals: Approvals, offer: Offer) -> dict[str, str | int]:
-    row = {"run": offer.run, "offered": offer.at, "recipe": offer.digest}
+def _row(approvals: Approvals, offer: Offer) -> dict[str, Any]:
+    from protofed.deploy.site.plan_request import asked, short_plan
+
+    row: dict[str, Any] = {"run": offer.run, "offered": offer.at, "recipe": offer.digest, "cohort": offer.min_cohort}
     status = approvals.status(offer.run, offer.recipe).value
     try:
         recipe = _recipe(offer)
     except ConfigError as error:
-        return {**row, "method": "", "model": "", "rounds": 0, "approval": f"cannot be used: {short(str(error))}"}
+        return {
+            **row,
+            "method": "",
+            "model": "",
+            "plan": "",
+            "rounds": 0,
+            "approval": f"cannot be used: {short(str(error))}",
+        }
     chosen = {"method": _printable(recipe.method.name), "model": _printable(recipe.model.name)}
-    return {**row, **chosen, "rounds": recipe.rounds, "approval": status}
+    about = {name: _printable(text) for name, text in asked(recipe, offer.min_cohort).items()}
+    plan = short_plan(recipe.plan)
+    return {**row, **chosen, "plan": plan, "rounds": recipe.rounds, "approval": status, "asked": about}
 
 
 def _printable(name: str) -> str:

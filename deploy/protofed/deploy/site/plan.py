@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -19,12 +19,15 @@ from protofed.client.method import ClientMethod, client_methods
 from protofed.client.models.catalogue import architectures, build
 from protofed.client.models.split import dump
 from protofed.client.privacy.policy import GateContext, Policy, PolicyRefusedError
+from protofed.client.privacy.run_limits import LimitCheck, RunFacts, checks
 from protofed.client.privacy.score_disclosures import discloses
+from protofed.common.codec import Digest
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import PolicyViolationError
 from protofed.common.payload import NOT_ON_THE_WIRE, Part, Payload, Tensors, TensorSpec, Update, describe
 from protofed.common.plugins import PluginKind, is_plugin
 from protofed.common.protocol.score_names import RELIABILITY, SCORES
+from protofed.deploy.site.plan_request import asked, broken
 from protofed.deploy.site.plan_rules import sentences
 from protofed.server.method import server_methods
 
@@ -64,6 +67,8 @@ class SitePlan:
         first_model: the reason why the policy would not let the site send the run's initial model; None: it would.
         rules: what the policy does to updates, and when, in sentences; none without a policy.
         refusals: reasons why the policy would refuse the run; empty if it would not, or without a policy.
+        asked: everything that the server asks for, in words, by what it is about.
+        limits: each limit of the policy beside what the run asks; none without a policy.
     """
 
     recipe: Recipe
@@ -77,6 +82,8 @@ class SitePlan:
     first_model: str | None
     rules: tuple[str, ...]
     refusals: tuple[str, ...]
+    asked: Mapping[str, str]
+    limits: tuple[LimitCheck, ...]
 
     @property
     def sent_bytes(self) -> tuple[int, int]:
@@ -89,8 +96,20 @@ class SitePlan:
         return sum(spec.nbytes for spec in self.incoming)
 
 
-def site_plan(recipe: Recipe, policy: Policy | None = None) -> SitePlan:
+def site_plan(
+    recipe: Recipe,
+    policy: Policy | None = None,
+    *,
+    digest: Digest | None = None,
+    cohort: int | None = None,
+    examples: int | None = None,
+) -> SitePlan:
     """What a site would send, receive and keep, and which of it its policy allows.
+
+    Args:
+        digest: of the recipe's JSON as the server sent it; None: of the recipe as it is read here.
+        cohort: sites that a round aggregates at least, as the server announced; None: not known.
+        examples: of the site's training set; None: not known, and the limits that depend on it are left out.
 
     Raises:
         ConfigError: the recipe names an unknown method, model or option.
@@ -107,6 +126,9 @@ def site_plan(recipe: Recipe, policy: Policy | None = None) -> SitePlan:
     update = Update("site", _update_of_ones(itertools.chain(expected.required, expected.optional)), weight=weight)
     scalars = _scalars(recipe, client, global_model=server.global_model)
     refused_by = _refused_by(policy, name, update, recipe.classes)
+    facts = RunFacts(digest or recipe.fingerprint(), client.sends, allowed or frozenset(), cohort, examples)
+    limits = () if policy is None else checks(recipe, policy.rules.limits, facts)
+    refusals = () if policy is None else _refusals(policy, name, client, update, model[Part.HEAD], recipe.classes)
     return SitePlan(
         recipe=recipe,
         outgoing=tuple(
@@ -122,7 +144,9 @@ def site_plan(recipe: Recipe, policy: Policy | None = None) -> SitePlan:
         method_summary=(type(client).__doc__ or "").strip().splitlines()[0],
         first_model=None if policy is None else _objection(policy, Update("site", model), recipe.classes),
         rules=() if policy is None else sentences(policy.rules, update.payload.keys()),
-        refusals=() if policy is None else _refusals(policy, name, client, update, model[Part.HEAD], recipe.classes),
+        refusals=(*refusals, *broken(limits)),
+        asked=asked(recipe, cohort, examples, model),
+        limits=limits,
     )
 
 
@@ -144,6 +168,8 @@ def plain(plan: SitePlan) -> dict[str, Any]:
         "first_model_refused": plan.first_model,
         "rules": plan.rules,
         "refusals": plan.refusals,
+        "asked": dict(plan.asked),
+        "limits": [asdict(check) for check in plan.limits],
     }
 
 

@@ -11,6 +11,7 @@ from rich.table import Table
 from protofed.client.privacy.score_disclosures import discloses
 from protofed.common.payload import Part, TensorSpec
 from protofed.deploy.site.plan import OutgoingTensor, SitePlan
+from protofed.deploy.site.plan_request import limits_table, lines
 
 MODEL = f"{Part.BODY} and {Part.HEAD}"
 
@@ -29,6 +30,7 @@ def show(plan: SitePlan, console: Console, *, tensors: bool = False, policy: str
     )
     outgoing = _tensors(plan.outgoing, has_policy) if tensors else _parts(plan.outgoing, has_policy)
     for title, *blocks in (
+        ("What the server asks for", lines(plan.asked), *([limits_table(plan.limits)] if plan.limits else [])),
         ("Leaves the site, in every round that it takes part in", outgoing, _total(plan)),
         ("What that discloses", _disclosed(plan)),
         (

@@ -1,0 +1,79 @@
+"""What a server asks for in a run, in words and beside what the policy allows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from rich.markup import escape
+from rich.table import Table
+
+from protofed.client.privacy.run_limits import LimitCheck, steps_per_epoch
+from protofed.common.config.recipe import Plan, Recipe
+from protofed.common.payload import Payload
+
+
+def asked(
+    recipe: Recipe, cohort: int | None = None, examples: int | None = None, model: Payload | None = None
+) -> dict[str, str]:
+    """Everything that a recipe asks of a site, by what it is about.
+
+    Args:
+        cohort: sites that a round aggregates at least, as the server announced; None: a file says nothing of it.
+        examples: of this site's training set; None: not known.
+        model: the run's first model, whose parameters are counted; None: not built.
+    """
+    plan, images = recipe.plan, recipe.input
+    count = "" if model is None else f", {sum(a.size for part in model.values() for a in part.values()):,} numbers"
+    rates = {"constant": "in every round", "exponential": f"times {plan.lr_decay:g} after each round"}
+    steps = (
+        "" if examples is None else f", {steps_per_epoch(plan, examples)} steps an epoch on {examples} examples here"
+    )
+    return {
+        "method": f"{recipe.method.name}{_options(recipe.method.options)}",
+        "model": f"{recipe.model.name}{_options(recipe.model.options)}{count}",
+        "input": f"{list(images.shape)} [channels, height, width], mean {list(images.mean)}, std {list(images.std)}",
+        "plan": f"{plan.epochs} epochs a round in batches of {plan.batch_size}{steps}",
+        "optimizer": f"{plan.optimizer}, momentum {plan.momentum:g}, weight decay {plan.weight_decay:g}, "
+        f"largest gradient {'any' if plan.max_grad_norm is None else f'{plan.max_grad_norm:g}'}",
+        "learning rate": f"{plan.lr:g}, {rates.get(plan.schedule, 'falling to nearly 0 in a cosine')}",
+        "rounds": f"{recipe.rounds}",
+        "cohort": "not announced yet" if cohort is None else f"{cohort} sites or more in each round's mean",
+    }
+
+
+def lines(about: Mapping[str, str]) -> str:
+    """The same as a list."""
+    return "\n".join(f"- {name}: {escape(_printable(value))}" for name, value in about.items())
+
+
+def limits_table(checks: Sequence[LimitCheck]) -> Table:
+    """What the run asks beside what the policy allows, a row a limit."""
+    table = Table()
+    for name in ("limit", "this run", "the policy allows", ""):
+        table.add_column(name, overflow="fold")
+    for check in checks:
+        mark = "[green]ok[/green]" if check.holds else "[red]refused[/red]"
+        table.add_row(check.key, escape(_printable(check.asked)), escape(check.allowed), mark)
+    return table
+
+
+def broken(checks: Sequence[LimitCheck]) -> Iterator[str]:
+    """A sentence for each limit that the run breaks."""
+    for check in checks:
+        if not check.holds:
+            yield f"{_printable(check.asked)}: this site's policy allows {check.allowed} ({check.rule})"
+
+
+def _options(options: Mapping[str, object]) -> str:
+    named = ", ".join(f"{name} = {value}" for name, value in options.items())
+    return f" ({named})" if named else ""
+
+
+def _printable(text: str) -> str:
+    # Names and options come from the server: no control characters on the hospital's terminal.
+    return "".join(letter for letter in text if letter.isprintable())
+
+
+def short_plan(plan: Plan) -> str:
+    """`2 epochs of 32, lr 0.1`: local training in a cell."""
+    return f"{plan.epochs} epochs of {plan.batch_size}, lr {plan.lr:g}"
