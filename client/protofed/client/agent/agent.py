@@ -17,6 +17,7 @@ from protofed.client.agent.heartbeat import DaemonStatus, TaskAbortedError
 from protofed.client.agent.score_report import OwnScoreKeeper, Scorer
 from protofed.client.agent.site import PreparedRun, prepare
 from protofed.client.agent.site import Site as Site
+from protofed.client.agent.task_guard import TaskGuard
 from protofed.client.models.split import dump
 from protofed.client.privacy.policy import Released
 from protofed.client.privacy.rare_units import withhold_rare_units
@@ -80,7 +81,7 @@ class Agent:
         self._enrolled = False
         self._run: PreparedRun | TaskFailedError = TaskFailedError(FailureReason.REFUSED, "no run was prepared")
         self._settled: set[str] = set()  # task_ids of this run that have a receipt
-        self._guard = BaseGuard(site)
+        self._base_guard, self._task_guard = BaseGuard(site), TaskGuard(site)
         self._bases = BaseModelCache(link, self._status, self._check_base)
         self._scorer = Scorer(site, self._status, self._bases)
         self._own_scores = OwnScoreKeeper(site, self._status)
@@ -224,6 +225,7 @@ class Agent:
                 self._push_staged(task, update)
                 return
         self._begun(task)
+        self._guarded(task, lambda: self._task_guard.check_fit(task))
         base = self._bases.get(task)
         with self._site.checkpoints(task) as checkpoints:
             state = self._site.store.last_counted(task.run, task.round)
@@ -244,8 +246,12 @@ class Agent:
         self._push(task, released)
 
     def _check_base(self, task: Task, base: Payload) -> None:
+        self._guarded(task, lambda: self._base_guard.check(self._prepared(task), task, base))
+
+    def _guarded(self, task: Task, check: Callable[[], None]) -> None:
+        """Run a check; what the policy refuses by it is counted and audited."""
         try:
-            self._guard.check(self._prepared(task), task, base)
+            check()
         except PolicyViolationError as violation:
             self._on_refusal(task, violation)
             raise
@@ -279,7 +285,9 @@ class Agent:
             raise TaskFailedError(FailureReason.REFUSED, f"the server refuses the update: {receipt.reason}")
 
     def _score(self, task: Task) -> None:
-        scores = self._scorer.scores(self._begun(task), task)
+        run = self._begun(task)
+        self._guarded(task, lambda: self._task_guard.check_score(task))
+        scores = self._scorer.scores(run, task)
         self._own_scores.keep(task, scores)  # a policy that releases none keeps them from the server, not from the site
         self._link.report(task, self._site.policy.release_scores(scores))
 

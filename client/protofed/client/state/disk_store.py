@@ -7,10 +7,12 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
 
 from protofed.client.privacy.approval import FOLDER as APPROVALS_FOLDER
 from protofed.client.privacy.approval import Approvals
@@ -20,7 +22,8 @@ from protofed.client.state.daily_counts import DailyCounts
 from protofed.client.state.downloads import DiskDownloads
 from protofed.client.state.own_scores import FOLDER as SCORES_FOLDER
 from protofed.client.state.own_scores import OwnScores
-from protofed.client.state.store import COUNTED, FitOutcome, SiteState
+from protofed.client.state.set_aside import SetAside
+from protofed.client.state.store import COUNTED, FitOutcome, SiteState, earlier
 from protofed.common import codec
 from protofed.common.errors import CodecError, StateError
 from protofed.common.payload import Payload, Update
@@ -33,6 +36,8 @@ _ROUND = re.compile(r"[0-9]{6,}")  # name of a round's folder; no other name is 
 _TEMPORARY = re.compile(re.escape(files.TEMPORARY) + _ROUND.pattern + r"(-[0-9a-f]{8})?")
 _TEMPORARY_BASE = re.compile(re.escape(files.TEMPORARY) + r"base-[0-9]{6,}\.safetensors-[0-9a-f]{8}")
 _BASE = re.compile(r"base-([0-9]{6,})\.safetensors")  # the last base that was accepted, with its round
+SCORED = "scored.json"  # by round, the task for which its scores were given
+_SCORED = TypeAdapter(dict[int, str])
 DOWNLOADS_FOLDER = ".incoming"  # run names cannot begin with a dot, so no run's folder collides with it
 
 
@@ -58,8 +63,11 @@ class DiskStore:
         self.approvals: Approvals | None = Approvals(folder / APPROVALS_FOLDER)
         self.own_scores: OwnScores | None = OwnScores(folder / SCORES_FOLDER)
         self.daily_counts: DailyCounts | None = DailyCounts(folder / COUNTS_FILE)
+        self._aside = SetAside(folder)
         files.sweep([folder / SCORES_FOLDER])
         for run in folder.iterdir():
+            if run.is_dir() and not run.name.startswith("."):  # run names cannot begin with a dot
+                self._aside.recover(run.name)
             for path in run.glob(f"{files.TEMPORARY}*") if run.is_dir() else ():
                 if _TEMPORARY.fullmatch(path.name):  # a user's own file with such a prefix stays
                     shutil.rmtree(path, ignore_errors=True)
@@ -78,6 +86,29 @@ class DiskStore:
         folder = self._round(run, max(rounds))
         memory, personal = (_read_payload(folder / f"{name}.safetensors") for name in ("memory", "personal"))
         return SiteState(max(rounds), memory, personal)
+
+    def newest_counted(self, run: str) -> int:
+        """See `Store.newest_counted`."""
+        counted = [number for number in self._rounds(run) if self._is_counted(run, number)]
+        return max([*counted, self._aside.newest(run)], default=0)
+
+    def scored(self, run: str) -> Mapping[int, str]:
+        """See `Store.scored`. A damaged file raises StateError: without it a round could be scored again."""
+        path = self._folder / run / SCORED
+        try:
+            return _SCORED.validate_json(path.read_bytes())
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValidationError) as error:
+            raise _damaged(path, error) from error
+
+    def mark_scored(self, run: str, round: int, task_id: str) -> None:
+        """See `Store.mark_scored`."""
+        if (scored := self.scored(run)).get(round) != task_id:
+            self._write_scored(run, {**scored, round: task_id})
+
+    def _write_scored(self, run: str, scored: Mapping[int, str]) -> None:
+        files.write(self._folder / run / SCORED, json.dumps(dict(scored)).encode())
 
     def last_base(self, run: str) -> tuple[int, Payload] | None:
         """See `Store.last_base`. A damaged file raises StateError: without it a server could send any model."""
@@ -100,7 +131,8 @@ class DiskStore:
     def stage(self, task: Task, outcome: FitOutcome) -> None:
         """See `Store.stage`. All files are written under a temporary name, then the folder is renamed.
 
-        Removes what is stored of this round and of later ones: the server rolled the run back, or reopened the round.
+        After a roll-back, this round and later ones that have counted are moved aside, not removed: a server that only
+        repeats an old round would erase the models of later ones. An outcome that never counted is removed.
         """
         folder = self._round(task.run, task.round)
         temporary = folder.with_name(f"{files.TEMPORARY}{folder.name}")
@@ -118,21 +150,31 @@ class DiskStore:
             raise
         try:
             # Only now, so that a failed write leaves the former outcome in place.
-            self._discard(task.run, [number for number in self._rounds(task.run) if number >= task.round])
+            later = [number for number in self._rounds(task.run) if number >= task.round]
+            self._discard(task.run, [number for number in later if not self._is_counted(task.run, number)])
+            self._aside.put(task, [self._round(task.run, n) for n in later if self._is_counted(task.run, n)])
             os.replace(temporary, folder)
             files.sync_folder(folder.parent)
         except OSError as error:
             raise files.write_error(folder, error) from error
 
     def settle(self, task: Task, receipt: Receipt) -> None:
-        """See `Store.settle`. Also removes the rounds that `retain` no longer asks for."""
+        """See `Store.settle`. Also removes the rounds that `retain` no longer asks for.
+
+        What `stage` moved aside comes back if the update does not count; if it does, a round that was moved aside goes
+        once that round, or a later one, has counted again.
+        """
         folder = self._round(task.run, task.round)
         if receipt.verdict not in COUNTED:
             self._discard(task.run, [task.round])
+            self._aside.restore(task)
             return
         # The receipt before any removal: a crash in between leaves files too many, never a round too few.
         files.write(folder / "receipt.json", json.dumps(asdict(receipt)).encode())
         (folder / "update.safetensors").unlink(missing_ok=True)
+        self._aside.discard(task.run, task.round)
+        if (left := earlier(task.round, scored := self.scored(task.run))) != scored:
+            self._write_scored(task.run, left)
         rounds = self._rounds(task.run)
         counted = [number for number in rounds if self._is_counted(task.run, number)]
         if self._keep is not None and len(counted) >= self._keep:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -41,6 +42,11 @@ class FitOutcome:
     personal: Payload
 
 
+def earlier(round: int, scored: Mapping[int, str]) -> dict[int, str]:
+    """The entries of `Store.scored` that are left when this round has been trained."""
+    return {number: task_id for number, task_id in scored.items() if number < round}
+
+
 class Store(Protocol):
     """A site's own storage, owned by its agent. A fit is first staged, then settled by the server's receipt.
 
@@ -65,6 +71,15 @@ class Store(Protocol):
     def last_counted(self, run: str, before: int) -> SiteState:
         """The state after the newest counted round below `before`; an empty state if there is none."""
 
+    def newest_counted(self, run: str) -> int:
+        """The newest round that has counted, also one behind a roll-back; 0: none has."""
+
+    def scored(self, run: str) -> Mapping[int, str]:
+        """By round, the task_id for which its scores were given."""
+
+    def mark_scored(self, run: str, round: int, task_id: str) -> None:
+        """Store durably that the scores of a round are given; it may be scored again once it was trained again."""
+
     def last_base(self, run: str) -> tuple[int, Payload] | None:
         """The last base that `keep_base` stored for a run, with its round; None: there is none."""
 
@@ -79,7 +94,10 @@ class Store(Protocol):
         """Staged updates without a receipt, the oldest first: the daemon or its connection died in between."""
 
     def stage(self, task: Task, outcome: FitOutcome) -> None:
-        """Store a fit's outcome durably; the agent calls this before it uploads the update."""
+        """Store a fit's outcome durably; the agent calls this before it uploads the update.
+
+        After a roll-back, what was stored of this round and of later ones counts no more.
+        """
 
     def settle(self, task: Task, receipt: Receipt) -> None:
         """Store the receipt: the staged outcome counts if the verdict is in `COUNTED`, else it is removed."""
@@ -103,6 +121,7 @@ class MemoryStore:
         self._counted: dict[str, SiteState] = {}  # by run
         self._staged: dict[str, tuple[Task, FitOutcome]] = {}  # by task_id
         self._bases: dict[str, tuple[int, Payload]] = {}  # by run
+        self._scored: dict[str, dict[int, str]] = {}  # by run and round
 
     def secret(self) -> bytes:
         """Drawn by the constructor."""
@@ -112,6 +131,18 @@ class MemoryStore:
         """See `Store.last_counted`; only the newest round is stored, so an earlier one starts from an empty state."""
         state = self._counted.get(run, SiteState())
         return state if state.round < before else SiteState()
+
+    def newest_counted(self, run: str) -> int:
+        """See `Store.newest_counted`."""
+        return self._counted.get(run, SiteState()).round
+
+    def scored(self, run: str) -> Mapping[int, str]:
+        """See `Store.scored`."""
+        return self._scored.get(run, {})
+
+    def mark_scored(self, run: str, round: int, task_id: str) -> None:
+        """See `Store.mark_scored`."""
+        self._scored.setdefault(run, {})[round] = task_id
 
     def last_base(self, run: str) -> tuple[int, Payload] | None:
         """See `Store.last_base`."""
@@ -134,6 +165,7 @@ class MemoryStore:
         _, outcome = self._staged.pop(task.task_id)
         if receipt.verdict in COUNTED:
             self._counted[task.run] = SiteState(task.round, outcome.memory, outcome.personal)
+            self._scored[task.run] = earlier(task.round, self._scored.get(task.run, {}))
 
     def settled(self, run: str) -> frozenset[str]:
         """Always empty: a repeated task could only hurt state on disk, and this state ends with the process."""

@@ -1,0 +1,69 @@
+"""A trainer gives the scores of a round once, and a run goes back no further than the policy says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.client.agent.test_base_guard import CHECKED, SEEDS_OWN, scaled
+from tests.support.scripted_server import RULES, RUN, AgentHarness, work
+
+from protofed.client.state.disk_store import DiskStore
+from protofed.common.errors import FailureReason, PolicyViolationError
+from protofed.common.protocol.messages import Role, Task, TaskKind
+
+
+def harness(folder: Path, most: int, **options: Any) -> AgentHarness:
+    rules = {**RULES, "limits": {**RULES["limits"], "max_rollback_rounds": most}}
+    return AgentHarness(DiskStore(folder), {**RUN, "rounds": 9}, rules, **options)
+
+
+def test_a_round_is_scored_once_also_after_a_restart(tmp_path: Path) -> None:
+    site = AgentHarness(DiskStore(tmp_path), rules=dict(CHECKED))
+    site.fit(1, SEEDS_OWN)
+    asked = site.score(1, scaled(1.1))
+    work(site.agent(), 2)
+    assert len(site.link.scores) == 1
+    site.restart(tmp_path)
+    other = site.offer(TaskKind.SCORE, 1, scaled(1.2), "another-task")
+    site.link.tasks.append(asked)  # the server did not hear the answer
+    work(site.agent(), 2)
+    assert site.declined() == [(other.task_id, FailureReason.POLICY)]
+    assert len(site.link.scores) == 2
+
+
+def test_a_trainer_that_took_no_part_yet_is_asked_in_vain_and_an_evaluator_is_not() -> None:
+    for role, answers in ((Role.TRAINER, 0), (Role.EVALUATOR, 1)):
+        site = AgentHarness(rules=dict(CHECKED), roles=frozenset({role}))
+        site.score(1, scaled(1.1))
+        work(site.agent(), 1)
+        assert len(site.link.scores) == answers
+
+
+@pytest.mark.parametrize(("back_to", "done"), [(4, True), (3, True), (2, False), (1, False)])
+def test_a_run_goes_back_as_far_as_the_policy_says(tmp_path: Path, back_to: int, *, done: bool) -> None:
+    site = harness(tmp_path, most=2)
+    daemon = site.agent()
+    refused: list[tuple[Task, PolicyViolationError]] = []
+    daemon._on_refusal = lambda task, violation: refused.append((task, violation))
+    for number in (1, 2, 3, 4):
+        site.fit(number)
+    back = site.fit(back_to, task_id="back")
+    work(daemon, 5)
+    assert (site.declined() == []) == done
+    if not done:
+        assert [(task.task_id, reason) for task, reason in refused] == [(back.task_id, refused[0][1])]
+        assert "limits.max_rollback_rounds" in str(refused[0][1])
+        assert site.store.last_counted("run", 9).round == 4
+
+
+def test_going_back_twice_is_measured_from_the_newest_round(tmp_path: Path) -> None:
+    site = harness(tmp_path, most=2)
+    daemon = site.agent()
+    for number in (1, 2, 3, 4):
+        site.fit(number)
+    site.fit(3, task_id="back")
+    further = site.fit(2, task_id="further")
+    work(daemon, 6)
+    assert site.declined() == [(further.task_id, FailureReason.POLICY)]

@@ -1,0 +1,98 @@
+"""A task of an old round erases no later model: what a roll-back leaves behind is moved aside until it is replaced."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.client.state.test_disk_store import counted, outcome, receipt, task
+
+from protofed.client.state.disk_store import SCORED, DiskStore
+from protofed.client.state.store import MemoryStore, Store
+from protofed.common.errors import StateError
+from protofed.common.protocol.messages import Verdict
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> DiskStore:
+    """Rounds 1 to 4 have counted; all are kept."""
+    store = DiskStore(tmp_path)
+    store.retain(0)
+    counted(store, 1, 2, 3, 4)
+    return store
+
+
+def aside(folder: Path) -> list[str]:
+    """The rounds that lie aside."""
+    return sorted(path.name for path in (folder / "run").glob("aside-*/*"))
+
+
+def test_an_old_round_that_does_not_count_changes_nothing(store: DiskStore, tmp_path: Path) -> None:
+    store.stage(task(2, "again"), outcome(7))
+    assert store.last_counted("run", 9).round == 1
+    assert aside(tmp_path) == ["000002", "000003", "000004"]
+    store.settle(task(2, "again"), receipt(Verdict.STALE))
+    assert store.last_counted("run", 9).round == 4
+    assert aside(tmp_path) == []
+
+
+def test_later_models_stay_aside_until_their_rounds_have_counted_again(store: DiskStore, tmp_path: Path) -> None:
+    store.stage(task(2, "again"), outcome(7))
+    store.settle(task(2, "again"), receipt())
+    assert (store.last_counted("run", 9).round, store.newest_counted("run")) == (2, 4)
+    assert aside(tmp_path) == ["000003", "000004"]
+    for number, left in ((3, ["000004"]), (4, [])):
+        store.stage(task(number, f"again-{number}"), outcome(number))
+        store.settle(task(number, f"again-{number}"), receipt())
+        assert aside(tmp_path) == left
+    assert not list((tmp_path / "run").glob("aside-*"))
+
+
+def test_what_another_task_moved_aside_does_not_come_back_with_this_one(store: DiskStore, tmp_path: Path) -> None:
+    store.stage(task(2, "again"), outcome(7))
+    store.settle(task(2, "again"), receipt())
+    store.stage(task(3, "then"), outcome(8))
+    store.settle(task(3, "then"), receipt(Verdict.STALE))
+    assert store.last_counted("run", 9).round == 2
+    assert aside(tmp_path) == ["000003", "000004"]
+
+
+def test_a_daemon_that_died_between_moving_and_staging_finds_its_models_again(store: DiskStore, tmp_path: Path) -> None:
+    store._aside.put(task(2, "again"), [store._round("run", number) for number in (2, 3, 4)])
+    store.close()
+    again = DiskStore(tmp_path)
+    assert again.last_counted("run", 9).round == 4
+    assert aside(tmp_path) == []
+
+
+def test_a_restart_leaves_aside_what_was_replaced(store: DiskStore, tmp_path: Path) -> None:
+    store.stage(task(2, "again"), outcome(7))
+    store.settle(task(2, "again"), receipt())
+    store.close()
+    again = DiskStore(tmp_path)
+    assert (again.last_counted("run", 9).round, again.newest_counted("run")) == (2, 4)
+    assert aside(tmp_path) == ["000003", "000004"]
+
+
+@pytest.mark.parametrize("kind", ["disk", "memory"])
+def test_a_round_that_was_trained_again_may_be_scored_again(kind: str, tmp_path: Path) -> None:
+    store: Store = DiskStore(tmp_path) if kind == "disk" else MemoryStore()
+    counted(store, 1, 2)
+    store.mark_scored("run", 1, "a")
+    store.mark_scored("run", 2, "b")
+    assert dict(store.scored("run")) == {1: "a", 2: "b"}
+    counted(store, 2)
+    assert dict(store.scored("run")) == {1: "a"}
+    assert dict(store.scored("other")) == {}
+    assert store.newest_counted("run") == 2
+
+
+def test_what_was_scored_survives_and_a_damaged_record_is_an_error(tmp_path: Path) -> None:
+    store = DiskStore(tmp_path)
+    store.mark_scored("run", 3, "a")
+    store.close()
+    again = DiskStore(tmp_path)
+    assert dict(again.scored("run")) == {3: "a"}
+    (tmp_path / "run" / SCORED).write_bytes(b"half")
+    with pytest.raises(StateError):
+        again.scored("run")
