@@ -110,5 +110,5 @@ certificates = Table(
     Column("added_at", Float, nullable=False),
     Column("revoked_at", Float),  # NULL: it is good while its dates are
     Column("reason", String),
-    Column("roles", JSON, nullable=False, server_default=text("'[]'")),  # granted by the registration
+    Column("roles", JSON, nullable=False),  # granted by the registration
 )

@@ -14,3 +14,5 @@ def upgrade() -> None:
     op.add_column("certificates", Column("roles", JSON, nullable=False, server_default=text("'[]'")))
     op.execute("""UPDATE certificates SET roles = '["trainer", "evaluator"]' WHERE party = 'site'""")
     op.execute("""UPDATE certificates SET roles = '["operator"]' WHERE party = 'operator'""")
+    if op.get_bind().dialect.name == "postgresql":  # SQLite cannot, and nobody relies on the default
+        op.alter_column("certificates", "roles", server_default=None)
