@@ -24,7 +24,7 @@ WITH_PROTOTYPES = ("fednh", "fedproc", "fedprp")
 
 
 def careful(recipe: Recipe, **changes: Any) -> Policy:
-    rules = {"min_samples_per_class": 3, **changes}
+    rules = {"min_samples_per_class": 3, "min_images_per_unit": 200, **changes}
     return Policy(PolicyRules.model_validate({**dict(everything(recipe).rules), **rules}))
 
 
@@ -82,9 +82,10 @@ def test_grpc_gives_the_bytes_of_the_simulation_under_the_same_policy(
             agent.step(0.0)
     digests.add(server.runs.of(recipe.name).published.address)
     assert len(digests) == 1
-    with simulation(recipe) as plain:
-        plain.go()
-        assert digest(plain) not in digests
+    for wider in (everything(recipe), careful(recipe, min_images_per_unit=1)):  # both rules keep something back
+        with simulation(recipe, policy=wider) as plain:
+            plain.go()
+            assert digest(plain) not in digests
 
 
 def test_a_simulation_asks_nobody_and_has_neither_a_time_of_the_day_nor_a_secret(recipe_of: RecipeOf) -> None:
