@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import structlog
 
+from protofed.client.agent.base_response import IMAGES, Response, response_problem, responses
 from protofed.client.agent.first_model import first_model
 from protofed.client.agent.site import PreparedRun, Site
+from protofed.client.models.split import load
 from protofed.client.privacy.base_checks import (
     BaseProblem,
     BaseStatistics,
@@ -16,7 +18,7 @@ from protofed.client.privacy.base_checks import (
     structure_problem,
 )
 from protofed.client.privacy.policy import PolicyRefusedError
-from protofed.common.payload import Payload
+from protofed.common.payload import Part, Payload
 from protofed.common.protocol.messages import Task, TaskKind
 
 log = structlog.get_logger()
@@ -32,6 +34,7 @@ class BaseGuard:
     def __init__(self, site: Site) -> None:
         self._site = site
         self._accepted: tuple[str, str | None, bool] | None = None  # run, digest, whether as the model of round 1
+        self._built_responses: tuple[str, dict[str, Response]] | None = None  # likewise
         self._built: tuple[str, BaseStatistics] | None = None  # recipe's digest, the model that this site builds
 
     def check(self, run: PreparedRun, task: Task, base: Payload) -> None:
@@ -61,11 +64,28 @@ class BaseGuard:
             return problem
         if (problem := structure_problem(base, self._statistics(run, built))) is not None:
             return problem
+        return self._change(task, base, version) or self._response(run, base)
+
+    def _change(self, task: Task, base: Payload, version: int) -> BaseProblem | None:
         last = self._site.store.last_base(task.run) if version else None
         if last is None:  # the site joins later: only what the built model tells
             return None
         rounds = max(1, abs(version - last[0]))
         return change_problem(base, last[1], self._site.policy.rules.limits.max_base_change * rounds)
+
+    def _response(self, run: PreparedRun, base: Payload) -> BaseProblem | None:
+        """What is loaded into the run's model here is replaced by the method's `install`."""
+        if Part.BODY not in base:
+            return None
+        if self._built_responses is None or self._built_responses[0] != run.recipe.fingerprint():
+            built = first_model(run.recipe, self._site.policy.rules.plugins)
+            self._built_responses = run.recipe.fingerprint(), self._responses(run, built)
+        return response_problem(self._responses(run, base), self._built_responses[1])
+
+    def _responses(self, run: PreparedRun, model: Payload) -> dict[str, Response]:
+        load(run.model.body, model[Part.BODY])
+        batches = run.data.ordered(run.data.train, min(run.recipe.plan.batch_size, IMAGES))
+        return responses(run.model, (images for images, _ in batches))
 
     def _statistics(self, run: PreparedRun, built: Payload | None) -> BaseStatistics:
         """Of the built model; the model itself is not kept in memory."""

@@ -1,0 +1,102 @@
+"""Units that answer to single images, or all to one measurement, are found by what they answer to the site's images."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from tests.client.agent.test_base_guard import CHECKED
+from tests.support.scripted_server import RUN, AgentHarness, work
+from torch import Tensor, nn
+
+from protofed.client.agent.base_response import LEAST_IMAGES, response_problem, responses
+from protofed.client.agent.first_model import first_model
+from protofed.client.data.site_data import Examples, SiteData
+from protofed.client.models.catalogue import build
+from protofed.client.models.split import SplitModel, dump, load
+from protofed.client.privacy.base_checks import Check
+from protofed.common.config.recipe import Recipe
+from protofed.common.errors import FailureReason
+from protofed.common.payload import Part
+
+TABLE = {**RUN, "input": {"shape": [1, 8, 8], "mean": [0.0], "std": [1.0]}, "model": {"name": "mlp", "hidden": [64]}}
+RECIPE = Recipe.model_validate(TABLE)
+
+
+def images(number: int = 128) -> Tensor:
+    return torch.rand(number, 1, 8, 8, generator=torch.Generator().manual_seed(1))
+
+
+def site_data(_: Recipe) -> SiteData:
+    examples = Examples(images(), torch.arange(128) % 3)
+    return SiteData(examples, examples, RECIPE.input, 3)
+
+
+def prepared(change: Callable[[nn.Linear], None] = lambda _: None) -> SplitModel:
+    """The built model, its first layer changed."""
+    model = build(RECIPE.model, RECIPE.input, RECIPE.classes)
+    load(model.body, first_model(RECIPE, frozenset())[Part.BODY])
+    layer = next(module for module in model.body.modules() if isinstance(module, nn.Linear))
+    with torch.no_grad():
+        change(layer)
+    return model
+
+
+def sorted_thresholds(layer: nn.Linear) -> None:
+    """Every unit measures the brightness, with noise; the biases are its quantiles."""
+    noise = torch.randn(layer.weight.shape, generator=torch.Generator().manual_seed(2))
+    layer.weight.copy_((1 + 0.01 * noise) / 8)
+    layer.bias.copy_(-torch.linspace(3.0, 5.0, len(layer.bias)))
+
+
+def one_image_each(layer: nn.Linear) -> None:
+    """Every unit is positive for the image that it answers to most, and for hardly any other."""
+    answers = images().flatten(1) @ layer.weight.T
+    layer.bias.copy_(-answers.topk(2, dim=0).values.mean(0))
+
+
+def refused(model: SplitModel, number: int = 128) -> Check | None:
+    built = responses(prepared(), [images(number)])
+    problem = response_problem(responses(model, [images(number)]), built)
+    return problem.check if problem else None
+
+
+@pytest.mark.parametrize("trap", [sorted_thresholds, one_image_each])
+def test_traps_are_found(trap: Callable[[nn.Linear], None]) -> None:
+    assert refused(prepared(trap)) is Check.RESPONSE
+
+
+def test_the_built_model_and_a_trained_one_pass() -> None:
+    model = prepared()
+    assert refused(model) is None
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for _ in range(50):
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(images()), torch.arange(128) % 3)
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+    assert refused(model) is None
+
+
+def test_few_images_tell_nothing() -> None:
+    assert refused(prepared(sorted_thresholds), LEAST_IMAGES - 1) is None
+
+
+def test_a_model_is_left_as_it_was() -> None:
+    model = prepared().train()
+    before = dump(model)
+    responses(model, [images(64), images(64), images(64)])
+    assert model.training
+    assert all((before[name] == array).all() for name, array in dump(model).items())
+    assert not any(module._forward_hooks for module in model.modules())
+
+
+def test_a_site_declines_a_trap_of_a_late_round() -> None:
+    site = AgentHarness(rules=dict(CHECKED), recipe=dict(TABLE), load_data=site_data)
+    model = prepared(one_image_each)
+    task = site.fit(3, {Part.BODY: dump(model.body), Part.HEAD: dump(model.head)})
+    site.fit(3, first_model(RECIPE, frozenset()), task_id="honest")
+    work(site.agent(), 2)
+    assert site.declined() == [(task.task_id, FailureReason.POLICY)]
+    assert [pushed.task_id for pushed, _ in site.link.pushed] == ["honest"]
