@@ -135,10 +135,11 @@ def test_a_server_takes_a_held_site_for_no_round(
 ) -> None:
     recipe = recipe_of("fedavg", rounds=1)
     server = live_server(recipe)
-    link = linked(server.address)("site-1", frozenset({Role.TRAINER}))
+    link, other = (linked(server.address)(name, frozenset({Role.TRAINER})) for name in ("site-1", "site-2"))
+    other.enroll(PauseReason.NONE)  # two trainers make the first model
     for hold, there in ((PauseReason.APPROVAL, set()), (PauseReason.NONE, {"site-1"}), (PauseReason.SCHEDULE, set())):
         answer = link.enroll(hold)
         assert isinstance(answer, Assignment)
-        assert server.runs._context.presence.enrolled(Role.TRAINER) == there
+        assert server.runs._context.presence.enrolled(Role.TRAINER) == {"site-2"} | there
         assert server.runs._context.presence.pause_reason("site-1") is hold
         assert isinstance(link.next_task(answer.run, 0.0), Task) == bool(there)
