@@ -176,7 +176,8 @@ class MethodConformance:
         monkeypatch.setattr(Policy, "release", recorded)
         with simulation(small_recipe(method)) as running:
             running.go()
-        first_model, *updates = released
+        first_model, same, *updates = released
+        assert first_model.manifest == same.manifest  # of two sites
         assert {spec.part for spec in first_model.manifest.tensors} == {Part.BODY, Part.HEAD}
         assert len(updates) == 3 * 3
         declared = client_methods.build(method, {}).sends
