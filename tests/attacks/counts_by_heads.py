@@ -6,6 +6,8 @@ what is left is n_c / n, and the whole numbers behind it follow.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -18,6 +20,7 @@ from protofed.common.config.recipe import Recipe
 from protofed.common.payload import Part, Payload
 
 Counts = NDArray[np.int64]
+SMALLEST_LR = 0.17  # six steps at least on the digits: 1.02 in sum
 
 
 def blind_body(policy: str) -> Outcome:
@@ -37,6 +40,12 @@ def tiny_step(policy: str) -> Outcome:
     return _attacked(policy, recipe, as_payload(honest_model(recipe)), knows_total=True)
 
 
+def smallest_movement(policy: str) -> Outcome:
+    """An honest model, and the smallest movement that standard.toml allows (`limits.min_step_sum`)."""
+    recipe = recipe_like("digits-fedavg", plan={**_one_step(SMALLEST_LR), "batch_size": 32, "epochs": 2})
+    return _attacked(policy, recipe, as_payload(honest_model(recipe)), knows_total=True)
+
+
 def _one_step(lr: float) -> dict[str, object]:
     return {"epochs": 1, "batch_size": 10**6, "lr": lr, "momentum": 0.0, "weight_decay": 0.0, "max_grad_norm": None}
 
@@ -49,11 +58,15 @@ def _attacked(policy: str, recipe: Recipe, base: Payload, *, knows_total: bool =
         of += 1
         if sent:
             answered += 1
-            moved = (sent[0][Part.HEAD]["bias"] - base[Part.HEAD]["bias"]).astype(np.float64) / recipe.plan.lr
-            prior = _predicted(recipe, base)
+            steps = recipe.plan.epochs * math.ceil(len(data.train) / recipe.plan.batch_size)
+            moved = (sent[0][Part.HEAD]["bias"] - base[Part.HEAD]["bias"]).astype(np.float64) / recipe.plan.lr / steps
+            # Of several steps, on average: between what the model predicted before and what it does after.
+            prior = (
+                _predicted(recipe, base) if steps == 1 else (_predicted(recipe, base) + _predicted(recipe, sent[0])) / 2
+            )
             shares = np.clip(moved + prior, 0, 1)
             found += np.array_equal(_whole(shares, int(truth.sum()) if knows_total else None), truth)
-    return Outcome(int(found), of, declined=not answered)
+    return Outcome(int(found), of, silent=not answered)
 
 
 def _predicted(recipe: Recipe, base: Payload) -> NDArray[np.float64]:

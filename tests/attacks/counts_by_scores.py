@@ -50,7 +50,7 @@ def attack(policy: str, rounds: int = 20, seed: int = 0) -> Outcome:
     truth = {site: np.bincount(data.train.labels, minlength=recipe.classes) for site, data in running.data.items()}
     running.ledger.close()
     exact = [site for site, rows in equations.items() if _same(_counts(rows), truth[site])]
-    return Outcome(len(exact), len(truth), declined=not any(equations.values()))
+    return Outcome(len(exact), len(truth), silent=not any(equations.values()))
 
 
 def _counts(equations: Sequence[Floats]) -> Floats | None:

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from tests.attacks.policies import policy_of
 from tests.support.scripted_server import AgentHarness
 
-from protofed.client.data.site_data import SiteData
+from protofed.client.data.site_data import Examples, SiteData
 from protofed.client.models.catalogue import build
 from protofed.client.models.split import SplitModel, dump
 from protofed.common import codec
 from protofed.common.config.recipe import Recipe
-from protofed.common.payload import Part, Payload
+from protofed.common.payload import Part, Payload, SiteId
 from protofed.common.protocol.messages import TaskKind
 from protofed.deploy import shipped
 from protofed.deploy.simulation.simulation import EVALUATOR, data_of
@@ -36,12 +35,28 @@ def recipe_like(name: str, **changes: Mapping[str, Any] | Any) -> Recipe:
 
 def sites_of(recipe: Recipe) -> Iterator[SiteData]:
     """The data of the recipe's sites, one after the other."""
-    return (data for name, data in data_of(recipe).items() if name != EVALUATOR)
+    return (data for name, data in _digits(recipe).items() if name != EVALUATOR)
 
 
 def public_of(recipe: Recipe) -> SiteData:
     """The test set that all may have, the attacker too."""
-    return data_of(recipe)[EVALUATOR]
+    return _digits(recipe)[EVALUATOR]
+
+
+def _digits(recipe: Recipe) -> dict[SiteId, SiteData]:
+    """The digits, enlarged where the recipe's model needs larger images."""
+    digits = recipe.model_copy(update={"input": shipped.recipe("digits-fedavg").input})
+    sides = recipe.input.shape[1:]
+
+    def enlarged(examples: Examples) -> Examples:
+        images = examples.images if examples.images.is_floating_point() else examples.images / 255
+        return Examples(torch.nn.functional.interpolate(images, sides), examples.labels)
+
+    def fitted(data: SiteData) -> SiteData:
+        return replace(data, train=enlarged(data.train), test=enlarged(data.test), input=recipe.input)
+
+    known = data_of(digits)
+    return known if sides == digits.input.shape[1:] else {name: fitted(data) for name, data in known.items()}
 
 
 def honest_model(recipe: Recipe) -> SplitModel:
@@ -66,14 +81,11 @@ def facing(policy: str, recipe: Recipe, data: SiteData) -> AgentHarness:
     rules = policy_of(policy, recipe).rules.model_dump()
     wire = json.loads(recipe.wire())
     harness = AgentHarness(recipe=wire, rules=rules, load_data=lambda _: data, name="site-1")
-    harness.link.run = recipe.name
+    harness.link.run, harness.link.min_cohort = (
+        recipe.name,
+        100,
+    )  # a server that lies says what the policy wants to hear
     return harness
-
-
-def pixels_of(data: SiteData) -> NDArray[np.float64]:
-    """The site's training images, [N, D] in 0..1."""
-    images = data.train.images
-    return np.asarray(images.double().flatten(1).numpy() / (255.0 if images.dtype == torch.uint8 else 1.0))
 
 
 def updates(policy: str, recipe: Recipe, data: SiteData, lures: Sequence[Lure]) -> list[Payload]:

@@ -19,7 +19,7 @@ from protofed.common.errors import ProtocolError
 from protofed.common.payload import Payload, SiteId
 from protofed.common.protocol.messages import Manifest, Receipt, Role, Task, TaskKind
 from protofed.deploy.simulation.direct_link import DirectLink
-from protofed.deploy.simulation.simulation import EVALUATOR, Simulation, agents_of, data_of
+from protofed.deploy.simulation.simulation import Simulation, agents_of, data_of
 from protofed.server.assembly import open_server
 from protofed.server.rounds.run_queue import RunQueue
 
@@ -62,19 +62,19 @@ class LyingLink(DirectLink):
             super().report(task, ReleasedScores({}, policy._GATE))
 
 
-def told(recipe: Recipe, lie: Lie, opened: ExitStack, liar: SiteId = LIAR) -> Simulation:
+def told(recipe: Recipe, lie: Lie, opened: ExitStack) -> Simulation:
     """A simulation with the liar among its sites."""
     context = open_server(None, opened, simulated=True)
     runs, blobs = RunQueue([recipe], context), context.blobs
 
     def connect(name: SiteId, roles: frozenset[Role]) -> DirectLink:
-        return LyingLink(runs, blobs, name, roles, lie=lie) if name == liar else DirectLink(runs, blobs, name, roles)
+        return LyingLink(runs, blobs, name, roles, lie=lie) if name == LIAR else DirectLink(runs, blobs, name, roles)
 
     return Simulation(recipe, runs, context.ledger, blobs, data_of(recipe), agents_of(recipe, connect))
 
 
 def first_model() -> Outcome:
-    """An evaluator answers the first task with zeros; recovered: runs that begin with them."""
+    """The liar answers the first task with zeros; recovered: runs that begin with them."""
 
     def zeros(task: Task, sent: Payload, _: Payload) -> Payload:
         if task.kind is not TaskKind.INITIALISE:
@@ -83,7 +83,7 @@ def first_model() -> Outcome:
 
     recipe = recipe_like("digits-fedavg", rounds=1)
     with ExitStack() as opened:
-        running = told(recipe, Lie(zeros), opened, liar=EVALUATOR)
+        running = told(recipe, Lie(zeros), opened)
         running.go(until=lambda: bool(states_of(running)))
         first = states_of(running)[0]
         return Outcome(int(not any(np.any(t) for tensors in first.values() for t in tensors.values())), 1)
@@ -128,11 +128,11 @@ def scaled_update() -> Outcome:
 def forged_scores() -> Outcome:
     """A trainer reports scores of the global model, and names of its own; recovered: numbers that the ledger holds."""
     forged = {"global.accuracy": 1e308, "personal.accuracy": -3.0, **{f"invented.{i}": 1.0 for i in range(2000)}}
-    recipe = recipe_like("digits-fedavg", rounds=1)
+    recipe = recipe_like("digits-fedavg", rounds=1, federation={"min_sites": 4, "quorum": 4})
     with ExitStack() as opened:
         running = told(recipe, Lie(metrics={"global.accuracy": 1e308, "invented": 1.0}, scores=forged), opened)
         running.go()
-        scores = running.ledger.scores(recipe.name)[1].get(LIAR, {})
+        scores = running.ledger.scores(recipe.name).get(1, {}).get(LIAR, {})
         metrics = [
             row.metrics for row in running.ledger.updates(recipe.name, 1) if row.task.site == LIAR and row.counts
         ]

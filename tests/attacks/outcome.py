@@ -12,12 +12,12 @@ class Outcome:
     Attributes:
         recovered: how many of the things that the attack is after it found.
         of: how many there were.
-        declined: the site sent nothing that the attack could use, as its policy declined the task or the run.
+        silent: the site sent nothing that the attack could use: its policy declined the task or run, or kept it.
     """
 
     recovered: int
     of: int
-    declined: bool = False
+    silent: bool = False
 
     def __str__(self) -> str:
-        return "declined" if self.declined else f"{self.recovered} of {self.of}"
+        return "nothing sent" if self.silent else f"{self.recovered} of {self.of}"

@@ -9,11 +9,16 @@ from protofed.deploy.simulation.simulation import everything, simulated
 
 NONE = "none"  # a policy that allows everything: what the attack is worth where nothing stands in its way
 SHIPPED = ("open", "standard", "strict")
-POLICIES = (NONE, *SHIPPED)
+PERCEPTRONS = "standard, perceptrons allowed"  # whose list of models stands in no attack's way
+POLICIES = (NONE, *SHIPPED, PERCEPTRONS)
 
 
 def policy_of(name: str, recipe: Recipe) -> Policy:
     """A policy by name; a hospital that was asked has approved the run, which is the worst case."""
     if name == NONE:
         return everything(recipe)
-    return simulated(Policy.read(shipped.folder("policies") / f"{name}.toml"))
+    policy = simulated(Policy.read(shipped.folder("policies") / f"{name.partition(',')[0]}.toml"))
+    if name != PERCEPTRONS:
+        return policy
+    limits = policy.rules.limits.model_copy(update={"models": policy.rules.limits.models | {"mlp"}})
+    return Policy(policy.rules.model_copy(update={"limits": limits}))

@@ -21,4 +21,4 @@ def rows_sent(policy: str) -> Outcome:
     held = {site: np.unique(data.train.labels.numpy()) for site, data in running.data.items()}
     running.ledger.close()
     shown = sum(str(c) in payload.get(Part.PROTOTYPES, {}) for site, payload in sent.items() for c in held[site])
-    return Outcome(shown, sum(map(len, held.values())), declined=not sent)
+    return Outcome(shown, sum(map(len, held.values())), silent=not sent)

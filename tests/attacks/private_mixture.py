@@ -10,11 +10,24 @@ from protofed.common.payload import Part
 from protofed.server.methods.cwfedavg_private import CwFedAvgPrivateServer
 
 LARGE = 1000.0
+LIKENESS = 1e-3  # of shares: one step of training moves a bias by less than a unit in a thousand
 
 
-def attack(policy: str) -> Outcome:
+NO_STEP: dict[str, object] = {"epochs": 1, "batch_size": 10**6, "lr": 1e-30, "momentum": 0.0, "weight_decay": 0.0}
+
+
+def without_a_step(policy: str) -> Outcome:
+    """A learning rate of nothing: what comes back is where the site began."""
+    return _attacked(policy, NO_STEP)
+
+
+def honest_plan(policy: str) -> Outcome:
+    """The plan of an honest study: the first of what comes back is where the site began."""
+    return _attacked(policy, {})
+
+
+def _attacked(policy: str, plan: dict[str, object]) -> Outcome:
     """Recovered: classes whose share at the site the uploaded bias holds, over all sites."""
-    plan = {"epochs": 1, "batch_size": 10**6, "lr": 1e-30, "momentum": 0.0, "weight_decay": 0.0}
     recipe = recipe_like("digits-cwfedavg-private", plan=plan)
     base = CwFedAvgPrivateServer().init(as_payload(honest_model(recipe)), recipe.classes)
     unit = LARGE * np.eye(recipe.classes, dtype=np.float32)
@@ -27,5 +40,5 @@ def attack(policy: str) -> Outcome:
         of += int(held.sum())
         if sent:
             answered += 1
-            found += int((np.abs(sent[0][Part.HEAD]["bias"] / LARGE - shares) < 1e-4)[held].sum())
-    return Outcome(found, of, declined=not answered)
+            found += int((np.abs(sent[0][Part.HEAD]["bias"] / LARGE - shares) < LIKENESS)[held].sum())
+    return Outcome(found, of, silent=not answered)

@@ -1,6 +1,6 @@
 """Images from units that hardly any image wakes: a ReLU unit that fires for one image alone learns that image.
 
-Nothing but biases differs from an honest model: the first layer's thresholds are raised to where few public images
+Nothing but biases differs from an honest model: thresholds of a linear layer are raised to where few public images
 reach them. The plan is an honest one.
 """
 
@@ -9,74 +9,60 @@ from __future__ import annotations
 from itertools import islice
 
 import numpy as np
-from tests.attacks.hostile_server import (
-    always,
-    as_payload,
-    honest_model,
-    pixels_of,
-    public_of,
-    recipe_like,
-    sites_of,
-    updates,
-)
+from tests.attacks.hostile_server import always, as_payload, honest_model, public_of, sites_of, updates
 from tests.attacks.outcome import Outcome
-from tests.attacks.trap_weights import SITES, Floats, recovered
+from tests.attacks.targets import CONVOLUTIONAL, PERCEPTRON, SITES, Target, over_biases, recovered
 
 from protofed.common.config.recipe import Recipe
 from protofed.common.payload import Part, Payload
 
-UNITS = 512
+RARE = 1 / 300  # of public images
 
 
-def all_units(policy: str) -> Outcome:
-    """Every unit of the first layer is made rare."""
-    return _attacked(policy, 1.0)
+def perceptron(policy: str) -> Outcome:
+    """Every unit of a perceptron's first layer is made rare."""
+    return attack(policy, PERCEPTRON, 1.0)
 
 
-def few_units(policy: str) -> Outcome:
+def perceptron_in_part(policy: str) -> Outcome:
     """One unit in ten: whoever looks at the whole layer sees an ordinary one."""
-    return _attacked(policy, 0.1)
+    return attack(policy, PERCEPTRON, 0.1)
 
 
-def _attacked(policy: str, share: float) -> Outcome:
-    recipe = recipe_like(
-        "digits-fedavg", model={"name": "mlp", "hidden": [UNITS]}, plan={"weight_decay": 0.0, "momentum": 0.0}
-    )
+def convolutional(policy: str) -> Outcome:
+    """Every unit behind the convolutions."""
+    return attack(policy, CONVOLUTIONAL, 1.0)
+
+
+def convolutional_in_part(policy: str) -> Outcome:
+    """One unit in ten behind the convolutions."""
+    return attack(policy, CONVOLUTIONAL, 0.1)
+
+
+def attack(policy: str, target: Target, share: float) -> Outcome:
+    """Recovered: training images, as the layer is fed them, that come back from the update of round 2."""
+    recipe = target.recipe()
     found = of = answered = 0
     for data in islice(sites_of(recipe), SITES):
         # The first base is honest; the second is what the site sent, with raised biases.
-        honest = as_payload(honest_model(recipe))
-        bases: list[Payload] = []
-
-        def lure(sent: Payload | None, bases: list[Payload] = bases) -> Payload:
-            assert sent is not None
-            bases.append(raised(recipe, sent, share))
-            return bases[-1]
-
-        sent = updates(policy, recipe, data, [always(honest), lure])
-        pixels = pixels_of(data)
-        of += len(pixels)
+        sent = updates(policy, recipe, data, [always(as_payload(honest_model(recipe)))])
+        of += len(data.train)
+        if not sent:
+            continue
+        base = raised(target, recipe, sent[0], share)
+        sent = updates(policy, recipe, data, [always(as_payload(honest_model(recipe))), always(base)])
         if len(sent) == 2:
             answered += 1
-            found += recovered(recipe, rows_over_biases(bases[-1], sent[-1]), pixels)
-    return Outcome(found, of, declined=not answered)
+            truth = target.features(recipe, base, data.train)
+            found += recovered(over_biases(*target.moved(base, sent[1])), truth)
+    return Outcome(found, of, silent=not answered)
 
 
-def raised(recipe: Recipe, model: Payload, share: float) -> Payload:
-    """The model, the biases of a share of its first layer's units such that one public image in 300 wakes them."""
-    images = public_of(recipe).test.normalised(recipe.input).flatten(1).numpy()
+def raised(target: Target, recipe: Recipe, model: Payload, share: float) -> Payload:
+    """The model, the biases of a share of its layer's units such that one public image in 300 wakes them."""
+    inputs = target.features(recipe, model, public_of(recipe).test)
     body = {name: np.array(tensor) for name, tensor in model[Part.BODY].items()}
-    chosen = slice(0, int(share * UNITS))
-    reached = np.quantile(images @ body["linear1.weight"][chosen].T, 1 - 1 / 300, axis=0)
-    body["linear1.bias"][chosen] = -reached
+    weight, bias = body[target.weight], body[target.bias]
+    chosen = slice(0, int(share * len(bias)))
+    bias[chosen] = -np.quantile(inputs @ weight[chosen].T, 1 - RARE, axis=0)
     return {**model, Part.BODY: body}
-
-
-def rows_over_biases(base: Payload, sent: Payload) -> Floats:
-    """Candidates for images, [units, D]: of a unit with one image, how its row moved over how its bias moved."""
-    rows, biases = (
-        (sent[Part.BODY][name] - base[Part.BODY][name]).astype(np.float64)
-        for name in ("linear1.weight", "linear1.bias")
-    )
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return np.asarray(rows / biases[:, None])

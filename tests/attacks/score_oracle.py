@@ -33,7 +33,7 @@ def attack(policy: str) -> Outcome:
                 answered += bool(scores)
                 told = [value for name, value in scores.items() if name == "global.local.accuracy"]
                 found += any(abs(value - held[c]) < 1e-6 for value in told)
-    return Outcome(found, of, declined=not answered)
+    return Outcome(found, of, silent=not answered)
 
 
 def says(model: Payload, c: int) -> Payload:

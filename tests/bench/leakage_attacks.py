@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from tests.attacks import (
     counts_by_heads,
     counts_by_scores,
+    hidden_traps,
     lying_site,
     presence,
     private_mixture,
@@ -20,9 +21,11 @@ from tests.attacks import (
     trap_weights,
 )
 from tests.attacks.outcome import Outcome
-from tests.attacks.policies import SHIPPED
+from tests.attacks.policies import PERCEPTRONS, SHIPPED
 
-COLUMNS = ("attack", "after", "0.2.0, standard", *SHIPPED)
+POLICIES = (*SHIPPED, PERCEPTRONS)
+
+COLUMNS = ("attack", "after", "0.2.0, standard", *POLICIES)
 
 
 @dataclass(frozen=True)
@@ -43,14 +46,23 @@ class Attack:
 ON_SITES = (
     Attack("PM(L) of 20 rounds, with the updates", "label counts of sites", "4 of 5", counts_by_scores.attack),
     Attack("constant models to score", "shares of classes", "50 of 50", score_oracle.attack),
-    Attack("one large step through sorted thresholds", "images", "183 of 229", trap_weights.one_large_step),
-    Attack("sorted thresholds, honest plan", "images", "43 of 229", trap_weights.plan_within_limits),
-    Attack("sorted thresholds in noise, honest plan", "images", "3 of 229", trap_weights.hidden_in_noise),
-    Attack("a layer that hardly any image wakes", "images", "108 of 229", rare_units.all_units),
-    Attack("one unit in ten that hardly any image wakes", "images", "27 of 229", rare_units.few_units),
+    Attack("sorted thresholds, one large step", "images", "176 of 229", trap_weights.one_large_step),
+    Attack("sorted thresholds, honest plan", "images", "23 of 229", trap_weights.honest_plan),
+    Attack("a quarter of a perceptron's units as a trap", "images", "30 of 229", hidden_traps.perceptron),
+    Attack("a quarter of the units behind convolutions", "images", "29 of 229", hidden_traps.convolutional),
+    Attack("a perceptron that hardly any image wakes", "images", "144 of 229", rare_units.perceptron),
+    Attack("a tenth of it", "images", "49 of 229", rare_units.perceptron_in_part),
+    Attack("units behind convolutions that hardly any wakes", "images", "24 of 229", rare_units.convolutional),
+    Attack("a tenth of them", "images", "13 of 229", rare_units.convolutional_in_part),
     Attack("a body that is blind", "label counts of sites", "4 of 5", counts_by_heads.blind_body),
     Attack("a step too small to matter", "label counts of sites", "5 of 5", counts_by_heads.tiny_step),
-    Attack("class heads that are unit vectors", "shares of classes", "26 of 26", private_mixture.attack),
+    Attack(
+        "the smallest movement of standard.toml", "label counts of sites", "0 of 5", counts_by_heads.smallest_movement
+    ),
+    Attack(
+        "class heads that are unit vectors, no step", "shares of classes", "26 of 26", private_mixture.without_a_step
+    ),
+    Attack("class heads that are unit vectors", "shares of classes", "19 of 26", private_mixture.honest_plan),
     Attack("which prototypes are sent", "classes of sites", "21 of 26", presence.rows_sent),
 )
 
@@ -65,7 +77,7 @@ class Lie:
 
 
 ON_THE_SERVER = (
-    Lie("an evaluator's first model of zeros begins the run", "1 of 1", lambda: str(lying_site.first_model())),
+    Lie("one site's first model of zeros begins the run", "1 of 1", lambda: str(lying_site.first_model())),
     Lie("share of the model of a site that claims 9e15 examples", "100 %", lambda: f"{lying_site.claimed_count():.0%}"),
     Lie("rounds with an update scaled by 60", "3 of 5", lambda: str(lying_site.scaled_update())),
     Lie("forged scores that are stored", "2004 of 2004", lambda: str(lying_site.forged_scores())),
@@ -75,7 +87,7 @@ ON_THE_SERVER = (
 def rows() -> list[list[str]]:
     """Run all of it, minutes; the table's rows."""
     found = [
-        [attack.name, attack.after, attack.before, *(str(attack.run(policy)) for policy in SHIPPED)]
+        [attack.name, attack.after, attack.before, *(str(attack.run(policy)) for policy in POLICIES)]
         for attack in ON_SITES
     ]
-    return found + [[lie.name, "–", lie.before, *[lie.run()] * len(SHIPPED)] for lie in ON_THE_SERVER]
+    return found + [[lie.name, "–", lie.before, *[lie.run()] * len(POLICIES)] for lie in ON_THE_SERVER]

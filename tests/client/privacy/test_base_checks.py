@@ -125,8 +125,16 @@ def same_rows(weight: Array) -> Array:
         (lambda weight: np.where(np.arange(len(weight))[:, None] == 3, weight, weight / 500), Check.ROWS),
         (same_rows, Check.DUPLICATES),
         (lambda weight: np.where(np.arange(len(weight))[:, None] < 16, -2 * weight[:1], weight), Check.DUPLICATES),
+        (lambda weight: np.where(np.arange(len(weight))[:, None] < 2, weight[:1], weight), Check.DUPLICATES),
+        (
+            lambda weight: np.where(np.arange(len(weight))[:, None] < 2, weight[:1] + weight / 4, weight),
+            Check.DUPLICATES,
+        ),
     ],
-    ids=["nan", "zero", "shrunk", "rows of zeros", "grown", "one large row", "all the same", "half proportional"],
+    ids=[
+        *("nan", "zero", "shrunk", "rows of zeros", "grown", "one large row", "all the same", "half proportional"),
+        *("two the same", "two alike"),
+    ],
 )
 def test_weights_that_no_training_makes_are_refused(change: Callable[[Array], Array], check: Check) -> None:
     assert structure(with_weight(change)) is check

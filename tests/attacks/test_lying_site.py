@@ -1,0 +1,21 @@
+"""One site that lies owns neither the model nor what is told of it."""
+
+from __future__ import annotations
+
+from tests.attacks import lying_site
+
+
+def test_no_run_begins_with_a_first_model_that_one_site_made_up() -> None:
+    assert lying_site.first_model().recovered == 0
+
+
+def test_a_claimed_count_weighs_as_much_as_a_large_site() -> None:
+    assert lying_site.claimed_count() < 0.6
+
+
+def test_a_scaled_update_is_in_no_model() -> None:
+    assert lying_site.scaled_update().recovered == 0
+
+
+def test_forged_scores_are_not_stored() -> None:
+    assert lying_site.forged_scores().recovered == 0
