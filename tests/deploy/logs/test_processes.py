@@ -39,9 +39,9 @@ RECIPE = {
         "max_grad_norm": 1.0,
     },  # steps of 50, which the server does not take
     "federation": {
-        "min_sites": 2,
+        "min_sites": 3,  # north and east make the first model, for south cannot
         "required_sites": ["north"],
-        "max_attempts": 2,
+        "max_attempts": 3,
         "quorum": 1,
         "deadline_s": 4,
         "heartbeat_s": 0.2,
@@ -131,11 +131,10 @@ def logged(tmp_path_factory: pytest.TempPathFactory) -> LoggedProcesses:
             f"--policy={folder / 'policy.toml'}",
             "--until-finished",
         )
-        for site, name in zip(("north", "south"), NAMES, strict=True):
+        for site, name in (("north", NAMES[0]), ("east", NAMES[0]), ("south", NAMES[1])):
             here.start(
                 site, "client", "start", f"--settings={settings(folder, site, data / name)}", f"--site={site}", *common
             )
-            here.wait_for("round opened")  # for north, that comes first: it makes the first model
         for process in here.running.values():
             process.wait(240)
     finally:
@@ -162,7 +161,7 @@ def test_every_line_is_json_with_event_level_and_time(logged: LoggedProcesses) -
 
 
 def test_every_event_of_a_daemon_names_its_site_and_what_it_works_on(logged: LoggedProcesses) -> None:
-    for site in ("north", "south"):
+    for site in ("north", "east", "south"):
         events = logged.events(site)
         assert {event["site"] for event in events} == {site}
         begun = [number for number, event in enumerate(events) if event["event"] == "task begun"]
@@ -177,8 +176,8 @@ def test_every_event_of_the_server_that_concerns_a_run_says_so(logged: LoggedPro
     for event in ("round opened", "update refused", "update accepted", "site declined", "round abandoned"):
         found = one(events, event)
         assert (found["run"], found["round"] in (0, 1)) == ("troubled", True)
-    assert one(events, "update refused")["site"] == "north"
-    assert {event["site"] for event in events if event["event"] == "site declined"} == {"south"}
+    assert one(events, "update refused")["site"] in ("north", "east")
+    assert "south" in {event["site"] for event in events if event["event"] == "site declined"}
     assert one(events, "run finished")["outcome"] == "failed"
     assert one(events, "the process ends")["exit_code"] == 1
 

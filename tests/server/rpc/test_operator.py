@@ -101,7 +101,7 @@ def test_a_run_is_shown_with_every_fate_and_refusal(troubled: Desk) -> None:
         "late",
     ]
     assert list(tasks["site-1"].refusals) == ["not-finite: body/w has values that are not finite"]
-    assert "more than 100 times the cohort's median" in tasks["site-4"].reason
+    assert "more than 20 times the cohort's median" in tasks["site-4"].reason
     assert tasks["site-5"].reason == "out-of-memory"
     assert "training, epoch 1/3, last progress" in tasks["site-6"].reason
     assert {task.kind for task in rounds[1, 1].sites} == {"fit"}

@@ -49,8 +49,8 @@ def undisturbed(recipe: Recipe) -> str:
 @pytest.mark.timeout(600)
 def test_another_machine_goes_on_with_the_same_round(processes: Processes, kept_url: str) -> None:
     first = processes.server(
-        fails="upload-sealed:4=kill"
-    )  # the model, two updates of round 1, the first one of round 2
+        fails="upload-sealed:5=kill"
+    )  # two first models, two updates of round 1, the first one of round 2
     assert second(processes).wait(120) == 74  # while the first one serves
     refused = (processes.folder / "second.log").read_text("utf-8")
     assert "in use by another" in refused, refused
