@@ -86,7 +86,7 @@ class Federation(StrictModel):
     site_wait_timeout_s: Seconds = 604_800.0  # that a round waits for enough sites, before the run fails
     max_update_norm: Annotated[float, Field(gt=0)] = 1e9  # of an update less the model that it starts from
     max_model_mb: Annotated[float, Field(gt=0, le=MOST_BYTES / 1e6)] = 512.0  # of the first model, in 10^6 bytes
-    max_relative_norm: Annotated[float, Field(gt=0)] = 20.0  # the same, as a multiple of that model's own norm
+    max_relative_norm: Annotated[float, Field(gt=0)] = 50.0  # the same, as a multiple of that model's own norm
     outlier_factor: Annotated[float, Field(ge=2)] | None = 20.0  # times the cohort's median norm: set aside
     max_weight_ratio: Annotated[float, Field(ge=1)] = 4.0  # a site's example count over the cohort's median: capped
     score_every: Every = 1  # rounds; 0: only the last
