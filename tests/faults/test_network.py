@@ -34,7 +34,8 @@ def ended_like(here: ProxiedProcesses, final: str) -> None:
     assert here.finish(["server", *SITES]) == [0] * 3, here.logs()
     found = here.invariants(final=final)
     rounds = here.recipe.rounds
-    assert (found.published, found.updates, found.receipts) == (rounds + 1, 2 * rounds + 2, 2 * rounds)  # two first models
+    # Two first models, and two updates a round.
+    assert (found.published, found.updates, found.receipts) == (rounds + 1, 2 * rounds + 2, 2 * rounds)
     assert found.recomputed >= 2
     assert "Traceback" not in here.logs()
 

@@ -23,9 +23,9 @@ KEYS = IDS | {
     *("missing", "where"),
     *("connections", "descriptors", "in_s", "for_s", "limit_mb", "update_bytes"),
     *("library", "text", "line", "thread", "exit_code"),  # of what others say
-    *("tracker", "runs", "rounds", "ranks"),
+    *("tracker", "runs", "rounds", "ranks", "budget", "claimed", "counted", "mode"),
 }
-SPLATS = frozenset({"fields", "caller", "told", "whose", "at", "_holder(row)", "why", "peer.site()"})
+SPLATS = frozenset({"fields", "caller", "told", "whose", "at", "_holder(row)", "why", "peer.site()", "more"})
 
 
 def log_calls(tree: ast.AST) -> Iterator[ast.Call]:

@@ -62,9 +62,11 @@ def make_private(folder: Path) -> None:
     try:
         folder.chmod(mode & ~0o077)
     except OSError as error:  # another account owns it, such as of a volume in Kubernetes
-        log.warning("others may enter the state folder; let its owner run `chmod 700`", **fields, why=error.strerror)
+        log.warning(
+            "others may enter the state folder; let its owner close it with chmod", **fields, why=error.strerror
+        )
     else:
-        log.warning("the state folder was open to others; now it has mode 0700", **fields)
+        log.warning("the state folder was open to others and is so no more", **fields)
 
 
 def temporary_name(name: str) -> str:

@@ -78,7 +78,6 @@ CLIENT = (
     Diagnosis("server-busy", 54, "Try again in a minute; then look into the server's log."),
     Diagnosis("certificate-not-registered", 55, "Have the operator register it: protofed certs register."),
     Diagnosis("certificate-revoked", 56, "That is for ever: ask the operator why, then request a new one."),
-    Diagnosis("role-not-registered", 83, "Correct `roles`, or have the operator grant it: certs register --role."),
     Diagnosis("protocol-mismatch", 57, "Install the same protofed on both sides."),
     Diagnosis("version-differs", 58, "Both speak one protocol; bring the older one up to date.", warns=True),
     Diagnosis("device-absent", 59, "Choose a device that is there, --device auto or cpu, or install the driver."),
@@ -92,7 +91,11 @@ IMAGES = (  # the codes from 64 to 78 are those of errors
     Diagnosis("images-unreadable", 81, "Repair or remove the files, or allow for some: data.max_unreadable_fraction."),
     Diagnosis("preprocessing-differs", 82, "Ask the operator which run it is; then correct data.preprocessing_digest."),
 )
-DIAGNOSES = {entry.name: entry for entry in (*BOTH, *SERVER, *CLIENT, INTERNAL, *IMAGES)}
+# After the images: 55 and 56, its neighbours, are given away, and a code keeps its meaning.
+ROLES = (
+    Diagnosis("role-not-registered", 83, "Correct `roles`, or have the operator grant it: certs register --role."),
+)
+DIAGNOSES = {entry.name: entry for entry in (*BOTH, *SERVER, *CLIENT, INTERNAL, *IMAGES, *ROLES)}
 
 
 def diagnosis(name: str) -> Diagnosis:
