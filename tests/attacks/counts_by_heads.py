@@ -7,6 +7,8 @@ what is left is n_c / n, and the whole numbers behind it follow.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -14,13 +16,14 @@ from numpy.typing import NDArray
 from tests.attacks.counts_by_scores import MOST_EXAMPLES
 from tests.attacks.hostile_server import always, as_payload, honest_model, public_of, recipe_like, sites_of, updates
 from tests.attacks.outcome import Outcome
+from tests.attacks.policies import NONE
 
+from protofed.client.data.site_data import Examples
 from protofed.client.models.split import load
 from protofed.common.config.recipe import Recipe
 from protofed.common.payload import Part, Payload
 
 Counts = NDArray[np.int64]
-SMALLEST_LR = 0.17  # six steps at least on the digits: 1.02 in sum
 
 
 def blind_body(policy: str) -> Outcome:
@@ -34,49 +37,77 @@ def blind_body(policy: str) -> Outcome:
     return _attacked(policy, recipe, blind)
 
 
+def blind_input(policy: str) -> Outcome:
+    """An honest model, and an `input.window` that makes all images black: what it predicts of these is known."""
+    plan = _one_step(1e-2) if policy == NONE else SMALLEST
+    return _attacked(policy, recipe_like("digits-fedavg", plan=plan), made=black, knows_total=True)
+
+
 def tiny_step(policy: str) -> Outcome:
     """An honest model, and a learning rate of next to nothing; the server guesses what the model predicts."""
-    recipe = recipe_like("digits-fedavg", plan=_one_step(1e-4))
-    return _attacked(policy, recipe, as_payload(honest_model(recipe)), knows_total=True)
+    return _attacked(policy, recipe_like("digits-fedavg", plan=_one_step(1e-4)), knows_total=True)
 
 
 def smallest_movement(policy: str) -> Outcome:
     """An honest model, and the smallest movement that standard.toml allows (`limits.min_step_sum`)."""
-    recipe = recipe_like("digits-fedavg", plan={**_one_step(SMALLEST_LR), "batch_size": 32, "epochs": 2})
-    return _attacked(policy, recipe, as_payload(honest_model(recipe)), knows_total=True)
+    return _attacked(policy, recipe_like("digits-fedavg", plan=SMALLEST), knows_total=True)
+
+
+def black(examples: Examples) -> Examples:
+    """The same examples, of which nothing is to be seen."""
+    return Examples(torch.zeros_like(examples.images), examples.labels)
 
 
 def _one_step(lr: float) -> dict[str, object]:
     return {"epochs": 1, "batch_size": 10**6, "lr": lr, "momentum": 0.0, "weight_decay": 0.0, "max_grad_norm": None}
 
 
-def _attacked(policy: str, recipe: Recipe, base: Payload, *, knows_total: bool = False) -> Outcome:
+# Six steps at least on the digits: 1.02 in sum.
+SMALLEST = {**_one_step(0.17), "batch_size": 32, "epochs": 2}
+
+
+def _attacked(
+    policy: str,
+    recipe: Recipe,
+    base: Payload | None = None,
+    made: Callable[[Examples], Examples] = lambda examples: examples,
+    *,
+    knows_total: bool = False,
+) -> Outcome:
+    """Recovered: sites whose label counts are exact.
+
+    Args:
+        base: of round 1; None: the honest one.
+        made: what the recipe's input makes of images.
+        knows_total: the attacker knows how many examples a site has.
+    """
+    base = as_payload(honest_model(recipe)) if base is None else base
     found = of = answered = 0
     for data in sites_of(recipe):
         truth = np.bincount(data.train.labels.numpy(), minlength=recipe.classes)
-        sent = updates(policy, recipe, data, [always(base)])
+        sent = updates(policy, recipe, replace(data, train=made(data.train)), [always(base)])
         of += 1
-        if sent:
-            answered += 1
-            steps = recipe.plan.epochs * math.ceil(len(data.train) / recipe.plan.batch_size)
-            moved = (sent[0][Part.HEAD]["bias"] - base[Part.HEAD]["bias"]).astype(np.float64) / recipe.plan.lr / steps
-            # Of several steps, on average: between what the model predicted before and what it does after.
-            prior = (
-                _predicted(recipe, base) if steps == 1 else (_predicted(recipe, base) + _predicted(recipe, sent[0])) / 2
-            )
-            shares = np.clip(moved + prior, 0, 1)
-            found += np.array_equal(_whole(shares, int(truth.sum()) if knows_total else None), truth)
+        if not sent:
+            continue
+        answered += 1
+        public = made(public_of(recipe).test)
+        steps = recipe.plan.epochs * math.ceil(len(data.train) / recipe.plan.batch_size)
+        moved = (sent[0][Part.HEAD]["bias"] - base[Part.HEAD]["bias"]).astype(np.float64) / recipe.plan.lr / steps
+        prior = _predicted(recipe, base, public)
+        if steps > 1:  # on average between what the model predicted before and what it does after
+            prior = (prior + _predicted(recipe, sent[0], public)) / 2
+        shares = np.clip(moved + prior, 0, 1)
+        found += np.array_equal(_whole(shares, int(truth.sum()) if knows_total else None), truth)
     return Outcome(int(found), of, silent=not answered)
 
 
-def _predicted(recipe: Recipe, base: Payload) -> NDArray[np.float64]:
-    """What the base predicts on average, [C]: on public images."""
-    model = honest_model(recipe)
-    load(model.body, base[Part.BODY])
-    load(model.head, base[Part.HEAD])
+def _predicted(recipe: Recipe, model: Payload, public: Examples) -> NDArray[np.float64]:
+    """What a model predicts on average of public images, [C]."""
+    built = honest_model(recipe)
+    load(built.body, model[Part.BODY])
+    load(built.head, model[Part.HEAD])
     with torch.no_grad():
-        images = public_of(recipe).test.normalised(recipe.input)
-        return np.asarray(model(images).softmax(1).mean(0).double().numpy())
+        return np.asarray(built(public.normalised(recipe.input)).softmax(1).mean(0).double().numpy())
 
 
 def _whole(shares: NDArray[np.float64], total: int | None) -> Counts:

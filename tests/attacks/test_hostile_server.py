@@ -26,14 +26,19 @@ RARE: tuple[Attack, ...] = (
     rare_units.convolutional,
     rare_units.convolutional_in_part,
 )
-COUNTS: tuple[Attack, ...] = (counts_by_heads.blind_body, counts_by_heads.tiny_step, counts_by_heads.smallest_movement)
+COUNTS: tuple[Attack, ...] = (
+    counts_by_heads.blind_body,
+    counts_by_heads.blind_input,
+    counts_by_heads.tiny_step,
+    counts_by_heads.smallest_movement,
+)
 
 
 def name_of(attack: Attack) -> str:
     return f"{attack.__module__.rpartition('.')[2]}.{attack.__name__}"
 
 
-@pytest.mark.parametrize("attack", [*TRAPS, *RARE, *COUNTS[:2], score_oracle.attack], ids=name_of)
+@pytest.mark.parametrize("attack", [*TRAPS, *RARE, *COUNTS[:3], score_oracle.attack], ids=name_of)
 def test_it_succeeds_on_a_site_without_rules(attack: Attack) -> None:
     assert attack(NONE).recovered > 0
 

@@ -55,6 +55,7 @@ ON_SITES = (
     Attack("units behind convolutions that hardly any wakes", "images", "24 of 229", rare_units.convolutional),
     Attack("a tenth of them", "images", "13 of 229", rare_units.convolutional_in_part),
     Attack("a body that is blind", "label counts of sites", "4 of 5", counts_by_heads.blind_body),
+    Attack("a window that makes all images black", "label counts of sites", "5 of 5", counts_by_heads.blind_input),
     Attack("a step too small to matter", "label counts of sites", "5 of 5", counts_by_heads.tiny_step),
     Attack(
         "the smallest movement of standard.toml", "label counts of sites", "0 of 5", counts_by_heads.smallest_movement

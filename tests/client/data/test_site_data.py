@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from itertools import pairwise
 
@@ -260,3 +261,19 @@ def test_data_that_cannot_be_used_are_refused_at_construction(train: Examples, t
 def test_examples_have_one_shape_and_dtype(images: Tensor, labels: Tensor, said: str) -> None:
     with pytest.raises(DataError, match=said):
         Examples(images, labels)
+
+
+@pytest.mark.parametrize("scale", [1, 255])
+def test_contrast_is_how_far_two_images_typically_are_apart(scale: int) -> None:
+    levels = torch.tensor([0.0, 0.2, 0.0, 0.2, 0.2])  # of whole images: three pairs of four differ by 0.2
+    images = levels.reshape(-1, 1, 1, 1).expand(5, 1, 2, 2)
+    given = images.contiguous() if scale == 1 else (images * 255).round().to(torch.uint8)
+    assert Examples(given, torch.zeros(5, dtype=torch.int64)).contrast() == pytest.approx(0.2)
+
+
+def test_images_that_are_alike_have_no_contrast_and_a_single_one_has_no_pair() -> None:
+    alike = Examples(torch.full((600, 1, 2, 2), 255, dtype=torch.uint8), torch.arange(600) % 3)
+    assert alike.contrast() == 0.0
+    assert alike.take(torch.tensor([0])).contrast() == math.inf
+    mostly = Examples(torch.cat([alike.images, torch.zeros(200, 1, 2, 2, dtype=torch.uint8)]), torch.zeros(800).long())
+    assert mostly.contrast() == 0.0

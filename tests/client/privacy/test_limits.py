@@ -24,7 +24,7 @@ from protofed.deploy import shipped
 
 OPEN = unlimited(set(architectures))
 DIGEST, OTHER = Digest("a" * 64), "b" * 64
-FACTS = RunFacts(DIGEST, frozenset({Part.BODY, Part.HEAD}), cohort=3, examples=100)
+FACTS = RunFacts(DIGEST, frozenset({Part.BODY, Part.HEAD}), cohort=3, examples=100, contrast=0.2)
 RECIPE: dict[str, Any] = {
     "name": "run",
     "rounds": 10,
@@ -68,6 +68,7 @@ def refused(asked: Recipe, allowed: Limits, facts: RunFacts = FACTS) -> str:
         ("sides", [16, 24], [17, 24]),
         ("sides", [16, 24], [16, 23]),
         ("min_std", 0.25, 0.26),
+        ("min_contrast", 0.2, 0.21),
         ("batches", [32, 32], [33, 64]),
         ("batches", [32, 32], [1, 31]),
         ("epochs", 2, 1),
@@ -88,7 +89,11 @@ def test_a_run_passes_at_the_limit_and_is_refused_beyond_it(key: str, at: Any, b
 
 
 def test_without_limits_nothing_is_refused() -> None:
-    admit(recipe(plan={"batch_size": 1_000_000, "lr": 1e5}), OPEN, dataclasses.replace(FACTS, cohort=1, examples=1))
+    admit(
+        recipe(plan={"batch_size": 1_000_000, "lr": 1e5}),
+        OPEN,
+        dataclasses.replace(FACTS, cohort=1, examples=1, contrast=0.0),
+    )
 
 
 @pytest.mark.parametrize(
@@ -115,9 +120,9 @@ def test_a_plug_in_that_the_policy_names_may_be_trained() -> None:
 
 
 def test_what_needs_the_data_waits_for_them_and_what_needs_the_server_for_its_word() -> None:
-    allowed = limits(steps=1000, min_step_sum=1000, min_cohort=1000)
-    admit(recipe(), allowed, dataclasses.replace(FACTS, examples=None, cohort=None))
-    assert refused(recipe(), allowed, dataclasses.replace(FACTS, cohort=None)) == "limits.steps"
+    allowed = limits(steps=1000, min_step_sum=1000, min_cohort=1000, min_contrast=1)
+    admit(recipe(), allowed, dataclasses.replace(FACTS, examples=None, contrast=None, cohort=None))
+    assert refused(recipe(), allowed, dataclasses.replace(FACTS, contrast=None, cohort=None)) == "limits.steps"
 
 
 def test_a_method_that_sends_neither_head_nor_prototypes_may_move_little() -> None:
@@ -194,7 +199,7 @@ def test_a_stricter_policy_has_tighter_limits() -> None:
             assert getattr(narrow, key) < getattr(loose, key), key
         for key in ("tasks_per_day", "scorings_per_day", "max_rollback_rounds"):
             assert getattr(narrow, key) < getattr(loose, key), key
-        for key in ("min_std", "steps", "min_step_sum", "min_grad_norm", "min_cohort"):
+        for key in ("min_std", "min_contrast", "steps", "min_step_sum", "min_grad_norm", "min_cohort"):
             assert getattr(narrow, key) > getattr(loose, key), key
         assert narrow.check_base >= loose.check_base
 

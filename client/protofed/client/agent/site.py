@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import structlog
@@ -156,14 +157,19 @@ def prepare(site: Site, assignment: Assignment) -> PreparedRun:
         facts = RunFacts(offered, method.sends, plugins, assignment.min_cohort)
         run_limits.admit(recipe, site.policy.rules.limits, facts)
         data = site.load_data(recipe)
-        # Again: how far a fit moves the model depends on the number of examples.
-        run_limits.admit(recipe, site.policy.rules.limits, replace(facts, examples=len(data.train) or None))
+        # Again: how far a fit moves the model depends on the number of examples, and what it learns on the images.
+        run_limits.admit(recipe, site.policy.rules.limits, replace(facts, **_of_images(data)))
         return PreparedRun(recipe, method, model, data, _seed(site, assignment.run, recipe))
     except FORESEEN as error:
         raise TaskFailedError(reason_of(error), str(error)) from error
     except Exception as error:  # from a driver, or a site's own model: keep the daemon alive
         log.exception("run failed to be prepared", run=assignment.run)
         raise TaskFailedError(reason_of(error), f"{type(error).__name__}: {error}") from error
+
+
+def _of_images(data: SiteData) -> dict[str, Any]:
+    """The fields of `RunFacts` that follow from the training images."""
+    return {"examples": len(data.train), "contrast": data.train.contrast()} if len(data.train) else {}
 
 
 def _seed(site: Site, run: str, recipe: Recipe) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias, TypeVar
@@ -18,6 +19,7 @@ Batch: TypeAlias = tuple[Tensor, Tensor]  # [B, channels, H, W] normalised float
 T = TypeVar("T")
 
 CPU = torch.device("cpu")
+CONTRAST_IMAGES = 256
 KEPT_BYTES = 1 << 30  # a normalised copy up to this size is kept; a larger one is made batch by batch
 
 
@@ -69,6 +71,18 @@ class Examples:
         """All images as the model takes them, float32 [N, channels, H, W], made once."""
         key = ("normalised", input_.mean, input_.std)
         return self._once(key, lambda: normaliser(input_, self.images.dtype, self.images.device)(self.images))
+
+    def contrast(self) -> float:
+        """By how much two images typically differ: the median root mean square over pairs, of pixels in 0..1.
+
+        Of `CONTRAST_IMAGES` at most, evenly chosen, each with the one before it; infinite for a single image.
+        """
+        if len(self) < 2:
+            return math.inf
+        chosen = torch.linspace(0, len(self) - 1, min(len(self), CONTRAST_IMAGES)).long()
+        images = self.images[chosen.to(self.images.device)].flatten(1)
+        pixels = images.float() / (1.0 if images.is_floating_point() else 255.0)
+        return float(pixels.diff(dim=0).square().mean(1).sqrt().median())
 
     @property
     def kept_bytes(self) -> int:

@@ -36,6 +36,8 @@ class Limits(StrictModel):
     max_width: AtLeast1 = 1024  # largest number among the model's options: units of a layer
     sides: Bounds = (8, 1024)  # least and most height and width of images, in pixels
     min_std: AtLeast0 = 0.05  # least std of the input; std at most 1, mean from 0 to 1: else inputs blow up or vanish
+    # Images that a window or a crop made all alike: what a fit then learns of them is how many there are of each label.
+    min_contrast: AtLeast0 = 0.03  # least typical difference of two training images: root mean square, pixels in 0..1
     batches: Bounds = (8, 256)  # least and most batch_size
     epochs: AtLeast1 = 20  # most, in a round
     lr: Above0 = 0.5  # most
@@ -63,6 +65,7 @@ def unlimited(models: Collection[str]) -> Limits:
         max_width=int(MAX_NUMBER),
         sides=(1, int(MAX_NUMBER)),
         min_std=0.0,
+        min_contrast=0.0,
         batches=(1, int(MAX_NUMBER)),
         epochs=MOST_ROUNDS,
         lr=1e38,

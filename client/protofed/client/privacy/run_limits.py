@@ -28,6 +28,7 @@ class RunFacts:
         plugins: code that the policy names: a model among it needs no place in `models`.
         cohort: sites that a round aggregates at least, as the server announces; None: not known yet, not checked.
         examples: of the site's training set; None: not loaded yet, or none: what depends on them is not checked.
+        contrast: of the site's training images, as `Examples.contrast`; None: likewise.
     """
 
     digest: Digest
@@ -35,6 +36,7 @@ class RunFacts:
     plugins: frozenset[str] = frozenset()
     cohort: int | None = None
     examples: int | None = None
+    contrast: float | None = None
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,7 @@ def checks(recipe: Recipe, limits: Limits, facts: RunFacts) -> tuple[LimitCheck,
     return (
         *_model(recipe.model, limits, facts.plugins),
         *_input(recipe.input, limits),
+        *_contrast(limits, facts),
         *_plan(recipe, limits),
         *_movement(recipe, limits, facts),
         *_method(recipe, limits),
@@ -120,6 +123,13 @@ def _input(images: Input, limits: Limits) -> Iterator[LimitCheck]:
         limits.min_std <= min(images.std) and max(images.std) <= 1 and 0 <= min(images.mean) <= max(images.mean) <= 1
     )
     yield LimitCheck("min_std", asked, f"std from {limits.min_std:g} to 1 and mean from 0 to 1", holds)
+
+
+def _contrast(limits: Limits, facts: RunFacts) -> Iterator[LimitCheck]:
+    if facts.contrast is not None:
+        asked = f"an input by which two training images here differ by {facts.contrast:.3g}"
+        holds = facts.contrast >= limits.min_contrast
+        yield LimitCheck("min_contrast", asked, f"at least {limits.min_contrast:g}", holds)
 
 
 def _plan(recipe: Recipe, limits: Limits) -> Iterator[LimitCheck]:
