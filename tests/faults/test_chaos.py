@@ -86,7 +86,7 @@ def test_row_83_a_run_survives_kills_of_server_and_daemons_at_random_instants(
     print(f"{chaos.kills} kills in {time.monotonic() - began:.0f} s")  # noqa: T201
     assert (chaos.kills.pop("server"), sum(chaos.kills.values())) == (SERVER_KILLS, CLIENT_KILLS)
     found = check(tmp_path / "server", recipe.name, sites=[tmp_path / site for site in SITES], final=final)
-    assert (found.published, found.updates) == (ROUNDS + 1, len(SITES) * ROUNDS + 1)
+    assert (found.published, found.updates) == (ROUNDS + 1, len(SITES) * ROUNDS + 2)
     with here.ledger() as ledger:
         assert all(row.complete for row in ledger.rounds(recipe.name))
     assert "Traceback" not in "".join(log.read_text() for log in tmp_path.glob("*.log"))

@@ -52,7 +52,7 @@ def ended_like(here: ProxiedProcesses, final: str) -> None:
     """Server and sites ended well, with what a run without faults gives; nothing that was acknowledged is lost."""
     assert here.finish(["server", *SITES]) == [0] * 3, here.logs()
     found, rounds = here.invariants(final=final), here.recipe.rounds
-    assert (found.published, found.updates, found.receipts) == (rounds + 1, 2 * rounds + 1, 2 * min(rounds, 3))
+    assert (found.published, found.updates, found.receipts) == (rounds + 1, 2 * rounds + 2, 2 * min(rounds, 3))
     assert found.recorded > 0
 
 
