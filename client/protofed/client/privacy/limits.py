@@ -54,7 +54,7 @@ class Limits(StrictModel):
     scorings_per_day: AtLeast1 = 1000  # likewise, scorings
     recipes: frozenset[RecipeDigest] = frozenset()  # digests of the only recipes that may run; empty: any
     check_base: bool = True  # refuse models to start from that no honest server sends
-    max_base_change: Above0 = 1.0  # most movement of that model since the site last saw it, relative to its norm
+    max_base_change: Above0 = 3.0  # most movement of that model since the site last saw it, relative to its norm
     max_rollback_rounds: Annotated[int, Field(ge=0)] = 5  # most rounds that a run may go back
 
 
