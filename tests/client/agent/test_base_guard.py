@@ -86,6 +86,14 @@ def test_later_models_move_within_the_bound_from_the_last_one_seen() -> None:
     assert kept[0] == 2
 
 
+def test_a_server_that_skips_many_rounds_widens_the_bound_no_further_than_three() -> None:
+    site = AgentHarness(rules=dict(CHECKED), recipe={**RUN, "rounds": 9})
+    site.fit(1, SEEDS_OWN)
+    far = site.fit(9, scaled(4.5))  # 3.5 norms
+    work(site.agent(), 2)
+    assert declined_by_policy(site, far)
+
+
 def test_rounds_that_the_site_missed_widen_the_bound() -> None:
     site = AgentHarness(rules=dict(CHECKED), recipe={**RUN, "rounds": 9})
     daemon = site.agent()

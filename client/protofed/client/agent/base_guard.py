@@ -22,6 +22,8 @@ from protofed.common.payload import Part, Payload
 from protofed.common.protocol.messages import Task, TaskKind
 
 log = structlog.get_logger()
+# Rounds that a site missed widen the bound, so that it finds its way back; not further: the server names the rounds.
+MOST_MISSED = 3
 WHAT_TO_DO = (
     "nothing was trained. Compare the digest with another site's audit log, and ask the coordinator what was sent; "
     "limits.max_base_change and limits.check_base of the policy say what this site accepts"
@@ -34,8 +36,9 @@ class BaseGuard:
     def __init__(self, site: Site) -> None:
         self._site = site
         self._accepted: tuple[str, str | None, bool] | None = None  # run, digest, whether as the model of round 1
-        self._built_responses: tuple[str, dict[str, Response]] | None = None  # likewise
-        self._built: tuple[str, BaseStatistics] | None = None  # recipe's digest, the model that this site builds
+        # Of the model that this site builds, by the recipe's digest.
+        self._built: tuple[str, BaseStatistics] | None = None
+        self._built_responses: tuple[str, dict[str, Response]] | None = None
 
     def check(self, run: PreparedRun, task: Task, base: Payload) -> None:
         """Accept the base of a FIT or SCORE task, or refuse it.
@@ -70,7 +73,7 @@ class BaseGuard:
         last = self._site.store.last_base(task.run) if version else None
         if last is None:  # the site joins later: only what the built model tells
             return None
-        rounds = max(1, abs(version - last[0]))
+        rounds = min(max(1, abs(version - last[0])), MOST_MISSED)
         return change_problem(base, last[1], self._site.policy.rules.limits.max_base_change * rounds)
 
     def _response(self, run: PreparedRun, base: Payload) -> BaseProblem | None:
