@@ -170,7 +170,10 @@ def test_row_67_an_update_far_from_the_others_is_set_aside_and_the_model_is_as_g
 
 def test_row_67_without_that_rule_the_other_sites_cannot_go_on_from_the_model(five: Recipe) -> None:
     rules = five.federation.model_copy(update={"outlier_factor": None, "max_relative_norm": 1e9})
-    thousand_times: Attack = lambda base, update: base + (update - base) * np.float32(1e3)  # noqa: E731
+
+    def thousand_times(base: NDArray[np.float32], update: NDArray[np.float32]) -> NDArray[np.float32]:
+        return np.asarray(base + (update - base) * np.float32(1e3), np.float32)
+
     seen, aside = played(five.model_copy(update={"federation": rules}), thousand_times)
     assert (seen.failed, aside) == (True, {})
     assert "sites cannot do the task (the last: numeric)" in seen.phase

@@ -237,9 +237,12 @@ def _head_problem(base: Payload, built: Payload, options: Mapping[str, object]) 
         array, option = base[Part.HEAD][name], options.get(name)
         if array.size == 1 and array.dtype.kind == "f":
             value = float(array.reshape(()))
-            known = isinstance(option, int | float) and not math.isclose(value, option, rel_tol=TOLERANCE)
-            if known or not abs(value) <= (abs(value) if isinstance(option, int | float) else MOST_SCALAR):
-                text = f"is {value:.6g}: expected {option if option is not None else f'at most {MOST_SCALAR:g}'}"
+            if isinstance(option, int | float):
+                holds, expected = math.isclose(value, option, rel_tol=TOLERANCE), f"{option:g}"
+            else:
+                holds, expected = abs(value) <= MOST_SCALAR, f"at most {MOST_SCALAR:g}"
+            if not holds:
+                text = f"is {value:.6g}: expected {expected}"
                 return BaseProblem(Check.FIRST_MODEL, f"{Part.HEAD}/{name}", text)
     return None
 

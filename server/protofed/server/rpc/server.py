@@ -115,8 +115,8 @@ async def serve(
     connections = room(max_connections)
     connection_guard = None if identity is None else ConnectionGuard(connections, loop.time)
     interceptor = CallInterceptor(stop, access, RateLimits(), served.audit, handshakes, connection_guard)
-    metrics, guard = served.operator.metrics, MemoryGuard(memory_limit)
-    service = FederationService(served.runs, blobs, executors, served.notifier, guard, metrics, Budgets())
+    metrics, memory = served.operator.metrics, MemoryGuard(memory_limit)
+    service = FederationService(served.runs, blobs, executors, served.notifier, memory, metrics, Budgets())
     operator = OperatorService(served.operator, executors)
     health, ready, watchdog = HealthServicer(), readiness or ServerReadiness(), Watchdog(loop)
     _require(ready, identity, served.audit, interceptor, watchdog)
@@ -127,9 +127,8 @@ async def serve(
     watchdog.start()
     metrics.lag = lambda: watchdog.lag_s
     ticker = asyncio.create_task(_tick(served.runs, service, executors, stop, until_finished=until_finished))
-    watchers = [_follow_health(health, ready), _log_certificates(identity, certificates, handshakes)]
-    if connection_guard is not None:
-        watchers.append(connection_guard.watch(port))
+    guarding = [] if connection_guard is None else [connection_guard.watch(port)]
+    watchers = [_follow_health(health, ready), _log_certificates(identity, certificates, handshakes), *guarding]
     background = [asyncio.create_task(watcher) for watcher in watchers]
     await stop.wait()
     for task in background:
