@@ -16,19 +16,20 @@ from numpy.typing import NDArray
 from tests.attacks.counts_by_scores import MOST_EXAMPLES
 from tests.attacks.hostile_server import always, as_payload, honest_model, public_of, recipe_like, sites_of, updates
 from tests.attacks.outcome import Outcome
-from tests.attacks.policies import NONE
+from tests.attacks.policies import limits_of
 
 from protofed.client.data.site_data import Examples
 from protofed.client.models.split import load
 from protofed.common.config.recipe import Recipe
 from protofed.common.payload import Part, Payload
+from protofed.deploy import shipped
 
 Counts = NDArray[np.int64]
 
 
 def blind_body(policy: str) -> Outcome:
     """A body of zeros: all images look alike, and one step over all of them is a histogram. Round 1."""
-    recipe = recipe_like("digits-fedavg", model={"name": "mlp", "hidden": [64]}, plan=_one_step(1e-2))
+    recipe = recipe_like("digits-fedavg", model={"name": "mlp", "hidden": [64]}, plan=_one_step(policy, 1e-2))
     honest = as_payload(honest_model(recipe))
     blind = {
         Part.BODY: {name: np.zeros_like(tensor) for name, tensor in honest[Part.BODY].items()},
@@ -39,18 +40,18 @@ def blind_body(policy: str) -> Outcome:
 
 def blind_input(policy: str) -> Outcome:
     """An honest model, and an `input.window` that makes all images black: what it predicts of these is known."""
-    plan = _one_step(1e-2) if policy == NONE else SMALLEST
-    return _attacked(policy, recipe_like("digits-fedavg", plan=plan), made=black, knows_total=True)
+    recipe = recipe_like("digits-fedavg", plan=_least_movement(policy))
+    return _attacked(policy, recipe, made=black, knows_total=True)
 
 
 def tiny_step(policy: str) -> Outcome:
     """An honest model, and a learning rate of next to nothing; the server guesses what the model predicts."""
-    return _attacked(policy, recipe_like("digits-fedavg", plan=_one_step(1e-4)), knows_total=True)
+    return _attacked(policy, recipe_like("digits-fedavg", plan=_one_step(policy, 1e-4)), knows_total=True)
 
 
-def smallest_movement(policy: str) -> Outcome:
-    """An honest model, and the smallest movement that standard.toml allows (`limits.min_step_sum`)."""
-    return _attacked(policy, recipe_like("digits-fedavg", plan=SMALLEST), knows_total=True)
+def least_movement(policy: str) -> Outcome:
+    """An honest model, and the smallest movement that the policy allows (`limits.min_step_sum`)."""
+    return _attacked(policy, recipe_like("digits-fedavg", plan=_least_movement(policy)), knows_total=True)
 
 
 def black(examples: Examples) -> Examples:
@@ -58,12 +59,17 @@ def black(examples: Examples) -> Examples:
     return Examples(torch.zeros_like(examples.images), examples.labels)
 
 
-def _one_step(lr: float) -> dict[str, object]:
-    return {"epochs": 1, "batch_size": 10**6, "lr": lr, "momentum": 0.0, "weight_decay": 0.0, "max_grad_norm": None}
+def _one_step(policy: str, lr: float) -> dict[str, object]:
+    """One step over all examples, if the policy allows such batches."""
+    batch = min(10**6, limits_of(policy, shipped.recipe("digits-fedavg")).batches[1])
+    return {"epochs": 1, "batch_size": batch, "lr": lr, "momentum": 0.0, "weight_decay": 0.0, "max_grad_norm": None}
 
 
-# Six steps at least on the digits: 1.02 in sum.
-SMALLEST = {**_one_step(0.17), "batch_size": 32, "epochs": 2}
+def _least_movement(policy: str) -> dict[str, object]:
+    """As little movement as the policy allows; the digits' smallest site makes six steps of it."""
+    if not (least := limits_of(policy, shipped.recipe("digits-fedavg")).min_step_sum):
+        return _one_step(policy, 1e-4)
+    return {**_one_step(policy, 1.02 * least / 6), "batch_size": 32, "epochs": 2}
 
 
 def _attacked(

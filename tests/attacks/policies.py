@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from protofed.client.privacy.limits import Limits
 from protofed.client.privacy.policy import Policy
 from protofed.common.config.recipe import Recipe
 from protofed.deploy import shipped
@@ -11,6 +12,11 @@ NONE = "none"  # a policy that allows everything: what the attack is worth where
 SHIPPED = ("open", "standard", "strict")
 PERCEPTRONS = "standard, perceptrons allowed"  # whose list of models stands in no attack's way
 POLICIES = (NONE, *SHIPPED, PERCEPTRONS)
+
+
+def limits_of(name: str, recipe: Recipe) -> Limits:
+    """What a server may ask under a policy: an attacker asks for as much as that, where more would be declined."""
+    return policy_of(name, recipe).rules.limits
 
 
 def policy_of(name: str, recipe: Recipe) -> Policy:

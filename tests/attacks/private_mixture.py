@@ -5,20 +5,23 @@ from __future__ import annotations
 import numpy as np
 from tests.attacks.hostile_server import always, as_payload, honest_model, recipe_like, sites_of, updates
 from tests.attacks.outcome import Outcome
+from tests.attacks.policies import limits_of
 
 from protofed.common.payload import Part
+from protofed.deploy import shipped
 from protofed.server.methods.cwfedavg_private import CwFedAvgPrivateServer
 
 LARGE = 1000.0
 LIKENESS = 1e-3  # of shares: one step of training moves a bias by less than a unit in a thousand
 
 
-NO_STEP: dict[str, object] = {"epochs": 1, "batch_size": 10**6, "lr": 1e-30, "momentum": 0.0, "weight_decay": 0.0}
+NO_STEP: dict[str, object] = {"epochs": 1, "lr": 1e-30, "momentum": 0.0, "weight_decay": 0.0}
 
 
 def without_a_step(policy: str) -> Outcome:
     """A learning rate of nothing: what comes back is where the site began."""
-    return _attacked(policy, NO_STEP)
+    batch = min(10**6, limits_of(policy, shipped.recipe("digits-cwfedavg-private")).batches[1])
+    return _attacked(policy, {**NO_STEP, "batch_size": batch})
 
 
 def honest_plan(policy: str) -> Outcome:

@@ -11,6 +11,8 @@ from tests.attacks.outcome import Outcome
 from protofed.common.payload import Part, Payload
 from protofed.common.protocol.messages import TaskKind
 
+BIAS = 8.0  # norms of the head; ten are refused
+
 
 def attack(policy: str) -> Outcome:
     """Recovered: classes whose share of the site's own test set the server reads off, over all sites."""
@@ -26,7 +28,7 @@ def attack(policy: str) -> Outcome:
         agent.step(0.0)
         of += recipe.classes
         for c in range(recipe.classes):
-            harness.offer(TaskKind.SCORE, 1, says(honest, c), f"score-{c}")
+            harness.offer(TaskKind.SCORE, c + 1, says(honest, c))  # a round is scored once
             before = len(harness.link.scores)
             agent.step(0.0)
             for scores in harness.link.scores[before:]:
@@ -37,7 +39,7 @@ def attack(policy: str) -> Outcome:
 
 
 def says(model: Payload, c: int) -> Payload:
-    """The model with a head that says class `c` whatever it sees."""
-    head = {name: np.zeros_like(tensor) for name, tensor in model[Part.HEAD].items()}
-    head["bias"][c] = 1.0
+    """The model with a bias that says class `c` of nearly all, as large as the checks of a base let it be."""
+    head = {name: np.array(tensor) for name, tensor in model[Part.HEAD].items()}
+    head["bias"][c] += BIAS * float(np.linalg.norm(head["weight"]))
     return {**model, Part.HEAD: head}

@@ -11,6 +11,7 @@ from itertools import islice
 import numpy as np
 from tests.attacks.hostile_server import always, as_payload, honest_model, public_of, sites_of, updates
 from tests.attacks.outcome import Outcome
+from tests.attacks.policies import limits_of
 from tests.attacks.targets import PERCEPTRON, SITES, between_neighbours, recovered
 
 from protofed.common.config.recipe import Recipe
@@ -19,7 +20,9 @@ from protofed.common.payload import Part, Payload
 
 def one_large_step(policy: str) -> Outcome:
     """The server also chooses the plan: one batch of everything, and a learning rate that drowns the old weights."""
-    return _attacked(policy, PERCEPTRON.recipe(batch_size=10**6, lr=1e4, max_grad_norm=None), rounds=1)
+    limits = limits_of(policy, PERCEPTRON.recipe())
+    plan = {"batch_size": min(10**6, limits.batches[1]), "lr": min(1e4, limits.lr), "max_grad_norm": None}
+    return _attacked(policy, PERCEPTRON.recipe(**plan), rounds=1)
 
 
 def honest_plan(policy: str) -> Outcome:

@@ -45,7 +45,7 @@ class Attack:
 
 ON_SITES = (
     Attack("PM(L) of 20 rounds, with the updates", "label counts of sites", "4 of 5", counts_by_scores.attack),
-    Attack("constant models to score", "shares of classes", "50 of 50", score_oracle.attack),
+    Attack("a round of scoring for each class, by its bias", "shares of classes", "50 of 50", score_oracle.attack),
     Attack("sorted thresholds, one large step", "images", "176 of 229", trap_weights.one_large_step),
     Attack("sorted thresholds, honest plan", "images", "23 of 229", trap_weights.honest_plan),
     Attack("a quarter of a perceptron's units as a trap", "images", "30 of 229", hidden_traps.perceptron),
@@ -57,9 +57,7 @@ ON_SITES = (
     Attack("a body that is blind", "label counts of sites", "4 of 5", counts_by_heads.blind_body),
     Attack("a window that makes all images black", "label counts of sites", "5 of 5", counts_by_heads.blind_input),
     Attack("a step too small to matter", "label counts of sites", "5 of 5", counts_by_heads.tiny_step),
-    Attack(
-        "the smallest movement of standard.toml", "label counts of sites", "0 of 5", counts_by_heads.smallest_movement
-    ),
+    Attack("the smallest movement that is allowed", "label counts of sites", "5 of 5", counts_by_heads.least_movement),
     Attack(
         "class heads that are unit vectors, no step", "shares of classes", "26 of 26", private_mixture.without_a_step
     ),
