@@ -359,7 +359,7 @@ def test_row_72_if_too_few_are_left_the_round_is_abandoned_and_the_state_stays(
     row = lab.ledger.rounds("test")[1]
     assert row.abandoned is not None
     assert row.abandoned.startswith("2 updates are left, quorum 3 (bob: blob ")
-    lab.later(0.0)
+    lab.later(10.0)
     lab.round(ann=1.0, bob=2.0, cyd=3.0)
     assert lab.value == 2.0
 

@@ -315,6 +315,8 @@ def test_too_few_updates_that_can_still_be_read_abandon_the_attempt_and_leave_th
 ) -> None:
     lab = rotting("ann", "bob")
     assert lab.value == 0.0
+    assert lab.phase == phases.Idle(1, tries=1, since=None, again_at=10.0)
+    lab.later(10.0)
     assert isinstance(lab.phase, phases.Collecting)
     assert (lab.phase.round, lab.phase.attempt, lab.phase.tries) == (1, 2, 1)
     abandoned = lab.ledger.rounds("test")[1].abandoned

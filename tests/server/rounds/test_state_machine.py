@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, get_args
 
@@ -36,7 +36,7 @@ from protofed.server.rounds.phases import (
     Tick,
 )
 from protofed.server.rounds.sampling import quorum_of
-from protofed.server.rounds.state_machine import RoundRules, advance
+from protofed.server.rounds.state_machine import RoundRules, Step, advance
 from protofed.server.verdicts import RoundOutcome
 
 DEADLINE = 100.0
@@ -106,7 +106,7 @@ EVENTS: dict[str, Event] = {
     "tick-after-grace": tick(70.0),
     "tick-late": tick(1e6),
     "tick-paused": tick(1.0, paused=True),
-    "insufficient": Insufficient("two updates are damaged"),
+    "insufficient": Insufficient("two updates are damaged", 2.0),
     "tick-alone": tick(1.0, trainers="", enrolled=""),
     "tick-others": tick(1.0, trainers="xyz", enrolled="xyz"),
     "tick-late-and-alone": tick(1e6, trainers="", enrolled=""),
@@ -340,8 +340,8 @@ def test_patience_does_not_run_out_during_a_pause() -> None:
 
 
 def test_a_round_whose_updates_do_not_suffice_is_opened_again() -> None:
-    phase, effects = advance(rules(), Aggregating(1, 3, frozenset("ab"), 2, tries=1), Insufficient("damaged"))
-    assert (phase, effects) == (Idle(1, tries=2), [Abandon(1, 3, "damaged")])
+    phase, effects = advance(rules(), Aggregating(1, 3, frozenset("ab"), 2, tries=1), Insufficient("damaged", 7.0))
+    assert (phase, effects) == (Idle(1, tries=2, again_at=27.0), [Abandon(1, 3, "damaged")])
 
 
 def test_what_is_left_must_be_a_quorum_with_all_that_must_take_part() -> None:
@@ -382,6 +382,51 @@ def test_round_0_asks_all_trainers_after_a_failure_and_waits_for_them() -> None:
     assert isinstance(phase, Collecting)  # the third may agree with one of them
     _, effects = advance(rules(), phase, Declined("a", 3.0))
     assert [type(effect) for effect in effects] == [Aggregate]
+
+
+def seconds_of_round_0(what: RoundRules, failure: Callable[[Phase, float], Step]) -> list[float]:
+    """When each attempt opened, until the run failed; every attempt fails at once."""
+    phase: Phase = Idle(0)
+    now, opened = 0.0, list[float]()
+    while not isinstance(phase, FinishedPhase):
+        assert isinstance(phase, Idle)
+        now = max(now, phase.again_at)
+        collecting_now, _ = advance(what, phase, tick(now))
+        opened.append(now)
+        phase, _ = failure(collecting_now, now)
+    return opened
+
+
+def all_decline(what: RoundRules) -> Callable[[Phase, float], Step]:
+    def fail(phase: Phase, now: float) -> Step:
+        assert isinstance(phase, Collecting)
+        return walk(what, phase, *(Declined(site, now) for site in sorted(phase.cohort)))
+
+    return fail
+
+
+def models_differ(what: RoundRules) -> Callable[[Phase, float], Step]:
+    def fail(phase: Phase, now: float) -> Step:
+        assert isinstance(phase, Collecting)
+        return walk(what, phase, *(Arrived(site, now) for site in sorted(phase.cohort)), Insufficient("differ", now))
+
+    return fail
+
+
+@pytest.mark.parametrize("failing", [all_decline, models_differ])
+def test_the_attempts_at_the_first_model_last_150_s_by_default_and_the_second_begins_at_once(
+    failing: Callable[[RoundRules], Callable[[Phase, float], Step]],
+) -> None:
+    what = RoundRules(ROUNDS, Federation(), first)
+    opened = seconds_of_round_0(what, failing(what))
+    assert opened == [0.0, 0.0, 40.0, 120.0, 280.0]
+    training = sum(what.pause(1, tries) for tries in range(1, what.federation.max_attempts))
+    assert opened[-1] >= training == 150.0
+
+
+def test_a_simulation_does_not_wait_for_another_first_model() -> None:
+    what = replace(RoundRules(ROUNDS, Federation(), first), in_time=False)
+    assert set(seconds_of_round_0(what, all_decline(what))) == {0.0}
 
 
 def test_the_first_model_is_not_scored() -> None:

@@ -83,7 +83,7 @@ def any_event(draw: st.DrawFn) -> Event:
         case "aggregated":
             return Aggregated(0.0, draw(some))
         case "insufficient":
-            return Insufficient("set aside")
+            return Insufficient("set aside", 0.0)
         case _:
             return ScoresArrived(draw(one))
 
@@ -103,7 +103,7 @@ class Walk:
 
     def step(self, event: Event, seconds: float = 0.0) -> None:
         self.now += seconds
-        if isinstance(event, Tick | Arrived | Declined | Aggregated):
+        if isinstance(event, Tick | Arrived | Declined | Aggregated | Insufficient):
             event = replace(event, now=self.now)
         if isinstance(event, Tick) and isinstance(self.phase, Idle):
             event = replace(event, attempt=1 + sum(number == self.phase.round for number, _ in self.opened))

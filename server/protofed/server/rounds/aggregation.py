@@ -106,7 +106,7 @@ class Aggregation:
             reasons = "; ".join(f"{site}: {reason}" for site, reason in excluded.items())
             missing = state_machine.missing(job.phase.required & excluded.keys())
             text = f"{len(used)} updates are left, quorum {job.phase.quorum} ({reasons}){missing}"
-            self._end(phases.Insufficient(text))
+            self._end(phases.Insufficient(text, self._context.clock()))
             return
         self._context.work(
             lambda: self._computed(job, state, used), lambda result: self._go_on(job, state, used, result)

@@ -180,6 +180,7 @@ class Insufficient:
     """So many updates were set aside that the rest is no quorum."""
 
     reason: str
+    now: float
 
 
 @dataclass(frozen=True)

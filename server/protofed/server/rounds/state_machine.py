@@ -65,11 +65,14 @@ class RoundRules:
     def pause(self, round: int, tries: int) -> float:
         """Seconds before the next attempt: exponential, so that sites that decline do not use up all attempts at once.
 
-        Round 0 does not wait, since its next attempt asks all sites.
+        Round 0 tries again at once the first time, since that attempt asks all sites in place of two. Its later pauses
+        are twice a training round's, or its attempts would be used up sooner: 280 s in all by default, and not 150 s.
         """
-        longest = self.federation.deadline_s if round and self.in_time else 0.0
-        # 32: 2**tries overflows no float, and any heartbeat times 2**32 is far beyond the deadline.
-        return min(self.federation.heartbeat_s * 2.0 ** min(tries, 32), longest)
+        if not self.in_time or (round == 0 and tries == 1):
+            return 0.0
+        doublings = tries if round else tries + 1
+        # 32: 2**doublings overflows no float, and any heartbeat times 2**32 is far beyond the deadline.
+        return min(self.federation.heartbeat_s * 2.0 ** min(doublings, 32), self.federation.deadline_s)
 
     @property
     def first_models(self) -> int:
@@ -216,8 +219,8 @@ def _after_aggregation(rules: RoundRules, phase: Aggregating, event: Within) -> 
     match event:
         case Aggregated():
             return _score_if_due(rules, phase, event)
-        case Insufficient(reason):
-            return _abandon(rules, phase, reason)
+        case Insufficient(reason, now):
+            return _abandon(rules, phase, reason, now + rules.pause(phase.round, phase.tries + 1))
         case Tick() | Arrived() | Declined() | ScoresArrived():
             return phase, []
         case _:
