@@ -14,6 +14,10 @@ class RoundOutcome(StrEnum):
     ABORTED = "aborted"  # by the operator
 
 
+# Why a task ended without its site's doing, at the beginning of its reason in the ledger, where 0.2.0 wrote it too.
+EXCLUDED, REVOKED, RUN_ENDED, ROLLED_BACK = "excluded: ", "certificate revoked: ", "the run ended", "rolled back to "
+
+
 class RejectionCode(StrEnum):
     """Why an update is INVALID, for counting; `UpdateProblem.text` says it in words."""
 

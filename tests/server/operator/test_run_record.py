@@ -4,25 +4,31 @@ from __future__ import annotations
 
 import json
 import math
+import sqlite3
+from contextlib import closing
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from tests.support.operator_lab import operator_lab
 
 from protofed.common import codec
 from protofed.common.codec import Digest
 from protofed.common.errors import ConfigError, FailureReason
 from protofed.common.payload import Part, Tensors
-from protofed.common.protocol.messages import Activity, TaskKind, Verdict
+from protofed.common.protocol.messages import Activity, PauseReason, TaskKind, Verdict
 from protofed.server.operator.run_record import MOST_CLASSES, best_round, cosines, run_record, similarity
 from protofed.server.storage.blobs import MemoryBlobs
+from protofed.server.storage.reader import LedgerReader
 from protofed.server.storage.rows import RoundRow
-from protofed.server.verdicts import RejectionCode, UpdateProblem
+from protofed.server.verdicts import EXCLUDED, REVOKED, RejectionCode, UpdateProblem
 
 if TYPE_CHECKING:
     from tests.server.conftest import Lab, MakeLab
 
 SITES = ("ann", "bob", "cyd")
+OF_0_2_0 = (Path(__file__).parents[2] / "golden" / "v0_2_0" / "server" / "ledger.sql").read_text(encoding="utf-8")
 
 
 def seen(lab: Lab) -> dict[str, Any]:
@@ -153,6 +159,61 @@ def test_the_best_round_is_the_first_with_the_largest_mean() -> None:
     }
     assert best_round(table) == (2, "personal.pm_v")
     assert best_round({1: {"ann": {"loss": 1.0}}}) is None
+
+
+# What operators did
+
+
+def test_interventions_name_who_when_and_why_with_the_round() -> None:
+    lab = operator_lab()
+    lab.start("one")
+    lab.begin()
+    lab.operation.exclude("cyd", "no ethics vote", by="olga")
+    lab.operation.pause("one", paused=True, by="olga")
+    lab.operation.abort("one", "the wrong labels")
+    lab.operation.admit("cyd", by="olga")  # no run goes on: it is none of this run's
+    found = run_record(lab.ledger, lab.blobs, "one")
+    told = [(i["action"], i["operator"], i["site"], i["reason"], i["round"]) for i in found["interventions"]]
+    assert told == [
+        ("excluded", "olga", "cyd", "no ethics vote", 1),
+        ("paused", "olga", None, "", 1),
+        ("aborted", "", None, "the wrong labels", 1),
+    ]
+    assert found["sites"]["ann"] == {
+        "roles": ["trainer"],
+        "excluded": "",
+        "excluded_at": None,
+        "revoked": "",
+        "revoked_at": None,
+    }
+
+
+def test_a_task_says_what_ended_it_in_its_sites_place(make: MakeLab) -> None:
+    lab = make(federation={"quorum": 1}).begin()
+    for site, reason in (("ann", f"{EXCLUDED}no vote"), ("bob", f"{REVOKED}stolen"), ("cyd", PauseReason.SCHEDULE)):
+        lab.coordinator.dismiss(site, reason)
+    assert {site: task["cause"] for (site, kind), task in tasks(seen(lab), 1).items() if kind == "fit"} == {
+        "ann": "excluded",
+        "bob": "revoked",
+        "cyd": "paused",
+    }
+
+
+def test_a_ledger_of_0_2_0_that_nobody_opened_since_has_a_record_all_the_same(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.sqlite"
+    with closing(sqlite3.connect(path)) as file:
+        file.executescript(OF_0_2_0)
+        revoked = ("a" * 64, "site", "site-2", 0.0, 9e9, 1.0, 3.0, "stolen")
+        file.execute("INSERT INTO certificates VALUES (?, ?, ?, ?, ?, ?, ?, ?)", revoked)
+        file.commit()
+    ledger = LedgerReader(f"sqlite:///{path}")
+    found = run_record(ledger, MemoryBlobs(), ledger.runs()[0].run)
+    ledger.close()
+    assert found["interventions"] == []
+    assert {site: (of["revoked"], of["revoked_at"]) for site, of in found["sites"].items()} == {
+        "site-1": ("", None),
+        "site-2": ("stolen", 3.0),
+    }
 
 
 # Prototypes

@@ -131,7 +131,7 @@ def test_certificates_of_0_2_0_keep_the_roles_that_they_could_claim(tmp_path: Pa
         "olga": (("operator",), None),
     }
     ledger.close()
-    assert path.with_name(f"{path.name}.before-0201").exists()
+    assert path.with_name(f"{path.name}.before-{versions.NEWEST}").exists()
 
 
 # What is refused

@@ -13,13 +13,14 @@ from protofed.common import codec
 from protofed.common.codec import Digest
 from protofed.common.errors import ConfigError, ProtofedError, short
 from protofed.common.payload import Array, Part, Payload, SiteId, Tensors
-from protofed.common.protocol.messages import PROTOCOL_VERSION, TaskKind, Verdict, score_family
+from protofed.common.protocol.messages import PROTOCOL_VERSION, PauseReason, TaskKind, Verdict, score_family
 from protofed.common.statistics import spreads
 from protofed.common.tensors import unit
 from protofed.common.version import VERSION
 from protofed.server.rounds.aggregation import WEIGHT_CAP
 from protofed.server.storage.reader import LedgerReader
 from protofed.server.storage.rows import RoundRow, RunRow, TaskRow, UpdateRow
+from protofed.server.verdicts import EXCLUDED, REVOKED, ROLLED_BACK, RUN_ENDED
 
 MOST_CLASSES = 256  # with more, a matrix of all pairs is neither read nor drawn
 DECIMALS = 4  # of cosines and norms: they are drawn, and a record stays a few MB
@@ -142,7 +143,9 @@ def run_record(records: LedgerReader, blobs: BlobReader, run: str) -> dict[str, 
     Times are Unix time in seconds, sizes bytes, scores as sites reported them. Its keys:
 
     run: name, status (completed, failed, aborted, paused or "going on"), reason, dates, fingerprint;
-    recipe: as the run was started with; versions: of the software that made the record; sites: those ever invited;
+    recipe: as the run was started with; versions: of the software that made the record; sites: those ever invited,
+    with roles, exclusion and revocation as they are now; interventions: what operators did to the run, or to a site
+    while it went on, with the newest round of that time;
     rounds: every attempt with every site's task, the refused updates, the state's digest and its statistics;
     scores: by round and site, without scores of single classes; classes: those, of the newest and the best round;
     prototypes: cosines [classes, classes] of the newest state kept; norms: {site: [classes]} of the newest updates
@@ -163,6 +166,7 @@ def run_record(records: LedgerReader, blobs: BlobReader, run: str) -> dict[str, 
         "recipe": recipe,
         "versions": {"protofed": VERSION, "protocol": PROTOCOL_VERSION},
         "sites": _sites(records, attempts),
+        "interventions": _interventions(records, row),
         "rounds": attempts,
         "scores": [{"round": number, "sites": sites} for number, sites in scores.items()],
         "classes": _by_class(records, run, scores),
@@ -207,9 +211,36 @@ def _run(row: RunRow) -> dict[str, Any]:
 
 def _sites(records: LedgerReader, rounds: Sequence[Mapping[str, Any]]) -> dict[SiteId, dict[str, Any]]:
     """Sites that were invited at least once."""
-    roles, excluded = records.sites(), records.excluded()
+    roles, excluded, revoked = records.sites(), records.excluded(), records.revoked()
+    excluded_at = {row.site: row.at for row in records.interventions() if row.action == "excluded"}
     invited = sorted({task["site"] for attempt in rounds for task in attempt["tasks"]})
-    return {site: {"roles": roles.get(site, []), "excluded": excluded.get(site, "")} for site in invited}
+    return {
+        site: {
+            "roles": roles.get(site, []),
+            "excluded": excluded.get(site, ""),
+            "excluded_at": excluded_at.get(site) if site in excluded else None,
+            "revoked": revoked[site][1] or "no reason given" if site in revoked else "",
+            "revoked_at": revoked[site][0] if site in revoked else None,
+        }
+        for site in invited
+    }
+
+
+def _interventions(records: LedgerReader, run: RunRow) -> list[dict[str, Any]]:
+    """Those of the run, with the round that was open, or had closed last; None before the first round was opened."""
+    openings = sorted((row.opened_at, row.round) for row in records.rounds(run.run, rolled_back=True))
+    return [
+        {
+            "at": row.at,
+            "action": row.action,
+            "operator": row.operator,
+            "site": row.site,
+            "reason": row.reason,
+            "round": next((number for opened_at, number in reversed(openings) if opened_at <= row.at), None),
+        }
+        for row in records.interventions()
+        if row.run == run.run
+    ]
 
 
 def _attempts(records: LedgerReader, run: str, rounds: Sequence[RoundRow]) -> list[dict[str, Any]]:
@@ -260,6 +291,7 @@ def _task(task: TaskRow, commits: Sequence[UpdateRow], weight_caps: Mapping[tupl
         "site": task.site,
         "kind": task.kind,
         "task_status": task.task_status,
+        "cause": _cause(task.reason),
         "reason": task.reason or next((update.set_aside for update in accepted if update.set_aside), ""),
         "sent": task.base_bytes if task.kind is TaskKind.FIT else 0,
         "received": sum(update.bytes for update in accepted),
@@ -268,6 +300,14 @@ def _task(task: TaskRow, commits: Sequence[UpdateRow], weight_caps: Mapping[tupl
         "loss": accepted[0].metrics.get("loss") if accepted else None,
         "refused": [_refused(update) for update in refused],
     }
+
+
+def _cause(reason: str) -> str:
+    """Why a task ended without its site's doing: excluded, revoked, paused, run-ended or rolled-back; else empty."""
+    if reason in (PauseReason.APPROVAL, PauseReason.SCHEDULE):
+        return "paused"
+    begun = {EXCLUDED: "excluded", REVOKED: "revoked", RUN_ENDED: "run-ended", ROLLED_BACK: "rolled-back"}
+    return next((cause for beginning, cause in begun.items() if reason.startswith(beginning)), "")
 
 
 def _refused(update: UpdateRow) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -21,7 +22,8 @@ from protofed.server.rounds.resume import recipe_of
 from protofed.server.rounds.run_queue import RunQueue
 from protofed.server.storage.blobs import Blobs
 from protofed.server.storage.reader import LedgerReader
-from protofed.server.storage.rows import CertificateRow, RoundRow, RunRow, TaskRow, UpdateRow
+from protofed.server.storage.rows import CertificateRow, InterventionRow, RoundRow, RunRow, TaskRow, UpdateRow
+from protofed.server.verdicts import REVOKED
 
 LONGEST_REASON = 300  # characters
 
@@ -135,22 +137,25 @@ class OperatorApi:
             tasks.setdefault((task.round, task.attempt), []).append(TaskHistory(task, refused.get(task.task_id, [])))
         return tasks
 
-    def pause(self, run: str, *, paused: bool) -> RunReport:
-        """Open no further round of a run (the open one goes on), or resume it."""
+    def pause(self, run: str, *, paused: bool, by: str = "") -> RunReport:
+        """Open no further round of a run (the open one goes on), or resume it; `by` is the operator's name."""
         self._row(run)
         self._runs.pause(run, paused=paused)
+        self._note("paused" if paused else "resumed", by, run)
         return self.run(run)
 
-    def abort(self, run: str, reason: str) -> RunReport:
+    def abort(self, run: str, reason: str, by: str = "") -> RunReport:
         """End a run for good; `reason` is one line that sites are sent."""
         self._row(run)
         self._runs.abort(run, _checked(reason) or "aborted by the operator")
+        self._note("aborted", by, run, reason=reason)
         return self.run(run)
 
-    def roll_back(self, run: str, to: int) -> RunReport:
+    def roll_back(self, run: str, to: int, by: str = "") -> RunReport:
         """Continue from the state that round `to` published; later rounds are marked as rolled back."""
         self._row(run)
         self._runs.roll_back(run, to)
+        self._note("rolled-back", by, run, reason=f"to round {to}")
         return self.run(run)
 
     def verify(self, run: str, round: int, attempt: int) -> Verified:
@@ -167,16 +172,18 @@ class OperatorApi:
         until, progress = self.certificates.until(Party.SITE, site), self._context.presence.progress(site)
         return replace(self._presence(site, roles), certificate_until=until, progress=progress)
 
-    def exclude(self, site: str, reason: str) -> SiteReport:
+    def exclude(self, site: str, reason: str, by: str = "") -> SiteReport:
         """Refuse all calls of a site until it is admitted again; it need not have enrolled yet."""
         self._runs.exclude(check_id("site", site), _checked(reason) or "by the operator")
+        self._note("excluded", by, site=SiteId(site), reason=reason)
         return self._site(site, self._records.sites()[site])
 
-    def admit(self, site: str) -> SiteReport:
+    def admit(self, site: str, by: str = "") -> SiteReport:
         """Undo `exclude`."""
         if site not in self._records.excluded():
             raise ConfigError(f"site '{short(site)}' is not excluded")
-        self._runs.admit(site)
+        self._runs.admit(SiteId(site))
+        self._note("admitted", by, site=SiteId(site))
         return self._site(site, self._records.sites()[site])
 
     def _presence(self, site: SiteId, roles: Sequence[str]) -> SiteReport:
@@ -204,13 +211,20 @@ class OperatorApi:
             self._dismiss(site, f"registered as {' and '.join(row.roles)}")
         return row
 
-    def revoke(self, which: str, reason: str) -> list[CertificateRow]:
+    def revoke(self, which: str, reason: str, by: str = "") -> list[CertificateRow]:
         """Revoke a certificate, or all of a name. The open round stops waiting for a site that has no other."""
         revoked = self.certificates.revoke(which, _checked(reason) or "by the operator")
         for site in {SiteId(row.name) for row in revoked if row.party == Party.SITE}:
             if not self.certificates.until(Party.SITE, site):
-                self._dismiss(site, f"certificate revoked: {reason}")
+                self._dismiss(site, f"{REVOKED}{reason}")
+                self._note("revoked", by, site=site, reason=reason)
         return revoked
+
+    def _note(self, action: str, by: str, run: str | None = None, site: SiteId | None = None, reason: str = "") -> None:
+        """Remember who did it: a report names the hand behind an abort or an exclusion."""
+        current = self._runs.current
+        going_on = None if current is None else current.run
+        self._context.ledger.intervene(InterventionRow(time.time(), action, by, run or going_on, site, reason))
 
     def _dismiss(self, site: SiteId, reason: str) -> None:
         self._context.presence.forget(site)  # or the next round would invite it and wait for it

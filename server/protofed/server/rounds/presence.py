@@ -9,6 +9,7 @@ from protofed.common.errors import ExcludedError, FencedError, NotEnrolledError
 from protofed.common.payload import SiteId
 from protofed.common.protocol.messages import PauseReason, Progress, Role
 from protofed.server.storage.ledger import Ledger
+from protofed.server.verdicts import EXCLUDED
 
 
 @dataclass
@@ -146,7 +147,7 @@ class SitePresence:
     def last_seen(self, site: SiteId) -> str:
         """What is known, in words, of a site that has not reported; goes into the ledger and onto screens."""
         if site in self._excluded:
-            return f"excluded: {self._excluded[site]}"
+            return f"{EXCLUDED}{self._excluded[site]}"
         if (latest := self.look(site)) is None:
             return "not heard of since the server started"
         age_s, activity = latest

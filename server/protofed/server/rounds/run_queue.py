@@ -35,7 +35,7 @@ from protofed.server.rounds.coordinator import Coordinator
 from protofed.server.rounds.resume import check_same, recipe_of
 from protofed.server.rounds.sampling import min_cohort
 from protofed.server.storage.rows import RunRow
-from protofed.server.verdicts import RoundOutcome
+from protofed.server.verdicts import EXCLUDED, RoundOutcome
 
 log = structlog.get_logger()
 NO_RUN = "no run is queued"
@@ -238,7 +238,7 @@ class RunQueue:
         """Refuse a site from now on; the open round goes on without it."""
         self._context.presence.exclude(site, reason)
         if (current := self.current) is not None:
-            current.dismiss(site, f"excluded: {reason}")
+            current.dismiss(site, f"{EXCLUDED}{reason}")
         log.warning("site excluded", site=site, reason=reason)
 
     def admit(self, site: SiteId) -> None:

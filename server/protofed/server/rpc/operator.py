@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from protofed.protos.v1 import operator_pb2 as pb
 from protofed.protos.v1 import operator_pb2_grpc as rpc
+from protofed.server.access.authorization import Access
 from protofed.server.operator.downloads import DownloadChunk
 from protofed.server.operator.service import OperatorApi, RoundReport, RunReport, SiteReport
 from protofed.server.rpc.executors import Executors
@@ -22,8 +23,8 @@ MOST_ROUNDS, MOST_TASKS = 200, 10_000
 class OperatorService(rpc.OperatorServicer):
     """Calls of operators; what each does is documented in `operator.proto` and at `OperatorApi`."""
 
-    def __init__(self, operator: OperatorApi, executors: Executors) -> None:
-        self._operator, self._executors = operator, executors
+    def __init__(self, operator: OperatorApi, executors: Executors, access: Access) -> None:
+        self._operator, self._executors, self._access = operator, executors, access
 
     async def StartRun(self, request: pb.StartRunRequest, context: Any) -> pb.RunInfo:
         return _run(await self._control(lambda: self._operator.start(request.recipe)))
@@ -48,16 +49,18 @@ class OperatorService(rpc.OperatorServicer):
         )
 
     async def PauseRun(self, request: pb.RunName, context: Any) -> pb.RunInfo:
-        return _run(await self._control(lambda: self._operator.pause(request.run, paused=True)))
+        return _run(await self._control(lambda: self._operator.pause(request.run, paused=True, by=self._by(context))))
 
     async def ResumeRun(self, request: pb.RunName, context: Any) -> pb.RunInfo:
-        return _run(await self._control(lambda: self._operator.pause(request.run, paused=False)))
+        return _run(await self._control(lambda: self._operator.pause(request.run, paused=False, by=self._by(context))))
 
     async def AbortRun(self, request: pb.AbortRunRequest, context: Any) -> pb.RunInfo:
-        return _run(await self._control(lambda: self._operator.abort(request.run, request.reason)))
+        return _run(await self._control(lambda: self._operator.abort(request.run, request.reason, self._by(context))))
 
     async def RollBackRun(self, request: pb.RollBackRunRequest, context: Any) -> pb.RunInfo:
-        return _run(await self._control(lambda: self._operator.roll_back(request.run, request.round)))
+        return _run(
+            await self._control(lambda: self._operator.roll_back(request.run, request.round, self._by(context)))
+        )
 
     async def VerifyRound(self, request: pb.VerifyRoundRequest, context: Any) -> pb.VerifyRoundResponse:
         verify = self._operator.verify
@@ -81,10 +84,12 @@ class OperatorService(rpc.OperatorServicer):
         return pb.ListSitesResponse(sites=[_site(report) for report in await self._control(self._operator.sites)])
 
     async def ExcludeSite(self, request: pb.ExcludeSiteRequest, context: Any) -> pb.SiteInfo:
-        return _site(await self._control(lambda: self._operator.exclude(request.site, request.reason)))
+        return _site(
+            await self._control(lambda: self._operator.exclude(request.site, request.reason, self._by(context)))
+        )
 
     async def AdmitSite(self, request: pb.AdmitSiteRequest, context: Any) -> pb.SiteInfo:
-        return _site(await self._control(lambda: self._operator.admit(request.site)))
+        return _site(await self._control(lambda: self._operator.admit(request.site, self._by(context))))
 
     async def RegisterCertificate(self, request: pb.RegisterCertificateRequest, context: Any) -> pb.CertificateInfo:
         register = self._operator.register
@@ -94,11 +99,17 @@ class OperatorService(rpc.OperatorServicer):
     async def RevokeCertificate(
         self, request: pb.RevokeCertificateRequest, context: Any
     ) -> pb.ListCertificatesResponse:
-        revoked = await self._control(lambda: self._operator.revoke(request.certificate, request.reason))
+        revoked = await self._control(
+            lambda: self._operator.revoke(request.certificate, request.reason, self._by(context))
+        )
         return pb.ListCertificatesResponse(certificates=map(self._certificate, revoked))
 
     async def ListCertificates(self, request: pb.ListCertificatesRequest, context: Any) -> pb.ListCertificatesResponse:
         return pb.ListCertificatesResponse(certificates=map(self._certificate, self._operator.certificates.all()))
+
+    def _by(self, context: Any) -> str:
+        """The calling operator's name; empty in plain text."""
+        return self._access.peer(context.auth_context()).name
 
     def _certificate(self, row: CertificateRow) -> pb.CertificateInfo:
         fields = {**asdict(row), "revoked_at": row.revoked_at or 0.0, "reason": row.reason or ""}

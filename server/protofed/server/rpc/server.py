@@ -117,7 +117,7 @@ async def serve(
     interceptor = CallInterceptor(stop, access, RateLimits(), served.audit, handshakes, connection_guard)
     metrics, memory = served.operator.metrics, MemoryGuard(memory_limit)
     service = FederationService(served.runs, blobs, executors, served.notifier, memory, metrics, Budgets())
-    operator = OperatorService(served.operator, executors)
+    operator = OperatorService(served.operator, executors, access)
     health, ready, watchdog = HealthServicer(), readiness or ServerReadiness(), Watchdog(loop)
     _require(ready, identity, served.audit, interceptor, watchdog)
     server = _server(interceptor, connections, service, operator, health)

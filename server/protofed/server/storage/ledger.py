@@ -19,8 +19,8 @@ from protofed.common.protocol.messages import Receipt, Scores, TaskKind, Verdict
 from protofed.server.storage import schema as db
 from protofed.server.storage.database import open_ledger, state_error
 from protofed.server.storage.reader import LedgerReader
-from protofed.server.storage.rows import CertificateRow, RoundRow, TaskRow, UpdateRow
-from protofed.server.verdicts import RoundOutcome
+from protofed.server.storage.rows import CertificateRow, InterventionRow, RoundRow, TaskRow, UpdateRow
+from protofed.server.verdicts import ROLLED_BACK, RUN_ENDED, RoundOutcome
 
 OPEN = ("invited", "started")
 
@@ -114,6 +114,13 @@ class Ledger(LedgerReader):
         who = {"fingerprint": row.fingerprint, "party": row.party, "name": row.name}
         self._promise("certificate-revoked", **who, reason=row.reason)
 
+    # Operators
+
+    def intervene(self, row: InterventionRow) -> None:
+        """Remember what an operator did; the deed itself is written down where it belongs."""
+        with self._write() as connection:
+            connection.execute(insert(db.interventions).values(**asdict(row)))
+
     # Runs
 
     def begin_run(self, run: str, fingerprint: Digest, recipe: str) -> None:
@@ -136,7 +143,7 @@ class Ledger(LedgerReader):
         silent = (db.tasks.c.run == run) & db.tasks.c.task_status.in_(OPEN)
         with self._write() as connection:
             connection.execute(update(db.runs).where(db.runs.c.run == run).values(**values))
-            connection.execute(update(db.tasks).where(silent).values(task_status="late", reason="the run ended"))
+            connection.execute(update(db.tasks).where(silent).values(task_status="late", reason=RUN_ENDED))
         self._promise("run-ended", run=run, outcome=outcome, reason=reason)
 
     def roll_back(self, run: str, to: int) -> None:
@@ -148,7 +155,7 @@ class Ledger(LedgerReader):
             again = {"ended_at": None, "outcome": None, "reason": None, "position": last + 1}
             connection.execute(update(db.rounds).where(later).values(rolled_back=True))
             connection.execute(
-                update(db.tasks).where(silent).values(task_status="late", reason=f"rolled back to round {to}")
+                update(db.tasks).where(silent).values(task_status="late", reason=f"{ROLLED_BACK}round {to}")
             )
             ended = (db.runs.c.run == run) & db.runs.c.ended_at.is_not(None)
             connection.execute(update(db.runs).where(ended).values(**again))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from sqlalchemy import Engine, Row, and_, func, select
+from sqlalchemy import Engine, Row, and_, func, inspect, select
 from sqlalchemy.exc import SQLAlchemyError
 
 from protofed.common.codec import Digest
@@ -14,7 +14,7 @@ from protofed.common.payload import SiteId
 from protofed.common.protocol.messages import TaskKind, Verdict
 from protofed.server.storage import schema as db
 from protofed.server.storage.database import open_engine, state_error
-from protofed.server.storage.rows import CertificateRow, RoundRow, RunRow, TaskRow, UpdateRow
+from protofed.server.storage.rows import CertificateRow, InterventionRow, RoundRow, RunRow, TaskRow, UpdateRow
 from protofed.server.verdicts import RoundOutcome
 
 
@@ -45,6 +45,22 @@ class LedgerReader:
         """Every certificate that was ever registered."""
         rows = self._read(select(db.certificates))
         return [CertificateRow(**{**row._mapping, "roles": tuple(row.roles)}) for row in rows]
+
+    def revoked(self) -> dict[SiteId, tuple[float, str]]:
+        """Sites that have no certificate left but revoked ones: when the last was revoked, and why."""
+        # By columns, not rows: a ledger of 0.2.0 that nobody has opened since has no roles here.
+        certificates = db.certificates.c
+        query = select(certificates.name, certificates.revoked_at, certificates.reason)
+        rows = self._read(query.where(certificates.party == "site").order_by(certificates.revoked_at))
+        valid = {row.name for row in rows if row.revoked_at is None}
+        return {row.name: (row.revoked_at, row.reason or "") for row in rows if row.name not in valid}
+
+    def interventions(self) -> list[InterventionRow]:
+        """What operators did, in order; empty for a ledger of an older version that nobody has opened since."""
+        if not inspect(self._engine).has_table(db.interventions.name):
+            return []
+        rows = self._read(select(db.interventions).order_by(db.interventions.c.id))
+        return [InterventionRow(**{k: v for k, v in row._mapping.items() if k != "id"}) for row in rows]
 
     def run(self, run: str) -> RunRow | None:
         """A run, if the ledger knows it."""

@@ -136,6 +136,26 @@ class CertificateRow:
 
 
 @dataclass(frozen=True)
+class InterventionRow:
+    """What an operator did to a run or a site.
+
+    Attributes:
+        at: seconds of the Unix epoch.
+        action: aborted, paused, resumed, rolled-back, excluded, admitted or revoked.
+        operator: the name in the caller's certificate; empty in plain text, where callers are not known.
+        run: the run that was named, or that was going on when a site was; None: none was.
+        site: None: it was about the run.
+    """
+
+    at: float
+    action: str
+    operator: str
+    run: str | None
+    site: SiteId | None
+    reason: str
+
+
+@dataclass(frozen=True)
 class RunRow:
     """One run; `ended_at` and `outcome` are None while it goes on, `position` is its place in the queue."""
 
