@@ -48,3 +48,9 @@ def test_both_are_refused() -> None:
 def test_what_is_no_address_is_refused(address: str, identity: Path | None, plaintext: bool) -> None:
     with pytest.raises(ConfigError, match="expected host:port"):
         check_connection(address, identity, plaintext)
+
+
+@pytest.mark.parametrize("address", ["https://hub.example:7443", "grpc://hub.example:7443/", "hub.example/x:7443"])
+def test_a_web_address_is_refused_and_the_address_in_it_is_said(address: str) -> None:
+    with pytest.raises(ConfigError, match=r"such as hub\.example"):
+        check_connection(address, IDENTITY, plaintext=False)

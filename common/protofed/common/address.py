@@ -50,6 +50,9 @@ def host_and_port(address: str) -> tuple[str, int]:
         ConfigError: the address is not of this form.
     """
     host, _, port = address.rpartition(":")
+    if "://" in address or "/" in host:
+        bare = address.partition("://")[2] or address
+        raise ConfigError(f"'{address}': expected host:port and nothing before it, such as {bare.partition('/')[0]}")
     if not host or not (port.isascii() and port.isdigit() and int(port) < 1 << 16):
         raise ConfigError(f"'{address}': expected host:port, such as fl.example.org:7443 or (loopback) 127.0.0.1:7443")
     return host.strip("[]"), int(port)

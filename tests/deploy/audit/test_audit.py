@@ -140,6 +140,15 @@ def test_a_good_log_is_told_with_its_times_and_newest_hash(protofed: Protofed, s
     assert f"newest hash {lines[-1]['hash']}" in out
 
 
+def test_a_program_reads_the_finding_as_json(protofed: Protofed, server_log: Path, site_log: Path) -> None:
+    code, out, _ = protofed("verify", server_log, "--json")
+    found = json.loads(out)
+    assert (code, found["intact"], found["problems"]) == (0, True, [])
+    assert found["logs"][0]["newest"] == newest(server_log)
+    code, out, _ = protofed("verify", site_log, "--expect", "0" * 64, "--json")
+    assert (code, json.loads(out)["intact"], len(json.loads(out)["problems"])) == (1, False, 1)
+
+
 def test_files_and_folders_are_verified_together(protofed: Protofed, server_log: Path, site_log: Path) -> None:
     code, out, _ = protofed("verify", server_log / "audit.jsonl", site_log, "--expect", newest(site_log))
     assert code == 0

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
+import shlex
 import socket
-from collections.abc import Callable, Sequence
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +18,7 @@ from typer.main import get_command
 
 from protofed.common.storage.files import Lock
 from protofed.deploy import shipped
-from protofed.deploy.cli import main
+from protofed.deploy.cli import completion, main
 from protofed.deploy.cli.renamed import replacement_message
 
 Cli = Callable[..., tuple[int, str, str]]
@@ -197,6 +201,70 @@ def test_every_command_has_help(command: tuple[str, ...], protofed: Cli) -> None
     code, out, _ = protofed(*command, "--help")
     assert code == 0
     assert "Usage: protofed" in re.sub(r"\x1b\[[0-9;]*m", "", out) or "Usage" in out
+
+
+def every_command(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    for name, inner in getattr(command, "commands", {}).items():
+        yield from every_command(inner, (*path, name))
+    if path and not hasattr(command, "commands"):
+        yield path, command
+
+
+@pytest.mark.parametrize("help_option", ["-h", "--help"])
+def test_help_has_two_names_at_every_depth(help_option: str, protofed: Cli) -> None:
+    assert [protofed(*words, help_option)[0] for words in ((), ("runs",), ("runs", "show"))] == [0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("path", "command"), list(every_command(get_command(main.app))), ids=lambda value: str(value)[:40]
+)
+def test_every_command_has_an_example_that_it_understands(path: tuple[str, ...], command: Any) -> None:
+    examples = re.findall(r"`protofed (.*?)`", command.help.partition("Example")[2].replace("\n", " "))
+    own = [words for words in map(shlex.split, examples) if tuple(words[: len(path)]) == path]
+    assert own, f"protofed {' '.join(path)} --help has no example"
+    for words in own:
+        command.make_context(path[-1], words[len(path) :], resilient_parsing=False)
+
+
+def test_no_help_loses_its_brackets() -> None:
+    for path, command in every_command(get_command(main.app)):
+        texts = [command.help, *(getattr(parameter, "help", None) or "" for parameter in command.params)]
+        assert not [text for text in texts if re.search(r"(?<!\\)\[[a-z/]", text)], path  # rich takes it for markup
+
+
+def test_a_terminal_without_utf_8_gets_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="ascii"))
+    with pytest.raises(SystemExit):
+        main.main(["--version"])
+    sys.stdout.write("Zürich …")
+    sys.stdout.flush()
+    assert written.getvalue().endswith(b"Z?rich ?")
+
+
+def test_ctrl_c_while_the_command_line_is_imported_ends_quietly() -> None:
+    interrupted = (
+        "import sys\n"
+        "class Interrupted:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        if name == 'protofed.deploy.cli.main': raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Interrupted())\n"
+        "from protofed.deploy.cli.script import run\n"
+        "run()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", interrupted], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (130, "")
+
+
+def test_the_shell_offers_recipes_by_name_and_by_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.toml").touch()
+    (tmp_path / "notes.txt").touch()
+    (tmp_path / "folder").mkdir()
+    assert "digits-fednh" in completion.recipes("digits")
+    assert completion.recipes("mi") == ["mine.toml"]
+    assert completion.recipes("fol") == ["folder/"]
+    assert completion.recipes("no") == completion.recipes("nowhere/") == []
 
 
 def test_the_version_is_told(protofed: Cli) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,6 +13,7 @@ from typing import Any
 
 import pytest
 import structlog
+import typer
 from rich.console import Console
 from tests.support.disturbed_run import RUN, SITES, close_channels, disturbed_run, update_of
 from tests.support.pki import Authority
@@ -20,7 +24,7 @@ from protofed.common.errors import ConfigError, ProtocolError, StateError, Unava
 from protofed.common.pki.identity import Party
 from protofed.common.protocol.messages import Role, TaskKind
 from protofed.deploy import shipped
-from protofed.deploy.cli import main
+from protofed.deploy.cli import completion, main
 from protofed.deploy.operator import tables
 from protofed.deploy.operator.connection import Operator, plain
 from protofed.protos.v1 import operator_pb2 as pb
@@ -30,6 +34,13 @@ from protofed.server.storage.rows import RoundRow, TaskRow
 RecipeOf = Callable[..., Recipe]
 FEDNH = "digits-fednh"
 RECIPE = shipped.folder("recipes") / f"{FEDNH}.toml"
+
+
+class Answers(io.StringIO):
+    """What a person types."""
+
+    def isatty(self) -> bool:
+        return True
 
 
 class Terminal:
@@ -112,29 +123,63 @@ def test_a_run_is_started_by_its_file_or_name_and_listed(protofed: Terminal) -> 
 def test_a_run_is_paused_resumed_and_ended(protofed: Terminal) -> None:
     assert protofed.says("runs", "pause", RUN) == f"{RUN}: paused, no round opens after round 0\n"
     assert protofed.says("runs", "resume", RUN) == f"{RUN}: running\n"
-    told = protofed.says("runs", "abort", RUN, "--reason", "wrong [data] [/]")
+    told = protofed.says("runs", "abort", RUN, "--yes", "--reason", "wrong [data] [/]")
     assert told == f"{RUN}: aborted in round 0: wrong [data] [/]\n"
-    for command in ("pause", "resume", "abort"):
-        assert f"run '{RUN}' has ended: wrong [data] [/]" in protofed.refuses(78, "runs", command, RUN)
+    for command in (["pause"], ["resume"], ["abort", "--yes"]):
+        assert f"run '{RUN}' has ended: wrong [data] [/]" in protofed.refuses(78, "runs", *command, RUN)
     assert "wrong [data] [/]" in protofed.says("runs", "show", RUN)
     assert "aborted" in protofed.says("runs", "list")
+
+
+@pytest.mark.usefixtures("server")
+@pytest.mark.parametrize("order", [("abort", RUN), ("rollback", RUN, "0")], ids=" ".join)
+def test_what_cannot_be_taken_back_is_asked_first(
+    protofed: Terminal, order: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "--yes" in protofed.refuses(78, "runs", *order)  # nobody can be asked
+    monkeypatch.setattr(sys, "stdin", Answers("n\n"))
+    code, _, asked = protofed("runs", *order)
+    assert code == 1
+    assert f"{RUN} (running, round 0 of 3)" in asked
+    assert protofed.json("runs", "list")[0]["status"] == "running"
+    monkeypatch.setattr(sys, "stdin", Answers("y\n"))
+    assert protofed("runs", "abort", RUN)[0] == 0
+    assert protofed.json("runs", "list")[0]["status"] == "aborted"
+
+
+def test_no_date_is_cut_however_narrow_the_terminal_is() -> None:
+    info = pb.SiteInfo(site="a-site-with-a-long-name", roles=["trainer"], status="working", activity_text="training")
+    info.certificate_until = 4_000_000_000.0
+    page = io.StringIO()
+    Console(file=page, width=30, soft_wrap=True).print(tables.sites_table([info]))
+    assert "2096-10-02" in page.getvalue()
+
+
+@pytest.mark.usefixtures("server")
+def test_the_shell_offers_the_runs_of_the_server(unused_port: int) -> None:
+    context = typer.Context(typer.main.get_command(main.app))
+    context.params = {"server": os.environ["PROTOFED_OPERATOR_SERVER"], "plaintext": True}
+    assert completion.runs(context, "") == [RUN]
+    assert completion.runs(context, "other") == []
+    context.params["server"] = f"127.0.0.1:{unused_port}"
+    assert completion.runs(context, "") == completion.sites(context, "") == []
 
 
 @pytest.mark.usefixtures("server")
 def test_orders_are_told_as_json(protofed: Terminal) -> None:
     assert protofed.json("runs", "pause", RUN)["status"] == "paused"
     assert protofed.json("runs", "resume", RUN)["status"] == "running"
-    assert protofed.json("runs", "abort", RUN)["reason"] == "aborted by the operator"
+    assert protofed.json("runs", "abort", RUN, "-y")["reason"] == "aborted by the operator"
 
 
 @pytest.mark.usefixtures("troubled")
 def test_a_run_goes_back_and_says_so(protofed: Terminal) -> None:
-    assert protofed.says("runs", "rollback", RUN, 0) == f"{RUN}: continues after round 0 (running)\n"
-    assert protofed.json("runs", "rollback", RUN, 0)["rolled_back"] >= 2
+    assert protofed.says("runs", "rollback", RUN, 0, "--yes") == f"{RUN}: continues after round 0 (running)\n"
+    assert protofed.json("runs", "rollback", RUN, 0, "--yes")["rolled_back"] >= 2
     out = protofed.says("runs", "show", RUN)
     assert "rolled-back" in out
     assert "attempts rolled back" in " ".join(out.split())
-    assert "expected one of 0" in protofed.refuses(78, "runs", "rollback", RUN, 9)
+    assert "expected one of 0" in protofed.refuses(78, "runs", "rollback", RUN, 9, "--yes")
 
 
 @pytest.mark.usefixtures("troubled")
@@ -223,8 +268,8 @@ COMMANDS = [
     ("runs", "start", FEDNH),
     ("runs", "pause", "x"),
     ("runs", "resume", "x"),
-    ("runs", "abort", "x"),
-    ("runs", "rollback", "x", "0"),
+    ("runs", "abort", "x", "--yes"),
+    ("runs", "rollback", "x", "0", "--yes"),
     ("runs", "verify", "x"),
     ("sites", "list"),
     ("sites", "exclude", "x"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import subprocess
 import sys
@@ -52,6 +53,12 @@ def test_what_a_daemon_lacks_is_one_line(daemon: Answering, tmp_path: Path, caps
     with capture_logs(), daemon("not enrolled", "the data cannot be read"):
         assert ended("--state", str(tmp_path)) == 1
     assert capsys.readouterr().out == "not enrolled; the data cannot be read\n"
+
+
+def test_a_program_reads_it_as_json(daemon: Answering, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with capture_logs(), daemon("not enrolled"):
+        assert ended("--state", str(tmp_path), "--json") == 1
+    assert json.loads(capsys.readouterr().out) == {"ready": False, "missing": ["not enrolled"]}
 
 
 @pytest.mark.parametrize("listen", ["0.0.0.0:0", "[::1]:0", "[::]:0", "localhost:0"])

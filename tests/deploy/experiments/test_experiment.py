@@ -15,7 +15,7 @@ from protofed.common.codec import Digest
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import ConfigError, DataError, StateError
 from protofed.deploy import shipped
-from protofed.deploy.experiments.compare import read_seeds
+from protofed.deploy.experiments.compare import CompareRequest, compare, read_seeds
 from protofed.deploy.experiments.curves import draw, over_rounds, spaced
 from protofed.deploy.experiments.experiment import (
     ExperimentJob,
@@ -159,6 +159,19 @@ def test_files_for_programs_have_exact_fractions_by_seed(compared: Comparison) -
     read = json.loads(as_json(compared))
     assert read["rows"][1]["values"]["GM"] == {"mean": 0.25, "std": 0.0, "seeds": {"0": 0.25}}
     assert read["rows"][0]["seconds"] == {"0": 1.5, "1": 1.5}
+
+
+@pytest.mark.parametrize(
+    ("metric", "nearest"),
+    [("global.acuracy", r"'global\.accuracy'"), ("loss:wurst", "'worst'"), ("global.auroc", "auroc"), ("x", "one of")],
+)
+def test_a_column_that_no_run_will_have_is_refused_before_the_first_job(
+    recipe_of: Recipes, tmp_path: Path, metric: str, nearest: str
+) -> None:
+    request = CompareRequest(tmp_path / "out", metrics=["personal.recall.3", "loss:std", "train.mine", metric])
+    with pytest.raises(ConfigError, match=nearest):
+        compare([recipe_of("fedavg")], request)
+    assert not (tmp_path / "out").exists()
 
 
 def test_columns_may_be_named(recipe_of: Recipes) -> None:

@@ -106,6 +106,11 @@ class Evaluation(StrictModel):
     probabilities: bool = False  # area under the ROC curve, and calibration error: seconds more at a daemon's start
     class_order: Order = ()  # the classes from the most frequent to the rarest; empty: 0, 1, 2, … as a long tail
 
+    @property
+    def switched_on(self) -> frozenset[str]:
+        """The keys that are true: each of them gives scores that other runs have not."""
+        return frozenset(key for key, value in self if value is True)
+
 
 class Recipe(StrictModel):
     """One run: all that a server, its sites or a simulation need to carry it out."""

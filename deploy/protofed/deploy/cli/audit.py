@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -10,7 +11,8 @@ import typer
 from rich.console import Console
 
 audit = typer.Typer(no_args_is_help=True, help="Check and read the audit log of a site or a server.")
-console = Console()
+console = Console(soft_wrap=True)
+AsJson = Annotated[bool, typer.Option("--json", help="Print it as JSON.")]
 
 
 @audit.command("verify")
@@ -24,6 +26,7 @@ def verify(
             "Keep the hash where those who can write the log cannot.",
         ),
     ] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Check the hash chain of audit logs. Exit code 1, with the first broken record, if a log was altered.
 
@@ -42,10 +45,13 @@ def verify(
             problems.append(str(error))
             continue
         intact.append(status)
-        for line in status_lines(status, expected):
-            console.print(line, soft_wrap=True, highlight=False, markup=False)
+        for line in [] if as_json else status_lines(status, expected):
+            console.print(line, highlight=False, markup=False)
     # A hash need not be in every log: several logs may be checked against the hashes of all of them at once.
     problems += [audit.missing(newest, intact) for newest in expected if not any(newest in s.numbers for s in intact)]
+    if as_json:
+        logs = [asdict(status) | {"path": str(status.path)} for status in intact]
+        print(json.dumps({"intact": not problems, "logs": logs, "problems": problems}, indent=2))  # noqa: T201
     if problems:
         raise audit.AuditError("\n".join(problems))
 
@@ -61,7 +67,7 @@ def show(
     bases: Annotated[
         bool, typer.Option("--bases", help="Print only `run round task digest` of each model that the server gave.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """List what left a site and which tasks it was given, or what a server received and sent, by run and round.
 

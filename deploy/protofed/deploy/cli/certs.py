@@ -53,7 +53,10 @@ def init(
     days: Annotated[int, typer.Option(min=1, max=36500, help="Days it is valid.")] = 3650,
     passphrase_file: Passphrase = None,
 ) -> None:
-    """Create a CA. Keep its folder on an offline machine."""
+    """Create a CA. Keep its folder on an offline machine.
+
+    Example: `protofed certs init --ca ca --name "Lesions pilot"`
+    """
     from protofed.deploy.certs.lifecycle import authority_name, make_authority
     from protofed.deploy.cli.certs_prompts import passphrase
 
@@ -86,7 +89,10 @@ def request(
 
 @certs.command("renew")
 def renew(identity: Identity, out: Out = None) -> None:
-    """Create a new key and a request for the same name. The current certificate stays in use until `install`."""
+    """Create a new key and a request for the same name. The current certificate stays in use until `install`.
+
+    Example: `protofed certs renew --identity identity --out north.request`
+    """
     from protofed.deploy.certs.lifecycle import renew
 
     _write_request(renew(identity), identity, out)
@@ -173,7 +179,10 @@ def install(
         bool, typer.Option("--new-ca", help="Accept that the bundle's CAs differ from the installed ones.")
     ] = False,
 ) -> None:
-    """Install a signed certificate. A running daemon picks it up without a restart."""
+    """Install a signed certificate. A running daemon picks it up without a restart.
+
+    Example: `protofed certs install north.bundle --identity identity`
+    """
     from protofed.deploy.certs import files
     from protofed.deploy.certs.lifecycle import authority_name, install
 
@@ -192,7 +201,10 @@ def revoke(
     identity: OperatorIdentity = None,
     plaintext: Plaintext = False,
 ) -> None:
-    """Revoke a certificate; the server refuses its next call."""
+    """Revoke a certificate; the server refuses its next call.
+
+    Example: `protofed certs revoke north --reason "has left the study"`
+    """
     with _connect(_required(server), identity, plaintext) as operator:
         revoked = operator.revoke(certificate, reason)
     for entry in revoked:
@@ -210,7 +222,10 @@ def list_certificates(
     plaintext: Plaintext = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False,
 ) -> None:
-    """List certificates and their dates: of an identity folder, of a CA (--ca), or of a server (--server)."""
+    """List certificates and their dates: of an identity folder, of a CA (--ca), or of a server (--server).
+
+    Example: `protofed certs list --identity identity`
+    """
     from protofed.deploy.certs import table
 
     if ca is not None:

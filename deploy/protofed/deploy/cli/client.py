@@ -120,6 +120,8 @@ def approve(
     """Show what a run asks and what it would send, then approve it: this recipe only; a changed one must be again.
 
     Exit code 77 if the policy refuses.
+
+    Example: `protofed client approve lesions --state state --policy policy.toml`
     """
     approvals = _approvals(state)
     offer = approvals.offer(run)
@@ -133,7 +135,10 @@ def approve(
 
 @client.command("runs")
 def runs(state: State, as_json: AsJson = False) -> None:
-    """List the runs that the server offered to this site, and whether each is approved (if the policy requires it)."""
+    """List the runs that the server offered to this site, and whether each is approved (if the policy requires it).
+
+    Example: `protofed client runs --state state`
+    """
     approvals = _approvals(state)
     rows = [_row(approvals, offer) for offer in approvals.offers()]
     if as_json:
@@ -152,7 +157,10 @@ def runs(state: State, as_json: AsJson = False) -> None:
 def deny(
     run: Annotated[str, typer.Argument(help="An offered run; `protofed client runs` lists them.")], state: State
 ) -> None:
-    """Refuse a run, whatever the policy says, until `protofed client approve`. A fit in progress still completes."""
+    """Refuse a run, whatever the policy says, until `protofed client approve`. A fit in progress still completes.
+
+    Example: `protofed client deny lesions --state state`
+    """
     approvals = _approvals(state)
     offer = approvals.offer(run)
     approvals.deny(offer)

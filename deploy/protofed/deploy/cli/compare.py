@@ -7,13 +7,17 @@ from typing import Annotated
 
 import typer
 
+from protofed.deploy.cli import completion
 from protofed.deploy.cli.overrides import DryRun, Set, show_dry_run
 
 
 def compare(
     recipes: Annotated[
         list[str] | None,
-        typer.Argument(help="Files, or names of shipped recipes; none: print the results in --out again."),
+        typer.Argument(
+            help="Files, or names of shipped recipes; none: print the results in --out again.",
+            autocompletion=completion.recipes,
+        ),
     ] = None,
     seeds: Annotated[
         str | None, typer.Option(help="Seeds of runs and data, as 0,1,2; default: the recipes' own.")

@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 
 from protofed.common.errors import ConfigError, DataError
+from protofed.deploy.cli import completion
 from protofed.deploy.cli.connection import LOCAL, Identity, Plaintext, Server
 from protofed.deploy.cli.overrides import DryWrite, Set, needs_recipe
 
@@ -32,7 +33,7 @@ class UnreadableImagesError(DataError):
 
 
 def export(
-    run: Annotated[str, typer.Argument(help="The run's name.")],
+    run: Annotated[str, typer.Argument(help="The run's name.", autocompletion=completion.runs)],
     model: Annotated[str, typer.Option(help="global, class:N (cwfedavg) or personal (on the site's machine).")],
     out: Annotated[Path, typer.Option(help="Folder for the model.")],
     output: Annotated[

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from typing import Annotated, Any
@@ -46,6 +47,7 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
     help="Federated learning for sites whose classes are skewed.",
     epilog="Exit codes: 0 done · 1 a run failed, or not ready · 2 wrong arguments · 65 data · 69 server or port "
     "unavailable · 70 internal · 74 state folder · 76 protocol or version · 77 policy · 78 recipe or setting · "
@@ -99,6 +101,7 @@ def main(arguments: list[str] | None = None) -> None:
         arguments: the words after `protofed`; None: those of the process. Tests pass their own.
     """
     end_on_sigterm()
+    _replace_what_the_terminal_cannot_show()
     try:
         failpoint.arm(os.environ.get(failpoint.VARIABLE))
         words = sys.argv[1:] if arguments is None else arguments
@@ -120,6 +123,13 @@ def main(arguments: list[str] | None = None) -> None:
     except Exception as error:
         _report_error(f"internal error: {type(error).__name__}: {error}; run again with --debug for details", error, 70)
         sys.exit(70)
+
+
+def _replace_what_the_terminal_cannot_show() -> None:
+    # A terminal of ISO-8859-1 has no "…": a question mark in its place is better than no answer.
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
 
 
 def _report_error(message: str, error: Exception, exit_code: int) -> None:

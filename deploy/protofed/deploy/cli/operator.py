@@ -9,6 +9,8 @@ import typer
 from rich.console import Console
 
 from protofed.common.errors import ProtofedError
+from protofed.deploy.cli import completion
+from protofed.deploy.cli.confirmation import Yes, confirm
 from protofed.deploy.cli.connection import connected
 from protofed.deploy.cli.overrides import DryRun, Set, show_dry_run
 
@@ -19,10 +21,12 @@ if TYPE_CHECKING:
 
 runs = typer.Typer(no_args_is_help=True, help="Start, watch, pause, abort, roll back and verify the runs of a server.")
 sites = typer.Typer(no_args_is_help=True, help="List, exclude and admit the sites of a server.")
-console = Console()
+console = Console(soft_wrap=True)
 AsJson = Annotated[bool, typer.Option("--json", help="Print it as JSON.")]
 JsonLines = Annotated[bool, typer.Option("--json", help="Print one JSON object per line at every change.")]
-Run = Annotated[str, typer.Argument(help="The run's name, as in `runs list`.")]
+Run = Annotated[str, typer.Argument(help="The run's name, as in `runs list`.", autocompletion=completion.runs)]
+
+Site = Annotated[str, typer.Argument(help="The site's id, as in `sites list`.", autocompletion=completion.sites)]
 
 
 class VerificationError(ProtofedError):
@@ -34,7 +38,9 @@ class VerificationError(ProtofedError):
 @connected(runs, "start")
 def start(
     operator: Operator,
-    recipe: Annotated[str, typer.Argument(help="A recipe's file, or the name of a shipped one.")],
+    recipe: Annotated[
+        str, typer.Argument(help="A recipe's file, or the name of a shipped one.", autocompletion=completion.recipes)
+    ],
     name: Annotated[str | None, typer.Option(help="The run's name; default: the recipe's.")] = None,
     watch: Annotated[bool, typer.Option("--watch", help="Watch it until it ends.")] = False,
     as_json: AsJson = False,
@@ -63,7 +69,10 @@ def start(
 
 @connected(runs, "list")
 def list_runs(operator: Operator, as_json: AsJson = False) -> None:
-    """List all runs in queue order."""
+    """List all runs in queue order.
+
+    Example: `protofed runs list`
+    """
     rows = operator.runs()
     if as_json:
         _print_json([_plain(info) for info in rows])
@@ -78,7 +87,10 @@ def show(
     everything: Annotated[bool, typer.Option("--all", help="Every round and site, not only failures.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show a run: its rounds, the outcome at every site, and the newest scores."""
+    """Show a run: its rounds, the outcome at every site, and the newest scores.
+
+    Example: `protofed runs show lesions --all`
+    """
     detail = operator.show(run, None if everything or as_json else _tables().SHOWN_ROUNDS)
     if as_json:
         _print_json(_plain(detail))
@@ -92,20 +104,28 @@ def watch(operator: Operator, run: Run, as_json: JsonLines = False) -> None:
     """Follow a run until it ends, across server restarts. Exit code 1 if it fails, 130 on Ctrl-C.
 
     Live on a terminal; elsewhere one line per change.
+
+    Example: `protofed runs watch lesions`
     """
     _watch(operator, run, as_json)
 
 
 @connected(runs, "pause")
 def pause(operator: Operator, run: Run, as_json: AsJson = False) -> None:
-    """Pause a run: the open round completes, and no new one opens."""
+    """Pause a run: the open round completes, and no new one opens.
+
+    Example: `protofed runs pause lesions`
+    """
     info = operator.pause(run)
     _show_status(info, as_json, f"{info.run}: {info.status}, no round opens after round {info.round}")
 
 
 @connected(runs, "resume")
 def resume(operator: Operator, run: Run, as_json: AsJson = False) -> None:
-    """Resume a paused run."""
+    """Resume a paused run.
+
+    Example: `protofed runs resume lesions`
+    """
     info = operator.resume(run)
     _show_status(info, as_json, f"{info.run}: {info.status}")
 
@@ -117,9 +137,16 @@ def abort(
     reason: Annotated[
         str, typer.Option(help="Why; sent to the sites and kept in the ledger.")
     ] = "aborted by the operator",
+    yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
-    """End a run. Its sites stop training within seconds; everything published is kept."""
+    """End a run. Its sites stop training within seconds; everything published is kept. Asks first.
+
+    Example: `protofed runs abort lesions --reason "the classes are wrong"`
+    """
+    if not yes:
+        now = _where(operator, run)
+        confirm(f"End run {run} ({now})? Its sites stop training; what it has published is kept.", yes=yes)
     info = operator.abort(run, reason)
     _show_status(info, as_json, f"{info.run}: {info.status} in round {info.round}: {info.reason}")
 
@@ -129,12 +156,18 @@ def rollback(
     operator: Operator,
     run: Run,
     to: Annotated[int, typer.Argument(min=0, help="The round whose state to continue from.")],
+    yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
-    """Continue from the state that a round published, with the sites' state of that round.
+    """Continue from the state that a round published, with the sites' state of that round. Asks first.
 
     A run that had ended is queued again.
+
+    Example: `protofed runs rollback lesions 71`
     """
+    if not yes:
+        now = _where(operator, run)
+        confirm(f"Take run {run} ({now}) back to round {to}? Later rounds no longer count.", yes=yes)
     info = operator.roll_back(run, to)
     _show_status(info, as_json, f"{info.run}: continues after round {to} ({info.status})")
 
@@ -144,6 +177,8 @@ def verify(operator: Operator, run: Run, as_json: AsJson = False) -> None:
     """Recompute every published state on the server, from its ledger and blobs, and compare the digests.
 
     Rounds older than keep_rounds cannot be recomputed and are listed as not-kept. Exit code 1 if a state differs.
+
+    Example: `protofed runs verify lesions`
     """
     from protofed.deploy.console.progress import each
 
@@ -161,7 +196,10 @@ def verify(operator: Operator, run: Run, as_json: AsJson = False) -> None:
 
 @connected(sites, "list")
 def list_sites(operator: Operator, as_json: AsJson = False) -> None:
-    """List all sites that ever enrolled: what each does, and the time since its last progress."""
+    """List all sites that ever enrolled: what each does, and the time since its last progress.
+
+    Example: `protofed sites list`
+    """
     rows = operator.sites()
     if as_json:
         _print_json([_plain(info) for info in rows])
@@ -172,22 +210,32 @@ def list_sites(operator: Operator, as_json: AsJson = False) -> None:
 @connected(sites, "exclude")
 def exclude(
     operator: Operator,
-    site: Annotated[str, typer.Argument(help="The site's id.")],
+    site: Site,
     reason: Annotated[str, typer.Option(help="Why; sent to the site.")] = "by the operator",
     as_json: AsJson = False,
 ) -> None:
-    """Exclude a site: rounds no longer wait for it, and it stops training. Its earlier updates still count."""
+    """Exclude a site: rounds no longer wait for it, and it stops training. Its earlier updates still count.
+
+    Example: `protofed sites exclude north --reason "its scanner was replaced"`
+    """
     info = operator.exclude(site, reason)
     _show_status(info, as_json, f"{info.site}: excluded ({info.excluded})")
 
 
 @connected(sites, "admit")
-def admit(
-    operator: Operator, site: Annotated[str, typer.Argument(help="The site's id.")], as_json: AsJson = False
-) -> None:
-    """Admit an excluded site again. Its daemon reconnects by itself."""
+def admit(operator: Operator, site: Site, as_json: AsJson = False) -> None:
+    """Admit an excluded site again. Its daemon reconnects by itself.
+
+    Example: `protofed sites admit north`
+    """
     info = operator.admit(site)
     _show_status(info, as_json, f"{info.site}: admitted")
+
+
+def _where(operator: Operator, run: str) -> str:
+    """Where a run is, in words; fails as the command itself would if there is no such run."""
+    info = operator.show(run, 1).info
+    return f"{info.status}, round {info.round} of {info.rounds}"
 
 
 def _plain(message: Any) -> dict[str, Any]:

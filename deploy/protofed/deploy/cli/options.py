@@ -21,8 +21,13 @@ def log_as_daemon(context: typer.Context) -> None:
     setup.configure(debug=bool(context.find_root().params.get("debug")), daemon=True)
 
 
-def health(state: RunningState) -> None:
-    """Check that a running daemon is ready. Exit code 0, or 1 and one line that says what is missing."""
+def health(
+    state: RunningState, as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False
+) -> None:
+    """Check that a running daemon is ready. Exit code 0, or 1 and one line that says what is missing.
+
+    Example: `protofed client health --state state`, or `protofed server health --state state`
+    """
     from protofed.deploy.daemons import readyz
 
-    raise typer.Exit(readyz.report(state))
+    raise typer.Exit(readyz.report(state, as_json=as_json))

@@ -10,10 +10,14 @@ import typer
 from rich.console import Console
 
 from protofed.common.errors import ConfigError
+from protofed.deploy.cli import completion
 from protofed.deploy.cli.connection import LOCAL, Identity, Plaintext, Server
 
 console = Console()
-Run = Annotated[str | None, typer.Argument(help="The run's name; optional if --state holds only one run.")]
+Run = Annotated[
+    str | None,
+    typer.Argument(help="The run's name; optional if --state holds only one run.", autocompletion=completion.runs),
+]
 Out = Annotated[Path | None, typer.Option(help="File to write; default: RUN-report.html in this folder.")]
 State = Annotated[
     Path | None,

@@ -16,7 +16,7 @@ from protofed.deploy.cli.tracking import TensorBoard
 server = typer.Typer(
     no_args_is_help=True, help="For coordinators: start the aggregation server, check its prerequisites and health."
 )
-console = Console()
+console = Console(soft_wrap=True)
 
 
 @server.command("start")

@@ -9,13 +9,16 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from protofed.deploy.cli import completion
 from protofed.deploy.cli.overrides import DryRun, DryWrite, Set, needs_recipe, show_dry_run
 
 console = Console()
 
 
 def simulate(
-    recipe: Annotated[str, typer.Argument(help="A recipe's file, or the name of a shipped one.")],
+    recipe: Annotated[
+        str, typer.Argument(help="A recipe's file, or the name of a shipped one.", autocompletion=completion.recipes)
+    ],
     state: Annotated[
         Path | None, typer.Option(help="Folder that keeps the simulation; an unfinished one in it continues.")
     ] = None,
@@ -85,7 +88,10 @@ def figures(
 def demo(
     keep: Annotated[Path, typer.Option(help="Folder for the demo's state, logs and scores.")] = Path("runs/demo"),
 ) -> None:
-    """Run a server, five sites and an evaluator on this machine: FedNH, FedAvg and local training, over gRPC."""
+    """Run a server, five sites and an evaluator on this machine: FedNH, FedAvg and local training, over gRPC.
+
+    Example: `protofed demo --keep digits-demo`
+    """
     from protofed.deploy.cli.demo import run_demo
 
     run_demo(keep, console)

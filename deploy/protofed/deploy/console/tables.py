@@ -38,11 +38,16 @@ class _Plain(Table):
     """A table whose cells are plain text: rich would take brackets in a site's or an operator's words for markup."""
 
     def add_row(self, *cells: RenderableType | None, **options: Any) -> None:
-        super().add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in cells), **options)
+        texts = [Text(cell) if isinstance(cell, str) else cell for cell in cells]
+        for column, cell in zip(self.columns, texts, strict=False):
+            if column.no_wrap and isinstance(cell, Text):
+                # Where the terminal is too narrow the line runs on: half a date would be taken for another one.
+                column.min_width = max(column.min_width or 0, cell.cell_len)
+        super().add_row(*texts, **options)
 
 
 def plain_table(*columns: str, title: str | None = None) -> Table:
-    """A table without lines whose cells are folded, never cut."""
+    """A table without lines whose cells are folded, never cut, if the console has `soft_wrap`."""
     title = f"\n{title}" if title else None
     table = _Plain(title=title, title_justify="left", box=None, pad_edge=False, header_style="dim")
     for column in columns:

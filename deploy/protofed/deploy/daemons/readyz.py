@@ -7,6 +7,7 @@ working daemon, so it imports nothing but the standard library.
 from __future__ import annotations
 
 import http.client
+import json
 import ssl
 import sys
 from pathlib import Path
@@ -62,10 +63,10 @@ def _encrypted(host: str, port: int | None) -> http.client.HTTPSConnection:
     return http.client.HTTPSConnection(host, port, timeout=WAIT_S, context=context)
 
 
-def report(state: Path) -> int:
+def report(state: Path, *, as_json: bool = False) -> int:
     """Print what is missing, or "ready", in one line; the exit code: 0 if nothing is missing, else 1."""
     reasons = missing(state)
-    line = "; ".join(reasons) or "ready"
+    line = json.dumps({"ready": not reasons, "missing": reasons}) if as_json else "; ".join(reasons) or "ready"
     # Another program may have taken the port: what it answers must not control a terminal.
     print("".join(letter if letter.isprintable() else " " for letter in line))  # noqa: T201
     return 1 if reasons else 0

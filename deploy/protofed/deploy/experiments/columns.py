@@ -6,7 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from protofed.common.config.recipe import Recipe
 from protofed.common.errors import unknown
+from protofed.common.protocol.messages import Role
+from protofed.common.protocol.score_names import LOSS, OWN_METRIC, SCALARS, ScoreNames
 from protofed.deploy.experiments.experiment import Result
 from protofed.deploy.experiments.summary import LocalAccuracy, Summary, best_round, summary
 
@@ -50,6 +53,21 @@ def named(metric: str, runs: Sequence[Summary]) -> TableColumn:
         raise unknown("ending of a metric", take, TAKES)
     read = partial(TAKES[take or "mean"], name)
     return TableColumn(metric, f"{name}, {MEANINGS[take or 'mean']}", read, percent=not name.endswith("loss"))
+
+
+def check_metric(metric: str, recipes: Sequence[Recipe]) -> None:
+    """Refuse, before any job runs, the name of a column that none of these recipes' runs can have.
+
+    Raises:
+        ConfigError: no run has such a score, or there is no such take.
+    """
+    name, _, take = metric.partition(":")
+    if (take or "mean") not in TAKES:
+        raise unknown("ending of a metric", take, TAKES)
+    possible = [ScoreNames(recipe.classes, recipe.evaluation.switched_on) for recipe in recipes]
+    own = name == LOSS or OWN_METRIC.fullmatch(name)  # those of a plug-in's method are known when it has run
+    if not own and all(scores.problem({name: 0.0}, tuple(Role)) for scores in possible):
+        raise unknown("metric", name, [*SCALARS, LOSS])
 
 
 def _mean(name: str, run: Summary) -> float | None:

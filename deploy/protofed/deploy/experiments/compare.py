@@ -17,6 +17,7 @@ from rich.console import Console
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import ConfigError, RunFailedError, unknown
 from protofed.common.storage import files
+from protofed.deploy.experiments.columns import check_metric
 from protofed.deploy.experiments.curves import draw
 from protofed.deploy.experiments.experiment import ExperimentJob, jobs_of, read_contents, refuse_foreign, write_contents
 from protofed.deploy.experiments.jobs import Processes, is_done, run_jobs
@@ -60,7 +61,10 @@ def compare(recipes: Sequence[Recipe], request: CompareRequest) -> None:
         UnavailableError: there is no such cluster.
     """
     _check(request)
-    if not recipes:
+    if recipes:
+        for metric in request.metrics:
+            check_metric(metric, recipes)
+    else:
         read_contents(request.out)  # before the folder is made
     with _locked(request.out):
         failures = {}

@@ -82,9 +82,9 @@ class Operator:
         """Queue a run."""
         return self._call(self._stub.StartRun, pb.StartRunRequest(recipe=recipe.wire()))
 
-    def runs(self) -> list[pb.RunInfo]:
-        """All runs, in the order of the queue."""
-        return list(self._call(self._stub.ListRuns, pb.ListRunsRequest()).runs)
+    def runs(self, timeout: float = CALL_S) -> list[pb.RunInfo]:
+        """All runs, in the order of the queue; `timeout` in seconds."""
+        return list(self._call(self._stub.ListRuns, pb.ListRunsRequest(), timeout).runs)
 
     def show(self, run: str, newest: int | None = None) -> pb.RunDetail:
         """A run with its rounds and every site's task.
@@ -149,9 +149,9 @@ class Operator:
 
         return _download(fetch)
 
-    def sites(self) -> list[pb.SiteInfo]:
+    def sites(self, timeout: float = CALL_S) -> list[pb.SiteInfo]:
         """All sites."""
-        return list(self._call(self._stub.ListSites, pb.ListSitesRequest()).sites)
+        return list(self._call(self._stub.ListSites, pb.ListSitesRequest(), timeout).sites)
 
     def exclude(self, site: str, reason: str) -> pb.SiteInfo:
         """Exclude a site from runs."""

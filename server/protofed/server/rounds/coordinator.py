@@ -43,8 +43,7 @@ class Coordinator:
         self._driver = Driver(recipe, context)
         self._invitations = self._driver.invitations
         self.intake = UploadIntake(recipe, context, self._driver)
-        switched_on = {key for key, value in recipe.evaluation if value is True}
-        self._score_names = ScoreNames(recipe.classes, switched_on)
+        self._score_names = ScoreNames(recipe.classes, recipe.evaluation.switched_on)
 
     @property
     def phase(self) -> phases.Phase:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import resource
+import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -13,6 +15,7 @@ import structlog
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 
+from protofed.common.address import host_and_port
 from protofed.common.errors import UnavailableError
 from protofed.common.failpoint import reach
 from protofed.common.pki.identity import LiveIdentity
@@ -194,7 +197,24 @@ def _listen(server: grpc.aio.Server, listen: str, credentials: grpc.ServerCreden
             return server.add_insecure_port(listen)
         return server.add_secure_port(listen, credentials)
     except RuntimeError as error:
-        raise UnavailableError(f"cannot listen on {listen}: the port is taken; free it or take another") from error
+        raise UnavailableError(f"cannot listen on {listen}: {why_not(listen)}") from error
+
+
+def why_not(listen: str) -> str:
+    """Why an address cannot be listened on: gRPC only says that it cannot."""
+    host, port = host_and_port(listen)
+    elsewhere = "this machine has no such address (`ip address` lists its own); 0.0.0.0 stands for all of them"
+    try:
+        socket.getaddrinfo(host, port)
+        socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
+    except socket.gaierror:
+        return elsewhere
+    except OSError as error:
+        if error.errno == errno.EADDRNOTAVAIL:
+            return elsewhere
+        if error.errno == errno.EACCES:
+            return "ports below 1024 are for root; take another one, such as 7443"
+    return "the port is taken; free it or take another"
 
 
 def room(connections: int) -> int:
