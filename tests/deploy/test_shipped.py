@@ -13,8 +13,9 @@ import protofed.server.methods  # noqa: F401  (both register their halves)
 from protofed.client.method import client_methods
 from protofed.client.models.catalogue import build
 from protofed.client.privacy.policy import Policy
-from protofed.common.config.recipe import Data
+from protofed.common.config.recipe import Data, read_recipe
 from protofed.common.config.settings import ClientSettings, read_settings
+from protofed.common.errors import ConfigError
 from protofed.common.payload import NOT_ON_THE_WIRE
 from protofed.common.protocol.telemetry import Telemetry
 from protofed.deploy import shipped
@@ -66,6 +67,47 @@ def test_a_demonstration_site_holds_what_the_recipes_simulate(site: str, pair: b
     same = [recipe for recipe in digits if (recipe.name == "digits-pair") == pair]
     assert same
     assert all(recipe.data == data for recipe in same)
+
+
+@pytest.mark.parametrize("name", ["strict", "standard", "open"])
+def test_a_policy_is_found_by_its_name(name: str) -> None:
+    assert shipped.policy(name) == shipped.folder("policies") / f"{name}.toml"
+
+
+@pytest.mark.parametrize("text", ["policy.toml", "./standard", "own/standard", "standard.toml", "/srv/standard"])
+def test_what_is_written_as_a_path_is_one(text: str) -> None:
+    assert shipped.policy(text) == Path(text)
+
+
+def test_a_file_that_has_the_name_of_a_policy_is_never_mistaken_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "standard").write_text("methods = []\n")
+    (tmp_path / "ours").write_text("methods = []\n")
+    with pytest.raises(ConfigError, match="'./standard'"):
+        shipped.policy("standard")
+    assert shipped.policy("./standard") == Path("standard")
+    assert shipped.policy("ours") == Path("ours")
+
+
+def test_a_typo_in_a_policys_name_suggests_it() -> None:
+    with pytest.raises(ConfigError, match="did you mean 'standard'"):
+        shipped.policy("standrad")
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_a_resolved_recipe_is_the_same_run_in_one_file(path: Path, tmp_path: Path) -> None:
+    (alone := tmp_path / path.name).write_text(shipped.resolved(path.stem), encoding="utf-8")
+    assert shipped.extends(alone) == ""
+    assert read_recipe(alone) == shipped.recipe(path.stem)
+
+
+def test_every_shipped_file_says_in_a_sentence_of_its_own_what_it_is() -> None:
+    for kind in ("recipes", "policies"):
+        told = [shipped.what(file) for file in shipped.files(kind).values()]
+        assert all(20 < len(text) < 150 for text in told), max(told, key=len)
+        assert all(text.endswith(".") for text in told)
 
 
 @pytest.mark.parametrize("shown", [False, True], ids=["as it stands", "with all that is shown"])

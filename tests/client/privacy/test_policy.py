@@ -52,7 +52,7 @@ def read(path: Path, text: str) -> Policy:
 
 def test_without_a_file_there_is_no_participation(tmp_path: Path) -> None:
     for path in (tmp_path / "none.toml", tmp_path):
-        with pytest.raises(PolicyViolationError, match=r"no policy at .*deploy/policies.*--policy"):
+        with pytest.raises(PolicyViolationError, match=r"no policy at .*policies show standard.*--policy"):
             Policy.read(path)
 
 

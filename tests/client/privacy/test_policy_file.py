@@ -10,6 +10,8 @@ from structlog.testing import capture_logs
 
 from protofed.client.privacy.policy import Policy
 from protofed.client.privacy.policy_file import UNREADABLE, PolicyFile
+from protofed.common.codec import Digest, digest
+from protofed.common.errors import OutOfSpaceError
 
 TEXT = 'methods = ["fedavg"]\nparts = ["body"]\ntelemetry = ["disk_free_bytes"]\n'
 MEASURED = {"disk_free_bytes": 5.0, "step_seconds": 1.0}
@@ -38,6 +40,35 @@ def test_a_link_that_is_moved_to_another_file_counts(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("second.toml")
     os.replace(tmp_path / "link", path)
     assert policy().rules.methods == {"fednhh"}
+
+
+def test_each_version_is_recorded_once_before_it_counts(tmp_path: Path) -> None:
+    (path := tmp_path / "policy.toml").write_text(TEXT)
+    policy, recorded = PolicyFile(path), list[Digest]()
+    policy()
+    policy.record_versions(recorded.append)
+    policy()
+    path.write_text(changed := TEXT.replace("fedavg", "fednh"))
+    for _ in range(2):
+        assert policy().rules.methods == {"fednh"}
+    assert recorded == [digest(TEXT.encode()), digest(changed.encode())]
+
+
+def test_a_version_that_cannot_be_recorded_allows_nothing_until_it_can(tmp_path: Path) -> None:
+    (path := tmp_path / "policy.toml").write_text(TEXT)
+    policy, full = PolicyFile(path), True
+
+    def record(_version: Digest) -> None:
+        if full:
+            raise OutOfSpaceError("the disk is full")
+
+    with pytest.raises(UNREADABLE):
+        policy.record_versions(record)
+    path.write_text(TEXT.replace("fedavg", "fednh"))
+    with pytest.raises(UNREADABLE):
+        policy()
+    full = False
+    assert policy().rules.methods == {"fednh"}
 
 
 @pytest.mark.parametrize("text", [None, "methods = [", "", TEXT + "allow_all = true\n", TEXT + "[limits]\nlr = 0\n"])

@@ -353,6 +353,16 @@ def test_what_peers_wrote_is_no_markup(protofed: Protofed, tmp_path: Path) -> No
     assert "\x1b" not in out
 
 
+def test_the_policy_that_counts_is_a_note(protofed: Protofed, tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "audit.jsonl")
+    SiteAudit(journal).policy("standard", codec.digest(b"the file"))
+    journal.close()
+    notes = json.loads(protofed("show", tmp_path, "--json")[1])["notes"]
+    assert len(notes) == 1
+    assert "standard" in notes[0]["what"]
+    assert codec.digest(b"the file") in notes[0]["what"]
+
+
 def test_what_cannot_be_a_run_gets_no_row(protofed: Protofed, tmp_path: Path) -> None:
     audit = ServerAudit(tmp_path / "audit.jsonl")
     for run in ("../x", "a b", "x" * 100, "run-1"):

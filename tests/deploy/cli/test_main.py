@@ -105,6 +105,33 @@ def test_recipes_that_come_along_are_known_by_name(protofed: Cli) -> None:
     expect(protofed("simulate", "digits-fedhn"), 78, "did you mean 'digits-fednh'?")
 
 
+@pytest.mark.parametrize("kind", ["policies", "recipes"])
+def test_what_comes_along_is_listed_and_printed_as_it_is(kind: str, protofed: Cli) -> None:
+    listed = json.loads(protofed(kind, "list", "--json")[1])
+    files = shipped.files(kind)
+    assert {row["name"]: row["what"] for row in listed} == {name: shipped.what(file) for name, file in files.items()}
+    for name in ("standard", "open") if kind == "policies" else ("digits-fednh", "ham10000-fednh"):
+        code, out, _ = protofed(kind, "show", name)
+        assert (code, out) == (0, files[name].read_text(encoding="utf-8"))
+    expect(protofed(kind, "show", "digits-fedhn" if kind == "recipes" else "standart"), 78, "did you mean")
+
+
+def test_a_recipe_that_extends_another_says_so_beside_its_text(protofed: Cli) -> None:
+    assert "digits-fedavg.toml" in protofed("recipes", "show", "digits-fedprp")[2]
+    code, out, err = protofed("recipes", "show", "digits-fedprp", "--resolved")
+    assert (code, out, err) == (0, shipped.resolved("digits-fedprp"), "")
+
+
+def test_a_policy_can_be_named_wherever_its_file_can(protofed: Cli, tmp_path: Path) -> None:
+    by_name = protofed("client", "preview", "digits-fednh", "--policy", "standard", "--json")
+    assert by_name == protofed("client", "preview", "digits-fednh", "--policy", POLICY, "--json")
+    for words in (("client", "preview", "digits-fednh"), ("simulate", "digits-fednh")):
+        expect(protofed(*words, "--policy", "standart"), 78, "did you mean 'standard'?")
+    site = ("--settings", SITE, "--site", "a", "--policy", "standart")
+    expect(protofed("client", "check", "--settings", SITE, "--policy", "standart"), 78, "did you mean 'standard'?")
+    expect(protofed(*CLIENT, *site, "--state", tmp_path / "s"), 78, "did you mean 'standard'?")
+
+
 def test_a_missing_recipe_file_is_named(protofed: Cli, tmp_path: Path) -> None:
     expect(protofed(*SERVER, "--recipe", tmp_path / "no.toml", "--state", tmp_path), 78, "no.toml", "No such file")
 
@@ -144,7 +171,7 @@ def test_a_state_folder_serves_one_server(protofed: Cli, tmp_path: Path) -> None
 
 def test_a_site_without_policy_does_not_take_part(protofed: Cli, tmp_path: Path) -> None:
     arguments = ["--settings", SITE, "--site", "a", "--policy", tmp_path / "none.toml", "--state", tmp_path / "c"]
-    expect(protofed(*CLIENT, *arguments), 77, "none.toml", "deploy/policies")
+    expect(protofed(*CLIENT, *arguments), 77, "none.toml", "policies show standard")
 
 
 def test_missing_data_are_noticed_before_dialling(protofed: Cli, tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from protofed.client.agent import metrics
 from protofed.client.transport.audit import FILE
+from protofed.common.codec import digest
 from protofed.common.config.recipe import Recipe
 from protofed.common.config.settings import ClientSettings, Monitoring, read_settings
 from protofed.common.errors import ConfigError, DataError
@@ -221,6 +222,22 @@ def test_a_part_that_the_policy_refuses_is_counted_and_in_the_audit_log(
         assert refusals.keys() == {"prototypes"}
         assert abs(refusals["prototypes"] - len(watcher.told("refused"))) <= 1  # another may be under way
         assert counted(watcher.samples(), "bytes_released_total") == {}
+
+    watcher.watch(look)
+
+
+def test_a_policy_by_name_is_in_the_audit_log_with_its_digest(
+    tmp_path: Path, server_at: tuple[str, Callable[[], LiveServer]]
+) -> None:
+    watcher = Watcher(tmp_path, server_at[0], RULES)
+    watcher.settings = watcher.settings.model_copy(update={"policy": "standard"})
+
+    def look() -> None:
+        watcher.until(
+            lambda: (watcher.state / FILE).is_file() and watcher.told("policy") != [], "the policy is recorded"
+        )
+        version = digest((shipped.folder("policies") / "standard.toml").read_bytes())
+        assert watcher.told("policy") == [{"policy": "standard", "digest": version}]
 
     watcher.watch(look)
 

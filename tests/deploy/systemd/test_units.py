@@ -66,7 +66,10 @@ def test_a_site_is_started_with_options_and_settings_that_it_takes() -> None:
     given = {key: said[key] for key in ("site", "policy", "identity", "state")}
     settings = read_settings(ClientSettings, SYSTEMD / "examples/client.toml", given)
     assert (settings.site, settings.state) == ("north", Path("/var/lib/protofed/client/north"))
-    assert settings.policy.parent == settings.identity.parent == Path("/etc/protofed/client/north")  # type: ignore[union-attr]
+    assert (settings.policy, settings.identity) == (
+        "/etc/protofed/client/north/policy.toml",
+        Path("/etc/protofed/client/north/identity"),
+    )
     own("client.environment")
 
 

@@ -80,8 +80,8 @@ class Policy:
             raise ConfigError(f"cannot read {path}: {error.strerror}; expected the site's policy") from error
         if not exists:
             raise PolicyViolationError(
-                f"no policy at {path}: a site takes part only under a policy of its own; "
-                "start from one in deploy/policies and name it with --policy"
+                f"no policy at {path}: a site takes part only under a policy; start from a copy of one that comes with "
+                "protofed (`protofed policies show standard > policy.toml`), or name one: `--policy standard`"
             )
         rules = read_toml(path, PolicyRules)
         if simulated := rules.parts & NOT_ON_THE_WIRE:

@@ -166,12 +166,21 @@ class Recipe(StrictModel):
 
 
 def read_recipe(path: Path) -> Recipe:
-    """A recipe from a file; with `extends = "other.toml"`, a path relative to it, over that file's keys.
+    """A recipe from a file, read as by `read_extended`.
+
+    Raises:
+        ConfigError: as of `read_toml` and `read_extended`.
+    """
+    return parse(read_extended(path), Recipe, str(path))
+
+
+def read_extended(path: Path) -> dict[str, Any]:
+    """A recipe's table; with `extends = "other.toml"`, a path relative to it, over that file's keys.
 
     Tables are merged as by `overlay`.
 
     Raises:
-        ConfigError: as of `read_toml`, or a chain of `extends` that is too long or circular.
+        ConfigError: as of `read_table`, or a chain of `extends` that is too long or circular.
     """
     table, extending = read_table(path), [path]
     while (base := table.pop("extends", None)) is not None:
@@ -179,7 +188,7 @@ def read_recipe(path: Path) -> Recipe:
         if len(extending) > MAX_EXTENDED:
             raise ConfigError(f"{path} extends {MAX_EXTENDED} files; expected one that extends nothing at the end")
         table = overlay(read_table(extending[-1]), table)
-    return parse(table, Recipe, str(path))
+    return table
 
 
 def overlay(base: dict[str, Any], table: dict[str, Any]) -> dict[str, Any]:

@@ -21,6 +21,10 @@ from protofed.common.protocol.messages import Role
 Secret: TypeAlias = Annotated[SecretStr, BeforeValidator(str)]
 
 
+def _as_text(value: object) -> object:
+    return os.fspath(value) if isinstance(value, Path) else value
+
+
 class Monitoring(StrictModel):
     """The HTTP endpoint of a daemon with /metrics, /healthz and /readyz."""
 
@@ -60,7 +64,7 @@ class ClientSettings(BaseSettings):
     roles: Annotated[frozenset[Role], Field(min_length=1)] = frozenset(
         {Role.TRAINER}
     )  # evaluator: scores the global model
-    policy: Path  # file that says what may leave
+    policy: Annotated[str, BeforeValidator(_as_text), Field(min_length=1)]  # what may leave: a file, or `standard`, …
     state: Path  # memory, receipts
     data: Data  # where the images are
     partition_index: Annotated[int, Field(ge=0)] = 0  # which of data.partition's sites this is, counted from 0

@@ -1,8 +1,8 @@
 """Reads an audit log: messages one by one, and summed up by run and round.
 
-A site's log has the events sent, answered, task, refused and server; a server's has call, counted and resumed. Both
-record a message's fields (`audit_fields`). A chunk names only its upload, whose id contains the task_id; the round
-comes from the message that announced the upload, which has the same task_id.
+A site's log has the events sent, answered, task, run, policy, refused and server; a server's has call, counted and
+resumed. Both record a message's fields (`audit_fields`). A chunk names only its upload, whose id contains the task_id;
+the round comes from the message that announced the upload, which has the same task_id.
 """
 
 from __future__ import annotations
@@ -94,8 +94,8 @@ class AuditSummary:
         rounds: by run and round.
         tasks: by run, round, kind and the digest of the base ("" for a task without one); of a site's log.
         messages: one by one, if they were requested.
-        notes: (time, text) of records other than messages: whose certificate the server showed, calls that could not be
-            recorded.
+        notes: (time, text) of records other than messages: the policy that counts, whose certificate the server showed,
+            calls that could not be recorded.
     """
 
     rounds: dict[tuple[str, int], RoundSummary] = field(default_factory=dict)
@@ -154,7 +154,7 @@ class _Reader:
                 self._summary.notes.append((record.at, _note(record.event, fields)))
             case "run" if self._run in (None, fields.get("run")):
                 self._summary.notes.append((record.at, _note(record.event, fields)))
-            case "server" | "resumed" | "torn" | "counted":
+            case "policy" | "server" | "resumed" | "torn" | "counted":
                 self._summary.notes.append((record.at, _note(record.event, fields)))
 
     def _task(self, fields: Mapping[str, Any]) -> None:
@@ -254,6 +254,8 @@ def _note(event: str, fields: Mapping[str, Any]) -> str:
         case "run":
             offered = f"run {fields.get('run')} was offered, recipe {fields.get('recipe')}"
             return f"{offered}; the server aggregates {fields.get('min_cohort', 1)} sites or more in a round"
+        case "policy":
+            return f"policy {fields.get('policy')} counts from now on, digest {fields.get('digest')}"
         case "server":
             server = f"server {fields.get('server')}: {fields.get('finding')}"
             return f"{server} {fields.get('certificate')} {fields.get('why')}"

@@ -18,6 +18,7 @@ from protofed.deploy.cli import doctor
 from protofed.deploy.cli.client_check import check
 from protofed.deploy.cli.client_scores import scores
 from protofed.deploy.cli.options import Metrics, Settings, UntilFinished, health, log_as_daemon
+from protofed.deploy.cli.options import Policy as PolicyOption
 from protofed.deploy.cli.options import State as StateOption
 from protofed.deploy.cli.overrides import Set
 
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 
 client = typer.Typer(no_args_is_help=True, help="For hospitals: run the site's daemon, check its data, approve runs.")
 console = Console()
-PolicyFile = Annotated[Path | None, typer.Option("--policy", help="The site's policy: what may leave the site.")]
 State = Annotated[Path, typer.Option(help="The state folder of the site's daemon.")]
 Examples = Annotated[
     int | None, typer.Option(min=1, help="Training examples here, for what depends on them; `check` counts them.")
@@ -42,7 +42,7 @@ def start(
     settings: Settings = None,
     site: Annotated[str | None, typer.Option(help="This site's id.")] = None,
     server: Annotated[str | None, typer.Option(help="host:port of the server.")] = None,
-    policy: Annotated[Path | None, typer.Option(help="The site's policy: what may leave the site.")] = None,
+    policy: PolicyOption = None,
     state: StateOption = None,
     role: Annotated[list[str] | None, typer.Option(help="trainer or evaluator. Repeat for both.")] = None,
     partition_index: Annotated[
@@ -89,7 +89,7 @@ client.command("check")(check)
 @client.command("preview")
 def preview(
     recipe: Annotated[str, typer.Argument(help="A recipe's file, or the name of one that comes with protofed.")],
-    policy: PolicyFile = None,
+    policy: PolicyOption = None,
     examples: Examples = None,
     tensors: Annotated[
         bool, typer.Option("--tensors", help="List every tensor by name, not only one row per part.")
@@ -101,7 +101,7 @@ def preview(
 
     Reads no data. Exit code 77 if the policy refuses.
 
-    Example: `protofed client preview digits-fednh --policy policy.toml`
+    Example: `protofed client preview digits-fednh --policy standard`
     """
     from protofed.deploy import shipped
 
@@ -113,7 +113,7 @@ def preview(
 def approve(
     run: Annotated[str, typer.Argument(help="An offered run; `protofed client runs` lists them.")],
     state: State,
-    policy: PolicyFile = None,
+    policy: PolicyOption = None,
     examples: Examples = None,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
 ) -> None:
@@ -172,7 +172,7 @@ client.command("scores")(scores)
 
 def _show_plan(
     recipe: Recipe,
-    file: Path | None,
+    name: str | None,
     *,
     examples: int | None,
     offer: Offer | None = None,
@@ -185,21 +185,22 @@ def _show_plan(
         from protofed.deploy.site import plan_table  # with PyTorch, which takes seconds
         from protofed.deploy.site.plan import plain, site_plan
 
-        policy = None if file is None else _policy(file)
+        policy = None if name is None else _policy(name)
         digest, cohort = (None, None) if offer is None else (Digest(offer.digest), offer.min_cohort)
         plan = site_plan(recipe, policy, digest=digest, cohort=cohort, examples=examples)
     if as_json:
         print(json.dumps(plain(plan), indent=2))  # noqa: T201
     else:
-        plan_table.show(plan, console, tensors=tensors, policy=None if file is None else file.stem)
+        plan_table.show(plan, console, tensors=tensors, policy=None if name is None else Path(name).stem)
     if plan.refusals:
         raise typer.Exit(PolicyViolationError.exit_code)
 
 
-def _policy(file: Path) -> Policy:
+def _policy(name: str) -> Policy:
     from protofed.client.privacy.policy import Policy
+    from protofed.deploy import shipped
 
-    policy = Policy.read(file)
+    policy = Policy.read(shipped.policy(name))
     plugins.allow(policy.rules.plugins)
     return policy
 

@@ -35,8 +35,11 @@ def check(
         Path | None, typer.Option(help="The daemon's settings file (TOML), with its data table.")
     ] = None,
     policy: Annotated[
-        Path | None,
-        typer.Option(help="The site's policy: a class with fewer examples than its minimum counts as absent."),
+        str | None,
+        typer.Option(
+            metavar="NAME|FILE",
+            help="The site's policy, by name or file: a class with fewer examples than its minimum counts as absent.",
+        ),
     ] = None,
     role: Annotated[list[str] | None, typer.Option(help="trainer or evaluator. Repeat for both.")] = None,
     partition_index: Annotated[
@@ -93,10 +96,11 @@ def _settings(file: Path | None, given: dict[str, Any]) -> ClientSettings:
 
 def _check_site(settings: ClientSettings, recipe: Recipe | None, bar: Bar) -> SiteCheck:
     from protofed.client.privacy.policy import Policy
+    from protofed.deploy import shipped
     from protofed.deploy.site.check import site_check
 
-    has_policy = settings.policy != Path(_PLACEHOLDER)
-    rules = Policy.read(settings.policy).rules if has_policy else None
+    has_policy = settings.policy != _PLACEHOLDER
+    rules = Policy.read(shipped.policy(settings.policy)).rules if has_policy else None
     plugins.allow(rules.plugins if rules else ())
     return site_check(settings, recipe, rules.min_samples_per_class if rules else None, bar)
 

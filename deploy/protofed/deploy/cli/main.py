@@ -24,14 +24,15 @@ from protofed.deploy.cli.passwords import refuse_passwords
 from protofed.deploy.cli.renamed import replacement_message
 from protofed.deploy.cli.report import report
 from protofed.deploy.cli.server import server
+from protofed.deploy.cli.shipped import policies, recipes
 from protofed.deploy.cli.tracking import tracking
 from protofed.deploy.daemons.pid1 import end_on_sigterm
 from protofed.deploy.logs import setup
 
 # The order in `--help`: commands of the hospital, then of the coordinator, then of the researcher.
 ORDER = (
-    *("client", "server", "runs", "sites", "certs", "audit", "report", "export", "predict"),
-    *("simulate", "compare", "figures", "tracking", "new", "demo"),
+    *("client", "policies", "server", "runs", "sites", "certs", "audit", "report", "export", "predict"),
+    *("simulate", "recipes", "compare", "figures", "tracking", "new", "demo"),
 )
 
 
@@ -55,6 +56,7 @@ app = typer.Typer(
 )
 HOSPITAL, COORDINATOR, RESEARCHER = "Hospital", "Coordinator", "Researcher"
 app.add_typer(client, name="client", rich_help_panel=HOSPITAL)
+app.add_typer(policies, name="policies", rich_help_panel=HOSPITAL)
 app.add_typer(server, name="server", rich_help_panel=COORDINATOR)
 app.add_typer(operator.runs, name="runs", rich_help_panel=COORDINATOR)
 app.add_typer(operator.sites, name="sites", rich_help_panel=COORDINATOR)
@@ -64,6 +66,7 @@ app.command("report", rich_help_panel=COORDINATOR)(report)
 app.command("export", rich_help_panel=COORDINATOR)(export.export)
 app.command("predict", rich_help_panel=COORDINATOR)(export.predict)
 app.command("simulate", rich_help_panel=RESEARCHER)(simulate.simulate)
+app.add_typer(recipes, name="recipes", rich_help_panel=RESEARCHER)
 app.command("compare", rich_help_panel=RESEARCHER)(compare)
 app.command("figures", rich_help_panel=RESEARCHER)(simulate.figures)
 app.add_typer(tracking, name="tracking", rich_help_panel=RESEARCHER)
@@ -71,7 +74,7 @@ app.add_typer(new, name="new", rich_help_panel=RESEARCHER)
 app.command("demo", rich_help_panel=RESEARCHER)(simulate.demo)
 console = Console()
 # Commands whose files are made to be shown. All others write state, keys, archives or what names sites.
-SHOWN = ("simulate", "compare", "figures", "tracking", "new", "demo")
+SHOWN = ("policies", "recipes", "simulate", "compare", "figures", "tracking", "new", "demo")
 
 
 def _version(requested: bool) -> None:

@@ -13,6 +13,9 @@ State = Annotated[Path | None, typer.Option(help="Folder for everything that mus
 Settings = Annotated[Path | None, typer.Option(help="TOML file; environment variables and options override it.")]
 Metrics = Annotated[str | None, typer.Option(help="host:port of /metrics, /healthz, /readyz; port 0 picks a free one.")]
 UntilFinished = Annotated[bool, typer.Option("--until-finished", help="Exit when no run is left.")]
+# A text: a path would lose the "./" that tells a file from a name.
+POLICY_HELP = "what may leave the site: standard, strict, open, or a file."
+Policy = Annotated[str | None, typer.Option(metavar="NAME|FILE", help=f"The site's policy, {POLICY_HELP}")]
 RunningState = Annotated[Path, typer.Option("--state", help="State folder of a daemon that runs with --metrics.")]
 
 

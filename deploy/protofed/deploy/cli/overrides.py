@@ -90,4 +90,4 @@ def _outgoing(recipe: Recipe) -> Iterator[str]:
     yield f"leaves a site each round: {parts}{count}; at most {plan.sent_bytes[1]:,} bytes"
     for of, names in plan.scalars.items():
         yield f"leaves a site as numbers, {of}: {', '.join(names)}"
-    yield "a site's policy can withhold any of it: `protofed client preview RECIPE --policy FILE`"
+    yield "a site's policy can withhold any of it: `protofed client preview RECIPE --policy standard`"

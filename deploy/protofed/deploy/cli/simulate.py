@@ -24,9 +24,11 @@ def simulate(
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "cpu",
     policy: Annotated[
-        Path | None,
+        str | None,
         typer.Option(
-            help="Policy of all sites; default: all that the method sends may leave, and all scores, their own too."
+            metavar="NAME|FILE",
+            help="Policy of all sites, by name (standard) or file; default: all that the method sends may leave, and "
+            "all scores, their own too.",
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the scores as JSON.")] = False,
@@ -46,7 +48,7 @@ def simulate(
         show_dry_run([read], simulated=True)
         return
     keep_memory()
-    view = simulate_with_progress(read, state, device, policy)
+    view = simulate_with_progress(read, state, device, None if policy is None else shipped.policy(policy))
     if as_json:
         print(json.dumps(scores_json([view]), indent=2))  # noqa: T201
 

@@ -28,6 +28,7 @@ from protofed.common.protocol.messages import Finished, Role, Task, Wait
 from protofed.common.storage.journal import Journal
 from protofed.common.storage.segments import SEGMENT_BYTES
 from protofed.common.version import VERSION
+from protofed.deploy import shipped
 from protofed.deploy.daemons import client_ranks
 from protofed.deploy.daemons.client_resources import check_root, own_identity, own_proxy
 from protofed.deploy.daemons.metrics_endpoint import serve_metrics
@@ -89,7 +90,7 @@ def run_client(settings: ClientSettings, *, until_finished: bool, give_up_after_
     from protofed.client.state.disk_store import DiskStore
     from protofed.client.transport.audit import FILE, ClientAudit
 
-    policy, proxy = PolicyFile(settings.policy), own_proxy(settings)
+    policy, proxy = PolicyFile(shipped.policy(settings.policy)), own_proxy(settings)
     policy()  # without one that can be read nothing begins
     with stoppable(), ExitStack() as stack:
         distribute = stack.enter_context(client_ranks.leading(launch, device))
@@ -99,6 +100,7 @@ def run_client(settings: ClientSettings, *, until_finished: bool, give_up_after_
         journal = Journal(settings.state / FILE, SEGMENT_BYTES)
         stack.callback(journal.close)
         audit = ClientAudit(journal)
+        policy.record_versions(partial(audit.policy, settings.policy))
         metrics = ClientMetrics(settings.site, status, lambda: link.answered_at, settings.state, device, identity)
         link = _link(settings, identity, proxy, audit, store, metrics, give_up_after_s)
         _start_heartbeat(
@@ -157,7 +159,7 @@ def _monitored_loading(
     from protofed.client.agent.readiness import DaemonReadiness, SiteDataLoader
 
     load = SiteDataLoader(partial(_load, settings, device), settings.data.place)
-    ready = DaemonReadiness(settings.server, identity, metrics, device, load, settings.policy)
+    ready = DaemonReadiness(settings.server, identity, metrics, device, load, shipped.policy(settings.policy))
     monitor = None if settings.metrics is None else Monitor(settings.metrics, metrics.registry, ready)
     stack.enter_context(serve_metrics(monitor, settings.state))
     return load
@@ -172,7 +174,7 @@ def _follow(settings: ClientSettings, launch: Launch) -> None:
     from protofed.client.privacy.policy_file import PolicyFile
     from protofed.client.state.store import MemoryStore
 
-    policy, load = PolicyFile(settings.policy), partial(_load, settings, device)
+    policy, load = PolicyFile(shipped.policy(settings.policy)), partial(_load, settings, device)
     policy()
     with stoppable():
         client_ranks.following(launch, device, _site(settings, policy, MemoryStore(), device, load))

@@ -19,6 +19,7 @@ from protofed.common.pki.identity import Identity, LiveIdentity, Party, read_ide
 from protofed.common.protocol.messages import PROTOCOL_VERSION
 from protofed.common.protocol.server_info import REGISTERED, UNKNOWN, ServerInfo
 from protofed.common.version import VERSION
+from protofed.deploy import shipped
 from protofed.deploy.daemons import client_resources
 from protofed.deploy.doctor import dates, machine
 from protofed.deploy.doctor.checks import Check, CheckFailedError, CheckSkippedError
@@ -209,7 +210,11 @@ class ClientDoctor:
         from protofed.client.privacy.policy import Policy
 
         try:
-            rules = Policy.read(self.settings.policy).rules
+            file = shipped.policy(self.settings.policy)
+        except ConfigError as error:  # a name that no policy has
+            raise CheckFailedError("policy-missing", str(error)) from error
+        try:
+            rules = Policy.read(file).rules
         except PolicyViolationError as error:
             raise CheckFailedError("policy-missing", str(error)) from error
         plugins.allow(rules.plugins)  # of the whole process: `data`, which comes later, may need a plug-in

@@ -49,7 +49,7 @@ BOTH = (
     Diagnosis("metrics-unusable", 29, "Correct `listen`, `identity` or `token` of the metrics."),
 )
 SERVER = (
-    Diagnosis("recipe-invalid", 30, "Correct the recipe; deploy/recipes has examples."),
+    Diagnosis("recipe-invalid", 30, "Correct the recipe; protofed recipes list names examples."),
     Diagnosis("operator-unusable", 31, "Put a valid operator's cert.pem into the folder operators/ of the identity."),
     Diagnosis("port-taken", 32, "End what listens there (ss -ltnp shows it), or choose another --listen."),
     Diagnosis("address-not-here", 33, "Listen on an address of this machine, as 0.0.0.0:7443, and a port over 1023."),
@@ -61,8 +61,10 @@ SERVER = (
     Diagnosis("blobs-unusable", 39, "Mount the folder that `blobs` names, or make it, writable for the server."),
 )
 CLIENT = (
-    Diagnosis("policy-missing", 40, "Copy one from deploy/policies, read it, and name it with --policy."),
-    Diagnosis("policy-invalid", 41, "Correct the file; deploy/policies has examples."),
+    Diagnosis(
+        "policy-missing", 40, "Write one: protofed policies show standard > policy.toml; or name it so: standard."
+    ),
+    Diagnosis("policy-invalid", 41, "Correct the file; protofed policies show standard prints a valid one."),
     Diagnosis("name-unknown", 42, "Correct the name; `getent hosts NAME` shows whether this machine knows it."),
     Diagnosis("nothing-listens", 43, "Start it (`protofed server doctor` says what it lacks), or correct the port."),
     Diagnosis("no-answer", 44, "Have the firewall let this machine out to that port, or correct the address."),

@@ -72,7 +72,7 @@ def scores_table(recipes: Sequence[Recipe], views: Mapping[str, Overview | None]
 
 
 RELEASES_ALL = (
-    "Simulated sites release all scores, their own too; --policy FILE shows what a server gets under a policy."
+    "Simulated sites release all scores, their own too; --policy standard shows what a server gets under that policy."
 )
 HEADLINES = ("global.accuracy", "personal.pm_v", "personal.pm_l")
 CAPTION = (

@@ -158,7 +158,7 @@ def _rules(plan: SitePlan) -> list[str]:
 
 def _verdict(plan: SitePlan, policy: str | None) -> str:
     if policy is None:
-        return "None was given; --policy FILE shows what a policy allows of this."
+        return "None was given; --policy standard, or a file, shows what a policy allows of this."
     if not plan.refusals:
         return f"[green]{policy} lets the site take part.[/green]"
     return "\n".join([f"[red]{policy} refuses this run:[/red]", *(f"- {reason}" for reason in plan.refusals)])

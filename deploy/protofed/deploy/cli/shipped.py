@@ -1,0 +1,89 @@
+"""`protofed policies` and `protofed recipes`: what comes with protofed, to be read, copied and named."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from protofed.deploy import shipped
+
+policies = typer.Typer(no_args_is_help=True, help="The policies that come with protofed: list them, print one.")
+recipes = typer.Typer(no_args_is_help=True, help="The recipes that come with protofed: list them, print one.")
+console = Console()
+BUILT_IN = ("digits", "spiral")  # data that are there without a download
+HIDDEN = ("method", "model", "rounds")  # of a recipe, in JSON only
+AsJson = Annotated[bool, typer.Option("--json", help="Print it as JSON.")]
+
+
+@policies.command("list")
+def list_policies(as_json: AsJson = False) -> None:
+    """List the policies, the strictest first: each name can stand wherever a policy's file can.
+
+    Example: `protofed client preview digits-fednh --policy standard`
+    """
+    files = shipped.files("policies")
+    _print([{"name": name, "what": shipped.what(files[name])} for name in ("strict", "standard", "open")], as_json)
+
+
+@policies.command("show")
+def show_policy(name: Annotated[str, typer.Argument(help="As `protofed policies list` names it.")]) -> None:
+    """Print a policy with its comments, to be read or to be copied and changed.
+
+    Example: `protofed policies show standard > policy.toml`
+    """
+    typer.echo(shipped.named("policy", name).read_text(encoding="utf-8"), nl=False)
+
+
+@recipes.command("list")
+def list_recipes(as_json: AsJson = False) -> None:
+    """List the recipes, first those that need no download: each name can stand wherever a recipe's file can.
+
+    Example: `protofed simulate digits-fednh`
+    """
+    rows = [_recipe_row(name, file) for name, file in shipped.files("recipes").items()]
+    _print(sorted(rows, key=lambda row: row["data"] not in BUILT_IN), as_json)
+
+
+@recipes.command("show")
+def show_recipe(
+    name: Annotated[str, typer.Argument(help="As `protofed recipes list` names it; with --resolved a file, too.")],
+    resolved: Annotated[
+        bool, typer.Option("--resolved", help="Merge in what it extends: one file that needs no other.")
+    ] = False,
+) -> None:
+    """Print a recipe with its comments, to be read or to be copied and changed.
+
+    Example: `protofed recipes show digits-fedprp --resolved > mine.toml`
+    """
+    if resolved:
+        typer.echo(shipped.resolved(name), nl=False)
+        return
+    typer.echo((file := shipped.named("recipe", name)).read_text(encoding="utf-8"), nl=False)
+    if base := shipped.extends(file):
+        note = f"it extends {base}: a copy needs that file beside it (`protofed recipes show {Path(base).stem}`)"
+        typer.echo(f"protofed: {note}, or use --resolved", err=True)
+
+
+def _recipe_row(name: str, file: Path) -> dict[str, Any]:
+    recipe = shipped.recipe(name)
+    data = "" if recipe.data is None else recipe.data.source
+    facts = {"method": recipe.method.name, "model": recipe.model.name, "data": data, "rounds": recipe.rounds}
+    return {"name": name, **facts, "what": shipped.what(file)}
+
+
+def _print(rows: list[dict[str, Any]], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(rows, indent=2, ensure_ascii=False))  # noqa: T201
+        return
+    table = Table(box=None, pad_edge=False)
+    for name in (shown := [key for key in rows[0] if key not in HIDDEN]):
+        table.add_column(name, overflow="fold", no_wrap=name != "what")
+    for row in rows:
+        table.add_row(*(Text(str(row[name])) for name in shown))
+    console.print(table)
