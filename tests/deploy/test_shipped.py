@@ -85,7 +85,7 @@ def test_a_file_that_has_the_name_of_a_policy_is_never_mistaken_for_it(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "standard").write_text("methods = []\n")
     (tmp_path / "ours").write_text("methods = []\n")
-    with pytest.raises(ConfigError, match="'./standard'"):
+    with pytest.raises(ConfigError, match=r"'\./standard'"):
         shipped.policy("standard")
     assert shipped.policy("./standard") == Path("standard")
     assert shipped.policy("ours") == Path("ours")

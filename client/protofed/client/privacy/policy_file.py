@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import structlog
@@ -11,10 +12,11 @@ from protofed.client.privacy.policy import Policy, ReleasedTelemetry
 from protofed.client.privacy.rules import PolicyRules
 from protofed.client.privacy.score_disclosures import is_own
 from protofed.common import plugins
-from protofed.common.errors import ConfigError, PolicyViolationError
+from protofed.common.codec import Digest, digest
+from protofed.common.errors import ConfigError, OutOfSpaceError, PolicyViolationError
 
 log = structlog.get_logger()
-UNREADABLE = (ConfigError, PolicyViolationError)  # what `Policy.read` raises
+UNREADABLE = (ConfigError, PolicyViolationError)  # what `PolicyFile` raises while no policy counts
 NOTHING = Policy(PolicyRules(methods=frozenset(), parts=frozenset()))
 
 
@@ -23,6 +25,7 @@ class PolicyFile:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._record: Callable[[Digest], None] = lambda _version: None
         self._read: tuple[tuple[int, ...], Policy] | None = (
             None  # signature of the file that was read, and what it says
         )
@@ -32,17 +35,34 @@ class PolicyFile:
 
         Raises:
             PolicyViolationError: there is no such file.
-            ConfigError: it cannot be read, or is invalid: an earlier version of it does not count any more.
+            ConfigError: it cannot be read, is invalid, or cannot be recorded on a full disk: an earlier version of it
+                does not count any more.
         """
         signature = self._signature()  # before reading: an edit in between is noticed by the next call
         if self._read is None or signature is None or self._read[0] != signature:
             self._read = None
             policy = Policy.read(self._path)
+            self._record_version()
             plugins.allow(policy.rules.plugins)
             _warn_of_own_scores(policy.rules)
             self._read = None if signature is None else (signature, policy)
             return policy
         return self._read[1]
+
+    def record_versions(self, record: Callable[[Digest], None]) -> None:
+        """Call `record` with the digest of the file as it is now, and of each later version before it counts.
+
+        Raises:
+            ConfigError: the file cannot be read, or there is no room to record it.
+        """
+        self._record = record
+        self._record_version()
+
+    def _record_version(self) -> None:
+        try:
+            self._record(digest(self._path.read_bytes()))
+        except (OSError, OutOfSpaceError) as error:
+            raise ConfigError(f"{self._path} cannot be recorded in the audit log: {error}") from error
 
     def telemetry(self, measured: dict[str, float]) -> ReleasedTelemetry:
         """The numbers that the file names now; none while it cannot be read."""

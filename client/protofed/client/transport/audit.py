@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
-from protofed.common.codec import digest
+from protofed.common.codec import Digest, digest
 from protofed.common.errors import DiskFailureError, PolicyViolationError, StateError
 from protofed.common.protocol.messages import Task
 from protofed.common.storage.journal import Fact
@@ -83,6 +83,15 @@ class ClientAudit:
             facts: its fields, from `audit_fields`: run, digest of the recipe, least cohort.
         """
         self._add("run", facts)
+
+    def policy(self, name: str, version: Digest) -> None:
+        """The policy that counts from now on: at the daemon's start, and after each change of its file.
+
+        Args:
+            name: as the settings name it: a file, or a policy that comes with protofed.
+            version: digest of the file's bytes.
+        """
+        self._add("policy", {"policy": name, "digest": version})
 
     def refused(self, task: Task, reason: PolicyViolationError) -> None:
         """An update that the site's own policy refused; nothing of it was sent."""
