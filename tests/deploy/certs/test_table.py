@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -27,9 +28,24 @@ def test_what_ends_soon_stands_out(left: timedelta, shown: str, style: str) -> N
     row = certs_view.CertRow("site", "a", "f" * 64, NOW - timedelta(days=300), NOW + left)
     table = certs_view.table([row], NOW)
     assert isinstance(table, Table)
-    [cell] = table.columns[5].cells
-    assert isinstance(cell, Text)
+    [cell] = (cell for column in table.columns for cell in column.cells if isinstance(cell, Text))
     assert (cell.plain, str(cell.style)) == (shown, style)
+
+
+def test_columns_that_say_nothing_are_left_out() -> None:
+    row = certs_view.CertRow("site", "a", "f" * 64, NOW - timedelta(days=1), NOW + timedelta(days=1))
+    revoked = replace(
+        row, revoked="2030-05-01T12:00:00Z: left", roles=("trainer",), not_before=NOW + timedelta(hours=1)
+    )
+    assert headers(row) == ["party", "name", "fingerprint", "until", "days left"]
+    assert headers(replace(row, key_fingerprint="0" * 64)) == ["party", "name", "key", "until", "days left"]
+    assert headers(revoked) == ["party", "name", "roles", "fingerprint", "from", "until", "days left", "revoked"]
+
+
+def headers(row: certs_view.CertRow) -> list[str]:
+    table = certs_view.table([row], NOW)
+    assert isinstance(table, Table)
+    return [str(column.header) for column in table.columns]
 
 
 def test_no_certificates_are_said_to_be_none() -> None:

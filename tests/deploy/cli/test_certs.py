@@ -11,12 +11,11 @@ from pathlib import Path
 
 import pytest
 import typer
-from rich.console import Console
 from tests.support.operator_stub import CertificateInfo, OperatorStub
 
 from protofed.common.pki.identity import Party, fingerprint, read_identity
+from protofed.deploy.certs.codes import code
 from protofed.deploy.certs.lifecycle import install, make_authority, read_request, request, sign_request
-from protofed.deploy.cli import certs as cli_certs
 from protofed.deploy.cli import main
 from protofed.deploy.operator import connection
 
@@ -41,7 +40,6 @@ def certs(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tm
     monkeypatch.chdir(tmp_path)
 
     def run(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(cli_certs, "console", Console(soft_wrap=True, highlight=False, color_system=None))
         with pytest.raises(SystemExit) as ended:
             main.main(["certs", *map(str, arguments)])
         out, err = capfd.readouterr()
@@ -108,7 +106,7 @@ def test_requests_say_what_to_send_and_what_to_compare(certs: Cli) -> None:
     out = done(certs("request", "--identity", "s", "--server", "main", "--host", "fl.example.org", "--host", "::1"))
     assert "s/server-main.request.pem" in out
     key = next(line.removeprefix("key:").strip() for line in out.splitlines() if line.startswith("key:"))
-    assert len(key.split()) == 16
+    assert key == code(fingerprint_of("s/server-main.request.pem"))
     done(certs("init", "--ca", "ca"))
     told = done(certs(*signing("s/server-main.request.pem", "server-name", "main"), "--out", "answer.pem"))
     assert key in told
@@ -159,12 +157,20 @@ def test_the_key_is_the_one_that_was_read_out(certs: Cli) -> None:
     done(certs("request", "--identity", "evil", "--site", "a", "--out", "sent.pem"))
     read_out = next(line.removeprefix("key:").strip() for line in out.splitlines() if line.startswith("key:"))
     asked = ("sign", "sent.pem", "--ca", "ca", "--site", "a", "--fingerprint")
-    refused(certs(*asked, read_out), "sent.pem has the key", fingerprint_of("sent.pem"), "do not sign it")
+    refused(certs(*asked, read_out), "sent.pem has the key", code(fingerprint_of("sent.pem")), "do not sign it")
     for malformed in ("", read_out[:9], read_out + " 00", "z" * 64):
-        refused(certs(*asked, malformed), "expected 64 hexadecimal digits")
+        refused(certs(*asked, malformed), "expected four groups of four")
     assert not list(Path("ca/issued").iterdir())
     own = ("sign", "a/site-a.request.pem", "--ca", "ca", "--site", "a", "--fingerprint")
-    done(certs(*own, f"SHA256:{read_out.upper().replace(' ', ':')}"))
+    done(certs(*own, read_out.lower().replace("-", " ")))
+
+
+def test_all_digits_of_the_fingerprint_are_accepted_as_before(certs: Cli) -> None:
+    done(certs("init", "--ca", "ca"))
+    done(certs("request", "--identity", "a", "--site", "a"))
+    digits = fingerprint_of("a/site-a.request.pem")
+    grouped = ":".join(digits[at : at + 4] for at in range(0, 64, 4)).upper()
+    done(certs("sign", "a/site-a.request.pem", "--ca", "ca", "--site", "a", "--fingerprint", f"SHA256:{grouped}"))
 
 
 def test_a_second_certificate_of_a_name_is_signed_as_a_renewal_only(hospital: Path, certs: Cli) -> None:
@@ -203,23 +209,30 @@ def test_nothing_is_signed_unless_somebody_compared(certs: Cli, monkeypatch: pyt
     asked = ("sign", "a/site-a.request.pem", "--ca", "ca", "--site", "a")
     refused(certs(*asked), "no terminal to ask on", "--fingerprint")
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
-    monkeypatch.setattr(typer, "confirm", Answer(no=True))
+    right = code(fingerprint_of("a/site-a.request.pem"))
+    wrong = right[:5] + ("0" if right[5] != "0" else "1") + right[6:]
+    monkeypatch.setattr(typer, "prompt", Typist([wrong, "what?", wrong]))
+    refused(certs(*asked), "group 2 differs")
+    monkeypatch.setattr(typer, "prompt", Typist([]))
     assert certs(*asked)[0] == 1
     assert not list(Path("ca/issued").iterdir())
-    monkeypatch.setattr(typer, "confirm", Answer(no=False))
+    monkeypatch.setattr(typer, "prompt", Typist([wrong, right]))
     done(certs(*asked))
     assert len(list(Path("ca/issued").iterdir())) == 1
 
 
-@dataclass(frozen=True)
-class Answer:
-    no: bool
+@dataclass
+class Typist:
+    """Types these answers, then presses Ctrl-C."""
 
-    def __call__(self, question: str, *, abort: bool) -> None:
-        assert abort
-        assert "fingerprint" in question
-        if self.no:
+    answers: list[str]
+
+    def __call__(self, question: str, *, err: bool) -> str:
+        assert err
+        assert "telephone" in question
+        if not self.answers:
             raise typer.Abort
+        return self.answers.pop(0)
 
 
 def test_a_renewal_and_its_installation(hospital: Path, server: type[OperatorStub], certs: Cli) -> None:
@@ -282,9 +295,12 @@ def test_lists_of_a_folder_and_of_a_ca(hospital: Path, server: type[OperatorStub
     signed = json.loads(done(certs("list", "--ca", "ca", "--json")))
     assert [row["party"] for row in signed] == ["ca", "site"]
     shown = done(certs("list", "--identity", "a"))
-    assert own[0]["fingerprint"][:16] in shown
-    assert own[0]["fingerprint"][:17] not in shown
-    assert own[0]["not_after"][:10] in shown
+    for row in own:
+        assert row["key_code"] == code(row["key_fingerprint"])
+        assert row["key_code"] in shown
+        assert row["not_after"][:10] in shown
+    assert own[0]["key_fingerprint"] == signed[1]["key_fingerprint"]
+    assert own[0]["fingerprint"][:16] not in shown
     assert server.dialled == [], "no server is asked for what is in a folder"
 
 
@@ -292,6 +308,105 @@ def test_a_list_of_nothing_says_what_it_needs(certs: Cli, tmp_path: Path) -> Non
     refused(certs("list"), "expected --identity FOLDER, --ca FOLDER, or --server")
     refused(certs("list", "--ca", tmp_path), "ca.pem", "No such file")
     refused(certs("list", "--identity", tmp_path), "cert.pem", "No such file")
+
+
+@pytest.mark.parametrize("columns", [40, 60, 80])
+def test_dates_and_codes_are_whole_on_a_narrow_terminal(
+    columns: int, hospital: Path, certs: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    rows = json.loads(done(certs("list", "--ca", "ca", "--json")))
+    shown = done(certs("list", "--ca", "ca"))
+    for row in rows:
+        assert row["not_after"][:10] in shown
+        assert row["key_code"] in shown
+        assert f" {row['days_left']}\n" in shown
+    OperatorStub.known.update(known(hospital))
+    online = ("--server", "127.0.0.1:7443", "--plaintext")
+    assert rows[1]["fingerprint"][:16] in done(certs("list", *online)), "what `revoke` takes"
+
+
+def test_the_coordinators_identities_are_made_with_the_ca(certs: Cli) -> None:
+    named = ("--server-name", "hub", "--host", "hub.example", "--operator", "ada")
+    made = json.loads(done(certs("init", "--ca", "ca", *named, "--json")))
+    now = datetime.now(UTC)
+    server, operator = (
+        read_identity(Path("identity"), Party.SERVER, now),
+        read_identity(Path("operator"), Party.OPERATOR, now),
+    )
+    assert server.certificate.hosts == ("hub.example",)
+    assert Path("identity/operators/ada.pem").read_bytes() == operator.certificate_pem
+    assert [one["fingerprint"] for one in made["issued"]] == [
+        server.certificate.fingerprint,
+        operator.certificate.fingerprint,
+    ]
+    assert not list(Path("identity/operators").glob("*key*")), "a key stays where it is used"
+    assert Path("ca/ca-key.pem").stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (("--server-name", "hub"), "give --host"),
+        (("--host", "hub.example"), "--server-name"),
+        (("--operator", "Ada Lovelace"), "is no id"),
+        (("--server-name", "hub", "--host", "hub.example", "--identity", "a"), "a has a certificate already"),
+    ],
+)
+def test_a_ca_is_not_made_unless_all_that_was_asked_for_can_be(
+    given: tuple[str, ...], said: str, hospital: Path, certs: Cli
+) -> None:
+    refused(certs("init", "--ca", "new", *given), said)
+    assert not Path("new").exists()
+
+
+def test_a_party_of_the_cas_own_machine_in_one_step(certs: Cli, server: type[OperatorStub]) -> None:
+    done(certs("init", "--ca", "ca"))
+    own = ("issue", "--ca", "ca", "--site", "eva", "--identity", "eva", "--role", "evaluator")
+    online = ("--server", "127.0.0.1:7443", "--plaintext")
+    refused(certs(*own[:-1], "operator"), "role 'operator' is none of a site")
+    assert not Path("eva").exists()
+    server.down = True
+    refused(certs(*own, *online), "`protofed certs register eva/cert.pem --role evaluator`", code=69)
+    server.down = False
+    done(certs("register", "eva/cert.pem", "--role", "evaluator", *online))
+    refused(certs(*own, *online), "eva has a certificate already")
+    [known] = server.known.values()
+    assert known.fingerprint == read_identity(Path("eva"), Party.SITE, datetime.now(UTC)).certificate.fingerprint
+    assert list(known.roles) == ["evaluator"]
+    refused(certs("issue", "--ca", "ca", "--site", "eva", "--identity", "two"), "--renewal")
+
+
+def test_an_installation_compares_the_code_of_every_ca(certs: Cli) -> None:
+    done(certs("init", "--ca", "ca"))
+    done(certs("init", "--ca", "ca2"))
+    codes = [json.loads(done(certs("list", "--ca", ca, "--json")))[0]["key_code"] for ca in ("ca", "ca2")]
+    done(certs("request", "--identity", "a", "--site", "a"))
+    asked = signing("a/site-a.request.pem", "site", "a")
+    assert codes[0] in done(certs(*asked, "--also", "ca2/ca.pem", "--out", "b.pem"))
+    refused(certs("install", "b.pem", "--identity", "a", "--ca-code", codes[0]), codes[1], "do not install it")
+    assert not Path("a/cert.pem").exists()
+    out = done(certs("install", "b.pem", "--identity", "a", "--ca-code", codes[0].lower(), "--ca-code", codes[1]))
+    assert all(one in out for one in codes)
+
+
+def test_what_a_program_reads_has_the_hexadecimal_digits(certs: Cli, server: type[OperatorStub]) -> None:
+    made = json.loads(done(certs("init", "--ca", "ca", "--json")))
+    asked = json.loads(done(certs("request", "--identity", "a", "--site", "a", "--json")))
+    assert asked["key_code"] == code(asked["key_fingerprint"])
+    assert (asked["party"], asked["name"], asked["request"]) == ("site", "a", "a/site-a.request.pem")
+    online = ("--server", "127.0.0.1:7443", "--plaintext")
+    signed = json.loads(done(certs(*signing(asked["request"], "site", "a"), *online, "--json")))
+    assert signed["key_fingerprint"] == asked["key_fingerprint"]
+    assert (signed["registered"], signed["bundle"]) == (["trainer"], "a/site-a.bundle.pem")
+    assert signed["authorities"][0]["key_fingerprint"] == made["key_fingerprint"]
+    again = json.loads(done(certs("register", signed["bundle"], *online, "--json")))
+    installed = json.loads(done(certs("install", signed["bundle"], "--identity", "a", "--json")))
+    assert again["fingerprint"] == installed["fingerprint"] == signed["fingerprint"]
+    renewed = json.loads(done(certs("renew", "--identity", "a", "--json")))
+    assert renewed["key_fingerprint"] != asked["key_fingerprint"]
+    revoked = json.loads(done(certs("revoke", "a", "--reason", "x", *online, "--json")))
+    assert [one["fingerprint"] for one in revoked["revoked"]] == [signed["fingerprint"]]
 
 
 def test_a_ca_with_a_passphrase(certs: Cli, tmp_path: Path) -> None:
@@ -319,6 +434,8 @@ def test_a_file_that_is_far_too_long_is_not_read(certs: Cli, tmp_path: Path) -> 
     refused(certs("install", "long.pem", "--identity", "a"), "long.pem is longer than 256 KiB")
 
 
-@pytest.mark.parametrize("command", ["", "init", "request", "renew", "sign", "register", "install", "revoke", "list"])
+@pytest.mark.parametrize(
+    "command", ["", "init", "issue", "request", "renew", "sign", "register", "install", "revoke", "list"]
+)
 def test_every_command_has_help(command: str, certs: Cli) -> None:
     assert "Usage" in done(certs(*filter(None, [command]), "--help"))

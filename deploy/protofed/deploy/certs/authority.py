@@ -121,7 +121,7 @@ def sign(authority: Authority, request: Request, days: int, now: datetime) -> by
 
 def _self_signed(name: str, key: ec.EllipticCurvePrivateKey, now: datetime, days: int) -> x509.Certificate:
     public = key.public_key()
-    full_name = subject(f"{name} {certs_files.key_fingerprint(public)[:9].replace(' ', '')}")
+    full_name = subject(f"{name} {certs_files.key_fingerprint(public)[:8]}")
     builder = (
         _builder(now - SKEW, now + timedelta(days=days))
         .subject_name(full_name)

@@ -7,6 +7,7 @@ import secrets
 from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.types import CertificatePublicKeyTypes
 from cryptography.hazmat.primitives.hashes import SHA256, Hash
 from cryptography.hazmat.primitives.serialization import (
     BestAvailableEncryption,
@@ -20,6 +21,7 @@ from cryptography.hazmat.primitives.serialization import (
 from protofed.common.errors import ConfigError
 from protofed.common.pki.certificate import UNREADABLE
 from protofed.common.storage import files
+from protofed.deploy.certs.codes import code
 
 LONGEST = 256 << 10  # bytes; a larger file cannot be a certificate and is not read
 
@@ -97,12 +99,16 @@ def is_encrypted(path: Path) -> bool:
     return path.is_file() and b"BEGIN ENCRYPTED PRIVATE KEY" in path.read_bytes()
 
 
-def key_fingerprint(key: ec.EllipticCurvePublicKey) -> str:
-    """SHA-256 of a public key (SubjectPublicKeyInfo, DER) in groups of four, to be read out over the telephone."""
+def key_fingerprint(key: CertificatePublicKeyTypes) -> str:
+    """SHA-256 of a public key (SubjectPublicKeyInfo, DER), 64 hexadecimal digits."""
     digest = Hash(SHA256())
     digest.update(key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo))
-    digits = digest.finalize().hex()
-    return " ".join(digits[at : at + 4] for at in range(0, len(digits), 4))
+    return digest.finalize().hex()
+
+
+def key_code(key: CertificatePublicKeyTypes) -> str:
+    """The key's short code, for people to compare."""
+    return code(key_fingerprint(key))
 
 
 def _write_private(path: Path, data: bytes) -> None:

@@ -16,11 +16,11 @@ from pathlib import Path
 
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from protofed.common.clock import stamp
 from protofed.common.errors import ConfigError
+from protofed.common.ids import check_id
 from protofed.common.pki.certificate import is_authority, load
 from protofed.common.pki.identity import (
     AUTHORITIES,
@@ -35,13 +35,16 @@ from protofed.common.pki.identity import (
 from protofed.common.storage import files as storage_files
 from protofed.deploy.certs import files as certs_files
 from protofed.deploy.certs.authority import ISSUED, Authority, make_authority, read_authority, sign
+from protofed.deploy.certs.codes import differences
 from protofed.deploy.certs.request import Request, check_hosts, make_request, read_request
 
 __all__ = [
     "Authority",
     "Bundle",
     "authority_name",
+    "check_issue",
     "install",
+    "issue",
     "make_authority",
     "read_authority",
     "read_bundle",
@@ -75,11 +78,7 @@ def request(folder: Path, party: Party, name: str, hosts: Sequence[str] = ()) ->
     Raises:
         ConfigError: the folder has a certificate already, or the name or a host is invalid.
     """
-    if (folder / CERTIFICATE).exists():
-        raise ConfigError(
-            f"{folder} has a certificate already; `protofed certs renew --identity {folder}` asks for the next one"
-        )
-    check_hosts(party, hosts)
+    check_issue(folder, party, name, hosts)
     return make_request(party, name, hosts, _key(folder / KEY))
 
 
@@ -129,8 +128,49 @@ def sign_request(
     return header.encode() + pem + _joined((authority.certificate, *further))
 
 
-def read_bundle(data: bytes, where: str) -> Bundle:
+def issue(
+    authority: Authority,
+    folder: Path,
+    party: Party,
+    name: str,
+    hosts: Sequence[str] = (),
+    days: int = 365,
+    *,
+    renewal: bool = False,
+) -> Bundle:
+    """Make the identity of a party that lives on the CA's own machine: its key, the certificate, both installed.
+
+    Args:
+        renewal: as of `sign_request`; an interrupted call signs for the name again.
+
+    Raises:
+        ConfigError: the folder has a certificate, the name has a valid one, or the name or a host is invalid.
+        OutOfSpaceError, DiskFailureError: a folder cannot be written.
+    """
+    check_issue(folder, party, name, hosts)
+    asked = read_request(request(folder, party, name, hosts), "the request")
+    return install(folder, sign_request(asked, authority, days, renewal=renewal))
+
+
+def check_issue(folder: Path, party: Party, name: str, hosts: Sequence[str] = ()) -> None:
+    """Check, before anything is made, that a party's identity can be made in a folder.
+
+    Raises:
+        ConfigError: the folder has a certificate already, or the name or a host is invalid.
+    """
+    if (folder / CERTIFICATE).exists():
+        raise ConfigError(
+            f"{folder} has a certificate already; `protofed certs renew --identity {folder}` asks for the next one"
+        )
+    check_id(party, name)
+    check_hosts(party, hosts)
+
+
+def read_bundle(data: bytes, where: str, *, with_authorities: bool = True) -> Bundle:
     """Parse a bundle; dates and signatures are checked by `install`.
+
+    Args:
+        with_authorities: it must have a CA's certificate; an identity's cert.pem has none.
 
     Raises:
         ConfigError: it is no bundle; `where` names it.
@@ -141,7 +181,7 @@ def read_bundle(data: bytes, where: str) -> Bundle:
     certificates = load(data, where)
     authorities = tuple(certificate for certificate in certificates if is_authority(certificate))
     pems = [certificate.public_bytes(Encoding.PEM) for certificate in certificates if not is_authority(certificate)]
-    if len(pems) != 1 or not authorities:
+    if len(pems) != 1 or (with_authorities and not authorities):
         raise ConfigError(
             f"{where}: {len(pems)} certificates and {len(authorities)} CA certificates; expected one and at least one, "
             "as `protofed certs sign` writes them"
@@ -149,19 +189,28 @@ def read_bundle(data: bytes, where: str) -> Bundle:
     return Bundle(read_certificate(pems[0], where), pems[0], authorities)
 
 
-def install(folder: Path, data: bytes, *, new_ca: bool = False, now: datetime | None = None) -> Bundle:
+def install(
+    folder: Path,
+    data: bytes,
+    *,
+    new_ca: bool = False,
+    ca_codes: Sequence[str] = (),
+    now: datetime | None = None,
+) -> Bundle:
     """Install a bundle; a daemon that reads the folder meanwhile finds the old or the new set, never a mixture.
 
     Args:
         data: the bundle's bytes.
         new_ca: allow that the set of trusted CAs changes.
+        ca_codes: codes of the keys of all CAs that may be in the bundle, as the operator read them out; none: any.
 
     Raises:
-        ConfigError: it is no bundle, is not for this folder's key, party and name, is not valid now, or changes the CAs
-            without `new_ca`.
+        ConfigError: it is no bundle, is not for this folder's key, party and name, is not valid now, has a CA that is
+            none of `ca_codes`, or changes the CAs without `new_ca`.
         OutOfSpaceError, DiskFailureError: the folder cannot be written; installing again continues where it stopped.
     """
     bundle = read_bundle(data, "the bundle")
+    _check_authorities(bundle, ca_codes)
     key = _own_key(folder, bundle)
     _check_same_name(folder, bundle.certificate)
     files = {CERTIFICATE: bundle.certificate_pem, KEY: key.read_bytes(), AUTHORITIES: bundle.authorities_pem}
@@ -179,8 +228,8 @@ def install(folder: Path, data: bytes, *, new_ca: bool = False, now: datetime | 
 
 
 def authority_name(authority: x509.Certificate) -> str:
-    """A CA's name and fingerprint, for people to compare."""
-    return f"{_common_name(authority)} (SHA-256 {authority.fingerprint(SHA256()).hex()})"
+    """A CA's name and the code of its key, for people to compare."""
+    return f"{_common_name(authority)} (key {certs_files.key_code(authority.public_key())})"
 
 
 def _check_first(request: Request, authority: Authority, now: datetime) -> None:
@@ -205,12 +254,23 @@ def _own_key(folder: Path, bundle: Bundle) -> Path:
     for path, key in keys.items():
         if key == signed:
             return path
-    expected = certs_files.key_fingerprint(signed) if isinstance(signed, ec.EllipticCurvePublicKey) else "no P-256 key"
-    present = " or ".join(certs_files.key_fingerprint(key) for key in keys.values()) or "none"
+    expected = certs_files.key_code(signed)
+    present = " or ".join(certs_files.key_code(key) for key in keys.values()) or "none"
     raise ConfigError(
         f"the bundle with the {bundle.certificate} is for another key ({expected}) than {folder} has ({present}); "
         "give the --identity folder in which the request was made"
     )
+
+
+def _check_authorities(bundle: Bundle, codes: Sequence[str]) -> None:
+    """Every CA of a bundle, for one that somebody added on its way could let a foreign server in."""
+    for authority in bundle.authorities if codes else ():
+        fingerprint = certs_files.key_fingerprint(authority.public_key())
+        if all(differences(given, fingerprint) for given in codes):
+            raise ConfigError(
+                f"the bundle trusts {authority_name(authority)}, which is not the CA whose code you gave; do not "
+                "install it, and ask the operator over the telephone"
+            )
 
 
 def _check_same_name(folder: Path, new: Certificate) -> None:

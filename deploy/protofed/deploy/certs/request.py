@@ -16,7 +16,8 @@ from cryptography.x509.oid import NameOID
 from protofed.common.errors import ConfigError, short
 from protofed.common.ids import check_id
 from protofed.common.pki.certificate import SCHEME, UNREADABLE, Party, read_names
-from protofed.deploy.certs.files import key_fingerprint, refuse_keys
+from protofed.deploy.certs.codes import code, differences
+from protofed.deploy.certs.files import key_code, key_fingerprint, refuse_keys
 
 _LABEL = r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
 _DNS = re.compile(rf"(?=.{{1,253}}$)({_LABEL}\.)*(?!\d+$){_LABEL}")
@@ -38,8 +39,13 @@ class Request:
 
     @property
     def fingerprint(self) -> str:
-        """The public key's fingerprint, to be compared over the telephone."""
+        """The public key's fingerprint, 64 hexadecimal digits."""
         return key_fingerprint(self.key)
+
+    @property
+    def code(self) -> str:
+        """The public key's short code, to be compared over the telephone."""
+        return code(self.fingerprint)
 
     @property
     def names(self) -> x509.SubjectAlternativeName:
@@ -56,7 +62,7 @@ def make_request(party: Party, name: str, hosts: Sequence[str], key: ec.Elliptic
     checked = check_hosts(party, hosts)
     builder = x509.CertificateSigningRequestBuilder().subject_name(subject(check_id(party, name)))
     request = builder.add_extension(alternative_names(party, name, checked), critical=False).sign(key, SHA256())
-    header = f"protofed: request for a certificate of {party} '{name}'\nkey: {key_fingerprint(key.public_key())}\n"
+    header = f"protofed: request for a certificate of {party} '{name}'\nkey: {key_code(key.public_key())}\n"
     return header.encode() + request.public_bytes(Encoding.PEM)
 
 
@@ -102,22 +108,19 @@ def check_addressee(request: Request, party: Party, name: str, where: str) -> No
 
 
 def check_key(request: Request, expected: str, where: str) -> None:
-    """Check that a request has the key whose fingerprint its party read out, with or without spaces and colons.
+    """Check that a request has the key whose code, or fingerprint, its party read out.
 
     Raises:
-        ConfigError: it has another one, or `expected` is no fingerprint.
+        ConfigError: it has another one, or `expected` is neither.
     """
-    digits = expected.lower().removeprefix("sha256:").replace(" ", "").replace(":", "")
-    if not re.fullmatch("[0-9a-f]{64}", digits):
-        raise ConfigError(
-            f"fingerprint {short(expected)!r}: expected 64 hexadecimal digits, as `protofed certs request` printed "
-            "them where the request was made"
-        )
-    if digits != request.fingerprint.replace(" ", ""):
-        raise ConfigError(
-            f"{where} has the key {request.fingerprint}, and the party's is {short(expected)}: do not sign it; "
-            "somebody else made it, or it was made again"
-        )
+    if not (different := differences(expected, request.fingerprint)):
+        return
+    groups = f"{'group' if len(different) == 1 else 'groups'} {', '.join(map(str, different))}"
+    raise ConfigError(
+        f"{where} has the key {request.code}, and the party's is {short(expected)}: {groups} differ"
+        f"{'s' if len(different) == 1 else ''}; have it read once more, and unless all agree do not sign it: somebody "
+        "else made the request, or it was made again"
+    )
 
 
 def check_hosts(party: Party, hosts: Sequence[str]) -> tuple[str, ...]:

@@ -1,8 +1,8 @@
-"""Tables of certificates: party, name, fingerprint, dates and days left."""
+"""Tables of certificates: party, name, key, dates and days left."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,11 +17,23 @@ from rich.text import Text
 from protofed.common.clock import stamp
 from protofed.common.errors import ConfigError
 from protofed.common.pki.certificate import load
-from protofed.common.pki.identity import AUTHORITIES, CERTIFICATE, Certificate, read_certificate
+from protofed.common.pki.identity import AUTHORITIES, CERTIFICATE, read_certificate
 from protofed.deploy.certs import files
 from protofed.deploy.certs.authority import ISSUED
+from protofed.deploy.certs.codes import code
 
 RED_DAYS, YELLOW_DAYS = 7, 30
+_WIDTHS: Mapping[str, int] = {  # columns, and the characters that each needs
+    "party": 8,
+    "name": 8,
+    "roles": 9,
+    "key": 19,
+    "fingerprint": 16,
+    "from": 10,
+    "until": 10,
+    "days left": 9,
+    "revoked": 20,
+}
 
 
 @dataclass(frozen=True)
@@ -31,6 +43,7 @@ class CertRow:
     Attributes:
         party: site, operator, server or "ca".
         fingerprint: SHA-256 of the certificate, in hex.
+        key_fingerprint: SHA-256 of its public key, in hex; empty: a server knows certificates, not their keys.
         roles: that its registration grants; empty: only a server knows them.
         revoked: when and why; None: not revoked, or unknown, since only a server knows of revocations.
     """
@@ -42,6 +55,12 @@ class CertRow:
     not_after: datetime
     revoked: str | None = None
     roles: tuple[str, ...] = ()
+    key_fingerprint: str = ""
+
+    @property
+    def key_code(self) -> str:
+        """The key's short code, for people to compare; empty if the key is unknown."""
+        return code(self.key_fingerprint) if self.key_fingerprint else ""
 
     def days_left(self, now: datetime) -> int:
         """Whole days until it ends; negative once it has expired."""
@@ -50,7 +69,7 @@ class CertRow:
     def plain(self, now: datetime) -> dict[str, Any]:
         """The row as plain data, for JSON."""
         dates = {"not_before": stamp(self.not_before), "not_after": stamp(self.not_after)}
-        return {**asdict(self), **dates, "days_left": self.days_left(now)}
+        return {**asdict(self), **dates, "key_code": self.key_code, "days_left": self.days_left(now)}
 
 
 def of_identity(folder: Path) -> list[CertRow]:
@@ -59,8 +78,8 @@ def of_identity(folder: Path) -> list[CertRow]:
     Raises:
         ConfigError: a file is missing or damaged.
     """
-    certificate = read_certificate(files.read(folder / CERTIFICATE), str(folder / CERTIFICATE))
-    return [_row(certificate), *_authorities(folder / AUTHORITIES)]
+    own = of_certificate(files.read(folder / CERTIFICATE), str(folder / CERTIFICATE))
+    return [own, *_authorities(folder / AUTHORITIES)]
 
 
 def of_authority(folder: Path) -> list[CertRow]:
@@ -69,9 +88,21 @@ def of_authority(folder: Path) -> list[CertRow]:
     Raises:
         ConfigError: there is no CA, or a file is damaged.
     """
-    issued = [read_certificate(files.read(path), str(path)) for path in (folder / ISSUED).glob("*.pem")]
-    issued.sort(key=lambda certificate: (certificate.party, certificate.name, certificate.not_before))
-    return [*_authorities(folder / AUTHORITIES), *map(_row, issued)]
+    issued = [of_certificate(files.read(path), str(path)) for path in (folder / ISSUED).glob("*.pem")]
+    issued.sort(key=lambda row: (row.party, row.name, row.not_before))
+    return [*_authorities(folder / AUTHORITIES), *issued]
+
+
+def of_certificate(pem: bytes, where: str) -> CertRow:
+    """A party's certificate.
+
+    Raises:
+        ConfigError: it is none; `where` names it.
+    """
+    one, key = read_certificate(pem, where), load(pem, where)[0].public_key()
+    return CertRow(
+        one.party, one.name, one.fingerprint, one.not_before, one.not_after, key_fingerprint=files.key_fingerprint(key)
+    )
 
 
 def of_server(certificates: Iterable[Any]) -> list[CertRow]:
@@ -80,25 +111,44 @@ def of_server(certificates: Iterable[Any]) -> list[CertRow]:
 
 
 def table(rows: Sequence[CertRow], now: datetime) -> RenderableType:
-    """A row for each certificate; one that ends soon is yellow (30 days) or red (7)."""
+    """A row for each certificate; one that ends soon is yellow (30 days) or red (7).
+
+    People compare keys; where these are unknown, at a server, the fingerprint is what `certs revoke` takes.
+    """
     if not rows:
         return Text("No certificates yet. Ask for one with: protofed certs request")
+    cells = [_cells(row, now) for row in rows]
     certificates = Table(box=None, header_style="bold", pad_edge=False)
-    columns = ["party", "name", "fingerprint", "from", "until", "days left", "revoked"]
-    if has_roles := any(row.roles for row in rows):
-        columns.insert(2, "roles")
-    for column in columns:
+    shown = [column for column in _WIDTHS if any(one[column] for one in cells)]
+    for column in shown:
+        # Narrow terminals wrap names and reasons; a date or a code that is cut says something else.
+        folds = column in ("name", "roles", "revoked")
         certificates.add_column(
-            column, no_wrap=column not in ("name", "revoked"), justify="right" if "left" in column else "left"
+            column,
+            no_wrap=not folds,
+            min_width=_WIDTHS[column],
+            overflow="fold",
+            justify="right" if column == "days left" else "left",
         )
-    for row in rows:
-        days = row.days_left(now)
-        left = Text("expired" if days < 0 else str(days), style=style(days))
-        dates = (f"{date:%Y-%m-%d}" for date in (row.not_before, row.not_after))
-        revoked = Text(row.revoked or "", style="red")
-        roles = [", ".join(row.roles)] if has_roles else []
-        certificates.add_row(row.party, row.name, *roles, row.fingerprint[:16], *dates, left, revoked)
+    for one in cells:
+        certificates.add_row(*(one[column] for column in shown))
     return certificates
+
+
+def _cells(row: CertRow, now: datetime) -> Mapping[str, str | Text]:
+    """What each column may show; a column without anything is left out."""
+    days = row.days_left(now)
+    return {
+        "party": row.party,
+        "name": row.name,
+        "roles": ", ".join(row.roles),
+        "key": row.key_code,
+        "fingerprint": "" if row.key_fingerprint else row.fingerprint[:16],
+        "from": f"{row.not_before:%Y-%m-%d}" if row.not_before > now else "",
+        "until": f"{row.not_after:%Y-%m-%d}",
+        "days left": Text("expired" if days < 0 else str(days), style=style(days)),
+        "revoked": Text(row.revoked or "", style="red"),
+    }
 
 
 def style(days: int) -> str:
@@ -109,19 +159,15 @@ def style(days: int) -> str:
 def _authorities(path: Path) -> list[CertRow]:
     if not path.exists():
         raise ConfigError(f"cannot read {path}: No such file; expected the CA's certificate beside the others")
-    return [_authority(certificate) for certificate in load(files.read(path), str(path))]
+    return [of_ca(certificate) for certificate in load(files.read(path), str(path))]
 
 
-def _authority(certificate: x509.Certificate) -> CertRow:
+def of_ca(certificate: x509.Certificate) -> CertRow:
+    """A CA's certificate."""
     names = certificate.subject.get_attributes_for_oid(x509.oid.NameOID.COMMON_NAME)
     dates = (certificate.not_valid_before_utc, certificate.not_valid_after_utc)
-    return CertRow("ca", str(names[0].value) if names else "", certificate.fingerprint(SHA256()).hex(), *dates)
-
-
-def _row(certificate: Certificate) -> CertRow:
-    return CertRow(
-        certificate.party, certificate.name, certificate.fingerprint, certificate.not_before, certificate.not_after
-    )
+    fingerprints = (certificate.fingerprint(SHA256()).hex(), files.key_fingerprint(certificate.public_key()))
+    return CertRow("ca", str(names[0].value) if names else "", fingerprints[0], *dates, key_fingerprint=fingerprints[1])
 
 
 def _registered(info: Any) -> CertRow:

@@ -4,67 +4,46 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
+from rich.console import Console, RenderableType
+from rich.measure import Measurement
 
-from protofed.common.errors import ConfigError, ProtofedError
+from protofed.common.errors import ConfigError
+from protofed.deploy.cli.certs_local import init, issue
+from protofed.deploy.cli.certs_options import (
+    AsJson,
+    Ca,
+    CertificateDays,
+    Host,
+    Identity,
+    Online,
+    OperatorIdentity,
+    OperatorName,
+    Out,
+    Passphrase,
+    Plaintext,
+    Renewal,
+    Roles,
+    Server,
+    ServerName,
+    Site,
+)
 
 if TYPE_CHECKING:
-    from protofed.common.pki.identity import Certificate, Party
-    from protofed.deploy.certs.lifecycle import Bundle
-    from protofed.deploy.operator.connection import Operator
+    from protofed.common.pki.identity import Certificate
+    from protofed.deploy.cli.certs_output import Output
 
+MEASURED = 500  # characters; wider than any table of certificates
 certs = typer.Typer(
     no_args_is_help=True,
     help="Certificates of sites, servers and operators. An offline CA signs; private keys stay where they are made.",
 )
-console = Console(soft_wrap=True, highlight=False)
-Ca = Annotated[Path, typer.Option(help="The CA's folder.")]
-Identity = Annotated[Path, typer.Option(help="The identity folder: cert.pem, key.pem, ca.pem.")]
-Passphrase = Annotated[Path | None, typer.Option(help="File whose first line is the passphrase of the CA's key.")]
-Out = Annotated[Path | None, typer.Option(help="File to write; default: beside its input.")]
-Server = Annotated[str | None, typer.Option(envvar="PROTOFED_OPERATOR_SERVER", help="host:port of the server.")]
-Online = Annotated[
-    str | None, typer.Option("--server", help="host:port of a server; without it, no connection is made.")
-]
-OperatorIdentity = Annotated[
-    Path | None, typer.Option("--identity", envvar="PROTOFED_OPERATOR_IDENTITY", help="The operator's identity folder.")
-]
-Renewal = Annotated[bool, typer.Option("--renewal", help="Allow that the name has a certificate that is still valid.")]
-Roles = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--role", help="trainer or evaluator; of an operator: operator. May be repeated; a site's default: trainer."
-    ),
-]
-Plaintext = Annotated[bool, typer.Option("--plaintext", help="No TLS to --server; loopback only.")]
-
-
-@certs.command("init")
-def init(
-    ca: Ca,
-    name: Annotated[str, typer.Option(help="The CA's display name.")] = "protofed CA",
-    days: Annotated[int, typer.Option(min=1, max=36500, help="Days it is valid.")] = 3650,
-    passphrase_file: Passphrase = None,
-) -> None:
-    """Create a CA. Keep its folder on an offline machine.
-
-    Example: `protofed certs init --ca ca --name "Lesions pilot"`
-    """
-    from protofed.deploy.certs.lifecycle import authority_name, make_authority
-    from protofed.deploy.cli.certs_prompts import passphrase
-
-    created = make_authority(ca, name, days, passphrase(passphrase_file))
-    console.print(f"CA: {authority_name(created.certificate)}", markup=False)
-    console.print(f"valid until {_day(created.certificate.not_valid_after_utc)}, in {ca}", markup=False)
-    if passphrase_file is None:
-        console.print("its key is not encrypted: keep the folder where nobody else can read it", style="yellow")
+certs.command("init")(init)
+certs.command("issue")(issue)
 
 
 @certs.command("request")
@@ -72,45 +51,57 @@ def request(
     identity: Identity,
     site: Annotated[str | None, typer.Option(help="Request for the site with this id.")] = None,
     operator: Annotated[str | None, typer.Option(help="Request for the operator with this name.")] = None,
-    server: Annotated[str | None, typer.Option(help="Request for the server with this name.")] = None,
-    host: Annotated[list[str] | None, typer.Option(help="DNS name or address of the server. May be repeated.")] = None,
+    server: Annotated[
+        str | None, typer.Option("--server-name", "--server", help="Request for the server with this name.")
+    ] = None,
+    host: Host = None,
     out: Out = None,
+    as_json: AsJson = False,
 ) -> None:
     """Create a private key, which stays here, and a request to send to the CA's operator.
+
+    Prints the key's code, to be read out when they telephone.
 
     Example: `protofed certs request --site hospital-a --identity identity`
     """
     from protofed.common.pki.identity import Party
     from protofed.deploy.certs.lifecycle import request
+    from protofed.deploy.cli.certs_output import Output, party_of
 
-    party, name = _party({Party.SITE: site, Party.OPERATOR: operator, Party.SERVER: server}, "--server")
-    _write_request(request(identity, party, name, host or ()), identity, out)
+    party, name = party_of({Party.SITE: site, Party.OPERATOR: operator, Party.SERVER: server})
+    _write_request(request(identity, party, name, host or ()), identity, out, Output(as_json))
 
 
 @certs.command("renew")
-def renew(identity: Identity, out: Out = None) -> None:
+def renew(identity: Identity, out: Out = None, as_json: AsJson = False) -> None:
     """Create a new key and a request for the same name. The current certificate stays in use until `install`.
 
     Example: `protofed certs renew --identity identity --out north.request`
     """
     from protofed.deploy.certs.lifecycle import renew
+    from protofed.deploy.cli.certs_output import Output
 
-    _write_request(renew(identity), identity, out)
-    console.print("say that it is a renewal: they sign it with --renewal", markup=False)
+    output = Output(as_json)
+    _write_request(renew(identity), identity, out, output)
+    output.say("say that it is a renewal: they sign it with --renewal")
 
 
 @certs.command("sign")
 def sign(
     request: Annotated[Path, typer.Argument(help="The request, as the site sent it.")],
     ca: Ca,
-    site: Annotated[str | None, typer.Option(help="The site that you mean it for.")] = None,
-    operator: Annotated[str | None, typer.Option(help="The operator that you mean it for.")] = None,
-    server_name: Annotated[str | None, typer.Option(help="The server that you mean it for.")] = None,
+    site: Site = None,
+    operator: OperatorName = None,
+    server_name: ServerName = None,
     fingerprint: Annotated[
-        str | None, typer.Option(help="The key's fingerprint, as the party read it to you; without it, you are asked.")
+        str | None,
+        typer.Option(
+            metavar="CODE",
+            help="The key's code, as the party read it to you, or its fingerprint; without it, you are asked.",
+        ),
     ] = None,
     renewal: Renewal = False,
-    days: Annotated[int, typer.Option(min=1, max=3650, help="Days the certificate is valid.")] = 365,
+    days: CertificateDays = 365,
     also: Annotated[Path | None, typer.Option(help="Another CA's ca.pem that the party should also trust.")] = None,
     out: Out = None,
     passphrase_file: Passphrase = None,
@@ -118,45 +109,51 @@ def sign(
     server: Online = None,
     identity: OperatorIdentity = None,
     plaintext: Plaintext = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Sign a request after comparing its key's fingerprint by telephone. With --server, also register it there.
+    """Sign a request after comparing the code of its key by telephone. With --server, also register it there.
 
-    Example: `protofed certs sign north.request --ca ca --site north`
+    Example: `protofed certs sign north.request --ca ca --site north --server hub.example:7443`
     """
     from protofed.common.pki.identity import Party
     from protofed.common.protocol.roles import check_roles
     from protofed.deploy.certs import files
-    from protofed.deploy.certs.lifecycle import read_bundle, read_request, sign_request
+    from protofed.deploy.certs.lifecycle import authority_name, read_bundle, read_request, sign_request
     from protofed.deploy.certs.request import check_addressee
+    from protofed.deploy.cli import certs_output
     from protofed.deploy.cli.certs_prompts import authority, confirm
 
-    party, name = _party({Party.SITE: site, Party.OPERATOR: operator, Party.SERVER: server_name}, "--server-name")
+    party, name = certs_output.party_of({Party.SITE: site, Party.OPERATOR: operator, Party.SERVER: server_name})
     roles = check_roles(party, role or ())  # before anything is signed
     to_sign = read_request(files.read(request), str(request))
     check_addressee(to_sign, party, name, str(request))
-    signing = authority(ca, passphrase_file)
-    confirm(to_sign, days, console, fingerprint, str(request))
+    signing, output = authority(ca, passphrase_file), certs_output.Output(as_json)
+    confirm(to_sign, days, output, fingerprint, str(request))
     bundle = sign_request(to_sign, signing, days, files.read(also) if also else None, renewal=renewal)
     path = _write(bundle, out or request.with_name(f"{to_sign.party}-{to_sign.name}.bundle.pem"))
     signed = read_bundle(bundle, str(path))
-    console.print(f"signed: {_dates(signed.certificate)}", markup=False)
-    console.print(f"send {path} back: `protofed certs install` takes it", markup=False)
+    output.say(f"signed: {certs_output.dates(signed)}")
+    output.say(f"CA: {authority_name(signing.certificate)}; read its code to them: `protofed certs install` shows it")
+    output.say(f"send {path} back: `protofed certs install` takes it")
+    registered = None
     if server is not None and party is not Party.SERVER:
-        # Whoever names an operator here has said so: that is the role.
-        registration = Registration(roles or (("operator",) if party is Party.OPERATOR else ()), renewal)
-        _register(signed, path, registration, server, identity, plaintext)
+        registration = certs_output.Registration(certs_output.granted(roles, party), renewal)
+        to = certs_output.Connection(server, identity, plaintext)
+        registered = certs_output.register(signed, f"protofed certs register {path}", registration, to, output)
     else:
-        console.print(_next_step(signed.certificate, path), markup=False)
+        output.say(_next_step(signed.certificate, path))
+    output.result({"bundle": str(path), **certs_output.plain(signed), "registered": registered})
 
 
 @certs.command("register")
 def register(
-    bundle: Annotated[Path, typer.Argument(help="The bundle that `sign` wrote.")],
+    bundle: Annotated[Path, typer.Argument(help="The bundle that `sign` wrote, or an identity folder's cert.pem.")],
     role: Roles = None,
     renewal: Renewal = False,
     server: Server = None,
     identity: OperatorIdentity = None,
     plaintext: Plaintext = False,
+    as_json: AsJson = False,
 ) -> None:
     """Register a certificate at the server in its roles; once more, with --role, changes them.
 
@@ -165,10 +162,14 @@ def register(
     from protofed.common.protocol.roles import check_roles
     from protofed.deploy.certs import files
     from protofed.deploy.certs.lifecycle import read_bundle
+    from protofed.deploy.cli import certs_output
 
-    signed = read_bundle(files.read(bundle), str(bundle))
-    registration = Registration(check_roles(signed.certificate.party, role or ()), renewal)
-    _register(signed, bundle, registration, _required(server), identity, plaintext)
+    signed = read_bundle(files.read(bundle), str(bundle), with_authorities=False)
+    output = certs_output.Output(as_json)
+    registration = certs_output.Registration(check_roles(signed.certificate.party, role or ()), renewal)
+    to = certs_output.Connection(_required(server), identity, plaintext)
+    roles = certs_output.register(signed, f"protofed certs register {bundle}", registration, to, output)
+    output.result({**certs_output.plain(signed), "registered": roles})
 
 
 @certs.command("install")
@@ -178,19 +179,29 @@ def install(
     new_ca: Annotated[
         bool, typer.Option("--new-ca", help="Accept that the bundle's CAs differ from the installed ones.")
     ] = False,
+    ca_code: Annotated[
+        list[str] | None,
+        typer.Option(metavar="CODE", help="Code of the CA, as its operator read it to you. May be repeated."),
+    ] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Install a signed certificate. A running daemon picks it up without a restart.
+
+    Shows the code of each CA that this party then trusts; --ca-code refuses any other.
 
     Example: `protofed certs install north.bundle --identity identity`
     """
     from protofed.deploy.certs import files
     from protofed.deploy.certs.lifecycle import authority_name, install
+    from protofed.deploy.cli import certs_output
 
-    installed = install(identity, files.read(bundle), new_ca=new_ca)
-    console.print(f"installed in {identity}: {_dates(installed.certificate)}", markup=False)
+    output = certs_output.Output(as_json)
+    installed = install(identity, files.read(bundle), new_ca=new_ca, ca_codes=ca_code or ())
+    output.say(f"installed in {identity}: {certs_output.dates(installed)}")
     for authority in installed.authorities:
-        until = _day(authority.not_valid_after_utc)
-        console.print(f"trusted: {authority_name(authority)}, valid until {until}", markup=False)
+        until = certs_output.day(authority.not_valid_after_utc)
+        output.say(f"trusted: {authority_name(authority)}, valid until {until}")
+    output.result({"identity": str(identity), **certs_output.plain(installed)})
 
 
 @certs.command("revoke")
@@ -200,18 +211,24 @@ def revoke(
     server: Server = None,
     identity: OperatorIdentity = None,
     plaintext: Plaintext = False,
+    as_json: AsJson = False,
 ) -> None:
     """Revoke a certificate; the server refuses its next call.
 
-    Example: `protofed certs revoke north --reason "has left the study"`
+    Example: `protofed certs revoke west --reason "has left the study"`
     """
-    with _connect(_required(server), identity, plaintext) as operator:
+    from protofed.deploy.certs import table
+    from protofed.deploy.cli.certs_output import Connection, Output
+
+    output = Output(as_json)
+    with Connection(_required(server), identity, plaintext).open() as operator:
         revoked = operator.revoke(certificate, reason)
     for entry in revoked:
-        line = (
+        output.say(
             f"revoked: {entry.party} '{entry.name}', fingerprint {entry.fingerprint}, from its next call on: {reason}"
         )
-        console.print(line, markup=False)
+    now = datetime.now(UTC)
+    output.result({"revoked": [row.plain(now) for row in table.of_server(revoked)]})
 
 
 @certs.command("list")
@@ -220,18 +237,19 @@ def list_certificates(
     ca: Annotated[Path | None, typer.Option(help="The CA's folder: list what it has signed.")] = None,
     server: Online = None,
     plaintext: Plaintext = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """List certificates and their dates: of an identity folder, of a CA (--ca), or of a server (--server).
 
     Example: `protofed certs list --identity identity`
     """
     from protofed.deploy.certs import table
+    from protofed.deploy.cli.certs_output import Connection
 
     if ca is not None:
         rows = table.of_authority(ca)
     elif server is not None:
-        with _connect(server, identity, plaintext) as operator:
+        with Connection(server, identity, plaintext).open() as operator:
             rows = table.of_server(operator.certificates())
     elif identity is not None:
         rows = table.of_identity(identity)
@@ -241,62 +259,29 @@ def list_certificates(
     if as_json:
         print(json.dumps([row.plain(now) for row in rows], indent=2))  # noqa: T201
     else:
-        Console().print(table.table(rows, now))
+        _print_whole(table.table(rows, now))
 
 
-def _write_request(pem: bytes, identity: Path, out: Path | None) -> None:
+def _write_request(pem: bytes, identity: Path, out: Path | None, output: Output) -> None:
     from protofed.deploy.certs.lifecycle import read_request
+    from protofed.deploy.cli.certs_output import plain_request
 
     request = read_request(pem, "the request")
     path = _write(pem, out or identity / f"{request.party}-{request.name}.request.pem")
-    console.print(f"request: {path}", markup=False)
-    console.print(f"key:     {request.fingerprint}", markup=False)
-    console.print(
-        "send the request to the operator of the CA and compare the key's fingerprint with them over the telephone; "
-        f"then `protofed certs install BUNDLE --identity {shlex.quote(str(identity))}`; the private key stays here",
-        markup=False,
+    output.say(f"request: {path}")
+    output.say(f"key:     {request.code}")
+    output.say(
+        "send the request to the operator of the CA, and read them the key's code when they telephone; "
+        f"then `protofed certs install BUNDLE --identity {shlex.quote(str(identity))}`; the private key stays here"
     )
+    output.result({"request": str(path), **plain_request(request)})
 
 
-def _party(named: Mapping[Party, str | None], server_option: str) -> tuple[Party, str]:
-    given = [(party, name) for party, name in named.items() if name is not None]
-    if len(given) != 1:
-        raise ConfigError(f"expected exactly one of --site ID, --operator NAME and {server_option} NAME")
-    return given[0]
-
-
-@dataclass(frozen=True)
-class Registration:
-    """What a registration grants.
-
-    Attributes:
-        roles: none: the server decides, as operator.proto says.
-        renewal: the name may have a certificate that is still valid.
-    """
-
-    roles: tuple[str, ...]
-    renewal: bool
-
-    @property
-    def options(self) -> str:
-        """As options of `certs register`, each after a space."""
-        return "".join(f" --role {role}" for role in self.roles) + (" --renewal" if self.renewal else "")
-
-
-def _register(
-    signed: Bundle, path: Path, registration: Registration, server: str, identity: Path | None, plaintext: bool
-) -> None:
-    pem, options = signed.certificate_pem.decode(), registration.options
-    try:
-        with _connect(server, identity, plaintext) as operator:
-            info = operator.register(pem, registration.roles, renewal=registration.renewal)
-    except ProtofedError as error:
-        # The same class, so that the exit code stays; the certificate is signed already, and signing again would
-        # issue a second one.
-        raise type(error)(
-            f"not registered: {error}; try again with `protofed certs register {path}{options}`"
-        ) from error
-    console.print(f"registered at {server} as {' and '.join(info.roles)}: {signed.certificate}", markup=False)
+def _print_whole(table: RenderableType) -> None:
+    """Print a table at least as wide as it needs: a narrower terminal breaks its lines, and nothing is cut."""
+    console = Console()
+    needed = Measurement.get(console, console.options.update_width(MEASURED), table).minimum
+    Console(width=max(console.width, needed), soft_wrap=True).print(table)
 
 
 def _next_step(signed: Certificate, path: Path) -> str:
@@ -307,12 +292,6 @@ def _next_step(signed: Certificate, path: Path) -> str:
         folder = "copy it to the folder `operators` of the server's identity folder before the server starts"
         return f"the server accepts it after `{command} --role operator`, or {folder}"
     return f"the server accepts it after `{command}`; --role evaluator if it scores rather than trains"
-
-
-def _connect(server: str, identity: Path | None, plaintext: bool) -> Operator:
-    from protofed.deploy.operator import connection
-
-    return connection.Operator(server, identity=identity, plaintext=plaintext)
 
 
 def _required(server: str | None) -> str:
@@ -326,14 +305,3 @@ def _write(data: bytes, path: Path) -> Path:
 
     files.write(path, data)
     return path
-
-
-def _dates(certificate: Certificate) -> str:
-    until = _day(certificate.not_after)
-    return f"{certificate}, valid until {until}, fingerprint {certificate.fingerprint}"
-
-
-def _day(when: datetime) -> str:
-    from protofed.common.clock import stamp
-
-    return f"{stamp(when)} ({(when - datetime.now(UTC)).days} days)"

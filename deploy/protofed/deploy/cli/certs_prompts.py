@@ -1,4 +1,4 @@
-"""Prompts of `protofed certs`: confirm a fingerprint, enter the passphrase of the CA's key."""
+"""Prompts of `protofed certs`: the code of a key, the passphrase of the CA's key."""
 
 from __future__ import annotations
 
@@ -6,38 +6,46 @@ import sys
 from pathlib import Path
 
 import typer
-from rich.console import Console
 
 from protofed.common.errors import ConfigError
 from protofed.deploy.certs import files
 from protofed.deploy.certs.authority import KEY, Authority, read_authority
 from protofed.deploy.certs.request import Request, check_key
+from protofed.deploy.cli.certs_output import Output
+
+TRIES = 3
 
 
-def confirm(request: Request, days: int, console: Console, fingerprint: str | None, where: str) -> None:
-    """Show the request and its key's fingerprint, and return only if that is the party's.
+def confirm(request: Request, days: int, output: Output, fingerprint: str | None, where: str) -> None:
+    """Show the request and its key's code, and return only if that is what the party reads out.
 
     Args:
-        fingerprint: that the party read out; None: the person at the terminal compares.
+        fingerprint: the code or fingerprint that the party read out; None: the person at the terminal types it, so that
+            nobody signs by the return key.
         where: names the request in errors.
 
     Raises:
-        ConfigError: the fingerprint is another one, or there is neither one nor a terminal.
+        ConfigError: it is another key's, three times at a terminal, or there is neither a code nor a terminal.
         typer.Abort: the person declined.
     """
-    console.print(
-        f"about to sign, for {days} days: {request.party} '{request.name}' {' '.join(request.hosts)}", markup=False
-    )
-    console.print(f"key: {request.fingerprint}", markup=False)
+    output.say(f"about to sign, for {days} days: {request.party} '{request.name}' {' '.join(request.hosts)}".rstrip())
+    output.say(f"key: {request.code}")
     if fingerprint is not None:
         check_key(request, fingerprint, where)
         return
     if not sys.stdin.isatty():
         raise ConfigError(
-            "no terminal to ask on; have the party read you its key's fingerprint over the telephone (`protofed certs "
+            "no terminal to ask on; have the party read you its key's code over the telephone (`protofed certs "
             "request` printed it there) and give that as --fingerprint"
         )
-    typer.confirm("Is this the fingerprint that the party reads to you over the telephone?", abort=True)
+    for left in reversed(range(TRIES)):
+        try:
+            check_key(request, typer.prompt("Code that the party reads to you over the telephone", err=True), where)
+            break
+        except ConfigError as error:  # misheard, mistyped or another key: heard again, it tells which
+            if not left:
+                raise
+            output.say(str(error), style="yellow")
 
 
 def authority(folder: Path, passphrase_file: Path | None) -> Authority:

@@ -24,7 +24,7 @@ COMMANDS: Final[Mapping[tuple[str, ...], str]] = {  # first words of an old comm
 }
 GROUPS: Final = ("client", "server")  # commands before 0.2: options followed where a subcommand follows now
 GONE: Final[Mapping[tuple[str, str, str], str]] = {  # command and option -> what to do in its place
-    ("certs", "sign", "--yes"): "--fingerprint FINGERPRINT, as the party reads it to you",
+    ("certs", "sign", "--yes"): "--fingerprint CODE, as the party reads it to you",
 }
 OPTIONS: Final[Mapping[str, str]] = {"--share": "--partition-index"}
 

@@ -1,0 +1,156 @@
+"""What `protofed certs` prints, and how it registers a certificate at a server."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+from protofed.common.errors import ConfigError, ProtofedError
+
+if TYPE_CHECKING:
+    from protofed.common.pki.identity import Party
+    from protofed.deploy.certs.lifecycle import Bundle
+    from protofed.deploy.certs.request import Request
+    from protofed.deploy.certs.table import CertRow
+    from protofed.deploy.operator.connection import Operator
+
+
+@dataclass(frozen=True)
+class Output:
+    """Lines for people; with `--json` they go to standard error, and one JSON value to standard output."""
+
+    as_json: bool = False
+    console: Console = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "console", Console(stderr=self.as_json, soft_wrap=True, highlight=False))
+
+    def say(self, line: str, style: str | None = None) -> None:
+        """A line, as it is: names and paths are no markup."""
+        self.console.print(line, markup=False, style=style)
+
+    def result(self, value: Mapping[str, Any]) -> None:
+        """What a program reads, if it asked."""
+        if self.as_json:
+            print(json.dumps(value, indent=2))  # noqa: T201
+
+
+@dataclass(frozen=True)
+class Registration:
+    """What a registration grants.
+
+    Attributes:
+        roles: none: the server decides, as operator.proto says.
+        renewal: the name may have a certificate that is still valid.
+    """
+
+    roles: tuple[str, ...]
+    renewal: bool
+
+    @property
+    def options(self) -> str:
+        """As options of `certs register`, each after a space."""
+        return "".join(f" --role {role}" for role in self.roles) + (" --renewal" if self.renewal else "")
+
+
+@dataclass(frozen=True)
+class Connection:
+    """How an operator reaches a server."""
+
+    server: str
+    identity: Path | None
+    plaintext: bool
+
+    def open(self) -> Operator:
+        """Connect as the operator.
+
+        Raises:
+            ConfigError: the identity cannot be used, or there is none.
+        """
+        from protofed.deploy.operator import connection
+
+        return connection.Operator(self.server, identity=self.identity, plaintext=self.plaintext)
+
+
+def register(signed: Bundle, again: str, registration: Registration, to: Connection, output: Output) -> list[str]:
+    """Register a signed certificate; the roles that it has now.
+
+    Args:
+        again: the `certs register` command for another try, without its options.
+
+    Raises:
+        ProtofedError: the server cannot be reached, or refuses.
+    """
+    try:
+        with to.open() as operator:
+            info = operator.register(signed.certificate_pem.decode(), registration.roles, renewal=registration.renewal)
+    except ProtofedError as error:
+        # The same class, so that the exit code stays; the certificate is signed already, and signing again would
+        # issue a second one.
+        raise type(error)(f"not registered: {error}; try again with `{again}{registration.options}`") from error
+    output.say(f"registered at {to.server} as {' and '.join(info.roles)}: {signed.certificate}")
+    output.say(f"key: {row_of(signed).key_code}")
+    return list(info.roles)
+
+
+def granted(roles: tuple[str, ...], party: Party) -> tuple[str, ...]:
+    """The roles to register: whoever names an operator has said so, and that is the role."""
+    return roles or (("operator",) if party == "operator" else ())
+
+
+def party_of(named: Mapping[Party, str | None]) -> tuple[Party, str]:
+    """The one party that the options name.
+
+    Raises:
+        ConfigError: they name none, or several.
+    """
+    given = [(party, name) for party, name in named.items() if name is not None]
+    if len(given) != 1:
+        raise ConfigError("expected exactly one of --site ID, --operator NAME and --server-name NAME")
+    return given[0]
+
+
+def row_of(bundle: Bundle) -> CertRow:
+    """The bundle's certificate as a row of a list."""
+    from protofed.deploy.certs import table
+
+    return table.of_certificate(bundle.certificate_pem, "the bundle")
+
+
+def plain(bundle: Bundle) -> dict[str, Any]:
+    """The bundle's certificate and its CAs, for JSON."""
+    from protofed.deploy.certs import table
+
+    now = datetime.now(UTC)
+    authorities = [table.of_ca(authority).plain(now) for authority in bundle.authorities]
+    return {**row_of(bundle).plain(now), "authorities": authorities}
+
+
+def plain_request(request: Request) -> dict[str, Any]:
+    """Whom a request is for, and its key, for JSON."""
+    return {
+        "party": request.party,
+        "name": request.name,
+        "hosts": list(request.hosts),
+        "key_code": request.code,
+        "key_fingerprint": request.fingerprint,
+    }
+
+
+def dates(bundle: Bundle) -> str:
+    """Whose certificate it is, until when, and the code of its key."""
+    row = row_of(bundle)
+    return f"{bundle.certificate}, valid until {day(row.not_after)}, key {row.key_code}"
+
+
+def day(when: datetime) -> str:
+    """A date, and the days from now."""
+    from protofed.common.clock import stamp
+
+    return f"{stamp(when)} ({(when - datetime.now(UTC)).days} days)"
