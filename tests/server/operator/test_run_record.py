@@ -268,3 +268,58 @@ def test_norms_are_those_of_prototypes_where_no_head_was_sent(make: MakeLab) -> 
     found = seen(lab)
     assert found["norms"]["part"] == "prototypes"
     assert found["norms"]["sites"] == {"ann": [5.0, None, None], "bob": [1.0, 2.0, None], "cyd": [None, None, 10.0]}
+
+
+ONE_CLASS = {
+    "global__balanced_accuracy": 1 / 3,
+    "global__recall__0": 0.0,
+    "global__recall__1": 1.0,
+    "global__recall__2": 0.0,
+}
+
+
+def test_a_useless_model_is_a_warning_with_its_numbers(make: MakeLab) -> None:
+    lab = make(rounds=1, class_names=["mel", "nv", "vasc"]).begin()
+    for site in SITES:
+        lab.push(site, lab.model(1.0))
+    assert seen(lab)["warnings"] == []
+    told(lab, "eva", **ONE_CLASS)
+    for site in SITES:
+        told(lab, site, personal__accuracy=0.5)
+    (warning,) = seen(lab)["warnings"]
+    assert (warning["code"], warning["round"], warning["site"]) == ("one-class", 1, None)
+    assert (warning["class"], warning["chance"]) == (1, pytest.approx(1 / 3))
+    assert "'nv'" in warning["text"]
+
+
+def test_updates_that_are_not_finite_are_a_warning_while_the_run_goes_on(make: MakeLab) -> None:
+    lab = make(federation={"quorum": 3}).begin()
+    manifest, _ = lab.announce(lab.model(1.0))
+    problem = UpdateProblem(RejectionCode.NOT_FINITE, "body/w holds NaN")
+    lab.coordinator.intake.refuse("bob", lab.task("bob").task_id, manifest, problem)
+    assert seen(lab)["warnings"] == []  # it may send another one
+    lab.beat("cyd", lab.task("cyd").task_id, activity=Activity.FAILED, failure=FailureReason.NUMERIC)
+    (warning,) = seen(lab)["warnings"]
+    assert (warning["code"], warning["round"]) == ("diverging", 1)
+    assert (warning["unusable"], warning["invited"]) == (2, 3)
+    lab.later(60.0, alive=SITES)
+    lab.round(ann=1.0, bob=1.0, cyd=1.0)
+    assert seen(lab)["warnings"] == []
+
+
+def test_warnings_of_a_long_run_are_read_from_its_first_and_last_rounds(make: MakeLab) -> None:
+    lab = make(rounds=9).begin()
+    for number in range(1, 10):
+        for site in SITES:
+            lab.push(site, lab.model(float(number)))
+        right = 0.9 if number == 3 else 0.4
+        told(
+            lab,
+            "eva",
+            **(ONE_CLASS if number == 9 else {"global__balanced_accuracy": right, "global__recall__0": right}),
+        )
+        for site in SITES:
+            told(lab, site, personal__accuracy=number / 10)
+    found = {warning["code"]: warning for warning in seen(lab)["warnings"]}
+    assert set(found) == {"one-class", "diverging"}
+    assert (found["diverging"]["best"], found["diverging"]["best_round"]) == (0.9, 3)

@@ -18,6 +18,7 @@ from protofed.common.statistics import spreads
 from protofed.common.tensors import unit
 from protofed.common.version import VERSION
 from protofed.server.rounds.aggregation import WEIGHT_CAP
+from protofed.server.rounds.model_history import warnings_of
 from protofed.server.storage.reader import LedgerReader
 from protofed.server.storage.rows import RoundRow, RunRow, TaskRow, UpdateRow
 from protofed.server.verdicts import EXCLUDED, REVOKED, ROLLED_BACK, RUN_ENDED
@@ -147,6 +148,8 @@ def run_record(records: LedgerReader, blobs: BlobReader, run: str) -> dict[str, 
     with roles, exclusion and revocation as they are now; interventions: what operators did to the run, or to a site
     while it went on, with the newest round of that time;
     rounds: every attempt with every site's task, the refused updates, the state's digest and its statistics;
+    warnings: what speaks against the run's models as they are now, by `rounds.model_warnings`: code, round, site (null:
+    the global model), text and numbers;
     scores: by round and site, without scores of single classes; classes: those, of the newest and the best round;
     prototypes: cosines [classes, classes] of the newest state kept; norms: {site: [classes]} of the newest updates
     kept.
@@ -168,6 +171,7 @@ def run_record(records: LedgerReader, blobs: BlobReader, run: str) -> dict[str, 
         "sites": _sites(records, attempts),
         "interventions": _interventions(records, row),
         "rounds": attempts,
+        "warnings": [warning.plain() for warning in warnings_of(records, run)],
         "scores": [{"round": number, "sites": sites} for number, sites in scores.items()],
         "classes": _by_class(records, run, scores),
         "prototypes": similarity(rounds, blobs, recipe["classes"]),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -148,11 +148,20 @@ class LedgerReader:
         query = self._scores_of(run).with_only_columns(func.max(db.scores.c.round))
         return int(self._read(query)[0][0] or 0)
 
-    def scores(self, run: str, round: int | None = None) -> dict[int, dict[SiteId, dict[str, float]]]:
-        """Scores by round (or of one round), site and name; without those of rounds that were rolled back."""
+    def scored_rounds(self, run: str) -> list[int]:
+        """All rounds with scores, but those that were rolled back, in order."""
+        query = self._scores_of(run).with_only_columns(db.scores.c.round).distinct()
+        return [row.round for row in self._read(query.order_by(db.scores.c.round))]
+
+    def scores(
+        self, run: str, round: int | None = None, names: Collection[str] | None = None
+    ) -> dict[int, dict[SiteId, dict[str, float]]]:
+        """Scores by round (or of one round), site and name (or some); without those of rounds that were rolled back."""
         query = self._scores_of(run)
         if round is not None:
             query = query.where(db.scores.c.round == round)
+        if names is not None:
+            query = query.where(db.scores.c.name.in_(names))
         table: dict[int, dict[SiteId, dict[str, float]]] = {}
         for row in self._read(query.order_by(db.scores.c.round, db.scores.c.site, db.scores.c.name)):
             table.setdefault(row.round, {}).setdefault(row.site, {})[row.name] = row.value
