@@ -135,7 +135,7 @@ def test_the_first_round_that_is_judged(rounds: int, auroc: float, from_round: i
 def test_a_model_that_fell_to_chance_diverges() -> None:
     found = model_warnings(history(*climbing(0.3, 0.6, 0.55), ONE_CLASS))
     assert codes(found) == [WarningCode.ONE_CLASS, WarningCode.DIVERGING]
-    assert (found[1].numbers["best"], found[1].numbers["best_round"]) == (pytest.approx(0.6), 2)
+    assert (found[1].numbers["best"], found[1].numbers["best_round"]) == pytest.approx((0.6, 2))
 
 
 def test_a_model_that_was_never_good_does_not_fall() -> None:
@@ -145,7 +145,7 @@ def test_a_model_that_was_never_good_does_not_fall() -> None:
 def test_worse_than_the_first_scored_round() -> None:
     (warning,) = model_warnings(history(*climbing(0.7, 0.8, 0.64, 0.6, 0.62)))
     assert (warning.code, warning.round) == (WarningCode.WORSE, 5)
-    assert (warning.numbers["first"], warning.numbers["first_round"]) == (pytest.approx(0.7), 1)
+    assert (warning.numbers["first"], warning.numbers["first_round"]) == pytest.approx((0.7, 1))
 
 
 def test_one_good_round_among_the_last_three_is_no_decline() -> None:
