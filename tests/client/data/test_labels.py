@@ -53,14 +53,14 @@ def npz(path: Path, groups: dict[str, list[str]], counts: tuple[int, int] = (6, 
 def test_what_is_ignored_is_left_out_before_anything_is_held_out(tmp_path: Path) -> None:
     data = npz(
         tmp_path,
-        {"train_group": list("aabbccdd")},
-        (8, 0),
+        {"train_group": list("aabbccdd" * 5)},
+        (40, 0),
         ignore_labels=["1"],
         label_map={"0": "1"},
         test_fraction=0.5,
     )
     source = load(data, RGB)
-    assert (source.train.labels.tolist(), source.test.labels.tolist()) == ([1, 1], [1, 1])
+    assert (source.train.labels.tolist(), source.test.labels.tolist()) == ([1] * 10, [1] * 10)
     assert source.group_column is not None
     assert source.test_group_column is not None
     assert {*source.group_column, *source.test_group_column} == set("abcd")
@@ -79,10 +79,10 @@ def test_groups_of_an_npz_stay_on_one_side(tmp_path: Path) -> None:
 
 
 def test_merged_groups_are_held_out_whole(tmp_path: Path) -> None:
-    both = {"train_group": list("aabbcc"), "test_group": list("ccdd")}
-    (site,) = load_sites(npz(tmp_path, both, merge_test_into_train=True, local_test_fraction=0.4), RGB, 2)
+    both = {"train_group": list("aabbcc" * 6), "test_group": list("ccdd")}
+    (site,) = load_sites(npz(tmp_path, both, (36, 4), merge_test_into_train=True, local_test_fraction=0.4), RGB, 2)
     assert site.local_test is not None
-    assert (len(site.train) + len(site.local_test), len(site.local_test)) == (10, 4)
+    assert (len(site.train) + len(site.local_test), len(site.local_test)) == (40, 16)  # two of four patients
     with pytest.raises(DataError, match="only one of train and test has groups"):
         load(npz(tmp_path, {"train_group": list("aabbcc")}, merge_test_into_train=True, local_test_fraction=0.4), RGB)
 
@@ -96,9 +96,9 @@ def test_a_column_may_not_divide_a_group(tmp_path: Path) -> None:
 
 
 def test_a_long_tail_keeps_examples_and_their_groups_together(tmp_path: Path) -> None:
-    data = npz(tmp_path, {"train_group": list("abcdef")}, (6, 0), long_tail=0.5, test_fraction=0.4)
+    data = npz(tmp_path, {"train_group": list("abcdef" * 6)}, (36, 0), long_tail=0.5, test_fraction=0.4)
     (site,) = load_sites(data, RGB, 2)
-    assert len(site.train) == 3  # of two classes with two examples each, the second keeps one
+    assert len(site.train) == 18  # of two classes with twelve examples each, the second keeps six
 
 
 def medmnist(folder: Path, name: str, dataset: str | None = None, **more: Any) -> Data:

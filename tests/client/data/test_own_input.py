@@ -43,7 +43,7 @@ def test_there_are_always_two_classes(tmp_path: Path) -> None:
 def test_of_files_it_is_the_first_readable_ones_and_the_names_are_their_own(tmp_path: Path) -> None:
     (tmp_path / "A").mkdir()
     (tmp_path / "A" / "0.png").write_bytes(b"damaged")
-    for name in "123":
+    for name in map(str, range(1, 21)):
         save(tmp_path / "A" / f"{name}.png", ramp(5, 7))
         save(tmp_path / "Melanoma" / f"{name}.png", ramp(9, 9, 1))
     save(tmp_path / "unsure" / "3.png")

@@ -49,20 +49,20 @@ def test_a_split_of_the_files_own_is_kept(tmp_path: Path) -> None:
 
 
 def test_without_one_a_test_set_is_held_out_by_the_seed(tmp_path: Path) -> None:
-    classes(tmp_path, {"mel": 10, "nv": 5})
+    classes(tmp_path, {"mel": 10, "nv": 20})
     source = folder(tmp_path, test_fraction=0.4)
-    assert source.test.labels.bincount().tolist() == [2, 2]
-    assert sorted(shades(source.train.images) + shades(source.test.images)) == list(range(15))
-    assert [shade // 10 for shade in shades(source.train.images)] == source.train.labels.tolist()
+    assert source.test.labels.bincount().tolist() == [5, 8]
+    assert sorted(shades(source.train.images) + shades(source.test.images)) == list(range(30))
+    assert [shade >= 10 for shade in shades(source.train.images)] == source.train.labels.tolist()
     drawn = [shades(folder(tmp_path, test_fraction=0.4, seed=seed).test.images) for seed in (0, 0, 1, 2)]
     assert drawn[0] == drawn[1]
     assert len(set(map(tuple, drawn))) > 1
 
 
 def test_the_same_share_as_of_an_npz_is_held_out(tmp_path: Path) -> None:
-    classes(tmp_path / "files", {"mel": 10, "nv": 5})
-    images = np.stack([shade(number) for number in range(15)])
-    np.savez(tmp_path / "a.npz", train_images=images, train_labels=np.repeat([0, 1], [10, 5]))
+    classes(tmp_path / "files", {"mel": 10, "nv": 20})
+    images = np.stack([shade(number) for number in range(30)])
+    np.savez(tmp_path / "a.npz", train_images=images, train_labels=np.repeat([0, 1], [10, 20]))
     files, arrays = folder(tmp_path / "files", seed=3), load(settings("npz", tmp_path / "a.npz", seed=3), RGB)
     assert shades(files.test.images) == shades(arrays.test.images)
     assert torch.equal(files.train.images, arrays.train.images)
@@ -98,12 +98,14 @@ def damaged(root: Path, *names: str) -> None:
 
 
 def test_unreadable_files_are_refused_by_count_and_never_by_name(tmp_path: Path) -> None:
-    classes(tmp_path, {"mel": 4, "nv": 4})
-    damaged(tmp_path, "nv/Doe.png", "Doe.txt")
+    classes(tmp_path, {"mel": 10, "nv": 10})
+    damaged(tmp_path, "nv/Doe.png", "Doe.txt", "Roe.txt")
+    (tmp_path / "mel" / "Doe.png").touch()
     with pytest.raises(
-        DataError, match=r"2 of 10 images cannot be read \(1: .*allows 0; `protofed client check`"
+        DataError, match=r"4 of 24 images .*: 2 in no class's folder, 1 .*, 1 .*allows 0; `protofed client check`"
     ) as said:
         folder(tmp_path)
+    assert "1 empty" in str(said.value)
     assert "Doe" not in str(said.value)
 
 
@@ -129,7 +131,7 @@ def test_a_file_that_becomes_unreadable_moves_no_other(tmp_path: Path) -> None:
 
 
 def test_groups_stay_together_through_every_split(tmp_path: Path) -> None:
-    for number in range(40):
+    for number in range(80):
         save(tmp_path / RUN[number % 2] / f"p{number // 4:02}_{number}.png", shade(number))
     data = settings("folder", tmp_path, group_pattern=r"p(\d+)_", test_fraction=0.25, local_test_fraction=0.25)
     source = load(data, RGB, RUN)
@@ -141,7 +143,7 @@ def test_groups_stay_together_through_every_split(tmp_path: Path) -> None:
     (site,) = load_sites(data, RGB, 2, class_names=RUN)
     assert site.local_test is not None
     parts = [{shade // 4 for shade in shades(part.images)} for part in (site.train, site.test, site.local_test)]
-    assert sum(map(len, parts)) == len(set.union(*parts)) == 10
+    assert sum(map(len, parts)) == len(set.union(*parts)) == 20
     assert all(parts)
 
 
@@ -190,5 +192,5 @@ def test_a_manifest_is_loaded_in_its_own_order(tmp_path: Path) -> None:
     assert (shades(source.train.images), source.train.labels.tolist()) == ([3, 1, 4], [0, 0, 1])
     assert shades(source.test.images) == [2]
     (tmp_path / "images" / "4.png").unlink()
-    with pytest.raises(DataError, match=r"1 of 4 images cannot be read \(1: no such file"):
+    with pytest.raises(DataError, match=r"1 of 4 images cannot be read: 1 no such file"):
         load(data, RGB, RUN)

@@ -111,10 +111,10 @@ def test_npz_of_grey_images_has_one_channel(tmp_path: Path) -> None:
 
 
 def test_npz_without_a_test_set_holds_one_out_with_its_column(tmp_path: Path) -> None:
-    images, labels = half([0] * 8 + [1] * 4)
-    arrays = {"train_images": images, "train_labels": labels, "train_site": np.arange(12)}
+    images, labels = half([0] * 20 + [1] * 12 + [2] * 3)
+    arrays = {"train_images": images, "train_labels": labels, "train_site": np.arange(35)}
     source = load(write_npz(tmp_path, arrays, test_fraction=0.5), SMALL)
-    assert source.test.labels.bincount().tolist() == [2, 2]  # half of the rarer class, of both
+    assert source.test.labels.bincount(minlength=3).tolist() == [10, 6, 0]
     assert numbers(source.train.images) == np.asarray(source.site_column).tolist()
     assert numbers(source.test.images) == np.asarray(source.test_site_column).tolist()
 
@@ -361,9 +361,32 @@ def test_a_test_share_of_a_source_with_a_test_set_is_refused(tmp_path: Path) -> 
 
 
 def test_too_few_examples_to_hold_any_out_are_refused(tmp_path: Path) -> None:
-    images, labels = half([0, 0, 0, 0, 1])
-    with pytest.raises(DataError, match="rarest class's 1 examples leaves no test set"):
-        load(write_npz(tmp_path, {"train_images": images, "train_labels": labels}), SMALL)
+    images, labels = half([0] * 9 + [1])
+    data = write_npz(tmp_path, {"train_images": images, "train_labels": labels})
+    with pytest.raises(DataError, match="no test set can be held out"):
+        load(data, SMALL)
+    merged = data.model_copy(update=PFLLIB)
+    for read in (load_sites, load_test):
+        with pytest.raises(DataError, match="test"):
+            read(merged, SMALL, 2)
+    assert len(load_test(data.model_copy(update={"test_fraction": 1.0}), SMALL, 2).test) == 10
+
+
+def test_a_site_that_can_spare_no_test_set_of_its_own_trains_without() -> None:
+    data = settings("digits", test_fraction=1.0, local_test_fraction=0.25)  # nine of each digit are left at most
+    (site,) = load_sites(data, DIGITS, 10)
+    assert site.local_test is None
+    assert site.unscored(None) == sorted(set(site.train.labels.tolist()))
+    assert site.unscored(site.test) == []
+
+
+def test_classes_that_a_test_set_lacks_are_named_of_those_that_the_site_has(tmp_path: Path) -> None:
+    images, labels = half([0] * 20 + [2] * 9)
+    data = write_npz(tmp_path, {"train_images": images, "train_labels": labels})
+    (site,) = load_sites(data, SMALL, 4)
+    assert site.unscored(site.test) == [2]
+    evaluator = load_test(data, SMALL, 4)
+    assert evaluator.unscored(evaluator.test) == [1, 2, 3]
 
 
 def unpack(verb: str, archive: str, target: Path) -> None:

@@ -14,8 +14,11 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from prometheus_client.parser import text_string_to_metric_families
+from structlog.testing import capture_logs
 
 from protofed.client.agent import metrics
 from protofed.client.transport.audit import FILE
@@ -332,3 +335,16 @@ def test_the_servers_pauses_are_kept_within_a_minute(clock: Clock) -> None:
     agent: Any = Answering(clock, Wait(7.0), Wait(1e6), FIT)
     client._take_part(agent, until_finished=True)
     assert agent.asked == [0.0, 7.0, 67.0, 67.0]
+
+
+def test_classes_that_a_site_does_not_score_are_in_its_log(tmp_path: Path, recipe_of: Callable[..., Recipe]) -> None:
+    labels = np.repeat(np.arange(3), [40, 12, 9])
+    images = np.zeros((len(labels), 8, 8), np.uint8)
+    np.savez(tmp_path / "a.npz", train_images=images, train_labels=labels)
+    data = {"source": "npz", "root": tmp_path / "a.npz", "local_test_fraction": 0.25}
+    settings = ClientSettings.model_validate({"site": "a", "policy": "p", "state": "s", "data": data})
+    recipe = recipe_of("fedavg")
+    with capture_logs() as lines:
+        client._load(settings, torch.device("cpu"), recipe)
+    told = {line["where"]: (line["run"], line["missing"]) for line in lines}
+    assert told == {"test set": (recipe.name, ["2"]), "own test set": (recipe.name, ["1", "2"])}

@@ -100,12 +100,28 @@ def test_data_that_fit_are_counted_by_class_and_split_and_nothing_is_written(
     assert (code, found["refusal"]) == (0, None)
     assert found["stored"] == {"train": [2, 1, 2], "test": [1, 1, 0]}
     assert found["taken"] == {"trains_on": [2, 1, 2], "tests_on": [1, 1, 0]}
+    assert found["not_scored"] == {"test_set": ["naevus"]}
     assert found["ignored"] == {"unsure": 1}
     assert found["unmapped"] == {}
     assert found["sizes"] == {"8 x 6": 5, "9 x 9": 2}
     assert found["formats"] == {"PNG, RGB, 8 bits": 7}
     assert found["preprocessing_digest"] == recipe.preprocessing_digest()
     assert sorted(tmp_path.rglob("*")) == sorted({*before, tmp_path / "site.toml"})
+
+
+def test_rare_classes_of_a_drawn_test_set_are_named(check: Check, run: Run, tmp_path: Path) -> None:
+    root = tmp_path / "drawn"
+    for number in range(31):
+        name = "benign" if number < 20 else "malignant" if number < 30 else "naevus"
+        image(root / name / f"{number}.png", number)
+    settings = SETTINGS.format(root=root) + "local_test_fraction = 0.25\n"
+    code, found = check(settings=settings)
+    assert (code, found["taken"]["tests_on"]) == (0, [6, 5, 0])
+    assert found["taken"]["own_test_set"] == [5, 0, 0]
+    assert found["not_scored"] == {"test_set": ["naevus"], "own_test_set": ["malignant", "naevus"]}
+    shown = run(settings=settings)[1]
+    assert "test set has no image of them: naevus" in shown
+    assert "own test set has no image of them: malignant, naevus" in " ".join(shown.split())
 
 
 def test_all_that_is_wrong_is_told_at_once_and_the_daemon_would_refuse(check: Check, folder: Path) -> None:

@@ -26,6 +26,7 @@ from protofed.common.errors import DataError
 MOST_THREADS = 8
 AHEAD_BYTES = 64 << 20  # of decoded images that are not in the tensor yet
 MOST_AHEAD = 256  # images
+MOST_REASONS = 5  # that one error lists; none names a file
 log = structlog.get_logger()
 
 
@@ -114,10 +115,11 @@ def _check_unreadable(reasons: Sequence[str | None], files: Scan, data: Data) ->
     counts.update(["in no class's folder"] * len(files.misplaced))
     unreadable, total = counts.total(), len(reasons) + len(files.misplaced)
     if unreadable > data.max_unreadable_fraction * total:
-        most_frequent, times = counts.most_common(1)[0]
+        reasons_listed = ", ".join(f"{times} {reason}" for reason, times in counts.most_common(MOST_REASONS))
+        more = ", …" if len(counts) > MOST_REASONS else ""
         raise DataError(
-            f"{unreadable} of {total} images cannot be read ({times}: {most_frequent}), "
-            f"and data.max_unreadable_fraction allows {data.max_unreadable_fraction:g}; "
+            f"{unreadable} of {total} images cannot be read: {reasons_listed}{more}; "
+            f"data.max_unreadable_fraction allows {data.max_unreadable_fraction:g}; "
             "`protofed client check` lists them"
         )
     if unreadable:

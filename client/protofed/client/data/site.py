@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from protofed.client.data import dirichlet, groups, partition
+from protofed.client.data.hold_out import hold_out_each, no_test_set
 from protofed.client.data.partition import Indices, Labels
 from protofed.client.data.site_data import Examples, SiteData, check_labels
 from protofed.client.data.sources import Column, Source, load
@@ -25,8 +26,8 @@ _LONG_TAIL_STREAM = 1  # seeds the tail together with data.seed: its draws must 
 def load_sites(data: Data, input_: Input, classes: int, class_names: Sequence[str] = ()) -> list[SiteData]:
     """All sites of a simulation, on the CPU. They share one test set, which is empty with `data.merge_test_into_train`.
 
-    Each also has a `local_test` with `data.local_test_fraction`, with `data.local_test`, or, cut by a column, where
-    the source has a test_site column: then its own rows of the test set.
+    Each also has a `local_test` with `data.local_test_fraction` (unless it can spare none), with `data.local_test`, or,
+    cut by a column, where the source has a test_site column: then its own rows of the test set.
 
     Args:
         data: where the images come from, and how they are partitioned.
@@ -77,7 +78,8 @@ class _Cut:
     Attributes:
         train: each site's indices into the source's training examples.
         pool: the examples that local test sets are taken from: the source's test set, or its training examples.
-        local: each site's indices into the pool; empty list: sites have no local test sets.
+        local: each site's indices into the pool, none for a site that can spare no local test set; empty list: no site
+            has one.
     """
 
     train: list[Indices]
@@ -107,7 +109,7 @@ def _cut(source: Source, data: Data) -> _Cut:
     if source.group_column is not None:
         _check_groups(source.group_column, sites, data.partition)
     if data.local_test_fraction is not None:
-        train, local = _held_out(source, sites, data.local_test_fraction, rng)
+        train, local = _held_out(source, sites, data, data.local_test_fraction, rng)
         return _Cut(train, source.train, local)
     if data.local_test is not None:
         local = partition.by_class(_labels(source.train), sites, _labels(source.test), rng)
@@ -128,11 +130,12 @@ def _check_groups(column: Column, sites: list[Indices], how: kinds.Partition) ->
 
 
 def _held_out(
-    source: Source, sites: list[Indices], share: float, rng: np.random.RandomState
+    source: Source, sites: list[Indices], data: Data, fraction: float, rng: np.random.RandomState
 ) -> tuple[list[Indices], list[Indices]]:
-    if source.group_column is None:
-        return partition.hold_out(sites, share, rng)
-    return groups.hold_out_each(_labels(source.train), source.group_column, sites, share, rng)
+    """Sites that share out one source hold out as the released codes do, sites with images of their own by class."""
+    if isinstance(data.partition, kinds.Whole | kinds.ColumnPartition):
+        return hold_out_each(_labels(source.train), source.group_column, sites, fraction, rng)
+    return partition.hold_out(sites, fraction, rng)
 
 
 def _partition(source: Source, how: kinds.Partition, rng: np.random.RandomState) -> list[Indices]:
@@ -192,7 +195,9 @@ def _own_rows(column: Column, test_column: Column) -> list[Indices]:
 
 def _site(source: Source, cut: _Cut, index: int, input_: Input, classes: int) -> SiteData:
     train = _rows(source.train, cut.train[index])
-    local = _rows(cut.pool, cut.local[index]) if cut.local else None
+    local = _rows(cut.pool, cut.local[index]) if cut.local and len(cut.local[index]) else None
+    if local is None and not len(source.test):
+        raise no_test_set()
     return SiteData(train, source.test, input_, classes, local_test=local)
 
 

@@ -216,6 +216,18 @@ class SiteData:
         counts = self.train.labels.bincount(minlength=self.classes)
         return self._moved(counts / max(len(self.train), 1))
 
+    def unscored(self, test: Examples | None) -> list[int]:
+        """The classes that `test` has no example of, of those that the site trains on; an evaluator's: of the run's.
+
+        They tell which classes are rare here, and never leave the site.
+
+        Args:
+            test: `test` or `local_test`; None: none could be held out.
+        """
+        own = torch.ones(self.classes) if self.scores_only else self.label_frequencies().cpu()
+        tested = no_examples(self.input).labels if test is None else test.labels.cpu()
+        return torch.nonzero((own > 0) & (tested.bincount(minlength=self.classes) == 0)).flatten().tolist()
+
     def _plain(self, order: Tensor, size: int) -> Iterator[Batch]:
         images, finish = self._prepared(self.train)
         for rows in torch.split(order.to(images.device), size):

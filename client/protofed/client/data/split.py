@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from protofed.client.data import groups
+from protofed.client.data.hold_out import hold_out, no_test_set
 from protofed.client.data.labels import by_number
 from protofed.client.data.partition import Indices, Labels
 from protofed.client.data.site_data import Examples
@@ -20,6 +20,7 @@ from protofed.common.errors import DataError
 Column: TypeAlias = NDArray[Any]  # [N], one value an example
 
 DEFAULT_TEST_FRACTION = 0.3  # of a source without a test set, if data.test_fraction is not set
+_BALANCED = frozenset({"digits", "spiral"})  # public sets: their shipped runs were scored on balanced test sets
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,9 +57,8 @@ class DataSplit:
 def draw_test_rows(labels: Labels, group: Column | None, data: Data) -> tuple[Indices, Indices]:
     """Draw a test set, by data.seed, from a source that has none.
 
-    Without groups every class gets the same number of test examples: the fraction of the rarest class's count. With
-    groups it is the fraction of each class, as near as whole groups allow. With `data.merge_test_into_train` the test
-    set is empty, as it would only be merged back.
+    A public source of `_BALANCED` gives its published test set; a site's own images are held out by `hold_out`. With
+    `data.merge_test_into_train` the test set is empty, as it would only be merged back.
 
     Args:
         labels: [N].
@@ -74,18 +74,21 @@ def draw_test_rows(labels: Labels, group: Column | None, data: Data) -> tuple[In
         return np.arange(len(labels)), np.empty(0, np.int64)
     fraction = DEFAULT_TEST_FRACTION if data.test_fraction is None else data.test_fraction
     rng = np.random.default_rng(data.seed)
-    if group is not None:
-        return groups.hold_out(labels, group, fraction, rng)
+    if data.source in _BALANCED:
+        return _balanced(labels, fraction, rng)
+    train, test = hold_out(labels, group, fraction, rng)
+    if not len(test):
+        raise no_test_set()
+    return train, test
+
+
+def _balanced(labels: Labels, fraction: float, rng: np.random.Generator) -> tuple[Indices, Indices]:
+    """As many test examples of every class: the fraction of the rarest class's number."""
     present, sizes = np.unique(labels, return_counts=True)
-    fewest = sizes.min(initial=len(labels))
-    if not (each := int(fraction * fewest)):
-        raise DataError(
-            f"holding out {fraction:g} of the rarest class's {fewest} examples leaves no test set; add test_images and "
-            "test_labels (of files: folders train and test, or a column split), or raise data.test_fraction"
-        )
-    chosen = [rng.choice(np.flatnonzero(labels == c), each, replace=False) for c in present]
+    if not (each := int(fraction * sizes.min())):
+        raise DataError(f"data.test_fraction = {fraction:g} leaves no test set; raise it, or leave it out")
     in_test = np.zeros(len(labels), dtype=bool)
-    in_test[np.concatenate(chosen)] = True
+    in_test[np.concatenate([rng.choice(np.flatnonzero(labels == c), each, replace=False) for c in present])] = True
     return np.flatnonzero(~in_test), np.flatnonzero(in_test)
 
 

@@ -45,5 +45,6 @@ _TRAINING = "A number of a plug-in's own, computed on the site's training exampl
 _LOCAL = "Taken over the site's own test set: which classes it has; over some rounds, how many examples of each."
 _PERSONAL = "How well the site's own model knows each class: which classes the site has, and which are common there."
 _GLOBAL = (
-    "Nothing of what a site trains on: only an evaluator takes it, of the run's model, on a test set that all may know."
+    "How many examples of each class the evaluator's test set has, which all may know; nothing of what a site trains "
+    "on, unless that test set was held out of it."
 )

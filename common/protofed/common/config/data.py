@@ -151,9 +151,9 @@ class Data(StrictModel):
         None  # digest that a run's must equal, or it is refused
     )
     long_tail: Share | None = None  # imbalance factor: the rarest class's share of the most frequent one
-    test_fraction: Share | None = None  # held out with equal class counts, for a source without a test set
+    test_fraction: Share | None = None  # of each class, held out of a source without a test set; 1: all of it
     merge_test_into_train: bool = False  # the source's test set joins its training set: only sites have test sets then
-    local_test_fraction: Annotated[float, Field(gt=0, lt=1)] | None = None  # held out of every site's own examples
+    local_test_fraction: Annotated[float, Field(gt=0, lt=1)] | None = None  # of each class, held out of a site's own
     local_test: Literal["by-class"] | None = None  # the test set, each class divided among the sites that hold it
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0  # of the partition and of what is held out
     partition: Partition = Whole()  # how a simulation, or a daemon's `partition_index`, cuts the source into sites

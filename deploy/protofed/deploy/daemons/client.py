@@ -246,8 +246,24 @@ def load_data(settings: ClientSettings, input_: Input, classes: int, class_names
     return load_test(settings.data, input_, classes, class_names=class_names)
 
 
+def unscored(settings: ClientSettings, data: SiteData) -> dict[str, list[int]]:
+    """The classes of which each test set of the site has no image, by set; without complete sets.
+
+    They tell which classes are rare here, and never leave the site.
+    """
+    sets = {"test set": data.test} if len(data.test) else {}
+    missing = {name: data.unscored(examples) for name, examples in sets.items()}
+    if data.local_test is not None or (settings.data.local_test_fraction is not None and not data.scores_only):
+        missing["own test set"] = data.unscored(data.local_test)
+    return {name: classes for name, classes in missing.items() if classes}
+
+
 def _load(settings: ClientSettings, device: torch.device, recipe: Recipe) -> SiteData:
-    return load_data(settings, recipe.input, recipe.classes, recipe.class_names).placed(device)
+    data = load_data(settings, recipe.input, recipe.classes, recipe.class_names)
+    for where, classes in unscored(settings, data).items():
+        names = [recipe.class_names[c] if recipe.class_names else str(c) for c in classes]
+        log.info("classes without test images are not scored", run=recipe.name, where=where, missing=names)
+    return data.placed(device)
 
 
 def _refused(metrics: ClientMetrics, audit: ClientAudit, task: Task, error: PolicyViolationError) -> None:

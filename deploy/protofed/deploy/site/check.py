@@ -48,6 +48,7 @@ def site_check(settings: ClientSettings, recipe: Recipe | None, min_samples: int
         survey=survey,
         stored=_stored(survey, request.classes),
         used=_used(loaded, request.classes),
+        unscored=_unscored(settings, loaded, request),
         misplaced=scan.misplaced,
         groups=len({item.group for item in scan.items} - {None}) or None,
         crossing=[item.name for item in scan.crossing],
@@ -115,6 +116,11 @@ def _sets(loaded: SiteData | None) -> dict[str, Examples]:
 
 def _used(loaded: SiteData | None, classes: int) -> dict[str, Counts]:
     return {name: np.bincount(examples.labels.numpy(), minlength=classes) for name, examples in _sets(loaded).items()}
+
+
+def _unscored(settings: ClientSettings, loaded: SiteData | None, request: CheckRequest) -> dict[str, list[str]]:
+    by_set = {} if loaded is None else client.unscored(settings, loaded)
+    return {name: [request.name(index) for index in classes] for name, classes in by_set.items()}
 
 
 def _duplicates(survey: Survey, loaded: SiteData | None) -> Duplicates:

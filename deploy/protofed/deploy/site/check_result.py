@@ -63,6 +63,7 @@ class SiteCheck:
         source: `data.source` of the settings.
         stored: readable images by the source's own split (or DRAWN), [C] each.
         used: examples that the daemon works with, [C] each, by TRAIN, TEST and OWN_TEST; empty if it refuses.
+        unscored: names of the classes that a test set has no image of, by the set's name; complete sets are left out.
         misplaced: files in no class's folder, by name below the root.
         groups: number of groups (of patients, say); None: the data have none.
         crossing: images whose group is in both train and test.
@@ -78,6 +79,7 @@ class SiteCheck:
     survey: Survey
     stored: Mapping[str, Counts]
     used: Mapping[str, Counts]
+    unscored: Mapping[str, Sequence[str]]
     misplaced: Sequence[str]
     groups: int | None
     crossing: Sequence[str]

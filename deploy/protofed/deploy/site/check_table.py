@@ -10,6 +10,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from protofed.client.data.hold_out import LEAST_SCORED
 from protofed.common.errors import short
 from protofed.deploy.site.check_result import OWN_TEST, TEST, TRAIN, SiteCheck, nearest
 from protofed.deploy.site.survey import DRAWN, SurveyedImage
@@ -51,6 +52,7 @@ def plain(check: SiteCheck) -> dict[str, Any]:
         "stored": {("all" if split == DRAWN else split): counts.tolist() for split, counts in check.stored.items()},
         "taken": {name.replace(" ", "_"): counts.tolist() for name, counts in check.used.items()},
         "below_min_samples_per_class": check.rare,
+        "not_scored": {name.replace(" ", "_"): list(classes) for name, classes in check.unscored.items()},
         "unmapped": {
             label: {"images": count, "nearest": nearest(label, request.class_names)}
             for label, count in sorted(check.survey.unmapped.items())
@@ -125,6 +127,9 @@ def _about_classes(check: SiteCheck) -> Iterable[Text]:
     if (left := {TEST, OWN_TEST} & set(check.used)) and DRAWN in check.stored:
         sets = " and its ".join(sorted(left, reverse=True))
         yield Text(f"What it {sets} is held out by data.seed and data.*_fraction.")
+        yield Text(f"A class with fewer than {LEAST_SCORED} images is trained on whole and not tested on.")
+    for name, classes in check.unscored.items():
+        yield Text(f"Not scored, for the {name} has no image of them: {', '.join(classes)}.", style="yellow")
 
 
 def _labels(check: SiteCheck) -> RenderableType | None:
