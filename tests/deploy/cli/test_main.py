@@ -20,6 +20,7 @@ from protofed.common.storage.files import Lock
 from protofed.deploy import shipped
 from protofed.deploy.cli import completion, main
 from protofed.deploy.cli.renamed import replacement_message
+from protofed.deploy.logs import setup
 
 Cli = Callable[..., tuple[int, str, str]]
 RECIPE = shipped.folder("recipes") / "digits-fednh.toml"
@@ -33,6 +34,7 @@ SITE_A = ["--settings", SITE, "--site", "a", "--policy", POLICY]
 @pytest.fixture
 def protofed(capfd: pytest.CaptureFixture[str]) -> Cli:
     """Runs the command line in this process: exit code, standard output, standard error."""
+    setup.configure()  # a daemon's command of another test left its log's form behind
 
     def run(*arguments: object) -> tuple[int, str, str]:
         with pytest.raises(SystemExit) as ended:
