@@ -285,6 +285,14 @@ def test_ctrl_c_while_the_command_line_is_imported_ends_quietly() -> None:
     assert (done.returncode, done.stderr) == (130, "")
 
 
+def test_ctrl_c_while_a_class_is_made_ends_quietly(protofed: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise RuntimeError("Error calling __set_name__") from KeyboardInterrupt()
+
+    monkeypatch.setattr(shipped, "recipe", interrupted)
+    assert protofed("simulate", "digits-fednh")[::2] == (130, "")
+
+
 def test_the_shell_offers_recipes_by_name_and_by_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.toml").touch()

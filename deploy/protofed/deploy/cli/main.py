@@ -124,6 +124,8 @@ def main(arguments: list[str] | None = None) -> None:
         _report_error(f"{error.name} is not installed: {needed}", error, 78)
         sys.exit(78)
     except Exception as error:
+        if isinstance(error.__cause__, KeyboardInterrupt):  # Python wraps one that comes while a class is being made
+            sys.exit(130)
         _report_error(f"internal error: {type(error).__name__}: {error}; run again with --debug for details", error, 70)
         sys.exit(70)
 
