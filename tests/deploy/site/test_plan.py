@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -291,6 +292,13 @@ def test_it_can_be_read_in_a_terminal(method: str, recipe_of: RecipeOf) -> None:
             assert f" {tensor.spec.path} " in by_tensor
             assert f" {tensor.spec.part} " in by_part
             assert tensor.spec.part.discloses in " ".join(by_part.split())
+
+
+def test_brackets_of_a_reason_are_no_markup(recipe_of: RecipeOf) -> None:
+    plan = replace(site_plan(recipe_of("fednh"), policy("fednh")), refusals=("remove [data] [/]",), rules=("see [x]",))
+    shown = printed(plan, 100, policy="mine")
+    assert "remove [data] [/]" in shown
+    assert "see [x]" in shown
 
 
 def test_each_limit_stands_beside_what_the_run_asks(recipe_of: RecipeOf) -> None:

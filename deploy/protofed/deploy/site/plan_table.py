@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Iterable, Iterator, Sequence
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from protofed.client.privacy.score_disclosures import discloses
@@ -153,7 +154,7 @@ def _first_model(plan: SitePlan) -> str:
 
 
 def _rules(plan: SitePlan) -> list[str]:
-    return ["\n".join(f"- {sentence}" for sentence in plan.rules)] if plan.rules else []
+    return ["\n".join(f"- {escape(sentence)}" for sentence in plan.rules)] if plan.rules else []
 
 
 def _verdict(plan: SitePlan, policy: str | None) -> str:
@@ -161,7 +162,7 @@ def _verdict(plan: SitePlan, policy: str | None) -> str:
         return "None was given; --policy standard, or a file, shows what a policy allows of this."
     if not plan.refusals:
         return f"[green]{policy} lets the site take part.[/green]"
-    return "\n".join([f"[red]{policy} refuses this run:[/red]", *(f"- {reason}" for reason in plan.refusals)])
+    return "\n".join([f"[red]{policy} refuses this run:[/red]", *(f"- {escape(reason)}" for reason in plan.refusals)])
 
 
 def _sent(tensor: OutgoingTensor) -> str:
@@ -170,7 +171,7 @@ def _sent(tensor: OutgoingTensor) -> str:
 
 def _policy_cell(tensor: OutgoingTensor, has_policy: bool) -> str:
     if tensor.refused_by:
-        return f"[red]refused: {tensor.refused_by}[/red]"
+        return f"[red]refused: {escape(tensor.refused_by)}[/red]"
     return "[green]allowed[/green]" if has_policy else "–"
 
 
