@@ -76,6 +76,7 @@ class Section:
 
     Attributes:
         key: the anchor in the page.
+        notes: small print of the tables.
         missing: sentences on what is not shown, and how to get it.
     """
 
@@ -85,6 +86,7 @@ class Section:
     points: Sequence[str] = ()
     figures: Sequence[Figure] = ()
     tables: Sequence[Table] = ()
+    notes: Sequence[str] = ()
     missing: Sequence[str] = ()
 
 
@@ -99,13 +101,14 @@ class Tile:
 
 @dataclass(frozen=True)
 class Document:
-    """A whole report; `glossary` has (word, meaning) pairs."""
+    """A whole report; `glossary` has (word, meaning) pairs, `alerts` are read before anything else."""
 
     title: str
     subtitle: str
     tiles: Sequence[Tile]
     sections: Sequence[Section]
     foot: str
+    alerts: Sequence[str] = ()
     glossary: Sequence[tuple[str, str]] = ()
 
 

@@ -25,7 +25,9 @@ def prototypes(record: RunRecord) -> Section:
     if section["cosines"]:
         figures.append(_similarity(_array(section["cosines"]), record.names, section["round"]))
     elif section["round"] is None:
-        missing.append("No similarity of prototypes: no state of the run is kept any more (`keep_rounds`).")
+        made = any(attempt["state"] for attempt in record.attempts)
+        why = "no state of the run is kept any more (`keep_rounds`)" if made else "no model was made yet"
+        missing.append(f"No similarity of prototypes: {why}.")
     else:
         method = record.recipe["method"]["name"]
         missing.append(f"No prototypes: `{method}` has none, or not yet, or the classes are too many for a picture.")
@@ -53,10 +55,11 @@ def norms(record: RunRecord) -> Section:
     section = record.raw["norms"]
     title = "Norms by class and site"
     if not section["sites"]:
-        missing = (
-            "Nothing to show: the method sends neither a head nor prototypes by class, or no update is kept any more "
-            "(`keep_rounds`), or the classes are too many for a picture."
+        not_kept = (
+            "the method sends neither a head nor prototypes by class, or no update is kept any more (`keep_rounds`), "
+            "or the classes are too many for a picture."
         )
+        missing = f"Nothing to show: {not_kept if record.done else 'no update has been used.'}"
         return Section("norms", title, missing=[missing])
     sites = sorted(section["sites"])
     values = _array([section["sites"][site] for site in sites])  # [K, C]
@@ -92,24 +95,24 @@ def provenance(record: RunRecord) -> Section:
     run, versions = record.run, record.raw["versions"]
     rows = [
         ["run", run["name"]],
-        ["began", utc(run["began_at"])],
+        ["queued", utc(run["began_at"])],
         ["ended", utc(run["ended_at"])],
         ["protofed that made this report's data", versions["protofed"]],
         ["protocol", str(versions["protocol"])],
         ["digest of the recipe (BLAKE3)", run["fingerprint"]],
     ]
+    published = [attempt for attempt in record.attempts if attempt["state"]]
     states = [
-        [str(attempt["round"]), utc(attempt["closed_at"]), attempt["state"]]
-        for attempt in record.attempts
-        if attempt["state"]
+        [str(one["round"]), utc(one["closed_at"]), "no" if one["outcome"] == "rolled-back" else "yes", one["state"]]
+        for one in published
     ]
-    newest = states[-1:] if states else []
-    rows += [[f"digest of the state after round {number}", digest] for number, _, digest in newest]
+    newest = [one for one in published if one["outcome"] != "rolled-back"][-1:]
+    rows += [[f"digest of the state after round {one['round']}", one["state"]] for one in newest]
     tables = [Table("The run", ["what", "value"], rows, text_columns=2, css_class="digests")]
     if states:
-        header = ["round", "published", "digest (BLAKE3) of the state"]
+        header = ["round", "published", "counts", "digest (BLAKE3) of the state"]
         tables.append(
-            Table(f"All {len(states)} states", header, states, text_columns=3, folded=True, css_class="digests")
+            Table(f"All {len(states)} states", header, states, text_columns=4, folded=True, css_class="digests")
         )
     lead = "`protofed runs verify` computes the states that are kept again from the updates, and compares the digests."
     return Section("provenance", "Versions and provenance", lead=[lead], tables=tables)

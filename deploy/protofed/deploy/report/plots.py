@@ -116,13 +116,20 @@ def horizontal_points(names: Sequence[str], series: Sequence[Series]) -> Figure:
 
 
 def volumes(by_round: Mapping[int, tuple[int, int]]) -> Figure:
-    """Bytes (received, sent) by round, drawn in MB of 10^6 bytes."""
+    """Bytes (received, offered) by round, drawn in MB of 10^6 bytes."""
     figure = Figure(figsize=(WIDTH, 2.6), layout="constrained")
     axes = figure.add_subplot()
     numbers = sorted(by_round)
     both = np.array([by_round[number] for number in numbers], dtype=float) / 1e6  # [rounds, 2]
     axes.step(numbers, both[:, 0], where="mid", color=BLUE, label="received: updates of the sites")
-    axes.step(numbers, both[:, 1], where="mid", color=ORANGE, linestyle="--", label="sent: models to be trained")
+    axes.step(
+        numbers,
+        both[:, 1],
+        where="mid",
+        color=ORANGE,
+        linestyle="--",
+        label="offered: models that sites were asked to train",
+    )
     if len(numbers) <= NAMED:
         axes.plot(numbers, both[:, 0], "o", color=BLUE, ms=4)
         axes.plot(numbers, both[:, 1], "^", color=ORANGE, ms=4)

@@ -11,13 +11,15 @@ from typing import Any
 from protofed.client.privacy.score_disclosures import is_own
 from protofed.common.statistics import Spread, lower_is_better, spreads
 
-LABELS = {
-    "accuracy": "accuracy on the shared test set",
-    "balanced_accuracy": "balanced accuracy on the shared test set",
+LABELS = {  # without the model's test set: a record does not have whether two sites were given the same images
+    "balanced_accuracy": "balanced accuracy",
+    "accuracy": "accuracy",
     "pm_v": "accuracy on the classes that the site has, PM(V)",
     "pm_l": "accuracy by how common the classes are at the site, PM(L)",
-    "local.accuracy": "accuracy on the sites' own test sets",
     "local.balanced_accuracy": "balanced accuracy on the sites' own test sets",
+    "local.accuracy": "accuracy on the sites' own test sets",
+    "majority": "accuracy of always naming the test set's commonest class",
+    "local.majority": "accuracy of always naming the commonest class, on the sites' own test sets",
     "auroc": "area under the ROC curve",
     "local.auroc": "area under the ROC curve on the sites' own test sets",
     "ece": "calibration error (ECE; lower is better)",
@@ -83,15 +85,57 @@ class RunRecord:
         return sorted(invited or self._sites_with_role("trainer"))
 
     @property
-    def evaluators(self) -> list[str]:
-        """Sites that score the global model on the shared test set."""
-        return self._sites_with_role("evaluator")
+    def invited(self) -> list[str]:
+        """Sites that were ever asked to train."""
+        return sorted({task["site"] for _, task in self.tasks() if task["kind"] == "fit"})
 
     @property
-    def scored_by(self) -> list[str]:
-        """Evaluators that sent a score of the global model; none where the method has no such model."""
-        scoring = {site for sites in self.scores.values() for site, names in sites.items() if names}
-        return [site for site in self.evaluators if site in scoring]
+    def contributors(self) -> list[str]:
+        """Sites of which an update was used in a round that counts."""
+        return sorted(
+            {
+                task["site"]
+                for attempt in self.rounds
+                for task in attempt["tasks"]
+                if (task["kind"], task["task_status"]) == ("fit", "reported")
+            }
+        )
+
+    @property
+    def evaluators(self) -> list[str]:
+        """Sites that sent scores of the global model on a test set of an evaluator, in the newest scored round.
+
+        By what they sent, not by their roles: a role may have been granted, or taken, since.
+        """
+        sites = {} if self.newest is None else self.scores[self.newest]
+        return sorted(site for site, names in sites.items() if not all(map(is_own, names)))
+
+    @property
+    def done(self) -> int:
+        """Rounds that are finished and count; not round 0."""
+        return len(self.rounds)
+
+    @property
+    def planned(self) -> int:
+        """Rounds that the recipe asks for."""
+        return int(self.recipe["rounds"])
+
+    @property
+    def current(self) -> Mapping[str, Any] | None:
+        """The newest attempt that was not rolled back."""
+        return next((attempt for attempt in reversed(self.attempts) if attempt["outcome"] != "rolled-back"), None)
+
+    @property
+    def warnings(self) -> Sequence[Mapping[str, Any]]:
+        """Signs of a useless model, the server's own; none in the record of an older server, which looked for none."""
+        found: Sequence[Mapping[str, Any]] = self.raw.get("warnings", ())
+        return found
+
+    @property
+    def interventions(self) -> Sequence[Mapping[str, Any]]:
+        """What operators did while the run went on; none in the record of an older server, which did not note it."""
+        done: Sequence[Mapping[str, Any]] = self.raw.get("interventions", ())
+        return done
 
     def tasks(self) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any]]]:
         """Every task with its attempt: (attempt, task)."""
@@ -135,7 +179,7 @@ class RunRecord:
 
     @cached_property
     def keeping(self) -> list[str]:
-        """Sites that trained, answered a request for scores and sent none of their own: their policies keep them."""
+        """Sites that trained, answered a request for scores and sent none of their own."""
         trained, scored = (
             {task["site"] for _, task in self.tasks() if (task["kind"], task["task_status"]) == (kind, "reported")}
             for kind in ("fit", "score")
@@ -187,6 +231,13 @@ class RunRecord:
 
     def _sites_with_role(self, role: str) -> list[str]:
         return [site for site, fields in self.raw["sites"].items() if role in fields["roles"]]
+
+
+def listed(names: Sequence[str], most: int = 12) -> str:
+    """`a`, `a and b`, or `a, b and c`; of more than `most` names the first ones and how many more there are."""
+    if len(names) > most:
+        names = [*names[:most], f"{len(names) - most} more"]
+    return " and ".join(part for part in (", ".join(names[:-1]), *names[-1:]) if part)
 
 
 def percent(share: float) -> str:

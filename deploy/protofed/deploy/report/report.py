@@ -16,11 +16,19 @@ from protofed.deploy.report.record import RunRecord, utc
 
 WORDS = (
     ("site, round", "A site is a hospital or another holder of data; in a round the sites train and send an update."),
-    ("global model, own model", "What all sites made together; what one site predicts with, after its own training."),
+    (
+        "global model, own model",
+        "What the sites' updates were combined into; what one site predicts with, after its own training.",
+    ),
     ("accuracy, recall", "The share of all test images, or of those of one class, that a model names rightly."),
     ("balanced accuracy", "The mean of the recalls of all classes: rare classes count as much as common ones."),
     ("PM(V), PM(L)", "Accuracy of own models on the site's classes; with each class weighted by its frequency there."),
-    ("std", "Population standard deviation over sites: the smaller, the fairer."),
+    (
+        "by chance, commonest class",
+        "What guessing reaches, 1 of the number of classes; what naming one class for every image reaches. A model "
+        "that is no better has learnt nothing.",
+    ),
+    ("std", "Population standard deviation over sites: the smaller, the more alike the sites' models are."),
     (
         "update, refused, set aside",
         "What a site sends after training; not accepted; accepted, but left out later.",
@@ -48,14 +56,25 @@ SECTIONS: Sequence[Callable[[RunRecord], Section]] = (
 
 def report(run_record: Mapping[str, Any]) -> str:
     """A run record (JSON) as one HTML page, which needs no network, no script and no other file."""
+    return render(document(run_record))
+
+
+def document(run_record: Mapping[str, Any]) -> Document:
+    """All that a report says of a run record. Each sentence is made from the record's own fields."""
     record = RunRecord(run_record)
     with rc_context(STYLE):
         sections = [section(record) for section in SECTIONS]
     run = record.run
-    subtitle = f"Federated learning, {run['status']}, {utc(run['began_at'])} to {utc(run['ended_at'])}"
-    foot = f"Made by protofed {VERSION}. Times are UTC. Scores are those that the sites reported."
-    tiles = summary.tiles(record)
-    return render(Document(f"Run {run['name']}", subtitle, tiles, sections, foot, WORDS))
+    ended = f"ended {utc(run['ended_at'])}" if run["ended_at"] else "not ended"
+    return Document(
+        f"Run {run['name']}",
+        f"Federated learning, {run['status']}, queued {utc(run['began_at'])}, {ended}",
+        summary.tiles(record),
+        sections,
+        f"Made by protofed {VERSION}. Times are UTC. Scores are those that the sites reported.",
+        summary.alerts(record),
+        WORDS,
+    )
 
 
 def write_report(run_record: Mapping[str, Any], out: Path) -> Path:

@@ -9,14 +9,19 @@ from typing import Any
 from protofed.deploy.console.tables import count
 from protofed.deploy.report.document import Cell, Figure, Row, Section, Table
 from protofed.deploy.report.plots import volumes
-from protofed.deploy.report.record import RunRecord, megabytes, thinned
+from protofed.deploy.report.record import RunRecord, megabytes, thinned, utc
 
 COLUMNS = 50  # of the calendar; if there are more rounds, several share a column
 TASK_STATUSES = {  # the worst first: letter, class of the style sheet, meaning
     "refused": ("X", "task-refused", "its update was refused, and none was taken"),
     "set-aside": ("A", "task-aside", "its update was set aside"),
     "failed": ("F", "task-failed", "it reported that it cannot train"),
-    "late": ("L", "task-late", "it did not report in time"),
+    "late": ("L", "task-late", "it had not reported when the round closed"),
+    "out": ("E", "task-out", "it was excluded, or its certificate revoked"),
+    "unused": ("u", "task-unused", "its update came, and the round did not count"),
+    "ended": ("–", "task-open", "the run ended, or was rolled back, before it reported"),
+    "paused": ("p", "task-unneeded", "it took no task then: it awaited approval, or was outside its schedule"),
+    "waits": ("w", "task-open", "its update came, and the round is open"),
     "invited": ("i", "task-open", "invited, and not started (yet)"),
     "started": ("s", "task-open", "started, and not done (yet)"),
     "not-needed": ("n", "task-unneeded", "the round had enough updates without it"),
@@ -35,7 +40,7 @@ def participation(record: RunRecord) -> Section:
     tasks: dict[tuple[str, int], list[str]] = {}
     for attempt, task in record.tasks():
         if task["kind"] == "fit" and attempt["round"]:
-            tasks.setdefault((task["site"], attempt["round"]), []).append(_task_status(task))
+            tasks.setdefault((task["site"], attempt["round"]), []).append(_task_status(record, attempt, task))
     rows: list[Row] = [[site, *(_cell(site, span, tasks) for span in spans)] for site in sites]
     header = ["site", *(str(span[0]) if place % 5 == 0 else "" for place, span in enumerate(spans))]
     width = max(map(len, spans))
@@ -53,7 +58,7 @@ def participation(record: RunRecord) -> Section:
         "participation",
         "Who took part when",
         lead=[lead],
-        tables=[calendar, legend, _tally(sites, tasks, statuses), *_attempts(record)],
+        tables=[calendar, legend, _tally(sites, tasks, statuses), *_attempts(record), *_interventions(record)],
     )
 
 
@@ -66,8 +71,15 @@ def refusals(record: RunRecord) -> Section:
         rows += [[*key, u["code"] or u["verdict"], u["reason"], megabytes(u["bytes"])] for u in task["refused"]]
         if task["task_status"] == "set-aside":
             rows.append([*key, "set-aside", task["reason"], megabytes(task["received"])])
+        if task["kind"] == "fit" and _task_status(record, attempt, task) == "unused":
+            why = attempt["reason"] or (
+                "the run was rolled back" if attempt["state"] else "the run ended before the round"
+            )
+            rows.append([*key, "round did not count", why, megabytes(task["received"])])
     if not rows:
-        return Section("refusals", "Updates that were not used", lead=["None: every update that arrived was used."])
+        is_open = any(attempt["outcome"] == "open" for attempt in record.attempts)
+        lead = "None: every update that arrived was used" + (", or is part of the open round." if is_open else ".")
+        return Section("refusals", "Updates that were not used", lead=[lead])
     header = ["round", "site", "what", "reason", "MB"]
     table = Table(count(len(rows), "update"), header, rows[:MOST_LISTED], text_columns=4, css_class="long")
     unlisted = len(rows) - MOST_LISTED
@@ -84,8 +96,8 @@ def transfers(record: RunRecord) -> Section:
     received, sent = (sum(both[place] for both in by_site.values()) for place in (0, 1))
     largest = max(by_round, key=lambda number: sum(by_round[number]))
     description = (
-        f"{megabytes(received)} MB were received in updates and {megabytes(sent)} MB sent in models to be trained; "
-        f"most in round {largest}: {megabytes(sum(by_round[largest]))} MB."
+        f"{megabytes(received)} MB were received in updates, and models of {megabytes(sent)} MB were offered for "
+        f"training; most in round {largest}: {megabytes(sum(by_round[largest]))} MB."
     )
     charted = {number: by_round[number] for number in thinned(list(by_round))}
     numbers = _volumes("The numbers behind", "round", {str(number): both for number, both in charted.items()}, True)
@@ -93,15 +105,31 @@ def transfers(record: RunRecord) -> Section:
     return Section(
         "transfers",
         "Transfers",
-        lead=["Of updates that were accepted, and of models that sites were invited to train. 1 MB is 10⁶ bytes."],
+        lead=[
+            "Received: updates and first models that were accepted. Offered: models that sites were asked to fetch and "
+            "train, whether they did or not. 1 MB is 10⁶ bytes."
+        ],
         figures=[Figure("Bytes by round", description, volumes(by_round), numbers)],
         tables=[table],
     )
 
 
-def _task_status(task: Mapping[str, Any]) -> str:
-    refused = task["refused"] and not task["received"]  # a site may send another update after a refused one
-    return "refused" if refused else task["task_status"] if task["task_status"] in TASK_STATUSES else "invited"
+CAUSES = {"excluded": "out", "revoked": "out", "paused": "paused", "run-ended": "ended", "rolled-back": "ended"}
+
+
+def _task_status(record: RunRecord, attempt: Mapping[str, Any], task: Mapping[str, Any]) -> str:
+    """The key of `TASK_STATUSES`: the site's own doing, unless something else ended its task."""
+    if task["refused"] and not task["received"]:  # a site may send another update after a refused one
+        return "refused"
+    if task["task_status"] == "reported":
+        return "reported" if attempt["outcome"] in ("published", "degraded") else _unused(record, attempt)
+    status = CAUSES.get(task.get("cause", ""), task["task_status"])
+    return status if status in TASK_STATUSES else "invited"
+
+
+def _unused(record: RunRecord, attempt: Mapping[str, Any]) -> str:
+    """Of an update in a round that was not finished, or does not count."""
+    return "waits" if attempt["outcome"] == "open" and record.run["ended_at"] is None else "unused"
 
 
 def _spans(numbers: Sequence[int]) -> list[list[int]]:
@@ -139,6 +167,23 @@ def _attempts(record: RunRecord) -> list[Table]:
     return [Table("Rounds with problems", header, rows[-MOST_LISTED:], text_columns=4, css_class="long")]
 
 
+def _interventions(record: RunRecord) -> list[Table]:
+    """The table of what operators did, if they did anything."""
+    rows = [
+        [
+            utc(done["at"]),
+            "–" if done["round"] is None else str(done["round"]),
+            done["action"],
+            done["site"] or "the run",
+            done["operator"] or "–",
+            done["reason"] or "–",
+        ]
+        for done in record.interventions
+    ]
+    header = ["when", "round", "what", "to whom", "by operator", "reason"]
+    return [Table("What operators did", header, rows[-MOST_LISTED:], text_columns=6, css_class="long")] if rows else []
+
+
 def _volumes(caption: str, noun: str, moved: Mapping[str, tuple[int, int]], folded: bool) -> Table:
     rows = [[place, megabytes(received), megabytes(sent)] for place, (received, sent) in moved.items()]
-    return Table(f"{caption}, in MB", [noun, "received", "sent"], rows, folded=folded)
+    return Table(f"{caption}, in MB", [noun, "received", "offered"], rows, folded=folded)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from protofed.common.statistics import lower_is_better, spread
+from protofed.deploy.console.tables import count
 from protofed.deploy.report.document import Cell, Figure, Row, Section, Table
 from protofed.deploy.report.kept_scores import kept_scores
 from protofed.deploy.report.plots import (
@@ -24,13 +25,15 @@ from protofed.deploy.report.record import GROUPS, RunRecord, formatted, label, p
 
 WHOSE = {"global": "Global model", "personal": "Own models"}
 CURVES = {  # by score, what its panel is called
-    "global.accuracy": "Global model: accuracy",
     "global.balanced_accuracy": "Global model: balanced accuracy",
+    "global.accuracy": "Global model: accuracy",
     "personal.pm_v": "Own models: on the site's classes, PM(V)",
     "personal.pm_l": "Own models: by class frequency, PM(L)",
     "personal.balanced_accuracy": "Own models: balanced accuracy",
-    "personal.local.accuracy": "Own models: on own test sets",
-    "global.local.accuracy": "Global model: on the sites' test sets",
+    "personal.local.balanced_accuracy": "Own models: balanced, on own test sets",
+    "personal.local.accuracy": "Own models: accuracy on own test sets",
+    "global.local.balanced_accuracy": "Global model: balanced, on the sites' own test sets",
+    "global.local.accuracy": "Global model: accuracy on the sites' own test sets",
 }
 FAIR = ("personal.pm_v", "personal.pm_l", "personal.balanced_accuracy", "personal.local.accuracy")
 MOST_CLASSES = 100  # that are drawn; of more classes, those with the least recall
@@ -53,7 +56,7 @@ def curves(record: RunRecord) -> Section:
     description = "; ".join(_first_and_last(panel) for panel in panels)
     numbers = Table("The numbers behind", ["round", *(p.title for p in panels)], _means(panels), 0, folded=True)
     figure = Figure("Scores over the rounds", f"{description}.", over_rounds(panels), numbers)
-    lead = ["Lines are means over sites, bands reach from the worst to the best site."]
+    lead = ["Lines are means over the sites that reported, bands reach from the smallest to the largest value."]
     return Section("curves", "Over the rounds", lead=lead, figures=[figure], missing=[kept] if kept else [])
 
 
@@ -98,8 +101,11 @@ def groups(record: RunRecord) -> Section:
         missing = _not_scored(record, "frequency_groups", FREQUENCY_GROUPS)
         return Section("groups", "Frequent and rare classes", missing=[missing])
     header = ["model", "many (commonest 20 %)", "medium (next 30 %)", "few (rarest 50 %)", "mean of the three"]
+    named = "The recipe names the order of the classes, from the commonest to the rarest (`class_order`)."
+    taken = "The recipe names no order: class 0 is taken for the commonest, the last class for the rarest."
+    lead = [named if record.recipe.get("evaluation", {}).get("class_order") else taken]
     table = Table(f"Accuracy on groups of classes in round {record.newest}, in %", header, rows)
-    return Section("groups", "Frequent and rare classes", tables=[table])
+    return Section("groups", "Frequent and rare classes", lead=lead, tables=[table])
 
 
 def fairness(record: RunRecord) -> Section:
@@ -112,7 +118,8 @@ def fairness(record: RunRecord) -> Section:
     looks = zip(names, (BLUE, ORANGE, GREEN, "black"), ("o", "^", "s", "D"), strict=False)
     series = [Series(CURVES[name], record.site_scores(name), colour, marker) for name, colour, marker in looks]
     description = "; ".join(_spread_text(record, name) for name in names)
-    figure = Figure("Every site's own model", f"{description}.", horizontal_points(sites, series))
+    told = f"Own models of {len(sites)} of {count(len(record.sites), 'site')}"
+    figure = Figure(told, f"{description}.", horizontal_points(sites, series))
     tables, missing = [_site_table(record, names, sites)], [kept] if kept else []
     return Section("fairness", "Site by site", figures=[figure], tables=tables, missing=missing)
 
@@ -154,8 +161,9 @@ def _reliability(record: RunRecord, bins: Mapping[int, tuple[float, float, float
     sure = max(bins, key=lambda number: bins[number][2])
     accuracy, confidence, share = bins[sure]
     description = (
-        f"Most answers ({percent(share)}) are {percent(confidence)} sure on average, and {percent(accuracy)} of them "
-        "are right. Points below the dashed line: the model is surer than it should be. Large points: many answers."
+        f"The largest bin of answers ({percent(share)} of all) is {percent(confidence)} sure on average, and "
+        f"{percent(accuracy)} of them are right. Points below the dashed line: the model is surer than it should be. "
+        "Large points: many answers."
     )
     rows = [[str(n), *(formatted("", value) for value in values)] for n, values in bins.items()]
     header = ["bin", "right, %", "sure, %", "share of the answers, %"]
@@ -222,9 +230,11 @@ def _not_scored(record: RunRecord, key: str, advice: str) -> str:
 
 
 def _missing_recalls(record: RunRecord, whose: str) -> str:
+    if whose == "global" and record.evaluators:
+        return f"No recalls of the global model: {', '.join(record.evaluators)} sent none."
     if whose == "global":
         return "No recalls of the global model: they take an evaluator (`--role evaluator`) and a global model."
-    return kept_scores(record) or "No recalls of the sites' own models: they would tell which classes a site has."
+    return kept_scores(record) or "No site sent recalls of its own model: they would tell which classes it has."
 
 
 def _spread_text(record: RunRecord, name: str) -> str:

@@ -2,48 +2,71 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
-from protofed.common.citations import paper
-from protofed.common.statistics import Spread
+from protofed.common.citations import PAPERS, paper
+from protofed.common.statistics import PAIR, Spread
 from protofed.deploy.console.tables import count as counted
 from protofed.deploy.report.document import Section, Table, Tile
 from protofed.deploy.report.kept_scores import kept_scores
-from protofed.deploy.report.record import GROUPS, LABELS, RunRecord, duration, formatted, label, megabytes, percent, utc
+from protofed.deploy.report.problems import NAMED_SITES, problems, who
+from protofed.deploy.report.record import (
+    GROUPS,
+    LABELS,
+    RunRecord,
+    duration,
+    formatted,
+    label,
+    listed,
+    megabytes,
+    percent,
+    utc,
+)
 from protofed.server.operator.run_record import JUDGED_BY
 
-NAMED_SITES = 12
 # Scores of own models, in the order in which the server judges runs by them.
 OWN = tuple(name for name in JUDGED_BY if name.startswith("personal."))
+BALANCED, ACCURACY, MAJORITY = "balanced_accuracy", "accuracy", "majority"
+MOST_WARNINGS = 8  # that stand above everything; each of hundreds of sites may have one
+ENDED_BADLY = ("failed", "aborted")
 
 
 def summary(record: RunRecord) -> Section:
     """The run in plain words: method, sites, outcome, quality, problems."""
+    outcome = [] if record.run["status"] in ENDED_BADLY else [_outcome(record)]  # those are among the alerts
     return Section(
         "summary",
         "Summary",
-        lead=[_trained(record), _participants(record), _outcome(record), *_quality(record)],
+        lead=[_trained(record), _participants(record), *outcome, *_quality(record), _received(record)],
         points=problems(record),
         tables=[table] if (table := _model_comparison(record)) is not None else [],
+        notes=_test_sets(record),
         missing=_missing(record),
     )
 
 
+def alerts(record: RunRecord) -> list[str]:
+    """What a reader must know before any number: that the run did not end as planned, that the model is useless."""
+    outcome = [_outcome(record)] if record.run["status"] in ENDED_BADLY else []
+    texts = [warning["text"] for warning in record.warnings]
+    unlisted = len(texts) - MOST_WARNINGS
+    more = [f"{counted(unlisted, 'more warning')} are in `protofed report --json`."] if unlisted > 0 else []
+    return [*outcome, *texts[:MOST_WARNINGS], *more]
+
+
 def tiles(record: RunRecord) -> list[Tile]:
-    """The headline numbers: accuracy of the global model, of own models, of the worst site, and rounds."""
+    """The headline numbers: of the global model, of own models, of the worst site, and rounds."""
     latest, headlines = record.latest_spreads, list[Tile]()
-    if "global.accuracy" in latest:
-        accuracy = percent(latest["global.accuracy"].mean)
-        headlines.append(Tile("Global model, accuracy", accuracy, f"round {record.newest}"))
+    where, prefix = _global_test(record)
+    for score in (BALANCED, ACCURACY):
+        if (of_global := latest.get(f"{prefix}{score}")) is not None:
+            baseline = _baseline(record, prefix, score)
+            note = f"{baseline}; {where}, round {record.newest}"
+            headlines.append(Tile(f"Global model, {LABELS[score]}", percent(of_global.mean), note))
     if (own := own_score(record)) is not None:
         spread, (site, worst) = latest[own], record.worst(own)
-        note = f"± {100 * spread.std:.1f}; {label(own)}"
+        note = f"± {100 * spread.std:.1f}; {label(own)}; {counted(spread.sites, 'site')}"
         headlines.append(Tile("Sites' own models, mean", percent(spread.mean), note))
         headlines.append(Tile("Worst site's own model", percent(worst), site))
-    used = len(record.rounds)
-    degraded = sum(attempt["outcome"] == "degraded" for attempt in record.rounds)
-    note = f"{degraded} with fewer sites than wanted" if degraded else "all as wanted" if used else ""
-    headlines.append(Tile("Rounds", f"{used} of {record.recipe['rounds']}", note))
+    headlines.append(Tile("Rounds", f"{record.done} of {record.planned}", _rounds_note(record)))
     return headlines
 
 
@@ -52,77 +75,157 @@ def own_score(record: RunRecord) -> str | None:
     return next((name for name in OWN if name in record.latest_spreads), None)
 
 
-def problems(record: RunRecord) -> list[str]:
-    """One sentence for each problem of the run; a single one that there was none, if rounds were published."""
-    sentences = [*_round_problems(record), *_site_problems(record)]
-    # Of a run that failed or was aborted, `_outcome` gives the reason: "nothing went wrong" would contradict it.
-    if sentences or not record.rounds or record.run["status"] in ("failed", "aborted"):
-        return sentences
-    return ["Nothing went wrong: no round was repeated, no update was refused, every site reported."]
+def _rounds_note(record: RunRecord) -> str:
+    degraded = sum(attempt["outcome"] == "degraded" for attempt in record.rounds)
+    notes = [] if record.run["status"] == "completed" else [record.run["status"]]
+    if degraded:
+        notes.append(f"{degraded} with fewer updates than wanted")
+    elif record.done:
+        notes.append("each with every update that it wanted")
+    return "; ".join(notes)
 
 
 def _missing(record: RunRecord) -> list[str]:
     if record.latest_spreads:
         return []
     if record.keeping:
-        return ["No scores are here: no evaluator scored a model of all sites, and the sites keep their own."]
-    return ["No scores were reported: the run has not got as far as a scored round."]
+        return ["No scores are here: no evaluator scored a model of all sites, and the sites sent none of their own."]
+    asked = {task["site"] for _, task in record.tasks() if task["kind"] == "score"}
+    if asked:
+        return [f"No scores were reported: {counted(len(asked), 'site')} had been asked for some."]
+    return ["No scores were reported: no site has been asked for any."]
 
 
 def _trained(record: RunRecord) -> str:
-    recipe = record.recipe
-    method = paper(recipe["method"]["name"]).title
+    model = f"A model of {record.classes} classes (“{record.recipe['model']['name']}”)"
+    method = paper(record.recipe["method"]["name"]).title
+    if not record.done:
+        return f"{model} was to be trained by {method}: none of the {record.planned} planned rounds is finished."
+    return f"{model} was trained by {method}: {record.done} of {record.planned} planned rounds are finished."
+
+
+def _received(record: RunRecord) -> str:
+    """What left the sites as far as the server can tell, which is not what can be inferred from it."""
+    updates = [task for _, task in record.tasks() if task["kind"] == "fit" and task["received"]]
+    sent = [f"{counted(len(updates), 'model update')} ({megabytes(sum(task['received'] for task in updates))} MB)"]
+    sent += ["their training losses"] if any(task["loss"] is not None for task in updates) else []
+    telling = {site for sites in record.scores.values() for site, names in sites.items() if any(map(_is_own, names))}
+    sent += [f"scores of the own models of {counted(len(telling), 'site')}"] if telling else []
+    plugin = (
+        ""
+        if record.recipe["method"]["name"] in PAPERS
+        else " The method is a plug-in: its code decides what is in one."
+    )
     return (
-        f"A model that tells {record.classes} classes apart (“{recipe['model']['name']}”) was trained by "
-        f"{method}, in {counted(recipe['rounds'], 'round')} as planned, without any image or label leaving a site."
+        f"The server accepted {listed(sent)}. protofed has no message for images or labels; what an update or a score "
+        f"tells of them is limited by each site's policy, which this record does not have.{plugin}"
     )
 
 
+def _is_own(name: str) -> bool:
+    return name.startswith("personal.") or ".local." in name
+
+
 def _participants(record: RunRecord) -> str:
-    sites, evaluators = record.sites, record.scored_by
+    invited, sites = record.invited, record.contributors
+    scored = _scored_by(record)
+    if not invited:
+        return f"No site was asked to train.{scored}"
     if not sites:
-        return "No site was asked to train."
-    named = ", ".join(sites[:NAMED_SITES]) + (", …" if len(sites) > NAMED_SITES else "")
-    scored = f" The global model was scored by {', '.join(evaluators)}." if evaluators else ""
-    return f"{counted(len(sites), 'site')} took part: {named}.{scored}"
+        return f"{counted(len(invited), 'site')} were asked to train, and no update of any was used.{scored}"
+    return f"{len(sites)} of {counted(len(invited), 'invited site')} took part: {listed(sites, NAMED_SITES)}.{scored}"
+
+
+def _scored_by(record: RunRecord) -> str:
+    if record.newest is None:
+        return ""
+    if not record.evaluators:
+        return " No evaluator scored the global model."
+    training = [site for site in record.evaluators if site in record.invited]
+    also = f" ({listed(training)} also trained)" if training else ""
+    return f" The global model was scored by {listed(record.evaluators, NAMED_SITES)}{also}."
 
 
 def _outcome(record: RunRecord) -> str:
-    run = record.run
-    last = max((attempt["round"] for attempt in record.attempts), default=0)
+    run, current, of_rounds = record.run, record.current, f"{record.done} of {record.planned} planned rounds"
+    is_open = current is not None and current["outcome"] == "open"
     if run["ended_at"] is None:
-        began = utc(run["began_at"])
-        return f"The run is {run['status']}, at round {last} of {record.recipe['rounds']}; it began {began}."
+        at = f", and round {current['round']} is open" if current is not None and is_open else ""
+        return f"The run is {run['status']}: {of_rounds} are finished{at}. It was queued on {utc(run['began_at'])}."
     # From the first round, not from the start: a run may have waited in the queue for days.
     first_opened_at = min((attempt["opened_at"] for attempt in record.attempts), default=run["began_at"])
     took = duration(run["ended_at"] - first_opened_at)
     outcome = {"completed": "was completed", "failed": "failed", "aborted": "was aborted"}.get(run["status"], "ended")
+    by = next((who(done) for done in reversed(record.interventions) if done["action"] == "aborted"), "")
+    when = f" in the middle of round {current['round']}" if current is not None and is_open else ""
     reason = "" if run["reason"] in ("", run["status"]) else f": {run['reason']}"
-    return f"The run {outcome} on {utc(run['ended_at'])} in round {last}, after {took}{reason}."
+    hand = by if run["status"] == "aborted" else ""
+    return (
+        f"The run {outcome}{hand} on {utc(run['ended_at'])}{when}, after {took} and {of_rounds}"
+        f"{reason.removesuffix('.')}."
+    )
 
 
 def _quality(record: RunRecord) -> list[str]:
-    last, sentences = record.latest_spreads, list[str]()
-    if "global.accuracy" in last:
-        sentences.append(
-            f"The global model is right on {percent(last['global.accuracy'].mean)} of the shared test images"
-        )
-    if (own := own_score(record)) is not None:
-        site, value = record.worst(own)
-        several = last[own].sites > 1
-        sentences.append(
-            f"{'the' if sentences else 'The'} sites' own models reach {percent(last[own].mean)} on average "
-            f"({label(own)})" + (f"; the worst is that of {site} with {percent(value)}" if several else "")
-        )
-    clauses = [", ".join(sentences)] if sentences else []
+    sentences = [*_global_quality(record), *_own_quality(record), *_least_found(record)]
+    kept = kept_scores(record)
+    return [*([" ".join(sentences)] if sentences else []), *([kept] if kept else [])]
+
+
+def _global_test(record: RunRecord) -> tuple[str, str]:
+    """Whose test set the headline of the global model is from, in words, and the prefix of its scores."""
+    if any(f"global.{score}" in record.latest_spreads for score in (BALANCED, ACCURACY)):
+        evaluators = record.evaluators
+        if len(evaluators) == 1:
+            return f"on the test set of {evaluators[0]}", "global."
+        middle = "mean" if len(evaluators) <= PAIR else "median"
+        return f"on the test sets of {listed(evaluators, 3)} ({middle})", "global."
+    return "on the sites' own test sets (mean)", "global.local."
+
+
+def _global_quality(record: RunRecord) -> list[str]:
+    where, prefix = _global_test(record)
+    latest = record.latest_spreads
+    figures = [
+        f"{LABELS[score]} {percent(latest[f'{prefix}{score}'].mean)} ({_baseline(record, prefix, score)})"
+        for score in (BALANCED, ACCURACY)
+        if f"{prefix}{score}" in latest
+    ]
+    return [f"The global model of round {record.newest}, {where}: {', '.join(figures)}."] if figures else []
+
+
+def _baseline(record: RunRecord, prefix: str, score: str) -> str:
+    """What a model that has learnt nothing reaches: by guessing, or by always naming the commonest class."""
+    majority = record.latest_spreads.get(f"{prefix}{MAJORITY}")
+    if score == ACCURACY and majority is not None:
+        return f"{percent(majority.mean)} by always naming the commonest class"
+    return f"{percent(1 / record.classes)} by chance"
+
+
+def _own_quality(record: RunRecord) -> list[str]:
+    if (own := own_score(record)) is None:
+        return []
+    last, (site, value) = record.latest_spreads, record.worst(own)
+    prefix = own.rpartition(".")[0]
+    balanced = last.get(f"{prefix}.{BALANCED}") if not own.endswith(BALANCED) else None
+    beside = f", balanced {percent(balanced.mean)}" if balanced is not None else ""
+    worst = f"; the worst is that of {site} with {percent(value)}" if last[own].sites > 1 else ""
+    models = (
+        f"The own models of {counted(last[own].sites, 'site')}" if last[own].sites > 1 else f"The own model of {site}"
+    )
+    average = " on average" if last[own].sites > 1 else ""
+    return [f"{models}: {percent(last[own].mean)}{average} ({label(own)}){beside}{worst}."]
+
+
+def _least_found(record: RunRecord) -> list[str]:
     by_class = record.by_class("newest", "global.recall")
     recalls = {c: sum(of_sites.values()) / len(of_sites) for c, of_sites in by_class.items()}
-    if recalls:
-        c = min(recalls, key=lambda number: recalls[number])
-        least = f"class {record.name(c)} is found least by the global model, {percent(recalls[c])} of its images"
-        clauses.append(least if clauses else least[0].upper() + least[1:])
-    kept = kept_scores(record)
-    return [*([f"{'; '.join(clauses)}."] if clauses else []), *([kept] if kept else [])]
+    if not recalls:
+        return []
+    if never := [record.name(c) for c, recall in recalls.items() if recall == 0]:
+        return [f"{len(never)} of {len(recalls)} classes are never found by the global model: {listed(never)}."]
+    c = min(recalls, key=lambda number: recalls[number])
+    return [f"Class {record.name(c)} is found least by the global model: {percent(recalls[c])} of its test images."]
 
 
 def _model_comparison(record: RunRecord) -> Table | None:
@@ -144,6 +247,19 @@ def _model_comparison(record: RunRecord) -> Table | None:
     )
 
 
+def _test_sets(record: RunRecord) -> list[str]:
+    """On whose images the table's scores were taken."""
+    names, notes = record.latest_spreads, []
+    if record.evaluators:
+        notes.append(f"The global model's: on the test images of {listed(record.evaluators, NAMED_SITES)}.")
+    if any(name.startswith("personal.") and ".local." not in name for name in names):
+        notes.append("Own models': each on the test images that its site was set up with.")
+    if any(".local." in name for name in names):
+        notes.append("“On the sites' own test sets”: each site on images of its own that it did not train on.")
+    shown = f"{' '.join(notes)} This record does not show whether two sites were given the same test images."
+    return [shown] if notes else []
+
+
 def _pair(record: RunRecord, score: str) -> list[str]:
     of_global = record.latest_spreads.get(f"global.{score}")
     own = record.latest_spreads.get(f"personal.{score}")
@@ -156,41 +272,3 @@ def _pair(record: RunRecord, score: str) -> list[str]:
 
 def _std(name: str, spread: Spread) -> str:
     return formatted(name, spread.std) if spread.sites > 1 else "–"
-
-
-def _round_problems(record: RunRecord) -> list[str]:
-    outcomes = Counter(attempt["outcome"] for attempt in record.attempts)
-    sentences = []
-    if count := outcomes["degraded"]:
-        sentences.append(f"{counted(count, 'round')} went on with fewer updates than wanted.")
-    if count := outcomes["abandoned"]:
-        reason = next(attempt["reason"] for attempt in reversed(record.attempts) if attempt["outcome"] == "abandoned")
-        sentences.append(f"{counted(count, 'attempt')} at a round had to be abandoned, the last one: {reason}.")
-    if count := outcomes["rolled-back"]:
-        sentences.append(f"{counted(count, 'attempt')} at a round no longer counted after the run was rolled back.")
-    refused = [update for _, task in record.tasks() for update in task["refused"]]
-    if refused:
-        size = megabytes(sum(update["bytes"] for update in refused))
-        sentences.append(
-            f"{counted(len(refused), 'update')} ({size} MB) were not accepted; each is listed below with its reason."
-        )
-    return sentences
-
-
-def _site_problems(record: RunRecord) -> list[str]:
-    tasks = [(task["site"], task["task_status"]) for _, task in record.tasks() if task["kind"] == "fit"]
-    sentences = []
-    for which, problem in (
-        ("set-aside", "handed in updates that were set aside"),
-        ("failed", "reported that training failed"),
-        ("late", "did not report in time"),
-    ):
-        if by_site := Counter(site for site, task in tasks if task == which):
-            sites = [f"{site} ({counted(count, 'time')})" for site, count in by_site.most_common(NAMED_SITES)]
-            sentences.append(f"Sites that {problem}: {', '.join(sites)}.")
-    if never := sorted({site for site, _ in tasks} - {site for site, task in tasks if task == "reported"}):
-        sentences.append(f"No update of {', '.join(never)} was ever used.")
-    for site, fields in record.raw["sites"].items():
-        if fields["excluded"]:
-            sentences.append(f"{site} is excluded: {fields['excluded']}.")
-    return sentences

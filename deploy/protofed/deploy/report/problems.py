@@ -1,0 +1,101 @@
+"""What did not go as planned: one sentence for each thing, made from the record's attempts, tasks and interventions."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from protofed.deploy.console.tables import count as counted
+from protofed.deploy.report.record import RunRecord, listed, megabytes, utc
+
+NAMED_SITES = 12
+NAMED_ROUNDS = 8
+DONE = {"paused": "The run was paused", "resumed": "It was resumed", "rolled-back": "The run was rolled back"}
+HANDS = {"excluded": "{} was excluded", "admitted": "{} was admitted again", "revoked": "{}'s certificate was revoked"}
+
+
+def problems(record: RunRecord) -> list[str]:
+    """One sentence for each problem of the run; a single one that there was none, if rounds were finished."""
+    sentences = [*_interventions(record), *_round_problems(record), *_site_problems(record)]
+    # A run that failed or was aborted, or made a useless model, has said so above: this would contradict it.
+    ended_well = record.run["status"] not in ("failed", "aborted")
+    if sentences or not record.done or not ended_well or record.warnings:
+        return sentences
+    so_far = "" if record.run["status"] == "completed" else " so far"
+    used = all(task["task_status"] == "reported" for _, task in record.tasks() if task["kind"] == "fit")
+    came = "the update of every invited site was used" if used else "every update that a round needed came"
+    return [f"Nothing went wrong{so_far}: no round was repeated, no update was refused, and {came}."]
+
+
+def who(intervention: Mapping[str, Any]) -> str:
+    """` by operator 'anna'`, or nothing: in plain text callers have no names."""
+    return f" by operator '{intervention['operator']}'" if intervention["operator"] else ""
+
+
+def _interventions(record: RunRecord) -> Iterator[str]:
+    for done in record.interventions:
+        if (what := DONE.get(done["action"]) or HANDS.get(done["action"])) is None:
+            continue  # an abort, which is the run's outcome
+        during = "" if done["round"] is None else f" in round {done['round']}"
+        reason = (
+            f" {done['reason']}" if done["action"] == "rolled-back" else f": {done['reason']}" * bool(done["reason"])
+        )
+        if done["action"] == "rolled-back":
+            yield f"{what}{reason}{who(done)} on {utc(done['at'])}{during}."
+        else:
+            yield f"{what.format(done['site'])}{who(done)} on {utc(done['at'])}{during}{reason}."
+    yield from _unrecorded(record)
+
+
+def _unrecorded(record: RunRecord) -> Iterator[str]:
+    """Exclusions and revocations that the ledger has no intervention of: an older server noted none."""
+    told = {(done["action"], done["site"]) for done in record.interventions}
+    ended_at = record.run["ended_at"] or float("inf")
+    for site, fields in record.raw["sites"].items():
+        if fields["excluded"] and fields.get("excluded_at") is None:
+            yield f"{site} is excluded: {fields['excluded']}."
+        revoked_at = fields.get("revoked_at")
+        if revoked_at is not None and revoked_at <= ended_at and ("revoked", site) not in told:
+            yield f"{site}'s certificate was revoked on {utc(revoked_at)}: {fields['revoked']}."
+
+
+def _round_problems(record: RunRecord) -> list[str]:
+    outcomes = Counter(attempt["outcome"] for attempt in record.attempts)
+    sentences = []
+    if degraded := [str(attempt["round"]) for attempt in record.attempts if attempt["outcome"] == "degraded"]:
+        which = listed(degraded, NAMED_ROUNDS)
+        sentences.append(f"{counted(len(degraded), 'round')} went on with fewer updates than wanted: {which}.")
+    if abandoned := [attempt for attempt in record.attempts if attempt["outcome"] == "abandoned"]:
+        last = f"the last one in round {abandoned[-1]['round']}: {abandoned[-1]['reason']}"
+        sentences.append(f"{counted(len(abandoned), 'attempt')} at a round had to be abandoned, {last}.")
+    if count := outcomes["rolled-back"]:
+        sentences.append(f"{counted(count, 'attempt')} at a round no longer counted after the run was rolled back.")
+    refused = [update for _, task in record.tasks() for update in task["refused"]]
+    if refused:
+        size = megabytes(sum(update["bytes"] for update in refused))
+        were = "was" if len(refused) == 1 else "were"
+        sentences.append(
+            f"{counted(len(refused), 'update')} ({size} MB) {were} not accepted; each is listed below with its reason."
+        )
+    return sentences
+
+
+def _site_problems(record: RunRecord) -> list[str]:
+    # A task with a cause ended without its site's doing: it was excluded, or the run ended.
+    tasks = [(task["kind"], task["site"], task["task_status"]) for _, task in record.tasks() if not task.get("cause")]
+    sentences = []
+    for kind, which, problem in (
+        ("fit", "set-aside", "handed in updates that were set aside"),
+        ("initialise", "failed", "reported that they could not make the first model"),
+        ("fit", "failed", "reported that training failed"),
+        ("fit", "late", "had not reported when the round closed"),
+        ("score", "failed", "reported that they could not take scores"),
+        ("score", "late", "did not answer a request for scores"),
+    ):
+        if by_site := Counter(site for of_kind, site, status in tasks if (of_kind, status) == (kind, which)):
+            sites = [f"{site} ({counted(count, 'time')})" for site, count in by_site.most_common()]
+            sentences.append(f"Sites that {problem}: {listed(sites, NAMED_SITES)}.")
+    if record.done and (never := sorted(set(record.invited) - set(record.contributors))):
+        sentences.append(f"No update of {listed(never, NAMED_SITES)} was ever used.")
+    return sentences
