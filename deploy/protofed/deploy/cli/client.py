@@ -17,6 +17,7 @@ from protofed.common.errors import ConfigError, PolicyViolationError, short
 from protofed.deploy.cli import doctor
 from protofed.deploy.cli.client_check import check
 from protofed.deploy.cli.client_scores import scores
+from protofed.deploy.cli.init import init_client
 from protofed.deploy.cli.options import Metrics, Settings, UntilFinished, health, log_as_daemon
 from protofed.deploy.cli.options import Policy as PolicyOption
 from protofed.deploy.cli.options import State as StateOption
@@ -34,6 +35,9 @@ Examples = Annotated[
     int | None, typer.Option(min=1, help="Training examples here, for what depends on them; `check` counts them.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print it as JSON.")]
+
+
+client.command("init")(init_client)
 
 
 @client.command("start")

@@ -28,7 +28,12 @@ def recipes(incomplete: str) -> list[str]:
     entries = sorted(folder.iterdir()) if folder.is_dir() else []
     paths = [f"{path}/" if path.is_dir() else str(path) for path in entries if path.is_dir() or path.suffix == ".toml"]
     shown = [path for path in paths if not Path(path).name.startswith(".") or typed.name.startswith(".")]
-    return _beginning(incomplete, [*sorted(path.stem for path in shipped.folder("recipes").glob("*.toml")), *shown])
+    return _beginning(incomplete, [*shipped.files("recipes"), *shown])
+
+
+def policies(incomplete: str) -> list[str]:
+    """Shipped policies by name."""
+    return _beginning(incomplete, shipped.files("policies"))
 
 
 def runs(context: typer.Context, incomplete: str) -> list[str]:

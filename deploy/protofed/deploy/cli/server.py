@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 
 from protofed.deploy.cli import doctor
+from protofed.deploy.cli.init import init_server
 from protofed.deploy.cli.options import Metrics, Settings, State, UntilFinished, health, log_as_daemon
 from protofed.deploy.cli.overrides import DryRun, Set, show_dry_run
 from protofed.deploy.cli.tracking import TensorBoard
@@ -17,6 +18,9 @@ server = typer.Typer(
     no_args_is_help=True, help="For coordinators: start the aggregation server, check its prerequisites and health."
 )
 console = Console(soft_wrap=True)
+
+
+server.command("init")(init_server)
 
 
 @server.command("start")

@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from protofed.deploy import shipped
+from protofed.deploy.cli import completion
 
 policies = typer.Typer(no_args_is_help=True, help="The policies that come with protofed: list them, print one.")
 recipes = typer.Typer(no_args_is_help=True, help="The recipes that come with protofed: list them, print one.")
@@ -25,17 +26,21 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print it as JSON.")]
 def list_policies(as_json: AsJson = False) -> None:
     """List the policies, the strictest first: each name can stand wherever a policy's file can.
 
-    Example: `protofed client preview digits-fednh --policy standard`
+    Example: `protofed policies list`, then `protofed client preview digits-fednh --policy standard`
     """
     files = shipped.files("policies")
     _print([{"name": name, "what": shipped.what(files[name])} for name in ("strict", "standard", "open")], as_json)
 
 
 @policies.command("show")
-def show_policy(name: Annotated[str, typer.Argument(help="As `protofed policies list` names it.")]) -> None:
+def show_policy(
+    name: Annotated[
+        str, typer.Argument(help="As `protofed policies list` names it.", autocompletion=completion.policies)
+    ],
+) -> None:
     """Print a policy with its comments, to be read or to be copied and changed.
 
-    Example: `protofed policies show standard > policy.toml`
+    Example: `protofed policies show standard`, with ` > policy.toml` after it to copy it
     """
     typer.echo(shipped.named("policy", name).read_text(encoding="utf-8"), nl=False)
 
@@ -44,7 +49,7 @@ def show_policy(name: Annotated[str, typer.Argument(help="As `protofed policies 
 def list_recipes(as_json: AsJson = False) -> None:
     """List the recipes, first those that need no download: each name can stand wherever a recipe's file can.
 
-    Example: `protofed simulate digits-fednh`
+    Example: `protofed recipes list`, then `protofed simulate digits-fednh`
     """
     rows = [_recipe_row(name, file) for name, file in shipped.files("recipes").items()]
     _print(sorted(rows, key=lambda row: row["data"] not in BUILT_IN), as_json)
@@ -52,14 +57,19 @@ def list_recipes(as_json: AsJson = False) -> None:
 
 @recipes.command("show")
 def show_recipe(
-    name: Annotated[str, typer.Argument(help="As `protofed recipes list` names it; with --resolved a file, too.")],
+    name: Annotated[
+        str,
+        typer.Argument(
+            help="As `protofed recipes list` names it; with --resolved a file, too.", autocompletion=completion.recipes
+        ),
+    ],
     resolved: Annotated[
         bool, typer.Option("--resolved", help="Merge in what it extends: one file that needs no other.")
     ] = False,
 ) -> None:
     """Print a recipe with its comments, to be read or to be copied and changed.
 
-    Example: `protofed recipes show digits-fedprp --resolved > mine.toml`
+    Example: `protofed recipes show digits-fedprp --resolved`, with ` > mine.toml` after it to copy it
     """
     if resolved:
         typer.echo(shipped.resolved(name), nl=False)

@@ -1,0 +1,134 @@
+"""`protofed client init` and `protofed server init`: the files that a daemon starts from, and what to do next."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from protofed.common.errors import ConfigError
+from protofed.deploy.cli import completion
+
+console = Console()
+SETTINGS, POLICY = "site.toml", "policy.toml"
+Into = Annotated[Path, typer.Option(help="Folder to write into; made if it is missing.")]
+
+
+def init_client(
+    site: Annotated[str | None, typer.Option(help="This site's id: a-z, 0-9 and '-'.")] = None,
+    server: Annotated[str | None, typer.Option(help="host:port of the coordinator's server.")] = None,
+    data: Annotated[str | None, typer.Option(help="Layout of the data: folder (default), manifest, npz …")] = None,
+    root: Annotated[
+        str | None, typer.Option(help="Where they are: the folder of images, the .csv or the .npz.")
+    ] = None,
+    policy: Annotated[
+        str | None,
+        typer.Option(
+            help="The policy to copy: standard (default), strict or open. It is the site's own to change.",
+            autocompletion=completion.policies,
+        ),
+    ] = None,
+    label: Annotated[
+        list[str] | None, typer.Option(help="OWN=RUN: own name of a class, and the run's. May be repeated.")
+    ] = None,
+    role: Annotated[list[str] | None, typer.Option(help="trainer or evaluator. Repeat for both.")] = None,
+    into: Into = Path(),
+) -> None:
+    """Write site.toml, policy.toml and the folders of a new site. Asks at a terminal for what is not given.
+
+    Overwrites nothing. Ends with the next commands.
+
+    Example: `protofed client init --site north --server hub.example:7443 --data folder --root images`
+    """
+    from protofed.deploy import shipped
+    from protofed.deploy.templates.new_daemon import NewSite, layouts, write_new
+
+    known = layouts()
+    site = site or _ask("--site", "This site's id (a-z, 0-9, '-'; as the coordinator calls it)")
+    server = server or _ask("--server", "Address of the coordinator's server (host:port)")
+    data = data or _ask("--data", f"Layout of the data ({', '.join(known)})", "folder")
+    default_root = known[data]["root"] if data in known else "data"
+    if root is None and sys.stdin.isatty() and default_root:
+        root = str(typer.prompt("Where they are", default_root))
+    policy = policy or (_ask("--policy", "Policy (standard, strict, open)", "standard") if sys.stdin.isatty() else "")
+    text = shipped.named("policy", policy or "standard").read_text(encoding="utf-8")
+    new = NewSite(site, server, data, root or "", POLICY, role or ["trainer"], _labels(label or ()))
+    _show_made(write_new(into, {SETTINGS: new.settings(), POLICY: text}, ("identity", "state")))
+    _show_next(
+        into,
+        (
+            f"protofed certs request --identity identity --site {site} --out {site}.request",
+            "send it to the coordinator",
+        ),
+        (f"protofed certs install {site}.bundle --identity identity", "what comes back"),
+        (f"protofed client check RECIPE --settings {SETTINGS}", "your data as the run sees them; nothing is sent"),
+        (f"protofed client preview RECIPE --policy {POLICY}", f"what would leave; read {POLICY}"),
+        (f"protofed client doctor --settings {SETTINGS}", "what is still missing"),
+        (f"protofed client start --settings {SETTINGS}", ""),
+    )
+
+
+def init_server(
+    host: Annotated[
+        str, typer.Option(help="Name or address by which sites reach this machine; for its certificate.")
+    ] = "",
+    listen: Annotated[str, typer.Option(help="host:port; 0.0.0.0: every address of this machine.")] = "0.0.0.0:7443",
+    into: Into = Path(),
+) -> None:
+    """Write server.toml and the folders of a new server. Overwrites nothing. Ends with the next commands.
+
+    Example: `protofed server init --host hub.example`
+    """
+    from protofed.deploy.templates.new_daemon import server_settings, write_new
+
+    folders = ("identity", "identity/operators", "state")
+    _show_made(write_new(into, {"server.toml": server_settings(listen)}, folders))
+    host = host or "HOST"
+    _show_next(
+        into,
+        ("protofed certs init --ca ca", "keep this folder off the network"),
+        (f"protofed certs request --identity identity --server hub --host {host} --out hub.request", ""),
+        ("protofed certs sign hub.request --ca ca --server-name hub --out hub.bundle", ""),
+        ("protofed certs install hub.bundle --identity identity", ""),
+        ("protofed certs request --identity operator --operator NAME --out operator.request", "you, who command it"),
+        ("protofed certs sign operator.request --ca ca --operator NAME --out operator.bundle", ""),
+        ("protofed certs install operator.bundle --identity operator", ""),
+        ("cp operator/cert.pem identity/operators/NAME.pem", ""),
+        ("protofed server doctor --settings server.toml", "what is still missing"),
+        ("protofed server start --settings server.toml", ""),
+    )
+
+
+def _ask(option: str, question: str, default: str | None = None) -> str:
+    """The answer at a terminal; elsewhere the default, if there is one."""
+    if sys.stdin.isatty():
+        return str(typer.prompt(question, default))
+    if default is None:
+        raise ConfigError(f"{option} is missing, and there is no terminal to ask on; give {option}")
+    return default
+
+
+def _labels(pairs: Sequence[str]) -> dict[str, str]:
+    labels = {}
+    for pair in pairs:
+        own, equals, of_run = pair.rpartition("=")
+        if not (own and equals and of_run):
+            raise ConfigError(f"--label {pair}: expected OWN=RUN, as --label Melanoma=mel")
+        labels[own] = of_run
+    return labels
+
+
+def _show_made(paths: Sequence[Path]) -> None:
+    for path in paths:
+        console.print(f"{path}/" if path.is_dir() else path, soft_wrap=True, highlight=False)
+
+
+def _show_next(into: Path, *steps: tuple[str, str]) -> None:
+    here = into.resolve() == Path.cwd()
+    console.print("\nnext" + ("" if here else f", in {into}") + ":", highlight=False, markup=False)
+    for command, why in ((f"cd {into}", ""),) * (not here) + steps:
+        console.print(f"  {command}" + (f"    # {why}" if why else ""), soft_wrap=True, highlight=False, markup=False)

@@ -1,0 +1,144 @@
+"""Write the settings, the policy and the folders of a new daemon, with a comment for each key; overwrites nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from string import Template
+from typing import Any, Final
+
+from protofed.common.address import host_and_port
+from protofed.common.config.data import SOURCES
+from protofed.common.config.recipe import parse
+from protofed.common.config.settings import ClientSettings, ServerSettings
+from protofed.common.errors import ConfigError, StateError, unknown
+
+TEMPLATES: Final = Path(__file__).parent / "daemon"
+COMMENTS_AT: Final = 36  # column
+LIBRARY_SETS: Final = "set"  # the entry of data.toml for all sources without one of their own
+
+
+@dataclass(frozen=True)
+class NewSite:
+    """What a site's settings say.
+
+    Attributes:
+        root: of the data; empty: the layout's own.
+        policy: a file beside the settings, or the name of a policy that comes with protofed.
+        label_map: own names of classes -> the run's.
+    """
+
+    site: str
+    server: str
+    source: str
+    root: str = ""
+    policy: str = "policy.toml"
+    roles: Sequence[str] = ("trainer",)
+    label_map: Mapping[str, str] = field(default_factory=dict)
+
+    def settings(self) -> str:
+        """The text of site.toml.
+
+        Raises:
+            ConfigError: an answer that no settings file may have, with what was expected.
+        """
+        layout, host = layouts()[_layout(self.source)], host_and_port(self.server)
+        names = [name for name in self.label_map if name]
+        example = '# label_map = { "Melanoma" = "mel", "Naevus" = "nv" }'
+        pairs = ", ".join(f"{json.dumps(name, ensure_ascii=False)} = {_text(self.label_map[name])}" for name in names)
+        keys = _filled(
+            layout["keys"],
+            root=f"root = {_text(self.root or layout['root'])}",
+            label_map=f"label_map = {{ {pairs} }}" if names else example,
+        )
+        if "trainer" not in self.roles:  # it has no model of its own
+            keys = "\n".join(line for line in keys.splitlines() if not line.startswith("local_test_fraction"))
+        text = _filled(
+            (TEMPLATES / "site.toml.tmpl").read_text(encoding="utf-8"),
+            site=_text(self.site),
+            server=_text(self.server),
+            roles=json.dumps(list(self.roles)),
+            policy=_text(self.policy),
+            source=_text(self.source),
+            layout=layout["layout"],
+            data=keys,
+        )
+        parse(tomllib.loads(text), ClientSettings, f"site {self.site}, server {host[0]}")
+        return _aligned(text)
+
+
+def server_settings(listen: str) -> str:
+    """The text of server.toml.
+
+    Raises:
+        ConfigError: `listen` is no host:port.
+    """
+    host_and_port(listen)
+    text = _filled((TEMPLATES / "server.toml.tmpl").read_text(encoding="utf-8"), listen=_text(listen))
+    parse(tomllib.loads(text), ServerSettings, f"server at {listen}")
+    return _aligned(text)
+
+
+def layouts() -> dict[str, dict[str, str]]:
+    """What is said of each layout of a site's data: `layout` in words, `root` as its default, and `keys`."""
+    said: dict[str, dict[str, str]] = tomllib.loads((TEMPLATES / "data.toml").read_text(encoding="utf-8"))
+    return said
+
+
+def write_new(into: Path, files: Mapping[str, str], folders: Sequence[str]) -> list[Path]:
+    """Write files that are not there yet (mode 0600), and make folders that only their owner can enter.
+
+    Folders that are there stay as they are. Nothing is written if a file is there.
+
+    Returns:
+        What was made, files first.
+
+    Raises:
+        ConfigError: one of the files is there.
+        StateError: something cannot be written.
+    """
+    if there := [name for name in files if os.path.lexists(into / name)]:
+        raise ConfigError(f"{into / there[0]} is there, and nothing is overwritten; give --into another folder")
+    made = []
+    try:
+        into.mkdir(parents=True, exist_ok=True)
+        for name, text in files.items():
+            with os.fdopen(os.open(into / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+                file.write(text.encode())
+            made.append(into / name)
+        for name in folders:
+            if not (folder := into / name).is_dir():
+                folder.mkdir(mode=0o700)
+                made.append(folder)
+    except OSError as error:
+        raise StateError(f"cannot write into {into}: {error.strerror}; give --into a folder of yours") from error
+    return made
+
+
+def _layout(source: str) -> str:
+    if source in layouts() and source != LIBRARY_SETS:
+        return source
+    if source not in SOURCES:
+        raise unknown("data layout", source, SOURCES)
+    return LIBRARY_SETS
+
+
+def _filled(text: str, **values: Any) -> str:
+    return Template(text).substitute(values)
+
+
+def _text(value: str) -> str:
+    return json.dumps(value, ensure_ascii=False)  # a basic string of TOML
+
+
+def _aligned(text: str) -> str:
+    """Comments after two spaces and a # begin in one column, where the key leaves room."""
+    lines = []
+    for line in text.splitlines():
+        code, mark, comment = line.rpartition("  # ")
+        lines.append(f"{code:<{COMMENTS_AT - 1}} # {comment}" if mark else line)
+    return "\n".join(lines) + "\n"
