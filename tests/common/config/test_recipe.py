@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from pathlib import Path
 from typing import Any
 
@@ -455,3 +456,55 @@ def test_an_old_key_is_refused_by_its_new_name(place: str, new: str) -> None:
 def test_an_old_option_of_a_method_is_refused_by_its_new_name(method: str, old: str) -> None:
     with pytest.raises(ConfigError, match=f"'{old}' .*it is called '{RENAMED['method.' + old]}'"):
         server_methods.build(method, {old: 0.5})
+
+
+# The score that judges rounds
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("global.balanced", "did you mean 'global.balanced_accuracy'?"),
+        ("loss", "expected a score of which more is better"),
+        ("global.ece", "expected a score of which more is better"),
+        ("global.reliability.share.1", "expected a score of which more is better"),
+        ("global.auroc", "evaluation.probabilities = true"),
+        ("global.few", "evaluation.frequency_groups = true"),
+        ("global.recall", "'global.recall.0' to '.9'"),
+        ("global.recall.10", "'global.recall.0' to '.9'"),
+        ("personal.pm_v.1", "expected 'personal.pm_v'"),
+    ],
+)
+def test_a_score_that_can_judge_no_round_is_refused(name: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(f"federation.best_by = '{name}'")) as error:
+        sound(federation__best_by=name)
+    assert says in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["global.balanced_accuracy", "global.recall.9", "personal.pm_l"])
+def test_a_score_that_a_run_has_may_judge_its_rounds(name: str) -> None:
+    assert sound(federation__best_by=name).federation.best_by == name
+
+
+def test_a_score_that_the_recipe_switches_on_may_judge_its_rounds() -> None:
+    assert sound(federation__best_by="global.auroc", evaluation={"probabilities": True}).evaluation.probabilities
+
+
+@pytest.mark.parametrize(
+    ("keys", "says"),
+    [
+        ({"min_improvement": 0.1}, "federation.patience"),
+        ({"patience": 3, "score_every": 0}, "federation.score_every"),
+        ({"patience": 3, "best_by": "global.accuracy", "score_every": 0, "score_personal_every": 1}, "score_every"),
+        ({"patience": 3, "best_by": "personal.pm_v", "score_personal_every": 0}, "score_personal_every"),
+        ({"patience": 0}, "patience = 0"),
+        ({"patience": 1, "min_improvement": 1.5}, "min_improvement = 1.5"),
+    ],
+)
+def test_patience_without_what_it_needs_is_refused(keys: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(says)):
+        sound(federation=keys)
+
+
+def test_patience_with_scores_of_one_kind_is_enough() -> None:
+    assert sound(federation={"patience": 3, "score_every": 0, "score_personal_every": 2}).federation.patience == 3

@@ -18,7 +18,7 @@ from protofed.common.codec import Digest
 from protofed.common.errors import ConfigError, FailureReason
 from protofed.common.payload import Part, Tensors
 from protofed.common.protocol.messages import Activity, PauseReason, TaskKind, Verdict
-from protofed.server.operator.run_record import MOST_CLASSES, best_round, cosines, run_record, similarity
+from protofed.server.operator.run_record import MOST_CLASSES, cosines, run_record, similarity
 from protofed.server.storage.blobs import MemoryBlobs
 from protofed.server.storage.reader import LedgerReader
 from protofed.server.storage.rows import RoundRow
@@ -151,14 +151,20 @@ def test_scores_of_single_classes_are_told_of_the_newest_and_the_best_round_only
     assert found["classes"]["best"]["sites"]["eva"] == {"global.recall.1": 0.9}
 
 
-def test_the_best_round_is_the_first_with_the_largest_mean() -> None:
-    table = {
-        1: {"ann": {"personal.pm_v": 0.5}, "bob": {"personal.pm_v": 0.75}},
-        2: {"ann": {"personal.pm_v": 1.0}, "bob": {"personal.pm_v": 0.5}},
-        3: {"ann": {"personal.pm_v": 0.75}, "bob": {"personal.pm_v": 0.75}, "eva": {"loss": 9.0}},
-    }
-    assert best_round(table) == (2, "personal.pm_v")
-    assert best_round({1: {"ann": {"loss": 1.0}}}) is None
+def test_the_best_round_has_its_score_its_value_and_the_round_whose_state_is_kept(make: MakeLab) -> None:
+    lab = make(rounds=4, keep_rounds=1).begin()
+    assert seen(lab)["best"] is None
+    for right in (0.5, 0.75, 0.25):
+        for site in SITES:
+            lab.push(site, lab.model(right))
+        for site in ("eva", *SITES):
+            told(lab, site, **({"global__accuracy": right} if site == "eva" else {}))
+    best = {"round": 2, "score": "global.accuracy", "value": 0.75}
+    assert seen(lab)["best"] == {**best, "kept": 2}
+    assert seen(lab)["classes"]["judged_by"] == "global.accuracy"
+    states = {row.round: row.state for row in lab.ledger.rounds("test")}
+    lab.blobs.discard(states[2] or Digest(""))  # as of a run of 0.2.0, which kept no best round
+    assert seen(lab)["best"] == {**best, "kept": 1}
 
 
 # What operators did

@@ -6,7 +6,7 @@ import contextlib
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.support.kept_release import kept_recipe
@@ -275,9 +275,11 @@ def work(lab: Lab, site: str, unanswered: dict[str, tuple[Task, float]]) -> None
         del unanswered[site]
 
 
-def whole_run(make: MakeLab, ledger: Fragile, dies_at: int = 0, *, durably: bool = False) -> tuple[Lab, int]:
+def whole_run(
+    make: MakeLab, ledger: Fragile, dies_at: int = 0, *, durably: bool = False, **tables: Any
+) -> tuple[Lab, int]:
     """A run whose server dies at that write; and how many writes there were."""
-    lab = make(ledger=ledger)
+    lab = make(ledger=ledger, **tables)
     lab.enroll("eva", role=Role.EVALUATOR)
     lab.enroll(*SITES)
     before = ledger.writes
@@ -287,7 +289,7 @@ def whole_run(make: MakeLab, ledger: Fragile, dies_at: int = 0, *, durably: bool
 
 
 def accepted(lab: Lab) -> list[tuple[int, int, str]]:
-    rows = [row for number in range(3) for row in lab.ledger.updates("test", number)]
+    rows = [row for number in range(9) for row in lab.ledger.updates("test", number)]
     return [(row.task.round, row.task.attempt, row.task.site) for row in rows if row.verdict is Verdict.ACCEPTED]
 
 
@@ -304,3 +306,19 @@ def test_a_server_killed_at_any_of_its_writes_ends_with_the_same_bytes(
         assert lab.address == reference.address
         assert accepted(lab) == accepted(reference)
         assert lab.ledger.scores("test") == reference.ledger.scores("test")
+
+
+@pytest.mark.parametrize("durably", [False, True], ids=["before", "after"])
+def test_a_run_that_stops_early_does_so_after_the_same_round_wherever_its_server_is_killed(
+    make: MakeLab, fragile: Fragile, durably: bool
+) -> None:
+    # Scores rise by 0.25 a round: rounds 2 and 3 are better than round 1, and not by 0.6.
+    impatient: dict[str, Any] = {"rounds": 6, "federation": {"patience": 2, "min_improvement": 0.6}}
+    reference, writes = whole_run(make, fragile, **impatient)
+    reason = "stopped early after round 3: global.accuracy no better by 0.6 since round 1"
+    assert reference.phase == phases.FinishedPhase(reason, RoundOutcome.COMPLETED)
+    for n in range(1, writes + 1):
+        lab, _ = whole_run(make, type(fragile)(), n, durably=durably, **impatient)
+        assert lab.phase == reference.phase
+        assert lab.address == reference.address
+        assert [row.round for row in lab.ledger.rounds("test") if row.state] == [0, 1, 2, 3]

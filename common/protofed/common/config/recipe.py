@@ -20,7 +20,8 @@ from protofed.common.config.tables import Share
 from protofed.common.config.tables import StrictModel as StrictModel
 from protofed.common.errors import ConfigError, short
 from protofed.common.ids import Id as Id
-from protofed.common.protocol.messages import LONGEST_S, MOST_BYTES
+from protofed.common.protocol.messages import LONGEST_S, MOST_BYTES, Role
+from protofed.common.protocol.score_names import ScoreNames
 from protofed.common.renamed import RENAMED
 
 Augment = Literal["none", "crop-flip", "reflect-crop-flip", "crop-flip-rotate"]
@@ -35,7 +36,9 @@ MAX_EXTENDED = 8  # files of one chain of `extends`, which may be circular
 # Keys that 0.2.0 does not know, by table. A recipe that leaves them at their defaults is sent and recorded without
 # them, so that its daemons go on, and its runs are continued as runs of the same recipe.
 SINCE_0_2_0: dict[str, frozenset[str]] = {
-    "federation": frozenset({"max_model_mb", "max_relative_norm", "max_weight_ratio"})
+    "federation": frozenset(
+        {"max_model_mb", "max_relative_norm", "max_weight_ratio", "best_by", "patience", "min_improvement"}
+    )
 }
 M = TypeVar("M", bound=BaseModel)
 
@@ -91,6 +94,9 @@ class Federation(StrictModel):
     max_weight_ratio: Annotated[float, Field(ge=1)] = 4.0  # a site's example count over the cohort's median: capped
     score_every: Every = 1  # rounds; 0: only the last
     score_personal_every: Every | None = None  # likewise for sites' own models; None: as score_every
+    best_by: str | None = None  # score of the round whose state is kept as the best; None: the first that the run has
+    patience: Annotated[int, Field(ge=1, le=MOST_ROUNDS)] | None = None  # scored rounds without a better one: then end
+    min_improvement: Annotated[float, Field(ge=0, le=1)] = 0.0  # of that score, for a round to count as better
     score_deadline_s: Seconds = 600.0  # after that a round goes on without the scores that are missing
     heartbeat_s: Annotated[float, Field(ge=0.001, le=3600)] = (
         5.0  # between a daemon's heartbeats; it takes 1 s at least
@@ -138,6 +144,24 @@ class Recipe(StrictModel):
     def _class_order(self) -> Recipe:
         if (order := self.evaluation.class_order) and sorted(order) != list(range(self.classes)):
             raise ValueError(f"evaluation.class_order: expected each of 0 to {self.classes - 1} once")
+        return self
+
+    @model_validator(mode="after")
+    def _best_round(self) -> Recipe:
+        rules, roles = self.federation, set(Role)
+        if rules.best_by is not None:
+            switched_on = {key for key, value in self.evaluation if value is True}
+            try:
+                roles = {ScoreNames(self.classes, switched_on).judges(rules.best_by).role}
+            except ValueError as error:
+                raise ValueError(f"federation.best_by = {error}") from error
+        if rules.patience is None and rules.min_improvement:
+            raise ValueError("federation.min_improvement is for federation.patience; set that, too, or remove it")
+        personal = rules.score_every if rules.score_personal_every is None else rules.score_personal_every
+        every = {Role.EVALUATOR: rules.score_every, Role.TRAINER: personal}
+        if rules.patience is not None and not any(every[role] for role in roles):
+            key = "score_personal_every" if roles == {Role.TRAINER} else "score_every"
+            raise ValueError(f"federation.patience needs scores during the run: set federation.{key} to 1 or more")
         return self
 
     def wire(self) -> str:

@@ -6,6 +6,7 @@ computes, or a value that no model can have, must reach no table, report or aler
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from typing import Literal
 
 from protofed.common.errors import short
 from protofed.common.protocol.messages import Role, Scores
+from protofed.common.statistics import lower_is_better
 
 BINS = 15  # of the calibration error and the reliability diagram, as in Guo et al., ICML 2017
 SCORES = ("accuracy", "balanced_accuracy", "recall", "auroc", "ece", "many", "medium", "few", "groups")
@@ -26,6 +28,17 @@ TESTS = {
 }
 RELIABILITY = frozenset(f"global.reliability.{name}" for name in ("accuracy", "confidence", "share"))
 ONE = 1 + 1e-6  # the largest score: sums in float32 may exceed 1 by their rounding
+# The first of these that a run has judges its rounds, if its recipe names none. Balanced accuracy first: where classes
+# are skewed, the largest accuracy may be that of a model that knows the common class alone.
+JUDGED_BY = (
+    "global.balanced_accuracy",
+    "global.accuracy",
+    "personal.local.accuracy",
+    "personal.pm_v",
+    "personal.balanced_accuracy",
+    "personal.accuracy",
+    "global.local.accuracy",
+)
 LOSS = "loss"
 MOST_LOSS = 1e9  # a loss of training; a model that gives more has diverged
 OWN_METRIC = re.compile(r"train\.[a-z][a-z0-9_]{0,31}")  # a number that a plug-in's method reports of its training
@@ -86,6 +99,27 @@ class ScoreNames:
             if not 0 <= value <= ONE:
                 return f"{name} = {value:g}: expected 0 to 1"
         return None
+
+    def judges(self, name: str) -> ScoreFamily:
+        """The family of a score by which the run's rounds can be judged: larger is better, and they can have it.
+
+        Raises:
+            ValueError: there is no such score, or this run's rounds never have it, with what to do.
+        """
+        stem = name.rpartition(".")[0]
+        family = FAMILIES.get(name) or FAMILIES.get(stem)
+        if family is None or family.indexed == "bin" or lower_is_better(name):
+            judging = [known for known in FAMILIES if known not in RELIABILITY and not lower_is_better(known)]
+            near = difflib.get_close_matches(name, judging, n=1, cutoff=0.5) if family is None else []
+            meant = f"did you mean '{near[0]}'?" if near else "such as 'global.balanced_accuracy'"
+            raise ValueError(f"'{short(name)}': expected a score of which more is better; {meant}")
+        if not self._is_on(family):
+            raise ValueError(f"'{name}' is taken only with evaluation.{family.needs} = true; set it, or take another")
+        if self._family(name) is None:
+            one = f"'{name if name in FAMILIES else stem}.0' to '.{self.classes - 1}', one class's"
+            expected = one if family.indexed == "class" else f"'{stem}'"
+            raise ValueError(f"'{short(name)}': expected {expected}")
+        return family
 
     def _family(self, name: str) -> ScoreFamily | None:
         if (family := FAMILIES.get(name)) is not None and family.indexed == "none":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from protofed.common.citations import PAPERS, paper
+from protofed.common.protocol.score_names import JUDGED_BY
 from protofed.common.statistics import PAIR, Spread
 from protofed.deploy.console.tables import count as counted
 from protofed.deploy.report.document import Section, Table, Tile
@@ -20,7 +21,6 @@ from protofed.deploy.report.record import (
     percent,
     utc,
 )
-from protofed.server.operator.run_record import JUDGED_BY
 
 # Scores of own models, in the order in which the server judges runs by them.
 OWN = tuple(name for name in JUDGED_BY if name.startswith("personal."))

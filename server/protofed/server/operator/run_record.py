@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any, Protocol
 
 import numpy as np
@@ -14,10 +15,10 @@ from protofed.common.codec import Digest
 from protofed.common.errors import ConfigError, ProtofedError, short
 from protofed.common.payload import Array, Part, Payload, SiteId, Tensors
 from protofed.common.protocol.messages import PROTOCOL_VERSION, PauseReason, TaskKind, Verdict, score_family
-from protofed.common.statistics import spreads
 from protofed.common.tensors import unit
 from protofed.common.version import VERSION
 from protofed.server.rounds.aggregation import WEIGHT_CAP
+from protofed.server.rounds.best_round import Scores, best_kept, judged_rounds
 from protofed.server.rounds.model_history import warnings_of
 from protofed.server.storage.reader import LedgerReader
 from protofed.server.storage.rows import RoundRow, RunRow, TaskRow, UpdateRow
@@ -127,15 +128,6 @@ def _listed(values: Array) -> Any:
 
 FORMAT = 1
 AT_A_TIME = 50  # rounds whose rows are read in one query: bounds memory for runs of thousands of rounds
-JUDGED_BY = (  # the first of these scores that a run has decides which round was the best
-    "global.accuracy",
-    "personal.local.accuracy",
-    "personal.pm_v",
-    "personal.balanced_accuracy",
-    "personal.accuracy",
-    "global.local.accuracy",
-)
-Scores = Mapping[SiteId, Mapping[str, float]]
 
 
 def run_record(records: LedgerReader, blobs: BlobReader, run: str) -> dict[str, Any]:
@@ -151,6 +143,8 @@ def run_record(records: LedgerReader, blobs: BlobReader, run: str) -> dict[str, 
     warnings: what speaks against the run's models as they are now, by `rounds.model_warnings`: code, round, site (null:
     the global model), text and numbers;
     scores: by round and site, without scores of single classes; classes: those, of the newest and the best round;
+    best: the best round by the score that the recipe chooses ({round, score, value}), and `kept`, the best round whose
+    state is kept; None: no round has that score;
     prototypes: cosines [classes, classes] of the newest state kept; norms: {site: [classes]} of the newest updates
     kept.
 
@@ -173,7 +167,8 @@ def run_record(records: LedgerReader, blobs: BlobReader, run: str) -> dict[str, 
         "rounds": attempts,
         "warnings": [warning.plain() for warning in warnings_of(records, run)],
         "scores": [{"round": number, "sites": sites} for number, sites in scores.items()],
-        "classes": _by_class(records, run, scores),
+        "best": (best := _best(records, blobs, run)),
+        "classes": _by_class(records, run, scores, best),
         "prototypes": similarity(rounds, blobs, recipe["classes"]),
         "norms": norms(records, rounds, blobs, recipe["classes"]),
     }
@@ -190,16 +185,13 @@ def outcome(row: RoundRow) -> str:
     return "published" if row.complete else "degraded"
 
 
-def best_round(scores: Mapping[int, Scores]) -> tuple[int, str] | None:
-    """The round with the largest mean over sites (the earliest of equals), and the name of the score it is judged by.
-
-    None if no site reported a score of `JUDGED_BY`.
-    """
-    for name in JUDGED_BY:
-        means = {number: by_name[name].mean for number, sites in scores.items() if name in (by_name := spreads(sites))}
-        if means:
-            return max(means, key=lambda number: (means[number], -number)), name
-    return None
+def _best(records: LedgerReader, blobs: BlobReader, run: str) -> dict[str, Any] | None:
+    """The best round, its score and value, and the round of which an export or a roll-back can have the best state."""
+    rounds = judged_rounds(records, run)
+    if rounds is None:
+        return None
+    kept = best_kept(records, blobs, run)
+    return {**asdict(rounds.ranked[0]), "kept": None if kept is None else kept.round}
 
 
 def _run(row: RunRow) -> dict[str, Any]:
@@ -331,13 +323,14 @@ def _scores(records: LedgerReader, run: str, rounds: Sequence[RoundRow]) -> dict
     return {number: _select(sites, by_class=False) for number, sites in by_round.items() if sites}
 
 
-def _by_class(records: LedgerReader, run: str, scores: Mapping[int, Scores]) -> dict[str, Any]:
+def _by_class(
+    records: LedgerReader, run: str, scores: Mapping[int, Scores], best: Mapping[str, Any] | None
+) -> dict[str, Any]:
     """Scores of single classes, of the newest scored round and of the best one."""
-    best = best_round(scores)
-    chosen = {"newest": max(scores, default=None), "best": None if best is None else best[0]}
+    chosen = {"newest": max(scores, default=None), "best": None if best is None else best["round"]}
     by_round = {n: _select(records.scores(run, n).get(n, {}), by_class=True) for n in chosen.values() if n is not None}
     rounds = {which: {"round": n, "sites": {} if n is None else by_round[n]} for which, n in chosen.items()}
-    return {"judged_by": "" if best is None else best[1], **rounds}
+    return {"judged_by": "" if best is None else best["score"], **rounds}
 
 
 def _select(sites: Scores, *, by_class: bool) -> dict[SiteId, dict[str, float]]:

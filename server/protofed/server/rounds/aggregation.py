@@ -20,6 +20,7 @@ from protofed.common.protocol.messages import Verdict
 from protofed.server.rounds import phases, state_machine
 from protofed.server.rounds.context import ServerContext
 from protofed.server.rounds.publisher import Published, Publisher
+from protofed.server.rounds.retention import prune
 from protofed.server.storage.rows import UpdateRow
 
 log = structlog.get_logger()
@@ -226,7 +227,7 @@ class Aggregation:
         reach("round-published")
         log.info("round published", run=self._run, round=phase.round, sites=len(phase.sites), complete=complete)
         if self._context.keep_rounds:
-            self._publisher.prune(self._ledger, self._run, phase.round - self._context.keep_rounds)
+            prune(self._ledger, self._context.blobs, self._run, phase.round - self._context.keep_rounds)
         # Counted last: whatever failed above is done again, and would be counted twice.
         self._context.metrics.round_ended("committed" if complete else "degraded")
 

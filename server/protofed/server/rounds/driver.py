@@ -23,6 +23,7 @@ from protofed.common.statistics import spreads
 from protofed.server.method import NOTHING, ExpectedUpdate, ServerMethod, server_methods
 from protofed.server.rounds import phases
 from protofed.server.rounds.aggregation import Aggregation, AggregationJob
+from protofed.server.rounds.best_round import Standstill, check_best_by, judged_rounds
 from protofed.server.rounds.context import ServerContext
 from protofed.server.rounds.invitations import Invitations
 from protofed.server.rounds.min_contributors import check_contributors
@@ -40,7 +41,8 @@ class Driver:
     """Holds a run's phase, newest state and open invitations; every change of the phase goes through `handle`.
 
     Raises:
-        ConfigError: the recipe names an unknown method or option, or has `min_contributors` for simulations only.
+        ConfigError: the recipe names an unknown method or option, has `min_contributors` for simulations only, or is
+            judged by a score of a global model that its method does not have.
         StateError: the ledger holds another run of this name, or a state that cannot be read.
     """
 
@@ -49,6 +51,7 @@ class Driver:
         self._recipe, self._run = recipe, recipe.name
         self._context, self._ledger = context, context.ledger
         self._method: ServerMethod = server_methods.build(recipe.method.name, recipe.method.options)
+        check_best_by(recipe, global_model=self._method.global_model)
         self._rules = RoundRules(recipe.rounds, recipe.federation, Uniform(recipe.seed), in_time=not context.simulated)
         self._publisher = Publisher(self._method, context.blobs, recipe.classes, recipe.federation.min_contributors)
         guarded = replace(context, work=self._work)
@@ -59,8 +62,10 @@ class Driver:
         self._broken: Exception | None = None
         self._published: Published | None = None
         self._ended_with: Digest | None = None  # the last state of a run that had ended before
+        self._standstill: Standstill | None = None
         self.paused = False
         self.phase = self._restore()
+        self._look_back()
         self._republished = isinstance(self.phase, phases.Aggregating)
 
     @property
@@ -112,7 +117,7 @@ class Driver:
         """Go on from the state that a round published; later attempts stay in the ledger, marked as rolled back.
 
         Raises:
-            ConfigError: that round published none, or its state is no longer kept.
+            ConfigError: that round published none, its state is no longer kept, or the run would end there at once.
             StateError: its state is damaged.
             ConflictError: a round is being aggregated now.
         """
@@ -124,6 +129,8 @@ class Driver:
         if to not in kept:
             reason = "is no longer kept (see keep_rounds)" if to in states else "does not exist"
             raise ConfigError(f"the state of round {to} {reason}; expected one of {_list(kept)}")
+        if early := self._rules.early_end(to, self._standstill_of(to)):
+            raise ConfigError(f"from round {to} the run would end again at once: {early}; go back to that round")
         published = self._publisher.restore(states[to])  # before the ledger: a damaged state must not become current
         try:
             self._ledger.roll_back(self._run, to)
@@ -134,6 +141,7 @@ class Driver:
         self.invitations.clear()
         self._republished = False
         self._published, self.phase = published, phases.Idle(to + 1)
+        self._look_back()
         log.warning("run rolled back", run=self._run, round=to)
         self._context.notify(None)
 
@@ -171,6 +179,7 @@ class Driver:
             if isinstance(before, phases.Evaluating) and not isinstance(self.phase, phases.Evaluating):
                 self.invitations.clear()  # later scores are dropped, and no restart waits for them again
                 self._ledger.mark_scored(self._run, before.round)
+                self._look_back()
                 self._log_scores(before.round)
             try:
                 for effect in effects:
@@ -282,7 +291,19 @@ class Driver:
             evaluators,
             attempt=self._next_attempt(),
             paused=self.paused,
+            standstill=self._standstill,
         )
+
+    def _look_back(self) -> None:
+        """Read how long no round was better; at every change of the scores, since every tick carries it."""
+        self._standstill = self._standstill_of(None)
+
+    def _standstill_of(self, until: int | None) -> Standstill | None:
+        rules = self._recipe.federation
+        if rules.patience is None:
+            return None
+        rounds = judged_rounds(self._ledger, self._run, until)
+        return None if rounds is None else rounds.standstill(rules.min_improvement)
 
     def _next_attempt(self) -> int:
         """Number for the round that would open now. Attempts that were rolled back keep theirs, so rows stay unique."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from protofed.common.payload import SiteId
+from protofed.server.rounds.best_round import Standstill
 from protofed.server.verdicts import RoundOutcome
 
 Sites: TypeAlias = frozenset[SiteId]
@@ -127,6 +128,7 @@ class Tick:
         trainers, evaluators: those that are alive now.
         attempt: of the round that would be opened now.
         paused: no round is to be opened.
+        standstill: of the score that the run's rounds are judged by; None: it has none, or the run has no patience.
     """
 
     now: float
@@ -135,6 +137,7 @@ class Tick:
     evaluators: Sites
     attempt: int = 1
     paused: bool = False
+    standstill: Standstill | None = None
 
 
 @dataclass(frozen=True)

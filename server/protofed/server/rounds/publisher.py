@@ -13,7 +13,6 @@ from protofed.server.method import ServerMethod
 from protofed.server.rounds import min_contributors as contributors
 from protofed.server.rounds.state_statistics import prototype_statistics
 from protofed.server.storage.blobs import Blobs
-from protofed.server.storage.ledger import Ledger
 from protofed.server.storage.rows import UpdateRow
 
 
@@ -90,12 +89,6 @@ class Publisher:
     def broadcasts(self, state: Payload, sites: Sequence[SiteId]) -> dict[SiteId, tuple[Digest, int]]:
         """By site, digest and bytes of what it is sent; equal payloads are stored once."""
         return {site: self._store(self._method.broadcast(state, site)) for site in sites}
-
-    def prune(self, ledger: Ledger, run: str, before: int) -> None:
-        """Discard blobs that no round from `before` on names."""
-        old, needed = ledger.referenced(run, before)
-        for address in old - needed:
-            self._blobs.discard(address)
 
     def _shared(self, state: Payload, rows: Sequence[UpdateRow]) -> Iterator[Update]:
         """The updates without the classes to which too few of them contribute.

@@ -4,6 +4,7 @@
       ▲                              │ Tick[deadline, no quorum] → the same round again         │ Aggregated
       ├──────────────────────────────┴──── Insufficient: updates were set aside ────────────────┤
       └── Idle(round + 1) or Finished ◀── Scored × sites | Tick ── Evaluating ◀─[every n rounds]┘
+    Idle ──Tick[no better score for `patience` scored rounds]──▶ Finished(reason, completed)
     any ──Stop | Broken──▶ Finished(reason, outcome)
 
 Round 0 makes the model: sites are asked for it, because the server runs without PyTorch, and it counts when two of them
@@ -19,6 +20,7 @@ from typing import TypeAlias, assert_never
 
 from protofed.common.config.recipe import Federation
 from protofed.common.payload import SiteId
+from protofed.server.rounds.best_round import Standstill
 from protofed.server.rounds.phases import (
     NOBODY,
     Abandon,
@@ -79,6 +81,14 @@ class RoundRules:
         """Sites that must make the same first model; one, where a single site may make up a round or a class."""
         return 1 if min(self.federation.min_sites, self.federation.min_contributors) == 1 else AGREEING
 
+    def early_end(self, done: int, standstill: Standstill | None) -> str:
+        """Why the run ends after round `done`, though the recipe has more; empty: it goes on."""
+        rules = self.federation
+        if rules.patience is None or standstill is None or standstill.rounds < rules.patience:
+            return ""
+        by = f" by {rules.min_improvement:g}" if rules.min_improvement else ""
+        return f"stopped early after round {done}: {standstill.score} no better{by} since round {standstill.since}"
+
     def due(self, round: int, every: int) -> bool:
         """Whether scores are taken after this round; 0: only after the last one."""
         return round > 0 and (round == self.rounds or (every > 0 and round % every == 0))
@@ -106,6 +116,8 @@ def advance(rules: RoundRules, phase: Phase, event: Event) -> Step:
 
 
 def _open_if_enough(rules: RoundRules, phase: Idle, tick: Tick) -> Step:
+    if phase.round and (reason := rules.early_end(phase.round - 1, tick.standstill)):
+        return _finish(reason, RoundOutcome.COMPLETED)
     if tick.paused:
         return replace(phase, since=tick.now), []
     if tick.now < phase.again_at:

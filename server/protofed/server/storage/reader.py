@@ -186,12 +186,16 @@ class LedgerReader:
         queries = [select(column).where(column.is_not(None)).distinct() for column in columns]
         return {Digest(row[0]) for query in queries for row in self._read(query)}
 
-    def referenced(self, run: str, since: int) -> tuple[set[Digest], set[Digest]]:
+    def referenced(self, run: str, since: int, former: Collection[int] = ()) -> tuple[set[Digest], set[Digest]]:
         """Digests that rounds before `since` name, and those that are needed (states, bases, updates).
 
         Needed are those that later rounds name, the state that round `since` was made from, without which it could not
         be verified, and the newest state of every other run: runs of one seed begin with the same bytes.
+
+        Args:
+            former: rounds before `since` that were kept longer than others, as `made_of` says.
         """
+        longer = sorted({*former, *(number - 1 for number in former)})
         before: set[Digest] = set()
         needed: set[Digest] = set()
         for column, at in (
@@ -200,10 +204,22 @@ class LedgerReader:
             (db.updates.c.digest, db.updates),
         ):
             query = select(column.label("digest"), at.c.round).where(at.c.run == run, column.is_not(None))
-            for row in self._read(query.where(at.c.round >= since - 2).distinct()):
+            for row in self._read(query.where((at.c.round >= since - 2) | at.c.round.in_(longer)).distinct()):
                 keeps = row.round >= since or (at is db.rounds and row.round == since - 1)
                 (needed if keeps else before).add(Digest(row.digest))
         return before, needed | self._newest_states(run)
+
+    def made_of(self, run: str, round: int) -> set[Digest]:
+        """A round's states, and what is needed to compute them again: its updates and the states before it."""
+        states = select(db.rounds.c.state).where(db.rounds.c.run == run, db.rounds.c.round.in_([round - 1, round]))
+        updates = select(db.updates.c.digest).where(db.updates.c.run == run, db.updates.c.round == round)
+        queries = states.where(db.rounds.c.state.is_not(None)), updates.where(db.updates.c.verdict == Verdict.ACCEPTED)
+        return {Digest(row[0]) for query in queries for row in self._read(query)}
+
+    def sharing(self, run: str, states: Collection[Digest]) -> list[str]:
+        """The other runs that published one of these states, too."""
+        query = select(db.rounds.c.run).where(db.rounds.c.run != run, db.rounds.c.state.in_(sorted(states)))
+        return sorted({row.run for row in self._read(query.distinct())})
 
     def _newest_states(self, besides: str) -> set[Digest]:
         """What other runs are restored from."""

@@ -1,0 +1,30 @@
+"""Which blobs of a run go: those that only rounds behind `keep_rounds` name, and the best round does not."""
+
+from __future__ import annotations
+
+from protofed.common.codec import Digest
+from protofed.server.rounds.best_round import best_kept, formerly_best
+from protofed.server.storage.blobs import Blobs
+from protofed.server.storage.reader import LedgerReader
+
+
+def prune(records: LedgerReader, blobs: Blobs, run: str, before: int) -> None:
+    """Discard blobs that no round from `before` on names.
+
+    The best round keeps its state, for exports and roll-backs, and what it was made of, so that it can be verified.
+    """
+    best = best_kept(records, blobs, run)
+    former = formerly_best(records, blobs, run) - ({best.round} if best else set())
+    old, needed = records.referenced(run, before, former)
+    if best is not None:
+        needed |= records.made_of(run, best.round)
+    gone = old - needed - _best_of_others(records, blobs, run, old - needed)
+    states = {row.state for row in records.rounds(run, rolled_back=True)}
+    for address in sorted(gone, key=states.__contains__):  # states last: by its state a former best round is found
+        blobs.discard(address)
+
+
+def _best_of_others(records: LedgerReader, blobs: Blobs, run: str, old: set[Digest]) -> set[Digest]:
+    """What the best rounds of other runs need: runs of one seed begin with the same bytes."""
+    found = {other: best_kept(records, blobs, other) for other in records.sharing(run, old)}
+    return set().union(*(records.made_of(other, best.round) for other, best in found.items() if best is not None))
