@@ -218,7 +218,7 @@ def test_where_sites_keep_their_scores_the_page_says_so_and_shows_an_evaluators(
 ) -> None:
     run_record = told(tmp_path, recipe_of("fednh", rounds=2, evaluation=EVALUATION), policy=STANDARD)
     html, sections = page(run_record)
-    assert run_record["classes"]["judged_by"] == "global.accuracy"
+    assert run_record["classes"]["judged_by"] == "global.balanced_accuracy"
     assert RunRecord(run_record).keeping == ["site-1", "site-2", "site-3"]
     for section in ("summary", "curves", "classes", "fairness"):
         assert f"The sites {KEPT}" in sections[section], section
