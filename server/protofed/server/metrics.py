@@ -96,6 +96,13 @@ MIN_DISTANCE = Metric(
     "protofed_prototype_min_distance", "gauge", (), "Smallest cosine distance between two classes' prototypes, 0 to 2."
 )
 SCORE = Metric("protofed_score", "gauge", ("scope", "metric", "stat"), "Newest scores: mean, std and worst over sites.")
+MODEL_WARNINGS = Metric(
+    "protofed_model_warnings",
+    "gauge",
+    ("run", "scope", "code"),
+    "Models that something speaks against now, the global one or sites' own: one-class, chance, diverging, "
+    "worse-than-first, unchanged.",
+)
 CHECKPOINT = Metric("protofed_checkpoint_timestamp_seconds", "gauge", (), "Unix time of the newest published state.")
 RECOVERIES = Metric(
     "protofed_recoveries_total", "counter", (), "Runs that this process resumed from the ledger when it started."
@@ -150,8 +157,8 @@ TELEMETRY = {  # by the heartbeat's names; absent for a site whose policy does n
 }
 METRICS: tuple[Metric, ...] = (
     BUILD, RUNS, ROUND, PLANNED, PHASE, SECONDS, ROUND_SITES, OPENED, DEADLINE, QUORUM, ROUNDS, UPDATES, NORM, BYTES,
-    RESUMED, SCORES_REFUSED, SITES, LAST_PROGRESS, PROGRESS, COVERED, SHIFT, MIN_DISTANCE, SCORE, CHECKPOINT,
-    RECOVERIES, CERT_EXPIRY, EVENT_LOOP_LAG, STATE_DISK_FREE, SITE_PHASE, SITE_EPOCH, SITE_REGISTERED,
+    RESUMED, SCORES_REFUSED, SITES, LAST_PROGRESS, PROGRESS, COVERED, SHIFT, MIN_DISTANCE, SCORE, MODEL_WARNINGS,
+    CHECKPOINT, RECOVERIES, CERT_EXPIRY, EVENT_LOOP_LAG, STATE_DISK_FREE, SITE_PHASE, SITE_EPOCH, SITE_REGISTERED,
     *TELEMETRY.values(),
 )  # fmt: skip
 # Buckets of the histograms: from the 0.1 s of a simulated round to a day of training at a hospital.

@@ -24,6 +24,7 @@ from protofed.server.access.certificates import Certificates
 from protofed.server.monitoring.collector import SITE_STATES, TASK_STATUSES, CollectorSources, StateCollector
 from protofed.server.operator.overview import overview
 from protofed.server.operator.run_record import run_record
+from protofed.server.rounds.model_warnings import WarningCode
 from protofed.server.storage.blobs import MemoryBlobs
 from protofed.server.storage.ledger import Ledger
 from protofed.server.storage.reader import LedgerReader
@@ -202,6 +203,27 @@ def test_prototypes_of_the_newest_state_survive_a_restart(open_office: Callable[
 
 def test_a_method_without_prototypes_tells_none(read: Scraped) -> None:
     assert [read(f"prototype_{name}") for name in ("min_distance", "shift", "classes_covered")] == [None] * 3
+
+
+def test_what_speaks_against_a_model_is_counted_and_every_code_has_a_series(
+    open_office: Callable[..., Scraped],
+) -> None:
+    read = open_office(rounds=1)
+    read.first_model()
+    lab = read.lab
+    assert {value for _, value in read.series("model_warnings")} == {0}
+    for site in TRAINERS:
+        lab.push(site, model(1.0))
+    recalls = {"global.recall.0": 0.0, "global.recall.1": 1.0, "global.recall.2": 0.0}
+    lab.coordinator.report_scores(EVALUATOR, daemon(EVALUATOR), lab.task(EVALUATOR).task_id, recalls)
+    for site in ("ann", "bob"):
+        own = {"personal.local.recall.0": 1.0, "personal.local.recall.2": 0.0}
+        lab.coordinator.report_scores(site, daemon(site), lab.task(site).task_id, own)
+    lab.later(101.0)  # cyd does not answer: the run ends
+    found = {tuple(labels.values()): value for labels, value in read.series("model_warnings")}
+    assert len(found) == 2 * len(WarningCode)
+    wrong = {key: value for key, value in found.items() if value}
+    assert wrong == {("one", "global", "one-class"): 1, ("one", "personal", "one-class"): 2}
 
 
 def test_scores_of_the_newest_scored_round_by_scope_metric_and_stat(open_office: Callable[..., Scraped]) -> None:

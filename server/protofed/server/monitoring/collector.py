@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shutil
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,8 @@ from protofed.common.version import VERSION
 from protofed.server import metrics
 from protofed.server.access.certificates import Certificates
 from protofed.server.rounds import phases, state_statistics
+from protofed.server.rounds.model_history import warnings_of
+from protofed.server.rounds.model_warnings import WarningCode
 from protofed.server.rounds.presence import SitePresence
 from protofed.server.rounds.resume import recipe_of
 from protofed.server.rounds.run_queue import RunQueue
@@ -134,6 +137,7 @@ def _ledger(sources: CollectorSources) -> Families:
     if newest is not None:
         yield from _round(sources.records, row, newest)
     yield from _state(sources.records, row.run)
+    yield _warnings(sources.records, row.run)
 
 
 def _status(row: RunRow, current: str | None) -> str:
@@ -173,6 +177,14 @@ def _state(records: LedgerReader, run: str) -> Families:
             for stat in ("mean", "std", "worst"):
                 values[(*_labels(name), stat)] = float(getattr(spread, stat))
         yield metrics.SCORE.family(values)
+
+
+def _warnings(records: LedgerReader, run: str) -> Family:
+    """Every code has a series, so that an alert ends when its warning does."""
+    found = warnings_of(records, run)
+    counts = Counter((run, "global" if warning.site is None else "personal", warning.code.value) for warning in found)
+    series = [(run, scope, code.value) for scope in SCOPES for code in WarningCode]
+    return metrics.MODEL_WARNINGS.family({labels: counts[labels] for labels in series})
 
 
 def _labels(score: str) -> tuple[str, ...]:

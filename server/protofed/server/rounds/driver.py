@@ -27,6 +27,7 @@ from protofed.server.rounds.best_round import Standstill, check_best_by, judged_
 from protofed.server.rounds.context import ServerContext
 from protofed.server.rounds.invitations import Invitations
 from protofed.server.rounds.min_contributors import check_contributors
+from protofed.server.rounds.model_history import WarningLog
 from protofed.server.rounds.phases import Sites
 from protofed.server.rounds.publisher import Published, Publisher
 from protofed.server.rounds.resume import check_same, resumed
@@ -67,6 +68,7 @@ class Driver:
         self.phase = self._restore()
         self._look_back()
         self._republished = isinstance(self.phase, phases.Aggregating)
+        self._warnings = WarningLog(context.ledger, self._run)
 
     @property
     def published(self) -> Published | None:
@@ -190,6 +192,8 @@ class Driver:
                 log.error("no space to open a round; trying again", run=self._run, round=before.round, why=str(error))
                 self.phase = before
                 self._events.clear()
+            if not isinstance(before, type(self.phase)) and isinstance(self.phase, phases.Idle | phases.FinishedPhase):
+                self._warnings.look()
             closed = isinstance(before, phases.Aggregating | phases.Evaluating)
             if closed and isinstance(self.phase, phases.Idle):
                 self._events.append(self._tick_event())  # open the next round now: a tick may be a second away

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import structlog
+
 from protofed.common.errors import ConfigError, FailureReason
 from protofed.common.protocol.messages import TaskKind
 from protofed.server.method import server_methods
@@ -21,10 +23,34 @@ from protofed.server.storage.reader import LedgerReader
 from protofed.server.storage.rows import RoundRow, RunRow
 from protofed.server.verdicts import RejectionCode
 
+log = structlog.get_logger()
 # Of all rounds, these alone are read: a run of a thousand rounds and sites has millions of scores.
 OF_ALL_ROUNDS = tuple(f"{model}.{score}" for model in ("global", "global.local") for score in (BALANCED, ACCURACY))
 FIRST, LAST = 3, 3  # attempts whose updates are read
 UNUSABLE = (RejectionCode.NOT_FINITE, RejectionCode.NORM)
+
+
+class WarningLog:
+    """Logs what speaks against a run's models, each thing once; what an earlier process has logged is known."""
+
+    def __init__(self, records: LedgerReader, run: str) -> None:
+        self._records, self._run = records, run
+        self._known = {(warning.code, warning.site) for warning in warnings_of(records, run)}
+
+    def look(self) -> None:
+        """Log what is new since the last look."""
+        for warning in warnings_of(self._records, self._run):
+            if (key := (warning.code, warning.site)) not in self._known:
+                self._known.add(key)
+                of = "the global model" if warning.site is None else warning.site
+                log.warning(
+                    "model warning",
+                    run=self._run,
+                    round=warning.round,
+                    of=of,
+                    code=warning.code.value,
+                    why=warning.text,
+                )
 
 
 def warnings_of(records: LedgerReader, run: str) -> list[ModelWarning]:
