@@ -152,6 +152,7 @@ def _show_exported(exported: Exported, as_json: bool, *, dry_run: bool) -> None:
                 "dry_run": dry_run,
                 "files": dict(exported.files),
                 "difference": exported.difference,
+                "warnings": [text for _, text in exported.warnings],
                 **table,
             }
         )
@@ -165,6 +166,7 @@ def _show_exported(exported: Exported, as_json: bool, *, dry_run: bool) -> None:
     lines += [f"  {name}: {size / 1e6:.2f} MB" for name, size in exported.files.items()]
     if exported.difference is not None:
         lines.append(f"  ONNX Runtime and PyTorch differ by at most {exported.difference:.1e} in probabilities")
+    lines += [f"  warning: {text}" for _, text in exported.warnings]
     if dry_run:
         lines.insert(0, "dry run: nothing was written")
     scores = {name: value for name, value in facts.scores.values.items() if name.endswith("accuracy")}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 from safetensors.numpy import save
 
 from protofed.client.data.site_data import SiteData
+from protofed.client.privacy.score_disclosures import LOCAL
 from protofed.client.state.own_scores import FOLDER as SCORES_FOLDER
 from protofed.client.state.own_scores import OwnScores
 from protofed.common import codec, plugins
@@ -24,6 +25,7 @@ from protofed.deploy.export.model_card import card
 from protofed.deploy.export.model_folder import GRAPH, WEIGHTS, File, ModelFacts, ModelScores, Origin, Spec
 from protofed.deploy.export.models import BuiltModel
 from protofed.deploy.export.published_states import PublishedState
+from protofed.deploy.export.run_facts import RunFacts
 from protofed.deploy.export.site_state import KeptRound
 
 if TYPE_CHECKING:
@@ -73,12 +75,14 @@ class Exported:
     Attributes:
         files: size in bytes by file name.
         difference: largest absolute difference of probabilities between ONNX Runtime and PyTorch; None without ONNX.
+        warnings: signs of a useless model in the run, each with the round of which it was said.
     """
 
     folder: Path
     facts: ModelFacts
     files: Mapping[str, int]
     difference: float | None
+    warnings: Sequence[tuple[int, str]] = ()
 
 
 def export(request: ExportRequest) -> Exported:
@@ -91,7 +95,7 @@ def export(request: ExportRequest) -> Exported:
     """
     plugins.allow(request.allowed)
     model_folder.check_vacant(request.out, force=request.force)
-    built, scores = _build(request)
+    built, scores, run_facts = _build(request)
     weights = built.model.weights()
     if problem := codec.first_not_finite(weights):
         raise ConfigError(f"the model is unusable: {problem} has values that are not finite; take another --round")
@@ -105,24 +109,24 @@ def export(request: ExportRequest) -> Exported:
         files[GRAPH] = onnx.to_onnx(built.model, built.recipe.input, facts.strings())
         difference = onnx.difference(built.model, built.recipe.input, files[GRAPH])
     if not request.dry_run:
-        model_folder.write(request.out, facts, files, card(facts, files, difference))
-    return Exported(request.out, facts, {name: len(data) for name, data in files.items()}, difference)
+        model_folder.write(request.out, facts, files, card(facts, files, difference, run_facts))
+    sizes: dict[str, int] = {name: len(data) for name, data in files.items()}
+    return Exported(request.out, facts, sizes, difference, [] if run_facts is None else run_facts.warnings)
 
 
-def _build(request: ExportRequest) -> tuple[BuiltModel, ModelScores]:
+def _build(request: ExportRequest) -> tuple[BuiltModel, ModelScores, RunFacts | None]:
+    """The model, its scores, and what is known of its run where the server's record is at hand."""
     kind, number = models.read_kind(request.kind)
     if kind == "personal":
-        return _personal(request)
+        return *_personal(request), None
     published = _published(request, request.round)
     if published is None:
         raise ConfigError("expected --state FOLDER or --server, with the run's states")
     _check_recipe(request, published.recipe)
     if number is not None:
         built = models.class_model(published, number, request.allowed)
-        return built, ModelScores(of="runs take no scores of a single class's model")
-    return models.global_model(published, request.allowed), _scored(
-        published, "global.", "on the test set of the evaluators"
-    )
+        return built, ModelScores(of="runs take no scores of a single class's model"), published.run_facts
+    return models.global_model(published, request.allowed), _scored(published), published.run_facts
 
 
 def _personal(request: ExportRequest) -> tuple[BuiltModel, ModelScores]:
@@ -217,11 +221,24 @@ def _own_scores(request: ExportRequest, folder: Path, kept_round: KeptRound, rou
     )
 
 
-def _scored(published: PublishedState, prefix: str, where: str) -> ModelScores:
-    values = {name: spread.mean for name, spread in spreads(published.scores).items() if name.startswith(prefix)}
-    return ModelScores(
-        of=_of(where, published.round) if values else f"none were taken after round {published.round}", values=values
-    )
+def _scored(published: PublishedState) -> ModelScores:
+    """Scores of the global model, and by whom and on whose images each was taken."""
+    found = {name: spread for name, spread in spreads(published.scores).items() if name.startswith("global.")}
+    if not found:
+        return ModelScores(of=f"none were taken after round {published.round}")
+    names = {site: {n for n in scores if n in found} for site, scores in published.scores.items()}
+    evaluators = sorted(site for site, of_site in names.items() if any(LOCAL not in name for name in of_site))
+    local = [site for site, of_site in names.items() if any(LOCAL in name for name in of_site)]
+    where = []
+    if evaluators:
+        middle = {1: "", 2: ", the mean of both"}.get(len(evaluators), ", their median")
+        where.append(f"`global.*` on the test images of {' and '.join(evaluators)}{middle}")
+    if local:
+        where.append(f"`global.local.*` by {len(local)} site(s), each on test images of its own, their mean")
+    if not evaluators:
+        where.append("no evaluator scored it")
+    values = {name: spread.mean for name, spread in found.items()}
+    return ModelScores(of=_of("; ".join(where), published.round), values=values)
 
 
 def _of(where: str, round: int) -> str:

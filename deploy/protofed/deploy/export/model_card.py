@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 from protofed.common.citations import paper
@@ -9,6 +10,7 @@ from protofed.common.config.tables import Input
 from protofed.common.protocol.messages import score_family
 from protofed.deploy.export.images import MODES
 from protofed.deploy.export.model_folder import FACTS, GRAPH, WEIGHTS, ModelFacts
+from protofed.deploy.export.run_facts import RunFacts
 
 HEADS = {
     "own": "`logits` come from a linear classifier.",
@@ -24,15 +26,17 @@ FITS = {
 SHOWN_CLASSES = 100  # rows of the table; the rest is in model.json
 
 
-def card(facts: ModelFacts, files: Iterable[str], difference: float | None) -> str:
+def card(facts: ModelFacts, files: Iterable[str], difference: float | None, run_facts: RunFacts | None = None) -> str:
     """The text of the card, as Markdown.
 
     Args:
         files: the weight files in the folder.
         difference: largest absolute difference of probabilities between ONNX Runtime and PyTorch; None without ONNX.
+        run_facts: of the server's record; None: the model was made from a site's own folder, without the server.
     """
+    first = [f"# {_title(facts)}", *_alerts(facts, run_facts), _description(facts, run_facts)]
     sections = (
-        f"# {_title(facts)}\n\n{_description(facts)}",
+        *first,
         f"## Input and output\n\n{_input(facts)}\n\n{HEADS[facts.model.head]} "
         "`probabilities` are their softmax. The predicted class is the one with the largest.",
         f"## Classes\n\n{_classes(facts)}",
@@ -51,16 +55,48 @@ def _title(facts: ModelFacts) -> str:
     return f"{whose.get(origin.kind, f'model of class {origin.kind[6:]}')} of run {origin.run}, round {origin.round}"
 
 
-def _description(facts: ModelFacts) -> str:
+def _alerts(facts: ModelFacts, run_facts: RunFacts | None) -> list[str]:
+    """What a reader must know before anything else, as a quotation each."""
+    if run_facts is None:
+        return []
+    alerts, origin = [], facts.origin
+    if run_facts.status in ("failed", "aborted"):
+        what = "failed" if run_facts.status == "failed" else "was aborted"
+        hand = f" by operator '{run_facts.by}'" if run_facts.by and run_facts.status == "aborted" else ""
+        reason = f": {run_facts.reason}" if run_facts.reason else ""
+        alerts.append(f"The run {what}{hand} on {run_facts.ended}{reason.removesuffix('.')}.")
+    for number, text in run_facts.warnings:
+        other = "" if number == origin.round else f" (Said of round {number}, this model is of round {origin.round}.)"
+        alerts.append(f"{text}{other}")
+    return [f"> **Warning.** {_line(text)}" for text in alerts]
+
+
+def _description(facts: ModelFacts, run_facts: RunFacts | None) -> str:
     origin, spec = facts.origin, facts.model
     trained = paper(origin.method.name).cited
-    text = f"An image classifier ({spec.architecture.name}, {len(spec.classes)} classes), trained with {trained} "
-    if origin.kind == "global":
-        return text + "by several sites together; no site's images left it."
+    text = f"An image classifier ({spec.architecture.name}, {len(spec.classes)} classes), trained with {trained}"
     if origin.kind == "personal":
-        return text + f"for site {origin.site}: it is fitted to that site's images and class frequencies."
+        return f"{text} for site {origin.site}: it is fitted to that site's images and class frequencies."
+    if run_facts is not None:
+        sites = len(run_facts.contributors)
+        text += (
+            f" from the updates of {sites} site{'' if sites == 1 else 's'}" if sites else "; no site's update is in it"
+        )
+    if origin.kind == "global":
+        return f"{text}. {_rounds(origin.round, run_facts)}".rstrip()
     name = spec.classes[int(origin.kind[6:])]
-    return text + f"by several sites together; it leans on the sites that have much of class '{name}'."
+    return (
+        f"{text}; it leans on the sites that have much of class '{name}'. {_rounds(origin.round, run_facts)}".rstrip()
+    )
+
+
+def _rounds(number: int, run_facts: RunFacts | None) -> str:
+    if run_facts is None:
+        return ""
+    so_far = "" if run_facts.ended else ", and the run has not ended"
+    of_rounds = f"{run_facts.done} of {run_facts.planned} planned rounds are finished{so_far}"
+    left = f" Excluded or revoked: {'; '.join(map(_line, run_facts.left))}." if run_facts.left else ""
+    return f"It is the model after round {number}; {of_rounds}.{left}"
 
 
 def _input(facts: ModelFacts) -> str:
@@ -88,7 +124,10 @@ def _scores(facts: ModelFacts) -> str:
     values = {name: value for name, value in facts.scores.values.items() if score_family(name) == name}
     if not values:
         return f"None are at hand: {facts.scores.of}."
-    rows = [f"| {name} | {value:.4f} |" for name, value in sorted(values.items())]
+    # Balanced accuracy first: where one class is common, accuracy looks good of a model that has learnt nothing.
+    order = sorted(values, key=lambda name: (not name.endswith("balanced_accuracy"), name))
+    rows = [f"| {name} | {values[name]:.4f} |" for name in order]
+    rows.append(f"| balanced accuracy by chance | {1 / len(facts.model.classes):.4f} |")
     return "\n".join([f"{_sentence(facts.scores.of)}.", "", "| score | value |", "|---|---|", *rows])
 
 
@@ -131,7 +170,7 @@ def _limits(facts: ModelFacts) -> str:
     points = [
         "It always answers with one of its classes, also for an image of none of them.",
         "Probabilities are a softmax and were not calibrated; a large one is not a promise.",
-        "The sites' classes were skewed: rare classes may be recognised far worse than the mean score says.",
+        "Rare classes may be recognised far worse than the mean score says.",
         "Scores hold for the test set that they were taken on, not for another scanner, clinic or population.",
     ]
     if facts.origin.kind == "personal":
@@ -175,6 +214,12 @@ def _snippet(facts: ModelFacts) -> str:
 
 def _sentence(text: str) -> str:
     return text[:1].upper() + text[1:]
+
+
+def _line(text: str) -> str:
+    """One line of Markdown, in which what sites and operators wrote is text."""
+    plain = "".join(letter if letter.isprintable() else " " for letter in text)
+    return re.sub(r"([\\`*_\[\]<>])", r"\\\1", plain)
 
 
 def _cell(text: str) -> str:

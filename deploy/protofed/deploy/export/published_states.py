@@ -13,8 +13,10 @@ from protofed.common.codec import Digest, digest
 from protofed.common.config.recipe import Recipe, parse_json
 from protofed.common.errors import DataError
 from protofed.common.payload import Payload, SiteId
+from protofed.deploy.export.run_facts import RunFacts
 from protofed.deploy.state_folder import open_state
 from protofed.server.operator.downloads import published
+from protofed.server.operator.run_record import run_record
 from protofed.server.rounds.resume import recipe_of
 
 if TYPE_CHECKING:
@@ -28,6 +30,7 @@ class PublishedState:
     Attributes:
         address: its digest in the ledger, checked against the bytes.
         scores: recorded after that round, by site and score name; empty if there are none.
+        run_facts: of the run's record.
     """
 
     recipe: Recipe
@@ -35,6 +38,7 @@ class PublishedState:
     address: Digest
     state: Payload
     scores: Mapping[SiteId, Mapping[str, float]] = field(default_factory=dict)
+    run_facts: RunFacts | None = None
 
 
 def of_folder(folder: Path, run: str, round: int | None = None) -> PublishedState:
@@ -53,8 +57,9 @@ def of_folder(folder: Path, run: str, round: int | None = None) -> PublishedStat
         number, address = published(opened.ledger, opened.blobs, name, round)
         data = opened.blobs.get(address)
         scores = opened.ledger.scores(name, number).get(number, {})
+        run_facts = RunFacts.of(run_record(opened.ledger, opened.blobs, name), number)
     assert row is not None  # noqa: S101  (`opened.run` found it)
-    return PublishedState(recipe_of(row), number, address, codec.decode(data), scores)
+    return PublishedState(recipe_of(row), number, address, codec.decode(data), scores, run_facts)
 
 
 def recipe_in(folder: Path, run: str) -> Recipe:
@@ -82,14 +87,12 @@ def of_server(operator: Operator, run: str, round: int | None = None) -> Publish
         DataError: the bytes do not have the digest of the server's ledger.
     """
     number, data = operator.state(run, round)
-    run_record = operator.run_record(run)
-    rows = [
-        row for row in run_record["rounds"] if row["round"] == number and row["outcome"] in ("published", "degraded")
-    ]
+    told = operator.run_record(run)
+    rows = [row for row in told["rounds"] if row["round"] == number and row["outcome"] in ("published", "degraded")]
     address = _state_digest(data, rows[-1]["state"] if rows else "", f"the state of round {number}")
-    recipe = parse_json(json.dumps(run_record["recipe"]), Recipe, f"the recipe of run '{run}'")
-    scores = {entry["round"]: entry["sites"] for entry in run_record["scores"]}.get(number, {})
-    return PublishedState(recipe, number, address, codec.decode(data), scores)
+    recipe = parse_json(json.dumps(told["recipe"]), Recipe, f"the recipe of run '{run}'")
+    scores = {entry["round"]: entry["sites"] for entry in told["scores"]}.get(number, {})
+    return PublishedState(recipe, number, address, codec.decode(data), scores, RunFacts.of(told, number))
 
 
 def _state_digest(data: bytes, expected: str, label: str) -> Digest:

@@ -1,0 +1,82 @@
+"""What a model card says of the run behind a model, from the run's record."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+ROUND_COUNTS = ("published", "degraded")
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """The run of an exported model, as the server recorded it.
+
+    Attributes:
+        status: completed, failed, aborted, paused or "going on".
+        reason: why it failed or was aborted.
+        by: the operator who aborted it; empty: nobody did, or the name is not known.
+        ended: date and time, UTC; empty: it has not ended.
+        done, planned: rounds.
+        contributors: sites of which updates were used up to the model's round.
+        warnings: signs of a useless model, each with the round of which it was said.
+        left: what became of sites that were excluded or had their certificates revoked, a sentence each.
+    """
+
+    status: str
+    reason: str
+    by: str
+    ended: str
+    done: int
+    planned: int
+    contributors: Sequence[str] = ()
+    warnings: Sequence[tuple[int, str]] = ()
+    left: Sequence[str] = ()
+
+    @classmethod
+    def of(cls, record: Mapping[str, Any], round: int) -> RunFacts:
+        """From a run's record, for its model of this round."""
+        run, counted = (
+            record["run"],
+            [one for one in record["rounds"] if one["round"] and one["outcome"] in ROUND_COUNTS],
+        )
+        done = record.get("interventions", ())
+        return cls(
+            status=str(run["status"]),
+            reason="" if run["reason"] == run["status"] else run["reason"],
+            by=next((one["operator"] for one in reversed(done) if one["action"] == "aborted"), ""),
+            ended=_date(run["ended_at"]) if run["ended_at"] else "",
+            done=len(counted),
+            planned=record["recipe"]["rounds"],
+            contributors=_contributors([one for one in counted if one["round"] <= round]),
+            warnings=[(warning["round"], warning["text"]) for warning in record.get("warnings", ())],
+            left=_left(record),
+        )
+
+
+def _contributors(attempts: Sequence[Mapping[str, Any]]) -> list[str]:
+    tasks = [task for attempt in attempts for task in attempt["tasks"]]
+    return sorted({task["site"] for task in tasks if (task["kind"], task["task_status"]) == ("fit", "reported")})
+
+
+def _left(record: Mapping[str, Any]) -> list[str]:
+    """Exclusions and revocations of the run; those of an older server, which noted none, as they are now."""
+    noted = record.get("interventions", ())
+    what = {"excluded": "excluded", "revoked": "certificate revoked"}
+    sentences = [
+        f"{one['site']} ({what[one['action']]}, round {one['round']}{': ' * bool(one['reason'])}{one['reason']})"
+        for one in noted
+        if one["action"] in what
+    ]
+    told = {one["site"] for one in noted}
+    return sentences + [
+        f"{site} (excluded: {fields['excluded']})"
+        for site, fields in record["sites"].items()
+        if fields["excluded"] and fields.get("excluded_at") is None and site not in told
+    ]
+
+
+def _date(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M UTC")

@@ -1,0 +1,135 @@
+"""Every sentence of a model card on its run is bound to the run's record: change a field, and what is told changes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.support.run_records import attempt, intervention, run_record, task, warning
+
+from protofed.common.codec import Digest
+from protofed.common.config.recipe import Input
+from protofed.common.config.tables import NamedOptions
+from protofed.common.payload import Payload
+from protofed.deploy.export.export import _scored
+from protofed.deploy.export.model_card import card
+from protofed.deploy.export.model_folder import ModelFacts, ModelScores, Origin, Spec
+from protofed.deploy.export.published_states import PublishedState
+from protofed.deploy.export.run_facts import RunFacts
+from protofed.testing.small_recipe import small_recipe
+
+VALUES = {"global.accuracy": 0.75, "global.balanced_accuracy": 0.5, "global.recall.0": 0.25}
+
+
+def facts(round: int = 2, kind: str = "global", scores: ModelScores | None = None) -> ModelFacts:
+    """Of a model of three classes."""
+    spec = Spec(
+        architecture=NamedOptions(name="mlp"), head="own", input=Input(shape=(1, 8, 8)), classes=("nv", "mel", "bcc")
+    )
+    origin = Origin(
+        kind=kind,
+        site="ann" if kind == "personal" else None,
+        run="moles",
+        round=round,
+        method=NamedOptions(name="fedavg"),
+        recipe="a" * 64,
+        weights="b" * 64,
+        protofed="0.2.0",
+        at="2027-01-15T08:00:00Z",
+    )
+    return ModelFacts(model=spec, origin=origin, scores=scores or ModelScores(of="recorded", values=VALUES))
+
+
+def told(changes: dict[str, Any], round: int = 2) -> str:
+    """The card of the run's model after this round, of the changed record."""
+    return card(facts(round), ("model.onnx",), None, RunFacts.of(run_record(changes), round))
+
+
+ALONE = [task("ann"), task("bob", task_status="late")]
+ABORTED = {"run.status": "aborted", "run.reason": "the wrong labels", "recipe.rounds": 150}
+ROWS: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
+    "as it is": (
+        {},
+        ["from the updates of 3 sites.", "after round 2; 2 of 2 planned rounds are finished.", "by chance | 0.3333"],
+        ["Warning", "not ended", "no site's images left", "skewed", "Excluded"],
+    ),
+    "fewer rounds": ({"recipe.rounds": 150}, ["2 of 150 planned rounds"], ["2 of 2"]),
+    "fewer sites": (
+        {"rounds.1": attempt(1, tasks=ALONE), "rounds.2": attempt(2, tasks=ALONE)},
+        ["from the updates of 1 site."],
+        ["3 sites", "several sites"],
+    ),
+    "no update": ({"rounds": [attempt(0)]}, ["no site's update is in it", "0 of 2"], ["from the updates"]),
+    "aborted": (
+        {**ABORTED, "interventions": [intervention("aborted")]},
+        ["> **Warning.** The run was aborted by operator 'olga' on 2027-01-15 08:03 UTC: the wrong labels."],
+        ["not ended"],
+    ),
+    "aborted by nobody known": (ABORTED, ["The run was aborted on 2027"], ["by operator"]),
+    "failed": ({"run.status": "failed", "run.reason": "the disk"}, ["**Warning.** The run failed on"], ["aborted"]),
+    "going on": ({"run.status": "going on", "run.ended_at": None}, ["and the run has not ended"], ["Warning"]),
+    "useless": ({"warnings": [warning()]}, ["> **Warning.** The global model names one class"], ["Said of"]),
+    "useless later": ({"warnings": [warning(round=7)]}, ["(Said of round 7, this model is of round 2.)"], []),
+    "excluded": (
+        {
+            "interventions": [
+                intervention("excluded", site="cyd", reason="no vote"),
+                intervention("revoked", site="bob"),
+            ]
+        },
+        ["Excluded or revoked: cyd (excluded, round 2: no vote); bob (certificate revoked, round 2)."],
+        [],
+    ),
+    "excluded, says an older server": (
+        {"sites.cyd.excluded": "no vote"},
+        ["Excluded or revoked: cyd (excluded: no vote)."],
+        ["round 2:"],
+    ),
+    "a name that is Markdown": (
+        {**ABORTED, "run.reason": "<b>x</b> [y](z)\n# t"},
+        [r"\<b\>x\</b\> \[y\](z) # t"],
+        ["<b>", "\n# t"],
+    ),
+}
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_a_changed_record_is_told_otherwise(row: str) -> None:
+    changes, present, absent = ROWS[row]
+    text = told(changes)
+    assert [words for words in present if words not in text] == []
+    assert [words for words in absent if words in text] == []
+
+
+def test_warnings_stand_before_anything_good() -> None:
+    text = told({"warnings": [warning()]})
+    assert text.index("**Warning.**") < text.index("An image classifier") < text.index("accuracy")
+    assert text.index("global.balanced_accuracy") < text.index("global.accuracy")
+
+
+def test_an_earlier_model_has_its_own_contributors() -> None:
+    alone = attempt(1, outcome="degraded", tasks=ALONE)
+    assert "from the updates of 1 site. It is the model after round 1; 2 of 2" in told({"rounds.1": alone}, round=1)
+
+
+def test_a_card_without_a_record_claims_nothing_of_the_run() -> None:
+    text = card(facts(kind="personal"), ("model.onnx",), None)
+    assert "planned rounds" not in text
+    assert "updates of" not in text
+
+
+def of(scores: dict[str, dict[str, float]]) -> str:
+    """On whose test images the scores were taken."""
+    state: Payload = {}
+    return _scored(PublishedState(small_recipe("fedavg"), 2, Digest("c" * 64), state, scores)).of
+
+
+def test_scores_are_told_with_who_took_them_on_what() -> None:
+    own, shared = {"global.local.accuracy": 0.5, "personal.accuracy": 0.5}, {"global.accuracy": 0.5}
+    assert of({"eva": shared, "ann": {"loss": 1.0}}) == (
+        "recorded in the run after round 2, `global.*` on the test images of eva"
+    )
+    assert "of eva and fay, the mean of both" in of({"eva": shared, "fay": shared})
+    assert "of eva and fay and guy, their median" in of({"eva": shared, "fay": shared, "guy": shared})
+    assert of({"ann": own, "bob": own}).endswith("each on test images of its own, their mean; no evaluator scored it")
+    assert of({"ann": {"personal.accuracy": 0.5}}) == "none were taken after round 2"
