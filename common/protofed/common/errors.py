@@ -12,6 +12,7 @@ ProtofedError                  70
 │   ├── FencedError                 a newer daemon of the same site has taken over
 │   ├── ExcludedError               the operator has excluded the site
 │   ├── DeniedError                 the certificate does not allow the call
+│   │   └── RevokedError                it was revoked: that is for ever
 │   ├── ConflictError               a request contradicts an earlier one, or a name is taken
 │   ├── OverQuotaError              more at a time than one site may have
 │   └── IncidentError               the peer failed, and only its own log says why
@@ -19,7 +20,8 @@ ProtofedError                  70
 ├── StateError                 74   a state folder that is locked or damaged
 │   ├── OutOfSpaceError             a full disk: the same write succeeds when there is room
 │   └── DiskFailureError            a disk that cannot be written: earlier writes may be lost, too
-└── TaskFailedError                 a task that this site cannot do; reported to the server by its reason
+├── TaskFailedError                 a task that this site cannot do; reported to the server by its reason
+└── WithdrawnError                  a run that the site has left, by its own decision: nothing of it is sent
 """
 
 from __future__ import annotations
@@ -90,6 +92,10 @@ class DeniedError(ProtocolError):
     """The peer's certificate does not allow this call: it is unknown, revoked, out of date or another party's."""
 
 
+class RevokedError(DeniedError):
+    """The peer's certificate was revoked, which is for ever: a daemon ends, and needs a new key and certificate."""
+
+
 class ConflictError(ProtocolError):
     """A request contradicts an earlier one of its sender (equivocation), or a name is taken."""
 
@@ -147,6 +153,7 @@ class FailureReason(StrEnum):
     REFUSED = "refused"  # the task itself: unknown method, option out of range; or its update, by the server
     DEVICE = "device"
     INTERNAL = "internal"
+    WITHDRAWN = "withdrawn"  # the site has left the run, by its own decision
 
 
 class TaskFailedError(ProtofedError):
@@ -160,6 +167,10 @@ class TaskFailedError(ProtofedError):
     def __init__(self, reason: FailureReason, message: str) -> None:
         super().__init__(message)
         self.reason = reason
+
+
+class WithdrawnError(ProtofedError):
+    """The site has left the run, by its own decision: nothing of it is sent any more, and a fit of it ends."""
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> ConfigError:

@@ -23,6 +23,7 @@ from protofed.common.protocol.messages import (
     Assignment,
     Finished,
     Manifest,
+    PauseReason,
     Progress,
     Receipt,
     Role,
@@ -141,6 +142,25 @@ def test_progress_comes_back(progress: Progress) -> None:
     assert wire.unpack_progress(sent(pb.HeartbeatRequest(**wire.pack_progress(progress)))) == progress
 
 
+@pytest.mark.parametrize("reason", PauseReason)
+def test_a_pause_reason_comes_back(reason: PauseReason) -> None:
+    assert wire.unpack_pause_reason(sent(pb.EnrollRequest(**wire.pack_pause_reason(reason)))) is reason
+
+
+def test_a_server_of_0_2_0_reads_reasons_that_it_knows() -> None:
+    paused, left = (pb.EnrollRequest(**wire.pack_pause_reason(PauseReason(r))) for r in ("paused by the site", LEFT))
+    assert (paused.hold, left.hold) == (pb.HOLD_SCHEDULE, pb.HOLD_APPROVAL)
+    failed = wire.pack_progress(Progress("n", Activity.FAILED, failure=FailureReason.WITHDRAWN))
+    assert failed["failure"] == pb.FAILURE_POLICY
+
+
+def test_a_reason_of_a_newer_site_counts_as_the_older_one_beside_it() -> None:
+    assert wire.unpack_pause_reason(pb.EnrollRequest(hold=pb.HOLD_APPROVAL, exact_hold=99)) is PauseReason.APPROVAL  # type: ignore[arg-type]
+    message = pb.HeartbeatRequest(activity=pb.ACTIVITY_FAILED, failure=pb.FAILURE_DATA, exact_failure=99)  # type: ignore[arg-type]
+    assert wire.unpack_progress(message).failure is FailureReason.DATA
+
+
+LEFT = PauseReason.WITHDRAWN.value
 ENUMS: list[tuple[type[StrEnum], Any, Any]] = [
     (Part, wire.part, pb.Part),
     (Role, wire.role, pb.Role),
@@ -319,11 +339,12 @@ FIELDS = {
     "CommitRequest": "caller digest metrics task_id round run upload weight",
     "CommitRequest.MetricsEntry": "key value",
     "EnrollResponse": "assignment finished",
-    "EnrollRequest": "caller hold protocol_version roles software_version",
+    "EnrollRequest": "caller exact_hold hold protocol_version roles software_version",
     "Finished": "last reason",
     "GetChunkRequest": "caller digest index run",
     "HeartbeatResponse": "signal",
-    "HeartbeatRequest": "activity bytes_moved caller epoch epochs failure making_progress task_id run telemetry",
+    "HeartbeatRequest": "activity bytes_moved caller epoch epochs exact_failure failure making_progress run task_id "
+    "telemetry",
     "HeartbeatRequest.TelemetryEntry": "key value",
     "NextTaskResponse": "finished task wait",
     "NextTaskRequest": "caller run wait_s",

@@ -461,7 +461,7 @@ def test_nobody_has_to_tell_a_held_site_that_no_run_is_left(two: RunQueue) -> No
     assert held(two, "ann") == Finished("enough", last=True)
 
 
-@pytest.mark.parametrize("hold", [PauseReason.APPROVAL, PauseReason.SCHEDULE])
+@pytest.mark.parametrize("hold", [hold for hold in PauseReason if hold])
 def test_the_operator_sees_why_a_site_is_held(hold: PauseReason) -> None:
     desk = operator_lab()
     desk.start("one")

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from typing import Any
 
 import structlog
 from google_crc32c import value as crc32c
@@ -53,6 +54,7 @@ class GrpcLink:
         downloads: stores fetched chunks; None: in memory, lost with the daemon.
         give_up_after_s: seconds without an answer after which calls raise `UnavailableError`; None: never.
         on_release: called with each update that is about to be uploaded, for the metrics.
+        check_run: raises WithdrawnError for a run that the site has left: no model, update or score of it moves.
 
     Attributes:
         bytes_moved: of chunks, both directions, since the start.
@@ -75,9 +77,11 @@ class GrpcLink:
         downloads: BlobDownloads | None = None,
         give_up_after_s: float | None = None,
         on_release: Callable[[Task, Released], None] = lambda _task, _released: None,
+        check_run: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._caller, self._roles = pb.Caller(site=site, instance=instance), sorted(roles)
-        self._calls = Calls(address, identity=identity, proxy=proxy, audit=audit, give_up_after_s=give_up_after_s)
+        limits: dict[str, Any] = {"give_up_after_s": give_up_after_s, "check_run": check_run}
+        self._calls = Calls(address, identity=identity, proxy=proxy, audit=audit, **limits)
         self._downloads, self._on_release = downloads or MemoryDownloads(), on_release
         self._pool = ThreadPoolExecutor(IN_FLIGHT, "chunks")
         self.bytes_moved, self._bytes_lock = 0, threading.Lock()  # the pool's threads count
@@ -92,6 +96,10 @@ class GrpcLink:
         self._calls.close()
         self._pool.shutdown(cancel_futures=True)
 
+    def cancel(self, run: str) -> None:
+        """End what moves of a run that the site has left; those calls raise WithdrawnError."""
+        self._calls.cancel(run)
+
     def enroll(self, pause_reason: PauseReason = PauseReason.NONE) -> Assignment | Finished:
         """See `Link.enroll`; ProtocolError if the server does not speak this protocol version."""
         request = pb.EnrollRequest(
@@ -99,7 +107,7 @@ class GrpcLink:
             protocol_version=PROTOCOL_VERSION,
             software_version=VERSION,
             roles=[wire.role.pack(role) for role in self._roles],
-            hold=wire.pack_pause_reason(pause_reason),
+            **wire.pack_pause_reason(pause_reason),
         )
         try:
             response = self._calls.call("Enroll", request, pb.EnrollResponse)
@@ -137,13 +145,14 @@ class GrpcLink:
         """
         self._on_release(task, released)
         for attempt in range(1, MAX_ATTEMPTS + 1):
-            ticket = self._calls.call("BeginUpload", self._announce(task, released.manifest), pb.UploadTicket)
+            announced = self._announce(task, released.manifest)
+            ticket = self._calls.call("BeginUpload", announced, pb.UploadTicket, run=task.run)
             if ticket.WhichOneof("answer") == "receipt":
                 return wire.unpack_receipt(ticket.receipt)
             try:
-                self._put_missing(ticket.upload, released.data)
+                self._put_missing(task.run, ticket.upload, released.data)
                 commit = self._commit(task, released, ticket)
-                return wire.unpack_receipt(self._calls.call("CommitUpload", commit, pb.Receipt))
+                return wire.unpack_receipt(self._calls.call("CommitUpload", commit, pb.Receipt, run=task.run))
             # The upload is gone at the server, or its bytes arrived damaged there.
             except (IncompleteUploadError, CodecError) as error:
                 log.warning("upload begins again", run=task.run, round=task.round, tried=attempt, why=str(error))
@@ -154,7 +163,7 @@ class GrpcLink:
         request = pb.ScoresRequest(
             caller=self._caller, run=task.run, round=task.round, task_id=task.task_id, scores=dict(released.scores)
         )
-        self._calls.call("ReportScores", request, pb.Ack)
+        self._calls.call("ReportScores", request, pb.Ack, run=task.run)
 
     def beat(self, run: str, progress: Progress) -> Signal:
         """See `Link.beat`."""
@@ -192,18 +201,18 @@ class GrpcLink:
 
     def _get_chunk(self, task: Task, index: int) -> tuple[bytes, int]:
         request = pb.GetChunkRequest(caller=self._caller, run=task.run, digest=task.base_digest or "", index=index)
-        chunk = self._calls.call("GetChunk", request, pb.Chunk, 120.0)
+        chunk = self._calls.call("GetChunk", request, pb.Chunk, 120.0, run=task.run)
         self._count_bytes(len(chunk.data))
         return chunk.data, chunk.crc32c
 
-    def _put_missing(self, upload: pb.Upload, data: bytes) -> None:
+    def _put_missing(self, run: str, upload: pb.Upload, data: bytes) -> None:
         missing = sorted(set(range(chunk_count(len(data)))) - set(upload.received_chunks))
-        list(self._pool.map(lambda index: self._put_chunk(upload.id, data, index), missing))
+        list(self._pool.map(lambda index: self._put_chunk(run, upload.id, data, index), missing))
 
-    def _put_chunk(self, upload: str, data: bytes, index: int) -> None:
+    def _put_chunk(self, run: str, upload: str, data: bytes, index: int) -> None:
         part = data[index * CHUNK_BYTES : (index + 1) * CHUNK_BYTES]
         chunk = pb.Chunk(caller=self._caller, upload=upload, index=index, data=part, crc32c=crc32c(part))
-        self._calls.call("PutChunk", chunk, pb.ChunkAck, 120.0)
+        self._calls.call("PutChunk", chunk, pb.ChunkAck, 120.0, run=run)
         self._count_bytes(len(part))
 
     def _count_bytes(self, size: int) -> None:

@@ -30,6 +30,8 @@ class PauseReason(StrEnum):
     NONE = ""
     APPROVAL = "awaiting approval"
     SCHEDULE = "outside its schedule"
+    PAUSED = "paused by the site"
+    WITHDRAWN = "takes no part in the run"  # the site denied it, or left it
 
 
 class TaskKind(StrEnum):

@@ -53,6 +53,10 @@ class _Enum(Generic[E]):
             )
         return self._to[member]
 
+    def known(self, number: int) -> E | None:
+        """The member of a number; None: it has none here."""
+        return self._from.get(number)
+
     def unpack(self, number: int) -> E:
         if number not in self._from:
             raise ProtocolError(f"{self._prefix.lower()} {number} is not known to this version")
@@ -67,6 +71,9 @@ activity = _Enum(Activity, pb.Activity, "ACTIVITY")
 failure = _Enum(FailureReason, pb.Failure, "FAILURE")
 signal = _Enum(Signal, pb.Signal, "SIGNAL")
 _hold = _Enum(PauseReason, pb.Hold, "HOLD", without=(PauseReason.NONE,))
+# What a server of 0.2.0, which would refuse the call, reads in place of the exact one.
+_HOLD_OF_0_2_0 = {PauseReason.PAUSED: PauseReason.SCHEDULE, PauseReason.WITHDRAWN: PauseReason.APPROVAL}
+_FAILURE_OF_0_2_0 = {FailureReason.WITHDRAWN: FailureReason.POLICY}
 
 
 def read_digest(value: str) -> Digest:
@@ -80,14 +87,20 @@ def read_digest(value: str) -> Digest:
     return Digest(value)
 
 
-def pack_pause_reason(reason: PauseReason) -> Any:
-    """The field `hold` of a request."""
-    return pb.HOLD_UNSPECIFIED if reason is PauseReason.NONE else _hold.pack(reason)
+def pack_pause_reason(reason: PauseReason) -> dict[str, Any]:
+    """Fields of an EnrollRequest."""
+    if reason is PauseReason.NONE:
+        return {}
+    if reason in _HOLD_OF_0_2_0:
+        return {"hold": _hold.pack(_HOLD_OF_0_2_0[reason]), "exact_hold": _hold.pack(reason)}
+    return {"hold": _hold.pack(reason)}
 
 
-def unpack_pause_reason(number: int) -> PauseReason:
-    """From the field `hold` of a request."""
-    return _hold.unpack(number) if number else PauseReason.NONE
+def unpack_pause_reason(message: pb.EnrollRequest) -> PauseReason:
+    """Why a daemon takes no task, of its EnrollRequest."""
+    if (exact := _hold.known(message.exact_hold)) is not None:
+        return exact
+    return _hold.unpack(message.hold) if message.hold else PauseReason.NONE
 
 
 def pack_task(task: Task) -> pb.Task:
@@ -232,8 +245,26 @@ def pack_progress(progress: Progress) -> dict[str, Any]:
     fields = {
         name: getattr(progress, name) for name in ("epoch", "epochs", "making_progress", "bytes_moved", "task_id")
     }
-    failed = {"failure": failure.pack(progress.failure)} if progress.failure else {}
-    return {**fields, **failed, "activity": activity.pack(progress.activity), "telemetry": dict(progress.telemetry)}
+    return {
+        **fields,
+        **_pack_failure(progress.failure),
+        "activity": activity.pack(progress.activity),
+        "telemetry": dict(progress.telemetry),
+    }
+
+
+def _pack_failure(reason: FailureReason | None) -> dict[str, Any]:
+    if reason is None:
+        return {}
+    if reason in _FAILURE_OF_0_2_0:
+        return {"failure": failure.pack(_FAILURE_OF_0_2_0[reason]), "exact_failure": failure.pack(reason)}
+    return {"failure": failure.pack(reason)}
+
+
+def _unpack_failure(message: pb.HeartbeatRequest) -> FailureReason | None:
+    if (exact := failure.known(message.exact_failure)) is not None:
+        return exact
+    return failure.unpack(message.failure) if message.failure else None
 
 
 def unpack_progress(message: pb.HeartbeatRequest) -> Progress:
@@ -245,6 +276,6 @@ def unpack_progress(message: pb.HeartbeatRequest) -> Progress:
         epochs=message.epochs,
         making_progress=message.making_progress,
         bytes_moved=message.bytes_moved,
-        failure=failure.unpack(message.failure) if message.failure else None,
+        failure=_unpack_failure(message),
         telemetry=read_telemetry(message.telemetry),
     )

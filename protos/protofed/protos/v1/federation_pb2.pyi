@@ -98,6 +98,10 @@ class _HoldEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Hold.ValueType],
     """the site has not approved the run"""
     HOLD_SCHEDULE: _Hold.ValueType  # 2
     """it is outside the hours of the site's policy"""
+    HOLD_PAUSED: _Hold.ValueType  # 3
+    """a person at the site has paused it; in exact_hold only"""
+    HOLD_WITHDRAWN: _Hold.ValueType  # 4
+    """the site takes no part in the run: it was denied, or left; in exact_hold only"""
 
 class Hold(_Hold, metaclass=_HoldEnumTypeWrapper):
     """Why a daemon that enrolls takes no task yet. It is shown to the operator; no round counts on it."""
@@ -108,6 +112,10 @@ HOLD_APPROVAL: Hold.ValueType  # 1
 """the site has not approved the run"""
 HOLD_SCHEDULE: Hold.ValueType  # 2
 """it is outside the hours of the site's policy"""
+HOLD_PAUSED: Hold.ValueType  # 3
+"""a person at the site has paused it; in exact_hold only"""
+HOLD_WITHDRAWN: Hold.ValueType  # 4
+"""the site takes no part in the run: it was denied, or left; in exact_hold only"""
 Global___Hold: _TypeAlias = Hold  # noqa: Y015
 
 class _TaskKind:
@@ -215,6 +223,8 @@ class _FailureEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Failure.Value
     FAILURE_DEVICE: _Failure.ValueType  # 7
     FAILURE_INTERNAL: _Failure.ValueType  # 8
     """anything else; the site's log has it"""
+    FAILURE_WITHDRAWN: _Failure.ValueType  # 9
+    """the site has left the run, by its own decision; in exact_failure only"""
 
 class Failure(_Failure, metaclass=_FailureEnumTypeWrapper):
     """Why a site cannot do a task. The server learns this code alone: an error's text could quote data."""
@@ -233,6 +243,8 @@ FAILURE_REFUSED: Failure.ValueType  # 6
 FAILURE_DEVICE: Failure.ValueType  # 7
 FAILURE_INTERNAL: Failure.ValueType  # 8
 """anything else; the site's log has it"""
+FAILURE_WITHDRAWN: Failure.ValueType  # 9
+"""the site has left the run, by its own decision; in exact_failure only"""
 Global___Failure: _TypeAlias = Failure  # noqa: Y015
 
 class _Signal:
@@ -291,11 +303,15 @@ class EnrollRequest(_message.Message):
     SOFTWARE_VERSION_FIELD_NUMBER: _builtins.int
     ROLES_FIELD_NUMBER: _builtins.int
     HOLD_FIELD_NUMBER: _builtins.int
+    EXACT_HOLD_FIELD_NUMBER: _builtins.int
     protocol_version: _builtins.int
     """must equal the server's"""
     software_version: _builtins.str
     """of protofed, such as 0.2.0; for the operator's eyes"""
     hold: Global___Hold.ValueType
+    """one that a server of 0.2.0 knows: HOLD_SCHEDULE for HOLD_PAUSED, HOLD_APPROVAL for HOLD_WITHDRAWN"""
+    exact_hold: Global___Hold.ValueType
+    """set where `hold` is not exact; a number that the server does not know counts as not set"""
     @_builtins.property
     def caller(self) -> Global___Caller: ...
     @_builtins.property
@@ -310,10 +326,11 @@ class EnrollRequest(_message.Message):
         software_version: _builtins.str = ...,
         roles: _abc.Iterable[Global___Role.ValueType] | None = ...,
         hold: Global___Hold.ValueType = ...,
+        exact_hold: Global___Hold.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["caller", b"caller"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["caller", b"caller", "hold", b"hold", "protocol_version", b"protocol_version", "roles", b"roles", "software_version", b"software_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["caller", b"caller", "exact_hold", b"exact_hold", "hold", b"hold", "protocol_version", b"protocol_version", "roles", b"roles", "software_version", b"software_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -569,6 +586,7 @@ class HeartbeatRequest(_message.Message):
     FAILURE_FIELD_NUMBER: _builtins.int
     MAKING_PROGRESS_FIELD_NUMBER: _builtins.int
     TELEMETRY_FIELD_NUMBER: _builtins.int
+    EXACT_FAILURE_FIELD_NUMBER: _builtins.int
     run: _builtins.str
     task_id: _builtins.str
     """empty while the daemon has no task"""
@@ -583,6 +601,10 @@ class HeartbeatRequest(_message.Message):
     """why the site gives the task up; FAILURE_UNSPECIFIED: it does not"""
     making_progress: _builtins.bool
     """training advanced within the last minute; not how far"""
+    exact_failure: Global___Failure.ValueType
+    """Set where `failure` is not exact, which then is one that a server of 0.2.0 knows: FAILURE_POLICY for FAILURE_WITHDRAWN.
+    A number that the server does not know counts as not set.
+    """
     @_builtins.property
     def caller(self) -> Global___Caller: ...
     @_builtins.property
@@ -602,10 +624,11 @@ class HeartbeatRequest(_message.Message):
         failure: Global___Failure.ValueType = ...,
         making_progress: _builtins.bool = ...,
         telemetry: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
+        exact_failure: Global___Failure.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["caller", b"caller"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["activity", b"activity", "bytes_moved", b"bytes_moved", "caller", b"caller", "epoch", b"epoch", "epochs", b"epochs", "failure", b"failure", "making_progress", b"making_progress", "run", b"run", "task_id", b"task_id", "telemetry", b"telemetry"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["activity", b"activity", "bytes_moved", b"bytes_moved", "caller", b"caller", "epoch", b"epoch", "epochs", b"epochs", "exact_failure", b"exact_failure", "failure", b"failure", "making_progress", b"making_progress", "run", b"run", "task_id", b"task_id", "telemetry", b"telemetry"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -105,7 +105,7 @@ class FederationService(rpc.FederationServicer):
         if not roles:
             raise ProtocolError("a daemon offers at least one role")
         self._budgets.spend(site, ENROLLMENTS)
-        software, pause_reason = request.software_version[:40], wire.unpack_pause_reason(request.hold)
+        software, pause_reason = request.software_version[:40], wire.unpack_pause_reason(request)
         answer = await self._control(
             self._runs.enroll, site, instance, request.protocol_version, software, VERSION, roles, pause_reason
         )
