@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import signal
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from protofed.client.transport.audit import FILE as AUDIT_FILE
 from protofed.common.config.recipe import Recipe
+from protofed.common.storage.journal import records
+from protofed.deploy.cli import main
 from protofed.deploy.simulation.simulation import simulation
 
 pytestmark = pytest.mark.timeout(900)  # half a dozen processes that import PyTorch, on a machine with other work
@@ -76,3 +80,43 @@ def test_sigterm_ends_server_and_daemon_in_order_and_they_go_on_later(
     assert here.finish(["server", *SITES]) == [0] * 5, here.logs()
     assert here.final_digest() == simulated(recipe)
     assert "Traceback" not in here.logs()
+
+
+def test_a_hospital_leaves_in_the_middle_of_its_training_and_nothing_of_it_arrives_until_it_comes_back(
+    processes_of: Callable[..., Any], recipe_of: Callable[..., Recipe]
+) -> None:
+    federation = {"min_sites": 3, "quorum": 2, "grace": 0.0, "heartbeat_s": 0.1}
+    recipe = recipe_of("fednh", plan=SLOW_PLAN, rounds=2, federation=federation)
+    here = processes_of(recipe)
+    here.server()
+    here.sites()
+    number = here.wait_until_trains("site-2")
+    assert decide(here, "withdraw", "site-2") == 0, here.logs()
+    left = len(calls_of(here, "site-2"))
+    here.wait_for(lambda: any(call == "Enroll" for call, _ in calls_of(here, "site-2")[left:]))
+    calls = calls_of(here, "site-2")
+    assert {call for call, _ in calls[left:]} <= {"Heartbeat", "Enroll"}
+    assert calls[-1][1]["exact_hold"] == "withdrawn"
+    assert {fields.get("exact_failure") for call, fields in calls if call == "Heartbeat"} == {None, "withdrawn"}
+    with here.ledger() as ledger:
+        fits = [task for task in ledger.tasks(recipe.name, number) if task.kind == "fit"]
+    assert [(task.task_status, task.reason) for task in fits if task.site == "site-2"] == [("failed", "withdrawn")]
+
+    assert decide(here, "approve", "site-2") == 0, here.logs()  # round 2 needs three sites
+    assert here.finish(["server", *SITES]) == [0] * 5, here.logs()
+    decided = [line for line in records(here.folder / "site-2" / AUDIT_FILE) if line.event in ("withdrawn", "approved")]
+    assert [line.event for line in decided] == ["withdrawn", "approved"]
+
+
+def decide(here: Any, command: str, site: str) -> int:
+    """A hospital's command on its site's state folder; the exit code."""
+    with pytest.raises(SystemExit) as ended:
+        main.main(["client", command, here.recipe.name, f"--state={here.folder / site}", "--yes"])
+    return int(ended.value.code or 0)
+
+
+def calls_of(here: Any, site: str) -> list[tuple[str, dict[str, Any]]]:
+    """The calls of a site, and their fields, by the server's audit log; it may be writing its last line."""
+    lines = (here.folder / "server" / AUDIT_FILE).read_bytes().rpartition(b"\n")[0].splitlines()
+    calls = [record["facts"] for record in map(json.loads, lines) if record["event"] == "call"]
+    return [(facts["call"], facts["facts"]) for facts in calls if facts["facts"].get("site") == site]

@@ -360,7 +360,7 @@ def test_a_denied_run_waits_whatever_the_policy_until_it_is_approved(
     approvals.approve(approvals.offer("run"))
     assert gate.pause_reason(run) is PauseReason.NONE
     approvals.deny(approvals.offer("run"))
-    assert gate.pause_reason(run) is PauseReason.APPROVAL
+    assert gate.pause_reason(run) is PauseReason.WITHDRAWN
     assert approvals.status("run", OTHER) is ApprovalStatus.DENIED
     assert gate.pause_reason(Assignment("next", OTHER)) is (
         PauseReason.NONE if approval == "automatic" else PauseReason.APPROVAL

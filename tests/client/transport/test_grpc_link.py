@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import queue
 import random
 import threading
 import time
@@ -15,11 +16,12 @@ import grpc
 import numpy as np
 import pytest
 from google_crc32c import value as crc32c
-from tests.support.audit_logs import audit
+from tests.support.audit_logs import MemoryAuditLog, audit
 
 from protofed.client.privacy.policy import Policy, Released, ReleasedScores
 from protofed.client.privacy.rules import PolicyRules
 from protofed.client.state.downloads import DiskDownloads
+from protofed.client.transport.audit import ClientAudit
 from protofed.client.transport.grpc_link import GrpcLink
 from protofed.common import codec
 from protofed.common.codec import Digest
@@ -34,6 +36,7 @@ from protofed.common.errors import (
     NotEnrolledError,
     ProtocolError,
     UnavailableError,
+    WithdrawnError,
 )
 from protofed.common.payload import Part, Update
 from protofed.common.protocol import wire
@@ -504,6 +507,65 @@ def test_all_chunks_are_sent_to_a_server_that_has_none(server: ScriptedServicer,
     update, uploads = released(FOUR_CHUNKS), Uploads(server)
     link.push(task, update)
     assert b"".join(uploads.chunks[index] for index in range(4)) == update.data
+
+
+class StuckUploads(Uploads):
+    """Chunks arrive, and are not answered before the end of the test."""
+
+    def __init__(self, server: ScriptedServicer) -> None:
+        super().__init__(server)
+        self.arrived, self.ended = queue.Queue[int](), queue.Queue[int]()
+        self.answer = threading.Event()
+
+    def put(self, request: Any, context: Any = None) -> pb.ChunkAck:
+        context.add_callback(lambda: self.ended.put(request.index))
+        self.arrived.put(request.index)
+        self.answer.wait(SOON)
+        return super().put(request)
+
+
+def test_leaving_a_run_cuts_short_what_moves_of_it_and_nothing_of_it_is_sent_again(
+    server: ScriptedServicer,
+    start: Callable[[], str],
+    connect: Callable[..., GrpcLink],
+    background: Callable[..., Future[Any]],
+    task: Task,
+) -> None:
+    left, log, uploads = threading.Event(), MemoryAuditLog(), StuckUploads(server)
+
+    def check(run: str) -> None:
+        if left.is_set():
+            raise WithdrawnError(run)
+
+    link = connect(start(), give_up_after_s=SOON, check_run=check, audit=ClientAudit(log))
+    pushed = background(link.push, task, released(FOUR_CHUNKS))
+    moving = {uploads.arrived.get(timeout=SOON) for _ in range(4)}
+    link.cancel("another-run")
+    assert not pushed.done()
+    left.set()
+    link.cancel("run")
+    with pytest.raises(WithdrawnError):
+        pushed.result(SOON)
+    assert {uploads.ended.get(timeout=SOON) for _ in range(4)} == moving  # cut short: none was answered
+    uploads.answer.set()
+    assert "WITHDRAWN" in {facts.get("code") for facts in log.of("answered")}
+    before = len(server.asked)
+    for move in (
+        lambda: link.push(task, released(10)),
+        lambda: link.fetch(task),
+        lambda: link.report(task, SCORES),
+    ):
+        with pytest.raises(WithdrawnError):
+            move()
+    assert server.asked[before:] == []
+    server.on["Heartbeat"] = lambda *_: pb.HeartbeatResponse(signal=pb.SIGNAL_ABORT)
+    assert link.beat("run", Progress("n1", Activity.FAILED, failure=FailureReason.WITHDRAWN)) is Signal.ABORT
+    assert [wire.unpack_progress(request).failure for request in server.requests("Heartbeat")] == [
+        FailureReason.WITHDRAWN
+    ]
+
+
+SCORES = Policy(PolicyRules(methods=frozenset(), parts=frozenset())).release_scores({})
 
 
 def test_an_upload_says_what_it_will_be_before_a_byte_of_it_is_sent(

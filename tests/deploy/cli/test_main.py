@@ -221,7 +221,8 @@ def test_a_simulation_prints_its_scores_as_json(protofed: Cli, tmp_path: Path) -
 
 COMMANDS = [
     *[(), ("server",), ("client",), ("simulate",), ("demo",), ("figures",), ("tracking",), ("server", "start")],
-    *(("client", name) for name in ("start", "check", "preview", "runs", "approve", "deny", "doctor", "health")),
+    *(("client", name) for name in ("start", "check", "preview", "runs", "approve", "doctor", "health", "scores")),
+    *(("client", name) for name in ("withdraw", "deny", "pause", "resume")),
 ]
 
 

@@ -58,7 +58,7 @@ def test_what_a_daemon_lacks_is_one_line(daemon: Answering, tmp_path: Path, caps
 def test_a_program_reads_it_as_json(daemon: Answering, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with capture_logs(), daemon("not enrolled"):
         assert ended("--state", str(tmp_path), "--json") == 1
-    assert json.loads(capsys.readouterr().out) == {"ready": False, "missing": ["not enrolled"]}
+    assert json.loads(capsys.readouterr().out) == {"ready": False, "missing": ["not enrolled"], "paused": None}
 
 
 @pytest.mark.parametrize("listen", ["0.0.0.0:0", "[::1]:0", "[::]:0", "localhost:0"])

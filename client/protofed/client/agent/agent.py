@@ -36,6 +36,7 @@ from protofed.common.errors import (
     PolicyViolationError,
     ProtocolError,
     ProtofedError,
+    StateError,
     TaskFailedError,
 )
 from protofed.common.failpoint import reach
@@ -76,7 +77,10 @@ class Agent:
     ) -> None:
         self._site, self._link, self._status = site, link, status or DaemonStatus()
         self._pause, self._on_refusal = pause, on_refusal
-        self._enrollment = Enrollment(link, gate or TaskGate(self._rules, site.store.approvals))
+        own_gate = TaskGate(
+            self._rules, site.store.approvals, pause=site.store.pause, origin=lambda: site.policy.origin
+        )
+        self._enrollment = Enrollment(link, gate or own_gate)
         self._assignment: Assignment | None = None
         self._enrolled = False
         self._run: PreparedRun | TaskFailedError = TaskFailedError(FailureReason.REFUSED, "no run was prepared")
@@ -106,7 +110,9 @@ class Agent:
                 if not self._is_new(answer, self._assignment.run):
                     return self._wait(REJECTED_PAUSE_S)
                 if not self._takes_tasks():  # the schedule ended, or the run was denied, while the server waited
+                    self._decline_if_left(answer)
                     return self._wait(0.0)
+                self._enrollment.accept()
                 self._work_on(answer)
         except tuple(_ENROLL_AGAIN_AFTER_S) as error:
             level = log.info if isinstance(error, NotEnrolledError) else log.warning  # a restart needs no attention
@@ -136,6 +142,11 @@ class Agent:
             self._assignment, self._enrolled = None, False
         return self._site.policy.rules
 
+    def _decline_if_left(self, task: Task) -> None:
+        """Decline a task of a run that the site has left; otherwise the server learns at the next enrolling."""
+        if self._enrollment.left_run() is not None:
+            self._decline(task, FailureReason.WITHDRAWN, "this site has left the run; no data were read")
+
     def _is_new(self, task: Task, run: str) -> bool:
         """Whether a task is of this run and not settled yet: a replayed answer of the server is neither."""
         new = task.run == run and task.task_id not in self._settled
@@ -152,16 +163,26 @@ class Agent:
 
     def _enroll(self) -> Finished | Wait | None:
         answer = self._enrollment.enroll()
+        if (left := self._enrollment.left_run()) is not None:
+            self._abandon(left)
         if not isinstance(answer, Assignment):
             return self._wait(answer.retry_after_s) if isinstance(answer, Wait) else answer
         if answer != self._assignment:
             self._prepare(answer)
         self._assignment, self._enrolled, self._status.run = answer, True, answer.run
+        self._status.left_run = ""  # a site that had left the run has come back
         if isinstance(self._run, PreparedRun):
             for task, update in self._site.store.unsettled(answer.run):
                 log.info("handing in what has no receipt yet", run=task.run, round=task.round)
                 self._attempt(task, lambda task=task, update=update: self._push_staged(task, update))  # type: ignore[misc]
         return None
+
+    def _abandon(self, run: str) -> None:
+        """Remove what waits to be sent of a run that the site has left."""
+        try:
+            self._site.store.abandon(run)
+        except StateError as error:  # it stays, and the link sends none of it
+            log.warning("what was computed for a run that this site has left stays", run=run, why=str(error))
 
     def _prepare(self, assignment: Assignment) -> None:
         """Prepare the run; of one that is refused, `_prepared` then declines every task by the same reason."""

@@ -7,7 +7,9 @@ from datetime import datetime
 
 import structlog
 
-from protofed.client.privacy.approval import Approvals, ApprovalStatus
+from protofed.client.privacy.approval import OUT, Approvals, ApprovalStatus
+from protofed.client.privacy.pause import Pause, SitePause
+from protofed.client.privacy.policy import PolicyOrigin
 from protofed.client.privacy.policy_file import UNREADABLE
 from protofed.client.privacy.rules import PolicyRules
 from protofed.client.privacy.schedule import Window, is_open, next_opening
@@ -21,12 +23,14 @@ PAUSED_RETRY_S = 5.0
 
 
 class TaskGate:
-    """Decides whether the site takes tasks now: by its policy's schedule and by the approval of the run.
+    """Decides whether the site takes tasks now: by a pause, its policy's schedule and the approval of the run.
 
     Args:
         rules: the policy's rules as they are now; raises ConfigError or PolicyViolationError while it cannot be read.
         approvals: of this site; None: no run is ever approved.
         now: the current time, UTC.
+        pause: of this site; None: it cannot be paused.
+        origin: where `rules` come from, for the record of what the policy approves by itself.
     """
 
     def __init__(
@@ -34,8 +38,12 @@ class TaskGate:
         rules: Callable[[], PolicyRules],
         approvals: Approvals | None,
         now: Callable[[], datetime] = utc_now,
+        pause: SitePause | None = None,
+        origin: Callable[[], PolicyOrigin] = PolicyOrigin,
     ) -> None:
         self._rules, self._approvals, self._now = rules, approvals, now
+        self._site_pause, self._origin = pause, origin
+        self._pause: Pause | None = None  # as it was last read
         self._problem = ""  # why the policy cannot be read
         self._schedule: Sequence[Window] = ()  # as it was last read
 
@@ -47,18 +55,44 @@ class TaskGate:
         """
         if (rules := self._readable_rules()) is None:
             return PauseReason.APPROVAL  # to the server it is the same: somebody at the site must act first
+        self._pause = None if self._site_pause is None else self._site_pause.current()
+        if self._pause is not None:
+            return PauseReason.PAUSED
         if not is_open(rules.schedule, self._now()):
             return PauseReason.SCHEDULE
         status = self._status(offered)
-        # A denial counts even where runs need no approval.
-        automatic = rules.approval == "automatic" and status is not ApprovalStatus.DENIED
+        if status in OUT:  # that counts even where runs need no approval
+            return PauseReason.WITHDRAWN
+        automatic = rules.approval == "automatic"
         return PauseReason.NONE if automatic or status is ApprovalStatus.APPROVED else PauseReason.APPROVAL
 
+    def is_out(self, offered: Assignment) -> bool:
+        """Whether a person at the site has denied the run, or left it."""
+        return self._status(offered) in OUT
+
     def record_offer(self, offered: Assignment) -> None:
-        """Record the run for `protofed client runs`; a full disk is only logged, as most policies need no approval."""
+        """Record the run, and whether the policy approves it by itself, for `protofed client runs`."""
+        self._record(offered, lambda approvals: self._record_offer(approvals, offered))
+
+    def record_task(self, offered: Assignment) -> None:
+        """Record that the site accepts a task of the run."""
+        self._record(offered, lambda approvals: approvals.record_task(offered))
+
+    def _record_offer(self, approvals: Approvals, offered: Assignment) -> None:
+        approvals.record_offer(offered)
+        if (rules := self._readable_rules()) is None:
+            return
+        if rules.approval == "automatic":
+            origin = self._origin()
+            approvals.approve_by_policy(offered, origin.name, origin.digest)
+        else:
+            approvals.end_approval_by_policy(offered.run)
+
+    def _record(self, offered: Assignment, write: Callable[[Approvals], None]) -> None:
+        """Write for `protofed client runs`; a full disk is only logged, as most policies need no approval."""
         if self._approvals is not None:
             try:
-                self._approvals.record_offer(offered)
+                write(self._approvals)
             except StateError as error:
                 log.warning("what the server offers could not be written down", run=offered.run, why=str(error))
 
@@ -91,6 +125,10 @@ class TaskGate:
                 return f"until its policy can be read: {self._problem}"
             case PauseReason.APPROVAL:
                 return "until `protofed client approve` lets it take part"
+            case PauseReason.PAUSED:
+                return "until `protofed client resume`" if self._pause is None else self._pause.end()
+            case PauseReason.WITHDRAWN:
+                return "a person here denied the run, or left it: until `protofed client approve` takes that back"
             case PauseReason.NONE:
                 return ""
 
@@ -130,6 +168,16 @@ class Enrollment:
     def may_stay(self) -> bool:
         """Whether the gate is still open for the run that the site enrolled for."""
         return self._gate.pause_reason(self._offered) is PauseReason.NONE
+
+    def left_run(self) -> str | None:
+        """The run that the server offered, if a person at the site has denied it, or left it."""
+        out = self._offered is not None and self._gate.is_out(self._offered)
+        return self._offered.run if self._offered is not None and out else None
+
+    def accept(self) -> None:
+        """Called when the site begins with a task of the run that it enrolled for."""
+        if self._offered is not None:
+            self._gate.record_task(self._offered)
 
     def leave(self) -> None:
         """Forget the run, which has ended: the next one needs an approval of its own."""

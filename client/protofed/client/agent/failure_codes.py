@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import torch
 
-from protofed.common.errors import CodecError, ConfigError, DataError, FailureReason, PolicyViolationError, StateError
+from protofed.common.errors import (
+    CodecError,
+    ConfigError,
+    DataError,
+    FailureReason,
+    PolicyViolationError,
+    StateError,
+    WithdrawnError,
+)
 
 _REASONS: dict[type[Exception], FailureReason] = {
     PolicyViolationError: FailureReason.POLICY,
@@ -12,6 +20,7 @@ _REASONS: dict[type[Exception], FailureReason] = {
     CodecError: FailureReason.REFUSED,
     DataError: FailureReason.DATA,
     StateError: FailureReason.DISK,
+    WithdrawnError: FailureReason.WITHDRAWN,
     torch.OutOfMemoryError: FailureReason.OUT_OF_MEMORY,
 }
 FORESEEN = tuple(_REASONS)  # errors that need no traceback in the log

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from protofed.client.privacy.policy import ReleasedTelemetry
 from protofed.client.training.context import FitProgress, Throughput
 from protofed.client.transport.link import Link
+from protofed.common.errors import WithdrawnError
 from protofed.common.protocol.messages import Activity, Progress, Signal
 
 # Fixed at the site, and long: a server that could shorten it would see single batches, and count the examples.
@@ -32,6 +33,7 @@ class DaemonStatus:
         clock: monotonic seconds.
         progressed_at: when training last finished a batch, by that clock.
         own_scores: the newest of the site's own scores of the run, by family; never sent.
+        left_run: the run that the site has left, as the decision watch saw it; empty: none.
     """
 
     run: str = ""
@@ -41,6 +43,7 @@ class DaemonStatus:
     fit_progress: FitProgress = field(default_factory=FitProgress)
     throughput: Throughput = field(default_factory=Throughput)  # for the site's own metrics; never sent
     aborted_task_id: str = ""  # the task that the server no longer waits for
+    left_run: str = ""
     heartbeat_s: float = 1.0  # replaced by the run's, once there is a run
     clock: Callable[[], float] = time.monotonic
     progressed_at: float = -math.inf
@@ -74,8 +77,11 @@ class DaemonStatus:
 
         Raises:
             TaskAbortedError: the server no longer waits for this task.
+            WithdrawnError: the site has left the run.
         """
         self.progressed_at = self.clock()
+        if self.left_run and self.left_run == self.run:
+            raise WithdrawnError(f"this site has left run {self.run}: its fit ends here")
         if self.aborted_task_id and self.aborted_task_id == self.task_id:
             raise TaskAbortedError
 

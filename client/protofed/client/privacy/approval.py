@@ -1,6 +1,7 @@
-"""The site's approvals of runs: files in the state folder, by run.
+"""What the site has decided on runs: files in the state folder, by run.
 
-The daemon records the runs that the server offers; `protofed client approve` approves one recipe, by its digest.
+The daemon records the runs that the server offers, and those that the site's policy approves by itself; `protofed
+client approve` approves one recipe, by its digest; `client deny` and `withdraw` take the site out of a run at once.
 """
 
 from __future__ import annotations
@@ -17,13 +18,14 @@ from pydantic import TypeAdapter, ValidationError
 
 from protofed.common.clock import utc_now
 from protofed.common.codec import digest
-from protofed.common.errors import ConfigError, StateError, unknown
+from protofed.common.errors import ConfigError, StateError, WithdrawnError, unknown
 from protofed.common.ids import check_id
 from protofed.common.protocol.messages import MOST_RECIPE_BYTES, Assignment
 from protofed.common.storage import files
 
 FOLDER = ".approvals"  # in the state folder; run names cannot begin with a dot
-OFFERED, APPROVED, DENIED = ".seen.json", ".json", ".denied.json"
+OFFERED, APPROVED, DENIED, BY_POLICY = ".seen.json", ".json", ".denied.json", ".policy.json"
+FIRST_TASK = ".first.json"
 MOST_OFFERED = 100  # offers stored: a server that invents runs must not fill the disk
 
 
@@ -32,8 +34,13 @@ class ApprovalStatus(StrEnum):
 
     WAITING = "waiting"
     CHANGED = "changed since it was approved"
-    APPROVED = "approved"
-    DENIED = "denied"
+    APPROVED = "approved"  # by a person
+    BY_POLICY = "approved by policy"
+    DENIED = "denied"  # the site had never taken part
+    WITHDRAWN = "withdrawn"  # it had
+
+
+OUT = (ApprovalStatus.DENIED, ApprovalStatus.WITHDRAWN)
 
 
 @dataclass(frozen=True)
@@ -61,11 +68,19 @@ class Approval:
     Attributes:
         digest: of the recipe's JSON: a run with another one needs another approval.
         at: UTC, RFC 3339.
+        by: the person's user name on the site's machine; it stays there. Empty: not known, or the policy.
+        policy: name of the file of a policy that approves by itself; empty: a person decided.
+        policy_digest: BLAKE3-256 of that file.
+        took_part: of a denial: whether the site had accepted tasks of the run before.
     """
 
     run: str
     digest: str
     at: str
+    by: str = ""
+    policy: str = ""
+    policy_digest: str = ""
+    took_part: bool = False
 
 
 _OFFER, _APPROVAL = TypeAdapter(Offer), TypeAdapter(Approval)
@@ -119,14 +134,62 @@ class Approvals:
             raise unknown("run", run, runs)
         return offer
 
-    def approve(self, offer: Offer) -> None:
+    def approve(self, offer: Offer, by: str = "") -> None:
         """Approve the run with this recipe and no other; this replaces an earlier denial."""
-        self._write(offer.run + APPROVED, asdict(Approval(offer.run, offer.digest, self._stamp())))
+        self._write(offer.run + APPROVED, asdict(Approval(offer.run, offer.digest, self._stamp(), by)))
         (self._folder / (offer.run + DENIED)).unlink(missing_ok=True)
 
-    def deny(self, offer: Offer) -> None:
-        """Deny the run, whatever its recipe and even under a policy that approves automatically; `approve` lifts it."""
-        self._write(offer.run + DENIED, asdict(Approval(offer.run, offer.digest, self._stamp())))
+    def deny(self, offer: Offer, by: str = "", *, took_part: bool = False) -> None:
+        """Take the site out of the run at once, whatever its recipe and its policy; `approve` lifts it."""
+        denial = Approval(offer.run, offer.digest, self._stamp(), by, took_part=took_part)
+        self._write(offer.run + DENIED, asdict(denial))
+
+    def approve_by_policy(self, assignment: Assignment, policy: str, policy_digest: str) -> None:
+        """Record that the site's policy approves the run by itself, unless that is recorded; called at each enrolling.
+
+        Raises:
+            StateError: it cannot be written.
+        """
+        offered, before = digest(assignment.recipe.encode()), self._read(assignment.run, BY_POLICY)
+        if before is None or (before.digest, before.policy_digest) != (offered, policy_digest):
+            now = Approval(assignment.run, offered, self._stamp(), "", policy, policy_digest)
+            self._write(assignment.run + BY_POLICY, asdict(now))
+
+    def end_approval_by_policy(self, run: str) -> None:
+        """Called where the site's policy leaves the approval to a person."""
+        with contextlib.suppress(OSError):
+            (self._folder / (check_id("run", run) + BY_POLICY)).unlink(missing_ok=True)
+
+    def record_task(self, assignment: Assignment) -> None:
+        """Record when the site accepted its first task of a run, unless that is recorded; StateError if it cannot."""
+        if not (self._folder / (check_id("run", assignment.run) + FIRST_TASK)).exists():
+            offered = digest(assignment.recipe.encode())
+            self._write(assignment.run + FIRST_TASK, asdict(Approval(assignment.run, offered, self._stamp())))
+
+    def first_task_at(self, run: str) -> str:
+        """When the site accepted its first task of a run, UTC, RFC 3339; empty: none that is known."""
+        record = self._read(run, FIRST_TASK)
+        return "" if record is None else record.at
+
+    def check_not_out(self, run: str) -> None:
+        """Check that the site was not taken out of the run; called before anything of the run is sent.
+
+        Raises:
+            WithdrawnError: it was.
+            StateError: the folder cannot be read, so it may have been.
+        """
+        if self._is_denied(run):
+            raise WithdrawnError(f"this site has left run {run}: nothing of it is sent; `client approve` takes it back")
+
+    def decision(self, offer: Offer) -> tuple[ApprovalStatus, Approval | None]:
+        """The status of an offered run, and the record that gives it; errors as of `status`."""
+        status = self.status(offer.run, offer.recipe)
+        suffix = DENIED if status in OUT else BY_POLICY if status is ApprovalStatus.BY_POLICY else APPROVED
+        return status, self._read(offer.run, suffix)
+
+    def took_part(self, run: str) -> bool:
+        """Whether the site has accepted a task of the run; 0.2.0 left no record of that but the run's folder."""
+        return bool(self.first_task_at(run)) or (self._folder.parent / check_id("run", run)).is_dir()
 
     def status(self, run: str, recipe: str) -> ApprovalStatus:
         """The status of a run with this recipe (its JSON). An approval that cannot be read counts as none.
@@ -134,27 +197,39 @@ class Approvals:
         Raises:
             StateError: the folder cannot be read, so the run may have been denied.
         """
+        offered = (run, digest(recipe.encode()))
+        if self._is_denied(run):
+            denial = self._read(run, DENIED)
+            return ApprovalStatus.WITHDRAWN if denial is not None and denial.took_part else ApprovalStatus.DENIED
+        approval, by_policy = self._read(run, APPROVED), self._read(run, BY_POLICY)
+        if approval is not None and (approval.run, approval.digest) == offered:
+            return ApprovalStatus.APPROVED
+        if by_policy is not None and (by_policy.run, by_policy.digest) == offered:
+            return ApprovalStatus.BY_POLICY
+        return ApprovalStatus.WAITING if approval is None else ApprovalStatus.CHANGED
+
+    def _is_denied(self, run: str) -> bool:
         try:
             (self._folder / (check_id("run", run) + DENIED)).stat()
-            return ApprovalStatus.DENIED
         except FileNotFoundError:
-            pass
+            return False
         except OSError as error:
             raise StateError(
                 f"cannot read {self._folder}: {error.strerror}; make it readable for the daemon"
             ) from error
+        return True
+
+    def _read(self, run: str, suffix: str) -> Approval | None:
         with contextlib.suppress(OSError, ValidationError):
-            approval = _APPROVAL.validate_json((self._folder / (check_id("run", run) + APPROVED)).read_bytes())
-            same = (approval.run, approval.digest) == (run, digest(recipe.encode()))
-            return ApprovalStatus.APPROVED if same else ApprovalStatus.CHANGED
-        return ApprovalStatus.WAITING
+            return _APPROVAL.validate_json((self._folder / (check_id("run", run) + suffix)).read_bytes())
+        return None
 
     def _read_offer(self, run: str) -> Offer | None:
         with contextlib.suppress(OSError, ValidationError):
             return _OFFER.validate_json((self._folder / (run + OFFERED)).read_bytes())
         return None
 
-    def _write(self, name: str, record: dict[str, str | int]) -> None:
+    def _write(self, name: str, record: dict[str, str | int | bool]) -> None:
         files.write(self._folder / name, json.dumps(record).encode())
 
     def _stamp(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Mapping
 from dataclasses import InitVar, dataclass, field
@@ -61,10 +62,19 @@ class ReleasedTelemetry:
 
 
 @dataclass(frozen=True)
+class PolicyOrigin:
+    """Where a policy comes from: the name of its file, and the BLAKE3-256 of it; empty: from no file."""
+
+    name: str = ""
+    digest: str = ""
+
+
+@dataclass(frozen=True)
 class Policy:
     """Decides what may leave this site."""
 
     rules: PolicyRules
+    origin: PolicyOrigin = field(default=PolicyOrigin(), compare=False)  # a comment more is no other policy
 
     @classmethod
     def read(cls, path: Path) -> Policy:
@@ -92,6 +102,8 @@ class Policy:
                 f"{path}: metrics: '{telling[0]}' tells which classes the site has, which hide_class_presence = true "
                 "hides; leave only global.* without *.local.* in metrics, or set hide_class_presence = false"
             )
+        with contextlib.suppress(OSError):  # it was read a moment ago
+            return cls(rules, PolicyOrigin(path.name, codec.digest(path.read_bytes())))
         return cls(rules)
 
     def admit(self, method: str, sends: frozenset[Part]) -> None:

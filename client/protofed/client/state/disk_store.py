@@ -16,6 +16,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from protofed.client.privacy.approval import FOLDER as APPROVALS_FOLDER
 from protofed.client.privacy.approval import Approvals
+from protofed.client.privacy.pause import FILE as PAUSE_FILE
+from protofed.client.privacy.pause import SitePause
 from protofed.client.privacy.site_secret import load_or_create
 from protofed.client.state.daily_counts import FILE as COUNTS_FILE
 from protofed.client.state.daily_counts import DailyCounts
@@ -50,6 +52,7 @@ class DiskStore:
     Attributes:
         downloads: blobs that the site fetches; they survive the daemon, too.
         approvals: the site's approvals of runs, in the same folder.
+        pause: the pause that a person at the site set, in the same folder.
         own_scores: the site's own scores, in the same folder.
         daily_counts: how many tasks the site began today, in the same folder.
     """
@@ -60,7 +63,9 @@ class DiskStore:
         files.make_private(folder)
         self._lock = files.Lock(folder)
         self.downloads = DiskDownloads(folder / DOWNLOADS_FOLDER)
-        self.approvals: Approvals | None = Approvals(folder / APPROVALS_FOLDER)
+        self.run_approvals = Approvals(folder / APPROVALS_FOLDER)
+        self.approvals: Approvals | None = self.run_approvals
+        self.pause: SitePause | None = SitePause(folder / PAUSE_FILE)
         self.own_scores: OwnScores | None = OwnScores(folder / SCORES_FOLDER)
         self.daily_counts: DailyCounts | None = DailyCounts(folder / COUNTS_FILE)
         self._aside = SetAside(folder)
@@ -179,6 +184,13 @@ class DiskStore:
         counted = [number for number in rounds if self._is_counted(task.run, number)]
         if self._keep is not None and len(counted) >= self._keep:
             self._discard(task.run, [number for number in rounds if number < counted[-self._keep]])
+
+    def abandon(self, run: str) -> None:
+        """See `Store.abandon`; what `stage` moved aside comes back."""
+        for number in [number for number in self._rounds(run) if not self._is_counted(run, number)]:
+            task = _read_task(self._round(run, number))
+            self._discard(run, [number])
+            self._aside.restore(task)
 
     def settled(self, run: str) -> frozenset[str]:
         """See `Store.settled`."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from protofed.client.privacy.approval import Approvals
+from protofed.client.privacy.pause import SitePause
 from protofed.client.privacy.site_secret import BYTES
 from protofed.client.state.daily_counts import DailyCounts
 from protofed.client.state.own_scores import OwnScores
@@ -58,6 +59,10 @@ class Store(Protocol):
         """The runs that the site's operator approved; None: this store cannot record approvals."""
 
     @property
+    def pause(self) -> SitePause | None:
+        """The pause that a person at the site set; None: it cannot be paused, as in a simulation."""
+
+    @property
     def own_scores(self) -> OwnScores | None:
         """The site's own scores of its runs; None: this store keeps none."""
 
@@ -102,6 +107,9 @@ class Store(Protocol):
     def settle(self, task: Task, receipt: Receipt) -> None:
         """Store the receipt: the staged outcome counts if the verdict is in `COUNTED`, else it is removed."""
 
+    def abandon(self, run: str) -> None:
+        """Remove what was staged and has no receipt: the site has left the run, and will not send it."""
+
     def settled(self, run: str) -> frozenset[str]:
         """The task_ids of the counted rounds that are still stored."""
 
@@ -113,6 +121,7 @@ class MemoryStore:
     """The store of a site in a simulation; nothing survives the process."""
 
     approvals: Approvals | None = None
+    pause: SitePause | None = None
     own_scores: OwnScores | None = None
     daily_counts: DailyCounts | None = None  # time stands still in a simulation
 
@@ -166,6 +175,10 @@ class MemoryStore:
         if receipt.verdict in COUNTED:
             self._counted[task.run] = SiteState(task.round, outcome.memory, outcome.personal)
             self._scored[task.run] = earlier(task.round, self._scored.get(task.run, {}))
+
+    def abandon(self, run: str) -> None:
+        """See `Store.abandon`."""
+        self._staged = {key: (task, outcome) for key, (task, outcome) in self._staged.items() if task.run != run}
 
     def settled(self, run: str) -> frozenset[str]:
         """Always empty: a repeated task could only hurt state on disk, and this state ends with the process."""

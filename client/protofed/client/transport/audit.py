@@ -97,6 +97,10 @@ class ClientAudit:
         """An update that the site's own policy refused; nothing of it was sent."""
         self._add("refused", {"run": task.run, "round": task.round, "task_id": task.task_id, "why": str(reason)})
 
+    def decision(self, event: str, facts: Mapping[str, Fact]) -> None:
+        """What a person at the site decided: who, when, on which run; it stays at the site."""
+        self._add(event, facts)
+
     def server(self, address: str, finding: str, fingerprint: str | None, why: str) -> None:
         """The certificate seen at the server's address; called when it changes, or is not to be trusted."""
         self._add("server", {"server": address, "finding": finding, "certificate": fingerprint, "why": why})

@@ -12,7 +12,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import grpc
@@ -37,6 +37,7 @@ from protofed.common.errors import (
     OutOfSpaceError,
     ProtocolError,
     UnavailableError,
+    WithdrawnError,
 )
 from protofed.common.incident import incident_in
 from protofed.common.pki.identity import LiveIdentity
@@ -50,6 +51,7 @@ A = TypeVar("A", bound=Message)
 WARN_EVERY_S = 30.0
 _SERVICE = "/protofed.protos.v1.Federation/"
 _CLOSED = "the connection was closed"
+_LEFT = "WITHDRAWN"  # in place of gRPC's code: of a message that was not sent, or cut short, as the site left the run
 _UNANSWERED = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
 # Retried. CANCELLED is how a server that stops ends its calls; RESOURCE_EXHAUSTED, a rate limit or a full disk there.
 _RETRIED = (*_UNANSWERED, grpc.StatusCode.RESOURCE_EXHAUSTED)
@@ -72,6 +74,7 @@ class _Request:
     data: bytes
     facts: Mapping[str, Fact]  # for the audit log
     timeout: float  # seconds, of one attempt
+    run: str = ""  # of a call that moves models, updates or scores: sent only while the site takes part in that run
 
 
 class Calls:
@@ -83,6 +86,7 @@ class Calls:
         proxy: between the site and the server; used only with an identity.
         audit: gets a line before each attempt.
         give_up_after_s: seconds without an answer after which calls raise `UnavailableError`; None: never.
+        check_run: raises WithdrawnError for a run that the site has left; called before each attempt of its calls.
 
     Attributes:
         answered_at: monotonic time of the last successful call; -inf before the first.
@@ -99,6 +103,7 @@ class Calls:
         proxy: Proxy | None,
         audit: ClientAudit,
         give_up_after_s: float | None,
+        check_run: Callable[[str], None] = lambda _: None,
     ) -> None:
         if identity is None:
             check_loopback(address)
@@ -106,6 +111,8 @@ class Calls:
         self._probe = identity and ServerProbe(address, identity, proxy, audit, self._record)
         self._channels = Channels(address, identity, proxy)
         self._closed = threading.Event()
+        self._check_run, self._in_flight = check_run, dict[Any, str]()  # futures of calls, and their runs
+        self._flight_lock = threading.Lock()
         self._offered: Mapping[str, Fact] = {}  # the newest run that the log has a line of
         self._audit_failure: DiskFailureError | None = None  # once set, nothing is sent any more, by any thread
         self._warned_at = -WARN_EVERY_S
@@ -116,19 +123,27 @@ class Calls:
         self._closed.set()
         self._channels.close()
 
-    def call(self, name: str, message: Message, reply_type: type[A], timeout: float = 30.0) -> A:
+    def cancel(self, run: str) -> None:
+        """End the calls of a run that are under way; `check_run` refuses it already, so that none begins after this."""
+        with self._flight_lock:
+            for future in [future for future, its_run in self._in_flight.items() if its_run == run]:
+                future.cancel()
+
+    def call(self, name: str, message: Message, reply_type: type[A], timeout: float = 30.0, run: str = "") -> A:
         """Call a method of the service and wait for its reply, however long the server is away.
 
         Args:
             timeout: seconds of one attempt.
+            run: of a call that moves models, updates or scores.
 
         Raises:
+            WithdrawnError: the site has left this run; a call that was under way was cut short.
             ProtocolError, CodecError: the server refuses the call.
             ConfigError: the server cannot be trusted, from the first calls only; nothing was sent.
             DiskFailureError: the audit log cannot be written; nothing was sent.
             UnavailableError: the connection was closed, or nothing answered for `give_up_after_s`.
         """
-        request = _serialise(name, message, timeout)
+        request = replace(_serialise(name, message, timeout), run=run)
         started_at, pause = time.monotonic(), 0.25
         while True:
             pushback = 0.0  # seconds that the server asks to wait
@@ -181,12 +196,17 @@ class Calls:
         """One attempt."""
         if self._closed.is_set():
             raise UnavailableError(_CLOSED)
+        if request.run:
+            self._check_run(request.run)
         with self._channels.take() as (channel, identity):
             own = PLAINTEXT if identity is None else identity.certificate.fingerprint
             self._record(lambda: self._audit.sent(self._address, own, request.call, request.facts, request.data))
             try:
                 method: Any = channel.unary_unary(_SERVICE + request.call)  # bytes to bytes
-                data: bytes = method(request.data, timeout=request.timeout)
+                data: bytes = self._sent(method, request)
+            except WithdrawnError:
+                self._record(lambda: self._audit.answered(request.call, request.data, code=_LEFT))
+                raise
             except ValueError as error:  # what gRPC raises on a channel that was closed
                 raise UnavailableError(_CLOSED) from error
             except grpc.RpcError as error:
@@ -204,6 +224,22 @@ class Calls:
             self._record(lambda: self._audit.answered(request.call, request.data, verdict=verdict))
         self.answered_at = time.monotonic()
         return reply
+
+    def _sent(self, method: Any, request: _Request) -> Any:
+        """The answer to a request; that of a run can be cut short by `cancel`."""
+        if not request.run:
+            return method(request.data, timeout=request.timeout)
+        with self._flight_lock:  # so that `cancel` finds every call that passed this check
+            self._check_run(request.run)
+            future = method.future(request.data, timeout=request.timeout)
+            self._in_flight[future] = request.run
+        try:
+            return future.result()
+        except grpc.FutureCancelledError as error:
+            raise WithdrawnError(f"a {request.call} was cut short: this site has left run {request.run}") from error
+        finally:
+            with self._flight_lock:
+                del self._in_flight[future]
 
     def _record(self, write: Callable[[], None]) -> None:
         """Write a line of the audit log; wait for space while the disk is full."""

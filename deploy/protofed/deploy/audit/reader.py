@@ -1,8 +1,9 @@
 """Reads an audit log: messages one by one, and summed up by run and round.
 
-A site's log has the events sent, answered, task, run, policy, refused and server; a server's has call, counted and
-resumed. Both record a message's fields (`audit_fields`). A chunk names only its upload, whose id contains the task_id;
-the round comes from the message that announced the upload, which has the same task_id.
+A site's log has the events sent, answered, task, run, policy, refused, server and those of `Act`, what people there
+decided; a server's has call, counted and resumed. Both record a message's fields (`audit_fields`). A chunk names only
+its upload, whose id contains the task_id; the round comes from the message that announced the upload, which has the
+same task_id.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from protofed.client.state.decisions import Act
 from protofed.common.errors import ProtocolError
 from protofed.common.ids import read_id
 from protofed.common.storage.journal import HalfLineError, Record, TamperedError
@@ -154,6 +156,8 @@ class _Reader:
                 self._summary.notes.append((record.at, _note(record.event, fields)))
             case "run" if self._run in (None, fields.get("run")):
                 self._summary.notes.append((record.at, _note(record.event, fields)))
+            case decided if decided in set(Act) and self._run in (None, fields.get("run", self._run)):
+                self._summary.notes.append((record.at, _decision(decided, fields)))
             case "policy" | "server" | "resumed" | "torn" | "counted":
                 self._summary.notes.append((record.at, _note(record.event, fields)))
 
@@ -267,6 +271,14 @@ def _note(event: str, fields: Mapping[str, Any]) -> str:
             return f"{peer} without lines of their own: {_calls(fields['calls'])}; {fields.get('bytes')} bytes"
         case _:
             return f"half a line of {fields.get('bytes')} bytes, left by a killed process, was cut off"
+
+
+def _decision(event: str, fields: Mapping[str, Any]) -> str:
+    who = f" by {fields['by']}" if fields.get("by") else ""
+    about = f"run {fields['run']}" if fields.get("run") else "this site"
+    until = f", until {fields['until']}" if fields.get("until") else ""
+    word = "resumed" if event == Act.RESUME else event
+    return f"{about} was {word}{who}, {fields.get('decided_at', '')}{until}"
 
 
 def _calls(counts: Mapping[str, int]) -> str:

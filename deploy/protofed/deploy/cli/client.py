@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from protofed.common import plugins
 from protofed.common.codec import Digest
-from protofed.common.errors import ConfigError, PolicyViolationError, short
+from protofed.common.errors import PolicyViolationError
+from protofed.deploy.cli import client_decisions as decisions
 from protofed.deploy.cli import doctor
 from protofed.deploy.cli.client_check import check
 from protofed.deploy.cli.client_scores import scores
@@ -24,7 +23,7 @@ from protofed.deploy.cli.options import State as StateOption
 from protofed.deploy.cli.overrides import Set
 
 if TYPE_CHECKING:
-    from protofed.client.privacy.approval import Approvals, Offer
+    from protofed.client.privacy.approval import Offer
     from protofed.client.privacy.policy import Policy
     from protofed.common.config.recipe import Recipe
 
@@ -123,54 +122,29 @@ def approve(
 ) -> None:
     """Show what a run asks and what it would send, then approve it: this recipe only; a changed one must be again.
 
+    Takes back `client deny` and `client withdraw`, too.
+
     Exit code 77 if the policy refuses.
 
     Example: `protofed client approve lesions --state state --policy policy.toml`
     """
-    approvals = _approvals(state)
+    from protofed.deploy.site.offered_runs import recipe_of
+
+    approvals = decisions.approvals_of(state)
     offer = approvals.offer(run)
-    _show_plan(_recipe(offer), policy, examples=examples, offer=offer)
+    _show_plan(recipe_of(offer), policy, examples=examples, offer=offer)
     about = f"run {offer.run}, recipe {offer.digest[:16]}…, offered {offer.at}"
     if not yes:
         typer.confirm(f"Take part in {about}?", abort=True)
-    approvals.approve(offer)
+    decisions.approve(state, approvals, offer)
     console.print(f"approved: {about}; the daemon continues within seconds", highlight=False)
 
 
-@client.command("runs")
-def runs(state: State, as_json: AsJson = False) -> None:
-    """List the runs that the server offered to this site, and whether each is approved (if the policy requires it).
-
-    Example: `protofed client runs --state state`
-    """
-    approvals = _approvals(state)
-    rows = [_row(approvals, offer) for offer in approvals.offers()]
-    if as_json:
-        print(json.dumps(rows, indent=2))  # noqa: T201
-        return
-    table = Table()
-    shown = ("run", "method", "model", "plan", "rounds", "cohort", "offered", "approval")
-    for name in shown:
-        table.add_column(name, overflow="fold")
-    for row in rows:
-        table.add_row(*(Text(str(row[name])) for name in shown))
-    console.print(table)
-
-
-@client.command("deny")
-def deny(
-    run: Annotated[str, typer.Argument(help="An offered run; `protofed client runs` lists them.")], state: State
-) -> None:
-    """Refuse a run, whatever the policy says, until `protofed client approve`. A fit in progress still completes.
-
-    Example: `protofed client deny lesions --state state`
-    """
-    approvals = _approvals(state)
-    offer = approvals.offer(run)
-    approvals.deny(offer)
-    console.print(f"denied: run {offer.run}; the daemon accepts no more of its tasks", highlight=False)
-
-
+client.command("runs")(decisions.runs)
+client.command("withdraw")(decisions.withdraw)
+client.command("deny")(decisions.deny)
+client.command("pause")(decisions.pause)
+client.command("resume")(decisions.resume)
 client.command("scores")(scores)
 
 
@@ -207,48 +181,6 @@ def _policy(name: str) -> Policy:
     policy = Policy.read(shipped.policy(name))
     plugins.allow(policy.rules.plugins)
     return policy
-
-
-def _approvals(state: Path) -> Approvals:
-    from protofed.client.privacy.approval import FOLDER, Approvals
-
-    if not state.is_dir():
-        raise ConfigError(f"there is no folder {state}; expected the --state of the site's daemon")
-    return Approvals(state / FOLDER)
-
-
-def _recipe(offer: Offer) -> Recipe:
-    from protofed.client.agent.site import read_recipe
-    from protofed.common.protocol.messages import Assignment
-
-    return read_recipe(Assignment(offer.run, offer.recipe))
-
-
-def _row(approvals: Approvals, offer: Offer) -> dict[str, Any]:
-    from protofed.deploy.site.plan_request import asked, short_plan
-
-    row: dict[str, Any] = {"run": offer.run, "offered": offer.at, "recipe": offer.digest, "cohort": offer.min_cohort}
-    status = approvals.status(offer.run, offer.recipe).value
-    try:
-        recipe = _recipe(offer)
-    except ConfigError as error:
-        return {
-            **row,
-            "method": "",
-            "model": "",
-            "plan": "",
-            "rounds": 0,
-            "approval": f"cannot be used: {short(str(error))}",
-        }
-    chosen = {"method": _printable(recipe.method.name), "model": _printable(recipe.model.name)}
-    about = {name: _printable(text) for name, text in asked(recipe, offer.min_cohort).items()}
-    plan = short_plan(recipe.plan)
-    return {**row, **chosen, "plan": plan, "rounds": recipe.rounds, "approval": status, "asked": about}
-
-
-def _printable(name: str) -> str:
-    # The recipe came from the server: its names must not carry control characters to the hospital's terminal.
-    return "".join(letter for letter in name if letter.isprintable())
 
 
 client.command("doctor")(doctor.of_client(start))

@@ -39,12 +39,14 @@ if TYPE_CHECKING:
     import torch
 
     from protofed.client.agent.agent import Agent
-    from protofed.client.agent.heartbeat import Heartbeat
+    from protofed.client.agent.decision_watch import DecisionWatch
+    from protofed.client.agent.heartbeat import DaemonStatus, Heartbeat
     from protofed.client.agent.metrics import ClientMetrics
     from protofed.client.agent.readiness import SiteDataLoader
     from protofed.client.agent.site import Site
     from protofed.client.data.site_data import SiteData
     from protofed.client.privacy.policy_file import PolicyFile
+    from protofed.client.state.decisions import Decision
     from protofed.client.state.disk_store import DiskStore
     from protofed.client.state.store import Store
     from protofed.client.transport.audit import ClientAudit
@@ -103,11 +105,8 @@ def run_client(settings: ClientSettings, *, until_finished: bool, give_up_after_
         policy.record_versions(partial(audit.policy, settings.policy))
         metrics = ClientMetrics(settings.site, status, lambda: link.answered_at, settings.state, device, identity)
         link = _link(settings, identity, proxy, audit, store, metrics, give_up_after_s)
-        _start_heartbeat(
-            Heartbeat(link, status, lambda: link.bytes_moved, lambda: policy.telemetry(metrics.telemetry())),
-            link,
-            stack,
-        )
+        beat = Heartbeat(link, status, lambda: link.bytes_moved, lambda: policy.telemetry(metrics.telemetry()))
+        _start_threads(beat, _decision_watch(settings, store, status, link, audit), link, stack)
         _log_start(settings, identity)
         load = _monitored_loading(settings, identity, metrics, device, stack)
         site = distribute(_site(settings, policy, store, device, load))
@@ -138,13 +137,29 @@ def _link(
         downloads=store.downloads,
         give_up_after_s=give_up_after_s,
         on_release=metrics.count_release,
+        check_run=store.run_approvals.check_not_out,
     )
 
 
-def _start_heartbeat(heartbeat: Heartbeat, link: GrpcLink, stack: ExitStack) -> None:
+def _decision_watch(
+    settings: ClientSettings, store: DiskStore, status: DaemonStatus, link: GrpcLink, audit: ClientAudit
+) -> DecisionWatch:
+    from protofed.client.agent.decision_watch import DecisionWatch
+    from protofed.client.state.decisions import FOLDER, Decisions
+
+    decisions = Decisions(settings.state / FOLDER)
+
+    def record(decision: Decision) -> None:
+        audit.decision(decision.act.value, decision.facts())
+
+    return DecisionWatch(decisions, store.run_approvals, status, link, link.cancel, record)
+
+
+def _start_threads(heartbeat: Heartbeat, watch: DecisionWatch, link: GrpcLink, stack: ExitStack) -> None:
     heartbeat.start()
-    # An ExitStack calls the last one first: stop, close the link so that a beat under way fails, then join.
-    for end in (partial(heartbeat.join, 5.0), link.close, heartbeat.stop):
+    watch.start()
+    # An ExitStack calls the last one first: stop, close the link so that a call under way fails, then join.
+    for end in (partial(watch.join, 5.0), partial(heartbeat.join, 5.0), link.close, heartbeat.stop, watch.stop):
         stack.callback(end)
 
 

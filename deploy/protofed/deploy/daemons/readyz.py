@@ -10,9 +10,11 @@ import http.client
 import json
 import ssl
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 from urllib.parse import urlsplit
 
+PAUSE_FILE = ".pause.json"  # as client.privacy.pause.FILE
 ADDRESS_FILE = "metrics-address"  # as metrics_endpoint.METRICS_FILE, whose module imports too much
 WAIT_S = 5.0  # for the connection, and for each read of the answer
 LONGEST_ANSWER = 1 << 16  # bytes
@@ -64,12 +66,31 @@ def _encrypted(host: str, port: int | None) -> http.client.HTTPSConnection:
 
 
 def report(state: Path, *, as_json: bool = False) -> int:
-    """Print what is missing, or "ready", in one line; the exit code: 0 if nothing is missing, else 1."""
-    reasons = missing(state)
-    line = json.dumps({"ready": not reasons, "missing": reasons}) if as_json else "; ".join(reasons) or "ready"
+    """Print what is missing, or "ready", in one line; the exit code: 0 if nothing is missing, else 1.
+
+    A site that a person has paused is ready, and the line says that it is paused.
+    """
+    reasons, paused = missing(state), pause_text(state)
+    line = "; ".join(reasons) or (f"ready, but {paused}" if paused else "ready")
+    if as_json:
+        line = json.dumps({"ready": not reasons, "missing": reasons, "paused": paused or None})
     # Another program may have taken the port: what it answers must not control a terminal.
     print("".join(letter if letter.isprintable() else " " for letter in line))  # noqa: T201
     return 1 if reasons else 0
+
+
+def pause_text(state: Path) -> str:
+    """`paused since …` of a site that a person has paused; else empty."""
+    try:
+        pause = json.loads((state / PAUSE_FILE).read_bytes())
+        until = pause["until"]
+        if until is not None and datetime.fromisoformat(until) <= datetime.now(UTC):
+            return ""
+        return f"paused since {pause['at']}, until {until or '`protofed client resume`'}"
+    except FileNotFoundError:
+        return ""
+    except (OSError, ValueError, TypeError, KeyError):
+        return f"paused: {state / PAUSE_FILE} cannot be read; `protofed client resume` removes it"
 
 
 if __name__ == "__main__":

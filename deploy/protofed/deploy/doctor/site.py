@@ -44,9 +44,12 @@ class SiteUnderCheck:
     quick: bool = False
 
     def state(self, settings: ClientSettings) -> str:
-        """The state folder is writable, and whether a daemon runs on it."""
-        message = machine.writable(settings.state)
-        return f"{message}; the daemon is running" if machine.has_running_daemon(settings.state) else message
+        """The state folder is writable, whether a daemon runs on it, and whether a person has paused the site."""
+        from protofed.client.privacy.pause import FILE, SitePause
+
+        message, pause = machine.writable(settings.state), SitePause(settings.state / FILE).current()
+        running = "; the daemon is running" if machine.has_running_daemon(settings.state) else ""
+        return f"{message}{running}" if pause is None else f"{message}{running}; the site is {pause}"
 
     def cache(self, settings: ClientSettings) -> str:
         """The folders for temporary files and for code that PyTorch compiles are writable."""
