@@ -34,7 +34,9 @@ def test_each_class_gives_its_fraction_at_least_the_floor_and_a_rare_one_nothing
     assert (np.array_equal(test, again[1]), np.array_equal(test, other[1])) == (True, False)
 
 
-@pytest.mark.parametrize(("size", "fraction", "tested"), [(9, 0.9, 0), (10, 0.01, 5), (10, 0.99, 9), (100, 0.06, 6)])
+@pytest.mark.parametrize(
+    ("size", "fraction", "tested"), [(9, 0.9, 0), (10, 0.01, 5), (10, 0.99, 5), (100, 0.06, 6), (100, 0.99, 95)]
+)
 def test_the_limits_of_one_class(size: int, fraction: float, tested: int) -> None:
     train, test = hold_out(np.zeros(size, np.int64), None, fraction, generator())
     assert (len(train), len(test)) == (size - tested, tested)
@@ -55,6 +57,7 @@ def test_whole_groups_floors_and_nothing_lost(pairs: list[tuple[int, int]], frac
     assert set(labels[train]) == set(labels)
     for c, tested in zip(*np.unique(labels[test], return_counts=True), strict=True):
         assert tested >= LEAST_TESTED
+        assert (labels[train] == c).sum() >= LEAST_TESTED
         assert (labels == c).sum() >= LEAST_SCORED
     again = hold_out(labels, groups, fraction, generator(seed))
     assert np.array_equal(test, again[1])
@@ -88,6 +91,15 @@ def test_a_class_that_whole_groups_leave_short_is_not_tested_on() -> None:
     labels, groups = np.array([0] * 40 + [1] * 12), np.array([*range(40), *np.repeat([41, 42, 43], 4)])
     _, test = hold_out(labels, groups, 0.3, generator())
     assert np.bincount(labels[test], minlength=2).tolist() == [12, 0]  # four images of one patient are no measurement
+
+
+def test_a_class_gets_its_floor_from_patients_who_have_much_of_another() -> None:
+    labels, groups = np.array([0] * 60 + [1] * 12), np.array([*np.arange(60) % 10, *np.arange(12) % 10])
+    for seed in range(20):
+        _, test = hold_out(labels, groups, 0.3, generator(seed))
+        of_first, of_second = np.bincount(labels[test], minlength=2)
+        assert of_second in (5, 6)
+        assert 18 <= of_first <= 30
 
 
 def test_each_site_holds_out_its_own_groups() -> None:

@@ -178,7 +178,8 @@ def test_a_class_below_the_policys_threshold_is_said_to_be_absent(run: Run, tmp_
     policy = tmp_path / "policy.toml"
     policy.write_text('methods = ["fednh"]\nparts = ["body"]\nmin_samples_per_class = 2\n', encoding="utf-8")
     code, out = run("--policy", policy)
-    assert code == 0
+    assert code == 65
+    assert "The daemon would take no part" in out, "the policy does not allow prototypes"
     assert "count as absent: malignant." in " ".join(out.split())
 
 

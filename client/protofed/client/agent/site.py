@@ -40,6 +40,10 @@ _ROUNDS: dict[TaskKind, Callable[[int], tuple[int, int]]] = {  # first and last 
 }
 
 
+class PreprocessingError(ConfigError):
+    """The run's images would be preprocessed differently from the server's, or from what the settings pin."""
+
+
 def no_checkpoints(_: Task) -> AbstractContextManager[Checkpoints]:
     """The checkpoints of a site without a state folder, as in a simulation: none."""
     return nullcontext(NoCheckpoints())
@@ -212,17 +216,17 @@ def check_preprocessing(recipe: Recipe, server_digest: str = "", pinned: str | N
         pinned: `data.preprocessing_digest` of the settings; None: not pinned.
 
     Raises:
-        ConfigError: a digest differs; no image was read.
+        PreprocessingError: a digest differs; no image was read.
     """
     own = recipe.preprocessing_digest()
     if server_digest and server_digest != own:
-        raise ConfigError(
+        raise PreprocessingError(
             f"the server preprocesses images differently from this site's software for run {recipe.name} "
             f"(digest {server_digest[:16]}…, here {own[:16]}…): upgrade the older of the two, so that both have the "
             "same protofed"
         )
     if pinned is not None and pinned != own:
-        raise ConfigError(
+        raise PreprocessingError(
             f"run {recipe.name} preprocesses images differently from what this site's settings pin (digest "
             f"{own}, pinned {short(pinned)}): compare them with `protofed client check`, then correct "
             "data.preprocessing_digest"

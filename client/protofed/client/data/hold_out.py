@@ -31,10 +31,10 @@ def hold_out(
 ) -> tuple[Indices, Indices]:
     """Split a site's examples into training and test set.
 
-    Each class gives `fraction` of its examples, at least `LEAST_TESTED` and all but one at most; one with fewer than
-    `LEAST_SCORED` gives none. Groups stay whole: each class comes as near to its number as they allow, one that they
-    leave below `LEAST_TESTED` gives none, and the last group with a class stays in training. Groups of one image each
-    give the same sets as no groups. A fraction of 1 makes everything the test set: an evaluator's own.
+    Each class gives `fraction` of its examples, at least `LEAST_TESTED` and all but `LEAST_TESTED` at most; one with
+    fewer than `LEAST_SCORED` gives none. Groups stay whole: each class comes as near to its number as they allow, and
+    one that they leave below `LEAST_TESTED` gives none. Groups of one image each give the same sets as no groups. A
+    fraction of 1 makes everything the test set: an evaluator's own.
 
     Args:
         labels: [N].
@@ -49,7 +49,9 @@ def hold_out(
     if fraction >= 1:
         return np.empty(0, np.int64), np.arange(len(labels))
     _, label, sizes = np.unique(labels, return_inverse=True, return_counts=True)
-    wanted = np.clip(np.rint(fraction * sizes).astype(np.int64), LEAST_TESTED, np.maximum(sizes - 1, LEAST_TESTED))
+    wanted = np.clip(
+        np.rint(fraction * sizes).astype(np.int64), LEAST_TESTED, np.maximum(sizes - LEAST_TESTED, LEAST_TESTED)
+    )
     scored = sizes >= LEAST_SCORED
     if groups is None:
         in_test = _draw(label, np.where(scored, wanted, 0), rng.permutation(len(labels)))
@@ -117,16 +119,26 @@ def _take_groups(counts: NDArray[np.int64], wanted: Counts, order: Indices) -> F
     """[groups], whether a group is in the test set.
 
     Greedy, in this order: a group is taken if that brings the classes nearer to what is wanted of them (by the sum of
-    squares of the missing fractions of each class). Groups with a class of which nothing is wanted stay, and so does
-    the last group with a class.
+    squares of the missing fractions of each class); then, if it has a class below `LEAST_TESTED`. Groups with a class
+    of which nothing is wanted stay in training, and so does what training needs of each class.
     """
     sizes = counts.sum(0)  # [C]
-    owners = (counts > 0).sum(0)  # [C]: groups in training that have the class
-    missing, taken = wanted / sizes, np.zeros(len(counts), bool)
-    for place in order:
+    tested, taken = np.zeros(len(sizes), np.int64), np.zeros(len(counts), bool)
+
+    def free(place: np.int64) -> bool:
         has_class = counts[place] > 0  # [C]
-        after = missing - counts[place] / sizes
-        free = (wanted[has_class] > 0).all() and (owners[has_class] > 1).all()
-        if free and (after**2).sum() < (missing**2).sum():
-            missing, owners, taken[place] = after, owners - has_class, True
+        kept = sizes - tested - counts[place]
+        return not taken[place] and bool(((wanted > 0) & (kept >= LEAST_TESTED))[has_class].all())
+
+    def nearer(place: np.int64) -> bool:
+        missing, after = (wanted - tested) / sizes, (wanted - tested - counts[place]) / sizes
+        return bool((after**2).sum() < (missing**2).sum())
+
+    def needed(place: np.int64) -> bool:
+        return bool(((counts[place] > 0) & (tested < LEAST_TESTED)).any())
+
+    for chosen in (nearer, needed):
+        for place in order:
+            if free(place) and chosen(place):
+                tested, taken[place] = tested + counts[place], True
     return taken

@@ -19,6 +19,10 @@ MOST_NAMED = 50  # labels in one error: a wrong column may have as many as rows
 _DECIMAL = re.compile(r"[0-9]{1,6}")
 
 
+class LabelsError(DataError):
+    """Labels that are no class of the run, or a `data.label_map` that leads to none."""
+
+
 @dataclass(frozen=True)
 class LabelMap:
     """Maps a site's own labels to a run's classes.
@@ -38,12 +42,12 @@ class LabelMap:
         """The map of the settings' `label_map` and `ignore_labels`, for a run with these classes.
 
         Raises:
-            DataError: `label_map` leads to a name that is no class of the run.
+            LabelsError: `label_map` leads to a name that is no class of the run.
         """
         indices = {normalise(name): index for index, name in enumerate(class_names)}
         mapped = {normalise(own): normalise(name) for own, name in data.label_map.items()}
         if wrong := sorted(set(mapped.values()) - set(indices)):
-            raise DataError(
+            raise LabelsError(
                 f"data.label_map leads to what is no class of the run: {_listed(wrong, class_names)}; "
                 f"expected one of: {', '.join(map(short, class_names[:MOST_NAMED]))}"
             )
@@ -55,10 +59,10 @@ class LabelMap:
         """Refuse unmapped labels.
 
         Raises:
-            DataError: there is one; the text names up to `MOST_NAMED`, each with the nearest class.
+            LabelsError: there is one; the text names up to `MOST_NAMED`, each with the nearest class.
         """
         if names := sorted(unmapped):
-            raise DataError(
+            raise LabelsError(
                 f"labels that are no class of the run: {_listed(names, self.class_names)}; "
                 'say in data.label_map what each is ("own" = "the run\'s"), or name it in data.ignore_labels'
             )
@@ -112,7 +116,7 @@ def _map_to_names(
 
 def _map_to_numbers(data: Data) -> Mapping[str, int]:
     if wrong := sorted(name for name in data.label_map.values() if not _DECIMAL.fullmatch(normalise(name))):
-        raise DataError(
+        raise LabelsError(
             f"data.label_map leads to '{short(wrong[0])}', but the recipe has no `class_names`; "
             "expected numbers of classes"
         )

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from protofed.client.data.decoding import Pixels, decode_file, silence_decoders
-from protofed.client.data.image_error import UnreadableImageError
+from protofed.client.data.image_error import UnreadableImageError, UnreadableImagesError
 from protofed.client.data.image_files import IndexedFile, Scan, scan
 from protofed.client.data.site_data import Examples
 from protofed.client.data.split import DataSplit, draw_test_rows, refuse_test_fraction
@@ -37,14 +37,15 @@ def read(data: Data, input_: Input, class_names: Sequence[str]) -> tuple[DataSpl
     no other one between the sets.
 
     Raises:
-        DataError: as `scan` and `Scan.check`; no images, or more unreadable ones than `data.max_unreadable_fraction`.
+        DataError: as `scan` and `Scan.check`; or there are no images.
+        UnreadableImagesError: more cannot be read than `data.max_unreadable_fraction` allows.
     """
     files = scan(data, class_names, len(class_names))
     files.check()
     train, test = _split_items(files.items, data)
     items = [*train, *test]
     images, reasons = read_images([item.path for item in items], input_)
-    _check_unreadable(reasons, files, data)
+    _check_unreadable(items, reasons, files, data)
     readable = np.array([reason is None for reason in reasons], bool)
     count = int(readable[: len(train)].sum())  # `images` has the readable ones only: first those for training
     rows = np.flatnonzero(readable)
@@ -110,20 +111,21 @@ def _split_items(items: Sequence[IndexedFile], data: Data) -> tuple[list[Indexed
     return train_items, test_items
 
 
-def _check_unreadable(reasons: Sequence[str | None], files: Scan, data: Data) -> None:
-    counts = Counter(reason for reason in reasons if reason is not None)
-    counts.update(["in no class's folder"] * len(files.misplaced))
-    unreadable, total = counts.total(), len(reasons) + len(files.misplaced)
-    if unreadable > data.max_unreadable_fraction * total:
-        reasons_listed = ", ".join(f"{times} {reason}" for reason, times in counts.most_common(MOST_REASONS))
-        more = ", …" if len(counts) > MOST_REASONS else ""
-        raise DataError(
-            f"{unreadable} of {total} images cannot be read: {reasons_listed}{more}; "
+def _check_unreadable(items: Sequence[IndexedFile], reasons: Sequence[str | None], files: Scan, data: Data) -> None:
+    unreadable = [(item.name, reason) for item, reason in zip(items, reasons, strict=True) if reason is not None]
+    unreadable += [(name, "in no class's folder") for name in files.misplaced]
+    count, total = len(unreadable), len(reasons) + len(files.misplaced)
+    if count > data.max_unreadable_fraction * total:
+        counts = Counter(reason for _, reason in unreadable)
+        listed = ", ".join(f"{times} {reason}" for reason, times in counts.most_common(MOST_REASONS))
+        raise UnreadableImagesError(
+            f"{count} of {total} images cannot be read: {listed}{', …' if len(counts) > MOST_REASONS else ''}; "
             f"data.max_unreadable_fraction allows {data.max_unreadable_fraction:g}; "
-            "`protofed client check` lists them"
+            "`protofed client check` lists them",
+            unreadable,
         )
-    if unreadable:
-        log.warning("images cannot be read and are left out", count=unreadable)
+    if count:
+        log.warning("images cannot be read and are left out", count=count)
 
 
 def _examples(

@@ -15,6 +15,8 @@ from protofed.common.payload import Part
 
 # Of a larger momentum the sum below would be a difference of nearly equal numbers; it only grows with it.
 MOST_MOMENTUM = 0.99
+# Rules whose text follows from the site's own images.
+BY_IMAGES = frozenset({"limits.min_contrast", "limits.steps", "limits.min_step_sum"})
 LABELLED = frozenset({Part.HEAD, Part.PROTOTYPES})  # parts whose movement tells labels
 
 

@@ -38,7 +38,7 @@ def check(
         str | None,
         typer.Option(
             metavar="NAME|FILE",
-            help="The site's policy, by name or file: a class with fewer examples than its minimum counts as absent.",
+            help="The site's policy, by name or file: whether it allows the run, which classes are below its minimum.",
         ),
     ] = None,
     role: Annotated[list[str] | None, typer.Option(help="trainer or evaluator. Repeat for both.")] = None,

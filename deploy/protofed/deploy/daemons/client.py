@@ -24,7 +24,7 @@ from protofed.common.config.settings import ClientSettings
 from protofed.common.errors import PolicyViolationError
 from protofed.common.monitoring.http import Monitor
 from protofed.common.pki.identity import LiveIdentity
-from protofed.common.protocol.messages import Finished, Role, Task, Wait
+from protofed.common.protocol.messages import Assignment, Finished, Role, Task, Wait
 from protofed.common.storage.journal import Journal
 from protofed.common.storage.segments import SEGMENT_BYTES
 from protofed.common.version import VERSION
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from protofed.client.agent.heartbeat import DaemonStatus, Heartbeat
     from protofed.client.agent.metrics import ClientMetrics
     from protofed.client.agent.readiness import SiteDataLoader
-    from protofed.client.agent.site import Site
+    from protofed.client.agent.site import PreparedRun, Site
     from protofed.client.data.site_data import SiteData
     from protofed.client.privacy.policy_file import PolicyFile
     from protofed.client.state.decisions import Decision
@@ -259,6 +259,25 @@ def load_data(settings: ClientSettings, input_: Input, classes: int, class_names
     if Role.TRAINER in settings.roles:
         return load_site(settings.data, settings.partition_index, input_, classes, class_names=class_names)
     return load_test(settings.data, input_, classes, class_names=class_names)
+
+
+def try_run(settings: ClientSettings, assignment: Assignment) -> PreparedRun:
+    """Prepare a run as the daemon does at its enrolling, but on the CPU; nothing is trained, written or sent.
+
+    Raises:
+        TaskFailedError: the daemon would decline every task of the run; its cause says why.
+        ConfigError, DataError, PolicyViolationError: the daemon would not start.
+    """
+    import torch
+
+    from protofed.client.agent.site import prepare
+    from protofed.client.privacy.policy_file import PolicyFile
+    from protofed.client.state.store import MemoryStore
+
+    check_root(settings)
+    cpu = torch.device("cpu")
+    policy = PolicyFile(shipped.policy(settings.policy))
+    return prepare(_site(settings, policy, MemoryStore(), cpu, partial(_load, settings, cpu)), assignment)
 
 
 def unscored(settings: ClientSettings, data: SiteData) -> dict[str, list[int]]:

@@ -72,7 +72,7 @@ class ClientDoctor:
             Check("metrics", self.check_metrics, "metrics-unusable", settings),
             Check("device", lambda: self.site.device(self.settings), "device-absent", software),
             Check("shared memory", self.site.shared_memory),
-            Check("data", lambda: self.site.data(self.settings), "data-unusable", software),
+            Check("data", lambda: self.site.data(self.settings), "data-unusable", (*software, "policy")),
         ]
 
     @cached_property

@@ -16,7 +16,7 @@ class Diagnosis:
     """One kind of finding.
 
     Attributes:
-        code: the exit code if this is the first finding; 10 to 63 and 80 to 82, for 64 to 78 are codes of errors.
+        code: the exit code if this is the first finding; 10 to 63 and 80 to 84, for 64 to 78 are codes of errors.
         warns: the daemon works all the same; a failure under `--strict` only.
     """
 
@@ -97,7 +97,12 @@ IMAGES = (  # the codes from 64 to 78 are those of errors
 ROLES = (
     Diagnosis("role-not-registered", 83, "Correct `roles`, or have the operator grant it: certs register --role."),
 )
-DIAGNOSES = {entry.name: entry for entry in (*BOTH, *SERVER, *CLIENT, INTERNAL, *IMAGES, *ROLES)}
+RUN = (
+    Diagnosis(
+        "run-refused", 84, "Agree with the coordinator on a recipe within your policy: client preview shows both."
+    ),
+)
+DIAGNOSES = {entry.name: entry for entry in (*BOTH, *SERVER, *CLIENT, INTERNAL, *IMAGES, *ROLES, *RUN)}
 
 
 def diagnosis(name: str) -> Diagnosis:

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from protofed.client.privacy.score_disclosures import is_own
-from protofed.common.config.recipe import Recipe, parse_json
+from protofed.common.config.recipe import Recipe
 from protofed.common.config.settings import ClientSettings
 from protofed.common.errors import ConfigError
+from protofed.common.protocol.messages import Assignment
 from protofed.deploy.daemons import client, client_resources
 from protofed.deploy.doctor import machine
 from protofed.deploy.doctor.checks import CheckFailedError
@@ -98,38 +99,35 @@ class SiteUnderCheck:
         return text
 
     def data(self, settings: ClientSettings) -> str:
-        """The data are readable and have the run's shape, [channels, height, width].
+        """The data are readable, and the daemon would take part in the run with them: by its own preparation of it.
 
         Raises:
-            DataError, ConfigError: they cannot be used.
+            DataError, ConfigError, PolicyViolationError: the daemon would not start.
+            CheckFailedError: it would decline each round.
         """
         client_resources.check_root(settings)
         if self.quick:
             return _check_readable(settings)
-        from protofed.client.data.sources import LABELLED_BY_NAME, infer_class_names, infer_input
-        from protofed.deploy.doctor import images
+        from protofed.deploy.doctor import trial
 
-        if (recipe := self._recipe(settings)) is not None:
-            input_, classes, comparison = recipe.input, recipe.classes, f"as run {recipe.name} expects them"
-            class_names = recipe.class_names
-            _check_pinned(settings, recipe)
-        else:
-            input_, classes = infer_input(settings.data)
-            comparison = "with no run to compare them with (--recipe names one)"
-            class_names = infer_class_names(settings.data)
-        if settings.data.source in LABELLED_BY_NAME:
-            return f"{settings.data.source}: {images.check_images(settings.data, input_, class_names)}, {comparison}"
-        client.load_data(settings, input_, classes, class_names)
-        shape = " x ".join(map(str, input_.shape))
-        return f"{settings.data.source}: images of {shape} [channels, height, width], {comparison}"
+        run = self._run(settings)
+        data = trial.load(settings) if run is None else trial.prepare(settings, run)
+        compared = (
+            "with no run to compare them with (--recipe names one)" if run is None else f"as run {run.run} expects"
+        )
+        shape = " x ".join(map(str, data.input.shape))
+        rare = "; classes without test images are not scored (`protofed client check` names them)"
+        left = rare if client.unscored(settings, data) else ""
+        return f"{settings.data.source}: images of {shape} [channels, height, width], {compared}{left}"
 
-    def _recipe(self, settings: ClientSettings) -> Recipe | None:
-        if self.recipe is not None:
-            return self.recipe()
+    def _run(self, settings: ClientSettings) -> Assignment | None:
         from protofed.client.privacy.approval import FOLDER, Approvals
+        from protofed.deploy.site.offer import as_offered
 
+        if self.recipe is not None:
+            return as_offered(self.recipe())
         offers = Approvals(settings.state / FOLDER).offers()
-        return parse_json(offers[-1].recipe, Recipe, f"run {offers[-1].run}") if offers else None
+        return Assignment(offers[-1].run, offers[-1].recipe, min_cohort=offers[-1].min_cohort) if offers else None
 
 
 def policy_summary(rules: PolicyRules) -> str:
@@ -167,15 +165,6 @@ def _absence_reason(name: str) -> str:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         return " (a driver is loaded" + ("" if visible is None else f", CUDA_VISIBLE_DEVICES is '{visible}'") + ")"
     return ""
-
-
-def _check_pinned(settings: ClientSettings, recipe: Recipe) -> None:
-    from protofed.client.agent.site import check_preprocessing
-
-    try:
-        check_preprocessing(recipe, pinned=settings.data.preprocessing_digest)
-    except ConfigError as error:
-        raise CheckFailedError("preprocessing-differs", str(error)) from error
 
 
 def _check_readable(settings: ClientSettings) -> str:

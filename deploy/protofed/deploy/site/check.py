@@ -18,10 +18,11 @@ from protofed.client.data.site_data import KEPT_BYTES, Examples, SiteData
 from protofed.client.data.sources import LABELLED_BY_NAME, infer_class_names, infer_input
 from protofed.common.config.recipe import Input, Recipe
 from protofed.common.config.settings import ClientSettings
-from protofed.common.errors import ConfigError, DataError
+from protofed.common.errors import ConfigError, DataError, TaskFailedError
 from protofed.deploy.console.progress import Bar
 from protofed.deploy.daemons import client, client_resources
 from protofed.deploy.site.check_result import OWN_TEST, TEST, TRAIN, CheckRequest, Counts, Duplicates, SiteCheck
+from protofed.deploy.site.offer import as_offered
 from protofed.deploy.site.survey import DRAWN, Survey, SurveyedImage, mean_and_std, survey_arrays, survey_files
 
 _MEMORY = Path("/proc/meminfo")
@@ -41,7 +42,7 @@ def site_check(settings: ClientSettings, recipe: Recipe | None, min_samples: int
     request = _request(settings, recipe)
     scan, survey, refusal = _surveyed(settings, request, bar)
     bar.say("loading them as the daemon does")
-    loaded, refusal = _loaded(settings, recipe, refusal)
+    loaded, refusal = _loaded(settings, recipe, refusal, has_policy=min_samples is not None)
     return SiteCheck(
         request=request,
         source=settings.data.source,
@@ -87,13 +88,20 @@ def _request(settings: ClientSettings, recipe: Recipe | None) -> CheckRequest:
     return CheckRequest(input_, len(class_names) or classes, class_names, None)
 
 
-def _loaded(settings: ClientSettings, recipe: Recipe | None, refusal: str | None) -> tuple[SiteData | None, str | None]:
-    """The data as the daemon loads them, by its own functions, or the reason why it would refuse."""
+def _loaded(
+    settings: ClientSettings, recipe: Recipe | None, refusal: str | None, *, has_policy: bool
+) -> tuple[SiteData | None, str | None]:
+    """The data as the daemon loads them, by its own functions, and the reason why it would take no part, if any."""
     if recipe is None or refusal is not None:
         return None, refusal
+    if has_policy:
+        try:
+            return client.try_run(settings, as_offered(recipe)).data, None
+        except TaskFailedError as failure:  # the data may be as they should be: then they are shown all the same
+            refusal = str(failure)
     try:
         check_preprocessing(recipe, pinned=settings.data.preprocessing_digest)
-        return client.load_data(settings, recipe.input, recipe.classes, recipe.class_names), None
+        return client.load_data(settings, recipe.input, recipe.classes, recipe.class_names), refusal
     except (DataError, ConfigError) as error:
         return None, str(error)
 
