@@ -13,6 +13,8 @@ from protofed.common.errors import ConfigError, unknown
 from protofed.deploy.overrides import leaves, read_overrides, with_overrides
 
 _HERE = Path(__file__).parent
+# Beside this file in a wheel; a checkout has them in deploy/.
+ROOT: Final = _HERE if (_HERE / "recipes").is_dir() else _HERE.parents[1]
 Kind: TypeAlias = Literal["recipe", "policy"]
 FOLDERS: Final = {"recipe": "recipes", "policy": "policies"}
 _SENTENCE = re.compile(r"(.+?[.!?])(?:\s|$)")
@@ -20,8 +22,7 @@ _SENTENCE = re.compile(r"(.+?[.!?])(?:\s|$)")
 
 def folder(name: str) -> Path:
     """The folder `recipes`, `policies` or `sites`."""
-    packaged = _HERE / name  # there in a wheel only; a checkout has them in deploy/
-    return packaged if packaged.is_dir() else _HERE.parents[1] / name
+    return ROOT / name
 
 
 def files(kind: str) -> dict[str, Path]:

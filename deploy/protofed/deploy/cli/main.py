@@ -19,6 +19,7 @@ from protofed.deploy.cli.audit import audit
 from protofed.deploy.cli.certs import certs
 from protofed.deploy.cli.client import client
 from protofed.deploy.cli.compare import compare
+from protofed.deploy.cli.files import files
 from protofed.deploy.cli.new import new
 from protofed.deploy.cli.passwords import refuse_passwords
 from protofed.deploy.cli.renamed import replacement_message
@@ -31,7 +32,7 @@ from protofed.deploy.logs import setup
 
 # The order in `--help`: commands of the hospital, then of the coordinator, then of the researcher.
 ORDER = (
-    *("client", "policies", "server", "runs", "sites", "certs", "audit", "report", "export", "predict"),
+    *("client", "policies", "server", "runs", "sites", "certs", "audit", "report", "export", "predict", "files"),
     *("simulate", "recipes", "compare", "figures", "tracking", "new", "demo"),
 )
 
@@ -66,6 +67,7 @@ app.command("report", rich_help_panel=COORDINATOR)(report)
 app.command("export", rich_help_panel=COORDINATOR)(export.export)
 app.command("predict", rich_help_panel=COORDINATOR)(export.predict)
 app.command("simulate", rich_help_panel=RESEARCHER)(simulate.simulate)
+app.command("files", rich_help_panel=COORDINATOR)(files)
 app.add_typer(recipes, name="recipes", rich_help_panel=RESEARCHER)
 app.command("compare", rich_help_panel=RESEARCHER)(compare)
 app.command("figures", rich_help_panel=RESEARCHER)(simulate.figures)
@@ -74,7 +76,7 @@ app.add_typer(new, name="new", rich_help_panel=RESEARCHER)
 app.command("demo", rich_help_panel=RESEARCHER)(simulate.demo)
 console = Console()
 # Commands whose files are made to be shown. All others write state, keys, archives or what names sites.
-SHOWN = ("policies", "recipes", "simulate", "compare", "figures", "tracking", "new", "demo")
+SHOWN = ("files", "policies", "recipes", "simulate", "compare", "figures", "tracking", "new", "demo")
 
 
 def _version(requested: bool) -> None:
