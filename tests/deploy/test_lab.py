@@ -47,7 +47,7 @@ def test_a_missing_package_names_the_extra(package: str, monkeypatch: pytest.Mon
     monkeypatch.setitem(sys.modules, package, None)
     for module in ("protofed.lab", "protofed.deploy.experiments.curves"):
         monkeypatch.delitem(sys.modules, module)
-    with pytest.raises(ModuleNotFoundError, match=r"protofed\[lab\]") as missing:
+    with pytest.raises(ModuleNotFoundError, match=r"whl\[lab\]") as missing:
         importlib.import_module("protofed.lab")
     assert missing.value.name is not None
     assert missing.value.name.partition(".")[0] == package

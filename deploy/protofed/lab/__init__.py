@@ -13,6 +13,8 @@ from typing import Any
 
 import structlog
 
+from protofed.common.version import install_hint
+
 try:
     import pandas as pd
 
@@ -22,7 +24,7 @@ try:
     from protofed.deploy.experiments.job import run_job
 except ModuleNotFoundError as error:
     missing = (error.name or "").partition(".")[0]
-    hint = f"{missing} is not installed: notebooks need pip install 'protofed[lab]'"
+    hint = f"{missing} is not installed, which notebooks need: {install_hint('lab')}"
     raise ModuleNotFoundError(hint, name=error.name) from error
 
 from protofed.common.config.recipe import Recipe, parse

@@ -209,7 +209,7 @@ def test_a_server_install_says_what_a_site_needs(protofed: Cli, monkeypatch: pyt
         raise ModuleNotFoundError("No module named 'torch'", name="torch")
 
     monkeypatch.setattr(shipped, "recipe", absent)
-    expect(protofed("simulate", "digits-fednh"), 78, "torch is not installed", "protofed[client]")
+    expect(protofed("simulate", "digits-fednh"), 78, "torch is not installed", "[client]'")
 
 
 def test_a_simulation_prints_its_scores_as_json(protofed: Cli, tmp_path: Path) -> None:

@@ -191,7 +191,7 @@ def test_without_ray_the_extra_is_named(
     with pytest.raises(SystemExit) as ended:
         main.main(["compare", "digits-fednh", f"--out={tmp_path / 'out'}", "--ray=auto"])
     assert ended.value.code == 78
-    assert "pip install 'protofed[client,ray]'" in capfd.readouterr().err
+    assert ".whl[client,ray]'" in capfd.readouterr().err
 
 
 def node(name: str, *, alive: bool = True, **resources: float) -> dict[str, object]:

@@ -22,6 +22,7 @@ from protofed.common.config.data import SOURCES
 from protofed.common.config.recipe import Data
 from protofed.common.errors import DataError, unknown
 from protofed.common.plugins import PluginKind, error_line, load
+from protofed.common.version import install_hint
 
 Arrays: TypeAlias = tuple[NDArray[Any], NDArray[Any]]  # images [N, H, W] or [N, H, W, channels], labels [N] or [N, 1]
 Halves: TypeAlias = tuple[DataSplit | None, DataSplit | None]
@@ -116,7 +117,7 @@ def _medmnist(data: Data) -> Halves:
             warnings.simplefilter("ignore")
             import medmnist  # type: ignore[import-untyped]
     except ModuleNotFoundError as error:
-        raise DataError("source medmnist needs its library: pip install 'protofed[medmnist]'") from error
+        raise DataError(f"source medmnist needs its library: {install_hint('medmnist')}") from error
     flat = [known for known in medmnist.INFO if not known.endswith("3d")]
     if name not in flat or size not in ("", "64", "128", "224"):
         raise DataError(str(unknown("data.dataset", data.dataset or "", flat)))

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from protofed.client.data.image_error import MOST_PIXELS, UnreadableImageError
 from protofed.common.errors import DataError
+from protofed.common.version import install_hint
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -88,7 +89,7 @@ def _library() -> Any:
         import pydicom
         import pydicom.pixels
     except ModuleNotFoundError as error:
-        raise DataError("DICOM files need pydicom, which is not installed: pip install 'protofed[dicom]'") from error
+        raise DataError(f"DICOM files need pydicom, which is not installed: {install_hint('dicom')}") from error
     logging.getLogger("pydicom").setLevel(logging.CRITICAL)  # its warnings quote the content of elements
     return pydicom
 

@@ -13,7 +13,7 @@ from typer.core import TyperGroup
 
 from protofed.common import failpoint
 from protofed.common.errors import ConfigError, ProtofedError
-from protofed.common.version import VERSION
+from protofed.common.version import VERSION, install_hint
 from protofed.deploy.cli import export, operator, simulate
 from protofed.deploy.cli.audit import audit
 from protofed.deploy.cli.certs import certs
@@ -122,8 +122,8 @@ def main(arguments: list[str] | None = None) -> None:
         sys.exit(error.exit_code)
     except ModuleNotFoundError as error:
         # A server-only installation lacks PyTorch; commands import what they need when they run, so it shows up here.
-        needed = "sites and simulations need pip install 'protofed[client]'"
-        _report_error(f"{error.name} is not installed: {needed}", error, 78)
+        needed = f"which sites and simulations need: {install_hint('client')}"
+        _report_error(f"{error.name} is not installed, {needed}", error, 78)
         sys.exit(78)
     except Exception as error:
         if isinstance(error.__cause__, KeyboardInterrupt):  # Python wraps one that comes while a class is being made

@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 
 from protofed.common.errors import ConfigError
+from protofed.common.version import install_hint
 from protofed.deploy.cli import completion
 from protofed.deploy.cli.connection import LOCAL, Identity, Plaintext, Server
 
@@ -80,5 +81,5 @@ def _write(run_record: dict[str, Any], out: Path) -> Path:
     try:
         from protofed.deploy.report.report import write_report
     except ModuleNotFoundError as error:
-        raise ConfigError(f"{error.name} is not installed: reports need pip install 'protofed[report]'") from error
+        raise ConfigError(f"{error.name} is not installed, which reports need: {install_hint('report')}") from error
     return write_report(run_record, out)

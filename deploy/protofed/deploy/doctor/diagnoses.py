@@ -29,8 +29,8 @@ class Diagnosis:
 BOTH = (
     Diagnosis("settings-invalid", 10, "Correct the option, the variable or the key of the --settings file."),
     Diagnosis("connection-not-chosen", 11, "Give --identity FOLDER, or --plaintext for a try on one machine."),
-    Diagnosis("library-missing", 12, "pip install 'protofed[client]' at a site, pip install protofed for a server."),
-    Diagnosis("library-old", 13, "pip install --upgrade protofed, with the constraints.txt that comes with it."),
+    Diagnosis("library-missing", 12, "Install the wheel with [client] at a site, without an extra for a server."),
+    Diagnosis("library-old", 13, "Install the wheel again, with -c constraints.txt of the clone or archive."),
     Diagnosis("clock-wrong", 14, "Set this machine's clock and keep it right (chrony, systemd-timesyncd)."),
     Diagnosis("identity-missing", 15, "protofed certs request, have it signed, then protofed certs install."),
     Diagnosis("identity-unreadable", 16, "Bring the file back, give it to the daemon's account, or install it again."),

@@ -17,6 +17,7 @@ from rich.console import Console
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import ConfigError, RunFailedError, unknown
 from protofed.common.storage import files
+from protofed.common.version import install_hint
 from protofed.deploy.experiments.columns import check_metric
 from protofed.deploy.experiments.curves import draw
 from protofed.deploy.experiments.experiment import ExperimentJob, jobs_of, read_contents, refuse_foreign, write_contents
@@ -124,7 +125,7 @@ def _check(request: CompareRequest) -> None:
 def _set_up_ray(address: str) -> None:
     """Ray reads these variables when it is imported."""
     if find_spec("ray") is None:
-        raise ConfigError("--ray: Ray is not installed; pip install 'protofed[client,ray]'")
+        raise ConfigError(f"--ray: Ray is not installed: {install_hint('client', 'ray')}")
     if address == LOCAL:  # its ports are open to the network: it asks for a token that nobody knows
         os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # it would tell its makers that it was used

@@ -20,6 +20,7 @@ from protofed.client.data import decoding, dicom, folder
 from protofed.client.data.image_error import UnreadableImageError as UnreadableError
 from protofed.common.config.tables import Input
 from protofed.common.errors import ConfigError, DataError
+from protofed.common.version import install_hint
 
 Pixels: TypeAlias = NDArray[np.float32]  # [channels, H, W], 0..1
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".gif", ".webp", ".jp2", ".dcm", ".dicom"})
@@ -197,4 +198,4 @@ def _check_pillow() -> None:
     try:
         import PIL  # noqa: F401
     except ModuleNotFoundError as error:
-        raise ConfigError("Pillow is not installed: reading images needs pip install 'protofed[export]'") from error
+        raise ConfigError(f"Pillow is not installed, which reads images: {install_hint('export')}") from error

@@ -14,6 +14,7 @@ import torch
 from protofed.client.models.inference import DeployedModel, predict
 from protofed.common.config.recipe import Input
 from protofed.common.errors import ConfigError, ProtofedError
+from protofed.common.version import install_hint
 
 PIXELS, OUTPUTS = "pixels", ("logits", "probabilities")
 BATCH_SIZES = (1, 3, 8)  # images per batch in the check; one, and sizes other than the 2 of the trace
@@ -106,4 +107,4 @@ def _package(name: str) -> Any:
     try:
         return import_module(name)
     except ModuleNotFoundError as error:
-        raise ConfigError(f"{name} is not installed: ONNX needs pip install 'protofed[export]'") from error
+        raise ConfigError(f"{name} is not installed, which ONNX needs: {install_hint('export')}") from error

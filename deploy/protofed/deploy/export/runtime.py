@@ -15,6 +15,7 @@ from protofed.common import codec
 from protofed.common.errors import CodecError, ConfigError, DataError
 from protofed.common.payload import Array, Part, Payload
 from protofed.common.plugins import PluginKind, is_plugin
+from protofed.common.version import install_hint
 from protofed.deploy.export.model_folder import FACTS, GRAPH, WEIGHTS, ModelContents, check_strings, read_file
 
 # Pixels [N, channels, H, W] in 0..1 -> probabilities [N, C].
@@ -35,14 +36,14 @@ def chosen(folder: Path, contents: ModelContents, runtime: Runtime, device: str)
     installed = {name: find_spec(package) is not None for name, package in NEEDED.items()}
     if runtime != "auto":
         if not installed[runtime]:
-            raise ConfigError(f"{NEEDED[runtime]} is not installed: pip install 'protofed[{EXTRA[runtime]}]'")
+            raise ConfigError(f"{NEEDED[runtime]} is not installed: {install_hint(EXTRA[runtime])}")
         return runtime
     usable = [name for name, file in files.items() if installed[name] and file in contents.files]
     if not usable:
         name: Literal["onnx", "torch"] = "onnx" if GRAPH in contents.files else "torch"
         raise ConfigError(
             f"{folder} holds {' and '.join(contents.files)}, and {NEEDED[name]} is not installed: "
-            f"pip install 'protofed[{EXTRA[name]}]'"
+            f"{install_hint(EXTRA[name])}"
         )
     return usable[0] if device == "cpu" or len(usable) == 1 else "torch"
 

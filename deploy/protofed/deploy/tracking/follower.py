@@ -16,6 +16,7 @@ from typing import Protocol
 import structlog
 
 from protofed.common.errors import ConfigError
+from protofed.common.version import install_hint
 from protofed.deploy.tracking.round_metrics import (
     RoundMetrics,
     TrackedRun,
@@ -179,4 +180,4 @@ def following(url: str, trackers: Sequence[Tracker]) -> Iterator[None]:
 
 def _check_installed(module: str, extra: str) -> None:
     if find_spec(module) is None:
-        raise ConfigError(f"{extra}: {module} is not installed; pip install 'protofed[{extra}]'")
+        raise ConfigError(f"{extra}: {module} is not installed: {install_hint(extra)}")

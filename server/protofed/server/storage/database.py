@@ -15,6 +15,7 @@ from sqlalchemy.pool import StaticPool
 
 from protofed.common.errors import ConfigError, DiskFailureError, OutOfSpaceError, StateError
 from protofed.common.storage import files
+from protofed.common.version import install_hint
 from protofed.server.storage import migrate, postgres
 from protofed.server.storage.filesystem import network_type_of
 
@@ -140,7 +141,7 @@ def _engine(url: str, *, looking: bool = False, still: bool = False) -> Engine:
             return create_engine(parsed, poolclass=StaticPool, connect_args={"check_same_thread": False})
         return create_engine(parsed, creator=lambda: _looking(file, still)) if looking else create_engine(parsed)
     except ImportError as error:
-        raise ConfigError(f"the database's driver is missing ({error}); install protofed[postgres]") from error
+        raise ConfigError(f"the database's driver is missing ({error}): {install_hint('postgres')}") from error
     except (ArgumentError, NoSuchModuleError) as error:
         raise ConfigError(
             "the ledger's database cannot be used; expected sqlite:///PATH or postgresql+psycopg://USER@HOST/NAME"
