@@ -248,6 +248,12 @@ def test_sites_are_listed_kept_out_and_let_in_again(protofed: Terminal) -> None:
     assert [info["site"] for info in protofed.json("sites", "list")] == SITES
     assert "is not excluded" in protofed.refuses(78, "sites", "admit", "site-5")
     assert "is no id" in protofed.refuses(78, "sites", "exclude", "Site 5")
+    for order in ("exclude", "admit", "forget"):
+        assert "did you mean 'site-5'?" in protofed.refuses(78, "sites", order, "sit-5")
+    assert protofed.says("sites", "forget", "site-5") == "site-5: forgotten\n"
+    protofed.says("sites", "exclude", "site-6", "--reason", "[wrong]")
+    assert protofed.says("sites", "forget", "site-6") == "site-6: forgotten, and its exclusion with it ([wrong])\n"
+    assert [info["site"] for info in protofed.json("sites", "list")] == SITES[:-2]
 
 
 @pytest.mark.usefixtures("server")
@@ -274,6 +280,7 @@ COMMANDS = [
     ("sites", "list"),
     ("sites", "exclude", "x"),
     ("sites", "admit", "x"),
+    ("sites", "forget", "x"),
 ]
 
 

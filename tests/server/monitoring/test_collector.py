@@ -305,7 +305,7 @@ def test_every_known_site_is_in_one_state_that_of_sites_list(read: Scraped) -> N
     lab.presence.enroll("cyd", {Role.TRAINER}, daemon("cyd"), PauseReason.SCHEDULE)
     lab.presence.forget("dan")
     lab.operation.exclude("eli", "broken scanner")
-    lab.operation.exclude("zoe", "has never come")
+    lab.presence.exclude("zoe", "has never come")
     listed = Counter(report.status for report in lab.operation.sites())
     assert states_of(read, "sites") == listed == {"excluded": 2, "away": 1, "held": 1, "working": 1, "idle": 2}
     assert {labels["state"] for labels, _ in read.series("sites")} == set(SITE_STATES)

@@ -138,6 +138,8 @@ def test_sites_are_listed_excluded_and_admitted(troubled: Desk) -> None:
     assert (info.status, info.excluded, info.progress_age_s) == ("excluded", "wrong labels", -1.0)
     info = troubled.call("AdmitSite", pb.AdmitSiteRequest(site="site-6"))
     assert (info.status, info.excluded, info.progress_age_s) == ("away", "", -1.0)
+    assert troubled.call("ForgetSite", pb.ForgetSiteRequest(site="site-6")).site == "site-6"
+    assert [info.site for info in troubled.call("ListSites", pb.ListSitesRequest()).sites] == SITES[:-1]
 
 
 REFUSALS: dict[str, tuple[str, Message, grpc.StatusCode, str]] = {
@@ -147,7 +149,8 @@ REFUSALS: dict[str, tuple[str, Message, grpc.StatusCode, str]] = {
     "unknown run to end": ("AbortRun", pb.AbortRunRequest(run="x"), Code.INVALID_ARGUMENT, "there is no run 'x'"),
     "no state yet": ("RollBackRun", pb.RollBackRunRequest(run=RUN), Code.INVALID_ARGUMENT, "expected one of none yet"),
     "no id": ("ExcludeSite", pb.ExcludeSiteRequest(site="../x"), Code.INVALID_ARGUMENT, "expected 1 to 64 of"),
-    "not excluded": ("AdmitSite", pb.AdmitSiteRequest(site="x"), Code.INVALID_ARGUMENT, "is not excluded"),
+    "unknown site": ("AdmitSite", pb.AdmitSiteRequest(site="x"), Code.INVALID_ARGUMENT, "unknown site 'x'"),
+    "unknown site to forget": ("ForgetSite", pb.ForgetSiteRequest(site="x"), Code.INVALID_ARGUMENT, "unknown site"),
     "huge": ("StartRun", pb.StartRunRequest(recipe="x" * (300 << 10)), Code.RESOURCE_EXHAUSTED, "takes at most"),
 }
 

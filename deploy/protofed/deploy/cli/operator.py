@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from protofed.deploy.operator.connection import Operator
 
 runs = typer.Typer(no_args_is_help=True, help="Start, watch, pause, abort, roll back and verify the runs of a server.")
-sites = typer.Typer(no_args_is_help=True, help="List, exclude and admit the sites of a server.")
+sites = typer.Typer(no_args_is_help=True, help="List, exclude, admit and forget the sites of a server.")
 console = Console(soft_wrap=True)
 AsJson = Annotated[bool, typer.Option("--json", help="Print it as JSON.")]
 JsonLines = Annotated[bool, typer.Option("--json", help="Print one JSON object per line at every change.")]
@@ -236,6 +236,17 @@ def _where(operator: Operator, run: str) -> str:
     """Where a run is, in words; fails as the command itself would if there is no such run."""
     info = operator.show(run, 1).info
     return f"{info.status}, round {info.round} of {info.rounds}"
+
+
+@connected(sites, "forget")
+def forget(operator: Operator, site: Site, as_json: AsJson = False) -> None:
+    """Remove a site that is gone from `sites list`, with its exclusion. What it did in runs stays.
+
+    Refused while its daemon is alive, or while it has a valid certificate: revoke that first.
+    """
+    info = operator.forget(site)
+    lifted = f", and its exclusion with it ({info.excluded})" if info.excluded else ""
+    _show_status(info, as_json, f"{info.site}: forgotten{lifted}")
 
 
 def _plain(message: Any) -> dict[str, Any]:

@@ -161,6 +161,10 @@ class Operator:
         """Admit an excluded site again."""
         return self._call(self._stub.AdmitSite, pb.AdmitSiteRequest(site=site))
 
+    def forget(self, site: str) -> pb.SiteInfo:
+        """Remove a site that is gone from the list; the site as it was."""
+        return self._call(self._stub.ForgetSite, pb.ForgetSiteRequest(site=site))
+
     def register(self, pem: str, roles: Sequence[str] = (), *, renewal: bool = False) -> pb.CertificateInfo:
         """Register a certificate (PEM), so that the server answers its calls.
 

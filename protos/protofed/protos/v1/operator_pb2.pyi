@@ -71,16 +71,20 @@ class StartRunRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     RECIPE_FIELD_NUMBER: _builtins.int
+    FORCE_FIELD_NUMBER: _builtins.int
     recipe: _builtins.str
     """JSON"""
+    force: _builtins.bool
+    """queue it although it needs sites that are not registered, or a model that the server does not know"""
     def __init__(
         self,
         *,
         recipe: _builtins.str = ...,
+        force: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["recipe", b"recipe"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["force", b"force", "recipe", b"recipe"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -190,6 +194,8 @@ class RunInfo(_message.Message):
     RECEIVED_BYTES_FIELD_NUMBER: _builtins.int
     SENT_BYTES_FIELD_NUMBER: _builtins.int
     DEADLINE_S_FIELD_NUMBER: _builtins.int
+    WAITING_FIELD_NUMBER: _builtins.int
+    WARNINGS_FIELD_NUMBER: _builtins.int
     run: _builtins.str
     method: _builtins.str
     """empty: this server cannot read the run's recipe"""
@@ -222,6 +228,14 @@ class RunInfo(_message.Message):
     """of the models that sites were asked to fetch"""
     deadline_s: _builtins.float
     """seconds a round waits for its sites; 0: not known"""
+    @_builtins.property
+    def waiting(self) -> Global___Waiting:
+        """why it does not go on; absent: it does, or it has ended"""
+
+    @_builtins.property
+    def warnings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """what it needs and the registered sites cannot give, in sentences"""
+
     def __init__(
         self,
         *,
@@ -242,14 +256,98 @@ class RunInfo(_message.Message):
         received_bytes: _builtins.int = ...,
         sent_bytes: _builtins.int = ...,
         deadline_s: _builtins.float = ...,
+        waiting: Global___Waiting | None = ...,
+        warnings: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["waiting", b"waiting"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abandoned", b"abandoned", "began_at", b"began_at", "deadline_s", b"deadline_s", "degraded", b"degraded", "ended_at", b"ended_at", "invited", b"invited", "method", b"method", "phase", b"phase", "reason", b"reason", "received_bytes", b"received_bytes", "reported", b"reported", "rolled_back", b"rolled_back", "round", b"round", "rounds", b"rounds", "run", b"run", "sent_bytes", b"sent_bytes", "status", b"status"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abandoned", b"abandoned", "began_at", b"began_at", "deadline_s", b"deadline_s", "degraded", b"degraded", "ended_at", b"ended_at", "invited", b"invited", "method", b"method", "phase", b"phase", "reason", b"reason", "received_bytes", b"received_bytes", "reported", b"reported", "rolled_back", b"rolled_back", "round", b"round", "rounds", b"rounds", "run", b"run", "sent_bytes", b"sent_bytes", "status", b"status", "waiting", b"waiting", "warnings", b"warnings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RunInfo: _TypeAlias = RunInfo  # noqa: Y015
+
+@_typing.final
+class Waiting(_message.Message):
+    """Why a run does not go on."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REASON_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    ROUND_FIELD_NUMBER: _builtins.int
+    NEEDED_FIELD_NUMBER: _builtins.int
+    HAS_FIELD_NUMBER: _builtins.int
+    MISSING_FIELD_NUMBER: _builtins.int
+    BEHIND_FIELD_NUMBER: _builtins.int
+    SECONDS_LEFT_FIELD_NUMBER: _builtins.int
+    reason: _builtins.str
+    """trainers, required-sites, paused, queued, back-off, disk, updates or scores"""
+    text: _builtins.str
+    """all of this in a line"""
+    round: _builtins.int
+    needed: _builtins.int
+    """trainers, or updates of the round's quorum; attempts in all for back-off"""
+    has: _builtins.int
+    """of them; the next attempt for back-off"""
+    behind: _builtins.str
+    """queued: the run that goes on"""
+    seconds_left: _builtins.float
+    """until the next attempt, the deadline, or the run fails; absent: no such time"""
+    @_builtins.property
+    def missing(self) -> _containers.RepeatedCompositeFieldContainer[Global___MissingSite]: ...
+    def __init__(
+        self,
+        *,
+        reason: _builtins.str = ...,
+        text: _builtins.str = ...,
+        round: _builtins.int = ...,
+        needed: _builtins.int = ...,
+        has: _builtins.int = ...,
+        missing: _abc.Iterable[Global___MissingSite] | None = ...,
+        behind: _builtins.str = ...,
+        seconds_left: _builtins.float | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_seconds_left", b"_seconds_left", "seconds_left", b"seconds_left"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_seconds_left", b"_seconds_left", "behind", b"behind", "has", b"has", "missing", b"missing", "needed", b"needed", "reason", b"reason", "round", b"round", "seconds_left", b"seconds_left", "text", b"text"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__seconds_left: _TypeAlias = _typing.Literal["seconds_left"]  # noqa: Y015
+    _WhichOneofArgType__seconds_left: _TypeAlias = _typing.Literal["_seconds_left", b"_seconds_left"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__seconds_left) -> _WhichOneofReturnType__seconds_left | None: ...
+
+Global___Waiting: _TypeAlias = Waiting  # noqa: Y015
+
+@_typing.final
+class MissingSite(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SITE_FIELD_NUMBER: _builtins.int
+    WHY_FIELD_NUMBER: _builtins.int
+    SIMILAR_FIELD_NUMBER: _builtins.int
+    REQUIRED_FIELD_NUMBER: _builtins.int
+    site: _builtins.str
+    why: _builtins.str
+    """excluded, away, silent, never enrolled, unknown, no trainer, certificate revoked, …; what it does"""
+    similar: _builtins.str
+    """unknown: the site of the nearest name"""
+    required: _builtins.bool
+    """the recipe's required_sites names it"""
+    def __init__(
+        self,
+        *,
+        site: _builtins.str = ...,
+        why: _builtins.str = ...,
+        similar: _builtins.str = ...,
+        required: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["required", b"required", "similar", b"similar", "site", b"site", "why", b"why"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MissingSite: _TypeAlias = MissingSite  # noqa: Y015
 
 @_typing.final
 class RunDetail(_message.Message):
@@ -709,6 +807,25 @@ class AdmitSiteRequest(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___AdmitSiteRequest: _TypeAlias = AdmitSiteRequest  # noqa: Y015
+
+@_typing.final
+class ForgetSiteRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SITE_FIELD_NUMBER: _builtins.int
+    site: _builtins.str
+    def __init__(
+        self,
+        *,
+        site: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["site", b"site"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ForgetSiteRequest: _TypeAlias = ForgetSiteRequest  # noqa: Y015
 
 @_typing.final
 class RegisterCertificateRequest(_message.Message):

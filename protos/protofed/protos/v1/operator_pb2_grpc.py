@@ -99,6 +99,11 @@ class OperatorStub:
                 request_serializer=protofed_dot_protos_dot_v1_dot_operator__pb2.AdmitSiteRequest.SerializeToString,
                 response_deserializer=protofed_dot_protos_dot_v1_dot_operator__pb2.SiteInfo.FromString,
                 _registered_method=True)
+        self.ForgetSite = channel.unary_unary(
+                '/protofed.protos.v1.Operator/ForgetSite',
+                request_serializer=protofed_dot_protos_dot_v1_dot_operator__pb2.ForgetSiteRequest.SerializeToString,
+                response_deserializer=protofed_dot_protos_dot_v1_dot_operator__pb2.SiteInfo.FromString,
+                _registered_method=True)
         self.RegisterCertificate = channel.unary_unary(
                 '/protofed.protos.v1.Operator/RegisterCertificate',
                 request_serializer=protofed_dot_protos_dot_v1_dot_operator__pb2.RegisterCertificateRequest.SerializeToString,
@@ -193,7 +198,7 @@ class OperatorServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ExcludeSite(self, request, context):
-        """Refuses all calls of a site from now on, until AdmitSite.
+        """Refuses all calls of a site that has enrolled or is registered, until AdmitSite.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -201,6 +206,14 @@ class OperatorServicer:
 
     def AdmitSite(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ForgetSite(self, request, context):
+        """Removes a site that is gone from the list of sites, with its exclusion; what it did in runs stays. Answers the site as
+        it was. Refused while its daemon is alive or it has a valid certificate.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -292,6 +305,11 @@ def add_OperatorServicer_to_server(servicer, server):
             'AdmitSite': grpc.unary_unary_rpc_method_handler(
                     servicer.AdmitSite,
                     request_deserializer=protofed_dot_protos_dot_v1_dot_operator__pb2.AdmitSiteRequest.FromString,
+                    response_serializer=protofed_dot_protos_dot_v1_dot_operator__pb2.SiteInfo.SerializeToString,
+            ),
+            'ForgetSite': grpc.unary_unary_rpc_method_handler(
+                    servicer.ForgetSite,
+                    request_deserializer=protofed_dot_protos_dot_v1_dot_operator__pb2.ForgetSiteRequest.FromString,
                     response_serializer=protofed_dot_protos_dot_v1_dot_operator__pb2.SiteInfo.SerializeToString,
             ),
             'RegisterCertificate': grpc.unary_unary_rpc_method_handler(
@@ -660,6 +678,33 @@ class Operator:
             target,
             '/protofed.protos.v1.Operator/AdmitSite',
             protofed_dot_protos_dot_v1_dot_operator__pb2.AdmitSiteRequest.SerializeToString,
+            protofed_dot_protos_dot_v1_dot_operator__pb2.SiteInfo.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ForgetSite(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/protofed.protos.v1.Operator/ForgetSite',
+            protofed_dot_protos_dot_v1_dot_operator__pb2.ForgetSiteRequest.SerializeToString,
             protofed_dot_protos_dot_v1_dot_operator__pb2.SiteInfo.FromString,
             options,
             channel_credentials,

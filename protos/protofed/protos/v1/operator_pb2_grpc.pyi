@@ -52,8 +52,12 @@ class OperatorStub:
     """A state that a round published, as safetensors, chunk by chunk."""
     ListSites: _grpc.UnaryUnaryMultiCallable[_operator_pb2.ListSitesRequest, _operator_pb2.ListSitesResponse]
     ExcludeSite: _grpc.UnaryUnaryMultiCallable[_operator_pb2.ExcludeSiteRequest, _operator_pb2.SiteInfo]
-    """Refuses all calls of a site from now on, until AdmitSite."""
+    """Refuses all calls of a site that has enrolled or is registered, until AdmitSite."""
     AdmitSite: _grpc.UnaryUnaryMultiCallable[_operator_pb2.AdmitSiteRequest, _operator_pb2.SiteInfo]
+    ForgetSite: _grpc.UnaryUnaryMultiCallable[_operator_pb2.ForgetSiteRequest, _operator_pb2.SiteInfo]
+    """Removes a site that is gone from the list of sites, with its exclusion; what it did in runs stays. Answers the site as
+    it was. Refused while its daemon is alive or it has a valid certificate.
+    """
     RegisterCertificate: _grpc.UnaryUnaryMultiCallable[_operator_pb2.RegisterCertificateRequest, _operator_pb2.CertificateInfo]
     """A certificate may call from this answer on, in the roles that the registration grants; a revoked one can never be
     registered again.
@@ -84,8 +88,12 @@ class OperatorAsyncStub(OperatorStub):
     """A state that a round published, as safetensors, chunk by chunk."""
     ListSites: _aio.UnaryUnaryMultiCallable[_operator_pb2.ListSitesRequest, _operator_pb2.ListSitesResponse]  # type: ignore[assignment]
     ExcludeSite: _aio.UnaryUnaryMultiCallable[_operator_pb2.ExcludeSiteRequest, _operator_pb2.SiteInfo]  # type: ignore[assignment]
-    """Refuses all calls of a site from now on, until AdmitSite."""
+    """Refuses all calls of a site that has enrolled or is registered, until AdmitSite."""
     AdmitSite: _aio.UnaryUnaryMultiCallable[_operator_pb2.AdmitSiteRequest, _operator_pb2.SiteInfo]  # type: ignore[assignment]
+    ForgetSite: _aio.UnaryUnaryMultiCallable[_operator_pb2.ForgetSiteRequest, _operator_pb2.SiteInfo]  # type: ignore[assignment]
+    """Removes a site that is gone from the list of sites, with its exclusion; what it did in runs stays. Answers the site as
+    it was. Refused while its daemon is alive or it has a valid certificate.
+    """
     RegisterCertificate: _aio.UnaryUnaryMultiCallable[_operator_pb2.RegisterCertificateRequest, _operator_pb2.CertificateInfo]  # type: ignore[assignment]
     """A certificate may call from this answer on, in the roles that the registration grants; a revoked one can never be
     registered again.
@@ -185,7 +193,7 @@ class OperatorServicer(metaclass=_abc_1.ABCMeta):
         request: _operator_pb2.ExcludeSiteRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_operator_pb2.SiteInfo, _abc.Awaitable[_operator_pb2.SiteInfo]]:
-        """Refuses all calls of a site from now on, until AdmitSite."""
+        """Refuses all calls of a site that has enrolled or is registered, until AdmitSite."""
 
     @_abc_1.abstractmethod
     def AdmitSite(
@@ -193,6 +201,16 @@ class OperatorServicer(metaclass=_abc_1.ABCMeta):
         request: _operator_pb2.AdmitSiteRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_operator_pb2.SiteInfo, _abc.Awaitable[_operator_pb2.SiteInfo]]: ...
+
+    @_abc_1.abstractmethod
+    def ForgetSite(
+        self,
+        request: _operator_pb2.ForgetSiteRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_operator_pb2.SiteInfo, _abc.Awaitable[_operator_pb2.SiteInfo]]:
+        """Removes a site that is gone from the list of sites, with its exclusion; what it did in runs stays. Answers the site as
+        it was. Refused while its daemon is alive or it has a valid certificate.
+        """
 
     @_abc_1.abstractmethod
     def RegisterCertificate(

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
-from protofed.common.config.recipe import Recipe, parse_json
-from protofed.common.errors import ConfigError, short
+from protofed.common.config.recipe import Federation, Recipe, parse_json
+from protofed.common.errors import ConfigError, ConflictError, unknown
 from protofed.common.ids import check_id
 from protofed.common.payload import SiteId
 from protofed.common.pki.certificate import Party
@@ -173,18 +173,59 @@ class OperatorApi:
         return replace(self._presence(site, roles), certificate_until=until, progress=progress)
 
     def exclude(self, site: str, reason: str, by: str = "") -> SiteReport:
-        """Refuse all calls of a site until it is admitted again; it need not have enrolled yet."""
-        self._runs.exclude(check_id("site", site), _checked(reason) or "by the operator")
-        self._note("excluded", by, site=SiteId(site), reason=reason)
-        return self._site(site, self._records.sites()[site])
+        """Refuse all calls of a site until it is admitted again; one that is registered need not have enrolled yet."""
+        named = self._known_site(site, self._site_names())
+        self._runs.exclude(named, _checked(reason) or "by the operator")
+        self._note("excluded", by, site=named, reason=reason)
+        return self._site(named, self._records.sites()[named])
 
     def admit(self, site: str, by: str = "") -> SiteReport:
         """Undo `exclude`."""
-        if site not in self._records.excluded():
-            raise ConfigError(f"site '{short(site)}' is not excluded")
-        self._runs.admit(SiteId(site))
-        self._note("admitted", by, site=SiteId(site))
-        return self._site(site, self._records.sites()[site])
+        named = self._known_site(site, self._site_names())
+        if named not in self._records.excluded():
+            raise ConfigError(f"site '{named}' is not excluded")
+        self._runs.admit(named)
+        self._note("admitted", by, site=named)
+        return self._site(named, self._records.sites()[named])
+
+    def forget(self, site: str, by: str = "") -> SiteReport:
+        """Remove a site that is gone from the list, with its exclusion; what it did in runs stays.
+
+        Returns:
+            What it was.
+
+        Raises:
+            ConflictError: its daemon is alive, or it has a valid certificate.
+        """
+        roles = self._records.sites()
+        named = self._known_site(site, roles)
+        if self.certificates.until(Party.SITE, named):
+            raise ConflictError(
+                f"site '{named}' has a valid certificate and may come back; revoke that first: "
+                f"protofed certs revoke {named}"
+            )
+        report, age_s = self._site(named, roles[named]), self._context.presence.ages().get(named)
+        # Without a run no timeout applies, and a daemon enrolls again every few seconds.
+        alive_s = min(self._runs.stall_timeout_s, Federation().stall_timeout_s)
+        if age_s is not None and age_s <= alive_s:
+            raise ConflictError(
+                f"site '{named}' was heard of {age_s:.0f} s ago; stop its daemon, and try again {alive_s:.0f} s later"
+            )
+        self._runs.forget(named)
+        self._note("forgotten", by, site=named)
+        return report
+
+    def _site_names(self) -> set[SiteId]:
+        """All sites that ever enrolled, were excluded, or have been registered."""
+        registered = {SiteId(row.name) for row in self.certificates.all() if row.party == Party.SITE}
+        return registered | self._records.sites().keys()
+
+    def _known_site(self, site: str, sites: Collection[SiteId]) -> SiteId:
+        if check_id("site", site) in sites:
+            return SiteId(site)
+        if not sites:
+            raise ConfigError(f"unknown site '{site}': none has enrolled or is registered yet")
+        raise unknown("site", site, sites)
 
     def _presence(self, site: SiteId, roles: Sequence[str]) -> SiteReport:
         presence = self._context.presence

@@ -100,7 +100,7 @@ class SitePresence:
         return {} if (latest := self.progress(site)) is None else latest.telemetry
 
     def exclude(self, site: SiteId, reason: str) -> None:
-        """Refuse a site from now on; it need not have enrolled before."""
+        """Refuse a site from now on; one that is registered need not have enrolled before."""
         self._remember(site, self._known.get(site, []))
         self._ledger.exclude(site, reason)
         self._excluded[site] = reason
@@ -109,6 +109,16 @@ class SitePresence:
     def forget(self, site: SiteId) -> None:
         """Drop a site's daemon until it enrolls again: its certificate was revoked."""
         self._present.pop(site, None)
+
+    def erase(self, site: SiteId) -> None:
+        """Forget that a site ever enrolled, or was excluded."""
+        self._ledger.forget_site(site)
+        for remembered in (self._known, self._excluded, self._present):
+            remembered.pop(site, None)
+
+    def known(self) -> dict[SiteId, list[str]]:
+        """Roles of all sites that ever enrolled or were excluded. May be called from any thread."""
+        return dict(self._known)
 
     def admit(self, site: SiteId) -> None:
         """Allow an excluded site to enroll again."""
@@ -164,7 +174,11 @@ class SitePresence:
     def alive(self, role: Role, stall_timeout_s: float) -> frozenset[SiteId]:
         """Enrolled sites that made progress within the last `stall_timeout_s` seconds."""
         since = self._clock() - stall_timeout_s
-        return frozenset(site for site in self.enrolled(role) if self._present[site].moved_at >= since)
+        return frozenset(
+            site
+            for site in self.enrolled(role)
+            if (presence := self._present.get(site)) is not None and presence.moved_at >= since
+        )
 
     def _remember(self, site: SiteId, roles: list[str]) -> None:
         """Record a site's roles, if they changed: daemons that wait for a run enroll every few seconds."""

@@ -241,6 +241,13 @@ class RunQueue:
             current.dismiss(site, f"{EXCLUDED}{reason}")
         log.warning("site excluded", site=site, reason=reason)
 
+    def forget(self, site: SiteId) -> None:
+        """Remove a site that is gone from the known ones; the open round goes on without it."""
+        self._context.presence.erase(site)
+        if (current := self.current) is not None:
+            current.dismiss(site, "forgotten by the operator")
+        log.warning("site forgotten", site=site)
+
     def admit(self, site: SiteId) -> None:
         """Allow an excluded site to enroll again."""
         self._context.presence.admit(site)

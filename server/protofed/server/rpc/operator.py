@@ -91,6 +91,9 @@ class OperatorService(rpc.OperatorServicer):
     async def AdmitSite(self, request: pb.AdmitSiteRequest, context: Any) -> pb.SiteInfo:
         return _site(await self._control(lambda: self._operator.admit(request.site, self._by(context))))
 
+    async def ForgetSite(self, request: pb.ForgetSiteRequest, context: Any) -> pb.SiteInfo:
+        return _site(await self._control(lambda: self._operator.forget(request.site, self._by(context))))
+
     async def RegisterCertificate(self, request: pb.RegisterCertificateRequest, context: Any) -> pb.CertificateInfo:
         register = self._operator.register
         row = await self._control(lambda: register(request.pem, request.roles, renewal=request.renewal))

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, fields
 from typing import Any, Protocol
 
-from sqlalchemy import Connection, func, insert, select, update
+from sqlalchemy import Connection, delete, func, insert, select, update
 from sqlalchemy.exc import SQLAlchemyError
 
 from protofed.common.codec import Digest
@@ -87,6 +87,12 @@ class Ledger(LedgerReader):
         with self._write() as connection:
             connection.execute(update(db.sites).where(db.sites.c.site == site).values(excluded=reason))
         self._promise("excluded" if reason is not None else "admitted", site=site, reason=reason)
+
+    def forget_site(self, site: SiteId) -> None:
+        """Remove a site's row; its tasks, updates and scores in runs stay."""
+        with self._write() as connection:
+            connection.execute(delete(db.sites).where(db.sites.c.site == site))
+        self._promise("site-forgotten", site=site)
 
     # Certificates
 
