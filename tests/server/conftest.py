@@ -62,7 +62,7 @@ def recipe(run: str = "test", **tables: Any) -> Recipe:
         "classes": CLASSES,
         "input": {"shape": [1, 8, 8]},
         "method": {"name": "fedavg"},
-        "model": {"name": "none"},
+        "model": {"name": "mlp"},
         "federation": {
             "min_sites": 3,
             "quorum": 2,

@@ -176,9 +176,14 @@ class WithdrawnError(ProtofedError):
 def unknown(kind: str, name: str, known: Iterable[str]) -> ConfigError:
     """An error that names the unknown `name` and the most similar of `known`; the caller raises it."""
     names = sorted(known)
-    similar = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    hint = f"did you mean '{similar[0]}'?" if similar else f"expected one of: {', '.join(names)}"
+    similar = nearest(name, names)
+    hint = f"did you mean '{similar}'?" if similar else f"expected one of: {', '.join(names)}"
     return ConfigError(f"unknown {kind} '{short(name)}': {hint}")
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The most similar of `known`; empty: none is similar."""
+    return next(iter(difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.5)), "")
 
 
 def short(text: str, limit: int = 80) -> str:

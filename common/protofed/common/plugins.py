@@ -74,6 +74,11 @@ def allow(names: Iterable[str]) -> None:
     _allowed.update(names)
 
 
+def is_allowed(name: str) -> bool:
+    """Whether this process may load a plug-in of this name; it need not be installed."""
+    return name in _allowed
+
+
 def is_plugin(kind: PluginKind, name: str) -> bool:
     """Whether a name that does not come with protofed is a path, or an entry point of an installed package.
 

@@ -29,6 +29,13 @@ PHASE = Metric(
     ("run", "phase"),
     "1 for the current phase, 0 for the others: idle, collecting, aggregating, evaluating, finished.",
 )
+WAITING = Metric(
+    "protofed_run_waiting",
+    "gauge",
+    ("run", "reason"),
+    "1 for what the active run waits for, 0 for the rest: trainers (too few), required-sites, paused, queued, back-off "
+    "(until the next attempt), disk (the server's is full), updates, scores.",
+)
 SECONDS = Metric("protofed_round_seconds", "histogram", ("phase",), "Seconds that a round's phase took.")
 ROUND_SITES = Metric(
     "protofed_round_sites",
@@ -159,7 +166,7 @@ METRICS: tuple[Metric, ...] = (
     BUILD, RUNS, ROUND, PLANNED, PHASE, SECONDS, ROUND_SITES, OPENED, DEADLINE, QUORUM, ROUNDS, UPDATES, NORM, BYTES,
     RESUMED, SCORES_REFUSED, SITES, LAST_PROGRESS, PROGRESS, COVERED, SHIFT, MIN_DISTANCE, SCORE, MODEL_WARNINGS,
     CHECKPOINT, RECOVERIES, CERT_EXPIRY, EVENT_LOOP_LAG, STATE_DISK_FREE, SITE_PHASE, SITE_EPOCH, SITE_REGISTERED,
-    *TELEMETRY.values(),
+    WAITING, *TELEMETRY.values(),
 )  # fmt: skip
 # Buckets of the histograms: from the 0.1 s of a simulated round to a day of training at a hospital.
 PHASE_SECONDS = (0.1, 0.3, 1, 3, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200, 14_400, 43_200, 86_400)

@@ -10,11 +10,14 @@ import pytest
 from rich.console import Console
 from tests.support.server_replies import NOW, answer, attempt, info, mixed_reply, published, score, site, snapshot_of
 
+from protofed.deploy.operator import tables
 from protofed.deploy.operator.log_lines import changes
 from protofed.deploy.operator.screen import WatchScreen
 from protofed.deploy.operator.screen_layout import Rows, fitting
 from protofed.deploy.operator.snapshot import RunSnapshot
+from protofed.deploy.operator.waiting import sentence, waiting
 from protofed.deploy.operator.watch import plain
+from protofed.protos.v1 import operator_pb2 as pb
 
 
 def plainly(snapshot: RunSnapshot, width: int, height: int | None = None) -> str:
@@ -126,6 +129,83 @@ def test_the_header_says_what_is_the_matter() -> None:
     assert "80 s so far · paused" in lines(snapshot_of(answer(published(920, 930), status="paused")))
     deadline = snapshot_of(answer([attempt(1, "open", 985, a="started")], deadline_s=600.0))
     assert lines(deadline)[2].startswith("collecting for 15 s of at most 10 min · 0 of 0 sites reported")
+
+
+def waits(
+    reason: str = "required-sites", has: int = 1, seconds_left: float | None = 604_800.0
+) -> dict[str, pb.Waiting]:
+    missing = [pb.MissingSite(site="norht", why="unknown", similar="north", required=True)]
+    text = f"needs 2 trainers, has {has}; missing: norht (required, no such site is known; did you mean north?)"
+    return {
+        "waiting": pb.Waiting(reason=reason, text=text, needed=2, has=has, missing=missing, seconds_left=seconds_left)
+    }
+
+
+def test_a_run_that_does_not_go_on_says_why_on_as_many_lines_as_it_takes() -> None:
+    stuck = snapshot_of(answer(phase="waiting", warnings=["required_sites names 'norht'"], **waits()))
+    for width in (60, 200):
+        text = " ".join(line.strip() for line in shown(stuck, width))
+        assert "has 1; missing: norht (required, no such site is known; did you mean north?);" in text
+        assert "the run fails in 7 d if that stays so" in text
+        assert "warning: required_sites names 'norht'" in text
+    for reason in ("updates", "scores", "paused", "queued"):  # other lines say these
+        assert "norht" not in plainly(snapshot_of(answer(**waits(reason))), 100)
+
+
+def test_a_reason_to_wait_is_a_line_when_it_is_new_and_not_while_time_passes() -> None:
+    before, stuck = snapshot_of(answer()), snapshot_of(answer(warnings=["a", "b"], **waits()))
+    assert [line.partition(";")[0] for line in changes(before, stuck)] == [
+        "needs 2 trainers, has 1",
+        "warning: a",
+        "warning: b",
+    ]
+    assert changes(stuck, snapshot_of(answer(warnings=["a", "b"], **waits(seconds_left=5.0)))) == []
+    (line,) = changes(stuck, snapshot_of(answer(warnings=["b"], **waits(has=0))))
+    assert line.startswith("needs 2 trainers, has 0")
+    assert changes(stuck, before) == []
+
+
+def test_a_reason_to_wait_is_json_by_its_fields() -> None:
+    told = json.loads(json.dumps(plain(snapshot_of(answer(warnings=["a"], **waits())))))
+    assert told["warnings"] == ["a"]
+    assert {key: told["waiting"][key] for key in ("reason", "needed", "has", "seconds_left")} == {
+        "reason": "required-sites",
+        "needed": 2,
+        "has": 1,
+        "seconds_left": 604_800.0,
+    }
+    assert told["waiting"]["missing"] == [{"site": "norht", "why": "unknown", "similar": "north", "required": True}]
+    assert plain(snapshot_of(answer()))["waiting"] is None
+
+
+@pytest.mark.parametrize(
+    ("reason", "said"),
+    [
+        ("back-off", "x, in 40 s"),
+        ("updates", "x; 40 s left"),
+        ("trainers", "x; the run fails in 40 s if that stays so"),
+    ],
+)
+def test_the_time_that_is_left_is_said_as_what_it_is(reason: str, said: str) -> None:
+    found = waiting(info(waiting=pb.Waiting(reason=reason, text="x", seconds_left=40.0)))
+    assert found is not None
+    assert sentence(found) == said
+
+
+def test_a_list_of_runs_says_it_in_short_and_a_run_shows_all_of_it() -> None:
+    console = Console(width=200)
+    with console.capture() as captured:
+        console.print(
+            tables.runs_table([info(phase="waiting", **waits()), info(phase="collecting", **waits("updates"))])
+        )
+    lines = captured.get().splitlines()
+    assert lines[1].rstrip().endswith("needs 2 trainers, has 1")
+    assert lines[2].rstrip().endswith("collecting")
+    with console.capture() as captured:
+        for part in tables.run_parts(pb.RunDetail(info=info(warnings=["w"], **waits())), everything=False):
+            console.print(part)
+    assert "missing: norht (required" in captured.get()
+    assert "warning: w" in captured.get()
 
 
 def test_changes_for_the_better_and_worse_are_marked() -> None:

@@ -25,6 +25,7 @@ from protofed.server.monitoring.collector import SITE_STATES, TASK_STATUSES, Col
 from protofed.server.operator.overview import overview
 from protofed.server.operator.run_record import run_record
 from protofed.server.rounds.model_warnings import WarningCode
+from protofed.server.rounds.waiting import WaitReason
 from protofed.server.storage.blobs import MemoryBlobs
 from protofed.server.storage.ledger import Ledger
 from protofed.server.storage.reader import LedgerReader
@@ -457,3 +458,16 @@ def test_a_full_disk_costs_no_metric(mount: Callable[[Path, str], None], tmp_pat
     assert read("site_registered", site="ann") == 1
     (folder / "filler").unlink()
     read.close()
+
+
+def test_what_the_run_waits_for_is_one_of_all_reasons(read: Scraped) -> None:
+    def reasons() -> set[str]:
+        found = read.series("run_waiting")
+        assert len(found) == len(WaitReason)
+        assert {labels["run"] for labels, _ in found} == {"one"}
+        return {labels["reason"] for labels, value in found if value}
+
+    assert reasons() == {"updates"}
+    read.lab.push("ann", read.lab.model(1.0))
+    read.lab.operation.abort("one", "enough")
+    assert reasons() == set()

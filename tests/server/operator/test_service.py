@@ -507,3 +507,91 @@ def test_a_name_that_is_not_known_is_not_echoed_whole(busy: OperatorLab) -> None
 def test_a_site_that_is_not_excluded_cannot_be_admitted(busy: OperatorLab) -> None:
     with pytest.raises(ConfigError, match="'ann' is not excluded"):
         busy.operation.admit("ann")
+
+
+# Runs that cannot go on
+
+
+def test_a_run_that_the_registered_sites_cannot_make_up_is_refused_or_forced(
+    desk: OperatorLab, register: Register
+) -> None:
+    register(desk, "north", "south")
+    register(desk, "eva", roles=["evaluator"])
+    for federation, phrase in (
+        ({"quorum": 3}, "3 trainers are needed .*and 2 may take part: north, south"),
+        ({"min_sites": 2, "required_sites": ["norht"]}, "'norht'.*did you mean 'north'"),
+        ({"min_sites": 2, "required_sites": ["eva"]}, "'eva', which is no site that may train here"),
+    ):
+        with pytest.raises(ConfigError, match=f"{phrase}.*--force"):
+            desk.start("one", federation={"min_sites": 2, **federation})
+        assert desk.operation.runs() == []
+    text = recipe("one", federation={"min_sites": 2, "quorum": 3}).model_dump_json()
+    report = desk.operation.start(text, force=True)
+    assert len(report.warnings) == 1
+    assert desk.operation.run("one").warnings == report.warnings  # it stays visible,
+    register(desk, "west")
+    assert desk.operation.run("one").warnings == []  # until it is met
+    desk.start("two")
+    assert desk.operation.run("two").warnings == []
+
+
+def test_a_site_that_is_excluded_or_revoked_may_not_take_part(desk: OperatorLab, register: Register) -> None:
+    register(desk, "ann", "bob", "cyd")
+    report = desk.start("one")
+    assert report.warnings == []
+    desk.operation.exclude("ann", "")
+    assert len(desk.operation.run("one").warnings) == 1
+    desk.operation.admit("ann")
+    desk.operation.revoke("bob", "has left")
+    assert len(desk.operation.run("one").warnings) == 1
+    desk.operation.abort("one", "")
+    assert list(desk.operation.run("one").warnings) == []
+
+
+def test_in_plain_text_a_run_is_only_warned_of_sites(desk: OperatorLab) -> None:
+    desk.enroll("ann", "bob")
+    report = desk.start("one", federation={"required_sites": ["anne"]})
+    assert len(report.warnings) == 2
+    assert "did you mean 'ann'" in report.warnings[1]
+
+
+def test_a_model_that_nobody_knows_is_refused_or_forced(desk: OperatorLab) -> None:
+    with pytest.raises(ConfigError, match="unknown model 'mpl': did you mean 'mlp'"):
+        desk.start("one", model={"name": "mpl"})
+    report = desk.operation.start(recipe("one", model={"name": "mpl"}).model_dump_json(), force=True)
+    assert report.status == "running"
+
+
+def test_every_run_that_does_not_go_on_says_why(busy: OperatorLab) -> None:
+    def waits(run: str) -> tuple[str, str]:
+        found = busy.operation.run(run).waiting
+        assert found is not None
+        return found.reason.value, found.behind or ",".join(site.site for site in found.missing)
+
+    assert waits("one") == ("updates", "ann,bob,cyd")
+    assert waits("two") == ("queued", "one")
+    busy.push("ann", busy.model(1.0))
+    assert waits("one") == ("updates", "bob,cyd")
+    busy.operation.abort("one", "")
+    assert busy.operation.run("one").waiting is None
+    busy.operation.exclude("cyd", "")
+    busy.later(51.0, alive=("ann",))
+    assert waits("two") == ("trainers", "bob,cyd")
+    missing = {site.site: site.why for site in busy.operation.run("two").waiting.missing}  # type: ignore[union-attr]
+    assert missing == {"bob": "silent", "cyd": "excluded"}
+    busy.operation.pause("two", paused=True)
+    assert waits("two") == ("paused", "")
+
+
+def test_a_site_that_is_registered_and_has_never_come_is_missing(desk: OperatorLab, register: Register) -> None:
+    register(desk, "ann", "bob", "cyd")
+    desk.start("one")
+    desk.enroll("ann")
+    found = desk.operation.run("one").waiting
+    assert found is not None
+    assert [(site.site, site.why) for site in found.missing] == [("bob", "never enrolled"), ("cyd", "never enrolled")]
+    desk.restart()
+    desk.presence.forget("ann")
+    found = desk.operation.run("one").waiting
+    assert found is not None
+    assert (found.missing[0].site, found.missing[0].why) == ("ann", "away")

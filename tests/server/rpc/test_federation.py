@@ -212,6 +212,7 @@ class Idle:
     """Runs of which a server asks nothing but the time."""
 
     finished = False
+    current = None
     certificates: Any = None
     metrics = ServerMetrics()
 

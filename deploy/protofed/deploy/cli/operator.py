@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 runs = typer.Typer(no_args_is_help=True, help="Start, watch, pause, abort, roll back and verify the runs of a server.")
 sites = typer.Typer(no_args_is_help=True, help="List, exclude, admit and forget the sites of a server.")
-console = Console(soft_wrap=True)
+console, error_console = Console(soft_wrap=True), Console(stderr=True)
 AsJson = Annotated[bool, typer.Option("--json", help="Print it as JSON.")]
 JsonLines = Annotated[bool, typer.Option("--json", help="Print one JSON object per line at every change.")]
 Run = Annotated[str, typer.Argument(help="The run's name, as in `runs list`.", autocompletion=completion.runs)]
@@ -43,11 +43,17 @@ def start(
     ],
     name: Annotated[str | None, typer.Option(help="The run's name; default: the recipe's.")] = None,
     watch: Annotated[bool, typer.Option("--watch", help="Watch it until it ends.")] = False,
+    force: Annotated[
+        bool,
+        typer.Option("--force", help="Queue it although the server does not know its model or sites."),
+    ] = False,
     as_json: AsJson = False,
     assignments: Set = None,
     dry_run: DryRun = False,
 ) -> None:
     """Queue a run. It starts when the runs before it have ended.
+
+    Refused if the registered sites cannot make up its rounds: too few trainers, or none of a name in required_sites.
 
     Example: `protofed runs start recipe.toml --watch`
     """
@@ -60,7 +66,11 @@ def start(
     if dry_run:
         show_dry_run([loaded], simulated=False)
         return
-    info = operator.start(loaded)
+    info = operator.start(loaded, force=force)
+    if loaded.data is not None:
+        _say("note: the recipe's [data] is for `protofed simulate`; each site trains on the data of its own settings")
+    for warning in info.warnings:
+        _say(f"warning: {warning}")
     if not (watch and as_json):  # then every line of the output is one object of the watch
         _show_status(info, as_json, f"{info.run}: {info.status}")
     if watch:
@@ -272,6 +282,11 @@ def _show_status(info: Any, as_json: bool, text: str) -> None:
         _print_json(_plain(info))
     else:
         console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def _say(text: str) -> None:
+    """A remark beside the result, on standard error."""
+    error_console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def _print_json(value: Any) -> None:

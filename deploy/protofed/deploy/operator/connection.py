@@ -78,9 +78,9 @@ class Operator:
     def __exit__(self, *_: object) -> None:
         self._channel.close()
 
-    def start(self, recipe: Recipe) -> pb.RunInfo:
-        """Queue a run."""
-        return self._call(self._stub.StartRun, pb.StartRunRequest(recipe=recipe.wire()))
+    def start(self, recipe: Recipe, *, force: bool = False) -> pb.RunInfo:
+        """Queue a run; `force` as in `StartRunRequest`."""
+        return self._call(self._stub.StartRun, pb.StartRunRequest(recipe=recipe.wire(), force=force))
 
     def runs(self, timeout: float = CALL_S) -> list[pb.RunInfo]:
         """All runs, in the order of the queue; `timeout` in seconds."""

@@ -8,6 +8,8 @@ from protofed.deploy.console.tables import span
 from protofed.deploy.operator.kept_scores import sentence
 from protofed.deploy.operator.screen_header import no_answer, time_left
 from protofed.deploy.operator.snapshot import Attempt, RunSnapshot, SiteSnapshot
+from protofed.deploy.operator.waiting import blocked
+from protofed.deploy.operator.waiting import sentence as sentence_of_waiting
 
 SHOWN_SCORES = 3
 
@@ -15,7 +17,7 @@ SHOWN_SCORES = 3
 def changes(before: RunSnapshot | None, after: RunSnapshot) -> list[str]:
     """One line for each change from one snapshot to the next; without one before, the state of the run."""
     if before is None:
-        return [_status(after), *_round_lines(None, after)]
+        return [_status(after), *_round_lines(None, after), *_waiting_lines(None, after)]
     if after.trouble:
         return [] if before.trouble else [no_answer(after)]  # once, not at every attempt to reach the server
     recovered = [f"it answers again, after {span(before.silent_s)}"] if before.trouble else []
@@ -24,6 +26,7 @@ def changes(before: RunSnapshot | None, after: RunSnapshot) -> list[str]:
 
 def _between(before: RunSnapshot, after: RunSnapshot) -> Iterator[str]:
     yield from _round_lines(before, after)
+    yield from _waiting_lines(before, after)
     yield from _problem_lines(before, after)
     yield from _site_lines(before, after)
     if after.scores and after.scored_round != before.scored_round:
@@ -50,6 +53,14 @@ def _round_lines(before: RunSnapshot | None, after: RunSnapshot) -> Iterator[str
         earlier = previous.get((row.round, row.attempt))
         if earlier is None or (earlier.outcome, earlier.reported) != (row.outcome, row.reported):
             yield _attempt(row) + (f" · {time_left(after.rest)}" if row.seconds is not None and after.rest else "")
+
+
+def _waiting_lines(before: RunSnapshot | None, after: RunSnapshot) -> Iterator[str]:
+    """Why the run stands still, and what it lacks, when that is new; again after it went on."""
+    if after.waiting is not None and blocked(after.waiting) and (before is None or before.waiting != after.waiting):
+        yield sentence_of_waiting(after.waiting)
+    known = () if before is None else before.warnings
+    yield from (f"warning: {warning}" for warning in after.warnings if warning not in known)
 
 
 def _attempt(row: Attempt) -> str:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import textwrap
+
 from rich.filesize import decimal
 from rich.text import Text
 
 from protofed.deploy.console.tables import count, span, styled
 from protofed.deploy.operator.kept_scores import sentence
 from protofed.deploy.operator.snapshot import RunSnapshot, TimeRemaining
+from protofed.deploy.operator.waiting import blocked
+from protofed.deploy.operator.waiting import sentence as sentence_of_waiting
 
 WIDEST_BAR = 40  # characters
 
@@ -17,6 +21,10 @@ def header(snapshot: RunSnapshot, width: int) -> list[Text]:
     lines = [_title(snapshot), _rounds(snapshot, width), _phase(snapshot), _time(snapshot)]
     if snapshot.queue:
         lines.append(Text(snapshot.queue, "yellow"))
+    if snapshot.waiting is not None and blocked(snapshot.waiting):
+        lines += _wrapped(sentence_of_waiting(snapshot.waiting), "bold yellow", width)
+    for warning in snapshot.warnings:
+        lines += _wrapped(f"warning: {warning}", "yellow", width)
     if snapshot.ended and snapshot.reason not in ("", snapshot.status):
         lines.append(Text(snapshot.reason, "bold red" if snapshot.status == "failed" else ""))
     if snapshot.keeping:
@@ -26,6 +34,11 @@ def header(snapshot: RunSnapshot, width: int) -> list[Text]:
     for line in lines:
         line.no_wrap, line.overflow = True, "ellipsis"
     return lines
+
+
+def _wrapped(text: str, style: str, width: int) -> list[Text]:
+    """A sentence on as many lines as it needs: its end names the sites."""
+    return [Text(line, style) for line in textwrap.wrap(text, max(20, width))]
 
 
 def bar(share: float, width: int) -> Text:

@@ -121,6 +121,34 @@ class Problem:
 
 
 @dataclass(frozen=True)
+class MissingSite:
+    """A site that a run waits for; the fields are those of `MissingSite` in operator.proto."""
+
+    site: str
+    why: str
+    similar: str
+    required: bool
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """Why a run does not go on; the fields are those of `Waiting` in operator.proto.
+
+    Attributes:
+        seconds_left: until the next attempt or the deadline, or until the run fails; None: there is no such time.
+    """
+
+    reason: str
+    text: str
+    round: int
+    needed: int
+    has: int
+    missing: tuple[MissingSite, ...]
+    behind: str
+    seconds_left: float | None = field(compare=False)
+
+
+@dataclass(frozen=True)
 class RunSnapshot:
     """A run at one moment.
 
@@ -135,6 +163,8 @@ class RunSnapshot:
         history: the newest attempts, oldest first.
         problems: of those attempts, newest first.
         keeping: sites that answered a request for scores of their own models and sent none: their policies keep them.
+        waiting: why the run does not go on; None: it does, or it has ended.
+        warnings: what the run needs and the sites that may take part cannot give, in sentences.
         trouble: why the server does not answer, empty if it does; all other fields are `silent_s` seconds old.
     """
 
@@ -165,6 +195,8 @@ class RunSnapshot:
     scores: tuple[ScoreSnapshot, ...]
     problems: tuple[Problem, ...]
     keeping: int = 0
+    waiting: Waiting | None = None
+    warnings: tuple[str, ...] = ()
     trouble: str = ""
     silent_s: float = field(default=0.0, compare=False)
 

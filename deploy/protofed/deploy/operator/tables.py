@@ -12,7 +12,9 @@ from rich.table import Table
 from rich.text import Text
 
 from protofed.deploy.console.tables import count, plain_table, span, styled
-from protofed.deploy.operator.kept_scores import keeping, sentence
+from protofed.deploy.operator.kept_scores import keeping
+from protofed.deploy.operator.kept_scores import sentence as sentence_of_keeping
+from protofed.deploy.operator.waiting import blocked, sentence, short, waiting, warnings
 from protofed.protos.v1 import operator_pb2 as pb
 
 SHOWN_ROUNDS = 10
@@ -33,7 +35,7 @@ def runs_table(runs: Sequence[pb.RunInfo]) -> RenderableType:
             f"{info.reported}/{info.invited}",
             str(info.degraded) if info.degraded else "",
             f"{span(time.time() - info.began_at)} ago",
-            info.reason or info.phase,
+            info.reason or short(waiting(info)) or info.phase,
         )
     return table
 
@@ -50,7 +52,7 @@ def run_parts(detail: pb.RunDetail, *, everything: bool) -> list[RenderableType]
     if detail.scores:
         parts.append(_scores_table(detail))
     if sites := keeping(detail):
-        parts.append(Text(sentence(sites), style="dim"))
+        parts.append(Text(sentence_of_keeping(sites), style="dim"))
     return parts
 
 
@@ -98,7 +100,13 @@ def _summary(info: pb.RunInfo) -> Text:
     text.append(f" · {decimal(info.received_bytes + info.sent_bytes)}")
     text.append(f" · {span((info.ended_at or time.time()) - info.began_at)}")
     detail = info.reason or info.phase
-    return text if detail == info.status else text.append(f"\n{detail}")
+    if detail != info.status:
+        text.append(f"\n{detail}")
+    if (what := waiting(info)) is not None:
+        text.append(f"\n{sentence(what)}", "bold yellow" if blocked(what) else "")
+    for warning in warnings(info):
+        text.append(f"\nwarning: {warning}", "yellow")
+    return text
 
 
 def _rounds_table(rounds: Iterable[pb.RoundInfo], *, ended: bool) -> Table:

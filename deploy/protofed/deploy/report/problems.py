@@ -12,7 +12,12 @@ from protofed.deploy.report.record import RunRecord, listed, megabytes, utc
 NAMED_SITES = 12
 NAMED_ROUNDS = 8
 DONE = {"paused": "The run was paused", "resumed": "It was resumed", "rolled-back": "The run was rolled back"}
-HANDS = {"excluded": "{} was excluded", "admitted": "{} was admitted again", "revoked": "{}'s certificate was revoked"}
+HANDS = {
+    "excluded": "{} was excluded",
+    "admitted": "{} was admitted again",
+    "revoked": "{}'s certificate was revoked",
+    "forgotten": "{} was forgotten",
+}
 
 
 def problems(record: RunRecord) -> list[str]:

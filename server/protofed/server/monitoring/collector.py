@@ -33,6 +33,7 @@ from protofed.server.rounds.model_warnings import WarningCode
 from protofed.server.rounds.presence import SitePresence
 from protofed.server.rounds.resume import recipe_of
 from protofed.server.rounds.run_queue import RunQueue
+from protofed.server.rounds.waiting import Waiting, WaitReason
 from protofed.server.storage.reader import LedgerReader
 from protofed.server.storage.rows import RoundRow, RunRow
 from protofed.server.verdicts import RoundOutcome
@@ -110,8 +111,14 @@ def _run_now(sources: CollectorSources) -> Families:
         phase = current.phase
         yield _one_hot(metrics.PHASE, current.run, phases.name(phase), phases.PHASES)
         yield from _recipe(current.recipe)
+        yield _waiting(current.run, current.waiting(sources.certificates))
         if not isinstance(phase, phases.FinishedPhase):
             yield metrics.ROUND.family({(current.run,): phase.round})
+
+
+def _waiting(run: str, waiting: Waiting | None) -> Family:
+    reason = None if waiting is None else waiting.reason
+    return metrics.WAITING.family({(run, each.value): float(each is reason) for each in WaitReason})
 
 
 def _recipe(recipe: Recipe) -> Families:
@@ -132,6 +139,7 @@ def _ledger(sources: CollectorSources) -> Families:
     newest = sources.records.newest(row.run)
     if row.ended_at is not None:
         yield _one_hot(metrics.PHASE, row.run, "finished", phases.PHASES)
+        yield _waiting(row.run, None)
         yield metrics.ROUND.family({(row.run,): newest.round if newest else 0})
         yield from _recipe(recipe_of(row))
     if newest is not None:

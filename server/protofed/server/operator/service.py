@@ -17,9 +17,12 @@ from protofed.server.operator.downloads import Downloads
 from protofed.server.operator.overview import Overview, overview
 from protofed.server.operator.run_record import outcome
 from protofed.server.operator.verification import Verified, verify_round
+from protofed.server.rounds.absence import possible_trainers
 from protofed.server.rounds.context import ServerContext
 from protofed.server.rounds.resume import recipe_of
 from protofed.server.rounds.run_queue import RunQueue
+from protofed.server.rounds.start_checks import check_model, unmet
+from protofed.server.rounds.waiting import Waiting
 from protofed.server.storage.blobs import Blobs
 from protofed.server.storage.reader import LedgerReader
 from protofed.server.storage.rows import CertificateRow, InterventionRow, RoundRow, RunRow, TaskRow, UpdateRow
@@ -30,12 +33,20 @@ LONGEST_REASON = 300  # characters
 
 @dataclass(frozen=True)
 class RunReport:
-    """A run as the operator sees it; `status` is running, queued, paused, completed, failed or aborted."""
+    """A run as the operator sees it.
+
+    Attributes:
+        status: running, queued, paused, completed, failed or aborted.
+        waiting: why it does not go on; None: it does, or has ended.
+        warnings: what it needs and the sites that may take part cannot give; none once it has ended.
+    """
 
     row: RunRow
     recipe: Recipe | None  # None: this version of protofed cannot read it
     status: str
     overview: Overview
+    waiting: Waiting | None = None
+    warnings: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -99,16 +110,29 @@ class OperatorApi:
 
     # Runs
 
-    def start(self, recipe: str) -> RunReport:
+    def start(self, recipe: str, *, force: bool = False) -> RunReport:
         """Queue a run; `recipe` is JSON.
 
+        Args:
+            force: queue it although its model is not known here, or it needs sites that are not registered.
+
         Raises:
-            ConfigError: the recipe is invalid.
+            ConfigError: the recipe is invalid, or needs what `force` would allow. In plain text, where no site is
+                registered, it is only warned of sites.
             ConflictError: a run of its name exists.
         """
         parsed = parse_json(recipe, Recipe, "the recipe")
+        if not force:
+            check_model(parsed)
+            if (problems := self._unmet(parsed)) and self.certificates.all():
+                raise ConfigError(
+                    f"run '{parsed.name}' cannot start: {'; '.join(problems)}; or --force queues it as it is"
+                )
         self._runs.start(parsed)
         return self.run(parsed.name)
+
+    def _unmet(self, recipe: Recipe) -> list[str]:
+        return unmet(recipe, possible_trainers(self._context.presence, self.certificates))
 
     def runs(self) -> list[RunReport]:
         """All runs, in the queue's order."""
@@ -295,7 +319,9 @@ class OperatorApi:
             recipe = None
         current = self._runs.current
         in_queue = "running" if current is not None and current.run == row.run else "queued"
-        return RunReport(row, recipe, row.outcome or ("paused" if row.paused else in_queue), summary)
+        status = row.outcome or ("paused" if row.paused else in_queue)
+        warnings = self._unmet(recipe) if recipe is not None and row.outcome is None else ()
+        return RunReport(row, recipe, status, summary, self._runs.waiting(row.run, self.certificates), warnings)
 
 
 def _checked(reason: str) -> str:

@@ -21,11 +21,14 @@ from protofed.common.protocol.messages import (
     Wait,
 )
 from protofed.common.protocol.score_names import ScoreNames
+from protofed.server.access.certificates import Certificates
 from protofed.server.rounds import phases
+from protofed.server.rounds.absence import absences
 from protofed.server.rounds.context import ServerContext
 from protofed.server.rounds.driver import Driver
 from protofed.server.rounds.intake import UploadIntake
 from protofed.server.rounds.publisher import Published
+from protofed.server.rounds.waiting import Waiting
 
 
 class Coordinator:
@@ -62,6 +65,11 @@ class Coordinator:
             Exception: what broke the run earlier; the process has to end and start again from the ledger.
         """
         self._driver.tick()
+
+    def waiting(self, certificates: Certificates) -> Waiting | None:
+        """Why the run does not go on; None: it does, or has ended. May be called from any thread."""
+        timeout_s = self.recipe.federation.stall_timeout_s
+        return self._driver.waiting(lambda: absences(self._presence, certificates, timeout_s))
 
     # Requests of the operator
 

@@ -33,6 +33,7 @@ from protofed.server.rounds.publisher import Published, Publisher
 from protofed.server.rounds.resume import check_same, resumed
 from protofed.server.rounds.sampling import Uniform
 from protofed.server.rounds.state_machine import RoundRules, advance
+from protofed.server.rounds.waiting import Absences, Waiting, waiting
 from protofed.server.storage.rows import RoundRow, TaskRow
 
 log = structlog.get_logger()
@@ -64,6 +65,7 @@ class Driver:
         self._published: Published | None = None
         self._ended_with: Digest | None = None  # the last state of a run that had ended before
         self._standstill: Standstill | None = None
+        self._disk_full = False  # the last round could not be opened for that
         self.paused = False
         self.phase = self._restore()
         self._look_back()
@@ -108,6 +110,11 @@ class Driver:
             self.handle(self._aggregated())
         self._aggregation.tick(self._state)
         self.handle(self._tick_event())
+
+    def waiting(self, absences: Callable[[], Absences]) -> Waiting | None:
+        """Why the run does not go on; as `waiting.waiting`, also as to `absences`. May be called from any thread."""
+        disk_full = self._disk_full or self._aggregation.waits_for_space
+        return waiting(self._rules, self.phase, self._present(), absences, disk_full=disk_full)
 
     def pause(self, *, paused: bool) -> None:
         """Open no further round, or open them again; an open round goes on to its end."""
@@ -190,7 +197,7 @@ class Driver:
                 if not (isinstance(before, phases.Idle) and isinstance(self.phase, phases.Collecting)):
                     raise  # half done: only a restart, from the ledger, can go on
                 log.error("no space to open a round; trying again", run=self._run, round=before.round, why=str(error))
-                self.phase = before
+                self.phase, self._disk_full = before, True
                 self._events.clear()
             if not isinstance(before, type(self.phase)) and isinstance(self.phase, phases.Idle | phases.FinishedPhase):
                 self._warnings.look()
@@ -225,6 +232,7 @@ class Driver:
         row = RoundRow(self._run, phase.round, phase.attempt, phase.size, phase.quorum)
         kind = TaskKind.FIT if phase.round else TaskKind.INITIALISE
         self._invite(kind, phase.round, phase.attempt, phase.cohort, lambda t: self._ledger.open_round(row, t))
+        self._disk_full = False
 
     def _invite(
         self, kind: TaskKind, number: int, attempt: int, sites: Sites, write: Callable[[Sequence[TaskRow]], None]
@@ -286,6 +294,10 @@ class Driver:
         return resumed(last, tasks, self._context.clock(), tries, frozenset(self._recipe.federation.required_sites))
 
     def _tick_event(self) -> phases.Tick:
+        return replace(self._present(), attempt=self._next_attempt())
+
+    def _present(self) -> phases.Tick:
+        """Who is there, without the ledger's number of attempts."""
         timeout_s, presence = self._recipe.federation.stall_timeout_s, self._context.presence
         trainers, evaluators = (presence.alive(role, timeout_s) for role in (Role.TRAINER, Role.EVALUATOR))
         return phases.Tick(
@@ -293,7 +305,6 @@ class Driver:
             presence.enrolled(Role.TRAINER),
             trainers,
             evaluators,
-            attempt=self._next_attempt(),
             paused=self.paused,
             standstill=self._standstill,
         )

@@ -29,11 +29,14 @@ from protofed.common.protocol.messages import (
     Task,
     Wait,
 )
+from protofed.server.access.certificates import Certificates
 from protofed.server.rounds import phases
 from protofed.server.rounds.context import ServerContext
 from protofed.server.rounds.coordinator import Coordinator
 from protofed.server.rounds.resume import check_same, recipe_of
 from protofed.server.rounds.sampling import min_cohort
+from protofed.server.rounds.start_checks import check_model
+from protofed.server.rounds.waiting import Waiting, WaitReason
 from protofed.server.storage.rows import RunRow
 from protofed.server.verdicts import EXCLUDED, RoundOutcome
 
@@ -67,6 +70,8 @@ class RunQueue:
         for recipe in recipes:
             if recipe.name in known:
                 check_same(recipe, known[recipe.name])
+            elif not context.simulated:
+                check_model(recipe)
         for row in known.values():
             if row.outcome is None and self._take_up(row):
                 context.metrics.run_recovered()
@@ -104,6 +109,15 @@ class RunQueue:
         ended = [run for run, coordinator in self._live.items() if isinstance(coordinator.phase, phases.FinishedPhase)]
         for run in ended[:-1] if self.current is None else ended:
             del self._live[run]  # and with it a decoded model; `of` makes it again from the ledger
+
+    def waiting(self, run: str, certificates: Certificates) -> Waiting | None:
+        """Why a run does not go on; None: it does, has ended, or is not known."""
+        if (coordinator := self._live.get(run)) is None or isinstance(coordinator.phase, phases.FinishedPhase):
+            return None
+        current = self.current
+        if current is not None and current.run != run:
+            return Waiting(WaitReason.QUEUED, coordinator.phase.round, behind=current.run)
+        return coordinator.waiting(certificates)
 
     # Requests of sites
 

@@ -89,6 +89,13 @@ class RoundRules:
         by = f" by {rules.min_improvement:g}" if rules.min_improvement else ""
         return f"stopped early after round {done}: {standstill.score} no better{by} since round {standstill.since}"
 
+    def trainers_needed(self, round: int, enrolled: Sites) -> int:
+        """Trainers that must be alive before the round is opened; `enrolled` are those of whom it needs a share."""
+        if round == 0:
+            return self.first_models
+        quorum = quorum_of(self.federation, cohort_size(self.federation.participation, enrolled))
+        return max(self.federation.min_sites, quorum, len(set(self.federation.required_sites)))
+
     def due(self, round: int, every: int) -> bool:
         """Whether scores are taken after this round; 0: only after the last one."""
         return round > 0 and (round == self.rounds or (every > 0 and round % every == 0))
@@ -139,7 +146,7 @@ def _cohort(rules: RoundRules, phase: Idle, tick: Tick) -> Collecting | None:
     quorum = quorum_of(rules.federation, share)
     # A quorum that is a count may exceed the share: a cohort of the share alone could then never close.
     size = max(share, quorum, len(required))
-    if len(tick.trainers) < max(rules.federation.min_sites, quorum) or not required <= tick.trainers:
+    if len(tick.trainers) < rules.trainers_needed(phase.round, tick.enrolled) or not required <= tick.trainers:
         return None
     invited = math.ceil(round(size * rules.federation.over_selection, 9))
     drawn = rules.sampler(phase.round, sorted(tick.trainers - required), invited - len(required))

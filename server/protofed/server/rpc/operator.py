@@ -12,6 +12,7 @@ from protofed.protos.v1 import operator_pb2_grpc as rpc
 from protofed.server.access.authorization import Access
 from protofed.server.operator.downloads import DownloadChunk
 from protofed.server.operator.service import OperatorApi, RoundReport, RunReport, SiteReport
+from protofed.server.rounds.waiting import Waiting
 from protofed.server.rpc.executors import Executors
 from protofed.server.storage.rows import CertificateRow
 
@@ -27,7 +28,7 @@ class OperatorService(rpc.OperatorServicer):
         self._operator, self._executors, self._access = operator, executors, access
 
     async def StartRun(self, request: pb.StartRunRequest, context: Any) -> pb.RunInfo:
-        return _run(await self._control(lambda: self._operator.start(request.recipe)))
+        return _run(await self._control(lambda: self._operator.start(request.recipe, force=request.force)))
 
     async def ListRuns(self, request: pb.ListRunsRequest, context: Any) -> pb.ListRunsResponse:
         return pb.ListRunsResponse(runs=[_run(report) for report in await self._control(self._operator.runs)])
@@ -158,7 +159,14 @@ def _run(report: RunReport) -> pb.RunInfo:
         received_bytes=overview.received,
         sent_bytes=overview.sent,
         deadline_s=report.recipe.federation.deadline_s if report.recipe else 0.0,
+        waiting=None if report.waiting is None else _waiting(report.waiting),
+        warnings=report.warnings,
     )
+
+
+def _waiting(waiting: Waiting) -> pb.Waiting:
+    fields = {**asdict(waiting), "missing": [pb.MissingSite(**asdict(site)) for site in waiting.missing]}
+    return pb.Waiting(**fields, text=waiting.text)
 
 
 def _round(report: RoundReport) -> pb.RoundInfo:

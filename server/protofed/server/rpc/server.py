@@ -26,6 +26,7 @@ from protofed.server.access.certificates import Certificates, warn_of_expiry
 from protofed.server.access.credentials import HandshakeCounter, server_credentials
 from protofed.server.access.rate_limits import RateLimits
 from protofed.server.monitoring.readiness import ServerReadiness, identity_usable
+from protofed.server.monitoring.waiting_log import WaitingLog
 from protofed.server.operator.service import OperatorApi
 from protofed.server.rounds.run_queue import RunQueue
 from protofed.server.rpc.audit import ServerAudit
@@ -129,7 +130,7 @@ async def serve(
     started(f"{listen.rpartition(':')[0]}:{port}")
     watchdog.start()
     metrics.lag = lambda: watchdog.lag_s
-    ticker = asyncio.create_task(_tick(served.runs, service, executors, stop, until_finished=until_finished))
+    ticker = asyncio.create_task(_tick(served, service, stop, until_finished=until_finished))
     guarding = [] if connection_guard is None else [connection_guard.watch(port)]
     watchers = [_follow_health(health, ready), _log_certificates(identity, certificates, handshakes), *guarding]
     background = [asyncio.create_task(watcher) for watcher in watchers]
@@ -248,17 +249,21 @@ async def _log_certificates(
         handshakes.log_failed()
 
 
-async def _tick(
-    runs: RunQueue, service: FederationService, executors: Executors, stop: asyncio.Event, *, until_finished: bool
-) -> None:
+async def _tick(served: Served, service: FederationService, stop: asyncio.Event, *, until_finished: bool) -> None:
     """Let the run queue act on deadlines twice a second, and delete abandoned uploads once a minute."""
-    loop = asyncio.get_running_loop()
+    loop, runs = asyncio.get_running_loop(), served.runs
+    waiting_log = WaitingLog(runs, served.operator.certificates, loop.time)
+
+    def tick() -> None:
+        runs.tick()
+        waiting_log.note()
+
     finished_at: float | None = None
     collect_at = loop.time()
     try:
         while not stop.is_set():
             reach("loop")
-            await loop.run_in_executor(executors.control, runs.tick)
+            await loop.run_in_executor(served.executors.control, tick)
             if loop.time() >= collect_at:
                 await service.collect()
                 collect_at = loop.time() + COLLECT_EVERY_S

@@ -1,0 +1,58 @@
+"""Why a run does not go on, as the operator's screens say it."""
+
+from __future__ import annotations
+
+from protofed.deploy.console.tables import span
+from protofed.deploy.operator.snapshot import MissingSite, Waiting
+from protofed.deploy.operator.snapshot_sites import printable
+from protofed.protos.v1 import operator_pb2 as pb
+
+BLOCKED = ("trainers", "required-sites", "back-off", "disk")  # reasons for which somebody has to do something
+
+
+def waiting(info: pb.RunInfo) -> Waiting | None:
+    """What the server says that a run waits for; None: nothing, or it is a server of 0.2.0."""
+    if not info.HasField("waiting"):
+        return None
+    sent = info.waiting
+    return Waiting(
+        reason=sent.reason,
+        text=printable(sent.text),
+        round=sent.round,
+        needed=sent.needed,
+        has=sent.has,
+        missing=tuple(
+            MissingSite(site.site, printable(site.why), printable(site.similar), site.required) for site in sent.missing
+        ),
+        behind=printable(sent.behind),
+        seconds_left=sent.seconds_left if sent.HasField("seconds_left") else None,
+    )
+
+
+def sentence(what: Waiting) -> str:
+    """All of it in a line, with the time that is left."""
+    if what.seconds_left is None:
+        return what.text
+    left = span(what.seconds_left)
+    match what.reason:
+        case "back-off":
+            return f"{what.text}, in {left}"
+        case "updates" | "scores":
+            return f"{what.text}; {left} left"
+        case _:
+            return f"{what.text}; the run fails in {left} if that stays so"
+
+
+def short(what: Waiting | None) -> str:
+    """For a table's cell; empty for what other columns say: updates and scores of the open round."""
+    return "" if what is None or what.reason in ("updates", "scores", "paused") else what.text.partition("; missing")[0]
+
+
+def blocked(what: Waiting | None) -> bool:
+    """Whether the run stands still until somebody does something, or for a while."""
+    return what is not None and what.reason in BLOCKED
+
+
+def warnings(info: pb.RunInfo) -> tuple[str, ...]:
+    """What the run needs and the sites that may take part cannot give."""
+    return tuple(printable(warning) for warning in info.warnings)

@@ -1,0 +1,167 @@
+"""Why a run does not go on: a pure function of its phase and of who is there, for screens, log and metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TypeAlias, assert_never
+
+from protofed.common.errors import nearest
+from protofed.common.payload import SiteId
+from protofed.server.rounds import phases
+from protofed.server.rounds.state_machine import RoundRules
+
+NAMED = 5  # missing sites in a text; the fields have all of them
+UNKNOWN, NO_TRAINER = "unknown", "no trainer"
+CANNOT_COME = frozenset({NO_TRAINER, "certificate revoked"})  # named only where the recipe requires them
+# Why a site is not there, by its name, in a few words that do not change while it stays so: see `absence.absences`.
+Absences: TypeAlias = Mapping[SiteId, str]
+
+
+class WaitReason(StrEnum):
+    """What a run waits for; a label of the metric and the field `reason` of `--json`."""
+
+    TRAINERS = "trainers"  # fewer are there than a round needs
+    REQUIRED_SITES = "required-sites"  # the recipe's `required_sites` are not all there
+    PAUSED = "paused"
+    QUEUED = "queued"
+    BACK_OFF = "back-off"  # until the next attempt
+    DISK = "disk"  # the server's is full
+    UPDATES = "updates"  # of the open round
+    SCORES = "scores"
+
+
+BLOCKED = frozenset({WaitReason.TRAINERS, WaitReason.REQUIRED_SITES, WaitReason.BACK_OFF, WaitReason.DISK})
+
+
+@dataclass(frozen=True)
+class MissingSite:
+    """A site that is waited for.
+
+    Attributes:
+        why: it is not there; empty: it is, and works.
+        similar: the known site of the nearest name, if nobody knows this one.
+        required: the recipe's `required_sites` names it.
+    """
+
+    site: SiteId
+    why: str = ""
+    similar: str = ""
+    required: bool = False
+
+    def __str__(self) -> str:
+        why = f"no such site is known{f'; did you mean {self.similar}?' if self.similar else ''}"
+        parts = [*(["required"] if self.required else []), why if self.why == UNKNOWN else self.why]
+        return f"{self.site} ({', '.join(filter(None, parts))})" if any(parts) else self.site
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """Why a run does not go on; two of them are equal while nothing but time has passed.
+
+    Attributes:
+        needed, has: trainers, or updates of the quorum; with BACK_OFF, attempts in all and the number of the next one.
+        missing: those that are waited for, or would be enough if they came.
+        behind: the run that goes on; with QUEUED only.
+        seconds_left: until the next attempt or the deadline, or until the run fails; None: there is no such time.
+    """
+
+    reason: WaitReason
+    round: int
+    needed: int = 0
+    has: int = 0
+    missing: tuple[MissingSite, ...] = ()
+    behind: str = ""
+    seconds_left: float | None = field(default=None, compare=False)
+
+    @property
+    def text(self) -> str:
+        """All but the time in a line."""
+        listed = ", ".join(map(str, self.missing[:NAMED]))
+        more = f" and {len(self.missing) - NAMED} more" if len(self.missing) > NAMED else ""
+        missing = f"; missing: {listed}{more}" if listed else ""
+        match self.reason:
+            case WaitReason.TRAINERS | WaitReason.REQUIRED_SITES:
+                return f"needs {self.needed} trainer{'s' * (self.needed != 1)}, has {self.has}{missing}"
+            case WaitReason.PAUSED:
+                return "paused by the operator"
+            case WaitReason.QUEUED:
+                return f"waits behind run {self.behind}"
+            case WaitReason.BACK_OFF:
+                return f"tries round {self.round} again, attempt {self.has} of {self.needed}"
+            case WaitReason.DISK:
+                return "waits for space on the server's disk"
+            case WaitReason.UPDATES:
+                return f"waits for updates of {listed}{more}; has {self.has}, the quorum is {self.needed}"
+            case WaitReason.SCORES:
+                return f"waits for scores of {listed}{more}"
+            case _:
+                assert_never(self.reason)
+
+
+def waiting(
+    rules: RoundRules, phase: phases.Phase, tick: phases.Tick, absences: Callable[[], Absences], *, disk_full: bool
+) -> Waiting | None:
+    """What the run that goes on waits for; None: for nothing, or it has ended.
+
+    Args:
+        tick: of now.
+        absences: of all known trainers that `tick` does not have, and of the awaited sites that are not alive; asked
+            for only where sites are named.
+        disk_full: the last attempt to store something failed.
+    """
+    match phase:
+        case phases.Idle():
+            return _idle(rules, phase, tick, absences, disk_full)
+        case phases.Collecting():
+            left = max(0.0, phase.opened + rules.federation.deadline_s - tick.now)
+            missing = _awaited(phase.awaited, phase.required, absences())
+            reported = len(phase.reported)
+            return Waiting(WaitReason.UPDATES, phase.round, phase.quorum, reported, missing, seconds_left=left)
+        case phases.Aggregating():
+            return Waiting(WaitReason.DISK, phase.round) if disk_full else None
+        case phases.Evaluating():
+            left = max(0.0, phase.opened + rules.federation.score_deadline_s - tick.now)
+            missing = _awaited(phase.awaited, phases.NOBODY, absences())
+            return Waiting(WaitReason.SCORES, phase.round, missing=missing, seconds_left=left)
+        case phases.FinishedPhase():
+            return None
+        case _:
+            assert_never(phase)
+
+
+def _idle(
+    rules: RoundRules, phase: phases.Idle, tick: phases.Tick, absences: Callable[[], Absences], disk_full: bool
+) -> Waiting | None:
+    if tick.paused:
+        return Waiting(WaitReason.PAUSED, phase.round)
+    if tick.now < phase.again_at:
+        attempts = rules.federation.max_attempts, phase.tries + 1
+        return Waiting(WaitReason.BACK_OFF, phase.round, *attempts, seconds_left=phase.again_at - tick.now)
+    needed = rules.trainers_needed(phase.round, tick.enrolled)
+    required = frozenset(rules.federation.required_sites) - tick.trainers
+    lacks_required = phase.round > 0 and bool(required)  # the first model needs none of them
+    if lacks_required or len(tick.trainers) < needed:
+        reason = WaitReason.REQUIRED_SITES if lacks_required else WaitReason.TRAINERS
+        missing = _missing(required, absences(), tick.trainers)
+        since = tick.now if phase.since is None else phase.since
+        left = max(0.0, since + rules.federation.site_wait_timeout_s - tick.now)
+        return Waiting(reason, phase.round, needed, len(tick.trainers), missing, seconds_left=left)
+    return Waiting(WaitReason.DISK, phase.round) if disk_full else None
+
+
+def _missing(required: phases.Sites, absences: Absences, here: phases.Sites) -> tuple[MissingSite, ...]:
+    """The required sites first."""
+    known = {*absences, *here}
+    named = [
+        MissingSite(site, absences.get(site, UNKNOWN), "" if site in known else nearest(site, known), required=True)
+        for site in sorted(required)
+    ]
+    others = (site for site in sorted(absences.keys() - required) if absences[site] not in CANNOT_COME)
+    return (*named, *(MissingSite(site, absences[site]) for site in others))
+
+
+def _awaited(sites: phases.Sites, required: phases.Sites, absences: Absences) -> tuple[MissingSite, ...]:
+    known = {site: why for site, why in absences.items() if why != NO_TRAINER}  # evaluators, which score
+    return tuple(MissingSite(site, known.get(site, ""), required=site in required) for site in sorted(sites))
