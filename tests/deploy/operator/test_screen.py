@@ -142,7 +142,7 @@ def waits(
 
 
 def test_a_run_that_does_not_go_on_says_why_on_as_many_lines_as_it_takes() -> None:
-    stuck = snapshot_of(answer(phase="waiting", warnings=["required_sites names 'norht'"], **waits()))
+    stuck = snapshot_of(answer(phase="waiting", unmet=["required_sites names 'norht'"], **waits()))
     for width in (60, 200):
         text = " ".join(line.strip() for line in shown(stuck, width))
         assert "has 1; missing: norht (required, no such site is known; did you mean north?);" in text
@@ -153,21 +153,21 @@ def test_a_run_that_does_not_go_on_says_why_on_as_many_lines_as_it_takes() -> No
 
 
 def test_a_reason_to_wait_is_a_line_when_it_is_new_and_not_while_time_passes() -> None:
-    before, stuck = snapshot_of(answer()), snapshot_of(answer(warnings=["a", "b"], **waits()))
+    before, stuck = snapshot_of(answer()), snapshot_of(answer(unmet=["a", "b"], **waits()))
     assert [line.partition(";")[0] for line in changes(before, stuck)] == [
         "needs 2 trainers, has 1",
         "warning: a",
         "warning: b",
     ]
-    assert changes(stuck, snapshot_of(answer(warnings=["a", "b"], **waits(seconds_left=5.0)))) == []
-    (line,) = changes(stuck, snapshot_of(answer(warnings=["b"], **waits(has=0))))
+    assert changes(stuck, snapshot_of(answer(unmet=["a", "b"], **waits(seconds_left=5.0)))) == []
+    (line,) = changes(stuck, snapshot_of(answer(unmet=["b"], **waits(has=0))))
     assert line.startswith("needs 2 trainers, has 0")
     assert changes(stuck, before) == []
 
 
 def test_a_reason_to_wait_is_json_by_its_fields() -> None:
-    told = json.loads(json.dumps(plain(snapshot_of(answer(warnings=["a"], **waits())))))
-    assert told["warnings"] == ["a"]
+    told = json.loads(json.dumps(plain(snapshot_of(answer(unmet=["a"], **waits())))))
+    assert told["unmet"] == ["a"]
     assert {key: told["waiting"][key] for key in ("reason", "needed", "has", "seconds_left")} == {
         "reason": "required-sites",
         "needed": 2,
@@ -202,7 +202,7 @@ def test_a_list_of_runs_says_it_in_short_and_a_run_shows_all_of_it() -> None:
     assert lines[1].rstrip().endswith("needs 2 trainers, has 1")
     assert lines[2].rstrip().endswith("collecting")
     with console.capture() as captured:
-        for part in tables.run_parts(pb.RunDetail(info=info(warnings=["w"], **waits())), everything=False):
+        for part in tables.run_parts(pb.RunDetail(info=info(unmet=["w"], **waits())), everything=False):
             console.print(part)
     assert "missing: norht (required" in captured.get()
     assert "warning: w" in captured.get()

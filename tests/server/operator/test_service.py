@@ -527,32 +527,32 @@ def test_a_run_that_the_registered_sites_cannot_make_up_is_refused_or_forced(
         assert desk.operation.runs() == []
     text = recipe("one", federation={"min_sites": 2, "quorum": 3}).model_dump_json()
     report = desk.operation.start(text, force=True)
-    assert len(report.warnings) == 1
-    assert desk.operation.run("one").warnings == report.warnings  # it stays visible,
+    assert len(report.unmet) == 1
+    assert desk.operation.run("one").unmet == report.unmet  # it stays visible,
     register(desk, "west")
-    assert desk.operation.run("one").warnings == []  # until it is met
+    assert desk.operation.run("one").unmet == []  # until it is met
     desk.start("two")
-    assert desk.operation.run("two").warnings == []
+    assert desk.operation.run("two").unmet == []
 
 
 def test_a_site_that_is_excluded_or_revoked_may_not_take_part(desk: OperatorLab, register: Register) -> None:
     register(desk, "ann", "bob", "cyd")
     report = desk.start("one")
-    assert report.warnings == []
+    assert report.unmet == []
     desk.operation.exclude("ann", "")
-    assert len(desk.operation.run("one").warnings) == 1
+    assert len(desk.operation.run("one").unmet) == 1
     desk.operation.admit("ann")
     desk.operation.revoke("bob", "has left")
-    assert len(desk.operation.run("one").warnings) == 1
+    assert len(desk.operation.run("one").unmet) == 1
     desk.operation.abort("one", "")
-    assert list(desk.operation.run("one").warnings) == []
+    assert list(desk.operation.run("one").unmet) == []
 
 
 def test_in_plain_text_a_run_is_only_warned_of_sites(desk: OperatorLab) -> None:
     desk.enroll("ann", "bob")
     report = desk.start("one", federation={"required_sites": ["anne"]})
-    assert len(report.warnings) == 2
-    assert "did you mean 'ann'" in report.warnings[1]
+    assert len(report.unmet) == 2
+    assert "did you mean 'ann'" in report.unmet[1]
 
 
 def test_a_model_that_nobody_knows_is_refused_or_forced(desk: OperatorLab) -> None:

@@ -69,7 +69,7 @@ def start(
     info = operator.start(loaded, force=force)
     if loaded.data is not None:
         _say("note: the recipe's [data] is for `protofed simulate`; each site trains on the data of its own settings")
-    for warning in info.warnings:
+    for warning in info.unmet:
         _say(f"warning: {warning}")
     if not (watch and as_json):  # then every line of the output is one object of the watch
         _show_status(info, as_json, f"{info.run}: {info.status}")

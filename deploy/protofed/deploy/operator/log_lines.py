@@ -59,8 +59,8 @@ def _waiting_lines(before: RunSnapshot | None, after: RunSnapshot) -> Iterator[s
     """Why the run stands still, and what it lacks, when that is new; again after it went on."""
     if after.waiting is not None and blocked(after.waiting) and (before is None or before.waiting != after.waiting):
         yield sentence_of_waiting(after.waiting)
-    known = () if before is None else before.warnings
-    yield from (f"warning: {warning}" for warning in after.warnings if warning not in known)
+    known = () if before is None else before.unmet
+    yield from (f"warning: {warning}" for warning in after.unmet if warning not in known)
 
 
 def _attempt(row: Attempt) -> str:

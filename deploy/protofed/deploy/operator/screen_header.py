@@ -23,7 +23,7 @@ def header(snapshot: RunSnapshot, width: int) -> list[Text]:
         lines.append(Text(snapshot.queue, "yellow"))
     if snapshot.waiting is not None and blocked(snapshot.waiting):
         lines += _wrapped(sentence_of_waiting(snapshot.waiting), "bold yellow", width)
-    for warning in snapshot.warnings:
+    for warning in snapshot.unmet:
         lines += _wrapped(f"warning: {warning}", "yellow", width)
     if snapshot.ended and snapshot.reason not in ("", snapshot.status):
         lines.append(Text(snapshot.reason, "bold red" if snapshot.status == "failed" else ""))

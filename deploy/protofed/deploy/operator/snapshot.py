@@ -164,7 +164,7 @@ class RunSnapshot:
         problems: of those attempts, newest first.
         keeping: sites that answered a request for scores of their own models and sent none: their policies keep them.
         waiting: why the run does not go on; None: it does, or it has ended.
-        warnings: what the run needs and the sites that may take part cannot give, in sentences.
+        unmet: what the run needs and the sites that may take part cannot give, in sentences.
         trouble: why the server does not answer, empty if it does; all other fields are `silent_s` seconds old.
     """
 
@@ -196,7 +196,7 @@ class RunSnapshot:
     problems: tuple[Problem, ...]
     keeping: int = 0
     waiting: Waiting | None = None
-    warnings: tuple[str, ...] = ()
+    unmet: tuple[str, ...] = ()
     trouble: str = ""
     silent_s: float = field(default=0.0, compare=False)
 

@@ -12,7 +12,7 @@ from protofed.common.statistics import lower_is_better
 from protofed.deploy.operator.kept_scores import keeping
 from protofed.deploy.operator.snapshot import ENDED, FAILED, Attempt, Problem, RunSnapshot, ScoreSnapshot, TimeRemaining
 from protofed.deploy.operator.snapshot_sites import printable, sites
-from protofed.deploy.operator.waiting import waiting, warnings
+from protofed.deploy.operator.waiting import unmet, waiting
 from protofed.protos.v1 import operator_pb2 as pb
 
 PUBLISHED = ("published", "degraded")
@@ -96,7 +96,7 @@ def snapshot(reply: ServerReply, history: WatchHistory, now: float) -> RunSnapsh
         problems=tuple(problems(rounds))[:MOST_PROBLEMS],
         keeping=keeping(reply.detail),
         waiting=waiting(info),
-        warnings=warnings(info),
+        unmet=unmet(info),
     )
 
 

@@ -14,7 +14,7 @@ from rich.text import Text
 from protofed.deploy.console.tables import count, plain_table, span, styled
 from protofed.deploy.operator.kept_scores import keeping
 from protofed.deploy.operator.kept_scores import sentence as sentence_of_keeping
-from protofed.deploy.operator.waiting import blocked, sentence, short, waiting, warnings
+from protofed.deploy.operator.waiting import blocked, sentence, short, unmet, waiting
 from protofed.protos.v1 import operator_pb2 as pb
 
 SHOWN_ROUNDS = 10
@@ -104,7 +104,7 @@ def _summary(info: pb.RunInfo) -> Text:
         text.append(f"\n{detail}")
     if (what := waiting(info)) is not None:
         text.append(f"\n{sentence(what)}", "bold yellow" if blocked(what) else "")
-    for warning in warnings(info):
+    for warning in unmet(info):
         text.append(f"\nwarning: {warning}", "yellow")
     return text
 

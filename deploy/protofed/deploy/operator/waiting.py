@@ -53,6 +53,6 @@ def blocked(what: Waiting | None) -> bool:
     return what is not None and what.reason in BLOCKED
 
 
-def warnings(info: pb.RunInfo) -> tuple[str, ...]:
+def unmet(info: pb.RunInfo) -> tuple[str, ...]:
     """What the run needs and the sites that may take part cannot give."""
-    return tuple(printable(warning) for warning in info.warnings)
+    return tuple(printable(warning) for warning in info.unmet)

@@ -195,7 +195,7 @@ class RunInfo(_message.Message):
     SENT_BYTES_FIELD_NUMBER: _builtins.int
     DEADLINE_S_FIELD_NUMBER: _builtins.int
     WAITING_FIELD_NUMBER: _builtins.int
-    WARNINGS_FIELD_NUMBER: _builtins.int
+    UNMET_FIELD_NUMBER: _builtins.int
     run: _builtins.str
     method: _builtins.str
     """empty: this server cannot read the run's recipe"""
@@ -233,7 +233,7 @@ class RunInfo(_message.Message):
         """why it does not go on; absent: it does, or it has ended"""
 
     @_builtins.property
-    def warnings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+    def unmet(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """what it needs and the registered sites cannot give, in sentences"""
 
     def __init__(
@@ -257,11 +257,11 @@ class RunInfo(_message.Message):
         sent_bytes: _builtins.int = ...,
         deadline_s: _builtins.float = ...,
         waiting: Global___Waiting | None = ...,
-        warnings: _abc.Iterable[_builtins.str] | None = ...,
+        unmet: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["waiting", b"waiting"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abandoned", b"abandoned", "began_at", b"began_at", "deadline_s", b"deadline_s", "degraded", b"degraded", "ended_at", b"ended_at", "invited", b"invited", "method", b"method", "phase", b"phase", "reason", b"reason", "received_bytes", b"received_bytes", "reported", b"reported", "rolled_back", b"rolled_back", "round", b"round", "rounds", b"rounds", "run", b"run", "sent_bytes", b"sent_bytes", "status", b"status", "waiting", b"waiting", "warnings", b"warnings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abandoned", b"abandoned", "began_at", b"began_at", "deadline_s", b"deadline_s", "degraded", b"degraded", "ended_at", b"ended_at", "invited", b"invited", "method", b"method", "phase", b"phase", "reason", b"reason", "received_bytes", b"received_bytes", "reported", b"reported", "rolled_back", b"rolled_back", "round", b"round", "rounds", b"rounds", "run", b"run", "sent_bytes", b"sent_bytes", "status", b"status", "unmet", b"unmet", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

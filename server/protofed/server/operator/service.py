@@ -38,7 +38,7 @@ class RunReport:
     Attributes:
         status: running, queued, paused, completed, failed or aborted.
         waiting: why it does not go on; None: it does, or has ended.
-        warnings: what it needs and the sites that may take part cannot give; none once it has ended.
+        unmet: what it needs and the sites that may take part cannot give; none once it has ended.
     """
 
     row: RunRow
@@ -46,7 +46,7 @@ class RunReport:
     status: str
     overview: Overview
     waiting: Waiting | None = None
-    warnings: Sequence[str] = ()
+    unmet: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -320,8 +320,8 @@ class OperatorApi:
         current = self._runs.current
         in_queue = "running" if current is not None and current.run == row.run else "queued"
         status = row.outcome or ("paused" if row.paused else in_queue)
-        warnings = self._unmet(recipe) if recipe is not None and row.outcome is None else ()
-        return RunReport(row, recipe, status, summary, self._runs.waiting(row.run, self.certificates), warnings)
+        lacking = self._unmet(recipe) if recipe is not None and row.outcome is None else ()
+        return RunReport(row, recipe, status, summary, self._runs.waiting(row.run, self.certificates), lacking)
 
 
 def _checked(reason: str) -> str:

@@ -160,7 +160,7 @@ def _run(report: RunReport) -> pb.RunInfo:
         sent_bytes=overview.sent,
         deadline_s=report.recipe.federation.deadline_s if report.recipe else 0.0,
         waiting=None if report.waiting is None else _waiting(report.waiting),
-        warnings=report.warnings,
+        unmet=report.unmet,
     )
 
 
