@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -131,9 +132,7 @@ def test_the_header_says_what_is_the_matter() -> None:
     assert lines(deadline)[2].startswith("collecting for 15 s of at most 10 min · 0 of 0 sites reported")
 
 
-def waits(
-    reason: str = "required-sites", has: int = 1, seconds_left: float | None = 604_800.0
-) -> dict[str, pb.Waiting]:
+def waits(reason: str = "required-sites", has: int = 1, seconds_left: float | None = 604_800.0) -> dict[str, Any]:
     missing = [pb.MissingSite(site="norht", why="unknown", similar="north", required=True)]
     text = f"needs 2 trainers, has {has}; missing: norht (required, no such site is known; did you mean north?)"
     return {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import MutableMapping
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ class Log:
         self.lab = lab
         self._log = WaitingLog(lab.runs, lab.operation.certificates, lab.clock)
 
-    def later(self, seconds: float, alive: tuple[SiteId, ...] = ()) -> list[dict[str, Any]]:
+    def later(self, seconds: float, alive: tuple[SiteId, ...] = ()) -> list[MutableMapping[str, Any]]:
         """Time passes in steps of a second, while these sites live; the lines that were logged."""
         with structlog.testing.capture_logs() as lines:
             for _ in range(int(seconds)):
