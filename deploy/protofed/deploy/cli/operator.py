@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from protofed.common.errors import ProtofedError
+from protofed.common.errors import ConfigError, ProtofedError, short
 from protofed.deploy.cli import completion
 from protofed.deploy.cli.confirmation import Yes, confirm
 from protofed.deploy.cli.connection import connected
@@ -165,21 +165,23 @@ def abort(
 def rollback(
     operator: Operator,
     run: Run,
-    to: Annotated[int, typer.Argument(min=0, help="The round whose state to continue from.")],
+    to: Annotated[str, typer.Argument(metavar="ROUND", help="The round whose state to continue from, or `best`.")],
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
     """Continue from the state that a round published, with the sites' state of that round. Asks first.
 
-    A run that had ended is queued again.
+    A run that had ended is queued again. Sites keep their own state of the newest rounds only, as far as keep_rounds,
+    and go back no further than their policies' max_rollback_rounds.
 
     Example: `protofed runs rollback lesions 71`
     """
+    number = _round(operator, run, to)
     if not yes:
         now = _where(operator, run)
-        confirm(f"Take run {run} ({now}) back to round {to}? Later rounds no longer count.", yes=yes)
-    info = operator.roll_back(run, to)
-    _show_status(info, as_json, f"{info.run}: continues after round {to} ({info.status})")
+        confirm(f"Take run {run} ({now}) back to round {number}? Later rounds no longer count.", yes=yes)
+    info = operator.roll_back(run, number)
+    _show_status(info, as_json, f"{info.run}: continues after round {number} ({info.status})")
 
 
 @connected(runs, "verify")
@@ -240,6 +242,18 @@ def admit(operator: Operator, site: Site, as_json: AsJson = False) -> None:
     """
     info = operator.admit(site)
     _show_status(info, as_json, f"{info.site}: admitted")
+
+
+def _round(operator: Operator, run: str, text: str) -> int:
+    """A round's number, or that of the best one."""
+    from protofed.deploy.console.best_round import kept_best
+    from protofed.deploy.operator.snapshot_builder import best_of
+
+    if text == "best":
+        return kept_best(run, best_of(operator.show(run, 1)))
+    if not (text.isascii() and text.isdecimal()):
+        raise ConfigError(f"round '{short(text)}': expected a number, or best")
+    return int(text)
 
 
 def _where(operator: Operator, run: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from protofed.deploy.console.best_round import best_sentence
 from protofed.deploy.console.tables import span
 from protofed.deploy.operator.kept_scores import sentence
 from protofed.deploy.operator.screen_header import no_answer, time_left
@@ -31,6 +32,8 @@ def _between(before: RunSnapshot, after: RunSnapshot) -> Iterator[str]:
     yield from _site_lines(before, after)
     if after.scores and after.scored_round != before.scored_round:
         yield _scores(after)
+    if after.best is not None and after.best != before.best:
+        yield best_sentence(after.best)
     if after.keeping and after.keeping != before.keeping:
         yield sentence(after.keeping)
     if (after.status, after.queue) != (before.status, before.queue):

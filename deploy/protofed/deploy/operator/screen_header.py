@@ -7,6 +7,7 @@ import textwrap
 from rich.filesize import decimal
 from rich.text import Text
 
+from protofed.deploy.console.best_round import best_sentence
 from protofed.deploy.console.tables import count, span, styled
 from protofed.deploy.operator.kept_scores import sentence
 from protofed.deploy.operator.snapshot import RunSnapshot, TimeRemaining
@@ -27,6 +28,8 @@ def header(snapshot: RunSnapshot, width: int) -> list[Text]:
         lines += _wrapped(f"warning: {warning}", "yellow", width)
     if snapshot.ended and snapshot.reason not in ("", snapshot.status):
         lines.append(Text(snapshot.reason, "bold red" if snapshot.status == "failed" else ""))
+    if snapshot.best is not None:
+        lines.append(Text(best_sentence(snapshot.best), "dim"))
     if snapshot.keeping:
         lines.append(Text(sentence(snapshot.keeping), "dim"))
     if snapshot.trouble:

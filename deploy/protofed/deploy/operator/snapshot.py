@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 
+from protofed.deploy.console.best_round import BestSnapshot
+
 ENDED = ("completed", "failed", "aborted")  # statuses of a run
 FAILED = ("failed", "late", "set-aside")  # task statuses
 
@@ -162,6 +164,7 @@ class RunSnapshot:
         rest: time that the run has left; None: it is too early to estimate, the run is paused, or it has ended.
         history: the newest attempts, oldest first.
         problems: of those attempts, newest first.
+        best: the best round so far; None: no round has a score that judges it.
         keeping: sites that answered a request for scores of their own models and sent none: their policies keep them.
         waiting: why the run does not go on; None: it does, or it has ended.
         unmet: what the run needs and the sites that may take part cannot give, in sentences.
@@ -194,6 +197,7 @@ class RunSnapshot:
     scored_round: int
     scores: tuple[ScoreSnapshot, ...]
     problems: tuple[Problem, ...]
+    best: BestSnapshot | None = None
     keeping: int = 0
     waiting: Waiting | None = None
     unmet: tuple[str, ...] = ()

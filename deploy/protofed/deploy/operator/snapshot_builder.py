@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from protofed.common.statistics import lower_is_better
+from protofed.deploy.console.best_round import BestSnapshot
 from protofed.deploy.operator.kept_scores import keeping
 from protofed.deploy.operator.snapshot import ENDED, FAILED, Attempt, Problem, RunSnapshot, ScoreSnapshot, TimeRemaining
 from protofed.deploy.operator.snapshot_sites import printable, sites
@@ -94,6 +95,7 @@ def snapshot(reply: ServerReply, history: WatchHistory, now: float) -> RunSnapsh
         scored_round=reply.detail.scored_round,
         scores=scores(history),
         problems=tuple(problems(rounds))[:MOST_PROBLEMS],
+        best=best_of(reply.detail),
         keeping=keeping(reply.detail),
         waiting=waiting(info),
         unmet=unmet(info),
@@ -132,6 +134,14 @@ def time_remaining(info: pb.RunInfo, rounds: Sequence[pb.RoundInfo], done: int, 
         return max(0.0, period * rounds_left - min(elapsed, period))
 
     return TimeRemaining(left(statistics.median(periods)), left(min(periods)), left(max(periods)), len(periods))
+
+
+def best_of(detail: pb.RunDetail) -> BestSnapshot | None:
+    """The best round; None: no round has a score that judges it, or an older server does not say."""
+    if not detail.HasField("best"):
+        return None
+    best = detail.best
+    return BestSnapshot(best.round, best.score, best.value, None if best.kept < 0 else best.kept)
 
 
 def scores(history: WatchHistory) -> tuple[ScoreSnapshot, ...]:

@@ -11,9 +11,11 @@ from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
 
+from protofed.deploy.console.best_round import best_sentence
 from protofed.deploy.console.tables import count, plain_table, span, styled
 from protofed.deploy.operator.kept_scores import keeping
 from protofed.deploy.operator.kept_scores import sentence as sentence_of_keeping
+from protofed.deploy.operator.snapshot_builder import best_of
 from protofed.deploy.operator.waiting import blocked, sentence, short, unmet, waiting
 from protofed.protos.v1 import operator_pb2 as pb
 
@@ -51,6 +53,8 @@ def run_parts(detail: pb.RunDetail, *, everything: bool) -> list[RenderableType]
         parts.append(_tasks_table(tasks, "every site's task" if everything else "what failed"))
     if detail.scores:
         parts.append(_scores_table(detail))
+    if (best := best_of(detail)) is not None:
+        parts.append(Text(best_sentence(best)))
     if sites := keeping(detail):
         parts.append(Text(sentence_of_keeping(sites), style="dim"))
     return parts

@@ -16,9 +16,11 @@ from protofed.client.privacy.policy import Policy
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import RunFailedError
 from protofed.common.statistics import Spread
+from protofed.deploy.console.best_round import BestSnapshot, best_sentence
 from protofed.deploy.console.progress import progress
 from protofed.deploy.simulation.simulation import simulation
 from protofed.server.operator.overview import Overview, overview
+from protofed.server.operator.run_record import best_of
 from protofed.server.rounds.phases import Aggregating, Collecting, Evaluating, FinishedPhase, Idle, Phase
 
 
@@ -110,9 +112,14 @@ def simulate_with_progress(recipe: Recipe, state: Path | None, device: str, poli
     ):
         bar.say("making the model")
         running.go(on_task=lambda: bar.to(*status(running.coordinator.phase, recipe.rounds)))
-        view = overview(running.ledger, recipe.name)
-    assert view is not None  # noqa: S101  (it was just run)
+        view, best = overview(running.ledger, recipe.name), best_of(running.ledger, running.blobs, recipe.name)
+        assert view is not None  # noqa: S101  (it was just run)
+        bar.to(view.round, view.phase)  # which may be fewer than planned
     Console(stderr=True).print(scores_table([recipe], {recipe.name: view}, recipe.name))
+    if view.phase != "completed" and not view.failed:
+        Console(stderr=True).print(f"{view.run}: {view.phase}", markup=False, highlight=False, soft_wrap=True)
+    if best is not None:
+        Console(stderr=True).print(best_sentence(BestSnapshot(**best)), markup=False, highlight=False, soft_wrap=True)
     if policy is None:
         Console(stderr=True).print(RELEASES_ALL, style="dim", highlight=False)
     if view.failed:

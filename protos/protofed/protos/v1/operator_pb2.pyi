@@ -358,6 +358,7 @@ class RunDetail(_message.Message):
     SCORES_FIELD_NUMBER: _builtins.int
     SCORED_ROUND_FIELD_NUMBER: _builtins.int
     ATTEMPTS_FIELD_NUMBER: _builtins.int
+    BEST_FIELD_NUMBER: _builtins.int
     scored_round: _builtins.int
     attempts: _builtins.int
     """of the run in all; `rounds` are those that the request named"""
@@ -369,6 +370,10 @@ class RunDetail(_message.Message):
     def scores(self) -> _containers.RepeatedCompositeFieldContainer[Global___Score]:
         """of the newest scored round"""
 
+    @_builtins.property
+    def best(self) -> Global___BestRound:
+        """absent: no round has a score that judges it"""
+
     def __init__(
         self,
         *,
@@ -377,10 +382,11 @@ class RunDetail(_message.Message):
         scores: _abc.Iterable[Global___Score] | None = ...,
         scored_round: _builtins.int = ...,
         attempts: _builtins.int = ...,
+        best: Global___BestRound | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["info", b"info"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["best", b"best", "info", b"info"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "info", b"info", "rounds", b"rounds", "scored_round", b"scored_round", "scores", b"scores"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "best", b"best", "info", b"info", "rounds", b"rounds", "scored_round", b"scored_round", "scores", b"scores"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -507,6 +513,38 @@ class Score(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Score: _TypeAlias = Score  # noqa: Y015
+
+@_typing.final
+class BestRound(_message.Message):
+    """The best round of a run by the score that its recipe chooses, the mean over sites."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROUND_FIELD_NUMBER: _builtins.int
+    SCORE_FIELD_NUMBER: _builtins.int
+    VALUE_FIELD_NUMBER: _builtins.int
+    KEPT_FIELD_NUMBER: _builtins.int
+    round: _builtins.int
+    score: _builtins.str
+    """its name"""
+    value: _builtins.float
+    kept: _builtins.int
+    """the best of the rounds whose states are kept: `round`, unless its state is gone; -1: none is kept"""
+    def __init__(
+        self,
+        *,
+        round: _builtins.int = ...,
+        score: _builtins.str = ...,
+        value: _builtins.float = ...,
+        kept: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kept", b"kept", "round", b"round", "score", b"score", "value", b"value"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BestRound: _TypeAlias = BestRound  # noqa: Y015
 
 @_typing.final
 class VerifyRoundRequest(_message.Message):

@@ -167,7 +167,7 @@ def run_record(records: LedgerReader, blobs: BlobReader, run: str) -> dict[str, 
         "rounds": attempts,
         "warnings": [warning.plain() for warning in warnings_of(records, run)],
         "scores": [{"round": number, "sites": sites} for number, sites in scores.items()],
-        "best": (best := _best(records, blobs, run)),
+        "best": (best := best_of(records, blobs, run)),
         "classes": _by_class(records, run, scores, best),
         "prototypes": similarity(rounds, blobs, recipe["classes"]),
         "norms": norms(records, rounds, blobs, recipe["classes"]),
@@ -185,8 +185,11 @@ def outcome(row: RoundRow) -> str:
     return "published" if row.complete else "degraded"
 
 
-def _best(records: LedgerReader, blobs: BlobReader, run: str) -> dict[str, Any] | None:
-    """The best round, its score and value, and the round of which an export or a roll-back can have the best state."""
+def best_of(records: LedgerReader, blobs: BlobReader, run: str) -> dict[str, Any] | None:
+    """The best round, its score and value, and as `kept` the round of which an export or a roll-back has the best state.
+
+    None: no round has a score that judges it.
+    """
     rounds = judged_rounds(records, run)
     if rounds is None:
         return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from protofed.common.config.recipe import Federation, Recipe, parse_json
 from protofed.common.errors import ConfigError, ConflictError, unknown
@@ -15,7 +16,7 @@ from protofed.common.protocol.messages import Activity, PauseReason, Progress, R
 from protofed.server.access.certificates import Certificates
 from protofed.server.operator.downloads import Downloads
 from protofed.server.operator.overview import Overview, overview
-from protofed.server.operator.run_record import outcome
+from protofed.server.operator.run_record import best_of, outcome
 from protofed.server.operator.verification import Verified, verify_round
 from protofed.server.rounds.absence import possible_trainers
 from protofed.server.rounds.context import ServerContext
@@ -141,6 +142,10 @@ class OperatorApi:
     def run(self, run: str) -> RunReport:
         """The run of this name."""
         return self._report(self._row(run))
+
+    def best(self, run: str) -> dict[str, Any] | None:
+        """The best round as `best_of` tells it; None: no round of the run has a score that judges it."""
+        return best_of(self._records, self._blobs, self._row(run).run)
 
     def rounds(self, run: str, first: int = 0, count: int | None = None) -> list[RoundReport]:
         """`count` attempts (None: all) with every site's task, starting at index `first` (negative: from the end)."""

@@ -41,12 +41,16 @@ class OperatorService(rpc.OperatorServicer):
             pb.Score(name=name, mean=spread.mean, std=spread.std, worst=spread.worst, sites=spread.sites)
             for name, spread in report.overview.scores.items()
         ]
+        best = await self._control(lambda: self._operator.best(request.run))
         return pb.RunDetail(
             info=_run(report),
             rounds=[_round(attempt) for attempt in _page(rounds, newest=request.first < 0)],
             scores=scores,
             scored_round=report.overview.scored_round,
             attempts=report.overview.attempts,
+            best=None
+            if best is None
+            else pb.BestRound(**{**best, "kept": -1 if best["kept"] is None else best["kept"]}),
         )
 
     async def PauseRun(self, request: pb.RunName, context: Any) -> pb.RunInfo:
