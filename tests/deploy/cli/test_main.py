@@ -219,6 +219,18 @@ def test_a_simulation_prints_its_scores_as_json(protofed: Cli, tmp_path: Path) -
     assert '"phase": "completed"' in out
 
 
+def test_a_simulation_that_stops_early_says_after_which_round(protofed: Cli, tmp_path: Path) -> None:
+    # No share improves by 1.
+    changes = ("--set", "federation.patience=1", "--set", "federation.min_improvement=1.0")
+    code, out, err = protofed("simulate", altered(tmp_path, ("^rounds = 20", "rounds = 4")), *changes, "--json")
+    assert code == 0
+    (run,) = json.loads(out)
+    reason = "stopped early after round 2: global.balanced_accuracy no better by 1 since round 1"
+    assert (run["round"], run["phase"], run["failed"]) == (2, reason, False)
+    assert reason in err
+    assert "best: round " in err
+
+
 COMMANDS = [
     *[(), ("server",), ("client",), ("simulate",), ("demo",), ("figures",), ("tracking",), ("server", "start")],
     *(("client", name) for name in ("start", "check", "preview", "runs", "approve", "doctor", "health", "scores")),

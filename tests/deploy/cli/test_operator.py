@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import structlog
 import typer
@@ -19,14 +20,18 @@ from tests.support.disturbed_run import RUN, SITES, close_channels, disturbed_ru
 from tests.support.pki import Authority
 from tests.support.tls_server import TlsServer, tls_server
 
+from protofed.common import codec
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import ConfigError, ProtocolError, StateError, UnavailableError
+from protofed.common.payload import Part
 from protofed.common.pki.identity import Party
 from protofed.common.protocol.messages import Role, TaskKind
 from protofed.deploy import shipped
 from protofed.deploy.cli import completion, main
+from protofed.deploy.console.best_round import best_sentence, kept_best
 from protofed.deploy.operator import tables
 from protofed.deploy.operator.connection import Operator, plain
+from protofed.deploy.operator.snapshot_builder import best_of
 from protofed.protos.v1 import operator_pb2 as pb
 from protofed.server.methods.fedavg import FedAvgServer
 from protofed.server.storage.rows import RoundRow, TaskRow
@@ -497,3 +502,43 @@ def test_scores_of_single_classes_are_left_to_json() -> None:
     lines = shown(80, *tables.run_parts(pb.RunDetail(scores=scores, scored_round=4), everything=False))
     assert "scores after round 4" in lines
     assert sum("global" in line for line in lines) == 1
+
+
+BEST = pb.BestRound(round=7, score="global.balanced_accuracy", value=0.8125, kept=7)
+
+
+def test_the_best_round_is_named_with_its_score_and_that_this_flatters_it() -> None:
+    (line,) = [
+        line for line in shown(120, *tables.run_parts(pb.RunDetail(best=BEST), everything=False)) if "best" in line
+    ]
+    assert line == "best: round 7, global.balanced_accuracy 0.8125 (chosen by this score: optimistic)"
+    assert not any("best" in line for line in shown(120, *tables.run_parts(pb.RunDetail(), everything=False)))
+
+
+@pytest.mark.parametrize(("kept", "end"), [(5, "the best that is kept is round 5"), (-1, "none is kept")])
+def test_a_best_round_whose_state_is_gone_is_told_so(kept: int, end: str) -> None:
+    best = best_of(pb.RunDetail(best=pb.BestRound(round=7, score="x", value=0.5, kept=kept)))
+    assert best is not None
+    assert best_sentence(best).endswith(f"its state is no longer kept, {end}")
+    with pytest.raises(ConfigError, match="no longer kept") as error:
+        kept_best(RUN, best)
+    assert ("round 5" in str(error.value)) is (kept == 5)
+
+
+def test_a_run_goes_back_to_its_best_round(server: Any, protofed: Terminal) -> None:
+    assert "no best round" in protofed.refuses(78, "runs", "rollback", RUN, "best", "--yes")
+    assert "expected a number, or best" in protofed.refuses(78, "runs", "rollback", RUN, "first", "--yes")
+    for number, value in ((1, 0.75), (2, 0.5)):
+        address = server.blobs.put(codec.encode({Part.BODY: {"w": np.full(1, value, np.float32)}}))
+        task = TaskRow(f"score-{number}", RUN, number, 1, "eva", TaskKind.SCORE, address, 0)
+        server.ledger.open_round(RoundRow(RUN, number, 1, 1, 1), [task])
+        server.ledger.publish(RUN, number, 1, address, complete=True)
+        server.ledger.add_scores(task, {"global.accuracy": value})
+    assert protofed.json("runs", "show", RUN)["best"] == {
+        "round": 1,
+        "score": "global.accuracy",
+        "value": 0.75,
+        "kept": 1,
+    }
+    assert "best: round 1, global.accuracy 0.7500" in protofed.says("runs", "show", RUN)
+    assert protofed.says("runs", "rollback", RUN, "best", "--yes") == f"{RUN}: continues after round 1 (running)\n"

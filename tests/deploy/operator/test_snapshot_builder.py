@@ -6,6 +6,8 @@ import pytest
 from tests.support.server_replies import NOW, answer, attempt, info, mixed_reply, published, score, site, snapshot_of
 
 from protofed.common.protocol.messages import Activity, Progress
+from protofed.deploy.console.best_round import BestSnapshot
+from protofed.deploy.operator.log_lines import changes
 from protofed.deploy.operator.snapshot import Attempt, Attention, Problem, TimeRemaining
 from protofed.deploy.operator.snapshot_builder import place
 from protofed.protos.v1 import operator_pb2 as pb
@@ -229,3 +231,18 @@ def test_nothing_that_a_terminal_would_obey_comes_through() -> None:
 )
 def test_an_epoch_counts_when_it_is_done(told: Progress, share: float | None) -> None:
     assert told.share == share
+
+
+# The best round
+
+
+def test_the_best_round_is_told_when_it_changes() -> None:
+    reply = answer(published(910, 920))
+    assert snapshot_of(reply).best is None
+    reply.detail.best.CopyFrom(pb.BestRound(round=2, score="global.accuracy", value=0.5, kept=-1))
+    later = snapshot_of(reply)
+    assert later.best == BestSnapshot(2, "global.accuracy", 0.5, None)
+    assert any(
+        line.startswith("best: round 2, global.accuracy 0.5000") for line in changes(snapshot_of(answer()), later)
+    )
+    assert not any(line.startswith("best") for line in changes(later, later))

@@ -38,15 +38,15 @@ def kept_best(run: str, best: BestSnapshot | None) -> int:
     """
     if best is None:
         raise ConfigError(
-            f"run '{short(run)}' has no best round: no round has a score that judges it (see federation.best_by); give a "
-            "round's number"
+            f"run '{short(run)}' has no best round: no round has a score that judges it (see federation.best_by); give "
+            "a round's number"
         )
     if best.kept != best.round:
         instead = (
             "" if best.kept is None else f"; the best of those that are kept is round {best.kept}: give its number"
         )
         raise ConfigError(
-            f"the best round of run '{short(run)}' is {best.round} ({best.score} {best.value:.4f}), and its state is no "
-            f"longer kept{instead}"
+            f"the best round of run '{short(run)}' is {best.round} ({best.score} {best.value:.4f}), and its state is "
+            f"no longer kept{instead}"
         )
     return best.round

@@ -186,7 +186,7 @@ def outcome(row: RoundRow) -> str:
 
 
 def best_of(records: LedgerReader, blobs: BlobReader, run: str) -> dict[str, Any] | None:
-    """The best round, its score and value, and as `kept` the round of which an export or a roll-back has the best state.
+    """The best round, its score and value, and as `kept` the best of the rounds whose states are kept.
 
     None: no round has a score that judges it.
     """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any, TypeVar
 
@@ -48,9 +48,7 @@ class OperatorService(rpc.OperatorServicer):
             scores=scores,
             scored_round=report.overview.scored_round,
             attempts=report.overview.attempts,
-            best=None
-            if best is None
-            else pb.BestRound(**{**best, "kept": -1 if best["kept"] is None else best["kept"]}),
+            best=None if best is None else _best(best),
         )
 
     async def PauseRun(self, request: pb.RunName, context: Any) -> pb.RunInfo:
@@ -171,6 +169,11 @@ def _run(report: RunReport) -> pb.RunInfo:
 def _waiting(waiting: Waiting) -> pb.Waiting:
     fields = {**asdict(waiting), "missing": [pb.MissingSite(**asdict(site)) for site in waiting.missing]}
     return pb.Waiting(**fields, text=waiting.text)
+
+
+def _best(best: Mapping[str, Any]) -> pb.BestRound:
+    kept = -1 if best["kept"] is None else best["kept"]
+    return pb.BestRound(round=best["round"], score=best["score"], value=best["value"], kept=kept)
 
 
 def _round(report: RoundReport) -> pb.RoundInfo:
