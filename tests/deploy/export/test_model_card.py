@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,10 +13,10 @@ from protofed.common.config.recipe import Input
 from protofed.common.config.tables import NamedOptions
 from protofed.common.payload import Payload
 from protofed.deploy.export.export import _scored
-from protofed.deploy.export.model_card import card
+from protofed.deploy.export.model_card import card, choice
 from protofed.deploy.export.model_folder import ModelFacts, ModelScores, Origin, Spec
 from protofed.deploy.export.published_states import PublishedState
-from protofed.deploy.export.run_facts import RunFacts
+from protofed.deploy.export.run_facts import Choice, RunFacts
 from protofed.testing.small_recipe import small_recipe
 
 VALUES = {"global.accuracy": 0.75, "global.balanced_accuracy": 0.5, "global.recall.0": 0.25}
@@ -133,3 +134,52 @@ def test_scores_are_told_with_who_took_them_on_what() -> None:
     assert "of eva and fay and guy, their median" in of({"eva": shared, "fay": shared, "guy": shared})
     assert of({"ann": own, "bob": own}).endswith("each on test images of its own, their mean; no evaluator scored it")
     assert of({"ann": {"personal.accuracy": 0.5}}) == "none were taken after round 2"
+
+
+# Which round
+
+
+def best(round: int, value: float, score: str = "global.balanced_accuracy") -> dict[str, Any]:
+    return {"best": {"round": round, "score": score, "value": value, "kept": round}}
+
+
+def of_rounds(*values: float) -> list[dict[str, Any]]:
+    """Scores of the rounds from 1 on."""
+    return [{"round": n, "sites": {"eva": {"global.balanced_accuracy": v}}} for n, v in enumerate(values, 1)]
+
+
+def why(chosen: Choice, round: int, changes: dict[str, Any]) -> str:
+    return choice(replace(RunFacts.of(run_record(changes), round), chosen=chosen), round)
+
+
+def test_a_chosen_round_is_told_with_its_score_the_newest_rounds_and_that_it_is_optimistic() -> None:
+    changes = {**best(1, 0.75), "scores": of_rounds(0.75, 0.5)}
+    text = why("best", 1, changes)
+    assert text.startswith("It was chosen as the best round by global.balanced_accuracy: 0.7500; the newest")
+    assert "newest scored round, 2, has 0.5000. Chosen by this score, it is optimistic" in text
+    assert why("newest", 2, changes) == (
+        "It is the newest model that was kept: global.balanced_accuracy 0.5000; the best round, 1, has 0.7500."
+    )
+    assert why("given", 1, changes).startswith("Its round was chosen by its number: global.balanced_accuracy 0.7500")
+    assert why("given", 0, changes).startswith("Its round was chosen by its number: global.balanced_accuracy not taken")
+    facts_of_run = replace(RunFacts.of(run_record(changes), 1), chosen="best")
+    assert text in card(facts(1), ("model.onnx",), None, facts_of_run)
+
+
+def test_a_run_without_the_score_says_so() -> None:
+    assert why("newest", 2, {"best": None}).endswith("no score judges the run's rounds.")
+
+
+def test_a_round_chosen_by_one_class_is_told_with_that_classs_recall() -> None:
+    recalls = {
+        which: {"round": n, "sites": {"eva": {"global.recall.1": v}}}
+        for which, n, v in (("best", 1, 0.75), ("newest", 2, 0.25))
+    }
+    changes = {**best(1, 0.75, "global.recall.1"), "classes": {"judged_by": "global.recall.1", **recalls}}
+    text = why("best", 1, changes)
+    assert "best round by global.recall.1: 0.7500; the newest scored round, 2, has 0.2500" in text
+
+
+def test_a_run_that_stopped_early_says_so_beside_its_rounds() -> None:
+    changes = {"recipe.rounds": 150, "run.reason": "stopped early after round 2: x no better since round 1"}
+    assert "2 of 150 planned rounds are finished (stopped early after round 2: x no better" in told(changes)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 from rich.console import Console
 
-from protofed.common.errors import ConfigError, DataError
+from protofed.common.errors import ConfigError, DataError, short
 from protofed.deploy.cli import completion
 from protofed.deploy.cli.connection import LOCAL, Identity, Plaintext, Server
 from protofed.deploy.cli.overrides import DryWrite, Set, needs_recipe
@@ -39,7 +39,14 @@ def export(
     output: Annotated[
         Literal["safetensors", "onnx", "both"], typer.Option("--format", help="Format of the weights.")
     ] = "both",
-    round_: Annotated[int | None, typer.Option("--round", min=0, help="Default: the newest kept round.")] = None,
+    round_: Annotated[
+        str,
+        typer.Option(
+            "--round",
+            metavar="N|best|newest",
+            help="Round whose model to take; best: by the score that judges the run's rounds (optimistic in it).",
+        ),
+    ] = "newest",
     state: Annotated[
         Path | None, typer.Option(help="Read this state folder of a server or of `simulate`; connect to no server.")
     ] = None,
@@ -72,7 +79,7 @@ def export(
         kind=model,
         out=out,
         format=output,
-        round=round_,
+        round=_round(round_),
         state=state,
         site_state=site_state,
         site_data=_site_data(settings, partition_index),
@@ -152,6 +159,7 @@ def _show_exported(exported: Exported, as_json: bool, *, dry_run: bool) -> None:
                 "dry_run": dry_run,
                 "files": dict(exported.files),
                 "difference": exported.difference,
+                "choice": exported.choice,
                 "warnings": [text for _, text in exported.warnings],
                 **table,
             }
@@ -167,6 +175,7 @@ def _show_exported(exported: Exported, as_json: bool, *, dry_run: bool) -> None:
     if exported.difference is not None:
         lines.append(f"  ONNX Runtime and PyTorch differ by at most {exported.difference:.1e} in probabilities")
     lines += [f"  warning: {text}" for _, text in exported.warnings]
+    lines += [f"  {exported.choice}"] if exported.choice else []
     if dry_run:
         lines.insert(0, "dry run: nothing was written")
     scores = {name: value for name, value in facts.scores.values.items() if name.endswith("accuracy")}
@@ -185,6 +194,16 @@ def _run(name: str) -> str:
     from protofed.common.ids import check_id
 
     return check_id("run", name)
+
+
+def _round(text: str) -> int | Literal["best"] | None:
+    if text == "best":
+        return "best"
+    if text == "newest":
+        return None
+    if text.isascii() and text.isdecimal():
+        return int(text)
+    raise ConfigError(f"--round {short(text)}: expected a number, best or newest")
 
 
 def _recipe(name: str | None, assignments: list[str] | None) -> Recipe | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -20,12 +20,13 @@ from protofed.common.errors import ConfigError
 from protofed.common.payload import Payload
 from protofed.common.statistics import spreads
 from protofed.common.version import VERSION
+from protofed.deploy.console.best_round import kept_best
 from protofed.deploy.export import model_folder, models, onnx, published_states, site_state
-from protofed.deploy.export.model_card import card
+from protofed.deploy.export.model_card import card, choice
 from protofed.deploy.export.model_folder import GRAPH, WEIGHTS, File, ModelFacts, ModelScores, Origin, Spec
 from protofed.deploy.export.models import BuiltModel
 from protofed.deploy.export.published_states import PublishedState
-from protofed.deploy.export.run_facts import RunFacts
+from protofed.deploy.export.run_facts import Choice, RunFacts
 from protofed.deploy.export.site_state import KeptRound
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ class ExportRequest:
 
     Attributes:
         kind: global, class:N or personal.
-        round: None: the newest kept round.
+        round: a number, or the best one by the score that judges the run's rounds; None: the newest kept round.
         state: state folder of a server or of a simulation.
         operator: connection to a server, instead of `state`; a personal model never uses one.
         site_state: state folder of a site's daemon; personal models need it.
@@ -56,7 +57,7 @@ class ExportRequest:
     kind: str
     out: Path
     format: Format = "both"
-    round: int | None = None
+    round: int | Literal["best"] | None = None
     state: Path | None = None
     operator: Operator | None = None
     site_state: Path | None = None
@@ -76,6 +77,7 @@ class Exported:
         files: size in bytes by file name.
         difference: largest absolute difference of probabilities between ONNX Runtime and PyTorch; None without ONNX.
         warnings: signs of a useless model in the run, each with the round of which it was said.
+        choice: why it is the model of this round; empty: the server's record is not at hand.
     """
 
     folder: Path
@@ -83,6 +85,7 @@ class Exported:
     files: Mapping[str, int]
     difference: float | None
     warnings: Sequence[tuple[int, str]] = ()
+    choice: str = ""
 
 
 def export(request: ExportRequest) -> Exported:
@@ -111,7 +114,8 @@ def export(request: ExportRequest) -> Exported:
     if not request.dry_run:
         model_folder.write(request.out, facts, files, card(facts, files, difference, run_facts))
     sizes: dict[str, int] = {name: len(data) for name, data in files.items()}
-    return Exported(request.out, facts, sizes, difference, [] if run_facts is None else run_facts.warnings)
+    warnings, why = ([], "") if run_facts is None else (run_facts.warnings, choice(run_facts, built.round))
+    return Exported(request.out, facts, sizes, difference, warnings, why)
 
 
 def _build(request: ExportRequest) -> tuple[BuiltModel, ModelScores, RunFacts | None]:
@@ -119,14 +123,30 @@ def _build(request: ExportRequest) -> tuple[BuiltModel, ModelScores, RunFacts | 
     kind, number = models.read_kind(request.kind)
     if kind == "personal":
         return *_personal(request), None
-    published = _published(request, request.round)
+    published = _published(request, _number(request))
     if published is None:
         raise ConfigError("expected --state FOLDER or --server, with the run's states")
+    chosen: Choice = request.round if request.round == "best" else "newest" if request.round is None else "given"
+    run_facts = None if published.run_facts is None else replace(published.run_facts, chosen=chosen)
     _check_recipe(request, published.recipe)
     if number is not None:
         built = models.class_model(published, number, request.allowed)
-        return built, ModelScores(of="runs take no scores of a single class's model"), published.run_facts
-    return models.global_model(published, request.allowed), _scored(published), published.run_facts
+        return built, ModelScores(of="runs take no scores of a single class's model"), run_facts
+    return models.global_model(published, request.allowed), _scored(published, run_facts), run_facts
+
+
+def _number(request: ExportRequest) -> int | None:
+    """The round to take, by its number; None: the newest."""
+    if request.round != "best":
+        return request.round
+    best = None
+    if request.state is not None:
+        best = published_states.best_in(request.state, request.run)
+    elif request.operator is not None:
+        from protofed.deploy.operator.snapshot_builder import best_of  # which loads gRPC
+
+        best = best_of(request.operator.show(request.run, newest=1))
+    return kept_best(request.run, best)
 
 
 def _personal(request: ExportRequest) -> tuple[BuiltModel, ModelScores]:
@@ -137,6 +157,11 @@ def _personal(request: ExportRequest) -> tuple[BuiltModel, ModelScores]:
         )
     if not folder.is_dir():
         raise ConfigError(f"there is no folder {folder}; expected the state folder of the site's daemon")
+    if request.round == "best":
+        raise ConfigError(
+            "--round best is of the server's states: a site keeps its own models of the newest rounds only; ask the "
+            "coordinator for the number of the best round, and give that, or leave out --round"
+        )
     recipe = _recipe(request, folder)
     kept_round = site_state.kept(folder, request.run, None if models.is_installed(recipe) else request.round)
     if not models.is_installed(recipe):
@@ -154,7 +179,7 @@ def _personal(request: ExportRequest) -> tuple[BuiltModel, ModelScores]:
 
 def _base(request: ExportRequest, folder: Path, kept_round: KeptRound) -> site_state.Base:
     """The model that the server sent to the site: from the server's state, else the newest that the site still has."""
-    published = _published(request, request.round)
+    published = _published(request, _number(request))
     if published is not None:
         return site_state.Base(published.address, published.round, models.sent_to(published, kept_round.site))
     base = site_state.newest_base(folder, request.run, kept_round)
@@ -221,7 +246,7 @@ def _own_scores(request: ExportRequest, folder: Path, kept_round: KeptRound, rou
     )
 
 
-def _scored(published: PublishedState) -> ModelScores:
+def _scored(published: PublishedState, run_facts: RunFacts | None = None) -> ModelScores:
     """Scores of the global model, and by whom and on whose images each was taken."""
     found = {name: spread for name, spread in spreads(published.scores).items() if name.startswith("global.")}
     if not found:
@@ -238,6 +263,8 @@ def _scored(published: PublishedState) -> ModelScores:
     if not evaluators:
         where.append("no evaluator scored it")
     values = {name: spread.mean for name, spread in found.items()}
+    if run_facts is not None and run_facts.chosen == "best" and run_facts.best is not None:
+        where.append(f"the round was chosen by {run_facts.best.score}, which makes it optimistic")
     return ModelScores(of=_of("; ".join(where), published.round), values=values)
 
 

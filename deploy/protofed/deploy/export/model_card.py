@@ -95,8 +95,28 @@ def _rounds(number: int, run_facts: RunFacts | None) -> str:
         return ""
     so_far = "" if run_facts.ended else ", and the run has not ended"
     of_rounds = f"{run_facts.done} of {run_facts.planned} planned rounds are finished{so_far}"
+    if run_facts.status == "completed" and run_facts.reason:
+        of_rounds += f" ({_line(run_facts.reason)})"
     left = f" Excluded or revoked: {'; '.join(map(_line, run_facts.left))}." if run_facts.left else ""
-    return f"It is the model after round {number}; {of_rounds}.{left}"
+    return f"It is the model after round {number}; {of_rounds}. {choice(run_facts, number)}{left}"
+
+
+def choice(run_facts: RunFacts, number: int) -> str:
+    """Why it is the model of this round, with the score that judges the run's rounds beside that of the newest one."""
+    best, values = run_facts.best, run_facts.values
+    how = {"newest": "It is the newest model that was kept", "given": "Its round was chosen by its number"}
+    if best is None or best.round not in values:
+        told = how.get(run_facts.chosen, "It is the best round")
+        return f"{told}; no score judges the run's rounds."
+    newest = max(values)
+    last = f"the newest scored round, {newest}, has {values[newest]:.4f}"
+    if run_facts.chosen == "best":
+        return (
+            f"It was chosen as the best round by {best.score}: {best.value:.4f}; {last}. Chosen by this score, it is "
+            "optimistic in it: score it on images that had no part in the choice."
+        )
+    here = f"{values[number]:.4f}" if number in values else "not taken"
+    return f"{how[run_facts.chosen]}: {best.score} {here}; the best round, {best.round}, has {best.value:.4f}."
 
 
 def _input(facts: ModelFacts) -> str:

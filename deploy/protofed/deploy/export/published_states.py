@@ -13,10 +13,11 @@ from protofed.common.codec import Digest, digest
 from protofed.common.config.recipe import Recipe, parse_json
 from protofed.common.errors import DataError
 from protofed.common.payload import Payload, SiteId
+from protofed.deploy.console.best_round import BestSnapshot
 from protofed.deploy.export.run_facts import RunFacts
 from protofed.deploy.state_folder import open_state
 from protofed.server.operator.downloads import published
-from protofed.server.operator.run_record import run_record
+from protofed.server.operator.run_record import best_of, run_record
 from protofed.server.rounds.resume import recipe_of
 
 if TYPE_CHECKING:
@@ -60,6 +61,13 @@ def of_folder(folder: Path, run: str, round: int | None = None) -> PublishedStat
         run_facts = RunFacts.of(run_record(opened.ledger, opened.blobs, name), number)
     assert row is not None  # noqa: S101  (`opened.run` found it)
     return PublishedState(recipe_of(row), number, address, codec.decode(data), scores, run_facts)
+
+
+def best_in(folder: Path, run: str) -> BestSnapshot | None:
+    """The best round of a run in a state folder; None: no round has a score that judges it. Errors as `of_folder`."""
+    with open_state(folder) as opened:
+        best = best_of(opened.ledger, opened.blobs, opened.run(run))
+    return None if best is None else BestSnapshot(**best)
 
 
 def recipe_in(folder: Path, run: str) -> Recipe:

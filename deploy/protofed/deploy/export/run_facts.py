@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
+from protofed.common.protocol.messages import score_family
+from protofed.common.statistics import spreads
+from protofed.deploy.console.best_round import BestSnapshot
+
+Choice: TypeAlias = Literal["newest", "given", "best"]
 ROUND_COUNTS = ("published", "degraded")
 
 
@@ -16,12 +21,15 @@ class RunFacts:
 
     Attributes:
         status: completed, failed, aborted, paused or "going on".
-        reason: why it failed or was aborted.
+        reason: why it failed, was aborted or stopped early.
         by: the operator who aborted it; empty: nobody did, or the name is not known.
         ended: date and time, UTC; empty: it has not ended.
         done, planned: rounds.
         contributors: sites of which updates were used up to the model's round.
         warnings: signs of a useless model, each with the round of which it was said.
+        chosen: how the model's round was chosen.
+        best: the best round by the score that judges the run's rounds; None: none has it.
+        values: mean of that score, by round.
         left: what became of sites that were excluded or had their certificates revoked, a sentence each.
     """
 
@@ -34,6 +42,9 @@ class RunFacts:
     contributors: Sequence[str] = ()
     warnings: Sequence[tuple[int, str]] = ()
     left: Sequence[str] = ()
+    chosen: Choice = "newest"
+    best: BestSnapshot | None = None
+    values: Mapping[int, float] = field(default_factory=dict)
 
     @classmethod
     def of(cls, record: Mapping[str, Any], round: int) -> RunFacts:
@@ -43,6 +54,7 @@ class RunFacts:
             [one for one in record["rounds"] if one["round"] and one["outcome"] in ROUND_COUNTS],
         )
         done = record.get("interventions", ())
+        best = None if record.get("best") is None else BestSnapshot(**record["best"])
         return cls(
             status=str(run["status"]),
             reason="" if run["reason"] == run["status"] else run["reason"],
@@ -53,7 +65,17 @@ class RunFacts:
             contributors=_contributors([one for one in counted if one["round"] <= round]),
             warnings=[(warning["round"], warning["text"]) for warning in record.get("warnings", ())],
             left=_left(record),
+            best=best,
+            values={} if best is None else _means(record, best.score),
         )
+
+
+def _means(record: Mapping[str, Any], score: str) -> dict[int, float]:
+    """By round; a score of a single class is in the record of two rounds only, the newest and the best."""
+    by_class = [entry for entry in (record["classes"]["newest"], record["classes"]["best"]) if entry["sites"]]
+    entries = record["scores"] if score_family(score) == score else by_class
+    found = {entry["round"]: spreads(entry["sites"]) for entry in entries}
+    return {number: by_name[score].mean for number, by_name in found.items() if score in by_name}
 
 
 def _contributors(attempts: Sequence[Mapping[str, Any]]) -> list[str]:

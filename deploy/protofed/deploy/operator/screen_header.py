@@ -29,7 +29,7 @@ def header(snapshot: RunSnapshot, width: int) -> list[Text]:
     if snapshot.ended and snapshot.reason not in ("", snapshot.status):
         lines.append(Text(snapshot.reason, "bold red" if snapshot.status == "failed" else ""))
     if snapshot.best is not None:
-        lines.append(Text(best_sentence(snapshot.best), "dim"))
+        lines += _wrapped(best_sentence(snapshot.best), "dim", width)
     if snapshot.keeping:
         lines.append(Text(sentence(snapshot.keeping), "dim"))
     if snapshot.trouble:
