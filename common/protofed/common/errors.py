@@ -182,8 +182,8 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> ConfigError:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """The most similar of `known`; empty: none is similar."""
-    return next(iter(difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.5)), "")
+    """The one of `known` that a typo made `name` of; empty: none is so similar. "solo" is not, of "scaffold"."""
+    return next(iter(difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.65)), "")
 
 
 def short(text: str, limit: int = 80) -> str:

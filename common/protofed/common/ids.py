@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Final
+import unicodedata
+from typing import Annotated, Any, Final
 
-from pydantic import Field
+from pydantic import Field, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
 
 from protofed.common.errors import ConfigError, ProtocolError
 
 PATTERN: Final = r"[a-z0-9][a-z0-9-]{0,63}"
-Id = Annotated[str, Field(pattern=f"^{PATTERN}$")]  # of a recipe or a settings file
 _ID = re.compile(PATTERN)
+
+
+def _in_words(value: Any, read: ValidatorFunctionWrapHandler) -> Any:
+    try:
+        return read(value)
+    except ValidationError:
+        raise ValueError(_expected(str(value))) from None
+
+
+Id = Annotated[str, Field(pattern=f"^{PATTERN}$"), WrapValidator(_in_words)]  # of a recipe or a settings file
 
 
 def check_id(kind: str, value: str) -> str:
@@ -21,8 +31,16 @@ def check_id(kind: str, value: str) -> str:
         ConfigError: it has other characters than a-z, 0-9 and '-', begins with '-', or has not 1 to 64 of them.
     """
     if not _ID.fullmatch(value):
-        raise ConfigError(f"{kind} {value[:80]!r} is no id: expected 1 to 64 of a-z, 0-9 and '-', the first no '-'")
+        raise ConfigError(f"{kind} {value[:80]!r} is no id: {_expected(value)}")
     return value
+
+
+def _expected(value: str) -> str:
+    """What an id is, with one that is like `value`, as 'south-clinic' of 'South Clinic'."""
+    letters = unicodedata.normalize("NFKD", value[:200]).encode("ascii", "ignore").decode().lower()
+    similar = re.sub(r"[^a-z0-9]+", "-", letters).strip("-")[:64].rstrip("-")
+    such = f", such as '{similar}'" if similar else ""
+    return f"expected 1 to 64 of a-z, 0-9 and '-', the first no '-'{such}"
 
 
 def read_id(value: str) -> str:

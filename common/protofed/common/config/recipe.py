@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import math
 import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    Field,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+    model_validator,
+)
 
 from protofed.common.codec import Digest, digest
 from protofed.common.config.data import Data as Data
 from protofed.common.config.data import Dirichlet as Dirichlet
+from protofed.common.config.problems import explain
 from protofed.common.config.tables import Input as Input
 from protofed.common.config.tables import NamedOptions as NamedOptions
 from protofed.common.config.tables import Share
 from protofed.common.config.tables import StrictModel as StrictModel
-from protofed.common.errors import ConfigError, short
+from protofed.common.errors import ConfigError
 from protofed.common.ids import Id as Id
 from protofed.common.protocol.messages import LONGEST_S, MOST_BYTES, Role
 from protofed.common.protocol.score_names import ScoreNames
-from protofed.common.renamed import RENAMED
 
 Augment = Literal["none", "crop-flip", "reflect-crop-flip", "crop-flip-rotate"]
 MOST_ROUNDS, MOST_CLASSES, MOST_SITES = 1_000_000, 100_000, 100_000
@@ -41,6 +47,15 @@ SINCE_0_2_0: dict[str, frozenset[str]] = {
     )
 }
 M = TypeVar("M", bound=BaseModel)
+
+
+def _quorum(value: Any, read: ValidatorFunctionWrapHandler) -> Any:
+    try:
+        return read(value)
+    except ValidationError:
+        raise ValueError(
+            "expected a number of updates (1, 2, 3, …), or a share of the round's sites: above 0 and at most 1.0"
+        ) from None
 
 
 class Plan(StrictModel):
@@ -79,7 +94,9 @@ class Federation(StrictModel):
     min_sites: Sites = 2  # trainers that must be there before a round is opened
     participation: Share = 1.0  # share of the enrolled trainers that a round needs
     over_selection: Annotated[float, Field(ge=1, le=1000)] = 1.0  # invite this many times more; the first ones count
-    quorum: Sites | Share = 0.5  # updates that a round needs: a count, or a share of its size
+    quorum: Annotated[Sites | Share, WrapValidator(_quorum)] = (
+        0.5  # updates that a round needs: a count, or a share of its size
+    )
     deadline_s: Seconds = 600.0  # after that a round is closed with what it has, or abandoned
     grace: Annotated[float, Field(ge=0, le=1)] = 0.5  # share of the deadline that a quorum still waits for the rest
     required_sites: Annotated[tuple[Id, ...], Field(max_length=1000)] = ()  # sites without whose update no round counts
@@ -248,10 +265,13 @@ def read_table(path: Path) -> dict[str, Any]:
         ConfigError: there is no such file, or it is no TOML.
     """
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        # utf-8-sig: Windows' Notepad and PowerShell begin a UTF-8 file with a byte order mark.
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}; expected a TOML file") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not TOML: it is not UTF-8; save it again in that encoding") from error
+    except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path} is not TOML: {error}") from error
 
 
@@ -264,7 +284,7 @@ def parse(table: dict[str, Any], model: type[M], where: str) -> M:
     try:
         return model.model_validate(table)
     except ValidationError as error:
-        raise ConfigError(f"{where}: {explain(error, model)}") from error
+        raise ConfigError(f"{where}: {explain(error, model, table)}") from error
 
 
 def parse_json(text: str, model: type[M], where: str) -> M:
@@ -277,27 +297,3 @@ def parse_json(text: str, model: type[M], where: str) -> M:
         return model.model_validate_json(text)
     except ValidationError as error:
         raise ConfigError(f"{where}: {explain(error, model)}") from error
-
-
-def explain(error: ValidationError, model: type[BaseModel]) -> str:
-    """The first problem in one line, with what was expected."""
-    # Unknown keys first: a typo explains a missing key.
-    problem = min(error.errors(), key=lambda details: details["type"] != "extra_forbidden")
-    path = ".".join(str(step) for step in problem["loc"])
-    if problem["type"] == "extra_forbidden":
-        keys = _keys(model)
-        if (new := RENAMED.get(path.removeprefix("recipe."))) in keys:
-            return f"unknown key '{path}': it is called '{new}'"
-        near = difflib.get_close_matches(str(problem["loc"][-1]), keys, n=1, cutoff=0.5)
-        return f"unknown key '{short(path)}'" + (f": did you mean '{near[0]}'?" if near else "; remove it")
-    if problem["type"] == "missing":
-        return f"'{path}' is missing; add it"
-    return f"{path} = {short(repr(problem['input']))}: {problem['msg']}" if path else problem["msg"]
-
-
-def _keys(model: type[BaseModel]) -> set[str]:
-    """Every key of a model and of the tables within it."""
-    keys: set[str] = set()
-    for definition in [(schema := model.model_json_schema()), *schema.get("$defs", {}).values()]:
-        keys |= set(definition.get("properties", {}))
-    return keys

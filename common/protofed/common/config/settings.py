@@ -12,7 +12,8 @@ from typing import Annotated, Any, TypeAlias, TypeVar
 from pydantic import BeforeValidator, Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
-from protofed.common.config.recipe import Data, StrictModel, explain, read_table
+from protofed.common.config.problems import explain
+from protofed.common.config.recipe import Data, StrictModel, read_table
 from protofed.common.errors import ConfigError, unknown
 from protofed.common.ids import Id
 from protofed.common.protocol.messages import Role
@@ -99,7 +100,7 @@ def read_settings(model: type[S], file: Path | None, arguments: Mapping[str, Any
         raise ConfigError(f"environment: {error}; expected JSON there") from error
     except ValidationError as error:
         raise ConfigError(
-            f"{file or 'settings (options, environment, --settings file)'}: {explain(error, model)}"
+            f"{file or 'settings (options, environment, --settings file)'}: {explain(error, model, table)}"
         ) from error
 
 

@@ -1,0 +1,102 @@
+"""What is wrong with a file that a person wrote, in one line: the first problem, and what is right at its place."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any, get_args
+
+from pydantic import BaseModel, ValidationError
+
+from protofed.common.errors import nearest, short
+from protofed.common.renamed import RENAMED
+
+# Keys that only one kind of file has, at its top level: by two of them it is recognised where another was expected.
+HALLMARKS: Mapping[str, frozenset[str]] = {
+    "a recipe": frozenset({"rounds", "classes", "class_names", "input", "method", "model", "plan", "federation"}),
+    "a site's settings": frozenset({"site", "server", "roles", "policy", "partition_index", "device", "proxy"}),
+    "a server's settings": frozenset({"recipes", "listen", "max_connections", "ledger", "blobs", "memory_limit_mb"}),
+    "a policy": frozenset({"methods", "parts", "telemetry", "dtypes", "example_count", "approval", "limits"}),
+}
+_ELSEWHERE = {"alpha": "beta"}  # other software's word -> ours: of a Dirichlet draw
+
+
+def explain(error: ValidationError, model: type[BaseModel], table: Mapping[str, Any] | None = None) -> str:
+    """The first problem, with what was expected.
+
+    Args:
+        table: the file's content; None: it is not a file of a person's.
+    """
+    if table is not None and (other := _mistaken(table, model)):
+        return other
+    # Unknown keys first: a typo explains a missing key.
+    problem = min(error.errors(), key=lambda details: details["type"] != "extra_forbidden")
+    path = ".".join(str(step) for step in problem["loc"])
+    if problem["type"] == "extra_forbidden":
+        return f"unknown key '{short(path)}'{_hint(model, problem['loc'])}"
+    if problem["type"] == "missing":
+        return f"'{path}' is missing; add it"
+    text = problem["msg"].removeprefix("Value error, ")
+    return f"{path} = {short(repr(problem['input']))}: {text}" if path else text
+
+
+def _mistaken(table: Mapping[str, Any], model: type[BaseModel]) -> str:
+    """That the file is one of another kind than `model`; empty: it is not."""
+    fields = set(model.model_fields)
+    own = next((kind for kind, keys in HALLMARKS.items() if keys <= fields), None)
+    if own is None or HALLMARKS[own] & set(table):
+        return ""
+    other = max(HALLMARKS, key=lambda kind: len(HALLMARKS[kind] & set(table)))
+    if len(HALLMARKS[other] & set(table)) < 2:
+        return ""
+    return f"this is {other}, and {own} is expected here; name the right file"
+
+
+def _hint(model: type[BaseModel], loc: tuple[int | str, ...]) -> str:
+    """What the unknown key at `loc` should be: a key of the same table, or the table that it belongs into."""
+    key = str(loc[-1])
+    here = {name for part in _models_at(model, loc[:-1]) for name in part.model_fields}
+    if (new := RENAMED.get(".".join(map(str, loc)).removeprefix("recipe."))) in here:
+        return f": it is called '{new}'"
+    if similar := nearest(key, here):
+        return f": did you mean '{similar}'?"
+    tables = dict(_tables(model))
+    for wanted in (key, _ELSEWHERE.get(key)):
+        if places := [f"[{place}]" for place, fields in tables.items() if place and wanted in fields]:
+            called = "it belongs into" if wanted == key else f"it is called '{wanted}', of"
+            return f": {called} {' or '.join(places)}"
+    return "; remove it"
+
+
+def _models_at(model: type[BaseModel], loc: tuple[int | str, ...]) -> Collection[type[BaseModel]]:
+    """The models of the table at `loc`; several where it may be of several kinds."""
+    models: list[type[BaseModel]] = [model]
+    for step in map(str, loc):
+        # A table that may be of several kinds has its kind in the path, which is no key.
+        if len(models) > 1 and (of_kind := [part for part in models if _is_kind(part, step)]):
+            models = of_kind
+        elif fields := [part.model_fields[step] for part in models if step in part.model_fields]:
+            models = [inner for field in fields for inner in _models_in(field.annotation)]
+    return models
+
+
+def _is_kind(model: type[BaseModel], kind: str) -> bool:
+    return "kind" in model.model_fields and kind in get_args(model.model_fields["kind"].annotation)
+
+
+def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for argument in get_args(annotation):
+        yield from _models_in(argument)
+
+
+def _tables(model: type[BaseModel], path: str = "") -> Iterator[tuple[str, set[str]]]:
+    """Every table within a model, by its path, with its keys; of a table of several kinds, all of theirs."""
+    yield path, set(model.model_fields)
+    for name, field in model.model_fields.items():
+        inner = list(_models_in(field.annotation))
+        if inner:
+            place = f"{path}.{name}" if path else name
+            yield place, {key for part in inner for key in part.model_fields}
+            for part in inner:
+                yield from ((deeper, keys) for deeper, keys in _tables(part, place) if deeper != place)

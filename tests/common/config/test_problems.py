@@ -1,0 +1,142 @@
+"""A wrong file is refused by what is wrong, with what is right at that place; suggestions do not cross tables."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+from protofed.client.privacy.rules import PolicyRules
+from protofed.common.config.problems import HALLMARKS
+from protofed.common.config.recipe import Recipe, parse, read_table, read_toml
+from protofed.common.config.settings import ClientSettings, ServerSettings, read_settings
+from protofed.common.errors import ConfigError, nearest
+from protofed.common.ids import check_id
+from protofed.deploy import shipped
+
+MODELS: dict[str, type[BaseModel]] = {
+    "a recipe": Recipe,
+    "a site's settings": ClientSettings,
+    "a server's settings": ServerSettings,
+    "a policy": PolicyRules,
+}
+DEPLOY = shipped.folder("recipes").parent
+FILES = {
+    "a recipe": DEPLOY / "recipes" / "digits-fednh.toml",
+    "a site's settings": DEPLOY / "sites" / "digits-pair.toml",
+    "a policy": DEPLOY / "policies" / "standard.toml",
+}
+SITE = {"site": "a", "policy": "standard", "state": "s", "data": {"source": "digits"}}
+
+
+def refusal(table: dict[str, Any], model: type[BaseModel]) -> str:
+    with pytest.raises(ConfigError) as error:
+        parse(table, model, "f")
+    return str(error.value).removeprefix("f: ")
+
+
+def recipe(**changes: Any) -> dict[str, Any]:
+    return {**read_table(FILES["a recipe"]), **changes}
+
+
+def test_hallmarks_are_keys_of_one_kind_of_file_only() -> None:
+    for kind, model in MODELS.items():
+        assert HALLMARKS[kind] <= set(model.model_fields)
+        others = {key for other in MODELS if other != kind for key in HALLMARKS[other]}
+        assert not others & set(model.model_fields)
+
+
+@pytest.mark.parametrize("kind", FILES)
+@pytest.mark.parametrize("expected", MODELS)
+def test_a_file_of_another_kind_is_named(kind: str, expected: str, tmp_path: Path) -> None:
+    file = tmp_path / "given.toml"
+    settings = 'site = "a"\npolicy = "p"\nstate = "s"\n'  # the shipped one leaves these to the command line
+    text = FILES[kind].read_text(encoding="utf-8")
+    file.write_text(settings + text if kind == "a site's settings" else text, encoding="utf-8")
+    model = MODELS[expected]
+
+    def read() -> object:
+        if issubclass(model, ClientSettings | ServerSettings):
+            return read_settings(model, file, {})
+        return read_toml(file, model)
+
+    if kind == expected:
+        read()
+        return
+    with pytest.raises(ConfigError) as error:
+        read()
+    assert str(error.value).startswith(f"{file}: this is {kind}, and {expected} is expected here")
+
+
+@pytest.mark.parametrize(
+    ("table", "hint"),
+    [
+        (recipe(lr=0.1), "it belongs into [plan]"),
+        (recipe(quorum=1), "it belongs into [federation]"),
+        (recipe(alpha=0.5), "it is called 'beta', of [data.partition]"),
+        (recipe(label_map={}), "it belongs into [data]"),
+        (recipe(plan={"quorm": 1}), "remove it"),  # no key of [plan], and the like one is another table's
+        (recipe(plan={"epoch": 1}), "did you mean 'epochs'?"),
+        (recipe(data={"source": "digits", "partition": {"kind": "shards", "sites": 2, "shard": 2}}), "'shards'?"),
+        (
+            recipe(data={"source": "digits", "partition": {"kind": "shards", "sites": 2, "shards": 2, "bta": 1}}),
+            "remove",
+        ),
+    ],
+)
+def test_a_suggestion_is_of_the_same_table_or_names_the_other(table: dict[str, Any], hint: str) -> None:
+    said = refusal(table, Recipe)
+    assert "unknown key" in said
+    assert hint in said
+
+
+@pytest.mark.parametrize(
+    ("name", "known", "similar"),
+    [
+        ("scaffold", ("solo", "fedavg"), ""),
+        ("alpha", ("amp", "lr"), ""),
+        ("fedhn", ("fednh", "fedprp"), "fednh"),
+        ("cvs", ("csv", "json"), "csv"),
+    ],
+)
+def test_only_what_a_typo_makes_is_suggested(name: str, known: tuple[str, ...], similar: str) -> None:
+    assert nearest(name, known) == similar
+
+
+@pytest.mark.parametrize("mark", [b"\xef\xbb\xbf", b""])
+@pytest.mark.parametrize("kind", FILES)
+def test_a_byte_order_mark_of_windows_is_no_content(kind: str, mark: bytes, tmp_path: Path) -> None:
+    (tmp_path / "f.toml").write_bytes(mark + FILES[kind].read_bytes().replace(b"\n", b"\r\n"))
+    assert read_table(tmp_path / "f.toml") == read_table(FILES[kind])
+
+
+def test_another_encoding_is_named(tmp_path: Path) -> None:
+    (tmp_path / "f.toml").write_text("name = 'a'", encoding="utf-16")
+    with pytest.raises(ConfigError, match="UTF-8"):
+        read_table(tmp_path / "f.toml")
+
+
+@pytest.mark.parametrize(
+    ("name", "similar"),
+    [("South Clinic", "south-clinic"), ("Klinik Süd", "klinik-sud"), ("-x_1-", "x-1"), ("A" * 70, "a" * 64)],
+)
+def test_a_name_that_is_no_id_gets_one_that_is(name: str, similar: str) -> None:
+    assert f"such as '{similar}'" in refusal({**SITE, "site": name}, ClientSettings)
+    with pytest.raises(ConfigError, match=f"such as '{similar}'"):
+        check_id("site", name)
+    assert parse({**SITE, "site": similar}, ClientSettings, "f").site == similar
+
+
+def test_a_name_without_letters_gets_none() -> None:
+    said = refusal({**SITE, "site": "город"}, ClientSettings)
+    assert "such as" not in said
+    assert "a-z, 0-9" in said
+
+
+@pytest.mark.parametrize("quorum", [1.5, 0, -1, "half", 0.0])
+def test_a_quorum_is_said_in_words(quorum: object) -> None:
+    said = refusal(recipe(federation={"quorum": quorum}), Recipe)
+    assert said.startswith(f"federation.quorum = {quorum!r}: expected a number of updates")
+    assert "share" in said
