@@ -11,8 +11,12 @@ import pytest
 
 from protofed.client.transport.audit import FILE as AUDIT_FILE
 from protofed.common.config.recipe import Recipe
+from protofed.common.errors import ProtocolError
+from protofed.common.pki.identity import Party
+from protofed.common.protocol.messages import Role
 from protofed.common.storage.journal import records
 from protofed.deploy.cli import main
+from protofed.deploy.operator.connection import Operator
 from protofed.deploy.simulation.simulation import simulation
 
 pytestmark = pytest.mark.timeout(900)  # half a dozen processes that import PyTorch, on a machine with other work
@@ -106,6 +110,39 @@ def test_a_hospital_leaves_in_the_middle_of_its_training_and_nothing_of_it_arriv
     assert here.finish(["server", *SITES]) == [0] * 5, here.logs()
     decided = [line for line in records(here.folder / "site-2" / AUDIT_FILE) if line.event in ("withdrawn", "approved")]
     assert [line.event for line in decided] == ["withdrawn", "approved"]
+
+
+def test_revoked_daemons_end_or_wait_as_they_are_set_and_come_back_with_new_certificates(
+    processes_of: Callable[..., Any], recipe_of: Callable[..., Recipe], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = recipe_of("fednh", plan=SLOW_PLAN, rounds=2)
+    here = processes_of(recipe)
+    here.server()
+    here.site("evaluator", "--role=evaluator")
+    here.site("site-1", "--partition-index=0")
+    here.site("site-3", "--partition-index=2")
+    monkeypatch.setenv("PROTOFED_CLIENT_WHEN_REVOKED", "wait")  # as the images do
+    here.site("site-2", "--partition-index=1")
+    here.wait_until_trains("site-2")
+    with Operator(here.address, here.identity(Party.OPERATOR, "operator")) as operator:
+        for name in ("site-1", "site-2"):
+            operator.revoke(name, "a mistake")
+        assert here.running["site-1"].wait(60) == ProtocolError.exit_code, here.logs()
+        here.wait_for(lambda: log_lines(here, "site-2", "revoked"))
+        asked = len(calls_of(here, "site-2"))
+        for name in ("site-1", "site-2"):
+            folder = here.authority.issue(here.folder / "identities" / name, Party.SITE, name)
+            operator.register((folder / "cert.pem").read_text(encoding="ascii"), [Role.TRAINER])
+    here.site("site-1", "--partition-index=0")
+    assert here.finish(["server", *SITES]) == [0] * 5, here.logs()
+    assert next(call for call, _ in calls_of(here, "site-2")[asked:]) == "Enroll"  # it was silent meanwhile
+    for name in ("site-1", "site-2"):
+        assert len(log_lines(here, name, "was revoked on")) == 1
+
+
+def log_lines(here: Any, name: str, text: str) -> list[str]:
+    """The lines of a process's log with a text."""
+    return [line for line in (here.folder / f"{name}.log").read_text().splitlines() if text in line]
 
 
 def decide(here: Any, command: str, site: str) -> int:

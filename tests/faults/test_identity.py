@@ -211,6 +211,54 @@ def test_row_09_a_revoked_certificate_is_refused_at_its_next_call_on_a_live_conn
     assert still_served(site)
 
 
+def test_row_09_a_revoked_certificate_is_logged_once_and_each_of_its_calls_counted(
+    tls: TlsServer, site: RawClient
+) -> None:
+    gone = tls.site("site-2")
+    with structlog.testing.capture_logs() as logs, tls.operator() as operator:
+        operator.revoke("site-2", "laptop lost")
+        for _ in range(3):
+            assert refused(gone.enroll)[0] is Code.PERMISSION_DENIED
+    denied = [line for line in logs if line["event"].startswith("calls denied")]
+    assert [(line["because"], line["site"]) for line in denied] == [("revoked", "site-2")]
+    assert not [line for line in logs if line["event"] == "call refused"]
+    assert tls.server.operation.metrics.registry.get_sample_value(*COUNTED, {"because": "revoked"}) == 3
+    assert len(said(tls, Code.PERMISSION_DENIED)) == 3  # the audit log has each of them
+
+
+def test_row_09_an_exclusion_is_logged_once_and_again_after_the_site_was_back(tls: TlsServer, site: RawClient) -> None:
+    other = tls.site("site-2")
+    with structlog.testing.capture_logs() as logs, tls.operator() as operator:
+        for _ in range(2):
+            operator.exclude("site-2", "holidays")
+            for _ in range(3):
+                assert refused(other.enroll)[0] is Code.PERMISSION_DENIED
+            operator.admit("site-2")
+            other.enroll()
+    denied = [line for line in logs if line["event"].startswith("calls denied")]
+    assert [(line["because"], line["site"]) for line in denied] == [("excluded", "site-2")] * 2
+    assert tls.server.operation.metrics.registry.get_sample_value(*COUNTED, {"because": "excluded"}) == 6
+
+
+COUNTED = ("protofed_denied_calls_total",)
+
+
+def test_row_09_a_site_revoked_by_mistake_comes_back_with_a_new_key_and_no_other_way(
+    tls: TlsServer, site: RawClient
+) -> None:
+    gone, old = tls.site("site-2"), tls.identity("site-2", Party.SITE)
+    with tls.operator() as operator:
+        operator.revoke("site-2", "a mistake")
+    with pytest.raises(ConfigError, match="that is for ever: make a new key and certificate"):
+        tls.register(old)
+    assert refused(gone.enroll)[0] is Code.PERMISSION_DENIED
+    new = tls.authority.issue(tls.folder / "new", Party.SITE, "site-2")
+    tls.register(new)  # the name has no valid certificate: it is no renewal
+    back = tls.client(new, "site-2")
+    back.enroll()
+    assert still_served(back)
+
+
 def test_row_09_a_revoked_operator_is_refused_on_a_live_connection(tls: TlsServer, site: RawClient) -> None:
     second = tls.identity("second", Party.OPERATOR)
     tls.register(second, "operator")

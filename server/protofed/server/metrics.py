@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry
 from protofed.common.monitoring.metric import Metric
 from protofed.common.payload import Part
 from protofed.common.protocol.messages import Verdict
+from protofed.common.protocol.refusal import DeniedBecause
 from protofed.server.verdicts import RejectionCode
 
 BUILD = Metric(
@@ -70,6 +71,13 @@ SCORES_REFUSED = Metric(
     "counter",
     (),
     "Reports of scores that were refused whole: a name or value that no score of the run has, or of another role.",
+)
+DENIED = Metric(
+    "protofed_denied_calls_total",
+    "counter",
+    ("because",),
+    "Refused calls by certificates that were revoked, or by sites that the operator has excluded; the log has one line "
+    "for each of these.",
 )
 NORM = Metric("protofed_update_norm", "histogram", (), "Norms of accepted updates: how far each moved the model.")
 BYTES = Metric(
@@ -164,9 +172,9 @@ TELEMETRY = {  # by the heartbeat's names; absent for a site whose policy does n
 }
 METRICS: tuple[Metric, ...] = (
     BUILD, RUNS, ROUND, PLANNED, PHASE, SECONDS, ROUND_SITES, OPENED, DEADLINE, QUORUM, ROUNDS, UPDATES, NORM, BYTES,
-    RESUMED, SCORES_REFUSED, SITES, LAST_PROGRESS, PROGRESS, COVERED, SHIFT, MIN_DISTANCE, SCORE, MODEL_WARNINGS,
-    CHECKPOINT, RECOVERIES, CERT_EXPIRY, EVENT_LOOP_LAG, STATE_DISK_FREE, SITE_PHASE, SITE_EPOCH, SITE_REGISTERED,
-    WAITING, *TELEMETRY.values(),
+    RESUMED, SCORES_REFUSED, DENIED, SITES, LAST_PROGRESS, PROGRESS, COVERED, SHIFT, MIN_DISTANCE, SCORE,
+    MODEL_WARNINGS, CHECKPOINT, RECOVERIES, CERT_EXPIRY, EVENT_LOOP_LAG, STATE_DISK_FREE, SITE_PHASE, SITE_EPOCH,
+    SITE_REGISTERED, WAITING, *TELEMETRY.values(),
 )  # fmt: skip
 # Buckets of the histograms: from the 0.1 s of a simulated round to a day of training at a hospital.
 PHASE_SECONDS = (0.1, 0.3, 1, 3, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200, 14_400, 43_200, 86_400)
@@ -193,10 +201,13 @@ class ServerMetrics:
         self._norms, self._bytes = NORM.histogram(self.registry, NORMS), BYTES.counter(self.registry)
         self._resumed, self._recoveries = RESUMED.counter(self.registry), RECOVERIES.counter(self.registry)
         self._scores_refused = SCORES_REFUSED.counter(self.registry)
+        self._denied = DENIED.counter(self.registry)
         for outcome in OUTCOMES:  # exported as 0: `increase()` misses the first event of a series that begins at 1
             self._rounds.labels(outcome)
         for verdict in (*(verdict.value for verdict in Verdict if verdict is not Verdict.INVALID), "set-aside"):
             self._updates.labels(verdict, "")
+        for because in DeniedBecause:
+            self._denied.labels(because.value)
         for code in RejectionCode:
             self._updates.labels(Verdict.INVALID.value, code.value)
 
@@ -219,6 +230,10 @@ class ServerMetrics:
     def scores_refused(self) -> None:
         """A site's report of scores was refused."""
         self._scores_refused.inc()
+
+    def call_denied(self, because: DeniedBecause) -> None:
+        """A call of a revoked certificate, or of an excluded site, was refused."""
+        self._denied.labels(because.value).inc()
 
     def update_norm(self, norm: float) -> None:
         """Observe the Euclidean norm of an accepted update less its base."""

@@ -35,6 +35,7 @@ from protofed.common.errors import (
     NotEnrolledError,
     OverQuotaError,
     ProtocolError,
+    RevokedError,
     StateError,
     UnavailableError,
 )
@@ -684,6 +685,28 @@ def test_an_excluded_site_waits_and_enrolls_again(call: str) -> None:
     assert harness.pauses == [EXCLUDED_PAUSE_S]
     assert daemon.step(0.0) == task
     assert harness.link.calls["enroll"] == 2
+
+
+def test_an_exclusion_is_said_once_and_its_end_too() -> None:
+    harness = AgentHarness()
+    out = [ExcludedError("by the operator: holidays") for _ in range(3)]
+    harness.link.failing["enroll"] = [*out, ExcludedError("by the operator: repair")]
+    daemon = harness.agent()
+    with structlog.testing.capture_logs() as logs:
+        work(daemon, 6)
+    said = [line["why"] for line in logs if line["log_level"] == "warning"]
+    assert said == ["by the operator: holidays", "by the operator: repair"]
+    assert [line["event"] for line in logs].count("the server takes this site again") == 1
+
+
+@pytest.mark.parametrize("call", ["enroll", "next_task", "fetch", "push"])
+def test_a_revoked_daemon_ends_and_declines_nothing(call: str) -> None:
+    harness = AgentHarness()
+    harness.fit(1)
+    harness.link.failing[call] = [RevokedError("the laptop was lost")]
+    with pytest.raises(RevokedError):
+        work(harness.agent(), 2)
+    assert (harness.pauses, harness.declined()) == ([], [])
 
 
 @pytest.mark.parametrize("call", ["enroll", "next_task", "push"])

@@ -35,6 +35,7 @@ from protofed.common.errors import (
     IncompleteUploadError,
     NotEnrolledError,
     ProtocolError,
+    RevokedError,
     UnavailableError,
     WithdrawnError,
 )
@@ -55,6 +56,7 @@ from protofed.common.protocol.messages import (
     Verdict,
     Wait,
 )
+from protofed.common.protocol.refusal import KEY
 from protofed.protos.v1 import federation_pb2 as pb
 from protofed.protos.v1 import federation_pb2_grpc as rpc
 
@@ -198,6 +200,41 @@ def test_a_call_is_tried_again_until_it_is_answered(
     server.on["Enroll"] = one_by_one(refuse(code), refuse(code), server.on["Enroll"])
     assert link.enroll() == RUN
     assert len(server.asked) == 3
+
+
+REVOKED_BY = {
+    "this version": ("it is gone", ((KEY, "revoked"),)),
+    "0.2.0": ("certificate 0123 of site 'ann' was revoked on 2026-01-01T00:00:00Z: lost", ()),
+}
+
+
+@pytest.mark.parametrize(("text", "metadata"), REVOKED_BY.values(), ids=REVOKED_BY)
+def test_a_revoked_certificate_ends_the_daemon_whatever_the_servers_version(
+    text: str, metadata: tuple[tuple[str, str], ...], server: ScriptedServicer, link: GrpcLink
+) -> None:
+    def revoked(_request: Any, context: Any) -> None:
+        context.set_trailing_metadata(metadata)
+        context.abort(Code.PERMISSION_DENIED, text)
+
+    server.on |= {"Enroll": revoked, "Heartbeat": revoked}
+    with pytest.raises(RevokedError):
+        link.enroll()
+    assert link.beat("run", Progress("n1", Activity.TRAINING)) is Signal.ABORT  # a fit need not end first
+    assert len(server.asked) == 2
+
+
+@pytest.mark.parametrize("metadata", [(), ((KEY, "excluded"),), ((KEY, "of a newer server"),)])
+def test_what_is_denied_for_another_reason_is_waited_for(
+    metadata: tuple[tuple[str, str], ...], server: ScriptedServicer, link: GrpcLink
+) -> None:
+    def denied(_request: Any, context: Any) -> None:
+        context.set_trailing_metadata(metadata)
+        context.abort(Code.PERMISSION_DENIED, "the operator has excluded site ann")
+
+    server.on |= {"Enroll": denied, "Heartbeat": denied}
+    with pytest.raises(ExcludedError):
+        link.enroll()
+    assert link.beat("run", Progress("n1", Activity.TRAINING)) is Signal.CONTINUE
 
 
 def test_only_a_call_that_the_server_did_counts_as_its_answer(server: ScriptedServicer, link: GrpcLink) -> None:

@@ -36,6 +36,7 @@ from protofed.common.errors import (
     PolicyViolationError,
     ProtocolError,
     ProtofedError,
+    RevokedError,
     StateError,
     TaskFailedError,
 )
@@ -83,6 +84,7 @@ class Agent:
         self._enrollment = Enrollment(link, gate or own_gate)
         self._assignment: Assignment | None = None
         self._enrolled = False
+        self._refusal = ""  # the lasting one that was logged
         self._run: PreparedRun | TaskFailedError = TaskFailedError(FailureReason.REFUSED, "no run was prepared")
         self._settled: set[str] = set()  # task_ids of this run that have a receipt
         self._base_guard, self._task_guard = BaseGuard(site), TaskGuard(site)
@@ -100,6 +102,7 @@ class Agent:
 
         Raises:
             FencedError: a newer daemon of this site has taken over.
+            RevokedError: this site's certificate was revoked.
         """
         try:
             if not self._takes_tasks() and (instead := self._enroll()) is not None:
@@ -115,8 +118,7 @@ class Agent:
                 self._enrollment.accept()
                 self._work_on(answer)
         except tuple(_ENROLL_AGAIN_AFTER_S) as error:
-            level = log.info if isinstance(error, NotEnrolledError) else log.warning  # a restart needs no attention
-            level("enrolling again", site=self._site.name, why=str(error))
+            self._log_refusal(error)
             self._enrolled = False
             return self._wait(_ENROLL_AGAIN_AFTER_S[type(error)])
         if isinstance(answer, Finished):
@@ -124,6 +126,16 @@ class Agent:
             self._enrolled = False
             self._enrollment.leave()
         return answer
+
+    def _log_refusal(self, error: ProtocolError) -> None:
+        """Log why the site enrolls again; of what lasts, such as an exclusion, once."""
+        if isinstance(error, NotEnrolledError):
+            log.info("enrolling again", site=self._site.name, why=str(error))  # a restart needs no attention
+        elif not isinstance(error, ExcludedError):
+            log.warning("enrolling again", site=self._site.name, why=str(error))
+        elif self._refusal != str(error):
+            self._refusal = str(error)
+            log.warning("the server refuses this site; waiting until it does not", site=self._site.name, why=str(error))
 
     def _takes_tasks(self) -> bool:
         """Whether the site is enrolled, and its gate is still open for the run."""
@@ -163,6 +175,9 @@ class Agent:
 
     def _enroll(self) -> Finished | Wait | None:
         answer = self._enrollment.enroll()
+        if self._refusal:
+            self._refusal = ""
+            log.info("the server takes this site again", site=self._site.name)
         if (left := self._enrollment.left_run()) is not None:
             self._abandon(left)
         if not isinstance(answer, Assignment):
@@ -214,7 +229,12 @@ class Agent:
             log.info("task called off", run=task.run, round=task.round)
         except TaskFailedError as failure:
             self._decline(task, failure.reason, str(failure))
-        except (NotEnrolledError, FencedError, IncidentError):  # about the daemon, not the task: `step` handles them
+        except (
+            NotEnrolledError,
+            FencedError,
+            RevokedError,
+            IncidentError,
+        ):  # about the daemon, not the task: `step` handles them
             raise
         except ProtocolError as error:
             log.warning("the server does not take this task any more", run=task.run, round=task.round, why=str(error))

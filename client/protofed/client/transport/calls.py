@@ -36,6 +36,7 @@ from protofed.common.errors import (
     NotEnrolledError,
     OutOfSpaceError,
     ProtocolError,
+    RevokedError,
     UnavailableError,
     WithdrawnError,
 )
@@ -44,6 +45,7 @@ from protofed.common.pki.identity import LiveIdentity
 from protofed.common.protocol import wire
 from protofed.common.protocol.audit_fields import audit_fields
 from protofed.common.protocol.pushback import retry_after_s
+from protofed.common.protocol.refusal import is_revoked
 from protofed.common.storage.journal import Fact
 
 log = structlog.get_logger()
@@ -164,11 +166,18 @@ class Calls:
             pause = min(2 * pause, 8.0)
 
     def call_once(self, name: str, message: Message, reply_type: type[A], timeout: float) -> A | None:
-        """The reply to a single attempt; None: it failed."""
+        """The reply to a single attempt; None: it failed.
+
+        Raises:
+            RevokedError: this site's certificate was revoked.
+        """
         try:
             return self._send(_serialise(name, message, timeout), reply_type)
+        except grpc.RpcError as error:
+            _raise_if_revoked(error)
+            return None
         # DiskFailureError: the heartbeat's thread cannot end the daemon, but the agent's next `call` raises it again.
-        except (grpc.RpcError, ProtocolError, UnavailableError, DiskFailureError):
+        except (ProtocolError, UnavailableError, DiskFailureError):
             return None
 
     def record_task(self, task: Message) -> None:
@@ -281,6 +290,7 @@ class Calls:
             raise UnavailableError(_CLOSED) from error
         # gRPC reports a message over the size limit as RESOURCE_EXHAUSTED, too; that would never pass.
         if code not in _RETRIED or "larger than max" in text:
+            _raise_if_revoked(error)
             raise _ERRORS.get(code, ProtocolError)(text) from error
 
     def _raise_if_late(self, started_at: float, reason: str) -> None:
@@ -290,6 +300,13 @@ class Calls:
                 f"no answer from {self._address} for {elapsed:.0f} s ({reason}); "
                 "start the server, or check the address and the firewall"
             )
+
+
+def _raise_if_revoked(error: grpc.RpcError) -> None:
+    text = str(error.details())
+    if error.code() is grpc.StatusCode.PERMISSION_DENIED and is_revoked(error.trailing_metadata(), text):
+        remedy = "make a new key and certificate (`protofed certs request`) and have the operator register it"
+        raise RevokedError(f"{text}; that is for ever: {remedy}") from error
 
 
 def _log_incident(request: _Request, error: grpc.RpcError) -> None:

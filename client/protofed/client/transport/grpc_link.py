@@ -16,7 +16,7 @@ from protofed.client.state.downloads import MAX_ATTEMPTS, BlobDownloads, MemoryD
 from protofed.client.transport.audit import ClientAudit
 from protofed.client.transport.calls import Calls
 from protofed.client.transport.proxy import Proxy
-from protofed.common.errors import CodecError, ExcludedError, IncompleteUploadError, ProtocolError
+from protofed.common.errors import CodecError, ExcludedError, IncompleteUploadError, ProtocolError, RevokedError
 from protofed.common.payload import SiteId
 from protofed.common.pki.identity import LiveIdentity
 from protofed.common.protocol import wire
@@ -168,9 +168,11 @@ class GrpcLink:
     def beat(self, run: str, progress: Progress) -> Signal:
         """See `Link.beat`."""
         request = pb.HeartbeatRequest(caller=self._caller, run=run, **wire.pack_progress(progress))
-        reply = self._calls.call_once("Heartbeat", request, pb.HeartbeatResponse, 10.0)
         try:
+            reply = self._calls.call_once("Heartbeat", request, pb.HeartbeatResponse, 10.0)
             return Signal.CONTINUE if reply is None else wire.signal.unpack(reply.signal)
+        except RevokedError:  # the fit ends, and the agent's next call raises it
+            return Signal.ABORT
         except ProtocolError:  # a signal of a newer server
             return Signal.CONTINUE
 

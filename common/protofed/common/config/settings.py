@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, TypeAlias, TypeVar
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
 from pydantic import BeforeValidator, Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
@@ -74,6 +74,7 @@ class ClientSettings(BaseSettings):
     identity: Path | None = None  # folder with cert.pem, key.pem and ca.pem
     plaintext: bool = False  # in place of an identity; only on this machine
     metrics: Monitoring | None = None  # where /metrics and /readyz are answered; None: nowhere
+    when_revoked: Literal["end", "wait"] = "end"  # exit (76), or wait for a new certificate, as the images do
     proxy: Secret | None = None  # http://[user:password@]host:port, on the way to the server
 
 

@@ -21,7 +21,7 @@ from protofed.common.address import check_connection
 from protofed.common.clock import stamp
 from protofed.common.config.recipe import Input, Recipe
 from protofed.common.config.settings import ClientSettings
-from protofed.common.errors import PolicyViolationError
+from protofed.common.errors import PolicyViolationError, RevokedError
 from protofed.common.monitoring.http import Monitor
 from protofed.common.pki.identity import LiveIdentity
 from protofed.common.protocol.messages import Assignment, Finished, Role, Task, Wait
@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from protofed.client.transport.proxy import Proxy
 
 log = structlog.get_logger()
+NEW_CERTIFICATE_S = 2.0  # between two looks for one
 LONGEST_PAUSE_S = 60.0  # a server cannot keep a site away for longer with one answer
 # A server that answers "ask again now" every time would have a daemon ask at the network's speed, and fill its audit
 # log. An honest one does so once or twice in a row: at a restart, and between two runs.
@@ -73,6 +74,7 @@ def run_client(settings: ClientSettings, *, until_finished: bool, give_up_after_
             what answers at the server's address is not the server.
         UnavailableError: the server did not answer for `give_up_after_s`, or another rank has ended.
         FencedError: a newer daemon of this site has enrolled.
+        RevokedError: the site's certificate was revoked.
     """
     setup.hide_site(settings)
     client_ranks.check_download(settings, launch := launched(os.environ))
@@ -111,7 +113,29 @@ def run_client(settings: ClientSettings, *, until_finished: bool, give_up_after_
         load = _monitored_loading(settings, identity, metrics, device, stack)
         site = distribute(_site(settings, policy, store, device, load))
         agent = Agent(site, link, status, on_refusal=lambda task, error: _refused(metrics, audit, task, error))
-        _take_part(agent, until_finished=until_finished)
+        _until_replaced(settings, identity, status, lambda: _take_part(agent, until_finished=until_finished))
+
+
+def _until_replaced(
+    settings: ClientSettings, identity: LiveIdentity | None, status: DaemonStatus, take_part: Callable[[], None]
+) -> None:
+    """Take part; once the site's certificate is revoked, call the server no more before there is a new one, or end.
+
+    Raises:
+        RevokedError: `when_revoked` says to end.
+    """
+    while True:
+        revoked = None if identity is None else identity.current().certificate.fingerprint
+        try:
+            return take_part()
+        except RevokedError as error:
+            status.run = ""  # no heartbeats either
+            if settings.when_revoked == "end" or identity is None:
+                raise
+            log.error("this site's certificate was revoked; waiting for a new one", why=str(error))
+        while identity.current().certificate.fingerprint == revoked:
+            time.sleep(NEW_CERTIFICATE_S)
+        log.info("a new certificate is there")
 
 
 def _link(

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from protofed.common.errors import ConfigError, DeniedError, short
+from protofed.common.errors import ConfigError, DeniedError, RevokedError, short
 from protofed.common.pki.certificate import Party, read_certificate
 from protofed.common.protocol import wire
 from protofed.common.protocol.server_info import REGISTERED, UNKNOWN
@@ -111,7 +111,7 @@ class Access:
     def _check_valid(self, row: CertificateRow) -> None:
         match row.status(self._clock()):
             case "revoked":
-                raise DeniedError(f"{_describe(row)} was revoked on {date(row.revoked_at or 0.0)}: {row.reason}")
+                raise RevokedError(f"{_describe(row)} was revoked on {date(row.revoked_at or 0.0)}: {row.reason}")
             case "expired":
                 raise DeniedError(f"{_describe(row)} expired on {date(row.not_after)}; renew it: protofed certs renew")
             case "not-yet-valid":

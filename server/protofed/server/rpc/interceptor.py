@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +25,7 @@ from protofed.common.errors import (
     NotEnrolledError,
     OverQuotaError,
     ProtocolError,
+    RevokedError,
     StateError,
     VersionMismatchError,
     short,
@@ -32,6 +33,7 @@ from protofed.common.errors import (
 from protofed.common.incident import incident_text, new_incident
 from protofed.common.protocol.messages import PROTOCOL_VERSION
 from protofed.common.protocol.pushback import retry_metadata
+from protofed.common.protocol.refusal import DeniedBecause, denied_metadata
 from protofed.common.protocol.server_info import REGISTERED, ServerInfo
 from protofed.common.version import VERSION
 from protofed.server.access.authorization import HEALTH, Access, Peer
@@ -83,6 +85,7 @@ class _Call:
     code: grpc.StatusCode = grpc.StatusCode.OK
     text: str = ""
     retry_after_s: float | None = None  # of a call over a limit
+    denied: DeniedBecause | None = None
     reply: bytes = b""
     is_noted: bool = False  # its record was handed to the audit
     is_flood: bool = False  # refused as one of too many: of those one a minute is recorded, or they would fill the disk
@@ -117,6 +120,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
 
     Attributes:
         failure: the failure of the disk with which the server ends; None: there was none.
+        on_denied: called with each call of a revoked certificate or an excluded site, for the metrics.
     """
 
     def __init__(
@@ -132,6 +136,8 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         self._guard = guard
         self._cut_short: set[asyncio.Task[None]] = set()
         self.failure: DiskFailureError | None = None
+        self.on_denied: Callable[[DeniedBecause], None] = lambda _: None
+        self._denied: set[tuple[str, DeniedBecause]] = set()  # holders of whom it is logged
 
     async def intercept_service(
         self, continuation: Callable[[Any], Awaitable[Any]], handler_call_details: Any
@@ -159,6 +165,8 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         try:
             with self._connection(call, context.peer()), self._limits.admit(call.peer, name):
                 await self._with_code(self._act(call, handler, context), call)
+                if self._denied and call.code is grpc.StatusCode.OK and call.service != HEALTH:
+                    self._denied -= {(_holder(call), because) for because in DeniedBecause}  # it may call again
                 await self._note(call)
         except asyncio.CancelledError:
             self._note_later(call)
@@ -169,7 +177,8 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             await self._note(call)
         # Outside of the `except`: an abort raised in it would keep the error, its traceback and so the message alive.
         if call.code is not grpc.StatusCode.OK:
-            await context.abort(call.code, call.text, retry_metadata(call.retry_after_s))
+            metadata = (*retry_metadata(call.retry_after_s), *denied_metadata(call.denied))
+            await context.abort(call.code, call.text, metadata)
         return call.reply if handler.unary_unary is not None else None
 
     @contextmanager
@@ -239,6 +248,9 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             self.failure = error
             self._stop.set()
         fields = {"call": f"{call.service}/{short(call.name)}", "peer": str(call.peer), **call.log_fields()}
+        if (because := _because(error)) is not None:
+            self._deny(call, because, error, fields)
+            return grpc.StatusCode.PERMISSION_DENIED, str(error)
         for kind, code, text in CODES:
             if isinstance(error, kind):
                 if (unlogged := self._limits.unlogged(call.peer)) is not None:
@@ -248,6 +260,28 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         incident = new_incident()
         log.exception("incident", incident=incident, **fields)
         return grpc.StatusCode.INTERNAL, incident_text(incident)
+
+    def _deny(self, call: _Call, because: DeniedBecause, error: Exception, fields: Mapping[str, Any]) -> None:
+        """Count the call, and log the first one of its holder: its daemon may ask again and again."""
+        call.denied = because
+        self.on_denied(because)
+        if (holder := (_holder(call), because)) not in self._denied:
+            self._denied.add(holder)
+            log.warning("calls denied until somebody acts", because=because.value, **fields, why=str(error))
+
+
+def _because(error: Exception) -> DeniedBecause | None:
+    match error:
+        case RevokedError():
+            return DeniedBecause.REVOKED
+        case ExcludedError():
+            return DeniedBecause.EXCLUDED
+    return None
+
+
+def _holder(call: _Call) -> str:
+    """The caller's certificate; in plain text, the site that it says it is."""
+    return call.peer.fingerprint or str(call.log_fields().get("site", ""))
 
 
 async def _received(context: Any) -> bytes:

@@ -120,6 +120,7 @@ async def serve(
     connection_guard = None if identity is None else ConnectionGuard(connections, loop.time)
     interceptor = CallInterceptor(stop, access, RateLimits(), served.audit, handshakes, connection_guard)
     metrics, memory = served.operator.metrics, MemoryGuard(memory_limit)
+    interceptor.on_denied = metrics.call_denied
     service = FederationService(served.runs, blobs, executors, served.notifier, memory, metrics, Budgets())
     operator = OperatorService(served.operator, executors, access)
     health, ready, watchdog = HealthServicer(), readiness or ServerReadiness(), Watchdog(loop)
