@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,11 +22,12 @@ from prometheus_client.parser import text_string_to_metric_families
 from structlog.testing import capture_logs
 
 from protofed.client.agent import metrics
+from protofed.client.agent.heartbeat import DaemonStatus
 from protofed.client.transport.audit import FILE
 from protofed.common.codec import digest
 from protofed.common.config.recipe import Recipe
 from protofed.common.config.settings import ClientSettings, Monitoring, read_settings
-from protofed.common.errors import ConfigError, DataError
+from protofed.common.errors import ConfigError, DataError, RevokedError
 from protofed.common.protocol.messages import Activity, Finished, Task, TaskKind, Wait
 from protofed.common.protocol.telemetry import Telemetry
 from protofed.common.storage import journal
@@ -348,3 +350,36 @@ def test_classes_that_a_site_does_not_score_are_in_its_log(tmp_path: Path, recip
         client._load(settings, torch.device("cpu"), recipe)
     told = {line["where"]: (line["run"], line["missing"]) for line in lines}
     assert told == {"test set": (recipe.name, ["2"]), "own test set": (recipe.name, ["1", "2"])}
+
+
+def test_a_revoked_daemon_is_silent_until_its_certificate_is_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown, asked, status = ["old", "old", "old", "new"], list[str](), DaemonStatus(run="run")
+    identity: Any = SimpleNamespace(
+        current=lambda: SimpleNamespace(
+            certificate=SimpleNamespace(fingerprint=shown.pop(0) if len(shown) > 1 else shown[0])
+        )
+    )
+
+    def take_part() -> None:
+        asked.append(shown[0])
+        if len(asked) == 1:
+            raise RevokedError("lost")
+
+    pauses: list[str] = []
+    monkeypatch.setattr(time, "sleep", lambda _: pauses.append(status.run))
+    settings: Any = SimpleNamespace(when_revoked="wait")
+    client._until_replaced(settings, identity, status, take_part)
+    assert (asked, pauses) == (["old", "new"], ["", ""])  # no run, no heartbeat
+
+
+@pytest.mark.parametrize(("when_revoked", "encrypted"), [("end", True), ("wait", False)])
+def test_a_revoked_daemon_that_cannot_wait_ends(when_revoked: str, encrypted: bool) -> None:
+    current = SimpleNamespace(certificate=SimpleNamespace(fingerprint="old"))
+    identity: Any = SimpleNamespace(current=lambda: current) if encrypted else None
+
+    def take_part() -> None:
+        raise RevokedError("lost")
+
+    settings: Any = SimpleNamespace(when_revoked=when_revoked)
+    with pytest.raises(RevokedError):
+        client._until_replaced(settings, identity, DaemonStatus(), take_part)
