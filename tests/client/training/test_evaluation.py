@@ -17,6 +17,7 @@ from protofed.client.data.site_data import Examples, SiteData
 from protofed.client.training.evaluation import (
     Tally,
     groups_of,
+    majority,
     personal_scores,
     prefixed,
     probabilistic_scores,
@@ -107,6 +108,12 @@ def test_scores_by_hand() -> None:
             "recall.2": 0.0,
         }
     )
+
+
+def test_majority_is_the_accuracy_of_always_saying_the_most_common_class() -> None:
+    assert majority(counted([0, 1, 0], [4, 2, 4])) == 4 / 10
+    nevus = answers(torch.full((9,), 5), torch.tensor([5, 5, 5, 5, 5, 5, 0, 1, 2]), 7)
+    assert scores(nevus)["accuracy"] == majority(nevus) == 6 / 9
 
 
 def test_personal_scores_by_hand() -> None:

@@ -231,6 +231,15 @@ def test_a_simulation_that_stops_early_says_after_which_round(protofed: Cli, tmp
     assert "best: round " in err
 
 
+def test_a_simulation_says_at_its_end_that_its_model_is_of_no_use(protofed: Cli, tmp_path: Path) -> None:
+    recipe = altered(tmp_path, ("^rounds = 20", "rounds = 1"))
+    code, out, err = protofed("simulate", recipe, "--set", "plan.lr=5", "--json")
+    assert code == 0
+    (run,) = json.loads(out)
+    assert [warning["code"] for warning in run["warnings"]] in (["one-class"], ["chance"])
+    assert run["warnings"][0]["text"] in " ".join(err.split())
+
+
 COMMANDS = [
     *[(), ("server",), ("client",), ("simulate",), ("demo",), ("figures",), ("tracking",), ("server", "start")],
     *(("client", name) for name in ("start", "check", "preview", "runs", "approve", "doctor", "health", "scores")),

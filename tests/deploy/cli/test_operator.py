@@ -482,6 +482,16 @@ def test_words_and_numbers_are_never_cut(width: int) -> None:
         assert any(word in line.split() for line in lines), lines
 
 
+def test_what_speaks_against_the_models_is_shown_above_the_rounds() -> None:
+    warnings = [pb.ModelWarning(code="one-class", round=2, text="It calls every image 'nv'.")]
+    detail = pb.RunDetail(rounds=[pb.RoundInfo(round=2)], attempts=1, model_warnings=warnings)
+    lines = shown(80, *tables.run_parts(detail, everything=False))
+    assert lines.index("one-class: It calls every image 'nv'.") < lines.index("rounds")
+    assert plain(detail)["model_warnings"] == [
+        {"code": "one-class", "round": 2, "site": "", "text": "It calls every image 'nv'."}
+    ]
+
+
 def test_of_many_rounds_the_newest_are_shown() -> None:
     rounds = [pb.RoundInfo(round=number, outcome="published") for number in range(25)]
     few = shown(80, *tables.run_parts(pb.RunDetail(rounds=rounds[-10:], attempts=25), everything=False))

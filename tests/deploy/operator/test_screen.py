@@ -114,6 +114,43 @@ def test_every_kind_of_telemetry_has_its_unit() -> None:
     assert "GPU" not in text
 
 
+ONE_CLASS = pb.ModelWarning(code="one-class", round=6, text="The global model calls every image [nv].")
+
+
+def own_model(number: int) -> pb.ModelWarning:
+    return pb.ModelWarning(code="chance", round=6, site=f"site-{number}", text=f"The model of site-{number} guesses.")
+
+
+def warned(*warnings: pb.ModelWarning) -> RunSnapshot:
+    reply = answer(published(910, 920))
+    reply.detail.model_warnings.extend(warnings)
+    return snapshot_of(reply)
+
+
+def test_what_speaks_against_a_model_stands_in_the_header() -> None:
+    assert "one-class: The global model calls every image [nv]." in shown(warned(ONE_CLASS), 100)[:6]
+    lines = shown(warned(ONE_CLASS, *map(own_model, range(5))), 100)[:10]
+    assert [line.split()[0] for line in lines if "model" in line] == ["one-class:", *["chance:"] * 3, "and"]
+    assert "and 2 own models more: --json" in lines
+
+
+def test_what_speaks_against_a_model_is_one_line_once() -> None:
+    line = "one-class: The global model calls every image [nv]."
+    later = warned(
+        pb.ModelWarning(code="one-class", round=7, text="The global model calls every image [nv] in round 7.")
+    )
+    assert line in changes(None, warned(ONE_CLASS))
+    assert changes(warned(), warned(ONE_CLASS)) == [line]
+    assert changes(warned(ONE_CLASS), later) == []
+    assert changes(warned(ONE_CLASS), warned(ONE_CLASS, own_model(1))) == ["chance: The model of site-1 guesses."]
+
+
+def test_the_balanced_accuracy_stands_beside_the_accuracy() -> None:
+    names = ("global.auroc", "personal.pm_v", "global.majority", "global.accuracy", "global.balanced_accuracy")
+    told = snapshot_of(answer(published(910, 920), scores={1: [score(name, 0.5) for name in names]}))
+    assert [one.name for one in told.scores] == [names[3], names[4], names[2], names[1], names[0]]
+
+
 def test_the_header_says_what_is_the_matter() -> None:
     def lines(snapshot: RunSnapshot) -> list[str]:
         return shown(snapshot, 100)[:6]

@@ -109,14 +109,20 @@ def test_a_test_set_of_one_class_says_nothing() -> None:
     assert model_warnings(history({"global.balanced_accuracy": 0.5, "global.recall.1": 0.5})) == []
 
 
+def test_what_the_most_common_class_gives_stands_beside_the_accuracy() -> None:
+    for recalls in [(0.0, 1.0, 0.0, 0.0), (0.5, 0.5, 0.0, 0.0)]:
+        (warning,) = model_warnings(history(scores(*recalls, accuracy=0.663, majority=0.661)))
+        assert (warning.numbers["accuracy"], warning.numbers["majority"]) == (0.663, 0.661)
+
+
 def test_the_area_under_the_roc_curve_is_told_beside_chance() -> None:
     (warning,) = model_warnings(history(scores(0.5, 0.5, 0.0, 0.0, auroc=0.76)))
     assert (warning.code, warning.numbers["auroc"]) == (WarningCode.CHANCE, 0.76)
     assert "0.76" in warning.text
 
 
-def test_a_young_model_may_be_at_chance_until_a_quarter_of_the_rounds() -> None:
-    going = history(*[ONE_CLASS] * 9, ended=False)
+def test_a_young_model_may_be_at_chance_until_a_third_of_the_rounds() -> None:
+    going = history(*[ONE_CLASS] * 9, ended=False, rounds=30)
     assert model_warnings(going) == []
     older = replace(going, scored=[*going.scored, ScoredRound(10, {EVALUATOR: ONE_CLASS})])
     assert codes(model_warnings(older)) == [WarningCode.ONE_CLASS, WarningCode.UNCHANGED]
@@ -125,7 +131,7 @@ def test_a_young_model_may_be_at_chance_until_a_quarter_of_the_rounds() -> None:
 
 @pytest.mark.parametrize(
     ("rounds", "auroc", "from_round"),
-    [(1, 0.0, 5), (20, 0.0, 5), (30, 0.55, 8), (1000, 0.0, 20), (20, 0.75, 14), (1000, 0.75, 50)],
+    [(1, 0.0, 5), (20, 0.0, 7), (30, 0.55, 10), (1000, 0.0, 20), (20, 0.75, 14), (1000, 0.75, 50)],
 )
 def test_the_first_round_that_is_judged(rounds: int, auroc: float, from_round: int) -> None:
     going = history(rounds=rounds, ended=False)
@@ -279,6 +285,7 @@ def test_as_plain_data_the_numbers_stand_beside_the_other_keys() -> None:
         "site": None,
         "text": warning.text,
         "balanced_accuracy": 0.25,
+        "accuracy": 0.25,
         "chance": 0.25,
         "classes_present": 4,
     }

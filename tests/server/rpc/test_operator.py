@@ -14,6 +14,8 @@ from protofed.common.config.recipe import Recipe
 from protofed.common.errors import OutOfSpaceError
 from protofed.protos.v1 import operator_pb2 as pb
 from protofed.protos.v1 import operator_pb2_grpc as rpc
+from protofed.server.operator.service import OperatorApi
+from protofed.server.rounds.model_warnings import ModelWarning, WarningCode
 
 Code = grpc.StatusCode
 RecipeOf = Callable[..., Recipe]
@@ -107,6 +109,19 @@ def test_a_run_is_shown_with_every_fate_and_refusal(troubled: Desk) -> None:
     assert {task.kind for task in rounds[1, 1].sites} == {"fit"}
     assert rounds[1, 1].closed_at >= rounds[1, 1].opened_at > 0.0
     assert rounds[2, 1].closed_at == 0.0
+
+
+def test_what_speaks_against_a_model_is_shown(troubled: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert list(troubled.show().model_warnings) == []
+    found = [
+        ModelWarning(WarningCode.CHANCE, 1, None, "no better."),
+        ModelWarning(WarningCode.CHANCE, 1, "site-2", "nor."),
+    ]
+    monkeypatch.setattr(OperatorApi, "model_warnings", lambda _self, run: found if run == RUN else [])
+    assert [(one.code, one.round, one.site, one.text) for one in troubled.show().model_warnings] == [
+        ("chance", 1, "", "no better."),
+        ("chance", 1, "site-2", "nor."),
+    ]
 
 
 def test_a_published_state_comes_out_again(troubled: Desk) -> None:

@@ -72,6 +72,11 @@ def scores(tally: Tally, groups: Mapping[str, Sequence[int]] | None = None) -> d
     return values | _of_groups(tally, groups or {})
 
 
+def majority(tally: Tally) -> float:
+    """The accuracy of always saying the test set's most common class, beside which the model's own is read."""
+    return int(tally.totals.max()) / int(tally.totals.sum())
+
+
 def probabilistic_scores(tally: Tally) -> dict[str, float]:
     """Scores of the probabilities; empty for a model that has diverged to infinities or NaN.
 

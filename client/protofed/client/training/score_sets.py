@@ -8,6 +8,7 @@ from protofed.client.data.site_data import SiteData
 from protofed.client.training.evaluation import (
     Tally,
     groups_of,
+    majority,
     personal_scores,
     prefixed,
     probabilistic_scores,
@@ -16,6 +17,7 @@ from protofed.client.training.evaluation import (
     tally,
 )
 from protofed.common.config.recipe import Recipe
+from protofed.common.protocol.score_names import MAJORITY
 
 
 def on_test(model: nn.Module, data: SiteData, recipe: Recipe) -> dict[str, float]:
@@ -23,7 +25,7 @@ def on_test(model: nn.Module, data: SiteData, recipe: Recipe) -> dict[str, float
     predictions = tally(model, data)
     # Of the shared test set only: on a site's own one, the bins would disclose more of its examples.
     bins = reliability(predictions) if recipe.evaluation.probabilities else {}
-    return prefixed("global", _scores(predictions, recipe) | bins)
+    return prefixed("global", _scores(predictions, recipe) | bins) | {MAJORITY: majority(predictions)}
 
 
 def on_local_test(model: nn.Module, data: SiteData, recipe: Recipe, prefix: str) -> dict[str, float]:

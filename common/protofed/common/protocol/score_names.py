@@ -26,6 +26,7 @@ TESTS = {
     "global.local": Role.TRAINER,
     "personal.local": Role.TRAINER,
 }
+MAJORITY = "global.majority"  # accuracy of always saying the test set's most common class: no model's own
 RELIABILITY = frozenset(f"global.reliability.{name}" for name in ("accuracy", "confidence", "share"))
 ONE = 1 + 1e-6  # the largest score: sums in float32 may exceed 1 by their rounding
 # The first of these that a run has judges its rounds, if its recipe names none. Balanced accuracy first: where classes
@@ -66,6 +67,7 @@ def _families() -> Iterator[tuple[str, ScoreFamily]]:
             yield f"{test}.{score}", ScoreFamily(role, "class" if score == "recall" else "none", needs)
     for name in ("personal.pm_v", "personal.pm_l"):
         yield name, ScoreFamily(Role.TRAINER)
+    yield MAJORITY, ScoreFamily(Role.EVALUATOR)
     for name in RELIABILITY:
         yield name, ScoreFamily(Role.EVALUATOR, "bin", "probabilities")
 

@@ -48,9 +48,10 @@ def simulate(
         show_dry_run([read], simulated=True)
         return
     keep_memory()
-    view = simulate_with_progress(read, state, device, None if policy is None else shipped.policy(policy))
+    view, warnings = simulate_with_progress(read, state, device, None if policy is None else shipped.policy(policy))
     if as_json:
-        print(json.dumps(scores_json([view]), indent=2))  # noqa: T201
+        named = {"warnings": [warning.plain() for warning in warnings]}
+        print(json.dumps([one | named for one in scores_json([view])], indent=2))  # noqa: T201
 
 
 def figures(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from protofed.deploy.console.best_round import best_sentence
+from protofed.deploy.console.model_warnings import sentences
 from protofed.deploy.console.tables import span
 from protofed.deploy.operator.kept_scores import sentence
 from protofed.deploy.operator.screen_header import no_answer, time_left
@@ -12,13 +13,14 @@ from protofed.deploy.operator.snapshot import Attempt, RunSnapshot, SiteSnapshot
 from protofed.deploy.operator.waiting import blocked
 from protofed.deploy.operator.waiting import sentence as sentence_of_waiting
 
-SHOWN_SCORES = 3
+SHOWN_SCORES = 4
 
 
 def changes(before: RunSnapshot | None, after: RunSnapshot) -> list[str]:
     """One line for each change from one snapshot to the next; without one before, the state of the run."""
     if before is None:
-        return [_status(after), *_round_lines(None, after), *_waiting_lines(None, after)]
+        first = (_status(after), *_round_lines(None, after), *_waiting_lines(None, after))
+        return [*first, *sentences(after.model_warnings)]
     if after.trouble:
         return [] if before.trouble else [no_answer(after)]  # once, not at every attempt to reach the server
     recovered = [f"it answers again, after {span(before.silent_s)}"] if before.trouble else []
@@ -34,6 +36,7 @@ def _between(before: RunSnapshot, after: RunSnapshot) -> Iterator[str]:
         yield _scores(after)
     if after.best is not None and after.best != before.best:
         yield best_sentence(after.best)
+    yield from _warning_lines(before, after)
     if after.keeping and after.keeping != before.keeping:
         yield sentence(after.keeping)
     if (after.status, after.queue) != (before.status, before.queue):
@@ -64,6 +67,12 @@ def _waiting_lines(before: RunSnapshot | None, after: RunSnapshot) -> Iterator[s
         yield sentence_of_waiting(after.waiting)
     known = () if before is None else before.unmet
     yield from (f"warning: {warning}" for warning in after.unmet if warning not in known)
+
+
+def _warning_lines(before: RunSnapshot, after: RunSnapshot) -> Iterator[str]:
+    """What speaks against a model and did not before; the same again in a later round is no news."""
+    known = {(warning.code, warning.site) for warning in before.model_warnings}
+    yield from sentences([warning for warning in after.model_warnings if (warning.code, warning.site) not in known])
 
 
 def _attempt(row: Attempt) -> str:

@@ -8,6 +8,7 @@ from rich.filesize import decimal
 from rich.text import Text
 
 from protofed.deploy.console.best_round import best_sentence
+from protofed.deploy.console.model_warnings import sentences
 from protofed.deploy.console.tables import count, span, styled
 from protofed.deploy.operator.kept_scores import sentence
 from protofed.deploy.operator.snapshot import RunSnapshot, TimeRemaining
@@ -20,6 +21,7 @@ WIDEST_BAR = 40  # characters
 def header(snapshot: RunSnapshot, width: int) -> list[Text]:
     """The header's lines; rich cuts each at the width."""
     lines = [_title(snapshot), _rounds(snapshot, width), _phase(snapshot), _time(snapshot)]
+    lines += [Text(line, "bold yellow") for line in sentences(snapshot.model_warnings)]
     if snapshot.queue:
         lines.append(Text(snapshot.queue, "yellow"))
     if snapshot.waiting is not None and blocked(snapshot.waiting):

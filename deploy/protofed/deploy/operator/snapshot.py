@@ -151,6 +151,16 @@ class Waiting:
 
 
 @dataclass(frozen=True)
+class ModelWarning:
+    """Something that speaks against a model; the fields are those of `ModelWarning` in operator.proto."""
+
+    code: str
+    round: int
+    site: str
+    text: str
+
+
+@dataclass(frozen=True)
 class RunSnapshot:
     """A run at one moment.
 
@@ -168,6 +178,7 @@ class RunSnapshot:
         keeping: sites that answered a request for scores of their own models and sent none: their policies keep them.
         waiting: why the run does not go on; None: it does, or it has ended.
         unmet: what the run needs and the sites that may take part cannot give, in sentences.
+        model_warnings: what speaks against the run's models now, the worst first.
         trouble: why the server does not answer, empty if it does; all other fields are `silent_s` seconds old.
     """
 
@@ -201,6 +212,7 @@ class RunSnapshot:
     keeping: int = 0
     waiting: Waiting | None = None
     unmet: tuple[str, ...] = ()
+    model_warnings: tuple[ModelWarning, ...] = ()
     trouble: str = ""
     silent_s: float = field(default=0.0, compare=False)
 

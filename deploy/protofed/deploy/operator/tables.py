@@ -12,9 +12,11 @@ from rich.table import Table
 from rich.text import Text
 
 from protofed.deploy.console.best_round import best_sentence
+from protofed.deploy.console.model_warnings import sentences
 from protofed.deploy.console.tables import count, plain_table, span, styled
 from protofed.deploy.operator.kept_scores import keeping
 from protofed.deploy.operator.kept_scores import sentence as sentence_of_keeping
+from protofed.deploy.operator.model_warnings import model_warnings
 from protofed.deploy.operator.snapshot_builder import best_of
 from protofed.deploy.operator.waiting import blocked, sentence, short, unmet, waiting
 from protofed.protos.v1 import operator_pb2 as pb
@@ -45,7 +47,9 @@ def runs_table(runs: Sequence[pb.RunInfo]) -> RenderableType:
 def run_parts(detail: pb.RunDetail, *, everything: bool) -> list[RenderableType]:
     """The parts of `runs show`: summary, rounds, failed tasks (with `everything` all tasks), scores."""
     rounds = detail.rounds
-    parts: list[RenderableType] = [_summary(detail.info), _rounds_table(rounds, ended=bool(detail.info.ended_at))]
+    parts: list[RenderableType] = [_summary(detail.info)]
+    parts += [Text(line, "bold yellow") for line in sentences(model_warnings(detail))]
+    parts.append(_rounds_table(rounds, ended=bool(detail.info.ended_at)))
     if len(rounds) < detail.attempts:
         parts.append(Text(f"{detail.attempts - len(rounds)} earlier attempts: --all", style="dim"))
     tasks = [(row, task) for row in rounds for task in row.sites if everything or _failed(task)]

@@ -10,6 +10,7 @@ from typing import Any
 import structlog
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from protofed.client.agent import device as devices
 from protofed.client.privacy.policy import Policy
@@ -17,10 +18,13 @@ from protofed.common.config.recipe import Recipe
 from protofed.common.errors import RunFailedError
 from protofed.common.statistics import Spread
 from protofed.deploy.console.best_round import BestSnapshot, best_sentence
+from protofed.deploy.console.model_warnings import sentences
 from protofed.deploy.console.progress import progress
 from protofed.deploy.simulation.simulation import simulation
 from protofed.server.operator.overview import Overview, overview
 from protofed.server.operator.run_record import best_of
+from protofed.server.rounds.model_history import warnings_of
+from protofed.server.rounds.model_warnings import ModelWarning
 from protofed.server.rounds.phases import Aggregating, Collecting, Evaluating, FinishedPhase, Idle, Phase
 
 
@@ -56,7 +60,7 @@ def scores_table(recipes: Sequence[Recipe], views: Mapping[str, Overview | None]
     """One row per run: its final scores in percent."""
     table = Table(title=title, title_justify="left", caption=CAPTION, caption_justify="left")
     table.add_column("method", no_wrap=True)
-    for name in ("GM", "PM(V)", "worst site", "PM(L)", "balanced"):
+    for name in ("GM", "GM\nbalanced", "PM(V)", "worst\nsite", "PM(L)", "own\nbalanced"):
         table.add_column(name, justify="right", no_wrap=True)
     for recipe in recipes:
         if (view := views.get(recipe.name)) is None:
@@ -65,6 +69,7 @@ def scores_table(recipes: Sequence[Recipe], views: Mapping[str, Overview | None]
         table.add_row(
             recipe.method.name + (f" ({view.degraded} rounds degraded)" if view.degraded else ""),
             _percent(gm, "mean"),
+            _percent(view.scores.get("global.balanced_accuracy"), "mean"),
             _percent(pm_v, "mean", "std"),
             _percent(pm_v, "worst"),
             _percent(pm_l, "mean", "std"),
@@ -78,9 +83,9 @@ RELEASES_ALL = (
 )
 HEADLINES = ("global.accuracy", "personal.pm_v", "personal.pm_l")
 CAPTION = (
-    "GM: the global model on the balanced test set. PM(V): each site's own model on the classes that the site has; "
-    "PM(L): the same, weighted by the site's class frequencies; balanced: on all classes. In %, mean ± standard "
-    "deviation over sites."
+    "GM: the global model on the test set that all share, and the mean over its classes. PM(V): each site's own model "
+    "on the classes that the site has; PM(L): the same, weighted by the site's class frequencies; own balanced: on all "
+    "classes. In %, mean ± standard deviation over sites."
 )
 
 
@@ -89,8 +94,17 @@ def scores_json(views: Sequence[Overview]) -> list[dict[str, Any]]:
     return [asdict(view) for view in views]
 
 
-def simulate_with_progress(recipe: Recipe, state: Path | None, device: str, policy: Path | None = None) -> Overview:
-    """Simulate a recipe behind a progress bar, then show its scores.
+def rates(view: Overview, classes: int) -> str:
+    """What a model reaches without having learnt anything, for a comparison with its scores."""
+    majority = view.scores.get("global.majority")
+    common = "" if majority is None else f"; always the most common class: GM {_percent(majority, 'mean')}"
+    return f"Chance: balanced {100 / classes:.1f}{common}."
+
+
+def simulate_with_progress(
+    recipe: Recipe, state: Path | None, device: str, policy: Path | None = None
+) -> tuple[Overview, list[ModelWarning]]:
+    """Simulate a recipe behind a progress bar, then show its scores, and what speaks against its models.
 
     Args:
         state: folder that keeps the simulation; None: in memory.
@@ -113,18 +127,23 @@ def simulate_with_progress(recipe: Recipe, state: Path | None, device: str, poli
         bar.say("making the model")
         running.go(on_task=lambda: bar.to(*status(running.coordinator.phase, recipe.rounds)))
         view, best = overview(running.ledger, recipe.name), best_of(running.ledger, running.blobs, recipe.name)
+        warnings = warnings_of(running.ledger, recipe.name)
         assert view is not None  # noqa: S101  (it was just run)
         bar.to(view.round, view.phase)  # which may be fewer than planned
-    Console(stderr=True).print(scores_table([recipe], {recipe.name: view}, recipe.name))
+    console = Console(stderr=True)
+    console.print(scores_table([recipe], {recipe.name: view}, recipe.name))
+    console.print(rates(view, recipe.classes), highlight=False)
     if view.phase != "completed" and not view.failed:
-        Console(stderr=True).print(f"{view.run}: {view.phase}", markup=False, highlight=False, soft_wrap=True)
+        console.print(f"{view.run}: {view.phase}", markup=False, highlight=False, soft_wrap=True)
     if best is not None:
-        Console(stderr=True).print(best_sentence(BestSnapshot(**best)), markup=False, highlight=False, soft_wrap=True)
+        console.print(best_sentence(BestSnapshot(**best)), markup=False, highlight=False, soft_wrap=True)
     if policy is None:
-        Console(stderr=True).print(RELEASES_ALL, style="dim", highlight=False)
+        console.print(RELEASES_ALL, style="dim", highlight=False)
+    for line in sentences(warnings):
+        console.print(Text(line, "bold yellow"))
     if view.failed:
         raise RunFailedError(f"run failed: {view.run}: {view.phase}")
-    return view
+    return view, warnings
 
 
 def status(phase: Phase, rounds: int) -> tuple[int, str]:

@@ -358,6 +358,7 @@ class RunDetail(_message.Message):
     SCORES_FIELD_NUMBER: _builtins.int
     SCORED_ROUND_FIELD_NUMBER: _builtins.int
     ATTEMPTS_FIELD_NUMBER: _builtins.int
+    MODEL_WARNINGS_FIELD_NUMBER: _builtins.int
     BEST_FIELD_NUMBER: _builtins.int
     scored_round: _builtins.int
     attempts: _builtins.int
@@ -371,6 +372,10 @@ class RunDetail(_message.Message):
         """of the newest scored round"""
 
     @_builtins.property
+    def model_warnings(self) -> _containers.RepeatedCompositeFieldContainer[Global___ModelWarning]:
+        """what speaks against its models now, the worst first"""
+
+    @_builtins.property
     def best(self) -> Global___BestRound:
         """absent: no round has a score that judges it"""
 
@@ -382,15 +387,50 @@ class RunDetail(_message.Message):
         scores: _abc.Iterable[Global___Score] | None = ...,
         scored_round: _builtins.int = ...,
         attempts: _builtins.int = ...,
+        model_warnings: _abc.Iterable[Global___ModelWarning] | None = ...,
         best: Global___BestRound | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["best", b"best", "info", b"info"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "best", b"best", "info", b"info", "rounds", b"rounds", "scored_round", b"scored_round", "scores", b"scores"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "best", b"best", "info", b"info", "model_warnings", b"model_warnings", "rounds", b"rounds", "scored_round", b"scored_round", "scores", b"scores"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RunDetail: _TypeAlias = RunDetail  # noqa: Y015
+
+@_typing.final
+class ModelWarning(_message.Message):
+    """Something that speaks against a model; a run's record has its numbers, too."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CODE_FIELD_NUMBER: _builtins.int
+    ROUND_FIELD_NUMBER: _builtins.int
+    SITE_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    code: _builtins.str
+    """one-class, chance, diverging, worse-than-first or unchanged"""
+    round: _builtins.int
+    """in which it was seen"""
+    site: _builtins.str
+    """whose own model it is; empty: the global one"""
+    text: _builtins.str
+    """one sentence"""
+    def __init__(
+        self,
+        *,
+        code: _builtins.str = ...,
+        round: _builtins.int = ...,
+        site: _builtins.str = ...,
+        text: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "round", b"round", "site", b"site", "text", b"text"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ModelWarning: _TypeAlias = ModelWarning  # noqa: Y015
 
 @_typing.final
 class RoundInfo(_message.Message):

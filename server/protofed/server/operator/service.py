@@ -20,6 +20,8 @@ from protofed.server.operator.run_record import best_of, outcome
 from protofed.server.operator.verification import Verified, verify_round
 from protofed.server.rounds.absence import possible_trainers
 from protofed.server.rounds.context import ServerContext
+from protofed.server.rounds.model_history import warnings_of
+from protofed.server.rounds.model_warnings import ModelWarning
 from protofed.server.rounds.resume import recipe_of
 from protofed.server.rounds.run_queue import RunQueue
 from protofed.server.rounds.start_checks import check_model, unmet
@@ -154,6 +156,10 @@ class OperatorApi:
         page = rows[start:] if count is None else rows[start : start + count]
         tasks = self._site_tasks(run, range(page[0].round, page[-1].round + 1)) if page else {}
         return [RoundReport(row, outcome(row), tasks.get((row.round, row.attempt), [])) for row in page]
+
+    def model_warnings(self, run: str) -> list[ModelWarning]:
+        """What speaks against the run's models now."""
+        return warnings_of(self._records, self._row(run).run)
 
     def _site_tasks(self, run: str, rounds: range) -> dict[tuple[int, int], list[TaskHistory]]:
         """Tasks of some rounds, by round and attempt."""

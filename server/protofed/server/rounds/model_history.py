@@ -42,15 +42,8 @@ class WarningLog:
         for warning in warnings_of(self._records, self._run):
             if (key := (warning.code, warning.site)) not in self._known:
                 self._known.add(key)
-                of = "the global model" if warning.site is None else warning.site
-                log.warning(
-                    "model warning",
-                    run=self._run,
-                    round=warning.round,
-                    of=of,
-                    code=warning.code.value,
-                    why=warning.text,
-                )
+                at = {"round": warning.round, **({} if warning.site is None else {"site": warning.site})}
+                log.warning("model warning", run=self._run, **at, code=warning.code.value, why=warning.text)
 
 
 def warnings_of(records: LedgerReader, run: str) -> list[ModelWarning]:

@@ -17,7 +17,8 @@ from protofed.common.codec import Digest
 from protofed.common.payload import SiteId
 from protofed.common.statistics import spreads
 
-BALANCED, ACCURACY, AUROC, RECALL = "balanced_accuracy", "accuracy", "auroc", "recall."
+BALANCED, ACCURACY, MAJORITY, AUROC = "balanced_accuracy", "accuracy", "majority", "auroc"
+RECALL = "recall."
 ALL, NONE = 0.95, 0.05  # recalls of a model that gives (nearly) every image one class: of that class, of all others
 # Balanced accuracy counts as chance up to 1/P + min(SLACK of what is left to 1, SHARE of 1/P). Guessing among P classes
 # of n test images each has a standard deviation of sqrt((P - 1) / n) / P: 0.022 for P = 7 and n = 35. The first bound
@@ -116,12 +117,12 @@ class RunHistory:
     def is_young(self, round: int, auroc: float) -> bool:
         """Whether a model of this round may still be at chance although all is well.
 
-        Up to a quarter of the rounds, between 5 and 20: FedAvg and FedNH on skewed sites begin with one class a round
-        (digits: until round 3 of 20; CIFAR-10 among 100 sites: until round 5 of 30). Up to 70 % of the rounds, between
-        5 and 50, while it ranks the classes, whatever it calls them: FedProc's cross-entropy counts late (HAM10000: at
-        chance until round 13 of 20, with an area under the ROC curve of 0.72 to 0.78).
+        Up to a third of the rounds, between 5 and 20: FedAvg and FedNH on skewed sites begin with one class a round
+        (digits: until round 3 of 20; HAM10000: 6 of 20; CIFAR-10 among 100 sites: 5 of 30). Up to 70 % of the rounds,
+        between 5 and 50, while it ranks the classes, whatever it calls them: FedProc's cross-entropy counts late
+        (HAM10000: at chance until round 13 of 20, with an area under the ROC curve of 0.72 to 0.78).
         """
-        share, most = (0.7, 50) if auroc > RANKS else (0.25, 20)
+        share, most = (0.7, 50) if auroc > RANKS else (1 / 3, 20)
         return not self.ended and round < min(most, max(5, math.ceil(share * self.rounds)))
 
 
@@ -215,9 +216,7 @@ def _one_class(model: _Model, history: RunHistory) -> ModelWarning | None:
     )
     numbers = {"class": top, "recall": recalls[top], "other_recalls": others, "classes_present": len(recalls)}
     numbers |= {"balanced_accuracy": balanced, "chance": chance}
-    if ACCURACY in newest:
-        numbers["accuracy"] = newest[ACCURACY]
-    return ModelWarning(WarningCode.ONE_CLASS, number, model.site, text, numbers | _auroc(newest))
+    return ModelWarning(WarningCode.ONE_CLASS, number, model.site, text, numbers | _others(newest))
 
 
 def _at_chance(model: _Model, history: RunHistory) -> ModelWarning | None:
@@ -232,7 +231,7 @@ def _at_chance(model: _Model, history: RunHistory) -> ModelWarning | None:
     numbers = {"balanced_accuracy": newest[BALANCED], "chance": chance, "classes_present": present}
     if AUROC in newest:
         text += f"; area under the ROC curve {newest[AUROC]:.2f}, chance 0.50"
-    return ModelWarning(WarningCode.CHANCE, number, model.site, f"{text}.", numbers | _auroc(newest))
+    return ModelWarning(WarningCode.CHANCE, number, model.site, f"{text}.", numbers | _others(newest))
 
 
 def _fallen(model: _Model, history: RunHistory) -> ModelWarning | None:
@@ -349,8 +348,9 @@ def _norms_grow(history: RunHistory) -> ModelWarning | None:
     return ModelWarning(WarningCode.DIVERGING, number, None, text, numbers)
 
 
-def _auroc(scores: Mapping[str, float]) -> dict[str, float]:
-    return {AUROC: scores[AUROC]} if AUROC in scores else {}
+def _others(scores: Mapping[str, float]) -> dict[str, float]:
+    """Scores that the balanced accuracy is read beside, as far as there are any."""
+    return {name: scores[name] for name in (ACCURACY, MAJORITY, AUROC) if name in scores}
 
 
 def _recalls(scores: Mapping[str, float]) -> dict[int, float]:

@@ -12,6 +12,7 @@ from protofed.protos.v1 import operator_pb2_grpc as rpc
 from protofed.server.access.authorization import Access
 from protofed.server.operator.downloads import DownloadChunk
 from protofed.server.operator.service import OperatorApi, RoundReport, RunReport, SiteReport
+from protofed.server.rounds.model_warnings import ModelWarning
 from protofed.server.rounds.waiting import Waiting
 from protofed.server.rpc.executors import Executors
 from protofed.server.storage.rows import CertificateRow
@@ -37,6 +38,7 @@ class OperatorService(rpc.OperatorServicer):
         report = await self._control(lambda: self._operator.run(request.run))
         count = min(request.count or MOST_ROUNDS, MOST_ROUNDS)
         rounds = await self._control(lambda: self._operator.rounds(request.run, request.first, count))
+        warnings = await self._control(lambda: self._operator.model_warnings(request.run))
         scores = [
             pb.Score(name=name, mean=spread.mean, std=spread.std, worst=spread.worst, sites=spread.sites)
             for name, spread in report.overview.scores.items()
@@ -49,6 +51,7 @@ class OperatorService(rpc.OperatorServicer):
             scored_round=report.overview.scored_round,
             attempts=report.overview.attempts,
             best=None if best is None else _best(best),
+            model_warnings=[_warning(warning) for warning in warnings],
         )
 
     async def PauseRun(self, request: pb.RunName, context: Any) -> pb.RunInfo:
@@ -174,6 +177,10 @@ def _waiting(waiting: Waiting) -> pb.Waiting:
 def _best(best: Mapping[str, Any]) -> pb.BestRound:
     kept = -1 if best["kept"] is None else best["kept"]
     return pb.BestRound(round=best["round"], score=best["score"], value=best["value"], kept=kept)
+
+
+def _warning(warning: ModelWarning) -> pb.ModelWarning:
+    return pb.ModelWarning(code=warning.code.value, round=warning.round, site=warning.site or "", text=warning.text)
 
 
 def _round(report: RoundReport) -> pb.RoundInfo:
