@@ -117,8 +117,8 @@ def _received(record: RunRecord) -> str:
         else " The method is a plug-in: its code decides what is in one."
     )
     return (
-        f"The server accepted {listed(sent)}. protofed has no message for images or labels; what an update or a score "
-        f"tells of them is limited by each site's policy, which this record does not have.{plugin}"
+        f"The server accepted {listed(sent)}. protofed sends no images or labels as such. Updates and scores can still "
+        f"tell of them: each site's policy limits how much, and this record does not have the policies.{plugin}"
     )
 
 
