@@ -1,8 +1,8 @@
 """Five runs that go wrong, and what people are told of them: `python -m tests.support.provoked_runs OUT [NAME …]`.
 
-Each is run for real: a server with TLS, five sites with certificates, an operator called olga, all in this process. A
-folder for each run gets the report (also as a picture, where Chromium is installed), the model card, the record, and
-what `runs show` and `runs watch` print: to be read as somebody would who was not there.
+Each is run for real: a server with TLS, three or five sites with certificates, an operator called olga, all in this
+process. A folder for each run gets the report (also as a picture, where Chromium is installed), the model card, the
+record, and what `runs show` and `runs watch` print: to be read as somebody would who was not there.
 """
 
 from __future__ import annotations
@@ -107,9 +107,10 @@ def _plan(lr: float) -> dict[str, object]:
 
 
 PARTITION = {"kind": "dirichlet", "sites": SITES, "beta": 0.5}
+FEW = {**PARTITION, "sites": 3}
 RUNS: dict[str, Provoked] = {
     "one-class": Provoked(
-        {"plan": _plan(0.004), "data": {"source": "digits", "partition": PARTITION, "long_tail": 0.01}}, one_class=True
+        {"plan": _plan(0.005), "data": {"source": "digits", "partition": FEW, "long_tail": 0.01}}, one_class=True
     ),
     "diverged": Provoked({"plan": _plan(5.0)}),
     "aborted": Provoked({"rounds": 12}, abort),
@@ -126,7 +127,7 @@ def recipe_of(name: str) -> Recipe:
         "name": f"digits-{name}",
         "rounds": 6,
         "class_names": NAMES,
-        "federation": {"min_sites": 3, "quorum": 0.5, "heartbeat_s": 0.5, "score_every": 1, "grace": 10.0},
+        "federation": {"min_sites": 3, "quorum": 0.5, "heartbeat_s": 0.5, "score_every": 1, "grace": 1.0},
         "data": {"source": "digits", "partition": PARTITION},
     }
     return small_recipe("fedavg", **{**table, **RUNS[name].tables})

@@ -289,7 +289,7 @@ def test_every_update_that_was_not_used_is_there_with_its_reason(troubled: Any) 
     assert "site-4 (1 time)" in sections["summary"]
     signs = re.search(r"Signs.*", sections["participation"])
     assert signs is not None
-    assert all(meaning in signs.group() for meaning in ("set aside", "cannot train", "had not reported", "was used"))
+    assert all(meaning in signs.group() for meaning in ("set aside", "could not train", "had not reported", "was used"))
 
 
 def test_what_a_site_says_is_text_and_nothing_else(plain: dict[str, Any]) -> None:
@@ -328,7 +328,7 @@ def test_nothing_went_wrong_is_said_only_where_it_did_not(plain: dict[str, Any])
     assert problems(RunRecord(plain))[0].startswith("Nothing went wrong")
     for task_status, said in (
         ("late", "had not reported when the round closed"),
-        ("failed", "training failed"),
+        ("failed", "could not train"),
         ("set-aside", "set aside"),
     ):
         run_record = json.loads(json.dumps(plain))

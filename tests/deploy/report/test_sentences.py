@@ -103,8 +103,8 @@ ROWS: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
         ["the update of every invited site"],
     ),
     "failed fits": (
-        {"rounds.2": fits(2, "degraded", cyd=LATE | {"task_status": "failed"})},
-        ["reported that training failed: cyd (1 time)", "it reported that it cannot train"],
+        {"rounds.2": fits(2, "degraded", cyd=LATE | {"task_status": "failed", "reason": "numeric"})},
+        ["could not train or hand in an update: cyd (1 time: numeric)", "it reported that it could not train"],
         [WENT_WELL, "excluded"],
     ),
     "a refused update": (
@@ -141,7 +141,7 @@ ROWS: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
             "sites.cyd.excluded_at": BEGAN_AT + 2.1 * ROUND_S,
         },
         ["cyd was excluded by operator 'olga' on 2027-01-15 08:02:06Z in round 2: no vote.", "it was excluded, or its"],
-        [WENT_WELL, "training failed", "cannot train", "is excluded"],
+        [WENT_WELL, "could not train", "is excluded"],
     ),
     "admitted again": (
         {"interventions": [intervention("excluded", site="cyd"), intervention("admitted", site="cyd", operator="")]},
@@ -266,6 +266,11 @@ ROWS: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
         },
         ["The server accepted 3 model updates (3.00 MB)."],
         ["training losses", "scores of the own"],
+    ),
+    "received nothing": (
+        {"rounds": [attempt(0), fits(1, "abandoned", ann=LATE, bob=LATE, cyd=LATE)], **NOT_SCORED},
+        ["The server accepted no model update."],
+        ["0 model updates"],
     ),
     "a plug-in": ({"recipe.method.name": "ours"}, ["The method is a plug-in", "was trained by ours"], ["FedAvg"]),
     # Smaller ones

@@ -29,11 +29,13 @@ class Panel:
     Attributes:
         unit: "%" for shares, which are drawn times 100; else the values are drawn as they are.
         values: of all sites, by round.
+        chance: what guessing reaches, drawn as a dashed line.
     """
 
     title: str
     unit: str
     values: Mapping[int, Sequence[float]]
+    chance: float | None = None
 
 
 @dataclass(frozen=True)
@@ -196,6 +198,11 @@ def _panel(axes: Axes, panel: Panel) -> None:
         low = [factor * min(panel.values[number]) for number in numbers]
         high = [factor * max(panel.values[number]) for number in numbers]
         axes.fill_between(numbers, low, high, color=BLUE, alpha=0.15, linewidth=0)
+    if panel.unit == "%":  # all of it: cut to the values, a rise from 0 to 7 % looks like success
+        axes.set_ylim(0, 100)
+    if panel.chance is not None:
+        axes.axhline(factor * panel.chance, color="0.4", linewidth=1, linestyle="--")
+        axes.annotate("chance", (numbers[0], factor * panel.chance), (0, 2), textcoords="offset points", fontsize=7)
     axes.set_title(panel.title, fontsize=9)
     axes.set_ylabel(panel.unit, rotation=0, ha="right")
     axes.annotate(f"{means[-1]:.3g}", (numbers[-1], means[-1]), (4, 0), textcoords="offset points", va="center")

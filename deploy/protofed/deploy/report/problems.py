@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from protofed.deploy.console.tables import count as counted
@@ -88,19 +88,30 @@ def _round_problems(record: RunRecord) -> list[str]:
 
 def _site_problems(record: RunRecord) -> list[str]:
     # A task with a cause ended without its site's doing: it was excluded, or the run ended.
-    tasks = [(task["kind"], task["site"], task["task_status"]) for _, task in record.tasks() if not task.get("cause")]
+    tasks = [task for _, task in record.tasks() if not task.get("cause")]
     sentences = []
     for kind, which, problem in (
         ("fit", "set-aside", "handed in updates that were set aside"),
         ("initialise", "failed", "reported that they could not make the first model"),
-        ("fit", "failed", "reported that training failed"),
+        ("fit", "failed", "reported that they could not train or hand in an update"),
         ("fit", "late", "had not reported when the round closed"),
         ("score", "failed", "reported that they could not take scores"),
         ("score", "late", "did not answer a request for scores"),
     ):
-        if by_site := Counter(site for of_kind, site, status in tasks if (of_kind, status) == (kind, which)):
-            sites = [f"{site} ({counted(count, 'time')})" for site, count in by_site.most_common()]
-            sentences.append(f"Sites that {problem}: {listed(sites, NAMED_SITES)}.")
+        if found := [task for task in tasks if (task["kind"], task["task_status"]) == (kind, which)]:
+            sentences.append(f"Sites that {problem}: {listed(_named(found), NAMED_SITES)}.")
     if record.done and (never := sorted(set(record.invited) - set(record.contributors))):
         sentences.append(f"No update of {listed(never, NAMED_SITES)} was ever used.")
     return sentences
+
+
+def _named(tasks: Sequence[Mapping[str, Any]]) -> list[str]:
+    """`ann (2 times)` for each site of some tasks, the most frequent first; with the codes that failed ones gave."""
+    codes: dict[str, list[str]] = {}
+    for task in tasks:
+        # The first word is the code; what follows is a text, which the table of refusals has.
+        codes.setdefault(task["site"], []).append(task["reason"].partition(";")[0] * (task["task_status"] == "failed"))
+    return [
+        f"{site} ({counted(len(reasons), 'time')}{': ' * any(reasons)}{', '.join(sorted({*reasons} - {''}))})"
+        for site, reasons in sorted(codes.items(), key=lambda item: (-len(item[1]), item[0]))
+    ]

@@ -15,7 +15,7 @@ COLUMNS = 50  # of the calendar; if there are more rounds, several share a colum
 TASK_STATUSES = {  # the worst first: letter, class of the style sheet, meaning
     "refused": ("X", "task-refused", "its update was refused, and none was taken"),
     "set-aside": ("A", "task-aside", "its update was set aside"),
-    "failed": ("F", "task-failed", "it reported that it cannot train"),
+    "failed": ("F", "task-failed", "it reported that it could not train or hand in an update"),
     "late": ("L", "task-late", "it had not reported when the round closed"),
     "out": ("E", "task-out", "it was excluded, or its certificate revoked"),
     "unused": ("u", "task-unused", "its update came, and the round did not count"),

@@ -47,7 +47,12 @@ OWN_MEAN = "; own models: mean over sites"
 
 def curves(record: RunRecord) -> Section:
     """Scores and training losses over rounds."""
-    panels = [Panel(title, "%", values) for name, title in CURVES.items() if (values := record.series(name))]
+    guess = 1 / record.classes
+    panels = [
+        Panel(title, "%", values, guess if name.endswith("balanced_accuracy") else None)
+        for name, title in CURVES.items()
+        if (values := record.series(name))
+    ]
     if losses := record.losses():
         panels.append(Panel("Training loss at the sites", "", losses))
     kept = kept_scores(record)
@@ -57,6 +62,8 @@ def curves(record: RunRecord) -> Section:
     numbers = Table("The numbers behind", ["round", *(p.title for p in panels)], _means(panels), 0, folded=True)
     figure = Figure("Scores over the rounds", f"{description}.", over_rounds(panels), numbers)
     lead = ["Lines are means over the sites that reported, bands reach from the smallest to the largest value."]
+    if any(panel.chance is not None for panel in panels):
+        lead.append("Dashed: the balanced accuracy of guessing, 1 of the number of classes.")
     return Section("curves", "Over the rounds", lead=lead, figures=[figure], missing=[kept] if kept else [])
 
 

@@ -107,7 +107,8 @@ def _trained(record: RunRecord) -> str:
 def _received(record: RunRecord) -> str:
     """What left the sites as far as the server can tell, which is not what can be inferred from it."""
     updates = [task for _, task in record.tasks() if task["kind"] == "fit" and task["received"]]
-    sent = [f"{counted(len(updates), 'model update')} ({megabytes(sum(task['received'] for task in updates))} MB)"]
+    size = megabytes(sum(task["received"] for task in updates))
+    sent = [f"{counted(len(updates), 'model update')} ({size} MB)" if updates else "no model update"]
     sent += ["their training losses"] if any(task["loss"] is not None for task in updates) else []
     telling = {site for sites in record.scores.values() for site, names in sites.items() if any(map(_is_own, names))}
     sent += [f"scores of the own models of {counted(len(telling), 'site')}"] if telling else []
