@@ -193,12 +193,16 @@ ROWS: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
             "The global model's: on the test images of eva.",
             "Class mel is found least by the global model: 25.0 %",
         ],
-        ["shared test", "No evaluator"],
+        ["shared test", "No evaluator", "how common is not on record"],
     ),
     "another figure": (
-        {"scores.0.sites.eva": TWO, "recipe.classes": 4, "recipe.class_names": ["a", "b", "c", "d"]},
-        ["balanced accuracy 50.0 % (25.0 % by chance), accuracy 25.0 % (25.0 % by chance)"],
-        ["commonest class)", "33.3 %"],
+        {"scores.0.sites.eva": TWO, "classes.newest.sites.eva": {f"global.recall.{c}": 0.5 for c in range(4)}}
+        | {"recipe.classes": 9, "recipe.class_names": list("abcdefghi")},
+        [
+            "balanced accuracy 50.0 % (25.0 % by chance), accuracy 25.0 %.",
+            "Accuracy says little where one class is common; how common is not on record.",
+        ],
+        ["by always naming", "33.3 %"],
     ),
     "two evaluators": (
         {"scores.0.sites.fay": TWO},
@@ -215,7 +219,7 @@ ROWS: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
         OWN_ONLY,
         [
             "No evaluator scored the global model.",
-            "The global model of round 2, on the sites' own test sets (mean): balanced accuracy 50.0 %",
+            "The global model of round 2, on the sites' own test sets (mean): balanced accuracy 50.0 %.",
             "The own model of ann: 25.0 % (accuracy on the sites' own test sets).",
         ],
         ["test set of eva", "scored by", "shared test", "test images of eva"],

@@ -209,6 +209,12 @@ class RunRecord:
                     values.setdefault(int(number), {})[site] = value
         return dict(sorted(values.items()))
 
+    @property
+    def chance(self) -> float:
+        """The balanced accuracy of guessing on the evaluators' test sets, or of always naming one of their classes."""
+        present = self.by_class("newest", "global.recall")
+        return 1 / (len(present) or self.classes)
+
     def round_of(self, which: str) -> int | None:
         """The round of the `newest` or the `best` scores by class."""
         number: int | None = self.raw["classes"][which]["round"]

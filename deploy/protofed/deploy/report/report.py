@@ -25,8 +25,8 @@ WORDS = (
     ("PM(V), PM(L)", "Accuracy of own models on the site's classes; with each class weighted by its frequency there."),
     (
         "by chance, commonest class",
-        "What guessing reaches, 1 of the number of classes; what naming one class for every image reaches. A model "
-        "that is no better has learnt nothing.",
+        "What guessing reaches, 1 of the number of classes in the test set; what naming one class for every image "
+        "reaches. A model that is no better has learnt nothing.",
     ),
     ("std", "Population standard deviation over sites: the smaller, the more alike the sites' models are."),
     (

@@ -47,9 +47,8 @@ OWN_MEAN = "; own models: mean over sites"
 
 def curves(record: RunRecord) -> Section:
     """Scores and training losses over rounds."""
-    guess = 1 / record.classes
     panels = [
-        Panel(title, "%", values, guess if name.endswith("balanced_accuracy") else None)
+        Panel(title, "%", values, record.chance if name == "global.balanced_accuracy" else None)
         for name, title in CURVES.items()
         if (values := record.series(name))
     ]
@@ -63,7 +62,7 @@ def curves(record: RunRecord) -> Section:
     figure = Figure("Scores over the rounds", f"{description}.", over_rounds(panels), numbers)
     lead = ["Lines are means over the sites that reported, bands reach from the smallest to the largest value."]
     if any(panel.chance is not None for panel in panels):
-        lead.append("Dashed: the balanced accuracy of guessing, 1 of the number of classes.")
+        lead.append("Dashed: the balanced accuracy of guessing, 1 of the number of classes in the test set.")
     return Section("curves", "Over the rounds", lead=lead, figures=[figure], missing=[kept] if kept else [])
 
 

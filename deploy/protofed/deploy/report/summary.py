@@ -58,8 +58,8 @@ def tiles(record: RunRecord) -> list[Tile]:
     where, prefix = _global_test(record)
     for score in (BALANCED, ACCURACY):
         if (of_global := latest.get(f"{prefix}{score}")) is not None:
-            baseline = _baseline(record, prefix, score)
-            note = f"{baseline}; {where}, round {record.newest}"
+            notes = [_baseline(record, prefix, score), f"{where}, round {record.newest}"]
+            note = "; ".join(filter(None, notes))
             headlines.append(Tile(f"Global model, {LABELS[score]}", percent(of_global.mean), note))
     if (own := own_score(record)) is not None:
         spread, (site, worst) = latest[own], record.worst(own)
@@ -186,21 +186,24 @@ def _global_test(record: RunRecord) -> tuple[str, str]:
 
 def _global_quality(record: RunRecord) -> list[str]:
     where, prefix = _global_test(record)
-    latest = record.latest_spreads
-    figures = [
-        f"{LABELS[score]} {percent(latest[f'{prefix}{score}'].mean)} ({_baseline(record, prefix, score)})"
-        for score in (BALANCED, ACCURACY)
-        if f"{prefix}{score}" in latest
-    ]
+    figures = []
+    for score in (BALANCED, ACCURACY):
+        if (spread := record.latest_spreads.get(f"{prefix}{score}")) is not None:
+            baseline = _baseline(record, prefix, score)
+            figures.append(f"{LABELS[score]} {percent(spread.mean)}" + (f" ({baseline})" if baseline else ""))
     return [f"The global model of round {record.newest}, {where}: {', '.join(figures)}."] if figures else []
 
 
 def _baseline(record: RunRecord, prefix: str, score: str) -> str:
-    """What a model that has learnt nothing reaches: by guessing, or by always naming the commonest class."""
+    """What a model that has learnt nothing reaches: by guessing, or by always naming the commonest class.
+
+    Empty for an accuracy whose test set's commonest class is not on record: chance beside 65 % of a model that names
+    one class for every image would make it look good.
+    """
+    if score != ACCURACY:  # of the sites' own test sets nobody here knows how many classes they have
+        return f"{percent(record.chance)} by chance" if prefix == "global." else ""
     majority = record.latest_spreads.get(f"{prefix}{MAJORITY}")
-    if score == ACCURACY and majority is not None:
-        return f"{percent(majority.mean)} by always naming the commonest class"
-    return f"{percent(1 / record.classes)} by chance"
+    return "" if majority is None else f"{percent(majority.mean)} by always naming the commonest class"
 
 
 def _own_quality(record: RunRecord) -> list[str]:
@@ -224,7 +227,8 @@ def _least_found(record: RunRecord) -> list[str]:
     if not recalls:
         return []
     if never := [record.name(c) for c, recall in recalls.items() if recall == 0]:
-        return [f"{len(never)} of {len(recalls)} classes are never found by the global model: {listed(never)}."]
+        are = "is" if len(never) == 1 else "are"
+        return [f"{len(never)} of {len(recalls)} classes {are} never found by the global model: {listed(never)}."]
     c = min(recalls, key=lambda number: recalls[number])
     return [f"Class {record.name(c)} is found least by the global model: {percent(recalls[c])} of its test images."]
 
@@ -257,6 +261,8 @@ def _test_sets(record: RunRecord) -> list[str]:
         notes.append("Own models': each on the test images that its site was set up with.")
     if any(".local." in name for name in names):
         notes.append("“On the sites' own test sets”: each site on images of its own that it did not train on.")
+    if not any(name.endswith(MAJORITY) for name in names):
+        notes.append("Accuracy says little where one class is common; how common is not on record.")
     shown = f"{' '.join(notes)} This record does not show whether two sites were given the same test images."
     return [shown] if notes else []
 
