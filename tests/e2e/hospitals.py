@@ -1,6 +1,7 @@
 """`make e2e`: three hospitals in networks of their own train together, from the first key to the last audit log.
 
 Two hospitals reach the server directly, the third only through its web proxy, and it is let in while the run goes on.
+An evaluator beside the server scores the global model on a test set of its own.
 Everything is done by the commands that people type. Exit code 0 if all of it went well; nothing is left behind.
 """
 
@@ -19,12 +20,11 @@ from typing import Any
 
 from tests.e2e.networks import Networks, expect, spoken_key, wait_for
 
-from protofed.deploy import shipped
-
 HERE = Path(__file__).parent
 RUN = "hospitals"
 SERVER, PORT, NAME = "10.77.0.1", 7443, "fl.example.org"
 SITES = {"north": "10.77.1.2", "south": "10.77.2.2", "west": "10.77.9.2"}
+EVALUATOR = "evaluator"
 PROXY, PASSWORD = "10.77.9.1", "west:sesame"
 TRIED = (22, 80, 443, PORT)  # ports at which somebody might knock on a hospital's door
 CLI = (sys.executable, "-m", "protofed.deploy.cli")
@@ -50,35 +50,53 @@ class Story:
         """A command of the operator, who sits where the server is."""
         return self.protofed("center", *command, "--server", f"{NAME}:{PORT}", "--identity", self.folder / "operator")
 
-    def certify(self, place: str, identity: Path, party: str, name: str, *more: str) -> Path:
+    @property
+    def ca(self) -> tuple[str | Path, ...]:
+        """The CA, as options of the commands that sign."""
+        return ("--ca", self.folder / "ca", "--passphrase-file", self.folder / "passphrase")
+
+    def certify(self, site: str, identity: Path) -> Path:
         """Asked for there, signed on the operator's machine, installed there; the bundle that went back."""
-        request, bundle = self.folder / f"{name}.request.pem", self.folder / f"{name}.bundle.pem"
-        asked: tuple[str | Path, ...] = ("--identity", identity, f"--{party}", name, *more, "--out", request)
-        key = spoken_key(self.protofed(place, "certs", "request", *asked))
-        whom = (f"--{'server-name' if party == 'server' else party}", name, "--fingerprint", key)
-        signing = ("--ca", self.folder / "ca", "--passphrase-file", self.folder / "passphrase", *whom)
-        self.protofed("center", "certs", "sign", request, *signing, "--out", bundle)
-        self.protofed(place, "certs", "install", bundle, "--identity", identity)
+        request, bundle = self.folder / f"{site}.request.pem", self.folder / f"{site}.bundle.pem"
+        asked: tuple[str | Path, ...] = ("--identity", identity, "--site", site, "--out", request)
+        key = spoken_key(self.protofed(site, "certs", "request", *asked))
+        self.protofed(
+            "center", "certs", "sign", request, *self.ca, "--site", site, "--fingerprint", key, "--out", bundle
+        )
+        read_out = json.loads(self.protofed("center", "certs", "list", "--ca", self.folder / "ca", "--json"))[0]
+        self.protofed(site, "certs", "install", bundle, "--identity", identity, "--ca-code", read_out["key_code"])
         return bundle
 
     def join(self, site: str, settings: Path = HERE / "hospital.toml") -> None:
         """A new site, from its key to its daemon."""
         identity = self.folder / f"{site}-identity"
-        bundle = self.certify(site, identity, "site", site)
+        bundle = self.certify(site, identity)
         self.operator("certs", "register", bundle)
         self.say(f"{site}: key made there, certificate signed, installed and registered")
+        self.start_daemon(site, site, identity, settings, f"--partition-index={list(SITES).index(site)}")
+
+    def evaluate(self) -> None:
+        """An evaluator on the CA's own machine, from its key to its daemon."""
+        identity = self.folder / f"{EVALUATOR}-identity"
+        own = ("--site", EVALUATOR, "--identity", identity, "--role", EVALUATOR)
+        online = ("--server", f"{NAME}:{PORT}", "--operator-identity", self.folder / "operator")
+        self.protofed("center", "certs", "issue", *self.ca, *own, *online)
+        self.start_daemon("center", EVALUATOR, identity, HERE / "hospital.toml", f"--role={EVALUATOR}")
+
+    def start_daemon(self, place: str, name: str, identity: Path, settings: Path, option: str) -> None:
+        """A daemon that ends with the run."""
         command = (
             f"--settings={settings}",
-            f"--policy={shipped.folder('policies') / 'standard.toml'}",
+            "--policy=standard",
             f"--server={NAME}:{PORT}",
             f"--identity={identity}",
-            f"--site={site}",
-            f"--partition-index={list(SITES).index(site)}",
-            f"--state={self.folder / site}",
+            f"--site={name}",
+            f"--state={self.folder / name}",
+            option,
             "--until-finished",
         )
-        self.net.start(site, site, *CLI, "client", "start", *command)
-        self.say(f"{site}: daemon started")
+        self.net.start(name, place, *CLI, "client", "start", *command)
+        self.say(f"{name}: daemon started")
 
     def shown(self) -> Any:
         """The run, as the operator sees it."""
@@ -102,11 +120,9 @@ def start_server(story: Story) -> None:
     passphrase, identity = story.folder / "passphrase", story.folder / "server-identity"
     passphrase.write_text("correct horse battery staple\n", encoding="ascii")
     passphrase.chmod(0o600)
-    story.protofed("center", "certs", "init", "--ca", story.folder / "ca", "--passphrase-file", passphrase)
-    story.certify("center", story.folder / "operator", "operator", "olga")
-    story.certify("center", identity, "server", "coordinator", "--host", NAME)
-    (identity / "operators").mkdir()
-    (identity / "operators" / "olga.pem").write_bytes((story.folder / "operator" / "cert.pem").read_bytes())
+    server = ("--server-name", "coordinator", "--host", NAME, "--identity", identity)
+    operator = ("--operator", "olga", "--operator-identity", story.folder / "operator")
+    story.protofed("center", "certs", "init", *story.ca, *server, *operator)
     story.say("a CA, an operator and a server have their keys and certificates")
     state = story.folder / "server"
     story.net.start(
@@ -142,6 +158,7 @@ def check_ways(story: Story) -> None:
 
 def train(story: Story) -> None:
     """Two hospitals begin, the third joins, and the run comes to its end."""
+    story.evaluate()
     story.join("north")
     story.join("south")
     wait_for("a round of two hospitals", lambda: story.shown()["info"]["round"] >= 1)
@@ -149,9 +166,9 @@ def train(story: Story) -> None:
     settings.write_text(f'proxy = "http://{PASSWORD}@{PROXY}:3128"\n' + (HERE / "hospital.toml").read_text(), "utf-8")
     settings.chmod(0o600)
     story.join("west", settings)
-    for site in SITES:
-        code = story.net.end(site, 180)
-        expect(code == 0, f"the daemon of {site} ended with {code}")
+    for name in (*SITES, EVALUATOR):
+        code = story.net.end(name, 180)
+        expect(code == 0, f"the daemon of {name} ended with {code}")
     story.say("the run is over, and all daemons have ended")
 
 
@@ -168,20 +185,25 @@ def check_run(story: Story) -> None:
             tasks.count("reported") >= 2 and set(tasks) == {"reported"}, f"{site} reported in all its rounds: {tasks}"
         )
         story.say(f"{site} reported in {len(tasks)} of {info['rounds']} rounds")
-    known = json.loads(story.operator("certs", "list", "--json"))
-    expect({one["name"] for one in known} == {*SITES, "olga"}, f"the server knows its parties: {known}")
+    scores = {one["name"]: one["mean"] for one in shown["scores"]}
+    expect(shown["scored_round"] == info["round"], f"the last model has a score, not that of {shown['scored_round']}")
+    expect(0 < scores["global.balanced_accuracy"] <= 1, f"the evaluator scored the global model: {scores}")
+    story.say(f"the global model's balanced accuracy: {scores['global.balanced_accuracy']:.3f}")
+    known = {one["name"]: one["roles"] for one in json.loads(story.operator("certs", "list", "--json"))}
+    expected = {**{site: ["trainer"] for site in SITES}, EVALUATOR: ["evaluator"], "olga": ["operator"]}
+    expect(known == expected, f"the server knows its parties: {known}")
 
 
 def check_logs(story: Story) -> None:
     """Every log is as it was written, and west's connections all went through its proxy."""
     expect(story.net.stop("server") == 0, "the server ended in order")
-    states = [story.folder / name for name in ("server", *SITES)]
+    states = [story.folder / name for name in ("server", *SITES, EVALUATOR)]
     sys.stdout.write(story.protofed("center", "audit", "verify", *states))
     sys.stdout.write(story.protofed("west", "audit", "show", story.folder / "west"))
     let_through = (story.folder / "proxy.log").read_text(encoding="ascii").splitlines()
     expect(set(let_through) == {f"200 {NAME}:{PORT}"}, f"the proxy let through: {let_through}")
     expect("Traceback" not in story.net.tails(), "nobody had an internal error")
-    story.say("four audit logs verify; west talked through its proxy only")
+    story.say("five audit logs verify; west talked through its proxy only")
 
 
 def main() -> int:
