@@ -15,7 +15,7 @@ import pytest
 import yaml
 from docs import tables
 from pydantic import BaseModel
-from tests.e2e import pilot_guide
+from tests.e2e import pilot_guide, pilot_images
 
 from protofed.client.agent.metrics import METRICS as CLIENT_METRICS
 from protofed.client.method import client_methods
@@ -25,6 +25,8 @@ from protofed.common.config.recipe import Data, Evaluation, Federation, Plan, Re
 from protofed.common.config.settings import ClientSettings, Monitoring, ServerSettings, read_settings
 from protofed.common.config.tables import Input
 from protofed.common.payload import NOT_ON_THE_WIRE, Part
+from protofed.common.protocol.messages import Role
+from protofed.deploy.cli import main
 from protofed.deploy.doctor.diagnoses import DIAGNOSES
 from protofed.deploy.operator import snapshot
 from protofed.server.method import server_methods
@@ -236,12 +238,70 @@ def test_every_key_that_is_shown_exists(page: Path) -> None:
         assert unknown == []
 
 
-def test_the_guides_files_can_be_read(tmp_path: Path) -> None:
+def test_the_guides_files_can_be_read() -> None:
     blocks = [part for part in pilot_guide.read() if isinstance(part, pilot_guide.Block) and part.file]
     texts = {str(block.file): block.body for block in blocks}
     recipe = tomllib.loads(texts["pilot.toml"])
     extending = {key: value for key, value in tomllib.loads(texts["lesions.toml"]).items() if key != "extends"}
     assert parse(recipe, Recipe, "pilot.toml").classes == 3
     assert parse({**recipe, **extending}, Recipe, "lesions.toml").rounds > 3
-    (tmp_path / "site.toml").write_text(texts["site.toml"], encoding="utf-8")
-    assert read_settings(ClientSettings, tmp_path / "site.toml", {}).site == pilot_guide.EXAMPLE
+    assert texts.keys() == {"pilot.toml", "lesions.toml"}
+
+
+def test_the_guides_settings_fit_its_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    blocks = [part for part in pilot_guide.read() if isinstance(part, pilot_guide.Block)]
+    recipe = tomllib.loads(next(block.body for block in blocks if block.file == "pilot.toml"))
+    typed = "".join(block.body for block in blocks if block.file is None).replace("\\\n", " ").splitlines()
+    evaluator, site = (shlex.split(line)[1:] for line in typed if line.startswith("protofed client init"))
+    # The bundle, which names the site and is installed, is what the coordinator sent.
+    named = ["--site", pilot_guide.EXAMPLE, *site[: site.index("--bundle")], *site[site.index("--bundle") + 2 :]]
+    for words in (evaluator, [*named[2:], *named[:2]]):
+        with pytest.raises(SystemExit) as ended:
+            main.main(words)
+        assert not ended.value.code
+    trains = read_settings(ClientSettings, tmp_path / "site.toml", {})
+    scores = read_settings(ClientSettings, tmp_path / "evaluator" / "site.toml", {})
+    assert (trains.site, trains.roles, scores.roles) == (pilot_guide.EXAMPLE, {Role.TRAINER}, {Role.EVALUATOR})
+    assert set(trains.data.label_map.values()) == set(recipe["class_names"]) == set(pilot_images.RUN_NAMES)
+    assert trains.data.label_map.keys() == pilot_images.OWN_NAMES.keys()
+
+
+def test_the_guide_counts_its_own_steps() -> None:
+    """The sentence in its introduction; 0.2.0's guide had 28 commands, 3 files and 4 mails, counted in the same way."""
+    found = re.search(r"it takes (\d+) commands, (\d+) file to write and (\d+) mails", _text(pilot_guide.GUIDE))
+    assert found is not None
+    counted = pilot_guide.effort(_text(pilot_guide.GUIDE))
+    assert tuple(map(int, found.groups())) == (counted.commands, counted.files, counted.mails)
+
+
+def test_steps_are_counted_by_line_file_and_mail() -> None:
+    text = """
+## Step 1. Certificates
+
+```
+# at the coordinator
+protofed certs init --ca ca   # a comment
+protofed certs sign x --ca ca \\
+  --site x
+```
+
+```toml
+# file pilot.toml, at the coordinator
+name = "x"
+```
+
+*By mail* from the coordinator to each hospital (here: north): `north.bundle`, `pilot.toml`.
+
+To try it, `cd ~/protofed && .venv/bin/python -m tests.e2e.pilot_images images` writes some.
+
+## Step 8. The real run
+
+```
+# at the coordinator
+protofed runs list
+```
+"""
+    assert pilot_guide.effort(text) == pilot_guide.Effort(commands=3, files=1, mails=2)
+    copied = text.replace("protofed certs init --ca ca", "cp standard.toml policy.toml")
+    assert pilot_guide.effort(copied) == pilot_guide.Effort(commands=3, files=2, mails=2)

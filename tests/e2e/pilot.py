@@ -20,11 +20,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.e2e.networks import Networks, expect, wait_for
-from tests.e2e.pilot_guide import COORDINATOR, ROOT, Again, Block, Mail, images_command, of_hospital, read
+from tests.e2e.pilot_guide import COORDINATOR, ROOT, Again, Block, Mail, images_commands, of_hospital, read
 
 HUB, NAME = "10.78.0.1", "hub.example"
 HOSPITALS = ("north", "south")
 JOINS = "west"
+EVALUATOR = "evaluator"
+REHEARSAL_ENDS = 8  # the step behind it
+READY = {  # how the guide's daemons are asked, by their names there
+    "server": "protofed server health --state state",
+    "daemon": "protofed client health --state state",
+    EVALUATOR: "protofed client health --state evaluator/state",
+}
 _SIGNING = re.compile(r"protofed certs sign (?P<request>\S+)")
 _PRINTED_KEY = re.compile(r"^request: (\S+)\nkey: +(.+)$", re.MULTILINE)
 # Only its own home is there, at the same place on every machine; $1: the folder of all, $2: the machine.
@@ -42,8 +49,8 @@ class Pilot:
 
     Attributes:
         first: what they type in each new terminal.
-        daemons: of each machine, in a terminal of its own.
-        keys: fingerprints that `certs request` and `certs renew` printed, by the file of the request.
+        daemons: process groups by machine and name, each in a terminal of its own.
+        keys: codes that `certs request` and `certs renew` printed, by the file of the request.
     """
 
     net: Networks
@@ -51,7 +58,7 @@ class Pilot:
     parts: Sequence[Block | Mail | Again]
     began: float = field(default_factory=time.monotonic)
     first: str = ""
-    daemons: dict[str, int] = field(default_factory=dict)
+    daemons: dict[tuple[str, str], int] = field(default_factory=dict)
     keys: dict[str, str] = field(default_factory=dict)
 
     def say(self, text: str) -> None:
@@ -72,8 +79,9 @@ class Pilot:
         for place in (COORDINATOR, *HOSPITALS, JOINS):
             self.home(place).mkdir(parents=True)
             (self.home(place) / "protofed").symlink_to(ROOT)
-        for place in (*HOSPITALS, JOINS):
-            self.type_(place, images_command())
+        evaluators, hospitals = images_commands()
+        for place in (COORDINATOR, *HOSPITALS, JOINS):
+            self.type_(place, evaluators if place == COORDINATOR else hospitals)
 
     def type_(self, place: str, text: str) -> str:
         """Type something at a machine, in a new terminal; what that prints."""
@@ -89,16 +97,18 @@ class Pilot:
         """`certs sign` asks at a terminal about the key; here the answer is what the party's machine printed."""
 
         def answered(found: re.Match[str]) -> str:
-            request = found["request"]
-            made_here = f"--out {request}" in text.partition(found[0])[0]
-            key = f"$(sed -n 's/^key: //p' {request})" if made_here else self.keys[request]
-            return f'{found[0]} --fingerprint "{key}"'
+            return f'{found[0]} --fingerprint "{self.keys[found["request"]]}"'
 
         return _SIGNING.sub(answered, text)
 
     def follow(self) -> None:
         """Do all of it, in its order."""
+        rehearsed = False
         for part in self.parts:
+            if part.step >= REHEARSAL_ENDS and not rehearsed:
+                rehearsed = True
+                self.check_run("rehearsal", HOSPITALS)
+                self.say("the rehearsal is over, and has its report")
             if not isinstance(part, Again):
                 self.do(part, HOSPITALS)
             elif part.joining:
@@ -133,30 +143,28 @@ class Pilot:
 
     def _type(self, block: Block, place: str) -> None:
         if block.ended is not None:
-            self.end(place)
+            self.end(place, block.ended)
         if block.file is not None:
             (self.home(place) / "pilot" / block.file).write_text(block.body, encoding="utf-8")
             self.say(f"at {place}: wrote {block.file}")
         elif block.daemon is None:
             self.type_(place, self.first + block.body)
         else:
-            command = ("setsid", *self._terminal(place, self.first + block.body))
-            self.daemons[place] = self.net.start(f"{place}-{time.monotonic():.0f}", place, *command).pid
-            self.net.running[place] = self.net.running.popitem()[1]
+            daemon, command = block.daemon, ("setsid", *self._terminal(place, self.first + block.body))
+            self.daemons[place, daemon] = self.net.start(f"{place}-{daemon}", place, *command).pid
             self.say(f"at {place}, in a terminal of its own:\n{block.body.strip()}")
-            wait_for(f"the daemon at {place}", lambda: self._ready(place), 600)
+            wait_for(f"the {daemon} at {place}", lambda: self._ready(place, daemon), 600)
 
-    def _ready(self, place: str) -> bool:
-        daemon = "server" if place == COORDINATOR else "client"
-        ready = self._terminal(place, f"{self.first}protofed {daemon} health --state state")
+    def _ready(self, place: str, daemon: str) -> bool:
+        ready = self._terminal(place, self.first + READY[daemon])
         return self.net.run(place, *ready, check=False).returncode == 0
 
-    def end(self, place: str) -> None:
+    def end(self, place: str, daemon: str) -> None:
         """Ctrl-C in the terminal of a machine's daemon."""
-        os.killpg(self.daemons.pop(place), signal.SIGINT)
-        code = self.net.end(place, 120)
-        expect(code == 0, f"the daemon at {place} ended in order, not with {code}")
-        self.say(f"at {place}: Ctrl-C in the daemon's terminal")
+        os.killpg(self.daemons.pop((place, daemon)), signal.SIGINT)
+        code = self.net.end(f"{place}-{daemon}", 120)
+        expect(code == 0, f"the {daemon} at {place} ended in order, not with {code}")
+        self.say(f"at {place}: Ctrl-C in the {daemon}'s terminal")
 
     def end_all(self) -> None:
         """Leave nothing running."""
@@ -165,14 +173,22 @@ class Pilot:
 
     def check(self) -> None:
         """The runs went as the guide says, and nobody had an internal error."""
-        for run in ("rehearsal", "lesions"):
-            shown = json.loads(self.type_(COORDINATOR, f"{self.first}protofed runs show {run} --all --json"))
-            info = shown["info"]
-            expect((info["status"], info["round"]) == ("completed", info["rounds"]), f"it was completed: {info}")
-            tasks = [(one["site"], one["task_status"]) for row in shown["rounds"] for one in row["sites"]]
-            for site in HOSPITALS if run == "rehearsal" else (*HOSPITALS, JOINS):
-                expect((site, "reported") in tasks, f"{site} reported in {run}")
+        self.check_run("lesions", (*HOSPITALS, JOINS))
         expect("Traceback" not in self.net.tails(), "nobody had an internal error")
+
+    def check_run(self, run: str, sites: Sequence[str]) -> None:
+        """It was completed, all sites reported, and the evaluator scored the global model of its last round."""
+        shown = json.loads(self.type_(COORDINATOR, f"{self.first}protofed runs show {run} --all --json"))
+        info, scores = shown["info"], {one["name"] for one in shown["scores"]}
+        expect((info["status"], info["round"]) == ("completed", info["rounds"]), f"it was completed: {info}")
+        tasks = [(one["site"], one["kind"], one["task_status"]) for row in shown["rounds"] for one in row["sites"]]
+        for site in sites:
+            expect((site, "fit", "reported") in tasks, f"{site} reported in {run}")
+        expect((EVALUATOR, "score", "reported") in tasks, f"the evaluator scored {run}")
+        expect(
+            shown["scored_round"] == info["round"], f"the last round of {run} has a score, not {shown['scored_round']}"
+        )
+        expect("global.balanced_accuracy" in scores, f"{run} has the evaluator's scores: {scores}")
 
     def _terminal(self, place: str, text: str) -> tuple[str, ...]:
         script = f"set -e -o pipefail\n{AT_HOME}\n{text}"

@@ -12,6 +12,8 @@ COORDINATOR, EXAMPLE = "coordinator", "north"
 GUIDE = ROOT / "docs" / "how-to" / "pilot.md"
 _STEP = re.compile(r"^## Step (?P<step>\d+)\.")
 _IMAGES = re.compile(r"`(cd ~/protofed && [^`]*pilot_images[^`]*)`")
+_FIRST_STEPS = range(1, 8)  # from nothing to a report of the rehearsal
+_COPIED = re.compile(r"^cp .* policy\.toml\b")  # 0.2.0's guide: a file to be edited, too
 _BLOCK = re.compile(r"^```\w*\n(?P<head>#[^\n]*)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
 _MAIL = re.compile(r"^\*By mail\* from (?P<sender>.+?) to (?P<to>[^:`]+?(?: \(here: \w+\))?): (?P<files>`.+`)\.$")
 _AGAIN = re.compile(r"\*again\* steps? (?P<steps>\d(?:[\d, and]*\d)?)(?: for the hospital (?P<joining>\w+))?")
@@ -71,12 +73,43 @@ def read() -> list[Block | Mail | Again]:
     return list(_parts(GUIDE.read_text(encoding="utf-8")))
 
 
-def images_command() -> str:
-    """The command by which a hospital without images of its own gets some, as the guide writes it."""
-    found = _IMAGES.search(" ".join(GUIDE.read_text(encoding="utf-8").split()))
-    if found is None:
+def images_commands() -> list[str]:
+    """The commands by which those without images of their own get some, as the guide writes them: the evaluator's, and
+    a hospital's.
+    """
+    found = _IMAGES.findall(" ".join(GUIDE.read_text(encoding="utf-8").split()))
+    if len(found) != len({"evaluator", "hospital"}):
         raise SystemExit("the guide does not say how to try it without images")
-    return found[1]
+    return found
+
+
+@dataclass(frozen=True)
+class Effort:
+    """What people do until they have a report of the rehearsal.
+
+    Attributes:
+        commands: different lines that are typed; a hospital's count once, whoever many hospitals type them.
+        files: that are written or copied to be edited.
+        mails: between the coordinator and the two hospitals.
+    """
+
+    commands: int
+    files: int
+    mails: int
+
+
+def effort(text: str) -> Effort:
+    """Count a guide."""
+    parts = [part for part in _parts(text) if part.step in _FIRST_STEPS and not isinstance(part, Again)]
+    blocks = [part for part in parts if isinstance(part, Block)]
+    lines = [line for block in blocks if block.file is None for line in block.body.replace("\\\n", " ").splitlines()]
+    typed = [line for line in lines if line.strip() and not line.startswith("#")]
+    mails = [part for part in parts if isinstance(part, Mail)]
+    return Effort(
+        commands=len(typed) + len(_IMAGES.findall(" ".join(text.split()))),
+        files=sum(block.file is not None for block in blocks) + sum(bool(_COPIED.match(line)) for line in typed),
+        mails=2 * len(mails),
+    )
 
 
 def named(text: str, hospital: str) -> str:

@@ -6,6 +6,7 @@ import io
 import re
 import stat
 from collections.abc import Callable, Iterable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TypeAlias
 
@@ -14,8 +15,11 @@ import pytest
 from protofed.client.privacy.policy import Policy
 from protofed.common.config.data import SOURCES
 from protofed.common.config.settings import ClientSettings, ServerSettings, read_settings
+from protofed.common.pki.identity import Party, read_identity
 from protofed.common.protocol.messages import Role
 from protofed.deploy import shipped
+from protofed.deploy.certs import files as certs_files
+from protofed.deploy.certs.lifecycle import make_authority, read_request, request, sign_request
 from protofed.deploy.cli import main
 from protofed.deploy.doctor.checks import CheckRow, run_checks
 from protofed.deploy.doctor.client import ClientDoctor
@@ -144,6 +148,28 @@ def test_at_a_terminal_it_asks_for_what_is_not_given(
         Path("list.csv"),
     )
     assert (tmp_path / "policy.toml").read_bytes() == (shipped.folder("policies") / "standard.toml").read_bytes()
+
+
+def test_a_bundle_names_the_site_and_is_installed(protofed: Cli, tmp_path: Path) -> None:
+    authority = make_authority(tmp_path / "ca")
+    code_of_ca = certs_files.key_code(authority.certificate.public_key())
+    for party, name in ((Party.SITE, "north"), (Party.OPERATOR, "ada")):
+        asked = read_request(request(tmp_path / name / "identity", party, name), "request")
+        (tmp_path / f"{name}.bundle").write_bytes(sign_request(asked, authority))
+    init = ("client", "init", "--server", "hub.example:7443", "--data", "folder", "--bundle")
+    for refused in (
+        ("north.bundle", "--into", "north", "--site", "south"),
+        ("ada.bundle", "--into", "ada"),
+        ("north.bundle", "--into", "elsewhere"),  # whose key is not there
+        ("north.bundle", "--into", "north", "--ca-code", "0000-0000-0000-0000"),
+    ):
+        assert protofed(*init, *refused)[0] == 78
+    assert [path.name for path in (tmp_path / "north").iterdir()] == ["identity"]
+    assert not list(tmp_path.glob("*/identity/cert.pem"))
+    code, out, _ = protofed(*init, "north.bundle", "--into", "north", "--ca-code", code_of_ca)
+    assert (code, code_of_ca in out, "certs request" in out) == (0, True, False)
+    assert read_settings(ClientSettings, tmp_path / "north" / "site.toml", {}).site == "north"
+    assert read_identity(tmp_path / "north" / "identity", Party.SITE, datetime.now(UTC)).certificate.name == "north"
 
 
 def test_doctor_misses_only_what_comes_from_elsewhere(protofed: Cli, tmp_path: Path, unused_port: int) -> None:

@@ -109,6 +109,21 @@ def test_data_that_fit_are_counted_by_class_and_split_and_nothing_is_written(
     assert sorted(tmp_path.rglob("*")) == sorted({*before, tmp_path / "site.toml"})
 
 
+def test_what_would_leave_is_shown_for_the_examples_that_were_counted(check: Check, run: Run, folder: Path) -> None:
+    code, found = check("--preview", "--set", "plan.batch_size=2")
+    assert (code, found["preview"]["refusals"]) == (0, [])
+    assert "prototypes" in {row["part"] for row in found["preview"]["leaves"]}
+    assert "3 steps an epoch on 5 examples here" in str(found["preview"]["asked"])
+    code, found = check("--preview", "--policy", "standard")
+    assert (code, found["refusal"]) == (77, None)
+    assert any("mlp" in why for why in found["preview"]["refusals"])
+    assert check()[1].keys() == found.keys() - {"preview"}
+    image(folder / "train" / "Benign skin" / "x.png", 20)
+    code, found = check("--preview", "--policy", "standard")
+    assert (code, "preview" in found) == (65, False), "of data that cannot be used, nothing would leave"
+    assert run("--preview", recipe=False)[0] == 78
+
+
 def test_rare_classes_of_a_drawn_test_set_are_named(check: Check, run: Run, tmp_path: Path) -> None:
     root = tmp_path / "drawn"
     for number in range(31):

@@ -191,16 +191,10 @@ def install(
 
     Example: `protofed certs install north.bundle --identity identity`
     """
-    from protofed.deploy.certs import files
-    from protofed.deploy.certs.lifecycle import authority_name, install
     from protofed.deploy.cli import certs_output
 
     output = certs_output.Output(as_json)
-    installed = install(identity, files.read(bundle), new_ca=new_ca, ca_codes=ca_code or ())
-    output.say(f"installed in {identity}: {certs_output.dates(installed)}")
-    for authority in installed.authorities:
-        until = certs_output.day(authority.not_valid_after_utc)
-        output.say(f"trusted: {authority_name(authority)}, valid until {until}")
+    installed = certs_output.install_certificate(bundle, identity, output, new_ca=new_ca, ca_codes=ca_code or ())
     output.result({"identity": str(identity), **certs_output.plain(installed)})
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -97,6 +97,24 @@ def register(signed: Bundle, again: str, registration: Registration, to: Connect
     output.say(f"registered at {to.server} as {' and '.join(info.roles)}: {signed.certificate}")
     output.say(f"key: {row_of(signed).key_code}")
     return list(info.roles)
+
+
+def install_certificate(
+    bundle: Path, identity: Path, output: Output, *, new_ca: bool = False, ca_codes: Sequence[str] = ()
+) -> Bundle:
+    """Install a bundle in an identity folder, and show which CAs are trusted then.
+
+    Raises:
+        ConfigError: as `lifecycle.install`.
+    """
+    from protofed.deploy.certs import files
+    from protofed.deploy.certs.lifecycle import authority_name, install
+
+    installed = install(identity, files.read(bundle), new_ca=new_ca, ca_codes=ca_codes)
+    output.say(f"installed in {identity}: {dates(installed)}")
+    for authority in installed.authorities:
+        output.say(f"trusted: {authority_name(authority)}, valid until {day(authority.not_valid_after_utc)}")
+    return installed
 
 
 def granted(roles: tuple[str, ...], party: Party) -> tuple[str, ...]:

@@ -4,28 +4,22 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
-from protofed.common import plugins
-from protofed.common.codec import Digest
 from protofed.common.errors import PolicyViolationError
 from protofed.deploy.cli import client_decisions as decisions
 from protofed.deploy.cli import doctor
 from protofed.deploy.cli.client_check import check
+from protofed.deploy.cli.client_plan import PlanView, plan_view
 from protofed.deploy.cli.client_scores import scores
 from protofed.deploy.cli.init import init_client
 from protofed.deploy.cli.options import Metrics, Settings, UntilFinished, health, log_as_daemon
 from protofed.deploy.cli.options import Policy as PolicyOption
 from protofed.deploy.cli.options import State as StateOption
 from protofed.deploy.cli.overrides import Set
-
-if TYPE_CHECKING:
-    from protofed.client.privacy.approval import Offer
-    from protofed.client.privacy.policy import Policy
-    from protofed.common.config.recipe import Recipe
 
 client = typer.Typer(no_args_is_help=True, help="For hospitals: run the site's daemon, check its data, approve runs.")
 console = Console()
@@ -109,7 +103,8 @@ def preview(
     from protofed.deploy import shipped
 
     read = shipped.recipe(recipe, assignments or ())
-    _show_plan(read, policy, tensors=tensors, as_json=as_json, examples=examples)
+    view = plan_view(read, policy, examples=examples, progress_shown=not as_json)
+    _show_plan(view, tensors=tensors, as_json=as_json)
 
 
 @client.command("approve")
@@ -132,7 +127,7 @@ def approve(
 
     approvals = decisions.approvals_of(state)
     offer = approvals.offer(run)
-    _show_plan(recipe_of(offer), policy, examples=examples, offer=offer)
+    _show_plan(plan_view(recipe_of(offer), policy, examples=examples, offer=offer))
     about = f"run {offer.run}, recipe {offer.digest[:16]}…, offered {offer.at}"
     if not yes:
         typer.confirm(f"Take part in {about}?", abort=True)
@@ -148,39 +143,13 @@ client.command("resume")(decisions.resume)
 client.command("scores")(scores)
 
 
-def _show_plan(
-    recipe: Recipe,
-    name: str | None,
-    *,
-    examples: int | None,
-    offer: Offer | None = None,
-    tensors: bool = False,
-    as_json: bool = False,
-) -> None:
-    from protofed.deploy.console.progress import progress
-
-    with progress(f"building {recipe.model.name}", shown=not as_json):
-        from protofed.deploy.site import plan_table  # with PyTorch, which takes seconds
-        from protofed.deploy.site.plan import plain, site_plan
-
-        policy = None if name is None else _policy(name)
-        digest, cohort = (None, None) if offer is None else (Digest(offer.digest), offer.min_cohort)
-        plan = site_plan(recipe, policy, digest=digest, cohort=cohort, examples=examples)
+def _show_plan(view: PlanView, *, tensors: bool = False, as_json: bool = False) -> None:
     if as_json:
-        print(json.dumps(plain(plan), indent=2))  # noqa: T201
+        print(json.dumps(view.plain(), indent=2))  # noqa: T201
     else:
-        plan_table.show(plan, console, tensors=tensors, policy=None if name is None else Path(name).stem)
-    if plan.refusals:
+        view.show(console, tensors=tensors)
+    if view.refused:
         raise typer.Exit(PolicyViolationError.exit_code)
-
-
-def _policy(name: str) -> Policy:
-    from protofed.client.privacy.policy import Policy
-    from protofed.deploy import shipped
-
-    policy = Policy.read(shipped.policy(name))
-    plugins.allow(policy.rules.plugins)
-    return policy
 
 
 client.command("doctor")(doctor.of_client(start))

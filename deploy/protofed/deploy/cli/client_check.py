@@ -14,7 +14,8 @@ import typer
 from rich.console import Console
 
 from protofed.common import plugins
-from protofed.common.errors import DataError, StateError
+from protofed.common.errors import ConfigError, DataError, PolicyViolationError, StateError
+from protofed.deploy.cli.client_plan import PlanView, plan_view
 from protofed.deploy.cli.overrides import Set, needs_recipe
 
 if TYPE_CHECKING:
@@ -48,12 +49,18 @@ def check(
     contact_sheet: Annotated[
         Path | None, typer.Option(help="Write a picture with some images of each class, as the model sees them.")
     ] = None,
+    preview: Annotated[
+        bool,
+        typer.Option("--preview", help="Also what would leave, as `client preview`, for the examples counted here."),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with every file by name.")] = False,
     assignments: Set = None,
 ) -> None:
     """Read the site's data as a run would read them. Sends nothing. Exit code 65 if the data do not fit the run.
 
-    Example: `protofed client check RECIPE --settings site.toml`
+    With --preview, exit code 77 if the policy refuses the run.
+
+    Example: `protofed client check RECIPE --settings site.toml --preview`
     """
     from protofed.deploy import shipped
 
@@ -62,6 +69,8 @@ def check(
     )  # the printed result already says what the log would
     if recipe is None:
         needs_recipe(assignments, "a recipe")
+        if preview:
+            raise ConfigError("--preview shows what a run would send; give the run's recipe")
     run_recipe = None if recipe is None else shipped.recipe(recipe, assignments or ())
     daemon_settings = _settings(settings, {"policy": policy, "roles": role, "partition_index": partition_index})
     with _bar(shown=not as_json) as bar:
@@ -71,14 +80,36 @@ def check(
         if contact_sheet is not None:
             bar.say("drawing the contact sheet")
             _draw(result, contact_sheet)
+    view = _preview(result, daemon_settings, as_json=as_json) if preview and result.refusal is None else None
     if as_json:
-        print(json.dumps(check_table.plain(result), indent=2, ensure_ascii=False))  # noqa: T201
+        shown = check_table.plain(result) | ({"preview": view.plain()} if view else {})
+        print(json.dumps(shown, indent=2, ensure_ascii=False))  # noqa: T201
     else:
         check_table.show(result, console)
         if contact_sheet is not None:
             console.print(f"\ncontact sheet: {contact_sheet} (it shows the site's images)", highlight=False)
+        if view is not None:
+            console.print()
+            view.show(console)
     if result.refusal is not None:
         raise typer.Exit(DataError.exit_code)
+    if view is not None and view.refused:
+        raise typer.Exit(PolicyViolationError.exit_code)
+
+
+def _preview(result: SiteCheck, settings: ClientSettings, *, as_json: bool) -> PlanView | None:
+    """What would leave under the settings' policy, for the examples that were counted."""
+    from protofed.deploy.site.check_result import TRAIN
+
+    if (recipe := result.request.recipe) is None:
+        return None
+    trained = result.used.get(TRAIN)
+    return plan_view(
+        recipe,
+        None if settings.policy == _PLACEHOLDER else settings.policy,
+        examples=None if trained is None else int(trained.sum()),
+        progress_shown=not as_json,
+    )
 
 
 def _settings(file: Path | None, given: dict[str, Any]) -> ClientSettings:

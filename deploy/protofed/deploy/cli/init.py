@@ -12,6 +12,7 @@ from rich.console import Console
 
 from protofed.common.errors import ConfigError
 from protofed.deploy.cli import completion
+from protofed.deploy.cli.certs_output import Output, install_certificate
 
 console = Console()
 SETTINGS, POLICY = "site.toml", "policy.toml"
@@ -37,10 +38,18 @@ def init_client(
     ] = None,
     role: Annotated[list[str] | None, typer.Option(help="trainer or evaluator. Repeat for both.")] = None,
     into: Into = Path(),
+    bundle: Annotated[
+        Path | None,
+        typer.Option(help="What the coordinator sent back: names the site, and is installed in the folder identity."),
+    ] = None,
+    ca_code: Annotated[
+        list[str] | None,
+        typer.Option(metavar="CODE", help="Code of the bundle's CA, as its operator read it to you. May be repeated."),
+    ] = None,
 ) -> None:
     """Write site.toml, policy.toml and the folders of a new site. Asks at a terminal for what is not given.
 
-    Overwrites nothing. Ends with the next commands.
+    Overwrites nothing. Ends with the next commands. With --bundle, also does what `protofed certs install` does.
 
     Example: `protofed client init --site north --server hub.example:7443 --data folder --root images`
     """
@@ -48,7 +57,7 @@ def init_client(
     from protofed.deploy.templates.new_daemon import NewSite, layouts, write_new
 
     known = layouts()
-    site = site or _ask("--site", "This site's id (a-z, 0-9, '-'; as the coordinator calls it)")
+    site = _named(bundle, site) or _ask("--site", "This site's id (a-z, 0-9, '-'; as the coordinator calls it)")
     server = server or _ask("--server", "Address of the coordinator's server (host:port)")
     data = data or _ask("--data", f"Layout of the data ({', '.join(known)})", "folder")
     default_root = known[data]["root"] if data in known else "data"
@@ -57,16 +66,24 @@ def init_client(
     policy = policy or (_ask("--policy", "Policy (standard, strict, open)", "standard") if sys.stdin.isatty() else "")
     text = shipped.named("policy", policy or "standard").read_text(encoding="utf-8")
     new = NewSite(site, server, data, root or "", POLICY, role or ["trainer"], _labels(label or ()))
-    _show_made(write_new(into, {SETTINGS: new.settings(), POLICY: text}, ("identity", "state")))
-    _show_next(
-        into,
+    settings = new.settings()  # refused, if anything is, before the certificate is installed
+    if bundle is not None:
+        install_certificate(bundle, into / "identity", Output(), ca_codes=ca_code or ())
+    _show_made(write_new(into, {SETTINGS: settings, POLICY: text}, ("identity", "state")))
+    certified = (
         (
             f"protofed certs request --identity identity --site {site} --out {site}.request",
             "send it to the coordinator",
         ),
         (f"protofed certs install {site}.bundle --identity identity", "what comes back"),
-        (f"protofed client check RECIPE --settings {SETTINGS}", "your data as the run sees them; nothing is sent"),
-        (f"protofed client preview RECIPE --policy {POLICY}", f"what would leave; read {POLICY}"),
+    )
+    _show_next(
+        into,
+        *(() if bundle else certified),
+        (
+            f"protofed client check RECIPE --settings {SETTINGS} --preview",
+            f"your data as the run sees them, and what would leave; read {POLICY}",
+        ),
         (f"protofed client doctor --settings {SETTINGS}", "what is still missing"),
         (f"protofed client start --settings {SETTINGS}", ""),
     )
@@ -90,17 +107,28 @@ def init_server(
     host = host or "HOST"
     _show_next(
         into,
-        ("protofed certs init --ca ca", "keep this folder off the network"),
-        (f"protofed certs request --identity identity --server hub --host {host} --out hub.request", ""),
-        ("protofed certs sign hub.request --ca ca --server-name hub --out hub.bundle", ""),
-        ("protofed certs install hub.bundle --identity identity", ""),
-        ("protofed certs request --identity operator --operator NAME --out operator.request", "you, who command it"),
-        ("protofed certs sign operator.request --ca ca --operator NAME --out operator.bundle", ""),
-        ("protofed certs install operator.bundle --identity operator", ""),
-        ("cp operator/cert.pem identity/operators/NAME.pem", ""),
+        (
+            f"protofed certs init --ca ca --server-name hub --host {host} --operator NAME",
+            "a CA, the server's identity and yours, who command it; keep the folder ca off the network",
+        ),
         ("protofed server doctor --settings server.toml", "what is still missing"),
         ("protofed server start --settings server.toml", ""),
     )
+
+
+def _named(bundle: Path | None, site: str | None) -> str | None:
+    """The site that a bundle names; without one, what was given."""
+    if bundle is None:
+        return site
+    from protofed.common.pki.identity import Party
+    from protofed.deploy.certs import files
+    from protofed.deploy.certs.lifecycle import read_bundle
+
+    certificate = read_bundle(files.read(bundle), str(bundle)).certificate
+    if certificate.party is not Party.SITE or site not in (None, certificate.name):
+        wanted = "a site's" if site is None else f"that of site '{site}'"
+        raise ConfigError(f"{bundle} has the {certificate}; expected {wanted}")
+    return certificate.name
 
 
 def _ask(option: str, question: str, default: str | None = None) -> str:

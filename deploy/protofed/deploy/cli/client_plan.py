@@ -1,0 +1,75 @@
+"""What a run would send, receive and keep at a site: shown by `client preview`, `approve` and `check --preview`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+from protofed.common import plugins
+from protofed.common.codec import Digest
+
+if TYPE_CHECKING:
+    from protofed.client.privacy.approval import Offer
+    from protofed.client.privacy.policy import Policy
+    from protofed.common.config.recipe import Recipe
+    from protofed.deploy.site.plan import SitePlan
+
+
+@dataclass(frozen=True)
+class PlanView:
+    """A plan, and the policy that it was made under."""
+
+    plan: SitePlan
+    policy: str | None
+
+    @property
+    def refused(self) -> bool:
+        """Whether the policy declines the run."""
+        return bool(self.plan.refusals)
+
+    def plain(self) -> dict[str, Any]:
+        """The plan for JSON."""
+        from protofed.deploy.site.plan import plain
+
+        return plain(self.plan)
+
+    def show(self, console: Console, *, tensors: bool = False) -> None:
+        """Print it as tables."""
+        from protofed.deploy.site import plan_table
+
+        plan_table.show(self.plan, console, tensors=tensors, policy=self.policy)
+
+
+def plan_view(
+    recipe: Recipe, name: str | None, *, examples: int | None, offer: Offer | None = None, progress_shown: bool = True
+) -> PlanView:
+    """Build what a recipe asks, beside a policy's limits.
+
+    Args:
+        name: the policy, by name or file; None: no policy.
+        examples: training examples here; None: unknown.
+
+    Raises:
+        ConfigError: the policy cannot be read.
+    """
+    from protofed.deploy.console.progress import progress
+
+    with progress(f"building {recipe.model.name}", shown=progress_shown):
+        from protofed.deploy.site.plan import site_plan  # with PyTorch, which takes seconds
+
+        policy = None if name is None else _policy(name)
+        digest, cohort = (None, None) if offer is None else (Digest(offer.digest), offer.min_cohort)
+        plan = site_plan(recipe, policy, digest=digest, cohort=cohort, examples=examples)
+    return PlanView(plan, None if name is None else Path(name).stem)
+
+
+def _policy(name: str) -> Policy:
+    from protofed.client.privacy.policy import Policy
+    from protofed.deploy import shipped
+
+    policy = Policy.read(shipped.policy(name))
+    plugins.allow(policy.rules.plugins)
+    return policy
