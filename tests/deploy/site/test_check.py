@@ -29,6 +29,14 @@ input = { shape = [3, 4, 4], fit = "stretch", std = [0.2] }
 method = { name = "fednh" }
 model = { name = "mlp" }
 """
+POLICY = """\
+methods = ["fednh"]
+parts = ["body", "head"]
+[limits]
+models = ["mlp"]
+batches = [1, 64]
+sides = [1, 64]
+"""
 SETTINGS = """\
 [data]
 source = "folder"
@@ -109,18 +117,22 @@ def test_data_that_fit_are_counted_by_class_and_split_and_nothing_is_written(
     assert sorted(tmp_path.rglob("*")) == sorted({*before, tmp_path / "site.toml"})
 
 
-def test_what_would_leave_is_shown_for_the_examples_that_were_counted(check: Check, run: Run, folder: Path) -> None:
+def test_what_would_leave_is_shown_for_the_examples_that_were_counted(
+    check: Check, run: Run, folder: Path, tmp_path: Path
+) -> None:
     code, found = check("--preview", "--set", "plan.batch_size=2")
     assert (code, found["preview"]["refusals"]) == (0, [])
     assert "prototypes" in {row["part"] for row in found["preview"]["leaves"]}
     assert "3 steps an epoch on 5 examples here" in str(found["preview"]["asked"])
-    code, found = check("--preview", "--policy", "standard")
-    assert (code, found["refusal"]) == (77, None)
-    assert any("mlp" in why for why in found["preview"]["refusals"])
+    (tmp_path / "policy.toml").write_text(POLICY, encoding="utf-8")
+    narrow = ("--preview", "--policy", tmp_path / "policy.toml", "--set", "plan.batch_size=2")
+    code, found = check(*narrow)
+    assert (code, "prototypes" in found["refusal"]) == (65, True)
+    assert any("prototypes" in why for why in found["preview"]["refusals"])
     assert check()[1].keys() == found.keys() - {"preview"}
     image(folder / "train" / "Benign skin" / "x.png", 20)
-    code, found = check("--preview", "--policy", "standard")
-    assert (code, "preview" in found) == (65, False), "of data that cannot be used, nothing would leave"
+    code, found = check("--preview", "--set", "plan.batch_size=2")
+    assert (code, "examples here" in str(found["preview"]["asked"])) == (65, False), "nothing was counted"
     assert run("--preview", recipe=False)[0] == 78
 
 

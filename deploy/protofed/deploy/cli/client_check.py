@@ -58,8 +58,6 @@ def check(
 ) -> None:
     """Read the site's data as a run would read them. Sends nothing. Exit code 65 if the data do not fit the run.
 
-    With --preview, exit code 77 if the policy refuses the run.
-
     Example: `protofed client check RECIPE --settings site.toml --preview`
     """
     from protofed.deploy import shipped
@@ -80,7 +78,7 @@ def check(
         if contact_sheet is not None:
             bar.say("drawing the contact sheet")
             _draw(result, contact_sheet)
-    view = _preview(result, daemon_settings, as_json=as_json) if preview and result.refusal is None else None
+    view = _preview(result, daemon_settings, as_json=as_json) if preview else None
     if as_json:
         shown = check_table.plain(result) | ({"preview": view.plain()} if view else {})
         print(json.dumps(shown, indent=2, ensure_ascii=False))  # noqa: T201
