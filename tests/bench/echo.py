@@ -59,7 +59,7 @@ class Case:
                 "classes": CLASSES,
                 "input": {"shape": [1, 8, 8]},
                 "method": {"name": "fedavg"},
-                "model": {"name": "none"},
+                "model": {"name": "mlp"},
                 "federation": {"min_sites": self.sites, "quorum": 1.0, "score_every": 0, "stall_timeout_s": 600.0},
             }
         )

@@ -139,7 +139,7 @@ def start_server(story: Story) -> None:
     proxy = (sys.executable, "-m", "tests.support.connect_proxy", f"{PROXY}:3128", PASSWORD)
     story.net.start("proxy", "proxy", *proxy)
     wait_for("west's proxy", lambda: story.net.reaches("west", PROXY, 3128))
-    story.operator("runs", "start", HERE / "hospitals.toml")
+    story.operator("runs", "start", HERE / "hospitals.toml", "--force")  # before any hospital is registered
     story.say(f"the server listens on {SERVER}:{PORT}, and a run is queued")
 
 

@@ -75,6 +75,8 @@ BAD_RECIPES: Sequence[tuple[tuple[str, str], str]] = [
     (("^prototype_momentum", "prototype_momentm"), "did you mean 'prototype_momentum'?"),
     (("^prototype_momentum = 0.9", "prototype_momentum = 9"), "prototype_momentum = 9"),
     (("^rounds = 20", "rounds = 0"), "rounds = 0"),
+    (('^name = "digits-cnn"', 'name = "digit-cnn"'), "unknown model 'digit-cnn': did you mean 'digits-cnn'?"),
+    (("^min_sites", "min_contributors = 1\nmin_sites"), "is a simulation's"),
 ]
 
 

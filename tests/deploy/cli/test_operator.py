@@ -353,6 +353,26 @@ def test_who_is_no_operator_is_told_why(protofed: Terminal, tls: TlsServer) -> N
     assert "it does not know the CA of our certificate" in refuses(69, foreign)
 
 
+def test_a_run_that_the_registered_sites_cannot_make_up_is_refused_until_it_is_forced(
+    protofed: Terminal, tls: TlsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PROTOFED_OPERATOR_SERVER", tls.server.address)
+    monkeypatch.setenv("PROTOFED_OPERATOR_IDENTITY", str(tls.identity("boss", Party.OPERATOR)))
+    with tls.operator() as operator:
+        operator.register((tls.identity("site-1", Party.SITE) / "cert.pem").read_text("ascii"))
+    order = ("runs", "start", FEDNH, "--set", 'federation.required_sites=["sit-1"]')
+    said = protofed.refuses(78, *order)
+    assert "5 trainers are needed (min_sites = 5), and 1 may take part: site-1" in said
+    assert "did you mean 'site-1'?" in said
+    assert said.endswith("--force queues it as it is")
+    code, out, err = protofed(*order, "--force")
+    assert (code, out) == (0, f"{FEDNH}: queued\n")
+    remarks = [line.partition(":")[0] for line in err.splitlines() if not line.startswith("{")]  # the server logs too
+    assert remarks == ["note", "warning", "warning"]
+    assert "warning: required_sites names 'sit-1'" in protofed.says("runs", "show", FEDNH)
+    assert len(protofed.json("runs", "show", FEDNH)["info"]["unmet"]) == 2
+
+
 def test_certificates_are_registered_listed_and_revoked(protofed: Terminal, tls: TlsServer) -> None:
     pem = (tls.identity("site-1", Party.SITE) / "cert.pem").read_text("ascii")
     with tls.operator() as operator:

@@ -80,6 +80,11 @@ def run_server(
     check_connection(settings.listen, settings.identity, settings.plaintext)
     identity = None if settings.identity is None else LiveIdentity(settings.identity, Party.SERVER)
     recipes, limit = recipes_of(settings, assignments), memory_limit(settings.memory_limit_mb)
+    for recipe in recipes:
+        if recipe.data is not None:
+            log.info(
+                "the recipe's data are for simulations: sites train on those of their own settings", run=recipe.name
+            )
     monitor, trackers = ServerMonitor(settings), follower.trackers(settings.tensorboard, settings.mlflow)
     with ExitStack() as stack:
         executors, notifier = Executors(), TaskNotifier()

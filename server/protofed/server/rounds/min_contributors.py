@@ -27,7 +27,8 @@ def check_contributors(recipe: Recipe, *, simulated: bool) -> None:
     """
     if not simulated and recipe.federation.min_contributors < FEWEST:
         raise ConfigError(
-            f"recipe '{recipe.name}': federation.min_contributors = {recipe.federation.min_contributors} would publish "
+            f"recipe '{recipe.name}' is a simulation's: "
+            f"federation.min_contributors = {recipe.federation.min_contributors} would publish "
             f"class prototypes that come from one site alone; expected {FEWEST} or more (only simulations may take 1; "
             f"for real sites: --set federation.min_contributors={FEWEST})"
         )
