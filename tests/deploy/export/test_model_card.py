@@ -157,6 +157,7 @@ def test_a_chosen_round_is_told_with_its_score_the_newest_rounds_and_that_it_is_
     text = why("best", 1, changes)
     assert text.startswith("It was chosen as the best round by global.balanced_accuracy: 0.7500; the newest")
     assert "newest scored round, 2, has 0.5000. Chosen by this score, it is optimistic" in text
+    assert "0.7500; it is the newest. Chosen" in why("best", 1, {**changes, "scores": of_rounds(0.75)})
     assert why("newest", 2, changes) == (
         "It is the newest model that was kept: global.balanced_accuracy 0.5000; the best round, 1, has 0.7500."
     )

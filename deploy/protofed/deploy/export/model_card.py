@@ -109,7 +109,9 @@ def choice(run_facts: RunFacts, number: int) -> str:
         told = how.get(run_facts.chosen, "It is the best round")
         return f"{told}; no score judges the run's rounds."
     newest = max(values)
-    last = f"the newest scored round, {newest}, has {values[newest]:.4f}"
+    last = (
+        f"the newest scored round, {newest}, has {values[newest]:.4f}" if newest != best.round else "it is the newest"
+    )
     if run_facts.chosen == "best":
         return (
             f"It was chosen as the best round by {best.score}: {best.value:.4f}; {last}. Chosen by this score, it is "

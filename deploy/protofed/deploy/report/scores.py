@@ -92,7 +92,10 @@ def by_class(record: RunRecord) -> Section:
     own = OWN_MEAN if newest["personal"] else ""
     lead = [f"Recall is the share of a class's test images that a model names rightly{own}."]
     if rounds["newest"] != rounds["best"]:
-        lead.append(f"The best round is that with the largest {record.raw['classes']['judged_by']}.")
+        judged_by = record.raw["classes"]["judged_by"]
+        lead.append(
+            f"The best round is that with the largest {judged_by}: chosen by this score, it is optimistic in it."
+        )
     return Section("classes", "Class by class", lead=lead, figures=[figure], missing=missing)
 
 
