@@ -11,7 +11,7 @@ from protofed.common.config.recipe import Federation
 from protofed.common.errors import ConfigError
 from protofed.common.protocol.messages import TaskKind
 from protofed.server.operator.verification import VerificationResult, verify_round
-from protofed.server.rounds import phases
+from protofed.server.rounds import aggregation, phases
 from protofed.server.rounds.best_round import BestRound, JudgedRounds, Standstill, best_kept, judged, judged_rounds
 from protofed.server.rounds.state_machine import RoundRules, advance
 from protofed.server.verdicts import RoundOutcome
@@ -129,6 +129,19 @@ def test_a_former_best_round_goes_after_a_restart_too(make: MakeLab) -> None:
     lab = go(make(rounds=12, keep_rounds=1).begin(), [0.1, 0.8, 0.5, 0.5, 0.5, 0.5, 0.9])
     lab.restart()
     go(lab, [0.5] * 4)
+    assert kept(lab) == [6, 7, 9, 10, 11]
+
+
+def test_a_former_best_round_goes_although_the_server_died_before_it_had_pruned(
+    make: MakeLab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lab = go(make(rounds=12, keep_rounds=1).begin(), [0.1, 0.8, 0.5, 0.5, 0.5, 0.5, 0.9])
+    with monkeypatch.context() as patched:
+        patched.setattr(aggregation, "prune", lambda *_: None)
+        go(lab, [0.5])
+    assert 2 in kept(lab)
+    lab.restart()
+    go(lab, [0.5] * 3)
     assert kept(lab) == [6, 7, 9, 10, 11]
 
 
