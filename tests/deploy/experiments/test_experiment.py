@@ -242,6 +242,24 @@ def test_names_at_the_ends_of_lines_are_apart_and_in_order(heights: list[float])
     assert sorted(range(len(moved)), key=lambda k: moved[k]) == sorted(range(len(heights)), key=lambda k: heights[k])
 
 
+def test_a_useless_model_is_named_below_the_table(compared: Comparison, recipe_of: Recipes) -> None:
+    assert compared.warnings == []
+    assert all(row["warnings"] == [] for row in json.loads(as_json(compared))["rows"])
+    recipe = recipe_of("fedavg")
+    useless = result_of(recipe, 4, 0.663)
+    useless.scores[1]["evaluator"] |= {"global.recall.0": 1.0, "global.recall.1": 0.0}
+    comparison = Comparison.of([(useless.recipe, useless)])
+    ((label, seed, warning),) = comparison.warnings
+    assert (label, seed, warning.code) == ("small-fedavg", 4, "one-class")
+    (row,) = json.loads(as_json(comparison))["rows"]
+    assert row["warnings"] == [{"seed": 4, **warning.plain()}]
+    console = Console(width=200)
+    with console.capture() as captured:
+        show(comparison, console)
+    for text in (captured.get(), markdown(comparison)):
+        assert f"small-fedavg, seed 4: one-class: {warning.text}" in text.splitlines()
+
+
 def _rows(text: str) -> list[tuple[list[str], list[str]]]:
     """Each row of a markdown table with the headers."""
     lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line[:1] == "|"]

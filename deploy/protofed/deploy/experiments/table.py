@@ -9,12 +9,16 @@ from dataclasses import dataclass
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from protofed.common.config.recipe import Recipe
 from protofed.common.csv_cells import Table as CsvTable
 from protofed.common.statistics import Spread, spread
+from protofed.deploy.console.model_warnings import sentences
 from protofed.deploy.experiments.columns import TableColumn, named, summarise, usual
 from protofed.deploy.experiments.experiment import Result
+from protofed.deploy.experiments.model_warnings import warnings_about
+from protofed.server.rounds.model_warnings import ModelWarning
 
 
 @dataclass(frozen=True)
@@ -81,6 +85,12 @@ class Comparison:
         return cls(columns, rows, results, shortened)
 
     @property
+    def warnings(self) -> list[tuple[str, int, ModelWarning]]:
+        """What speaks against the models, each with its recipe and seed."""
+        runs = [(label, result) for label, results in self.results.items() for result in results]
+        return [(label, result.recipe.seed, found) for label, result in runs for found in warnings_about(result)]
+
+    @property
     def caption(self) -> str:
         """What the numbers are."""
         if not self.columns:
@@ -105,6 +115,8 @@ def show(comparison: Comparison, console: Console) -> None:
             table.add_row(*cells)
         console.print(table)
     console.print(comparison.caption, highlight=False, style="dim")
+    for line in _notes(comparison):
+        console.print(Text(line, "bold yellow"))
 
 
 def _fitting(columns: Sequence[tuple[str, ...]], width: int) -> list[list[tuple[str, ...]]]:
@@ -126,7 +138,8 @@ def markdown(comparison: Comparison) -> str:
     """As a Markdown table with its caption."""
     headers = _headers(comparison)
     lines = [headers, ["---", *["---:"] * (len(headers) - 1)], *_cells(comparison)]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines) + f"\n\n{comparison.caption}\n"
+    table = "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+    return "\n".join([table, "", comparison.caption, *(f"\n{note}" for note in _notes(comparison)), ""])
 
 
 def comma_separated(comparison: Comparison) -> str:
@@ -146,6 +159,7 @@ def comma_separated(comparison: Comparison) -> str:
 
 def as_json(comparison: Comparison) -> str:
     """Exact fractions, by recipe, column and seed."""
+    told = comparison.warnings
 
     def row(of: ComparisonRow) -> dict[str, object]:
         values = {}
@@ -154,7 +168,8 @@ def as_json(comparison: Comparison) -> str:
                 values[column.header] = {"mean": over.mean, "std": over.std, "seeds": of.values[column.header]}
         results = comparison.results[of.label]
         seconds = {result.recipe.seed: result.seconds for result in results}
-        return {"recipe": of.label, "seeds": of.seeds, "values": values, "seconds": seconds}
+        warnings = [{"seed": seed, **found.plain()} for label, seed, found in told if label == of.label]
+        return {"recipe": of.label, "seeds": of.seeds, "values": values, "seconds": seconds, "warnings": warnings}
 
     columns = {column.header: column.meaning for column in comparison.columns}
     rows = [row(of) for of in comparison.rows]
@@ -162,6 +177,16 @@ def as_json(comparison: Comparison) -> str:
 
 
 FORMATS: dict[str, Callable[[Comparison], str]] = {"md": markdown, "csv": comma_separated, "json": as_json}
+
+
+def _notes(comparison: Comparison) -> list[str]:
+    """What speaks against the models, by recipe and seed."""
+    by_run: dict[tuple[str, int], list[ModelWarning]] = {}
+    for label, seed, found in comparison.warnings:
+        by_run.setdefault((label, seed), []).append(found)
+    return [
+        f"{label}, seed {seed}: {line}" for (label, seed), warnings in by_run.items() for line in sentences(warnings)
+    ]
 
 
 def _headers(comparison: Comparison) -> list[str]:
