@@ -19,7 +19,7 @@ from protofed.deploy.export.published_states import PublishedState
 from protofed.deploy.export.run_facts import Choice, RunFacts
 from protofed.testing.small_recipe import small_recipe
 
-VALUES = {"global.accuracy": 0.75, "global.balanced_accuracy": 0.5, "global.recall.0": 0.25}
+VALUES = {"global.accuracy": 0.75, "global.majority": 0.625, "global.balanced_accuracy": 0.5, "global.recall.0": 0.25}
 
 
 def facts(round: int = 2, kind: str = "global", scores: ModelScores | None = None) -> ModelFacts:
@@ -106,6 +106,7 @@ def test_warnings_stand_before_anything_good() -> None:
     text = told({"warnings": [warning()]})
     assert text.index("**Warning.**") < text.index("An image classifier") < text.index("accuracy")
     assert text.index("global.balanced_accuracy") < text.index("global.accuracy")
+    assert "| accuracy of always naming the test set's commonest class | 0.6250 |" in text
 
 
 def test_an_earlier_model_has_its_own_contributors() -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from protofed.common.citations import paper
 from protofed.common.config.tables import Input
 from protofed.common.protocol.messages import score_family
+from protofed.common.protocol.score_names import MAJORITY
 from protofed.deploy.export.images import MODES
 from protofed.deploy.export.model_folder import FACTS, GRAPH, WEIGHTS, ModelFacts
 from protofed.deploy.export.run_facts import RunFacts
@@ -23,6 +24,7 @@ FITS = {
     "crop": "of other sizes the middle, scaled",
     "pad": "other sizes scaled into it, with black beside",
 }
+BASELINES = {MAJORITY: "accuracy of always naming the test set's commonest class"}  # no scores of the model
 SHOWN_CLASSES = 100  # rows of the table; the rest is in model.json
 
 
@@ -148,7 +150,8 @@ def _scores(facts: ModelFacts) -> str:
         return f"None are at hand: {facts.scores.of}."
     # Balanced accuracy first: where one class is common, accuracy looks good of a model that has learnt nothing.
     order = sorted(values, key=lambda name: (not name.endswith("balanced_accuracy"), name))
-    rows = [f"| {name} | {values[name]:.4f} |" for name in order]
+    rows = [f"| {name} | {values[name]:.4f} |" for name in order if name not in BASELINES]
+    rows += [f"| {label} | {values[name]:.4f} |" for name, label in BASELINES.items() if name in values]
     rows.append(f"| balanced accuracy by chance | {1 / len(facts.model.classes):.4f} |")
     return "\n".join([f"{_sentence(facts.scores.of)}.", "", "| score | value |", "|---|---|", *rows])
 

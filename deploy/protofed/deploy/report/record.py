@@ -19,7 +19,6 @@ LABELS = {  # without the model's test set: a record does not have whether two s
     "local.balanced_accuracy": "balanced accuracy on the sites' own test sets",
     "local.accuracy": "accuracy on the sites' own test sets",
     "majority": "accuracy of always naming the test set's commonest class",
-    "local.majority": "accuracy of always naming the commonest class, on the sites' own test sets",
     "auroc": "area under the ROC curve",
     "local.auroc": "area under the ROC curve on the sites' own test sets",
     "ece": "calibration error (ECE; lower is better)",

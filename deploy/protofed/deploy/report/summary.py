@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from protofed.common.citations import PAPERS, paper
-from protofed.common.protocol.score_names import JUDGED_BY
+from protofed.common.protocol.score_names import JUDGED_BY, MAJORITY
 from protofed.common.statistics import PAIR, Spread
 from protofed.deploy.console.tables import count as counted
 from protofed.deploy.report.document import Section, Table, Tile
@@ -24,7 +24,7 @@ from protofed.deploy.report.record import (
 
 # Scores of own models, in the order in which the server judges runs by them.
 OWN = tuple(name for name in JUDGED_BY if name.startswith("personal."))
-BALANCED, ACCURACY, MAJORITY = "balanced_accuracy", "accuracy", "majority"
+BALANCED, ACCURACY = "balanced_accuracy", "accuracy"
 MOST_WARNINGS = 8  # that stand above everything; each of hundreds of sites may have one
 ENDED_BADLY = ("failed", "aborted")
 
@@ -200,9 +200,11 @@ def _baseline(record: RunRecord, prefix: str, score: str) -> str:
     Empty for an accuracy whose test set's commonest class is not on record: chance beside 65 % of a model that names
     one class for every image would make it look good.
     """
-    if score != ACCURACY:  # of the sites' own test sets nobody here knows how many classes they have
-        return f"{percent(record.chance)} by chance" if prefix == "global." else ""
-    majority = record.latest_spreads.get(f"{prefix}{MAJORITY}")
+    if prefix != "global.":  # what classes the sites' own test sets have, nobody here knows
+        return ""
+    if score != ACCURACY:
+        return f"{percent(record.chance)} by chance"
+    majority = record.latest_spreads.get(MAJORITY)
     return "" if majority is None else f"{percent(majority.mean)} by always naming the commonest class"
 
 
@@ -261,7 +263,7 @@ def _test_sets(record: RunRecord) -> list[str]:
         notes.append("Own models': each on the test images that its site was set up with.")
     if any(".local." in name for name in names):
         notes.append("“On the sites' own test sets”: each site on images of its own that it did not train on.")
-    if not any(name.endswith(MAJORITY) for name in names):
+    if MAJORITY not in names:
         notes.append("Accuracy says little where one class is common; how common is not on record.")
     shown = f"{' '.join(notes)} This record does not show whether two sites were given the same test images."
     return [shown] if notes else []

@@ -1,0 +1,35 @@
+"""docs/assets/report.png, the top of a report in a browser: `python -m tests.support.report_image`, a minute."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+from tests.support.provoked_runs import BROWSERS, picture
+
+from protofed.deploy import shipped
+from protofed.deploy.cli.report import run_record_of
+from protofed.deploy.report.report import write_report
+from protofed.deploy.simulation.simulation import simulation
+
+PICTURE = Path(__file__).parents[2] / "docs" / "assets" / "report.png"
+SIZE = "1200,1500"
+
+
+def main() -> None:
+    """Simulate the run of the tutorial and draw its report."""
+    target = Path(sys.argv[1]) if len(sys.argv) > 1 else PICTURE
+    browser = next(found for name in BROWSERS if (found := shutil.which(name)))
+    with tempfile.TemporaryDirectory() as folder:
+        state = Path(folder) / "state"
+        with simulation(shipped.recipe("digits-fednh"), state) as running:
+            running.go()
+        page = write_report(run_record_of(state, None), Path(folder) / "report.html")
+        picture(browser, page, Path(folder) / "report.png", SIZE)
+        shutil.copy(Path(folder) / "report.png", target)
+
+
+if __name__ == "__main__":
+    main()
